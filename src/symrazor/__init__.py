@@ -1,0 +1,26 @@
+"""symrazor: learn which symmetries a network should have, from training data alone."""
+
+__version__ = "0.1.0"
+
+from symrazor.curvature import Curvature as Curvature
+from symrazor.curvature import Method as Method
+from symrazor.curvature import Sharing as Sharing
+from symrazor.curvature import curvature as curvature
+from symrazor.curvature import sharing as sharing
+from symrazor.errors import CurvatureError as CurvatureError
+from symrazor.errors import UnsupportedParameterError as UnsupportedParameterError
+from symrazor.evidence import Evidence as Evidence
+from symrazor.evidence import exact_evidence as exact_evidence
+from symrazor.evidence import laplace_evidence as laplace_evidence
+from symrazor.hyper import Hyper as Hyper
+from symrazor.hyper import Prior as Prior
+from symrazor.hyper import hyperparameters as hyperparameters
+from symrazor.hyper import interval as interval
+from symrazor.hyper import positive as positive
+from symrazor.hyper import real as real
+from symrazor.hyper import weights as weights
+from symrazor.likelihood import Bernoulli as Bernoulli
+from symrazor.likelihood import Categorical as Categorical
+from symrazor.likelihood import Gaussian as Gaussian
+from symrazor.likelihood import Likelihood as Likelihood
+from symrazor.likelihood import Poisson as Poisson

@@ -1,0 +1,116 @@
+"""Nothing is skipped silently: every trainable weight is matched to a layer, or refused by name."""
+
+from dataclasses import dataclass
+
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
+
+from symrazor.curvature.sharing import Sharing, registered_type, sharing
+from symrazor.errors import UnsupportedParameterError
+from symrazor.hyper import weights
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A module with at least one trainable weight, and its format.
+
+    `weight` and `bias` are full parameter names, None where absent or frozen.
+    """
+
+    name: str
+    module: nn.Module
+    form: Sharing
+    weight: str | None
+    bias: str | None
+
+
+def layers(model: nn.Module) -> list[Layer]:
+    """All layers that carry the model's trainable weights, each weight exactly once.
+
+    Raises:
+        UnsupportedParameterError: weights that no registered layer accounts for, or that several
+            modules share, or that sit in a BatchNorm in training mode or in a subclass that
+            overrides the forward pass of a registered layer.
+        ValueError: dropout in training mode.
+    """
+    _check_mode(model)
+    theta = weights(model)
+    name_of = {id(parameter): name for name, parameter in theta.items()}
+    found: list[Layer] = []
+    covered: dict[str, str] = {}
+    refused: dict[str, str] = {}
+    for prefix, module in model.named_modules():
+        own = {
+            local: name_of[id(parameter)]
+            for local, parameter in module.named_parameters(recurse=False)
+            if id(parameter) in name_of
+        }
+        if not own:
+            continue
+        reason = _refusal(module)
+        if reason is not None:
+            refused.update(dict.fromkeys(own.values(), reason))
+            continue
+        form = sharing(module)
+        for local, name in own.items():
+            if local not in (form.weight, form.bias):
+                refused[name] = f"{type(module).__name__} does not say how it uses {local!r}"
+            elif name in covered:
+                refused[name] = (
+                    f"shared by the modules {covered[name]!r} and {prefix!r}; use one module twice "
+                    "instead, or freeze one of the two"
+                )
+            covered[name] = prefix
+        weight = own.get(form.weight) if form.weight else None
+        bias = own.get(form.bias) if form.bias else None
+        found.append(Layer(prefix, module, form, weight, bias))
+    for name in theta:
+        if name not in covered and name not in refused:
+            refused[name] = "a parameter outside of any module"
+    if refused:
+        raise UnsupportedParameterError(refused)
+    if not found:
+        raise ValueError("expected at least one trainable weight, got a model without any")
+    return found
+
+
+def _refusal(module: nn.Module) -> str | None:
+    """Why the curvature of this module would be wrong, or None."""
+    kind = type(module)
+    base = registered_type(kind)
+    if isinstance(module, _BatchNorm):
+        if module.training or module.running_mean is None:
+            return (
+                "a BatchNorm on batch statistics couples the data of a batch, so that no per-datum "
+                "curvature exists; call model.eval() to fix its statistics, or use GroupNorm"
+            )
+    if base is None:
+        return f"no curvature is registered for layers of type {kind.__name__}"
+    overriding = [
+        method
+        for method in ("forward", "_conv_forward", "__call__")
+        if getattr(kind, method, None) is not getattr(base, method, None)
+        or method in module.__dict__
+    ]
+    if overriding:
+        return (
+            f"{kind.__name__} overrides {overriding[0]} of {base.__name__}, so that the curvature "
+            f"of {base.__name__} would be wrong; register {kind.__name__} itself"
+        )
+    if isinstance(module, nn.Embedding) and module.max_norm is not None:
+        return "an Embedding with max_norm changes its weights in the forward pass; unset max_norm"
+    return None
+
+
+def _check_mode(model: nn.Module) -> None:
+    noisy = [
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, _DropoutNd) and module.training and module.p > 0
+    ]
+    if noisy:
+        raise ValueError(
+            f"expected a deterministic model, got dropout in training mode at {noisy}; call "
+            "model.eval() before the evidence and model.train() after it"
+        )

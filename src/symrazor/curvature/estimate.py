@@ -1,0 +1,241 @@
+r"""Model, data and likelihood in; curvature blocks and log likelihood out.
+
+The generalised Gauss-Newton matrix of the whole data set, $H = \sum_n J_n^\top \Lambda_n J_n$, in
+the structure asked for. Sums run over batches in float64, so that neither batch size nor order
+matters beyond rounding.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from symrazor.curvature.coverage import Layer, layers
+from symrazor.curvature.statistics import FULL, Batch, Method, Source, Statistics, weight_gradients
+from symrazor.curvature.tape import Input, call, record
+from symrazor.errors import UnsupportedParameterError
+from symrazor.hyper import weights
+from symrazor.likelihood import Likelihood, as_likelihood
+from symrazor.linalg import Block, Dense, Diag, Kron, in_parallel
+
+Loader = Iterable[tuple[Input, Tensor]]
+
+
+@dataclass
+class Curvature:
+    """Curvature of a model on a data set, and the log likelihood found on the way.
+
+    Args:
+        blocks: one block per tensor (or one for all), scaled to `n_data`.
+        log_likelihood: of the whole data set, scaled to `n_data`, divided by the temperature.
+        n_data: size of the data set the figures stand for.
+        n_seen: number of data that were read.
+        scale: what sums over the data read are multiplied by, n_data / n_seen / temperature.
+        sums: the statistics behind the blocks.
+        build: statistics -> blocks.
+    """
+
+    blocks: list[Block]
+    log_likelihood: Tensor
+    n_data: int
+    n_seen: int
+    scale: float
+    sums: Statistics
+    build: Callable[[Statistics], list[Block]] = field(repr=False)
+
+    def prepare(self) -> "Curvature":
+        """Compute all spectra now, side by side on the threads of a CPU."""
+        in_parallel([task for block in self.blocks for task in block.prepare()])
+        return self
+
+
+def curvature(
+    model: nn.Module,
+    likelihood: str | Likelihood,
+    loader: Loader,
+    method: Method | None = None,
+    *,
+    n_data: int | None = None,
+    temperature: float = 1.0,
+    generator: torch.Generator | None = None,
+) -> Curvature:
+    """Curvature of `model` over all batches of `loader`, detached from autograd.
+
+    Args:
+        model: any module; its trainable weights must sit in registered layers.
+        likelihood: a Likelihood or its name.
+        loader: an iterable of (x, y) batches, read once.
+        method: structure and estimator; exact Kronecker by default.
+        n_data: the figures are scaled by n_data / n_seen; by default n_seen.
+        temperature: T of the tempered likelihood p^(1/T).
+        generator: randomness of the "mc" estimator.
+
+    Raises:
+        UnsupportedParameterError: weights without curvature.
+        ValueError: bad data, an empty loader, or a model in the wrong mode.
+    """
+    source = Source(model, layers(model), as_likelihood(likelihood), method or Method(), generator)
+    return collect(source, loader, n_data=n_data, temperature=temperature)
+
+
+def collect(
+    source: Source,
+    loader: Loader,
+    *,
+    n_data: int | None = None,
+    temperature: float = 1.0,
+    keep_graph: bool = False,
+) -> Curvature:
+    """Sum statistics over a loader and build the blocks; see `curvature`."""
+    total: Batch | None = None
+    for batch in _batches(source, loader, keep_graph):
+        total = batch if total is None else total + batch
+    if total is None:
+        raise ValueError("expected at least one batch, got an empty loader")
+    n_data = n_data or total.n
+    scale = n_data / total.n / temperature
+
+    def build(sums: Statistics) -> list[Block]:
+        return _blocks(source, sums, scale)
+
+    blocks, fit = build(total.sums), total.log_likelihood * scale
+    return Curvature(blocks, fit, n_data, total.n, scale, total.sums, build)
+
+
+def _batches(source: Source, loader: Loader, keep_graph: bool) -> Iterator[Batch]:
+    """Statistics batch by batch; images run channels-last on a CPU if the model can take it."""
+    arrange: Callable[[Input], Input] | None = None
+    for number, (x, y) in enumerate(loader):
+        if arrange is None:
+            arrange = _plain if keep_graph else _arrangement(source, x)
+        yield source.batch(arrange(x), y, f"batch {number}", keep_graph)
+
+
+def _plain(x: Input) -> Input:
+    return x
+
+
+def _channels_last(x: Input) -> Input:
+    assert isinstance(x, Tensor)
+    return x.contiguous(memory_format=torch.channels_last)
+
+
+def _arrangement(source: Source, x: Input) -> Callable[[Input], Input]:
+    """Channels-last is faster for convolutions on a CPU, but a model that calls view() may refuse."""
+    convolves = any(isinstance(layer.module, nn.Conv2d) for layer in source.layers)
+    if not (convolves and isinstance(x, Tensor) and x.dim() == 4 and x.device.type == "cpu"):
+        return _plain
+    try:
+        with torch.no_grad():
+            call(source.model, _channels_last(x[:2]))
+    except RuntimeError:
+        return _plain
+    return _channels_last
+
+
+def _blocks(source: Source, sums: Statistics, scale: float) -> list[Block]:
+    """Turn sums into curvature blocks of the whole data set."""
+    theta = weights(source.model)
+    resolution = torch.finfo(next(iter(theta.values())).dtype).eps
+    if source.method.structure == "full":
+        order = [n for layer in source.layers for n in (layer.bias, layer.weight) if n is not None]
+        shapes = {name: theta[name].shape for name in order}
+        H = sums.get(FULL)
+        size = sum(shape.numel() for shape in shapes.values())
+        if H is None or H.shape[0] != size:
+            raise ValueError(
+                "expected every layer to act on the outputs for structure 'full', got a layer that "
+                "never does; freeze it, or use another structure"
+            )
+        return [Dense(shapes, H * scale, resolution)]
+    blocks: list[Block] = []
+    for layer in source.layers:
+        if layer.bias is not None:
+            blocks.append(_own_block(theta, sums, layer.bias, scale, resolution))
+        if layer.weight is None:
+            continue
+        if source.method.structure == "kron" and not layer.form.dense:
+            blocks.append(_kron(theta, sums, layer, scale, resolution))
+        else:
+            blocks.append(_own_block(theta, sums, layer.weight, scale, resolution))
+    return blocks
+
+
+def _kron(
+    theta: dict[str, nn.Parameter], sums: Statistics, layer: Layer, scale: float, resolution: float
+) -> Block:
+    name, form = layer.weight, layer.form
+    assert name is not None
+    A, G = sums.get((name, "A")), sums.get((name, "G"))
+    if A is None or G is None:  # the layer never acted on the outputs
+        return Diag(name, torch.zeros_like(theta[name], dtype=torch.float64))
+    scale = scale / float(sums[name, "count"])
+    return Kron(name, A, G, scale, resolution, form.to_blocks, form.from_blocks)
+
+
+def _own_block(
+    theta: dict[str, nn.Parameter], sums: Statistics, name: str, scale: float, resolution: float
+) -> Block:
+    shape = theta[name].shape
+    if (name, "H") in sums:
+        return Dense({name: shape}, sums[name, "H"] * scale, resolution)
+    h = sums.get((name, "h"))
+    if h is None:  # the layer never acted on the outputs
+        h = torch.zeros(shape, dtype=torch.float64, device=theta[name].device)
+    return Diag(name, h.reshape(shape) * scale)
+
+
+def verify(model: nn.Module, found: Sequence[Layer], x: Input) -> None:
+    """Check on two data that the layers explain the gradient of every weight.
+
+    The gradient of a random functional of the outputs, put together from inputs and cotangents in
+    the weight-sharing format, must be autograd's. It is not if a weight is also used outside of its
+    module (F.linear(x, layer.weight)), or if a registered format is wrong.
+
+    Raises:
+        UnsupportedParameterError: the weights for which the two differ.
+    """
+    tape = record(model, found, _first(x, 2))
+    generator = torch.Generator().manual_seed(0)
+    root = torch.randn(tape.f.shape, generator=generator).to(tape.f)
+    theta = weights(model)
+    expected = torch.autograd.grad(
+        tape.f, list(theta.values()), root, retain_graph=True, allow_unused=True
+    )
+    got: dict[str, Tensor] = {}
+    for use, g in zip(tape.uses, tape.cotangents(root), strict=True):
+        if g is None:
+            continue
+        form, layer = use.layer.form, use.layer
+        formed = form.outputs(g)
+        if layer.bias is not None:
+            _accumulate(got, layer.bias, formed.sum((0, 1)))
+        if layer.weight is not None:
+            j = weight_gradients(layer, [use.seen.detach()], [formed])
+            _accumulate(got, layer.weight, j.sum(0))
+    refused = {}
+    for (name, parameter), truth in zip(theta.items(), expected, strict=True):
+        ours = got.get(name, torch.zeros(())).reshape(-1).expand(parameter.numel())
+        truth = torch.zeros_like(parameter) if truth is None else truth
+        error = (ours.to(truth) - truth.reshape(-1)).abs().max()
+        if error > 1e4 * torch.finfo(truth.dtype).eps * (truth.abs().max() + 1):
+            refused[name] = (
+                "the uses of its module do not explain its gradient; is it also used outside of "
+                "its module, or is the registered format wrong?"
+            )
+    if refused:
+        raise UnsupportedParameterError(refused)
+
+
+def _accumulate(got: dict[str, Tensor], name: str, value: Tensor) -> None:
+    value = value.detach().reshape(-1)
+    got[name] = got[name] + value if name in got else value
+
+
+def _first(x: Input, n: int) -> Input:
+    if isinstance(x, Tensor):
+        return x[:n]
+    if isinstance(x, dict):
+        return {key: value[:n] for key, value in x.items()}
+    return [part[:n] for part in x]  # type: ignore[union-attr]

@@ -1,0 +1,167 @@
+r"""The one weight-sharing format, and the plain torch layers written in it.
+
+Every parametrised linear operation of every layer is
+
+$$ y[n, s, k, o] = \sum_i W[k, o, i]\, a[n, s, k, i] + b[k, o] $$
+
+with n data, s shared uses of the weight (positions, tokens, group elements), k independent blocks,
+and i / o features in and out. The curvature engine knows nothing else about a layer, so a new layer
+type is one function registered with `sharing`:
+
+    @symrazor.sharing.register
+    def _(module: MyLinear) -> symrazor.Sharing:
+        return symrazor.Sharing(inputs=..., outputs=...)
+
+| layer | s | k | i | o |
+|---|---|---|---|---|
+| Linear | leading dimensions | 1 | in | out |
+| Conv (convolution.py) | positions | groups | patch | channels |
+| Embedding | tokens | vocabulary (a is one-hot) | 1 | width |
+| affine part of a norm | positions | features | 1 | 1 |
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import singledispatch
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+Map = Callable[[Tensor], Tensor]
+
+
+def _add_block(weight: Tensor) -> Tensor:
+    return weight.unsqueeze(0)
+
+
+def _drop_block(blocks: Tensor) -> Tensor:
+    return blocks.squeeze(0)
+
+
+@dataclass(frozen=True)
+class Sharing:
+    """How one module is the weight-sharing format.
+
+    Args:
+        inputs: what the module was called with -> a[n, s, k, i].
+        outputs: a tensor of the module's output shape -> [n, s, k, o]; applied to cotangents.
+        weight: name of the module's weight parameter, or None.
+        bias: name of its bias b[k, o], flattened in that order, or None.
+        to_blocks: weight parameter -> W[k, o, i].
+        from_blocks: its inverse.
+        input_factor: optional short cut for the sum of a a' over n and s, [k, i, i].
+        dense: store the exact dense block of the weight rather than Kronecker factors; for weights
+            with few entries per layer, such as the scale of a norm.
+    """
+
+    inputs: Map
+    outputs: Map
+    weight: str | None = "weight"
+    bias: str | None = "bias"
+    to_blocks: Map = field(default=_add_block)
+    from_blocks: Map = field(default=_drop_block)
+    input_factor: Map | None = None
+    dense: bool = False
+
+
+@singledispatch
+def sharing(module: nn.Module) -> Sharing:
+    """The format of a module, by its type; raises TypeError for a type nobody registered."""
+    raise TypeError(f"no weight-sharing format is registered for {type(module).__name__}")
+
+
+def registered_type(kind: type) -> type | None:
+    """The class in the ancestry of `kind` whose registration `sharing` would use."""
+    return next((c for c in kind.__mro__ if c in sharing.registry and c is not object), None)
+
+
+@sharing.register
+def _linear(module: nn.Linear) -> Sharing:
+    def rows(x: Float[Tensor, "n *s f"]) -> Float[Tensor, "n s 1 f"]:
+        return x.reshape(len(x), -1, 1, x.shape[-1])
+
+    return Sharing(inputs=rows, outputs=rows)
+
+
+@sharing.register
+def _embedding(module: nn.Embedding) -> Sharing:
+    vocabulary = module.num_embeddings
+
+    def one_hot(index: Int[Tensor, "n *s"]) -> Float[Tensor, "n s v 1"]:
+        flat = index.reshape(len(index), -1)
+        hot = F.one_hot(flat, vocabulary).to(module.weight.dtype)
+        if module.padding_idx is not None:
+            hot[..., module.padding_idx] = 0
+        return hot.unsqueeze(-1)
+
+    def counts(index: Int[Tensor, "n *s"]) -> Float[Tensor, "v 1 1"]:
+        count = torch.bincount(index.reshape(-1), minlength=vocabulary)
+        if module.padding_idx is not None:
+            count[module.padding_idx] = 0
+        return count.to(module.weight.dtype).reshape(-1, 1, 1)
+
+    return Sharing(
+        inputs=one_hot,
+        outputs=lambda g: g.reshape(len(g), -1, 1, g.shape[-1]),
+        bias=None,
+        to_blocks=lambda weight: weight.unsqueeze(2),
+        from_blocks=lambda blocks: blocks.squeeze(2),
+        input_factor=counts,
+    )
+
+
+def _elementwise(normalise: Map, features_last: int | None, bias: str | None = "bias") -> Sharing:
+    """Format of y = w * xhat + b; the features are the last dimensions, or dimension 1 if None."""
+
+    def blocks(x: Tensor) -> Float[Tensor, "n s k 1"]:
+        if features_last is None:
+            return x.reshape(*x.shape[:2], -1).transpose(1, 2).unsqueeze(-1)
+        return x.reshape(len(x), -1, x.shape[-features_last:].numel(), 1)
+
+    return Sharing(
+        inputs=lambda x: blocks(normalise(x)),
+        outputs=blocks,
+        bias=bias,
+        to_blocks=lambda weight: weight.reshape(-1, 1, 1),
+        from_blocks=lambda values: values.reshape(values.shape[0]),
+        dense=True,
+    )
+
+
+@sharing.register
+def _layer_norm(module: nn.LayerNorm) -> Sharing:
+    shape = module.normalized_shape
+    form = _elementwise(lambda x: F.layer_norm(x, shape, eps=module.eps), len(shape))
+    return _with_shape(form, torch.Size(shape))
+
+
+@sharing.register
+def _rms_norm(module: nn.RMSNorm) -> Sharing:
+    shape = list(module.normalized_shape)
+    form = _elementwise(lambda x: F.rms_norm(x, shape, eps=module.eps), len(shape), bias=None)
+    return _with_shape(form, torch.Size(shape))
+
+
+def _with_shape(form: Sharing, shape: torch.Size) -> Sharing:
+    return Sharing(
+        **{**form.__dict__, "from_blocks": lambda values: values.reshape(shape)},
+    )
+
+
+@sharing.register
+def _group_norm(module: nn.GroupNorm) -> Sharing:
+    return _elementwise(lambda x: F.group_norm(x, module.num_groups, eps=module.eps), None)
+
+
+@sharing.register(nn.BatchNorm1d)
+@sharing.register(nn.BatchNorm2d)
+@sharing.register(nn.BatchNorm3d)
+def _batch_norm(module: nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d) -> Sharing:
+    """In eval mode a batch norm is a fixed normalisation; training mode is refused elsewhere."""
+
+    def normalise(x: Tensor) -> Tensor:
+        return F.batch_norm(x, module.running_mean, module.running_var, eps=module.eps)
+
+    return _elementwise(normalise, None)

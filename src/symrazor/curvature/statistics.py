@@ -1,0 +1,251 @@
+r"""Sums over a batch from which every curvature structure is built.
+
+With $a$ and $g$ in the weight-sharing format and one cotangent $g_c$ per column of the root of the
+output Hessian, the exact GGN of a weight is $\sum_{n,c} J_{nc} J_{nc}^\top$ where
+
+$$ J_{nc}[k, o, i] = \sum_s g_c[n, s, k, o]\, a[n, s, k, i] . $$
+
+| key | sum over n (and c) | used by |
+|---|---|---|
+| A, G | $aa^\top$, $g_cg_c^\top$, also over s; or of the mean / sum over s ("reduce") | Kronecker |
+| count | terms in A | Kronecker |
+| H | $JJ^\top$ | dense blocks; biases and norm scales under "kron" too |
+| h | $J \circ J$ | diagonal |
+
+The Kronecker block is $G_k \otimes A_k / \text{count}$ ("expand" and "reduce" of Eschenhagen et al.
+2023). A bias has $a = 1$, so that $J_{nc}[k, o] = \sum_s g_c$ and its block is exact and cheap.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from symrazor.curvature.coverage import Layer
+from symrazor.curvature.tape import FastPadding, Input, Tape, Use, record
+from symrazor.data import check_batch
+from symrazor.likelihood import Likelihood, Probe
+from symrazor.linalg import gram, in_parallel
+
+Key = tuple[str, str]
+Statistics = dict[Key, Tensor]
+FULL: Key = ("", "H")
+LARGEST_DENSE = 4096
+"""Biases and norm scales with more entries than this get a diagonal block under "kron"."""
+
+
+@dataclass(frozen=True)
+class Method:
+    """How curvature is computed.
+
+    Args:
+        structure: "kron", "diag", "block" (dense per tensor) or "full".
+        estimator: "exact" (GGN, all outputs), "mc" (random probes of the GGN) or "empirical"
+            (gradients at the true labels; cheap, and not the curvature: for comparison).
+        samples: probes per datum for "mc".
+        probe: "spectral" or "label", see `Likelihood.sampled_root`.
+        flavour: how "kron" treats the shared index s: "expand" or "reduce".
+    """
+
+    structure: Literal["kron", "diag", "block", "full"] = "kron"
+    estimator: Literal["exact", "mc", "empirical"] = "exact"
+    samples: int = 1
+    probe: Probe = "spectral"
+    flavour: Literal["expand", "reduce"] = "expand"
+
+    def __post_init__(self) -> None:
+        """Check every field."""
+        for name, allowed in (
+            ("structure", ("kron", "diag", "block", "full")),
+            ("estimator", ("exact", "mc", "empirical")),
+            ("probe", ("spectral", "label")),
+            ("flavour", ("expand", "reduce")),
+        ):
+            if getattr(self, name) not in allowed:
+                raise ValueError(f"expected {name} in {allowed}, got {getattr(self, name)!r}")
+        if self.samples < 1:
+            raise ValueError(f"expected at least 1 sample, got {self.samples}")
+
+
+@dataclass
+class Batch:
+    """What one batch contributes: its log likelihood, its size and its sums."""
+
+    log_likelihood: Tensor
+    n: int
+    sums: Statistics
+
+    def __add__(self, other: "Batch") -> "Batch":
+        """Two batches as one."""
+        return Batch(
+            self.log_likelihood + other.log_likelihood,
+            self.n + other.n,
+            add_up([self.sums, other.sums]),
+        )
+
+
+@dataclass(frozen=True)
+class Source:
+    """Everything but the data: model, its layers, likelihood, method, randomness."""
+
+    model: nn.Module
+    layers: Sequence[Layer]
+    likelihood: Likelihood
+    method: Method
+    generator: torch.Generator | None = None
+
+    def batch(self, x: Input, y: Tensor, where: str, keep_graph: bool = False) -> Batch:
+        """Statistics of one batch; with `keep_graph` differentiable in the hyperparameters."""
+        _check_inputs(x, y, where)
+        if keep_graph:
+            tape = record(self.model, self.layers, x)
+        else:
+            with FastPadding():
+                tape = record(self.model, self.layers, x)
+        f = tape.f
+        self.likelihood.check(f, y)
+        _check_outputs(f, where)
+        log_likelihood = -self.likelihood.nll(f.double(), _as_double(y)).sum()
+        roots = self._roots(f, y)
+        if not keep_graph:
+            log_likelihood, roots = log_likelihood.detach(), roots.detach()
+        return Batch(log_likelihood, len(y), self._sums(tape, roots, keep_graph))
+
+    def _roots(self, f: Tensor, y: Tensor) -> Tensor:
+        match self.method.estimator:
+            case "exact":
+                return self.likelihood.hessian_root(f)
+            case "mc":
+                return self.likelihood.sampled_root(
+                    f, self.method.samples, self.generator, self.method.probe
+                )
+            case _:
+                return self.likelihood.residual(f, y).unsqueeze(0)
+
+    def _sums(self, tape: Tape, roots: Tensor, keep_graph: bool) -> Statistics:
+        tasks: list[Callable[[], Statistics]] = []
+        if self.method.structure == "kron":
+            tasks = [_bind(self._input_sums, uses, keep_graph) for uses in _by_layer(tape.uses)]
+        tasks += [_bind(self._output_sums, tape, root, keep_graph) for root in roots]
+        serial = keep_graph or self.method.structure in ("block", "full") or tape.f.is_cuda
+        parts = (task() for task in tasks) if serial else in_parallel(tasks)
+        return add_up(parts)
+
+    def _input_sums(self, uses: list[Use], keep_graph: bool) -> Statistics:
+        """A and its count for one layer."""
+        layer = uses[0].layer
+        if layer.weight is None or layer.form.dense:
+            return {}
+        inputs = [use.seen if keep_graph else use.seen.detach() for use in uses]
+        form, short_cut = layer.form, layer.form.input_factor
+        n = len(inputs[0])
+        if self.method.flavour == "reduce":
+            parts = [form.inputs(x) for x in inputs]
+            positions = sum(a.shape[1] for a in parts)
+            mean = torch.stack([a.sum(1) for a in parts]).sum(0) / positions
+            A, count = gram(mean), n
+        else:
+            A = torch.stack([short_cut(x) if short_cut else gram(form.inputs(x)) for x in inputs])
+            A, count = A.sum(0), sum(use.rows for use in uses)
+        return {
+            (layer.weight, "A"): A.double(),
+            (layer.weight, "count"): torch.tensor(float(count), dtype=torch.float64),
+        }
+
+    def _output_sums(self, tape: Tape, root: Tensor, keep_graph: bool) -> Statistics:
+        """Everything that needs the cotangents of one column of the root."""
+        sums: Statistics = {}
+        columns: list[Tensor] = []
+        cotangents = tape.cotangents(root, create_graph=keep_graph)
+        paired = [(use, g) for use, g in zip(tape.uses, cotangents, strict=True) if g is not None]
+        for uses, gs in _group(paired):
+            layer = uses[0].layer
+            formed = [layer.form.outputs(g) for g in gs]
+            if layer.bias is not None:
+                j = torch.stack([g.sum(1) for g in formed]).sum(0).flatten(1)
+                self._add_rows(sums, columns, layer.bias, j)
+            if layer.weight is None:
+                continue
+            if self.method.structure == "kron" and not layer.form.dense:
+                if self.method.flavour == "reduce":
+                    G = gram(torch.stack([g.sum(1) for g in formed]).sum(0))
+                else:
+                    G = torch.stack([gram(g) for g in formed]).sum(0)
+                sums[layer.weight, "G"] = G.double()
+                continue
+            xs = [use.seen if keep_graph else use.seen.detach() for use in uses]
+            j = weight_gradients(layer, xs, formed)
+            self._add_rows(sums, columns, layer.weight, j)
+        if columns:
+            J = torch.cat(columns, 1)
+            sums[FULL] = (J.T @ J).double()
+        return sums
+
+    def _add_rows(self, sums: Statistics, columns: list[Tensor], name: str, j: Tensor) -> None:
+        """Per-datum gradients j[n, p] of one tensor into whatever the structure needs."""
+        match self.method.structure:
+            case "full":
+                columns.append(j)
+            case "diag":
+                sums[name, "h"] = j.double().square().sum(0)
+            case "kron" if j.shape[1] > LARGEST_DENSE:
+                sums[name, "h"] = j.double().square().sum(0)
+            case _:
+                sums[name, "H"] = (j.T @ j).double()
+
+
+def weight_gradients(layer: Layer, inputs: Sequence[Tensor], formed: Sequence[Tensor]) -> Tensor:
+    """Per-datum gradients [n, p] of a layer's weight, flattened in the parameter's layout."""
+    pairs = [(layer.form.inputs(x), g) for x, g in zip(inputs, formed, strict=True)]
+    J = torch.stack([torch.einsum("nsko,nski->nkoi", g, a) for a, g in pairs]).sum(0)
+    return torch.vmap(layer.form.from_blocks)(J).flatten(1)
+
+
+def add_up(parts: Iterable[Statistics]) -> Statistics:
+    """Sum of statistics, key by key."""
+    total: Statistics = {}
+    for part in parts:
+        for key, value in part.items():
+            total[key] = total[key] + value if key in total else value
+    return total
+
+
+def _bind(function: Callable[..., Statistics], *args: object) -> Callable[[], Statistics]:
+    return lambda: function(*args)
+
+
+def _by_layer(uses: Iterable[Use]) -> list[list[Use]]:
+    groups: dict[str, list[Use]] = {}
+    for use in uses:
+        groups.setdefault(use.layer.name, []).append(use)
+    return list(groups.values())
+
+
+def _group(paired: Iterable[tuple[Use, Tensor]]) -> list[tuple[list[Use], list[Tensor]]]:
+    groups: dict[str, tuple[list[Use], list[Tensor]]] = {}
+    for use, g in paired:
+        uses, gs = groups.setdefault(use.layer.name, ([], []))
+        uses.append(use)
+        gs.append(g)
+    return list(groups.values())
+
+
+def _as_double(y: Tensor) -> Tensor:
+    return y.double() if y.is_floating_point() else y
+
+
+def _check_inputs(x: Input, y: Tensor, where: str) -> None:
+    parts = [x] if isinstance(x, Tensor) else list(x.values() if isinstance(x, dict) else x)
+    for part in parts:
+        check_batch(part, y, where)  # type: ignore[arg-type]
+
+
+def _check_outputs(f: Tensor, where: str) -> None:
+    if not bool(torch.isfinite(f).all()):
+        bad = int((~torch.isfinite(f)).flatten(1).any(1).nonzero()[0])
+        raise ValueError(
+            f"expected finite model outputs, got {f[bad].tolist()} for sample {bad} of {where}; "
+            "the weights have probably diverged"
+        )

@@ -1,0 +1,119 @@
+r"""Laplace evidence of a network, differentiable in every hyperparameter.
+
+$$ \log p(D \mid \eta) \approx \log p(D \mid \theta_*, \eta) - \tfrac12 \theta_*^\top \Delta \theta_*
+   - \tfrac12 \log |I + \Delta^{-1} H_\eta| $$
+
+Its derivative in $\eta$ is taken at fixed weights: at a mode the first two terms are stationary in
+$\theta$, and the drift of the curvature with the mode is neglected, as everywhere in this field.
+
+Hyperparameters that enter the forward pass reach the log-determinant through $H_\eta$. Two ways lead
+to the same derivative. `keep_graph=True` keeps the graph of all batches. `hyper_gradient` needs the
+memory of one batch: with $V_Q = -\tfrac12\, \partial \log|I + \Delta^{-1} H| / \partial Q$ for every
+sum $Q$ that H is made of, computed once, the derivative is that of
+
+$$ \sum_b \Big[ \log p(D_b \mid \theta_*, \eta) + \sum_Q \langle V_Q, Q_b(\eta) \rangle \Big] , $$
+
+a sum over batches in which each $Q_b$ is computed with its graph, differentiated, and forgotten.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from symrazor.curvature.estimate import Curvature, Loader
+from symrazor.curvature.statistics import Source
+from symrazor.evidence.value import Evidence
+from symrazor.hyper import Prior
+from symrazor.linalg import Block
+
+
+def log_precisions(prior: Prior, curvature: Curvature) -> dict[str, Tensor]:
+    """Tensor name -> log precision, for every tensor that has curvature."""
+    return {name: prior.log_of(name) for block in curvature.blocks for name in block.names}
+
+
+def log_det(blocks: Sequence[Block], log_precision: Mapping[str, Tensor]) -> Tensor:
+    r"""$\log |I + \Delta^{-1} H|$ over all blocks."""
+    return torch.stack([block.logdet(log_precision) for block in blocks]).sum()
+
+
+def laplace_evidence(
+    curvature: Curvature, prior: Prior, theta: Mapping[str, Tensor]
+) -> Evidence:
+    """The Laplace evidence, differentiable in the prior precisions and in whatever made the blocks.
+
+    The effective parameters of a tensor are minus the derivative of the log-determinant in its log
+    precision, so one backward pass finds them for every structure.
+    """
+    shared = log_precisions(prior, curvature)
+    value = log_det(curvature.blocks, shared)
+    return Evidence(
+        curvature.log_likelihood,
+        -0.5 * prior.scatter(theta),
+        value,
+        curvature.n_data,
+        effective_parameters(curvature, prior),
+    )
+
+
+def effective_parameters(curvature: Curvature, prior: Prior) -> dict[str, float]:
+    r"""$\gamma = \mathrm{tr}\, H (H + \Delta)^{-1}$ of each tensor."""
+    own = {
+        name: value.detach().clone().requires_grad_()
+        for name, value in log_precisions(prior, curvature).items()
+    }
+    found = torch.autograd.grad(log_det(curvature.blocks, own), list(own.values()), retain_graph=True)
+    return {name: -float(g.sum()) for name, g in zip(own, found, strict=True)}
+
+
+def hyper_gradient(
+    source: Source,
+    curvature: Curvature,
+    prior: Prior,
+    loader: Loader,
+    eta: Mapping[str, Tensor],
+) -> dict[str, tuple[Tensor, Tensor]]:
+    """Derivatives of log likelihood and of -log_det/2 in each hyperparameter of the forward pass.
+
+    Args:
+        source: what `curvature` was computed from, with its generator as it was before.
+        curvature: a detached estimate over the same data.
+        prior: the prior precisions.
+        loader: the data again.
+        eta: hyperparameters, by name.
+
+    Returns:
+        name -> (d log_likelihood, d (-log_det / 2)).
+    """
+    leaves = {
+        key: value.detach().clone().requires_grad_()
+        for key, value in curvature.sums.items()
+        if key[1] != "count"
+    }
+    deltas = {k: v.detach() for k, v in log_precisions(prior, curvature).items()}
+    value = -0.5 * log_det(curvature.build({**curvature.sums, **leaves}), deltas)
+    found = torch.autograd.grad(value, list(leaves.values()), allow_unused=True)
+    vectors = dict(zip(leaves, found, strict=True))
+    scale = curvature.scale
+    names, tensors = list(eta), list(eta.values())
+    fit = [torch.zeros_like(t) for t in tensors]
+    occam = [torch.zeros_like(t) for t in tensors]
+    for number, (x, y) in enumerate(loader):
+        batch = source.batch(x, y, f"batch {number}", keep_graph=True)
+        product = torch.zeros((), dtype=torch.float64)
+        for key, vector in vectors.items():
+            if vector is not None and key in batch.sums:
+                product = product + (vector * batch.sums[key]).sum()
+        _add_gradient(fit, batch.log_likelihood * scale, tensors, retain=True)
+        _add_gradient(occam, product, tensors, retain=False)
+    return {name: (f, o) for name, f, o in zip(names, fit, occam, strict=True)}
+
+
+def _add_gradient(total: list[Tensor], value: Tensor, eta: list[Tensor], retain: bool) -> None:
+    if not value.requires_grad:
+        return
+    found = torch.autograd.grad(value, eta, retain_graph=retain, allow_unused=True)
+    for sum_, g in zip(total, found, strict=True):
+        if g is not None:
+            sum_ += g

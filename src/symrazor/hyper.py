@@ -1,0 +1,211 @@
+r"""Hyperparameters: a raw parameter seen through a transform, and Gaussian priors on weights.
+
+A network has two kinds of trainable tensors: weights $\theta$, which are integrated out, and
+hyperparameters $\eta$, which maximise the evidence. A tensor is a hyperparameter if and only if it
+lives in a `Hyper`; nothing is recognised by its name.
+"""
+
+import fnmatch
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class Transform:
+    """An invertible map from the raw parameter (any real) to the value a user thinks in."""
+
+    forward: Callable[[Tensor], Tensor]
+    inverse: Callable[[Tensor], Tensor]
+    domain: str
+
+
+real = Transform(lambda raw: raw, lambda value: value, "real")
+positive = Transform(torch.exp, torch.log, "positive")
+
+
+def interval(low: float, high: float) -> Transform:
+    """Values strictly between `low` and `high`, by a scaled sigmoid."""
+    return Transform(
+        lambda raw: low + (high - low) * torch.sigmoid(raw),
+        lambda value: torch.logit((value - low) / (high - low)),
+        f"between {low} and {high}",
+    )
+
+
+class Hyper(nn.Module):
+    """A hyperparameter: `raw` is what an optimiser moves, `value` what the model uses.
+
+    >>> width = Hyper(0.5)
+    >>> width.value = 2.0
+    >>> round(width.value.item(), 6)
+    2.0
+    """
+
+    raw: nn.Parameter
+
+    def __init__(self, value: float | Tensor, transform: Transform = positive) -> None:
+        """Start at `value`; `transform` is `positive` (default), `real` or `interval(a, b)`."""
+        super().__init__()
+        self.transform = transform
+        self.raw = nn.Parameter(self._invert(torch.as_tensor(value)))
+
+    @property
+    def value(self) -> Tensor:
+        """The transformed parameter, differentiable in `raw`."""
+        return self.transform.forward(self.raw)
+
+    @value.setter
+    def value(self, value: float | Tensor) -> None:
+        raw = self._invert(torch.as_tensor(value)).to(self.raw)
+        with torch.no_grad():
+            self.raw.copy_(raw.expand_as(self.raw))
+
+    def _invert(self, value: Tensor) -> Tensor:
+        value = value.to(torch.get_default_dtype()) if not value.is_floating_point() else value
+        raw = self.transform.inverse(value.detach())
+        if not bool(torch.isfinite(raw).all()):
+            raise ValueError(f"expected a {self.transform.domain} value, got {value}")
+        return raw.clone()
+
+    def extra_repr(self) -> str:
+        """The value, for `print(model)`."""
+        return f"value={self.value.detach().cpu().tolist()}, {self.transform.domain}"
+
+
+def hyperparameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    r"""The trainable $\eta$ of a model: raw parameters of its `Hyper` modules, by name."""
+    return {
+        f"{prefix}.raw" if prefix else "raw": module.raw
+        for prefix, module in model.named_modules()
+        if isinstance(module, Hyper) and module.raw.requires_grad
+    }
+
+
+def weights(model: nn.Module) -> dict[str, nn.Parameter]:
+    r"""The trainable $\theta$ of a model: every other parameter with requires_grad, by name."""
+    eta = {id(parameter) for parameter in hyperparameters(model).values()}
+    return {
+        name: parameter
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad and id(parameter) not in eta
+    }
+
+
+LOG_PRECISION_BOUNDS = (math.log(1e-8), math.log(1e12))
+
+Groups = str | Mapping[str, Sequence[str]]
+
+
+class Prior(nn.Module):
+    r"""Gaussian prior $\theta \sim N(0, \Delta^{-1})$ with $\Delta$ diagonal and learned.
+
+    The weights are partitioned into named groups, each with one precision $\delta_g$ (or, for
+    `groups="diagonal"`, one precision for every single weight).
+
+    Args:
+        theta: the weights, by name.
+        precision: starting precision of every group, or group name -> precision.
+        groups: "tensor" (one group per parameter tensor), "scalar" (one for all), "layer" (the
+            tensors of one module together), "diagonal" (one precision per weight), or a mapping
+            group name -> glob patterns of parameter names, which must cover each tensor once.
+    """
+
+    log_precision: nn.ParameterList
+
+    def __init__(
+        self,
+        theta: Mapping[str, Tensor],
+        precision: float | Mapping[str, float] = 1.0,
+        groups: Groups = "tensor",
+    ) -> None:
+        """Partition `theta` into groups; see the class."""
+        super().__init__()
+        if not theta:
+            raise ValueError("expected at least one trainable weight, got a model without any")
+        self.group_of = _assign(list(theta), groups)
+        self.diagonal = groups == "diagonal"
+        self.names = list(dict.fromkeys(self.group_of.values()))
+        self.log_precision = nn.ParameterList()
+        for name in self.names:
+            start = precision.get(name) if isinstance(precision, Mapping) else precision
+            if start is None or not (math.isfinite(start) and start > 0):
+                raise ValueError(
+                    f"expected a positive prior precision for group {name!r}, got {start}"
+                )
+            shape = theta[name].shape if self.diagonal else ()
+            device = next(iter(theta.values())).device
+            value = torch.full(shape, math.log(start), dtype=torch.float64, device=device)
+            self.log_precision.append(nn.Parameter(value.clamp(*LOG_PRECISION_BOUNDS)))
+
+    def members(self, group: str) -> list[str]:
+        """Names of the tensors of a group."""
+        return [name for name, owner in self.group_of.items() if owner == group]
+
+    def log_of(self, parameter: str) -> Tensor:
+        """Log precision that acts on a tensor: 0-dim, or of the tensor's shape if diagonal."""
+        return self.log_precision[self.names.index(self.group_of[parameter])]
+
+    def precision_of(self, parameter: str) -> Tensor:
+        """Precision that acts on a tensor."""
+        return self.log_of(parameter).exp()
+
+    @property
+    def precisions(self) -> dict[str, Tensor]:
+        """Precision of every group, detached."""
+        pairs = zip(self.names, self.log_precision, strict=True)
+        return {name: log_delta.detach().exp() for name, log_delta in pairs}
+
+    def scatter(self, theta: Mapping[str, Tensor]) -> Tensor:
+        r"""$\theta^\top \Delta \theta$ in float64, differentiable in the precisions and theta."""
+        terms = [
+            (self.precision_of(name) * value.double().square()).sum()
+            for name, value in theta.items()
+        ]
+        return torch.stack(terms).sum()
+
+    def clamp_(self) -> list[str]:
+        """Keep log precisions inside the bounds; returns the groups that touch one."""
+        low, high = LOG_PRECISION_BOUNDS
+        touching = []
+        with torch.no_grad():
+            for name, log_delta in zip(self.names, self.log_precision, strict=True):
+                log_delta.clamp_(low, high)
+                if bool(((log_delta <= low) | (log_delta >= high)).any()):
+                    touching.append(name)
+        return touching
+
+    def __iter__(self) -> Iterator[str]:
+        """Iterate over group names."""
+        return iter(self.names)
+
+
+def _assign(names: list[str], groups: Groups) -> dict[str, str]:
+    """Parameter name -> group name."""
+    if isinstance(groups, Mapping):
+        assigned: dict[str, str] = {}
+        for name in names:
+            owners = [
+                group
+                for group, patterns in groups.items()
+                if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+            ]
+            if len(owners) != 1:
+                raise ValueError(
+                    f"expected parameter {name!r} in exactly one prior group, got {owners or None};"
+                    " mend the glob patterns"
+                )
+            assigned[name] = owners[0]
+        return assigned
+    if groups == "scalar":
+        return dict.fromkeys(names, "all")
+    if groups in ("tensor", "diagonal"):
+        return {name: name for name in names}
+    if groups == "layer":
+        return {name: name.rpartition(".")[0] or name for name in names}
+    raise ValueError(
+        "expected groups 'tensor', 'scalar', 'layer', 'diagonal' or a mapping, " f"got {groups!r}"
+    )
