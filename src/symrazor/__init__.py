@@ -24,3 +24,11 @@ from symrazor.likelihood import Categorical as Categorical
 from symrazor.likelihood import Gaussian as Gaussian
 from symrazor.likelihood import Likelihood as Likelihood
 from symrazor.likelihood import Poisson as Poisson
+from symrazor.fit import Fit as Fit
+from symrazor.fit import FitConfig as FitConfig
+from symrazor.fit import fit as fit
+from symrazor.learner import Razor as Razor
+from symrazor.learner import RazorConfig as RazorConfig
+from symrazor.posterior import Posterior as Posterior
+from symrazor.posterior import Prediction as Prediction
+from symrazor.reading import Reading as Reading

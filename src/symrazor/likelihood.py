@@ -97,9 +97,13 @@ def _right_singular_vectors(root: Float[Tensor, "c n k"]) -> Float[Tensor, "n c 
     n, c = root.shape[1], root.shape[0]
     if c > LARGEST_SPECTRAL_PROBE:
         return torch.eye(c, dtype=root.dtype, device=root.device).expand(n, c, c)
-    gram = torch.einsum("cnk,dnk->ncd", root, root)
-    vectors: Tensor = torch.linalg.eigh(gram)[1]
-    return vectors
+    gram = torch.einsum("cnk,dnk->ncd", root.double(), root.double())
+    scale = gram.diagonal(dim1=1, dim2=2).sum(1).clamp(min=torch.finfo(gram.dtype).tiny)
+    try:
+        vectors: Tensor = torch.linalg.eigh(gram / scale.reshape(-1, 1, 1))[1]
+    except torch.linalg.LinAlgError:  # any orthogonal V is right, only less precise
+        return torch.eye(c, dtype=root.dtype, device=root.device).expand(n, c, c)
+    return vectors.to(root.dtype)
 
 
 class Categorical(Likelihood):

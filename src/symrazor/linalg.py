@@ -8,6 +8,7 @@ Law: factors are summed, and eigenvalues and log-determinants computed, in float
 $\log(\lambda + \delta) - \log \delta$ is always $\log(1 + \lambda/\delta)$ by log1p.
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -40,8 +41,7 @@ def in_parallel(tasks: Sequence[Callable[[], T]]) -> list[T]:
     return results
 
 
-FOLD_WIDTH = 40
-SPLIT_WIDTH = 256
+NARROW, WIDE = 16, 128
 
 
 def gram(rows: Float[Tensor, "*r k i"]) -> Float[Tensor, "k i i"]:
@@ -49,29 +49,34 @@ def gram(rows: Float[Tensor, "*r k i"]) -> Float[Tensor, "k i i"]:
 
     Two shapes for which a plain matrix product is slow get a detour: narrow rows are folded so that
     several stand side by side (the diagonal blocks of the wider product are added up), and wide
-    ones are split in two halves so that the symmetric part is computed once.
+    ones are split in two halves, again and again, so that the symmetric part is computed once.
     """
     k, i = rows.shape[-2:]
     if k > 1:
         flat = rows.reshape(-1, k, i)
         return torch.einsum("rki,rkj->kij", flat, flat)
-    flat = rows.reshape(-1, i)
-    fold = FOLD_WIDTH // i
+    flat = rows.reshape(math.prod(rows.shape[:-2]), i)
+    fold = -(-NARROW // max(i, 1))
     if fold > 1 and len(flat) >= 64 * fold:
         whole = len(flat) - len(flat) % fold
         folded = flat[:whole].reshape(-1, fold * i)
         wide = (folded.T @ folded).view(fold, i, fold, i)
         tail = flat[whole:]
         total = torch.einsum("fifj->ij", wide) + tail.T @ tail
-    elif i >= SPLIT_WIDTH:
-        half = i // 2
-        upper = flat[:, :half].T @ flat
-        right = flat[:, half:]
-        lower = torch.cat([upper[:, half:].T, right.T @ right], 1)
-        total = torch.cat([upper, lower], 0)
     else:
-        total = flat.T @ flat
+        total = _halved_gram(flat)
     return total.unsqueeze(0)
+
+
+def _halved_gram(flat: Float[Tensor, "r i"]) -> Float[Tensor, "i i"]:
+    i = flat.shape[1]
+    if i <= WIDE:
+        return flat.T @ flat
+    half = -(-i // 2 // 16) * 16  # vector registers hold 16 numbers
+    left, right = flat[:, :half], flat[:, half:]
+    across = left.T @ right
+    upper = torch.cat([_halved_gram(left), across], 1)
+    return torch.cat([upper, torch.cat([across.T, _halved_gram(right)], 1)], 0)
 
 
 def eigenvalues(

@@ -2,7 +2,8 @@ r"""Convolutions in the weight-sharing format: patches with the true padding, an
 
 A convolution is $y[n, t, k, o] = \sum_i W[k, o, i]\, a[n, t, k, i]$ with positions t, groups k and
 $i = (\text{channel}, \text{offset})$: the patch of the *padded* input under position t, whatever the
-padding mode. The input factor $\sum_{n,t} a a^\top$ never needs whole patches: see `input_factor`.
+padding mode. The input factor $\sum_{n,t} a a^\top$ comes from shift correlations at stride 1, and
+else from patches.
 """
 
 import math
@@ -24,7 +25,21 @@ def pad(x: Tensor, module: Conv) -> Tensor:
     """The input as the convolution sees it."""
     mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
     amounts = module._reversed_padding_repeated_twice
-    return F.pad(x, amounts, mode=mode) if any(amounts) else x
+    if not any(amounts):
+        return x
+    return wrap(x, amounts) if mode == "circular" else F.pad(x, amounts, mode=mode)
+
+
+def wrap(x: Tensor, amounts: Sequence[int]) -> Tensor:
+    """Circular F.pad that keeps the memory layout; `amounts` from the last axis to the first."""
+    for axis in range(len(amounts) // 2):
+        low, high = amounts[2 * axis : 2 * axis + 2]
+        dim, size = x.dim() - 1 - axis, x.shape[-1 - axis]
+        if max(low, high) > size:
+            raise ValueError(f"expected circular padding of at most {size}, got {max(low, high)}")
+        parts = [x.narrow(dim, size - low, low), x, x.narrow(dim, 0, high)]
+        x = torch.cat([part for part in parts if part.shape[dim]], dim) if low or high else x
+    return x
 
 
 def windows(
@@ -56,83 +71,211 @@ def patches(
 
 
 def input_factor(x: Float[Tensor, "n c *size"], module: Conv) -> Float[Tensor, "k i i"]:
-    r"""$\sum_{n,t} a a^\top$ from patches along one axis only.
-
-    Let $P[u]$ be the patches of padded row u along all axes but the first. The block of A between
-    row offsets d and d' is $\sum_t P[st + d]^\top P[st + d']$. It depends on (d, d') only through
-    the rows it runs over, so that for stride 1 all pairs of equal $d' - d$ share one product over
-    the common rows and differ by a few rows at the ends: K products of size $(iK^{-1})^2$ in place
-    of $K^2$, and patches K times smaller.
-    """
+    r"""$\sum_{n,t} a a^\top$, by the cheapest way for this shape."""
     if module.groups > 1:
         return gram(_all_patches(x, module))
-    (k, *kernel), (step, *stride), (gap, *dilation) = (
-        module.kernel_size,
-        module.stride,
-        module.dilation,
+    if _worth_correlating(x, module):
+        return _by_correlation(x, module)
+    return _by_patches(x, module)
+
+
+def _by_patches(x: Float[Tensor, "n c *size"], module: Conv) -> Float[Tensor, "1 i i"]:
+    """The factor from patches ordered (offset, channel), so that whole pixels are copied.
+
+    On maps no larger than the kernel some offsets lie in the zero padding for every position: their
+    rows of the factor are zero, and only the others are computed.
+    """
+    live = _live_offsets(x, module)
+    positions = _positions(x, module)
+    rows = pad(x, module).movedim(1, -1).contiguous()
+    for d, (span, count) in enumerate(zip(live, positions, strict=True)):
+        gap, step = module.dilation[d], module.stride[d]
+        rows = rows.narrow(1 + d, span.start * gap, rows.shape[1 + d] - span.start * gap)
+        rows = rows.unfold(1 + d, gap * (len(span) - 1) + 1, step)[..., ::gap]
+        rows = rows.narrow(1 + d, 0, count)
+    dims, channels, kernel = len(live), x.shape[1], [len(span) for span in live]
+    order = [*range(1 + dims), *range(2 + dims, 2 + 2 * dims), 1 + dims]
+    features = math.prod(kernel) * channels
+    A = gram(rows.permute(order).reshape(-1, 1, features))[0]
+    return _channels_first(A.view(*kernel, channels, *kernel, channels), module.kernel_size, live)
+
+
+def _positions(x: Tensor, module: Conv) -> list[int]:
+    """Size of the output map."""
+    amounts = module._reversed_padding_repeated_twice
+    extra = [amounts[2 * d] + amounts[2 * d + 1] for d in reversed(range(x.dim() - 2))]
+    return [
+        (size + more - gap * (k - 1) - 1) // step + 1
+        for size, more, k, step, gap in zip(
+            x.shape[2:], extra, module.kernel_size, module.stride, module.dilation, strict=True
+        )
+    ]
+
+
+def _live_offsets(x: Tensor, module: Conv) -> list[range]:
+    """Per axis, the offsets that see the image (and not only zero padding) from some position."""
+    if module.padding_mode != "zeros":
+        return [range(k) for k in module.kernel_size]
+    spans = []
+    for d, count in enumerate(_positions(x, module)):
+        low = module._reversed_padding_repeated_twice[2 * (x.dim() - 3 - d)]
+        gap, last = module.dilation[d], (count - 1) * module.stride[d]
+        size, k = x.shape[2 + d], module.kernel_size[d]
+        seen = [o for o in range(k) if o * gap + last >= low and o * gap < low + size]
+        spans.append(range(seen[0], seen[-1] + 1) if seen else range(1))
+    return spans
+
+
+def _channels_first(
+    A: Float[Tensor, "*kernel_c_kernel_c"], full: Sequence[int], live: Sequence[range]
+) -> Float[Tensor, "1 i i"]:
+    """[*offsets, c, *offsets, c] of the live offsets -> [(c, offsets), (c, offsets)] of all."""
+    dims, channels = len(full), A.shape[len(full)]
+    order = [dims, *range(dims), 2 * dims + 1, *range(dims + 1, 2 * dims + 1)]
+    A = A.permute(order)
+    features = channels * math.prod(full)
+    if all(len(span) == k for span, k in zip(live, full, strict=True)):
+        return A.reshape(1, features, features)
+    amounts: list[int] = []
+    for span, k in zip(reversed(live), reversed(full), strict=True):
+        amounts += [span.start, k - span.stop]
+    return F.pad(A, [*amounts, 0, 0, *amounts]).reshape(1, features, features)
+
+
+def _worth_correlating(x: Tensor, module: Conv) -> bool:
+    """Whether shift correlations need clearly fewer multiplications than patches."""
+    if x.dim() > 4 or any(step != 1 for step in (*module.stride, *module.dilation)):
+        return False
+    positions, kernel = _positions(x, module), module.kernel_size
+    area = math.prod(t + k - 1 for t, k in zip(positions, kernel, strict=True))
+    shifts = (kernel[0] if len(kernel) > 1 else 1) * (2 * kernel[-1] - 1)
+    return shifts * area < 0.4 * math.prod(kernel) ** 2 * math.prod(positions)
+
+
+def _by_correlation(x: Float[Tensor, "n c *size"], module: Conv) -> Float[Tensor, "1 i i"]:
+    r"""The factor at stride 1, on one or two axes, from correlations of the padded input z.
+
+    With offsets d, e and $\delta = e - d$, the sum $\sum_t z[t + d]\, z[t + e]^\top$ runs over all
+    places $u = t + d$ of z but a few within a kernel of its edges. The sum over all places,
+
+    $$ C[\delta] = \sum_u z[u]\, z[u + \delta]^\top , $$
+
+    is the weight gradient of one convolution of z with itself, and $\delta$ takes $2k - 1$ values per
+    axis (on one axis k, by symmetry) where (d, e) takes $k^2$. What the edges add is taken away: the
+    columns outside of the windows, over all rows, then the rows outside. A circular map that keeps
+    its size has no edges.
+    """
+    positions, before = _positions(x, module), list(module._reversed_padding_repeated_twice[-2::-2])
+    wraps = (
+        module.padding_mode == "circular"
+        and positions == list(x.shape[2:])
+        and all(k <= size + 1 for k, size in zip(module.kernel_size, positions, strict=True))
     )
-    rows = _row_patches(pad(x, module), kernel, stride, dilation)
-    n, height, positions, channels, offsets = rows.shape
-    rows = rows.reshape(n, height, positions, channels * offsets)
-    count = (height - gap * (k - 1) - 1) // step + 1
-    A = x.new_empty(channels, k, offsets, channels, k, offsets)
-    shared: dict[tuple[int, int], tuple[Tensor, int]] = {}
-    for d in range(k):
-        for e in range(d, k):
-            first = d * gap
-            key = (first % step, e - d)
-            if key not in shared:
-                shared[key] = (_product(rows, first, e * gap, count, step), first)
-            total, start = shared[key]
-            moved = (first - start) // step
-            block = _slide(rows, total, start, (e - d) * gap, count, step, moved)
-            block = block.view(channels, offsets, channels, offsets)
-            A[:, d, :, :, e] = block
-            A[:, e, :, :, d] = block.permute(2, 3, 0, 1)
-    features = channels * k * offsets
-    return A.reshape(1, features, features)
+    if not wraps and module.padding_mode != "zeros":
+        x, before = pad(x, module), [0] * len(positions)
+    kernel = module.kernel_size
+    if x.dim() == 3:
+        x, kernel, positions, before = x.unsqueeze(2), (1, *kernel), [1, *positions], [0, *before]
+    ky, kx = kernel
+    reach = (kx - 1, kx - 1, 0, ky - 1)
+    wide = wrap(x, reach) if wraps else F.pad(x, reach)
+    C = _correlations(x, wide)
+    apart = torch.arange(kx) - torch.arange(kx).unsqueeze(1) + kx - 1
+    pairs = C[apart]  # [dx, ex, ey - dy, c, c]
+    if not wraps:
+        pairs = pairs - _edge_columns(x, kernel, positions[1], before[1])
+    A = pairs.new_empty(ky, kx, x.shape[1], ky, kx, x.shape[1])
+    rows = None if wraps else _edge_rows(x, kernel, positions, before)
+    for d in range(ky):
+        for e in range(d, ky):
+            block = pairs[:, :, e - d].transpose(1, 2)  # [dx, c, ex, c]
+            block = block if rows is None else block - rows[d, e]
+            A[d, :, :, e] = block
+            A[e, :, :, d] = block.permute(2, 3, 0, 1)
+    return _channels_first(A, kernel, [range(ky), range(kx)])
 
 
-def _row_patches(
-    x: Tensor, kernel: Sequence[int], stride: Sequence[int], dilation: Sequence[int]
-) -> Float[Tensor, "n height positions channels offsets"]:
-    """Patches along every axis but the first spatial one."""
-    for d, (k, step, gap) in enumerate(zip(kernel, stride, dilation, strict=True)):
-        x = x.unfold(3 + d, gap * (k - 1) + 1, step)[..., ::gap]
-    dims = len(kernel)
-    order = [0, 2, *range(3, 3 + dims), 1, *range(3 + dims, 3 + 2 * dims)]
-    x = x.permute(order)
-    shape = x.shape
-    positions = math.prod(shape[2 : 2 + dims])
-    return x.reshape(shape[0], shape[1], positions, shape[2 + dims], math.prod(kernel))
+def _correlations(
+    x: Float[Tensor, "n c h w"], wide: Float[Tensor, "n c h+ky-1 w+2kx-2"]
+) -> Float[Tensor, "2kx-1 ky c c"]:
+    """C[dx, dy] over all places of x, in float64; `wide` is x with what lies around it."""
+    c, ky, span = x.shape[1], wide.shape[2] - x.shape[2] + 1, wide.shape[3] - x.shape[3] + 1
+    like = x.new_empty(c, c, ky, span)
+    found = torch.ops.aten.convolution_backward(
+        x, wide, like, None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1, [False, True, False]
+    )
+    C: Tensor = found[1]
+    return C.permute(3, 2, 0, 1).double()
 
 
-def _take(rows: Tensor, first: int, count: int, step: int) -> Tensor:
-    chosen = rows[:, first : first + (count - 1) * step + 1 : step]
-    return chosen.reshape(-1, 1, rows.shape[-1])
+def _edges(size: int, k: int, positions: int, before: int) -> list[tuple[range, int]]:
+    """Lines of the image among the first and the last k - 1 lines of the padded image.
+
+    Returns:
+        For both edges, the lines and the number of padding lines before them in their edge.
+    """
+    after = before + size
+    first = range(before, max(before, min(k - 1, after)))
+    start = max(positions, before)
+    last = range(start, max(start, min(positions + k - 1, after)))
+    return [
+        (range(first.start - before, first.stop - before), first.start),
+        (range(last.start - before, last.stop - before), last.start - positions),
+    ]
 
 
-def _product(rows: Tensor, left: int, right: int, count: int, step: int) -> Tensor:
-    """Sum over t of P[left + s t]' P[right + s t]."""
-    a = _take(rows, left, count, step)
-    if left == right:
-        return gram(a)[0]
-    return a[:, 0].T @ _take(rows, right, count, step)[:, 0]
+def _outside(k: int, edges: Sequence[tuple[Float[Tensor, "r r *s"], int]]) -> Tensor:
+    """Sum over the lines that offsets d, e leave out, [k, k, *s].
+
+    The first edge loses the pairs of lines (d - j, e - j), j > 0; the last one (d + j, e + j), j >= 0.
+    """
+    (first, skip), (last, skip_last) = edges
+    total = first.new_zeros(k, k, *first.shape[2:])
+    for j in range(1, k):
+        low = skip + j
+        r = min(len(first), k - low)
+        if r > 0:
+            total[low : low + r, low : low + r] += first[:r, :r]
+    for j in range(k - 1):
+        drop = max(0, j - skip_last)
+        low = max(0, skip_last - j)
+        r = len(last) - drop
+        if r > 0:
+            total[low : low + r, low : low + r] += last[drop:, drop:]
+    return total
 
 
-def _slide(
-    rows: Tensor, total: Tensor, start: int, apart: int, count: int, step: int, moved: int
-) -> Tensor:
-    """Move a product over rows by `moved` steps: add what enters, take away what leaves."""
-    if moved == 0:
-        return total
-    if moved >= count:
-        first = start + moved * step
-        return _product(rows, first, first + apart, count, step)
-    enters = start + count * step
-    added = _product(rows, enters, enters + apart, moved, step)
-    removed = _product(rows, start, start + apart, moved, step)
-    return total + added - removed
+def _edge_columns(
+    x: Float[Tensor, "n c h w"], kernel: Sequence[int], positions: int, before: int
+) -> Float[Tensor, "kx kx ky c c"]:
+    """Pairs of columns outside of the windows: products over all rows, for rows 0 .. ky-1 apart."""
+    (ky, kx), (n, c, h, w) = kernel, x.shape
+    edges = []
+    for columns, skip in _edges(w, kx, positions, before):
+        r = len(columns)
+        strip = x[..., columns.start : columns.stop].permute(0, 2, 3, 1).reshape(n, h, r * c)
+        below = F.pad(strip, (0, 0, 0, ky - 1)).unfold(1, ky, 1).transpose(2, 3)
+        both = strip.reshape(n * h, r * c).T @ below.reshape(n * h, ky * r * c)
+        found = both.double().view(r, c, ky, r, c).permute(0, 3, 2, 1, 4)
+        edges.append((found, skip))
+    return _outside(kx, edges)
+
+
+def _edge_rows(
+    x: Float[Tensor, "n c h w"], kernel: Sequence[int], positions: Sequence[int], before: Sequence[int]
+) -> Float[Tensor, "ky ky kx c kx c"]:
+    """Pairs of rows outside of the windows: products of their patches along the other axis."""
+    (ky, kx), (n, c, h, w) = kernel, x.shape
+    edges = []
+    for rows, skip in _edges(h, ky, positions[0], before[0]):
+        r = len(rows)
+        strip = x[:, :, rows.start : rows.stop].permute(0, 3, 2, 1)
+        after = positions[1] + kx - 1 - before[1] - w
+        strip = F.pad(strip, (0, 0, 0, 0, before[1], after)).unfold(1, kx, 1)
+        found = gram(strip.permute(0, 1, 2, 4, 3).reshape(n * positions[1], 1, r * kx * c))[0]
+        found = found.double().view(r, kx, c, r, kx, c).permute(0, 3, 1, 2, 4, 5)
+        edges.append((found, skip))
+    return _outside(ky, edges)
 
 
 def _all_patches(x: Tensor, module: Conv) -> Tensor:

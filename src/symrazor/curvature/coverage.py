@@ -28,13 +28,13 @@ class Layer:
 def layers(model: nn.Module) -> list[Layer]:
     """All layers that carry the model's trainable weights, each weight exactly once.
 
+    The mode of dropout is not looked at here; see `check_mode`.
+
     Raises:
         UnsupportedParameterError: weights that no registered layer accounts for, or that several
             modules share, or that sit in a BatchNorm in training mode or in a subclass that
             overrides the forward pass of a registered layer.
-        ValueError: dropout in training mode.
     """
-    _check_mode(model)
     theta = weights(model)
     name_of = {id(parameter): name for name, parameter in theta.items()}
     found: list[Layer] = []
@@ -103,7 +103,12 @@ def _refusal(module: nn.Module) -> str | None:
     return None
 
 
-def _check_mode(model: nn.Module) -> None:
+def check_mode(model: nn.Module) -> None:
+    """Refuse a model whose forward pass is random: dropout in training mode.
+
+    Raises:
+        ValueError: names the dropout modules.
+    """
     noisy = [
         name
         for name, module in model.named_modules()

@@ -1,0 +1,448 @@
+r"""The evidence step, for anybody's training loop.
+
+    razor = Razor(model, "categorical", n_data=len(train))
+    for epoch in range(60):
+        for x, y in loader:
+            loss = F.cross_entropy(model(x), y) + razor.penalty()    # maximum a posteriori
+            ...
+        razor.step(loader)                                           # evidence, then update eta
+
+Weights follow the gradient of the log posterior; hyperparameters follow the evidence, by one of two
+updates.
+
+MacKay's fixed point (default). The evidence is stationary in the precision $\delta_g$ of a group
+where $\delta_g = \gamma_g / \lVert\theta_g\rVert^2$; each step moves $\log \delta_g$ a fraction
+`damping` of the way there, `inner_steps` times with the eigenvalues kept. The noise of a Gaussian
+likelihood has the fixed point $\sigma^2 = \mathrm{SSE} / (n - \gamma)$.
+
+Adam. Gradient ascent in all log precisions (`inner_steps` steps) and hyperparameters (one step).
+
+Hyperparameters inside the network have no fixed point and always move by Adam.
+"""
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from symrazor.curvature import Curvature, Layer, Loader, Method, Source, collect, layers, verify
+from symrazor.curvature.coverage import check_mode
+from symrazor.curvature.tape import Input, call
+from symrazor.evidence.laplace import hyper_gradient, laplace_evidence, log_det, log_precisions
+from symrazor.evidence.value import Evidence
+from symrazor.hyper import Groups, Prior, hyperparameters, weights
+from symrazor.likelihood import Gaussian, Likelihood, Probe, as_likelihood
+from symrazor.posterior import Posterior
+
+State = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class RazorConfig:
+    """How a `Razor` measures the evidence and moves the hyperparameters.
+
+    Args:
+        structure: "kron", "diag", "block" or "full" curvature.
+        estimator: "exact", "mc" or "empirical".
+        samples: probes per datum for "mc".
+        probe: "spectral" or "label", for "mc".
+        flavour: "expand" or "reduce", for "kron".
+        update: "mackay" or "adam".
+        prior_precision: starting precision, for all groups or by group name.
+        prior_groups: "tensor", "scalar", "layer", "diagonal" or name -> glob patterns.
+        temperature: T of the tempered likelihood p^(1/T).
+        damping: fraction of the way to the fixed point, in log precision.
+        inner_steps: updates of the precisions per estimate.
+        lr: step size of Adam in log precisions and hyperparameters.
+        burn_in: training steps (calls of penalty or shrink_) before the first update.
+        seed: randomness of the "mc" estimator.
+    """
+
+    structure: Literal["kron", "diag", "block", "full"] = "kron"
+    estimator: Literal["exact", "mc", "empirical"] = "exact"
+    samples: int = 1
+    probe: Probe = "spectral"
+    flavour: Literal["expand", "reduce"] = "expand"
+    update: Literal["mackay", "adam"] = "mackay"
+    prior_precision: float | Mapping[str, float] = 1.0
+    prior_groups: Groups = "tensor"
+    temperature: float = 1.0
+    damping: float = 0.5
+    inner_steps: int = 5
+    lr: float = 0.1
+    burn_in: int = 0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Check what no other constructor checks."""
+        if self.update not in ("mackay", "adam"):
+            raise ValueError(f"expected update 'mackay' or 'adam', got {self.update!r}")
+        if not 0 < self.damping <= 1:
+            raise ValueError(f"expected damping in (0, 1], got {self.damping}")
+        if not self.temperature > 0:
+            raise ValueError(f"expected a positive temperature, got {self.temperature}")
+
+    @property
+    def method(self) -> Method:
+        """The part that curvature needs."""
+        return Method(self.structure, self.estimator, self.samples, self.probe, self.flavour)
+
+
+class Razor:
+    """Prior, evidence and hyperparameter updates of one model.
+
+    Args:
+        model: any module whose trainable weights sit in registered layers.
+        likelihood: a Likelihood or its name.
+        n_data: size of the training set.
+        config: all options; single ones can be given by name, as in
+            `Razor(model, "categorical", 1000, estimator="mc", prior_precision=10.0)`.
+
+    Attributes:
+        prior: the precisions, `razor.prior.precisions`.
+        likelihood: the likelihood, with its noise if it has one.
+        best: the highest evidence seen by `step`, or None.
+        at_bound: prior groups whose precision touches a bound.
+
+    Raises:
+        UnsupportedParameterError: weights without curvature, by name.
+        ValueError: options or sizes that make no sense.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        likelihood: str | Likelihood,
+        n_data: int,
+        config: RazorConfig | None = None,
+        **changes: Any,
+    ) -> None:
+        """Check the model and set up its prior; see the class."""
+        if n_data < 1:
+            raise ValueError(f"expected n_data of at least 1, got {n_data}")
+        try:
+            self.config = replace(config or RazorConfig(), **changes)
+        except TypeError as error:
+            known = sorted(RazorConfig.__dataclass_fields__)
+            raise ValueError(f"expected options among {known}, got {sorted(changes)}") from error
+        self.model = model
+        self.n_data = n_data
+        self.layers: list[Layer] = layers(model)
+        first = next(iter(weights(model).values()))
+        self.likelihood = as_likelihood(likelihood).to(first.device)
+        self.prior = Prior(weights(model), self.config.prior_precision, self.config.prior_groups)
+        self.method = self.config.method
+        self.generator = torch.Generator().manual_seed(self.config.seed)
+        self.training_steps = 0
+        self.best: Evidence | None = None
+        self.at_bound: list[str] = []
+        self._best_state: State | None = None
+        self._outputs: int | None = None
+        moved = list(self.prior.parameters())
+        self._precision_optimiser = torch.optim.Adam(moved, lr=self.config.lr)
+        eta = list(self.eta.values())
+        self._eta_optimiser = torch.optim.Adam(eta, lr=self.config.lr) if eta else None
+
+    @property
+    def eta(self) -> dict[str, nn.Parameter]:
+        """Hyperparameters of the network and the likelihood (the precisions are in `prior`)."""
+        own = {f"likelihood.{k}": v for k, v in hyperparameters(self.likelihood).items()}
+        return {**hyperparameters(self.model), **own}
+
+    # The weights' side of the bargain.
+
+    def penalty(self) -> Tensor:
+        r"""$-\log p(\theta) / N$ up to a constant: add it to the mean negative log likelihood."""
+        self.training_steps += 1
+        terms = [
+            (delta.to(theta.dtype) * theta.square()).sum()
+            for theta, delta in self._weighted()
+        ]
+        return torch.stack(terms).sum() * (0.5 * self.config.temperature / self.n_data)
+
+    @torch.no_grad()
+    def shrink_(self, lr: float) -> None:
+        r"""The prior's part of a gradient step, taken implicitly: stable for any precision.
+
+        $\theta \leftarrow \theta / (1 + \text{lr}\, \delta / N)$, in place of `penalty`, after the
+        optimiser's step. With heavy-ball momentum m pass lr / (1 - m): the same stationary point.
+        """
+        self.training_steps += 1
+        for theta, delta in self._weighted():
+            theta.div_(1 + lr * self.config.temperature / self.n_data * delta.to(theta.dtype))
+
+    def _weighted(self) -> Iterator[tuple[nn.Parameter, Tensor]]:
+        for name, theta in weights(self.model).items():
+            yield theta, self.prior.precision_of(name).detach()
+
+    # The evidence.
+
+    def evidence(
+        self, loader: Loader, subset: int | None = None, differentiable: bool = False
+    ) -> Evidence:
+        """The log evidence of the hyperparameters as they are.
+
+        Args:
+            loader: (x, y) batches of the training data.
+            subset: read only so many data and scale by n_data / subset.
+            differentiable: keep the graph, so that `log_evidence.backward()` reaches the prior
+                precisions and every hyperparameter; holds all batches in memory.
+        """
+        if differentiable:
+            found = self._collect(loader, subset, keep_graph=True)
+            return laplace_evidence(found, self.prior, weights(self.model))
+        with torch.no_grad():
+            found = self._collect(loader, subset)
+        return laplace_evidence(found, self.prior, self._theta()).detach()
+
+    def step(self, loader: Loader, subset: int | None = None) -> Evidence:
+        """Estimate the evidence, then update the hyperparameters (after the burn-in).
+
+        Returns:
+            The estimate, for the hyperparameters as they were before the update.
+
+        Raises:
+            ValueError: bad data, a model in the wrong mode, an evidence that is not finite; model
+                and hyperparameters are then as they were.
+        """
+        if self.eta and iter(loader) is loader:
+            raise ValueError(
+                "expected a loader that can be read twice (the gradient of the hyperparameters "
+                "needs a second pass), got a generator; pass a list of batches or a DataLoader"
+            )
+        start = self.generator.get_state()
+        found = self._collect(loader, subset).prepare()
+        now = laplace_evidence(found, self.prior, self._theta()).detach()
+        if not math.isfinite(float(now.log_evidence)):
+            raise ValueError(f"expected a finite evidence, got {now}; have the weights diverged?")
+        if self.training_steps < self.config.burn_in:
+            return now
+        self._keep_if_best(now)
+        gradient = {}
+        if self.eta:
+            self.generator.set_state(start)
+            gradient = self.hyper_gradient(loader, found, subset)
+        self._update_precisions(found)
+        self._update_hyperparameters(gradient)
+        self.at_bound = self.prior.clamp_()
+        return now
+
+    def hyper_gradient(
+        self, loader: Loader, found: Curvature, subset: int | None = None
+    ) -> dict[str, tuple[Tensor, Tensor]]:
+        """Derivatives of fit and of -log_det/2 in `eta`, at the memory of one batch."""
+        batches = self._batches(loader, subset)
+        return hyper_gradient(self._source(), found, self.prior, batches, self.eta)
+
+    def posterior(self, loader: Loader, subset: int | None = None) -> Posterior:
+        """The Laplace posterior at the present weights."""
+        found = self._collect(loader, subset)
+        return Posterior(self.model, self.likelihood, self.layers, found, self.prior)
+
+    def _theta(self) -> dict[str, Tensor]:
+        return {name: value.detach() for name, value in weights(self.model).items()}
+
+    def _source(self) -> Source:
+        return Source(self.model, self.layers, self.likelihood, self.method, self.generator)
+
+    def _collect(self, loader: Loader, subset: int | None, keep_graph: bool = False) -> Curvature:
+        check_mode(self.model)
+        layers(self.model)  # a batch norm may have been switched to training mode since
+        found = collect(
+            self._source(),
+            self._batches(loader, subset),
+            n_data=self.n_data,
+            temperature=self.config.temperature,
+            keep_graph=keep_graph,
+        )
+        expected = self.n_data if subset is None else min(subset, self.n_data)
+        if found.n_seen != expected:
+            raise ValueError(
+                f"expected {expected} data from the loader, got {found.n_seen}; give n_data its "
+                "true size, or pass subset=... to scale a part of the data up"
+            )
+        return found
+
+    def _batches(self, loader: Loader, subset: int | None) -> Iterator[tuple[Input, Tensor]]:
+        """Batches on the model's device, at most `subset` data; the first is used to verify."""
+        if subset is not None and subset < 1:
+            raise ValueError(f"expected a subset of at least 1 datum, got {subset}")
+        device = next(iter(weights(self.model).values())).device
+        left = math.inf if subset is None else subset
+        iterator = iter(loader)
+        first = next(iterator, None)
+        if first is None:
+            raise ValueError("expected at least one batch, got an empty loader")
+        for batch in itertools.chain([first], iterator):
+            x, y = _unpack(batch)
+            if left < len(y):
+                x, y = _narrow(x, int(left)), y[: int(left)]
+            x, y = _move(x, device), y.to(device)
+            if self._outputs is None:
+                self._verify(x)
+            yield x, y
+            left -= len(y)
+            if left <= 0:
+                return
+
+    def _verify(self, x: Input) -> None:
+        """Once: that the layers explain every gradient, and how many outputs there are."""
+        verify(self.model, self.layers, x)
+        with torch.no_grad():
+            self._outputs = call(self.model, _narrow(x, 1)).shape[-1]
+
+    # Updates.
+
+    def _update_precisions(self, found: Curvature) -> None:
+        theta = self._theta()
+        for _ in range(self.config.inner_steps):
+            self._precision_optimiser.zero_grad()
+            value = log_det(found.blocks, log_precisions(self.prior, found))
+            if self.config.update == "adam":
+                (0.5 * value + 0.5 * self.prior.scatter(theta)).backward()  # type: ignore[no-untyped-call]
+                self._precision_optimiser.step()
+            else:
+                value.backward()  # type: ignore[no-untyped-call]
+                self._mackay(theta)
+            self.prior.clamp_()
+
+    @torch.no_grad()
+    def _mackay(self, theta: Mapping[str, Tensor]) -> None:
+        for group, log_delta in zip(self.prior.names, self.prior.log_precision, strict=True):
+            members = [theta[name].double().square() for name in self.prior.members(group)]
+            size = members[0] if self.prior.diagonal else sum(m.sum() for m in members)
+            gamma = -log_delta.grad if log_delta.grad is not None else torch.zeros_like(log_delta)
+            tiny = torch.finfo(torch.float64).tiny
+            target = gamma.clamp(min=tiny).log() - torch.as_tensor(size).clamp(min=tiny).log()
+            log_delta += self.config.damping * (target - log_delta)
+
+    def _update_hyperparameters(self, gradient: Mapping[str, tuple[Tensor, Tensor]]) -> None:
+        if self._eta_optimiser is None or not gradient:
+            return
+        noise = self._noise_name() if self.config.update == "mackay" else None
+        self._eta_optimiser.zero_grad()
+        for name, parameter in self.eta.items():
+            fit, occam = gradient[name]
+            if name == noise:
+                self._update_noise(parameter, fit, occam)
+            else:
+                parameter.grad = -(fit + occam).to(parameter)
+        self._eta_optimiser.step()
+        self._eta_optimiser.zero_grad()
+
+    def _noise_name(self) -> str | None:
+        return "likelihood.noise.raw" if isinstance(self.likelihood, Gaussian) else None
+
+    @torch.no_grad()
+    def _update_noise(self, log_sigma: nn.Parameter, fit: Tensor, occam: Tensor) -> None:
+        r"""$\log \sigma$ towards $\tfrac12 \log \mathrm{SSE} / (n - T\gamma)$.
+
+        As $T\, \partial_{\log\sigma} \log p = \mathrm{SSE}/\sigma^2 - n$ and
+        $-\tfrac12 \partial_{\log\sigma} \log\det = \gamma$, the two gradients are all it needs.
+        """
+        assert self._outputs is not None
+        temperature = self.config.temperature
+        n = self.n_data * self._outputs / log_sigma.numel()
+        errors = (n + temperature * fit).clamp(min=torch.finfo(torch.float64).tiny)
+        free = (n - temperature * occam).clamp(min=1e-3 * n)
+        log_sigma += self.config.damping * 0.5 * (errors / free).log()
+
+    # State.
+
+    def _keep_if_best(self, now: Evidence) -> None:
+        if self.best is None or now.log_evidence > self.best.log_evidence:
+            self.best = now
+            self._best_state = {
+                "model": _copy(self.model.state_dict()),
+                "prior": _copy(self.prior.state_dict()),
+                "likelihood": _copy(self.likelihood.state_dict()),
+            }
+
+    def restore_best(self) -> Evidence:
+        """Put model, prior and likelihood back to where the evidence was highest.
+
+        Raises:
+            ValueError: if `step` has not been past the burn-in yet.
+        """
+        if self.best is None or self._best_state is None:
+            raise ValueError("expected at least one step() after the burn-in, got none")
+        self.model.load_state_dict(self._best_state["model"])
+        self.prior.load_state_dict(self._best_state["prior"])
+        self.likelihood.load_state_dict(self._best_state["likelihood"])
+        return self.best
+
+    def state_dict(self) -> State:
+        """All that is needed to go on, apart from the model: tensors, numbers, nested dicts."""
+        best = None
+        if self.best is not None:
+            best = {**self.best.to_dict(), "gamma": dict(self.best.effective_parameters)}
+        return {
+            "prior": _copy(self.prior.state_dict()),
+            "likelihood": _copy(self.likelihood.state_dict()),
+            "precision_optimiser": self._precision_optimiser.state_dict(),
+            "eta_optimiser": self._eta_optimiser.state_dict() if self._eta_optimiser else None,
+            "generator": self.generator.get_state(),
+            "training_steps": self.training_steps,
+            "n_data": self.n_data,
+            "best": best,
+            "best_state": self._best_state,
+        }
+
+    def load_state_dict(self, state: State) -> None:
+        """Continue from `state_dict()`.
+
+        Raises:
+            ValueError: a state of another data set or another model; nothing is changed then.
+        """
+        if state["n_data"] != self.n_data:
+            raise ValueError(f"expected a state for {self.n_data} data, got {state['n_data']}")
+        mine = self.prior.state_dict()
+        theirs = state["prior"]
+        if {k: v.shape for k, v in mine.items()} != {k: v.shape for k, v in theirs.items()}:
+            raise ValueError(
+                f"expected a state with {len(mine)} prior groups of the same shapes, got "
+                f"{len(theirs)}; was it saved for another model or other prior_groups?"
+            )
+        self.likelihood.load_state_dict(state["likelihood"])
+        self.prior.load_state_dict(theirs)
+        self._precision_optimiser.load_state_dict(state["precision_optimiser"])
+        if self._eta_optimiser is not None:
+            self._eta_optimiser.load_state_dict(state["eta_optimiser"])
+        self.generator.set_state(state["generator"])
+        self.training_steps = state["training_steps"]
+        self._best_state = state["best_state"]
+        self.best = None
+        if state["best"] is not None:
+            parts = ("log_likelihood", "log_prior", "log_det")
+            values = [torch.tensor(state["best"][k], dtype=torch.float64) for k in parts]
+            self.best = Evidence(*values, self.n_data, dict(state["best"]["gamma"]))
+
+
+def _copy(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {key: value.detach().clone() for key, value in state.items()}
+
+
+def _unpack(batch: Any) -> tuple[Input, Tensor]:
+    if not isinstance(batch, (tuple, list)) or len(batch) != 2 or not isinstance(batch[1], Tensor):
+        raise ValueError(f"expected batches (x, y) from the loader, got {type(batch).__name__}")
+    return batch[0], batch[1]
+
+
+def _each(x: Input, change: Any) -> Input:
+    if isinstance(x, Tensor):
+        return change(x)  # type: ignore[no-any-return]
+    if isinstance(x, Mapping):
+        return {key: change(value) for key, value in x.items()}
+    return [change(part) for part in x]
+
+
+def _move(x: Input, device: torch.device) -> Input:
+    return _each(x, lambda part: part.to(device))
+
+
+def _narrow(x: Input, n: int) -> Input:
+    return _each(x, lambda part: part[:n])

@@ -1,0 +1,222 @@
+r"""The Laplace posterior $N(\theta_*, (H + \Delta)^{-1})$: draws of weights, and predictions.
+
+Predictions are linearised by default: $f(x) \sim N(f_*(x), J \Sigma J^\top)$, the model for which the
+Gauss-Newton curvature is exact; then the likelihood's mean is averaged over that Gaussian.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from symrazor.curvature import Curvature, Layer
+from symrazor.curvature.statistics import weight_gradients
+from symrazor.curvature.tape import record
+from symrazor.evidence.laplace import log_precisions
+from symrazor.hyper import Prior, weights
+from symrazor.likelihood import Bernoulli, Categorical, Gaussian, Likelihood, Poisson
+
+How = Literal["probit", "bridge", "mc", "sampling"]
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Predictive mean of y (class probabilities for a categorical), and variance if real-valued."""
+
+    mean: Float[Tensor, "n k"]
+    variance: Float[Tensor, "n k"] | None = None
+
+
+def jacobians(
+    model: nn.Module, layers: Sequence[Layer], x: Tensor
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Outputs f[n, k] and, for every weight tensor, df/dtheta as [n, k, p]."""
+    tape = record(model, layers, x)
+    n, k = tape.f.shape
+    columns: dict[str, list[Tensor]] = {}
+    for output in range(k):
+        root = torch.zeros_like(tape.f)
+        root[:, output] = 1
+        found: dict[str, Tensor] = {}
+        for use, g in zip(tape.uses, tape.cotangents(root), strict=True):
+            layer = use.layer
+            if g is None:
+                g = torch.zeros(use.y_shape, dtype=tape.f.dtype, device=tape.f.device)
+            formed = layer.form.outputs(g)
+            pieces: list[tuple[str, Tensor]] = []
+            if layer.bias is not None:
+                pieces.append((layer.bias, formed.sum(1).flatten(1)))
+            if layer.weight is not None:
+                pieces.append(
+                    (layer.weight, weight_gradients(layer, [use.seen.detach()], [formed]))
+                )
+            for name, j in pieces:
+                found[name] = found[name] + j if name in found else j
+        for name, j in found.items():
+            columns.setdefault(name, []).append(j)
+    return tape.f.detach(), {name: torch.stack(parts, 1) for name, parts in columns.items()}
+
+
+class Posterior:
+    """A Gaussian over the weights, centred where they are now.
+
+    Args:
+        model: the network; its present weights are copied as the mean.
+        likelihood: turns outputs into predictions.
+        layers: the model's layers.
+        curvature: blocks of H over the whole data set.
+        prior: precisions, copied.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        likelihood: Likelihood,
+        layers: Sequence[Layer],
+        curvature: Curvature,
+        prior: Prior,
+    ) -> None:
+        """Freeze mean and precisions; see the class."""
+        self.model, self.likelihood, self.layers = model, likelihood, layers
+        self.curvature = curvature
+        self.mean = {name: value.detach().clone() for name, value in weights(model).items()}
+        self.log_precision = {
+            name: value.detach().clone() for name, value in log_precisions(prior, curvature).items()
+        }
+
+    def sample(self, n: int, generator: torch.Generator | None = None) -> dict[str, Tensor]:
+        """Draws of all weights: tensor name -> [n, *shape]."""
+        if n < 1:
+            raise ValueError(f"expected at least 1 draw, got {n}")
+        draws: dict[str, Tensor] = {}
+        for block in self.curvature.blocks:
+            sizes = [self.mean[name].numel() for name in block.names]
+            mean = self.mean[block.names[0]]
+            noise = torch.randn(n, sum(sizes), generator=generator, dtype=torch.float64)
+            flat = block.draw(self.log_precision, noise.to(mean.device))
+            for name, part in zip(block.names, flat.split(sizes, 1), strict=True):
+                shift = part.reshape(n, *self.mean[name].shape).to(mean.dtype)
+                draws[name] = self.mean[name] + shift
+        return draws
+
+    def functional(self, x: Tensor) -> tuple[Float[Tensor, "n k"], Float[Tensor, "n k k"]]:
+        r"""Mean $f_*(x)$ and covariance $J \Sigma J^\top$ of the linearised outputs, in float64."""
+        f, J = jacobians(self.model, self.layers, x)
+        covariance = torch.zeros(
+            len(f), f.shape[1], f.shape[1], dtype=torch.float64, device=f.device
+        )
+        for block in self.curvature.blocks:
+            if all(name in J for name in block.names):
+                rows = torch.cat([J[name] for name in block.names], 2)
+                covariance += block.covariance(self.log_precision, rows)
+        return f.double(), covariance
+
+    def predict(
+        self,
+        x: Tensor,
+        how: How = "probit",
+        samples: int = 100,
+        generator: torch.Generator | None = None,
+    ) -> Prediction:
+        """Predictive distribution at x.
+
+        Args:
+            x: inputs.
+            how: "probit" (closed form, linearised), "bridge" (Laplace bridge to a Dirichlet,
+                linearised, categorical only), "mc" (draws of linearised outputs) or "sampling"
+                (draws of weights through the network itself).
+            samples: draws for "mc" and "sampling".
+            generator: their randomness.
+        """
+        if how == "sampling":
+            return self._sampling(x, samples, generator)
+        f, covariance = self.functional(x)
+        if how == "mc":
+            draws = _gaussian_draws(f, covariance, samples, generator)
+            return self._average(self.likelihood.mean(draws.flatten(0, 1)).unflatten(0, (samples, -1)))
+        if how == "bridge":
+            if not isinstance(self.likelihood, Categorical):
+                raise ValueError("expected a categorical likelihood for how='bridge'; use 'probit'")
+            return Prediction(laplace_bridge(f, covariance))
+        if how == "probit":
+            return self._closed_form(f, covariance.diagonal(dim1=1, dim2=2))
+        raise ValueError(f"expected how in probit, bridge, mc, sampling, got {how!r}")
+
+    def _closed_form(self, f: Tensor, variance: Tensor) -> Prediction:
+        match self.likelihood:
+            case Categorical() | Bernoulli():
+                scale = (1 + math.pi / 8 * variance).rsqrt()
+                return Prediction(self.likelihood.mean(f * scale))
+            case Gaussian():
+                return Prediction(f, variance + self._noise(f))
+            case Poisson():
+                rate = (f + 0.5 * variance).exp()
+                return Prediction(rate, rate + rate.square() * torch.expm1(variance))
+            case _:
+                raise ValueError(
+                    f"no closed form is known for {type(self.likelihood).__name__}; use how='mc'"
+                )
+
+    def _noise(self, like: Tensor) -> Tensor:
+        assert isinstance(self.likelihood, Gaussian)
+        return self.likelihood.noise.value.detach().square().expand_as(like)
+
+    def _sampling(self, x: Tensor, samples: int, generator: torch.Generator | None) -> Prediction:
+        draws = self.sample(samples, generator)
+        with torch.no_grad():
+            means = [
+                self.likelihood.mean(
+                    functional_call(self.model, {k: v[s] for k, v in draws.items()}, (x,)).double()
+                )
+                for s in range(samples)
+            ]
+        return self._average(torch.stack(means))
+
+    def _average(self, means: Float[Tensor, "s n k"]) -> Prediction:
+        mean = means.mean(0)
+        spread = means.var(0, correction=0)
+        match self.likelihood:
+            case Gaussian():
+                return Prediction(mean, spread + self._noise(mean))
+            case Poisson():
+                return Prediction(mean, spread + mean)
+            case _:
+                return Prediction(mean)
+
+
+def laplace_bridge(
+    f: Float[Tensor, "n k"], covariance: Float[Tensor, "n k k"]
+) -> Float[Tensor, "n k"]:
+    r"""Class probabilities of the Dirichlet that matches a Gaussian over logits.
+
+    The Gaussian is conditioned on logits that add up to zero and rescaled to a typical variance of
+    $\sqrt{K/2}$, where the match is good; then
+    $\alpha_k = \Sigma_{kk}^{-1} (1 - 2/K + e^{\mu_k} K^{-2} \sum_l e^{-\mu_l})$
+    (Hobbhahn, Kristiadi and Hennig 2022).
+    """
+    k = f.shape[1]
+    total = covariance.sum((1, 2)).clamp(min=torch.finfo(torch.float64).tiny)
+    rows = covariance.sum(2)
+    mu = f - rows * (f.sum(1) / total).unsqueeze(1)
+    sigma = covariance - rows.unsqueeze(2) * rows.unsqueeze(1) / total.reshape(-1, 1, 1)
+    variance = sigma.diagonal(dim1=1, dim2=2).clamp(min=torch.finfo(torch.float64).tiny)
+    factor = (variance.mean(1, keepdim=True) / math.sqrt(k / 2)).clamp(min=1)
+    mu, variance = mu / factor.sqrt(), variance / factor
+    ratio = (mu + torch.logsumexp(-mu, 1, keepdim=True)).exp()
+    alpha = (1 - 2 / k + ratio / k**2) / variance
+    return alpha / alpha.sum(1, keepdim=True)
+
+
+def _gaussian_draws(
+    f: Tensor, covariance: Tensor, samples: int, generator: torch.Generator | None
+) -> Float[Tensor, "s n k"]:
+    """Draws from N(f, covariance) by eigenvectors: the covariance may be singular."""
+    values, vectors = torch.linalg.eigh(covariance)
+    noise = torch.randn(samples, *f.shape, generator=generator, dtype=torch.float64).to(f.device)
+    scaled = noise * values.clamp(min=0).sqrt()
+    return f + torch.einsum("nij,snj->sni", vectors, scaled)

@@ -1,0 +1,140 @@
+"""What was learned, as numbers: precisions and effective parameters by layer, fit and calibration."""
+
+import json
+import platform
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from symrazor.evidence.value import Evidence
+from symrazor.learner import Razor
+from symrazor.likelihood import Bernoulli, Categorical, Likelihood
+
+SCHEMA = 1
+
+
+def calibration_error(
+    probabilities: Float[Tensor, "n k"], labels: Int[Tensor, " n"], bins: int = 15
+) -> float:
+    r"""Expected calibration error $\sum_b \frac{n_b}{n} |\mathrm{accuracy}_b - \mathrm{confidence}_b|$.
+
+    Confidence is the probability of the predicted class; bins are of equal width in it.
+    """
+    confidence, predicted = probabilities.double().max(1)
+    correct = (predicted == labels).double()
+    index = (confidence * bins).long().clamp(max=bins - 1)
+    gaps = torch.zeros(bins, dtype=torch.float64, device=confidence.device)
+    gaps.index_add_(0, index, correct - confidence)
+    return float(gaps.abs().sum() / len(labels))
+
+
+def scores(likelihood: Likelihood, f: Float[Tensor, "n k"], y: Tensor) -> dict[str, float]:
+    """Test figures of outputs f: accuracy and calibration of a classifier, else squared error."""
+    with torch.no_grad():
+        nll = float(likelihood.nll(f.double(), y).mean())
+        match likelihood:
+            case Categorical():
+                p = likelihood.mean(f.double())
+                accuracy = float((p.argmax(1) == y).double().mean())
+                return {"accuracy": accuracy, "nll": nll, "ece": calibration_error(p, y)}
+            case Bernoulli():
+                hits = (f > 0) == (y.reshape(f.shape) > 0.5)
+                return {"accuracy": float(hits.double().mean()), "nll": nll}
+            case _:
+                error = likelihood.mean(f.double()) - y.reshape(f.shape).double()
+                return {"mse": float(error.square().mean()), "nll": nll}
+
+
+@dataclass(frozen=True)
+class PathReading:
+    """One path of a layer: what the evidence gave it."""
+
+    path: str
+    group: str | None
+    share: float
+    effective_parameters: float
+    parameters: int
+    precision: dict[str, float]
+
+
+@dataclass(frozen=True)
+class LayerReading:
+    """One layer; a plain layer has one path."""
+
+    name: str
+    paths: list[PathReading]
+    equivariance_error: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Everything a run learned, ready for a table, a page or JSON (see `to_json`)."""
+
+    verdict: str
+    evidence: dict[str, float]
+    train: dict[str, float]
+    test: dict[str, float]
+    layers: list[LayerReading]
+    config: dict[str, Any] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)
+    schema: int = SCHEMA
+
+    def to_json(self) -> str:
+        """The reading as a JSON document."""
+        return json.dumps(asdict(self), indent=1, default=str)
+
+    def __str__(self) -> str:
+        """A table for the terminal."""
+        width = max([5, *(len(layer.name) for layer in self.layers)])
+        lines = [f"{'layer':<{width}}  {'path':<16}{'effective':>11} {'of':>9}   precision"]
+        for layer in self.layers:
+            for path in layer.paths:
+                precisions = ", ".join(f"{k} {v:.3g}" for k, v in path.precision.items())
+                lines.append(
+                    f"{layer.name:<{width}}  {path.path:<16}{path.effective_parameters:>11.1f} "
+                    f"{path.parameters:>9,}   {precisions}"
+                )
+        if self.test:
+            lines.append("test: " + ", ".join(f"{k} {v:.4f}" for k, v in self.test.items()))
+        return "\n".join([*lines, self.verdict])
+
+
+def read(
+    razor: Razor,
+    evidence: Evidence,
+    train: dict[str, float] | None = None,
+    test: dict[str, float] | None = None,
+) -> Reading:
+    """The reading of a model as its razor sees it."""
+    gamma = evidence.effective_parameters
+    found = []
+    for layer in razor.layers:
+        names = [name for name in (layer.weight, layer.bias) if name is not None]
+        sizes = [dict(razor.model.named_parameters())[name].numel() for name in names]
+        path = PathReading(
+            type(layer.module).__name__,
+            None,
+            1.0,
+            sum(gamma[name] for name in names),
+            sum(sizes),
+            {
+                name.rpartition(".")[2]: float(razor.prior.precision_of(name).detach().mean())
+                for name in names
+            },
+        )
+        found.append(LayerReading(layer.name, [path]))
+    total = sum(path.parameters for layer in found for path in layer.paths)
+    used = sum(gamma.values())
+    verdict = (
+        f"log evidence {float(evidence.log_evidence):,.1f} ({float(evidence.per_datum):.3f} per "
+        f"datum): fit {float(evidence.log_likelihood):,.1f}, complexity "
+        f"{float(evidence.complexity):,.1f}; the data determine {used:,.0f} of {total:,} parameters"
+    )
+    if razor.at_bound:
+        verdict += f"; precision at its bound: {', '.join(razor.at_bound)}"
+    versions = {"python": platform.python_version(), "torch": torch.__version__}
+    config = asdict(razor.config)
+    return Reading(verdict, evidence.to_dict(), train or {}, test or {}, found, config, versions)

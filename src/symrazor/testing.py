@@ -1,0 +1,276 @@
+"""Public test suites: a new layer or likelihood inherits its tests.
+
+    class TestMyLayer(symrazor.testing.LayerSuite):
+        def make(self):
+            return MyLayer(3, 4)
+        def inputs(self):
+            return torch.randn(5, 3)
+
+Everything is checked in float64 against an oracle that knows nothing of the weight-sharing format:
+the dense Gauss-Newton matrix from per-datum Jacobians by automatic differentiation.
+"""
+
+import copy
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.func import functional_call, hessian, jacrev
+
+from symrazor.curvature import Method, curvature, layers, verify
+from symrazor.hyper import weights
+from symrazor.likelihood import Categorical, Likelihood
+from symrazor.linalg import Block, Dense, Diag, Kron
+
+
+def output_hessian(
+    likelihood: Likelihood, f: Float[Tensor, " k"], y: Tensor
+) -> Float[Tensor, "k k"]:
+    """Hessian of the negative log likelihood of one datum in its outputs, by autodiff."""
+
+    def nll(outputs: Tensor) -> Tensor:
+        return likelihood.nll(outputs.unsqueeze(0), y.unsqueeze(0)).sum()
+
+    found: Tensor = hessian(nll)(f.detach())
+    return found
+
+
+def dense_ggn(
+    model: nn.Module, likelihood: Likelihood, x: Tensor, y: Tensor, order: tuple[str, ...]
+) -> Float[Tensor, "p p"]:
+    """Sum over data of J' Lambda J, weights in the given order, by jacrev and autodiff Hessians."""
+    theta = {name: value.detach() for name, value in weights(model).items()}
+
+    def outputs(parameters: Mapping[str, Tensor], one: Tensor) -> Tensor:
+        f: Tensor = functional_call(model, dict(parameters), (one.unsqueeze(0),))
+        return f.squeeze(0)
+
+    total = torch.zeros((), dtype=torch.float64)
+    for one, label in zip(x, y, strict=True):
+        J = jacrev(outputs)(theta, one)
+        rows = torch.cat([J[name].reshape(len(J[name]), -1) for name in order], 1)
+        Lambda = output_hessian(likelihood, outputs(theta, one), label)
+        total = total + rows.T @ Lambda @ rows
+    return total.detach()
+
+
+def dense_block(block: Block) -> Float[Tensor, "p p"]:
+    """Any curvature block written out as a matrix, in the layout of its parameters."""
+    match block:
+        case Dense():
+            return block.H
+        case Diag():
+            return torch.diag(block.h.reshape(-1))
+        case Kron():
+            k = max(block.A.shape[0], block.G.shape[0])
+            A, G = block.A.expand(k, -1, -1), block.G.expand(k, -1, -1)
+            blocked = torch.block_diag(
+                *(torch.kron(g, a) * block.scale for g, a in zip(G, A, strict=True))
+            )
+            shape = (k, G.shape[1], A.shape[1])
+            place = block.from_blocks(torch.arange(blocked.shape[0]).reshape(shape)).reshape(-1)
+            return blocked[place][:, place]
+        case _:
+            raise ValueError(f"expected Dense, Diag or Kron, got {type(block).__name__}")
+
+
+def assert_close(got: Tensor, expected: Tensor, tolerance: float) -> None:
+    """Largest difference at most `tolerance` times the largest entry expected."""
+    scale = float(expected.detach().abs().max()) or 1.0
+    error = float((got.detach() - expected.detach()).abs().max()) / scale
+    assert error <= tolerance, f"relative error {error:.2e} exceeds {tolerance:.0e}"
+
+
+class Head(nn.Module):
+    """A layer under test, a smooth nonlinearity, and a fixed read-out to three logits."""
+
+    readout: Tensor
+
+    def __init__(self, layer: nn.Module, features: int) -> None:
+        """Put `layer` below a random read-out of its flattened output."""
+        super().__init__()
+        self.layer = layer
+        generator = torch.Generator().manual_seed(0)
+        readout = torch.randn(features, 3, generator=generator, dtype=torch.float64)
+        self.register_buffer("readout", readout / features**0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits."""
+        hidden: Tensor = torch.tanh(self.layer(x)).flatten(1)
+        return hidden @ self.readout
+
+
+class LayerSuite(ABC):
+    """Tests that every registered layer type must pass."""
+
+    tolerance = 1e-8
+
+    @abstractmethod
+    def make(self) -> nn.Module:
+        """A small layer of the type under test."""
+
+    @abstractmethod
+    def inputs(self) -> Tensor:
+        """A batch for it, data along the first dimension."""
+
+    def _case(self) -> tuple[Head, Tensor, Tensor]:
+        torch.manual_seed(0)
+        layer, x = self.make().double().eval(), self.inputs()
+        x = x.double() if x.is_floating_point() else x
+        with torch.no_grad():
+            for parameter in layer.parameters():
+                parameter.add_(0.1 * torch.randn_like(parameter))
+            features = layer(x[:1]).numel()
+        y = torch.arange(len(x)) % 3
+        return Head(layer, features), x, y
+
+    def test_format_explains_gradient(self) -> None:
+        """The format's gradient of every weight is autograd's."""
+        model, x, _ = self._case()
+        verify(model, layers(model), x)
+
+    def test_blocks_are_a_bijection(self) -> None:
+        """from_blocks undoes to_blocks."""
+        model, _, _ = self._case()
+        for layer in layers(model):
+            if layer.weight is not None:
+                weight = weights(model)[layer.weight].detach()
+                there = layer.form.to_blocks(weight)
+                assert there.dim() == 3
+                assert torch.equal(layer.form.from_blocks(there), weight)
+
+    def test_forward_is_the_format(self) -> None:
+        """y[n, s, k, o] = sum_i W[k, o, i] a[n, s, k, i] + b[k, o] is what the layer computes."""
+        model, x, _ = self._case()
+        for layer in layers(model):
+            form, theta = layer.form, weights(model)
+            if layer.weight is None:
+                continue
+            a = form.inputs(x)
+            W = form.to_blocks(theta[layer.weight])
+            y = torch.einsum("koi,nski->nsko", W, a)
+            if form.outputs(layer.module(x)).shape[2] == 1 and y.shape[2] > 1:
+                y = y.sum(2, keepdim=True)
+            if layer.bias is not None:
+                y = y + theta[layer.bias].reshape(1, 1, *y.shape[2:])
+            assert_close(y.detach(), form.outputs(layer.module(x)).detach(), 1e-12)
+
+    def test_block_is_dense_ggn(self) -> None:
+        """Structures "block", "full" and "diag" against the dense Gauss-Newton matrix."""
+        model, x, y = self._case()
+        batches = [(x[:2], y[:2]), (x[2:], y[2:])]
+        for structure in ("block", "full", "diag"):
+            found = curvature(model, Categorical(), batches, Method(structure=structure))
+            for block in found.blocks:
+                expected = dense_ggn(model, Categorical(), x, y, block.names)
+                if structure == "diag":
+                    expected = torch.diag(expected.diagonal())
+                assert_close(dense_block(block), expected, self.tolerance)
+
+    def test_kron_of_one_datum_and_one_position_is_exact(self) -> None:
+        """Kronecker factors are exact where the sum has one term; else their trace is right."""
+        model, x, y = self._case()
+        found = curvature(model, Categorical(), [(x[:1], y[:1])])
+        for block in found.blocks:
+            expected = dense_ggn(model, Categorical(), x[:1], y[:1], block.names)
+            one_term = not isinstance(block, Kron) or round(1 / block.scale) == 1
+            if one_term:
+                assert_close(dense_block(block), expected, self.tolerance)
+
+    def test_short_cut_is_the_gram_of_the_inputs(self) -> None:
+        """`input_factor`, where given, equals the sum over n and s of a a'."""
+        model, x, _ = self._case()
+        for layer in layers(model):
+            if layer.form.input_factor is not None:
+                a = layer.form.inputs(x)
+                expected = torch.einsum("nski,nskj->kij", a, a)
+                assert_close(layer.form.input_factor(x), expected, 1e-10)
+
+    def test_a_datum_does_not_depend_on_its_batch(self) -> None:
+        """The layer itself treats data independently, without which no curvature exists."""
+        model, x, _ = self._case()
+        with torch.no_grad():
+            assert_close(model(x[:1]), model(x)[:1], 1e-12)
+
+    def test_nothing_is_changed(self) -> None:
+        """Curvature leaves weights, gradients, mode and hooks as they were."""
+        model, x, y = self._case()
+        before = copy.deepcopy(model.state_dict())
+        curvature(model, Categorical(), [(x, y)])
+        assert all(torch.equal(before[k], v) for k, v in model.state_dict().items())
+        assert all(p.grad is None for p in model.parameters())
+        assert not any(m._forward_hooks for m in model.modules())
+
+
+class LikelihoodSuite(ABC):
+    """Tests that every likelihood must pass."""
+
+    outputs = 4
+    extreme = 30.0
+
+    @abstractmethod
+    def make(self) -> Likelihood:
+        """The likelihood under test."""
+
+    @abstractmethod
+    def log_prob(self, f: Tensor, y: Tensor) -> Tensor:
+        """Log probability of each datum from an independent source (torch.distributions)."""
+
+    def _case(self, n: int = 6) -> tuple[Likelihood, Tensor, Tensor]:
+        generator = torch.Generator().manual_seed(0)
+        f = torch.randn(n, self.outputs, generator=generator, dtype=torch.float64)
+        likelihood = self.make()
+        return likelihood, f, likelihood.sample(f, generator)
+
+    def test_nll(self) -> None:
+        """Equal to the independent log probability, constants included."""
+        likelihood, f, y = self._case()
+        likelihood.check(f, y)
+        assert_close(likelihood.nll(f, y), -self.log_prob(f, y), 1e-12)
+
+    def test_residual(self) -> None:
+        """The gradient of nll by autograd."""
+        likelihood, f, y = self._case()
+        f.requires_grad_()
+        expected = torch.autograd.grad(likelihood.nll(f, y).sum(), f)[0]
+        assert_close(likelihood.residual(f, y).detach(), expected, 1e-12)
+
+    def test_root(self) -> None:
+        """R R' is the Hessian of nll by autodiff."""
+        likelihood, f, y = self._case()
+        root = likelihood.hessian_root(f).detach()
+        product = torch.einsum("cnk,cnl->nkl", root, root)
+        for n in range(len(f)):
+            assert_close(product[n], output_hessian(likelihood, f[n], y[n]).detach(), 1e-10)
+
+    def test_sampled_roots_are_unbiased(self) -> None:
+        """The mean over many draws is the Hessian; spectral draws have its trace every time."""
+        likelihood, f, y = self._case(2)
+        generator = torch.Generator().manual_seed(1)
+        for probe in ("spectral", "label"):
+            draws = likelihood.sampled_root(f, 40_000, generator, probe).detach()
+            product = torch.einsum("snk,snl->nkl", draws, draws)
+            for n in range(len(f)):
+                assert_close(product[n], output_hessian(likelihood, f[n], y[n]).detach(), 0.05)
+        trace = likelihood.hessian_root(f).square().sum((0, 2)).detach()
+        one = likelihood.sampled_root(f, 1, generator).detach()
+        assert_close(one.square().sum((0, 2)), trace, 1e-10)
+
+    def test_extremes_are_finite(self) -> None:
+        """Values and gradients stay finite where probabilities reach 0 and 1."""
+        likelihood = self.make()
+        for dtype in (torch.float32, torch.float64):
+            f = self.extreme * torch.eye(self.outputs, dtype=dtype) - self.extreme / 2
+            f.requires_grad_()
+            y = likelihood.sample(f, torch.Generator().manual_seed(0))
+            evaluate: list[Callable[[], Tensor]] = [
+                lambda: likelihood.nll(f, y),  # noqa: B023
+                lambda: likelihood.hessian_root(f),  # noqa: B023
+                lambda: likelihood.sampled_root(f, 3),  # noqa: B023
+            ]
+            for function in evaluate:
+                value = function()
+                gradient = torch.autograd.grad(value.sum() + 0 * f.sum(), f)[0]
+                assert bool(torch.isfinite(value).all() and torch.isfinite(gradient).all())
