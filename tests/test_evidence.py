@@ -1,4 +1,4 @@
-"""The evidence against closed forms, finite differences, quadrature, and itself by another route."""
+"""The evidence against closed forms, finite differences, quadrature, and another route."""
 
 import math
 
@@ -199,7 +199,11 @@ def test_quality_of_laplace_by_quadrature() -> None:
     torch.manual_seed(0)
     n, delta = 20, 1.0
     x = torch.randn(n, 1, dtype=F64)
-    y = (torch.sigmoid(3 * torch.tanh(1.5 * x + 0.3)) > torch.rand(n, 1, dtype=F64)).long().squeeze()
+    y = (
+        (torch.sigmoid(3 * torch.tanh(1.5 * x + 0.3)) > torch.rand(n, 1, dtype=F64))
+        .long()
+        .squeeze()
+    )
 
     class Tiny(nn.Module):
         def __init__(self) -> None:

@@ -32,7 +32,11 @@ def test_linear_gaussian_predictive_is_exact(structure: str) -> None:
     """Mean, variance and weight covariance of Bayesian linear regression."""
     torch.manual_seed(0)
     n, m, delta, sigma = 12, 4, 2.0, 0.3
-    phi, y, new = torch.randn(n, m, dtype=F64), torch.randn(n, dtype=F64), torch.randn(5, m).double()
+    phi, y, new = (
+        torch.randn(n, m, dtype=F64),
+        torch.randn(n, dtype=F64),
+        torch.randn(5, m).double(),
+    )
     exact = sr.exact_evidence(phi, y, delta, sigma)
     model = nn.Linear(m, 1, bias=False).double()
     with torch.no_grad():

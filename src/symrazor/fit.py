@@ -17,7 +17,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from symrazor.data import Tensors, TensorLoader, check_batch
+from symrazor.data import TensorLoader, Tensors, check_batch
 from symrazor.evidence.value import Evidence
 from symrazor.hyper import hyperparameters, weights
 from symrazor.learner import Razor, RazorConfig
@@ -83,7 +83,9 @@ class FitConfig:
         theirs = {f.name for f in fields(self.razor)} - mine
         unknown = set(changes) - mine - theirs
         if unknown:
-            raise ValueError(f"expected options among {sorted(mine | theirs)}, got {sorted(unknown)}")
+            raise ValueError(
+                f"expected options among {sorted(mine | theirs)}, got {sorted(unknown)}"
+            )
         razor = replace(
             changes.pop("razor", self.razor),
             **{k: changes.pop(k) for k in list(changes) if k in theirs},
@@ -146,6 +148,7 @@ def fit(
         test: held-out data, only ever looked at for the report.
         config: all options; single ones can be given by name, of `FitConfig` and `RazorConfig`
             alike, as in `fit(model, (x, y), epochs=30, estimator="mc", seed=1)`.
+        **changes: those single options.
 
     Raises:
         ValueError: bad data or options; the model is then untouched.
@@ -163,8 +166,7 @@ def fit(
     loader = TensorLoader(x, y, options.batch_size, shuffle=True, generator=generator)
     fixed = TensorLoader(x, y, min(len(y), EVALUATION_BATCH))
     likelihood = as_likelihood(likelihood)
-    with torch.no_grad():
-        likelihood.check(model(x[:2]), y[:2])
+    likelihood.check(_outputs(model, x[:1]).expand(len(y), -1), y)
     total = options.epochs * len(loader)
     burn_in = total // 5 if options.burn_in is None else options.burn_in
     razor_options = replace(options.razor, burn_in=burn_in, seed=options.seed)
@@ -234,7 +236,7 @@ class _Stepper:
         if self.done % 50 == 0:
             self.last_good = self._snapshot()
         self.optimiser.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         for parameter in hyperparameters(self.razor.model).values():
             parameter.grad = None  # eta follows the evidence, not the training loss
         self.optimiser.step()
@@ -276,8 +278,8 @@ def _progress(options: FitConfig) -> Iterator[Show]:
     if not wanted:
         yield lambda history: None
         return
-    from rich.console import Console  # noqa: PLC0415  (optional at import time)
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn  # noqa: PLC0415
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (
         TextColumn("epoch {task.completed}/{task.total}"),

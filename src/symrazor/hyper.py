@@ -147,7 +147,8 @@ class Prior(nn.Module):
 
     def log_of(self, parameter: str) -> Tensor:
         """Log precision that acts on a tensor: 0-dim, or of the tensor's shape if diagonal."""
-        return self.log_precision[self.names.index(self.group_of[parameter])]
+        log_delta: Tensor = self.log_precision[self.names.index(self.group_of[parameter])]
+        return log_delta
 
     def precision_of(self, parameter: str) -> Tensor:
         """Precision that acts on a tensor."""
@@ -207,5 +208,5 @@ def _assign(names: list[str], groups: Groups) -> dict[str, str]:
     if groups == "layer":
         return {name: name.rpartition(".")[0] or name for name in names}
     raise ValueError(
-        "expected groups 'tensor', 'scalar', 'layer', 'diagonal' or a mapping, " f"got {groups!r}"
+        f"expected groups 'tensor', 'scalar', 'layer', 'diagonal' or a mapping, got {groups!r}"
     )

@@ -101,6 +101,7 @@ class Razor:
         n_data: size of the training set.
         config: all options; single ones can be given by name, as in
             `Razor(model, "categorical", 1000, estimator="mc", prior_precision=10.0)`.
+        **changes: those single options.
 
     Attributes:
         prior: the precisions, `razor.prior.precisions`.
@@ -159,8 +160,7 @@ class Razor:
         r"""$-\log p(\theta) / N$ up to a constant: add it to the mean negative log likelihood."""
         self.training_steps += 1
         terms = [
-            (delta.to(theta.dtype) * theta.square()).sum()
-            for theta, delta in self._weighted()
+            (delta.to(theta.dtype) * theta.square()).sum() for theta, delta in self._weighted()
         ]
         return torch.stack(terms).sum() * (0.5 * self.config.temperature / self.n_data)
 
@@ -303,10 +303,10 @@ class Razor:
             self._precision_optimiser.zero_grad()
             value = log_det(found.blocks, log_precisions(self.prior, found))
             if self.config.update == "adam":
-                (0.5 * value + 0.5 * self.prior.scatter(theta)).backward()  # type: ignore[no-untyped-call]
+                (0.5 * value + 0.5 * self.prior.scatter(theta)).backward()
                 self._precision_optimiser.step()
             else:
-                value.backward()  # type: ignore[no-untyped-call]
+                value.backward()
                 self._mackay(theta)
             self.prior.clamp_()
 
@@ -318,7 +318,7 @@ class Razor:
             gamma = -log_delta.grad if log_delta.grad is not None else torch.zeros_like(log_delta)
             tiny = torch.finfo(torch.float64).tiny
             target = gamma.clamp(min=tiny).log() - torch.as_tensor(size).clamp(min=tiny).log()
-            log_delta += self.config.damping * (target - log_delta)
+            log_delta.add_(self.config.damping * (target - log_delta))
 
     def _update_hyperparameters(self, gradient: Mapping[str, tuple[Tensor, Tensor]]) -> None:
         if self._eta_optimiser is None or not gradient:
@@ -349,7 +349,7 @@ class Razor:
         n = self.n_data * self._outputs / log_sigma.numel()
         errors = (n + temperature * fit).clamp(min=torch.finfo(torch.float64).tiny)
         free = (n - temperature * occam).clamp(min=1e-3 * n)
-        log_sigma += self.config.damping * 0.5 * (errors / free).log()
+        log_sigma.add_(self.config.damping * 0.5 * (errors / free).log())
 
     # State.
 
@@ -417,9 +417,11 @@ class Razor:
         self._best_state = state["best_state"]
         self.best = None
         if state["best"] is not None:
-            parts = ("log_likelihood", "log_prior", "log_det")
-            values = [torch.tensor(state["best"][k], dtype=torch.float64) for k in parts]
-            self.best = Evidence(*values, self.n_data, dict(state["best"]["gamma"]))
+            fit, prior, det = (
+                torch.tensor(state["best"][part], dtype=torch.float64)
+                for part in ("log_likelihood", "log_prior", "log_det")
+            )
+            self.best = Evidence(fit, prior, det, self.n_data, dict(state["best"]["gamma"]))
 
 
 def _copy(state: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -101,7 +101,8 @@ def _right_singular_vectors(root: Float[Tensor, "c n k"]) -> Float[Tensor, "n c 
     scale = gram.diagonal(dim1=1, dim2=2).sum(1).clamp(min=torch.finfo(gram.dtype).tiny)
     try:
         vectors: Tensor = torch.linalg.eigh(gram / scale.reshape(-1, 1, 1))[1]
-    except torch.linalg.LinAlgError:  # any orthogonal V is right, only less precise
+    except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
+        # Any orthogonal V is right, only less precise.
         return torch.eye(c, dtype=root.dtype, device=root.device).expand(n, c, c)
     return vectors.to(root.dtype)
 
@@ -202,13 +203,13 @@ class Gaussian(Likelihood):
         return torch.diag(inverse).unsqueeze(1).expand(k, n, k)
 
     def sample(self, f: Float[Tensor, "n k"], generator: torch.Generator | None) -> Tensor:
-        """f plus noise."""
+        """The output plus noise."""
         noise = torch.randn(f.shape, generator=generator, device=_device(generator, f))
         scale = self.noise.value.detach().to(f.dtype)
         return f.detach() + scale * noise.to(device=f.device, dtype=f.dtype)
 
     def mean(self, f: Float[Tensor, "n k"]) -> Float[Tensor, "n k"]:
-        """f itself."""
+        """The output itself."""
         return f
 
     def check(self, f: Tensor, y: Tensor) -> None:
@@ -231,7 +232,7 @@ class Bernoulli(Likelihood):
         return F.binary_cross_entropy_with_logits(f, target, reduction="none").sum(-1)
 
     def residual(self, f: Float[Tensor, "n k"], y: Tensor) -> Float[Tensor, "n k"]:
-        """p - y."""
+        """Probability minus label."""
         return f.sigmoid() - y.reshape(f.shape).to(f.dtype)
 
     def hessian_root(self, f: Float[Tensor, "n k"]) -> Float[Tensor, "c n k"]:
@@ -289,7 +290,9 @@ class Poisson(Likelihood):
 
 def _check_targets(f: Tensor, y: Tensor, what: str) -> None:
     if y.shape != f.shape and not (f.shape[1] == 1 and y.dim() == 1):
-        raise ValueError(f"expected targets of shape {list(f.shape)} for {what}, got {list(y.shape)}")
+        raise ValueError(
+            f"expected targets of shape {list(f.shape)} for {what}, got {list(y.shape)}"
+        )
 
 
 def _check_values(y: Tensor, wrong: Tensor, expected: str) -> None:

@@ -10,8 +10,7 @@ $\log(\lambda + \delta) - \log \delta$ is always $\log(1 + \lambda/\delta)$ by l
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeVar
@@ -21,24 +20,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from symrazor.errors import CurvatureError
+from symrazor.parallel import in_parallel as in_parallel
 
 T = TypeVar("T")
 LogPrecisions = Mapping[str, Tensor]
-
-
-def in_parallel(tasks: Sequence[Callable[[], T]]) -> list[T]:
-    """Run tasks side by side, each on one thread, on as many threads as torch may use.
-
-    LAPACK eigenvalue routines and thin matrix products scale badly inside one call, so on a CPU it
-    is better to run several calls at once. Results come back in order; nothing depends on timing.
-    """
-    threads = torch.get_num_threads()
-    if threads == 1 or len(tasks) < 2:
-        return [task() for task in tasks]
-    with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-        results = list(pool.map(lambda task: task(), tasks))
-    torch.set_num_threads(threads)
-    return results
 
 
 NARROW, WIDE = 16, 128
@@ -137,7 +122,9 @@ def _robust(routine: Callable[[Tensor], T], matrix: Tensor, name: str) -> T:
             scale = matrix.abs().amax().clamp(min=torch.finfo(matrix.dtype).tiny)
             result = routine((matrix / scale).cpu())
         except torch.linalg.LinAlgError:
-            raise CurvatureError(f"the eigenvalues of the factor of {name} failed: {first}") from first
+            raise CurvatureError(
+                f"the eigenvalues of the factor of {name} failed: {first}"
+            ) from first
     where = matrix.device
     if isinstance(result, Tensor):
         return result.to(where) * scale  # type: ignore[return-value]
@@ -367,7 +354,9 @@ class Diag(Block):
         """Record the name in the common form; a diagonal cannot be checked any later."""
         self.names = (self.name,)
         if not bool(torch.isfinite(self.h).all()):
-            raise CurvatureError(f"expected a finite curvature for {self.name}, got NaN or infinity")
+            raise CurvatureError(
+                f"expected a finite curvature for {self.name}, got NaN or infinity"
+            )
 
     def logdet(self, log_precision: LogPrecisions) -> Tensor:
         """Sum of log1p(h / delta)."""

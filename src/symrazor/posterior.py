@@ -1,7 +1,7 @@
 r"""The Laplace posterior $N(\theta_*, (H + \Delta)^{-1})$: draws of weights, and predictions.
 
-Predictions are linearised by default: $f(x) \sim N(f_*(x), J \Sigma J^\top)$, the model for which the
-Gauss-Newton curvature is exact; then the likelihood's mean is averaged over that Gaussian.
+Predictions are linearised by default: $f(x) \sim N(f_*(x), J \Sigma J^\top)$, the model for which
+the Gauss-Newton curvature is exact; then the likelihood's mean is averaged over that Gaussian.
 """
 
 import math
@@ -37,16 +37,15 @@ def jacobians(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Outputs f[n, k] and, for every weight tensor, df/dtheta as [n, k, p]."""
     tape = record(model, layers, x)
-    n, k = tape.f.shape
+    k = tape.f.shape[1]
     columns: dict[str, list[Tensor]] = {}
     for output in range(k):
         root = torch.zeros_like(tape.f)
         root[:, output] = 1
         found: dict[str, Tensor] = {}
-        for use, g in zip(tape.uses, tape.cotangents(root), strict=True):
+        for use, cotangent in zip(tape.uses, tape.cotangents(root), strict=True):
             layer = use.layer
-            if g is None:
-                g = torch.zeros(use.y_shape, dtype=tape.f.dtype, device=tape.f.device)
+            g = tape.f.new_zeros(use.y_shape) if cotangent is None else cotangent
             formed = layer.form.outputs(g)
             pieces: list[tuple[str, Tensor]] = []
             if layer.bias is not None:
@@ -138,7 +137,9 @@ class Posterior:
         f, covariance = self.functional(x)
         if how == "mc":
             draws = _gaussian_draws(f, covariance, samples, generator)
-            return self._average(self.likelihood.mean(draws.flatten(0, 1)).unflatten(0, (samples, -1)))
+            return self._average(
+                self.likelihood.mean(draws.flatten(0, 1)).unflatten(0, (samples, -1))
+            )
         if how == "bridge":
             if not isinstance(self.likelihood, Categorical):
                 raise ValueError("expected a categorical likelihood for how='bridge'; use 'probit'")

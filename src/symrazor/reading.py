@@ -1,4 +1,4 @@
-"""What was learned, as numbers: precisions and effective parameters by layer, fit and calibration."""
+"""What was learned, as numbers: precisions, effective parameters, fit and calibration."""
 
 import json
 import platform
@@ -19,9 +19,10 @@ SCHEMA = 1
 def calibration_error(
     probabilities: Float[Tensor, "n k"], labels: Int[Tensor, " n"], bins: int = 15
 ) -> float:
-    r"""Expected calibration error $\sum_b \frac{n_b}{n} |\mathrm{accuracy}_b - \mathrm{confidence}_b|$.
+    r"""Expected calibration error.
 
-    Confidence is the probability of the predicted class; bins are of equal width in it.
+    $\sum_b \frac{n_b}{n} |\mathrm{accuracy}_b - \mathrm{confidence}_b|$ over bins b of equal width
+    in confidence, the probability of the predicted class.
     """
     confidence, predicted = probabilities.double().max(1)
     correct = (predicted == labels).double()

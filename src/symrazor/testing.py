@@ -60,7 +60,8 @@ def dense_block(block: Block) -> Float[Tensor, "p p"]:
     """Any curvature block written out as a matrix, in the layout of its parameters."""
     match block:
         case Dense():
-            return block.H
+            dense: Tensor = block.H
+            return dense
         case Diag():
             return torch.diag(block.h.reshape(-1))
         case Kron():
@@ -71,7 +72,8 @@ def dense_block(block: Block) -> Float[Tensor, "p p"]:
             )
             shape = (k, G.shape[1], A.shape[1])
             place = block.from_blocks(torch.arange(blocked.shape[0]).reshape(shape)).reshape(-1)
-            return blocked[place][:, place]
+            written: Tensor = blocked[place][:, place]
+            return written
         case _:
             raise ValueError(f"expected Dense, Diag or Kron, got {type(block).__name__}")
 

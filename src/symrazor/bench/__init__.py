@@ -1,1 +1,1 @@
-"""Benchmarks with a speed goal; `python bench/NAME.py` and `symrazor bench NAME` run the same code."""
+"""Benchmarks with a goal; `python bench/NAME.py` and `symrazor bench NAME` run the same code."""

@@ -262,7 +262,10 @@ def _edge_columns(
 
 
 def _edge_rows(
-    x: Float[Tensor, "n c h w"], kernel: Sequence[int], positions: Sequence[int], before: Sequence[int]
+    x: Float[Tensor, "n c h w"],
+    kernel: Sequence[int],
+    positions: Sequence[int],
+    before: Sequence[int],
 ) -> Float[Tensor, "ky ky kx c kx c"]:
     """Pairs of rows outside of the windows: products of their patches along the other axis."""
     (ky, kx), (n, c, h, w) = kernel, x.shape

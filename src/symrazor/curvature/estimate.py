@@ -12,12 +12,21 @@ import torch
 from torch import Tensor, nn
 
 from symrazor.curvature.coverage import Layer, layers
-from symrazor.curvature.statistics import FULL, Batch, Method, Source, Statistics, weight_gradients
+from symrazor.curvature.statistics import (
+    FULL,
+    Method,
+    Source,
+    Statistics,
+    Task,
+    add_batches,
+    weight_gradients,
+)
 from symrazor.curvature.tape import Input, call, record
 from symrazor.errors import UnsupportedParameterError
 from symrazor.hyper import weights
 from symrazor.likelihood import Likelihood, as_likelihood
-from symrazor.linalg import Block, Dense, Diag, Kron, in_parallel
+from symrazor.linalg import Block, Dense, Diag, Kron
+from symrazor.parallel import as_finished, in_parallel
 
 Loader = Iterable[tuple[Input, Tensor]]
 
@@ -46,7 +55,8 @@ class Curvature:
 
     def prepare(self) -> "Curvature":
         """Compute all spectra now, side by side on the threads of a CPU."""
-        in_parallel([task for block in self.blocks for task in block.prepare()])
+        largest_first = sorted(self.blocks, key=lambda b: -max(f.numel() for f in b.factors()))
+        in_parallel(task for block in largest_first for task in block.prepare())
         return self
 
 
@@ -88,11 +98,9 @@ def collect(
     keep_graph: bool = False,
 ) -> Curvature:
     """Sum statistics over a loader and build the blocks; see `curvature`."""
-    total: Batch | None = None
-    for batch in _batches(source, loader, keep_graph):
-        total = batch if total is None else total + batch
-    if total is None:
-        raise ValueError("expected at least one batch, got an empty loader")
+    tasks = _tasks(source, loader, keep_graph)
+    serial = keep_graph or not _on_cpu(source) or source.method.structure in ("block", "full")
+    total = add_batches((task() for task in tasks) if serial else as_finished(tasks))
     n_data = n_data or total.n
     scale = n_data / total.n / temperature
 
@@ -103,13 +111,17 @@ def collect(
     return Curvature(blocks, fit, n_data, total.n, scale, total.sums, build)
 
 
-def _batches(source: Source, loader: Loader, keep_graph: bool) -> Iterator[Batch]:
-    """Statistics batch by batch; images run channels-last on a CPU if the model can take it."""
+def _tasks(source: Source, loader: Loader, keep_graph: bool) -> Iterator[Task]:
+    """The work of all batches; images run channels-last on a CPU if the model can take it."""
     arrange: Callable[[Input], Input] | None = None
     for number, (x, y) in enumerate(loader):
         if arrange is None:
             arrange = _plain if keep_graph else _arrangement(source, x)
-        yield source.batch(arrange(x), y, f"batch {number}", keep_graph)
+        yield from source.tasks(arrange(x), y, f"batch {number}", keep_graph)
+
+
+def _on_cpu(source: Source) -> bool:
+    return all(w.device.type == "cpu" for w in weights(source.model).values())
 
 
 def _plain(x: Input) -> Input:

@@ -21,19 +21,24 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from symrazor.curvature.coverage import Layer
-from symrazor.curvature.tape import FastPadding, Input, Tape, Use, record
+from symrazor.curvature.tape import FastBackward, Input, Tape, Use, record
 from symrazor.data import check_batch
 from symrazor.likelihood import Likelihood, Probe
-from symrazor.linalg import gram, in_parallel
+from symrazor.linalg import gram
 
 Key = tuple[str, str]
 Statistics = dict[Key, Tensor]
 FULL: Key = ("", "H")
 LARGEST_DENSE = 4096
 """Biases and norm scales with more entries than this get a diagonal block under "kron"."""
+COTANGENTS = 3
+"""Columns of the root that one task handles: their rows of small factors are multiplied at once."""
+SMALL = 2**18
+"""Cotangents with at most so many entries are collected before they are multiplied."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +91,9 @@ class Batch:
         )
 
 
+Task = Callable[[], Batch]
+
+
 @dataclass(frozen=True)
 class Source:
     """Everything but the data: model, its layers, likelihood, method, randomness."""
@@ -98,11 +106,15 @@ class Source:
 
     def batch(self, x: Input, y: Tensor, where: str, keep_graph: bool = False) -> Batch:
         """Statistics of one batch; with `keep_graph` differentiable in the hyperparameters."""
+        return add_batches(task() for task in self.tasks(x, y, where, keep_graph))
+
+    def tasks(self, x: Input, y: Tensor, where: str, keep_graph: bool = False) -> list[Task]:
+        """Run the model on one batch; what remains to be done, in independent pieces."""
         _check_inputs(x, y, where)
         if keep_graph:
             tape = record(self.model, self.layers, x)
         else:
-            with FastPadding():
+            with FastBackward():
                 tape = record(self.model, self.layers, x)
         f = tape.f
         self.likelihood.check(f, y)
@@ -111,7 +123,14 @@ class Source:
         roots = self._roots(f, y)
         if not keep_graph:
             log_likelihood, roots = log_likelihood.detach(), roots.detach()
-        return Batch(log_likelihood, len(y), self._sums(tape, roots, keep_graph))
+        fit = Batch(log_likelihood, len(y), {})
+        tasks: list[Task] = [lambda: fit]
+        if self.method.structure == "kron":
+            tasks += [_bind(self._input_sums, uses, keep_graph) for uses in _by_layer(tape.uses)]
+        at_once = COTANGENTS if self.method.structure == "kron" else 1
+        for some in roots.split(at_once):
+            tasks.append(_bind(self._output_sums, tape, some, keep_graph))
+        return tasks
 
     def _roots(self, f: Tensor, y: Tensor) -> Tensor:
         match self.method.estimator:
@@ -123,15 +142,6 @@ class Source:
                 )
             case _:
                 return self.likelihood.residual(f, y).unsqueeze(0)
-
-    def _sums(self, tape: Tape, roots: Tensor, keep_graph: bool) -> Statistics:
-        tasks: list[Callable[[], Statistics]] = []
-        if self.method.structure == "kron":
-            tasks = [_bind(self._input_sums, uses, keep_graph) for uses in _by_layer(tape.uses)]
-        tasks += [_bind(self._output_sums, tape, root, keep_graph) for root in roots]
-        serial = keep_graph or self.method.structure in ("block", "full") or tape.f.is_cuda
-        parts = (task() for task in tasks) if serial else in_parallel(tasks)
-        return add_up(parts)
 
     def _input_sums(self, uses: list[Use], keep_graph: bool) -> Statistics:
         """A and its count for one layer."""
@@ -154,46 +164,66 @@ class Source:
             (layer.weight, "count"): torch.tensor(float(count), dtype=torch.float64),
         }
 
-    def _output_sums(self, tape: Tape, root: Tensor, keep_graph: bool) -> Statistics:
-        """Everything that needs the cotangents of one column of the root."""
+    def _output_sums(self, tape: Tape, roots: Tensor, keep_graph: bool) -> Statistics:
+        """Everything that needs the cotangents of some columns of the root."""
         sums: Statistics = {}
-        columns: list[Tensor] = []
-        cotangents = tape.cotangents(root, create_graph=keep_graph)
-        paired = [(use, g) for use, g in zip(tape.uses, cotangents, strict=True) if g is not None]
-        for uses, gs in _group(paired):
-            layer = uses[0].layer
-            formed = [layer.form.outputs(g) for g in gs]
-            if layer.bias is not None:
-                j = torch.stack([g.sum(1) for g in formed]).sum(0).flatten(1)
-                self._add_rows(sums, columns, layer.bias, j)
-            if layer.weight is None:
-                continue
-            if self.method.structure == "kron" and not layer.form.dense:
-                if self.method.flavour == "reduce":
-                    G = gram(torch.stack([g.sum(1) for g in formed]).sum(0))
-                else:
-                    G = torch.stack([gram(g) for g in formed]).sum(0)
-                sums[layer.weight, "G"] = G.double()
-                continue
-            xs = [use.seen if keep_graph else use.seen.detach() for use in uses]
-            j = weight_gradients(layer, xs, formed)
-            self._add_rows(sums, columns, layer.weight, j)
-        if columns:
-            J = torch.cat(columns, 1)
-            sums[FULL] = (J.T @ J).double()
+        gradients: dict[str, list[Tensor]] = {}  # per-datum gradients, one entry per column
+        small: dict[str, list[Tensor]] = {}  # rows of G, one entry per column
+        for root in roots:
+            cotangents = tape.cotangents(root, create_graph=keep_graph)
+            paired = [
+                (use, g) for use, g in zip(tape.uses, cotangents, strict=True) if g is not None
+            ]
+            for uses, gs in _group(paired):
+                layer = uses[0].layer
+                formed = [layer.form.outputs(g) for g in gs]
+                if layer.bias is not None:
+                    gradients.setdefault(layer.bias, []).append(_over_uses(formed).flatten(1))
+                if layer.weight is None:
+                    continue
+                if self.method.structure != "kron" or layer.form.dense:
+                    xs = [use.seen if keep_graph else use.seen.detach() for use in uses]
+                    gradients.setdefault(layer.weight, []).append(
+                        weight_gradients(layer, xs, formed)
+                    )
+                    continue
+                rows = [_over_uses(formed)] if self.method.flavour == "reduce" else formed
+                for part in rows:
+                    flat = part.reshape(-1, *part.shape[-2:])
+                    if part.numel() <= SMALL:
+                        small.setdefault(layer.weight, []).append(flat)
+                    else:
+                        _add(sums, (layer.weight, "G"), gram(flat).double())
+        for name, parts in small.items():
+            _add(sums, (name, "G"), gram(torch.cat(parts)).double())
+        self._add_gradients(sums, {name: torch.cat(js) for name, js in gradients.items()}, same)
         return sums
 
-    def _add_rows(self, sums: Statistics, columns: list[Tensor], name: str, j: Tensor) -> None:
-        """Per-datum gradients j[n, p] of one tensor into whatever the structure needs."""
-        match self.method.structure:
-            case "full":
-                columns.append(j)
-            case "diag":
+    def _add_gradients(self, sums: Statistics, gradients: dict[str, Tensor]) -> None:
+        """Per-datum gradients j[(c n), p] of each tensor into whatever the structure needs."""
+        if self.method.structure == "full":
+            J = torch.cat(list(gradients.values()), 1)
+            sums[FULL] = gram(J.unsqueeze(1))[0].double()
+            return
+        for name, j in gradients.items():
+            if self.method.structure == "diag" or (
+                self.method.structure == "kron" and j.shape[1] > LARGEST_DENSE
+            ):
                 sums[name, "h"] = j.double().square().sum(0)
-            case "kron" if j.shape[1] > LARGEST_DENSE:
-                sums[name, "h"] = j.double().square().sum(0)
-            case _:
-                sums[name, "H"] = (j.T @ j).double()
+            else:
+                sums[name, "H"] = gram(j.unsqueeze(1))[0].double()
+
+
+def _over_uses(formed: Sequence[Tensor]) -> Float[Tensor, "n k o"]:
+    """Sum over all uses and all positions."""
+    total = formed[0].sum(1) if formed[0].shape[1] > 1 else formed[0].squeeze(1)
+    for g in formed[1:]:
+        total = total + g.sum(1)
+    return total
+
+
+def _add(sums: Statistics, key: Key, value: Tensor) -> None:
+    sums[key] = sums[key] + value if key in sums else value
 
 
 def weight_gradients(layer: Layer, inputs: Sequence[Tensor], formed: Sequence[Tensor]) -> Tensor:
@@ -203,17 +233,28 @@ def weight_gradients(layer: Layer, inputs: Sequence[Tensor], formed: Sequence[Te
     return torch.vmap(layer.form.from_blocks)(J).flatten(1)
 
 
+def add_batches(parts: Iterable[Batch]) -> Batch:
+    """Sum of contributions; raises ValueError if there is none."""
+    total: Batch | None = None
+    for part in parts:
+        total = part if total is None else total + part
+    if total is None:
+        raise ValueError("expected at least one batch, got an empty loader")
+    return total
+
+
 def add_up(parts: Iterable[Statistics]) -> Statistics:
     """Sum of statistics, key by key."""
     total: Statistics = {}
     for part in parts:
         for key, value in part.items():
-            total[key] = total[key] + value if key in total else value
+            _add(total, key, value)
     return total
 
 
-def _bind(function: Callable[..., Statistics], *args: object) -> Callable[[], Statistics]:
-    return lambda: function(*args)
+def _bind(function: Callable[..., Statistics], *args: object) -> "Task":
+    nothing = torch.zeros((), dtype=torch.float64)
+    return lambda: Batch(nothing, 0, function(*args))
 
 
 def _by_layer(uses: Iterable[Use]) -> list[list[Use]]:

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.overrides import TorchFunctionMode
 
+from symrazor.curvature.convolution import wrap
 from symrazor.curvature.coverage import Layer
 
 Input = Tensor | Sequence[Tensor] | Mapping[str, Tensor]
@@ -120,24 +121,110 @@ def _listening(layers: Sequence[Layer], uses: list[Use]) -> Iterator[None]:
             handle.remove()
 
 
-class FastPadding(TorchFunctionMode):
-    """While active, circular padding in any model has a backward pass that adds edges only.
+class FastBackward(TorchFunctionMode):
+    """While active, some operations in any model get a faster backward pass to their input.
 
-    Autograd's own sends the gradient through a chain of slice copies, which costs more than the
-    convolution that follows (see bench/evidence.py).
+    Circular padding: autograd sends the gradient through a chain of slice copies, which costs more
+    than the convolution that follows. Strided convolutions of few channels, and those with one
+    output position: see `_Conv`. Their weights, if leaves, get no gradient: nobody asks for it here.
     """
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        """Replace F.pad(..., mode="circular")."""
+        """Replace F.pad(..., mode="circular") and F.conv2d where it pays."""
         kwargs = kwargs or {}
         if func in (F.pad, torch._C._nn.pad):
             x, amounts = args[:2] if len(args) > 1 else (args[0], kwargs["pad"])
             mode = args[2] if len(args) > 2 else kwargs.get("mode", "constant")
             if mode == "circular" and all(p >= 0 for p in amounts):
                 return _CircularPad.apply(x, tuple(amounts))  # type: ignore[no-untyped-call]
+        elif func is F.conv2d and not kwargs and len(args) == 7 and _gains(*args):
+            return _Conv.apply(*args[:5])  # type: ignore[no-untyped-call]
         return func(*args, **kwargs)
+
+
+def _gains(
+    x: Tensor, w: Tensor, b: Tensor | None, stride: Any, padding: Any, dilation: Any, groups: int
+) -> bool:
+    """Whether `_Conv` can and should stand in for a convolution."""
+    if x.device.type != "cpu" or x.dim() != 4 or not x.requires_grad or isinstance(padding, str):
+        return False
+    if groups != 1 or tuple(dilation) != (1, 1) or not w.is_leaf or not (b is None or b.is_leaf):
+        return False
+    few = min(stride) > 1 and w.shape[1] <= FEW_CHANNELS
+    return few or _one_position(x.shape, w.shape, padding)
+
+
+def _one_position(x: torch.Size, w: torch.Size, padding: Sequence[int]) -> bool:
+    return all(x[d] + 2 * padding[d - 2] == w[d] for d in (2, 3))
+
+
+FEW_CHANNELS = 8
+"""Vector units hold 16 numbers: the gradient of fewer input channels leaves them half empty."""
+
+
+class _Conv(torch.autograd.Function):
+    r"""F.conv2d whose backward pass to the input is a matrix product, or a convolution at stride 1.
+
+    With one output position, $\partial x = g W$. Else write input row $h = s j + m$ with block j and
+    $0 \le m < s$. Offset d of position t touches row $h = s t + d - p$, so that block j needs
+
+    $$ \partial x[s j + m] = \sum_b W_m[b]\, g[j + b], \qquad
+       W_m[b] = W[d], \; d = m + p - s b , $$
+
+    a convolution at stride 1 whose output channels are (m, channel), then unfolded into rows.
+    """
+
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Any, x: Tensor, w: Tensor, b: Tensor | None, stride: Any, padding: Any
+    ) -> Tensor:
+        ctx.size, ctx.stride, ctx.padding = x.shape, stride, padding
+        ctx.save_for_backward(w)
+        return F.conv2d(x, w, b, stride, padding)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        (w,) = ctx.saved_tensors
+        n, c, height, width = ctx.size
+        if _one_position(ctx.size, w.shape, ctx.padding):
+            py, px = ctx.padding
+            seen = w[:, :, py : py + height, px : px + width].permute(0, 2, 3, 1)
+            found = (g.reshape(n, -1) @ seen.reshape(len(w), -1)).view(n, height, width, c)
+        else:
+            found = _input_gradient(g, w, ctx.size, ctx.stride, ctx.padding)
+        return found.permute(0, 3, 1, 2), None, None, None, None
+
+
+def _input_gradient(
+    g: Tensor, w: Tensor, size: torch.Size, stride: Sequence[int], padding: Sequence[int]
+) -> Float[Tensor, "n h w c"]:
+    (n, c, height, width), (sy, sx) = size, stride
+    rows, first, last = _taps(w.shape[2], sy, padding[0])
+    columns, left, right = _taps(w.shape[3], sx, padding[1])
+    kernel = w.new_zeros(sy, sx, c, len(w), last - first + 1, right - left + 1)
+    for m, d, b in rows:
+        for k, e, a in columns:
+            kernel[m, k, :, :, b - first, a - left] = w[:, :, d, e].T
+    j, i = -(-height // sy), -(-width // sx)
+    amounts = (-left, i + right - g.shape[3], -first, j + last - g.shape[2])
+    weight = kernel.flatten(0, 2).contiguous(memory_format=torch.channels_last)
+    blocks = F.conv2d(F.pad(g, amounts), weight).permute(0, 2, 3, 1)
+    split = blocks.reshape(n, j, i, sy, sx * c).transpose(2, 3)
+    return split.reshape(n, j * sy, i * sx, c)[:, :height, :width]
+
+
+def _taps(k: int, step: int, padding: int) -> tuple[list[tuple[int, int, int]], int, int]:
+    """(row m in a block, offset d, block distance b) of every offset; least and largest distance."""
+    taps = [
+        (m, d, (m + padding - d) // step)
+        for m in range(step)
+        for d in range(k)
+        if (m + padding - d) % step == 0
+    ]
+    distances = [b for *_, b in taps]
+    return taps, min(distances), max(distances)
 
 
 class _CircularPad(torch.autograd.Function):
@@ -146,7 +233,7 @@ class _CircularPad(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, amounts: tuple[int, ...]) -> Tensor:  # type: ignore[override]
         ctx.amounts = amounts
-        return F.pad(x, amounts, mode="circular")
+        return wrap(x, amounts)
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]

@@ -1,6 +1,6 @@
 r"""Exact evidence of the linear-Gaussian model, the closed form all estimators are tested against.
 
-$$ y = \Phi w + \epsilon, \qquad w \sim N(0, \delta^{-1} I), \qquad \epsilon \sim N(0, \sigma^2 I) $$
+$$ y = \Phi w + \epsilon, \quad w \sim N(0, \delta^{-1} I), \quad \epsilon \sim N(0, \sigma^2 I) $$
 """
 
 import math

@@ -1,15 +1,15 @@
 r"""Laplace evidence of a network, differentiable in every hyperparameter.
 
-$$ \log p(D \mid \eta) \approx \log p(D \mid \theta_*, \eta) - \tfrac12 \theta_*^\top \Delta \theta_*
-   - \tfrac12 \log |I + \Delta^{-1} H_\eta| $$
+$$ \log p(D \mid \eta) \approx \log p(D \mid \theta_*, \eta)
+   - \tfrac12 \theta_*^\top \Delta \theta_* - \tfrac12 \log |I + \Delta^{-1} H_\eta| $$
 
 Its derivative in $\eta$ is taken at fixed weights: at a mode the first two terms are stationary in
 $\theta$, and the drift of the curvature with the mode is neglected, as everywhere in this field.
 
-Hyperparameters that enter the forward pass reach the log-determinant through $H_\eta$. Two ways lead
-to the same derivative. `keep_graph=True` keeps the graph of all batches. `hyper_gradient` needs the
-memory of one batch: with $V_Q = -\tfrac12\, \partial \log|I + \Delta^{-1} H| / \partial Q$ for every
-sum $Q$ that H is made of, computed once, the derivative is that of
+Hyperparameters that enter the forward pass reach the log-determinant through $H_\eta$. Two ways
+lead to the same derivative. `keep_graph=True` keeps the graph of all batches. `hyper_gradient`
+needs the memory of one batch: with $V_Q = -\tfrac12\, \partial \log|I + \Delta^{-1} H| / \partial Q$ for
+every sum $Q$ that H is made of, computed once, the derivative is that of
 
 $$ \sum_b \Big[ \log p(D_b \mid \theta_*, \eta) + \sum_Q \langle V_Q, Q_b(\eta) \rangle \Big] , $$
 
@@ -38,9 +38,7 @@ def log_det(blocks: Sequence[Block], log_precision: Mapping[str, Tensor]) -> Ten
     return torch.stack([block.logdet(log_precision) for block in blocks]).sum()
 
 
-def laplace_evidence(
-    curvature: Curvature, prior: Prior, theta: Mapping[str, Tensor]
-) -> Evidence:
+def laplace_evidence(curvature: Curvature, prior: Prior, theta: Mapping[str, Tensor]) -> Evidence:
     """The Laplace evidence, differentiable in the prior precisions and in whatever made the blocks.
 
     The effective parameters of a tensor are minus the derivative of the log-determinant in its log
@@ -63,7 +61,9 @@ def effective_parameters(curvature: Curvature, prior: Prior) -> dict[str, float]
         name: value.detach().clone().requires_grad_()
         for name, value in log_precisions(prior, curvature).items()
     }
-    found = torch.autograd.grad(log_det(curvature.blocks, own), list(own.values()), retain_graph=True)
+    found = torch.autograd.grad(
+        log_det(curvature.blocks, own), list(own.values()), retain_graph=True
+    )
     return {name: -float(g.sum()) for name, g in zip(own, found, strict=True)}
 
 
@@ -93,7 +93,7 @@ def hyper_gradient(
     }
     deltas = {k: v.detach() for k, v in log_precisions(prior, curvature).items()}
     value = -0.5 * log_det(curvature.build({**curvature.sums, **leaves}), deltas)
-    found = torch.autograd.grad(value, list(leaves.values()), allow_unused=True)
+    found = torch.autograd.grad(value, list(leaves.values()))
     vectors = dict(zip(leaves, found, strict=True))
     scale = curvature.scale
     names, tensors = list(eta), list(eta.values())
@@ -103,7 +103,7 @@ def hyper_gradient(
         batch = source.batch(x, y, f"batch {number}", keep_graph=True)
         product = torch.zeros((), dtype=torch.float64)
         for key, vector in vectors.items():
-            if vector is not None and key in batch.sums:
+            if key in batch.sums:
                 product = product + (vector * batch.sums[key]).sum()
         _add_gradient(fit, batch.log_likelihood * scale, tensors, retain=True)
         _add_gradient(occam, product, tensors, retain=False)
@@ -114,6 +114,6 @@ def _add_gradient(total: list[Tensor], value: Tensor, eta: list[Tensor], retain:
     if not value.requires_grad:
         return
     found = torch.autograd.grad(value, eta, retain_graph=retain, allow_unused=True)
-    for sum_, g in zip(total, found, strict=True):
+    for sum_so_far, g in zip(total, found, strict=True):
         if g is not None:
-            sum_ += g
+            sum_so_far.add_(g)

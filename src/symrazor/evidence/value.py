@@ -8,9 +8,9 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Evidence:
-    r"""$\log p(D \mid \eta)$, natural logarithm, whole data set, all constants included:
+    r"""The log evidence $\log p(D \mid \eta)$ of a whole data set, all constants included.
 
-    log_evidence = log_likelihood + log_prior - log_det / 2.
+    Natural logarithm; log_evidence = log_likelihood + log_prior - log_det / 2.
 
     Args:
         log_likelihood: $\log p(D \mid \theta_*, \eta)$ at the weights in use (divided by the

@@ -1,0 +1,5 @@
+"""`python -m symrazor` is the command."""
+
+from symrazor.cli import main
+
+main()

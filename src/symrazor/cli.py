@@ -1,0 +1,118 @@
+"""The command `symrazor`; no logic here, only arguments in and tables out."""
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tyro
+from rich.console import Console
+from rich.table import Table
+
+from symrazor import __version__
+from symrazor.bench import evidence as evidence_bench
+from symrazor.discover import CANDIDATES, DEFAULTS, QUESTIONS, Answer, answer, rank
+from symrazor.report import evidence_figure, write_atomically
+
+
+def discover(
+    epochs: int = DEFAULTS.epochs,
+    seed: int = 0,
+    out: Path = Path("run"),
+    json_file: Annotated[Path | None, tyro.conf.arg(name="json")] = None,
+    quiet: bool = False,
+) -> None:
+    """Let the evidence choose a structure for the embedded digits, on two tasks.
+
+    Args:
+        epochs: passes over the data for each candidate.
+        seed: of data placement, initial weights and shuffling.
+        out: folder for the picture and the readings.
+        json_file: also write all numbers to this file.
+        quiet: print only the verdicts.
+    """
+    console = Console(stderr=False, quiet=quiet)
+    config = replace(DEFAULTS, epochs=epochs, seed=seed, progress=False if quiet else None)
+    answers: list[Answer] = []
+    for task, question in QUESTIONS.items():
+        console.print(f"\n[bold]{question}[/bold]  (1,437 digits on a 16 x 16 canvas)")
+        found = []
+        for number, candidate in enumerate(answer(task, config), 1):
+            found.append(candidate)
+            console.print(f"  {number} of {len(CANDIDATES)}: {candidate.name} done")
+        answers.append(rank(task, found))
+        console.print(_table(answers[-1]))
+        Console().print(answers[-1].verdict, style="bold green", soft_wrap=True)
+    out.mkdir(parents=True, exist_ok=True)
+    text = json.dumps([a.to_dict() for a in answers], indent=1, default=str) + "\n"
+    for path in (out / "discover.json", json_file):
+        if path is not None:
+            write_atomically(path, text.encode())
+    picture = evidence_figure(answers, out / "evidence.png")
+    console.print(f"\nPicture: {picture}   Numbers: {out / 'discover.json'}")
+
+
+def _table(found: Answer) -> Table:
+    table = Table(
+        "network", "log evidence", "fit", "complexity", "effective", "test accuracy", "ECE"
+    )
+    for candidate in found.candidates:
+        value, test = candidate.fit.evidence, candidate.fit.reading.test
+        table.add_row(
+            candidate.name,
+            f"{float(value.log_evidence):,.0f}",
+            f"{float(value.log_likelihood):,.0f}",
+            f"{float(value.complexity):,.0f}",
+            f"{sum(value.effective_parameters.values()):,.0f}",
+            f"{100 * test['accuracy']:.1f} %",
+            f"{test['ece']:.3f}",
+        )
+    return table
+
+
+def bench(
+    name: tyro.conf.Positional[Literal["evidence"]],
+    json_file: Annotated[Path | None, tyro.conf.arg(name="json")] = None,
+    rounds: int = 5,
+    alphas: tuple[int, ...] = (10, 4),
+    paddings: tuple[str, ...] = ("zeros", "circular"),
+) -> None:
+    """Measure what an evidence estimate costs, in epochs of plain SGD.
+
+    Args:
+        name: which benchmark.
+        json_file: write the rows to this file.
+        rounds: interleaved repeats; medians are reported.
+        alphas: widths of the eight-convolution net.
+        paddings: padding modes of its convolutions.
+    """
+    options = evidence_bench.Options(alphas, paddings, rounds, json=json_file)
+    Console().print(evidence_bench.table(evidence_bench.main(options)))
+
+
+def version() -> None:
+    """Print the version."""
+    Console().print(__version__)
+
+
+def main() -> None:
+    """Entry point: exit code 2 for what the user can mend, with one line that says how."""
+    commands: dict[str, Callable[..., Any]] = {
+        "discover": discover,
+        "bench": bench,
+        "version": version,
+    }
+    try:
+        tyro.extras.subcommand_cli_from_dict(commands, prog="symrazor")
+    except (ValueError, OSError, FloatingPointError) as error:
+        Console(stderr=True).print(f"[red]symrazor:[/red] {error}", soft_wrap=True)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        Console(stderr=True).print("\nsymrazor: stopped")
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

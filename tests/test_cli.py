@@ -1,0 +1,86 @@
+"""The command, as a user runs it."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import symrazor as sr
+from symrazor import discover
+from symrazor.report import write_atomically
+
+
+def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "symrazor", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=110)
+
+
+def test_discover_on_the_embedded_digits(tmp_path: Path) -> None:
+    """A short run: files are complete and the figures in them belong together."""
+    done = _run(
+        "discover", "--epochs", "2", "--out", str(tmp_path), "--json", str(tmp_path / "a.json")
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Which digit is it?" in done.stdout
+    assert "nats" in done.stdout
+    assert (tmp_path / "evidence.png").read_bytes().startswith(b"\x89PNG")
+    answers = json.loads((tmp_path / "a.json").read_text())
+    assert answers == json.loads((tmp_path / "discover.json").read_text())
+    assert [a["task"] for a in answers] == ["digit", "quadrant"]
+    for answer in answers:
+        values = [c["reading"]["evidence"]["log_evidence"] for c in answer["candidates"]]
+        assert values == sorted(values, reverse=True)
+        assert answer["margin"] == pytest.approx(values[0] - values[1])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_the_evidence_picks_the_symmetry_that_is_there(seed: int) -> None:
+    """Full runs: translation symmetry is kept for digits and given up where position is asked."""
+    config = discover.DEFAULTS.change(seed=seed, progress=False)
+    answers = [discover.rank(t, list(discover.answer(t, config))) for t in discover.QUESTIONS]
+    assert [a.candidates[0].name for a in answers] == ["convolutional", "fully connected"]
+    assert all(a.margin > 3 for a in answers)
+    for answer in answers:  # the evidence ordering is the test ordering
+        losses = [c.fit.reading.test["nll"] for c in answer.candidates]
+        assert losses[0] < losses[1]
+
+
+def test_help_and_version() -> None:
+    assert "discover" in _run("--help").stdout
+    assert _run("version").stdout.strip() == sr.__version__
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("discover", "--epochs", "0"), "epochs of at least 1, got 0"),
+        (("discover", "--epochs", "1", "--out", "/dev/null/x"), "Not a directory"),
+    ],
+)
+def test_what_the_user_can_mend_ends_with_2(arguments: tuple[str, ...], message: str) -> None:
+    done = _run(*arguments)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_verdict_says_so_when_the_evidence_does_not_separate() -> None:
+    class Equal(discover.Candidate):
+        log_evidence = -10.0  # type: ignore[assignment]
+
+    answer = discover.Answer(
+        "digit", [Equal("convolutional", None), Equal("fully connected", None)]
+    )  # type: ignore[arg-type]
+    assert "does not separate" in answer.verdict
+
+
+def test_files_are_written_whole_or_not_at_all(tmp_path: Path) -> None:
+    path = tmp_path / "file.json"
+    write_atomically(path, b"first")
+    with pytest.raises(TypeError):
+        write_atomically(path, "not bytes")  # type: ignore[arg-type]
+    assert path.read_bytes() == b"first"
+    assert list(tmp_path.iterdir()) == [path]

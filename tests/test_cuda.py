@@ -1,0 +1,57 @@
+"""The same figures on a GPU; run where there is one."""
+
+import pytest
+import torch
+from torch import nn
+
+import symrazor as sr
+from symrazor.data import digits
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+
+def _net() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 3, padding=1, padding_mode="circular"),
+        nn.ReLU(),
+        nn.GroupNorm(2, 4),
+        nn.Conv2d(4, 8, 3, 2, 1),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(128, 10),
+    )
+
+
+@pytest.mark.parametrize("structure", ["kron", "diag", "block"])
+@pytest.mark.parametrize("estimator", ["exact", "mc"])
+def test_evidence_equals_the_cpu(structure: str, estimator: str) -> None:
+    x, y = digits("test")
+    values = []
+    for device in ("cpu", "cuda"):
+        model = _net().double().to(device)
+        razor = sr.Razor(model, "categorical", 360, structure=structure, estimator=estimator)
+        batches = [(x[:200].double(), y[:200]), (x[200:].double(), y[200:])]
+        razor.step(batches)
+        values.append(float(razor.evidence(batches).log_evidence))
+    assert values[0] == pytest.approx(values[1], rel=1e-6)
+
+
+def test_hyperparameters_and_noise_on_the_device() -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(4, 2).cuda()
+    x, y = torch.randn(50, 4), torch.randn(50, 2)
+    razor = sr.Razor(model, sr.Gaussian(outputs=2), 50)
+    before = razor.likelihood.noise.value.detach().clone()
+    razor.step([(x, y)])
+    assert not torch.equal(before, razor.likelihood.noise.value.detach())
+    prediction = razor.posterior([(x, y)]).predict(x.cuda())
+    assert prediction.variance is not None
+    assert prediction.variance.is_cuda
+
+
+def test_fit_moves_model_and_data() -> None:
+    fit = sr.fit(_net(), digits("train"), test=digits("test"), epochs=5, device="cuda")
+    assert next(fit.model.parameters()).is_cuda
+    assert fit.reading.test["accuracy"] > 0.5
+    assert fit.predict(digits("test")[0][:4], how="map").mean.is_cuda
