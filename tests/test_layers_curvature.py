@@ -173,6 +173,25 @@ def test_module_used_twice_in_place_activation_residual() -> None:
             assert_close(dense_block(block), expected, 1e-8)
 
 
+class Backwards(nn.Module):
+    """Layers registered in another order than they are used in."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = nn.Linear(5, 3)
+        self.first = nn.Linear(4, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(torch.tanh(self.first(x)))
+
+
+def test_order_of_registration_does_not_matter() -> None:
+    torch.manual_seed(0)
+    model, x, y = Backwards().double(), torch.randn(6, 4).double(), torch.arange(6) % 3
+    (block,) = sr.curvature(model, "categorical", [(x, y)], sr.Method(structure="full")).blocks
+    assert_close(dense_block(block), dense_ggn(model, sr.Categorical(), x, y, block.names), 1e-8)
+
+
 class ResNet(nn.Module):
     """Convolutions, GroupNorm and residual adds in channels-last or not."""
 

@@ -2,8 +2,8 @@
 
 import json
 import sys
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -33,7 +33,8 @@ def discover(
         json_file: also write all numbers to this file.
         quiet: print only the verdicts.
     """
-    console = Console(stderr=False, quiet=quiet)
+    out.mkdir(parents=True, exist_ok=True)  # before the work: a run must not be lost to a bad path
+    console = Console(quiet=quiet)
     config = replace(DEFAULTS, epochs=epochs, seed=seed, progress=False if quiet else None)
     answers: list[Answer] = []
     for task, question in QUESTIONS.items():
@@ -45,7 +46,6 @@ def discover(
         answers.append(rank(task, found))
         console.print(_table(answers[-1]))
         Console().print(answers[-1].verdict, style="bold green", soft_wrap=True)
-    out.mkdir(parents=True, exist_ok=True)
     text = json.dumps([a.to_dict() for a in answers], indent=1, default=str) + "\n"
     for path in (out / "discover.json", json_file):
         if path is not None:
@@ -77,7 +77,9 @@ def bench(
     json_file: Annotated[Path | None, tyro.conf.arg(name="json")] = None,
     rounds: int = 5,
     alphas: tuple[int, ...] = (10, 4),
-    paddings: tuple[str, ...] = ("zeros", "circular"),
+    paddings: tuple[evidence_bench.Padding, ...] = ("zeros", "circular"),
+    growth: bool = False,
+    probes: bool = False,
 ) -> None:
     """Measure what an evidence estimate costs, in epochs of plain SGD.
 
@@ -87,9 +89,25 @@ def bench(
         rounds: interleaved repeats; medians are reported.
         alphas: widths of the eight-convolution net.
         paddings: padding modes of its convolutions.
+        growth: also the cost against the number of data and of outputs.
+        probes: also the errors of the Monte Carlo estimators.
     """
     options = evidence_bench.Options(alphas, paddings, rounds, json=json_file)
-    Console().print(evidence_bench.table(evidence_bench.main(options)))
+    _show(f"One {name} estimate, in epochs of plain SGD", evidence_bench.main(options))
+    if growth:
+        _show("Growth of the cost", evidence_bench.growth(rounds=rounds))
+    if probes:
+        _show("Relative error against the exact estimate", evidence_bench.probes())
+
+
+def _show(title: str, rows: Sequence[Any]) -> None:
+    """Print dataclass rows as a table."""
+    values = [asdict(row) for row in rows]
+    table = Table(*values[0], title=title)
+    for row in values:
+        cells = (f"{v:.4g}" if isinstance(v, float) else str(v or "") for v in row.values())
+        table.add_row(*cells)
+    Console().print(table)
 
 
 def version() -> None:

@@ -24,6 +24,7 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from typing import Any, Literal
 
 import torch
@@ -31,7 +32,7 @@ from torch import Tensor, nn
 
 from symrazor.curvature import Curvature, Layer, Loader, Method, Source, collect, layers, verify
 from symrazor.curvature.coverage import check_mode
-from symrazor.curvature.tape import Input, call
+from symrazor.curvature.tape import Input, call, each
 from symrazor.evidence.laplace import hyper_gradient, laplace_evidence, log_det, log_precisions
 from symrazor.evidence.value import Evidence
 from symrazor.hyper import Groups, Prior, hyperparameters, weights
@@ -280,8 +281,8 @@ class Razor:
         for batch in itertools.chain([first], iterator):
             x, y = _unpack(batch)
             if left < len(y):
-                x, y = _narrow(x, int(left)), y[: int(left)]
-            x, y = _move(x, device), y.to(device)
+                x, y = each(x, itemgetter(slice(int(left)))), y[: int(left)]
+            x, y = each(x, lambda part: part.to(device)), y.to(device)
             if self._outputs is None:
                 self._verify(x)
             yield x, y
@@ -293,7 +294,7 @@ class Razor:
         """Once: that the layers explain every gradient, and how many outputs there are."""
         verify(self.model, self.layers, x)
         with torch.no_grad():
-            self._outputs = call(self.model, _narrow(x, 1)).shape[-1]
+            self._outputs = call(self.model, each(x, lambda part: part[:1])).shape[-1]
 
     # Updates.
 
@@ -432,19 +433,3 @@ def _unpack(batch: Any) -> tuple[Input, Tensor]:
     if not isinstance(batch, (tuple, list)) or len(batch) != 2 or not isinstance(batch[1], Tensor):
         raise ValueError(f"expected batches (x, y) from the loader, got {type(batch).__name__}")
     return batch[0], batch[1]
-
-
-def _each(x: Input, change: Any) -> Input:
-    if isinstance(x, Tensor):
-        return change(x)  # type: ignore[no-any-return]
-    if isinstance(x, Mapping):
-        return {key: change(value) for key, value in x.items()}
-    return [change(part) for part in x]
-
-
-def _move(x: Input, device: torch.device) -> Input:
-    return _each(x, lambda part: part.to(device))
-
-
-def _narrow(x: Input, n: int) -> Input:
-    return _each(x, lambda part: part[:n])

@@ -13,16 +13,18 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from symrazor.errors import CurvatureError
-from symrazor.parallel import in_parallel as in_parallel
+from symrazor.parallel import in_parallel
 
+__all__ = ["Block", "Dense", "Diag", "Kron", "eigenvalues", "eigenvectors", "gram", "in_parallel"]
 T = TypeVar("T")
+LinAlgError: type[RuntimeError] = torch.linalg.LinAlgError  # type: ignore[attr-defined]
 LogPrecisions = Mapping[str, Tensor]
 
 
@@ -91,7 +93,8 @@ def eigenvalues(
                 part = matrix.index_select(0, live).index_select(1, live)
                 values[-len(live) :] = _robust(torch.linalg.eigvalsh, part, name)
     _check_psd(values, name, resolution)
-    return values.clamp(min=0)
+    clamped: Tensor = values.clamp(min=0)
+    return clamped
 
 
 def eigenvectors(
@@ -117,18 +120,18 @@ def _robust(routine: Callable[[Tensor], T], matrix: Tensor, name: str) -> T:
     """Run an eigenvalue routine; where it fails, again on the CPU, then with unit scale."""
     try:
         return routine(matrix)
-    except torch.linalg.LinAlgError as first:
+    except LinAlgError as first:
         try:
             scale = matrix.abs().amax().clamp(min=torch.finfo(matrix.dtype).tiny)
             result = routine((matrix / scale).cpu())
-        except torch.linalg.LinAlgError:
+        except LinAlgError:
             raise CurvatureError(
                 f"the eigenvalues of the factor of {name} failed: {first}"
             ) from first
     where = matrix.device
     if isinstance(result, Tensor):
         return result.to(where) * scale  # type: ignore[return-value]
-    values, vectors = result  # type: ignore[misc]
+    values, vectors = cast(tuple[Tensor, Tensor], result)
     return values.to(where) * scale, vectors.to(where)  # type: ignore[return-value]
 
 
@@ -285,11 +288,13 @@ class Dense(Block):
         shapes: tensor name -> shape, in the order of the rows of H.
         H: the matrix.
         resolution: machine epsilon of the arithmetic that made H.
+        known: the eigenvalues, where somebody else computes them anyway.
     """
 
     shapes: dict[str, torch.Size]
     H: Float[Tensor, "p p"]
     resolution: float
+    known: Callable[[], Tensor] | None = None
 
     def __post_init__(self) -> None:
         """Record the names in the common form."""
@@ -298,6 +303,8 @@ class Dense(Block):
     @cached_property
     def spectrum(self) -> Float[Tensor, " p"]:
         """Eigenvalues of H."""
+        if self.known is not None:
+            return self.known()
         return eigenvalues(self.H, ", ".join(self.names), self.resolution)
 
     def logdet(self, log_precision: LogPrecisions) -> Tensor:
@@ -319,7 +326,7 @@ class Dense(Block):
 
     def prepare(self) -> list[Callable[[], object]]:
         """The spectrum, where one precision will do."""
-        return [lambda: self.spectrum] if len(self.names) == 1 else []
+        return [lambda: self.spectrum] if len(self.names) == 1 and self.known is None else []
 
     def _cholesky(self, log_precision: LogPrecisions) -> Tensor:
         delta = self._expand(log_precision).exp()
@@ -332,14 +339,15 @@ class Dense(Block):
     ) -> Float[Tensor, "s p"]:
         r"""$L^{-\top} e$ with $L L^\top = H + \Delta$."""
         L = self._cholesky(log_precision)
-        return torch.linalg.solve_triangular(L.mT, noise.double().T, upper=True).T
+        drawn: Tensor = torch.linalg.solve_triangular(L.mT, noise.double().T, upper=True).T
+        return drawn
 
     def covariance(
         self, log_precision: LogPrecisions, jacobian: Float[Tensor, "n c p"]
     ) -> Float[Tensor, "n c c"]:
         r"""$(L^{-1} J^\top)^\top (L^{-1} J^\top)$."""
         L = self._cholesky(log_precision)
-        half = torch.linalg.solve_triangular(L, jacobian.double().mT, upper=False)
+        half: Tensor = torch.linalg.solve_triangular(L, jacobian.double().mT, upper=False)
         return half.mT @ half
 
 

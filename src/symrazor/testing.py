@@ -11,6 +11,7 @@ the dense Gauss-Newton matrix from per-datum Jacobians by automatic differentiat
 """
 
 import copy
+import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 
@@ -21,6 +22,7 @@ from torch.func import functional_call, hessian, jacrev
 
 from symrazor.curvature import Method, curvature, layers, verify
 from symrazor.hyper import weights
+from symrazor.layers.path import Path
 from symrazor.likelihood import Categorical, Likelihood
 from symrazor.linalg import Block, Dense, Diag, Kron
 
@@ -204,6 +206,90 @@ class LayerSuite(ABC):
         assert all(torch.equal(before[k], v) for k, v in model.state_dict().items())
         assert all(p.grad is None for p in model.parameters())
         assert not any(m._forward_hooks for m in model.modules())
+
+
+class PathSuite(ABC):
+    """Tests that every path of a relaxed layer must pass."""
+
+    @abstractmethod
+    def make(self) -> Path:
+        """A small path of the type under test."""
+
+    def _case(self) -> tuple[Path, Tensor]:
+        torch.manual_seed(0)
+        path = self.make().double()
+        with torch.no_grad():
+            for parameter in path.parameters():
+                parameter.add_(0.1 * torch.randn_like(parameter))
+        return path, torch.randn(3, path.in_channels, *path.in_shape, dtype=torch.float64)
+
+    def test_shapes(self) -> None:
+        """The output is [n, d, *out_shape], also for one datum and in float32."""
+        path, x = self._case()
+        expected = (3, path.out_channels, *path.out_shape)
+        assert path(x).shape == expected
+        assert path.float()(x[:1].float()).shape == (1, *expected[1:])
+
+    def test_gradients(self) -> None:
+        """Gradients in input and parameters by finite differences."""
+        path, x = self._case()
+        parameters = {name: value.detach() for name, value in path.named_parameters()}
+        names = list(parameters)
+
+        def run(x: Tensor, *values: Tensor) -> Tensor:
+            y: Tensor = functional_call(path, dict(zip(names, values, strict=True)), (x,))
+            return y
+
+        inputs = [x.requires_grad_(), *(v.requires_grad_() for v in parameters.values())]
+        assert torch.autograd.gradcheck(run, inputs)
+
+    def test_translations_commute_with_the_path(self) -> None:
+        """A path that claims the group of translations maps shifted inputs to shifted outputs."""
+        path, x = self._case()
+        if path.group != "translation":
+            return
+        dims = list(range(2, x.dim()))
+        with torch.no_grad():
+            y = path(x)
+            for shift in itertools.product(*(range(size) for size in path.in_shape)):
+                moved = path(torch.roll(x, shift, dims))
+                backs = itertools.product(*(range(size) for size in path.out_shape))
+                errors = [(moved - torch.roll(y, b, dims)).flatten(1).abs().amax(1) for b in backs]
+                error = float(torch.stack(errors).amin(0).max())
+                assert error < 1e-12, f"shift {shift} changes the output by {error:.1e}"
+
+    def test_a_datum_does_not_depend_on_its_batch(self) -> None:
+        """Alone or among others, a sample has the same output."""
+        path, x = self._case()
+        with torch.no_grad():
+            assert_close(path(x[1:2]), path(x)[1:2], 1e-12)
+
+    def test_curvature_is_the_dense_ggn(self) -> None:
+        """All weights of the path have exact blocks, in a tiny network."""
+        path, x = self._case()
+        model = Head(path, path.out_channels * path.pixels_out)
+        y = torch.arange(len(x)) % 3
+        verify(model, layers(model), x)
+        for block in curvature(model, Categorical(), [(x, y)], Method(structure="block")).blocks:
+            expected = dense_ggn(model, Categorical(), x, y, block.names)
+            assert_close(dense_block(block), expected, 1e-8)
+
+    def test_copies_and_states(self) -> None:
+        """Deep copies and state dictionaries carry everything."""
+        path, x = self._case()
+        torch.manual_seed(1)
+        other = self.make().double()
+        other.load_state_dict(path.state_dict())
+        with torch.no_grad():
+            assert torch.equal(other(x), path(x))
+            assert torch.equal(copy.deepcopy(path)(x), path(x))
+
+    def test_compiles_in_one_graph(self) -> None:
+        """No host synchronisation and no control flow on data: one graph for torch.compile."""
+        path, x = self._case()
+        compiled = torch.compile(path, fullgraph=True, backend="eager")
+        with torch.no_grad():
+            assert_close(compiled(x), path(x), 1e-12)
 
 
 class LikelihoodSuite(ABC):

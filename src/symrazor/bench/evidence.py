@@ -4,25 +4,33 @@ The network is the eight-convolution net of ELLA section 6.2 (channels 3, a, 2a,
 16a; strides 1, 2, 1, 2, 1, 2, 2, 2; then 16a -> 64a -> 10). An estimate is everything: factors,
 float64 eigenvalues, the evidence and its gradient in all log precisions. Variants are timed in
 turn, round after round, so that a busy machine slows all of them alike, and medians are compared.
+
+Two more tables: `growth`, the cost against the number of data and of outputs; `probes`, the error
+of the Monte Carlo estimators against the exact one.
 """
 
 import json
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from symrazor.curvature import Method, curvature
-from symrazor.data import TensorLoader
+from symrazor.data import TensorLoader, digits
 from symrazor.evidence import Evidence, laplace_evidence
 from symrazor.hyper import Prior, weights
+from symrazor.likelihood import Probe
 
 OUTPUTS = 10
+Padding = Literal["zeros", "reflect", "replicate", "circular"]
 
 
 @dataclass(frozen=True)
@@ -39,7 +47,9 @@ class Row:
     log_evidence: float | None
 
 
-def network(alpha: int, padding: str = "zeros", outputs: int = OUTPUTS, seed: int = 0) -> nn.Module:
+def network(
+    alpha: int, padding: Padding = "zeros", outputs: int = OUTPUTS, seed: int = 0
+) -> nn.Module:
     """The eight-convolution net for 32 x 32 colour images."""
     torch.manual_seed(seed)
     channels = [3, *(alpha * m for m in (1, 2, 2, 4, 4, 8, 8, 16))]
@@ -66,7 +76,7 @@ def sgd_epoch(model: nn.Module, loader: TensorLoader) -> Callable[[], None]:
     def run() -> None:
         for x, y in loader:
             optimiser.zero_grad()
-            F.cross_entropy(model(x), y).backward()  # type: ignore[no-untyped-call]
+            F.cross_entropy(model(x), y).backward()
             optimiser.step()
 
     return run
@@ -127,6 +137,7 @@ def peak_memory(run: Callable[[], object]) -> float:
         return float("nan")
 
 
+PROBES: tuple[Probe, ...] = ("spectral", "label")
 METHODS = {
     "exact": Method(),
     "one probe": Method(estimator="mc"),
@@ -134,34 +145,144 @@ METHODS = {
 }
 
 
-def compare(alpha: int, padding: str, n: int = 1000, rounds: int = 5) -> list[Row]:
-    """All estimators against SGD on one network."""
-    model = network(alpha, padding)
+def variants(alpha: int, padding: Padding, n: int) -> dict[str, Callable[[], object]]:
+    """SGD epochs and all estimators on one network."""
+    model, sgd = network(alpha, padding), network(alpha, padding)
     last = network(alpha, padding).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     x, y = data(n)
     loader = TensorLoader(x, y, 250)
     loader_last = TensorLoader(x.contiguous(memory_format=torch.channels_last), y, 250)
-    estimates = {name: estimate(model, loader, method) for name, method in METHODS.items()}
-    variants: dict[str, Callable[[], object]] = {
-        "SGD epoch": sgd_epoch(network(alpha, padding), loader),
+    return {
+        "SGD epoch": sgd_epoch(sgd, loader),
         "SGD epoch, channels last": sgd_epoch(last, loader_last),
-        **estimates,
+        **{name: estimate(model, loader, method) for name, method in METHODS.items()},
     }
-    times = interleave(variants, rounds)
-    base = times["SGD epoch"]
-    return [
-        Row(
-            "8-conv",
-            alpha,
-            padding,
-            name,
-            times[name].cpu / base.cpu,
-            times[name].wall / base.wall,
-            peak_memory(run),
-            float(estimates[name]().log_evidence) if name in estimates else None,
-        )
-        for name, run in variants.items()
-    ]
+
+
+def first_peak(alpha: int, padding: Padding, name: str, n: int, threads: int) -> float:
+    """`peak_memory` of one variant in a process that has so far run it on 8 data only."""
+    torch.set_num_threads(threads)
+    variants(alpha, padding, 8)[name]()
+    return peak_memory(variants(alpha, padding, n)[name])
+
+
+def fresh_peak(*args: object) -> float:
+    """`first_peak` in a new process: an old one has memory to reuse, and would show less."""
+    code = f"from symrazor.bench.evidence import first_peak; print(first_peak{args})"
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    return float(done.stdout)
+
+
+def compare(alpha: int, padding: Padding, n: int = 1000, rounds: int = 5) -> list[Row]:
+    """All estimators against SGD on one network."""
+    runs, threads = variants(alpha, padding, n), torch.get_num_threads()
+    times = interleave(runs, rounds)
+    base, rows = times["SGD epoch"], []
+    for name, run in runs.items():
+        cpu, wall = times[name].cpu / base.cpu, times[name].wall / base.wall
+        peak = fresh_peak(alpha, padding, name, n, threads)
+        found = run()
+        value = float(found.log_evidence) if isinstance(found, Evidence) else None
+        rows.append(Row("8-conv", alpha, padding, name, cpu, wall, peak, value))
+    return rows
+
+
+@dataclass(frozen=True)
+class Growth:
+    """Cost of one estimate relative to the smallest value of what varies."""
+
+    varies: str
+    value: int
+    estimator: str
+    ratio_cpu: float
+    ratio_wall: float
+
+
+def growth(alpha: int = 4, rounds: int = 5) -> list[Growth]:
+    """Linear in the number of data; in that of outputs linear if exact, flat with one probe."""
+    cases = [("data", n, n, OUTPUTS) for n in (250, 500, 1000, 2000)]
+    cases += [("outputs", k, 500, k) for k in (5, 10, 20, 40)]
+    runs: dict[str, Callable[[], object]] = {}
+    for varies, value, n, k in cases:
+        model, loader = network(alpha, outputs=k), TensorLoader(*data(n, k), 250)
+        for name in ("exact", "one probe"):
+            runs[f"{varies} {value} {name}"] = estimate(model, loader, METHODS[name])
+    times = interleave(runs, rounds)
+    rows = []
+    for varies, value, *_ in cases:
+        least = next(v for other, v, *_ in cases if other == varies)
+        for name in ("exact", "one probe"):
+            own, base = times[f"{varies} {value} {name}"], times[f"{varies} {least} {name}"]
+            rows.append(Growth(varies, value, name, own.cpu / base.cpu, own.wall / base.wall))
+    return rows
+
+
+@dataclass(frozen=True)
+class ProbeError:
+    """Relative errors against the exact estimate: mean and standard deviation over seeds.
+
+    The error of the gradient is the length of the difference over the length of the gradient of
+    log_det in the log precisions; its mean is therefore not a bias.
+    """
+
+    probe: str
+    samples: int
+    log_evidence: float
+    log_evidence_spread: float
+    log_det: float
+    log_det_spread: float
+    gradient: float
+    gradient_spread: float
+
+
+def trained(epochs: int = 5, width: int = 8) -> tuple[nn.Module, TensorLoader]:
+    """A small convolutional net after a few epochs on the embedded digits, and 1000 of them."""
+    x, y = digits()
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        *(nn.Conv2d(1, width, 3, padding=1), nn.ReLU()),
+        *(nn.Conv2d(width, 2 * width, 3, 2, 1), nn.ReLU()),
+        *(nn.Conv2d(2 * width, 4 * width, 3, 2, 1), nn.ReLU()),
+        *(nn.Flatten(), nn.Linear(16 * width, 10)),
+    )
+    optimiser = torch.optim.Adam(model.parameters(), lr=3e-3)
+    for _ in range(epochs):
+        for xb, yb in TensorLoader(x, y, 64, shuffle=True):
+            optimiser.zero_grad()
+            F.cross_entropy(model(xb), yb).backward()
+            optimiser.step()
+    return model, TensorLoader(x[:1000], y[:1000], 250)
+
+
+def probes(seeds: int = 20, samples: tuple[int, ...] = (1, 2, 4)) -> list[ProbeError]:
+    """Errors of spectral and label probes on a trained net."""
+    model, loader = trained()
+    theta = weights(model)
+    prior = Prior(theta, 1.0)
+
+    def measure(method: Method, seed: int) -> tuple[float, float, Tensor]:
+        generator = torch.Generator().manual_seed(seed)
+        found = curvature(model, "categorical", loader, method, generator=generator).prepare()
+        evidence = laplace_evidence(found, prior, theta)
+        gradient = torch.autograd.grad(evidence.log_det, list(prior.parameters()))
+        flat = torch.cat([g.reshape(-1) for g in gradient])
+        evidence = evidence.detach()
+        return float(evidence.log_evidence), float(evidence.log_det), flat
+
+    value, log_det, gradient = measure(Method(), 0)
+    rows = []
+    for probe in PROBES:
+        for count in samples:
+            method = Method(estimator="mc", probe=probe, samples=count)
+            found = [measure(method, seed) for seed in range(seeds)]
+            errors = (
+                [(v - value) / abs(value) for v, _, _ in found],
+                [(d - log_det) / log_det for _, d, _ in found],
+                [float((g - gradient).norm() / gradient.norm()) for *_, g in found],
+            )
+            summary = [f(e) for e in errors for f in (statistics.mean, statistics.stdev)]
+            rows.append(ProbeError(probe, count, *summary))
+    return rows
 
 
 @dataclass(frozen=True)
@@ -177,7 +298,7 @@ class Options:
     """
 
     alphas: tuple[int, ...] = (10, 4)
-    paddings: tuple[str, ...] = ("zeros", "circular")
+    paddings: tuple[Padding, ...] = ("zeros", "circular")
     rounds: int = 5
     threads: int = 2
     json: Path | None = None

@@ -1,13 +1,14 @@
 r"""Convolutions in the weight-sharing format: patches with the true padding, and their factor.
 
 A convolution is $y[n, t, k, o] = \sum_i W[k, o, i]\, a[n, t, k, i]$ with positions t, groups k and
-$i = (\text{channel}, \text{offset})$: the patch of the *padded* input under position t, whatever the
-padding mode. The input factor $\sum_{n,t} a a^\top$ comes from shift correlations at stride 1, and
-else from patches.
+$i = (\text{channel}, \text{offset})$: the patch of the *padded* input under position t, whatever
+the padding mode. The input factor $\sum_{n,t} a a^\top$ comes from shift correlations at stride
+1, and else from patches.
 """
 
 import math
 from collections.abc import Sequence
+from types import EllipsisType
 
 import torch
 import torch.nn.functional as F
@@ -19,6 +20,13 @@ from symrazor.linalg import gram
 
 Conv = nn.Conv1d | nn.Conv2d | nn.Conv3d
 ConvTranspose = nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d
+
+
+PATCH_ENTRIES = 2**19
+"""Patches are made of so few data at a time that they stay in cache."""
+
+TERMS = 2**12
+"""A weight gradient adds up in float32 term by term: so many terms at most, then in float64."""
 
 
 def pad(x: Tensor, module: Conv) -> Tensor:
@@ -85,19 +93,29 @@ def _by_patches(x: Float[Tensor, "n c *size"], module: Conv) -> Float[Tensor, "1
     On maps no larger than the kernel some offsets lie in the zero padding for every position: their
     rows of the factor are zero, and only the others are computed.
     """
-    live = _live_offsets(x, module)
-    positions = _positions(x, module)
-    rows = pad(x, module).movedim(1, -1).contiguous()
+    live, positions = _live_offsets(x, module), _positions(x, module)
+    kernel, channels = [len(span) for span in live], x.shape[1]
+    features = math.prod(kernel) * channels
+    rows = max(PATCH_ENTRIES // features, 4 * features)
+    chunk = max(1, rows // math.prod(positions))
+    parts = [gram(_pixel_patches(part, module, live, positions)) for part in x.split(chunk)]
+    A = parts[0][0] if len(parts) == 1 else torch.stack(parts).sum(0, dtype=torch.float64)[0]
+    return _channels_first(A.view(*kernel, channels, *kernel, channels), module.kernel_size, live)
+
+
+def _pixel_patches(
+    x: Float[Tensor, "n c *size"], module: Conv, live: Sequence[range], positions: Sequence[int]
+) -> Float[Tensor, "r 1 i"]:
+    """Patches of the live offsets, features ordered (offset, channel)."""
+    rows, dims = pad(x, module).movedim(1, -1).contiguous(), len(live)
     for d, (span, count) in enumerate(zip(live, positions, strict=True)):
         gap, step = module.dilation[d], module.stride[d]
         rows = rows.narrow(1 + d, span.start * gap, rows.shape[1 + d] - span.start * gap)
         rows = rows.unfold(1 + d, gap * (len(span) - 1) + 1, step)[..., ::gap]
         rows = rows.narrow(1 + d, 0, count)
-    dims, channels, kernel = len(live), x.shape[1], [len(span) for span in live]
     order = [*range(1 + dims), *range(2 + dims, 2 + 2 * dims), 1 + dims]
-    features = math.prod(kernel) * channels
-    A = gram(rows.permute(order).reshape(-1, 1, features))[0]
-    return _channels_first(A.view(*kernel, channels, *kernel, channels), module.kernel_size, live)
+    features = math.prod(len(span) for span in live) * x.shape[1]
+    return rows.permute(order).reshape(-1, 1, features)
 
 
 def _positions(x: Tensor, module: Conv) -> list[int]:
@@ -160,10 +178,10 @@ def _by_correlation(x: Float[Tensor, "n c *size"], module: Conv) -> Float[Tensor
 
     $$ C[\delta] = \sum_u z[u]\, z[u + \delta]^\top , $$
 
-    is the weight gradient of one convolution of z with itself, and $\delta$ takes $2k - 1$ values per
-    axis (on one axis k, by symmetry) where (d, e) takes $k^2$. What the edges add is taken away: the
-    columns outside of the windows, over all rows, then the rows outside. A circular map that keeps
-    its size has no edges.
+    is the weight gradient of one convolution of z with itself, and $\delta$ takes $2k - 1$ values
+    per axis (on one axis k, by symmetry) where (d, e) takes $k^2$. What the edges add is taken
+    away: the columns outside of the windows, over all rows, then the rows outside. A circular map
+    that keeps its size has no edges.
     """
     positions, before = _positions(x, module), list(module._reversed_padding_repeated_twice[-2::-2])
     wraps = (
@@ -177,9 +195,11 @@ def _by_correlation(x: Float[Tensor, "n c *size"], module: Conv) -> Float[Tensor
     if x.dim() == 3:
         x, kernel, positions, before = x.unsqueeze(2), (1, *kernel), [1, *positions], [0, *before]
     ky, kx = kernel
-    reach = (kx - 1, kx - 1, 0, ky - 1)
-    wide = wrap(x, reach) if wraps else F.pad(x, reach)
-    C = _correlations(x, wide)
+    fold = _fold(x, kx)
+    reach = fold if fold > 1 else kx - 1
+    around = (reach, reach, 0, ky - 1)
+    wide = wrap(x, around) if wraps else F.pad(x, around)
+    C = _correlations(x, wide) if fold == 1 else _folded_correlations(x, wide, fold, kx)
     apart = torch.arange(kx) - torch.arange(kx).unsqueeze(1) + kx - 1
     pairs = C[apart]  # [dx, ex, ey - dy, c, c]
     if not wraps:
@@ -201,11 +221,39 @@ def _correlations(
     """C[dx, dy] over all places of x, in float64; `wide` is x with what lies around it."""
     c, ky, span = x.shape[1], wide.shape[2] - x.shape[2] + 1, wide.shape[3] - x.shape[3] + 1
     like = x.new_empty(c, c, ky, span)
-    found = torch.ops.aten.convolution_backward(
-        x, wide, like, None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1, [False, True, False]
-    )
-    C: Tensor = found[1]
-    return C.permute(3, 2, 0, 1).double()
+    steps: tuple[object, ...] = ([1, 1], [0, 0], [1, 1], False, [0, 0], 1, [False, True, False])
+    chunk = max(1, TERMS // x[0, 0].numel())
+    parts = [
+        torch.ops.aten.convolution_backward(g, z, like, None, *steps)[1]
+        for g, z in zip(x.split(chunk), wide.split(chunk), strict=True)
+    ]
+    return torch.stack(parts).sum(0, dtype=torch.float64).permute(3, 2, 0, 1)
+
+
+def _fold(x: Float[Tensor, "n c h w"], kx: int) -> int:
+    """How many neighbours in a row to take for one pixel, so that few channels fill a register."""
+    c, w = x.shape[1], x.shape[3]
+    folds = [f for f in range(max(kx - 1, 2), w + 1) if w % f == 0 and f * c <= 16]
+    return max(folds, default=1)
+
+
+def _folded_correlations(
+    x: Float[Tensor, "n c h w"], wide: Float[Tensor, "n c h+ky-1 w+2f"], fold: int, kx: int
+) -> Float[Tensor, "2kx-1 ky c c"]:
+    """The same from rows cut in blocks of f pixels, all channels of a block side by side.
+
+    Pixels i and i + d of a row lie (i + d) // f blocks apart, at places i and (i + d) mod f.
+    """
+    c = x.shape[1]
+    blocks = [
+        z.permute(0, 2, 3, 1).reshape(len(z), z.shape[2], -1, fold * c).permute(0, 3, 1, 2)
+        for z in (x, wide)
+    ]
+    C = _correlations(*blocks)
+    C = C.view(*C.shape[:2], fold, c, fold, c)
+    place = torch.arange(fold)
+    other = place + torch.arange(1 - kx, kx).unsqueeze(1)
+    return C[other // fold + 1, :, place, :, other % fold].sum(1)
 
 
 def _edges(size: int, k: int, positions: int, before: int) -> list[tuple[range, int]]:
@@ -227,7 +275,7 @@ def _edges(size: int, k: int, positions: int, before: int) -> list[tuple[range, 
 def _outside(k: int, edges: Sequence[tuple[Float[Tensor, "r r *s"], int]]) -> Tensor:
     """Sum over the lines that offsets d, e leave out, [k, k, *s].
 
-    The first edge loses the pairs of lines (d - j, e - j), j > 0; the last one (d + j, e + j), j >= 0.
+    The first edge loses the pairs of lines (d - j, e - j), j > 0; the last (d + j, e + j), j >= 0.
     """
     (first, skip), (last, skip_last) = edges
     total = first.new_zeros(k, k, *first.shape[2:])
@@ -311,19 +359,21 @@ def _convolution(module: Conv) -> Sharing:
 @sharing.register(nn.ConvTranspose2d)
 @sharing.register(nn.ConvTranspose3d)
 def _transposed(module: ConvTranspose) -> Sharing:
-    """A transposed convolution is a stride-1 convolution, kernel flipped, of the spread-out input."""
+    """A transposed convolution is one at stride 1, kernel flipped, of the spread-out input."""
     groups, (c_in, c_out, *kernel) = module.groups, module.weight.shape
     dims = len(kernel)
     flipped = list(range(-dims, 0))
+    before: Sequence[int] = module.padding  # type: ignore[assignment]
     paddings = [
-        int(gap * (k - 1) - p)
-        for k, p, gap in zip(kernel, module.padding, module.dilation, strict=True)
+        gap * (k - 1) - p for k, p, gap in zip(kernel, before, module.dilation, strict=True)
     ]
+    steps = [int(step) for step in module.stride]
 
     def inputs(x: Float[Tensor, "n c *size"]) -> Float[Tensor, "n t k i"]:
-        sizes = [(s - 1) * step + 1 for s, step in zip(x.shape[2:], module.stride, strict=True)]
+        sizes = [(s - 1) * step + 1 for s, step in zip(x.shape[2:], steps, strict=True)]
         spread = x.new_zeros(*x.shape[:2], *sizes)
-        spread[(..., *(slice(None, None, step) for step in module.stride))] = x
+        every: list[slice | EllipsisType] = [slice(None, None, step) for step in steps]
+        spread[(..., *every)] = x
         amounts: list[int] = []
         for p, extra in zip(reversed(paddings), reversed(module.output_padding), strict=True):
             amounts += [p, p + int(extra)]

@@ -19,14 +19,15 @@ from symrazor.curvature.statistics import (
     Statistics,
     Task,
     add_batches,
+    tensors,
     weight_gradients,
 )
-from symrazor.curvature.tape import Input, call, record
+from symrazor.curvature.tape import Input, call, each, record
 from symrazor.errors import UnsupportedParameterError
 from symrazor.hyper import weights
 from symrazor.likelihood import Likelihood, as_likelihood
 from symrazor.linalg import Block, Dense, Diag, Kron
-from symrazor.parallel import as_finished, in_parallel
+from symrazor.parallel import as_finished, in_parallel, keep_pages
 
 Loader = Iterable[tuple[Input, Tensor]]
 
@@ -98,6 +99,7 @@ def collect(
     keep_graph: bool = False,
 ) -> Curvature:
     """Sum statistics over a loader and build the blocks; see `curvature`."""
+    keep_pages()
     tasks = _tasks(source, loader, keep_graph)
     serial = keep_graph or not _on_cpu(source) or source.method.structure in ("block", "full")
     total = add_batches((task() for task in tasks) if serial else as_finished(tasks))
@@ -134,7 +136,7 @@ def _channels_last(x: Input) -> Input:
 
 
 def _arrangement(source: Source, x: Input) -> Callable[[Input], Input]:
-    """Channels-last is faster for convolutions on a CPU, but a model that calls view() may refuse."""
+    """Channels-last is faster for convolutions on a CPU, but a model with view() may refuse."""
     convolves = any(isinstance(layer.module, nn.Conv2d) for layer in source.layers)
     if not (convolves and isinstance(x, Tensor) and x.dim() == 4 and x.device.type == "cpu"):
         return _plain
@@ -151,8 +153,7 @@ def _blocks(source: Source, sums: Statistics, scale: float) -> list[Block]:
     theta = weights(source.model)
     resolution = torch.finfo(next(iter(theta.values())).dtype).eps
     if source.method.structure == "full":
-        order = [n for layer in source.layers for n in (layer.bias, layer.weight) if n is not None]
-        shapes = {name: theta[name].shape for name in order}
+        shapes = {name: theta[name].shape for name in tensors(source.layers)}
         H = sums.get(FULL)
         size = sum(shape.numel() for shape in shapes.values())
         if H is None or H.shape[0] != size:
@@ -163,15 +164,27 @@ def _blocks(source: Source, sums: Statistics, scale: float) -> list[Block]:
         return [Dense(shapes, H * scale, resolution)]
     blocks: list[Block] = []
     for layer in source.layers:
+        own: list[Block] = []
         if layer.bias is not None:
-            blocks.append(_own_block(theta, sums, layer.bias, scale, resolution))
+            own.append(_own_block(theta, sums, layer.bias, scale, resolution))
         if layer.weight is None:
-            continue
-        if source.method.structure == "kron" and not layer.form.dense:
-            blocks.append(_kron(theta, sums, layer, scale, resolution))
+            pass
+        elif source.method.structure == "kron" and not layer.form.dense:
+            own.append(_kron(theta, sums, layer, scale, resolution))
         else:
-            blocks.append(_own_block(theta, sums, layer.weight, scale, resolution))
+            own.append(_own_block(theta, sums, layer.weight, scale, resolution))
+        _share_spectrum(sums, own, scale)
+        blocks += own
     return blocks
+
+
+def _share_spectrum(sums: Statistics, blocks: list[Block], scale: float) -> None:
+    """Where the H of a bias is the G of its weight, one set of eigenvalues will do."""
+    match blocks:
+        case [Dense() as bias, Kron() as weight]:
+            H, G = sums[bias.names[0], "H"], sums[weight.name, "G"]
+            if H.data_ptr() == G.data_ptr():
+                bias.known = lambda: scale * weight.spectrum_G[0]
 
 
 def _kron(
@@ -208,11 +221,11 @@ def verify(model: nn.Module, found: Sequence[Layer], x: Input) -> None:
     Raises:
         UnsupportedParameterError: the weights for which the two differ.
     """
-    tape = record(model, found, _first(x, 2))
+    tape = record(model, found, each(x, lambda part: part[:2]))
     generator = torch.Generator().manual_seed(0)
     root = torch.randn(tape.f.shape, generator=generator).to(tape.f)
     theta = weights(model)
-    expected = torch.autograd.grad(
+    expected: Sequence[Tensor | None] = torch.autograd.grad(
         tape.f, list(theta.values()), root, retain_graph=True, allow_unused=True
     )
     got: dict[str, Tensor] = {}
@@ -227,9 +240,9 @@ def verify(model: nn.Module, found: Sequence[Layer], x: Input) -> None:
             j = weight_gradients(layer, [use.seen.detach()], [formed])
             _accumulate(got, layer.weight, j.sum(0))
     refused = {}
-    for (name, parameter), truth in zip(theta.items(), expected, strict=True):
+    for (name, parameter), gradient in zip(theta.items(), expected, strict=True):
         ours = got.get(name, torch.zeros(())).reshape(-1).expand(parameter.numel())
-        truth = torch.zeros_like(parameter) if truth is None else truth
+        truth = torch.zeros_like(parameter) if gradient is None else gradient
         error = (ours.to(truth) - truth.reshape(-1)).abs().max()
         if error > 1e4 * torch.finfo(truth.dtype).eps * (truth.abs().max() + 1):
             refused[name] = (
@@ -243,11 +256,3 @@ def verify(model: nn.Module, found: Sequence[Layer], x: Input) -> None:
 def _accumulate(got: dict[str, Tensor], name: str, value: Tensor) -> None:
     value = value.detach().reshape(-1)
     got[name] = got[name] + value if name in got else value
-
-
-def _first(x: Input, n: int) -> Input:
-    if isinstance(x, Tensor):
-        return x[:n]
-    if isinstance(x, dict):
-        return {key: value[:n] for key, value in x.items()}
-    return [part[:n] for part in x]  # type: ignore[union-attr]

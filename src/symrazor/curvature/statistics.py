@@ -18,6 +18,7 @@ The Kronecker block is $G_k \otimes A_k / \text{count}$ ("expand" and "reduce" o
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import torch
@@ -25,7 +26,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from symrazor.curvature.coverage import Layer
-from symrazor.curvature.tape import FastBackward, Input, Tape, Use, record
+from symrazor.curvature.tape import FastBackward, Input, Tape, Use, each, record
 from symrazor.data import check_batch
 from symrazor.likelihood import Likelihood, Probe
 from symrazor.linalg import gram
@@ -87,7 +88,7 @@ class Batch:
         return Batch(
             self.log_likelihood + other.log_likelihood,
             self.n + other.n,
-            add_up([self.sums, other.sums]),
+            add_up(self.sums, other.sums),
         )
 
 
@@ -126,10 +127,11 @@ class Source:
         fit = Batch(log_likelihood, len(y), {})
         tasks: list[Task] = [lambda: fit]
         if self.method.structure == "kron":
-            tasks += [_bind(self._input_sums, uses, keep_graph) for uses in _by_layer(tape.uses)]
+            for uses in _by_layer(tape.uses):
+                tasks.append(_task(partial(self._input_sums, uses), keep_graph))
         at_once = COTANGENTS if self.method.structure == "kron" else 1
         for some in roots.split(at_once):
-            tasks.append(_bind(self._output_sums, tape, some, keep_graph))
+            tasks.append(_task(partial(self._output_sums, tape, some), keep_graph))
         return tasks
 
     def _roots(self, f: Tensor, y: Tensor) -> Tensor:
@@ -169,6 +171,7 @@ class Source:
         sums: Statistics = {}
         gradients: dict[str, list[Tensor]] = {}  # per-datum gradients, one entry per column
         small: dict[str, list[Tensor]] = {}  # rows of G, one entry per column
+        same: dict[str, str] = {}  # biases whose H is the G of their weight
         for root in roots:
             cotangents = tape.cotangents(root, create_graph=keep_graph)
             paired = [
@@ -177,7 +180,9 @@ class Source:
             for uses, gs in _group(paired):
                 layer = uses[0].layer
                 formed = [layer.form.outputs(g) for g in gs]
-                if layer.bias is not None:
+                if layer.bias is not None and self._one_factor(layer, formed):
+                    same[layer.bias] = str(layer.weight)
+                elif layer.bias is not None:
                     gradients.setdefault(layer.bias, []).append(_over_uses(formed).flatten(1))
                 if layer.weight is None:
                     continue
@@ -196,13 +201,24 @@ class Source:
                         _add(sums, (layer.weight, "G"), gram(flat).double())
         for name, parts in small.items():
             _add(sums, (name, "G"), gram(torch.cat(parts)).double())
-        self._add_gradients(sums, {name: torch.cat(js) for name, js in gradients.items()}, same)
+        self._add_gradients(sums, {name: torch.cat(js) for name, js in gradients.items()})
+        for bias, weight in same.items():
+            sums[bias, "H"] = sums[weight, "G"][0]
         return sums
+
+    def _one_factor(self, layer: Layer, formed: Sequence[Tensor]) -> bool:
+        """Whether the weight is used once per datum, so that G is also the H of the bias."""
+        if self.method.structure != "kron" or layer.form.dense or layer.weight is None:
+            return False
+        positions, blocks, features = formed[0].shape[1:]
+        return len(formed) == positions == blocks == 1 and features <= LARGEST_DENSE
 
     def _add_gradients(self, sums: Statistics, gradients: dict[str, Tensor]) -> None:
         """Per-datum gradients j[(c n), p] of each tensor into whatever the structure needs."""
         if self.method.structure == "full":
-            J = torch.cat(list(gradients.values()), 1)
+            J = torch.cat(
+                [gradients[name] for name in tensors(self.layers) if name in gradients], 1
+            )
             sums[FULL] = gram(J.unsqueeze(1))[0].double()
             return
         for name, j in gradients.items():
@@ -226,6 +242,11 @@ def _add(sums: Statistics, key: Key, value: Tensor) -> None:
     sums[key] = sums[key] + value if key in sums else value
 
 
+def tensors(layers: Iterable[Layer]) -> list[str]:
+    """Names of all weight tensors, in the order of the rows of a full curvature matrix."""
+    return [n for layer in layers for n in (layer.bias, layer.weight) if n is not None]
+
+
 def weight_gradients(layer: Layer, inputs: Sequence[Tensor], formed: Sequence[Tensor]) -> Tensor:
     """Per-datum gradients [n, p] of a layer's weight, flattened in the parameter's layout."""
     pairs = [(layer.form.inputs(x), g) for x, g in zip(inputs, formed, strict=True)]
@@ -243,18 +264,23 @@ def add_batches(parts: Iterable[Batch]) -> Batch:
     return total
 
 
-def add_up(parts: Iterable[Statistics]) -> Statistics:
-    """Sum of statistics, key by key."""
-    total: Statistics = {}
-    for part in parts:
-        for key, value in part.items():
-            _add(total, key, value)
+def add_up(left: Statistics, right: Statistics) -> Statistics:
+    """Sum of statistics, key by key; two keys of one tensor stay two keys of one tensor."""
+    total, done = {**left, **right}, dict[tuple[int, int], Tensor]()
+    for key in left.keys() & right.keys():
+        pair = left[key].data_ptr(), right[key].data_ptr()
+        if pair not in done:
+            done[pair] = left[key] + right[key]
+        total[key] = done[pair].reshape(right[key].shape)
     return total
 
 
-def _bind(function: Callable[..., Statistics], *args: object) -> "Task":
-    nothing = torch.zeros((), dtype=torch.float64)
-    return lambda: Batch(nothing, 0, function(*args))
+def _task(sums: Callable[[bool], Statistics], keep_graph: bool) -> Task:
+    def run() -> Batch:
+        with torch.set_grad_enabled(keep_graph):  # a format may use hyperparameters of its own
+            return Batch(torch.zeros((), dtype=torch.float64), 0, sums(keep_graph))
+
+    return run
 
 
 def _by_layer(uses: Iterable[Use]) -> list[list[Use]]:
@@ -278,9 +304,7 @@ def _as_double(y: Tensor) -> Tensor:
 
 
 def _check_inputs(x: Input, y: Tensor, where: str) -> None:
-    parts = [x] if isinstance(x, Tensor) else list(x.values() if isinstance(x, dict) else x)
-    for part in parts:
-        check_batch(part, y, where)  # type: ignore[arg-type]
+    each(x, lambda part: check_batch(part, y, where))
 
 
 def _check_outputs(f: Tensor, where: str) -> None:

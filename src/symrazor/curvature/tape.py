@@ -8,7 +8,7 @@ $$ g_c = \left(\frac{\partial f}{\partial y}\right)^{\!\top} r_c $$
 for any vectors $r_c$ at the output. Only gradients of layer outputs are computed, never of weights.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -65,10 +65,21 @@ class Tape:
     ) -> list[Tensor | None]:
         """Gradient of sum(f * root) with respect to the output of each use, in order."""
         edges = [use.edge for use in self.uses]
+        if not edges:
+            return []
         found = torch.autograd.grad(
             self.f, edges, root, retain_graph=True, create_graph=create_graph, allow_unused=True
         )
         return list(found)
+
+
+def each(x: Input, change: Callable[[Tensor], Any]) -> Any:
+    """Apply a function to every tensor of an input, keeping its form."""
+    if isinstance(x, Tensor):
+        return change(x)
+    if isinstance(x, Mapping):
+        return {key: change(value) for key, value in x.items()}
+    return [change(part) for part in x]
 
 
 def call(model: nn.Module, x: Input) -> Tensor:
@@ -91,8 +102,8 @@ def record(model: nn.Module, layers: Sequence[Layer], x: Input) -> Tape:
         f = call(model, x)
     if not f.requires_grad:
         raise ValueError(
-            "expected outputs that depend on the trainable weights, got outputs without a gradient; "
-            "does the model run under torch.no_grad() or detach?"
+            "expected outputs that depend on the trainable weights, got outputs without a "
+            "gradient; does the model run under torch.no_grad() or detach?"
         )
     return Tape(f, uses)
 
@@ -126,7 +137,7 @@ class FastBackward(TorchFunctionMode):
 
     Circular padding: autograd sends the gradient through a chain of slice copies, which costs more
     than the convolution that follows. Strided convolutions of few channels, and those with one
-    output position: see `_Conv`. Their weights, if leaves, get no gradient: nobody asks for it here.
+    output position: see `_Conv`. Their weights, if leaves, get no gradient: nobody asks for one.
     """
 
     def __torch_function__(
@@ -148,16 +159,15 @@ def _gains(
     x: Tensor, w: Tensor, b: Tensor | None, stride: Any, padding: Any, dilation: Any, groups: int
 ) -> bool:
     """Whether `_Conv` can and should stand in for a convolution."""
-    if x.device.type != "cpu" or x.dim() != 4 or not x.requires_grad or isinstance(padding, str):
+    if x.device.type != "cpu" or x.dim() != 4 or not x.requires_grad:
         return False
-    if groups != 1 or tuple(dilation) != (1, 1) or not w.is_leaf or not (b is None or b.is_leaf):
+    if not isinstance(stride, tuple) or not isinstance(padding, tuple):
+        return False
+    if groups != 1 or dilation != (1, 1) or not w.is_leaf or not (b is None or b.is_leaf):
         return False
     few = min(stride) > 1 and w.shape[1] <= FEW_CHANNELS
-    return few or _one_position(x.shape, w.shape, padding)
-
-
-def _one_position(x: torch.Size, w: torch.Size, padding: Sequence[int]) -> bool:
-    return all(x[d] + 2 * padding[d - 2] == w[d] for d in (2, 3))
+    reach = [x.shape[2 + d] + 2 * padding[d] - w.shape[2 + d] for d in (0, 1)]
+    return few or all(0 <= r < step for r, step in zip(reach, stride, strict=True))
 
 
 FEW_CHANNELS = 8
@@ -167,8 +177,8 @@ FEW_CHANNELS = 8
 class _Conv(torch.autograd.Function):
     r"""F.conv2d whose backward pass to the input is a matrix product, or a convolution at stride 1.
 
-    With one output position, $\partial x = g W$. Else write input row $h = s j + m$ with block j and
-    $0 \le m < s$. Offset d of position t touches row $h = s t + d - p$, so that block j needs
+    With one output position, $\partial x = g W$. Else write input row $h = s j + m$ with block j
+    and $0 \le m < s$. Offset d of position t touches row $h = s t + d - p$, so that block j needs
 
     $$ \partial x[s j + m] = \sum_b W_m[b]\, g[j + b], \qquad
        W_m[b] = W[d], \; d = m + p - s b , $$
@@ -177,7 +187,7 @@ class _Conv(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         ctx: Any, x: Tensor, w: Tensor, b: Tensor | None, stride: Any, padding: Any
     ) -> Tensor:
         ctx.size, ctx.stride, ctx.padding = x.shape, stride, padding
@@ -185,12 +195,12 @@ class _Conv(torch.autograd.Function):
         return F.conv2d(x, w, b, stride, padding)
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         (w,) = ctx.saved_tensors
         n, c, height, width = ctx.size
-        if _one_position(ctx.size, w.shape, ctx.padding):
-            py, px = ctx.padding
-            seen = w[:, :, py : py + height, px : px + width].permute(0, 2, 3, 1)
+        if g.shape[2] == g.shape[3] == 1:
+            (ky, kx), (py, px) = w.shape[2:], ctx.padding
+            seen = F.pad(w, (-px, px + width - kx, -py, py + height - ky)).permute(0, 2, 3, 1)
             found = (g.reshape(n, -1) @ seen.reshape(len(w), -1)).view(n, height, width, c)
         else:
             found = _input_gradient(g, w, ctx.size, ctx.stride, ctx.padding)
@@ -216,7 +226,7 @@ def _input_gradient(
 
 
 def _taps(k: int, step: int, padding: int) -> tuple[list[tuple[int, int, int]], int, int]:
-    """(row m in a block, offset d, block distance b) of every offset; least and largest distance."""
+    """(row m in a block, offset d, block distance b) of every offset; least and largest b."""
     taps = [
         (m, d, (m + padding - d) // step)
         for m in range(step)
@@ -231,12 +241,12 @@ class _CircularPad(torch.autograd.Function):
     """F.pad(mode="circular"); its backward folds the padded border back onto the other side."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, amounts: tuple[int, ...]) -> Tensor:  # type: ignore[override]
+    def forward(ctx: Any, x: Tensor, amounts: tuple[int, ...]) -> Tensor:
         ctx.amounts = amounts
         return wrap(x, amounts)
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
         for axis in range(len(ctx.amounts) // 2):
             low, high = ctx.amounts[2 * axis : 2 * axis + 2]
             dim = g.dim() - 1 - axis

@@ -1,0 +1,17 @@
+"""Paths that relax translation equivariance, and their sum.
+
+| path | equivariant to | weights |
+|---|---|---|
+| `Conv` | translations (circular padding) | 9DC |
+| `FFC` | nothing | DC(S + S') |
+| `FC` | nothing | DCSS' |
+"""
+
+from symrazor.layers.conv import Conv as Conv
+from symrazor.layers.dense import FC as FC
+from symrazor.layers.factored import FFC as FFC
+from symrazor.layers.factored import BlockLinear as BlockLinear
+from symrazor.layers.path import Path as Path
+from symrazor.layers.relaxed import Relaxed as Relaxed
+from symrazor.layers.subsample import Subsample as Subsample
+from symrazor.layers.subsample import subsample as subsample

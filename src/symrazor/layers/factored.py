@@ -1,0 +1,112 @@
+r"""F-FC: a dense map factored into two block-wise ones (ELLA Eq. 5).
+
+$$ h[n, d, c] = \sum_s \theta_2[d, c, s]\, x[n, c, s], \qquad
+   y[n, d, o] = \sum_c \theta_1[o, d, c]\, h[n, d, c] $$
+
+DC(S + S') weights in place of DCSS'. Both factors are one operation, `BlockLinear`, which is the
+weight-sharing format itself: first with a block for each input channel, then one for each output
+channel.
+"""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from symrazor.curvature.sharing import Sharing, sharing
+from symrazor.layers.path import Path
+
+
+class BlockLinear(nn.Module):
+    r"""$y[n, k, o] = \sum_i W[k, o, i]\, x[n, k, i]$: one small matrix for each block k."""
+
+    weight: nn.Parameter
+
+    def __init__(self, blocks: int, in_features: int, out_features: int) -> None:
+        """Draw W uniformly with variance 1 / in_features."""
+        super().__init__()
+        bound = math.sqrt(3 / in_features)
+        weight = torch.empty(blocks, out_features, in_features).uniform_(-bound, bound)
+        self.weight = nn.Parameter(weight)
+
+    def forward(self, x: Float[Tensor, "n k i"]) -> Float[Tensor, "n k o"]:
+        """One batched product."""
+        return torch.einsum("nki,koi->nko", x, self.weight)
+
+
+@sharing.register
+def _block_linear(module: BlockLinear) -> Sharing:
+    def with_one_use(x: Float[Tensor, "n k f"]) -> Float[Tensor, "n 1 k f"]:
+        return x.unsqueeze(1)
+
+    return Sharing(
+        inputs=with_one_use,
+        outputs=with_one_use,
+        bias=None,
+        to_blocks=torch.clone,
+        from_blocks=torch.clone,
+    )
+
+
+class PixelBias(nn.Module):
+    """One bias per output position, shared by the channels: b[o], as in the reference."""
+
+    bias: nn.Parameter
+
+    def __init__(self, pixels: int) -> None:
+        """Start at zero."""
+        super().__init__()
+        self.bias = nn.Parameter(torch.zeros(pixels))
+
+    def forward(self, y: Float[Tensor, "n d o"]) -> Float[Tensor, "n d o"]:
+        """Add it."""
+        return y + self.bias
+
+
+@sharing.register
+def _pixel_bias(module: PixelBias) -> Sharing:
+    return Sharing(
+        inputs=lambda y: torch.ones_like(y).unsqueeze(2),
+        outputs=lambda g: g.unsqueeze(2),
+        weight=None,
+    )
+
+
+class FFC(Path):
+    """The factored path of ELLA: position-dependent, with 1/S-th of the weights of FC.
+
+    Biases: none by default; with `bias=True` one per output pixel, shared by the channels. The
+    reference has D + S' biases, of which the D ones inside the product act like a further column of
+    the first factor; a convolutional path beside this one already has a bias per channel. So ours
+    has D fewer.
+
+    The two factors matter only as a product, and the evidence lets their precisions drift apart
+    (one to 1e5, the other to 1e-4) without an effect: tie them with one prior group per path.
+
+    Args:
+        in_channels, out_channels, in_shape, stride: see `Path`.
+        bias: one bias per output pixel.
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        in_shape: Sequence[int],
+        stride: int = 1,
+        bias: bool = False,
+    ) -> None:
+        """Make both factors."""
+        super().__init__(in_channels, out_channels, in_shape, stride)
+        self.first = BlockLinear(in_channels, self.pixels_in, out_channels)
+        self.second = BlockLinear(out_channels, in_channels, self.pixels_out)
+        self.offset = PixelBias(self.pixels_out) if bias else nn.Identity()
+
+    def forward(self, x: Float[Tensor, "n c *size"]) -> Float[Tensor, "n d *small"]:
+        """Two batched products."""
+        self.check(x)
+        hidden = self.first(x.flatten(2)).transpose(1, 2)
+        y: Tensor = self.offset(self.second(hidden))
+        return y.reshape(len(x), self.out_channels, *self.out_shape)

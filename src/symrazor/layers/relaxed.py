@@ -1,0 +1,58 @@
+"""A relaxed layer: the sum of paths between the same spaces, each with a prior of its own."""
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from symrazor.layers.path import Path
+
+
+class Relaxed(nn.Module):
+    r"""$y = \sum_p \mathrm{path}_p(x)$.
+
+    The sum, not the mean: with the mean of two paths, one of them small, every layer halves the
+    signal, and eight of them do not start to train.
+
+    Start near the symmetric solution: `scale_free_paths(precision)` draws the paths without a group
+    from their prior, while the equivariant one keeps its He initialisation. Not at zero: a product
+    of two factors has a saddle there, and the evidence would switch off a path that never had a
+    chance.
+
+    Args:
+        paths: at least one, all between the same spaces.
+        mean: divide by the number of paths.
+    """
+
+    def __init__(self, paths: Sequence[Path], mean: bool = False) -> None:
+        """Check that the paths fit together."""
+        super().__init__()
+        if not paths:
+            raise ValueError("expected at least one path, got none")
+        spaces = {(p.in_channels, p.in_shape, p.out_channels, p.out_shape) for p in paths}
+        if len(spaces) > 1:
+            raise ValueError(f"expected paths between the same spaces, got {sorted(spaces)}")
+        self.paths = nn.ModuleList(paths)
+        self.mean = mean
+
+    def forward(self, x: Float[Tensor, "n c *size"]) -> Float[Tensor, "n d *small"]:
+        """Add the paths up."""
+        total: Tensor = self.paths[0](x)
+        for path in list(self.paths)[1:]:
+            total = total + path(x)
+        return total / len(self.paths) if self.mean else total
+
+    @torch.no_grad()
+    def scale_free_paths(self, precision: float) -> None:
+        """Draw the paths without a group from a prior of this precision relative to their start.
+
+        The last weight of such a path is divided by sqrt(precision), so that its output shrinks by
+        that factor while no factor of a product is near zero more than it must.
+        """
+        if not precision > 0:
+            raise ValueError(f"expected a positive precision, got {precision}")
+        for path in self.paths:
+            weights = [p for n, p in path.named_parameters() if n.endswith("weight")]
+            if path.group is None and weights:
+                weights[-1].div_(precision**0.5)

@@ -1,0 +1,161 @@
+"""Paths: every one inherits the public suite; parameter counts are pinned."""
+
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+
+from symrazor.layers import FC, FFC, Conv, Path, Relaxed, Subsample, subsample
+from symrazor.testing import PathSuite, assert_close
+
+
+class TestFC(PathSuite):
+    def make(self) -> Path:
+        return FC(2, 3, (4, 2), stride=2)
+
+
+class TestFC1d(PathSuite):
+    def make(self) -> Path:
+        return FC(2, 3, (5,))
+
+
+class TestFFC(PathSuite):
+    def make(self) -> Path:
+        return FFC(2, 3, (4, 6), stride=2, bias=True)
+
+
+class TestFFC3d(PathSuite):
+    def make(self) -> Path:
+        return FFC(3, 2, (2, 3, 2))
+
+
+class TestConv(PathSuite):
+    def make(self) -> Path:
+        return Conv(2, 3, (4, 6))
+
+
+class TestConvStrided(PathSuite):
+    def make(self) -> Path:
+        return Conv(2, 3, (6, 4), stride=2)
+
+
+class TestConvStridedByLargestValue(PathSuite):
+    def make(self) -> Path:
+        return Conv(2, 3, (6, 4), stride=2, norm="max")
+
+
+class TestConv1dOdd(PathSuite):
+    def make(self) -> Path:
+        return Conv(2, 3, (9,), stride=3, kernel=5)
+
+
+class TestConv3d(PathSuite):
+    def make(self) -> Path:
+        return Conv(1, 2, (3, 4, 2))
+
+
+class TestConvZeroPadding(PathSuite):
+    def make(self) -> Path:
+        return Conv(2, 3, (5, 4), padding="zeros", bias=False)
+
+
+class TestConvOnOnePixel(PathSuite):
+    def make(self) -> Path:
+        return Conv(2, 3, (1, 1))
+
+
+def _network(paths: list[Callable[..., Path]], alpha: int = 10) -> nn.Module:
+    """The eight-block network of ELLA section 6.2 for 32 x 32 colour images."""
+    channels = [3, *(alpha * m for m in (1, 2, 2, 4, 4, 8, 8, 16))]
+    size, blocks = 32, []
+    for c, d, stride in zip(channels, channels[1:], (1, 2, 1, 2, 1, 2, 2, 2), strict=False):
+        blocks += [Relaxed([path(c, d, (size, size), stride) for path in paths]), nn.ReLU()]
+        size //= stride
+    head = [nn.Flatten(), nn.Linear(16 * alpha, 64 * alpha), nn.ReLU(), nn.Linear(64 * alpha, 10)]
+    return nn.Sequential(*blocks, *head)
+
+
+@pytest.mark.parametrize(
+    ("paths", "count"),
+    [
+        ([FC], 133_635_690),
+        ([Conv], 338_770),
+        ([FFC], 1_540_490),
+        ([partial(FFC, bias=True)], 1_542_625 - 450),
+        ([FFC, Conv], 1_540_490 + 338_770 - 109_450),
+    ],
+    ids=["FC", "CONV", "F-FC", "F-FC with pixel biases", "F-FC+CONV"],
+)
+def test_parameter_counts(paths: list[Callable[..., Path]], count: int) -> None:
+    """The reference's F-FC has 450 more: one bias per output channel inside the product."""
+    with torch.device("meta"):
+        network = _network(paths)
+    assert sum(p.numel() for p in network.parameters()) == count
+
+
+def test_a_convolutional_network_is_invariant_after_five_halvings() -> None:
+    torch.manual_seed(0)
+    network = _network([Conv], alpha=2).double()
+    x = torch.randn(2, 3, 32, 32, dtype=torch.float64)
+    with torch.no_grad():
+        f = network(x)
+        for shift in ((1, 0), (0, 1), (7, 30)):
+            assert_close(network(torch.roll(x, shift, (2, 3))), f, 1e-12)
+
+
+@pytest.mark.parametrize("norm", ["l2", "max"])
+def test_subsampling_by_brute_force(norm: str) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(4, 3, 6, 4, dtype=torch.float64)
+    got = subsample(x, 2, norm)
+    for n in range(4):
+        phases = [x[n, :, i::2, j::2] for i in range(2) for j in range(2)]
+        sizes = [float(p.norm() if norm == "l2" else p.abs().max()) for p in phases]
+        assert torch.equal(got[n], phases[sizes.index(max(sizes))])
+    assert Subsample(2, norm)(x).shape == (4, 3, 3, 2)
+
+
+def test_sum_and_mean_of_paths() -> None:
+    torch.manual_seed(0)
+    paths = [Conv(2, 3, (4, 4)), FFC(2, 3, (4, 4))]
+    x = torch.randn(5, 2, 4, 4)
+    expected = paths[0](x) + paths[1](x)
+    assert_close(Relaxed(paths)(x), expected, 1e-6)
+    assert_close(Relaxed(paths, mean=True)(x), expected / 2, 1e-6)
+
+
+def test_free_paths_start_small() -> None:
+    torch.manual_seed(0)
+    layer = Relaxed([Conv(2, 3, (4, 4)), FFC(2, 3, (4, 4))])
+    x = torch.randn(5, 2, 4, 4)
+    strict, free = layer.paths[0](x), layer.paths[1](x)
+    layer.scale_free_paths(100.0)
+    assert torch.equal(layer.paths[0](x), strict)
+    assert_close(layer.paths[1](x), free / 10, 1e-6)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Conv(0, 3, (4, 4)), "at least 1 channel in and out, got 0 and 3"),
+        (lambda: Conv(2, 3, (5, 4), stride=2), r"divides the shape \(5, 4\), got 2"),
+        (lambda: Conv(2, 3, (4, 4), kernel=2), "odd kernel size, got 2"),
+        (lambda: Conv(2, 3, (2, 2), kernel=7), r"at most 5 .*\(2, 2\), got 7"),
+        (lambda: Conv(2, 3, (4, 4), padding="reflect"), "'circular' or 'zeros', got 'reflect'"),
+        (lambda: FC(2, 3, (1, 1, 1, 1)), "1 to 3 positive sizes"),
+        (lambda: Relaxed([]), "at least one path"),
+        (lambda: Relaxed([FC(2, 3, (4,)), FC(2, 4, (4,))]), "the same spaces"),
+        (lambda: Relaxed([FC(2, 3, (4,))]).scale_free_paths(0.0), "positive precision"),
+        (
+            lambda: Conv(2, 3, (4, 4))(torch.zeros(1, 2, 4, 5)),
+            r"\[n, 2, 4, 4\], got \[1, 2, 4, 5\]",
+        ),
+        (lambda: FC(2, 3, (4, 4))(torch.zeros(1, 3, 4, 4)), r"\[n, 2, 4, 4\], got \[1, 3, 4, 4\]"),
+        (lambda: subsample(torch.zeros(1, 1, 4, 4), 2, "l1"), "'l2' or 'max', got 'l1'"),
+    ],
+)
+def test_bad_shapes(make: Callable[[], object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make()
