@@ -57,7 +57,12 @@ class Curvature:
     def prepare(self) -> "Curvature":
         """Compute all spectra now, side by side on the threads of a CPU."""
         largest_first = sorted(self.blocks, key=lambda b: -max(f.numel() for f in b.factors()))
-        in_parallel(task for block in largest_first for task in block.prepare())
+        tasks = [task for block in largest_first for task in block.prepare()]
+        if all(f.device.type == "cpu" for block in self.blocks for f in block.factors()):
+            in_parallel(tasks)
+        else:  # a GPU's solver must not be started from several threads
+            for task in tasks:
+                task()
         return self
 
 

@@ -9,7 +9,8 @@ $\theta$, and the drift of the curvature with the mode is neglected, as everywhe
 Hyperparameters that enter the forward pass reach the log-determinant through $H_\eta$. Two ways
 lead to the same derivative. `keep_graph=True` keeps the graph of all batches. `hyper_gradient`
 needs the memory of one batch: with
-$V_Q = -\tfrac12\, \partial \log|I + \Delta^{-1} H| / \partial Q$ for every sum $Q$ that H is made of, computed once, the derivative is that of
+$V_Q = -\tfrac12\, \partial \log|I + \Delta^{-1} H| / \partial Q$ for every sum $Q$ that H is made
+of, computed once, the derivative is that of
 
 $$ \sum_b \Big[ \log p(D_b \mid \theta_*, \eta) + \sum_Q \langle V_Q, Q_b(\eta) \rangle \Big] , $$
 
