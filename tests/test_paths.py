@@ -7,7 +7,9 @@ import pytest
 import torch
 from torch import nn
 
-from symrazor.layers import FC, FFC, Conv, Path, Relaxed, Subsample, subsample
+import symrazor as sr
+from symrazor.data import digits
+from symrazor.layers import FC, FFC, Conv, Path, Relaxed, Subsample, path_groups, subsample
 from symrazor.testing import PathSuite, assert_close
 
 
@@ -134,6 +136,28 @@ def test_free_paths_start_small() -> None:
     layer.scale_free_paths(100.0)
     assert torch.equal(layer.paths[0](x), strict)
     assert_close(layer.paths[1](x), free / 10, 1e-6)
+
+
+def test_one_prior_group_per_path_and_its_share_in_the_reading() -> None:
+    torch.manual_seed(0)
+    layer = Relaxed([Conv(1, 4, (8, 8), stride=2), FFC(1, 4, (8, 8), stride=2, bias=True)])
+    layer.scale_free_paths(10.0)
+    model = nn.Sequential(layer, nn.ReLU(), nn.Flatten(), nn.Linear(64, 10))
+    groups = path_groups(model)
+    assert groups["0.paths.1"] == [
+        "0.paths.1.first.weight",
+        "0.paths.1.second.weight",
+        "0.paths.1.offset.bias",
+    ]
+    assert sorted(n for names in groups.values() for n in names) == sorted(sr.weights(model))
+    fit = sr.fit(model, digits("train"), epochs=4, every=1, burn_in=0, prior_groups=groups)
+    relaxed = fit.reading.layers[0]
+    assert [(p.path, p.group) for p in relaxed.paths] == [("Conv", "translation"), ("FFC", None)]
+    assert sum(p.share for p in relaxed.paths) == pytest.approx(1.0)
+    gamma = fit.evidence.effective_parameters
+    expected = gamma["0.paths.0.conv.weight"] + gamma["0.paths.0.conv.bias"]
+    assert relaxed.paths[0].effective_parameters == pytest.approx(expected)
+    assert len(set(relaxed.paths[1].precision.values())) == 1
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 __version__ = "0.1.0"
 
+from symrazor import layers as layers
 from symrazor.curvature import Curvature as Curvature
 from symrazor.curvature import Method as Method
 from symrazor.curvature import Sharing as Sharing

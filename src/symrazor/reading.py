@@ -7,9 +7,11 @@ from typing import Any
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
 from symrazor.evidence.value import Evidence
+from symrazor.hyper import weights
+from symrazor.layers.relaxed import Relaxed
 from symrazor.learner import Razor
 from symrazor.likelihood import Bernoulli, Categorical, Likelihood
 
@@ -90,12 +92,15 @@ class Reading:
     def __str__(self) -> str:
         """A table for the terminal."""
         width = max([5, *(len(layer.name) for layer in self.layers)])
-        lines = [f"{'layer':<{width}}  {'path':<16}{'effective':>11} {'of':>9}   precision"]
+        lines = [
+            f"{'layer':<{width}}  {'path':<12}{'share':>7}{'effective':>11} {'of':>9}   precision"
+        ]
         for layer in self.layers:
             for path in layer.paths:
                 precisions = ", ".join(f"{k} {v:.3g}" for k, v in path.precision.items())
                 lines.append(
-                    f"{layer.name:<{width}}  {path.path:<16}{path.effective_parameters:>11.1f} "
+                    f"{layer.name:<{width}}  {path.path:<12}{100 * path.share:>5.0f} %"
+                    f"{path.effective_parameters:>11.1f} "
                     f"{path.parameters:>9,}   {precisions}"
                 )
         if self.test:
@@ -110,25 +115,9 @@ def read(
     test: dict[str, float] | None = None,
 ) -> Reading:
     """The reading of a model as its razor sees it."""
-    gamma = evidence.effective_parameters
-    found = []
-    for layer in razor.layers:
-        names = [name for name in (layer.weight, layer.bias) if name is not None]
-        sizes = [dict(razor.model.named_parameters())[name].numel() for name in names]
-        path = PathReading(
-            type(layer.module).__name__,
-            None,
-            1.0,
-            sum(gamma[name] for name in names),
-            sum(sizes),
-            {
-                name.rpartition(".")[2]: float(razor.prior.precision_of(name).detach().mean())
-                for name in names
-            },
-        )
-        found.append(LayerReading(layer.name, [path]))
+    found = _layers(razor, evidence.effective_parameters)
     total = sum(path.parameters for layer in found for path in layer.paths)
-    used = sum(gamma.values())
+    used = sum(evidence.effective_parameters.values())
     verdict = (
         f"log evidence {float(evidence.log_evidence):,.1f} ({float(evidence.per_datum):.3f} per "
         f"datum): fit {float(evidence.log_likelihood):,.1f}, complexity "
@@ -139,3 +128,48 @@ def read(
     versions = {"python": platform.python_version(), "torch": torch.__version__}
     config = asdict(razor.config)
     return Reading(verdict, evidence.to_dict(), train or {}, test or {}, found, config, versions)
+
+
+def _layers(razor: Razor, gamma: dict[str, float]) -> list[LayerReading]:
+    """One entry per relaxed layer with its paths, and per plain layer with one path."""
+    modules = dict(razor.model.named_modules())
+    relaxed = {name for name, module in modules.items() if isinstance(module, Relaxed)}
+    found: dict[str, dict[str, list[str]]] = {}
+    for layer in razor.layers:
+        owner = next((r for r in relaxed if layer.name.startswith(f"{r}.paths.")), None)
+        place = layer.name
+        if owner is not None:
+            place = ".".join(layer.name.split(".")[: owner.count(".") + 3])
+        names = [name for name in (layer.weight, layer.bias) if name is not None]
+        paths = found.setdefault(owner if owner is not None else layer.name, {})
+        paths.setdefault(place, []).extend(names)
+    return [
+        LayerReading(name, _paths(razor, modules, paths, gamma)) for name, paths in found.items()
+    ]
+
+
+def _paths(
+    razor: Razor,
+    modules: dict[str, nn.Module],
+    paths: dict[str, list[str]],
+    gamma: dict[str, float],
+) -> list[PathReading]:
+    theta = weights(razor.model)
+    used = {place: sum(gamma[name] for name in names) for place, names in paths.items()}
+    total = sum(used.values())
+    return [
+        PathReading(
+            type(modules[place]).__name__,
+            getattr(modules[place], "group", None),
+            used[place] / total if total > 0 else 1 / len(paths),
+            used[place],
+            sum(theta[name].numel() for name in names),
+            {
+                name.removeprefix(f"{place}."): float(
+                    razor.prior.precision_of(name).detach().mean()
+                )
+                for name in names
+            },
+        )
+        for place, names in paths.items()
+    ]

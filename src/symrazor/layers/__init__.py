@@ -13,5 +13,6 @@ from symrazor.layers.factored import FFC as FFC
 from symrazor.layers.factored import BlockLinear as BlockLinear
 from symrazor.layers.path import Path as Path
 from symrazor.layers.relaxed import Relaxed as Relaxed
+from symrazor.layers.relaxed import path_groups as path_groups
 from symrazor.layers.subsample import Subsample as Subsample
 from symrazor.layers.subsample import subsample as subsample

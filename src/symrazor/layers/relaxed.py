@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from symrazor.hyper import weights
 from symrazor.layers.path import Path
 
 
@@ -56,3 +57,20 @@ class Relaxed(nn.Module):
             weights = [p for n, p in path.named_parameters() if n.endswith("weight")]
             if path.group is None and weights:
                 weights[-1].div_(precision**0.5)
+
+
+def path_groups(model: nn.Module) -> dict[str, list[str]]:
+    """Prior groups with one precision per path, for `Razor(..., prior_groups=path_groups(model))`.
+
+    All tensors of a path share a group, so that the two factors of `FFC` are tied and its biases
+    count where its weights do; every tensor outside of a path is a group of its own.
+    """
+    theta = weights(model)
+    groups: dict[str, list[str]] = {}
+    for prefix, module in model.named_modules():
+        if isinstance(module, Path):
+            own = [name for name in theta if name.startswith(f"{prefix}." if prefix else "")]
+            if own:
+                groups[prefix or "path"] = own
+    inside = {name for names in groups.values() for name in names}
+    return groups | {name: [name] for name in theta if name not in inside}
