@@ -48,6 +48,28 @@ def test_the_evidence_picks_the_symmetry_that_is_there(seed: int) -> None:
         assert losses[0] < losses[1]
 
 
+def test_bench_writes_its_rows(tmp_path: Path) -> None:
+    file = tmp_path / "rows.json"
+    done = _run(
+        "bench",
+        "evidence",
+        "--alphas",
+        "1",
+        "--rounds",
+        "1",
+        "--paddings",
+        "circular",
+        "--json",
+        str(file),
+    )
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(file.read_text())
+    keys = ["net", "alpha", "padding", "estimator", "ratio_cpu", "ratio_wall", "peak_mb"]
+    assert all(list(row) == [*keys, "log_evidence"] for row in rows)
+    values = {row["estimator"]: row["log_evidence"] for row in rows}
+    assert values["one probe"] == pytest.approx(values["exact"], rel=0.01)
+
+
 def test_help_and_version() -> None:
     assert "discover" in _run("--help").stdout
     assert _run("version").stdout.strip() == sr.__version__

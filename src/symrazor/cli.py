@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from symrazor import __version__
@@ -93,15 +94,19 @@ def bench(
         probes: also the errors of the Monte Carlo estimators.
     """
     options = evidence_bench.Options(alphas, paddings, rounds, json=json_file)
-    _show(f"One {name} estimate, in epochs of plain SGD", evidence_bench.main(options))
+    _show(f"One {name} estimate, in epochs of plain SGD", lambda: evidence_bench.main(options))
     if growth:
-        _show("Growth of the cost", evidence_bench.growth(rounds=rounds))
+        _show("Growth of the cost", lambda: evidence_bench.growth(rounds=rounds))
     if probes:
-        _show("Relative error against the exact estimate", evidence_bench.probes())
+        _show("Relative error against the exact estimate", evidence_bench.probes)
 
 
-def _show(title: str, rows: Sequence[Any]) -> None:
-    """Print dataclass rows as a table."""
+def _show(title: str, measure: Callable[[], Sequence[Any]]) -> None:
+    """Measure, with a clock running, and print the dataclass rows as a table."""
+    columns = (SpinnerColumn(), TextColumn(title), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as clock:
+        clock.add_task("")
+        rows = measure()
     values = [asdict(row) for row in rows]
     table = Table(*values[0], title=title)
     for row in values:

@@ -10,10 +10,8 @@ r"""The evidence step, for anybody's training loop.
 Weights follow the gradient of the log posterior; hyperparameters follow the evidence, by one of two
 updates.
 
-MacKay's fixed point (default). The evidence is stationary in the precision $\delta_g$ of a group
-where $\delta_g = \gamma_g / \lVert\theta_g\rVert^2$; each step moves $\log \delta_g$ a fraction
-`damping` of the way there, `inner_steps` times with the eigenvalues kept. The noise of a Gaussian
-likelihood has the fixed point $\sigma^2 = \mathrm{SSE} / (n - \gamma)$.
+MacKay's fixed point (default, see updates.py): `inner_steps` damped moves of the log precisions with
+the eigenvalues kept, and one of the noise of a Gaussian likelihood.
 
 Adam. Gradient ascent in all log precisions (`inner_steps` steps) and hyperparameters (one step).
 
@@ -30,6 +28,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from symrazor import updates
 from symrazor.curvature import Curvature, Layer, Loader, Method, Source, collect, layers, verify
 from symrazor.curvature.coverage import check_mode
 from symrazor.curvature.tape import Input, call, each
@@ -308,49 +307,24 @@ class Razor:
                 self._precision_optimiser.step()
             else:
                 value.backward()
-                self._mackay(theta)
+                updates.precisions_(self.prior, theta, self.config.damping)
             self.prior.clamp_()
-
-    @torch.no_grad()
-    def _mackay(self, theta: Mapping[str, Tensor]) -> None:
-        for group, log_delta in zip(self.prior.names, self.prior.log_precision, strict=True):
-            members = [theta[name].double().square() for name in self.prior.members(group)]
-            size = members[0] if self.prior.diagonal else sum(m.sum() for m in members)
-            gamma = -log_delta.grad if log_delta.grad is not None else torch.zeros_like(log_delta)
-            tiny = torch.finfo(torch.float64).tiny
-            target = gamma.clamp(min=tiny).log() - torch.as_tensor(size).clamp(min=tiny).log()
-            log_delta.add_(self.config.damping * (target - log_delta))
 
     def _update_hyperparameters(self, gradient: Mapping[str, tuple[Tensor, Tensor]]) -> None:
         if self._eta_optimiser is None or not gradient:
             return
-        noise = self._noise_name() if self.config.update == "mackay" else None
+        noise = self.likelihood.noise.raw if isinstance(self.likelihood, Gaussian) else None
+        temperature, damping = self.config.temperature, self.config.damping
         self._eta_optimiser.zero_grad()
         for name, parameter in self.eta.items():
             fit, occam = gradient[name]
-            if name == noise:
-                self._update_noise(parameter, fit, occam)
+            if parameter is noise and self.config.update == "mackay":
+                targets = self.n_data * (self._outputs or 1) / parameter.numel()
+                updates.noise_(parameter, fit, occam, targets, temperature, damping)
             else:
                 parameter.grad = -(fit + occam).to(parameter)
         self._eta_optimiser.step()
         self._eta_optimiser.zero_grad()
-
-    def _noise_name(self) -> str | None:
-        return "likelihood.noise.raw" if isinstance(self.likelihood, Gaussian) else None
-
-    @torch.no_grad()
-    def _update_noise(self, log_sigma: nn.Parameter, fit: Tensor, occam: Tensor) -> None:
-        r"""$\log \sigma$ towards $\tfrac12 \log \mathrm{SSE} / (n - T\gamma)$.
-
-        As $T\, \partial_{\log\sigma} \log p = \mathrm{SSE}/\sigma^2 - n$ and
-        $-\tfrac12 \partial_{\log\sigma} \log\det = \gamma$, the two gradients are all it needs.
-        """
-        assert self._outputs is not None
-        temperature = self.config.temperature
-        n = self.n_data * self._outputs / log_sigma.numel()
-        errors = (n + temperature * fit).clamp(min=torch.finfo(torch.float64).tiny)
-        free = (n - temperature * occam).clamp(min=1e-3 * n)
-        log_sigma.add_(self.config.damping * 0.5 * (errors / free).log())
 
     # State.
 
