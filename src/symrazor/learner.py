@@ -10,8 +10,8 @@ r"""The evidence step, for anybody's training loop.
 Weights follow the gradient of the log posterior; hyperparameters follow the evidence, by one of two
 updates.
 
-MacKay's fixed point (default, see updates.py): `inner_steps` damped moves of the log precisions with
-the eigenvalues kept, and one of the noise of a Gaussian likelihood.
+MacKay's fixed point (default, see updates.py): `inner_steps` damped moves of the log precisions
+with the eigenvalues kept, and one of the noise of a Gaussian likelihood.
 
 Adam. Gradient ascent in all log precisions (`inner_steps` steps) and hyperparameters (one step).
 
