@@ -2,8 +2,8 @@ r"""Fixed points of the evidence: what `Razor` moves hyperparameters towards.
 
 The evidence is stationary in the precision of a group where
 $\delta = \gamma / \lVert\theta\rVert^2$ (MacKay 1992), and in the noise of a Gaussian likelihood
-where $\sigma^2 = \mathrm{SSE} / (n - \gamma)$: $n - \gamma$ data are left to tell the noise once $\gamma$
-parameters are determined. Both are taken a fraction `damping` of the way, in log space.
+where $\sigma^2 = \mathrm{SSE} / (n - \gamma)$: so many data are left to tell the noise once
+$\gamma$ parameters are determined. Both are taken a fraction `damping` of the way, in log space.
 """
 
 from collections.abc import Mapping
