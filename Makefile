@@ -24,7 +24,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .PHONY: run test test-all bench bench-peers docs lint format clean distclean help
 
-run: $(READY) ## find the symmetries of the embedded digits (ARGS="my_data.npz ...")
+run: $(READY) ## what the evidence says about the embedded digits
 	$(BIN)/symrazor discover $(ARGS)
 
 test: $(READY) ## the fast tests

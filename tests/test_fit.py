@@ -159,6 +159,14 @@ def test_bad_options(change: dict[str, object], message: str) -> None:
         sr.fit(_net(), _blobs(), **change)
 
 
+def test_bad_models_and_devices() -> None:
+    with pytest.raises(ValueError, match="without any"):
+        sr.fit(nn.Flatten(), _blobs())
+    if not torch.cuda.is_available():
+        with pytest.raises(ValueError, match="without CUDA"):
+            sr.fit(_net(), _blobs(), device="cuda")
+
+
 def test_bad_data_leave_the_model_untouched() -> None:
     x, y = _blobs()
     model = _net()
@@ -170,6 +178,8 @@ def test_bad_data_leave_the_model_untouched() -> None:
         ((x, y + 1), None, "labels between"),
         ((x, y[:-1]), None, "same length"),
         ((x, y), (spoiled, y), "the test data"),
+        ((x, y), (x, y + 1), "labels between"),
+        (([1.0], y), None, "pairs of tensors"),
     ):
         with pytest.raises(ValueError, match=message):
             sr.fit(model, data, test=test, epochs=1)

@@ -2,6 +2,7 @@
 
 import copy
 import math
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -273,12 +274,109 @@ def test_state_dict_continues_bit_for_bit(estimator: str) -> None:
 
 def test_state_of_another_model_is_refused() -> None:
     razor = sr.Razor(_mlp(), "categorical", 40)
+    torch.manual_seed(0)
+    other = nn.Sequential(nn.Linear(3, 9), nn.Tanh(), nn.Linear(9, 3)).double()
+    with pytest.raises(ValueError, match="weights and hyperparameters of this model"):
+        razor.load_state_dict(sr.Razor(other, "categorical", 40).state_dict())
+    with pytest.raises(ValueError, match="got something else"):
+        razor.load_state_dict({})
     with pytest.raises(ValueError, match="state for 40 data, got 39"):
         razor.load_state_dict(sr.Razor(_mlp(), "categorical", 39).state_dict())
     with pytest.raises(ValueError, match="other prior_groups"):
         razor.load_state_dict(
             sr.Razor(_mlp(), "categorical", 40, prior_groups="scalar").state_dict()
         )
+
+
+def test_threads_do_not_disturb_each_other() -> None:
+    """One model, several threads at once: each gets the evidence it would get alone."""
+    x, y = _data(200)
+    model = _mlp()
+    razors = [sr.Razor(model, "categorical", 200) for _ in range(4)]
+    alone = float(razors[0].evidence([(x, y)]).log_evidence)
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda r: float(r.evidence([(x, y)]).log_evidence), razors))
+    assert found == pytest.approx([alone] * 4, rel=1e-12)
+
+
+@pytest.mark.parametrize("structure", ["kron", "diag", "full"])
+def test_one_and_two_torch_threads_agree(structure: str) -> None:
+    x, y = _data(200)
+    batches = [(x[i : i + 40], y[i : i + 40]) for i in range(0, 200, 40)]
+    razor = sr.Razor(_mlp(), "categorical", 200, structure=structure)
+    before = torch.get_num_threads()
+    values = []
+    try:
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            values.append(float(razor.evidence(batches).log_det))
+    finally:
+        torch.set_num_threads(before)
+    assert values[0] == pytest.approx(values[1], rel=1e-12)
+
+
+def test_a_use_without_effect_does_not_count() -> None:
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(3, 3).double()
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.fc(7 * x + 1)
+            return self.fc(x)
+
+    torch.manual_seed(0)
+    model = Twice()
+    x, y = _data(1)
+    (_, kron) = sr.curvature(model, "categorical", [(x, y)]).blocks
+    (_, plain) = sr.curvature(model.fc, "categorical", [(x, y)]).blocks
+    assert float(kron.spectrum.sum()) == pytest.approx(float(plain.spectrum.sum()), rel=1e-12)
+
+
+def test_vector_products_use_the_data_of_the_estimate() -> None:
+    """With a subset of a shuffling loader, both routes see the same data."""
+    x, y = _data(40)
+    model = nn.Linear(3, 1).double()
+    loader = DataLoader(TensorDataset(x, y.double()), batch_size=8, shuffle=True)
+    seen = []
+
+    class Spy(sr.Gaussian):
+        def nll(self, f: Tensor, y: Tensor) -> Tensor:
+            seen.append(float(y.sum() + 100 * f.detach().sum()))
+            return super().nll(f, y)
+
+    sr.Razor(model, Spy(), 40).step(loader, subset=16)
+    assert sorted(seen[:2]) == pytest.approx(sorted(seen[2:4]))
+
+
+def test_single_precision_does_not_take_rounding_for_information() -> None:
+    """30 data cannot determine 2,400 weights: small precisions must not find rank in noise."""
+    torch.manual_seed(0)
+    x, y = torch.randn(30, 60), torch.randint(0, 10, (30,))
+    model = nn.Linear(60, 10)
+    for delta in (1e-6, 1e-8):
+        values = []
+        for dtype in (torch.float32, torch.float64):
+            net = copy.deepcopy(model).to(dtype)
+            razor = sr.Razor(net, "categorical", 30, prior_precision=delta)
+            values.append(float(razor.evidence([(x.to(dtype), y)]).log_det))
+        assert values[0] == pytest.approx(values[1], rel=1e-3)
+
+
+def test_without_gradients_and_after_a_deep_copy() -> None:
+    x, y = _data()
+    razor = sr.Razor(_mlp(), "categorical", 40)
+    expected = float(razor.evidence([(x, y)]).log_evidence)
+    with torch.no_grad():
+        assert float(razor.evidence([(x, y)]).log_evidence) == expected
+        razor.step([(x, y)])
+    twin = copy.deepcopy(razor)
+    with torch.no_grad():
+        twin.model[0].weight.mul_(2)
+    fresh = sr.Razor(twin.model, "categorical", 40)
+    assert float(twin.evidence([(x, y)]).log_likelihood) == float(
+        fresh.evidence([(x, y)]).log_likelihood
+    )
 
 
 X, Y = _data()
@@ -341,12 +439,14 @@ def test_generator_loader_is_refused_where_two_passes_are_needed() -> None:
         ({"damping": 0.0}, "damping"),
         ({"samples": 0}, "at least 1 sample"),
         ({"precision": 1.0}, "expected options among"),
+        ({"prior_precision": 1e20}, "between 1e-08 and 1e\\+12"),
+        ({"prior_precision": {"0.weight": 1.0}}, "a precision for each of the groups"),
     ],
 )
 def test_bad_options(options: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         sr.Razor(_mlp(), "categorical", 40, **options)
-    with pytest.raises(ValueError, match="n_data of at least 1"):
+    with pytest.raises(ValueError, match="n_data of at least 1, got 0"):
         sr.Razor(_mlp(), "categorical", 0)
 
 

@@ -185,3 +185,100 @@ class Overwrites(nn.Module):
 def test_input_overwritten_in_place() -> None:
     with pytest.raises((ValueError, RuntimeError), match="in-?place"):
         _razor(Overwrites()).evidence([(torch.randn(10, 4), torch.arange(10) % 4)])
+
+
+class Flattens(nn.Module):
+    """Hides the data in a longer first dimension."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(2, 3), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(torch.tanh(self.a(x.reshape(-1, 2))).reshape(len(x), -1))
+
+
+class SequenceFirst(nn.Module):
+    """Two data of two steps: transposed, the shape is the same."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(2, 3), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        steps = x.reshape(len(x), 2, 2).transpose(0, 1)
+        return self.b(torch.tanh(self.a(steps)).transpose(0, 1).flatten(1))
+
+
+class ZeroHead(Sideways):
+    """The gradient below a head of zeros is zero, and hides what is wrong there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(4, 3)
+        nn.init.zeros_(self.head.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.tanh(super().forward(x)))
+
+
+@pytest.mark.parametrize("kind", [Flattens, SequenceFirst, ZeroHead])
+def test_what_a_summed_gradient_would_not_show(kind: type[nn.Module]) -> None:
+    torch.manual_seed(0)
+    model, x, y = kind(), torch.randn(10, 4), torch.arange(10) % 3
+    with pytest.raises(sr.UnsupportedParameterError, match=r"first dimension|explain"):
+        _razor(model).evidence([(x, y)])
+    with pytest.raises(sr.UnsupportedParameterError, match=r"first dimension|explain"):
+        sr.curvature(model, "categorical", [(x, y)])
+
+
+def test_small_gradients_are_compared_as_strictly() -> None:
+    torch.manual_seed(0)
+    with pytest.raises(sr.UnsupportedParameterError, match="explain"):
+        _razor(Sideways()).evidence([(1e-4 * torch.randn(10, 4), torch.arange(10) % 4)])
+
+
+class Noisy(nn.Module):
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.fc, self.how = nn.Linear(4, 3), how
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.fc(x)
+        return F.dropout(h, 0.5, True) if self.how == "random" else h - h.mean(0)
+
+
+@pytest.mark.parametrize(("how", "hint"), [("random", "second call"), ("coupled", "datum alone")])
+def test_random_and_coupled_outputs(how: str, hint: str) -> None:
+    with pytest.raises(ValueError, match=hint):
+        _razor(Noisy(how)).evidence([(torch.randn(10, 4), torch.arange(10) % 3)])
+
+
+def test_batch_norm_without_weights_in_training_mode() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4, affine=False), nn.Linear(4, 3))
+    data = [(torch.randn(10, 4), torch.arange(10) % 3)]
+    for evaluate in (_razor(model).evidence, lambda d: sr.curvature(model, "categorical", d)):
+        with pytest.raises(ValueError, match=r"batch statistics at \['1'\]"):
+            evaluate(data)
+    assert float(model[1].running_mean.abs().max()) == 0
+
+
+def test_changes_to_the_model_are_seen() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
+    data = [(torch.randn(10, 4), torch.arange(10) % 3)]
+    razor = _razor(model)
+    razor.evidence(data)
+    model[2] = nn.Linear(8, 3)
+    assert float(razor.evidence(data).log_det) == float(_razor(model).evidence(data).log_det)
+    model[0].weight.requires_grad_(False)
+    with pytest.raises(ValueError, match=r"change in \['0.weight'\]; make a new Razor"):
+        razor.evidence(data)
+
+
+def test_half_precision_and_compiled_models() -> None:
+    data = [(torch.randn(10, 4).bfloat16(), torch.arange(10) % 3)]
+    with pytest.raises(ValueError, match="too coarse for curvature"):
+        _razor(nn.Linear(4, 3).bfloat16()).evidence(data)
+    with pytest.raises(ValueError, match="pass the module it was made from"):
+        _razor(torch.compile(nn.Linear(4, 3), backend="eager"))

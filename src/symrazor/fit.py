@@ -156,10 +156,9 @@ def fit(
         FloatingPointError: training diverged; the model is put back to its last good state.
     """
     options = (config or FitConfig()).change(**changes)
-    device = next(model.parameters()).device
-    if options.device != "auto":
-        device = torch.device(options.device)
-        model.to(device)
+    device = _device(model, options.device)
+    if not all(isinstance(part, Tensor) for part in (*data, *(test or ()))):
+        raise ValueError("expected data and test as pairs of tensors (x, y), got something else")
     x, y = (part.to(device) for part in data)
     check_batch(x, y, "the training data")
     generator = torch.Generator().manual_seed(options.seed)
@@ -174,6 +173,7 @@ def fit(
     if test is not None:
         test = (test[0].to(device), test[1].to(device))
         check_batch(*test, "the test data")
+        likelihood.check(_outputs(model, x[:1]).expand(len(test[1]), -1), test[1])
     history = _train(razor, loader, options, test)
     if options.keep == "best" and razor.best is not None:
         razor.restore_best()
@@ -182,6 +182,17 @@ def fit(
     figures = scores(razor.likelihood, _outputs(model, test[0]), test[1]) if test else {}
     train = {"n": len(y), "epochs": options.epochs, "seconds": history[-1]["seconds"]}
     return Fit(model, razor, evidence, read(razor, evidence, train, figures), history, fixed)
+
+
+def _device(model: nn.Module, wanted: str) -> torch.device:
+    """Move the model where it is wanted."""
+    if next(model.parameters(), None) is None:
+        raise ValueError("expected a model with parameters, got one without any")
+    if wanted != "auto":
+        if wanted.startswith("cuda") and not torch.cuda.is_available():
+            raise ValueError(f"expected a device that is there, got {wanted!r} without CUDA")
+        model.to(torch.device(wanted))
+    return next(model.parameters()).device
 
 
 def _train(

@@ -9,6 +9,7 @@ import fnmatch
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -23,15 +24,27 @@ class Transform:
     domain: str
 
 
-real = Transform(lambda raw: raw, lambda value: value, "real")
+def _same(value: Tensor) -> Tensor:
+    return value
+
+
+def _squash(raw: Tensor, low: float, high: float) -> Tensor:
+    return low + (high - low) * torch.sigmoid(raw)
+
+
+def _unsquash(value: Tensor, low: float, high: float) -> Tensor:
+    return torch.logit((value - low) / (high - low))
+
+
+real = Transform(_same, _same, "real")
 positive = Transform(torch.exp, torch.log, "positive")
 
 
 def interval(low: float, high: float) -> Transform:
     """Values strictly between `low` and `high`, by a scaled sigmoid."""
     return Transform(
-        lambda raw: low + (high - low) * torch.sigmoid(raw),
-        lambda value: torch.logit((value - low) / (high - low)),
+        partial(_squash, low=low, high=high),
+        partial(_unsquash, low=low, high=high),
         f"between {low} and {high}",
     )
 
@@ -130,11 +143,17 @@ class Prior(nn.Module):
         self.diagonal = groups == "diagonal"
         self.names = list(dict.fromkeys(self.group_of.values()))
         self.log_precision = nn.ParameterList()
+        if isinstance(precision, Mapping) and set(precision) != set(self.names):
+            raise ValueError(
+                f"expected a precision for each of the groups {self.names}, got {list(precision)}"
+            )
+        low, high = (math.exp(bound) for bound in LOG_PRECISION_BOUNDS)
         for name in self.names:
-            start = precision.get(name) if isinstance(precision, Mapping) else precision
-            if start is None or not (math.isfinite(start) and start > 0):
+            start = precision[name] if isinstance(precision, Mapping) else precision
+            if not 0.99 * low <= start <= 1.01 * high:
                 raise ValueError(
-                    f"expected a positive prior precision for group {name!r}, got {start}"
+                    f"expected a positive prior precision between {low:g} and {high:g} for group "
+                    f"{name!r}, got {start}"
                 )
             shape = theta[name].shape if self.diagonal else ()
             device = next(iter(theta.values())).device
@@ -184,6 +203,10 @@ class Prior(nn.Module):
         return iter(self.names)
 
 
+def _as_list(patterns: str | Sequence[str]) -> Sequence[str]:
+    return [patterns] if isinstance(patterns, str) else patterns
+
+
 def _assign(names: list[str], groups: Groups) -> dict[str, str]:
     """Parameter name -> group name."""
     if isinstance(groups, Mapping):
@@ -192,7 +215,7 @@ def _assign(names: list[str], groups: Groups) -> dict[str, str]:
             owners = [
                 group
                 for group, patterns in groups.items()
-                if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+                if any(fnmatch.fnmatchcase(name, pattern) for pattern in _as_list(patterns))
             ]
             if len(owners) != 1:
                 raise ValueError(

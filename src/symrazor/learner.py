@@ -21,6 +21,7 @@ Hyperparameters inside the network have no fixed point and always move by Adam.
 import itertools
 import math
 from collections.abc import Iterator, Mapping
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from operator import itemgetter
 from typing import Any, Literal
@@ -123,8 +124,8 @@ class Razor:
         **changes: Any,
     ) -> None:
         """Check the model and set up its prior; see the class."""
-        if n_data < 1:
-            raise ValueError(f"expected n_data of at least 1, got {n_data}")
+        if n_data < 1 or n_data != int(n_data):
+            raise ValueError(f"expected a whole n_data of at least 1, got {n_data}")
         try:
             self.config = replace(config or RazorConfig(), **changes)
         except TypeError as error:
@@ -151,7 +152,7 @@ class Razor:
     @property
     def eta(self) -> dict[str, nn.Parameter]:
         """Hyperparameters of the network and the likelihood (the precisions are in `prior`)."""
-        own = {f"likelihood.{k}": v for k, v in hyperparameters(self.likelihood).items()}
+        own = {f"likelihood:{k}": v for k, v in hyperparameters(self.likelihood).items()}
         return {**hyperparameters(self.model), **own}
 
     # The weights' side of the bargain.
@@ -181,6 +182,7 @@ class Razor:
 
     # The evidence.
 
+    @torch.enable_grad()
     def evidence(
         self, loader: Loader, subset: int | None = None, differentiable: bool = False
     ) -> Evidence:
@@ -189,16 +191,16 @@ class Razor:
         Args:
             loader: (x, y) batches of the training data.
             subset: read only so many data and scale by n_data / subset.
-            differentiable: keep the graph, so that `log_evidence.backward()` reaches the prior
-                precisions and every hyperparameter; holds all batches in memory.
+            differentiable: keep the graph, so that `torch.autograd.grad` of `log_evidence` reaches
+                the prior precisions and every hyperparameter; holds all batches in memory.
         """
-        if differentiable:
-            found = self._collect(loader, subset, keep_graph=True)
-            return laplace_evidence(found, self.prior, weights(self.model))
-        with torch.no_grad():
-            found = self._collect(loader, subset)
-        return laplace_evidence(found, self.prior, self._theta()).detach()
+        found = self._collect(loader, subset, keep_graph=differentiable)
+        theta = weights(self.model) if differentiable else self._theta()
+        now = laplace_evidence(found.prepare(), self.prior, theta)
+        _check_finite(now)
+        return now if differentiable else now.detach()
 
+    @torch.enable_grad()
     def step(self, loader: Loader, subset: int | None = None) -> Evidence:
         """Estimate the evidence, then update the hyperparameters (after the burn-in).
 
@@ -214,11 +216,12 @@ class Razor:
                 "expected a loader that can be read twice (the gradient of the hyperparameters "
                 "needs a second pass), got a generator; pass a list of batches or a DataLoader"
             )
+        if self.eta and subset is not None:  # the second pass must see the same data
+            loader = list(self._batches(loader, subset))
         start = self.generator.get_state()
         found = self._collect(loader, subset).prepare()
         now = laplace_evidence(found, self.prior, self._theta()).detach()
-        if not math.isfinite(float(now.log_evidence)):
-            raise ValueError(f"expected a finite evidence, got {now}; have the weights diverged?")
+        _check_finite(now)
         if self.training_steps < self.config.burn_in:
             return now
         self._keep_if_best(now)
@@ -250,8 +253,7 @@ class Razor:
         return Source(self.model, self.layers, self.likelihood, self.method, self.generator)
 
     def _collect(self, loader: Loader, subset: int | None, keep_graph: bool = False) -> Curvature:
-        check_mode(self.model)
-        layers(self.model)  # a batch norm may have been switched to training mode since
+        self._look_again()
         found = collect(
             self._source(),
             self._batches(loader, subset),
@@ -266,6 +268,21 @@ class Razor:
                 "true size, or pass subset=... to scale a part of the data up"
             )
         return found
+
+    def _look_again(self) -> None:
+        """The model may have changed since the last look: modes, modules, frozen weights."""
+        found = layers(self.model)
+        check_mode(self.model)
+        missing = set(weights(self.model)) ^ set(self.prior.group_of)
+        if missing:
+            raise ValueError(
+                f"expected the trainable weights that this Razor was made with, got a change in "
+                f"{sorted(missing)}; make a new Razor"
+            )
+        same = [a.module is b.module for a, b in zip(found, self.layers, strict=False)]
+        if len(found) != len(self.layers) or not all(same):
+            self._outputs = None  # verify anew
+        self.layers = found
 
     def _batches(self, loader: Loader, subset: int | None) -> Iterator[tuple[Input, Tensor]]:
         """Batches on the model's device, at most `subset` data; the first is used to verify."""
@@ -358,8 +375,11 @@ class Razor:
         return {
             "prior": _copy(self.prior.state_dict()),
             "likelihood": _copy(self.likelihood.state_dict()),
-            "precision_optimiser": self._precision_optimiser.state_dict(),
-            "eta_optimiser": self._eta_optimiser.state_dict() if self._eta_optimiser else None,
+            "tensors": self._tensors(),
+            "precision_optimiser": deepcopy(self._precision_optimiser.state_dict()),
+            "eta_optimiser": (
+                deepcopy(self._eta_optimiser.state_dict()) if self._eta_optimiser else None
+            ),
             "generator": self.generator.get_state(),
             "training_steps": self.training_steps,
             "n_data": self.n_data,
@@ -367,12 +387,18 @@ class Razor:
             "best_state": self._best_state,
         }
 
+    def _tensors(self) -> dict[str, list[int]]:
+        """Names and shapes of what a state belongs to."""
+        return {k: list(v.shape) for k, v in {**weights(self.model), **self.eta}.items()}
+
     def load_state_dict(self, state: State) -> None:
         """Continue from `state_dict()`.
 
         Raises:
             ValueError: a state of another data set or another model; nothing is changed then.
         """
+        if "tensors" not in state:
+            raise ValueError("expected what Razor.state_dict() returned, got something else")
         if state["n_data"] != self.n_data:
             raise ValueError(f"expected a state for {self.n_data} data, got {state['n_data']}")
         mine = self.prior.state_dict()
@@ -381,6 +407,11 @@ class Razor:
             raise ValueError(
                 f"expected a state with {len(mine)} prior groups of the same shapes, got "
                 f"{len(theirs)}; was it saved for another model or other prior_groups?"
+            )
+        if state["tensors"] != self._tensors():
+            raise ValueError(
+                "expected a state for the weights and hyperparameters of this model, got one for "
+                f"{state['tensors']}"
             )
         self.likelihood.load_state_dict(state["likelihood"])
         self.prior.load_state_dict(theirs)
@@ -397,6 +428,11 @@ class Razor:
                 for part in ("log_likelihood", "log_prior", "log_det")
             )
             self.best = Evidence(fit, prior, det, self.n_data, dict(state["best"]["gamma"]))
+
+
+def _check_finite(now: Evidence) -> None:
+    if not math.isfinite(float(now.log_evidence.detach())):
+        raise ValueError(f"expected a finite evidence, got {now}; have the weights diverged?")
 
 
 def _copy(state: Mapping[str, Tensor]) -> dict[str, Tensor]:

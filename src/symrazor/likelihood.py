@@ -67,7 +67,9 @@ class Likelihood(nn.Module, ABC):
         "spectral": $z = R V \epsilon$ with signs $\epsilon = \pm 1$ and $V$ the right singular
         vectors of the root $R = [r_1, r_2, \dots]$ of each datum. As the columns of $RV$ are
         orthogonal, $|z|^2 = \mathrm{tr}\, \Lambda$ holds for every draw, not only on average: at
-        equal cost the error of the evidence is several times smaller (docs/results.md).
+        equal cost the error of the evidence is several times smaller (docs/results.md). V is held
+        fixed in derivatives: any orthogonal V is unbiased, so the gradient is, too, though it is
+        not the derivative of this one draw.
         """
         if probe == "label":
             draws = [self.residual(f, self.sample(f, generator)) for _ in range(samples)]

@@ -69,7 +69,11 @@ def _halved_gram(flat: Float[Tensor, "r i"]) -> Float[Tensor, "i i"]:
 def eigenvalues(
     matrix: Float[Tensor, "*k d d"], name: str, resolution: float
 ) -> Float[Tensor, "*k d"]:
-    """Eigenvalues of a positive semi-definite matrix in float64, clamped at zero.
+    """Eigenvalues of a positive semi-definite matrix in float64, without rounding noise.
+
+    The most negative one tells how large the noise is: whatever is not above twice its size, or not
+    above machine epsilon times the largest, is zero. (A product in float32 of fewer rows than columns has many such eigenvalues, and a small
+    prior precision would take them for information.)
 
     Args:
         matrix: symmetric up to rounding.
@@ -92,9 +96,7 @@ def eigenvalues(
             if len(live):
                 part = matrix.index_select(0, live).index_select(1, live)
                 values[-len(live) :] = _robust(torch.linalg.eigvalsh, part, name)
-    _check_psd(values, name, resolution)
-    clamped: Tensor = values.clamp(min=0)
-    return clamped
+    return _without_noise(values, name, resolution)
 
 
 def eigenvectors(
@@ -102,8 +104,7 @@ def eigenvectors(
 ) -> tuple[Float[Tensor, "*k d"], Float[Tensor, "*k d d"]]:
     """Eigenvalues clamped at zero, and eigenvectors; see `eigenvalues`."""
     values, vectors = _robust(torch.linalg.eigh, _symmetric(matrix, name), name)
-    _check_psd(values, name, resolution)
-    return values.clamp(min=0), vectors
+    return _without_noise(values, name, resolution), vectors
 
 
 def _symmetric(matrix: Tensor, name: str) -> Tensor:
@@ -133,6 +134,15 @@ def _robust(routine: Callable[[Tensor], T], matrix: Tensor, name: str) -> T:
         return result.to(where) * scale  # type: ignore[return-value]
     values, vectors = cast(tuple[Tensor, Tensor], result)
     return values.to(where) * scale, vectors.to(where)  # type: ignore[return-value]
+
+
+def _without_noise(values: Tensor, name: str, resolution: float) -> Tensor:
+    """Zero what rounding made: negative eigenvalues, and positive ones no larger than those."""
+    _check_psd(values, name, resolution)
+    fixed = values.detach()
+    noise = (-2 * fixed.amin(-1, keepdim=True)).clamp(min=0)
+    floor = resolution * fixed.amax(-1, keepdim=True)
+    return torch.where(values > torch.maximum(noise, floor), values, 0.0)
 
 
 def _check_psd(values: Tensor, name: str, resolution: float) -> None:
@@ -331,7 +341,13 @@ class Dense(Block):
     def _cholesky(self, log_precision: LogPrecisions) -> Tensor:
         delta = self._expand(log_precision).exp()
         H = _symmetric(self.H, ", ".join(self.names))
-        factor: Tensor = torch.linalg.cholesky(H + torch.diag(delta))
+        try:
+            factor: Tensor = torch.linalg.cholesky(H + torch.diag(delta))
+        except torch.linalg.LinAlgError as error:  # type: ignore[attr-defined]
+            raise CurvatureError(
+                f"expected a positive definite posterior precision for {', '.join(self.names)}, "
+                "got one that is singular to rounding; use float64 or a larger prior precision"
+            ) from error
         return factor
 
     def draw(

@@ -5,9 +5,10 @@ the Gauss-Newton curvature is exact; then the likelihood's mean is averaged over
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from functools import partial
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float
@@ -16,7 +17,7 @@ from torch.func import functional_call
 
 from symrazor.curvature import Curvature, Layer
 from symrazor.curvature.statistics import weight_gradients
-from symrazor.curvature.tape import record
+from symrazor.curvature.tape import Input, call, record
 from symrazor.evidence.laplace import log_precisions
 from symrazor.hyper import Prior, weights
 from symrazor.likelihood import Bernoulli, Categorical, Gaussian, Likelihood, Poisson
@@ -33,7 +34,7 @@ class Prediction:
 
 
 def jacobians(
-    model: nn.Module, layers: Sequence[Layer], x: Tensor
+    model: Callable[..., Any], layers: Sequence[Layer], x: Input
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Outputs f[n, k] and, for every weight tensor, df/dtheta as [n, k, p]."""
     tape = record(model, layers, x)
@@ -103,9 +104,15 @@ class Posterior:
                 draws[name] = self.mean[name] + shift
         return draws
 
-    def functional(self, x: Tensor) -> tuple[Float[Tensor, "n k"], Float[Tensor, "n k k"]]:
+    @torch.enable_grad()
+    def functional(self, x: Input) -> tuple[Float[Tensor, "n k"], Float[Tensor, "n k k"]]:
         r"""Mean $f_*(x)$ and covariance $J \Sigma J^\top$ of the linearised outputs, in float64."""
-        f, J = jacobians(self.model, self.layers, x)
+        mean = {name: value.requires_grad_() for name, value in self.mean.items()}
+
+        def at_mean(*args: Any, **kwargs: Any) -> Any:
+            return functional_call(self.model, mean, args, kwargs)
+
+        f, J = jacobians(at_mean, self.layers, x)
         covariance = torch.zeros(
             len(f), f.shape[1], f.shape[1], dtype=torch.float64, device=f.device
         )
@@ -117,7 +124,7 @@ class Posterior:
 
     def predict(
         self,
-        x: Tensor,
+        x: Input,
         how: How = "probit",
         samples: int = 100,
         generator: torch.Generator | None = None,
@@ -145,12 +152,19 @@ class Posterior:
                 raise ValueError("expected a categorical likelihood for how='bridge'; use 'probit'")
             return Prediction(laplace_bridge(f, covariance))
         if how == "probit":
-            return self._closed_form(f, covariance.diagonal(dim1=1, dim2=2))
+            return self._closed_form(f, covariance)
         raise ValueError(f"expected how in probit, bridge, mc, sampling, got {how!r}")
 
-    def _closed_form(self, f: Tensor, variance: Tensor) -> Prediction:
+    def _closed_form(self, f: Tensor, covariance: Tensor) -> Prediction:
+        variance = covariance.diagonal(dim1=1, dim2=2)
         match self.likelihood:
-            case Categorical() | Bernoulli():
+            case Categorical():
+                # A shift common to all logits changes no probability: its variance is left out.
+                centred = covariance - covariance.mean(1, keepdim=True)
+                centred = centred - centred.mean(2, keepdim=True)
+                spread = centred.diagonal(dim1=1, dim2=2)
+                return Prediction((f * (1 + math.pi / 8 * spread).rsqrt()).softmax(-1))
+            case Bernoulli():
                 scale = (1 + math.pi / 8 * variance).rsqrt()
                 return Prediction(self.likelihood.mean(f * scale))
             case Gaussian():
@@ -167,13 +181,11 @@ class Posterior:
         assert isinstance(self.likelihood, Gaussian)
         return self.likelihood.noise.value.detach().square().expand_as(like)
 
-    def _sampling(self, x: Tensor, samples: int, generator: torch.Generator | None) -> Prediction:
+    def _sampling(self, x: Input, samples: int, generator: torch.Generator | None) -> Prediction:
         draws = self.sample(samples, generator)
         with torch.no_grad():
             means = [
-                self.likelihood.mean(
-                    functional_call(self.model, {k: v[s] for k, v in draws.items()}, (x,)).double()
-                )
+                self.likelihood.mean(call(partial(_with, self.model, draws, s), x).double())
                 for s in range(samples)
             ]
         return self._average(torch.stack(means))
@@ -188,6 +200,11 @@ class Posterior:
                 return Prediction(mean, spread + mean)
             case _:
                 return Prediction(mean)
+
+
+def _with(model: nn.Module, draws: Mapping[str, Tensor], s: int, *args: Any, **kwargs: Any) -> Any:
+    """Run the model with one draw of its weights."""
+    return functional_call(model, {name: value[s] for name, value in draws.items()}, args, kwargs)
 
 
 def laplace_bridge(

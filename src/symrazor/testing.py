@@ -174,7 +174,7 @@ class LayerSuite(ABC):
                 assert_close(dense_block(block), expected, self.tolerance)
 
     def test_kron_of_one_datum_and_one_position_is_exact(self) -> None:
-        """Kronecker factors are exact where the sum has one term; else their trace is right."""
+        """Kronecker factors are exact where the sum has one term, and dense blocks always."""
         model, x, y = self._case()
         found = curvature(model, Categorical(), [(x[:1], y[:1])])
         for block in found.blocks:

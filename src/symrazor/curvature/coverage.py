@@ -35,6 +35,11 @@ def layers(model: nn.Module) -> list[Layer]:
             modules share, or that sit in a BatchNorm in training mode or in a subclass that
             overrides the forward pass of a registered layer.
     """
+    if hasattr(model, "_orig_mod"):
+        raise ValueError(
+            "expected a module whose layers can be watched, got a torch.compile'd one; pass the "
+            "module it was made from (they share their weights)"
+        )
     theta = weights(model)
     name_of = {id(parameter): name for name, parameter in theta.items()}
     found: list[Layer] = []
@@ -104,10 +109,10 @@ def _refusal(module: nn.Module) -> str | None:
 
 
 def check_mode(model: nn.Module) -> None:
-    """Refuse a model whose forward pass is random: dropout in training mode.
+    """Refuse a model whose forward pass is random or couples data: dropout, batch statistics.
 
     Raises:
-        ValueError: names the dropout modules.
+        ValueError: names the modules.
     """
     noisy = [
         name
@@ -118,4 +123,14 @@ def check_mode(model: nn.Module) -> None:
         raise ValueError(
             f"expected a deterministic model, got dropout in training mode at {noisy}; call "
             "model.eval() before the evidence and model.train() after it"
+        )
+    coupled = [
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, _BatchNorm) and (module.training or module.running_mean is None)
+    ]
+    if coupled:
+        raise ValueError(
+            f"expected a model that treats data one by one, got batch norms on batch statistics at "
+            f"{coupled}; call model.eval() before the evidence, or use GroupNorm"
         )

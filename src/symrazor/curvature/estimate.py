@@ -5,13 +5,13 @@ the structure asked for. Sums run over batches in float64, so that neither batch
 matters beyond rounding.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 
-from symrazor.curvature.coverage import Layer, layers
+from symrazor.curvature.coverage import Layer, check_mode, layers
 from symrazor.curvature.statistics import (
     FULL,
     Method,
@@ -20,10 +20,9 @@ from symrazor.curvature.statistics import (
     Task,
     add_batches,
     tensors,
-    weight_gradients,
 )
-from symrazor.curvature.tape import Input, call, each, record
-from symrazor.errors import UnsupportedParameterError
+from symrazor.curvature.tape import Input, call
+from symrazor.curvature.verify import verify
 from symrazor.hyper import weights
 from symrazor.likelihood import Likelihood, as_likelihood
 from symrazor.linalg import Block, Dense, Diag, Kron
@@ -75,6 +74,7 @@ def curvature(
     n_data: int | None = None,
     temperature: float = 1.0,
     generator: torch.Generator | None = None,
+    check: bool = True,
 ) -> Curvature:
     """Curvature of `model` over all batches of `loader`, detached from autograd.
 
@@ -86,13 +86,25 @@ def curvature(
         n_data: the figures are scaled by n_data / n_seen; by default n_seen.
         temperature: T of the tempered likelihood p^(1/T).
         generator: randomness of the "mc" estimator.
+        check: verify the model on two data first.
 
     Raises:
         UnsupportedParameterError: weights without curvature.
-        ValueError: bad data, an empty loader, or a model in the wrong mode.
+        ValueError: bad data or numbers, an empty loader, or a model in the wrong mode.
     """
-    source = Source(model, layers(model), as_likelihood(likelihood), method or Method(), generator)
-    return collect(source, loader, n_data=n_data, temperature=temperature)
+    found = layers(model)
+    check_mode(model)
+    source = Source(model, found, as_likelihood(likelihood), method or Method(), generator)
+    batches = _verified(source, loader) if check else loader
+    return collect(source, batches, n_data=n_data, temperature=temperature)
+
+
+def _verified(source: Source, loader: Loader) -> Iterator[tuple[Input, Tensor]]:
+    """The loader's batches; the first one is used to verify the model."""
+    for number, (x, y) in enumerate(loader):
+        if number == 0:
+            verify(source.model, source.layers, x)
+        yield x, y
 
 
 def collect(
@@ -104,6 +116,10 @@ def collect(
     keep_graph: bool = False,
 ) -> Curvature:
     """Sum statistics over a loader and build the blocks; see `curvature`."""
+    if not temperature > 0 or (n_data is not None and n_data < 1):
+        raise ValueError(
+            f"expected a positive temperature and n_data, got {temperature} and {n_data}"
+        )
     keep_pages()
     tasks = _tasks(source, loader, keep_graph)
     serial = keep_graph or not _on_cpu(source) or source.method.structure in ("block", "full")
@@ -214,50 +230,3 @@ def _own_block(
     if h is None:  # the layer never acted on the outputs
         h = torch.zeros(shape, dtype=torch.float64, device=theta[name].device)
     return Diag(name, h.reshape(shape) * scale)
-
-
-def verify(model: nn.Module, found: Sequence[Layer], x: Input) -> None:
-    """Check on two data that the layers explain the gradient of every weight.
-
-    The gradient of a random functional of the outputs, put together from inputs and cotangents in
-    the weight-sharing format, must be autograd's. It is not if a weight is also used outside of its
-    module (F.linear(x, layer.weight)), or if a registered format is wrong.
-
-    Raises:
-        UnsupportedParameterError: the weights for which the two differ.
-    """
-    tape = record(model, found, each(x, lambda part: part[:2]))
-    generator = torch.Generator().manual_seed(0)
-    root = torch.randn(tape.f.shape, generator=generator).to(tape.f)
-    theta = weights(model)
-    expected: Sequence[Tensor | None] = torch.autograd.grad(
-        tape.f, list(theta.values()), root, retain_graph=True, allow_unused=True
-    )
-    got: dict[str, Tensor] = {}
-    for use, g in zip(tape.uses, tape.cotangents(root), strict=True):
-        if g is None:
-            continue
-        form, layer = use.layer.form, use.layer
-        formed = form.outputs(g)
-        if layer.bias is not None:
-            _accumulate(got, layer.bias, formed.sum((0, 1)))
-        if layer.weight is not None:
-            j = weight_gradients(layer, [use.seen.detach()], [formed])
-            _accumulate(got, layer.weight, j.sum(0))
-    refused = {}
-    for (name, parameter), gradient in zip(theta.items(), expected, strict=True):
-        ours = got.get(name, torch.zeros(())).reshape(-1).expand(parameter.numel())
-        truth = torch.zeros_like(parameter) if gradient is None else gradient
-        error = (ours.to(truth) - truth.reshape(-1)).abs().max()
-        if error > 1e4 * torch.finfo(truth.dtype).eps * (truth.abs().max() + 1):
-            refused[name] = (
-                "the uses of its module do not explain its gradient; is it also used outside of "
-                "its module, or is the registered format wrong?"
-            )
-    if refused:
-        raise UnsupportedParameterError(refused)
-
-
-def _accumulate(got: dict[str, Tensor], name: str, value: Tensor) -> None:
-    value = value.detach().reshape(-1)
-    got[name] = got[name] + value if name in got else value

@@ -8,6 +8,7 @@ $$ g_c = \left(\frac{\partial f}{\partial y}\right)^{\!\top} r_c $$
 for any vectors $r_c$ at the output. Only gradients of layer outputs are computed, never of weights.
 """
 
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 from torch.overrides import TorchFunctionMode
 
 from symrazor.curvature.convolution import wrap
@@ -82,7 +83,7 @@ def each(x: Input, change: Callable[[Tensor], Any]) -> Any:
     return [change(part) for part in x]
 
 
-def call(model: nn.Module, x: Input) -> Tensor:
+def call(model: Callable[..., Any], x: Input) -> Tensor:
     """model(x), spreading tuples and dictionaries over its arguments."""
     if isinstance(x, Tensor):
         f = model(x)
@@ -95,8 +96,8 @@ def call(model: nn.Module, x: Input) -> Tensor:
     return f
 
 
-def record(model: nn.Module, layers: Sequence[Layer], x: Input) -> Tape:
-    """Run the model on one batch and note every use of its layers."""
+def record(model: Callable[..., Any], layers: Sequence[Layer], x: Input) -> Tape:
+    """Run the model on one batch and note every use of its layers that acts on the outputs."""
     uses: list[Use] = []
     with _listening(layers, uses), torch.enable_grad():
         f = call(model, x)
@@ -105,14 +106,31 @@ def record(model: nn.Module, layers: Sequence[Layer], x: Input) -> Tape:
             "expected outputs that depend on the trainable weights, got outputs without a "
             "gradient; does the model run under torch.no_grad() or detach?"
         )
-    return Tape(f, uses)
+    acting = _ancestors(f)
+    return Tape(f, [use for use in uses if use.edge.node in acting])
+
+
+def _ancestors(f: Tensor) -> set[Node]:
+    """All nodes of the autograd graph that f depends on."""
+    assert f.grad_fn is not None
+    found: set[Node] = {f.grad_fn}
+    waiting = [f.grad_fn]
+    while waiting:
+        for node, _ in waiting.pop().next_functions:
+            if node is not None and node not in found:
+                found.add(node)
+                waiting.append(node)
+    return found
 
 
 @contextmanager
 def _listening(layers: Sequence[Layer], uses: list[Use]) -> Iterator[None]:
     by_module = {id(layer.module): layer for layer in layers}
+    thread = threading.get_ident()
 
     def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], y: Any) -> None:
+        if threading.get_ident() != thread:  # somebody else runs the same model
+            return
         layer = by_module[id(module)]
         x = args[0] if args else next(iter(kwargs.values()))
         if not isinstance(y, Tensor) or not isinstance(x, Tensor):
