@@ -71,9 +71,9 @@ def eigenvalues(
 ) -> Float[Tensor, "*k d"]:
     """Eigenvalues of a positive semi-definite matrix in float64, without rounding noise.
 
-    The most negative one tells how large the noise is: whatever is not above twice its size, or not
-    above machine epsilon times the largest, is zero. (A product in float32 of fewer rows than columns has many such eigenvalues, and a small
-    prior precision would take them for information.)
+    The most negative one tells how large the noise is: whatever is not above twice its size, or
+    not above machine epsilon times the largest, is zero. (A product in float32 of fewer rows than
+    columns has many such eigenvalues, and a small prior precision would take them for information.)
 
     Args:
         matrix: symmetric up to rounding.
