@@ -18,6 +18,11 @@ from symrazor.discover import CANDIDATES, DEFAULTS, QUESTIONS, Answer, answer, r
 from symrazor.report import evidence_figure, write_atomically
 
 
+def _console(quiet: bool = False) -> Console:
+    """Standard output; wide enough for our tables where it is not a terminal."""
+    return Console(quiet=quiet, width=None if sys.stdout.isatty() else 140)
+
+
 def discover(
     epochs: int = DEFAULTS.epochs,
     seed: int = 0,
@@ -35,7 +40,7 @@ def discover(
         quiet: print only the verdicts.
     """
     out.mkdir(parents=True, exist_ok=True)  # before the work: a run must not be lost to a bad path
-    console = Console(quiet=quiet)
+    console = _console(quiet)
     config = replace(DEFAULTS, epochs=epochs, seed=seed, progress=False if quiet else None)
     answers: list[Answer] = []
     for task, question in QUESTIONS.items():
@@ -46,7 +51,7 @@ def discover(
             console.print(f"  {number} of {len(CANDIDATES)}: {candidate.name} done")
         answers.append(rank(task, found))
         console.print(_table(answers[-1]))
-        Console().print(answers[-1].verdict, style="bold green", soft_wrap=True)
+        _console().print(answers[-1].verdict, style="bold green", soft_wrap=True)
     text = json.dumps([a.to_dict() for a in answers], indent=1, default=str) + "\n"
     for path in (out / "discover.json", json_file):
         if path is not None:
@@ -112,7 +117,7 @@ def _show(title: str, measure: Callable[[], Sequence[Any]]) -> None:
     for row in values:
         cells = (f"{v:.4g}" if isinstance(v, float) else str(v or "") for v in row.values())
         table.add_row(*cells)
-    Console().print(table)
+    _console().print(table)
 
 
 def version() -> None:
