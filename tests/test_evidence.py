@@ -1,6 +1,7 @@
 """The evidence against closed forms, finite differences, quadrature, and another route."""
 
 import math
+import weakref
 
 import pytest
 import torch
@@ -167,6 +168,35 @@ def test_both_routes_agree_for_every_estimator(estimator: str, flavour: str) -> 
     assert float(found.log_likelihood) == pytest.approx(float(evidence.log_likelihood.detach()))
     for (fit, occam), got in zip(products.values(), kept, strict=True):
         assert torch.allclose(fit + occam, got, rtol=1e-8, atol=1e-10)
+
+
+def test_vector_products_hold_one_batch_at_a_time() -> None:
+    """Activations of earlier batches are gone when the next one comes; a kept graph holds all."""
+    alive: list[int] = []
+    seen: list[weakref.ref[Tensor]] = []
+
+    class Watched(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = sr.Hyper(torch.tensor(1.0, dtype=F64))
+            self.fc = nn.Linear(3, 3).double()
+
+        def forward(self, x: Tensor) -> Tensor:
+            alive.append(sum(ref() is not None for ref in seen))
+            hidden = torch.tanh(x * self.scale.value)
+            seen.append(weakref.ref(hidden))
+            return self.fc(hidden)
+
+    torch.manual_seed(0)
+    batches = [(torch.randn(4, 3, dtype=F64), torch.arange(4) % 3) for _ in range(8)]
+    razor = sr.Razor(Watched(), "categorical", 32)
+    found = razor._collect(batches, None)
+    alive.clear()
+    seen.clear()
+    razor.hyper_gradient(batches, found)
+    assert max(alive) == 0
+    razor.evidence(batches, differentiable=True)
+    assert max(alive) >= 7
 
 
 def test_temperature_tempers_fit_and_curvature() -> None:

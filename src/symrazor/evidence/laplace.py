@@ -108,6 +108,7 @@ def hyper_gradient(
                 product = product + (vector * batch.sums[key]).sum()
         _add_gradient(fit, batch.log_likelihood * scale, tensors, retain=True)
         _add_gradient(occam, product, tensors, retain=False)
+        del batch, product  # the graph of this batch goes before the next one comes
     return {name: (f, o) for name, f, o in zip(names, fit, occam, strict=True)}
 
 
