@@ -8,8 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from symrazor import CurvatureError, linalg
+from symrazor import CurvatureError, linalg, spectra
 from symrazor.linalg import Dense, Diag, Kron
+from symrazor.parallel import in_parallel
 from symrazor.testing import assert_close, dense_block
 
 F64 = torch.float64
@@ -95,7 +96,7 @@ def test_draws_and_covariance_belong_to_the_posterior(kind: str) -> None:
 def test_rows_of_zeros_and_singular_factors() -> None:
     H = torch.zeros(6, 6, dtype=F64)
     H[1:4, 1:4] = _psd(1, 3, 5, rank=2)[0]
-    values = linalg.eigenvalues(H, "w", EPS)
+    values = spectra.eigenvalues(H, "w", EPS)
     assert values.shape == (6,)
     assert int((values > 1e-9).sum()) == 2
     assert float(values.sum()) == pytest.approx(float(H.trace()))
@@ -103,14 +104,14 @@ def test_rows_of_zeros_and_singular_factors() -> None:
 
 def test_non_finite_factor_names_the_layer() -> None:
     with pytest.raises(CurvatureError, match=r"conv1\.weight .input side.*NaN"):
-        linalg.eigenvalues(torch.full((2, 2), math.nan), "conv1.weight (input side)", EPS)
+        spectra.eigenvalues(torch.full((2, 2), math.nan), "conv1.weight (input side)", EPS)
 
 
 def test_negative_eigenvalue_beyond_rounding_is_an_error() -> None:
     with pytest.raises(CurvatureError, match="positive semi-definite factor for w"):
-        linalg.eigenvalues(torch.diag(torch.tensor([1.0, -1e-3], dtype=F64)), "w", EPS)
+        spectra.eigenvalues(torch.diag(torch.tensor([1.0, -1e-3], dtype=F64)), "w", EPS)
     rounding = torch.diag(torch.tensor([1.0, -1e-9], dtype=F64))
-    assert linalg.eigenvalues(rounding, "w", torch.finfo(torch.float32).eps).min() == 0
+    assert spectra.eigenvalues(rounding, "w", torch.finfo(torch.float32).eps).min() == 0
 
 
 def test_failing_routine_is_tried_again_and_then_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,7 +126,7 @@ def test_failing_routine_is_tried_again_and_then_named(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(torch.linalg, "eigvalsh", fails_once)
     H = _psd(1, 4, 0)[0]
-    assert_close(linalg.eigenvalues(H, "w", EPS), true_routine(H), 1e-12)
+    assert_close(spectra.eigenvalues(H, "w", EPS), true_routine(H), 1e-12)
     assert len(calls) == 2
 
     def fails(matrix: torch.Tensor) -> torch.Tensor:
@@ -133,7 +134,7 @@ def test_failing_routine_is_tried_again_and_then_named(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(torch.linalg, "eigvalsh", fails)
     with pytest.raises(CurvatureError, match="factor of fc failed: failed to converge"):
-        linalg.eigenvalues(H, "fc", EPS)
+        spectra.eigenvalues(H, "fc", EPS)
 
 
 def test_kron_refuses_a_precision_per_weight() -> None:
@@ -145,10 +146,10 @@ def test_parallel_tasks_keep_their_order_and_the_thread_count() -> None:
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
-        assert linalg.in_parallel([lambda i=i: i for i in range(20)]) == list(range(20))
+        assert in_parallel([lambda i=i: i for i in range(20)]) == list(range(20))
         assert torch.get_num_threads() == 2
         with pytest.raises(CurvatureError):
-            linalg.in_parallel([lambda: 1, _raise])
+            in_parallel([lambda: 1, _raise])
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)

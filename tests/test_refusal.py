@@ -282,3 +282,25 @@ def test_half_precision_and_compiled_models() -> None:
         _razor(nn.Linear(4, 3).bfloat16()).evidence(data)
     with pytest.raises(ValueError, match="pass the module it was made from"):
         _razor(torch.compile(nn.Linear(4, 3), backend="eager"))
+
+
+class Keeps(nn.Module):
+    """Remembers an activation, so that it cannot be copied."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.last = self.fc(x)
+        return self.last
+
+
+def test_a_model_that_cannot_be_copied_is_verified_as_it_is() -> None:
+    model = Keeps()
+    x, y = torch.randn(10, 4), torch.arange(10) % 3
+    model(x)
+    before = model.fc.weight.detach().clone()
+    expected = _razor(model.fc).evidence([(x, y)])
+    assert float(_razor(model).evidence([(x, y)]).log_det) == float(expected.log_det)
+    assert torch.equal(model.fc.weight.detach(), before)

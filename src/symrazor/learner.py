@@ -18,12 +18,10 @@ Adam. Gradient ascent in all log precisions (`inner_steps` steps) and hyperparam
 Hyperparameters inside the network have no fixed point and always move by Adam.
 """
 
-import itertools
 import math
 from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, replace
-from operator import itemgetter
 from typing import Any, Literal
 
 import torch
@@ -37,6 +35,7 @@ from symrazor.evidence.laplace import hyper_gradient, laplace_evidence, log_det,
 from symrazor.evidence.value import Evidence
 from symrazor.hyper import Groups, Prior, hyperparameters, weights
 from symrazor.likelihood import Gaussian, Likelihood, Probe, as_likelihood
+from symrazor.loading import batches
 from symrazor.posterior import Posterior
 
 State = dict[str, Any]
@@ -238,8 +237,8 @@ class Razor:
         self, loader: Loader, found: Curvature, subset: int | None = None
     ) -> dict[str, tuple[Tensor, Tensor]]:
         """Derivatives of fit and of -log_det/2 in `eta`, at the memory of one batch."""
-        batches = self._batches(loader, subset)
-        return hyper_gradient(self._source(), found, self.prior, batches, self.eta)
+        again = self._batches(loader, subset)
+        return hyper_gradient(self._source(), found, self.prior, again, self.eta)
 
     def posterior(self, loader: Loader, subset: int | None = None) -> Posterior:
         """The Laplace posterior at the present weights."""
@@ -285,30 +284,16 @@ class Razor:
         self.layers = found
 
     def _batches(self, loader: Loader, subset: int | None) -> Iterator[tuple[Input, Tensor]]:
-        """Batches on the model's device, at most `subset` data; the first is used to verify."""
-        if subset is not None and subset < 1:
-            raise ValueError(f"expected a subset of at least 1 datum, got {subset}")
+        """Batches on the model's device; the very first one is used to verify the model."""
         device = next(iter(weights(self.model).values())).device
-        left = math.inf if subset is None else subset
-        iterator = iter(loader)
-        first = next(iterator, None)
-        if first is None:
-            raise ValueError("expected at least one batch, got an empty loader")
-        for batch in itertools.chain([first], iterator):
-            x, y = _unpack(batch)
-            if left < len(y):
-                x, y = each(x, itemgetter(slice(int(left)))), y[: int(left)]
-            x, y = each(x, lambda part: part.to(device)), y.to(device)
+        for x, y in batches(loader, device, subset):
             if self._outputs is None:
                 self._verify(x)
             yield x, y
-            left -= len(y)
-            if left <= 0:
-                return
 
     def _verify(self, x: Input) -> None:
         """Once: that the layers explain every gradient, and how many outputs there are."""
-        verify(self.model, self.layers, x)
+        verify(self.model, x)
         with torch.no_grad():
             self._outputs = call(self.model, each(x, lambda part: part[:1])).shape[-1]
 
@@ -437,9 +422,3 @@ def _check_finite(now: Evidence) -> None:
 
 def _copy(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {key: value.detach().clone() for key, value in state.items()}
-
-
-def _unpack(batch: Any) -> tuple[Input, Tensor]:
-    if not isinstance(batch, (tuple, list)) or len(batch) != 2 or not isinstance(batch[1], Tensor):
-        raise ValueError(f"expected batches (x, y) from the loader, got {type(batch).__name__}")
-    return batch[0], batch[1]

@@ -13,18 +13,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TypeVar, cast
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from symrazor.errors import CurvatureError
-from symrazor.parallel import in_parallel
+from symrazor.spectra import LinAlgError, eigenvalues, eigenvectors, symmetric
 
-__all__ = ["Block", "Dense", "Diag", "Kron", "eigenvalues", "eigenvectors", "gram", "in_parallel"]
-T = TypeVar("T")
-LinAlgError: type[RuntimeError] = torch.linalg.LinAlgError  # type: ignore[attr-defined]
 LogPrecisions = Mapping[str, Tensor]
 
 
@@ -64,96 +60,6 @@ def _halved_gram(flat: Float[Tensor, "r i"]) -> Float[Tensor, "i i"]:
     across = left.T @ right
     upper = torch.cat([_halved_gram(left), across], 1)
     return torch.cat([upper, torch.cat([across.T, _halved_gram(right)], 1)], 0)
-
-
-def eigenvalues(
-    matrix: Float[Tensor, "*k d d"], name: str, resolution: float
-) -> Float[Tensor, "*k d"]:
-    """Eigenvalues of a positive semi-definite matrix in float64, without rounding noise.
-
-    The most negative one tells how large the noise is: whatever is not above twice its size, or
-    not above machine epsilon times the largest, is zero. (A product in float32 of fewer rows than
-    columns has many such eigenvalues, and a small prior precision would take them for information.)
-
-    Args:
-        matrix: symmetric up to rounding.
-        name: what to call it in an error.
-        resolution: machine epsilon of the arithmetic that made the matrix; a negative eigenvalue
-            beyond what that explains is an error, not something to clamp away.
-
-    Raises:
-        CurvatureError: entries that are not finite, or a matrix that is not PSD.
-    """
-    matrix = _symmetric(matrix, name)
-    if matrix.requires_grad or matrix.dim() > 2:
-        values = _robust(torch.linalg.eigvalsh, matrix, name)
-    else:
-        live = matrix.diagonal().nonzero().squeeze(1)
-        if len(live) == len(matrix):
-            values = _robust(torch.linalg.eigvalsh, matrix, name)
-        else:  # a zero on the diagonal of a PSD matrix is a zero row: leave it out
-            values = matrix.new_zeros(len(matrix))
-            if len(live):
-                part = matrix.index_select(0, live).index_select(1, live)
-                values[-len(live) :] = _robust(torch.linalg.eigvalsh, part, name)
-    return _without_noise(values, name, resolution)
-
-
-def eigenvectors(
-    matrix: Float[Tensor, "*k d d"], name: str, resolution: float
-) -> tuple[Float[Tensor, "*k d"], Float[Tensor, "*k d d"]]:
-    """Eigenvalues clamped at zero, and eigenvectors; see `eigenvalues`."""
-    values, vectors = _robust(torch.linalg.eigh, _symmetric(matrix, name), name)
-    return _without_noise(values, name, resolution), vectors
-
-
-def _symmetric(matrix: Tensor, name: str) -> Tensor:
-    if not bool(torch.isfinite(matrix).all()):
-        raise CurvatureError(
-            f"expected a finite curvature factor for {name}, got NaN or infinity; the weights or "
-            "activations of this layer have probably diverged (lower the learning rate)"
-        )
-    matrix = matrix.double()
-    return (matrix + matrix.mT) / 2
-
-
-def _robust(routine: Callable[[Tensor], T], matrix: Tensor, name: str) -> T:
-    """Run an eigenvalue routine; where it fails, again on the CPU, then with unit scale."""
-    try:
-        return routine(matrix)
-    except LinAlgError as first:
-        try:
-            scale = matrix.abs().amax().clamp(min=torch.finfo(matrix.dtype).tiny)
-            result = routine((matrix / scale).cpu())
-        except LinAlgError:
-            raise CurvatureError(
-                f"the eigenvalues of the factor of {name} failed: {first}"
-            ) from first
-    where = matrix.device
-    if isinstance(result, Tensor):
-        return result.to(where) * scale  # type: ignore[return-value]
-    values, vectors = cast(tuple[Tensor, Tensor], result)
-    return values.to(where) * scale, vectors.to(where)  # type: ignore[return-value]
-
-
-def _without_noise(values: Tensor, name: str, resolution: float) -> Tensor:
-    """Zero what rounding made: negative eigenvalues, and positive ones no larger than those."""
-    _check_psd(values, name, resolution)
-    fixed = values.detach()
-    noise = (-2 * fixed.amin(-1, keepdim=True)).clamp(min=0)
-    floor = resolution * fixed.amax(-1, keepdim=True)
-    return torch.where(values > torch.maximum(noise, floor), values, 0.0)
-
-
-def _check_psd(values: Tensor, name: str, resolution: float) -> None:
-    if values.numel() == 0:
-        return
-    low, high = float(values.detach().min()), float(values.detach().max())
-    if low < -16 * values.shape[-1] * resolution * max(high, 0.0) or high < 0:
-        raise CurvatureError(
-            f"expected a positive semi-definite factor for {name}, got an eigenvalue {low:.3e} "
-            f"beside the largest {high:.3e}"
-        )
 
 
 class Block(ABC):
@@ -340,10 +246,10 @@ class Dense(Block):
 
     def _cholesky(self, log_precision: LogPrecisions) -> Tensor:
         delta = self._expand(log_precision).exp()
-        H = _symmetric(self.H, ", ".join(self.names))
+        H = symmetric(self.H, ", ".join(self.names))
         try:
             factor: Tensor = torch.linalg.cholesky(H + torch.diag(delta))
-        except torch.linalg.LinAlgError as error:  # type: ignore[attr-defined]
+        except LinAlgError as error:
             raise CurvatureError(
                 f"expected a positive definite posterior precision for {', '.join(self.names)}, "
                 "got one that is singular to rounding; use float64 or a larger prior precision"

@@ -133,7 +133,7 @@ class LayerSuite(ABC):
     def test_format_explains_gradient(self) -> None:
         """The format's gradient of every weight is autograd's."""
         model, x, _ = self._case()
-        verify(model, layers(model), x)
+        verify(model, x)
 
     def test_blocks_are_a_bijection(self) -> None:
         """from_blocks undoes to_blocks."""
@@ -269,7 +269,7 @@ class PathSuite(ABC):
         path, x = self._case()
         model = Head(path, path.out_channels * path.pixels_out)
         y = torch.arange(len(x)) % 3
-        verify(model, layers(model), x)
+        verify(model, x)
         for block in curvature(model, Categorical(), [(x, y)], Method(structure="block")).blocks:
             expected = dense_ggn(model, Categorical(), x, y, block.names)
             assert_close(dense_block(block), expected, 1e-8)

@@ -103,7 +103,7 @@ def _verified(source: Source, loader: Loader) -> Iterator[tuple[Input, Tensor]]:
     """The loader's batches; the first one is used to verify the model."""
     for number, (x, y) in enumerate(loader):
         if number == 0:
-            verify(source.model, source.layers, x)
+            verify(source.model, x)
         yield x, y
 
 

@@ -5,27 +5,27 @@ explain all uses of its weights. Here both are tested against autograd, so that 
 becomes an `UnsupportedParameterError` or a `ValueError`.
 """
 
-from collections.abc import Mapping, Sequence
+import copy
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
-from symrazor.curvature.coverage import Layer
+from symrazor.curvature.coverage import layers
 from symrazor.curvature.statistics import weight_gradients
 from symrazor.curvature.tape import Input, Use, call, each, record
 from symrazor.errors import UnsupportedParameterError
 from symrazor.hyper import weights
 
 
-def verify(model: nn.Module, found: Sequence[Layer], x: Input) -> None:
+def verify(model: nn.Module, x: Input) -> None:
     """Check that outputs are deterministic, per datum, and that formats explain all gradients.
 
     The gradient of a random functional of the first datum's outputs, put together from inputs and
     cotangents in the weight-sharing format, must be autograd's, and that of the second datum must
     be zero. It is not if a weight is also used outside of its module (F.linear(x, layer.weight)),
     if a layer's first dimension is not the data, or if a registered format is wrong. The weights
-    are jittered for it, without being changed, so that a zero somewhere above hides nothing.
+    are jittered for it, in a copy, so that a zero somewhere above hides nothing.
 
     Raises:
         UnsupportedParameterError: the weights whose gradient is not explained.
@@ -34,8 +34,9 @@ def verify(model: nn.Module, found: Sequence[Layer], x: Input) -> None:
     pair = each(x, lambda part: part[:2])
     if not _outputs_are_fine(model, pair):
         return
-    theta = _jittered(weights(model))
-    tape = record(lambda *a, **k: functional_call(model, theta, a, k), found, pair)
+    twin = _jittered_copy(model)
+    theta = weights(twin)
+    tape = record(twin, layers(twin), pair)
     root = torch.zeros_like(tape.f)
     generator = torch.Generator().manual_seed(0)
     root[0] = torch.randn(tape.f.shape[1:], generator=generator).to(tape.f)
@@ -81,15 +82,22 @@ def _outputs_are_fine(model: nn.Module, pair: Input) -> bool:
     return True
 
 
-def _jittered(theta: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Leaves near the weights, none of them zero."""
+@torch.no_grad()
+def _jittered_copy(model: nn.Module) -> nn.Module:
+    """A copy with all weights moved a little, none of them zero.
+
+    A copy, because the model may be in use elsewhere. One that cannot be copied (it keeps an
+    activation of its own, say) is verified as it is.
+    """
+    try:
+        twin = copy.deepcopy(model)
+    except (RuntimeError, TypeError):
+        return model
     generator = torch.Generator().manual_seed(0)
-    moved = {}
-    for name, value in theta.items():
+    for value in weights(twin).values():
         noise = torch.randn(value.shape, generator=generator).to(value)
-        size = value.detach().abs().mean().clamp(min=0.01)
-        moved[name] = (value.detach() + 0.1 * size * noise).requires_grad_()
-    return moved
+        value.add_(0.1 * value.abs().mean().clamp(min=0.01) * noise)
+    return twin
 
 
 def _by_format(
