@@ -22,8 +22,9 @@ class Conv(Path):
     With circular padding it is exactly equivariant to (circular) translations; with zero padding
     only away from the border, and it says so by having no group.
 
+    The first four arguments are those of `Path`.
+
     Args:
-        in_channels, out_channels, in_shape, stride: see `Path`.
         kernel: size of the filter in every dimension; odd.
         padding: "circular" or "zeros".
         norm: how the subsampling of a stride chooses its phase.

@@ -13,8 +13,9 @@ class FC(Path):
 
     It contains every other path and is equivariant to nothing. Its curvature is that of nn.Linear.
 
+    The first four arguments are those of `Path`.
+
     Args:
-        in_channels, out_channels, in_shape, stride: see `Path`.
         bias: one bias per output channel and pixel.
     """
 

@@ -85,8 +85,9 @@ class FFC(Path):
     The two factors matter only as a product, and the evidence lets their precisions drift apart
     (one to 1e5, the other to 1e-4) without an effect: tie them with one prior group per path.
 
+    The first four arguments are those of `Path`.
+
     Args:
-        in_channels, out_channels, in_shape, stride: see `Path`.
         bias: one bias per output pixel.
     """
 
