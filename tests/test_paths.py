@@ -60,7 +60,7 @@ class TestConv3d(PathSuite):
 
 class TestConvZeroPadding(PathSuite):
     def make(self) -> Path:
-        return Conv(2, 3, (5, 4), padding="zeros", bias=False)
+        return Conv(2, 3, (5, 4), padding="zeros")
 
 
 class TestConvOnOnePixel(PathSuite):

@@ -7,7 +7,7 @@ lives in a `Hyper`; nothing is recognised by its name.
 
 import fnmatch
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -197,10 +197,6 @@ class Prior(nn.Module):
                 if bool(((log_delta <= low) | (log_delta >= high)).any()):
                     touching.append(name)
         return touching
-
-    def __iter__(self) -> Iterator[str]:
-        """Iterate over group names."""
-        return iter(self.names)
 
 
 def _as_list(patterns: str | Sequence[str]) -> Sequence[str]:

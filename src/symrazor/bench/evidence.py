@@ -23,11 +23,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from symrazor.curvature import Method, curvature
+from symrazor.curvature import Method, Source, collect, layers
 from symrazor.data import TensorLoader, digits
 from symrazor.evidence import Evidence, laplace_evidence
 from symrazor.hyper import Prior, weights
-from symrazor.likelihood import Probe
+from symrazor.likelihood import Categorical, Probe
 
 OUTPUTS = 10
 Padding = Literal["zeros", "reflect", "replicate", "circular"]
@@ -89,9 +89,8 @@ def estimate(model: nn.Module, loader: TensorLoader, method: Method) -> Callable
     generator = torch.Generator().manual_seed(0)
 
     def run() -> Evidence:
-        found = curvature(
-            model, "categorical", loader, method, generator=generator, check=False
-        ).prepare()
+        source = Source(model, layers(model), Categorical(), method, generator)
+        found = collect(source, loader).prepare()
         evidence = laplace_evidence(found, prior, theta)
         torch.autograd.grad(evidence.log_evidence, list(prior.parameters()))
         return evidence.detach()
@@ -264,9 +263,8 @@ def probes(seeds: int = 20, samples: tuple[int, ...] = (1, 2, 4)) -> list[ProbeE
 
     def measure(method: Method, seed: int) -> tuple[float, float, Tensor]:
         generator = torch.Generator().manual_seed(seed)
-        found = curvature(
-            model, "categorical", loader, method, generator=generator, check=False
-        ).prepare()
+        source = Source(model, layers(model), Categorical(), method, generator)
+        found = collect(source, loader).prepare()
         evidence = laplace_evidence(found, prior, theta)
         gradient = torch.autograd.grad(evidence.log_det, list(prior.parameters()))
         flat = torch.cat([g.reshape(-1) for g in gradient])

@@ -74,9 +74,10 @@ def curvature(
     n_data: int | None = None,
     temperature: float = 1.0,
     generator: torch.Generator | None = None,
-    check: bool = True,
 ) -> Curvature:
     """Curvature of `model` over all batches of `loader`, detached from autograd.
+
+    The model is verified on two data first (see verify.py).
 
     Args:
         model: any module; its trainable weights must sit in registered layers.
@@ -86,7 +87,6 @@ def curvature(
         n_data: the figures are scaled by n_data / n_seen; by default n_seen.
         temperature: T of the tempered likelihood p^(1/T).
         generator: randomness of the "mc" estimator.
-        check: verify the model on two data first.
 
     Raises:
         UnsupportedParameterError: weights without curvature.
@@ -95,8 +95,7 @@ def curvature(
     found = layers(model)
     check_mode(model)
     source = Source(model, found, as_likelihood(likelihood), method or Method(), generator)
-    batches = _verified(source, loader) if check else loader
-    return collect(source, batches, n_data=n_data, temperature=temperature)
+    return collect(source, _verified(source, loader), n_data=n_data, temperature=temperature)
 
 
 def _verified(source: Source, loader: Loader) -> Iterator[tuple[Input, Tensor]]:

@@ -28,7 +28,6 @@ class Conv(Path):
         kernel: size of the filter in every dimension; odd.
         padding: "circular" or "zeros".
         norm: how the subsampling of a stride chooses its phase.
-        bias: one bias per output channel.
     """
 
     def __init__(
@@ -40,7 +39,6 @@ class Conv(Path):
         kernel: int = 3,
         padding: Literal["circular", "zeros"] = "circular",
         norm: Norm = "l2",
-        bias: bool = True,
     ) -> None:
         """Make the convolution."""
         super().__init__(in_channels, out_channels, in_shape, stride)
@@ -57,11 +55,11 @@ class Conv(Path):
         self.norm: Norm = norm
         make = CONVOLUTIONS[len(self.in_shape)]
         self.conv = make(
-            in_channels, out_channels, kernel, padding=kernel // 2, padding_mode=padding, bias=bias
+            in_channels, out_channels, kernel, padding=kernel // 2, padding_mode=padding
         )
         nn.init.kaiming_uniform_(self.conv.weight, nonlinearity="relu")
-        if bias and self.conv.bias is not None:
-            nn.init.zeros_(self.conv.bias)
+        assert self.conv.bias is not None
+        nn.init.zeros_(self.conv.bias)
 
     def forward(self, x: Float[Tensor, "n c *size"]) -> Float[Tensor, "n d *small"]:
         """Convolve, then subsample."""
