@@ -162,3 +162,6 @@ def test_a_shift_common_to_all_logits_changes_no_prediction() -> None:
     shifted = covariance + 100 * torch.ones(5, 5, dtype=F64)
     a = posterior._closed_form(f, covariance).mean
     assert_close(posterior._closed_form(f, shifted).mean, a, 1e-9)
+    project = torch.eye(5, dtype=F64) - 0.2
+    variance = (project @ covariance @ project).diagonal(dim1=1, dim2=2)
+    assert_close(a, (f / (1 + math.pi * variance / 8).sqrt()).softmax(-1), 1e-12)
