@@ -246,7 +246,7 @@ class PathSuite(ABC):
     def test_translations_commute_with_the_path(self) -> None:
         """A path that claims the group of translations maps shifted inputs to shifted outputs."""
         path, x = self._case()
-        if path.group != "translation":
+        if path.group != "translation" or not path.strict:
             return
         dims = list(range(2, x.dim()))
         with torch.no_grad():

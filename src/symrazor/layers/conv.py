@@ -7,7 +7,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from symrazor.layers.path import Path
-from symrazor.layers.subsample import Norm, subsample
+from symrazor.layers.subsample import Reduction, Subsample
+
+AnyConv = nn.Conv1d | nn.Conv2d | nn.Conv3d
+Padding = Literal["circular", "zeros"]
 
 CONVOLUTIONS: dict[int, type[nn.Conv1d] | type[nn.Conv2d] | type[nn.Conv3d]] = {
     1: nn.Conv1d,
@@ -16,19 +19,43 @@ CONVOLUTIONS: dict[int, type[nn.Conv1d] | type[nn.Conv2d] | type[nn.Conv3d]] = {
 }
 
 
+def check_kernel(kernel: int, in_shape: Sequence[int], padding: Padding) -> None:
+    """Refuse kernels that are even or reach around the map more than once.
+
+    Raises:
+        ValueError: what was expected.
+    """
+    if kernel < 1 or kernel % 2 == 0:
+        raise ValueError(f"expected an odd kernel size, got {kernel}")
+    if padding not in ("circular", "zeros"):
+        raise ValueError(f"expected padding 'circular' or 'zeros', got {padding!r}")
+    if kernel // 2 > min(in_shape):
+        raise ValueError(
+            f"expected a kernel of at most {2 * min(in_shape) + 1} on a map of shape "
+            f"{tuple(in_shape)}, got {kernel}"
+        )
+
+
+def is_strict(padding: str, stride: int, reduction: Reduction) -> bool:
+    """Whether a convolution with these options is exactly equivariant to circular translations."""
+    return padding == "circular" and (stride == 1 or reduction in ("l2", "max"))
+
+
 class Conv(Path):
     r"""$y[o] = \sum_\delta K[\delta]\, x[o + \delta] + b$, one bias per channel.
 
-    With circular padding it is exactly equivariant to (circular) translations; with zero padding
-    only away from the border, and it says so by having no group.
+    With circular padding and adaptive subsampling it is exactly equivariant to (circular)
+    translations; with zero padding only away from the border, and then `strict` is False.
 
     The first four arguments are those of `Path`.
 
     Args:
         kernel: size of the filter in every dimension; odd.
         padding: "circular" or "zeros".
-        norm: how the subsampling of a stride chooses its phase.
+        reduction: how a stride shrinks the map, see `symrazor.layers.subsample`.
     """
+
+    group = "translation"
 
     def __init__(
         self,
@@ -37,31 +64,46 @@ class Conv(Path):
         in_shape: Sequence[int],
         stride: int = 1,
         kernel: int = 3,
-        padding: Literal["circular", "zeros"] = "circular",
-        norm: Norm = "l2",
+        padding: Padding = "circular",
+        reduction: Reduction = "l2",
     ) -> None:
         """Make the convolution."""
         super().__init__(in_channels, out_channels, in_shape, stride)
-        if kernel < 1 or kernel % 2 == 0:
-            raise ValueError(f"expected an odd kernel size, got {kernel}")
-        if padding not in ("circular", "zeros"):
-            raise ValueError(f"expected padding 'circular' or 'zeros', got {padding!r}")
-        if padding == "circular" and kernel // 2 > min(self.in_shape):
-            raise ValueError(
-                f"expected a kernel of at most {2 * min(self.in_shape) + 1} for circular padding "
-                f"of a map of shape {self.in_shape}, got {kernel}"
-            )
-        self.group = "translation" if padding == "circular" else None
-        self.norm: Norm = norm
+        check_kernel(kernel, self.in_shape, padding)
+        self.strict = is_strict(padding, stride, reduction)
         make = CONVOLUTIONS[len(self.in_shape)]
-        self.conv = make(
+        self.conv: AnyConv = make(
             in_channels, out_channels, kernel, padding=kernel // 2, padding_mode=padding
         )
+        self.shrink = Subsample(stride, reduction)
         nn.init.kaiming_uniform_(self.conv.weight, nonlinearity="relu")
         assert self.conv.bias is not None
         nn.init.zeros_(self.conv.bias)
 
+    @classmethod
+    def wrap(cls, conv: AnyConv, in_shape: Sequence[int]) -> "Conv":
+        """A path around a convolution as it is, with whatever stride and padding it has."""
+        sizes = zip(
+            in_shape, _padding(conv), conv.kernel_size, conv.dilation, conv.stride, strict=True
+        )
+        out_shape = [
+            (size + around - gap * (k - 1) - 1) // step + 1 for size, around, k, gap, step in sizes
+        ]
+        path = cls.__new__(cls)
+        Path.__init__(path, conv.in_channels, conv.out_channels, in_shape, out_shape=out_shape)
+        path.conv = conv
+        path.shrink = Subsample(1)
+        path.strict = conv.padding_mode == "circular" and path.out_shape == path.in_shape
+        return path
+
     def forward(self, x: Float[Tensor, "n c *size"]) -> Float[Tensor, "n d *small"]:
         """Convolve, then subsample."""
         self.check(x)
-        return subsample(self.conv(x), self.stride, self.norm)
+        y: Tensor = self.shrink(self.conv(x))
+        return y
+
+
+def _padding(conv: AnyConv) -> list[int]:
+    """Lines of padding in every dimension, both sides together."""
+    amounts = conv._reversed_padding_repeated_twice
+    return [low + high for low, high in zip(amounts[-2::-2], amounts[-1::-2], strict=True)]

@@ -17,6 +17,7 @@ class FC(Path):
 
     Args:
         bias: one bias per output channel and pixel.
+        out_shape: spatial shape of the output, in place of a stride.
     """
 
     def __init__(
@@ -26,9 +27,10 @@ class FC(Path):
         in_shape: Sequence[int],
         stride: int = 1,
         bias: bool = True,
+        out_shape: Sequence[int] | None = None,
     ) -> None:
         """Make the matrix."""
-        super().__init__(in_channels, out_channels, in_shape, stride)
+        super().__init__(in_channels, out_channels, in_shape, stride, out_shape)
         features = in_channels * self.pixels_in, out_channels * self.pixels_out
         self.linear = nn.Linear(*features, bias=bias)
         nn.init.kaiming_uniform_(self.linear.weight, nonlinearity="relu")

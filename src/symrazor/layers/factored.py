@@ -89,6 +89,7 @@ class FFC(Path):
 
     Args:
         bias: one bias per output pixel.
+        out_shape: spatial shape of the output, in place of a stride.
     """
 
     def __init__(
@@ -98,9 +99,10 @@ class FFC(Path):
         in_shape: Sequence[int],
         stride: int = 1,
         bias: bool = False,
+        out_shape: Sequence[int] | None = None,
     ) -> None:
         """Make both factors."""
-        super().__init__(in_channels, out_channels, in_shape, stride)
+        super().__init__(in_channels, out_channels, in_shape, stride, out_shape)
         self.first = BlockLinear(in_channels, self.pixels_in, out_channels)
         self.second = BlockLinear(out_channels, in_channels, self.pixels_out)
         self.offset = PixelBias(self.pixels_out) if bias else nn.Identity()

@@ -20,7 +20,7 @@ def halve(shape: Sequence[int], stride: int) -> Shape:
 
 
 class Path(nn.Module):
-    """A linear map from images [n, c, *in_shape] to images [n, d, *out_shape].
+    """A map from images [n, c, *in_shape] to images [n, d, *out_shape], linear in its weights.
 
     A relaxed layer is a sum of paths between the same spaces (`Relaxed`). Every parameter of a path
     belongs to the prior of that path, biases included: a bias that breaks a symmetry must be
@@ -31,15 +31,24 @@ class Path(nn.Module):
         out_channels: d.
         in_shape: spatial shape of the input, in 1, 2 or 3 dimensions.
         stride: subsampling, the same in every dimension.
+        out_shape: spatial shape of the output, in place of a stride; for paths without a group,
+            which can map any shape to any other.
 
     Attributes:
-        group: name of the group the path is equivariant to, or None.
+        group: name of the group the path is equivariant to, or None for a free path.
+        strict: whether that holds exactly, or only up to borders and strides.
     """
 
     group: str | None = None
+    strict: bool = True
 
     def __init__(
-        self, in_channels: int, out_channels: int, in_shape: Sequence[int], stride: int = 1
+        self,
+        in_channels: int,
+        out_channels: int,
+        in_shape: Sequence[int],
+        stride: int = 1,
+        out_shape: Sequence[int] | None = None,
     ) -> None:
         """Check and keep the shapes."""
         super().__init__()
@@ -47,11 +56,18 @@ class Path(nn.Module):
             raise ValueError(
                 f"expected at least 1 channel in and out, got {in_channels} and {out_channels}"
             )
-        if not 1 <= len(in_shape) <= 3 or min(in_shape, default=0) < 1:
-            raise ValueError(f"expected a shape of 1 to 3 positive sizes, got {tuple(in_shape)}")
+        for shape in (in_shape, *([] if out_shape is None else [out_shape])):
+            if not 1 <= len(shape) <= 3 or min(shape, default=0) < 1:
+                raise ValueError(f"expected a shape of 1 to 3 positive sizes, got {tuple(shape)}")
+        if out_shape is not None and stride != 1:
+            raise ValueError(f"expected a stride or an out_shape, got both: {stride}, {out_shape}")
+        if out_shape is not None and len(out_shape) != len(in_shape):
+            raise ValueError(
+                f"expected an out_shape of {len(in_shape)} sizes, got {tuple(out_shape)}"
+            )
         self.in_channels, self.out_channels = in_channels, out_channels
         self.in_shape: Shape = tuple(in_shape)
-        self.out_shape = halve(in_shape, stride)
+        self.out_shape = halve(in_shape, stride) if out_shape is None else tuple(out_shape)
         self.stride = stride
 
     @property
@@ -63,6 +79,15 @@ class Path(nn.Module):
     def pixels_out(self) -> int:
         """Number of output positions."""
         return prod(self.out_shape)
+
+    @property
+    def spaces(self) -> tuple[int, Shape, int, Shape]:
+        """(channels, shape) of the input and of the output."""
+        return self.in_channels, self.in_shape, self.out_channels, self.out_shape
+
+    def dense(self) -> "Path":
+        """The same map with its weights written out, for paths whose weights are made of others."""
+        return self
 
     def check(self, x: Tensor) -> None:
         """Raise ValueError unless x is [n, in_channels, *in_shape]."""

@@ -31,7 +31,7 @@ class Relaxed(nn.Module):
         super().__init__()
         if not paths:
             raise ValueError("expected at least one path, got none")
-        spaces = {(p.in_channels, p.in_shape, p.out_channels, p.out_shape) for p in paths}
+        spaces = {path.spaces for path in paths}
         if len(spaces) > 1:
             raise ValueError(f"expected paths between the same spaces, got {sorted(spaces)}")
         self.paths = nn.ModuleList(paths)
