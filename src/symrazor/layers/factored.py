@@ -107,9 +107,14 @@ class FFC(Path):
         self.second = BlockLinear(out_channels, in_channels, self.pixels_out)
         self.offset = PixelBias(self.pixels_out) if bias else nn.Identity()
 
+    @property
+    def affine(self) -> bool:
+        """True."""
+        return True
+
     def forward(self, x: Float[Tensor, "n c *size"]) -> Float[Tensor, "n d *small"]:
         """Two batched products."""
         self.check(x)
         hidden = self.first(x.flatten(2)).transpose(1, 2)
-        y: Tensor = self.offset(self.second(hidden))
-        return y.reshape(len(x), self.out_channels, *self.out_shape)
+        y: Tensor = self.offset(self.second(hidden)).unflatten(2, self.out_shape)
+        return y
