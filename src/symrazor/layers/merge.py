@@ -129,7 +129,7 @@ def _summed(convs: Sequence[AnyConv], factor: float) -> AnyConv:
         start = _offset(conv, large)
         assert start is not None
         place = [slice(i, i + k) for i, k in zip(start, conv.kernel_size, strict=True)]
-        kernel[(..., *place)] += factor * conv.weight.double()
+        kernel[(slice(None), slice(None), *place)] += factor * conv.weight.double()
     biases = [conv.bias.double() for conv in convs if conv.bias is not None]
     merged = CONVOLUTIONS[large.weight.dim() - 2](
         large.in_channels,
@@ -160,6 +160,8 @@ def _matrix_is_cheaper(paths: Sequence[Path], apart: Sequence[Part]) -> bool:
     outputs = some.out_channels * some.pixels_out
     cost = outputs * some.in_channels * some.pixels_in
     tensors = {id(p): p for part in apart for p in part.module.parameters()}
+    if not tensors:
+        return False
     weight = next(iter(tensors.values()))
     x = torch.zeros(1, some.in_channels, *some.in_shape, dtype=weight.dtype, device=weight.device)
     with FlopCounterMode(display=False) as counter:
@@ -175,7 +177,7 @@ def _matrix_is_cheaper(paths: Sequence[Path], apart: Sequence[Part]) -> bool:
 def _matrix(paths: Sequence[Path], factor: float) -> nn.Module:
     """Affine paths as one matrix, found by sending a basis through each of them."""
     some = paths[0]
-    like = next(some.parameters())
+    like = next(p for path in paths for p in path.parameters())
     space = (some.in_channels, *some.in_shape)
     inputs, outputs = prod(space), some.out_channels * some.pixels_out
     W = like.new_zeros(outputs, inputs, dtype=torch.float64)

@@ -100,9 +100,10 @@ class Path(nn.Module):
     def plain(self) -> nn.Module:
         """The same map of torch.nn modules and plain tensor code, sharing the tensors of `dense()`.
 
-        By default a torch.fx trace of `dense().forward`, which for that must branch on no value.
+        By default a torch.fx trace of `forward`, which for that must branch on no value.
         """
-        return traced(self.dense(), f"Plain{type(self).__name__}")
+        dense = self.dense()
+        return traced(self, f"Plain{type(self).__name__}") if dense is self else dense.plain()
 
     @torch.no_grad()
     def is_zero(self) -> bool:

@@ -19,17 +19,21 @@ def traced(root: nn.Module | Callable[..., Tensor], name: str = "Plain") -> fx.G
     Raises:
         ValueError: code that torch.fx cannot follow.
     """
+    tracer = fx.Tracer()
     try:
-        graph = fx.Tracer().trace(root)
+        graph = tracer.trace(root)
     except Exception as error:
         raise ValueError(
             f"expected a module that torch.fx can trace, got {type(root).__name__}: {error}; "
             "give it a method plain() that returns torch.nn modules"
         ) from error
-    for node in graph.nodes:
+    for node in list(graph.nodes):
+        if node.op == "call_module" and type(tracer.root.get_submodule(node.target)) is nn.Identity:
+            node.replace_all_uses_with(node.args[0])
+            graph.erase_node(node)
         node.meta.clear()  # notes on where a call came from, in classes of this library
         node.type = None  # annotations, which need jaxtyping
-    return fx.GraphModule(root if isinstance(root, nn.Module) else nn.Module(), graph, name)
+    return fx.GraphModule(tracer.root, graph, name)
 
 
 def is_symbolic(x: object) -> bool:
