@@ -7,7 +7,8 @@
 | "onnx" | .onnx | `onnxruntime.InferenceSession(file)` |
 
 The number of data is free in programs and ONNX files. A file is read back and compared before it
-takes its name, so that it is there whole and right, or not at all.
+takes its name, so that it is there whole and right, or not at all. `torch.save(plain, file)` works
+as well, and `torch.load(file, weights_only=False)` for files that you trust.
 """
 
 import importlib.util

@@ -37,15 +37,15 @@ def flops(model: nn.Module, x: Input) -> int:
 def latencies(models: list[nn.Module], x: Input, seconds: float = 0.3) -> list[float]:
     """Median time of a forward pass in seconds, of several models in turn.
 
-    In turn, so that a busy machine slows all of them alike. Each runs at least a few times, and as
-    often as fits into the given time.
+    In turn, so that a busy machine slows all of them alike; each pass comes after another one of
+    the same model, which finds the caches as the other models left them and does not count. Each
+    runs at least a few times, and as often as fits into the given time.
     """
-    for model in models:
-        call(model, x)
     found: list[list[float]] = [[] for _ in models]
     end = time.perf_counter() + seconds
     while len(found[-1]) < FEWEST_REPEATS or time.perf_counter() < end:
         for model, times in zip(models, found, strict=True):
+            call(model, x)
             _wait()
             start = time.perf_counter()
             call(model, x)

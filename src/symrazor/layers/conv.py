@@ -119,7 +119,7 @@ class Conv(Path):
         strided.weight, strided.bias = self.conv.weight, self.conv.bias
         return strided
 
-    def plain(self) -> nn.Module:
+    def _plain(self) -> nn.Module:
         """The convolution itself, at stride 1 or with "first"; else with its subsampling after."""
         fixed = self.fixed()
         if fixed is not None:

@@ -42,7 +42,7 @@ class FC(Path):
         """True."""
         return True
 
-    def plain(self) -> nn.Module:
+    def _plain(self) -> nn.Module:
         """Flatten, the matrix itself, unflatten."""
         return nn.Sequential(
             nn.Flatten(), self.linear, nn.Unflatten(1, (self.out_channels, *self.out_shape))

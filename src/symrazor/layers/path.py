@@ -100,10 +100,13 @@ class Path(nn.Module):
     def plain(self) -> nn.Module:
         """The same map of torch.nn modules and plain tensor code, sharing the tensors of `dense()`.
 
-        By default a torch.fx trace of `forward`, which for that must branch on no value.
+        To change it, override `_plain`.
         """
-        dense = self.dense()
-        return traced(self, f"Plain{type(self).__name__}") if dense is self else dense.plain()
+        return self.dense()._plain()
+
+    def _plain(self) -> nn.Module:
+        """By default a torch.fx trace of `forward`, which for that must branch on no value."""
+        return traced(self, f"Plain{type(self).__name__}")
 
     @torch.no_grad()
     def is_zero(self) -> bool:
