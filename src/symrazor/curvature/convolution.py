@@ -8,6 +8,7 @@ the padding mode. The input factor $\sum_{n,t} a a^\top$ comes from shift correl
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from types import EllipsisType
 
 import torch
@@ -22,6 +23,29 @@ Conv = nn.Conv1d | nn.Conv2d | nn.Conv3d
 ConvTranspose = nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d
 
 
+@dataclass(frozen=True)
+class Geometry:
+    """What a convolution does with positions, whatever its weight is made of.
+
+    `amounts` is the padding as F.pad wants it: low and high, from the last axis to the first.
+    """
+
+    kernel_size: tuple[int, ...]
+    stride: tuple[int, ...]
+    dilation: tuple[int, ...]
+    padding_mode: str
+    amounts: tuple[int, ...]
+    groups: int = 1
+
+    @classmethod
+    def of(cls, conv: Conv) -> "Geometry":
+        """The geometry of a convolution of torch."""
+        amounts = tuple(conv._reversed_padding_repeated_twice)
+        return cls(
+            conv.kernel_size, conv.stride, conv.dilation, conv.padding_mode, amounts, conv.groups
+        )
+
+
 PATCH_ENTRIES = 2**19
 """Patches are made of so few data at a time that they stay in cache."""
 
@@ -29,10 +53,10 @@ TERMS = 2**12
 """A weight gradient adds up in float32 term by term: so many terms at most, then in float64."""
 
 
-def pad(x: Tensor, module: Conv) -> Tensor:
+def pad(x: Tensor, shape: Geometry) -> Tensor:
     """The input as the convolution sees it."""
-    mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
-    amounts = module._reversed_padding_repeated_twice
+    mode = "constant" if shape.padding_mode == "zeros" else shape.padding_mode
+    amounts = shape.amounts
     if not any(amounts):
         return x
     return wrap(x, amounts) if mode == "circular" else F.pad(x, amounts, mode=mode)
@@ -78,38 +102,38 @@ def patches(
     return split.permute(order).reshape(n, -1, groups, features)
 
 
-def input_factor(x: Float[Tensor, "n c *size"], module: Conv) -> Float[Tensor, "k i i"]:
+def input_factor(x: Float[Tensor, "n c *size"], shape: Geometry) -> Float[Tensor, "k i i"]:
     r"""$\sum_{n,t} a a^\top$, by the cheapest way for this shape."""
-    if module.groups > 1:
-        return gram(_all_patches(x, module))
-    if _worth_correlating(x, module):
-        return _by_correlation(x, module)
-    return _by_patches(x, module)
+    if shape.groups > 1:
+        return gram(all_patches(x, shape))
+    if _worth_correlating(x, shape):
+        return _by_correlation(x, shape)
+    return _by_patches(x, shape)
 
 
-def _by_patches(x: Float[Tensor, "n c *size"], module: Conv) -> Float[Tensor, "1 i i"]:
+def _by_patches(x: Float[Tensor, "n c *size"], shape: Geometry) -> Float[Tensor, "1 i i"]:
     """The factor from patches ordered (offset, channel), so that whole pixels are copied.
 
     On maps no larger than the kernel some offsets lie in the zero padding for every position: their
     rows of the factor are zero, and only the others are computed.
     """
-    live, positions = _live_offsets(x, module), _positions(x, module)
+    live, positions = _live_offsets(x, shape), _positions(x, shape)
     kernel, channels = [len(span) for span in live], x.shape[1]
     features = math.prod(kernel) * channels
     rows = max(PATCH_ENTRIES // features, 4 * features)
     chunk = max(1, rows // math.prod(positions))
-    parts = [gram(_pixel_patches(part, module, live, positions)) for part in x.split(chunk)]
+    parts = [gram(_pixel_patches(part, shape, live, positions)) for part in x.split(chunk)]
     A = parts[0][0] if len(parts) == 1 else torch.stack(parts).sum(0, dtype=torch.float64)[0]
-    return _channels_first(A.view(*kernel, channels, *kernel, channels), module.kernel_size, live)
+    return _channels_first(A.view(*kernel, channels, *kernel, channels), shape.kernel_size, live)
 
 
 def _pixel_patches(
-    x: Float[Tensor, "n c *size"], module: Conv, live: Sequence[range], positions: Sequence[int]
+    x: Float[Tensor, "n c *size"], shape: Geometry, live: Sequence[range], positions: Sequence[int]
 ) -> Float[Tensor, "r 1 i"]:
     """Patches of the live offsets, features ordered (offset, channel)."""
-    rows, dims = pad(x, module).movedim(1, -1).contiguous(), len(live)
+    rows, dims = pad(x, shape).movedim(1, -1).contiguous(), len(live)
     for d, (span, count) in enumerate(zip(live, positions, strict=True)):
-        gap, step = module.dilation[d], module.stride[d]
+        gap, step = shape.dilation[d], shape.stride[d]
         rows = rows.narrow(1 + d, span.start * gap, rows.shape[1 + d] - span.start * gap)
         rows = rows.unfold(1 + d, gap * (len(span) - 1) + 1, step)[..., ::gap]
         rows = rows.narrow(1 + d, 0, count)
@@ -118,27 +142,27 @@ def _pixel_patches(
     return rows.permute(order).reshape(-1, 1, features)
 
 
-def _positions(x: Tensor, module: Conv) -> list[int]:
+def _positions(x: Tensor, shape: Geometry) -> list[int]:
     """Size of the output map."""
-    amounts = module._reversed_padding_repeated_twice
+    amounts = shape.amounts
     extra = [amounts[2 * d] + amounts[2 * d + 1] for d in reversed(range(x.dim() - 2))]
     return [
         (size + more - gap * (k - 1) - 1) // step + 1
         for size, more, k, step, gap in zip(
-            x.shape[2:], extra, module.kernel_size, module.stride, module.dilation, strict=True
+            x.shape[2:], extra, shape.kernel_size, shape.stride, shape.dilation, strict=True
         )
     ]
 
 
-def _live_offsets(x: Tensor, module: Conv) -> list[range]:
+def _live_offsets(x: Tensor, shape: Geometry) -> list[range]:
     """Per axis, the offsets that see the image (and not only zero padding) from some position."""
-    if module.padding_mode != "zeros":
-        return [range(k) for k in module.kernel_size]
+    if shape.padding_mode != "zeros":
+        return [range(k) for k in shape.kernel_size]
     spans = []
-    for d, count in enumerate(_positions(x, module)):
-        low = module._reversed_padding_repeated_twice[2 * (x.dim() - 3 - d)]
-        gap, last = module.dilation[d], (count - 1) * module.stride[d]
-        size, k = x.shape[2 + d], module.kernel_size[d]
+    for d, count in enumerate(_positions(x, shape)):
+        low = shape.amounts[2 * (x.dim() - 3 - d)]
+        gap, last = shape.dilation[d], (count - 1) * shape.stride[d]
+        size, k = x.shape[2 + d], shape.kernel_size[d]
         seen = [o for o in range(k) if o * gap + last >= low and o * gap < low + size]
         spans.append(range(seen[0], seen[-1] + 1) if seen else range(1))
     return spans
@@ -160,17 +184,17 @@ def _channels_first(
     return F.pad(A, [*amounts, 0, 0, *amounts]).reshape(1, features, features)
 
 
-def _worth_correlating(x: Tensor, module: Conv) -> bool:
+def _worth_correlating(x: Tensor, shape: Geometry) -> bool:
     """Whether shift correlations need clearly fewer multiplications than patches."""
-    if x.dim() > 4 or any(step != 1 for step in (*module.stride, *module.dilation)):
+    if x.dim() > 4 or any(step != 1 for step in (*shape.stride, *shape.dilation)):
         return False
-    positions, kernel = _positions(x, module), module.kernel_size
+    positions, kernel = _positions(x, shape), shape.kernel_size
     area = math.prod(t + k - 1 for t, k in zip(positions, kernel, strict=True))
     shifts = (kernel[0] if len(kernel) > 1 else 1) * (2 * kernel[-1] - 1)
     return shifts * area < 0.4 * math.prod(kernel) ** 2 * math.prod(positions)
 
 
-def _by_correlation(x: Float[Tensor, "n c *size"], module: Conv) -> Float[Tensor, "1 i i"]:
+def _by_correlation(x: Float[Tensor, "n c *size"], shape: Geometry) -> Float[Tensor, "1 i i"]:
     r"""The factor at stride 1, on one or two axes, from correlations of the padded input z.
 
     With offsets d, e and $\delta = e - d$, the sum $\sum_t z[t + d]\, z[t + e]^\top$ runs over all
@@ -183,15 +207,15 @@ def _by_correlation(x: Float[Tensor, "n c *size"], module: Conv) -> Float[Tensor
     away: the columns outside of the windows, over all rows, then the rows outside. A circular map
     that keeps its size has no edges.
     """
-    positions, before = _positions(x, module), list(module._reversed_padding_repeated_twice[-2::-2])
+    positions, before = _positions(x, shape), list(shape.amounts[-2::-2])
     wraps = (
-        module.padding_mode == "circular"
+        shape.padding_mode == "circular"
         and positions == list(x.shape[2:])
-        and all(k <= size + 1 for k, size in zip(module.kernel_size, positions, strict=True))
+        and all(k <= size + 1 for k, size in zip(shape.kernel_size, positions, strict=True))
     )
-    if not wraps and module.padding_mode != "zeros":
-        x, before = pad(x, module), [0] * len(positions)
-    kernel = module.kernel_size
+    if not wraps and shape.padding_mode != "zeros":
+        x, before = pad(x, shape), [0] * len(positions)
+    kernel = shape.kernel_size
     if x.dim() == 3:
         x, kernel, positions, before = x.unsqueeze(2), (1, *kernel), [1, *positions], [0, *before]
     ky, kx = kernel
@@ -329,13 +353,12 @@ def _edge_rows(
     return _outside(ky, edges)
 
 
-def _all_patches(x: Tensor, module: Conv) -> Tensor:
-    return patches(
-        pad(x, module), module.kernel_size, module.stride, module.dilation, module.groups
-    )
+def all_patches(x: Float[Tensor, "n c *size"], shape: Geometry) -> Float[Tensor, "n t k i"]:
+    """Patches of an input that is not padded yet."""
+    return patches(pad(x, shape), shape.kernel_size, shape.stride, shape.dilation, shape.groups)
 
 
-def _channels_to_features(groups: int, g: Tensor) -> Float[Tensor, "n t k o"]:
+def channels_to_features(groups: int, g: Tensor) -> Float[Tensor, "n t k o"]:
     """Output-shaped tensor [n, k*o, *positions] -> the format."""
     last = g.movedim(1, -1)
     return last.reshape(len(g), -1, groups, g.shape[1] // groups)
@@ -345,13 +368,13 @@ def _channels_to_features(groups: int, g: Tensor) -> Float[Tensor, "n t k o"]:
 @sharing.register(nn.Conv2d)
 @sharing.register(nn.Conv3d)
 def _convolution(module: Conv) -> Sharing:
-    groups, shape = module.groups, module.weight.shape
+    groups, shape, geometry = module.groups, module.weight.shape, Geometry.of(module)
     return Sharing(
-        inputs=lambda x: _all_patches(x, module),
-        outputs=lambda g: _channels_to_features(groups, g),
+        inputs=lambda x: all_patches(x, geometry),
+        outputs=lambda g: channels_to_features(groups, g),
         to_blocks=lambda weight: weight.reshape(groups, shape[0] // groups, -1),
         from_blocks=lambda blocks: blocks.reshape(shape),
-        input_factor=lambda x: input_factor(x, module),
+        input_factor=lambda x: input_factor(x, geometry),
     )
 
 
@@ -390,7 +413,7 @@ def _transposed(module: ConvTranspose) -> Sharing:
 
     return Sharing(
         inputs=inputs,
-        outputs=lambda g: _channels_to_features(groups, g),
+        outputs=lambda g: channels_to_features(groups, g),
         to_blocks=to_blocks,
         from_blocks=from_blocks,
     )

@@ -3,9 +3,12 @@
 from collections.abc import Sequence
 from math import prod
 
+import torch
 from torch import Tensor, nn
 
 Shape = tuple[int, ...]
+Spaces = tuple[int, Shape, int, Shape]
+"""(channels, shape) of an input and of an output."""
 
 
 def halve(shape: Sequence[int], stride: int) -> Shape:
@@ -81,9 +84,24 @@ class Path(nn.Module):
         return prod(self.out_shape)
 
     @property
-    def spaces(self) -> tuple[int, Shape, int, Shape]:
+    def spaces(self) -> Spaces:
         """(channels, shape) of the input and of the output."""
         return self.in_channels, self.in_shape, self.out_channels, self.out_shape
+
+    @property
+    def output_weights(self) -> list[nn.Parameter]:
+        """The parameters that the output is proportional to, biases included."""
+        return list(self.parameters())
+
+    @torch.no_grad()
+    def scale_(self, factor: float) -> None:
+        """Multiply the output by a factor; the other factors of a product stay as they are."""
+        for parameter in self.output_weights:
+            parameter.mul_(factor)
+
+    def prior_groups(self) -> dict[str, list[str]]:
+        """Names of its parameters, by the prior they belong to: one for all, named ""."""
+        return {"": [name for name, _ in self.named_parameters()]}
 
     def dense(self) -> "Path":
         """The same map with its weights written out, for paths whose weights are made of others."""
