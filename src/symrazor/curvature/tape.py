@@ -22,8 +22,8 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 from torch.overrides import TorchFunctionMode
 
-from symrazor.curvature.convolution import wrap
 from symrazor.curvature.coverage import Layer
+from symrazor.curvature.geometry import wrap
 from symrazor.curvature.tangents import tangents
 
 Input = Tensor | Sequence[Tensor] | Mapping[str, Tensor]

@@ -14,12 +14,9 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from symrazor.curvature.convolution import (
-    Geometry,
-    all_patches,
-    channels_to_features,
-    input_factor,
-)
+from symrazor.curvature.convolution import channels_to_features
+from symrazor.curvature.geometry import Geometry, all_patches
+from symrazor.curvature.patch_factor import input_factor
 from symrazor.curvature.sharing import Sharing, sharing
 from symrazor.layers.basis import Basis, deviation, nearest, prior_groups
 from symrazor.layers.conv import Conv, Padding, check_kernel, is_strict
