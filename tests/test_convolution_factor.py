@@ -7,7 +7,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from symrazor.curvature import convolution, tape
+from symrazor.curvature import geometry, patch_factor, tape
+from symrazor.curvature.geometry import Geometry
+from symrazor.curvature.sharing import sharing
 from symrazor.linalg import gram
 
 F64 = torch.float64
@@ -16,7 +18,7 @@ MODES = ["zeros", "circular", "reflect", "replicate"]
 
 
 @st.composite
-def cases(draw: st.DrawFn, plain: bool = False) -> tuple[convolution.Conv, Tensor]:
+def cases(draw: st.DrawFn, plain: bool = False) -> tuple[geometry.Conv, Tensor]:
     """A convolution and an input it accepts; `plain`: stride and dilation 1, at most two axes."""
     dims = draw(st.integers(1, 2 if plain else 3))
 
@@ -41,11 +43,9 @@ def cases(draw: st.DrawFn, plain: bool = False) -> tuple[convolution.Conv, Tenso
     return module.double(), x
 
 
-def _expected(module: convolution.Conv, x: Tensor) -> Tensor:
-    padded = convolution.pad(x, module)
-    a = convolution.patches(
-        padded, module.kernel_size, module.stride, module.dilation, module.groups
-    )
+def _expected(module: geometry.Conv, x: Tensor) -> Tensor:
+    padded = geometry.pad(x, Geometry.of(module))
+    a = geometry.patches(padded, module.kernel_size, module.stride, module.dilation, module.groups)
     return torch.einsum("ntki,ntkj->kij", a, a)
 
 
@@ -56,24 +56,24 @@ def _agree(got: Tensor, expected: Tensor) -> None:
 
 @settings(deadline=None, max_examples=200)
 @given(cases())
-def test_input_factor_is_the_gram_of_the_patches(case: tuple[convolution.Conv, Tensor]) -> None:
+def test_input_factor_is_the_gram_of_the_patches(case: tuple[geometry.Conv, Tensor]) -> None:
     module, x = case
-    _agree(convolution.input_factor(x, module), _expected(module, x))
+    _agree(patch_factor.input_factor(x, Geometry.of(module)), _expected(module, x))
 
 
 @settings(deadline=None, max_examples=200)
 @given(cases(plain=True))
-def test_both_ways_agree_on_every_shape(case: tuple[convolution.Conv, Tensor]) -> None:
+def test_both_ways_agree_on_every_shape(case: tuple[geometry.Conv, Tensor]) -> None:
     module, x = case
-    _agree(convolution._by_correlation(x, module), _expected(module, x))
-    _agree(convolution._by_patches(x, module), _expected(module, x))
+    _agree(patch_factor._by_correlation(x, Geometry.of(module)), _expected(module, x))
+    _agree(patch_factor._by_patches(x, Geometry.of(module)), _expected(module, x))
 
 
 @settings(deadline=None, max_examples=50)
 @given(cases())
-def test_patches_are_what_the_convolution_sees(case: tuple[convolution.Conv, Tensor]) -> None:
+def test_patches_are_what_the_convolution_sees(case: tuple[geometry.Conv, Tensor]) -> None:
     module, x = case
-    form = convolution.sharing(module)
+    form = sharing(module)
     weight = form.to_blocks(module.weight)
     y = torch.einsum("ntki,koi->ntko", form.inputs(x), weight) + module.bias.view(-1, 1)
     torch.testing.assert_close(y, form.outputs(module(x)), rtol=1e-10, atol=1e-10)
@@ -85,9 +85,9 @@ def test_patches_are_what_the_convolution_sees(case: tuple[convolution.Conv, Ten
 def test_padding_by_name(mode: str, same: str, kernel: int | tuple[int, int]) -> None:
     module = nn.Conv2d(2, 1, kernel, padding=same, padding_mode=mode, dtype=F64)
     x = torch.randn(3, 2, 8, 9, dtype=F64)
-    _agree(convolution.input_factor(x, module), _expected(module, x))
+    _agree(patch_factor.input_factor(x, Geometry.of(module)), _expected(module, x))
     if same == "same":
-        _agree(convolution._by_correlation(x, module), _expected(module, x))
+        _agree(patch_factor._by_correlation(x, Geometry.of(module)), _expected(module, x))
 
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
@@ -97,15 +97,15 @@ def test_float32_in_any_layout(layout: torch.memory_format, mode: str, stride: i
     module = nn.Conv2d(6, 1, 3, stride, 1, padding_mode=mode)
     x = torch.randn(20, 6, 12, 12).contiguous(memory_format=layout)
     expected = _expected(module.double(), x.double())
-    error = (convolution.input_factor(x, module.float()) - expected).abs().max()
+    error = (patch_factor.input_factor(x, Geometry.of(module.float())) - expected).abs().max()
     assert error < 4e-6 * expected.abs().max()
 
 
 def test_chunks_of_data_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
     module = nn.Conv2d(2, 1, 3, 2, 1, dtype=F64)
-    monkeypatch.setattr(convolution, "PATCH_ENTRIES", 1)
+    monkeypatch.setattr(patch_factor, "PATCH_ENTRIES", 1)
     x = torch.randn(40, 2, 6, 6, dtype=F64)  # 72 rows a chunk
-    _agree(convolution.input_factor(x, module), _expected(module, x))
+    _agree(patch_factor.input_factor(x, Geometry.of(module)), _expected(module, x))
 
 
 @pytest.mark.parametrize("mode", ["zeros", "circular", "replicate"])
@@ -114,7 +114,9 @@ def test_factor_is_differentiable_in_the_input(mode: str, stride: int) -> None:
     module = nn.Conv2d(2, 1, 3, stride, 1, padding_mode=mode, dtype=F64)
     x = torch.randn(2, 2, 8, 8, dtype=F64, requires_grad=True)
     vector = torch.randn(18, 18, dtype=F64)
-    found = torch.autograd.grad((convolution.input_factor(x, module)[0] * vector).sum(), x)
+    found = torch.autograd.grad(
+        (patch_factor.input_factor(x, Geometry.of(module))[0] * vector).sum(), x
+    )
     truth = torch.autograd.grad((_expected(module, x)[0] * vector).sum(), x)
     torch.testing.assert_close(found, truth)
 
@@ -159,7 +161,7 @@ def test_fast_backward_leaves_computed_weights_alone() -> None:
 @pytest.mark.parametrize("amounts", [(1, 1), (0, 2, 3, 1), (1, 0, 0, 0, 2, 2)])
 def test_wrap_is_circular_padding(amounts: tuple[int, ...]) -> None:
     x = torch.randn(2, 3, *[4] * (len(amounts) // 2))
-    assert torch.equal(convolution.wrap(x, amounts), F.pad(x, amounts, mode="circular"))
+    assert torch.equal(geometry.wrap(x, amounts), F.pad(x, amounts, mode="circular"))
 
 
 @pytest.mark.parametrize("rows", [5, 200, 1000])

@@ -1,10 +1,13 @@
 """Paths: every one inherits the public suite; parameter counts are pinned."""
 
+import itertools
+import math
 from collections.abc import Callable
 from functools import partial
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 import symrazor as sr
@@ -66,6 +69,74 @@ class TestConvZeroPadding(PathSuite):
 class TestConvOnOnePixel(PathSuite):
     def make(self) -> Path:
         return Conv(2, 3, (1, 1))
+
+
+def test_factored_layer_by_equation_5() -> None:
+    """w[d, o, c, s] = theta_1[o, d, c] theta_2[d, c, s], summed by loops."""
+    torch.manual_seed(0)
+    path = FFC(2, 3, (2, 3), stride=1).double()
+    theta_2, theta_1 = path.first.weight, path.second.weight  # [c, d, s], [d, o, c]
+    x = torch.randn(1, 2, 2, 3, dtype=torch.float64)
+    flat, y = x.reshape(2, 6), torch.zeros(3, 6, dtype=torch.float64)
+    for d, o, c, s in itertools.product(range(3), range(6), range(2), range(6)):
+        y[d, o] += (theta_1[d, o, c] * theta_2[c, d, s] * flat[c, s]).item()
+    assert_close(path(x).reshape(3, 6), y, 1e-12)
+
+
+@pytest.mark.parametrize("padding", ["circular", "zeros"])
+def test_convolution_by_loops(padding: str) -> None:
+    torch.manual_seed(0)
+    path = Conv(1, 2, (3, 4), padding=padding).double()
+    x = torch.randn(1, 1, 3, 4, dtype=torch.float64)
+    y = path.conv.bias.detach().reshape(2, 1, 1).expand(2, 3, 4).clone()
+    for d, i, j, a, b in itertools.product(range(2), range(3), range(4), range(3), range(3)):
+        row, column = i + a - 1, j + b - 1
+        inside = 0 <= row < 3 and 0 <= column < 4
+        if inside or padding == "circular":
+            y[d, i, j] += (path.conv.weight[d, 0, a, b] * x[0, 0, row % 3, column % 4]).item()
+    assert_close(path(x)[0], y, 1e-12)
+
+
+def test_group_elements_choose_their_own_phase() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(3, 8, 4, 4, dtype=torch.float64)
+    apart = torch.cat([subsample(part, 2) for part in x.split(2, 1)], 1)
+    assert torch.equal(subsample(x, 2, elements=4), apart)
+    moved = torch.cat([torch.roll(part, k, 2) for k, part in enumerate(x.split(2, 1))], 1)
+    found = subsample(moved, 2, elements=4)
+    for a, b in zip(found.split(2, 1), apart.split(2, 1), strict=True):
+        shifts = [torch.roll(b, s, 2) for s in range(2)]
+        for n in range(3):
+            assert any(torch.equal(a[n], s[n]) for s in shifts)
+
+
+@pytest.mark.parametrize("dims", [1, 2, 3])
+def test_pooling_is_torchs(dims: int) -> None:
+    x = torch.randn(2, 3, *(4, 6, 2)[:dims], dtype=torch.float64)
+    average = (F.avg_pool1d, F.avg_pool2d, F.avg_pool3d)[dims - 1]
+    largest = (F.max_pool1d, F.max_pool2d, F.max_pool3d)[dims - 1]
+    assert_close(subsample(x, 2, "average-pool"), average(x, 2), 1e-14)
+    assert torch.equal(subsample(x, 2, "max-pool"), largest(x, 2))
+    assert torch.equal(subsample(x, 2, "first"), x[(..., *(slice(None, None, 2),) * dims)])
+
+
+@pytest.mark.parametrize(
+    "conv",
+    [
+        nn.Conv2d(2, 3, 3),
+        nn.Conv2d(2, 4, (3, 2), stride=(2, 1), padding=(1, 0), groups=2),
+        nn.Conv2d(2, 3, 3, padding="same", dilation=2, padding_mode="circular"),
+        nn.Conv2d(2, 3, 1, bias=False),
+    ],
+)
+def test_any_convolution_can_be_a_path(conv: nn.Conv2d) -> None:
+    x = torch.randn(2, 2, 7, 6)
+    path = Conv.wrap(conv, (7, 6))
+    assert torch.equal(path(x), conv(x))
+    assert path.out_shape == tuple(conv(x).shape[2:])
+    assert path.strict == (conv.padding_mode == "circular")
+    free = FFC(2, conv.out_channels, (7, 6), out_shape=path.out_shape)
+    assert Relaxed([path, free])(x).shape == conv(x).shape
 
 
 def _network(paths: list[Callable[..., Path]], alpha: int = 10) -> nn.Module:
@@ -136,6 +207,8 @@ def test_free_paths_start_small() -> None:
     layer.scale_free_paths(100.0)
     assert torch.equal(layer.paths[0](x), strict)
     assert_close(layer.paths[1](x), free / 10, 1e-6)
+    layer.scale_free_paths(math.inf)
+    assert torch.equal(layer(x), strict)
 
 
 def test_one_prior_group_per_path_and_its_share_in_the_reading() -> None:
@@ -168,7 +241,10 @@ def test_one_prior_group_per_path_and_its_share_in_the_reading() -> None:
         (lambda: Conv(2, 3, (4, 4), kernel=2), "odd kernel size, got 2"),
         (lambda: Conv(2, 3, (2, 2), kernel=7), r"at most 5 .*\(2, 2\), got 7"),
         (lambda: Conv(2, 3, (4, 4), padding="reflect"), "'circular' or 'zeros', got 'reflect'"),
+        (lambda: Conv(2, 3, (2, 2), kernel=7, padding="zeros"), r"at most 5 .*\(2, 2\), got 7"),
         (lambda: FC(2, 3, (1, 1, 1, 1)), "1 to 3 positive sizes"),
+        (lambda: subsample(torch.zeros(1, 3, 4, 4), elements=2), "divides 3 channels, got 2"),
+        (lambda: Subsample(2, "mean"), "reduction in .*, got 'mean'"),
         (lambda: Relaxed([]), "at least one path"),
         (lambda: Relaxed([FC(2, 3, (4,)), FC(2, 4, (4,))]), "the same spaces"),
         (lambda: Relaxed([FC(2, 3, (4,))]).scale_free_paths(0.0), "positive precision"),

@@ -51,6 +51,7 @@ class RazorConfig:
         samples: probes per datum for "mc".
         probe: "spectral" or "label", for "mc".
         flavour: "expand" or "reduce", for "kron".
+        blocks: "own" or "averaged" output factors of block-wise layers, for "kron".
         update: "mackay" or "adam".
         prior_precision: starting precision, for all groups or by group name.
         prior_groups: "tensor", "scalar", "layer", "diagonal" or name -> glob patterns.
@@ -67,6 +68,7 @@ class RazorConfig:
     samples: int = 1
     probe: Probe = "spectral"
     flavour: Literal["expand", "reduce"] = "expand"
+    blocks: Literal["own", "averaged"] = "own"
     update: Literal["mackay", "adam"] = "mackay"
     prior_precision: float | Mapping[str, float] = 1.0
     prior_groups: Groups = "tensor"
@@ -89,7 +91,9 @@ class RazorConfig:
     @property
     def method(self) -> Method:
         """The part that curvature needs."""
-        return Method(self.structure, self.estimator, self.samples, self.probe, self.flavour)
+        return Method(
+            self.structure, self.estimator, self.samples, self.probe, self.flavour, self.blocks
+        )
 
 
 class Razor:

@@ -14,9 +14,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn.utils.stateless import _reparametrize_module
 
 from symrazor.curvature import Curvature, Layer
 from symrazor.curvature.statistics import weight_gradients
+from symrazor.curvature.tangents import shaped
 from symrazor.curvature.tape import Input, call, record
 from symrazor.evidence.laplace import log_precisions
 from symrazor.hyper import Prior, weights
@@ -55,6 +57,8 @@ def jacobians(
                 pieces.append(
                     (layer.weight, weight_gradients(layer, [use.seen.detach()], [formed]))
                 )
+            for name in layer.shaping.values():
+                pieces.append((name, shaped(use.tangents[name].detach(), g)))
             for name, j in pieces:
                 found[name] = found[name] + j if name in found else j
         for name, j in found.items():
@@ -108,11 +112,8 @@ class Posterior:
     def functional(self, x: Input) -> tuple[Float[Tensor, "n k"], Float[Tensor, "n k k"]]:
         r"""Mean $f_*(x)$ and covariance $J \Sigma J^\top$ of the linearised outputs, in float64."""
         mean = {name: value.requires_grad_() for name, value in self.mean.items()}
-
-        def at_mean(*args: Any, **kwargs: Any) -> Any:
-            return functional_call(self.model, mean, args, kwargs)
-
-        f, J = jacobians(at_mean, self.layers, x)
+        with _reparametrize_module(self.model, mean):  # a format may look at its module's weights
+            f, J = jacobians(self.model, self.layers, x)
         covariance = torch.zeros(
             len(f), f.shape[1], f.shape[1], dtype=torch.float64, device=f.device
         )

@@ -140,7 +140,7 @@ def _layers(razor: Razor, gamma: dict[str, float]) -> list[LayerReading]:
         place = layer.name
         if owner is not None:
             place = ".".join(layer.name.split(".")[: owner.count(".") + 3])
-        names = [name for name in (layer.weight, layer.bias) if name is not None]
+        names = layer.tensors
         paths = found.setdefault(owner if owner is not None else layer.name, {})
         paths.setdefault(place, []).extend(names)
     return [

@@ -244,6 +244,31 @@ class PathSuite(ABC):
         inputs = [x.requires_grad_(), *(v.requires_grad_() for v in parameters.values())]
         assert torch.autograd.gradcheck(run, inputs)
 
+    def test_is_its_dense_matrix(self) -> None:
+        """At fixed places of subsampling the path is affine: a matrix of its own, and an offset."""
+        path, x = self._case()
+        if path.group is not None and path.stride > 1:
+            return  # an adaptive subsampling chooses its places by the input
+        with torch.no_grad():
+            size = path.in_channels * path.pixels_in
+            units = torch.eye(size, dtype=torch.float64).reshape(size, *x.shape[1:])
+            offset = path(torch.zeros_like(x[:1])).flatten(1)
+            matrix = path(units).flatten(1) - offset
+            assert_close(x.flatten(1) @ matrix + offset, path(x).flatten(1), 1e-12)
+
+    def test_zero_scale_leaves_nothing(self) -> None:
+        """The limit of zero prior variance: no output, not even a bias, and no dead gradient."""
+        path, x = self._case()
+        half = copy.deepcopy(path)
+        half.scale_(0.5)
+        with torch.no_grad():
+            assert_close(half(x), path(x) / 2, 1e-12)
+        path.scale_(0.0)
+        zero = path(x)
+        assert not zero.any()
+        gradients = torch.autograd.grad(zero.sum(), path.output_weights)
+        assert all(float(g.abs().max()) > 0 for g in gradients)
+
     def test_translations_commute_with_the_path(self) -> None:
         """A path that claims the group of translations maps shifted inputs to shifted outputs."""
         path, x = self._case()
@@ -274,6 +299,40 @@ class PathSuite(ABC):
         for block in curvature(model, Categorical(), [(x, y)], Method(structure="block")).blocks:
             expected = dense_ggn(model, Categorical(), x, y, block.names)
             assert_close(dense_block(block), expected, 1e-8)
+
+    def test_kronecker_factors_by_their_definition(self) -> None:
+        """A and G from recorded inputs and autograd's cotangents, with no help of the engine."""
+        path, x = self._case()
+        model = Head(path, path.out_channels * path.pixels_out)
+        y = torch.arange(len(x)) % 3
+        seen: dict[str, tuple[Tensor, Tensor]] = {}
+
+        def note(name: str) -> Callable[[nn.Module, tuple[Tensor], Tensor], None]:
+            return lambda module, args, out: seen.update({name: (args[0], out)})
+
+        found = layers(model)
+        handles = [layer.module.register_forward_hook(note(layer.name)) for layer in found]
+        f = model(x)
+        for handle in handles:
+            handle.remove()
+        roots = Categorical().hessian_root(f.detach())
+        blocks = {block.names: block for block in curvature(model, Categorical(), [(x, y)]).blocks}
+        for layer in found:
+            block = blocks[(layer.weight or "",)] if layer.weight else None
+            if not isinstance(block, Kron):
+                continue
+            inputs, output = seen[layer.name]
+            a = layer.form.inputs(inputs)
+            cotangents = [
+                torch.autograd.grad(f, output, root, retain_graph=True)[0] for root in roots
+            ]
+            gs = [layer.form.outputs(g) for g in cotangents]
+            A = torch.einsum("nski,nskj->kij", a, a)
+            G = sum(torch.einsum("nsko,nskp->kop", g, g) for g in gs)
+            assert_close(block.A, A, 1e-10)
+            assert isinstance(G, Tensor)
+            assert_close(block.G, G, 1e-10)
+            assert block.scale == 1 / (gs[0].shape[0] * gs[0].shape[1])
 
     def test_copies_and_states(self) -> None:
         """Deep copies and state dictionaries carry everything."""

@@ -1,6 +1,6 @@
 """Nothing is skipped silently: every trainable weight is matched to a layer, or refused by name."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -15,7 +15,8 @@ from symrazor.hyper import weights
 class Layer:
     """A module with at least one trainable weight, and its format.
 
-    `weight` and `bias` are full parameter names, None where absent or frozen.
+    `weight` and `bias` are full parameter names, None where absent or frozen; `shaping` maps the
+    format's names of further parameters to full ones.
     """
 
     name: str
@@ -23,6 +24,12 @@ class Layer:
     form: Sharing
     weight: str | None
     bias: str | None
+    shaping: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def tensors(self) -> list[str]:
+        """Full names of all its weights."""
+        return [n for n in (self.bias, self.weight, *self.shaping.values()) if n is not None]
 
 
 def layers(model: nn.Module) -> list[Layer]:
@@ -45,11 +52,12 @@ def layers(model: nn.Module) -> list[Layer]:
     found: list[Layer] = []
     covered: dict[str, str] = {}
     refused: dict[str, str] = {}
+    shaping: set[str] = set()
     for prefix, module in model.named_modules():
         own = {
             local: name_of[id(parameter)]
             for local, parameter in module.named_parameters(recurse=False)
-            if id(parameter) in name_of
+            if id(parameter) in name_of and name_of[id(parameter)] not in shaping
         }
         if not own:
             continue
@@ -58,8 +66,15 @@ def layers(model: nn.Module) -> list[Layer]:
             refused.update(dict.fromkeys(own.values(), reason))
             continue
         form = sharing(module)
+        further = {
+            local: name_of[id(parameter)]
+            for local in form.shaping
+            if id(parameter := module.get_parameter(local)) in name_of
+        }
+        own |= further
+        shaping.update(further.values())
         for local, name in own.items():
-            if local not in (form.weight, form.bias):
+            if local not in (form.weight, form.bias, *form.shaping):
                 refused[name] = f"{type(module).__name__} does not say how it uses {local!r}"
             elif name in covered:
                 refused[name] = (
@@ -69,7 +84,7 @@ def layers(model: nn.Module) -> list[Layer]:
             covered[name] = prefix
         weight = own.get(form.weight) if form.weight else None
         bias = own.get(form.bias) if form.bias else None
-        found.append(Layer(prefix, module, form, weight, bias))
+        found.append(Layer(prefix, module, form, weight, bias, further))
     for name in theta:
         if name not in covered and name not in refused:
             refused[name] = "a parameter outside of any module"

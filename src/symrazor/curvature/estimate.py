@@ -190,10 +190,12 @@ def _blocks(source: Source, sums: Statistics, scale: float) -> list[Block]:
         if layer.weight is None:
             pass
         elif source.method.structure == "kron" and not layer.form.dense:
-            own.append(_kron(theta, sums, layer, scale, resolution))
+            own.append(_kron(theta, sums, layer, scale, resolution, source.method.blocks))
         else:
             own.append(_own_block(theta, sums, layer.weight, scale, resolution))
         _share_spectrum(sums, own, scale)
+        for name in layer.shaping.values():
+            own.append(_own_block(theta, sums, name, scale, resolution))
         blocks += own
     return blocks
 
@@ -208,13 +210,20 @@ def _share_spectrum(sums: Statistics, blocks: list[Block], scale: float) -> None
 
 
 def _kron(
-    theta: dict[str, nn.Parameter], sums: Statistics, layer: Layer, scale: float, resolution: float
+    theta: dict[str, nn.Parameter],
+    sums: Statistics,
+    layer: Layer,
+    scale: float,
+    resolution: float,
+    blocks: str,
 ) -> Block:
     name, form = layer.weight, layer.form
     assert name is not None
     A, G = sums.get((name, "A")), sums.get((name, "G"))
     if A is None or G is None:  # the layer never acted on the outputs
         return Diag(name, torch.zeros_like(theta[name], dtype=torch.float64))
+    if blocks == "averaged":
+        G = G.mean(0, keepdim=True)
     scale = scale / float(sums[name, "count"])
     return Kron(name, A, G, scale, resolution, form.to_blocks, form.from_blocks)
 

@@ -54,6 +54,8 @@ class Sharing:
         input_factor: optional short cut for the sum of a a' over n and s, [k, i, i].
         dense: store the exact dense block of the weight rather than Kronecker factors; for weights
             with few entries per layer, such as the scale of a norm.
+        shaping: names of further parameters, of the module or its children, which shape the weight
+            (lengthscales, say); few entries, exact blocks (tangents.py).
     """
 
     inputs: Map
@@ -64,6 +66,7 @@ class Sharing:
     from_blocks: Map = field(default=_drop_block)
     input_factor: Map | None = None
     dense: bool = False
+    shaping: tuple[str, ...] = ()
 
 
 @singledispatch

@@ -26,6 +26,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from symrazor.curvature.coverage import Layer
+from symrazor.curvature.tangents import shaped
 from symrazor.curvature.tape import FastBackward, Input, Tape, Use, each, record
 from symrazor.data import check_batch
 from symrazor.likelihood import Likelihood, Probe
@@ -53,6 +54,8 @@ class Method:
         samples: probes per datum for "mc".
         probe: "spectral" or "label", see `Likelihood.sampled_root`.
         flavour: how "kron" treats the shared index s: "expand" or "reduce".
+        blocks: whether under "kron" each block k has its "own" output factor, or all have the
+            "averaged" one; the latter is ELLA's form for factored layers, and less accurate.
     """
 
     structure: Literal["kron", "diag", "block", "full"] = "kron"
@@ -60,6 +63,7 @@ class Method:
     samples: int = 1
     probe: Probe = "spectral"
     flavour: Literal["expand", "reduce"] = "expand"
+    blocks: Literal["own", "averaged"] = "own"
 
     def __post_init__(self) -> None:
         """Check every field."""
@@ -68,6 +72,7 @@ class Method:
             ("estimator", ("exact", "mc", "empirical")),
             ("probe", ("spectral", "label")),
             ("flavour", ("expand", "reduce")),
+            ("blocks", ("own", "averaged")),
         ):
             if getattr(self, name) not in allowed:
                 raise ValueError(f"expected {name} in {allowed}, got {getattr(self, name)!r}")
@@ -180,6 +185,10 @@ class Source:
             for uses, gs in _group(paired):
                 layer = uses[0].layer
                 formed = [layer.form.outputs(g) for g in gs]
+                for name in layer.shaping.values():
+                    pairs = zip(uses, gs, strict=True)
+                    j = [shaped(use.tangents[name], g) for use, g in pairs]
+                    gradients.setdefault(name, []).append(torch.stack(j).sum(0))
                 if layer.bias is not None and self._one_factor(layer, formed):
                     same[layer.bias] = str(layer.weight)
                 elif layer.bias is not None:
@@ -244,7 +253,7 @@ def _add(sums: Statistics, key: Key, value: Tensor) -> None:
 
 def tensors(layers: Iterable[Layer]) -> list[str]:
     """Names of all weight tensors, in the order of the rows of a full curvature matrix."""
-    return [n for layer in layers for n in (layer.bias, layer.weight) if n is not None]
+    return [name for layer in layers for name in layer.tensors]
 
 
 def weight_gradients(layer: Layer, inputs: Sequence[Tensor], formed: Sequence[Tensor]) -> Tensor:

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -21,8 +22,9 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 from torch.overrides import TorchFunctionMode
 
-from symrazor.curvature.convolution import wrap
 from symrazor.curvature.coverage import Layer
+from symrazor.curvature.geometry import wrap
+from symrazor.curvature.tangents import tangents
 
 Input = Tensor | Sequence[Tensor] | Mapping[str, Tensor]
 
@@ -52,6 +54,11 @@ class Use:
                 "in-place change after the layer was called; use the out-of-place operation"
             )
         return self.x
+
+    @cached_property
+    def tangents(self) -> dict[str, Tensor]:
+        """Derivatives of the output in the parameters that shape the layer's weight."""
+        return tangents(self.layer, self.seen)
 
 
 @dataclass

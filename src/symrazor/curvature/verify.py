@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from symrazor.curvature.coverage import layers
 from symrazor.curvature.statistics import weight_gradients
+from symrazor.curvature.tangents import shaped
 from symrazor.curvature.tape import Input, Use, call, each, record
 from symrazor.errors import UnsupportedParameterError
 from symrazor.hyper import weights
@@ -117,6 +118,8 @@ def _by_format(
             inputs = use.seen.detach()
             j = weight_gradients(layer, [inputs], [formed]).detach() if per_datum else None
             pieces[layer.weight] = j
+        for name in layer.shaping.values():
+            pieces[name] = shaped(use.tangents[name], g).detach() if per_datum else None
         for name, j in pieces.items():
             before = got.get(name, torch.zeros(()))
             got[name] = None if j is None or before is None else before.to(j) + j

@@ -5,8 +5,11 @@
 | `Conv` | translations (circular padding) | 9DC |
 | `FFC` | nothing | DC(S + S') |
 | `FC` | nothing | DCSS' |
+| `SConv` | translations | DCP |
+| `SFC` | nothing | DC(P + P') |
 """
 
+from symrazor.layers.basis import Basis as Basis
 from symrazor.layers.conv import Conv as Conv
 from symrazor.layers.dense import FC as FC
 from symrazor.layers.factored import FFC as FFC
@@ -14,5 +17,7 @@ from symrazor.layers.factored import BlockLinear as BlockLinear
 from symrazor.layers.path import Path as Path
 from symrazor.layers.relaxed import Relaxed as Relaxed
 from symrazor.layers.relaxed import path_groups as path_groups
+from symrazor.layers.sparse_conv import SConv as SConv
+from symrazor.layers.sparse_factored import SFC as SFC
 from symrazor.layers.subsample import Subsample as Subsample
 from symrazor.layers.subsample import subsample as subsample

@@ -19,6 +19,11 @@ from symrazor.curvature.sharing import Sharing, sharing
 from symrazor.layers.path import Path
 
 
+def block_product(x: Float[Tensor, "n k i"], W: Float[Tensor, "k o i"]) -> Float[Tensor, "n k o"]:
+    """One batched product."""
+    return torch.einsum("nki,koi->nko", x, W)
+
+
 class BlockLinear(nn.Module):
     r"""$y[n, k, o] = \sum_i W[k, o, i]\, x[n, k, i]$: one small matrix for each block k."""
 
@@ -32,8 +37,8 @@ class BlockLinear(nn.Module):
         self.weight = nn.Parameter(weight)
 
     def forward(self, x: Float[Tensor, "n k i"]) -> Float[Tensor, "n k o"]:
-        """One batched product."""
-        return torch.einsum("nki,koi->nko", x, self.weight)
+        """Multiply each block."""
+        return block_product(x, self.weight)
 
 
 @sharing.register
@@ -111,6 +116,11 @@ class FFC(Path):
     def affine(self) -> bool:
         """True."""
         return True
+
+    @property
+    def output_weights(self) -> list[nn.Parameter]:
+        """The second factor and the pixel biases."""
+        return [self.second.weight, *self.offset.parameters()]
 
     def forward(self, x: Float[Tensor, "n c *size"]) -> Float[Tensor, "n d *small"]:
         """Two batched products."""

@@ -29,29 +29,23 @@ ROWS = 256
 
 @dataclass(frozen=True)
 class Part:
-    """One term of the sum: a plain module, a factor, and the paths it stands for."""
+    """One term of the sum: a plain module, and the paths it stands for."""
 
     module: nn.Module
     paths: list[int]
-    factor: float = 1.0
 
 
 class _Sum(nn.Module):
-    r"""$\sum_p f_p\, \mathrm{part}_p(x)$."""
+    r"""$\sum_p \mathrm{part}_p(x)$."""
 
     def __init__(self, parts: Sequence[Part]) -> None:
         super().__init__()
         self.parts = nn.ModuleList(part.module for part in parts)
-        self.factors = [part.factor for part in parts]
 
     def forward(self, x: Tensor) -> Tensor:
-        terms = [
-            part(x) if factor == 1 else part(x) * factor
-            for part, factor in zip(self.parts, self.factors, strict=True)
-        ]
-        total: Tensor = terms[0]
-        for term in terms[1:]:
-            total = total + term
+        total: Tensor = self.parts[0](x)
+        for part in list(self.parts)[1:]:
+            total = total + part(x)
         return total
 
 
@@ -59,25 +53,28 @@ class _Sum(nn.Module):
 def merge(paths: Sequence[Path], factor: float = 1.0) -> tuple[nn.Module, list[list[int]]]:
     r"""$f \sum_p \mathrm{path}_p(x)$ of torch.nn modules and plain tensor code.
 
-    The factor goes into the weights where that is possible. One convolution stays the module it is.
+    The factor goes into the weights. One convolution stays the module it is.
 
     Returns:
         The network, and which paths each of its terms stands for.
     """
     dense = [path.dense() for path in paths]
-    parts = _parts(dense, factor)
+    if factor != 1:
+        dense = [copy.deepcopy(path) for path in dense]
+        for path in dense:
+            path.scale_(factor)
+    parts = _parts(dense)
     affine = [i for i, path in enumerate(dense) if path.affine]
     apart = [part for part in parts if set(part.paths) <= set(affine)]
     if len(affine) > 1 and _matrix_is_cheaper([dense[i] for i in affine], apart):
-        matrix = Part(_matrix([dense[i] for i in affine], factor), affine)
+        matrix = Part(_matrix([dense[i] for i in affine]), affine)
         parts = [matrix, *(part for part in parts if part not in apart)]
     parts.sort(key=lambda part: part.paths)
-    one = len(parts) == 1 and parts[0].factor == 1
-    module = parts[0].module if one else traced(_Sum(parts), "PlainSum")
+    module = parts[0].module if len(parts) == 1 else traced(_Sum(parts), "PlainSum")
     return module, [part.paths for part in parts]
 
 
-def _parts(paths: Sequence[Path], factor: float) -> list[Part]:
+def _parts(paths: Sequence[Path]) -> list[Part]:
     """Every path alone, or a group of convolutions that are one."""
     parts: list[Part] = []
     groups: list[list[int]] = []
@@ -86,20 +83,15 @@ def _parts(paths: Sequence[Path], factor: float) -> list[Part]:
         conv = path.fixed() if isinstance(path, Conv) else None
         if conv is not None and type(conv) is CONVOLUTIONS[len(path.in_shape)]:
             fixed[i] = conv
-        elif isinstance(path, Conv) and conv is None:
-            shrink = path.shrink.plain((path.out_channels, *path.in_shape))
-            parts.append(Part(nn.Sequential(_summed([path.conv], factor), shrink), [i]))
-        elif isinstance(path, FC) and factor != 1:
-            parts.append(Part(_matrix([path], factor), [i]))
         else:
-            parts.append(Part(path.plain(), [i], factor))
+            parts.append(Part(path.plain(), [i]))
     for i in sorted(fixed, key=lambda i: -fixed[i].weight[0, 0].numel()):
         home = next((g for g in groups if _offset(fixed[i], fixed[g[0]]) is not None), None)
         if home is None:
             groups.append([i])
         else:
             home.append(i)
-    return parts + [Part(_summed([fixed[i] for i in g], factor), sorted(g)) for g in groups]
+    return parts + [Part(_summed([fixed[i] for i in g]), sorted(g)) for g in groups]
 
 
 def _offset(small: AnyConv, large: AnyConv) -> list[int] | None:
@@ -119,17 +111,17 @@ def _offset(small: AnyConv, large: AnyConv) -> list[int] | None:
     return found
 
 
-def _summed(convs: Sequence[AnyConv], factor: float) -> AnyConv:
-    """Convolutions that fit into the first one, times a factor, as one convolution."""
+def _summed(convs: Sequence[AnyConv]) -> AnyConv:
+    """Convolutions that fit into the first one, as one convolution."""
     large = convs[0]
-    if len(convs) == 1 and factor == 1:
+    if len(convs) == 1:
         return large
     kernel = torch.zeros_like(large.weight, dtype=torch.float64)
     for conv in convs:
         start = _offset(conv, large)
         assert start is not None
         place = [slice(i, i + k) for i, k in zip(start, conv.kernel_size, strict=True)]
-        kernel[(slice(None), slice(None), *place)] += factor * conv.weight.double()
+        kernel[(slice(None), slice(None), *place)] += conv.weight.double()
     biases = [conv.bias.double() for conv in convs if conv.bias is not None]
     merged = CONVOLUTIONS[large.weight.dim() - 2](
         large.in_channels,
@@ -145,7 +137,7 @@ def _summed(convs: Sequence[AnyConv], factor: float) -> AnyConv:
     )
     merged.weight = new_parameter(kernel, large.weight)
     if biases:
-        merged.bias = new_parameter(factor * torch.stack(biases).sum(0), large.weight)
+        merged.bias = new_parameter(torch.stack(biases).sum(0), large.weight)
     return merged
 
 
@@ -174,7 +166,7 @@ def _matrix_is_cheaper(paths: Sequence[Path], apart: Sequence[Part]) -> bool:
     )
 
 
-def _matrix(paths: Sequence[Path], factor: float) -> nn.Module:
+def _matrix(paths: Sequence[Path]) -> nn.Module:
     """Affine paths as one matrix, found by sending a basis through each of them."""
     some = paths[0]
     like = next(p for path in paths for p in path.parameters())
@@ -196,8 +188,8 @@ def _matrix(paths: Sequence[Path], factor: float) -> nn.Module:
             images = exact(basis.unflatten(1, space)).flatten(1)
             W[:, start : start + ROWS] += (images - origin).T
     linear = nn.Linear(inputs, outputs, bias=_has_bias(paths), device="meta")
-    linear.weight = new_parameter(factor * W, like)
+    linear.weight = new_parameter(W, like)
     if _has_bias(paths):
-        linear.bias = new_parameter(factor * b, like)
+        linear.bias = new_parameter(b, like)
     shape = (some.out_channels, *some.out_shape)
     return nn.Sequential(nn.Flatten(), linear, nn.Unflatten(1, shape))

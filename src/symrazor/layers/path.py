@@ -9,6 +9,8 @@ from torch import Tensor, nn
 from symrazor.layers.trace import is_symbolic, traced
 
 Shape = tuple[int, ...]
+Spaces = tuple[int, Shape, int, Shape]
+"""(channels, shape) of an input and of an output."""
 
 
 def halve(shape: Sequence[int], stride: int) -> Shape:
@@ -84,9 +86,24 @@ class Path(nn.Module):
         return prod(self.out_shape)
 
     @property
-    def spaces(self) -> tuple[int, Shape, int, Shape]:
+    def spaces(self) -> Spaces:
         """(channels, shape) of the input and of the output."""
         return self.in_channels, self.in_shape, self.out_channels, self.out_shape
+
+    @property
+    def output_weights(self) -> list[nn.Parameter]:
+        """The parameters that the output is proportional to, biases included."""
+        return list(self.parameters())
+
+    @torch.no_grad()
+    def scale_(self, factor: float) -> None:
+        """Multiply the output by a factor; the other factors of a product stay as they are."""
+        for parameter in self.output_weights:
+            parameter.mul_(factor)
+
+    def prior_groups(self) -> dict[str, list[str]]:
+        """Names of its parameters, by the prior they belong to: one for all, named ""."""
+        return {"": [name for name, _ in self.named_parameters()]}
 
     def dense(self) -> "Path":
         """The same map with its weights written out, for paths whose weights are made of others."""
@@ -110,11 +127,9 @@ class Path(nn.Module):
 
     @torch.no_grad()
     def is_zero(self) -> bool:
-        """Whether the output is zero for every input: the last weight and all biases are."""
-        own = dict(self.dense().named_parameters())
-        matrices = [value for name, value in own.items() if name.endswith("weight")]
-        others = [value for name, value in own.items() if not name.endswith("weight")]
-        return bool(matrices) and not any(bool(value.any()) for value in (matrices[-1], *others))
+        """Whether the output is zero for every input."""
+        own = self.output_weights
+        return bool(own) and not any(bool(value.any()) for value in own)
 
     def check(self, x: Tensor) -> None:
         """Raise ValueError unless x is [n, in_channels, *in_shape]; a traced x has no shape yet."""

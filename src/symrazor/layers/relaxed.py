@@ -52,31 +52,34 @@ class Relaxed(nn.Module):
 
     @torch.no_grad()
     def scale_free_paths(self, precision: float) -> None:
-        """Draw the paths without a group from a prior of this precision relative to their start.
+        """Draw the free paths from a prior of this precision relative to their start.
 
-        The last weight of such a path is divided by sqrt(precision), so that its output shrinks by
-        that factor while no factor of a product is near zero more than it must.
+        Their output shrinks by sqrt(precision). Infinity makes it zero, exactly; it is still no
+        saddle, because only the last factor of a product is scaled: the first one keeps its size,
+        and with it the last one has a gradient.
         """
         if not precision > 0:
             raise ValueError(f"expected a positive precision, got {precision}")
         for path in self.paths:
-            weights = [p for n, p in path.named_parameters() if n.endswith("weight")]
-            if path.group is None and weights:
-                weights[-1].div_(precision**0.5)
+            if path.group is None:
+                path.scale_(precision**-0.5)
 
 
 def path_groups(model: nn.Module) -> dict[str, list[str]]:
     """Prior groups with one precision per path, for `Razor(..., prior_groups=path_groups(model))`.
 
     All tensors of a path share a group, so that the two factors of `FFC` are tied and its biases
-    count where its weights do; every tensor outside of a path is a group of its own.
+    count where its weights do; lengthscales and anchors of sparse paths have groups of their own.
+    Every tensor outside of a path is a group of its own.
     """
     theta = weights(model)
     groups: dict[str, list[str]] = {}
     for prefix, module in model.named_modules():
         if isinstance(module, Path):
-            own = [name for name in theta if name.startswith(f"{prefix}." if prefix else "")]
-            if own:
-                groups[prefix or "path"] = own
+            start = f"{prefix}." if prefix else ""
+            for role, names in module.prior_groups().items():
+                own = [start + name for name in names if start + name in theta]
+                if own:
+                    groups[".".join(part for part in (prefix or "path", role) if part)] = own
     inside = {name for names in groups.values() for name in names}
     return groups | {name: [name] for name in theta if name not in inside}

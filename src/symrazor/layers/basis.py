@@ -1,0 +1,239 @@
+r"""Filters from few anchors: an exponential basis on a grid of positions (ELLA Eq. 6).
+
+Anchors $z_j$ with values $u_j$ make a smooth function of position, $s(t) = \sum_j u_j \Phi[j, t]$.
+Two forms of the basis:
+
+- "sum", the paper's: $\Phi[j, t] = \exp(-\omega^2 |t - z_j|^2)$;
+- "interpolate": $\Phi = (K_{zz} + \epsilon^2 I)^{-1} K_{zt}$ with the same kernel, so that $u_j$ is
+  (nearly) the value of the function at its anchor, whatever the number of anchors.
+
+Positions are in pixels, with the origin in the middle of the grid. The inverse lengthscale $\omega$
+says how fast the function may change with position: at $\omega = 0$ it is constant, and a layer of
+such functions cannot tell positions apart.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any, Literal, get_args
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from symrazor.hyper import Hyper, positive, real
+
+Form = Literal["sum", "interpolate"]
+Role = Literal["fixed", "weight", "hyper"]
+"""What omega or the anchors' places are.
+
+"fixed": a constant. "weight": a random variable with a Gaussian prior and curvature of its own,
+integrated out. "hyper": a hyperparameter that follows the gradient of the evidence.
+"""
+
+NOISE = 1e-2
+"""epsilon of the interpolating form: how far values may be from the function at their anchors."""
+
+
+def grid(shape: Sequence[int]) -> Float[Tensor, "s dims"]:
+    """Positions of the pixels of a map in row-major order, origin in the middle."""
+    axes = [torch.arange(size, dtype=torch.float64) - (size - 1) / 2 for size in shape]
+    return torch.stack(torch.meshgrid(*axes, indexing="ij"), -1).reshape(-1, len(shape))
+
+
+def spread(count: int, shape: Sequence[int]) -> Float[Tensor, "p dims"]:
+    r"""So many anchors, evenly over a map: on its pixels if there is one for each.
+
+    Else the points $\{ \tfrac12 + j\, \phi^{-i} \}$ of an additive recurrence, where $\phi$ solves
+    $\phi^{d+1} = \phi + 1$: deterministic, and without the clusters and holes of random points.
+    """
+    if count == math.prod(shape):
+        return grid(shape)
+    dims = len(shape)
+    phi = 2.0
+    for _ in range(40):
+        phi = (1 + phi) ** (1 / (dims + 1))
+    steps = torch.tensor([phi ** -(i + 1) for i in range(dims)], dtype=torch.float64)
+    unit = (0.5 + torch.arange(count, dtype=torch.float64).unsqueeze(1) * steps) % 1
+    return (unit - 0.5) * (torch.tensor(shape, dtype=torch.float64) - 1)
+
+
+def anchor_count(anchors: int | float, pixels: int) -> int:
+    """A number of anchors, or (for a float) a fraction of the pixels, at least one.
+
+    Raises:
+        ValueError: more anchors than pixels, or none.
+    """
+    count = max(round(anchors * pixels), 1) if isinstance(anchors, float) else anchors
+    if anchors <= 0 or not 1 <= count <= pixels:
+        raise ValueError(
+            f"expected between 1 and {pixels} anchors (or a fraction of the pixels, as a float), "
+            f"got {anchors}"
+        )
+    return count
+
+
+def kernel(
+    a: Float[Tensor, "p dims"], b: Float[Tensor, "s dims"], omega: Float[Tensor, ""]
+) -> Float[Tensor, "p s"]:
+    r"""$\exp(-\omega^2 |a - b|^2)$."""
+    apart = (a.unsqueeze(1) - b).square().sum(2)
+    return torch.exp(-omega.square() * apart)
+
+
+class Basis(nn.Module):
+    r"""The matrix $\Phi[p, s]$ and what it is made of.
+
+    Args:
+        shape: the grid of positions s.
+        anchors: how many, see `anchor_count`; or their places, in pixels from the middle.
+        omega: the inverse lengthscale, per pixel.
+        form: "sum" or "interpolate".
+        learn_omega: role of omega.
+        learn_anchors: role of the anchors' offsets from where they start (2P numbers on an image).
+    """
+
+    points: Tensor
+    start: Tensor
+    fixed: Tensor | None
+
+    def __init__(
+        self,
+        shape: Sequence[int],
+        anchors: float | Float[Tensor, "p dims"],
+        omega: float = 1.0,
+        form: Form = "interpolate",
+        learn_omega: Role = "fixed",
+        learn_anchors: Role = "fixed",
+    ) -> None:
+        """Place the anchors."""
+        super().__init__()
+        for name, value, allowed in (
+            ("form", form, get_args(Form)),
+            ("learn_omega", learn_omega, get_args(Role)),
+            ("learn_anchors", learn_anchors, get_args(Role)),
+        ):
+            if value not in allowed:
+                raise ValueError(f"expected {name} in {allowed}, got {value!r}")
+        if not 0 <= omega < math.inf:
+            raise ValueError(f"expected an omega of at least 0, got {omega}")
+        self.shape, self.form = tuple(shape), form
+        self.learn_omega, self.learn_anchors = learn_omega, learn_anchors
+        dtype = anchors.dtype if isinstance(anchors, Tensor) else torch.get_default_dtype()
+        self.register_buffer("points", grid(shape).to(dtype))
+        if not isinstance(anchors, Tensor):
+            anchors = spread(anchor_count(anchors, math.prod(shape)), shape)
+        elif anchors.dim() != 2 or anchors.shape[1] != len(shape):
+            raise ValueError(
+                f"expected anchors [p, {len(shape)}] on a grid of shape {self.shape}, "
+                f"got {list(anchors.shape)}"
+            )
+        self.register_buffer("start", anchors.detach().to(dtype).clone())
+        self._hold("omega", torch.tensor(omega, dtype=dtype), learn_omega)
+        self._hold("offsets", torch.zeros_like(self.start), learn_anchors)
+        known = learn_omega == learn_anchors == "fixed"
+        self.register_buffer("fixed", self._matrix() if known else None)
+
+    def _hold(self, name: str, value: Tensor, role: Role) -> None:
+        match role:
+            case "fixed":
+                self.register_buffer(name, value)
+            case "weight":
+                self.register_parameter(name, nn.Parameter(value))
+            case _:
+                self.add_module(name, Hyper(value, positive if name == "omega" else real))
+
+    @property
+    def count(self) -> int:
+        """Number of anchors."""
+        return len(self.start)
+
+    def value(self, name: Literal["omega", "offsets"]) -> Tensor:
+        """Omega or the offsets, whatever their role."""
+        held = getattr(self, name)
+        value: Tensor = held.value if isinstance(held, Hyper) else held
+        return value
+
+    @property
+    def shaping(self) -> tuple[str, ...]:
+        """Names of the parameters that are weights with a prior of their own."""
+        roles = {"omega": self.learn_omega, "offsets": self.learn_anchors}
+        return tuple(name for name, role in roles.items() if role == "weight")
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What it was made with, omega as it is now."""
+        return {
+            "omega": abs(float(self.value("omega").detach())),
+            "form": self.form,
+            "learn_omega": self.learn_omega,
+            "learn_anchors": self.learn_anchors,
+        }
+
+    def stretched(self, shape: Sequence[int], ratio: float) -> "Basis":
+        """The same functions of place on a grid that is `ratio` times as fine."""
+        options = {**self.options, "omega": self.options["omega"] / ratio}
+        return Basis(shape, self.anchors.detach() * ratio, **options)
+
+    @property
+    def anchors(self) -> Float[Tensor, "p dims"]:
+        """Where the anchors are."""
+        return self.start + self.value("offsets")
+
+    def _matrix(self) -> Float[Tensor, "p s"]:
+        return evaluate(self.anchors, self.points, self.value("omega"), self.form)
+
+    def matrix(self) -> Float[Tensor, "p s"]:
+        """Phi, differentiable in whatever is learned."""
+        return self._matrix() if self.fixed is None else self.fixed
+
+    def extra_repr(self) -> str:
+        """Sizes and form, for `print(model)`."""
+        return f"{self.count} anchors -> {self.shape}, form={self.form!r}"
+
+
+def evaluate(
+    anchors: Float[Tensor, "p dims"],
+    points: Float[Tensor, "s dims"],
+    omega: Float[Tensor, ""],
+    form: Form,
+) -> Float[Tensor, "p s"]:
+    """Phi at any points, in the precision of the anchors; solved in float64."""
+    if form == "sum":
+        return kernel(anchors, points, omega)
+    z, t, w = anchors.double(), points.double(), omega.double()
+    among = kernel(z, z, w) + NOISE**2 * torch.eye(len(z), dtype=z.dtype, device=z.device)
+    found: Tensor = torch.linalg.solve(among, kernel(z, t, w))
+    return found.to(anchors.dtype)
+
+
+def deviation(phi: Float[Tensor, "p s"], variance: float) -> float:
+    """Standard deviation of u for which u Phi has this variance, averaged over positions."""
+    return math.sqrt(variance / float(phi.square().sum(0).mean()))
+
+
+def nearest(phi: Float[Tensor, "p s"], dense: Float[Tensor, "... s"]) -> Float[Tensor, "... p"]:
+    """The u for which u Phi is nearest to the dense values, by least squares."""
+    flat = dense.detach().double().reshape(-1, dense.shape[-1])
+    found: Tensor = torch.linalg.lstsq(phi.detach().double().T, flat.T, driver="gelsd").solution
+    return found.T.reshape(*dense.shape[:-1], -1).to(dense)
+
+
+def prior_groups(path: nn.Module) -> dict[str, list[str]]:
+    """Names of the parameters of a path with bases, by the prior they belong to.
+
+    Anchor values and channel biases together, named ""; lengthscales "omega"; anchors' offsets
+    "anchors". Where lengthscales are random, pixel biases are with them: then both are what breaks
+    the symmetry, and the values alone cannot.
+    """
+    groups: dict[str, list[str]] = {}
+    names = [name for name, _ in path.named_parameters()]
+    random = any(name.endswith("basis.omega") for name in names)
+    for name in names:
+        if name.endswith("basis.offsets"):
+            group = "anchors"
+        elif random and (name.endswith("basis.omega") or name.startswith("offset.")):
+            group = "omega"
+        else:
+            group = ""
+        groups.setdefault(group, []).append(name)
+    return groups

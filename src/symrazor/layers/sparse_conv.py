@@ -1,0 +1,207 @@
+r"""S-CONV: a convolution whose filter comes from a few anchors (ELLA Eq. 6).
+
+The filter $u \Phi$ (basis.py) is written out before use. In the weight-sharing format the anchor
+values u see the patches that a dense filter does, projected by $\Phi$: their input factor is
+$(I \otimes \Phi)\, A\, (I \otimes \Phi)^\top$.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from symrazor.curvature.convolution import channels_to_features
+from symrazor.curvature.geometry import Geometry, all_patches
+from symrazor.curvature.patch_factor import input_factor
+from symrazor.curvature.sharing import Sharing, sharing
+from symrazor.layers.basis import Basis, deviation, nearest, prior_groups
+from symrazor.layers.conv import Conv, Padding, check_kernel, is_strict
+from symrazor.layers.path import Path
+from symrazor.layers.subsample import Reduction, Subsample
+
+CONVOLVE = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
+
+
+class SparseFilter(nn.Module):
+    r"""A convolution whose filter is $K[o, c, \delta] = \sum_p u[o, c, p]\, \Phi[p, \delta]$."""
+
+    values: nn.Parameter
+    bias: nn.Parameter
+
+    def __init__(self, in_channels: int, out_channels: int, basis: Basis, padding: Padding) -> None:
+        """Draw u so that the filter has the variance of He's initialisation."""
+        super().__init__()
+        fan_in = in_channels * math.prod(basis.shape)
+        with torch.no_grad():
+            bound = math.sqrt(3) * deviation(basis.matrix(), 2 / fan_in)
+        values = torch.empty(out_channels, in_channels, basis.count).uniform_(-bound, bound)
+        self.values = nn.Parameter(values)
+        self.bias = nn.Parameter(torch.zeros(out_channels))
+        self.basis, self.padding = basis, padding
+        around = [k // 2 for k in reversed(basis.shape) for _ in range(2)]
+        ones = (1,) * len(basis.shape)
+        self.geometry = Geometry(basis.shape, ones, ones, padding, tuple(around))
+
+    def filter(self) -> Float[Tensor, "o c *kernel"]:
+        """The dense filter."""
+        flat = self.values @ self.basis.matrix()
+        return flat.reshape(*self.values.shape[:2], *self.basis.shape)
+
+    def forward(self, x: Float[Tensor, "n c *size"]) -> Float[Tensor, "n o *size"]:
+        """Convolve with the dense filter."""
+        weight = self.filter()
+        convolve = CONVOLVE[len(self.basis.shape)]
+        if self.padding == "circular":
+            return convolve(F.pad(x, self.geometry.amounts, mode="circular"), weight, self.bias)
+        return convolve(x, weight, self.bias, padding=self.geometry.amounts[::-2])
+
+
+@sharing.register
+def _sparse_filter(module: SparseFilter) -> Sharing:
+    channels = module.values.shape[1]
+
+    def projected(x: Float[Tensor, "n c *size"]) -> Float[Tensor, "n t 1 i"]:
+        a = all_patches(x, module.geometry)
+        split = a.reshape(*a.shape[:3], channels, -1)
+        return (split @ module.basis.matrix().T).flatten(3)
+
+    def factor(x: Float[Tensor, "n c *size"]) -> Float[Tensor, "1 i i"]:
+        A = input_factor(x, module.geometry)[0]
+        phi = module.basis.matrix().to(A)
+        blocks = A.reshape(channels, phi.shape[1], channels, phi.shape[1])
+        found = torch.einsum("ps,csdt,qt->cpdq", phi, blocks, phi)
+        return found.reshape(1, channels * len(phi), channels * len(phi))
+
+    shape = module.values.shape
+    return Sharing(
+        weight="values",
+        inputs=projected,
+        outputs=lambda g: channels_to_features(1, g),
+        to_blocks=lambda values: values.flatten(1).unsqueeze(0),
+        from_blocks=lambda blocks: blocks.reshape(shape),
+        input_factor=factor,
+        shaping=tuple(f"basis.{name}" for name in module.basis.shaping),
+    )
+
+
+class SConv(Path):
+    """S-CONV: a convolution with P anchors in place of a full filter, DCP + D parameters.
+
+    The first four arguments are those of `Path`.
+
+    Args:
+        anchors: how many, or as a float which fraction of the filter's entries.
+        kernel: size of the filter in every dimension; odd.
+        padding: "circular" or "zeros".
+        reduction: how a stride shrinks the map, see `symrazor.layers.subsample`.
+        **basis: options of `symrazor.layers.basis.Basis`: omega, form, learn_omega, learn_anchors.
+    """
+
+    group = "translation"
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        in_shape: Sequence[int],
+        stride: int = 1,
+        anchors: float = 0.5,
+        kernel: int = 3,
+        padding: Padding = "circular",
+        reduction: Reduction = "l2",
+        **basis: Any,
+    ) -> None:
+        """Place the anchors and draw their values."""
+        super().__init__(in_channels, out_channels, in_shape, stride)
+        check_kernel(kernel, self.in_shape, padding)
+        self.strict = is_strict(padding, stride, reduction)
+        made = Basis((kernel,) * len(self.in_shape), anchors, **basis)
+        self.conv = SparseFilter(in_channels, out_channels, made, padding)
+        self.shrink = Subsample(stride, reduction)
+
+    def forward(self, x: Float[Tensor, "n c *size"]) -> Float[Tensor, "n d *small"]:
+        """Convolve, then subsample."""
+        self.check(x)
+        y: Tensor = self.shrink(self.conv(x))
+        return y
+
+    @classmethod
+    @torch.no_grad()
+    def from_conv(cls, conv: Conv, anchors: float = 0.5, **basis: Any) -> "SConv":
+        """Anchors fitted to a dense filter by least squares.
+
+        Raises:
+            ValueError: a convolution with a stride, dilation or padding of its own.
+        """
+        inner = conv.conv
+        if set(inner.stride) | set(inner.dilation) != {1} or inner.groups != 1:
+            raise ValueError(
+                f"expected a convolution without stride, dilation and groups, got {inner}"
+            )
+        path = cls(
+            conv.in_channels,
+            conv.out_channels,
+            conv.in_shape,
+            conv.stride,
+            anchors,
+            inner.kernel_size[0],
+            inner.padding_mode,  # type: ignore[arg-type]
+            conv.shrink.reduction,
+            **basis,
+        ).to(inner.weight)
+        path.conv.values.copy_(nearest(path.conv.basis.matrix(), inner.weight.flatten(2)))
+        if inner.bias is not None:
+            path.conv.bias.copy_(inner.bias)
+        return path
+
+    @torch.no_grad()
+    def dense(self) -> Conv:
+        """The same map as `Conv`, with the filter written out."""
+        path = Conv(
+            self.in_channels,
+            self.out_channels,
+            self.in_shape,
+            self.stride,
+            self.conv.basis.shape[0],
+            self.conv.padding,
+            self.shrink.reduction,
+        ).to(self.conv.values)
+        path.conv.weight.copy_(self.conv.filter())
+        assert path.conv.bias is not None
+        path.conv.bias.copy_(self.conv.bias)
+        return path
+
+    def reduce(self, anchors: float) -> "SConv":
+        """The nearest map with another number of anchors, spread anew."""
+        return SConv.from_conv(self.dense(), anchors, **self.conv.basis.options)
+
+    @torch.no_grad()
+    def resample(self, in_shape: Sequence[int], kernel: int) -> "SConv":
+        """The same filter as a function of place, for maps of another resolution.
+
+        Anchors are stretched by the ratio r of the kernels, omega by 1/r, and values are divided by
+        the ratio of the areas, so that sums over pixels stay what they were.
+        """
+        basis, dims = self.conv.basis, len(self.in_shape)
+        ratio = kernel / basis.shape[0]
+        options = (self.stride, 1, kernel, self.conv.padding, self.shrink.reduction)
+        path = SConv(self.in_channels, self.out_channels, in_shape, *options)
+        finer = basis.stretched((kernel,) * dims, ratio)
+        path.conv = SparseFilter(self.in_channels, self.out_channels, finer, self.conv.padding)
+        path.to(self.conv.values)
+        path.conv.values.copy_(self.conv.values / ratio**dims)
+        path.conv.bias.copy_(self.conv.bias)
+        return path
+
+    @property
+    def output_weights(self) -> list[nn.Parameter]:
+        """Anchor values and bias."""
+        return [self.conv.values, self.conv.bias]
+
+    def prior_groups(self) -> dict[str, list[str]]:
+        """Anchor values and bias, lengthscale, places of the anchors."""
+        return prior_groups(self)

@@ -1,0 +1,193 @@
+r"""S-FC: the two factors of `FFC` from a few anchors each (ELLA Eq. 7).
+
+Both factors are written out before use: the number of anchors is no smaller than a batch is large.
+In the weight-sharing format the anchor values see the inputs, or send the cotangents, of a dense
+factor, projected by the basis.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from symrazor.curvature.sharing import Sharing, sharing
+from symrazor.layers.basis import Basis, deviation, nearest, prior_groups
+from symrazor.layers.factored import FFC, PixelBias, block_product
+from symrazor.layers.path import Path, Spaces
+
+
+class SparseBlocks(nn.Module):
+    r"""`BlockLinear` whose W is $u \Phi$ along its inputs or its outputs.
+
+    $W[k, o, i] = \sum_p u[k, o, p]\, \Phi[p, i]$ for side "in", and
+    $W[k, o, i] = \sum_p \Phi[p, o]\, u[k, p, i]$ for side "out".
+    """
+
+    values: nn.Parameter
+
+    def __init__(
+        self, blocks: int, features: int, basis: Basis, side: Literal["in", "out"]
+    ) -> None:
+        """Draw u so that W has variance 1 / (number of inputs)."""
+        super().__init__()
+        self.basis, self.side = basis, side
+        inputs = math.prod(basis.shape) if side == "in" else features
+        with torch.no_grad():
+            bound = math.sqrt(3) * deviation(basis.matrix(), 1 / inputs)
+        shape = (features, basis.count) if side == "in" else (basis.count, features)
+        self.values = nn.Parameter(torch.empty(blocks, *shape).uniform_(-bound, bound))
+
+    def weight(self) -> Float[Tensor, "k o i"]:
+        """W."""
+        if self.side == "in":
+            return self.values @ self.basis.matrix()
+        return self.basis.matrix().T @ self.values
+
+    def forward(self, x: Float[Tensor, "n k i"]) -> Float[Tensor, "n k o"]:
+        """Multiply each block."""
+        return block_product(x, self.weight())
+
+
+@sharing.register
+def _sparse_blocks(module: SparseBlocks) -> Sharing:
+    def whole(x: Float[Tensor, "n k f"]) -> Float[Tensor, "n 1 k f"]:
+        return x.unsqueeze(1)
+
+    def projected(x: Float[Tensor, "n k f"]) -> Float[Tensor, "n 1 k p"]:
+        return (x @ module.basis.matrix().T).unsqueeze(1)
+
+    return Sharing(
+        weight="values",
+        bias=None,
+        inputs=projected if module.side == "in" else whole,
+        outputs=whole if module.side == "in" else projected,
+        to_blocks=torch.clone,
+        from_blocks=torch.clone,
+        shaping=tuple(f"basis.{name}" for name in module.basis.shaping),
+    )
+
+
+class SFC(Path):
+    """S-FC: `FFC` with both factors from anchors, DC(P + P') parameters.
+
+    The first four arguments are those of `Path`.
+
+    Args:
+        anchors: fraction of the pixels, or how many on each side.
+        bias: one bias per output pixel.
+        out_shape: spatial shape of the output, in place of a stride.
+        **basis: options of `symrazor.layers.basis.Basis`: omega, form, learn_omega, learn_anchors.
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        in_shape: Sequence[int],
+        stride: int = 1,
+        anchors: float | tuple[float, float] = 0.5,
+        bias: bool = False,
+        out_shape: Sequence[int] | None = None,
+        **basis: Any,
+    ) -> None:
+        """Place the anchors of both factors and draw their values."""
+        super().__init__(in_channels, out_channels, in_shape, stride, out_shape)
+        before, after = anchors if isinstance(anchors, tuple) else (anchors, anchors)
+        seen, made = Basis(self.in_shape, before, **basis), Basis(self.out_shape, after, **basis)
+        self._assemble(seen, made, bias)
+
+    def _assemble(self, seen: Basis, made: Basis, bias: bool) -> None:
+        self.first = SparseBlocks(self.in_channels, self.out_channels, seen, "in")
+        self.second = SparseBlocks(self.out_channels, self.in_channels, made, "out")
+        self.offset = PixelBias(self.pixels_out) if bias else nn.Identity()
+
+    def forward(self, x: Float[Tensor, "n c *size"]) -> Float[Tensor, "n d *small"]:
+        """Two batched products."""
+        self.check(x)
+        hidden = self.first(x.flatten(2)).transpose(1, 2)
+        y: Tensor = self.offset(self.second(hidden))
+        return y.reshape(len(x), self.out_channels, *self.out_shape)
+
+    @classmethod
+    @torch.no_grad()
+    def from_ffc(cls, ffc: FFC, anchors: float | tuple[float, float] = 0.5, **basis: Any) -> "SFC":
+        """Anchors fitted to both dense factors by least squares."""
+        before, after = anchors if isinstance(anchors, tuple) else (anchors, anchors)
+        seen, made = Basis(ffc.in_shape, before, **basis), Basis(ffc.out_shape, after, **basis)
+        return cls._fitted(ffc, seen, made)
+
+    @classmethod
+    def _fitted(cls, ffc: FFC, seen: Basis, made: Basis) -> "SFC":
+        path = cls._of(ffc.spaces, seen, made, isinstance(ffc.offset, PixelBias))
+        path.to(ffc.first.weight)
+        path.first.values.copy_(nearest(path.first.basis.matrix(), ffc.first.weight))
+        path.second.values.copy_(nearest(path.second.basis.matrix(), ffc.second.weight.mT).mT)
+        path.offset.load_state_dict(ffc.offset.state_dict())
+        return path
+
+    @classmethod
+    def _of(cls, spaces: Spaces, seen: Basis, made: Basis, bias: bool) -> "SFC":
+        """A path on given bases."""
+        path = cls.__new__(cls)
+        channels, shape, out_channels, out_shape = spaces
+        Path.__init__(path, channels, out_channels, shape, out_shape=out_shape)
+        path._assemble(seen, made, bias)
+        return path
+
+    @torch.no_grad()
+    def dense(self) -> FFC:
+        """The same map as `FFC`, with both factors written out."""
+        channels, shape, out_channels, out_shape = self.spaces
+        bias = isinstance(self.offset, PixelBias)
+        path = FFC(channels, out_channels, shape, bias=bias, out_shape=out_shape)
+        path.to(self.first.values)
+        path.first.weight.copy_(self.first.weight())
+        path.second.weight.copy_(self.second.weight())
+        path.offset.load_state_dict(self.offset.state_dict())
+        return path
+
+    @torch.no_grad()
+    def reduce(self, anchors: float | tuple[float, float]) -> "SFC":
+        """The nearest map with another number of anchors, spread anew."""
+        before, after = anchors if isinstance(anchors, tuple) else (anchors, anchors)
+        seen = Basis(self.in_shape, before, **self.first.basis.options)
+        made = Basis(self.out_shape, after, **self.second.basis.options)
+        return SFC._fitted(self.dense(), seen, made)
+
+    @torch.no_grad()
+    def resample(self, ratio: float) -> "SFC":
+        """The same functions of place on maps whose sides are `ratio` times as long.
+
+        Anchors are stretched by the ratio r and omega by 1/r; the first factor is divided by the
+        ratio of the areas, so that sums over pixels stay what they were.
+
+        Raises:
+            ValueError: a ratio that does not give whole sizes, or a pixel bias, which has no
+                meaning at another resolution.
+        """
+        if not isinstance(self.offset, nn.Identity):
+            raise ValueError("expected a path without pixel biases, got one with them")
+        channels, shape, out_channels, out_shape = self.spaces
+        if any(size * ratio < 1 or size * ratio % 1 for size in (*shape, *out_shape)):
+            raise ValueError(
+                f"expected a ratio that maps {shape} and {out_shape} to whole sizes, got {ratio}"
+            )
+        before, after = (tuple(int(size * ratio) for size in s) for s in (shape, out_shape))
+        bases = self.first.basis.stretched(before, ratio), self.second.basis.stretched(after, ratio)
+        path = SFC._of((channels, before, out_channels, after), *bases, bias=False)
+        path.to(self.first.values)
+        path.first.values.copy_(self.first.values / ratio ** len(before))
+        path.second.values.copy_(self.second.values)
+        return path
+
+    @property
+    def output_weights(self) -> list[nn.Parameter]:
+        """Anchor values of the second factor, and the pixel biases."""
+        return [self.second.values, *self.offset.parameters()]
+
+    def prior_groups(self) -> dict[str, list[str]]:
+        """Anchor values, lengthscales (with the pixel biases), places of the anchors."""
+        return prior_groups(self)

@@ -1,0 +1,408 @@
+"""Sparse paths: the public suite, conversions, parameter counts, priors on anchors and omega."""
+
+import itertools
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import symrazor as sr
+from symrazor.curvature import Method, curvature
+from symrazor.layers import FC, FFC, SFC, Basis, Conv, Path, Relaxed, SConv, path_groups
+from symrazor.layers.basis import Form, evaluate, grid, spread
+from symrazor.testing import Head, PathSuite, assert_close, dense_block, dense_ggn
+
+
+class TestSConv(PathSuite):
+    def make(self) -> Path:
+        return SConv(2, 3, (4, 6))
+
+
+class TestSConvStridedSum(PathSuite):
+    def make(self) -> Path:
+        return SConv(2, 3, (6, 4), stride=2, form="sum", learn_omega="weight")
+
+
+class TestSConvZeroPadding(PathSuite):
+    def make(self) -> Path:
+        return SConv(2, 3, (5, 4), anchors=7, padding="zeros", learn_anchors="weight")
+
+
+class TestSConv1d(PathSuite):
+    def make(self) -> Path:
+        return SConv(2, 3, (7,), learn_omega="hyper", learn_anchors="hyper")
+
+
+class TestSConv3d(PathSuite):
+    def make(self) -> Path:
+        return SConv(1, 2, (3, 4, 2), anchors=0.2, learn_omega="weight", learn_anchors="weight")
+
+
+class TestSFC(PathSuite):
+    def make(self) -> Path:
+        return SFC(2, 3, (4, 6), stride=2, bias=True)
+
+
+class TestSFC1dSum(PathSuite):
+    def make(self) -> Path:
+        return SFC(2, 3, (5,), form="sum", learn_omega="weight", bias=True)
+
+
+class TestSFC3d(PathSuite):
+    def make(self) -> Path:
+        return SFC(2, 3, (2, 3, 2), learn_omega="weight", learn_anchors="weight")
+
+
+class TestSFCOtherShape(PathSuite):
+    def make(self) -> Path:
+        return SFC(2, 3, (3, 4), out_shape=(2, 5), learn_omega="hyper", learn_anchors="hyper")
+
+
+@pytest.mark.parametrize("form", ["sum", "interpolate"])
+def test_basis_by_its_definition(form: Form) -> None:
+    basis = Basis((3, 5), 6, omega=0.7, form=form).double()
+    z, t = spread(6, (3, 5)), grid((3, 5))
+    K = torch.tensor(
+        [[torch.exp(-0.49 * sum((a - b) ** 2)) for b in t] for a in z], dtype=torch.float64
+    )
+    among = torch.tensor(
+        [[torch.exp(-0.49 * sum((a - b) ** 2)) for b in z] for a in z], dtype=torch.float64
+    )
+    noisy = among + 1e-4 * torch.eye(6, dtype=torch.float64)
+    expected = K if form == "sum" else torch.linalg.inv(noisy) @ K
+    assert_close(basis.matrix(), expected, 1e-5)  # the anchors are rounded to float32
+    exact = evaluate(z, t, torch.tensor(0.7, dtype=torch.float64), form)
+    assert_close(exact, expected, 1e-10)
+
+
+def test_an_interpolating_basis_goes_through_its_values() -> None:
+    phi = Basis((4, 4), 16, form="interpolate").matrix()
+    assert_close(phi, torch.eye(16), 1e-3)
+
+
+@pytest.mark.parametrize(("count", "shape"), [(1, (3, 3)), (4, (3, 3)), (7, (9,)), (40, (4, 5, 6))])
+def test_anchors_are_spread(count: int, shape: tuple[int, ...]) -> None:
+    z = spread(count, shape)
+    assert z.shape == (count, len(shape))
+    for d, size in enumerate(shape):
+        assert float(z[:, d].abs().max()) <= (size - 1) / 2
+    if count > 1:
+        assert float(torch.pdist(z).min()) > 0.2
+
+
+# Conversions.
+
+
+def test_as_many_anchors_as_pixels_reach_every_filter() -> None:
+    torch.manual_seed(0)
+    conv = Conv(2, 3, (5, 4), padding="zeros").double()
+    nn.init.normal_(conv.conv.bias)
+    x = torch.randn(2, 2, 5, 4, dtype=torch.float64)
+    for form in ("sum", "interpolate"):
+        assert_close(SConv.from_conv(conv, 9, form=form)(x), conv(x), 1e-8)
+    ffc = FFC(2, 3, (4, 2), stride=2, bias=True).double()
+    nn.init.normal_(ffc.offset.bias)
+    y = torch.randn(2, 2, 4, 2, dtype=torch.float64)
+    assert_close(SFC.from_ffc(ffc, 1.0)(y), ffc(y), 1e-8)
+
+
+@pytest.mark.parametrize("path", [SConv(2, 3, (6, 4), 2), SFC(2, 3, (6, 4), 2, bias=True)])
+def test_dense_counterparts(path: SConv | SFC) -> None:
+    path = path.double()
+    with torch.no_grad():
+        for parameter in path.parameters():
+            parameter.add_(torch.randn_like(parameter))
+    x = torch.randn(3, 2, 6, 4, dtype=torch.float64)
+    dense = path.dense()
+    assert isinstance(dense, Conv | FFC)
+    assert_close(dense(x), path(x), 1e-12)
+    back = path.reduce(1.0)
+    assert_close(back(x), path(x), 1e-8)
+
+
+def test_reduction_is_the_nearest() -> None:
+    torch.manual_seed(0)
+    conv = Conv(2, 3, (5, 5)).double()
+    few = SConv.from_conv(conv, 4)
+    phi = few.conv.basis.matrix()
+    residual = conv.conv.weight.flatten(2) - few.conv.values @ phi
+    assert_close(residual @ phi.T, torch.zeros(3, 2, 4, dtype=torch.float64), 1e-8)
+    lost = float((residual.norm() / conv.conv.weight.norm()).detach())
+    assert lost == pytest.approx((5 / 9) ** 0.5, abs=0.1)  # 5 of 9 dimensions are out of reach
+
+
+def _smooth(shape: tuple[int, ...]) -> Tensor:
+    """A smooth image sampled at any resolution."""
+    t = grid(shape) / torch.tensor(shape)
+    return torch.stack([torch.cos(3 * t[:, 0]) + t[:, 1], torch.sin(4 * t[:, 1])]).reshape(
+        1, 2, *shape
+    )
+
+
+def test_resampling_keeps_the_function() -> None:
+    torch.manual_seed(0)
+    path = SFC(2, 3, (8, 8), stride=2, anchors=5, omega=0.3, form="sum").double()
+    fine = path.resample(4)
+    assert fine.in_shape == (32, 32)
+    assert fine.out_shape == (16, 16)
+    coarse_y, fine_y = path(_smooth((8, 8))), fine(_smooth((32, 32)))
+    pooled = nn.functional.avg_pool2d(fine_y, 4)
+    assert_close(pooled, coarse_y, 0.05)
+    conv = SConv(2, 3, (16, 16), anchors=4, omega=0.5, kernel=5, form="sum").double()
+    finer = conv.resample((48, 48), kernel=15)
+    inner = conv(_smooth((16, 16)))[..., 4:-4, 4:-4]
+    pooled = nn.functional.avg_pool2d(finer(_smooth((48, 48))), 3)[..., 4:-4, 4:-4]
+    assert_close(pooled, inner, 0.05)
+
+
+def test_learned_lengthscales_survive_conversions() -> None:
+    path = SFC(2, 3, (4, 4), anchors=0.5, learn_omega="weight", learn_anchors="weight").double()
+    with torch.no_grad():
+        path.first.basis.omega.fill_(0.4)
+        path.second.basis.omega.fill_(-0.8)
+        path.first.basis.offsets.add_(0.1)
+    x = torch.randn(2, 2, 4, 4, dtype=torch.float64)
+    assert_close(path.resample(1)(x), path(x), 1e-12)
+    assert_close(path.dense()(x), path(x), 1e-12)
+    assert float(path.reduce(0.9).second.basis.omega.detach()) == pytest.approx(0.8)
+
+
+# The limit of zero variance.
+
+
+def _all_shifts(x: Tensor) -> list[tuple[int, ...]]:
+    return list(itertools.product(*(range(size) for size in x.shape[2:])))
+
+
+def _error_over_shifts(layer: Callable[[Tensor], Tensor], x: Tensor) -> float:
+    """Largest difference between layer(t x) and t layer(x), relative, over all t; stride 1."""
+    dims = list(range(2, x.dim()))
+    with torch.no_grad():
+        y = layer(x)
+        errors = [
+            (layer(torch.roll(x, t, dims)) - torch.roll(y, t, dims)).abs().max()
+            for t in _all_shifts(x)
+        ]
+    return float(torch.stack(errors).max() / y.abs().max())
+
+
+LAYERS: dict[str, Callable[[], Relaxed]] = {
+    "FC+CONV": lambda: Relaxed([Conv(2, 3, (4, 5)), FC(2, 3, (4, 5))]),
+    "F-FC+CONV": lambda: Relaxed([Conv(2, 3, (4, 5)), FFC(2, 3, (4, 5), bias=True)]),
+    "S-FC+S-CONV": lambda: Relaxed([SConv(2, 3, (4, 5)), SFC(2, 3, (4, 5), bias=True)]),
+    "1-D": lambda: Relaxed([Conv(2, 3, (7,)), FFC(2, 3, (7,))]),
+    "3-D": lambda: Relaxed([SConv(2, 3, (2, 3, 4), anchors=5), SFC(2, 3, (2, 3, 4))]),
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_zero_variance_of_the_free_path_is_exact_equivariance(name: str) -> None:
+    """Priors on theta and on anchor values u."""
+    torch.manual_seed(0)
+    layer = LAYERS[name]().double()
+    x = torch.randn(2, 2, *layer.paths[0].in_shape, dtype=torch.float64)
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    assert _error_over_shifts(layer, x) > 0.05
+    groups = path_groups(layer)
+    with torch.no_grad():
+        for parameter_name in groups["paths.1"]:
+            layer.get_parameter(parameter_name).zero_()
+    assert _error_over_shifts(layer, x) < 1e-12
+
+
+@pytest.mark.parametrize("form", ["sum", "interpolate"])
+@pytest.mark.parametrize("bias", [False, True])
+def test_zero_variance_of_the_lengthscale_is_exact_equivariance(form: Form, bias: bool) -> None:
+    """Prior on omega: at zero the functions of place are constant, whatever their values."""
+    torch.manual_seed(0)
+    layer = Relaxed(
+        [
+            SConv(2, 3, (4, 5), form=form, learn_omega="weight"),
+            SFC(2, 3, (4, 5), form=form, learn_omega="weight", bias=bias),
+        ]
+    ).double()
+    x = torch.randn(2, 2, 4, 5, dtype=torch.float64)
+    if bias:
+        nn.init.normal_(layer.paths[1].offset.bias)
+    assert _error_over_shifts(layer, x) > 0.05
+    groups = path_groups(layer)
+    assert len(groups["paths.1.omega"]) == (3 if bias else 2)
+    with torch.no_grad():
+        for name in (*groups["paths.0.omega"], *groups["paths.1.omega"]):
+            layer.get_parameter(name).zero_()
+    assert float(layer.paths[1](x).detach().abs().max()) > 1e-3
+    assert _error_over_shifts(layer, x) < 1e-12
+
+
+# Lengthscales and anchors in the evidence.
+
+
+def _problem(layer: nn.Module, features: int) -> tuple[nn.Module, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(7, 2, 4, 3, generator=generator, dtype=torch.float64)
+    return Head(layer.double(), features), x, torch.arange(7) % 3
+
+
+@pytest.mark.parametrize("structure", ["kron", "block", "diag", "full"])
+def test_random_lengthscales_have_exact_blocks(structure: str) -> None:
+    torch.manual_seed(0)
+    layer = Relaxed(
+        [
+            SConv(2, 3, (4, 3), learn_omega="weight", learn_anchors="weight"),
+            SFC(2, 3, (4, 3), learn_omega="weight", learn_anchors="weight"),
+        ]
+    )
+    model, x, y = _problem(layer, 36)
+    batches = [(x[:3], y[:3]), (x[3:], y[3:])]
+    found = curvature(model, "categorical", batches, Method(structure=structure))
+    seen = set()
+    for block in found.blocks:
+        seen |= set(block.names)
+        if structure == "full" or any("basis" in name for name in block.names):
+            expected = dense_ggn(model, sr.Categorical(), x, y, block.names)
+            expected = torch.diag(expected.diagonal()) if structure == "diag" else expected
+            assert_close(dense_block(block), expected, 1e-8)
+    assert {name for name in seen if name.endswith("omega")} == {
+        "layer.paths.0.conv.basis.omega",
+        "layer.paths.1.first.basis.omega",
+        "layer.paths.1.second.basis.omega",
+    }
+
+
+@pytest.mark.parametrize("make", [SConv, SFC])
+def test_gradient_of_the_evidence_in_omega_and_anchors(make: type[SConv] | type[SFC]) -> None:
+    """Both routes against finite differences of the evidence itself."""
+    torch.manual_seed(0)
+    model, x, y = _problem(make(2, 3, (4, 3), learn_omega="hyper", learn_anchors="hyper"), 36)
+    razor = sr.Razor(model, "categorical", n_data=7)
+    loader = [(x[:4], y[:4]), (x[4:], y[4:])]
+    evidence = razor.evidence(loader, differentiable=True)
+    kept = torch.autograd.grad(evidence.log_evidence, list(razor.eta.values()))
+    found = razor._collect(loader, None).prepare()
+    batchwise = razor.hyper_gradient(loader, found)
+    for (name, raw), gradient in zip(razor.eta.items(), kept, strict=True):
+        assert_close(sum(batchwise[name]), gradient, 1e-8)
+        with torch.no_grad():
+            flat, values = raw.view(-1), []
+            for step in (1e-5, -1e-5):
+                flat[0] += step
+                values.append(float(razor.evidence(loader).log_evidence))
+                flat[0] -= step
+        difference = (values[0] - values[1]) / 2e-5
+        assert float(gradient.reshape(-1)[0]) == pytest.approx(difference, rel=1e-5)
+
+
+def test_a_fit_moves_random_and_hyper_lengthscales() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(60, 1, 4, 4)
+    y = (x[:, 0, :2].sum((1, 2)) > 0).long()
+    for role in ("weight", "hyper"):
+        layer = SFC(1, 2, (4, 4), learn_omega=role, learn_anchors=role)
+        model = nn.Sequential(layer, nn.Tanh(), nn.Flatten(), nn.Linear(32, 2))
+        before = [float(part.basis.value("omega").detach()) for part in (layer.first, layer.second)]
+        groups = path_groups(model)
+        fit = sr.fit(
+            model, (x, y), epochs=6, batch_size=20, burn_in=0, every=2, prior_groups=groups
+        )
+        after = [float(part.basis.value("omega").detach()) for part in (layer.first, layer.second)]
+        assert all(abs(a - b) > 1e-4 for a, b in zip(after, before, strict=True))
+        assert torch.isfinite(fit.evidence.log_evidence)
+        assert ("0.omega" in groups) == (role == "weight")
+
+
+# Kronecker factors of factored layers.
+
+
+def test_own_output_factors_are_nearer_to_the_truth_than_averaged_ones() -> None:
+    """log|I + H/delta| of both F-FC factors: exact, own factors per block, ELLA's average."""
+    torch.manual_seed(0)
+    layer = FFC(3, 4, (4, 4)).double()
+    model = Head(layer, 64)
+    x = torch.randn(60, 3, 4, 4, dtype=torch.float64)
+    x = x * torch.tensor([0.5, 1.0, 2.0], dtype=torch.float64).view(3, 1, 1)
+    y = torch.arange(60) % 3
+    one = torch.zeros((), dtype=torch.float64)
+
+    def logdets(method: Method) -> list[float]:
+        blocks = curvature(model, "categorical", [(x, y)], method).blocks
+        return [float(block.logdet({block.names[0]: one})) for block in blocks]
+
+    exact = logdets(Method(structure="block"))
+    own, averaged = logdets(Method()), logdets(Method(blocks="averaged"))
+    for truth, ours, theirs in zip(exact, own, averaged, strict=True):
+        assert truth < ours < theirs  # both overestimate here, as in the paper's setting
+        assert ours - truth < 0.9 * (theirs - truth)
+
+
+def test_averaged_factor_by_its_definition() -> None:
+    """H_k = A_k x (mean over k of G_k) / N (ELLA section 5.1, with blocks written as blocks)."""
+    torch.manual_seed(0)
+    model = Head(FFC(2, 3, (3, 2)).double(), 18)
+    x, y = torch.randn(5, 2, 3, 2, dtype=torch.float64), torch.arange(5) % 3
+    own = curvature(model, "categorical", [(x, y)]).blocks
+    averaged = curvature(model, "categorical", [(x, y)], Method(blocks="averaged")).blocks
+    for mine, theirs in zip(own, averaged, strict=True):
+        assert_close(theirs.A, mine.A, 1e-14)
+        assert_close(theirs.G, mine.G.mean(0, keepdim=True), 1e-14)
+        assert theirs.scale == mine.scale == pytest.approx(1 / 5)
+
+
+# Parameter counts and bad input.
+
+
+def _ella(paths: Callable[[int, int, tuple[int, int], int], list[Path]]) -> int:
+    """Parameters of the eight-block network of ELLA section 6.2 with alpha = 10."""
+    channels, size, count = [3, 10, 20, 20, 40, 40, 80, 80, 160], 32, 0
+    for c, d, stride in zip(channels[:-1], channels[1:], (1, 2, 1, 2, 1, 2, 2, 2), strict=True):
+        layer = Relaxed(paths(c, d, (size, size), stride))
+        count += sum(p.numel() for p in layer.parameters())
+        size //= stride
+    head = nn.Sequential(nn.Linear(160, 640), nn.Linear(640, 10))
+    return count + sum(p.numel() for p in head.parameters())
+
+
+def test_parameter_counts() -> None:
+    """The reference's S-FC has 450 more: one bias per output channel inside the product."""
+    assert _ella(lambda *a: [SConv(*a, anchors=4)]) == 211_620  # 0.2 M
+    assert _ella(lambda *a: [SConv(*a, anchors=7)]) == 287_910
+    assert _ella(lambda *a: [SFC(*a)]) == 831_820 - 450  # 0.8 M
+    assert _ella(lambda *a: [SFC(*a), SConv(*a, anchors=7)]) == 1_010_280 - 450  # 1.0 M
+
+
+def test_learned_anchors_cost_two_numbers_each() -> None:
+    path = SConv(3, 5, (8, 8), anchors=4, learn_anchors="weight")
+    assert sum(p.numel() for p in path.parameters()) == 5 * 3 * 4 + 2 * 4 + 5
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: SConv(2, 3, (4, 4), anchors=10), "between 1 and 9 anchors .* got 10"),
+        (lambda: SConv(2, 3, (4, 4), anchors=0), "between 1 and 9 anchors .* got 0"),
+        (lambda: SFC(2, 3, (4, 2), anchors=9), "between 1 and 8 anchors .* got 9"),
+        (lambda: SFC(2, 3, (4, 2), anchors=1.5), "between 1 and 8 anchors .* got 1.5"),
+        (lambda: SConv(2, 3, (4, 4), omega=-1.0), "omega of at least 0, got -1.0"),
+        (lambda: SConv(2, 3, (4, 4), omega=0.0, learn_omega="hyper"), "positive value"),
+        (lambda: SConv(2, 3, (4, 4), form="spline"), "form in .*, got 'spline'"),
+        (lambda: SConv(2, 3, (4, 4), learn_omega=True), "learn_omega in .*, got True"),
+        (lambda: SConv(2, 3, (4, 4), kernel=4), "odd kernel size, got 4"),
+        (lambda: SConv(2, 3, (2, 2), kernel=7), "at most 5"),
+        (lambda: SFC(2, 3, (5, 4), stride=2), r"divides the shape \(5, 4\), got 2"),
+        (lambda: SFC(2, 3, (4, 4), out_shape=(2,)), r"out_shape of 2 sizes, got \(2,\)"),
+        (lambda: SFC(2, 3, (4, 4), stride=2, out_shape=(2, 2)), "a stride or an out_shape"),
+        (lambda: SFC(2, 3, (4, 4))(torch.zeros(1, 2, 4, 5)), r"\[n, 2, 4, 4\], got \[1, 2, 4, 5\]"),
+        (lambda: SFC(2, 3, (4, 4)).resample(1.1), "whole sizes, got 1.1"),
+        (lambda: SFC(2, 3, (4, 4), bias=True).resample(2), "without pixel biases"),
+        (lambda: Basis((3, 3), torch.zeros(2, 3)), r"\[p, 2\] .* got \[2, 3\]"),
+        (
+            lambda: SConv.from_conv(Conv.wrap(nn.Conv2d(2, 3, 3, stride=2), (5, 5))),
+            "without stride, dilation and groups",
+        ),
+    ],
+)
+def test_bad_input(make: Callable[[], object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make()
