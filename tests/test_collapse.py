@@ -458,6 +458,23 @@ def test_round_trips(case: str, tmp_path: File) -> None:
     _round_trip(_shake(make()), shape, tmp_path)
 
 
+def test_several_inputs(tmp_path: File) -> None:
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.look, self.head = Conv(1, 2, (4, 4)), nn.Linear(35, 2)
+
+        def forward(self, image: Tensor, more: Tensor) -> Tensor:
+            return self.head(torch.cat([self.look(image).flatten(1), more], 1))
+
+    model, image, more = Two(), torch.randn(3, 1, 4, 4), torch.randn(3, 3)
+    for x in ((image, more), {"more": more, "image": image}):
+        plain = sr.collapse(model, x)
+        assert_close(plain(image, more), model(image, more), 1e-6)
+        for suffix in ("pt2", "onnx"):
+            assert sr.save_network(plain, tmp_path / f"two.{suffix}", x).exists()
+
+
 @pytest.mark.slow
 def test_round_trip_of_eight_blocks(tmp_path: File) -> None:
     _round_trip(_shake(_ella()), (3, 32, 32), tmp_path)

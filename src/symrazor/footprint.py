@@ -89,7 +89,7 @@ def compare(before: nn.Module, after: nn.Module, x: Input) -> Report:
 def table(report: Report) -> str:
     """A collapse report for the terminal."""
     width = max([5, *(len(layer["name"]) for layer in report["layers"])])
-    lines = [f"{'layer':<{width}}  {'path':<12}{'share':>8}   fate"]
+    lines = [f"{'layer':<{width}}  {'path':<12}{'share':>8}   fate"] if report["layers"] else []
     for layer in report["layers"]:
         for path in layer["paths"]:
             share = "" if path["share"] is None else f"{100 * path['share']:.1f} %"
@@ -114,10 +114,8 @@ def _threshold(chosen: Report) -> str:
     """How the paths to drop were chosen, in words."""
     if chosen["value"] is None:
         return "only paths with zero output were dropped: no shares were given"
-    text = f"paths with a share below {chosen['value']:.3g} were dropped ({chosen['chosen_by']})"
+    text = f"threshold on shares: {chosen['value']:.3g}, {chosen['chosen_by']}"
     if chosen["candidates"]:
         full, best = chosen["candidates"][0], max(c["log_evidence"] for c in chosen["candidates"])
-        text += (
-            f": log evidence {full['log_evidence']:,.1f} with all paths, {best:,.1f} without those"
-        )
+        text += f": {full['log_evidence']:,.1f} with all paths, {best:,.1f} with those kept"
     return text
