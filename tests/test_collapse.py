@@ -147,6 +147,15 @@ MERGES: dict[str, tuple[Callable[[], list[Path]], list[list[int]], list[str]]] =
         [[0, 1]],
         ["Conv2d"],
     ),
+    "padding in words, and dilation": (
+        lambda: [
+            Conv.wrap(nn.Conv2d(2, 3, 3, padding="same", padding_mode="circular"), (6, 4)),
+            Conv(2, 3, (6, 4)),
+            Conv.wrap(nn.Conv2d(2, 3, 3, 1, 2, 2, padding_mode="circular"), (6, 4)),
+        ],
+        [[0, 1], [2]],
+        ["Conv2d", "Conv2d"],
+    ),
     "dense": (
         lambda: [Conv(2, 3, (6, 4)), FC(2, 3, (6, 4)), FFC(2, 3, (6, 4), bias=True)],
         [[0, 1, 2]],

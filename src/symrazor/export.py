@@ -9,6 +9,9 @@
 The number of data is free in programs and ONNX files. A file is read back and compared before it
 takes its name, so that it is there whole and right, or not at all. `torch.save(plain, file)` works
 as well, and `torch.load(file, weights_only=False)` for files that you trust.
+
+Adaptive subsampling keeps the largest of several components. Where two are equal up to rounding,
+another runtime may keep the other one, and that datum's outputs are then those of a shifted map.
 """
 
 import importlib.util
