@@ -58,8 +58,13 @@ def copy_of(model: nn.Module) -> nn.Module:
     `prune` do, are copied without their history, which deepcopy would refuse.
 
     Raises:
-        ValueError: a model that cannot be copied.
+        ValueError: a model that cannot be copied, or that is scripted.
     """
+    if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
+        raise ValueError(
+            "expected modules written in Python, got torch.jit ones; pass the module they were "
+            "made from"
+        )
     computed = {
         id(value): value.detach().clone()
         for module in model.modules()

@@ -208,8 +208,8 @@ def _watch(model: nn.Module, x: Input) -> tuple[Tensor, dict[int, list[_Call]]]:
     except Exception as error:
         shapes = each(x, lambda part: list(getattr(part, "shape", [])))
         raise ValueError(
-            f"expected an example input that the model can take, got one of shape {shapes}, which "
-            f"raised {type(error).__name__}: {error}"
+            f"expected a model that runs on the example input of shape {shapes}, got "
+            f"{type(error).__name__}: {error}"
         ) from error
     finally:
         for handle in handles:
