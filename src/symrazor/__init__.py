@@ -3,6 +3,7 @@
 __version__ = "0.1.0"
 
 from symrazor import layers as layers
+from symrazor.batchnorm import replace_batchnorm as replace_batchnorm
 from symrazor.curvature import Curvature as Curvature
 from symrazor.curvature import Method as Method
 from symrazor.curvature import Sharing as Sharing
@@ -33,3 +34,6 @@ from symrazor.likelihood import Poisson as Poisson
 from symrazor.posterior import Posterior as Posterior
 from symrazor.posterior import Prediction as Prediction
 from symrazor.reading import Reading as Reading
+from symrazor.relax import Relaxation as Relaxation
+from symrazor.relax import relax as relax
+from symrazor.relax import relaxation as relaxation
