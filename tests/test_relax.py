@@ -328,10 +328,13 @@ X = torch.zeros(2, 1, 5, 5)
     [
         ({"groups": ["rotation"]}, r"groups among \['translation'\], got \['rotation'\]"),
         ({"groups": []}, r"groups among \['translation'\], got \[\]"),
-        ({"paths": "g-fc+conv"}, r"paths among \['f-fc', 'fc', 'conv'\], got 'g-fc\+conv'"),
+        ({"paths": "g-fc+conv"}, r"paths among .*'s-fc', 'conv', 's-conv'\], got 'g-fc\+conv'"),
         ({"paths": ""}, r"paths among .*, got ''"),
-        ({"paths": "f-fc"}, r"exactly one path among \['conv'\] .*, got 'f-fc'"),
-        ({"paths": "fc+fc+conv"}, r"each of \['f-fc', 'fc'\] at most once, got 'fc\+fc\+conv'"),
+        ({"paths": "f-fc"}, r"exactly one path among \['conv', 's-conv'\] .*, got 'f-fc'"),
+        (
+            {"paths": "fc+fc+conv"},
+            r"each of \['f-fc', 'fc', 's-fc'\] at most once, got 'fc\+fc\+conv'",
+        ),
         ({"precision": 0.0}, "positive precision or None, got 0.0"),
         ({"example_input": X[:, :, :2]}, r"example input of shape \[2, 1, 2, 5\], got Runtime"),
         ({"example_input": {"x": X}}, r"of shape {'x': \[2, 1, 5, 5\]}, got TypeError"),
@@ -612,3 +615,19 @@ def test_free_paths_that_start_at_zero_grow_where_the_data_need_them() -> None:
         fit = sr.fit(relaxed, (canvas, y), prior_groups=path_groups(relaxed), **options)
         evidence[paths] = float(fit.evidence.per_datum)
     assert evidence["f-fc+conv"] > -0.7 and evidence["conv"] < -1.3  # guessing: -log 4 = -1.39
+
+
+def test_sparse_paths() -> None:
+    """S-FC starts at zero; S-CONV is fitted where it can be, and its loss is what 5 of 9 cost."""
+    torch.manual_seed(0)
+    cnn = nn.Sequential(
+        nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 4, 3, stride=2), nn.Flatten()
+    )
+    x = torch.randn(3, 1, 7, 7)
+    same = relax(cnn, x, paths="s-fc+conv")
+    assert [type(path).__name__ for path in same[0].paths] == ["Conv", "SFC"]
+    torch.testing.assert_close(same(x), cnn(x))
+    sparse = relax(cnn, x, paths="S-FC + S-CONV")
+    assert [type(layer.paths[0]).__name__ for layer in (sparse[0], sparse[2])] == ["SConv", "Conv"]
+    change = ((sparse[0](x) - cnn[0](x)).norm() / cnn[0](x).norm()).item()
+    assert 0.1 < change < 1

@@ -23,7 +23,7 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.utils.parametrize import ParametrizationList, is_parametrized
 
 from symrazor.batchnorm import copy_of, put
-from symrazor.curvature.coverage import _refusal
+from symrazor.curvature.coverage import refusal
 from symrazor.curvature.tape import Input, call, each
 from symrazor.hyper import Hyper
 from symrazor.layers.conv import CONVOLUTIONS, AnyConv, Conv
@@ -31,13 +31,22 @@ from symrazor.layers.dense import FC
 from symrazor.layers.factored import FFC
 from symrazor.layers.path import Path
 from symrazor.layers.relaxed import Relaxed
+from symrazor.layers.sparse_conv import SConv
+from symrazor.layers.sparse_factored import SFC
 
 FromConv = Callable[[AnyConv, Sequence[int]], Path]
 
-EQUIVARIANT: dict[str, FromConv] = {"conv": Conv.wrap}
+
+def _sparse(conv: AnyConv, in_shape: Sequence[int]) -> Path:
+    """Anchors fitted to a convolution; where a stride or padding forbids it, the convolution."""
+    path = Conv.wrap(conv, in_shape)
+    return SConv.from_conv(path) if SConv.can_fit(path) else path
+
+
+EQUIVARIANT: dict[str, FromConv] = {"conv": Conv.wrap, "s-conv": _sparse}
 """Name -> a path made of (convolution, in_shape); its `out_shape` is the convolution's."""
 
-FREE: dict[str, Callable[..., Path]] = {"f-fc": FFC, "fc": FC}
+FREE: dict[str, Callable[..., Path]] = {"f-fc": FFC, "fc": FC, "s-fc": SFC}
 """Name -> a path made of (in_channels, out_channels, in_shape, out_shape=...)."""
 
 GROUPS = ("translation",)
@@ -101,7 +110,9 @@ def relax(
         example_input: one batch, whose spatial shape becomes that of the network; a tuple or
             dictionary of tensors is spread over the arguments of the model.
         groups: the symmetries to relax: ["translation"].
-        paths: names joined by "+", one of them equivariant: "f-fc+conv", "fc+conv", "conv".
+        paths: names joined by "+", one of them equivariant: "f-fc+conv", "fc+conv", "s-fc+conv",
+            "s-fc+s-conv", "conv". S-CONV is fitted to the convolution by least squares, so that
+            outputs change; convolutions with a stride of their own stay CONV.
         precision: free paths are drawn from a prior of this precision, relative to their usual
             start, see `Relaxed.scale_free_paths`. None: the last factor of each is zero and the
             others are drawn, so that the outputs are those of `model`, yet no saddle.
@@ -236,7 +247,7 @@ def _reason_to_leave(module: nn.Module, calls: Sequence[_Call]) -> str | None:
     shapes = {seen.shape[2:] for seen in calls}
     reasons = {
         "never called for the example input": not calls,
-        f"a forward pass of its own: {_refusal(module)}": _refusal(module) is not None,
+        f"a forward pass of its own: {refusal(module)}": refusal(module) is not None,
         "called without a batch dimension, or not with one positional tensor": any(
             len(seen.shape) != 2 + len(module.kernel_size) for seen in calls
         ),
