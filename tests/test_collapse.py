@@ -77,6 +77,14 @@ class Residual(nn.Module):
         return self.head(self.shrink(h).flatten(1))
 
 
+def _relaxed() -> nn.Module:
+    """An ordinary network that was relaxed, with strides and padding of its own."""
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(1, 4, 3, 2, 1), nn.GroupNorm(2, 4), nn.GELU(), nn.Conv2d(4, 4, 3)]
+    ordinary = nn.Sequential(*layers, nn.Flatten(), nn.Linear(16, 3))
+    return sr.relax(ordinary, torch.zeros(2, 1, 8, 8))
+
+
 def _sparse() -> nn.Module:
     torch.manual_seed(0)
     space = (2, 3, (4, 4), 2)
@@ -90,6 +98,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "3-D": (_volume, (1, 4, 2, 4)),
     "residual": (Residual, (1, 8, 8)),
     "sparse": (_sparse, (2, 4, 4)),
+    "relaxed": (_relaxed, (1, 8, 8)),
 }
 
 
@@ -242,6 +251,9 @@ def test_outputs_are_equal_and_nothing_of_ours_is_left(case: str) -> None:
         x = torch.randn(n, *shape, dtype=torch.float64)
         with torch.no_grad():
             assert_close(plain(x), model(x), 1e-10)
+    saved = io.BytesIO()
+    torch.save(plain, saved)
+    assert b"symrazor" not in saved.getvalue()
     report = plain.collapse_report
     assert report["change"]["largest"] < 1e-10
     if case == "sparse":  # anchors are written out
@@ -270,6 +282,17 @@ def test_roots_and_small_parts() -> None:
         assert copy.deepcopy(plain).collapse_report == plain.collapse_report
     block = nn.Sequential(nn.Flatten(2), BlockLinear(2, 16, 3))
     assert_close(sr.collapse(block, x)(x), block(x), 1e-6)
+
+
+def test_relax_and_collapse_is_the_network_as_it_was() -> None:
+    """Free paths start at zero: they are dropped, and the convolutions are what they were."""
+    ordinary = nn.Sequential(nn.Conv2d(1, 4, 3, 2, 1), nn.ReLU(), nn.Flatten(), nn.Linear(64, 3))
+    x = torch.randn(4, 1, 8, 8)
+    plain = sr.collapse(sr.relax(ordinary, x), x)
+    assert str(plain) == str(ordinary)
+    assert all(
+        torch.equal(a, b) for a, b in zip(plain.parameters(), ordinary.parameters(), strict=True)
+    )
 
 
 # Which paths are dropped.

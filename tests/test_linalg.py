@@ -157,3 +157,13 @@ def test_parallel_tasks_keep_their_order_and_the_thread_count() -> None:
 
 def _raise() -> int:
     raise CurvatureError("no")
+
+
+def test_factors_of_a_dead_layer_are_zero() -> None:
+    """Products of vanishing float32 numbers underflow, and are not symmetric to rounding then."""
+    noise = 1e-42 * torch.tensor([[1.0, 3.0], [3.0, 1.0]], dtype=torch.float64)
+    eps = torch.finfo(torch.float32).eps
+    assert not spectra.eigenvalues(noise, "dead", eps).any()
+    assert not spectra.eigenvalues(torch.stack([noise, 2 * noise]), "dead", eps).any()
+    with pytest.raises(CurvatureError, match="semi-definite"):
+        spectra.eigenvalues(1e16 * noise, "alive", eps)

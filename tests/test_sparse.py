@@ -399,7 +399,7 @@ def test_learned_anchors_cost_two_numbers_each() -> None:
         (lambda: Basis((3, 3), torch.zeros(2, 3)), r"\[p, 2\] .* got \[2, 3\]"),
         (
             lambda: SConv.from_conv(Conv.wrap(nn.Conv2d(2, 3, 3, stride=2), (5, 5))),
-            "without stride, dilation and groups",
+            "odd square kernel.* no stride",
         ),
     ],
 )

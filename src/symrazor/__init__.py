@@ -3,6 +3,7 @@
 __version__ = "0.1.0"
 
 from symrazor import layers as layers
+from symrazor.batchnorm import replace_batchnorm as replace_batchnorm
 from symrazor.collapse import collapse as collapse
 from symrazor.collapse import collapse_table as collapse_table
 from symrazor.curvature import Curvature as Curvature
@@ -37,3 +38,6 @@ from symrazor.posterior import Posterior as Posterior
 from symrazor.posterior import Prediction as Prediction
 from symrazor.pruning import path_shares as path_shares
 from symrazor.reading import Reading as Reading
+from symrazor.relax import Relaxation as Relaxation
+from symrazor.relax import relax as relax
+from symrazor.relax import relaxation as relaxation

@@ -88,16 +88,23 @@ def _without_noise(values: Tensor, name: str, resolution: float) -> Tensor:
     """Zero what rounding made: negative eigenvalues, and positive ones no larger than those."""
     _check_psd(values, name, resolution)
     fixed = values.detach()
-    noise = (-2 * fixed.amin(-1, keepdim=True)).clamp(min=0)
+    noise = (-2 * fixed.amin(-1, keepdim=True)).clamp(min=_underflow(resolution))
     floor = resolution * fixed.amax(-1, keepdim=True)
     return torch.where(values > torch.maximum(noise, floor), values, 0.0)
+
+
+def _underflow(resolution: float) -> float:
+    """Below this, numbers of that arithmetic lose digits: a dead layer's factors are such noise."""
+    kind = torch.finfo(torch.float32 if resolution > 1e-10 else torch.float64)
+    return kind.tiny / kind.eps
 
 
 def _check_psd(values: Tensor, name: str, resolution: float) -> None:
     if values.numel() == 0:
         return
     low, high = float(values.detach().min()), float(values.detach().max())
-    if low < -16 * values.shape[-1] * resolution * max(high, 0.0) or high < 0:
+    rounding = 16 * values.shape[-1] * max(resolution * high, _underflow(resolution))
+    if low < -rounding:
         raise CurvatureError(
             f"expected a positive semi-definite factor for {name}, got an eigenvalue {low:.3e} "
             f"beside the largest {high:.3e}"

@@ -61,7 +61,7 @@ def layers(model: nn.Module) -> list[Layer]:
         }
         if not own:
             continue
-        reason = _refusal(module)
+        reason = refusal(module)
         if reason is not None:
             refused.update(dict.fromkeys(own.values(), reason))
             continue
@@ -95,7 +95,7 @@ def layers(model: nn.Module) -> list[Layer]:
     return found
 
 
-def _refusal(module: nn.Module) -> str | None:
+def refusal(module: nn.Module) -> str | None:
     """Why the curvature of this module would be wrong, or None."""
     kind = type(module)
     base = registered_type(kind)

@@ -39,6 +39,7 @@ class Rewriter:
         plain = self.plain(module, name) if is_ours(module) else module
         self.done[id(module)] = (module, plain)
         if plain is module:
+            module.__dict__.pop("_relaxation", None)  # the account of `relax`, a class of ours
             for key, child in module._modules.items():
                 if child is not None:
                     inside = f"{name}.{key}".removeprefix(".")

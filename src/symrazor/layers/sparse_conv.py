@@ -129,18 +129,33 @@ class SConv(Path):
         y: Tensor = self.shrink(self.conv(x))
         return y
 
+    @staticmethod
+    def can_fit(conv: Conv) -> bool:
+        """Whether a convolution is one that a sparse filter can stand in for."""
+        inner = conv.conv
+        kernel = inner.kernel_size[0]
+        around = [kernel // 2] * (2 * len(inner.kernel_size))
+        return (
+            set(inner.stride) | set(inner.dilation) | {inner.groups} == {1}
+            and set(inner.kernel_size) == {kernel}
+            and kernel % 2 == 1
+            and inner.padding_mode in ("circular", "zeros")
+            and list(inner._reversed_padding_repeated_twice) == around
+        )
+
     @classmethod
     @torch.no_grad()
     def from_conv(cls, conv: Conv, anchors: float = 0.5, **basis: Any) -> "SConv":
         """Anchors fitted to a dense filter by least squares.
 
         Raises:
-            ValueError: a convolution with a stride, dilation or padding of its own.
+            ValueError: a convolution that is not like this path, see `can_fit`.
         """
         inner = conv.conv
-        if set(inner.stride) | set(inner.dilation) != {1} or inner.groups != 1:
+        if not cls.can_fit(conv):
             raise ValueError(
-                f"expected a convolution without stride, dilation and groups, got {inner}"
+                "expected a convolution with an odd square kernel, circular or zero padding to the "
+                f"same size, and no stride, dilation or groups of its own, got {inner}"
             )
         path = cls(
             conv.in_channels,

@@ -1,0 +1,306 @@
+r"""An ordinary network with its convolutions relaxed, in one call.
+
+$$ \mathrm{conv}(x) \;\longrightarrow\; \mathrm{conv}(x) + \sum_p \mathrm{free}_p(x) $$
+
+Every convolution becomes the equivariant path of a `Relaxed` layer; the free paths beside it start
+at zero, so that the network computes what it did before and the evidence decides what they may add.
+A relaxed layer knows its positions one by one: the network then takes inputs of the example's
+spatial shape only.
+"""
+
+import logging
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.conv import _ConvTransposeNd
+from torch.nn.modules.instancenorm import _InstanceNorm
+from torch.nn.utils.parametrize import ParametrizationList, is_parametrized
+
+from symrazor.batchnorm import copy_of, put
+from symrazor.curvature.coverage import refusal
+from symrazor.curvature.tape import Input, call, each
+from symrazor.hyper import Hyper
+from symrazor.layers.conv import CONVOLUTIONS, AnyConv, Conv
+from symrazor.layers.dense import FC
+from symrazor.layers.factored import FFC
+from symrazor.layers.path import Path
+from symrazor.layers.relaxed import Relaxed
+from symrazor.layers.sparse_conv import SConv
+from symrazor.layers.sparse_factored import SFC
+
+FromConv = Callable[[AnyConv, Sequence[int]], Path]
+
+
+def _sparse(conv: AnyConv, in_shape: Sequence[int]) -> Path:
+    """Anchors fitted to a convolution; where a stride or padding forbids it, the convolution."""
+    path = Conv.wrap(conv, in_shape)
+    return SConv.from_conv(path) if SConv.can_fit(path) else path
+
+
+EQUIVARIANT: dict[str, FromConv] = {"conv": Conv.wrap, "s-conv": _sparse}
+"""Name -> a path made of (convolution, in_shape); its `out_shape` is the convolution's."""
+
+FREE: dict[str, Callable[..., Path]] = {"f-fc": FFC, "fc": FC, "s-fc": SFC}
+"""Name -> a path made of (in_channels, out_channels, in_shape, out_shape=...)."""
+
+GROUPS = ("translation",)
+CONVS = tuple(CONVOLUTIONS.values())
+NORMS = (nn.GroupNorm, nn.LayerNorm, nn.RMSNorm, _InstanceNorm)
+NOT_LISTED = (*NORMS, nn.PReLU, Hyper, ParametrizationList)
+_log = logging.getLogger("symrazor")
+
+
+@dataclass(frozen=True)
+class Relaxation:
+    """What `relax` did.
+
+    Args:
+        changed: module name -> the layer that it became.
+        left: module name -> why it is as it was.
+    """
+
+    changed: dict[str, str]
+    left: dict[str, str]
+
+    def __str__(self) -> str:
+        """A table for the terminal."""
+        width = max([6, *(len(name) for name in (*self.changed, *self.left))])
+        rows = [(name, "relaxed", text) for name, text in self.changed.items()]
+        rows += [(name, "left", text) for name, text in self.left.items()]
+        lines = [f"{'module':<{width}}           what it became, or why it was left"]
+        lines += [f"{name or '(root)':<{width}}  {done:<7}  {text}" for name, done, text in rows]
+        return "\n".join(lines)
+
+
+def relaxation(model: nn.Module) -> Relaxation:
+    """What `relax` changed in a model that it returned (or a copy of one), and what it left.
+
+    Raises:
+        ValueError: a model that `relax` did not return.
+    """
+    account = getattr(model, "_relaxation", None)
+    if not isinstance(account, Relaxation):
+        raise ValueError(f"expected a model that relax() returned, got a {type(model).__name__}")
+    return account
+
+
+def relax(
+    model: nn.Module,
+    example_input: Input,
+    groups: Sequence[str] = GROUPS,
+    paths: str = "f-fc+conv",
+    precision: float | None = None,
+    seed: int | None = None,
+) -> nn.Module:
+    """A copy of a network in which every convolution on a map is a `Relaxed` layer.
+
+    The equivariant path is the convolution itself, with its stride, padding and frozen weights; the
+    free paths map the same input to the same output shape, in its precision and on its device. They
+    are trainable even where the convolution is frozen. `relaxation(model)` says what was changed
+    and what was left, and why.
+
+    Args:
+        model: any module; it stays as it is. Convolutions may be nested and called several times.
+        example_input: one batch, whose spatial shape becomes that of the network; a tuple or
+            dictionary of tensors is spread over the arguments of the model.
+        groups: the symmetries to relax: ["translation"].
+        paths: names joined by "+", one of them equivariant: "f-fc+conv", "fc+conv", "s-fc+conv",
+            "s-fc+s-conv", "conv". S-CONV is fitted to the convolution by least squares, so that
+            outputs change; convolutions with a stride of their own stay CONV.
+        precision: free paths are drawn from a prior of this precision, relative to their usual
+            start, see `Relaxed.scale_free_paths`. None: the last factor of each is zero and the
+            others are drawn, so that the outputs are those of `model`, yet no saddle.
+        seed: of that draw; None for the global random state, which nothing else here moves.
+
+    Raises:
+        ValueError: bad options, an input that the model cannot take, BatchNorm, no layer to relax,
+            or a forward pass that reaches around its modules.
+    """
+    wanted = [groups] if isinstance(groups, str) else list(groups)
+    if not wanted or set(wanted) - set(GROUPS):
+        raise ValueError(f"expected groups among {list(GROUPS)}, got {wanted}")
+    if precision is not None and not precision > 0:
+        raise ValueError(f"expected a positive precision or None, got {precision}")
+    if not isinstance(example_input, Tensor | Mapping | list | tuple):
+        raise ValueError(
+            "expected example_input as a tensor, or a tuple or dictionary of tensors, got "
+            f"{type(example_input).__name__}"
+        )
+    equivariant, free = _parse(paths)
+    relaxed = copy_of(model)
+    coupled = [name for name, m in relaxed.named_modules() if isinstance(m, _BatchNorm)]
+    if coupled:
+        raise ValueError(
+            f"expected a model that treats data one by one, got BatchNorm at {coupled}; replace it "
+            "first: symrazor.replace_batchnorm(model), or with fold=True if the model is trained"
+        )
+    before, calls = _watch(relaxed, example_input)
+    account, new = Relaxation({}, {}), dict[int, Relaxed]()
+    inside = {id(m) for p in relaxed.modules() if isinstance(p, Path) for m in p.modules()}
+    with torch.random.fork_rng([], enabled=seed is not None):
+        if seed is not None:
+            torch.default_generator.manual_seed(seed)
+        for name, module in relaxed.named_modules(remove_duplicate=False):
+            weighty = isinstance(module, CONVS) or any(True for _ in module.parameters(False))
+            if isinstance(module, NOT_LISTED) or not weighty:
+                continue
+            reason = _reason_to_leave(module, calls.get(id(module), []))
+            if id(module) in inside:
+                reason = "already inside a relaxed layer"
+            if reason is not None:
+                account.left[name] = reason
+                continue
+            if id(module) not in new:
+                shape = calls[id(module)][0].shape[2:]
+                new[id(module)] = _relaxed(cast(AnyConv, module), shape, equivariant, free)
+                new[id(module)].scale_free_paths(math.inf if precision is None else precision)
+            account.changed[name] = _describe(new[id(module)])
+    if not new:
+        reasons = "".join(f"\n  {name or '(root)'}: {why}" for name, why in account.left.items())
+        raise ValueError(f"expected at least one convolution to relax, got none{reasons or '.'}")
+    relaxed = put(relaxed, new)
+    exact = precision is None and equivariant == Conv.wrap
+    _check_same(relaxed, example_input, before if exact else None, new.values())
+    relaxed._relaxation = account  # type: ignore[assignment]
+    _log.info("%s", account)
+    return relaxed
+
+
+def _parse(paths: str) -> tuple[FromConv, list[Callable[..., Path]]]:
+    """The equivariant path and the free ones of a string such as "f-fc+conv"."""
+    known = {name.replace("-", ""): name for name in (*FREE, *EQUIVARIANT)}
+    parts = [part.strip().lower().replace("-", "") for part in paths.split("+")]
+    if set(parts) - set(known):
+        raise ValueError(f"expected paths among {list(known.values())}, got {paths!r}")
+    names = [known[part] for part in parts]
+    if sum(name in EQUIVARIANT for name in names) != 1 or len(set(names)) < len(names):
+        raise ValueError(
+            f"expected exactly one path among {list(EQUIVARIANT)} and each of {list(FREE)} at most "
+            f"once, got {paths!r}"
+        )
+    (equivariant,) = (EQUIVARIANT[name] for name in names if name in EQUIVARIANT)
+    return equivariant, [FREE[name] for name in names if name in FREE]
+
+
+@dataclass(frozen=True)
+class _Call:
+    """One call: shape of a positional input (else empty), and whether it is a whole map in rows."""
+
+    shape: tuple[int, ...]
+    is_map: bool
+
+
+def _watch(model: nn.Module, x: Input) -> tuple[Tensor, dict[int, list[_Call]]]:
+    """Run the model in eval mode; its outputs, and all calls of its modules, by id."""
+    calls: dict[int, list[_Call]] = {}
+    last_map: tuple[int, ...] = ()
+
+    def note(module: nn.Module, args: tuple[Any, ...], y: Any) -> None:
+        nonlocal last_map
+        shape = tuple(args[0].shape) if args and isinstance(args[0], Tensor) else ()
+        is_map = len(shape) == 2 and prod(last_map[1:]) > 1 and shape[1] == prod(last_map)
+        calls.setdefault(id(module), []).append(_Call(shape, is_map))
+        if isinstance(module, nn.Linear):
+            last_map = ()
+        elif isinstance(y, Tensor) and y.dim() > 2:
+            last_map = tuple(y.shape[1:])
+
+    modes = {module: module.training for module in model.modules()}
+    handles = [module.register_forward_hook(note) for module in modes]
+    try:
+        with torch.no_grad(), torch.random.fork_rng(_cuda(model)):
+            return call(model.eval(), each(x, torch.clone)), calls
+    except Exception as error:
+        shapes = each(x, lambda part: list(getattr(part, "shape", [])))
+        raise ValueError(
+            f"expected a model that runs on the example input of shape {shapes}, got "
+            f"{type(error).__name__}: {error}"
+        ) from error
+    finally:
+        for handle in handles:
+            handle.remove()
+        for module, mode in modes.items():
+            module.training = mode
+
+
+def _cuda(model: nn.Module) -> list[torch.device]:
+    return list({p.device for p in model.parameters() if p.device.type == "cuda"})
+
+
+def _reason_to_leave(module: nn.Module, calls: Sequence[_Call]) -> str | None:
+    """Why a module with weights cannot be relaxed, or None."""
+    if isinstance(module, nn.Linear):
+        if calls and all(seen.is_map for seen in calls):
+            return "already free: every position has its own weights"
+        return "no positions: acts on features"
+    if not isinstance(module, CONVS):
+        turned = isinstance(module, _ConvTransposeNd)
+        return "a transposed convolution" if turned else f"{type(module).__name__} has no free path"
+    if is_parametrized(module) or "weight" not in module._parameters:
+        return "its weight is computed from others (parametrized, weight-normed or pruned)"
+    shapes = {seen.shape[2:] for seen in calls}
+    reasons = {
+        "never called for the example input": not calls,
+        f"a forward pass of its own: {refusal(module)}": refusal(module) is not None,
+        "called without a batch dimension, or not with one positional tensor": any(
+            len(seen.shape) != 2 + len(module.kernel_size) for seen in calls
+        ),
+        f"called on maps of different shapes: {sorted(shapes)}": len(shapes) > 1,
+        "only one position": any(prod(shape) == 1 for shape in shapes),
+    }
+    return next((reason for reason, holds in reasons.items() if holds), None)
+
+
+def _relaxed(
+    conv: AnyConv,
+    in_shape: Sequence[int],
+    equivariant: FromConv,
+    free: Sequence[Callable[..., Path]],
+) -> Relaxed:
+    """The sum of all paths, where and in what precision the convolution is."""
+    mode, like = conv.training, conv.weight
+    first = equivariant(conv, in_shape)
+    channels = conv.in_channels, conv.out_channels
+    with torch.device("cpu"):  # one draw for all devices
+        others = [make(*channels, in_shape, out_shape=first.out_shape) for make in free]
+    return Relaxed([first, *others]).to(like).train(mode)
+
+
+def _describe(layer: Relaxed) -> str:
+    """Spaces and numbers of parameters, as in "1x8x8 -> 4x8x8: Conv (40) + FFC (512)"."""
+    first = cast(Path, layer.paths[0])
+    c, in_shape, d, out_shape = first.spaces
+    sizes = [
+        f"{type(path).__name__} ({sum(p.numel() for p in path.parameters()):,})"
+        for path in layer.paths
+    ]
+    near = "" if first.strict else ", equivariant up to borders and strides"
+    spaces = f"{'x'.join(map(str, (c, *in_shape)))} -> {'x'.join(map(str, (d, *out_shape)))}"
+    return f"{spaces}: {' + '.join(sizes)}{near}"
+
+
+def _check_same(model: nn.Module, x: Input, before: Tensor | None, new: Iterable[Relaxed]) -> None:
+    """Run the relaxed model: it must use its new layers, and give the outputs `before`."""
+    names = {id(layer): name for name, layer in model.named_modules()}
+    advice = "does a forward pass use its convolutions other than by calling self.<name>?"
+    try:
+        f, calls = _watch(model, x)
+    except ValueError as error:
+        raise ValueError(
+            f"expected a model that runs with its convolutions replaced, got {error.__cause__!r}; "
+            + advice
+        ) from error
+    unused = [names[id(layer)] for layer in new if id(layer) not in calls]
+    if unused:
+        raise ValueError(f"expected the new layers to be called, got {unused} unused; {advice}")
+    if before is not None:
+        try:
+            torch.testing.assert_close(f, before, equal_nan=True)
+        except AssertionError as error:
+            raise ValueError(f"expected the outputs to stay, got others; {advice}") from error
