@@ -151,6 +151,8 @@ def test_constant_maps_and_single_positions() -> None:
     first = x.clone()
     recognised = equivariance_error(lambda z: (z != first).flatten(1).any(1)[:, None] * 1.0, x)
     assert recognised == math.inf
+    overflowing = equivariance_error(lambda z: z[:, 0, 0] / (z == first).flatten(1).all(1, True), x)
+    assert overflowing == math.inf
     assert equivariance_error(_path(lambda: FFC(2, 3, (1, 1))), _input(2, 1, 1)) == 0.0
 
 

@@ -93,7 +93,7 @@ def equivariance_error(
 ) -> float:
     r"""The relative error $\varepsilon$ of f over inputs x and group elements; see the module.
 
-    If the outputs do not vary beyond rounding: 0 if they do not move either, else infinity.
+    Where f(x) does not vary beyond rounding: 0 or infinity. Where f(g x) overflows: infinity.
 
     Args:
         f: a map to images [n, d, *small] or vectors [n, k]; a module runs in eval mode meanwhile.
@@ -103,7 +103,7 @@ def equivariance_error(
         seed: of their choice.
 
     Raises:
-        ValueError: inputs or outputs that are not maps, or not finite.
+        ValueError: inputs or outputs that are not maps; outputs f(x) that are not finite.
     """
     shape = list(getattr(x, "shape", ()))
     if not 3 <= len(shape) <= 5 or 0 in shape:
@@ -115,12 +115,12 @@ def equivariance_error(
             actions = translations(tuple(x.shape[2:]), tuple(y.shape[2:]) or None, count, seed)
         total = sum(_squares(f, x, y, action) for action in actions)
     residual = math.sqrt(total / (max(1, len(actions)) * y.numel()))
-    centred = y.double() - y.double().mean((0, *range(2, y.dim())), keepdim=True)
+    centred = y.double() - y.double().mean([0, *range(2, y.dim())], keepdim=True)
     size, spread = (float(part.double().square().mean().sqrt()) for part in (y, centred))
     vanishing = ROUNDING * torch.finfo(y.dtype).eps * size
-    if not math.isfinite(residual + spread):
+    if not math.isfinite(spread):
         raise ValueError("expected finite outputs, got others; have the weights diverged?")
-    if spread <= vanishing:
+    if spread <= vanishing or not math.isfinite(residual):
         return 0.0 if residual <= vanishing else math.inf
     return residual / spread
 
