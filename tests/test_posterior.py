@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 import symrazor as sr
 from symrazor.posterior import laplace_bridge
+from symrazor.reading import calibration_error
 from symrazor.testing import assert_close
 
 F64 = torch.float64
@@ -139,8 +140,8 @@ def test_calibration_error_by_hand() -> None:
     y = torch.tensor([0, 1, 1, 1])
     # Bins of 0.1: two at 0.95 (accuracy 0.5), one at 0.6 and one at 0.7 (both right).
     expected = (2 * 0.45 + 0.4 + 0.3) / 4
-    assert sr.reading.calibration_error(p, y, bins=10) == pytest.approx(expected, abs=1e-6)
-    assert math.isclose(sr.reading.calibration_error(torch.eye(2), torch.arange(2)), 0.0)
+    assert calibration_error(p, y, bins=10) == pytest.approx(expected, abs=1e-6)
+    assert math.isclose(calibration_error(torch.eye(2), torch.arange(2)), 0.0)
 
 
 def test_posterior_stays_where_it_was_taken() -> None:

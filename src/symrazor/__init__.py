@@ -11,6 +11,7 @@ from symrazor.curvature import Method as Method
 from symrazor.curvature import Sharing as Sharing
 from symrazor.curvature import curvature as curvature
 from symrazor.curvature import sharing as sharing
+from symrazor.equivariance import equivariance_error as equivariance_error
 from symrazor.errors import CurvatureError as CurvatureError
 from symrazor.errors import UnsupportedParameterError as UnsupportedParameterError
 from symrazor.evidence import Evidence as Evidence
@@ -38,6 +39,7 @@ from symrazor.posterior import Posterior as Posterior
 from symrazor.posterior import Prediction as Prediction
 from symrazor.pruning import path_shares as path_shares
 from symrazor.reading import Reading as Reading
+from symrazor.reading import reading as reading
 from symrazor.relax import Relaxation as Relaxation
 from symrazor.relax import relax as relax
 from symrazor.relax import relaxation as relaxation

@@ -8,7 +8,7 @@ where it does. The images are the same.
 """
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -84,7 +84,7 @@ class Answer:
 
     def to_dict(self) -> dict[str, object]:
         """Plain numbers for JSON."""
-        rows = [{"name": c.name, "reading": asdict(c.fit.reading)} for c in self.candidates]
+        rows = [{"name": c.name, "reading": c.fit.reading.to_dict()} for c in self.candidates]
         return {
             "task": self.task,
             "verdict": self.verdict,

@@ -21,6 +21,7 @@ from symrazor.collapse import collapse
 from symrazor.data import TensorLoader, Tensors, check_batch
 from symrazor.evidence.value import Evidence
 from symrazor.hyper import hyperparameters, weights
+from symrazor.layers.relaxed import spatial_layers
 from symrazor.learner import Razor, RazorConfig
 from symrazor.likelihood import Likelihood, as_likelihood
 from symrazor.posterior import How, Posterior, Prediction
@@ -29,6 +30,7 @@ from symrazor.reading import Reading, read, scores
 
 DEFAULT_LR = {"sgd": 0.03, "adamw": 2e-3}
 EVALUATION_BATCH = 500
+MEASURED = 128  # training inputs on which the equivariance of relaxed layers is measured
 
 
 @dataclass(frozen=True)
@@ -103,7 +105,7 @@ class Fit:
         model: the network, trained in place, in eval mode.
         razor: its prior, likelihood and evidence.
         evidence: of the returned state, exact, on all data.
-        reading: precisions, effective parameters, test figures; `print` it.
+        reading: precisions, effective parameters, measured equivariance, test figures; `print` it.
         history: one dictionary per epoch.
         data: the training loader.
     """
@@ -208,7 +210,11 @@ def fit(
     evidence = razor.evidence(fixed)
     figures = scores(razor.likelihood, _outputs(model, test[0]), test[1]) if test else {}
     train = {"n": len(y), "epochs": options.epochs, "seconds": history[-1]["seconds"]}
-    return Fit(model, razor, evidence, read(razor, evidence, train, figures), history, fixed)
+    choice = torch.Generator().manual_seed(options.seed)
+    some = torch.randperm(len(x), generator=choice)[:MEASURED].to(device)
+    inputs = x[some] if spatial_layers(model) else None
+    found = read(razor, evidence, train, figures, inputs)
+    return Fit(model, razor, evidence, found, history, fixed)
 
 
 def _device(model: nn.Module, wanted: str) -> torch.device:

@@ -23,6 +23,7 @@ from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import Any, Literal
+from weakref import ReferenceType, WeakKeyDictionary, ref
 
 import torch
 from torch import Tensor, nn
@@ -111,6 +112,7 @@ class Razor:
         prior: the precisions, `razor.prior.precisions`.
         likelihood: the likelihood, with its noise if it has one.
         best: the highest evidence seen by `step`, or None.
+        latest: what `evidence` or `step` found last, or None.
         at_bound: prior groups whose precision touches a bound.
 
     Raises:
@@ -144,6 +146,7 @@ class Razor:
         self.generator = torch.Generator().manual_seed(self.config.seed)
         self.training_steps = 0
         self.best: Evidence | None = None
+        self.latest: Evidence | None = None
         self.at_bound: list[str] = []
         self._best_state: State | None = None
         self._outputs: int | None = None
@@ -151,6 +154,7 @@ class Razor:
         self._precision_optimiser = torch.optim.Adam(moved, lr=self.config.lr)
         eta = list(self.eta.values())
         self._eta_optimiser = torch.optim.Adam(eta, lr=self.config.lr) if eta else None
+        _RAZORS[model] = ref(self)
 
     @property
     def eta(self) -> dict[str, nn.Parameter]:
@@ -201,7 +205,8 @@ class Razor:
         theta = weights(self.model) if differentiable else self._theta()
         now = laplace_evidence(found.prepare(), self.prior, theta)
         _check_finite(now)
-        return now if differentiable else now.detach()
+        self.latest = now.detach()
+        return now if differentiable else self.latest
 
     @torch.enable_grad()
     def step(self, loader: Loader, subset: int | None = None) -> Evidence:
@@ -225,6 +230,7 @@ class Razor:
         found = self._collect(loader, subset).prepare()
         now = laplace_evidence(found, self.prior, self._theta()).detach()
         _check_finite(now)
+        self.latest = now
         if self.training_steps < self.config.burn_in:
             return now
         self._keep_if_best(now)
@@ -354,6 +360,7 @@ class Razor:
         self.model.load_state_dict(self._best_state["model"])
         self.prior.load_state_dict(self._best_state["prior"])
         self.likelihood.load_state_dict(self._best_state["likelihood"])
+        self.latest = self.best
         return self.best
 
     def state_dict(self) -> State:
@@ -410,13 +417,22 @@ class Razor:
         self.generator.set_state(state["generator"])
         self.training_steps = state["training_steps"]
         self._best_state = state["best_state"]
-        self.best = None
+        self.best = self.latest = None
         if state["best"] is not None:
             fit, prior, det = (
                 torch.tensor(state["best"][part], dtype=torch.float64)
                 for part in ("log_likelihood", "log_prior", "log_det")
             )
             self.best = Evidence(fit, prior, det, self.n_data, dict(state["best"]["gamma"]))
+
+
+_RAZORS: "WeakKeyDictionary[nn.Module, ReferenceType[Razor]]" = WeakKeyDictionary()
+
+
+def latest_razor(model: nn.Module) -> Razor | None:
+    """The Razor that was made last for this very model, while it is alive."""
+    found = _RAZORS.get(model)
+    return None if found is None else found()
 
 
 def _check_finite(now: Evidence) -> None:

@@ -1,21 +1,31 @@
-"""What was learned, as numbers: precisions, effective parameters, fit and calibration."""
+"""What was learned, as numbers: effective parameters, measured symmetry, fit and calibration."""
 
 import json
+import math
 import platform
-from dataclasses import asdict, dataclass, field
-from typing import Any
+import textwrap
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from symrazor.curvature.tape import Input
+from symrazor.equivariance import Errors, layer_errors
 from symrazor.evidence.value import Evidence
 from symrazor.hyper import weights
-from symrazor.layers.relaxed import Relaxed
-from symrazor.learner import Razor
+from symrazor.layers.relaxed import Relaxed, spatial_layers
+from symrazor.learner import Razor, latest_razor
 from symrazor.likelihood import Bernoulli, Categorical, Likelihood
+from symrazor.verdict import LayerReading, PathReading, as_range, percent, table, words
 
-SCHEMA = 1
+SCHEMA = 2
+"""Version of the JSON document, see docs/reading.md."""
+
+WIDTH = 110
+"""Columns of the table."""
 
 
 def calibration_error(
@@ -51,61 +61,130 @@ def scores(likelihood: Likelihood, f: Float[Tensor, "n k"], y: Tensor) -> dict[s
                 return {"mse": float(error.square().mean()), "nll": nll}
 
 
-@dataclass(frozen=True)
-class PathReading:
-    """One path of a layer: what the evidence gave it."""
+class Spread(NamedTuple):
+    """Mean, smallest and largest of some values."""
 
-    path: str
-    group: str | None
-    share: float
-    effective_parameters: float
-    parameters: int
-    precision: dict[str, float]
-
-
-@dataclass(frozen=True)
-class LayerReading:
-    """One layer; a plain layer has one path."""
-
-    name: str
-    paths: list[PathReading]
-    equivariance_error: dict[str, float] = field(default_factory=dict)
+    mean: float
+    min: float
+    max: float
 
 
 @dataclass(frozen=True)
 class Reading:
-    """Everything a run learned, ready for a table, a page or JSON (see `to_json`)."""
+    """Everything a run learned, ready for a table, a page or JSON (see `to_json`).
+
+    Args:
+        verdict: the outcome in words.
+        evidence: log evidence and its terms.
+        train: what it was trained on.
+        test: figures on held-out data, if there were any.
+        layers: precision, effective parameters, share and measured error, by layer and path.
+        equivariance_error: group -> measured relative error of the whole network.
+        config: options of the evidence.
+        versions: of Python and torch.
+        schema: version of the document.
+    """
 
     verdict: str
     evidence: dict[str, float]
     train: dict[str, float]
     test: dict[str, float]
     layers: list[LayerReading]
+    equivariance_error: dict[str, float] = field(default_factory=dict)
     config: dict[str, Any] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
     schema: int = SCHEMA
 
+    def relative_effective_parameters(self) -> dict[str, Spread]:
+        r"""Type of path -> mean, min and max of its share over the relaxed layers (ELLA Table 3).
+
+        $r_{l,p} = \gamma_{l,p} / \sum_{p'} \gamma_{l,p'}$ for layer l and path p; two paths of one
+        type in one layer count together.
+        """
+        shares: dict[str, dict[str, float]] = {}
+        for layer in self.layers:
+            for path in layer.paths if layer.relaxed else []:
+                of_type = shares.setdefault(path.path, {})
+                of_type[layer.name] = of_type.get(layer.name, 0.0) + path.share
+        return {
+            kind: Spread(sum(r.values()) / len(r), min(r.values()), max(r.values()))
+            for kind, r in shares.items()
+        }
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain dictionaries, lists, numbers and strings; None for a number that is not finite."""
+        shares = self.relative_effective_parameters()
+        relative = {kind: spread._asdict() for kind, spread in shares.items()}
+        found: dict[str, Any] = _plain({**asdict(self), "relative_effective_parameters": relative})
+        return found
+
     def to_json(self) -> str:
         """The reading as a JSON document."""
-        return json.dumps(asdict(self), indent=1, default=str)
+        return json.dumps(self.to_dict(), indent=1, allow_nan=False)
 
     def __str__(self) -> str:
-        """A table for the terminal."""
-        width = max([5, *(len(layer.name) for layer in self.layers)])
-        lines = [
-            f"{'layer':<{width}}  {'path':<12}{'share':>7}{'effective':>11} {'of':>9}   precision"
+        """A table for the terminal, and the verdict."""
+        lines = table(self.layers, WIDTH)
+        if any(layer.error is not None for layer in self.layers):
+            lines.append(
+                "error: what a shifted input changes beyond a shift of the output, "
+                "relative to the output's spread"
+            )
+        shares = [
+            f"{kind} {percent(r.mean)} ({as_range(r)})"
+            for kind, r in self.relative_effective_parameters().items()
         ]
-        for layer in self.layers:
-            for path in layer.paths:
-                precisions = ", ".join(f"{k} {v:.3g}" for k, v in path.precision.items())
-                lines.append(
-                    f"{layer.name:<{width}}  {path.path:<12}{100 * path.share:>5.0f} %"
-                    f"{path.effective_parameters:>11.1f} "
-                    f"{path.parameters:>9,}   {precisions}"
-                )
+        if shares:
+            lines.append(f"share over layers, mean (min to max): {', '.join(shares)}")
         if self.test:
             lines.append("test: " + ", ".join(f"{k} {v:.4f}" for k, v in self.test.items()))
-        return "\n".join([*lines, self.verdict])
+        verdict = textwrap.fill(self.verdict.replace(" %", "\0%"), WIDTH, break_on_hyphens=False)
+        return "\n".join([*lines, verdict.replace("\0%", " %")])
+
+
+def _plain(value: Any) -> Any:
+    """What JSON has a word for: other things by their number or their name."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(part) for key, part in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [_plain(part) for part in value]
+    if hasattr(value, "tolist"):  # numpy and torch
+        return _plain(value.tolist())
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else None
+    return value if isinstance(value, (str, int, type(None))) else str(value)
+
+
+def reading(
+    model: nn.Module, x: Input, razor: Razor | None = None, evidence: Evidence | None = None
+) -> Reading:
+    """What was learned about a model: precisions, effective parameters, measured equivariance.
+
+    Args:
+        model: the network.
+        x: some of its inputs, [n, c, *size]; the equivariance errors are measured on them.
+        razor: by default the one that was made last for this model.
+        evidence: by default what that razor found last. `Razor.step` looks before it moves the
+            precisions; call `razor.evidence(loader)` to see the state as it is.
+
+    Raises:
+        ValueError: no razor, no evidence, or those of another model.
+    """
+    razor = latest_razor(model) if razor is None else razor
+    if razor is None:
+        raise ValueError(
+            "expected a model with a Razor, got none that is alive; make one, "
+            "razor = Razor(model, likelihood, n_data), or pass razor="
+        )
+    if razor.model is not model:
+        raise ValueError("expected the razor of this model, got that of another one")
+    evidence = razor.latest if evidence is None else evidence
+    if evidence is None:
+        raise ValueError(
+            "expected an evidence, got a razor that has not measured any; "
+            "call razor.evidence(loader) first"
+        )
+    return read(razor, evidence, {"n": razor.n_data}, x=x)
 
 
 def read(
@@ -113,39 +192,68 @@ def read(
     evidence: Evidence,
     train: dict[str, float] | None = None,
     test: dict[str, float] | None = None,
+    x: Input | None = None,
 ) -> Reading:
-    """The reading of a model as its razor sees it."""
-    found = _layers(razor, evidence.effective_parameters)
+    """The reading of a model as its razor sees it, with equivariance errors measured on inputs x.
+
+    Raises:
+        ValueError: an evidence without the effective parameters of this model's weights.
+    """
+    missing = sorted(set(weights(razor.model)) - set(evidence.effective_parameters))
+    if missing:
+        raise ValueError(f"expected an evidence of this model, got one without {missing}")
+    errors = Errors({}, {}) if x is None else layer_errors(razor.model, x)
+    found = _layers(razor, evidence.effective_parameters, errors.layers)
     total = sum(path.parameters for layer in found for path in layer.paths)
-    used = sum(evidence.effective_parameters.values())
-    verdict = (
-        f"log evidence {float(evidence.log_evidence):,.1f} ({float(evidence.per_datum):.3f} per "
+    used = sum(layer.effective_parameters for layer in found)
+    numbers = (
+        f"Log evidence {float(evidence.log_evidence):,.1f} ({float(evidence.per_datum):.3f} per "
         f"datum): fit {float(evidence.log_likelihood):,.1f}, complexity "
         f"{float(evidence.complexity):,.1f}; the data determine {used:,.0f} of {total:,} parameters"
     )
     if razor.at_bound:
-        verdict += f"; precision at its bound: {', '.join(razor.at_bound)}"
-    versions = {"python": platform.python_version(), "torch": torch.__version__}
-    config = asdict(razor.config)
-    return Reading(verdict, evidence.to_dict(), train or {}, test or {}, found, config, versions)
+        numbers += f"; precision at its bound: {', '.join(razor.at_bound)}"
+    in_words = words(found, errors.network.get("translation"))
+    return Reading(
+        verdict=f"{in_words} {numbers}.".strip(),
+        evidence=evidence.to_dict(),
+        train=train or {},
+        test=test or {},
+        layers=found,
+        equivariance_error=errors.network,
+        config={f.name: _plain(getattr(razor.config, f.name)) for f in fields(razor.config)},
+        versions={"python": platform.python_version(), "torch": torch.__version__},
+    )
 
 
-def _layers(razor: Razor, gamma: dict[str, float]) -> list[LayerReading]:
-    """One entry per relaxed layer with its paths, and per plain layer with one path."""
+def _layers(
+    razor: Razor, gamma: dict[str, float], errors: dict[str, dict[str, float]]
+) -> list[LayerReading]:
+    """One entry per relaxed layer with its paths, and per other layer with one path."""
     modules = dict(razor.model.named_modules())
-    relaxed = {name for name, module in modules.items() if isinstance(module, Relaxed)}
-    found: dict[str, dict[str, list[str]]] = {}
+    tensors = {name: _places(name, layer) for name, layer in spatial_layers(razor.model).items()}
     for layer in razor.layers:
-        owner = next((r for r in relaxed if layer.name.startswith(f"{r}.paths.")), None)
-        place = layer.name
-        if owner is not None:
-            place = ".".join(layer.name.split(".")[: owner.count(".") + 3])
-        names = layer.tensors
-        paths = found.setdefault(owner if owner is not None else layer.name, {})
-        paths.setdefault(place, []).extend(names)
+        owners = (o for o in tensors if not o or f"{layer.name}.".startswith(f"{o}."))
+        owner = next(owners, layer.name)
+        places = tensors.setdefault(owner, {owner: []})
+        place = next(p for p in places if not p or f"{layer.name}.".startswith(f"{p}."))
+        places[place].extend(layer.tensors)
     return [
-        LayerReading(name, _paths(razor, modules, paths, gamma)) for name, paths in found.items()
+        LayerReading(
+            name,
+            _paths(razor, modules, tensors[name], gamma),
+            errors.get(name, {}),
+            isinstance(modules[name], Relaxed),
+        )
+        for name in sorted(tensors, key=list(modules).index)
     ]
+
+
+def _places(name: str, layer: nn.Module) -> dict[str, list[str]]:
+    """Names of the paths of a layer, to be filled with the tensors of each."""
+    if not isinstance(layer, Relaxed):
+        return {name: []}
+    return {f"{name}.paths.{i}".lstrip("."): [] for i in range(len(layer.paths))}
 
 
 def _paths(
@@ -170,6 +278,7 @@ def _paths(
                 )
                 for name in names
             },
+            getattr(modules[place], "strict", True),
         )
         for place, names in paths.items()
     ]

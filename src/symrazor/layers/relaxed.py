@@ -65,6 +65,16 @@ class Relaxed(nn.Module):
                 path.scale_(precision**-0.5)
 
 
+def spatial_layers(model: nn.Module) -> dict[str, Relaxed | Path]:
+    """Every relaxed layer, and every path outside of one, by name."""
+    found: dict[str, Relaxed | Path] = {}
+    for name, module in model.named_modules():
+        inside = any(not outer or name.startswith(f"{outer}.") for outer in found)
+        if isinstance(module, (Relaxed, Path)) and not inside:
+            found[name] = module
+    return found
+
+
 def path_groups(model: nn.Module) -> dict[str, list[str]]:
     """Prior groups with one precision per path, for `Razor(..., prior_groups=path_groups(model))`.
 
