@@ -4,6 +4,8 @@ __version__ = "0.1.0"
 
 from symrazor import layers as layers
 from symrazor.batchnorm import replace_batchnorm as replace_batchnorm
+from symrazor.collapse import collapse as collapse
+from symrazor.collapse import collapse_table as collapse_table
 from symrazor.curvature import Curvature as Curvature
 from symrazor.curvature import Method as Method
 from symrazor.curvature import Sharing as Sharing
@@ -15,6 +17,7 @@ from symrazor.errors import UnsupportedParameterError as UnsupportedParameterErr
 from symrazor.evidence import Evidence as Evidence
 from symrazor.evidence import exact_evidence as exact_evidence
 from symrazor.evidence import laplace_evidence as laplace_evidence
+from symrazor.export import save_network as save_network
 from symrazor.fit import Fit as Fit
 from symrazor.fit import FitConfig as FitConfig
 from symrazor.fit import fit as fit
@@ -34,6 +37,7 @@ from symrazor.likelihood import Likelihood as Likelihood
 from symrazor.likelihood import Poisson as Poisson
 from symrazor.posterior import Posterior as Posterior
 from symrazor.posterior import Prediction as Prediction
+from symrazor.pruning import path_shares as path_shares
 from symrazor.reading import Reading as Reading
 from symrazor.reading import reading as reading
 from symrazor.relax import Relaxation as Relaxation

@@ -17,6 +17,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from symrazor.collapse import collapse
 from symrazor.data import TensorLoader, Tensors, check_batch
 from symrazor.evidence.value import Evidence
 from symrazor.hyper import hyperparameters, weights
@@ -24,6 +25,7 @@ from symrazor.layers.relaxed import spatial_layers
 from symrazor.learner import Razor, RazorConfig
 from symrazor.likelihood import Likelihood, as_likelihood
 from symrazor.posterior import How, Posterior, Prediction
+from symrazor.pruning import path_shares
 from symrazor.reading import Reading, read, scores
 
 DEFAULT_LR = {"sgd": 0.03, "adamw": 2e-3}
@@ -125,6 +127,31 @@ class Fit:
             return self.posterior().predict(x, how)
         f = _outputs(self.model, x)
         return Prediction(self.razor.likelihood.mean(f))
+
+    def collapse(
+        self,
+        threshold: float | Literal["evidence"] = "evidence",
+        example_input: Tensor | None = None,
+    ) -> nn.Module:
+        """The network without the paths that were switched off, as plain torch modules.
+
+        See `symrazor.collapse`, which does it, for what comes out and for its report.
+
+        Args:
+            threshold: drop paths with a smaller share of their layer's effective parameters;
+                "evidence" for the threshold after which the evidence is highest.
+            example_input: what the report is measured on; by default the first 32 training data.
+        """
+        shares = path_shares(self.model, self.evidence.effective_parameters)
+        x = self.data.x[:32] if example_input is None else example_input
+        return collapse(
+            self.model,
+            x,
+            shares=shares,
+            threshold=threshold,
+            razor=self.razor,
+            loader=self.data,
+        )
 
     @property
     def json(self) -> str:

@@ -23,6 +23,7 @@ from torch.func import functional_call, hessian, jacrev
 from symrazor.curvature import Method, curvature, layers, verify
 from symrazor.hyper import weights
 from symrazor.layers.path import Path
+from symrazor.layers.trace import is_ours
 from symrazor.likelihood import Categorical, Likelihood
 from symrazor.linalg import Block, Dense, Diag, Kron
 
@@ -342,6 +343,15 @@ class PathSuite(ABC):
         with torch.no_grad():
             assert torch.equal(other(x), path(x))
             assert torch.equal(copy.deepcopy(path)(x), path(x))
+
+    def test_collapse(self) -> None:
+        """The plain network equals the path, at every batch size, without a class of ours."""
+        path, x = self._case()
+        plain = path.plain()
+        assert not [type(m).__name__ for m in plain.modules() if is_ours(m)]
+        with torch.no_grad():
+            for n in (3, 1):
+                assert_close(plain(x[:n]), path(x[:n]), 1e-10)
 
     def test_compiles_in_one_graph(self) -> None:
         """No host synchronisation and no control flow on data: one graph for torch.compile."""

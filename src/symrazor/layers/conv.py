@@ -96,6 +96,36 @@ class Conv(Path):
         path.strict = conv.padding_mode == "circular" and path.out_shape == path.in_shape
         return path
 
+    @property
+    def affine(self) -> bool:
+        """Whether it subsamples, if at all, by a linear map at fixed places."""
+        return self.shrink.stride == 1 or self.shrink.reduction in ("first", "average-pool")
+
+    def fixed(self) -> AnyConv | None:
+        """The path as one convolution of torch, or None if its subsampling looks at the data."""
+        if self.shrink.stride == 1:
+            return self.conv
+        if self.shrink.reduction != "first":
+            return None
+        strided = CONVOLUTIONS[len(self.in_shape)](
+            self.in_channels,
+            self.out_channels,
+            self.conv.kernel_size[0],
+            self.shrink.stride,
+            self.conv.kernel_size[0] // 2,
+            padding_mode=self.conv.padding_mode,
+            device="meta",
+        )
+        strided.weight, strided.bias = self.conv.weight, self.conv.bias
+        return strided
+
+    def _plain(self) -> nn.Module:
+        """The convolution itself, at stride 1 or with "first"; else with its subsampling after."""
+        fixed = self.fixed()
+        if fixed is not None:
+            return fixed
+        return nn.Sequential(self.conv, self.shrink.plain((self.out_channels, *self.in_shape)))
+
     def forward(self, x: Float[Tensor, "n c *size"]) -> Float[Tensor, "n d *small"]:
         """Convolve, then subsample."""
         self.check(x)

@@ -37,6 +37,17 @@ class FC(Path):
         if bias:
             nn.init.zeros_(self.linear.bias)
 
+    @property
+    def affine(self) -> bool:
+        """True."""
+        return True
+
+    def _plain(self) -> nn.Module:
+        """Flatten, the matrix itself, unflatten."""
+        return nn.Sequential(
+            nn.Flatten(), self.linear, nn.Unflatten(1, (self.out_channels, *self.out_shape))
+        )
+
     def forward(self, x: Float[Tensor, "n c *size"]) -> Float[Tensor, "n d *small"]:
         """Flatten, multiply, restore the shape."""
         self.check(x)

@@ -113,6 +113,11 @@ class FFC(Path):
         self.offset = PixelBias(self.pixels_out) if bias else nn.Identity()
 
     @property
+    def affine(self) -> bool:
+        """True."""
+        return True
+
+    @property
     def output_weights(self) -> list[nn.Parameter]:
         """The second factor and the pixel biases."""
         return [self.second.weight, *self.offset.parameters()]
@@ -121,5 +126,5 @@ class FFC(Path):
         """Two batched products."""
         self.check(x)
         hidden = self.first(x.flatten(2)).transpose(1, 2)
-        y: Tensor = self.offset(self.second(hidden))
-        return y.reshape(len(x), self.out_channels, *self.out_shape)
+        y: Tensor = self.offset(self.second(hidden)).unflatten(2, self.out_shape)
+        return y

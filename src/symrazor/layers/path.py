@@ -6,6 +6,8 @@ from math import prod
 import torch
 from torch import Tensor, nn
 
+from symrazor.layers.trace import is_symbolic, traced
+
 Shape = tuple[int, ...]
 Spaces = tuple[int, Shape, int, Shape]
 """(channels, shape) of an input and of an output."""
@@ -107,8 +109,32 @@ class Path(nn.Module):
         """The same map with its weights written out, for paths whose weights are made of others."""
         return self
 
+    @property
+    def affine(self) -> bool:
+        """Whether, for fixed weights, the output is an affine function of the input."""
+        return False
+
+    def plain(self) -> nn.Module:
+        """The same map of torch.nn modules and plain tensor code, sharing the tensors of `dense()`.
+
+        To change it, override `_plain`.
+        """
+        return self.dense()._plain()
+
+    def _plain(self) -> nn.Module:
+        """By default a torch.fx trace of `forward`, which for that must branch on no value."""
+        return traced(self, f"Plain{type(self).__name__}")
+
+    @torch.no_grad()
+    def is_zero(self) -> bool:
+        """Whether the output is zero for every input."""
+        own = self.output_weights
+        return bool(own) and not any(bool(value.any()) for value in own)
+
     def check(self, x: Tensor) -> None:
-        """Raise ValueError unless x is [n, in_channels, *in_shape]."""
+        """Raise ValueError unless x is [n, in_channels, *in_shape]; a traced x has no shape yet."""
+        if is_symbolic(x):
+            return
         expected = (self.in_channels, *self.in_shape)
         if tuple(x.shape[1:]) != expected:
             raise ValueError(f"expected input [n, {str(list(expected))[1:]}, got {list(x.shape)}")

@@ -44,6 +44,12 @@ class Relaxed(nn.Module):
             total = total + path(x)
         return total / len(self.paths) if self.mean else total
 
+    def path(self, i: int) -> Path:
+        """The i-th path."""
+        path = self.paths[i]
+        assert isinstance(path, Path)
+        return path
+
     @torch.no_grad()
     def scale_free_paths(self, precision: float) -> None:
         """Draw the free paths from a prior of this precision relative to their start.

@@ -8,13 +8,16 @@ a larger group each group element chooses for itself (Xu et al. 2021), because a
 moves the elements in different directions.
 """
 
+from collections.abc import Callable, Sequence
+from math import prod
 from typing import Literal, get_args
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from symrazor.layers.path import halve
+from symrazor.layers.trace import traced
 
 Reduction = Literal["l2", "max", "first", "average-pool", "max-pool"]
 """How to shrink a map.
@@ -23,6 +26,17 @@ Reduction = Literal["l2", "max", "first", "average-pool", "max-pool"]
 "first": always the first component, as a strided convolution does. "average-pool" and "max-pool":
 the mean or maximum of each cell. The last three are equivariant only to shifts by the stride.
 """
+
+AVERAGE_POOLS: dict[int, Callable[[int], nn.Module]] = {
+    1: nn.AvgPool1d,
+    2: nn.AvgPool2d,
+    3: nn.AvgPool3d,
+}
+MAX_POOLS: dict[int, Callable[[int], nn.Module]] = {
+    1: nn.MaxPool1d,
+    2: nn.MaxPool2d,
+    3: nn.MaxPool3d,
+}
 
 
 def polyphase(x: Float[Tensor, "n c *size"], stride: int) -> Float[Tensor, "n p c *small"]:
@@ -36,11 +50,43 @@ def polyphase(x: Float[Tensor, "n c *size"], stride: int) -> Float[Tensor, "n p 
     return split.permute(0, *phases, 1, *sizes).reshape(n, stride**dims, c, *small)
 
 
-def phase(x: Float[Tensor, "n c *size"], stride: int, norm: Reduction) -> Int[Tensor, " n"]:
-    """Which polyphase component of each sample has the largest norm."""
-    flat = polyphase(x.detach(), stride).flatten(2)
-    size = flat.square().sum(2) if norm == "l2" else flat.abs().amax(2)
-    return size.argmax(1)
+def keep_largest(
+    x: Float[Tensor, "n c *size"],
+    space: Sequence[int],
+    stride: int,
+    norm: Literal["l2", "max"],
+    elements: int = 1,
+) -> Float[Tensor, "n c *small"]:
+    """The polyphase component with the largest norm, for each sample and group element.
+
+    Only the kept pixels are copied. All sizes but the number of data are constants, so that
+    torch.fx can trace it (see `Subsample.plain`).
+
+    Args:
+        x: maps.
+        space: (c, *size), the shape of x without its first dimension.
+        stride: how much to shrink.
+        norm: "l2" or "max".
+        elements: group elements, each with c / elements channels.
+    """
+    channels, *shape = space
+    small, dims = halve(shape, stride), len(shape)
+    size = x.detach().square() if norm == "l2" else x.detach().abs()
+    size = size.unflatten(1, (elements, -1))
+    size = size.sum(2) if norm == "l2" else size.amax(2)
+    for d in reversed(range(2, 2 + dims)):
+        size = size.unflatten(d, (-1, stride))
+    positions = list(range(2, 2 + 2 * dims, 2))
+    size = size.sum(positions) if norm == "l2" else size.amax(positions)
+    best = size.flatten(2).argmax(2)
+    pixels = torch.arange(prod(shape), device=x.device)
+    split = pixels.reshape([part for length in small for part in (length, stride)])
+    order = [*range(1, 2 * dims, 2), *range(0, 2 * dims, 2)]
+    places = split.permute(order).reshape(stride**dims, prod(small))
+    index = places[best].unsqueeze(2).expand(-1, -1, channels // elements, -1)
+    kept = torch.gather(x.flatten(2).unflatten(1, (elements, -1)), 3, index)
+    y: Tensor = kept.flatten(1, 2).unflatten(2, small)
+    return y
 
 
 def subsample(
@@ -69,20 +115,15 @@ def subsample(
         )
     if stride == 1:
         return x
-    split = x.reshape(len(x) * elements, -1, *x.shape[2:])
-    phases = polyphase(split, stride)
     match reduction:
         case "first":
-            kept = phases[:, 0]
+            return polyphase(x, stride)[:, 0]
         case "average-pool":
-            kept = phases.mean(1)
+            return polyphase(x, stride).mean(1)
         case "max-pool":
-            kept = phases.amax(1)
-        case _:
-            best = phase(split, stride, reduction).reshape(-1, *(1,) * (phases.dim() - 1))
-            index = best.expand(-1, 1, *phases.shape[2:])
-            kept = torch.gather(phases, 1, index).squeeze(1)
-    return kept.reshape(len(x), x.shape[1], *kept.shape[2:])
+            return polyphase(x, stride).amax(1)
+        case "l2" | "max":
+            return keep_largest(x, x.shape[1:], stride, reduction, elements)
 
 
 class Subsample(nn.Module):
@@ -99,6 +140,28 @@ class Subsample(nn.Module):
     def forward(self, x: Float[Tensor, "n c *size"]) -> Float[Tensor, "n c *small"]:
         """Shrink."""
         return subsample(x, self.stride, self.reduction, self.elements)
+
+    def plain(self, space: Sequence[int]) -> nn.Module:
+        """The same map of torch.nn modules or plain tensor code.
+
+        Args:
+            space: (c, *size), the shape of the input without its first dimension.
+        """
+        dims, stride = len(space) - 1, self.stride
+        every = (..., *(slice(None, None, stride),) * dims)
+        match self.reduction:
+            case _ if stride == 1:
+                return nn.Identity()
+            case "average-pool":
+                return AVERAGE_POOLS[dims](stride)
+            case "max-pool":
+                return MAX_POOLS[dims](stride)
+            case "first":
+                return traced(lambda x: x[every], "First")
+            case "l2" | "max" as norm:
+                return traced(
+                    lambda x: keep_largest(x, space, stride, norm, self.elements), "KeepLargest"
+                )
 
     def extra_repr(self) -> str:
         """Options, for `print(model)`."""
