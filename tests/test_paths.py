@@ -259,3 +259,38 @@ def test_one_prior_group_per_path_and_its_share_in_the_reading() -> None:
 def test_bad_shapes(make: Callable[[], object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make()
+
+
+def test_free_paths_have_a_start_of_their_own() -> None:
+    layer = Relaxed([Conv(1, 2, (4, 4)), FFC(1, 2, (4, 4))])
+    alone = Relaxed([FFC(2, 2, (4, 4))])
+    model = nn.Sequential(layer, alone, nn.Flatten(), nn.Linear(32, 3))
+    start = sr.Razor(model, "categorical", 10).prior.precisions
+    assert {name: round(float(delta), 9) for name, delta in start.items()} == {
+        "0.paths.0": 1.0,
+        "0.paths.1": 30.0,
+        "1.paths.0": 1.0,
+        "3.weight": 1.0,
+        "3.bias": 1.0,
+    }
+    given = sr.Razor(model, "categorical", 10, prior_precision=2.0, free_precision=7.0)
+    assert float(given.prior.precisions["0.paths.1"]) == pytest.approx(7.0)
+    assert float(given.prior.precisions["3.bias"]) == pytest.approx(2.0)
+
+
+def test_a_step_balances_factors_that_share_a_prior() -> None:
+    torch.manual_seed(0)
+    x, y = torch.randn(12, 1, 4, 4), torch.arange(12) % 3
+    for groups, balanced in (("path", True), ("tensor", False)):
+        path = FFC(1, 2, (4, 4))
+        path.scale_(0.01)
+        model = nn.Sequential(path, nn.Flatten(), nn.Linear(32, 3))
+        f = model(x).detach()
+        razor = sr.Razor(model, "categorical", 12, prior_groups=groups)
+        razor.evidence([(x, y)])
+        first, second = (p.detach().clone() for p in path.factors)
+        assert float(first.norm() / second.norm()) > 10  # an estimate alone moves nothing
+        razor.step([(x, y)])
+        ratio = float((path.factors[0].norm() / path.factors[1].norm()).detach())
+        assert (abs(ratio - 1) < 1e-4) == balanced
+        assert_close(model(x), f, 1e-5)

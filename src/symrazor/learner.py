@@ -35,6 +35,7 @@ from symrazor.curvature.tape import Input, call, each
 from symrazor.evidence.laplace import hyper_gradient, laplace_evidence, log_det, log_precisions
 from symrazor.evidence.value import Evidence
 from symrazor.hyper import Groups, Prior, hyperparameters, weights
+from symrazor.layers.relaxed import balance_, free_groups, path_groups
 from symrazor.likelihood import Gaussian, Likelihood, Probe, as_likelihood
 from symrazor.loading import batches
 from symrazor.posterior import Posterior
@@ -55,7 +56,10 @@ class RazorConfig:
         blocks: "own" or "averaged" output factors of block-wise layers, for "kron".
         update: "mackay" or "adam".
         prior_precision: starting precision, for all groups or by group name.
-        prior_groups: "tensor", "scalar", "layer", "diagonal" or name -> glob patterns.
+        free_precision: starting precision of free paths beside an equivariant one, where
+            `prior_precision` is one number and groups are "path".
+        prior_groups: "path" (the tensors of a path together, any other tensor alone), "tensor",
+            "scalar", "layer", "diagonal" or name -> glob patterns.
         temperature: T of the tempered likelihood p^(1/T).
         damping: fraction of the way to the fixed point, in log precision.
         inner_steps: updates of the precisions per estimate.
@@ -72,7 +76,8 @@ class RazorConfig:
     blocks: Literal["own", "averaged"] = "own"
     update: Literal["mackay", "adam"] = "mackay"
     prior_precision: float | Mapping[str, float] = 1.0
-    prior_groups: Groups = "tensor"
+    free_precision: float = 30.0
+    prior_groups: Groups = "path"
     temperature: float = 1.0
     damping: float = 0.5
     inner_steps: int = 5
@@ -95,6 +100,17 @@ class RazorConfig:
         return Method(
             self.structure, self.estimator, self.samples, self.probe, self.flavour, self.blocks
         )
+
+
+def _prior(model: nn.Module, config: RazorConfig) -> Prior:
+    """Groups by path, free ones with a start of their own; or as the config says."""
+    if config.prior_groups != "path":
+        return Prior(weights(model), config.prior_precision, config.prior_groups)
+    groups, precision = path_groups(model), config.prior_precision
+    if not isinstance(precision, Mapping):
+        free = free_groups(model)
+        precision = {g: config.free_precision if g in free else precision for g in groups}
+    return Prior(weights(model), precision, groups)
 
 
 class Razor:
@@ -141,7 +157,7 @@ class Razor:
         self.layers: list[Layer] = layers(model)
         first = next(iter(weights(model).values()))
         self.likelihood = as_likelihood(likelihood).to(first.device)
-        self.prior = Prior(weights(model), self.config.prior_precision, self.config.prior_groups)
+        self.prior = _prior(model, self.config)
         self.method = self.config.method
         self.generator = torch.Generator().manual_seed(self.config.seed)
         self.training_steps = 0
@@ -212,6 +228,9 @@ class Razor:
     def step(self, loader: Loader, subset: int | None = None) -> Evidence:
         """Estimate the evidence, then update the hyperparameters (after the burn-in).
 
+        Factors of which only the product matters (`FFC`, `SFC`) are balanced before, which changes
+        nothing but their prior density.
+
         Returns:
             The estimate, for the hyperparameters as they were before the update.
 
@@ -227,6 +246,8 @@ class Razor:
         if self.eta and subset is not None:  # the second pass must see the same data
             loader = list(self._batches(loader, subset))
         start = self.generator.get_state()
+        if self.training_steps >= self.config.burn_in:
+            balance_(self.model, self.prior.group_of)
         found = self._collect(loader, subset).prepare()
         now = laplace_evidence(found, self.prior, self._theta()).detach()
         _check_finite(now)

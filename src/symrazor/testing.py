@@ -269,6 +269,24 @@ class PathSuite(ABC):
         gradients = torch.autograd.grad(zero.sum(), path.output_weights)
         assert all(float(g.abs().max()) > 0 for g in gradients)
 
+    def test_balancing_changes_nothing_but_the_prior(self) -> None:
+        """Factors of equal norm make the same map, with the smallest sum of squares."""
+        path, x = self._case()
+        if path.factors is None:
+            return
+        before = path(x).detach()
+        with torch.no_grad():
+            path.factors[0].mul_(5.0)
+            path.factors[1].div_(5.0)
+        path.balance_()
+        assert_close(path(x), before, 1e-12)
+        a, b = (factor.detach() for factor in path.factors)
+        norms = a.square().flatten(2).sum(2), b.square().flatten(1, -2).sum(1).T
+        assert_close(norms[0], norms[1], 1e-12)
+        path.scale_(0.0)
+        path.balance_()
+        assert torch.equal(path.factors[0].detach(), a)  # a zero product keeps its other factor
+
     def test_translations_commute_with_the_path(self) -> None:
         """A path that claims the group of translations maps shifted inputs to shifted outputs."""
         path, x = self._case()

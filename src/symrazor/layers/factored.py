@@ -118,6 +118,11 @@ class FFC(Path):
         return True
 
     @property
+    def factors(self) -> tuple[nn.Parameter, nn.Parameter]:
+        """theta_2 and theta_1."""
+        return self.first.weight, self.second.weight
+
+    @property
     def output_weights(self) -> list[nn.Parameter]:
         """The second factor and the pixel biases."""
         return [self.second.weight, *self.offset.parameters()]

@@ -101,6 +101,27 @@ class Path(nn.Module):
         for parameter in self.output_weights:
             parameter.mul_(factor)
 
+    @property
+    def factors(self) -> tuple[nn.Parameter, nn.Parameter] | None:
+        """Factors a[c, d, ...] and b[d, ..., c] of which only the products over each (c, d) matter."""
+        return None
+
+    @torch.no_grad()
+    def balance_(self) -> None:
+        r"""Give both factors of each product the same norm; the map stays what it is.
+
+        Of all $(s a, b / s)$ this one has the smallest $|a|^2 + |b|^2$, hence the highest prior
+        density under one precision. A product that is zero is left alone.
+        """
+        if self.factors is None:
+            return
+        a, b = self.factors
+        norm_a, norm_b = a.flatten(2).norm(dim=2), b.flatten(1, -2).norm(dim=1).T
+        alive = (norm_a > 0) & (norm_b > 0)
+        scale = torch.where(alive, (norm_b / norm_a).sqrt(), 1.0)
+        a.mul_(scale.unsqueeze(2))
+        b.div_(scale.T.unsqueeze(1))
+
     def prior_groups(self) -> dict[str, list[str]]:
         """Names of its parameters, by the prior they belong to: one for all, named ""."""
         return {"": [name for name, _ in self.named_parameters()]}

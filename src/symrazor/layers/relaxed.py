@@ -1,6 +1,6 @@
 """A relaxed layer: the sum of paths between the same spaces, each with a prior of its own."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from jaxtyping import Float
@@ -76,7 +76,7 @@ def spatial_layers(model: nn.Module) -> dict[str, Relaxed | Path]:
 
 
 def path_groups(model: nn.Module) -> dict[str, list[str]]:
-    """Prior groups with one precision per path, for `Razor(..., prior_groups=path_groups(model))`.
+    """Prior groups with one precision per path; what `Razor(..., prior_groups="path")` uses.
 
     All tensors of a path share a group, so that the two factors of `FFC` are tied and its biases
     count where its weights do; lengthscales and anchors of sparse paths have groups of their own.
@@ -93,3 +93,25 @@ def path_groups(model: nn.Module) -> dict[str, list[str]]:
                     groups[".".join(part for part in (prefix or "path", role) if part)] = own
     inside = {name for names in groups.values() for name in names}
     return groups | {name: [name] for name in theta if name not in inside}
+
+
+def free_groups(model: nn.Module) -> set[str]:
+    """Those groups of `path_groups` that a relaxed layer with an equivariant path could lack."""
+    free: set[str] = set()
+    for prefix, layer in spatial_layers(model).items():
+        if isinstance(layer, Relaxed) and any(path.group is not None for path in layer.paths):
+            start = f"{prefix}." if prefix else ""
+            free |= {
+                f"{start}paths.{i}" for i, path in enumerate(layer.paths) if path.group is None
+            }
+    return free
+
+
+def balance_(model: nn.Module, group_of: Mapping[str, str]) -> None:
+    """Balance the factors of every path whose factors share a prior group; see `Path.balance_`."""
+    name_of = {id(parameter): name for name, parameter in model.named_parameters()}
+    for module in model.modules():
+        if isinstance(module, Path) and module.factors is not None:
+            a, b = (group_of.get(name_of[id(factor)]) for factor in module.factors)
+            if a is not None and a == b:
+                module.balance_()

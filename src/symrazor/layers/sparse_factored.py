@@ -184,6 +184,11 @@ class SFC(Path):
         return path
 
     @property
+    def factors(self) -> tuple[nn.Parameter, nn.Parameter]:
+        """The anchor values of both."""
+        return self.first.values, self.second.values
+
+    @property
     def output_weights(self) -> list[nn.Parameter]:
         """Anchor values of the second factor, and the pixel biases."""
         return [self.second.values, *self.offset.parameters()]
