@@ -243,6 +243,7 @@ def test_a_command_without_data_ends_with_2() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("table", [ella_table1, ella_table2], ids=["1", "2"])
 def test_small_tables(table, tmp_path: Path) -> None:
     """Every row, minutes in all; what is learned on table 1 is what the paper says."""
