@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from symrazor.curvature import convolution, tape
-from symrazor.linalg import gram
+from symrazor.factor import gram
 
 F64 = torch.float64
 CONVS = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}

@@ -67,8 +67,8 @@ def dense_block(block: Block) -> Float[Tensor, "p p"]:
         case Diag():
             return torch.diag(block.h.reshape(-1))
         case Kron():
-            k = max(block.A.shape[0], block.G.shape[0])
-            A, G = block.A.expand(k, -1, -1), block.G.expand(k, -1, -1)
+            k = max(block.A.blocks, block.G.blocks)
+            A, G = block.A.matrix.expand(k, -1, -1), block.G.matrix.expand(k, -1, -1)
             blocked = torch.block_diag(
                 *(torch.kron(g, a) * block.scale for g, a in zip(G, A, strict=True))
             )
