@@ -2,8 +2,8 @@ r"""Sums of outer products, $A_k = \sum_r a_{rk} a_{rk}^\top$, in the smaller of
 
 With the rows $a_{rk}$ stacked as $R_k$, $A_k = R_k^\top R_k$ has as many columns as there are
 features, and $S_k = R_k R_k^\top$ as many as there are rows. Their eigenvalues are the same but for
-zeros, which a log-determinant does not see. So the rows themselves are kept while they are fewer
-than the features, and multiplied out when they are not.
+zeros, which a log-determinant does not see. So the rows themselves are kept while they are clearly
+fewer than the features (`ENOUGH`), and multiplied out when they are not.
 """
 
 import math
@@ -17,6 +17,9 @@ from torch import Tensor
 from symrazor.spectra import eigenvalues, eigenvectors
 
 NARROW, PANEL = 16, 256
+ENOUGH = 0.75
+"""Rows per feature from which the matrix is formed: its float32 product is cheaper than $S_k$ in
+float64, and that many rows would save only half of the time of the eigenvalues."""
 
 
 def gram(rows: Float[Tensor, "*r k i"]) -> Float[Tensor, "k i i"]:
@@ -51,11 +54,15 @@ def _squared(x: Float[Tensor, "k r i"]) -> Float[Tensor, "k i i"]:
     return total
 
 
+ALONE = 64
+"""Matrices of this size are worked on one after the other: all of them at once leave the cache."""
+
+
 class Factor:
     r"""$A_k = \sum_r a_{rk} a_{rk}^\top$: rows while there are fewer of them than features.
 
     A value: adding two factors makes a third. Once there is a matrix, new rows still wait until
-    they are as many as the features, so that few and large products are added to it.
+    there are enough of them, so that few and large products are added to it.
 
     Args:
         parts: rows [r, k, i] that have not been multiplied yet.
@@ -65,7 +72,7 @@ class Factor:
     def __init__(self, parts: Sequence[Tensor], total: Tensor | None = None) -> None:
         """Keep the rows, or multiply them; see the class."""
         self.parts, self.total = tuple(parts), total
-        if sum(map(len, self.parts)) >= self.features:
+        if sum(map(len, self.parts)) >= ENOUGH * self.features:
             self.parts, self.total = (), self.matrix
 
     @classmethod
@@ -128,8 +135,8 @@ class Factor:
         if not self.parts:
             assert self.total is not None
             return self.total
-        product = gram(self._rows())
-        return product.double() if self.total is None else self.total + product
+        product = gram(self._rows()).double()
+        return product if self.total is None else product.add_(self.total)
 
     def _double_rows(self) -> Float[Tensor, "k r i"]:
         return self._rows().transpose(0, 1).double()
@@ -142,9 +149,9 @@ class Factor:
             resolution: machine epsilon of the arithmetic that made the rows.
         """
         matrix = _squared(self._double_rows().mT) if self.small else self.matrix
-        if len(matrix) == 1:
-            return eigenvalues(matrix[0], name, resolution).unsqueeze(0)
-        return eigenvalues(matrix, name, resolution)
+        if self.size < ALONE:
+            return eigenvalues(matrix, name, resolution)
+        return torch.stack([eigenvalues(block, name, resolution) for block in matrix])
 
     def eigenvectors(
         self, name: str, resolution: float

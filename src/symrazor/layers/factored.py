@@ -108,8 +108,8 @@ class FFC(Path):
         self.offset = PixelBias(self.pixels_out) if bias else nn.Identity()
 
     def forward(self, x: Float[Tensor, "n c *size"]) -> Float[Tensor, "n d *small"]:
-        """Two batched products."""
+        """Two batched products; the layout in memory is that of any image."""
         self.check(x)
         hidden = self.first(x.flatten(2)).transpose(1, 2)
         y: Tensor = self.offset(self.second(hidden))
-        return y.reshape(len(x), self.out_channels, *self.out_shape)
+        return y.contiguous().reshape(len(x), self.out_channels, *self.out_shape)
