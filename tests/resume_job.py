@@ -25,7 +25,7 @@ class Wave(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.frequency = sr.Hyper(2.0)
-        self.inner, self.outer = nn.Linear(1, 12), nn.Linear(12, 1)
+        self.inner, self.outer = nn.Linear(1, 12), nn.Linear(12, 2)
         self.dropout = nn.Dropout(0.1)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -52,12 +52,13 @@ def run(case: str, **options: Any) -> sr.Fit:
     } | options
     if case == "relaxed":
         x = torch.randn(50, 1, 6, 6)
-        y = (x.flatten(1).sum(1) > 0).long()
+        y = (x.flatten(1).sum(1) / 6).round().long().clamp(-1, 1) + 1
         layer = Relaxed([Conv(1, 3, (6, 6)), FFC(1, 3, (6, 6))])
-        model = nn.Sequential(layer, nn.Tanh(), nn.Flatten(), nn.Linear(108, 2))
+        model = nn.Sequential(layer, nn.Tanh(), nn.Flatten(), nn.Linear(108, 3))
         return sr.fit(model, (x, y), test=(x, y), update="adam", **options)
     x = torch.rand(50, 1) * 6 - 3
-    data = (x, torch.sin(2.5 * x) + 0.1 * torch.randn(50, 1))
+    waves = torch.cat([torch.sin(2.5 * x), torch.cos(2 * x)], 1)
+    data = (x, waves + 0.1 * torch.randn(50, 2))
     return sr.fit(Wave(), data, "gaussian", test=data, optimizer=case, **options)
 
 

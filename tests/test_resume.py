@@ -10,6 +10,7 @@ import sys
 import threading
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -272,6 +273,28 @@ def test_what_may_change(tmp_path: Path) -> None:
         _small_fit(tmp_path, callbacks=[stop], save_every=2, **options)
     free = {"device": "cpu", "progress": False, "save_every": 1, "patience": 50}
     assert _outcome(_small_fit(tmp_path, **free, **options)) == expected
+
+
+def test_augmentation_need_not_be_copied(tmp_path: Path) -> None:
+    class Flip:
+        lock, own = threading.Lock(), torch.Generator()  # neither can be deep-copied or pickled
+
+        def __call__(self, x: Tensor, generator: torch.Generator) -> Tensor:
+            return -x
+
+    _short(tmp_path, augment=Flip())
+    _short(tmp_path, augment=Flip())
+
+
+def test_mappings_of_prior_options_go_through_json(tmp_path: Path) -> None:
+    options = {
+        "prior_groups": MappingProxyType({"in": ("0.*",), "out": "2.*"}),
+        "prior_precision": MappingProxyType({"in": 1.0, "out": torch.tensor(2.0)}),
+    }
+    first = _short(tmp_path, **options)
+    assert _outcome(_short(tmp_path, **options)) == _outcome(first)
+    with pytest.raises(ValueError, match="razor.prior_precision: expected {'in': 1.0, 'out': 2.0}"):
+        _short(tmp_path, **options | {"prior_precision": {"in": 2.0, "out": 2.0}})
 
 
 @pytest.mark.parametrize(

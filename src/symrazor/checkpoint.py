@@ -237,6 +237,7 @@ def compare(name: str, expected: Mapping[str, Any], got: Mapping[str, Any]) -> N
     if different:
         more = f" and {len(different) - 5} more" if len(different) > 5 else ""
         raise ValueError(
-            f"expected the {name} of the checkpoint, got another one ({'; '.join(different[:5])}"
-            f"{more}); do: pass what the run was started with, or save to a new directory"
+            f"expected the {name} of the checkpoint, got a difference in "
+            f"{'; '.join(different[:5])}{more}; do: pass what the run was started with, or save to "
+            "a new directory"
         )

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -123,9 +123,10 @@ class FitConfig:
 
         Of `augment` they say only whether there is one: a function has no name to rely on.
         """
-        kept = {k: v for k, v in asdict(self).items() if k not in FREE_TO_CHANGE}
-        kept |= {f"razor.{k}": v for k, v in kept.pop("razor").items()}
-        kept["augment"] = self.augment is not None
+        kept = {f.name: getattr(self, f.name) for f in fields(self)}
+        kept |= {f"razor.{f.name}": getattr(self.razor, f.name) for f in fields(self.razor)}
+        kept |= {"augment": self.augment is not None}
+        kept = {k: v for k, v in kept.items() if k not in FREE_TO_CHANGE | {"razor"}}
         plain: dict[str, Any] = json.loads(json.dumps(kept, default=_as_plain))
         return plain
 

@@ -55,7 +55,7 @@ class Stepper:
         """Make the optimiser; see the class."""
         self.razor, self.options, self.total, self.done = razor, options, total, 0
         self.peak = options.lr or DEFAULT_LR[options.optimizer]
-        self.theta = list(weights(razor.model).values())
+        self.theta, self.eta = list(weights(razor.model).values()), list(razor.eta.values())
         self.optimiser: torch.optim.Optimizer
         if options.optimizer == "adamw":
             self.optimiser = torch.optim.AdamW(self.theta, lr=self.peak, weight_decay=0.0)
@@ -81,7 +81,7 @@ class Stepper:
         self._differentiate(loss)
         if self.options.optimizer == "sam":
             self._differentiate_uphill(x, y)
-        for parameter in self.razor.eta.values():
+        for parameter in self.eta:
             parameter.grad = None  # eta follows the evidence, not the training loss
         self.optimiser.step()
         if implicit:
