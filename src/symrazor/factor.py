@@ -55,7 +55,7 @@ def _squared(x: Float[Tensor, "k r i"]) -> Float[Tensor, "k i i"]:
 
 
 ALONE = 64
-"""Matrices of this size are worked on one after the other: all of them at once leave the cache."""
+"""On a CPU, matrices of this size are worked on one by one: together they leave the cache."""
 
 
 class Factor:
@@ -155,7 +155,7 @@ class Factor:
             resolution: machine epsilon of the arithmetic that made the rows.
         """
         matrix = _squared(self._double_rows().mT) if self.small else self.matrix
-        if self.size < ALONE:
+        if self.size < ALONE or matrix.device.type != "cpu":
             return eigenvalues(matrix, name, resolution)
         return torch.stack([eigenvalues(block, name, resolution) for block in matrix])
 

@@ -15,10 +15,13 @@ gradients a step; the evidence is then that of an expansion whose linear term is
 """
 
 import math
+from collections.abc import Callable
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
+from symrazor.graphed import GraphedStep
 from symrazor.hyper import weights
 from symrazor.learner import Razor
 from symrazor.options import DEFAULT_LR, FitConfig
@@ -57,37 +60,64 @@ class Stepper:
         self.peak = options.lr or DEFAULT_LR[options.optimizer]
         self.theta, self.eta = list(weights(razor.model).values()), list(razor.eta.values())
         self.optimiser: torch.optim.Optimizer
-        if options.optimizer == "adamw":
-            self.optimiser = torch.optim.AdamW(self.theta, lr=self.peak, weight_decay=0.0)
-        else:
+        self.run: Callable[[Tensor, Tensor], Tensor] = self._run
+        self.lr: Tensor | float = self.peak
+        device = self.theta[0].device
+        if options.optimizer != "adamw":
             self.optimiser = torch.optim.SGD(self.theta, lr=self.peak, momentum=MOMENTUM)
+        elif device.type == "cuda":
+            self.lr = torch.tensor(self.peak, device=device)
+            self.optimiser = torch.optim.AdamW(
+                self.theta, lr=self.lr, weight_decay=0.0, capturable=True, fused=True
+            )
+            self.run = GraphedStep(self._run)
+        else:
+            self.optimiser = torch.optim.AdamW(self.theta, lr=self.peak, weight_decay=0.0)
+        self.on_host = device.type == "cpu"
         self.last_good = self._snapshot()
 
-    def step(self, x: Tensor, y: Tensor) -> float:
+    def step(self, x: Tensor, y: Tensor) -> Float[Tensor, ""]:
         """Train on one batch; returns its mean negative log likelihood.
 
         Raises:
-            FloatingPointError: a loss that is not finite; the model is put back.
+            FloatingPointError: a loss that is not finite; the model is put back. On a GPU the loss
+                is looked at now and then only, because looking means waiting for it.
         """
-        lr = self.peak * learning_rate(self.done, self.total, self.options.warmup)
+        self._set_lr(self.peak * learning_rate(self.done, self.total, self.options.warmup))
+        look = self.done % SNAPSHOT_EVERY == 0
+        if look:
+            keep = self._snapshot()
+        steps = self.razor.training_steps
+        nll = self.run(x, y)
+        self.razor.training_steps = steps + 1
+        if self.on_host or look:
+            self._check(nll)
+        if look:
+            self.last_good = keep
+        self.done += 1
+        return nll
+
+    def _set_lr(self, lr: float) -> None:
+        if isinstance(self.lr, Tensor):
+            self.lr.fill_(lr)
+            return
+        self.lr = lr
         for group in self.optimiser.param_groups:
             group["lr"] = lr
+
+    def _run(self, x: Tensor, y: Tensor) -> Tensor:
+        """One step, without a look at any value."""
         implicit = self.options.optimizer != "adamw"
         nll = self._nll(x, y)
-        loss = nll if implicit else nll + self.razor.penalty()
-        self._check(loss)
-        if self.done % SNAPSHOT_EVERY == 0:
-            self.last_good = self._snapshot()
-        self._differentiate(loss)
+        self._differentiate(nll if implicit else nll + self.razor.penalty())
         if self.options.optimizer == "sam":
             self._differentiate_uphill(x, y)
         for parameter in self.eta:
             parameter.grad = None  # eta follows the evidence, not the training loss
         self.optimiser.step()
         if implicit:
-            self.razor.shrink_(lr / (1 - MOMENTUM))
-        self.done += 1
-        return float(nll.detach())
+            self.razor.shrink_(float(self.lr) / (1 - MOMENTUM))
+        return nll.detach()
 
     def _nll(self, x: Tensor, y: Tensor) -> Tensor:
         return self.razor.likelihood.nll(self.razor.model(x), y).mean()

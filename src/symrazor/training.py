@@ -23,6 +23,7 @@ from symrazor.learner import Razor
 from symrazor.options import FitConfig
 from symrazor.progress import Record, progress
 from symrazor.reading import scores
+from symrazor.rounding import tf32
 from symrazor.stepper import Stepper
 
 log = logging.getLogger("symrazor")
@@ -66,12 +67,15 @@ class Training:
     ) -> None:
         """Start afresh, or load the newest checkpoint; see the class."""
         self.razor, self.data, self.options, self.test = razor, data, options, test
+        many = max(data.batch_size, EVALUATION_BATCH)  # no gradient to wait for: larger batches
+        self.curvature_data = TensorLoader(data.x, data.y, many, True, data.generator)
         self.callbacks, self.checkpoints = callbacks, checkpoints
         self.stepper = Stepper(razor, options, options.epochs * len(data))
         self.augmenting = torch.Generator(data.x.device)
         self.augmenting.manual_seed(options.seed + _ANOTHER_STREAM)
         self.epoch_start = data.generator.get_state()
-        self.batches_done, self.summed_nll, self.stale, self.seconds = 0, 0.0, 0, 0.0
+        self.batches_done, self.stale, self.seconds = 0, 0, 0.0
+        self.summed_nll = torch.zeros((), dtype=torch.float64, device=data.x.device)
         self.history: list[Record] = []
         self.belongs_to = self._belongs_to() if checkpoints else {}
         saved = checkpoints.load() if checkpoints else None
@@ -115,11 +119,12 @@ class Training:
         """The batches of one epoch that are not done yet."""
         self.razor.model.train()
         self.epoch_start = self.data.generator.get_state()
-        for x, y in islice(self.data, self.batches_done, None):
-            self.summed_nll += self.stepper.step(self._augmented(x), y) * len(y)
-            self.batches_done += 1
-            self.seconds = time.perf_counter() - started
-            self._leave_if_asked(stop)
+        with tf32(True):
+            for x, y in islice(self.data, self.batches_done, None):
+                self.summed_nll += self.stepper.step(self._augmented(x), y).double() * len(y)
+                self.batches_done += 1
+                self.seconds = time.perf_counter() - started
+                self._leave_if_asked(stop)
 
     def _augmented(self, x: Tensor) -> Tensor:
         if self.options.augment is None:
@@ -134,20 +139,22 @@ class Training:
         """Close an epoch: evidence step, test figures, record."""
         self.razor.model.eval()
         epoch, n = len(self.history) + 1, self.razor.n_data
-        record: Record = {"epoch": epoch, "nll": self.summed_nll / n}
-        if epoch % self.options.every == 0 or epoch == self.options.epochs:
+        record: Record = {"epoch": epoch, "nll": float(self.summed_nll) / n}
+        measured = epoch % self.options.every == 0 or epoch == self.options.epochs
+        if measured:
             subset = min(n, self.options.subset or EVIDENCE_SUBSET)
-            estimate = self.razor.step(self.data, None if subset == n else subset)
+            estimate = self.razor.step(self.curvature_data, None if subset == n else subset)
             record |= estimate.to_dict()
             if self.razor.best is not None:
                 self.stale = 0 if self.razor.best is estimate else self.stale + 1
-        if self.test is not None:
+        if self.test is not None and measured:
             f = outputs(self.razor.model, self.test[0])
             found = scores(self.razor.likelihood, f, self.test[1])
             record |= {f"test_{k}": v for k, v in found.items()}
         self.seconds = record["seconds"] = time.perf_counter() - started
         self.history.append(record)
-        self.batches_done, self.summed_nll = 0, 0.0
+        self.batches_done = 0
+        self.summed_nll.zero_()
         self.epoch_start = self.data.generator.get_state()
 
     def _tell(self) -> None:
@@ -204,7 +211,7 @@ class Training:
             "step": self.stepper.done,
             "epoch": len(self.history),
             "batches_done": self.batches_done,
-            "summed_nll": self.summed_nll,
+            "summed_nll": float(self.summed_nll),
             "stale": self.stale,
             "seconds": self.seconds,
             "history": self.history,
@@ -233,7 +240,8 @@ class Training:
         self.razor.model.load_state_dict(state["model"])
         self.stepper.load_state_dict(state["optimiser"])
         self._load_generators(state["rng"])
-        self.batches_done, self.summed_nll = state["batches_done"], state["summed_nll"]
+        self.batches_done = state["batches_done"]
+        self.summed_nll.fill_(state["summed_nll"])
         self.stale, self.seconds, self.history = state["stale"], state["seconds"], state["history"]
 
     def _check(self, saved: State) -> None:
