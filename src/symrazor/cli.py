@@ -16,6 +16,7 @@ from symrazor import __version__
 from symrazor.bench import evidence as evidence_bench
 from symrazor.bench import layers as layers_bench
 from symrazor.discover import CANDIDATES, DEFAULTS, QUESTIONS, Answer, answer, rank
+from symrazor.experiments import ella_table1, ella_table2, tables
 from symrazor.report import evidence_figure, write_atomically
 
 
@@ -110,6 +111,22 @@ def bench(
         _show("Relative error against the exact estimate", evidence_bench.probes)
 
 
+EXPERIMENTS = {"ella-table1": ella_table1.EXPERIMENT, "ella-table2": ella_table2.EXPERIMENT}
+
+
+def experiment(
+    name: tyro.conf.Positional[Literal["ella-table1", "ella-table2"]],
+    options: Annotated[tables.Options, tyro.conf.arg(name="")],
+) -> None:
+    """Make a table of a paper, with its figures beside ours.
+
+    Args:
+        name: which table.
+        options: where the data are, what to run, where results go.
+    """
+    sys.stdout.write(f"{tables.run(EXPERIMENTS[name], options)}\n")
+
+
 def _show(title: str, measure: Callable[[], Sequence[Any]]) -> None:
     """Measure, with a clock running, and print the dataclass rows as a table."""
     columns = (SpinnerColumn(), TextColumn(title), TimeElapsedColumn())
@@ -134,6 +151,7 @@ def main() -> None:
     commands: dict[str, Callable[..., Any]] = {
         "discover": discover,
         "bench": bench,
+        "experiment": experiment,
         "version": version,
     }
     try:

@@ -1,0 +1,110 @@
+"""Results of experiments in a file that many runs share, and as a markdown table."""
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+from symrazor.report import write_atomically
+
+Run = dict[str, Any]
+"""One training run: "row", "seed", "small", its figures or "error", and its whole reading."""
+
+SCHEMA = 1
+
+
+def read_runs(experiment: str, file: Path) -> list[Run]:
+    """All runs in a file; none if there is no file yet.
+
+    Raises:
+        ValueError: a file that is something else.
+    """
+    if not file.exists():
+        return []
+    try:
+        document = json.loads(file.read_text())
+    except ValueError as error:
+        raise ValueError(f"expected results of {experiment}, got {file}: {error}") from error
+    if not isinstance(document, dict) or document.get("experiment") != experiment:
+        found = document.get("experiment") if isinstance(document, dict) else type(document)
+        raise ValueError(f"expected results of {experiment} in {file}, got those of {found!r}")
+    runs: list[Run] = document["runs"]
+    return runs
+
+
+def merged(old: Sequence[Run], new: Sequence[Run]) -> list[Run]:
+    """Old and new runs, a new one in place of an old one with the same row, seed and size."""
+    by_key = {(run["small"], run["row"], run["seed"]): run for run in (*old, *new)}
+    return [by_key[key] for key in sorted(by_key)]
+
+
+def add_runs(experiment: str, file: Path, new: Sequence[Run]) -> list[Run]:
+    """Merge runs into a file, which is there whole at any time; several processes may do so.
+
+    Returns:
+        What is in the file now.
+    """
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with _alone(file.parent):
+        runs = merged(read_runs(experiment, file), new)
+        document = {"experiment": experiment, "schema": SCHEMA, "runs": runs}
+        write_atomically(file, (json.dumps(document, indent=1, allow_nan=False) + "\n").encode())
+    return runs
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Wait for other processes that write to the folder, where the system can."""
+    try:
+        import fcntl
+    except ImportError:
+        yield
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
+def markdown(runs: Sequence[Run], paper: Mapping[str, Mapping[str, float]]) -> str:
+    """One line per row, mean and standard deviation over seeds, the paper's figure beside ours.
+
+    Args:
+        runs: of one size; rows appear in the order of `paper`.
+        paper: row -> its figures "accuracy" (in per cent), "nll", "evidence" (-log evidence / N).
+    """
+    head = ["row", "accuracy %", "paper", "NLL", "paper", "-log ev/N", "paper"]
+    head += ["free share by layer %", "epochs", "seconds", "seeds"]
+    lines = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
+    for row, figures in paper.items():
+        of_row = [run for run in runs if run["row"] == row]
+        done = [run for run in of_row if "error" not in run]
+        if not of_row:
+            continue
+        cells = [row]
+        for key, digits in (("accuracy", 2), ("nll", 3), ("evidence", 3)):
+            cells.append(_spread([run[key] for run in done], digits) if done else "diverged")
+            cells.append(f"{figures[key]:.{digits}f}" if key in figures else "")
+        cells.append(_shares([run["free_shares"] for run in done]))
+        cells.append(_spread([run["epochs"] for run in of_row], 0))
+        cells.append(_spread([run["seconds"] for run in done], 0) if done else "")
+        failed = f", {len(of_row) - len(done)} diverged" if len(done) < len(of_row) else ""
+        cells.append(f"{len(of_row)}{failed}")
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _spread(values: Sequence[float], digits: int) -> str:
+    """The mean, and for several values their standard deviation."""
+    text = f"{mean(values):.{digits}f}"
+    return text if len(set(values)) < 2 else f"{text} ± {stdev(values):.{digits}f}"
+
+
+def _shares(shares: Sequence[Sequence[float]]) -> str:
+    """Per cent in free paths, layer by layer, the mean over runs."""
+    return " / ".join(f"{100 * mean(layer):.0f}" for layer in zip(*shares, strict=True))

@@ -1,0 +1,220 @@
+"""What ELLA's tables have in common: their options, and one training run of one row.
+
+Rows with method "map" keep every precision at 1, as plain weight decay; rows with "laplace" learn
+them by the evidence. Everything else is the same for both.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+import symrazor as sr
+from symrazor.data import Tensors
+from symrazor.experiments.ella_network import Prior, ella_network
+from symrazor.experiments.results import Run, add_runs, markdown, merged, read_runs
+
+BURN_IN_EPOCHS = 10
+"""Before the first evidence step, as in the paper; at most a fifth of the run."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What an experiment can be told.
+
+    Args:
+        small: the embedded digits and a small network, in minutes on two cores.
+        data: folder with the official files (not needed with small).
+        device: "auto" for a GPU if there is one.
+        seed: one or more, of initial weights, shuffling and probes.
+        json: file to merge the results into, run by run.
+        rows: patterns of rows to run, as in "digit/*"; none for the table of the file alone.
+        epochs: in place of the experiment's own number.
+        merge: further files with results, to be merged and shown.
+        set: changes of the training, as in lr=0.01 every=3 (see FitConfig and RazorConfig).
+    """
+
+    small: bool = False
+    data: Path | None = None
+    device: str = "auto"
+    seed: tuple[int, ...] = (0,)
+    json: Path | None = None
+    rows: tuple[str, ...] = ("*",)
+    epochs: int | None = None
+    merge: tuple[Path, ...] = ()
+    set: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Row:
+    """One cell of a table: a task, the paths of the network, and how it is trained.
+
+    Args:
+        name: what `--rows` matches.
+        task: which data.
+        paths: see `ella_network`.
+        method: "map" or "laplace".
+        prior: see `ella_network`.
+        paper: the paper's figures: "accuracy" in per cent, "nll", "evidence" (-log evidence / N).
+    """
+
+    name: str
+    task: str
+    paths: str
+    method: Literal["map", "laplace"]
+    prior: Prior = "weights"
+    paper: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A table.
+
+    Args:
+        name: of the command.
+        rows: all of them.
+        data: (task, options) -> training and test data, on the CPU.
+        classes: task -> number of classes.
+        config: (row, whether small) -> the training.
+        alpha: width of the network on the real data and on the embedded digits.
+    """
+
+    name: str
+    rows: Sequence[Row]
+    data: Callable[[str, Options], tuple[Tensors, Tensors]]
+    classes: Callable[[str], int]
+    config: Callable[[Row, bool], sr.FitConfig]
+    alpha: tuple[int, int] = (10, 4)
+
+
+def run(experiment: Experiment, options: Options) -> str:
+    """Train the rows that were asked for, one after the other; returns the table as markdown.
+
+    Results go to the file after every run; a run that diverges is written down as such.
+
+    Raises:
+        ValueError: options that fit nothing.
+    """
+    chosen = [r for r in experiment.rows if any(fnmatchcase(r.name, p) for p in options.rows)]
+    if options.rows and not chosen:
+        names = ", ".join(row.name for row in experiment.rows)
+        raise ValueError(f"expected rows among {names}, got {' '.join(options.rows)}")
+    runs = [run for file in options.merge for run in read_runs(experiment.name, file)]
+    if options.json is not None:  # before the work: a run must not be lost to a bad path
+        runs = add_runs(experiment.name, options.json, runs)
+    loaded: dict[str, tuple[Tensors, Tensors]] = {}
+    for row in chosen:
+        if row.task not in loaded:
+            loaded = {row.task: experiment.data(row.task, options)}
+        for seed in options.seed:
+            new = run_row(experiment, row, options, seed, loaded[row.task])
+            runs = merged(runs, [new])
+            if options.json is not None:
+                runs = merged(runs, add_runs(experiment.name, options.json, [new]))
+    paper = {row.name: row.paper for row in experiment.rows}
+    return markdown([run for run in runs if run["small"] == options.small], paper)
+
+
+def run_row(
+    experiment: Experiment,
+    row: Row,
+    options: Options,
+    seed: int,
+    data: tuple[Tensors, Tensors],
+) -> Run:
+    """Train one network and note everything about it."""
+    train, test = data
+    base = experiment.config(row, options.small)
+    config = _config(base, row, options, len(train[1])).change(seed=seed)
+    torch.manual_seed(seed)
+    channels, size = train[0].shape[1], train[0].shape[-1]
+    classes, alpha = experiment.classes(row.task), experiment.alpha[options.small]
+    model = ella_network(row.paths, channels, classes, alpha, size, row.prior)
+    found: Run = {"row": row.name, "seed": seed, "small": options.small, "alpha": alpha}
+    found |= {"epochs": config.epochs, "parameters": sum(p.numel() for p in model.parameters())}
+    found |= {"config": _plain(config), "device": _device_name(config.device)}
+    try:
+        fit = sr.fit(model, train, test=test, config=config)
+    except FloatingPointError as error:
+        return found | {"error": str(error)}
+    reading = fit.reading
+    relaxed = [layer for layer in reading.layers if layer.relaxed]
+    return found | {
+        "accuracy": 100 * reading.test["accuracy"],
+        "nll": reading.test["nll"],
+        "evidence": -reading.evidence["per_datum"],
+        "free_shares": [layer.free_share for layer in relaxed],
+        "equivariance_errors": [layer.error for layer in relaxed],
+        "seconds": reading.train["seconds"],
+        "history": fit.history,
+        "reading": reading.to_dict(),
+    }
+
+
+def _config(base: sr.FitConfig, row: Row, options: Options, n: int) -> sr.FitConfig:
+    """The training of a row."""
+    epochs = base.epochs if options.epochs is None else options.epochs
+    changes = dict(_setting(text) for text in options.set)
+    device = options.device
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    steps = -(-n // int(changes.get("batch_size", base.batch_size)))
+    changes = {"burn_in": steps * min(BURN_IN_EPOCHS, epochs // 5), **changes}
+    if row.method == "map":
+        never = steps * epochs + 1
+        changes |= {"burn_in": never, "every": epochs, "keep": "last"}
+        changes = {"free_precision": 1.0, **changes}
+    return base.change(**{"epochs": epochs, "device": device, **changes})
+
+
+def _setting(text: str) -> tuple[str, Any]:
+    """A name and a value from "name=value"."""
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise ValueError(f"expected name=value, got {text!r}; do --set lr=0.01")
+    try:
+        return name, json.loads(value)
+    except ValueError:
+        return name, value
+
+
+def _plain(config: sr.FitConfig) -> dict[str, Any]:
+    """A configuration as JSON has words for; the evidence's part is in the reading."""
+    values = {f.name: getattr(config, f.name) for f in fields(config) if f.name != "razor"}
+    simple = (str, int, float, bool, type(None))
+    return {
+        name: value if isinstance(value, simple) else getattr(value, "__name__", str(value))
+        for name, value in values.items()
+    }
+
+
+def _device_name(device: str) -> str:
+    return torch.cuda.get_device_name(device) if device.startswith("cuda") else device
+
+
+def main(experiment: Experiment, arguments: Sequence[str] | None = None) -> None:
+    """The experiment as a command of its own, without further packages."""
+    parser = argparse.ArgumentParser(prog=f"symrazor experiment {experiment.name}")
+    parser.add_argument("--small", action="store_true", help="embedded digits, in minutes")
+    parser.add_argument("--data", type=Path, help="folder with the official files")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--seed", type=int, nargs="+", default=[0])
+    parser.add_argument("--json", type=Path, help="merge the results into this file")
+    parser.add_argument("--rows", nargs="*", default=["*"], help="patterns; none: only the table")
+    parser.add_argument("--epochs", type=int)
+    parser.add_argument("--merge", type=Path, nargs="*", default=[], help="further results")
+    parser.add_argument("--set", nargs="*", default=[], help="as in lr=0.01 every=3")
+    values = vars(parser.parse_args(arguments))
+    lists = {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
+    options = Options(**(values | lists))
+    try:
+        text = run(experiment, options)
+    except (ValueError, OSError) as error:
+        parser.exit(2, f"{parser.prog}: {error}\n")
+    sys.stdout.write(f"{text}\n")

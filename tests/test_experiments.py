@@ -1,0 +1,257 @@
+"""ELLA's network and tables: counts, results files, and the tables themselves on the digits."""
+
+import json
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+
+import symrazor as sr
+from symrazor.data import flip_and_crop
+from symrazor.experiments import ella_table1, ella_table2, tables
+from symrazor.experiments.ella_network import PATHS, ella_network
+from symrazor.experiments.results import add_runs, markdown, merged, read_runs
+from symrazor.experiments.tables import Options
+
+PLAIN_BIASES = 450  # of the reference's F-FC and S-FC inside their product: ours have none
+PIXEL_BIASES = 1685  # of the reference's F-FC, one per output pixel
+
+# --------------------------------------------------------------------------------------- network
+
+
+@pytest.mark.parametrize(
+    ("paths", "count"),
+    [
+        ("fc", 133_635_690),
+        ("conv", 338_770),
+        ("fc+conv", 133_635_690 + 338_770 - 109_450),
+        ("f-fc", 1_542_625 - PLAIN_BIASES - PIXEL_BIASES),
+        ("f-fc+conv", 1_771_945 - PLAIN_BIASES - PIXEL_BIASES),
+    ],
+)
+def test_dense_parameter_counts_are_the_papers(paths: str, count: int) -> None:
+    with torch.device("meta"):
+        network = ella_network(paths, 3, 10)
+    assert sum(p.numel() for p in network.parameters()) == count
+
+
+@pytest.mark.parametrize(
+    ("paths", "count"),
+    [
+        ("s-fc", 831_820 - PLAIN_BIASES),
+        ("s-conv", 211_620),
+        ("s-fc+s-conv", 1_010_280 - PLAIN_BIASES),
+    ],
+)
+def test_sparse_parameter_counts_are_the_papers(paths: str, count: int) -> None:
+    network = ella_network(paths, 3, 10)
+    assert sum(p.numel() for p in network.parameters()) == count
+    shaped = ella_network(paths, 3, 10, prior="omega")
+    lengthscales = 8 * {"s-fc": 2, "s-conv": 1, "s-fc+s-conv": 3}[paths]
+    assert sum(p.numel() for p in shaped.parameters()) == count + lengthscales
+
+
+@pytest.mark.parametrize(("size", "blocks"), [(32, 8), (16, 5)])
+@pytest.mark.parametrize("paths", PATHS)
+def test_every_network_maps_images_to_classes(paths: str, size: int, blocks: int) -> None:
+    torch.manual_seed(0)
+    network = ella_network(paths, 2, 7, alpha=1, size=size)
+    layers = [m for m in network if isinstance(m, sr.layers.Relaxed)]
+    assert len(layers) == blocks
+    assert all(len(layer.paths) == paths.count("+") + 1 for layer in layers)
+    x = torch.randn(3, 2, size, size)
+    f = network(x)
+    assert f.shape == (3, 7)
+    invariant = torch.allclose(network(torch.roll(x, (3, -5), (2, 3))), f, atol=1e-5)
+    assert invariant == (paths in ("conv", "s-conv"))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"paths": "gconv"}, "expected paths in .* got 'gconv'"),
+        ({"size": 28}, "32 x 32 or 16 x 16, got size 28"),
+        ({"prior": "omega"}, "'omega' for sparse paths, got 'omega'"),
+    ],
+)
+def test_other_networks_are_refused(change: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        ella_network(**{"paths": "conv", "in_channels": 1, "classes": 10, **change})  # type: ignore[arg-type]
+
+
+# --------------------------------------------------------------------------------------- results
+
+
+def _run(row: str, seed: int, accuracy: float = 90.0, small: bool = True) -> dict[str, object]:
+    figures = {"accuracy": accuracy, "nll": 0.5, "evidence": 1.0, "seconds": 2.0, "epochs": 3}
+    return {"row": row, "seed": seed, "small": small, "free_shares": [0.0, 0.5], **figures}
+
+
+def test_results_merge_by_row_seed_and_size(tmp_path: Path) -> None:
+    file = tmp_path / "new" / "a.json"
+    add_runs("t", file, [_run("b", 0), _run("a", 1)])
+    add_runs("t", file, [_run("a", 1, 95.0), _run("a", 0), _run("a", 1, small=False)])
+    found = read_runs("t", file)
+    keys = [(run["small"], run["row"], run["seed"]) for run in found]
+    assert keys == [(False, "a", 1), (True, "a", 0), (True, "a", 1), (True, "b", 0)]
+    assert found[2]["accuracy"] == 95.0
+    assert merged(found, []) == found
+    assert [path.name for path in file.parent.iterdir()] == ["a.json"]
+
+
+def test_no_result_is_lost_between_writers(tmp_path: Path) -> None:
+    file = tmp_path / "a.json"
+    threads = [
+        threading.Thread(target=add_runs, args=("t", file, [_run("a", seed)])) for seed in range(12)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [run["seed"] for run in read_runs("t", file)] == list(range(12))
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (
+            '{"experiment": "other", "runs": []}',
+            "expected results of t in .*, got those of 'other'",
+        ),
+        ("[]", "expected results of t"),
+        ('{"experiment": "t", "ru', "expected results of t, got .*: Unterminated"),
+    ],
+)
+def test_other_files_are_not_overwritten(tmp_path: Path, content: str, message: str) -> None:
+    file = tmp_path / "a.json"
+    file.write_text(content)
+    with pytest.raises(ValueError, match=message):
+        add_runs("t", file, [_run("a", 0)])
+    assert file.read_text() == content
+
+
+def test_markdown_has_mean_and_spread_beside_the_paper() -> None:
+    failed = {"row": "b", "seed": 0, "small": True, "epochs": 3, "error": "diverged"}
+    runs = [_run("a", 0, 90.0), _run("a", 1, 92.0), failed]
+    paper = {"b": {}, "a": {"accuracy": 99.0, "evidence": 1.25}, "c": {"accuracy": 1.0}}
+    lines = markdown(runs, paper).splitlines()
+    assert lines[2] == "| b | diverged |  | diverged |  | diverged |  |  | 3 |  | 1, 1 diverged |"
+    assert lines[3] == (
+        "| a | 91.00 ± 1.41 | 99.00 | 0.500 |  | 1.000 | 1.250 | 0 / 50 | 3 | 2 | 2 |"
+    )
+    assert len(lines) == 4
+    assert len({line.count("|") for line in lines}) == 1
+
+
+# ---------------------------------------------------------------------------------------- tables
+
+
+def test_rows_are_those_of_the_paper() -> None:
+    assert len(ella_table1.EXPERIMENT.rows) == 10
+    assert len(ella_table2.EXPERIMENT.rows) == 22
+    for experiment in (ella_table1.EXPERIMENT, ella_table2.EXPERIMENT):
+        assert len({row.name for row in experiment.rows}) == len(experiment.rows)
+        assert all("accuracy" in row.paper for row in experiment.rows)
+    by_name = {row.name: row for row in ella_table2.EXPERIMENT.rows}
+    row = by_name["s-fc+s-conv-omega/laplace"]
+    assert (row.paths, row.prior, row.method) == ("s-fc+s-conv", "omega", "laplace")
+    assert row.paper == {"accuracy": 80.63, "nll": 0.564, "evidence": 1.067}
+
+
+def test_map_rows_never_move_a_precision(tmp_path: Path) -> None:
+    options = Options(small=True, device="cpu", rows=("f-fc+conv/map",), epochs=1)
+    (row,) = (row for row in ella_table2.EXPERIMENT.rows if row.name == "f-fc+conv/map")
+    data = ella_table2.data("images", options)
+    found = tables.run_row(ella_table2.EXPERIMENT, row, options, 0, data)
+    assert "error" not in found
+    for layer in found["reading"]["layers"]:
+        for path in layer["paths"]:
+            assert set(path["precision"].values()) == {1.0}
+
+
+def test_real_rows_are_augmented_where_fit_can() -> None:
+    config = ella_table2.config(ella_table2.EXPERIMENT.rows[0], small=False)
+    assert getattr(config, "augment", flip_and_crop) is flip_and_crop
+    small = ella_table2.config(ella_table2.EXPERIMENT.rows[0], small=True)
+    assert getattr(small, "augment", None) is None
+
+
+def test_both_tasks_of_table_1_have_the_same_images() -> None:
+    options = Options(small=True)
+    (digit, where), tests = (
+        ella_table1.data("digit", options),
+        ella_table1.data("quadrant", options),
+    )
+    assert torch.equal(digit[0], tests[0][0])
+    assert torch.equal(where[0], tests[1][0])
+    assert torch.equal(tests[0][1] % 10, digit[1])
+    assert int(tests[0][1].max()) == 39
+
+
+def test_a_run_that_diverges_is_written_down(tmp_path: Path) -> None:
+    file = tmp_path / "a.json"
+    options = Options(
+        small=True, rows=("conv/*",), epochs=1, json=file, set=("lr=1e30", "optimizer=sgd")
+    )
+    text = tables.run(ella_table2.EXPERIMENT, options)
+    assert "diverged" in text
+    assert "finite training loss" in read_runs("ella-table2", file)[0]["error"]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"rows": ("dense/*",)}, "expected rows among digit/fc/map, .* got dense"),
+        ({"small": False}, "expected --data DIR with MNIST's files, got none"),
+        ({"set": ("lr",)}, "expected name=value, got 'lr'"),
+        ({"set": ("speed=3",)}, r"got \['speed'\]"),
+    ],
+)
+def test_options_that_fit_nothing(change: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        tables.run(ella_table1.EXPERIMENT, Options(**{"small": True, **change}))  # type: ignore[arg-type]
+
+
+def test_tiny_tables_as_commands(tmp_path: Path) -> None:
+    """One epoch of two rows by each of the two ways in; the second only adds to the first."""
+    file = str(tmp_path / "a.json")
+    for command, row in (
+        (["symrazor.experiments.ella_table1"], "digit/f-fc+conv/laplace"),
+        (["symrazor", "experiment", "ella-table1"], "quadrant/conv/map"),
+    ):
+        start = [sys.executable, "-m", *command, "--small", "--epochs", "1", "--json", file]
+        done = subprocess.run([*start, "--rows", row], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        assert f"| {row} | " in done.stdout
+    assert "digit/f-fc+conv/laplace" in done.stdout
+    runs = json.loads((tmp_path / "a.json").read_text())["runs"]
+    assert [run["row"] for run in runs] == ["digit/f-fc+conv/laplace", "quadrant/conv/map"]
+    assert [len(run["free_shares"]) for run in runs] == [5, 5]
+    assert runs[1]["free_shares"] == [0.0] * 5
+    assert runs[0]["reading"]["train"]["epochs"] == 1
+
+
+def test_a_command_without_data_ends_with_2() -> None:
+    command = [sys.executable, "-m", "symrazor.experiments.ella_table2"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "expected --data DIR with CIFAR-10's files" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("table", [ella_table1, ella_table2], ids=["1", "2"])
+def test_small_tables(table, tmp_path: Path) -> None:
+    """Every row, minutes in all; what is learned on table 1 is what the paper says."""
+    file = tmp_path / "a.json"
+    text = tables.run(table.EXPERIMENT, Options(small=True, json=file))
+    runs = {run["row"]: run for run in read_runs(table.EXPERIMENT.name, file)}
+    assert list(runs) == sorted(row.name for row in table.EXPERIMENT.rows)
+    assert not [run for run in runs.values() if "error" in run], text
+    if table is ella_table1:
+        assert runs["quadrant/conv/laplace"]["accuracy"] < 35
+        assert runs["digit/f-fc+conv/laplace"]["accuracy"] > 70
+        assert runs["quadrant/f-fc+conv/laplace"]["accuracy"] > 50

@@ -1,0 +1,385 @@
+"""Official files, the papers' transformations and the augmentation, against slow oracles."""
+
+import gzip
+import math
+import struct
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from symrazor.data import (
+    cifar10,
+    digits,
+    fashion_mnist,
+    flip_and_crop,
+    mnist,
+    normalised,
+    official,
+    on_canvas,
+    quadrants,
+    read_cifar,
+    resized,
+    rotated,
+    scaled,
+    transforms,
+    translated,
+)
+
+# ----------------------------------------------------------------------------------------- CIFAR
+
+
+def _records(n: int, labels: int = 1, seed: int = 0) -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    records = rng.integers(0, 256, (n, labels + 3072), dtype=np.uint8)
+    records[:, :labels] = rng.integers(0, 10, (n, labels))
+    return records
+
+
+@pytest.mark.parametrize(("classes", "head"), [(10, 1), (100, 2)])
+def test_cifar_byte_by_byte(tmp_path: Path, classes: int, head: int) -> None:
+    content = _records(3, head).tobytes()
+    (tmp_path / "a.bin").write_bytes(content)
+    x, y = read_cifar(tmp_path / "a.bin", classes)
+    assert (x.shape, x.dtype, y.dtype) == ((3, 3, 32, 32), torch.uint8, torch.int64)
+    size = head + 3072
+    for n in range(3):
+        assert y[n] == content[n * size + head - 1]
+        for c, i, j in ((0, 0, 0), (0, 0, 31), (0, 1, 0), (1, 0, 0), (2, 31, 30), (2, 31, 31)):
+            assert x[n, c, i, j] == content[n * size + head + 1024 * c + 32 * i + j]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "whole records of 1 \\+ 3072 bytes, got .* of 0 bytes"),
+        (bytes(3072), "got .* of 3072 bytes; do fetch"),
+        (bytes(2 * 3073 - 1), "got .* of 6145 bytes"),
+        (b"\x0a" + bytes(3072), "labels 0 to 9, got 10 in"),
+    ],
+    ids=["empty", "headless", "truncated", "label"],
+)
+def test_damaged_cifar_is_refused(tmp_path: Path, content: bytes, message: str) -> None:
+    (tmp_path / "a.bin").write_bytes(content)
+    with pytest.raises(ValueError, match=message):
+        read_cifar(tmp_path / "a.bin")
+
+
+def test_cifar_of_other_classes_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="expected 10 or 100 classes, got 20; do "):
+        read_cifar(tmp_path / "a.bin", 20)
+
+
+@pytest.mark.parametrize("inner", ["", "cifar-10-batches-bin", "cifar-10/cifar-10-batches-bin"])
+def test_cifar_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, inner: str) -> None:
+    monkeypatch.setattr(official, "_CIFAR_BATCH", 4)
+    folder = tmp_path / inner
+    folder.mkdir(parents=True, exist_ok=True)
+    for seed, name in enumerate([*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin"]):
+        (folder / name).write_bytes(_records(4, seed=seed).tobytes())
+    x, y = cifar10(tmp_path)
+    assert (x.shape, x.dtype) == ((20, 3, 32, 32), torch.float32)
+    for batch in range(5):  # in the order of the files
+        raw = _records(4, seed=batch)
+        assert y[4 * batch : 4 * batch + 4].tolist() == raw[:, 0].tolist()
+        expected = torch.from_numpy(raw[:, 1:].reshape(4, 3, 32, 32)).float() / 255
+        assert torch.equal(x[4 * batch : 4 * batch + 4], expected)
+    assert cifar10(tmp_path, "test")[1].tolist() == _records(4, seed=5)[:, 0].tolist()
+    (folder / "data_batch_3.bin").write_bytes(_records(3).tobytes())
+    with pytest.raises(ValueError, match="expected 4 images, got 3 in .*data_batch_3"):
+        cifar10(tmp_path)
+    (folder / "data_batch_2.bin").unlink()
+    with pytest.raises(FileNotFoundError, match="expected one of .*data_batch_2.bin.* got none"):
+        cifar10(tmp_path)
+
+
+# ----------------------------------------------------------------------------------------- MNIST
+
+
+def _idx(values: np.ndarray) -> bytes:
+    header = struct.pack(f">BBBB{values.ndim}I", 0, 0, 8, values.ndim, *values.shape)
+    return header + values.tobytes()
+
+
+def _idx_folder(folder: Path, n: int = 6, zipped: bool = False) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(0)
+    arrays = {}
+    folder.mkdir(parents=True, exist_ok=True)
+    for split in ("train", "t10k"):
+        arrays[f"{split}-images-idx3-ubyte"] = rng.integers(0, 256, (n, 28, 28), dtype=np.uint8)
+        arrays[f"{split}-labels-idx1-ubyte"] = rng.integers(0, 10, n, dtype=np.uint8)
+    for name, values in arrays.items():
+        content = _idx(values)
+        file = folder / (f"{name}.gz" if zipped else name)
+        file.write_bytes(gzip.compress(content) if zipped else content)
+    return arrays
+
+
+@pytest.fixture
+def six(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(official, "_IDX_COUNT", {"train": 6, "test": 6})
+
+
+@pytest.mark.usefixtures("six")
+@pytest.mark.parametrize("zipped", [False, True])
+@pytest.mark.parametrize(("read", "name"), [(mnist, "mnist"), (fashion_mnist, "fashion-mnist")])
+def test_mnist_folder(tmp_path: Path, read: Callable, name: str, zipped: bool) -> None:
+    for folder in (tmp_path / "a", tmp_path / "b" / name):
+        arrays = _idx_folder(folder, zipped=zipped)
+    for place in (tmp_path / "a", tmp_path / "b"):
+        for split, prefix in (("train", "train"), ("test", "t10k")):
+            x, y = read(place, split)
+            images = arrays[f"{prefix}-images-idx3-ubyte"]
+            assert (x.shape, x.dtype, y.dtype) == ((6, 1, 28, 28), torch.float32, torch.int64)
+            assert torch.equal(x[:, 0], torch.from_numpy(images).float() / 255)
+            assert y.tolist() == arrays[f"{prefix}-labels-idx1-ubyte"].tolist()
+
+
+@pytest.mark.usefixtures("six")
+@pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        ("train-images-idx3-ubyte", _idx(np.zeros((5, 28, 28), np.uint8)), r"shape \[6, 28, 28\]"),
+        ("train-images-idx3-ubyte", _idx(np.zeros((6, 8, 8), np.uint8)), r"got .* \[6, 8, 8\]"),
+        ("train-images-idx3-ubyte", _idx(np.zeros(6, np.uint8)), "check which file is which"),
+        ("train-labels-idx1-ubyte", _idx(np.full(6, 10, np.uint8)), "labels up to 10"),
+        ("train-labels-idx1-ubyte", _idx(np.zeros(6, np.uint8))[:-1], "6 bytes of elements"),
+        ("train-labels-idx1-ubyte", b"PK\3\4....", "an IDX file"),
+    ],
+    ids=["fewer", "smaller", "labels for images", "label 10", "truncated", "magic"],
+)
+def test_damaged_mnist_is_refused(tmp_path: Path, file: str, content: bytes, message: str) -> None:
+    _idx_folder(tmp_path)
+    (tmp_path / file).write_bytes(content)
+    with pytest.raises(ValueError, match=message):
+        mnist(tmp_path)
+
+
+def test_missing_files_and_unknown_splits(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="mnist/train-images-idx3-ubyte.gz"):
+        mnist(tmp_path)
+    for read in (mnist, cifar10):
+        with pytest.raises(ValueError, match="split 'train' or 'test', got 'valid'; do "):
+            read(tmp_path, "valid")  # type: ignore[arg-type]
+
+
+# ------------------------------------------------------------------------------------ transforms
+
+
+def _bilinear(image: torch.Tensor, row: float, column: float) -> float:
+    """One point between pixels, zero outside."""
+    h, w = image.shape
+    i, j = math.floor(row), math.floor(column)
+    total = 0.0
+    for a, b in ((i, j), (i, j + 1), (i + 1, j), (i + 1, j + 1)):
+        if 0 <= a < h and 0 <= b < w:
+            total += float(image[a, b]) * (1 - abs(row - a)) * (1 - abs(column - b))
+    return total
+
+
+def _draws(n: int, columns: int, seed: int) -> list[list[float]]:
+    rand = torch.rand(n, columns, generator=torch.Generator().manual_seed(seed))
+    return (2 * rand - 1).tolist()
+
+
+def _slow(
+    x: torch.Tensor, place: Callable[[int, float, float], tuple[float, float]]
+) -> torch.Tensor:
+    """Pixel by pixel; `place` maps (image, x, y) from the middle to where to read, likewise."""
+    y = torch.zeros_like(x)
+    n, channels, h, w = x.shape
+    for k in range(n):
+        for i in range(h):
+            for j in range(w):
+                across, down = place(k, j - (w - 1) / 2, i - (h - 1) / 2)
+                for c in range(channels):
+                    row, column = down + (h - 1) / 2, across + (w - 1) / 2
+                    y[k, c, i, j] = _bilinear(x[k, c], row, column)
+    return y
+
+
+SHAPES = [(3, 2, 7, 7), (2, 1, 6, 9)]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_rotation_by_loops(shape: tuple[int, ...]) -> None:
+    x = torch.rand(shape, generator=torch.Generator().manual_seed(0))
+    angles = [math.radians(180) * draw for (draw,) in _draws(shape[0], 1, seed=3)]
+
+    def place(k: int, a: float, b: float) -> tuple[float, float]:
+        cos, sin = math.cos(angles[k]), math.sin(angles[k])
+        return cos * a - sin * b, sin * a + cos * b
+
+    torch.testing.assert_close(rotated(x, 180, seed=3), _slow(x, place), atol=2e-5, rtol=0)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_translation_by_loops(shape: tuple[int, ...]) -> None:
+    x = torch.rand(shape, generator=torch.Generator().manual_seed(0))
+    shifts = _draws(shape[0], 2, seed=4)
+    expected = _slow(x, lambda k, a, b: (a + 2.5 * shifts[k][0], b + 2.5 * shifts[k][1]))
+    torch.testing.assert_close(translated(x, 2.5, seed=4), expected, atol=2e-5, rtol=0)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_scaling_by_loops(shape: tuple[int, ...]) -> None:
+    x = torch.rand(shape, generator=torch.Generator().manual_seed(0))
+    zoom = [2.0**draw for (draw,) in _draws(shape[0], 1, seed=5)]
+    expected = _slow(x, lambda k, a, b: (zoom[k] * a, zoom[k] * b))
+    torch.testing.assert_close(scaled(x, 2.0, seed=5), expected, atol=2e-5, rtol=0)
+
+
+def test_whole_pixels_and_no_change_are_exact() -> None:
+    x = digits("test")[0][:50]
+    for same in (rotated(x, 0.0), translated(x, 0.0), scaled(x, 1.0)):
+        torch.testing.assert_close(same, x, atol=1e-5, rtol=0)
+    assert pytest.approx(54 / 7) == transforms.TRANSLATION["mnist"]
+    assert pytest.approx(64 / 7) == transforms.TRANSLATION["cifar-10"]
+
+
+def test_transforms_follow_their_seed_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = digits("test")[0]
+    for make in (
+        lambda s: rotated(x, 90, s),
+        lambda s: translated(x, 3, s),
+        lambda s: scaled(x, 2, s),
+    ):
+        torch.manual_seed(0)
+        a = make(1)
+        state = torch.get_rng_state()
+        torch.manual_seed(0)
+        assert torch.equal(state, torch.get_rng_state()), "the global generator is left alone"
+        assert torch.equal(a, make(1))
+        assert not torch.equal(a, make(2))
+        monkeypatch.setattr(transforms, "_CHUNK", 100)  # in parts, the same
+        torch.testing.assert_close(make(1), a, atol=1e-6, rtol=0)
+
+
+def test_transforms_cover_their_range() -> None:
+    ramp = torch.arange(41.0).expand(2000, 1, 41, 41)  # the value is the column
+    moved = translated(ramp, 8.0, seed=1)[:, 0, 20, 20] - 20
+    assert -8 <= moved.min() < -7.5
+    assert 7.5 < moved.max() <= 8
+    spread = scaled(ramp, 2.0, seed=1)[:, 0, 20, 21] - 20
+    assert 0.5 <= spread.min() < 0.52
+    assert 1.9 < spread.max() <= 2
+    assert spread.log().mean().abs() < 0.03
+    turned = rotated(ramp, 90, seed=1)[:, 0, 20, 21] - 20  # the cosine of the angle
+    assert -1e-3 < turned.min() < 0.05
+    assert abs(float(turned.mean()) - 2 / math.pi) < 0.03
+
+
+def test_transforms_refuse_bytes_and_factors_below_one() -> None:
+    with pytest.raises(ValueError, match=r"expected float x of shape .* torch.uint8; do x.float"):
+        rotated(torch.zeros(2, 1, 4, 4, dtype=torch.uint8), 90)
+    with pytest.raises(ValueError, match="expected a factor of at least 1, got 0.5"):
+        scaled(torch.zeros(2, 1, 4, 4), 0.5)
+
+
+def test_resizing_by_loops() -> None:
+    """Sample at the middle of each new pixel, edges repeated."""
+    x = torch.rand(2, 1, 14, 14)
+    expected = torch.zeros(2, 1, 8, 8)
+    for n in range(2):
+        for i in range(8):
+            for j in range(8):
+                row, column = ((k + 0.5) * 14 / 8 - 0.5 for k in (i, j))
+                clamp = (min(max(row, 0.0), 13.0), min(max(column, 0.0), 13.0))
+                expected[n, 0, i, j] = _bilinear(x[n, 0], *clamp)
+    torch.testing.assert_close(resized(x, 8), expected, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        ("mnist", [0.1307 + 0.3081], [1.0]),
+        ("cifar-10", [0.0, 123 / 255, (113.9 - 66.7) / 255], [-125.3 / 63, 0.0, -1.0]),
+    ],
+)
+def test_normalisation(name: str, value: list[float], expected: list[float]) -> None:
+    x = torch.tensor(value).reshape(1, -1, 1, 1).expand(2, -1, 3, 3)
+    want = torch.tensor(expected).reshape(1, -1, 1, 1).expand_as(x)
+    torch.testing.assert_close(normalised(x, name), want, atol=1e-5, rtol=0)
+
+
+def test_normalisation_refuses_what_it_does_not_know() -> None:
+    with pytest.raises(ValueError, match=r"expected x of shape \[n, 3, h, w\], got \[2, 1, 4, 4\]"):
+        normalised(torch.zeros(2, 1, 4, 4), "cifar-10")
+    with pytest.raises(ValueError, match="a data set in .*'mnist'.* got 'svhn'; do "):
+        normalised(torch.zeros(2, 1, 4, 4), "svhn")
+
+
+def test_quadrants_are_a_canvas_of_56_made_32_and_normalised() -> None:
+    x, y = torch.rand(40, 1, 28, 28), torch.arange(40) % 10
+    images, labels = quadrants(x, y, "quadrant", seed=7)
+    canvas, where = on_canvas(x, y, 56, 7, "quadrant")
+    assert torch.equal(labels, where)
+    torch.testing.assert_close(images, (resized(canvas, 32) - 0.1307) / 0.3081)
+    background = -0.1307 / 0.3081
+    for image, label in zip(images, labels.tolist(), strict=True):
+        row, column = divmod(label // 10, 2)  # the quadrant holds the digit, the others nothing
+        for i in (0, 1):
+            for j in (0, 1):
+                part = image[0, 16 * i : 16 * i + 16, 16 * j : 16 * j + 16]
+                empty = bool((part - background).abs().max() < 1e-5)
+                assert empty == ((i, j) != (row, column))
+    assert torch.equal(quadrants(x, y, "digit", seed=7)[0], images)
+    assert torch.equal(quadrants(x, y, "digit", seed=7)[1], y)
+
+
+@pytest.mark.slow
+def test_sixty_thousand_images_take_seconds() -> None:
+    x, y = torch.rand(60_000, 1, 28, 28), torch.zeros(60_000, dtype=torch.int64)
+    start = time.process_time()
+    rotated(x, 180)
+    quadrants(x, y, "digit")
+    assert time.process_time() - start < 20
+
+
+# ---------------------------------------------------------------------------------- augmentation
+
+
+@pytest.mark.parametrize("shape", [(30, 3, 6, 6), (30, 1, 5, 9)])
+def test_flips_and_crops_by_loops(shape: tuple[int, ...]) -> None:
+    x = torch.rand(shape, generator=torch.Generator().manual_seed(0))
+    n, channels, h, w = shape
+    found = flip_and_crop(x, torch.Generator().manual_seed(1))
+    again = torch.Generator().manual_seed(1)
+    top, left = torch.randint(0, 9, (2, n, 1), generator=again)[..., 0].tolist()
+    flip = torch.randint(0, 2, (n, 1), generator=again)[:, 0].tolist()
+    assert set(flip) == {0, 1}
+    for k in range(n):
+        for c in range(channels):
+            for i in range(h):
+                for j in range(w):
+                    # Cropping a frame that was flipped is cropping and reading the other way.
+                    row, column = i + top[k] - 4, (w - 1 - j if flip[k] else j) + left[k] - 4
+                    inside = 0 <= row < h and 0 <= column < w
+                    assert found[k, c, i, j] == (x[k, c, row, column] if inside else 0)
+
+
+def test_flips_and_crops_are_uniform_and_per_image() -> None:
+    x = torch.zeros(9000, 1, 12, 12)
+    x[:, 0, 6, 6] = 1.0
+    places = flip_and_crop(x, torch.Generator().manual_seed(0)).flatten(1).argmax(1)
+    rows, columns = places // 12, places % 12
+    counts = torch.bincount(rows, minlength=12)[2:11]
+    assert counts.sum() == 9000
+    assert ((counts - 1000.0) ** 2 / 1000).sum() < 26.1  # chi-squared, 8 dof, p = 0.001
+    # Mirrored ones end in columns 1 to 9, the others in 2 to 10.
+    assert set(columns.tolist()) == set(range(1, 11))
+
+
+def test_augmentation_follows_its_generator_alone() -> None:
+    x = digits("test")[0]
+    generator = torch.Generator().manual_seed(0)
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    a, b = flip_and_crop(x, generator), flip_and_crop(x, generator)
+    assert torch.equal(before, torch.get_rng_state())
+    assert not torch.equal(a, b)
+    assert torch.equal(a, flip_and_crop(x, torch.Generator().manual_seed(0)))
+    assert a.shape == x.shape and a.dtype == x.dtype
