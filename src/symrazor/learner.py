@@ -39,6 +39,7 @@ from symrazor.layers.relaxed import balance_, free_groups, path_groups
 from symrazor.likelihood import Gaussian, Likelihood, Probe, as_likelihood
 from symrazor.loading import batches
 from symrazor.posterior import Posterior
+from symrazor.rounding import tf32
 
 State = dict[str, Any]
 
@@ -269,7 +270,8 @@ class Razor:
     ) -> dict[str, tuple[Tensor, Tensor]]:
         """Derivatives of fit and of -log_det/2 in `eta`, at the memory of one batch."""
         again = self._batches(loader, subset)
-        return hyper_gradient(self._source(), found, self.prior, again, self.eta)
+        with tf32(False):
+            return hyper_gradient(self._source(), found, self.prior, again, self.eta)
 
     def posterior(self, loader: Loader, subset: int | None = None) -> Posterior:
         """The Laplace posterior at the present weights."""
@@ -284,13 +286,14 @@ class Razor:
 
     def _collect(self, loader: Loader, subset: int | None, keep_graph: bool = False) -> Curvature:
         self._look_again()
-        found = collect(
-            self._source(),
-            self._batches(loader, subset),
-            n_data=self.n_data,
-            temperature=self.config.temperature,
-            keep_graph=keep_graph,
-        )
+        with tf32(False):
+            found = collect(
+                self._source(),
+                self._batches(loader, subset),
+                n_data=self.n_data,
+                temperature=self.config.temperature,
+                keep_graph=keep_graph,
+            )
         expected = self.n_data if subset is None else min(subset, self.n_data)
         if found.n_seen != expected:
             raise ValueError(

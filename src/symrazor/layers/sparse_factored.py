@@ -44,7 +44,7 @@ class SparseBlocks(nn.Module):
         """W."""
         if self.side == "in":
             return self.values @ self.basis.matrix()
-        return self.basis.matrix().T @ self.values
+        return (self.values.mT @ self.basis.matrix()).mT  # one product, not one for each block
 
     def forward(self, x: Float[Tensor, "n k i"]) -> Float[Tensor, "n k o"]:
         """Multiply each block."""
@@ -108,8 +108,8 @@ class SFC(Path):
         """Two batched products."""
         self.check(x)
         hidden = self.first(x.flatten(2)).transpose(1, 2)
-        y: Tensor = self.offset(self.second(hidden))
-        return y.reshape(len(x), self.out_channels, *self.out_shape)
+        y: Tensor = self.offset(self.second(hidden)).contiguous().unflatten(2, self.out_shape)
+        return y
 
     @classmethod
     @torch.no_grad()
