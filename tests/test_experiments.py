@@ -172,11 +172,10 @@ def test_map_rows_never_move_a_precision(tmp_path: Path) -> None:
             assert set(path["precision"].values()) == {1.0}
 
 
-def test_real_rows_are_augmented_where_fit_can() -> None:
-    config = ella_table2.config(ella_table2.EXPERIMENT.rows[0], small=False)
-    assert getattr(config, "augment", flip_and_crop) is flip_and_crop
-    small = ella_table2.config(ella_table2.EXPERIMENT.rows[0], small=True)
-    assert getattr(small, "augment", None) is None
+def test_real_rows_of_table_2_are_augmented() -> None:
+    row = ella_table2.EXPERIMENT.rows[0]
+    assert ella_table2.config(row, small=False).augment is flip_and_crop
+    assert ella_table2.config(row, small=True).augment is None
 
 
 def test_both_tasks_of_table_1_have_the_same_images() -> None:
