@@ -91,7 +91,7 @@ def test_fit_moves_model_and_data() -> None:
 def test_transforms_are_the_same_on_the_device() -> None:
     x, y = digits("test")
     for make in (
-        lambda x: rotated(x, 180, seed=1),
+        lambda x: rotated(x, 180.0, seed=1),
         lambda x: translated(x, 3.0, seed=1),
         lambda x: scaled(x, 2.0, seed=1),
         lambda x: quadrants(x, y.to(x.device), "digit", seed=1, size=16)[0],
