@@ -171,6 +171,8 @@ class Stepper:
         }
         groups = self.optimiser.state_dict()["param_groups"]
         self.optimiser.load_state_dict({"state": remembered, "param_groups": groups})
+        for group in self.optimiser.param_groups:
+            group["lr"] = self.lr  # the loaded one is a copy, which nobody would write to
         self.done = int(str(state["done"]))
         self.last_good = self._snapshot()
 
