@@ -204,7 +204,7 @@ def own_terms(model: nn.Module, loader: Loader) -> Terms:
     factors: Factors = {}
     for block in found.blocks:
         if isinstance(block, Kron):
-            factors[block.name] = [block.G[0], block.A[0] * block.scale]
+            factors[block.name] = [block.G.matrix[0], block.A.matrix[0] * block.scale]
         else:
             assert isinstance(block, Dense)
             factors[block.names[0]] = [block.H]

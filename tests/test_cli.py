@@ -3,12 +3,14 @@
 import json
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
 import symrazor as sr
 from symrazor import discover
+from symrazor.bench import layers as layers_bench
 from symrazor.report import write_atomically
 
 
@@ -68,6 +70,17 @@ def test_bench_writes_its_rows(tmp_path: Path) -> None:
     assert all(list(row) == [*keys, "log_evidence"] for row in rows)
     values = {row["estimator"]: row["log_evidence"] for row in rows}
     assert values["one probe"] == pytest.approx(values["exact"], rel=0.01)
+
+
+def test_bench_of_layers_writes_its_rows(tmp_path: Path) -> None:
+    file = tmp_path / "rows.json"
+    rows = layers_bench.main(1, file, threads=1, only=["layers"])
+    assert [(row.variant, row.goal) for row in rows[:2]] == [
+        ("3 x 3 convolution", None),
+        ("F-FC", 1.1),
+    ]
+    assert rows[0].ratio_cpu == rows[0].ratio_wall == 1
+    assert json.loads(file.read_text()) == [asdict(row) for row in rows]
 
 
 def test_help_and_version() -> None:

@@ -8,7 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from symrazor import CurvatureError, linalg, spectra
+from symrazor import CurvatureError, spectra
+from symrazor.factor import Factor, gram
 from symrazor.linalg import Dense, Diag, Kron
 from symrazor.parallel import in_parallel
 from symrazor.testing import assert_close, dense_block
@@ -27,8 +28,8 @@ def _kron(k: int = 2) -> Kron:
     shape = (k, 3, 4)
     return Kron(
         "w",
-        _psd(k, 4, 0),
-        _psd(k, 3, 1),
+        Factor.of_matrix(_psd(k, 4, 0)),
+        Factor.of_matrix(_psd(k, 3, 1)),
         0.3,
         EPS,
         lambda w: w.reshape(shape),
@@ -72,7 +73,7 @@ def test_dense_logdet_with_several_precisions() -> None:
 def test_gram_is_the_sum_of_outer_products(rows: int, k: int, i: int, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     a = torch.randn(rows, k, i, generator=generator, dtype=F64)
-    assert_close(linalg.gram(a), torch.einsum("rki,rkj->kij", a, a), 1e-12)
+    assert_close(gram(a), torch.einsum("rki,rkj->kij", a, a), 1e-12)
 
 
 @pytest.mark.parametrize("kind", ["kron", "dense", "diag"])

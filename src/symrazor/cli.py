@@ -14,6 +14,7 @@ from rich.table import Table
 
 from symrazor import __version__
 from symrazor.bench import evidence as evidence_bench
+from symrazor.bench import layers as layers_bench
 from symrazor.discover import CANDIDATES, DEFAULTS, QUESTIONS, Answer, answer, rank
 from symrazor.report import evidence_figure, write_atomically
 
@@ -79,7 +80,7 @@ def _table(found: Answer) -> Table:
 
 
 def bench(
-    name: tyro.conf.Positional[Literal["evidence"]],
+    name: tyro.conf.Positional[Literal["evidence", "layers"]],
     json_file: Annotated[Path | None, tyro.conf.arg(name="json")] = None,
     rounds: int = 5,
     alphas: tuple[int, ...] = (10, 4),
@@ -87,10 +88,10 @@ def bench(
     growth: bool = False,
     probes: bool = False,
 ) -> None:
-    """Measure what an evidence estimate costs, in epochs of plain SGD.
+    """Measure what an evidence estimate costs in epochs of plain SGD, or what the paths cost.
 
     Args:
-        name: which benchmark.
+        name: which benchmark; the last four options belong to `evidence`.
         json_file: write the rows to this file.
         rounds: interleaved repeats; medians are reported.
         alphas: widths of the eight-convolution net.
@@ -98,6 +99,9 @@ def bench(
         growth: also the cost against the number of data and of outputs.
         probes: also the errors of the Monte Carlo estimators.
     """
+    if name == "layers":
+        _show("Paths and relaxed networks", lambda: layers_bench.main(rounds, json_file))
+        return
     options = evidence_bench.Options(alphas, paddings, rounds, json=json_file)
     _show(f"One {name} estimate, in epochs of plain SGD", lambda: evidence_bench.main(options))
     if growth:

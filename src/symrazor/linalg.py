@@ -8,7 +8,6 @@ Law: factors are summed, and eigenvalues and log-determinants computed, in float
 $\log(\lambda + \delta) - \log \delta$ is always $\log(1 + \lambda/\delta)$ by log1p.
 """
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -19,47 +18,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from symrazor.errors import CurvatureError
-from symrazor.spectra import LinAlgError, eigenvalues, eigenvectors, symmetric
+from symrazor.factor import Factor
+from symrazor.spectra import LinAlgError, eigenvalues, symmetric
 
 LogPrecisions = Mapping[str, Tensor]
-
-
-NARROW, WIDE = 16, 128
-
-
-def gram(rows: Float[Tensor, "*r k i"]) -> Float[Tensor, "k i i"]:
-    r"""$\sum_r a_{rk} a_{rk}^\top$ for each block k; the leading dimensions are summed over.
-
-    Two shapes for which a plain matrix product is slow get a detour: narrow rows are folded so that
-    several stand side by side (the diagonal blocks of the wider product are added up), and wide
-    ones are split in two halves, again and again, so that the symmetric part is computed once.
-    """
-    k, i = rows.shape[-2:]
-    if k > 1:
-        flat = rows.reshape(-1, k, i)
-        return torch.einsum("rki,rkj->kij", flat, flat)
-    flat = rows.reshape(math.prod(rows.shape[:-2]), i)
-    fold = -(-NARROW // max(i, 1))
-    if fold > 1 and len(flat) >= 64 * fold:
-        whole = len(flat) - len(flat) % fold
-        folded = flat[:whole].reshape(-1, fold * i)
-        wide = (folded.T @ folded).view(fold, i, fold, i)
-        tail = flat[whole:]
-        total = torch.einsum("fifj->ij", wide) + tail.T @ tail
-    else:
-        total = _halved_gram(flat)
-    return total.unsqueeze(0)
-
-
-def _halved_gram(flat: Float[Tensor, "r i"]) -> Float[Tensor, "i i"]:
-    i = flat.shape[1]
-    if i <= WIDE:
-        return flat.T @ flat
-    half = -(-i // 2 // 16) * 16  # vector registers hold 16 numbers
-    left, right = flat[:, :half], flat[:, half:]
-    across = left.T @ right
-    upper = torch.cat([_halved_gram(left), across], 1)
-    return torch.cat([upper, torch.cat([across.T, _halved_gram(right)], 1)], 0)
 
 
 class Block(ABC):
@@ -72,8 +34,8 @@ class Block(ABC):
         r"""$\log|I + \Delta^{-1} H|$, differentiable in the log precisions and in the factors."""
 
     @abstractmethod
-    def factors(self) -> list[Tensor]:
-        """The tensors that H is made of."""
+    def factors(self) -> list[Tensor | Factor]:
+        """What H is made of."""
 
     @abstractmethod
     def prepare(self) -> list[Callable[[], object]]:
@@ -100,8 +62,8 @@ class Kron(Block):
 
     Args:
         name: the weight tensor.
-        A: input factors $\sum a a^\top$.
-        G: output factors $\sum g g^\top$.
+        A: input factors $\sum a a^\top$, [k, i, i].
+        G: output factors $\sum g g^\top$, [k, o, o].
         scale: one over the number of terms of A, times N/n for a subset.
         resolution: machine epsilon of the arithmetic that made the factors.
         to_blocks: parameter layout -> [k, o, i].
@@ -109,8 +71,8 @@ class Kron(Block):
     """
 
     name: str
-    A: Float[Tensor, "k i i"]
-    G: Float[Tensor, "k o o"]
+    A: Factor
+    G: Factor
     scale: float
     resolution: float
     to_blocks: Callable[[Tensor], Tensor]
@@ -121,24 +83,18 @@ class Kron(Block):
         self.names = (self.name,)
 
     @cached_property
-    def spectrum_A(self) -> Float[Tensor, "k i"]:
-        """Eigenvalues of the input factors."""
-        return self._spectrum(self.A, "input")
+    def spectrum_A(self) -> Float[Tensor, "k a"]:
+        """Eigenvalues of the input factors; zeros may be missing."""
+        return self.A.spectrum(f"{self.name} (input side)", self.resolution)
 
     @cached_property
-    def spectrum_G(self) -> Float[Tensor, "k o"]:
-        """Eigenvalues of the output factors."""
-        return self._spectrum(self.G, "output")
-
-    def _spectrum(self, factor: Tensor, side: str) -> Tensor:
-        name = f"{self.name} ({side} side)"
-        if factor.shape[0] == 1:
-            return eigenvalues(factor[0], name, self.resolution).unsqueeze(0)
-        return eigenvalues(factor, name, self.resolution)
+    def spectrum_G(self) -> Float[Tensor, "k g"]:
+        """Eigenvalues of the output factors; zeros may be missing."""
+        return self.G.spectrum(f"{self.name} (output side)", self.resolution)
 
     @property
-    def spectrum(self) -> Float[Tensor, "k o i"]:
-        """Eigenvalues of H."""
+    def spectrum(self) -> Float[Tensor, "k g a"]:
+        """Eigenvalues of H; zeros may be missing."""
         return self.scale * self.spectrum_G.unsqueeze(2) * self.spectrum_A.unsqueeze(1)
 
     def logdet(self, log_precision: LogPrecisions) -> Tensor:
@@ -155,7 +111,7 @@ class Kron(Block):
             )
         return log_delta
 
-    def factors(self) -> list[Tensor]:
+    def factors(self) -> list[Tensor | Factor]:
         """A and G."""
         return [self.A, self.G]
 
@@ -165,35 +121,44 @@ class Kron(Block):
 
     @cached_property
     def _vectors(self) -> tuple[Tensor, Tensor, Tensor]:
-        values_a, vectors_a = eigenvectors(self.A, self.name, self.resolution)
-        values_g, vectors_g = eigenvectors(self.G, self.name, self.resolution)
+        values_a, vectors_a = self.A.eigenvectors(self.name, self.resolution)
+        values_g, vectors_g = self.G.eigenvectors(self.name, self.resolution)
         return self.scale * values_g.unsqueeze(2) * values_a.unsqueeze(1), vectors_g, vectors_a
+
+    def _whiten(
+        self, log_precision: LogPrecisions, flat: Float[Tensor, "m p"]
+    ) -> Float[Tensor, "m p"]:
+        r"""$(H + \Delta)^{-1/2} v$ for every row v, a matrix V in each block.
+
+        $U_G\, [(\lambda + \delta)^{-1/2} \circ (U_G^\top V U_A)]\, U_A^\top$ for the part of V
+        between eigenvectors, and $\delta^{-1/2}$ times the rest, where H is zero.
+        """
+        values, left, right = self._vectors
+        delta = self._delta(log_precision).exp()
+        V = torch.stack([self.to_blocks(v) for v in flat.double().reshape(-1, *self._shape)])
+        inside = left.mT @ V @ right
+        rest = V - left @ inside @ right.mT
+        white = left @ (inside * (values + delta).rsqrt()) @ right.mT + rest * delta.rsqrt()
+        return torch.stack([self.from_blocks(v).flatten() for v in white])
+
+    @property
+    def _shape(self) -> torch.Size:
+        """Of the parameter."""
+        k = max(self.A.blocks, self.G.blocks)
+        return self.from_blocks(torch.empty(k, self.G.features, self.A.features)).shape
 
     def draw(
         self, log_precision: LogPrecisions, noise: Float[Tensor, "s p"]
     ) -> Float[Tensor, "s p"]:
-        r"""$U_G\, [(\lambda + \delta)^{-1/2} \circ E]\, U_A^\top$ in every block."""
-        values, left, right = self._vectors
-        white = torch.stack([self.to_blocks(e) for e in self._reshape(noise)])
-        scaled = white * (values + self._delta(log_precision).exp()).rsqrt()
-        coloured = left @ scaled @ right.mT
-        return torch.stack([self.from_blocks(e).flatten() for e in coloured])
+        """The symmetric root of the covariance, times the noise."""
+        return self._whiten(log_precision, noise)
 
     def covariance(
         self, log_precision: LogPrecisions, jacobian: Float[Tensor, "n c p"]
     ) -> Float[Tensor, "n c c"]:
-        """Rotate the Jacobian into the eigenbasis, where P is diagonal."""
-        values, left, right = self._vectors
-        n, c, p = jacobian.shape
-        rows = torch.stack([self.to_blocks(j) for j in self._reshape(jacobian.reshape(n * c, p))])
-        rotated = left.mT @ rows @ right
-        root = (values + self._delta(log_precision).exp()).rsqrt()
-        weighted = (rotated * root).reshape(n, c, -1)
-        return weighted @ weighted.mT
-
-    def _reshape(self, flat: Tensor) -> Tensor:
-        like = self.from_blocks(self.spectrum.detach())
-        return flat.double().reshape(len(flat), *like.shape)
+        """The Jacobian times the root of the covariance, times itself."""
+        white = self._whiten(log_precision, jacobian.flatten(0, 1)).reshape(jacobian.shape)
+        return white @ white.mT
 
 
 @dataclass
@@ -236,7 +201,7 @@ class Dense(Block):
         parts = [log_precision[n].expand(shape).reshape(-1) for n, shape in self.shapes.items()]
         return torch.cat(parts)
 
-    def factors(self) -> list[Tensor]:
+    def factors(self) -> list[Tensor | Factor]:
         """H itself."""
         return [self.H]
 
@@ -292,7 +257,7 @@ class Diag(Block):
         """Sum of log1p(h / delta)."""
         return torch.log1p(self.h.double() * (-log_precision[self.name]).exp()).sum()
 
-    def factors(self) -> list[Tensor]:
+    def factors(self) -> list[Tensor | Factor]:
         """The diagonal."""
         return [self.h]
 

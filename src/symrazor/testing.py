@@ -68,8 +68,8 @@ def dense_block(block: Block) -> Float[Tensor, "p p"]:
         case Diag():
             return torch.diag(block.h.reshape(-1))
         case Kron():
-            k = max(block.A.shape[0], block.G.shape[0])
-            A, G = block.A.expand(k, -1, -1), block.G.expand(k, -1, -1)
+            k = max(block.A.blocks, block.G.blocks)
+            A, G = block.A.matrix.expand(k, -1, -1), block.G.matrix.expand(k, -1, -1)
             blocked = torch.block_diag(
                 *(torch.kron(g, a) * block.scale for g, a in zip(G, A, strict=True))
             )
@@ -347,9 +347,9 @@ class PathSuite(ABC):
             gs = [layer.form.outputs(g) for g in cotangents]
             A = torch.einsum("nski,nskj->kij", a, a)
             G = sum(torch.einsum("nsko,nskp->kop", g, g) for g in gs)
-            assert_close(block.A, A, 1e-10)
+            assert_close(block.A.matrix, A, 1e-10)
             assert isinstance(G, Tensor)
-            assert_close(block.G, G, 1e-10)
+            assert_close(block.G.matrix, G, 1e-10)
             assert block.scale == 1 / (gs[0].shape[0] * gs[0].shape[1])
 
     def test_copies_and_states(self) -> None:

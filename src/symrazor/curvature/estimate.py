@@ -23,6 +23,7 @@ from symrazor.curvature.statistics import (
 )
 from symrazor.curvature.tape import Input, call
 from symrazor.curvature.verify import verify
+from symrazor.factor import Factor
 from symrazor.hyper import weights
 from symrazor.likelihood import Likelihood, as_likelihood
 from symrazor.linalg import Block, Dense, Diag, Kron
@@ -55,7 +56,7 @@ class Curvature:
 
     def prepare(self) -> "Curvature":
         """Compute all spectra now, side by side on the threads of a CPU."""
-        largest_first = sorted(self.blocks, key=lambda b: -max(f.numel() for f in b.factors()))
+        largest_first = sorted(self.blocks, key=lambda b: -max(map(_work, b.factors())))
         tasks = [task for block in largest_first for task in block.prepare()]
         if all(f.device.type == "cpu" for block in self.blocks for f in block.factors()):
             in_parallel(tasks)
@@ -133,6 +134,13 @@ def collect(
     return Curvature(blocks, fit, n_data, total.n, scale, total.sums, build)
 
 
+def _work(factor: Tensor | Factor) -> int:
+    """In proportion to the time that its eigenvalues take."""
+    if isinstance(factor, Factor):
+        return int(factor.blocks * factor.size**3)
+    return int(factor.shape[-1] ** 3)
+
+
 def _tasks(source: Source, loader: Loader, keep_graph: bool) -> Iterator[Task]:
     """The work of all batches; images run channels-last on a CPU if the model can take it."""
     arrange: Callable[[Input], Input] | None = None
@@ -176,12 +184,12 @@ def _blocks(source: Source, sums: Statistics, scale: float) -> list[Block]:
         shapes = {name: theta[name].shape for name in tensors(source.layers)}
         H = sums.get(FULL)
         size = sum(shape.numel() for shape in shapes.values())
-        if H is None or H.shape[0] != size:
+        if not isinstance(H, Factor) or H.features != size:
             raise ValueError(
                 "expected every layer to act on the outputs for structure 'full', got a layer that "
                 "never does; freeze it, or use another structure"
             )
-        return [Dense(shapes, H * scale, resolution)]
+        return [Dense(shapes, H.matrix[0] * scale, resolution)]
     blocks: list[Block] = []
     for layer in source.layers:
         own: list[Block] = []
@@ -204,8 +212,7 @@ def _share_spectrum(sums: Statistics, blocks: list[Block], scale: float) -> None
     """Where the H of a bias is the G of its weight, one set of eigenvalues will do."""
     match blocks:
         case [Dense() as bias, Kron() as weight]:
-            H, G = sums[bias.names[0], "H"], sums[weight.name, "G"]
-            if H.data_ptr() == G.data_ptr():
+            if sums[bias.names[0], "H"] is sums[weight.name, "G"]:
                 bias.known = lambda: scale * weight.spectrum_G[0]
 
 
@@ -220,21 +227,23 @@ def _kron(
     name, form = layer.weight, layer.form
     assert name is not None
     A, G = sums.get((name, "A")), sums.get((name, "G"))
-    if A is None or G is None:  # the layer never acted on the outputs
+    if not (isinstance(A, Factor) and isinstance(G, Factor)):  # it never acted on the outputs
         return Diag(name, torch.zeros_like(theta[name], dtype=torch.float64))
     if blocks == "averaged":
-        G = G.mean(0, keepdim=True)
-    scale = scale / float(sums[name, "count"])
+        G = G.averaged()
+    count = sums[name, "count"]
+    assert isinstance(count, Tensor)
+    scale = scale / float(count)
     return Kron(name, A, G, scale, resolution, form.to_blocks, form.from_blocks)
 
 
 def _own_block(
     theta: dict[str, nn.Parameter], sums: Statistics, name: str, scale: float, resolution: float
 ) -> Block:
-    shape = theta[name].shape
-    if (name, "H") in sums:
-        return Dense({name: shape}, sums[name, "H"] * scale, resolution)
+    shape, H = theta[name].shape, sums.get((name, "H"))
+    if isinstance(H, Factor):
+        return Dense({name: shape}, H.matrix[0] * scale, resolution)
     h = sums.get((name, "h"))
-    if h is None:  # the layer never acted on the outputs
+    if not isinstance(h, Tensor):  # the layer never acted on the outputs
         h = torch.zeros(shape, dtype=torch.float64, device=theta[name].device)
     return Diag(name, h.reshape(shape) * scale)

@@ -29,11 +29,11 @@ from symrazor.curvature.coverage import Layer
 from symrazor.curvature.tangents import shaped
 from symrazor.curvature.tape import FastBackward, Input, Tape, Use, each, record
 from symrazor.data import check_batch
+from symrazor.factor import Factor
 from symrazor.likelihood import Likelihood, Probe
-from symrazor.linalg import gram
 
 Key = tuple[str, str]
-Statistics = dict[Key, Tensor]
+Statistics = dict[Key, Tensor | Factor]
 FULL: Key = ("", "H")
 LARGEST_DENSE = 4096
 """Biases and norm scales with more entries than this get a diagonal block under "kron"."""
@@ -162,14 +162,19 @@ class Source:
             parts = [form.inputs(x) for x in inputs]
             positions = sum(a.shape[1] for a in parts)
             mean = torch.stack([a.sum(1) for a in parts]).sum(0) / positions
-            A, count = gram(mean), n
+            factors, count = [Factor.of_rows(mean)], n
         else:
-            A = torch.stack([short_cut(x) if short_cut else gram(form.inputs(x)) for x in inputs])
-            A, count = A.sum(0), sum(use.rows for use in uses)
-        return {
-            (layer.weight, "A"): A.double(),
-            (layer.weight, "count"): torch.tensor(float(count), dtype=torch.float64),
+            factors = [
+                Factor.of_matrix(short_cut(x)) if short_cut else Factor.of_rows(form.inputs(x))
+                for x in inputs
+            ]
+            count = sum(use.rows for use in uses)
+        sums: Statistics = {
+            (layer.weight, "count"): torch.tensor(float(count), dtype=torch.float64)
         }
+        for factor in factors:
+            _add(sums, (layer.weight, "A"), factor)
+        return sums
 
     def _output_sums(self, tape: Tape, roots: Tensor, keep_graph: bool) -> Statistics:
         """Everything that needs the cotangents of some columns of the root."""
@@ -207,12 +212,12 @@ class Source:
                     if part.numel() <= SMALL:
                         small.setdefault(layer.weight, []).append(flat)
                     else:
-                        _add(sums, (layer.weight, "G"), gram(flat).double())
+                        _add(sums, (layer.weight, "G"), Factor.of_rows(flat))
         for name, parts in small.items():
-            _add(sums, (name, "G"), gram(torch.cat(parts)).double())
+            _add(sums, (name, "G"), Factor(parts))
         self._add_gradients(sums, {name: torch.cat(js) for name, js in gradients.items()})
         for bias, weight in same.items():
-            sums[bias, "H"] = sums[weight, "G"][0]
+            sums[bias, "H"] = sums[weight, "G"]
         return sums
 
     def _one_factor(self, layer: Layer, formed: Sequence[Tensor]) -> bool:
@@ -228,7 +233,7 @@ class Source:
             J = torch.cat(
                 [gradients[name] for name in tensors(self.layers) if name in gradients], 1
             )
-            sums[FULL] = gram(J.unsqueeze(1))[0].double()
+            sums[FULL] = Factor.of_rows(J.unsqueeze(1))
             return
         for name, j in gradients.items():
             if self.method.structure == "diag" or (
@@ -236,7 +241,7 @@ class Source:
             ):
                 sums[name, "h"] = j.double().square().sum(0)
             else:
-                sums[name, "H"] = gram(j.unsqueeze(1))[0].double()
+                sums[name, "H"] = Factor.of_rows(j.unsqueeze(1))
 
 
 def _over_uses(formed: Sequence[Tensor]) -> Float[Tensor, "n k o"]:
@@ -247,8 +252,15 @@ def _over_uses(formed: Sequence[Tensor]) -> Float[Tensor, "n k o"]:
     return total
 
 
-def _add(sums: Statistics, key: Key, value: Tensor) -> None:
-    sums[key] = sums[key] + value if key in sums else value
+def _add(sums: Statistics, key: Key, value: Tensor | Factor) -> None:
+    sums[key] = _plus(sums[key], value) if key in sums else value
+
+
+def _plus(left: Tensor | Factor, right: Tensor | Factor) -> Tensor | Factor:
+    if isinstance(left, Factor) and isinstance(right, Factor):
+        return left + right
+    assert isinstance(left, Tensor) and isinstance(right, Tensor)
+    return left + right
 
 
 def tensors(layers: Iterable[Layer]) -> list[str]:
@@ -274,13 +286,13 @@ def add_batches(parts: Iterable[Batch]) -> Batch:
 
 
 def add_up(left: Statistics, right: Statistics) -> Statistics:
-    """Sum of statistics, key by key; two keys of one tensor stay two keys of one tensor."""
-    total, done = {**left, **right}, dict[tuple[int, int], Tensor]()
+    """Sum of statistics, key by key; two keys of one factor stay two keys of one factor."""
+    total, done = {**left, **right}, dict[tuple[int, int], Tensor | Factor]()
     for key in left.keys() & right.keys():
-        pair = left[key].data_ptr(), right[key].data_ptr()
+        pair = id(left[key]), id(right[key])
         if pair not in done:
-            done[pair] = left[key] + right[key]
-        total[key] = done[pair].reshape(right[key].shape)
+            done[pair] = _plus(left[key], right[key])
+        total[key] = done[pair]
     return total
 
 

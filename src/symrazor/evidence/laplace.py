@@ -15,16 +15,19 @@ of, computed once, the derivative is that of
 $$ \sum_b \Big[ \log p(D_b \mid \theta_*, \eta) + \sum_Q \langle V_Q, Q_b(\eta) \rangle \Big] , $$
 
 a sum over batches in which each $Q_b$ is computed with its graph, differentiated, and forgotten.
+Where Q is kept as rows (see factor.py), Q and all $Q_b$ are seen in a basis of these rows.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from symrazor.curvature.estimate import Curvature, Loader
-from symrazor.curvature.statistics import Source
+from symrazor.curvature.statistics import Key, Source
 from symrazor.evidence.value import Evidence
+from symrazor.factor import Factor
 from symrazor.hyper import Prior
 from symrazor.linalg import Block
 
@@ -87,13 +90,17 @@ def hyper_gradient(
     Returns:
         name -> (d log_likelihood, d (-log_det / 2)).
     """
+    views = {key: _view(key, Q) for key, Q in curvature.sums.items() if key[1] != "count"}
     leaves = {
-        key: value.detach().clone().requires_grad_()
-        for key, value in curvature.sums.items()
-        if key[1] != "count"
+        key: view(curvature.sums[key]).detach().clone().requires_grad_()
+        for key, view in views.items()
     }
     deltas = {k: v.detach() for k, v in log_precisions(prior, curvature).items()}
-    value = -0.5 * log_det(curvature.build({**curvature.sums, **leaves}), deltas)
+    seen = {
+        key: Factor.of_matrix(leaf) if isinstance(curvature.sums[key], Factor) else leaf
+        for key, leaf in leaves.items()
+    }
+    value = -0.5 * log_det(curvature.build({**curvature.sums, **seen}), deltas)
     found = torch.autograd.grad(value, list(leaves.values()))
     vectors = dict(zip(leaves, found, strict=True))
     scale = curvature.scale
@@ -105,11 +112,18 @@ def hyper_gradient(
         product = torch.zeros((), dtype=torch.float64)
         for key, vector in vectors.items():
             if key in batch.sums:
-                product = product + (vector * batch.sums[key]).sum()
+                product = product + (vector * views[key](batch.sums[key])).sum()
         _add_gradient(fit, batch.log_likelihood * scale, tensors, retain=True)
         _add_gradient(occam, product, tensors, retain=False)
         del batch, product  # the graph of this batch goes before the next one comes
     return {name: (f, o) for name, f, o in zip(names, fit, occam, strict=True)}
+
+
+def _view(key: Key, total: Tensor | Factor) -> Callable[[Any], Tensor]:
+    """A linear map of sums to tensors that keeps all that a log-determinant sees of `total`."""
+    if not isinstance(total, Factor):
+        return torch.Tensor.clone
+    return total.seen_by() if key[1] in ("A", "G") else lambda factor: factor.matrix
 
 
 def _add_gradient(total: list[Tensor], value: Tensor, eta: list[Tensor], retain: bool) -> None:

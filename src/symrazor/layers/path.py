@@ -103,7 +103,7 @@ class Path(nn.Module):
 
     @property
     def factors(self) -> tuple[nn.Parameter, nn.Parameter] | None:
-        """Factors a[c, d, ...] and b[d, ..., c] of which only the products over each (c, d) matter."""
+        """Factors a[c, d, i] and b[d, o, c]: only their products over each pair (c, d) matter."""
         return None
 
     @torch.no_grad()

@@ -99,11 +99,11 @@ def free_groups(model: nn.Module) -> set[str]:
     """Those groups of `path_groups` that a relaxed layer with an equivariant path could lack."""
     free: set[str] = set()
     for prefix, layer in spatial_layers(model).items():
-        if isinstance(layer, Relaxed) and any(path.group is not None for path in layer.paths):
+        paths = list(layer.paths) if isinstance(layer, Relaxed) else []
+        groups = [getattr(path, "group", None) for path in paths]
+        if any(groups):
             start = f"{prefix}." if prefix else ""
-            free |= {
-                f"{start}paths.{i}" for i, path in enumerate(layer.paths) if path.group is None
-            }
+            free |= {f"{start}paths.{i}" for i, group in enumerate(groups) if group is None}
     return free
 
 

@@ -108,8 +108,8 @@ class SFC(Path):
         """Two batched products."""
         self.check(x)
         hidden = self.first(x.flatten(2)).transpose(1, 2)
-        y: Tensor = self.offset(self.second(hidden))
-        return y.reshape(len(x), self.out_channels, *self.out_shape)
+        y: Tensor = self.offset(self.second(hidden)).contiguous().unflatten(2, self.out_shape)
+        return y
 
     @classmethod
     @torch.no_grad()

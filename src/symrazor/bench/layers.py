@@ -1,0 +1,211 @@
+r"""What the paths cost: F-FC against a convolution, and the evidence of relaxed networks.
+
+| comparison | goal |
+|---|---|
+| F-FC, forward and backward, over a 3 x 3 convolution; 20 to 20 channels, 16 x 16, N = 128 | 1.1 |
+| one evidence estimate of the F-FC+CONV net over that of the CONV net; width 10, N = 1000 | 2.5 |
+
+Rows without a goal are for information: the dense path FC; the estimate with one probe; and how
+the estimate grows. A block of i features and r rows (data x uses x columns of the root) costs
+$\min(r, i)^3$ for its eigenvalues and $r\, i\, \min(r, i)$ for its products, so that the dense path
+is affordable for few data: in the pixels S it should grow linearly while r < i.
+
+Everything compared is timed in turn, round after round, and medians are divided.
+"""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from symrazor.bench.evidence import METHODS, Timing, data, estimate, interleave, peak_memory
+from symrazor.data import TensorLoader
+from symrazor.layers import FC, FFC, Conv, Relaxed
+from symrazor.layers.path import Path as LayerPath
+
+Runs = dict[str, Callable[[], object]]
+Make = Callable[..., LayerPath]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One variant: its time over that of the first of its comparison, and its peak memory."""
+
+    comparison: str
+    variant: str
+    ratio_cpu: float
+    ratio_wall: float
+    goal: float | None
+    wall_ms: float
+    peak_mb: float
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Variants that are timed together; ratios are to the first one.
+
+    Args:
+        name: of the comparison.
+        runs: variant -> what to time.
+        goals: variant -> the largest ratio that is good enough.
+        inner: calls per measurement, for short runs.
+    """
+
+    name: str
+    runs: Runs
+    goals: dict[str, float]
+    inner: int = 1
+
+    def times(self, rounds: int) -> dict[str, Timing]:
+        """Interleaved medians, in seconds per call."""
+        repeated: Runs = {
+            name: partial(_repeat, run, self.inner) for name, run in self.runs.items()
+        }
+        found = interleave(repeated, rounds)
+        return {n: Timing(t.cpu / self.inner, t.wall / self.inner) for n, t in found.items()}
+
+
+def _repeat(run: Callable[[], object], times: int) -> None:
+    for _ in range(times):
+        run()
+
+
+def forward_backward(layer: nn.Module, x: Tensor) -> Callable[[], object]:
+    """One forward pass into the same space, and the gradients of input and weights."""
+    x = x.clone().requires_grad_()
+    wanted = [x, *layer.parameters()]
+    cotangent = torch.randn(x.shape, generator=torch.Generator().manual_seed(0))
+    return lambda: torch.autograd.grad(layer(x), wanted, cotangent)
+
+
+def network(paths: Sequence[Make], alpha: int = 10, size: int = 32) -> nn.Module:
+    """The eight-block network of ELLA section 6.2, each block the sum of some paths."""
+    torch.manual_seed(0)
+    channels = [3, *(alpha * m for m in (1, 2, 2, 4, 4, 8, 8, 16))]
+    blocks: list[nn.Module] = []
+    for c, d, stride in zip(channels[:-1], channels[1:], (1, 2, 1, 2, 1, 2, 2, 2), strict=True):
+        blocks += [Relaxed([path(c, d, (size, size), stride) for path in paths]), nn.ReLU()]
+        size //= stride
+    head = [nn.Flatten(), nn.Linear(16 * alpha, 64 * alpha), nn.ReLU()]
+    return nn.Sequential(*blocks, *head, nn.Linear(64 * alpha, 10))
+
+
+def layers(batch: int = 128) -> Comparison:
+    """F-FC, and FC for information, against a 3 x 3 convolution between the same spaces."""
+    torch.manual_seed(0)
+    x = torch.randn(batch, 20, 16, 16)
+    runs: Runs = {
+        "3 x 3 convolution": forward_backward(nn.Conv2d(20, 20, 3, padding=1), x),
+        "F-FC": forward_backward(FFC(20, 20, (16, 16)), x),
+        "FC": forward_backward(FC(20, 20, (16, 16)), x),
+    }
+    return Comparison("forward+backward", runs, {"F-FC": 1.1}, inner=3)
+
+
+def evidence(name: str = "exact", alpha: int = 10, n: int = 1000) -> Comparison:
+    """One estimate for the F-FC+CONV net against the CONV net."""
+    loader = TensorLoader(*data(n), 250)
+    runs: Runs = {
+        "CONV": estimate(network([Conv], alpha), loader, METHODS[name]),
+        "F-FC+CONV": estimate(network([FFC, Conv], alpha), loader, METHODS[name]),
+    }
+    goals = {"F-FC+CONV": 2.5} if name == "exact" else {}
+    return Comparison(f"evidence, {name}, N={n}", runs, goals)
+
+
+def growth_in_data() -> Comparison:
+    """A dense path with 3,072 features in and 10,240 out, for few data."""
+    model = nn.Sequential(FC(3, 10, (32, 32)), nn.Tanh(), nn.Flatten(), nn.Linear(10_240, 10))
+    runs: Runs = {
+        f"N={n}": estimate(model, TensorLoader(*data(n), 250), METHODS["exact"])
+        for n in (8, 16, 32, 64)
+    }
+    return Comparison("growth with N, FC 3072 -> 10240", runs, {})
+
+
+def growth_in_pixels(n: int = 16) -> Comparison:
+    """F-FC blocks of S = 256, 1024 and 4096 pixels, for 16 data (144 rows at most)."""
+    runs: Runs = {}
+    for size in (16, 32, 64):
+        path = FFC(3, 10, (size, size))
+        model = nn.Sequential(path, nn.Tanh(), nn.Flatten(), nn.Linear(10 * size**2, 10))
+        x = torch.randn(n, 3, size, size, generator=torch.Generator().manual_seed(0))
+        loader = TensorLoader(x, torch.arange(n) % 10, 250)
+        runs[f"S={size**2}"] = estimate(model, loader, METHODS["exact"])
+    return Comparison(f"growth with S, F-FC 3 -> 10 channels, N={n}", runs, {})
+
+
+COMPARISONS: dict[str, Callable[[], Comparison]] = {
+    "layers": layers,
+    # S-CONV against CONV, and S-FC against F-FC: goal 1.3.
+    # A collapsed network against a hand-written CNN: goal 1.05.
+    "evidence": evidence,
+    "evidence, one probe": partial(evidence, "one probe"),
+    "growth in data": growth_in_data,
+    "growth in pixels": growth_in_pixels,
+}
+
+
+def first_peak(comparison: str, variant: str, threads: int) -> float:
+    """`peak_memory` of one variant in a process that has so far run small layers only."""
+    torch.set_num_threads(threads)
+    for run in layers(batch=2).runs.values():
+        run()
+    return peak_memory(COMPARISONS[comparison]().runs[variant])
+
+
+def fresh_peak(*args: object) -> float:
+    """`first_peak` in a new process: an old one has memory to reuse, and would show less."""
+    code = f"from symrazor.bench.layers import first_peak; print(first_peak{args})"
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    return float(done.stdout)
+
+
+def measure(key: str, rounds: int, threads: int) -> list[Row]:
+    """The rows of one comparison."""
+    comparison = COMPARISONS[key]()
+    times = comparison.times(rounds)
+    base = next(iter(times.values()))
+    return [
+        Row(
+            comparison.name,
+            variant,
+            own.cpu / base.cpu,
+            own.wall / base.wall,
+            comparison.goals.get(variant),
+            1000 * own.wall,
+            fresh_peak(key, variant, threads),
+        )
+        for variant, own in times.items()
+    ]
+
+
+def main(
+    rounds: int = 5,
+    json_file: Path | None = None,
+    threads: int = 2,
+    only: Sequence[str] = tuple(COMPARISONS),
+) -> list[Row]:
+    """Measure, and write the rows as JSON if asked.
+
+    Args:
+        rounds: interleaved repeats.
+        json_file: file for the rows.
+        threads: torch threads.
+        only: keys of `COMPARISONS`.
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        rows = [row for key in only for row in measure(key, rounds, threads)]
+    finally:
+        torch.set_num_threads(before)
+    if json_file is not None:
+        json_file.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
+    return rows

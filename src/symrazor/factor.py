@@ -1,0 +1,190 @@
+r"""Sums of outer products, $A_k = \sum_r a_{rk} a_{rk}^\top$, in the smaller of two spaces.
+
+With the rows $a_{rk}$ stacked as $R_k$, $A_k = R_k^\top R_k$ has as many columns as there are
+features, and $S_k = R_k R_k^\top$ as many as there are rows. Their eigenvalues are the same but for
+zeros, which a log-determinant does not see. So the rows themselves are kept while they are clearly
+fewer than the features (`ENOUGH`), and multiplied out when they are not.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import cast
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from symrazor.spectra import eigenvalues, eigenvectors
+
+NARROW, PANEL = 16, 256
+ENOUGH = 0.75
+"""Rows per feature from which the matrix is formed: its float32 product is cheaper than $S_k$ in
+float64, and that many rows would save only half of the time of the eigenvalues."""
+
+
+def gram(rows: Float[Tensor, "*r k i"]) -> Float[Tensor, "k i i"]:
+    r"""$\sum_r a_{rk} a_{rk}^\top$ for each block k; the leading dimensions are summed over.
+
+    Narrow rows, for which a plain matrix product is slow, are folded so that several stand side by
+    side, and the diagonal blocks of the wider product are added up.
+    """
+    k, i = rows.shape[-2:]
+    flat = rows.reshape(math.prod(rows.shape[:-2]), k, i)
+    fold = -(-NARROW // max(i, 1))
+    if k > 1 or fold == 1 or len(flat) < 64 * fold:
+        return _squared(flat.transpose(0, 1))
+    flat = flat.squeeze(1)
+    whole = len(flat) - len(flat) % fold
+    folded, tail = flat[:whole].reshape(-1, fold * i), flat[whole:]
+    wide = (folded.T @ folded).view(fold, i, fold, i)
+    return (torch.einsum("fifj->ij", wide) + tail.T @ tail).unsqueeze(0)
+
+
+def _squared(x: Float[Tensor, "k r i"]) -> Float[Tensor, "k i i"]:
+    """Of x' x, block by block, only panels on and right of the diagonal are computed."""
+    i = x.shape[2]
+    if i <= PANEL:
+        return x.mT @ x
+    total = x.new_empty(len(x), i, i)
+    for start in range(0, i, PANEL):
+        stop = start + PANEL
+        panel = x[..., start:stop].mT @ x[..., start:]
+        total[:, start:stop, start:] = panel
+        total[:, stop:, start:stop] = panel[..., PANEL:].mT
+    return total
+
+
+ALONE = 64
+"""Matrices of this size are worked on one after the other: all of them at once leave the cache."""
+
+
+class Factor:
+    r"""$A_k = \sum_r a_{rk} a_{rk}^\top$: rows while there are fewer of them than features.
+
+    A value: adding two factors makes a third. Once there is a matrix, new rows still wait until
+    there are enough of them, so that few and large products are added to it.
+
+    Args:
+        parts: rows [r, k, i] that have not been multiplied yet.
+        total: sum of outer products [k, i, i] of all other rows, or None where there are none.
+    """
+
+    def __init__(self, parts: Sequence[Tensor], total: Tensor | None = None) -> None:
+        """Keep the rows, or multiply them; see the class."""
+        self.parts, self.total = tuple(parts), total
+        if sum(map(len, self.parts)) >= ENOUGH * self.features:
+            self.parts, self.total = (), self.matrix
+
+    @classmethod
+    def of_rows(cls, rows: Float[Tensor, "*r k i"]) -> "Factor":
+        """The factor of some rows; the leading dimensions are summed over."""
+        return cls([rows.reshape(math.prod(rows.shape[:-2]), *rows.shape[-2:])])
+
+    @classmethod
+    def of_matrix(cls, matrix: Float[Tensor, "k i i"]) -> "Factor":
+        """A factor that is known as a matrix."""
+        return cls([], matrix.double())
+
+    def __add__(self, other: "Factor") -> "Factor":
+        """The factor of all rows of both."""
+        total = other.total if self.total is None else self.total
+        if self.total is not None and other.total is not None:
+            total = self.total + other.total
+        return Factor(self.parts + other.parts, total)
+
+    def averaged(self) -> "Factor":
+        """The mean over blocks, as one block."""
+        k = self.blocks
+        rows = [part.reshape(-1, 1, self.features) / math.sqrt(k) for part in self.parts]
+        return Factor(rows, None if self.total is None else self.total.mean(0, keepdim=True))
+
+    def _rows(self) -> Float[Tensor, "r k i"]:
+        """All rows, joined along whichever of r and i is contiguous in memory."""
+        if len(self.parts) == 1:
+            return self.parts[0]
+        if all(part.stride(0) == 1 for part in self.parts):
+            return torch.cat([part.permute(1, 2, 0) for part in self.parts], 2).permute(2, 0, 1)
+        return torch.cat(self.parts)
+
+    @property
+    def _any(self) -> Tensor:
+        return self.parts[0] if self.total is None else self.total
+
+    @property
+    def features(self) -> int:
+        """Columns i of every block."""
+        return self._any.shape[-1]
+
+    @property
+    def blocks(self) -> int:
+        """Number k of blocks."""
+        return self._any.shape[-2] if self.total is None else self._any.shape[0]
+
+    @property
+    def device(self) -> torch.device:
+        """Where it is."""
+        return self._any.device
+
+    @property
+    def small(self) -> bool:
+        """Whether only rows are kept, fewer than there are features."""
+        return self.total is None
+
+    @property
+    def size(self) -> int:
+        """Columns of the smaller of the two matrices."""
+        return sum(map(len, self.parts)) if self.small else self.features
+
+    @property
+    def matrix(self) -> Float[Tensor, "k i i"]:
+        """The sum written out, in float64."""
+        if not self.parts:
+            assert self.total is not None
+            return self.total
+        product = gram(self._rows()).double()
+        return product if self.total is None else product.add_(self.total)
+
+    def _double_rows(self) -> Float[Tensor, "k r i"]:
+        return self._rows().transpose(0, 1).double()
+
+    def spectrum(self, name: str, resolution: float) -> Float[Tensor, "k d"]:
+        """Eigenvalues without rounding noise, d = `size` of them: none of the others is above zero.
+
+        Args:
+            name: what to call the factor in an error.
+            resolution: machine epsilon of the arithmetic that made the rows.
+        """
+        matrix = _squared(self._double_rows().mT) if self.small else self.matrix
+        if self.size < ALONE:
+            return eigenvalues(matrix, name, resolution)
+        return torch.stack([eigenvalues(block, name, resolution) for block in matrix])
+
+    def eigenvectors(
+        self, name: str, resolution: float
+    ) -> tuple[Float[Tensor, "k d"], Float[Tensor, "k i d"]]:
+        """The same eigenvalues, and orthonormal eigenvectors; their complement is a null space."""
+        if not self.small:
+            return eigenvectors(self.matrix, name, resolution)
+        basis = self._basis()
+        values, vectors = eigenvectors(self._inside(basis, self), name, resolution)
+        return values, basis @ vectors
+
+    def seen_by(self) -> Callable[["Factor"], Float[Tensor, "k d d"]]:
+        r"""The map $B \mapsto Q^\top B Q$ of factors, Q an orthonormal basis of this one's rows.
+
+        Q is the identity where this factor is a matrix. Applied to the factor itself it keeps all
+        eigenvalues but zeros, and it is linear: the sum over batches may be taken after it.
+        """
+        if not self.small:
+            return lambda other: other.matrix
+        basis = self._basis().detach()
+        return lambda other: self._inside(basis, other)
+
+    def _basis(self) -> Float[Tensor, "k i d"]:
+        return cast(Tensor, torch.linalg.qr(self._double_rows().mT).Q)
+
+    @staticmethod
+    def _inside(basis: Float[Tensor, "k i d"], other: "Factor") -> Float[Tensor, "k d d"]:
+        if other.small:
+            return _squared(other._double_rows() @ basis)
+        return basis.mT @ other.matrix @ basis
