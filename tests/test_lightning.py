@@ -1,5 +1,6 @@
 """The evidence step in a LightningModule's own training, with the real Lightning."""
 
+import csv
 import importlib
 import math
 import sys
@@ -25,6 +26,7 @@ pytest.importorskip("lightning", reason="the extra `lightning` is not installed"
 
 import lightning.pytorch as pl
 from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.loggers import CSVLogger
 
 from symrazor.lightning import EvidenceCallback
 
@@ -107,7 +109,7 @@ def _same(a: nn.Module, b: nn.Module, tolerance: float = 1e-5) -> bool:
     return all(torch.allclose(p, q, rtol=tolerance, atol=1e-6) for p, q in pairs)
 
 
-def test_a_relaxed_network_learns() -> None:
+def test_a_relaxed_network_learns(tmp_path: Path) -> None:
     torch.manual_seed(0)
     layer = Relaxed([Conv(1, 8, (8, 8), stride=2), FFC(1, 8, (8, 8), stride=2)])
     layer.scale_free_paths(30.0)
@@ -115,12 +117,17 @@ def test_a_relaxed_network_learns() -> None:
     module = Module(net, lambda net: torch.optim.Adam(net.parameters(), lr=1e-2))
     callback = EvidenceCallback(every=2, network=lambda module: module.net, estimator="mc")
     loader = DataLoader(TensorDataset(*digits("train")), 64, shuffle=True)
-    trainer = _trainer(callback, max_epochs=9)
+    logger = CSVLogger(tmp_path, "", "")
+    trainer = _trainer(callback, max_epochs=9, logger=logger, log_every_n_steps=5)
     trainer.fit(module, loader)
     assert [record["epoch"] for record in callback.history] == [2, 4, 6, 8, 9]
     values = [record["log_evidence"] for record in callback.history]
     assert values[-1] > values[0] + 300
     assert float(trainer.callback_metrics["evidence/log_evidence"]) == pytest.approx(values[-1])
+    with (tmp_path / "metrics.csv").open() as file:
+        logged = [row for row in csv.DictReader(file) if row["evidence/log_evidence"]]
+    assert [float(row["evidence/log_evidence"]) for row in logged] == pytest.approx(values)
+    assert "precision/0.paths.1" in logged[0]
     assert callback.razor is not None
     assert callback.razor.config.burn_in == 9 * 23 // 5
     assert callback.razor.training_steps == 9 * 23
@@ -366,6 +373,20 @@ def test_other_precisions_of_training(precision: Any) -> None:
     values = [record["log_evidence"] for record in callback.history]
     assert values[-1] > values[0]
     assert "net.1.weight" in callback.history[-1]["precisions"]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("precision", ["32-true", "16-mixed"])
+def test_on_a_gpu_and_read_after_lightning_took_the_module_off_it(precision: Any) -> None:
+    callback, module = _evidence(), Module(optimiser=_adam)
+    for _ in range(2):  # the second fit takes the razor back to the GPU
+        _trainer(callback, accelerator="gpu", devices=1, precision=precision).fit(module, _loader())
+        assert callback.razor is not None
+        found = callback.reading(X[:8]).evidence["log_evidence"]
+        again = callback.razor.evidence([(X.to(module.device), Y.to(module.device))])
+        assert found == pytest.approx(float(again.log_evidence), rel=1e-4)
+    values = [record["log_evidence"] for record in callback.history]
+    assert values[-1] > values[0]
 
 
 @pytest.mark.filterwarnings("ignore:.training_step. returned .None.")

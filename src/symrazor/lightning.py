@@ -9,20 +9,22 @@ symrazor; the callback brings in the prior, and every few epochs moves the hyper
 
 How the prior reaches the weights decides where training ends. With g the gradient of the mean
 negative log likelihood, $\Delta$ the precisions and N data, the posterior mode is where
-$g = -\Delta\theta/N$.
+$g = -\Delta\theta/N$. `prior=`
 
-| `prior` | what happens at each optimiser step | stationary point |
-|---|---|---|
-| "shrink" with SGD | after it, $\theta \leftarrow \theta / (1 + s \Delta / N)$ with s = lr (1 - dampening) / (1 - momentum); stable for any precision | the posterior mode |
-| "gradient" | before it, and before gradients are clipped, $\Delta\theta/N$ is added to the gradients | the posterior mode, with any optimiser |
-| "loss" | nothing: `training_step` adds `callback.penalty()` to its loss | the posterior mode, with any optimiser |
-| "shrink" with Adam and its kin | decoupled weight decay: the same with s = lr | $g = -(\sqrt v + \epsilon)\,\Delta\theta/N$, v the running mean of squared gradients: **not** the mode. Without gradient noise $\sqrt v = \lvert g\rvert$, and it is the best fit in the box $\lvert\theta_i\rvert \le N/\delta_i$ |
+- "shrink": after each optimiser step $\theta \leftarrow \theta / (1 + s \Delta / N)$, stable for
+  any precision. With SGD, s = lr (1 - dampening) / (1 - momentum): the mode. With Adam and its kin,
+  s = lr, decoupled weight decay: *not* the mode but $g = -(\sqrt v + \epsilon)\,\Delta\theta/N$, v
+  the mean squared gradient; without gradient noise the best fit in the box
+  $|\theta_i| \le N/\delta_i$.
+- "gradient": before each step, and before gradients are clipped, $\Delta\theta/N$ is added to the
+  gradients: the mode, with any optimiser.
+- "loss": `training_step` adds `callback.penalty()` to its loss: the mode, with any optimiser.
+- "auto": "shrink" with SGD, "gradient" otherwise.
 
-"auto" takes "shrink" with SGD, "gradient" otherwise. Gradients that are accumulated are divided
-by the number of batches, so one shrink or one prior gradient per optimiser step is the right
-weight. Clipping acts on $g$ alone with "shrink" (while it bites, the prior weighs more), and on the
-gradient of the log posterior otherwise.
-"""  # noqa: E501
+Lightning divides accumulated gradients by the number of batches, so one shrink or one prior
+gradient per optimiser step has the right weight. Clipping acts on g alone with "shrink" (while it
+bites, the prior weighs more), and on the gradient of the log posterior otherwise.
+"""
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -42,14 +44,10 @@ from symrazor.optimisers import check_optimiser, step_sizes
 from symrazor.reading import Reading, read
 
 try:
-    from lightning.pytorch import Callback, LightningModule, Trainer
+    import lightning.pytorch as pl
 except ImportError:
     try:
-        from pytorch_lightning import (  # type: ignore[assignment]
-            Callback,
-            LightningModule,
-            Trainer,
-        )
+        import pytorch_lightning as pl  # type: ignore[no-redef]
     except ImportError as error:
         raise ModuleNotFoundError(
             "expected the package lightning (or pytorch_lightning), got none; do: "
@@ -59,7 +57,7 @@ except ImportError:
 How = Literal["auto", "shrink", "gradient", "loss"]
 
 
-class EvidenceCallback(Callback):
+class EvidenceCallback(pl.Callback):
     """Learns the prior and all hyperparameters of a LightningModule by the evidence, as it trains.
 
     Args:
@@ -159,7 +157,7 @@ class EvidenceCallback(Callback):
 
     # What Lightning calls.
 
-    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Refuse what is not supported, before anything is trained."""
         if stage != "fit":
             return
@@ -173,7 +171,7 @@ class EvidenceCallback(Callback):
                 f"expected one process, got world_size {trainer.world_size}; do Trainer(devices=1)"
             )
 
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Make the Razor, or take it up where it was left, and watch the optimiser."""
         network = pl_module if self.network is None else self.network(pl_module)
         if self.razor is not None and self.razor.model is network and self._pending is None:
@@ -194,7 +192,7 @@ class EvidenceCallback(Callback):
             self._undo = optimiser.register_step_post_hook(self._shrink).remove
 
     def on_before_optimizer_step(
-        self, trainer: Trainer, pl_module: LightningModule, optimizer: torch.optim.Optimizer
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: torch.optim.Optimizer
     ) -> None:
         """Hyperparameters do not follow the loss; weights follow the prior too ("gradient")."""
         razor = self._started()
@@ -208,7 +206,7 @@ class EvidenceCallback(Callback):
         for weight, slope in zip(theta, slopes, strict=True):
             weight.grad = slope if weight.grad is None else weight.grad.add_(slope)
 
-    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Every few epochs: the evidence, and a move of the hyperparameters."""
         epoch = trainer.current_epoch + 1
         if epoch % self.every and epoch != trainer.max_epochs:
@@ -226,13 +224,13 @@ class EvidenceCallback(Callback):
         self.history.append(record)
         pl_module.log_dict(scalars(record))
 
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Let go of the optimiser."""
         self._undo()
         self._undo = _nothing
 
     def on_exception(
-        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
     ) -> None:
         """Let go of the optimiser."""
         self.on_train_end(trainer, pl_module)
@@ -262,7 +260,7 @@ class EvidenceCallback(Callback):
         if any(weight.grad is not None for weight in theta.values()):  # else: a skipped batch
             razor.shrink_(step_sizes(optimiser, theta))
 
-    def _loader(self, trainer: Trainer) -> Iterable[Any]:
+    def _loader(self, trainer: pl.Trainer) -> Iterable[Any]:
         if self.loader is not None:
             return self.loader
         loader = trainer.train_dataloader
@@ -273,7 +271,7 @@ class EvidenceCallback(Callback):
             "EvidenceCallback(loader=...)"
         )
 
-    def _burn_in(self, trainer: Trainer) -> int:
+    def _burn_in(self, trainer: pl.Trainer) -> int:
         """A fifth of all training steps."""
         total = trainer.estimated_stepping_batches
         if total == float("inf"):
@@ -286,7 +284,11 @@ class _Batches:
     """A loader read as Lightning reads it: through the module's hooks, on the network's device."""
 
     def __init__(
-        self, loader: Iterable[Any], trainer: Trainer, module: LightningModule, network: nn.Module
+        self,
+        loader: Iterable[Any],
+        trainer: pl.Trainer,
+        module: pl.LightningModule,
+        network: nn.Module,
     ) -> None:
         self.loader, self.trainer, self.module, self.network = loader, trainer, module, network
 
