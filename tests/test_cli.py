@@ -72,7 +72,10 @@ def test_bench_writes_its_rows(tmp_path: Path) -> None:
     assert values["one probe"] == pytest.approx(values["exact"], rel=0.01)
 
 
-def test_bench_of_layers_writes_its_rows(tmp_path: Path) -> None:
+def test_bench_of_layers_writes_its_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On two data, and without the processes of their own that measure memory."""
+    monkeypatch.setitem(layers_bench.COMPARISONS, "layers", lambda: layers_bench.layers(batch=2))
+    monkeypatch.setattr(layers_bench, "fresh_peak", lambda *_: 1.0)
     file = tmp_path / "rows.json"
     rows = layers_bench.main(1, file, threads=1, only=["layers"])
     assert [(row.variant, row.goal) for row in rows[:2]] == [
@@ -81,6 +84,18 @@ def test_bench_of_layers_writes_its_rows(tmp_path: Path) -> None:
     ]
     assert rows[0].ratio_cpu == rows[0].ratio_wall == 1
     assert json.loads(file.read_text()) == [asdict(row) for row in rows]
+
+
+@pytest.mark.slow
+def test_bench_of_layers_by_command(tmp_path: Path) -> None:
+    """The whole table; F-FC needs less time and memory than FC."""
+    file = tmp_path / "rows.json"
+    command = [sys.executable, "-m", "symrazor", "bench", "layers", "--rounds", "1"]
+    subprocess.run([*command, "--json", str(file)], check=True, timeout=900)
+    rows = {(r["comparison"], r["variant"]): r for r in json.loads(file.read_text())}
+    layers = {v: r for (c, v), r in rows.items() if c == "forward+backward"}
+    assert layers["F-FC"]["peak_mb"] < layers["FC"]["peak_mb"]
+    assert layers["F-FC"]["ratio_cpu"] < layers["FC"]["ratio_cpu"]
 
 
 def test_help_and_version() -> None:

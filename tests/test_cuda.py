@@ -1,8 +1,13 @@
 """The same figures on a GPU; run where there is one."""
 
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import symrazor as sr
 from symrazor.data import digits
@@ -49,6 +54,31 @@ def test_hyperparameters_and_noise_on_the_device() -> None:
     prediction = razor.posterior([(x, y)]).predict(x.cuda())
     assert prediction.variance is not None
     assert prediction.variance.is_cuda
+
+
+def _jitter(x: Tensor, generator: torch.Generator) -> Tensor:
+    return x + 0.01 * torch.randn(x.shape, generator=generator, device=x.device)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd", "sam"])
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_run_goes_on_here_and_elsewhere(optimizer: str, device: str, tmp_path: Path) -> None:
+    def run(device: str, **options: Any) -> sr.Fit:
+        options = {"epochs": 6, "every": 2, "burn_in": 0, "optimizer": optimizer} | options
+        return sr.fit(_net(), digits("train"), augment=_jitter, device=device, **options)
+
+    def stop(record: dict[str, float]) -> None:
+        if record["epoch"] == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(SystemExit):
+        run("cuda", save=tmp_path, callbacks=[stop])
+    resumed, whole = run(device, resume=tmp_path), run("cuda")
+    assert len(resumed.history) == 6
+    close = 1e-3 if device == "cuda" else 0.1
+    assert float(resumed.evidence.per_datum) == pytest.approx(
+        float(whole.evidence.per_datum), rel=close
+    )
 
 
 def test_fit_moves_model_and_data() -> None:

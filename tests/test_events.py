@@ -59,6 +59,14 @@ def test_json_lines_hold_the_history(fit: sr.Fit, tmp_path: Path) -> None:
     assert [record["epoch"] for record in read_events(path)] == [1, 2, 3, 4, 5]
 
 
+def test_in_fit(tmp_path: Path) -> None:
+    x, y = digits("train")
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+    write = JsonLines(tmp_path / "events.jsonl")
+    fit = sr.fit(model, (x[:100], y[:100]), epochs=3, every=2, callbacks=[write])
+    assert read_events(write.path) == fit.history
+
+
 def test_numbers_that_json_does_not_have(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     JsonLines(path)({"epoch": 1, "nll": math.nan, "tensor": torch.tensor(2.0), "path": tmp_path})

@@ -72,7 +72,7 @@ def test_basis_by_its_definition(form: Form) -> None:
     noisy = among + 1e-4 * torch.eye(6, dtype=torch.float64)
     expected = K if form == "sum" else torch.linalg.inv(noisy) @ K
     assert_close(basis.matrix(), expected, 1e-5)  # the anchors are rounded to float32
-    exact = evaluate(z, t, torch.tensor(0.7, dtype=torch.float64), form)
+    exact = evaluate(z, (3, 5), torch.tensor(0.7, dtype=torch.float64), form)
     assert_close(exact, expected, 1e-10)
 
 

@@ -23,7 +23,6 @@ from symrazor.evidence import exact_evidence as exact_evidence
 from symrazor.evidence import laplace_evidence as laplace_evidence
 from symrazor.export import save_network as save_network
 from symrazor.fit import Fit as Fit
-from symrazor.fit import FitConfig as FitConfig
 from symrazor.fit import fit as fit
 from symrazor.hyper import Hyper as Hyper
 from symrazor.hyper import Prior as Prior
@@ -39,6 +38,7 @@ from symrazor.likelihood import Categorical as Categorical
 from symrazor.likelihood import Gaussian as Gaussian
 from symrazor.likelihood import Likelihood as Likelihood
 from symrazor.likelihood import Poisson as Poisson
+from symrazor.options import FitConfig as FitConfig
 from symrazor.posterior import Posterior as Posterior
 from symrazor.posterior import Prediction as Prediction
 from symrazor.pruning import path_shares as path_shares

@@ -15,7 +15,8 @@ import torch
 from torch import nn
 
 from symrazor.data import Tensors, digits, on_canvas
-from symrazor.fit import Fit, FitConfig, fit
+from symrazor.fit import Fit, fit
+from symrazor.options import FitConfig
 
 CANVAS = 16
 Task = Literal["digit", "quadrant"]

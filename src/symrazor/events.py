@@ -4,9 +4,7 @@ A record is a dictionary, one per epoch: "epoch", "nll", "seconds", figures of t
 "test_accuracy" and so on; after an evidence step also what `record_of` says. A writer is anything
 that can be called with a record:
 
-    write = JsonLines("run/events.jsonl")
-    for record in fit.history:
-        write(record)
+    fit(model, data, callbacks=[JsonLines("run/events.jsonl"), TensorBoard("run")])
 """
 
 import json

@@ -3,6 +3,8 @@ r"""What the paths cost: F-FC against a convolution, and the evidence of relaxed
 | comparison | goal |
 |---|---|
 | F-FC, forward and backward, over a 3 x 3 convolution; 20 to 20 channels, 16 x 16, N = 128 | 1.1 |
+| S-CONV over CONV, and S-FC over F-FC, half as many anchors as weights; the same sizes | 1.3 |
+| a collapsed network over the CNN it was relaxed from, forward; four blocks, N = 32 | 1.05 |
 | one evidence estimate of the F-FC+CONV net over that of the CONV net; width 10, N = 1000 | 2.5 |
 
 Rows without a goal are for information: the dense path FC; the estimate with one probe; and how
@@ -20,14 +22,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from symrazor.bench.evidence import METHODS, Timing, data, estimate, interleave, peak_memory
+from symrazor.collapse import collapse
 from symrazor.data import TensorLoader
-from symrazor.layers import FC, FFC, Conv, Relaxed
+from symrazor.layers import FC, FFC, SFC, Conv, Relaxed, SConv
 from symrazor.layers.path import Path as LayerPath
+from symrazor.relax import relax
 
 Runs = dict[str, Callable[[], object]]
 Make = Callable[..., LayerPath]
@@ -108,6 +113,54 @@ def layers(batch: int = 128) -> Comparison:
     return Comparison("forward+backward", runs, {"F-FC": 1.1}, inner=3)
 
 
+def sparse_convolution(batch: int = 128) -> Comparison:
+    """S-CONV against CONV; also with a random lengthscale, and a basis that is solved for anew."""
+    torch.manual_seed(0)
+    x, sizes = torch.randn(batch, 20, 16, 16), (20, 20, (16, 16))
+    runs: Runs = {
+        "CONV": forward_backward(Conv(*sizes), x),
+        "S-CONV": forward_backward(SConv(*sizes), x),
+        "S-CONV, random omega": forward_backward(SConv(*sizes, learn_omega="weight"), x),
+    }
+    return Comparison("forward+backward", runs, {"S-CONV": 1.3}, inner=3)
+
+
+def sparse_factors(batch: int = 128) -> Comparison:
+    """S-FC against F-FC; also with random lengthscales, in both forms of the basis."""
+    torch.manual_seed(0)
+    x, sizes = torch.randn(batch, 20, 16, 16), (20, 20, (16, 16))
+    random: dict[str, Any] = {"learn_omega": "weight"}
+    runs: Runs = {
+        "F-FC": forward_backward(FFC(*sizes), x),
+        "S-FC": forward_backward(SFC(*sizes), x),
+        "S-FC, random omega, sum": forward_backward(SFC(*sizes, form="sum", **random), x),
+        "S-FC, random omega, interpolate": forward_backward(SFC(*sizes, **random), x),
+    }
+    return Comparison("forward+backward", runs, {"S-FC": 1.3}, inner=3)
+
+
+def collapsed(batch: int = 32) -> Comparison:
+    """A CNN written by hand, and the same after it was relaxed and collapsed."""
+    torch.manual_seed(0)
+    channels, blocks = [3, 10, 20, 40, 80], list[nn.Module]()
+    for c, d, stride in zip(channels[:-1], channels[1:], (1, 2, 1, 2), strict=True):
+        blocks += [nn.Conv2d(c, d, 3, stride, padding=1), nn.ReLU()]
+    cnn = nn.Sequential(*blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(80, 10)).eval()
+    x = torch.randn(batch, 3, 32, 32)
+    plain = collapse(relax(cnn, x), x)
+    runs: Runs = {"by hand": _forward(cnn, x), "collapsed": _forward(plain, x)}
+    return Comparison("forward", runs, {"collapsed": 1.05}, inner=20)
+
+
+def _forward(network: nn.Module, x: Tensor) -> Callable[[], object]:
+    def run() -> Tensor:
+        with torch.no_grad():
+            y: Tensor = network(x)
+        return y
+
+    return run
+
+
 def evidence(name: str = "exact", alpha: int = 10, n: int = 1000) -> Comparison:
     """One estimate for the F-FC+CONV net against the CONV net."""
     loader = TensorLoader(*data(n), 250)
@@ -143,8 +196,9 @@ def growth_in_pixels(n: int = 16) -> Comparison:
 
 COMPARISONS: dict[str, Callable[[], Comparison]] = {
     "layers": layers,
-    # S-CONV against CONV, and S-FC against F-FC: goal 1.3.
-    # A collapsed network against a hand-written CNN: goal 1.05.
+    "sparse convolution": sparse_convolution,
+    "sparse factors": sparse_factors,
+    "collapsed": collapsed,
     "evidence": evidence,
     "evidence, one probe": partial(evidence, "one probe"),
     "growth in data": growth_in_data,

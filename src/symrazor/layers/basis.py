@@ -36,8 +36,12 @@ NOISE = 1e-2
 
 def grid(shape: Sequence[int]) -> Float[Tensor, "s dims"]:
     """Positions of the pixels of a map in row-major order, origin in the middle."""
-    axes = [torch.arange(size, dtype=torch.float64) - (size - 1) / 2 for size in shape]
+    axes = [_axis(size) for size in shape]
     return torch.stack(torch.meshgrid(*axes, indexing="ij"), -1).reshape(-1, len(shape))
+
+
+def _axis(size: int) -> Float[Tensor, " size"]:
+    return torch.arange(size, dtype=torch.float64) - (size - 1) / 2
 
 
 def spread(count: int, shape: Sequence[int]) -> Float[Tensor, "p dims"]:
@@ -72,12 +76,22 @@ def anchor_count(anchors: int | float, pixels: int) -> int:
     return count
 
 
-def kernel(
-    a: Float[Tensor, "p dims"], b: Float[Tensor, "s dims"], omega: Float[Tensor, ""]
-) -> Float[Tensor, "p s"]:
-    r"""$\exp(-\omega^2 |a - b|^2)$."""
-    apart = (a.unsqueeze(1) - b).square().sum(2)
+def _among(z: Float[Tensor, "p dims"], omega: Float[Tensor, ""]) -> Float[Tensor, "p p"]:
+    r"""$\exp(-\omega^2 |z_i - z_j|^2)$ between anchors."""
+    apart = (z.unsqueeze(1) - z).square().sum(2)
     return torch.exp(-omega.square() * apart)
+
+
+def _to_grid(
+    z: Float[Tensor, "p dims"], shape: Sequence[int], omega: Float[Tensor, ""]
+) -> Float[Tensor, "p s"]:
+    r"""$\exp(-\omega^2 |z_i - t|^2)$ at the pixels t of a grid: a product over its axes."""
+    total = z.new_ones(len(z), 1)
+    for d, size in enumerate(shape):
+        apart = z[:, d : d + 1] - _axis(size).to(z)
+        along = torch.exp(-(omega * apart).square())
+        total = (total.unsqueeze(2) * along.unsqueeze(1)).flatten(1)
+    return total
 
 
 class Basis(nn.Module):
@@ -92,7 +106,6 @@ class Basis(nn.Module):
         learn_anchors: role of the anchors' offsets from where they start (2P numbers on an image).
     """
 
-    points: Tensor
     start: Tensor
     fixed: Tensor | None
 
@@ -119,7 +132,6 @@ class Basis(nn.Module):
         self.shape, self.form = tuple(shape), form
         self.learn_omega, self.learn_anchors = learn_omega, learn_anchors
         dtype = anchors.dtype if isinstance(anchors, Tensor) else torch.get_default_dtype()
-        self.register_buffer("points", grid(shape).to(dtype))
         if not isinstance(anchors, Tensor):
             anchors = spread(anchor_count(anchors, math.prod(shape)), shape)
         elif anchors.dim() != 2 or anchors.shape[1] != len(shape):
@@ -180,7 +192,7 @@ class Basis(nn.Module):
         return self.start + self.value("offsets")
 
     def _matrix(self) -> Float[Tensor, "p s"]:
-        return evaluate(self.anchors, self.points, self.value("omega"), self.form)
+        return evaluate(self.anchors, self.shape, self.value("omega"), self.form)
 
     def matrix(self) -> Float[Tensor, "p s"]:
         """Phi, differentiable in whatever is learned."""
@@ -193,16 +205,16 @@ class Basis(nn.Module):
 
 def evaluate(
     anchors: Float[Tensor, "p dims"],
-    points: Float[Tensor, "s dims"],
+    shape: Sequence[int],
     omega: Float[Tensor, ""],
     form: Form,
 ) -> Float[Tensor, "p s"]:
-    """Phi at any points, in the precision of the anchors; solved in float64."""
+    """Phi on a grid, in the precision of the anchors; solved in float64."""
     if form == "sum":
-        return kernel(anchors, points, omega)
-    z, t, w = anchors.double(), points.double(), omega.double()
-    among = kernel(z, z, w) + NOISE**2 * torch.eye(len(z), dtype=z.dtype, device=z.device)
-    found: Tensor = torch.linalg.solve(among, kernel(z, t, w))
+        return _to_grid(anchors, shape, omega)
+    z, w = anchors.double(), omega.double()
+    noisy = _among(z, w) + NOISE**2 * torch.eye(len(z), dtype=z.dtype, device=z.device)
+    found: Tensor = torch.linalg.solve(noisy, _to_grid(z, shape, w))
     return found.to(anchors.dtype)
 
 

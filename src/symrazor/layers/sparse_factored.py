@@ -44,7 +44,7 @@ class SparseBlocks(nn.Module):
         """W."""
         if self.side == "in":
             return self.values @ self.basis.matrix()
-        return self.basis.matrix().T @ self.values
+        return (self.values.mT @ self.basis.matrix()).mT  # one product, not one for each block
 
     def forward(self, x: Float[Tensor, "n k i"]) -> Float[Tensor, "n k o"]:
         """Multiply each block."""

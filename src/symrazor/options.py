@@ -1,0 +1,138 @@
+"""Everything `fit` can be told, checked before any work is done."""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from symrazor.learner import RazorConfig
+
+Augment = Callable[[Tensor, torch.Generator], Tensor]
+DEFAULT_LR = {"adamw": 2e-3, "sgd": 0.03, "sam": 0.03}
+FREE_TO_CHANGE = {"keep", "patience", "save", "resume", "save_every", "device", "progress"}
+"""Options that may differ when a run is resumed: they do not move the weights."""
+
+
+@dataclass(frozen=True)
+class FitConfig:
+    """Everything `fit` can be told.
+
+    There is no label smoothing: the evidence is a probability of the labels that were observed, and
+    cross entropy with smoothed labels is not minus the logarithm of one.
+
+    Args:
+        epochs: passes over the data.
+        batch_size: data per training step.
+        optimizer: "adamw", "sgd" with momentum 0.9, or "sam" (see `stepper`).
+        lr: peak learning rate of the schedule; by default 0.002 (adamw) or 0.03 (sgd, sam).
+        warmup: fraction of all steps in which the learning rate rises linearly; a cosine follows.
+        sam_radius: length of the ascent step of "sam".
+        augment: (x, generator) -> x of the same length, for each training batch, on its device;
+            all its randomness has to come from the generator. The evidence and the test figures
+            are measured on the data as they are.
+        every: epochs between evidence steps.
+        burn_in: training steps before the first update; None for a fifth of all steps.
+        subset: data per evidence step, scaled up; None for all of them, at most 5,000.
+        patience: stop after so many evidence steps in a row, counted from the burn-in, without a
+            new best evidence; None for never.
+        keep: return the state with the "best" evidence or the "last" one.
+        seed: of the shuffling, the augmentation and the probes.
+        save: directory for checkpoints of a new run.
+        resume: directory to continue from, and to save to; a missing or empty one is a new run.
+        save_every: epochs between checkpoints.
+        device: "auto" (where the model is), "cpu", "cuda", ...
+        progress: show a progress bar; None for "if this is a terminal".
+        razor: options of the evidence step.
+    """
+
+    epochs: int = 60
+    batch_size: int = 128
+    optimizer: Literal["adamw", "sgd", "sam"] = "adamw"
+    lr: float | None = None
+    warmup: float = 0.05
+    sam_radius: float = 0.05
+    augment: Augment | None = None
+    every: int = 5
+    burn_in: int | None = None
+    subset: int | None = None
+    patience: int | None = None
+    keep: Literal["best", "last"] = "best"
+    seed: int = 0
+    save: str | Path | None = None
+    resume: str | Path | None = None
+    save_every: int = 5
+    device: str = "auto"
+    progress: bool | None = None
+    razor: RazorConfig = field(default_factory=RazorConfig)
+
+    def __post_init__(self) -> None:
+        """Check ranges."""
+        for name in ("epochs", "batch_size", "every", "save_every", "patience"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"expected {name} of at least 1, got {value}")
+        if self.optimizer not in DEFAULT_LR:
+            raise ValueError(f"expected optimizer in {sorted(DEFAULT_LR)}, got {self.optimizer!r}")
+        if self.keep not in ("best", "last"):
+            raise ValueError(f"expected keep 'best' or 'last', got {self.keep!r}")
+        if self.lr is not None and not self.lr > 0:
+            raise ValueError(f"expected a positive lr, got {self.lr}")
+        if not 0 <= self.warmup < 1:
+            raise ValueError(f"expected warmup as a fraction in [0, 1), got {self.warmup}")
+        if not self.sam_radius > 0:
+            raise ValueError(f"expected a positive sam_radius, got {self.sam_radius}")
+        if self.augment is not None and not callable(self.augment):
+            raise ValueError(f"expected augment as a function (x, generator), got {self.augment!r}")
+        both = [Path(p) for p in (self.save, self.resume) if p is not None]
+        if len(set(both)) > 1:
+            raise ValueError(
+                f"expected one directory, got save={str(self.save)!r} and resume="
+                f"{str(self.resume)!r}; do: resume=... alone, which saves there too"
+            )
+
+    def change(self, **changes: Any) -> "FitConfig":
+        """A copy with some fields of this config or of its `razor` replaced.
+
+        Raises:
+            ValueError: a field that neither has.
+        """
+        mine = {f.name for f in fields(self)}
+        theirs = {f.name for f in fields(self.razor)} - mine
+        unknown = set(changes) - mine - theirs
+        if "label_smoothing" in unknown:
+            raise ValueError(
+                "expected no label_smoothing: cross entropy with smoothed labels is not a "
+                "likelihood of the labels, so there would be no evidence to measure"
+            )
+        if unknown:
+            raise ValueError(
+                f"expected options among {sorted(mine | theirs)}, got {sorted(unknown)}"
+            )
+        razor = replace(
+            changes.pop("razor", self.razor),
+            **{k: changes.pop(k) for k in list(changes) if k in theirs},
+        )
+        return replace(self, razor=razor, **changes)
+
+    def fixed(self) -> dict[str, Any]:
+        """The options that a resumed run must share, as plain JSON values.
+
+        Of `augment` they say only whether there is one: a function has no name to rely on.
+        """
+        kept = {f.name: getattr(self, f.name) for f in fields(self)}
+        kept |= {f"razor.{f.name}": getattr(self.razor, f.name) for f in fields(self.razor)}
+        kept |= {"augment": self.augment is not None}
+        kept = {k: v for k, v in kept.items() if k not in FREE_TO_CHANGE | {"razor"}}
+        plain: dict[str, Any] = json.loads(json.dumps(kept, default=_as_plain))
+        return plain
+
+
+def _as_plain(value: Any) -> Any:
+    """What JSON does not know: other mappings, numbers of numpy, torch or Python's own."""
+    if isinstance(value, Mapping):
+        return dict(value)
+    return value.item() if hasattr(value, "item") else str(value)

@@ -1,0 +1,152 @@
+r"""One maximum a posteriori step at a time: SGD, SAM or AdamW, on a warm-up and a cosine.
+
+With the mean negative log likelihood $L(\theta)$ of a batch and N data in all, the weights minimise
+$L(\theta) + \theta^\top \Delta \theta / 2N$.
+
+| optimizer | gradient | prior |
+|---|---|---|
+| "sgd" | $\nabla L(\theta)$, momentum 0.9 | implicit step, stable for any precision |
+| "sam" | $\nabla L(\theta + \rho\, \nabla L / \lVert \nabla L \rVert)$, momentum 0.9 | the same |
+| "adamw" | $\nabla [L(\theta) + \theta^\top \Delta \theta / 2N]$ | in the loss, no other decay |
+
+SGD and AdamW rest at the posterior mode, where Laplace's method belongs. SAM (sharpness-aware
+minimisation) rests a distance of order $\rho$ away from it, on its flat side, at the price of two
+gradients a step; the evidence is then that of an expansion whose linear term is left out.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from symrazor.hyper import weights
+from symrazor.learner import Razor
+from symrazor.options import DEFAULT_LR, FitConfig
+
+MOMENTUM = 0.9
+SNAPSHOT_EVERY = 50  # steps between copies of a model that is still finite
+
+
+def learning_rate(step: int, total: int, warmup: float = 0.0) -> float:
+    r"""The learning rate of one step as a fraction of its peak.
+
+    With $W = \lfloor \text{warmup} \cdot T \rfloor$ steps of warm-up, $(t + 1) / (W + 1)$ for
+    $t < W$, then $\tfrac12 (1 + \cos \pi \tfrac{t - W}{T - W})$.
+    """
+    rise = int(warmup * total)
+    if step < rise:
+        return (step + 1) / (rise + 1)
+    return 0.5 * (1 + math.cos(math.pi * (step - rise) / (total - rise)))
+
+
+class Stepper:
+    """Moves the weights of a Razor's model.
+
+    Args:
+        razor: model, likelihood and prior.
+        options: optimizer, lr, warmup and sam_radius are used.
+        total: steps of the whole run, for the schedule.
+
+    Attributes:
+        done: steps taken.
+    """
+
+    def __init__(self, razor: Razor, options: FitConfig, total: int) -> None:
+        """Make the optimiser; see the class."""
+        self.razor, self.options, self.total, self.done = razor, options, total, 0
+        self.peak = options.lr or DEFAULT_LR[options.optimizer]
+        self.theta, self.eta = list(weights(razor.model).values()), list(razor.eta.values())
+        self.optimiser: torch.optim.Optimizer
+        if options.optimizer == "adamw":
+            self.optimiser = torch.optim.AdamW(self.theta, lr=self.peak, weight_decay=0.0)
+        else:
+            self.optimiser = torch.optim.SGD(self.theta, lr=self.peak, momentum=MOMENTUM)
+        self.last_good = self._snapshot()
+
+    def step(self, x: Tensor, y: Tensor) -> float:
+        """Train on one batch; returns its mean negative log likelihood.
+
+        Raises:
+            FloatingPointError: a loss that is not finite; the model is put back.
+        """
+        lr = self.peak * learning_rate(self.done, self.total, self.options.warmup)
+        for group in self.optimiser.param_groups:
+            group["lr"] = lr
+        implicit = self.options.optimizer != "adamw"
+        nll = self._nll(x, y)
+        loss = nll if implicit else nll + self.razor.penalty()
+        self._check(loss)
+        if self.done % SNAPSHOT_EVERY == 0:
+            self.last_good = self._snapshot()
+        self._differentiate(loss)
+        if self.options.optimizer == "sam":
+            self._differentiate_uphill(x, y)
+        for parameter in self.eta:
+            parameter.grad = None  # eta follows the evidence, not the training loss
+        self.optimiser.step()
+        if implicit:
+            self.razor.shrink_(lr / (1 - MOMENTUM))
+        self.done += 1
+        return float(nll.detach())
+
+    def _nll(self, x: Tensor, y: Tensor) -> Tensor:
+        return self.razor.likelihood.nll(self.razor.model(x), y).mean()
+
+    def _differentiate(self, loss: Tensor) -> None:
+        self.optimiser.zero_grad()
+        loss.backward()
+
+    def _differentiate_uphill(self, x: Tensor, y: Tensor) -> None:
+        """Replace the gradient by the one a distance `sam_radius` up the slope."""
+        before = [theta.detach().clone() for theta in self.theta]
+        slopes = [theta.grad for theta in self.theta if theta.grad is not None]
+        norm = torch.stack([slope.norm() for slope in slopes]).norm()
+        scale = self.options.sam_radius / norm.clamp_min(1e-12)
+        with torch.no_grad():
+            for theta in self.theta:
+                if theta.grad is not None:
+                    theta.add_(scale.to(theta) * theta.grad)
+        try:
+            uphill = self._nll(x, y)
+            self._differentiate(uphill)
+        finally:
+            with torch.no_grad():
+                for theta, value in zip(self.theta, before, strict=True):
+                    theta.copy_(value)
+        self._check(uphill)
+
+    def _snapshot(self) -> dict[str, Tensor]:
+        state = self.razor.model.state_dict()
+        return {name: value.detach().clone() for name, value in state.items()}
+
+    def _check(self, loss: Tensor) -> None:
+        if not bool(torch.isfinite(loss)):
+            self.razor.model.load_state_dict(self.last_good)
+            raise FloatingPointError(
+                f"expected a finite training loss, got {float(loss.detach())} at step {self.done} "
+                f"of {self.total}; the model is back at its last good state. Lower the learning "
+                f"rate (lr={self.peak:g})"
+            )
+
+    def state_dict(self) -> dict[str, object]:
+        """Steps taken and what the optimiser remembers of each weight."""
+        return {"done": self.done, "state": self.optimiser.state_dict()["state"]}
+
+    def load_state_dict(self, state: dict[str, object]) -> None:
+        """Continue from `state_dict()`; call it after the model has been loaded."""
+        assert isinstance(state["state"], dict)
+        remembered = {
+            number: {k: _laid_out_as(self.theta[number], v) for k, v in values.items()}
+            for number, values in state["state"].items()
+        }
+        groups = self.optimiser.state_dict()["param_groups"]
+        self.optimiser.load_state_dict({"state": remembered, "param_groups": groups})
+        self.done = int(str(state["done"]))
+        self.last_good = self._snapshot()
+
+
+def _laid_out_as(theta: Tensor, value: object) -> object:
+    """A tensor of a weight's shape, with its strides: the same arithmetic as before."""
+    if isinstance(value, Tensor) and value.shape == theta.shape and theta.dim():
+        return torch.empty_like(theta).copy_(value)
+    return value

@@ -1,0 +1,268 @@
+"""The loop: epochs of maximum a posteriori steps, evidence steps in between, checkpoints of it all.
+
+The state of a run between two training steps is: the model, the optimiser, the Razor (precisions,
+hyperparameters, best state, probes), four random generators and a few counters. The order of the
+data is not stored: the generator that shuffles is, as it was when the epoch began, together with
+the number of batches done since. So a run can go on in the middle of an epoch, and goes on bit for
+bit: on the same machine with the same number of threads, for a machine with other instructions
+rounds otherwise.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from itertools import islice
+
+import torch
+from torch import Tensor, nn
+
+from symrazor.checkpoint import Checkpoints, State, compare, fingerprint
+from symrazor.data import TensorLoader, Tensors
+from symrazor.interrupt import Interruption
+from symrazor.learner import Razor
+from symrazor.options import FitConfig
+from symrazor.progress import Record, progress
+from symrazor.reading import scores
+from symrazor.stepper import Stepper
+
+log = logging.getLogger("symrazor")
+
+Callback = Callable[[Record], object]
+EVALUATION_BATCH = 500
+EVIDENCE_SUBSET = 5000  # data per evidence step, at most, unless told otherwise
+_ANOTHER_STREAM = 1_000_003  # seed + this: augmentation must not repeat the numbers of shuffling
+
+
+@torch.no_grad()
+def outputs(model: nn.Module, x: Tensor) -> Tensor:
+    """Model outputs [n, k] in batches."""
+    device = next(model.parameters()).device
+    return torch.cat([model(part.to(device)) for part in x.split(EVALUATION_BATCH)])
+
+
+class Training:
+    """One run of the loop, from its start or from a checkpoint to its end.
+
+    Args:
+        razor: of the model that is trained, in place.
+        data: shuffled batches of the training data, on the model's device.
+        options: of `fit`.
+        test: held-out data for the records.
+        callbacks: each is called with a copy of an epoch's record; what they raise is logged.
+        checkpoints: where to save, and what to continue from; None to do neither.
+
+    Raises:
+        ValueError: a checkpoint that is damaged, or of another model, other data or options.
+    """
+
+    def __init__(
+        self,
+        razor: Razor,
+        data: TensorLoader,
+        options: FitConfig,
+        test: Tensors | None = None,
+        callbacks: Sequence[Callback] = (),
+        checkpoints: Checkpoints | None = None,
+    ) -> None:
+        """Start afresh, or load the newest checkpoint; see the class."""
+        self.razor, self.data, self.options, self.test = razor, data, options, test
+        self.callbacks, self.checkpoints = callbacks, checkpoints
+        self.stepper = Stepper(razor, options, options.epochs * len(data))
+        self.augmenting = torch.Generator(data.x.device)
+        self.augmenting.manual_seed(options.seed + _ANOTHER_STREAM)
+        self.epoch_start = data.generator.get_state()
+        self.batches_done, self.summed_nll, self.stale, self.seconds = 0, 0.0, 0, 0.0
+        self.history: list[Record] = []
+        self.belongs_to = self._belongs_to() if checkpoints else {}
+        saved = checkpoints.load() if checkpoints else None
+        if saved is not None:
+            self.load_state_dict(saved)
+        elif checkpoints is not None:  # at once: a bad place must not cost a run
+            checkpoints.save(self.state_dict(), 0, 0)
+
+    def finished(self) -> bool:
+        """All epochs done, or no better evidence for as long as the patience lasts."""
+        patience = self.options.patience
+        return len(self.history) >= self.options.epochs or (
+            patience is not None and self.stale >= patience
+        )
+
+    def run(self) -> list[Record]:
+        """Do what is left to do; returns one record per epoch.
+
+        Raises:
+            FloatingPointError: training diverged; the model is put back to its last good state.
+            KeyboardInterrupt: SIGINT, after a checkpoint.
+            SystemExit: SIGTERM, after a checkpoint.
+        """
+        started = time.perf_counter() - self.seconds
+        with (
+            Interruption(self.checkpoints is not None) as stop,
+            progress(self.options.epochs, self.options.progress) as show,
+        ):
+            while not self.finished():
+                self._train(stop, started)
+                self._measure(started)
+                show(self.history)
+                self._tell()
+                if self.finished() or len(self.history) % self.options.save_every == 0:
+                    self._save()
+                self._leave_if_asked(stop)
+        self._leave_if_asked(stop)
+        return self.history
+
+    def _train(self, stop: Interruption, started: float) -> None:
+        """The batches of one epoch that are not done yet."""
+        self.razor.model.train()
+        self.epoch_start = self.data.generator.get_state()
+        for x, y in islice(self.data, self.batches_done, None):
+            self.summed_nll += self.stepper.step(self._augmented(x), y) * len(y)
+            self.batches_done += 1
+            self.seconds = time.perf_counter() - started
+            self._leave_if_asked(stop)
+
+    def _augmented(self, x: Tensor) -> Tensor:
+        if self.options.augment is None:
+            return x
+        changed: object = self.options.augment(x, self.augmenting)
+        if not isinstance(changed, Tensor) or len(changed) != len(x):
+            got = list(changed.shape) if isinstance(changed, Tensor) else type(changed).__name__
+            raise ValueError(f"expected a tensor of {len(x)} data from augment, got {got}")
+        return changed
+
+    def _measure(self, started: float) -> None:
+        """Close an epoch: evidence step, test figures, record."""
+        self.razor.model.eval()
+        epoch, n = len(self.history) + 1, self.razor.n_data
+        record: Record = {"epoch": epoch, "nll": self.summed_nll / n}
+        if epoch % self.options.every == 0 or epoch == self.options.epochs:
+            subset = min(n, self.options.subset or EVIDENCE_SUBSET)
+            estimate = self.razor.step(self.data, None if subset == n else subset)
+            record |= estimate.to_dict()
+            if self.razor.best is not None:
+                self.stale = 0 if self.razor.best is estimate else self.stale + 1
+        if self.test is not None:
+            f = outputs(self.razor.model, self.test[0])
+            found = scores(self.razor.likelihood, f, self.test[1])
+            record |= {f"test_{k}": v for k, v in found.items()}
+        self.seconds = record["seconds"] = time.perf_counter() - started
+        self.history.append(record)
+        self.batches_done, self.summed_nll = 0, 0.0
+        self.epoch_start = self.data.generator.get_state()
+
+    def _tell(self) -> None:
+        for callback in self.callbacks:
+            try:
+                callback(dict(self.history[-1]))
+            except Exception:
+                log.exception("a callback of fit failed in epoch %d", len(self.history))
+
+    def _save(self) -> None:
+        """Write a checkpoint; a full disk costs the checkpoint and not the run."""
+        if self.checkpoints is None:
+            return
+        try:
+            self.checkpoints.save(self.state_dict(), self.stepper.done, len(self.history))
+        except OSError:
+            log.exception("no checkpoint of step %d could be written", self.stepper.done)
+
+    def _leave_if_asked(self, stop: Interruption) -> None:
+        if stop.received is None or self.checkpoints is None:
+            return
+        self._save()
+        log.warning(
+            "stopped by %s after step %d of %d; to go on: fit(..., resume=%r)",
+            stop.received.name,
+            self.stepper.done,
+            self.stepper.total,
+            str(self.checkpoints.directory),
+        )
+        stop.leave()
+
+    # State.
+
+    def _belongs_to(self) -> State:
+        """What a checkpoint has to be resumed with."""
+        x, y = self.data.x, self.data.y
+        return {
+            "options": self.options.fixed(),
+            "data": {"x": _kind(x), "y": _kind(y), "fingerprint": fingerprint(x, y)},
+            "likelihood": {"class": type(self.razor.likelihood).__name__},
+            "model": {k: _kind(v) for k, v in self.razor.model.state_dict().items()},
+        }
+
+    def state_dict(self) -> State:
+        """All that the rest of the run depends on."""
+        rng = {"shuffle": self.epoch_start, "torch": torch.get_rng_state()}
+        device = self.data.x.device
+        if device.type == "cuda":
+            rng["cuda"] = torch.cuda.get_rng_state(device)
+        if self.options.augment is not None:
+            rng[f"augment_{device.type}"] = self.augmenting.get_state()
+        return {
+            "belongs_to": self.belongs_to,
+            "step": self.stepper.done,
+            "epoch": len(self.history),
+            "batches_done": self.batches_done,
+            "summed_nll": self.summed_nll,
+            "stale": self.stale,
+            "seconds": self.seconds,
+            "history": self.history,
+            "at_bound": self.razor.at_bound,
+            "model": self.razor.model.state_dict(),
+            "optimiser": self.stepper.state_dict(),
+            "razor": self.razor.state_dict(),
+            "rng": rng,
+        }
+
+    def load_state_dict(self, state: State) -> None:
+        """Continue from `state_dict()`, on any device; bit for bit on the same one.
+
+        Raises:
+            ValueError: a state of another model, other data or options; nothing is changed then.
+        """
+        self._check(state["belongs_to"])
+        if (torch_then := state["versions"]["torch"]) != str(torch.__version__):
+            log.warning(
+                "the run was saved by torch %s and goes on with torch %s: equal up to rounding",
+                torch_then,
+                torch.__version__,
+            )
+        self.razor.load_state_dict(state["razor"])
+        self.razor.at_bound = state["at_bound"]
+        self.razor.model.load_state_dict(state["model"])
+        self.stepper.load_state_dict(state["optimiser"])
+        self._load_generators(state["rng"])
+        self.batches_done, self.summed_nll = state["batches_done"], state["summed_nll"]
+        self.stale, self.seconds, self.history = state["stale"], state["seconds"], state["history"]
+
+    def _check(self, saved: State) -> None:
+        then, now = saved["options"], self.belongs_to["options"]
+        if then["epochs"] != now["epochs"]:
+            raise ValueError(
+                f"expected epochs={then['epochs']} as in the checkpoint, got {now['epochs']}: the "
+                "learning rate of every step depends on it, those taken included; do: pass the "
+                "epochs the run was started with, or fit again with the trained model and a new "
+                "directory"
+            )
+        for name in ("options", "data", "likelihood", "model"):
+            compare(name, saved[name], self.belongs_to[name])
+
+    def _load_generators(self, rng: dict[str, Tensor]) -> None:
+        self.epoch_start = rng["shuffle"]
+        self.data.generator.set_state(rng["shuffle"])
+        torch.set_rng_state(rng["torch"])
+        device = self.data.x.device
+        if device.type == "cuda" and "cuda" in rng:
+            torch.cuda.set_rng_state(rng["cuda"], device)
+        if self.options.augment is None:
+            return
+        if f"augment_{device.type}" in rng:
+            self.augmenting.set_state(rng[f"augment_{device.type}"])
+        else:  # no two kinds of devices draw the same numbers
+            self.augmenting.manual_seed(self.options.seed + _ANOTHER_STREAM + self.stepper.done)
+            log.warning("the run goes on with other augmentations on %s", device.type)
+
+
+def _kind(tensor: Tensor) -> str:
+    return f"{list(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"

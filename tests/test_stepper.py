@@ -1,0 +1,170 @@
+"""One maximum a posteriori step, and what the loop does around it."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import symrazor as sr
+from symrazor.options import FitConfig
+from symrazor.stepper import Stepper, learning_rate
+
+
+def _problem(seed: int = 0) -> tuple[nn.Module, Tensor, Tensor]:
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 2)).double()
+    return model, torch.randn(24, 3).double(), torch.randint(0, 2, (24,))
+
+
+def _stepper(model: nn.Module, n: int = 24, precision: float = 3.0, **options: Any) -> Stepper:
+    razor = sr.Razor(model, "categorical", n, prior_precision=precision)
+    return Stepper(razor, FitConfig(**options), 100)
+
+
+def test_schedule_rises_then_falls() -> None:
+    rates = [learning_rate(t, 100, 0.1) for t in range(100)]
+    assert rates[:3] == pytest.approx([1 / 11, 2 / 11, 3 / 11])
+    assert max(rates) == rates[10] == 1.0
+    assert rates[55] == pytest.approx(0.5)
+    assert rates[10:] == sorted(rates[10:], reverse=True)
+    assert 0 < rates[99] < 1e-3
+    assert [learning_rate(t, 7) for t in range(7)] == pytest.approx(
+        [0.5 * (1 + math.cos(math.pi * t / 7)) for t in range(7)]
+    )
+    assert learning_rate(0, 1, 0.99) == 1.0
+
+
+def test_one_step_of_each_optimiser_by_hand() -> None:
+    """The first step: momentum is the gradient itself, Adam's is its sign."""
+    for optimizer in ("sgd", "sam", "adamw"):
+        model, x, y = _problem()
+        stepper = _stepper(model, optimizer=optimizer, lr=0.1, warmup=0.0, sam_radius=0.2)
+        theta = list(model.parameters())
+        before = [t.detach().clone() for t in theta]
+
+        def gradient() -> tuple[Tensor, ...]:
+            loss = nn.functional.cross_entropy(model(x), y)  # noqa: B023
+            return torch.autograd.grad(loss, theta)  # noqa: B023
+
+        slopes = gradient()
+        if optimizer == "sam":
+            norm = torch.cat([g.flatten() for g in slopes]).norm()
+            with torch.no_grad():
+                for t, g in zip(theta, slopes, strict=True):
+                    t.add_(0.2 * g / norm)
+            slopes = gradient()
+            with torch.no_grad():
+                for t, b in zip(theta, before, strict=True):
+                    t.copy_(b)
+        nll = stepper.step(x, y)
+        with torch.no_grad():
+            if optimizer == "adamw":
+                total = [g + 3 / 24 * b for g, b in zip(slopes, before, strict=True)]
+                expected = [b - 0.1 * g.sign() for b, g in zip(before, total, strict=True)]
+            else:
+                shrunk = 1 + 0.1 / (1 - 0.9) * 3 / 24
+                expected = [(b - 0.1 * g) / shrunk for b, g in zip(before, slopes, strict=True)]
+        for t, e in zip(theta, expected, strict=True):
+            torch.testing.assert_close(t.detach(), e, rtol=1e-5, atol=1e-6)
+        model.load_state_dict(stepper.last_good)
+        assert nll == pytest.approx(nn.functional.cross_entropy(model(x), y).item())
+        assert stepper.done == stepper.razor.training_steps == 1
+
+
+@pytest.mark.parametrize(("optimizer", "lr"), [("sgd", 0.2), ("adamw", 0.05)])
+def test_rests_at_the_posterior_mode(optimizer: str, lr: float) -> None:
+    model, x, y = _problem()
+    options = {"optimizer": optimizer, "lr": lr, "batch_size": 24, "epochs": 1500}
+    sr.fit(model, (x, y), burn_in=10**9, every=1500, prior_precision=3.0, **options)
+    loss = nn.functional.cross_entropy(model(x), y)
+    loss = loss + 3 / 48 * sum(p.square().sum() for p in model.parameters())
+    slopes = torch.autograd.grad(loss, list(model.parameters()))
+    assert max(float(g.abs().max()) for g in slopes) < 1e-4
+
+
+def test_sam_is_put_back_when_the_way_up_fails() -> None:
+    model, x, y = _problem()
+    stepper = _stepper(model, optimizer="sam", sam_radius=1e308)
+    before = [p.detach().clone() for p in model.parameters()]
+    with pytest.raises(FloatingPointError, match="finite training loss"):
+        stepper.step(x, y)
+    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+
+
+def test_patience_stops_after_evidence_steps_without_a_new_best() -> None:
+    """A model at its best, then trained on noise: its evidence can only fall."""
+
+    def noise(x: Tensor, generator: torch.Generator) -> Tensor:
+        return 3 * torch.randn(x.shape, generator=generator, dtype=x.dtype)
+
+    model, x, _ = _problem()
+    y = (x[:, 0] > 0).long()
+    sr.fit(model, (x, y), epochs=200, lr=0.05)
+    options = {"epochs": 20, "batch_size": 4, "every": 2, "damping": 1e-9, "augment": noise}
+    spoilt = {"lr": 0.05, "warmup": 0.0, **options}
+    fit = sr.fit(model, (x, y), patience=3, burn_in=18, **spoilt)
+    values = [r["log_evidence"] for r in fit.history if "log_evidence" in r]
+    best = max(range(1, len(values)), key=values.__getitem__)  # the first is in the burn-in
+    assert len(values) == best + 1 + 3
+    assert fit.reading.train["epochs"] == len(fit.history) == 2 * len(values) < 20
+    assert float(fit.evidence.log_evidence) == pytest.approx(values[best], rel=1e-6)
+    assert len(sr.fit(model, (x, y), burn_in=10**9, patience=1, **spoilt).history) == 20
+
+
+def test_augmentation_sees_training_batches_only() -> None:
+    model, x, y = _problem()
+    seen: list[int] = []
+
+    def spoil(batch: Tensor, generator: torch.Generator) -> Tensor:
+        seen.append(len(batch))
+        return 10 * torch.randn(batch.shape, generator=generator).to(batch)
+
+    options: dict[str, Any] = {"epochs": 3, "batch_size": 10, "every": 1, "lr": 1e-12}
+    plain = sr.fit(_problem()[0], (x, y), test=(x, y), keep="last", burn_in=10**9, **options)
+    fit = sr.fit(model, (x, y), test=(x, y), keep="last", burn_in=10**9, augment=spoil, **options)
+    assert seen == [10, 10, 4] * 3
+    for with_it, without in zip(fit.history, plain.history, strict=True):
+        assert with_it["nll"] != pytest.approx(without["nll"], rel=1e-3)
+        for name in ("log_evidence", "test_accuracy", "test_nll"):
+            assert with_it[name] == pytest.approx(without[name], rel=1e-6)
+
+
+@pytest.mark.parametrize("wrong", [lambda x, g: x[:3], lambda x, g: None])
+def test_augmentation_that_changes_the_number_of_data(wrong: Any) -> None:
+    model, x, y = _problem()
+    with pytest.raises(ValueError, match="a tensor of 24 data from augment, got"):
+        sr.fit(model, (x, y), augment=wrong)
+
+
+def test_callbacks_get_records_and_cannot_lose_the_run(caplog: pytest.LogCaptureFixture) -> None:
+    model, x, y = _problem()
+    seen: list[dict[str, float]] = []
+
+    def fails(record: dict[str, float]) -> None:
+        record.clear()
+        raise RuntimeError("disk is gone")
+
+    fit = sr.fit(model, (x, y), epochs=3, every=3, callbacks=[fails, seen.append])
+    assert seen == fit.history
+    assert "log_evidence" in seen[2]
+    assert caplog.text.count("a callback of fit failed in epoch") == 3
+    assert "disk is gone" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"warmup": 1.0}, r"warmup as a fraction in \[0, 1\)"),
+        ({"sam_radius": 0.0}, "positive sam_radius"),
+        ({"patience": 0}, "patience of at least 1"),
+        ({"save_every": 0}, "save_every of at least 1"),
+        ({"augment": 3}, "augment as a function"),
+        ({"label_smoothing": 0.1}, "not a likelihood"),
+    ],
+)
+def test_bad_options(change: dict[str, Any], message: str) -> None:
+    model, x, y = _problem()
+    with pytest.raises(ValueError, match=message):
+        sr.fit(model, (x, y), **change)
