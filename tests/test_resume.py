@@ -19,10 +19,8 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import symrazor as sr
-from symrazor.checkpoint import Checkpoints, fingerprint
-
-sys.path.insert(0, str(Path(__file__).parent))
 from resume_job import CASES, Interrupted, jitter, run
+from symrazor.checkpoint import Checkpoints, fingerprint
 
 JOB = Path(__file__).parent / "resume_job.py"
 STEPS = 60  # of a whole run: 12 epochs of 5

@@ -93,6 +93,16 @@ def test_sam_is_put_back_when_the_way_up_fails() -> None:
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
 
 
+def test_loading_keeps_a_learning_rate_that_is_a_tensor() -> None:
+    model, x, y = _problem()
+    stepper = _stepper(model)
+    stepper.step(x, y)
+    rate = torch.tensor(0.1)
+    stepper.optimiser.param_groups[0]["lr"] = rate
+    stepper.load_state_dict(stepper.state_dict())
+    assert stepper.optimiser.param_groups[0]["lr"] is rate
+
+
 def test_patience_stops_after_evidence_steps_without_a_new_best() -> None:
     """A model at its best, then trained on noise: its evidence can only fall."""
 

@@ -14,6 +14,10 @@ from symrazor.curvature import sharing as sharing
 from symrazor.equivariance import equivariance_error as equivariance_error
 from symrazor.errors import CurvatureError as CurvatureError
 from symrazor.errors import UnsupportedParameterError as UnsupportedParameterError
+from symrazor.events import JsonLines as JsonLines
+from symrazor.events import TensorBoard as TensorBoard
+from symrazor.events import read_events as read_events
+from symrazor.events import record_of as record_of
 from symrazor.evidence import Evidence as Evidence
 from symrazor.evidence import exact_evidence as exact_evidence
 from symrazor.evidence import laplace_evidence as laplace_evidence

@@ -190,15 +190,18 @@ class Razor:
         return torch.stack(terms).sum() * (0.5 * self.config.temperature / self.n_data)
 
     @torch.no_grad()
-    def shrink_(self, lr: float) -> None:
+    def shrink_(self, lr: float | Mapping[str, float]) -> None:
         r"""The prior's part of a gradient step, taken implicitly: stable for any precision.
 
         $\theta \leftarrow \theta / (1 + \text{lr}\, \delta / N)$, in place of `penalty`, after the
         optimiser's step. With heavy-ball momentum m pass lr / (1 - m): the same stationary point.
+        A mapping weight name -> lr is for optimisers with several (`optimisers.step_sizes`).
         """
         self.training_steps += 1
-        for theta, delta in self._weighted():
-            theta.div_(1 + lr * self.config.temperature / self.n_data * delta.to(theta.dtype))
+        for name, theta in weights(self.model).items():
+            rate = lr[name] if isinstance(lr, Mapping) else lr
+            delta = self.prior.precision_of(name).to(theta.dtype)
+            theta.div_(1 + rate * self.config.temperature / self.n_data * delta)
 
     def _weighted(self) -> Iterator[tuple[nn.Parameter, Tensor]]:
         for name, theta in weights(self.model).items():

@@ -34,6 +34,29 @@ def batches(
             return
 
 
+def sizes(loader: Iterable[Any]) -> tuple[int, int]:
+    """How many data a loader draws from, and how many of them one pass gives.
+
+    Two numbers, because `drop_last` leaves a remainder out of each pass. A loader that does not
+    say (no `sampler` of known length, no `n_data`) is read once and counted.
+    """
+    size = getattr(loader, "n_data", None) or _length(getattr(loader, "sampler", None))
+    if size is None:
+        size = sum(len(_unpack(batch)[1]) for batch in loader)
+        return size, size
+    batch_size = getattr(loader, "batch_size", None)
+    if getattr(loader, "drop_last", False) and batch_size:
+        return size, size - size % batch_size
+    return size, size
+
+
+def _length(of: Any) -> int | None:
+    try:
+        return len(of)
+    except TypeError:
+        return None
+
+
 def _unpack(batch: Any) -> tuple[Input, Tensor]:
     if not isinstance(batch, (tuple, list)) or len(batch) != 2 or not isinstance(batch[1], Tensor):
         raise ValueError(f"expected batches (x, y) from the loader, got {type(batch).__name__}")

@@ -115,7 +115,9 @@ class Reading:
         """Plain dictionaries, lists, numbers and strings; None for a number that is not finite."""
         shares = self.relative_effective_parameters()
         relative = {kind: spread._asdict() for kind, spread in shares.items()}
-        found: dict[str, Any] = _plain({**asdict(self), "relative_effective_parameters": relative})
+        found: dict[str, Any] = json_ready(
+            {**asdict(self), "relative_effective_parameters": relative}
+        )
         return found
 
     def to_json(self) -> str:
@@ -142,14 +144,14 @@ class Reading:
         return "\n".join([*lines, verdict.replace("\0%", " %")])
 
 
-def _plain(value: Any) -> Any:
+def json_ready(value: Any) -> Any:
     """What JSON has a word for: other things by their number or their name."""
     if isinstance(value, Mapping):
-        return {str(key): _plain(part) for key, part in value.items()}
+        return {str(key): json_ready(part) for key, part in value.items()}
     if isinstance(value, (list, tuple, set, frozenset)):
-        return [_plain(part) for part in value]
+        return [json_ready(part) for part in value]
     if hasattr(value, "tolist"):  # numpy and torch
-        return _plain(value.tolist())
+        return json_ready(value.tolist())
     if isinstance(value, float):
         return float(value) if math.isfinite(value) else None
     return value if isinstance(value, (str, int, type(None))) else str(value)
@@ -221,7 +223,7 @@ def read(
         test=test or {},
         layers=found,
         equivariance_error=errors.network,
-        config={f.name: _plain(getattr(razor.config, f.name)) for f in fields(razor.config)},
+        config={f.name: json_ready(getattr(razor.config, f.name)) for f in fields(razor.config)},
         versions={"python": platform.python_version(), "torch": torch.__version__},
     )
 

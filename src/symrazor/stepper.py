@@ -169,8 +169,11 @@ class Stepper:
             number: {k: _laid_out_as(self.theta[number], v) for k, v in values.items()}
             for number, values in state["state"].items()
         }
+        rates = [group["lr"] for group in self.optimiser.param_groups]
         groups = self.optimiser.state_dict()["param_groups"]
         self.optimiser.load_state_dict({"state": remembered, "param_groups": groups})
+        for group, rate in zip(self.optimiser.param_groups, rates, strict=True):
+            group["lr"] = rate  # itself, not the copy: a rate that is a tensor is set in place
         self.done = int(str(state["done"]))
         self.last_good = self._snapshot()
 

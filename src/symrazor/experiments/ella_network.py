@@ -18,8 +18,8 @@ from torch import nn
 
 from symrazor.layers import FC, FFC, SFC, Conv, Path, Relaxed, SConv
 
-FREE_PRECISION = 30.0
-"""Free paths beside an equivariant one are drawn from a prior of this precision."""
+FREE_PRECISION = {32: 100.0, 16: 30.0}
+"""Size -> free paths beside an equivariant one are drawn from a prior of this precision."""
 
 _CHANNELS = {32: (1, 2, 2, 4, 4, 8, 8, 16), 16: (1, 2, 2, 4, 8)}
 _STRIDES = {32: (1, 2, 1, 2, 1, 2, 2, 2), 16: (1, 2, 2, 2, 2)}
@@ -59,13 +59,13 @@ def ella_network(
         raise ValueError(f"expected images of 32 x 32 or 16 x 16, got size {size}")
     if prior not in ("weights", "omega") or (prior == "omega" and "s-" not in paths):
         raise ValueError(f"expected prior 'weights', or 'omega' for sparse paths, got {prior!r}")
-    makers, hidden = _makers(paths, prior), alpha * _HIDDEN[size]
+    makers, hidden, start = _makers(paths, prior), alpha * _HIDDEN[size], FREE_PRECISION[size]
     channels = [in_channels, *(alpha * width for width in _CHANNELS[size])]
     blocks: list[nn.Module] = []
     for c, d, stride in zip(channels[:-1], channels[1:], _STRIDES[size], strict=True):
         layer = Relaxed([make(c, d, (size, size), stride) for make in makers])
         if len(makers) > 1:
-            layer.scale_free_paths(FREE_PRECISION)
+            layer.scale_free_paths(start)
         blocks += [layer, nn.ReLU()]
         size //= stride
     dense = nn.Linear(channels[-1], hidden), nn.Linear(hidden, classes)

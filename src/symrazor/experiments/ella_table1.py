@@ -11,6 +11,7 @@ from typing import Literal
 
 import symrazor as sr
 from symrazor.data import Tensors, digits, mnist, on_canvas, quadrants
+from symrazor.experiments.ella_network import FREE_PRECISION
 from symrazor.experiments.tables import Experiment, Options, Row, main
 
 PAPER = {
@@ -52,7 +53,8 @@ def config(row: Row, small: bool) -> sr.FitConfig:
         epochs = {"fc": 15, "conv": 30, "f-fc+conv": 60}[row.paths]
         return sr.FitConfig(epochs=epochs, batch_size=64, lr=6e-3, every=4).change(estimator="mc")
     every = 25 if row.paths == "fc" else 5
-    return sr.FitConfig(epochs=100, optimizer="sgd", lr=0.03, every=every).change(estimator="mc")
+    base = sr.FitConfig(epochs=80, batch_size=256, lr=4e-3, every=every)
+    return base.change(estimator="mc", free_precision=FREE_PRECISION[32])
 
 
 EXPERIMENT = Experiment(

@@ -6,7 +6,7 @@ and one crop for a whole batch. Test images never are; the reference's are.
 
 import symrazor as sr
 from symrazor.data import Tensors, cifar10, digits, flip_and_crop, normalised, resized
-from symrazor.experiments.ella_network import Prior
+from symrazor.experiments.ella_network import FREE_PRECISION, Prior
 from symrazor.experiments.tables import Experiment, Options, Row, main
 
 PAPER: dict[str, tuple[float, float, float, float, float]] = {
@@ -53,8 +53,8 @@ def config(row: Row, small: bool) -> sr.FitConfig:
     if small:
         return sr.FitConfig(epochs=8, batch_size=64, lr=4e-3, every=2).change(estimator="mc")
     every = 25 if "fc" in row.paths.split("+") else 5
-    base = sr.FitConfig(epochs=200, optimizer="sgd", lr=0.03, every=every, augment=flip_and_crop)
-    return base.change(estimator="mc")
+    base = sr.FitConfig(epochs=120, batch_size=256, lr=4e-3, every=every, augment=flip_and_crop)
+    return base.change(estimator="mc", free_precision=FREE_PRECISION[32])
 
 
 EXPERIMENT = Experiment(
