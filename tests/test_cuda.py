@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import symrazor as sr
-from symrazor.data import digits
+from symrazor.data import digits, flip_and_crop, quadrants, rotated, scaled, translated
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -86,3 +86,30 @@ def test_fit_moves_model_and_data() -> None:
     assert next(fit.model.parameters()).is_cuda
     assert fit.reading.test["accuracy"] > 0.5
     assert fit.predict(digits("test")[0][:4], how="map").mean.is_cuda
+
+
+def test_transforms_are_the_same_on_the_device() -> None:
+    x, y = digits("test")
+    for make in (
+        lambda x: rotated(x, 180.0, seed=1),
+        lambda x: translated(x, 3.0, seed=1),
+        lambda x: scaled(x, 2.0, seed=1),
+        lambda x: quadrants(x, y.to(x.device), "digit", seed=1, size=16)[0],
+    ):
+        found = make(x.cuda())
+        assert found.is_cuda
+        torch.testing.assert_close(found.cpu(), make(x), atol=1e-4, rtol=0)
+
+
+def test_augmentation_on_the_device_waits_for_nothing() -> None:
+    x = torch.rand(64, 3, 32, 32)
+    same = flip_and_crop(x.cuda(), torch.Generator().manual_seed(0))
+    assert torch.equal(same.cpu(), flip_and_crop(x, torch.Generator().manual_seed(0)))
+    batch, generator = x.cuda(), torch.Generator("cuda").manual_seed(0)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        found = flip_and_crop(batch, generator)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert found.shape == x.shape
+    assert not torch.equal(found, flip_and_crop(batch, generator))

@@ -213,7 +213,7 @@ def test_rotation_by_loops(shape: tuple[int, ...]) -> None:
         cos, sin = math.cos(angles[k]), math.sin(angles[k])
         return cos * a - sin * b, sin * a + cos * b
 
-    torch.testing.assert_close(rotated(x, 180, seed=3), _slow(x, place), atol=2e-5, rtol=0)
+    torch.testing.assert_close(rotated(x, 180.0, seed=3), _slow(x, place), atol=2e-5, rtol=0)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -243,9 +243,9 @@ def test_whole_pixels_and_no_change_are_exact() -> None:
 def test_transforms_follow_their_seed_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     x = digits("test")[0]
     for make in (
-        lambda s: rotated(x, 90, s),
-        lambda s: translated(x, 3, s),
-        lambda s: scaled(x, 2, s),
+        lambda s: rotated(x, 90.0, s),
+        lambda s: translated(x, 3.0, s),
+        lambda s: scaled(x, 2.0, s),
     ):
         torch.manual_seed(0)
         a = make(1)
@@ -267,7 +267,7 @@ def test_transforms_cover_their_range() -> None:
     assert 0.5 <= spread.min() < 0.52
     assert 1.9 < spread.max() <= 2
     assert spread.log().mean().abs() < 0.03
-    turned = rotated(ramp, 90, seed=1)[:, 0, 20, 21] - 20  # the cosine of the angle
+    turned = rotated(ramp, 90.0, seed=1)[:, 0, 20, 21] - 20  # the cosine of the angle
     assert -1e-3 < turned.min() < 0.05
     assert abs(float(turned.mean()) - 2 / math.pi) < 0.03
 
@@ -334,7 +334,7 @@ def test_quadrants_are_a_canvas_of_56_made_32_and_normalised() -> None:
 def test_sixty_thousand_images_take_seconds() -> None:
     x, y = torch.rand(60_000, 1, 28, 28), torch.zeros(60_000, dtype=torch.int64)
     start = time.process_time()
-    rotated(x, 180)
+    rotated(x, 180.0)
     quadrants(x, y, "digit")
     assert time.process_time() - start < 20
 

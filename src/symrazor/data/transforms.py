@@ -93,7 +93,7 @@ def normalised(x: Float[Tensor, "n c h w"], name: str) -> Float[Tensor, "n c h w
 
 
 def quadrants(
-    x: Float[Tensor, "n 1 28 28"],
+    x: Float[Tensor, "n 1 h w"],
     y: Int64[Tensor, "n"],
     task: Literal["digit", "quadrant"],
     seed: int = 0,

@@ -50,8 +50,8 @@ def data(task: str, options: Options) -> tuple[Tensors, Tensors]:
 def config(row: Row, small: bool) -> sr.FitConfig:
     """The training of a row; a dense network has slow factors, and its evidence is taken less."""
     if small:
-        epochs = 40 if row.paths == "f-fc+conv" else 20
-        return sr.FitConfig(epochs=epochs, batch_size=64, lr=4e-3, every=4).change(estimator="mc")
+        epochs = {"fc": 15, "conv": 30, "f-fc+conv": 60}[row.paths]
+        return sr.FitConfig(epochs=epochs, batch_size=64, lr=6e-3, every=4).change(estimator="mc")
     every = 25 if row.paths == "fc" else 5
     base = sr.FitConfig(epochs=80, batch_size=256, lr=4e-3, every=every)
     return base.change(estimator="mc", free_precision=FREE_PRECISION[32])

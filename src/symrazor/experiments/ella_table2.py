@@ -51,7 +51,7 @@ def data(task: str, options: Options) -> tuple[Tensors, Tensors]:
 def config(row: Row, small: bool) -> sr.FitConfig:
     """The training of a row; a dense network has slow factors, and its evidence is taken less."""
     if small:
-        return sr.FitConfig(epochs=12, batch_size=64, lr=4e-3, every=3).change(estimator="mc")
+        return sr.FitConfig(epochs=8, batch_size=64, lr=4e-3, every=2).change(estimator="mc")
     every = 25 if "fc" in row.paths.split("+") else 5
     base = sr.FitConfig(epochs=120, batch_size=256, lr=4e-3, every=every, augment=flip_and_crop)
     return base.change(estimator="mc", free_precision=FREE_PRECISION[32])
@@ -63,7 +63,7 @@ EXPERIMENT = Experiment(
     data=data,
     classes=lambda task: 10,
     config=config,
-    alpha=(10, 2),
+    alpha=(10, 4),
 )
 
 if __name__ == "__main__":
