@@ -571,3 +571,19 @@ def test_files_that_cannot_be_written(tmp_path: File, monkeypatch: pytest.Monkey
     with pytest.raises(ModuleNotFoundError, match=r"pip install symrazor\[onnx\]"):
         sr.save_network(net, tmp_path / "a.onnx", x)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_frozen_convolution_has_no_share_and_stays() -> None:
+    torch.manual_seed(0)
+    layer = Relaxed([Conv(1, 2, (4, 4)), FFC(1, 2, (4, 4))])
+    layer.paths[0].requires_grad_(False)
+    model = nn.Sequential(layer, nn.Flatten(), nn.Linear(32, 3))
+    x, y = torch.randn(12, 1, 4, 4), torch.arange(12) % 3
+    fit = sr.fit(model, (x, y), epochs=1, burn_in=0, every=1)
+    plain = sr.collapse(model, x, shares=fit.reading, threshold=0.01)
+    assert [path["fate"] for path in plain.collapse_report["layers"][0]["paths"]] != [
+        "dropped",
+        "kept",
+    ]
+    torch.testing.assert_close(plain(x), model(x))
+    assert list(fit.reading.relative_effective_parameters()) == ["FFC"]

@@ -406,3 +406,41 @@ def test_learned_anchors_cost_two_numbers_each() -> None:
 def test_bad_input(make: Callable[[], object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make()
+
+
+@pytest.mark.parametrize("make", [SConv, SFC])
+@pytest.mark.parametrize("role", ["weight", "hyper"])
+@pytest.mark.parametrize("structure", ["kron", "diag", "block", "full"])
+def test_posterior_of_random_lengthscales(
+    make: type[SConv] | type[SFC], role: str, structure: str
+) -> None:
+    """Predictive covariance against the dense posterior by automatic differentiation."""
+    torch.manual_seed(0)
+    path = make(2, 2, (4, 3), anchors=3, learn_omega=role, learn_anchors=role)
+    model, x, y = _problem(path, 24)
+    razor = sr.Razor(model, "categorical", 7, structure=structure, prior_groups="tensor")
+    razor.step([(x, y)])
+    posterior = razor.posterior([(x, y)])
+    for how in ("probit", "bridge", "mc", "sampling"):
+        mean = posterior.predict(x[:2], how).mean
+        assert not mean.requires_grad
+        assert_close(mean.sum(1), torch.ones(2, dtype=mean.dtype), 1e-5)
+    if structure == "full":
+        _, covariance = posterior.functional(x[:2])
+        order = tuple(name for block in posterior.curvature.blocks for name in block.names)
+        H = dense_ggn(model, sr.Categorical(), x, y, order)
+        theta = sr.weights(model)
+        delta = torch.cat(
+            [razor.prior.precision_of(n).detach().expand(theta[n].numel()) for n in order]
+        )
+        J = _output_jacobian(model, x[0], order)
+        expected = J @ torch.linalg.inv(H + torch.diag(delta)) @ J.T
+        assert_close(covariance[0], expected, 1e-8)
+
+
+def _output_jacobian(model: nn.Module, one: Tensor, order: tuple[str, ...]) -> Tensor:
+    theta = {name: value.detach() for name, value in sr.weights(model).items()}
+    found = torch.func.jacrev(
+        lambda values: torch.func.functional_call(model, values, (one.unsqueeze(0),))[0]
+    )(theta)
+    return torch.cat([found[name].reshape(3, -1) for name in order], 1)

@@ -38,7 +38,7 @@ class Fit:
     Args:
         model: the network, trained in place, in eval mode.
         razor: its prior, likelihood and evidence.
-        evidence: of the returned state, exact, on all data.
+        evidence: of the returned state, on all data, by the estimator of the razor.
         reading: precisions, effective parameters, measured equivariance, test figures; `print` it.
         history: one dictionary per epoch.
         data: the training loader.

@@ -63,7 +63,8 @@ def jacobians(
                 found[name] = found[name] + j if name in found else j
         for name, j in found.items():
             columns.setdefault(name, []).append(j)
-    return tape.f.detach(), {name: torch.stack(parts, 1) for name, parts in columns.items()}
+    stacked = {name: torch.stack(parts, 1).detach() for name, parts in columns.items()}
+    return tape.f.detach(), stacked
 
 
 class Posterior:

@@ -57,7 +57,10 @@ def match_shares(shares: Shares | Reading | None, relaxed: Mapping[str, Relaxed]
     if shares is None:
         return {name: [None] * len(layer.paths) for name, layer in relaxed.items()}
     if isinstance(shares, Reading):
-        read = {layer.name: [path.share for path in layer.paths] for layer in shares.layers}
+        read = {
+            layer.name: [path.share if path.parameters else None for path in layer.paths]
+            for layer in shares.layers
+        }
         shares = {name: read[name] for name in relaxed if name in read}
     sizes = {name: len(layer.paths) for name, layer in relaxed.items()}
     got = {name: len(values) for name, values in shares.items()}

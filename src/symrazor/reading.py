@@ -103,7 +103,8 @@ class Reading:
         """
         shares: dict[str, dict[str, float]] = {}
         for layer in self.layers:
-            for path in layer.paths if layer.relaxed else []:
+            trained = [path for path in layer.paths if path.parameters]  # a frozen one has no share
+            for path in trained if layer.relaxed else []:
                 of_type = shares.setdefault(path.path, {})
                 of_type[layer.name] = of_type.get(layer.name, 0.0) + path.share
         return {

@@ -138,7 +138,7 @@ def _work(factor: Tensor | Factor) -> int:
     """In proportion to the time that its eigenvalues take."""
     if isinstance(factor, Factor):
         return int(factor.blocks * factor.size**3)
-    return int(factor.shape[-1] ** 3)
+    return int(factor.shape[-1] ** 3) if factor.dim() else 1
 
 
 def _tasks(source: Source, loader: Loader, keep_graph: bool) -> Iterator[Task]:

@@ -7,6 +7,8 @@ with the derivative of its output, which forward-mode differentiation of the lay
 $$ J_n[p] = \sum_y g_n[y]\, \frac{\partial y_n}{\partial p} . $$
 """
 
+from operator import attrgetter
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -20,7 +22,7 @@ def tangents(layer: Layer, x: Tensor) -> dict[str, Float[Tensor, "n y p"]]:
     module = layer.module
     found: dict[str, Tensor] = {}
     for local, name in layer.shaping.items():
-        value = module.get_parameter(local)
+        value: Tensor = attrgetter(local)(module)  # no parameter where weights are functional
 
         def output(p: Tensor, local: str = local, value: Tensor = value) -> Tensor:
             y: Tensor = functional_call(module, {local: p.reshape(value.shape)}, (x,))

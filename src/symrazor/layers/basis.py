@@ -214,7 +214,7 @@ def evaluate(
         return _to_grid(anchors, shape, omega)
     z, w = anchors.double(), omega.double()
     noisy = _among(z, w) + NOISE**2 * torch.eye(len(z), dtype=z.dtype, device=z.device)
-    found: Tensor = torch.linalg.solve(noisy, _to_grid(z, shape, w))
+    found: Tensor = torch.linalg.solve_ex(noisy, _to_grid(z, shape, w))[0]  # positive definite
     return found.to(anchors.dtype)
 
 
