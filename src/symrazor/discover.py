@@ -1,14 +1,16 @@
-"""Which structure do the data ask for? Trains candidates and lets the evidence choose.
+"""Which structure do the data ask for? A network that may break its symmetry, and the evidence.
 
-Candidates are whole networks so far: one that is equivariant to translations everywhere and pools
-over positions, and a fully connected one. (Relaxed layers, which let each layer choose for itself,
-are the next step.) The default data are the embedded digits, placed in one of the four quadrants
-of a canvas, twice: asked for the digit, where position does not matter, and for digit and quadrant,
+A convolutional network is relaxed: beside every convolution stands a path whose weights depend on
+place, and the evidence decides layer by layer how much of it is used. Two networks with a fixed
+structure are trained beside it for comparison: the convolutional one as it is, and a fully
+connected one. The default data are the embedded digits, placed in one of the four quadrants of a
+canvas, twice: asked for the digit, where position does not matter, and for digit and quadrant,
 where it does. The images are the same.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal
 
 import torch
@@ -17,6 +19,8 @@ from torch import nn
 from symrazor.data import Tensors, digits, on_canvas
 from symrazor.fit import Fit, fit
 from symrazor.options import FitConfig
+from symrazor.relax import relax
+from symrazor.verdict import FREE_SHARE, words
 
 CANVAS = 16
 Task = Literal["digit", "quadrant"]
@@ -24,17 +28,25 @@ QUESTIONS: dict[Task, str] = {
     "digit": "Which digit is it?",
     "quadrant": "Which digit is it, and in which quadrant?",
 }
+ODDS = 3.0
+"""Nats below which the evidence of two networks does not separate them: odds of 20 to 1."""
 CLASSES: dict[Task, int] = {"digit": 10, "quadrant": 40}
 
 
 def convolutional(classes: int, width: int = 8) -> nn.Module:
-    """Equivariant to (circular) translations in every layer, then a maximum over positions."""
-    channels, strides = [1, width, 2 * width, 4 * width, 4 * width], [1, 2, 2, 1]
+    """Three convolutions with max pooling between them, then a maximum over positions."""
+    channels = [1, width, 2 * width, 4 * width]
     blocks: list[nn.Module] = []
-    for c_in, c_out, stride in zip(channels[:-1], channels[1:], strides, strict=True):
-        blocks += [nn.Conv2d(c_in, c_out, 3, stride, 1, padding_mode="circular"), nn.ReLU()]
+    for c_in, c_out in pairwise(channels):
+        conv = nn.Conv2d(c_in, c_out, 3, padding=1, padding_mode="circular")
+        blocks += [conv, nn.ReLU(), nn.MaxPool2d(2)]
     pool = [nn.AdaptiveMaxPool2d(1), nn.Flatten()]
-    return nn.Sequential(*blocks, *pool, nn.Linear(channels[-1], classes))
+    return nn.Sequential(*blocks[:-1], *pool, nn.Linear(channels[-1], classes))
+
+
+def relaxed(classes: int) -> nn.Module:
+    """The convolutional network with a free path beside every convolution."""
+    return relax(convolutional(classes), torch.zeros(2, 1, CANVAS, CANVAS))
 
 
 def fully_connected(classes: int, width: int = 64) -> nn.Module:
@@ -43,7 +55,11 @@ def fully_connected(classes: int, width: int = 64) -> nn.Module:
     return nn.Sequential(*body, nn.Linear(width, width), nn.ReLU(), nn.Linear(width, classes))
 
 
-CANDIDATES = {"convolutional": convolutional, "fully connected": fully_connected}
+CANDIDATES = {
+    "relaxed": relaxed,
+    "convolutional": convolutional,
+    "fully connected": fully_connected,
+}
 
 
 @dataclass(frozen=True)
@@ -71,17 +87,38 @@ class Answer:
         """Nats between the best and the second."""
         return self.candidates[0].log_evidence - self.candidates[1].log_evidence
 
+    def named(self, name: str) -> Candidate:
+        """The candidate of a name."""
+        return next(c for c in self.candidates if c.name == name)
+
     @property
     def verdict(self) -> str:
-        """The answer in words; a margin below 3 nats (odds of 20 to 1) is no answer."""
-        best, second = self.candidates[:2]
-        if self.margin < 3:
-            return (
-                f"The evidence does not separate {best.name} from {second.name} "
-                f"({self.margin:.1f} nats)."
-            )
-        what = "does not matter" if best.name == "convolutional" else "matters"
-        return f"Position {what}: {best.name} beats {second.name} by {self.margin:,.0f} nats."
+        """What the relaxed network learned, and the evidence of the fixed ones beside its own."""
+        own = self.named("relaxed")
+        learned = words(own.fit.reading.layers, None)
+        against = " and ".join(
+            f"{own.log_evidence - other.log_evidence:+,.0f} nats against {other.name}"
+            for other in sorted(self.candidates, key=lambda c: c.log_evidence)
+            if other is not own
+        )
+        position = "does not matter" if self.symmetric else "matters"
+        text = f"Position {position}. {learned} Evidence: {against}."
+        near = [c.name for c in self.candidates if abs(c.log_evidence - own.log_evidence) < ODDS]
+        if len(near) > 1:
+            near.remove(own.name)
+            return f"{text} The evidence does not separate it from {' and '.join(near)}."
+        best = self.candidates[0]
+        if best is not own and best.name == "convolutional" and self.symmetric:
+            text += " Strict convolutions say the same with less: take those."
+        elif best is not own:
+            text += f" But {best.name} has the highest evidence: do not trust the relaxed one here."
+        return text
+
+    @property
+    def symmetric(self) -> bool:
+        """Whether every layer of the relaxed network is left with its equivariant path alone."""
+        layers = [layer for layer in self.named("relaxed").fit.reading.layers if layer.relaxed]
+        return all(layer.free_share < FREE_SHARE for layer in layers)
 
     def to_dict(self) -> dict[str, object]:
         """Plain numbers for JSON."""
@@ -114,4 +151,4 @@ def rank(task: Task, candidates: list[Candidate]) -> Answer:
     return Answer(task, sorted(candidates, key=lambda c: -c.log_evidence))
 
 
-DEFAULTS = FitConfig(epochs=60, batch_size=64, lr=4e-3).change(estimator="mc")
+DEFAULTS = FitConfig(epochs=50, batch_size=64, lr=1e-2).change(estimator="mc")

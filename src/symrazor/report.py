@@ -3,13 +3,14 @@
 import io
 import os
 import tempfile
-import textwrap
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from symrazor.discover import CANDIDATES, QUESTIONS, Answer
+from symrazor.verdict import LayerReading
 
-COLOURS = dict(zip(CANDIDATES, ("#1b7f79", "#c8553d"), strict=True))
+COLOURS = dict(zip(CANDIDATES, ("#33518f", "#1b7f79", "#c8553d"), strict=True))
 
 
 def write_atomically(path: Path, content: bytes) -> None:
@@ -30,17 +31,20 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 
 def evidence_figure(answers: Sequence[Answer], path: Path) -> Path:
-    """For each task: the evidence of each candidate over training, beside its training loss.
+    """For each task: training loss and evidence of each candidate, and what each layer learned.
 
     Where both fit, the training loss says nothing about which will generalise; the evidence does.
+    The bars are the shares of the paths in the effective parameters of the relaxed network's
+    layers (ELLA Fig. 3).
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(9, 2.9 * len(answers)), layout="constrained")
+    figure = Figure(figsize=(11.5, 3.1 * len(answers)), layout="constrained")
     FigureCanvasAgg(figure)
-    axes = figure.subplots(len(answers), 2, squeeze=False)
-    for (left, right), found in zip(axes, answers, strict=True):
+    axes = figure.subplots(len(answers), 3, squeeze=False, width_ratios=(1, 1, 0.8))
+    for (left, right, bars), found in zip(axes, answers, strict=True):
+        _draw_shares(bars, found.named("relaxed").fit.reading.layers)
         for candidate in found.candidates:
             history = candidate.fit.history
             measured = [record for record in history if "per_datum" in record]
@@ -57,8 +61,9 @@ def evidence_figure(answers: Sequence[Answer], path: Path) -> Path:
         left.set(ylabel="training loss (nats)", xlabel="epoch", yscale="log")
         right.set(ylabel="log evidence / n", xlabel="epoch")
         left.set_title(QUESTIONS[found.task], loc="left", fontsize=10, fontweight="bold")
-        right.set_title(textwrap.fill(found.verdict, 52), loc="left", fontsize=9)
-        for ax in (left, right):
+        short = "does not matter" if found.symmetric else "matters"
+        right.set_title(f"Position {short}", loc="left", fontsize=10)
+        for ax in (left, right, bars):
             ax.spines[["top", "right"]].set_visible(False)
             ax.grid(alpha=0.25)
         right.legend(frameon=False, fontsize=9)
@@ -66,3 +71,23 @@ def evidence_figure(answers: Sequence[Answer], path: Path) -> Path:
     figure.savefig(buffer, format="png", dpi=130)
     write_atomically(path, buffer.getvalue())
     return path
+
+
+def _draw_shares(ax: Any, layers: Sequence[LayerReading]) -> None:
+    """A bar for each relaxed layer, split by path: equivariant first, free beside it."""
+    relaxed = [layer for layer in layers if layer.relaxed]
+    names = [f"layer {number}" for number in range(1, len(relaxed) + 1)]
+    free = [layer.free_share for layer in relaxed]
+    ax.barh(names, [1 - share for share in free], color=COLOURS["convolutional"], height=0.6)
+    ax.barh(
+        names,
+        free,
+        left=[1 - share for share in free],
+        color=COLOURS["fully connected"],
+        height=0.6,
+    )
+    for name, share in zip(names, free, strict=True):
+        ax.text(0.02, name, f"free {100 * share:.0f} %", va="center", color="white", fontsize=8)
+    ax.invert_yaxis()
+    ax.set(xlim=(0, 1), xlabel="share of effective parameters", xticks=(0, 0.5, 1))
+    ax.set_title("What the relaxed layers kept", loc="left", fontsize=10)
