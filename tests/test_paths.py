@@ -13,6 +13,7 @@ from torch import nn
 import symrazor as sr
 from symrazor.data import digits
 from symrazor.layers import FC, FFC, Conv, Path, Relaxed, Subsample, path_groups, subsample
+from symrazor.layers.relaxed import start_near_
 from symrazor.testing import PathSuite, assert_close
 
 
@@ -268,7 +269,7 @@ def test_free_paths_have_a_start_of_their_own() -> None:
     start = sr.Razor(model, "categorical", 10).prior.precisions
     assert {name: round(float(delta), 9) for name, delta in start.items()} == {
         "0.paths.0": 1.0,
-        "0.paths.1": 30.0,
+        "0.paths.1": 100.0,
         "1.paths.0": 1.0,
         "3.weight": 1.0,
         "3.bias": 1.0,
@@ -294,3 +295,42 @@ def test_a_step_balances_factors_that_share_a_prior() -> None:
         ratio = float((path.factors[0].norm() / path.factors[1].norm()).detach())
         assert (abs(ratio - 1) < 1e-4) == balanced
         assert_close(model(x), f, 1e-5)
+
+
+@pytest.mark.parametrize("precision", [1e-4, 1.0, 1e6, math.inf])
+def test_free_paths_start_near_whatever_their_scale(precision: float) -> None:
+    torch.manual_seed(0)
+    layers = [
+        Relaxed([Conv(1, 3, (6, 6), stride=2), FFC(1, 3, (6, 6), stride=2)]),
+        Relaxed([Conv(3, 3, (3, 3)), FFC(3, 3, (3, 3)), FC(3, 3, (3, 3))]),
+        Relaxed([FFC(3, 3, (3, 3))]),
+    ]
+    for layer in layers[:2]:
+        layer.scale_free_paths(precision)
+    x, alone = torch.randn(50, 1, 6, 6), layers[2].paths[0].second.weight.clone()
+    start_near_(nn.Sequential(*layers), x)
+    for layer in layers[:2]:
+        with torch.no_grad():
+            strict, *free = (path(x).square().mean().sqrt().item() for path in layer.paths)
+            ratios = [size / strict for size in free]
+            x = layer(x)
+        wanted = 0.0 if precision == math.inf else 0.1
+        assert ratios == pytest.approx([wanted] * len(free), rel=1e-4)
+    assert torch.equal(layers[2].paths[0].second.weight, alone)
+
+
+def test_fit_can_take_a_network_as_it_is() -> None:
+    torch.manual_seed(0)
+    layer = Relaxed([Conv(1, 2, (4, 4)), FFC(1, 2, (4, 4))])
+    model = nn.Sequential(layer, nn.Flatten(), nn.Linear(32, 3))
+    x, y = torch.randn(20, 1, 4, 4), torch.arange(20) % 3
+    options = {"epochs": 1, "lr": 1e-9, "burn_in": 10**6}
+    before = layer.paths[1].second.weight.detach().clone()
+    fit = sr.fit(model, (x, y), start="given", prior_precision=2.0, free_precision=3.0, **options)
+    assert_close(layer.paths[1].second.weight, before, 1e-5)
+    assert float(fit.razor.prior.precisions["0.paths.1"]) == pytest.approx(3.0)
+    near = sr.fit(model, (x, y), free_precision=3.0, **options)
+    assert float(layer.paths[1].second.weight.detach().norm()) < 0.5 * float(before.norm())
+    assert float(near.razor.prior.precisions["0.paths.1"]) == pytest.approx(100.0)
+    with pytest.raises(ValueError, match="start 'near' or 'given', got 'far'"):
+        sr.fit(model, (x, y), start="far")

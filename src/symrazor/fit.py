@@ -5,6 +5,7 @@ Weights: one of the optimisers of `stepper`, on a warm-up and a cosine. Hyperpar
 evidence is what comes out. `training` is the loop itself, `checkpoint` its files.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -16,7 +17,7 @@ from symrazor.checkpoint import Checkpoints
 from symrazor.collapse import collapse
 from symrazor.data import TensorLoader, Tensors, check_batch
 from symrazor.evidence.value import Evidence
-from symrazor.layers.relaxed import spatial_layers
+from symrazor.layers.relaxed import NEAR, free_groups, spatial_layers, start_near_
 from symrazor.learner import Razor
 from symrazor.likelihood import Likelihood, as_likelihood
 from symrazor.options import FitConfig
@@ -144,7 +145,10 @@ def fit(
         test = (test[0].to(device), test[1].to(device))
         check_batch(*test, "the test data")
         likelihood.check(outputs(model, x[:1]).expand(len(test[1]), -1), test[1])
-    history = Training(razor, loader, options, test, callbacks, checkpoints).run()
+    training = Training(razor, loader, options, test, callbacks, checkpoints)
+    if options.start == "near" and training.stepper.done == 0:
+        _start_near(razor, x[:EVALUATION_BATCH])
+    history = training.run()
     if options.keep == "best" and razor.best is not None:
         razor.restore_best()
     model.eval()
@@ -156,6 +160,15 @@ def fit(
     inputs = x[some] if spatial_layers(model) else None
     found = read(razor, evidence, train, figures, inputs)
     return Fit(model, razor, evidence, found, history, fixed)
+
+
+def _start_near(razor: Razor, x: Tensor) -> None:
+    """Free paths small, and under a prior that keeps them so until the first evidence step."""
+    start_near_(razor.model, x)
+    free = free_groups(razor.model)
+    for group, log_delta in zip(razor.prior.names, razor.prior.log_precision, strict=True):
+        if group in free:
+            log_delta.data.fill_(math.log(NEAR))
 
 
 def _device(model: nn.Module, wanted: str) -> torch.device:

@@ -34,6 +34,9 @@ class FitConfig:
         augment: (x, generator) -> x of the same length, for each training batch, on its device;
             all its randomness has to come from the generator. The evidence and the test figures
             are measured on the data as they are.
+        start: "near" lets free paths start near the symmetric network, whatever their scale and
+            precision (see `symrazor.layers.relaxed.start_near_`); "given" takes them as they are,
+            for a network that has learned already.
         every: epochs between evidence steps.
         burn_in: training steps before the first update; None for a fifth of all steps.
         subset: data per evidence step, scaled up; None for all of them, at most 5,000.
@@ -56,6 +59,7 @@ class FitConfig:
     warmup: float = 0.05
     sam_radius: float = 0.05
     augment: Augment | None = None
+    start: Literal["near", "given"] = "near"
     every: int = 5
     burn_in: int | None = None
     subset: int | None = None
@@ -77,6 +81,8 @@ class FitConfig:
                 raise ValueError(f"expected {name} of at least 1, got {value}")
         if self.optimizer not in DEFAULT_LR:
             raise ValueError(f"expected optimizer in {sorted(DEFAULT_LR)}, got {self.optimizer!r}")
+        if self.start not in ("near", "given"):
+            raise ValueError(f"expected start 'near' or 'given', got {self.start!r}")
         if self.keep not in ("best", "last"):
             raise ValueError(f"expected keep 'best' or 'last', got {self.keep!r}")
         if self.lr is not None and not self.lr > 0:

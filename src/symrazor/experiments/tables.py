@@ -168,7 +168,7 @@ def _config(base: sr.FitConfig, row: Row, options: Options, n: int) -> sr.FitCon
     changes = {"burn_in": steps * min(BURN_IN_EPOCHS, epochs // 2), **changes}
     if row.method == "map":
         never = steps * epochs + 1
-        changes |= {"burn_in": never, "every": epochs, "keep": "last"}
+        changes |= {"burn_in": never, "every": epochs, "keep": "last", "start": "given"}
         changes = {"free_precision": 1.0, **changes}
     return base.change(**{"epochs": epochs, "device": device, **changes})
 

@@ -115,3 +115,37 @@ def balance_(model: nn.Module, group_of: Mapping[str, str]) -> None:
             a, b = (group_of.get(name_of[id(factor)]) for factor in module.factors)
             if a is not None and a == b:
                 module.balance_()
+
+
+NEAR = 100.0
+"""Precision, relative to their usual scale, from which free paths start near the symmetric network:
+low enough to learn, high enough not to learn what the equivariant path can (docs/results.md)."""
+
+
+@torch.no_grad()
+def start_near_(model: nn.Module, x: Tensor) -> None:
+    """Scale the output of free paths to a tenth of that of the equivariant path beside them.
+
+    The ratio is that of root mean squares on the inputs x, layer after layer: whatever the scale a
+    free path was drawn with, it starts alike. An output that is zero stays so.
+    """
+
+    def scale(layer: nn.Module, args: tuple[Tensor]) -> None:
+        outputs = {path: path(args[0]) for path in layer.paths}  # type: ignore[union-attr]
+        kept = [y for path, y in outputs.items() if path.group is not None]
+        if not kept:
+            return
+        wanted = torch.stack(kept).sum(0).square().mean().sqrt() / NEAR**0.5
+        for path, y in outputs.items():
+            size = y.square().mean().sqrt()
+            if path.group is None and bool(size > 0):
+                path.scale_(float(wanted / size))
+
+    layers = [module for module in model.modules() if isinstance(module, Relaxed)]
+    handles = [layer.register_forward_pre_hook(scale) for layer in layers]
+    try:
+        if layers:
+            model(x)
+    finally:
+        for handle in handles:
+            handle.remove()
