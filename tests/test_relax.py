@@ -383,6 +383,17 @@ def test_one_line_for_each_layer_that_is_relaxed_already() -> None:
     }
 
 
+def test_a_convolution_of_a_path_that_is_used_elsewhere_too() -> None:
+    conv = nn.Conv2d(1, 1, 3, padding=1)
+    model = nn.Sequential(Conv.wrap(conv, (5, 5)), conv, nn.Conv2d(1, 2, 3))
+    relaxed = sr.relax(model, X, precision=float("inf"))
+    assert sr.relaxation(relaxed).left == {
+        "0": "already a path: Conv",
+        "1": "already inside a relaxed layer",
+    }
+    assert relaxed[0].conv is relaxed[1]
+
+
 def test_a_linear_layer_that_positions_share() -> None:
     model = nn.Sequential(
         nn.Conv2d(1, 2, 3), nn.Flatten(2), nn.Linear(9, 4), nn.Flatten(), nn.Linear(8, 3)

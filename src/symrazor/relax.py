@@ -29,7 +29,7 @@ from symrazor.hyper import Hyper
 from symrazor.layers.conv import CONVOLUTIONS, AnyConv, Conv
 from symrazor.layers.dense import FC
 from symrazor.layers.factored import FFC
-from symrazor.layers.path import Path, is_real
+from symrazor.layers.path import Path
 from symrazor.layers.relaxed import Relaxed, spatial_layers
 from symrazor.layers.sparse_conv import SConv
 from symrazor.layers.sparse_factored import SFC
@@ -133,7 +133,8 @@ def relax(
         )
     before, calls = _watch(relaxed, example_input)
     account, new = Relaxation({}, {}), dict[int, Relaxed]()
-    old = {id(layer) for layer in spatial_layers(relaxed).values()}
+    old = {id(layer): layer for layer in spatial_layers(relaxed).values()}
+    inside = {id(m) for layer in old.values() for m in layer.modules()}
     done: list[str] = []
     with torch.random.fork_rng([], enabled=seed is not None):
         if seed is not None:
@@ -143,14 +144,14 @@ def relax(
                 continue
             if id(module) in old:
                 done.append(name)
-                is_sum = isinstance(module, Relaxed)
-                kind = "relaxed layer" if is_sum else f"path: {type(module).__name__}"
-                account.left[name] = f"already a {kind}"
+                account.left[name] = _already(module)
                 continue
             weighty = isinstance(module, CONVS) or any(True for _ in module.parameters(False))
             if isinstance(module, NOT_LISTED) or not weighty:
                 continue
             reason = _reason_to_leave(module, calls.get(id(module), []))
+            if id(module) in inside:
+                reason = "already inside a relaxed layer"
             if reason is not None:
                 account.left[name] = reason
                 continue
@@ -170,6 +171,12 @@ def relax(
     return relaxed
 
 
+def _already(layer: nn.Module) -> str:
+    """Why a layer of this library is left."""
+    kind = "relaxed layer" if isinstance(layer, Relaxed) else f"path: {type(layer).__name__}"
+    return f"already a {kind}"
+
+
 def _check_options(model: object, example_input: object, groups: object, precision: Any) -> None:
     """Raise ValueError for what no network can be relaxed with."""
     if not isinstance(model, nn.Module):
@@ -177,7 +184,8 @@ def _check_options(model: object, example_input: object, groups: object, precisi
     wanted = list(groups) if isinstance(groups, list | tuple | set) else [groups]
     if not wanted or set(wanted) - set(GROUPS):
         raise ValueError(f"expected groups among {list(GROUPS)}, got {wanted}")
-    if precision is not None and not (is_real(precision) and precision > 0):
+    number = isinstance(precision, int | float)
+    if precision is not None and not (number and precision > 0):
         raise ValueError(f"expected a positive precision or None, got {precision!r}")
     if not isinstance(example_input, Tensor | Mapping | list | tuple):
         raise ValueError(
