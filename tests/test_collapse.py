@@ -325,6 +325,13 @@ def test_a_threshold_drops_the_shares_below_it(mean: bool) -> None:
     assert sum(p.numel() for p in both.parameters()) == 40 + 148 + 650
 
 
+def test_without_a_threshold_it_is_a_hundredth() -> None:
+    shares = {"0": [0.005, 0.995], "2": [0.02, 0.98]}
+    plain = sr.collapse(_pair(), torch.randn(2, 1, 8, 8), shares=shares, threshold=None)
+    assert plain.collapse_report["threshold"]["value"] == 0.01
+    assert "threshold on shares: 0.01, by default" in sr.collapse_table(plain)
+
+
 def test_zero_paths_go_without_being_asked() -> None:
     model = _pair()
     with torch.no_grad():
@@ -539,6 +546,16 @@ def _collapse(**options: object) -> Callable[[], object]:
         (_collapse(shares={"0": [1.0], "2": [0, 1], "9": [1]}), r"see the layers \['0', '9'\]"),
         (_collapse(threshold=-0.1), "threshold from 0 to 1 .*got -0.1"),
         (_collapse(threshold="best"), "threshold from 0 to 1 .*got 'best'"),
+        (_collapse(threshold=float("nan")), "threshold from 0 to 1 .*got nan"),
+        (_collapse(threshold=0.1), "shares for the threshold 0.1, got none"),
+        (_collapse(shares={"0": [float("nan"), 1.0], "2": [0, 1]}), r"from 0 to 1.*'0': \[nan"),
+        (_collapse(shares={"0": [-0.1, 1.0], "2": [0, 1]}), r"from 0 to 1.*'0': \[-0.1, 1.0\]"),
+        (_collapse(shares={"0": [0, 1], "2": [0, 1.5]}), r"from 0 to 1.*'2': \[0, 1.5\]"),
+        (_collapse(shares={"0": [0, 1], "2": ["a", 1]}), r"from 0 to 1.*'2': \['a', 1\]"),
+        (_collapse(shares=[0.5, 0.5]), r"shares as {layer: .*}, got \[0.5, 0.5\]"),
+        (_collapse(shares={"0": 0.5, "2": 0.5}), r"shares as {layer: .*, got {'0': 0.5"),
+        (lambda: sr.collapse(None, torch.ones(1)), "torch.nn.Module, got NoneType"),
+        (lambda: sr.save_network(nn.ReLU(), ".", torch.ones(1), "onnx"), r"call \.eval\(\) first"),
         (_collapse(threshold="evidence"), "razor of this very model"),
         (lambda: sr.collapse(torch.compile(_pair()), torch.ones(1)), "torch.compile'd"),
         (lambda: sr.collapse_table(nn.ReLU()), "made by collapse, got ReLU"),
@@ -557,12 +574,12 @@ def test_code_that_cannot_be_traced_is_named() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return x if float(x.sum()) > 0 else -x
 
-    with pytest.raises(ValueError, match=r"can trace, got Odd.*plain\(\)"):
+    with pytest.raises(ValueError, match=r"can trace, got Odd.* _plain\(\)"):
         sr.collapse(nn.Sequential(Odd(1, 1, (2, 2))), torch.randn(1, 1, 2, 2))
 
 
 def test_files_that_cannot_be_written(tmp_path: File, monkeypatch: pytest.MonkeyPatch) -> None:
-    net, x = nn.Linear(2, 2), torch.ones(2, 2)
+    net, x = nn.Linear(2, 2).eval(), torch.ones(2, 2)
     with pytest.raises(FileNotFoundError, match="folder that exists, got .*nowhere"):
         sr.save_network(net, tmp_path / "nowhere" / "a.pt2", x)
     with pytest.raises(ValueError, match="relative difference .*nothing was written"):
@@ -587,3 +604,13 @@ def test_a_frozen_convolution_has_no_share_and_stays() -> None:
     ]
     torch.testing.assert_close(plain(x), model(x))
     assert list(fit.reading.relative_effective_parameters()) == ["FFC"]
+
+
+def test_double_precision_without_a_kernel_in_the_runtime(tmp_path: File) -> None:
+    pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    net = nn.Sequential(nn.Conv2d(1, 2, 3, padding=1), nn.Flatten()).double().eval()
+    x = torch.ones(2, 1, 4, 4, dtype=torch.float64)
+    with pytest.raises(ValueError, match=r"has kernels for, got \['torch.float64'\].*x.float\(\)"):
+        sr.save_network(net, tmp_path / "a.onnx", x)
+    assert not list(tmp_path.iterdir())

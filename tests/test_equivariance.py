@@ -273,6 +273,14 @@ def test_the_network_is_left_out_where_its_input_is_no_map() -> None:
     assert layer_errors(plain, _input(4, 4)).network["translation"] > 0.5
 
 
+def test_the_network_is_left_out_for_one_datum() -> None:
+    model = nn.Sequential(Relaxed([FFC(1, 2, (4, 4))]), nn.Flatten(), nn.Linear(32, 3)).double()
+    assert set(layer_errors(model, _input(1, 4, 4, n=2)).network) == {"translation"}
+    found = layer_errors(model, _input(1, 4, 4, n=1))
+    assert found.network == {}
+    assert 0 < found.layers["0"]["translation"] < math.inf
+
+
 def test_a_model_that_is_one_layer() -> None:
     layer = _path(lambda: Relaxed([FFC(1, 2, (4,))]))
     x = _input(1, 4)
@@ -294,6 +302,7 @@ X = torch.zeros(2, 1, 4, 4)
         (lambda: equivariance_error(lambda x: (x, x), X), r"got tuple"),
         (lambda: equivariance_error(lambda x: x / 0, X), "finite outputs"),
         (lambda: equivariance_error(lambda x: x, X, count=0), "at least 1 shift, got 0"),
+        (lambda: equivariance_error(lambda x: x, X, actions=[]), "at least one action, got none"),
     ],
 )
 def test_bad_input(make: Callable[[], object], message: str) -> None:

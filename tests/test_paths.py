@@ -12,7 +12,18 @@ from torch import nn
 
 import symrazor as sr
 from symrazor.data import digits
-from symrazor.layers import FC, FFC, Conv, Path, Relaxed, Subsample, path_groups, subsample
+from symrazor.layers import (
+    FC,
+    FFC,
+    SFC,
+    Conv,
+    Path,
+    Relaxed,
+    SConv,
+    Subsample,
+    path_groups,
+    subsample,
+)
 from symrazor.layers.relaxed import start_near_
 from symrazor.testing import PathSuite, assert_close
 
@@ -65,6 +76,16 @@ class TestConv3d(PathSuite):
 class TestConvZeroPadding(PathSuite):
     def make(self) -> Path:
         return Conv(2, 3, (5, 4), padding="zeros")
+
+
+class TestConvOfOnePixelWithZeroPadding(PathSuite):
+    def make(self) -> Path:
+        return Conv(2, 3, (4, 6), stride=2, kernel=1, padding="zeros")
+
+
+class TestWrappedConvWithoutPadding(PathSuite):
+    def make(self) -> Path:
+        return Conv.wrap(nn.Conv2d(2, 3, 1), (4, 6))
 
 
 class TestConvOnOnePixel(PathSuite):
@@ -135,9 +156,61 @@ def test_any_convolution_can_be_a_path(conv: nn.Conv2d) -> None:
     path = Conv.wrap(conv, (7, 6))
     assert torch.equal(path(x), conv(x))
     assert path.out_shape == tuple(conv(x).shape[2:])
-    assert path.strict == (conv.padding_mode == "circular")
+    assert path.strict == (conv.padding_mode == "circular" or conv.kernel_size == (1, 1))
     free = FFC(2, conv.out_channels, (7, 6), out_shape=path.out_shape)
     assert Relaxed([path, free])(x).shape == conv(x).shape
+
+
+@pytest.mark.parametrize(
+    ("path", "strict"),
+    [
+        (Conv(2, 3, (6, 6), kernel=1, padding="zeros"), True),
+        (Conv(2, 3, (6, 6), 2, kernel=1, padding="zeros", reduction="first"), False),
+        (Conv(2, 3, (6, 6), padding="zeros"), False),
+        (SConv(2, 3, (6, 6), anchors=1, kernel=1, padding="zeros"), True),
+        (Conv.wrap(nn.Conv2d(2, 3, 1), (6, 6)), True),
+        (Conv.wrap(nn.Conv2d(2, 3, 1, stride=2), (6, 6)), False),
+        (Conv.wrap(nn.Conv2d(2, 3, 1, stride=2), (1, 1)), True),
+        (Conv.wrap(nn.Conv2d(2, 3, 3, padding=1), (6, 6)), False),
+        (Conv.wrap(nn.Conv1d(2, 3, 3, 2, padding=3, padding_mode="circular"), (4,)), False),
+    ],
+)
+def test_what_is_exactly_equivariant(path: Path, strict: bool) -> None:
+    assert path.strict is strict
+
+
+def test_a_product_is_zero_with_either_factor() -> None:
+    for path in (FFC(2, 3, (4, 4), bias=True), SFC(2, 3, (4, 4), bias=True)):
+        assert not path.is_zero()
+        for factor in path.factors:
+            kept = factor.detach().clone()
+            torch.nn.init.zeros_(factor)
+            assert path.is_zero()
+            torch.nn.init.ones_(path.offset.bias)
+            assert not path.is_zero()
+            torch.nn.init.zeros_(path.offset.bias)
+            factor.data.copy_(kept)
+        with torch.no_grad():  # of each pair of channels one factor
+            path.factors[0][0] = 0
+            path.factors[1][..., 1] = 0
+        assert path.is_zero()
+        assert not path(torch.randn(2, 2, 4, 4)).any()
+
+
+def test_blocks_say_their_sizes() -> None:
+    shown = str(Relaxed([FFC(2, 3, (4, 4), bias=True), SFC(2, 3, (4, 4)), SConv(2, 3, (4, 4))]))
+    for text in (
+        "BlockLinear(2 blocks, 16 -> 3)",
+        "PixelBias(16 pixels)",
+        "values 2 x 3 x 8, anchors along its inputs",
+        "values 3 x 8 x 2, anchors along its outputs",
+        "2 -> 3, kernel=(3, 3), padding='circular'",
+    ):
+        assert text in shown
+
+
+def _twice() -> list[Path]:
+    return [FC(1, 1, (4,))] * 2
 
 
 def _network(paths: list[Callable[..., Path]], alpha: int = 10) -> nn.Module:
@@ -255,6 +328,33 @@ def test_one_prior_group_per_path_and_its_share_in_the_reading() -> None:
         ),
         (lambda: FC(2, 3, (4, 4))(torch.zeros(1, 3, 4, 4)), r"\[n, 2, 4, 4\], got \[1, 3, 4, 4\]"),
         (lambda: subsample(torch.zeros(1, 1, 4, 4), 2, "l1"), "reduction in .*, got 'l1'"),
+        (lambda: subsample(torch.zeros(2, 4)), r"maps \[n, c, \*size\], got \[2, 4\]"),
+        (lambda: subsample(torch.zeros(1, 1, 4, 4), 2.0), "whole stride of at least 1, got 2.0"),
+        (lambda: Subsample(0), "whole stride of at least 1, got 0"),
+        (lambda: Subsample("2"), "whole stride of at least 1, got '2'"),
+        (lambda: Subsample(2, elements=0), "group elements of at least 1, got 0"),
+        (lambda: Conv(2.0, 3, (4, 4)), "whole numbers, .* got 2.0 and 3"),
+        (lambda: FC(2, "3", (4, 4)), "whole numbers, .* got 2 and '3'"),
+        (lambda: FFC(2, True, (4, 4)), "whole numbers, .* got 2 and True"),
+        (lambda: Conv(2, 3, (4, 4), stride=2.0), "whole number .* as stride, got 2.0"),
+        (lambda: Conv(2, 3, (4, 4), stride=(2, 2)), r"as stride, got \(2, 2\)"),
+        (lambda: FC(2, 3, (4, 4), stride=0), "as stride, got 0"),
+        (lambda: Conv(2, 3, (4, 4), kernel=(3, 3)), r"odd kernel size, got \(3, 3\)"),
+        (lambda: Conv(2, 3, (4, 4), kernel="3"), "odd kernel size, got '3'"),
+        (lambda: SConv(2, 3, (4, 4), kernel=3.0), "odd kernel size, got 3.0"),
+        (lambda: Conv(2, 3, 4), "1 to 3 positive sizes, whole numbers, got 4"),
+        (lambda: Conv(2, 3, "44"), "1 to 3 positive sizes, .* got '44'"),
+        (lambda: FC(2, 3, (4.0, 4)), r"1 to 3 positive sizes, .* got \(4.0, 4\)"),
+        (lambda: FC(2, 3, (4, 4), out_shape=(0, 2)), r"positive sizes, .* got \(0, 2\)"),
+        (lambda: Relaxed([nn.Conv2d(2, 3, 3)]), r"paths of .*, got \['Conv2d'\]; .*Conv.wrap"),
+        (lambda: Relaxed(FC(2, 3, (4,))), "a sequence of paths, got FC"),
+        (lambda: Relaxed(_twice()), "distinct paths, got one of them twice"),
+        (lambda: Conv.wrap(nn.Linear(2, 3), (4, 4)), "nn.Conv1d, .* got Linear"),
+        (lambda: Conv.wrap(nn.Conv2d(3, 2, 3), (4,)), r"in_shape of 2 sizes .*, got \(4,\)"),
+        (
+            lambda: Conv.wrap(nn.Conv2d(3, 2, 5), (4, 4)),
+            r"kernel no larger than the input of shape \(4, 4\) .*, got Conv2d",
+        ),
     ],
 )
 def test_bad_shapes(make: Callable[[], object], message: str) -> None:
@@ -269,7 +369,7 @@ def test_free_paths_have_a_start_of_their_own() -> None:
     start = sr.Razor(model, "categorical", 10).prior.precisions
     assert {name: round(float(delta), 9) for name, delta in start.items()} == {
         "0.paths.0": 1.0,
-        "0.paths.1": 100.0,
+        "0.paths.1": 30.0,
         "1.paths.0": 1.0,
         "3.weight": 1.0,
         "3.bias": 1.0,
@@ -331,6 +431,6 @@ def test_fit_can_take_a_network_as_it_is() -> None:
     assert float(fit.razor.prior.precisions["0.paths.1"]) == pytest.approx(3.0)
     near = sr.fit(model, (x, y), free_precision=3.0, **options)
     assert float(layer.paths[1].second.weight.detach().norm()) < 0.5 * float(before.norm())
-    assert float(near.razor.prior.precisions["0.paths.1"]) == pytest.approx(100.0)
+    assert float(near.razor.prior.precisions["0.paths.1"]) == pytest.approx(20 / 15)
     with pytest.raises(ValueError, match="start 'near' or 'given', got 'far'"):
         sr.fit(model, (x, y), start="far")

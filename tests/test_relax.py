@@ -336,6 +336,9 @@ X = torch.zeros(2, 1, 5, 5)
             r"each of \['f-fc', 'fc', 's-fc'\] at most once, got 'fc\+fc\+conv'",
         ),
         ({"precision": 0.0}, "positive precision or None, got 0.0"),
+        ({"precision": "1"}, "positive precision or None, got '1'"),
+        ({"groups": None}, r"groups among \['translation'\], got \[None\]"),
+        ({"paths": ["f-fc", "conv"]}, r"paths as a string .*, got \['f-fc', 'conv'\]"),
         ({"example_input": X[:, :, :2]}, r"example input of shape \[2, 1, 2, 5\], got Runtime"),
         ({"example_input": {"x": X}}, r"of shape {'x': \[2, 1, 5, 5\]}, got TypeError"),
         ({"example_input": X.numpy()}, "as a tensor, or a tuple or .*, got ndarray"),
@@ -362,8 +365,43 @@ def test_nothing_to_relax() -> None:
     with pytest.raises(ValueError, match=r"to relax, got none\."):
         sr.relax(nn.ReLU(), X)
     relaxed = sr.relax(classifier(nn.Conv2d(1, 2, 3)), X)
-    with pytest.raises(ValueError, match="0.paths.0.conv: already inside a relaxed layer"):
+    with pytest.raises(ValueError, match="got none\n  0: already a relaxed layer$"):
         sr.relax(relaxed, X)
+    with pytest.raises(ValueError, match=r"expected a torch.nn.Module, got NoneType"):
+        sr.relax(None, X)
+
+
+def test_one_line_for_each_layer_that_is_relaxed_already() -> None:
+    layer = sr.relax(classifier(nn.Conv2d(1, 2, 3, padding=1)), X)[0]
+    more = [layer, nn.ReLU(), FFC(2, 2, (5, 5)), nn.Conv2d(2, 1, 3, padding=1), layer]
+    account = sr.relaxation(sr.relax(nn.Sequential(*more), X))
+    assert list(account.changed) == ["3"]
+    assert account.left == {
+        "0": "already a relaxed layer",
+        "2": "already a path: FFC",
+        "4": "already a relaxed layer",
+    }
+
+
+def test_a_convolution_of_a_path_that_is_used_elsewhere_too() -> None:
+    conv = nn.Conv2d(1, 1, 3, padding=1)
+    model = nn.Sequential(Conv.wrap(conv, (5, 5)), conv, nn.Conv2d(1, 2, 3))
+    relaxed = sr.relax(model, X, precision=float("inf"))
+    assert sr.relaxation(relaxed).left == {
+        "0": "already a path: Conv",
+        "1": "already inside a relaxed layer",
+    }
+    assert relaxed[0].conv is relaxed[1]
+
+
+def test_a_linear_layer_that_positions_share() -> None:
+    model = nn.Sequential(
+        nn.Conv2d(1, 2, 3), nn.Flatten(2), nn.Linear(9, 4), nn.Flatten(), nn.Linear(8, 3)
+    )
+    assert sr.relaxation(sr.relax(model, X)).left == {
+        "2": "shared by all positions: acts on features",
+        "4": "no positions: acts on features",
+    }
 
 
 class Looking(nn.Module):
@@ -491,9 +529,24 @@ def test_folding_into_all_kinds_of_layers() -> None:
     for layer, norm, shape in cases:
         model, x = nn.Sequential(layer, norm).double(), torch.randn(shape, dtype=torch.float64)
         model(3 * x + 1)
-        folded = sr.replace_batchnorm(model.eval(), fold=True)
+        folded = sr.replace_batchnorm(model.eval(), fold=True, example_input=x)
         assert_close(folded(x), model(x), 1e-12)
         assert all(p.requires_grad for p in folded.parameters())
+
+
+def test_a_linear_layer_before_a_batch_norm_needs_an_example() -> None:
+    torch.manual_seed(0)
+    for length, message in ((5, "the outputs to stay, got a relative"), (4, r"before \['1'\]")):
+        x = torch.randn(6, length, 3)
+        model = nn.Sequential(nn.Linear(3, 5), nn.BatchNorm1d(length), nn.Dropout())
+        for i in range(3):
+            model(x * torch.arange(1.0, 1 + length).unsqueeze(1) + i)
+        model[1].eval()
+        with pytest.raises(ValueError, match=r"at \['1'\]; pass example_input="):
+            sr.replace_batchnorm(model, fold=True)
+        with pytest.raises(ValueError, match=message):
+            sr.replace_batchnorm(model, fold=True, example_input=x)
+        assert model.training and not model[1].training
 
 
 class Fork(nn.Module):
@@ -586,7 +639,7 @@ def test_a_relaxed_residual_network_learns_from_the_evidence() -> None:
     assert {"stem.paths.0", "stem.paths.1", "blocks.1.shortcut.paths.1"} <= set(groups)
     razor = sr.Razor(relaxed.eval(), "categorical", n_data=len(y), prior_groups=groups)
     assert torch.isfinite(razor.step([(x, y)]).log_evidence)
-    options = {"epochs": 8, "every": 4, "burn_in": 0, "batch_size": 20, "lr": 0.01}
+    options = {"epochs": 14, "every": 7, "burn_in": 0, "batch_size": 20, "lr": 0.01}
     fit = sr.fit(relaxed, (x, y), prior_groups=groups, **options)
     assert torch.isfinite(fit.evidence.log_evidence)
     assert fit.history[-1]["nll"] < 0.7 * fit.history[0]["nll"]

@@ -156,6 +156,21 @@ def test_resampling_keeps_the_function() -> None:
     assert_close(pooled, inner, 0.05)
 
 
+def test_resampling_finds_its_kernel() -> None:
+    torch.manual_seed(0)
+    path = SConv(2, 3, (16, 16), anchors=4, omega=0.5, kernel=5, form="sum").double()
+    assert path.resample((48, 48)).conv.basis.shape == (15, 15)
+    assert path.resample([8, 8]).conv.basis.shape == (3, 3)
+    assert SConv(1, 1, (8,), kernel=3).resample((16,)).conv.basis.shape == (7,)
+    x = torch.randn(2, 2, 16, 16, dtype=torch.float64)
+    assert_close(path.resample((16, 16))(x), path(x), 1e-6)
+    even = path.resample((32, 32), kernel=11)  # 10 is even: omega follows the shapes
+    assert float(even.conv.basis.omega) == pytest.approx(0.25)
+    inner = path(_smooth((16, 16)))[..., 4:-4, 4:-4]
+    pooled = nn.functional.avg_pool2d(even(_smooth((32, 32))), 2)[..., 4:-4, 4:-4]
+    assert_close(pooled, inner, 0.2)
+
+
 def test_learned_lengthscales_survive_conversions() -> None:
     path = SFC(2, 3, (4, 4), anchors=0.5, learn_omega="weight", learn_anchors="weight").double()
     with torch.no_grad():
@@ -401,6 +416,22 @@ def test_learned_anchors_cost_two_numbers_each() -> None:
             lambda: SConv.from_conv(Conv.wrap(nn.Conv2d(2, 3, 3, stride=2), (5, 5))),
             "odd square kernel.* no stride",
         ),
+        (lambda: SConv(2, 3, (4, 4)).resample((8,)), r"all 2 dimensions, got \(8,\)"),
+        (lambda: SConv(2, 3, (4, 4)).resample((8, 12)), r"one ratio .* got \(8, 12\)"),
+        (lambda: SConv(2, 3, (4, 4)).resample((12, 12), 5), "within 1 of 9, .* got 5"),
+        (lambda: SConv(2, 3, (4, 4)).resample((12, 12), 8), "odd kernel size, got 8"),
+        (lambda: SConv.from_conv(nn.Conv2d(2, 3, 3)), r"a Conv, got Conv2d; .*Conv.wrap"),
+        (lambda: SFC.from_ffc(Conv(2, 3, (4, 4))), "an FFC, got Conv"),
+        (lambda: SConv(2, 3, (4, 4), anchors=float("nan")), "between 1 and 9 .* got nan"),
+        (lambda: SConv(2, 3, (4, 4), anchors="4"), "between 1 and 9 .* got '4'"),
+        (lambda: SFC(2, 3, (4, 4), anchors=[0.5, 0.5]), r"between 1 and 16 .* got \[0.5, 0.5\]"),
+        (lambda: SFC(2, 3, (4, 4), anchors=(0.5,)), r"\(before, after\), got \(0.5,\)"),
+        (lambda: Basis((3, 3), torch.zeros(2, 2).long()), "floating-point .* got torch.int64"),
+        (lambda: Basis((3, 3), torch.full((2, 2), torch.nan)), "finite .* got nan or infinity"),
+        (lambda: SConv(2, 3, (4, 4), anchors=torch.zeros(10, 2)), "between 1 and 9 .* got 10"),
+        (lambda: SConv(2, 3, (4, 4), omga=2.0), r"options among \['omega', .* got \['omga'\]"),
+        (lambda: SFC(2, 3, (4, 4), omga=2.0), r"options among \['omega', .* got \['omga'\]"),
+        (lambda: SConv(2, 3, (4, 4), omega="1"), "omega of at least 0, got '1'"),
     ],
 )
 def test_bad_input(make: Callable[[], object], message: str) -> None:

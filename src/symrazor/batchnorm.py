@@ -11,12 +11,17 @@ from torch import Tensor, fx, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils.fusion import fuse_conv_bn_weights
 
+from symrazor.curvature.tape import Input, call, each
+from symrazor.equivariance import evaluating
+
 FOLDS_INTO = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
 MOST_GROUPS, FEWEST_CHANNELS = 32, 4
 _log = logging.getLogger("symrazor")
 
 
-def replace_batchnorm(model: nn.Module, fold: bool = False) -> nn.Module:
+def replace_batchnorm(
+    model: nn.Module, fold: bool = False, example_input: Input | None = None
+) -> nn.Module:
     r"""A copy without BatchNorm: with GroupNorm in its place, or folded into the layers before it.
 
     GroupNorm is another function: train on. It gets the scale, shift and eps of the BatchNorm, and
@@ -30,25 +35,45 @@ def replace_batchnorm(model: nn.Module, fold: bool = False) -> nn.Module:
        s = \gamma / \sqrt{v + \epsilon} . $$
 
     It needs a forward pass that `torch.fx` can trace and, before each BatchNorm, a convolution or
-    linear layer that feeds nothing else; a linear layer is taken to act on [n, features]. An
-    nn.Identity is left in place of the BatchNorm.
+    linear layer that feeds nothing else. A linear layer must act on [n, features]: on [n, l, c]
+    BatchNorm scales positions l, which no weight of it can do, and only an example input tells the
+    two apart. An nn.Identity is left in place of the BatchNorm.
 
     Args:
         model: any module; it stays as it is.
         fold: whether to fold.
+        example_input: a batch as the model takes it, on which the outputs in eval mode before and
+            after folding are compared; needed where a linear layer is before a BatchNorm.
 
     Raises:
-        ValueError: the BatchNorm layers that cannot be folded, by name, and why.
+        ValueError: the BatchNorm layers that cannot be folded, by name, and why; outputs that
+            folding changed.
     """
-    model = copy_of(model)
+    original, model = model, copy_of(model)
     norms = {name: m for name, m in model.named_modules() if isinstance(m, _BatchNorm)}
     new: dict[int, nn.Module] = {id(norm): _group_norm(norm) for norm in norms.values()}
     if fold and norms:
-        _fold(model, norms)
+        _fold(model, norms, example_input is not None)
         new = {id(norm): nn.Identity().train(norm.training) for norm in norms.values()}
     done = "folded" if fold else "replaced by GroupNorm"
     _log.info("BatchNorm %s: %s", done, ", ".join(norms) or "none found")
-    return put(model, new)
+    model = put(model, new)
+    if fold and example_input is not None:
+        _check_same(original, model, example_input)
+    return model
+
+
+@torch.no_grad()
+def _check_same(before: nn.Module, after: nn.Module, x: Input) -> None:
+    """Raise ValueError unless both models have the same outputs on x in eval mode."""
+    with evaluating(before), evaluating(after):
+        f, g = (call(model, each(x, torch.clone)) for model in (before, after))
+    error = float((f - g).abs().max()) / (float(f.abs().max()) or 1.0)
+    if not error <= torch.finfo(f.dtype).eps ** 0.5:
+        raise ValueError(
+            f"expected the outputs to stay, got a relative difference of {error:.1e}; does a "
+            "linear layer before a BatchNorm act on [n, l, c]? use fold=False"
+        )
 
 
 def copy_of(model: nn.Module) -> nn.Module:
@@ -98,8 +123,8 @@ def _group_norm(norm: _BatchNorm) -> nn.GroupNorm:
 
 
 @torch.no_grad()
-def _fold(model: nn.Module, norms: Mapping[str, _BatchNorm]) -> None:
-    """Fold every BatchNorm into the layer before it, in place."""
+def _fold(model: nn.Module, norms: Mapping[str, _BatchNorm], compared: bool) -> None:
+    """Fold every BatchNorm into the layer before it, in place; the outputs may be `compared`."""
     moving = [name for name, m in norms.items() if m.training or m.running_mean is None]
     if moving:
         raise ValueError(
@@ -117,6 +142,19 @@ def _fold(model: nn.Module, norms: Mapping[str, _BatchNorm]) -> None:
         raise ValueError(
             "expected before each BatchNorm a convolution or linear layer with weights of its own "
             f"that feeds nothing else, got none before {refused}; use fold=False"
+        )
+    before: Mapping[str, nn.Module] = layers
+    linear = {name: m for name in norms if isinstance(m := before[name], nn.Linear)}
+    if linear and not compared:
+        raise ValueError(
+            "expected an example input, to see whether a linear layer acts on [n, features], got "
+            f"none for BatchNorm at {list(linear)}; pass example_input=..., or use fold=False"
+        )
+    longer = [name for name, m in linear.items() if m.out_features != norms[name].num_features]
+    if longer:
+        raise ValueError(
+            "expected a linear layer on [n, features] before each BatchNorm, got one on maps of "
+            f"positions before {longer}; use fold=False"
         )
     for name, norm in norms.items():
         layer = layers[name]

@@ -17,6 +17,7 @@ from symrazor.curvature import Loader
 from symrazor.curvature.tape import Input
 from symrazor.footprint import Report, compare, table
 from symrazor.hyper import Hyper
+from symrazor.layers.path import is_real
 from symrazor.layers.plain import Rewriter
 from symrazor.layers.relaxed import Relaxed
 from symrazor.layers.trace import is_ours
@@ -31,13 +32,16 @@ from symrazor.pruning import (
 )
 from symrazor.reading import Reading
 
+THRESHOLD = 0.01
+"""Share below which a path is dropped, unless another one is given."""
+
 
 def collapse(
     model: nn.Module,
     example_input: Input,
     *,
     shares: Shares | Reading | None = None,
-    threshold: float | Literal["evidence"] = 0.01,
+    threshold: float | Literal["evidence"] | None = None,
     razor: Razor | None = None,
     loader: Loader | None = None,
 ) -> nn.Module:
@@ -54,9 +58,10 @@ def collapse(
         example_input: a batch as the model takes it; the report is measured on it.
         shares: of each path of each relaxed layer, or a reading. Without any, only paths whose
             output is zero for every input are dropped. These are always dropped.
-        threshold: drop the paths with a smaller share, but never all of a layer. "evidence" tries
-            every threshold that makes a difference, none included, and takes the one after which
-            the Laplace evidence, with weights and precisions as they are, is highest.
+        threshold: drop the paths with a smaller share, but never all of a layer; None for 0.01.
+            "evidence" tries every threshold that makes a difference, none included, and takes the
+            one after which the Laplace evidence, with weights and precisions as they are, is
+            highest.
         razor: of the model, for "evidence".
         loader: the training data, for "evidence".
 
@@ -66,8 +71,8 @@ def collapse(
         outputs; how the threshold was chosen. `collapse_table` prints it.
 
     Raises:
-        ValueError: no relaxed layers, shares that do not match them, or layers of this library
-            that cannot be written in plain torch.
+        ValueError: no relaxed layers, shares that do not match them, a threshold without shares,
+            or layers of this library that cannot be written in plain torch.
     """
     before = copy.deepcopy(_checked(model)).eval()
     relaxed = {name: m for name, m in before.named_modules() if isinstance(m, Relaxed)}
@@ -82,11 +87,16 @@ def collapse(
         known = match_shares(shares, relaxed)
         choice = choose_by_evidence(before, relaxed, known, razor, loader)
     else:
-        number: object = threshold
-        if not isinstance(number, int | float) or not 0 <= number <= 1:
+        number = THRESHOLD if threshold is None else threshold
+        if not is_real(number) or not 0 <= number <= 1:
             raise ValueError(f'expected a threshold from 0 to 1 or "evidence", got {threshold!r}')
+        if threshold is not None and shares is None:
+            raise ValueError(
+                f"expected shares for the threshold {threshold}, got none; pass shares="
+            )
         known = match_shares(shares, relaxed)
-        choice = Choice(None if shares is None else float(threshold), "as given")
+        by = "by default" if threshold is None else "as given"
+        choice = Choice(None if shares is None else float(number), by)
     drop = dropped_paths(relaxed, known, choice.value or 0.0)
     rewriter = Rewriter(before, example_input, drop)
     plain = rewriter.rewrite(copy.deepcopy(before), "")
@@ -120,6 +130,8 @@ def collapse_table(plain: nn.Module) -> str:
 
 
 def _checked(model: nn.Module) -> nn.Module:
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"expected a torch.nn.Module, got {type(model).__name__}")
     if hasattr(model, "_orig_mod"):
         raise ValueError(
             "expected a module whose layers can be replaced, got a torch.compile'd one; pass the "

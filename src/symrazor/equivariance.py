@@ -103,12 +103,15 @@ def equivariance_error(
         seed: of their choice.
 
     Raises:
-        ValueError: inputs or outputs that are not maps; outputs f(x) that are not finite.
+        ValueError: inputs or outputs that are not maps; outputs f(x) that are not finite; an empty
+            list of actions.
     """
     shape = list(getattr(x, "shape", ()))
     if not 3 <= len(shape) <= 5 or 0 in shape:
         got = shape or type(x).__name__
         raise ValueError(f"expected inputs [n, c, *size] in 1 to 3 dimensions, got {got}")
+    if actions is not None and not actions:
+        raise ValueError("expected at least one action, got none; None for translations")
     with evaluating(f):
         y = torch.cat([_image(f, part) for part in x.split(BATCH)])
         if actions is None:
@@ -169,7 +172,8 @@ def layer_errors(model: nn.Module, x: Input, *, count: int = 16, seed: int = 0) 
     """The error of every relaxed layer on what it sees when the model runs on x, and of the model.
 
     Layers that did not run are left out, and so is the network unless x is one tensor
-    [n, c, *size] in as many dimensions as the maps of its layers.
+    [n, c, *size] in as many dimensions as the maps of its layers, with n >= 2: outputs of one datum
+    have no spread to compare with.
 
     Args:
         model: any module; its relaxed layers, and paths outside of one, are measured.
@@ -196,5 +200,5 @@ def layer_errors(model: nn.Module, x: Input, *, count: int = 16, seed: int = 0) 
         if seen[layer]
     }
     dims = {maps[0].dim() for maps in seen.values() if maps} or {3, 4, 5}
-    is_map = isinstance(x, Tensor) and x.dim() in dims
+    is_map = isinstance(x, Tensor) and x.dim() in dims and len(x) > 1
     return Errors({"translation": measure(model, x)} if is_map else {}, found)

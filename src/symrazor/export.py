@@ -58,8 +58,8 @@ def save_network(
         The file.
 
     Raises:
-        ValueError: an unknown format, layers of this library, a network too large for ONNX, or
-            outputs that differ.
+        ValueError: an unknown format, layers of this library, a network in training mode, one that
+            is too large for ONNX or that its runtime cannot run, or outputs that differ.
         FileNotFoundError: a folder that does not exist.
         ModuleNotFoundError: packages that the format needs.
     """
@@ -67,6 +67,12 @@ def save_network(
     ours = sorted({type(m).__name__ for m in plain.modules() if is_ours(m)})
     if ours:
         raise ValueError(f"expected a plain network, got layers {ours}; do: collapse(model, x)")
+    training = [name or "(root)" for name, m in plain.named_modules() if m.training]
+    if training:
+        raise ValueError(
+            f"expected a network in eval mode, got modules in training mode: {training[:8]}; call "
+            ".eval() first"
+        )
     write = {"torch": _write_program, "safetensors": _write_weights, "onnx": _write_onnx}[kind]
     with torch.no_grad():
         expected = call(plain, example_input)
@@ -179,7 +185,8 @@ def _write_onnx(plain: nn.Module, file: Path, x: Input) -> Run:
     assert program is not None
     program.model.metadata_props["network"] = _describe(plain, x)
     program.save(str(file))
-    return _onnx_session(file)
+    dtypes = sorted({str(tensor.dtype) for tensor in plain.state_dict().values()})
+    return _onnx_session(file, dtypes)
 
 
 @contextmanager
@@ -196,10 +203,16 @@ def _quiet() -> Iterator[None]:
         log.setLevel(level)
 
 
-def _onnx_session(file: Path) -> Run:
+def _onnx_session(file: Path, dtypes: list[str]) -> Run:
     import onnxruntime
 
-    session = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
+    try:
+        session = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
+    except Exception as error:  # classes of its compiled module, without a common base
+        raise ValueError(
+            f"expected a network that ONNX Runtime has kernels for, got {dtypes}: {error}; nothing "
+            "was written. Convert the network and its input first: plain.float(), x.float()"
+        ) from error
     names = [value.name for value in session.get_inputs()]
 
     def run(x: Input) -> Tensor:

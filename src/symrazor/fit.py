@@ -163,12 +163,17 @@ def fit(
 
 
 def _start_near(razor: Razor, x: Tensor) -> None:
-    """Free paths small, and under a prior that keeps them so until the first evidence step."""
+    """Free paths small, and under a prior that keeps them so until the first evidence step.
+
+    Its precision is `NEAR`, less for few data: a prior worth more than every fifteenth datum would
+    not let a path learn what it has to.
+    """
     start_near_(razor.model, x)
     free = free_groups(razor.model)
+    start = min(NEAR, razor.n_data / 15)
     for group, log_delta in zip(razor.prior.names, razor.prior.log_precision, strict=True):
         if group in free:
-            log_delta.data.fill_(math.log(NEAR))
+            log_delta.data.fill_(math.log(start))
 
 
 def _device(model: nn.Module, wanted: str) -> torch.device:

@@ -77,7 +77,7 @@ class RazorConfig:
     blocks: Literal["own", "averaged"] = "own"
     update: Literal["mackay", "adam"] = "mackay"
     prior_precision: float | Mapping[str, float] = 1.0
-    free_precision: float = 100.0
+    free_precision: float = 30.0
     prior_groups: Groups = "path"
     temperature: float = 1.0
     damping: float = 0.5

@@ -3,8 +3,9 @@
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
-Record = dict[str, float]
+Record = dict[str, Any]
 Show = Callable[[list[Record]], None]
 
 

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from symrazor.curvature import Loader
 from symrazor.hyper import weights
+from symrazor.layers.path import is_real
 from symrazor.layers.relaxed import Relaxed
 from symrazor.learner import Razor
 from symrazor.reading import Reading
@@ -30,6 +31,9 @@ Dropped = dict[str, set[int]]
 
 PATIENCE = 2.0
 """Seconds without a progress bar."""
+
+SLACK = 1e-6
+"""How far rounding may move a share out of [0, 1]."""
 
 
 def path_shares(model: nn.Module, effective_parameters: Mapping[str, float]) -> Shares:
@@ -53,7 +57,11 @@ def path_shares(model: nn.Module, effective_parameters: Mapping[str, float]) -> 
 
 
 def match_shares(shares: Shares | Reading | None, relaxed: Mapping[str, Relaxed]) -> Shares:
-    """Shares for exactly the layers there are."""
+    """Shares for exactly the layers there are.
+
+    Raises:
+        ValueError: no mapping, other layers or numbers of paths, or numbers outside of [0, 1].
+    """
     if shares is None:
         return {name: [None] * len(layer.paths) for name, layer in relaxed.items()}
     if isinstance(shares, Reading):
@@ -62,6 +70,18 @@ def match_shares(shares: Shares | Reading | None, relaxed: Mapping[str, Relaxed]
             for layer in shares.layers
         }
         shares = {name: read[name] for name in relaxed if name in read}
+    given: Any = shares
+    if not isinstance(given, Mapping) or not all(
+        isinstance(values, list | tuple) for values in given.values()
+    ):
+        raise ValueError(f"expected shares as {{layer: [share of each path]}}, got {given!r}")
+    wild = {
+        name: list(values)
+        for name, values in shares.items()
+        if not all(s is None or (is_real(s) and -SLACK <= s <= 1 + SLACK) for s in values)
+    }
+    if wild:
+        raise ValueError(f"expected shares from 0 to 1, or None for a frozen path, got {wild}")
     sizes = {name: len(layer.paths) for name, layer in relaxed.items()}
     got = {name: len(values) for name, values in shares.items()}
     if sizes != got:

@@ -30,7 +30,7 @@ from symrazor.layers.conv import CONVOLUTIONS, AnyConv, Conv
 from symrazor.layers.dense import FC
 from symrazor.layers.factored import FFC
 from symrazor.layers.path import Path
-from symrazor.layers.relaxed import Relaxed
+from symrazor.layers.relaxed import Relaxed, spatial_layers
 from symrazor.layers.sparse_conv import SConv
 from symrazor.layers.sparse_factored import SFC
 
@@ -122,16 +122,7 @@ def relax(
         ValueError: bad options, an input that the model cannot take, BatchNorm, no layer to relax,
             or a forward pass that reaches around its modules.
     """
-    wanted = [groups] if isinstance(groups, str) else list(groups)
-    if not wanted or set(wanted) - set(GROUPS):
-        raise ValueError(f"expected groups among {list(GROUPS)}, got {wanted}")
-    if precision is not None and not precision > 0:
-        raise ValueError(f"expected a positive precision or None, got {precision}")
-    if not isinstance(example_input, Tensor | Mapping | list | tuple):
-        raise ValueError(
-            "expected example_input as a tensor, or a tuple or dictionary of tensors, got "
-            f"{type(example_input).__name__}"
-        )
+    _check_options(model, example_input, groups, precision)
     equivariant, free = _parse(paths)
     relaxed = copy_of(model)
     coupled = [name for name, m in relaxed.named_modules() if isinstance(m, _BatchNorm)]
@@ -142,11 +133,19 @@ def relax(
         )
     before, calls = _watch(relaxed, example_input)
     account, new = Relaxation({}, {}), dict[int, Relaxed]()
-    inside = {id(m) for p in relaxed.modules() if isinstance(p, Path) for m in p.modules()}
+    old = {id(layer): layer for layer in spatial_layers(relaxed).values()}
+    inside = {id(m) for layer in old.values() for m in layer.modules()}
+    done: list[str] = []
     with torch.random.fork_rng([], enabled=seed is not None):
         if seed is not None:
             torch.default_generator.manual_seed(seed)
         for name, module in relaxed.named_modules(remove_duplicate=False):
+            if any(not layer or name.startswith(f"{layer}.") for layer in done):
+                continue
+            if id(module) in old:
+                done.append(name)
+                account.left[name] = _already(module)
+                continue
             weighty = isinstance(module, CONVS) or any(True for _ in module.parameters(False))
             if isinstance(module, NOT_LISTED) or not weighty:
                 continue
@@ -172,8 +171,34 @@ def relax(
     return relaxed
 
 
+def _already(layer: nn.Module) -> str:
+    """Why a layer of this library is left."""
+    kind = "relaxed layer" if isinstance(layer, Relaxed) else f"path: {type(layer).__name__}"
+    return f"already a {kind}"
+
+
+def _check_options(model: object, example_input: object, groups: object, precision: Any) -> None:
+    """Raise ValueError for what no network can be relaxed with."""
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"expected a torch.nn.Module, got {type(model).__name__}")
+    wanted = list(groups) if isinstance(groups, list | tuple | set) else [groups]
+    if not wanted or set(wanted) - set(GROUPS):
+        raise ValueError(f"expected groups among {list(GROUPS)}, got {wanted}")
+    number = isinstance(precision, int | float)
+    if precision is not None and not (number and precision > 0):
+        raise ValueError(f"expected a positive precision or None, got {precision!r}")
+    if not isinstance(example_input, Tensor | Mapping | list | tuple):
+        raise ValueError(
+            "expected example_input as a tensor, or a tuple or dictionary of tensors, got "
+            f"{type(example_input).__name__}"
+        )
+
+
 def _parse(paths: str) -> tuple[FromConv, list[Callable[..., Path]]]:
     """The equivariant path and the free ones of a string such as "f-fc+conv"."""
+    given: object = paths
+    if not isinstance(given, str):
+        raise ValueError(f'expected paths as a string such as "f-fc+conv", got {given!r}')
     known = {name.replace("-", ""): name for name in (*FREE, *EQUIVARIANT)}
     parts = [part.strip().lower().replace("-", "") for part in paths.split("+")]
     if set(parts) - set(known):
@@ -238,6 +263,8 @@ def _reason_to_leave(module: nn.Module, calls: Sequence[_Call]) -> str | None:
     if isinstance(module, nn.Linear):
         if calls and all(seen.is_map for seen in calls):
             return "already free: every position has its own weights"
+        if any(len(seen.shape) > 2 for seen in calls):
+            return "shared by all positions: acts on features"
         return "no positions: acts on features"
     if not isinstance(module, CONVS):
         turned = isinstance(module, _ConvTransposeNd)

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from symrazor.checkpoint import Checkpoints, State, compare, fingerprint
 from symrazor.data import TensorLoader, Tensors
+from symrazor.events import record_of
 from symrazor.interrupt import Interruption
 from symrazor.learner import Razor
 from symrazor.options import FitConfig
@@ -144,7 +145,7 @@ class Training:
         if measured:
             subset = min(n, self.options.subset or EVIDENCE_SUBSET)
             estimate = self.razor.step(self.curvature_data, None if subset == n else subset)
-            record |= estimate.to_dict()
+            record |= record_of(self.razor, estimate)
             if self.razor.best is not None:
                 self.stale = 0 if self.razor.best is estimate else self.stale + 1
         if self.test is not None and measured:

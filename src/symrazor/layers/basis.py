@@ -21,6 +21,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from symrazor.hyper import Hyper, positive, real
+from symrazor.layers.path import is_real, is_whole
 
 Form = Literal["sum", "interpolate"]
 Role = Literal["fixed", "weight", "hyper"]
@@ -67,11 +68,13 @@ def anchor_count(anchors: int | float, pixels: int) -> int:
     Raises:
         ValueError: more anchors than pixels, or none.
     """
-    count = max(round(anchors * pixels), 1) if isinstance(anchors, float) else anchors
-    if anchors <= 0 or not 1 <= count <= pixels:
+    count = 0
+    if is_real(anchors) and anchors > 0:
+        count = int(anchors) if is_whole(anchors) else max(round(float(anchors) * pixels), 1)
+    if not 1 <= count <= pixels:
         raise ValueError(
             f"expected between 1 and {pixels} anchors (or a fraction of the pixels, as a float), "
-            f"got {anchors}"
+            f"got {anchors!r}"
         )
     return count
 
@@ -127,8 +130,8 @@ class Basis(nn.Module):
         ):
             if value not in allowed:
                 raise ValueError(f"expected {name} in {allowed}, got {value!r}")
-        if not 0 <= omega < math.inf:
-            raise ValueError(f"expected an omega of at least 0, got {omega}")
+        if not is_real(omega) or omega < 0:
+            raise ValueError(f"expected an omega of at least 0, got {omega!r}")
         self.shape, self.form = tuple(shape), form
         self.learn_omega, self.learn_anchors = learn_omega, learn_anchors
         dtype = anchors.dtype if isinstance(anchors, Tensor) else torch.get_default_dtype()
@@ -139,6 +142,9 @@ class Basis(nn.Module):
                 f"expected anchors [p, {len(shape)}] on a grid of shape {self.shape}, "
                 f"got {list(anchors.shape)}"
             )
+        elif not dtype.is_floating_point or not bool(anchors.isfinite().all()):
+            got = "nan or infinity" if dtype.is_floating_point else dtype
+            raise ValueError(f"expected finite floating-point places of anchors, got {got}")
         self.register_buffer("start", anchors.detach().to(dtype).clone())
         self._hold("omega", torch.tensor(omega, dtype=dtype), learn_omega)
         self._hold("offsets", torch.zeros_like(self.start), learn_anchors)
@@ -201,6 +207,24 @@ class Basis(nn.Module):
     def extra_repr(self) -> str:
         """Sizes and form, for `print(model)`."""
         return f"{self.count} anchors -> {self.shape}, form={self.form!r}"
+
+
+OPTIONS = ("omega", "form", "learn_omega", "learn_anchors")
+
+
+def basis_of(shape: Sequence[int], anchors: Any, **options: Any) -> Basis:
+    """A basis of no more anchors than pixels, with options by name.
+
+    Raises:
+        ValueError: an unknown option, too many anchors, or what `Basis` refuses.
+    """
+    unknown = sorted(set(options) - set(OPTIONS))
+    if unknown:
+        raise ValueError(f"expected options among {list(OPTIONS)}, got {unknown}")
+    pixels = math.prod(shape)
+    if isinstance(anchors, Tensor) and anchors.dim() == 2 and not 1 <= len(anchors) <= pixels:
+        raise ValueError(f"expected between 1 and {pixels} anchors, got {len(anchors)}")
+    return Basis(shape, anchors, **options)
 
 
 def evaluate(

@@ -6,7 +6,7 @@ from typing import Literal
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from symrazor.layers.path import Path
+from symrazor.layers.path import Path, checked_shape, is_whole
 from symrazor.layers.subsample import Reduction, Subsample
 
 AnyConv = nn.Conv1d | nn.Conv2d | nn.Conv3d
@@ -25,8 +25,8 @@ def check_kernel(kernel: int, in_shape: Sequence[int], padding: Padding) -> None
     Raises:
         ValueError: what was expected.
     """
-    if kernel < 1 or kernel % 2 == 0:
-        raise ValueError(f"expected an odd kernel size, got {kernel}")
+    if not is_whole(kernel) or kernel % 2 == 0:
+        raise ValueError(f"expected an odd kernel size, got {kernel!r}")
     if padding not in ("circular", "zeros"):
         raise ValueError(f"expected padding 'circular' or 'zeros', got {padding!r}")
     if kernel // 2 > min(in_shape):
@@ -36,12 +36,30 @@ def check_kernel(kernel: int, in_shape: Sequence[int], padding: Padding) -> None
         )
 
 
-def is_strict(padding: str, stride: int, reduction: Reduction) -> bool:
-    """Whether a convolution with these options is exactly equivariant to circular translations."""
-    return padding == "circular" and (stride == 1 or reduction in ("l2", "max"))
+def is_strict(padding: str, stride: int, reduction: Reduction, kernel: int) -> bool:
+    """Whether a convolution with these options is exactly equivariant to circular translations.
+
+    A kernel of one pixel needs no padding, so that the kind of padding does not matter.
+    """
+    borderless = padding == "circular" or kernel == 1
+    return borderless and (stride == 1 or reduction in ("l2", "max"))
 
 
-class Conv(Path):
+class Filtered(Path):
+    r"""$y = \mathrm{shrink}(\mathrm{conv}(x))$: what paths with a filter have in common."""
+
+    group = "translation"
+    conv: nn.Module
+    shrink: Subsample
+
+    def forward(self, x: Float[Tensor, "n c *size"]) -> Float[Tensor, "n d *small"]:
+        """Convolve, then subsample."""
+        self.check(x)
+        y: Tensor = self.shrink(self.conv(x))
+        return y
+
+
+class Conv(Filtered):
     r"""$y[o] = \sum_\delta K[\delta]\, x[o + \delta] + b$, one bias per channel.
 
     With circular padding and adaptive subsampling it is exactly equivariant to (circular)
@@ -55,7 +73,7 @@ class Conv(Path):
         reduction: how a stride shrinks the map, see `symrazor.layers.subsample`.
     """
 
-    group = "translation"
+    conv: AnyConv
 
     def __init__(
         self,
@@ -70,9 +88,9 @@ class Conv(Path):
         """Make the convolution."""
         super().__init__(in_channels, out_channels, in_shape, stride)
         check_kernel(kernel, self.in_shape, padding)
-        self.strict = is_strict(padding, stride, reduction)
+        self.strict = is_strict(padding, stride, reduction, kernel)
         make = CONVOLUTIONS[len(self.in_shape)]
-        self.conv: AnyConv = make(
+        self.conv = make(
             in_channels, out_channels, kernel, padding=kernel // 2, padding_mode=padding
         )
         self.shrink = Subsample(stride, reduction)
@@ -82,18 +100,39 @@ class Conv(Path):
 
     @classmethod
     def wrap(cls, conv: AnyConv, in_shape: Sequence[int]) -> "Conv":
-        """A path around a convolution as it is, with whatever stride and padding it has."""
-        sizes = zip(
-            in_shape, _padding(conv), conv.kernel_size, conv.dilation, conv.stride, strict=True
-        )
+        """A path around a convolution as it is, with whatever stride and padding it has.
+
+        It is strict if it keeps the shape at stride 1, by circular padding or without any.
+
+        Raises:
+            ValueError: no convolution, or a shape that it cannot map.
+        """
+        if not isinstance(conv, tuple(CONVOLUTIONS.values())):
+            raise ValueError(
+                f"expected an nn.Conv1d, nn.Conv2d or nn.Conv3d, got {type(conv).__name__}"
+            )
+        in_shape = checked_shape(in_shape)
+        if len(in_shape) != len(conv.kernel_size):
+            raise ValueError(
+                f"expected an in_shape of {len(conv.kernel_size)} sizes for {conv}, got {in_shape}"
+            )
+        around = _padding(conv)
+        sizes = zip(in_shape, around, conv.kernel_size, conv.dilation, conv.stride, strict=True)
         out_shape = [
-            (size + around - gap * (k - 1) - 1) // step + 1 for size, around, k, gap, step in sizes
+            (size + lines - gap * (k - 1) - 1) // step + 1 for size, lines, k, gap, step in sizes
         ]
+        if min(out_shape) < 1:
+            raise ValueError(
+                f"expected a kernel no larger than the input of shape {in_shape} with its padding, "
+                f"got {conv}"
+            )
         path = cls.__new__(cls)
         Path.__init__(path, conv.in_channels, conv.out_channels, in_shape, out_shape=out_shape)
         path.conv = conv
         path.shrink = Subsample(1)
-        path.strict = conv.padding_mode == "circular" and path.out_shape == path.in_shape
+        borderless = conv.padding_mode == "circular" or not any(around)
+        moves = zip(path.in_shape, path.out_shape, conv.stride, strict=True)
+        path.strict = borderless and all(m == n and 1 in (m, step) for m, n, step in moves)
         return path
 
     @property
@@ -125,12 +164,6 @@ class Conv(Path):
         if fixed is not None:
             return fixed
         return nn.Sequential(self.conv, self.shrink.plain((self.out_channels, *self.in_shape)))
-
-    def forward(self, x: Float[Tensor, "n c *size"]) -> Float[Tensor, "n d *small"]:
-        """Convolve, then subsample."""
-        self.check(x)
-        y: Tensor = self.shrink(self.conv(x))
-        return y
 
 
 def _padding(conv: AnyConv) -> list[int]:

@@ -40,6 +40,11 @@ class BlockLinear(nn.Module):
         """Multiply each block."""
         return block_product(x, self.weight)
 
+    def extra_repr(self) -> str:
+        """Sizes, for `print(model)`."""
+        blocks, outputs, inputs = self.weight.shape
+        return f"{blocks} blocks, {inputs} -> {outputs}"
+
 
 @sharing.register
 def _block_linear(module: BlockLinear) -> Sharing:
@@ -69,6 +74,10 @@ class PixelBias(nn.Module):
         """Add it."""
         return y + self.bias
 
+    def extra_repr(self) -> str:
+        """Size, for `print(model)`."""
+        return f"{len(self.bias)} pixels"
+
 
 @sharing.register
 def _pixel_bias(module: PixelBias) -> Sharing:
@@ -79,7 +88,22 @@ def _pixel_bias(module: PixelBias) -> Sharing:
     )
 
 
-class FFC(Path):
+class Factored(Path):
+    """Two block-wise products and a bias per pixel: what factored paths have in common."""
+
+    first: nn.Module
+    second: nn.Module
+    offset: nn.Module
+
+    def forward(self, x: Float[Tensor, "n c *size"]) -> Float[Tensor, "n d *small"]:
+        """Two batched products; the layout in memory is that of any image."""
+        self.check(x)
+        hidden = self.first(x.flatten(2)).transpose(1, 2)
+        y: Tensor = self.offset(self.second(hidden)).contiguous().unflatten(2, self.out_shape)
+        return y
+
+
+class FFC(Factored):
     """The factored path of ELLA: position-dependent, with 1/S-th of the weights of FC.
 
     Biases: none by default; with `bias=True` one per output pixel, shared by the channels. The
@@ -96,6 +120,9 @@ class FFC(Path):
         bias: one bias per output pixel.
         out_shape: spatial shape of the output, in place of a stride.
     """
+
+    first: BlockLinear
+    second: BlockLinear
 
     def __init__(
         self,
@@ -126,10 +153,3 @@ class FFC(Path):
     def output_weights(self) -> list[nn.Parameter]:
         """The second factor and the pixel biases."""
         return [self.second.weight, *self.offset.parameters()]
-
-    def forward(self, x: Float[Tensor, "n c *size"]) -> Float[Tensor, "n d *small"]:
-        """Two batched products; the layout in memory is that of any image."""
-        self.check(x)
-        hidden = self.first(x.flatten(2)).transpose(1, 2)
-        y: Tensor = self.offset(self.second(hidden)).contiguous().unflatten(2, self.out_shape)
-        return y

@@ -1,7 +1,8 @@
 """What all paths share: the spaces they map between, and the group they are equivariant to."""
 
 from collections.abc import Sequence
-from math import prod
+from math import isfinite, prod
+from numbers import Integral, Real
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +12,32 @@ from symrazor.layers.trace import is_symbolic, traced
 Shape = tuple[int, ...]
 Spaces = tuple[int, Shape, int, Shape]
 """(channels, shape) of an input and of an output."""
+
+
+def is_whole(value: object, least: int = 1) -> bool:
+    """Whether a value is a whole number, no bool, of at least so much."""
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        return False
+    return int(value) >= least
+
+
+def is_real(value: object) -> bool:
+    """Whether a value is a finite real number and no bool."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        return False
+    return isfinite(value)
+
+
+def checked_shape(shape: object) -> Shape:
+    """A spatial shape as a tuple.
+
+    Raises:
+        ValueError: anything else than 1 to 3 positive whole numbers.
+    """
+    sizes = tuple(shape) if isinstance(shape, Sequence) and not isinstance(shape, str) else ()
+    if not 1 <= len(sizes) <= 3 or not all(map(is_whole, sizes)):
+        raise ValueError(f"expected a shape of 1 to 3 positive sizes, whole numbers, got {shape!r}")
+    return sizes
 
 
 def halve(shape: Sequence[int], stride: int) -> Shape:
@@ -57,22 +84,22 @@ class Path(nn.Module):
     ) -> None:
         """Check and keep the shapes."""
         super().__init__()
-        if in_channels < 1 or out_channels < 1:
+        if not is_whole(in_channels) or not is_whole(out_channels):
             raise ValueError(
-                f"expected at least 1 channel in and out, got {in_channels} and {out_channels}"
+                "expected whole numbers, at least 1 channel in and out, got "
+                f"{in_channels!r} and {out_channels!r}"
             )
-        for shape in (in_shape, *([] if out_shape is None else [out_shape])):
-            if not 1 <= len(shape) <= 3 or min(shape, default=0) < 1:
-                raise ValueError(f"expected a shape of 1 to 3 positive sizes, got {tuple(shape)}")
+        if not is_whole(stride):
+            raise ValueError(f"expected a whole number of at least 1 as stride, got {stride!r}")
+        in_shape = checked_shape(in_shape)
+        out_shape = None if out_shape is None else checked_shape(out_shape)
         if out_shape is not None and stride != 1:
             raise ValueError(f"expected a stride or an out_shape, got both: {stride}, {out_shape}")
         if out_shape is not None and len(out_shape) != len(in_shape):
-            raise ValueError(
-                f"expected an out_shape of {len(in_shape)} sizes, got {tuple(out_shape)}"
-            )
+            raise ValueError(f"expected an out_shape of {len(in_shape)} sizes, got {out_shape}")
         self.in_channels, self.out_channels = in_channels, out_channels
-        self.in_shape: Shape = tuple(in_shape)
-        self.out_shape = halve(in_shape, stride) if out_shape is None else tuple(out_shape)
+        self.in_shape: Shape = in_shape
+        self.out_shape: Shape = halve(in_shape, stride) if out_shape is None else out_shape
         self.stride = stride
 
     @property
@@ -148,8 +175,12 @@ class Path(nn.Module):
 
     @torch.no_grad()
     def is_zero(self) -> bool:
-        """Whether the output is zero for every input."""
-        own = self.output_weights
+        """Whether the output is zero for every input; of a product one factor is enough."""
+        own: list[Tensor] = [*self.output_weights]
+        if self.factors is not None:
+            a, b = self.factors
+            alive = a.flatten(2).any(2) & b.flatten(1, -2).any(1).T
+            own = [alive, *(value for value in own if value is not b)]
         return bool(own) and not any(bool(value.any()) for value in own)
 
     def check(self, x: Tensor) -> None:

@@ -29,8 +29,19 @@ class Relaxed(nn.Module):
     def __init__(self, paths: Sequence[Path], mean: bool = False) -> None:
         """Check that the paths fit together."""
         super().__init__()
+        if not isinstance(paths, Sequence | nn.ModuleList):
+            raise ValueError(f"expected a sequence of paths, got {type(paths).__name__}")
         if not paths:
             raise ValueError("expected at least one path, got none")
+        given: list[object] = [*paths]
+        others = [type(path).__name__ for path in given if not isinstance(path, Path)]
+        if others:
+            raise ValueError(
+                f"expected paths of symrazor.layers, got {others}; for a torch.nn convolution: "
+                "Conv.wrap(convolution, in_shape)"
+            )
+        if len({id(path) for path in paths}) < len(paths):
+            raise ValueError("expected distinct paths, got one of them twice")
         spaces = {path.spaces for path in paths}
         if len(spaces) > 1:
             raise ValueError(f"expected paths between the same spaces, got {sorted(spaces)}")

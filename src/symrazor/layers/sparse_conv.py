@@ -7,6 +7,7 @@ $(I \otimes \Phi)\, A\, (I \otimes \Phi)^\top$.
 
 import math
 from collections.abc import Sequence
+from fractions import Fraction
 from typing import Any
 
 import torch
@@ -18,9 +19,9 @@ from symrazor.curvature.convolution import channels_to_features
 from symrazor.curvature.geometry import Geometry, all_patches
 from symrazor.curvature.patch_factor import input_factor
 from symrazor.curvature.sharing import Sharing, sharing
-from symrazor.layers.basis import Basis, deviation, nearest, prior_groups
-from symrazor.layers.conv import Conv, Padding, check_kernel, is_strict
-from symrazor.layers.path import Path
+from symrazor.layers.basis import Basis, basis_of, deviation, nearest, prior_groups
+from symrazor.layers.conv import Conv, Filtered, Padding, check_kernel, is_strict
+from symrazor.layers.path import checked_shape
 from symrazor.layers.subsample import Reduction, Subsample
 
 CONVOLVE = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
@@ -59,6 +60,11 @@ class SparseFilter(nn.Module):
             return convolve(F.pad(x, self.geometry.amounts, mode="circular"), weight, self.bias)
         return convolve(x, weight, self.bias, padding=self.geometry.amounts[::-2])
 
+    def extra_repr(self) -> str:
+        """Sizes, for `print(model)`."""
+        outputs, inputs, _ = self.values.shape
+        return f"{inputs} -> {outputs}, kernel={self.basis.shape}, padding={self.padding!r}"
+
 
 @sharing.register
 def _sparse_filter(module: SparseFilter) -> Sharing:
@@ -88,7 +94,7 @@ def _sparse_filter(module: SparseFilter) -> Sharing:
     )
 
 
-class SConv(Path):
+class SConv(Filtered):
     """S-CONV: a convolution with P anchors in place of a full filter, DCP + D parameters.
 
     The first four arguments are those of `Path`.
@@ -101,7 +107,7 @@ class SConv(Path):
         **basis: options of `symrazor.layers.basis.Basis`: omega, form, learn_omega, learn_anchors.
     """
 
-    group = "translation"
+    conv: SparseFilter
 
     def __init__(
         self,
@@ -118,16 +124,10 @@ class SConv(Path):
         """Place the anchors and draw their values."""
         super().__init__(in_channels, out_channels, in_shape, stride)
         check_kernel(kernel, self.in_shape, padding)
-        self.strict = is_strict(padding, stride, reduction)
-        made = Basis((kernel,) * len(self.in_shape), anchors, **basis)
+        self.strict = is_strict(padding, stride, reduction, kernel)
+        made = basis_of((kernel,) * len(self.in_shape), anchors, **basis)
         self.conv = SparseFilter(in_channels, out_channels, made, padding)
         self.shrink = Subsample(stride, reduction)
-
-    def forward(self, x: Float[Tensor, "n c *size"]) -> Float[Tensor, "n d *small"]:
-        """Convolve, then subsample."""
-        self.check(x)
-        y: Tensor = self.shrink(self.conv(x))
-        return y
 
     @staticmethod
     def can_fit(conv: Conv) -> bool:
@@ -151,6 +151,11 @@ class SConv(Path):
         Raises:
             ValueError: a convolution that is not like this path, see `can_fit`.
         """
+        if not isinstance(conv, Conv):
+            raise ValueError(
+                f"expected a Conv, got {type(conv).__name__}; make one of a torch.nn convolution: "
+                "Conv.wrap(convolution, in_shape)"
+            )
         inner = conv.conv
         if not cls.can_fit(conv):
             raise ValueError(
@@ -195,14 +200,37 @@ class SConv(Path):
         return SConv.from_conv(self.dense(), anchors, **self.conv.basis.options)
 
     @torch.no_grad()
-    def resample(self, in_shape: Sequence[int], kernel: int) -> "SConv":
+    def resample(self, in_shape: Sequence[int], kernel: int | None = None) -> "SConv":
         """The same filter as a function of place, for maps of another resolution.
 
-        Anchors are stretched by the ratio r of the kernels, omega by 1/r, and values are divided by
+        Anchors are stretched by the ratio r of the shapes, omega by 1/r, and values are divided by
         the ratio of the areas, so that sums over pixels stay what they were.
+
+        Args:
+            in_shape: r times that of this path, with the same r in every dimension.
+            kernel: odd, and no more than 1 away from r times that of this path; by default the
+                nearest odd number, of two the larger.
+
+        Raises:
+            ValueError: another number of dimensions, a ratio that is not one, or such a kernel.
         """
         basis, dims = self.conv.basis, len(self.in_shape)
-        ratio = kernel / basis.shape[0]
+        shape = checked_shape(in_shape)
+        ratios = {Fraction(a, b) for a, b in zip(shape, self.in_shape, strict=False)}
+        if len(shape) != dims or len(ratios) > 1:
+            raise ValueError(
+                f"expected an in_shape with one ratio to {self.in_shape} in all {dims} dimensions, "
+                f"got {shape}"
+            )
+        target = ratios.pop() * basis.shape[0]
+        kernel = 2 * math.floor(target / 2) + 1 if kernel is None else kernel
+        check_kernel(kernel, shape, self.conv.padding)
+        if abs(kernel - target) > 1:
+            raise ValueError(
+                f"expected a kernel within 1 of {float(target):g}, for the ratio of {shape} to "
+                f"{self.in_shape}, got {kernel}"
+            )
+        ratio = float(target / basis.shape[0])
         options = (self.stride, 1, kernel, self.conv.padding, self.shrink.reduction)
         path = SConv(self.in_channels, self.out_channels, in_shape, *options)
         finer = basis.stretched((kernel,) * dims, ratio)

@@ -14,8 +14,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from symrazor.curvature.sharing import Sharing, sharing
-from symrazor.layers.basis import Basis, deviation, nearest, prior_groups
-from symrazor.layers.factored import FFC, PixelBias, block_product
+from symrazor.layers.basis import Basis, basis_of, deviation, nearest, prior_groups
+from symrazor.layers.factored import FFC, Factored, PixelBias, block_product
 from symrazor.layers.path import Path, Spaces
 
 
@@ -50,6 +50,11 @@ class SparseBlocks(nn.Module):
         """Multiply each block."""
         return block_product(x, self.weight())
 
+    def extra_repr(self) -> str:
+        """Sizes, for `print(model)`."""
+        shape = "values {} x {} x {}".format(*self.values.shape)
+        return f"{shape}, anchors along its {self.side}puts"
+
 
 @sharing.register
 def _sparse_blocks(module: SparseBlocks) -> Sharing:
@@ -70,7 +75,16 @@ def _sparse_blocks(module: SparseBlocks) -> Sharing:
     )
 
 
-class SFC(Path):
+def _both(anchors: Any) -> tuple[Any, Any]:
+    """The anchors of each side, of a pair or of what is the same for both."""
+    if not isinstance(anchors, tuple):
+        return anchors, anchors
+    if len(anchors) != 2:
+        raise ValueError(f"expected anchors for both sides, (before, after), got {anchors}")
+    return anchors
+
+
+class SFC(Factored):
     """S-FC: `FFC` with both factors from anchors, DC(P + P') parameters.
 
     The first four arguments are those of `Path`.
@@ -81,6 +95,9 @@ class SFC(Path):
         out_shape: spatial shape of the output, in place of a stride.
         **basis: options of `symrazor.layers.basis.Basis`: omega, form, learn_omega, learn_anchors.
     """
+
+    first: SparseBlocks
+    second: SparseBlocks
 
     def __init__(
         self,
@@ -95,8 +112,9 @@ class SFC(Path):
     ) -> None:
         """Place the anchors of both factors and draw their values."""
         super().__init__(in_channels, out_channels, in_shape, stride, out_shape)
-        before, after = anchors if isinstance(anchors, tuple) else (anchors, anchors)
-        seen, made = Basis(self.in_shape, before, **basis), Basis(self.out_shape, after, **basis)
+        before, after = _both(anchors)
+        seen = basis_of(self.in_shape, before, **basis)
+        made = basis_of(self.out_shape, after, **basis)
         self._assemble(seen, made, bias)
 
     def _assemble(self, seen: Basis, made: Basis, bias: bool) -> None:
@@ -104,19 +122,15 @@ class SFC(Path):
         self.second = SparseBlocks(self.out_channels, self.in_channels, made, "out")
         self.offset = PixelBias(self.pixels_out) if bias else nn.Identity()
 
-    def forward(self, x: Float[Tensor, "n c *size"]) -> Float[Tensor, "n d *small"]:
-        """Two batched products."""
-        self.check(x)
-        hidden = self.first(x.flatten(2)).transpose(1, 2)
-        y: Tensor = self.offset(self.second(hidden)).contiguous().unflatten(2, self.out_shape)
-        return y
-
     @classmethod
     @torch.no_grad()
     def from_ffc(cls, ffc: FFC, anchors: float | tuple[float, float] = 0.5, **basis: Any) -> "SFC":
         """Anchors fitted to both dense factors by least squares."""
-        before, after = anchors if isinstance(anchors, tuple) else (anchors, anchors)
-        seen, made = Basis(ffc.in_shape, before, **basis), Basis(ffc.out_shape, after, **basis)
+        if not isinstance(ffc, FFC):
+            raise ValueError(f"expected an FFC, got {type(ffc).__name__}")
+        before, after = _both(anchors)
+        seen = basis_of(ffc.in_shape, before, **basis)
+        made = basis_of(ffc.out_shape, after, **basis)
         return cls._fitted(ffc, seen, made)
 
     @classmethod
@@ -152,9 +166,9 @@ class SFC(Path):
     @torch.no_grad()
     def reduce(self, anchors: float | tuple[float, float]) -> "SFC":
         """The nearest map with another number of anchors, spread anew."""
-        before, after = anchors if isinstance(anchors, tuple) else (anchors, anchors)
-        seen = Basis(self.in_shape, before, **self.first.basis.options)
-        made = Basis(self.out_shape, after, **self.second.basis.options)
+        before, after = _both(anchors)
+        seen = basis_of(self.in_shape, before, **self.first.basis.options)
+        made = basis_of(self.out_shape, after, **self.second.basis.options)
         return SFC._fitted(self.dense(), seen, made)
 
     @torch.no_grad()

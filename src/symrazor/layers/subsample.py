@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from symrazor.layers.path import halve
+from symrazor.layers.path import halve, is_whole
 from symrazor.layers.trace import traced
 
 Reduction = Literal["l2", "max", "first", "average-pool", "max-pool"]
@@ -37,6 +37,15 @@ MAX_POOLS: dict[int, Callable[[int], nn.Module]] = {
     2: nn.MaxPool2d,
     3: nn.MaxPool3d,
 }
+
+
+def _check(stride: object, reduction: object, elements: object) -> None:
+    """Refuse options that no map can be shrunk with."""
+    if reduction not in get_args(Reduction):
+        raise ValueError(f"expected reduction in {get_args(Reduction)}, got {reduction!r}")
+    for name, value in (("stride", stride), ("number of group elements", elements)):
+        if not is_whole(value):
+            raise ValueError(f"expected a whole {name} of at least 1, got {value!r}")
 
 
 def polyphase(x: Float[Tensor, "n c *size"], stride: int) -> Float[Tensor, "n p c *small"]:
@@ -104,11 +113,13 @@ def subsample(
             chooses its own component.
 
     Raises:
-        ValueError: an unknown reduction, or a stride or number of elements that does not divide.
+        ValueError: an unknown reduction, no spatial dimensions, or a stride or number of elements
+            that does not divide.
     """
-    if reduction not in get_args(Reduction):
-        raise ValueError(f"expected reduction in {get_args(Reduction)}, got {reduction!r}")
-    if elements < 1 or x.shape[1] % elements:
+    _check(stride, reduction, elements)
+    if x.dim() < 3:
+        raise ValueError(f"expected maps [n, c, *size], got {list(x.shape)}")
+    if x.shape[1] % elements:
         raise ValueError(
             f"expected a number of group elements that divides {x.shape[1]} channels, "
             f"got {elements}"
@@ -132,8 +143,7 @@ class Subsample(nn.Module):
     def __init__(self, stride: int = 2, reduction: Reduction = "l2", elements: int = 1) -> None:
         """Keep the options."""
         super().__init__()
-        if reduction not in get_args(Reduction):
-            raise ValueError(f"expected reduction in {get_args(Reduction)}, got {reduction!r}")
+        _check(stride, reduction, elements)
         self.stride, self.elements = stride, elements
         self.reduction: Reduction = reduction
 

@@ -25,7 +25,7 @@ def traced(root: nn.Module | Callable[..., Tensor], name: str = "Plain") -> fx.G
     except Exception as error:
         raise ValueError(
             f"expected a module that torch.fx can trace, got {type(root).__name__}: {error}; "
-            "give it a method plain() that returns torch.nn modules"
+            "override its method _plain() to return torch.nn modules"
         ) from error
     for node in list(graph.nodes):
         if node.op == "call_module" and type(tracer.root.get_submodule(node.target)) is nn.Identity:
