@@ -10,8 +10,9 @@ import pytest
 import torch
 
 import symrazor as sr
+from symrazor import discover
 from symrazor.data import flip_and_crop
-from symrazor.experiments import ella_table1, ella_table2, tables
+from symrazor.experiments import ella_table1, ella_table2, starts, tables
 from symrazor.experiments.ella_network import PATHS, ella_network
 from symrazor.experiments.results import add_runs, markdown, merged, read_runs
 from symrazor.experiments.tables import Options
@@ -255,3 +256,14 @@ def test_small_tables(table, tmp_path: Path) -> None:
         assert runs["quadrant/conv/laplace"]["accuracy"] < 35
         assert runs["digit/f-fc+conv/laplace"]["accuracy"] > 70
         assert runs["quadrant/f-fc+conv/laplace"]["accuracy"] > 50
+
+
+def test_starts_that_differ_end_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two epochs: `fit` makes the same start of a loose and of a tight prior."""
+    short = discover.DEFAULTS.change(epochs=2, progress=False)
+    monkeypatch.setattr(discover, "DEFAULTS", short)
+    near = [starts.run("digit", precision, "near", 0) for precision in (1.0, 1e4)]
+    given = [starts.run("digit", precision, "given", 0) for precision in (1.0, 1e4)]
+    assert near[0]["evidence"] == pytest.approx(near[1]["evidence"], rel=0.02)
+    assert given[0]["evidence"] != pytest.approx(given[1]["evidence"], rel=0.1)
+    assert "| digit | near | 10000 | 0 |" in starts.markdown(near)

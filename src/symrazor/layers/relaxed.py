@@ -128,9 +128,12 @@ def balance_(model: nn.Module, group_of: Mapping[str, str]) -> None:
                 module.balance_()
 
 
-NEAR = 100.0
-"""Precision, relative to their usual scale, from which free paths start near the symmetric network:
-low enough to learn, high enough not to learn what the equivariant path can (docs/results.md)."""
+NEAR = 30.0
+"""Precision of free paths near the symmetric network: loose enough to learn what is left, tight
+enough not to learn what the equivariant path can (docs/results.md)."""
+
+SMALL = 0.1
+"""Output of a free path near the symmetric network, over that of the equivariant path."""
 
 
 @torch.no_grad()
@@ -146,7 +149,7 @@ def start_near_(model: nn.Module, x: Tensor) -> None:
         kept = [y for path, y in outputs.items() if path.group is not None]
         if not kept:
             return
-        wanted = torch.stack(kept).sum(0).square().mean().sqrt() / NEAR**0.5
+        wanted = torch.stack(kept).sum(0).square().mean().sqrt() * SMALL
         for path, y in outputs.items():
             size = y.square().mean().sqrt()
             if path.group is None and bool(size > 0):
