@@ -166,5 +166,6 @@ def test_factors_of_a_dead_layer_are_zero() -> None:
     eps = torch.finfo(torch.float32).eps
     assert not spectra.eigenvalues(noise, "dead", eps).any()
     assert not spectra.eigenvalues(torch.stack([noise, 2 * noise]), "dead", eps).any()
+    assert not spectra.eigenvalues(1e-40 * torch.eye(2, dtype=torch.float64), "dead", eps).any()
     with pytest.raises(CurvatureError, match="semi-definite"):
         spectra.eigenvalues(1e16 * noise, "alive", eps)

@@ -32,7 +32,6 @@ from symrazor.hyper import positive as positive
 from symrazor.hyper import real as real
 from symrazor.hyper import weights as weights
 from symrazor.learner import Razor as Razor
-from symrazor.learner import RazorConfig as RazorConfig
 from symrazor.likelihood import Bernoulli as Bernoulli
 from symrazor.likelihood import Categorical as Categorical
 from symrazor.likelihood import Gaussian as Gaussian
@@ -42,6 +41,7 @@ from symrazor.options import FitConfig as FitConfig
 from symrazor.posterior import Posterior as Posterior
 from symrazor.posterior import Prediction as Prediction
 from symrazor.pruning import path_shares as path_shares
+from symrazor.razor_config import RazorConfig as RazorConfig
 from symrazor.reading import Reading as Reading
 from symrazor.reading import reading as reading
 from symrazor.relax import Relaxation as Relaxation

@@ -21,97 +21,28 @@ Hyperparameters inside the network have no fixed point and always move by Adam.
 import math
 from collections.abc import Iterator, Mapping
 from copy import deepcopy
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from dataclasses import replace
+from typing import Any
 from weakref import ReferenceType, WeakKeyDictionary, ref
 
 import torch
 from torch import Tensor, nn
 
 from symrazor import updates
-from symrazor.curvature import Curvature, Layer, Loader, Method, Source, collect, layers, verify
+from symrazor.curvature import Curvature, Layer, Loader, Source, collect, layers, verify
 from symrazor.curvature.coverage import check_mode
 from symrazor.curvature.tape import Input, call, each
 from symrazor.evidence.laplace import hyper_gradient, laplace_evidence, log_det, log_precisions
 from symrazor.evidence.value import Evidence
-from symrazor.hyper import Groups, Prior, hyperparameters, weights
-from symrazor.layers.relaxed import balance_, free_groups, path_groups
-from symrazor.likelihood import Gaussian, Likelihood, Probe, as_likelihood
+from symrazor.hyper import hyperparameters, weights
+from symrazor.layers.relaxed import balance_
+from symrazor.likelihood import Gaussian, Likelihood, as_likelihood
 from symrazor.loading import batches
 from symrazor.posterior import Posterior
+from symrazor.razor_config import RazorConfig, starting_prior
 from symrazor.rounding import tf32
 
 State = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class RazorConfig:
-    """How a `Razor` measures the evidence and moves the hyperparameters.
-
-    Args:
-        structure: "kron", "diag", "block" or "full" curvature.
-        estimator: "exact", "mc" or "empirical".
-        samples: probes per datum for "mc".
-        probe: "spectral" or "label", for "mc".
-        flavour: "expand" or "reduce", for "kron".
-        blocks: "own" or "averaged" output factors of block-wise layers, for "kron".
-        update: "mackay" or "adam".
-        prior_precision: starting precision, for all groups or by group name.
-        free_precision: starting precision of free paths beside an equivariant one, where
-            `prior_precision` is one number and groups are "path".
-        prior_groups: "path" (the tensors of a path together, any other tensor alone), "tensor",
-            "scalar", "layer", "diagonal" or name -> glob patterns.
-        temperature: T of the tempered likelihood p^(1/T).
-        damping: fraction of the way to the fixed point, in log precision.
-        inner_steps: updates of the precisions per estimate.
-        lr: step size of Adam in log precisions and hyperparameters.
-        burn_in: training steps (calls of penalty or shrink_) before the first update.
-        seed: randomness of the "mc" estimator.
-    """
-
-    structure: Literal["kron", "diag", "block", "full"] = "kron"
-    estimator: Literal["exact", "mc", "empirical"] = "exact"
-    samples: int = 1
-    probe: Probe = "spectral"
-    flavour: Literal["expand", "reduce"] = "expand"
-    blocks: Literal["own", "averaged"] = "own"
-    update: Literal["mackay", "adam"] = "mackay"
-    prior_precision: float | Mapping[str, float] = 1.0
-    free_precision: float = 30.0
-    prior_groups: Groups = "path"
-    temperature: float = 1.0
-    damping: float = 0.5
-    inner_steps: int = 5
-    lr: float = 0.1
-    burn_in: int = 0
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        """Check what no other constructor checks."""
-        if self.update not in ("mackay", "adam"):
-            raise ValueError(f"expected update 'mackay' or 'adam', got {self.update!r}")
-        if not 0 < self.damping <= 1:
-            raise ValueError(f"expected damping in (0, 1], got {self.damping}")
-        if not self.temperature > 0:
-            raise ValueError(f"expected a positive temperature, got {self.temperature}")
-
-    @property
-    def method(self) -> Method:
-        """The part that curvature needs."""
-        return Method(
-            self.structure, self.estimator, self.samples, self.probe, self.flavour, self.blocks
-        )
-
-
-def _prior(model: nn.Module, config: RazorConfig) -> Prior:
-    """Groups by path, free ones with a start of their own; or as the config says."""
-    if config.prior_groups != "path":
-        return Prior(weights(model), config.prior_precision, config.prior_groups)
-    groups, precision = path_groups(model), config.prior_precision
-    if not isinstance(precision, Mapping):
-        free = free_groups(model)
-        precision = {g: config.free_precision if g in free else precision for g in groups}
-    return Prior(weights(model), precision, groups)
 
 
 class Razor:
@@ -158,7 +89,7 @@ class Razor:
         self.layers: list[Layer] = layers(model)
         first = next(iter(weights(model).values()))
         self.likelihood = as_likelihood(likelihood).to(first.device)
-        self.prior = _prior(model, self.config)
+        self.prior = starting_prior(model, self.config)
         self.method = self.config.method
         self.generator = torch.Generator().manual_seed(self.config.seed)
         self.training_steps = 0

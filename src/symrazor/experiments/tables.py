@@ -165,10 +165,10 @@ def _config(base: sr.FitConfig, row: Row, options: Options, n: int) -> sr.FitCon
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     steps = -(-n // int(changes.get("batch_size", base.batch_size)))
-    changes = {"burn_in": steps * min(BURN_IN_EPOCHS, epochs // 2), **changes}
+    changes = {"start": "given", "burn_in": steps * min(BURN_IN_EPOCHS, epochs // 2), **changes}
     if row.method == "map":
         never = steps * epochs + 1
-        changes |= {"burn_in": never, "every": epochs, "keep": "last", "start": "given"}
+        changes |= {"burn_in": never, "every": epochs, "keep": "last"}
         changes = {"free_precision": 1.0, **changes}
     return base.change(**{"epochs": epochs, "device": device, **changes})
 

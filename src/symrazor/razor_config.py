@@ -1,0 +1,82 @@
+"""How a `Razor` works: its options, and the prior that they start with."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import nn
+
+from symrazor.curvature import Method
+from symrazor.hyper import Groups, Prior, weights
+from symrazor.layers.relaxed import free_groups, path_groups
+from symrazor.likelihood import Probe
+
+
+@dataclass(frozen=True)
+class RazorConfig:
+    """How a `Razor` measures the evidence and moves the hyperparameters.
+
+    Args:
+        structure: "kron", "diag", "block" or "full" curvature.
+        estimator: "exact", "mc" or "empirical".
+        samples: probes per datum for "mc".
+        probe: "spectral" or "label", for "mc".
+        flavour: "expand" or "reduce", for "kron".
+        blocks: "own" or "averaged" output factors of block-wise layers, for "kron".
+        update: "mackay" or "adam".
+        prior_precision: starting precision, for all groups or by group name.
+        free_precision: starting precision of free paths beside an equivariant one, where
+            `prior_precision` is one number and groups are "path".
+        prior_groups: "path" (the tensors of a path together, any other tensor alone), "tensor",
+            "scalar", "layer", "diagonal" or name -> glob patterns.
+        temperature: T of the tempered likelihood p^(1/T).
+        damping: fraction of the way to the fixed point, in log precision.
+        inner_steps: updates of the precisions per estimate.
+        lr: step size of Adam in log precisions and hyperparameters.
+        burn_in: training steps (calls of penalty or shrink_) before the first update.
+        seed: randomness of the "mc" estimator.
+    """
+
+    structure: Literal["kron", "diag", "block", "full"] = "kron"
+    estimator: Literal["exact", "mc", "empirical"] = "exact"
+    samples: int = 1
+    probe: Probe = "spectral"
+    flavour: Literal["expand", "reduce"] = "expand"
+    blocks: Literal["own", "averaged"] = "own"
+    update: Literal["mackay", "adam"] = "mackay"
+    prior_precision: float | Mapping[str, float] = 1.0
+    free_precision: float = 30.0
+    prior_groups: Groups = "path"
+    temperature: float = 1.0
+    damping: float = 0.5
+    inner_steps: int = 5
+    lr: float = 0.1
+    burn_in: int = 0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Check what no other constructor checks."""
+        if self.update not in ("mackay", "adam"):
+            raise ValueError(f"expected update 'mackay' or 'adam', got {self.update!r}")
+        if not 0 < self.damping <= 1:
+            raise ValueError(f"expected damping in (0, 1], got {self.damping}")
+        if not self.temperature > 0:
+            raise ValueError(f"expected a positive temperature, got {self.temperature}")
+
+    @property
+    def method(self) -> Method:
+        """The part that curvature needs."""
+        return Method(
+            self.structure, self.estimator, self.samples, self.probe, self.flavour, self.blocks
+        )
+
+
+def starting_prior(model: nn.Module, config: RazorConfig) -> Prior:
+    """Groups by path, free ones with a start of their own; or as the config says."""
+    if config.prior_groups != "path":
+        return Prior(weights(model), config.prior_precision, config.prior_groups)
+    groups, precision = path_groups(model), config.prior_precision
+    if not isinstance(precision, Mapping):
+        free = free_groups(model)
+        precision = {g: config.free_precision if g in free else precision for g in groups}
+    return Prior(weights(model), precision, groups)
