@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Union
 
 import tyro
 from rich.console import Console
@@ -111,20 +111,37 @@ def bench(
         _show("Relative error against the exact estimate", evidence_bench.probes)
 
 
-EXPERIMENTS = {"ella-table1": ella_table1.EXPERIMENT, "ella-table2": ella_table2.EXPERIMENT}
+Tables = Annotated[tables.Options, tyro.conf.arg(name="")]
 
 
-def experiment(
-    name: tyro.conf.Positional[Literal["ella-table1", "ella-table2"]],
-    options: Annotated[tables.Options, tyro.conf.arg(name="")],
-) -> None:
-    """Make a table of a paper, with its figures beside ours.
+def ella_table_1(options: Tables) -> str:
+    """ELLA's table 1: is position read where it must be?"""
+    return tables.run(ella_table1.EXPERIMENT, options)
 
-    Args:
-        name: which table.
-        options: where the data are, what to run, where results go.
-    """
-    sys.stdout.write(f"{tables.run(EXPERIMENTS[name], options)}\n")
+
+def ella_table_2(options: Tables) -> str:
+    """ELLA's table 2: eleven networks on CIFAR-10."""
+    return tables.run(ella_table2.EXPERIMENT, options)
+
+
+EXPERIMENTS: dict[str, Callable[..., str]] = {
+    "ella-table1": ella_table_1,
+    "ella-table2": ella_table_2,
+}
+"""Name -> what runs it and returns markdown; its arguments are those of the command."""
+
+
+_Experiment: Any = Union[  # noqa: UP007  (of a tuple)
+    tuple(
+        Annotated[str, tyro.conf.subcommand(name, constructor=run)]
+        for name, run in EXPERIMENTS.items()
+    )
+]
+
+
+def experiment(result: _Experiment) -> None:
+    """Make a table or a figure of a paper, with its numbers beside ours."""
+    sys.stdout.write(f"{result}\n")
 
 
 def _show(title: str, measure: Callable[[], Sequence[Any]]) -> None:
@@ -155,7 +172,11 @@ def main() -> None:
         "version": version,
     }
     try:
-        tyro.extras.subcommand_cli_from_dict(commands, prog="symrazor")
+        tyro.extras.subcommand_cli_from_dict(
+            commands,
+            prog="symrazor",
+            config=(tyro.conf.OmitSubcommandPrefixes, tyro.conf.OmitArgPrefixes),
+        )
     except (ValueError, OSError, FloatingPointError) as error:
         Console(stderr=True).print(f"[red]symrazor:[/red] {error}", soft_wrap=True)
         sys.exit(2)
