@@ -13,6 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from symrazor.curvature.tape import Input
+from symrazor.distributed import unwrapped
 from symrazor.equivariance import Errors, layer_errors
 from symrazor.evidence.value import Evidence
 from symrazor.hyper import weights
@@ -173,6 +174,7 @@ def reading(
     Raises:
         ValueError: no razor, no evidence, or those of another model.
     """
+    model = unwrapped(model)
     razor = latest_razor(model) if razor is None else razor
     if razor is None:
         raise ValueError(
