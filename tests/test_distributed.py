@@ -6,11 +6,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import distributed_job as job
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import distributed_job as job
 from symrazor import distributed
 from symrazor.distributed import World, share_out
 
@@ -50,11 +50,17 @@ def assert_close(got: Any, expected: Any, where: str = "") -> None:
         assert got == expected, where
 
 
-def test_two_processes_find_what_one_finds(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "cases",
+    [
+        ("own_shards", "adamw"),
+        pytest.param(("evidence", "steps", "own_loop"), marks=pytest.mark.slow),
+    ],
+    ids=" ".join,
+)
+def test_two_processes_find_what_one_finds(tmp_path: Path, cases: tuple[str, ...]) -> None:
     """Evidence of every structure and estimator, evidence steps, a whole fit, an own DDP loop."""
-    cases = ("evidence", "own_shards", "steps", "adamw", "own_loop")
-    found = found_by_two(tmp_path, *cases)
-    for case, (first, second) in found.items():
+    for case, (first, second) in found_by_two(tmp_path, *cases).items():
         expected = json.loads(json.dumps(job.CASES[case]()))
         assert_close(first, expected, case)
         for private in ("callbacks", "probit"):

@@ -69,6 +69,11 @@ def started_by_torchrun() -> bool:
     return int(os.environ.get("WORLD_SIZE", "1")) > 1
 
 
+def speaks() -> bool:
+    """Whether this process is the one to print, also before `start` and after `finish`."""
+    return world().first and int(os.environ.get("RANK", "0")) == 0
+
+
 def restarted() -> bool:
     """Whether torchrun has started this run before, and a process of it died."""
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
@@ -175,6 +180,11 @@ def any_(here: bool) -> bool:
     flag = torch.tensor(float(here), device=_meeting_place(torch.device("cpu")))
     dist.all_reduce(flag)
     return bool(flag > 0)
+
+
+def meet() -> None:
+    """Wait until every process has come here."""
+    any_(False)
 
 
 def _in_buckets(tensors: Iterable[Tensor], send: Callable[[Tensor], Any]) -> None:

@@ -122,6 +122,34 @@ class Reading:
         )
         return found
 
+    @classmethod
+    def from_dict(cls, document: Mapping[str, Any]) -> "Reading":
+        """The reading that `to_dict` or a JSON document of it came from.
+
+        A number that was not finite, null in JSON, comes back as not a number.
+
+        Raises:
+            ValueError: a document of another schema.
+        """
+        if document.get("schema") != SCHEMA:
+            raise ValueError(f"expected a reading of schema {SCHEMA}, got {document.get('schema')}")
+        own = {f.name: document[f.name] for f in fields(cls) if f.name != "layers"}
+        for part in ("evidence", "train", "test", "equivariance_error"):
+            own[part] = _numbers(own[part])
+        layers = [
+            LayerReading(
+                layer["name"],
+                [
+                    PathReading(**(path | {"precision": _numbers(path["precision"])}))
+                    for path in layer["paths"]
+                ],
+                _numbers(layer["equivariance_error"]),
+                layer["relaxed"],
+            )
+            for layer in document["layers"]
+        ]
+        return cls(**own, layers=layers)
+
     def to_json(self) -> str:
         """The reading as a JSON document."""
         return json.dumps(self.to_dict(), indent=1, allow_nan=False)
@@ -144,6 +172,10 @@ class Reading:
             lines.append("test: " + ", ".join(f"{k} {v:.4f}" for k, v in self.test.items()))
         verdict = textwrap.fill(self.verdict.replace(" %", "\0%"), WIDTH, break_on_hyphens=False)
         return "\n".join([*lines, verdict.replace("\0%", " %")])
+
+
+def _numbers(values: Mapping[str, float | None]) -> dict[str, float]:
+    return {key: math.nan if value is None else value for key, value in values.items()}
 
 
 def json_ready(value: Any) -> Any:
