@@ -63,17 +63,17 @@ class Stepper:
         self.run: Callable[[Tensor, Tensor], Tensor] = self._run
         self.lr: Tensor | float = self.peak
         device = self.theta[0].device
-        if options.optimizer != "adamw":
-            self.optimiser = torch.optim.SGD(self.theta, lr=self.peak, momentum=MOMENTUM)
-        elif device.type == "cuda":
-            self.lr = torch.tensor(self.peak, device=device)
-            self.optimiser = torch.optim.AdamW(
-                self.theta, lr=self.lr, weight_decay=0.0, capturable=True, fused=True
-            )
-            self.run = GraphedStep(self._run)
-        else:
-            self.optimiser = torch.optim.AdamW(self.theta, lr=self.peak, weight_decay=0.0)
         self.on_host = device.type == "cpu"
+        if not self.on_host:  # the rate as a tensor: a recorded step reads it anew each time
+            self.lr = torch.tensor(self.peak, device=device)
+            self.run = GraphedStep(self._run)
+        fused = not self.on_host
+        if options.optimizer == "adamw":
+            self.optimiser = torch.optim.AdamW(
+                self.theta, lr=self.lr, weight_decay=0.0, capturable=fused, fused=fused
+            )
+        else:
+            self.optimiser = torch.optim.SGD(self.theta, lr=self.lr, momentum=MOMENTUM, fused=fused)
         self.last_good = self._snapshot()
 
     def step(self, x: Tensor, y: Tensor) -> Float[Tensor, ""]:
@@ -109,14 +109,16 @@ class Stepper:
         """One step, without a look at any value."""
         implicit = self.options.optimizer != "adamw"
         nll = self._nll(x, y)
-        self._differentiate(nll if implicit else nll + self.razor.penalty())
+        self._differentiate(nll)
+        if not implicit:
+            self.razor.add_penalty_gradient_()
         if self.options.optimizer == "sam":
             self._differentiate_uphill(x, y)
         for parameter in self.eta:
             parameter.grad = None  # eta follows the evidence, not the training loss
         self.optimiser.step()
         if implicit:
-            self.razor.shrink_(float(self.lr) / (1 - MOMENTUM))
+            self.razor.shrink_(self.lr / (1 - MOMENTUM))
         return nll.detach()
 
     def _nll(self, x: Tensor, y: Tensor) -> Tensor:
@@ -143,7 +145,8 @@ class Stepper:
             with torch.no_grad():
                 for theta, value in zip(self.theta, before, strict=True):
                     theta.copy_(value)
-        self._check(uphill)
+        if self.on_host:
+            self._check(uphill)
 
     def _snapshot(self) -> dict[str, Tensor]:
         state = self.razor.model.state_dict()
