@@ -122,7 +122,7 @@ class Razor:
 
     @torch.no_grad()
     def add_penalty_gradient_(self) -> None:
-        r"""Add $\Delta \theta / N$, the gradient of `penalty`, to every `.grad`; one kernel each."""
+        r"""Add $\Delta \theta / N$, the gradient of `penalty`, to each `.grad`; one kernel each."""
         self.training_steps += 1
         scale = self.config.temperature / self.n_data
         named = weights(self.model)
