@@ -29,7 +29,9 @@ from symrazor.groups.builtin import so as so
 from symrazor.groups.builtin import symmetric as symmetric
 from symrazor.groups.builtin import translations as translations
 from symrazor.groups.builtin import trivial as trivial
+from symrazor.groups.file import from_file as from_file
 from symrazor.groups.finite import FiniteGroup as FiniteGroup
+from symrazor.groups.graph import automorphisms as automorphisms
 from symrazor.groups.group import Element as Element
 from symrazor.groups.group import Group as Group
 from symrazor.groups.lie import LieAlgebra as LieAlgebra

@@ -191,7 +191,8 @@ class OnGrid(GroupAction):
         for g in elements:
             back = self.act(self.act(x, g), torch.linalg.inv(g))
             total += float(((back - x) * inside).square().sum())
-        return math.sqrt(total / (max(1, len(elements)) * float((x * inside).square().sum())))
+        size = len(elements) * float((x * inside).square().sum())
+        return math.sqrt(total / size) if total else 0.0
 
 
 class OnRegular(GroupAction):

@@ -23,6 +23,7 @@ from symrazor.curvature.sharing import Sharing, sharing
 from symrazor.groups import (
     Group,
     Representation,
+    automorphisms,
     cyclic_permutations,
     defining,
     equivariant_maps,
@@ -70,6 +71,7 @@ class EquivariantMap(_OnBasis):
         values = torch.empty(out_channels, in_channels, maps.count).uniform_(-bound, bound)
         self.weight = nn.Parameter(values)
         (self.t, self.s), self.count = maps.shape, maps.count
+        self.inputs, self.outputs = in_channels, out_channels
         self.maps_first = maps.count * (self.s + out_channels) < self.s * out_channels
         self.labelled = maps.labels is not None
         if maps.labels is not None and maps.scales is not None:
@@ -81,8 +83,8 @@ class EquivariantMap(_OnBasis):
     def mapped(self, x: Float[Tensor, "n i s"]) -> Float[Tensor, "n i b t"]:
         """Every basis map of every channel."""
         if self.maps_first or not self.labelled:
-            every = x @ self.basis.flatten(0, 1).T
-            return every.reshape(*every.shape[:2], self.count, self.t)
+            every: Tensor = (x @ self.basis.flatten(0, 1).T).unflatten(2, (self.count, self.t))
+            return every
         spread = x.unsqueeze(2).expand(-1, -1, self.t, -1)
         where = self.labels.expand(*x.shape[:2], -1, -1)
         sums = x.new_zeros(*x.shape[:2], self.t, self.count).scatter_add(3, where, spread)
@@ -94,21 +96,20 @@ class EquivariantMap(_OnBasis):
             W = (self.weight * self.scales)[:, :, self.labels]
         else:
             W = torch.einsum("oib,bts->oits", self.weight, self.basis)
-        outputs, inputs = self.weight.shape[:2]
-        return W.transpose(1, 2).reshape(outputs * self.t, inputs * self.s)
+        return W.transpose(1, 2).reshape(self.outputs * self.t, self.inputs * self.s)
 
     def forward(self, x: Float[Tensor, "n i s"]) -> Float[Tensor, "n o t"]:
         """Basis maps first, or the matrix written out: whichever is less work."""
         if self.maps_first:
             y: Tensor = self.weight.flatten(1) @ self.mapped(x).flatten(1, 2)
         else:
-            y = F.linear(x.flatten(1), self.written()).unflatten(1, (len(self.weight), self.t))
+            y = F.linear(x.flatten(1), self.written()).unflatten(1, (self.outputs, self.t))
         return y
 
     def extra_repr(self) -> str:
         """Sizes, for `print(model)`."""
-        outputs, inputs, count = self.weight.shape
-        return f"{inputs} x {self.s} -> {outputs} x {self.t}, {count} basis maps"
+        spaces = f"{self.inputs} x {self.s} -> {self.outputs} x {self.t}"
+        return f"{spaces}, {self.count} basis maps"
 
 
 @sharing.register
@@ -258,3 +259,10 @@ def DeepSets(in_channels: int, out_channels: int, n: int, **options: Any) -> Equ
 def Circulant(in_channels: int, out_channels: int, n: int, **options: Any) -> EquivariantLinear:
     """A layer for periodic sequences of n places: a circular convolution as wide as they are."""
     return EquivariantLinear(in_channels, out_channels, cyclic_permutations(n), **options)
+
+
+def GraphLinear(
+    in_channels: int, out_channels: int, adjacency: Float[Tensor, "n n"], **options: Any
+) -> EquivariantLinear:
+    """A layer for signals on the nodes of a graph that keeps the symmetries of the graph."""
+    return EquivariantLinear(in_channels, out_channels, automorphisms(adjacency), **options)
