@@ -16,10 +16,19 @@ from symrazor.curvature.tape import Input
 from symrazor.equivariance import Errors, layer_errors
 from symrazor.evidence.value import Evidence
 from symrazor.hyper import weights
+from symrazor.lattice import support
 from symrazor.layers.relaxed import Relaxed, spatial_layers
 from symrazor.learner import Razor, latest_razor
 from symrazor.likelihood import Bernoulli, Categorical, Likelihood
-from symrazor.verdict import LayerReading, PathReading, as_range, percent, table, words
+from symrazor.verdict import (
+    TRANSLATION,
+    LayerReading,
+    PathReading,
+    as_range,
+    percent,
+    table,
+    words,
+)
 
 SCHEMA = 2
 """Version of the JSON document, see docs/reading.md."""
@@ -132,6 +141,9 @@ class Reading:
             lines.append(
                 "error: what a shifted input changes beyond a shift of the output, "
                 "relative to the output's spread"
+                if all(layer.group in (None, TRANSLATION) for layer in self.layers)
+                else "error: what moving the input by its group changes beyond moving the output, "
+                "relative to the output's spread"
             )
         shares = [
             f"{kind} {percent(r.mean)} ({as_range(r)})"
@@ -216,7 +228,8 @@ def read(
     )
     if razor.at_bound:
         numbers += f"; precision at its bound: {', '.join(razor.at_bound)}"
-    in_words = words(found, errors.network.get("translation"))
+    off = errors.network
+    in_words = words(found, off.get(TRANSLATION, min(off.values(), default=None)))
     return Reading(
         verdict=f"{in_words} {numbers}.".strip(),
         evidence=evidence.to_dict(),
@@ -241,15 +254,14 @@ def _layers(
         places = tensors.setdefault(owner, {owner: []})
         place = next(p for p in places if not p or f"{layer.name}.".startswith(f"{p}."))
         places[place].extend(layer.tensors)
-    return [
-        LayerReading(
-            name,
-            _paths(razor, modules, tensors[name], gamma),
-            errors.get(name, {}),
-            isinstance(modules[name], Relaxed),
-        )
-        for name in sorted(tensors, key=list(modules).index)
-    ]
+    found: list[LayerReading] = []
+    for name in sorted(tensors, key=list(modules).index):
+        layer, measured = modules[name], errors.get(name, {})
+        paths = _paths(razor, modules, tensors[name], gamma)
+        relaxed = isinstance(layer, Relaxed)
+        groups = support(layer, [p.share for p in paths], measured) if relaxed else []
+        found.append(LayerReading(name, paths, measured, relaxed, groups))
+    return found
 
 
 def _places(name: str, layer: nn.Module) -> dict[str, list[str]]:
@@ -270,7 +282,7 @@ def _paths(
     total = sum(used.values())
     return [
         PathReading(
-            type(modules[place]).__name__,
+            getattr(modules[place], "label", type(modules[place]).__name__),
             getattr(modules[place], "group", None),
             used[place] / total if total > 0 else 1 / len(paths),
             used[place],
