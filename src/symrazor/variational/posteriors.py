@@ -1,0 +1,285 @@
+r"""The structures of a posterior's covariance: diagonal, low rank, blocks, Kronecker, full.
+
+Each overrides the draws of a linear layer's outputs where their distribution is known in closed
+form (local reparameterisation); the others draw weights.
+"""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from symrazor.variational.cholesky import Cholesky
+from symrazor.variational.gaussian import (
+    GaussianPosterior,
+    Point,
+    best_variance,
+    collapsed_kl,
+    kl,
+)
+
+__all__ = [
+    "BlockCholesky",
+    "Diagonal",
+    "Full",
+    "GaussianPosterior",
+    "LowRank",
+    "MatrixNormal",
+    "Point",
+    "best_variance",
+    "collapsed_kl",
+    "kl",
+]
+
+
+class Diagonal(GaussianPosterior):
+    r"""$\Sigma = \mathrm{diag}(s^2)$, independent weights ("mean field")."""
+
+    log_scale: nn.Parameter
+
+    def __init__(
+        self,
+        shape: Sequence[int],
+        scale: float = 0.1,
+        mean: Tensor | None = None,
+        batch: int | None = None,
+        dtype: torch.dtype | None = None,
+        device: torch.device | None = None,
+    ) -> None:
+        """Start at `mean` with independent weights of deviation `scale`; see the base class."""
+        super().__init__(shape, scale, mean, batch, dtype, device)
+        self.log_scale = nn.Parameter(torch.full_like(self.mean, math.log(scale)).detach())
+
+    def deviation(
+        self, n: int, generator: torch.Generator | None = None, antithetic: bool = False
+    ) -> Float[Tensor, "n *shape"]:
+        """Scale times noise."""
+        return self.log_scale.exp() * self._noise((n, *self.mean.shape), generator, antithetic)
+
+    def variance(self) -> Float[Tensor, "*shape"]:
+        """Squared scales."""
+        return (2 * self.log_scale).exp()
+
+    def log_det(self) -> Tensor:
+        """Twice the sum of the log scales."""
+        return 2 * self._sum(self.log_scale)
+
+    def mahalanobis(self, w: Float[Tensor, "n *shape"]) -> Float[Tensor, " n"]:
+        """Sum of squares over the scales."""
+        z = ((w - self.mean) / self.log_scale.exp()).reshape(len(w), *self.lead, -1)
+        return z.square().sum(-1, dtype=torch.float64)
+
+    def _output_deviation(
+        self, x: Tensor, n: int, generator: torch.Generator | None, antithetic: bool
+    ) -> Tensor:
+        variance = torch.einsum("...ni,...oi->...no", x.square(), self.variance())
+        spread = variance.clamp_min(torch.finfo(x.dtype).tiny).sqrt()
+        return spread * self._noise((n, *spread.shape), generator, antithetic)
+
+
+class LowRank(GaussianPosterior):
+    r"""$\Sigma = \mathrm{diag}(s^2) + U U^\top$ over all weights, U of `rank` columns.
+
+    U starts with small cosines, a tenth of the scale: at U = 0 its gradient would vanish.
+    """
+
+    log_scale: nn.Parameter
+    factor: nn.Parameter
+
+    def __init__(
+        self,
+        shape: Sequence[int],
+        rank: int = 2,
+        scale: float = 0.1,
+        mean: Tensor | None = None,
+        batch: int | None = None,
+        dtype: torch.dtype | None = None,
+        device: torch.device | None = None,
+    ) -> None:
+        """Start near independent weights of deviation `scale`; see the base class."""
+        super().__init__(shape, scale, mean, batch, dtype, device)
+        if rank < 1:
+            raise ValueError(f"expected a rank of at least 1, got {rank}")
+        self.rank = rank
+        self.log_scale = nn.Parameter(torch.full_like(self.mean, math.log(scale)).detach())
+        place = (torch.arange(self.size) + 0.5) / self.size
+        waves = (math.pi * torch.arange(1, rank + 1).unsqueeze(1) * place).cos()
+        start = (0.1 * scale * waves).to(self.mean).expand(*self.lead, rank, self.size)
+        self.factor = nn.Parameter(start.clone())
+
+    def deviation(
+        self, n: int, generator: torch.Generator | None = None, antithetic: bool = False
+    ) -> Float[Tensor, "n *shape"]:
+        """Scale times noise plus U times a few more numbers."""
+        own = self._noise((n, *self.mean.shape), generator, antithetic)
+        few = self._noise((n, *self.lead, self.rank), generator, antithetic)
+        shared = torch.einsum("s...r,...rd->s...d", few, self.factor)
+        return self.log_scale.exp() * own + shared.reshape(own.shape)
+
+    def variance(self) -> Float[Tensor, "*shape"]:
+        """Squared scales plus squared rows of U."""
+        shared = self.factor.square().sum(-2).reshape(self.mean.shape)
+        return (2 * self.log_scale).exp() + shared
+
+    def log_det(self) -> Tensor:
+        r"""$\log|D| + \log|I + U^\top D^{-1} U|$, the matrix determinant lemma."""
+        inner, _ = self._inner()
+        return 2 * self._sum(self.log_scale) + 2 * inner.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+
+    def mahalanobis(self, w: Float[Tensor, "n *shape"]) -> Float[Tensor, " n"]:
+        """By Woodbury's identity, with the same small matrix."""
+        inner, scaled = self._inner()
+        z = ((w - self.mean) / self.log_scale.exp()).reshape(len(w), *self.lead, -1).double()
+        few = torch.einsum("...rd,s...d->s...r", scaled, z).unsqueeze(-1)
+        inside: Tensor = torch.linalg.solve_triangular(inner, few, upper=False)
+        return z.square().sum(-1) - inside.square().sum((-2, -1))
+
+    def _inner(self) -> tuple[Tensor, Tensor]:
+        r"""Cholesky factor of $I + U^\top D^{-1} U$, and $D^{-1/2} U$, in float64."""
+        flat = self.log_scale.reshape(*self.lead, 1, -1)
+        scaled = (self.factor / flat.exp()).double()
+        eye = torch.eye(self.rank, dtype=scaled.dtype, device=scaled.device)
+        inner: Tensor = torch.linalg.cholesky(eye + scaled @ scaled.mT)
+        return inner, scaled
+
+    def _output_deviation(
+        self, x: Tensor, n: int, generator: torch.Generator | None, antithetic: bool
+    ) -> Tensor:
+        variance = torch.einsum("...ni,...oi->...no", x.square(), (2 * self.log_scale).exp())
+        spread = variance.clamp_min(torch.finfo(x.dtype).tiny).sqrt()
+        own = self._noise((n, *spread.shape), generator, antithetic)
+        few = self._noise((n, *x.shape[:-1], self.rank), generator, antithetic)
+        factor = self.factor.reshape(*self.lead, self.rank, *self.shape)
+        seen = torch.einsum("...ni,...roi->...nro", x, factor)
+        return spread * own + torch.einsum("s...nr,...nro->s...no", few, seen)
+
+
+class BlockCholesky(GaussianPosterior):
+    r"""One full covariance $\Sigma_o = L_o L_o^\top$ for each output row of the weight matrix."""
+
+    def __init__(
+        self,
+        shape: Sequence[int],
+        scale: float = 0.1,
+        mean: Tensor | None = None,
+        batch: int | None = None,
+        dtype: torch.dtype | None = None,
+        device: torch.device | None = None,
+    ) -> None:
+        """Start at `mean` with independent weights of deviation `scale`; see the base class."""
+        super().__init__(shape, scale, mean, batch, dtype, device)
+        rows, columns = self.blocks
+        self.root = Cholesky((*self.lead, rows), columns, scale, self.mean.dtype, self.mean.device)
+
+    @property
+    def blocks(self) -> tuple[int, int]:
+        """Number of blocks, and weights in each."""
+        return self.matrix_shape
+
+    def deviation(
+        self, n: int, generator: torch.Generator | None = None, antithetic: bool = False
+    ) -> Float[Tensor, "n *shape"]:
+        """The factor of each block times noise."""
+        noise = self._noise((n, *self.lead, *self.blocks), generator, antithetic)
+        drawn = torch.einsum("...rij,s...rj->s...ri", self.root.matrix(), noise)
+        return drawn.reshape(n, *self.mean.shape)
+
+    def variance(self) -> Float[Tensor, "*shape"]:
+        """Squared rows of the factors."""
+        return self.root.matrix().square().sum(-1).reshape(self.mean.shape)
+
+    def trace(self) -> Tensor:
+        """Squared norms of the factors."""
+        return self.root.squared_norm().sum(-1)
+
+    def log_det(self) -> Tensor:
+        """Twice the sum of the log diagonals."""
+        return self.root.log_det().sum(-1)
+
+    def mahalanobis(self, w: Float[Tensor, "n *shape"]) -> Float[Tensor, " n"]:
+        """Squared norm of what the factors leave of the deviation."""
+        apart = (w - self.mean).reshape(len(w), *self.lead, *self.blocks)
+        white = self.root.whiten(apart.movedim(0, -1))
+        return white.square().sum((-3, -2), dtype=torch.float64).movedim(-1, 0)
+
+    def _output_deviation(
+        self, x: Tensor, n: int, generator: torch.Generator | None, antithetic: bool
+    ) -> Tensor:
+        seen = torch.einsum("...ni,...oij->...noj", x, self.root.matrix())
+        spread: Tensor = torch.linalg.vector_norm(seen, dim=-1)
+        return spread * self._noise((n, *spread.shape), generator, antithetic)
+
+
+class Full(BlockCholesky):
+    r"""$\Sigma = L L^\top$ over all weights of the tensor: for small ones only."""
+
+    @property
+    def blocks(self) -> tuple[int, int]:
+        """One block with all weights."""
+        return 1, self.size
+
+    def _output_deviation(
+        self, x: Tensor, n: int, generator: torch.Generator | None, antithetic: bool
+    ) -> Tensor:
+        return GaussianPosterior._output_deviation(self, x, n, generator, antithetic)
+
+
+class MatrixNormal(GaussianPosterior):
+    r"""$W = M + L_S E L_A^\top$, $\Sigma = S \otimes A$ (row-major), both factors learned.
+
+    The talk's posterior (avoid mean field): D log-diagonals and correlations between all inputs and
+    between all outputs at the price of two small triangles.
+    """
+
+    def __init__(
+        self,
+        shape: Sequence[int],
+        scale: float = 0.1,
+        mean: Tensor | None = None,
+        batch: int | None = None,
+        dtype: torch.dtype | None = None,
+        device: torch.device | None = None,
+    ) -> None:
+        """Start at `mean` with independent weights of deviation `scale`; see the base class."""
+        super().__init__(shape, scale, mean, batch, dtype, device)
+        half, (rows, columns) = math.sqrt(scale), self.matrix_shape
+        here = (self.mean.dtype, self.mean.device)
+        self.rows = Cholesky(self.lead, rows, half, *here)
+        self.columns = Cholesky(self.lead, columns, half, *here)
+
+    def deviation(
+        self, n: int, generator: torch.Generator | None = None, antithetic: bool = False
+    ) -> Float[Tensor, "n *shape"]:
+        r"""$L_S E L_A^\top$."""
+        noise = self._noise((n, *self.lead, *self.matrix_shape), generator, antithetic)
+        drawn = self.rows.matrix() @ noise @ self.columns.matrix().mT
+        return drawn.reshape(n, *self.mean.shape)
+
+    def variance(self) -> Float[Tensor, "*shape"]:
+        r"""$S_{oo} A_{ii}$."""
+        S, A = (root.matrix().square().sum(-1) for root in (self.rows, self.columns))
+        return (S.unsqueeze(-1) * A.unsqueeze(-2)).reshape(self.mean.shape)
+
+    def trace(self) -> Tensor:
+        r"""$\mathrm{tr} S \, \mathrm{tr} A$."""
+        return self.rows.squared_norm() * self.columns.squared_norm()
+
+    def log_det(self) -> Tensor:
+        r"""$\mathrm{in} \log|S| + \mathrm{out} \log|A|$."""
+        rows, columns = self.matrix_shape
+        return columns * self.rows.log_det() + rows * self.columns.log_det()
+
+    def mahalanobis(self, w: Float[Tensor, "n *shape"]) -> Float[Tensor, " n"]:
+        r"""$\|L_S^{-1} (W - M) L_A^{-\top}\|^2$."""
+        white = self.rows.whiten(self._matrices(w - self.mean))
+        white = self.columns.whiten(white.mT)
+        return white.square().sum((-2, -1), dtype=torch.float64)
+
+    def _output_deviation(
+        self, x: Tensor, n: int, generator: torch.Generator | None, antithetic: bool
+    ) -> Tensor:
+        spread: Tensor = torch.linalg.vector_norm(x @ self.columns.matrix(), dim=-1, keepdim=True)
+        noise = self._noise((n, *x.shape[:-1], self.shape[0]), generator, antithetic)
+        return spread * (noise @ self.rows.matrix().mT)
