@@ -4,9 +4,9 @@ import json
 import math
 import platform
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from jaxtyping import Float, Int
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from symrazor.curvature.tape import Input
 from symrazor.equivariance import Errors, layer_errors
 from symrazor.evidence.value import Evidence
-from symrazor.hyper import weights
+from symrazor.hyper import Prior, weights
 from symrazor.lattice import support
 from symrazor.layers.relaxed import Relaxed, spatial_layers
 from symrazor.learner import Razor, latest_razor
@@ -53,20 +53,27 @@ def calibration_error(
     return float(gaps.abs().sum() / len(labels))
 
 
-def scores(likelihood: Likelihood, f: Float[Tensor, "n k"], y: Tensor) -> dict[str, float]:
-    """Test figures of outputs f: accuracy and calibration of a classifier, else squared error."""
+def scores(
+    likelihood: Likelihood, f: Float[Tensor, "n k"] | Float[Tensor, "s n k"], y: Tensor
+) -> dict[str, float]:
+    """Test figures of outputs f: accuracy and calibration of a classifier, else squared error.
+
+    Outputs under several draws of the weights, [s, n, k], are scored as one mixture.
+    """
     with torch.no_grad():
-        nll = float(likelihood.nll(f.double(), y).mean())
+        draws = f.double().reshape(-1, *f.shape[-2:])
+        log_p = torch.stack([-likelihood.nll(one, y) for one in draws])
+        nll = float((math.log(len(draws)) - log_p.logsumexp(0)).mean())
+        mean = torch.stack([likelihood.mean(one) for one in draws]).mean(0)
         match likelihood:
             case Categorical():
-                p = likelihood.mean(f.double())
-                accuracy = float((p.argmax(1) == y).double().mean())
-                return {"accuracy": accuracy, "nll": nll, "ece": calibration_error(p, y)}
+                accuracy = float((mean.argmax(1) == y).double().mean())
+                return {"accuracy": accuracy, "nll": nll, "ece": calibration_error(mean, y)}
             case Bernoulli():
-                hits = (f > 0) == (y.reshape(f.shape) > 0.5)
+                hits = (mean > 0.5) == (y.reshape(mean.shape) > 0.5)
                 return {"accuracy": float(hits.double().mean()), "nll": nll}
             case _:
-                error = likelihood.mean(f.double()) - y.reshape(f.shape).double()
+                error = mean - y.reshape(mean.shape).double()
                 return {"mse": float(error.square().mean()), "nll": nll}
 
 
@@ -170,6 +177,35 @@ def json_ready(value: Any) -> Any:
     return value if isinstance(value, (str, int, type(None))) else str(value)
 
 
+class Weighed(Protocol):
+    """A module and its weight tensors, by name."""
+
+    @property
+    def name(self) -> str: ...  # noqa: D102
+
+    @property
+    def tensors(self) -> Iterable[str]: ...  # noqa: D102
+
+
+class Learned(Protocol):
+    """What a reading is made of: a `Razor`, or a `Variational` network."""
+
+    @property
+    def model(self) -> nn.Module: ...  # noqa: D102
+
+    @property
+    def prior(self) -> Prior: ...  # noqa: D102
+
+    @property
+    def layers(self) -> Sequence[Weighed]: ...  # noqa: D102
+
+    @property
+    def at_bound(self) -> list[str]: ...  # noqa: D102
+
+    @property
+    def config(self) -> Any: ...  # noqa: D102
+
+
 def reading(
     model: nn.Module, x: Input, razor: Razor | None = None, evidence: Evidence | None = None
 ) -> Reading:
@@ -203,7 +239,7 @@ def reading(
 
 
 def read(
-    razor: Razor,
+    razor: Learned,
     evidence: Evidence,
     train: dict[str, float] | None = None,
     test: dict[str, float] | None = None,
@@ -243,7 +279,7 @@ def read(
 
 
 def _layers(
-    razor: Razor, gamma: dict[str, float], errors: dict[str, dict[str, float]]
+    razor: Learned, gamma: dict[str, float], errors: dict[str, dict[str, float]]
 ) -> list[LayerReading]:
     """One entry per relaxed layer with its paths, and per other layer with one path."""
     modules = dict(razor.model.named_modules())
@@ -272,7 +308,7 @@ def _places(name: str, layer: nn.Module) -> dict[str, list[str]]:
 
 
 def _paths(
-    razor: Razor,
+    razor: Learned,
     modules: dict[str, nn.Module],
     paths: dict[str, list[str]],
     gamma: dict[str, float],
@@ -292,6 +328,7 @@ def _paths(
                     razor.prior.precision_of(name).detach().mean()
                 )
                 for name in names
+                if name in razor.prior.group_of  # a point estimate has no prior
             },
             getattr(modules[place], "strict", True),
         )
