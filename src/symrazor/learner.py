@@ -123,7 +123,20 @@ class Razor:
         return torch.stack(terms).sum() * (0.5 * self.config.temperature / self.n_data)
 
     @torch.no_grad()
-    def shrink_(self, lr: float | Mapping[str, float]) -> None:
+    def add_penalty_gradient_(self) -> None:
+        r"""Add $\Delta \theta / N$, the gradient of `penalty`, to each `.grad`; one kernel each."""
+        self.training_steps += 1
+        scale = self.config.temperature / self.n_data
+        named = weights(self.model)
+        precisions = self.prior.precisions_of(named, scale)
+        for theta, delta in zip(named.values(), precisions, strict=True):
+            if theta.grad is None:
+                theta.grad = delta * theta
+            else:
+                theta.grad.addcmul_(theta, delta)
+
+    @torch.no_grad()
+    def shrink_(self, lr: float | Tensor | Mapping[str, float]) -> None:
         r"""The prior's part of a gradient step, taken implicitly: stable for any precision.
 
         $\theta \leftarrow \theta / (1 + \text{lr}\, \delta / N)$, in place of `penalty`, after the
@@ -131,10 +144,10 @@ class Razor:
         A mapping weight name -> lr is for optimisers with several (`optimisers.step_sizes`).
         """
         self.training_steps += 1
-        for name, theta in weights(self.model).items():
-            rate = lr[name] if isinstance(lr, Mapping) else lr
-            delta = self.prior.precision_of(name).to(theta.dtype)
-            theta.div_(1 + rate * self.config.temperature / self.n_data * delta)
+        named = weights(self.model)
+        precisions = self.prior.precisions_of(named, self.config.temperature / self.n_data)
+        for (name, theta), delta in zip(named.items(), precisions, strict=True):
+            theta.div_(1 + (lr[name] if isinstance(lr, Mapping) else lr) * delta)
 
     def _weighted(self) -> Iterator[tuple[nn.Parameter, Tensor]]:
         for name, theta in weights(self.model).items():

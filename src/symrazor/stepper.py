@@ -69,18 +69,18 @@ class Stepper:
         self.run: Callable[[Tensor, Tensor], Tensor] = self._run
         self.lr: Tensor | float = self.peak
         device = self.theta[0].device
-        if options.optimizer != "adamw":
-            self.optimiser = torch.optim.SGD(self.theta, lr=self.peak, momentum=MOMENTUM)
-        elif device.type == "cuda":
-            self.lr = torch.tensor(self.peak, device=device)
-            self.optimiser = torch.optim.AdamW(
-                self.theta, lr=self.lr, weight_decay=0.0, capturable=True, fused=True
-            )
-            if world().size == 1:  # a recorded step has no words for the other processes
-                self.run = GraphedStep(self._run)
-        else:
-            self.optimiser = torch.optim.AdamW(self.theta, lr=self.peak, weight_decay=0.0)
         self.on_host = device.type == "cpu"
+        if not self.on_host:  # the rate as a tensor: a recorded step reads it anew each time
+            self.lr = torch.tensor(self.peak, device=device)
+            if world().size == 1:  # messages to other processes are not recorded
+                self.run = GraphedStep(self._run)
+        fused = not self.on_host
+        if options.optimizer == "adamw":
+            self.optimiser = torch.optim.AdamW(
+                self.theta, lr=self.lr, weight_decay=0.0, capturable=fused, fused=fused
+            )
+        else:
+            self.optimiser = torch.optim.SGD(self.theta, lr=self.lr, momentum=MOMENTUM, fused=fused)
         self.last_good = self._snapshot()
 
     def step(self, x: Tensor, y: Tensor) -> Float[Tensor, ""]:
@@ -115,21 +115,22 @@ class Stepper:
     def _run(self, x: Tensor, y: Tensor) -> Tensor:
         """One step, without a look at any value."""
         nll = self._differentiate(x, y)
+        if self.options.optimizer == "adamw":
+            self.razor.add_penalty_gradient_()
         if self.options.optimizer == "sam":
             self._differentiate_uphill(x, y)
         for parameter in self.eta:
             parameter.grad = None  # eta follows the evidence, not the training loss
         self.optimiser.step()
         if self.options.optimizer != "adamw":
-            self.razor.shrink_(float(self.lr) / (1 - MOMENTUM))
+            self.razor.shrink_(self.lr / (1 - MOMENTUM))
         return nll
 
     def _differentiate(self, x: Tensor, y: Tensor) -> Tensor:
-        """Gradients of what is minimised, an implicit prior left out; returns the mean nll."""
+        """Gradients of the batch's mean negative log likelihood, which is returned."""
         self.optimiser.zero_grad()
         nll = self._nll(x, y)
-        implicit = self.options.optimizer != "adamw"
-        (nll if implicit else nll + self.razor.penalty() / world().size).backward()
+        nll.backward()
         total = nll.detach()
         sum_([total, *(theta.grad for theta in self.theta if theta.grad is not None)])
         return total
@@ -157,7 +158,8 @@ class Stepper:
             with torch.no_grad():
                 for theta, value in zip(self.theta, before, strict=True):
                     theta.copy_(value)
-        self._check(uphill)
+        if self.on_host:
+            self._check(uphill)
 
     def _snapshot(self) -> dict[str, Tensor]:
         state = self.razor.model.state_dict()

@@ -26,7 +26,6 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from symrazor.curvature.coverage import Layer
-from symrazor.curvature.tangents import shaped
 from symrazor.curvature.tape import FastBackward, Input, Tape, Use, each, record
 from symrazor.data import check_batch
 from symrazor.factor import Factor
@@ -173,12 +172,11 @@ class Source:
             return {}
         inputs = [use.seen if keep_graph else use.seen.detach() for use in uses]
         form, short_cut = layer.form, layer.form.input_factor
-        n = len(inputs[0])
         if self.method.flavour == "reduce":
-            parts = [form.inputs(x) for x in inputs]
+            parts = [use.inputs(x) for use, x in zip(uses, inputs, strict=True)]
             positions = sum(a.shape[1] for a in parts)
             mean = torch.stack([a.sum(1) for a in parts]).sum(0) / positions
-            factors, count = [Factor.of_rows(mean)], n
+            factors, count = [Factor.of_rows(mean)], len(mean)
         else:
             factors = [
                 Factor.of_matrix(short_cut(x)) if short_cut else Factor.of_rows(form.inputs(x))
@@ -205,10 +203,10 @@ class Source:
             ]
             for uses, gs in _group(paired):
                 layer = uses[0].layer
-                formed = [layer.form.outputs(g) for g in gs]
+                formed = [use.outputs(g) for use, g in zip(uses, gs, strict=True)]
                 for name in layer.shaping.values():
                     pairs = zip(uses, gs, strict=True)
-                    j = [shaped(use.tangents[name], g) for use, g in pairs]
+                    j = [use.shaped(name, g) for use, g in pairs]
                     gradients.setdefault(name, []).append(torch.stack(j).sum(0))
                 if layer.bias is not None and self._one_factor(layer, formed):
                     same[layer.bias] = str(layer.weight)
@@ -219,7 +217,7 @@ class Source:
                 if self.method.structure != "kron" or layer.form.dense:
                     xs = [use.seen if keep_graph else use.seen.detach() for use in uses]
                     gradients.setdefault(layer.weight, []).append(
-                        weight_gradients(layer, xs, formed)
+                        weight_gradients(uses, xs, formed)
                     )
                     continue
                 rows = [_over_uses(formed)] if self.method.flavour == "reduce" else formed
@@ -284,11 +282,13 @@ def tensors(layers: Iterable[Layer]) -> list[str]:
     return [name for layer in layers for name in layer.tensors]
 
 
-def weight_gradients(layer: Layer, inputs: Sequence[Tensor], formed: Sequence[Tensor]) -> Tensor:
+def weight_gradients(
+    uses: Sequence[Use], inputs: Sequence[Tensor], formed: Sequence[Tensor]
+) -> Tensor:
     """Per-datum gradients [n, p] of a layer's weight, flattened in the parameter's layout."""
-    pairs = [(layer.form.inputs(x), g) for x, g in zip(inputs, formed, strict=True)]
-    J = torch.stack([torch.einsum("nsko,nski->nkoi", g, a) for a, g in pairs]).sum(0)
-    return torch.vmap(layer.form.from_blocks)(J).flatten(1)
+    each_use = zip(uses, inputs, formed, strict=True)
+    parts = [torch.einsum("nsko,nski->nkoi", g, use.inputs(x)) for use, x, g in each_use]
+    return torch.vmap(uses[0].layer.form.from_blocks)(torch.stack(parts).sum(0)).flatten(1)
 
 
 def add_batches(parts: Iterable[Batch]) -> Batch | None:

@@ -24,26 +24,49 @@ from torch.overrides import TorchFunctionMode
 
 from symrazor.curvature.coverage import Layer
 from symrazor.curvature.geometry import wrap
-from symrazor.curvature.tangents import tangents
+from symrazor.curvature.tangents import shaped, tangents
 
 Input = Tensor | Sequence[Tensor] | Mapping[str, Tensor]
 
 
 @dataclass
 class Use:
-    """One call of one layer."""
+    """One call of one layer, in the weight-sharing format.
+
+    A model may show a layer several copies of each datum, one after the other in the first
+    dimension: transformed images, frames of a film. They are further uses of the weight by the same
+    datum, so that [(n copies), s, k, f] is read as [n, (copies s), k, f].
+    """
 
     layer: Layer
     x: Tensor
     edge: GradientEdge
     version: int
     y_shape: torch.Size
+    copies: int = 1
 
     @property
     def rows(self) -> int:
         """Number of (n, s) pairs: how often the weight was used in this call."""
         formed = self.layer.form.outputs(torch.empty(self.y_shape, device="meta"))
         return formed.shape[0] * formed.shape[1]
+
+    def inputs(self, x: Tensor) -> Float[Tensor, "n s k i"]:
+        """What the layer was called with, by datum."""
+        return self._fold(self.layer.form.inputs(x))
+
+    def outputs(self, y: Tensor) -> Float[Tensor, "n s k o"]:
+        """A tensor of the shape of the layer's output, by datum."""
+        return self._fold(self.layer.form.outputs(y))
+
+    def shaped(self, name: str, g: Tensor) -> Float[Tensor, "n p"]:
+        """Gradients of a parameter that shapes the weight, by datum."""
+        found = shaped(self.tangents[name], g)
+        return found if self.copies == 1 else found.unflatten(0, (-1, self.copies)).sum(1)
+
+    def _fold(self, formed: Tensor) -> Tensor:
+        split: Tensor = formed.unflatten(0, (-1, self.copies))
+        return formed if self.copies == 1 else split.flatten(1, 2)
 
     @property
     def seen(self) -> Tensor:
@@ -114,7 +137,11 @@ def record(model: Callable[..., Any], layers: Sequence[Layer], x: Input) -> Tape
             "gradient; does the model run under torch.no_grad() or detach?"
         )
     acting = _ancestors(f)
-    return Tape(f, [use for use in uses if use.edge.node in acting])
+    uses = [use for use in uses if use.edge.node in acting]
+    for use in uses:
+        copies, rest = divmod(use.y_shape[0], len(f))
+        use.copies = copies if copies and not rest else 1  # else `verify` says what is wrong
+    return Tape(f, uses)
 
 
 def _ancestors(f: Tensor) -> set[Node]:
