@@ -17,7 +17,7 @@ from symrazor import __version__, distributed, runs
 from symrazor.bench import evidence as evidence_bench
 from symrazor.bench import layers as layers_bench
 from symrazor.discover import CANDIDATES, DEFAULTS, QUESTIONS, Answer, answer, rank
-from symrazor.experiments import ella_table1, ella_table2, liw, liw_table1, tables
+from symrazor.experiments import ella_table1, ella_table2, liw, liw_table1, starts, tables
 from symrazor.report import evidence_figure, write_atomically
 from symrazor.run_config import RunConfig, read_config
 
@@ -181,10 +181,16 @@ def liw_table_1(options: Invariant) -> str:
     return liw_table1.run(options)
 
 
+def starts_(options: Annotated[starts.Options, tyro.conf.arg(name="")]) -> str:
+    """Does what is learned depend on where free paths start?"""
+    return starts.run(options)
+
+
 EXPERIMENTS: dict[str, Callable[..., str]] = {
     "ella-table1": ella_table_1,
     "ella-table2": ella_table_2,
     "liw-table1": liw_table_1,
+    "starts": starts_,
 }
 """Name -> what runs it and returns markdown; its arguments are those of the command."""
 
