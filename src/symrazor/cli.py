@@ -15,6 +15,7 @@ from rich.table import Table
 
 from symrazor import __version__, distributed, runs
 from symrazor.bench import evidence as evidence_bench
+from symrazor.bench import fit as fit_bench
 from symrazor.bench import layers as layers_bench
 from symrazor.discover import CANDIDATES, DEFAULTS, QUESTIONS, Answer, answer, rank
 from symrazor.experiments import ella_table1, ella_table2, liw, liw_table1, starts, tables
@@ -130,20 +131,22 @@ def _given_config(arguments: Sequence[str]) -> RunConfig:
 
 
 def bench(
-    name: tyro.conf.Positional[Literal["evidence", "layers"]],
+    name: tyro.conf.Positional[Literal["evidence", "layers", "fit"]],
     json_file: Annotated[Path | None, tyro.conf.arg(name="json")] = None,
     rounds: int = 5,
+    device: str = "cpu",
     alphas: tuple[int, ...] = (10, 4),
     paddings: tuple[evidence_bench.Padding, ...] = ("zeros", "circular"),
     growth: bool = False,
     probes: bool = False,
 ) -> None:
-    """Measure what an evidence estimate costs in epochs of plain SGD, or what the paths cost.
+    """Measure what an evidence estimate costs in epochs of plain SGD, what the paths, what fit.
 
     Args:
-        name: which benchmark; the last four options belong to `evidence`.
+        name: which benchmark; the last four options belong to `evidence`, device to `fit`.
         json_file: write the rows to this file.
         rounds: interleaved repeats; medians are reported.
+        device: "cpu" or "cuda".
         alphas: widths of the eight-convolution net.
         paddings: padding modes of its convolutions.
         growth: also the cost against the number of data and of outputs.
@@ -151,6 +154,10 @@ def bench(
     """
     if name == "layers":
         _show("Paths and relaxed networks", lambda: layers_bench.main(rounds, json_file))
+        return
+    if name == "fit":
+        sizes = fit_bench.Options.on(device, rounds=rounds, json=json_file)
+        _show("fit against plain training", lambda: fit_bench.main(sizes))
         return
     options = evidence_bench.Options(alphas, paddings, rounds, json=json_file)
     _show(f"One {name} estimate, in epochs of plain SGD", lambda: evidence_bench.main(options))
