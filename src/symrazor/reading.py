@@ -17,9 +17,10 @@ from symrazor.distributed import unwrapped
 from symrazor.equivariance import Errors, layer_errors
 from symrazor.evidence.value import Evidence
 from symrazor.hyper import Prior, weights
+from symrazor.latest import latest_razor
 from symrazor.lattice import support
 from symrazor.layers.relaxed import Relaxed, spatial_layers
-from symrazor.learner import Razor, latest_razor
+from symrazor.learner import Razor
 from symrazor.likelihood import Bernoulli, Categorical, Likelihood
 from symrazor.verdict import (
     TRANSLATION,
