@@ -16,6 +16,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from symrazor.augment.transformation import Choice, Transformation
+from symrazor.curvature.tape import announce_copies
 from symrazor.hyper import Hyper, real
 
 Copies = tuple[Float[Tensor, "n s ..."], Float[Tensor, " s"]]
@@ -112,8 +113,10 @@ class Augment(nn.Module):
     def describe(self, shape: Sequence[int]) -> dict[str, float]:
         """All widths and probabilities, by name and unit, for data of a shape."""
         found: dict[str, float] = {}
-        for part in (*self._moving, *self._choosing):
-            found |= part.describe(shape)
+        for move in self._moving:
+            found |= move.describe(shape)
+        for choice in self._choosing:
+            found |= choice.describe(shape)
         return found
 
     def extra_repr(self) -> str:
@@ -188,6 +191,7 @@ class Augmented(nn.Module):
     def forward(self, x: Float[Tensor, "n ..."]) -> Tensor:
         """Outputs, averaged there or at `at`."""
         copies, weights = self.augment.copies(x)
+        announce_copies(weights)
 
         def average(f: Tensor) -> Tensor:
             split: Tensor = f.unflatten(0, (len(x), len(weights)))
