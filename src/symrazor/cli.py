@@ -16,7 +16,7 @@ from symrazor import __version__
 from symrazor.bench import evidence as evidence_bench
 from symrazor.bench import layers as layers_bench
 from symrazor.discover import CANDIDATES, DEFAULTS, QUESTIONS, Answer, answer, rank
-from symrazor.experiments import ella_table1, ella_table2, tables
+from symrazor.experiments import ella_table1, ella_table2, liw, liw_table1, tables
 from symrazor.report import evidence_figure, write_atomically
 
 
@@ -124,9 +124,18 @@ def ella_table_2(options: Tables) -> str:
     return tables.run(ella_table2.EXPERIMENT, options)
 
 
+Invariant = Annotated[liw.Options, tyro.conf.arg(name="")]
+
+
+def liw_table_1(options: Invariant) -> str:
+    """Learning Invariant Weights, table 1: the bound knows how much MNIST was rotated."""
+    return liw_table1.run(options)
+
+
 EXPERIMENTS: dict[str, Callable[..., str]] = {
     "ella-table1": ella_table_1,
     "ella-table2": ella_table_2,
+    "liw-table1": liw_table_1,
 }
 """Name -> what runs it and returns markdown; its arguments are those of the command."""
 

@@ -61,6 +61,19 @@ class Relaxed(nn.Module):
         assert isinstance(path, Path)
         return path
 
+    def loose(self) -> list[int]:
+        """Paths beside a stricter one: free ones, and those of a smaller group than another's."""
+        paths = [self.path(i) for i in range(len(self.paths))]
+        return [
+            i
+            for i, one in enumerate(paths)
+            if any(
+                other.group is not None
+                and (one.group is None or (other.keeps(one) and not one.keeps(other)))
+                for other in paths
+            )
+        ]
+
     @torch.no_grad()
     def scale_free_paths(self, precision: float) -> None:
         """Draw the free paths from a prior of this precision relative to their start.
@@ -107,14 +120,12 @@ def path_groups(model: nn.Module) -> dict[str, list[str]]:
 
 
 def free_groups(model: nn.Module) -> set[str]:
-    """Those groups of `path_groups` that a relaxed layer with an equivariant path could lack."""
+    """Those groups of `path_groups` that a relaxed layer with a stricter path could lack."""
     free: set[str] = set()
     for prefix, layer in spatial_layers(model).items():
-        paths = list(layer.paths) if isinstance(layer, Relaxed) else []
-        groups = [getattr(path, "group", None) for path in paths]
-        if any(groups):
-            start = f"{prefix}." if prefix else ""
-            free |= {f"{start}paths.{i}" for i, group in enumerate(groups) if group is None}
+        start = f"{prefix}." if prefix else ""
+        loose = layer.loose() if isinstance(layer, Relaxed) else []
+        free |= {f"{start}paths.{i}" for i in loose}
     return free
 
 
@@ -129,31 +140,32 @@ def balance_(model: nn.Module, group_of: Mapping[str, str]) -> None:
 
 
 NEAR = 30.0
-"""Precision of free paths near the symmetric network: loose enough to learn what is left, tight
+"""Precision of loose paths near the symmetric network: loose enough to learn what is left, tight
 enough not to learn what the equivariant path can (docs/results.md)."""
 
 SMALL = 0.1
-"""Output of a free path near the symmetric network, over that of the equivariant path."""
+"""Output of a loose path near the symmetric network, over that of the stricter paths."""
 
 
 @torch.no_grad()
 def start_near_(model: nn.Module, x: Tensor) -> None:
-    """Scale the output of free paths to a tenth of that of the equivariant path beside them.
+    """Scale the output of loose paths to a tenth of that of the stricter paths beside them.
 
     The ratio is that of root mean squares on the inputs x, layer after layer: whatever the scale a
-    free path was drawn with, it starts alike. An output that is zero stays so.
+    loose path was drawn with, it starts alike. An output that is zero stays so.
     """
 
     def scale(layer: nn.Module, args: tuple[Tensor]) -> None:
-        outputs = {path: path(args[0]) for path in layer.paths}  # type: ignore[union-attr]
-        kept = [y for path, y in outputs.items() if path.group is not None]
-        if not kept:
+        assert isinstance(layer, Relaxed)
+        outputs, loose = [layer.path(i)(args[0]) for i in range(len(layer.paths))], layer.loose()
+        if not loose:
             return
+        kept = [y for i, y in enumerate(outputs) if i not in loose]
         wanted = torch.stack(kept).sum(0).square().mean().sqrt() * SMALL
-        for path, y in outputs.items():
-            size = y.square().mean().sqrt()
-            if path.group is None and bool(size > 0):
-                path.scale_(float(wanted / size))
+        for i in loose:
+            size = outputs[i].square().mean().sqrt()
+            if bool(size > 0):
+                layer.path(i).scale_(float(wanted / size))
 
     layers = [module for module in model.modules() if isinstance(module, Relaxed)]
     handles = [layer.register_forward_pre_hook(scale) for layer in layers]
