@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from symrazor.exponential import exponential
 from symrazor.groups.lie import LOG, PIXELS, RADIANS, LieAlgebra, affine2
 from symrazor.hyper import Hyper, Transform
 from symrazor.transforms.sampling import Fixed, Nodes, Random, draw, fixed
@@ -30,6 +31,10 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "affine": affine2().names,
 }
 """Subgroup of the affine maps of the plane -> its generators."""
+
+
+LARGEST = 16.0
+"""Norm of generators times coefficients up to which exponentials are exact to rounding."""
 
 
 class LieDistribution(nn.Module):
@@ -99,8 +104,7 @@ class LieDistribution(nn.Module):
         widths = self.widths
         coefficients = points.to(widths) * widths.unsqueeze(-2)
         combined = torch.einsum("...k,kij->...ij", coefficients, self.generators)
-        found: Tensor = torch.linalg.matrix_exp(combined)
-        return found
+        return exponential(combined, LARGEST).to(combined.dtype)
 
     def draw(
         self,
