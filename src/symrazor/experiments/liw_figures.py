@@ -44,6 +44,9 @@ ROWS = ("rings", "recovery", "methods", "bank")
 METHODS: tuple[Method, ...] = ("vi", "map", "ml")
 FILTERS = 7
 
+Cells = Sequence[tuple[str, float, Method]]
+"""Version of the data, starting angle in degrees, method."""
+
 
 def run(options: Options) -> str:
     """Train what was asked for; draw pictures; return a table of starts and ends."""
@@ -66,7 +69,7 @@ def _angles(
     options: Options,
     seed: int,
     versions: Sequence[str],
-    cells: Sequence[tuple[Any, ...]],
+    cells: Cells,
 ) -> list[Run]:
     """Train Table 1's network for cells (version, start in degrees, method), all at once."""
     training, test = load("mnist", versions, options)
@@ -84,7 +87,7 @@ def _runs(
     name: str,
     options: Options,
     seed: int,
-    cells: Sequence[tuple[Any, ...]],
+    cells: Cells,
     found: tuple[InvariantWeights, History, Data, Data, Sequence[Member]],
 ) -> list[Run]:
     model, history, training, test, members = found
@@ -108,7 +111,7 @@ def _runs(
 def _recovery(options: Options, seed: int) -> list[Run]:
     """Figure 2."""
     versions = liw_table1.VERSIONS
-    cells = [(version, start, "vi") for version in versions for start in liw_table1.ANGLES]
+    cells: Cells = [(version, start, "vi") for version in versions for start in liw_table1.ANGLES]
     runs = _angles("recovery", options, seed, versions, cells)
     panels = [[r for r in runs if r["row"].split("/")[1] == version] for version in versions]
     _draw(options, "figure2.png", list(zip(versions, panels, strict=True)))
@@ -118,7 +121,7 @@ def _recovery(options: Options, seed: int) -> list[Run]:
 def _methods(options: Options, seed: int) -> list[Run]:
     """Figure 5."""
     starts = (5.0, 90.0) if options.small else liw_table1.ANGLES
-    cells = [("fully rotated", start, method) for method in METHODS for start in starts]
+    cells: Cells = [("fully rotated", start, method) for method in METHODS for start in starts]
     runs = _angles("methods", options, seed, ("fully rotated",), cells)
     titles = {"vi": "variational", "map": "point estimate, prior", "ml": "maximum likelihood"}
     panels = [(titles[m], [r for r in runs if r["row"].endswith(f"/{m}")]) for m in METHODS]
@@ -135,7 +138,7 @@ def _rings(options: Options, seed: int) -> list[Run]:
     )
     starts = (5.0, 90.0)
     methods: tuple[Method, ...] = ("vi", "ml")
-    cells = [(version, start, m) for version in sets for start in starts for m in methods]
+    cells: Cells = [(version, start, m) for version in sets for start in starts for m in methods]
     members = [Member(sets.index(version), True, method) for version, _, method in cells]
     generator = torch.Generator().manual_seed(seed)
     features = RandomFourier((2,), 128, 5.0, (len(cells),), generator)
@@ -146,14 +149,11 @@ def _rings(options: Options, seed: int) -> list[Run]:
     )
     history = train(model, data, members, replace(plan, seed=seed))
     runs = _runs("rings", options, seed, cells, (model, history, data, test, members))
-    panels = [
-        (
-            f"{version}, {method}",
-            [r for r in runs if f"/{version}/" in r["row"] and method in r["row"]],
-        )
-        for version in sets
-        for method in methods
-    ]
+    panels = []
+    for version in sets:
+        for method in methods:
+            chosen = [r for r in runs if f"/{version}/" in r["row"] and r["row"].endswith(method)]
+            panels.append((f"{version}, {method}", chosen))
     _draw(options, "rings.png", panels)
     return runs
 
@@ -179,7 +179,7 @@ def _bank(options: Options, seed: int) -> list[Run]:
 
     members = [Member()]
     history = train(model, training, members, plan, note)
-    cells = [("fully rotated", 5.0, "vi")]
+    cells: Cells = [("fully rotated", 5.0, "vi")]
     _draw_bank(options, banks, times)
     return _runs("bank", options, seed, cells, (model, history, training, test, members))
 
