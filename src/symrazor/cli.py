@@ -16,7 +16,16 @@ from symrazor import __version__
 from symrazor.bench import evidence as evidence_bench
 from symrazor.bench import layers as layers_bench
 from symrazor.discover import CANDIDATES, DEFAULTS, QUESTIONS, Answer, answer, rank
-from symrazor.experiments import ella_table1, ella_table2, liw, liw_table1, tables
+from symrazor.experiments import (
+    ella_table1,
+    ella_table2,
+    liw,
+    liw_figures,
+    liw_table1,
+    liw_table2,
+    liw_table3,
+    tables,
+)
 from symrazor.report import evidence_figure, write_atomically
 
 
@@ -132,10 +141,28 @@ def liw_table_1(options: Invariant) -> str:
     return liw_table1.run(options)
 
 
+def liw_table_2(options: Invariant) -> str:
+    """Learning Invariant Weights, table 2: the transformations that four versions of MNIST need."""
+    return liw_table2.run(options)
+
+
+def liw_table_3(options: Invariant) -> str:
+    """Learning Invariant Weights, table 3: the same for CIFAR-10."""
+    return liw_table3.run(options)
+
+
+def liw_pictures(options: Invariant) -> str:
+    """Learning Invariant Weights, figures 2, 3 and 5: rotations learned over training."""
+    return liw_figures.run(options)
+
+
 EXPERIMENTS: dict[str, Callable[..., str]] = {
     "ella-table1": ella_table_1,
     "ella-table2": ella_table_2,
     "liw-table1": liw_table_1,
+    "liw-table2": liw_table_2,
+    "liw-table3": liw_table_3,
+    "liw-figures": liw_pictures,
 }
 """Name -> what runs it and returns markdown; its arguments are those of the command."""
 
