@@ -1,5 +1,7 @@
 """Learned invariances: networks averaged over transformed copies of their input."""
 
+from symrazor.augment.baselines import LikelihoodConfig as LikelihoodConfig
+from symrazor.augment.baselines import fit_by_likelihood as fit_by_likelihood
 from symrazor.augment.copies import Augment as Augment
 from symrazor.augment.copies import Augmented as Augmented
 from symrazor.augment.copies import Mixture as Mixture
