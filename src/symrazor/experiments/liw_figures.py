@@ -31,6 +31,7 @@ from symrazor.invariant import (
     RandomFourier,
     Rectified,
     Schedule,
+    choose_starts,
     evaluate,
     train,
 )
@@ -43,6 +44,8 @@ NAME = "liw-figures"
 ROWS = ("rings", "recovery", "methods", "bank")
 METHODS: tuple[Method, ...] = ("vi", "map", "ml")
 FILTERS = 7
+RESTARTS = (1.0, 0.5, 0.25)
+"""Shares of the starting angle that are tried before the training, see `choose_starts`."""
 
 Cells = Sequence[tuple[str, float, Method]]
 """Version of the data, starting angle in degrees, method."""
@@ -77,6 +80,8 @@ def _angles(
     plan = liw_table1.schedule(options, seed)
     starts = [start for _, start, _ in cells]
     model = liw_table1.network(training.x.shape[-1], starts, options, seed)
+    if name == "recovery":
+        choose_starts(model, training, members, plan, RESTARTS)
     history = train(
         model, training, members, plan, Progress(f"{NAME} {name}", plan.steps, range(len(cells)))
     )
@@ -188,7 +193,9 @@ def _bank(options: Options, seed: int) -> list[Run]:
 def _filters(model: InvariantWeights) -> Tensor:
     """Every filter at seven evenly spaced rotations, [7, width, h, w]."""
     points = midpoints(FILTERS).unsqueeze(1).to(model.distribution.mask)
-    return model.features.filters(model.distribution.matrices(points))[0, :, :, 0].cpu()
+    assert isinstance(model.features, Rectified)
+    banks = model.features.filters(model.distribution.matrices(points))
+    return banks[0, :, :, 0].cpu()
 
 
 def _draw(options: Options, name: str, panels: Sequence[tuple[str, Sequence[Run]]]) -> None:

@@ -85,7 +85,8 @@ def run_seed(options: Options, seed: int) -> list[Run]:
     trained = progress.seconds
     bound, _ = evaluate(model, training, members)
     _, accuracy = evaluate(model, test, members)
-    sigma = torch.as_tensor(model.features.frequency())
+    assert isinstance(model.features, RandomFourier)
+    sigma = model.features.frequency()
     runs: list[Run] = []
     for i, (row, _, version) in enumerate(cells):
         runs.append(
