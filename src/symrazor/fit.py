@@ -104,6 +104,12 @@ class Fit:
 
         return write_page(document_of(self, **about), file)
 
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        from symrazor.page.notebook import fit_html
+
+        return fit_html(self)
+
     @property
     def json(self) -> str:
         """The reading as a JSON document."""

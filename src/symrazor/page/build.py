@@ -4,6 +4,7 @@ import base64
 import hashlib
 import html
 import json
+import re
 from collections.abc import Mapping
 from functools import cache
 from importlib import resources
@@ -134,6 +135,11 @@ def _question(question: Content, number: int) -> str:
     return (
         f'<section class="question" id="q{number}" aria-labelledby="q{number}-title">'
         f'<h2 id="q{number}-title">{heading}</h2>'
-        f'<p class="verdict">{html.escape(question["verdict"])}</p>'
+        f'<p class="verdict">{_set(question["verdict"])}</p>'
         f'<div class="parts"></div></section>'
     )
+
+
+def _set(text: str) -> str:
+    """Running text, in which a number stays with its unit."""
+    return re.sub(r"(?<=\d) (?=%|nats\b)", "&nbsp;", html.escape(text))

@@ -18,13 +18,13 @@ const kindOfPath = (path, layer) => path.group ? path.group + "-equivariant" : l
 
 function facts(question, chosen) {
   const reading = chosen.reading, test = reading.test || {}, e = reading.evidence || {}, layers = reading.layers || [];
-  const others = question.candidates.length > 1;
+  const others = question.candidates.length > 1, of = others ? `, ${chosen.name}` : "";
   const rows = [
     others && known(question.margin) && ["Margin", `${number(question.margin)}${NBSP}nats`, "between the best and the second"],
-    known(test.accuracy) && ["Test accuracy", percentExact(test.accuracy), known(test.ece) ? `calibration error ${number(test.ece, 2)}` : null],
-    known(test.mse) && ["Test error", number(test.mse), "mean square"],
-    known(e.log_evidence) && ["Log evidence", number(e.log_evidence), known(e.per_datum) ? `${number(e.per_datum)} per datum` : null],
-    layers.length > 0 && ["Parameters the data determine", number(sum(layers.map(effective))), `of ${number(sum(layers.map(parameters)))}`],
+    known(test.accuracy) && [`Test accuracy${of}`, percentExact(test.accuracy), known(test.ece) ? `calibration error ${number(test.ece, 2)}` : null],
+    known(test.mse) && [`Test error${of}`, number(test.mse), "mean square"],
+    known(e.log_evidence) && [`Log evidence${of}`, number(e.log_evidence), known(e.per_datum) ? `${number(e.per_datum)} per datum` : null],
+    layers.length > 0 && ["Parameters the data determine", amount(sum(layers.map(effective))), `of ${number(sum(layers.map(parameters)))}`],
   ].filter(Boolean);
   return rows.length > 0 && h("dl", { class: "facts" }, rows.map(([name, value, more]) => h("div", {}, h("dt", {}, name), h("dd", {}, value, more && h("small", {}, more)))));
 }
@@ -51,7 +51,7 @@ function comparison(question) {
     h("h3", {}, "The candidates"),
     h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Candidates by evidence" },
       h("table", {}, h("caption", {}, "Log evidence = fit − complexity, in nats. Three nats are odds of twenty to one."), h("thead", {}, head), h("tbody", {}, rows.map(c => h("tr", {}, cells(c)))))),
-    lineChart(curves, { label: "Log evidence over training", caption: "Log evidence of each candidate over training, from the training data alone." }),
+    lineChart(curves, { label: "Log evidence over training", caption: "Log evidence of each candidate over training, from the training data alone. The table has the state that was kept." }),
   ];
 }
 
@@ -62,16 +62,18 @@ function picture(candidate) {
   const panel = h("div", { class: "panel", role: "status", "aria-label": "The chosen layer" });
   const buttons = layers.map(layer => {
     const bars = h("span", { class: "split", "aria-hidden": "true" }, layer.paths.map(path => {
-      const bar = h("span", { class: `b${toneOfPath(path, layer)} ${path.share < 0.16 ? "thin" : ""}` }, path.share < 0.16 ? "" : `${path.path} ${percent(path.share)}`);
+      const label = path.share < 0.12 ? "" : path.share < 0.3 ? percent(path.share) : `${path.path} ${percent(path.share)}`;
+      const bar = h("span", { class: `b${toneOfPath(path, layer)} ${path.share < 0.12 ? "thin" : path.share < 0.45 ? "short" : ""}` }, label);
       bar.style.flex = `${Math.max(path.share || 0, 1e-6)} 1 0`;
       return bar;
     }));
     const said = layer.paths.map(path => `${path.path} ${percent(path.share)}`).join(", ");
     const error = worst(layer);
     return h("button", { type: "button", class: "row", "aria-pressed": "false", "aria-label": `Layer ${layerName(layer)}: ${said}; ${number(effective(layer))} effective parameters${error === null ? "" : "; error " + percent(error)}` },
-      h("b", {}, layerName(layer)), bars, h("span", { class: "num" }, number(effective(layer))), h("span", { class: "num" }, error === null ? "" : percent(error)));
+      h("b", {}, layerName(layer)), bars, h("span", { class: "num" }, amount(effective(layer))), h("span", { class: "num" }, error === null ? "" : percent(error)));
   });
-  let pinned = 0;
+  const free = layer => layer.relaxed ? sum(layer.paths.filter(path => !path.group).map(path => path.share)) : -1;
+  let pinned = layers.indexOf(layers.reduce((a, b) => free(b) > free(a) ? b : a));
   const show = index => {
     buttons.forEach((button, i) => button.setAttribute("aria-pressed", i === index));
     panel.replaceChildren(...describe(layers[index]));
@@ -82,16 +84,16 @@ function picture(candidate) {
     button.addEventListener("pointerenter", event => { if (event.pointerType === "mouse") show(i); });
     button.addEventListener("pointerleave", event => { if (event.pointerType === "mouse") show(pinned); });
   });
-  show(0);
+  show(pinned);
   const tones = new Map();
   layers.forEach(layer => layer.paths.forEach(path => tones.set(kindOfPath(path, layer), toneOfPath(path, layer))));
   return [
-    h("h3", {}, "What each layer kept"),
+    h("h3", {}, layers.some(layer => layer.relaxed) ? "What each layer kept" : "The layers"),
     h("p", { class: "note" }, "From input to output. A bar is a layer, split by the share of each path in its effective parameters: those that the data determine rather than the prior. ",
       errors && "The error is what a transformed input changes beyond the transformation of the output; 0 is exactly equivariant, 141 % nothing of the kind."),
     keys([...tones]),
     h("div", { class: "layers" },
-      h("div", {}, h("div", { class: "head", "aria-hidden": "true" }, h("span", {}, "Layer"), h("span", {}, "Share of its paths"), h("span", { class: "num" }, "Effective"), h("span", { class: "num" }, errors ? "Measured error" : "")),
+      h("div", {}, h("div", { class: "head", "aria-hidden": "true" }, h("span", {}, "Layer"), h("span", {}, "Share of its paths"), h("span", { class: "num" }, "Effective"), h("span", { class: "num" }, errors ? "Error" : "")),
         h("ol", {}, buttons.map(button => h("li", {}, button)))),
       panel),
   ];
@@ -106,7 +108,7 @@ function describe(layer) {
     layer.paths.map(path => {
       const values = Object.entries(path.precision || {}), same = new Set(values.map(([, v]) => v)).size === 1;
       const precision = !values.length ? [["precision", "frozen"]] : same ? [["precision", number(values[0][1])]] : values.map(([name, v]) => [`precision of ${name}`, number(v)]);
-      const rows = [["share", percent(path.share)], ["effective parameters", number(path.effective_parameters)], ["of", number(path.parameters)], ...precision];
+      const rows = [["share", percent(path.share)], ["effective", amount(path.effective_parameters)], ["of parameters", number(path.parameters)], ...precision];
       return [h("h5", {}, h("i", { class: "b" + toneOfPath(path, layer) }), path.path), h("dl", {}, rows.map(([name, value]) => [h("dt", {}, name), h("dd", {}, value)]))];
     }),
   ].flat(2);
@@ -119,7 +121,7 @@ function overTraining(candidate) {
   if (data.log_evidence) {
     const curve = (name, y, tone) => ({ name, x: data.epoch, y, tone });
     found.push(lineChart([curve("Fit", data.log_likelihood || [], 0), curve("Evidence", data.log_evidence, 2)],
-      { label: "Evidence and fit over training", band: true, caption: "The evidence is the fit less the complexity, the shaded gap: what the fit has to pay for the parameters that it pins down." }));
+      { label: "Evidence and fit over training", band: "complexity", caption: "The evidence is the fit less the complexity, the shaded gap: what the fit has to pay for the parameters that it pins down." }));
   }
   const every = Object.values(data.precisions || {}).flatMap(Object.values).flat().filter(v => known(v) && v > 0);
   const small = (title, lines, options) => lineChart(lines, { ...options, small: true, title, label: title });
@@ -150,6 +152,7 @@ function invariances(candidate) {
     h("dl", { class: "facts" }, held.map(row => h("div", {}, h("dt", {}, row.name), h("dd", {}, (row.width ? "±" + NBSP : "") + number(row.width) + (row.unit ? NBSP + row.unit : "")), arc(row))))];
 }
 
+const pathName = name => { const found = /^(.*?)\.?paths\.(\d+)$/.exec(name); return found ? `Layer ${found[1]}, path ${Number(found[2]) + 1}` : `Layer ${name}`; };
 const image = (source, text) => h("img", { src: source, alt: text });
 function filters(question) {
   const layers = Object.entries(question.filters || {});
@@ -158,7 +161,7 @@ function filters(question) {
   return [
     h("h3", {}, "Learned filters"),
     layers.length > 0 && h("p", { class: "note" }, "Positive weights in green, negative in red; strength is the opacity, by layer."),
-    h("div", { class: "grid wide" }, layers.map(([name, all]) => h("div", {}, h("h4", {}, name), h("ul", { class: "images filters" }, all.map((source, i) => h("li", {}, image(source, `filter ${i + 1} of ${name}`))))))),
+    h("div", { class: "grid wide" }, layers.map(([name, all]) => h("div", {}, h("h4", {}, pathName(name)), h("ul", { class: "images filters" }, all.map((source, i) => h("li", {}, image(source, `filter ${i + 1} of ${pathName(name)}`))))))),
     anchors.length > 0 && h("h3", {}, "Anchors"),
     h("div", { class: "grid" }, anchors.map(([name, a]) => {
       const [rows, columns] = a.shape;
@@ -176,7 +179,7 @@ function examples(question) {
     found.push(h("h3", {}, "Orbits"), h("p", { class: "note" }, "An example and draws from the learned distribution of its transformations: to the network they are the same."),
       held.transformed.map((orbit, i) => h("div", { class: "orbit" }, images[i] && image(images[i], `${label(i)}, as it is`), h("ul", { class: "images" }, orbit.map((source, k) => h("li", {}, image(source, `${label(i)}, draw ${k + 1}`)))))));
   }
-  if (images.length) found.push(h("h3", {}, "Examples"), h("ul", { class: "images" }, images.map((source, i) => h("li", {}, image(source, `example ${i + 1}`), labels[i]))));
+  if (images.length) found.push(h("h3", {}, "Examples"), h("ul", { class: "images" }, images.map((source, i) => h("li", {}, image(source, `example ${i + 1}`), h("span", { title: labels[i] }, labels[i])))));
   if (held.lines) found.push(h("h3", {}, "Examples"), h("div", { class: "grid" }, held.lines.map((y, i) => lineChart([{ name: label(i), x: y.map((_, t) => t), y, tone: 0 }], { small: true, title: label(i), label: label(i) }))));
   return found;
 }
@@ -195,7 +198,13 @@ function calibration(question) {
     svg.style.maxWidth = `${side}px`;
     box.replaceChildren(svg);
   };
-  return [h("h3", {}, "Calibration"), figure(`How sure the network is, and how often it is right, over ${number(total)} ${c.on || "data"}. On the dashed line it knows what it knows; larger dots stand for more data.`, draw)];
+  return [h("h3", {}, "Calibration"), beside(`How sure the network is, and how often it is right, over ${number(total)} ${c.on || "data"}. On the dashed line it knows what it knows; larger dots stand for more data.`, draw)];
+}
+
+function beside(caption, draw) {
+  const found = figure(caption, draw);
+  found.className = "beside";
+  return found;
 }
 
 function dynamics(candidate) {
@@ -218,7 +227,7 @@ function matrix(one) {
   const values = one.matrix;
   if (!Array.isArray(values) || !Array.isArray(values[0])) return null;
   const n = values[0].length, most = Math.max(...values.flat().map(Math.abs)) || 1;
-  const cells = values.flatMap((row, i) => row.map((v, j) => [s("rect", { class: v >= 0 ? "f-kept" : "f-free", x: 40 * j, y: 40 * i, width: 39, height: 39, opacity: Math.abs(v) / most }, s("title", {}, number(v))), n <= 6 && s("text", { x: 40 * j + 20, y: 40 * i + 24, "text-anchor": "middle", class: "strong" }, number(v, 2))]));
+  const cells = values.flatMap((row, i) => row.map((v, j) => [s("rect", { class: v >= 0 ? "f-kept" : "f-free", x: 40 * j, y: 40 * i, width: 39, height: 39, opacity: 0.5 * Math.abs(v) / most }, s("title", {}, number(v))), n <= 6 && s("text", { x: 40 * j + 20, y: 40 * i + 24, "text-anchor": "middle", class: "strong" }, number(v, 2))]));
   return s("svg", { viewBox: `0 0 ${40 * n} ${40 * values.length}`, role: "img", "aria-label": `Generator of ${one.name}: ` + values.map(row => row.map(v => number(v, 2)).join(" ")).join("; ") }, s("rect", { class: "base", fill: "none", width: 40 * n - 1, height: 40 * values.length - 1 }), cells);
 }
 // Points of one curve, several curves, or arrows [x, y, dx, dy].
