@@ -196,7 +196,7 @@ def _examples(examples: Mapping[str, Any], detail: Detail) -> Content:
     if isinstance(values[0], str):
         found["images"] = [pictures.encoded(text) for text in values[: detail.images]]
         return found
-    array = np.asarray(values[: detail.images])
+    array = pictures.as_array(values[: detail.images])
     if array.ndim == 2:
         step = -(-array.shape[1] // 200)
         found["lines"] = clean(array[:, ::step].tolist())
@@ -206,7 +206,7 @@ def _examples(examples: Mapping[str, Any], detail: Detail) -> Content:
     found["images"] = [pictures.picture(image, detail.pixels) for image in levels]
     moved = examples.get("transformed")
     if moved is not None:
-        orbits = np.asarray(moved)
+        orbits = pictures.as_array(moved)
         orbits = orbits[None] if orbits.ndim == array.ndim else orbits
         if orbits.ndim != array.ndim + 1:
             raise ValueError(

@@ -58,23 +58,32 @@ def signed(values: Float[np.ndarray, "h w"], scale: float) -> str:
     return address(pixels.astype(np.uint8))
 
 
-def as_images(values: Any) -> Any:
-    """Pictures as an array [n, h, w] or [n, h, w, 3], from [n, c, h, w] too.
+def as_array(values: Any) -> Any:
+    """Examples as an array.
 
     Raises:
-        ValueError: other shapes, or values that are no numbers.
+        ValueError: examples of several sizes, without any values, or of something else.
     """
     try:
         array = np.asarray(values)
     except ValueError as error:
-        raise ValueError(f"expected pictures of one size, got others: {error}") from error
-    if array.dtype.kind not in "buif":
-        raise ValueError(f"expected pictures of numbers, got {array.dtype}")
+        raise ValueError(f"expected examples of one size, got others: {error}") from error
+    if array.dtype.kind not in "buif" or 0 in array.shape:
+        raise ValueError(f"expected examples of numbers, got {array.dtype} {list(array.shape)}")
+    return array
+
+
+def as_images(array: Any) -> Any:
+    """Pictures as [n, h, w] or [n, h, w, 3], from [n, c, h, w] too.
+
+    Raises:
+        ValueError: other shapes.
+    """
     if array.ndim == 4 and array.shape[-1] != 3:
         if array.shape[1] not in (1, 2, 3, 4):
             array = array[:, :1]
         array = array[:, 0] if array.shape[1] in (1, 2) else np.moveaxis(array[:, :3], 1, -1)
-    if array.ndim not in (3, 4) or 0 in array.shape:
+    if array.ndim not in (3, 4):
         raise ValueError(
             f"expected pictures [n, h, w], [n, c, h, w] or [n, h, w, 3], got {list(array.shape)}"
         )
