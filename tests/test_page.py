@@ -25,6 +25,7 @@ from symrazor.page import (
     anchors_of,
     calibration_bins,
     document_of,
+    document_of_runs,
     filters_of,
     layer_costs,
     page_html,
@@ -326,6 +327,21 @@ def test_the_document_of_a_fit_is_plain(fitted: sr.Fit) -> None:
     assert document["questions"][0]["calibration"]["on"] == "held-out data"
     assert sum(document["questions"][0]["calibration"]["count"]) == 9
     assert document["command"] == "mine" and document["versions"]["torch"] == torch.__version__
+
+
+def test_runs_of_an_experiment_have_a_page(fitted: sr.Fit) -> None:
+    reading = fitted.reading.to_dict()
+    runs: list[dict[str, Any]] = [
+        {"row": "a", "seed": 0, "small": True, "reading": reading},
+        {"row": "a", "seed": 1, "small": True, "reading": reading},
+        {"row": "b", "seed": 0, "small": True, "error": "diverged"},
+        {"row": "c", "seed": 0, "small": True, "reading": reading},
+    ]
+    data = Page(page_html(document_of_runs("table", runs))).data
+    assert [(q["name"], len(q["candidates"])) for q in data["questions"]] == [("a", 2), ("c", 1)]
+    assert data["data"]["diverged"] == ["b, seed 0"]
+    with pytest.raises(ValueError, match="expected runs with a reading, got 1 runs without any"):
+        document_of_runs("table", runs[2:3])
 
 
 def test_regression_on_vectors_has_a_page_too(tmp_path: Path) -> None:

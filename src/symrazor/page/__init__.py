@@ -14,6 +14,7 @@
 from symrazor.page.build import page_html as page_html
 from symrazor.page.build import write_page as write_page
 from symrazor.page.document import document_of as document_of
+from symrazor.page.document import document_of_runs as document_of_runs
 from symrazor.page.extract import anchors_of as anchors_of
 from symrazor.page.extract import calibration_bins as calibration_bins
 from symrazor.page.extract import filters_of as filters_of

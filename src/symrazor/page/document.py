@@ -3,7 +3,7 @@
 import platform
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -66,6 +66,43 @@ def document_of(
                 ],
                 **parts_of(fit, test=test, classes=classes),
             }
+        ],
+    }
+
+
+def document_of_runs(experiment: str, runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The document of an experiment's runs: a question for each row, its seeds as candidates.
+
+    Args:
+        experiment: its name.
+        runs: as `experiments.results.read_runs` returns them; those that diverged are named.
+
+    Raises:
+        ValueError: no run with a reading.
+    """
+    done = [run for run in runs if "reading" in run]
+    if not done:
+        raise ValueError(f"expected runs with a reading, got {len(runs)} runs without any")
+    rows: dict[str, list[Mapping[str, Any]]] = {}
+    for run in done:
+        rows.setdefault(str(run["row"]), []).append(run)
+    lost = [f"{run['row']}, seed {run['seed']}" for run in runs if "reading" not in run]
+    return {
+        "schema": SCHEMA,
+        "title": f"Experiment {experiment}",
+        "command": f"symrazor experiment {experiment}",
+        "versions": {**versions(), **done[0]["reading"].get("versions", {})},
+        "data": {"diverged": lost} if lost else None,
+        "questions": [
+            {
+                "name": row,
+                "question": row,
+                "verdict": of_row[0]["reading"].get("verdict", ""),
+                "candidates": [
+                    {"name": f"seed {run['seed']}", "reading": run["reading"]} for run in of_row
+                ],
+            }
+            for row, of_row in rows.items()
         ],
     }
 
