@@ -31,6 +31,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 Driver = webdriver.Chrome
+TABLE = ("caption", "thead", "tbody")
 RESOURCES = "performance.getEntriesByType('resource').filter(e => !e.name.startsWith('data:'))"
 
 
@@ -278,6 +279,10 @@ def test_all_text_stands_out_and_fits(
         "e.getBoundingClientRect().right > innerWidth + 1).map(e => e.className || e.tagName)"
     )
     assert ask(browser, over) == []
+    for table in browser.find_elements(By.TAG_NAME, "table"):
+        caption, head, body = (table.find_element(By.TAG_NAME, t).rect for t in TABLE)
+        assert caption["y"] + caption["height"] <= head["y"] + 1
+        assert head["x"] == body["x"] and head["width"] == body["width"]
     assert browser.get_log("browser") == []
 
 

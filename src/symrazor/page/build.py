@@ -141,5 +141,6 @@ def _question(question: Content, number: int) -> str:
 
 
 def _set(text: str) -> str:
-    """Running text, in which a number stays with its unit."""
-    return re.sub(r"(?<=\d) (?=%|nats\b)", "&nbsp;", html.escape(text))
+    """Running text, in which a number has a minus and stays with its unit."""
+    together = re.sub(r"(?<=\d) (?=%|nats\b)", "&nbsp;", html.escape(text))
+    return re.sub(r"(?<=[\s(])-(?=\d)", "&minus;", together)

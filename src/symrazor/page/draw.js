@@ -18,6 +18,7 @@ function make(node, attributes, children) {
 }
 const h = (tag, attributes, ...children) => make(document.createElement(tag), attributes, children);
 const s = (tag, attributes, ...children) => make(document.createElementNS(SVG, tag), attributes, children);
+const captioned = text => h("caption", {}, h("span", {}, text));
 const known = value => typeof value === "number" && Number.isFinite(value);
 
 function number(value, digits = 3) {
@@ -45,7 +46,7 @@ function ticks(low, high, count) {
   const step = [1, 2, 5, 10].find(m => m * power >= raw * 0.999) * power;
   const found = [];
   for (let k = Math.ceil(low / step - 1e-9); k * step <= high + step * 1e-9; k += 1) found.push(k * step);
-  return found;
+  return found.length < 2 && count < 9 ? ticks(low, high, count + 1) : found;
 }
 function logTicks(low, high) {
   const found = [];
@@ -184,7 +185,7 @@ function sortable(columns, rows, caption) {
   }
   fill();
   const csv = () => [columns.map(c => c.name), ...order.map(row => columns.map(c => row[c.key]))].map(line => line.map(cell).join(",")).join("\r\n") + "\r\n";
-  const table = h("table", {}, h("caption", {}, caption), h("thead", {}, h("tr", {}, heads)), body);
+  const table = h("table", {}, captioned(caption), h("thead", {}, h("tr", {}, heads)), body);
   const status = h("span", { role: "status", class: "soft" });
   const copy = h("button", { type: "button", onclick: async () => { status.textContent = await copied(csv()) ? `Copied ${rows.length} rows` : "Could not copy: select the table instead"; } }, "Copy as CSV");
   return [h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": caption }, table), h("div", { class: "tools" }, copy, status)];

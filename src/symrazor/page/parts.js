@@ -50,7 +50,7 @@ function comparison(question) {
   return [
     h("h3", {}, "The candidates"),
     h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Candidates by evidence" },
-      h("table", {}, h("caption", {}, "Log evidence = fit − complexity, in nats. Three nats are odds of twenty to one."), h("thead", {}, head), h("tbody", {}, rows.map(c => h("tr", {}, cells(c)))))),
+      h("table", {}, captioned("Log evidence = fit − complexity, in nats. Three nats are odds of twenty to one."), h("thead", {}, head), h("tbody", {}, rows.map(c => h("tr", {}, cells(c)))))),
     lineChart(curves, { label: "Log evidence over training", caption: "Log evidence of each candidate over training, from the training data alone. The table has the state that was kept." }),
   ];
 }
@@ -218,7 +218,7 @@ function dynamics(candidate) {
   });
   return [
     h("h3", {}, "What is conserved"),
-    h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Conserved quantities" }, h("table", {}, h("caption", {}, "Learned generators by their singular values. Parallelness is how much of one lies in the space of known symmetries; drift is how far the quantity moves along a trajectory."),
+    h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Conserved quantities" }, h("table", {}, captioned("Learned generators by their singular values. Parallelness is how much of one lies in the space of known symmetries; drift is how far the quantity moves along a trajectory."),
       h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "Quantity"), h("td", {}), ["Singular value", "Parallelness", "Drift"].map(name => h("th", { scope: "col", class: "num" }, name)))), h("tbody", {}, rows))),
     h("div", { class: "grid" }, held.filter(one => Array.isArray(one.matrix) || one.flow).map(one => h("div", {}, h("h4", {}, one.name), matrix(one), flow(one)))),
   ];
@@ -256,10 +256,10 @@ function cost(question) {
     const totals = [["Parameters", c.parameters], ["Operations per datum", c.flops], [`Milliseconds for ${number(c.data)} data`, c.latency_ms]].filter(([, pair]) => pair);
     const fates = (c.layers || []).flatMap(layer => layer.paths.filter(path => path.fate === "dropped").map(path => `${path.path} of layer ${layer.name || "network"}`));
     found.push(h("p", { class: "note" }, fates.length ? `Collapsed to a plain network, without ${fates.join(", ")}.` : "Collapsed to a plain network: no path was dropped.", c.change ? ` Outputs change by ${number(c.change.rms, 2)} of their size.` : ""),
-      wrap("Cost before and after", h("table", {}, h("caption", {}, "The whole network, before and after"), heads(["", "Before", "After", "Change"]), h("tbody", {}, totals.map(([name, pair]) => row(name, [number(pair.before), number(pair.after), saved(pair.before, pair.after)]))))));
+      wrap("Cost before and after", h("table", {}, captioned("The whole network, before and after"), heads(["", "Before", "After", "Change"]), h("tbody", {}, totals.map(([name, pair]) => row(name, [number(pair.before), number(pair.after), saved(pair.before, pair.after)]))))));
   }
   const after = layers.some(one => known(one.flops_after));
-  if (layers.length) found.push(wrap("Cost of each layer", h("table", {}, h("caption", {}, "Each layer: parameters, and operations per datum"), heads(["Layer", "Parameters", after && "After", "Operations", after && "After"].filter(Boolean)),
+  if (layers.length) found.push(wrap("Cost of each layer", h("table", {}, captioned("Each layer: parameters, and operations per datum"), heads(["Layer", "Parameters", after && "After", "Operations", after && "After"].filter(Boolean)),
     h("tbody", {}, layers.map(one => row(`${one.layer || "network"} ${one.type || ""}`, after ? [number(one.parameters), number(one.parameters_after), number(one.flops), number(one.flops_after)] : [number(one.parameters), number(one.flops)]))))));
   return found;
 }
