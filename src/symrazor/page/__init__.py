@@ -8,7 +8,9 @@
 | `document.py` | the document of a `Fit` |
 | `extract.py` | calibration, filters, anchors, examples and costs out of a trained network |
 | `notebook.py` | a reading in a notebook |
-| `page.css`, `draw.js`, `parts.js`, `page.js` | style; primitives; sections; the page |
+| `page.html`, `page.css` | the frame and its style |
+| `draw.js`, `chart.js`, `table.js` | elements and numbers; curves; tables that sort |
+| `layers.js`, `symmetries.js`, `parts.js`, `page.js` | the parts of a question; the page |
 """
 
 from symrazor.page.build import page_html as page_html

@@ -17,7 +17,15 @@ from symrazor.report import write_atomically
 LIMIT = 3_000_000
 """Bytes of a page."""
 
-SCRIPTS = ("draw.js", "parts.js", "page.js")
+SCRIPTS = (
+    "draw.js",
+    "chart.js",
+    "table.js",
+    "layers.js",
+    "symmetries.js",
+    "parts.js",
+    "page.js",
+)
 
 
 def write_page(document: Mapping[str, Any], file: str | Path) -> Path:

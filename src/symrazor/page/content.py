@@ -167,7 +167,7 @@ def series(history: Sequence[Mapping[str, Any]], places: list[str], points: int)
             of_place.setdefault(name, [None] * len(kept))[row] = value
         for name, value in (record.get("effective_parameters") or {}).items():
             column = effective.setdefault(_place(name, places), [None] * len(kept))
-            column[row] = (column[row] or 0.0) + value
+            column[row] = None if value is None else (column[row] or 0.0) + value
     cleaned: Content = clean({**found, "precisions": precisions, "effective_parameters": effective})
     return cleaned
 
