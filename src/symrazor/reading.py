@@ -163,6 +163,12 @@ class Reading:
         verdict = textwrap.fill(self.verdict.replace(" %", "\0%"), WIDTH, break_on_hyphens=False)
         return "\n".join([*lines, verdict.replace("\0%", " %")])
 
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        from symrazor.page.notebook import reading_html
+
+        return reading_html(self)
+
 
 def json_ready(value: Any) -> Any:
     """What JSON has a word for: other things by their number or their name."""
