@@ -1,8 +1,9 @@
-"""Paths that relax translation equivariance, and their sum.
+"""Paths that relax equivariance to translations and rotations, and their sum.
 
 | path | equivariant to | weights |
 |---|---|---|
 | `Conv` | translations (circular padding) | 9DC |
+| `GConv` | translations, rotations, reflections | 9DC / |G| |
 | `FFC` | nothing | DC(S + S') |
 | `FC` | nothing | DCSS' |
 | `SConv` | translations | DCP |
@@ -14,6 +15,8 @@ from symrazor.layers.conv import Conv as Conv
 from symrazor.layers.dense import FC as FC
 from symrazor.layers.factored import FFC as FFC
 from symrazor.layers.factored import BlockLinear as BlockLinear
+from symrazor.layers.gconv import GConv as GConv
+from symrazor.layers.gconv import GroupPool as GroupPool
 from symrazor.layers.path import Path as Path
 from symrazor.layers.relaxed import Relaxed as Relaxed
 from symrazor.layers.relaxed import path_groups as path_groups

@@ -7,11 +7,41 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from symrazor.hyper import weights
+from symrazor.layers.conv import Filtered
 from symrazor.layers.path import Path
 
 
+def joint(paths: Sequence[nn.Module]) -> list[list[nn.Module]]:
+    """Paths by their subsampling: filters that are shrunk alike are shrunk together.
+
+    Each of them alone would keep the component with its own largest norm, and a shift would move
+    their outputs by different steps: the sum would not be equivariant though every term is.
+    """
+    found: dict[object, list[nn.Module]] = {}
+    for path in paths:
+        key: object = id(path)
+        if isinstance(path, Filtered) and path.shrink.stride > 1:
+            key = path.shrink.stride, path.shrink.reduction
+        found.setdefault(key, []).append(path)
+    return list(found.values())
+
+
+def _together(paths: Sequence[nn.Module], x: Tensor) -> Tensor:
+    """The sum of paths that are shrunk together."""
+    if len(paths) == 1:
+        y: Tensor = paths[0](x)
+        return y
+    filters = [path for path in paths if isinstance(path, Filtered)]
+    filters[0].check(x)
+    total = filters[0].conv(x)
+    for path in filters[1:]:
+        total = total + path.conv(x)
+    y = filters[0].shrink(total)
+    return y
+
+
 class Relaxed(nn.Module):
-    r"""$y = \sum_p \mathrm{path}_p(x)$.
+    r"""$y = \sum_p \mathrm{path}_p(x)$; filters with a stride are added up before they are shrunk.
 
     The sum, not the mean: with the mean of two paths, one of them small, every layer halves the
     signal, and eight of them do not start to train.
@@ -50,9 +80,10 @@ class Relaxed(nn.Module):
 
     def forward(self, x: Float[Tensor, "n c *size"]) -> Float[Tensor, "n d *small"]:
         """Add the paths up."""
-        total: Tensor = self.paths[0](x)
-        for path in list(self.paths)[1:]:
-            total = total + path(x)
+        terms = [_together(paths, x) for paths in joint(list(self.paths))]
+        total = terms[0]
+        for term in terms[1:]:
+            total = total + term
         return total / len(self.paths) if self.mean else total
 
     def path(self, i: int) -> Path:
