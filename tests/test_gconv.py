@@ -9,7 +9,7 @@ from torch import nn
 from symrazor.collapse import collapse
 from symrazor.curvature import Method, curvature
 from symrazor.layers import FFC, Conv, GConv, GroupPool, Path, Relaxed
-from symrazor.layers.point_group import PointGroup, point_group
+from symrazor.layers.point_group import point_group
 from symrazor.likelihood import Categorical
 from symrazor.testing import Head, PathSuite, assert_close, dense_block, dense_ggn
 
@@ -115,7 +115,7 @@ def test_is_the_definition() -> None:
     for g, h, s in itertools.product(range(8), range(8), range(9)):
         source = torch.tensor([s // 3 - 1, s % 3 - 1], dtype=torch.float64)
         dy, dx = (int(v) for v in group.matrices[g] @ source)  # psi(delta') is met at R_g delta'
-        relative = next(r for r in range(8) if group.product(g, r) == h)
+        relative = next(r for r in range(8) if int(group.table[g, r]) == h)
         shifted = torch.roll(inputs[:, h], (-dy, -dx), (2, 3))
         y[:, g] += torch.einsum("oc,nchw->nohw", W[:, relative, :, s], shifted)
     y += b.reshape(1, 1, -1, 1, 1)
@@ -187,11 +187,10 @@ def test_curvature_of_a_mixed_layer() -> None:
 @pytest.mark.parametrize("rotations", (1, 2, 3, 4, 6, 8))
 @pytest.mark.parametrize("mirrored", (False, True))
 def test_the_table_is_that_of_the_matrices(rotations: int, mirrored: bool) -> None:
-    group = PointGroup(rotations, mirrored)
+    group = point_group(f"{'D' if mirrored else 'C'}{rotations}")
     R = group.matrices
     for a, b in itertools.product(range(group.order), repeat=2):
         assert torch.allclose(R[a] @ R[b], R[int(group.table[a, b])], atol=1e-12)
-        assert int(group.table[a, group.inverse[a]]) == 0
     if group.exact:  # an action: a (b x) = (a b) x
         x = torch.randn(1, group.order, 4, 4)
         for a, b in itertools.product(range(group.order), repeat=2):

@@ -15,6 +15,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from symrazor.groups import Group
 from symrazor.layers.conv import Conv, Filtered, Padding, check_kernel, is_strict
 from symrazor.layers.group_filter import Fields, GroupFilter
 from symrazor.layers.path import Map
@@ -64,7 +65,8 @@ class GConv(Filtered):
     number of fields.
 
     Args:
-        group: "p4" (quarter turns), "p4m" (with reflections), "p2", "pm", or as in "C8" and "D8".
+        group: "p4" (quarter turns), "p4m" (with reflections), "p2", "pm", as in "C8" and "D8", or
+            a finite group of 2 x 2 matrices.
         kind: see `Kind`; for "lift" the input is an image of any number of channels.
         kernel: size of the filter in every dimension; odd.
         padding: "circular" or "zeros".
@@ -82,7 +84,7 @@ class GConv(Filtered):
         out_channels: int,
         in_shape: Sequence[int],
         stride: int = 1,
-        group: str = "p4",
+        group: str | Group = "p4",
         kind: Kind = "full",
         kernel: int = 3,
         padding: Padding = "circular",
@@ -133,10 +135,8 @@ class GConv(Filtered):
         return list(self.stages[-1].parameters())
 
     def transformations(self) -> list[tuple[Map, Map]]:
-        """What each element but the identity does to inputs and to outputs; exact groups only."""
+        """What each element but the identity does to inputs and to outputs."""
         group: PointGroup = self.point_group
-        if not group.exact:
-            return []
         lifts = self.kind == "lift"
         return [
             (partial(group.act, g, regular=not lifts), partial(group.act, g))

@@ -40,7 +40,7 @@ def turns(group: PointGroup, kernel: int) -> Turns:
 def interpolation(group: PointGroup, kernel: int) -> Float[Tensor, "g p s"]:
     r"""$T_g[p, \delta] = \prod_d \max(0, 1 - |(R_g^{-1} \delta - p)_d|)$, in float64."""
     places = grid((kernel, kernel))
-    sources = torch.einsum("gij,sj->gsi", group.matrices.mT, places)  # R^-1 = R^T
+    sources = torch.einsum("gij,sj->gsi", torch.linalg.inv(group.matrices), places)
     apart = (sources.unsqueeze(1) - places[:, None]).abs()
     return (1 - apart).clamp_min(0).prod(-1)
 
