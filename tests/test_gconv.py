@@ -6,10 +6,13 @@ import pytest
 import torch
 from torch import nn
 
+import symrazor as sr
 from symrazor.collapse import collapse
 from symrazor.curvature import Method, curvature
+from symrazor.equivariance import layer_errors
 from symrazor.layers import FFC, Conv, GConv, GroupPool, Path, Relaxed
 from symrazor.layers.point_group import point_group
+from symrazor.layers.relaxed import start_near_
 from symrazor.likelihood import Categorical
 from symrazor.testing import Head, PathSuite, assert_close, dense_block, dense_ggn
 
@@ -229,3 +232,93 @@ def test_group_pool() -> None:
             moved = pool(group.act(g, x))
             assert torch.allclose(moved, group.act(g, pool(x), regular=False))
     assert torch.equal(GroupPool(4)(x)[:, 0], x[:, ::2].amax(1))
+
+
+def test_maps_of_a_larger_group_are_maps_of_its_subgroup() -> None:
+    """Channels of p4m are channels of p4 with twice the fields, those of p4 of p2."""
+    x = torch.randn(2, 16, 4, 4, dtype=torch.float64)
+    for large, small in (("p4m", "p4"), ("p4m", "p2"), ("p4", "p2"), ("D8", "C8"), ("C8", "p4")):
+        one, two = point_group(large), point_group(small)
+        if not one.exact:
+            continue
+        for g in range(two.order):
+            same = [h for h in range(one.order) if torch.equal(one.matrices[h], two.matrices[g])]
+            assert torch.equal(two.act(g, x), one.act(same[0], x))
+
+
+def _cnn(padding_mode: str = "circular") -> nn.Sequential:
+    torch.manual_seed(0)
+    options = {"padding": 1, "padding_mode": padding_mode}
+    return nn.Sequential(
+        nn.Conv2d(2, 8, 3, **options),
+        nn.ReLU(),
+        nn.Conv2d(8, 16, 3, **options),
+        nn.ReLU(),
+        nn.Conv2d(16, 16, 3, 2, **options),
+        nn.ReLU(),
+        nn.Conv2d(16, 6, 3, **options),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(6, 3),
+    ).double()
+
+
+def test_relax_with_rotations() -> None:
+    """The equivariant part of each convolution is a path; the network computes what it did."""
+    cnn, x = _cnn(), torch.randn(3, 2, 8, 8, dtype=torch.float64)
+    model = sr.relax(cnn, x, groups=["translation", "p4", "p4m"])
+    assert_close(model(x), cnn(x), 1e-12)
+    first, second, strided, last = (m for m in model if isinstance(m, Relaxed))
+    assert [path.label for path in first.paths] == ["Conv", "GConv p4", "GConv p4m", "FFC"]
+    assert first.path(1).kind == "lift" and second.path(1).kind == "full"
+    assert strided.path(1).out_shape == (4, 4) and not strided.path(1).strict
+    assert [path.label for path in last.paths] == ["Conv", "FFC"]
+    account = sr.relaxation(model).changed
+    assert "no p4: expected a number of channels out" in account["6"]
+    for layer in (first, second):  # orthogonal parts: nothing equivariant is left in the others
+        conv, p4, p4m = (layer.path(i) for i in range(3))
+        rest = [conv.conv.weight, p4.stages[0].convolution().weight]
+        for some in rest:
+            left = GConv(
+                *p4m.spaces[:1], p4m.out_channels, p4m.in_shape, 1, "p4m", p4m.kind
+            ).double()
+            left.stages[0].project_(some.detach(), None)
+            assert float(left.stages[0].weight.detach().abs().max()) < 1e-12
+    assert {name for name in layer_errors(model, x).network} == {"translation", "p4", "p4m"}
+
+
+def test_relaxed_rotations_start_near_the_largest_group() -> None:
+    cnn, x = _cnn(), torch.randn(16, 2, 8, 8, dtype=torch.float64)
+    model = sr.relax(cnn, x, groups=["translation", "p4"])
+    with torch.no_grad():
+        before = model[0](x).square().mean()
+        start_near_(model, x)
+        layer = model[0]
+        conv, p4 = layer.path(0)(x), layer.path(1)(x)
+        assert_close(conv.square().mean().sqrt(), 0.1 * p4.square().mean().sqrt(), 1e-10)
+        assert_close(p4.square().mean(), before, 1e-10)
+    errors = layer_errors(model, x).layers
+    assert errors["0"]["p4"] < 0.2 and errors["0"]["translation"] < 1e-12
+
+
+def test_frozen_convolutions_stay() -> None:
+    cnn, x = _cnn().requires_grad_(False), torch.randn(2, 2, 8, 8, dtype=torch.float64)
+    model = sr.relax(cnn, x, groups=["translation", "p4"])
+    assert torch.equal(model[0].path(0).conv.weight, cnn[0].weight)
+    assert model[0].path(1).is_zero()
+    start_near_(model, x)
+    assert torch.equal(model[0].path(0).conv.weight, cnn[0].weight)
+
+
+def test_reading_names_the_groups() -> None:
+    torch.manual_seed(0)
+    x, y = torch.randn(12, 2, 8, 8), torch.arange(12) % 3
+    cnn = nn.Sequential(
+        *list(_cnn().float())[:2], nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 3)
+    )
+    model = sr.relax(cnn, x, groups=["translation", "p4"])
+    found = sr.fit(model, (x, y), epochs=2, batch_size=12).reading
+    layer = found.layers[0]
+    assert set(layer.equivariance_error) == {"translation", "p4"} == set(found.equivariance_error)
+    assert set(found.relative_effective_parameters()) == {"Conv", "GConv p4", "FFC"}
+    assert "The group p4 is" in found.verdict and "p4" in str(found)

@@ -9,7 +9,8 @@ $$ \varepsilon = \sqrt{\frac{\operatorname{mean}_{n, g}\, \lVert f(g x_n) - g' f
 with $\bar f$ the mean of f over data and positions, one value per channel: a large constant bias is
 equivariant, and dividing by it would hide a symmetry that is broken. 0 is exactly equivariant; a
 map that has nothing to do with the group has an error near $\sqrt 2$.
-A new group is one function that lists its elements as `Action`s; translations are the first.
+A new group is one function that lists its elements as `Action`s: translations, and what the paths
+of a layer say about their own groups (`Path.transformations`).
 """
 
 import itertools
@@ -25,8 +26,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from symrazor.curvature.tape import Input, call, each
-from symrazor.layers.path import Shape
-from symrazor.layers.relaxed import spatial_layers
+from symrazor.layers.gconv import GConv
+from symrazor.layers.path import Path, Shape
+from symrazor.layers.relaxed import Relaxed, spatial_layers
 
 Map = Callable[[Tensor], Tensor]
 BATCH = 256  # inputs per forward pass
@@ -147,6 +149,37 @@ def _squares(f: Map, x: Tensor, y: Tensor, action: Action) -> float:
     return total
 
 
+def turns(layer: nn.Module) -> dict[str, list[Action]]:
+    """For each group with more than translations in a layer, its elements but the identity."""
+    paths = layer.paths if isinstance(layer, Relaxed) else [layer]
+    found: dict[str, list[Action]] = {}
+    for path in paths:
+        actions = path.transformations() if isinstance(path, Path) else []
+        if actions:
+            found[str(path.group)] = [Action(before, (after,)) for before, after in actions]
+    return found
+
+
+def image_turns(model: nn.Module) -> dict[str, list[Action]]:
+    """What the groups of the layers that see images do to an image, and to outputs.
+
+    Vectors must not change; maps that a network returns turn as images do.
+    """
+    found: dict[str, list[Action]] = {}
+    for path in model.modules():
+        if isinstance(path, GConv) and path.kind == "lift":
+            act = path.point_group.act
+            found[str(path.group)] = [
+                Action(partial(act, g, regular=False), (partial(_turned, act, g),))
+                for g in range(1, path.point_group.order)
+            ]
+    return found
+
+
+def _turned(act: Callable[..., Tensor], g: int, y: Tensor) -> Tensor:
+    return y if y.dim() == 2 else act(g, y, regular=False)
+
+
 @contextmanager
 def evaluating(f: object) -> Iterator[None]:
     """Every module of f in eval mode, for a while."""
@@ -194,11 +227,16 @@ def layer_errors(model: nn.Module, x: Input, *, count: int = 16, seed: int = 0) 
         for layer in seen:
             stack.enter_context(layer.register_forward_pre_hook(note, with_kwargs=True))
         call(model, x)
-    found = {
-        name: {"translation": measure(layer, torch.cat(seen[layer]))}
-        for name, layer in layers.items()
-        if seen[layer]
-    }
+    found = {}
+    for name, layer in layers.items():
+        if seen[layer]:
+            inputs = torch.cat(seen[layer])
+            found[name] = {"translation": measure(layer, inputs)}
+            for group, actions in turns(layer).items():
+                found[name][group] = measure(layer, inputs, actions)
     dims = {maps[0].dim() for maps in seen.values() if maps} or {3, 4, 5}
     is_map = isinstance(x, Tensor) and x.dim() in dims and len(x) > 1
-    return Errors({"translation": measure(model, x)} if is_map else {}, found)
+    network = {"translation": measure(model, x)} if is_map else {}
+    for group, actions in image_turns(model).items() if is_map else ():
+        network[group] = measure(model, x, actions)
+    return Errors(network, found)

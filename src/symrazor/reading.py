@@ -16,10 +16,19 @@ from symrazor.curvature.tape import Input
 from symrazor.equivariance import Errors, layer_errors
 from symrazor.evidence.value import Evidence
 from symrazor.hyper import weights
+from symrazor.layers.path import Path
 from symrazor.layers.relaxed import Relaxed, spatial_layers
 from symrazor.learner import Razor, latest_razor
 from symrazor.likelihood import Bernoulli, Categorical, Likelihood
-from symrazor.verdict import LayerReading, PathReading, as_range, percent, table, words
+from symrazor.verdict import (
+    LayerReading,
+    PathReading,
+    as_range,
+    percent,
+    table,
+    words,
+    words_on_turns,
+)
 
 SCHEMA = 2
 """Version of the JSON document, see docs/reading.md."""
@@ -217,6 +226,7 @@ def read(
     if razor.at_bound:
         numbers += f"; precision at its bound: {', '.join(razor.at_bound)}"
     in_words = words(found, errors.network.get("translation"))
+    in_words = f"{in_words} {words_on_turns(found, errors.network)}".strip()
     return Reading(
         verdict=f"{in_words} {numbers}.".strip(),
         evidence=evidence.to_dict(),
@@ -259,6 +269,10 @@ def _places(name: str, layer: nn.Module) -> dict[str, list[str]]:
     return {f"{name}.paths.{i}".lstrip("."): [] for i in range(len(layer.paths))}
 
 
+def _label(module: nn.Module) -> str:
+    return module.label if isinstance(module, Path) else type(module).__name__
+
+
 def _paths(
     razor: Razor,
     modules: dict[str, nn.Module],
@@ -270,7 +284,7 @@ def _paths(
     total = sum(used.values())
     return [
         PathReading(
-            type(modules[place]).__name__,
+            _label(modules[place]),
             getattr(modules[place], "group", None),
             used[place] / total if total > 0 else 1 / len(paths),
             used[place],

@@ -2,7 +2,7 @@
 
 import math
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Literal
@@ -79,6 +79,15 @@ class LayerReading:
         return self.equivariance_error.get("translation")
 
     @property
+    def turns(self) -> list[str]:
+        """Groups with more than translations that were measured."""
+        return [group for group in self.equivariance_error if group != "translation"]
+
+    def share_of(self, group: str) -> float:
+        """Share of the effective parameters that sits in paths of a group."""
+        return sum(path.share for path in self.paths if path.group == group)
+
+    @property
     def kind(self) -> Kind | None:
         """What the layer turned out to be, by what it does and by what it is made of.
 
@@ -118,6 +127,26 @@ def words(layers: Sequence[LayerReading], network: float | None) -> str:
     if network is not None:
         text += f" Whole network: error {percent(network)}."
     return text
+
+
+def words_on_turns(layers: Sequence[LayerReading], network: Mapping[str, float]) -> str:
+    """Which layers keep each group of rotations and reflections, and which break it."""
+    found = []
+    for group in dict.fromkeys(group for layer in layers for group in layer.turns):
+        own = [layer for layer in layers if group in layer.turns]
+        kept = [layer for layer in own if layer.equivariance_error[group] < SMALL_ERROR]
+        parts = []
+        for some, verb in ((kept, "kept"), ([x for x in own if x not in kept], "broken")):
+            if some:
+                names = ", ".join(layer.name or "(the model)" for layer in some)
+                errors = as_range([layer.equivariance_error[group] for layer in some])
+                shares = as_range([layer.share_of(group) for layer in some])
+                plural = "" if len(some) == 1 else "s"
+                parts.append(f"{verb} by layer{plural} {names} (share {shares}, error {errors})")
+        text = f"The group {group} is {', '.join(parts)}"
+        text += f"; whole network: error {percent(network[group])}." if group in network else "."
+        found.append(text)
+    return " ".join(found)
 
 
 _PHRASES: list[Kind] = ["equivariant", "unused freedom", "borders", "position"]
@@ -174,13 +203,21 @@ def table(layers: Sequence[LayerReading], width: int) -> list[str]:
     lines = [head + "precision"]
     for layer, name in zip(layers, short, strict=True):
         for number, path in enumerate(layer.paths):
-            error = "" if number or layer.error is None else percent(layer.error)
+            error = _error(layer, number)
             row = f"{name:<{names}}  {path.path:<{paths}}{100 * path.share:>5.0f} %"
             row += f"{path.effective_parameters:>11.1f}{path.parameters:>11,}{error:>{errors}}   "
             for text in textwrap.wrap(_precisions(path), max(20, width - len(head))):
                 lines.append(row + text)
                 row = " " * len(head)
     return lines
+
+
+def _error(layer: LayerReading, number: int) -> str:
+    """Beside a path the error of its group; that of translations beside the first other one."""
+    own = [path.group if path.group in layer.turns else "translation" for path in layer.paths]
+    if own.index(own[number]) < number or own[number] not in layer.equivariance_error:
+        return ""
+    return percent(layer.equivariance_error[own[number]])
 
 
 def _precisions(path: PathReading) -> str:

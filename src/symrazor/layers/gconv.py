@@ -16,7 +16,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from symrazor.groups import Group
-from symrazor.layers.conv import Conv, Filtered, Padding, check_kernel, is_strict
+from symrazor.layers.conv import AnyConv, Conv, Filtered, Padding, check_kernel, is_strict
 from symrazor.layers.group_filter import Fields, GroupFilter
 from symrazor.layers.path import Map
 from symrazor.layers.point_group import PointGroup, point_group
@@ -103,6 +103,55 @@ class GConv(Filtered):
         self.conv = filters(kind, self._fields(), kernel, padding)
         self.shrink = Subsample(stride, reduction)
 
+    @classmethod
+    @torch.no_grad()
+    def split_off(
+        cls, conv: AnyConv, in_shape: Sequence[int], group: str | Group, lift: bool
+    ) -> "GConv":
+        """The part of a convolution that is equivariant to a group, which loses it.
+
+        The two are orthogonal and add up to what the convolution was. A frozen convolution stays
+        as it is, and the path starts at zero.
+
+        Args:
+            conv: with an odd square filter, padded to the same size, no dilation or groups; its
+                channels are taken as (element, field).
+            in_shape: of its input.
+            group: see the class; of the grid.
+            lift: whether its input is an image.
+
+        Raises:
+            ValueError: another convolution, or channels or maps that do not fit the group.
+        """
+        around = [k // 2 for k in conv.kernel_size for _ in range(2)]
+        alike = len(set(conv.kernel_size)) == 1 and len(set(conv.stride)) == 1
+        same = list(conv._reversed_padding_repeated_twice) == around
+        if not alike or not same or set(conv.dilation) | {conv.groups} != {1}:
+            raise ValueError(f"expected a convolution padded to the same size, got {conv}")
+        path = cls(
+            conv.in_channels,
+            conv.out_channels,
+            in_shape,
+            conv.stride[0],
+            group,
+            "lift" if lift else "full",
+            conv.kernel_size[0],
+            conv.padding_mode,  # type: ignore[arg-type]
+            "first",
+        ).to(conv.weight)
+        if not path.point_group.exact:
+            raise ValueError(f"expected a group of the grid, got {path.group}")
+        (stage,) = path.stages
+        if not conv.weight.requires_grad:
+            path.scale_(0.0)
+            return path
+        stage.project_(conv.weight, conv.bias)
+        own = stage.convolution()
+        conv.weight.sub_(own.weight)
+        if conv.bias is not None and own.bias is not None:
+            conv.bias.sub_(own.bias)
+        return path
+
     def _fields(self) -> Fields:
         order = self.point_group.order
         wanted = [("out", self.out_channels)]
@@ -116,6 +165,16 @@ class GConv(Filtered):
                 )
         inputs = self.in_channels if self.kind == "lift" else self.in_channels // order
         return Fields(inputs, self.out_channels // order, self.point_group)
+
+    @property
+    def elements(self) -> int:
+        """|G|."""
+        return self.point_group.order
+
+    @property
+    def label(self) -> str:
+        """With its group: a layer may have one for several."""
+        return f"{type(self).__name__} {self.group}"
 
     @property
     def stages(self) -> list[GroupFilter]:

@@ -152,6 +152,30 @@ class GroupFilter(nn.Module):
         return y if bias is None else y + bias.reshape(-1, 1, 1)
 
     @torch.no_grad()
+    def project_(self, kernels: Float[Tensor, "d c k k"], bias: Float[Tensor, " d"] | None) -> None:
+        r"""Take the values whose bank is nearest to a filter of ordinary channels, and its bias.
+
+        $\psi[o, h', c, \delta'] = \frac1{|G|} \sum_g K[g, o, g h', c, R_g \delta']$: the mean of
+        what every element sees, turned back. For groups of the grid, full or lifting.
+        """
+        order = self.fields.group.order
+        split = kernels.reshape(order, self.fields.outputs, -1, self.fields.inputs, self.kernel**2)
+        self.weight.copy_(torch.stack([self.back(g, split[g]) for g in range(order)]).mean(0))
+        if self.bias is not None and bias is not None:
+            self.bias.copy_(bias.reshape(order, -1).mean(0))
+
+    def back(self, g: int, patches: Float[Tensor, "*n h c s"]) -> Float[Tensor, "*n r c p"]:
+        """Patches as element g sees them: on its relatives first to last, turned back."""
+        if self.fields.mixing == "full":
+            patches = patches.index_select(-3, self.fields.group.table[g].to(patches.device))
+        elif self.fields.mixing == "pointwise":
+            patches = patches.narrow(-3, g, 1)
+        if self.index is not None:
+            return patches.index_select(-1, self.index[g].argsort())
+        assert self.matrices is not None
+        return patches @ self.matrices[g].to(patches.dtype).T
+
+    @torch.no_grad()
     def convolution(self) -> nn.Conv2d:
         """The same map as one convolution of torch."""
         fields, order = self.fields, self.fields.group.order
@@ -197,21 +221,10 @@ def _group_filter(module: GroupFilter) -> Sharing:
     fields = module.fields
     order, shape = fields.group.order, module.weight.shape
 
-    def back(g: int, patches: Float[Tensor, "*n h c s"]) -> Float[Tensor, "*n r c p"]:
-        """Patches as element g sees them: its relatives first to last, turned back."""
-        if fields.mixing == "full":
-            patches = patches.index_select(-3, fields.group.table[g].to(patches.device))
-        elif fields.mixing == "pointwise":
-            patches = patches.narrow(-3, g, 1)
-        if module.index is not None:
-            return patches.index_select(-1, module.index[g].argsort())
-        assert module.matrices is not None
-        return patches @ module.matrices[g].to(patches.dtype).T
-
     def inputs(x: Float[Tensor, "n c h w"]) -> Float[Tensor, "n s k i"]:
         patches = all_patches(x, module.geometry)
         patches = patches.reshape(*patches.shape[:2], -1, fields.inputs, module.kernel**2)
-        a = torch.stack([back(g, patches) for g in range(order)], 1).flatten(1, 2)
+        a = torch.stack([module.back(g, patches) for g in range(order)], 1).flatten(1, 2)
         if fields.depthwise:
             return a.transpose(2, 3).flatten(3)
         return a.flatten(2).unsqueeze(2)
@@ -233,11 +246,11 @@ def _group_filter(module: GroupFilter) -> Sharing:
             rows = A.reshape(len(A), -1, *width)
             if fields.mixing == "pointwise":
                 rows = rows.expand(-1, order, -1, -1)
-            half = back(g, rows).flatten(1).T
+            half = module.back(g, rows).flatten(1).T
             columns = half.reshape(len(half), -1, *width)
             if fields.mixing == "pointwise":
                 columns = columns.expand(-1, order, -1, -1)
-            found = back(g, columns).flatten(1)
+            found = module.back(g, columns).flatten(1)
             total = found if total is None else total + found
         assert total is not None
         return total.unsqueeze(0)

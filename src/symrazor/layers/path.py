@@ -104,6 +104,16 @@ class Path(nn.Module):
         self.stride = stride
 
     @property
+    def elements(self) -> int:
+        """Of its group at each position: 0 without a group, 1 for translations alone."""
+        return 0 if self.group is None else 1
+
+    @property
+    def label(self) -> str:
+        """What it is called in reports."""
+        return type(self).__name__
+
+    @property
     def pixels_in(self) -> int:
         """Number of input positions."""
         return prod(self.in_shape)

@@ -6,8 +6,11 @@ by
 
 $$ (g x)[h](p) = x[g^{-1} h](R_g^{-1} p) . $$
 
-Channels are ordered (element, field): channel $h C + c$ holds field c of element h, elements in the
-order of the group's `finite()`, the identity first.
+Channels are ordered (element, field): channel $h C + c$ holds field c of element h. Elements of C_n
+are $r^0, \dots, r^{n-1}$, those of D_n $r^0, r^0 m, r^1, r^1 m, \dots$ with the turn r and the
+mirror m; of other groups in the order of their `finite()`. So a map of C |G| channels for p4m is
+also one for p4 with twice the fields, and one for p4 is one for p2: paths of these groups can be
+added up.
 """
 
 import re
@@ -31,9 +34,11 @@ class PointGroup:
 
     Args:
         group: its matrices act on coordinates (x, y), as for `OnGrid`.
+        places: index in the group's `finite()` of each element, in our order; none for its own.
     """
 
     group: Group
+    places: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         """Raise ValueError for a group that does not act on the plane, or is not finite."""
@@ -41,7 +46,8 @@ class PointGroup:
             raise ValueError(
                 f"expected a group of 2 x 2 matrices, got {self.group.name}; as in cyclic(4)"
             )
-        self.group.finite()
+        if not self.places:
+            object.__setattr__(self, "places", tuple(self.group.finite().elements))
 
     @property
     def name(self) -> str:
@@ -51,24 +57,26 @@ class PointGroup:
     @property
     def order(self) -> int:
         """Number of elements."""
-        return self.group.finite().order
+        return len(self.places)
 
-    @property
+    @cached_property
     def table(self) -> Int[Tensor, "g g"]:
         """table[a, b] is the index of the product a b."""
-        return self.group.finite().table
+        places = torch.tensor(self.places)
+        return places.argsort()[self.group.finite().table[places][:, places]]
 
     @cached_property
     def relative(self) -> Int[Tensor, "g g"]:
         """relative[g, h] is the index of the element g^-1 h."""
-        return self.table[torch.as_tensor(self.group.finite().inverse)]
+        inverse = (self.table == self.places.index(self.group.finite().identity)).int().argmax(1)
+        return self.table[inverse]
 
     @cached_property
     def matrices(self) -> Float[Tensor, "g 2 2"]:
         """R_g on (row, column)."""
         found = self.group.finite().matrices
         assert found is not None
-        return found.flip(1, 2)
+        return found[list(self.places)].flip(1, 2)
 
     @property
     def exact(self) -> bool:
@@ -87,7 +95,7 @@ class PointGroup:
         self, g: int, x: Float[Tensor, "n c h w"], regular: bool = True
     ) -> Float[Tensor, "n c h w"]:
         """The moved map, g x: one image for each element if `regular`, else plain images."""
-        moved = OnGrid(self.group, x.shape[2:]).act(x, g)
+        moved = OnGrid(self.group, x.shape[2:]).act(x, self.places[g])
         if not regular:
             return moved
         source = self.relative[g].to(x.device)
@@ -101,8 +109,16 @@ def _by_name(name: str) -> PointGroup:
     letters = re.fullmatch(r"([CcDd])_?([1-9]\d?)", short)
     if letters is None:
         raise ValueError(f"expected a group among {list(NAMES.values())}, C_n, D_n, got {name!r}")
-    make = cyclic if letters[1] in "Cc" else dihedral
-    return PointGroup(make(int(letters[2])))
+    n, mirrored = int(letters[2]), letters[1] in "Dd"
+    group = dihedral(n) if mirrored else cyclic(n)
+    every = group.finite()
+    turn, mirror = every.generators[0], every.generators[-1]
+    places = [every.identity]
+    for _ in range(n - 1):
+        places.append(int(every.table[turn, places[-1]]))
+    if mirrored:
+        places = [g for r in places for g in (r, int(every.table[r, mirror]))]
+    return PointGroup(group, tuple(places))
 
 
 def point_group(group: str | Group) -> PointGroup:

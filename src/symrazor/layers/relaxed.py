@@ -92,9 +92,14 @@ class Relaxed(nn.Module):
         assert isinstance(path, Path)
         return path
 
+    def free_paths(self) -> list[int]:
+        """Paths beside one with a larger group: what they add is less symmetric."""
+        sizes = [getattr(path, "elements", 0) for path in self.paths]
+        return [i for i, size in enumerate(sizes) if size < max(sizes)]
+
     @torch.no_grad()
     def scale_free_paths(self, precision: float) -> None:
-        """Draw the free paths from a prior of this precision relative to their start.
+        """Draw the paths without a group from a prior of this precision relative to their start.
 
         Their output shrinks by sqrt(precision). Infinity makes it zero, exactly; it is still no
         saddle, because only the last factor of a product is scaled: the first one keeps its size,
@@ -138,14 +143,12 @@ def path_groups(model: nn.Module) -> dict[str, list[str]]:
 
 
 def free_groups(model: nn.Module) -> set[str]:
-    """Those groups of `path_groups` that a relaxed layer with an equivariant path could lack."""
+    """Those groups of `path_groups` that a relaxed layer with a more symmetric path could lack."""
     free: set[str] = set()
     for prefix, layer in spatial_layers(model).items():
-        paths = list(layer.paths) if isinstance(layer, Relaxed) else []
-        groups = [getattr(path, "group", None) for path in paths]
-        if any(groups):
+        if isinstance(layer, Relaxed):
             start = f"{prefix}." if prefix else ""
-            free |= {f"{start}paths.{i}" for i, group in enumerate(groups) if group is None}
+            free |= {f"{start}paths.{i}" for i in layer.free_paths()}
     return free
 
 
@@ -167,24 +170,38 @@ SMALL = 0.1
 """Output of a free path near the symmetric network, over that of the equivariant path."""
 
 
+def _size(y: Tensor) -> float:
+    """Root mean square."""
+    return float(y.square().mean().sqrt())
+
+
 @torch.no_grad()
 def start_near_(model: nn.Module, x: Tensor) -> None:
-    """Scale the output of free paths to a tenth of that of the equivariant path beside them.
+    """Scale the output of free paths to a tenth of that of the most symmetric path beside them.
 
     The ratio is that of root mean squares on the inputs x, layer after layer: whatever the scale a
-    free path was drawn with, it starts alike. An output that is zero stays so.
+    free path was drawn with, it starts alike. An output that is zero stays so. Where a convolution
+    is among the free paths, the most symmetric ones take over what it adds to the scale: the output
+    keeps its size.
     """
 
     def scale(layer: nn.Module, args: tuple[Tensor]) -> None:
-        outputs = {path: path(args[0]) for path in layer.paths}  # type: ignore[union-attr]
-        kept = [y for path, y in outputs.items() if path.group is not None]
-        if not kept:
+        assert isinstance(layer, Relaxed)
+        free = layer.free_paths()
+        outputs = [path(args[0]) for path in layer.paths]
+        kept = [y for i, y in enumerate(outputs) if i not in free]
+        wanted = _size(torch.stack(kept).sum(0))
+        if not free or not wanted:
             return
-        wanted = torch.stack(kept).sum(0).square().mean().sqrt() * SMALL
-        for path, y in outputs.items():
-            size = y.square().mean().sqrt()
-            if path.group is None and bool(size > 0):
-                path.scale_(float(wanted / size))
+        if any(layer.path(i).group for i in free):
+            before = _size(torch.stack(outputs).sum(0))
+            for i in set(range(len(outputs))) - set(free):
+                layer.path(i).scale_(before / wanted)
+            wanted = before
+        for i in free:
+            size = _size(outputs[i])
+            if size > 0:
+                layer.path(i).scale_(wanted * SMALL / size)
 
     layers = [module for module in model.modules() if isinstance(module, Relaxed)]
     handles = [layer.register_forward_pre_hook(scale) for layer in layers]
