@@ -16,18 +16,18 @@ from symrazor.curvature.tape import Input
 from symrazor.equivariance import Errors, layer_errors
 from symrazor.evidence.value import Evidence
 from symrazor.hyper import weights
-from symrazor.layers.path import Path
+from symrazor.lattice import support
 from symrazor.layers.relaxed import Relaxed, spatial_layers
 from symrazor.learner import Razor, latest_razor
 from symrazor.likelihood import Bernoulli, Categorical, Likelihood
 from symrazor.verdict import (
+    TRANSLATION,
     LayerReading,
     PathReading,
     as_range,
     percent,
     table,
     words,
-    words_on_turns,
 )
 
 SCHEMA = 2
@@ -141,6 +141,9 @@ class Reading:
             lines.append(
                 "error: what a shifted input changes beyond a shift of the output, "
                 "relative to the output's spread"
+                if all(layer.group in (None, TRANSLATION) for layer in self.layers)
+                else "error: what moving the input by its group changes beyond moving the output, "
+                "relative to the output's spread"
             )
         shares = [
             f"{kind} {percent(r.mean)} ({as_range(r)})"
@@ -225,8 +228,11 @@ def read(
     )
     if razor.at_bound:
         numbers += f"; precision at its bound: {', '.join(razor.at_bound)}"
-    in_words = words(found, errors.network.get("translation"))
-    in_words = f"{in_words} {words_on_turns(found, errors.network)}".strip()
+    off = errors.network
+    in_words = words(found, off.get(TRANSLATION, min(off.values(), default=None)))
+    others = [f"under {group} {percent(off[group])}" for group in off if group != TRANSLATION]
+    if TRANSLATION in off and others:
+        in_words = f"{in_words.removesuffix('.')}; {', '.join(others)}."
     return Reading(
         verdict=f"{in_words} {numbers}.".strip(),
         evidence=evidence.to_dict(),
@@ -251,15 +257,14 @@ def _layers(
         places = tensors.setdefault(owner, {owner: []})
         place = next(p for p in places if not p or f"{layer.name}.".startswith(f"{p}."))
         places[place].extend(layer.tensors)
-    return [
-        LayerReading(
-            name,
-            _paths(razor, modules, tensors[name], gamma),
-            errors.get(name, {}),
-            isinstance(modules[name], Relaxed),
-        )
-        for name in sorted(tensors, key=list(modules).index)
-    ]
+    found: list[LayerReading] = []
+    for name in sorted(tensors, key=list(modules).index):
+        layer, measured = modules[name], errors.get(name, {})
+        paths = _paths(razor, modules, tensors[name], gamma)
+        relaxed = isinstance(layer, Relaxed)
+        groups = support(layer, [p.share for p in paths], measured) if relaxed else []
+        found.append(LayerReading(name, paths, measured, relaxed, groups))
+    return found
 
 
 def _places(name: str, layer: nn.Module) -> dict[str, list[str]]:
@@ -267,10 +272,6 @@ def _places(name: str, layer: nn.Module) -> dict[str, list[str]]:
     if not isinstance(layer, Relaxed):
         return {name: []}
     return {f"{name}.paths.{i}".lstrip("."): [] for i in range(len(layer.paths))}
-
-
-def _label(module: nn.Module) -> str:
-    return module.label if isinstance(module, Path) else type(module).__name__
 
 
 def _paths(
@@ -284,7 +285,7 @@ def _paths(
     total = sum(used.values())
     return [
         PathReading(
-            _label(modules[place]),
+            getattr(modules[place], "label", type(modules[place]).__name__),
             getattr(modules[place], "group", None),
             used[place] / total if total > 0 else 1 / len(paths),
             used[place],

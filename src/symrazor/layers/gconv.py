@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from symrazor.groups import Group
 from symrazor.layers.conv import AnyConv, Conv, Filtered, Padding, check_kernel, is_strict
 from symrazor.layers.group_filter import Fields, GroupFilter
-from symrazor.layers.path import Map
+from symrazor.layers.path import Map, Path
 from symrazor.layers.point_group import PointGroup, point_group
 from symrazor.layers.subsample import Reduction, Subsample
 from symrazor.layers.turned import interpolation_error
@@ -166,10 +166,11 @@ class GConv(Filtered):
         inputs = self.in_channels if self.kind == "lift" else self.in_channels // order
         return Fields(inputs, self.out_channels // order, self.point_group)
 
-    @property
-    def elements(self) -> int:
-        """|G|."""
-        return self.point_group.order
+    def keeps(self, other: Path) -> bool:
+        """Whether its group, which has all translations, contains that of another path."""
+        if not isinstance(other, GConv):
+            return other.group in ("translation", self.group)
+        return other.point_group.group.is_subgroup_of(self.point_group.group)
 
     @property
     def label(self) -> str:

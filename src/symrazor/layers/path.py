@@ -7,6 +7,7 @@ from numbers import Integral, Real
 import torch
 from torch import Tensor, nn
 
+from symrazor.groups.representation import Representation
 from symrazor.layers.trace import is_symbolic, traced
 
 Map = Callable[[Tensor], Tensor]
@@ -70,10 +71,13 @@ class Path(nn.Module):
     Attributes:
         group: name of the group the path is equivariant to, or None for a free path.
         strict: whether that holds exactly, or only up to borders and strides.
+        representations: what the generators of the group do to the places of input and output, in
+            row-major order; None for a free path, and for translations, which need none.
     """
 
     group: str | None = None
     strict: bool = True
+    representations: tuple[Representation, Representation] | None = None
 
     def __init__(
         self,
@@ -104,13 +108,8 @@ class Path(nn.Module):
         self.stride = stride
 
     @property
-    def elements(self) -> int:
-        """Of its group at each position: 0 without a group, 1 for translations alone."""
-        return 0 if self.group is None else 1
-
-    @property
     def label(self) -> str:
-        """What it is called in reports."""
+        """What it is called in readings."""
         return type(self).__name__
 
     @property
@@ -167,6 +166,17 @@ class Path(nn.Module):
     def transformations(self) -> list[tuple[Map, Map]]:
         """What each element of its group beside translations does to inputs and to outputs."""
         return []
+
+    def keeps(self, other: "Path") -> bool:
+        """Whether every map of this path commutes with the group of another one.
+
+        By name, or where both have representations by whether its group contains the other's.
+        """
+        if self.group is None or other.group is None:
+            return False
+        if self.representations is None or other.representations is None:
+            return self.group == other.group
+        return other.representations[0].group.is_subgroup_of(self.representations[0].group)
 
     def dense(self) -> "Path":
         """The same map with its weights written out, for paths whose weights are made of others."""

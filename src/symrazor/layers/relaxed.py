@@ -92,10 +92,18 @@ class Relaxed(nn.Module):
         assert isinstance(path, Path)
         return path
 
-    def free_paths(self) -> list[int]:
-        """Paths beside one with a larger group: what they add is less symmetric."""
-        sizes = [getattr(path, "elements", 0) for path in self.paths]
-        return [i for i, size in enumerate(sizes) if size < max(sizes)]
+    def loose(self) -> list[int]:
+        """Paths beside a stricter one: free ones, and those of a smaller group than another's."""
+        paths = [self.path(i) for i in range(len(self.paths))]
+        return [
+            i
+            for i, one in enumerate(paths)
+            if any(
+                other.group is not None
+                and (one.group is None or (other.keeps(one) and not one.keeps(other)))
+                for other in paths
+            )
+        ]
 
     @torch.no_grad()
     def scale_free_paths(self, precision: float) -> None:
@@ -143,12 +151,12 @@ def path_groups(model: nn.Module) -> dict[str, list[str]]:
 
 
 def free_groups(model: nn.Module) -> set[str]:
-    """Those groups of `path_groups` that a relaxed layer with a more symmetric path could lack."""
+    """Those groups of `path_groups` that a relaxed layer with a stricter path could lack."""
     free: set[str] = set()
     for prefix, layer in spatial_layers(model).items():
-        if isinstance(layer, Relaxed):
-            start = f"{prefix}." if prefix else ""
-            free |= {f"{start}paths.{i}" for i in layer.free_paths()}
+        start = f"{prefix}." if prefix else ""
+        loose = layer.loose() if isinstance(layer, Relaxed) else []
+        free |= {f"{start}paths.{i}" for i in loose}
     return free
 
 
@@ -163,11 +171,11 @@ def balance_(model: nn.Module, group_of: Mapping[str, str]) -> None:
 
 
 NEAR = 30.0
-"""Precision of free paths near the symmetric network: loose enough to learn what is left, tight
+"""Precision of loose paths near the symmetric network: loose enough to learn what is left, tight
 enough not to learn what the equivariant path can (docs/results.md)."""
 
 SMALL = 0.1
-"""Output of a free path near the symmetric network, over that of the equivariant path."""
+"""Output of a loose path near the symmetric network, over that of the stricter paths."""
 
 
 def _size(y: Tensor) -> float:
@@ -177,28 +185,26 @@ def _size(y: Tensor) -> float:
 
 @torch.no_grad()
 def start_near_(model: nn.Module, x: Tensor) -> None:
-    """Scale the output of free paths to a tenth of that of the most symmetric path beside them.
+    """Scale the output of loose paths to a tenth of that of the stricter paths beside them.
 
     The ratio is that of root mean squares on the inputs x, layer after layer: whatever the scale a
-    free path was drawn with, it starts alike. An output that is zero stays so. Where a convolution
-    is among the free paths, the most symmetric ones take over what it adds to the scale: the output
-    keeps its size.
+    loose path was drawn with, it starts alike. An output that is zero stays so. Where a convolution
+    is among the loose paths, the stricter ones take over what it adds: the output keeps its size.
     """
 
     def scale(layer: nn.Module, args: tuple[Tensor]) -> None:
         assert isinstance(layer, Relaxed)
-        free = layer.free_paths()
-        outputs = [path(args[0]) for path in layer.paths]
-        kept = [y for i, y in enumerate(outputs) if i not in free]
-        wanted = _size(torch.stack(kept).sum(0))
-        if not free or not wanted:
+        outputs, loose = [layer.path(i)(args[0]) for i in range(len(layer.paths))], layer.loose()
+        strict = [i for i in range(len(outputs)) if i not in loose]
+        wanted = _size(torch.stack([outputs[i] for i in strict]).sum(0))
+        if not loose or not wanted:
             return
-        if any(layer.path(i).group for i in free):
+        if any(layer.path(i).group for i in loose):
             before = _size(torch.stack(outputs).sum(0))
-            for i in set(range(len(outputs))) - set(free):
+            for i in strict:
                 layer.path(i).scale_(before / wanted)
             wanted = before
-        for i in free:
+        for i in loose:
             size = _size(outputs[i])
             if size > 0:
                 layer.path(i).scale_(wanted * SMALL / size)
