@@ -272,6 +272,9 @@ def read(
         numbers += f"; precision at its bound: {', '.join(razor.at_bound)}"
     off = errors.network
     in_words = words(found, off.get(TRANSLATION, min(off.values(), default=None)))
+    others = [f"under {group} {percent(off[group])}" for group in off if group != TRANSLATION]
+    if TRANSLATION in off and others:
+        in_words = f"{in_words.removesuffix('.')}; {', '.join(others)}."
     return Reading(
         verdict=f"{in_words} {numbers}.".strip(),
         evidence=evidence.to_dict(),
