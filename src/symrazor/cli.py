@@ -4,6 +4,7 @@ import json
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union
 
@@ -12,7 +13,7 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from symrazor import __version__
+from symrazor import __version__, distributed, runs
 from symrazor.bench import evidence as evidence_bench
 from symrazor.bench import layers as layers_bench
 from symrazor.discover import CANDIDATES, DEFAULTS, QUESTIONS, Answer, answer, rank
@@ -24,9 +25,11 @@ from symrazor.experiments import (
     liw_table1,
     liw_table2,
     liw_table3,
+    starts,
     tables,
 )
 from symrazor.report import evidence_figure, write_atomically
+from symrazor.run_config import RunConfig, read_config
 
 
 def _console(quiet: bool = False) -> Console:
@@ -87,6 +90,53 @@ def _table(found: Answer) -> Table:
             f"{test['ece']:.3f}",
         )
     return table
+
+
+def _fit_command(default: RunConfig) -> Callable[..., None]:
+    """The command fit, whose options start from a configuration."""
+
+    def fit(
+        file: tyro.conf.Positional[Path | None] = None,
+        config: Annotated[RunConfig, tyro.conf.arg(name="")] = default,
+        out: Path = Path("run"),
+        resume: bool = False,
+        quiet: bool = False,
+    ) -> None:
+        """Train a network as a TOML file says, and leave a folder with all that was learned.
+
+        With several processes: torchrun --nproc-per-node 4 -m symrazor fit FILE --out RUN.
+
+        Args:
+            file: the configuration, NAME.toml; without one, the options below.
+            config: every entry of the file, to be given here instead.
+            out: folder of the run.
+            resume: go on with the run in that folder, if there is one; its own configuration
+                counts where no file is given.
+            quiet: no progress bar and no table.
+        """
+        if quiet:
+            config = replace(config, fit=replace(config.fit, progress=False))
+        try:
+            found = runs.run(config, out, resume)
+        except (KeyboardInterrupt, SystemExit):
+            if distributed.speaks():
+                text = f"symrazor: to go on: symrazor fit --out {out} --resume"
+                Console(stderr=True).print(text, soft_wrap=True)
+            raise
+        if distributed.speaks() and not quiet:
+            sys.stdout.write(f"{found.reading}\n")
+
+    return fit
+
+
+def _given_config(arguments: Sequence[str]) -> RunConfig:
+    """What the options of fit start from: the file, or the configuration of a run to resume."""
+    file = next((Path(a) for a in arguments if a.endswith(".toml")), None)
+    if file is None and "--resume" in arguments:
+        values = [v for k, v in pairwise(arguments) if k == "--out"]
+        there = Path(*values[:1] or ["run"]) / runs.CONFIG
+        file = there if there.exists() else None
+    return RunConfig() if file is None else read_config(file)
 
 
 def bench(
@@ -156,6 +206,11 @@ def liw_pictures(options: Invariant) -> str:
     return liw_figures.run(options)
 
 
+def starts_(options: Annotated[starts.Options, tyro.conf.arg(name="")]) -> str:
+    """Does what is learned depend on where free paths start?"""
+    return starts.run(options)
+
+
 EXPERIMENTS: dict[str, Callable[..., str]] = {
     "ella-table1": ella_table_1,
     "ella-table2": ella_table_2,
@@ -163,6 +218,7 @@ EXPERIMENTS: dict[str, Callable[..., str]] = {
     "liw-table2": liw_table_2,
     "liw-table3": liw_table_3,
     "liw-figures": liw_pictures,
+    "starts": starts_,
 }
 """Name -> what runs it and returns markdown; its arguments are those of the command."""
 
@@ -203,16 +259,17 @@ def main() -> None:
     """Entry point: exit code 2 for what the user can mend, with one line that says how."""
     commands: dict[str, Callable[..., Any]] = {
         "discover": discover,
+        "fit": _fit_command(RunConfig()),
         "bench": bench,
         "experiment": experiment,
         "version": version,
     }
     try:
-        tyro.extras.subcommand_cli_from_dict(
-            commands,
-            prog="symrazor",
-            config=(tyro.conf.OmitSubcommandPrefixes, tyro.conf.OmitArgPrefixes),
-        )
+        config: tuple[Any, ...] = (tyro.conf.OmitSubcommandPrefixes, tyro.conf.OmitArgPrefixes)
+        if sys.argv[1:2] == ["fit"]:  # its sections share names: --fit.lr, --fit.razor.lr
+            config = (tyro.conf.OmitSubcommandPrefixes,)
+            commands["fit"] = _fit_command(_given_config(sys.argv[2:]))
+        tyro.extras.subcommand_cli_from_dict(commands, prog="symrazor", config=config)
     except (ValueError, OSError, FloatingPointError) as error:
         Console(stderr=True).print(f"[red]symrazor:[/red] {error}", soft_wrap=True)
         sys.exit(2)

@@ -33,9 +33,9 @@ ODDS = 3.0
 CLASSES: dict[Task, int] = {"digit": 10, "quadrant": 40}
 
 
-def convolutional(classes: int, width: int = 8) -> nn.Module:
+def convolutional(classes: int, width: int = 8, in_channels: int = 1) -> nn.Module:
     """Three convolutions with max pooling between them, then a maximum over positions."""
-    channels = [1, width, 2 * width, 4 * width]
+    channels = [in_channels, width, 2 * width, 4 * width]
     blocks: list[nn.Module] = []
     for c_in, c_out in pairwise(channels):
         conv = nn.Conv2d(c_in, c_out, 3, padding=1, padding_mode="circular")
@@ -49,9 +49,9 @@ def relaxed(classes: int) -> nn.Module:
     return relax(convolutional(classes), torch.zeros(2, 1, CANVAS, CANVAS))
 
 
-def fully_connected(classes: int, width: int = 64) -> nn.Module:
+def fully_connected(classes: int, width: int = 64, inputs: int = CANVAS**2) -> nn.Module:
     """No symmetry at all: every pixel has weights of its own."""
-    body = [nn.Flatten(), nn.Linear(CANVAS * CANVAS, width), nn.ReLU()]
+    body = [nn.Flatten(), nn.Linear(inputs, width), nn.ReLU()]
     return nn.Sequential(*body, nn.Linear(width, width), nn.ReLU(), nn.Linear(width, classes))
 
 

@@ -13,6 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from symrazor.curvature.tape import Input
+from symrazor.distributed import unwrapped
 from symrazor.equivariance import Errors, layer_errors
 from symrazor.evidence.value import Evidence
 from symrazor.hyper import Prior, weights
@@ -137,6 +138,34 @@ class Reading:
         )
         return found
 
+    @classmethod
+    def from_dict(cls, document: Mapping[str, Any]) -> "Reading":
+        """The reading that `to_dict` or a JSON document of it came from.
+
+        A number that was not finite, null in JSON, comes back as not a number.
+
+        Raises:
+            ValueError: a document of another schema.
+        """
+        if document.get("schema") != SCHEMA:
+            raise ValueError(f"expected a reading of schema {SCHEMA}, got {document.get('schema')}")
+        own = {f.name: document[f.name] for f in fields(cls) if f.name != "layers"}
+        for part in ("evidence", "train", "test", "equivariance_error"):
+            own[part] = _numbers(own[part])
+        layers = [
+            LayerReading(
+                layer["name"],
+                [
+                    PathReading(**(path | {"precision": _numbers(path["precision"])}))
+                    for path in layer["paths"]
+                ],
+                _numbers(layer["equivariance_error"]),
+                layer["relaxed"],
+            )
+            for layer in document["layers"]
+        ]
+        return cls(**own, layers=layers)
+
     def to_json(self) -> str:
         """The reading as a JSON document."""
         return json.dumps(self.to_dict(), indent=1, allow_nan=False)
@@ -168,6 +197,10 @@ class Reading:
         from symrazor.page.notebook import reading_html
 
         return reading_html(self)
+
+
+def _numbers(values: Mapping[str, float | None]) -> dict[str, float]:
+    return {key: math.nan if value is None else value for key, value in values.items()}
 
 
 def json_ready(value: Any) -> Any:
@@ -227,6 +260,7 @@ def reading(
     Raises:
         ValueError: no razor, no evidence, or those of another model.
     """
+    model = unwrapped(model)
     razor = latest_razor(model) if razor is None else razor
     if razor is None:
         raise ValueError(

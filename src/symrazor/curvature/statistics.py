@@ -17,7 +17,7 @@ The Kronecker block is $G_k \otimes A_k / \text{count}$ ("expand" and "reduce" o
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
 
@@ -113,9 +113,25 @@ class Source:
     method: Method
     generator: torch.Generator | None = None
 
+    def passes(self) -> "Callable[[int], Source]":
+        """For one pass over the data: the source of each batch, by its number.
+
+        Each batch draws its probes from a generator of its own, so that they do not depend on
+        which process works on it.
+        """
+        if self.generator is None or self.method.estimator != "mc":
+            return lambda number: self
+        place = self.generator.device
+        base = int(torch.randint(2**62, (), generator=self.generator, device=place))
+        return lambda number: replace(
+            self, generator=torch.Generator(place).manual_seed(base + number)
+        )
+
     def batch(self, x: Input, y: Tensor, where: str, keep_graph: bool = False) -> Batch:
         """Statistics of one batch; with `keep_graph` differentiable in the hyperparameters."""
-        return add_batches(task() for task in self.tasks(x, y, where, keep_graph))
+        total = add_batches(task() for task in self.tasks(x, y, where, keep_graph))
+        assert total is not None
+        return total
 
     def tasks(self, x: Input, y: Tensor, where: str, keep_graph: bool = False) -> list[Task]:
         """Run the model on one batch; what remains to be done, in independent pieces."""
@@ -289,13 +305,11 @@ def weight_gradients(
     return torch.vmap(uses[0].layer.form.from_blocks)(torch.stack(parts).sum(0)).flatten(1)
 
 
-def add_batches(parts: Iterable[Batch]) -> Batch:
-    """Sum of contributions; raises ValueError if there is none."""
+def add_batches(parts: Iterable[Batch]) -> Batch | None:
+    """Sum of contributions; None if there is none."""
     total: Batch | None = None
     for part in parts:
         total = part if total is None else total + part
-    if total is None:
-        raise ValueError("expected at least one batch, got an empty loader")
     return total
 
 
