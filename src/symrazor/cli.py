@@ -1,83 +1,26 @@
 """The command `symrazor`; no logic here, only arguments in and tables out."""
 
-import json
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union
 
 import tyro
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from symrazor import __version__
 from symrazor.bench import evidence as evidence_bench
 from symrazor.bench import layers as layers_bench
-from symrazor.discover import CANDIDATES, DEFAULTS, QUESTIONS, Answer, answer, rank
+from symrazor.commands.completion import completion
+from symrazor.commands.data import data
+from symrazor.commands.discover import discover
+from symrazor.commands.run_folder import export, predict, report
+from symrazor.commands.terminal import console
 from symrazor.experiments import ella_table1, ella_table2, tables
-from symrazor.report import evidence_figure, write_atomically
-
-
-def _console(quiet: bool = False) -> Console:
-    """Standard output; wide enough for our tables where it is not a terminal."""
-    return Console(quiet=quiet, width=None if sys.stdout.isatty() else 140)
-
-
-def discover(
-    epochs: int = DEFAULTS.epochs,
-    seed: int = 0,
-    out: Path = Path("run"),
-    json_file: Annotated[Path | None, tyro.conf.arg(name="json")] = None,
-    quiet: bool = False,
-) -> None:
-    """Let the evidence choose a structure for the embedded digits, on two tasks.
-
-    Args:
-        epochs: passes over the data for each candidate.
-        seed: of data placement, initial weights and shuffling.
-        out: folder for the picture and the readings.
-        json_file: also write all numbers to this file.
-        quiet: print only the verdicts.
-    """
-    out.mkdir(parents=True, exist_ok=True)  # before the work: a run must not be lost to a bad path
-    console = _console(quiet)
-    config = replace(DEFAULTS, epochs=epochs, seed=seed, progress=False if quiet else None)
-    answers: list[Answer] = []
-    for task, question in QUESTIONS.items():
-        console.print(f"\n[bold]{question}[/bold]  (1,437 digits on a 16 x 16 canvas)")
-        found = []
-        for number, candidate in enumerate(answer(task, config), 1):
-            found.append(candidate)
-            console.print(f"  {number} of {len(CANDIDATES)}: {candidate.name} done")
-        answers.append(rank(task, found))
-        console.print(_table(answers[-1]))
-        _console().print(answers[-1].verdict, style="bold green", soft_wrap=True)
-    text = json.dumps([a.to_dict() for a in answers], indent=1, default=str) + "\n"
-    for path in (out / "discover.json", json_file):
-        if path is not None:
-            write_atomically(path, text.encode())
-    picture = evidence_figure(answers, out / "evidence.png")
-    console.print(f"\nPicture: {picture}   Numbers: {out / 'discover.json'}")
-
-
-def _table(found: Answer) -> Table:
-    table = Table(
-        "network", "log evidence", "fit", "complexity", "effective", "test accuracy", "ECE"
-    )
-    for candidate in found.candidates:
-        value, test = candidate.fit.evidence, candidate.fit.reading.test
-        table.add_row(
-            candidate.name,
-            f"{float(value.log_evidence):,.0f}",
-            f"{float(value.log_likelihood):,.0f}",
-            f"{float(value.complexity):,.0f}",
-            f"{sum(value.effective_parameters.values()):,.0f}",
-            f"{100 * test['accuracy']:.1f} %",
-            f"{test['ece']:.3f}",
-        )
-    return table
 
 
 def bench(
@@ -155,7 +98,7 @@ def _show(title: str, measure: Callable[[], Sequence[Any]]) -> None:
     for row in values:
         cells = (f"{v:.4g}" if isinstance(v, float) else str(v or "") for v in row.values())
         table.add_row(*cells)
-    _console().print(table)
+    console().print(table)
 
 
 def version() -> None:
@@ -163,25 +106,39 @@ def version() -> None:
     Console().print(__version__)
 
 
+COMMANDS: dict[str, Callable[..., Any]] = {
+    "discover": discover,
+    "report": report,
+    "export": export,
+    "predict": predict,
+    "data": data,
+    "bench": bench,
+    "experiment": experiment,
+    "completion": completion,
+    "version": version,
+}
+
+
+def run(arguments: Sequence[str] | None = None) -> None:
+    """Parse the arguments, by default those of the process, and run a verb."""
+    tyro.extras.subcommand_cli_from_dict(
+        COMMANDS,
+        prog="symrazor",
+        args=arguments,
+        config=(tyro.conf.OmitSubcommandPrefixes, tyro.conf.OmitArgPrefixes),
+    )
+
+
 def main() -> None:
     """Entry point: exit code 2 for what the user can mend, with one line that says how."""
-    commands: dict[str, Callable[..., Any]] = {
-        "discover": discover,
-        "bench": bench,
-        "experiment": experiment,
-        "version": version,
-    }
     try:
-        tyro.extras.subcommand_cli_from_dict(
-            commands,
-            prog="symrazor",
-            config=(tyro.conf.OmitSubcommandPrefixes, tyro.conf.OmitArgPrefixes),
-        )
-    except (ValueError, OSError, FloatingPointError) as error:
-        Console(stderr=True).print(f"[red]symrazor:[/red] {error}", soft_wrap=True)
+        run()
+    except (ValueError, OSError, FloatingPointError, ModuleNotFoundError) as error:
+        shown = escape(str(error))
+        Console(stderr=True).print(f"[red]symrazor:[/red] {shown}", soft_wrap=True, highlight=False)
         sys.exit(2)
-    except KeyboardInterrupt:
-        Console(stderr=True).print("\nsymrazor: stopped")
+    except KeyboardInterrupt as stop:
+        Console(stderr=True).print(f"\nsymrazor: stopped{f'; {stop}' if str(stop) else ''}")
         sys.exit(130)
 
 

@@ -15,20 +15,20 @@ from typing import Any, Literal
 import torch
 
 import symrazor as sr
-from symrazor import discover
+from symrazor.discover import digits, maps
 from symrazor.report import write_atomically
 
 STARTS = (1.0, 10.0, 100.0, 1e4)
 Start = Literal["near", "given"]
 
 
-def run(task: discover.Task, precision: float, start: Start, seed: int) -> dict[str, Any]:
+def run(task: digits.Task, precision: float, start: Start, seed: int) -> dict[str, Any]:
     """One training, and what it learned."""
-    train, test = discover.canvas(task, seed)
+    train, test = digits.canvas(task, seed)
     torch.manual_seed(seed)
-    network = discover.convolutional(discover.CLASSES[task])
+    network = maps.convolutional(digits.SHAPE, digits.CLASSES[task])
     model = sr.relax(network, train[0][:2], precision=precision)
-    config = discover.DEFAULTS.change(seed=seed, free_precision=precision, start=start)
+    config = digits.DEFAULTS.change(seed=seed, free_precision=precision, start=start)
     reading = sr.fit(model, train, test=test, config=config).reading
     relaxed = [layer for layer in reading.layers if layer.relaxed]
     return {
@@ -65,7 +65,7 @@ def main() -> None:
     ways: tuple[Start, ...] = ("near", "given")
     rows = [
         run(task, precision, start, seed)
-        for task in discover.QUESTIONS
+        for task in digits.QUESTIONS
         for start in ways
         for seed in options.seed
         for precision in STARTS
