@@ -12,7 +12,7 @@ from rich.table import Table
 
 from symrazor.commands.terminal import JsonFile, console
 from symrazor.data.dataset import Kind, Task
-from symrazor.discover import Answer, Discovery, Options, discover_digits
+from symrazor.discover import Answer, Options, discover_digits
 from symrazor.discover import discover as find
 from symrazor.discover.folder import DOCUMENT
 
@@ -77,12 +77,19 @@ def discover(given: Annotated[Arguments, tyro.conf.arg(name="")]) -> None:
     def tell(text: str) -> None:
         show.print(escape(text), highlight=False)
 
+    def answered(found: Answer) -> None:
+        show.print(_table(found))
+        console().print(escape(found.verdict), style="bold green", soft_wrap=True)
+
     try:
         if given.data is None:
-            found = discover_digits(options, tell)
+            found = discover_digits(options, tell, answered)
         else:
             found = find(given.data, kind=given.kind, task=given.task, options=options, tell=tell)
-        _print(found, given.quiet)
+            for one in found.found:
+                answered(one.answer)
+        if not found.found:
+            console().print(escape(found.verdict), style="bold green", soft_wrap=True)
         found.save(out)
     except KeyboardInterrupt as stop:
         raise KeyboardInterrupt(f"what is finished is in {out}; the same command goes on") from stop
@@ -91,14 +98,6 @@ def discover(given: Annotated[Arguments, tyro.conf.arg(name="")]) -> None:
     if given.json_file is not None:
         shutil.copyfile(out / DOCUMENT, given.json_file)
     tell(f"\nRun folder: {out} ({', '.join(sorted(p.name for p in out.iterdir()))})")
-
-
-def _print(found: Discovery, quiet: bool) -> None:
-    for one in found.found:
-        console(quiet).print(_table(one.answer))
-        console().print(escape(one.answer.verdict), style="bold green", soft_wrap=True)
-    if not found.found:
-        console().print(escape(found.verdict), style="bold green", soft_wrap=True)
 
 
 def _table(found: Answer) -> Table:

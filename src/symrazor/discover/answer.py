@@ -40,12 +40,14 @@ class Answer:
         question: in words.
         family: what was compared.
         candidates: those that were trained.
+        notes: sentences on what the verdict cannot be trusted for.
     """
 
     name: str
     question: str
     family: Family
     candidates: list[Candidate]
+    notes: tuple[str, ...] = ()
 
     @property
     def best(self) -> Candidate:
@@ -70,9 +72,13 @@ class Answer:
 
     @property
     def symmetric(self) -> bool | None:
-        """Whether every relaxed layer is left with its equivariant path alone; None without any."""
+        """Whether no relaxed layer breaks the symmetry; None where nothing is relaxed.
+
+        A layer breaks it if its free paths hold a share and its measured error is not small.
+        """
         layers = [layer for layer in self.subject.fit.reading.layers if layer.relaxed]
-        return all(layer.free_share < FREE_SHARE for layer in layers) if layers else None
+        broken = (x.free_share >= FREE_SHARE and x.kind == "position" for x in layers)
+        return not any(broken) if layers else None
 
     @property
     def inseparable(self) -> list[Candidate]:
@@ -83,20 +89,20 @@ class Answer:
     @property
     def verdict(self) -> str:
         """What was learned, the evidence beside that of the others, and how sure that is."""
-        own = self.subject
-        parts = [*self._learned(), self._against()]
+        own, best = self.subject, self.best
         near = [self.family.label(c.name) for c in self.inseparable]
+        best_label = self.family.label(best.name)
+        less = best.name == self.family.simplest and bool(self.symmetric)
+        parts = [*self._learned(), self._against()]
+        if best is not own and separated(own, best) and not less:
+            lead = f"{_upper(best_label)} has the highest evidence, so take that; "
+            lead += f"{self.family.label(own.name)} says: {parts[0]}"
+            parts[0] = lead
         if near:
             parts.append(f"The evidence does not separate it from {_and(near)}.")
-        elif self.best is not own and self.best.name == self.family.simplest and self.symmetric:
-            label = self.family.label(self.best.name)
-            parts.append(f"{_upper(label)} says the same with less: take that.")
-        elif self.best is not own:
-            label = self.family.label(self.best.name)
-            parts.append(
-                f"But {label} has the highest evidence: do not trust the learned one here."
-            )
-        return " ".join(part for part in parts if part)
+        elif best is not own and less:
+            parts.append(f"{_upper(best_label)} says the same with less: take that.")
+        return " ".join(part for part in (*parts, *self.notes) if part)
 
     def _learned(self) -> list[str]:
         """The symmetry that was kept or broken, and where."""
@@ -104,7 +110,10 @@ class Answer:
         if self.symmetric is None:
             return [f"The data ask for {self.family.label(self.subject.name)}."]
         found = [self.family.kept if self.symmetric else self.family.broken]
-        found.append(words(reading.layers, None))
+        text = words(reading.layers, None)
+        for usual, here in self.family.terms.items():
+            text = text.replace(usual, here)
+        found.append(text)
         if "permutation" in reading.equivariance_error:
             changed = percent(reading.equivariance_error["permutation"])
             found.append(f"Another order of the points changes the outputs by {changed}.")
@@ -146,9 +155,9 @@ def separated(one: Candidate, other: Candidate) -> bool:
     return gap >= max(ODDS, 2 * math.hypot(one.spread, other.spread))
 
 
-def rank(name: str, question: str, family: Family, candidates: list[Candidate]) -> Answer:
-    """Sort by evidence."""
-    return Answer(name, question, family, sorted(candidates, key=lambda c: -c.log_evidence))
+def rank(candidates: list[Candidate]) -> list[Candidate]:
+    """Sorted by evidence, the best first."""
+    return sorted(candidates, key=lambda c: -c.log_evidence)
 
 
 def _and(names: list[str]) -> str:

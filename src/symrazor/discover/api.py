@@ -1,5 +1,6 @@
 """Data in, a `Discovery` out."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -13,6 +14,7 @@ from symrazor.data import Dataset, Tensors, dataset, read
 from symrazor.data.arrays import as_labels
 from symrazor.data.dataset import Kind, Task
 from symrazor.discover import digits, trajectories
+from symrazor.discover.answer import Answer
 from symrazor.discover.kinds import candidates
 from symrazor.discover.preparation import prepare
 from symrazor.discover.result import Discovery, Found
@@ -65,8 +67,18 @@ def discover(
     return Discovery(found)
 
 
-def discover_digits(options: Options | None = None, tell: Tell = lambda text: None) -> Discovery:
-    """The embedded digits on a canvas, twice: a symmetry that is kept, and one that is broken."""
+def discover_digits(
+    options: Options | None = None,
+    tell: Tell = lambda text: None,
+    show: Callable[[Answer], object] = lambda found: None,
+) -> Discovery:
+    """The embedded digits on a canvas, twice: a symmetry that is kept, and one that is broken.
+
+    Args:
+        options: as for `discover`; without `epochs` the digits take 50.
+        tell: is told in words what is going on.
+        show: is given each answer as soon as it is there.
+    """
     chosen = options or Options()
     found = []
     for task, question in digits.QUESTIONS.items():
@@ -78,6 +90,7 @@ def discover_digits(options: Options | None = None, tell: Tell = lambda text: No
         names = digits.names(task)
         data = Dataset(*train, "image", "classification", names, source="embedded digits")
         found.append(Found(data, answer(asked, chosen, tell), test=test))
+        show(found[-1].answer)
     return Discovery(found)
 
 

@@ -80,7 +80,7 @@ def _readme(discovery: Discovery, folder: Path, several: bool) -> str:
     }
     there = {file: text for file, text in files.items() if (folder / file).exists()}
     return _README.format(
-        files="\n".join(f"    {file:<24}{text}" for file, text in there.items()) + "\n",
+        files="\n".join(f"    {file:<28}{text}" for file, text in there.items()) + "\n",
         folder=folder,
         network=folder / name,
         shape=", ".join(map(str, one.data.x.shape[1:])),

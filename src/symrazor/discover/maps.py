@@ -84,7 +84,8 @@ def family(
     }
     structures = [Structure(name, make, label) for name, (make, label) in networks.items()]
     kept, broken = _WORDS[kind]
-    return Family(structures, "relaxed", kept, broken, "convolutional")
+    terms = {"uses position": "uses time", "use position": "use time"} if kind == "series" else {}
+    return Family(structures, "relaxed", kept, broken, "convolutional", terms)
 
 
 def candidates(data: Dataset, groups: Sequence[str] | None = None) -> Family:

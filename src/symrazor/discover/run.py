@@ -1,6 +1,7 @@
 """Train the candidates of one question, one after the other, within the time given."""
 
 import json
+import math
 import re
 import shutil
 import statistics
@@ -29,6 +30,8 @@ PROBES = 3
 NEAR = 30.0
 """Nats below which two evidences are measured again, with other probes."""
 ORDERS = 8
+FEW = 400
+"""Training steps below which a verdict says that it comes early."""
 
 
 @dataclass(frozen=True)
@@ -115,14 +118,14 @@ class Asked:
 
 def answer(asked: Asked, options: Options, tell: Tell) -> Answer:
     """Train the candidates and rank them; the first one in any case, others while time is left."""
+    deadline = time.perf_counter() + 1.1 * 60 * options.minutes
     config, used, expected = _planned(asked, options, tell)
     train = (asked.train[0][used], asked.train[1][used])
     started, late = time.perf_counter(), 1.0
     found: list[Candidate] = []
     for number, structure in enumerate(asked.family.structures, 1):
-        spent = time.perf_counter() - started
-        due = late * expected.get(structure.name, 0.0)
-        if found and expected and spent + due > 1.1 * 60 * options.minutes:
+        due = time.perf_counter() + late * expected.get(structure.name, 0.0)
+        if found and expected and due > deadline:
             tell(f"  {number} of {len(asked.family.structures)}: {structure.name}: no time left")
             continue
         candidate = _train(asked, structure, train, config, options)
@@ -132,7 +135,10 @@ def answer(asked: Asked, options: Options, tell: Tell) -> Answer:
         seconds = candidate.fit.history[-1]["seconds"]
         place = f"{number} of {len(asked.family.structures)}"
         tell(f"  {place}: {candidate.name} done, {config.epochs} epochs in {seconds:.0f} s")
-    return rank(asked.name, asked.question, asked.family, list(_measured_again(found)))
+    steps = config.epochs * math.ceil(len(train[1]) / config.batch_size)
+    notes = (f"Only {steps} training steps fit into the time: allow more.",) if steps < FEW else ()
+    ranked = rank(list(_measured_again(found)))
+    return Answer(asked.name, asked.question, asked.family, ranked, notes)
 
 
 def _train(
@@ -191,7 +197,7 @@ def _planned(
     """Options of training, which data to use, and the seconds each candidate should take."""
     n = len(asked.train[1])
     everything = torch.arange(n)
-    config = asked.config or FitConfig(lr=4e-3, batch_size=batch_size(n)).change(estimator="mc")
+    config = asked.config or FitConfig(lr=1e-2, batch_size=batch_size(n)).change(estimator="mc")
     config = replace(config, seed=options.seed, progress=options.progress)
     key = _key(asked, options)
     file = None if options.work is None else options.work / _slug(asked.name) / "plan.json"
@@ -207,9 +213,11 @@ def _planned(
     else:
         if kept is None:
             tell("  timing a short try of each network")
+            started = time.perf_counter()
             tried = replace(config, device=options.place())
             costs = costs_of(asked.family.structures, asked.train, asked.likelihood, tried)
-            chosen = plan(costs, n, 60 * options.minutes)
+            left = 60 * options.minutes - (time.perf_counter() - started)
+            chosen = plan(costs, n, left)
         else:
             chosen = kept
         config = replace(config, epochs=chosen.epochs, every=every(chosen.epochs))

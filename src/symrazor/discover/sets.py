@@ -17,6 +17,13 @@ from symrazor.discover.structures import Family, Structure
 from symrazor.relax import GROUPS, relax
 
 WIDTH = 32
+FEW = 64
+"""Up to so many points free paths are dense; beyond, they are factored."""
+TERMS = {
+    "translation-equivariant": "the same for all points",
+    "uses position": "tells points apart by their place in the list",
+    "use position": "tell points apart by their place in the list",
+}
 
 
 def shared(features: int, outputs: int, width: int = WIDTH) -> nn.Module:
@@ -36,7 +43,8 @@ def shared(features: int, outputs: int, width: int = WIDTH) -> nn.Module:
 
 def relaxed(features: int, points: int, outputs: int, groups: Sequence[str] = GROUPS) -> nn.Module:
     """The shared network with a free path beside each layer that sees points."""
-    return relax(shared(features, outputs), torch.zeros(2, features, points), groups)
+    paths = "fc+conv" if points <= FEW else "f-fc+conv"
+    return relax(shared(features, outputs), torch.zeros(2, features, points), groups, paths)
 
 
 def candidates(data: Dataset, groups: Sequence[str] | None = None) -> Family:
@@ -55,4 +63,4 @@ def candidates(data: Dataset, groups: Sequence[str] | None = None) -> Family:
     }
     structures = [Structure(name, make, label) for name, (make, label) in networks.items()]
     kept = "The order of the points does not matter."
-    return Family(structures, "relaxed", kept, "The order of the points matters.", "shared")
+    return Family(structures, "relaxed", kept, "The order of the points matters.", "shared", TERMS)

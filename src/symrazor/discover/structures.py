@@ -1,7 +1,7 @@
 """What is compared: networks with different structure, and how their symmetry is put in words."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from torch import nn
 
@@ -31,6 +31,7 @@ class Family:
         kept: sentence for a symmetry that every layer of the learned one kept.
         broken: sentence for one that some layer broke.
         simplest: name of the one that says the same with less where the symmetry is kept.
+        terms: words of a reading -> what they are called for this kind of data.
     """
 
     structures: Sequence[Structure]
@@ -38,6 +39,7 @@ class Family:
     kept: str = ""
     broken: str = ""
     simplest: str = ""
+    terms: Mapping[str, str] = field(default_factory=dict)
 
     def label(self, name: str) -> str:
         """What a verdict calls a candidate."""
