@@ -11,6 +11,8 @@ from symrazor.curvature import Method as Method
 from symrazor.curvature import Sharing as Sharing
 from symrazor.curvature import curvature as curvature
 from symrazor.curvature import sharing as sharing
+from symrazor.discover import Discovery as Discovery
+from symrazor.discover import discover as discover
 from symrazor.equivariance import equivariance_error as equivariance_error
 from symrazor.errors import CurvatureError as CurvatureError
 from symrazor.errors import UnsupportedParameterError as UnsupportedParameterError
