@@ -16,7 +16,7 @@ from symrazor import __version__
 from symrazor.bench import evidence as evidence_bench
 from symrazor.bench import layers as layers_bench
 from symrazor.discover import CANDIDATES, DEFAULTS, QUESTIONS, Answer, answer, rank
-from symrazor.experiments import ella_table1, ella_table2, tables
+from symrazor.experiments import ella_table1, ella_table2, ella_table3, tables
 from symrazor.report import evidence_figure, write_atomically
 
 
@@ -124,9 +124,15 @@ def ella_table_2(options: Tables) -> str:
     return tables.run(ella_table2.EXPERIMENT, options)
 
 
+def ella_table_3(options: Tables) -> str:
+    """ELLA's table 3: no symmetry, translations, or quarter turns too, layer by layer."""
+    return tables.run(ella_table3.EXPERIMENT, options)
+
+
 EXPERIMENTS: dict[str, Callable[..., str]] = {
     "ella-table1": ella_table_1,
     "ella-table2": ella_table_2,
+    "ella-table3": ella_table_3,
 }
 """Name -> what runs it and returns markdown; its arguments are those of the command."""
 
