@@ -43,6 +43,7 @@ bench-layers: $(READY) ## the same of the paths and of relaxed networks
 
 bench-peers: $(PEERS_READY) ## the same for laplace-torch and its backends, in .venv-peers
 	$(PEERS_BIN)/python bench/peers.py $(ARGS)
+	$(PEERS_BIN)/python bench/peers_groups.py
 
 docs: $(DOCS_READY) ## build the documentation into site/
 	$(BIN)/mkdocs build --strict $(ARGS)

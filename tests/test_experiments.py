@@ -68,13 +68,15 @@ def test_every_network_maps_images_to_classes(paths: str, size: int, blocks: int
     f = network(x)
     assert f.shape == (3, 7)
     invariant = torch.allclose(network(torch.roll(x, (3, -5), (2, 3))), f, atol=1e-5)
-    assert invariant == (paths in ("conv", "s-conv"))
+    assert invariant == (paths in ("conv", "s-conv", "gconv"))
+    turned = torch.allclose(network(torch.rot90(x, 1, (2, 3))), f, atol=1e-5)
+    assert turned == (paths == "gconv")
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"paths": "gconv"}, "expected paths in .* got 'gconv'"),
+        ({"paths": "hconv"}, "expected paths in .* got 'hconv'"),
         ({"size": 28}, "32 x 32 or 16 x 16, got size 28"),
         ({"prior": "omega"}, "'omega' for sparse paths, got 'omega'"),
     ],
