@@ -37,9 +37,7 @@ def labels(n: int, classes: int = 3) -> Tensor:
     return torch.arange(n) % classes
 
 
-def small(
-    average: str = "logits", where: str = "weights", images: bool = False
-) -> InvariantWeights:
+def small(average: str = "logits", images: bool = False) -> InvariantWeights:
     """A model of three classes in float64 whose posterior is not the prior."""
     generator = torch.Generator().manual_seed(0)
     shape = (1, 6, 6) if images else (2,)
@@ -358,7 +356,7 @@ def test_a_head_on_any_network_learns_everything_at_once() -> None:
         for name, parameter in model.named_parameters():
             assert parameter.grad is not None, name
         optimiser.step()
-    assert -float(loss) > float(before) + 10
+    assert -loss.item() > before.item() + 10
     assert model.predict(x).shape == (20, 3)
     assert "features.network.0.weight" in weights(model)
     assert "distribution.width.raw" in hyperparameters(model)
