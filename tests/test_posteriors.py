@@ -102,6 +102,8 @@ def test_local_reparameterisation_has_the_exact_distribution_of_each_output(kind
     expected = torch.einsum("ni,oipj,nj->nop", x, dense, x)
     drawn = q.linear(x, n, torch.Generator().manual_seed(2)).detach()
     assert drawn.shape == (n, 2, 3)
+    each = torch.einsum("noo->no", expected)
+    assert torch.allclose(q.output_variance(x), each, rtol=1e-10)
     centred = drawn - x @ q.mean.detach().T
     found = torch.einsum("sno,snp->nop", centred, centred) / n
     assert (found - expected).abs().max() < 0.02 * expected.abs().max()

@@ -11,6 +11,8 @@ from symrazor.curvature import Method as Method
 from symrazor.curvature import Sharing as Sharing
 from symrazor.curvature import curvature as curvature
 from symrazor.curvature import sharing as sharing
+from symrazor.discover import Discovery as Discovery
+from symrazor.discover import discover as discover
 from symrazor.equivariance import equivariance_error as equivariance_error
 from symrazor.errors import CurvatureError as CurvatureError
 from symrazor.errors import UnsupportedParameterError as UnsupportedParameterError
@@ -21,6 +23,7 @@ from symrazor.events import record_of as record_of
 from symrazor.evidence import Evidence as Evidence
 from symrazor.evidence import exact_evidence as exact_evidence
 from symrazor.evidence import laplace_evidence as laplace_evidence
+from symrazor.evidence import variational_evidence as variational_evidence
 from symrazor.export import save_network as save_network
 from symrazor.fit import Fit as Fit
 from symrazor.fit import fit as fit
@@ -47,3 +50,8 @@ from symrazor.reading import reading as reading
 from symrazor.relax import Relaxation as Relaxation
 from symrazor.relax import relax as relax
 from symrazor.relax import relaxation as relaxation
+from symrazor.variational.config import VariationalConfig as VariationalConfig
+from symrazor.variational.fit import VariationalFit as VariationalFit
+from symrazor.variational.fit import VariationalFitConfig as VariationalFitConfig
+from symrazor.variational.fit import fit_variational as fit_variational
+from symrazor.variational.network import Variational as Variational

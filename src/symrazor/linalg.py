@@ -8,6 +8,7 @@ Law: factors are summed, and eigenvalues and log-determinants computed, in float
 $\log(\lambda + \delta) - \log \delta$ is always $\log(1 + \lambda/\delta)$ by log1p.
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -24,6 +25,40 @@ from symrazor.spectra import LinAlgError, eigenvalues, symmetric
 LogPrecisions = Mapping[str, Tensor]
 
 
+@dataclass
+class Spectrum:
+    """Eigenvalues that a block will need: one piece of work, independent of all others.
+
+    Args:
+        block: whose they are.
+        attribute: under which name it keeps them.
+        shape: of the result.
+    """
+
+    block: "Block"
+    attribute: str
+    shape: tuple[int, ...]
+
+    @property
+    def work(self) -> float:
+        """In proportion to the time that they take."""
+        return float(math.prod(self.shape) * self.shape[-1] ** 2)
+
+    def find(self) -> Tensor:
+        """Compute them, once."""
+        found: Tensor = getattr(self.block, self.attribute)
+        return found
+
+    def put(self, values: Tensor) -> None:
+        """Take those that somebody else has computed."""
+        self.block.__dict__[self.attribute] = values
+
+    def nothing(self) -> Tensor:
+        """Zeros in their place."""
+        device = self.block.factors()[0].device
+        return torch.zeros(self.shape, dtype=torch.float64, device=device)
+
+
 class Block(ABC):
     """Curvature of one or several tensors; H is already scaled to the whole data set."""
 
@@ -38,8 +73,8 @@ class Block(ABC):
         """What H is made of."""
 
     @abstractmethod
-    def prepare(self) -> list[Callable[[], object]]:
-        """Independent pieces of work that `logdet` will need; run once, maybe in parallel."""
+    def prepare(self) -> list[Spectrum]:
+        """The eigenvalues that `logdet` will need."""
 
     @abstractmethod
     def draw(
@@ -115,9 +150,10 @@ class Kron(Block):
         """A and G."""
         return [self.A, self.G]
 
-    def prepare(self) -> list[Callable[[], object]]:
+    def prepare(self) -> list[Spectrum]:
         """Both spectra."""
-        return [lambda: self.spectrum_A, lambda: self.spectrum_G]
+        sides = {"spectrum_A": self.A, "spectrum_G": self.G}
+        return [Spectrum(self, name, (f.blocks, f.size)) for name, f in sides.items()]
 
     @cached_property
     def _vectors(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -205,9 +241,10 @@ class Dense(Block):
         """H itself."""
         return [self.H]
 
-    def prepare(self) -> list[Callable[[], object]]:
+    def prepare(self) -> list[Spectrum]:
         """The spectrum, where one precision will do."""
-        return [lambda: self.spectrum] if len(self.names) == 1 and self.known is None else []
+        needed = len(self.names) == 1 and self.known is None
+        return [Spectrum(self, "spectrum", (len(self.H),))] if needed else []
 
     def _cholesky(self, log_precision: LogPrecisions) -> Tensor:
         delta = self._expand(log_precision).exp()
@@ -261,7 +298,7 @@ class Diag(Block):
         """The diagonal."""
         return [self.h]
 
-    def prepare(self) -> list[Callable[[], object]]:
+    def prepare(self) -> list[Spectrum]:
         """Nothing to prepare."""
         return []
 

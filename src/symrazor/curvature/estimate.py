@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from symrazor.curvature.coverage import Layer, check_mode, layers
+from symrazor.curvature.exchange import over_processes
 from symrazor.curvature.statistics import (
     FULL,
     Method,
@@ -23,10 +24,12 @@ from symrazor.curvature.statistics import (
 )
 from symrazor.curvature.tape import Input, call
 from symrazor.curvature.verify import verify
+from symrazor.distributed import share_out, sum_, unwrapped, world
+from symrazor.errors import CurvatureError
 from symrazor.factor import Factor
 from symrazor.hyper import weights
 from symrazor.likelihood import Likelihood, as_likelihood
-from symrazor.linalg import Block, Dense, Diag, Kron
+from symrazor.linalg import Block, Dense, Diag, Kron, Spectrum
 from symrazor.parallel import as_finished, in_parallel, keep_pages
 
 Loader = Iterable[tuple[Input, Tensor]]
@@ -55,15 +58,48 @@ class Curvature:
     build: Callable[[Statistics], list[Block]] = field(repr=False)
 
     def prepare(self) -> "Curvature":
-        """Compute all spectra now, side by side on the threads of a CPU."""
-        largest_first = sorted(self.blocks, key=lambda b: -max(map(_work, b.factors())))
-        tasks = [task for block in largest_first for task in block.prepare()]
-        if all(f.device.type == "cpu" for block in self.blocks for f in block.factors()):
-            in_parallel(tasks)
-        else:  # a GPU's solver must not be started from several threads
-            for task in tasks:
-                task()
+        """Compute all spectra now, side by side on the threads of a CPU.
+
+        Several processes share them out by the work they are, and tell each other what they found.
+        """
+        spectra = [spectrum for block in self.blocks for spectrum in block.prepare()]
+        owners = share_out([spectrum.work for spectrum in spectra], world().size)
+        mine = [s for s, owner in zip(spectra, owners, strict=True) if owner == world().rank]
+        tasks = [s.find for s in sorted(mine, key=lambda s: -s.work)]
+        failed: Exception | None = None
+        try:
+            if all(f.device.type == "cpu" for block in self.blocks for f in block.factors()):
+                in_parallel(tasks)
+            else:  # a GPU's solver must not be started from several threads
+                for task in tasks:
+                    task()
+        except CurvatureError as error:
+            if world().size == 1:
+                raise
+            failed = error
+        if world().size > 1:
+            _tell_each_other(spectra, mine, failed)
         return self
+
+
+def _tell_each_other(
+    spectra: list[Spectrum], mine: list[Spectrum], failed: Exception | None
+) -> None:
+    """Sums of spectra that are zero but in one process; not a number for an error in one."""
+    known = {id(s) for s in mine}
+    values = [s.find() if id(s) in known and not failed else s.nothing() for s in spectra]
+    if failed is not None:
+        values[0] = torch.full_like(values[0], torch.nan)
+    sum_(values)
+    if failed is not None:
+        raise failed
+    for spectrum, value in zip(spectra, values, strict=True):
+        if not bool(torch.isfinite(value).all()):
+            raise CurvatureError(
+                f"expected finite eigenvalues of {', '.join(spectrum.block.names)} from every "
+                "process, got an error in another one; its message says which factor it was"
+            )
+        spectrum.put(value)
 
 
 def curvature(
@@ -83,7 +119,7 @@ def curvature(
     Args:
         model: any module; its trainable weights must sit in registered layers.
         likelihood: a Likelihood or its name.
-        loader: an iterable of (x, y) batches, read once.
+        loader: an iterable of (x, y) batches, read once; of several processes each its own.
         method: structure and estimator; exact Kronecker by default.
         n_data: the figures are scaled by n_data / n_seen; by default n_seen.
         temperature: T of the tempered likelihood p^(1/T).
@@ -93,6 +129,7 @@ def curvature(
         UnsupportedParameterError: weights without curvature.
         ValueError: bad data or numbers, an empty loader, or a model in the wrong mode.
     """
+    model = unwrapped(model)
     found = layers(model)
     check_mode(model)
     source = Source(model, found, as_likelihood(likelihood), method or Method(), generator)
@@ -121,9 +158,17 @@ def collect(
             f"expected a positive temperature and n_data, got {temperature} and {n_data}"
         )
     keep_pages()
+    if keep_graph and world().size > 1:
+        raise ValueError(
+            "expected one process for an evidence that keeps its graph, got "
+            f"{world().size}; do: with symrazor.distributed.alone(), and pass all the data"
+        )
     tasks = _tasks(source, loader, keep_graph)
     serial = keep_graph or not _on_cpu(source) or source.method.structure in ("block", "full")
-    total = add_batches((task() for task in tasks) if serial else as_finished(tasks))
+    total = over_processes(
+        lambda: add_batches((task() for task in tasks) if serial else as_finished(tasks)),
+        next(iter(weights(source.model).values())).device,
+    )
     n_data = n_data or total.n
     scale = n_data / total.n / temperature
 
@@ -134,20 +179,21 @@ def collect(
     return Curvature(blocks, fit, n_data, total.n, scale, total.sums, build)
 
 
-def _work(factor: Tensor | Factor) -> int:
-    """In proportion to the time that its eigenvalues take."""
-    if isinstance(factor, Factor):
-        return int(factor.blocks * factor.size**3)
-    return int(factor.shape[-1] ** 3) if factor.dim() else 1
-
-
 def _tasks(source: Source, loader: Loader, keep_graph: bool) -> Iterator[Task]:
     """The work of all batches; images run channels-last on a CPU if the model can take it."""
     arrange: Callable[[Input], Input] | None = None
-    for number, (x, y) in enumerate(loader):
+    of_batch = source.passes()
+    for number, x, y in numbered(loader):
         if arrange is None:
             arrange = _plain if keep_graph else _arrangement(source, x)
-        yield from source.tasks(arrange(x), y, f"batch {number}", keep_graph)
+        yield from of_batch(number).tasks(arrange(x), y, f"batch {number}", keep_graph)
+
+
+def numbered(loader: Loader) -> Iterator[tuple[int, Input, Tensor]]:
+    """Batches with their numbers among those of all processes, as `distributed.Shared` deals."""
+    here = world()
+    for number, (x, y) in enumerate(loader):
+        yield here.rank + here.size * number, x, y
 
 
 def _on_cpu(source: Source) -> bool:

@@ -191,7 +191,8 @@ class OnGrid(GroupAction):
         for g in elements:
             back = self.act(self.act(x, g), torch.linalg.inv(g))
             total += float(((back - x) * inside).square().sum())
-        return math.sqrt(total / (max(1, len(elements)) * float((x * inside).square().sum())))
+        size = len(elements) * float((x * inside).square().sum())
+        return math.sqrt(total / size) if total else 0.0
 
 
 class OnRegular(GroupAction):
@@ -224,6 +225,30 @@ class OnRegular(GroupAction):
         if self.inner is None:
             return moved
         return self.inner.act(moved.flatten(1, 2), index).reshape(moved.shape)
+
+
+def action_on(group: Group, shape: Sequence[int]) -> GroupAction:
+    """How a group acts on data of a shape, [n, d] or [n, c, *size], by what its generators are.
+
+    Permutations move the positions; matrices move coordinates of a grid, or vectors [n, d] and
+    [n, c, d].
+
+    Raises:
+        ValueError: a group that does not fit.
+    """
+    size = tuple(shape[2:])
+    if len(shape) == 2 and shape[1] == group.size:
+        return OnVectors(group)
+    if group.permutations is not None and size and math.prod(size) == group.size:
+        return OnPositions(group, size)
+    if group.permutations is None and len(size) == 1 and size[0] == group.size:
+        return OnVectors(group)
+    if group.permutations is None and len(size) in (2, 3) and group.size - len(size) in (0, 1):
+        return OnGrid(group, size)
+    raise ValueError(
+        f"expected data that {group.name} of size {group.size} acts on, got {list(shape)}; "
+        "do: pass an action, such as OnGrid(group, shape)"
+    )
 
 
 def _moved(x: Tensor, source: Int[Tensor, " s"]) -> Tensor:

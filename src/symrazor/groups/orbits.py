@@ -19,7 +19,7 @@ def pair_orbits(
     """
     in_rows = out_rows if in_rows is None else in_rows
     t, s = out_rows.shape[1], in_rows.shape[1]
-    moved = (out_rows.unsqueeze(2) * s + in_rows.unsqueeze(1)).reshape(len(out_rows), -1)
+    moved = (out_rows.unsqueeze(2) * s + in_rows.unsqueeze(1)).reshape(-1, t * s)
     labels = torch.arange(t * s)
     while True:
         before = labels.clone()

@@ -10,11 +10,15 @@ are [n, b, *shape], and the scalars become vectors [b].
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+
+Draw = Callable[[Sequence[int]], Tensor]
+"""Standard normal numbers of a shape."""
 
 
 class GaussianPosterior(nn.Module, ABC):
@@ -74,10 +78,8 @@ class GaussianPosterior(nn.Module, ABC):
         return rows, self.size // rows
 
     @abstractmethod
-    def deviation(
-        self, n: int, generator: torch.Generator | None = None, antithetic: bool = False
-    ) -> Float[Tensor, "n *shape"]:
-        """Draws of w - m."""
+    def deviation_from(self, n: int, draw: Draw) -> Float[Tensor, "n *shape"]:
+        """Draws of w - m from a source of noise whose first dimension is n."""
 
     @abstractmethod
     def variance(self) -> Float[Tensor, "*shape"]:
@@ -102,6 +104,16 @@ class GaussianPosterior(nn.Module, ABC):
             antithetic: draw in pairs m + d, m - d: linear functions of w are then exact.
         """
         return self.mean + self.deviation(n, generator, antithetic)
+
+    def deviation(
+        self, n: int, generator: torch.Generator | None = None, antithetic: bool = False
+    ) -> Float[Tensor, "n *shape"]:
+        """Draws of w - m; see `sample`."""
+        if n < 1:
+            raise ValueError(f"expected at least 1 draw from a posterior, got {n}")
+        return self.deviation_from(
+            n, partial(self._noise, generator=generator, antithetic=antithetic)
+        )
 
     def trace(self) -> Tensor:
         r"""$\mathrm{tr}\, \Sigma$ in float64."""
@@ -147,14 +159,19 @@ class GaussianPosterior(nn.Module, ABC):
         antithetic: bool = False,
     ) -> Float[Tensor, "n *rows out"]:
         """Draws of x (W - M)'; see `linear`."""
-        drawn = self._output_deviation(self._rows(x), n, generator, antithetic)
+        draw = partial(self._noise, generator=generator, antithetic=antithetic)
+        drawn = self.output_deviation(self._rows(x), n, draw)
         return drawn.reshape(n, *x.shape[:-1], self.shape[0])
 
-    def _output_deviation(
-        self, x: Tensor, n: int, generator: torch.Generator | None, antithetic: bool
-    ) -> Tensor:
-        """Inputs [*lead, rows, in] -> [n, *lead, rows, out]; by drawn weights by default."""
-        return torch.einsum("...ni,s...oi->s...no", x, self.deviation(n, generator, antithetic))
+    def output_deviation(
+        self, x: Float[Tensor, "*lead rows in"], n: int, draw: Draw
+    ) -> Float[Tensor, "n *lead rows out"]:
+        """Draws of x (W - M)' from any source of noise; by drawn weights by default."""
+        return torch.einsum("...ni,s...oi->s...no", x, self.deviation_from(n, draw))
+
+    @abstractmethod
+    def output_variance(self, x: Float[Tensor, "*lead rows in"]) -> Float[Tensor, "*lead rows out"]:
+        """Variance of each output of x W', in closed form."""
 
     def _rows(self, x: Tensor) -> Tensor:
         """Inputs as [*lead, rows, in]."""
@@ -197,12 +214,8 @@ class GaussianPosterior(nn.Module, ABC):
 class Point(GaussianPosterior):
     """No posterior: the weight is a point estimate, and has no part in the divergence."""
 
-    def deviation(
-        self, n: int, generator: torch.Generator | None = None, antithetic: bool = False
-    ) -> Float[Tensor, "n *shape"]:
+    def deviation_from(self, n: int, draw: Draw) -> Float[Tensor, "n *shape"]:
         """Zero."""
-        if n < 1:
-            raise ValueError(f"expected at least 1 draw from a posterior, got {n}")
         return torch.zeros_like(self.mean).expand(n, *self.mean.shape)
 
     def variance(self) -> Float[Tensor, "*shape"]:
@@ -217,9 +230,14 @@ class Point(GaussianPosterior):
         """Has no meaning for a point."""
         raise ValueError("expected a posterior with a density, got a point estimate")
 
-    def _output_deviation(
-        self, x: Tensor, n: int, generator: torch.Generator | None, antithetic: bool
-    ) -> Tensor:
+    def output_variance(self, x: Float[Tensor, "*lead rows in"]) -> Float[Tensor, "*lead rows out"]:
+        """Zero."""
+        return x.new_zeros(*x.shape[:-1], self.shape[0])
+
+    def output_deviation(
+        self, x: Float[Tensor, "*lead rows in"], n: int, draw: Draw
+    ) -> Float[Tensor, "n *lead rows out"]:
+        """Zero."""
         return x.new_zeros(n, *x.shape[:-1], self.shape[0])
 
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from symrazor.variational.cholesky import Cholesky
 from symrazor.variational.gaussian import (
+    Draw,
     GaussianPosterior,
     Point,
     best_variance,
@@ -52,11 +53,9 @@ class Diagonal(GaussianPosterior):
         super().__init__(shape, scale, mean, batch, dtype, device)
         self.log_scale = nn.Parameter(torch.full_like(self.mean, math.log(scale)).detach())
 
-    def deviation(
-        self, n: int, generator: torch.Generator | None = None, antithetic: bool = False
-    ) -> Float[Tensor, "n *shape"]:
+    def deviation_from(self, n: int, draw: Draw) -> Float[Tensor, "n *shape"]:
         """Scale times noise."""
-        return self.log_scale.exp() * self._noise((n, *self.mean.shape), generator, antithetic)
+        return self.log_scale.exp() * draw((n, *self.mean.shape))
 
     def variance(self) -> Float[Tensor, "*shape"]:
         """Squared scales."""
@@ -71,12 +70,16 @@ class Diagonal(GaussianPosterior):
         z = ((w - self.mean) / self.log_scale.exp()).reshape(len(w), *self.lead, -1)
         return z.square().sum(-1, dtype=torch.float64)
 
-    def _output_deviation(
-        self, x: Tensor, n: int, generator: torch.Generator | None, antithetic: bool
-    ) -> Tensor:
-        variance = torch.einsum("...ni,...oi->...no", x.square(), self.variance())
-        spread = variance.clamp_min(torch.finfo(x.dtype).tiny).sqrt()
-        return spread * self._noise((n, *spread.shape), generator, antithetic)
+    def output_variance(self, x: Float[Tensor, "*lead rows in"]) -> Float[Tensor, "*lead rows out"]:
+        """Squared inputs times the variances."""
+        return torch.einsum("...ni,...oi->...no", x.square(), self.variance())
+
+    def output_deviation(
+        self, x: Float[Tensor, "*lead rows in"], n: int, draw: Draw
+    ) -> Float[Tensor, "n *lead rows out"]:
+        """Independent outputs."""
+        spread = _root(self.output_variance(x))
+        return spread * draw((n, *spread.shape))
 
 
 class LowRank(GaussianPosterior):
@@ -109,12 +112,10 @@ class LowRank(GaussianPosterior):
         start = (0.1 * scale * waves).to(self.mean).expand(*self.lead, rank, self.size)
         self.factor = nn.Parameter(start.clone())
 
-    def deviation(
-        self, n: int, generator: torch.Generator | None = None, antithetic: bool = False
-    ) -> Float[Tensor, "n *shape"]:
+    def deviation_from(self, n: int, draw: Draw) -> Float[Tensor, "n *shape"]:
         """Scale times noise plus U times a few more numbers."""
-        own = self._noise((n, *self.mean.shape), generator, antithetic)
-        few = self._noise((n, *self.lead, self.rank), generator, antithetic)
+        own = draw((n, *self.mean.shape))
+        few = draw((n, *self.lead, self.rank))
         shared = torch.einsum("s...r,...rd->s...d", few, self.factor)
         return self.log_scale.exp() * own + shared.reshape(own.shape)
 
@@ -144,16 +145,25 @@ class LowRank(GaussianPosterior):
         inner: Tensor = torch.linalg.cholesky(eye + scaled @ scaled.mT)
         return inner, scaled
 
-    def _output_deviation(
-        self, x: Tensor, n: int, generator: torch.Generator | None, antithetic: bool
-    ) -> Tensor:
-        variance = torch.einsum("...ni,...oi->...no", x.square(), (2 * self.log_scale).exp())
-        spread = variance.clamp_min(torch.finfo(x.dtype).tiny).sqrt()
-        own = self._noise((n, *spread.shape), generator, antithetic)
-        few = self._noise((n, *x.shape[:-1], self.rank), generator, antithetic)
+    def output_variance(self, x: Float[Tensor, "*lead rows in"]) -> Float[Tensor, "*lead rows out"]:
+        """Of the independent part and of the shared one."""
+        own, seen = self._seen(x)
+        return own + seen.square().sum(-2)
+
+    def output_deviation(
+        self, x: Float[Tensor, "*lead rows in"], n: int, draw: Draw
+    ) -> Float[Tensor, "n *lead rows out"]:
+        """Independent noise for each output and a few numbers that all of a row's outputs share."""
+        own, seen = self._seen(x)
+        few = draw((n, *x.shape[:-1], self.rank))
+        shared = torch.einsum("s...nr,...nro->s...no", few, seen)
+        return _root(own) * draw((n, *own.shape)) + shared
+
+    def _seen(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Variances [rows, out] of the diagonal part; U as outputs see it, [rows, rank, out]."""
+        own = torch.einsum("...ni,...oi->...no", x.square(), (2 * self.log_scale).exp())
         factor = self.factor.reshape(*self.lead, self.rank, *self.shape)
-        seen = torch.einsum("...ni,...roi->...nro", x, factor)
-        return spread * own + torch.einsum("s...nr,...nro->s...no", few, seen)
+        return own, torch.einsum("...ni,...roi->...nro", x, factor)
 
 
 class BlockCholesky(GaussianPosterior):
@@ -178,11 +188,9 @@ class BlockCholesky(GaussianPosterior):
         """Number of blocks, and weights in each."""
         return self.matrix_shape
 
-    def deviation(
-        self, n: int, generator: torch.Generator | None = None, antithetic: bool = False
-    ) -> Float[Tensor, "n *shape"]:
+    def deviation_from(self, n: int, draw: Draw) -> Float[Tensor, "n *shape"]:
         """The factor of each block times noise."""
-        noise = self._noise((n, *self.lead, *self.blocks), generator, antithetic)
+        noise = draw((n, *self.lead, *self.blocks))
         drawn = torch.einsum("...rij,s...rj->s...ri", self.root.matrix(), noise)
         return drawn.reshape(n, *self.mean.shape)
 
@@ -204,12 +212,21 @@ class BlockCholesky(GaussianPosterior):
         white = self.root.whiten(apart.movedim(0, -1))
         return white.square().sum((-3, -2), dtype=torch.float64).movedim(-1, 0)
 
-    def _output_deviation(
-        self, x: Tensor, n: int, generator: torch.Generator | None, antithetic: bool
-    ) -> Tensor:
+    def output_variance(self, x: Float[Tensor, "*lead rows in"]) -> Float[Tensor, "*lead rows out"]:
+        r"""$\|L_o^\top x\|^2$."""
+        return self._spread(x).square()
+
+    def output_deviation(
+        self, x: Float[Tensor, "*lead rows in"], n: int, draw: Draw
+    ) -> Float[Tensor, "n *lead rows out"]:
+        """Independent outputs."""
+        spread = self._spread(x)
+        return spread * draw((n, *spread.shape))
+
+    def _spread(self, x: Tensor) -> Tensor:
         seen = torch.einsum("...ni,...oij->...noj", x, self.root.matrix())
         spread: Tensor = torch.linalg.vector_norm(seen, dim=-1)
-        return spread * self._noise((n, *spread.shape), generator, antithetic)
+        return spread
 
 
 class Full(BlockCholesky):
@@ -220,10 +237,16 @@ class Full(BlockCholesky):
         """One block with all weights."""
         return 1, self.size
 
-    def _output_deviation(
-        self, x: Tensor, n: int, generator: torch.Generator | None, antithetic: bool
-    ) -> Tensor:
-        return GaussianPosterior._output_deviation(self, x, n, generator, antithetic)
+    def output_variance(self, x: Float[Tensor, "*lead rows in"]) -> Float[Tensor, "*lead rows out"]:
+        r"""Rows of $L$ weighted by the inputs."""
+        root = self.root.matrix().reshape(*self.lead, *self.shape, self.size)
+        return torch.einsum("...ni,...oid->...nod", x, root).square().sum(-1)
+
+    def output_deviation(
+        self, x: Float[Tensor, "*lead rows in"], n: int, draw: Draw
+    ) -> Float[Tensor, "n *lead rows out"]:
+        """By drawn weights."""
+        return GaussianPosterior.output_deviation(self, x, n, draw)
 
 
 class MatrixNormal(GaussianPosterior):
@@ -249,11 +272,9 @@ class MatrixNormal(GaussianPosterior):
         self.rows = Cholesky(self.lead, rows, half, *here)
         self.columns = Cholesky(self.lead, columns, half, *here)
 
-    def deviation(
-        self, n: int, generator: torch.Generator | None = None, antithetic: bool = False
-    ) -> Float[Tensor, "n *shape"]:
+    def deviation_from(self, n: int, draw: Draw) -> Float[Tensor, "n *shape"]:
         r"""$L_S E L_A^\top$."""
-        noise = self._noise((n, *self.lead, *self.matrix_shape), generator, antithetic)
+        noise = draw((n, *self.lead, *self.matrix_shape))
         drawn = self.rows.matrix() @ noise @ self.columns.matrix().mT
         return drawn.reshape(n, *self.mean.shape)
 
@@ -277,9 +298,24 @@ class MatrixNormal(GaussianPosterior):
         white = self.columns.whiten(white.mT)
         return white.square().sum((-2, -1), dtype=torch.float64)
 
-    def _output_deviation(
-        self, x: Tensor, n: int, generator: torch.Generator | None, antithetic: bool
-    ) -> Tensor:
-        spread: Tensor = torch.linalg.vector_norm(x @ self.columns.matrix(), dim=-1, keepdim=True)
-        noise = self._noise((n, *x.shape[:-1], self.shape[0]), generator, antithetic)
-        return spread * (noise @ self.rows.matrix().mT)
+    def output_variance(self, x: Float[Tensor, "*lead rows in"]) -> Float[Tensor, "*lead rows out"]:
+        r"""$S_{oo} \, x^\top A x$."""
+        rows = self.rows.matrix().square().sum(-1).unsqueeze(-2)
+        return self._spread(x).square() * rows
+
+    def output_deviation(
+        self, x: Float[Tensor, "*lead rows in"], n: int, draw: Draw
+    ) -> Float[Tensor, "n *lead rows out"]:
+        r"""$\|L_A^\top x\| \, L_S e$ (Louizos and Welling 2016)."""
+        noise = draw((n, *x.shape[:-1], self.shape[0]))
+        return self._spread(x) * (noise @ self.rows.matrix().mT)
+
+    def _spread(self, x: Tensor) -> Tensor:
+        seen = x @ self.columns.matrix()
+        spread: Tensor = torch.linalg.vector_norm(seen, dim=-1, keepdim=True)
+        return spread
+
+
+def _root(variance: Tensor) -> Tensor:
+    """Square root with a finite slope at zero."""
+    return variance.clamp_min(torch.finfo(variance.dtype).tiny).sqrt()
