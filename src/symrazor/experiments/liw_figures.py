@@ -214,7 +214,8 @@ def _draw(options: Options, name: str, panels: Sequence[tuple[str, Sequence[Run]
         ax.grid(alpha=0.25)
         ax.spines[["top", "right"]].set_visible(False)
     axes[0].set_ylabel("rotation, ± degrees")
-    axes[-1].legend(frameon=False, fontsize=8)
+    handles, texts = axes[0].get_legend_handles_labels()
+    figure.legend(handles, texts, loc="outside right center", frameon=False, fontsize=8)
     _write(figure, options.json.parent / name)
 
 

@@ -15,6 +15,9 @@ from torch import Tensor
 from symrazor.invariant.model import InvariantWeights
 from symrazor.invariant.training import Data, Member, Schedule, evaluate, train
 
+LEAST = 100
+"""Steps of a trial in which a posterior settles."""
+
 SUBSET = 5000
 """Data on which the fit of a candidate is measured."""
 
@@ -35,15 +38,17 @@ def choose_starts(
         members: what each model is.
         schedule: of the training that follows.
         shares: of the starting widths, each tried once.
-        steps: of each trial; by default the schedule's share `hold` of its steps, at least 40.
+        steps: of each trial; by default the schedule's share `hold` of its steps, at least 100:
+            posteriors that have not settled favour wide averages, which settle first.
 
     Returns:
         The bounds per datum that were compared.
     """
     start = model.distribution.width.value.detach().clone()
     scale = model.scale.value.detach().clone()
-    count = max(40, round(schedule.hold * schedule.steps)) if steps is None else steps
-    trial = replace(schedule, steps=count, hold=1.0, note_every=count)
+    count = max(LEAST, round(schedule.hold * schedule.steps)) if steps is None else steps
+    rates = (schedule.rates[0], schedule.rates[0] / 3)
+    trial = replace(schedule, steps=count, hold=1.0, rates=rates, note_every=count)
     part = Data(data.x[:, :SUBSET], data.y[:, :SUBSET])
     bounds = []
     for share in shares:
