@@ -9,6 +9,8 @@ import tyro
 from symrazor.experiments import (
     ella_table1,
     ella_table2,
+    ella_table3,
+    hidden_symmetry,
     lila,
     lila_recovery,
     lila_small_data,
@@ -36,6 +38,16 @@ def ella_table_1(options: Tables) -> str:
 def ella_table_2(options: Tables) -> str:
     """ELLA's table 2: eleven networks on CIFAR-10."""
     return tables.run(ella_table2.EXPERIMENT, options)
+
+
+def ella_table_3(options: Tables) -> str:
+    """ELLA's table 3: no symmetry, translations, or quarter turns too, layer by layer."""
+    return tables.run(ella_table3.EXPERIMENT, options)
+
+
+def sets_and_rings(options: Annotated[hidden_symmetry.Options, _no_prefix]) -> str:
+    """Sets, periodic signals and a hidden group: is the symmetry found?"""
+    return hidden_symmetry.run(options)
 
 
 def from_starts(options: Starts) -> str:
@@ -76,6 +88,8 @@ def small_data(options: Augmented) -> str:
 EXPERIMENTS: dict[str, Callable[..., str]] = {
     "ella-table1": ella_table_1,
     "ella-table2": ella_table_2,
+    "ella-table3": ella_table_3,
+    "hidden-symmetry": sets_and_rings,
     "starts": from_starts,
     "liw-table1": liw_table_1,
     "liw-table2": liw_table_2,
