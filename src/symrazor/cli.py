@@ -16,7 +16,7 @@ from symrazor import __version__
 from symrazor.bench import evidence as evidence_bench
 from symrazor.bench import layers as layers_bench
 from symrazor.discover import CANDIDATES, DEFAULTS, QUESTIONS, Answer, answer, rank
-from symrazor.experiments import ella_table1, ella_table2, tables
+from symrazor.experiments import ella_table1, ella_table2, tables, talk_basis
 from symrazor.report import evidence_figure, write_atomically
 
 
@@ -124,9 +124,17 @@ def ella_table_2(options: Tables) -> str:
     return tables.run(ella_table2.EXPERIMENT, options)
 
 
+def talk_of_basis_functions(
+    options: Annotated[talk_basis.Options, tyro.conf.arg(name="")],
+) -> str:
+    """The talk's first part: basis functions and a deep network, by evidence and by loss."""
+    return talk_basis.run(options)
+
+
 EXPERIMENTS: dict[str, Callable[..., str]] = {
     "ella-table1": ella_table_1,
     "ella-table2": ella_table_2,
+    "talk-basis": talk_of_basis_functions,
 }
 """Name -> what runs it and returns markdown; its arguments are those of the command."""
 
