@@ -19,14 +19,20 @@ from symrazor.experiments import (
     liw_table1,
     liw_table2,
     liw_table3,
+    noether,
+    noether_n_oscillators,
+    noether_nbody,
+    noether_oscillator,
     starts,
     tables,
+    talk_basis,
 )
 
 _no_prefix = tyro.conf.arg(name="")
 Tables = Annotated[tables.Options, _no_prefix]
 Starts = Annotated[starts.Options, _no_prefix]
 Invariant = Annotated[liw.Options, _no_prefix]
+Dynamical = Annotated[noether.Options, _no_prefix]
 Augmented = Annotated[lila.Options, _no_prefix]
 
 
@@ -85,6 +91,36 @@ def small_data(options: Augmented) -> str:
     return lila_small_data.run(options)
 
 
+def talk_of_basis_functions(options: Annotated[talk_basis.Options, _no_prefix]) -> str:
+    """The talk's first part: basis functions and a deep network, by evidence and by loss."""
+    return talk_basis.run(options)
+
+
+def oscillator(options: Dynamical) -> str:
+    """Noether's razor: the rotation of an oscillator's phase space from 28 transitions."""
+    return noether_oscillator.run(options)
+
+
+def n_oscillators(options: Dynamical, n: tuple[int, ...] = ()) -> str:
+    """Noether's razor: the unitary group of n equal oscillators.
+
+    Args:
+        options: where it runs and where results go.
+        n: how many oscillators, one or more numbers.
+    """
+    return noether_n_oscillators.run(options, n)
+
+
+def bodies(options: Dynamical, noise: float = noether_nbody.NOISE) -> str:
+    """Noether's razor: the invariants of three bodies in the plane.
+
+    Args:
+        options: where it runs and where results go.
+        noise: variance of the noise on the targets.
+    """
+    return noether_nbody.run(options, noise)
+
+
 EXPERIMENTS: dict[str, Callable[..., str]] = {
     "ella-table1": ella_table_1,
     "ella-table2": ella_table_2,
@@ -95,6 +131,10 @@ EXPERIMENTS: dict[str, Callable[..., str]] = {
     "liw-table2": liw_table_2,
     "liw-table3": liw_table_3,
     "liw-figures": liw_pictures,
+    "talk-basis": talk_of_basis_functions,
+    "noether-oscillator": oscillator,
+    "noether-n-oscillators": n_oscillators,
+    "noether-nbody": bodies,
     "lila-recovery": recovery,
     "lila-small-data": small_data,
 }
