@@ -10,9 +10,9 @@ import pytest
 import torch
 
 import symrazor as sr
-from symrazor import discover
 from symrazor.data import flip_and_crop
-from symrazor.experiments import ella_table1, ella_table2, starts, tables
+from symrazor.discover import digits
+from symrazor.experiments import ella_table1, ella_table2, fashion, starts, tables
 from symrazor.experiments.ella_network import PATHS, ella_network
 from symrazor.experiments.results import add_runs, markdown, merged, read_runs
 from symrazor.experiments.tables import Options
@@ -260,10 +260,23 @@ def test_small_tables(table, tmp_path: Path) -> None:
 
 def test_starts_that_differ_end_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two epochs: `fit` makes the same start of a loose and of a tight prior."""
-    short = discover.DEFAULTS.change(epochs=2, progress=False)
-    monkeypatch.setattr(discover, "DEFAULTS", short)
+    short = digits.DEFAULTS.change(epochs=2, progress=False)
+    monkeypatch.setattr(digits, "DEFAULTS", short)
     near = [starts.run("digit", precision, "near", 0) for precision in (1.0, 1e4)]
     given = [starts.run("digit", precision, "given", 0) for precision in (1.0, 1e4)]
     assert near[0]["evidence"] == pytest.approx(near[1]["evidence"], rel=0.02)
     assert given[0]["evidence"] != pytest.approx(given[1]["evidence"], rel=0.1)
     assert "| digit | near | 10000 | 0 |" in starts.markdown(near)
+
+
+def test_fashion_experiment_small(tmp_path: Path) -> None:
+    """A few seconds of it on the embedded digits: four rows, and a verdict."""
+    file = tmp_path / "a.json"
+    said = fashion.run(fashion.Options(small=True, minutes=0.03, json=file))
+    rows = json.loads(file.read_text())["rows"]
+    assert rows[-1]["network"] == "plain CNN"
+    assert rows[-1]["accuracy"] > 0.5
+    assert "nats" in said
+    assert said.count("\n| ") == len(rows)
+    with pytest.raises(ValueError, match="expected a folder with Fashion-MNIST"):
+        fashion.run(fashion.Options())

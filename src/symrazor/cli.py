@@ -20,7 +20,7 @@ from symrazor.commands.data import data
 from symrazor.commands.discover import discover
 from symrazor.commands.run_folder import export, predict, report
 from symrazor.commands.terminal import console
-from symrazor.experiments import ella_table1, ella_table2, tables
+from symrazor.experiments import ella_table1, ella_table2, fashion, tables
 
 
 def bench(
@@ -67,9 +67,15 @@ def ella_table_2(options: Tables) -> str:
     return tables.run(ella_table2.EXPERIMENT, options)
 
 
+def fashion_mnist(options: Annotated[fashion.Options, tyro.conf.arg(name="")]) -> str:
+    """Discover on real images, beside a plain CNN trained for the same time."""
+    return fashion.run(options)
+
+
 EXPERIMENTS: dict[str, Callable[..., str]] = {
     "ella-table1": ella_table_1,
     "ella-table2": ella_table_2,
+    "fashion": fashion_mnist,
 }
 """Name -> what runs it and returns markdown; its arguments are those of the command."""
 
