@@ -10,6 +10,7 @@ from symrazor.experiments import (
     ella_table1,
     ella_table2,
     ella_table3,
+    fashion,
     hidden_symmetry,
     lila,
     lila_recovery,
@@ -91,6 +92,11 @@ def small_data(options: Augmented) -> str:
     return lila_small_data.run(options)
 
 
+def fashion_mnist(options: Annotated[fashion.Options, _no_prefix]) -> str:
+    """Discover on real images, beside a plain CNN trained for the same time."""
+    return fashion.run(options)
+
+
 def talk_of_basis_functions(options: Annotated[talk_basis.Options, _no_prefix]) -> str:
     """The talk's first part: basis functions and a deep network, by evidence and by loss."""
     return talk_basis.run(options)
@@ -131,6 +137,7 @@ EXPERIMENTS: dict[str, Callable[..., str]] = {
     "liw-table2": liw_table_2,
     "liw-table3": liw_table_3,
     "liw-figures": liw_pictures,
+    "fashion": fashion_mnist,
     "talk-basis": talk_of_basis_functions,
     "noether-oscillator": oscillator,
     "noether-n-oscillators": n_oscillators,
