@@ -46,6 +46,7 @@ bench-fit: $(READY) ## time and memory of fit against plain training; two proces
 
 bench-peers: $(PEERS_READY) ## the same for laplace-torch and its backends, in .venv-peers
 	$(PEERS_BIN)/python bench/peers.py $(ARGS)
+	$(PEERS_BIN)/python bench/peers_groups.py
 
 docs: $(DOCS_READY) ## build the documentation into site/
 	$(BIN)/mkdocs build --strict $(ARGS)

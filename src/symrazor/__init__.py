@@ -2,6 +2,7 @@
 
 __version__ = "0.1.0"
 
+from symrazor import groups as groups
 from symrazor import layers as layers
 from symrazor.batchnorm import replace_batchnorm as replace_batchnorm
 from symrazor.collapse import collapse as collapse
@@ -11,6 +12,8 @@ from symrazor.curvature import Method as Method
 from symrazor.curvature import Sharing as Sharing
 from symrazor.curvature import curvature as curvature
 from symrazor.curvature import sharing as sharing
+from symrazor.discover import Discovery as Discovery
+from symrazor.discover import discover as discover
 from symrazor.equivariance import equivariance_error as equivariance_error
 from symrazor.errors import CurvatureError as CurvatureError
 from symrazor.errors import UnsupportedParameterError as UnsupportedParameterError

@@ -1,6 +1,5 @@
 """A run's configuration as the things it names: data, network, likelihood."""
 
-import math
 from collections.abc import Sequence
 from typing import Literal
 
@@ -18,7 +17,7 @@ from symrazor.data import (
     quadrants,
     read_npz,
 )
-from symrazor.discover import convolutional, fully_connected
+from symrazor.discover.maps import convolutional, fully_connected
 from symrazor.experiments.ella_network import ella_network
 from symrazor.relax import relax
 from symrazor.run_config import DataConfig, ModelConfig, imported
@@ -87,9 +86,9 @@ def make_model(
     model: object
     match config.name:
         case "convolutional" if len(shape) == 3:
-            model = convolutional(outputs, config.width, shape[0])
+            model = convolutional(shape, outputs, config.width)
         case "fully-connected":
-            model = fully_connected(outputs, config.width, math.prod(shape))
+            model = fully_connected(shape, outputs, config.width)
         case "ella" if len(shape) == 3:
             model = ella_network(config.paths, shape[0], outputs, config.width, shape[-1])
         case name if ":" in name:

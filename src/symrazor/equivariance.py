@@ -26,6 +26,7 @@ from torch import Tensor, nn
 
 from symrazor.curvature.tape import Input, call, each
 from symrazor.groups import Group, GroupAction, Representation, Unmoved, action_on
+from symrazor.layers.gconv import GConv
 from symrazor.layers.path import Path, Shape
 from symrazor.layers.relaxed import Relaxed, spatial_layers
 
@@ -201,6 +202,26 @@ def _squares(f: Map, x: Tensor, y: Tensor, action: Action) -> float:
     return total
 
 
+def image_turns(model: nn.Module) -> dict[str, list[Action]]:
+    """What the groups of the layers that see images do to an image, and to outputs.
+
+    Vectors must not change; maps that a network returns turn as images do.
+    """
+    found: dict[str, list[Action]] = {}
+    for path in model.modules():
+        if isinstance(path, GConv) and path.kind == "lift":
+            act = path.point_group.act
+            found[str(path.group)] = [
+                Action(partial(act, g, regular=False), (partial(_turned, act, g),))
+                for g in range(1, path.point_group.order)
+            ]
+    return found
+
+
+def _turned(act: Callable[..., Tensor], g: int, y: Tensor) -> Tensor:
+    return y if y.dim() == 2 else act(g, y, regular=False)
+
+
 @contextmanager
 def evaluating(f: object) -> Iterator[None]:
     """Every module of f in eval mode, for a while."""
@@ -254,8 +275,8 @@ def layer_errors(model: nn.Module, x: Input, *, count: int = 16, seed: int = 0) 
     claims = {name: _claims(layer) for name, layer in layers.items()}
     found = {
         name: {
-            group: measure(layer, torch.cat(seen[layer]), _elements(pair, count, seed))
-            for group, pair in claims[name].items()
+            group: measure(layer, torch.cat(seen[layer]), _elements(claim, count, seed))
+            for group, claim in claims[name].items()
         }
         for name, layer in layers.items()
         if seen[layer]
@@ -263,35 +284,39 @@ def layer_errors(model: nn.Module, x: Input, *, count: int = 16, seed: int = 0) 
     dims = {maps[0].dim() for maps in seen.values() if maps} or {3, 4, 5}
     network: dict[str, float] = {}
     if isinstance(x, Tensor) and x.dim() in dims and len(x) > 1:
-        every = {group: pair for pairs in claims.values() for group, pair in pairs.items()}
-        for group, pair in (every or {"translation": None}).items():
-            if pair is None:
+        every = {group: claim for pairs in claims.values() for group, claim in pairs.items()}
+        for group, claim in (every or {"translation": None}).items():
+            if claim is None:
                 network[group] = measure(model, x)
-            elif _acts_on(pair[0].group, x):
-                network[group] = measure(model, x, pair[0].group)
+            elif isinstance(claim, tuple) and _acts_on(claim[0].group, x):
+                network[group] = measure(model, x, claim[0].group)
+        for group, actions in image_turns(model).items():
+            network[group] = measure(model, x, actions)
     return Errors(network, found)
 
 
-Claims = dict[str, tuple[Representation, Representation] | None]
+Claims = dict[str, tuple[Representation, Representation] | list[Action] | None]
 
 
 def _claims(layer: Relaxed | Path) -> Claims:
-    """The groups of a layer's paths, with their representations; None stands for translations."""
+    """The groups of a layer's paths, with how they act; None stands for translations."""
     paths = list(layer.paths) if isinstance(layer, Relaxed) else [layer]
     found: Claims = {}
     for path in paths:
         assert isinstance(path, Path)
-        if path.group == "translation":
+        if path.group == "translation" or path.transformations():
             found["translation"] = None
-        elif path.group is not None and path.representations is not None:
+        if path.group is not None and path.representations is not None:
             found[path.group] = path.representations
+        elif path.group is not None and path.transformations():
+            found[path.group] = [Action(g, (h,)) for g, h in path.transformations()]
     return found or {"translation": None}
 
 
 def _elements(
-    pair: tuple[Representation, Representation] | None, count: int, seed: int
+    claim: tuple[Representation, Representation] | list[Action] | None, count: int, seed: int
 ) -> list[Action] | None:
-    return None if pair is None else representation_actions(*pair, count, seed)
+    return representation_actions(*claim, count, seed) if isinstance(claim, tuple) else claim
 
 
 def _acts_on(group: Group, x: Tensor) -> bool:

@@ -9,6 +9,7 @@ import logging
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -93,6 +94,27 @@ class Fit:
                 razor=self.razor,
                 loader=self.data,
             )
+
+    def report(self, file: str | Path, **about: Any) -> Path:
+        """Write the page of this fit: one HTML file that needs nothing else.
+
+        Args:
+            file: where to.
+            **about: what `symrazor.page.document_of` takes: `question`, `name`, held-out data as
+                `test` for the calibration, names of the `classes`, the `command`.
+
+        Returns:
+            The file.
+        """
+        from symrazor.page import document_of, write_page
+
+        return write_page(document_of(self, **about), file)
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        from symrazor.page.notebook import fit_html
+
+        return fit_html(self)
 
     @property
     def json(self) -> str:

@@ -193,6 +193,12 @@ class Reading:
         verdict = textwrap.fill(self.verdict.replace(" %", "\0%"), WIDTH, break_on_hyphens=False)
         return "\n".join([*lines, verdict.replace("\0%", " %")])
 
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        from symrazor.page.notebook import reading_html
+
+        return reading_html(self)
+
 
 def _numbers(values: Mapping[str, float | None]) -> dict[str, float]:
     return {key: math.nan if value is None else value for key, value in values.items()}
@@ -301,6 +307,9 @@ def read(
         numbers += f"; precision at its bound: {', '.join(razor.at_bound)}"
     off = errors.network
     in_words = words(found, off.get(TRANSLATION, min(off.values(), default=None)))
+    others = [f"under {group} {percent(off[group])}" for group in off if group != TRANSLATION]
+    if TRANSLATION in off and others:
+        in_words = f"{in_words.removesuffix('.')}; {', '.join(others)}."
     return Reading(
         verdict=f"{in_words} {numbers}.".strip(),
         evidence=evidence.to_dict(),

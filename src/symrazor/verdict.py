@@ -194,13 +194,21 @@ def table(layers: Sequence[LayerReading], width: int) -> list[str]:
     lines = [head + "precision"]
     for layer, name in zip(layers, short, strict=True):
         for number, path in enumerate(layer.paths):
-            error = "" if number or layer.error is None else percent(layer.error)
+            error = _error(layer, number)
             row = f"{name:<{names}}  {path.path:<{paths}}{100 * path.share:>5.0f} %"
             row += f"{path.effective_parameters:>11.1f}{path.parameters:>11,}{error:>{errors}}   "
             for text in textwrap.wrap(_precisions(path), max(20, width - len(head))):
                 lines.append(row + text)
                 row = " " * len(head)
     return lines
+
+
+def _error(layer: LayerReading, number: int) -> str:
+    """Beside a path the error of its group; that of the layer beside the first other one."""
+    errors = layer.equivariance_error
+    own = [path.group if path.group in errors else layer.group for path in layer.paths]
+    group = own[number]
+    return "" if group is None or group in own[:number] else percent(errors[group])
 
 
 def _precisions(path: PathReading) -> str:

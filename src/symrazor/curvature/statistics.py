@@ -55,6 +55,8 @@ class Method:
         flavour: how "kron" treats the shared index s: "expand" or "reduce".
         blocks: whether under "kron" each block k has its "own" output factor, or all have the
             "averaged" one; the latter is ELLA's form for factored layers, and less accurate.
+        copies: whether "kron" treats copies over which a model averages as further positions
+            ("expand"), or averages inputs and sums cotangents over them ("reduce").
     """
 
     structure: Literal["kron", "diag", "block", "full"] = "kron"
@@ -63,6 +65,7 @@ class Method:
     probe: Probe = "spectral"
     flavour: Literal["expand", "reduce"] = "expand"
     blocks: Literal["own", "averaged"] = "own"
+    copies: Literal["reduce", "expand"] = "reduce"
 
     def __post_init__(self) -> None:
         """Check every field."""
@@ -72,6 +75,7 @@ class Method:
             ("probe", ("spectral", "label")),
             ("flavour", ("expand", "reduce")),
             ("blocks", ("own", "averaged")),
+            ("copies", ("reduce", "expand")),
         ):
             if getattr(self, name) not in allowed:
                 raise ValueError(f"expected {name} in {allowed}, got {getattr(self, name)!r}")
@@ -178,11 +182,14 @@ class Source:
             mean = torch.stack([a.sum(1) for a in parts]).sum(0) / positions
             factors, count = [Factor.of_rows(mean)], len(mean)
         else:
+            reduced = self.method.copies == "reduce"
+            if reduced:
+                inputs = [use.mean_input(x) for use, x in zip(uses, inputs, strict=True)]
             factors = [
                 Factor.of_matrix(short_cut(x)) if short_cut else Factor.of_rows(form.inputs(x))
                 for x in inputs
             ]
-            count = sum(use.rows for use in uses)
+            count = sum(use.rows // (use.copies if reduced and use.averaged else 1) for use in uses)
         sums: Statistics = {
             (layer.weight, "count"): torch.tensor(float(count), dtype=torch.float64)
         }
@@ -220,8 +227,7 @@ class Source:
                         weight_gradients(uses, xs, formed)
                     )
                     continue
-                rows = [_over_uses(formed)] if self.method.flavour == "reduce" else formed
-                for part in rows:
+                for part in self._rows_of_G(uses, gs, formed):
                     flat = part.reshape(-1, *part.shape[-2:])
                     if part.numel() <= SMALL:
                         small.setdefault(layer.weight, []).append(flat)
@@ -233,6 +239,14 @@ class Source:
         for bias, weight in same.items():
             sums[bias, "H"] = sums[weight, "G"]
         return sums
+
+    def _rows_of_G(self, uses: list[Use], gs: list[Tensor], formed: list[Tensor]) -> list[Tensor]:
+        """Cotangents as the flavour wants them, [n, ..., k, o] each."""
+        if self.method.flavour == "reduce":
+            return [_over_uses(formed)]
+        if self.method.copies == "expand":
+            return formed
+        return [use.summed_output(g) for use, g in zip(uses, gs, strict=True)]
 
     def _one_factor(self, layer: Layer, formed: Sequence[Tensor]) -> bool:
         """Whether the weight is used once per datum, so that G is also the H of the bias."""

@@ -31,11 +31,16 @@ Input = Tensor | Sequence[Tensor] | Mapping[str, Tensor]
 
 @dataclass
 class Use:
-    """One call of one layer, in the weight-sharing format.
+    r"""One call of one layer, in the weight-sharing format.
 
     A model may show a layer several copies of each datum, one after the other in the first
     dimension: transformed images, frames of a film. They are further uses of the weight by the same
     datum, so that [(n copies), s, k, f] is read as [n, (copies s), k, f].
+
+    If the model averages over copies and says so (`announce_copies`), Kronecker factors may be
+    reduced over them: the gradient of one datum $\sum_c g_c a_c^\top$, with input $a_c$, cotangent
+    $g_c$ and weight $w_c$ of copy c, is taken for $(\sum_c g_c)(\sum_c w_c a_c)^\top$. So the
+    curvature falls as the copies grow apart, which tells the evidence how far they may.
     """
 
     layer: Layer
@@ -44,6 +49,7 @@ class Use:
     version: int
     y_shape: torch.Size
     copies: int = 1
+    copy_weights: Tensor | None = None
 
     @property
     def rows(self) -> int:
@@ -58,6 +64,26 @@ class Use:
     def outputs(self, y: Tensor) -> Float[Tensor, "n s k o"]:
         """A tensor of the shape of the layer's output, by datum."""
         return self._fold(self.layer.form.outputs(y))
+
+    @property
+    def averaged(self) -> bool:
+        """Whether the model averages over these copies."""
+        weights = self.copy_weights
+        return self.copies > 1 and weights is not None and len(weights) == self.copies
+
+    def mean_input(self, x: Tensor) -> Tensor:
+        """What the layer was called with, averaged over the copies of each datum."""
+        if not self.averaged or self.copy_weights is None:
+            return x
+        split: Tensor = x.unflatten(0, (-1, self.copies))
+        return torch.einsum("nc...,c->n...", split, self.copy_weights.to(x))
+
+    def summed_output(self, y: Tensor) -> Float[Tensor, "n s k o"]:
+        """A cotangent of the layer's output, summed over the copies of each datum."""
+        if not self.averaged:
+            return self.outputs(y)
+        split: Tensor = self.layer.form.outputs(y).unflatten(0, (-1, self.copies))
+        return split.sum(1)
 
     def shaped(self, name: str, g: Tensor) -> Float[Tensor, "n p"]:
         """Gradients of a parameter that shapes the weight, by datum."""
@@ -129,6 +155,7 @@ def call(model: Callable[..., Any], x: Input) -> Tensor:
 def record(model: Callable[..., Any], layers: Sequence[Layer], x: Input) -> Tape:
     """Run the model on one batch and note every use of its layers that acts on the outputs."""
     uses: list[Use] = []
+    _copies.weights = None
     with _listening(layers, uses), torch.enable_grad():
         f = call(model, x)
     if not f.requires_grad:
@@ -141,7 +168,16 @@ def record(model: Callable[..., Any], layers: Sequence[Layer], x: Input) -> Tape
     for use in uses:
         copies, rest = divmod(use.y_shape[0], len(f))
         use.copies = copies if copies and not rest else 1  # else `verify` says what is wrong
+        use.copy_weights = _copies.weights
     return Tape(f, uses)
+
+
+_copies = threading.local()
+
+
+def announce_copies(weights: Float[Tensor, " c"]) -> None:
+    """For a model that averages over copies of each datum: with which weights it does."""
+    _copies.weights = weights
 
 
 def _ancestors(f: Tensor) -> set[Node]:

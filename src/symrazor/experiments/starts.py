@@ -22,8 +22,8 @@ from typing import Any, Literal
 import torch
 
 import symrazor as sr
-from symrazor import discover
 from symrazor.data import Tensors, mnist, quadrants
+from symrazor.discover import digits, maps
 from symrazor.report import write_atomically
 
 STARTS = (1.0, 10.0, 100.0, 1e4)
@@ -62,24 +62,25 @@ class Options:
         return found if self.device == "auto" else self.device
 
 
-def data(task: discover.Task, options: Options, seed: int) -> tuple[Tensors, Tensors]:
+def data(task: digits.Task, options: Options, seed: int) -> tuple[Tensors, Tensors]:
     """Training and test images of a task."""
     if options.data is None:
-        return discover.canvas(task, seed)
+        return digits.canvas(task, seed)
     train, test = mnist(options.data, "train"), mnist(options.data, "test")
     return quadrants(*train, task, seed=seed + 1), quadrants(*test, task, seed=seed)
 
 
 def train(
-    task: discover.Task, precision: float, start: Start, seed: int, options: Options | None = None
+    task: digits.Task, precision: float, start: Start, seed: int, options: Options | None = None
 ) -> Row:
     """One training, and what it learned."""
     options = Options() if options is None else options
     training, test = data(task, options, seed)
-    base = discover.DEFAULTS if options.data is None else MNIST
+    base = digits.DEFAULTS if options.data is None else MNIST
     epochs = max(1, base.epochs // 5) if options.small else base.epochs
     torch.manual_seed(seed)
-    network = discover.convolutional(discover.CLASSES[task], 8 if options.data is None else 16)
+    shape = tuple(training[0].shape[1:])
+    network = maps.convolutional(shape, digits.CLASSES[task])
     model = sr.relax(network, training[0][:2], precision=precision)
     config = base.change(seed=seed, free_precision=precision, start=start, epochs=epochs)
     config = config.change(device=options.place, progress=False)
@@ -152,7 +153,7 @@ def run(options: Options) -> str:
     starts = (STARTS[0], STARTS[-1]) if options.small else STARTS
     rows: list[Row] = []
     _save(options.json, rows)  # before the work: a run must not be lost to a bad path
-    for task in discover.QUESTIONS:
+    for task in digits.QUESTIONS:
         for seed in options.seed:
             for way in ways:
                 for precision in starts:

@@ -21,7 +21,52 @@ from symrazor.transforms.images import act, adjoint_resample, resample
 Where = Literal["weights", "input"]
 
 
-class Features(nn.Module):
+class Averaged(nn.Module):
+    """Features under every map, and their average.
+
+    Subclasses say what `raw` features are, how many (`width`), for how many models side by side
+    (`lead`), and name one of their tensors (`like`), whose type and device the outputs follow.
+    """
+
+    lead: tuple[int, ...] = ()
+    width: int
+    like: Tensor
+
+    @property
+    def scale(self) -> float:
+        """Factor of every feature, so that their squares add up to about 1."""
+        return 1 / math.sqrt(self.width)
+
+    def raw(self, x: Tensor, maps: Tensor) -> Float[Tensor, "*lead n s width"]:
+        """Features before the scale."""
+        raise NotImplementedError
+
+    def forward(
+        self,
+        x: Tensor,
+        maps: Float[Tensor, "*lead s d d"],
+        weights: Float[Tensor, "s"] | None = None,
+    ) -> Float[Tensor, "*lead n width"]:
+        """Averaged features: pictures or vectors [*lead, n, ...] -> [*lead, n, width].
+
+        Args:
+            x: the inputs.
+            maps: the transformations.
+            weights: of the transformations, with sum 1; all the same by default.
+        """
+        every = self.raw(x, maps)
+        if weights is None:
+            return self.scale * every.mean(-2)
+        return self.scale * (every * weights.unsqueeze(-1)).sum(-2)
+
+    def every(
+        self, x: Tensor, maps: Float[Tensor, "*lead s d d"]
+    ) -> Float[Tensor, "*lead n s width"]:
+        """The features under every map."""
+        return self.scale * self.raw(x, maps)
+
+
+class Features(Averaged):
     """A hidden layer on pictures [n, c, h, w] or vectors [n, d], seen through transformations.
 
     Args:
@@ -41,7 +86,7 @@ class Features(nn.Module):
         super().__init__()
         if where not in ("weights", "input"):
             raise ValueError(f"expected where='weights' or 'input', got {where!r}")
-        self.lead = bias.shape[:-1]
+        self.lead = tuple(bias.shape[:-1])
         self.shape = weight.shape[bias.dim() :]
         if weight.shape[: bias.dim()] != bias.shape or len(self.shape) not in (1, 3):
             raise ValueError(
@@ -50,16 +95,12 @@ class Features(nn.Module):
             )
         self.where, self.blur = where, blur
         self.weight, self.bias = nn.Parameter(weight), nn.Parameter(bias)
+        self.width = bias.shape[-1]
 
     @property
-    def width(self) -> int:
-        """Number of features."""
-        return self.bias.shape[-1]
-
-    @property
-    def scale(self) -> float:
-        """Factor of every feature, so that their squares add up to about 1."""
-        return 1 / math.sqrt(self.width)
+    def like(self) -> Tensor:  # type: ignore[override]
+        """The weights."""
+        return self.weight
 
     def frequency(self) -> Tensor | None:
         """Factor of the linear part, one per model; None for 1."""
@@ -69,35 +110,18 @@ class Features(nn.Module):
         """What is applied to each pre-activation, but for the scale."""
         raise NotImplementedError
 
-    def forward(
-        self,
-        x: Tensor,
-        maps: Float[Tensor, "*lead s d d"],
-        weights: Float[Tensor, "s"] | None = None,
-    ) -> Float[Tensor, "*lead n width"]:
-        """Averaged features: pictures or vectors [*lead, n, ...] -> [*lead, n, width].
-
-        Args:
-            x: the inputs.
-            maps: the transformations.
-            weights: of the transformations, with sum 1; all the same by default.
-        """
-        every = self.activation(self.preactivations(x, maps))
-        if weights is None:
-            return self.scale * every.mean(-2)
-        return self.scale * (every * weights.unsqueeze(-1)).sum(-2)
-
-    def every(
-        self, x: Tensor, maps: Float[Tensor, "*lead s d d"]
-    ) -> Float[Tensor, "*lead n s width"]:
-        """The features under every map."""
-        return self.scale * self.activation(self.preactivations(x, maps))
+    def raw(self, x: Tensor, maps: Tensor) -> Float[Tensor, "*lead n s width"]:
+        """Activations."""
+        return self.activation(self.preactivations(x, maps))
 
     def preactivations(
         self, x: Tensor, maps: Float[Tensor, "*lead s d d"]
     ) -> Float[Tensor, "*lead n s width"]:
         r"""$W_1 T_s x + b$ for every datum and map."""
-        if x.shape[len(self.lead) + 1 :] != self.shape or x.shape[: len(self.lead)] != self.lead:
+        if (
+            x.shape[len(self.lead) + 1 :] != self.shape
+            or tuple(x.shape[: len(self.lead)]) != self.lead
+        ):
             raise ValueError(
                 f"expected inputs {[*self.lead, 'n', *self.shape]}, got {list(x.shape)}"
             )

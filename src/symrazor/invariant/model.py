@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from symrazor.evidence import Evidence
 from symrazor.hyper import Hyper
-from symrazor.invariant.features import Features
+from symrazor.invariant.features import Averaged
 from symrazor.transforms.lie import LieDistribution
 from symrazor.transforms.sampling import Nodes, Random
 from symrazor.variational import BlockCholesky
@@ -49,8 +49,7 @@ class InvariantWeights(nn.Module):
     evidence of their model from below.
 
     Args:
-        features: the hidden layer; or any module (x, maps, weights) -> averaged features with
-            `width` and `lead`, see `symrazor.invariant.InvariantHead`.
+        features: the hidden layer; for features of a network of your own see `InvariantHead`.
         distribution: over transformations.
         classes: number of classes.
         average: see above.
@@ -59,7 +58,7 @@ class InvariantWeights(nn.Module):
 
     def __init__(
         self,
-        features: Features,
+        features: Averaged,
         distribution: LieDistribution,
         classes: int,
         average: Average = "logits",
@@ -76,7 +75,7 @@ class InvariantWeights(nn.Module):
         if len(self.lead) > 1:
             raise ValueError(f"expected at most one leading dimension, got {list(self.lead)}")
         batch = self.lead[0] if self.lead else None
-        like = features.weight
+        like = features.like
         self.posterior = BlockCholesky(
             (classes, features.width), 1.0, batch=batch, dtype=like.dtype, device=like.device
         )

@@ -52,8 +52,9 @@ class Schedule:
         scheme: how they are drawn.
         width_rate: Adam's learning rate of raw widths; constant for half of the steps, then to 0
             on a cosine.
-        hold: share of the steps before widths begin to move: while the posterior is still as wide
-            as the prior, any average that makes outputs smaller looks good.
+        hold: share of the steps before widths and filters move, and again before they do at full
+            rate: while the posterior is still as wide as the prior, whatever makes outputs smaller
+            looks good.
         scale_rate: the same for the outputs' scale and for hyperparameters of the features.
         weight_rate: the same for learned filters, on a cosine from the start.
         rates: of the natural gradient: the first for half of the steps, then geometric to the last.
@@ -202,13 +203,16 @@ class _State:
 
     def _adam(self, number: int) -> None:
         done = number / self.plan.steps
-        late = 0.5 * (1 + math.cos(math.pi * max(0.0, 2 * done - 1)))
-        even = 0.5 * (1 + math.cos(math.pi * done))
+        hold = max(self.plan.hold, 1e-9)
+        ramp = min(1.0, max(0.0, done / hold - 1))
+        tail = 0.5 * (1 + math.cos(math.pi * max(0.0, 2 * done - 1)))
+        late = ramp * tail
+        even = ramp * 0.5 * (1 + math.cos(math.pi * done))
         for place, group in enumerate(self.adam.param_groups):
-            group["lr"] = group["rate"] * (even if place == 2 else late)
+            group["lr"] = group["rate"] * (late if place == 0 else tail if place == 1 else even)
         raw = self.model.distribution.width.raw
         if raw.grad is not None:
-            raw.grad.mul_(self.learn if done >= self.plan.hold else 0.0)
+            raw.grad.mul_(self.learn)
         self.adam.step()
 
     def finish(self) -> None:

@@ -3,6 +3,7 @@
 | path | equivariant to | weights |
 |---|---|---|
 | `Conv` | translations (circular padding) | 9DC |
+| `GConv` | translations, rotations, reflections | 9DC / |G| |
 | `FFC` | nothing | DC(S + S') |
 | `FC` | nothing | DCSS' |
 | `SConv` | translations | DCP |
@@ -19,6 +20,8 @@ from symrazor.layers.equivariant import EquivariantLinear as EquivariantLinear
 from symrazor.layers.equivariant import GraphLinear as GraphLinear
 from symrazor.layers.factored import FFC as FFC
 from symrazor.layers.factored import BlockLinear as BlockLinear
+from symrazor.layers.gconv import GConv as GConv
+from symrazor.layers.gconv import GroupPool as GroupPool
 from symrazor.layers.path import Path as Path
 from symrazor.layers.relaxed import Relaxed as Relaxed
 from symrazor.layers.relaxed import path_groups as path_groups

@@ -1,6 +1,6 @@
 """What all paths share: the spaces they map between, and the group they are equivariant to."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import isfinite, prod
 from numbers import Integral, Real
 
@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from symrazor.groups.representation import Representation
 from symrazor.layers.trace import is_symbolic, traced
 
+Map = Callable[[Tensor], Tensor]
 Shape = tuple[int, ...]
 Spaces = tuple[int, Shape, int, Shape]
 """(channels, shape) of an input and of an output."""
@@ -161,6 +162,10 @@ class Path(nn.Module):
     def prior_groups(self) -> dict[str, list[str]]:
         """Names of its parameters, by the prior they belong to: one for all, named ""."""
         return {"": [name for name, _ in self.named_parameters()]}
+
+    def transformations(self) -> list[tuple[Map, Map]]:
+        """What each element of its group beside translations does to inputs and to outputs."""
+        return []
 
     def keeps(self, other: "Path") -> bool:
         """Whether every map of this path commutes with the group of another one.

@@ -7,11 +7,41 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from symrazor.hyper import weights
+from symrazor.layers.conv import Filtered
 from symrazor.layers.path import Path
 
 
+def joint(paths: Sequence[nn.Module]) -> list[list[nn.Module]]:
+    """Paths by their subsampling: filters that are shrunk alike are shrunk together.
+
+    Each of them alone would keep the component with its own largest norm, and a shift would move
+    their outputs by different steps: the sum would not be equivariant though every term is.
+    """
+    found: dict[object, list[nn.Module]] = {}
+    for path in paths:
+        key: object = id(path)
+        if isinstance(path, Filtered) and path.shrink.stride > 1:
+            key = path.shrink.stride, path.shrink.reduction
+        found.setdefault(key, []).append(path)
+    return list(found.values())
+
+
+def _together(paths: Sequence[nn.Module], x: Tensor) -> Tensor:
+    """The sum of paths that are shrunk together."""
+    if len(paths) == 1:
+        y: Tensor = paths[0](x)
+        return y
+    filters = [path for path in paths if isinstance(path, Filtered)]
+    filters[0].check(x)
+    total = filters[0].conv(x)
+    for path in filters[1:]:
+        total = total + path.conv(x)
+    y = filters[0].shrink(total)
+    return y
+
+
 class Relaxed(nn.Module):
-    r"""$y = \sum_p \mathrm{path}_p(x)$.
+    r"""$y = \sum_p \mathrm{path}_p(x)$; filters with a stride are added up before they are shrunk.
 
     The sum, not the mean: with the mean of two paths, one of them small, every layer halves the
     signal, and eight of them do not start to train.
@@ -50,9 +80,10 @@ class Relaxed(nn.Module):
 
     def forward(self, x: Float[Tensor, "n c *size"]) -> Float[Tensor, "n d *small"]:
         """Add the paths up."""
-        total: Tensor = self.paths[0](x)
-        for path in list(self.paths)[1:]:
-            total = total + path(x)
+        terms = [_together(paths, x) for paths in joint(list(self.paths))]
+        total = terms[0]
+        for term in terms[1:]:
+            total = total + term
         return total / len(self.paths) if self.mean else total
 
     def path(self, i: int) -> Path:
@@ -76,7 +107,7 @@ class Relaxed(nn.Module):
 
     @torch.no_grad()
     def scale_free_paths(self, precision: float) -> None:
-        """Draw the free paths from a prior of this precision relative to their start.
+        """Draw the paths without a group from a prior of this precision relative to their start.
 
         Their output shrinks by sqrt(precision). Infinity makes it zero, exactly; it is still no
         saddle, because only the last factor of a product is scaled: the first one keeps its size,
@@ -147,25 +178,36 @@ SMALL = 0.1
 """Output of a loose path near the symmetric network, over that of the stricter paths."""
 
 
+def _size(y: Tensor) -> float:
+    """Root mean square."""
+    return float(y.square().mean().sqrt())
+
+
 @torch.no_grad()
 def start_near_(model: nn.Module, x: Tensor) -> None:
     """Scale the output of loose paths to a tenth of that of the stricter paths beside them.
 
     The ratio is that of root mean squares on the inputs x, layer after layer: whatever the scale a
-    loose path was drawn with, it starts alike. An output that is zero stays so.
+    loose path was drawn with, it starts alike. An output that is zero stays so. Where a convolution
+    is among the loose paths, the stricter ones take over what it adds: the output keeps its size.
     """
 
     def scale(layer: nn.Module, args: tuple[Tensor]) -> None:
         assert isinstance(layer, Relaxed)
         outputs, loose = [layer.path(i)(args[0]) for i in range(len(layer.paths))], layer.loose()
-        if not loose:
+        strict = [i for i in range(len(outputs)) if i not in loose]
+        wanted = _size(torch.stack([outputs[i] for i in strict]).sum(0))
+        if not loose or not wanted:
             return
-        kept = [y for i, y in enumerate(outputs) if i not in loose]
-        wanted = torch.stack(kept).sum(0).square().mean().sqrt() * SMALL
+        if any(layer.path(i).group for i in loose):
+            before = _size(torch.stack(outputs).sum(0))
+            for i in strict:
+                layer.path(i).scale_(before / wanted)
+            wanted = before
         for i in loose:
-            size = outputs[i].square().mean().sqrt()
-            if bool(size > 0):
-                layer.path(i).scale_(float(wanted / size))
+            size = _size(outputs[i])
+            if size > 0:
+                layer.path(i).scale_(wanted * SMALL / size)
 
     layers = [module for module in model.modules() if isinstance(module, Relaxed)]
     handles = [layer.register_forward_pre_hook(scale) for layer in layers]

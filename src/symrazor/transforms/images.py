@@ -61,7 +61,8 @@ def adjoint_resample(
     inverse = torch.linalg.inv_ex(matrices)[0]
     (a, b), (c, d) = (row.unbind(-1) for row in inverse[..., :2, :2].unbind(-2))
     area = (a * d - b * c).abs().to(filters.dtype)[..., None, :, None, None, None]
-    return resample(filters, inverse, blur) * area
+    found: Tensor = resample(filters, inverse, blur) * area
+    return found
 
 
 def act(

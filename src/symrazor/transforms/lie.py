@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from symrazor.exponential import exponential
 from symrazor.groups.lie import LOG, PIXELS, RADIANS, LieAlgebra, affine2
 from symrazor.hyper import Hyper, Transform
 from symrazor.transforms.sampling import Fixed, Nodes, Random, draw, fixed
@@ -30,6 +31,10 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "affine": affine2().names,
 }
 """Subgroup of the affine maps of the plane -> its generators."""
+
+
+LARGEST = 16.0
+"""Norm of generators times coefficients up to which exponentials are exact to rounding."""
 
 
 class LieDistribution(nn.Module):
@@ -99,8 +104,7 @@ class LieDistribution(nn.Module):
         widths = self.widths
         coefficients = points.to(widths) * widths.unsqueeze(-2)
         combined = torch.einsum("...k,kij->...ij", coefficients, self.generators)
-        found: Tensor = torch.linalg.matrix_exp(combined)
-        return found
+        return exponential(combined, LARGEST).to(combined.dtype)
 
     def draw(
         self,
@@ -173,20 +177,26 @@ def capped(caps: Float[Tensor, "k"]) -> Transform:
     With $s(r) = \log(1 + e^{\beta r}) / \beta$ and a large $\beta$ this is nearly r itself, away
     from the ends: an optimiser crosses the whole circle at an even pace, and can leave a cap again.
     """
-    text = f"positive (below {caps.tolist()})"
-    return Transform(partial(_cap, caps=caps), partial(_uncap, caps=caps), text)
+    limits = caps.tolist()  # numbers, not a tensor: nothing to copy to a device
+    text = f"positive (below {limits})"
+    return Transform(partial(_cap, limits=limits), partial(_uncap, limits=limits), text)
 
 
-def _cap(raw: Tensor, caps: Tensor) -> Tensor:
-    value, limit = F.softplus(raw, SHARPNESS), caps.to(raw)
-    safe = torch.where(limit.isinf(), 0.0, limit)
-    return torch.where(limit.isinf(), value, safe - F.softplus(safe - value, SHARPNESS))
+def _cap(raw: Tensor, limits: Sequence[float]) -> Tensor:
+    values = F.softplus(raw, SHARPNESS).unbind(-1)
+    capped = [
+        value if math.isinf(limit) else limit - F.softplus(limit - value, SHARPNESS)
+        for value, limit in zip(values, limits, strict=True)
+    ]
+    return torch.stack(capped, -1)
 
 
-def _uncap(value: Tensor, caps: Tensor) -> Tensor:
-    limit = caps.to(value)
-    gap = torch.where(limit.isinf(), 1.0, limit - value)
-    return _unsoftplus(torch.where(limit.isinf(), value, limit - _unsoftplus(gap)))
+def _uncap(value: Tensor, limits: Sequence[float]) -> Tensor:
+    raw = [
+        _unsoftplus(part if math.isinf(limit) else limit - _unsoftplus(limit - part))
+        for part, limit in zip(value.unbind(-1), limits, strict=True)
+    ]
+    return torch.stack(raw, -1)
 
 
 def _unsoftplus(value: Tensor) -> Tensor:

@@ -28,6 +28,8 @@ class VariationalConfig:
         antithetic: draw in pairs of opposite deviation.
         local: use local reparameterisation where it is exact.
         damping: see above; 1 for "closed-form" is "collapsed".
+        burn_in: calls of `bound` before precisions move in closed form. A posterior that knows
+            nothing yet is best served by a prior around zero, from which it may not come back.
         seed: of the draws.
     """
 
@@ -41,6 +43,7 @@ class VariationalConfig:
     antithetic: bool = True
     local: bool = True
     damping: float = 0.1
+    burn_in: int = 0
     seed: int = 0
 
     def __post_init__(self) -> None:

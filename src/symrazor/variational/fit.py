@@ -32,6 +32,7 @@ class VariationalFitConfig:
         lr: peak learning rate of means and covariances (Adam).
         hyper_lr: peak learning rate of hyperparameters that follow the gradient.
         warmup: fraction of all steps in which the learning rate rises linearly; a cosine follows.
+        burn_in: steps before precisions move in closed form; None for a third of all steps.
         clip: largest norm of the gradient.
         every: epochs between records with the bound of all data and test figures.
         draws: of the weights for these.
@@ -43,9 +44,10 @@ class VariationalFitConfig:
 
     epochs: int = 100
     batch_size: int = 128
-    lr: float = 3e-3
+    lr: float = 1e-2
     hyper_lr: float = 1e-2
     warmup: float = 0.02
+    burn_in: int | None = None
     clip: float = float("inf")
     every: int = 10
     draws: int = 16
@@ -68,7 +70,7 @@ class VariationalFitConfig:
     def change(self, **changes: Any) -> "VariationalFitConfig":
         """A copy with some fields of this config or of its `variational` replaced.
 
-        `draws` and `seed` are those of this config; the draws of a training step are
+        `draws`, `burn_in` and `seed` are those of this config; the draws of a training step are
         `variational.draws`.
 
         Raises:
@@ -135,7 +137,10 @@ def fit_variational(
     options = (config or VariationalFitConfig()).change(**changes)
     if options.device != "auto":
         model.to(torch.device(options.device))
-    vi = Variational(model, likelihood, len(data[1]), options.variational.change(seed=options.seed))
+    steps = options.epochs * -(-len(data[1]) // options.batch_size)
+    burn_in = steps // 3 if options.burn_in is None else options.burn_in
+    inner = options.variational.change(seed=options.seed, burn_in=burn_in)
+    vi = Variational(model, likelihood, len(data[1]), inner)
     x, y = (part.to(vi.device) for part in data)
     check_batch(x, y, "the training data")
     if test is not None:

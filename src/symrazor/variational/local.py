@@ -18,6 +18,7 @@ from torch.func import functional_call
 
 from symrazor.curvature.tape import Input, call, each
 from symrazor.variational.gaussian import Draw, GaussianPosterior, Point
+from symrazor.variational.posteriors import Full
 
 Hook = Callable[[nn.Module, tuple[Any, ...], Tensor], Tensor]
 
@@ -55,7 +56,7 @@ def _candidates(model: nn.Module, posteriors: Mapping[str, GaussianPosterior]) -
         name
         for name, module in model.named_modules()
         if type(module).forward is nn.Linear.forward
-        and not isinstance(posteriors.get(_join(name, "weight"), None), Point | None)
+        and not isinstance(posteriors.get(_join(name, "weight")), Point | Full | None)
     ]
 
 
@@ -101,7 +102,7 @@ def run(
         x: inputs.
         drawn: name -> weight to use in place of the mean.
         local: posteriors of the weights and biases of local layers.
-        draw: source of the noise, called in the order in which the layers run.
+        draw: source of the noise [1, data, ...], called in the order in which the layers run.
     """
     with _noisy(model, local, draw):
         return call(partial(_call_with, model, drawn), x)
@@ -133,32 +134,39 @@ def _add_noise(
 ) -> Tensor:
     x: Tensor = args[0]
     output = output + weight.output_deviation(x, 1, draw).squeeze(0)
-    return output if bias is None else output + bias.deviation_from(len(x), draw)
+    if bias is None:
+        return output
+    return output + bias.deviation_from(len(x), lambda shape: draw((1, *shape)).squeeze(0))
 
 
-class Noise:
-    """Numbers from a generator, kept, so that the mirrored half of a pair can have them again.
+class RowNoise:
+    """Numbers for several draws whose data stand below each other, all in one pass.
 
     Args:
         generator: of the numbers.
         like: its dtype and device are theirs.
+        draws: how many times the data are repeated.
+        antithetic: whether the second half of the draws has the first one's noise, mirrored.
     """
 
-    def __init__(self, generator: torch.Generator, like: Tensor) -> None:
+    def __init__(
+        self, generator: torch.Generator, like: Tensor, draws: int = 1, antithetic: bool = False
+    ) -> None:
         """Nothing drawn yet."""
-        self.generator, self.like = generator, like
+        self.generator, self.like, self.draws = generator, like, draws
+        self.fresh = -(-draws // 2) if antithetic else draws
         self.kept: list[Tensor] = []
 
-    def fresh(self, shape: Sequence[int]) -> Tensor:
-        """New numbers."""
+    def __call__(self, shape: Sequence[int]) -> Tensor:
+        """New numbers of shape [1, draws x data, ...]."""
+        one, rows, *rest = shape
+        device, dtype = self.generator.device, self.like.dtype
+        count = rows // self.draws * self.fresh
         noise = torch.randn(
-            tuple(shape),
-            generator=self.generator,
-            device=self.generator.device,
-            dtype=self.like.dtype,
+            (one, count, *rest), generator=self.generator, device=device, dtype=dtype
         ).to(self.like.device)
         self.kept.append(noise)
-        return noise
+        return noise if count == rows else torch.cat([noise, -noise], 1)[:, :rows]
 
     def mirrored(self) -> Draw:
         """The numbers drawn so far, in the same order, with the other sign."""

@@ -28,7 +28,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from symrazor.curvature.tape import Input
+from symrazor.curvature.tape import Input, each
 from symrazor.evidence.value import Evidence
 from symrazor.evidence.variational import variational_evidence
 from symrazor.hyper import Groups, Hyper, Prior, hyperparameters, weights
@@ -39,7 +39,7 @@ from symrazor.posterior import Prediction, averaged
 from symrazor.variational.choice import assign
 from symrazor.variational.config import VariationalConfig
 from symrazor.variational.gaussian import GaussianPosterior, Point
-from symrazor.variational.local import Noise, local_layers, run
+from symrazor.variational.local import RowNoise, local_layers, run
 from symrazor.variational.permutations import hidden_units, permutation_gain
 
 
@@ -95,6 +95,7 @@ class Variational(nn.Module):
         self._share_the_work()
         self.generator = torch.Generator(self.device).manual_seed(self.config.seed)
         self.at_bound: list[str] = []
+        self.steps = 0
         self._local: list[str] | None = None if self.config.local else []
 
     def _make_prior(self) -> Prior:
@@ -179,12 +180,17 @@ class Variational(nn.Module):
                 local[name] = q
             else:
                 drawn[name] = q.sample(draws, self.generator, antithetic)
-        fresh = -(-draws // 2) if antithetic else draws
         like = self.posteriors[self.names[0]].mean
-        sources = [Noise(self.generator, like) for _ in range(fresh)]
+        if not drawn:  # all draws in one pass
+            noise = RowNoise(self.generator, like, draws, antithetic)
+            again = each(x, lambda part: part.repeat(draws, *[1] * (part.dim() - 1)))
+            f = run(self.model, again, {}, local, noise)
+            return f.reshape(draws, -1, *f.shape[1:])
+        fresh = -(-draws // 2) if antithetic else draws
+        sources = [RowNoise(self.generator, like) for _ in range(fresh)]
         found = []
         for s in range(draws):
-            draw = sources[s].fresh if s < fresh else sources[s - fresh].mirrored()
+            draw = sources[s] if s < fresh else sources[s - fresh].mirrored()
             own = {name: value[s] for name, value in drawn.items()}
             found.append(run(self.model, x, own, local, draw))
         return torch.stack(found)
@@ -214,6 +220,7 @@ class Variational(nn.Module):
         """
         f = self.outputs(x, self.config.draws, self.config.antithetic and self.config.draws > 1)
         self.likelihood.check(f[0], y)
+        self.steps += 1
         self._move_prior()
         self._move_noise(f, y)
         fit = -self._nll(f, y).mean() * self.n_data
@@ -274,7 +281,7 @@ class Variational(nn.Module):
     @torch.no_grad()
     def _move_prior(self) -> None:
         rate = {"collapsed": 1.0, "closed-form": self.config.damping}.get(self.config.prior_update)
-        if rate is not None:
+        if rate is not None and self.steps > self.config.burn_in:
             for group, best in best_variances(self.prior, self.posteriors).items():
                 log_delta = self.prior.log_precision[self.prior.names.index(group)]
                 log_delta.lerp_(-best.log(), rate)

@@ -7,7 +7,8 @@ covers all of them; likelihood and prior do not change with g, so its bound is h
 $$ I = \mathrm{E}_q \Big[ \log q(\theta) - \log \tfrac{1}{h!} \sum_g q(g \theta) \Big] ,
    \qquad 0 \le I \le \log h! , $$
 
-the information that a draw has about its order (talk, reference [5]). Three lower bounds of I:
+the information that a draw has about its order (talk, reference [5]). Three lower bounds of I, of
+which the largest that is known counts:
 
 - all permutations, where there are few of them: exact but for the draws;
 - K of them, the identity and K - 1 at random: at most $\log K$;
@@ -57,17 +58,11 @@ def permutation_gain(
     h = _units(parts)
     if draws < 1 or permutations < 1:
         raise ValueError(f"expected at least 1 draw and permutation, got {draws}, {permutations}")
-    if math.lgamma(h + 1) > math.log(permutations) + 1e-9:
-        independent = [part for part in parts if _independent(*part)]
-        if independent:
-            return _by_row_sums(independent, h, draws, generator)
-    orders = _orders(h, permutations, generator, parts[0][0].mean.device)
-    drawn = [(q, dim, q.sample(draws, generator)) for q, dim in parts]
-    densities = torch.stack(
-        [_sum([q.log_prob(w.index_select(dim + 1, g)) for q, dim, w in drawn]) for g in orders]
-    )
-    found = densities[0] - densities.logsumexp(0) + math.log(len(orders))
-    return found.mean()
+    gain = _by_orders(parts, _orders(h, permutations, generator, parts[0][0]), draws, generator)
+    independent = [part for part in parts if _independent(*part)]
+    if math.factorial(h) > permutations and independent:
+        gain = torch.maximum(gain, _by_row_sums(independent, h, draws, generator))
+    return gain
 
 
 def hidden_units(
@@ -105,10 +100,11 @@ def _units(parts: Sequence[Part]) -> int:
 
 
 def _orders(
-    h: int, most: int, generator: torch.Generator | None, device: torch.device
+    h: int, most: int, generator: torch.Generator | None, q: GaussianPosterior
 ) -> Int[Tensor, "k h"]:
     """All permutations if they are at most so many, else the identity and random ones."""
-    if math.lgamma(h + 1) <= math.log(most) + 1e-9:
+    device = q.mean.device
+    if math.factorial(h) <= most:
         return torch.tensor(list(itertools.permutations(range(h))), device=device)
     place = generator.device if generator is not None else device
     random = [torch.randperm(h, generator=generator, device=place) for _ in range(most - 1)]
@@ -121,13 +117,26 @@ def _independent(q: GaussianPosterior, dim: int) -> bool:
     return isinstance(q, Diagonal) or (rows and dim == 0)
 
 
+def _by_orders(
+    parts: Sequence[Part],
+    orders: Int[Tensor, "k h"],
+    draws: int,
+    generator: torch.Generator | None,
+) -> Tensor:
+    drawn = [(q, dim, q.sample(draws, generator)) for q, dim in parts]
+    densities = torch.stack(
+        [_sum([q.log_prob(w.index_select(dim + 1, g)) for q, dim, w in drawn]) for g in orders]
+    )
+    found = densities[0] - densities.logsumexp(0) + math.log(len(orders))
+    return found.mean()
+
+
 def _by_row_sums(
     parts: Sequence[Part], h: int, draws: int, generator: torch.Generator | None
 ) -> Tensor:
     table = _sum([_densities(q, dim, q.sample(draws, generator)) for q, dim in parts])
     excess = table.logsumexp(-1) - table.diagonal(dim1=-2, dim2=-1)
-    gain = math.lgamma(h + 1) - excess.sum(-1).mean()
-    return gain.clamp_min(0)  # a bound below zero says nothing
+    return math.lgamma(h + 1) - excess.sum(-1).mean()
 
 
 def _densities(q: GaussianPosterior, dim: int, w: Tensor) -> Float[Tensor, "s h h"]:
