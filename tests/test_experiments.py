@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch
 import symrazor as sr
 from symrazor.data import flip_and_crop
 from symrazor.discover import digits
-from symrazor.experiments import ella_table1, ella_table2, fashion, starts, tables
+from symrazor.experiments import ella_table1, ella_table2, fashion, figures, starts, tables
 from symrazor.experiments.ella_network import PATHS, ella_network
 from symrazor.experiments.results import add_runs, markdown, merged, read_runs
 from symrazor.experiments.tables import Options
@@ -301,6 +302,30 @@ def test_starts_by_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     starts.main(["--small", "--seed", "0", "--json", str(file), "--device", "cpu"])
     document = json.loads(file.read_text())
     assert len(document["runs"]) == 4 and len(document["comparisons"]) == 2
+
+
+def test_figures_show_the_shares_and_curves_of_a_run(tmp_path: Path) -> None:
+    """A real run of two epochs: curves add up to the reading, files are pictures."""
+    file, row = tmp_path / "runs.json", "digit/f-fc+conv/laplace"
+    options = Options(small=True, rows=(row,), json=file, epochs=2, set=("every=1", "burn_in=0"))
+    (x, y), test = ella_table1.data("digit", options)
+    few = replace(ella_table1.EXPERIMENT, data=lambda *_: ((x[:150], y[:150]), test))
+    tables.run(few, replace(options, device="cpu", figure=tmp_path))
+    run = read_runs("ella-table1", file)[0]
+    found = figures.shares([run, run])
+    assert list(found) == ["Conv", "FFC"] and len(found["Conv"]) == 5
+    assert [1 - conv[0] for conv in found["Conv"]] == pytest.approx(run["free_shares"])
+    gamma = figures.curves(run, "effective_parameters")
+    assert gamma.keys() == {(kind, n) for kind in ("Conv", "FFC") for n in range(1, 6)}
+    last = run["history"][-1]["effective_parameters"]
+    heads = [value for name, value in last.items() if ".paths." not in name]
+    assert sum(c[-1][1] for c in gamma.values()) + sum(heads) == pytest.approx(sum(last.values()))
+    precision = figures.curves(run, "precisions")["FFC", 1]
+    assert precision[-1] == (2, run["history"][-1]["precisions"]["0.paths.1"])
+    names = ("digit-f-fc_conv-laplace-shares", "digit-f-fc_conv-laplace-training")
+    for name in names:
+        assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+        assert "<svg" in (tmp_path / f"{name}.svg").read_text()
 
 
 def test_fashion_experiment_small(tmp_path: Path) -> None:
