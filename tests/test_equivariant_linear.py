@@ -165,9 +165,9 @@ def test_construction_is_fast() -> None:
         lambda: EquivariantLinear(8, 8, groups.so(3)),
     ]
     for make in makers:
-        start = time.perf_counter()
+        start = time.process_time()
         make()
-        assert time.perf_counter() - start < 0.2
+        assert time.process_time() - start < 0.2
 
 
 def test_isotropic_tensors() -> None:

@@ -10,7 +10,7 @@ with the $Q_b$ a basis of the maps that commute with the group (`symrazor.groups
 from collections.abc import Sequence
 from typing import Any
 
-from jaxtyping import Float
+from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 
 from symrazor.groups import (
@@ -94,6 +94,7 @@ class EquivariantLinear(Path):
             fixed = fixed.beyond([equivariant_maps(invariant(g), defining(g)) for g in beyond])
         if bias and fixed.count:
             self.offset = InvariantBias(out_channels, fixed)
+        self.maps = maps
         self.group = before.group.name
         self.representations = (before, after)
 
@@ -107,11 +108,24 @@ class EquivariantLinear(Path):
         """True."""
         return True
 
+    def keeps(self, other: Path) -> bool:
+        """Whether every map of this path commutes with the group of another one."""
+        if other.representations is None:
+            return super().keeps(other)
+        return self.maps.commutes(*other.representations)
+
     def forward(self, x: Float[Tensor, "n c *size"]) -> Float[Tensor, "n d *small"]:
         """Map every channel's places, then add the bias."""
         self.check(x)
         y: Tensor = self.offset(self.map(x.flatten(2))).unflatten(2, self.out_shape)
         return y
+
+
+def _contains(large: Group, small: Group) -> bool:
+    """Whether the maps of one group are some of those of another, and not all of them."""
+    both = [defining(large), defining(small)]
+    maps = [equivariant_maps(one, one) for one in both]
+    return maps[0].commutes(both[1], both[1]) and not maps[1].commutes(both[0], both[0])
 
 
 def _larger(group: Group, before: Representation, after: Representation) -> MapBasis:
@@ -159,11 +173,7 @@ def relaxed_over(
         raise ValueError("expected at least one group, got none")
     paths: list[Path] = []
     for group in groups:
-        larger = [
-            other
-            for other in groups
-            if group.is_subgroup_of(other) and not other.is_subgroup_of(group)
-        ]
+        larger = [other for other in groups if _contains(other, group)]
         paths.append(
             EquivariantLinear(
                 in_channels, out_channels, group, in_shape=shape, out_shape=shape, beyond=larger
@@ -189,7 +199,7 @@ def Circulant(in_channels: int, out_channels: int, n: int, **options: Any) -> Eq
 
 
 def GraphLinear(
-    in_channels: int, out_channels: int, adjacency: Float[Tensor, "n n"], **options: Any
+    in_channels: int, out_channels: int, adjacency: Shaped[Tensor, "n n"], **options: Any
 ) -> EquivariantLinear:
     """A layer for signals on the nodes of a graph that keeps the symmetries of the graph."""
     return EquivariantLinear(in_channels, out_channels, automorphisms(adjacency), **options)
