@@ -16,7 +16,7 @@ from symrazor import __version__
 from symrazor.bench import evidence as evidence_bench
 from symrazor.bench import layers as layers_bench
 from symrazor.discover import CANDIDATES, DEFAULTS, QUESTIONS, Answer, answer, rank
-from symrazor.experiments import ella_table1, ella_table2, ella_table3, tables
+from symrazor.experiments import ella_table1, ella_table2, ella_table3, rotated_share, tables
 from symrazor.report import evidence_figure, write_atomically
 
 
@@ -129,10 +129,16 @@ def ella_table_3(options: Tables) -> str:
     return tables.run(ella_table3.EXPERIMENT, options)
 
 
+def rotated_shares(options: Annotated[rotated_share.Options, tyro.conf.arg(name="")]) -> str:
+    """The share of the rotation path on upright and on turned digits."""
+    return rotated_share.run(options)
+
+
 EXPERIMENTS: dict[str, Callable[..., str]] = {
     "ella-table1": ella_table_1,
     "ella-table2": ella_table_2,
     "ella-table3": ella_table_3,
+    "rotated-share": rotated_shares,
 }
 """Name -> what runs it and returns markdown; its arguments are those of the command."""
 
