@@ -1,9 +1,10 @@
 r"""S-GCONV: group convolutions whose filters are continuous functions from a few anchors.
 
 A filter is $\psi(\delta) = \sum_p u[p]\, \phi(|\delta - z_p|)$ (basis.py). Turned by any angle it
-is the same sum with turned anchors, $\psi(R_g^{-1} \delta) = \sum_p u[p]\, \phi(|\delta - R_g
-z_p|)$: nothing is interpolated. With n rotations it samples SO(2), with translations SE(2), as finely as
-one likes, and what is left of the equivariance error comes from the pixels alone.
+is the same sum with turned anchors,
+$\psi(R_g^{-1} \delta) = \sum_p u[p]\, \phi(|\delta - R_g z_p|)$: nothing is interpolated. With n
+rotations it samples SO(2), with translations SE(2), as finely as one likes, and what is left of the
+equivariance error comes from the pixels alone.
 """
 
 from collections.abc import Sequence
