@@ -16,7 +16,14 @@ from symrazor import __version__
 from symrazor.bench import evidence as evidence_bench
 from symrazor.bench import layers as layers_bench
 from symrazor.discover import CANDIDATES, DEFAULTS, QUESTIONS, Answer, answer, rank
-from symrazor.experiments import ella_table1, ella_table2, ella_table3, rotated_share, tables
+from symrazor.experiments import (
+    ella_table1,
+    ella_table2,
+    ella_table3,
+    hidden_symmetry,
+    rotated_share,
+    tables,
+)
 from symrazor.report import evidence_figure, write_atomically
 
 
@@ -134,11 +141,17 @@ def rotated_shares(options: Annotated[rotated_share.Options, tyro.conf.arg(name=
     return rotated_share.run(options)
 
 
+def sets_and_rings(options: Annotated[hidden_symmetry.Options, tyro.conf.arg(name="")]) -> str:
+    """Sets, periodic signals and a hidden group: is the symmetry found?"""
+    return hidden_symmetry.run(options)
+
+
 EXPERIMENTS: dict[str, Callable[..., str]] = {
     "ella-table1": ella_table_1,
     "ella-table2": ella_table_2,
     "ella-table3": ella_table_3,
     "rotated-share": rotated_shares,
+    "hidden-symmetry": sets_and_rings,
 }
 """Name -> what runs it and returns markdown; its arguments are those of the command."""
 

@@ -229,7 +229,8 @@ def read(
     if razor.at_bound:
         numbers += f"; precision at its bound: {', '.join(razor.at_bound)}"
     off = errors.network
-    in_words = words(found, off.get(TRANSLATION, min(off.values(), default=None)))
+    described = [layer.group for layer in found if layer.group in off]
+    in_words = words(found, off.get(TRANSLATION, off[described[0]] if described else None))
     others = [f"under {group} {percent(off[group])}" for group in off if group != TRANSLATION]
     if TRANSLATION in off and others:
         in_words = f"{in_words.removesuffix('.')}; {', '.join(others)}."

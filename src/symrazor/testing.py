@@ -22,7 +22,7 @@ from torch.func import functional_call, hessian, jacrev
 
 from symrazor.curvature import Method, curvature, layers, verify
 from symrazor.equivariance import representation_actions
-from symrazor.groups.suite import GroupSuite as GroupSuite
+from symrazor.groups.suite import GroupSuite as GroupSuite  # noqa: PLC0414
 from symrazor.hyper import weights
 from symrazor.layers.path import Path
 from symrazor.layers.trace import is_ours

@@ -20,6 +20,7 @@ from symrazor.layers.equivariant import Circulant as Circulant
 from symrazor.layers.equivariant import DeepSets as DeepSets
 from symrazor.layers.equivariant import EquivariantLinear as EquivariantLinear
 from symrazor.layers.equivariant import GraphLinear as GraphLinear
+from symrazor.layers.equivariant import relaxed_over as relaxed_over
 from symrazor.layers.factored import FFC as FFC
 from symrazor.layers.factored import BlockLinear as BlockLinear
 from symrazor.layers.gconv import GConv as GConv
