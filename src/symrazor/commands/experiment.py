@@ -24,6 +24,7 @@ from symrazor.experiments import (
     noether_n_oscillators,
     noether_nbody,
     noether_oscillator,
+    rotated_share,
     starts,
     tables,
     talk_basis,
@@ -55,6 +56,11 @@ def ella_table_3(options: Tables) -> str:
 def sets_and_rings(options: Annotated[hidden_symmetry.Options, _no_prefix]) -> str:
     """Sets, periodic signals and a hidden group: is the symmetry found?"""
     return hidden_symmetry.run(options)
+
+
+def rotated_shares(options: Annotated[rotated_share.Options, _no_prefix]) -> str:
+    """The share of the rotation path on upright and on turned digits."""
+    return rotated_share.run(options)
 
 
 def from_starts(options: Starts) -> str:
@@ -131,6 +137,7 @@ EXPERIMENTS: dict[str, Callable[..., str]] = {
     "ella-table1": ella_table_1,
     "ella-table2": ella_table_2,
     "ella-table3": ella_table_3,
+    "rotated-share": rotated_shares,
     "hidden-symmetry": sets_and_rings,
     "starts": from_starts,
     "liw-table1": liw_table_1,
