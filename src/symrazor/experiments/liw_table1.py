@@ -43,7 +43,7 @@ SCHEDULE = Schedule(
     steps=4000, batch=1000, samples=32, width_rate=0.03, rates=(0.1, 0.002), note_every=20
 )
 SMALL = Schedule(
-    steps=200, batch=250, samples=8, width_rate=0.06, rates=(0.3, 0.03), every=8, note_every=4
+    steps=200, batch=250, samples=8, width_rate=0.06, rates=(0.4, 0.03), every=8, note_every=4
 )
 
 
