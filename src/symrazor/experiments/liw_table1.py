@@ -49,7 +49,7 @@ PAPER: dict[str, tuple[tuple[float, float], ...]] = {
 """Row -> (accuracy in per cent, bound per datum) on the three versions."""
 
 SCHEDULE = Schedule(
-    steps=4000, batch=1000, samples=32, width_rate=0.03, rates=(0.1, 0.002), note_every=20
+    steps=5000, batch=1000, samples=32, width_rate=0.03, rates=(0.2, 0.002), note_every=20
 )
 SMALL = Schedule(
     steps=200, batch=250, samples=8, width_rate=0.06, rates=(0.4, 0.03), every=8, note_every=4
