@@ -11,9 +11,9 @@ import pytest
 import torch
 
 import symrazor as sr
-from symrazor import discover
 from symrazor.data import flip_and_crop
-from symrazor.experiments import ella_table1, ella_table2, starts, tables
+from symrazor.discover import digits
+from symrazor.experiments import ella_table1, ella_table2, fashion, starts, tables
 from symrazor.experiments.ella_network import PATHS, ella_network
 from symrazor.experiments.results import add_runs, markdown, merged, read_runs
 from symrazor.experiments.tables import Options
@@ -68,13 +68,15 @@ def test_every_network_maps_images_to_classes(paths: str, size: int, blocks: int
     f = network(x)
     assert f.shape == (3, 7)
     invariant = torch.allclose(network(torch.roll(x, (3, -5), (2, 3))), f, atol=1e-5)
-    assert invariant == (paths in ("conv", "s-conv"))
+    assert invariant == (paths in ("conv", "s-conv", "gconv"))
+    turned = torch.allclose(network(torch.rot90(x, 1, (2, 3))), f, atol=1e-5)
+    assert turned == (paths == "gconv")
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"paths": "gconv"}, "expected paths in .* got 'gconv'"),
+        ({"paths": "hconv"}, "expected paths in .* got 'hconv'"),
         ({"size": 28}, "32 x 32 or 16 x 16, got size 28"),
         ({"prior": "omega"}, "'omega' for sparse paths, got 'omega'"),
     ],
@@ -261,8 +263,8 @@ def test_small_tables(table, tmp_path: Path) -> None:
 
 def test_starts_that_differ_end_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two epochs: `fit` makes the same start of a loose and of a tight prior."""
-    short = discover.DEFAULTS.change(epochs=2, progress=False)
-    monkeypatch.setattr(discover, "DEFAULTS", short)
+    short = digits.DEFAULTS.change(epochs=2, progress=False)
+    monkeypatch.setattr(digits, "DEFAULTS", short)
     near = [starts.train("digit", precision, "near", 0) for precision in (1.0, 1e4)]
     given = [starts.train("digit", precision, "given", 0) for precision in (1.0, 1e4)]
     assert near[0]["evidence"] == pytest.approx(near[1]["evidence"], rel=0.02)
@@ -294,8 +296,21 @@ def test_starts_are_compared_by_their_ends(tmp_path: Path) -> None:
 
 
 def test_starts_by_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(starts.discover, "DEFAULTS", starts.discover.DEFAULTS.change(epochs=1))
+    monkeypatch.setattr(digits, "DEFAULTS", digits.DEFAULTS.change(epochs=1))
     file = tmp_path / "starts.json"
     starts.main(["--small", "--seed", "0", "--json", str(file), "--device", "cpu"])
     document = json.loads(file.read_text())
     assert len(document["runs"]) == 4 and len(document["comparisons"]) == 2
+
+
+def test_fashion_experiment_small(tmp_path: Path) -> None:
+    """A few seconds of it on the embedded digits: four rows, and a verdict."""
+    file = tmp_path / "a.json"
+    said = fashion.run(fashion.Options(small=True, minutes=0.03, json=file))
+    rows = json.loads(file.read_text())["rows"]
+    assert rows[-1]["network"] == "plain CNN"
+    assert rows[-1]["accuracy"] > 0.5
+    assert "nats" in said
+    assert said.count("\n| ") == len(rows)
+    with pytest.raises(ValueError, match="expected a folder with Fashion-MNIST"):
+        fashion.run(fashion.Options())

@@ -1,8 +1,7 @@
-"""Wrong files through the real command: one clear line, exit code 2, and no memory taken for lies."""
+"""Wrong files by the real command: one clear line, exit code 2, no memory taken for lies."""
 
 import importlib.util
 import io
-import os
 import resource
 import struct
 import subprocess
@@ -15,20 +14,20 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from symrazor import cli
+
 Case = Callable[[Path], Path]
 MEMORY = 6 << 30  # address space of the command: a header that is believed would not fit
 
 
-def command(*arguments: str) -> subprocess.CompletedProcess[str]:
-    run = [sys.executable, "-m", "symrazor", *arguments]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
+def limited(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """The command in a process of its own that may not take much memory."""
     return subprocess.run(
-        run,
+        [sys.executable, "-m", "symrazor", *arguments],
         capture_output=True,
         text=True,
         check=False,
         timeout=110,
-        env=environment,
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY)),
     )
 
@@ -60,17 +59,19 @@ def _huge_header(folder: Path) -> Path:
 
 
 def _zip_bomb(folder: Path) -> Path:
-    """A few kilobytes that unpack to 8 GiB of zeros, declared honestly."""
-    path = folder / "data.npz"
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr("x.npy", _npy_header("(16,)") + b"\0" * 64)
+    """A small file that declares 8 GiB and unpacks to as many zeros as a test has time for."""
+    with zipfile.ZipFile(folder / "data.npz", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("x.npy", _npy_header("(2147483648,)") + b"\0" * (1 << 26))
         archive.writestr("y.npy", _npy_header("(16,)") + b"\0" * 64)
-    raw = bytearray(path.read_bytes())
-    small = len(_npy_header("(16,)")) + 64
-    # declare a huge array in the header of the array, and in the archive's directory
-    raw = bytearray(raw.replace(struct.pack("<I", small), struct.pack("<I", 0xFFFFFFF0)))
-    path.write_bytes(raw)
-    return path
+    assert (folder / "data.npz").stat().st_size < 1 << 17
+    return folder / "data.npz"
+
+
+def _lying_archive(folder: Path) -> Path:
+    """An array of 1 GiB by its own header, in a member of a few bytes."""
+    with zipfile.ZipFile(folder / "data.npz", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("x.npy", _npy_header("(268435456,)") + b"\0" * 1000)
+    return folder / "data.npz"
 
 
 def _huge_idx(folder: Path) -> Path:
@@ -128,7 +129,8 @@ CASES: dict[str, tuple[Case, str]] = {
     "no format": (lambda f: _write(f / "data.xyz", b"PK\x05\x06"), "starts with the bytes 50 4b"),
     "10 GB header": (_huge_header, "at most 4 GiB"),
     "huge idx header": (_huge_idx, "bytes of elements for shape [100000, 320, 320]"),
-    "zip bomb": (_zip_bomb, "expected an .npz file"),
+    "zip bomb": (_zip_bomb, "expected at most 4 GiB, got"),
+    "lying archive": (_lying_archive, "bytes for an array of 1,073,741,824"),
     "ragged": (
         _csv("a,b,y\n1,2,0\n1,2\n"),
         "expected 3 fields as in the first row, got 2 in row 3",
@@ -157,15 +159,33 @@ def _write(path: Path, content: bytes) -> Path:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_wrong_files_get_one_line_and_exit_code_2(name: str, tmp_path: Path) -> None:
+def test_wrong_files_get_one_line_and_exit_code_2(
+    name: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     if name == "hugging face" and importlib.util.find_spec("datasets") is not None:
         pytest.skip("datasets is installed, so that the folder is read")
     make, message = CASES[name]
     folder = tmp_path / "data"
     folder.mkdir()
     path = make(folder)
-    done = command("discover", str(path), "--out", str(tmp_path / "run"))
+    arguments = ["symrazor", "discover", str(path), "--out", str(tmp_path / "run")]
+    monkeypatch.setattr(sys, "argv", arguments)
+    with pytest.raises(SystemExit) as left:
+        cli.main()
+    said = capsys.readouterr().err
+    assert left.value.code == 2
+    assert message in said
+    assert said.startswith("symrazor: expected")
+    assert said.count("\n") == 1, said
+
+
+@pytest.mark.parametrize("name", ["zip bomb", "10 GB header"])
+def test_no_memory_is_taken_for_what_a_header_says(name: str, tmp_path: Path) -> None:
+    path = CASES[name][0](tmp_path)
+    done = limited("discover", str(path), "--out", str(tmp_path / "run"))
     assert done.returncode == 2, done.stdout + done.stderr
-    assert message in done.stderr
-    assert done.stderr.startswith("symrazor: expected")
-    assert done.stderr.count("\n") == 1, done.stderr
+    assert "at most 4 GiB" in done.stderr
+    assert done.stderr.count("\n") == 1

@@ -2,6 +2,7 @@
 
 __version__ = "0.1.0"
 
+from symrazor import groups as groups
 from symrazor import layers as layers
 from symrazor.batchnorm import replace_batchnorm as replace_batchnorm
 from symrazor.collapse import collapse as collapse

@@ -195,6 +195,9 @@ def _in_buckets(tensors: Iterable[Tensor], send: Callable[[Tensor], Any]) -> Non
     for (_, device), same in kinds.items():
         place = _meeting_place(device)
         for bucket in _buckets(same):
+            if len(bucket) == 1 and bucket[0].is_contiguous() and place == device:
+                send(bucket[0].view(-1))
+                continue
             flat = torch.cat([tensor.reshape(-1) for tensor in bucket]).to(place)
             send(flat)
             parts = flat.to(device).split([tensor.numel() for tensor in bucket])

@@ -142,6 +142,16 @@ class Factor:
         return sum(map(len, self.parts)) if self.small else self.features
 
     @property
+    def together(self) -> bool:
+        """Whether the eigenvalues of all blocks are found in one call, not one by one."""
+        return self.size < ALONE or self.device.type != "cpu"
+
+    def block(self, i: int) -> "Factor":
+        """Block i alone."""
+        total = None if self.total is None else self.total[i : i + 1]
+        return Factor([part[:, i : i + 1] for part in self.parts], total)
+
+    @property
     def matrix(self) -> Float[Tensor, "k i i"]:
         """The sum written out, in float64."""
         if not self.parts:
@@ -161,7 +171,7 @@ class Factor:
             resolution: machine epsilon of the arithmetic that made the rows.
         """
         matrix = _squared(self._double_rows().mT) if self.small else self.matrix
-        if self.size < ALONE or matrix.device.type != "cpu":
+        if self.together:
             return eigenvalues(matrix, name, resolution)
         return torch.stack([eigenvalues(block, name, resolution) for block in matrix])
 

@@ -12,7 +12,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
 import torch
 from jaxtyping import Float
@@ -25,38 +25,69 @@ from symrazor.spectra import LinAlgError, eigenvalues, symmetric
 LogPrecisions = Mapping[str, Tensor]
 
 
-@dataclass
-class Spectrum:
-    """Eigenvalues that a block will need: one piece of work, independent of all others.
+@dataclass(frozen=True)
+class Piece:
+    """Eigenvalues of one matrix, or of several small ones: work for one thread or one process.
 
     Args:
-        block: whose they are.
-        attribute: under which name it keeps them.
+        name: whose they are.
         shape: of the result.
+        device: of the result.
+        find: computes them.
     """
 
-    block: "Block"
-    attribute: str
+    name: str
     shape: tuple[int, ...]
+    device: torch.device
+    find: Callable[[], Tensor]
 
     @property
     def work(self) -> float:
-        """In proportion to the time that they take."""
+        """In proportion to the time that it takes."""
         return float(math.prod(self.shape) * self.shape[-1] ** 2)
 
-    def find(self) -> Tensor:
-        """Compute them, once."""
-        found: Tensor = getattr(self.block, self.attribute)
-        return found
 
-    def put(self, values: Tensor) -> None:
-        """Take those that somebody else has computed."""
-        self.block.__dict__[self.attribute] = values
+@dataclass(frozen=True)
+class Spectrum:
+    """Eigenvalues that a block will need, in independent pieces.
 
-    def nothing(self) -> Tensor:
-        """Zeros in their place."""
-        device = self.block.factors()[0].device
-        return torch.zeros(self.shape, dtype=torch.float64, device=device)
+    Args:
+        pieces: all of them.
+        put: takes their results, in order.
+    """
+
+    pieces: list[Piece]
+    put: Callable[[list[Tensor]], None]
+
+    @classmethod
+    def of(cls, block: "Block", attribute: str, shape: tuple[int, ...]) -> "Spectrum":
+        """In one piece: what a block keeps under a name."""
+
+        def find() -> Tensor:
+            found: Tensor = getattr(block, attribute)
+            return found
+
+        def put(values: list[Tensor]) -> None:
+            block.__dict__[attribute] = values[0]
+
+        where = block.factors()[0].device
+        return cls([Piece(", ".join(block.names), shape, where, find)], put)
+
+    @classmethod
+    def of_factor(cls, block: "Kron", attribute: str, factor: Factor) -> "Spectrum":
+        """Of a factor with several blocks: one piece each, unless they are better done together."""
+        if factor.blocks == 1 or factor.together:
+            return cls.of(block, attribute, (factor.blocks, factor.size))
+
+        def find(i: int) -> Tensor:
+            return factor.block(i).spectrum(block.name, block.resolution).squeeze(0)
+
+        def put(values: list[Tensor]) -> None:
+            block.__dict__[attribute] = torch.stack(values)
+
+        where, one = factor.device, (factor.size,)
+        pieces = [Piece(block.name, one, where, partial(find, i)) for i in range(factor.blocks)]
+        return cls(pieces, put)
 
 
 class Block(ABC):
@@ -153,7 +184,7 @@ class Kron(Block):
     def prepare(self) -> list[Spectrum]:
         """Both spectra."""
         sides = {"spectrum_A": self.A, "spectrum_G": self.G}
-        return [Spectrum(self, name, (f.blocks, f.size)) for name, f in sides.items()]
+        return [Spectrum.of_factor(self, name, factor) for name, factor in sides.items()]
 
     @cached_property
     def _vectors(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -244,7 +275,7 @@ class Dense(Block):
     def prepare(self) -> list[Spectrum]:
         """The spectrum, where one precision will do."""
         needed = len(self.names) == 1 and self.known is None
-        return [Spectrum(self, "spectrum", (len(self.H),))] if needed else []
+        return [Spectrum.of(self, "spectrum", (len(self.H),))] if needed else []
 
     def _cholesky(self, log_precision: LogPrecisions) -> Tensor:
         delta = self._expand(log_precision).exp()

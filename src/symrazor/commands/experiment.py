@@ -9,6 +9,9 @@ import tyro
 from symrazor.experiments import (
     ella_table1,
     ella_table2,
+    ella_table3,
+    fashion,
+    hidden_symmetry,
     lila,
     lila_recovery,
     lila_small_data,
@@ -17,14 +20,20 @@ from symrazor.experiments import (
     liw_table1,
     liw_table2,
     liw_table3,
+    noether,
+    noether_n_oscillators,
+    noether_nbody,
+    noether_oscillator,
     starts,
     tables,
+    talk_basis,
 )
 
 _no_prefix = tyro.conf.arg(name="")
 Tables = Annotated[tables.Options, _no_prefix]
 Starts = Annotated[starts.Options, _no_prefix]
 Invariant = Annotated[liw.Options, _no_prefix]
+Dynamical = Annotated[noether.Options, _no_prefix]
 Augmented = Annotated[lila.Options, _no_prefix]
 
 
@@ -36,6 +45,16 @@ def ella_table_1(options: Tables) -> str:
 def ella_table_2(options: Tables) -> str:
     """ELLA's table 2: eleven networks on CIFAR-10."""
     return tables.run(ella_table2.EXPERIMENT, options)
+
+
+def ella_table_3(options: Tables) -> str:
+    """ELLA's table 3: no symmetry, translations, or quarter turns too, layer by layer."""
+    return tables.run(ella_table3.EXPERIMENT, options)
+
+
+def sets_and_rings(options: Annotated[hidden_symmetry.Options, _no_prefix]) -> str:
+    """Sets, periodic signals and a hidden group: is the symmetry found?"""
+    return hidden_symmetry.run(options)
 
 
 def from_starts(options: Starts) -> str:
@@ -73,14 +92,56 @@ def small_data(options: Augmented) -> str:
     return lila_small_data.run(options)
 
 
+def fashion_mnist(options: Annotated[fashion.Options, _no_prefix]) -> str:
+    """Discover on real images, beside a plain CNN trained for the same time."""
+    return fashion.run(options)
+
+
+def talk_of_basis_functions(options: Annotated[talk_basis.Options, _no_prefix]) -> str:
+    """The talk's first part: basis functions and a deep network, by evidence and by loss."""
+    return talk_basis.run(options)
+
+
+def oscillator(options: Dynamical) -> str:
+    """Noether's razor: the rotation of an oscillator's phase space from 28 transitions."""
+    return noether_oscillator.run(options)
+
+
+def n_oscillators(options: Dynamical, n: tuple[int, ...] = ()) -> str:
+    """Noether's razor: the unitary group of n equal oscillators.
+
+    Args:
+        options: where it runs and where results go.
+        n: how many oscillators, one or more numbers.
+    """
+    return noether_n_oscillators.run(options, n)
+
+
+def bodies(options: Dynamical, noise: float = noether_nbody.NOISE) -> str:
+    """Noether's razor: the invariants of three bodies in the plane.
+
+    Args:
+        options: where it runs and where results go.
+        noise: variance of the noise on the targets.
+    """
+    return noether_nbody.run(options, noise)
+
+
 EXPERIMENTS: dict[str, Callable[..., str]] = {
     "ella-table1": ella_table_1,
     "ella-table2": ella_table_2,
+    "ella-table3": ella_table_3,
+    "hidden-symmetry": sets_and_rings,
     "starts": from_starts,
     "liw-table1": liw_table_1,
     "liw-table2": liw_table_2,
     "liw-table3": liw_table_3,
     "liw-figures": liw_pictures,
+    "fashion": fashion_mnist,
+    "talk-basis": talk_of_basis_functions,
+    "noether-oscillator": oscillator,
+    "noether-n-oscillators": n_oscillators,
+    "noether-nbody": bodies,
     "lila-recovery": recovery,
     "lila-small-data": small_data,
 }

@@ -29,7 +29,7 @@ from symrazor.errors import CurvatureError
 from symrazor.factor import Factor
 from symrazor.hyper import weights
 from symrazor.likelihood import Likelihood, as_likelihood
-from symrazor.linalg import Block, Dense, Diag, Kron, Spectrum
+from symrazor.linalg import Block, Dense, Diag, Kron, Piece
 from symrazor.parallel import as_finished, in_parallel, keep_pages
 
 Loader = Iterable[tuple[Input, Tensor]]
@@ -63,43 +63,52 @@ class Curvature:
         Several processes share them out by the work they are, and tell each other what they found.
         """
         spectra = [spectrum for block in self.blocks for spectrum in block.prepare()]
-        owners = share_out([spectrum.work for spectrum in spectra], world().size)
-        mine = [s for s, owner in zip(spectra, owners, strict=True) if owner == world().rank]
-        tasks = [s.find for s in sorted(mine, key=lambda s: -s.work)]
-        failed: Exception | None = None
-        try:
-            if all(f.device.type == "cpu" for block in self.blocks for f in block.factors()):
-                in_parallel(tasks)
-            else:  # a GPU's solver must not be started from several threads
-                for task in tasks:
-                    task()
-        except CurvatureError as error:
-            if world().size == 1:
-                raise
-            failed = error
-        if world().size > 1:
-            _tell_each_other(spectra, mine, failed)
+        values = iter(_eigenvalues([piece for s in spectra for piece in s.pieces]))
+        for spectrum in spectra:
+            spectrum.put([next(values) for _ in spectrum.pieces])
         return self
 
 
-def _tell_each_other(
-    spectra: list[Spectrum], mine: list[Spectrum], failed: Exception | None
-) -> None:
-    """Sums of spectra that are zero but in one process; not a number for an error in one."""
-    known = {id(s) for s in mine}
-    values = [s.find() if id(s) in known and not failed else s.nothing() for s in spectra]
-    if failed is not None:
-        values[0] = torch.full_like(values[0], torch.nan)
+def _eigenvalues(pieces: list[Piece]) -> list[Tensor]:
+    """What all pieces of work find, done by all processes and threads, largest first."""
+    here = world()
+    owners = share_out([piece.work for piece in pieces], here.size)
+    mine = [number for number, owner in enumerate(owners) if owner == here.rank]
+    mine.sort(key=lambda number: -pieces[number].work)
+    tasks = [pieces[number].find for number in mine]
+    failed: Exception | None = None
+    found: dict[int, Tensor] = {}
+    try:
+        # A GPU's solver must not be started from several threads.
+        serial = any(piece.device.type != "cpu" for piece in pieces)
+        done = [task() for task in tasks] if serial else in_parallel(tasks)
+        found = dict(zip(mine, done, strict=True))
+    except CurvatureError as error:
+        failed = error
+    if failed is None and here.size == 1:
+        return [found[number] for number in range(len(pieces))]
+    return _told(pieces, found, failed)
+
+
+def _told(pieces: list[Piece], own: dict[int, Tensor], failed: Exception | None) -> list[Tensor]:
+    """Sums of what is zero but in the process that found it; not a number after an error in one."""
+    empty = 0.0 if failed is None else torch.nan
+    values = [
+        own[number].clone()
+        if number in own
+        else torch.full(piece.shape, empty, dtype=torch.float64, device=piece.device)
+        for number, piece in enumerate(pieces)
+    ]
     sum_(values)
     if failed is not None:
         raise failed
-    for spectrum, value in zip(spectra, values, strict=True):
+    for piece, value in zip(pieces, values, strict=True):
         if not bool(torch.isfinite(value).all()):
             raise CurvatureError(
-                f"expected finite eigenvalues of {', '.join(spectrum.block.names)} from every "
-                "process, got an error in another one; its message says which factor it was"
+                f"expected finite eigenvalues of {piece.name} from every process, got an error in "
+                "another one; its message says which factor it was"
             )
-        spectrum.put(value)
+    return values
 
 
 def curvature(

@@ -127,8 +127,8 @@ def dataset(
         ValueError: too few data, values that are not finite, one class, or a kind or task that
             they cannot have.
     """
-    found = _kind(x, y, times, source) if kind is None else _known(kind, KINDS, "kind")
-    values = _shaped(x, found, source)
+    found = recognised(x, y, times, source) if kind is None else _known(kind, KINDS, "kind")
+    values = shaped(x, found, source)
     if y is None:
         check_batch(values, torch.zeros(len(values)), source)
         return Dataset(values, None, found, task or "regression", times=times, source=source)
@@ -142,7 +142,7 @@ def dataset(
         check_batch(values, targets, source)
         if bool((targets.std(0) == 0).any()):
             raise refusal(f"targets that vary in {source}", "a constant", "check the label column")
-        held = None if test is None else (_shaped(test[0], found, source), _columns(test[1]))
+        held = None if test is None else (shaped(test[0], found, source), _columns(test[1]))
         return Dataset(values, targets, found, asked, tuple(names), None, held, source)
     check_batch(values, y, source)
     labels, names, held_labels = _classes(
@@ -150,7 +150,7 @@ def dataset(
     )
     held = None
     if test is not None and held_labels is not None:
-        held = (_shaped(test[0], found, source), held_labels)
+        held = (shaped(test[0], found, source), held_labels)
     return Dataset(values, labels, found, asked, names, None, held, source)
 
 
@@ -168,7 +168,7 @@ def _known(value: _T, among: tuple[_T, ...], what: str) -> _T:
     return value
 
 
-def _kind(x: Tensor, y: Tensor | None, times: Tensor | None, source: str) -> Kind:
+def recognised(x: Tensor, y: Tensor | None, times: Tensor | None, source: str) -> Kind:
     """What the table of `dataset` says."""
     shape = x.shape[1:]
     found: Kind
@@ -194,7 +194,7 @@ def _kind(x: Tensor, y: Tensor | None, times: Tensor | None, source: str) -> Kin
     return found
 
 
-def _shaped(x: Tensor, kind: Kind, source: str) -> Tensor:
+def shaped(x: Tensor, kind: Kind, source: str) -> Tensor:
     """Float32, in the shape of the kind."""
     values = x.float()
     if x.dtype == torch.uint8 and kind not in ("vector", "set", "trajectory"):

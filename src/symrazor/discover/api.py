@@ -21,8 +21,8 @@ from symrazor.discover.result import Discovery, Found
 from symrazor.discover.run import Asked, Options, Tell, answer
 from symrazor.likelihood import Categorical, Gaussian, Likelihood
 
-HELD_OUT, MOST_HELD_OUT = 0.2, 5000
-"""Part of the data that is kept for the report alone, and how many at most."""
+MOST_HELD_OUT = 5000
+"""At most so many data are kept for the report alone."""
 
 
 def discover(
@@ -97,7 +97,7 @@ def discover_digits(
 def _ask(data: Dataset, options: Options, tell: Tell) -> Found:
     """One question about a data set."""
     data.labelled  # noqa: B018  (refuses data without labels)
-    data, test = held_out(data, options.seed)
+    data, test = held_out(data, options.held_out, options.seed)
     family = candidates(data, options.groups)
     preparation = prepare(data)
     x, y = data.labelled
@@ -125,14 +125,14 @@ def _gaussian(outputs: int) -> Likelihood:
     return Gaussian(outputs=outputs if outputs > 1 else None)
 
 
-def held_out(data: Dataset, seed: int) -> tuple[Dataset, Tensors | None]:
+def held_out(data: Dataset, part: float, seed: int) -> tuple[Dataset, Tensors | None]:
     """Training data and test data: those that came with them, or a part of each class."""
     x, y = data.labelled
     if data.test is not None:
         return data, data.test
     generator = torch.Generator().manual_seed(seed)
     order = torch.randperm(len(y), generator=generator)
-    part = min(HELD_OUT, MOST_HELD_OUT / len(y))
+    part = min(part, MOST_HELD_OUT / len(y))
     if data.task == "classification":
         groups = [order[y[order] == label] for label in range(data.outputs)]
     else:

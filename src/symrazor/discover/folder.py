@@ -156,18 +156,28 @@ def question_of(document: dict[str, Any], name: str | None) -> dict[str, Any]:
     return questions[0 if name is None else names.index(name)]
 
 
+def network_file(run: Path, question: str | None = None, form: Format = "torch") -> Path:
+    """The file of a network in a run folder.
+
+    Raises:
+        ValueError: no such run, question or file.
+    """
+    document = read_document(run)
+    name = question_of(document, question)["name"]
+    inner = run / name if len(document["questions"]) > 1 else run
+    file = inner / f"network{SUFFIXES[form]}"
+    if not file.is_file():
+        raise ValueError(f"expected the network {file}, got none; do: discover again")
+    return file
+
+
 def load_network(run: Path, question: str | None = None) -> nn.Module:
     """The plain network of a run folder.
 
     Raises:
         ValueError: no such run or question, or a file that cannot be read.
     """
-    document = read_document(run)
-    name = question_of(document, question)["name"]
-    inner = run / name if len(document["questions"]) > 1 else run
-    file = inner / f"network{SUFFIXES['torch']}"
-    if not file.is_file():
-        raise ValueError(f"expected the network {file}, got none; do: discover again")
+    file = network_file(run, question)
     try:
         program = torch.export.load(file)
     except Exception as error:  # whatever the archive's reader raises
@@ -179,7 +189,12 @@ def load_network(run: Path, question: str | None = None) -> nn.Module:
 
 
 def export_network(run: Path, form: Format, out: Path, question: str | None = None) -> Path:
-    """Write the network of a run in another format."""
+    """The network of a run in a format: the file that is there already, or a new one (ONNX)."""
+    if form != "onnx":
+        file = network_file(run, question, form)
+        if out.resolve() != file.resolve():
+            write_atomically(out, file.read_bytes())
+        return out
     network = load_network(run, question)
     shape = read_document(run)["data"]["shape"]
     generator = torch.Generator().manual_seed(0)

@@ -82,7 +82,10 @@ def prepare(data: Dataset) -> Preparation:
     mean, scale = x.mean(over), x.std(over, correction=0)
     one, zero = torch.ones(1), torch.zeros(1)
     if data.task == "regression" and data.y is not None:
-        zero, one = data.y.mean(0), data.y.std(0, correction=0)
-    return Preparation(
-        mean, torch.where(scale > 0, scale, torch.ones_like(scale)), zero, one, data.kind == "set"
-    )
+        zero, one = data.y.mean(0), _positive(data.y.std(0, correction=0))
+    return Preparation(mean, _positive(scale), zero, one, data.kind == "set")
+
+
+def _positive(scale: Tensor) -> Tensor:
+    """1 in place of 0."""
+    return torch.where(scale > 0, scale, torch.ones_like(scale))

@@ -44,6 +44,7 @@ class Options:
         seed: of splits, initial weights, shuffling and probes.
         device: "auto" (CUDA if there is one), "cpu", "cuda", ...
         groups: symmetries to relax; None for what the kind of data has.
+        held_out: part of the data that is kept for the report alone, where none came with them.
         out: run folder; what is unfinished there is taken up again.
         progress: show bars; None for "if this is a terminal".
     """
@@ -53,6 +54,7 @@ class Options:
     seed: int = 0
     device: str = "auto"
     groups: tuple[str, ...] | None = None
+    held_out: float = 0.2
     out: Path | None = None
     progress: bool | None = None
 
@@ -62,6 +64,9 @@ class Options:
             raise ValueError(f"expected minutes above 0, got {self.minutes}; do --minutes 2")
         if self.epochs is not None and self.epochs < 1:
             raise ValueError(f"expected epochs of at least 1, got {self.epochs}; do --epochs 50")
+
+        if not 0 <= self.held_out < 1:
+            raise ValueError(f"expected held_out as a fraction in [0, 1), got {self.held_out}")
 
     def change(self, **changes: Any) -> "Options":
         """A copy with some fields replaced.

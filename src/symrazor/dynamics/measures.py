@@ -43,6 +43,18 @@ class FlowTimes:
             raise ValueError(f"expected at least one flow, got {dimension}")
         self.dimension, self.measure, self.draws = dimension, measure, draws
 
+    @property
+    def variance(self) -> float:
+        """Of each coordinate."""
+        K = self.dimension
+        return {
+            "cube": 1 / 3,
+            "ball": 1 / (K + 2),
+            "1-ball": 2 / ((K + 1) * (K + 2)),
+            "one-hot": 1 / (3 * K),
+            "gaussian": 1 / 3,
+        }[self.measure]
+
     def __call__(
         self, sets: int, count: int, generator: torch.Generator | None = None
     ) -> Float[Tensor, "sets count k"]:

@@ -1,7 +1,7 @@
 r"""Conserved quantities of any form, their flows by an ordinary differential equation.
 
-The flow of $C = \sum_k \tau_k C_k$ solves $\dot x = J\nabla C(x)$ for a time `scale`. A gradient comes
-back along it by reverse mode. Polynomials, networks and any differentiable function will do.
+The flow of $C = \sum_k \tau_k C_k$ solves $\dot x = J\nabla C(x)$ for a time `scale`. A gradient
+comes back along it by reverse mode. Polynomials, networks, any differentiable function will do.
 """
 
 from abc import abstractmethod
@@ -54,7 +54,7 @@ class SolvedFlows(Flows):
     def __init__(self, observable: Observable, tau: Float[Tensor, "r s k"]) -> None:
         """Hold the times; `capped` counts states that were held at the limit."""
         self.observable, self.tau = observable, tau
-        self.capped = torch.zeros((), device=tau.device)
+        self.capped: Tensor = torch.zeros((), device=tau.device)
 
     def transport(self, x: Float[Tensor, "r n d"]) -> Transported:
         """Integrate all flows at once; gradients come back by reverse mode."""
@@ -206,7 +206,8 @@ class Network(Observable):
         """Values of the K networks."""
         weights = torch.block_diag(*self.outer[:, None]).to(x)
         hidden = ACTIVATIONS[self.activation](x @ self.inner.mT.to(x) + self.bias.to(x))[0]
-        return hidden @ weights.mT
+        values: Tensor = hidden @ weights.mT
+        return values
 
     def gradient(
         self, x: Float[Tensor, "*n d"], tau: Float[Tensor, "*n k"]
@@ -214,7 +215,8 @@ class Network(Observable):
         """In closed form."""
         slope = ACTIVATIONS[self.activation](x @ self.inner.mT.to(x) + self.bias.to(x))[1]
         outer = (tau[..., None] * self.outer.to(x)).flatten(-2)
-        return (slope * outer) @ self.inner.to(x)
+        found: Tensor = (slope * outer) @ self.inner.to(x)
+        return found
 
 
 class Combination(Observable):

@@ -64,7 +64,7 @@ def poisson_bracket(f: Scalar, g: Scalar, x: Float[Tensor, "*b d"]) -> Float[Ten
 
 def is_symplectic(matrix: Float[Tensor, "*b d d"], tolerance: float = 1e-8) -> bool:
     r"""Whether $M^\top J M = J$, relative to the size of M."""
-    wide = matrix.double()
+    wide = matrix.detach().double()
     J = symplectic_form(freedom(wide.shape[-1])).to(wide.device)
     error = (wide.mT @ J @ wide - J).abs().amax()
     return bool(error <= tolerance * max(1.0, float(wide.abs().amax()) ** 2))

@@ -5,7 +5,7 @@ import json
 import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
 from typing import Any, Literal
@@ -19,6 +19,7 @@ from symrazor.dynamics.conserved import Quadratic
 from symrazor.dynamics.evaluate import mean_squared_error
 from symrazor.dynamics.hamiltonian import HamiltonianNetwork, point
 from symrazor.dynamics.measures import Draws, FlowTimes, Measure
+from symrazor.dynamics.prune import train_and_prune
 from symrazor.dynamics.symmetrised import SymmetrisedNetwork
 from symrazor.dynamics.train import Trained, train
 from symrazor.dynamics.trajectories import Trajectories, Transitions
@@ -79,6 +80,7 @@ class Setting:
         hidden: layers.
         activation: of the network.
         start: standard deviation of the quantities at the start.
+        prune: whether to keep only the directions that were learned half-way.
     """
 
     data: Transitions
@@ -94,7 +96,7 @@ class Setting:
     hidden: int = 2
     activation: Literal["softplus", "tanh", "elu", "elu2", "silu", "sin"] = "elu"
     start: float = 0.05
-    extra: dict[str, Any] = field(default_factory=dict)
+    prune: bool = False
 
 
 def build(setting: Setting, model: Model, seed: int) -> SymmetrisedNetwork:
@@ -172,8 +174,9 @@ def run(
 def _run_one(problem: Setting, model: Any, config: TrainConfig) -> Row:
     if model == "likelihood":
         config = config.change(objective="likelihood")
+    fit = train_and_prune if problem.prune and model in ("learned", "likelihood") else train
     try:
-        return figures(train(build(problem, model, config.seed), problem.data, config), problem)
+        return figures(fit(build(problem, model, config.seed), problem.data, config), problem)
     except FloatingPointError as error:
         return {"error": str(error)}
 

@@ -36,7 +36,8 @@ FULL = TrainConfig(
     record=200,
 )
 PAPER = (
-    "Paper (steps of 1.0 by Euler's rule, ours 0.5: compare the ratios): test MSE 0.0016 hnn, 0.0006 learned, 0.0006 SE(2); moved 0.0035, 0.0004, 0.0006; "
+    "Paper (steps of 1.0 by Euler's rule, ours 0.5: compare the ratios). "
+    "Test MSE 0.0016 hnn, 0.0006 learned, 0.0006 SE(2); moved 0.0035, 0.0004, 0.0006; "
     "-ELBO/N -9.52, -12.81, -11.32.",
 )
 

@@ -3,7 +3,8 @@
     python -m symrazor.experiments.noether_oscillator [--seed 0 1 2 3 4] [--json FILE]
 
 Seven trajectories of four steps, noise of variance 0.001 on the targets, as in the talk. A plain
-Hamiltonian network, one with a learned conserved quantity, and one with SO(2) built in.
+Hamiltonian network, one that may learn up to three conserved quantities, and one with SO(2) built
+in. Half-way the directions that were not learned are dropped.
 """
 
 import torch
@@ -34,7 +35,10 @@ def setting(options: noether.Options, seed: int) -> noether.Setting:
         known,
         known,
         test,
-        TrainConfig(steps=300 if options.small else 1200, noise=NOISE),
+        TrainConfig(steps=400 if options.small else 1400, noise=NOISE, burn_in=0.2),
+        count=3,
+        measure="ball",
+        prune=True,
     )
 
 
