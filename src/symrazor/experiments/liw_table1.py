@@ -52,7 +52,14 @@ SCHEDULE = Schedule(
     steps=5000, batch=1000, samples=32, width_rate=0.03, rates=(0.2, 0.002), note_every=20
 )
 SMALL = Schedule(
-    steps=200, batch=250, samples=8, width_rate=0.06, rates=(0.4, 0.03), every=8, note_every=4
+    steps=150,
+    batch=250,
+    samples=16,
+    width_rate=0.08,
+    rates=(0.5, 0.05),
+    settle=0.25,
+    every=8,
+    note_every=3,
 )
 
 
