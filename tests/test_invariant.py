@@ -228,6 +228,16 @@ def test_renewed_factor_is_a_root_of_the_inverse() -> None:
     assert torch.equal(root, root.tril())
 
 
+def test_a_block_without_a_factor_keeps_the_old_one() -> None:
+    q = small().posterior
+    steps, before = NaturalSteps(q), q.root.matrix().detach().clone()
+    steps.precision[1] = -steps.precision[1]
+    steps.renew()
+    after = q.root.matrix()
+    assert torch.allclose(after[1], before[1])
+    assert torch.allclose(after[0], torch.eye(7, dtype=DOUBLE))
+
+
 def test_natural_steps_reach_the_optimum_of_the_bound() -> None:
     """A long run of L-BFGS on the same bound, by fixed Gauss-Hermite-like noise, is no better."""
     h, y = noise(40, 4), labels(40)

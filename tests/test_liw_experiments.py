@@ -8,7 +8,7 @@ import torch
 
 from symrazor.data import rings
 from symrazor.experiments import liw_figures, liw_relu, liw_table1, liw_table2, liw_table3
-from symrazor.experiments.liw import Options, load, main
+from symrazor.experiments.liw import Options, load, main, save
 from symrazor.experiments.results import read_runs
 from symrazor.transforms import AffineLie
 
@@ -58,6 +58,13 @@ def test_rings_tell_the_bound_from_maximum_likelihood(tmp_path: Path) -> None:
     assert ends["rings/rings/5/vi"] > 90
     assert ends["rings/rings/5/ml"] < 30
     assert (tmp_path / "rings.png").exists()
+
+
+def test_a_diverged_run_is_written_down_too(tmp_path: Path) -> None:
+    file = tmp_path / "table1.json"
+    run = {"row": "a", "seed": 0, "small": True, "accuracy": float("nan"), "degrees": [1.0]}
+    save("liw-table1", Options(json=file), [run])
+    assert read_runs("liw-table1", file) == [run | {"accuracy": None}]
 
 
 def test_versions_of_the_data() -> None:

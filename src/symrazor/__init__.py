@@ -35,6 +35,8 @@ from symrazor.hyper import interval as interval
 from symrazor.hyper import positive as positive
 from symrazor.hyper import real as real
 from symrazor.hyper import weights as weights
+from symrazor.invariant import InvariantHead as InvariantHead
+from symrazor.invariant import InvariantWeights as InvariantWeights
 from symrazor.learner import Razor as Razor
 from symrazor.likelihood import Bernoulli as Bernoulli
 from symrazor.likelihood import Categorical as Categorical
@@ -51,6 +53,8 @@ from symrazor.reading import reading as reading
 from symrazor.relax import Relaxation as Relaxation
 from symrazor.relax import relax as relax
 from symrazor.relax import relaxation as relaxation
+from symrazor.transforms import AffineLie as AffineLie
+from symrazor.transforms import LieDistribution as LieDistribution
 from symrazor.variational.config import VariationalConfig as VariationalConfig
 from symrazor.variational.fit import VariationalFit as VariationalFit
 from symrazor.variational.fit import VariationalFitConfig as VariationalFitConfig

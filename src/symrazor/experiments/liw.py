@@ -144,9 +144,17 @@ def check(experiment: str, options: Options) -> None:
 
 
 def save(experiment: str, options: Options, runs: Sequence[Run]) -> None:
-    """Merge runs into the file, if there is one."""
+    """Merge runs into the file, if there is one; figures that are not finite become null."""
     if options.json is not None:
-        add_runs(experiment, options.json, runs)
+        add_runs(experiment, options.json, [_finite(run) for run in runs])
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(part) for key, part in value.items()}
+    if isinstance(value, list):
+        return [_finite(part) for part in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def widths_of(model: InvariantWeights, place: int, pixels: float) -> dict[str, float]:

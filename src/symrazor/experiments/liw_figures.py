@@ -4,9 +4,9 @@
     python -m symrazor.experiments.liw_figures --small --json DIR2/figures.json
 
 Rows: `recovery` (Figure 2: five starting angles, three versions of MNIST), `methods` (Figure 5: the
-bound against maximum likelihood and a point estimate with a prior, fully rotated MNIST), `bank`
-(Figure 3: one filter under seven rotations over training) and `rings` (the same question in the
-plane). Pictures go beside the JSON file.
+bound against maximum likelihood and a point estimate with a prior, fully rotated MNIST), `relu`
+(the same for a network that learns its filters), `bank` (Figure 3: one filter under seven rotations
+over training) and `rings` (the same question in the plane). Pictures go beside the JSON file.
 """
 
 import io
@@ -41,7 +41,7 @@ from symrazor.transforms import AffineLie, LieDistribution
 from symrazor.transforms.sampling import midpoints
 
 NAME = "liw-figures"
-ROWS = ("rings", "recovery", "methods", "bank")
+ROWS = ("rings", "recovery", "methods", "relu", "bank")
 METHODS: tuple[Method, ...] = ("vi", "map", "ml")
 FILTERS = 7
 RESTARTS = (1.0, 0.5, 0.25)
@@ -56,7 +56,13 @@ def run(options: Options) -> str:
     check(NAME, options)
     if not any(options.wants(row) for row in ROWS):
         raise ValueError(f"expected rows in {', '.join(ROWS)}, got {' '.join(options.rows)}")
-    makers = {"rings": _rings, "recovery": _recovery, "methods": _methods, "bank": _bank}
+    makers = {
+        "rings": _rings,
+        "recovery": _recovery,
+        "methods": _methods,
+        "relu": _relu,
+        "bank": _bank,
+    }
     runs: list[Run] = []
     for seed in options.seed:
         for row, make in makers.items():
@@ -74,12 +80,12 @@ def _angles(
     versions: Sequence[str],
     cells: Cells,
 ) -> list[Run]:
-    """Train Table 1's network for cells (version, start in degrees, method), all at once."""
+    """Train Table 1's network, or one of rectified units, for all cells at once."""
     training, test = load("mnist", versions, options)
     members = [Member(versions.index(version), True, method) for version, _, method in cells]
-    plan = liw_table1.schedule(options, seed)
+    plan = replace(liw_table1.schedule(options, seed), weight_rate=_weight_rate(options))
     starts = [start for _, start, _ in cells]
-    model = liw_table1.network(training.x.shape[-1], starts, options, seed)
+    model = liw_table1.network(training.x.shape[-1], starts, options, seed, name == "relu")
     if name == "recovery":
         choose_starts(model, training, members, plan, RESTARTS)
     history = train(
@@ -134,6 +140,22 @@ def _methods(options: Options, seed: int) -> list[Run]:
     return runs
 
 
+def _relu(options: Options, seed: int) -> list[Run]:
+    """Figure 5's question for a network that learns its filters and can fit anything."""
+    methods: tuple[Method, ...] = ("vi", "ml")
+    starts = (5.0, 90.0) if options.small else (5.0, 45.0, 90.0)
+    cells: Cells = [("fully rotated", start, method) for method in methods for start in starts]
+    runs = _angles("relu", options, seed, ("fully rotated",), cells)
+    titles = {"vi": "variational", "ml": "maximum likelihood"}
+    panels = [(titles[m], [r for r in runs if r["row"].endswith(f"/{m}")]) for m in methods]
+    _draw(options, "figure5-relu.png", panels)
+    return runs
+
+
+def _weight_rate(options: Options) -> float:
+    return 3e-3 if options.small else 1e-3
+
+
 def _rings(options: Options, seed: int) -> list[Run]:
     """Figure 5's question in the plane: whole rings, and arcs of 120 degrees."""
     sets = ("rings", "arcs")
@@ -171,7 +193,7 @@ def _bank(options: Options, seed: int) -> list[Run]:
     features = Rectified((1, size, size), width, (1,), generator, where="weights")
     start = torch.tensor([[5.0]]).deg2rad()
     model = InvariantWeights(features, AffineLie("rotation", start), 10).to(options.place)
-    plan = replace(liw_table1.schedule(options, seed), weight_rate=3e-3 if options.small else 1e-3)
+    plan = replace(liw_table1.schedule(options, seed), weight_rate=_weight_rate(options))
     banks: list[Tensor] = []
     times: list[int] = []
     progress = Progress(f"{NAME} bank", plan.steps, [0])

@@ -21,7 +21,16 @@ from symrazor.experiments.liw import (
     widths_of,
 )
 from symrazor.experiments.results import Run
-from symrazor.invariant import InvariantWeights, Member, RandomFourier, Schedule, evaluate, train
+from symrazor.invariant import (
+    Features,
+    InvariantWeights,
+    Member,
+    RandomFourier,
+    Rectified,
+    Schedule,
+    evaluate,
+    train,
+)
 from symrazor.transforms import AffineLie
 
 NAME = "liw-table1"
@@ -40,10 +49,17 @@ PAPER: dict[str, tuple[tuple[float, float], ...]] = {
 """Row -> (accuracy in per cent, bound per datum) on the three versions."""
 
 SCHEDULE = Schedule(
-    steps=6000, batch=1000, samples=32, width_rate=0.03, rates=(0.1, 0.002), note_every=20
+    steps=5000, batch=1000, samples=32, width_rate=0.03, rates=(0.2, 0.002), note_every=20
 )
 SMALL = Schedule(
-    steps=200, batch=250, samples=8, width_rate=0.06, rates=(0.3, 0.03), every=8, note_every=4
+    steps=150,
+    batch=250,
+    samples=16,
+    width_rate=0.08,
+    rates=(0.5, 0.05),
+    settle=0.25,
+    every=8,
+    note_every=3,
 )
 
 
@@ -54,11 +70,16 @@ def schedule(options: Options, seed: int) -> Schedule:
     return Schedule(**(vars(base) | {"steps": steps, "batch": batch, "seed": seed}))
 
 
-def network(size: int, angles: list[float], options: Options, seed: int) -> InvariantWeights:
+def network(
+    size: int, angles: list[float], options: Options, seed: int, relu: bool = False
+) -> InvariantWeights:
     """Models side by side, one for each starting angle in degrees."""
     generator = torch.Generator().manual_seed(seed)
     width, sigma = (96, 0.6) if options.small else (1024, 0.3)
-    features = RandomFourier((1, size, size), width, sigma, (len(angles),), generator)
+    shape, lead = (1, size, size), (len(angles),)
+    features: Features = RandomFourier(shape, width, sigma, lead, generator)
+    if relu:
+        features = Rectified(shape, width, lead, generator, where="input")
     start = torch.tensor(angles).deg2rad().unsqueeze(1)
     model = InvariantWeights(features, AffineLie("rotation", start), 10)
     return model.to(options.place)

@@ -151,8 +151,8 @@ class Features(Averaged):
     def _by_input(self, x: Tensor, weight: Tensor, maps: Tensor) -> Tensor:
         moved = act(x, maps) if len(self.shape) == 1 else resample(x, maps, self.blur).flatten(-3)
         flat = weight.flatten(len(self.lead) + 1)
-        seen: Tensor = moved @ flat.mT.unsqueeze(-3)
-        return seen
+        seen: Tensor = moved.flatten(-3, -2) @ flat.mT  # no batch dimension to be repeated for
+        return seen.reshape(*moved.shape[:-1], self.width)
 
     def _vectors(self, x: Tensor, weight: Tensor, maps: Tensor) -> Tensor:
         """W T x + W t, the linear and the constant part of an affine map."""

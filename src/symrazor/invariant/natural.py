@@ -70,8 +70,9 @@ class NaturalSteps:
         """
         self.taken += 1
         scale = n_data / h.shape[-2]
-        weighted = h.unsqueeze(-3) * (scale * curvature.mT.unsqueeze(-1))
-        new = weighted.mT @ h.unsqueeze(-3)
+        # The same factor twice: positive semidefinite whatever the rounding of products.
+        rows = h.unsqueeze(-3) * (scale * curvature.mT.unsqueeze(-1)).sqrt()
+        new = rows.mT @ rows
         new += self.prior.unsqueeze(-1) * self._eye
         self.precision.lerp_(new, max(rate, SLOWEST, 1 / self.taken))
         if self.taken >= WARM_UP and (
@@ -92,14 +93,18 @@ class NaturalSteps:
     def renew(self) -> None:
         r"""Give the posterior the lower factor L of $\Lambda^{-1} = L L^\top$, by float64.
 
-        With J the reversal of the order and $J \Lambda J = G G^\top$, $L = J G^{-\top} J$.
+        With J the reversal of the order and $J \Lambda J = G G^\top$, $L = J G^{-\top} J$. A block
+        that cannot be factorised keeps the factor it had.
         """
         blocks = self.precision.reshape(-1, *self.precision.shape[-2:])
         eye = self._eye.double()
-        parts = []
+        parts, sound = [], []
         for block in blocks.split(self.q.shape[0]):
             flipped = block.double().flip(-2, -1)
-            factor, _ = torch.linalg.cholesky_ex(0.5 * (flipped + flipped.mT))
+            factor, info = torch.linalg.cholesky_ex(0.5 * (flipped + flipped.mT))
+            sound.append(info == 0)
             inverse = torch.linalg.solve_triangular(factor, eye.expand_as(factor), upper=False)
             parts.append(inverse.mT.flip(-2, -1).to(block.dtype))
-        self.q.root.set_(torch.cat(parts).reshape(self.precision.shape))
+        good = torch.cat(sound).reshape(*self.precision.shape[:-2], 1, 1)
+        found = torch.cat(parts).reshape(self.precision.shape)
+        self.q.root.set_(torch.where(good, found, self.q.root.matrix()))

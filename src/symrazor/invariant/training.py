@@ -50,14 +50,15 @@ class Schedule:
         batch: data in each.
         samples: transformations in each step.
         scheme: how they are drawn.
-        width_rate: Adam's learning rate of raw widths; constant for half of the steps, then to 0
-            on a cosine.
+        settle: share of the steps, at the end, in which everything comes to rest.
+        width_rate: Adam's learning rate of raw widths; at the end to 0 on a cosine.
         hold: share of the steps before widths and filters move, and again before they do at full
             rate: while the posterior is still as wide as the prior, whatever makes outputs smaller
             looks good.
         scale_rate: the same for the outputs' scale and for hyperparameters of the features.
         weight_rate: the same for learned filters, on a cosine from the start.
-        rates: of the natural gradient: the first for half of the steps, then geometric to the last.
+        rates: of the natural gradient: the first, and at the end geometric to the second. Widths
+            move no faster than the posterior follows.
         every: steps between two factorisations of the posterior.
         note_every: steps between two notes of the widths.
         seed: of batches, transformations and draws.
@@ -67,6 +68,7 @@ class Schedule:
     batch: int = 512
     samples: int = 32
     scheme: Random = "shifted"
+    settle: float = 0.35
     width_rate: float = 0.02
     hold: float = 0.05
     scale_rate: float = 0.02
@@ -75,6 +77,11 @@ class Schedule:
     every: int = 20
     note_every: int = 20
     seed: int = 0
+
+    def settling(self, step: int) -> float:
+        """From 0 to 1 over the last part of the steps."""
+        begin = 1 - self.settle
+        return max(0.0, (step / self.steps - begin) / max(self.settle, 1e-9))
 
 
 @dataclass
@@ -197,7 +204,7 @@ class _State:
         residual = torch.nn.functional.one_hot(y, p.shape[-1]).to(p) - p.mean(0)
         self._adam(number)
         start, end = plan.rates
-        rate = start * (end / start) ** max(0.0, 2 * number / plan.steps - 1)
+        rate = start * (end / start) ** plan.settling(number)
         self.natural.step(h.detach(), residual, (p * (1 - p)).mean(0), self.n_data, rate)
         return fit.detach()
 
@@ -205,7 +212,7 @@ class _State:
         done = number / self.plan.steps
         hold = max(self.plan.hold, 1e-9)
         ramp = min(1.0, max(0.0, done / hold - 1))
-        tail = 0.5 * (1 + math.cos(math.pi * max(0.0, 2 * done - 1)))
+        tail = 0.5 * (1 + math.cos(math.pi * self.plan.settling(number)))
         late = ramp * tail
         even = ramp * 0.5 * (1 + math.cos(math.pi * done))
         for place, group in enumerate(self.adam.param_groups):
