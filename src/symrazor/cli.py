@@ -17,6 +17,11 @@ from symrazor.bench import evidence as evidence_bench
 from symrazor.bench import layers as layers_bench
 from symrazor.discover import CANDIDATES, DEFAULTS, QUESTIONS, Answer, answer, rank
 from symrazor.experiments import ella_table1, ella_table2, tables
+from symrazor.experiments import noether as noether_options
+from symrazor.experiments import noether_controls as controls
+from symrazor.experiments import noether_n_oscillators as n_oscillators
+from symrazor.experiments import noether_nbody as bodies
+from symrazor.experiments import noether_oscillator as oscillator
 from symrazor.report import evidence_figure, write_atomically
 
 
@@ -124,7 +129,49 @@ def ella_table_2(options: Tables) -> str:
     return tables.run(ella_table2.EXPERIMENT, options)
 
 
+Noether = Annotated[noether_options.Options, tyro.conf.arg(name="")]
+
+
+def noether_oscillator(options: Noether) -> str:
+    """Noether's razor: the rotation of an oscillator's phase space from 28 transitions."""
+    return oscillator.run(options)
+
+
+def noether_n_oscillators(options: Noether, n: tuple[int, ...] = ()) -> str:
+    """Noether's razor: all n^2 conserved quantities of n equal oscillators.
+
+    Args:
+        options: of the experiment.
+        n: how many oscillators, one table each; 3, or 2 where small.
+    """
+    return n_oscillators.run(options, n)
+
+
+def noether_nbody(options: Noether, noise: float = bodies.NOISE) -> str:
+    """Noether's razor: momentum, angular momentum and what follows, of three bodies.
+
+    Args:
+        options: of the experiment.
+        noise: variance of the noise on the targets.
+    """
+    return bodies.run(options, noise)
+
+
+def noether_controls(options: Noether, rows: tuple[str, ...] = controls.ROWS) -> str:
+    """Noether's razor: nothing invented, nothing learned by likelihood, not only quadratic.
+
+    Args:
+        options: of the experiment; its models are not used.
+        rows: which controls.
+    """
+    return controls.run(options, rows)
+
+
 EXPERIMENTS: dict[str, Callable[..., str]] = {
+    "noether-oscillator": noether_oscillator,
+    "noether-n-oscillators": noether_n_oscillators,
+    "noether-nbody": noether_nbody,
+    "noether-controls": noether_controls,
     "ella-table1": ella_table_1,
     "ella-table2": ella_table_2,
 }
