@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from symrazor.dynamics import systems
+from symrazor.dynamics import figures, systems
+from symrazor.dynamics.algebra import unitary
 from symrazor.dynamics.conserved import Quadratic
 from symrazor.dynamics.discover import discover, formula
 from symrazor.dynamics.files import read_trajectories, with_velocities
@@ -127,3 +128,16 @@ def test_discover_warns_about_positions_and_refuses_bad_input() -> None:
         discover(data.states[..., :1], data.times[0])
     with pytest.raises(ValueError, match="got only zeros"):
         discover(0 * data.states, data.times[0])
+
+
+def test_pictures_are_written(tmp_path: Path) -> None:
+    learned = unitary(1).quadratic()
+    system = systems.pendulum()
+    data = simulate(system, 2, 5, 0.2, seed=0)
+    files = [
+        figures.generators_figure(learned, tmp_path / "g.png"),
+        figures.phase_portrait({"pendulum": system.field}, tmp_path / "p.png", states=data.states),
+        figures.flow_figure(learned, data.states[:, 0], tmp_path / "f.png"),
+    ]
+    for file in files:
+        assert file.read_bytes().startswith(b"\x89PNG")
