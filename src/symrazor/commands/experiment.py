@@ -21,6 +21,7 @@ from symrazor.experiments import (
     liw_table2,
     liw_table3,
     noether,
+    noether_controls,
     noether_n_oscillators,
     noether_nbody,
     noether_oscillator,
@@ -133,6 +134,16 @@ def bodies(options: Dynamical, noise: float = noether_nbody.NOISE) -> str:
     return noether_nbody.run(options, noise)
 
 
+def controls(options: Dynamical, rows: tuple[str, ...] = noether_controls.ROWS) -> str:
+    """Noether's razor: nothing invented, nothing learned by likelihood, not only quadratic.
+
+    Args:
+        options: of the experiment; its models are not used.
+        rows: which controls.
+    """
+    return noether_controls.run(options, rows)
+
+
 EXPERIMENTS: dict[str, Callable[..., str]] = {
     "ella-table1": ella_table_1,
     "ella-table2": ella_table_2,
@@ -149,6 +160,7 @@ EXPERIMENTS: dict[str, Callable[..., str]] = {
     "noether-oscillator": oscillator,
     "noether-n-oscillators": n_oscillators,
     "noether-nbody": bodies,
+    "noether-controls": controls,
     "lila-recovery": recovery,
     "lila-small-data": small_data,
 }

@@ -78,7 +78,8 @@ class Quadratic(ConservedQuantities):
     Args:
         phase: entries of a state.
         count: K.
-        std: of the initial A and b; never 0, which is a saddle point of the evidence.
+        std: of the initial A and b; 0.1 / phase by default, so that flows start equally short in
+            every dimension; never 0, which is a saddle point of the evidence.
         scale: flow time that belongs to $\tau = 1$; $\pi$, so that a rotation with $A = I$ goes
             once around for $\tau \in [-1, 1]$.
         norm_cap: longest $\|\sum_k \tau_k G_k\|$ times `scale`; beyond it a flow is cut short, and
@@ -95,7 +96,7 @@ class Quadratic(ConservedQuantities):
         self,
         phase: int,
         count: int,
-        std: float = 0.05,
+        std: float | None = None,
         scale: float = pi,
         norm_cap: float = 16.0,
         linear: bool = True,
@@ -104,6 +105,7 @@ class Quadratic(ConservedQuantities):
         """Draw the start."""
         super().__init__()
         n = freedom(phase)
+        std = 0.1 / phase if std is None else std
         if count < 1 or std <= 0:
             raise ValueError(
                 f"expected count >= 1 and std > 0, got count={count}, std={std}; "

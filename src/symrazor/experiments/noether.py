@@ -79,7 +79,6 @@ class Setting:
         width: of the network.
         hidden: layers.
         activation: of the network.
-        start: standard deviation of the quantities at the start.
         prune: whether to keep only the directions that were learned half-way.
     """
 
@@ -95,7 +94,6 @@ class Setting:
     width: int = 32
     hidden: int = 2
     activation: Literal["softplus", "tanh", "elu", "elu2", "silu", "sin"] = "elu"
-    start: float = 0.05
     prune: bool = False
 
 
@@ -116,7 +114,7 @@ def build(setting: Setting, model: Model, seed: int) -> SymmetrisedNetwork:
     if model == "oracle":
         fixed = setting.oracle.quadratic()
         return SymmetrisedNetwork(network, fixed, _times(setting, len(setting.oracle)))
-    learned = Quadratic(phase, setting.count, setting.start, generator=generator)
+    learned = Quadratic(phase, setting.count, generator=generator)
     return SymmetrisedNetwork(network, learned, _times(setting, setting.count))
 
 
@@ -162,16 +160,17 @@ def run(
     rows: list[Row] = []
     for seed in options.seed:
         problem = setting(options, seed)
-        config = _configured(problem.config, options, seed)
+        config = configured(problem, options, seed)
         for model in options.models:
-            rows.append({"model": model, "seed": seed} | _run_one(problem, model, config))
+            rows.append({"model": model, "seed": seed} | run_one(problem, model, config))
             if options.json is not None:
                 text = json.dumps(document(name, rows, options), indent=1) + "\n"
                 write_atomically(options.json, text.encode())
     return markdown(rows, paper)
 
 
-def _run_one(problem: Setting, model: Any, config: TrainConfig) -> Row:
+def run_one(problem: Setting, model: Any, config: TrainConfig) -> Row:
+    """Train one model; a run that diverges is written down as such."""
     if model == "likelihood":
         config = config.change(objective="likelihood")
     fit = train_and_prune if problem.prune and model in ("learned", "likelihood") else train
@@ -181,7 +180,8 @@ def _run_one(problem: Setting, model: Any, config: TrainConfig) -> Row:
         return {"error": str(error)}
 
 
-def _configured(config: TrainConfig, options: Options, seed: int) -> TrainConfig:
+def configured(problem: Setting, options: Options, seed: int) -> TrainConfig:
+    """The training of a problem with the changes that were asked for."""
     changes: dict[str, Any] = {"seed": seed, "device": options.place}
     if options.steps is not None:
         changes["steps"] = options.steps
@@ -193,7 +193,7 @@ def _configured(config: TrainConfig, options: Options, seed: int) -> TrainConfig
             changes[key] = json.loads(value)
         except ValueError:
             changes[key] = value
-    return config.change(**changes)
+    return problem.config.change(**changes)
 
 
 HEADLINE = ("parallelness", "singular_values", "dimension", "test_mse", "neg_elbo_per_datum")
