@@ -120,7 +120,7 @@ def test_landmarks_and_headings_in_order(page: Driver) -> None:
     levels = ask(page, "[...document.querySelectorAll('h1,h2,h3,h4,h5')].map(e => +e.tagName[1])")
     assert levels[0] == 1 and all(b <= a + 1 for a, b in pairwise(levels))
     unnamed = (
-        "[...document.querySelectorAll('img, svg[role], [role=region], button, table')]"
+        "[...document.querySelectorAll('img, svg[role], [role=group], button, table')]"
         ".filter(e => !(e.getAttribute('aria-label') || e.getAttribute('alt') "
         "|| e.textContent.trim()))"
     )

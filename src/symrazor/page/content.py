@@ -27,6 +27,7 @@ _READING = (
     "conserved",
 )
 _HIDDEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ufeff]")
+_BY_NAME = ("precisions", "effective_parameters")
 _SCALARS = ("nll", "log_evidence", "log_likelihood", "complexity", "per_datum", "test_accuracy")
 
 
@@ -160,13 +161,15 @@ def series(history: Sequence[Mapping[str, Any]], places: list[str], points: int)
         if any(key in record for record in kept):
             found[key] = [record.get(key) for record in kept]
     precisions: dict[str, dict[str, list[Any]]] = {}
+    names = {name for record in kept for key in _BY_NAME for name in record.get(key) or ()}
+    owner = {name: _place(name, places) for name in names}
     effective: dict[str, list[Any]] = {}
     for row, record in enumerate(kept):
         for name, value in (record.get("precisions") or {}).items():
-            of_place = precisions.setdefault(_place(name, places), {})
+            of_place = precisions.setdefault(owner[name], {})
             of_place.setdefault(name, [None] * len(kept))[row] = value
         for name, value in (record.get("effective_parameters") or {}).items():
-            column = effective.setdefault(_place(name, places), [None] * len(kept))
+            column = effective.setdefault(owner[name], [None] * len(kept))
             column[row] = None if value is None else (column[row] or 0.0) + value
     cleaned: Content = clean({**found, "precisions": precisions, "effective_parameters": effective})
     return cleaned

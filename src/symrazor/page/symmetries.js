@@ -31,7 +31,8 @@ function invariances(candidate) {
     h(
       "p",
       { class: "note" },
-      "Widths of the learned distribution of transformations, to both sides. Zero means that the transformation changes the answer.",
+      "Widths of the learned distribution of transformations, to both sides. " +
+        "Zero means that the transformation changes the answer.",
     ),
     h(
       "dl",
@@ -68,12 +69,13 @@ function dynamics(candidate) {
     h("h3", {}, "What is conserved"),
     h(
       "div",
-      { class: "scroll", tabindex: 0, role: "region", "aria-label": "Conserved quantities" },
+      { class: "scroll", tabindex: 0, role: "group", "aria-label": "Conserved quantities" },
       h(
         "table",
         {},
         captioned(
-          "Learned generators by their singular values. Parallelness is how much of one lies in the space of known symmetries; drift is how far the quantity moves along a trajectory.",
+          "Learned generators by their singular values. Parallelness is how much of one lies in the space " +
+            "of known symmetries; drift is how far the quantity moves along a trajectory.",
         ),
         h(
           "thead",
