@@ -81,7 +81,7 @@ function drawLines(series, options, width, readout) {
     s(
       "text",
       { x: X(v), y: height - bottom + 16, "text-anchor": v === x0 ? "start" : v === x1 ? "end" : "middle" },
-      v,
+      number(v),
     ),
   );
   const path = points => "M" + points.map(([x, y]) => X(x).toFixed(1) + " " + Y(y).toFixed(1)).join("L");
@@ -125,7 +125,7 @@ function drawLines(series, options, width, readout) {
     },
     grid,
     axis,
-    !options.small && s("text", { x: width - right, y: height - 2, "text-anchor": "end" }, "epoch"),
+    !options.small && s("text", { x: width - right, y: height - 2, "text-anchor": "end" }, clockOf(series)),
     band,
     gap,
     lines,
@@ -135,6 +135,8 @@ function drawLines(series, options, width, readout) {
   if (!options.small) reader(svg, series, { X, Y, top, bottom: height - bottom, width }, cursor, readout);
   return svg;
 }
+
+const clockOf = series => series[0].clock || "epoch";
 
 // Names at the ends of their lines, far enough apart to be read.
 function endLabels(series, Y, x) {
@@ -163,12 +165,15 @@ function endLabels(series, Y, x) {
 // Values under the pointer, or under the arrow keys.
 function reader(svg, series, frame, cursor, readout) {
   const epochs = [...new Set(series.flatMap(one => one.points.map(p => p[0])))].sort((a, b) => a - b);
+  const clock = clockOf(series);
   let at = epochs.length - 1;
   const show = index => {
     at = Math.max(0, Math.min(epochs.length - 1, index));
     const epoch = epochs[at];
     const here = series.map(one => [one, one.points.find(p => p[0] === epoch)]).filter(([, p]) => p);
-    const text = `Epoch ${epoch}: ` + here.map(([one, p]) => `${one.name} ${number(p[1], 4)}`).join(", ");
+    const text =
+      `${clock[0].toUpperCase()}${clock.slice(1)} ${epoch}: ` +
+      here.map(([one, p]) => `${one.name} ${number(p[1], 4)}`).join(", ");
     svg.setAttribute("aria-valuenow", epoch);
     svg.setAttribute("aria-valuetext", text);
     readout.textContent = text;

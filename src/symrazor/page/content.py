@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from symrazor.page import pictures
+from symrazor.page.dynamics import question_of
 from symrazor.reading import json_ready
 
 SCHEMA = 1
@@ -77,8 +78,10 @@ def content(document: Mapping[str, Any], detail: Detail) -> Content:
     Raises:
         ValueError: no questions, another schema, or parts of another shape.
     """
-    questions = document.get("questions")
-    if not isinstance(questions, Sequence) or not questions:
+    questions = list(document.get("questions") or ())
+    if document.get("dynamics"):
+        questions.append(question_of(document["dynamics"]))
+    if not questions:
         raise ValueError('expected a document with a list "questions", got none')
     if document.get("schema", SCHEMA) != SCHEMA:
         raise ValueError(f"expected a document of schema {SCHEMA}, got {document['schema']!r}")
@@ -149,14 +152,16 @@ def series(history: Sequence[Mapping[str, Any]], places: list[str], points: int)
         points: at most so many records stay, the last one among them.
 
     Returns:
-        The epochs, a column for each number, and under "precisions" (prior group) and
-        "effective_parameters" (summed by path) their columns by place. None where an epoch has no
-        value.
+        The epochs (or steps: "clock" says which), a column for each number, and under "precisions"
+        (prior group) and "effective_parameters" (summed by path) their columns by place. None
+        where an epoch has no value.
     """
     measured = [record for record in history if "log_evidence" in record]
     chosen = {id(record) for part in (history, measured) for record in _thinned(part, points // 2)}
     kept = [record for record in history if id(record) in chosen]
-    found: Content = {"epoch": [record.get("epoch", i) for i, record in enumerate(kept, 1)]}
+    clock = "epoch" if all("epoch" in record for record in kept) else "step"
+    found: Content = {"clock": clock}
+    found["epoch"] = [record.get(clock, i) for i, record in enumerate(kept, 1)]
     for key in _SCALARS:
         if any(key in record for record in kept):
             found[key] = [record.get(key) for record in kept]

@@ -110,7 +110,9 @@ function comparison(question) {
   );
   const curves = question.candidates
     .filter(c => c.series && c.series.log_evidence)
-    .map(c => ({ name: c.name, x: c.series.epoch, y: c.series.log_evidence, tone: network(c.name) }));
+    .map(({ name, series: { clock, epoch, log_evidence } }) => {
+      return { name, clock, x: epoch, y: log_evidence, tone: network(name) };
+    });
   return [
     h("h3", {}, "The candidates"),
     h(
@@ -296,7 +298,7 @@ function overTraining(candidate) {
   const layers = candidate.reading.layers || [],
     found = [];
   if (data.log_evidence) {
-    const curve = (name, y, tone) => ({ name, x: data.epoch, y, tone });
+    const curve = (name, y, tone) => ({ name, clock: data.clock, x: data.epoch, y, tone });
     found.push(
       lineChart([curve("Fit", data.log_likelihood || [], 0), curve("Evidence", data.log_evidence, 2)], {
         label: "Evidence and fit over training",

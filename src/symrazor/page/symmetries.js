@@ -98,7 +98,16 @@ function dynamics(candidate) {
       { class: "grid" },
       held
         .filter(one => Array.isArray(one.matrix) || one.flow)
-        .map(one => h("div", {}, h("h4", {}, one.name), matrix(one), flow(one))),
+        .map(one =>
+          h(
+            "div",
+            {},
+            h("h4", {}, one.name),
+            one.formula && h("p", { class: "soft" }, one.formula),
+            matrix(one),
+            flow(one),
+          ),
+        ),
     ),
   ];
 }
