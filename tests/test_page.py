@@ -34,7 +34,7 @@ from symrazor.page import (
 )
 from symrazor.page.build import LIMIT
 from symrazor.page.content import LEVELS, content, series, text_of
-from symrazor.page.dynamics import flow
+from symrazor.page.dynamics import flow, with_flow
 from symrazor.reading import calibration_error
 
 
@@ -268,10 +268,24 @@ def test_dynamics_are_a_question_of_their_own() -> None:
     assert plain["reading"]["evidence"]["log_evidence"] == -175
     assert learned["series"]["clock"] == "step" and learned["series"]["epoch"] == [100, 200]
     assert "conserved" not in plain["reading"]
+    assert learned["reading"]["conserved"][0]["axes"] == ["q", "p"]
     flow = np.array(learned["reading"]["conserved"][0]["flow"]) * dynamics()["scale"]
     energy = (flow**2).sum(-1)  # along each curve the quantity that generates it stays
     assert flow.shape == (3, 60, 2) and np.ptp(energy, axis=1) == pytest.approx(0, abs=1e-4)
     assert np.ptp(flow, axis=1).min() > 0.3
+
+
+def test_flows_are_shown_where_they_turn() -> None:
+    momentum = torch.zeros(4, 4)
+    momentum[0, 3] = momentum[3, 0] = 1.0
+    momentum[1, 2] = momentum[2, 1] = -1.0  # q1 p2 - q2 p1 turns q1 and q2, and p1 and p2
+    found = with_flow({"name": "angular momentum", "matrix": momentum.tolist()})
+    radius = np.linalg.norm(np.array(found["flow"]), axis=-1)
+    assert found["axes"] in (["q1", "q2"], ["p1", "p2"], ["q1", "p2"], ["q2", "p1"])
+    assert np.ptp(radius, axis=1) == pytest.approx(0, abs=1e-9)
+    straight = with_flow({"matrix": np.zeros((4, 4)).tolist(), "linear": [0.0, 0.0, 1.0, 0.0]})
+    assert "q1" in straight["axes"]
+    assert "flow" not in with_flow({"matrix": [[1.0, 2.0, 3.0]]})
 
 
 @pytest.mark.parametrize("seed", range(5))

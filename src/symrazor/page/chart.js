@@ -76,7 +76,7 @@ function drawLines(series, options, width, readout) {
   ]);
   const epochs = options.small
     ? [x0, x1]
-    : ticks(x0, x1, Math.max(2, Math.floor(width / 90))).filter(Number.isInteger);
+    : ticks(x0, x1, Math.max(2, Math.floor(width / (x1 < 1000 ? 90 : 120)))).filter(Number.isInteger);
   const axis = epochs.map(v =>
     s(
       "text",

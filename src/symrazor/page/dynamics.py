@@ -73,16 +73,21 @@ def with_flow(entry: Mapping[str, Any], scale: Sequence[float] | None = None) ->
         return dict(entry)
     b = torch.as_tensor(entry.get("linear", [0.0] * len(A)), dtype=torch.float64)
     size = torch.ones(len(A), dtype=torch.float64) if scale is None else torch.as_tensor(scale)
-    curves = flow(A, b, size.to(A))
-    return {**entry, "flow": curves.tolist()} if bool(curves.isfinite().all()) else dict(entry)
+    states = flow(A, b, size.to(A))
+    if not bool(states.isfinite().all()):
+        return dict(entry)
+    plane = widest(states)
+    n = len(A) // 2
+    names = [f"{'qp'[i // n]}{i % n + 1 if n > 1 else ''}" for i in plane]
+    return {**entry, "flow": states[..., plane].tolist(), "axes": names}
 
 
 def flow(
     A: Float[Tensor, "d d"], b: Float[Tensor, " d"], scale: Float[Tensor, " d"]
-) -> Float[Tensor, "curves points 2"]:
-    """Curves of the flow, in the plane of the two entries of a state that move most.
+) -> Float[Tensor, "curves points d"]:
+    """States along the flow, in units of the scale.
 
-    In units of the scale, from states of three sizes, over about one turn of the fastest rotation.
+    From states of three sizes, over about one turn of the fastest rotation.
     """
     n = len(A) // 2
     rows = torch.cat([A[n:], -A[:n]]) * scale / scale.unsqueeze(1)  # J A in scaled units
@@ -96,7 +101,16 @@ def flow(
     maps = torch.linalg.matrix_exp(times.view(-1, 1, 1) * affine)
     start = torch.ones(2 * n + 1, CURVES, dtype=A.dtype)
     start[:-1] = torch.linspace(0.4, 1.0, CURVES, dtype=A.dtype)
-    states = (maps @ start)[:, :-1].permute(2, 0, 1)
+    states: Tensor = (maps @ start)[:, :-1].permute(2, 0, 1)
+    return states
+
+
+def widest(states: Float[Tensor, "curves points d"]) -> list[int]:
+    """The two entries of a state in whose plane the curves enclose most, or move most."""
+    centred, steps = states[:, :-1] - states.mean(1, keepdim=True), states.diff(dim=1)
+    area = torch.einsum("cti,ctj->ij", centred, steps)
+    area = (area - area.T).abs()
+    if float(area.max()) > 1e-9:
+        return sorted(divmod(int(area.argmax()), len(area)))
     moves = (states.amax(1) - states.amin(1)).sum(0)
-    shown: Tensor = moves.topk(2).indices.sort().values
-    return states.index_select(2, shown)
+    return sorted(moves.topk(2).indices.tolist())

@@ -55,6 +55,7 @@ function networks(data, index, subject) {
 }
 
 function loading() {
+  if (!document.querySelector('nav a[href="#load"]')) return null;
   const given = DOCUMENT.load;
   const code =
     typeof given === "string"
@@ -236,5 +237,5 @@ function theme() {
 
 theme();
 DOCUMENT.questions.forEach(question);
-document.querySelector("main").append(loading(), numbers(), made());
+document.querySelector("main").append(...tags([loading(), numbers(), made()]));
 document.documentElement.dataset.ready = "";

@@ -116,7 +116,8 @@ function matrix(one) {
   const values = one.matrix;
   if (!Array.isArray(values) || !Array.isArray(values[0])) return null;
   const n = values[0].length,
-    most = Math.max(...values.flat().map(Math.abs)) || 1;
+    most = Math.max(...values.flat().map(Math.abs));
+  if (!most) return null;
   const cells = values.flatMap((row, i) =>
     row.map((v, j) => [
       s(
@@ -182,5 +183,6 @@ function flow(one) {
     s("line", { class: "axis", x1: -100, x2: 100 }),
     s("line", { class: "axis", y1: -100, y2: 100 }),
     lines,
+    (one.axes || []).map((name, i) => s("text", i ? { x: 4, y: -90 } : { x: 86, y: 12 }, name)),
   );
 }
