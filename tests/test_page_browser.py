@@ -213,6 +213,19 @@ def test_tabs_by_click_and_by_arrow_keys(page: Driver) -> None:
     assert len(panel.find_elements(By.CSS_SELECTOR, ".row")) == 3
 
 
+def test_parts_that_are_not_there_are_left_out(browser: Driver, tmp_path: Path) -> None:
+    bare = {"questions": [{"question": "?", "candidates": [{"name": "a", "reading": {}}]}]}
+    late = page_document.document()
+    late["questions"] = late["questions"][:1]
+    history = late["questions"][0]["candidates"][0]["history"]
+    del history[4]["log_likelihood"]  # a curve with a hole
+    for name, document in (("bare", bare), ("late", late)):
+        show(browser, write_page(document, tmp_path / f"{name}.html"))
+        assert browser.get_log("browser") == []
+    show(browser, tmp_path / "bare.html")
+    assert browser.find_elements(By.CSS_SELECTOR, "#q0 h3, #load, #numbers figure") == []
+
+
 def test_tables_sort_by_click_and_by_keyboard(page: Driver) -> None:
     table = page.find_elements(By.CSS_SELECTOR, "#numbers table")[1]
     heads = table.find_elements(By.CSS_SELECTOR, "thead th")

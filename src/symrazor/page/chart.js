@@ -97,9 +97,12 @@ function drawLines(series, options, width, readout) {
       class: "area f" + series[1].tone,
       d: path(series[0].points) + "L" + path([...series[1].points].reverse()).slice(1) + "Z",
     });
-  const middle = options.band && series.length > 1 && Math.floor(series[1].points.length / 2);
+  const [upper, lower] = series.map(one => one.points.length);
+  const middle = Math.floor(lower / 2);
   const gap =
     band &&
+    lower > 2 &&
+    upper === lower &&
     s(
       "text",
       {

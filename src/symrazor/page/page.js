@@ -102,8 +102,8 @@ function numbers() {
     ...reading.train,
     ...reading.evidence,
     complexity: complexity(reading.evidence || {}),
-    effective: sum((reading.layers || []).map(effective)),
-    parameters: sum((reading.layers || []).map(parameters)),
+    effective: reading.layers?.length ? sum(reading.layers.map(effective)) : null,
+    parameters: reading.layers?.length ? sum(reading.layers.map(parameters)) : null,
     ...reading.test,
   }));
   const wanted = [
@@ -167,10 +167,10 @@ function numbers() {
     ),
     h("h3", {}, "Networks"),
     ...tags(sortable(first, totals, "Evidence, size and test figures of each network")),
-    h("h3", {}, "Paths"),
-    ...tags(
+    paths.length > 0 && [
+      h("h3", {}, "Paths"),
       sortable(columns, paths, "Every path of every layer; precision is the geometric mean over its tensors"),
-    ),
+    ],
   );
 }
 

@@ -163,7 +163,7 @@ function flow(one) {
       : [one.flow];
   const points = curves.flat().filter(([x, y]) => known(x) && known(y));
   if (!points.length) return null;
-  const reach = 1.08 * Math.max(1e-9, ...points.flat().map(Math.abs));
+  const reach = 1.22 * Math.max(1e-9, ...points.flat().map(Math.abs));
   const lines = curves.map(curve => [
     s("path", {
       class: "line s0",
