@@ -3,12 +3,13 @@
 import json
 import subprocess
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
 import symrazor as sr
+from symrazor.bench import fit as fit_bench
 from symrazor.bench import layers as layers_bench
 from symrazor.discover import Options, discover_digits
 from symrazor.report import write_atomically
@@ -144,3 +145,22 @@ def test_files_are_written_whole_or_not_at_all(tmp_path: Path) -> None:
         write_atomically(path, "not bytes")  # type: ignore[arg-type]
     assert path.read_bytes() == b"first"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_bench_of_fit_writes_its_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On few data, and without the processes of their own that measure memory and scaling."""
+    monkeypatch.setattr(fit_bench, "memory", lambda o: fit_bench.Row("memory", 1, "", True, "CPU"))
+    file = tmp_path / "rows.json"
+    options = fit_bench.Options(alpha=1, images=8, batch=4, rounds=1, threads=1, scaling=False)
+    rows = fit_bench.main(replace(options, json=file))
+    assert json.loads(file.read_text()) == [asdict(row) for row in rows]
+    epoch, estimate, total, share, _ = (row.ratio for row in rows)
+    assert total == pytest.approx(epoch + estimate / 5)
+    assert share == pytest.approx(estimate / (5 * epoch))
+
+
+@pytest.mark.slow
+def test_bench_of_fit_counts_two_processes() -> None:
+    """The estimate by two: each does about half of the work (time is the bench's business)."""
+    rows = fit_bench.scaling(fit_bench.Options(alpha=2, images=1000, rounds=1))
+    assert rows[1].ratio > 1.3

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -67,13 +68,15 @@ def test_every_network_maps_images_to_classes(paths: str, size: int, blocks: int
     f = network(x)
     assert f.shape == (3, 7)
     invariant = torch.allclose(network(torch.roll(x, (3, -5), (2, 3))), f, atol=1e-5)
-    assert invariant == (paths in ("conv", "s-conv"))
+    assert invariant == (paths in ("conv", "s-conv", "gconv"))
+    turned = torch.allclose(network(torch.rot90(x, 1, (2, 3))), f, atol=1e-5)
+    assert turned == (paths == "gconv")
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"paths": "gconv"}, "expected paths in .* got 'gconv'"),
+        ({"paths": "hconv"}, "expected paths in .* got 'hconv'"),
         ({"size": 28}, "32 x 32 or 16 x 16, got size 28"),
         ({"prior": "omega"}, "'omega' for sparse paths, got 'omega'"),
     ],
@@ -262,11 +265,42 @@ def test_starts_that_differ_end_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two epochs: `fit` makes the same start of a loose and of a tight prior."""
     short = digits.DEFAULTS.change(epochs=2, progress=False)
     monkeypatch.setattr(digits, "DEFAULTS", short)
-    near = [starts.run("digit", precision, "near", 0) for precision in (1.0, 1e4)]
-    given = [starts.run("digit", precision, "given", 0) for precision in (1.0, 1e4)]
+    near = [starts.train("digit", precision, "near", 0) for precision in (1.0, 1e4)]
+    given = [starts.train("digit", precision, "given", 0) for precision in (1.0, 1e4)]
     assert near[0]["evidence"] == pytest.approx(near[1]["evidence"], rel=0.02)
     assert given[0]["evidence"] != pytest.approx(given[1]["evidence"], rel=0.1)
     assert "| digit | near | 10000 | 0 |" in starts.markdown(near)
+
+
+def test_starts_are_compared_by_their_ends(tmp_path: Path) -> None:
+    """Figures that pass, and one of each kind that does not."""
+
+    def row(seed: int, evidence: float, accuracy: float, verdict: str) -> dict[str, Any]:
+        return {
+            **{"task": "digit", "start": "near", "precision": 1.0, "seed": seed},
+            **{"evidence": evidence, "accuracy": accuracy, "verdicts": [verdict]},
+            **{"free_shares": [1.0], "errors": [1.0]},
+        }
+
+    ends = [
+        [row(0, 0.50, 99.0, "equivariant"), row(0, 0.54, 98.1, "equivariant")],
+        [row(1, 0.50, 99.0, "equivariant"), row(1, 0.56, 98.1, "equivariant")],
+        [row(2, 0.50, 99.0, "equivariant"), row(2, 0.50, 97.9, "equivariant")],
+        [row(3, 0.50, 99.0, "equivariant"), row(3, 0.50, 99.0, "position")],
+    ]
+    rows = [row for pair in ends for row in pair]
+    assert [c["passed"] for c in starts.compare(rows)] == [True, False, False, False]
+    assert starts.markdown(rows).count("FAIL") == 3
+    rival = {**row(0, 0.40, 99.0, "equivariant"), "start": "given"}  # found by another way
+    assert not [c for c in starts.compare([*rows, rival]) if c["passed"] and c["start"] == "near"]
+
+
+def test_starts_by_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(digits, "DEFAULTS", digits.DEFAULTS.change(epochs=1))
+    file = tmp_path / "starts.json"
+    starts.main(["--small", "--seed", "0", "--json", str(file), "--device", "cpu"])
+    document = json.loads(file.read_text())
+    assert len(document["runs"]) == 4 and len(document["comparisons"]) == 2
 
 
 def test_fashion_experiment_small(tmp_path: Path) -> None:

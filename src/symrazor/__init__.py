@@ -2,6 +2,7 @@
 
 __version__ = "0.1.0"
 
+from symrazor import groups as groups
 from symrazor import layers as layers
 from symrazor.batchnorm import replace_batchnorm as replace_batchnorm
 from symrazor.collapse import collapse as collapse
@@ -23,6 +24,7 @@ from symrazor.events import record_of as record_of
 from symrazor.evidence import Evidence as Evidence
 from symrazor.evidence import exact_evidence as exact_evidence
 from symrazor.evidence import laplace_evidence as laplace_evidence
+from symrazor.evidence import variational_evidence as variational_evidence
 from symrazor.export import save_network as save_network
 from symrazor.fit import Fit as Fit
 from symrazor.fit import fit as fit
@@ -49,3 +51,8 @@ from symrazor.reading import reading as reading
 from symrazor.relax import Relaxation as Relaxation
 from symrazor.relax import relax as relax
 from symrazor.relax import relaxation as relaxation
+from symrazor.variational.config import VariationalConfig as VariationalConfig
+from symrazor.variational.fit import VariationalFit as VariationalFit
+from symrazor.variational.fit import VariationalFitConfig as VariationalFitConfig
+from symrazor.variational.fit import fit_variational as fit_variational
+from symrazor.variational.network import Variational as Variational

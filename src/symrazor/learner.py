@@ -32,12 +32,13 @@ from symrazor import updates
 from symrazor.curvature import Curvature, Layer, Loader, Source, collect, layers, verify
 from symrazor.curvature.coverage import check_mode
 from symrazor.curvature.tape import Input, call, each
+from symrazor.distributed import from_first_, sum_, unwrapped, world
 from symrazor.evidence.laplace import hyper_gradient, laplace_evidence, log_det, log_precisions
 from symrazor.evidence.value import Evidence
 from symrazor.hyper import hyperparameters, weights
 from symrazor.layers.relaxed import balance_
 from symrazor.likelihood import Gaussian, Likelihood, as_likelihood
-from symrazor.loading import batches
+from symrazor.loading import Own, batches, check_count
 from symrazor.posterior import Posterior
 from symrazor.razor_config import RazorConfig, starting_prior
 from symrazor.rounding import tf32
@@ -49,9 +50,10 @@ class Razor:
     """Prior, evidence and hyperparameter updates of one model.
 
     Args:
-        model: any module whose trainable weights sit in registered layers.
+        model: any module whose trainable weights sit in registered layers; the module inside of
+            DistributedDataParallel is taken out.
         likelihood: a Likelihood or its name.
-        n_data: size of the training set.
+        n_data: size of the training set, that of all processes together.
         config: all options; single ones can be given by name, as in
             `Razor(model, "categorical", 1000, estimator="mc", prior_precision=10.0)`.
         **changes: those single options.
@@ -84,7 +86,7 @@ class Razor:
         except TypeError as error:
             known = sorted(RazorConfig.__dataclass_fields__)
             raise ValueError(f"expected options among {known}, got {sorted(changes)}") from error
-        self.model = model
+        self.model = model = unwrapped(model)
         self.n_data = n_data
         self.layers: list[Layer] = layers(model)
         first = next(iter(weights(model).values()))
@@ -121,7 +123,20 @@ class Razor:
         return torch.stack(terms).sum() * (0.5 * self.config.temperature / self.n_data)
 
     @torch.no_grad()
-    def shrink_(self, lr: float | Mapping[str, float]) -> None:
+    def add_penalty_gradient_(self) -> None:
+        r"""Add $\Delta \theta / N$, the gradient of `penalty`, to each `.grad`; one kernel each."""
+        self.training_steps += 1
+        scale = self.config.temperature / self.n_data
+        named = weights(self.model)
+        precisions = self.prior.precisions_of(named, scale)
+        for theta, delta in zip(named.values(), precisions, strict=True):
+            if theta.grad is None:
+                theta.grad = delta * theta
+            else:
+                theta.grad.addcmul_(theta, delta)
+
+    @torch.no_grad()
+    def shrink_(self, lr: float | Tensor | Mapping[str, float]) -> None:
         r"""The prior's part of a gradient step, taken implicitly: stable for any precision.
 
         $\theta \leftarrow \theta / (1 + \text{lr}\, \delta / N)$, in place of `penalty`, after the
@@ -129,10 +144,10 @@ class Razor:
         A mapping weight name -> lr is for optimisers with several (`optimisers.step_sizes`).
         """
         self.training_steps += 1
-        for name, theta in weights(self.model).items():
-            rate = lr[name] if isinstance(lr, Mapping) else lr
-            delta = self.prior.precision_of(name).to(theta.dtype)
-            theta.div_(1 + rate * self.config.temperature / self.n_data * delta)
+        named = weights(self.model)
+        precisions = self.prior.precisions_of(named, self.config.temperature / self.n_data)
+        for (name, theta), delta in zip(named.items(), precisions, strict=True):
+            theta.div_(1 + (lr[name] if isinstance(lr, Mapping) else lr) * delta)
 
     def _weighted(self) -> Iterator[tuple[nn.Parameter, Tensor]]:
         for name, theta in weights(self.model).items():
@@ -179,7 +194,7 @@ class Razor:
                 "needs a second pass), got a generator; pass a list of batches or a DataLoader"
             )
         if self.eta and subset is not None:  # the second pass must see the same data
-            loader = list(self._batches(loader, subset))
+            loader = Own(self._batches(loader, subset))
         start = self.generator.get_state()
         if self.training_steps >= self.config.burn_in:
             balance_(self.model, self.prior.group_of)
@@ -196,6 +211,7 @@ class Razor:
             gradient = self.hyper_gradient(loader, found, subset)
         self._update_precisions(found)
         self._update_hyperparameters(gradient)
+        from_first_([*self.prior.parameters(), *self.eta.values()])  # machines may round otherwise
         self.at_bound = self.prior.clamp_()
         return now
 
@@ -229,11 +245,11 @@ class Razor:
                 keep_graph=keep_graph,
             )
         expected = self.n_data if subset is None else min(subset, self.n_data)
-        if found.n_seen != expected:
-            raise ValueError(
-                f"expected {expected} data from the loader, got {found.n_seen}; give n_data its "
-                "true size, or pass subset=... to scale a part of the data up"
-            )
+        check_count(found.n_seen, expected)
+        if world().size > 1:  # a process without data has not seen the outputs
+            outputs = torch.tensor([self._outputs or 0, self._outputs is not None]).double()
+            sum_([outputs])
+            self._outputs = int(outputs[0] / outputs[1])
         return found
 
     def _look_again(self) -> None:

@@ -18,7 +18,6 @@ from torch.nn.utils.stateless import _reparametrize_module
 
 from symrazor.curvature import Curvature, Layer
 from symrazor.curvature.statistics import weight_gradients
-from symrazor.curvature.tangents import shaped
 from symrazor.curvature.tape import Input, call, record
 from symrazor.evidence.laplace import log_precisions
 from symrazor.hyper import Prior, weights
@@ -49,16 +48,16 @@ def jacobians(
         for use, cotangent in zip(tape.uses, tape.cotangents(root), strict=True):
             layer = use.layer
             g = tape.f.new_zeros(use.y_shape) if cotangent is None else cotangent
-            formed = layer.form.outputs(g)
+            formed = use.outputs(g)
             pieces: list[tuple[str, Tensor]] = []
             if layer.bias is not None:
                 pieces.append((layer.bias, formed.sum(1).flatten(1)))
             if layer.weight is not None:
                 pieces.append(
-                    (layer.weight, weight_gradients(layer, [use.seen.detach()], [formed]))
+                    (layer.weight, weight_gradients([use], [use.seen.detach()], [formed]))
                 )
             for name in layer.shaping.values():
-                pieces.append((name, shaped(use.tangents[name].detach(), g)))
+                pieces.append((name, use.shaped(name, g).detach()))
             for name, j in pieces:
                 found[name] = found[name] + j if name in found else j
         for name, j in found.items():
@@ -146,9 +145,8 @@ class Posterior:
         f, covariance = self.functional(x)
         if how == "mc":
             draws = _gaussian_draws(f, covariance, samples, generator)
-            return self._average(
-                self.likelihood.mean(draws.flatten(0, 1)).unflatten(0, (samples, -1))
-            )
+            means = self.likelihood.mean(draws.flatten(0, 1)).unflatten(0, (samples, -1))
+            return averaged(self.likelihood, means)
         if how == "bridge":
             if not isinstance(self.likelihood, Categorical):
                 raise ValueError("expected a categorical likelihood for how='bridge'; use 'probit'")
@@ -170,7 +168,7 @@ class Posterior:
                 scale = (1 + math.pi / 8 * variance).rsqrt()
                 return Prediction(self.likelihood.mean(f * scale))
             case Gaussian():
-                return Prediction(f, variance + self._noise(f))
+                return Prediction(f, variance + _noise(self.likelihood, f))
             case Poisson():
                 rate = (f + 0.5 * variance).exp()
                 return Prediction(rate, rate + rate.square() * torch.expm1(variance))
@@ -179,10 +177,6 @@ class Posterior:
                     f"no closed form is known for {type(self.likelihood).__name__}; use how='mc'"
                 )
 
-    def _noise(self, like: Tensor) -> Tensor:
-        assert isinstance(self.likelihood, Gaussian)
-        return self.likelihood.noise.value.detach().square().expand_as(like)
-
     def _sampling(self, x: Input, samples: int, generator: torch.Generator | None) -> Prediction:
         draws = self.sample(samples, generator)
         with torch.no_grad():
@@ -190,18 +184,24 @@ class Posterior:
                 self.likelihood.mean(call(partial(_with, self.model, draws, s), x).double())
                 for s in range(samples)
             ]
-        return self._average(torch.stack(means))
+        return averaged(self.likelihood, torch.stack(means))
 
-    def _average(self, means: Float[Tensor, "s n k"]) -> Prediction:
-        mean = means.mean(0)
-        spread = means.var(0, correction=0)
-        match self.likelihood:
-            case Gaussian():
-                return Prediction(mean, spread + self._noise(mean))
-            case Poisson():
-                return Prediction(mean, spread + mean)
-            case _:
-                return Prediction(mean)
+
+def averaged(likelihood: Likelihood, means: Float[Tensor, "s n k"]) -> Prediction:
+    """The prediction of a mixture, from the mean of y under each draw of the weights."""
+    mean = means.mean(0)
+    spread = means.var(0, correction=0)
+    match likelihood:
+        case Gaussian():
+            return Prediction(mean, spread + _noise(likelihood, mean))
+        case Poisson():
+            return Prediction(mean, spread + mean)
+        case _:
+            return Prediction(mean)
+
+
+def _noise(likelihood: Gaussian, like: Tensor) -> Tensor:
+    return likelihood.noise.value.detach().square().expand_as(like)
 
 
 def _with(model: nn.Module, draws: Mapping[str, Tensor], s: int, *args: Any, **kwargs: Any) -> Any:

@@ -14,6 +14,7 @@ dimension, y holds int64 class labels or float32 targets. Randomness comes from 
 | `arrays.py`, `table.py`, `pictures.py`, `hub.py` | NumPy, CSV, images, Hugging Face folders |
 | `official.py` | `mnist`, `fashion_mnist`, `cifar10`: folders of official files |
 | `transforms.py` | `rotated`, `translated`, `scaled`, `resized`, `normalised`; `quadrants` |
+| `toy.py` | `rings` |
 | `augment.py` | `flip_and_crop`, for training batches |
 """
 
@@ -32,6 +33,7 @@ from symrazor.data.official import cifar10 as cifar10
 from symrazor.data.official import fashion_mnist as fashion_mnist
 from symrazor.data.official import mnist as mnist
 from symrazor.data.sources import read as read
+from symrazor.data.toy import rings as rings
 from symrazor.data.transforms import normalised as normalised
 from symrazor.data.transforms import quadrants as quadrants
 from symrazor.data.transforms import resized as resized

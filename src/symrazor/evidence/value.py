@@ -10,7 +10,10 @@ from torch import Tensor
 class Evidence:
     r"""The log evidence $\log p(D \mid \eta)$ of a whole data set, all constants included.
 
-    Natural logarithm; log_evidence = log_likelihood + log_prior - log_det / 2.
+    Natural logarithm; log_evidence = log_likelihood + log_prior - log_det / 2. The parts are
+    described as exact and Laplace estimates have them. A variational one is a lower bound: its
+    first part is expected under the posterior, and its third has all of the divergence that is not
+    in the second (`evidence.variational`), so that `complexity` is the divergence.
 
     Args:
         log_likelihood: $\log p(D \mid \theta_*, \eta)$ at the weights in use (divided by the

@@ -62,6 +62,7 @@ class Row:
         method: "map" or "laplace".
         prior: see `ella_network`.
         paper: the paper's figures: "accuracy" in per cent, "nll", "evidence" (-log evidence / N).
+        small: whether there is such a row on the embedded digits.
     """
 
     name: str
@@ -70,6 +71,7 @@ class Row:
     method: Literal["map", "laplace"]
     prior: Prior = "weights"
     paper: dict[str, float] = field(default_factory=dict)
+    small: bool = True
 
 
 @dataclass(frozen=True)
@@ -83,6 +85,8 @@ class Experiment:
         classes: task -> number of classes.
         config: (row, whether small) -> the training.
         alpha: width of the network on the real data and on the embedded digits.
+        start: of free paths in rows with "laplace", see `FitConfig`.
+        more: runs of one size -> what follows the table.
     """
 
     name: str
@@ -91,6 +95,8 @@ class Experiment:
     classes: Callable[[str], int]
     config: Callable[[Row, bool], sr.FitConfig]
     alpha: tuple[int, int] = (10, 4)
+    start: Literal["near", "given"] = "given"
+    more: Callable[[Sequence[Run]], str] | None = None
 
 
 def run(experiment: Experiment, options: Options) -> str:
@@ -101,9 +107,10 @@ def run(experiment: Experiment, options: Options) -> str:
     Raises:
         ValueError: options that fit nothing.
     """
-    chosen = [r for r in experiment.rows if any(fnmatchcase(r.name, p) for p in options.rows)]
+    there = [row for row in experiment.rows if row.small or not options.small]
+    chosen = [r for r in there if any(fnmatchcase(r.name, p) for p in options.rows)]
     if options.rows and not chosen:
-        names = ", ".join(row.name for row in experiment.rows)
+        names = ", ".join(row.name for row in there)
         raise ValueError(f"expected rows among {names}, got {' '.join(options.rows)}")
     runs = [run for file in options.merge for run in read_runs(experiment.name, file)]
     if options.json is not None:  # before the work: a run must not be lost to a bad path
@@ -118,7 +125,9 @@ def run(experiment: Experiment, options: Options) -> str:
             if options.json is not None:
                 runs = merged(runs, add_runs(experiment.name, options.json, [new]))
     paper = {row.name: row.paper for row in experiment.rows}
-    return markdown([run for run in runs if run["small"] == options.small], paper)
+    shown = [run for run in runs if run["small"] == options.small]
+    text = markdown(shown, paper)
+    return text if experiment.more is None else f"{text}\n\n{experiment.more(shown)}"
 
 
 def run_row(
@@ -131,7 +140,7 @@ def run_row(
     """Train one network and note everything about it."""
     train, test = data
     base = experiment.config(row, options.small)
-    config = _config(base, row, options, len(train[1])).change(seed=seed)
+    config = _config(base, row, options, len(train[1]), experiment.start).change(seed=seed)
     torch.manual_seed(seed)
     channels, size = train[0].shape[1], train[0].shape[-1]
     classes, alpha = experiment.classes(row.task), experiment.alpha[options.small]
@@ -157,7 +166,9 @@ def run_row(
     }
 
 
-def _config(base: sr.FitConfig, row: Row, options: Options, n: int) -> sr.FitConfig:
+def _config(
+    base: sr.FitConfig, row: Row, options: Options, n: int, start: Literal["near", "given"]
+) -> sr.FitConfig:
     """The training of a row."""
     epochs = base.epochs if options.epochs is None else options.epochs
     changes = dict(_setting(text) for text in options.set)
@@ -165,7 +176,8 @@ def _config(base: sr.FitConfig, row: Row, options: Options, n: int) -> sr.FitCon
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     steps = -(-n // int(changes.get("batch_size", base.batch_size)))
-    changes = {"start": "given", "burn_in": steps * min(BURN_IN_EPOCHS, epochs // 2), **changes}
+    start = "given" if row.method == "map" else start
+    changes = {"start": start, "burn_in": steps * min(BURN_IN_EPOCHS, epochs // 2), **changes}
     if row.method == "map":
         never = steps * epochs + 1
         changes |= {"burn_in": never, "every": epochs, "keep": "last"}

@@ -1,0 +1,78 @@
+"""Options of a training."""
+
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from symrazor.dynamics.integrators import Name
+from symrazor.dynamics.integrators import named as integrator_named
+from symrazor.dynamics.likelihoods import NoiseKind, Target
+
+Objective = Literal["elbo", "likelihood"]
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """How a (symmetrised) Hamiltonian network is trained.
+
+    Args:
+        steps: of the optimiser.
+        minutes: stop after this time even if there are steps left; the learning rate falls by
+            the share of time or steps that is used up, whichever is larger.
+        batch_size: transitions for each step; None for all of them.
+        draws: R, of the weights, for each step.
+        flows: S, for each draw of the weights.
+        late_flows: factor on S in the last quarter, where the learned quantities settle.
+        lr: of posterior, biases and noise.
+        conserved_lr: of the conserved quantities.
+        burn_in: share of the steps before the conserved quantities move: a network that has seen
+            no data tells nothing about symmetry.
+        clip: largest norm of the gradient of each of the two groups.
+        integrator: by name; the same is used to predict.
+        substeps: of the integrator between two data.
+        target: "rollout" or "derivative".
+        noise: variance of the data.
+        noise_kind: "fixed", "learned" or "closed".
+        objective: "elbo", or "likelihood" for the control without a posterior.
+        seed: of draws and batches.
+        device: "cpu", "cuda", ...
+        record: steps between two records of the history.
+        compile: whether to run the step through torch.compile.
+    """
+
+    steps: int = 1200
+    minutes: float | None = None
+    batch_size: int | None = None
+    draws: int = 4
+    flows: int = 8
+    late_flows: int = 1
+    lr: float = 5e-3
+    conserved_lr: float = 1e-2
+    burn_in: float = 0.15
+    clip: float = 100.0
+    integrator: Name = "midpoint"
+    substeps: int = 1
+    target: Target = "rollout"
+    noise: float = 1e-3
+    noise_kind: NoiseKind = "fixed"
+    objective: Objective = "elbo"
+    seed: int = 0
+    device: str = "cpu"
+    record: int = 100
+    compile: bool = False
+
+    def __post_init__(self) -> None:
+        integrator_named(self.integrator)
+        for name in ("steps", "draws", "flows", "late_flows", "substeps", "record"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"expected {name} >= 1, got {getattr(self, name)}")
+        for name in ("lr", "conserved_lr", "clip", "noise"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"expected {name} > 0, got {getattr(self, name)}")
+        if not 0 <= self.burn_in < 1:
+            raise ValueError(f"expected a burn_in share in [0, 1), got {self.burn_in}")
+        if self.objective not in ("elbo", "likelihood"):
+            raise ValueError(f"expected objective elbo or likelihood, got {self.objective!r}")
+
+    def change(self, **changes: Any) -> "TrainConfig":
+        """A copy with other values."""
+        return replace(self, **changes)

@@ -1,0 +1,97 @@
+"""How well a trained model predicts: new data, long rollouts, energy."""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from symrazor.dynamics.integrators import Integrator, advance, named
+from symrazor.dynamics.likelihoods import rollout
+from symrazor.dynamics.phase import Scalar
+from symrazor.dynamics.symmetrised import Hamiltonian
+from symrazor.dynamics.train import Trained, predictions
+from symrazor.dynamics.trajectories import Transitions
+
+
+@torch.no_grad()
+def mean_squared_error(
+    trained: Trained, data: Transitions, draws: int = 64, mean_weights: bool = False
+) -> float:
+    """Of the predicted states, averaged over the posterior before they are compared.
+
+    Args:
+        trained: the model.
+        data: clean transitions.
+        draws: from the posterior.
+        mean_weights: predict with the mean weights instead.
+    """
+    total, count = 0.0, 0.0
+    for piece, states in predictions(trained, data, draws, mean_weights=mean_weights):
+        error = (states.double().mean(0) - piece.y).square().mean(-1) * piece.seen
+        total += float(error.sum())
+        count += float(piece.seen.sum())
+    return total / count
+
+
+@torch.no_grad()
+def relative_drift(
+    energy: Scalar, states: Float[Tensor, "b t d"]
+) -> tuple[float, Float[Tensor, "b"]]:
+    """Largest change of a quantity along trajectories over its spread; and of each of them."""
+    values = energy(states.double())
+    change = (values - values[:, :1]).abs().amax(1)
+    spread = values.std().clamp_min(1e-12)
+    return float(change.max() / spread), change / spread
+
+
+class Simulator(nn.Module):
+    """A plain module: state and time in, state out, with frozen mean weights and flows.
+
+    Args:
+        trained: what was learned; copied.
+        flows: of the average, drawn once.
+        longest: longest step of the integrator.
+        seed: of the flows.
+    """
+
+    def __init__(
+        self, trained: Trained, flows: int = 64, longest: float = 0.1, seed: int = 0
+    ) -> None:
+        """Copy the weights and draw the flows."""
+        super().__init__()
+        if not longest > 0:
+            raise ValueError(f"expected a positive longest step, got {longest}")
+        device = trained.model.network.posteriors[0].mean.device
+        generator = torch.Generator(device).manual_seed(seed)
+        with torch.no_grad():
+            self.hamiltonian: Hamiltonian = trained.model.mean(flows, generator)
+        self.integrator: Integrator = named(trained.config.integrator)
+        self.longest = longest
+
+    @torch.no_grad()
+    def forward(self, state: Float[Tensor, "*b d"], t: float) -> Float[Tensor, "*b d"]:
+        """The states after a time t, forwards or backwards."""
+        steps = max(1, round(abs(t) / self.longest + 0.5))
+        x = state.reshape(1, -1, state.shape[-1])
+        x = advance(self.integrator, self.hamiltonian.field, x, t / steps, steps)
+        return x.reshape(state.shape)
+
+    @torch.no_grad()
+    def energy(self, state: Float[Tensor, "*b d"]) -> Float[Tensor, "*b"]:
+        """The learned energy."""
+        x = state.reshape(1, -1, state.shape[-1])
+        return self.hamiltonian.value(x).reshape(state.shape[:-1])
+
+
+@torch.no_grad()
+def long_rollout(
+    trained: Trained, start: Float[Tensor, "b d"], dt: float, steps: int, draws: int = 16
+) -> Float[Tensor, "b t d"]:
+    """Posterior mean of trajectories that go on and on, the start included."""
+    config, mean = trained.config, trained.model.network.posteriors[0].mean
+    x = start.to(mean)
+    gaps = torch.full((len(x), steps), dt, dtype=x.dtype, device=x.device)
+    data = Transitions(x, x[:, None].expand(-1, steps, -1), gaps, torch.ones_like(gaps))
+    generator = torch.Generator(mean.device).manual_seed(config.seed)
+    energy = trained.model.draw(draws, 2 * config.flows, generator)
+    states = rollout(energy.field, data, draws, named(config.integrator), config.substeps)
+    return torch.cat([x[:, None], states.mean(0)], dim=1)

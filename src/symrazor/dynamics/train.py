@@ -1,0 +1,258 @@
+r"""Training by the evidence lower bound.
+
+$$ \mathrm{ELBO}/N = E_q[\log p(y \mid x, H_{\theta,\eta})]
+   - \tfrac1N \sum_l \mathrm{KL}(q_l \,\|\, N(0, v_l^*)) $$
+
+with the best prior variance $v_l^*$ of every layer in closed form (the collapsed divergence). The
+posterior q and the conserved quantities eta maximise the same bound: a symmetry that the data have
+costs no fit and needs less of a posterior.
+"""
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from symrazor.dynamics.config import TrainConfig
+from symrazor.dynamics.integrators import named
+from symrazor.dynamics.likelihoods import Noise, predict
+from symrazor.dynamics.symmetrised import Hamiltonian, SymmetrisedNetwork
+from symrazor.dynamics.trajectories import Transitions
+from symrazor.variational import collapsed_kl
+
+Record = dict[str, float]
+Progress = Callable[[Record], None]
+PATIENCE = 50
+"""Steps in a row without a finite gradient after which there is no point in going on."""
+CHUNK = 1 << 17
+"""States times flows times draws that are worked on at once outside training."""
+
+
+@dataclass
+class Trained:
+    """A trained model and how it got there.
+
+    Args:
+        model: the (symmetrised) network.
+        noise: of the data.
+        config: of the training.
+        history: a record every so many steps.
+        seconds: of training.
+        skipped: steps without a finite gradient.
+        bound: "nll", "kl" and "neg_elbo", each per datum, of the training data at the end.
+    """
+
+    model: SymmetrisedNetwork
+    noise: Noise
+    config: TrainConfig
+    history: list[Record] = field(default_factory=list)
+    seconds: float = 0.0
+    skipped: int = 0
+    bound: dict[str, float] = field(default_factory=dict)
+
+
+def divergence(model: SymmetrisedNetwork) -> Tensor:
+    """Sum of the collapsed divergences of all layers, in float64."""
+    return torch.stack([collapsed_kl(q) for q in model.network.posteriors]).sum()
+
+
+def train(
+    model: SymmetrisedNetwork,
+    data: Transitions,
+    config: TrainConfig | None = None,
+    progress: Progress | None = None,
+) -> Trained:
+    """Maximise the bound (or the likelihood) by Adam, with a cosine to zero.
+
+    A step whose flows or gradients overflow is skipped and counted; training goes on.
+
+    Args:
+        model: changed in place.
+        data: transitions, see `transitions`.
+        config: options.
+        progress: called with each record.
+
+    Raises:
+        FloatingPointError: nothing but such steps.
+    """
+    config = config or TrainConfig()
+    loop = _Loop(model, data, config)
+    started = time.monotonic()
+    history: list[Record] = []
+    step, share = 0, 0.0
+    while step < config.steps and share < 1:
+        loop.step(share)
+        step += 1
+        elapsed = time.monotonic() - started
+        share = step / config.steps
+        if config.minutes is not None:
+            share = max(share, elapsed / (60 * config.minutes))
+        if step % config.record == 0 or step == config.steps or share >= 1:
+            history.append(
+                {"step": step, "share": min(share, 1.0), "seconds": elapsed} | loop.read()
+            )
+            if progress is not None:
+                progress(history[-1])
+    result = Trained(model, loop.noise, config, history, time.monotonic() - started, loop.skipped())
+    result.bound = bound(result, data)
+    return result
+
+
+class _Loop:
+    """Model, optimiser and the counters of a run."""
+
+    def __init__(self, model: SymmetrisedNetwork, data: Transitions, config: TrainConfig) -> None:
+        self.model, self.config = model.to(config.device), config
+        dtype = model.network.posteriors[0].mean.dtype
+        self.data = data.to(config.device, dtype)
+        self.noise = Noise(config.noise, config.noise_kind).to(config.device)
+        self.generator = torch.Generator(config.device).manual_seed(config.seed)
+        own = [*model.network.parameters(), *self.noise.parameters()]
+        groups: list[dict[str, Any]] = [
+            {"params": [p for p in own if p.requires_grad], "lr": config.lr}
+        ]
+        learned = [] if model.conserved is None else list(model.conserved.parameters())
+        learned = [p for p in learned if p.requires_grad]
+        if learned:
+            groups.append({"params": learned, "lr": config.conserved_lr})
+        self.optimiser = torch.optim.Adam(groups)
+        self.rates = [group["lr"] for group in groups]
+        self.loss = torch.compile(self._loss) if config.compile else self._loss
+        zero = torch.zeros((), device=config.device)
+        self.nll, self.count, self.bad, self.row = zero, 0, zero.clone(), zero.clone()
+        self.capped = zero.clone()
+
+    def step(self, share: float) -> None:
+        """One step of Adam at this share of the training."""
+        config = self.config
+        learning = share >= config.burn_in
+        late = config.late_flows if share >= 0.75 else 1
+        batch = self._batch()
+        energy = self.model.draw(config.draws, config.flows * late, self.generator)
+        loss, nll, predicted = self.loss(energy, batch)
+        self.optimiser.zero_grad(set_to_none=True)
+        loss.backward()
+        ok = torch.isfinite(loss.detach())
+        for number, group in enumerate(self.optimiser.param_groups):
+            rate = 0.5 * self.rates[number] * (1 + math.cos(math.pi * min(share, 1.0)))
+            group["lr"] = rate if number == 0 or learning else 0.0
+            ok = ok & self._clip(group["params"])
+        self.optimiser.step()
+        self.noise.observe(predicted, batch)
+        self._count(ok, nll.detach(), energy)
+
+    def _batch(self) -> Transitions:
+        size = self.config.batch_size
+        if size is None or size >= len(self.data):
+            return self.data
+        index = torch.randint(
+            len(self.data), (size,), generator=self.generator, device=self.config.device
+        )
+        return self.data.at(index)
+
+    def _loss(self, energy: Hamiltonian, batch: Transitions) -> tuple[Tensor, Tensor, Tensor]:
+        config = self.config
+        predicted = predict(
+            energy.field,
+            batch,
+            config.draws,
+            named(config.integrator),
+            config.substeps,
+            config.target,
+        )
+        nll = self.noise.nll(predicted, batch).mean()
+        if config.objective == "likelihood":
+            return nll, nll, predicted.detach()
+        return nll + divergence(self.model) / len(self.data), nll, predicted.detach()
+
+    def _clip(self, parameters: list[Tensor]) -> Tensor:
+        """Shorten a long gradient; put zero in place of one that is not finite."""
+        gradients = [p.grad for p in parameters if p.grad is not None]
+        norm = torch.nn.utils.get_total_norm(gradients)
+        ok = torch.isfinite(norm)
+        factor = torch.where(ok, (self.config.clip / norm.clamp_min(1e-12)).clamp(max=1.0), 0.0)
+        for g in gradients:
+            g.nan_to_num_(0.0, 0.0, 0.0).mul_(factor)
+        return ok
+
+    def _count(self, ok: Tensor, nll: Tensor, energy: Hamiltonian) -> None:
+        self.bad = self.bad + (~ok)
+        self.row = torch.where(ok, 0.0, self.row + 1)
+        self.nll, self.count = self.nll + torch.where(ok, nll, 0.0), self.count + 1
+        if energy.flows is not None and energy.flows.capped is not None:
+            self.capped = self.capped + energy.flows.capped
+
+    def skipped(self) -> int:
+        """Steps without a finite gradient."""
+        return int(self.bad)
+
+    @torch.no_grad()
+    def read(self) -> Record:
+        """A record: averages since the last one.
+
+        Raises:
+            FloatingPointError: no finite gradient for a long time.
+        """
+        if self.row >= min(PATIENCE, self.config.record):
+            raise FloatingPointError(
+                f"expected finite gradients, got none in the last {int(self.row)} steps; do lower "
+                "lr or conserved_lr, or scale the states to about 1"
+            )
+        nll = float(self.nll) / self.count
+        kl = 0.0 if self.config.objective == "likelihood" else float(divergence(self.model))
+        kl /= len(self.data)
+        record = {"nll": nll, "kl": kl, "neg_elbo": nll + kl, "noise": float(self.noise.variance)}
+        record |= {"skipped": float(self.bad), "capped": float(self.capped)}
+        self.nll, self.count = torch.zeros_like(self.nll), 0
+        return record
+
+
+@torch.no_grad()
+def bound(trained: Trained, data: Transitions, draws: int = 256) -> dict[str, float]:
+    """The bound per datum with many draws: "nll", "kl" and their sum "neg_elbo"."""
+    total, count = 0.0, 0
+    for piece, predicted in predictions(trained, data, draws=draws, seed=trained.config.seed + 1):
+        total += float(trained.noise.nll(predicted, piece).mean(0).sum(dtype=torch.float64))
+        count += len(piece)
+    kl = 0.0
+    if trained.config.objective == "elbo":
+        kl = float(divergence(trained.model)) / len(data)
+    return {"nll": total / count, "kl": kl, "neg_elbo": total / count + kl}
+
+
+@torch.no_grad()
+def predictions(
+    trained: Trained,
+    data: Transitions,
+    draws: int = 64,
+    seed: int = 0,
+    mean_weights: bool = False,
+    flows: int | None = None,
+) -> Iterator[tuple[Transitions, Tensor]]:
+    """Pieces of the data, and the predicted states [R, N, H, 2n] of each, by the same draws.
+
+    Args:
+        trained: the model.
+        data: where to start and how long to go.
+        draws: R, from the posterior.
+        seed: of draws and flows.
+        mean_weights: one prediction with the mean weights instead.
+        flows: S; twice the training's by default.
+    """
+    model, config = trained.model, trained.config
+    mean = model.network.posteriors[0].mean
+    data = data.to(mean.device, mean.dtype)
+    flows = flows or 2 * config.flows
+    draws = 1 if mean_weights else draws
+    generator = torch.Generator(mean.device).manual_seed(seed)
+    energy = model.mean(flows, generator) if mean_weights else model.draw(draws, flows, generator)
+    size = max(1, CHUNK // (draws * flows if model.conserved is not None else draws))
+    for index in torch.arange(len(data), device=mean.device).split(size):
+        piece = data.at(index)
+        integrator = named(config.integrator)
+        predicted = predict(energy.field, piece, draws, integrator, config.substeps, config.target)
+        yield piece, predicted

@@ -1,0 +1,274 @@
+"""What the experiments on conserved quantities share: three models, their figures, their files."""
+
+import argparse
+import json
+import math
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean
+from typing import Any, Literal
+
+import torch
+
+from symrazor.dynamics import analysis
+from symrazor.dynamics.algebra import Algebra
+from symrazor.dynamics.config import TrainConfig
+from symrazor.dynamics.conserved import Quadratic
+from symrazor.dynamics.evaluate import mean_squared_error
+from symrazor.dynamics.hamiltonian import HamiltonianNetwork, point
+from symrazor.dynamics.measures import Draws, FlowTimes, Measure
+from symrazor.dynamics.prune import train_and_prune
+from symrazor.dynamics.symmetrised import SymmetrisedNetwork
+from symrazor.dynamics.train import Trained, train
+from symrazor.dynamics.trajectories import Trajectories, Transitions
+from symrazor.report import write_atomically
+
+Model = Literal["hnn", "learned", "oracle", "likelihood"]
+MODELS: tuple[Model, ...] = ("hnn", "learned", "oracle")
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options of an experiment.
+
+    Args:
+        small: a smaller version, minutes on two cores.
+        data: not used; the data are simulated.
+        device: "cpu", "cuda", ..., or "auto" for a GPU if there is one.
+        seed: one or more, of data, initial weights and draws.
+        json: file for all figures, written after every model.
+        models: which of hnn, learned, oracle, likelihood (the control without a posterior).
+        steps: of training, in place of the experiment's own number.
+        set: changes of the training, as in lr=0.01 flows=32 (see TrainConfig).
+    """
+
+    small: bool = False
+    data: Path | None = None
+    device: str = "auto"
+    seed: tuple[int, ...] = (0,)
+    json: Path | None = None
+    models: tuple[str, ...] = MODELS
+    steps: int | None = None
+    set: tuple[str, ...] = ()
+
+    @property
+    def place(self) -> str:
+        """The device."""
+        if self.device != "auto":
+            return self.device
+        return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One problem.
+
+    Args:
+        data: for training.
+        tests: name -> clean transitions; "test" first.
+        known: every quadratic invariant, to compare with.
+        oracle: the quantities of the fixed model.
+        held_out: true trajectories for the drift of what was learned.
+        config: of the training.
+        count: K, how many quantities to learn.
+        measure: over flow times.
+        draws: of flow times.
+        width: of the network.
+        hidden: layers.
+        activation: of the network.
+        start: standard deviation of the quantities at the start.
+        prune: whether to keep only the directions that were learned half-way.
+    """
+
+    data: Transitions
+    tests: Mapping[str, Transitions]
+    known: Algebra
+    oracle: Algebra
+    held_out: Trajectories
+    config: TrainConfig
+    count: int = 1
+    measure: Measure = "cube"
+    draws: Draws = "quasi"
+    width: int = 32
+    hidden: int = 2
+    activation: Literal["softplus", "tanh", "elu", "elu2", "silu", "sin"] = "elu"
+    start: float = 0.05
+    prune: bool = False
+
+
+def build(setting: Setting, model: Model, seed: int) -> SymmetrisedNetwork:
+    """A network, and the quantities that this model averages over."""
+    generator = torch.Generator().manual_seed(seed)
+    phase = setting.data.x.shape[1]
+    network = HamiltonianNetwork(
+        phase,
+        point if model == "likelihood" else None,
+        setting.width,
+        setting.hidden,
+        setting.activation,
+        generator=generator,
+    )
+    if model == "hnn":
+        return SymmetrisedNetwork(network)
+    if model == "oracle":
+        fixed = setting.oracle.quadratic()
+        return SymmetrisedNetwork(network, fixed, _times(setting, len(setting.oracle)))
+    learned = Quadratic(phase, setting.count, setting.start, generator=generator)
+    return SymmetrisedNetwork(network, learned, _times(setting, setting.count))
+
+
+def _times(setting: Setting, count: int) -> FlowTimes:
+    return FlowTimes(count, setting.measure, setting.draws)
+
+
+def figures(trained: Trained, setting: Setting) -> Row:
+    """All numbers of one model."""
+    row: Row = {
+        "neg_elbo_per_datum": trained.bound["neg_elbo"],
+        "nll_per_datum": trained.bound["nll"],
+        "kl_per_datum": trained.bound["kl"],
+        "seconds": trained.seconds,
+        "steps": int(trained.history[-1]["step"]),
+        "skipped": trained.skipped,
+        "history": trained.history,
+    }
+    for name, data in setting.tests.items():
+        row[f"{name}_mse"] = mean_squared_error(trained, data)
+    row["train_mse"] = mean_squared_error(trained, setting.data)
+    conserved = trained.model.conserved
+    if isinstance(conserved, Quadratic):
+        row |= analysis.describe(conserved, setting.known, setting.held_out)
+        found = analysis.spectrum(conserved)
+        row["total_parallelness"] = analysis.weighted_parallelness(found, setting.known)
+        row["A"], row["b"] = conserved.A.tolist(), conserved.b.tolist()
+    return row
+
+
+def run(
+    name: str, setting: Callable[[Options, int], Setting], options: Options, paper: Sequence[str]
+) -> str:
+    """Train the models of every seed; returns markdown with the paper's lines below ours.
+
+    Raises:
+        ValueError: options that fit nothing.
+    """
+    known = (*MODELS, "likelihood")
+    for model in options.models:
+        if model not in known:
+            raise ValueError(f"expected models among {', '.join(known)}, got {model!r}")
+    rows: list[Row] = []
+    for seed in options.seed:
+        problem = setting(options, seed)
+        config = _configured(problem.config, options, seed)
+        for model in options.models:
+            rows.append({"model": model, "seed": seed} | _run_one(problem, model, config))
+            if options.json is not None:
+                text = json.dumps(document(name, rows, options), indent=1) + "\n"
+                write_atomically(options.json, text.encode())
+    return markdown(rows, paper)
+
+
+def _run_one(problem: Setting, model: Any, config: TrainConfig) -> Row:
+    if model == "likelihood":
+        config = config.change(objective="likelihood")
+    fit = train_and_prune if problem.prune and model in ("learned", "likelihood") else train
+    try:
+        return figures(fit(build(problem, model, config.seed), problem.data, config), problem)
+    except FloatingPointError as error:
+        return {"error": str(error)}
+
+
+def _configured(config: TrainConfig, options: Options, seed: int) -> TrainConfig:
+    changes: dict[str, Any] = {"seed": seed, "device": options.place}
+    if options.steps is not None:
+        changes["steps"] = options.steps
+    for text in options.set:
+        key, equals, value = text.partition("=")
+        if not equals or key not in TrainConfig.__dataclass_fields__:
+            raise ValueError(f"expected name=value with a name of TrainConfig, got {text!r}")
+        try:
+            changes[key] = json.loads(value)
+        except ValueError:
+            changes[key] = value
+    return config.change(**changes)
+
+
+HEADLINE = ("parallelness", "singular_values", "dimension", "test_mse", "neg_elbo_per_datum")
+
+
+def document(name: str, rows: Sequence[Row], options: Options) -> Row:
+    """The results as JSON: runs, means by model, and the learned model's keys on top."""
+    models: Row = {}
+    for model in dict.fromkeys(row["model"] for row in rows):
+        own = [row for row in rows if row["model"] == model and "error" not in row]
+        names = {key for row in own for key, value in row.items() if isinstance(value, float)}
+        models[model] = {key: mean(row[key] for row in own) for key in sorted(names)}
+    found: Row = {"experiment": name, "small": options.small, "device": options.place}
+    first = [row for row in rows if row["model"] == "learned" and "error" not in row]
+    if first:
+        found |= {key: first[0][key] for key in HEADLINE if key in first[0]}
+    return found | {"models": models, "runs": list(rows)}
+
+
+def markdown(rows: Sequence[Row], paper: Sequence[str]) -> str:
+    """A table of all runs."""
+    lines = [
+        "| model | seed | -ELBO/N | NLL/N | KL/N | test MSE | other MSE "
+        "| found | parallelness | s |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        if "error" in row:
+            lines.append(f"| {row['model']} | {row['seed']} | {row['error']} | | | | | | | |")
+            continue
+        others = [f"{k[:-4]} {v:.3g}" for k, v in row.items() if k in ("moved_mse", "wider_mse")]
+        kept = row.get("parallelness", [])[: row.get("dimension", 0)]
+        least = f"{min(kept):.4f} to {max(kept):.4f}" if kept else "-"
+        lines.append(
+            f"| {row['model']} | {row['seed']} | {row['neg_elbo_per_datum']:.3f} | "
+            f"{row['nll_per_datum']:.3f} | {row['kl_per_datum']:.3f} | {row['test_mse']:.3g} | "
+            f"{', '.join(others) or '-'} | {row.get('dimension', '-')} | {least} | "
+            f"{row['seconds']:.0f} |"
+        )
+    ratios = _ratios(rows)
+    return "\n".join([*lines, "", *ratios, *paper])
+
+
+def _ratios(rows: Sequence[Row]) -> list[str]:
+    """The learned model against the other two, over all seeds."""
+
+    def average(model: str, key: str) -> float:
+        values = [row[key] for row in rows if row["model"] == model and key in row]
+        return mean(values) if values else math.nan
+
+    names = [key for key in ("test_mse", "moved_mse", "wider_mse") if key in rows[0]]
+    return [
+        f"{key[:-4]} MSE: learned / oracle {average('learned', key) / average('oracle', key):.3f}, "
+        f"hnn / learned {average('hnn', key) / average('learned', key):.2f}"
+        for key in names
+    ]
+
+
+def main(
+    name: str, run_options: Callable[[Options], str], arguments: Sequence[str] | None = None
+) -> None:
+    """An experiment as a command of its own, without further packages."""
+    parser = argparse.ArgumentParser(prog=f"symrazor experiment {name}")
+    parser.add_argument("--small", action="store_true", help="minutes on two cores")
+    parser.add_argument("--data", type=Path, help="not used: the data are simulated")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--seed", type=int, nargs="+", default=[0])
+    parser.add_argument("--json", type=Path, help="write all figures to this file")
+    parser.add_argument("--models", nargs="+", default=list(MODELS))
+    parser.add_argument("--steps", type=int)
+    parser.add_argument("--set", nargs="*", default=[], help="as in lr=0.01 flows=32")
+    values = vars(parser.parse_args(arguments))
+    lists = {key: tuple(value) for key, value in values.items() if isinstance(value, list)}
+    try:
+        text = run_options(Options(**(values | lists)))
+    except (ValueError, OSError) as error:
+        parser.exit(2, f"{parser.prog}: {error}\n")
+    sys.stdout.write(f"{text}\n")
