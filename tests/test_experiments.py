@@ -344,7 +344,8 @@ def test_fashion_experiment_small(tmp_path: Path) -> None:
     rows = json.loads(file.read_text())["rows"]
     assert rows[-1]["network"] == "plain CNN"
     assert rows[-1]["accuracy"] > 0.5
-    assert "nats" in said
+    assert rows[-1]["data"] == 1437
+    assert "Position" in said
     assert said.count("\n| ") == len(rows)
     with pytest.raises(ValueError, match="expected a folder with Fashion-MNIST"):
         fashion.run(fashion.Options())
