@@ -12,7 +12,8 @@ import pytest
 import torch
 
 import symrazor as sr
-from symrazor.data import digits, flip_and_crop
+from symrazor.data import digits as embedded
+from symrazor.data import flip_and_crop
 from symrazor.discover import digits
 from symrazor.experiments import (
     ella_table1,
@@ -349,6 +350,8 @@ def test_fashion_experiment_small(tmp_path: Path) -> None:
     assert said.count("\n| ") == len(rows)
     with pytest.raises(ValueError, match="expected a folder with Fashion-MNIST"):
         fashion.run(fashion.Options())
+
+
 # --------------------------------------------------------------------------------------- table 3
 
 
@@ -403,7 +406,7 @@ def test_table_3_on_the_digits(tmp_path: Path) -> None:
 
 
 def test_turned_digits_and_their_table() -> None:
-    x, _ = digits("train")
+    x, _ = embedded("train")
     moved = rotated_share.turned(x, 1)
     back = torch.stack([torch.rot90(moved, k, (2, 3)) for k in range(4)])
     assert bool((back == x).flatten(2).all(2).any(0).all())
