@@ -12,7 +12,7 @@ from symrazor import groups
 from symrazor.collapse import collapse
 from symrazor.curvature import Method, curvature
 from symrazor.equivariance import layer_errors
-from symrazor.layers import FFC, GFFC, Conv, GConv, GroupPool, Path, Relaxed, SGConv
+from symrazor.layers import FFC, GFFC, Conv, GConv, GReadout, GroupPool, Path, Relaxed, SGConv
 from symrazor.layers.point_group import point_group
 from symrazor.layers.relaxed import start_near_
 from symrazor.likelihood import Categorical
@@ -82,6 +82,11 @@ class TestFactored(PathSuite):
 class TestFactoredLift(PathSuite):
     def make(self) -> Path:
         return GFFC(3, 8, (3, 3), lift=True)
+
+
+class TestReadout(PathSuite):
+    def make(self) -> Path:
+        return GReadout(8, 3, (2, 2))
 
 
 class TestInterpolated(PathSuite):
