@@ -9,6 +9,7 @@
 | `SConv` | translations | DCP |
 | `SFC` | nothing | DC(P + P') |
 | `SGConv` | as `GConv`, rotations by any angle | DCP / |G| |
+| `GReadout` | as `GConv`, images out | DC / |G| |
 | `GFFC` | nothing | DC(S + S') / |G| |
 | `EquivariantLinear` | any group of permutations or matrices | DCB, B basis maps |
 """
