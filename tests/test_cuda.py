@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import symrazor as sr
 from symrazor.data import digits, flip_and_crop, quadrants, rotated, scaled, translated
+from symrazor.experiments.ella_network import ella_network
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -113,3 +114,18 @@ def test_augmentation_on_the_device_waits_for_nothing() -> None:
         torch.cuda.set_sync_debug_mode("default")
     assert found.shape == x.shape
     assert not torch.equal(found, flip_and_crop(batch, generator))
+
+
+def test_group_convolutions_on_the_device() -> None:
+    """Steps as a graph, and the evidence of the CPU."""
+    torch.manual_seed(0)
+    x, y = digits("test")
+    x = torch.nn.functional.interpolate(x, (16, 16))
+    model = ella_network("f-fc+conv+gconv", 1, 10, alpha=1, size=16)
+    found = sr.fit(model, (x, y), epochs=3, batch_size=60, device="cuda", estimator="mc")
+    assert set(found.reading.equivariance_error) == {"translation", "p4"}
+    values = []
+    for device in ("cpu", "cuda"):
+        razor = sr.Razor(model.double().to(device), "categorical", 360)
+        values.append(float(razor.evidence([(x.double(), y)]).log_evidence))
+    assert values[0] == pytest.approx(values[1], rel=1e-6)

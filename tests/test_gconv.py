@@ -8,10 +8,11 @@ import torch
 from torch import nn
 
 import symrazor as sr
+from symrazor import groups
 from symrazor.collapse import collapse
 from symrazor.curvature import Method, curvature
 from symrazor.equivariance import layer_errors
-from symrazor.layers import FFC, GFFC, Conv, GConv, GroupPool, Path, Relaxed, SGConv
+from symrazor.layers import FFC, GFFC, Conv, GConv, GReadout, GroupPool, Path, Relaxed, SGConv
 from symrazor.layers.point_group import point_group
 from symrazor.layers.relaxed import start_near_
 from symrazor.likelihood import Categorical
@@ -81,6 +82,11 @@ class TestFactored(PathSuite):
 class TestFactoredLift(PathSuite):
     def make(self) -> Path:
         return GFFC(3, 8, (3, 3), lift=True)
+
+
+class TestReadout(PathSuite):
+    def make(self) -> Path:
+        return GReadout(8, 3, (2, 2))
 
 
 class TestInterpolated(PathSuite):
@@ -194,12 +200,12 @@ def test_mixed_layers_collapse(stride: int, kind: str) -> None:
 
 def test_a_lone_group_convolution_is_a_plain_convolution() -> None:
     torch.manual_seed(0)
-    for kind, groups in (("full", 1), ("pointwise", 4)):
+    for kind, parts in (("full", 1), ("pointwise", 4)):
         model = nn.Sequential(Relaxed([_mixed(1).path(0), GConv(4, 8, (4, 4), kind=kind)])).double()
         shares = {"0": [0.0, 1.0]}
         plain = collapse(model, torch.randn(2, 4, 4, 4).double(), shares=shares)
         (conv,) = (m for m in plain.modules() if type(m) is nn.Conv2d)
-        assert conv.groups == groups
+        assert conv.groups == parts
 
 
 def test_curvature_of_a_mixed_layer() -> None:
@@ -403,3 +409,31 @@ def test_factored_path_on_a_group() -> None:
     hidden = torch.einsum("cdgs,ngcs->ndc", a.reshape(2, 3, 4, 6), inputs)
     y = torch.einsum("dgoc,ndc->ngdo", b.reshape(3, 4, 6, 2), hidden)
     assert_close(path(x), y.reshape(2, 12, 2, 3), 1e-12)
+
+
+def test_layers_are_made_where_torch_is_told() -> None:
+    with torch.device("meta"):
+        path = GConv(6, 6, (5, 5), group="C6", kernel=5)
+    assert all(value.is_meta for value in (*path.parameters(), *path.buffers()))
+    assert GConv(6, 6, (5, 5), group="C6").conv.matrices.device.type == "cpu"
+
+
+def test_any_finite_group_of_the_plane() -> None:
+    """A group of one's own: the mirror at the diagonal, which exchanges rows and columns."""
+    swap = groups.Group.from_matrices("diagonal", [[[0.0, 1.0], [1.0, 0.0]]])
+    path, x = _random(GConv(4, 6, (5, 5), group=swap))
+    assert path.group == "diagonal" and path.strict
+    with torch.no_grad():
+        ((before, after),) = path.transformations()
+        assert torch.equal(before(x)[:, :2], x[:, 2:].transpose(2, 3))
+        assert_close(path(before(x)), after(path(x)), 1e-12)
+    with pytest.raises(ValueError, match="2 x 2 matrices"):
+        GConv(4, 4, (4, 4), group=groups.symmetric(3))
+
+
+def test_which_groups_a_path_keeps() -> None:
+    p4, p4m, p2 = (GConv(8, 8, (4, 4), group=name) for name in ("p4", "p4m", "p2"))
+    conv, free = Conv(8, 8, (4, 4)), FFC(8, 8, (4, 4))
+    assert p4m.keeps(p4) and p4.keeps(p2) and p4.keeps(conv)
+    assert not p4.keeps(p4m) and not conv.keeps(p4) and not p4.keeps(free)
+    assert Relaxed([free, conv, p4, p4m]).loose() == [0, 1, 2]

@@ -292,7 +292,8 @@ class PathSuite(ABC):
     def test_translations_commute_with_the_path(self) -> None:
         """A path that claims the group of translations maps shifted inputs to shifted outputs."""
         path, x = self._case()
-        if path.group != "translation" or not path.strict:
+        shifts = path.group == "translation" or path.transformations()
+        if not shifts or not path.strict:
             return
         dims = list(range(2, x.dim()))
         with torch.no_grad():
@@ -313,6 +314,13 @@ class PathSuite(ABC):
             y = path(x)
             for action in representation_actions(*path.representations, 16, 0):
                 assert_close(path(action.inputs(x)), action.outputs[0](y), 1e-11)
+
+    def test_turns_commute_with_the_path(self) -> None:
+        """So does every rotation and reflection that a path on maps claims."""
+        path, x = self._case()
+        with torch.no_grad():
+            for before, after in path.transformations() if path.strict else ():
+                assert_close(path(before(x)), after(path(x)), 1e-12)
 
     def test_a_datum_does_not_depend_on_its_batch(self) -> None:
         """Alone or among others, a sample has the same output."""

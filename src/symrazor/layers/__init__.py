@@ -9,6 +9,7 @@
 | `SConv` | translations | DCP |
 | `SFC` | nothing | DC(P + P') |
 | `SGConv` | as `GConv`, rotations by any angle | DCP / |G| |
+| `GReadout` | as `GConv`, images out | DC / |G| |
 | `GFFC` | nothing | DC(S + S') / |G| |
 | `EquivariantLinear` | any group of permutations or matrices | DCB, B basis maps |
 """
@@ -26,6 +27,7 @@ from symrazor.layers.factored import BlockLinear as BlockLinear
 from symrazor.layers.gconv import GConv as GConv
 from symrazor.layers.gconv import GroupPool as GroupPool
 from symrazor.layers.group_factored import GFFC as GFFC
+from symrazor.layers.group_readout import GReadout as GReadout
 from symrazor.layers.path import Path as Path
 from symrazor.layers.relaxed import Relaxed as Relaxed
 from symrazor.layers.relaxed import path_groups as path_groups

@@ -98,16 +98,13 @@ class GroupFilter(nn.Module):
         """Draw the values so that the filter has the variance of He's initialisation."""
         super().__init__()
         self.fields, self.kernel, self.padding = fields, kernel, padding
-        turned = turns(fields.group, kernel)
+        with torch.device("cpu"):
+            turned = turns(fields.group, kernel)
         if basis is not None:
             turned = Turns(matrices=turned_basis(fields.group, basis).detach())
         matrices = turned.matrices
         learned = basis is not None and basis.fixed is None
         self.basis = basis if learned else None
-        self.register_buffer("index", turned.index, persistent=False)
-        # in float64, and cast where used; not there if it changes with the basis
-        self.register_buffer("matrices", None if learned else matrices, persistent=False)
-        self.register_buffer("relative", fields.group.relative, persistent=False)
         values = kernel**2 if matrices is None else matrices.shape[1]
         shape = (fields.outputs, fields.relatives, fields.seen, values)
         fan_in = fields.relatives * fields.seen * kernel**2
@@ -115,6 +112,14 @@ class GroupFilter(nn.Module):
         bound = math.sqrt(6 / (fan_in * max(spread, 1e-6)))
         self.weight = nn.Parameter(torch.empty(shape).uniform_(-bound, bound))
         self.bias = nn.Parameter(torch.zeros(fields.outputs)) if bias else None
+        constants = {
+            "index": turned.index,
+            "matrices": None if learned else matrices,  # in float64, and cast where used
+            "relative": fields.group.relative,
+        }
+        for name, value in constants.items():
+            here = None if value is None else value.to(self.weight.device)
+            self.register_buffer(name, here, persistent=False)
         around = (kernel // 2,) * 4
         self.geometry = Geometry((kernel, kernel), (1, 1), (1, 1), padding, around)
 

@@ -62,14 +62,15 @@ class PointGroup:
     @cached_property
     def table(self) -> Int[Tensor, "g g"]:
         """table[a, b] is the index of the product a b."""
-        places = torch.tensor(self.places)
+        places = torch.tensor(self.places, device="cpu")
         return places.argsort()[self.group.finite().table[places][:, places]]
 
     @cached_property
     def relative(self) -> Int[Tensor, "g g"]:
         """relative[g, h] is the index of the element g^-1 h."""
-        inverse = (self.table == self.places.index(self.group.finite().identity)).int().argmax(1)
-        return self.table[inverse]
+        with torch.device("cpu"):
+            identity = self.places.index(self.group.finite().identity)
+        return self.table[(self.table == identity).int().argmax(1)]
 
     @cached_property
     def matrices(self) -> Float[Tensor, "g 2 2"]:
@@ -110,15 +111,16 @@ def _by_name(name: str) -> PointGroup:
     if letters is None:
         raise ValueError(f"expected a group among {list(NAMES.values())}, C_n, D_n, got {name!r}")
     n, mirrored = int(letters[2]), letters[1] in "Dd"
-    group = dihedral(n) if mirrored else cyclic(n)
-    every = group.finite()
-    turn, mirror = every.generators[0], every.generators[-1]
-    places = [every.identity]
-    for _ in range(n - 1):
-        places.append(int(every.table[turn, places[-1]]))
-    if mirrored:
-        places = [g for r in places for g in (r, int(every.table[r, mirror]))]
-    return PointGroup(group, tuple(places))
+    with torch.device("cpu"):
+        group = dihedral(n) if mirrored else cyclic(n)
+        every = group.finite()
+        turn, mirror = every.generators[0], every.generators[-1]
+        places = [every.identity]
+        for _ in range(n - 1):
+            places.append(int(every.table[turn, places[-1]]))
+        if mirrored:
+            places = [g for r in places for g in (r, int(every.table[r, mirror]))]
+        return PointGroup(group, tuple(places))
 
 
 def point_group(group: str | Group) -> PointGroup:

@@ -18,8 +18,8 @@ def joint(paths: Sequence[nn.Module]) -> list[list[nn.Module]]:
     their outputs by different steps: the sum would not be equivariant though every term is.
     """
     found: dict[object, list[nn.Module]] = {}
-    for path in paths:
-        key: object = id(path)
+    for i, path in enumerate(paths):
+        key: object = i
         if isinstance(path, Filtered) and path.shrink.stride > 1:
             key = path.shrink.stride, path.shrink.reduction
         found.setdefault(key, []).append(path)

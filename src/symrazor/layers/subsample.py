@@ -3,9 +3,11 @@ r"""Equivariant subsampling: each sample chooses its own polyphase component.
 Subsampling at fixed places breaks translation equivariance: a shift by one pixel changes which
 pixels survive. Adaptive polyphase sampling (Chaman and Dokmanic 2021) splits the map into its $s^d$
 polyphase components and keeps the one with the largest norm, so that a shifted input gives the same
-component, shifted. The choice is made for each sample alone, from that sample alone; on features of
-a larger group each group element chooses for itself (Xu et al. 2021), because a shift of the image
-moves the elements in different directions.
+component, shifted. The choice is made for each sample alone, from that sample alone. On features of
+a larger group all elements choose together where they share the coordinates of the image, as those
+of `GConv` do: then shifts and turns are both followed. Where each element has a frame of its own, a
+shift of the image moves them in different directions, and each chooses for itself (`elements`; Xu
+et al. 2021).
 """
 
 from collections.abc import Callable, Sequence
