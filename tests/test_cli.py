@@ -162,5 +162,5 @@ def test_bench_of_fit_writes_its_rows(tmp_path: Path, monkeypatch: pytest.Monkey
 @pytest.mark.slow
 def test_bench_of_fit_counts_two_processes() -> None:
     """The estimate by two: each does about half of the work (time is the bench's business)."""
-    rows = fit_bench.scaling(fit_bench.Options(alpha=2, images=1000, rounds=1))
+    rows = fit_bench.scaling(fit_bench.Options(alpha=2, images=1000, batch=100, rounds=1))
     assert rows[1].ratio > 1.3

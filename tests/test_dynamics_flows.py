@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from symrazor.dynamics import measures
-from symrazor.dynamics.algebra import unitary
+from symrazor.dynamics.algebra import Algebra, angular, unitary
+from symrazor.dynamics.analysis import parallelness
 from symrazor.dynamics.conserved import ConservedQuantities, Quadratic
 from symrazor.dynamics.exponential import cap_norm, exponential
 from symrazor.dynamics.hamiltonian import ACTIVATIONS, Activation, Energy, HamiltonianNetwork
@@ -66,6 +67,21 @@ def test_quadratic_flow_is_symplectic_and_conserves() -> None:
     before = (C(x)[:, None] * tau[:, :, None]).sum(-1)
     after = (C(moved) * tau[:, :, None]).sum(-1)
     torch.testing.assert_close(after, before.expand_as(after), rtol=1e-9, atol=1e-9)
+
+
+def test_commutators_are_flowed_along_too() -> None:
+    """Angular momenta about x and y generate the one about z."""
+    known = angular(3)
+    two = Quadratic(6, 2, commutators=True)
+    with torch.no_grad():
+        two.A_raw.copy_(known.A[:2])
+        two.b.zero_()
+    assert two.flow_count == 3
+    third = two.flow_generators().detach()[2, :6, :7].double()[None]
+    assert float(parallelness(third, known)) == pytest.approx(1.0)
+    assert float(parallelness(third, Algebra(known.names[:2], known.A[:2], known.b[:2]))) < 1e-6
+    flows = two.double().flows(torch.tensor([[[0.1, 0.2, 0.3]]]))
+    assert is_symplectic(flows.linear, 1e-10)
 
 
 def _observables() -> list[Observable]:
@@ -180,5 +196,5 @@ def test_wrong_names_are_refused() -> None:
         measures.FlowTimes(1, "sphere")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="expected count >= 1 and std > 0"):
         Quadratic(2, 1, std=0.0)
-    with pytest.raises(ValueError, match="expected flow times of 1 quantities, got 2"):
+    with pytest.raises(ValueError, match="expected flow times of 1 flows, got 2"):
         SymmetrisedNetwork(HamiltonianNetwork(2), Quadratic(2, 1), measures.FlowTimes(2))

@@ -25,6 +25,14 @@ def test_a_path_keeps_its_subgroups() -> None:
     assert not ring.keeps(sets) and not ring.keeps(reversals)
     assert not free.keeps(ring) and not sets.keeps(free)
     assert Conv(2, 2, (4,)).keeps(Conv(2, 2, (4,)))
+    assert not Conv(2, 2, (4,)).keeps(sets) and not sets.keeps(Conv(2, 2, (4,)))
+    assert not DeepSets(2, 2, 5).keeps(ring)
+    rest = EquivariantLinear(2, 2, groups.cyclic_permutations(4), beyond=[groups.symmetric(4)])
+    assert rest.keeps(ring) and not rest.keeps(sets) and not rest.keeps(reversals)
+    even, all_of_them = groups.alternating(30), groups.symmetric(30)  # the same linear maps
+    assert EquivariantLinear(1, 1, even).keeps(EquivariantLinear(1, 1, all_of_them))
+    turns, mirrored = (EquivariantLinear(1, 1, g) for g in (groups.cyclic(4), groups.dihedral(4)))
+    assert mirrored.keeps(turns) and not turns.keeps(mirrored)
 
 
 def test_loose_paths_start_small() -> None:

@@ -34,6 +34,7 @@ from symrazor.page import (
 )
 from symrazor.page.build import LIMIT
 from symrazor.page.content import LEVELS, content, series, text_of
+from symrazor.page.dynamics import flow, with_flow
 from symrazor.reading import calibration_error
 
 
@@ -145,6 +146,7 @@ def test_parts_that_are_not_there_are_left_out() -> None:
     ("change", "message"),
     [
         ({"questions": []}, 'expected a document with a list "questions"'),
+        ({"questions": None}, 'expected a document with a list "questions"'),
         ({"schema": 7}, "expected a document of schema 1, got 7"),
         ({"questions": [{"question": "?"}]}, "expected question 1 with candidates"),
         ({"questions": [{"candidates": [{"name": "a"}]}]}, "expected a candidate with a reading"),
@@ -232,6 +234,70 @@ def test_series_are_columns_summed_by_path() -> None:
     }
     at = next(i for i, epoch in enumerate(found["epoch"]) if epoch % 5)
     assert found["log_evidence"][at] is None and found["effective_parameters"]["head"][at] is None
+
+
+def dynamics() -> dict[str, Any]:
+    """What the discovery of conserved quantities writes, in small."""
+    entry = {
+        "name": "energy",
+        "formula": "q^2 + p^2",
+        "singular_value": 1.5,
+        "parallelness": 0.99,
+        "drift": 0.01,
+        "matrix": [[1.0, 0.0], [0.0, 1.0]],
+        "linear": [0.0, 0.0],
+    }
+    bounds = {"learned": {"nll": 1.0, "neg_elbo": 1.5}, "plain": {"nll": 1.0, "neg_elbo": 1.75}}
+    return {
+        "verdict": "1 quantity is conserved: energy.",
+        "conserved": [entry],
+        "evidence": {**bounds, "margin": 25.0},
+        "held_out_mse": {"learned": 0.1, "plain": 0.2},
+        "scale": [2.0, 0.5],
+        "n_data": 100,
+        "history": {"learned": [{"step": 100 * i, "nll": 1.0, "neg_elbo": 2.0} for i in (1, 2)]},
+    }
+
+
+def test_dynamics_are_a_question_of_their_own() -> None:
+    data = Page(page_html({"questions": [], "dynamics": dynamics()})).data
+    (question,) = data["questions"]
+    assert question["verdict"] == "1 quantity is conserved: energy." and question["margin"] == 25
+    learned, plain = question["candidates"]
+    assert learned["reading"]["evidence"]["log_evidence"] == -150
+    assert plain["reading"]["evidence"]["log_evidence"] == -175
+    assert learned["series"]["clock"] == "step" and learned["series"]["epoch"] == [100, 200]
+    assert "conserved" not in plain["reading"]
+    assert learned["reading"]["conserved"][0]["axes"] == ["q", "p"]
+    flow = np.array(learned["reading"]["conserved"][0]["flow"]) * dynamics()["scale"]
+    energy = (flow**2).sum(-1)  # along each curve the quantity that generates it stays
+    assert flow.shape == (3, 60, 2) and np.ptp(energy, axis=1) == pytest.approx(0, abs=1e-4)
+    assert np.ptp(flow, axis=1).min() > 0.3
+
+
+def test_flows_are_shown_where_they_turn() -> None:
+    momentum = torch.zeros(4, 4)
+    momentum[0, 3] = momentum[3, 0] = 1.0
+    momentum[1, 2] = momentum[2, 1] = -1.0  # q1 p2 - q2 p1 turns q1 and q2, and p1 and p2
+    found = with_flow({"name": "angular momentum", "matrix": momentum.tolist()})
+    radius = np.linalg.norm(np.array(found["flow"]), axis=-1)
+    assert found["axes"] in (["q1", "q2"], ["p1", "p2"], ["q1", "p2"], ["q2", "p1"])
+    assert np.ptp(radius, axis=1) == pytest.approx(0, abs=1e-9)
+    straight = with_flow({"matrix": np.zeros((4, 4)).tolist(), "linear": [0.0, 0.0, 1.0, 0.0]})
+    assert "q1" in straight["axes"]
+    assert "flow" not in with_flow({"matrix": [[1.0, 2.0, 3.0]]})
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_flows_keep_the_quantity_that_generates_them(seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    A = torch.randn(2, 2, generator=generator, dtype=torch.float64)
+    A, b = A + A.T, torch.randn(2, generator=generator, dtype=torch.float64)
+    scale = torch.tensor([0.5, 3.0], dtype=torch.float64)
+    x = flow(A, b, scale) * scale
+    value = 0.5 * torch.einsum("cti,ij,ctj->ct", x, A, x) + x @ b
+    assert torch.allclose(value, value[:, :1].expand_as(value), atol=1e-8)
+    assert bool(x.isfinite().all()) and float(x.diff(dim=1).abs().max()) > 1e-3
 
 
 @settings(max_examples=30, deadline=None)

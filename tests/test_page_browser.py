@@ -120,7 +120,7 @@ def test_landmarks_and_headings_in_order(page: Driver) -> None:
     levels = ask(page, "[...document.querySelectorAll('h1,h2,h3,h4,h5')].map(e => +e.tagName[1])")
     assert levels[0] == 1 and all(b <= a + 1 for a, b in pairwise(levels))
     unnamed = (
-        "[...document.querySelectorAll('img, svg[role], [role=region], button, table')]"
+        "[...document.querySelectorAll('img, svg[role], [role=group], button, table')]"
         ".filter(e => !(e.getAttribute('aria-label') || e.getAttribute('alt') "
         "|| e.textContent.trim()))"
     )
@@ -211,6 +211,19 @@ def test_tabs_by_click_and_by_arrow_keys(page: Driver) -> None:
     assert page.switch_to.active_element == tabs[0]
     assert panel.get_attribute("aria-labelledby") == tabs[0].get_attribute("id")
     assert len(panel.find_elements(By.CSS_SELECTOR, ".row")) == 3
+
+
+def test_parts_that_are_not_there_are_left_out(browser: Driver, tmp_path: Path) -> None:
+    bare = {"questions": [{"question": "?", "candidates": [{"name": "a", "reading": {}}]}]}
+    late = page_document.document()
+    late["questions"] = late["questions"][:1]
+    history = late["questions"][0]["candidates"][0]["history"]
+    del history[4]["log_likelihood"]  # a curve with a hole
+    for name, document in (("bare", bare), ("late", late)):
+        show(browser, write_page(document, tmp_path / f"{name}.html"))
+        assert browser.get_log("browser") == []
+    show(browser, tmp_path / "bare.html")
+    assert browser.find_elements(By.CSS_SELECTOR, "#q0 h3, #load, #numbers figure") == []
 
 
 def test_tables_sort_by_click_and_by_keyboard(page: Driver) -> None:

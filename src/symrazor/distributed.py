@@ -161,6 +161,10 @@ def exchange(text: str) -> list[str]:
 def check_same(what: str, text: str) -> None:
     """Refuse to go on where processes disagree.
 
+    Args:
+        what: to call it.
+        text: what has to be the same.
+
     Raises:
         ValueError: names the process that differs from the first one.
     """
@@ -168,8 +172,8 @@ def check_same(what: str, text: str) -> None:
     for rank, other in enumerate(found):
         if other != found[0]:
             raise ValueError(
-                f"expected the same {what} in every process, got {other} in process {rank} and "
-                f"{found[0]} in process 0"
+                f"expected the same {what} in every process, got {other[:200]} in process {rank} "
+                f"and {found[0][:200]} in process 0"
             )
 
 
@@ -180,6 +184,11 @@ def any_(here: bool) -> bool:
     flag = torch.tensor(float(here), device=_meeting_place(torch.device("cpu")))
     dist.all_reduce(flag)
     return bool(flag > 0)
+
+
+def largest(here: int) -> int:
+    """The largest of the numbers of all processes."""
+    return max(int(said) for said in exchange(str(here)))
 
 
 def meet() -> None:

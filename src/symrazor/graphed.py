@@ -6,7 +6,7 @@ one launch. Shapes are fixed, and whatever changes between steps lives in tensor
 in place: the batch, the learning rate, the precisions.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -61,3 +61,42 @@ class GraphedStep:
         self.graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self.graph):
             self.result = self.step(self.x, self.y)
+
+
+class GraphedCall:
+    """A step without arguments, replayed as a graph: what changes lives in tensors.
+
+    Args:
+        step: must not look at values on the host, and must leave gradients at None before it
+            computes them.
+        generators: of the random numbers that it draws, on the device.
+    """
+
+    def __init__(
+        self, step: Callable[[], object], generators: Sequence[torch.Generator] = ()
+    ) -> None:
+        """Record nothing yet."""
+        self.step, self.generators = step, generators
+        self.graph: torch.cuda.CUDAGraph | None = None
+        self.taken = 0
+
+    def __call__(self) -> None:
+        """Take one step."""
+        if self.graph is not None:
+            self.graph.replay()
+            return
+        self.taken += 1
+        if self.taken <= WARM_UP:
+            stream = torch.cuda.Stream()
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                self.step()
+            torch.cuda.current_stream().wait_stream(stream)
+            return
+        graph = torch.cuda.CUDAGraph()
+        for generator in self.generators:
+            graph.register_generator_state(generator)
+        with torch.cuda.graph(graph):
+            self.step()
+        self.graph = graph
+        graph.replay()

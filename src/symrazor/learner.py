@@ -23,7 +23,6 @@ from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from dataclasses import replace
 from typing import Any
-from weakref import ReferenceType, WeakKeyDictionary, ref
 
 import torch
 from torch import Tensor, nn
@@ -32,10 +31,11 @@ from symrazor import updates
 from symrazor.curvature import Curvature, Layer, Loader, Source, collect, layers, verify
 from symrazor.curvature.coverage import check_mode
 from symrazor.curvature.tape import Input, call, each
-from symrazor.distributed import from_first_, sum_, unwrapped, world
+from symrazor.distributed import from_first_, largest, unwrapped
 from symrazor.evidence.laplace import hyper_gradient, laplace_evidence, log_det, log_precisions
 from symrazor.evidence.value import Evidence
 from symrazor.hyper import hyperparameters, weights
+from symrazor.latest import remember
 from symrazor.layers.relaxed import balance_
 from symrazor.likelihood import Gaussian, Likelihood, as_likelihood
 from symrazor.loading import Own, batches, check_count
@@ -104,7 +104,7 @@ class Razor:
         self._precision_optimiser = torch.optim.Adam(moved, lr=self.config.lr)
         eta = list(self.eta.values())
         self._eta_optimiser = torch.optim.Adam(eta, lr=self.config.lr) if eta else None
-        _RAZORS[model] = ref(self)
+        remember(model, self)
 
     @property
     def eta(self) -> dict[str, nn.Parameter]:
@@ -246,10 +246,7 @@ class Razor:
             )
         expected = self.n_data if subset is None else min(subset, self.n_data)
         check_count(found.n_seen, expected)
-        if world().size > 1:  # a process without data has not seen the outputs
-            outputs = torch.tensor([self._outputs or 0, self._outputs is not None]).double()
-            sum_([outputs])
-            self._outputs = int(outputs[0] / outputs[1])
+        self._outputs = largest(self._outputs or 0)  # a process without data has not seen any
         return found
 
     def _look_again(self) -> None:
@@ -393,20 +390,7 @@ class Razor:
         self._best_state = state["best_state"]
         self.best = self.latest = None
         if state["best"] is not None:
-            fit, prior, det = (
-                torch.tensor(state["best"][part], dtype=torch.float64)
-                for part in ("log_likelihood", "log_prior", "log_det")
-            )
-            self.best = Evidence(fit, prior, det, self.n_data, dict(state["best"]["gamma"]))
-
-
-_RAZORS: "WeakKeyDictionary[nn.Module, ReferenceType[Razor]]" = WeakKeyDictionary()
-
-
-def latest_razor(model: nn.Module) -> Razor | None:
-    """The Razor that was made last for this very model, while it is alive."""
-    found = _RAZORS.get(model)
-    return None if found is None else found()
+            self.best = Evidence.of_dict(state["best"], self.n_data, dict(state["best"]["gamma"]))
 
 
 def _check_finite(now: Evidence) -> None:

@@ -5,8 +5,8 @@ import math
 import platform
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
-from typing import Any, NamedTuple, Protocol
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from typing import Any, NamedTuple, Protocol, get_args, get_origin, get_type_hints
 
 import torch
 from jaxtyping import Float, Int
@@ -17,9 +17,10 @@ from symrazor.distributed import unwrapped
 from symrazor.equivariance import Errors, layer_errors
 from symrazor.evidence.value import Evidence
 from symrazor.hyper import Prior, weights
+from symrazor.latest import latest_razor
 from symrazor.lattice import support
 from symrazor.layers.relaxed import Relaxed, spatial_layers
-from symrazor.learner import Razor, latest_razor
+from symrazor.learner import Razor
 from symrazor.likelihood import Bernoulli, Categorical, Likelihood
 from symrazor.verdict import (
     TRANSLATION,
@@ -149,22 +150,8 @@ class Reading:
         """
         if document.get("schema") != SCHEMA:
             raise ValueError(f"expected a reading of schema {SCHEMA}, got {document.get('schema')}")
-        own = {f.name: document[f.name] for f in fields(cls) if f.name != "layers"}
-        for part in ("evidence", "train", "test", "equivariance_error"):
-            own[part] = _numbers(own[part])
-        layers = [
-            LayerReading(
-                layer["name"],
-                [
-                    PathReading(**(path | {"precision": _numbers(path["precision"])}))
-                    for path in layer["paths"]
-                ],
-                _numbers(layer["equivariance_error"]),
-                layer["relaxed"],
-            )
-            for layer in document["layers"]
-        ]
-        return cls(**own, layers=layers)
+        found: Reading = _revived(cls, document)
+        return found
 
     def to_json(self) -> str:
         """The reading as a JSON document."""
@@ -199,8 +186,22 @@ class Reading:
         return reading_html(self)
 
 
-def _numbers(values: Mapping[str, float | None]) -> dict[str, float]:
-    return {key: math.nan if value is None else value for key, value in values.items()}
+def _revived(kind: Any, value: Any) -> Any:
+    """What `json_ready` and `asdict` made a document of, by its annotation."""
+    if is_dataclass(kind):
+        hints = get_type_hints(kind)
+        known = [f.name for f in fields(kind) if f.name in value]
+        return kind(**{name: _revived(hints[name], value[name]) for name in known})  # type: ignore[operator]
+    if kind is float and value is None:
+        return math.nan
+    origin, parts = get_origin(kind), get_args(kind)
+    if origin is list:
+        return [_revived(parts[0], part) for part in value]
+    if origin is tuple:
+        return tuple(_revived(parts[0], part) for part in value)
+    if origin is dict:
+        return {key: _revived(parts[1], part) for key, part in value.items()}
+    return value
 
 
 def json_ready(value: Any) -> Any:
@@ -305,7 +306,8 @@ def read(
     if razor.at_bound:
         numbers += f"; precision at its bound: {', '.join(razor.at_bound)}"
     off = errors.network
-    in_words = words(found, off.get(TRANSLATION, min(off.values(), default=None)))
+    described = [layer.group for layer in found if layer.group in off]
+    in_words = words(found, off.get(TRANSLATION, off[described[0]] if described else None))
     others = [f"under {group} {percent(off[group])}" for group in off if group != TRANSLATION]
     if TRANSLATION in off and others:
         in_words = f"{in_words.removesuffix('.')}; {', '.join(others)}."

@@ -103,7 +103,8 @@ class Training:
         self.belongs_to = self._belongs_to() if checkpoints or several else {}
         saved = checkpoints.load() if checkpoints else None
         if several:  # nobody writes before all have read
-            check_same("model, data and options", json.dumps(self.belongs_to, sort_keys=True))
+            for name, part in self.belongs_to.items():
+                check_same(name, json.dumps(part, sort_keys=True))
             check_same("checkpoint", str(saved and saved["step"]))
             from_first_(razor.model.state_dict().values())
         if saved is not None:

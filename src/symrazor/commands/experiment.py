@@ -21,9 +21,11 @@ from symrazor.experiments import (
     liw_table2,
     liw_table3,
     noether,
+    noether_controls,
     noether_n_oscillators,
     noether_nbody,
     noether_oscillator,
+    rotated_share,
     starts,
     tables,
     talk_basis,
@@ -55,6 +57,11 @@ def ella_table_3(options: Tables) -> str:
 def sets_and_rings(options: Annotated[hidden_symmetry.Options, _no_prefix]) -> str:
     """Sets, periodic signals and a hidden group: is the symmetry found?"""
     return hidden_symmetry.run(options)
+
+
+def rotated_shares(options: Annotated[rotated_share.Options, _no_prefix]) -> str:
+    """The share of the rotation path on upright and on turned digits."""
+    return rotated_share.run(options)
 
 
 def from_starts(options: Starts) -> str:
@@ -127,10 +134,21 @@ def bodies(options: Dynamical, noise: float = noether_nbody.NOISE) -> str:
     return noether_nbody.run(options, noise)
 
 
+def controls(options: Dynamical, rows: tuple[str, ...] = noether_controls.ROWS) -> str:
+    """Noether's razor: nothing invented, nothing learned by likelihood, not only quadratic.
+
+    Args:
+        options: of the experiment; its models are not used.
+        rows: which controls.
+    """
+    return noether_controls.run(options, rows)
+
+
 EXPERIMENTS: dict[str, Callable[..., str]] = {
     "ella-table1": ella_table_1,
     "ella-table2": ella_table_2,
     "ella-table3": ella_table_3,
+    "rotated-share": rotated_shares,
     "hidden-symmetry": sets_and_rings,
     "starts": from_starts,
     "liw-table1": liw_table_1,
@@ -142,6 +160,7 @@ EXPERIMENTS: dict[str, Callable[..., str]] = {
     "noether-oscillator": oscillator,
     "noether-n-oscillators": n_oscillators,
     "noether-nbody": bodies,
+    "noether-controls": controls,
     "lila-recovery": recovery,
     "lila-small-data": small_data,
 }

@@ -6,10 +6,11 @@ from typing import Annotated, Literal
 import tyro
 
 from symrazor.commands.terminal import JsonFile, console, write_json
-from symrazor.discover.folder import export_network, question_of, read_document, write_report
+from symrazor.discover.folder import export_network, question_of, read_document
 from symrazor.discover.predict import predict as predicted
 from symrazor.discover.predict import write_predictions
 from symrazor.export import SUFFIXES
+from symrazor.page import write_page
 
 Run = tyro.conf.Positional[Path]
 
@@ -33,7 +34,7 @@ def report(
     if "verdict" in document:
         show.print(document["verdict"], style="green", soft_wrap=True)
     write_json(json_file, document)
-    file = write_report(document, run / "report.html" if out is None else out)
+    file = write_page(document, run / "report.html" if out is None else out)
     show.print(f"Page: {file}")
 
 

@@ -10,8 +10,6 @@
 With several questions, each network has a folder of its own, by the name of its question.
 """
 
-import importlib
-import importlib.util
 import json
 import shutil
 from pathlib import Path
@@ -20,8 +18,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from symrazor.discover.fit_runs import fit_document, fit_network, is_fit_run
 from symrazor.discover.result import Discovery, Found
 from symrazor.export import SUFFIXES, Format, save_network
+from symrazor.page import write_page
 from symrazor.report import evidence_figure, write_atomically
 
 DOCUMENT, PAGE, PICTURE = "discover.json", "report.html", "evidence.png"
@@ -51,8 +51,7 @@ def save(discovery: Discovery, folder: Path) -> Path:
     write_json(folder / DOCUMENT, document)
     if discovery.found:
         evidence_figure([one.answer for one in discovery.found], folder / PICTURE)
-    if importlib.util.find_spec("symrazor.page") is not None:
-        write_report(document, folder / PAGE)
+    write_page(document, folder / PAGE)
     several = len(discovery.found) > 1
     for one in discovery.found:
         inner = folder / one.answer.name if several else folder
@@ -97,30 +96,15 @@ def write_json(file: Path, document: dict[str, Any]) -> None:
     write_atomically(file, text.encode())
 
 
-def write_report(document: dict[str, Any], file: Path) -> Path:
-    """Write the page of a document.
-
-    Raises:
-        ModuleNotFoundError: this installation cannot write pages.
-    """
-    try:
-        page: Any = importlib.import_module("symrazor.page")
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            "expected the part symrazor.page to write a page, got an installation without it; do: "
-            "use discover.json and evidence.png"
-        ) from error
-    page.write_page(document, file)
-    return file
-
-
 def read_document(run: Path) -> dict[str, Any]:
-    """The document of a run folder.
+    """The document of a run folder, of `symrazor discover` or `symrazor fit`.
 
     Raises:
         ValueError: no run folder, or a document of another version.
     """
     file = run / DOCUMENT
+    if not file.is_file() and is_fit_run(run):
+        return fit_document(run)
     if not file.is_file():
         raise ValueError(
             f"expected a run folder with {DOCUMENT}, got {run}; do: symrazor discover --out {run}"
@@ -177,6 +161,8 @@ def load_network(run: Path, question: str | None = None) -> nn.Module:
     Raises:
         ValueError: no such run or question, or a file that cannot be read.
     """
+    if is_fit_run(run):
+        return fit_network(run)
     file = network_file(run, question)
     try:
         program = torch.export.load(file)
@@ -190,7 +176,7 @@ def load_network(run: Path, question: str | None = None) -> nn.Module:
 
 def export_network(run: Path, form: Format, out: Path, question: str | None = None) -> Path:
     """The network of a run in a format: the file that is there already, or a new one (ONNX)."""
-    if form != "onnx":
+    if form != "onnx" and not is_fit_run(run):
         file = network_file(run, question, form)
         if out.resolve() != file.resolve():
             write_atomically(out, file.read_bytes())

@@ -13,6 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from symrazor.data import read
+from symrazor.discover.fit_runs import check_plain_data, is_fit_run
 from symrazor.discover.folder import load_network, question_of, read_document
 from symrazor.report import write_atomically
 
@@ -54,6 +55,8 @@ def predict(run: Path, data: Path, question: str | None = None) -> Predictions:
     """
     document = read_document(run)
     classes = tuple(question_of(document, question).get("classes") or ())
+    if is_fit_run(run):
+        check_plain_data(run)
     network = load_network(run, question)
     found = read(data, kind=document["kind"], labelled=False)
     shape = list(document["data"]["shape"])

@@ -127,14 +127,10 @@ class Discovery:
         return found
 
     def report(self, file: str | Path) -> Path:
-        """Write the page, one HTML file.
+        """Write the page, one HTML file."""
+        from symrazor.page import write_page
 
-        Raises:
-            ModuleNotFoundError: this installation cannot write pages.
-        """
-        from symrazor.discover.folder import write_report
-
-        return write_report(self.to_dict(), Path(file))
+        return write_page(self.to_dict(), file)
 
     def save(self, folder: str | Path) -> Path:
         """Write everything to a run folder, see `symrazor.discover.folder`."""

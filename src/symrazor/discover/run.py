@@ -29,6 +29,8 @@ PROBES = 3
 """Further estimates of an evidence that is near to another one."""
 NEAR = 30.0
 """Nats below which two evidences are measured again, with other probes."""
+LATEST = 1.2
+"""A candidate that would end after so many times the time given is left out."""
 ORDERS = 8
 FEW = 400
 """Training steps below which a verdict says that it comes early."""
@@ -123,7 +125,7 @@ class Asked:
 
 def answer(asked: Asked, options: Options, tell: Tell) -> Answer:
     """Train the candidates and rank them; the first one in any case, others while time is left."""
-    deadline = time.perf_counter() + 1.1 * 60 * options.minutes
+    deadline = time.perf_counter() + LATEST * 60 * options.minutes
     config, used, expected = _planned(asked, options, tell)
     train = (asked.train[0][used], asked.train[1][used])
     started, late = time.perf_counter(), 1.0

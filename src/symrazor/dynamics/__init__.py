@@ -1,1 +1,31 @@
-"""Hamiltonian dynamics."""
+"""Conserved quantities learned from trajectories: Noether's razor.
+
+The main entry is `discover`; `quadratic_invariants` is the answer for a known energy; the rest is
+what they are made of.
+"""
+
+from symrazor.dynamics.algebra import Algebra as Algebra
+from symrazor.dynamics.analysis import describe as describe
+from symrazor.dynamics.analysis import parallelness as parallelness
+from symrazor.dynamics.analysis import spectrum as spectrum
+from symrazor.dynamics.config import TrainConfig as TrainConfig
+from symrazor.dynamics.conserved import Quadratic as Quadratic
+from symrazor.dynamics.discover import Discovered as Discovered
+from symrazor.dynamics.discover import discover as discover
+from symrazor.dynamics.evaluate import Simulator as Simulator
+from symrazor.dynamics.files import read_trajectories as read_trajectories
+from symrazor.dynamics.hamiltonian import HamiltonianNetwork as HamiltonianNetwork
+from symrazor.dynamics.invariants import quadratic_invariants as quadratic_invariants
+from symrazor.dynamics.measures import FlowTimes as FlowTimes
+from symrazor.dynamics.nbody import nbody as nbody
+from symrazor.dynamics.observables import Combination as Combination
+from symrazor.dynamics.observables import Network as Network
+from symrazor.dynamics.observables import Polynomial as Polynomial
+from symrazor.dynamics.prune import train_and_prune as train_and_prune
+from symrazor.dynamics.symmetrised import SymmetrisedNetwork as SymmetrisedNetwork
+from symrazor.dynamics.systems import System as System
+from symrazor.dynamics.train import Trained as Trained
+from symrazor.dynamics.train import train as train
+from symrazor.dynamics.trajectories import Trajectories as Trajectories
+from symrazor.dynamics.trajectories import simulate as simulate
+from symrazor.dynamics.trajectories import transitions as transitions

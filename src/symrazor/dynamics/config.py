@@ -36,7 +36,6 @@ class TrainConfig:
         seed: of draws and batches.
         device: "cpu", "cuda", ...
         record: steps between two records of the history.
-        compile: whether to run the step through torch.compile.
     """
 
     steps: int = 1200
@@ -58,7 +57,6 @@ class TrainConfig:
     seed: int = 0
     device: str = "cpu"
     record: int = 100
-    compile: bool = False
 
     def __post_init__(self) -> None:
         integrator_named(self.integrator)

@@ -44,6 +44,11 @@ class ConservedQuantities(nn.Module, ABC):
     def count(self) -> int:
         """K."""
 
+    @property
+    def flow_count(self) -> int:
+        """How many flow times are needed; K unless there are flows beside those of the C."""
+        return self.count
+
     @abstractmethod
     def forward(self, x: Float[Tensor, "*n d"]) -> Float[Tensor, "*n k"]:
         """Values of the K quantities."""
@@ -78,12 +83,15 @@ class Quadratic(ConservedQuantities):
     Args:
         phase: entries of a state.
         count: K.
-        std: of the initial A and b; never 0, which is a saddle point of the evidence.
+        std: of the initial A and b; 0.1 / phase by default, so that flows start equally short in
+            every dimension; never 0, which is a saddle point of the evidence.
         scale: flow time that belongs to $\tau = 1$; $\pi$, so that a rotation with $A = I$ goes
             once around for $\tau \in [-1, 1]$.
         norm_cap: longest $\|\sum_k \tau_k G_k\|$ times `scale`; beyond it a flow is cut short, and
             counted. Flows of indefinite A grow as its exponential.
         linear: whether b is learned too.
+        commutators: whether to flow along all $[G_i, G_j]$ as well: what two symmetries generate
+            together is a symmetry too.
         generator: of the start.
     """
 
@@ -95,21 +103,23 @@ class Quadratic(ConservedQuantities):
         self,
         phase: int,
         count: int,
-        std: float = 0.05,
+        std: float | None = None,
         scale: float = pi,
         norm_cap: float = 16.0,
         linear: bool = True,
+        commutators: bool = False,
         generator: torch.Generator | None = None,
     ) -> None:
         """Draw the start."""
         super().__init__()
         n = freedom(phase)
+        std = 0.1 / phase if std is None else std
         if count < 1 or std <= 0:
             raise ValueError(
                 f"expected count >= 1 and std > 0, got count={count}, std={std}; "
                 "an exact zero is a saddle point from which nothing is learned"
             )
-        self.scale, self.norm_cap = scale, norm_cap
+        self.scale, self.norm_cap, self.commutators = scale, norm_cap, commutators
         self.A_raw = nn.Parameter(std * torch.randn(count, phase, phase, generator=generator))
         b = std * torch.randn(count, phase, generator=generator)
         self.b = nn.Parameter(b if linear else torch.zeros_like(b), requires_grad=linear)
@@ -139,6 +149,19 @@ class Quadratic(ConservedQuantities):
         J = self.J.to(self.b)
         return torch.cat([J @ self.A, (self.b @ J.mT)[..., None]], dim=-1)
 
+    @property
+    def flow_count(self) -> int:
+        """K, or K (K + 1) / 2 with commutators."""
+        return self.count * (self.count + 1) // 2 if self.commutators else self.count
+
+    def flow_generators(self) -> Float[Tensor, "m e e"]:
+        """Square generators on (x, 1): the K of the quantities, then their commutators."""
+        square = nn.functional.pad(self.generators(), (0, 0, 0, 1))
+        if not self.commutators:
+            return square
+        i, j = torch.triu_indices(self.count, self.count, 1, device=square.device).unbind()
+        return torch.cat([square, square[i] @ square[j] - square[j] @ square[i]])
+
     def forward(self, x: Float[Tensor, "*n d"]) -> Float[Tensor, "*n k"]:
         """Values of the K quantities."""
         A, b = self.A.to(x), self.b.to(x)
@@ -146,8 +169,8 @@ class Quadratic(ConservedQuantities):
 
     def flows(self, tau: Float[Tensor, "r s k"]) -> AffineFlows:
         """The flows of given times, by a matrix exponential in float64."""
-        G = torch.einsum("rsk,kij->rsij", tau.to(self.b), self.generators())
-        Z = self.scale * nn.functional.pad(G, (0, 0, 0, 1)).double()
+        Z = torch.einsum("rsk,kij->rsij", tau.to(self.b), self.flow_generators())
+        Z = self.scale * Z.double()
         Z, over = cap_norm(Z, self.norm_cap)
         E = exponential(Z, self.norm_cap)
         d = Z.shape[-1] - 1

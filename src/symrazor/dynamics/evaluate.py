@@ -14,7 +14,7 @@ from symrazor.dynamics.trajectories import Transitions
 
 @torch.no_grad()
 def mean_squared_error(
-    trained: Trained, data: Transitions, draws: int = 64, mean_weights: bool = False
+    trained: Trained, data: Transitions, draws: int = 32, mean_weights: bool = False
 ) -> float:
     """Of the predicted states, averaged over the posterior before they are compared.
 

@@ -1,6 +1,6 @@
 r"""Many quantities first, then only the directions that were learned.
 
-With a single quantity on offer the bound has local optima: a flow that happens to fit early on. With
+With a single quantity on offer the bound has local optima: a flow that happened to fit early. With
 several on offer one of them finds its way, and the others vanish. Dropping those half-way leaves
 fewer flow times to average over, so the rest of the training sees less noise.
 """

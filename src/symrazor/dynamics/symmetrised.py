@@ -66,10 +66,10 @@ class SymmetrisedNetwork(nn.Module):
         super().__init__()
         self.network, self.conserved = network, conserved
         if conserved is not None:
-            times = times or FlowTimes(conserved.count, "cube", "quasi")
-            if times.dimension != conserved.count:
+            times = times or FlowTimes(conserved.flow_count, "cube", "quasi")
+            if times.dimension != conserved.flow_count:
                 raise ValueError(
-                    f"expected flow times of {conserved.count} quantities, got {times.dimension}"
+                    f"expected flow times of {conserved.flow_count} flows, got {times.dimension}"
                 )
         self.times = times
 

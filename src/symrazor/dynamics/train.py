@@ -12,6 +12,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from symrazor.dynamics.integrators import named
 from symrazor.dynamics.likelihoods import Noise, predict
 from symrazor.dynamics.symmetrised import Hamiltonian, SymmetrisedNetwork
 from symrazor.dynamics.trajectories import Transitions
+from symrazor.graphed import GraphedCall
 from symrazor.variational import collapsed_kl
 
 Record = dict[str, float]
@@ -119,27 +121,44 @@ class _Loop:
         learned = [p for p in learned if p.requires_grad]
         if learned:
             groups.append({"params": learned, "lr": config.conserved_lr})
-        self.optimiser = torch.optim.Adam(groups)
-        self.rates = [group["lr"] for group in groups]
-        self.loss = torch.compile(self._loss) if config.compile else self._loss
+        self.rates: list[float] = [group["lr"] for group in groups]
+        on_gpu = self.generator.device.type == "cuda"
+        if on_gpu:  # a recorded step reads its rates from tensors
+            groups = [g | {"lr": torch.tensor(g["lr"], device=config.device)} for g in groups]
+        self.optimiser = torch.optim.Adam(groups, capturable=on_gpu)
+        self.graphed: dict[int, GraphedCall] = {}
         zero = torch.zeros((), device=config.device)
-        self.nll, self.count, self.bad, self.row = zero, 0, zero.clone(), zero.clone()
+        self.nll, self.count, self.bad, self.row = zero.clone(), 0, zero.clone(), zero.clone()
         self.capped = zero.clone()
 
     def step(self, share: float) -> None:
-        """One step of Adam at this share of the training."""
+        """One step of Adam at this share of the training; on a GPU replayed as a graph."""
         config = self.config
-        learning = share >= config.burn_in
-        late = config.late_flows if share >= 0.75 else 1
+        for number, group in enumerate(self.optimiser.param_groups):
+            rate = 0.5 * self.rates[number] * (1 + math.cos(math.pi * min(share, 1.0)))
+            rate = rate if number == 0 or share >= config.burn_in else 0.0
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(rate)
+            else:
+                group["lr"] = rate
+        flows = config.flows * (config.late_flows if share >= 0.75 else 1)
+        if self.generator.device.type != "cuda":
+            self._step(flows)
+        else:
+            if flows not in self.graphed:
+                self.graphed = {flows: GraphedCall(partial(self._step, flows), [self.generator])}
+            self.graphed[flows]()
+        self.count += 1
+
+    def _step(self, flows: int) -> None:
+        """One step without a look at any value."""
         batch = self._batch()
-        energy = self.model.draw(config.draws, config.flows * late, self.generator)
-        loss, nll, predicted = self.loss(energy, batch)
+        energy = self.model.draw(self.config.draws, flows, self.generator)
+        loss, nll, predicted = self._loss(energy, batch)
         self.optimiser.zero_grad(set_to_none=True)
         loss.backward()
         ok = torch.isfinite(loss.detach())
-        for number, group in enumerate(self.optimiser.param_groups):
-            rate = 0.5 * self.rates[number] * (1 + math.cos(math.pi * min(share, 1.0)))
-            group["lr"] = rate if number == 0 or learning else 0.0
+        for group in self.optimiser.param_groups:
             ok = ok & self._clip(group["params"])
         self.optimiser.step()
         self.noise.observe(predicted, batch)
@@ -180,11 +199,11 @@ class _Loop:
         return ok
 
     def _count(self, ok: Tensor, nll: Tensor, energy: Hamiltonian) -> None:
-        self.bad = self.bad + (~ok)
-        self.row = torch.where(ok, 0.0, self.row + 1)
-        self.nll, self.count = self.nll + torch.where(ok, nll, 0.0), self.count + 1
+        self.bad.add_((~ok).to(self.bad))
+        self.row.copy_(torch.where(ok, 0.0, self.row + 1))
+        self.nll.add_(torch.where(ok, nll, 0.0).to(self.nll))
         if energy.flows is not None and energy.flows.capped is not None:
-            self.capped = self.capped + energy.flows.capped
+            self.capped.add_(energy.flows.capped)
 
     def skipped(self) -> int:
         """Steps without a finite gradient."""
@@ -207,13 +226,21 @@ class _Loop:
         kl /= len(self.data)
         record = {"nll": nll, "kl": kl, "neg_elbo": nll + kl, "noise": float(self.noise.variance)}
         record |= {"skipped": float(self.bad), "capped": float(self.capped)}
-        self.nll, self.count = torch.zeros_like(self.nll), 0
+        self.nll.zero_()
+        self.count = 0
         return record
 
 
 @torch.no_grad()
-def bound(trained: Trained, data: Transitions, draws: int = 256) -> dict[str, float]:
-    """The bound per datum with many draws: "nll", "kl" and their sum "neg_elbo"."""
+def bound(trained: Trained, data: Transitions, draws: int | None = None) -> dict[str, float]:
+    """The bound per datum with many draws: "nll", "kl" and their sum "neg_elbo".
+
+    Args:
+        trained: the model.
+        data: it was trained on.
+        draws: from the posterior; 256 for up to 1,000 data, else 64.
+    """
+    draws = draws or (256 if len(data) <= 1_000 else 64)
     total, count = 0.0, 0
     for piece, predicted in predictions(trained, data, draws=draws, seed=trained.config.seed + 1):
         total += float(trained.noise.nll(predicted, piece).mean(0).sum(dtype=torch.float64))

@@ -90,7 +90,7 @@ def data(task: str, options: Options) -> tuple[Tensors, Tensors]:
 def config(row: Row, small: bool) -> sr.FitConfig:
     """The training of a row: at most a tenth of the paper's epochs."""
     if small:
-        return sr.FitConfig(epochs=12, batch_size=64, lr=6e-3, every=4).change(estimator="mc")
+        return sr.FitConfig(epochs=24, batch_size=64, lr=6e-3, every=4).change(estimator="mc")
     if "mnist" in row.task:
         base = sr.FitConfig(epochs=60, batch_size=256, lr=4e-3, every=5)
     else:

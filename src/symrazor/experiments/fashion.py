@@ -65,6 +65,7 @@ def run(options: Options) -> str:
             "network": c.name,
             "log_evidence": c.log_evidence,
             "accuracy": c.fit.reading.test["accuracy"],
+            "data": c.fit.data.n_data,
             "epochs": len(c.fit.history),
             "seconds": c.fit.history[-1]["seconds"],
         }
@@ -72,9 +73,8 @@ def run(options: Options) -> str:
     ]
     accuracy, epochs = plain_cnn(train, test, 60 * options.minutes, options.seed, options.device)
     seconds = 60 * options.minutes
-    rows.append(
-        {"network": "plain CNN", "accuracy": accuracy, "epochs": epochs, "seconds": seconds}
-    )
+    same = {"data": len(train[1]), "epochs": epochs, "seconds": seconds}
+    rows.append({"network": "plain CNN", "accuracy": accuracy, **same})
     if options.json is not None:
         document = {"verdict": found.verdict, "rows": rows}
         write_atomically(options.json, (json.dumps(document, indent=1) + "\n").encode())
@@ -129,13 +129,13 @@ def _train(model: nn.Module, data: Tensors, seconds: float, seed: int) -> int:
 
 def markdown(rows: list[dict[str, Any]]) -> str:
     """The rows as a table."""
-    head = "| network | log evidence | test accuracy % | epochs | seconds |"
-    lines = [head, "|---|---|---|---|---|"]
+    head = "| network | log evidence | test accuracy % | data | epochs | seconds |"
+    lines = [head, "|---|---|---|---|---|---|"]
     for row in rows:
         evidence = f"{row['log_evidence']:,.0f}" if "log_evidence" in row else ""
         lines.append(
-            f"| {row['network']} | {evidence} | {100 * row['accuracy']:.2f} | {row['epochs']} | "
-            f"{row['seconds']:.0f} |"
+            f"| {row['network']} | {evidence} | {100 * row['accuracy']:.2f} | {row['data']:,} | "
+            f"{row['epochs']} | {row['seconds']:.0f} |"
         )
     return "\n".join(lines)
 

@@ -16,9 +16,10 @@ from symrazor.dynamics import analysis
 from symrazor.dynamics.algebra import Algebra
 from symrazor.dynamics.config import TrainConfig
 from symrazor.dynamics.conserved import Quadratic
-from symrazor.dynamics.evaluate import mean_squared_error
+from symrazor.dynamics.evaluate import long_rollout, mean_squared_error, relative_drift
 from symrazor.dynamics.hamiltonian import HamiltonianNetwork, point
 from symrazor.dynamics.measures import Draws, FlowTimes, Measure
+from symrazor.dynamics.phase import Scalar
 from symrazor.dynamics.prune import train_and_prune
 from symrazor.dynamics.symmetrised import SymmetrisedNetwork
 from symrazor.dynamics.train import Trained, train
@@ -28,6 +29,8 @@ from symrazor.report import write_atomically
 Model = Literal["hnn", "learned", "oracle", "likelihood"]
 MODELS: tuple[Model, ...] = ("hnn", "learned", "oracle")
 Row = dict[str, Any]
+ROLLOUT = 50
+"""Steps of a long rollout."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +82,7 @@ class Setting:
         width: of the network.
         hidden: layers.
         activation: of the network.
-        start: standard deviation of the quantities at the start.
+        energy: the true one, for its drift along a long rollout.
         prune: whether to keep only the directions that were learned half-way.
     """
 
@@ -95,7 +98,7 @@ class Setting:
     width: int = 32
     hidden: int = 2
     activation: Literal["softplus", "tanh", "elu", "elu2", "silu", "sin"] = "elu"
-    start: float = 0.05
+    energy: Scalar | None = None
     prune: bool = False
 
 
@@ -116,7 +119,7 @@ def build(setting: Setting, model: Model, seed: int) -> SymmetrisedNetwork:
     if model == "oracle":
         fixed = setting.oracle.quadratic()
         return SymmetrisedNetwork(network, fixed, _times(setting, len(setting.oracle)))
-    learned = Quadratic(phase, setting.count, setting.start, generator=generator)
+    learned = Quadratic(phase, setting.count, generator=generator)
     return SymmetrisedNetwork(network, learned, _times(setting, setting.count))
 
 
@@ -138,7 +141,13 @@ def figures(trained: Trained, setting: Setting) -> Row:
     for name, data in setting.tests.items():
         row[f"{name}_mse"] = mean_squared_error(trained, data)
     row["train_mse"] = mean_squared_error(trained, setting.data)
+    if setting.energy is not None:
+        start, dt = setting.held_out.states[:10, 0], float(setting.data.gaps[0, 0])
+        states = long_rollout(trained, start, dt, ROLLOUT, draws=4).cpu()
+        row["energy_drift"] = relative_drift(setting.energy, states)[0]
     conserved = trained.model.conserved
+    if conserved is None:  # a plain network, or all directions were dropped
+        row |= {"dimension": 0, "singular_values": [], "parallelness": []}
     if isinstance(conserved, Quadratic):
         row |= analysis.describe(conserved, setting.known, setting.held_out)
         found = analysis.spectrum(conserved)
@@ -162,16 +171,17 @@ def run(
     rows: list[Row] = []
     for seed in options.seed:
         problem = setting(options, seed)
-        config = _configured(problem.config, options, seed)
+        config = configured(problem, options, seed)
         for model in options.models:
-            rows.append({"model": model, "seed": seed} | _run_one(problem, model, config))
+            rows.append({"model": model, "seed": seed} | run_one(problem, model, config))
             if options.json is not None:
                 text = json.dumps(document(name, rows, options), indent=1) + "\n"
                 write_atomically(options.json, text.encode())
     return markdown(rows, paper)
 
 
-def _run_one(problem: Setting, model: Any, config: TrainConfig) -> Row:
+def run_one(problem: Setting, model: Any, config: TrainConfig) -> Row:
+    """Train one model; a run that diverges is written down as such."""
     if model == "likelihood":
         config = config.change(objective="likelihood")
     fit = train_and_prune if problem.prune and model in ("learned", "likelihood") else train
@@ -181,7 +191,8 @@ def _run_one(problem: Setting, model: Any, config: TrainConfig) -> Row:
         return {"error": str(error)}
 
 
-def _configured(config: TrainConfig, options: Options, seed: int) -> TrainConfig:
+def configured(problem: Setting, options: Options, seed: int) -> TrainConfig:
+    """The training of a problem with the changes that were asked for."""
     changes: dict[str, Any] = {"seed": seed, "device": options.place}
     if options.steps is not None:
         changes["steps"] = options.steps
@@ -193,7 +204,7 @@ def _configured(config: TrainConfig, options: Options, seed: int) -> TrainConfig
             changes[key] = json.loads(value)
         except ValueError:
             changes[key] = value
-    return config.change(**changes)
+    return problem.config.change(**changes)
 
 
 HEADLINE = ("parallelness", "singular_values", "dimension", "test_mse", "neg_elbo_per_datum")
@@ -217,12 +228,13 @@ def markdown(rows: Sequence[Row], paper: Sequence[str]) -> str:
     """A table of all runs."""
     lines = [
         "| model | seed | -ELBO/N | NLL/N | KL/N | test MSE | other MSE "
-        "| found | parallelness | s |",
-        "|---|---|---|---|---|---|---|---|---|---|",
+        "| energy drift | found | parallelness | recovered | s |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for row in rows:
         if "error" in row:
-            lines.append(f"| {row['model']} | {row['seed']} | {row['error']} | | | | | | | |")
+            cells = " |" * 9
+            lines.append(f"| {row['model']} | {row['seed']} | {row['error']} |{cells}")
             continue
         others = [f"{k[:-4]} {v:.3g}" for k, v in row.items() if k in ("moved_mse", "wider_mse")]
         kept = row.get("parallelness", [])[: row.get("dimension", 0)]
@@ -230,11 +242,17 @@ def markdown(rows: Sequence[Row], paper: Sequence[str]) -> str:
         lines.append(
             f"| {row['model']} | {row['seed']} | {row['neg_elbo_per_datum']:.3f} | "
             f"{row['nll_per_datum']:.3f} | {row['kl_per_datum']:.3f} | {row['test_mse']:.3g} | "
-            f"{', '.join(others) or '-'} | {row.get('dimension', '-')} | {least} | "
+            f"{', '.join(others) or '-'} | {row.get('energy_drift', math.nan):.2g} | "
+            f"{row.get('dimension', '-')} | {least} | {_least(row.get('recovered'))} | "
             f"{row['seconds']:.0f} |"
         )
     ratios = _ratios(rows)
     return "\n".join([*lines, "", *ratios, *paper])
+
+
+def _least(values: Sequence[float] | None) -> str:
+    """The worst of the known quantities: how much of it lies in the learned span."""
+    return f"{min(values):.4f}" if values else "-"
 
 
 def _ratios(rows: Sequence[Row]) -> list[str]:

@@ -66,6 +66,7 @@ def setting(options: noether.Options, seed: int, n: int) -> noether.Setting:
         measure="ball",
         draws="antithetic",
         width=32 if options.small else 200,
+        energy=system.energy,
     )
 
 

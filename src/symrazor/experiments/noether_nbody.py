@@ -66,6 +66,7 @@ def setting(options: noether.Options, seed: int, noise: float) -> noether.Settin
         draws="antithetic",
         width=64 if options.small else 250,
         hidden=2 if options.small else 3,
+        energy=system.energy,
     )
 
 

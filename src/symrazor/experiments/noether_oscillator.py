@@ -38,6 +38,7 @@ def setting(options: noether.Options, seed: int) -> noether.Setting:
         TrainConfig(steps=400 if options.small else 1400, noise=NOISE, burn_in=0.2),
         count=3,
         measure="ball",
+        energy=system.energy,
         prune=True,
     )
 

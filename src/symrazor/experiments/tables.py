@@ -18,6 +18,7 @@ import torch
 import symrazor as sr
 from symrazor.data import Tensors
 from symrazor.experiments.ella_network import Prior, ella_network
+from symrazor.experiments.figures import draw
 from symrazor.experiments.results import Run, add_runs, markdown, merged, read_runs
 
 BURN_IN_EPOCHS = 10
@@ -37,6 +38,7 @@ class Options:
         rows: patterns of rows to run, as in "digit/*"; none for the table of the file alone.
         epochs: in place of the experiment's own number.
         merge: further files with results, to be merged and shown.
+        figure: folder for pictures of the rows with relaxed layers, see `figures`.
         set: changes of the training, as in lr=0.01 every=3 (see FitConfig and RazorConfig).
     """
 
@@ -48,6 +50,7 @@ class Options:
     rows: tuple[str, ...] = ("*",)
     epochs: int | None = None
     merge: tuple[Path, ...] = ()
+    figure: Path | None = None
     set: tuple[str, ...] = ()
 
 
@@ -126,6 +129,8 @@ def run(experiment: Experiment, options: Options) -> str:
                 runs = merged(runs, add_runs(experiment.name, options.json, [new]))
     paper = {row.name: row.paper for row in experiment.rows}
     shown = [run for run in runs if run["small"] == options.small]
+    if options.figure is not None:
+        draw(shown, options.figure)
     text = markdown(shown, paper)
     return text if experiment.more is None else f"{text}\n\n{experiment.more(shown)}"
 
@@ -221,6 +226,7 @@ def main(experiment: Experiment, arguments: Sequence[str] | None = None) -> None
     parser.add_argument("--rows", nargs="*", default=["*"], help="patterns; none: only the table")
     parser.add_argument("--epochs", type=int)
     parser.add_argument("--merge", type=Path, nargs="*", default=[], help="further results")
+    parser.add_argument("--figure", type=Path, help="folder for pictures")
     parser.add_argument("--set", nargs="*", default=[], help="as in lr=0.01 every=3")
     values = vars(parser.parse_args(arguments))
     lists = {name: tuple(value) for name, value in values.items() if isinstance(value, list)}

@@ -3,14 +3,14 @@
 from itertools import pairwise
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Shaped
 from torch import Tensor
 
 from symrazor.groups.closure import LIMIT
 from symrazor.groups.group import Group
 
 
-def automorphisms(adjacency: Float[Tensor, "n n"], name: str = "automorphisms") -> Group:
+def automorphisms(adjacency: Shaped[Tensor, "n n"], name: str = "automorphisms") -> Group:
     """Generators of the automorphisms of a graph, weighted or not, directed or not.
 
     A search with backtracking: nodes are sent, one by one, where their edges to the nodes sent

@@ -13,6 +13,7 @@ itself, whatever the basis.
 """
 
 from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 
@@ -65,6 +66,28 @@ class MapBasis:
         flat = self.labels.flatten()
         every[flat, torch.arange(len(flat))] = self.scales[flat]
         return every.reshape(self.count, *self.shape)
+
+    def commutes(self, source: Representation, target: Representation) -> bool:
+        """Whether all its maps commute with a group, by what the generators do to both spaces."""
+        if (target.size, source.size) != self.shape:
+            return False
+        rows, columns = target.permutations, source.permutations
+        if self.labels is not None and rows is not None and columns is not None:
+            moved = [self.labels[p][:, q] for p, q in zip(rows, columns, strict=True)]
+            return all(torch.equal(one, self.labels) for one in moved)
+        Q = self.matrices()
+        pairs = [*zip(target.discrete, source.discrete, strict=True)]
+        pairs += zip(target.flows, source.flows, strict=True)
+        return all(float((b @ Q - Q @ a).abs().max()) < 1e-8 for b, a in pairs)
+
+    def beyond(self, others: Sequence["MapBasis"]) -> "MapBasis":
+        """Those maps that are orthogonal to all of some others, between the same spaces."""
+        own = self.matrices().flatten(1)
+        overlap = torch.cat([other.matrices().flatten(1) @ own.T for other in others])
+        _, sigma, V = torch.linalg.svd(overlap / self.shape[0], full_matrices=True)
+        rank = int((sigma > 1e-8).sum())
+        kept = (V[rank:] @ own).reshape(-1, *self.shape)
+        return MapBasis(self.shape, None, None, kept)
 
 
 _known: OrderedDict[bytes, MapBasis] = OrderedDict()

@@ -26,10 +26,11 @@ from torch import Tensor, nn
 from symrazor.curvature.geometry import Geometry, all_patches
 from symrazor.curvature.patch_factor import input_factor
 from symrazor.curvature.sharing import Sharing, sharing
+from symrazor.layers.basis import Basis
 from symrazor.layers.conv import Padding
 from symrazor.layers.point_group import PointGroup
 from symrazor.layers.trace import new_parameter
-from symrazor.layers.turned import Turns, turns
+from symrazor.layers.turned import Turns, turned_basis, turns
 
 Mixing = Literal["lift", "full", "pointwise"]
 
@@ -77,7 +78,7 @@ class GroupFilter(nn.Module):
         kernel: size of the filter; odd.
         padding: "circular" or "zeros".
         bias: one for each output field.
-        turned: how values become turned filters; by default the filter itself is turned.
+        basis: filters from anchors, turned with their anchors; by default a filter is its values.
     """
 
     weight: nn.Parameter
@@ -92,15 +93,20 @@ class GroupFilter(nn.Module):
         kernel: int,
         padding: Padding,
         bias: bool = True,
-        turned: Turns | None = None,
+        basis: Basis | None = None,
     ) -> None:
         """Draw the values so that the filter has the variance of He's initialisation."""
         super().__init__()
         self.fields, self.kernel, self.padding = fields, kernel, padding
-        turned = turns(fields.group, kernel) if turned is None else turned
+        turned = turns(fields.group, kernel)
+        if basis is not None:
+            turned = Turns(matrices=turned_basis(fields.group, basis).detach())
         matrices = turned.matrices
+        learned = basis is not None and basis.fixed is None
+        self.basis = basis if learned else None
         self.register_buffer("index", turned.index, persistent=False)
-        self.register_buffer("matrices", matrices, persistent=False)  # float64: cast where used
+        # in float64, and cast where used; not there if it changes with the basis
+        self.register_buffer("matrices", None if learned else matrices, persistent=False)
         self.register_buffer("relative", fields.group.relative, persistent=False)
         values = kernel**2 if matrices is None else matrices.shape[1]
         shape = (fields.outputs, fields.relatives, fields.seen, values)
@@ -112,15 +118,21 @@ class GroupFilter(nn.Module):
         around = (kernel // 2,) * 4
         self.geometry = Geometry((kernel, kernel), (1, 1), (1, 1), padding, around)
 
+    def spatial(self) -> Float[Tensor, "g p s"] | None:
+        """T_g of every element, where it is not a permutation; differentiable in its basis."""
+        if self.basis is not None:
+            return turned_basis(self.fields.group, self.basis)
+        return self.matrices
+
     def bank(self) -> Float[Tensor, "g o h c s"]:
         """The filters psi_g of every element g, on the elements h and fields c of the input."""
-        turned = []
+        turned, matrices = [], self.spatial()
         for g in range(self.fields.group.order):
             if self.index is not None:
                 filters = self.weight.index_select(3, self.index[g])
             else:
-                assert self.matrices is not None
-                filters = self.weight @ self.matrices[g].to(self.weight.dtype)
+                assert matrices is not None
+                filters = self.weight @ matrices[g].to(self.weight.dtype)
             if self.fields.mixing == "full":
                 filters = filters.index_select(1, self.relative[g])
             turned.append(filters)
@@ -172,8 +184,9 @@ class GroupFilter(nn.Module):
             patches = patches.narrow(-3, g, 1)
         if self.index is not None:
             return patches.index_select(-1, self.index[g].argsort())
-        assert self.matrices is not None
-        return patches @ self.matrices[g].to(patches.dtype).T
+        matrices = self.spatial()
+        assert matrices is not None
+        return patches @ matrices[g].to(patches.dtype).T
 
     @torch.no_grad()
     def convolution(self) -> nn.Conv2d:
@@ -255,6 +268,7 @@ def _group_filter(module: GroupFilter) -> Sharing:
         assert total is not None
         return total.unsqueeze(0)
 
+    shaping = () if module.basis is None else module.basis.shaping
     features = math.prod(shape[1:])
     blocks = (len(module.weight), 1, features) if fields.depthwise else (1, shape[0], features)
     return Sharing(
@@ -264,4 +278,5 @@ def _group_filter(module: GroupFilter) -> Sharing:
         to_blocks=lambda weight: weight.reshape(blocks),
         from_blocks=lambda values: values.reshape(shape),
         input_factor=None if fields.depthwise else factor,
+        shaping=tuple(f"basis.{name}" for name in shaping),
     )

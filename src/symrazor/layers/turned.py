@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from symrazor.layers.basis import grid
+from symrazor.layers.basis import Basis, evaluate, grid
 from symrazor.layers.point_group import PointGroup
 
 
@@ -43,6 +43,16 @@ def interpolation(group: PointGroup, kernel: int) -> Float[Tensor, "g p s"]:
     sources = torch.einsum("gij,sj->gsi", torch.linalg.inv(group.matrices), places)
     apart = (sources.unsqueeze(1) - places[:, None]).abs()
     return (1 - apart).clamp_min(0).prod(-1)
+
+
+def turned_basis(group: PointGroup, basis: Basis) -> Float[Tensor, "g p s"]:
+    r"""$\Phi_g[p, \delta] = \Phi[p, R_g^{-1} \delta]$: the basis of anchors at $R_g z_p$.
+
+    The basis depends on distances alone, which an orthogonal $R_g$ keeps.
+    """
+    z, omega = basis.anchors, basis.value("omega")
+    moved = torch.einsum("gij,pj->gpi", group.matrices.to(z), z)
+    return torch.stack([evaluate(places, basis.shape, omega, basis.form) for places in moved])
 
 
 def interpolation_error(group: PointGroup, kernel: int) -> float:

@@ -6,6 +6,7 @@
 | `content.py` | what of a document the page embeds: checked, cleaned, columns in place of records |
 | `pictures.py` | arrays as small PNG pictures |
 | `document.py` | the document of a `Fit` |
+| `dynamics.py` | conserved quantities as a question, and their flows |
 | `extract.py` | calibration, filters, anchors, examples and costs out of a trained network |
 | `notebook.py` | a reading in a notebook |
 | `page.html`, `page.css` | the frame and its style |

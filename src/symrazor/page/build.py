@@ -71,10 +71,13 @@ def _assemble(data: Content) -> str:
         f"default-src 'none'; img-src data:; style-src '{_digest(style)}'; "
         f"script-src '{_digest(script)}'; base-uri 'none'; form-action 'none'"
     )
-    title = data.get("title") or _title(data)
+    heading = data.get("title") or "What the data ask for"
+    only = data["questions"][0]["question"] if len(data["questions"]) == 1 else heading
+    title = data.get("title") or only
     parts = {
         "policy": policy,
         "title": html.escape(title),
+        "heading": html.escape(heading),
         "style": style,
         "intro": _intro(data),
         "contents": _contents(data),
@@ -106,11 +109,6 @@ def _digest(source: str) -> str:
     return f"sha256-{base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()}"
 
 
-def _title(data: Content) -> str:
-    questions = data["questions"]
-    return str(questions[0]["question"]) if len(questions) == 1 else "What the data ask for"
-
-
 def _intro(data: Content) -> str:
     """What the data are, in one line."""
     known = data.get("data")
@@ -133,7 +131,9 @@ def _contents(data: Content) -> str:
     """Links to the questions and to what follows them."""
     questions = data["questions"]
     links = [(f"q{i}", q["question"]) for i, q in enumerate(questions)] * (len(questions) > 1)
-    links += [("load", "Load the network"), ("numbers", "All numbers"), ("made", "How it was made")]
+    layers = any(c["reading"].get("layers") for q in questions for c in q["candidates"])
+    links += [("load", "Load the network")] * bool(layers or data.get("load"))
+    links += [("numbers", "All numbers"), ("made", "How it was made")]
     return "".join(f'<li><a href="#{to}">{html.escape(text)}</a></li>' for to, text in links)
 
 

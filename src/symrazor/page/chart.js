@@ -76,12 +76,12 @@ function drawLines(series, options, width, readout) {
   ]);
   const epochs = options.small
     ? [x0, x1]
-    : ticks(x0, x1, Math.max(2, Math.floor(width / 90))).filter(Number.isInteger);
+    : ticks(x0, x1, Math.max(2, Math.floor(width / (x1 < 1000 ? 90 : 120)))).filter(Number.isInteger);
   const axis = epochs.map(v =>
     s(
       "text",
       { x: X(v), y: height - bottom + 16, "text-anchor": v === x0 ? "start" : v === x1 ? "end" : "middle" },
-      v,
+      number(v),
     ),
   );
   const path = points => "M" + points.map(([x, y]) => X(x).toFixed(1) + " " + Y(y).toFixed(1)).join("L");
@@ -97,9 +97,12 @@ function drawLines(series, options, width, readout) {
       class: "area f" + series[1].tone,
       d: path(series[0].points) + "L" + path([...series[1].points].reverse()).slice(1) + "Z",
     });
-  const middle = options.band && series.length > 1 && Math.floor(series[1].points.length / 2);
+  const [upper, lower] = series.map(one => one.points.length);
+  const middle = Math.floor(lower / 2);
   const gap =
     band &&
+    lower > 2 &&
+    upper === lower &&
     s(
       "text",
       {
@@ -125,7 +128,7 @@ function drawLines(series, options, width, readout) {
     },
     grid,
     axis,
-    !options.small && s("text", { x: width - right, y: height - 2, "text-anchor": "end" }, "epoch"),
+    !options.small && s("text", { x: width - right, y: height - 2, "text-anchor": "end" }, clockOf(series)),
     band,
     gap,
     lines,
@@ -135,6 +138,8 @@ function drawLines(series, options, width, readout) {
   if (!options.small) reader(svg, series, { X, Y, top, bottom: height - bottom, width }, cursor, readout);
   return svg;
 }
+
+const clockOf = series => series[0].clock || "epoch";
 
 // Names at the ends of their lines, far enough apart to be read.
 function endLabels(series, Y, x) {
@@ -163,12 +168,15 @@ function endLabels(series, Y, x) {
 // Values under the pointer, or under the arrow keys.
 function reader(svg, series, frame, cursor, readout) {
   const epochs = [...new Set(series.flatMap(one => one.points.map(p => p[0])))].sort((a, b) => a - b);
+  const clock = clockOf(series);
   let at = epochs.length - 1;
   const show = index => {
     at = Math.max(0, Math.min(epochs.length - 1, index));
     const epoch = epochs[at];
     const here = series.map(one => [one, one.points.find(p => p[0] === epoch)]).filter(([, p]) => p);
-    const text = `Epoch ${epoch}: ` + here.map(([one, p]) => `${one.name} ${number(p[1], 4)}`).join(", ");
+    const text =
+      `${clock[0].toUpperCase()}${clock.slice(1)} ${epoch}: ` +
+      here.map(([one, p]) => `${one.name} ${number(p[1], 4)}`).join(", ");
     svg.setAttribute("aria-valuenow", epoch);
     svg.setAttribute("aria-valuetext", text);
     readout.textContent = text;

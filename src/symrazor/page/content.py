@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from symrazor.page import pictures
+from symrazor.page.dynamics import question_of
 from symrazor.reading import json_ready
 
 SCHEMA = 1
@@ -27,6 +28,7 @@ _READING = (
     "conserved",
 )
 _HIDDEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ufeff]")
+_BY_NAME = ("precisions", "effective_parameters")
 _SCALARS = ("nll", "log_evidence", "log_likelihood", "complexity", "per_datum", "test_accuracy")
 
 
@@ -76,8 +78,10 @@ def content(document: Mapping[str, Any], detail: Detail) -> Content:
     Raises:
         ValueError: no questions, another schema, or parts of another shape.
     """
-    questions = document.get("questions")
-    if not isinstance(questions, Sequence) or not questions:
+    questions = list(document.get("questions") or ())
+    if document.get("dynamics"):
+        questions.append(question_of(document["dynamics"]))
+    if not questions:
         raise ValueError('expected a document with a list "questions", got none')
     if document.get("schema", SCHEMA) != SCHEMA:
         raise ValueError(f"expected a document of schema {SCHEMA}, got {document['schema']!r}")
@@ -148,25 +152,29 @@ def series(history: Sequence[Mapping[str, Any]], places: list[str], points: int)
         points: at most so many records stay, the last one among them.
 
     Returns:
-        The epochs, a column for each number, and under "precisions" (prior group) and
-        "effective_parameters" (summed by path) their columns by place. None where an epoch has no
-        value.
+        The epochs (or steps: "clock" says which), a column for each number, and under "precisions"
+        (prior group) and "effective_parameters" (summed by path) their columns by place. None
+        where an epoch has no value.
     """
     measured = [record for record in history if "log_evidence" in record]
     chosen = {id(record) for part in (history, measured) for record in _thinned(part, points // 2)}
     kept = [record for record in history if id(record) in chosen]
-    found: Content = {"epoch": [record.get("epoch", i) for i, record in enumerate(kept, 1)]}
+    clock = "epoch" if all("epoch" in record for record in kept) else "step"
+    found: Content = {"clock": clock}
+    found["epoch"] = [record.get(clock, i) for i, record in enumerate(kept, 1)]
     for key in _SCALARS:
         if any(key in record for record in kept):
             found[key] = [record.get(key) for record in kept]
     precisions: dict[str, dict[str, list[Any]]] = {}
+    names = {name for record in kept for key in _BY_NAME for name in record.get(key) or ()}
+    owner = {name: _place(name, places) for name in names}
     effective: dict[str, list[Any]] = {}
     for row, record in enumerate(kept):
         for name, value in (record.get("precisions") or {}).items():
-            of_place = precisions.setdefault(_place(name, places), {})
+            of_place = precisions.setdefault(owner[name], {})
             of_place.setdefault(name, [None] * len(kept))[row] = value
         for name, value in (record.get("effective_parameters") or {}).items():
-            column = effective.setdefault(_place(name, places), [None] * len(kept))
+            column = effective.setdefault(owner[name], [None] * len(kept))
             column[row] = None if value is None else (column[row] or 0.0) + value
     cleaned: Content = clean({**found, "precisions": precisions, "effective_parameters": effective})
     return cleaned

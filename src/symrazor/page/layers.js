@@ -110,12 +110,14 @@ function comparison(question) {
   );
   const curves = question.candidates
     .filter(c => c.series && c.series.log_evidence)
-    .map(c => ({ name: c.name, x: c.series.epoch, y: c.series.log_evidence, tone: network(c.name) }));
+    .map(({ name, series: { clock, epoch, log_evidence } }) => {
+      return { name, clock, x: epoch, y: log_evidence, tone: network(name) };
+    });
   return [
     h("h3", {}, "The candidates"),
     h(
       "div",
-      { class: "scroll", tabindex: 0, role: "region", "aria-label": "Candidates by evidence" },
+      { class: "scroll", tabindex: 0, role: "group", "aria-label": "Candidates by evidence" },
       h(
         "table",
         {},
@@ -131,7 +133,8 @@ function comparison(question) {
     lineChart(curves, {
       label: "Log evidence over training",
       caption:
-        "Log evidence of each candidate over training, from the training data alone. The table has the state that was kept.",
+        "Log evidence of each candidate over training, from the training data alone. " +
+        "The table has the state that was kept.",
     }),
   ];
 }
@@ -167,16 +170,11 @@ function picture(candidate) {
     const error = worst(layer);
     return h(
       "button",
-      {
-        type: "button",
-        class: "row",
-        "aria-pressed": "false",
-        "aria-label": `Layer ${layerName(layer)}: ${said}; ${number(effective(layer))} effective parameters${error === null ? "" : "; error " + percent(error)}`,
-      },
-      h("b", {}, layerName(layer)),
+      { type: "button", class: "row", "aria-pressed": "false" },
+      h("b", {}, heard("Layer "), tail(layerName(layer)), heard(`: ${said}; `)),
       bars,
-      h("span", { class: "num" }, amount(effective(layer))),
-      h("span", { class: "num" }, error === null ? "" : percent(error)),
+      h("span", { class: "num" }, amount(effective(layer)), heard(" effective parameters")),
+      h("span", { class: "num" }, error !== null && [heard("; error "), percent(error)]),
     );
   });
   const free = layer =>
@@ -212,9 +210,11 @@ function picture(candidate) {
     h(
       "p",
       { class: "note" },
-      "From input to output. A bar is a layer, split by the share of each path in its effective parameters: those that the data determine rather than the prior. ",
+      "From input to output. A bar is a layer, split by the share of each path in its effective parameters: " +
+        "those that the data determine rather than the prior. ",
       errors &&
-        "The error is what a transformed input changes beyond the transformation of the output; 0 is exactly equivariant, 141 % nothing of the kind.",
+        "The error is what a transformed input changes beyond the transformation of the output; " +
+          "0 is exactly equivariant, 141 % nothing of the kind.",
     ),
     keys([...tones]),
     h(
@@ -241,6 +241,8 @@ function picture(candidate) {
     ),
   ];
 }
+const tail = name => (name.length > 20 ? "..." + name.slice(-17) : name);
+const heard = text => h("span", { class: "heard" }, text); // by screen readers alone
 const worst = layer => {
   const all = Object.values(layer.equivariance_error || {}).filter(known);
   return all.length ? Math.max(...all) : null;
@@ -296,13 +298,14 @@ function overTraining(candidate) {
   const layers = candidate.reading.layers || [],
     found = [];
   if (data.log_evidence) {
-    const curve = (name, y, tone) => ({ name, x: data.epoch, y, tone });
+    const curve = (name, y, tone) => ({ name, clock: data.clock, x: data.epoch, y, tone });
     found.push(
       lineChart([curve("Fit", data.log_likelihood || [], 0), curve("Evidence", data.log_evidence, 2)], {
         label: "Evidence and fit over training",
         band: "complexity",
         caption:
-          "The evidence is the fit less the complexity, the shaded gap: what the fit has to pay for the parameters that it pins down.",
+          "The evidence is the fit less the complexity, the shaded gap: " +
+          "what the fit has to pay for the parameters that it pins down.",
       }),
     );
   }
@@ -336,7 +339,8 @@ function overTraining(candidate) {
       h(
         "p",
         { class: "note" },
-        "Of the prior of each path, one scale for all layers. A high precision holds weights near zero: it takes a path away.",
+        "Of the prior of each path, one scale for all layers. " +
+          "A high precision holds weights near zero: it takes a path away.",
       ),
       some(precisions),
     );

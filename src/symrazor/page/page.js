@@ -55,6 +55,7 @@ function networks(data, index, subject) {
 }
 
 function loading() {
+  if (!document.querySelector('nav a[href="#load"]')) return null;
   const given = DOCUMENT.load;
   const code =
     typeof given === "string"
@@ -101,8 +102,8 @@ function numbers() {
     ...reading.train,
     ...reading.evidence,
     complexity: complexity(reading.evidence || {}),
-    effective: sum((reading.layers || []).map(effective)),
-    parameters: sum((reading.layers || []).map(parameters)),
+    effective: reading.layers?.length ? sum(reading.layers.map(effective)) : null,
+    parameters: reading.layers?.length ? sum(reading.layers.map(parameters)) : null,
     ...reading.test,
   }));
   const wanted = [
@@ -166,10 +167,10 @@ function numbers() {
     ),
     h("h3", {}, "Networks"),
     ...tags(sortable(first, totals, "Evidence, size and test figures of each network")),
-    h("h3", {}, "Paths"),
-    ...tags(
+    paths.length > 0 && [
+      h("h3", {}, "Paths"),
       sortable(columns, paths, "Every path of every layer; precision is the geometric mean over its tensors"),
-    ),
+    ],
   );
 }
 
@@ -236,5 +237,5 @@ function theme() {
 
 theme();
 DOCUMENT.questions.forEach(question);
-document.querySelector("main").append(loading(), numbers(), made());
+document.querySelector("main").append(...tags([loading(), numbers(), made()]));
 document.documentElement.dataset.ready = "";

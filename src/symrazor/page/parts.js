@@ -170,7 +170,8 @@ function calibration(question) {
   return [
     h("h3", {}, "Calibration"),
     beside(
-      `How sure the network is, and how often it is right, over ${number(total)} ${c.on || "data"}. On the dashed line it knows what it knows; larger dots stand for more data.`,
+      `How sure the network is, and how often it is right, over ${number(total)} ${c.on || "data"}. ` +
+        "On the dashed line it knows what it knows; larger dots stand for more data.",
       draw,
     ),
   ];
@@ -206,7 +207,7 @@ function cost(question) {
       cells.map(text => h("td", { class: "num" }, text)),
     );
   const wrap = (label, table) =>
-    h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": label }, table);
+    h("div", { class: "scroll", tabindex: 0, role: "group", "aria-label": label }, table);
   const found = [h("h3", {}, "What it costs")];
   if (typeof c === "string") found.push(h("pre", {}, c));
   else if (c && c.refused)
@@ -237,7 +238,7 @@ function cost(question) {
           "table",
           {},
           captioned("The whole network, before and after"),
-          heads(["", "Before", "After", "Change"]),
+          heads(["Cost", "Before", "After", "Change"]),
           h(
             "tbody",
             {},

@@ -31,7 +31,8 @@ function invariances(candidate) {
     h(
       "p",
       { class: "note" },
-      "Widths of the learned distribution of transformations, to both sides. Zero means that the transformation changes the answer.",
+      "Widths of the learned distribution of transformations, to both sides. " +
+        "Zero means that the transformation changes the answer.",
     ),
     h(
       "dl",
@@ -68,12 +69,13 @@ function dynamics(candidate) {
     h("h3", {}, "What is conserved"),
     h(
       "div",
-      { class: "scroll", tabindex: 0, role: "region", "aria-label": "Conserved quantities" },
+      { class: "scroll", tabindex: 0, role: "group", "aria-label": "Conserved quantities" },
       h(
         "table",
         {},
         captioned(
-          "Learned generators by their singular values. Parallelness is how much of one lies in the space of known symmetries; drift is how far the quantity moves along a trajectory.",
+          "Learned generators by their singular values. Parallelness is how much of one lies in the space " +
+            "of known symmetries; drift is how far the quantity moves along a trajectory.",
         ),
         h(
           "thead",
@@ -96,7 +98,16 @@ function dynamics(candidate) {
       { class: "grid" },
       held
         .filter(one => Array.isArray(one.matrix) || one.flow)
-        .map(one => h("div", {}, h("h4", {}, one.name), matrix(one), flow(one))),
+        .map(one =>
+          h(
+            "div",
+            {},
+            h("h4", {}, one.name),
+            one.formula && h("p", { class: "soft" }, one.formula),
+            matrix(one),
+            flow(one),
+          ),
+        ),
     ),
   ];
 }
@@ -105,7 +116,8 @@ function matrix(one) {
   const values = one.matrix;
   if (!Array.isArray(values) || !Array.isArray(values[0])) return null;
   const n = values[0].length,
-    most = Math.max(...values.flat().map(Math.abs)) || 1;
+    most = Math.max(...values.flat().map(Math.abs));
+  if (!most) return null;
   const cells = values.flatMap((row, i) =>
     row.map((v, j) => [
       s(
@@ -151,7 +163,7 @@ function flow(one) {
       : [one.flow];
   const points = curves.flat().filter(([x, y]) => known(x) && known(y));
   if (!points.length) return null;
-  const reach = 1.08 * Math.max(1e-9, ...points.flat().map(Math.abs));
+  const reach = 1.22 * Math.max(1e-9, ...points.flat().map(Math.abs));
   const lines = curves.map(curve => [
     s("path", {
       class: "line s0",
@@ -171,5 +183,6 @@ function flow(one) {
     s("line", { class: "axis", x1: -100, x2: 100 }),
     s("line", { class: "axis", y1: -100, y2: 100 }),
     lines,
+    (one.axes || []).map((name, i) => s("text", i ? { x: 4, y: -90 } : { x: 86, y: 12 }, name)),
   );
 }

@@ -65,7 +65,16 @@ function sortable(columns, rows, caption) {
     "Copy as CSV",
   );
   return [
-    h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": caption }, table),
+    h(
+      "div",
+      {
+        class: rows.length > 40 ? "scroll tall" : "scroll",
+        tabindex: 0,
+        role: "group",
+        "aria-label": caption,
+      },
+      table,
+    ),
     h("div", { class: "tools" }, copy, status),
   ];
 }

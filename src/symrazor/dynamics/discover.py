@@ -1,0 +1,310 @@
+"""Trajectories in; conserved quantities, their algebra and a simulator out."""
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from symrazor.dynamics import analysis
+from symrazor.dynamics.algebra import Algebra, all_nbody, quantities, unitary
+from symrazor.dynamics.config import TrainConfig
+from symrazor.dynamics.conserved import Quadratic
+from symrazor.dynamics.evaluate import Simulator, mean_squared_error
+from symrazor.dynamics.files import with_velocities
+from symrazor.dynamics.hamiltonian import HamiltonianNetwork
+from symrazor.dynamics.measures import FlowTimes
+from symrazor.dynamics.prune import train_and_prune
+from symrazor.dynamics.symmetrised import SymmetrisedNetwork
+from symrazor.dynamics.train import Trained, train
+from symrazor.dynamics.trajectories import Trajectories, Transitions, transitions
+
+Progress = Callable[[float, str], None]
+"""Called with the share that is done, and a line about it."""
+NAMED = 0.9
+"""Parallelness from which a direction gets the name of a known quantity."""
+
+
+class ScaledSimulator(nn.Module):
+    """A simulator in the user's own units: `simulator(state, t)`.
+
+    Args:
+        simulator: in scaled units.
+        scale: [2n], the user's unit of every entry.
+    """
+
+    scale: Tensor
+
+    def __init__(self, simulator: Simulator, scale: Tensor) -> None:
+        """Hold both."""
+        super().__init__()
+        self.simulator = simulator
+        self.register_buffer("scale", scale)
+
+    def forward(self, state: Float[Tensor, "*b d"], t: float) -> Float[Tensor, "*b d"]:
+        """States after a time t."""
+        scale = self.scale.to(state)
+        inner = (state / scale).to(self.simulator.hamiltonian.energy.weights[0])
+        moved: Tensor = self.simulator(inner, t)
+        return moved.to(state) * scale
+
+
+@dataclass
+class Discovered:
+    """What was found in trajectories.
+
+    Args:
+        learned: the model with the quantities that were learned, in scaled units.
+        plain: the model without.
+        scale: [2n], the unit of each entry of a state.
+        conserved: one entry for each learned direction: name, formula, singular value,
+            parallelness, drift, matrix and linear part in the user's units.
+        closure: how far the learned directions are from an algebra.
+        held_out: mean squared one-step errors of both models on trajectories set aside, scaled.
+        n_data: transitions used.
+    """
+
+    learned: Trained
+    plain: Trained
+    scale: Tensor
+    conserved: list[dict[str, Any]]
+    closure: float
+    held_out: dict[str, float]
+    n_data: int
+
+    @property
+    def margin(self) -> float:
+        """Nats by which the evidence bound with the quantities exceeds that without."""
+        gain = self.plain.bound["neg_elbo"] - self.learned.bound["neg_elbo"]
+        return gain * self.n_data
+
+    @property
+    def verdict(self) -> str:
+        """In words."""
+        if not self.conserved:
+            return (
+                "No quadratic conserved quantity was found. "
+                f"One-step error on held-out trajectories: {self.held_out['plain']:.2g} (scaled)."
+            )
+        names = ", ".join(entry["name"] for entry in self.conserved)
+        many = "quantities are" if len(self.conserved) > 1 else "quantity is"
+        worst = max(entry["drift"] for entry in self.conserved)
+        text = f"{len(self.conserved)} {many} conserved: {names}. "
+        text += f"Evidence bound: {self.margin:+,.0f} nats against none. "
+        text += f"Largest drift on held-out trajectories: {100 * worst:.1f} %."
+        if self.margin < 0:
+            text += " But the evidence without them is higher: do not trust them."
+        elif worst > 0.3:
+            text += " That is a lot: treat the last of them with care."
+        return text
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain numbers for JSON."""
+        return {
+            "verdict": self.verdict,
+            "conserved": self.conserved,
+            "closure": self.closure,
+            "evidence": {"learned": self.learned.bound, "plain": self.plain.bound}
+            | {"margin": self.margin},
+            "held_out_mse": self.held_out,
+            "scale": self.scale.tolist(),
+            "noise": float(self.learned.noise.variance.detach()),
+            "n_data": self.n_data,
+            "seconds": self.learned.seconds + self.plain.seconds,
+            "skipped_steps": self.learned.skipped + self.plain.skipped,
+            "history": {"learned": self.learned.history, "plain": self.plain.history},
+        }
+
+    def simulator(self) -> nn.Module:
+        """A plain module: state and time in, state out, in the user's units."""
+        return ScaledSimulator(Simulator(self.learned), self.scale)
+
+
+def discover(
+    trajectories: Float[Tensor, "b t d"],
+    times: Tensor,
+    *,
+    minutes: float = 5.0,
+    seed: int = 0,
+    progress: Progress | None = None,
+    positions: bool = False,
+    device: str = "cpu",
+    steps: int = 20_000,
+    count: int | None = None,
+) -> Discovered:
+    """Learn conserved quantities and a simulator from trajectories alone.
+
+    Args:
+        trajectories: states (q, p); NaN rows are missing states.
+        times: [T] or [B, T].
+        minutes: time to spend; two thirds with quantities to learn, one third without.
+        seed: of weights, draws and the split.
+        progress: called with a share and a line.
+        positions: the states are positions; velocities by finite differences stand for momenta.
+        device: where to train.
+        steps: most steps of each training, if there is time left.
+        count: quantities on offer.
+
+    Raises:
+        ValueError: trajectories that cannot be used; the row is named.
+    """
+    if not minutes > 0:
+        raise ValueError(f"expected minutes > 0, got {minutes}")
+    if positions:
+        warnings.warn(
+            "momenta are finite differences of positions: right for unit masses only, and noisier",
+            stacklevel=2,
+        )
+        trajectories = with_velocities(trajectories, times)
+    data = Trajectories.of(trajectories, times)
+    scale = _units(data)
+    scaled = Trajectories(data.states / scale, data.times, data.observed)
+    kept, aside = _split(scaled, seed)
+    pairs, tests = transitions(kept), transitions(aside)
+    config = _config(pairs, minutes, seed, device, steps)
+    tell = progress or (lambda share, line: None)
+    plain = train(
+        _model(data.phase, 0, seed),
+        pairs,
+        config.change(minutes=minutes / 3),
+        _part(tell, 0.0, 0.33),
+    )
+    model = _model(data.phase, count or _offered(data.phase), seed)
+    timed = config.change(minutes=2 * minutes / 3)
+    learned = train_and_prune(model, pairs, timed, _part(tell, 0.33, 1.0))
+    errors = {
+        "learned": mean_squared_error(learned, tests),
+        "plain": mean_squared_error(plain, tests),
+    }
+    entries, outside = _describe(learned, scale, aside)
+    return Discovered(learned, plain, scale, entries, outside, errors, len(pairs))
+
+
+def _units(data: Trajectories) -> Float[Tensor, "d"]:
+    """One unit for all positions, one for all momenta: the map stays canonical up to time."""
+    seen = data.states[data.observed]
+    q, p = seen.chunk(2, dim=1)
+    sizes = [float(part.square().mean().sqrt()) for part in (q, p)]
+    if min(sizes) == 0:
+        raise ValueError("expected positions and momenta that vary, got only zeros")
+    n = data.phase // 2
+    return torch.tensor([sizes[0]] * n + [sizes[1]] * n, dtype=torch.float64)
+
+
+def _split(data: Trajectories, seed: int) -> tuple[Trajectories, Trajectories]:
+    """Every fifth trajectory is set aside; with fewer than five, all are used for both."""
+    count = len(data)
+    if count < 5:
+        return data, data
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
+    aside, kept = order[: count // 5], order[count // 5 :]
+
+    def pick(index: Tensor) -> Trajectories:
+        return Trajectories(data.states[index], data.times[index], data.observed[index])
+
+    return pick(kept), pick(aside)
+
+
+def _offered(phase: int) -> int:
+    """How many quantities to offer: more than u(n) or any number of bodies needs, up to 16."""
+    all_of_them = phase * (phase + 1) // 2 + phase
+    return min(all_of_them, max(3, (phase // 2) ** 2 + 2), 16)
+
+
+def _config(data: Transitions, minutes: float, seed: int, device: str, steps: int) -> TrainConfig:
+    spread = float((data.y[:, 0] - data.x).square().mean())
+    return TrainConfig(
+        steps=steps,
+        batch_size=200,
+        draws=2,
+        flows=16,
+        integrator="rk4" if float(data.gaps.max()) > 0.3 else "midpoint",
+        noise=max(1e-6, 0.05 * spread),
+        noise_kind="closed",
+        burn_in=0.2,
+        seed=seed,
+        device=device,
+    )
+
+
+def _model(phase: int, count: int, seed: int) -> SymmetrisedNetwork:
+    generator = torch.Generator().manual_seed(seed)
+    width = 32 if phase <= 4 else 64
+    network = HamiltonianNetwork(phase, None, width, activation="elu", generator=generator)
+    if count == 0:
+        return SymmetrisedNetwork(network)
+    learned = Quadratic(phase, count, generator=generator)
+    return SymmetrisedNetwork(network, learned, FlowTimes(count, "ball", "antithetic"))
+
+
+def _part(tell: Progress, start: float, end: float) -> Callable[[dict[str, float]], None]:
+    def report(record: dict[str, float]) -> None:
+        line = f"step {record['step']:.0f}  -ELBO/n {record['neg_elbo']:.3f}"
+        tell(start + (end - start) * record["share"], line)
+
+    return report
+
+
+def _describe(
+    trained: Trained, scale: Tensor, aside: Trajectories
+) -> tuple[list[dict[str, Any]], float]:
+    conserved = trained.model.conserved
+    if not isinstance(conserved, Quadratic):
+        return [], 0.0
+    found = analysis.spectrum(conserved)
+    drifts = analysis.drift(found.learned(), aside) if found.dimension else torch.zeros(0)
+    entries = []
+    for k in range(found.dimension):
+        A, b = quantities(found.directions[k : k + 1])
+        A, b = A[0] / scale[:, None] / scale, b[0] / scale
+        size = (A.square().sum() + b.square().sum()).sqrt()
+        name, inside = _name(A / size, b / size)
+        entries.append(
+            {
+                "name": name,
+                "formula": formula(A / size, b / size),
+                "singular_value": float(found.values[k]),
+                "parallelness": inside,
+                "drift": float(drifts[k]),
+                "matrix": (A / size).tolist(),
+                "linear": (b / size).tolist(),
+            }
+        )
+    return entries, analysis.closure(found.directions[: found.dimension]).outside
+
+
+def _candidates(n: int) -> list[Algebra]:
+    """Algebras that fit the number of degrees of freedom."""
+    found = [unitary(n)]
+    for dimension in (1, 2, 3):
+        if n % dimension == 0 and n // dimension >= 1:
+            found.append(all_nbody(n // dimension, dimension))
+    return found
+
+
+def _name(A: Tensor, b: Tensor) -> tuple[str, float]:
+    """The name of the nearest known quantity, and how much lies in its algebra."""
+    direction = Algebra(("",), A[None], b[None]).generators()
+    best = ("unknown quantity", 0.0)
+    for known in _candidates(len(b) // 2):
+        inside = float(analysis.parallelness(direction, known)[0])
+        if inside > max(best[1] + 1e-3, NAMED):
+            best = (analysis.best_names(direction, known, NAMED)[0], inside)
+    return (formula(A, b), 0.0) if best[1] == 0.0 else best
+
+
+def formula(A: Float[Tensor, "d d"], b: Float[Tensor, "d"], terms: int = 4) -> str:
+    """The largest terms of a quadratic function, as in "0.71 q1 p2 - 0.70 q2 p1"."""
+    n = len(b) // 2
+    names = [f"q{i + 1}" for i in range(n)] + [f"p{i + 1}" for i in range(n)]
+    parts = [(float(b[i]), names[i]) for i in range(2 * n)]
+    for i in range(2 * n):
+        parts.append((0.5 * float(A[i, i]), f"{names[i]}^2"))
+        parts += [(float(A[i, j]), f"{names[i]} {names[j]}") for j in range(i + 1, 2 * n)]
+    parts = sorted(parts, key=lambda part: -abs(part[0]))
+    large = [part for part in parts[:terms] if abs(part[0]) > 0.05 * abs(parts[0][0])]
+    text = " ".join(f"{'-' if c < 0 else '+'} {abs(c):.2f} {name}" for c, name in large)
+    return text.removeprefix("+ ")

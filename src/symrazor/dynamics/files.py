@@ -1,0 +1,114 @@
+"""Trajectories from files: NPZ or CSV, of equal length or not."""
+
+import csv
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from symrazor.dynamics.trajectories import Trajectories
+
+STATES = ("states", "trajectories", "x")
+TIMES = ("times", "time", "t")
+
+
+def read_trajectories(path: Path, positions: bool = False) -> Trajectories:
+    """Read a file.
+
+    - `.npz`: "states" [B, T, 2n] (NaN where one is missing) and "times" [T] or [B, T].
+    - `.csv`: a header, then rows `trajectory,time,q1,...,qn,p1,...,pn`; empty cells are missing
+      states, and trajectories may differ in length.
+
+    Args:
+        path: the file.
+        positions: the states are positions only; momenta become finite differences, see
+            `with_velocities`.
+
+    Raises:
+        ValueError: another format or content; the row is named.
+        OSError: no such file.
+    """
+    if path.suffix.lower() == ".npz":
+        states, times = _read_npz(path)
+    elif path.suffix.lower() == ".csv":
+        states, times = _read_csv(path)
+    else:
+        raise ValueError(f"expected a .npz or .csv file with trajectories, got {path.name}")
+    if positions:
+        states = with_velocities(states, times)
+    return Trajectories.of(states, times)
+
+
+def with_velocities(states: Tensor, times: Tensor) -> Tensor:
+    """Positions [B, T, n] -> (q, dq/dt) [B, T, 2n] by finite differences of second order.
+
+    Velocities are momenta only if all masses are 1, and differences add noise: a caller should
+    warn about both.
+
+    Raises:
+        ValueError: fewer than three times.
+    """
+    if states.ndim != 3 or states.shape[1] < 3:
+        raise ValueError(
+            f"expected positions [trajectories, times >= 3, n], got {tuple(states.shape)}"
+        )
+    q = states.double()
+    clock = times.double().expand(len(q), -1)
+    gaps, rates = clock.diff(dim=1)[..., None], q.diff(dim=1) / clock.diff(dim=1)[..., None]
+    back, ahead = gaps[:, :-1], gaps[:, 1:]
+    inner = (rates[:, :-1] * ahead + rates[:, 1:] * back) / (back + ahead)
+    first = rates[:, :1] + (rates[:, :1] - inner[:, :1])
+    last = rates[:, -1:] + (rates[:, -1:] - inner[:, -1:])
+    return torch.cat([q, torch.cat([first, inner, last], dim=1)], dim=2)
+
+
+def _read_npz(path: Path) -> tuple[Tensor, Tensor]:
+    with np.load(path, allow_pickle=False) as file:
+        states = next((file[name] for name in STATES if name in file), None)
+        times = next((file[name] for name in TIMES if name in file), None)
+        names = ", ".join(file.files)
+    if states is None or times is None:
+        raise ValueError(f"expected arrays 'states' and 'times' in {path.name}, got {names}")
+    for name, array in (("states", states), ("times", times)):
+        if array.dtype.kind not in "fiu":
+            raise ValueError(f"expected numbers in {name!r} of {path.name}, got {array.dtype}")
+    return torch.from_numpy(states.astype(np.float64)), torch.from_numpy(times.astype(np.float64))
+
+
+def _read_csv(path: Path) -> tuple[Tensor, Tensor]:
+    """Rows grouped by their first column, padded with NaN to the longest."""
+    groups: dict[str, list[list[float]]] = {}
+    with path.open(newline="") as file:
+        reader = csv.reader(file)
+        header = next(reader, [])
+        if len(header) < 3:
+            raise ValueError(f"expected columns trajectory,time,q...,p... in {path.name}: {header}")
+        for line, row in enumerate(reader, 2):
+            if not row:
+                continue
+            groups.setdefault(row[0], []).append(_numbers(row[1:], len(header) - 1, line, path))
+    if not groups:
+        raise ValueError(f"expected rows of numbers in {path.name}, got a header only")
+    length = max(len(rows) for rows in groups.values())
+    states = torch.full((len(groups), length, len(header) - 2), torch.nan, dtype=torch.float64)
+    times = torch.zeros(len(groups), length, dtype=torch.float64)
+    for b, rows in enumerate(groups.values()):
+        table = torch.tensor(rows, dtype=torch.float64)
+        states[b, : len(rows)] = table[:, 1:]
+        times[b, : len(rows)] = table[:, 0]
+        padding = torch.arange(1, length - len(rows) + 1, dtype=torch.float64)
+        times[b, len(rows) :] = table[-1, 0] + padding
+    return states, times
+
+
+def _numbers(cells: Sequence[str], count: int, line: int, path: Path) -> list[float]:
+    if len(cells) != count:
+        raise ValueError(
+            f"expected {count + 1} cells in line {line} of {path.name}, got {len(cells) + 1}"
+        )
+    try:
+        return [float(cell) if cell.strip() else float("nan") for cell in cells]
+    except ValueError as error:
+        raise ValueError(f"expected numbers in line {line} of {path.name}: {error}") from error

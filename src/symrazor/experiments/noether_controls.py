@@ -1,0 +1,203 @@
+"""Controls: is anything invented where there is nothing, and is it the evidence that finds it?
+
+    python -m symrazor.experiments.noether_controls [--rows pendulum likelihood] [--json FILE]
+
+- pendulum: no quadratic quantity is conserved; three are offered.
+- anisotropic: two oscillators with incommensurate frequencies; only their energies are conserved.
+- likelihood: the oscillator again by maximum likelihood, where symmetry is of no use.
+- pendulum-energy: the energy of a pendulum, which is not quadratic, from five functions of the
+  state by flows that are solved for.
+"""
+
+import argparse
+import json
+import math
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from symrazor.dynamics.algebra import energies, unitary
+from symrazor.dynamics.config import TrainConfig
+from symrazor.dynamics.hamiltonian import HamiltonianNetwork
+from symrazor.dynamics.measures import FlowTimes
+from symrazor.dynamics.observables import Combination
+from symrazor.dynamics.symmetrised import SymmetrisedNetwork
+from symrazor.dynamics.systems import System, oscillators, pendulum
+from symrazor.dynamics.train import Trained, train
+from symrazor.dynamics.trajectories import Trajectories, simulate, transitions
+from symrazor.experiments import noether, noether_oscillator
+from symrazor.report import write_atomically
+
+NAME = "noether-controls"
+ROWS = ("pendulum", "anisotropic", "likelihood", "pendulum-energy")
+NOISE = 1e-3
+FUNCTIONS = {
+    "p^2 / 2": lambda x: 0.5 * x[..., 1].square(),
+    "-cos q": lambda x: -x[..., 0].cos(),
+    "q^2 / 2": lambda x: 0.5 * x[..., 0].square(),
+    "q p": lambda x: x[..., 0] * x[..., 1],
+    "sin q": lambda x: x[..., 0].sin(),
+}
+
+
+def _wide(small: bool) -> tuple[System, Trajectories, Trajectories]:
+    """A pendulum with swings of up to a half turn, where it is far from an oscillator."""
+    system = pendulum().started_normal(1.5, 1.0)
+    count = 40 if small else 100
+    train_set = simulate(system, count, 10, 0.3, seed=10_000)
+    return system, train_set, simulate(system, 50, 20, 0.3, seed=20_000)
+
+
+def pendulum_setting(options: noether.Options, seed: int) -> noether.Setting:
+    """Three quadratic quantities offered to a pendulum."""
+    _, data, test = _wide(options.small)
+    config = TrainConfig(
+        steps=600 if options.small else 3000, batch_size=200, draws=2, flows=16, burn_in=0.2
+    )
+    return noether.Setting(
+        transitions(data, NOISE, seed=30_000 + seed),
+        {"test": transitions(test)},
+        unitary(1),
+        unitary(1),
+        test,
+        config.change(noise=NOISE),
+        count=3,
+        measure="ball",
+        draws="antithetic",
+    )
+
+
+def anisotropic_setting(options: noether.Options, seed: int) -> noether.Setting:
+    """Six quadratic quantities offered to two oscillators that do not resonate."""
+    system = oscillators((1.0, math.sqrt(3)))
+    data = simulate(system, 60 if options.small else 200, 10, 0.2, seed=10_000 + seed)
+    test = simulate(system, 50, 20, 0.2, seed=20_000 + seed)
+    config = TrainConfig(
+        steps=600 if options.small else 4000, batch_size=200, draws=2, flows=16, burn_in=0.1
+    )
+    return noether.Setting(
+        transitions(data, NOISE, seed=30_000 + seed),
+        {"test": transitions(test)},
+        energies(2),
+        energies(2),
+        test,
+        config.change(noise=NOISE),
+        count=6,
+        measure="ball",
+        draws="antithetic",
+    )
+
+
+def pendulum_energy(options: noether.Options, seed: int) -> dict[str, Any]:
+    """Learn one combination of five functions whose flow leaves the Hamiltonian as it is."""
+    system, data, test = _wide(small=True)
+    generator = torch.Generator().manual_seed(seed)
+    network = HamiltonianNetwork(2, width=32, activation="elu", generator=generator)
+    learned = Combination(list(FUNCTIONS.values()), scale=2.0, steps=4, generator=generator)
+    model = SymmetrisedNetwork(network, learned, FlowTimes(1, "cube", "quasi"))
+    config = TrainConfig(
+        steps=options.steps or (150 if options.small else 1500),
+        batch_size=64,
+        draws=2,
+        flows=8,
+        integrator="rk4",
+        burn_in=0.2,
+        noise=NOISE,
+        seed=seed,
+        device=options.place,
+    )
+    trained = train(model, transitions(data, NOISE, seed=30_000 + seed), config)
+    weights = learned.coefficients.detach().double().cpu()[0]
+    truth = torch.tensor([1.0, 1.0, 0.0, 0.0, 0.0], dtype=torch.float64)
+    cosine = float((weights @ truth).abs() / (weights.norm() * truth.norm()))
+    return {
+        "coefficients": dict(zip(FUNCTIONS, weights.tolist(), strict=True)),
+        "parallelness": [cosine],
+        "singular_values": [float(weights.norm())],
+        "drift": quantity_drift(trained, test),
+        "neg_elbo_per_datum": trained.bound["neg_elbo"],
+        "seconds": trained.seconds,
+        "system": system.name,
+    }
+
+
+@torch.no_grad()
+def quantity_drift(trained: Trained, data: Trajectories) -> float:
+    """Variation of the learned quantity along true trajectories over that between states."""
+    conserved = trained.model.conserved
+    if conserved is None:
+        return math.nan
+    device = trained.model.network.posteriors[0].mean.device
+    values = conserved(data.states.to(device))[..., 0].cpu()
+    along = (values - values.mean(1, keepdim=True)).square().mean()
+    return float((along / values.var(correction=0)).sqrt())
+
+
+def _row(name: str, options: noether.Options, seed: int) -> dict[str, Any]:
+    if name == "pendulum-energy":
+        return pendulum_energy(options, seed)
+    if name == "likelihood":
+        problem = replace(noether_oscillator.setting(options, seed), prune=False)
+        return noether.run_one(problem, "likelihood", noether.configured(problem, options, seed))
+    make = pendulum_setting if name == "pendulum" else anisotropic_setting
+    problem = make(options, seed)
+    return noether.run_one(problem, "learned", noether.configured(problem, options, seed))
+
+
+def run(options: noether.Options, rows: tuple[str, ...] = ROWS) -> str:
+    """The table as markdown.
+
+    Args:
+        options: of the experiment; `models` is not used.
+        rows: which controls.
+
+    Raises:
+        ValueError: no such row.
+    """
+    found: list[dict[str, Any]] = []
+    for name in rows:
+        if name not in ROWS:
+            raise ValueError(f"expected rows among {', '.join(ROWS)}, got {name!r}")
+        for seed in options.seed:
+            found.append({"row": name, "seed": seed} | _row(name, options, seed))
+            if options.json is not None:
+                text = json.dumps({"experiment": NAME, "runs": found}, indent=1) + "\n"
+                write_atomically(options.json, text.encode())
+    return markdown(found)
+
+
+def markdown(rows: Sequence[dict[str, Any]]) -> str:
+    """A table of all runs."""
+    lines = [
+        "| control | seed | found | singular values | parallelness | drift | s |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        if "error" in row:
+            lines.append(f"| {row['row']} | {row['seed']} | {row['error']} | | | | |")
+            continue
+        values, inside = (
+            " ".join(f"{v:.3f}" for v in row[key]) for key in ("singular_values", "parallelness")
+        )
+        drifts = row.get("drift", [])
+        drift = max(drifts, default=math.nan) if isinstance(drifts, list) else drifts
+        lines.append(
+            f"| {row['row']} | {row['seed']} | {row.get('dimension', '-')} | {values} | {inside} | "
+            f"{drift:.3f} | {row['seconds']:.0f} |"
+        )
+    return "\n".join(lines)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The command, with rows beside the common options."""
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("--rows", nargs="+", default=list(ROWS))
+    own, rest = parser.parse_known_args(sys.argv[1:] if arguments is None else arguments)
+    noether.main(NAME, lambda options: run(options, tuple(own.rows)), rest)
+
+
+if __name__ == "__main__":
+    main()

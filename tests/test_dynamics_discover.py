@@ -1,0 +1,143 @@
+"""Trajectories from files to conserved quantities, and what is refused on the way."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from symrazor.dynamics import figures, systems
+from symrazor.dynamics.algebra import unitary
+from symrazor.dynamics.conserved import Quadratic
+from symrazor.dynamics.discover import discover, formula
+from symrazor.dynamics.files import read_trajectories, with_velocities
+from symrazor.dynamics.hamiltonian import HamiltonianNetwork
+from symrazor.dynamics.measures import FlowTimes
+from symrazor.dynamics.prune import pruned
+from symrazor.dynamics.symmetrised import SymmetrisedNetwork
+from symrazor.dynamics.trajectories import simulate
+
+
+def test_npz_and_csv_say_the_same(tmp_path: Path) -> None:
+    data = simulate(systems.oscillators(), 3, 4, 0.2, seed=0)
+    np.savez(tmp_path / "a.npz", states=data.states, times=data.times[0])
+    lines = ["trajectory,time,q1,p1"]
+    for b in range(3):
+        for t in range(5):
+            row = [b, *data.times[b, t : t + 1].tolist(), *data.states[b, t].tolist()]
+            lines.append(",".join(repr(cell) for cell in row))
+    (tmp_path / "a.csv").write_text("\n".join(lines) + "\n")
+    for name in ("a.npz", "a.csv"):
+        read = read_trajectories(tmp_path / name)
+        torch.testing.assert_close(read.states, data.states)
+        torch.testing.assert_close(read.times, data.times)
+    short = "\n".join([*lines[:8], "1,0.4,,"])  # two trajectories, five states and three
+    (tmp_path / "b.csv").write_text(short)
+    read = read_trajectories(tmp_path / "b.csv")
+    assert read.observed.sum(1).tolist() == [5, 2]
+    assert (read.times.diff(dim=1) > 0).all()
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.csv", "k,t,q,p\n0,0.0,1,2\n0,1.0,x,2\n", "expected numbers in line 3 of a.csv"),
+        ("a.csv", "k,t,q,p\n0,0.0,1\n", "expected 4 cells in line 2 of a.csv, got 3"),
+        ("a.csv", "k,t,q,p\n", "got a header only"),
+        ("a.csv", "k,t,q,p\n0,1.0,1,2\n0,0.5,1,2\n", "trajectory 0, rows 0 and 1"),
+        ("a.csv", "k,t,q\n0,0.0,1\n0,0.5,1\n", "even number of entries, got 1"),
+        ("a.txt", "", "expected a .npz or .csv file"),
+    ],
+)
+def test_bad_files_are_refused(tmp_path: Path, name: str, content: str, message: str) -> None:
+    (tmp_path / name).write_text(content)
+    with pytest.raises(ValueError, match=message):
+        read_trajectories(tmp_path / name)
+
+
+def test_npz_without_times_is_refused(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", states=np.zeros((2, 3, 2)))
+    with pytest.raises(ValueError, match="expected arrays 'states' and 'times' .* got states"):
+        read_trajectories(tmp_path / "a.npz")
+    np.savez(tmp_path / "b.npz", states=np.array([["a"]]), times=np.zeros(1))
+    with pytest.raises(ValueError, match="expected numbers in 'states'"):
+        read_trajectories(tmp_path / "b.npz")
+
+
+def test_velocities_of_a_parabola_are_exact() -> None:
+    t = torch.tensor([0.0, 0.1, 0.3, 0.4, 0.6], dtype=torch.float64)
+    q = (3 * t**2 - t)[None, :, None]
+    found = with_velocities(q, t)
+    torch.testing.assert_close(found[0, 1:-1, 1], (6 * t - 1)[1:-1])
+    assert found.shape == (1, 5, 2)
+    with pytest.raises(ValueError, match="times >= 3"):
+        with_velocities(q[:, :2], t[:2])
+
+
+def test_pruning_keeps_the_flows() -> None:
+    """Three copies of one direction become one, with flows of the same variance."""
+    learned = Quadratic(2, 3)
+    with torch.no_grad():
+        learned.A_raw.copy_(
+            torch.eye(2).expand(3, 2, 2) * torch.tensor([1.0, 0.5, 2.0])[:, None, None]
+        )
+        learned.b.zero_()
+    times = FlowTimes(3, "ball", "antithetic")
+    model = pruned(SymmetrisedNetwork(HamiltonianNetwork(2), learned, times))
+    assert isinstance(model.conserved, Quadratic) and model.conserved.count == 1
+    old = float(learned.A.square().sum().detach()) * times.variance
+    new = float(model.conserved.A.square().sum().detach()) / 3
+    assert new == pytest.approx(old, rel=1e-5)
+    nothing = SymmetrisedNetwork(HamiltonianNetwork(2), Quadratic(2, 2, std=1e-5))
+    assert pruned(nothing).conserved is None
+    with pytest.raises(ValueError, match="expected a model with learned quadratic"):
+        pruned(SymmetrisedNetwork(HamiltonianNetwork(2)))
+
+
+def test_formula_names_the_largest_terms() -> None:
+    A = torch.tensor([[2.0, 0.0], [0.0, 1.0]])
+    assert formula(A, torch.tensor([0.0, -0.7])) == "1.00 q1^2 - 0.70 p1 + 0.50 p1^2"
+
+
+def test_discover_returns_everything_in_a_moment() -> None:
+    data = simulate(systems.oscillators(), 10, 6, 0.2, seed=0)
+    shares: list[float] = []
+    scaled = data.states * torch.tensor([10.0, 0.1])
+    found = discover(
+        scaled, data.times[0], minutes=0.05, seed=0, progress=lambda share, _: shares.append(share)
+    )
+    text = json.dumps(found.to_dict())
+    assert {"verdict", "conserved", "evidence", "held_out_mse"} <= set(json.loads(text))
+    assert shares == sorted(shares) and shares[-1] == pytest.approx(1.0)
+    moved = found.simulator()(scaled[:, 0], 0.2)
+    assert moved.shape == (10, 2) and moved.dtype == torch.float64
+    assert ("No quadratic" in found.verdict) == (not found.conserved)
+
+
+def test_discover_warns_about_positions_and_refuses_bad_input() -> None:
+    data = simulate(systems.oscillators(), 6, 6, 0.2, seed=0)
+    with pytest.warns(UserWarning, match="momenta are finite differences"):
+        found = discover(
+            data.states[..., :1], data.times[0], minutes=0.03, positions=True, count=1, steps=4
+        )
+    assert found.scale.shape == (2,)
+    with pytest.raises(ValueError, match="expected minutes > 0"):
+        discover(data.states, data.times[0], minutes=0)
+    with pytest.raises(ValueError, match="even number of entries, got 1"):
+        discover(data.states[..., :1], data.times[0])
+    with pytest.raises(ValueError, match="got only zeros"):
+        discover(0 * data.states, data.times[0])
+
+
+def test_pictures_are_written(tmp_path: Path) -> None:
+    learned = unitary(1).quadratic()
+    system = systems.pendulum()
+    data = simulate(system, 2, 5, 0.2, seed=0)
+    files = [
+        figures.generators_figure(learned, tmp_path / "g.png"),
+        figures.phase_portrait({"pendulum": system.field}, tmp_path / "p.png", states=data.states),
+        figures.flow_figure(learned, data.states[:, 0], tmp_path / "f.png"),
+    ]
+    for file in files:
+        assert file.read_bytes().startswith(b"\x89PNG")
