@@ -158,7 +158,7 @@ def test_wrong_vectors_are_refused() -> None:
 # ---------------------------------------------------------------------------------------- sampling
 
 
-@pytest.mark.parametrize("scheme", ["stochastic", "antithetic", "sobol", "shifted"])
+@pytest.mark.parametrize("scheme", ["stochastic", "antithetic", "sobol", "shifted", "mirrored"])
 @pytest.mark.parametrize("k", [1, 3, 6])
 def test_random_points_are_uniform(scheme: str, k: int) -> None:
     generator = torch.Generator().manual_seed(0)
@@ -185,7 +185,7 @@ def test_schemes_have_less_variance(scheme: str) -> None:
 
 
 def test_same_generator_same_points_and_leading_dimensions() -> None:
-    for scheme in ("stochastic", "antithetic", "sobol", "shifted"):
+    for scheme in ("stochastic", "antithetic", "sobol", "shifted", "mirrored"):
         one, two = (
             draw(8, 2, scheme, torch.Generator().manual_seed(3), (5,)).points  # type: ignore[arg-type]
             for _ in range(2)
@@ -195,8 +195,9 @@ def test_same_generator_same_points_and_leading_dimensions() -> None:
         assert not torch.equal(one[0], one[1])
 
 
-def test_antithetic_points_cancel() -> None:
-    points = draw(10, 4, "antithetic", torch.Generator().manual_seed(0)).points
+@pytest.mark.parametrize("scheme", ["antithetic", "mirrored"])
+def test_antithetic_points_cancel(scheme: str) -> None:
+    points = draw(10, 4, scheme, torch.Generator().manual_seed(0)).points  # type: ignore[arg-type]
     assert torch.allclose(points.sum(0), torch.zeros(4), atol=1e-6)
 
 

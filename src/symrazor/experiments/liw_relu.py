@@ -20,11 +20,12 @@ from symrazor.transforms.lie import GROUPS
 VERSIONS = ("fully rotated", "translated", "scaled", "regular")
 ROWS = ("MLP", "rotation", "translation", "scale", "affine")
 NAMES = GROUPS["affine"]
-START = 0.05
+START = 0.1
 SMALL = Schedule(
     steps=150,
     batch=250,
     samples=8,
+    scheme="mirrored",
     width_rate=0.03,
     weight_rate=0.01,
     rates=(0.3, 0.03),

@@ -20,7 +20,15 @@ TABLE = liw_relu.Table(
         "scale": (93.80, 94.30, 98.06, 98.35),
         "affine": (98.14, 97.66, 98.31, 98.93),
     },
-    Schedule(steps=10_000, batch=500, samples=32, rates=(0.1, 0.002), every=40, note_every=100),
+    Schedule(
+        steps=10_000,
+        batch=500,
+        samples=32,
+        scheme="mirrored",
+        rates=(0.1, 0.002),
+        every=40,
+        note_every=100,
+    ),
 )
 
 

@@ -19,7 +19,15 @@ TABLE = liw_relu.Table(
         "scale": (40.92, 41.22, 49.28, 54.72),
         "affine": (46.12, 45.77, 48.81, 55.44),
     },
-    Schedule(steps=6000, batch=500, samples=32, rates=(0.1, 0.002), every=40, note_every=100),
+    Schedule(
+        steps=6000,
+        batch=500,
+        samples=32,
+        scheme="mirrored",
+        rates=(0.1, 0.002),
+        every=40,
+        note_every=100,
+    ),
 )
 
 
