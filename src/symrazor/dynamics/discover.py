@@ -10,13 +10,14 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from symrazor.dynamics import analysis
-from symrazor.dynamics.algebra import Algebra, all_nbody, quantities, unitary
+from symrazor.dynamics.algebra import quantities
 from symrazor.dynamics.config import TrainConfig
 from symrazor.dynamics.conserved import Quadratic
 from symrazor.dynamics.evaluate import Simulator, mean_squared_error
 from symrazor.dynamics.files import with_velocities
 from symrazor.dynamics.hamiltonian import HamiltonianNetwork
 from symrazor.dynamics.measures import FlowTimes
+from symrazor.dynamics.naming import formula, name_of
 from symrazor.dynamics.prune import train_and_prune
 from symrazor.dynamics.symmetrised import SymmetrisedNetwork
 from symrazor.dynamics.train import Trained, train
@@ -24,8 +25,6 @@ from symrazor.dynamics.trajectories import Trajectories, Transitions, transition
 
 Progress = Callable[[float, str], None]
 """Called with the share that is done, and a line about it."""
-NAMED = 0.9
-"""Parallelness from which a direction gets the name of a known quantity."""
 
 
 class ScaledSimulator(nn.Module):
@@ -261,7 +260,7 @@ def _describe(
         A, b = quantities(found.directions[k : k + 1])
         A, b = A[0] / scale[:, None] / scale, b[0] / scale
         size = (A.square().sum() + b.square().sum()).sqrt()
-        name, inside = _name(A / size, b / size)
+        name, inside = name_of(A / size, b / size)
         entries.append(
             {
                 "name": name,
@@ -274,37 +273,3 @@ def _describe(
             }
         )
     return entries, analysis.closure(found.directions[: found.dimension]).outside
-
-
-def _candidates(n: int) -> list[Algebra]:
-    """Algebras that fit the number of degrees of freedom."""
-    found = [unitary(n)]
-    for dimension in (1, 2, 3):
-        if n % dimension == 0 and n // dimension >= 1:
-            found.append(all_nbody(n // dimension, dimension))
-    return found
-
-
-def _name(A: Tensor, b: Tensor) -> tuple[str, float]:
-    """The name of the nearest known quantity, and how much lies in its algebra."""
-    direction = Algebra(("",), A[None], b[None]).generators()
-    best = ("unknown quantity", 0.0)
-    for known in _candidates(len(b) // 2):
-        inside = float(analysis.parallelness(direction, known)[0])
-        if inside > max(best[1] + 1e-3, NAMED):
-            best = (analysis.best_names(direction, known, NAMED)[0], inside)
-    return (formula(A, b), 0.0) if best[1] == 0.0 else best
-
-
-def formula(A: Float[Tensor, "d d"], b: Float[Tensor, "d"], terms: int = 4) -> str:
-    """The largest terms of a quadratic function, as in "0.71 q1 p2 - 0.70 q2 p1"."""
-    n = len(b) // 2
-    names = [f"q{i + 1}" for i in range(n)] + [f"p{i + 1}" for i in range(n)]
-    parts = [(float(b[i]), names[i]) for i in range(2 * n)]
-    for i in range(2 * n):
-        parts.append((0.5 * float(A[i, i]), f"{names[i]}^2"))
-        parts += [(float(A[i, j]), f"{names[i]} {names[j]}") for j in range(i + 1, 2 * n)]
-    parts = sorted(parts, key=lambda part: -abs(part[0]))
-    large = [part for part in parts[:terms] if abs(part[0]) > 0.05 * abs(parts[0][0])]
-    text = " ".join(f"{'-' if c < 0 else '+'} {abs(c):.2f} {name}" for c, name in large)
-    return text.removeprefix("+ ")
