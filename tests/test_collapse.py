@@ -186,8 +186,8 @@ MERGES: dict[str, tuple[Callable[[], list[Path]], list[list[int]], list[str]]] =
     ),
     "adaptive": (
         lambda: [Conv(2, 3, (6, 4), 2), Conv(2, 3, (6, 4), 2), FFC(2, 3, (6, 4), 2)],
-        [[0], [1], [2]],
-        ["Conv2d", "Conv2d"],
+        [[0, 1], [2]],
+        ["Conv2d"],
     ),
     "one pixel": (
         lambda: [Conv(2, 3, (1, 1)), FFC(2, 3, (1, 1))],

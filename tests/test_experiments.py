@@ -4,15 +4,27 @@ import json
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 import symrazor as sr
-from symrazor import discover
+from symrazor.data import digits as embedded
 from symrazor.data import flip_and_crop
-from symrazor.experiments import ella_table1, ella_table2, starts, tables
+from symrazor.discover import digits
+from symrazor.experiments import (
+    ella_table1,
+    ella_table2,
+    ella_table3,
+    fashion,
+    figures,
+    rotated_share,
+    starts,
+    tables,
+)
 from symrazor.experiments.ella_network import PATHS, ella_network
 from symrazor.experiments.results import add_runs, markdown, merged, read_runs
 from symrazor.experiments.tables import Options
@@ -67,13 +79,15 @@ def test_every_network_maps_images_to_classes(paths: str, size: int, blocks: int
     f = network(x)
     assert f.shape == (3, 7)
     invariant = torch.allclose(network(torch.roll(x, (3, -5), (2, 3))), f, atol=1e-5)
-    assert invariant == (paths in ("conv", "s-conv"))
+    assert invariant == (paths in ("conv", "s-conv", "gconv"))
+    turned = torch.allclose(network(torch.rot90(x, 1, (2, 3))), f, atol=1e-5)
+    assert turned == (paths == "gconv")
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"paths": "gconv"}, "expected paths in .* got 'gconv'"),
+        ({"paths": "hconv"}, "expected paths in .* got 'hconv'"),
         ({"size": 28}, "32 x 32 or 16 x 16, got size 28"),
         ({"prior": "omega"}, "'omega' for sparse paths, got 'omega'"),
     ],
@@ -260,10 +274,146 @@ def test_small_tables(table, tmp_path: Path) -> None:
 
 def test_starts_that_differ_end_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two epochs: `fit` makes the same start of a loose and of a tight prior."""
-    short = discover.DEFAULTS.change(epochs=2, progress=False)
-    monkeypatch.setattr(discover, "DEFAULTS", short)
-    near = [starts.run("digit", precision, "near", 0) for precision in (1.0, 1e4)]
-    given = [starts.run("digit", precision, "given", 0) for precision in (1.0, 1e4)]
+    short = digits.DEFAULTS.change(epochs=2, progress=False)
+    monkeypatch.setattr(digits, "DEFAULTS", short)
+    near = [starts.train("digit", precision, "near", 0) for precision in (1.0, 1e4)]
+    given = [starts.train("digit", precision, "given", 0) for precision in (1.0, 1e4)]
     assert near[0]["evidence"] == pytest.approx(near[1]["evidence"], rel=0.02)
     assert given[0]["evidence"] != pytest.approx(given[1]["evidence"], rel=0.1)
     assert "| digit | near | 10000 | 0 |" in starts.markdown(near)
+
+
+def test_starts_are_compared_by_their_ends(tmp_path: Path) -> None:
+    """Figures that pass, and one of each kind that does not."""
+
+    def row(seed: int, evidence: float, accuracy: float, verdict: str) -> dict[str, Any]:
+        return {
+            **{"task": "digit", "start": "near", "precision": 1.0, "seed": seed},
+            **{"evidence": evidence, "accuracy": accuracy, "verdicts": [verdict]},
+            **{"free_shares": [1.0], "errors": [1.0]},
+        }
+
+    ends = [
+        [row(0, 0.50, 99.0, "equivariant"), row(0, 0.54, 98.1, "equivariant")],
+        [row(1, 0.50, 99.0, "equivariant"), row(1, 0.56, 98.1, "equivariant")],
+        [row(2, 0.50, 99.0, "equivariant"), row(2, 0.50, 97.9, "equivariant")],
+        [row(3, 0.50, 99.0, "equivariant"), row(3, 0.50, 99.0, "position")],
+    ]
+    rows = [row for pair in ends for row in pair]
+    assert [c["passed"] for c in starts.compare(rows)] == [True, False, False, False]
+    assert starts.markdown(rows).count("FAIL") == 3
+    rival = {**row(0, 0.40, 99.0, "equivariant"), "start": "given"}  # found by another way
+    assert not [c for c in starts.compare([*rows, rival]) if c["passed"] and c["start"] == "near"]
+
+
+def test_starts_by_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(digits, "DEFAULTS", digits.DEFAULTS.change(epochs=1))
+    file = tmp_path / "starts.json"
+    starts.main(["--small", "--seed", "0", "--json", str(file), "--device", "cpu"])
+    document = json.loads(file.read_text())
+    assert len(document["runs"]) == 4 and len(document["comparisons"]) == 2
+
+
+def test_figures_show_the_shares_and_curves_of_a_run(tmp_path: Path) -> None:
+    """A real run of two epochs: curves add up to the reading, files are pictures."""
+    file, row = tmp_path / "runs.json", "digit/f-fc+conv/laplace"
+    options = Options(small=True, rows=(row,), json=file, epochs=2, set=("every=1", "burn_in=0"))
+    (x, y), test = ella_table1.data("digit", options)
+    few = replace(ella_table1.EXPERIMENT, data=lambda *_: ((x[:150], y[:150]), test))
+    tables.run(few, replace(options, device="cpu", figure=tmp_path))
+    run = read_runs("ella-table1", file)[0]
+    found = figures.shares([run, run])
+    assert list(found) == ["Conv", "FFC"] and len(found["Conv"]) == 5
+    assert [1 - conv[0] for conv in found["Conv"]] == pytest.approx(run["free_shares"])
+    gamma = figures.curves(run, "effective_parameters")
+    assert gamma.keys() == {(kind, n) for kind in ("Conv", "FFC") for n in range(1, 6)}
+    last = run["history"][-1]["effective_parameters"]
+    heads = [value for name, value in last.items() if ".paths." not in name]
+    assert sum(c[-1][1] for c in gamma.values()) + sum(heads) == pytest.approx(sum(last.values()))
+    precision = figures.curves(run, "precisions")["FFC", 1]
+    assert precision[-1] == (2, run["history"][-1]["precisions"]["0.paths.1"])
+    names = ("digit-f-fc_conv-laplace-shares", "digit-f-fc_conv-laplace-training")
+    for name in names:
+        assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+        assert "<svg" in (tmp_path / f"{name}.svg").read_text()
+
+
+def test_fashion_experiment_small(tmp_path: Path) -> None:
+    """A few seconds of it on the embedded digits: four rows, and a verdict."""
+    file = tmp_path / "a.json"
+    said = fashion.run(fashion.Options(small=True, minutes=0.03, json=file))
+    rows = json.loads(file.read_text())["rows"]
+    assert rows[-1]["network"] == "plain CNN"
+    assert rows[-1]["accuracy"] > 0.5
+    assert rows[-1]["data"] == 1437
+    assert "Position" in said
+    assert said.count("\n| ") == len(rows)
+    with pytest.raises(ValueError, match="expected a folder with Fashion-MNIST"):
+        fashion.run(fashion.Options())
+
+
+# --------------------------------------------------------------------------------------- table 3
+
+
+def test_table_3_has_the_papers_size_and_a_tenth_of_its_epochs() -> None:
+    network = ella_network("f-fc+conv+gconv", 3, 10, alpha=2)
+    # the reference has 1,237,527: its first block sees four turned copies of the image
+    assert sum(p.numel() for p in network.parameters()) == 1_114_810
+    rows = ella_table3.EXPERIMENT.rows
+    assert len(rows) == 10 and sum(row.small for row in rows) == 6
+    for row in rows:
+        epochs = ella_table3.config(row, small=False).epochs
+        assert epochs <= (100 if "mnist" in row.task else 400)
+    (row,) = (row for row in rows if row.name == "rotated-mnist/laplace")
+    assert row.paper == {"accuracy": 95.55, "nll": 0.136, "evidence": 0.896}
+
+
+def test_moved_digits_are_moved_once_and_for_all() -> None:
+    options = Options(small=True)
+    (x, y), (xt, _) = ella_table3.data("mnist", options)
+    for task in ("translated-mnist", "rotated-mnist"):
+        (moved, labels), (again, _) = (ella_table3.data(task, options)[0] for _ in range(2))
+        assert torch.equal(moved, again) and torch.equal(labels, y)
+        assert moved.shape == x.shape == (len(y), 1, 16, 16)
+        assert not torch.allclose(moved, x)
+    assert xt.shape[1:] == x.shape[1:]
+
+
+def test_shares_stand_beside_the_papers() -> None:
+    kinds = {"FFC": 0.1, "Conv": 0.3, "GConv p4": 0.6}
+    relative = {k: {"mean": v, "min": v / 2, "max": 0.9} for k, v in kinds.items()}
+    runs = [
+        {"row": "mnist/laplace", "reading": {"relative_effective_parameters": relative}},
+        {"row": "cifar-10/laplace", "error": "diverged"},
+    ]
+    lines = ella_table3.shares(runs).splitlines()
+    assert lines[2:] == [
+        "| mnist | 10 (5-90) | 10 (0-46) | 30 (15-90) | 15 (0-98) | 60 (30-90) | 75 (1-100) | 1 |"
+    ]
+
+
+@pytest.mark.slow
+def test_table_3_on_the_digits(tmp_path: Path) -> None:
+    file = tmp_path / "t3.json"
+    options = Options(
+        small=True, device="cpu", rows=("rotated-mnist/laplace",), epochs=2, json=file
+    )
+    text = tables.run(ella_table3.EXPERIMENT, options)
+    assert "| rotated-mnist | " in text
+    (found,) = read_runs("ella-table3", file)
+    errors = found["reading"]["layers"][0]["equivariance_error"]
+    assert set(errors) == {"translation", "p4"}
+
+
+def test_turned_digits_and_their_table() -> None:
+    x, _ = embedded("train")
+    moved = rotated_share.turned(x, 1)
+    back = torch.stack([torch.rot90(moved, k, (2, 3)) for k in range(4)])
+    assert bool((back == x).flatten(2).all(2).any(0).all())
+    rows = [
+        {"seed": 0, "data": kind, "share": share, "error": 1.0, "accuracy": 90.0}
+        for kind, share in (("upright", 40.0), ("turned", 60.0))
+    ]
+    assert rotated_share.markdown(rows).endswith("in 1 of 1 seeds.")
+    network = rotated_share.network(8, 1)
+    assert network(x[:2]).shape == (2, 10)

@@ -18,8 +18,8 @@ import symrazor as sr
 from symrazor.data import digits
 from symrazor.equivariance import layer_errors
 from symrazor.evidence.value import Evidence
+from symrazor.latest import latest_razor
 from symrazor.layers import FC, FFC, Conv, Relaxed, path_groups
-from symrazor.learner import latest_razor
 from symrazor.reading import SCHEMA, WIDTH, LayerReading, PathReading, Reading, read
 from symrazor.verdict import FREE_SHARE, SMALL_ERROR, percent, words
 

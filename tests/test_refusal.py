@@ -188,14 +188,16 @@ def test_input_overwritten_in_place() -> None:
 
 
 class Flattens(nn.Module):
-    """Hides the data in a longer first dimension."""
+    """Hides the data in a longer first dimension, but not datum after datum."""
 
     def __init__(self) -> None:
         super().__init__()
         self.a, self.b = nn.Linear(2, 3), nn.Linear(6, 3)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.b(torch.tanh(self.a(x.reshape(-1, 2))).reshape(len(x), -1))
+        steps = x.reshape(len(x), 2, 2).transpose(0, 1).reshape(-1, 2)
+        h = torch.tanh(self.a(steps)).reshape(2, len(x), 3)
+        return self.b(h.transpose(0, 1).flatten(1))
 
 
 class SequenceFirst(nn.Module):

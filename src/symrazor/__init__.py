@@ -2,6 +2,7 @@
 
 __version__ = "0.1.0"
 
+from symrazor import groups as groups
 from symrazor import layers as layers
 from symrazor.batchnorm import replace_batchnorm as replace_batchnorm
 from symrazor.collapse import collapse as collapse
@@ -11,6 +12,8 @@ from symrazor.curvature import Method as Method
 from symrazor.curvature import Sharing as Sharing
 from symrazor.curvature import curvature as curvature
 from symrazor.curvature import sharing as sharing
+from symrazor.discover import Discovery as Discovery
+from symrazor.discover import discover as discover
 from symrazor.equivariance import equivariance_error as equivariance_error
 from symrazor.errors import CurvatureError as CurvatureError
 from symrazor.errors import UnsupportedParameterError as UnsupportedParameterError
@@ -21,6 +24,7 @@ from symrazor.events import record_of as record_of
 from symrazor.evidence import Evidence as Evidence
 from symrazor.evidence import exact_evidence as exact_evidence
 from symrazor.evidence import laplace_evidence as laplace_evidence
+from symrazor.evidence import variational_evidence as variational_evidence
 from symrazor.export import save_network as save_network
 from symrazor.fit import Fit as Fit
 from symrazor.fit import fit as fit
@@ -31,6 +35,8 @@ from symrazor.hyper import interval as interval
 from symrazor.hyper import positive as positive
 from symrazor.hyper import real as real
 from symrazor.hyper import weights as weights
+from symrazor.invariant import InvariantHead as InvariantHead
+from symrazor.invariant import InvariantWeights as InvariantWeights
 from symrazor.learner import Razor as Razor
 from symrazor.likelihood import Bernoulli as Bernoulli
 from symrazor.likelihood import Categorical as Categorical
@@ -47,3 +53,10 @@ from symrazor.reading import reading as reading
 from symrazor.relax import Relaxation as Relaxation
 from symrazor.relax import relax as relax
 from symrazor.relax import relaxation as relaxation
+from symrazor.transforms import AffineLie as AffineLie
+from symrazor.transforms import LieDistribution as LieDistribution
+from symrazor.variational.config import VariationalConfig as VariationalConfig
+from symrazor.variational.fit import VariationalFit as VariationalFit
+from symrazor.variational.fit import VariationalFitConfig as VariationalFitConfig
+from symrazor.variational.fit import fit_variational as fit_variational
+from symrazor.variational.network import Variational as Variational

@@ -155,7 +155,7 @@ def _fates(
         "name": name,
         "paths": [
             {
-                "path": type(layer.path(i)).__name__,
+                "path": layer.path(i).label,
                 "group": layer.path(i).group,
                 "share": share,
                 "fate": fates.get(together.get(i, 0), "merged"),

@@ -9,7 +9,7 @@ $$ \varepsilon = \sqrt{\frac{\operatorname{mean}_{n, g}\, \lVert f(g x_n) - g' f
 with $\bar f$ the mean of f over data and positions, one value per channel: a large constant bias is
 equivariant, and dividing by it would hide a symmetry that is broken. 0 is exactly equivariant; a
 map that has nothing to do with the group has an error near $\sqrt 2$.
-A new group is one function that lists its elements as `Action`s; translations are the first.
+A group is a list of `Action`s: circular translations by default, or any `symrazor.groups.Group`.
 """
 
 import itertools
@@ -25,8 +25,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from symrazor.curvature.tape import Input, call, each
-from symrazor.layers.path import Shape
-from symrazor.layers.relaxed import spatial_layers
+from symrazor.groups import Group, GroupAction, Representation, Unmoved, action_on
+from symrazor.layers.gconv import GConv
+from symrazor.layers.path import Path, Shape
+from symrazor.layers.relaxed import Relaxed, spatial_layers
 
 Map = Callable[[Tensor], Tensor]
 BATCH = 256  # inputs per forward pass
@@ -83,11 +85,50 @@ def _translation(index: int, in_shape: Shape, out_shape: Shape | None) -> Action
     return Action(partial(roll, shifts=shift), candidates)
 
 
+Symmetry = Group | GroupAction | tuple[GroupAction, GroupAction]
+"""A group, how it acts on inputs, or how it acts on inputs and outputs."""
+
+
+def group_actions(symmetry: Symmetry, x: Tensor, y: Tensor, count: int, seed: int) -> list[Action]:
+    """Elements of a group, as they act on inputs x and outputs y; all of them if they are few.
+
+    Without an action for outputs: outputs of the inputs' size move as those do, those that the
+    group can act on by itself do that, and vectors of another length stay as they are.
+
+    Raises:
+        ValueError: data that the group does not act on.
+    """
+    if isinstance(symmetry, tuple):
+        before, after = symmetry
+    else:
+        before = action_on(symmetry, x.shape) if isinstance(symmetry, Group) else symmetry
+        if y.shape[2:] == x.shape[2:] and (y.dim() > 2 or y.shape == x.shape):
+            after = before
+        else:
+            after = Unmoved(before.group) if y.dim() == 2 else action_on(before.group, y.shape)
+    elements = before.sample(count, seed)
+    return [Action(partial(before.act, g=g), (partial(after.act, g=g),)) for g in elements]
+
+
+def representation_actions(
+    before: Representation, after: Representation, count: int, seed: int
+) -> list[Action]:
+    """Generators and random words, as they move the places of [n, c, *size]."""
+
+    def moving(g: Tensor) -> Map:
+        if g.dim() == 1:
+            return lambda x: x.flatten(2)[:, :, g.argsort().to(x.device)].reshape(x.shape)
+        return lambda x: (x.flatten(2) @ g.to(x).mT).reshape(x.shape)
+
+    pairs = zip(before.moves(count, seed), after.moves(count, seed), strict=True)
+    return [Action(moving(g), (moving(h),)) for g, h in pairs]
+
+
 @torch.no_grad()
 def equivariance_error(
     f: Map,
     x: Float[Tensor, "n c *size"],
-    actions: Sequence[Action] | None = None,
+    actions: Sequence[Action] | Symmetry | None = None,
     count: int = 16,
     seed: int = 0,
 ) -> float:
@@ -97,9 +138,10 @@ def equivariance_error(
 
     Args:
         f: a map to images [n, d, *small] or vectors [n, k]; a module runs in eval mode meanwhile.
-        x: inputs, in 1 to 3 dimensions.
-        actions: group elements; by default `translations`, of which `count` and `seed` are options.
-        count: at most so many shifts.
+        x: inputs, in 1 to 3 dimensions; for a group that acts on vectors also [n, d].
+        actions: group elements; or a group, how it acts on inputs, or on inputs and on outputs; by
+            default `translations`.
+        count: at most so many elements.
         seed: of their choice.
 
     Raises:
@@ -107,17 +149,16 @@ def equivariance_error(
             list of actions.
     """
     shape = list(getattr(x, "shape", ()))
-    if not 3 <= len(shape) <= 5 or 0 in shape:
+    if not (3 if actions is None else 2) <= len(shape) <= 5 or 0 in shape:
         got = shape or type(x).__name__
         raise ValueError(f"expected inputs [n, c, *size] in 1 to 3 dimensions, got {got}")
-    if actions is not None and not actions:
+    if isinstance(actions, Sequence) and not actions:
         raise ValueError("expected at least one action, got none; None for translations")
     with evaluating(f):
         y = torch.cat([_image(f, part) for part in x.split(BATCH)])
-        if actions is None:
-            actions = translations(tuple(x.shape[2:]), tuple(y.shape[2:]) or None, count, seed)
-        total = sum(_squares(f, x, y, action) for action in actions)
-    residual = math.sqrt(total / (max(1, len(actions)) * y.numel()))
+        found = _listed(actions, x, y, count, seed)
+        total = sum(_squares(f, x, y, action) for action in found)
+    residual = math.sqrt(total / (max(1, len(found)) * y.numel()))
     centred = y.double() - y.double().mean([0, *range(2, y.dim())], keepdim=True)
     size, spread = (float(part.double().square().mean().sqrt()) for part in (y, centred))
     vanishing = ROUNDING * torch.finfo(y.dtype).eps * size
@@ -126,6 +167,20 @@ def equivariance_error(
     if spread <= vanishing or not math.isfinite(residual):
         return 0.0 if residual <= vanishing else math.inf
     return residual / spread
+
+
+def _listed(
+    actions: Sequence[Action] | Symmetry | None, x: Tensor, y: Tensor, count: int, seed: int
+) -> Sequence[Action]:
+    """Group elements, by whatever they were given as."""
+    if actions is None:
+        return translations(tuple(x.shape[2:]), tuple(y.shape[2:]) or None, count, seed)
+    if isinstance(actions, Group | GroupAction):
+        return group_actions(actions, x, y, count, seed)
+    match actions:
+        case (GroupAction() as before, GroupAction() as after):
+            return group_actions((before, after), x, y, count, seed)
+    return actions
 
 
 def _image(f: Map, x: Tensor) -> Tensor:
@@ -145,6 +200,26 @@ def _squares(f: Map, x: Tensor, y: Tensor, action: Action) -> float:
         errors = [(moved - g(images)).square().flatten(1).sum(1) for g in action.outputs]
         total += float(torch.stack(errors).amin(0).sum())
     return total
+
+
+def image_turns(model: nn.Module) -> dict[str, list[Action]]:
+    """What the groups of the layers that see images do to an image, and to outputs.
+
+    Vectors must not change; maps that a network returns turn as images do.
+    """
+    found: dict[str, list[Action]] = {}
+    for path in model.modules():
+        if isinstance(path, GConv) and path.kind == "lift":
+            act = path.point_group.act
+            found[str(path.group)] = [
+                Action(partial(act, g, regular=False), (partial(_turned, act, g),))
+                for g in range(1, path.point_group.order)
+            ]
+    return found
+
+
+def _turned(act: Callable[..., Tensor], g: int, y: Tensor) -> Tensor:
+    return y if y.dim() == 2 else act(g, y, regular=False)
 
 
 @contextmanager
@@ -171,6 +246,9 @@ class Errors:
 def layer_errors(model: nn.Module, x: Input, *, count: int = 16, seed: int = 0) -> Errors:
     """The error of every relaxed layer on what it sees when the model runs on x, and of the model.
 
+    It is measured under every group that a path of the layer claims, and under translations if none
+    does; that of the model under those of its layers' groups that act on x.
+
     Layers that did not run are left out, and so is the network unless x is one tensor
     [n, c, *size] in as many dimensions as the maps of its layers, with n >= 2: outputs of one datum
     have no spread to compare with.
@@ -178,7 +256,7 @@ def layer_errors(model: nn.Module, x: Input, *, count: int = 16, seed: int = 0) 
     Args:
         model: any module; its relaxed layers, and paths outside of one, are measured.
         x: inputs of the model; a hundred are plenty, and all layer inputs are held in memory.
-        count: at most so many shifts.
+        count: at most so many elements.
         seed: of their choice.
     """
     measure: Callable[..., float] = partial(equivariance_error, count=count, seed=seed)
@@ -194,11 +272,56 @@ def layer_errors(model: nn.Module, x: Input, *, count: int = 16, seed: int = 0) 
         for layer in seen:
             stack.enter_context(layer.register_forward_pre_hook(note, with_kwargs=True))
         call(model, x)
+    claims = {name: _claims(layer) for name, layer in layers.items()}
     found = {
-        name: {"translation": measure(layer, torch.cat(seen[layer]))}
+        name: {
+            group: measure(layer, torch.cat(seen[layer]), _elements(claim, count, seed))
+            for group, claim in claims[name].items()
+        }
         for name, layer in layers.items()
         if seen[layer]
     }
     dims = {maps[0].dim() for maps in seen.values() if maps} or {3, 4, 5}
-    is_map = isinstance(x, Tensor) and x.dim() in dims and len(x) > 1
-    return Errors({"translation": measure(model, x)} if is_map else {}, found)
+    network: dict[str, float] = {}
+    if isinstance(x, Tensor) and x.dim() in dims and len(x) > 1:
+        every = {group: claim for pairs in claims.values() for group, claim in pairs.items()}
+        for group, claim in (every or {"translation": None}).items():
+            if claim is None:
+                network[group] = measure(model, x)
+            elif isinstance(claim, tuple) and _acts_on(claim[0].group, x):
+                network[group] = measure(model, x, claim[0].group)
+        for group, actions in image_turns(model).items():
+            network[group] = measure(model, x, actions)
+    return Errors(network, found)
+
+
+Claims = dict[str, tuple[Representation, Representation] | list[Action] | None]
+
+
+def _claims(layer: Relaxed | Path) -> Claims:
+    """The groups of a layer's paths, with how they act; None stands for translations."""
+    paths = list(layer.paths) if isinstance(layer, Relaxed) else [layer]
+    found: Claims = {}
+    for path in paths:
+        assert isinstance(path, Path)
+        if path.group == "translation" or path.transformations():
+            found["translation"] = None
+        if path.group is not None and path.representations is not None:
+            found[path.group] = path.representations
+        elif path.group is not None and path.transformations():
+            found[path.group] = [Action(g, (h,)) for g, h in path.transformations()]
+    return found or {"translation": None}
+
+
+def _elements(
+    claim: tuple[Representation, Representation] | list[Action] | None, count: int, seed: int
+) -> list[Action] | None:
+    return representation_actions(*claim, count, seed) if isinstance(claim, tuple) else claim
+
+
+def _acts_on(group: Group, x: Tensor) -> bool:
+    try:
+        action_on(group, x.shape)
+    except ValueError:
+        return False
+    return True

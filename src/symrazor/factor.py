@@ -98,8 +98,9 @@ class Factor:
         rows = [part.reshape(-1, 1, self.features) / math.sqrt(k) for part in self.parts]
         return Factor(rows, None if self.total is None else self.total.mean(0, keepdim=True))
 
-    def _rows(self) -> Float[Tensor, "r k i"]:
-        """All rows, joined along whichever of r and i is contiguous in memory."""
+    @property
+    def rows(self) -> Float[Tensor, "r k i"]:
+        """All rows that are kept, joined along whichever of r and i is contiguous in memory."""
         if len(self.parts) == 1:
             return self.parts[0]
         if all(part.stride(0) == 1 for part in self.parts):
@@ -126,6 +127,11 @@ class Factor:
         return self._any.device
 
     @property
+    def dtype(self) -> torch.dtype:
+        """Of the rows; a matrix is always float64."""
+        return self._any.dtype
+
+    @property
     def small(self) -> bool:
         """Whether only rows are kept, fewer than there are features."""
         return self.total is None
@@ -136,16 +142,26 @@ class Factor:
         return sum(map(len, self.parts)) if self.small else self.features
 
     @property
+    def together(self) -> bool:
+        """Whether the eigenvalues of all blocks are found in one call, not one by one."""
+        return self.size < ALONE or self.device.type != "cpu"
+
+    def block(self, i: int) -> "Factor":
+        """Block i alone."""
+        total = None if self.total is None else self.total[i : i + 1]
+        return Factor([part[:, i : i + 1] for part in self.parts], total)
+
+    @property
     def matrix(self) -> Float[Tensor, "k i i"]:
         """The sum written out, in float64."""
         if not self.parts:
             assert self.total is not None
             return self.total
-        product = gram(self._rows()).double()
+        product = gram(self.rows).double()
         return product if self.total is None else product.add_(self.total)
 
     def _double_rows(self) -> Float[Tensor, "k r i"]:
-        return self._rows().transpose(0, 1).double()
+        return self.rows.transpose(0, 1).double()
 
     def spectrum(self, name: str, resolution: float) -> Float[Tensor, "k d"]:
         """Eigenvalues without rounding noise, d = `size` of them: none of the others is above zero.
@@ -155,7 +171,7 @@ class Factor:
             resolution: machine epsilon of the arithmetic that made the rows.
         """
         matrix = _squared(self._double_rows().mT) if self.small else self.matrix
-        if self.size < ALONE or matrix.device.type != "cpu":
+        if self.together:
             return eigenvalues(matrix, name, resolution)
         return torch.stack([eigenvalues(block, name, resolution) for block in matrix])
 

@@ -5,9 +5,11 @@ Weights: one of the optimisers of `stepper`, on a warm-up and a cosine. Hyperpar
 evidence is what comes out. `training` is the loop itself, `checkpoint` its files.
 """
 
+import logging
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -16,6 +18,7 @@ from torch import Tensor, nn
 from symrazor.checkpoint import Checkpoints
 from symrazor.collapse import collapse
 from symrazor.data import TensorLoader, Tensors, check_batch
+from symrazor.distributed import Shared, alone, started_by_torchrun, unwrapped, world
 from symrazor.evidence.value import Evidence
 from symrazor.layers.relaxed import NEAR, free_groups, spatial_layers, start_near_
 from symrazor.learner import Razor
@@ -25,7 +28,9 @@ from symrazor.posterior import How, Posterior, Prediction
 from symrazor.progress import Record
 from symrazor.pruning import path_shares
 from symrazor.reading import Reading, read, scores
-from symrazor.training import EVALUATION_BATCH, Callback, Training, outputs
+from symrazor.training import EVALUATION_BATCH, Callback, Training, outputs, shared_outputs
+
+log = logging.getLogger("symrazor")
 
 __all__ = ["Fit", "FitConfig", "fit"]
 
@@ -53,8 +58,9 @@ class Fit:
     data: TensorLoader
 
     def posterior(self) -> Posterior:
-        """The Laplace posterior over the weights."""
-        return self.razor.posterior(self.data)
+        """The Laplace posterior over the weights; of several processes each makes its own."""
+        with alone():
+            return self.razor.posterior(self.data)
 
     def predict(self, x: Tensor, how: How | Literal["map"] = "map") -> Prediction:
         """Predictive mean at x: by the weights as they are ("map"), or see `Posterior.predict`."""
@@ -79,14 +85,36 @@ class Fit:
         """
         shares = path_shares(self.model, self.evidence.effective_parameters)
         x = self.data.x[:32] if example_input is None else example_input
-        return collapse(
-            self.model,
-            x,
-            shares=shares,
-            threshold=threshold,
-            razor=self.razor,
-            loader=self.data,
-        )
+        with alone():
+            return collapse(
+                self.model,
+                x,
+                shares=shares,
+                threshold=threshold,
+                razor=self.razor,
+                loader=self.data,
+            )
+
+    def report(self, file: str | Path, **about: Any) -> Path:
+        """Write the page of this fit: one HTML file that needs nothing else.
+
+        Args:
+            file: where to.
+            **about: what `symrazor.page.document_of` takes: `question`, `name`, held-out data as
+                `test` for the calibration, names of the `classes`, the `command`.
+
+        Returns:
+            The file.
+        """
+        from symrazor.page import document_of, write_page
+
+        return write_page(document_of(self, **about), file)
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        from symrazor.page.notebook import fit_html
+
+        return fit_html(self)
 
     @property
     def json(self) -> str:
@@ -125,7 +153,13 @@ def fit(
         KeyboardInterrupt: SIGINT, and with `save` or `resume` a checkpoint was written.
         SystemExit: SIGTERM, with `save` or `resume`, and a checkpoint was written.
     """
+    model = unwrapped(model)
     options = (config or FitConfig()).change(**changes)
+    if started_by_torchrun() and world().size == 1:
+        log.warning(
+            "one of several processes trains by itself; to train together: "
+            "symrazor.distributed.start() before fit"
+        )
     checkpoints = _checkpoints(options)
     device = _device(model, options.device)
     if not all(isinstance(part, Tensor) for part in (*data, *(test or ()))):
@@ -152,8 +186,8 @@ def fit(
     if options.keep == "best" and razor.best is not None:
         razor.restore_best()
     model.eval()
-    evidence = razor.evidence(fixed)
-    figures = scores(razor.likelihood, outputs(model, test[0]), test[1]) if test else {}
+    evidence = razor.evidence(Shared(fixed))
+    figures = scores(razor.likelihood, shared_outputs(model, test[0]), test[1]) if test else {}
     train = {"n": len(y), "epochs": len(history), "seconds": history[-1]["seconds"]}
     choice = torch.Generator().manual_seed(options.seed)
     some = torch.randperm(len(x), generator=choice)[:MEASURED].to(device)

@@ -173,6 +173,18 @@ class Prior(nn.Module):
         """Precision that acts on a tensor."""
         return self.log_of(parameter).exp()
 
+    def precisions_of(self, theta: Mapping[str, Tensor], scale: float) -> list[Tensor]:
+        """Precisions that act on tensors, times a scale, in each tensor's type; few kernels.
+
+        The logarithms of all groups become one tensor, from which each takes its own.
+        """
+        if self.diagonal:
+            return [(self.precision_of(k) * scale).to(v.dtype) for k, v in theta.items()]
+        groups = torch.stack(list(self.log_precision)).exp() * scale
+        each = groups.to(next(iter(theta.values())).dtype).unbind()
+        order = {name: number for number, name in enumerate(self.names)}
+        return [each[order[self.group_of[k]]].to(v.dtype) for k, v in theta.items()]
+
     @property
     def precisions(self) -> dict[str, Tensor]:
         """Precision of every group, detached."""

@@ -23,7 +23,6 @@ from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from dataclasses import replace
 from typing import Any
-from weakref import ReferenceType, WeakKeyDictionary, ref
 
 import torch
 from torch import Tensor, nn
@@ -32,12 +31,14 @@ from symrazor import updates
 from symrazor.curvature import Curvature, Layer, Loader, Source, collect, layers, verify
 from symrazor.curvature.coverage import check_mode
 from symrazor.curvature.tape import Input, call, each
+from symrazor.distributed import from_first_, largest, unwrapped
 from symrazor.evidence.laplace import hyper_gradient, laplace_evidence, log_det, log_precisions
 from symrazor.evidence.value import Evidence
 from symrazor.hyper import hyperparameters, weights
+from symrazor.latest import remember
 from symrazor.layers.relaxed import balance_
 from symrazor.likelihood import Gaussian, Likelihood, as_likelihood
-from symrazor.loading import batches
+from symrazor.loading import Own, batches, check_count
 from symrazor.posterior import Posterior
 from symrazor.razor_config import RazorConfig, starting_prior
 from symrazor.rounding import tf32
@@ -49,9 +50,10 @@ class Razor:
     """Prior, evidence and hyperparameter updates of one model.
 
     Args:
-        model: any module whose trainable weights sit in registered layers.
+        model: any module whose trainable weights sit in registered layers; the module inside of
+            DistributedDataParallel is taken out.
         likelihood: a Likelihood or its name.
-        n_data: size of the training set.
+        n_data: size of the training set, that of all processes together.
         config: all options; single ones can be given by name, as in
             `Razor(model, "categorical", 1000, estimator="mc", prior_precision=10.0)`.
         **changes: those single options.
@@ -84,7 +86,7 @@ class Razor:
         except TypeError as error:
             known = sorted(RazorConfig.__dataclass_fields__)
             raise ValueError(f"expected options among {known}, got {sorted(changes)}") from error
-        self.model = model
+        self.model = model = unwrapped(model)
         self.n_data = n_data
         self.layers: list[Layer] = layers(model)
         first = next(iter(weights(model).values()))
@@ -102,7 +104,7 @@ class Razor:
         self._precision_optimiser = torch.optim.Adam(moved, lr=self.config.lr)
         eta = list(self.eta.values())
         self._eta_optimiser = torch.optim.Adam(eta, lr=self.config.lr) if eta else None
-        _RAZORS[model] = ref(self)
+        remember(model, self)
 
     @property
     def eta(self) -> dict[str, nn.Parameter]:
@@ -121,7 +123,20 @@ class Razor:
         return torch.stack(terms).sum() * (0.5 * self.config.temperature / self.n_data)
 
     @torch.no_grad()
-    def shrink_(self, lr: float | Mapping[str, float]) -> None:
+    def add_penalty_gradient_(self) -> None:
+        r"""Add $\Delta \theta / N$, the gradient of `penalty`, to each `.grad`; one kernel each."""
+        self.training_steps += 1
+        scale = self.config.temperature / self.n_data
+        named = weights(self.model)
+        precisions = self.prior.precisions_of(named, scale)
+        for theta, delta in zip(named.values(), precisions, strict=True):
+            if theta.grad is None:
+                theta.grad = delta * theta
+            else:
+                theta.grad.addcmul_(theta, delta)
+
+    @torch.no_grad()
+    def shrink_(self, lr: float | Tensor | Mapping[str, float]) -> None:
         r"""The prior's part of a gradient step, taken implicitly: stable for any precision.
 
         $\theta \leftarrow \theta / (1 + \text{lr}\, \delta / N)$, in place of `penalty`, after the
@@ -129,10 +144,10 @@ class Razor:
         A mapping weight name -> lr is for optimisers with several (`optimisers.step_sizes`).
         """
         self.training_steps += 1
-        for name, theta in weights(self.model).items():
-            rate = lr[name] if isinstance(lr, Mapping) else lr
-            delta = self.prior.precision_of(name).to(theta.dtype)
-            theta.div_(1 + rate * self.config.temperature / self.n_data * delta)
+        named = weights(self.model)
+        precisions = self.prior.precisions_of(named, self.config.temperature / self.n_data)
+        for (name, theta), delta in zip(named.items(), precisions, strict=True):
+            theta.div_(1 + (lr[name] if isinstance(lr, Mapping) else lr) * delta)
 
     def _weighted(self) -> Iterator[tuple[nn.Parameter, Tensor]]:
         for name, theta in weights(self.model).items():
@@ -179,7 +194,7 @@ class Razor:
                 "needs a second pass), got a generator; pass a list of batches or a DataLoader"
             )
         if self.eta and subset is not None:  # the second pass must see the same data
-            loader = list(self._batches(loader, subset))
+            loader = Own(self._batches(loader, subset))
         start = self.generator.get_state()
         if self.training_steps >= self.config.burn_in:
             balance_(self.model, self.prior.group_of)
@@ -196,6 +211,7 @@ class Razor:
             gradient = self.hyper_gradient(loader, found, subset)
         self._update_precisions(found)
         self._update_hyperparameters(gradient)
+        from_first_([*self.prior.parameters(), *self.eta.values()])  # machines may round otherwise
         self.at_bound = self.prior.clamp_()
         return now
 
@@ -229,11 +245,8 @@ class Razor:
                 keep_graph=keep_graph,
             )
         expected = self.n_data if subset is None else min(subset, self.n_data)
-        if found.n_seen != expected:
-            raise ValueError(
-                f"expected {expected} data from the loader, got {found.n_seen}; give n_data its "
-                "true size, or pass subset=... to scale a part of the data up"
-            )
+        check_count(found.n_seen, expected)
+        self._outputs = largest(self._outputs or 0)  # a process without data has not seen any
         return found
 
     def _look_again(self) -> None:
@@ -377,20 +390,7 @@ class Razor:
         self._best_state = state["best_state"]
         self.best = self.latest = None
         if state["best"] is not None:
-            fit, prior, det = (
-                torch.tensor(state["best"][part], dtype=torch.float64)
-                for part in ("log_likelihood", "log_prior", "log_det")
-            )
-            self.best = Evidence(fit, prior, det, self.n_data, dict(state["best"]["gamma"]))
-
-
-_RAZORS: "WeakKeyDictionary[nn.Module, ReferenceType[Razor]]" = WeakKeyDictionary()
-
-
-def latest_razor(model: nn.Module) -> Razor | None:
-    """The Razor that was made last for this very model, while it is alive."""
-    found = _RAZORS.get(model)
-    return None if found is None else found()
+            self.best = Evidence.of_dict(state["best"], self.n_data, dict(state["best"]["gamma"]))
 
 
 def _check_finite(now: Evidence) -> None:

@@ -11,6 +11,7 @@ $\sum_n J_n^\top \Lambda_n J_n$ equals the Fisher information.
 
 import math
 from abc import ABC, abstractmethod
+from functools import partial
 from typing import Literal
 
 import torch
@@ -19,6 +20,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from symrazor.hyper import Hyper
+from symrazor.parallel import in_parallel
 
 Probe = Literal["spectral", "label"]
 
@@ -102,11 +104,23 @@ def _right_singular_vectors(root: Float[Tensor, "c n k"]) -> Float[Tensor, "n c 
     gram = torch.einsum("cnk,dnk->ncd", root.double(), root.double())
     scale = gram.diagonal(dim1=1, dim2=2).sum(1).clamp(min=torch.finfo(gram.dtype).tiny)
     try:
-        vectors: Tensor = torch.linalg.eigh(gram / scale.reshape(-1, 1, 1))[1]
+        vectors = _eigenvectors(gram / scale.reshape(-1, 1, 1))
     except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
         # Any orthogonal V is right, only less precise.
         return torch.eye(c, dtype=root.dtype, device=root.device).expand(n, c, c)
     return vectors.to(root.dtype)
+
+
+def _eigenvectors(gram: Float[Tensor, "n c c"]) -> Float[Tensor, "n c c"]:
+    """Of many small matrices; above 32 rows CUDA takes them one by one, and CPU threads are faster.
+
+    (5,000 matrices of 39 rows: 2.8 s on an H200, 0.2 s on 16 threads.)
+    """
+    if not gram.is_cuda or gram.shape[-1] <= 32:
+        vectors: Tensor = torch.linalg.eigh(gram)[1]
+        return vectors
+    parts = [partial(torch.linalg.eigh, part) for part in gram.cpu().split(100)]
+    return torch.cat([found[1] for found in in_parallel(parts)]).to(gram.device)
 
 
 class Categorical(Likelihood):

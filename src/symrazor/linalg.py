@@ -8,10 +8,11 @@ Law: factors are summed, and eigenvalues and log-determinants computed, in float
 $\log(\lambda + \delta) - \log \delta$ is always $\log(1 + \lambda/\delta)$ by log1p.
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
 import torch
 from jaxtyping import Float
@@ -22,6 +23,71 @@ from symrazor.factor import Factor
 from symrazor.spectra import LinAlgError, eigenvalues, symmetric
 
 LogPrecisions = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Eigenvalues of one matrix, or of several small ones: work for one thread or one process.
+
+    Args:
+        name: whose they are.
+        shape: of the result.
+        device: of the result.
+        find: computes them.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    device: torch.device
+    find: Callable[[], Tensor]
+
+    @property
+    def work(self) -> float:
+        """In proportion to the time that it takes."""
+        return float(math.prod(self.shape) * self.shape[-1] ** 2)
+
+
+@dataclass(frozen=True)
+class Spectrum:
+    """Eigenvalues that a block will need, in independent pieces.
+
+    Args:
+        pieces: all of them.
+        put: takes their results, in order.
+    """
+
+    pieces: list[Piece]
+    put: Callable[[list[Tensor]], None]
+
+    @classmethod
+    def of(cls, block: "Block", attribute: str, shape: tuple[int, ...]) -> "Spectrum":
+        """In one piece: what a block keeps under a name."""
+
+        def find() -> Tensor:
+            found: Tensor = getattr(block, attribute)
+            return found
+
+        def put(values: list[Tensor]) -> None:
+            block.__dict__[attribute] = values[0]
+
+        where = block.factors()[0].device
+        return cls([Piece(", ".join(block.names), shape, where, find)], put)
+
+    @classmethod
+    def of_factor(cls, block: "Kron", attribute: str, factor: Factor) -> "Spectrum":
+        """Of a factor with several blocks: one piece each, unless they are better done together."""
+        if factor.blocks == 1 or factor.together:
+            return cls.of(block, attribute, (factor.blocks, factor.size))
+
+        def find(i: int) -> Tensor:
+            return factor.block(i).spectrum(block.name, block.resolution).squeeze(0)
+
+        def put(values: list[Tensor]) -> None:
+            block.__dict__[attribute] = torch.stack(values)
+
+        where, one = factor.device, (factor.size,)
+        pieces = [Piece(block.name, one, where, partial(find, i)) for i in range(factor.blocks)]
+        return cls(pieces, put)
 
 
 class Block(ABC):
@@ -38,8 +104,8 @@ class Block(ABC):
         """What H is made of."""
 
     @abstractmethod
-    def prepare(self) -> list[Callable[[], object]]:
-        """Independent pieces of work that `logdet` will need; run once, maybe in parallel."""
+    def prepare(self) -> list[Spectrum]:
+        """The eigenvalues that `logdet` will need."""
 
     @abstractmethod
     def draw(
@@ -115,9 +181,10 @@ class Kron(Block):
         """A and G."""
         return [self.A, self.G]
 
-    def prepare(self) -> list[Callable[[], object]]:
+    def prepare(self) -> list[Spectrum]:
         """Both spectra."""
-        return [lambda: self.spectrum_A, lambda: self.spectrum_G]
+        sides = {"spectrum_A": self.A, "spectrum_G": self.G}
+        return [Spectrum.of_factor(self, name, factor) for name, factor in sides.items()]
 
     @cached_property
     def _vectors(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -205,9 +272,10 @@ class Dense(Block):
         """H itself."""
         return [self.H]
 
-    def prepare(self) -> list[Callable[[], object]]:
+    def prepare(self) -> list[Spectrum]:
         """The spectrum, where one precision will do."""
-        return [lambda: self.spectrum] if len(self.names) == 1 and self.known is None else []
+        needed = len(self.names) == 1 and self.known is None
+        return [Spectrum.of(self, "spectrum", (len(self.H),))] if needed else []
 
     def _cholesky(self, log_precision: LogPrecisions) -> Tensor:
         delta = self._expand(log_precision).exp()
@@ -261,7 +329,7 @@ class Diag(Block):
         """The diagonal."""
         return [self.h]
 
-    def prepare(self) -> list[Callable[[], object]]:
+    def prepare(self) -> list[Spectrum]:
         """Nothing to prepare."""
         return []
 

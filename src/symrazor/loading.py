@@ -9,12 +9,16 @@ import torch
 from torch import Tensor
 
 from symrazor.curvature.tape import Input, each
+from symrazor.distributed import Shared, world
 
 
 def batches(
     loader: Iterable[Any], device: torch.device, subset: int | None = None
 ) -> Iterator[tuple[Input, Tensor]]:
-    """Batches of a loader on a device, at most `subset` data in all.
+    """This process's batches of a loader on a device, at most `subset` data of all processes.
+
+    Of a `distributed.Shared` loader the first data count, wherever they are; of any other each
+    process reads its part of the subset.
 
     Raises:
         ValueError: a loader that is not one, or whose batches are not pairs (x, y).
@@ -23,15 +27,41 @@ def batches(
         raise ValueError(f"expected a loader of batches (x, y), got {type(loader).__name__}")
     if subset is not None and subset < 1:
         raise ValueError(f"expected a subset of at least 1 datum, got {subset}")
-    left = math.inf if subset is None else subset
-    for batch in loader:
+    if isinstance(loader, Own):
+        yield from loader
+        return
+    here, shared = world(), isinstance(loader, Shared)
+    own = subset if shared or subset is None else len(range(subset)[here.part(subset)])
+    left = math.inf if own is None else own
+    for number, batch in enumerate(loader.loader if isinstance(loader, Shared) else loader):
+        if left <= 0:
+            return
         x, y = _unpack(batch)
         if left < len(y):
             x, y = each(x, itemgetter(slice(int(left)))), y[: int(left)]
-        yield each(x, lambda part: part.to(device)), y.to(device)
         left -= len(y)
-        if left <= 0:
-            return
+        if not shared or number % here.size == here.rank:
+            yield each(x, lambda part: part.to(device)), y.to(device)
+
+
+def check_count(seen: int, expected: int) -> None:
+    """Refuse sums over another number of data than they are to stand for.
+
+    Raises:
+        ValueError: with both numbers.
+    """
+    if seen == expected:
+        return
+    several = world().size > 1
+    raise ValueError(
+        f"expected {expected} data from the loader{'s of all processes' if several else ''}, got "
+        f"{seen}; give n_data its true size, or pass subset=... to scale a part of the data up"
+        + ("; each datum has to be read by one process, once" if several else "")
+    )
+
+
+class Own(list[tuple[Input, Tensor]]):
+    """What `batches` gave, to be read again as it is."""
 
 
 def sizes(loader: Iterable[Any]) -> tuple[int, int]:

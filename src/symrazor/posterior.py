@@ -18,7 +18,6 @@ from torch.nn.utils.stateless import _reparametrize_module
 
 from symrazor.curvature import Curvature, Layer
 from symrazor.curvature.statistics import weight_gradients
-from symrazor.curvature.tangents import shaped
 from symrazor.curvature.tape import Input, call, record
 from symrazor.evidence.laplace import log_precisions
 from symrazor.hyper import Prior, weights
@@ -49,16 +48,16 @@ def jacobians(
         for use, cotangent in zip(tape.uses, tape.cotangents(root), strict=True):
             layer = use.layer
             g = tape.f.new_zeros(use.y_shape) if cotangent is None else cotangent
-            formed = layer.form.outputs(g)
+            formed = use.outputs(g)
             pieces: list[tuple[str, Tensor]] = []
             if layer.bias is not None:
                 pieces.append((layer.bias, formed.sum(1).flatten(1)))
             if layer.weight is not None:
                 pieces.append(
-                    (layer.weight, weight_gradients(layer, [use.seen.detach()], [formed]))
+                    (layer.weight, weight_gradients([use], [use.seen.detach()], [formed]))
                 )
             for name in layer.shaping.values():
-                pieces.append((name, shaped(use.tangents[name].detach(), g)))
+                pieces.append((name, use.shaped(name, g).detach()))
             for name, j in pieces:
                 found[name] = found[name] + j if name in found else j
         for name, j in found.items():

@@ -23,6 +23,7 @@ class RazorConfig:
         probe: "spectral" or "label", for "mc".
         flavour: "expand" or "reduce", for "kron".
         blocks: "own" or "averaged" output factors of block-wise layers, for "kron".
+        copies: "reduce" or "expand" over copies of a datum (see `Augmented`), for "kron".
         update: "mackay" or "adam".
         prior_precision: starting precision, for all groups or by group name.
         free_precision: starting precision of free paths beside an equivariant one, where
@@ -43,6 +44,7 @@ class RazorConfig:
     probe: Probe = "spectral"
     flavour: Literal["expand", "reduce"] = "expand"
     blocks: Literal["own", "averaged"] = "own"
+    copies: Literal["reduce", "expand"] = "reduce"
     update: Literal["mackay", "adam"] = "mackay"
     prior_precision: float | Mapping[str, float] = 1.0
     free_precision: float = 30.0
@@ -67,7 +69,13 @@ class RazorConfig:
     def method(self) -> Method:
         """The part that curvature needs."""
         return Method(
-            self.structure, self.estimator, self.samples, self.probe, self.flavour, self.blocks
+            self.structure,
+            self.estimator,
+            self.samples,
+            self.probe,
+            self.flavour,
+            self.blocks,
+            self.copies,
         )
 
 

@@ -4,22 +4,33 @@ import json
 import math
 import platform
 import textwrap
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from typing import Any, NamedTuple, Protocol, get_args, get_origin, get_type_hints
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from symrazor.curvature.tape import Input
+from symrazor.distributed import unwrapped
 from symrazor.equivariance import Errors, layer_errors
 from symrazor.evidence.value import Evidence
-from symrazor.hyper import weights
+from symrazor.hyper import Prior, weights
+from symrazor.latest import latest_razor
+from symrazor.lattice import support
 from symrazor.layers.relaxed import Relaxed, spatial_layers
-from symrazor.learner import Razor, latest_razor
+from symrazor.learner import Razor
 from symrazor.likelihood import Bernoulli, Categorical, Likelihood
-from symrazor.verdict import LayerReading, PathReading, as_range, percent, table, words
+from symrazor.verdict import (
+    TRANSLATION,
+    LayerReading,
+    PathReading,
+    as_range,
+    percent,
+    table,
+    words,
+)
 
 SCHEMA = 2
 """Version of the JSON document, see docs/reading.md."""
@@ -44,20 +55,27 @@ def calibration_error(
     return float(gaps.abs().sum() / len(labels))
 
 
-def scores(likelihood: Likelihood, f: Float[Tensor, "n k"], y: Tensor) -> dict[str, float]:
-    """Test figures of outputs f: accuracy and calibration of a classifier, else squared error."""
+def scores(
+    likelihood: Likelihood, f: Float[Tensor, "n k"] | Float[Tensor, "s n k"], y: Tensor
+) -> dict[str, float]:
+    """Test figures of outputs f: accuracy and calibration of a classifier, else squared error.
+
+    Outputs under several draws of the weights, [s, n, k], are scored as one mixture.
+    """
     with torch.no_grad():
-        nll = float(likelihood.nll(f.double(), y).mean())
+        draws = f.double().reshape(-1, *f.shape[-2:])
+        log_p = torch.stack([-likelihood.nll(one, y) for one in draws])
+        nll = float((math.log(len(draws)) - log_p.logsumexp(0)).mean())
+        mean = torch.stack([likelihood.mean(one) for one in draws]).mean(0)
         match likelihood:
             case Categorical():
-                p = likelihood.mean(f.double())
-                accuracy = float((p.argmax(1) == y).double().mean())
-                return {"accuracy": accuracy, "nll": nll, "ece": calibration_error(p, y)}
+                accuracy = float((mean.argmax(1) == y).double().mean())
+                return {"accuracy": accuracy, "nll": nll, "ece": calibration_error(mean, y)}
             case Bernoulli():
-                hits = (f > 0) == (y.reshape(f.shape) > 0.5)
+                hits = (mean > 0.5) == (y.reshape(mean.shape) > 0.5)
                 return {"accuracy": float(hits.double().mean()), "nll": nll}
             case _:
-                error = likelihood.mean(f.double()) - y.reshape(f.shape).double()
+                error = mean - y.reshape(mean.shape).double()
                 return {"mse": float(error.square().mean()), "nll": nll}
 
 
@@ -121,6 +139,20 @@ class Reading:
         )
         return found
 
+    @classmethod
+    def from_dict(cls, document: Mapping[str, Any]) -> "Reading":
+        """The reading that `to_dict` or a JSON document of it came from.
+
+        A number that was not finite, null in JSON, comes back as not a number.
+
+        Raises:
+            ValueError: a document of another schema.
+        """
+        if document.get("schema") != SCHEMA:
+            raise ValueError(f"expected a reading of schema {SCHEMA}, got {document.get('schema')}")
+        found: Reading = _revived(cls, document)
+        return found
+
     def to_json(self) -> str:
         """The reading as a JSON document."""
         return json.dumps(self.to_dict(), indent=1, allow_nan=False)
@@ -131,6 +163,9 @@ class Reading:
         if any(layer.error is not None for layer in self.layers):
             lines.append(
                 "error: what a shifted input changes beyond a shift of the output, "
+                "relative to the output's spread"
+                if all(layer.group in (None, TRANSLATION) for layer in self.layers)
+                else "error: what moving the input by its group changes beyond moving the output, "
                 "relative to the output's spread"
             )
         shares = [
@@ -144,6 +179,30 @@ class Reading:
         verdict = textwrap.fill(self.verdict.replace(" %", "\0%"), WIDTH, break_on_hyphens=False)
         return "\n".join([*lines, verdict.replace("\0%", " %")])
 
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        from symrazor.page.notebook import reading_html
+
+        return reading_html(self)
+
+
+def _revived(kind: Any, value: Any) -> Any:
+    """What `json_ready` and `asdict` made a document of, by its annotation."""
+    if is_dataclass(kind):
+        hints = get_type_hints(kind)
+        known = [f.name for f in fields(kind) if f.name in value]
+        return kind(**{name: _revived(hints[name], value[name]) for name in known})  # type: ignore[operator]
+    if kind is float and value is None:
+        return math.nan
+    origin, parts = get_origin(kind), get_args(kind)
+    if origin is list:
+        return [_revived(parts[0], part) for part in value]
+    if origin is tuple:
+        return tuple(_revived(parts[0], part) for part in value)
+    if origin is dict:
+        return {key: _revived(parts[1], part) for key, part in value.items()}
+    return value
+
 
 def json_ready(value: Any) -> Any:
     """What JSON has a word for: other things by their number or their name."""
@@ -156,6 +215,35 @@ def json_ready(value: Any) -> Any:
     if isinstance(value, float):
         return float(value) if math.isfinite(value) else None
     return value if isinstance(value, (str, int, type(None))) else str(value)
+
+
+class Weighed(Protocol):
+    """A module and its weight tensors, by name."""
+
+    @property
+    def name(self) -> str: ...  # noqa: D102
+
+    @property
+    def tensors(self) -> Iterable[str]: ...  # noqa: D102
+
+
+class Learned(Protocol):
+    """What a reading is made of: a `Razor`, or a `Variational` network."""
+
+    @property
+    def model(self) -> nn.Module: ...  # noqa: D102
+
+    @property
+    def prior(self) -> Prior: ...  # noqa: D102
+
+    @property
+    def layers(self) -> Sequence[Weighed]: ...  # noqa: D102
+
+    @property
+    def at_bound(self) -> list[str]: ...  # noqa: D102
+
+    @property
+    def config(self) -> Any: ...  # noqa: D102
 
 
 def reading(
@@ -173,6 +261,7 @@ def reading(
     Raises:
         ValueError: no razor, no evidence, or those of another model.
     """
+    model = unwrapped(model)
     razor = latest_razor(model) if razor is None else razor
     if razor is None:
         raise ValueError(
@@ -191,7 +280,7 @@ def reading(
 
 
 def read(
-    razor: Razor,
+    razor: Learned,
     evidence: Evidence,
     train: dict[str, float] | None = None,
     test: dict[str, float] | None = None,
@@ -216,7 +305,12 @@ def read(
     )
     if razor.at_bound:
         numbers += f"; precision at its bound: {', '.join(razor.at_bound)}"
-    in_words = words(found, errors.network.get("translation"))
+    off = errors.network
+    described = [layer.group for layer in found if layer.group in off]
+    in_words = words(found, off.get(TRANSLATION, off[described[0]] if described else None))
+    others = [f"under {group} {percent(off[group])}" for group in off if group != TRANSLATION]
+    if TRANSLATION in off and others:
+        in_words = f"{in_words.removesuffix('.')}; {', '.join(others)}."
     return Reading(
         verdict=f"{in_words} {numbers}.".strip(),
         evidence=evidence.to_dict(),
@@ -230,7 +324,7 @@ def read(
 
 
 def _layers(
-    razor: Razor, gamma: dict[str, float], errors: dict[str, dict[str, float]]
+    razor: Learned, gamma: dict[str, float], errors: dict[str, dict[str, float]]
 ) -> list[LayerReading]:
     """One entry per relaxed layer with its paths, and per other layer with one path."""
     modules = dict(razor.model.named_modules())
@@ -241,15 +335,14 @@ def _layers(
         places = tensors.setdefault(owner, {owner: []})
         place = next(p for p in places if not p or f"{layer.name}.".startswith(f"{p}."))
         places[place].extend(layer.tensors)
-    return [
-        LayerReading(
-            name,
-            _paths(razor, modules, tensors[name], gamma),
-            errors.get(name, {}),
-            isinstance(modules[name], Relaxed),
-        )
-        for name in sorted(tensors, key=list(modules).index)
-    ]
+    found: list[LayerReading] = []
+    for name in sorted(tensors, key=list(modules).index):
+        layer, measured = modules[name], errors.get(name, {})
+        paths = _paths(razor, modules, tensors[name], gamma)
+        relaxed = isinstance(layer, Relaxed)
+        groups = support(layer, [p.share for p in paths], measured) if relaxed else []
+        found.append(LayerReading(name, paths, measured, relaxed, groups))
+    return found
 
 
 def _places(name: str, layer: nn.Module) -> dict[str, list[str]]:
@@ -260,7 +353,7 @@ def _places(name: str, layer: nn.Module) -> dict[str, list[str]]:
 
 
 def _paths(
-    razor: Razor,
+    razor: Learned,
     modules: dict[str, nn.Module],
     paths: dict[str, list[str]],
     gamma: dict[str, float],
@@ -270,7 +363,7 @@ def _paths(
     total = sum(used.values())
     return [
         PathReading(
-            type(modules[place]).__name__,
+            getattr(modules[place], "label", type(modules[place]).__name__),
             getattr(modules[place], "group", None),
             used[place] / total if total > 0 else 1 / len(paths),
             used[place],
@@ -280,6 +373,7 @@ def _paths(
                     razor.prior.precision_of(name).detach().mean()
                 )
                 for name in names
+                if name in razor.prior.group_of  # a point estimate has no prior
             },
             getattr(modules[place], "strict", True),
         )

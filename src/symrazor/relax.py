@@ -29,7 +29,9 @@ from symrazor.hyper import Hyper
 from symrazor.layers.conv import CONVOLUTIONS, AnyConv, Conv
 from symrazor.layers.dense import FC
 from symrazor.layers.factored import FFC
+from symrazor.layers.gconv import GConv
 from symrazor.layers.path import Path
+from symrazor.layers.point_group import point_group
 from symrazor.layers.relaxed import Relaxed, spatial_layers
 from symrazor.layers.sparse_conv import SConv
 from symrazor.layers.sparse_factored import SFC
@@ -50,6 +52,8 @@ FREE: dict[str, Callable[..., Path]] = {"f-fc": FFC, "fc": FC, "s-fc": SFC}
 """Name -> a path made of (in_channels, out_channels, in_shape, out_shape=...)."""
 
 GROUPS = ("translation",)
+TURNS = ("p2", "p4", "pm", "p2m", "p4m")
+"""Groups of the square grid with more than translations."""
 CONVS = tuple(CONVOLUTIONS.values())
 NORMS = (nn.GroupNorm, nn.LayerNorm, nn.RMSNorm, _InstanceNorm)
 NOT_LISTED = (*NORMS, nn.PReLU, Hyper, ParametrizationList)
@@ -109,7 +113,12 @@ def relax(
         model: any module; it stays as it is. Convolutions may be nested and called several times.
         example_input: one batch, whose spatial shape becomes that of the network; a tuple or
             dictionary of tensors is spread over the arguments of the model.
-        groups: the symmetries to relax: ["translation"].
+        groups: the symmetries to relax: ["translation"], or with rotations and reflections as in
+            ["translation", "p4", "p4m"], largest last. For each of these the part of a convolution
+            that is equivariant to it becomes a path of its own, and the convolution keeps the rest
+            (`GConv.split_off`). Channels are taken as a regular representation, (element, field);
+            the first convolution sees an image. Where channels, strides or maps do not fit the
+            group, there is no such path, and the account says why.
         paths: names joined by "+", one of them equivariant: "f-fc+conv", "fc+conv", "s-fc+conv",
             "s-fc+s-conv", "conv". S-CONV is fitted to the convolution by least squares, so that
             outputs change; convolutions with a stride of their own stay CONV.
@@ -132,7 +141,7 @@ def relax(
             "first: symrazor.replace_batchnorm(model), or with fold=True if the model is trained"
         )
     before, calls = _watch(relaxed, example_input)
-    account, new = Relaxation({}, {}), dict[int, Relaxed]()
+    account, new, missing = Relaxation({}, {}), dict[int, Relaxed](), dict[int, str]()
     old = {id(layer): layer for layer in spatial_layers(relaxed).values()}
     inside = {id(m) for layer in old.values() for m in layer.modules()}
     done: list[str] = []
@@ -156,10 +165,12 @@ def relax(
                 account.left[name] = reason
                 continue
             if id(module) not in new:
-                shape = calls[id(module)][0].shape[2:]
-                new[id(module)] = _relaxed(cast(AnyConv, module), shape, equivariant, free)
-                new[id(module)].scale_free_paths(math.inf if precision is None else precision)
-            account.changed[name] = _describe(new[id(module)])
+                seen, conv = calls[id(module)][0], cast(AnyConv, module)
+                turned, missing[id(module)] = _split(conv, seen, groups)
+                layer = _relaxed(conv, seen.shape[2:], equivariant, free, turned)
+                layer.scale_free_paths(math.inf if precision is None else precision)
+                new[id(module)] = layer
+            account.changed[name] = _describe(new[id(module)]) + missing[id(module)]
     if not new:
         reasons = "".join(f"\n  {name or '(root)'}: {why}" for name, why in account.left.items())
         raise ValueError(f"expected at least one convolution to relax, got none{reasons or '.'}")
@@ -182,8 +193,9 @@ def _check_options(model: object, example_input: object, groups: object, precisi
     if not isinstance(model, nn.Module):
         raise ValueError(f"expected a torch.nn.Module, got {type(model).__name__}")
     wanted = list(groups) if isinstance(groups, list | tuple | set) else [groups]
-    if not wanted or set(wanted) - set(GROUPS):
-        raise ValueError(f"expected groups among {list(GROUPS)}, got {wanted}")
+    known = [*GROUPS, *TURNS]
+    if not set(GROUPS) <= set(wanted) or set(wanted) - set(known):
+        raise ValueError(f"expected groups among {known}, translation in any case, got {wanted}")
     number = isinstance(precision, int | float)
     if precision is not None and not (number and precision > 0):
         raise ValueError(f"expected a positive precision or None, got {precision!r}")
@@ -215,22 +227,30 @@ def _parse(paths: str) -> tuple[FromConv, list[Callable[..., Path]]]:
 
 @dataclass(frozen=True)
 class _Call:
-    """One call: shape of a positional input (else empty), and whether it is a whole map in rows."""
+    """One call: shape of a positional input (else empty), and what it is.
+
+    A whole map in rows; an image, which no convolution has seen yet.
+    """
 
     shape: tuple[int, ...]
     is_map: bool
+    is_image: bool
 
 
 def _watch(model: nn.Module, x: Input) -> tuple[Tensor, dict[int, list[_Call]]]:
     """Run the model in eval mode; its outputs, and all calls of its modules, by id."""
     calls: dict[int, list[_Call]] = {}
     last_map: tuple[int, ...] = ()
+    images: list[Tensor] = []
+    convolved = False
 
     def note(module: nn.Module, args: tuple[Any, ...], y: Any) -> None:
-        nonlocal last_map
+        nonlocal last_map, convolved
         shape = tuple(args[0].shape) if args and isinstance(args[0], Tensor) else ()
         is_map = len(shape) == 2 and prod(last_map[1:]) > 1 and shape[1] == prod(last_map)
-        calls.setdefault(id(module), []).append(_Call(shape, is_map))
+        is_image = not convolved or any(args[0] is image for image in images if args)
+        calls.setdefault(id(module), []).append(_Call(shape, is_map, is_image))
+        convolved |= isinstance(module, CONVS)
         if isinstance(module, nn.Linear):
             last_map = ()
         elif isinstance(y, Tensor) and y.dim() > 2:
@@ -240,7 +260,9 @@ def _watch(model: nn.Module, x: Input) -> tuple[Tensor, dict[int, list[_Call]]]:
     handles = [module.register_forward_hook(note) for module in modes]
     try:
         with torch.no_grad(), torch.random.fork_rng(_cuda(model)):
-            return call(model.eval(), each(x, torch.clone)), calls
+            copied = each(x, torch.clone)
+            each(copied, images.append)
+            return call(model.eval(), copied), calls
     except Exception as error:
         shapes = each(x, lambda part: list(getattr(part, "shape", [])))
         raise ValueError(
@@ -289,6 +311,7 @@ def _relaxed(
     in_shape: Sequence[int],
     equivariant: FromConv,
     free: Sequence[Callable[..., Path]],
+    turned: Sequence[Path] = (),
 ) -> Relaxed:
     """The sum of all paths, where and in what precision the convolution is."""
     mode, like = conv.training, conv.weight
@@ -296,7 +319,19 @@ def _relaxed(
     channels = conv.in_channels, conv.out_channels
     with torch.device("cpu"):  # one draw for all devices
         others = [make(*channels, in_shape, out_shape=first.out_shape) for make in free]
-    return Relaxed([first, *others]).to(like).train(mode)
+    return Relaxed([first, *turned, *others]).to(like).train(mode)
+
+
+def _split(conv: AnyConv, seen: _Call, groups: Sequence[str]) -> tuple[list[Path], str]:
+    """Paths for the groups with rotations, the largest group first served; and why some are not."""
+    found: list[Path] = []
+    missing = ""
+    for group in sorted(set(groups) & set(TURNS), key=lambda name: -point_group(name).order):
+        try:
+            found.insert(0, GConv.split_off(conv, seen.shape[2:], group, seen.is_image))
+        except ValueError as error:
+            missing += f"; no {group}: {error}"
+    return found, missing
 
 
 def _describe(layer: Relaxed) -> str:
@@ -304,8 +339,8 @@ def _describe(layer: Relaxed) -> str:
     first = cast(Path, layer.paths[0])
     c, in_shape, d, out_shape = first.spaces
     sizes = [
-        f"{type(path).__name__} ({sum(p.numel() for p in path.parameters()):,})"
-        for path in layer.paths
+        f"{path.label} ({sum(p.numel() for p in path.parameters()):,})"
+        for path in cast(Iterable[Path], layer.paths)
     ]
     near = "" if first.strict else ", equivariant up to borders and strides"
     spaces = f"{'x'.join(map(str, (c, *in_shape)))} -> {'x'.join(map(str, (d, *out_shape)))}"

@@ -5,12 +5,15 @@ import os
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from symrazor.discover import CANDIDATES, QUESTIONS, Answer
 from symrazor.verdict import LayerReading
 
-COLOURS = dict(zip(CANDIDATES, ("#33518f", "#1b7f79", "#c8553d"), strict=True))
+if TYPE_CHECKING:
+    from symrazor.discover.answer import Answer
+
+BLUE, GREEN, RED = "#33518f", "#1b7f79", "#c8553d"
+"""The structure that is learned, the symmetric one, the free one."""
 
 
 def write_atomically(path: Path, content: bytes) -> None:
@@ -30,8 +33,8 @@ def write_atomically(path: Path, content: bytes) -> None:
         raise
 
 
-def evidence_figure(answers: Sequence[Answer], path: Path) -> Path:
-    """For each task: training loss and evidence of each candidate, and what each layer learned.
+def evidence_figure(answers: "Sequence[Answer]", path: Path) -> Path:
+    """For each question: training loss and evidence of each candidate, and what each layer learned.
 
     Where both fit, the training loss says nothing about which will generalise; the evidence does.
     The bars are the shares of the paths in the effective parameters of the relaxed network's
@@ -44,11 +47,13 @@ def evidence_figure(answers: Sequence[Answer], path: Path) -> Path:
     FigureCanvasAgg(figure)
     axes = figure.subplots(len(answers), 3, squeeze=False, width_ratios=(1, 1, 0.8))
     for (left, right, bars), found in zip(axes, answers, strict=True):
-        _draw_shares(bars, found.named("relaxed").fit.reading.layers)
+        _draw_shares(bars, found.subject.fit.reading.layers)
+        names = [structure.name for structure in found.family.structures]
+        colours = dict(zip(names, (BLUE, GREEN, RED), strict=False))
         for candidate in found.candidates:
             history = candidate.fit.history
             measured = [record for record in history if "per_datum" in record]
-            style = {"color": COLOURS[candidate.name], "label": candidate.name, "lw": 2}
+            style = {"color": colours.get(candidate.name), "label": candidate.name, "lw": 2}
             epochs = [record["epoch"] for record in history]
             left.plot(epochs, [record["nll"] for record in history], **style)
             right.plot(
@@ -58,11 +63,13 @@ def evidence_figure(answers: Sequence[Answer], path: Path) -> Path:
                 ms=4,
                 **style,
             )
-        left.set(ylabel="training loss (nats)", xlabel="epoch", yscale="log")
+        positive = all(r["nll"] > 0 for c in found.candidates for r in c.fit.history)
+        scale = "log" if positive else "linear"
+        left.set(ylabel="training loss (nats)", xlabel="epoch", yscale=scale)
         right.set(ylabel="log evidence / n", xlabel="epoch")
-        left.set_title(QUESTIONS[found.task], loc="left", fontsize=10, fontweight="bold")
-        short = "does not matter" if found.symmetric else "matters"
-        right.set_title(f"Position {short}", loc="left", fontsize=10)
+        question = found.question.partition(" (")[0]
+        left.set_title(question, loc="left", fontsize=10, fontweight="bold")
+        right.set_title(found.verdict.partition(".")[0], loc="left", fontsize=10)
         for ax in (left, right, bars):
             ax.spines[["top", "right"]].set_visible(False)
             ax.grid(alpha=0.25)
@@ -76,14 +83,17 @@ def evidence_figure(answers: Sequence[Answer], path: Path) -> Path:
 def _draw_shares(ax: Any, layers: Sequence[LayerReading]) -> None:
     """A bar for each relaxed layer, split by path: equivariant first, free beside it."""
     relaxed = [layer for layer in layers if layer.relaxed]
+    if not relaxed:
+        ax.set_axis_off()
+        return
     names = [f"layer {number}" for number in range(1, len(relaxed) + 1)]
     free = [layer.free_share for layer in relaxed]
-    ax.barh(names, [1 - share for share in free], color=COLOURS["convolutional"], height=0.6)
+    ax.barh(names, [1 - share for share in free], color=GREEN, height=0.6)
     ax.barh(
         names,
         free,
         left=[1 - share for share in free],
-        color=COLOURS["fully connected"],
+        color=RED,
         height=0.6,
     )
     for name, share in zip(names, free, strict=True):

@@ -12,6 +12,11 @@ $L(\theta) + \theta^\top \Delta \theta / 2N$.
 SGD and AdamW rest at the posterior mode, where Laplace's method belongs. SAM (sharpness-aware
 minimisation) rests a distance of order $\rho$ away from it, on its flat side, at the price of two
 gradients a step; the evidence is then that of an expansion whose linear term is left out.
+
+Of several processes each works on its part of every batch, and the gradients are added up: the same
+batches and, up to rounding, the same weights as in one process. The sum is taken here and not by
+DistributedDataParallel, which takes the mean of the processes' means (parts may differ by one
+datum), would see every forward pass of the curvature, and has no step without its hooks.
 """
 
 import math
@@ -21,6 +26,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from symrazor.distributed import sum_, world
 from symrazor.graphed import GraphedStep
 from symrazor.hyper import weights
 from symrazor.learner import Razor
@@ -63,17 +69,18 @@ class Stepper:
         self.run: Callable[[Tensor, Tensor], Tensor] = self._run
         self.lr: Tensor | float = self.peak
         device = self.theta[0].device
-        if options.optimizer != "adamw":
-            self.optimiser = torch.optim.SGD(self.theta, lr=self.peak, momentum=MOMENTUM)
-        elif device.type == "cuda":
-            self.lr = torch.tensor(self.peak, device=device)
-            self.optimiser = torch.optim.AdamW(
-                self.theta, lr=self.lr, weight_decay=0.0, capturable=True, fused=True
-            )
-            self.run = GraphedStep(self._run)
-        else:
-            self.optimiser = torch.optim.AdamW(self.theta, lr=self.peak, weight_decay=0.0)
         self.on_host = device.type == "cpu"
+        if not self.on_host:  # the rate as a tensor: a recorded step reads it anew each time
+            self.lr = torch.tensor(self.peak, device=device)
+            if world().size == 1:  # messages to other processes are not recorded
+                self.run = GraphedStep(self._run)
+        fused = not self.on_host
+        if options.optimizer == "adamw":
+            self.optimiser = torch.optim.AdamW(
+                self.theta, lr=self.lr, weight_decay=0.0, capturable=fused, fused=fused
+            )
+        else:
+            self.optimiser = torch.optim.SGD(self.theta, lr=self.lr, momentum=MOMENTUM, fused=fused)
         self.last_good = self._snapshot()
 
     def step(self, x: Tensor, y: Tensor) -> Float[Tensor, ""]:
@@ -107,24 +114,33 @@ class Stepper:
 
     def _run(self, x: Tensor, y: Tensor) -> Tensor:
         """One step, without a look at any value."""
-        implicit = self.options.optimizer != "adamw"
-        nll = self._nll(x, y)
-        self._differentiate(nll if implicit else nll + self.razor.penalty())
+        nll = self._differentiate(x, y)
+        if self.options.optimizer == "adamw":
+            self.razor.add_penalty_gradient_()
         if self.options.optimizer == "sam":
             self._differentiate_uphill(x, y)
         for parameter in self.eta:
             parameter.grad = None  # eta follows the evidence, not the training loss
         self.optimiser.step()
-        if implicit:
-            self.razor.shrink_(float(self.lr) / (1 - MOMENTUM))
-        return nll.detach()
+        if self.options.optimizer != "adamw":
+            self.razor.shrink_(self.lr / (1 - MOMENTUM))
+        return nll
+
+    def _differentiate(self, x: Tensor, y: Tensor) -> Tensor:
+        """Gradients of the batch's mean negative log likelihood, which is returned."""
+        self.optimiser.zero_grad()
+        nll = self._nll(x, y)
+        nll.backward()
+        total = nll.detach()
+        sum_([total, *(theta.grad for theta in self.theta if theta.grad is not None)])
+        return total
 
     def _nll(self, x: Tensor, y: Tensor) -> Tensor:
-        return self.razor.likelihood.nll(self.razor.model(x), y).mean()
-
-    def _differentiate(self, loss: Tensor) -> None:
-        self.optimiser.zero_grad()
-        loss.backward()
+        """Of the batch's mean negative log likelihood, what this process's part adds to it."""
+        n, part = len(y), world().part(len(y))
+        if part.start == part.stop:  # fewer data than processes
+            return 0.0 * self.razor.likelihood.nll(self.razor.model(x[:1]), y[:1]).sum()
+        return self.razor.likelihood.nll(self.razor.model(x[part]), y[part]).sum() / n
 
     def _differentiate_uphill(self, x: Tensor, y: Tensor) -> None:
         """Replace the gradient by the one a distance `sam_radius` up the slope."""
@@ -137,13 +153,13 @@ class Stepper:
                 if theta.grad is not None:
                     theta.add_(scale.to(theta) * theta.grad)
         try:
-            uphill = self._nll(x, y)
-            self._differentiate(uphill)
+            uphill = self._differentiate(x, y)
         finally:
             with torch.no_grad():
                 for theta, value in zip(self.theta, before, strict=True):
                     theta.copy_(value)
-        self._check(uphill)
+        if self.on_host:
+            self._check(uphill)
 
     def _snapshot(self) -> dict[str, Tensor]:
         state = self.razor.model.state_dict()

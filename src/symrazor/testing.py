@@ -21,6 +21,8 @@ from torch import Tensor, nn
 from torch.func import functional_call, hessian, jacrev
 
 from symrazor.curvature import Method, curvature, layers, verify
+from symrazor.equivariance import representation_actions
+from symrazor.groups.suite import GroupSuite as GroupSuite  # noqa: PLC0414
 from symrazor.hyper import weights
 from symrazor.layers.path import Path
 from symrazor.layers.trace import is_ours
@@ -301,6 +303,16 @@ class PathSuite(ABC):
                 errors = [(moved - torch.roll(y, b, dims)).flatten(1).abs().amax(1) for b in backs]
                 error = float(torch.stack(errors).amin(0).max())
                 assert error < 1e-12, f"shift {shift} changes the output by {error:.1e}"
+
+    def test_its_group_commutes_with_the_path(self) -> None:
+        """A path with representations commutes with every generator, and with words in them."""
+        path, x = self._case()
+        if path.representations is None or not path.strict:
+            return
+        with torch.no_grad():
+            y = path(x)
+            for action in representation_actions(*path.representations, 16, 0):
+                assert_close(path(action.inputs(x)), action.outputs[0](y), 1e-11)
 
     def test_a_datum_does_not_depend_on_its_batch(self) -> None:
         """Alone or among others, a sample has the same output."""

@@ -6,8 +6,13 @@ data is not stored: the generator that shuffles is, as it was when the epoch beg
 the number of batches done since. So a run can go on in the middle of an epoch, and goes on bit for
 bit: on the same machine with the same number of threads, for a machine with other instructions
 rounds otherwise.
+
+Several processes read the same batches and share each out (`stepper`); the data of an evidence step
+are dealt out batch by batch. The first process alone writes checkpoints, shows progress and calls
+callbacks; all read the checkpoints, so that their directory has to be one that every machine sees.
 """
 
+import json
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -18,6 +23,7 @@ from torch import Tensor, nn
 
 from symrazor.checkpoint import Checkpoints, State, compare, fingerprint
 from symrazor.data import TensorLoader, Tensors
+from symrazor.distributed import Shared, any_, check_same, from_first_, sum_, world
 from symrazor.events import record_of
 from symrazor.interrupt import Interruption
 from symrazor.learner import Razor
@@ -32,6 +38,7 @@ log = logging.getLogger("symrazor")
 Callback = Callable[[Record], object]
 EVALUATION_BATCH = 500
 EVIDENCE_SUBSET = 5000  # data per evidence step, at most, unless told otherwise
+AGREE_EVERY = 8  # steps after which several processes ask each other whether to stop
 _ANOTHER_STREAM = 1_000_003  # seed + this: augmentation must not repeat the numbers of shuffling
 
 
@@ -40,6 +47,20 @@ def outputs(model: nn.Module, x: Tensor) -> Tensor:
     """Model outputs [n, k] in batches."""
     device = next(model.parameters()).device
     return torch.cat([model(part.to(device)) for part in x.split(EVALUATION_BATCH)])
+
+
+@torch.no_grad()
+def shared_outputs(model: nn.Module, x: Tensor) -> Tensor:
+    """The same, by all processes together."""
+    here = world()
+    if here.size == 1:
+        return outputs(model, x)
+    part = here.part(len(x))
+    own = outputs(model, x[part] if part.start < part.stop else x[:1])
+    found = own.new_zeros(len(x), own.shape[1])
+    found[part] = own[: part.stop - part.start]
+    sum_([found])
+    return found
 
 
 class Training:
@@ -78,11 +99,17 @@ class Training:
         self.batches_done, self.stale, self.seconds = 0, 0, 0.0
         self.summed_nll = torch.zeros((), dtype=torch.float64, device=data.x.device)
         self.history: list[Record] = []
-        self.belongs_to = self._belongs_to() if checkpoints else {}
+        several = world().size > 1
+        self.belongs_to = self._belongs_to() if checkpoints or several else {}
         saved = checkpoints.load() if checkpoints else None
+        if several:  # nobody writes before all have read
+            for name, part in self.belongs_to.items():
+                check_same(name, json.dumps(part, sort_keys=True))
+            check_same("checkpoint", str(saved and saved["step"]))
+            from_first_(razor.model.state_dict().values())
         if saved is not None:
             self.load_state_dict(saved)
-        elif checkpoints is not None:  # at once: a bad place must not cost a run
+        elif checkpoints is not None and world().first:  # at once: a bad place must not cost a run
             checkpoints.save(self.state_dict(), 0, 0)
 
     def finished(self) -> bool:
@@ -103,7 +130,9 @@ class Training:
         started = time.perf_counter() - self.seconds
         with (
             Interruption(self.checkpoints is not None) as stop,
-            progress(self.options.epochs, self.options.progress) as show,
+            progress(
+                self.options.epochs, self.options.progress if world().first else False
+            ) as show,
         ):
             while not self.finished():
                 self._train(stop, started)
@@ -125,7 +154,8 @@ class Training:
                 self.summed_nll += self.stepper.step(self._augmented(x), y).double() * len(y)
                 self.batches_done += 1
                 self.seconds = time.perf_counter() - started
-                self._leave_if_asked(stop)
+                if world().size == 1 or self.stepper.done % AGREE_EVERY == 0:
+                    self._leave_if_asked(stop)
 
     def _augmented(self, x: Tensor) -> Tensor:
         if self.options.augment is None:
@@ -142,14 +172,16 @@ class Training:
         epoch, n = len(self.history) + 1, self.razor.n_data
         record: Record = {"epoch": epoch, "nll": float(self.summed_nll) / n}
         measured = epoch % self.options.every == 0 or epoch == self.options.epochs
+        from_first_(self.razor.model.buffers())  # running statistics of a batch norm
         if measured:
             subset = min(n, self.options.subset or EVIDENCE_SUBSET)
-            estimate = self.razor.step(self.curvature_data, None if subset == n else subset)
+            data = Shared(self.curvature_data)
+            estimate = self.razor.step(data, None if subset == n else subset)
             record |= record_of(self.razor, estimate)
             if self.razor.best is not None:
                 self.stale = 0 if self.razor.best is estimate else self.stale + 1
         if self.test is not None and measured:
-            f = outputs(self.razor.model, self.test[0])
+            f = shared_outputs(self.razor.model, self.test[0])
             found = scores(self.razor.likelihood, f, self.test[1])
             record |= {f"test_{k}": v for k, v in found.items()}
         self.seconds = record["seconds"] = time.perf_counter() - started
@@ -159,7 +191,7 @@ class Training:
         self.epoch_start = self.data.generator.get_state()
 
     def _tell(self) -> None:
-        for callback in self.callbacks:
+        for callback in self.callbacks if world().first else ():
             try:
                 callback(dict(self.history[-1]))
             except Exception:
@@ -167,7 +199,7 @@ class Training:
 
     def _save(self) -> None:
         """Write a checkpoint; a full disk costs the checkpoint and not the run."""
-        if self.checkpoints is None:
+        if self.checkpoints is None or not world().first:
             return
         try:
             self.checkpoints.save(self.state_dict(), self.stepper.done, len(self.history))
@@ -175,16 +207,17 @@ class Training:
             log.exception("no checkpoint of step %d could be written", self.stepper.done)
 
     def _leave_if_asked(self, stop: Interruption) -> None:
-        if stop.received is None or self.checkpoints is None:
+        if self.checkpoints is None or not any_(stop.received is not None):
             return
         self._save()
-        log.warning(
-            "stopped by %s after step %d of %d; to go on: fit(..., resume=%r)",
-            stop.received.name,
-            self.stepper.done,
-            self.stepper.total,
-            str(self.checkpoints.directory),
-        )
+        if world().first:
+            log.warning(
+                "stopped by %s after step %d of %d; to go on: fit(..., resume=%r)",
+                "another process" if stop.received is None else stop.received.name,
+                self.stepper.done,
+                self.stepper.total,
+                str(self.checkpoints.directory),
+            )
         stop.leave()
 
     # State.

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Literal
 
+from symrazor.lattice import Support, sentence
+
 FREE_SHARE = 0.05
 """A layer whose free paths hold less of its effective parameters counts as convolutional.
 
@@ -20,6 +22,9 @@ SMALL_ERROR = 0.05
 In five-block networks on embedded digits the layers of one that classifies them wherever they are
 measured 0.3 to 5 %, all but one layer of one that must also say where they are 14 to 28 %.
 """
+
+TRANSLATION = "translation"
+"""The group of convolutions, in terms of which networks of images are described."""
 
 Kind = Literal["equivariant", "unused freedom", "borders", "position"]
 
@@ -56,12 +61,14 @@ class LayerReading:
         paths: in order.
         equivariance_error: group -> measured relative error, where it was measured.
         relaxed: whether it is a sum of paths.
+        symmetry: what speaks for each of its groups, if it has several paths.
     """
 
     name: str
     paths: list[PathReading]
     equivariance_error: dict[str, float] = field(default_factory=dict)
     relaxed: bool = False
+    symmetry: list[Support] = field(default_factory=list)
 
     @property
     def effective_parameters(self) -> float:
@@ -74,9 +81,17 @@ class LayerReading:
         return sum(path.share for path in self.paths if path.group is None)
 
     @property
+    def group(self) -> str | None:
+        """The group it is described by: translations, else the largest supported, else the best."""
+        if not self.equivariance_error or TRANSLATION in self.equivariance_error:
+            return TRANSLATION if self.equivariance_error else None
+        largest = [one.group for one in self.symmetry if one.largest]
+        return min(largest or self.equivariance_error, key=lambda g: self.equivariance_error[g])
+
+    @property
     def error(self) -> float | None:
-        """The measured error under translations, if any."""
-        return self.equivariance_error.get("translation")
+        """The measured error under its group, if any."""
+        return None if self.group is None else self.equivariance_error[self.group]
 
     @property
     def kind(self) -> Kind | None:
@@ -108,13 +123,16 @@ def percent(value: float) -> str:
 
 
 def words(layers: Sequence[LayerReading], network: float | None) -> str:
-    """Which layers keep translations and which use position, and how far the network is off."""
+    """Which layers keep a symmetry and which break it, and how far the network is off."""
     measured = [layer for layer in layers if layer.kind is not None]
     if not measured:
         return ""
     kinds = sorted({layer.kind for layer in measured if layer.kind}, key=_PHRASES.index)
     text = "; ".join(_phrase(kind, measured) for kind in kinds)
     text = f"{text[0].upper()}{text[1:]}."
+    for layer in layers:
+        if len(layer.symmetry) > 1:
+            text += f" {sentence(layer.name or '(the model)', layer.symmetry)}"
     if network is not None:
         text += f" Whole network: error {percent(network)}."
     return text
@@ -128,21 +146,23 @@ def _phrase(kind: Kind, layers: Sequence[LayerReading]) -> str:
     one = len(of_kind) == 1
     names = _names(kind, layers)
     be, their = ("is", "its") if one else ("are", "their")
+    group = " or ".join(dict.fromkeys(layer.group or "" for layer in of_kind))
     errors = [layer.error for layer in of_kind if layer.error is not None]
     error = percent(max(errors))
     error = f"error {error}" if one or "below" in error else f"error at most {error}"
     free = f"{as_range([layer.free_share for layer in of_kind])} of {their} effective parameters"
     match kind:
         case "equivariant":
-            return f"{names} {be} translation-equivariant ({error})"
+            return f"{names} {be} {group}-equivariant ({error})"
         case "unused freedom":
-            return (
-                f"{names} {be} nearly translation-equivariant, with {free} in free paths ({error})"
-            )
+            return f"{names} {be} nearly {group}-equivariant, with {free} in free paths ({error})"
         case "borders":
             return f"{names} {be} convolutional up to borders and strides ({error})"
         case "position":
-            return f"{names} {'uses' if one else 'use'} position ({free}, error {as_range(errors)})"
+            does = f"{'uses' if one else 'use'} position"
+            if group != TRANSLATION:
+                does = f"{be} not {group}-equivariant"
+            return f"{names} {does} ({free}, error {as_range(errors)})"
 
 
 def _names(kind: Kind, layers: Sequence[LayerReading]) -> str:
@@ -174,13 +194,21 @@ def table(layers: Sequence[LayerReading], width: int) -> list[str]:
     lines = [head + "precision"]
     for layer, name in zip(layers, short, strict=True):
         for number, path in enumerate(layer.paths):
-            error = "" if number or layer.error is None else percent(layer.error)
+            error = _error(layer, number)
             row = f"{name:<{names}}  {path.path:<{paths}}{100 * path.share:>5.0f} %"
             row += f"{path.effective_parameters:>11.1f}{path.parameters:>11,}{error:>{errors}}   "
             for text in textwrap.wrap(_precisions(path), max(20, width - len(head))):
                 lines.append(row + text)
                 row = " " * len(head)
     return lines
+
+
+def _error(layer: LayerReading, number: int) -> str:
+    """Beside a path the error of its group; that of the layer beside the first other one."""
+    errors = layer.equivariance_error
+    own = [path.group if path.group in errors else layer.group for path in layer.paths]
+    group = own[number]
+    return "" if group is None or group in own[:number] else percent(errors[group])
 
 
 def _precisions(path: PathReading) -> str:

@@ -4,6 +4,7 @@ r"""What the paths cost: F-FC against a convolution, and the evidence of relaxed
 |---|---|
 | F-FC, forward and backward, over a 3 x 3 convolution; 20 to 20 channels, 16 x 16, N = 128 | 1.1 |
 | S-CONV over CONV, and S-FC over F-FC, half as many anchors as weights; the same sizes | 1.3 |
+| GCONV (p4, p4m) over CONV of as many channels, the same arithmetic; 32 to 32, 16 x 16 | 1.3 |
 | a collapsed network over the CNN it was relaxed from, forward; four blocks, N = 32 | 1.05 |
 | one evidence estimate of the F-FC+CONV net over that of the CONV net; width 10, N = 1000 | 2.5 |
 
@@ -30,7 +31,7 @@ from torch import Tensor, nn
 from symrazor.bench.evidence import METHODS, Timing, data, estimate, interleave, peak_memory
 from symrazor.collapse import collapse
 from symrazor.data import TensorLoader
-from symrazor.layers import FC, FFC, SFC, Conv, Relaxed, SConv
+from symrazor.layers import FC, FFC, SFC, Conv, GConv, Relaxed, SConv
 from symrazor.layers.path import Path as LayerPath
 from symrazor.relax import relax
 
@@ -139,6 +140,19 @@ def sparse_factors(batch: int = 128) -> Comparison:
     return Comparison("forward+backward", runs, {"S-FC": 1.3}, inner=3)
 
 
+def group_convolution(batch: int = 128) -> Comparison:
+    """GCONV against a convolution of as many channels, which does the same arithmetic."""
+    torch.manual_seed(0)
+    x, sizes = torch.randn(batch, 32, 16, 16), (32, 32, (16, 16))
+    runs: Runs = {
+        "CONV": forward_backward(Conv(*sizes), x),
+        "GCONV p4": forward_backward(GConv(*sizes, group="p4"), x),
+        "GCONV p4m": forward_backward(GConv(*sizes, group="p4m"), x),
+        "GCONV p4, separable": forward_backward(GConv(*sizes, kind="separable"), x),
+    }
+    return Comparison("forward+backward", runs, {"GCONV p4": 1.3, "GCONV p4m": 1.3}, inner=3)
+
+
 def collapsed(batch: int = 32) -> Comparison:
     """A CNN written by hand, and the same after it was relaxed and collapsed."""
     torch.manual_seed(0)
@@ -198,6 +212,7 @@ COMPARISONS: dict[str, Callable[[], Comparison]] = {
     "layers": layers,
     "sparse convolution": sparse_convolution,
     "sparse factors": sparse_factors,
+    "group convolution": group_convolution,
     "collapsed": collapsed,
     "evidence": evidence,
     "evidence, one probe": partial(evidence, "one probe"),

@@ -7,6 +7,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
 from symrazor.curvature.sharing import Sharing, registered_type, sharing
+from symrazor.distributed import refuse_sharded
 from symrazor.errors import UnsupportedParameterError
 from symrazor.hyper import weights
 
@@ -47,6 +48,7 @@ def layers(model: nn.Module) -> list[Layer]:
             "expected a module whose layers can be watched, got a torch.compile'd one; pass the "
             "module it was made from (they share their weights)"
         )
+    refuse_sharded(model)
     theta = weights(model)
     name_of = {id(parameter): name for name, parameter in theta.items()}
     found: list[Layer] = []

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from symrazor.curvature.coverage import Layer, check_mode, layers
+from symrazor.curvature.exchange import over_processes
 from symrazor.curvature.statistics import (
     FULL,
     Method,
@@ -23,10 +24,12 @@ from symrazor.curvature.statistics import (
 )
 from symrazor.curvature.tape import Input, call
 from symrazor.curvature.verify import verify
+from symrazor.distributed import share_out, sum_, unwrapped, world
+from symrazor.errors import CurvatureError
 from symrazor.factor import Factor
 from symrazor.hyper import weights
 from symrazor.likelihood import Likelihood, as_likelihood
-from symrazor.linalg import Block, Dense, Diag, Kron
+from symrazor.linalg import Block, Dense, Diag, Kron, Piece
 from symrazor.parallel import as_finished, in_parallel, keep_pages
 
 Loader = Iterable[tuple[Input, Tensor]]
@@ -55,15 +58,57 @@ class Curvature:
     build: Callable[[Statistics], list[Block]] = field(repr=False)
 
     def prepare(self) -> "Curvature":
-        """Compute all spectra now, side by side on the threads of a CPU."""
-        largest_first = sorted(self.blocks, key=lambda b: -max(map(_work, b.factors())))
-        tasks = [task for block in largest_first for task in block.prepare()]
-        if all(f.device.type == "cpu" for block in self.blocks for f in block.factors()):
-            in_parallel(tasks)
-        else:  # a GPU's solver must not be started from several threads
-            for task in tasks:
-                task()
+        """Compute all spectra now, side by side on the threads of a CPU.
+
+        Several processes share them out by the work they are, and tell each other what they found.
+        """
+        spectra = [spectrum for block in self.blocks for spectrum in block.prepare()]
+        values = iter(_eigenvalues([piece for s in spectra for piece in s.pieces]))
+        for spectrum in spectra:
+            spectrum.put([next(values) for _ in spectrum.pieces])
         return self
+
+
+def _eigenvalues(pieces: list[Piece]) -> list[Tensor]:
+    """What all pieces of work find, done by all processes and threads, largest first."""
+    here = world()
+    owners = share_out([piece.work for piece in pieces], here.size)
+    mine = [number for number, owner in enumerate(owners) if owner == here.rank]
+    mine.sort(key=lambda number: -pieces[number].work)
+    tasks = [pieces[number].find for number in mine]
+    failed: Exception | None = None
+    found: dict[int, Tensor] = {}
+    try:
+        # A GPU's solver must not be started from several threads.
+        serial = any(piece.device.type != "cpu" for piece in pieces)
+        done = [task() for task in tasks] if serial else in_parallel(tasks)
+        found = dict(zip(mine, done, strict=True))
+    except CurvatureError as error:
+        failed = error
+    if failed is None and here.size == 1:
+        return [found[number] for number in range(len(pieces))]
+    return _told(pieces, found, failed)
+
+
+def _told(pieces: list[Piece], own: dict[int, Tensor], failed: Exception | None) -> list[Tensor]:
+    """Sums of what is zero but in the process that found it; not a number after an error in one."""
+    empty = 0.0 if failed is None else torch.nan
+    values = [
+        own[number].clone()
+        if number in own
+        else torch.full(piece.shape, empty, dtype=torch.float64, device=piece.device)
+        for number, piece in enumerate(pieces)
+    ]
+    sum_(values)
+    if failed is not None:
+        raise failed
+    for piece, value in zip(pieces, values, strict=True):
+        if not bool(torch.isfinite(value).all()):
+            raise CurvatureError(
+                f"expected finite eigenvalues of {piece.name} from every process, got an error in "
+                "another one; its message says which factor it was"
+            )
+    return values
 
 
 def curvature(
@@ -83,7 +128,7 @@ def curvature(
     Args:
         model: any module; its trainable weights must sit in registered layers.
         likelihood: a Likelihood or its name.
-        loader: an iterable of (x, y) batches, read once.
+        loader: an iterable of (x, y) batches, read once; of several processes each its own.
         method: structure and estimator; exact Kronecker by default.
         n_data: the figures are scaled by n_data / n_seen; by default n_seen.
         temperature: T of the tempered likelihood p^(1/T).
@@ -93,6 +138,7 @@ def curvature(
         UnsupportedParameterError: weights without curvature.
         ValueError: bad data or numbers, an empty loader, or a model in the wrong mode.
     """
+    model = unwrapped(model)
     found = layers(model)
     check_mode(model)
     source = Source(model, found, as_likelihood(likelihood), method or Method(), generator)
@@ -121,9 +167,17 @@ def collect(
             f"expected a positive temperature and n_data, got {temperature} and {n_data}"
         )
     keep_pages()
+    if keep_graph and world().size > 1:
+        raise ValueError(
+            "expected one process for an evidence that keeps its graph, got "
+            f"{world().size}; do: with symrazor.distributed.alone(), and pass all the data"
+        )
     tasks = _tasks(source, loader, keep_graph)
     serial = keep_graph or not _on_cpu(source) or source.method.structure in ("block", "full")
-    total = add_batches((task() for task in tasks) if serial else as_finished(tasks))
+    total = over_processes(
+        lambda: add_batches((task() for task in tasks) if serial else as_finished(tasks)),
+        next(iter(weights(source.model).values())).device,
+    )
     n_data = n_data or total.n
     scale = n_data / total.n / temperature
 
@@ -134,20 +188,21 @@ def collect(
     return Curvature(blocks, fit, n_data, total.n, scale, total.sums, build)
 
 
-def _work(factor: Tensor | Factor) -> int:
-    """In proportion to the time that its eigenvalues take."""
-    if isinstance(factor, Factor):
-        return int(factor.blocks * factor.size**3)
-    return int(factor.shape[-1] ** 3) if factor.dim() else 1
-
-
 def _tasks(source: Source, loader: Loader, keep_graph: bool) -> Iterator[Task]:
     """The work of all batches; images run channels-last on a CPU if the model can take it."""
     arrange: Callable[[Input], Input] | None = None
-    for number, (x, y) in enumerate(loader):
+    of_batch = source.passes()
+    for number, x, y in numbered(loader):
         if arrange is None:
             arrange = _plain if keep_graph else _arrangement(source, x)
-        yield from source.tasks(arrange(x), y, f"batch {number}", keep_graph)
+        yield from of_batch(number).tasks(arrange(x), y, f"batch {number}", keep_graph)
+
+
+def numbered(loader: Loader) -> Iterator[tuple[int, Input, Tensor]]:
+    """Batches with their numbers among those of all processes, as `distributed.Shared` deals."""
+    here = world()
+    for number, (x, y) in enumerate(loader):
+        yield here.rank + here.size * number, x, y
 
 
 def _on_cpu(source: Source) -> bool:

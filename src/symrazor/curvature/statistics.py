@@ -17,7 +17,7 @@ The Kronecker block is $G_k \otimes A_k / \text{count}$ ("expand" and "reduce" o
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
 
@@ -26,7 +26,6 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from symrazor.curvature.coverage import Layer
-from symrazor.curvature.tangents import shaped
 from symrazor.curvature.tape import FastBackward, Input, Tape, Use, each, record
 from symrazor.data import check_batch
 from symrazor.factor import Factor
@@ -56,6 +55,8 @@ class Method:
         flavour: how "kron" treats the shared index s: "expand" or "reduce".
         blocks: whether under "kron" each block k has its "own" output factor, or all have the
             "averaged" one; the latter is ELLA's form for factored layers, and less accurate.
+        copies: whether "kron" treats copies over which a model averages as further positions
+            ("expand"), or averages inputs and sums cotangents over them ("reduce").
     """
 
     structure: Literal["kron", "diag", "block", "full"] = "kron"
@@ -64,6 +65,7 @@ class Method:
     probe: Probe = "spectral"
     flavour: Literal["expand", "reduce"] = "expand"
     blocks: Literal["own", "averaged"] = "own"
+    copies: Literal["reduce", "expand"] = "reduce"
 
     def __post_init__(self) -> None:
         """Check every field."""
@@ -73,6 +75,7 @@ class Method:
             ("probe", ("spectral", "label")),
             ("flavour", ("expand", "reduce")),
             ("blocks", ("own", "averaged")),
+            ("copies", ("reduce", "expand")),
         ):
             if getattr(self, name) not in allowed:
                 raise ValueError(f"expected {name} in {allowed}, got {getattr(self, name)!r}")
@@ -110,9 +113,25 @@ class Source:
     method: Method
     generator: torch.Generator | None = None
 
+    def passes(self) -> "Callable[[int], Source]":
+        """For one pass over the data: the source of each batch, by its number.
+
+        Each batch draws its probes from a generator of its own, so that they do not depend on
+        which process works on it.
+        """
+        if self.generator is None or self.method.estimator != "mc":
+            return lambda number: self
+        place = self.generator.device
+        base = int(torch.randint(2**62, (), generator=self.generator, device=place))
+        return lambda number: replace(
+            self, generator=torch.Generator(place).manual_seed(base + number)
+        )
+
     def batch(self, x: Input, y: Tensor, where: str, keep_graph: bool = False) -> Batch:
         """Statistics of one batch; with `keep_graph` differentiable in the hyperparameters."""
-        return add_batches(task() for task in self.tasks(x, y, where, keep_graph))
+        total = add_batches(task() for task in self.tasks(x, y, where, keep_graph))
+        assert total is not None
+        return total
 
     def tasks(self, x: Input, y: Tensor, where: str, keep_graph: bool = False) -> list[Task]:
         """Run the model on one batch; what remains to be done, in independent pieces."""
@@ -157,18 +176,20 @@ class Source:
             return {}
         inputs = [use.seen if keep_graph else use.seen.detach() for use in uses]
         form, short_cut = layer.form, layer.form.input_factor
-        n = len(inputs[0])
         if self.method.flavour == "reduce":
-            parts = [form.inputs(x) for x in inputs]
+            parts = [use.inputs(x) for use, x in zip(uses, inputs, strict=True)]
             positions = sum(a.shape[1] for a in parts)
             mean = torch.stack([a.sum(1) for a in parts]).sum(0) / positions
-            factors, count = [Factor.of_rows(mean)], n
+            factors, count = [Factor.of_rows(mean)], len(mean)
         else:
+            reduced = self.method.copies == "reduce"
+            if reduced:
+                inputs = [use.mean_input(x) for use, x in zip(uses, inputs, strict=True)]
             factors = [
                 Factor.of_matrix(short_cut(x)) if short_cut else Factor.of_rows(form.inputs(x))
                 for x in inputs
             ]
-            count = sum(use.rows for use in uses)
+            count = sum(use.rows // (use.copies if reduced and use.averaged else 1) for use in uses)
         sums: Statistics = {
             (layer.weight, "count"): torch.tensor(float(count), dtype=torch.float64)
         }
@@ -189,10 +210,10 @@ class Source:
             ]
             for uses, gs in _group(paired):
                 layer = uses[0].layer
-                formed = [layer.form.outputs(g) for g in gs]
+                formed = [use.outputs(g) for use, g in zip(uses, gs, strict=True)]
                 for name in layer.shaping.values():
                     pairs = zip(uses, gs, strict=True)
-                    j = [shaped(use.tangents[name], g) for use, g in pairs]
+                    j = [use.shaped(name, g) for use, g in pairs]
                     gradients.setdefault(name, []).append(torch.stack(j).sum(0))
                 if layer.bias is not None and self._one_factor(layer, formed):
                     same[layer.bias] = str(layer.weight)
@@ -203,11 +224,10 @@ class Source:
                 if self.method.structure != "kron" or layer.form.dense:
                     xs = [use.seen if keep_graph else use.seen.detach() for use in uses]
                     gradients.setdefault(layer.weight, []).append(
-                        weight_gradients(layer, xs, formed)
+                        weight_gradients(uses, xs, formed)
                     )
                     continue
-                rows = [_over_uses(formed)] if self.method.flavour == "reduce" else formed
-                for part in rows:
+                for part in self._rows_of_G(uses, gs, formed):
                     flat = part.reshape(-1, *part.shape[-2:])
                     if part.numel() <= SMALL:
                         small.setdefault(layer.weight, []).append(flat)
@@ -219,6 +239,14 @@ class Source:
         for bias, weight in same.items():
             sums[bias, "H"] = sums[weight, "G"]
         return sums
+
+    def _rows_of_G(self, uses: list[Use], gs: list[Tensor], formed: list[Tensor]) -> list[Tensor]:
+        """Cotangents as the flavour wants them, [n, ..., k, o] each."""
+        if self.method.flavour == "reduce":
+            return [_over_uses(formed)]
+        if self.method.copies == "expand":
+            return formed
+        return [use.summed_output(g) for use, g in zip(uses, gs, strict=True)]
 
     def _one_factor(self, layer: Layer, formed: Sequence[Tensor]) -> bool:
         """Whether the weight is used once per datum, so that G is also the H of the bias."""
@@ -268,20 +296,20 @@ def tensors(layers: Iterable[Layer]) -> list[str]:
     return [name for layer in layers for name in layer.tensors]
 
 
-def weight_gradients(layer: Layer, inputs: Sequence[Tensor], formed: Sequence[Tensor]) -> Tensor:
+def weight_gradients(
+    uses: Sequence[Use], inputs: Sequence[Tensor], formed: Sequence[Tensor]
+) -> Tensor:
     """Per-datum gradients [n, p] of a layer's weight, flattened in the parameter's layout."""
-    pairs = [(layer.form.inputs(x), g) for x, g in zip(inputs, formed, strict=True)]
-    J = torch.stack([torch.einsum("nsko,nski->nkoi", g, a) for a, g in pairs]).sum(0)
-    return torch.vmap(layer.form.from_blocks)(J).flatten(1)
+    each_use = zip(uses, inputs, formed, strict=True)
+    parts = [torch.einsum("nsko,nski->nkoi", g, use.inputs(x)) for use, x, g in each_use]
+    return torch.vmap(uses[0].layer.form.from_blocks)(torch.stack(parts).sum(0)).flatten(1)
 
 
-def add_batches(parts: Iterable[Batch]) -> Batch:
-    """Sum of contributions; raises ValueError if there is none."""
+def add_batches(parts: Iterable[Batch]) -> Batch | None:
+    """Sum of contributions; None if there is none."""
     total: Batch | None = None
     for part in parts:
         total = part if total is None else total + part
-    if total is None:
-        raise ValueError("expected at least one batch, got an empty loader")
     return total
 
 

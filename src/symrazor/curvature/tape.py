@@ -24,26 +24,75 @@ from torch.overrides import TorchFunctionMode
 
 from symrazor.curvature.coverage import Layer
 from symrazor.curvature.geometry import wrap
-from symrazor.curvature.tangents import tangents
+from symrazor.curvature.tangents import shaped, tangents
 
 Input = Tensor | Sequence[Tensor] | Mapping[str, Tensor]
 
 
 @dataclass
 class Use:
-    """One call of one layer."""
+    r"""One call of one layer, in the weight-sharing format.
+
+    A model may show a layer several copies of each datum, one after the other in the first
+    dimension: transformed images, frames of a film. They are further uses of the weight by the same
+    datum, so that [(n copies), s, k, f] is read as [n, (copies s), k, f].
+
+    If the model averages over copies and says so (`announce_copies`), Kronecker factors may be
+    reduced over them: the gradient of one datum $\sum_c g_c a_c^\top$, with input $a_c$, cotangent
+    $g_c$ and weight $w_c$ of copy c, is taken for $(\sum_c g_c)(\sum_c w_c a_c)^\top$. So the
+    curvature falls as the copies grow apart, which tells the evidence how far they may.
+    """
 
     layer: Layer
     x: Tensor
     edge: GradientEdge
     version: int
     y_shape: torch.Size
+    copies: int = 1
+    copy_weights: Tensor | None = None
 
     @property
     def rows(self) -> int:
         """Number of (n, s) pairs: how often the weight was used in this call."""
         formed = self.layer.form.outputs(torch.empty(self.y_shape, device="meta"))
         return formed.shape[0] * formed.shape[1]
+
+    def inputs(self, x: Tensor) -> Float[Tensor, "n s k i"]:
+        """What the layer was called with, by datum."""
+        return self._fold(self.layer.form.inputs(x))
+
+    def outputs(self, y: Tensor) -> Float[Tensor, "n s k o"]:
+        """A tensor of the shape of the layer's output, by datum."""
+        return self._fold(self.layer.form.outputs(y))
+
+    @property
+    def averaged(self) -> bool:
+        """Whether the model averages over these copies."""
+        weights = self.copy_weights
+        return self.copies > 1 and weights is not None and len(weights) == self.copies
+
+    def mean_input(self, x: Tensor) -> Tensor:
+        """What the layer was called with, averaged over the copies of each datum."""
+        if not self.averaged or self.copy_weights is None:
+            return x
+        split: Tensor = x.unflatten(0, (-1, self.copies))
+        return torch.einsum("nc...,c->n...", split, self.copy_weights.to(x))
+
+    def summed_output(self, y: Tensor) -> Float[Tensor, "n s k o"]:
+        """A cotangent of the layer's output, summed over the copies of each datum."""
+        if not self.averaged:
+            return self.outputs(y)
+        split: Tensor = self.layer.form.outputs(y).unflatten(0, (-1, self.copies))
+        return split.sum(1)
+
+    def shaped(self, name: str, g: Tensor) -> Float[Tensor, "n p"]:
+        """Gradients of a parameter that shapes the weight, by datum."""
+        found = shaped(self.tangents[name], g)
+        return found if self.copies == 1 else found.unflatten(0, (-1, self.copies)).sum(1)
+
+    def _fold(self, formed: Tensor) -> Tensor:
+        split: Tensor = formed.unflatten(0, (-1, self.copies))
+        return formed if self.copies == 1 else split.flatten(1, 2)
 
     @property
     def seen(self) -> Tensor:
@@ -106,6 +155,7 @@ def call(model: Callable[..., Any], x: Input) -> Tensor:
 def record(model: Callable[..., Any], layers: Sequence[Layer], x: Input) -> Tape:
     """Run the model on one batch and note every use of its layers that acts on the outputs."""
     uses: list[Use] = []
+    _copies.weights = None
     with _listening(layers, uses), torch.enable_grad():
         f = call(model, x)
     if not f.requires_grad:
@@ -114,7 +164,20 @@ def record(model: Callable[..., Any], layers: Sequence[Layer], x: Input) -> Tape
             "gradient; does the model run under torch.no_grad() or detach?"
         )
     acting = _ancestors(f)
-    return Tape(f, [use for use in uses if use.edge.node in acting])
+    uses = [use for use in uses if use.edge.node in acting]
+    for use in uses:
+        copies, rest = divmod(use.y_shape[0], len(f))
+        use.copies = copies if copies and not rest else 1  # else `verify` says what is wrong
+        use.copy_weights = _copies.weights
+    return Tape(f, uses)
+
+
+_copies = threading.local()
+
+
+def announce_copies(weights: Float[Tensor, " c"]) -> None:
+    """For a model that averages over copies of each datum: with which weights it does."""
+    _copies.weights = weights
 
 
 def _ancestors(f: Tensor) -> set[Node]:

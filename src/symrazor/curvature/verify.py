@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from symrazor.curvature.coverage import layers
 from symrazor.curvature.statistics import weight_gradients
-from symrazor.curvature.tangents import shaped
 from symrazor.curvature.tape import Input, Use, call, each, record
 from symrazor.errors import UnsupportedParameterError
 from symrazor.hyper import weights
@@ -109,17 +108,17 @@ def _by_format(
     for use, g in zip(uses, cotangents, strict=True):
         if g is None:
             continue
-        layer, formed = use.layer, use.layer.form.outputs(g)
+        layer, formed = use.layer, use.outputs(g)
         pieces: dict[str, Tensor | None] = {}
         per_datum = len(formed) == n
         if layer.bias is not None:
             pieces[layer.bias] = formed.sum(1).flatten(1) if per_datum else None
         if layer.weight is not None:
             inputs = use.seen.detach()
-            j = weight_gradients(layer, [inputs], [formed]).detach() if per_datum else None
+            j = weight_gradients([use], [inputs], [formed]).detach() if per_datum else None
             pieces[layer.weight] = j
         for name in layer.shaping.values():
-            pieces[name] = shaped(use.tangents[name], g).detach() if per_datum else None
+            pieces[name] = use.shaped(name, g).detach() if per_datum else None
         for name, j in pieces.items():
             before = got.get(name, torch.zeros(()))
             got[name] = None if j is None or before is None else before.to(j) + j

@@ -8,24 +8,32 @@ dimension, y holds int64 class labels or float32 targets. Randomness comes from 
 |---|---|
 | `batches.py` | `TensorLoader`, `check_batch` |
 | `embedded.py` | `digits`, `on_canvas` |
-| `files.py` | `read_idx`, `read_cifar`, `read_npz` |
+| `dataset.py` | `Dataset`, `dataset`: data of any kind, and what kind they are |
+| `sources.py` | `read`: from a path to a `Dataset` |
+| `files.py` | `read_idx`, `read_cifar` |
+| `arrays.py`, `table.py`, `pictures.py`, `hub.py` | NumPy, CSV, images, Hugging Face folders |
 | `official.py` | `mnist`, `fashion_mnist`, `cifar10`: folders of official files |
 | `transforms.py` | `rotated`, `translated`, `scaled`, `resized`, `normalised`; `quadrants` |
+| `toy.py` | `rings` |
 | `augment.py` | `flip_and_crop`, for training batches |
 """
 
+from symrazor.data.arrays import read_npz as read_npz
 from symrazor.data.augment import flip_and_crop as flip_and_crop
 from symrazor.data.batches import TensorLoader as TensorLoader
 from symrazor.data.batches import Tensors as Tensors
 from symrazor.data.batches import check_batch as check_batch
+from symrazor.data.dataset import Dataset as Dataset
+from symrazor.data.dataset import dataset as dataset
 from symrazor.data.embedded import digits as digits
 from symrazor.data.embedded import on_canvas as on_canvas
 from symrazor.data.files import read_cifar as read_cifar
 from symrazor.data.files import read_idx as read_idx
-from symrazor.data.files import read_npz as read_npz
 from symrazor.data.official import cifar10 as cifar10
 from symrazor.data.official import fashion_mnist as fashion_mnist
 from symrazor.data.official import mnist as mnist
+from symrazor.data.sources import read as read
+from symrazor.data.toy import rings as rings
 from symrazor.data.transforms import normalised as normalised
 from symrazor.data.transforms import quadrants as quadrants
 from symrazor.data.transforms import resized as resized

@@ -1,20 +1,19 @@
-"""Readers of files: IDX (MNIST's), CIFAR's binary batches, NumPy archives. Nothing is unpickled."""
+"""Readers of binary files: IDX (MNIST's) and CIFAR's batches."""
 
 import gzip
 import io
 import math
 import struct
-import zipfile
 import zlib
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Int64, Shaped, UInt8
 from torch import Tensor
 
-from symrazor.data.batches import Tensors, check_batch, refusal
+from symrazor.data.arrays import check_size
+from symrazor.data.batches import refusal
 
 # The third byte of an IDX file -> its element type. IDX is big-endian.
 _IDX_TYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
@@ -69,6 +68,8 @@ def _parse_idx(file: io.BufferedIOBase, path: Path, most: int) -> Shaped[Tensor,
     dtype = np.dtype(_IDX_TYPES[magic[2]])
     expected = math.prod(shape) * dtype.itemsize
     held = min(most - 4 - 4 * dims, expected)
+    if held == expected:
+        check_size(math.prod(shape), path)
     data = file.read(expected) if held == expected else b""
     if len(data) < expected or file.read(1):
         what = f"{expected} bytes of elements for shape {list(shape)}"
@@ -76,42 +77,6 @@ def _parse_idx(file: io.BufferedIOBase, path: Path, most: int) -> Shaped[Tensor,
     # The copy is writable, as torch wants it, and in the byte order of this machine.
     array = np.frombuffer(data, dtype).astype(dtype.newbyteorder("=")).reshape(shape)
     return torch.from_numpy(array)
-
-
-def read_npz(path: str | Path) -> Tensors:
-    """Read a NumPy archive with the keys x and y. Never unpickles.
-
-    Args:
-        path: The file. x: numbers, data along the first dimension; uint8 is taken for an image
-            and divided by 255, every other type is taken as it is. y: integer labels or float
-            targets, one for each x.
-
-    Returns:
-        x as float32; y as int64 if it holds integers, else as float32.
-
-    Raises:
-        ValueError: If a key is missing or holds anything but finite numbers, or lengths differ.
-    """
-    arrays: dict[str, np.ndarray[Any, Any]] = {}
-    with Path(path).open("rb") as file:
-        try:
-            archive = np.load(file, allow_pickle=False)
-            if not isinstance(archive, np.lib.npyio.NpzFile):
-                raise ValueError("one array without a name")
-            for key in ("x", "y"):
-                if key not in archive:
-                    raise ValueError(f"only the keys {sorted(archive)}")
-                arrays[key] = archive[key]
-                if arrays[key].dtype.kind not in "biuf":
-                    raise ValueError(f"{key} of type {arrays[key].dtype}")
-        except (ValueError, EOFError, zipfile.BadZipFile, zlib.error, MemoryError) as error:
-            what = "an .npz file with plain numbers under the keys x and y"
-            raise refusal(what, f"{path}: {error}", "numpy.savez(path, x=x, y=y)") from error
-    x = torch.from_numpy(arrays["x"].astype(np.float32))
-    is_label = arrays["y"].dtype.kind in "biu"
-    y = torch.from_numpy(arrays["y"].astype(np.int64 if is_label else np.float32))
-    check_batch(x, y, str(path))
-    return (x / 255 if arrays["x"].dtype == np.uint8 else x), y
 
 
 def read_cifar(

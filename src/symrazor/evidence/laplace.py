@@ -24,8 +24,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from symrazor.curvature.estimate import Curvature, Loader
+from symrazor.curvature.estimate import Curvature, Loader, numbered
 from symrazor.curvature.statistics import Key, Source
+from symrazor.distributed import sum_
 from symrazor.evidence.value import Evidence
 from symrazor.factor import Factor
 from symrazor.hyper import Prior
@@ -107,8 +108,9 @@ def hyper_gradient(
     names, tensors = list(eta), list(eta.values())
     fit = [torch.zeros_like(t) for t in tensors]
     occam = [torch.zeros_like(t) for t in tensors]
-    for number, (x, y) in enumerate(loader):
-        batch = source.batch(x, y, f"batch {number}", keep_graph=True)
+    of_batch = source.passes()
+    for number, x, y in numbered(loader):
+        batch = of_batch(number).batch(x, y, f"batch {number}", keep_graph=True)
         product = torch.zeros((), dtype=torch.float64)
         for key, vector in vectors.items():
             if key in batch.sums:
@@ -116,6 +118,7 @@ def hyper_gradient(
         _add_gradient(fit, batch.log_likelihood * scale, tensors, retain=True)
         _add_gradient(occam, product, tensors, retain=False)
         del batch, product  # the graph of this batch goes before the next one comes
+    sum_([*fit, *occam])
     return {name: (f, o) for name, f, o in zip(names, fit, occam, strict=True)}
 
 

@@ -1,5 +1,6 @@
 r"""The one type that every evidence estimator returns."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -57,6 +58,17 @@ class Evidence:
             self.n_data,
             self.effective_parameters,
         )
+
+    @classmethod
+    def of_dict(
+        cls, values: Mapping[str, float], n_data: int, effective_parameters: dict[str, float]
+    ) -> "Evidence":
+        """The evidence that `to_dict` came from."""
+        fit, prior, det = (
+            torch.tensor(values[part], dtype=torch.float64)
+            for part in ("log_likelihood", "log_prior", "log_det")
+        )
+        return cls(fit, prior, det, n_data, effective_parameters)
 
     def to_dict(self) -> dict[str, float]:
         """Plain numbers, as they stand in a report."""

@@ -8,6 +8,11 @@
 Both end in one pixel, so that a network of convolutions alone is invariant to translations. No
 normalisation, no dropout. Paths are added up, where the reference takes their mean, and strides
 keep for each image the component with the largest norm (`Conv`).
+
+With GCONV (Table 3) there are four times the channels, one for each quarter turn; the first block
+lifts the image to them, and after the last block the largest of the four is taken. The reference
+turns the image, lets the same convolutions run on all four and calls that GCONV; ours connects the
+four, with filters turned (`GConv`).
 """
 
 from collections.abc import Callable
@@ -16,7 +21,7 @@ from typing import Literal
 
 from torch import nn
 
-from symrazor.layers import FC, FFC, SFC, Conv, Path, Relaxed, SConv
+from symrazor.layers import FC, FFC, SFC, Conv, GConv, GroupPool, Path, Relaxed, SConv
 
 FREE_PRECISION = {32: 100.0, 16: 30.0}
 """Size -> free paths beside an equivariant one are drawn from a prior of this precision."""
@@ -26,7 +31,10 @@ _STRIDES = {32: (1, 2, 1, 2, 1, 2, 2, 2), 16: (1, 2, 2, 2, 2)}
 _HIDDEN = {32: 64, 16: 16}
 
 Prior = Literal["weights", "omega"]
-PATHS = ("fc", "conv", "fc+conv", "f-fc", "f-fc+conv", "s-fc", "s-conv", "s-fc+s-conv")
+PATHS = (
+    *("fc", "conv", "fc+conv", "f-fc", "f-fc+conv", "s-fc", "s-conv", "s-fc+s-conv"),
+    *("gconv", "f-fc+conv+gconv"),
+)
 
 
 def ella_network(
@@ -60,18 +68,29 @@ def ella_network(
     if prior not in ("weights", "omega") or (prior == "omega" and "s-" not in paths):
         raise ValueError(f"expected prior 'weights', or 'omega' for sparse paths, got {prior!r}")
     makers, hidden, start = _makers(paths, prior), alpha * _HIDDEN[size], FREE_PRECISION[size]
-    channels = [in_channels, *(alpha * width for width in _CHANNELS[size])]
+    elements = 4 if "gconv" in paths else 1
+    channels = [in_channels, *(elements * alpha * width for width in _CHANNELS[size])]
     blocks: list[nn.Module] = []
     for c, d, stride in zip(channels[:-1], channels[1:], _STRIDES[size], strict=True):
         layer = Relaxed([make(c, d, (size, size), stride) for make in makers])
         if len(makers) > 1:
             layer.scale_free_paths(start)
+        if paths == "f-fc+conv+gconv":  # two convolutions share what one would add
+            for path in (layer.path(0), layer.path(1)):
+                path.scale_(0.5**0.5)
+        makers = [_on_elements if make is _lift else make for make in makers]
         blocks += [layer, nn.ReLU()]
         size //= stride
-    dense = nn.Linear(channels[-1], hidden), nn.Linear(hidden, classes)
+    if elements > 1:
+        blocks.append(GroupPool(elements))
+    dense = nn.Linear(channels[-1] // elements, hidden), nn.Linear(hidden, classes)
     for linear in dense:
         nn.init.zeros_(linear.bias)
     return nn.Sequential(*blocks, nn.Flatten(), dense[0], nn.ReLU(), dense[1])
+
+
+_lift = partial(GConv, group="p4", kind="lift")
+_on_elements = partial(GConv, group="p4")
 
 
 def _makers(paths: str, prior: Prior) -> list[Callable[..., Path]]:
@@ -79,6 +98,7 @@ def _makers(paths: str, prior: Prior) -> list[Callable[..., Path]]:
     role = "weight" if prior == "omega" else "fixed"
     anchors = 7 if paths == "s-fc+s-conv" else 4
     known: dict[str, Callable[..., Path]] = {
+        "gconv": _lift,
         "conv": Conv,
         "s-conv": partial(SConv, anchors=anchors, learn_omega=role),
         "fc": FC,

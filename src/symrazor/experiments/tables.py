@@ -18,6 +18,7 @@ import torch
 import symrazor as sr
 from symrazor.data import Tensors
 from symrazor.experiments.ella_network import Prior, ella_network
+from symrazor.experiments.figures import draw
 from symrazor.experiments.results import Run, add_runs, markdown, merged, read_runs
 
 BURN_IN_EPOCHS = 10
@@ -37,6 +38,7 @@ class Options:
         rows: patterns of rows to run, as in "digit/*"; none for the table of the file alone.
         epochs: in place of the experiment's own number.
         merge: further files with results, to be merged and shown.
+        figure: folder for pictures of the rows with relaxed layers, see `figures`.
         set: changes of the training, as in lr=0.01 every=3 (see FitConfig and RazorConfig).
     """
 
@@ -48,6 +50,7 @@ class Options:
     rows: tuple[str, ...] = ("*",)
     epochs: int | None = None
     merge: tuple[Path, ...] = ()
+    figure: Path | None = None
     set: tuple[str, ...] = ()
 
 
@@ -62,6 +65,7 @@ class Row:
         method: "map" or "laplace".
         prior: see `ella_network`.
         paper: the paper's figures: "accuracy" in per cent, "nll", "evidence" (-log evidence / N).
+        small: whether there is such a row on the embedded digits.
     """
 
     name: str
@@ -70,6 +74,7 @@ class Row:
     method: Literal["map", "laplace"]
     prior: Prior = "weights"
     paper: dict[str, float] = field(default_factory=dict)
+    small: bool = True
 
 
 @dataclass(frozen=True)
@@ -83,6 +88,8 @@ class Experiment:
         classes: task -> number of classes.
         config: (row, whether small) -> the training.
         alpha: width of the network on the real data and on the embedded digits.
+        start: of free paths in rows with "laplace", see `FitConfig`.
+        more: runs of one size -> what follows the table.
     """
 
     name: str
@@ -91,6 +98,8 @@ class Experiment:
     classes: Callable[[str], int]
     config: Callable[[Row, bool], sr.FitConfig]
     alpha: tuple[int, int] = (10, 4)
+    start: Literal["near", "given"] = "given"
+    more: Callable[[Sequence[Run]], str] | None = None
 
 
 def run(experiment: Experiment, options: Options) -> str:
@@ -101,9 +110,10 @@ def run(experiment: Experiment, options: Options) -> str:
     Raises:
         ValueError: options that fit nothing.
     """
-    chosen = [r for r in experiment.rows if any(fnmatchcase(r.name, p) for p in options.rows)]
+    there = [row for row in experiment.rows if row.small or not options.small]
+    chosen = [r for r in there if any(fnmatchcase(r.name, p) for p in options.rows)]
     if options.rows and not chosen:
-        names = ", ".join(row.name for row in experiment.rows)
+        names = ", ".join(row.name for row in there)
         raise ValueError(f"expected rows among {names}, got {' '.join(options.rows)}")
     runs = [run for file in options.merge for run in read_runs(experiment.name, file)]
     if options.json is not None:  # before the work: a run must not be lost to a bad path
@@ -118,7 +128,11 @@ def run(experiment: Experiment, options: Options) -> str:
             if options.json is not None:
                 runs = merged(runs, add_runs(experiment.name, options.json, [new]))
     paper = {row.name: row.paper for row in experiment.rows}
-    return markdown([run for run in runs if run["small"] == options.small], paper)
+    shown = [run for run in runs if run["small"] == options.small]
+    if options.figure is not None:
+        draw(shown, options.figure)
+    text = markdown(shown, paper)
+    return text if experiment.more is None else f"{text}\n\n{experiment.more(shown)}"
 
 
 def run_row(
@@ -131,7 +145,7 @@ def run_row(
     """Train one network and note everything about it."""
     train, test = data
     base = experiment.config(row, options.small)
-    config = _config(base, row, options, len(train[1])).change(seed=seed)
+    config = _config(base, row, options, len(train[1]), experiment.start).change(seed=seed)
     torch.manual_seed(seed)
     channels, size = train[0].shape[1], train[0].shape[-1]
     classes, alpha = experiment.classes(row.task), experiment.alpha[options.small]
@@ -157,7 +171,9 @@ def run_row(
     }
 
 
-def _config(base: sr.FitConfig, row: Row, options: Options, n: int) -> sr.FitConfig:
+def _config(
+    base: sr.FitConfig, row: Row, options: Options, n: int, start: Literal["near", "given"]
+) -> sr.FitConfig:
     """The training of a row."""
     epochs = base.epochs if options.epochs is None else options.epochs
     changes = dict(_setting(text) for text in options.set)
@@ -165,7 +181,8 @@ def _config(base: sr.FitConfig, row: Row, options: Options, n: int) -> sr.FitCon
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     steps = -(-n // int(changes.get("batch_size", base.batch_size)))
-    changes = {"start": "given", "burn_in": steps * min(BURN_IN_EPOCHS, epochs // 2), **changes}
+    start = "given" if row.method == "map" else start
+    changes = {"start": start, "burn_in": steps * min(BURN_IN_EPOCHS, epochs // 2), **changes}
     if row.method == "map":
         never = steps * epochs + 1
         changes |= {"burn_in": never, "every": epochs, "keep": "last"}
@@ -209,6 +226,7 @@ def main(experiment: Experiment, arguments: Sequence[str] | None = None) -> None
     parser.add_argument("--rows", nargs="*", default=["*"], help="patterns; none: only the table")
     parser.add_argument("--epochs", type=int)
     parser.add_argument("--merge", type=Path, nargs="*", default=[], help="further results")
+    parser.add_argument("--figure", type=Path, help="folder for pictures")
     parser.add_argument("--set", nargs="*", default=[], help="as in lr=0.01 every=3")
     values = vars(parser.parse_args(arguments))
     lists = {name: tuple(value) for name, value in values.items() if isinstance(value, list)}

@@ -58,6 +58,17 @@ class Filtered(Path):
         y: Tensor = self.shrink(self.conv(x))
         return y
 
+    def unshrunk(self) -> nn.Module:
+        """The filter alone, at stride 1, as torch.nn modules."""
+        return self.conv
+
+    def _plain(self) -> nn.Module:
+        """The filter, and its subsampling after it."""
+        if self.stride == 1:
+            return self.unshrunk()
+        shrink = self.shrink.plain((self.out_channels, *self.in_shape))
+        return nn.Sequential(self.unshrunk(), shrink)
+
 
 class Conv(Filtered):
     r"""$y[o] = \sum_\delta K[\delta]\, x[o + \delta] + b$, one bias per channel.
@@ -161,9 +172,7 @@ class Conv(Filtered):
     def _plain(self) -> nn.Module:
         """The convolution itself, at stride 1 or with "first"; else with its subsampling after."""
         fixed = self.fixed()
-        if fixed is not None:
-            return fixed
-        return nn.Sequential(self.conv, self.shrink.plain((self.out_channels, *self.in_shape)))
+        return super()._plain() if fixed is None else fixed
 
 
 def _padding(conv: AnyConv) -> list[int]:

@@ -5,8 +5,9 @@ r"""Several paths between the same spaces as few plain modules.
 2. Any affine paths add up to one matrix, where that costs no more parameters and FLOPs: always if
    one of them is dense already, otherwise on maps of a few pixels.
 
-A convolution with adaptive subsampling cannot be merged: it chooses which pixels to keep from its
-own output, so that the sum of two of them is not one of a summed kernel.
+Convolutions with one adaptive subsampling are added up before it, as in `Relaxed`, and merge like
+others; with free paths beside them they cannot, because which pixels are kept is chosen from their
+own output.
 """
 
 import copy
@@ -18,9 +19,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from symrazor.layers.conv import CONVOLUTIONS, AnyConv, Conv
+from symrazor.layers.conv import CONVOLUTIONS, AnyConv, Conv, Filtered
 from symrazor.layers.dense import FC
 from symrazor.layers.path import Path
+from symrazor.layers.relaxed import joint
 from symrazor.layers.trace import new_parameter, traced
 
 ROWS = 256
@@ -76,22 +78,44 @@ def merge(paths: Sequence[Path], factor: float = 1.0) -> tuple[nn.Module, list[l
 
 def _parts(paths: Sequence[Path]) -> list[Part]:
     """Every path alone, or a group of convolutions that are one."""
+    place = {id(path): i for i, path in enumerate(paths)}
     parts: list[Part] = []
-    groups: list[list[int]] = []
     fixed: dict[int, AnyConv] = {}
-    for i, path in enumerate(paths):
+    for group in joint(paths):
+        own = [place[id(path)] for path in group]
+        path = paths[own[0]]
         conv = path.fixed() if isinstance(path, Conv) else None
-        if conv is not None and type(conv) is CONVOLUTIONS[len(path.in_shape)]:
-            fixed[i] = conv
+        if len(own) > 1:
+            parts.append(Part(_shrunk([paths[i] for i in own]), own))
+        elif conv is not None and type(conv) is CONVOLUTIONS[len(path.in_shape)]:
+            fixed[own[0]] = conv
         else:
-            parts.append(Part(path.plain(), [i]))
+            parts.append(Part(path.plain(), own))
+    return parts + _convolutions(fixed)
+
+
+def _shrunk(paths: Sequence[Path]) -> nn.Module:
+    """Filters that are shrunk together: as few convolutions as possible, then one subsampling."""
+    some = paths[0]
+    assert isinstance(some, Filtered)
+    inner = [path.unshrunk() for path in paths if isinstance(path, Filtered)]
+    fixed = {i: m for i, m in enumerate(inner) if type(m) in CONVOLUTIONS.values()}
+    parts = _convolutions(fixed)  # type: ignore[arg-type]
+    parts += [Part(m, [i]) for i, m in enumerate(inner) if i not in fixed]
+    total = parts[0].module if len(parts) == 1 else traced(_Sum(parts), "PlainSum")
+    return nn.Sequential(total, some.shrink.plain((some.out_channels, *some.in_shape)))
+
+
+def _convolutions(fixed: dict[int, AnyConv]) -> list[Part]:
+    """Convolutions by number, those added up that can be."""
+    groups: list[list[int]] = []
     for i in sorted(fixed, key=lambda i: -fixed[i].weight[0, 0].numel()):
         home = next((g for g in groups if _offset(fixed[i], fixed[g[0]]) is not None), None)
         if home is None:
             groups.append([i])
         else:
             home.append(i)
-    return parts + [Part(_summed([fixed[i] for i in g]), sorted(g)) for g in groups]
+    return [Part(_summed([fixed[i] for i in g]), sorted(g)) for g in groups]
 
 
 def _offset(small: AnyConv, large: AnyConv) -> list[int] | None:

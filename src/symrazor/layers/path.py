@@ -1,14 +1,16 @@
 """What all paths share: the spaces they map between, and the group they are equivariant to."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import isfinite, prod
 from numbers import Integral, Real
 
 import torch
 from torch import Tensor, nn
 
+from symrazor.groups.representation import Representation
 from symrazor.layers.trace import is_symbolic, traced
 
+Map = Callable[[Tensor], Tensor]
 Shape = tuple[int, ...]
 Spaces = tuple[int, Shape, int, Shape]
 """(channels, shape) of an input and of an output."""
@@ -69,10 +71,13 @@ class Path(nn.Module):
     Attributes:
         group: name of the group the path is equivariant to, or None for a free path.
         strict: whether that holds exactly, or only up to borders and strides.
+        representations: what the generators of the group do to the places of input and output, in
+            row-major order; None for a free path, and for translations, which need none.
     """
 
     group: str | None = None
     strict: bool = True
+    representations: tuple[Representation, Representation] | None = None
 
     def __init__(
         self,
@@ -101,6 +106,11 @@ class Path(nn.Module):
         self.in_shape: Shape = in_shape
         self.out_shape: Shape = halve(in_shape, stride) if out_shape is None else out_shape
         self.stride = stride
+
+    @property
+    def label(self) -> str:
+        """What it is called in readings."""
+        return type(self).__name__
 
     @property
     def pixels_in(self) -> int:
@@ -152,6 +162,21 @@ class Path(nn.Module):
     def prior_groups(self) -> dict[str, list[str]]:
         """Names of its parameters, by the prior they belong to: one for all, named ""."""
         return {"": [name for name, _ in self.named_parameters()]}
+
+    def transformations(self) -> list[tuple[Map, Map]]:
+        """What each element of its group beside translations does to inputs and to outputs."""
+        return []
+
+    def keeps(self, other: "Path") -> bool:
+        """Whether every map of this path commutes with the group of another one.
+
+        By name, or where both have representations by whether its group contains the other's.
+        """
+        if self.group is None or other.group is None:
+            return False
+        if self.representations is None or other.representations is None:
+            return self.group == other.group
+        return other.representations[0].group.is_subgroup_of(self.representations[0].group)
 
     def dense(self) -> "Path":
         """The same map with its weights written out, for paths whose weights are made of others."""

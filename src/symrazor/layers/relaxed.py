@@ -7,11 +7,41 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from symrazor.hyper import weights
+from symrazor.layers.conv import Filtered
 from symrazor.layers.path import Path
 
 
+def joint(paths: Sequence[nn.Module]) -> list[list[nn.Module]]:
+    """Paths by their subsampling: filters that are shrunk alike are shrunk together.
+
+    Each of them alone would keep the component with its own largest norm, and a shift would move
+    their outputs by different steps: the sum would not be equivariant though every term is.
+    """
+    found: dict[object, list[nn.Module]] = {}
+    for path in paths:
+        key: object = id(path)
+        if isinstance(path, Filtered) and path.shrink.stride > 1:
+            key = path.shrink.stride, path.shrink.reduction
+        found.setdefault(key, []).append(path)
+    return list(found.values())
+
+
+def _together(paths: Sequence[nn.Module], x: Tensor) -> Tensor:
+    """The sum of paths that are shrunk together."""
+    if len(paths) == 1:
+        y: Tensor = paths[0](x)
+        return y
+    filters = [path for path in paths if isinstance(path, Filtered)]
+    filters[0].check(x)
+    total = filters[0].conv(x)
+    for path in filters[1:]:
+        total = total + path.conv(x)
+    y = filters[0].shrink(total)
+    return y
+
+
 class Relaxed(nn.Module):
-    r"""$y = \sum_p \mathrm{path}_p(x)$.
+    r"""$y = \sum_p \mathrm{path}_p(x)$; filters with a stride are added up before they are shrunk.
 
     The sum, not the mean: with the mean of two paths, one of them small, every layer halves the
     signal, and eight of them do not start to train.
@@ -50,9 +80,10 @@ class Relaxed(nn.Module):
 
     def forward(self, x: Float[Tensor, "n c *size"]) -> Float[Tensor, "n d *small"]:
         """Add the paths up."""
-        total: Tensor = self.paths[0](x)
-        for path in list(self.paths)[1:]:
-            total = total + path(x)
+        terms = [_together(paths, x) for paths in joint(list(self.paths))]
+        total = terms[0]
+        for term in terms[1:]:
+            total = total + term
         return total / len(self.paths) if self.mean else total
 
     def path(self, i: int) -> Path:
@@ -61,9 +92,22 @@ class Relaxed(nn.Module):
         assert isinstance(path, Path)
         return path
 
+    def loose(self) -> list[int]:
+        """Paths beside a stricter one: free ones, and those of a smaller group than another's."""
+        paths = [self.path(i) for i in range(len(self.paths))]
+        return [
+            i
+            for i, one in enumerate(paths)
+            if any(
+                other.group is not None
+                and (one.group is None or (other.keeps(one) and not one.keeps(other)))
+                for other in paths
+            )
+        ]
+
     @torch.no_grad()
     def scale_free_paths(self, precision: float) -> None:
-        """Draw the free paths from a prior of this precision relative to their start.
+        """Draw the paths without a group from a prior of this precision relative to their start.
 
         Their output shrinks by sqrt(precision). Infinity makes it zero, exactly; it is still no
         saddle, because only the last factor of a product is scaled: the first one keeps its size,
@@ -107,14 +151,12 @@ def path_groups(model: nn.Module) -> dict[str, list[str]]:
 
 
 def free_groups(model: nn.Module) -> set[str]:
-    """Those groups of `path_groups` that a relaxed layer with an equivariant path could lack."""
+    """Those groups of `path_groups` that a relaxed layer with a stricter path could lack."""
     free: set[str] = set()
     for prefix, layer in spatial_layers(model).items():
-        paths = list(layer.paths) if isinstance(layer, Relaxed) else []
-        groups = [getattr(path, "group", None) for path in paths]
-        if any(groups):
-            start = f"{prefix}." if prefix else ""
-            free |= {f"{start}paths.{i}" for i, group in enumerate(groups) if group is None}
+        start = f"{prefix}." if prefix else ""
+        loose = layer.loose() if isinstance(layer, Relaxed) else []
+        free |= {f"{start}paths.{i}" for i in loose}
     return free
 
 
@@ -129,31 +171,43 @@ def balance_(model: nn.Module, group_of: Mapping[str, str]) -> None:
 
 
 NEAR = 30.0
-"""Precision of free paths near the symmetric network: loose enough to learn what is left, tight
+"""Precision of loose paths near the symmetric network: loose enough to learn what is left, tight
 enough not to learn what the equivariant path can (docs/results.md)."""
 
 SMALL = 0.1
-"""Output of a free path near the symmetric network, over that of the equivariant path."""
+"""Output of a loose path near the symmetric network, over that of the stricter paths."""
+
+
+def _size(y: Tensor) -> float:
+    """Root mean square."""
+    return float(y.square().mean().sqrt())
 
 
 @torch.no_grad()
 def start_near_(model: nn.Module, x: Tensor) -> None:
-    """Scale the output of free paths to a tenth of that of the equivariant path beside them.
+    """Scale the output of loose paths to a tenth of that of the stricter paths beside them.
 
     The ratio is that of root mean squares on the inputs x, layer after layer: whatever the scale a
-    free path was drawn with, it starts alike. An output that is zero stays so.
+    loose path was drawn with, it starts alike. An output that is zero stays so. Where a convolution
+    is among the loose paths, the stricter ones take over what it adds: the output keeps its size.
     """
 
     def scale(layer: nn.Module, args: tuple[Tensor]) -> None:
-        outputs = {path: path(args[0]) for path in layer.paths}  # type: ignore[union-attr]
-        kept = [y for path, y in outputs.items() if path.group is not None]
-        if not kept:
+        assert isinstance(layer, Relaxed)
+        outputs, loose = [layer.path(i)(args[0]) for i in range(len(layer.paths))], layer.loose()
+        strict = [i for i in range(len(outputs)) if i not in loose]
+        wanted = _size(torch.stack([outputs[i] for i in strict]).sum(0))
+        if not loose or not wanted:
             return
-        wanted = torch.stack(kept).sum(0).square().mean().sqrt() * SMALL
-        for path, y in outputs.items():
-            size = y.square().mean().sqrt()
-            if path.group is None and bool(size > 0):
-                path.scale_(float(wanted / size))
+        if any(layer.path(i).group for i in loose):
+            before = _size(torch.stack(outputs).sum(0))
+            for i in strict:
+                layer.path(i).scale_(before / wanted)
+            wanted = before
+        for i in loose:
+            size = _size(outputs[i])
+            if size > 0:
+                layer.path(i).scale_(wanted * SMALL / size)
 
     layers = [module for module in model.modules() if isinstance(module, Relaxed)]
     handles = [layer.register_forward_pre_hook(scale) for layer in layers]

@@ -78,7 +78,7 @@ class GaussianPosterior(nn.Module, ABC):
         return rows, self.size // rows
 
     @abstractmethod
-    def _deviation(self, n: int, draw: Draw) -> Float[Tensor, "n *shape"]:
+    def deviation_from(self, n: int, draw: Draw) -> Float[Tensor, "n *shape"]:
         """Draws of w - m from a source of noise whose first dimension is n."""
 
     @abstractmethod
@@ -111,7 +111,9 @@ class GaussianPosterior(nn.Module, ABC):
         """Draws of w - m; see `sample`."""
         if n < 1:
             raise ValueError(f"expected at least 1 draw from a posterior, got {n}")
-        return self._deviation(n, partial(self._noise, generator=generator, antithetic=antithetic))
+        return self.deviation_from(
+            n, partial(self._noise, generator=generator, antithetic=antithetic)
+        )
 
     def trace(self) -> Tensor:
         r"""$\mathrm{tr}\, \Sigma$ in float64."""
@@ -165,7 +167,7 @@ class GaussianPosterior(nn.Module, ABC):
         self, x: Float[Tensor, "*lead rows in"], n: int, draw: Draw
     ) -> Float[Tensor, "n *lead rows out"]:
         """Draws of x (W - M)' from any source of noise; by drawn weights by default."""
-        return torch.einsum("...ni,s...oi->s...no", x, self._deviation(n, draw))
+        return torch.einsum("...ni,s...oi->s...no", x, self.deviation_from(n, draw))
 
     @abstractmethod
     def output_variance(self, x: Float[Tensor, "*lead rows in"]) -> Float[Tensor, "*lead rows out"]:
@@ -212,7 +214,8 @@ class GaussianPosterior(nn.Module, ABC):
 class Point(GaussianPosterior):
     """No posterior: the weight is a point estimate, and has no part in the divergence."""
 
-    def _deviation(self, n: int, draw: Draw) -> Float[Tensor, "n *shape"]:
+    def deviation_from(self, n: int, draw: Draw) -> Float[Tensor, "n *shape"]:
+        """Zero."""
         return torch.zeros_like(self.mean).expand(n, *self.mean.shape)
 
     def variance(self) -> Float[Tensor, "*shape"]:

@@ -53,7 +53,8 @@ class Diagonal(GaussianPosterior):
         super().__init__(shape, scale, mean, batch, dtype, device)
         self.log_scale = nn.Parameter(torch.full_like(self.mean, math.log(scale)).detach())
 
-    def _deviation(self, n: int, draw: Draw) -> Float[Tensor, "n *shape"]:
+    def deviation_from(self, n: int, draw: Draw) -> Float[Tensor, "n *shape"]:
+        """Scale times noise."""
         return self.log_scale.exp() * draw((n, *self.mean.shape))
 
     def variance(self) -> Float[Tensor, "*shape"]:
@@ -111,7 +112,8 @@ class LowRank(GaussianPosterior):
         start = (0.1 * scale * waves).to(self.mean).expand(*self.lead, rank, self.size)
         self.factor = nn.Parameter(start.clone())
 
-    def _deviation(self, n: int, draw: Draw) -> Float[Tensor, "n *shape"]:
+    def deviation_from(self, n: int, draw: Draw) -> Float[Tensor, "n *shape"]:
+        """Scale times noise plus U times a few more numbers."""
         own = draw((n, *self.mean.shape))
         few = draw((n, *self.lead, self.rank))
         shared = torch.einsum("s...r,...rd->s...d", few, self.factor)
@@ -186,7 +188,8 @@ class BlockCholesky(GaussianPosterior):
         """Number of blocks, and weights in each."""
         return self.matrix_shape
 
-    def _deviation(self, n: int, draw: Draw) -> Float[Tensor, "n *shape"]:
+    def deviation_from(self, n: int, draw: Draw) -> Float[Tensor, "n *shape"]:
+        """The factor of each block times noise."""
         noise = draw((n, *self.lead, *self.blocks))
         drawn = torch.einsum("...rij,s...rj->s...ri", self.root.matrix(), noise)
         return drawn.reshape(n, *self.mean.shape)
@@ -269,7 +272,8 @@ class MatrixNormal(GaussianPosterior):
         self.rows = Cholesky(self.lead, rows, half, *here)
         self.columns = Cholesky(self.lead, columns, half, *here)
 
-    def _deviation(self, n: int, draw: Draw) -> Float[Tensor, "n *shape"]:
+    def deviation_from(self, n: int, draw: Draw) -> Float[Tensor, "n *shape"]:
+        r"""$L_S E L_A^\top$."""
         noise = draw((n, *self.lead, *self.matrix_shape))
         drawn = self.rows.matrix() @ noise @ self.columns.matrix().mT
         return drawn.reshape(n, *self.mean.shape)

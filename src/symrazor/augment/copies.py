@@ -1,0 +1,230 @@
+r"""x -> transformed copies of x, and a network averaged over them (LILA).
+
+$$ f(x; \eta) = \sum_s w_s\, g_\theta(T_s x), \qquad T_s \sim p_\eta $$
+
+The copies of a datum follow each other in the first dimension, [(n s), ...]: for the curvature they
+are further uses of each weight by the same datum, and the evidence of f is differentiable in the
+widths $\eta$ and the probabilities in $w$. Symmetry never lowers the training loss, but it raises
+the evidence; so the widths grow until the labels object.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from symrazor.augment.transformation import Choice, Transformation
+from symrazor.curvature.tape import announce_copies
+from symrazor.hyper import Hyper, real
+
+Copies = tuple[Float[Tensor, "n s ..."], Float[Tensor, " s"]]
+
+
+class Augment(nn.Module):
+    """Copies of every datum, each moved by all transformations, one after the other.
+
+    In training every datum has fresh points: a lattice of `n_samples` points, shifted at random.
+    In evaluation all data share one shift, drawn whenever training ends and kept in the state: the
+    network is then a fixed function of one datum, as the evidence needs it.
+
+    Args:
+        transformations: applied in order; then every element of every choice.
+        n_samples: points for each datum (1 if there are only choices).
+        seed: of the shifts on a CPU; a GPU uses torch's generator of the device.
+
+    Raises:
+        ValueError: nothing to do, or no samples.
+    """
+
+    shift: Tensor
+    lattice: Tensor
+
+    def __init__(
+        self,
+        transformations: Transformation | Choice | Sequence[Transformation | Choice],
+        n_samples: int = 20,
+        seed: int = 0,
+    ) -> None:
+        """Set the lattice up; see the class."""
+        super().__init__()
+        single = isinstance(transformations, (Transformation, Choice))
+        parts = [transformations] if single else list(transformations)  # type: ignore[arg-type]
+        known = all(isinstance(part, (Transformation, Choice)) for part in parts)
+        if not parts or not known:
+            raise ValueError(f"expected one or more transformations or choices, got {parts!r}")
+        if n_samples < 1 or n_samples != int(n_samples):
+            raise ValueError(f"expected a whole n_samples of at least 1, got {n_samples}")
+        self.moves = nn.ModuleList(part for part in parts if isinstance(part, Transformation))
+        self.choices = nn.ModuleList(part for part in parts if isinstance(part, Choice))
+        dim = sum(move.dim for move in self._moving)
+        self.n_samples = n_samples if dim else 1
+        self.generator = torch.Generator().manual_seed(seed)
+        self.register_buffer("lattice", _lattice(self.n_samples, dim))
+        self.register_buffer("shift", torch.rand(dim, generator=self.generator))
+
+    @property
+    def _moving(self) -> list[Transformation]:
+        return [part for part in self.moves if isinstance(part, Transformation)]
+
+    @property
+    def _choosing(self) -> list[Choice]:
+        return [part for part in self.choices if isinstance(part, Choice)]
+
+    def copies(self, x: Float[Tensor, "n ..."]) -> Copies:
+        """The copies and their weights, which add up to 1."""
+        n, s = len(x), self.n_samples
+        moved = x.unsqueeze(1)
+        if self._moving:
+            points = self.points(x)
+            flat = moved.expand(n, s, *x.shape[1:]).flatten(0, 1)
+            start = 0
+            for move in self._moving:
+                flat = move(flat, points[:, start : start + move.dim])
+                start += move.dim
+            moved = flat.unflatten(0, (n, s))
+        weights = x.new_full((s,), 1 / s)
+        for choice in self._choosing:
+            moved = choice(moved.flatten(0, 1)).unflatten(0, (n, len(weights))).flatten(1, 2)
+            weights = (weights.unsqueeze(1) * choice.probabilities.to(x)).flatten()
+        return moved, weights
+
+    def points(self, x: Tensor) -> Float[Tensor, "m k"]:
+        """One point of the cube for every copy of every datum."""
+        n, dim = len(x), self.lattice.shape[1]
+        if not self.training:
+            shift = self.shift.expand(n, 1, dim)
+        elif x.is_cuda:  # the device's own generator, which a CUDA graph knows how to move on
+            shift = torch.rand(n, 1, dim, device=x.device)
+        else:
+            shift = torch.rand(n, 1, dim, generator=self.generator)
+        places = (self.lattice.to(x) + shift.to(x)) % 1
+        return (2 * places - 1).flatten(0, 1)
+
+    def train(self, mode: bool = True) -> "Augment":
+        """Training, or evaluation, which begins with a new shift."""
+        if self.training and not mode and self.shift.numel():
+            fresh = torch.rand(self.shift.shape, generator=self.generator)
+            self.shift.copy_(fresh)
+        super().train(mode)
+        return self
+
+    def describe(self, shape: Sequence[int]) -> dict[str, float]:
+        """All widths and probabilities, by name and unit, for data of a shape."""
+        found: dict[str, float] = {}
+        for move in self._moving:
+            found |= move.describe(shape)
+        for choice in self._choosing:
+            found |= choice.describe(shape)
+        return found
+
+    def extra_repr(self) -> str:
+        """Size, for `print(model)`."""
+        return f"{self.n_samples} samples"
+
+
+class Mixture(nn.Module):
+    """Several augmentations, each with a learned share: for distributions of several modes.
+
+    Args:
+        parts: the components.
+        shares: where their probabilities start; even by default.
+    """
+
+    def __init__(self, parts: Sequence[Augment], shares: Sequence[float] | None = None) -> None:
+        """Start at some shares."""
+        super().__init__()
+        start = torch.tensor(shares or [1 / len(parts)] * len(parts))
+        if len(parts) < 2 or len(start) != len(parts) or not bool((start > 0).all()):
+            raise ValueError(
+                f"expected two or more components with positive shares, got {len(parts)} with "
+                f"{start.tolist()}"
+            )
+        self.parts = nn.ModuleList(parts)
+        self.logits = Hyper(start.log(), real)
+
+    def copies(self, x: Float[Tensor, "n ..."]) -> Copies:
+        """The copies of all components, one component after the other."""
+        share = self.logits.value.softmax(0).to(x)
+        found = [part.copies(x) for part in self.parts]  # type: ignore[operator]
+        weights = [p * w for p, (_, w) in zip(share, found, strict=True)]
+        return torch.cat([moved for moved, _ in found], 1), torch.cat(weights)
+
+    def describe(self, shape: Sequence[int]) -> dict[str, float]:
+        """Shares, and the widths of every component."""
+        share = self.logits.value.detach().softmax(0).tolist()
+        found: dict[str, float] = {}
+        for number, (part, p) in enumerate(zip(self.parts, share, strict=True), 1):
+            found[f"mode {number} (share)"] = p
+            own = part.describe(shape)  # type: ignore[operator]
+            found |= {f"mode {number}: {name}": value for name, value in own.items()}
+        return found
+
+
+class Augmented(nn.Module):
+    """A network averaged over transformed copies of its input.
+
+    Args:
+        network: any; relaxed ones too.
+        augment: what makes the copies.
+        at: name of the module of `network` whose output is averaged, as `named_modules` has it;
+            None for the outputs of the network. Averaging early is cheaper, averaging late is
+            more expressive.
+
+    Raises:
+        ValueError: a module that is not there.
+    """
+
+    def __init__(
+        self, network: nn.Module, augment: Augment | Mixture, at: str | None = None
+    ) -> None:
+        """Check that the place is there."""
+        super().__init__()
+        if at is not None and at not in dict(network.named_modules()):
+            names = ", ".join(name for name, _ in network.named_modules() if name)
+            raise ValueError(
+                f"expected the name of a module to average at, among {names}; got {at!r}"
+            )
+        self.network, self.augment, self.at = network, augment, at
+
+    def forward(self, x: Float[Tensor, "n ..."]) -> Tensor:
+        """Outputs, averaged there or at `at`."""
+        copies, weights = self.augment.copies(x)
+        announce_copies(weights)
+
+        def average(f: Tensor) -> Tensor:
+            split: Tensor = f.unflatten(0, (len(x), len(weights)))
+            return torch.einsum("ns...,s->n...", split, weights.to(f))
+
+        def hook(module: nn.Module, args: Any, f: Tensor) -> Tensor:
+            return average(f)
+
+        if self.at is None:
+            return average(self.network(copies.flatten(0, 1)))
+        handle = self.network.get_submodule(self.at).register_forward_hook(hook)
+        try:
+            found: Tensor = self.network(copies.flatten(0, 1))
+        finally:
+            handle.remove()
+        return found
+
+    def invariances(self, shape: Sequence[int]) -> dict[str, float]:
+        """What was learned: widths and probabilities by name and unit."""
+        return self.augment.describe(shape)
+
+
+def _lattice(n: int, dim: int) -> Float[Tensor, "n k"]:
+    r"""A lattice in the unit cube: even in the first direction, golden in the others.
+
+    Point i is $(i/n, \{i/g\}, \{i/g^2\}, \dots)$ with $g^k = g + 1$: evenly spread for any n.
+    """
+    if dim == 0:
+        return torch.zeros(n, 0)
+    number = torch.arange(n, dtype=torch.float64).unsqueeze(1)
+    golden = 2.0
+    for _ in range(40):  # the root of g^dim = g + 1
+        golden = (1 + golden) ** (1 / dim) if dim > 1 else golden
+    steps = golden ** -torch.arange(1, dim, dtype=torch.float64)
+    others = (number * steps) % 1
+    return torch.cat([number / n, others], 1).float()

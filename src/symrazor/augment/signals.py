@@ -1,0 +1,191 @@
+r"""Transformations that change values rather than places: light, blur, noise; and time series.
+
+All are the identity at $\epsilon = 0$, and smooth in their widths.
+
+| class | data | $t(x; e)$ with $e = \eta \epsilon$ | unit of $\eta$ |
+|---|---|---|---|
+| `Brightness` | any | $x + e\, \sigma$ | standard deviations of x |
+| `Contrast` | any | $\bar x + e^{e} (x - \bar x)$ | log factor, shown as a factor |
+| `Saturation` | [n, 3, h, w] | $g + e^{e} (x - g)$, g the mean over colours | the same |
+| `Blur` | [n, c, h, w] | Gaussian filter of deviation $|e|$ | pixels |
+| `Noise` | any | $x + e\, z$, z normal | that of x |
+| `TimeShift`, `TimeScale` | [n, c, t] | $x(t + e)$, $x(e^{e} t)$ | steps; factor |
+| `Jitter` | [n, s, d] | $x + e\, z$, z normal, each point | that of x |
+"""
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from symrazor.augment.transformation import Transformation
+from symrazor.hyper import Hyper
+
+
+class _OneWidth(Transformation):
+    """What they have in common: a single positive width."""
+
+    dim = 1
+    label: str
+    unit: str
+
+    def __init__(self, width: float = 0.1) -> None:
+        """Start at some width."""
+        super().__init__()
+        self.width = Hyper(width)
+
+    def forward(
+        self, x: Float[Tensor, "n ..."], points: Float[Tensor, "n 1"]
+    ) -> Float[Tensor, "n ..."]:
+        """Move each datum by the width times its point."""
+        self.check(x)
+        amount = points.to(x) * self.width.value.to(x)
+        return self.move(x, amount.reshape(-1, *(1,) * (x.dim() - 1)))
+
+    def check(self, x: Tensor) -> None:
+        """Refuse data of another kind."""
+
+    def move(self, x: Tensor, amount: Tensor) -> Tensor:
+        """By an amount [n, 1, ...]."""
+        raise NotImplementedError
+
+    def describe(self, shape: Sequence[int]) -> dict[str, float]:
+        """The width."""
+        width = self.width.value.detach()
+        return {
+            f"{self.label} ({self.unit})": float(width.exp() if "factor" in self.unit else width)
+        }
+
+
+def _expect(x: Tensor, good: bool, what: str) -> None:
+    if not good:
+        raise ValueError(f"expected {what}, got {list(x.shape)}")
+
+
+class Brightness(_OneWidth):
+    """Lighter and darker."""
+
+    label, unit = "brightness", "deviations"
+
+    def move(self, x: Tensor, amount: Tensor) -> Tensor:
+        """Add a multiple of the standard deviation of each datum."""
+        spread = x.flatten(1).std(1).reshape(amount.shape)
+        return x + amount * spread
+
+
+class Contrast(_OneWidth):
+    """Stronger and weaker deviations from the mean of each datum."""
+
+    label, unit = "contrast", "factor"
+
+    def move(self, x: Tensor, amount: Tensor) -> Tensor:
+        """Scale deviations."""
+        mean = x.flatten(1).mean(1).reshape(amount.shape)
+        return mean + amount.exp() * (x - mean)
+
+
+class Saturation(_OneWidth):
+    """More and less colour."""
+
+    label, unit = "saturation", "factor"
+
+    def check(self, x: Tensor) -> None:
+        """Pictures of three colours."""
+        _expect(x, x.dim() == 4 and x.shape[1] == 3, "pictures [n, 3, h, w]")
+
+    def move(self, x: Tensor, amount: Tensor) -> Tensor:
+        """Scale deviations from grey."""
+        grey = x.mean(1, keepdim=True)
+        return grey + amount.exp() * (x - grey)
+
+
+class Blur(_OneWidth):
+    """A Gaussian filter, the wider the further the point is from 0; computed by Fourier series."""
+
+    label, unit = "blur", "pixels"
+
+    def check(self, x: Tensor) -> None:
+        """Pictures."""
+        _expect(x, x.dim() == 4, "pictures [n, c, h, w]")
+
+    def move(self, x: Tensor, amount: Tensor) -> Tensor:
+        """Multiply frequencies by a Gaussian; opposite borders touch."""
+        h, w = x.shape[-2:]
+        rows = torch.fft.fftfreq(h, device=x.device, dtype=x.dtype).reshape(-1, 1)
+        columns = torch.fft.rfftfreq(w, device=x.device, dtype=x.dtype)
+        squared = (2 * torch.pi) ** 2 * (rows.square() + columns.square())
+        gain = (-0.5 * amount.square() * squared).exp()
+        blurred: Tensor = torch.fft.irfft2(torch.fft.rfft2(x) * gain, s=(h, w))
+        return blurred
+
+
+class Noise(_OneWidth):
+    """Independent normal noise on every number, drawn from torch's own generator.
+
+    In evaluation the noise is the same for every datum, so that the network stays a function.
+    """
+
+    label, unit = "noise", "in the unit of the data"
+
+    def move(self, x: Tensor, amount: Tensor) -> Tensor:
+        """Add noise."""
+        if self.training:
+            return x + amount * torch.randn_like(x)
+        generator = torch.Generator().manual_seed(0)
+        return x + amount * torch.randn(x.shape[1:], generator=generator).to(x)
+
+
+class Jitter(Noise):
+    """The same for sets of points [n, s, d]."""
+
+    label = "jitter"
+
+    def check(self, x: Tensor) -> None:
+        """Sets of points."""
+        _expect(x, x.dim() == 3, "sets of points [n, s, d]")
+
+
+class _Time(_OneWidth):
+    def check(self, x: Tensor) -> None:
+        """Series."""
+        _expect(x, x.dim() == 3, "series [n, channels, time]")
+
+    def places(self, x: Tensor, amount: Tensor) -> Tensor:
+        """Where to read, in steps from the middle, [n, t]."""
+        raise NotImplementedError
+
+    def move(self, x: Tensor, amount: Tensor) -> Tensor:
+        """Read linearly between steps; the ends go on as they are."""
+        t = x.shape[-1]
+        middle = (t - 1) / 2
+        places = (self.places(x, amount.flatten(1)) + middle).clamp(0, t - 1)
+        low = places.detach().floor().clamp(max=t - 2).long()
+        part = (places - low).unsqueeze(1)
+        index = low.unsqueeze(1).expand(-1, x.shape[1], -1)
+        return (1 - part) * x.gather(2, index) + part * x.gather(2, index + 1)
+
+
+class TimeShift(_Time):
+    """Earlier and later."""
+
+    label, unit = "time shift", "steps"
+
+    def places(self, x: Tensor, amount: Tensor) -> Tensor:
+        """Moved steps."""
+        return _steps(x) + amount
+
+
+class TimeScale(_Time):
+    """Faster and slower."""
+
+    label, unit = "time scale", "factor"
+
+    def places(self, x: Tensor, amount: Tensor) -> Tensor:
+        """Stretched steps."""
+        return _steps(x) * amount.exp()
+
+
+def _steps(x: Tensor) -> Tensor:
+    t = x.shape[-1]
+    return torch.arange(t, device=x.device, dtype=x.dtype) - (t - 1) / 2

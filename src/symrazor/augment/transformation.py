@@ -1,0 +1,183 @@
+r"""A transformation of one datum, with widths that can be learned, and Lie groups as such.
+
+A `Transformation` takes a point $\epsilon \in [-1, 1]^k$ for every datum and moves the datum by it:
+$x' = t(x; \eta \epsilon)$ with widths $\eta$. At width 0 it leaves x alone. A `Choice` is a finite
+group whose elements have learned probabilities; it has no points, all elements are taken.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from symrazor.groups.lie import LieAlgebra
+from symrazor.hyper import Hyper, interval, real
+from symrazor.transforms import AffineLie, LieDistribution, act, resample
+from symrazor.transforms.images import check_images
+from symrazor.transforms.lie import Group, Widths
+
+
+class Transformation(nn.Module, ABC):
+    """Moves each datum by a point of the cube; see the module.
+
+    Attributes:
+        dim: numbers in a point.
+    """
+
+    dim: int
+
+    @abstractmethod
+    def forward(
+        self, x: Float[Tensor, "n ..."], points: Float[Tensor, "n k"]
+    ) -> Float[Tensor, "n ..."]:
+        """Datum i, moved by point i."""
+
+    @abstractmethod
+    def describe(self, shape: Sequence[int]) -> dict[str, float]:
+        """Widths by name, in units a person thinks in, for data of a shape (without the first)."""
+
+
+class Choice(nn.Module, ABC):
+    """A finite group with a probability for each element; the identity comes first."""
+
+    @property
+    @abstractmethod
+    def probabilities(self) -> Float[Tensor, " e"]:
+        """Of the elements, differentiable."""
+
+    @abstractmethod
+    def forward(self, x: Float[Tensor, "n ..."]) -> Float[Tensor, "n e ..."]:
+        """Every datum under every element."""
+
+    @abstractmethod
+    def describe(self, shape: Sequence[int]) -> dict[str, float]:
+        """Probabilities by name."""
+
+
+class Lie(Transformation):
+    """Pictures, vectors or sets of points moved by a Lie group of the plane or of space.
+
+    Pictures [n, c, h, w] are resampled (`transforms.resample`); vectors [n, d] and sets of points
+    [n, s, d] are multiplied (`transforms.act`), all points of a set by the same element.
+
+    Args:
+        distribution: the group, with its widths.
+    """
+
+    def __init__(self, distribution: LieDistribution) -> None:
+        """Keep the distribution."""
+        super().__init__()
+        self.distribution = distribution
+        self.dim = distribution.dim
+
+    def forward(
+        self, x: Float[Tensor, "n ..."], points: Float[Tensor, "n k"]
+    ) -> Float[Tensor, "n ..."]:
+        """Each datum under its own element."""
+        matrices = self.distribution.matrices(points).unsqueeze(1)
+        if x.dim() == 4:
+            return resample(x.unsqueeze(1), matrices).squeeze(2).squeeze(1)
+        if x.dim() == 2:
+            return act(x.unsqueeze(1), matrices).squeeze(2).squeeze(1)
+        if x.dim() == 3:
+            return act(x, matrices).squeeze(2)
+        raise ValueError(
+            "expected pictures [n, c, h, w], sets of points [n, s, d] or vectors [n, d], got "
+            f"{list(x.shape)}"
+        )
+
+    def describe(self, shape: Sequence[int]) -> dict[str, float]:
+        """Degrees, pixels and factors."""
+        pixels = shape[-1] / 2 if len(shape) == 3 else None
+        found = self.distribution.describe(pixels)
+        return {name: float(width) for name, width in found.items()}
+
+
+def affine(group: Group | Sequence[str] = "affine", widths: Widths = 0.1) -> Lie:
+    """Rotations, shifts, scalings or all six affine generators of pictures, or some by name."""
+    return Lie(AffineLie(group, widths))
+
+
+def lie(algebra: LieAlgebra, widths: Widths = 0.1) -> Lie:
+    """Any Lie algebra: `groups.lie.so3()` for sets of points in space, say."""
+    return Lie(LieDistribution(algebra, widths))
+
+
+class Flips(Choice):
+    """Mirror images: each of some axes is turned over with a learned probability below 1/2.
+
+    Args:
+        axes: of one datum, counted from the end: -1 turns left and right, -2 up and down.
+        probability: where each starts; 1/2 is full invariance.
+    """
+
+    def __init__(self, axes: Sequence[int] = (-1,), probability: float = 0.1) -> None:
+        """Start at some probability."""
+        super().__init__()
+        if not axes or any(axis >= 0 for axis in axes) or len(set(axes)) < len(axes):
+            raise ValueError(f"expected different axes counted from the end, got {list(axes)}")
+        self.axes = tuple(axes)
+        start = torch.full((len(axes),), float(probability))
+        self.probability = Hyper(start, interval(0.0, 0.5))
+
+    @property
+    def probabilities(self) -> Float[Tensor, " e"]:
+        """Products over the axes."""
+        p = self.probability.value
+        found = p.new_ones(1)
+        for one in p:
+            found = torch.cat([found * (1 - one), found * one])
+        return found
+
+    def forward(self, x: Float[Tensor, "n ..."]) -> Float[Tensor, "n e ..."]:
+        """All combinations of flips."""
+        if x.dim() - 1 < -min(self.axes):
+            raise ValueError(f"expected data with axes {self.axes}, got {list(x.shape[1:])} each")
+        found = x.unsqueeze(1)
+        for axis in self.axes:
+            found = torch.cat([found, found.flip(axis)], 1)
+        return found
+
+    def describe(self, shape: Sequence[int]) -> dict[str, float]:
+        """Probability by axis."""
+        names = {-1: "left-right flip", -2: "up-down flip"}
+        values = self.probability.value.detach().tolist()
+        return {
+            f"{names.get(a, f'flip of axis {a}')} (probability)": p
+            for a, p in zip(self.axes, values, strict=True)
+        }
+
+
+class QuarterTurns(Choice):
+    """Rotations of pictures by multiples of 90 degrees, exact; each with a learned probability.
+
+    Args:
+        probability: of all turns but the identity together, at the start; 3/4 is invariance.
+    """
+
+    def __init__(self, probability: float = 0.1) -> None:
+        """Start near the identity."""
+        super().__init__()
+        if not 0 < probability < 1:
+            raise ValueError(f"expected a probability between 0 and 1, got {probability}")
+        p = torch.tensor([1 - probability, *(probability / 3,) * 3])
+        self.logits = Hyper(p.log(), real)
+
+    @property
+    def probabilities(self) -> Float[Tensor, " e"]:
+        """Of 0, 90, 180 and 270 degrees."""
+        return self.logits.value.softmax(0)
+
+    def forward(self, x: Float[Tensor, "n c h w"]) -> Float[Tensor, "n 4 c h w"]:
+        """All four turns."""
+        check_images(x)
+        if x.shape[-1] != x.shape[-2]:
+            raise ValueError(f"expected square pictures for quarter turns, got {list(x.shape)}")
+        return torch.stack([x.rot90(k, (-2, -1)) for k in range(4)], 1)
+
+    def describe(self, shape: Sequence[int]) -> dict[str, float]:
+        """Probability by angle."""
+        values = self.probabilities.detach().tolist()
+        return {f"turn by {90 * k} degrees (probability)": p for k, p in enumerate(values) if k}

@@ -1,0 +1,95 @@
+r"""What the gradient of the evidence in learned widths costs, in epochs of SGD.
+
+| comparison | goal |
+|---|---|
+| one estimate with its gradient in six widths, S = 20, over an SGD epoch on all copies | 10 |
+| its memory over that of one SGD step on a batch of all copies, plus the factors | 1 |
+
+The network is the eight-convolution net of `bench.evidence` behind an affine augmentation. Both see
+the same pictures, N data of S copies each. Everything is timed in turn, and medians are divided.
+"""
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import symrazor as sr
+from symrazor.augment import Augment, Augmented, affine
+from symrazor.bench.evidence import data, interleave, network, peak_memory
+from symrazor.data import TensorLoader
+from symrazor.hyper import weights
+
+SAMPLES = 20
+
+
+@dataclass(frozen=True)
+class Row:
+    """One variant: its time over that of the SGD epoch, and its peak memory."""
+
+    variant: str
+    alpha: int
+    ratio_cpu: float
+    ratio_wall: float
+    goal: float | None
+    peak_mb: float
+
+
+def variants(alpha: int, n: int, batch: int) -> dict[str, Callable[[], object]]:
+    """An SGD epoch, and estimates without and with the gradient in the widths."""
+    torch.manual_seed(0)
+    model = Augmented(network(alpha), Augment(affine("affine", 0.1), SAMPLES)).eval()
+    x, y = data(n)
+    loader = TensorLoader(x, y, batch)
+    razors = {
+        name: sr.Razor(model, "categorical", n, estimator=estimator)
+        for name, estimator in (("one probe", "mc"), ("exact", "exact"))
+    }
+    found: dict[str, Callable[[], object]] = {"SGD epoch": lambda: _epoch(model, loader)}
+    for name, razor in razors.items():
+        found[f"evidence, {name}"] = lambda razor=razor: razor.evidence(loader)  # type: ignore[misc]
+        found[f"evidence and gradient, {name}"] = lambda razor=razor: _gradient(razor, loader)  # type: ignore[misc]
+    return found
+
+
+def _epoch(model: nn.Module, loader: TensorLoader) -> None:
+    theta = list(weights(model).values())
+    optimiser = torch.optim.SGD(theta, lr=1e-6)
+    for x, y in loader:
+        optimiser.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        optimiser.step()
+
+
+def _gradient(razor: sr.Razor, loader: TensorLoader) -> object:
+    state = razor.generator.get_state()
+    found = razor._collect(loader, None).prepare()
+    razor.generator.set_state(state)
+    return razor.hyper_gradient(loader, found)
+
+
+def main(
+    rounds: int = 3, file: Path | None = None, alpha: int = 4, n: int = 48, batch: int = 12
+) -> list[Row]:
+    """All variants; also written to a file if one is given."""
+    runs = variants(alpha, n, batch)
+    times = interleave(runs, rounds)
+    base = times["SGD epoch"]
+    rows = [
+        Row(
+            name,
+            alpha,
+            times[name].cpu / base.cpu,
+            times[name].wall / base.wall,
+            10.0 if name == "evidence and gradient, one probe" else None,
+            peak_memory(run),
+        )
+        for name, run in runs.items()
+    ]
+    if file is not None:
+        file.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
+    return rows

@@ -1,0 +1,298 @@
+r"""What learning by the evidence costs beside plain training of the same network.
+
+| figure | goal |
+|---|---|
+| five epochs of `fit` and one estimate, over five epochs of plain PyTorch | 1.25 at most |
+| one estimate over five epochs of `fit`, on a GPU | 0.15 at most |
+| peak memory of an epoch and an estimate, over that of a plain epoch | 1.5 at most |
+| one estimate by one process, over the same by two, one thread each | 1.7 at least |
+
+The network is the F-FC+CONV one of ELLA's tables, the estimate one evidence step of `fit`: one
+probe per datum, at most 5,000 data, precisions updated. Plain training is AdamW on the cross
+entropy, as one writes it. Everything compared is timed in turn, round after round, and medians are
+divided (of CPU time with one thread, else of time). The two processes of the last line are timed in
+turn with one of them, the other waiting.
+
+    python -m symrazor.bench.fit [--device cuda] [--json FILE]
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from symrazor import distributed
+from symrazor.bench.evidence import interleave, peak_memory
+from symrazor.data import TensorLoader
+from symrazor.experiments.ella_network import ella_network
+from symrazor.learner import Razor
+from symrazor.options import FitConfig
+from symrazor.rounding import tf32
+from symrazor.stepper import Stepper
+from symrazor.training import EVALUATION_BATCH, EVIDENCE_SUBSET
+
+EVERY = 5
+"""Epochs between two estimates."""
+
+Runs = dict[str, Callable[[], object]]
+
+
+@dataclass(frozen=True)
+class Options:
+    """What to measure, and on what.
+
+    Args:
+        device: "cpu" or "cuda".
+        alpha: width of the network.
+        images: their number.
+        batch: data per training step.
+        rounds: interleaved repeats.
+        threads: of torch, on a CPU.
+        scaling: also two processes.
+        json: file for the rows.
+    """
+
+    device: str = "cpu"
+    alpha: int = 4
+    images: int = 10_000
+    batch: int = 256
+    rounds: int = 3
+    threads: int = 2
+    scaling: bool = True
+    json: Path | None = None
+
+    @classmethod
+    def on(cls, device: str, **changes: object) -> "Options":
+        """The sizes of ELLA's second table for a GPU, smaller ones for a CPU."""
+        large: dict[str, object] = {"alpha": 10, "images": 50_000}
+        sizes = large if device.startswith("cuda") else {}
+        return cls(device, **{**sizes, **changes})  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One figure: a ratio, what it should be, and what it was measured on."""
+
+    figure: str
+    ratio: float
+    goal: str
+    reached: bool
+    on: str
+
+
+def network(options: Options) -> nn.Module:
+    """The F-FC+CONV network of ELLA's tables, for colour images."""
+    torch.manual_seed(0)
+    return ella_network("f-fc+conv", 3, 10, options.alpha).to(options.device)
+
+
+def loader(options: Options) -> TensorLoader:
+    """Noise images on the device: the cost does not depend on what is in them."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(options.images, 3, 32, 32, generator=generator).to(options.device)
+    y = torch.randint(0, 10, (options.images,), generator=generator).to(options.device)
+    return TensorLoader(x, y, options.batch, True, generator)
+
+
+def plain_epoch(options: Options) -> Callable[[], object]:
+    """Training as one writes it, without this library."""
+    model, data = network(options), loader(options)
+    optimiser = torch.optim.AdamW(model.parameters(), lr=1e-4)
+
+    def run() -> None:
+        with tf32(True):
+            for x, y in data:
+                optimiser.zero_grad()
+                F.cross_entropy(model(x), y).backward()
+                optimiser.step()
+        _wait(options)
+
+    return run
+
+
+def fitting(options: Options) -> tuple[Callable[[], object], Callable[[], object]]:
+    """An epoch of `fit`, and one of its evidence steps."""
+    model, data = network(options), loader(options)
+    razor = Razor(model, "categorical", options.images, estimator="mc")
+    stepper = Stepper(razor, FitConfig(lr=1e-4), 10**6)
+    some = TensorLoader(data.x, data.y, EVALUATION_BATCH, True, data.generator)
+    subset = min(options.images, EVIDENCE_SUBSET)
+
+    def epoch() -> None:
+        model.train()
+        with tf32(True):
+            for x, y in data:
+                stepper.step(x, y)
+        _wait(options)
+
+    def estimate() -> None:
+        model.eval()
+        razor.step(distributed.Shared(some), None if subset == options.images else subset)
+        _wait(options)
+
+    return epoch, estimate
+
+
+def _wait(options: Options) -> None:
+    if options.device.startswith("cuda"):
+        torch.cuda.synchronize()
+
+
+def times(options: Options) -> list[Row]:
+    """Time of an epoch and of an estimate, against a plain epoch."""
+    epoch, estimate = fitting(options)
+    runs: Runs = {"plain": plain_epoch(options), "epoch": epoch, "estimate": estimate}
+    alone = options.threads == 1 and not options.device.startswith("cuda")  # others may work, too
+    timed = interleave(runs, options.rounds)
+    found = {name: t.cpu if alone else t.wall for name, t in timed.items()}
+    total = (EVERY * found["epoch"] + found["estimate"]) / (EVERY * found["plain"])
+    share = found["estimate"] / (EVERY * found["epoch"])
+    gpu = options.device.startswith("cuda")
+    on = _where(options)
+    return [
+        Row("epoch of fit / plain epoch", found["epoch"] / found["plain"], "", True, on),
+        Row("estimate / plain epoch", found["estimate"] / found["plain"], "", True, on),
+        Row(f"fit / plain, an estimate in {EVERY} epochs", total, "<= 1.25", total <= 1.25, on),
+        Row("estimates / training", share, "<= 0.15" if gpu else "", not gpu or share <= 0.15, on),
+    ]
+
+
+def peak(options: Options, what: str) -> float:
+    """Megabytes that a plain epoch ("plain"), or an epoch and an estimate, take at their peak."""
+    if what == "plain":
+        run = plain_epoch(options)
+    else:
+        epoch, estimate = fitting(options)
+
+        def run() -> object:
+            return epoch(), estimate()
+
+    if not options.device.startswith("cuda"):
+        return peak_memory(run)
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    run()
+    return torch.cuda.max_memory_allocated() / 2**20
+
+
+def memory(options: Options) -> Row:
+    """Both peaks, each in a process of its own: an old one has memory to reuse."""
+    found = {}
+    for what in ("plain", "fit"):
+        code = f"from symrazor.bench.fit import *; print(peak({_constructor(options)}, {what!r}))"
+        done = subprocess.run(
+            [sys.executable, "-c", code], check=True, capture_output=True, text=True
+        )
+        found[what] = float(done.stdout)
+    ratio = found["fit"] / found["plain"]
+    return Row("peak memory, fit / plain", ratio, "<= 1.5", ratio <= 1.5, _where(options))
+
+
+def _constructor(options: Options) -> str:
+    values = {k: v for k, v in asdict(options).items() if k != "json"}
+    return f"Options(**{values!r})"
+
+
+def scaling(options: Options) -> list[Row]:
+    """One estimate by one and by two processes, one thread each, on a CPU.
+
+    The CPU time tells the same on a machine that others use as well.
+    """
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    launch += ["--nproc-per-node", "2", "-m", "symrazor.bench.fit", "--worker"]
+    sizes = ("alpha", "images", "batch", "rounds")
+    launch += [part for name in sizes for part in (f"--{name}", str(getattr(options, name)))]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(launch, check=True, capture_output=True, text=True, env=environment)
+    wall, cpu = map(float, done.stdout.split()[-2:])
+    on = _where(options)
+    return [
+        Row("estimate, 1 process / 2", wall, ">= 1.7", wall >= 1.7, on),
+        Row("its CPU time, 1 process / the busier of 2", cpu, "", True, on),
+    ]
+
+
+def _timed(run: Callable[[], object]) -> tuple[float, float]:
+    """Seconds that passed, and that this process worked."""
+    wall, cpu = time.perf_counter(), time.process_time()
+    run()
+    return time.perf_counter() - wall, time.process_time() - cpu
+
+
+def worker(options: Options) -> None:
+    """One of two processes: estimates together and by the first alone, in turn."""
+    torch.set_num_threads(1)
+    here = distributed.start("cpu")
+    _, estimate = fitting(options)
+    together: list[tuple[float, float]] = []
+    single: list[tuple[float, float]] = []
+    for _ in range(options.rounds + 1):  # the first round warms up
+        distributed.meet()
+        wall, cpu = _timed(estimate)
+        both = torch.zeros(here.size, dtype=torch.float64)
+        both[here.rank] = cpu
+        distributed.sum_([both])
+        together.append((wall, float(both.max())))
+        if here.first:
+            with distributed.alone():
+                single.append(_timed(estimate))
+    distributed.meet()
+    if here.first:
+        pairs = [zip(*found[1:], strict=True) for found in (single, together)]
+        one, two = ([median(values) for values in pair] for pair in pairs)
+        sys.stdout.write(f"{one[0] / two[0]} {one[1] / two[1]}\n")
+    distributed.finish()
+
+
+def _where(options: Options) -> str:
+    name = torch.cuda.get_device_name() if options.device.startswith("cuda") else "CPU"
+    return f"{name}, width {options.alpha}, {options.images} images, batches of {options.batch}"
+
+
+def main(options: Options) -> list[Row]:
+    """Measure, and write the rows as JSON if asked."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(options.threads)
+    try:
+        rows = [*times(options), memory(options)]
+    finally:
+        torch.set_num_threads(before)
+    if options.scaling and not options.device.startswith("cuda"):
+        rows += scaling(options)
+    if options.json is not None:
+        options.json.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
+    return rows
+
+
+def command(arguments: Sequence[str] | None = None) -> None:
+    """The benchmark without further packages."""
+    parser = argparse.ArgumentParser(prog="symrazor.bench.fit")
+    parser.add_argument("--device", default="cpu")
+    for name in ("alpha", "images", "batch", "rounds", "threads"):
+        parser.add_argument(f"--{name}", type=int)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--no-scaling", dest="scaling", action="store_false")
+    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    given = {k: v for k, v in vars(parser.parse_args(arguments)).items() if v is not None}
+    as_worker = given.pop("worker")
+    options = Options.on(given.pop("device"), **given)
+    if as_worker:
+        worker(options)
+        return
+    for row in main(options):
+        verdict = "" if not row.goal else f"  goal {row.goal}: {'yes' if row.reached else 'NO'}"
+        sys.stdout.write(f"{row.figure:40} {row.ratio:8.3f}{verdict}  ({row.on})\n")
+
+
+if __name__ == "__main__":
+    command()

@@ -1,0 +1,107 @@
+"""A run's configuration as the things it names: data, network, likelihood."""
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from symrazor.data import (
+    Tensors,
+    cifar10,
+    digits,
+    fashion_mnist,
+    mnist,
+    normalised,
+    on_canvas,
+    quadrants,
+    read_npz,
+)
+from symrazor.discover.maps import convolutional, fully_connected
+from symrazor.experiments.ella_network import ella_network
+from symrazor.relax import relax
+from symrazor.run_config import DataConfig, ModelConfig, imported
+
+Split = Literal["train", "test"]
+
+
+def make_data(config: DataConfig) -> tuple[Tensors, Tensors | None]:
+    """Training and test data; None where there are none to test on.
+
+    Raises:
+        ValueError: files of another kind.
+        OSError: files that are not there.
+    """
+    train = _read(config, "train")
+    test = None if config.name == "npz" and config.test is None else _read(config, "test")
+    if config.limit is not None:
+        train = (train[0][: config.limit], train[1][: config.limit])
+    dtype = getattr(torch, config.dtype)
+    return _in(train, dtype), None if test is None else _in(test, dtype)
+
+
+def _in(data: Tensors, dtype: torch.dtype) -> Tensors:
+    x, y = (part.to(dtype) if part.is_floating_point() else part for part in data)
+    return x, y
+
+
+def _read(config: DataConfig, split: Split) -> Tensors:
+    """One part; the canvas of the test part has a seed of its own."""
+    seed = config.seed + (split == "test")
+    if config.name == "digits":
+        x, y = digits(split)
+        return (x, y) if config.task == "plain" else on_canvas(x, y, seed=seed, task=config.task)
+    assert config.path is not None
+    if config.name == "npz":
+        return read_npz(config.path if split == "train" or config.test is None else config.test)
+    if config.name == "mnist" and config.task != "plain":
+        return quadrants(*mnist(config.path, split), config.task, seed=seed)
+    readers = {"mnist": mnist, "fashion-mnist": fashion_mnist, "cifar-10": cifar10}
+    x, y = readers[config.name](config.path, split)
+    return normalised(x, config.name), y
+
+
+def outputs_for(likelihood: str, *targets: Tensor) -> int:
+    """How many outputs a network needs: the classes, or the columns of the targets."""
+    if likelihood == "categorical":
+        return 1 + max(int(y.max()) for y in targets)
+    return targets[0].shape[1] if targets[0].dim() > 1 else 1
+
+
+def make_model(
+    config: ModelConfig, shape: Sequence[int], outputs: int, dtype: torch.dtype
+) -> nn.Module:
+    """The network, with fresh weights from torch's own generator.
+
+    Args:
+        config: which one.
+        shape: of one input.
+        outputs: their number.
+        dtype: of its weights.
+
+    Raises:
+        ValueError: an unknown network, one that does not fit the inputs, or one without layers to
+            relax.
+    """
+    model: object
+    match config.name:
+        case "convolutional" if len(shape) == 3:
+            model = convolutional(shape, outputs, config.width)
+        case "fully-connected":
+            model = fully_connected(shape, outputs, config.width)
+        case "ella" if len(shape) == 3:
+            model = ella_network(config.paths, shape[0], outputs, config.width, shape[-1])
+        case name if ":" in name:
+            model = imported(name)(**config.arguments)
+        case name:
+            raise ValueError(
+                "expected model.name 'convolutional', 'ella' (for inputs [channels, height, "
+                f"width]), 'fully-connected' or 'package.module:function', got {name!r} for inputs "
+                f"{list(shape)}"
+            )
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"expected a module from {config.name}, got {type(model).__name__}")
+    model = model.to(dtype)
+    if config.relax:
+        model = relax(model, torch.zeros(2, *shape, dtype=dtype), config.groups, config.paths)
+    return model

@@ -1,0 +1,124 @@
+"""`symrazor discover`: from a data file to a verdict, a page and a plain network."""
+
+import logging
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+from rich.markup import escape
+from rich.table import Table
+
+from symrazor.commands.terminal import JsonFile, console
+from symrazor.data.dataset import Kind, Task
+from symrazor.discover import Answer, Options, discover_digits
+from symrazor.discover import discover as find
+from symrazor.discover.folder import DOCUMENT
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """What the command can be told.
+
+    Args:
+        data: a .npz, .npy, .csv, IDX or CIFAR file, a folder of images per class, ...; without it,
+            the embedded digits, asked two questions.
+        report: write the page to this file too.
+        json_file: write all numbers to this file too.
+        out: run folder: numbers, page, picture, network.
+        minutes: for the training of all networks together; 2 by default, the digits take what they
+            need.
+        seed: of splits, initial weights and shuffling.
+        device: auto, cpu or cuda.
+        groups: symmetries to relax; by default those of the kind.
+        kind: what the inputs are, instead of what is recognised.
+        task: what the labels are, instead of what is recognised.
+        epochs: passes over the data, instead of a time.
+        quiet: print only the verdicts.
+    """
+
+    data: tyro.conf.Positional[Path | None] = None
+    report: Path | None = None
+    json_file: JsonFile = None
+    out: Path = Path("run")
+    minutes: float | None = None
+    seed: int = 0
+    device: str = "auto"
+    groups: tuple[str, ...] = ()
+    kind: Kind | None = None
+    task: Task | None = None
+    epochs: int | None = None
+    quiet: bool = False
+
+    def options(self) -> Options:
+        """The part that `discover` takes as options."""
+        return Options().change(
+            seed=self.seed,
+            device=self.device,
+            groups=self.groups or None,
+            epochs=self.epochs,
+            out=self.out,
+            progress=False if self.quiet else None,
+            **({} if self.minutes is None else {"minutes": self.minutes}),
+        )
+
+
+def discover(given: Annotated[Arguments, tyro.conf.arg(name="")]) -> None:
+    """Find out which structure the data ask for: verdict, page and a plain network.
+
+    Ctrl-C keeps what is finished; the same command then goes on.
+    """
+    options, out = given.options(), given.out
+    out.mkdir(parents=True, exist_ok=True)  # before the work: a run must not be lost to a bad path
+    show = console(given.quiet)
+    logging.getLogger("symrazor").setLevel(logging.ERROR)  # Ctrl-C is explained by the command
+
+    def tell(text: str) -> None:
+        show.print(escape(text), highlight=False)
+
+    def answered(found: Answer) -> None:
+        show.print(_table(found))
+        console().print(escape(found.verdict), style="bold green", soft_wrap=True)
+
+    try:
+        if given.data is None:
+            found = discover_digits(options, tell, answered)
+        else:
+            found = find(given.data, kind=given.kind, task=given.task, options=options, tell=tell)
+            for one in found.found:
+                answered(one.answer)
+        if not found.found:
+            console().print(escape(found.verdict), style="bold green", soft_wrap=True)
+        found.save(out)
+    except KeyboardInterrupt as stop:
+        raise KeyboardInterrupt(f"what is finished is in {out}; the same command goes on") from stop
+    if given.report is not None:
+        found.report(given.report)
+    if given.json_file is not None:
+        shutil.copyfile(out / DOCUMENT, given.json_file)
+    tell(f"\nRun folder: {out} ({', '.join(sorted(p.name for p in out.iterdir()))})")
+
+
+def _table(found: Answer) -> Table:
+    figures = list(dict.fromkeys(key for c in found.candidates for key in c.fit.reading.test))
+    table = Table("network", "log evidence", "fit", "complexity", "effective")
+    for key in figures:
+        table.add_column(f"test {key}")
+    for candidate in found.candidates:
+        value, test = candidate.fit.evidence, candidate.fit.reading.test
+        table.add_row(
+            candidate.name,
+            f"{float(value.log_evidence):,.0f}",
+            f"{float(value.log_likelihood):,.0f}",
+            f"{float(value.complexity):,.0f}",
+            f"{sum(value.effective_parameters.values()):,.0f}",
+            *(_figure(key, test.get(key)) for key in figures),
+        )
+    return table
+
+
+def _figure(key: str, value: Any) -> str:
+    if value is None:
+        return ""
+    return f"{100 * value:.1f} %" if key == "accuracy" else f"{value:.3f}"

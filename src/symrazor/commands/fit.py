@@ -1,0 +1,61 @@
+"""`symrazor fit`: a run as a TOML file says."""
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+from rich.console import Console
+
+from symrazor import distributed, runs
+from symrazor.run_config import RunConfig, read_config
+
+
+def fit_command(default: RunConfig) -> Callable[..., None]:
+    """The command fit, whose options start from a configuration."""
+
+    def fit(
+        file: tyro.conf.Positional[Path | None] = None,
+        config: Annotated[RunConfig, tyro.conf.arg(name="")] = default,
+        out: Path = Path("run"),
+        resume: bool = False,
+        quiet: bool = False,
+    ) -> None:
+        """Train a network as a TOML file says, and leave a folder with all that was learned.
+
+        With several processes: torchrun --nproc-per-node 4 -m symrazor fit FILE --out RUN.
+
+        Args:
+            file: the configuration, NAME.toml; without one, the options below.
+            config: every entry of the file, to be given here instead.
+            out: folder of the run.
+            resume: go on with the run in that folder, if there is one; its own configuration
+                counts where no file is given.
+            quiet: no progress bar and no table.
+        """
+        if quiet:
+            config = replace(config, fit=replace(config.fit, progress=False))
+        try:
+            found = runs.run(config, out, resume)
+        except (KeyboardInterrupt, SystemExit):
+            if distributed.speaks():
+                text = f"symrazor: to go on: symrazor fit --out {out} --resume"
+                Console(stderr=True).print(text, soft_wrap=True)
+            raise
+        if distributed.speaks() and not quiet:
+            sys.stdout.write(f"{found.reading}\n")
+
+    return fit
+
+
+def given_config(arguments: Sequence[str]) -> RunConfig:
+    """What the options of fit start from: the file, or the configuration of a run to resume."""
+    file = next((Path(a) for a in arguments if a.endswith(".toml")), None)
+    if file is None and "--resume" in arguments:
+        values = [v for k, v in pairwise(arguments) if k == "--out"]
+        there = Path(*values[:1] or ["run"]) / runs.CONFIG
+        file = there if there.exists() else None
+    return RunConfig() if file is None else read_config(file)

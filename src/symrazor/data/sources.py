@@ -1,0 +1,198 @@
+"""From a path to a `Dataset`: the format is seen from names and contents.
+
+| path | read as |
+|---|---|
+| FILE.npz | x and y; optional x_test, y_test, t (times of trajectories), kind, names |
+| FILE.npy, or a folder with x.npy and y.npy | x; the labels are in the file with y for x |
+| FILE.csv | see `symrazor.data.table` |
+| an IDX file of images, or a folder of them | MNIST's files; labels lie beside the images |
+| FILE.bin, or a folder of them | CIFAR-10 and CIFAR-100, binary version |
+| a folder of folders of images | one class each |
+| a folder that `datasets` saved | Hugging Face data sets, where that package is installed |
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from symrazor.data.arrays import as_inputs, as_labels, read_archive, read_npy
+from symrazor.data.batches import Tensors, refusal
+from symrazor.data.dataset import KINDS, Dataset, Kind, Task, dataset
+from symrazor.data.files import read_cifar, read_idx
+from symrazor.data.hub import is_hub_folder, read_hub
+from symrazor.data.pictures import SUFFIXES, class_folders, read_files, read_images
+from symrazor.data.table import read_csv
+
+
+@dataclass(frozen=True)
+class Raw:
+    """What a file holds, before it is known what it is."""
+
+    x: Tensor
+    y: Tensor | None = None
+    names: tuple[str, ...] = ()
+    kind: Kind | None = None
+    times: Tensor | None = None
+    test: Tensors | None = None
+
+
+def read(
+    path: str | Path,
+    kind: Kind | None = None,
+    task: Task | None = None,
+    labelled: bool = True,
+) -> Dataset:
+    """Read data of any format that this package knows.
+
+    Args:
+        path: a file or a folder, see the module.
+        kind: what x is, instead of what is recognised.
+        task: what y is, instead of what is recognised.
+        labelled: False to leave labels out, and accept data without them.
+
+    Raises:
+        FileNotFoundError: no such file.
+        ValueError: a file that is damaged, too large, or of no known format.
+        ModuleNotFoundError: a package that the format needs.
+    """
+    path = Path(path)
+    if not path.exists():
+        raise FileNotFoundError(f"expected a file or a folder, got {path}, which is not there")
+    raw = _folder(path, labelled) if path.is_dir() else _file(path, labelled)
+    chosen = raw.kind if kind is None else kind
+    if raw.y is None and chosen is None and raw.times is None and labelled:
+        _check_trajectories(raw.x, path)
+    return dataset(
+        raw.x,
+        raw.y if labelled else None,
+        kind=chosen,
+        task=task,
+        names=raw.names,
+        times=raw.times,
+        test=raw.test if labelled else None,
+        source=str(path),
+    )
+
+
+def _check_trajectories(x: Tensor, path: Path) -> None:
+    """Data without labels have to be trajectories [n, time, an even number of coordinates]."""
+    if x.ndim != 3 or x.shape[2] % 2 or x.shape[1] <= x.shape[2]:
+        got = f"x of shape {list(x.shape)} alone"
+        raise refusal(f"labels y in {path}", got, "save them beside x, as y")
+
+
+def _file(path: Path, labelled: bool) -> Raw:
+    readers: dict[str, Callable[[Path], Raw]] = {
+        ".npz": _npz,
+        ".npy": _npy,
+        ".csv": lambda p: _csv(p, labelled),
+        ".tsv": lambda p: _csv(p, labelled),
+        ".bin": _cifar,
+    }
+    if path.suffix.lower() in readers:
+        return readers[path.suffix.lower()](path)
+    with path.open("rb") as file:
+        head = file.read(4)
+    if "idx" in path.name or head[:2] == b"\0\0":
+        return _idx(path)
+    known = "a .npz, .npy, .csv, .bin or IDX file"
+    got = f"{path}, which starts with the bytes {head.hex(' ') or '(none)'}"
+    raise refusal(known, got, "convert it: numpy.savez('data.npz', x=x, y=y)")
+
+
+def _folder(path: Path, labelled: bool) -> Raw:
+    if is_hub_folder(path):
+        return Raw(*read_hub(path))
+    if (path / "x.npy").is_file():
+        return _npy(path / "x.npy")
+    idx = _images_in(path)
+    if idx is not None:
+        train, test = idx
+        found = _idx(train)
+        held = None if test is None else _idx(test)
+        both = None if held is None or held.y is None else (held.x, held.y)
+        return Raw(found.x, found.y, test=both)
+    binary = sorted(path.glob("data_batch_*.bin")) or sorted(path.glob("train.bin"))
+    if binary:
+        parts = [_cifar(file) for file in binary]
+        y = torch.cat([part.y for part in parts if part.y is not None])
+        tests = [f for f in (path / "test_batch.bin", path / "test.bin") if f.is_file()]
+        held = _cifar(tests[0]) if tests else None
+        both = None if held is None or held.y is None else (held.x, held.y)
+        return Raw(torch.cat([part.x for part in parts]), y, test=both)
+    flat = sorted(p for p in path.iterdir() if p.suffix.lower() in SUFFIXES)
+    if flat and not labelled and not class_folders(path):
+        return Raw(read_files(flat), kind="image")
+    if any(inner.is_dir() for inner in path.iterdir()) and class_folders(path):
+        x, y, names = read_images(path)
+        return Raw(x, y, names, "image")
+    what = f"x.npy and y.npy, IDX or CIFAR files, or a folder of images per class in {path}"
+    inside = sorted(p.name for p in path.iterdir())[:6]
+    raise refusal(what, f"{inside}" if inside else "nothing", "point to the folder with them")
+
+
+def _npz(path: Path) -> Raw:
+    found = read_archive(path, ("x",), ("y", "x_test", "y_test", "t", "kind", "names"))
+    x = as_inputs(found["x"], path)
+    y, names = as_labels(found["y"], path) if "y" in found else (None, ())
+    if "names" in found:
+        names = tuple(str(name) for name in found["names"].reshape(-1))
+    kind = None
+    if "kind" in found:
+        kind = next((k for k in KINDS if k == str(found["kind"])), None)
+        if kind is None:
+            raise refusal(f"a kind among {KINDS} in {path}", str(found["kind"]), "save another")
+    times = as_inputs(found["t"], path) if "t" in found else None
+    test = None
+    if "x_test" in found and "y_test" in found:
+        test = as_inputs(found["x_test"], path), as_labels(found["y_test"], path)[0]
+    return Raw(x, y, names, kind, times, test)
+
+
+def _npy(path: Path) -> Raw:
+    """Inputs from one file, labels from its partner."""
+    x = as_inputs(read_npy(path), path)
+    for old, new in (("images", "labels"), ("inputs", "targets"), ("x", "y"), ("X", "y")):
+        partner = path.with_name(path.name.replace(old, new, 1))
+        if old in path.stem and partner != path and partner.is_file():
+            y, names = as_labels(read_npy(partner), partner)
+            return Raw(x, y, names)
+    return Raw(x)
+
+
+def _csv(path: Path, labelled: bool) -> Raw:
+    found = read_csv(path, labelled)
+    return Raw(found.x, found.y, found.names, found.kind, found.times)
+
+
+def _cifar(path: Path) -> Raw:
+    """CIFAR-10 and CIFAR-100 are told apart by the length of a record."""
+    size = path.stat().st_size
+    classes = 100 if size % 3073 and size % 3074 == 0 else 10
+    x, y = read_cifar(path, classes)
+    return Raw(x, y, kind="image")
+
+
+def _images_in(folder: Path) -> tuple[Path, Path | None] | None:
+    """IDX files of images for training, and for testing if there are any."""
+    found = sorted(p for p in folder.iterdir() if "images" in p.name and "idx" in p.name)
+    train = [p for p in found if not p.name.startswith(("t10k", "test"))]
+    test = [p for p in found if p not in train]
+    return (train[0], test[0] if test else None) if train else None
+
+
+def _idx(path: Path) -> Raw:
+    """Images from one file, labels from the one beside it."""
+    x = read_idx(path)
+    if x.ndim < 2:
+        got = f"{path} of shape {list(x.shape)}"
+        raise refusal("an IDX file of images", got, "point to the images; labels lie beside them")
+    stem = path.name.replace("images", "labels").replace("idx3", "idx1").removesuffix(".gz")
+    for name in (stem, f"{stem}.gz"):
+        partner = path.with_name(name)
+        if partner != path and partner.is_file():
+            return Raw(x, read_idx(partner).long(), kind="image" if x.ndim == 3 else None)
+    return Raw(x, kind="image" if x.ndim == 3 else None)

@@ -1,0 +1,22 @@
+"""From data to a verdict: which structure do they ask for, and a network that has it.
+
+| file | what happens there |
+|---|---|
+| `api.py` | `discover`: data in, a `Discovery` out; the embedded digits |
+| `kinds.py` | kind of data -> the networks that are compared |
+| `maps.py`, `sets.py`, `vectors.py` | those networks; `structures.py`: what a candidate is |
+| `trajectories.py` | conserved quantities, by `symrazor.dynamics` |
+| `budget.py` | passes and data that fit into the time given |
+| `run.py` | the candidates of one question, trained; unfinished ones taken up |
+| `preparation.py` | scaled inputs and targets, and the network without that |
+| `answer.py` | candidates ranked, a verdict in words |
+| `result.py`, `document.py`, `folder.py` | what comes out: as an object, as JSON, as files |
+| `digits.py` | the embedded digits, asked twice |
+"""
+
+from symrazor.discover.answer import Answer as Answer
+from symrazor.discover.answer import Candidate as Candidate
+from symrazor.discover.api import discover as discover
+from symrazor.discover.api import discover_digits as discover_digits
+from symrazor.discover.result import Discovery as Discovery
+from symrazor.discover.run import Options as Options

@@ -1,0 +1,168 @@
+"""The candidates of one question, ranked by evidence, and what that says in words."""
+
+import math
+from dataclasses import dataclass
+
+from symrazor.discover.structures import Family
+from symrazor.fit import Fit
+from symrazor.verdict import FREE_SHARE, percent, words
+
+ODDS = 3.0
+"""Nats below which the evidence of two networks does not separate them: odds of 20 to 1."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One network, trained.
+
+    Args:
+        name: of its structure.
+        fit: what training gave.
+        spread: standard deviation of its log evidence over random probes; 0 if not measured.
+    """
+
+    name: str
+    fit: Fit
+    spread: float = 0.0
+
+    @property
+    def log_evidence(self) -> float:
+        """Natural log of the evidence."""
+        return float(self.fit.evidence.log_evidence)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """All candidates of one question, best evidence first.
+
+    Args:
+        name: of the question.
+        question: in words.
+        family: what was compared.
+        candidates: those that were trained.
+        notes: sentences on what the verdict cannot be trusted for.
+    """
+
+    name: str
+    question: str
+    family: Family
+    candidates: list[Candidate]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def best(self) -> Candidate:
+        """The candidate with the highest evidence."""
+        return self.candidates[0]
+
+    @property
+    def margin(self) -> float | None:
+        """Nats between the best and the second; None if there is only one."""
+        if len(self.candidates) < 2:
+            return None
+        return self.candidates[0].log_evidence - self.candidates[1].log_evidence
+
+    def named(self, name: str) -> Candidate:
+        """The candidate of a name."""
+        return next(c for c in self.candidates if c.name == name)
+
+    @property
+    def subject(self) -> Candidate:
+        """The candidate of the verdict: the one that learned a structure, or the best."""
+        return self.named(self.family.learned) if self.family.learned else self.best
+
+    @property
+    def symmetric(self) -> bool | None:
+        """Whether no relaxed layer breaks the symmetry; None where nothing is relaxed.
+
+        A layer breaks it if its free paths hold a share and its measured error is not small.
+        """
+        layers = [layer for layer in self.subject.fit.reading.layers if layer.relaxed]
+        broken = (x.free_share >= FREE_SHARE and x.kind == "position" for x in layers)
+        return not any(broken) if layers else None
+
+    @property
+    def inseparable(self) -> list[Candidate]:
+        """Candidates whose evidence is too near to that of the subject to tell which is better."""
+        own = self.subject
+        return [c for c in self.candidates if c is not own and not separated(own, c)]
+
+    @property
+    def verdict(self) -> str:
+        """What was learned, the evidence beside that of the others, and how sure that is."""
+        own, best = self.subject, self.best
+        near = [self.family.label(c.name) for c in self.inseparable]
+        best_label = self.family.label(best.name)
+        less = best.name == self.family.simplest and bool(self.symmetric)
+        parts = [*self._learned(), self._against()]
+        if best is not own and separated(own, best) and not less:
+            lead = f"{_upper(best_label)} has the highest evidence, so take that; "
+            lead += f"{self.family.label(own.name)} says: {parts[0]}"
+            parts[0] = lead
+        if near:
+            parts.append(f"The evidence does not separate it from {_and(near)}.")
+        elif best is not own and less:
+            parts.append(f"{_upper(best_label)} says the same with less: take that.")
+        return " ".join(part for part in (*parts, *self.notes) if part)
+
+    def _learned(self) -> list[str]:
+        """The symmetry that was kept or broken, and where."""
+        reading = self.subject.fit.reading
+        if self.symmetric is None:
+            return [f"The data ask for {self.family.label(self.subject.name)}."]
+        found = [self.family.kept if self.symmetric else self.family.broken]
+        text = words(reading.layers, None)
+        for usual, here in self.family.terms.items():
+            text = text.replace(usual, here)
+        found.append(text)
+        if "permutation" in reading.equivariance_error:
+            changed = percent(reading.equivariance_error["permutation"])
+            found.append(f"Another order of the points changes the outputs by {changed}.")
+        return found
+
+    def _against(self) -> str:
+        own = self.subject
+        others = sorted((c for c in self.candidates if c is not own), key=lambda c: c.log_evidence)
+        if not others:
+            return "There was no time to train another network to compare with."
+        listed = [
+            f"{own.log_evidence - c.log_evidence:+,.0f} nats against {self.family.label(c.name)}"
+            for c in reversed(others)
+        ]
+        return f"Evidence for this structure: {', '.join(listed)}."
+
+    def to_dict(self) -> dict[str, object]:
+        """Plain numbers for JSON."""
+        return {
+            "name": self.name,
+            "question": self.question,
+            "verdict": self.verdict,
+            "margin": self.margin,
+            "candidates": [
+                {
+                    "name": c.name,
+                    "reading": c.fit.reading.to_dict(),
+                    "history": c.fit.history,
+                    "spread": c.spread,
+                }
+                for c in self.candidates
+            ],
+        }
+
+
+def separated(one: Candidate, other: Candidate) -> bool:
+    """Whether two evidences differ by more than odds of 20 to 1, and than two spreads of probes."""
+    gap = abs(one.log_evidence - other.log_evidence)
+    return gap >= max(ODDS, 2 * math.hypot(one.spread, other.spread))
+
+
+def rank(candidates: list[Candidate]) -> list[Candidate]:
+    """Sorted by evidence, the best first."""
+    return sorted(candidates, key=lambda c: -c.log_evidence)
+
+
+def _and(names: list[str]) -> str:
+    return ", ".join(names[:-1]) + (" and " if len(names) > 1 else "") + names[-1]
+
+
+def _upper(text: str) -> str:
+    return text[0].upper() + text[1:]

@@ -1,0 +1,104 @@
+"""How much training fits into the time given, from a timed first try of every candidate."""
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+
+from symrazor.data import Tensors
+from symrazor.discover.structures import Structure
+from symrazor.fit import fit
+from symrazor.likelihood import Likelihood
+from symrazor.options import FitConfig
+from symrazor.training import EVIDENCE_SUBSET
+
+Make = Callable[[], Likelihood]
+TRIED = 512
+"""Data of a timed try."""
+SAFETY = 0.8
+"""Part of the time that is planned; the rest is for what a short try does not show."""
+LEAST_EPOCHS, STEPS, MOST_EPOCHS = 12, 2000, 400
+"""At least so many passes, on fewer data if need be; at most as many as make `STEPS` steps."""
+LEAST_DATA = 500
+MEASURED = 10
+"""Evidence steps in a run."""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Seconds of one candidate: per datum and pass, per datum of an evidence, and once."""
+
+    training: float
+    evidence: float
+    once: float
+
+    def total(self, n: int, epochs: int) -> float:
+        """Of a whole run."""
+        steps = math.ceil(epochs / every(epochs))
+        measured = steps * min(n, EVIDENCE_SUBSET) + n
+        return n * epochs * self.training + measured * self.evidence + self.once
+
+
+@dataclass(frozen=True)
+class Plan:
+    """So many passes over so many data."""
+
+    epochs: int
+    data: int
+    seconds: dict[str, float]
+
+
+def every(epochs: int) -> int:
+    """Epochs between evidence steps."""
+    return max(1, epochs // MEASURED)
+
+
+def batch_size(n: int) -> int:
+    """A power of 2 between 16 and 128: 20 or more steps per pass."""
+    return 1 << min(7, max(4, int(math.log2(max(1, n / 20)))))
+
+
+def cost(structure: Structure, data: Tensors, likelihood: Make, config: FitConfig) -> Cost:
+    """Time four passes over some data; every second one measures the evidence too.
+
+    What happens only the first time (imports, threads) is not counted: the cheaper pass of each
+    sort is taken.
+    """
+    x, y = data[0][:TRIED], data[1][:TRIED]
+    tried = config.change(epochs=4, every=2, burn_in=0, progress=False)
+    started = time.perf_counter()
+    found = fit(structure.make(), (x, y), likelihood(), config=tried)
+    whole = time.perf_counter() - started
+    ends = [0.0, *(record["seconds"] for record in found.history)]
+    passes = [after - before for before, after in pairwise(ends)]
+    training = min(passes[0::2])
+    evidence = max(min(passes[1::2]) - training, 0.0)
+    once = max(whole - ends[-1] - evidence, 0.0)
+    return Cost(training / len(y), evidence / len(y), once)
+
+
+def plan(costs: dict[str, Cost], n: int, seconds: float) -> Plan:
+    """As many passes as fit, the same for all candidates; fewer data before too few passes."""
+
+    def total(data: int, epochs: int) -> float:
+        return sum(c.total(data, epochs) for c in costs.values())
+
+    limit = SAFETY * seconds
+    least = min(n, LEAST_DATA)
+    data = n
+    while data > least and total(data, LEAST_EPOCHS) > limit:
+        data = max(least, int(0.9 * data))
+    most = min(MOST_EPOCHS, max(50, math.ceil(STEPS * batch_size(data) / data)))
+    epochs = max((e for e in range(1, most + 1) if total(data, e) <= limit), default=1)
+    return Plan(epochs, data, {name: c.total(data, epochs) for name, c in costs.items()})
+
+
+def costs_of(
+    structures: Sequence[Structure], data: Tensors, likelihood: Make, config: FitConfig
+) -> dict[str, Cost]:
+    """Name -> cost of each candidate."""
+    with torch.random.fork_rng([]):
+        return {s.name: cost(s, data, likelihood, config) for s in structures}

@@ -1,0 +1,87 @@
+"""Run folders of `symrazor fit`, for the commands that take the folder of a discovery."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from symrazor.collapse import collapse
+from symrazor.events import read_events
+from symrazor.layers.relaxed import spatial_layers
+from symrazor.runs import CONFIG, EVENTS, Run, load_run
+
+KINDS = {1: "vector", 2: "series", 3: "image", 4: "volume"}
+
+
+def is_fit_run(folder: Path) -> bool:
+    """Whether `symrazor fit` made this folder."""
+    return (folder / CONFIG).is_file()
+
+
+def fit_document(folder: Path) -> dict[str, Any]:
+    """The document of a fit: one question with one candidate."""
+    run = load_run(folder)
+    classifies = run.config.data.likelihood in ("categorical", "bernoulli")
+    candidate = {
+        "name": run.config.model.name,
+        "reading": run.reading.to_dict(),
+        "history": read_events(folder / EVENTS),
+    }
+    question = {
+        "name": folder.name,
+        "question": "What did the network learn?",
+        "verdict": run.reading.verdict,
+        "margin": None,
+        "classes": _classes(run),
+        "candidates": [candidate],
+    }
+    return {
+        "schema": 1,
+        "kind": KINDS[len(run.shape)],
+        "task": "classification" if classifies else "regression",
+        "command": f"symrazor fit {folder / CONFIG}",
+        "versions": dict(run.reading.versions),
+        "data": {
+            "path": str(run.config.data.path or run.config.data.name),
+            "n": run.razor.n_data,
+            "shape": list(run.shape),
+            "classes": _classes(run),
+        },
+        "questions": [question],
+    }
+
+
+def _classes(run: Run) -> list[str] | None:
+    """Numbers of the classes."""
+    if run.config.data.likelihood != "categorical":
+        return None
+    return [str(label) for label in range(fit_network(run.folder)(_example(run)).shape[1])]
+
+
+def _example(run: Run) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(0)
+    dtype = getattr(torch, run.config.data.dtype)
+    return torch.rand(8, *run.shape, generator=generator).to(dtype)
+
+
+def fit_network(folder: Path) -> nn.Module:
+    """The network of a fit as plain torch modules, on data as the fit took them."""
+    run = load_run(folder)
+    if not spatial_layers(run.model):
+        return run.model.eval()
+    return collapse(run.model, _example(run), shares=run.reading)
+
+
+def check_plain_data(folder: Path) -> None:
+    """Refuse predictions from files where the fit normalised its data.
+
+    Raises:
+        ValueError: a run on official images, which `fit` normalises by the papers' constants.
+    """
+    name = load_run(folder).config.data.name
+    if name in ("mnist", "fashion-mnist", "cifar-10"):
+        raise ValueError(
+            f"expected a run on data as they are in their file, got {folder}, whose {name} images "
+            "were normalised; do: symrazor.runs.load_run(folder).predict(x)"
+        )

@@ -1,0 +1,103 @@
+"""Candidates for data on a grid: images, volumes and series.
+
+A convolutional network is relaxed: beside every convolution stands a path whose weights depend on
+place, and the evidence decides layer by layer how much of it is used. Two networks with a fixed
+structure stand beside it: the convolutional one as it is, and a fully connected one.
+"""
+
+import math
+from collections.abc import Sequence
+from functools import partial
+from itertools import pairwise
+
+import torch
+from torch import nn
+
+from symrazor.data import Dataset
+from symrazor.discover.structures import Family, Structure
+from symrazor.relax import GROUPS, relax
+
+MOST_BLOCKS = 3
+WIDTHS = {1: 16, 2: 8, 3: 4}
+"""Channels of the first convolution, by dimensions of the map; each further one doubles them."""
+WIDE = 20
+"""Images whose smaller side is larger than this get twice the channels."""
+_CONVS = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
+_POOLS = {1: nn.MaxPool1d, 2: nn.MaxPool2d, 3: nn.MaxPool3d}
+_WHOLE = {1: nn.AdaptiveMaxPool1d, 2: nn.AdaptiveMaxPool2d, 3: nn.AdaptiveMaxPool3d}
+_WORDS = {
+    "image": ("Position does not matter.", "Position matters."),
+    "volume": ("Position does not matter.", "Position matters."),
+    "series": ("When it happens does not matter.", "When it happens matters."),
+}
+
+
+def convolutional(shape: Sequence[int], outputs: int, width: int | None = None) -> nn.Module:
+    """Convolutions with max pooling between them, then a maximum over positions.
+
+    As many convolutions as leave four positions a side, at most `MOST_BLOCKS`; circular padding,
+    so that each is exactly equivariant to circular shifts.
+
+    Args:
+        shape: of one datum, [channels, *size] in 1 to 3 dimensions.
+        outputs: of the network.
+        width: channels of the first convolution; by default what `WIDTHS` says.
+    """
+    dims, least = len(shape) - 1, min(shape[1:])
+    if width is None:
+        width = WIDTHS[dims] * (2 if dims == 2 and least > WIDE else 1)
+    blocks = min(MOST_BLOCKS, max(1, int(math.log2(least)) - 1))
+    kernel = 5 if dims == 1 and least >= 16 else 3
+    channels = [shape[0], *(width * 2**block for block in range(blocks))]
+    layers: list[nn.Module] = []
+    for c_in, c_out in pairwise(channels):
+        conv = _CONVS[dims](c_in, c_out, kernel, padding=kernel // 2, padding_mode="circular")
+        layers += [conv, nn.ReLU(), _POOLS[dims](2)]
+    pool = [_WHOLE[dims](1), nn.Flatten()]
+    return nn.Sequential(*layers[:-1], *pool, nn.Linear(channels[-1], outputs))
+
+
+def relaxed(
+    shape: Sequence[int],
+    outputs: int,
+    width: int | None = None,
+    groups: Sequence[str] = GROUPS,
+) -> nn.Module:
+    """The convolutional network with a free path beside every convolution."""
+    return relax(convolutional(shape, outputs, width), torch.zeros(2, *shape), groups)
+
+
+def fully_connected(shape: Sequence[int], outputs: int, width: int = 64) -> nn.Module:
+    """No symmetry at all: every position has weights of its own."""
+    body = [nn.Flatten(), nn.Linear(math.prod(shape), width), nn.ReLU()]
+    return nn.Sequential(*body, nn.Linear(width, width), nn.ReLU(), nn.Linear(width, outputs))
+
+
+def family(
+    shape: Sequence[int], outputs: int, kind: str = "image", groups: Sequence[str] = GROUPS
+) -> Family:
+    """The three networks for data of a shape."""
+    networks = {
+        "relaxed": (partial(relaxed, shape, outputs, groups=groups), "a relaxed CNN"),
+        "convolutional": (partial(convolutional, shape, outputs), "a plain CNN"),
+        "fully connected": (partial(fully_connected, shape, outputs), "a fully connected network"),
+    }
+    structures = [Structure(name, make, label) for name, (make, label) in networks.items()]
+    kept, broken = _WORDS[kind]
+    terms = {"uses position": "uses time", "use position": "use time"} if kind == "series" else {}
+    return Family(structures, "relaxed", kept, broken, "convolutional", terms)
+
+
+def candidates(data: Dataset, groups: Sequence[str] | None = None) -> Family:
+    """The networks for images, volumes or series.
+
+    Raises:
+        ValueError: maps of one position, on which nothing can move.
+    """
+    shape = tuple(data.x.shape[1:])
+    if math.prod(shape[1:]) < 4:
+        raise ValueError(
+            f"expected {data.kind}s with at least 4 positions, got {list(shape[1:])} in "
+            f"{data.source}; do --kind vector"
+        )
+    return family(shape, data.outputs, data.kind, groups or GROUPS)

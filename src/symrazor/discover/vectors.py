@@ -1,0 +1,41 @@
+"""Candidates for vectors, which have no geometry: how much of a network do the data ask for?"""
+
+from collections.abc import Sequence
+from functools import partial
+from itertools import pairwise
+
+from torch import nn
+
+from symrazor.data import Dataset
+from symrazor.discover.structures import Family, Structure
+
+WIDTH = 64
+
+
+def perceptron(features: int, outputs: int, hidden: int) -> nn.Module:
+    """A linear model, or one with hidden layers of `WIDTH` tanh units."""
+    widths = [features, *[WIDTH] * hidden, outputs]
+    layers: list[nn.Module] = []
+    for c_in, c_out in pairwise(widths):
+        layers += [nn.Linear(c_in, c_out), nn.Tanh()]
+    return nn.Sequential(*layers[:-1])
+
+
+def candidates(data: Dataset, groups: Sequence[str] | None = None) -> Family:
+    """A linear model, one hidden layer, two hidden layers.
+
+    Raises:
+        ValueError: groups, of which vectors have none.
+    """
+    if groups:
+        raise ValueError(
+            f"expected no groups for vectors, got {list(groups)}; do --kind image or series"
+        )
+    labels = ("a linear model", "one hidden layer", "two hidden layers")
+    structures = [
+        Structure(
+            label.removeprefix("a "), partial(perceptron, data.x.shape[1], data.outputs, h), label
+        )
+        for h, label in enumerate(labels)
+    ]
+    return Family(structures)

@@ -1,0 +1,157 @@
+"""`discover` on real images, beside a plain CNN of the same size trained for the same time.
+
+    python -m symrazor.experiments.fashion --data DIR [--minutes 10] [--json FILE]
+
+10,000 images of Fashion-MNIST. Discovery has the minutes for all its networks together; the plain
+CNN, the convolutional one of discovery trained by AdamW with weight decay and a cosine over time,
+has all of them for itself. Accuracies are on the 10,000 test images.
+"""
+
+import argparse
+import json
+import math
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import symrazor as sr
+from symrazor.data import Tensors, digits, fashion_mnist
+from symrazor.discover import maps
+from symrazor.report import write_atomically
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the experiment can be told.
+
+    Args:
+        small: the embedded digits instead.
+        data: folder with the official files (not needed with small).
+        device: "auto" for a GPU if there is one.
+        seed: of initial weights, shuffling and probes.
+        json: write the figures to this file.
+        minutes: for discovery, and again for the plain CNN.
+        images: of the training data.
+    """
+
+    small: bool = False
+    data: Path | None = None
+    device: str = "auto"
+    seed: int = 0
+    json: Path | None = None
+    minutes: float = 10.0
+    images: int = 10_000
+
+
+def run(options: Options) -> str:
+    """Discover, train the plain CNN, and put their accuracies side by side, as markdown."""
+    train, test = _data(options)
+    found = sr.discover(
+        *train,
+        test=test,
+        minutes=options.minutes,
+        seed=options.seed,
+        device=options.device,
+        kind="image",
+    )
+    rows: list[dict[str, Any]] = [
+        {
+            "network": c.name,
+            "log_evidence": c.log_evidence,
+            "accuracy": c.fit.reading.test["accuracy"],
+            "data": c.fit.data.n_data,
+            "epochs": len(c.fit.history),
+            "seconds": c.fit.history[-1]["seconds"],
+        }
+        for c in found.candidates
+    ]
+    accuracy, epochs = plain_cnn(train, test, 60 * options.minutes, options.seed, options.device)
+    seconds = 60 * options.minutes
+    same = {"data": len(train[1]), "epochs": epochs, "seconds": seconds}
+    rows.append({"network": "plain CNN", "accuracy": accuracy, **same})
+    if options.json is not None:
+        document = {"verdict": found.verdict, "rows": rows}
+        write_atomically(options.json, (json.dumps(document, indent=1) + "\n").encode())
+    return f"{markdown(rows)}\n\n{found.verdict}"
+
+
+def _data(options: Options) -> tuple[Tensors, Tensors]:
+    if options.small:
+        return digits("train"), digits("test")
+    if options.data is None:
+        raise ValueError("expected a folder with Fashion-MNIST, got none; do: --data DIR")
+    x, y = fashion_mnist(options.data, "train")
+    return (x[: options.images], y[: options.images]), fashion_mnist(options.data, "test")
+
+
+def plain_cnn(
+    train: Tensors, test: Tensors, seconds: float, seed: int, device: str = "auto"
+) -> tuple[float, int]:
+    """Test accuracy of a CNN trained for so many seconds without evidence, and its epochs."""
+    chosen = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
+    classes = int(train[1].max()) + 1
+    with torch.random.fork_rng([]):
+        torch.manual_seed(seed)
+        model = maps.convolutional(tuple(train[0].shape[1:]), classes).to(chosen)
+    mean, scale = train[0].mean(), train[0].std()
+    x, y = ((train[0] - mean) / scale).to(chosen), train[1].to(chosen)
+    epochs = _train(model, (x, y), seconds, seed)
+    model.eval()
+    with torch.no_grad():
+        parts = [model(((part - mean) / scale).to(chosen)) for part in test[0].split(500)]
+    hits = torch.cat(parts).argmax(1).cpu() == test[1]
+    return float(hits.float().mean()), epochs
+
+
+def _train(model: nn.Module, data: Tensors, seconds: float, seed: int) -> int:
+    """AdamW, the learning rate a cosine of the time that has passed."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=1e-2)
+    generator = torch.Generator().manual_seed(seed)
+    started, epochs = time.perf_counter(), 0
+    while True:
+        order = torch.randperm(len(data[1]), generator=generator).to(data[1].device)
+        for index in order.split(128):
+            done = (time.perf_counter() - started) / seconds
+            if done >= 1:
+                return epochs
+            optimizer.param_groups[0]["lr"] = 1e-2 * 0.5 * (1 + math.cos(math.pi * done))
+            optimizer.zero_grad()
+            F.cross_entropy(model(data[0][index]), data[1][index]).backward()
+            optimizer.step()
+        epochs += 1
+
+
+def markdown(rows: list[dict[str, Any]]) -> str:
+    """The rows as a table."""
+    head = "| network | log evidence | test accuracy % | data | epochs | seconds |"
+    lines = [head, "|---|---|---|---|---|---|"]
+    for row in rows:
+        evidence = f"{row['log_evidence']:,.0f}" if "log_evidence" in row else ""
+        lines.append(
+            f"| {row['network']} | {evidence} | {100 * row['accuracy']:.2f} | {row['data']:,} | "
+            f"{row['epochs']} | {row['seconds']:.0f} |"
+        )
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """The experiment as a command of its own."""
+    parser = argparse.ArgumentParser(prog="symrazor.experiments.fashion")
+    parser.add_argument("--small", action="store_true", help="the embedded digits instead")
+    parser.add_argument("--data", type=Path, help="folder with the official files")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", type=Path, help="write the figures to this file")
+    parser.add_argument("--minutes", type=float, default=10.0)
+    parser.add_argument("--images", type=int, default=10_000)
+    sys.stdout.write(run(Options(**vars(parser.parse_args()))) + "\n")
+
+
+if __name__ == "__main__":
+    main()

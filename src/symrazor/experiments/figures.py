@@ -1,0 +1,181 @@
+"""Pictures of ELLA's tables, from the JSON of their runs: Fig. 3 and the curves of App. D.
+
+    symrazor experiment ella-table2 --rows --json FILE --figure DIR     # of results that are there
+    python -m symrazor.experiments.figures FILE DIR
+
+For every row with relaxed layers, as PNG and SVG:
+
+- ROW-shares: of each layer's effective parameters, how many are in which path (Fig. 3). Mean over
+  seeds, whiskers from the smallest to the largest.
+- ROW-training: prior precision (App. D.1) and effective parameters (App. D.2) of each path at every
+  evidence step. A colour per path, from light at the first layer to dark at the last; one seed.
+"""
+
+import argparse
+import io
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+from symrazor.experiments.results import Run
+from symrazor.report import write_atomically
+
+MAPS = {
+    "Conv": "Blues",
+    "SConv": "GnBu",
+    "FFC": "Oranges",
+    "FC": "Reds",
+    "SFC": "RdPu",
+}
+"""Type of path -> colour map."""
+FORMATS = ("png", "svg")
+
+
+def draw(runs: Sequence[Run], folder: Path) -> list[Path]:
+    """Draw every row that has relaxed layers; returns the files."""
+    files = []
+    for row, of_row in _rows(runs):
+        name = row.replace("/", "-").replace("+", "_")
+        files += _save(shares_figure(row, of_row), folder / f"{name}-shares")
+        if any("precisions" in record for record in of_row[0]["history"]):
+            files += _save(training_figure(row, of_row[0]), folder / f"{name}-training")
+    return files
+
+
+def _rows(runs: Sequence[Run]) -> Iterator[tuple[str, list[Run]]]:
+    """Rows with relaxed layers, and their runs by seed; those that diverged left out."""
+    for row in dict.fromkeys(run["row"] for run in runs):
+        of_row = [run for run in runs if run["row"] == row and "reading" in run]
+        of_row.sort(key=lambda run: run["seed"])
+        if of_row and any(len(layer["paths"]) > 1 for layer in relaxed(of_row[0])):
+            yield row, of_row
+
+
+def relaxed(run: Run) -> list[dict[str, Any]]:
+    """The relaxed layers of a run's reading."""
+    return [layer for layer in run["reading"]["layers"] if layer["relaxed"]]
+
+
+def shares(runs: Sequence[Run]) -> dict[str, list[list[float]]]:
+    """Type of path -> for every relaxed layer its share of the effective parameters, by seed."""
+    kinds = [path["path"] for path in relaxed(runs[0])[0]["paths"]]
+    return {
+        kind: [
+            [layer["paths"][place]["share"] for layer in layers]
+            for layers in zip(*map(relaxed, runs), strict=True)
+        ]
+        for place, kind in enumerate(kinds)
+    }
+
+
+def curves(run: Run, what: str) -> dict[tuple[str, int], list[tuple[int, float]]]:
+    """(type of path, number of the relaxed layer) -> (epoch, value) at every evidence step.
+
+    Args:
+        run: with a history.
+        what: "precisions", by prior group, where the mean over the groups of a path is taken; or
+            "effective_parameters", by tensor, where they are added up.
+    """
+    found: dict[tuple[str, int], list[tuple[int, float]]] = {}
+    for number, layer in enumerate(relaxed(run), 1):
+        for place, path in enumerate(layer["paths"]):
+            prefix = f"{layer['name']}.paths.{place}".lstrip(".")
+            for record in run["history"]:
+                values = [
+                    value
+                    for name, value in record.get(what, {}).items()
+                    if f"{name}.".startswith(f"{prefix}.")
+                ]
+                if values:
+                    value = mean(values) if what == "precisions" else sum(values)
+                    found.setdefault((path["path"], number), []).append((record["epoch"], value))
+    return found
+
+
+def shares_figure(row: str, runs: Sequence[Run]) -> Any:
+    """A bar for every layer, split by path."""
+    found = shares(runs)
+    layers = range(1, 1 + len(relaxed(runs[0])))
+    figure, ax = _figure(1, (1.6 + 0.55 * len(layers), 3.0))
+    bottom = [0.0] * len(layers)
+    for kind, by_layer in found.items():
+        heights = [mean(values) for values in by_layer]
+        ax.bar(layers, heights, 0.75, bottom, color=_colour(kind, 0.7), label=kind)
+        bottom = [b + h for b, h in zip(bottom, heights, strict=True)]
+    if len(runs) > 1:  # whiskers at the upper end of the first path
+        first = next(iter(found.values()))
+        middle = [mean(values) for values in first]
+        below = [m - min(values) for m, values in zip(middle, first, strict=True)]
+        above = [max(values) - m for m, values in zip(middle, first, strict=True)]
+        ax.errorbar(layers, middle, [below, above], fmt="none", color="black", capsize=3, lw=1)
+    ax.set(ylim=(0, 1), xlabel="layer", ylabel="share of effective parameters", xticks=list(layers))
+    seeds = f"{len(runs)} seeds" if len(runs) > 1 else "one seed"
+    ax.set_title(f"{row}, {seeds}", loc="left", fontsize=10)
+    ax.legend(frameon=False, fontsize=9, loc="lower left", bbox_to_anchor=(1.0, 0.0))
+    return figure
+
+
+def training_figure(row: str, run: Run) -> Any:
+    """Precisions and effective parameters of every path over training, on logarithmic axes."""
+    figure, (left, right) = _figure(2, (9.5, 3.4))
+    count = max(1, len(relaxed(run)) - 1)
+    for ax, what in ((left, "precisions"), (right, "effective_parameters")):
+        for (kind, number), points in curves(run, what).items():
+            epochs, values = zip(*points, strict=True)
+            shown = [max(value, 1e-3) for value in values] if ax is right else values
+            colour = _colour(kind, 0.35 + 0.6 * (number - 1) / count)
+            ax.plot(epochs, shown, color=colour, lw=1.6, label=f"{kind} {number}")
+        ax.set(xlabel="epoch", ylabel=what.replace("_", " "), yscale="log")
+        ax.grid(alpha=0.25)
+    left.set_title(f"{row}, seed {run['seed']}", loc="left", fontsize=10)
+    right.legend(frameon=False, fontsize=7, ncols=2, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    return figure
+
+
+def _colour(kind: str, depth: float) -> Any:
+    import matplotlib
+
+    return matplotlib.colormaps[MAPS.get(kind, "Greys")](depth)
+
+
+def _figure(columns: int, size: tuple[float, float]) -> tuple[Any, Any]:
+    """A figure that needs no screen, and its axes."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=size, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots(1, columns)
+    for ax in [axes] if columns == 1 else axes:
+        ax.spines[["top", "right"]].set_visible(False)
+    return figure, axes
+
+
+def _save(figure: Any, stem: Path) -> list[Path]:
+    files = [stem.with_name(f"{stem.name}.{kind}") for kind in FORMATS]
+    for file, kind in zip(files, FORMATS, strict=True):
+        buffer = io.BytesIO()
+        figure.savefig(buffer, format=kind, dpi=150)
+        write_atomically(file, buffer.getvalue())
+    return files
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Draw the runs of a file of results."""
+    parser = argparse.ArgumentParser(prog="symrazor.experiments.figures")
+    parser.add_argument("file", type=Path, help="JSON of ella-table1 or ella-table2")
+    parser.add_argument("folder", type=Path, help="for the pictures")
+    given = parser.parse_args(arguments)
+    try:
+        runs = json.loads(given.file.read_text())["runs"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        parser.exit(2, f"{parser.prog}: expected results of a table, got {given.file}: {error}\n")
+    for file in draw(runs, given.folder):
+        sys.stdout.write(f"{file}\n")
+
+
+if __name__ == "__main__":
+    main()

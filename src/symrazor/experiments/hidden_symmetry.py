@@ -1,0 +1,248 @@
+r"""Beyond images: does the evidence find the symmetry of sets, of periodic signals, a hidden one?
+
+    python -m symrazor.experiments.hidden_symmetry [--seed 0 1 2 3 4] [--json FILE]
+
+Regressions on eight numbers, by networks of two relaxed layers and a mean over places:
+
+| row | target | paths beside the free one | right if |
+|---|---|---|---|
+| set | a sum over things, $\sum_s f(x_s)$ | S8 | S8 is supported |
+| order | the same, every place with a weight of its own | S8 | S8 is not |
+| periodic | products of neighbours on a ring | Z8 | Z8 is supported |
+| position | the same, every pair with a weight of its own | Z8 | Z8 is not |
+| hidden | neighbours on a ring whose places were relabelled | one ring of three | it is picked |
+| at once | the same | S8 and all three rings | it is picked |
+
+A group is supported if the measured equivariance errors of all layers and that of the network are
+below 5 % (`symrazor.lattice`). In row "hidden" three networks are trained, each with another ring
+beside its free paths, and the one with the highest evidence is picked. In row "at once" there is
+one network (`symrazor.layers.relaxed_over`), and the ring with the largest share is picked.
+"""
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean
+
+import torch
+from torch import Tensor, nn
+
+import symrazor as sr
+from symrazor import groups
+from symrazor.data import Tensors
+from symrazor.experiments.results import Run, add_runs, merged, read_runs
+from symrazor.groups import Group
+from symrazor.lattice import SMALL_ERROR
+from symrazor.layers import SetPool, relaxed_over
+
+NAME = "hidden-symmetry"
+PLACES = 8
+WIDTH = 6
+NOISE = 0.1
+CONFIG = sr.FitConfig(epochs=100, batch_size=128, lr=2e-2, every=3)
+ROWS = ("set", "order", "periodic", "position", "hidden", "at once")
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the experiment can be told.
+
+    Args:
+        small: a third of the training: a look, not a result.
+        data: not used; the data are drawn.
+        device: "auto" for a GPU if there is one.
+        seed: one or more, of the data, the relabellings and the networks.
+        json: file to merge the results into, run by run.
+        rows: which tasks, see the module.
+    """
+
+    small: bool = False
+    data: Path | None = None
+    device: str = "auto"
+    seed: tuple[int, ...] = (0, 1, 2, 3, 4)
+    json: Path | None = None
+    rows: tuple[str, ...] = ROWS
+
+
+@dataclass(frozen=True)
+class Task:
+    """Data, the groups to choose from, and which of them the data have."""
+
+    x: Tensor
+    y: Tensor
+    candidates: list[Group]
+    truth: str | None
+
+
+def ring(order: Sequence[int], name: str) -> Group:
+    """Circular shifts along a ring that visits the places in this order."""
+    step = torch.empty(len(order), dtype=torch.long)
+    places = torch.tensor(order)
+    step[places] = places.roll(-1)
+    return Group.from_permutations(name, step.unsqueeze(0), ("t",))
+
+
+def make_task(row: str, seed: int, n: int = 512) -> Task:
+    """Draw one.
+
+    Raises:
+        ValueError: an unknown row.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(n, 1, PLACES, generator=generator)
+    places = x[:, 0]
+    weights = torch.randn(PLACES, generator=generator) if row in ("order", "position") else 1.0
+    candidates, truth = [groups.symmetric(PLACES)], "S8"
+    match row:
+        case "set" | "order":
+            f = (torch.sin(2 * places) * weights).sum(1)
+        case "periodic" | "position":
+            candidates, truth = [groups.cyclic_permutations(PLACES)], "Z8"
+            f = (places * places.roll(-1, 1) * weights).sum(1)
+        case "hidden" | "at once":
+            orders = [torch.randperm(PLACES, generator=generator) for _ in range(3)]
+            candidates = [ring(o.tolist(), f"ring {i}") for i, o in enumerate(orders)]
+            right = int(torch.randint(3, (), generator=generator))
+            truth = f"ring {right}"
+            along = places[:, orders[right]]
+            f = (along * along.roll(-1, 1)).sum(1)
+        case _:
+            raise ValueError(f"expected a row of {ROWS}, got {row!r}")
+    f = (f - f.mean()) / f.std()
+    y = f + NOISE * torch.randn(n, generator=generator)
+    kept = None if row in ("order", "position") else truth
+    return Task(x, y.unsqueeze(1), candidates, kept)
+
+
+def network(candidates: Sequence[Group]) -> nn.Module:
+    """Two relaxed layers with a path per candidate, and a mean over places."""
+    first, second = (relaxed_over(c, WIDTH, candidates) for c in (1, WIDTH))
+    body = [first, nn.Tanh(), second, nn.Tanh()]
+    return nn.Sequential(*body, SetPool("mean"), nn.Linear(WIDTH, 1))
+
+
+def train(task: Task, candidates: Sequence[Group], seed: int, options: Options) -> sr.Reading:
+    """One network with these candidates, and what it learned."""
+    device = options.device
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    epochs = CONFIG.epochs // 3 if options.small else CONFIG.epochs
+    torch.manual_seed(seed)
+    config = CONFIG.change(seed=seed, device=device, epochs=epochs, progress=False)
+    data: Tensors = (task.x, task.y)
+    return sr.fit(network(candidates), data, "gaussian", config=config).reading
+
+
+def run_row(row: str, seed: int, options: Options) -> Run:
+    """Train one network, or one for each candidate, and note what was found."""
+    task = make_task(row, seed)
+    started = time.process_time()
+    everything = groups.symmetric(PLACES)
+    choices = {
+        "hidden": [[group] for group in task.candidates],
+        "at once": [[everything, *task.candidates]],
+    }.get(row, [task.candidates])
+    readings = [train(task, candidates, seed, options) for candidates in choices]
+    evidences = [one.evidence["log_evidence"] for one in readings]
+    best = evidences.index(max(evidences))
+    reading = readings[best]
+    names = [group.name for group in choices[best] if group is not everything]
+    layers = [layer for layer in reading.layers if layer.relaxed]
+    shares = {
+        name: mean(p.share for layer in layers for p in layer.paths if p.group == name)
+        for name in names
+    }
+    supported = [name for name in names if _supported(name, reading)]
+    likeliest = max(shares, key=lambda name: shares[name])
+    picked = likeliest if len(task.candidates) > 1 or likeliest in supported else None
+    others = [value for i, value in enumerate(evidences) if i != best]
+    return {
+        "row": row,
+        "seed": seed,
+        "small": options.small,
+        "truth": task.truth,
+        "picked": picked,
+        "right": picked == task.truth,
+        "supported": supported,
+        "margin": evidences[best] - max(others) if others else None,
+        "shares": shares,
+        "free_shares": [layer.free_share for layer in layers],
+        "errors": [layer.equivariance_error for layer in layers],
+        "network_error": reading.equivariance_error,
+        "evidence": -reading.evidence["per_datum"],
+        "seconds": time.process_time() - started,
+        "readings": [one.to_dict() for one in readings],
+    }
+
+
+def _supported(name: str, reading: sr.Reading) -> bool:
+    """Whether all layers keep a group, and the network does."""
+    found = [one for layer in reading.layers for one in layer.symmetry if one.group == name]
+    return all(one.supported for one in found) and reading.equivariance_error[name] < SMALL_ERROR
+
+
+def run(options: Options) -> str:
+    """All rows and seeds; returns a table as markdown.
+
+    Raises:
+        ValueError: an unknown row.
+    """
+    unknown = [row for row in options.rows if row not in ROWS]
+    if unknown:
+        raise ValueError(f"expected rows among {', '.join(ROWS)}, got {', '.join(unknown)}")
+    runs: list[Run] = [] if options.json is None else read_runs(NAME, options.json)
+    for row in options.rows:
+        for seed in options.seed:
+            new = run_row(row, seed, options)
+            runs = merged(runs, [new])
+            if options.json is not None:
+                runs = merged(runs, add_runs(NAME, options.json, [new]))
+    return markdown([one for one in runs if one["small"] == options.small])
+
+
+def markdown(runs: Sequence[Run]) -> str:
+    """One line per row: how often it was right, shares, errors, evidence."""
+    head = ["row", "truth", "right", "free share by layer %", "network error %", "-log ev/N"]
+    head += ["margin, nats", "CPU seconds"]
+    lines = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
+    for row in sorted({one["row"] for one in runs}, key=ROWS.index):
+        of_row = [one for one in runs if one["row"] == row]
+        layers = zip(*(one["free_shares"] for one in of_row), strict=True)
+        free = " / ".join(f"{100 * min(s):.0f} to {100 * max(s):.0f}" for s in layers)
+        errors = [100 * min(one["network_error"].values()) for one in of_row]
+        truth = {one["truth"] or "none" for one in of_row}
+        margins = [one["margin"] for one in of_row if one["margin"] is not None]
+        lines.append(
+            f"| {row} | {truth.pop() if row in ROWS[:4] else 'one of three'} | "
+            f"{sum(one['right'] for one in of_row)} of {len(of_row)} | {free} | "
+            f"{min(errors):.1f} to {max(errors):.1f} | "
+            f"{mean(one['evidence'] for one in of_row):.3f} | "
+            f"{f'{min(margins):.0f} to {max(margins):.0f}' if margins else ''} | "
+            f"{mean(one['seconds'] for one in of_row):.0f} |"
+        )
+    return "\n".join(lines)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The experiment as a command of its own."""
+    parser = argparse.ArgumentParser(prog=f"symrazor experiment {NAME}")
+    parser.add_argument("--small", action="store_true", help="a third of the training")
+    parser.add_argument("--data", type=Path, help="not used")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--seed", type=int, nargs="+", default=list(Options.seed))
+    parser.add_argument("--json", type=Path, help="merge the results into this file")
+    parser.add_argument("--rows", nargs="+", default=list(Options.rows))
+    values = vars(parser.parse_args(arguments))
+    lists = {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
+    try:
+        text = run(Options(**(values | lists)))
+    except (ValueError, OSError) as error:
+        parser.exit(2, f"{parser.prog}: {error}\n")
+    sys.stdout.write(f"{text}\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,211 @@
+"""What the experiments on learned invariances have in common: data, networks, methods."""
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import symrazor as sr
+from symrazor.augment import (
+    Augment,
+    Augmented,
+    Flips,
+    LikelihoodConfig,
+    affine,
+    fit_by_likelihood,
+)
+from symrazor.data import Tensors, cifar10, digits, mnist, normalised, resized
+from symrazor.experiments.results import Run
+from symrazor.reading import scores
+from symrazor.training import outputs
+
+SAMPLES = 10
+STRENGTH = 0.01
+"""Augerino's own choice for its regulariser."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What an experiment can be told.
+
+    Args:
+        small: few pictures of 14 x 14 (the embedded digits without data), minutes on two cores.
+        data: folder with the official files.
+        device: "auto" for a GPU if there is one.
+        seed: one or more, of the data's subset, initial weights and shuffling.
+        json: file to merge the results into, run by run.
+        rows: patterns of rows to run, as in "rotation 90/*"; none for the table of the file alone.
+        epochs: in place of the experiment's own number.
+        n: training pictures, in place of the experiment's own number.
+    """
+
+    small: bool = False
+    data: Path | None = None
+    device: str = "auto"
+    seed: tuple[int, ...] = (0,)
+    json: Path | None = None
+    rows: tuple[str, ...] = ("*",)
+    epochs: int | None = None
+    n: int | None = None
+
+    @property
+    def place(self) -> str:
+        """The device."""
+        auto = "cuda" if torch.cuda.is_available() else "cpu"
+        return auto if self.device == "auto" else self.device
+
+    def wants(self, row: str) -> bool:
+        """Whether a row was asked for."""
+        return any(fnmatchcase(row, pattern) for pattern in self.rows)
+
+
+def pictures(name: str, options: Options, n: int, seed: int) -> tuple[Tensors, Tensors]:
+    """A random part of the training data, and test data, as they are."""
+    if options.data is None:
+        if not options.small or name != "mnist":
+            raise ValueError("expected --data DIR with the official files, or --small, got neither")
+        train, test = digits("train"), digits("test")
+    else:
+        read = cifar10 if name == "cifar-10" else mnist
+        train, test = read(options.data, "train"), read(options.data, "test")
+    chosen = torch.randperm(len(train[1]), generator=torch.Generator().manual_seed(seed))[:n]
+    pairs = [(train[0][chosen], train[1][chosen]), test]
+    if name == "cifar-10":
+        pairs = [(normalised(x, name), y) for x, y in pairs]
+    if options.small:
+        pairs = [(_small(x), y) for x, y in (pairs[0], (test[0][:500], test[1][:500]))]
+    return pairs[0], pairs[1]
+
+
+def _small(x: Tensor) -> Tensor:
+    return F.avg_pool2d(x, 2) if x.shape[-1] == 28 else resized(x, 14)
+
+
+def convolutional(x: Tensor, classes: int = 10, width: int = 8) -> nn.Module:
+    """Two or three convolutions with max pooling, then one dense layer."""
+    blocks: list[nn.Module] = []
+    channels, size = x.shape[1], x.shape[-1]
+    while size > 7:
+        out = width * 2 ** (len(blocks) // 3)
+        blocks += [nn.Conv2d(channels, out, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)]
+        channels, size = out, size // 2
+    head = [nn.Conv2d(channels, 2 * channels, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)]
+    flat = nn.Linear(2 * channels * (size // 2) ** 2, classes)
+    return nn.Sequential(*blocks, *head, nn.Flatten(), flat)
+
+
+def augmentation(kind: str, wide: bool, samples: int = SAMPLES) -> Augment:
+    """What is to be learned, from a narrow or a wide start."""
+    if kind == "flip":
+        return Augment(Flips((-1,), 0.4 if wide else 0.05), 1)
+    start = {"rotation": 2.5, "translation": 0.5, "scale": 0.6, "affine": 0.3}
+    group = {"rotation": "rotation", "translation": "translation", "scale": "scale"}
+    chosen = group.get(kind, "affine")
+    return Augment(affine(chosen, start[chosen] if wide else 0.1), samples)
+
+
+@dataclass(frozen=True)
+class Job:
+    """One network to train.
+
+    Args:
+        kind: of augmentation.
+        method: "learned", "likelihood", "augerino" or "none".
+        train: training data, on the device.
+        test: test data, on the device.
+        seed: of weights and shuffling.
+        config: of `fit`; the baselines take its epochs, batch size and learning rate.
+        samples: copies of each picture.
+    """
+
+    kind: str
+    method: str
+    train: Tensors
+    test: Tensors
+    seed: int
+    config: sr.FitConfig
+    samples: int = SAMPLES
+
+
+def run(job: Job, network: Callable[[Tensor], nn.Module] = convolutional) -> Run:
+    """Train; of a learned width, from a narrow and a wide start, the one with more evidence."""
+    began = time.perf_counter()
+    if job.method == "learned":
+        fits = [_learned(job, network, wide) for wide in (False, True)]
+        found = max(fits, key=lambda fit: float(fit["log_evidence"]))
+        starts = [{k: fit[k] for k in ("log_evidence", "widths")} for fit in fits]
+        return found | {"starts": starts, "seconds": time.perf_counter() - began}
+    if job.method == "none":
+        found = _with_evidence(job, _seeded(network, job), ())
+    else:
+        found = _by_likelihood(job, network)
+    return found | {"seconds": time.perf_counter() - began}
+
+
+def _seeded(network: Callable[[Tensor], nn.Module], job: Job) -> nn.Module:
+    torch.manual_seed(job.seed)
+    return network(job.train[0]).to(job.train[0].device)
+
+
+def _learned(job: Job, network: Callable[[Tensor], nn.Module], wide: bool) -> Run:
+    inner = _seeded(network, job)
+    augment = augmentation(job.kind, wide, job.samples)
+    model = Augmented(inner, augment).to(job.train[0].device)
+    return _with_evidence(job, model, tuple(job.train[0].shape[1:]))
+
+
+def _with_evidence(job: Job, model: nn.Module, shape: tuple[int, ...]) -> Run:
+    config = job.config.change(seed=job.seed)
+    fit = sr.fit(model, job.train, test=job.test, config=config)
+    widths = model.invariances(shape) if isinstance(model, Augmented) else {}
+    return {
+        "log_evidence": float(fit.evidence.log_evidence),
+        "evidence": -float(fit.evidence.per_datum),
+        "accuracy": 100 * fit.reading.test["accuracy"],
+        "nll": fit.reading.test["nll"],
+        "widths": widths,
+    }
+
+
+def _by_likelihood(job: Job, network: Callable[[Tensor], nn.Module]) -> Run:
+    model = Augmented(_seeded(network, job), augmentation(job.kind, False, job.samples))
+    model = model.to(job.train[0].device)
+    config = LikelihoodConfig(
+        strength=STRENGTH if job.method == "augerino" else 0.0,
+        epochs=job.config.epochs,
+        batch_size=job.config.batch_size,
+        lr=job.config.lr or 2e-3,
+        seed=job.seed,
+        progress=job.config.progress,
+    )
+    fit_by_likelihood(model, job.train, config=config)
+    figures = scores(sr.Categorical(), outputs(model, job.test[0]), job.test[1])
+    widths = model.invariances(tuple(job.train[0].shape[1:]))
+    return {"accuracy": 100 * figures["accuracy"], "nll": figures["nll"], "widths": widths}
+
+
+def main(name: str, run: Callable[[Options], str], arguments: Sequence[str] | None = None) -> None:
+    """An experiment as a command of its own, without further packages."""
+    parser = argparse.ArgumentParser(prog=f"symrazor experiment {name}")
+    parser.add_argument("--small", action="store_true", help="few small pictures")
+    parser.add_argument("--data", type=Path, help="folder with the official files")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--seed", type=int, nargs="+", default=[0])
+    parser.add_argument("--json", type=Path, help="merge the results into this file")
+    parser.add_argument("--rows", nargs="*", default=["*"], help="patterns; none: only the table")
+    parser.add_argument("--epochs", type=int)
+    parser.add_argument("--n", type=int, help="training pictures")
+    values = vars(parser.parse_args(arguments))
+    lists = {key: tuple(value) for key, value in values.items() if isinstance(value, list)}
+    try:
+        text = run(Options(**(values | lists)))
+    except (ValueError, OSError) as error:
+        parser.exit(2, f"{parser.prog}: {error}\n")
+    sys.stdout.write(f"{text}\n")

@@ -1,0 +1,109 @@
+"""Is a learned augmentation worth most where data are few?
+
+    python -m symrazor.experiments.lila_small_data --data DIR --json FILE [--rows "mnist/*"]
+
+312, 1,250 and 5,000 pictures of MNIST or CIFAR-10; all six affine generators learned by the
+evidence, by Augerino's regularised training loss, or no augmentation. Test figures are for the
+whole test set. With `--json FILE` a picture is drawn beside it.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from statistics import mean
+
+import symrazor as sr
+from symrazor.experiments import lila
+from symrazor.experiments.results import Run, add_runs, merged
+
+NAME = "lila-small-data"
+SIZES = (312, 1250, 5000)
+METHODS = ("learned", "augerino", "none")
+STEPS = 2500
+"""Training steps of every network, whatever the number of its data."""
+
+
+def config(n: int, options: lila.Options) -> sr.FitConfig:
+    """Equal numbers of steps, and of evidence steps."""
+    batch = min(128, max(16, n // 8))
+    steps = 400 if options.small else STEPS
+    epochs = options.epochs or max(20, steps * batch // n)
+    every = max(1, epochs // 60)
+    base = sr.FitConfig(epochs=epochs, batch_size=batch, lr=4e-3, every=every)
+    return base.change(estimator="mc", subset=1000, progress=False, device=options.place)
+
+
+def run(options: lila.Options) -> str:
+    """Train the rows that were asked for; the table as markdown."""
+    runs: list[Run] = add_runs(NAME, options.json, []) if options.json is not None else []
+    sets = ("mnist",) if options.small else ("mnist", "cifar-10")
+    sizes = (100, 300) if options.small else SIZES
+    rows = [(s, n, m) for s in sets for n in sizes for m in METHODS]
+    for name, n, method in rows:
+        row = f"{name}/{n}/{method}"
+        for seed in options.seed if options.wants(row) else ():
+            train, test = (
+                (x.to(options.place), y.to(options.place))
+                for x, y in lila.pictures(name, options, n, seed)
+            )
+            job = lila.Job("affine", method, train, test, seed, config(n, options))
+            found = {"row": row, "seed": seed, "small": options.small} | lila.run(job)
+            runs = merged(runs, [found])
+            if options.json is not None:
+                runs = merged(runs, add_runs(NAME, options.json, [found]))
+    if options.json is not None and runs:
+        figure(runs, options.json.with_suffix(".png"))
+    return markdown([r for r in runs if r["small"] == options.small])
+
+
+def _rows(runs: list[Run]) -> dict[str, list[Run]]:
+    found: dict[str, list[Run]] = {}
+    for one in runs:
+        found.setdefault(one["row"], []).append(one)
+    return dict(sorted(found.items(), key=lambda item: _key(item[0])))
+
+
+def _key(row: str) -> tuple[str, int, int]:
+    name, n, method = row.split("/")
+    return name, int(n), METHODS.index(method)
+
+
+def markdown(runs: list[Run]) -> str:
+    """Accuracy and NLL by number of data and method."""
+    lines = [
+        "| data | pictures | method | accuracy % | test NLL | seeds |",
+        "|---|---|---|---|---|---|",
+    ]
+    for row, found in _rows(runs).items():
+        name, n, method = row.split("/")
+        lines.append(
+            f"| {name} | {n} | {method} | {mean(r['accuracy'] for r in found):.2f} | "
+            f"{mean(r['nll'] for r in found):.4f} | {len(found)} |"
+        )
+    return "\n".join(lines)
+
+
+def figure(runs: list[Run], file: Path) -> None:
+    """Test NLL against the number of data, a panel for each data set."""
+    import matplotlib.pyplot as plt
+
+    rows = _rows(runs)
+    names = sorted({row.split("/")[0] for row in rows})
+    panels, axes = plt.subplots(1, len(names), figsize=(4.5 * len(names), 3.5), squeeze=False)
+    value: Callable[[list[Run]], float] = lambda found: mean(r["nll"] for r in found)  # noqa: E731
+    for axis, name in zip(axes[0], names, strict=True):
+        for method in METHODS:
+            points = [
+                (_key(r)[1], value(f))
+                for r, f in rows.items()
+                if r.startswith(name) and r.endswith(method)
+            ]
+            axis.loglog(*zip(*points, strict=True), "o-", label=method) if points else None
+        axis.set(title=name, xlabel="training pictures", ylabel="test NLL")
+        axis.legend(frameon=False)
+    panels.tight_layout()
+    panels.savefig(file, dpi=120)
+    plt.close(panels)
+
+
+if __name__ == "__main__":
+    lila.main(NAME, run)

@@ -1,0 +1,187 @@
+"""What the experiments of Learning Invariant Weights have in common: data, options, results."""
+
+import argparse
+import math
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from symrazor.data import (
+    Tensors,
+    cifar10,
+    digits,
+    mnist,
+    normalised,
+    resized,
+    rotated,
+    scaled,
+    translated,
+)
+from symrazor.data.transforms import TRANSLATION
+from symrazor.experiments.results import Run, add_runs
+from symrazor.invariant import Data, History, InvariantWeights
+
+SMALL_SIZE, SMALL_TRAIN, SMALL_TEST = 14, 1000, 500
+
+
+@dataclass(frozen=True)
+class Options:
+    """What an experiment can be told.
+
+    Args:
+        small: pictures of 14 x 14 and a small network, in a minute or two on two cores; the
+            embedded digits if there is no folder with data.
+        data: folder with the official files.
+        device: "auto" for a GPU if there is one.
+        seed: one or more, of features, batches and transformations.
+        json: file to merge the results into; of figures, also where pictures go.
+        rows: patterns of rows to run.
+        steps: in place of the experiment's own number.
+        batch: in place of the experiment's own number.
+    """
+
+    small: bool = False
+    data: Path | None = None
+    device: str = "auto"
+    seed: tuple[int, ...] = (0,)
+    json: Path | None = None
+    rows: tuple[str, ...] = ("*",)
+    steps: int | None = None
+    batch: int | None = None
+
+    @property
+    def place(self) -> str:
+        """The device."""
+        auto = "cuda" if torch.cuda.is_available() else "cpu"
+        return auto if self.device == "auto" else self.device
+
+    def wants(self, row: str) -> bool:
+        """Whether a row was asked for."""
+        return any(fnmatchcase(row, pattern) for pattern in self.rows)
+
+
+VERSIONS: dict[str, Callable[[Tensor, int, float], Tensor]] = {
+    "fully rotated": lambda x, seed, shift: rotated(x, 180, seed),
+    "partially rotated": lambda x, seed, shift: rotated(x, 90, seed),
+    "translated": lambda x, seed, shift: translated(x, shift, seed),
+    "scaled": lambda x, seed, shift: scaled(x, 2.0, seed),
+    "regular": lambda x, seed, shift: x,
+}
+"""Version of a data set -> (pictures, seed, largest shift) -> pictures."""
+
+
+def load(name: str, versions: Sequence[str], options: Options) -> tuple[Data, Data]:
+    """Training and test data in several versions, on the device.
+
+    Every picture is transformed once: training data with seed 1, test data with seed 0.
+    """
+    parts = []
+    for split, seed in (("train", 1), ("test", 0)):
+        x, y = _pictures(name, split, options)
+        shift = TRANSLATION[name] * x.shape[-1] / (32 if name == "cifar-10" else 28)
+        sets: list[Tensors] = []
+        for version in versions:
+            moved = VERSIONS[version](x.to(options.place), seed, shift)
+            moved = normalised(moved, name) if name == "cifar-10" else moved
+            sets.append((moved, y))
+        parts.append(Data.of(sets, options.place))
+    return parts[0], parts[1]
+
+
+def _pictures(name: str, split: Any, options: Options) -> Tensors:
+    if options.data is None and not options.small:
+        raise ValueError("expected --data DIR with the official files, or --small, got neither")
+    if options.data is None:
+        x, y = digits(split)
+        return resized(x, SMALL_SIZE), y
+    x, y = (cifar10 if name == "cifar-10" else mnist)(options.data, split)
+    if options.small:
+        n = SMALL_TRAIN if split == "train" else SMALL_TEST
+        x, y = F.adaptive_avg_pool2d(x[:n], SMALL_SIZE), y[:n]
+    return x, y
+
+
+class Progress:
+    """A line on standard error now and then: step, seconds, fit and widths of some models."""
+
+    def __init__(self, name: str, steps: int, show: Sequence[int], lines: int = 10) -> None:
+        """Begin counting seconds."""
+        self.name, self.steps, self.start = name, steps, time.perf_counter()
+        self.show = list(show)
+        self.gap, self.next = max(1, steps // lines), 0
+
+    @property
+    def seconds(self) -> float:
+        """Since the beginning."""
+        return time.perf_counter() - self.start
+
+    def __call__(self, step: int, model: InvariantWeights, history: History) -> None:
+        """Write a line if one is due."""
+        if step < self.next and step < self.steps - 1:
+            return
+        self.next = step + self.gap
+        rows = history.widths[-1][self.show].tolist()
+        widths = "; ".join(" ".join(f"{value:.3g}" for value in row) for row in rows)
+        fit = " ".join(f"{value:.3f}" for value in history.fit[-1][self.show].tolist())
+        sys.stderr.write(
+            f"{self.name} step {step}/{self.steps} {self.seconds:.0f} s fit {fit} widths {widths}\n"
+        )
+        sys.stderr.flush()
+
+
+def check(experiment: str, options: Options) -> None:
+    """Refuse a file of something else before the work, not after it."""
+    if options.json is not None:
+        add_runs(experiment, options.json, [])
+
+
+def save(experiment: str, options: Options, runs: Sequence[Run]) -> None:
+    """Merge runs into the file, if there is one; figures that are not finite become null."""
+    if options.json is not None:
+        add_runs(experiment, options.json, [_finite(run) for run in runs])
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(part) for key, part in value.items()}
+    if isinstance(value, list):
+        return [_finite(part) for part in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def widths_of(model: InvariantWeights, place: int, pixels: float) -> dict[str, float]:
+    """Widths of one model by name, in units."""
+    return {k: round(v[place].item(), 4) for k, v in model.distribution.describe(pixels).items()}
+
+
+def degrees(history: History, place: int) -> list[float]:
+    """The rotation's width of one model over training."""
+    return [round(math.degrees(w[place, 0].item()), 2) for w in history.widths]
+
+
+def main(name: str, run: Callable[[Options], str], arguments: Sequence[str] | None = None) -> None:
+    """An experiment as a command of its own, without further packages."""
+    parser = argparse.ArgumentParser(prog=f"symrazor experiment {name}")
+    parser.add_argument("--small", action="store_true", help="14 x 14 pictures, in a minute or two")
+    parser.add_argument("--data", type=Path, help="folder with the official files")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--seed", type=int, nargs="+", default=[0])
+    parser.add_argument("--json", type=Path, help="merge the results into this file")
+    parser.add_argument("--rows", nargs="*", default=["*"], help="patterns of rows")
+    parser.add_argument("--steps", type=int)
+    parser.add_argument("--batch", type=int)
+    values = vars(parser.parse_args(arguments))
+    lists = {key: tuple(value) for key, value in values.items() if isinstance(value, list)}
+    try:
+        text = run(Options(**(values | lists)))
+    except (ValueError, OSError) as error:
+        parser.exit(2, f"{parser.prog}: {error}\n")
+    sys.stdout.write(f"{text}\n")

@@ -1,0 +1,285 @@
+"""Figures 2, 3 and 5 of Learning Invariant Weights: rotations learned over training.
+
+    python -m symrazor.experiments.liw_figures --data DIR --json DIR2/figures.json [--device cuda]
+    python -m symrazor.experiments.liw_figures --small --json DIR2/figures.json
+
+Rows: `recovery` (Figure 2: five starting angles, three versions of MNIST), `methods` (Figure 5: the
+bound against maximum likelihood and a point estimate with a prior, fully rotated MNIST), `relu`
+(the same for a network that learns its filters), `bank` (Figure 3: one filter under seven rotations
+over training) and `rings` (the same question in the plane). Pictures go beside the JSON file.
+"""
+
+import io
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from symrazor.data.toy import rings
+from symrazor.experiments import liw_table1
+from symrazor.experiments.liw import Options, Progress, check, degrees, load, main, save
+from symrazor.experiments.results import Run
+from symrazor.groups.lie import so2
+from symrazor.invariant import (
+    Data,
+    History,
+    InvariantWeights,
+    Member,
+    RandomFourier,
+    Rectified,
+    Schedule,
+    choose_starts,
+    evaluate,
+    train,
+)
+from symrazor.invariant.training import Method
+from symrazor.report import write_atomically
+from symrazor.transforms import AffineLie, LieDistribution
+from symrazor.transforms.sampling import midpoints
+
+NAME = "liw-figures"
+ROWS = ("rings", "recovery", "methods", "relu", "bank")
+METHODS: tuple[Method, ...] = ("vi", "map", "ml")
+FILTERS = 7
+RESTARTS = (1.0, 0.5, 0.25)
+"""Shares of the starting angle that are tried before the training, see `choose_starts`."""
+
+Cells = Sequence[tuple[str, float, Method]]
+"""Version of the data, starting angle in degrees, method."""
+
+
+def run(options: Options) -> str:
+    """Train what was asked for; draw pictures; return a table of starts and ends."""
+    check(NAME, options)
+    if not any(options.wants(row) for row in ROWS):
+        raise ValueError(f"expected rows in {', '.join(ROWS)}, got {' '.join(options.rows)}")
+    makers = {
+        "rings": _rings,
+        "recovery": _recovery,
+        "methods": _methods,
+        "relu": _relu,
+        "bank": _bank,
+    }
+    runs: list[Run] = []
+    for seed in options.seed:
+        for row, make in makers.items():
+            if options.wants(row):
+                new = make(options, seed)
+                save(NAME, options, new)
+                runs += new
+    return markdown(runs)
+
+
+def _angles(
+    name: str,
+    options: Options,
+    seed: int,
+    versions: Sequence[str],
+    cells: Cells,
+) -> list[Run]:
+    """Train Table 1's network, or one of rectified units, for all cells at once."""
+    training, test = load("mnist", versions, options)
+    members = [Member(versions.index(version), True, method) for version, _, method in cells]
+    plan = replace(liw_table1.schedule(options, seed), weight_rate=_weight_rate(options))
+    starts = [start for _, start, _ in cells]
+    model = liw_table1.network(training.x.shape[-1], starts, options, seed, name == "relu")
+    if name == "recovery":
+        choose_starts(model, training, members, plan, RESTARTS)
+    history = train(
+        model, training, members, plan, Progress(f"{NAME} {name}", plan.steps, range(len(cells)))
+    )
+    return _runs(name, options, seed, cells, (model, history, training, test, members))
+
+
+def _runs(
+    name: str,
+    options: Options,
+    seed: int,
+    cells: Cells,
+    found: tuple[InvariantWeights, History, Data, Data, Sequence[Member]],
+) -> list[Run]:
+    model, history, training, test, members = found
+    bound, _ = evaluate(model, training, members)
+    _, accuracy = evaluate(model, test, members)
+    return [
+        {
+            "row": f"{name}/{version}/{start:g}/{method}",
+            "seed": seed,
+            "small": options.small,
+            "start": start,
+            "degrees": degrees(history, i),
+            "steps": history.steps,
+            "accuracy": 100 * accuracy[i].item(),
+            "elbo_per_datum": bound.per_datum[i].item() if method == "vi" else None,
+        }
+        for i, (version, start, method) in enumerate(cells)
+    ]
+
+
+def _recovery(options: Options, seed: int) -> list[Run]:
+    """Figure 2."""
+    versions = liw_table1.VERSIONS
+    cells: Cells = [(version, start, "vi") for version in versions for start in liw_table1.ANGLES]
+    runs = _angles("recovery", options, seed, versions, cells)
+    panels = [[r for r in runs if r["row"].split("/")[1] == version] for version in versions]
+    _draw(options, "figure2.png", list(zip(versions, panels, strict=True)))
+    return runs
+
+
+def _methods(options: Options, seed: int) -> list[Run]:
+    """Figure 5."""
+    starts = (5.0, 90.0) if options.small else liw_table1.ANGLES
+    cells: Cells = [("fully rotated", start, method) for method in METHODS for start in starts]
+    runs = _angles("methods", options, seed, ("fully rotated",), cells)
+    titles = {"vi": "variational", "map": "point estimate, prior", "ml": "maximum likelihood"}
+    panels = [(titles[m], [r for r in runs if r["row"].endswith(f"/{m}")]) for m in METHODS]
+    _draw(options, "figure5.png", panels)
+    return runs
+
+
+def _relu(options: Options, seed: int) -> list[Run]:
+    """Figure 5's question for a network that learns its filters and can fit anything."""
+    methods: tuple[Method, ...] = ("vi", "ml")
+    starts = (5.0, 90.0) if options.small else (5.0, 45.0, 90.0)
+    cells: Cells = [("fully rotated", start, method) for method in methods for start in starts]
+    runs = _angles("relu", options, seed, ("fully rotated",), cells)
+    titles = {"vi": "variational", "ml": "maximum likelihood"}
+    panels = [(titles[m], [r for r in runs if r["row"].endswith(f"/{m}")]) for m in methods]
+    _draw(options, "figure5-relu.png", panels)
+    return runs
+
+
+def _weight_rate(options: Options) -> float:
+    return 3e-3 if options.small else 1e-3
+
+
+def _rings(options: Options, seed: int) -> list[Run]:
+    """Figure 5's question in the plane: whole rings, and arcs of 120 degrees."""
+    sets = ("rings", "arcs")
+    data, test = (
+        Data.of([rings(n, angle, seed=seed + s) for angle in (360, 120)], options.place)
+        for n, s in ((120, 0), (400, 1000))
+    )
+    starts = (5.0, 90.0)
+    methods: tuple[Method, ...] = ("vi", "ml")
+    cells: Cells = [(version, start, m) for version in sets for start in starts for m in methods]
+    members = [Member(sets.index(version), True, method) for version, _, method in cells]
+    generator = torch.Generator().manual_seed(seed)
+    features = RandomFourier((2,), 128, 5.0, (len(cells),), generator)
+    widths = torch.tensor([start for _, start, _ in cells]).deg2rad().unsqueeze(1)
+    model = InvariantWeights(features, LieDistribution(so2(), widths), 2).to(options.place)
+    plan = Schedule(
+        steps=300, batch=120, samples=16, width_rate=0.03, rates=(0.3, 0.1), every=8, note_every=5
+    )
+    history = train(model, data, members, replace(plan, seed=seed))
+    runs = _runs("rings", options, seed, cells, (model, history, data, test, members))
+    panels = []
+    for version in sets:
+        for method in methods:
+            chosen = [r for r in runs if f"/{version}/" in r["row"] and r["row"].endswith(method)]
+            panels.append((f"{version}, {method}", chosen))
+    _draw(options, "rings.png", panels)
+    return runs
+
+
+def _bank(options: Options, seed: int) -> list[Run]:
+    """Figure 3: filters of a ReLU network at seven rotations between -eta and eta."""
+    training, test = load("mnist", ("fully rotated",), options)
+    size, width = training.x.shape[-1], 96 if options.small else 1024
+    generator = torch.Generator().manual_seed(seed)
+    features = Rectified((1, size, size), width, (1,), generator, where="weights")
+    start = torch.tensor([[5.0]]).deg2rad()
+    model = InvariantWeights(features, AffineLie("rotation", start), 10).to(options.place)
+    plan = replace(liw_table1.schedule(options, seed), weight_rate=_weight_rate(options))
+    banks: list[Tensor] = []
+    times: list[int] = []
+    progress = Progress(f"{NAME} bank", plan.steps, [0])
+
+    def note(step: int, seen: InvariantWeights, history: History) -> None:
+        progress(step, seen, history)
+        if step >= len(banks) * plan.steps / 5 or step == plan.steps - 1:
+            banks.append(_filters(seen))
+            times.append(step)
+
+    members = [Member()]
+    history = train(model, training, members, plan, note)
+    cells: Cells = [("fully rotated", 5.0, "vi")]
+    _draw_bank(options, banks, times)
+    return _runs("bank", options, seed, cells, (model, history, training, test, members))
+
+
+@torch.no_grad()
+def _filters(model: InvariantWeights) -> Tensor:
+    """Every filter at seven evenly spaced rotations, [7, width, h, w]."""
+    points = midpoints(FILTERS).unsqueeze(1).to(model.distribution.mask)
+    assert isinstance(model.features, Rectified)
+    banks = model.features.filters(model.distribution.matrices(points))
+    return banks[0, :, :, 0].cpu()
+
+
+def _draw(options: Options, name: str, panels: Sequence[tuple[str, Sequence[Run]]]) -> None:
+    """Learned angle against step, a panel for each group of runs."""
+    if options.json is None:
+        return
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(3.6 * len(panels), 3.0), layout="constrained")
+    axes = figure.subplots(1, len(panels), squeeze=False, sharey=True)[0]
+    for ax, (title, runs) in zip(axes, panels, strict=True):
+        for run_ in runs:
+            ax.plot(run_["steps"], run_["degrees"], lw=2, label=f"from {run_['start']:g}°")
+        ax.set_title(title, loc="left", fontsize=10)
+        ax.set(xlabel="step", ylim=(0, 185), yticks=(0, 45, 90, 135, 180))
+        ax.grid(alpha=0.25)
+        ax.spines[["top", "right"]].set_visible(False)
+    axes[0].set_ylabel("rotation, ± degrees")
+    handles, texts = axes[0].get_legend_handles_labels()
+    figure.legend(handles, texts, loc="outside right center", frameon=False, fontsize=8)
+    _write(figure, options.json.parent / name)
+
+
+def _draw_bank(options: Options, banks: Sequence[Tensor], times: Sequence[int]) -> None:
+    """Two filters, seven rotations across, training time down."""
+    if options.json is None:
+        return
+    from matplotlib.figure import Figure
+
+    loud = banks[-1][FILTERS // 2].flatten(1).norm(dim=1).topk(2).indices.tolist()
+    figure = Figure(figsize=(14 * 0.62, 0.7 * len(banks) + 0.4), layout="constrained")
+    axes = figure.subplots(len(banks), 2 * FILTERS, squeeze=False)
+    for row, (bank, step) in enumerate(zip(banks, times, strict=True)):
+        for column, ax in enumerate(axes[row]):
+            picture = bank[column % FILTERS, loud[column // FILTERS]]
+            bound = float(picture.abs().max())
+            ax.imshow(picture, cmap="RdBu", vmin=-bound, vmax=bound)
+            ax.set(xticks=(), yticks=())
+        axes[row, 0].set_ylabel(f"{step}", fontsize=8)
+    _write(figure, options.json.parent / "figure3.png")
+
+
+def _write(figure: Any, path: Path) -> None:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    FigureCanvasAgg(figure)
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=130)
+    write_atomically(path, buffer.getvalue())
+
+
+def markdown(runs: Sequence[Run]) -> str:
+    """Where every run started and where it ended."""
+    lines = ["| run | start | end | bound / n | accuracy % |", "|---|---|---|---|---|"]
+    for r in runs:
+        bound = "" if r["elbo_per_datum"] is None else f"{r['elbo_per_datum']:.3f}"
+        lines.append(
+            f"| {r['row']} | {r['start']:g}° | {r['degrees'][-1]:.0f}° | {bound} | "
+            f"{r['accuracy']:.2f} |"
+        )
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main(NAME, run)

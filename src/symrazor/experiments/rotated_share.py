@@ -1,0 +1,151 @@
+"""Does a layer turn to the path of rotations when the data are turned, and only then?
+
+    python -m symrazor.experiments.rotated_share --small --seed 0 1 2 3 4
+
+The same network, CONV + GCONV(p4) in every layer, on digits as they are and on digits turned by
+random quarter turns. The rotation path's share of the effective parameters, the mean over layers,
+should be higher on the turned ones with every seed: 5 of 5. Images are turned once, with seeds 1
+(training) and 0 (test).
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import symrazor as sr
+from symrazor.data import Tensors, digits, mnist, normalised, resized
+from symrazor.layers import Conv, GConv, GroupPool, Relaxed
+from symrazor.report import write_atomically
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the experiment can be told.
+
+    Args:
+        small: the embedded digits of 8 x 8; else MNIST in 16 x 16.
+        data: folder with MNIST's files (not needed with small).
+        device: "auto" for a GPU if there is one.
+        seed: one or more, of initial weights, shuffling and probes.
+        json: file for the rows.
+        epochs: in place of the experiment's own number.
+    """
+
+    small: bool = False
+    data: Path | None = None
+    device: str = "auto"
+    seed: tuple[int, ...] = (0, 1, 2, 3, 4)
+    json: Path | None = None
+    epochs: int | None = None
+
+
+def turned(x: Tensor, seed: int) -> Tensor:
+    """Each image turned by 0, 90, 180 or 270 degrees."""
+    turns = torch.randint(0, 4, (len(x),), generator=torch.Generator().manual_seed(seed))
+    every = torch.stack([torch.rot90(x, k, (2, 3)) for k in range(4)])
+    return every[turns, torch.arange(len(x))]
+
+
+def network(size: int, width: int) -> nn.Sequential:
+    """Relaxed layers of p4 and translations down to one pixel, then two dense ones."""
+    channels = 4 * width
+    lift = (1, channels, (size, size))
+    blocks: list[nn.Module] = [Relaxed([GConv(*lift, kind="lift"), Conv(*lift)]), nn.ReLU()]
+    while size > 1:
+        wider = min(2 * channels, 16 * width)
+        sizes = (channels, wider, (size, size), 2)
+        blocks += [Relaxed([GConv(*sizes), Conv(*sizes)]), nn.ReLU()]
+        channels, size = wider, size // 2
+    features = channels // 4
+    head = [GroupPool("p4"), nn.Flatten(), nn.Linear(features, 32), nn.ReLU(), nn.Linear(32, 10)]
+    return nn.Sequential(*blocks, *head)
+
+
+def data(options: Options) -> tuple[Tensors, Tensors]:
+    """Upright training and test images."""
+    if options.small:
+        return digits("train"), digits("test")
+    if options.data is None:
+        raise ValueError("expected --data DIR with MNIST's files, got none; or do --small")
+    (x, y), (xt, yt) = mnist(options.data, "train"), mnist(options.data, "test")
+    return (resized(normalised(x, "mnist"), 16), y), (resized(normalised(xt, "mnist"), 16), yt)
+
+
+def row(options: Options, seed: int, turn: bool, sets: tuple[Tensors, Tensors]) -> dict[str, Any]:
+    """One training, and the share of the rotation path."""
+    (x, y), (xt, yt) = sets
+    if turn:
+        x, xt = turned(x, 1), turned(xt, 0)
+    device = options.device
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    base = sr.FitConfig(epochs=24, batch_size=64, lr=6e-3, every=3)
+    if not options.small:
+        base = sr.FitConfig(epochs=20, batch_size=256, lr=4e-3, every=2)
+    config = base.change(
+        estimator="mc", seed=seed, device=device, epochs=options.epochs or base.epochs
+    )
+    torch.manual_seed(seed)
+    model = network(x.shape[-1], 2 if options.small else 4)
+    reading = sr.fit(model, (x, y), test=(xt, yt), config=config).reading
+    return {
+        "seed": seed,
+        "data": "turned" if turn else "upright",
+        "share": 100 * reading.relative_effective_parameters()["GConv p4"].mean,
+        "by_layer": [100 * layer.paths[0].share for layer in reading.layers if layer.relaxed],
+        "error": 100 * reading.equivariance_error["p4"],
+        "accuracy": 100 * reading.test["accuracy"],
+        "evidence": -reading.evidence["per_datum"],
+        "seconds": reading.train["seconds"],
+    }
+
+
+def markdown(rows: Sequence[dict[str, Any]]) -> str:
+    """Upright and turned side by side, and in how many seeds the share is higher."""
+    head = ["seed", "share of p4 %, upright", "turned", "error under p4 %, upright", "turned"]
+    head += ["accuracy %, upright", "turned"]
+    lines = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
+    higher, seeds = 0, list(dict.fromkeys(row["seed"] for row in rows))
+    for seed in seeds:
+        both = {row["data"]: row for row in rows if row["seed"] == seed}
+        pair = both["upright"], both["turned"]
+        cells = [f"{r[key]:.1f}" for key in ("share", "error", "accuracy") for r in pair]
+        lines.append(f"| {' | '.join([str(seed), *cells])} |")
+        higher += both["turned"]["share"] > both["upright"]["share"]
+    lines.append(f"\nThe share is higher on turned data in {higher} of {len(seeds)} seeds.")
+    return "\n".join(lines)
+
+
+def run(options: Options) -> str:
+    """Train twice with every seed; returns the table as markdown."""
+    sets = data(options)
+    rows: list[dict[str, Any]] = []
+    for seed in options.seed:
+        rows += [row(options, seed, turn, sets) for turn in (False, True)]
+        if options.json is not None:
+            write_atomically(options.json, (json.dumps(rows, indent=1) + "\n").encode())
+    return markdown(rows)
+
+
+def main() -> None:
+    """The experiment as a command of its own."""
+    parser = argparse.ArgumentParser(prog="symrazor experiment rotated-share")
+    parser.add_argument("--small", action="store_true", help="embedded digits, in minutes")
+    parser.add_argument("--data", type=Path, help="folder with MNIST's files")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--seed", type=int, nargs="+", default=[0, 1, 2, 3, 4])
+    parser.add_argument("--json", type=Path, help="write the rows to this file")
+    parser.add_argument("--epochs", type=int)
+    values = vars(parser.parse_args())
+    sys.stdout.write(run(Options(**{**values, "seed": tuple(values["seed"])})) + "\n")
+
+
+if __name__ == "__main__":
+    main()

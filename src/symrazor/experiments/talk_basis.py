@@ -1,0 +1,245 @@
+"""The talk's first part: basis functions, their evidence, and what the training loss cannot see.
+
+An even function with noise is learned from few data. Printed: the talk's four panels (frequencies
+too low, right and symmetric, right, too high), errors against the number of features, the amount of
+symmetry that evidence and likelihood choose, and the deep demo. The talk gives no data, so its
+figures stand beside ours for their order only.
+"""
+
+import argparse
+import json
+import math
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from symrazor.basis_models import BasisModel, Features, Fourier, Symmetrised
+from symrazor.experiments.talk_deep import METHODS
+from symrazor.report import write_atomically
+
+F64 = torch.float64
+NOISE = 0.2
+FEATURES = 300
+SIZES = (5, 10, 20, 40, 100, 300, 1000)
+PANELS = {  # name -> omega^2, symmetric, the talk's log evidence, train and test error
+    "low frequencies": (0.5, False, (-38.75, 0.88, 1.22)),
+    "medium, symmetric": (4.0, True, (-16.97, 0.06, 0.28)),
+    "medium": (4.0, False, (-21.25, 0.06, 0.59)),
+    "high frequencies": (30.0, False, (-20.36, 0.00, 0.85)),
+}
+DEEP_START = 20.0
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the experiment can be told.
+
+    Args:
+        small: leave out the deep network.
+        data: not needed.
+        device: not needed, it runs on the CPU.
+        seed: of the data and the features, one.
+        json: write all numbers to this file.
+        figure: draw the figure into this PNG file.
+    """
+
+    small: bool = False
+    data: Path | None = None
+    device: str = "cpu"
+    seed: int = 0
+    json: Path | None = None
+    figure: Path | None = None
+
+
+@dataclass
+class Found:
+    """What came out: rows of numbers, and curves for the figure."""
+
+    panels: list[dict[str, Any]] = field(default_factory=list)
+    sizes: list[dict[str, Any]] = field(default_factory=list)
+    amounts: dict[str, list[float]] = field(default_factory=dict)
+    deep: list[dict[str, Any]] = field(default_factory=list)
+    curves: dict[str, list[float]] = field(default_factory=dict)
+    seconds: float = 0.0
+
+
+def truth(x: Tensor) -> Tensor:
+    """An even function of two frequencies."""
+    return torch.cos(3 * x) * torch.exp(-0.15 * x.square()) + 0.3 * torch.cos(7 * x)
+
+
+def sample(n: int, seed: int, half: float = 2.5) -> tuple[Tensor, Tensor]:
+    """Noisy data between -half and half."""
+    generator = torch.Generator().manual_seed(seed)
+    x = half * (2 * torch.rand(n, 1, generator=generator, dtype=F64) - 1)
+    noise = NOISE * torch.randn(n, 1, generator=generator, dtype=F64)
+    return x, (truth(x) + noise).squeeze(1)
+
+
+def grid(half: float = 3.0) -> tuple[Tensor, Tensor]:
+    """Test inputs and noiseless targets."""
+    x = torch.linspace(-half, half, 400, dtype=F64).unsqueeze(1)
+    return x, truth(x).squeeze(1)
+
+
+def features(size: int, omega2: float, symmetric: bool, seed: int) -> Features:
+    """Random cosines, or their average over x and -x."""
+    waves = Fourier(size, omega2=omega2, seed=seed)
+    return Symmetrised(waves) if symmetric else waves
+
+
+def errors(model: BasisModel, data: tuple[Tensor, Tensor], half: float = 3.0) -> dict[str, float]:
+    """Mean squared errors of the predictive mean on training data and on the grid."""
+    new, target = grid(half)
+    train = model.predict(*data, data[0]).mean.squeeze(1) - data[1]
+    test = model.predict(*data, new).mean.squeeze(1) - target
+    return {"train": float(train.square().mean()), "test": float(test.square().mean())}
+
+
+def four_panels(found: Found, seed: int) -> None:
+    """Fixed frequencies, known noise, unit weight variance: the exact evidence of each."""
+    data = sample(24, seed)
+    found.curves |= {"x": data[0].flatten().tolist(), "y": data[1].tolist()}
+    found.curves |= {"grid": grid()[0].flatten().tolist(), "truth": grid()[1].tolist()}
+    for name, (omega2, symmetric, _) in PANELS.items():
+        model = BasisModel(features(FEATURES, omega2, symmetric, seed), 1.0, NOISE)
+        value = float(model.log_evidence(*data).detach())
+        found.panels.append({"model": name, "log_evidence": value, **errors(model, data)})
+        prediction = model.predict(*data, grid()[0])
+        assert prediction.variance is not None
+        found.curves[name] = prediction.mean.flatten().tolist()
+        found.curves[f"{name} spread"] = prediction.variance.sqrt().flatten().tolist()
+
+
+def error_by_size(found: Found, seed: int, repeats: int = 5) -> None:
+    """Next to no prior (maximum likelihood): errors against the number of features."""
+    for symmetric in (False, True):
+        for size in SIZES:
+            runs = []
+            for repeat in range(repeats):
+                data = sample(40, seed + 100 + repeat)
+                model = BasisModel(features(size, 6.0, symmetric, repeat), 1e3, NOISE)
+                runs.append(errors(model, data, half=2.5))
+            row = {key: mean(run[key] for run in runs) for key in ("train", "test")}
+            found.sizes.append({"symmetric": symmetric, "features": size, **row})
+
+
+def amounts_of_symmetry(found: Found, seed: int) -> None:
+    """The amount of symmetry and the frequency, learned by evidence and by likelihood."""
+    data = sample(24, seed)
+    for objective in ("evidence", "likelihood"):
+        waves = Fourier(FEATURES, omega2=1.5, seed=seed)
+        model = BasisModel(Symmetrised(waves, amount=0.5), 1.0, NOISE)
+        if objective == "likelihood":
+            model.variance.requires_grad_(False)
+            model.noise.requires_grad_(False)
+        history = model.learn(*data, objective, steps=150)
+        for name in ("features.amount", "features.features.omega2"):
+            key = f"{objective} {'amount' if name.endswith('amount') else 'omega2'}"
+            found.amounts[key] = [step[name] for step in history]
+
+
+def deep_demo(found: Found, seed: int) -> None:
+    """Frequencies of a deep network, from a start that is far too high."""
+    x, y = (part.float() for part in sample(40, seed))
+    new, target = (part.float() for part in grid(2.5))
+    for name, learn in METHODS.items():
+        run = learn(DEEP_START, x, y.unsqueeze(1), seed)
+        with torch.no_grad():
+            train = run["predict"](x).squeeze(1) - y
+            test = run["predict"](new).squeeze(1) - target
+        row = {"method": name, "omega2": run["path"][-1], "log_evidence": run["log_evidence"]}
+        row |= {"train": float(train.square().mean()), "test": float(test.square().mean())}
+        found.deep.append(row | {"path": run["path"]})
+
+
+def same_order(panels: Sequence[dict[str, Any]]) -> bool:
+    """Whether the model of higher evidence is always the one of lower test error."""
+    by_evidence = sorted(panels, key=lambda row: -row["log_evidence"])
+    tests = [row["test"] for row in by_evidence]
+    return tests == sorted(tests)
+
+
+def run(options: Options) -> str:
+    """Everything; returns markdown.
+
+    Raises:
+        OSError: files that cannot be written.
+    """
+    started = time.perf_counter()
+    found = Found()
+    four_panels(found, options.seed)
+    error_by_size(found, options.seed)
+    amounts_of_symmetry(found, options.seed)
+    if not options.small:
+        deep_demo(found, options.seed)
+    found.seconds = time.perf_counter() - started
+    if options.json is not None:
+        document = {"experiment": "talk-basis", "seed": options.seed, **vars(found)}
+        write_atomically(options.json, (json.dumps(document, indent=1) + "\n").encode())
+    if options.figure is not None:
+        from symrazor.experiments.talk_figure import draw
+
+        draw(found, options.figure)
+    return markdown(found)
+
+
+def markdown(found: Found) -> str:
+    """The numbers as tables, the talk's beside ours."""
+    lines = ["| panel | log evidence | talk | train | talk | test | talk |", "|" + "---|" * 7]
+    for row in found.panels:
+        theirs = PANELS[row["model"]][2]
+        cells = [f"{row[key]:.3f}" for key in ("train", "test")]
+        lines.append(
+            f"| {row['model']} | {row['log_evidence']:.2f} | {theirs[0]:.2f} | {cells[0]} | "
+            f"{theirs[1]:.2f} | {cells[1]} | {theirs[2]:.2f} |"
+        )
+    is_or_not = "equals" if same_order(found.panels) else "differs from"
+    lines += ["", f"The order by evidence {is_or_not} the order by test error.", ""]
+    lines += ["| features | train | test | train, symmetric | test, symmetric |", "|" + "---|" * 5]
+    half = len(found.sizes) // 2
+    for plain, symmetric in zip(found.sizes[:half], found.sizes[half:], strict=True):
+        cells = [f"{row[key]:.3f}" for row in (plain, symmetric) for key in ("train", "test")]
+        lines.append(f"| {plain['features']} | {' | '.join(cells)} |")
+    ends = {key: values[-1] for key, values in found.amounts.items()}
+    lines += ["", "| learned by | amount of symmetry | omega^2 |", "|---|---|---|"]
+    for objective in ("evidence", "likelihood"):
+        pair = (ends[f"{objective} amount"], ends[f"{objective} omega2"])
+        lines.append(f"| {objective} | {pair[0]:.3f} | {pair[1]:.2f} |")
+    if found.deep:
+        lines += ["", "| deep network | omega^2 | log evidence | train | test |", "|" + "---|" * 5]
+        for row in found.deep:
+            value = row["log_evidence"]
+            known = "" if value is None or not math.isfinite(value) else f"{value:.1f}"
+            lines.append(
+                f"| {row['method']} | {DEEP_START:g} to {row['omega2']:.2f} | {known} | "
+                f"{row['train']:.3f} | {row['test']:.3f} |"
+            )
+    return "\n".join([*lines, "", f"{found.seconds:.1f} s"])
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The experiment as a command of its own, without further packages."""
+    parser = argparse.ArgumentParser(prog="symrazor experiment talk-basis")
+    parser.add_argument("--small", action="store_true", help="without the deep network")
+    parser.add_argument("--data", type=Path, help="not needed")
+    parser.add_argument("--device", default="cpu", help="not needed")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", type=Path, help="write all numbers to this file")
+    parser.add_argument("--figure", type=Path, help="draw into this PNG file")
+    try:
+        text = run(Options(**vars(parser.parse_args(arguments))))
+    except (ValueError, OSError) as error:
+        parser.exit(2, f"{parser.prog}: {error}\n")
+    sys.stdout.write(f"{text}\n")
+
+
+if __name__ == "__main__":
+    main()

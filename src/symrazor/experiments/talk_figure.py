@@ -1,0 +1,92 @@
+"""The figure of `talk_basis`: the talk's four panels above, what the training loss misses below."""
+
+import io
+from pathlib import Path
+from typing import Any
+
+from symrazor.experiments.talk_basis import PANELS, Found
+from symrazor.report import write_atomically
+
+BLUE, TEAL, RED = "#33518f", "#1b7f79", "#c8553d"
+
+
+def draw(found: Found, path: Path) -> Path:
+    """Draw everything that was found into a PNG file."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(14, 6.6), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots(2, 4)
+    for ax, row in zip(axes[0], found.panels, strict=True):
+        _fit(ax, found, row)
+    _sizes(axes[1][0], found)
+    _amount(axes[1][1], found, "amount", "symmetry $\\lambda$")
+    _amount(axes[1][2], found, "omega2", "frequency $\\omega^2$")
+    _deep(axes[1][3], found)
+    for ax in axes.flat:
+        ax.spines[["top", "right"]].set_visible(False)
+        ax.grid(alpha=0.25)
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=130)
+    write_atomically(path, buffer.getvalue())
+    return path
+
+
+def _fit(ax: Any, found: Found, row: dict[str, Any]) -> None:
+    """Data, truth, and the predictive distribution of one model."""
+    name, curves = row["model"], found.curves
+    middle, spread = curves[name], curves[f"{name} spread"]
+    low = [m - 2 * s for m, s in zip(middle, spread, strict=True)]
+    high = [m + 2 * s for m, s in zip(middle, spread, strict=True)]
+    best = max(found.panels, key=lambda other: other["log_evidence"])["model"] == name
+    colour = TEAL if best else BLUE
+    ax.fill_between(curves["grid"], low, high, color=colour, alpha=0.15, lw=0)
+    ax.plot(curves["grid"], curves["truth"], color="black", lw=1, ls=":", label="truth")
+    ax.plot(curves["grid"], middle, color=colour, lw=2, label="prediction")
+    ax.scatter(curves["x"], curves["y"], s=14, color="black", zorder=3, label="data")
+    ax.set(ylim=(-2.2, 2.2), xlabel="x")
+    ax.set_title(
+        f"{name}\nlog evidence {row['log_evidence']:.1f}\n"
+        f"train {row['train']:.3f}   test {row['test']:.3f}",
+        loc="left",
+        fontsize=10,
+        fontweight="bold" if best else "normal",
+    )
+    if name == next(iter(PANELS)):
+        ax.legend(frameon=False, fontsize=8, loc="lower left")
+
+
+def _sizes(ax: Any, found: Found) -> None:
+    for symmetric, colour, word in ((False, RED, "free"), (True, TEAL, "symmetric")):
+        rows = [row for row in found.sizes if row["symmetric"] == symmetric]
+        size = [row["features"] for row in rows]
+        ax.plot(size, [row["train"] for row in rows], color=colour, ls="--", label=f"{word}, train")
+        ax.plot(size, [row["test"] for row in rows], color=colour, lw=2, label=f"{word}, test")
+    ax.set(xscale="log", yscale="log", xlabel="features", ylabel="squared error")
+    ax.set(ylim=(ax.get_ylim()[0], 20 * ax.get_ylim()[1]))  # room for the legend
+    ax.set_title("More features: training error falls", loc="left", fontsize=10)
+    ax.legend(frameon=False, fontsize=8, loc="upper left", ncols=2)
+
+
+def _amount(ax: Any, found: Found, what: str, label: str) -> None:
+    for objective, colour in (("evidence", TEAL), ("likelihood", RED)):
+        ax.plot(found.amounts[f"{objective} {what}"], color=colour, lw=2, label=objective)
+    ax.set(xlabel="step", ylabel=label)
+    if what == "amount":
+        ax.set(ylim=(-0.02, 1.02))
+        ax.set_title("The truth is even: $\\lambda$ should be 1", loc="left", fontsize=10)
+    else:
+        ax.set(yscale="log")
+        ax.set_title("... and its frequency moderate", loc="left", fontsize=10)
+    ax.legend(frameon=False, fontsize=8)
+
+
+def _deep(ax: Any, found: Found) -> None:
+    """Frequencies of the deep network over training."""
+    for row, colour in zip(found.deep, (RED, BLUE, TEAL), strict=False):
+        ax.plot(row["path"], color=colour, lw=2, label=f"{row['method']}: test {row['test']:.3f}")
+    ax.set(yscale="log", xlabel="step", ylabel="$\\omega^2$")
+    ax.set_title("Deep: $W_3$ relu($W_2$ cos($\\omega^2 W_1 x$))", loc="left", fontsize=10)
+    if found.deep:
+        ax.legend(frameon=False, fontsize=8)

@@ -1,0 +1,261 @@
+"""What a group does to data: one interface, `act(x, g)`, for vectors, sets, grids and channels.
+
+| action | x | the element g is |
+|---|---|---|
+| `OnVectors` | [..., d] | a matrix |
+| `OnPositions` | [n, c, *shape] | a permutation of positions: sets, sequences, shifts of grids |
+| `OnGrid` | [n, c, *shape] | a matrix acting on coordinates: rotations, reflections, scalings |
+| `OnRegular` | [n, c, order, *shape] | an index; moves the channels of a regular representation |
+
+An element is an index (of a finite group), or a permutation or matrix.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from symrazor.groups.group import Element, Group
+
+Outside = Literal["zeros", "border", "reflection"]
+WHOLE = 1e-9
+"""A place this near to a pixel, in pixels, is on it."""
+
+
+class GroupAction(ABC):
+    """How the elements of a group act on data."""
+
+    group: Group
+
+    @abstractmethod
+    def act(self, x: Tensor, g: Element) -> Tensor:
+        """The moved data, g x."""
+
+    def sample(self, count: int, seed: int = 0) -> list[Element]:
+        """Elements other than the identity to try; all of a small group."""
+        return list(self.group.sample(count, seed))
+
+
+class Unmoved(GroupAction):
+    """The trivial action: nothing changes; the output of an invariant map."""
+
+    def __init__(self, group: Group) -> None:
+        """Of any group."""
+        self.group = group
+
+    def act(self, x: Tensor, g: Element) -> Tensor:
+        """The data as they are."""
+        return x
+
+
+class OnVectors(GroupAction):
+    """Matrices on the last dimension."""
+
+    def __init__(self, group: Group) -> None:
+        """Of a group of matrices or permutations of as many numbers."""
+        self.group = group
+
+    def act(self, x: Float[Tensor, "... d"], g: Element) -> Float[Tensor, "... d"]:
+        """Multiply, or permute."""
+        element = self.group.element(g)
+        _expect(x.shape[-1] == self.group.size, f"[..., {self.group.size}]", x)
+        if element.dim() == 1:
+            return x[..., element.argsort().to(x.device)]
+        return x @ element.to(x).mT
+
+
+class OnPositions(GroupAction):
+    """Permutations of the positions of maps [n, c, *shape], in row-major order.
+
+    Args:
+        group: of permutations.
+        shape: of the positions; by default they are one dimension.
+    """
+
+    def __init__(self, group: Group, shape: Sequence[int] | None = None) -> None:
+        """Check that the sizes agree."""
+        self.group, self.shape = group, tuple(shape or (group.size,))
+        if group.permutations is None:
+            raise ValueError(f"expected a group of permutations, got {group.name}; see OnGrid")
+        if math.prod(self.shape) != group.size:
+            raise ValueError(
+                f"expected {group.size} positions for {group.name}, got the shape {self.shape}"
+            )
+
+    def act(self, x: Float[Tensor, "n c *s"], g: Element) -> Float[Tensor, "n c *s"]:
+        """Move what is at i to p[i]."""
+        _expect(tuple(x.shape[2:]) == self.shape, f"[n, c, {str(list(self.shape))[1:]}", x)
+        p = self.group.element(g)
+        if p.dim() != 1:
+            raise ValueError(f"expected a permutation, got an element of shape {list(p.shape)}")
+        return _moved(x, p.argsort())
+
+
+class OnGrid(GroupAction):
+    r"""Linear or affine maps of coordinates on images: $(g x)(p) = x(g^{-1} p)$.
+
+    The origin is the middle of the grid. Matrices have as many rows as the grid has dimensions, or
+    one more for homogeneous coordinates, whose translations are in half-widths. Elements that map
+    the grid to itself move pixels, exactly; others interpolate, linearly between pixels.
+
+    Args:
+        group: of matrices, on coordinates (x, y) or (x, y, z): x is the last axis.
+        shape: of the grid, in 2 or 3 dimensions.
+        outside: what is beyond the border.
+    """
+
+    def __init__(self, group: Group, shape: Sequence[int], outside: Outside = "zeros") -> None:
+        """Check that the sizes agree."""
+        self.group, self.shape, self.outside = group, tuple(shape), outside
+        dims = len(self.shape)
+        if dims not in (2, 3) or group.size not in (dims, dims + 1):
+            raise ValueError(
+                "expected a grid of 2 or 3 dimensions and matrices of as many rows, or one more, "
+                f"got {self.shape} and {group.name} of size {group.size}"
+            )
+
+    def _places(self, g: Element) -> Float[Tensor, "s dims"]:
+        """For every pixel p, where g^-1 p is, in pixels along the axes of the tensor."""
+        matrix = self.group.element(g)
+        if matrix.dim() == 1:
+            raise ValueError(
+                "expected a matrix acting on coordinates; for permutations OnPositions"
+            )
+        back = torch.linalg.inv(matrix.double().cpu())
+        if bool((matrix == matrix.round()).all()):  # no rounding where there need not be
+            back = torch.where((back - back.round()).abs() < WHOLE, back.round(), back)
+        axes = [torch.arange(m, dtype=torch.float64) - (m - 1) / 2 for m in self.shape]
+        grid = torch.stack(torch.meshgrid(*axes, indexing="ij"), -1).reshape(-1, len(self.shape))
+        dims = len(self.shape)
+        linear = back[:dims, :dims].flip(0, 1)
+        moved = grid @ linear.T
+        if len(back) > dims:
+            half = torch.tensor(self.shape, dtype=torch.float64) / 2
+            moved = moved + back[:dims, dims].flip(0) * half
+        places: Tensor = moved + (torch.tensor(self.shape, dtype=torch.float64) - 1) / 2
+        return places
+
+    def permutation(self, g: Element) -> Int[Tensor, " s"] | None:
+        """For every pixel, in row-major order, the pixel it takes its value from; None if inexact.
+
+        g x is x.flatten(2)[:, :, permutation].
+        """
+        places = self._places(g)
+        whole = places.round()
+        limits = torch.tensor(self.shape)
+        if bool(((places - whole).abs() > WHOLE).any()):
+            return None
+        if bool(((whole < 0) | (whole >= limits)).any()):
+            return None
+        strides = torch.tensor([math.prod(self.shape[i + 1 :]) for i in range(len(self.shape))])
+        source: Tensor = (whole.long() * strides).sum(1)
+        return source
+
+    def is_exact(self, g: Element) -> bool:
+        """Whether an element only moves pixels."""
+        return self.permutation(g) is not None
+
+    def act(self, x: Float[Tensor, "n c *s"], g: Element) -> Float[Tensor, "n c *s"]:
+        """Move pixels, or interpolate."""
+        _expect(tuple(x.shape[2:]) == self.shape, f"[n, c, {str(list(self.shape))[1:]}", x)
+        source = self.permutation(g)
+        if source is not None:
+            return _moved(x, source)
+        sizes = torch.tensor(self.shape, dtype=torch.float64)
+        unit = (2 * self._places(g) + 1) / sizes - 1
+        grid = unit.flip(1).reshape(1, *self.shape, -1).expand(len(x), *self.shape, -1)
+        return F.grid_sample(x, grid.to(x), padding_mode=self.outside, align_corners=False)
+
+    @torch.no_grad()
+    def interpolation_error(self, x: Float[Tensor, "n c *s"], count: int = 16) -> float:
+        r"""How far there and back is from nowhere, $|g^{-1} (g x) - x|$ relative to x.
+
+        A root mean square over elements, data and the pixels of the inscribed ball less one pixel,
+        which no rotation moves out of the image. 0 for exact elements; for smooth images it falls
+        with the square of the resolution.
+        """
+        radius = torch.stack(
+            torch.meshgrid(
+                *[torch.arange(m, dtype=torch.float64) - (m - 1) / 2 for m in self.shape],
+                indexing="ij",
+            )
+        ).norm(dim=0)
+        inside = (radius < min(self.shape) / 2 - 1).to(x)
+        total = 0.0
+        elements = [self.group.element(g) for g in self.sample(count)]
+        for g in elements:
+            back = self.act(self.act(x, g), torch.linalg.inv(g))
+            total += float(((back - x) * inside).square().sum())
+        size = len(elements) * float((x * inside).square().sum())
+        return math.sqrt(total / size) if total else 0.0
+
+
+class OnRegular(GroupAction):
+    r"""A regular representation: $(g x)[h] = g\,(x[g^{-1} h])$ for x[n, c, order, *shape].
+
+    Args:
+        group: a finite one.
+        inner: what it does to each channel beside, such as rotating its grid.
+    """
+
+    def __init__(self, group: Group, inner: GroupAction | None = None) -> None:
+        """Enumerate the group."""
+        self.group, self.inner, self.finite = group, inner, group.finite()
+
+    def sample(self, count: int, seed: int = 0) -> list[Element]:
+        """Indices of elements."""
+        found = [self.finite.find(g) for g in self.group.sample(count, seed)]
+        return [g for g in found if g is not None]
+
+    def act(self, x: Float[Tensor, "n c g *s"], g: Element) -> Float[Tensor, "n c g *s"]:
+        """Permute the channels, then move each."""
+        index = g if isinstance(g, int) else self.finite.find(g)
+        if index is None:
+            raise ValueError(f"expected an element of {self.group.name}, got another one")
+        _expect(
+            x.dim() > 2 and x.shape[2] == self.finite.order, f"[n, c, {self.finite.order}, ...]", x
+        )
+        source = self.finite.table[self.finite.inverse[index]].to(x.device)
+        moved = x[:, :, source]
+        if self.inner is None:
+            return moved
+        return self.inner.act(moved.flatten(1, 2), index).reshape(moved.shape)
+
+
+def action_on(group: Group, shape: Sequence[int]) -> GroupAction:
+    """How a group acts on data of a shape, [n, d] or [n, c, *size], by what its generators are.
+
+    Permutations move the positions; matrices move coordinates of a grid, or vectors [n, d] and
+    [n, c, d].
+
+    Raises:
+        ValueError: a group that does not fit.
+    """
+    size = tuple(shape[2:])
+    if len(shape) == 2 and shape[1] == group.size:
+        return OnVectors(group)
+    if group.permutations is not None and size and math.prod(size) == group.size:
+        return OnPositions(group, size)
+    if group.permutations is None and len(size) == 1 and size[0] == group.size:
+        return OnVectors(group)
+    if group.permutations is None and len(size) in (2, 3) and group.size - len(size) in (0, 1):
+        return OnGrid(group, size)
+    raise ValueError(
+        f"expected data that {group.name} of size {group.size} acts on, got {list(shape)}; "
+        "do: pass an action, such as OnGrid(group, shape)"
+    )
+
+
+def _moved(x: Tensor, source: Int[Tensor, " s"]) -> Tensor:
+    """Position i takes its value from position source[i]."""
+    return x.flatten(2)[:, :, source.to(x.device)].reshape(x.shape)
+
+
+def _expect(right: bool, shape: str, x: Tensor) -> None:
+    if not right:
+        raise ValueError(f"expected data {shape}, got {list(x.shape)}")

@@ -1,0 +1,78 @@
+r"""A group from a small file: JSON with a name and permutations or matrices, and nothing else.
+
+{"name": "rotations of a square's corners", "permutations": [[1, 2, 3, 0]]}
+{"name": "mirror", "matrices": [[[-1, 0], [0, 1]]]}
+"""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from symrazor.groups.group import Group
+
+LARGEST_FILE = 1 << 20
+"""Bytes of a file, at most."""
+
+LARGEST_SIZE = 4096
+"""Places or dimensions, at most."""
+
+
+def from_file(path: str | Path) -> Group:
+    """The group that a file describes, checked.
+
+    Raises:
+        ValueError: a file that is too large, no such JSON, or no group; names the row.
+        OSError: a file that cannot be read.
+    """
+    file = Path(path)
+    with file.open("rb") as stream:
+        data = stream.read(LARGEST_FILE + 1)
+    if len(data) > LARGEST_FILE:
+        raise ValueError(f"expected a group of at most {LARGEST_FILE:,} bytes, got more in {file}")
+    try:
+        document = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"expected JSON in {file}, got something else: {error}") from error
+    try:
+        group = _parsed(document, file.stem)
+        group.check()
+    except ValueError as error:
+        raise ValueError(f"{file}: {error}") from error
+    return group
+
+
+def _parsed(document: Any, default: str) -> Group:
+    kinds = ("permutations", "matrices")
+    if not isinstance(document, dict) or sum(kind in document for kind in kinds) != 1:
+        raise ValueError('expected an object with either "permutations" or "matrices"')
+    unknown = sorted(set(document) - {"name", *kinds})
+    if unknown:
+        raise ValueError(f'expected "name" and {" or ".join(kinds)} alone, got {unknown} too')
+    name = document.get("name", default)
+    if not isinstance(name, str) or not 0 < len(name) <= 200:
+        raise ValueError(f"expected a name of 1 to 200 characters, got {str(name)[:40]!r}")
+    if "permutations" in document:
+        return Group.from_permutations(name, _rows(document["permutations"], 1, "permutations"))
+    return Group.from_matrices(name, _rows(document["matrices"], 2, "matrices"))
+
+
+def _rows(value: Any, depth: int, what: str) -> list[Any]:
+    """A list of equally long lists of numbers, so deep; whole ones for permutations."""
+    if not isinstance(value, list) or not value:
+        raise ValueError(f"expected a list of {what}, got {type(value).__name__} or nothing")
+    size = len(value[0]) if isinstance(value[0], list) else 0
+    if not 1 <= size <= LARGEST_SIZE:
+        raise ValueError(f"expected rows of 1 to {LARGEST_SIZE} entries, got {size} in row 0")
+    for number, row in enumerate(value):
+        lists = row if depth > 1 else [row]
+        square = isinstance(row, list) and len(row) == size
+        if not square or not all(isinstance(line, list) and len(line) == size for line in lists):
+            shape = f"{size} x {size} numbers" if depth > 1 else f"{size} numbers"
+            raise ValueError(f"expected {shape} in row {number} of {what}, got another shape")
+        for entry in (entry for line in lists for entry in line):
+            whole = isinstance(entry, int) and not isinstance(entry, bool)
+            real = whole or (isinstance(entry, float) and math.isfinite(entry))
+            if not (real if depth > 1 else whole) or abs(entry) > 1e6:
+                raise ValueError(f"expected numbers in row {number} of {what}, got {entry!r}")
+    return value

@@ -1,0 +1,153 @@
+r"""Invariant weights: a network whose features are averaged over learned transformations.
+
+$$ \log p(D \mid \eta) \ge \mathrm{E}_{q(W_2)} \mathrm{E}_T \log p(y \mid \hat f(x; \eta))
+   - \mathrm{KL}(q(W_2) \,\|\, p(W_2)) $$
+
+(Learning Invariant Weights, eqs. 9 and 10). The bound is raised in the posterior of the output
+weights and in the widths $\eta$ of the transformations alike: invariance does not help the fit, but
+it leaves less for the weights to say.
+"""
+
+from typing import Literal, NamedTuple
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor, nn
+
+from symrazor.evidence import Evidence
+from symrazor.hyper import Hyper
+from symrazor.invariant.features import Averaged
+from symrazor.transforms.lie import LieDistribution
+from symrazor.transforms.sampling import Nodes, Random
+from symrazor.variational import BlockCholesky
+
+Average = Literal["logits", "probs"]
+
+
+class Sampling(NamedTuple):
+    """How an average is taken.
+
+    Args:
+        samples: number S of transformations.
+        draws: from the posterior of the output weights, in antithetic pairs.
+        scheme: of the transformations, see `symrazor.transforms.sampling`.
+        generator: of all random numbers.
+    """
+
+    samples: int = 32
+    draws: int = 2
+    scheme: Random = "shifted"
+    generator: torch.Generator | None = None
+
+
+class InvariantWeights(nn.Module):
+    r"""$p(y \mid x) = \mathrm{softmax}(\alpha W_2 \bar\phi(x))$ with $W_2 \sim N(0, I)$.
+
+    `average="logits"` averages what enters the softmax: by linearity the features, once, so that
+    outputs are drawn directly with their exact distribution (local reparameterisation).
+    `average="probs"` averages probabilities, as the paper writes; S times the cost. Both bound the
+    evidence of their model from below.
+
+    Args:
+        features: the hidden layer; for features of a network of your own see `InvariantHead`.
+        distribution: over transformations.
+        classes: number of classes.
+        average: see above.
+        scale: where the prior deviation $\alpha$ of the outputs starts; learned.
+    """
+
+    def __init__(
+        self,
+        features: Averaged,
+        distribution: LieDistribution,
+        classes: int,
+        average: Average = "logits",
+        scale: float = 10.0,
+    ) -> None:
+        """Start at the prior: mean 0, covariance I."""
+        super().__init__()
+        if average not in ("logits", "probs"):
+            raise ValueError(f"expected average='logits' or 'probs', got {average!r}")
+        if classes < 2:
+            raise ValueError(f"expected at least 2 classes, got {classes}")
+        self.features, self.distribution, self.average = features, distribution, average
+        self.lead = tuple(features.lead)
+        if len(self.lead) > 1:
+            raise ValueError(f"expected at most one leading dimension, got {list(self.lead)}")
+        batch = self.lead[0] if self.lead else None
+        like = features.like
+        self.posterior = BlockCholesky(
+            (classes, features.width), 1.0, batch=batch, dtype=like.dtype, device=like.device
+        )
+        self.scale = Hyper(torch.full(self.lead, scale, dtype=like.dtype, device=like.device))
+
+    def averaged(self, x: Tensor, how: Sampling) -> Float[Tensor, "*lead n width"]:
+        r"""$\alpha \bar\phi(x)$ at transformations drawn anew."""
+        maps, _ = self.distribution.draw(how.samples, how.scheme, how.generator)
+        averaged: Tensor = self.scale.value[..., None, None] * self.features(x, maps)
+        return averaged
+
+    def log_likelihood(
+        self, x: Tensor, y: Int64[Tensor, "*lead n"], how: Sampling
+    ) -> Float[Tensor, "*lead n"]:
+        """Expected log probability of each label, by draws of outputs and transformations."""
+        if self.average == "logits":
+            h = self.averaged(x, how)
+            f = self.posterior.linear(h, how.draws, how.generator, antithetic=how.draws > 1)
+            log_p = f.log_softmax(-1)
+        else:
+            maps, weights = self.distribution.draw(how.samples, how.scheme, how.generator)
+            w = self.posterior.sample(how.draws, how.generator, antithetic=how.draws > 1)
+            h = self.scale.value[..., None, None, None] * self.features.every(x, maps)
+            f = torch.einsum("...nsd,l...cd->l...nsc", h, w)
+            log_p = (f.log_softmax(-1) + weights.log().unsqueeze(-1)).logsumexp(-2)
+        picked = log_p.gather(-1, y.expand(log_p.shape[:-1]).unsqueeze(-1)).squeeze(-1)
+        return picked.mean(0)
+
+    def evidence(
+        self, x: Tensor, y: Int64[Tensor, "*lead n"], n_data: int, how: Sampling | None = None
+    ) -> Evidence:
+        """The lower bound for n_data data, from a batch of them; [*lead] values.
+
+        Args:
+            x: inputs [*lead, n, ...].
+            y: labels.
+            n_data: number of data the batch stands for.
+            how: transformations and draws.
+        """
+        per_datum = self.log_likelihood(x, y, Sampling() if how is None else how)
+        fit = per_datum.mean(-1).double() * n_data
+        return self.bound(fit, n_data)
+
+    def bound(self, fit: Tensor, n_data: int) -> Evidence:
+        r"""The evidence with a given expected log likelihood.
+
+        Its complexity is the divergence $\tfrac12 [\|\mu\|^2 + \mathrm{tr}\,\Sigma - D -
+        \log|\Sigma|]$.
+        """
+        q = self.posterior
+        squares = q.mean.square().flatten(len(self.lead)).sum(-1, dtype=torch.float64)
+        return Evidence(fit, -0.5 * squares, q.trace() - q.size - q.log_det(), n_data)
+
+    @torch.no_grad()
+    def predict(
+        self, x: Tensor, nodes: Nodes | None = None, draws: int = 8
+    ) -> Float[Tensor, "*lead n classes"]:
+        """Class probabilities: fixed transformations, averaged over the posterior.
+
+        Args:
+            x: inputs [*lead, n, ...].
+            nodes: of the transformations; about 64 fixed ones by default.
+            draws: from the posterior.
+        """
+        nodes = self.distribution.nodes(64) if nodes is None else nodes
+        maps, weights = self.distribution.at(nodes)
+        generator = torch.Generator(x.device).manual_seed(0)
+        if self.average == "logits":
+            h = self.scale.value[..., None, None] * self.features(x, maps, weights)
+            f = self.posterior.linear(h, draws, generator, antithetic=draws > 1)
+            return f.softmax(-1).mean(0)
+        w = self.posterior.sample(draws, generator, antithetic=draws > 1)
+        h = self.scale.value[..., None, None, None] * self.features.every(x, maps)
+        p = torch.einsum("...nsd,l...cd->l...nsc", h, w).softmax(-1)
+        return torch.einsum("l...nsc,s->...nc", p, weights) / draws

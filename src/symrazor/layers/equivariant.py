@@ -1,0 +1,205 @@
+r"""Linear layers that commute with any group: vectors, sets, sequences, graphs.
+
+On maps x[n, c, s], of which a group acts on the s places and every channel is alike,
+
+$$ W[o, i, t, s] = \sum_b u[o, i, b]\, Q_b[t, s] $$
+
+with the $Q_b$ a basis of the maps that commute with the group (`symrazor.groups.maps`).
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from jaxtyping import Float, Shaped
+from torch import Tensor, nn
+
+from symrazor.groups import (
+    Group,
+    Representation,
+    automorphisms,
+    cyclic_permutations,
+    defining,
+    equivariant_maps,
+    invariant,
+    symmetric,
+)
+from symrazor.groups.maps import MapBasis
+from symrazor.layers.dense import FC
+from symrazor.layers.equivariant_map import EquivariantMap, InvariantBias
+from symrazor.layers.path import Path
+from symrazor.layers.relaxed import Relaxed
+
+
+class EquivariantLinear(Path):
+    """A linear map that commutes with a group, in the space of all such maps.
+
+    It maps [n, c, *in_shape] to [n, d, *out_shape]; the group acts on the places, in row-major
+    order, by two of its representations.
+
+    Args:
+        in_channels: c.
+        out_channels: d.
+        source: a representation on the places of the input; for a `Group`, its defining one.
+        target: one on the places of the output; by default the same.
+        in_shape: of the input's places, if they are a grid.
+        out_shape: of the output's.
+        bias: a bias per channel and invariant vector of the target.
+        beyond: groups whose maps are left out: what the paths of larger groups beside this one
+            already are. The sum of paths stays the same, and each part of it has one prior.
+
+    Raises:
+        ValueError: representations that have no map between them, or do not fit the shapes.
+    """
+
+    map: EquivariantMap
+    offset: nn.Module
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        source: Group | Representation,
+        target: Group | Representation | None = None,
+        in_shape: Sequence[int] | None = None,
+        out_shape: Sequence[int] | None = None,
+        bias: bool = True,
+        beyond: Sequence[Group] = (),
+    ) -> None:
+        """Find the basis."""
+        before = _representation(source)
+        after = before if target is None else _representation(target)
+        if isinstance(target, Group) and target is before.group:
+            after = before if after.size == before.size else after
+        in_shape = (before.size,) if in_shape is None else in_shape
+        if out_shape is None:
+            out_shape = in_shape if after is before else (after.size, *(1,) * (len(in_shape) - 1))
+        super().__init__(in_channels, out_channels, in_shape, out_shape=out_shape)
+        if (self.pixels_in, self.pixels_out) != (before.size, after.size):
+            raise ValueError(
+                f"expected shapes of {before.size} and {after.size} places for representations "
+                f"of {before.group.name}, got {self.in_shape} and {self.out_shape}"
+            )
+        maps = equivariant_maps(before, after)
+        if beyond:
+            maps = maps.beyond([_larger(group, before, after) for group in beyond])
+        if not maps.count:
+            raise ValueError(
+                f"expected representations with an equivariant map between them, got none from "
+                f"{before.size} to {after.size} dimensions of {before.group.name}"
+            )
+        self.map = EquivariantMap(in_channels, out_channels, maps)
+        self.offset: nn.Module = nn.Identity()
+        fixed = equivariant_maps(invariant(before.group), after)
+        if beyond:
+            fixed = fixed.beyond([equivariant_maps(invariant(g), defining(g)) for g in beyond])
+        if bias and fixed.count:
+            self.offset = InvariantBias(out_channels, fixed)
+        self.maps = maps
+        self.group = before.group.name
+        self.representations = (before, after)
+
+    @property
+    def label(self) -> str:
+        """Its type with its group: several may stand side by side."""
+        return f"Linear[{self.group}]"
+
+    @property
+    def affine(self) -> bool:
+        """True."""
+        return True
+
+    def keeps(self, other: Path) -> bool:
+        """Whether every map of this path commutes with the group of another one."""
+        if other.representations is None:
+            return super().keeps(other)
+        return self.maps.commutes(*other.representations)
+
+    def forward(self, x: Float[Tensor, "n c *size"]) -> Float[Tensor, "n d *small"]:
+        """Map every channel's places, then add the bias."""
+        self.check(x)
+        y: Tensor = self.offset(self.map(x.flatten(2))).unflatten(2, self.out_shape)
+        return y
+
+
+def _contains(large: Group, small: Group) -> bool:
+    """Whether the maps of one group are some of those of another, and not all of them."""
+    both = [defining(large), defining(small)]
+    maps = [equivariant_maps(one, one) for one in both]
+    return maps[0].commutes(both[1], both[1]) and not maps[1].commutes(both[0], both[0])
+
+
+def _larger(group: Group, before: Representation, after: Representation) -> MapBasis:
+    """The maps of a group on the same places."""
+    own = before.group
+    if not (own.size == group.size == before.size == after.size):
+        raise ValueError(
+            f"expected groups beyond {own.name} on its {before.size} places, got {group.name} "
+            f"of size {group.size}"
+        )
+    return equivariant_maps(defining(group), defining(group))
+
+
+def _representation(given: Group | Representation) -> Representation:
+    if isinstance(given, Group):
+        return defining(given)
+    if isinstance(given, Representation):
+        return given
+    raise ValueError(f"expected a Group or a Representation, got {type(given).__name__}")
+
+
+def relaxed_over(
+    in_channels: int,
+    out_channels: int,
+    groups: Sequence[Group],
+    shape: Sequence[int] | None = None,
+    free: bool = True,
+) -> Relaxed:
+    """A layer that the evidence gives one of several symmetries, or none.
+
+    One path per group, with what the paths of larger groups leave out, and a free path: every map
+    belongs to the path of the largest group it commutes with, so that no path does another's work.
+
+    Args:
+        in_channels: c.
+        out_channels: d.
+        groups: on the same places; put them in any order.
+        shape: of the places, if they are a grid.
+        free: whether to add a free path.
+
+    Raises:
+        ValueError: no groups, or a group all of whose maps are those of larger ones.
+    """
+    if not groups:
+        raise ValueError("expected at least one group, got none")
+    paths: list[Path] = []
+    for group in groups:
+        larger = [other for other in groups if _contains(other, group)]
+        paths.append(
+            EquivariantLinear(
+                in_channels, out_channels, group, in_shape=shape, out_shape=shape, beyond=larger
+            )
+        )
+    if free:
+        places = (groups[0].size,) if shape is None else shape
+        paths.append(FC(in_channels, out_channels, places, out_shape=places))
+    return Relaxed(paths)
+
+
+def DeepSets(in_channels: int, out_channels: int, n: int, **options: Any) -> EquivariantLinear:
+    """A layer for sets of n things that treats all orders alike (Zaheer et al. 2017).
+
+    Two maps per pair of channels: each thing to itself, and the others to it.
+    """
+    return EquivariantLinear(in_channels, out_channels, symmetric(n), **options)
+
+
+def Circulant(in_channels: int, out_channels: int, n: int, **options: Any) -> EquivariantLinear:
+    """A layer for periodic sequences of n places: a circular convolution as wide as they are."""
+    return EquivariantLinear(in_channels, out_channels, cyclic_permutations(n), **options)
+
+
+def GraphLinear(
+    in_channels: int, out_channels: int, adjacency: Shaped[Tensor, "n n"], **options: Any
+) -> EquivariantLinear:
+    """A layer for signals on the nodes of a graph that keeps the symmetries of the graph."""
+    return EquivariantLinear(in_channels, out_channels, automorphisms(adjacency), **options)

@@ -1,0 +1,130 @@
+r"""Rotations and reflections about the middle of a grid: what a group has beside translations.
+
+An element g is a matrix $R_g$ on positions, origin in the middle. It acts on an image by
+$(g x)(p) = x(R_g^{-1} p)$, and on a map of a regular representation, one image for each element h,
+by
+
+$$ (g x)[h](p) = x[g^{-1} h](R_g^{-1} p) . $$
+
+Channels are ordered (element, field): channel $h C + c$ holds field c of element h. Elements of C_n
+are $r^0, \dots, r^{n-1}$, those of D_n $r^0, r^0 m, r^1, r^1 m, \dots$ with the turn r and the
+mirror m; of other groups in the order of their `finite()`. So a map of C |G| channels for p4m is
+also one for p4 with twice the fields, and one for p4 is one for p2: paths of these groups can be
+added up.
+"""
+
+import re
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from symrazor.groups import Group, OnGrid, cyclic, dihedral
+from symrazor.layers.path import Shape
+
+NAMES = {"C1": "translation", "C2": "p2", "C4": "p4", "D1": "pm", "D2": "p2m", "D4": "p4m"}
+"""Rotations and reflections that map a square grid to itself -> with translations."""
+
+
+@dataclass(frozen=True, eq=False)
+class PointGroup:
+    """A finite group of matrices on the plane.
+
+    Args:
+        group: its matrices act on coordinates (x, y), as for `OnGrid`.
+        places: index in the group's `finite()` of each element, in our order; none for its own.
+    """
+
+    group: Group
+    places: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for a group that does not act on the plane, or is not finite."""
+        if self.group.permutations is not None or self.group.size != 2:
+            raise ValueError(
+                f"expected a group of 2 x 2 matrices, got {self.group.name}; as in cyclic(4)"
+            )
+        if not self.places:
+            object.__setattr__(self, "places", tuple(self.group.finite().elements))
+
+    @property
+    def name(self) -> str:
+        """Of the group together with translations: p4, p4m, or as in C8, D8."""
+        return NAMES.get(self.group.name, self.group.name)
+
+    @property
+    def order(self) -> int:
+        """Number of elements."""
+        return len(self.places)
+
+    @cached_property
+    def table(self) -> Int[Tensor, "g g"]:
+        """table[a, b] is the index of the product a b."""
+        places = torch.tensor(self.places)
+        return places.argsort()[self.group.finite().table[places][:, places]]
+
+    @cached_property
+    def relative(self) -> Int[Tensor, "g g"]:
+        """relative[g, h] is the index of the element g^-1 h."""
+        inverse = (self.table == self.places.index(self.group.finite().identity)).int().argmax(1)
+        return self.table[inverse]
+
+    @cached_property
+    def matrices(self) -> Float[Tensor, "g 2 2"]:
+        """R_g on (row, column)."""
+        found = self.group.finite().matrices
+        assert found is not None
+        return found[list(self.places)].flip(1, 2)
+
+    @property
+    def exact(self) -> bool:
+        """Whether it maps a square grid to itself."""
+        R = self.matrices
+        return bool((R == R.round()).all() and (R.abs().sum(2) == 1).all())
+
+    def check_map(self, shape: Shape) -> None:
+        """Raise ValueError for maps that the group does not map to themselves."""
+        turns = not self.exact or bool(self.matrices[:, 0, 1].any())
+        if len(shape) != 2 or (turns and shape[0] != shape[1]):
+            kind = "square maps" if turns else "maps"
+            raise ValueError(f"expected {kind} in 2 dimensions for {self.name}, got {shape}")
+
+    def act(
+        self, g: int, x: Float[Tensor, "n c h w"], regular: bool = True
+    ) -> Float[Tensor, "n c h w"]:
+        """The moved map, g x: one image for each element if `regular`, else plain images."""
+        moved = OnGrid(self.group, x.shape[2:]).act(x, self.places[g])
+        if not regular:
+            return moved
+        source = self.relative[g].to(x.device)
+        y: Tensor = moved.unflatten(1, (self.order, -1)).index_select(1, source).flatten(1, 2)
+        return y
+
+
+@lru_cache
+def _by_name(name: str) -> PointGroup:
+    short = {known: key for key, known in NAMES.items()}.get(name, name)
+    letters = re.fullmatch(r"([CcDd])_?([1-9]\d?)", short)
+    if letters is None:
+        raise ValueError(f"expected a group among {list(NAMES.values())}, C_n, D_n, got {name!r}")
+    n, mirrored = int(letters[2]), letters[1] in "Dd"
+    group = dihedral(n) if mirrored else cyclic(n)
+    every = group.finite()
+    turn, mirror = every.generators[0], every.generators[-1]
+    places = [every.identity]
+    for _ in range(n - 1):
+        places.append(int(every.table[turn, places[-1]]))
+    if mirrored:
+        places = [g for r in places for g in (r, int(every.table[r, mirror]))]
+    return PointGroup(group, tuple(places))
+
+
+def point_group(group: str | Group) -> PointGroup:
+    """A group by its name, "p4", "p4m", "p2", "pm", or as in "C8" and "D8"; or one's own.
+
+    Raises:
+        ValueError: an unknown name, or a group that is no finite one of 2 x 2 matrices.
+    """
+    return PointGroup(group) if isinstance(group, Group) else _by_name(str(group))

@@ -1,0 +1,260 @@
+"""A run as a file: which data, which network, how to train it. TOML in, TOML out.
+
+    [data]
+    name = "digits"
+    task = "quadrant"
+
+    [model]
+    name = "convolutional"
+    relax = true
+
+    [fit]
+    epochs = 50
+    lr = 0.01
+
+    [razor]
+    estimator = "mc"
+
+[fit] takes every field of `FitConfig`, [razor] every field of `RazorConfig`. What is left out keeps
+its default; what is not known is refused by name.
+"""
+
+import difflib
+import importlib
+import json
+import os
+import sys
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from symrazor.options import FitConfig
+from symrazor.razor_config import RazorConfig
+
+HIDDEN: dict[type[Any], tuple[str, ...]] = {
+    FitConfig: ("save", "resume", "razor"),
+    RazorConfig: ("burn_in", "seed"),
+}
+"""Fields that no section has: the folder of a run is given with it, [fit] has burn_in and seed."""
+
+SHORT = {"flip_and_crop": "symrazor.data:flip_and_crop"}
+"""Names of augmentations that need no module."""
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """The data of a run.
+
+    Args:
+        name: "digits" (embedded), "mnist", "fashion-mnist", "cifar-10" (folders of the official
+            files) or "npz" (NumPy archives with the keys x and y).
+        path: the folder, or the archive to train on; relative to the configuration file.
+        test: the archive to test on, for "npz".
+        task: "plain" takes images as they are; "digit" puts each in a quadrant of a canvas, and
+            "quadrant" also asks for which one ("digits" and "mnist").
+        likelihood: "categorical", "gaussian", "bernoulli" or "poisson".
+        dtype: of inputs, weights and float targets.
+        limit: train on the first so many data only.
+        seed: of the canvas.
+    """
+
+    name: Literal["digits", "mnist", "fashion-mnist", "cifar-10", "npz"] = "digits"
+    path: Path | None = None
+    test: Path | None = None
+    task: Literal["plain", "digit", "quadrant"] = "plain"
+    likelihood: Literal["categorical", "gaussian", "bernoulli", "poisson"] = "categorical"
+    dtype: Literal["float32", "float64"] = "float32"
+    limit: int | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Check what belongs together."""
+        if self.name != "digits" and self.path is None:
+            raise ValueError(f"expected data.path for {self.name}, got none")
+        if self.task != "plain" and self.name not in ("digits", "mnist"):
+            raise ValueError(f"expected data.task 'plain' for {self.name}, got {self.task!r}")
+        if self.test is not None and self.name != "npz":
+            raise ValueError(f"expected data.test for npz alone, got {self.test} for {self.name}")
+        if self.limit is not None and self.limit < 1:
+            raise ValueError(f"expected data.limit of at least 1, got {self.limit}")
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """The network of a run.
+
+    Args:
+        name: "convolutional", "fully-connected", "ella", or "package.module:function", which is
+            imported (the working directory counts) and called for a module.
+        relax: put free paths beside every convolution, see `relax`.
+        groups: the symmetries to relax.
+        paths: what a relaxed layer is made of, see `relax`; for "ella" see `ella_network`.
+        width: of the built-in networks.
+        arguments: by name, for the function.
+    """
+
+    name: str = "convolutional"
+    relax: bool = True
+    groups: tuple[str, ...] = ("translation",)
+    paths: str = "f-fc+conv"
+    width: int = 8
+    arguments: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Check what belongs together."""
+        if self.arguments and ":" not in self.name:
+            raise ValueError(f"expected model.arguments for a function alone, got {self.name!r}")
+        if self.relax and self.name in ("fully-connected", "ella"):
+            raise ValueError(
+                f"expected relax = false for {self.name!r}, which has no convolutions to relax"
+            )
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """Everything a run is made of.
+
+    Args:
+        data: what to learn from.
+        model: the network.
+        fit: how to train it; `fit.razor` is the section [razor].
+    """
+
+    data: DataConfig = field(default_factory=DataConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    fit: FitConfig = field(default_factory=FitConfig)
+
+    def beside(self, folder: str | Path) -> "RunConfig":
+        """The same with absolute paths; those that are not count from a folder."""
+        places = {
+            name: Path(folder).absolute() / place
+            for name in ("path", "test")
+            if (place := getattr(self.data, name)) is not None
+        }
+        return replace(self, data=replace(self.data, **places))
+
+    def to_toml(self) -> str:
+        """The configuration as a file that `read_config` takes."""
+        parts: dict[str, Any] = {"data": self.data, "model": self.model}
+        parts |= {"fit": self.fit, "razor": self.fit.razor}
+        return "\n".join(_section(name, part) for name, part in parts.items())
+
+
+def read_config(file: str | Path) -> RunConfig:
+    """Read a configuration; paths in it count from the folder of the file.
+
+    Raises:
+        ValueError: no TOML, unknown sections or keys, values of another kind.
+        OSError: a file that cannot be read.
+    """
+    path = Path(file)
+    try:
+        document = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"expected a TOML file, got {path}: {error}") from error
+    return from_document(document).beside(path.parent)
+
+
+def from_document(document: Mapping[str, Any]) -> RunConfig:
+    """A configuration from nested dictionaries, as TOML and JSON give them."""
+    known = ("data", "model", "fit", "razor")
+    for name, section in document.items():
+        if name not in known:
+            raise ValueError(f"expected sections {known}, got [{name}]{_nearest(name, known)}")
+        if not isinstance(section, Mapping):
+            raise ValueError(f"expected a section [{name}], got {name} = {section!r}")
+    made = {
+        name: _make(kind, name, document.get(name, {}))
+        for name, kind in zip(known, (DataConfig, ModelConfig, FitConfig, RazorConfig), strict=True)
+    }
+    return RunConfig(made["data"], made["model"], replace(made["fit"], razor=made["razor"]))
+
+
+def imported(path: str) -> Callable[..., Any]:
+    """The function that "package.module:function" names.
+
+    Raises:
+        ValueError: no such module or function.
+    """
+    module, _, name = path.partition(":")
+    if (here := os.getcwd()) not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        found: Callable[..., Any] = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ValueError(
+            f"expected 'package.module:function' that can be imported, got {path!r}: {error}"
+        ) from error
+    return found
+
+
+def _make(kind: type[Any], section: str, values: Mapping[str, Any]) -> Any:
+    """A dataclass from a section, every key and value checked."""
+    hints = get_type_hints(kind)
+    own = [f.name for f in fields(kind) if f.name not in HIDDEN.get(kind, ())]
+    given: dict[str, Any] = {}
+    for key, value in values.items():
+        if key not in own:
+            raise ValueError(
+                f"expected keys of [{section}] among {', '.join(own)}, got {key!r}"
+                f"{_nearest(key, own)}"
+            )
+        if key == "augment":
+            given[key] = imported(SHORT.get(value, str(value)))
+        elif not _fits(value, hints[key]):
+            wanted = str(hints[key]).replace("typing.", "").replace("pathlib.", "")
+            wanted = getattr(hints[key], "__name__", wanted) if "[" not in wanted else wanted
+            raise ValueError(f"expected {section}.{key} as {wanted}, got {value!r}")
+        else:
+            given[key] = tuple(value) if isinstance(value, list) else value
+    for key in ("path", "test") if kind is DataConfig else ():
+        given |= {key: Path(given[key])} if key in given else {}
+    return kind(**given)
+
+
+def _nearest(word: str, known: Sequence[str]) -> str:
+    found = difflib.get_close_matches(word, known, 1, 0.5)
+    return f"; did you mean {found[0]!r}?" if found else ""
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    """Whether a value from a file is what an annotation says."""
+    origin = get_origin(kind)
+    if origin in (Union, UnionType):
+        return any(_fits(value, one) for one in get_args(kind))
+    if origin is Literal:
+        return value in get_args(kind)
+    if origin is not None:
+        list_like = origin is tuple or issubclass(origin, Sequence)
+        return isinstance(value, (list, tuple) if list_like else Mapping)
+    if isinstance(value, bool):
+        return kind in (bool, Any)
+    plain = {float: (int, float), Path: (str,), Any: (object,)}
+    return isinstance(value, plain.get(kind, (kind,)))
+
+
+def _section(name: str, part: Any) -> str:
+    lines = [f"[{name}]"]
+    for entry in fields(part):
+        value = getattr(part, entry.name)
+        if value is not None and entry.name not in HIDDEN.get(type(part), ()):
+            lines.append(f"{entry.name} = {_value(value)}")
+    return "\n".join(lines) + "\n"
+
+
+def _value(value: Any) -> str:
+    """A value as TOML writes it; None inside of a list or table does not occur."""
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{json.dumps(k)} = {_value(v)}" for k, v in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(_value, value)) + "]"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int | float):
+        return repr(value)
+    if callable(value):
+        return json.dumps(f"{value.__module__}:{value.__qualname__}")
+    return json.dumps(str(value), ensure_ascii=False)

@@ -1,0 +1,209 @@
+r"""A run and the folder that it leaves: `symrazor fit`, and what every later command starts from.
+
+| file in the folder | what is in it |
+|---|---|
+| `config.toml` | the whole `RunConfig`, defaults written out, paths absolute |
+| `checkpoints/` | see `checkpoint`; what `resume` goes on from |
+| `events.jsonl` | a record per epoch, see `events` |
+| `network.safetensors` | the weights of the network, with its relaxed layers; metadata below |
+| `razor.safetensors` | `prior/...`: log precisions; `likelihood/...`: its noise, if it has one |
+| `reading.json` | the reading, see `reading` |
+
+The first three are there from the start, the others when the run is done. `reading.json` is written
+last: a folder with it is a whole run.
+
+Metadata of `network.safetensors`, all of them JSON: "input" (shape of one datum), "outputs" (their
+number), "n_data" (of the training set), "symrazor" (the version).
+
+Nothing is pickled. `load_run` makes the network anew from the configuration, without any data, and
+loads its weights. A network that is a function of yours is imported for that.
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save
+from torch import Tensor, nn
+
+from symrazor import distributed
+from symrazor.building import make_data, make_model, outputs_for
+from symrazor.data import Tensors
+from symrazor.events import JsonLines
+from symrazor.fit import Fit, fit
+from symrazor.learner import Razor
+from symrazor.likelihood import as_likelihood
+from symrazor.posterior import How, Prediction
+from symrazor.reading import Reading
+from symrazor.report import write_atomically
+from symrazor.run_config import RunConfig, read_config
+from symrazor.training import Callback, outputs
+
+CONFIG, CHECKPOINTS, EVENTS = "config.toml", "checkpoints", "events.jsonl"
+NETWORK, RAZOR, READING = "network.safetensors", "razor.safetensors", "reading.json"
+
+
+def run(
+    config: RunConfig,
+    out: str | Path,
+    resume: bool = False,
+    callbacks: Sequence[Callback] = (),
+) -> Fit:
+    """Train as a configuration says, alone or as one of several processes, and leave a run folder.
+
+    Args:
+        config: data, network, training. A device "auto" is a GPU if there is one.
+        out: the folder; see above.
+        resume: go on with the run that is there, if there is one. A run that torchrun has started
+            again after a process died goes on in any case.
+        callbacks: as in `fit`.
+
+    Raises:
+        ValueError: a folder that has a run already; whatever data, network and `fit` refuse.
+        KeyboardInterrupt, SystemExit: stopped by a signal, after a checkpoint; resume goes on.
+    """
+    folder, config = Path(out), config.beside(".")
+    with _together(config.fit.device) as here:
+        resume = resume or distributed.restarted()
+        taken = (folder / CONFIG).exists() and not resume
+        distributed.meet()  # all have looked before the first one writes
+        if taken:
+            raise ValueError(
+                f"expected a new folder, got {folder} with a run; do: resume it (--resume), or "
+                "choose another"
+            )
+        device = config.fit.device
+        if device == "auto":
+            device = "cuda" if torch.cuda.is_available() else "cpu"
+        train, test = make_data(config.data)
+        targets = [train[1]] if test is None else [train[1], test[1]]
+        k = outputs_for(config.data.likelihood, *targets)
+        torch.manual_seed(config.fit.seed)
+        model = make_model(config.model, train[0].shape[1:], k, train[0].dtype)
+        if here.first:
+            write_atomically(folder / CONFIG, config.to_toml().encode())
+        told: list[Callback] = [JsonLines(folder / EVENTS), *callbacks] if here.first else []
+        options = replace(config.fit, device=device, resume=folder / CHECKPOINTS)
+        likelihood = config.data.likelihood
+        found = fit(model, train, likelihood, test=test, config=options, callbacks=told)
+        if here.first:
+            _write(folder, found, list(train[0].shape[1:]), k)
+        distributed.meet()  # nobody leaves before the files are there
+    return found
+
+
+@contextmanager
+def _together(device: str) -> Iterator[distributed.World]:
+    """Among the processes that torchrun started, joined here unless they already are."""
+    joined = distributed.world().size == 1
+    here = distributed.start(device)
+    try:
+        yield here
+    finally:
+        if joined:
+            distributed.finish()
+
+
+def _write(folder: Path, found: Fit, shape: list[int], k: int) -> None:
+    """The files of a finished run."""
+    import symrazor
+
+    about: dict[str, Any] = {"input": shape, "outputs": k, "n_data": found.razor.n_data}
+    about["symrazor"] = symrazor.__version__
+    metadata = {key: json.dumps(value) for key, value in about.items()}
+    parts = {"prior": found.razor.prior, "likelihood": found.razor.likelihood}
+    learned = {
+        f"{name}/{key}": value
+        for name, part in parts.items()
+        for key, value in part.state_dict().items()
+    }
+    write_atomically(folder / NETWORK, save(_plain(found.model.state_dict()), metadata))
+    write_atomically(folder / RAZOR, save(_plain(learned)))
+    write_atomically(folder / READING, (found.json + "\n").encode())
+
+
+def _plain(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Copies on the CPU that share no memory."""
+    return {
+        key: value.detach().cpu().clone(memory_format=torch.contiguous_format)
+        for key, value in state.items()
+    }
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished run, as it was left.
+
+    Args:
+        folder: where it is.
+        config: what it was made of.
+        model: the trained network, in eval mode, on the CPU.
+        razor: its prior and likelihood as they were learned.
+        reading: what was learned.
+        shape: of one input.
+    """
+
+    folder: Path
+    config: RunConfig
+    model: nn.Module
+    razor: Razor
+    reading: Reading
+    shape: tuple[int, ...]
+
+    def data(self) -> tuple[Tensors, Tensors | None]:
+        """Training and test data, read again from where they were."""
+        return make_data(self.config.data)
+
+    def predict(self, x: Tensor, how: How | None = None) -> Prediction:
+        """Predictive mean at x; None for the weights as they are, else see `Posterior.predict`.
+
+        The posterior is not in the folder: it is made anew from the training data.
+        """
+        if how is None:
+            return Prediction(self.razor.likelihood.mean(outputs(self.model, x)))
+        from symrazor.data import TensorLoader
+
+        return self.razor.posterior(TensorLoader(*self.data()[0], 500)).predict(x, how)
+
+
+def load_run(folder: str | Path) -> Run:
+    """What `run` has left in a folder.
+
+    Raises:
+        ValueError: no run, one that is not finished, or files that do not belong together.
+    """
+    place = Path(folder)
+    if not (place / CONFIG).is_file():
+        raise ValueError(f"expected the folder of a run, got {place} without {CONFIG}")
+    if not (place / READING).is_file():
+        raise ValueError(
+            f"expected a finished run, got {place} without {READING}; do: symrazor fit --out "
+            f"{place} --resume"
+        )
+    config = read_config(place / CONFIG)
+    try:
+        with safe_open(place / NETWORK, "pt") as file:
+            about = {k: json.loads(v) for k, v in (file.metadata() or {}).items()}
+        tensors, learned = load_file(place / NETWORK), load_file(place / RAZOR)
+        reading = Reading.from_dict(json.loads((place / READING).read_text(encoding="utf-8")))
+    except (OSError, SafetensorError, KeyError, ValueError, TypeError) as error:
+        raise ValueError(f"expected whole files in {place}, got: {error}") from error
+    shape, dtype = tuple(about["input"]), getattr(torch, config.data.dtype)
+    model = make_model(config.model, shape, about["outputs"], dtype)
+    likelihood = as_likelihood(config.data.likelihood)
+    try:
+        model.load_state_dict(tensors)
+        razor = Razor(model.eval(), likelihood, about["n_data"], config.fit.razor)
+        for name, part in {"prior": razor.prior, "likelihood": likelihood}.items():
+            own = {k.removeprefix(f"{name}/"): v for k, v in learned.items() if k.startswith(name)}
+            part.load_state_dict(own)
+    except RuntimeError as error:
+        raise ValueError(
+            f"expected the network of {CONFIG} in {place / NETWORK}, got another: {error}"
+        ) from error
+    return Run(place, config, model, razor, reading, shape)

@@ -1,0 +1,192 @@
+"""`discover` as scikit-learn estimators: `fit`, `predict`, `predict_proba`, `score`.
+
+    from symrazor.sklearn import SymmetryClassifier
+
+    model = SymmetryClassifier(shape=(8, 8)).fit(X, y)
+    print(model.verdict_)
+
+Rows of X are vectors, or with `shape` images, series, volumes or sets. Networks are trained for a
+number of epochs by default, not for a time, so that the same call gives the same result.
+"""
+
+from typing import Any
+
+import numpy as np
+import torch
+from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
+from sklearn.utils import check_random_state
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import check_is_fitted, validate_data
+from torch import Tensor
+
+from symrazor.data import Dataset
+from symrazor.data.dataset import Kind, Task, recognised, shaped
+from symrazor.discover import discover
+
+Array = np.ndarray[Any, np.dtype[Any]]
+_LARGEST_SEED = 2**31 - 1
+
+
+class _Symmetry(BaseEstimator):  # type: ignore[misc]
+    """What both estimators share.
+
+    Args:
+        shape: of one datum, as (28, 28) or (3, 32, 32); None for vectors.
+        kind: "image", "series", "volume", "set" or "vector"; None for what the shape suggests.
+        epochs: passes over the data for each candidate.
+        minutes: a time for all candidates together, instead of `epochs`.
+        groups: symmetries to relax; None for those of the kind.
+        device: "auto", "cpu", "cuda", ...
+        random_state: seed of initial weights, shuffling and probes.
+    """
+
+    _task: Task
+
+    def __init__(
+        self,
+        shape: tuple[int, ...] | None = None,
+        *,
+        kind: Kind | None = None,
+        epochs: int = 50,
+        minutes: float | None = None,
+        groups: tuple[str, ...] | None = None,
+        device: str = "auto",
+        random_state: Any = None,
+    ) -> None:
+        self.shape = shape
+        self.kind = kind
+        self.epochs = epochs
+        self.minutes = minutes
+        self.groups = groups
+        self.device = device
+        self.random_state = random_state
+
+    def _inputs(self, X: Array) -> Tensor:
+        """Rows as data of the shape."""
+        x = torch.from_numpy(np.ascontiguousarray(X, np.float32))
+        if self.shape is None:
+            return x
+        if int(np.prod(self.shape)) != x.shape[1]:
+            raise ValueError(
+                f"expected {int(np.prod(self.shape))} features for shape {tuple(self.shape)}, got "
+                f"{x.shape[1]}; do: SymmetryClassifier(shape=...) with the shape of one row"
+            )
+        return x.reshape(len(x), *self.shape)
+
+    def _fit(self, X: Array, y: Tensor, names: tuple[str, ...]) -> None:
+        x = self._inputs(X)
+        kind = recognised(x, y, None, "X") if self.kind is None else self.kind
+        data = Dataset(shaped(x, kind, "X"), y, kind, self._task, names, source="X")
+        seed = self.random_state
+        if not isinstance(seed, (int, np.integer)):
+            seed = check_random_state(seed).randint(_LARGEST_SEED)
+        self.discovery_ = discover(
+            data,
+            minutes=2.0 if self.minutes is None else self.minutes,
+            epochs=self.epochs if self.minutes is None else None,
+            groups=self.groups,
+            device=self.device,
+            seed=int(seed),
+            held_out=0.0,
+            progress=False,
+        )
+        self.verdict_ = self.discovery_.verdict
+        self.network_ = self.discovery_.network().cpu()
+        self.n_iter_ = len(self.discovery_.best.fit.history)
+
+    @torch.no_grad()
+    def _outputs(self, X: Any) -> Tensor:
+        check_is_fitted(self, "network_")
+        values = validate_data(self, X, reset=False, dtype=np.float32)
+        x = self._inputs(values)
+        kind = recognised(x, None, None, "X") if self.kind is None else self.kind
+        parts = shaped(x, kind, "X").split(500)
+        return torch.cat([self.network_(part) for part in parts]).double()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What is pickled: the network and the verdict, not the training data."""
+        state: dict[str, Any] = dict(super().__getstate__())
+        state.pop("discovery_", None)
+        return state
+
+
+class SymmetryClassifier(ClassifierMixin, _Symmetry):  # type: ignore[misc]
+    """A classifier whose structure is chosen by the evidence.
+
+    Attributes:
+        classes_: labels, in the order of the probabilities.
+        verdict_: what was found out, in words.
+        network_: the best network as plain torch modules, logits out.
+        discovery_: the `Discovery`; it is not pickled.
+        n_iter_: epochs.
+    """
+
+    __doc__ += (_Symmetry.__doc__ or "").partition("share.\n")[2]
+    _task: Task = "classification"
+
+    def fit(self, X: Any, y: Any) -> "SymmetryClassifier":
+        """Train the candidates and keep the best.
+
+        Args:
+            X: [n, features].
+            y: labels [n].
+        """
+        X, y = validate_data(self, X, y, dtype=np.float32)
+        check_classification_targets(y)
+        self.classes_, labels = np.unique(y, return_inverse=True)
+        if len(self.classes_) < 2:
+            raise ValueError(f"expected at least two classes, got one class: {self.classes_[0]!r}")
+        self._fit(X, torch.from_numpy(labels.astype(np.int64)), tuple(map(str, self.classes_)))
+        return self
+
+    def predict_proba(self, X: Any) -> Array:
+        """Probability of each class [n, classes]."""
+        found: Array = self._outputs(X).softmax(-1).numpy()
+        return found
+
+    def predict(self, X: Any) -> Array:
+        """The most probable class of each row."""
+        best = self._outputs(X).argmax(-1).numpy()
+        found: Array = self.classes_[best]
+        return found
+
+
+class SymmetryRegressor(RegressorMixin, _Symmetry):  # type: ignore[misc]
+    """A regressor with learned noise, whose structure is chosen by the evidence.
+
+    Attributes:
+        verdict_: what was found out, in words.
+        network_: the best network as plain torch modules, targets out.
+        discovery_: the `Discovery`; it is not pickled.
+        n_iter_: epochs.
+    """
+
+    __doc__ += (_Symmetry.__doc__ or "").partition("share.\n")[2]
+    _task: Task = "regression"
+
+    def fit(self, X: Any, y: Any) -> "SymmetryRegressor":
+        """Train the candidates and keep the best.
+
+        Args:
+            X: [n, features].
+            y: targets [n] or [n, targets].
+        """
+        X, y = validate_data(
+            self, X, y, dtype=np.float32, y_numeric=True, multi_output=True, ensure_min_samples=2
+        )
+        targets = torch.from_numpy(np.asarray(y, np.float32))
+        self._flat = targets.ndim == 1
+        self._fit(X, targets.reshape(len(targets), -1), ())
+        return self
+
+    def predict(self, X: Any) -> Array:
+        """The mean of the target for each row."""
+        found: Array = self._outputs(X).numpy()
+        return found[:, 0] if self._flat else found
+
+    def __sklearn_tags__(self) -> Any:
+        """Several targets are fine."""
+        tags = super().__sklearn_tags__()
+        tags.target_tags.single_output = True
+        tags.target_tags.multi_output = True
+        return tags

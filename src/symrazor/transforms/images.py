@@ -1,0 +1,129 @@
+r"""Affine maps applied to pictures and to vectors, differentiable in the map.
+
+A picture x is a function on the plane, known at its pixels and zero outside; the map T reads it
+at other places, $(T x)(q) = x(T q)$, bilinearly. The origin is the middle, and one unit is half
+the width, in both directions: a rotation turns, whatever the format.
+
+The adjoint reads weights instead. Since
+
+$$ \int w(q)\, x(Tq)\, dq = |T|^{-1} \int w(T^{-1} p)\, x(p)\, dp, $$
+
+transforming every input by T is, up to interpolation, transforming the filters once:
+$(W \circ T) x = W (T \circ x)$ (Learning Invariant Weights, section 3.2).
+"""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
+
+
+def resample(
+    images: Float[Tensor, "*lead n c h w"],
+    matrices: Float[Tensor, "*lead s 3 3"],
+    blur: float = 0.0,
+) -> Float[Tensor, "*lead n s c h w"]:
+    """Every picture under every map: bilinear, zeros outside.
+
+    Pictures that share their maps are read together, so that places and weights of the
+    interpolation are computed once for all of them. For maps of their own, give each picture a
+    leading dimension.
+
+    Args:
+        images: pictures; real numbers.
+        matrices: homogeneous maps, with the leading dimensions of `images` or none.
+        blur: standard deviation in pixels of a Gaussian filter before the reading; 0 for none.
+
+    Raises:
+        ValueError: something that is not a picture, maps of another shape.
+    """
+    check_images(images)
+    lead, (n, c, h, w) = images.shape[:-4], images.shape[-4:]
+    maps = _check_maps(matrices, lead)
+    places = _places(maps.to(images.dtype), h, w)
+    flat = images.reshape(-1, n * c, h, w)
+    if blur > 0:
+        flat = _blurred(flat, blur)
+    s = maps.shape[-3]
+    grid = places.reshape(-1, s * h, w, 2).expand(len(flat), -1, -1, -1)
+    read = F.grid_sample(flat, grid, mode="bilinear", padding_mode="zeros", align_corners=False)
+    return read.reshape(*lead, n, c, s, h, w).movedim(-3, -4)
+
+
+def adjoint_resample(
+    filters: Float[Tensor, "*lead n c h w"],
+    matrices: Float[Tensor, "*lead s 3 3"],
+    blur: float = 0.0,
+) -> Float[Tensor, "*lead n s c h w"]:
+    r"""Filters $|T|^{-1} w(T^{-1} q)$, whose products with x are those of w with $T x$."""
+    inverse = torch.linalg.inv_ex(matrices)[0]
+    (a, b), (c, d) = (row.unbind(-1) for row in inverse[..., :2, :2].unbind(-2))
+    area = (a * d - b * c).abs().to(filters.dtype)[..., None, :, None, None, None]
+    found: Tensor = resample(filters, inverse, blur) * area
+    return found
+
+
+def act(
+    x: Float[Tensor, "*lead n d"], matrices: Float[Tensor, "*lead s e e"]
+) -> Float[Tensor, "*lead n s d"]:
+    """Every vector under every map: linear (e = d) or affine (e = d + 1, homogeneous).
+
+    Raises:
+        ValueError: maps of another size.
+    """
+    d, e = x.shape[-1], matrices.shape[-1]
+    if matrices.shape[-2] != e or e not in (d, d + 1):
+        raise ValueError(
+            f"expected maps of size {d} (linear) or {d + 1} (affine) for vectors of {d} numbers, "
+            f"got {list(matrices.shape[-2:])}"
+        )
+    maps = matrices.to(x.dtype)
+    moved = torch.einsum("...sij,...nj->...nsi", maps[..., :d, :d], x)
+    return moved if e == d else moved + maps[..., :d, d].unsqueeze(-3)
+
+
+def check_images(images: Tensor) -> None:
+    """Refuse what is not a batch of pictures [..., n, c, h, w] of real numbers."""
+    if images.dim() < 4 or not images.is_floating_point():
+        raise ValueError(
+            f"expected pictures [n, channels, height, width] of real numbers for a transformation "
+            f"of images, got {list(images.shape)} of {images.dtype}; reshape them, or use an "
+            "action on vectors"
+        )
+
+
+def _check_maps(matrices: Tensor, lead: torch.Size) -> Tensor:
+    if matrices.dim() < 3 or matrices.shape[-2:] != (3, 3):
+        raise ValueError(
+            f"expected affine maps of the plane [..., s, 3, 3], got {list(matrices.shape)}"
+        )
+    if matrices.shape[:-3] not in (lead, torch.Size()):
+        raise ValueError(
+            f"expected maps with the leading dimensions {list(lead)} of the pictures or none, "
+            f"got {list(matrices.shape[:-3])}"
+        )
+    return matrices
+
+
+def _places(maps: Tensor, h: int, w: int) -> Float[Tensor, "*lead s h w 2"]:
+    """Where each pixel reads, in torch's coordinates: -1 and 1 are the edges of the picture."""
+    ratio = h / w
+    rows = (2 * torch.arange(h, device=maps.device, dtype=maps.dtype) + 1 - h) / w
+    columns = (2 * torch.arange(w, device=maps.device, dtype=maps.dtype) + 1 - w) / w
+    y, x = torch.meshgrid(rows, columns, indexing="ij")
+    places = torch.einsum("...ij,jhw->...hwi", maps[..., :2, :2], torch.stack([x, y]))
+    places = places + maps[..., None, None, :2, 2]
+    return places if h == w else places / places.new_tensor([1.0, ratio])
+
+
+def _blurred(images: Float[Tensor, "n c h w"], sigma: float) -> Float[Tensor, "n c h w"]:
+    """A separable Gaussian filter with zeros outside."""
+    radius = max(1, math.ceil(3 * sigma))
+    steps = torch.arange(-radius, radius + 1, device=images.device, dtype=images.dtype)
+    taps = (-0.5 * (steps / sigma).square()).softmax(0)
+    flat = images.reshape(-1, 1, *images.shape[-2:])
+    flat = F.conv2d(flat, taps.reshape(1, 1, -1, 1), padding=(radius, 0))
+    flat = F.conv2d(flat, taps.reshape(1, 1, 1, -1), padding=(0, radius))
+    return flat.reshape(images.shape)

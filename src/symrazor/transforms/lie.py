@@ -1,0 +1,230 @@
+r"""Distributions over the elements of a Lie group, with widths that can be learned.
+
+$$ T = \exp\Big(\sum_i \epsilon_i \eta_i G_i\Big), \qquad \epsilon \sim U[-1, 1]^k $$
+
+(Learning Invariant Weights, eq. 3). A width $\eta_i = 0$ is no invariance to the i-th generator; a
+rotation of width $\pi$ is all rotations, evenly.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from symrazor.exponential import exponential
+from symrazor.groups.lie import LOG, PIXELS, RADIANS, LieAlgebra, affine2
+from symrazor.hyper import Hyper, Transform
+from symrazor.transforms.sampling import Fixed, Nodes, Random, draw, fixed
+
+Widths = float | Mapping[str, float] | Tensor
+Group = Literal["rotation", "translation", "scale", "affine"]
+
+GROUPS: dict[str, tuple[str, ...]] = {
+    "rotation": ("rotation",),
+    "translation": ("x-translation", "y-translation"),
+    "scale": ("x-scale", "y-scale"),
+    "affine": affine2().names,
+}
+"""Subgroup of the affine maps of the plane -> its generators."""
+
+
+LARGEST = 16.0
+"""Norm of generators times coefficients up to which exponentials are exact to rounding."""
+
+
+class LieDistribution(nn.Module):
+    r"""$T = \exp(\sum_i \epsilon_i \eta_i G_i)$ for any Lie algebra.
+
+    Args:
+        algebra: names, units and generators.
+        widths: where $\eta$ starts: one number, generator name -> number, or a tensor [*lead, k],
+            whose leading dimensions are those of many distributions side by side. In the units of
+            the algebra (radians, half-widths of the picture, log factors).
+        mask: [k] or [*lead, k], 0 where a width is and stays zero.
+        cap: largest width of generators in radians; $\pi$ is the whole circle.
+
+    Raises:
+        ValueError: a width that is not positive or at the cap, an unknown generator.
+    """
+
+    generators: Tensor
+    mask: Tensor
+
+    def __init__(
+        self,
+        algebra: LieAlgebra,
+        widths: Widths = 0.1,
+        mask: Tensor | None = None,
+        cap: float = math.pi,
+    ) -> None:
+        """Start at some widths; see the class."""
+        super().__init__()
+        self.algebra = algebra
+        start = _widths(algebra, widths)
+        caps = torch.tensor([cap if u == RADIANS else math.inf for u in algebra.units])
+        if not bool(((start > 0) & (start < caps)).all()):
+            raise ValueError(
+                f"expected widths above 0 and below {cap:.4g} for generators in radians, got "
+                f"{start.tolist()}; do use a mask for a width of 0"
+            )
+        self.width = Hyper(start, capped(caps))
+        mask = torch.ones(algebra.dim) if mask is None else mask
+        if mask.shape not in (start.shape, start.shape[-1:]):
+            raise ValueError(f"expected a mask {list(start.shape)}, got {list(mask.shape)}")
+        self.register_buffer("mask", mask.to(start.dtype))
+        self.register_buffer("generators", algebra.generators.to(start.dtype))
+
+    @property
+    def dim(self) -> int:
+        """Number k of generators."""
+        return self.algebra.dim
+
+    @property
+    def periodic(self) -> list[bool]:
+        """Which generators turn: at the cap their two ends meet."""
+        return [unit == RADIANS for unit in self.algebra.units]
+
+    @property
+    def widths(self) -> Float[Tensor, "*lead k"]:
+        r"""$\eta$, differentiable; exactly 0 where masked."""
+        return self.width.value * self.mask
+
+    def matrices(self, points: Float[Tensor, "*lead n k"]) -> Float[Tensor, "*lead n d d"]:
+        """The transformations at some points of the cube."""
+        if points.shape[-1] != self.dim:
+            raise ValueError(
+                f"expected points of {self.dim} numbers, one for each of "
+                f"{', '.join(self.algebra.names)}, got {points.shape[-1]}"
+            )
+        widths = self.widths
+        coefficients = points.to(widths) * widths.unsqueeze(-2)
+        combined = torch.einsum("...k,kij->...ij", coefficients, self.generators)
+        return exponential(combined, LARGEST).to(combined.dtype)
+
+    def draw(
+        self,
+        n: int,
+        scheme: Random = "stochastic",
+        generator: torch.Generator | None = None,
+        lead: Sequence[int] = (),
+    ) -> tuple[Float[Tensor, "*lead n d d"], Float[Tensor, "n"]]:
+        """Random transformations and their weights; see `symrazor.transforms.sampling.draw`."""
+        return self.at(draw(n, self.dim, scheme, generator, lead))
+
+    def at(self, nodes: Nodes) -> tuple[Float[Tensor, "*lead n d d"], Float[Tensor, "n"]]:
+        """Transformations and weights at given nodes."""
+        points, weights = nodes.to(self.mask)
+        return self.matrices(points), weights
+
+    def nodes(self, n: int, scheme: Fixed = "grid") -> Nodes:
+        """About n fixed nodes: a grid for at most two generators, else n Sobol points."""
+        if self.dim <= 2:
+            side = n if self.dim == 1 else max(1, round(math.sqrt(n)))
+            return fixed(side, self.dim, scheme, self.periodic)
+        return draw(n, self.dim, "sobol", torch.Generator().manual_seed(0))
+
+    def describe(self, pixels: float | None = None) -> dict[str, Tensor]:
+        """Widths by name in units a person thinks in, [*lead] each.
+
+        Angles in degrees, log factors as factors, translations in pixels if told how many a
+        half-width is (half the width of the picture), else in half-widths.
+        """
+        widths = self.widths.detach().unbind(-1)
+        units = zip(self.algebra.names, self.algebra.units, widths, strict=True)
+        return {_named(name, unit, pixels): _converted(v, unit, pixels) for name, unit, v in units}
+
+    def extra_repr(self) -> str:
+        """Generators, for `print(model)`."""
+        return ", ".join(self.algebra.names)
+
+
+class AffineLie(LieDistribution):
+    """Affine maps of the plane, or a subgroup: rotation, translation, scale, affine.
+
+    Args:
+        group: which; or the names of some of the six generators.
+        widths: see `LieDistribution`.
+        mask: see `LieDistribution`.
+        cap: largest rotation, in radians.
+    """
+
+    def __init__(
+        self,
+        group: Group | Sequence[str] = "affine",
+        widths: Widths = 0.1,
+        mask: Tensor | None = None,
+        cap: float = math.pi,
+    ) -> None:
+        """Start at some widths; see the class."""
+        if isinstance(group, str) and group not in GROUPS:
+            raise ValueError(f"expected a group in {', '.join(GROUPS)}, got {group!r}")
+        names = GROUPS[group] if isinstance(group, str) else tuple(group)
+        super().__init__(affine2().masked(names), widths, mask, cap)
+
+
+SHARPNESS = 10.0
+"""Inverse of the distance from 0 and from a cap within which a width begins to saturate."""
+
+
+def capped(caps: Float[Tensor, "k"]) -> Transform:
+    r"""Positive numbers below a cap c, $c - s(c - s(r))$ with the softplus s; inf for $s(r)$ alone.
+
+    With $s(r) = \log(1 + e^{\beta r}) / \beta$ and a large $\beta$ this is nearly r itself, away
+    from the ends: an optimiser crosses the whole circle at an even pace, and can leave a cap again.
+    """
+    limits = caps.tolist()  # numbers, not a tensor: nothing to copy to a device
+    text = f"positive (below {limits})"
+    return Transform(partial(_cap, limits=limits), partial(_uncap, limits=limits), text)
+
+
+def _cap(raw: Tensor, limits: Sequence[float]) -> Tensor:
+    values = F.softplus(raw, SHARPNESS).unbind(-1)
+    capped = [
+        value if math.isinf(limit) else limit - F.softplus(limit - value, SHARPNESS)
+        for value, limit in zip(values, limits, strict=True)
+    ]
+    return torch.stack(capped, -1)
+
+
+def _uncap(value: Tensor, limits: Sequence[float]) -> Tensor:
+    raw = [
+        _unsoftplus(part if math.isinf(limit) else limit - _unsoftplus(limit - part))
+        for part, limit in zip(value.unbind(-1), limits, strict=True)
+    ]
+    return torch.stack(raw, -1)
+
+
+def _unsoftplus(value: Tensor) -> Tensor:
+    return value + torch.log(-torch.expm1(-SHARPNESS * value)) / SHARPNESS
+
+
+def _widths(algebra: LieAlgebra, widths: Widths) -> Tensor:
+    if isinstance(widths, Mapping):
+        if set(widths) != set(algebra.names):
+            raise ValueError(f"expected a width for each of {algebra.names}, got {list(widths)}")
+        return torch.tensor([widths[name] for name in algebra.names])
+    start = torch.as_tensor(widths, dtype=None if isinstance(widths, Tensor) else torch.float32)
+    if start.dim() and start.shape[-1] != algebra.dim:
+        raise ValueError(
+            f"expected {algebra.dim} widths, one for each of {', '.join(algebra.names)}, got shape "
+            f"{list(start.shape)}"
+        )
+    return start if start.dim() else start.expand(algebra.dim).clone()
+
+
+def _named(name: str, unit: str, pixels: float | None) -> str:
+    short = {RADIANS: "degrees", LOG: "factor", PIXELS: "half-widths" if pixels is None else "px"}
+    return f"{name} ({short.get(unit, unit)})" if short.get(unit, unit) else name
+
+
+def _converted(value: Tensor, unit: str, pixels: float | None) -> Tensor:
+    if unit == RADIANS:
+        return value.rad2deg()
+    if unit == LOG:
+        return value.exp()
+    return value * pixels if unit == PIXELS and pixels is not None else value

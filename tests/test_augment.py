@@ -1,0 +1,227 @@
+"""Learned invariances: copies of data, and the gradient of the evidence in their widths."""
+
+import copy
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import symrazor as sr
+from symrazor.augment import (
+    Augment,
+    Augmented,
+    Blur,
+    Brightness,
+    Choice,
+    Contrast,
+    Flips,
+    Jitter,
+    Mixture,
+    Noise,
+    QuarterTurns,
+    Saturation,
+    TimeScale,
+    TimeShift,
+    Transformation,
+    affine,
+    lie,
+)
+from symrazor.groups.lie import so3
+from symrazor.hyper import hyperparameters
+
+Part = Transformation | Choice
+
+
+def _pictures(n: int = 5, channels: int = 1, size: int = 6) -> Tensor:
+    generator = torch.Generator().manual_seed(1)
+    raw = torch.rand(n, channels, size, size, generator=generator, dtype=torch.float64)
+    return torch.nn.functional.avg_pool2d(raw, 3, 1, 1)
+
+
+def _network(features: int, classes: int = 3) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Flatten(), nn.Linear(features, 7), nn.Tanh(), nn.Linear(7, classes))
+
+
+IMAGES: dict[str, Callable[[], Part | list[Part]]] = {
+    "rotation": lambda: affine("rotation", 0.4),
+    "affine": lambda: affine("affine", 0.15),
+    "flips": lambda: Flips((-1, -2), 0.2),
+    "quarter turns": QuarterTurns,
+    "brightness": Brightness,
+    "contrast": lambda: Contrast(0.3),
+    "blur": lambda: Blur(0.8),
+    "noise": Noise,
+    "all": lambda: [affine("translation", 0.2), Contrast(0.2), Flips((-1,), 0.3)],
+}
+
+
+@pytest.mark.parametrize("name", IMAGES)
+def test_gradient_in_every_width_is_that_of_finite_differences(name: str) -> None:
+    x, y = _pictures(), torch.tensor([0, 1, 2, 0, 1])
+    torch.manual_seed(0)
+    convolution = nn.Sequential(nn.Conv2d(1, 2, 3, padding=1), nn.Tanh())
+    model = Augmented(nn.Sequential(convolution, _network(72)), Augment(IMAGES[name](), 4))
+    model = model.double().eval()
+    batches = [(x[:3], y[:3]), (x[3:], y[3:])]
+    razor = sr.Razor(model, "categorical", 5)
+    eta = hyperparameters(model)
+
+    def value() -> float:
+        return float(razor.evidence(batches).log_evidence)
+
+    found = razor.hyper_gradient(batches, razor._collect(batches, None))
+    for key, raw in eta.items():
+        fit, occam = found[key]
+        for i in range(raw.numel()):
+            entry, step = raw.data.view(-1), 1e-5
+            entry[i] += step
+            above = value()
+            entry[i] -= 2 * step
+            below = value()
+            entry[i] += step
+            slope = (above - below) / (2 * step)
+            assert float((fit + occam).reshape(-1)[i]) == pytest.approx(slope, rel=1e-5, abs=1e-7)
+
+
+def test_copies_fold_into_the_shared_index() -> None:
+    """Blocks of an averaged network are those of autodiff."""
+    x = _pictures(4)
+    model = Augmented(_network(36), Augment([affine("rotation", 1.0), Flips()], 3), at="2")
+    model = model.double().eval()
+    method = sr.Method(structure="full")
+    found = sr.curvature(model, sr.Gaussian(noise=1.0), [(x, x.new_zeros(4, 3))], method)
+    theta = {k: v.detach() for k, v in sr.weights(model).items()}
+    J = torch.func.jacrev(lambda p: torch.func.functional_call(model, p, (x,)))(theta)
+    rows = torch.cat([J[name].reshape(12, -1) for name in found.blocks[0].names], 1)
+    torch.testing.assert_close(found.blocks[0].H, rows.T @ rows, rtol=1e-9, atol=1e-12)
+
+
+def test_average_is_the_average() -> None:
+    x = _pictures(3)
+    network = _network(36).double()
+    augment = Augment([affine("rotation", 0.5), Flips((-1,), 0.25)], 4).double().eval()
+    moved, weights = augment.copies(x)
+    assert moved.shape == (3, 8, 1, 6, 6)
+    torch.testing.assert_close(weights.sum(), weights.new_ones(()))
+    expected = sum(w * network(moved[:, s]) for s, w in enumerate(weights))
+    torch.testing.assert_close(Augmented(network, augment)(x), expected)
+    early = Augmented(network, augment, at="1")(x)
+    hidden = sum(w * network[:2](moved[:, s]) for s, w in enumerate(weights))
+    torch.testing.assert_close(early, network[2:](hidden))
+
+
+def test_flips_and_turns_are_exact() -> None:
+    x = _pictures(2)
+    flips = Flips((-1, -2), 0.2).double()
+    torch.testing.assert_close(
+        flips(x), torch.stack([x, x.flip(-1), x.flip(-2), x.flip(-1, -2)], 1)
+    )
+    p = flips.probabilities.detach()
+    torch.testing.assert_close(p, torch.tensor([0.64, 0.16, 0.16, 0.04], dtype=torch.float64))
+    turns = QuarterTurns().double()
+    torch.testing.assert_close(turns(x)[:, 3], x.rot90(3, (-2, -1)))
+    torch.testing.assert_close(turns.probabilities.sum(), torch.ones((), dtype=torch.float64))
+
+
+@pytest.mark.parametrize(
+    ("part", "x"),
+    [
+        (Brightness(), _pictures()),
+        (Contrast(), _pictures()),
+        (Saturation(), _pictures(channels=3)),
+        (Blur(), _pictures()),
+        (Noise(), _pictures()),
+        (TimeShift(2.0), torch.randn(5, 2, 9, dtype=torch.float64)),
+        (TimeScale(), torch.randn(5, 2, 9, dtype=torch.float64)),
+        (Jitter(), torch.randn(5, 6, 3, dtype=torch.float64)),
+        (affine(), _pictures()),
+        (lie(so3()), torch.randn(5, 6, 3, dtype=torch.float64)),
+    ],
+    ids=lambda part: type(part).__name__,
+)
+def test_nothing_happens_at_the_origin(part: Transformation, x: Tensor) -> None:
+    part = part.double()
+    still = part(x, x.new_zeros(len(x), part.dim))
+    torch.testing.assert_close(still, x, rtol=0, atol=1e-12)
+    moved = part(x, x.new_full((len(x), part.dim), 0.7))
+    assert not torch.allclose(moved, x, atol=1e-3)
+    assert all(math.isfinite(v) for v in part.describe(x.shape[1:]).values())
+
+
+def test_closed_forms_of_signals() -> None:
+    x = torch.arange(8.0, dtype=torch.float64).reshape(1, 1, 8)
+    later = TimeShift(2.0).double()(x, x.new_tensor([[0.5]]))
+    torch.testing.assert_close(later, (x + 1).clamp(max=7))
+    louder = Contrast(math.log(2)).double()(x, x.new_ones(1, 1))
+    torch.testing.assert_close(louder, 3.5 + 2 * (x - 3.5))
+    wave = torch.cos(2 * math.pi * torch.arange(12, dtype=torch.float64) / 12)
+    picture = wave.expand(1, 1, 12, 12)
+    soft = Blur(1.5).double()(picture, x.new_ones(1, 1))
+    torch.testing.assert_close(soft, picture * math.exp(-0.5 * (1.5 * 2 * math.pi / 12) ** 2))
+    points = torch.randn(2, 5, 3, dtype=torch.float64)
+    turned = lie(so3(), 0.8).double()(points, points.new_full((2, 3), 0.5))
+    torch.testing.assert_close(torch.cdist(turned, turned), torch.cdist(points, points))
+
+
+def test_evaluation_is_fixed_and_training_is_not() -> None:
+    x = _pictures()
+    model = Augmented(_network(36), Augment(affine("rotation", 1.0), 4)).double()
+    assert not torch.equal(model(x), model(x))
+    model.eval()
+    first = model(x)
+    assert torch.equal(first, model(x))
+    torch.testing.assert_close(first[:2], model(x[:2]))
+    assert torch.equal(copy.deepcopy(model)(x), first)
+    model.train()
+    model.eval()
+    assert not torch.equal(first, model(x))  # a new shift for the next estimate
+    other = Augmented(_network(36), Augment(affine("rotation", 0.3), 4)).double().eval()
+    other.load_state_dict(model.state_dict())
+    assert torch.equal(other(x), model(x))
+
+
+def test_mean_over_shifts_is_the_mean_over_the_cube() -> None:
+    augment = Augment([affine("rotation", 1.0), Brightness()], 5, seed=3).double()
+    x = _pictures(4000)
+    points = augment.points(x).reshape(4000, 5, 2)
+    torch.testing.assert_close(points.mean((0, 1)), x.new_zeros(2), atol=0.01, rtol=0)
+    torch.testing.assert_close(
+        points.square().mean((0, 1)), x.new_full((2,), 1 / 3), atol=0.01, rtol=0
+    )
+
+
+def test_mixture_adds_up() -> None:
+    x = _pictures(3)
+    parts = [Augment(affine("rotation", 0.2), 2), Augment(Flips(), 1)]
+    mixture = Mixture(parts, [0.75, 0.25]).double().eval()
+    moved, weights = mixture.copies(x)
+    assert moved.shape[1] == len(weights) == 4
+    torch.testing.assert_close(weights.sum(), weights.new_ones(()))
+    torch.testing.assert_close(weights[:2].sum(), weights.new_tensor(0.75))
+    assert mixture.describe((1, 6, 6))["mode 1 (share)"] == pytest.approx(0.75)
+    razor = sr.Razor(Augmented(_network(36), mixture).double().eval(), "categorical", 3)
+    razor.step([(x, torch.tensor([0, 1, 2]))])
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: Augment([]), "one or more transformations"),
+        (lambda: Augment(affine(), 0), "n_samples of at least 1, got 0"),
+        (lambda: Augmented(nn.Linear(2, 2), Augment(Flips()), at="x"), "name of a module"),
+        (lambda: Flips((1,)), "counted from the end"),
+        (lambda: QuarterTurns(1.5), "between 0 and 1"),
+        (lambda: Mixture([Augment(Flips())]), "two or more"),
+        (lambda: Saturation()(_pictures(), torch.zeros(5, 1)), r"\[n, 3, h, w\]"),
+        (lambda: TimeShift()(_pictures(), torch.zeros(5, 1)), r"series \[n, channels, time\]"),
+        (lambda: Flips((-3,))(torch.zeros(2, 4, 4)), "data with axes"),
+        (lambda: affine()(torch.zeros(2, 1, 1, 4, 4), torch.zeros(2, 6)), "expected pictures"),
+        (lambda: QuarterTurns()(torch.zeros(2, 1, 4, 5)), "square"),
+    ],
+)
+def test_bad_input(make: Callable[[], object], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        make()

@@ -1,0 +1,283 @@
+"""Linear layers that commute with any group: paths, bases, sets, against brute force."""
+
+import itertools
+import time
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from symrazor import collapse, groups
+from symrazor.layers import (
+    FC,
+    Circulant,
+    DeepSets,
+    EquivariantLinear,
+    GraphLinear,
+    Relaxed,
+    SetPool,
+    relaxed_over,
+)
+from symrazor.layers.path import Path
+from symrazor.testing import PathSuite, assert_close
+
+
+class TestDeepSets(PathSuite):
+    def make(self) -> Path:
+        return DeepSets(2, 3, 4)
+
+
+class TestWideDeepSets(PathSuite):
+    """Basis maps first, and Kronecker curvature."""
+
+    def make(self) -> Path:
+        return DeepSets(17, 16, 3)
+
+
+class TestCirculant(PathSuite):
+    def make(self) -> Path:
+        return Circulant(2, 2, 5)
+
+
+class TestManyCoefficients(PathSuite):
+    """The matrix written out, and Kronecker curvature."""
+
+    def make(self) -> Path:
+        return Circulant(13, 6, 7)
+
+
+class TestGrid(PathSuite):
+    def make(self) -> Path:
+        return EquivariantLinear(1, 2, groups.translations((2, 3)), in_shape=(2, 3))
+
+
+class TestVectors(PathSuite):
+    def make(self) -> Path:
+        return EquivariantLinear(2, 3, groups.so(3))
+
+
+class TestTensors(PathSuite):
+    """From vectors and scalars to matrices, with a bias along the unit matrix."""
+
+    def make(self) -> Path:
+        group = groups.o(2)
+        vectors = groups.defining(group)
+        return EquivariantLinear(2, 2, vectors + groups.invariant(group), vectors * vectors)
+
+
+class TestRegular(PathSuite):
+    def make(self) -> Path:
+        group = groups.dihedral(3)
+        return EquivariantLinear(1, 2, groups.regular(group), groups.defining(group))
+
+
+def reynolds(source: groups.Representation, target: groups.Representation) -> Tensor:
+    """The space of equivariant maps, by averaging over all elements: a projection matrix."""
+    every = source.group.finite()
+    images = [{every.identity: torch.eye(r.size).double()} for r in (source, target)]
+    waiting = [every.identity]
+    for a in waiting:
+        for k, g in enumerate(every.generators):
+            b = int(every.table[a, g])
+            if b not in images[0]:
+                for image, r in zip(images, (source, target), strict=True):
+                    image[b] = image[a] @ r.discrete[k]
+                waiting.append(b)
+    total = sum(torch.kron(images[1][g], torch.linalg.inv(images[0][g]).T) for g in every.elements)
+    assert isinstance(total, Tensor)
+    return total / every.order
+
+
+@pytest.mark.parametrize(
+    "group",
+    [
+        groups.symmetric(4),
+        groups.alternating(4),
+        groups.dihedral_permutations(5),
+        groups.cyclic_permutations(2) @ groups.symmetric(3),
+        groups.cyclic_permutations(3) * groups.symmetric(2),
+        groups.dihedral(3),
+        groups.octahedral(),
+        groups.cyclic(4) * groups.cyclic(2),
+    ],
+    ids=lambda g: g.name,
+)
+@pytest.mark.parametrize("kind", ["same", "to regular", "from scalars", "to tensors"])
+def test_the_basis_spans_what_averaging_projects_on(group: groups.Group, kind: str) -> None:
+    source = target = groups.defining(group)
+    if kind == "to regular":
+        target = groups.regular(group)
+    elif kind == "from scalars":
+        source = groups.invariant(group, 2)
+    elif kind == "to tensors":
+        target = target * target
+    if source.size * target.size > 200:
+        target = groups.invariant(group)
+    Q = groups.equivariant_maps(source, target).matrices().flatten(1)
+    t = target.size
+    assert float((Q @ Q.T - t * torch.eye(len(Q)).double()).abs().sum()) < 1e-9
+    assert float((Q.T @ Q / t - reynolds(source, target)).abs().max()) < 1e-10
+
+
+@pytest.mark.parametrize("n", [2, 5, 100])
+def test_sets_have_two_maps(n: int) -> None:
+    layer = DeepSets(3, 2, n).double()
+    x = torch.randn(4, 3, n, dtype=torch.float64)
+    u = layer.map.weight.detach()
+    others = (x.sum(2, keepdim=True) - x) / (n - 1) ** 0.5
+    expected = torch.einsum("oi,nis->nos", u[:, :, 0], x)
+    expected = expected + torch.einsum("oi,nis->nos", u[:, :, 1], others)
+    assert_close(layer(x), expected, 1e-12)
+
+
+def test_a_circulant_layer_is_a_circular_convolution() -> None:
+    layer = Circulant(2, 3, 6).double()
+    conv = nn.Conv1d(2, 3, 6, bias=False).double()
+    labels = layer.map.labels
+    with torch.no_grad():
+        # entry (t, s) of the matrix of a convolution that looks ahead belongs to offset s - t
+        conv.weight.copy_(layer.map.weight[:, :, labels[0]])
+    x = torch.randn(4, 2, 6, dtype=torch.float64)
+    expected = conv(torch.cat([x, x[:, :, :-1]], 2))
+    assert_close(layer(x), expected, 1e-12)
+
+
+@pytest.mark.parametrize("n", [3, 4])
+def test_every_element_commutes(n: int) -> None:
+    layer = DeepSets(2, 2, n).double()
+    x = torch.randn(3, 2, n, dtype=torch.float64)
+    for order in itertools.permutations(range(n)):
+        assert_close(layer(x[:, :, list(order)]), layer(x)[:, :, list(order)], 1e-12)
+
+
+def test_float32_in_between_loses_nothing() -> None:
+    layer = EquivariantLinear(1, 1, groups.dihedral(5)).float().double()
+    x = torch.randn(3, 1, 2, dtype=torch.float64)
+    turn = groups.dihedral(5).discrete[0]
+    assert_close(layer(x @ turn.T), layer(x) @ turn.T, 1e-12)
+
+
+def test_construction_is_fast() -> None:
+    makers = [
+        lambda: DeepSets(8, 8, 100),
+        lambda: Circulant(8, 8, 100),
+        lambda: EquivariantLinear(4, 4, groups.translations((16, 16)), in_shape=(16, 16)),
+        lambda: EquivariantLinear(8, 8, groups.so(3)),
+    ]
+    for make in makers:
+        start = time.process_time()
+        make()
+        assert time.process_time() - start < 0.2
+
+
+def test_isotropic_tensors() -> None:
+    """Maps between powers of vectors under SO(3): 1, 0, 1, 1, 3, 6 invariants of rank 0 to 5."""
+    group = groups.so(3)
+    v = groups.defining(group)
+    powers = [groups.invariant(group), v, v * v, v * v * v]
+    counts = [groups.equivariant_maps(powers[0], p).count for p in powers]
+    assert counts == [1, 0, 1, 1]
+    assert groups.equivariant_maps(powers[2], powers[2]).count == 3
+    assert groups.equivariant_maps(powers[2], powers[3]).count == 6
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    group, other = groups.so(3), groups.so(3)
+    v = groups.defining(group)
+    with pytest.raises(ValueError, match="of one group"):
+        EquivariantLinear(1, 1, v, groups.defining(other))
+    with pytest.raises(ValueError, match="equivariant map between them"):
+        EquivariantLinear(1, 1, v, groups.invariant(group))
+    with pytest.raises(ValueError, match=r"shapes of 4 and 4 places .* got \(5,\)"):
+        EquivariantLinear(1, 1, groups.symmetric(4), in_shape=(5,))
+    with pytest.raises(ValueError, match="Group or a Representation, got int"):
+        EquivariantLinear(1, 1, 3)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="at most 1024 entries"):
+        groups.equivariant_maps(v * v * v * v, v * v * v * v)
+    with pytest.raises(ValueError, match="'sum', 'mean' or 'max'"):
+        SetPool("median")  # type: ignore[arg-type]
+
+
+def test_a_representation_must_compose() -> None:
+    group = groups.dihedral(3)
+    with pytest.raises(ValueError, match=r"compose as D3, got others for the pair"):
+        groups.Representation.of(group, [[1, 2, 0], [0, 1, 2]])
+    rows = groups.Representation.of(group, [[1, 2, 0], [1, 0, 2]])
+    assert rows.size == 3
+    turned = groups.so(3).lie
+    assert turned is not None
+    with pytest.raises(ValueError, match="flows that compose as SO"):
+        groups.Representation.of(groups.so(3), flows=2 * turned.generators)
+
+
+def test_pools_do_not_see_the_order() -> None:
+    x = torch.randn(3, 2, 2, 3, dtype=torch.float64)
+    flat = x.flatten(2)
+    for reduction, expected in {
+        "sum": flat.sum(2),
+        "mean": flat.mean(2),
+        "max": flat.amax(2),
+    }.items():
+        assert_close(SetPool(reduction)(x), expected, 1e-14)  # type: ignore[arg-type]
+
+
+def test_paths_of_several_groups_and_a_free_one_collapse_to_a_matrix() -> None:
+    torch.manual_seed(0)
+    layer = Relaxed([DeepSets(2, 3, 4), Circulant(2, 3, 4), FC(2, 3, (4,))])
+    model = nn.Sequential(layer, nn.ReLU(), SetPool("sum"), nn.Linear(3, 2)).double()
+    x = torch.randn(5, 2, 4, dtype=torch.float64)
+    plain = collapse(model, x)
+    assert_close(plain(x), model(x), 1e-12)
+    assert [type(m).__name__ for m in plain[0]] == ["Flatten", "Linear", "Unflatten"]
+
+
+class TestBeyond(PathSuite):
+    def make(self) -> Path:
+        ring = groups.cyclic_permutations(5)
+        larger = [groups.dihedral_permutations(5), groups.symmetric(5)]
+        return EquivariantLinear(2, 2, ring, beyond=larger)
+
+
+def test_every_map_belongs_to_one_path() -> None:
+    """Paths of a chain of groups are orthogonal, and span what the smallest group's maps do."""
+    ring, both, every = (
+        groups.cyclic_permutations(6),
+        groups.dihedral_permutations(6),
+        groups.symmetric(6),
+    )
+    layer = relaxed_over(1, 1, [ring, every, both])
+    maps = [layer.path(i).map._exact.get("basis") for i in range(3)]  # type: ignore[union-attr]
+    whole = groups.equivariant_maps(groups.defining(ring), groups.defining(ring)).matrices()
+    largest = groups.equivariant_maps(groups.defining(every), groups.defining(every)).matrices()
+    spans = [largest, maps[0], maps[2]]
+    assert [len(Q) for Q in spans if Q is not None] == [2, 2, 2]  # 6 in all: Z6 has 6 maps
+    stacked = torch.cat([Q.flatten(1) for Q in spans if Q is not None]) / 6**0.5
+    assert_close(stacked @ stacked.T, torch.eye(6).double(), 1e-10)
+    flat = whole.flatten(1) / 6**0.5
+    assert_close(stacked.T @ stacked, flat.T @ flat, 1e-10)
+    assert [path.group for path in layer.paths] == ["Z6", "S6", "Dih6", None]
+    assert [bool(list(path.offset.parameters())) for path in list(layer.paths)[:3]] == [
+        False,
+        True,
+        False,
+    ]  # the constant bias is that of the largest group
+
+
+def test_what_lies_beyond_must_be_something() -> None:
+    with pytest.raises(ValueError, match="equivariant map between them"):
+        EquivariantLinear(1, 1, groups.alternating(4), beyond=[groups.symmetric(4)])
+    with pytest.raises(ValueError, match="beyond Z4 on its 4 places, got S5"):
+        EquivariantLinear(1, 1, groups.cyclic_permutations(4), beyond=[groups.symmetric(5)])
+    with pytest.raises(ValueError, match="at least one group"):
+        relaxed_over(1, 1, [])
+
+
+def test_a_graph_layer_commutes_with_its_symmetries() -> None:
+    path_graph = torch.diag(torch.ones(4), 1) + torch.diag(torch.ones(4), -1)
+    layer = GraphLinear(2, 3, path_graph).double()
+    assert layer.map.count == 13  # orbits of 25 pairs under the reversal
+    x = torch.randn(3, 2, 5, dtype=torch.float64)
+    with torch.no_grad():
+        layer.offset.values.normal_()  # type: ignore[union-attr, operator]
+    assert_close(layer(x.flip(2)), layer(x).flip(2), 1e-12)
+    assert layer.offset.values.shape == (3, 3)  # type: ignore[union-attr]

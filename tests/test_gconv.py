@@ -1,0 +1,405 @@
+"""Group convolutions: exact equivariance, the public suite, subsampling, collapse."""
+
+import itertools
+import math
+
+import pytest
+import torch
+from torch import nn
+
+import symrazor as sr
+from symrazor.collapse import collapse
+from symrazor.curvature import Method, curvature
+from symrazor.equivariance import layer_errors
+from symrazor.layers import FFC, GFFC, Conv, GConv, GroupPool, Path, Relaxed, SGConv
+from symrazor.layers.point_group import point_group
+from symrazor.layers.relaxed import start_near_
+from symrazor.likelihood import Categorical
+from symrazor.testing import Head, PathSuite, assert_close, dense_block, dense_ggn
+
+EXACT = ("p4", "p4m", "p2", "pm", "p2m")
+KINDS = ("full", "lift", "pointwise", "separable", "depthwise-separable")
+
+
+class TestFull(PathSuite):
+    def make(self) -> Path:
+        return GConv(4, 4, (3, 3))
+
+
+class TestFullStrided(PathSuite):
+    def make(self) -> Path:
+        return GConv(4, 4, (2, 2), stride=2)
+
+
+class TestMirrored(PathSuite):
+    def make(self) -> Path:
+        return GConv(8, 8, (2, 2), group="p4m")
+
+
+class TestLift(PathSuite):
+    def make(self) -> Path:
+        return GConv(2, 8, (3, 3), kind="lift")
+
+
+class TestPointwise(PathSuite):
+    def make(self) -> Path:
+        return GConv(8, 4, (3, 3), kind="pointwise", padding="zeros")
+
+
+class TestSeparable(PathSuite):
+    def make(self) -> Path:
+        return GConv(8, 4, (2, 2), kind="separable")
+
+
+class TestDepthwiseSeparable(PathSuite):
+    def make(self) -> Path:
+        return GConv(8, 4, (2, 2), kind="depthwise-separable")
+
+
+class TestRectangle(PathSuite):
+    def make(self) -> Path:
+        return GConv(4, 4, (2, 3), group="p2m")
+
+
+class TestSparse(PathSuite):
+    def make(self) -> Path:
+        return SGConv(4, 4, (2, 2), anchors=4)
+
+
+class TestSparseLearned(PathSuite):
+    def make(self) -> Path:
+        return SGConv(
+            2, 3, (3, 3), group="C3", kind="lift", learn_omega="weight", learn_anchors="weight"
+        )
+
+
+class TestFactored(PathSuite):
+    def make(self) -> Path:
+        return GFFC(8, 4, (2, 2), stride=2, bias=True)
+
+
+class TestFactoredLift(PathSuite):
+    def make(self) -> Path:
+        return GFFC(3, 8, (3, 3), lift=True)
+
+
+class TestInterpolated(PathSuite):
+    def make(self) -> Path:
+        return GConv(3, 6, (3, 3), group="C3")
+
+
+def _random(path: Path, n: int = 2) -> tuple[Path, torch.Tensor]:
+    path = path.double()
+    with torch.no_grad():
+        for parameter in path.parameters():
+            parameter.normal_()
+    return path, torch.randn(n, path.in_channels, *path.in_shape, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("group", EXACT)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("stride", (1, 2))
+def test_every_element_commutes(group: str, kind: str, stride: int) -> None:
+    torch.manual_seed(0)
+    order = point_group(group).order
+    channels = 3 if kind == "lift" else 2 * order
+    path, x = _random(GConv(channels, order, (6, 6), stride, group, kind))
+    assert path.strict and path.group == group
+    assert len(path.transformations()) == order - 1
+    with torch.no_grad():
+        y = path(x)
+        for before, after in path.transformations():
+            error = (path(before(x)) - after(y)).abs().max() / y.abs().max()
+            assert float(error) < 1e-12
+
+
+@pytest.mark.parametrize("stride", (1, 2, 3))
+def test_the_whole_group_of_the_plane(stride: int) -> None:
+    """A rotation about any pixel is one about the middle and a shift, and both are followed."""
+    torch.manual_seed(0)
+    path, x = _random(GConv(4, 4, (6, 6), stride, "p4"))
+    with torch.no_grad():
+        y = path(x)
+        for before, after in path.transformations():
+            for shift in ((1, 0), (2, 5), (3, 3)):
+                moved = path(torch.roll(before(x), shift, (2, 3)))
+                backs = itertools.product(range(path.out_shape[0]), repeat=2)
+                errors = [
+                    (moved - torch.roll(after(y), b, (2, 3))).abs().amax((1, 2, 3)) for b in backs
+                ]
+                assert float(torch.stack(errors).amin(0).max()) < 1e-12
+
+
+def test_is_the_definition() -> None:
+    """Element by element, offset by offset, without a bank."""
+    torch.manual_seed(0)
+    group = point_group("p4m")
+    path, x = _random(GConv(8, 16, (5, 5), group="p4m"))
+    W, b = path.conv.weight.detach(), path.conv.bias.detach()
+    y = torch.zeros(2, 8, 2, 5, 5, dtype=torch.float64)
+    inputs = x.unflatten(1, (8, 1))
+    for g, h, s in itertools.product(range(8), range(8), range(9)):
+        source = torch.tensor([s // 3 - 1, s % 3 - 1], dtype=torch.float64)
+        dy, dx = (int(v) for v in group.matrices[g] @ source)  # psi(delta') is met at R_g delta'
+        relative = next(r for r in range(8) if int(group.table[g, r]) == h)
+        shifted = torch.roll(inputs[:, h], (-dy, -dx), (2, 3))
+        y[:, g] += torch.einsum("oc,nchw->nohw", W[:, relative, :, s], shifted)
+    y += b.reshape(1, 1, -1, 1, 1)
+    assert_close(path(x), y.flatten(1, 2), 1e-12)
+
+
+def _mixed(stride: int, group: str = "p4") -> Relaxed:
+    order = point_group(group).order
+    sizes = (order, 2 * order, (4, 4), stride)
+    return Relaxed([FFC(*sizes), Conv(*sizes), GConv(*sizes, group=group)]).double()
+
+
+@pytest.mark.parametrize("stride", (1, 2))
+@pytest.mark.parametrize("group", ("p4", "p4m"))
+def test_a_sum_without_its_free_paths_is_equivariant(stride: int, group: str) -> None:
+    """Conv and GConv shrink together: with choices of their own the sum would not follow shifts."""
+    torch.manual_seed(0)
+    order = point_group(group).order
+    convs = [GConv(order, order, (4, 4), stride, group) for _ in range(2)]
+    layer = Relaxed([*convs, GConv(order, order, (4, 4), stride, group, kind="pointwise")]).double()
+    x = torch.randn(3, order, 4, 4, dtype=torch.float64)
+    with torch.no_grad():
+        y = layer(x)
+        for before, after in convs[0].transformations():
+            moved = layer(torch.roll(before(x), (1, 2), (2, 3)))
+            small = range(y.shape[2])
+            errors = [
+                (moved - torch.roll(after(y), b, (2, 3))).abs().amax((1, 2, 3))
+                for b in itertools.product(small, repeat=2)
+            ]
+            assert float(torch.stack(errors).amin(0).max()) < 1e-12
+
+
+@pytest.mark.parametrize("stride", (1, 2))
+@pytest.mark.parametrize("kind", KINDS)
+def test_mixed_layers_collapse(stride: int, kind: str) -> None:
+    torch.manual_seed(0)
+    channels = 3 if kind == "lift" else 8
+    sizes = (channels, 8, (4, 4), stride)
+    paths = [Conv(*sizes), GConv(*sizes, kind=kind), GConv(*sizes, kind=kind)]
+    x = torch.randn(2, channels, 4, 4)
+    model = nn.Sequential(Relaxed(paths), nn.ReLU(), GroupPool(4), nn.Flatten()).eval()
+    plain = collapse(model, x)
+    for n in (1, 2):
+        assert_close(plain(x[:n]), model(x[:n]), 1e-5)
+    if kind in ("full", "lift"):  # all three are one convolution of torch
+        convs = [m for m in plain.modules() if isinstance(m, nn.Conv2d)]
+        assert len(convs) == 1 and convs[0].weight.shape == (8, channels, 3, 3)
+
+
+def test_a_lone_group_convolution_is_a_plain_convolution() -> None:
+    torch.manual_seed(0)
+    for kind, groups in (("full", 1), ("pointwise", 4)):
+        model = nn.Sequential(Relaxed([_mixed(1).path(0), GConv(4, 8, (4, 4), kind=kind)])).double()
+        shares = {"0": [0.0, 1.0]}
+        plain = collapse(model, torch.randn(2, 4, 4, 4).double(), shares=shares)
+        (conv,) = (m for m in plain.modules() if type(m) is nn.Conv2d)
+        assert conv.groups == groups
+
+
+def test_curvature_of_a_mixed_layer() -> None:
+    torch.manual_seed(0)
+    layer, x = _mixed(2), torch.randn(3, 4, 4, 4, dtype=torch.float64)
+    model, y = Head(layer, 8 * 4), torch.arange(3)
+    for block in curvature(model, Categorical(), [(x, y)], Method(structure="block")).blocks:
+        assert_close(dense_block(block), dense_ggn(model, Categorical(), x, y, block.names), 1e-8)
+
+
+@pytest.mark.parametrize("rotations", (1, 2, 3, 4, 6, 8))
+@pytest.mark.parametrize("mirrored", (False, True))
+def test_the_table_is_that_of_the_matrices(rotations: int, mirrored: bool) -> None:
+    group = point_group(f"{'D' if mirrored else 'C'}{rotations}")
+    R = group.matrices
+    for a, b in itertools.product(range(group.order), repeat=2):
+        assert torch.allclose(R[a] @ R[b], R[int(group.table[a, b])], atol=1e-12)
+    if group.exact:  # an action: a (b x) = (a b) x
+        x = torch.randn(1, group.order, 4, 4)
+        for a, b in itertools.product(range(group.order), repeat=2):
+            twice = group.act(a, group.act(b, x))
+            assert torch.equal(twice, group.act(int(group.table[a, b]), x))
+
+
+def test_interpolated_filters_get_better_with_resolution() -> None:
+    errors = [GConv(8, 8, (33, 33), group="C8", kernel=k).interpolation_error for k in (5, 9, 17)]
+    assert errors[0] > 2 * errors[1] > 4 * errors[2] > 0
+    assert GConv(4, 4, (8, 8)).interpolation_error == 0
+    assert not GConv(8, 8, (8, 8), group="C8").strict
+
+
+def test_wrong_inputs_are_refused() -> None:
+    with pytest.raises(ValueError, match="expected a number of channels in that the 4 elements"):
+        GConv(6, 8, (4, 4))
+    with pytest.raises(ValueError, match="channels out"):
+        GConv(3, 6, (4, 4), kind="lift")
+    with pytest.raises(ValueError, match="expected square maps"):
+        GConv(4, 4, (4, 6))
+    with pytest.raises(ValueError, match="expected a group among"):
+        GConv(4, 4, (4, 4), group="p5")
+    with pytest.raises(ValueError, match="expected kind in"):
+        GConv(4, 4, (4, 4), kind="half")
+    with pytest.raises(ValueError, match="'max' or 'mean'"):
+        GroupPool(4, "sum")
+
+
+def test_group_pool() -> None:
+    x = torch.randn(2, 8, 3, 3)
+    group = point_group("p4")
+    for how in ("max", "mean"):
+        pool = GroupPool("p4", how)
+        for g in range(4):
+            moved = pool(group.act(g, x))
+            assert torch.allclose(moved, group.act(g, pool(x), regular=False))
+    assert torch.equal(GroupPool(4)(x)[:, 0], x[:, ::2].amax(1))
+
+
+def test_maps_of_a_larger_group_are_maps_of_its_subgroup() -> None:
+    """Channels of p4m are channels of p4 with twice the fields, those of p4 of p2."""
+    x = torch.randn(2, 16, 4, 4, dtype=torch.float64)
+    for large, small in (("p4m", "p4"), ("p4m", "p2"), ("p4", "p2"), ("D8", "C8"), ("C8", "p4")):
+        one, two = point_group(large), point_group(small)
+        if not one.exact:
+            continue
+        for g in range(two.order):
+            same = [h for h in range(one.order) if torch.equal(one.matrices[h], two.matrices[g])]
+            assert torch.equal(two.act(g, x), one.act(same[0], x))
+
+
+def _cnn(padding_mode: str = "circular") -> nn.Sequential:
+    torch.manual_seed(0)
+    options = {"padding": 1, "padding_mode": padding_mode}
+    return nn.Sequential(
+        nn.Conv2d(2, 8, 3, **options),
+        nn.ReLU(),
+        nn.Conv2d(8, 16, 3, **options),
+        nn.ReLU(),
+        nn.Conv2d(16, 16, 3, 2, **options),
+        nn.ReLU(),
+        nn.Conv2d(16, 6, 3, **options),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(6, 3),
+    ).double()
+
+
+def test_relax_with_rotations() -> None:
+    """The equivariant part of each convolution is a path; the network computes what it did."""
+    cnn, x = _cnn(), torch.randn(3, 2, 8, 8, dtype=torch.float64)
+    model = sr.relax(cnn, x, groups=["translation", "p4", "p4m"])
+    assert_close(model(x), cnn(x), 1e-12)
+    first, second, strided, last = (m for m in model if isinstance(m, Relaxed))
+    assert [path.label for path in first.paths] == ["Conv", "GConv p4", "GConv p4m", "FFC"]
+    assert first.path(1).kind == "lift" and second.path(1).kind == "full"
+    assert strided.path(1).out_shape == (4, 4) and not strided.path(1).strict
+    assert [path.label for path in last.paths] == ["Conv", "FFC"]
+    account = sr.relaxation(model).changed
+    assert "no p4: expected a number of channels out" in account["6"]
+    for layer in (first, second):  # orthogonal parts: nothing equivariant is left in the others
+        conv, p4, p4m = (layer.path(i) for i in range(3))
+        rest = [conv.conv.weight, p4.stages[0].convolution().weight]
+        for some in rest:
+            left = GConv(
+                *p4m.spaces[:1], p4m.out_channels, p4m.in_shape, 1, "p4m", p4m.kind
+            ).double()
+            left.stages[0].project_(some.detach(), None)
+            assert float(left.stages[0].weight.detach().abs().max()) < 1e-12
+    assert {name for name in layer_errors(model, x).network} == {"translation", "p4", "p4m"}
+
+
+def test_relaxed_rotations_start_near_the_largest_group() -> None:
+    cnn, x = _cnn(), torch.randn(16, 2, 8, 8, dtype=torch.float64)
+    model = sr.relax(cnn, x, groups=["translation", "p4"])
+    with torch.no_grad():
+        before = model[0](x).square().mean()
+        start_near_(model, x)
+        layer = model[0]
+        conv, p4 = layer.path(0)(x), layer.path(1)(x)
+        assert_close(conv.square().mean().sqrt(), 0.1 * p4.square().mean().sqrt(), 1e-10)
+        assert_close(p4.square().mean(), before, 1e-10)
+    errors = layer_errors(model, x).layers
+    assert errors["0"]["p4"] < 0.2 and errors["0"]["translation"] < 1e-12
+
+
+def test_frozen_convolutions_stay() -> None:
+    cnn, x = _cnn().requires_grad_(False), torch.randn(2, 2, 8, 8, dtype=torch.float64)
+    model = sr.relax(cnn, x, groups=["translation", "p4"])
+    assert torch.equal(model[0].path(0).conv.weight, cnn[0].weight)
+    assert model[0].path(1).is_zero()
+    start_near_(model, x)
+    assert torch.equal(model[0].path(0).conv.weight, cnn[0].weight)
+
+
+def test_reading_names_the_groups() -> None:
+    torch.manual_seed(0)
+    x, y = torch.randn(12, 2, 8, 8), torch.arange(12) % 3
+    cnn = nn.Sequential(
+        *list(_cnn().float())[:2], nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 3)
+    )
+    model = sr.relax(cnn, x, groups=["translation", "p4"])
+    found = sr.fit(model, (x, y), epochs=2, batch_size=12).reading
+    layer = found.layers[0]
+    assert set(layer.equivariance_error) == {"translation", "p4"} == set(found.equivariance_error)
+    assert set(found.relative_effective_parameters()) == {"Conv", "GConv p4", "FFC"}
+    assert "upports" in found.verdict and "under p4" in found.verdict and "p4" in str(found)
+
+
+def _blobs(size: int, angle: float) -> torch.Tensor:
+    """A smooth image in the disc, turned by an angle (as the group's elements turn) exactly."""
+    turn = torch.tensor([[math.cos(angle), -math.sin(angle)], [math.sin(angle), math.cos(angle)]])
+    places = (torch.arange(size) - (size - 1) / 2).double() / size
+    grid = torch.stack(torch.meshgrid(places, places, indexing="ij"), -1)
+    image = torch.zeros(size, size, dtype=torch.float64)
+    for centre, width in (((0.1, 0.15), 0.08), ((-0.12, 0.02), 0.06)):
+        at = turn.double() @ torch.tensor(centre, dtype=torch.float64)
+        image += torch.exp(-(grid - at).square().sum(-1) / (2 * width**2))
+    return image.reshape(1, 1, size, size)
+
+
+def _error_at_45_degrees(size: int, kernel: int) -> float:
+    """Of a continuous filter with a width that grows with the kernel, on images turned exactly."""
+    torch.manual_seed(0)
+    anchors = 0.2 * kernel * torch.tensor([[0.5, 0.2], [-0.7, 0.4], [0.1, -0.9]])
+    path = SGConv(1, 8, (size, size), 1, "C8", "lift", anchors, kernel, omega=10 / kernel).double()
+    (g,) = (
+        g
+        for g, R in enumerate(path.point_group.matrices)
+        if torch.allclose(R, _rotation(math.pi / 4), atol=1e-9)
+    )
+    with torch.no_grad():
+        y, moved = path(_blobs(size, 0.0)), path(_blobs(size, math.pi / 4))
+        expected = y.index_select(1, path.point_group.relative[g])
+        sizes = moved.square().sum((2, 3)).sqrt(), expected.square().sum((2, 3)).sqrt()
+    return float((sizes[0] - sizes[1]).abs().max() / sizes[1].max())
+
+
+def _rotation(angle: float) -> torch.Tensor:
+    cos, sin = math.cos(angle), math.sin(angle)
+    return torch.tensor([[cos, -sin], [sin, cos]], dtype=torch.float64)
+
+
+def test_continuous_filters_turn_by_any_angle_as_far_as_pixels_allow() -> None:
+    """The norm of every channel moves to another one under 45 degrees, better on finer grids."""
+    errors = [_error_at_45_degrees(size, kernel) for size, kernel in ((12, 5), (24, 9), (48, 17))]
+    assert errors[0] > 2 * errors[1] and errors[2] < 1e-3, errors
+    assert SGConv(4, 4, (4, 4)).interpolation_error == 0
+    path, x = _random(SGConv(4, 4, (6, 6), 2, anchors=5))
+    assert path.strict
+    with torch.no_grad():
+        for before, after in path.transformations():
+            assert_close(path(before(x)), after(path(x)), 1e-12)
+
+
+def test_factored_path_on_a_group() -> None:
+    """DC|G|(S + S') weights, and the two sums by einsum."""
+    torch.manual_seed(0)
+    path, x = _random(GFFC(8, 12, (2, 3)))
+    assert sum(p.numel() for p in path.parameters()) == 2 * 3 * 4 * (6 + 6)
+    a, b = path.first.weight.detach(), path.second.weight.detach()
+    inputs = x.reshape(2, 4, 2, 6)
+    hidden = torch.einsum("cdgs,ngcs->ndc", a.reshape(2, 3, 4, 6), inputs)
+    y = torch.einsum("dgoc,ndc->ngdo", b.reshape(3, 4, 6, 2), hidden)
+    assert_close(path(x), y.reshape(2, 12, 2, 3), 1e-12)

@@ -1,0 +1,96 @@
+"""The experiments of Learning Invariant Weights, a few steps of each on the embedded digits."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from symrazor.data import rings
+from symrazor.experiments import liw_figures, liw_relu, liw_table1, liw_table2, liw_table3
+from symrazor.experiments.liw import Options, load, main, save
+from symrazor.experiments.results import read_runs
+from symrazor.transforms import AffineLie
+
+
+def test_table_1_writes_rows_beside_the_papers(tmp_path: Path) -> None:
+    file = tmp_path / "table1.json"
+    rows = ("regular/learned", "regular/fixed 45")
+    options = Options(small=True, device="cpu", json=file, rows=rows, steps=12)
+    text = liw_table1.run(options)
+    assert "| learned |" in text
+    assert "| 96.40 |" in text
+    fixed, learned = read_runs("liw-table1", file)
+    assert fixed["widths"]["rotation (degrees)"] == pytest.approx(45, abs=1e-3)
+    assert learned["degrees"][0] == pytest.approx(5, abs=0.01)
+    assert learned["degrees"][-1] != pytest.approx(5, abs=0.1)
+    assert learned["elbo_per_datum"] < learned["fit_per_datum"] < 0
+
+
+def test_table_2_opens_only_what_a_row_may_use(tmp_path: Path) -> None:
+    file = tmp_path / "table2.json"
+    rows = ("scaled/MLP", "scaled/translation")
+    text = liw_table2.run(Options(small=True, device="cpu", json=file, rows=rows, steps=6))
+    assert "| translation |" in text
+    plain, moving = read_runs("liw-table2", file)
+    assert plain["widths"]["x-translation (px)"] == 0
+    assert moving["widths"]["x-translation (px)"] > 0
+    assert moving["widths"]["rotation (degrees)"] == 0
+    assert liw_relu.masks(["MLP", "scale", "affine"]).sum(1).tolist() == [0, 2, 6]
+    assert set(liw_table3.TABLE.paper) == set(liw_relu.ROWS)
+    assert AffineLie("affine").algebra.names == liw_relu.NAMES
+
+
+def test_figures_are_drawn(tmp_path: Path) -> None:
+    file = tmp_path / "figures.json"
+    liw_figures.run(Options(small=True, device="cpu", json=file, rows=("bank",), steps=6))
+    assert (tmp_path / "figure3.png").read_bytes().startswith(b"\x89PNG")
+    (run,) = read_runs("liw-figures", file)
+    assert run["row"] == "bank/fully rotated/5/vi"
+    json.dumps(run, allow_nan=False)
+
+
+@pytest.mark.slow
+def test_rings_tell_the_bound_from_maximum_likelihood(tmp_path: Path) -> None:
+    file = tmp_path / "figures.json"
+    liw_figures.run(Options(small=True, device="cpu", json=file, rows=("rings",)))
+    ends = {run["row"]: run["degrees"][-1] for run in read_runs("liw-figures", file)}
+    assert ends["rings/rings/5/vi"] > 90
+    assert ends["rings/rings/5/ml"] < 30
+    assert (tmp_path / "rings.png").exists()
+
+
+def test_a_diverged_run_is_written_down_too(tmp_path: Path) -> None:
+    file = tmp_path / "table1.json"
+    run = {"row": "a", "seed": 0, "small": True, "accuracy": float("nan"), "degrees": [1.0]}
+    save("liw-table1", Options(json=file), [run])
+    assert read_runs("liw-table1", file) == [run | {"accuracy": None}]
+
+
+def test_versions_of_the_data() -> None:
+    train, test = load("mnist", ("fully rotated", "regular"), Options(small=True, device="cpu"))
+    assert train.x.shape[2:] == test.x.shape[2:] == (1, 14, 14)
+    assert torch.equal(train.y[0], train.y[1])
+    assert not torch.equal(train.x[0], train.x[1])
+
+
+def test_rings_have_their_radii() -> None:
+    x, y = rings(400, 120, noise=0.0, seed=3)
+    radius, angle = x.norm(dim=1), torch.atan2(x[:, 1], x[:, 0]).rad2deg()
+    assert torch.allclose(radius[y == 0], torch.tensor(0.5))
+    outer = radius > 0.7
+    assert torch.allclose(radius[outer], torch.tensor(1.0))
+    assert float(angle[outer | (y == 0)].abs().max()) <= 60
+    with pytest.raises(ValueError, match="arc of up to 360"):
+        rings(10, 400)
+
+
+def test_wrong_options_end_with_a_word(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main("liw-table1", liw_table1.run, ["--rows", "regular/fixed 7", "--small"])
+    assert stop.value.code == 2
+    assert "expected rows like 'regular/learned'" in capsys.readouterr().err
+    with pytest.raises(ValueError, match="expected --data DIR"):
+        liw_table2.run(Options(device="cpu"))
+    with pytest.raises(ValueError, match="expected rows in rings, recovery"):
+        liw_figures.run(Options(small=True, rows=("figure 9",)))

@@ -1,0 +1,231 @@
+"""A configuration in, a run folder out, and the same network back from it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import symrazor as sr
+from symrazor import runs
+from symrazor.data import TensorLoader, flip_and_crop
+from symrazor.run_config import (
+    DataConfig,
+    ModelConfig,
+    RunConfig,
+    from_document,
+    read_config,
+)
+from symrazor.runs import load_run, run
+
+SMALL = """
+[data]
+name = "digits"
+task = "digit"
+limit = 60
+
+[model]
+width = 2
+
+[fit]
+epochs = 2
+every = 1
+burn_in = 0
+batch_size = 20
+lr = 0.01
+
+[razor]
+estimator = "mc"
+"""
+
+
+def small(tmp_path: Path, text: str = SMALL) -> RunConfig:
+    (tmp_path / "small.toml").write_text(text)
+    return read_config(tmp_path / "small.toml")
+
+
+def perceptron(hidden: int) -> nn.Module:
+    """For "test_runs:perceptron"."""
+    return nn.Sequential(nn.Linear(3, hidden), nn.Tanh(), nn.Linear(hidden, 2))
+
+
+def test_a_run_comes_back_from_its_folder(tmp_path: Path) -> None:
+    config = small(tmp_path)
+    fit = run(config, tmp_path / "run")
+    names = {path.name for path in (tmp_path / "run").iterdir()}
+    tensors = {"network.safetensors", "razor.safetensors"}
+    assert names == {"config.toml", "checkpoints", "events.jsonl", "reading.json", *tensors}
+    torch.manual_seed(7)  # load_run must not depend on it
+    again = load_run(tmp_path / "run")
+    (x, y), test = again.data()
+    assert test is not None
+    assert torch.equal(again.model(test[0]), fit.model(test[0]))
+    assert again.reading == fit.reading
+    assert str(again.reading) == str(fit.reading)
+    assert again.config.model == config.model and again.config.fit.epochs == 2
+    assert again.shape == (1, 16, 16)
+    exact = replace(fit.razor.config, estimator="exact")
+    values = []
+    for razor in (again.razor, fit.razor):
+        razor.method = exact.method
+        values.append(float(razor.evidence(TensorLoader(x, y, 60)).log_evidence))
+    assert values[0] == pytest.approx(values[1], rel=1e-12)  # precisions came back too
+    assert [r["epoch"] for r in sr.read_events(tmp_path / "run" / "events.jsonl")] == [1, 2]
+    assert torch.equal(again.predict(x[:5]).mean, fit.predict(x[:5]).mean)
+    assert again.predict(x[:5], "probit").mean.shape == (5, 10)
+
+
+def test_regression_by_a_function_and_an_archive(tmp_path: Path) -> None:
+    """The noise that was learned comes back; relative paths count from the file."""
+    x = torch.randn(40, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    np.savez(tmp_path / "some.npz", x=x.numpy(), y=x[:, :2].sin().numpy())
+    config = small(
+        tmp_path,
+        """
+        data = {name = "npz", path = "some.npz", likelihood = "gaussian", dtype = "float64"}
+        model = {name = "test_runs:perceptron", relax = false, arguments = {hidden = 6}}
+        fit = {epochs = 3, every = 1, burn_in = 0}
+        """,
+    )
+    assert config.data.path == tmp_path / "some.npz"
+    fit = run(config, tmp_path / "run")
+    again = load_run(tmp_path / "run")
+    noise = again.razor.likelihood.noise.value  # type: ignore[union-attr]
+    assert torch.equal(noise, fit.razor.likelihood.noise.value)  # type: ignore[union-attr]
+    assert float(noise.detach()) != 1.0
+    assert again.model[0].weight.dtype == torch.float64  # type: ignore[index, union-attr]
+
+
+def test_a_configuration_survives_its_file(tmp_path: Path) -> None:
+    config = RunConfig(
+        DataConfig("mnist", path=tmp_path / 'a "quoted" folder', task="quadrant", seed=3),
+        ModelConfig(name="a.b:c", relax=False, arguments={"x": [1, 2.5], "y": {"z": True}}),
+        sr.FitConfig(lr=1e-3, augment=flip_and_crop, patience=3).change(
+            prior_groups={"all": ["*"]}, prior_precision={"all": 2.0}
+        ),
+    )
+    (tmp_path / "x.toml").write_text(config.to_toml())
+    again = read_config(tmp_path / "x.toml")
+    assert again.data == config.data
+    assert again.fit == replace(config.fit, razor=again.fit.razor)
+    assert again.fit.razor.prior_groups == {"all": ("*",)} or again.fit.razor == config.fit.razor
+    assert again.model.arguments == config.model.arguments
+
+
+@pytest.mark.parametrize(
+    ("document", "message"),
+    [
+        ({"fitt": {}}, r"got \[fitt\]; did you mean 'fit'"),
+        ({"fit": {"epoch": 3}}, "got 'epoch'; did you mean 'epochs'"),
+        ({"razor": {"estimater": "mc"}}, "got 'estimater'; did you mean 'estimator'"),
+        ({"razor": {"burn_in": 3}}, "got 'burn_in'"),
+        ({"fit": {"resume": "x"}}, "got 'resume'"),
+        ({"fit": {"epochs": "many"}}, "expected fit.epochs as int, got 'many'"),
+        ({"fit": {"epochs": True}}, "expected fit.epochs as int, got True"),
+        ({"razor": {"estimator": "best"}}, "expected razor.estimator as Literal"),
+        ({"fit": {"augment": "no.such:thing"}}, "can be imported, got 'no.such:thing'"),
+        ({"data": {"name": "mnist"}}, "expected data.path for mnist"),
+        ({"data": {"name": "cifar-10", "path": "x", "task": "digit"}}, "task 'plain' for cifar"),
+        ({"data": 3}, r"expected a section \[data\], got data = 3"),
+        ({"model": {"name": "ella"}}, "expected relax = false for 'ella'"),
+    ],
+)
+def test_what_a_configuration_refuses(document: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        from_document(document)
+
+
+def test_folders_that_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="without config.toml"):
+        load_run(tmp_path)
+    config = small(tmp_path)
+    run(config, tmp_path / "run")
+    with pytest.raises(ValueError, match="with a run; do: resume it"):
+        run(config, tmp_path / "run")
+    again = run(config, tmp_path / "run", resume=True)  # done already: nothing is trained
+    assert len(again.history) == 2
+    (tmp_path / "run" / runs.READING).unlink()
+    with pytest.raises(ValueError, match="expected a finished run"):
+        load_run(tmp_path / "run")
+    bad = replace(config, model=ModelConfig(name="conv"))
+    with pytest.raises(ValueError, match="got 'conv' for inputs"):
+        run(bad, tmp_path / "other")
+    assert not (tmp_path / "other").exists()
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "symrazor", "fit", *arguments]
+
+
+@pytest.mark.slow
+def test_the_command_stops_and_goes_on(tmp_path: Path) -> None:
+    """Ctrl-C in the middle; then the same weights as a run that was left alone."""
+    small(tmp_path, SMALL.replace("epochs = 2", "epochs = 40"))
+    file, out = str(tmp_path / "small.toml"), tmp_path / "run"
+    process = subprocess.Popen(
+        command(file, "--out", str(out)), stderr=subprocess.PIPE, text=True, cwd=tmp_path
+    )
+    events = out / "events.jsonl"
+    while process.poll() is None and not (events.exists() and len(events.read_bytes()) > 100):
+        pass
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 130, said
+    assert f"to go on: symrazor fit --out {out} --resume" in said
+    done = subprocess.run(
+        command("--out", str(out), "--resume"), capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Whole network" in done.stdout
+    whole = run(read_config(tmp_path / "small.toml"), tmp_path / "whole")
+    x = whole.data.x
+    torch.testing.assert_close(load_run(out).model(x), whole.model(x))
+
+
+@pytest.mark.slow
+def test_a_process_that_dies_is_started_again(tmp_path: Path) -> None:
+    """Two processes; the second kills itself once, in its 3rd epoch; torchrun starts both again."""
+    text = SMALL.replace("epochs = 2", 'epochs = 6\nsave_every = 1\naugment = "test_runs:deadly"')
+    small(tmp_path, text.replace('name = "digits"', 'name = "digits"\ndtype = "float64"'))
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    launch += ["--nproc-per-node", "2", "--max-restarts", "1", "-m", "symrazor", "fit"]
+    arguments = [str(tmp_path / "small.toml"), "--out", str(tmp_path / "run"), "--quiet"]
+    environment = {**os.environ, "DEATH": str(tmp_path / "died"), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [*launch, *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=110,
+        cwd=Path(__file__).parent,
+        env=environment,
+    )
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "died").exists()
+    again = load_run(tmp_path / "run")
+    whole = run(read_config(tmp_path / "small.toml"), tmp_path / "whole")  # in one process
+    x = whole.data.x
+    torch.testing.assert_close(again.model(x), whole.model(x), rtol=1e-8, atol=1e-9)
+    mine, theirs = (json.loads(r.to_json())["evidence"] for r in (again.reading, whole.reading))
+    assert mine == pytest.approx(theirs, rel=1e-9)
+
+
+_CALLS: list[int] = []
+
+
+def deadly(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """The second of two processes dies in its eighth step, the first time."""
+    _CALLS.append(0)
+    mark = os.environ.get("DEATH")
+    if mark and len(_CALLS) == 8 and os.environ.get("RANK") == "1" and not Path(mark).exists():
+        Path(mark).touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return x + 0.1 * torch.randn(x.shape, generator=generator, dtype=x.dtype)

@@ -1,0 +1,67 @@
+"""The talk's first part as an experiment: what its figure claims, and its files."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from symrazor.experiments import talk_basis
+from symrazor.experiments.talk_basis import Found, Options, same_order
+
+
+def test_evidence_orders_models_as_the_test_error_does() -> None:
+    for seed in range(3):
+        found = Found()
+        talk_basis.four_panels(found, seed)
+        assert same_order(found.panels)
+        by_name = {row["model"]: row for row in found.panels}
+        best_fit = min(found.panels, key=lambda row: row["train"])
+        best = max(found.panels, key=lambda row: row["log_evidence"])
+        assert best is by_name["medium, symmetric"]
+        assert (
+            best_fit is by_name["high frequencies"]
+        )  # the training error chooses the worst but one
+
+
+def test_training_error_falls_with_size_and_test_error_does_not() -> None:
+    found = Found()
+    talk_basis.error_by_size(found, 0, repeats=2)
+    plain = [row for row in found.sizes if not row["symmetric"]]
+    symmetric = [row for row in found.sizes if row["symmetric"]]
+    for rows in (plain, symmetric):
+        assert rows[-1]["train"] < rows[0]["train"]
+    assert plain[-1]["test"] > 2 * plain[0]["test"]
+    assert plain[-1]["train"] < symmetric[-1]["train"]  # the loss prefers no symmetry
+    assert symmetric[-1]["test"] < plain[-1]["test"]
+
+
+def test_files_and_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file, figure = tmp_path / "new" / "a.json", tmp_path / "a.png"
+    talk_basis.main(["--small", "--seed", "1", "--json", str(file), "--figure", str(figure)])
+    text = capsys.readouterr().out
+    assert "| medium, symmetric | " in text and "-16.97" in text
+    assert "The order by evidence equals the order by test error." in text
+    document = json.loads(file.read_text())
+    assert document["experiment"] == "talk-basis" and document["deep"] == []
+    assert document["amounts"]["evidence amount"][-1] > 0.9
+    assert document["amounts"]["likelihood amount"][-1] < 0.5
+    assert figure.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.slow
+def test_deep_network_by_three_objectives() -> None:
+    """Maximum likelihood fits best and generalises worst; both evidences lower the frequency."""
+    found = Found()
+    talk_basis.deep_demo(found, 0)
+    loss, laplace, bound = found.deep
+    assert loss["train"] < min(laplace["train"], bound["train"])
+    assert loss["test"] > 2 * max(laplace["test"], bound["test"])
+    assert max(laplace["omega2"], bound["omega2"]) < talk_basis.DEEP_START < loss["omega2"]
+
+
+def test_options_are_those_of_every_experiment() -> None:
+    assert {"small", "data", "device", "seed", "json"} <= set(Options.__dataclass_fields__)
+    x, y = talk_basis.sample(5, 0)
+    assert x.shape == (5, 1) and y.shape == (5,)
+    assert torch.equal(talk_basis.truth(x), talk_basis.truth(-x))
