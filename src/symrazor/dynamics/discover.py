@@ -1,7 +1,9 @@
 """Trajectories in; conserved quantities, their algebra and a simulator out."""
 
+import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +24,7 @@ from symrazor.dynamics.prune import train_and_prune
 from symrazor.dynamics.symmetrised import SymmetrisedNetwork
 from symrazor.dynamics.train import Trained, train
 from symrazor.dynamics.trajectories import Trajectories, Transitions, transitions
+from symrazor.progress import share_bar
 
 Progress = Callable[[float, str], None]
 """Called with the share that is done, and a line about it."""
@@ -128,7 +131,7 @@ def discover(
     *,
     minutes: float = 5.0,
     seed: int = 0,
-    progress: Progress | None = None,
+    progress: Progress | bool | None = None,
     positions: bool = False,
     device: str = "cpu",
     steps: int = 20_000,
@@ -141,7 +144,8 @@ def discover(
         times: [T] or [B, T].
         minutes: time to spend; two thirds with quantities to learn, one third without.
         seed: of weights, draws and the split.
-        progress: called with a share and a line.
+        progress: called with a share and a line; or whether to show a bar, None for "if this is a
+            terminal".
         positions: the states are positions; velocities by finite differences stand for momenta.
         device: where to train.
         steps: most steps of each training, if there is time left.
@@ -164,22 +168,36 @@ def discover(
     kept, aside = _split(scaled, seed)
     pairs, tests = transitions(kept), transitions(aside)
     config = _config(pairs, minutes, seed, device, steps)
-    tell = progress or (lambda share, line: None)
-    plain = train(
-        _model(data.phase, 0, seed),
-        pairs,
-        config.change(minutes=minutes / 3),
-        _part(tell, 0.0, 0.33),
-    )
-    model = _model(data.phase, count or _offered(data.phase), seed)
-    timed = config.change(minutes=2 * minutes / 3)
-    learned = train_and_prune(model, pairs, timed, _part(tell, 0.33, 1.0))
+    with _teller(progress) as tell:
+        plain, learned = _train_both(data.phase, count, pairs, config, tell)
     errors = {
         "learned": mean_squared_error(learned, tests),
         "plain": mean_squared_error(plain, tests),
     }
     entries, outside = _describe(learned, scale, aside)
     return Discovered(learned, plain, scale, entries, outside, errors, len(pairs))
+
+
+@contextmanager
+def _teller(progress: Progress | bool | None) -> Iterator[Progress]:
+    """What to call with news."""
+    if callable(progress):
+        yield progress
+        return
+    with share_bar(progress) as bar:
+        yield bar
+
+
+def _train_both(
+    phase: int, count: int | None, data: Transitions, config: TrainConfig, tell: Progress
+) -> tuple[Trained, Trained]:
+    """Without quantities in a third of the time, with quantities in the rest."""
+    minutes = config.minutes or math.inf
+    third = config.change(minutes=minutes / 3)
+    plain = train(_model(phase, 0, config.seed), data, third, _part(tell, 0.0, 1 / 3))
+    model = _model(phase, count or _offered(phase), config.seed)
+    rest = config.change(minutes=2 * minutes / 3)
+    return plain, train_and_prune(model, data, rest, _part(tell, 1 / 3, 1.0))
 
 
 def _units(data: Trajectories) -> Float[Tensor, "d"]:
@@ -217,6 +235,7 @@ def _config(data: Transitions, minutes: float, seed: int, device: str, steps: in
     spread = float((data.y[:, 0] - data.x).square().mean())
     return TrainConfig(
         steps=steps,
+        minutes=minutes,
         batch_size=200,
         draws=2,
         flows=16,
