@@ -8,12 +8,13 @@ import pytest
 import torch
 
 from symrazor.dynamics import figures, systems
-from symrazor.dynamics.algebra import unitary
+from symrazor.dynamics.algebra import all_nbody, unitary
 from symrazor.dynamics.conserved import Quadratic
-from symrazor.dynamics.discover import discover, formula
+from symrazor.dynamics.discover import discover
 from symrazor.dynamics.files import read_trajectories, with_velocities
 from symrazor.dynamics.hamiltonian import HamiltonianNetwork
 from symrazor.dynamics.measures import FlowTimes
+from symrazor.dynamics.naming import formula, name_of
 from symrazor.dynamics.prune import pruned
 from symrazor.dynamics.symmetrised import SymmetrisedNetwork
 from symrazor.dynamics.trajectories import simulate
@@ -98,6 +99,16 @@ def test_pruning_keeps_the_flows() -> None:
 def test_formula_names_the_largest_terms() -> None:
     A = torch.tensor([[2.0, 0.0], [0.0, 1.0]])
     assert formula(A, torch.tensor([0.0, -0.7])) == "1.00 q1^2 - 0.70 p1 + 0.50 p1^2"
+
+
+def test_names_come_from_the_algebra_that_fits_best() -> None:
+    for known, which in ((unitary(2), "angular momentum 12"), (all_nbody(3, 2), "momentum y")):
+        k = known.names.index(which)
+        size = (known.A[k].square().sum() + known.b[k].square().sum()).sqrt()
+        name, inside = name_of(known.A[k] / size, known.b[k] / size)
+        assert "momentum" in name and inside == pytest.approx(1.0)
+    name, inside = name_of(torch.diag(torch.tensor([1.0, -1.0]).double()), torch.zeros(2).double())
+    assert name == "0.50 q1^2 - 0.50 p1^2" and inside == 0.0
 
 
 def test_discover_returns_everything_in_a_moment() -> None:

@@ -11,12 +11,12 @@ from torch import Tensor
 from symrazor.dynamics import measures
 from symrazor.dynamics.algebra import Algebra, angular, unitary
 from symrazor.dynamics.analysis import parallelness
-from symrazor.dynamics.conserved import ConservedQuantities, Quadratic
-from symrazor.dynamics.exponential import cap_norm, exponential
+from symrazor.dynamics.conserved import ConservedQuantities, Quadratic, cap_norm
 from symrazor.dynamics.hamiltonian import ACTIVATIONS, Activation, Energy, HamiltonianNetwork
 from symrazor.dynamics.observables import Combination, Network, Observable, Polynomial
 from symrazor.dynamics.phase import gradient, is_symplectic, poisson_bracket
 from symrazor.dynamics.symmetrised import Hamiltonian, SymmetrisedNetwork
+from symrazor.exponential import exponential
 
 
 def _energy(activation: Activation = "softplus", draws: int = 2, phase: int = 4) -> Energy:

@@ -38,6 +38,25 @@ def progress(epochs: int, wanted: bool | None = None) -> Iterator[Show]:
         yield show
 
 
+@contextmanager
+def share_bar(wanted: bool | None = None) -> Iterator[Callable[[float, str], None]]:
+    """A bar for work without epochs: called with the share that is done and a line; or silence.
+
+    Args:
+        wanted: None for "if standard error is a terminal".
+    """
+    if not (sys.stderr.isatty() if wanted is None else wanted):
+        yield lambda share, line: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (BarColumn(), TextColumn("{task.description}"), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task("", total=1.0)
+        yield lambda share, line: bar.update(task, completed=share, description=line)
+
+
 def _describe(history: list[Record]) -> str:
     """The latest figures in one line."""
     parts = [f"nll {history[-1]['nll']:.3f}"]

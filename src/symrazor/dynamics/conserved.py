@@ -14,8 +14,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from symrazor.dynamics.exponential import cap_norm, exponential
 from symrazor.dynamics.phase import freedom, symplectic_form
+from symrazor.exponential import exponential
 
 Transported = tuple[
     Float[Tensor, "r s n d"],
@@ -75,6 +75,16 @@ class AffineFlows(Flows):
             return (g @ E).mean(dim=1)
 
         return moved, pull
+
+
+def cap_norm(
+    matrix: Float[Tensor, "*b d d"], cap: float
+) -> tuple[Float[Tensor, "*b d d"], Float[Tensor, "*b"]]:
+    """Shrink matrices with a Frobenius norm above `cap` to it; the second tells which were."""
+    norm = matrix.square().sum(dim=(-2, -1), keepdim=True).clamp_min(1e-30).sqrt()
+    over = norm > cap
+    capped = torch.where(over, matrix * (cap / norm), matrix)
+    return capped, over[..., 0, 0]
 
 
 class Quadratic(ConservedQuantities):

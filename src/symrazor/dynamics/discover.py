@@ -1,7 +1,9 @@
 """Trajectories in; conserved quantities, their algebra and a simulator out."""
 
+import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,22 +12,22 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from symrazor.dynamics import analysis
-from symrazor.dynamics.algebra import Algebra, all_nbody, quantities, unitary
+from symrazor.dynamics.algebra import quantities
 from symrazor.dynamics.config import TrainConfig
 from symrazor.dynamics.conserved import Quadratic
 from symrazor.dynamics.evaluate import Simulator, mean_squared_error
 from symrazor.dynamics.files import with_velocities
 from symrazor.dynamics.hamiltonian import HamiltonianNetwork
 from symrazor.dynamics.measures import FlowTimes
+from symrazor.dynamics.naming import formula, name_of
 from symrazor.dynamics.prune import train_and_prune
 from symrazor.dynamics.symmetrised import SymmetrisedNetwork
 from symrazor.dynamics.train import Trained, train
 from symrazor.dynamics.trajectories import Trajectories, Transitions, transitions
+from symrazor.progress import share_bar
 
 Progress = Callable[[float, str], None]
 """Called with the share that is done, and a line about it."""
-NAMED = 0.9
-"""Parallelness from which a direction gets the name of a known quantity."""
 
 
 class ScaledSimulator(nn.Module):
@@ -129,7 +131,7 @@ def discover(
     *,
     minutes: float = 5.0,
     seed: int = 0,
-    progress: Progress | None = None,
+    progress: Progress | bool | None = None,
     positions: bool = False,
     device: str = "cpu",
     steps: int = 20_000,
@@ -142,7 +144,8 @@ def discover(
         times: [T] or [B, T].
         minutes: time to spend; two thirds with quantities to learn, one third without.
         seed: of weights, draws and the split.
-        progress: called with a share and a line.
+        progress: called with a share and a line; or whether to show a bar, None for "if this is a
+            terminal".
         positions: the states are positions; velocities by finite differences stand for momenta.
         device: where to train.
         steps: most steps of each training, if there is time left.
@@ -165,22 +168,36 @@ def discover(
     kept, aside = _split(scaled, seed)
     pairs, tests = transitions(kept), transitions(aside)
     config = _config(pairs, minutes, seed, device, steps)
-    tell = progress or (lambda share, line: None)
-    plain = train(
-        _model(data.phase, 0, seed),
-        pairs,
-        config.change(minutes=minutes / 3),
-        _part(tell, 0.0, 0.33),
-    )
-    model = _model(data.phase, count or _offered(data.phase), seed)
-    timed = config.change(minutes=2 * minutes / 3)
-    learned = train_and_prune(model, pairs, timed, _part(tell, 0.33, 1.0))
+    with _teller(progress) as tell:
+        plain, learned = _train_both(data.phase, count, pairs, config, tell)
     errors = {
         "learned": mean_squared_error(learned, tests),
         "plain": mean_squared_error(plain, tests),
     }
     entries, outside = _describe(learned, scale, aside)
     return Discovered(learned, plain, scale, entries, outside, errors, len(pairs))
+
+
+@contextmanager
+def _teller(progress: Progress | bool | None) -> Iterator[Progress]:
+    """What to call with news."""
+    if callable(progress):
+        yield progress
+        return
+    with share_bar(progress) as bar:
+        yield bar
+
+
+def _train_both(
+    phase: int, count: int | None, data: Transitions, config: TrainConfig, tell: Progress
+) -> tuple[Trained, Trained]:
+    """Without quantities in a third of the time, with quantities in the rest."""
+    minutes = config.minutes or math.inf
+    third = config.change(minutes=minutes / 3)
+    plain = train(_model(phase, 0, config.seed), data, third, _part(tell, 0.0, 1 / 3))
+    model = _model(phase, count or _offered(phase), config.seed)
+    rest = config.change(minutes=2 * minutes / 3)
+    return plain, train_and_prune(model, data, rest, _part(tell, 1 / 3, 1.0))
 
 
 def _units(data: Trajectories) -> Float[Tensor, "d"]:
@@ -218,6 +235,7 @@ def _config(data: Transitions, minutes: float, seed: int, device: str, steps: in
     spread = float((data.y[:, 0] - data.x).square().mean())
     return TrainConfig(
         steps=steps,
+        minutes=minutes,
         batch_size=200,
         draws=2,
         flows=16,
@@ -261,7 +279,7 @@ def _describe(
         A, b = quantities(found.directions[k : k + 1])
         A, b = A[0] / scale[:, None] / scale, b[0] / scale
         size = (A.square().sum() + b.square().sum()).sqrt()
-        name, inside = _name(A / size, b / size)
+        name, inside = name_of(A / size, b / size)
         entries.append(
             {
                 "name": name,
@@ -274,37 +292,3 @@ def _describe(
             }
         )
     return entries, analysis.closure(found.directions[: found.dimension]).outside
-
-
-def _candidates(n: int) -> list[Algebra]:
-    """Algebras that fit the number of degrees of freedom."""
-    found = [unitary(n)]
-    for dimension in (1, 2, 3):
-        if n % dimension == 0 and n // dimension >= 1:
-            found.append(all_nbody(n // dimension, dimension))
-    return found
-
-
-def _name(A: Tensor, b: Tensor) -> tuple[str, float]:
-    """The name of the nearest known quantity, and how much lies in its algebra."""
-    direction = Algebra(("",), A[None], b[None]).generators()
-    best = ("unknown quantity", 0.0)
-    for known in _candidates(len(b) // 2):
-        inside = float(analysis.parallelness(direction, known)[0])
-        if inside > max(best[1] + 1e-3, NAMED):
-            best = (analysis.best_names(direction, known, NAMED)[0], inside)
-    return (formula(A, b), 0.0) if best[1] == 0.0 else best
-
-
-def formula(A: Float[Tensor, "d d"], b: Float[Tensor, "d"], terms: int = 4) -> str:
-    """The largest terms of a quadratic function, as in "0.71 q1 p2 - 0.70 q2 p1"."""
-    n = len(b) // 2
-    names = [f"q{i + 1}" for i in range(n)] + [f"p{i + 1}" for i in range(n)]
-    parts = [(float(b[i]), names[i]) for i in range(2 * n)]
-    for i in range(2 * n):
-        parts.append((0.5 * float(A[i, i]), f"{names[i]}^2"))
-        parts += [(float(A[i, j]), f"{names[i]} {names[j]}") for j in range(i + 1, 2 * n)]
-    parts = sorted(parts, key=lambda part: -abs(part[0]))
-    large = [part for part in parts[:terms] if abs(part[0]) > 0.05 * abs(parts[0][0])]
-    text = " ".join(f"{'-' if c < 0 else '+'} {abs(c):.2f} {name}" for c, name in large)
-    return text.removeprefix("+ ")
