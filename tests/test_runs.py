@@ -191,6 +191,7 @@ def test_the_command_stops_and_goes_on(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)
 def test_a_process_that_dies_is_started_again(tmp_path: Path) -> None:
     """Two processes; the second kills itself once, in its 3rd epoch; torchrun starts both again."""
     text = SMALL.replace("epochs = 2", 'epochs = 6\nsave_every = 1\naugment = "test_runs:deadly"')
@@ -204,7 +205,7 @@ def test_a_process_that_dies_is_started_again(tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         check=False,
-        timeout=110,
+        timeout=300,
         cwd=Path(__file__).parent,
         env=environment,
     )

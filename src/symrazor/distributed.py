@@ -18,6 +18,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import rendezvous
 
 BUCKET = 2**22
 """Numbers that travel together, at most: few messages, and little memory to pack them."""
@@ -94,8 +96,7 @@ def start(device: str = "auto") -> World:
     if not started_by_torchrun() or dist.is_initialized():
         return world()
     if device == "cpu" or not torch.cuda.is_available():
-        dist.init_process_group("gloo")
-        return world()
+        return _join("gloo")
     local, gpus = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
     if local >= gpus:
         raise ValueError(
@@ -103,7 +104,20 @@ def start(device: str = "auto") -> World:
             f"{gpus}; do: torchrun --nproc-per-node {gpus}, or run on the CPU"
         )
     torch.cuda.set_device(local)
-    dist.init_process_group("cpu:gloo,cuda:nccl")
+    return _join("cpu:gloo,cuda:nccl")
+
+
+def _join(backend: str) -> World:
+    """Meet the others at the address that torchrun gave.
+
+    Under names of this attempt: processes that were started again must not find the addresses that
+    the dead ones have left there.
+    """
+    store, rank, size = next(iter(rendezvous("env://")))
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    dist.init_process_group(
+        backend, store=PrefixStore(f"symrazor-{attempt}", store), rank=rank, world_size=size
+    )
     return world()
 
 
