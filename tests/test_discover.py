@@ -24,6 +24,8 @@ from symrazor.discover.folder import export_network, load_network, read_document
 from symrazor.discover.kinds import CANDIDATES, candidates
 from symrazor.discover.preparation import prepare
 from symrazor.discover.structures import Family, Structure
+from symrazor.run_config import DataConfig, ModelConfig, RunConfig
+from symrazor.runs import run as fit_run
 
 N = 60
 
@@ -95,6 +97,8 @@ def test_the_run_folder_and_what_can_be_done_with_it(
     assert document["questions"][0]["verdict"] in said
     assert (run / "evidence.png").read_bytes().startswith(b"\x89PNG")
     assert "torch.export.load" in (run / "README.txt").read_text()
+    assert document["questions"][0]["calibration"]["on"] == "held-out data"
+    assert document["questions"][0]["verdict"][:20] in (run / "report.html").read_text()
     assert not (run / "unfinished").exists()
     with torch.no_grad():
         expected = load_network(run)(data.x).softmax(1)
@@ -117,6 +121,28 @@ def test_the_run_folder_and_what_can_be_done_with_it(
         cli.run(["predict", str(run), str(tmp_path / "b.npz")])
     with pytest.raises(ValueError, match="expected a run folder with discover.json"):
         cli.run(["report", str(tmp_path)])
+
+
+def test_runs_of_fit_are_taken_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Report, export and predict, against the network as it was trained."""
+    config = RunConfig(
+        DataConfig(task="digit", limit=60),
+        ModelConfig(width=2),
+        sr.FitConfig(epochs=2, every=1, burn_in=0, batch_size=20).change(estimator="mc"),
+    )
+    run = tmp_path / "run"
+    model = fit_run(config, run).model
+    cli.run(["report", str(run)])
+    assert "What did the network learn?" in capsys.readouterr().out
+    assert "<html" in (run / "report.html").read_text()[:500]
+    x, _ = digits.canvas("digit")[1]
+    np.savez(tmp_path / "x.npz", x=x[:5].numpy())
+    cli.run(["predict", str(run), str(tmp_path / "x.npz"), "--out", str(tmp_path / "p.npz")])
+    with torch.no_grad(), np.load(tmp_path / "p.npz") as saved:
+        np.testing.assert_allclose(saved["probabilities"], model(x[:5]).softmax(1), atol=0.02)
+    cli.run(["export", str(run), "--out", str(tmp_path / "n.pt2")])
+    again = torch.export.load(tmp_path / "n.pt2").module()
+    torch.testing.assert_close(again(x[:5]), load_network(run)(x[:5]))
 
 
 @pytest.mark.slow

@@ -60,7 +60,8 @@ def main() -> None:
         Console(stderr=True).print(f"[red]symrazor:[/red] {shown}", soft_wrap=True, highlight=False)
         sys.exit(2)
     except KeyboardInterrupt as stop:
-        Console(stderr=True).print(f"\nsymrazor: stopped{f'; {stop}' if str(stop) else ''}")
+        said = f"\nsymrazor: stopped{f'; {stop}' if str(stop) else ''}"
+        Console(stderr=True).print(escape(said), soft_wrap=True, highlight=False)
         sys.exit(130)
 
 
