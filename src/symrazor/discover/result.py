@@ -1,5 +1,6 @@
 """What `discover` returns: verdict, candidates, a plain network, and files of them."""
 
+import copy
 import html
 import shlex
 import sys
@@ -40,11 +41,11 @@ class Found:
 
     @cached_property
     def network(self) -> nn.Module:
-        """The network with the highest evidence as plain torch modules, on data as they came."""
+        """The network with the highest evidence: plain, on the CPU, for data as they came."""
         fit = self.answer.best.fit
-        plain = fit.collapse() if spatial_layers(fit.model) else fit.model.eval()
+        plain = fit.collapse() if spatial_layers(fit.model) else copy.deepcopy(fit.model).eval()
         if self.preparation is None:
-            return plain
+            return plain.cpu()
         return self.preparation.attach(plain.cpu(), self.data.x.ndim)
 
     def prepared(self, x: Tensor) -> Tensor:
