@@ -14,9 +14,10 @@ from torch import Tensor, nn
 
 import symrazor as sr
 from symrazor import checkpoint
+from symrazor.augment import Augment, Augmented, Noise, affine
 from symrazor.layers import FFC, Conv, Relaxed
 
-CASES = ("adamw", "sgd", "sam", "relaxed")
+CASES = ("adamw", "sgd", "sam", "relaxed", "augmented")
 
 
 class Wave(nn.Module):
@@ -50,11 +51,13 @@ def run(case: str, **options: Any) -> sr.Fit:
         "estimator": "mc",
         "seed": 5,
     } | options
-    if case == "relaxed":
+    if case in ("relaxed", "augmented"):
         x = torch.randn(50, 1, 6, 6)
         y = (x.flatten(1).sum(1) / 6).round().long().clamp(-1, 1) + 1
         layer = Relaxed([Conv(1, 3, (6, 6)), FFC(1, 3, (6, 6))])
         model = nn.Sequential(layer, nn.Tanh(), nn.Flatten(), nn.Linear(108, 3))
+        if case == "augmented":
+            model = Augmented(model, Augment([affine("rotation", 0.4), Noise()], 3))
         return sr.fit(model, (x, y), test=(x, y), update="adam", **options)
     x = torch.rand(50, 1) * 6 - 3
     waves = torch.cat([torch.sin(2.5 * x), torch.cos(2 * x)], 1)

@@ -58,12 +58,14 @@ IMAGES: dict[str, Callable[[], Part | list[Part]]] = {
 }
 
 
-@pytest.mark.parametrize("name", IMAGES)
+@pytest.mark.parametrize("name", [*IMAGES, "all, probabilities", "rotation, probabilities"])
 def test_gradient_in_every_width_is_that_of_finite_differences(name: str) -> None:
+    name, _, average = name.partition(", ")
     x, y = _pictures(), torch.tensor([0, 1, 2, 0, 1])
     torch.manual_seed(0)
     convolution = nn.Sequential(nn.Conv2d(1, 2, 3, padding=1), nn.Tanh())
-    model = Augmented(nn.Sequential(convolution, _network(72)), Augment(IMAGES[name](), 4))
+    network, augment = nn.Sequential(convolution, _network(72)), Augment(IMAGES[name](), 4)
+    model = Augmented(network, augment, average="probabilities" if average else "outputs")
     model = model.double().eval()
     batches = [(x[:3], y[:3]), (x[3:], y[3:])]
     razor = sr.Razor(model, "categorical", 5)
@@ -99,6 +101,22 @@ def test_copies_fold_into_the_shared_index() -> None:
     torch.testing.assert_close(found.blocks[0].H, rows.T @ rows, rtol=1e-9, atol=1e-12)
 
 
+def test_curvature_of_averaged_probabilities_is_that_of_autodiff() -> None:
+    """The full GGN, with the Hessian of the averaged log-probabilities by autodiff too."""
+    x, y = _pictures(4), torch.tensor([0, 1, 2, 0])
+    parts = [affine("rotation", 1.0), Flips()]
+    model = Augmented(_network(36), Augment(parts, 3), average="probabilities").double().eval()
+    found = sr.curvature(model, sr.Categorical(), [(x, y)], sr.Method(structure="full"))
+    theta = {k: v.detach() for k, v in sr.weights(model).items()}
+    J = torch.func.jacrev(lambda p: torch.func.functional_call(model, p, (x,)))(theta)
+    rows = torch.cat([J[name].reshape(4, 3, -1) for name in found.blocks[0].names], 2)
+    p = model(x).detach().exp()
+    torch.testing.assert_close(p.sum(1), p.new_ones(4))
+    middle = torch.diag_embed(p) - p.unsqueeze(2) * p.unsqueeze(1)
+    expected = torch.einsum("nkp,nkl,nlq->pq", rows, middle, rows)
+    torch.testing.assert_close(found.blocks[0].H, expected, rtol=1e-9, atol=1e-12)
+
+
 def test_average_is_the_average() -> None:
     x = _pictures(3)
     network = _network(36).double()
@@ -108,6 +126,9 @@ def test_average_is_the_average() -> None:
     torch.testing.assert_close(weights.sum(), weights.new_ones(()))
     expected = sum(w * network(moved[:, s]) for s, w in enumerate(weights))
     torch.testing.assert_close(Augmented(network, augment)(x), expected)
+    mixed = sum(w * network(moved[:, s]).softmax(1) for s, w in enumerate(weights))
+    found = Augmented(network, augment, average="probabilities")(x)
+    torch.testing.assert_close(found.exp(), mixed)
     early = Augmented(network, augment, at="1")(x)
     hidden = sum(w * network[:2](moved[:, s]) for s, w in enumerate(weights))
     torch.testing.assert_close(early, network[2:](hidden))
@@ -212,6 +233,11 @@ def test_mixture_adds_up() -> None:
         (lambda: Augment([]), "one or more transformations"),
         (lambda: Augment(affine(), 0), "n_samples of at least 1, got 0"),
         (lambda: Augmented(nn.Linear(2, 2), Augment(Flips()), at="x"), "name of a module"),
+        (
+            lambda: Augmented(_network(4), Augment(Flips()), "1", "probabilities"),
+            "at the end of the network",
+        ),
+        (lambda: Augmented(_network(4), Augment(Flips()), average="x"), "'outputs' or"),  # type: ignore[arg-type]
         (lambda: Flips((1,)), "counted from the end"),
         (lambda: QuarterTurns(1.5), "between 0 and 1"),
         (lambda: Mixture([Augment(Flips())]), "two or more"),

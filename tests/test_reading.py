@@ -323,7 +323,7 @@ def test_json_is_plain(options: dict[str, Any]) -> None:
 
     document = json.loads(found.to_json(), parse_constant=refuse)
     assert document == found.to_dict()
-    assert document["schema"] == SCHEMA == 2
+    assert document["schema"] == SCHEMA == 3
     precision = document["config"]["prior_precision"]
     assert precision == ({"all": 2.0} if isinstance(precision, dict) else pytest.approx(precision))
     assert document["equivariance_error"]["translation"] > 0
@@ -335,7 +335,7 @@ def test_json_is_plain(options: dict[str, Any]) -> None:
     assert set(shares["Conv"]) == {"mean", "min", "max"}
     assert set(document) == {
         *("verdict", "evidence", "train", "test", "layers", "config", "versions", "schema"),
-        *("equivariance_error", "relative_effective_parameters"),
+        *("equivariance_error", "relative_effective_parameters", "invariances"),
     }
 
 

@@ -13,6 +13,7 @@ from typing import Literal
 import torch
 from torch import nn
 
+from symrazor.augment.copies import Augmented
 from symrazor.curvature import Loader
 from symrazor.curvature.tape import Input
 from symrazor.footprint import Report, compare, table
@@ -136,6 +137,11 @@ def _checked(model: nn.Module) -> nn.Module:
         raise ValueError(
             "expected a module whose layers can be replaced, got a torch.compile'd one; pass the "
             "module it was made from"
+        )
+    if any(isinstance(m, Augmented) for m in model.modules()):
+        raise ValueError(
+            "expected a network of one pass over each datum, got an Augmented one; do: "
+            "collapse(model.network, x), which takes data as they are"
         )
     if not any(is_ours(m) and not isinstance(m, Hyper) for m in model.modules()):
         raise ValueError(

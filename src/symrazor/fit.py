@@ -15,6 +15,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from symrazor.augment.copies import Augmented
 from symrazor.checkpoint import Checkpoints
 from symrazor.collapse import collapse
 from symrazor.data import TensorLoader, Tensors, check_batch
@@ -76,15 +77,21 @@ class Fit:
     ) -> nn.Module:
         """The network without the paths that were switched off, as plain torch modules.
 
-        See `symrazor.collapse`, which does it, for what comes out and for its report.
+        See `symrazor.collapse`, which does it, for what comes out and for its report. Of an
+        `Augmented` model it is the network inside, for one pass over a datum as it is.
 
         Args:
             threshold: drop paths with a smaller share of their layer's effective parameters;
-                "evidence" for the threshold after which the evidence is highest.
+                "evidence" for the threshold after which the evidence is highest (of an
+                `Augmented` model: for the default of `collapse`).
             example_input: what the report is measured on; by default the first 32 training data.
         """
         shares = path_shares(self.model, self.evidence.effective_parameters)
         x = self.data.x[:32] if example_input is None else example_input
+        if isinstance(self.model, Augmented):
+            inner = {k.removeprefix("network."): share for k, share in shares.items()}
+            number = None if threshold == "evidence" else threshold
+            return collapse(self.model.network, x, shares=inner, threshold=number)
         with alone():
             return collapse(
                 self.model,
@@ -192,7 +199,7 @@ def fit(
     choice = torch.Generator().manual_seed(options.seed)
     some = torch.randperm(len(x), generator=choice)[:MEASURED].to(device)
     inputs = x[some] if spatial_layers(model) else None
-    found = read(razor, evidence, train, figures, inputs)
+    found = read(razor, evidence, train, figures, inputs, x.shape[1:])
     return Fit(model, razor, evidence, found, history, fixed)
 
 

@@ -17,6 +17,7 @@ from symrazor.distributed import unwrapped
 from symrazor.equivariance import Errors, layer_errors
 from symrazor.evidence.value import Evidence
 from symrazor.hyper import Prior, weights
+from symrazor.invariances import Invariance, invariances_of, sentence, shape_of
 from symrazor.latest import latest_razor
 from symrazor.lattice import support
 from symrazor.layers.relaxed import Relaxed, spatial_layers
@@ -32,8 +33,10 @@ from symrazor.verdict import (
     words,
 )
 
-SCHEMA = 2
+SCHEMA = 3
 """Version of the JSON document, see docs/reading.md."""
+READABLE = (2, 3)
+"""Versions that can be read: one of schema 2 has no invariances."""
 
 WIDTH = 110
 """Columns of the table."""
@@ -98,6 +101,7 @@ class Reading:
         test: figures on held-out data, if there were any.
         layers: precision, effective parameters, share and measured error, by layer and path.
         equivariance_error: group -> measured relative error of the whole network.
+        invariances: generator -> learned width of an `Augmented` network.
         config: options of the evidence.
         versions: of Python and torch.
         schema: version of the document.
@@ -109,6 +113,7 @@ class Reading:
     test: dict[str, float]
     layers: list[LayerReading]
     equivariance_error: dict[str, float] = field(default_factory=dict)
+    invariances: dict[str, Invariance] = field(default_factory=dict)
     config: dict[str, Any] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
     schema: int = SCHEMA
@@ -148,7 +153,7 @@ class Reading:
         Raises:
             ValueError: a document of another schema.
         """
-        if document.get("schema") != SCHEMA:
+        if document.get("schema") not in READABLE:
             raise ValueError(f"expected a reading of schema {SCHEMA}, got {document.get('schema')}")
         found: Reading = _revived(cls, document)
         return found
@@ -174,6 +179,9 @@ class Reading:
         ]
         if shares:
             lines.append(f"share over layers, mean (min to max): {', '.join(shares)}")
+        if self.invariances:
+            widths = ", ".join(f"{name} {one}" for name, one in self.invariances.items())
+            lines.extend(textwrap.wrap(f"widths: {widths}", WIDTH))
         if self.test:
             lines.append("test: " + ", ".join(f"{k} {v:.4f}" for k, v in self.test.items()))
         verdict = textwrap.fill(self.verdict.replace(" %", "\0%"), WIDTH, break_on_hyphens=False)
@@ -285,8 +293,17 @@ def read(
     train: dict[str, float] | None = None,
     test: dict[str, float] | None = None,
     x: Input | None = None,
+    shape: Sequence[int] | None = None,
 ) -> Reading:
     """The reading of a model as its razor sees it, with equivariance errors measured on inputs x.
+
+    Args:
+        razor: the model with its prior.
+        evidence: of the model as it is.
+        train: what it was trained on.
+        test: figures on held-out data.
+        x: inputs to measure equivariance on; None not to.
+        shape: of one datum, for widths in pixels; that of x unless told.
 
     Raises:
         ValueError: an evidence without the effective parameters of this model's weights.
@@ -311,13 +328,16 @@ def read(
     others = [f"under {group} {percent(off[group])}" for group in off if group != TRANSLATION]
     if TRANSLATION in off and others:
         in_words = f"{in_words.removesuffix('.')}; {', '.join(others)}."
+    widths = invariances_of(razor.model, shape_of(x) if shape is None else shape)
+    told = [part for part in (in_words, sentence(widths), f"{numbers}.") if part]
     return Reading(
-        verdict=f"{in_words} {numbers}.".strip(),
+        verdict=" ".join(told),
         evidence=evidence.to_dict(),
         train=train or {},
         test=test or {},
         layers=found,
         equivariance_error=errors.network,
+        invariances=widths,
         config={f.name: json_ready(getattr(razor.config, f.name)) for f in fields(razor.config)},
         versions={"python": platform.python_version(), "torch": torch.__version__},
     )

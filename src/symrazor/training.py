@@ -271,6 +271,7 @@ class Training:
             )
         self.razor.load_state_dict(state["razor"])
         self.razor.at_bound = state["at_bound"]
+        self.razor.model.train(state["batches_done"] > 0)  # as it was: a change may draw numbers
         self.razor.model.load_state_dict(state["model"])
         self.stepper.load_state_dict(state["optimiser"])
         self._load_generators(state["rng"])

@@ -4,6 +4,7 @@ from symrazor.augment.baselines import LikelihoodConfig as LikelihoodConfig
 from symrazor.augment.baselines import fit_by_likelihood as fit_by_likelihood
 from symrazor.augment.copies import Augment as Augment
 from symrazor.augment.copies import Augmented as Augmented
+from symrazor.augment.copies import Average as Average
 from symrazor.augment.copies import Mixture as Mixture
 from symrazor.augment.signals import Blur as Blur
 from symrazor.augment.signals import Brightness as Brightness

@@ -2,6 +2,9 @@ r"""x -> transformed copies of x, and a network averaged over them (LILA).
 
 $$ f(x; \eta) = \sum_s w_s\, g_\theta(T_s x), \qquad T_s \sim p_\eta $$
 
+or, for classes, the logarithm of $\sum_s w_s\, \mathrm{softmax}\, g_\theta(T_s x)$: a mean of
+logits forgives copies that say nothing, a mean of probabilities does not.
+
 The copies of a datum follow each other in the first dimension, [(n s), ...]: for the curvature they
 are further uses of each weight by the same datum, and the evidence of f is differentiable in the
 widths $\eta$ and the probabilities in $w$. Symmetry never lowers the training loss, but it raises
@@ -9,7 +12,7 @@ the evidence; so the widths grow until the labels object.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float
@@ -19,6 +22,7 @@ from symrazor.augment.transformation import Choice, Transformation
 from symrazor.curvature.tape import announce_copies
 from symrazor.hyper import Hyper, real
 
+Average = Literal["outputs", "probabilities"]
 Copies = tuple[Float[Tensor, "n s ..."], Float[Tensor, " s"]]
 
 
@@ -110,6 +114,14 @@ class Augment(nn.Module):
         super().train(mode)
         return self
 
+    def get_extra_state(self) -> Tensor:
+        """The generator's: a run that is taken up again draws what it would have drawn."""
+        return self.generator.get_state()
+
+    def set_extra_state(self, state: Tensor) -> None:
+        """Continue from `get_extra_state`."""
+        self.generator.set_state(state.cpu())
+
     def describe(self, shape: Sequence[int]) -> dict[str, float]:
         """All widths and probabilities, by name and unit, for data of a shape."""
         found: dict[str, float] = {}
@@ -171,22 +183,34 @@ class Augmented(nn.Module):
         at: name of the module of `network` whose output is averaged, as `named_modules` has it;
             None for the outputs of the network. Averaging early is cheaper, averaging late is
             more expressive.
+        average: "outputs"; or "probabilities", for a network whose outputs are logits of classes:
+            what comes out then are log-probabilities, which are logits too.
 
     Raises:
-        ValueError: a module that is not there.
+        ValueError: a module that is not there, or probabilities inside of the network.
     """
 
     def __init__(
-        self, network: nn.Module, augment: Augment | Mixture, at: str | None = None
+        self,
+        network: nn.Module,
+        augment: Augment | Mixture,
+        at: str | None = None,
+        average: Average = "outputs",
     ) -> None:
         """Check that the place is there."""
         super().__init__()
+        if average not in ("outputs", "probabilities"):
+            raise ValueError(f"expected average 'outputs' or 'probabilities', got {average!r}")
+        if average == "probabilities" and at is not None:
+            raise ValueError(
+                f"expected probabilities at the end of the network, got at={at!r}; do: at=None"
+            )
         if at is not None and at not in dict(network.named_modules()):
             names = ", ".join(name for name, _ in network.named_modules() if name)
             raise ValueError(
                 f"expected the name of a module to average at, among {names}; got {at!r}"
             )
-        self.network, self.augment, self.at = network, augment, at
+        self.network, self.augment, self.at, self.average = network, augment, at, average
 
     def forward(self, x: Float[Tensor, "n ..."]) -> Tensor:
         """Outputs, averaged there or at `at`."""
@@ -195,6 +219,9 @@ class Augmented(nn.Module):
 
         def average(f: Tensor) -> Tensor:
             split: Tensor = f.unflatten(0, (len(x), len(weights)))
+            if self.average == "probabilities":
+                log_weights = weights.to(f).log().unsqueeze(1)
+                return (split.log_softmax(-1) + log_weights).logsumexp(1)
             return torch.einsum("ns...,s->n...", split, weights.to(f))
 
         def hook(module: nn.Module, args: Any, f: Tensor) -> Tensor:

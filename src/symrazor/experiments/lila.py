@@ -16,6 +16,7 @@ import symrazor as sr
 from symrazor.augment import (
     Augment,
     Augmented,
+    Average,
     Flips,
     LikelihoodConfig,
     affine,
@@ -44,6 +45,7 @@ class Options:
         rows: patterns of rows to run, as in "rotation 90/*"; none for the table of the file alone.
         epochs: in place of the experiment's own number.
         n: training pictures, in place of the experiment's own number.
+        average: "outputs" or "probabilities" of the copies; None for the experiment's own choice.
     """
 
     small: bool = False
@@ -54,6 +56,7 @@ class Options:
     rows: tuple[str, ...] = ("*",)
     epochs: int | None = None
     n: int | None = None
+    average: Average | None = None
 
     @property
     def place(self) -> str:
@@ -123,6 +126,7 @@ class Job:
         seed: of weights and shuffling.
         config: of `fit`; the baselines take its epochs, batch size and learning rate.
         samples: copies of each picture.
+        average: what is averaged over them.
     """
 
     kind: str
@@ -132,6 +136,7 @@ class Job:
     seed: int
     config: sr.FitConfig
     samples: int = SAMPLES
+    average: Average = "outputs"
 
 
 def run(job: Job, network: Callable[[Tensor], nn.Module] = convolutional) -> Run:
@@ -157,7 +162,7 @@ def _seeded(network: Callable[[Tensor], nn.Module], job: Job) -> nn.Module:
 def _learned(job: Job, network: Callable[[Tensor], nn.Module], wide: bool) -> Run:
     inner = _seeded(network, job)
     augment = augmentation(job.kind, wide, job.samples)
-    model = Augmented(inner, augment).to(job.train[0].device)
+    model = Augmented(inner, augment, average=job.average).to(job.train[0].device)
     return _with_evidence(job, model, tuple(job.train[0].shape[1:]))
 
 
@@ -175,7 +180,8 @@ def _with_evidence(job: Job, model: nn.Module, shape: tuple[int, ...]) -> Run:
 
 
 def _by_likelihood(job: Job, network: Callable[[Tensor], nn.Module]) -> Run:
-    model = Augmented(_seeded(network, job), augmentation(job.kind, False, job.samples))
+    augment = augmentation(job.kind, False, job.samples)
+    model = Augmented(_seeded(network, job), augment, average=job.average)
     model = model.to(job.train[0].device)
     config = LikelihoodConfig(
         strength=STRENGTH if job.method == "augerino" else 0.0,
@@ -202,6 +208,7 @@ def main(name: str, run: Callable[[Options], str], arguments: Sequence[str] | No
     parser.add_argument("--rows", nargs="*", default=["*"], help="patterns; none: only the table")
     parser.add_argument("--epochs", type=int)
     parser.add_argument("--n", type=int, help="training pictures")
+    parser.add_argument("--average", choices=["outputs", "probabilities"])
     values = vars(parser.parse_args(arguments))
     lists = {key: tuple(value) for key, value in values.items() if isinstance(value, list)}
     try:

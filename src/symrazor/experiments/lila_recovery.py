@@ -14,12 +14,14 @@ from statistics import mean
 import torch
 
 import symrazor as sr
+from symrazor.augment import Average
 from symrazor.data import Tensors, rotated, scaled, translated
 from symrazor.experiments import lila
 from symrazor.experiments.results import Run, add_runs, merged
 
 NAME = "lila-recovery"
 METHODS = ("learned", "likelihood", "none")
+AVERAGE: Average = "outputs"
 TASKS: dict[str, tuple[str, float]] = {
     "rotation 0": ("rotation", 0),
     "rotation 30": ("rotation", 30),
@@ -80,9 +82,12 @@ def run(options: lila.Options) -> str:
     for seed in options.seed:
         for task, method in jobs:
             train, test = data(task, options, seed)
-            job = lila.Job(TASKS[task][0], method, train, test, seed, config(options))
+            average = options.average or AVERAGE
+            job = lila.Job(
+                TASKS[task][0], method, train, test, seed, config(options), average=average
+            )
             found = {"row": f"{task}/{method}", "seed": seed, "small": options.small}
-            new = found | {"n": len(train[1])} | lila.run(job)
+            new = found | {"n": len(train[1]), "average": average} | lila.run(job)
             runs = merged(runs, [new])
             if options.json is not None:
                 runs = merged(runs, add_runs(NAME, options.json, [new]))

@@ -45,8 +45,10 @@ def run(options: lila.Options) -> str:
                 (x.to(options.place), y.to(options.place))
                 for x, y in lila.pictures(name, options, n, seed)
             )
-            job = lila.Job("affine", method, train, test, seed, config(n, options))
-            found = {"row": row, "seed": seed, "small": options.small} | lila.run(job)
+            average = options.average or "outputs"
+            job = lila.Job("affine", method, train, test, seed, config(n, options), average=average)
+            found = {"row": row, "seed": seed, "small": options.small, "average": average}
+            found |= lila.run(job)
             runs = merged(runs, [found])
             if options.json is not None:
                 runs = merged(runs, add_runs(NAME, options.json, [found]))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from symrazor.augment.copies import Augmented
 from symrazor.collapse import collapse
 from symrazor.data import Tensors
 from symrazor.layers.relaxed import Relaxed
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from symrazor.fit import Fit
 
 EXAMPLES = 24
+ORBITS, DRAWS = 6, 12  # examples that are shown transformed, and copies of each
 MEASURED = 32  # data on which costs are measured
 
 
@@ -157,7 +159,18 @@ def examples_of(fit: "Fit", classes: Sequence[str] | None = None) -> dict[str, A
         x = x[:, 0]  # one channel of a series
     elif x.dim() != 4:
         return {}
-    return {"images": x.tolist(), "labels": [_label(value, classes) for value in y]}
+    found = {"images": x.tolist(), "labels": [_label(value, classes) for value in y]}
+    orbits = orbits_of(fit)
+    return found if orbits is None else found | {"transformed": orbits.tolist()}
+
+
+@torch.no_grad()
+def orbits_of(fit: "Fit") -> Tensor | None:
+    """Copies of the first pictures as an `Augmented` network sees them; None without one."""
+    for module in fit.model.modules():
+        if isinstance(module, Augmented) and fit.data.x.dim() == 4:
+            return module.augment.copies(fit.data.x[:ORBITS])[0][:, :DRAWS].detach().cpu()
+    return None
 
 
 def _label(value: Tensor, classes: Sequence[str] | None) -> str:

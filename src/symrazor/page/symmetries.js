@@ -26,13 +26,18 @@ function invariances(candidate) {
       }),
     );
   };
+  const amount = row => {
+    if (/factor/.test(row.unit || "")) return "up to ×" + NBSP + number(row.width);
+    const sided = row.width && !/probability|share/.test(row.unit || "");
+    return (sided ? "±" + NBSP : "") + number(row.width) + (row.unit ? NBSP + row.unit : "");
+  };
   return [
     h("h3", {}, "What leaves the answer alone"),
     h(
       "p",
       { class: "note" },
       "Widths of the learned distribution of transformations, to both sides. " +
-        "Zero means that the transformation changes the answer.",
+        "Near zero, a factor near one, means that the transformation changes the answer.",
     ),
     h(
       "dl",
@@ -42,7 +47,7 @@ function invariances(candidate) {
           "div",
           {},
           h("dt", {}, row.name),
-          h("dd", {}, (row.width ? "±" + NBSP : "") + number(row.width) + (row.unit ? NBSP + row.unit : "")),
+          h("dd", {}, amount(row)),
           arc(row),
         ),
       ),
