@@ -417,6 +417,8 @@ def test_turned_digits_and_their_table() -> None:
     assert rotated_share.markdown(rows).endswith("in 1 of 1 seeds.")
     network = rotated_share.network(8, 1)
     assert network(x[:2]).shape == (2, 10)
+
+
 @pytest.mark.slow
 def test_fashion_experiment_for_a_minute() -> None:
     """On the embedded digits: what discovery trains in a third of the time is no worse."""
