@@ -84,14 +84,31 @@ class Simulator(nn.Module):
 
 @torch.no_grad()
 def long_rollout(
-    trained: Trained, start: Float[Tensor, "b d"], dt: float, steps: int, draws: int = 16
+    trained: Trained,
+    start: Float[Tensor, "b d"],
+    dt: float,
+    steps: int,
+    draws: int = 16,
+    mean_weights: bool = False,
 ) -> Float[Tensor, "b t d"]:
-    """Posterior mean of trajectories that go on and on, the start included."""
+    """Trajectories that go on and on, the start included.
+
+    Args:
+        trained: the model.
+        start: initial states.
+        dt: time between two states.
+        steps: how many.
+        draws: from the posterior, whose trajectories are averaged; an average drifts even where
+            each of them conserves the energy, because their phases part.
+        mean_weights: one trajectory with the mean weights instead.
+    """
     config, mean = trained.config, trained.model.network.posteriors[0].mean
     x = start.to(mean)
     gaps = torch.full((len(x), steps), dt, dtype=x.dtype, device=x.device)
     data = Transitions(x, x[:, None].expand(-1, steps, -1), gaps, torch.ones_like(gaps))
     generator = torch.Generator(mean.device).manual_seed(config.seed)
-    energy = trained.model.draw(draws, 2 * config.flows, generator)
+    flows, draws = 2 * config.flows, 1 if mean_weights else draws
+    model = trained.model
+    energy = model.mean(flows, generator) if mean_weights else model.draw(draws, flows, generator)
     states = rollout(energy.field, data, draws, named(config.integrator), config.substeps)
     return torch.cat([x[:, None], states.mean(0)], dim=1)

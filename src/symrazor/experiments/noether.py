@@ -143,7 +143,7 @@ def figures(trained: Trained, setting: Setting) -> Row:
     row["train_mse"] = mean_squared_error(trained, setting.data)
     if setting.energy is not None:
         start, dt = setting.held_out.states[:10, 0], float(setting.data.gaps[0, 0])
-        states = long_rollout(trained, start, dt, ROLLOUT, draws=4).cpu()
+        states = long_rollout(trained, start, dt, ROLLOUT, mean_weights=True).cpu()
         row["energy_drift"] = relative_drift(setting.energy, states)[0]
     conserved = trained.model.conserved
     if conserved is None:  # a plain network, or all directions were dropped
