@@ -11,7 +11,7 @@ import symrazor as sr
 from symrazor.augment import Augmented
 from symrazor.data import Dataset, dataset
 from symrazor.discover import Options, invariances
-from symrazor.discover.invariances import Widths, averaged, wanted
+from symrazor.discover.invariances import NO_TIME, Widths, averaged, wanted
 from symrazor.discover.maps import family
 from symrazor.discover.structures import Structure
 from symrazor.invariances import sentence
@@ -27,7 +27,7 @@ def _pictures(n: int = 60, size: int = 8) -> Dataset:
 
 @pytest.fixture(scope="module")
 def found() -> sr.Discovery:
-    return sr.discover(_pictures(), epochs=2, invariances=True)
+    return sr.discover(_pictures(), epochs=12, invariances=True)
 
 
 def test_a_verdict_says_what_transformations_do(found: sr.Discovery, tmp_path: Path) -> None:
@@ -36,7 +36,7 @@ def test_a_verdict_says_what_transformations_do(found: sr.Discovery, tmp_path: P
     assert widths.network == found.best.name
     a, b = widths.averaged, widths.without
     assert widths.gain == float(a.evidence.log_evidence) - float(b.evidence.log_evidence)
-    assert torch.equal(a.data.x, b.data.x) and len(a.history) == len(b.history) == 2
+    assert torch.equal(a.data.x, b.data.x) and len(a.history) == len(b.history) == 12
     assert set(a.reading.invariances) == {*invariances.START, "left-right flip"}
     document = json.loads(json.dumps(found.to_dict()))
     told = document["questions"][0]["invariances"]
@@ -93,3 +93,18 @@ def test_when_it_is_done() -> None:
     assert not wanted(small, Options(invariances=True))
     x = torch.randn(30, 5)
     assert not wanted(dataset(x, x[:, 0], kind="vector"), Options(invariances=True))
+
+
+def test_too_few_steps_say_nothing(found: sr.Discovery) -> None:
+    widths = found.found[0].answer.widths
+    assert widths is not None and widths.settled
+    early = replace(widths.averaged, history=widths.averaged.history[:5])
+    changed = Widths(widths.network, early, widths.without)
+    assert not changed.supported and changed.verdict == NO_TIME
+
+
+def test_no_time_is_a_note() -> None:
+    told: list[str] = []
+    found = sr.discover(_pictures(), minutes=1e-4, tell=told.append)
+    assert found.found[0].answer.widths is None and NO_TIME in found.verdict
+    assert not any("widths" in text for text in told)

@@ -123,8 +123,8 @@ def _ask(data: Dataset, options: Options, tell: Tell) -> Found:
     share = invariances.SHARE
     found = answer(asked, options.change(minutes=(1 - share) * options.minutes), tell)
     rest = options.change(minutes=share * options.minutes)
-    widths = invariances.learn_widths(asked, found, rest, tell)
-    return Found(data, replace(found, widths=widths), preparation, test)
+    found = invariances.learn_widths(asked, found, rest, tell)
+    return Found(data, found, preparation, test)
 
 
 def _gaussian(outputs: int) -> Likelihood:
