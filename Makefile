@@ -22,7 +22,7 @@ PYTEST     := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(JOBS)
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: run test test-all bench bench-evidence bench-layers bench-fit bench-peers docs lint format clean distclean help
+.PHONY: run test test-all bench bench-evidence bench-layers bench-fit bench-augment bench-peers docs lint format clean distclean help
 
 run: $(READY) ## what the evidence says about the embedded digits
 	$(BIN)/symrazor discover $(ARGS)
@@ -33,7 +33,7 @@ test: $(READY) ## the fast tests
 test-all: $(READY) ## every test, the slow ones too
 	$(PYTEST) --timeout 1800 $(ARGS)
 
-bench: bench-evidence bench-layers bench-fit ## the next three
+bench: bench-evidence bench-layers bench-fit bench-augment ## the next four
 
 bench-evidence: $(READY) ## time and memory of one evidence estimate
 	$(BIN)/python bench/evidence.py $(ARGS)
@@ -43,6 +43,9 @@ bench-layers: $(READY) ## the same of the paths and of relaxed networks
 
 bench-fit: $(READY) ## time and memory of fit against plain training; two processes against one
 	$(BIN)/python bench/fit.py $(ARGS)
+
+bench-augment: $(READY) ## time and memory of an estimate with its gradient in learned widths
+	$(BIN)/python bench/augment.py $(ARGS)
 
 bench-peers: $(PEERS_READY) ## the same for laplace-torch and its backends, in .venv-peers
 	$(PEERS_BIN)/python bench/peers.py $(ARGS)

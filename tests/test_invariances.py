@@ -154,15 +154,16 @@ def _turned() -> Augmented:
     return Augmented(network, Augment(lie(so2(), 0.8), 6), average="probabilities")
 
 
-def test_likelihood_closes_a_width_and_augerino_holds_against_it() -> None:
+def test_likelihood_closes_a_width_and_augerino_can_open_any() -> None:
+    """Neither asks whether the labels allow it: a quarter of the plane is no invariant."""
     widths = {}
-    for strength in (0.0, 0.1):
+    for strength in (0.0, 0.3):
         model = _turned()
-        config = LikelihoodConfig(strength, 60, 25, 3e-2, 3e-2, progress=False)
-        history = fit_by_likelihood(model, _points(), config=config)
-        assert history[-1] < 0.7 * history[0] and not model.training
+        config = LikelihoodConfig(strength, 40, 25, 3e-2, 3e-2, progress=False)
+        fit_by_likelihood(model, _points(), config=config)
+        assert not model.training
         (widths[strength],) = model.invariances((2,)).values()
-    assert widths[0.0] < 10 and widths[0.1] > widths[0.0] + 5
+    assert widths[0.0] < 10 and widths[0.3] > 170
 
 
 def test_evidence_opens_a_width_where_no_turn_matters() -> None:

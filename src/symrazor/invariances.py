@@ -93,7 +93,7 @@ def shape_of(x: object) -> tuple[int, ...]:
 def _split(item: tuple[str, float]) -> tuple[str, Invariance]:
     match = re.fullmatch(r"(.*) \(([^()]*)\)", item[0])
     name, unit = match.groups() if match else (item[0], "")
-    return name, Invariance(item[1], unit)
+    return name, Invariance(item[1], {"px": "pixels"}.get(unit, unit))
 
 
 def sentence(found: Mapping[str, Invariance]) -> str:

@@ -35,6 +35,8 @@ class Arguments:
         kind: what the inputs are, instead of what is recognised.
         task: what the labels are, instead of what is recognised.
         epochs: passes over the data, instead of a time.
+        invariances: learn which transformations of pictures leave their label alone; by default
+            with a time, and not with a number of epochs.
         quiet: print only the verdicts.
     """
 
@@ -49,6 +51,7 @@ class Arguments:
     kind: Kind | None = None
     task: Task | None = None
     epochs: int | None = None
+    invariances: bool | None = None
     quiet: bool = False
 
     def options(self) -> Options:
@@ -58,6 +61,7 @@ class Arguments:
             device=self.device,
             groups=self.groups or None,
             epochs=self.epochs,
+            invariances=self.invariances,
             out=self.out,
             progress=False if self.quiet else None,
             **({} if self.minutes is None else {"minutes": self.minutes}),

@@ -14,6 +14,7 @@ from symrazor.experiments import (
     hidden_symmetry,
     lila,
     lila_recovery,
+    lila_resnet,
     lila_small_data,
     liw,
     liw_figures,
@@ -99,6 +100,11 @@ def small_data(options: Augmented) -> str:
     return lila_small_data.run(options)
 
 
+def residual(options: Augmented) -> str:
+    """Learned augmentation of a residual network on CIFAR-10, turned and shifted at will."""
+    return lila_resnet.run(options)
+
+
 def fashion_mnist(options: Annotated[fashion.Options, _no_prefix]) -> str:
     """Discover on real images, beside a plain CNN trained for the same time."""
     return fashion.run(options)
@@ -163,6 +169,7 @@ EXPERIMENTS: dict[str, Callable[..., str]] = {
     "noether-controls": controls,
     "lila-recovery": recovery,
     "lila-small-data": small_data,
+    "lila-resnet": residual,
 }
 """Name -> what runs it and returns markdown; its arguments are those of the command."""
 

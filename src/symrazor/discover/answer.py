@@ -2,10 +2,14 @@
 
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from symrazor.discover.structures import Family
 from symrazor.fit import Fit
 from symrazor.verdict import FREE_SHARE, percent, words
+
+if TYPE_CHECKING:
+    from symrazor.discover.invariances import Widths
 
 ODDS = 3.0
 """Nats below which the evidence of two networks does not separate them: odds of 20 to 1."""
@@ -41,6 +45,8 @@ class Answer:
         family: what was compared.
         candidates: those that were trained.
         notes: sentences on what the verdict cannot be trusted for.
+        widths: what transformations of the input may do, if that was asked
+            (`symrazor.discover.invariances`).
     """
 
     name: str
@@ -48,6 +54,7 @@ class Answer:
     family: Family
     candidates: list[Candidate]
     notes: tuple[str, ...] = ()
+    widths: "Widths | None" = None
 
     @property
     def best(self) -> Candidate:
@@ -102,6 +109,8 @@ class Answer:
             parts.append(f"The evidence does not separate it from {_and(near)}.")
         elif best is not own and less:
             parts.append(f"{_upper(best_label)} says the same with less: take that.")
+        if self.widths is not None:
+            parts.append(self.widths.verdict)
         return " ".join(part for part in (*parts, *self.notes) if part)
 
     def _learned(self) -> list[str]:
@@ -130,13 +139,15 @@ class Answer:
         ]
         return f"Evidence for this structure: {', '.join(listed)}."
 
-    def to_dict(self) -> dict[str, object]:
+    def to_dict(self) -> dict[str, Any]:
         """Plain numbers for JSON."""
+        moved = {} if self.widths is None else {"invariances": self.widths.to_dict()}
         return {
             "name": self.name,
             "question": self.question,
             "verdict": self.verdict,
             "margin": self.margin,
+            **moved,
             "candidates": [
                 {
                     "name": c.name,

@@ -13,7 +13,7 @@ from torch import Tensor
 from symrazor.data import Dataset, Tensors, dataset, read
 from symrazor.data.arrays import as_labels
 from symrazor.data.dataset import Kind, Task
-from symrazor.discover import digits, trajectories
+from symrazor.discover import digits, invariances, trajectories
 from symrazor.discover.answer import Answer
 from symrazor.discover.kinds import candidates
 from symrazor.discover.preparation import prepare
@@ -118,7 +118,13 @@ def _ask(data: Dataset, options: Options, tell: Tell) -> Found:
         make,
         ordered=data.kind == "set",
     )
-    return Found(data, answer(asked, options, tell), preparation, test)
+    if not invariances.wanted(data, options):
+        return Found(data, answer(asked, options, tell), preparation, test)
+    share = invariances.SHARE
+    found = answer(asked, options.change(minutes=(1 - share) * options.minutes), tell)
+    rest = options.change(minutes=share * options.minutes)
+    found = invariances.learn_widths(asked, found, rest, tell)
+    return Found(data, found, preparation, test)
 
 
 def _gaussian(outputs: int) -> Likelihood:

@@ -3,7 +3,7 @@
 from typing import Any
 
 from symrazor.discover.result import SCHEMA, Discovery, Found
-from symrazor.page.document import parts_of, versions
+from symrazor.page.document import orbits_of, parts_of, versions
 
 
 def document(discovery: Discovery) -> dict[str, Any]:
@@ -35,10 +35,28 @@ def _question(one: Found) -> dict[str, Any]:
     if test is not None:
         targets = test[1] if one.preparation is None else one.preparation.targets(test[1])
         test = (one.prepared(test[0]), targets)
+    parts = parts_of(shown, test=test, classes=one.data.names or None)
     return {
-        **one.answer.to_dict(),
+        **_with_widths(one, parts),
         "best": one.answer.best.name,
         "symmetric": one.answer.symmetric,
         "classes": list(one.data.names) if one.data.task == "classification" else None,
-        **parts_of(shown, test=test, classes=one.data.names or None),
+        **parts,
     }
+
+
+def _with_widths(one: Found, parts: dict[str, Any]) -> dict[str, Any]:
+    """The answer; supported widths beside the network they are of, and orbits among the examples.
+
+    The page shows them there.
+    """
+    found, widths = one.answer.to_dict(), one.answer.widths
+    if widths is None or not widths.supported:
+        return found
+    for candidate in found["candidates"]:
+        if candidate["name"] == one.answer.subject.name:
+            reading = widths.averaged.reading.to_dict()
+            candidate["reading"]["invariances"] = reading["invariances"]
+    orbits = orbits_of(widths.averaged, parts["examples"]["images"])
+    parts["examples"]["transformed"] = orbits.tolist()
+    return found

@@ -47,6 +47,8 @@ class Options:
         device: "auto" (CUDA if there is one), "cpu", "cuda", ...
         groups: symmetries to relax; None for what the kind of data has.
         held_out: part of the data that is kept for the report alone, where none came with them.
+        invariances: whether to learn which transformations of pictures leave their label alone;
+            None for "if there is a time to share, rather than a number of epochs".
         out: run folder; what is unfinished there is taken up again.
         progress: show bars; None for "if this is a terminal".
     """
@@ -57,6 +59,7 @@ class Options:
     device: str = "auto"
     groups: tuple[str, ...] | None = None
     held_out: float = 0.2
+    invariances: bool | None = None
     out: Path | None = None
     progress: bool | None = None
 

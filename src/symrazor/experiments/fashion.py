@@ -56,6 +56,7 @@ def run(options: Options) -> str:
         *train,
         test=test,
         minutes=options.minutes,
+        invariances=False,
         seed=options.seed,
         device=options.device,
         kind="image",

@@ -160,17 +160,17 @@ def examples_of(fit: "Fit", classes: Sequence[str] | None = None) -> dict[str, A
     elif x.dim() != 4:
         return {}
     found = {"images": x.tolist(), "labels": [_label(value, classes) for value in y]}
-    orbits = orbits_of(fit)
-    return found if orbits is None else found | {"transformed": orbits.tolist()}
+    if any(isinstance(module, Augmented) for module in fit.model.modules()) and x.dim() == 4:
+        found["transformed"] = orbits_of(fit, found["images"]).tolist()
+    return found
 
 
 @torch.no_grad()
-def orbits_of(fit: "Fit") -> Tensor | None:
-    """Copies of the first pictures as an `Augmented` network sees them; None without one."""
-    for module in fit.model.modules():
-        if isinstance(module, Augmented) and fit.data.x.dim() == 4:
-            return module.augment.copies(fit.data.x[:ORBITS])[0][:, :DRAWS].detach().cpu()
-    return None
+def orbits_of(fit: "Fit", images: Any) -> Tensor:
+    """Copies of the first of some pictures, as an `Augmented` network sees them."""
+    x = torch.as_tensor(images[:ORBITS]).to(fit.data.x)
+    augmented = next(m for m in fit.model.modules() if isinstance(m, Augmented))
+    return augmented.augment.copies(x)[0][:, :DRAWS].detach().cpu()
 
 
 def _label(value: Tensor, classes: Sequence[str] | None) -> str:

@@ -1,0 +1,145 @@
+"""A residual network on CIFAR-10 turned and shifted at will: is a learned augmentation worth it?
+
+    python -m symrazor.experiments.lila_resnet --data DIR --device cuda --json FILE [--n 10000]
+    python -m symrazor.experiments.lila_resnet --small
+
+Every picture is turned by any angle and shifted by up to 4 pixels, once, and so is every test
+picture. A residual network with group norm is averaged over turned and shifted copies, widths
+learned by the evidence from a narrow start; or trained as it is. Each row is written to the file as
+soon as it is done.
+"""
+
+from statistics import mean
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import symrazor as sr
+from symrazor.augment import Augment, Augmented, Average, affine
+from symrazor.data import Tensors, rotated, translated
+from symrazor.experiments import lila
+from symrazor.experiments.results import Run, add_runs, merged
+
+NAME = "lila-resnet"
+METHODS = ("learned", "none")
+SHIFT = 4.0
+"""Pixels."""
+START = {"rotation": 0.5, "x-translation": 0.1, "y-translation": 0.1}
+"""Radians, and half-widths of the picture."""
+SAMPLES = 8
+
+
+class Block(nn.Module):
+    """Two convolutions with group norms, added to what came in."""
+
+    def __init__(self, channels: int, out_channels: int, stride: int, groups: int) -> None:
+        """Make the layers."""
+        super().__init__()
+        self.first = nn.Conv2d(channels, out_channels, 3, stride, 1, bias=False)
+        self.second = nn.Conv2d(out_channels, out_channels, 3, 1, 1, bias=False)
+        self.norms = nn.ModuleList(nn.GroupNorm(groups, out_channels) for _ in range(2))
+        change = stride > 1 or channels != out_channels
+        self.short = nn.Conv2d(channels, out_channels, 1, stride) if change else nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The sum."""
+        h = F.relu(self.norms[0](self.first(x)))
+        found: Tensor = F.relu(self.norms[1](self.second(h)) + self.short(x))
+        return found
+
+
+def network(x: Tensor, width: int = 16, classes: int = 10) -> nn.Module:
+    """Three stages of a block each, a mean over positions, one dense layer."""
+    groups = min(8, width)
+    stem = [nn.Conv2d(x.shape[1], width, 3, 1, 1), nn.ReLU()]
+    stages = [
+        Block(width, width, 1, groups),
+        Block(width, 2 * width, 2, groups),
+        Block(2 * width, 4 * width, 2, groups),
+    ]
+    end = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4 * width, classes)]
+    return nn.Sequential(*stem, *stages, *end)
+
+
+def data(options: lila.Options, seed: int) -> tuple[Tensors, Tensors]:
+    """Training and test pictures, each moved once, on the device."""
+    n = options.n or (60 if options.small else 10_000)
+    name = "mnist" if options.small else "cifar-10"
+    train, test = (
+        (translated(rotated(x, 180, 2 * seed + i), SHIFT, 2 * seed + i), y)
+        for i, (x, y) in enumerate(lila.pictures(name, options, n, seed))
+    )
+    place = options.place
+    return (train[0].to(place), train[1].to(place)), (test[0].to(place), test[1].to(place))
+
+
+def config(options: lila.Options, seed: int) -> sr.FitConfig:
+    """About 20 evidence steps after the burn-in."""
+    epochs = options.epochs or (2 if options.small else 40)
+    every = max(1, epochs // 25)
+    base = sr.FitConfig(epochs=epochs, batch_size=128, lr=4e-3, every=every, seed=seed)
+    return base.change(estimator="mc", subset=2000, progress=False, device=options.place)
+
+
+def train(method: str, options: lila.Options, seed: int, average: Average) -> Run:
+    """One network."""
+    pair, test = data(options, seed)
+    torch.manual_seed(seed)
+    inner = network(pair[0], 4 if options.small else 16)
+    model = inner
+    if method == "learned":
+        augment = Augment(affine(tuple(START), START), 2 if options.small else SAMPLES)
+        model = Augmented(inner, augment, average=average)
+    fit = sr.fit(model.to(options.place), pair, test=test, config=config(options, seed))
+    return {
+        "n": len(pair[1]),
+        "epochs": len(fit.history),
+        "average": average,
+        "evidence": -float(fit.evidence.per_datum),
+        "accuracy": 100 * fit.reading.test["accuracy"],
+        "nll": fit.reading.test["nll"],
+        "widths": {name: str(one) for name, one in fit.reading.invariances.items()},
+        "seconds": fit.history[-1]["seconds"],
+    }
+
+
+def run(options: lila.Options) -> str:
+    """Train the rows that were asked for; the table as markdown."""
+    runs: list[Run] = add_runs(NAME, options.json, []) if options.json is not None else []
+    methods = [m for m in METHODS if options.wants(m)]
+    if options.rows and not methods:
+        raise ValueError(f"expected rows among {METHODS}, got {' '.join(options.rows)}")
+    for seed in options.seed:
+        for method in methods:
+            found: Run = {"row": method, "seed": seed, "small": options.small}
+            try:
+                found |= train(method, options, seed, options.average or "outputs")
+            except FloatingPointError as error:  # a run that diverged must not cost the others
+                found |= {"error": str(error)}
+            runs = merged(runs, [found])
+            if options.json is not None:
+                runs = merged(runs, add_runs(NAME, options.json, [found]))
+    return markdown([r for r in runs if r["small"] == options.small])
+
+
+def markdown(runs: list[Run]) -> str:
+    """Accuracy, NLL and evidence by method."""
+    lines = [
+        "| method | widths | accuracy % | test NLL | -log evidence / N | seconds | seeds |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for method in METHODS:
+        found = [r for r in runs if r["row"] == method and "error" not in r]
+        if found:
+            figures = [f"{mean(r[k] for r in found):.4g}" for k in ("accuracy", "nll", "evidence")]
+            widths = "; ".join(f"{name} {value}" for name, value in found[0]["widths"].items())
+            seconds = f"{mean(r['seconds'] for r in found):.0f}"
+            lines.append(
+                f"| {method} | {widths} | {' | '.join(figures)} | {seconds} | {len(found)} |"
+            )
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    lila.main(NAME, run)

@@ -1,0 +1,110 @@
+"""What transformations of pictures may do, as a part of `discover`."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+import symrazor as sr
+from symrazor.augment import Augmented
+from symrazor.data import Dataset, dataset
+from symrazor.discover import Options, invariances
+from symrazor.discover.invariances import NO_TIME, Widths, averaged, wanted
+from symrazor.discover.maps import family
+from symrazor.discover.structures import Structure
+from symrazor.invariances import sentence
+from symrazor.layers import Relaxed
+
+
+def _pictures(n: int = 60, size: int = 8) -> Dataset:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(n, 1, size, size, generator=generator)
+    y = (x[:, 0, : size // 2].sum((1, 2)) > 0).long()
+    return dataset(x, y, kind="image", task="classification")
+
+
+@pytest.fixture(scope="module")
+def found() -> sr.Discovery:
+    return sr.discover(_pictures(), epochs=12, invariances=True)
+
+
+def test_a_verdict_says_what_transformations_do(found: sr.Discovery, tmp_path: Path) -> None:
+    widths = found.found[0].answer.widths
+    assert widths is not None and widths.verdict in found.verdict
+    assert widths.network == found.best.name
+    a, b = widths.averaged, widths.without
+    assert widths.gain == float(a.evidence.log_evidence) - float(b.evidence.log_evidence)
+    assert torch.equal(a.data.x, b.data.x) and len(a.history) == len(b.history) == 12
+    assert set(a.reading.invariances) == {*invariances.START, "left-right flip"}
+    document = json.loads(json.dumps(found.to_dict()))
+    told = document["questions"][0]["invariances"]
+    assert told["gain"] == pytest.approx(widths.gain)
+    assert told["reading"]["invariances"]["rotation"]["unit"] == "degrees"
+    found.save(tmp_path)
+    assert (tmp_path / "network.pt2").is_file()
+
+
+@pytest.mark.parametrize("supported", [False, True])
+def test_only_widths_with_evidence_are_shown(found: sr.Discovery, supported: bool) -> None:
+    one = found.found[0]
+    widths = one.answer.widths
+    assert widths is not None
+    shift = 10.0 if supported else -10.0
+    other = widths.averaged.evidence.log_likelihood - widths.gain + shift
+    evidence = replace(widths.averaged.evidence, log_likelihood=other)
+    fit = replace(widths.averaged, evidence=evidence)
+    changed = Widths(widths.network, fit, widths.without)
+    assert changed.gain == pytest.approx(shift) and changed.supported is supported
+    answer = replace(one.answer, widths=changed)
+    page = sr.Discovery([replace(one, answer=answer)]).to_dict()["questions"][0]
+    readings = [c["reading"]["invariances"] for c in page["candidates"]]
+    assert any(readings) is supported
+    assert ("transformed" in page["examples"]) is supported
+    if supported:
+        orbits = torch.tensor(page["examples"]["transformed"])
+        assert orbits.shape == (6, 2 * invariances.SAMPLES, 1, 8, 8)
+        assert sentence(fit.reading.invariances).removesuffix(".") in answer.verdict
+    else:
+        assert "do not pay (-10 nats" in answer.verdict
+
+
+def test_relaxed_networks_are_averaged_too() -> None:
+    relaxed = next(s for s in family((1, 8, 8), 2).structures if s.name == "relaxed")
+    both = averaged(relaxed)
+    torch.manual_seed(0)
+    model = both.make()
+    assert isinstance(both, Structure) and isinstance(model, Augmented)
+    assert any(isinstance(m, Relaxed) for m in model.modules())
+    data = _pictures(40).labelled
+    done = sr.fit(model, data, epochs=4, batch_size=20, burn_in=2, estimator="mc", keep="last")
+    assert {p.group for x in done.reading.layers if x.relaxed for p in x.paths} >= {None}
+    assert done.reading.invariances["rotation"].width > 0
+    moved = done.reading.invariances["rotation"].width
+    assert moved != pytest.approx(torch.rad2deg(torch.tensor(0.3)).item(), abs=1e-3)
+
+
+def test_when_it_is_done() -> None:
+    data, small = _pictures(), _pictures(size=6)
+    assert wanted(data, Options()) and not wanted(data, Options(epochs=3))
+    assert wanted(data, Options(epochs=3, invariances=True))
+    assert not wanted(data, Options(invariances=False))
+    assert not wanted(small, Options(invariances=True))
+    x = torch.randn(30, 5)
+    assert not wanted(dataset(x, x[:, 0], kind="vector"), Options(invariances=True))
+
+
+def test_too_few_steps_say_nothing(found: sr.Discovery) -> None:
+    widths = found.found[0].answer.widths
+    assert widths is not None and widths.settled
+    early = replace(widths.averaged, history=widths.averaged.history[:5])
+    changed = Widths(widths.network, early, widths.without)
+    assert not changed.supported and changed.verdict == NO_TIME
+
+
+def test_no_time_is_a_note() -> None:
+    told: list[str] = []
+    found = sr.discover(_pictures(), minutes=1e-4, tell=told.append)
+    assert found.found[0].answer.widths is None and NO_TIME in found.verdict
+    assert not any("widths" in text for text in told)

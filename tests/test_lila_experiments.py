@@ -1,0 +1,60 @@
+"""Experiments on learned invariances: their small versions run, merge and refuse."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from symrazor import cli
+from symrazor.experiments import lila, lila_recovery, lila_resnet, lila_small_data
+
+
+def _command(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    cli.run(["experiment", *arguments])
+    return capsys.readouterr().out
+
+
+def test_recovery_by_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "a.json"
+    small = ("lila-recovery", "--small", "--n", "40", "--epochs", "2", "--json", str(file))
+    text = _command(capsys, *small, "--rows", "flip 1/*", "--average", "probabilities")
+    assert [line.split(" | ")[1] for line in text.splitlines()[2:]] == [*lila_recovery.METHODS]
+    again = _command(capsys, *small, "--rows", "rotation 0/none")
+    assert "| flip 1 | learned | left-right flip (probability)" in again
+    runs = json.loads(file.read_text())["runs"]
+    assert [r["average"] for r in runs if r["row"] == "flip 1/learned"] == ["probabilities"]
+    assert len(runs) == 4 and all(len(r["starts"]) == 2 for r in runs if "starts" in r)
+
+
+def test_small_data_by_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "a.json"
+    options = ("--small", "--epochs", "1", "--rows", "mnist/100/a*", "--json", str(file))
+    text = _command(capsys, "lila-small-data", *options)
+    assert "| mnist | 100 | augerino |" in text
+    assert file.with_suffix(".png").is_file()
+
+
+def test_resnet_by_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "a.json"
+    options = ("--small", "--n", "24", "--epochs", "1", "--json", str(file))
+    text = _command(capsys, "lila-resnet", *options)
+    assert "| learned | rotation" in text and "| none |" in text
+    learned, none = json.loads(file.read_text())["runs"]
+    assert set(learned["widths"]) == {*lila_resnet.START} and none["widths"] == {}
+
+
+@pytest.mark.parametrize("name", ["lila_recovery", "lila_resnet"])
+def test_rows_that_are_not_there(name: str) -> None:
+    module = {"lila_recovery": lila_recovery, "lila_resnet": lila_resnet}[name]
+    with pytest.raises(ValueError, match="expected rows"):
+        module.run(lila.Options(small=True, rows=("nonsense",)))
+
+
+def test_no_data(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ValueError, match="expected --data DIR"):
+        lila_small_data.run(lila.Options(rows=("mnist/312/none",)))
+    with pytest.raises(SystemExit, match="2"):
+        lila.main("lila-resnet", lila_resnet.run, ["--rows", "none"])
+    assert "expected --data DIR" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="2"):
+        lila.main("lila-resnet", lila_resnet.run, ["--average", "medians"])
