@@ -47,7 +47,7 @@ def evidence_figure(answers: "Sequence[Answer]", path: Path) -> Path:
     FigureCanvasAgg(figure)
     axes = figure.subplots(len(answers), 3, squeeze=False, width_ratios=(1, 1, 0.8))
     for (left, right, bars), found in zip(axes, answers, strict=True):
-        _draw_shares(bars, found.subject.fit.reading.layers)
+        _draw_shares(bars, found.shown.reading.layers)
         names = [structure.name for structure in found.family.structures]
         colours = dict(zip(names, (BLUE, GREEN, RED), strict=False))
         for candidate in found.candidates:

@@ -92,7 +92,7 @@ class _Symmetry(BaseEstimator):  # type: ignore[misc]
         )
         self.verdict_ = self.discovery_.verdict
         self.network_ = self.discovery_.network().cpu()
-        self.n_iter_ = len(self.discovery_.best.fit.history)
+        self.n_iter_ = len(self.discovery_.found[0].answer.delivered.history)
 
     @torch.no_grad()
     def _outputs(self, X: Any) -> Tensor:

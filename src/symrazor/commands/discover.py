@@ -96,7 +96,8 @@ def discover(given: Annotated[Arguments, tyro.conf.arg(name="")]) -> None:
             console().print(escape(found.verdict), style="bold green", soft_wrap=True)
         found.save(out)
     except KeyboardInterrupt as stop:
-        raise KeyboardInterrupt(f"what is finished is in {out}; the same command goes on") from stop
+        said = str(stop) or f"what is finished is in {out}; the same command goes on"
+        raise KeyboardInterrupt(said) from stop
     if given.report is not None:
         found.report(given.report)
     if given.json_file is not None:
@@ -109,10 +110,12 @@ def _table(found: Answer) -> Table:
     table = Table("network", "log evidence", "fit", "complexity", "effective")
     for key in figures:
         table.add_column(f"test {key}")
-    for candidate in found.candidates:
+    trained = found.candidates if found.final is None else [*found.candidates, found.final]
+    for candidate in trained:
+        longer = f", {len(candidate.fit.history)} epochs" if candidate is found.final else ""
         value, test = candidate.fit.evidence, candidate.fit.reading.test
         table.add_row(
-            candidate.name,
+            candidate.name + longer,
             f"{float(value.log_evidence):,.0f}",
             f"{float(value.log_likelihood):,.0f}",
             f"{float(value.complexity):,.0f}",

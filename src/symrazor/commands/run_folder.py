@@ -58,7 +58,8 @@ def export(
         json_file: write name and size of the file to this file.
         quiet: print nothing.
     """
-    name = question_of(read_document(run), question)["name"]
+    document = read_document(run)
+    name = "" if "dynamics" in document else question_of(document, question)["name"]
     inner = run / name if (run / name).is_dir() else run
     target = inner / f"network{SUFFIXES[form]}" if out is None else out
     file = export_network(run, form, target, question)

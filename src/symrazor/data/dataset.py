@@ -39,7 +39,7 @@ class Dataset:
         kind: what x is.
         task: what y is; trajectories are a regression on their own future.
         names: of the classes, or of the targets.
-        times: of the steps of trajectories [time].
+        times: of the steps of trajectories, [time] or [n, time].
         test: held-out inputs and labels that came with the data.
         source: where the data came from, for messages and the document.
     """
@@ -129,6 +129,8 @@ def dataset(
     """
     found = recognised(x, y, times, source) if kind is None else _known(kind, KINDS, "kind")
     values = shaped(x, found, source)
+    if found == "trajectory":
+        _check_states(values, times, source)
     if y is None:
         check_batch(values, torch.zeros(len(values)), source)
         return Dataset(values, None, found, task or "regression", times=times, source=source)
@@ -152,6 +154,29 @@ def dataset(
     if test is not None and held_labels is not None:
         held = (shaped(test[0], found, source), held_labels)
     return Dataset(values, labels, found, asked, names, None, held, source)
+
+
+def _check_states(x: Tensor, times: Tensor | None, source: str) -> None:
+    """Refuse states that are not finite, not pairs, or not in order, and name the row."""
+    if x.shape[2] % 2:
+        what = f"positions, then as many momenta in {source}"
+        raise refusal(what, f"{x.shape[2]} coordinates", "add the momenta, or --kind series")
+    bad = (~x.isfinite()).any(2).nonzero()
+    if len(bad):
+        got = f"NaN or infinity in trajectory {int(bad[0, 0])}, row {int(bad[0, 1])}"
+        raise refusal(f"finite states in {source}", got, "repair or drop that trajectory")
+    if times is None:
+        return
+    if times.shape not in (x.shape[1:2], x.shape[:2]):
+        got = f"shape {list(times.shape)}"
+        what = f"{x.shape[1]} times as t in {source}"
+        raise refusal(what, got, "save one time for each row")
+    late = (~(times.diff(dim=-1) > 0)).nonzero()
+    if len(late):
+        row = int(late[0, -1]) + 1
+        got = f"rows {row - 1} and {row} the other way" if len(late[0]) == 1 else ""
+        got = got or f"trajectory {int(late[0, 0])}, rows {row - 1} and {row} the other way"
+        raise refusal(f"times that increase in {source}", got, "sort the rows by time")
 
 
 def _columns(y: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 
 | path | read as |
 |---|---|
-| FILE.npz | x and y; optional x_test, y_test, t (times of trajectories), kind, names |
+| FILE.npz | x and y; optional x_test, y_test, kind, names; or states and times of trajectories |
 | FILE.npy, or a folder with x.npy and y.npy | x; the labels are in the file with y for x |
 | FILE.csv | see `symrazor.data.table` |
 | an IDX file of images, or a folder of them | MNIST's files; labels lie beside the images |
@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -135,7 +136,14 @@ def _folder(path: Path, labelled: bool) -> Raw:
 
 
 def _npz(path: Path) -> Raw:
-    found = read_archive(path, ("x",), ("y", "x_test", "y_test", "t", "kind", "names"))
+    others = ("x", "y", "x_test", "y_test", "t", "kind", "names", "states", "times")
+    found = read_archive(path, (), others)
+    if "states" in found and "x" not in found:
+        found |= {"x": found["states"], "kind": np.array("trajectory")}
+    if "times" in found:
+        found.setdefault("t", found["times"])
+    if "x" not in found:
+        read_archive(path, ("x",))  # refuses, and says what is there
     x = as_inputs(found["x"], path)
     y, names = as_labels(found["y"], path) if "y" in found else (None, ())
     if "names" in found:

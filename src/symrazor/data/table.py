@@ -16,7 +16,7 @@ import csv
 import math
 import re
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -161,7 +161,9 @@ def _grouped(
     order: dict[str, list[int]] = {}
     for row, name in enumerate(ids):
         order.setdefault(name, []).append(row)
-    if times is not None:
+    if kind == "trajectory" and times is not None:
+        _check_rows(values, times, order, path)
+    elif times is not None:
         order = {name: sorted(rows, key=lambda r: times[r]) for name, rows in order.items()}
     lengths = {name: len(rows) for name, rows in order.items()}
     first = next(iter(lengths))
@@ -186,6 +188,19 @@ def _grouped(
     if times is None:
         raise refusal(f"a column 'time' in {path}", f"{sorted(set(TIMES))} missing", "add it")
     clock = torch.from_numpy(times[index])
-    if not torch.allclose(clock, clock[:1].expand_as(clock)):
-        raise refusal(f"the same times for every trajectory in {path}", "others", "resample them")
-    return Table(x, None, (), kind, clock[0])
+    shared = torch.allclose(clock, clock[:1].expand_as(clock))
+    return Table(x, None, (), kind, clock[0] if shared else clock)
+
+
+def _check_rows(values: Numbers, times: Numbers, order: dict[str, list[int]], path: Path) -> None:
+    """Refuse rows of trajectories that are not whole or not in order, and name them."""
+    bad = ~(np.isfinite(values).all(1) & np.isfinite(times))
+    if bad.any():
+        got = f"none in data row {int(bad.argmax()) + 1} of {path}"
+        raise refusal("a number in every field", got, "fill it, or drop that trajectory")
+    for name, rows in order.items():
+        for before, after in pairwise(rows):
+            if not times[after] > times[before]:
+                got = f"{times[before]:g} then {times[after]:g} in data row {after + 1} of {path}"
+                what = f"increasing times in trajectory {name!r}"
+                raise refusal(what, got, "sort the rows by time")

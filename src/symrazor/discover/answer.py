@@ -34,6 +34,15 @@ class Candidate:
         """Natural log of the evidence."""
         return float(self.fit.evidence.log_evidence)
 
+    def to_dict(self) -> dict[str, object]:
+        """Plain numbers for JSON."""
+        return {
+            "name": self.name,
+            "reading": self.fit.reading.to_dict(),
+            "history": self.fit.history,
+            "spread": self.spread,
+        }
+
 
 @dataclass(frozen=True)
 class Answer:
@@ -47,6 +56,7 @@ class Answer:
         notes: sentences on what the verdict cannot be trusted for.
         widths: what transformations of the input may do, if that was asked
             (`symrazor.discover.invariances`).
+        final: the winner, trained again for the time that was left; not compared with the others.
     """
 
     name: str
@@ -55,6 +65,7 @@ class Answer:
     candidates: list[Candidate]
     notes: tuple[str, ...] = ()
     widths: "Widths | None" = None
+    final: Candidate | None = None
 
     @property
     def best(self) -> Candidate:
@@ -78,12 +89,24 @@ class Answer:
         return self.named(self.family.learned) if self.family.learned else self.best
 
     @property
+    def shown(self) -> Fit:
+        """Of the subject: its longest training."""
+        if self.final is not None and self.final.name == self.subject.name:
+            return self.final.fit
+        return self.subject.fit
+
+    @property
+    def delivered(self) -> Fit:
+        """Of the network to use: the winner's longest training."""
+        return self.best.fit if self.final is None else self.final.fit
+
+    @property
     def symmetric(self) -> bool | None:
         """Whether no relaxed layer breaks the symmetry; None where nothing is relaxed.
 
         A layer breaks it if its free paths hold a share and its measured error is not small.
         """
-        layers = [layer for layer in self.subject.fit.reading.layers if layer.relaxed]
+        layers = [layer for layer in self.shown.reading.layers if layer.relaxed]
         broken = (x.free_share >= FREE_SHARE and x.kind == "position" for x in layers)
         return not any(broken) if layers else None
 
@@ -109,13 +132,14 @@ class Answer:
             parts.append(f"The evidence does not separate it from {_and(near)}.")
         elif best is not own and less:
             parts.append(f"{_upper(best_label)} says the same with less: take that.")
+        parts.append(self._trained())
         if self.widths is not None:
             parts.append(self.widths.verdict)
         return " ".join(part for part in (*parts, *self.notes) if part)
 
     def _learned(self) -> list[str]:
         """The symmetry that was kept or broken, and where."""
-        reading = self.subject.fit.reading
+        reading = self.shown.reading
         if self.symmetric is None:
             return [f"The data ask for {self.family.label(self.subject.name)}."]
         found = [self.family.kept if self.symmetric else self.family.broken]
@@ -139,6 +163,18 @@ class Answer:
         ]
         return f"Evidence for this structure: {', '.join(listed)}."
 
+    def _trained(self) -> str:
+        """How good the network became in the rest of the time."""
+        test = {} if self.final is None else self.final.fit.reading.test
+        if self.final is None or not test:
+            return ""
+        figure = f"{100 * test['accuracy']:.1f} % of" if "accuracy" in test else ""
+        label = _upper(self.family.label(self.final.name))
+        if figure:
+            return f"{label}, trained for the rest of the time, is right on {figure} held-out data."
+        error = f"a mean squared error of {test['mse']:.3g} (variance 1)"
+        return f"{label}, trained for the rest of the time, has {error} on held-out data."
+
     def to_dict(self) -> dict[str, Any]:
         """Plain numbers for JSON."""
         moved = {} if self.widths is None else {"invariances": self.widths.to_dict()}
@@ -148,15 +184,8 @@ class Answer:
             "verdict": self.verdict,
             "margin": self.margin,
             **moved,
-            "candidates": [
-                {
-                    "name": c.name,
-                    "reading": c.fit.reading.to_dict(),
-                    "history": c.fit.history,
-                    "spread": c.spread,
-                }
-                for c in self.candidates
-            ],
+            "candidates": [c.to_dict() for c in self.candidates],
+            "final": None if self.final is None else self.final.to_dict(),
         }
 
 

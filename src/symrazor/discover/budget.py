@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 import torch
@@ -35,6 +35,10 @@ class Cost:
     evidence: float
     once: float
 
+    def times(self, factor: float) -> "Cost":
+        """The same on a machine that is slower by a factor."""
+        return Cost(factor * self.training, factor * self.evidence, factor * self.once)
+
     def total(self, n: int, epochs: int) -> float:
         """Of a whole run."""
         steps = math.ceil(epochs / every(epochs))
@@ -44,11 +48,19 @@ class Cost:
 
 @dataclass(frozen=True)
 class Plan:
-    """So many passes over so many data."""
+    """So many passes over so many data.
+
+    Args:
+        epochs: passes.
+        data: how many.
+        seconds: name -> what each candidate should take.
+        costs: name -> what that was computed from.
+    """
 
     epochs: int
     data: int
     seconds: dict[str, float]
+    costs: dict[str, Cost] = field(default_factory=dict)
 
 
 def every(epochs: int) -> int:
@@ -93,7 +105,8 @@ def plan(costs: dict[str, Cost], n: int, seconds: float) -> Plan:
         data = max(least, int(0.9 * data))
     most = min(MOST_EPOCHS, max(50, math.ceil(STEPS * batch_size(data) / data)))
     epochs = max((e for e in range(1, most + 1) if total(data, e) <= limit), default=1)
-    return Plan(epochs, data, {name: c.total(data, epochs) for name, c in costs.items()})
+    each = {name: c.total(data, epochs) for name, c in costs.items()}
+    return Plan(epochs, data, each, costs)
 
 
 def costs_of(

@@ -30,7 +30,7 @@ def document(discovery: Discovery) -> dict[str, Any]:
 
 
 def _question(one: Found) -> dict[str, Any]:
-    shown = one.answer.subject.fit
+    shown = one.answer.shown
     test = one.test
     if test is not None:
         targets = test[1] if one.preparation is None else one.preparation.targets(test[1])

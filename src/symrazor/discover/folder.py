@@ -43,6 +43,24 @@ The verdict:
 {verdict}
 """
 
+_DYNAMICS = """What is in this folder, and how to use it.
+
+    discover.json               all numbers
+    report.html                 the page, for a browser
+    network.pt2                 the learned dynamics, a torch.export program
+    network.safetensors         its weights alone
+
+Move states by one step of the data, without symrazor:
+
+    import torch
+    step = torch.export.load("{network}").module()
+    later = step(states)    # float32 [n, {size}] -> the same after a time of {dt:g}
+
+The verdict:
+
+{verdict}
+"""
+
 
 def save(discovery: Discovery, folder: Path) -> Path:
     """Write a run folder; what was unfinished in it is removed."""
@@ -62,8 +80,27 @@ def save(discovery: Discovery, folder: Path) -> Path:
         save_network(network, inner, example, "safetensors")
     if discovery.found:
         write_atomically(folder / "README.txt", _readme(discovery, folder, several).encode())
+    else:
+        _save_dynamics(discovery, folder)
     shutil.rmtree(folder / "unfinished", ignore_errors=True)
     return folder
+
+
+def _save_dynamics(discovery: Discovery, folder: Path) -> None:
+    """The network that moves states by one step, and how to use it."""
+    assert discovery.data is not None
+    network, states = discovery.network(), discovery.data.x[:, 0]
+    example = states[:8] if len(states) > 1 else discovery.data.x[0, :8]
+    save_network(network, folder, example, "torch")
+    save_network(network, folder, example, "safetensors")
+    text = _DYNAMICS.format(
+        folder=folder,
+        network=folder / "network.pt2",
+        size=states.shape[1],
+        dt=discovery.dynamics.dt,
+        verdict=discovery.verdict,
+    )
+    write_atomically(folder / "README.txt", text.encode())
 
 
 def _readme(discovery: Discovery, folder: Path, several: bool) -> str:
@@ -130,7 +167,10 @@ def question_of(document: dict[str, Any], name: str | None) -> dict[str, Any]:
     questions: list[dict[str, Any]] = document["questions"]
     names = [question["name"] for question in questions]
     if not questions:
-        raise ValueError("expected a run with a network, got one of conserved quantities")
+        raise ValueError(
+            "expected a run with classes or targets, got one of conserved quantities; do: "
+            "torch.export.load('network.pt2').module()(states), which moves states by one step"
+        )
     if name is None and len(questions) > 1:
         raise ValueError(
             f"expected one of the questions {names}, got none; do: --question {names[0]}"
@@ -147,8 +187,10 @@ def network_file(run: Path, question: str | None = None, form: Format = "torch")
         ValueError: no such run, question or file.
     """
     document = read_document(run)
-    name = question_of(document, question)["name"]
-    inner = run / name if len(document["questions"]) > 1 else run
+    inner = run
+    if "dynamics" not in document:
+        name = question_of(document, question)["name"]
+        inner = run / name if len(document["questions"]) > 1 else run
     file = inner / f"network{SUFFIXES[form]}"
     if not file.is_file():
         raise ValueError(f"expected the network {file}, got none; do: discover again")
@@ -182,7 +224,9 @@ def export_network(run: Path, form: Format, out: Path, question: str | None = No
             write_atomically(out, file.read_bytes())
         return out
     network = load_network(run, question)
-    shape = read_document(run)["data"]["shape"]
+    document = read_document(run)
+    shape = document["data"]["shape"]
+    shape = shape[1:] if "dynamics" in document else shape
     generator = torch.Generator().manual_seed(0)
     example = torch.rand(8, *shape, generator=generator)
     return save_network(_plain(network), out, example, form)

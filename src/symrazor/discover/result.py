@@ -41,8 +41,8 @@ class Found:
 
     @cached_property
     def network(self) -> nn.Module:
-        """The network with the highest evidence: plain, on the CPU, for data as they came."""
-        fit = self.answer.best.fit
+        """The network of the answer as plain torch modules, on data as they came."""
+        fit = self.answer.delivered
         plain = fit.collapse() if spatial_layers(fit.model) else copy.deepcopy(fit.model).eval()
         if self.preparation is None:
             return plain.cpu()
@@ -95,10 +95,16 @@ class Discovery:
     @property
     def reading(self) -> Reading:
         """Of the network that the verdict is about."""
-        return self._first.answer.subject.fit.reading
+        return self._first.answer.shown.reading
 
     def network(self) -> nn.Module:
-        """The best network as plain torch modules: data as they came in, logits or targets out."""
+        """The best network as plain torch modules: data as they came in, logits or targets out.
+
+        Of trajectories: states in, states one step of the data later out.
+        """
+        if self.dynamics is not None:
+            moved: nn.Module = self.dynamics.network()
+            return moved
         return self._first.network
 
     @torch.no_grad()

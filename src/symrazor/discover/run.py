@@ -1,5 +1,7 @@
 """Train the candidates of one question, one after the other, within the time given."""
 
+import contextlib
+import dataclasses
 import json
 import math
 import re
@@ -17,7 +19,8 @@ from torch import Tensor
 from symrazor.checkpoint import fingerprint
 from symrazor.data import Tensors
 from symrazor.discover.answer import Answer, Candidate, rank
-from symrazor.discover.budget import Make, Plan, batch_size, costs_of, every, plan
+from symrazor.discover.budget import Cost, Make, Plan, batch_size, costs_of, every, plan
+from symrazor.discover.longer import COMPARING, Longer, longer_plan, winner
 from symrazor.discover.structures import Family, Structure
 from symrazor.equivariance import Action, equivariance_error
 from symrazor.fit import Fit, fit
@@ -34,6 +37,8 @@ LATEST = 1.2
 ORDERS = 8
 FEW = 400
 """Training steps below which a verdict says that it comes early."""
+LONGER = 1.5
+"""The winner is trained again if it gets so many times the steps of the comparison."""
 
 
 @dataclass(frozen=True)
@@ -127,34 +132,101 @@ class Asked:
 
 
 def answer(asked: Asked, options: Options, tell: Tell) -> Answer:
-    """Train the candidates and rank them; the first one in any case, others while time is left."""
-    deadline = time.perf_counter() + LATEST * 60 * options.minutes
-    config, used, expected = _planned(asked, options, tell)
+    """Train the candidates and rank them; then the winner again for the rest of the time.
+
+    The first candidate is trained in any case, others while time is left.
+    """
+    started = time.perf_counter()
+    config, used, planned = _planned(asked, options, tell)
     train = (asked.train[0][used], asked.train[1][used])
-    started, late = time.perf_counter(), 1.0
-    found: list[Candidate] = []
-    for number, structure in enumerate(asked.family.structures, 1):
-        due = time.perf_counter() + late * expected.get(structure.name, 0.0)
-        if found and expected and due > deadline:
-            tell(f"  {number} of {len(asked.family.structures)}: {structure.name}: no time left")
-            continue
-        candidate = _train(asked, structure, train, config, options)
-        found.append(candidate)
-        planned = sum(expected.get(c.name, 0.0) for c in found)
-        late = max(1.0, (time.perf_counter() - started) / planned) if planned else 1.0
-        seconds = candidate.fit.history[-1]["seconds"]
-        place = f"{number} of {len(asked.family.structures)}"
-        tell(f"  {place}: {candidate.name} done, {config.epochs} epochs in {seconds:.0f} s")
+    found, spent = _compared(asked, train, config, planned, options, tell)
     steps = config.epochs * math.ceil(len(train[1]) / config.batch_size)
     notes = (f"Only {steps} training steps fit into the time: allow more.",) if steps < FEW else ()
     ranked = rank(list(_measured_again(found)))
-    return Answer(asked.name, asked.question, asked.family, ranked, notes)
+    compared = Answer(asked.name, asked.question, asked.family, ranked, notes)
+    if not planned.costs:
+        return compared
+    name = winner(compared)
+    scaled = planned.costs[name].times(spent[name] / planned.seconds[name])
+    left = 60 * options.minutes - (time.perf_counter() - started)
+    chosen = _longer(asked, longer_plan(name, scaled, len(asked.train[1]), left), options)
+    if chosen is None or chosen.steps < LONGER * steps:
+        return compared
+    label = asked.family.label(chosen.name)
+    tell(f"  the rest of the time: {label}, {chosen.epochs} epochs on {chosen.data:,} data")
+    return replace(compared, final=_train_longer(asked, chosen, config, options))
+
+
+def _compared(
+    asked: Asked,
+    train: Tensors,
+    config: FitConfig,
+    planned: Plan,
+    options: Options,
+    tell: Tell,
+) -> tuple[list[Candidate], dict[str, float]]:
+    """The candidates, trained alike, and the seconds that each took."""
+    structures, expected = asked.family.structures, planned.seconds
+    deadline = time.perf_counter() + LATEST * 60 * options.minutes * COMPARING
+    found: list[Candidate] = []
+    spent: dict[str, float] = {}
+    late = 1.0
+    for number, structure in enumerate(structures, 1):
+        started = time.perf_counter()
+        due = started + late * expected.get(structure.name, 0.0)
+        if found and expected and due > deadline:
+            tell(f"  {number} of {len(structures)}: {structure.name}: no time left")
+            continue
+        candidate = _train(asked, structure, train, config, options)
+        found.append(candidate)
+        seconds = candidate.fit.history[-1]["seconds"]
+        spent[structure.name] = max(seconds, time.perf_counter() - started)
+        if expected:
+            late = max(1.0, sum(spent.values()) / sum(expected[name] for name in spent))
+        place = f"{number} of {len(structures)}"
+        tell(f"  {place}: {candidate.name} done, {config.epochs} epochs in {seconds:.0f} s")
+    return found, spent
+
+
+def _longer(asked: Asked, fresh: Longer | None, options: Options) -> Longer | None:
+    """The longer training as it was begun before, or as it is planned now."""
+    if options.work is None:
+        return fresh
+    file = options.work / _slug(asked.name) / "longer.json"
+    with contextlib.suppress(OSError, ValueError, TypeError):
+        return Longer(**json.loads(file.read_text()))
+    if fresh is not None:
+        write_atomically(file, json.dumps(vars(fresh)).encode())
+    return fresh
+
+
+def _train_longer(asked: Asked, chosen: Longer, config: FitConfig, options: Options) -> Candidate:
+    """The winner anew, with the passes and data of its plan."""
+    structure = next(s for s in asked.family.structures if s.name == chosen.name)
+    used = _some(len(asked.train[1]), chosen.data, options.seed)
+    config = replace(config, epochs=chosen.epochs, every=every(chosen.epochs))
+    config = replace(config, batch_size=batch_size(chosen.data))
+    data = (asked.train[0][used], asked.train[1][used])
+    return _train(asked, structure, data, config, options, "longer")
+
+
+def _some(n: int, count: int, seed: int) -> Tensor:
+    """Which of n data are used: all, or so many by chance."""
+    if count >= n:
+        return torch.arange(n)
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randperm(n, generator=generator)[:count].sort().values
 
 
 def _train(
-    asked: Asked, structure: Structure, train: Tensors, config: FitConfig, options: Options
+    asked: Asked,
+    structure: Structure,
+    train: Tensors,
+    config: FitConfig,
+    options: Options,
+    place: str | None = None,
 ) -> Candidate:
-    folder = options.work and options.work / _slug(asked.name) / _slug(structure.name)
+    folder = options.work and options.work / _slug(asked.name) / _slug(place or structure.name)
     with torch.random.fork_rng([]):
         torch.manual_seed(options.seed)
         model = structure.make()
@@ -201,12 +273,9 @@ def _spread(done: Fit) -> float:
 # The plan, and what is kept of it beside unfinished candidates.
 
 
-def _planned(
-    asked: Asked, options: Options, tell: Tell
-) -> tuple[FitConfig, Tensor, dict[str, float]]:
+def _planned(asked: Asked, options: Options, tell: Tell) -> tuple[FitConfig, Tensor, Plan]:
     """Options of training, which data to use, and the seconds each candidate should take."""
     n = len(asked.train[1])
-    everything = torch.arange(n)
     config = asked.config or FitConfig(lr=1e-2, batch_size=batch_size(n)).change(estimator="mc")
     config = replace(config, seed=options.seed, progress=options.progress)
     key = _key(asked, options)
@@ -227,23 +296,20 @@ def _planned(
             tried = replace(config, device=options.place())
             costs = costs_of(asked.family.structures, asked.train, asked.likelihood, tried)
             left = 60 * options.minutes - (time.perf_counter() - started)
-            chosen = plan(costs, n, left)
+            chosen = plan(costs, n, COMPARING * left)
         else:
             chosen = kept
         config = replace(config, epochs=chosen.epochs, every=every(chosen.epochs))
         config = replace(config, batch_size=batch_size(chosen.data))
     if file is not None and kept is None:
-        numbers = {"epochs": chosen.epochs, "data": chosen.data, "seconds": chosen.seconds}
+        numbers = dataclasses.asdict(chosen)
         write_atomically(file, json.dumps({"key": key, **numbers}).encode())
     elif kept is not None:
         tell("  going on with an unfinished run of the same command")
     if chosen.data < n:
-        tell(
-            f"  {chosen.data:,} of {n:,} data are used, to stay within {options.minutes:g} minutes"
-        )
-        generator = torch.Generator().manual_seed(options.seed)
-        everything = torch.randperm(n, generator=generator)[: chosen.data].sort().values
-    return config, everything, chosen.seconds
+        within = f"to stay within {options.minutes:g} minutes"
+        tell(f"  {chosen.data:,} of {n:,} data are used to compare, {within}")
+    return config, _some(n, chosen.data, options.seed), chosen
 
 
 def _key(asked: Asked, options: Options) -> dict[str, Any]:
@@ -266,7 +332,8 @@ def _kept(file: Path | None, key: dict[str, Any]) -> Plan | None:
         found = json.loads(file.read_text())
         if found["key"] != key:
             return None
-        return Plan(int(found["epochs"]), int(found["data"]), dict(found["seconds"]))
+        costs = {name: Cost(**parts) for name, parts in found["costs"].items()}
+        return Plan(int(found["epochs"]), int(found["data"]), dict(found["seconds"]), costs)
     except (ValueError, KeyError, TypeError):
         return None
 

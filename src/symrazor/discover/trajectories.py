@@ -1,36 +1,113 @@
-"""Trajectories: which quantities are conserved?"""
+"""Trajectories: which quantities are conserved, and a network that moves states by one step."""
 
-import importlib
+import copy
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+from jaxtyping import Float
+from torch import Tensor, nn
 
 from symrazor.data import Dataset
 from symrazor.discover.run import Options
+from symrazor.dynamics.conserved import AffineFlows
+from symrazor.dynamics.discover import Discovered
+from symrazor.dynamics.discover import discover as find
+from symrazor.dynamics.evaluate import Simulator
+from symrazor.dynamics.hamiltonian import Energy
+from symrazor.dynamics.integrators import advance
+from symrazor.dynamics.symmetrised import Hamiltonian
+from symrazor.layers.trace import traced
+
+LONGEST, MOST = 0.1, 20
+"""Longest step of the integrator within a step of the data, and how many of them at most."""
+
+STEPS = 20_000
+"""Of training at most, if there is time; `epochs` says another number."""
 
 
-def discover(data: Dataset, options: Options) -> Any:
-    """What `symrazor.dynamics.discover` finds: an object with `verdict` and `to_dict()`.
+@dataclass(frozen=True)
+class Dynamics:
+    """What was found, and the step of the data.
+
+    Args:
+        found: by `symrazor.dynamics.discover`.
+        dt: time between two states, the median.
+    """
+
+    found: Discovered
+    dt: float
+
+    @property
+    def verdict(self) -> str:
+        """In words."""
+        return self.found.verdict
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain numbers for JSON."""
+        return {**self.found.to_dict(), "dt": self.dt}
+
+    def network(self) -> nn.Module:
+        """Plain torch modules: states [n, 2k] in, states after `dt` out, in the data's units."""
+        step = _Step(Simulator(self.found.learned), self.found.scale, self.dt)
+        return nn.Sequential(traced(step, "Step")).eval()
+
+
+def discover(data: Dataset, options: Options) -> Dynamics:
+    """What `symrazor.dynamics.discover` finds.
 
     Raises:
-        ValueError: an odd number of coordinates, or an installation without dynamics.
+        ValueError: an odd number of coordinates, or times that do not fit or increase.
+        KeyboardInterrupt: stopped; nothing is kept of it.
     """
-    if data.x.shape[2] % 2:
-        raise ValueError(
-            f"expected an even number of coordinates (positions, then momenta) in {data.source}, "
-            f"got {data.x.shape[2]}"
-        )
     times = data.times
     if times is None:
         times = torch.arange(data.x.shape[1], dtype=torch.float32)
+    gaps = times.double().diff(dim=-1)
     try:
-        dynamics: Any = importlib.import_module("symrazor.dynamics")
-        find = dynamics.discover
-    except (ModuleNotFoundError, AttributeError) as error:
-        raise ValueError(
-            f"expected data of another kind in {data.source}, got trajectories, which this "
-            "version cannot learn from yet; do --kind series with labels"
-        ) from error
-    return find(
-        data.x, times, minutes=options.minutes, seed=options.seed, progress=options.progress
-    )
+        found = find(
+            data.x,
+            times,
+            minutes=options.minutes,
+            seed=options.seed,
+            progress=options.progress,
+            device=options.place(),
+            steps=options.epochs or STEPS,
+        )
+    except KeyboardInterrupt as stop:
+        text = "nothing is kept of trajectories; the same command begins anew"
+        raise KeyboardInterrupt(text) from stop
+    return Dynamics(found, float(gaps.median()))
+
+
+class _Step(nn.Module):
+    """A simulator for one length of time, with all its numbers as parameters that do not train."""
+
+    scale: Tensor
+    linear: Tensor
+    shift: Tensor
+
+    def __init__(self, simulator: Simulator, scale: Tensor, dt: float) -> None:
+        super().__init__()
+        self.energy, flows = simulator.hamiltonian.energy, simulator.hamiltonian.flows
+        self.layers = len(self.energy.biases)
+        self.flows = isinstance(flows, AffineFlows)
+        numbers = {f"weight{k}": w for k, w in enumerate(self.energy.weights)}
+        numbers |= {f"bias{k}": b for k, b in enumerate(self.energy.biases)}
+        numbers["scale"] = scale
+        if isinstance(flows, AffineFlows):
+            numbers |= {"linear": flows.linear, "shift": flows.shift}
+        for name, value in numbers.items():
+            kept = value.detach().cpu().float().clone()
+            self.register_parameter(name, nn.Parameter(kept, requires_grad=False))
+        self.integrator, self.dt = simulator.integrator, dt
+        self.steps = min(MOST, max(1, round(dt / LONGEST + 0.5)))
+
+    def forward(self, state: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
+        energy: Energy = copy.copy(self.energy)
+        energy.weights = [getattr(self, f"weight{k}") for k in range(self.layers + 1)]
+        energy.biases = [getattr(self, f"bias{k}") for k in range(self.layers)]
+        flows = AffineFlows(self.linear, self.shift) if self.flows else None
+        field = Hamiltonian(energy, flows).field
+        x = (state / self.scale).unsqueeze(0)
+        return advance(self.integrator, field, x, self.dt, self.steps).squeeze(0) * self.scale
