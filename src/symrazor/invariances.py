@@ -25,8 +25,9 @@ OPEN: dict[str, float] = {
 }
 """Unit -> smallest width that is worth words; for any other unit, any width above 0.
 
-A probability of 0.25 is half of what full invariance to a flip takes, 0.125 to quarter turns. The others are small beside
-what a person would notice: pictures that are not turned at all still give widths above 0.
+A probability of 0.25 is half of what full invariance to a flip takes, one of 0.125 half of what
+quarter turns take. The others are small beside what a person would notice: pictures that are not
+turned at all still give widths above 0.
 """
 
 WHOLE: dict[str, float] = {"degrees": 170.0, "probability": 0.45, "probability of 1/4": 0.22}
