@@ -110,14 +110,23 @@ def test_what_comes_out_takes_one_pass(fitted: sr.Fit, tmp_path: Path) -> None:
         ),
         (
             {"rotation": (178.0, "degrees"), "x-scale": (1.5, "factor")},
-            "All rotations and stretching to the side by factors up to 1.5 leave the label alone.",
+            "All rotations and stretches to the side by factors up to 1.5 leave the label alone.",
         ),
         (
             {"up-down flip": (0.3, "probability"), "x-translation": (2.25, "pixels")},
             "Up-down flips (probability 0.3) and shifts to the side up to 2.2 pixels leave the "
             "label alone.",
         ),
-        ({"shear": (1.01, "factor")}, "Shearing do not leave the label alone."),
+        (
+            {
+                "turn by 90 degrees": (0.23, "probability of 1/4"),
+                "turn by 180 degrees": (0.14, "probability of 1/4"),
+                "turn by 270 degrees": (0.1, "probability of 1/4"),
+            },
+            "Turns by 90 degrees and turns by 180 degrees (probability 0.14) leave the label "
+            "alone; turns by 270 degrees do not.",
+        ),
+        ({"shear": (1.01, "factor")}, "Shears do not leave the label alone."),
         ({"mode 1": (0.5, "share"), "A0": (0.2, "")}, "A0 up to 0.2 leave the label alone."),
         ({"rotation": (math.nan, "degrees")}, ""),
     ],

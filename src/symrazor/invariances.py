@@ -19,30 +19,43 @@ OPEN: dict[str, float] = {
     "half-widths": 0.05,
     "factor": 1.1,
     "probability": 0.25,
+    "probability of 1/4": 0.125,
     "deviations": 0.05,
     "steps": 0.5,
 }
 """Unit -> smallest width that is worth words; for any other unit, any width above 0.
 
-A probability of 0.25 is half of what full invariance to a flip takes. The others are small beside
-what a person would notice: pictures that are not turned at all still give widths above 0.
+A probability of 0.25 is half of what full invariance to a flip takes, one of 0.125 half of what
+quarter turns take. The others are small beside what a person would notice: pictures that are not
+turned at all still give widths above 0.
 """
 
-WHOLE: dict[str, float] = {"degrees": 170.0, "probability": 0.45}
+WHOLE: dict[str, float] = {"degrees": 170.0, "probability": 0.45, "probability of 1/4": 0.22}
 """Unit -> width from which on the whole group leaves the label alone."""
 
 _NOUNS = {
     "rotation": "rotations",
     "x-translation": "shifts to the side",
     "y-translation": "shifts up and down",
-    "x-scale": "stretching to the side",
-    "y-scale": "stretching up and down",
-    "shear": "shearing",
+    "x-scale": "stretches to the side",
+    "y-scale": "stretches up and down",
+    "shear": "shears",
     "left-right flip": "left-right flips",
     "up-down flip": "up-down flips",
-    "scale": "scaling",
+    "turn by 90 degrees": "turns by 90 degrees",
+    "turn by 180 degrees": "turns by 180 degrees",
+    "turn by 270 degrees": "turns by 270 degrees",
+    "scale": "changes of size",
+    "brightness": "changes of brightness",
+    "contrast": "changes of contrast",
+    "saturation": "changes of saturation",
+    "blur": "blurs",
+    "noise": "amounts of noise",
+    "jitter": "amounts of jitter",
     "time shift": "shifts in time",
+    "time scale": "changes of speed",
 }
+"""Generator -> what a sentence calls its transformations; the names of others are as they are."""
 
 
 @dataclass(frozen=True)
@@ -115,8 +128,8 @@ def sentence(found: Mapping[str, Invariance]) -> str:
 def _phrase(name: str, one: Invariance) -> str:
     noun = _NOUNS.get(name, name)
     if one.width >= WHOLE.get(one.unit, math.inf):
-        return noun if one.unit == "probability" else f"all {noun}"
-    if one.unit == "probability":
+        return noun if "probability" in one.unit else f"all {noun}"
+    if "probability" in one.unit:
         return f"{noun} (probability {one.width:.2g})"
     amount = f"{one.width:.0f}" if one.width >= 10 else f"{one.width:.2g}"
     if one.unit == "factor":

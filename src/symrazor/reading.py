@@ -35,8 +35,7 @@ from symrazor.verdict import (
 
 SCHEMA = 3
 """Version of the JSON document, see docs/reading.md."""
-READABLE = (2, 3)
-"""Versions that can be read: one of schema 2 has no invariances."""
+READABLE = (2, SCHEMA)  # one of schema 2 has no invariances
 
 WIDTH = 110
 """Columns of the table."""
@@ -297,13 +296,7 @@ def read(
 ) -> Reading:
     """The reading of a model as its razor sees it, with equivariance errors measured on inputs x.
 
-    Args:
-        razor: the model with its prior.
-        evidence: of the model as it is.
-        train: what it was trained on.
-        test: figures on held-out data.
-        x: inputs to measure equivariance on; None not to.
-        shape: of one datum, for widths in pixels; that of x unless told.
+    Learned widths in pixels need the `shape` of one datum, that of x unless told.
 
     Raises:
         ValueError: an evidence without the effective parameters of this model's weights.

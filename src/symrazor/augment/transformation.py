@@ -178,6 +178,7 @@ class QuarterTurns(Choice):
         return torch.stack([x.rot90(k, (-2, -1)) for k in range(4)], 1)
 
     def describe(self, shape: Sequence[int]) -> dict[str, float]:
-        """Probability by angle."""
+        """Probability by angle; 1/4 each is invariance."""
         values = self.probabilities.detach().tolist()
-        return {f"turn by {90 * k} degrees (probability)": p for k, p in enumerate(values) if k}
+        unit = "probability of 1/4"
+        return {f"turn by {90 * k} degrees ({unit})": p for k, p in enumerate(values) if k}
