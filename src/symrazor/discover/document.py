@@ -35,10 +35,14 @@ def _question(one: Found) -> dict[str, Any]:
     if test is not None:
         targets = test[1] if one.preparation is None else one.preparation.targets(test[1])
         test = (one.prepared(test[0]), targets)
+    parts = parts_of(shown, test=test, classes=one.data.names or None)
+    if one.answer.delivered is not shown:  # how far to trust the network that is used
+        used = parts_of(one.answer.delivered, test=test, classes=one.data.names or None)
+        parts |= {key: used[key] for key in ("calibration",) if key in used}
     return {
         **one.answer.to_dict(),
         "best": one.answer.best.name,
         "symmetric": one.answer.symmetric,
         "classes": list(one.data.names) if one.data.task == "classification" else None,
-        **parts_of(shown, test=test, classes=one.data.names or None),
+        **parts,
     }
