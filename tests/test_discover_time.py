@@ -77,7 +77,10 @@ def test_cost_is_that_of_the_run() -> None:
     assert seldom(20) == 4
     expected = 20 * 5000 * 1e-3 + (5 * 2000 + 5000) * 1e-2 + 3
     assert Cost(1e-3, 1e-2, 3.0).total(5000, 20) == pytest.approx(expected)
-    assert Cost(1e-3, 1e-2, 3.0).times(2).total(5000, 20) == pytest.approx(2 * expected)
+    loop = 20 * 5000 * 1e-3 + 5 * 2000 * 1e-2
+    slower = Cost(1e-3, 1e-2, 3.0).seen(5000, 20, 2 * loop, 7.0)
+    assert slower.total(5000, 20) == pytest.approx(2 * (expected - 3) + 7)
+    assert Cost(1e-3, 1e-2, 3.0).seen(5000, 20, 99 * loop, 0).training == pytest.approx(3e-3)
     assert Longer("a", 3, 1000).steps == 3 * 32  # batches of 32
 
 

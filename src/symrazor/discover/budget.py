@@ -24,6 +24,8 @@ LEAST_EPOCHS, STEPS, MOST_EPOCHS = 12, 2000, 400
 LEAST_DATA = 500
 MEASURED, SELDOM = 10, 6
 """Evidence steps in a run; and in one that has to fit into a time."""
+SLOWER = 3.0
+"""Short runs say little about the speed of long ones: a larger factor is not believed."""
 SUBSET = 2000
 """Data of an evidence step in a run that has to fit into a time."""
 
@@ -36,15 +38,26 @@ class Cost:
     evidence: float
     once: float
 
-    def times(self, factor: float) -> "Cost":
-        """The same on a machine that is slower by a factor."""
-        return Cost(factor * self.training, factor * self.evidence, factor * self.once)
+    def loop(self, n: int, epochs: int) -> float:
+        """Of the passes and the evidence steps between them."""
+        steps = math.ceil(epochs / seldom(epochs))
+        return n * epochs * self.training + steps * min(n, SUBSET) * self.evidence
 
     def total(self, n: int, epochs: int) -> float:
         """Of a whole run."""
-        steps = math.ceil(epochs / seldom(epochs))
-        measured = steps * min(n, SUBSET) + n
-        return n * epochs * self.training + measured * self.evidence + self.once
+        return self.loop(n, epochs) + n * self.evidence + self.once
+
+    def seen(self, n: int, epochs: int, loop: float, after: float) -> "Cost":
+        """The cost after a run: so many times what was expected, at most `SLOWER`.
+
+        Args:
+            n: data of that run.
+            epochs: its passes.
+            loop: seconds they took.
+            after: seconds until all was measured.
+        """
+        factor = min(SLOWER, loop / self.loop(n, epochs))
+        return Cost(factor * self.training, factor * self.evidence, after)
 
 
 @dataclass(frozen=True)

@@ -146,9 +146,10 @@ def answer(asked: Asked, options: Options, tell: Tell) -> Answer:
     if not planned.costs:
         return compared
     name = winner(compared, early=steps < FEW)
-    scaled = planned.costs[name].times(spent[name] / planned.seconds[name])
+    loop = compared.named(name).fit.history[-1]["seconds"]
+    cost = planned.costs[name].seen(len(train[1]), config.epochs, loop, spent[name] - loop)
     left = 60 * options.minutes - (time.perf_counter() - started)
-    chosen = _longer(asked, longer_plan(name, scaled, len(asked.train[1]), left), options)
+    chosen = _longer(asked, longer_plan(name, cost, len(asked.train[1]), left), options)
     if chosen is None or chosen.steps < LONGER * steps:
         return compared
     label = asked.family.label(chosen.name)
