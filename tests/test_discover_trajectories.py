@@ -84,7 +84,7 @@ def test_archives_that_are_refused(tmp_path: Path, change: object, message: str)
     ("change", "message"),
     [
         (lambda rows: [*rows[:4], "0,0.75,,1", *rows[5:]], "none in data row 4 of"),
-        (lambda rows: [*rows[:4], rows[5], rows[4], *rows[6:]], "then 0.75 in data row 5 of"),
+        (lambda rows: [*rows[:4], rows[3], *rows[5:]], "got 0.5 in data rows 3 and 4 of"),
         (lambda rows: rows[:-3], "8 for trajectory '0' and 5 for '5'"),
         (lambda rows: [row.rsplit(",", 1)[0] for row in rows], "got 1 coordinates"),
     ],

@@ -39,6 +39,8 @@ LATEST = 0.6
 ORDERS = 8
 FEW = 400
 """Training steps below which a verdict says that it comes early."""
+SCORED = 2000
+"""Held-out data on which networks are scored that are only compared."""
 LONGER = 1.5
 """The winner is trained again if it gets so many times the steps of the comparison."""
 
@@ -237,7 +239,9 @@ def _train(
             config=replace(config, resume=folder, device=options.place()),
         )
     if asked.test is not None and not asked.config:
-        x, y = (part.to(done.data.x.device) for part in asked.test)
+        n = len(asked.test[1])
+        some = _some(n, n if place else SCORED, options.seed)
+        x, y = (part[some].to(done.data.x.device) for part in asked.test)
         figures = scores(done.razor.likelihood, outputs(model, x), y)
         done.reading = replace(done.reading, test=figures)
     if asked.ordered:
