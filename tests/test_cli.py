@@ -164,3 +164,18 @@ def test_bench_of_fit_counts_two_processes() -> None:
     """The estimate by two: each does about half of the work (time is the bench's business)."""
     rows = fit_bench.scaling(fit_bench.Options(alpha=2, images=1000, batch=100, rounds=1))
     assert rows[1].ratio > 1.3
+
+
+def test_a_reader_who_has_seen_enough_is_no_error() -> None:
+    """As with `symrazor --help | head -1`."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "symrazor", "fit", "--help"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert process.stdout is not None and process.stderr is not None
+    process.stdout.close()
+    said = process.stderr.read()
+    process.wait(timeout=60)
+    process.stderr.close()
+    assert said == b""

@@ -1,5 +1,6 @@
 """The command `symrazor`: verbs, each in a file of `commands`; no logic here."""
 
+import os
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -55,6 +56,10 @@ def main() -> None:
     """Entry point: exit code 2 for what the user can mend, with one line that says how."""
     try:
         run()
+        sys.stdout.flush()
+    except BrokenPipeError:  # whoever read our output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(141)
     except (ValueError, OSError, FloatingPointError, ModuleNotFoundError) as error:
         shown = escape(str(error))
         Console(stderr=True).print(f"[red]symrazor:[/red] {shown}", soft_wrap=True, highlight=False)

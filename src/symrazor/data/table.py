@@ -161,10 +161,10 @@ def _grouped(
     order: dict[str, list[int]] = {}
     for row, name in enumerate(ids):
         order.setdefault(name, []).append(row)
+    if times is not None:
+        order = {name: sorted(rows, key=lambda r: times[r]) for name, rows in order.items()}
     if kind == "trajectory" and times is not None:
         _check_rows(values, times, order, path)
-    elif times is not None:
-        order = {name: sorted(rows, key=lambda r: times[r]) for name, rows in order.items()}
     lengths = {name: len(rows) for name, rows in order.items()}
     first = next(iter(lengths))
     other = next((name for name in lengths if lengths[name] != lengths[first]), None)
@@ -193,7 +193,7 @@ def _grouped(
 
 
 def _check_rows(values: Numbers, times: Numbers, order: dict[str, list[int]], path: Path) -> None:
-    """Refuse rows of trajectories that are not whole or not in order, and name them."""
+    """Refuse rows of trajectories that are not whole, or there twice, and name them."""
     bad = ~(np.isfinite(values).all(1) & np.isfinite(times))
     if bad.any():
         got = f"none in data row {int(bad.argmax()) + 1} of {path}"
@@ -201,6 +201,6 @@ def _check_rows(values: Numbers, times: Numbers, order: dict[str, list[int]], pa
     for name, rows in order.items():
         for before, after in pairwise(rows):
             if not times[after] > times[before]:
-                got = f"{times[before]:g} then {times[after]:g} in data row {after + 1} of {path}"
-                what = f"increasing times in trajectory {name!r}"
-                raise refusal(what, got, "sort the rows by time")
+                both = f"data rows {before + 1} and {after + 1} of {path}"
+                what = f"one row for each time of trajectory {name!r}"
+                raise refusal(what, f"{times[after]:g} in {both}", "drop one of them")

@@ -1,12 +1,13 @@
 """The candidates of one question, ranked by evidence, and what that says in words."""
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from symrazor.discover.structures import Family
 from symrazor.fit import Fit
-from symrazor.verdict import FREE_SHARE, percent, words
+from symrazor.verdict import FREE_SHARE, LayerReading, percent, words
 
 if TYPE_CHECKING:
     from symrazor.discover.invariances import Widths
@@ -143,7 +144,7 @@ class Answer:
         if self.symmetric is None:
             return [f"The data ask for {self.family.label(self.subject.name)}."]
         found = [self.family.kept if self.symmetric else self.family.broken]
-        text = words(reading.layers, None)
+        text = words(numbered(reading.layers), None)
         for usual, here in self.family.terms.items():
             text = text.replace(usual, here)
         found.append(text)
@@ -193,6 +194,12 @@ def separated(one: Candidate, other: Candidate) -> bool:
     """Whether two evidences differ by more than odds of 20 to 1, and than two spreads of probes."""
     gap = abs(one.log_evidence - other.log_evidence)
     return gap >= max(ODDS, 2 * math.hypot(one.spread, other.spread))
+
+
+def numbered(layers: Sequence[LayerReading]) -> list[LayerReading]:
+    """The relaxed layers, named 1, 2, ... instead of by their modules."""
+    relaxed = [layer for layer in layers if layer.relaxed]
+    return [replace(layer, name=str(number)) for number, layer in enumerate(relaxed, 1)]
 
 
 def rank(candidates: list[Candidate]) -> list[Candidate]:

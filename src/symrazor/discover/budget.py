@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 import torch
@@ -13,7 +13,6 @@ from symrazor.discover.structures import Structure
 from symrazor.fit import fit
 from symrazor.likelihood import Likelihood
 from symrazor.options import FitConfig
-from symrazor.training import EVIDENCE_SUBSET
 
 Make = Callable[[], Likelihood]
 TRIED = 512
@@ -23,8 +22,12 @@ SAFETY = 0.8
 LEAST_EPOCHS, STEPS, MOST_EPOCHS = 12, 2000, 400
 """At least so many passes, on fewer data if need be; at most as many as make `STEPS` steps."""
 LEAST_DATA = 500
-MEASURED = 10
-"""Evidence steps in a run."""
+MEASURED, SELDOM = 10, 6
+"""Evidence steps in a run; and in one that has to fit into a time."""
+SLOWER = 3.0
+"""Short runs say little about the speed of long ones: a larger factor is not believed."""
+SUBSET = 2000
+"""Data of an evidence step in a run that has to fit into a time."""
 
 
 @dataclass(frozen=True)
@@ -35,15 +38,26 @@ class Cost:
     evidence: float
     once: float
 
-    def times(self, factor: float) -> "Cost":
-        """The same on a machine that is slower by a factor."""
-        return Cost(factor * self.training, factor * self.evidence, factor * self.once)
+    def loop(self, n: int, epochs: int) -> float:
+        """Of the passes and the evidence steps between them."""
+        steps = math.ceil(epochs / seldom(epochs))
+        return n * epochs * self.training + steps * min(n, SUBSET) * self.evidence
 
     def total(self, n: int, epochs: int) -> float:
         """Of a whole run."""
-        steps = math.ceil(epochs / every(epochs))
-        measured = steps * min(n, EVIDENCE_SUBSET) + n
-        return n * epochs * self.training + measured * self.evidence + self.once
+        return self.loop(n, epochs) + n * self.evidence + self.once
+
+    def seen(self, n: int, epochs: int, loop: float, after: float) -> "Cost":
+        """The cost after a run: so many times what was expected, at most `SLOWER`.
+
+        Args:
+            n: data of that run.
+            epochs: its passes.
+            loop: seconds they took.
+            after: seconds until all was measured.
+        """
+        factor = min(SLOWER, loop / self.loop(n, epochs))
+        return Cost(factor * self.training, factor * self.evidence, after)
 
 
 @dataclass(frozen=True)
@@ -66,6 +80,22 @@ class Plan:
 def every(epochs: int) -> int:
     """Epochs between evidence steps."""
     return max(1, epochs // MEASURED)
+
+
+def seldom(epochs: int) -> int:
+    """Epochs between evidence steps where time is short."""
+    return max(1, math.ceil(epochs / SELDOM))
+
+
+def timed(config: FitConfig, epochs: int, data: int) -> FitConfig:
+    """Options of a run of so many passes over so many data, of which `Cost.total` is the time."""
+    return replace(
+        config,
+        epochs=epochs,
+        every=seldom(epochs),
+        subset=min(data, SUBSET),
+        batch_size=batch_size(data),
+    )
 
 
 def batch_size(n: int) -> int:

@@ -36,6 +36,9 @@ def _question(one: Found) -> dict[str, Any]:
         targets = test[1] if one.preparation is None else one.preparation.targets(test[1])
         test = (one.prepared(test[0]), targets)
     parts = parts_of(shown, test=test, classes=one.data.names or None)
+    if one.answer.delivered is not shown:  # how far to trust the network that is used
+        used = parts_of(one.answer.delivered, test=test, classes=one.data.names or None)
+        parts |= {key: used[key] for key in ("calibration",) if key in used}
     return {
         **_with_widths(one, parts),
         "best": one.answer.best.name,

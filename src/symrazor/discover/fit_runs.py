@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from symrazor.collapse import collapse
+from symrazor.data.transforms import NORMALISATION, normalised
 from symrazor.events import read_events
 from symrazor.layers.relaxed import spatial_layers
 from symrazor.runs import CONFIG, EVENTS, Run, load_run
@@ -73,15 +74,7 @@ def fit_network(folder: Path) -> nn.Module:
     return collapse(run.model, _example(run), shares=run.reading)
 
 
-def check_plain_data(folder: Path) -> None:
-    """Refuse predictions from files where the fit normalised its data.
-
-    Raises:
-        ValueError: a run on official images, which `fit` normalises by the papers' constants.
-    """
+def as_trained(folder: Path, x: torch.Tensor) -> torch.Tensor:
+    """Data from a file as the fit took them: official images are normalised, see `config.toml`."""
     name = load_run(folder).config.data.name
-    if name in ("mnist", "fashion-mnist", "cifar-10"):
-        raise ValueError(
-            f"expected a run on data as they are in their file, got {folder}, whose {name} images "
-            "were normalised; do: symrazor.runs.load_run(folder).predict(x)"
-        )
+    return normalised(x, name) if name in NORMALISATION else x

@@ -4,12 +4,14 @@ import math
 from dataclasses import dataclass
 
 from symrazor.discover.answer import Answer, separated
-from symrazor.discover.budget import LEAST_DATA, LEAST_EPOCHS, Cost, batch_size
+from symrazor.discover.budget import LEAST_DATA, Cost, batch_size
 
 COMPARING = 1 / 3
 """Part of the time in which the candidates are compared."""
 SAFETY = 0.95
 """Part of the rest that is planned; the cost is known from the comparison."""
+FEWEST = 3
+"""Passes below which fewer data are used."""
 STEPS, MOST_EPOCHS = 10_000, 1000
 """Passes at most: as many as make `STEPS` steps, but 100 in any case, and never more than these."""
 
@@ -28,28 +30,29 @@ class Longer:
         return self.epochs * math.ceil(self.data / batch_size(self.data))
 
 
-def winner(found: Answer) -> str:
+def winner(found: Answer, early: bool = False) -> str:
     """Name of the structure to train on.
 
     The one with the highest evidence. Where that is the relaxed one and all its layers kept their
     symmetry, or where the evidence does not separate the two, the one that has the symmetry built
-    in.
+    in. Where the comparison came too early, only these two are considered.
     """
-    simplest = found.family.simplest
-    names = [c.name for c in found.candidates]
-    if found.best.name != found.family.learned or simplest not in names:
-        return found.best.name
-    layers = [layer for layer in found.best.fit.reading.layers if layer.relaxed]
-    kept = all(layer.kind == "equivariant" for layer in layers)
-    near = not separated(found.best, found.named(simplest))
-    return simplest if found.symmetric and (kept or near) else found.best.name
+    learned, simplest = found.family.learned, found.family.simplest
+    known = [c for c in found.candidates if not early or c.name in (learned, simplest)]
+    best = (known or found.candidates)[0]
+    if best.name != learned or simplest not in [c.name for c in known]:
+        return best.name
+    layers = [layer for layer in best.fit.reading.layers if layer.relaxed]
+    kept = found.symmetric and all(layer.kind == "equivariant" for layer in layers)
+    near = not separated(best, found.named(simplest))
+    return simplest if kept or (near and (found.symmetric or early)) else best.name
 
 
 def longer_plan(name: str, cost: Cost, n: int, seconds: float) -> Longer | None:
-    """As many passes as fit; fewer data before too few passes; None if not one pass fits."""
+    """As many passes as fit; fewer data if not even three fit; None if not one pass fits."""
     limit = SAFETY * seconds
     data = n
-    while data > min(n, LEAST_DATA) and cost.total(data, LEAST_EPOCHS) > limit:
+    while data > min(n, LEAST_DATA) and cost.total(data, FEWEST) > limit:
         data = max(min(n, LEAST_DATA), int(0.9 * data))
     most = min(MOST_EPOCHS, max(100, math.ceil(STEPS * batch_size(data) / data)))
     epochs = max((e for e in range(1, most + 1) if cost.total(data, e) <= limit), default=0)

@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from symrazor.data import read
-from symrazor.discover.fit_runs import check_plain_data, is_fit_run
+from symrazor.discover.fit_runs import as_trained, is_fit_run
 from symrazor.discover.folder import load_network, question_of, read_document
 from symrazor.report import write_atomically
 
@@ -55,8 +55,6 @@ def predict(run: Path, data: Path, question: str | None = None) -> Predictions:
     """
     document = read_document(run)
     classes = tuple(question_of(document, question).get("classes") or ())
-    if is_fit_run(run):
-        check_plain_data(run)
     network = load_network(run, question)
     found = read(data, kind=document["kind"], labelled=False)
     shape = list(document["data"]["shape"])
@@ -65,7 +63,8 @@ def predict(run: Path, data: Path, question: str | None = None) -> Predictions:
             f"expected {document['kind']}s of shape {shape} as in {run}, got "
             f"{list(found.x.shape[1:])} in {data}; do: convert them as the training data were"
         )
-    f = torch.cat([network(part) for part in found.x.split(BATCH)])
+    x = as_trained(run, found.x) if is_fit_run(run) else found.x
+    f = torch.cat([network(part) for part in x.split(BATCH)])
     return Predictions(f.softmax(-1) if classes else f, classes)
 
 

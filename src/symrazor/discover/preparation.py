@@ -46,6 +46,8 @@ class Preparation:
         """
         plain = traced(_Attached(self, network, dims), "Network")
         found = nn.Sequential(plain).eval()
+        for tensor in [*found.parameters(), *found.buffers()]:  # no views: files hold them whole
+            tensor.data = tensor.data.clone(memory_format=torch.contiguous_format)
         found.collapse_report = getattr(network, "collapse_report", None)  # type: ignore[assignment]
         return found
 

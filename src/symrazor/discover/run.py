@@ -19,24 +19,28 @@ from torch import Tensor
 from symrazor.checkpoint import fingerprint
 from symrazor.data import Tensors
 from symrazor.discover.answer import Answer, Candidate, rank
-from symrazor.discover.budget import Cost, Make, Plan, batch_size, costs_of, every, plan
+from symrazor.discover.budget import Cost, Make, Plan, batch_size, costs_of, every, plan, timed
 from symrazor.discover.longer import COMPARING, Longer, longer_plan, winner
 from symrazor.discover.structures import Family, Structure
 from symrazor.equivariance import Action, equivariance_error
 from symrazor.fit import Fit, fit
 from symrazor.options import FitConfig
+from symrazor.reading import scores
 from symrazor.report import write_atomically
+from symrazor.training import outputs
 
 Tell = Callable[[str], object]
 PROBES = 3
 """Further estimates of an evidence that is near to another one."""
 NEAR = 30.0
 """Nats below which two evidences are measured again, with other probes."""
-LATEST = 1.2
-"""A candidate that would end after so many times the time given is left out."""
+LATEST = 0.6
+"""A candidate that would end after this part of the time given is left out."""
 ORDERS = 8
 FEW = 400
 """Training steps below which a verdict says that it comes early."""
+SCORED = 2000
+"""Held-out data on which networks are scored that are only compared."""
 LONGER = 1.5
 """The winner is trained again if it gets so many times the steps of the comparison."""
 
@@ -146,10 +150,11 @@ def answer(asked: Asked, options: Options, tell: Tell) -> Answer:
     compared = Answer(asked.name, asked.question, asked.family, ranked, notes)
     if not planned.costs:
         return compared
-    name = winner(compared)
-    scaled = planned.costs[name].times(spent[name] / planned.seconds[name])
+    name = winner(compared, early=steps < FEW)
+    loop = compared.named(name).fit.history[-1]["seconds"]
+    cost = planned.costs[name].seen(len(train[1]), config.epochs, loop, spent[name] - loop)
     left = 60 * options.minutes - (time.perf_counter() - started)
-    chosen = _longer(asked, longer_plan(name, scaled, len(asked.train[1]), left), options)
+    chosen = _longer(asked, longer_plan(name, cost, len(asked.train[1]), left), options)
     if chosen is None or chosen.steps < LONGER * steps:
         return compared
     label = asked.family.label(chosen.name)
@@ -167,7 +172,7 @@ def _compared(
 ) -> tuple[list[Candidate], dict[str, float]]:
     """The candidates, trained alike, and the seconds that each took."""
     structures, expected = asked.family.structures, planned.seconds
-    deadline = time.perf_counter() + LATEST * 60 * options.minutes * COMPARING
+    deadline = time.perf_counter() + LATEST * 60 * options.minutes
     found: list[Candidate] = []
     spent: dict[str, float] = {}
     late = 1.0
@@ -204,8 +209,7 @@ def _train_longer(asked: Asked, chosen: Longer, config: FitConfig, options: Opti
     """The winner anew, with the passes and data of its plan."""
     structure = next(s for s in asked.family.structures if s.name == chosen.name)
     used = _some(len(asked.train[1]), chosen.data, options.seed)
-    config = replace(config, epochs=chosen.epochs, every=every(chosen.epochs))
-    config = replace(config, batch_size=batch_size(chosen.data))
+    config = timed(config, chosen.epochs, chosen.data)
     data = (asked.train[0][used], asked.train[1][used])
     return _train(asked, structure, data, config, options, "longer")
 
@@ -234,9 +238,15 @@ def _train(
             model,
             train,
             asked.likelihood(),
-            test=asked.test,
+            test=asked.test if asked.config else None,  # within a time: scored once, at the end
             config=replace(config, resume=folder, device=options.place()),
         )
+    if asked.test is not None and not asked.config:
+        n = len(asked.test[1])
+        some = _some(n, n if place else SCORED, options.seed)
+        x, y = (part[some].to(done.data.x.device) for part in asked.test)
+        figures = scores(done.razor.likelihood, outputs(model, x), y)
+        done.reading = replace(done.reading, test=figures)
     if asked.ordered:
         x = train[0][:128].to(next(model.parameters()).device)
         error = equivariance_error(model, x, permutations(x.shape[2], options.seed))
@@ -299,8 +309,7 @@ def _planned(asked: Asked, options: Options, tell: Tell) -> tuple[FitConfig, Ten
             chosen = plan(costs, n, COMPARING * left)
         else:
             chosen = kept
-        config = replace(config, epochs=chosen.epochs, every=every(chosen.epochs))
-        config = replace(config, batch_size=batch_size(chosen.data))
+        config = timed(config, chosen.epochs, chosen.data)
     if file is not None and kept is None:
         numbers = dataclasses.asdict(chosen)
         write_atomically(file, json.dumps({"key": key, **numbers}).encode())

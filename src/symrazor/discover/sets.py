@@ -1,66 +1,78 @@
 """Candidates for sets of points: does their order matter?
 
-A network that treats all points alike and then averages over them (deep sets) is relaxed: beside
-each shared layer stands a path with weights of its own for every place in the list. Inputs reach
-the network as [n, features, points], where a shared layer is a convolution of one position.
+Layers that commute with every order of the points (deep sets: each point to itself, and the others
+to it), then a mean over points, stand for a set. Relaxed, each has a path with weights of its own
+for every place in the list beside it. Inputs reach the network as [n, features, points].
 """
 
 from collections.abc import Sequence
 from functools import partial
 
-import torch
 from torch import nn
 
 from symrazor.data import Dataset
 from symrazor.discover.maps import fully_connected
 from symrazor.discover.structures import Family, Structure
-from symrazor.relax import GROUPS, relax
+from symrazor.layers import FC, FFC, DeepSets, Relaxed, SetPool
 
 WIDTH = 32
 FEW = 64
 """Up to so many points free paths are dense; beyond, they are factored."""
-TERMS = {
-    "translation-equivariant": "the same for all points",
-    "uses position": "tells points apart by their place in the list",
-    "use position": "tell points apart by their place in the list",
-}
+GROUP = "permutation"
 
 
-def shared(features: int, outputs: int, width: int = WIDTH) -> nn.Module:
-    """Two layers for every point alike, a mean over points, two layers."""
-    return nn.Sequential(
-        nn.Conv1d(features, width, 1),
-        nn.ReLU(),
-        nn.Conv1d(width, width, 1),
-        nn.ReLU(),
-        nn.AdaptiveAvgPool1d(1),
-        nn.Flatten(),
-        nn.Linear(width, width),
-        nn.ReLU(),
-        nn.Linear(width, outputs),
-    )
+def deep_sets(features: int, points: int, outputs: int, width: int = WIDTH) -> nn.Module:
+    """Two layers that treat all orders of the points alike, a mean over points, two layers."""
+    layers = [Relaxed([DeepSets(c, width, points)]) for c in (features, width)]
+    return _network(layers, width, outputs)
 
 
-def relaxed(features: int, points: int, outputs: int, groups: Sequence[str] = GROUPS) -> nn.Module:
-    """The shared network with a free path beside each layer that sees points."""
-    paths = "fc+conv" if points <= FEW else "f-fc+conv"
-    return relax(shared(features, outputs), torch.zeros(2, features, points), groups, paths)
+def relaxed(features: int, points: int, outputs: int, width: int = WIDTH) -> nn.Module:
+    """The same with a free path beside each layer that sees points."""
+    free = FC if points <= FEW else FFC
+    layers = [
+        Relaxed([DeepSets(c, width, points), free(c, width, (points,), out_shape=(points,))])
+        for c in (features, width)
+    ]
+    return _network(layers, width, outputs)
+
+
+def _network(layers: Sequence[nn.Module], width: int, outputs: int) -> nn.Module:
+    first, second = layers
+    body = [first, nn.ReLU(), second, nn.ReLU(), SetPool("mean")]
+    return nn.Sequential(*body, nn.Linear(width, width), nn.ReLU(), nn.Linear(width, outputs))
+
+
+def terms(points: int) -> dict[str, str]:
+    """Words of a reading -> what they are called for sets."""
+    return {
+        f"is not S{points}-equivariant": "tells points apart by their place in the list",
+        f"are not S{points}-equivariant": "tell points apart by their place in the list",
+        f"S{points}-equivariant": "alike for all orders of the points",
+    }
 
 
 def candidates(data: Dataset, groups: Sequence[str] | None = None) -> Family:
-    """The networks for sets."""
+    """The networks for sets.
+
+    Raises:
+        ValueError: another group than that of all orders.
+    """
+    if groups is not None and set(groups) != {GROUP}:
+        raise ValueError(
+            f"expected the groups [{GROUP!r}] for sets, got {list(groups)}; do --kind image or "
+            "series"
+        )
     points, features = data.x.shape[1:]
+    shape = (features, points, data.outputs)
     networks = {
-        "relaxed": (
-            partial(relaxed, features, points, data.outputs, groups or GROUPS),
-            "a relaxed network of points",
-        ),
-        "shared": (partial(shared, features, data.outputs), "a network that treats points alike"),
+        "relaxed": (partial(relaxed, *shape), "a relaxed network of points"),
+        "shared": (partial(deep_sets, *shape), "a network that treats points alike"),
         "fully connected": (
             partial(fully_connected, (features, points), data.outputs),
             "a fully connected network",
         ),
     }
     structures = [Structure(name, make, label) for name, (make, label) in networks.items()]
-    kept = "The order of the points does not matter."
-    return Family(structures, "relaxed", kept, "The order of the points matters.", "shared", TERMS)
+    kept, broken = "The order of the points does not matter.", "The order of the points matters."
+    return Family(structures, "relaxed", kept, broken, "shared", terms(points))

@@ -72,7 +72,7 @@ class Simulator(nn.Module):
         """The states after a time t, forwards or backwards."""
         steps = max(1, round(abs(t) / self.longest + 0.5))
         x = state.reshape(1, -1, state.shape[-1])
-        x = advance(self.integrator, self.hamiltonian.field, x, t / steps, steps)
+        x = advance(self.integrator, self.hamiltonian.field, x, t, steps)
         return x.reshape(state.shape)
 
     @torch.no_grad()

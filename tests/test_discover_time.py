@@ -1,0 +1,111 @@
+"""What the time is spent on: a comparison, then the winner."""
+
+import json
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+import torch
+
+import symrazor as sr
+from symrazor.discover import Answer, Candidate, digits
+from symrazor.discover.answer import numbered
+from symrazor.discover.budget import SUBSET, Cost, seldom, timed
+from symrazor.discover.longer import Longer, longer_plan, winner
+from symrazor.options import FitConfig
+
+
+@pytest.fixture(scope="module")
+def fitted() -> dict[str, sr.Fit]:
+    torch.manual_seed(0)
+    (x, y), _ = digits.canvas("digit")
+    data = (x[:64], y[:64])
+    structures = digits.family("digit").structures
+    return {s.name: sr.fit(s.make(), data, epochs=1, estimator="mc") for s in structures}
+
+
+class _Known(Candidate):
+    """A candidate of known evidence."""
+
+    values: ClassVar[dict[str, float]] = {}
+
+    @property
+    def log_evidence(self) -> float:
+        return self.values[self.name]
+
+
+@pytest.mark.parametrize(
+    ("values", "early", "expected"),
+    [
+        ((0, -400, -900), False, "relaxed"),  # uses its freedom, if little
+        ((0, -1, -900), False, "convolutional"),
+        ((0, 50, -900), False, "convolutional"),
+        ((0, -50, 70), False, "fully connected"),
+        ((0, 50, 70), True, "convolutional"),
+        ((0, -1, 70), True, "convolutional"),
+    ],
+)
+def test_the_winner(
+    fitted: dict[str, sr.Fit], values: tuple[float, ...], early: bool, expected: str
+) -> None:
+    names = ("relaxed", "convolutional", "fully connected")
+    known = type("K", (_Known,), {"values": dict(zip(names, values, strict=True))})
+    found = sorted((known(n, fitted[n]) for n in names), key=lambda c: -c.log_evidence)
+    answer = Answer("digit", "?", digits.family("digit"), found)
+    assert answer.symmetric
+    assert winner(answer, early) == expected
+
+
+@pytest.mark.parametrize("seconds", [5.0, 60.0, 1e4])
+@pytest.mark.parametrize("n", [30, 1000, 60_000])
+def test_the_longer_plan_is_the_longest_that_fits(n: int, seconds: float) -> None:
+    cost = Cost(1e-4, 2e-4, 0.5)
+    found = longer_plan("a", cost, n, seconds)
+    assert found is not None
+    assert cost.total(found.data, found.epochs) <= 0.95 * seconds
+    if found.data < n:
+        assert cost.total(n, 3) > 0.95 * seconds
+    most = found.epochs == 1000 or found.steps >= 10_000 or found.epochs == 100
+    assert most or cost.total(found.data, found.epochs + 1) > 0.95 * seconds
+    assert longer_plan("a", cost, n, 0.3) is None
+
+
+def test_cost_is_that_of_the_run() -> None:
+    """By hand: 20 epochs measure the evidence at 4, 8, 12, 16 and 20, and once on all data."""
+    config = timed(FitConfig(), 20, 5000)
+    assert (config.every, config.subset, config.batch_size) == (4, SUBSET, 128)
+    assert seldom(20) == 4
+    expected = 20 * 5000 * 1e-3 + (5 * 2000 + 5000) * 1e-2 + 3
+    assert Cost(1e-3, 1e-2, 3.0).total(5000, 20) == pytest.approx(expected)
+    loop = 20 * 5000 * 1e-3 + 5 * 2000 * 1e-2
+    slower = Cost(1e-3, 1e-2, 3.0).seen(5000, 20, 2 * loop, 7.0)
+    assert slower.total(5000, 20) == pytest.approx(2 * (expected - 3) + 7)
+    assert Cost(1e-3, 1e-2, 3.0).seen(5000, 20, 99 * loop, 0).training == pytest.approx(3e-3)
+    assert Longer("a", 3, 1000).steps == 3 * 32  # batches of 32
+
+
+def test_the_final_network_is_the_one_that_is_saved(tmp_path: Path) -> None:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(120, 3, generator=generator)
+    found = sr.discover(x, x[:, 0] + 0.1 * torch.randn(120, generator=generator), minutes=0.12)
+    answer = found.found[0].answer
+    assert answer.final is not None
+    assert answer.final.name == answer.best.name
+    assert len(answer.final.fit.history) > len(answer.best.fit.history)
+    assert "trained for the rest of the time, has a mean squared error" in found.verdict
+    with torch.no_grad():
+        prepared = found.found[0].prepared(x[:5])
+        expected = answer.final.fit.model(prepared)
+        y = found.found[0].data.y
+        assert y is not None
+        expected = expected * y.std(0, correction=0) + y.mean(0)
+        torch.testing.assert_close(found.predict(x[:5]), expected, rtol=1e-4, atol=1e-4)
+    document = json.loads(json.dumps(found.to_dict()))
+    assert document["questions"][0]["final"]["name"] == answer.final.name
+    assert found.reading.train["epochs"] == len(answer.final.fit.history)
+
+
+def test_layers_are_counted(fitted: dict[str, sr.Fit]) -> None:
+    layers = numbered(fitted["relaxed"].reading.layers)
+    assert [layer.name for layer in layers] == ["1", "2", "3"]
+    assert [layer.name for layer in fitted["relaxed"].reading.layers][:3] == ["0", "3", "6"]

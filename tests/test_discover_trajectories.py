@@ -1,0 +1,96 @@
+"""Trajectories from a file to a run folder, and what is refused on the way."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import symrazor as sr
+from symrazor import cli
+from symrazor.data import read
+from symrazor.discover.folder import export_network, load_network, read_document
+
+
+def _oscillator(count: int = 6, steps: int = 8) -> tuple[np.ndarray, np.ndarray]:
+    q, p = np.random.default_rng(0).normal(size=(2, count, 1))
+    t = 0.25 * np.arange(steps)
+    states = [q * np.cos(t) + p * np.sin(t), p * np.cos(t) - q * np.sin(t)]
+    return np.stack(states, -1).astype(np.float32), t.astype(np.float32)
+
+
+def _csv(states: np.ndarray, times: np.ndarray) -> list[str]:
+    rows = ["trajectory,time,q,p"]
+    for b, path in enumerate(states):
+        rows += [f"{b},{t},{q},{p}" for t, (q, p) in zip(times, path, strict=True)]
+    return rows
+
+
+def test_a_file_becomes_a_run_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    states, times = _oscillator()
+    np.savez(tmp_path / "a.npz", states=states, times=times)
+    (tmp_path / "a.csv").write_text("\n".join(_csv(states, times)))
+    one, two = read(tmp_path / "a.npz"), read(tmp_path / "a.csv")
+    torch.testing.assert_close(one.x, two.x)
+    assert one.times is not None and two.times is not None
+    torch.testing.assert_close(one.times, two.times)
+    run = tmp_path / "run"
+    cli.run(["discover", str(tmp_path / "a.csv"), "--epochs", "20", "--out", str(run)])
+    document = read_document(run)
+    assert document["verdict"] in capsys.readouterr().out
+    assert document["questions"] == []
+    assert document["dynamics"]["dt"] == pytest.approx(0.25)
+    assert "conserved" in (run / "report.html").read_text()
+    step = load_network(run)
+    x = torch.from_numpy(states[:, 0])
+    assert step(x).shape == x.shape
+    assert "after a time of 0.25" in (run / "README.txt").read_text()
+    cli.run(["report", str(run), "--out", str(tmp_path / "again.html")])
+    assert document["verdict"] in capsys.readouterr().out
+    file = export_network(run, "safetensors", tmp_path / "n.safetensors")
+    assert file.stat().st_size > 100
+    with pytest.raises(ValueError, match="got one of conserved quantities"):
+        cli.run(["predict", str(run), str(tmp_path / "a.npz")])
+
+
+def test_the_network_is_the_simulator() -> None:
+    """The plain step against `simulator`, which integrates with the same number of substeps."""
+    states, times = _oscillator()
+    data = sr.data.dataset(torch.from_numpy(states), times=torch.from_numpy(times))
+    found = sr.discover(data, epochs=20)
+    x = data.x[:, 0]
+    expected = found.dynamics.found.simulator()(x, found.dynamics.dt)
+    with torch.no_grad():
+        torch.testing.assert_close(found.network()(x), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda x, t: (x[..., :1], t), "as many momenta in .* got 1 coordinates"),
+        (lambda x, t: (np.where(np.arange(8)[:, None] == 5, np.nan, x), t), "trajectory 0, row 5"),
+        (lambda x, t: (x, t[::-1].copy()), "times that increase in .*, got rows 0 and 1"),
+        (lambda x, t: (x, t[:5]), r"expected 8 times as t in .*, got shape \[5\]"),
+    ],
+)
+def test_archives_that_are_refused(tmp_path: Path, change: object, message: str) -> None:
+    states, times = change(*_oscillator())  # type: ignore[operator]
+    np.savez(tmp_path / "a.npz", states=states, times=times)
+    with pytest.raises(ValueError, match=message):
+        cli.run(["discover", str(tmp_path / "a.npz"), "--out", str(tmp_path / "run")])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda rows: [*rows[:4], "0,0.75,,1", *rows[5:]], "none in data row 4 of"),
+        (lambda rows: [*rows[:4], rows[3], *rows[5:]], "got 0.5 in data rows 3 and 4 of"),
+        (lambda rows: rows[:-3], "8 for trajectory '0' and 5 for '5'"),
+        (lambda rows: [row.rsplit(",", 1)[0] for row in rows], "got 1 coordinates"),
+    ],
+)
+def test_tables_that_are_refused(tmp_path: Path, change: object, message: str) -> None:
+    rows = change(_csv(*_oscillator()))  # type: ignore[operator]
+    (tmp_path / "a.csv").write_text("\n".join(rows))
+    with pytest.raises(ValueError, match=message):
+        cli.run(["discover", str(tmp_path / "a.csv"), "--out", str(tmp_path / "run")])
