@@ -192,8 +192,6 @@ def test_what_does_not_fit_is_refused() -> None:
         EquivariantLinear(1, 1, groups.symmetric(4), in_shape=(5,))
     with pytest.raises(ValueError, match="Group or a Representation, got int"):
         EquivariantLinear(1, 1, 3)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="at most 1024 entries"):
-        groups.equivariant_maps(v * v * v * v, v * v * v * v)
     with pytest.raises(ValueError, match="'sum', 'mean' or 'max'"):
         SetPool("median")  # type: ignore[arg-type]
 
@@ -281,3 +279,60 @@ def test_a_graph_layer_commutes_with_its_symmetries() -> None:
         layer.offset.values.normal_()  # type: ignore[union-attr, operator]
     assert_close(layer(x.flip(2)), layer(x).flip(2), 1e-12)
     assert layer.offset.values.shape == (3, 3)  # type: ignore[union-attr]
+
+
+def _projection(rho: groups.Representation) -> Tensor:
+    """On the maps that commute with all generators: one null space of all constraints at once."""
+    n, one = rho.size, torch.eye(rho.size, dtype=torch.float64)
+    rows = [torch.kron(m, one) - torch.kron(one, m.T) for m in (*rho.discrete, *rho.flows)]
+    _, sigma, V = torch.linalg.svd(torch.cat(rows))
+    kept = V[int((sigma > 1e-9).sum()) :]
+    return kept.T @ kept if rows else torch.eye(n * n, dtype=torch.float64)
+
+
+_TURNS = groups.so(3)
+_CUBE = groups.octahedral()
+SPACES = {
+    "SO(4)": groups.defining(groups.so(4)),
+    "O(5)": groups.defining(groups.o(5)),
+    "tensors": groups.defining(_TURNS) * groups.defining(_TURNS) + groups.defining(_TURNS),
+    "cube": groups.defining(_CUBE) * groups.defining(_CUBE),
+    "C5 twice": groups.defining(groups.cyclic(5) * groups.cyclic(5)),
+    "not normal": groups.defining(groups.affine2()),
+    "SE(2)": groups.defining(groups.se2()),
+    "shears": groups.defining(groups.Group.from_matrices("s", [[[1, 1], [0, 1]]])),
+    "skewed": groups.defining(groups.Group.from_matrices("s", [[[1, 1], [0, -1]]])),
+}
+
+
+@pytest.mark.parametrize("name", SPACES)
+def test_null_spaces_are_those_of_all_constraints_at_once(name: str) -> None:
+    rho = SPACES[name]
+    found = groups.equivariant_maps(rho, rho)
+    flat = found.matrices().flatten(1) / rho.size**0.5
+    assert_close(flat @ flat.T, torch.eye(found.count, dtype=torch.float64), 1e-10)
+    assert_close(flat.T @ flat, _projection(rho), 1e-9)
+
+
+def test_large_orthogonal_groups_are_no_burden() -> None:
+    started = time.process_time()
+    rho = groups.defining(groups.so(30))
+    found = groups.equivariant_maps(rho, rho)
+    assert time.process_time() - started < 0.5  # 0.05 s on a quiet machine
+    assert_close(found.matrices()[0].abs(), torch.eye(30, dtype=torch.float64), 1e-9)
+    assert EquivariantLinear(1, 1, groups.o(40)).map.count == 1  # no limit of 32 x 32 any more
+    shear = torch.eye(33, dtype=torch.float64)
+    shear[0, 1] = 1.0
+    with pytest.raises(ValueError, match="orthogonal matrices"):
+        EquivariantLinear(1, 1, groups.Group.from_matrices("shear", shear.unsqueeze(0)))
+
+
+def test_groups_that_no_data_tell_apart_are_refused() -> None:
+    for pair in ([groups.symmetric(4)] * 2, [groups.symmetric(4), groups.alternating(4)]):
+        with pytest.raises(ValueError, match="whose layers are the same"):
+            relaxed_over(1, 1, pair)
+    with pytest.raises(ValueError, match="Group, got 'p4'"):
+        relaxed_over(1, 1, ["p4"])  # type: ignore[list-item]
+    both = groups.invariant(groups.so(3)), groups.defining(groups.so(3))
+    with pytest.raises(ValueError, match="make the group once"):
+        EquivariantLinear(1, 1, *both)

@@ -437,3 +437,12 @@ def test_which_groups_a_path_keeps() -> None:
     assert p4m.keeps(p4) and p4.keeps(p2) and p4.keeps(conv)
     assert not p4.keeps(p4m) and not conv.keeps(p4) and not p4.keeps(free)
     assert Relaxed([free, conv, p4, p4m]).loose() == [0, 1, 2]
+
+
+def test_group_pool_says_what_it_needs() -> None:
+    x = torch.randn(2, 8, 3, 3)
+    assert torch.equal(GroupPool(groups.cyclic(4))(x), GroupPool("p4")(x))
+    with pytest.raises(ValueError, match="4 elements divide, got 6"):
+        GroupPool("p4")(x[:, :6])
+    with pytest.raises(ValueError, match="number of elements, got 0"):
+        GroupPool(0)

@@ -443,3 +443,45 @@ def test_automorphisms_of_known_graphs() -> None:
     assert len(complete.permutations) == 29
     with pytest.raises(ValueError, match="adjacency matrix"):
         groups.automorphisms(torch.ones(2, 3))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Group.from_permutations("x", [[0, 1], [0, 1, 2]]), "permutations .m, n.*list"),
+        (lambda: Group.from_permutations("x", "abc"), "permutations .m, n.*str"),
+        (lambda: Group.from_permutations("x", None), "NoneType"),
+        (lambda: Group.from_matrices("x", [[[1, 1], [1]]]), "square matrices.*list"),
+        (lambda: Group.from_matrices("x", "abc"), "square matrices.*str"),
+        (lambda: Group.from_permutations("x", [[1, 0, 2], [0, 2, 1]], "a"), "letter for each of 2"),
+        (lambda: groups.translations(4), "shape of a grid"),  # type: ignore[arg-type]
+        (lambda: groups.automorphisms(torch.full((3, 3), math.nan)), "nan"),
+        (lambda: groups.OnPositions(groups.so(3)), "OnVectors"),
+        (lambda: groups.OnRegular(groups.cyclic(4), (6, 6)), "an action"),  # type: ignore[arg-type]
+    ],
+)
+def test_what_is_no_group_is_said_kindly(make: object, message: str) -> None:
+    assert callable(make)
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_elements_that_do_not_fit_are_refused() -> None:
+    on_sets, x = groups.OnPositions(groups.symmetric(4)), torch.randn(2, 3, 4)
+    for wrong in (torch.randperm(3), torch.zeros(4, dtype=torch.long), torch.tensor([1, 2, 3, 4])):
+        with pytest.raises(ValueError, match="permutation of 0 to 3 for S4"):
+            on_sets.act(x, wrong)
+    with pytest.raises(ValueError, match="3 x 3 matrix"):
+        groups.OnVectors(groups.so(3)).act(torch.randn(2, 3), torch.eye(4))
+    with pytest.raises(ValueError, match=r"floating-point.*x.float"):
+        groups.OnGrid(groups.cyclic(8), (4, 4)).act(torch.ones(1, 1, 4, 4).long(), 1)
+
+
+def test_groups_of_the_grid_by_name() -> None:
+    torch.manual_seed(0)
+    conv, x = torch.nn.Conv2d(2, 2, 3, padding=1), torch.randn(3, 2, 5, 5)
+    for name, group in (("p4", groups.cyclic(4)), ("p4m", groups.dihedral(4))):
+        assert equivariance_error(conv, x, name) == equivariance_error(conv, x, group)
+    assert equivariance_error(conv, x, "translation") == equivariance_error(conv, x)
+    with pytest.raises(ValueError, match="p5"):
+        equivariance_error(conv, x, "p5")

@@ -28,6 +28,7 @@ from symrazor.curvature.tape import Input, call, each
 from symrazor.groups import Group, GroupAction, Representation, Unmoved, action_on
 from symrazor.layers.gconv import GConv
 from symrazor.layers.path import Path, Shape
+from symrazor.layers.point_group import point_group
 from symrazor.layers.relaxed import Relaxed, spatial_layers
 
 Map = Callable[[Tensor], Tensor]
@@ -128,7 +129,7 @@ def representation_actions(
 def equivariance_error(
     f: Map,
     x: Float[Tensor, "n c *size"],
-    actions: Sequence[Action] | Symmetry | None = None,
+    actions: Sequence[Action] | Symmetry | str | None = None,
     count: int = 16,
     seed: int = 0,
 ) -> float:
@@ -139,8 +140,9 @@ def equivariance_error(
     Args:
         f: a map to images [n, d, *small] or vectors [n, k]; a module runs in eval mode meanwhile.
         x: inputs, in 1 to 3 dimensions; for a group that acts on vectors also [n, d].
-        actions: group elements; or a group, how it acts on inputs, or on inputs and on outputs; by
-            default `translations`.
+        actions: group elements; or a group, how it acts on inputs, or on inputs and on outputs; or
+            a name, "translation", "p4", "C8", ... of `symrazor.layers.GConv`, whose rotations and
+            reflections then turn images about their middle; by default `translations`.
         count: at most so many elements.
         seed: of their choice.
 
@@ -152,7 +154,7 @@ def equivariance_error(
     if not (3 if actions is None else 2) <= len(shape) <= 5 or 0 in shape:
         got = shape or type(x).__name__
         raise ValueError(f"expected inputs [n, c, *size] in 1 to 3 dimensions, got {got}")
-    if isinstance(actions, Sequence) and not actions:
+    if isinstance(actions, Sequence) and not isinstance(actions, str) and not actions:
         raise ValueError("expected at least one action, got none; None for translations")
     with evaluating(f):
         y = torch.cat([_image(f, part) for part in x.split(BATCH)])
@@ -170,10 +172,12 @@ def equivariance_error(
 
 
 def _listed(
-    actions: Sequence[Action] | Symmetry | None, x: Tensor, y: Tensor, count: int, seed: int
+    actions: Sequence[Action] | Symmetry | str | None, x: Tensor, y: Tensor, count: int, seed: int
 ) -> Sequence[Action]:
     """Group elements, by whatever they were given as."""
-    if actions is None:
+    if isinstance(actions, str) and actions != "translation":
+        actions = point_group(actions).group
+    if actions is None or isinstance(actions, str):
         return translations(tuple(x.shape[2:]), tuple(y.shape[2:]) or None, count, seed)
     if isinstance(actions, Group | GroupAction):
         return group_actions(actions, x, y, count, seed)

@@ -36,6 +36,7 @@ class Options:
         seed: one or more, of initial weights, shuffling and probes.
         json: file for the rows.
         epochs: in place of the experiment's own number.
+        images: so many for training and as many for testing, the first ones; all if not given.
     """
 
     small: bool = False
@@ -44,6 +45,12 @@ class Options:
     seed: tuple[int, ...] = (0, 1, 2, 3, 4)
     json: Path | None = None
     epochs: int | None = None
+    images: int | None = None
+
+    @property
+    def few(self) -> bool:
+        """Whether there are few images: small batches then, and half the width."""
+        return self.small or (self.images is not None and self.images < 10_000)
 
 
 def turned(x: Tensor, seed: int) -> Tensor:
@@ -75,6 +82,8 @@ def data(options: Options) -> tuple[Tensors, Tensors]:
     if options.data is None:
         raise ValueError("expected --data DIR with MNIST's files, got none; or do --small")
     (x, y), (xt, yt) = mnist(options.data, "train"), mnist(options.data, "test")
+    kept = slice(options.images)
+    x, y, xt, yt = x[kept], y[kept], xt[kept], yt[kept]
     return (resized(normalised(x, "mnist"), 16), y), (resized(normalised(xt, "mnist"), 16), yt)
 
 
@@ -87,13 +96,13 @@ def row(options: Options, seed: int, turn: bool, sets: tuple[Tensors, Tensors]) 
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     base = sr.FitConfig(epochs=24, batch_size=64, lr=6e-3, every=3)
-    if not options.small:
+    if not options.few:
         base = sr.FitConfig(epochs=20, batch_size=256, lr=4e-3, every=2)
     config = base.change(
         estimator="mc", seed=seed, device=device, epochs=options.epochs or base.epochs
     )
     torch.manual_seed(seed)
-    model = network(x.shape[-1], 2 if options.small else 4)
+    model = network(x.shape[-1], 2 if options.few else 4)
     reading = sr.fit(model, (x, y), test=(xt, yt), config=config).reading
     return {
         "seed": seed,
@@ -143,6 +152,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     parser.add_argument("--json", type=Path, help="write the rows to this file")
     parser.add_argument("--epochs", type=int)
+    parser.add_argument("--images", type=int, help="the first so many of MNIST; all if not given")
     values = vars(parser.parse_args())
     sys.stdout.write(run(Options(**{**values, "seed": tuple(values["seed"])})) + "\n")
 

@@ -81,7 +81,10 @@ class OnPositions(GroupAction):
         """Check that the sizes agree."""
         self.group, self.shape = group, tuple(shape or (group.size,))
         if group.permutations is None:
-            raise ValueError(f"expected a group of permutations, got {group.name}; see OnGrid")
+            raise ValueError(
+                f"expected a group of permutations, got {group.name}; do: OnVectors for vectors, "
+                "OnGrid for images"
+            )
         if math.prod(self.shape) != group.size:
             raise ValueError(
                 f"expected {group.size} positions for {group.name}, got the shape {self.shape}"
@@ -166,6 +169,11 @@ class OnGrid(GroupAction):
         source = self.permutation(g)
         if source is not None:
             return _moved(x, source)
+        if not x.is_floating_point():
+            raise ValueError(
+                f"expected floating-point data, which can be interpolated, got {x.dtype}; do: "
+                "x.float()"
+            )
         sizes = torch.tensor(self.shape, dtype=torch.float64)
         unit = (2 * self._places(g) + 1) / sizes - 1
         grid = unit.flip(1).reshape(1, *self.shape, -1).expand(len(x), *self.shape, -1)
@@ -205,6 +213,8 @@ class OnRegular(GroupAction):
 
     def __init__(self, group: Group, inner: GroupAction | None = None) -> None:
         """Enumerate the group."""
+        if inner is not None and not isinstance(inner, GroupAction):
+            raise ValueError(f"expected an action, as in OnGrid(group, shape), got {inner!r}")
         self.group, self.inner, self.finite = group, inner, group.finite()
 
     def sample(self, count: int, seed: int = 0) -> list[Element]:

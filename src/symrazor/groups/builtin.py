@@ -49,6 +49,9 @@ def alternating(n: int) -> Group:
 
 def translations(shape: Sequence[int]) -> Group:
     """Circular shifts of a grid (Z^d modulo its shape), on its places in row-major order."""
+    given: object = shape
+    if not isinstance(given, Sequence) or isinstance(given, str):
+        raise ValueError(f"expected the shape of a grid, as in (8, 8), got {given!r}")
     sizes = [_whole("size", size) for size in shape]
     if not sizes:
         raise ValueError("expected at least one size, got none")

@@ -15,13 +15,26 @@ TOLERANCE = 1e-8
 """Largest difference of two matrices that are the same element."""
 
 
+def as_numbers(given: object, expected: str) -> Tensor:
+    """Nested lists, arrays or a tensor, as a tensor.
+
+    Raises:
+        ValueError: lists of different lengths, or no numbers; says what was expected.
+    """
+    try:
+        return torch.as_tensor(given)
+    except (TypeError, ValueError, RuntimeError) as error:
+        got = type(given).__name__
+        raise ValueError(f"expected {expected}, got a {got}: {error}") from error
+
+
 def check_permutations(rows: object) -> Int[Tensor, "m n"]:
     """Rows that are permutations of 0..n-1, as a tensor.
 
     Raises:
         ValueError: names the row.
     """
-    found = torch.as_tensor(rows)
+    found = as_numbers(rows, "permutations [m, n] of whole numbers")
     if found.dim() != 2 or found.is_floating_point() or found.shape[1] < 1:
         raise ValueError(f"expected permutations [m, n] of whole numbers, got {list(found.shape)}")
     found = found.long().cpu()
@@ -41,7 +54,7 @@ def check_matrices(matrices: object) -> Float[Tensor, "m d d"]:
     Raises:
         ValueError: names the matrix.
     """
-    found = torch.as_tensor(matrices, dtype=torch.float64).cpu()
+    found = as_numbers(matrices, "square matrices [m, d, d]").to("cpu", torch.float64)
     if found.dim() != 3 or found.shape[1] != found.shape[2] or found.shape[1] < 1:
         raise ValueError(f"expected square matrices [m, d, d], got {list(found.shape)}")
     for row, matrix in enumerate(found):

@@ -27,6 +27,8 @@ def automorphisms(adjacency: Shaped[Tensor, "n n"], name: str = "automorphisms")
     A = torch.as_tensor(adjacency)
     if A.dim() != 2 or A.shape[0] != A.shape[1] or not len(A):
         raise ValueError(f"expected an adjacency matrix [n, n], got {list(A.shape)}")
+    if bool(A.isnan().any()):
+        raise ValueError("expected weights of edges, got nan; for no edge: 0")
     kinds = A.unique(return_inverse=True)[1].tolist()
     n = len(kinds)
     colours = _colours(kinds)

@@ -16,6 +16,7 @@ from torch import Tensor
 from symrazor.groups.closure import (
     LIMIT,
     TOLERANCE,
+    as_numbers,
     check_matrices,
     check_permutations,
     permutation_matrix,
@@ -64,6 +65,13 @@ class Group:
         wrong = {k: size for k, size in sizes.items() if size not in (None, self.size)}
         if wrong:
             raise ValueError(f"expected generators of size {self.size} in {self.name}, got {wrong}")
+        given = self.matrices if self.permutations is None else self.permutations
+        count = 0 if given is None else len(given)
+        if self.letters and len(self.letters) != count:
+            raise ValueError(
+                f"expected a letter for each of {count} generators in {self.name}, got "
+                f"{len(self.letters)}: {', '.join(self.letters)}"
+            )
 
     @classmethod
     def from_permutations(
@@ -82,7 +90,7 @@ class Group:
         letters: Sequence[str] = (),
     ) -> "Group":
         """The group that some matrices [m, d, d] and a Lie algebra generate."""
-        given = torch.as_tensor(matrices, dtype=torch.float64)
+        given = as_numbers(matrices, "square matrices [m, d, d]").double()
         if lie is not None and not given.numel():
             given = given.new_empty(0, lie.size, lie.size)
         found = check_matrices(given)
@@ -126,8 +134,22 @@ class Group:
         return self._finite["all"]
 
     def element(self, g: Element) -> Tensor:
-        """A permutation or matrix; an index is looked up among the elements of a finite group."""
+        """A permutation or matrix; an index is looked up among the elements of a finite group.
+
+        Raises:
+            ValueError: no such index, or a permutation or matrix of another size. Whether it
+                belongs to the group is not asked, see `contains`.
+        """
         if isinstance(g, Tensor) and g.dim() > 0:
+            n = self.size
+            if g.dim() == 1 and sorted(g.tolist()) == list(range(n)):
+                return g
+            if g.dim() == 1 or tuple(g.shape) != (n, n):
+                form = f"a permutation of 0 to {n - 1}" if g.dim() == 1 else f"a {n} x {n} matrix"
+                raise ValueError(
+                    f"expected {form} for {self.name}, got "
+                    f"{g[:12].tolist() if g.dim() == 1 else list(g.shape)}"
+                )
             return g
         every = self.finite()
         index = int(g)

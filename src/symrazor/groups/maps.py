@@ -4,8 +4,7 @@ They are a vector space, whose basis is found from the generators alone:
 
 - Where both representations permute coordinates, W must be constant on the orbits of pairs (t, s):
   the basis is the indicators of the orbits, found by joining labels, in milliseconds.
-- Else it is the null space of the constraints, one generator at a time: each cuts down the space
-  that the ones before it left (Finzi et al. 2021, Eq. 7, who stack them all).
+- Else it is the null space of the constraints, one generator at a time (`null_space`).
 
 Basis maps are orthogonal, with a squared Frobenius norm of the number t of outputs: each passes on
 unit variance. A Gaussian on the coefficients is then the same isotropic Gaussian on the space
@@ -21,14 +20,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from symrazor.groups.null_space import null_space
 from symrazor.groups.orbits import pair_orbits
 from symrazor.groups.representation import Representation
-
-LARGEST = 1024
-"""Entries of a map whose null space is computed, at most; permutations have no such limit."""
-
-SMALLEST = 1e-10
-"""Singular values below this, relative to the largest, are zero."""
 
 KEPT = 64
 """Bases that are remembered."""
@@ -104,7 +98,7 @@ def equivariant_maps(source: Representation, target: Representation) -> MapBasis
     if source.group is not target.group:
         raise ValueError(
             f"expected representations of one group, got {source.group.name} and "
-            f"{target.group.name}"
+            f"{target.group.name}, two objects; do: make the group once and use it for both"
         )
     key = _key(source, target)
     if key in _known:
@@ -140,27 +134,7 @@ def _orbits(source: Representation, target: Representation) -> MapBasis:
 
 
 def _null_space(source: Representation, target: Representation) -> MapBasis:
-    t, s = target.size, source.size
-    if t * s > LARGEST:
-        raise ValueError(
-            f"expected at most {LARGEST} entries of a map whose null space is computed, got "
-            f"{t} x {s}; do: permutations, if the group permutes, or smaller representations"
-        )
-    basis = torch.eye(t * s, dtype=torch.float64).reshape(t * s, t, s)
-    pairs = [*zip(target.discrete, source.discrete, strict=True)]
-    if len(target.flows) > 2:  # two of them at random leave little for the others to do
-        mix = torch.Generator().manual_seed(0)
-        c = torch.randn(2, len(target.flows), generator=mix, dtype=torch.float64)
-        mixed = [torch.einsum("mk,kij->mij", c, one.flows) for one in (target, source)]
-        pairs += zip(*mixed, strict=True)
-    pairs += zip(target.flows, source.flows, strict=True)
-    for left, right in pairs:
-        residual = (left @ basis - basis @ right).flatten(1)  # linear in the coefficients
-        if float(residual.abs().max()) < SMALLEST:
-            continue
-        U, sigma, _ = torch.linalg.svd(residual, full_matrices=True)
-        rank = int((sigma > SMALLEST * max(1.0, float(sigma.max()))).sum()) if len(sigma) else 0
-        basis = torch.einsum("kb,kts->bts", U[:, rank:], basis)
-        if not len(basis):
-            break
-    return MapBasis((t, s), None, None, basis * t**0.5)
+    shape = (target.size, source.size)
+    discrete = list(zip(target.discrete, source.discrete, strict=True))
+    flows = list(zip(target.flows, source.flows, strict=True))
+    return MapBasis(shape, None, None, null_space(discrete, flows, shape) * target.size**0.5)

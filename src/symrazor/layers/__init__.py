@@ -9,6 +9,8 @@
 | `SConv` | translations | DCP |
 | `SFC` | nothing | DC(P + P') |
 | `SGConv` | as `GConv`, rotations by any angle | DCP / |G| |
+| `SE2Conv` | as `GConv`, filters on position and angle | DCP / |G|^2 |
+| `ScaleConv` | translations, scales up to pixels | DCP / n^2, n scales |
 | `GReadout` | as `GConv`, images out | DC / |G| |
 | `GFFC` | nothing | DC(S + S') / |G| |
 | `EquivariantLinear` | any group of permutations or matrices | DCB, B basis maps |
@@ -16,6 +18,8 @@
 
 from symrazor.layers.basis import Basis as Basis
 from symrazor.layers.conv import Conv as Conv
+from symrazor.layers.continuous_gconv import ScaleConv as ScaleConv
+from symrazor.layers.continuous_gconv import SE2Conv as SE2Conv
 from symrazor.layers.dense import FC as FC
 from symrazor.layers.equivariant import Circulant as Circulant
 from symrazor.layers.equivariant import DeepSets as DeepSets

@@ -128,6 +128,13 @@ def _contains(large: Group, small: Group) -> bool:
     return maps[0].commutes(both[1], both[1]) and not maps[1].commutes(both[0], both[0])
 
 
+def _alike(one: Group, two: Group) -> bool:
+    """Whether the maps of two groups are the same."""
+    both = [defining(one), defining(two)]
+    maps = [equivariant_maps(rho, rho) for rho in both]
+    return maps[0].commutes(both[1], both[1]) and maps[1].commutes(both[0], both[0])
+
+
 def _larger(group: Group, before: Representation, after: Representation) -> MapBasis:
     """The maps of a group on the same places."""
     own = before.group
@@ -167,10 +174,21 @@ def relaxed_over(
         free: whether to add a free path.
 
     Raises:
-        ValueError: no groups, or a group all of whose maps are those of larger ones.
+        ValueError: no groups, or a group all of whose maps are those of another, or of larger ones:
+            data cannot tell these apart.
     """
-    if not groups:
-        raise ValueError("expected at least one group, got none")
+    given: list[object] = [*groups]
+    others = [one for one in given if not isinstance(one, Group)]
+    if not given or others:
+        got = repr(others[0]) if others else "none"
+        raise ValueError(f"expected at least one symrazor.groups.Group, got {got}")
+    for i, one in enumerate(groups):
+        for other in groups[:i]:
+            if one.size == other.size and _alike(one, other):
+                raise ValueError(
+                    f"expected groups with different maps, got {other.name} and {one.name}, whose "
+                    "layers are the same; do: leave one of them out"
+                )
     paths: list[Path] = []
     for group in groups:
         larger = [other for other in groups if _contains(other, group)]

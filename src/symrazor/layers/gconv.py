@@ -18,9 +18,10 @@ from torch import Tensor, nn
 from symrazor.groups import Group
 from symrazor.layers.conv import AnyConv, Conv, Filtered, Padding, check_kernel, is_strict
 from symrazor.layers.group_filter import Fields, GroupFilter
-from symrazor.layers.path import Map, Path
+from symrazor.layers.path import Map, Path, is_whole
 from symrazor.layers.point_group import PointGroup, point_group
 from symrazor.layers.subsample import Reduction, Subsample
+from symrazor.layers.trace import is_symbolic
 from symrazor.layers.turned import interpolation_error
 
 Kind = Literal["full", "lift", "pointwise", "separable", "depthwise-separable"]
@@ -235,20 +236,29 @@ class GroupPool(nn.Module):
     Rotations then act on the output as on any image; on maps of one pixel they do nothing.
 
     Args:
-        elements: of the group, |G|, or its name.
+        elements: of the group, |G|; or the group, or its name.
         how: "max" or "mean".
     """
 
-    def __init__(self, elements: int | str, how: Literal["max", "mean"] = "max") -> None:
+    def __init__(self, elements: int | str | Group, how: Literal["max", "mean"] = "max") -> None:
         """Keep the options."""
         super().__init__()
         if how not in ("max", "mean"):
             raise ValueError(f"expected how as 'max' or 'mean', got {how!r}")
-        self.elements = point_group(elements).order if isinstance(elements, str) else elements
+        given: object = elements
+        if isinstance(given, str | Group):
+            elements = point_group(given).order
+        if not is_whole(elements):
+            raise ValueError(f"expected a group or its number of elements, got {given!r}")
+        self.elements = int(elements)
         self.how = how
 
     def forward(self, x: Float[Tensor, "n c *size"]) -> Float[Tensor, "n d *size"]:
         """Pool over elements."""
+        if not is_symbolic(x) and x.shape[1] % self.elements:
+            raise ValueError(
+                f"expected channels that {self.elements} elements divide, got {x.shape[1]}"
+            )
         split = x.unflatten(1, (self.elements, -1))
         y: Tensor = split.amax(1) if self.how == "max" else split.mean(1)
         return y
