@@ -16,6 +16,7 @@ from torch import Tensor
 
 from symrazor.evidence import Evidence
 from symrazor.hyper import hyperparameters, weights
+from symrazor.invariant import mixture
 from symrazor.invariant.model import InvariantWeights, Sampling
 from symrazor.invariant.natural import NaturalSteps
 from symrazor.rounding import tf32
@@ -134,7 +135,7 @@ def train(
     """Train all members of a batched model.
 
     Args:
-        model: with one leading dimension, a place for each member; averages logits.
+        model: with one leading dimension, a place for each member.
         data: on the model's device.
         members: what each model is.
         schedule: of the training.
@@ -165,10 +166,10 @@ class _State:
     def __init__(
         self, model: InvariantWeights, data: Data, members: Sequence[Member], plan: Schedule
     ) -> None:
-        if model.lead != (len(members),) or model.average != "logits":
+        if model.lead != (len(members),):
             raise ValueError(
-                f"expected a model that averages logits with the leading dimension "
-                f"{len(members)}, got average={model.average!r} and {list(model.lead)}"
+                f"expected a model with the leading dimension {len(members)}, one place for each "
+                f"member, got {list(model.lead)}; do give its features lead=({len(members)},)"
             )
         like = model.posterior.mean
         self.model, self.plan, self.n_data = model, plan, data.size
@@ -192,20 +193,45 @@ class _State:
 
     def step(self, number: int, x: Tensor, y: Tensor) -> Float[Tensor, " models"]:
         """One batch; returns the mean log likelihood of each model."""
-        model, how, plan = self.model, self.how, self.plan
+        plan = self.plan
+        start, end = plan.rates
+        rate = start * (end / start) ** plan.settling(number)
+        by = self._features if self.model.average == "logits" else self._probabilities
+        return by(number, x, y, rate)
+
+    def _features(self, number: int, x: Tensor, y: Tensor, rate: float) -> Tensor:
+        """Features are averaged: outputs are drawn with their exact distribution."""
+        model, how = self.model, self.how
         h = model.averaged(x, how)
         mean = h @ model.posterior.mean.mT
         spread = model.posterior.linear_deviation(h, how.draws, how.generator, antithetic=True)
         log_p = (mean + self.noise * spread).log_softmax(-1)
+        fit = self._raise(number, log_p, y)
+        p = log_p.detach().exp()
+        residual = torch.nn.functional.one_hot(y, p.shape[-1]).to(p) - p.mean(0)
+        self.natural.step(h.detach(), residual, (p * (1 - p)).mean(0), self.n_data, rate)
+        return fit
+
+    def _probabilities(self, number: int, x: Tensor, y: Tensor, rate: float) -> Tensor:
+        """Probabilities are averaged, see `mixture.py`; the curvature is that of one draw."""
+        h, shares = self.model.every(x, self.how)
+        f = mixture.outputs(self.model.posterior, h, self.how.draws, self.how.generator, self.noise)
+        log_p, joint = mixture.log_mixture(f, shares)
+        fit = self._raise(number, log_p, y)
+        with torch.no_grad():
+            scale = self.n_data / y.shape[-1]
+            seen = h.flatten(-3, -2)
+            factor = mixture.score(joint, log_p, y, shares).flatten(-3, -2)
+            found = mixture.information(joint[0], log_p[0], shares, h)
+            self.natural.follow(scale * found, scale * factor.mT @ seen, seen, rate)
+        return fit
+
+    def _raise(self, number: int, log_p: Tensor, y: Tensor) -> Float[Tensor, " models"]:
+        """A step of Adam; the mean log likelihood before it."""
         fit = log_p.gather(-1, y.expand(log_p.shape[:-1]).unsqueeze(-1)).mean((0, 2, 3))
         self.adam.zero_grad(set_to_none=True)
         (-fit.sum()).backward()
-        p = log_p.detach().exp()
-        residual = torch.nn.functional.one_hot(y, p.shape[-1]).to(p) - p.mean(0)
         self._adam(number)
-        start, end = plan.rates
-        rate = start * (end / start) ** plan.settling(number)
-        self.natural.step(h.detach(), residual, (p * (1 - p)).mean(0), self.n_data, rate)
         return fit.detach()
 
     def _adam(self, number: int) -> None:
@@ -271,9 +297,8 @@ def evaluate(
     right = torch.zeros(len(members), device=device)
     for index in torch.arange(data.size, device=device).split(batch):
         x, y = data.take(sets, index)
-        h = model.scale.value[:, None, None] * model.features(x, maps, shares)
-        f = model.posterior.linear(h, 8, generator, antithetic=True)
-        picked = f.log_softmax(-1).gather(-1, y.expand(f.shape[:-1]).unsqueeze(-1))
+        log_p = model.log_probabilities(x, (maps, shares), 8, generator)
+        picked = log_p.gather(-1, y.expand(log_p.shape[:-1]).unsqueeze(-1))
         fit += picked.mean(0).sum((1, 2))
-        right += (f.softmax(-1).mean(0).argmax(-1) == y).sum(1)
+        right += (log_p.exp().mean(0).argmax(-1) == y).sum(1)
     return model.bound(fit, data.size), right / data.size
