@@ -447,5 +447,47 @@ def test_wrong_models_are_refused() -> None:
         InvariantHead(nn.Conv2d(1, 2, 3), torch.zeros(2, 1, 6, 6), group, 3)
     with pytest.raises(ValueError, match="data sets of the same shape"):
         Data.of([(torch.zeros(3, 2), labels(3)), (torch.zeros(4, 2), labels(4))])
+    with pytest.raises(ValueError, match="expected as many x as y, got 3 and 4"):
+        Data.of([(torch.zeros(3, 2), labels(4))])
+    with pytest.raises(ValueError, match="at least one data set"):
+        Data.of([])
+    with pytest.raises(ValueError, match="at least 1 feature"):
+        Rectified((2,), 0)
     with pytest.raises(ValueError, match="expected where='weights' or 'input'"):
         Rectified((2,), 4, where="output")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("y", "message"),
+    [
+        (labels(4, 4), "expected labels between 0 and 2, got 3"),
+        (labels(4) - 1, "expected labels between 0 and 2, got -1"),
+        (labels(4).float(), "expected integer class labels of shape \\[4\\], got torch.float32"),
+        (labels(3), "of shape \\[4\\], got torch.int64 \\[3\\]"),
+        (nn.functional.one_hot(labels(4)), "of shape \\[4\\], got torch.int64 \\[4, 3\\]"),
+    ],
+)
+def test_wrong_labels_are_refused(y: Tensor, message: str) -> None:
+    model = InvariantWeights(Rectified((1, 6, 6), 5), AffineLie("rotation"), 3)
+    with pytest.raises(ValueError, match=message):
+        model.evidence(torch.zeros(4, 1, 6, 6), y, 4)
+    with pytest.raises(ValueError, match="n_data of at least 1, got 0"):
+        model.evidence(torch.zeros(4, 1, 6, 6), labels(4), 0)
+
+
+def test_wrong_members_and_schedules_are_refused() -> None:
+    model, data, _ = _rings([30.0], ["vi"])
+    plan = Schedule(steps=2)
+    with pytest.raises(ValueError, match="between 0 and 0, got data=3"):
+        train(model, data, [Member(data=3)], plan)
+    with pytest.raises(ValueError, match="expected method in .*, got 'mle'"):
+        train(model, data, [Member(method="mle")], plan)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="expected labels between 0 and 1, got 2"):
+        train(model, Data(data.x, data.y + 1), [Member()], plan)
+    model.distribution = LieDistribution(so2(), 0.2)
+    with pytest.raises(ValueError, match="expected widths \\[1, 1\\], a row for each member"):
+        train(model, data, [Member()], plan)
+    with pytest.raises(ValueError, match="expected samples of at least 1, got 0"):
+        Schedule(samples=0)
+    with pytest.raises(ValueError, match="expected rates above 0"):
+        Schedule(rates=(0.1, 0.0))

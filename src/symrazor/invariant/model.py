@@ -41,6 +41,22 @@ class Sampling(NamedTuple):
     generator: torch.Generator | None = None
 
 
+def check_labels(y: Tensor, classes: int, shape: tuple[int, ...]) -> None:
+    """Refuse what are not labels 0..classes-1 of the data.
+
+    Raises:
+        ValueError: another type or shape, or a label that is no class.
+    """
+    if y.is_floating_point() or y.is_complex() or y.dtype == torch.bool or y.shape != shape:
+        raise ValueError(
+            f"expected integer class labels of shape {list(shape)}, got {y.dtype} {list(y.shape)}"
+        )
+    least, most = (int(value) for value in y.aminmax())
+    if least < 0 or most >= classes:
+        wrong = least if least < 0 else most
+        raise ValueError(f"expected labels between 0 and {classes - 1}, got {wrong}")
+
+
 class InvariantWeights(nn.Module):
     r"""$p(y \mid x) = \mathrm{softmax}(\alpha W_2 \bar\phi(x))$ with $W_2 \sim N(0, I)$.
 
@@ -138,7 +154,13 @@ class InvariantWeights(nn.Module):
             y: labels.
             n_data: number of data the batch stands for.
             how: transformations and draws.
+
+        Raises:
+            ValueError: inputs of another shape, labels that are none of the classes.
         """
+        if n_data < 1:
+            raise ValueError(f"expected n_data of at least 1, got {n_data}")
+        check_labels(y, self.posterior.shape[0], (*self.lead, x.shape[len(self.lead)]))
         per_datum = self.log_likelihood(x, y, Sampling() if how is None else how)
         fit = per_datum.mean(-1).double() * n_data
         return self.bound(fit, n_data)

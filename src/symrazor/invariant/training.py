@@ -8,7 +8,7 @@ scale and learned filters by Adam.
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from jaxtyping import Float, Int64
@@ -17,7 +17,7 @@ from torch import Tensor
 from symrazor.evidence import Evidence
 from symrazor.hyper import hyperparameters, weights
 from symrazor.invariant import mixture
-from symrazor.invariant.model import InvariantWeights, Sampling
+from symrazor.invariant.model import InvariantWeights, Sampling, check_labels
 from symrazor.invariant.natural import NaturalSteps
 from symrazor.rounding import tf32
 from symrazor.transforms.sampling import Nodes, Random
@@ -79,6 +79,14 @@ class Schedule:
     note_every: int = 20
     seed: int = 0
 
+    def __post_init__(self) -> None:
+        """Check ranges."""
+        for name in ("steps", "batch", "samples", "every", "note_every"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"expected {name} of at least 1, got {getattr(self, name)}")
+        if not all(0 < rate <= 1 for rate in self.rates):
+            raise ValueError(f"expected rates above 0 and up to 1, got {self.rates}")
+
     def settling(self, step: int) -> float:
         """From 0 to 1 over the last part of the steps."""
         begin = 1 - self.settle
@@ -105,6 +113,11 @@ class Data:
     def of(cls, sets: Sequence[tuple[Tensor, Tensor]], device: str = "cpu") -> "Data":
         """Stack pairs (x, y) on a device."""
         shapes = {(x.shape, y.shape) for x, y in sets}
+        if not sets:
+            raise ValueError("expected at least one data set, a pair (x, y), got none")
+        for x, y in sets:
+            if len(x) != len(y):
+                raise ValueError(f"expected as many x as y, got {len(x)} and {len(y)}")
         if len(shapes) != 1:
             raise ValueError(
                 f"expected data sets of the same shape, got {sorted(map(str, shapes))}"
@@ -171,6 +184,7 @@ class _State:
                 f"expected a model with the leading dimension {len(members)}, one place for each "
                 f"member, got {list(model.lead)}; do give its features lead=({len(members)},)"
             )
+        _check(model, data, members)
         like = model.posterior.mean
         self.model, self.plan, self.n_data = model, plan, data.size
         self.sets = torch.tensor([m.data for m in members], device=like.device)
@@ -257,6 +271,24 @@ class _State:
             root.log_diagonal.masked_fill_(points, -30.0)
             root.lower.masked_fill_(points.unsqueeze(-1), 0.0)
         self.model.posterior.requires_grad_(True)
+
+
+def _check(model: InvariantWeights, data: Data, members: Sequence[Member]) -> None:
+    """Members with data and a method, labels that are classes, a width for each member."""
+    for member in members:
+        if not 0 <= member.data < len(data.y):
+            raise ValueError(
+                f"expected a data set between 0 and {len(data.y) - 1}, got data={member.data}"
+            )
+        if member.method not in get_args(Method):
+            raise ValueError(f"expected method in {get_args(Method)}, got {member.method!r}")
+    check_labels(data.y, model.posterior.shape[0], tuple(data.x.shape[:2]))
+    widths = model.distribution.width.value
+    if widths.dim() != 2 or len(widths) != len(members):
+        raise ValueError(
+            f"expected widths [{len(members)}, {model.distribution.dim}], a row for each member, "
+            f"got {list(widths.shape)}; do pass torch.full((members, generators), start)"
+        )
 
 
 def _batches(data: Data, plan: Schedule) -> Iterator[Tensor]:
