@@ -20,6 +20,7 @@ from symrazor.invariant import (
     Schedule,
     choose_starts,
     evaluate,
+    mixture,
     train,
 )
 from symrazor.invariant.natural import NaturalSteps
@@ -279,6 +280,63 @@ def test_natural_steps_reach_the_optimum_of_the_bound() -> None:
     assert torch.allclose(natural.posterior.mean, other.posterior.mean, atol=0.05)
 
 
+# ------------------------------------------------------------------------ averaged probabilities
+
+
+def test_outputs_of_all_maps_share_the_weights_of_a_draw() -> None:
+    model, h = small("probs"), noise(2, 4, 7, seed=1)
+    f = mixture.outputs(model.posterior, h, 20_000, torch.Generator().manual_seed(0)).detach()
+    mean, root = h @ model.posterior.mean.T, model.posterior.root.matrix()
+    assert torch.allclose(f.mean(0), mean, atol=1e-10)  # in pairs
+    for n in range(2):
+        for c in range(3):
+            expected = (h[n] @ root[c]) @ (h[n] @ root[c]).T
+            assert torch.allclose(torch.cov(f[:, n, :, c].T), expected, atol=0.1)
+    other = (f - mean)[:, 0, 0, 0] * (f - mean)[:, 1, 0, 0]
+    assert abs(other.mean()) < 0.1  # of another datum: independent
+    point = mixture.outputs(model.posterior, h, 3, noise=torch.zeros(1, 1, dtype=DOUBLE))
+    assert torch.allclose(point, mean.expand(3, -1, -1, -1))
+
+
+def test_score_and_information_of_a_mixture_by_autodiff() -> None:
+    h, w = noise(2, 4, 5), noise(3, 5, seed=1).requires_grad_()
+    shares, y = torch.tensor([0.1, 0.2, 0.3, 0.4], dtype=DOUBLE), torch.tensor([2, 0])
+    log_p, joint = mixture.log_mixture(h @ w.T, shares)
+    score = torch.einsum("nsc,nsd->cd", mixture.score(joint[None], log_p[None], y, shares), h)
+    information, slope = torch.zeros(15, 15, dtype=DOUBLE), torch.zeros(3, 5, dtype=DOUBLE)
+    for n in range(2):
+        for c in range(3):
+            p = (shares[:, None] * (h[n] @ w.T).softmax(-1)).sum(0)[c]
+            (g,) = torch.autograd.grad(p.log(), w)
+            slope += g if c == y[n] else 0
+            information += log_p[n, c].exp() * g.flatten().outer(g.flatten())
+    assert torch.allclose(score, slope, atol=1e-12)
+    blocks = [information[5 * k : 5 * k + 5, 5 * k : 5 * k + 5] for k in range(3)]
+    found = mixture.information(joint, log_p, shares, h)
+    assert torch.allclose(found, torch.stack(blocks), atol=1e-12)
+    same = h[:, :1].expand(-1, 4, -1)  # all maps alike: the curvature of a plain softmax
+    log_p, joint = mixture.log_mixture(same @ w.T, shares)
+    curvature = (log_p.exp() * (1 - log_p.exp())).T[..., None] * h[:, 0]
+    found = mixture.information(joint, log_p, shares, same)
+    assert torch.allclose(found, curvature.mT @ h[:, 0], atol=1e-12)
+
+
+def test_averaged_probabilities_are_trained_like_features() -> None:
+    """Without any width both averages are the same model, and end at the same bound."""
+    found = []
+    for average in ("logits", "probs"):
+        features = RandomFourier((2,), 24, 5.0, (1,), torch.Generator().manual_seed(0))
+        group = LieDistribution(so2(), torch.full((1, 1), 1e-6))
+        model = InvariantWeights(features, group, 2, average)  # type: ignore[arg-type]
+        data, members = Data.of([rings(120)]), [Member(learn=False)]
+        train(model, data, members, Schedule(100, 120, 2, rates=(0.3, 0.02), every=8))
+        model.average = "logits"  # the same draws for both
+        bound, accuracy = evaluate(model, data, members, model.distribution.nodes(2))
+        found.append((bound.per_datum.item(), accuracy.item()))
+    assert found[0][0] == pytest.approx(found[1][0], abs=0.01)
+    assert found[1][1] > 0.95
+
+
 # ---------------------------------------------------------------------------------------- training
 
 
@@ -383,11 +441,53 @@ def test_wrong_models_are_refused() -> None:
         model.evidence(torch.zeros(4, 36), labels(4), 4)
     with pytest.raises(ValueError, match="got S = 0"):
         model.evidence(torch.zeros(4, 1, 6, 6), labels(4), 4, Sampling(0))
-    with pytest.raises(ValueError, match="the leading dimension 1, got"):
+    with pytest.raises(ValueError, match="the leading dimension 1, one place for each"):
         train(model, Data(torch.zeros(1, 4, 1, 6, 6), labels(4)[None]), [Member()])
     with pytest.raises(ValueError, match="do add nn.Flatten"):
         InvariantHead(nn.Conv2d(1, 2, 3), torch.zeros(2, 1, 6, 6), group, 3)
     with pytest.raises(ValueError, match="data sets of the same shape"):
         Data.of([(torch.zeros(3, 2), labels(3)), (torch.zeros(4, 2), labels(4))])
+    with pytest.raises(ValueError, match="expected as many x as y, got 3 and 4"):
+        Data.of([(torch.zeros(3, 2), labels(4))])
+    with pytest.raises(ValueError, match="at least one data set"):
+        Data.of([])
+    with pytest.raises(ValueError, match="at least 1 feature"):
+        Rectified((2,), 0)
     with pytest.raises(ValueError, match="expected where='weights' or 'input'"):
         Rectified((2,), 4, where="output")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("y", "message"),
+    [
+        (labels(4, 4), "expected labels between 0 and 2, got 3"),
+        (labels(4) - 1, "expected labels between 0 and 2, got -1"),
+        (labels(4).float(), "expected integer class labels of shape \\[4\\], got torch.float32"),
+        (labels(3), "of shape \\[4\\], got torch.int64 \\[3\\]"),
+        (nn.functional.one_hot(labels(4)), "of shape \\[4\\], got torch.int64 \\[4, 3\\]"),
+    ],
+)
+def test_wrong_labels_are_refused(y: Tensor, message: str) -> None:
+    model = InvariantWeights(Rectified((1, 6, 6), 5), AffineLie("rotation"), 3)
+    with pytest.raises(ValueError, match=message):
+        model.evidence(torch.zeros(4, 1, 6, 6), y, 4)
+    with pytest.raises(ValueError, match="n_data of at least 1, got 0"):
+        model.evidence(torch.zeros(4, 1, 6, 6), labels(4), 0)
+
+
+def test_wrong_members_and_schedules_are_refused() -> None:
+    model, data, _ = _rings([30.0], ["vi"])
+    plan = Schedule(steps=2)
+    with pytest.raises(ValueError, match="between 0 and 0, got data=3"):
+        train(model, data, [Member(data=3)], plan)
+    with pytest.raises(ValueError, match="expected method in .*, got 'mle'"):
+        train(model, data, [Member(method="mle")], plan)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="expected labels between 0 and 1, got 2"):
+        train(model, Data(data.x, data.y + 1), [Member()], plan)
+    model.distribution = LieDistribution(so2(), 0.2)
+    with pytest.raises(ValueError, match="expected widths \\[1, 1\\], a row for each member"):
+        train(model, data, [Member()], plan)
+    with pytest.raises(ValueError, match="expected samples of at least 1, got 0"):
+        Schedule(samples=0)
+    with pytest.raises(ValueError, match="expected rates above 0"):
+        Schedule(rates=(0.1, 0.0))

@@ -5,9 +5,10 @@ import math
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributions import MultivariateNormal
 
+import symrazor as sr
 from symrazor.variational import BlockCholesky, Diagonal, Full, GaussianPosterior, MatrixNormal
 from symrazor.variational.permutations import permutation_gain
 
@@ -105,3 +106,16 @@ def test_other_tensors_are_refused() -> None:
         permutation_gain([(Diagonal((3,)), 1)])
     with pytest.raises(ValueError, match="at least 1 draw"):
         permutation_gain([(Diagonal((3,)), 0)], draws=0)
+
+
+def test_layers_without_an_order_to_mix_are_refused() -> None:
+    """With one of the two layers left out, or fixed, another order is another network."""
+    x, y = torch.zeros(4, 2), torch.zeros(4, dtype=torch.long)
+    model = nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 2))
+    vi = sr.Variational(model, "categorical", 4)
+    with pytest.raises(ValueError, match="there is no '7.weight'"):
+        vi.evidence([(x, y)], hidden=[("0", "7")])
+    mixed = {"2.weight": "point", "*": "diagonal"}
+    vi = sr.Variational(model, "categorical", 4, posterior=mixed)
+    with pytest.raises(ValueError, match="point estimates for \\['2.weight'\\]"):
+        vi.evidence([(x, y)], hidden=[("0", "2")])

@@ -314,7 +314,15 @@ def test_widths_in_units_a_person_thinks_in() -> None:
     assert values[:4] == pytest.approx([7, 3.5, 90, 2], rel=1e-5)
 
 
+def test_generators_of_ones_own() -> None:
+    own = LieDistribution(so2().generators, 0.3)
+    points = torch.tensor([[0.5]])
+    assert torch.allclose(own.matrices(points), LieDistribution(so2(), 0.3).matrices(points))
+
+
 def test_wrong_distributions_are_refused() -> None:
+    with pytest.raises(ValueError, match="expected generators \\[k, d, d\\] .*, got \\[1, 2, 3\\]"):
+        LieDistribution(torch.zeros(1, 2, 3))
     with pytest.raises(ValueError, match="expected a group in rotation, .* got 'mirror'"):
         AffineLie("mirror")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="expected 6 widths, one for each of"):

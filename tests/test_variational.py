@@ -378,6 +378,11 @@ def test_fit_learns_a_function_and_reads_it() -> None:
     assert 0 < float(one.complexity - two.complexity) <= math.lgamma(17)
 
 
+def test_unknown_options_of_fit_are_named() -> None:
+    with pytest.raises(ValueError, match="expected options among .*'epochs'.* got \\['epoch'\\]"):
+        sr.fit_variational(_mlp(), (torch.zeros(4, 2), torch.zeros(4).long()), epoch=3)
+
+
 def test_fit_is_reproducible_and_refuses_what_it_cannot_use() -> None:
     x, y = _data(12)
     runs = [

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 import torch.nn.functional as F
@@ -28,6 +28,7 @@ from symrazor.data import (
 from symrazor.data.transforms import TRANSLATION
 from symrazor.experiments.results import Run, add_runs
 from symrazor.invariant import Data, History, InvariantWeights
+from symrazor.invariant.model import Average
 
 SMALL_SIZE, SMALL_TRAIN, SMALL_TEST = 14, 1000, 500
 
@@ -46,6 +47,9 @@ class Options:
         rows: patterns of rows to run.
         steps: in place of the experiment's own number.
         batch: in place of the experiment's own number.
+        samples: transformations in a step, in place of the experiment's own number.
+        average: of "logits", or of "probs" (probabilities) as in the paper, at several times the
+            cost; for Table 1 and the figures.
     """
 
     small: bool = False
@@ -56,12 +60,18 @@ class Options:
     rows: tuple[str, ...] = ("*",)
     steps: int | None = None
     batch: int | None = None
+    samples: int | None = None
+    average: Average = "logits"
 
     @property
     def place(self) -> str:
         """The device."""
         auto = "cuda" if torch.cuda.is_available() else "cpu"
         return auto if self.device == "auto" else self.device
+
+    def named(self, row: str) -> str:
+        """The name of a row in files, where both averages may meet."""
+        return row if self.average == "logits" else f"{row} ({self.average})"
 
     def wants(self, row: str) -> bool:
         """Whether a row was asked for."""
@@ -178,6 +188,8 @@ def main(name: str, run: Callable[[Options], str], arguments: Sequence[str] | No
     parser.add_argument("--rows", nargs="*", default=["*"], help="patterns of rows")
     parser.add_argument("--steps", type=int)
     parser.add_argument("--batch", type=int)
+    parser.add_argument("--samples", type=int, help="transformations in a step")
+    parser.add_argument("--average", choices=get_args(Average), default="logits")
     values = vars(parser.parse_args(arguments))
     lists = {key: tuple(value) for key, value in values.items() if isinstance(value, list)}
     try:

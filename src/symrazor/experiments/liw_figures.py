@@ -106,10 +106,11 @@ def _runs(
     _, accuracy = evaluate(model, test, members)
     return [
         {
-            "row": f"{name}/{version}/{start:g}/{method}",
+            "row": options.named(f"{name}/{version}/{start:g}/{method}"),
             "seed": seed,
             "small": options.small,
             "start": start,
+            "method": method,
             "degrees": degrees(history, i),
             "steps": history.steps,
             "accuracy": 100 * accuracy[i].item(),
@@ -135,7 +136,7 @@ def _methods(options: Options, seed: int) -> list[Run]:
     cells: Cells = [("fully rotated", start, method) for method in METHODS for start in starts]
     runs = _angles("methods", options, seed, ("fully rotated",), cells)
     titles = {"vi": "variational", "map": "point estimate, prior", "ml": "maximum likelihood"}
-    panels = [(titles[m], [r for r in runs if r["row"].endswith(f"/{m}")]) for m in METHODS]
+    panels = [(titles[m], [r for r in runs if r["method"] == m]) for m in METHODS]
     _draw(options, "figure5.png", panels)
     return runs
 
@@ -147,7 +148,7 @@ def _relu(options: Options, seed: int) -> list[Run]:
     cells: Cells = [("fully rotated", start, method) for method in methods for start in starts]
     runs = _angles("relu", options, seed, ("fully rotated",), cells)
     titles = {"vi": "variational", "ml": "maximum likelihood"}
-    panels = [(titles[m], [r for r in runs if r["row"].endswith(f"/{m}")]) for m in methods]
+    panels = [(titles[m], [r for r in runs if r["method"] == m]) for m in methods]
     _draw(options, "figure5-relu.png", panels)
     return runs
 
@@ -179,7 +180,7 @@ def _rings(options: Options, seed: int) -> list[Run]:
     panels = []
     for version in sets:
         for method in methods:
-            chosen = [r for r in runs if f"/{version}/" in r["row"] and r["row"].endswith(method)]
+            chosen = [r for r in runs if f"/{version}/" in r["row"] and r["method"] == method]
             panels.append((f"{version}, {method}", chosen))
     _draw(options, "rings.png", panels)
     return runs

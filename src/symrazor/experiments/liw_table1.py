@@ -2,11 +2,16 @@
 
     python -m symrazor.experiments.liw_table1 --data DIR --json FILE [--device cuda]
     python -m symrazor.experiments.liw_table1 --small
+    python -m symrazor.experiments.liw_table1 --data DIR --average probs [--steps 1500]
 
 Random Fourier features, 1,024 of them, averaged over rotations; fully rotated, partially rotated
 and regular MNIST; the width fixed at five angles, or learned from 5 degrees. All eighteen models
-are trained at once.
+are trained at once. With a file, figures of the unfinished models are written every quarter of the
+steps; the last ones take their place.
 """
+
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 
@@ -22,7 +27,9 @@ from symrazor.experiments.liw import (
 )
 from symrazor.experiments.results import Run
 from symrazor.invariant import (
+    Data,
     Features,
+    History,
     InvariantWeights,
     Member,
     RandomFourier,
@@ -63,11 +70,23 @@ SMALL = Schedule(
 )
 
 
+PROBS = {"batch": 500, "samples": 16}
+SMALL_PROBS = {"batch": 125, "samples": 8}
+"""Where probabilities are averaged, a step costs several times as much."""
+
+PARTS = 4
+SUBSET = 5000
+"""Data on which the fit of unfinished models is measured."""
+
+
 def schedule(options: Options, seed: int) -> Schedule:
     """The training, with what the options change."""
-    base = SMALL if options.small else SCHEDULE
-    steps, batch = options.steps or base.steps, options.batch or base.batch
-    return Schedule(**(vars(base) | {"steps": steps, "batch": batch, "seed": seed}))
+    base = vars(SMALL if options.small else SCHEDULE)
+    if options.average == "probs":
+        base = base | (SMALL_PROBS if options.small else PROBS)
+    given = {"steps": options.steps, "batch": options.batch, "samples": options.samples}
+    changed = {key: value for key, value in given.items() if value is not None}
+    return Schedule(**(base | changed | {"seed": seed}))
 
 
 def network(
@@ -81,7 +100,7 @@ def network(
     if relu:
         features = Rectified(shape, width, lead, generator, where="input")
     start = torch.tensor(angles).deg2rad().unsqueeze(1)
-    model = InvariantWeights(features, AffineLie("rotation", start), 10)
+    model = InvariantWeights(features, AffineLie("rotation", start), 10, options.average)
     return model.to(options.place)
 
 
@@ -95,42 +114,81 @@ def run_seed(options: Options, seed: int) -> list[Run]:
     ]
     if not cells:
         raise ValueError(f"expected rows like 'regular/learned', got {' '.join(options.rows)}")
-    training, test = load("mnist", VERSIONS, options)
+    data = load("mnist", VERSIONS, options)
     learned = [row == "learned" for row, _, _ in cells]
     angles = [
         START if new else float(row[6:]) for (row, _, _), new in zip(cells, learned, strict=True)
     ]
     members = [Member(place, new) for (_, place, _), new in zip(cells, learned, strict=True)]
     plan = schedule(options, seed)
-    model = network(training.x.shape[-1], angles, options, seed)
+    model = network(data[0].x.shape[-1], angles, options, seed)
     progress = Progress(NAME, plan.steps, [i for i, new in enumerate(learned) if new])
-    history = train(model, training, members, plan, progress)
-    trained = progress.seconds
-    bound, _ = evaluate(model, training, members)
+    names = [f"{version}/{row}" for row, _, version in cells]
+    told = {"seed": seed, "small": options.small, "average": options.average}
+    parts = 1
+
+    def note(step: int, seen: InvariantWeights, history: History) -> None:
+        nonlocal parts
+        progress(step, seen, history)
+        if options.json is not None and parts < PARTS and step >= parts * plan.steps / PARTS:
+            parts += 1
+            seconds = {"seconds_together": progress.seconds}
+            found = figures(seen, data, members, history, SUBSET)
+            save(NAME, options, _runs(options, names, found, told | seconds))
+
+    history = train(model, data[0], members, plan, note)
+    seconds = {"seconds_together": progress.seconds}
+    found = figures(model, data, members, history)
+    runs = _runs(options, names, found, told | seconds)
+    save(NAME, options, runs)
+    return runs
+
+
+def figures(
+    model: InvariantWeights,
+    data: tuple[Data, Data],
+    members: Sequence[Member],
+    history: History,
+    most: int | None = None,
+) -> list[Run]:
+    """What is known of every model: bound, accuracy, widths.
+
+    Args:
+        model: trained, or on the way.
+        data: for training and for testing.
+        members: what each model is.
+        history: of the training.
+        most: training data to measure the fit on; all by default.
+    """
+    training, test = data
+    part = Data(training.x[:, :most], training.y[:, :most])
+    bound, _ = evaluate(model, part, members)
     _, accuracy = evaluate(model, test, members)
     assert isinstance(model.features, RandomFourier)
     sigma = model.features.frequency()
-    runs: list[Run] = []
-    for i, (row, _, version) in enumerate(cells):
-        runs.append(
-            {
-                "row": f"{version}/{row}",
-                "seed": seed,
-                "small": options.small,
-                "accuracy": 100 * accuracy[i].item(),
-                "elbo_per_datum": bound.per_datum[i].item(),
-                "fit_per_datum": (bound.log_likelihood[i] / bound.n_data).item(),
-                "widths": widths_of(model, i, training.x.shape[-1] / 2),
-                "scale": model.scale.value[i].item(),
-                "sigma": sigma[i].item(),
-                "degrees": degrees(history, i) if learned[i] else [],
-                "steps": history.steps if learned[i] else [],
-                "seconds_together": trained,
-                "models_together": len(cells),
-            }
-        )
-    save(NAME, options, runs)
-    return runs
+    fit = bound.log_likelihood / bound.n_data
+    return [
+        {
+            "accuracy": 100 * accuracy[i].item(),
+            "elbo_per_datum": (fit[i] - bound.complexity[i] / training.size).item(),
+            "fit_per_datum": fit[i].item(),
+            "widths": widths_of(model, i, training.x.shape[-1] / 2),
+            "scale": model.scale.value[i].item(),
+            "sigma": sigma[i].item(),
+            "degrees": degrees(history, i) if member.learn else [],
+            "steps": history.steps if member.learn else [],
+            "trained_steps": history.steps[-1] + 1,
+            "models_together": len(members),
+        }
+        for i, member in enumerate(members)
+    ]
+
+
+def _runs(
+    options: Options, names: Sequence[str], found: Sequence[Run], told: Mapping[str, Any]
+) -> list[Run]:
+    pairs = zip(names, found, strict=True)
+    return [{"row": options.named(name), **told, **figure} for name, figure in pairs]
 
 
 def run(options: Options) -> str:
@@ -149,7 +207,7 @@ def markdown(runs: list[Run]) -> str:
     for row, figures in PAPER.items():
         cells, angles = [row], []
         for version, (accuracy, bound) in zip(VERSIONS, figures, strict=True):
-            found = [r for r in runs if r["row"] == f"{version}/{row}"]
+            found = [r for r in runs if r["row"].split(" (")[0] == f"{version}/{row}"]
             cells.append(_mean([r["accuracy"] for r in found], 2))
             cells.append(f"{accuracy:.2f}")
             cells.append(_mean([r["elbo_per_datum"] for r in found], 3))

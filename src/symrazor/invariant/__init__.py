@@ -5,6 +5,7 @@
 | `features.py` | `RandomFourier`, `Rectified`: hidden layers averaged over transformations |
 | `model.py` | `InvariantWeights`: outputs with a posterior, the bound, predictions |
 | `head.py` | `InvariantHead`: the same on the features of any network |
+| `mixture.py` | averages of probabilities instead of features |
 | `natural.py` | natural-gradient steps of that posterior |
 | `training.py` | `train`, `evaluate`: many models at once |
 | `restarts.py` | `choose_starts`: widths to start with, compared by the bound |

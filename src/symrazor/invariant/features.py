@@ -93,6 +93,8 @@ class Features(Averaged):
                 f"expected weights [..., width, channels, height, width] or [..., width, d] and a "
                 f"bias for each, got {list(weight.shape)} and {list(bias.shape)}"
             )
+        if not bias.numel():
+            raise ValueError(f"expected at least 1 feature, got weights {list(weight.shape)}")
         self.where, self.blur = where, blur
         self.weight, self.bias = nn.Parameter(weight), nn.Parameter(bias)
         self.width = bias.shape[-1]

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from symrazor.evidence import Evidence
 from symrazor.hyper import Hyper
+from symrazor.invariant import mixture
 from symrazor.invariant.features import Averaged
 from symrazor.transforms.lie import LieDistribution
 from symrazor.transforms.sampling import Nodes, Random
@@ -38,6 +39,22 @@ class Sampling(NamedTuple):
     draws: int = 2
     scheme: Random = "shifted"
     generator: torch.Generator | None = None
+
+
+def check_labels(y: Tensor, classes: int, shape: tuple[int, ...]) -> None:
+    """Refuse what are not labels 0..classes-1 of the data.
+
+    Raises:
+        ValueError: another type or shape, or a label that is no class.
+    """
+    if y.is_floating_point() or y.is_complex() or y.dtype == torch.bool or y.shape != shape:
+        raise ValueError(
+            f"expected integer class labels of shape {list(shape)}, got {y.dtype} {list(y.shape)}"
+        )
+    least, most = (int(value) for value in y.aminmax())
+    if least < 0 or most >= classes:
+        wrong = least if least < 0 else most
+        raise ValueError(f"expected labels between 0 and {classes - 1}, got {wrong}")
 
 
 class InvariantWeights(nn.Module):
@@ -87,22 +104,45 @@ class InvariantWeights(nn.Module):
         averaged: Tensor = self.scale.value[..., None, None] * self.features(x, maps)
         return averaged
 
+    def every(
+        self, x: Tensor, how: Sampling
+    ) -> tuple[Float[Tensor, "*lead n s width"], Float[Tensor, " s"]]:
+        r"""$\alpha \phi(T_s x)$ under each of transformations drawn anew, and their weights."""
+        maps, weights = self.distribution.draw(how.samples, how.scheme, how.generator)
+        return self.scale.value[..., None, None, None] * self.features.every(x, maps), weights
+
     def log_likelihood(
         self, x: Tensor, y: Int64[Tensor, "*lead n"], how: Sampling
     ) -> Float[Tensor, "*lead n"]:
         """Expected log probability of each label, by draws of outputs and transformations."""
-        if self.average == "logits":
-            h = self.averaged(x, how)
-            f = self.posterior.linear(h, how.draws, how.generator, antithetic=how.draws > 1)
-            log_p = f.log_softmax(-1)
-        else:
-            maps, weights = self.distribution.draw(how.samples, how.scheme, how.generator)
-            w = self.posterior.sample(how.draws, how.generator, antithetic=how.draws > 1)
-            h = self.scale.value[..., None, None, None] * self.features.every(x, maps)
-            f = torch.einsum("...nsd,l...cd->l...nsc", h, w)
-            log_p = (f.log_softmax(-1) + weights.log().unsqueeze(-1)).logsumexp(-2)
+        drawn = self.distribution.draw(how.samples, how.scheme, how.generator)
+        log_p = self.log_probabilities(x, drawn, how.draws, how.generator)
         picked = log_p.gather(-1, y.expand(log_p.shape[:-1]).unsqueeze(-1)).squeeze(-1)
         return picked.mean(0)
+
+    def log_probabilities(
+        self,
+        x: Tensor,
+        transformations: tuple[Tensor, Tensor],
+        draws: int,
+        generator: torch.Generator | None = None,
+    ) -> Float[Tensor, "draws *lead n classes"]:
+        """Log probabilities of the classes, for draws from the posterior in antithetic pairs.
+
+        Args:
+            x: inputs [*lead, n, ...].
+            transformations: maps and their weights.
+            draws: from the posterior, anew for each datum.
+            generator: of the draws.
+        """
+        maps, weights = transformations
+        if self.average == "logits":
+            h = self.scale.value[..., None, None] * self.features(x, maps, weights)
+            return self.posterior.linear(h, draws, generator, draws > 1).log_softmax(-1)
+        every = self.scale.value[..., None, None, None] * self.features.every(x, maps)
+        return mixture.log_mixture(
+            mixture.outputs(self.posterior, every, draws, generator), weights
+        )[0]
 
     def evidence(
         self, x: Tensor, y: Int64[Tensor, "*lead n"], n_data: int, how: Sampling | None = None
@@ -114,7 +154,13 @@ class InvariantWeights(nn.Module):
             y: labels.
             n_data: number of data the batch stands for.
             how: transformations and draws.
+
+        Raises:
+            ValueError: inputs of another shape, labels that are none of the classes.
         """
+        if n_data < 1:
+            raise ValueError(f"expected n_data of at least 1, got {n_data}")
+        check_labels(y, self.posterior.shape[0], (*self.lead, x.shape[len(self.lead)]))
         per_datum = self.log_likelihood(x, y, Sampling() if how is None else how)
         fit = per_datum.mean(-1).double() * n_data
         return self.bound(fit, n_data)
@@ -141,13 +187,6 @@ class InvariantWeights(nn.Module):
             draws: from the posterior.
         """
         nodes = self.distribution.nodes(64) if nodes is None else nodes
-        maps, weights = self.distribution.at(nodes)
         generator = torch.Generator(x.device).manual_seed(0)
-        if self.average == "logits":
-            h = self.scale.value[..., None, None] * self.features(x, maps, weights)
-            f = self.posterior.linear(h, draws, generator, antithetic=draws > 1)
-            return f.softmax(-1).mean(0)
-        w = self.posterior.sample(draws, generator, antithetic=draws > 1)
-        h = self.scale.value[..., None, None, None] * self.features.every(x, maps)
-        p = torch.einsum("...nsd,l...cd->l...nsc", h, w).softmax(-1)
-        return torch.einsum("l...nsc,s->...nc", p, weights) / draws
+        log_p = self.log_probabilities(x, self.distribution.at(nodes), draws, generator)
+        return log_p.exp().mean(0)

@@ -68,19 +68,36 @@ class NaturalSteps:
             n_data: number of data that the batch stands for.
             rate: $\rho$, between 0 and 1.
         """
-        self.taken += 1
         scale = n_data / h.shape[-2]
         # The same factor twice: positive semidefinite whatever the rounding of products.
         rows = h.unsqueeze(-3) * (scale * curvature.mT.unsqueeze(-1)).sqrt()
-        new = rows.mT @ rows
-        new += self.prior.unsqueeze(-1) * self._eye
+        self.follow(rows.mT @ rows, scale * residual.mT @ h, h, rate)
+
+    @torch.no_grad()
+    def follow(
+        self,
+        information: Float[Tensor, "*lead classes width width"],
+        gradient: Float[Tensor, "*lead classes width"],
+        h: Float[Tensor, "*lead rows width"],
+        rate: float,
+    ) -> None:
+        r"""Take in curvature and gradient of the expected fit of all data.
+
+        Args:
+            information: the negative second derivatives, or what stands in for them.
+            gradient: in the means.
+            h: features whose outputs shall not move by more than 1; see the class.
+            rate: $\rho$, between 0 and 1.
+        """
+        self.taken += 1
+        new = information + self.prior.unsqueeze(-1) * self._eye
         self.precision.lerp_(new, max(rate, SLOWEST, 1 / self.taken))
         if self.taken >= WARM_UP and (
             self.taken % self.every == 0 or (self.taken & (self.taken - 1)) == 0
         ):
             self.renew()
         if self.taken >= WARM_UP:
-            self._move(h, scale * residual.mT @ h, rate)
+            self._move(h, gradient, rate)
 
     def _move(self, h: Tensor, gradient: Tensor, rate: float) -> None:
         root = self.q.root.matrix()

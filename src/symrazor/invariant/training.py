@@ -8,7 +8,7 @@ scale and learned filters by Adam.
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from jaxtyping import Float, Int64
@@ -16,7 +16,8 @@ from torch import Tensor
 
 from symrazor.evidence import Evidence
 from symrazor.hyper import hyperparameters, weights
-from symrazor.invariant.model import InvariantWeights, Sampling
+from symrazor.invariant import mixture
+from symrazor.invariant.model import InvariantWeights, Sampling, check_labels
 from symrazor.invariant.natural import NaturalSteps
 from symrazor.rounding import tf32
 from symrazor.transforms.sampling import Nodes, Random
@@ -78,6 +79,14 @@ class Schedule:
     note_every: int = 20
     seed: int = 0
 
+    def __post_init__(self) -> None:
+        """Check ranges."""
+        for name in ("steps", "batch", "samples", "every", "note_every"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"expected {name} of at least 1, got {getattr(self, name)}")
+        if not all(0 < rate <= 1 for rate in self.rates):
+            raise ValueError(f"expected rates above 0 and up to 1, got {self.rates}")
+
     def settling(self, step: int) -> float:
         """From 0 to 1 over the last part of the steps."""
         begin = 1 - self.settle
@@ -104,6 +113,11 @@ class Data:
     def of(cls, sets: Sequence[tuple[Tensor, Tensor]], device: str = "cpu") -> "Data":
         """Stack pairs (x, y) on a device."""
         shapes = {(x.shape, y.shape) for x, y in sets}
+        if not sets:
+            raise ValueError("expected at least one data set, a pair (x, y), got none")
+        for x, y in sets:
+            if len(x) != len(y):
+                raise ValueError(f"expected as many x as y, got {len(x)} and {len(y)}")
         if len(shapes) != 1:
             raise ValueError(
                 f"expected data sets of the same shape, got {sorted(map(str, shapes))}"
@@ -134,7 +148,7 @@ def train(
     """Train all members of a batched model.
 
     Args:
-        model: with one leading dimension, a place for each member; averages logits.
+        model: with one leading dimension, a place for each member.
         data: on the model's device.
         members: what each model is.
         schedule: of the training.
@@ -165,11 +179,12 @@ class _State:
     def __init__(
         self, model: InvariantWeights, data: Data, members: Sequence[Member], plan: Schedule
     ) -> None:
-        if model.lead != (len(members),) or model.average != "logits":
+        if model.lead != (len(members),):
             raise ValueError(
-                f"expected a model that averages logits with the leading dimension "
-                f"{len(members)}, got average={model.average!r} and {list(model.lead)}"
+                f"expected a model with the leading dimension {len(members)}, one place for each "
+                f"member, got {list(model.lead)}; do give its features lead=({len(members)},)"
             )
+        _check(model, data, members)
         like = model.posterior.mean
         self.model, self.plan, self.n_data = model, plan, data.size
         self.sets = torch.tensor([m.data for m in members], device=like.device)
@@ -192,20 +207,45 @@ class _State:
 
     def step(self, number: int, x: Tensor, y: Tensor) -> Float[Tensor, " models"]:
         """One batch; returns the mean log likelihood of each model."""
-        model, how, plan = self.model, self.how, self.plan
+        plan = self.plan
+        start, end = plan.rates
+        rate = start * (end / start) ** plan.settling(number)
+        by = self._features if self.model.average == "logits" else self._probabilities
+        return by(number, x, y, rate)
+
+    def _features(self, number: int, x: Tensor, y: Tensor, rate: float) -> Tensor:
+        """Features are averaged: outputs are drawn with their exact distribution."""
+        model, how = self.model, self.how
         h = model.averaged(x, how)
         mean = h @ model.posterior.mean.mT
         spread = model.posterior.linear_deviation(h, how.draws, how.generator, antithetic=True)
         log_p = (mean + self.noise * spread).log_softmax(-1)
+        fit = self._raise(number, log_p, y)
+        p = log_p.detach().exp()
+        residual = torch.nn.functional.one_hot(y, p.shape[-1]).to(p) - p.mean(0)
+        self.natural.step(h.detach(), residual, (p * (1 - p)).mean(0), self.n_data, rate)
+        return fit
+
+    def _probabilities(self, number: int, x: Tensor, y: Tensor, rate: float) -> Tensor:
+        """Probabilities are averaged, see `mixture.py`; the curvature is that of one draw."""
+        h, shares = self.model.every(x, self.how)
+        f = mixture.outputs(self.model.posterior, h, self.how.draws, self.how.generator, self.noise)
+        log_p, joint = mixture.log_mixture(f, shares)
+        fit = self._raise(number, log_p, y)
+        with torch.no_grad():
+            scale = self.n_data / y.shape[-1]
+            seen = h.flatten(-3, -2)
+            factor = mixture.score(joint, log_p, y, shares).flatten(-3, -2)
+            found = mixture.information(joint[0], log_p[0], shares, h)
+            self.natural.follow(scale * found, scale * factor.mT @ seen, seen, rate)
+        return fit
+
+    def _raise(self, number: int, log_p: Tensor, y: Tensor) -> Float[Tensor, " models"]:
+        """A step of Adam; the mean log likelihood before it."""
         fit = log_p.gather(-1, y.expand(log_p.shape[:-1]).unsqueeze(-1)).mean((0, 2, 3))
         self.adam.zero_grad(set_to_none=True)
         (-fit.sum()).backward()
-        p = log_p.detach().exp()
-        residual = torch.nn.functional.one_hot(y, p.shape[-1]).to(p) - p.mean(0)
         self._adam(number)
-        start, end = plan.rates
-        rate = start * (end / start) ** plan.settling(number)
-        self.natural.step(h.detach(), residual, (p * (1 - p)).mean(0), self.n_data, rate)
         return fit.detach()
 
     def _adam(self, number: int) -> None:
@@ -231,6 +271,24 @@ class _State:
             root.log_diagonal.masked_fill_(points, -30.0)
             root.lower.masked_fill_(points.unsqueeze(-1), 0.0)
         self.model.posterior.requires_grad_(True)
+
+
+def _check(model: InvariantWeights, data: Data, members: Sequence[Member]) -> None:
+    """Members with data and a method, labels that are classes, a width for each member."""
+    for member in members:
+        if not 0 <= member.data < len(data.y):
+            raise ValueError(
+                f"expected a data set between 0 and {len(data.y) - 1}, got data={member.data}"
+            )
+        if member.method not in get_args(Method):
+            raise ValueError(f"expected method in {get_args(Method)}, got {member.method!r}")
+    check_labels(data.y, model.posterior.shape[0], tuple(data.x.shape[:2]))
+    widths = model.distribution.width.value
+    if widths.dim() != 2 or len(widths) != len(members):
+        raise ValueError(
+            f"expected widths [{len(members)}, {model.distribution.dim}], a row for each member, "
+            f"got {list(widths.shape)}; do pass torch.full((members, generators), start)"
+        )
 
 
 def _batches(data: Data, plan: Schedule) -> Iterator[Tensor]:
@@ -271,9 +329,8 @@ def evaluate(
     right = torch.zeros(len(members), device=device)
     for index in torch.arange(data.size, device=device).split(batch):
         x, y = data.take(sets, index)
-        h = model.scale.value[:, None, None] * model.features(x, maps, shares)
-        f = model.posterior.linear(h, 8, generator, antithetic=True)
-        picked = f.log_softmax(-1).gather(-1, y.expand(f.shape[:-1]).unsqueeze(-1))
+        log_p = model.log_probabilities(x, (maps, shares), 8, generator)
+        picked = log_p.gather(-1, y.expand(log_p.shape[:-1]).unsqueeze(-1))
         fit += picked.mean(0).sum((1, 2))
-        right += (f.softmax(-1).mean(0).argmax(-1) == y).sum(1)
+        right += (log_p.exp().mean(0).argmax(-1) == y).sum(1)
     return model.bound(fit, data.size), right / data.size

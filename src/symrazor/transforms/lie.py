@@ -41,7 +41,7 @@ class LieDistribution(nn.Module):
     r"""$T = \exp(\sum_i \epsilon_i \eta_i G_i)$ for any Lie algebra.
 
     Args:
-        algebra: names, units and generators.
+        algebra: names, units and generators; or generators alone, [k, d, d].
         widths: where $\eta$ starts: one number, generator name -> number, or a tensor [*lead, k],
             whose leading dimensions are those of many distributions side by side. In the units of
             the algebra (radians, half-widths of the picture, log factors).
@@ -57,13 +57,14 @@ class LieDistribution(nn.Module):
 
     def __init__(
         self,
-        algebra: LieAlgebra,
+        algebra: LieAlgebra | Tensor,
         widths: Widths = 0.1,
         mask: Tensor | None = None,
         cap: float = math.pi,
     ) -> None:
         """Start at some widths; see the class."""
         super().__init__()
+        algebra = LieAlgebra.of(algebra) if isinstance(algebra, Tensor) else algebra
         self.algebra = algebra
         start = _widths(algebra, widths)
         caps = torch.tensor([cap if u == RADIANS else math.inf for u in algebra.units])

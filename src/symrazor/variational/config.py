@@ -73,5 +73,7 @@ class VariationalConfig:
         """
         known = sorted(self.__dataclass_fields__)
         if not set(changes) <= set(known):
-            raise ValueError(f"expected options among {known}, got {sorted(changes)}")
+            raise ValueError(
+                f"expected options among {known}, got {sorted(set(changes) - set(known))}"
+            )
         return replace(self, **changes)

@@ -78,6 +78,10 @@ class VariationalFitConfig:
         """
         mine = {f.name for f in fields(self)}
         inner = {key: changes.pop(key) for key in list(changes) if key not in mine}
+        known = mine | {f.name for f in fields(VariationalConfig)}
+        if not set(inner) <= known:
+            unknown = sorted(set(inner) - known)
+            raise ValueError(f"expected options among {sorted(known)}, got {unknown}")
         base = changes.pop("variational", self.variational)
         return replace(self, variational=base.change(**inner), **changes)
 

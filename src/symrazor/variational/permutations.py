@@ -68,7 +68,7 @@ def permutation_gain(
 def hidden_units(
     posteriors: Mapping[str, GaussianPosterior], first: str, second: str
 ) -> list[Part]:
-    """The tensors of the hidden units between two linear layers, point estimates left out.
+    """The tensors of the hidden units between two linear layers.
 
     Args:
         posteriors: tensor name -> posterior.
@@ -76,14 +76,22 @@ def hidden_units(
         second: name of the layer that they are the inputs of.
 
     Raises:
-        ValueError: layers without a posterior.
+        ValueError: layers without a posterior, or a point estimate: its units have an order.
     """
     wanted = [(f"{first}.weight", 0), (f"{first}.bias", 0), (f"{second}.weight", 1)]
-    found = [(posteriors[name], dim) for name, dim in wanted if name in posteriors]
-    found = [(q, dim) for q, dim in found if not isinstance(q, Point)]
-    if not found:
-        raise ValueError(f"expected layers with a posterior, got {first!r} and {second!r}")
-    return found
+    for name in (f"{first}.weight", f"{second}.weight"):
+        if name not in posteriors:
+            raise ValueError(
+                f"expected two layers with a posterior among {list(posteriors)}, got {first!r} "
+                f"and {second!r}: there is no {name!r}"
+            )
+    points = [n for n, _ in wanted if n in posteriors and isinstance(posteriors[n], Point)]
+    if points:
+        raise ValueError(
+            f"expected posteriors that the orders of units can mix, got point estimates for "
+            f"{points}: with them fixed, another order is another network"
+        )
+    return [(posteriors[name], dim) for name, dim in wanted if name in posteriors]
 
 
 def _sum(values: list[Tensor]) -> Tensor:
