@@ -74,15 +74,19 @@ def train_and_prune(
     rest = config.change(
         steps=max(1, config.steps - half), minutes=minutes, burn_in=0.0, seed=config.seed + 1
     )
-    simple = simplified(copy.deepcopy(kept)) if simplify else None
+    network = copy.deepcopy(kept.network) if simplify else kept.network
     second = continued(first, train(kept, data, rest, tell[1]))
-    if simple is None or not isinstance(kept.conserved, Quadratic):
+    if not simplify or kept.conserved is None:
+        return second
+    last = pruned(kept)
+    simple = simplified(SymmetrisedNetwork(network, last.conserved, last.times))
+    if simple is None or not isinstance(last.conserved, Quadratic):
         return second
     other = continued(first, train(simple, data, rest, tell[2]))
     other.seconds += second.seconds - first.seconds
     second.seconds = other.seconds
     loss = (other.bound["neg_elbo"] - second.bound["neg_elbo"]) * len(data)
-    return other if loss < worth(kept.conserved, len(data)) else second
+    return other if loss < worth(last.conserved, len(data)) else second
 
 
 def continued(first: Trained, second: Trained) -> Trained:

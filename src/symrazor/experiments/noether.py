@@ -154,7 +154,7 @@ def figures(trained: Trained, setting: Setting) -> Row:
         row["energy_drift"] = relative_drift(setting.energy, states)[0]
     conserved = trained.model.conserved
     if conserved is None:  # a plain network, or all directions were dropped
-        row |= {"dimension": 0, "singular_values": [], "parallelness": []}
+        row |= {"dimension": 0, "conserved": 0, "singular_values": [], "parallelness": []}
     if isinstance(conserved, Quadratic):
         row |= analysis.describe(conserved, setting.known, setting.held_out)
         found = analysis.spectrum(conserved)
@@ -224,7 +224,14 @@ def configured(problem: Setting, options: Options, seed: int) -> TrainConfig:
     return problem.config.change(**changes)
 
 
-HEADLINE = ("parallelness", "singular_values", "dimension", "test_mse", "neg_elbo_per_datum")
+HEADLINE = (
+    "parallelness",
+    "singular_values",
+    "dimension",
+    "conserved",
+    "test_mse",
+    "neg_elbo_per_datum",
+)
 
 
 def document(name: str, rows: Sequence[Row], options: Options) -> Row:
