@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from symrazor.dynamics import figures, systems
+from symrazor.dynamics import figures, given, systems
 from symrazor.dynamics.algebra import all_nbody, unitary
 from symrazor.dynamics.conserved import Quadratic
 from symrazor.dynamics.discover import discover
@@ -49,6 +49,8 @@ def test_npz_and_csv_say_the_same(tmp_path: Path) -> None:
         ("a.csv", "k,t,q,p\n0,1.0,1,2\n0,0.5,1,2\n", "trajectory 0, rows 0 and 1"),
         ("a.csv", "k,t,q\n0,0.0,1\n0,0.5,1\n", "even number of entries, got 1"),
         ("a.txt", "", "expected a .npz or .csv file"),
+        ("a.csv", "0,0.0,1,2\n0,0.1,1,2\n", "expected a header .* got '0,0.0,1,2'"),
+        ("a.npz", "junk", "expected a NumPy archive of numbers, got a.npz"),
     ],
 )
 def test_bad_files_are_refused(tmp_path: Path, name: str, content: str, message: str) -> None:
@@ -64,6 +66,40 @@ def test_npz_without_times_is_refused(tmp_path: Path) -> None:
     np.savez(tmp_path / "b.npz", states=np.array([["a"]]), times=np.zeros(1))
     with pytest.raises(ValueError, match="expected numbers in 'states'"):
         read_trajectories(tmp_path / "b.npz")
+
+
+def test_text_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_bytes(b"k,t,q,p\n0,0,\xff,1\n")
+    with pytest.raises(ValueError, match=r"expected text in UTF-8 in a\.csv"):
+        read_trajectories(str(tmp_path / "a.csv"))
+
+
+def test_units_make_states_and_rates_about_one() -> None:
+    data = simulate(systems.oscillators(), 8, 6, 0.2, seed=0)
+    for size, pace_ in ((1.0, 1.0), (1e200, 1e-6), (1e-200, 1e6)):
+        own = given.given(size * data.states.numpy(), (pace_ * data.times[0]).numpy(), False)
+        scale = given.units(own)
+        clock = given.pace(own, scale)
+        scaled = own.states / scale
+        assert float(scaled.square().mean()) == pytest.approx(1.0)
+        rates = scaled.diff(dim=1) / (own.times.diff(dim=1) / clock)[..., None]
+        assert float(rates.square().mean()) == pytest.approx(1.0)
+
+
+def test_other_ways_to_give_trajectories() -> None:
+    data = simulate(systems.oscillators(), 4, 6, 0.2, seed=0)
+    assert given.given(data, None, False) is data
+    with pytest.raises(ValueError, match="expected no times beside Trajectories"):
+        given.given(data, data.times, False)
+    with pytest.raises(ValueError, match="expected times .* got none"):
+        given.given(data.states, None, False)
+    with pytest.raises(ValueError, match="got list .* pad trajectories of unequal length"):
+        given.given([[[1.0, 2.0]], [[1.0, 2.0], [3.0, 4.0]]], data.times[0], False)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="all are missing"):
+        given.units(given.given(torch.nan * data.states, data.times, False))
+    with pytest.raises(ValueError, match="got constant ones"):
+        still = given.given(torch.ones(2, 3, 2), torch.arange(3.0), False)
+        given.pace(still, given.units(still))
 
 
 def test_velocities_of_a_parabola_are_exact() -> None:
@@ -139,6 +175,8 @@ def test_discover_warns_about_positions_and_refuses_bad_input() -> None:
         discover(data.states[..., :1], data.times[0])
     with pytest.raises(ValueError, match="got only zeros"):
         discover(0 * data.states, data.times[0])
+    with pytest.raises(ValueError, match="expected at least one quantity on offer"):
+        discover(data, count=0)
 
 
 def test_pictures_are_written(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Trajectories from files: NPZ or CSV, of equal length or not."""
 
 import csv
+import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,7 +15,7 @@ STATES = ("states", "trajectories", "x")
 TIMES = ("times", "time", "t")
 
 
-def read_trajectories(path: Path, positions: bool = False) -> Trajectories:
+def read_trajectories(path: Path | str, positions: bool = False) -> Trajectories:
     """Read a file.
 
     - `.npz`: "states" [B, T, 2n] (NaN where one is missing) and "times" [T] or [B, T].
@@ -30,10 +31,14 @@ def read_trajectories(path: Path, positions: bool = False) -> Trajectories:
         ValueError: another format or content; the row is named.
         OSError: no such file.
     """
+    path = Path(path)
     if path.suffix.lower() == ".npz":
         states, times = _read_npz(path)
     elif path.suffix.lower() == ".csv":
-        states, times = _read_csv(path)
+        try:
+            states, times = _read_csv(path)
+        except UnicodeDecodeError as error:
+            raise ValueError(f"expected text in UTF-8 in {path.name}: {error}") from error
     else:
         raise ValueError(f"expected a .npz or .csv file with trajectories, got {path.name}")
     if positions:
@@ -65,10 +70,16 @@ def with_velocities(states: Tensor, times: Tensor) -> Tensor:
 
 
 def _read_npz(path: Path) -> tuple[Tensor, Tensor]:
-    with np.load(path, allow_pickle=False) as file:
-        states = next((file[name] for name in STATES if name in file), None)
-        times = next((file[name] for name in TIMES if name in file), None)
-        names = ", ".join(file.files)
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            states = next((file[name] for name in STATES if name in file), None)
+            times = next((file[name] for name in TIMES if name in file), None)
+            names = ", ".join(file.files)
+    except (ValueError, AttributeError, zipfile.BadZipFile) as error:
+        raise ValueError(
+            f"expected a NumPy archive of numbers, got {path.name} ({error}); do write it with "
+            "np.savez(file, states=..., times=...), padding short trajectories with NaN"
+        ) from error
     if states is None or times is None:
         raise ValueError(f"expected arrays 'states' and 'times' in {path.name}, got {names}")
     for name, array in (("states", states), ("times", times)):
@@ -80,11 +91,14 @@ def _read_npz(path: Path) -> tuple[Tensor, Tensor]:
 def _read_csv(path: Path) -> tuple[Tensor, Tensor]:
     """Rows grouped by their first column, padded with NaN to the longest."""
     groups: dict[str, list[list[float]]] = {}
-    with path.open(newline="") as file:
+    with path.open(newline="", encoding="utf-8-sig") as file:
         reader = csv.reader(file)
         header = next(reader, [])
-        if len(header) < 3:
-            raise ValueError(f"expected columns trajectory,time,q...,p... in {path.name}: {header}")
+        if len(header) < 3 or all(_is_number(cell) for cell in header):
+            raise ValueError(
+                f"expected a header trajectory,time,q1,...,p1,... in line 1 of {path.name}, "
+                f"got {','.join(header)!r}"
+            )
         for line, row in enumerate(reader, 2):
             if not row:
                 continue
@@ -101,6 +115,14 @@ def _read_csv(path: Path) -> tuple[Tensor, Tensor]:
         padding = torch.arange(1, length - len(rows) + 1, dtype=torch.float64)
         times[b, len(rows) :] = table[-1, 0] + padding
     return states, times
+
+
+def _is_number(cell: str) -> bool:
+    try:
+        float(cell)
+    except ValueError:
+        return False
+    return True
 
 
 def _numbers(cells: Sequence[str], count: int, line: int, path: Path) -> list[float]:

@@ -70,7 +70,7 @@ def quadratic_invariants(
             energy, d = source, phase
             generator = torch.Generator().manual_seed(seed)
             x = torch.randn(samples, d, generator=generator, dtype=torch.float64)
-        slopes = _feature_gradients(x)
+        slopes = feature_gradients(x)
         rows, limit = (slopes * turn(gradient(energy, x))[:, None]).sum(-1), 1e-8
     features = d * (d + 1) // 2 + d
     if len(rows) < features:
@@ -79,10 +79,9 @@ def quadratic_invariants(
             f"{d} variables, got {len(rows)}"
         )
     size = rows.square().mean(0).sqrt().clamp_min(1e-12 * rows.abs().max() + 1e-300)
-    _, s, vectors = torch.linalg.svd(rows / size, full_matrices=False)
+    _, s, vectors = torch.linalg.svd(rows / size, fullmatrices=False)
     small = s <= (limit if tolerance is None else tolerance) * s.max()
-    coefficients = vectors[small] / size
-    A, b = _matrices(coefficients, d)
+    A, b = matrices(vectors[small] / size, d)
     norm = (A.square().sum((1, 2)) + b.square().sum(1)).sqrt()
     A, b = A / norm[:, None, None], b / norm[:, None]
     names = tuple(f"invariant {k + 1}" for k in range(len(A)))
@@ -95,7 +94,8 @@ def monomials(x: Float[Tensor, "*m d"]) -> Float[Tensor, "*m f"]:
     return torch.cat([x[..., i] * x[..., j], x], dim=-1)
 
 
-def _feature_gradients(x: Float[Tensor, "m d"]) -> Float[Tensor, "m f d"]:
+def feature_gradients(x: Float[Tensor, "m d"]) -> Float[Tensor, "m f d"]:
+    """Gradients of the `monomials`."""
     d = x.shape[-1]
     i, j = torch.triu_indices(d, d).unbind()
     one = torch.eye(d, dtype=x.dtype)
@@ -111,7 +111,8 @@ def _changes(data: Trajectories) -> Float[Tensor, "m f"]:
     return (features - mean)[data.observed]
 
 
-def _matrices(c: Float[Tensor, "k f"], d: int) -> tuple[Tensor, Tensor]:
+def matrices(c: Float[Tensor, "k f"], d: int) -> tuple[Tensor, Tensor]:
+    """A [k, d, d] and b [k, d] of quantities given by coefficients of the `monomials`."""
     i, j = torch.triu_indices(d, d).unbind()
     A = torch.zeros(len(c), d, d, dtype=c.dtype)
     A[:, i, j] = c[:, : len(i)]

@@ -5,6 +5,8 @@ several on offer one of them finds its way, and the others vanish. Dropping thos
 fewer flow times to average over, so the rest of the training sees less noise.
 """
 
+import copy
+
 import torch
 
 from symrazor.dynamics.algebra import quantities
@@ -12,6 +14,7 @@ from symrazor.dynamics.analysis import spectrum
 from symrazor.dynamics.config import TrainConfig
 from symrazor.dynamics.conserved import Quadratic
 from symrazor.dynamics.measures import FlowTimes
+from symrazor.dynamics.simple import simplified, worth
 from symrazor.dynamics.symmetrised import SymmetrisedNetwork
 from symrazor.dynamics.train import Progress, Record, Trained, train
 from symrazor.dynamics.trajectories import Transitions
@@ -49,21 +52,45 @@ def train_and_prune(
     data: Transitions,
     config: TrainConfig | None = None,
     progress: Progress | None = None,
+    simplify: bool = False,
 ) -> Trained:
     """Half of the steps with all quantities, the other half with those that were learned.
 
-    The arguments are those of `train`; the returned model is a new one around the same network.
+    Args:
+        model: see `train`; the returned one is another around the same network or its copy.
+        data: transitions.
+        config: options.
+        progress: called with each record.
+        simplify: do the second half twice, free and with directions rounded to simple
+            coefficients (see `symrazor.dynamics.simple`), and return what has more evidence.
     """
     config = config or TrainConfig()
-    minutes = None if config.minutes is None else config.minutes / 2
+    parts = 3 if simplify else 2
+    minutes = None if config.minutes is None else config.minutes / parts
     half = max(1, config.steps // 2)
-    tell = None if progress is None else _shifted(progress, 0.0)
-    first = train(model, data, config.change(steps=half, minutes=minutes), tell)
-    tell = None if progress is None else _shifted(progress, 0.5)
+    tell = [None if progress is None else _shifted(progress, k, parts) for k in range(parts)]
+    first = train(model, data, config.change(steps=half, minutes=minutes), tell[0])
+    kept = pruned(model)
     rest = config.change(
         steps=max(1, config.steps - half), minutes=minutes, burn_in=0.0, seed=config.seed + 1
     )
-    second = train(pruned(model), data, rest, tell)
+    network = copy.deepcopy(kept.network) if simplify else kept.network
+    second = continued(first, train(kept, data, rest, tell[1]))
+    if not simplify or kept.conserved is None:
+        return second
+    last = pruned(kept)
+    simple = simplified(SymmetrisedNetwork(network, last.conserved, last.times))
+    if simple is None or not isinstance(last.conserved, Quadratic):
+        return second
+    other = continued(first, train(simple, data, rest, tell[2]))
+    other.seconds += second.seconds - first.seconds
+    second.seconds = other.seconds
+    loss = (other.bound["neg_elbo"] - second.bound["neg_elbo"]) * len(data)
+    return other if loss < worth(last.conserved, len(data)) else second
+
+
+def continued(first: Trained, second: Trained) -> Trained:
+    """The second training with the history and the time of both."""
     last = first.history[-1]
     for record in second.history:
         record["step"] += last["step"]
@@ -74,10 +101,10 @@ def train_and_prune(
     return second
 
 
-def _shifted(progress: Progress, offset: float) -> Progress:
-    """Reports of one half as those of the whole."""
+def _shifted(progress: Progress, part: int, parts: int) -> Progress:
+    """Reports of one part as those of the whole."""
 
     def tell(record: Record) -> None:
-        progress(record | {"share": offset + 0.5 * record["share"]})
+        progress(record | {"share": (part + record["share"]) / parts})
 
     return tell

@@ -72,14 +72,16 @@ def _cross(
 ) -> tuple[Tensor, int]:
     """From one time to the next, in as many pieces as it takes; returns how many it took."""
     for _ in range(MAX_HALVINGS):
-        x, worst = start, torch.zeros((), dtype=start.dtype, device=start.device)
+        x, worst = start, 0.0
         for _ in range(pieces):
             x, error = extrapolated_step(field, x, gap / pieces)
-            worst = torch.maximum(worst, (error.abs() / (1 + x.abs())).amax())
-        if worst <= tolerance:  # not with NaN
+            worst = float((error.abs() / (1 + x.abs())).amax())
+            if not worst <= tolerance:  # also NaN; the rest would be in vain
+                break
+        else:
             return x, pieces
         pieces *= 2
     raise FloatingPointError(
-        f"expected trajectories to a tolerance of {tolerance:g}, got an error of {float(worst):g} "
+        f"expected trajectories to a tolerance of {tolerance:g}, got an error of {worst:g} "
         f"with {pieces // 2} steps between two times; do soften the interaction or start elsewhere"
     )

@@ -6,6 +6,7 @@ import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import mean
 from typing import Any, Literal
@@ -20,7 +21,9 @@ from symrazor.dynamics.evaluate import long_rollout, mean_squared_error, relativ
 from symrazor.dynamics.hamiltonian import HamiltonianNetwork, point
 from symrazor.dynamics.measures import Draws, FlowTimes, Measure
 from symrazor.dynamics.phase import Scalar
-from symrazor.dynamics.prune import train_and_prune
+from symrazor.dynamics.prune import continued, train_and_prune
+from symrazor.dynamics.simple import WithinSpan
+from symrazor.dynamics.start import after_warm_start, warm_start
 from symrazor.dynamics.symmetrised import SymmetrisedNetwork
 from symrazor.dynamics.train import Trained, train
 from symrazor.dynamics.trajectories import Trajectories, Transitions
@@ -83,7 +86,9 @@ class Setting:
         hidden: layers.
         activation: of the network.
         energy: the true one, for its drift along a long rollout.
+        warm: whether the quantities start where a network without them is nearly symmetric.
         prune: whether to keep only the directions that were learned half-way.
+        simplify: whether to try rounded directions in the second half.
     """
 
     data: Transitions
@@ -99,7 +104,9 @@ class Setting:
     hidden: int = 2
     activation: Literal["softplus", "tanh", "elu", "elu2", "silu", "sin"] = "elu"
     energy: Scalar | None = None
+    warm: bool = False
     prune: bool = False
+    simplify: bool = False
 
 
 def build(setting: Setting, model: Model, seed: int) -> SymmetrisedNetwork:
@@ -147,11 +154,12 @@ def figures(trained: Trained, setting: Setting) -> Row:
         row["energy_drift"] = relative_drift(setting.energy, states)[0]
     conserved = trained.model.conserved
     if conserved is None:  # a plain network, or all directions were dropped
-        row |= {"dimension": 0, "singular_values": [], "parallelness": []}
+        row |= {"dimension": 0, "conserved": 0, "singular_values": [], "parallelness": []}
     if isinstance(conserved, Quadratic):
         row |= analysis.describe(conserved, setting.known, setting.held_out)
         found = analysis.spectrum(conserved)
         row["total_parallelness"] = analysis.weighted_parallelness(found, setting.known)
+        row["rounded"] = isinstance(conserved, WithinSpan)
         row["A"], row["b"] = conserved.A.tolist(), conserved.b.tolist()
     return row
 
@@ -184,9 +192,18 @@ def run_one(problem: Setting, model: Any, config: TrainConfig) -> Row:
     """Train one model; a run that diverges is written down as such."""
     if model == "likelihood":
         config = config.change(objective="likelihood")
-    fit = train_and_prune if problem.prune and model in ("learned", "likelihood") else train
+    network = build(problem, model, config.seed)
+    learns = model in ("learned", "likelihood")
     try:
-        return figures(fit(build(problem, model, config.seed), problem.data, config), problem)
+        if not learns:
+            return figures(train(network, problem.data, config), problem)
+        before = None
+        if problem.warm:
+            before = warm_start(network, problem.data, config)
+            config = after_warm_start(config)
+        fit = partial(train_and_prune, simplify=problem.simplify) if problem.prune else train
+        trained = fit(network, problem.data, config)
+        return figures(trained if before is None else continued(before, trained), problem)
     except FloatingPointError as error:
         return {"error": str(error)}
 
@@ -207,7 +224,14 @@ def configured(problem: Setting, options: Options, seed: int) -> TrainConfig:
     return problem.config.change(**changes)
 
 
-HEADLINE = ("parallelness", "singular_values", "dimension", "test_mse", "neg_elbo_per_datum")
+HEADLINE = (
+    "parallelness",
+    "singular_values",
+    "dimension",
+    "conserved",
+    "test_mse",
+    "neg_elbo_per_datum",
+)
 
 
 def document(name: str, rows: Sequence[Row], options: Options) -> Row:

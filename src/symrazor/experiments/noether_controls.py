@@ -172,12 +172,12 @@ def run(options: noether.Options, rows: tuple[str, ...] = ROWS) -> str:
 def markdown(rows: Sequence[dict[str, Any]]) -> str:
     """A table of all runs."""
     lines = [
-        "| control | seed | found | singular values | parallelness | drift | s |",
-        "|---|---|---|---|---|---|---|",
+        "| control | seed | used | conserved | singular values | parallelness | drift | s |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for row in rows:
         if "error" in row:
-            lines.append(f"| {row['row']} | {row['seed']} | {row['error']} | | | | |")
+            lines.append(f"| {row['row']} | {row['seed']} | {row['error']} | | | | | |")
             continue
         values, inside = (
             " ".join(f"{v:.3f}" for v in row[key]) for key in ("singular_values", "parallelness")
@@ -185,7 +185,8 @@ def markdown(rows: Sequence[dict[str, Any]]) -> str:
         drifts = row.get("drift", [])
         drift = max(drifts, default=math.nan) if isinstance(drifts, list) else drifts
         lines.append(
-            f"| {row['row']} | {row['seed']} | {row.get('dimension', '-')} | {values} | {inside} | "
+            f"| {row['row']} | {row['seed']} | {row.get('dimension', '-')} | "
+            f"{row.get('conserved', '-')} | {values} | {inside} | "
             f"{drift:.3f} | {row['seconds']:.0f} |"
         )
     return "\n".join(lines)

@@ -4,7 +4,8 @@
 
 Seven trajectories of four steps, noise of variance 0.001 on the targets, as in the talk. A plain
 Hamiltonian network, one that may learn up to three conserved quantities, and one with SO(2) built
-in. Half-way the directions that were not learned are dropped.
+in. Half-way the directions that were not learned are dropped, and the second half is done with free
+and with rounded coefficients; the evidence chooses.
 """
 
 import torch
@@ -40,6 +41,7 @@ def setting(options: noether.Options, seed: int) -> noether.Setting:
         measure="ball",
         energy=system.energy,
         prune=True,
+        simplify=True,
     )
 
 
