@@ -28,7 +28,7 @@ Average = Literal["logits", "probs"]
 class Sampling(NamedTuple):
     """How an average is taken.
 
-    Args:
+    Attributes:
         samples: number S of transformations.
         draws: from the posterior of the output weights, in antithetic pairs.
         scheme: of the transformations, see `symrazor.transforms.sampling`.
