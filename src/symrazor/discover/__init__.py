@@ -8,6 +8,7 @@
 | `trajectories.py` | conserved quantities, by `symrazor.dynamics` |
 | `budget.py` | passes and data that fit into the time given |
 | `run.py` | the candidates of one question, trained; unfinished ones taken up |
+| `longer.py` | which of them gets the rest of the time, and how much that is |
 | `preparation.py` | scaled inputs and targets, and the network without that |
 | `answer.py` | candidates ranked, a verdict in words |
 | `result.py`, `document.py`, `folder.py` | what comes out: as an object, as JSON, as files |

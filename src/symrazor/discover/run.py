@@ -145,7 +145,8 @@ def answer(asked: Asked, options: Options, tell: Tell) -> Answer:
     train = (asked.train[0][used], asked.train[1][used])
     found, spent = _compared(asked, train, config, planned, options, tell)
     steps = config.epochs * math.ceil(len(train[1]) / config.batch_size)
-    notes = (f"Only {steps} training steps fit into the time: allow more.",) if steps < FEW else ()
+    why = "fit into the time: allow more" if planned.costs else "were made: ask for more epochs"
+    notes = (f"Only {steps} training steps {why}.",) if steps < FEW else ()
     ranked = rank(list(_measured_again(found)))
     compared = Answer(asked.name, asked.question, asked.family, ranked, notes)
     if not planned.costs:
