@@ -92,6 +92,21 @@ class Factor:
             total = self.total + other.total
         return Factor(self.parts + other.parts, total)
 
+    def absorb(self, other: "Factor") -> "Factor":
+        """`self + other`, bit for bit, in the memory of this factor's matrix where it has its own.
+
+        For running sums: neither of the two is to be used any more.
+        """
+        total, rows = self.total, self.parts + other.parts
+        kept = [*rows, *(t for t in (total, other.total) if t is not None)]
+        if total is None or not total.is_contiguous() or any(t.requires_grad for t in kept):
+            return self + other
+        if other.total is not None:
+            total.add_(other.total)
+        if sum(map(len, rows)) < ENOUGH * self.features:
+            return Factor(rows, total)
+        return Factor([], total.add_(gram(_joined(rows))))
+
     def averaged(self) -> "Factor":
         """The mean over blocks, as one block."""
         k = self.blocks
@@ -100,12 +115,8 @@ class Factor:
 
     @property
     def rows(self) -> Float[Tensor, "r k i"]:
-        """All rows that are kept, joined along whichever of r and i is contiguous in memory."""
-        if len(self.parts) == 1:
-            return self.parts[0]
-        if all(part.stride(0) == 1 for part in self.parts):
-            return torch.cat([part.permute(1, 2, 0) for part in self.parts], 2).permute(2, 0, 1)
-        return torch.cat(self.parts)
+        """All rows that are kept."""
+        return _joined(self.parts)
 
     @property
     def _any(self) -> Tensor:
@@ -204,3 +215,12 @@ class Factor:
         if other.small:
             return _squared(other._double_rows() @ basis)
         return basis.mT @ other.matrix @ basis
+
+
+def _joined(parts: Sequence[Tensor]) -> Float[Tensor, "r k i"]:
+    """Rows joined along whichever of r and i is contiguous in memory."""
+    if len(parts) == 1:
+        return parts[0]
+    if all(part.stride(0) == 1 for part in parts):
+        return torch.cat([part.permute(1, 2, 0) for part in parts], 2).permute(2, 0, 1)
+    return torch.cat(list(parts))

@@ -20,7 +20,6 @@ Hyperparameters inside the network have no fixed point and always move by Adam.
 
 import math
 from collections.abc import Iterator, Mapping
-from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
@@ -41,9 +40,8 @@ from symrazor.likelihood import Gaussian, Likelihood, as_likelihood
 from symrazor.loading import Own, batches, check_count
 from symrazor.posterior import Posterior
 from symrazor.razor_config import RazorConfig, starting_prior
+from symrazor.razor_state import State, copied, load_, saved
 from symrazor.rounding import tf32
-
-State = dict[str, Any]
 
 
 class Razor:
@@ -62,6 +60,7 @@ class Razor:
         prior: the precisions, `razor.prior.precisions`.
         likelihood: the likelihood, with its noise if it has one.
         best: the highest evidence seen by `step`, or None.
+        best_state: model, prior and likelihood as they were then, or None.
         latest: what `evidence` or `step` found last, or None.
         at_bound: prior groups whose precision touches a bound.
 
@@ -98,12 +97,12 @@ class Razor:
         self.best: Evidence | None = None
         self.latest: Evidence | None = None
         self.at_bound: list[str] = []
-        self._best_state: State | None = None
+        self.best_state: State | None = None
         self._outputs: int | None = None
         moved = list(self.prior.parameters())
-        self._precision_optimiser = torch.optim.Adam(moved, lr=self.config.lr)
+        self.precision_optimiser = torch.optim.Adam(moved, lr=self.config.lr)
         eta = list(self.eta.values())
-        self._eta_optimiser = torch.optim.Adam(eta, lr=self.config.lr) if eta else None
+        self.eta_optimiser = torch.optim.Adam(eta, lr=self.config.lr) if eta else None
         remember(model, self)
 
     @property
@@ -283,22 +282,22 @@ class Razor:
     def _update_precisions(self, found: Curvature) -> None:
         theta = self._theta()
         for _ in range(self.config.inner_steps):
-            self._precision_optimiser.zero_grad()
+            self.precision_optimiser.zero_grad()
             value = log_det(found.blocks, log_precisions(self.prior, found))
             if self.config.update == "adam":
                 (0.5 * value + 0.5 * self.prior.scatter(theta)).backward()
-                self._precision_optimiser.step()
+                self.precision_optimiser.step()
             else:
                 value.backward()
                 updates.precisions_(self.prior, theta, self.config.damping)
             self.prior.clamp_()
 
     def _update_hyperparameters(self, gradient: Mapping[str, tuple[Tensor, Tensor]]) -> None:
-        if self._eta_optimiser is None or not gradient:
+        if self.eta_optimiser is None or not gradient:
             return
         noise = self.likelihood.noise.raw if isinstance(self.likelihood, Gaussian) else None
         temperature, damping = self.config.temperature, self.config.damping
-        self._eta_optimiser.zero_grad()
+        self.eta_optimiser.zero_grad()
         for name, parameter in self.eta.items():
             fit, occam = gradient[name]
             if parameter is noise and self.config.update == "mackay":
@@ -306,18 +305,18 @@ class Razor:
                 updates.noise_(parameter, fit, occam, targets, temperature, damping)
             else:
                 parameter.grad = -(fit + occam).to(parameter)
-        self._eta_optimiser.step()
-        self._eta_optimiser.zero_grad()
+        self.eta_optimiser.step()
+        self.eta_optimiser.zero_grad()
 
     # State.
 
     def _keep_if_best(self, now: Evidence) -> None:
         if self.best is None or now.log_evidence > self.best.log_evidence:
             self.best = now
-            self._best_state = {
-                "model": _copy(self.model.state_dict()),
-                "prior": _copy(self.prior.state_dict()),
-                "likelihood": _copy(self.likelihood.state_dict()),
+            self.best_state = {
+                "model": copied(self.model.state_dict()),
+                "prior": copied(self.prior.state_dict()),
+                "likelihood": copied(self.likelihood.state_dict()),
             }
 
     def restore_best(self) -> Evidence:
@@ -326,37 +325,17 @@ class Razor:
         Raises:
             ValueError: if `step` has not been past the burn-in yet.
         """
-        if self.best is None or self._best_state is None:
+        if self.best is None or self.best_state is None:
             raise ValueError("expected at least one step() after the burn-in, got none")
-        self.model.load_state_dict(self._best_state["model"])
-        self.prior.load_state_dict(self._best_state["prior"])
-        self.likelihood.load_state_dict(self._best_state["likelihood"])
+        self.model.load_state_dict(self.best_state["model"])
+        self.prior.load_state_dict(self.best_state["prior"])
+        self.likelihood.load_state_dict(self.best_state["likelihood"])
         self.latest = self.best
         return self.best
 
     def state_dict(self) -> State:
         """All that is needed to go on, apart from the model: tensors, numbers, nested dicts."""
-        best = None
-        if self.best is not None:
-            best = {**self.best.to_dict(), "gamma": dict(self.best.effective_parameters)}
-        return {
-            "prior": _copy(self.prior.state_dict()),
-            "likelihood": _copy(self.likelihood.state_dict()),
-            "tensors": self._tensors(),
-            "precision_optimiser": deepcopy(self._precision_optimiser.state_dict()),
-            "eta_optimiser": (
-                deepcopy(self._eta_optimiser.state_dict()) if self._eta_optimiser else None
-            ),
-            "generator": self.generator.get_state(),
-            "training_steps": self.training_steps,
-            "n_data": self.n_data,
-            "best": best,
-            "best_state": self._best_state,
-        }
-
-    def _tensors(self) -> dict[str, list[int]]:
-        """Names and shapes of what a state belongs to."""
-        return {k: list(v.shape) for k, v in {**weights(self.model), **self.eta}.items()}
+        return saved(self)
 
     def load_state_dict(self, state: State) -> None:
         """Continue from `state_dict()`.
@@ -364,39 +343,9 @@ class Razor:
         Raises:
             ValueError: a state of another data set or another model; nothing is changed then.
         """
-        if "tensors" not in state:
-            raise ValueError("expected what Razor.state_dict() returned, got something else")
-        if state["n_data"] != self.n_data:
-            raise ValueError(f"expected a state for {self.n_data} data, got {state['n_data']}")
-        mine = self.prior.state_dict()
-        theirs = state["prior"]
-        if {k: v.shape for k, v in mine.items()} != {k: v.shape for k, v in theirs.items()}:
-            raise ValueError(
-                f"expected a state with {len(mine)} prior groups of the same shapes, got "
-                f"{len(theirs)}; was it saved for another model or other prior_groups?"
-            )
-        if state["tensors"] != self._tensors():
-            raise ValueError(
-                "expected a state for the weights and hyperparameters of this model, got one for "
-                f"{state['tensors']}"
-            )
-        self.likelihood.load_state_dict(state["likelihood"])
-        self.prior.load_state_dict(theirs)
-        self._precision_optimiser.load_state_dict(state["precision_optimiser"])
-        if self._eta_optimiser is not None:
-            self._eta_optimiser.load_state_dict(state["eta_optimiser"])
-        self.generator.set_state(state["generator"])
-        self.training_steps = state["training_steps"]
-        self._best_state = state["best_state"]
-        self.best = self.latest = None
-        if state["best"] is not None:
-            self.best = Evidence.of_dict(state["best"], self.n_data, dict(state["best"]["gamma"]))
+        load_(self, state)
 
 
 def _check_finite(now: Evidence) -> None:
     if not math.isfinite(float(now.log_evidence.detach())):
         raise ValueError(f"expected a finite evidence, got {now}; have the weights diverged?")
-
-
-def _copy(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {key: value.detach().clone() for key, value in state.items()}

@@ -22,6 +22,16 @@ def in_parallel(tasks: Iterable[Callable[[], T]]) -> list[T]:
     return list(as_finished(tasks))
 
 
+def in_turn(tasks: Iterable[Callable[[], T]]) -> Iterator[T]:
+    """Results one by one; a task and its memory are let go before the next task is made."""
+    source = iter(tasks)
+    while (task := next(source, None)) is not None:
+        found = task()
+        del task
+        yield found
+        del found
+
+
 def as_finished(tasks: Iterable[Callable[[], T]]) -> Iterator[T]:
     """Run tasks on as many threads as torch may use; results come in the order of the tasks.
 
@@ -31,7 +41,7 @@ def as_finished(tasks: Iterable[Callable[[], T]]) -> Iterator[T]:
     """
     threads = torch.get_num_threads()
     if threads == 1:
-        yield from (task() for task in tasks)
+        yield from in_turn(tasks)
         return
     helpers, source = _helpers(threads - 1), iter(tasks)
     pending: deque[tuple[Callable[[], T], Future[T]]] = deque()

@@ -30,7 +30,7 @@ from symrazor.factor import Factor
 from symrazor.hyper import weights
 from symrazor.likelihood import Likelihood, as_likelihood
 from symrazor.linalg import Block, Dense, Diag, Kron, Piece
-from symrazor.parallel import as_finished, in_parallel, keep_pages
+from symrazor.parallel import as_finished, in_parallel, in_turn, keep_pages
 
 Loader = Iterable[tuple[Input, Tensor]]
 
@@ -175,7 +175,7 @@ def collect(
     tasks = _tasks(source, loader, keep_graph)
     serial = keep_graph or not _on_cpu(source) or source.method.structure in ("block", "full")
     total = over_processes(
-        lambda: add_batches((task() for task in tasks) if serial else as_finished(tasks)),
+        lambda: add_batches(in_turn(tasks) if serial else as_finished(tasks)),
         next(iter(weights(source.model).values())).device,
     )
     n_data = n_data or total.n
@@ -195,7 +195,10 @@ def _tasks(source: Source, loader: Loader, keep_graph: bool) -> Iterator[Task]:
     for number, x, y in numbered(loader):
         if arrange is None:
             arrange = _plain if keep_graph else _arrangement(source, x)
-        yield from of_batch(number).tasks(arrange(x), y, f"batch {number}", keep_graph)
+        tasks = of_batch(number).tasks(arrange(x), y, f"batch {number}", keep_graph)
+        del x, y
+        while tasks:
+            yield tasks.pop(0)
 
 
 def numbered(loader: Loader) -> Iterator[tuple[int, Input, Tensor]]:

@@ -91,12 +91,12 @@ class Batch:
     n: int
     sums: Statistics
 
-    def __add__(self, other: "Batch") -> "Batch":
-        """Two batches as one."""
+    def absorb(self, other: "Batch") -> "Batch":
+        """Two batches as one, in the memory of the first; neither is to be used any more."""
         return Batch(
             self.log_likelihood + other.log_likelihood,
             self.n + other.n,
-            add_up(self.sums, other.sums),
+            absorb(self.sums, other.sums),
         )
 
 
@@ -154,8 +154,10 @@ class Source:
             for uses in _by_layer(tape.uses):
                 tasks.append(_task(partial(self._input_sums, uses), keep_graph))
         at_once = COTANGENTS if self.method.structure == "kron" else 1
-        for some in roots.split(at_once):
-            tasks.append(_task(partial(self._output_sums, tape, some), keep_graph))
+        parts = roots.split(at_once)
+        for some in parts:
+            once = len(parts) == 1 and not keep_graph
+            tasks.append(_task(partial(self._output_sums, tape, some, once), keep_graph))
         return tasks
 
     def _roots(self, f: Tensor, y: Tensor) -> Tensor:
@@ -197,14 +199,19 @@ class Source:
             _add(sums, (layer.weight, "A"), factor)
         return sums
 
-    def _output_sums(self, tape: Tape, roots: Tensor, keep_graph: bool) -> Statistics:
-        """Everything that needs the cotangents of some columns of the root."""
+    def _output_sums(self, tape: Tape, roots: Tensor, once: bool, keep_graph: bool) -> Statistics:
+        """Everything that needs the cotangents of some columns of the root.
+
+        Nobody differentiates the outputs after the last column if all are done at `once`: the graph
+        is then let go on the way.
+        """
         sums: Statistics = {}
         gradients: dict[str, list[Tensor]] = {}  # per-datum gradients, one entry per column
         small: dict[str, list[Tensor]] = {}  # rows of G, one entry per column
         same: dict[str, str] = {}  # biases whose H is the G of their weight
-        for root in roots:
-            cotangents = tape.cotangents(root, create_graph=keep_graph)
+        for number, root in enumerate(roots, 1):
+            again = not once or number < len(roots)
+            cotangents = tape.cotangents(root, create_graph=keep_graph, retain_graph=again)
             paired = [
                 (use, g) for use, g in zip(tape.uses, cotangents, strict=True) if g is not None
             ]
@@ -306,20 +313,29 @@ def weight_gradients(
 
 
 def add_batches(parts: Iterable[Batch]) -> Batch | None:
-    """Sum of contributions; None if there is none."""
+    """Sum of contributions, which are used up; None if there is none."""
     total: Batch | None = None
     for part in parts:
-        total = part if total is None else total + part
+        total = part if total is None else total.absorb(part)
+        del part  # before the next one is made
     return total
 
 
-def add_up(left: Statistics, right: Statistics) -> Statistics:
+def absorb(left: Statistics, right: Statistics) -> Statistics:
     """Sum of statistics, key by key; two keys of one factor stay two keys of one factor."""
     total, done = {**left, **right}, dict[tuple[int, int], Tensor | Factor]()
+    partners: dict[int, set[int]] = {}
+    for key, value in left.items():
+        partners.setdefault(id(value), set()).add(id(right.get(key)))
     for key in left.keys() & right.keys():
-        pair = id(left[key]), id(right[key])
+        mine, theirs = left[key], right[key]
+        pair = id(mine), id(theirs)
         if pair not in done:
-            done[pair] = _plus(left[key], right[key])
+            single = len(partners[id(mine)]) == 1
+            if isinstance(mine, Factor) and isinstance(theirs, Factor) and single:
+                done[pair] = mine.absorb(theirs)
+            else:  # another key still needs it as it is
+                done[pair] = _plus(mine, theirs)
         total[key] = done[pair]
     return total
 

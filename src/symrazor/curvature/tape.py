@@ -118,14 +118,22 @@ class Tape:
     uses: list[Use]
 
     def cotangents(
-        self, root: Float[Tensor, "n k"], create_graph: bool = False
+        self, root: Float[Tensor, "n k"], create_graph: bool = False, retain_graph: bool = True
     ) -> list[Tensor | None]:
-        """Gradient of sum(f * root) with respect to the output of each use, in order."""
+        """Gradient of sum(f * root) with respect to the output of each use, in order.
+
+        Without `retain_graph` it is the last time.
+        """
         edges = [use.edge for use in self.uses]
         if not edges:
             return []
         found = torch.autograd.grad(
-            self.f, edges, root, retain_graph=True, create_graph=create_graph, allow_unused=True
+            self.f,
+            edges,
+            root,
+            retain_graph=retain_graph,
+            create_graph=create_graph,
+            allow_unused=True,
         )
         return list(found)
 
