@@ -12,9 +12,20 @@ from symrazor import groups
 from symrazor.collapse import collapse
 from symrazor.curvature import Method, curvature
 from symrazor.equivariance import layer_errors
-from symrazor.layers import FFC, GFFC, Conv, GConv, GReadout, GroupPool, Path, Relaxed, SGConv
+from symrazor.layers import (
+    FFC,
+    GFFC,
+    SGFFC,
+    Conv,
+    GConv,
+    GReadout,
+    GroupPool,
+    Path,
+    Relaxed,
+    SGConv,
+)
 from symrazor.layers.point_group import point_group
-from symrazor.layers.relaxed import start_near_
+from symrazor.layers.relaxed import balance_, start_near_
 from symrazor.likelihood import Categorical
 from symrazor.testing import Head, PathSuite, assert_close, dense_block, dense_ggn
 
@@ -82,6 +93,16 @@ class TestFactored(PathSuite):
 class TestFactoredLift(PathSuite):
     def make(self) -> Path:
         return GFFC(3, 8, (3, 3), lift=True)
+
+
+class TestSparseFactored(PathSuite):
+    def make(self) -> Path:
+        return SGFFC(4, 8, (4, 4), 2, anchors=3, bias=True)
+
+
+class TestSparseFactoredLearned(PathSuite):
+    def make(self) -> Path:
+        return SGFFC(2, 4, (3, 3), group="p4", lift=True, anchors=4, learn_omega="weight")
 
 
 class TestReadout(PathSuite):
@@ -446,3 +467,34 @@ def test_group_pool_says_what_it_needs() -> None:
         GroupPool("p4")(x[:, :6])
     with pytest.raises(ValueError, match="number of elements, got 0"):
         GroupPool(0)
+
+
+@pytest.mark.parametrize("kind", ["separable", "depthwise-separable"])
+def test_separable_filters_are_balanced(kind: str) -> None:
+    """Sizes shared out evenly: the same map, and of all that are the same the likeliest."""
+    torch.manual_seed(0)
+    path = GConv(12, 8, (4, 4), kind=kind).double()  # type: ignore[arg-type]
+    x = torch.randn(2, 12, 4, 4, dtype=torch.float64)
+    with torch.no_grad():
+        path.stages[0].weight[1].mul_(50.0)
+        path.stages[-1].weight[:, :, 2].mul_(0.01)
+    before = path(x).detach()
+    groups_of = {name: "all" for name, _ in path.named_parameters()}
+    balance_(path, groups_of)
+    assert_close(path(x), before, 1e-12)
+    *own, last = (stage.weight.detach() for stage in path.stages)
+    norms = [w.flatten(1).norm(dim=1) for w in own] + [last.transpose(0, 2).flatten(1).norm(dim=1)]
+    for norm in norms[1:]:
+        assert_close(norm, norms[0], 1e-12)
+    weights = [stage.weight.detach().clone() for stage in path.stages]
+    with torch.no_grad():  # a zero stays one, and what is beside it is left alone
+        path.stages[0].weight[0].zero_()
+        path.balance_()
+    for stage, old in zip(path.stages[1:], weights[1:], strict=True):
+        assert_close(stage.weight, old, 1e-12)
+    apart = {**groups_of, "conv.0.weight": "another"}
+    with torch.no_grad():
+        path.stages[0].weight.mul_(3.0)
+    kept = path.stages[0].weight.detach().clone()
+    balance_(path, apart)  # tied by no common prior: nothing is moved
+    assert torch.equal(path.stages[0].weight, kept)

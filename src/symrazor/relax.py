@@ -25,6 +25,7 @@ from torch.nn.utils.parametrize import ParametrizationList, is_parametrized
 from symrazor.batchnorm import copy_of, put
 from symrazor.curvature.coverage import refusal
 from symrazor.curvature.tape import Input, call, each
+from symrazor.groups import Group
 from symrazor.hyper import Hyper
 from symrazor.layers.conv import CONVOLUTIONS, AnyConv, Conv
 from symrazor.layers.dense import FC
@@ -35,6 +36,7 @@ from symrazor.layers.point_group import point_group
 from symrazor.layers.relaxed import Relaxed, spatial_layers
 from symrazor.layers.sparse_conv import SConv
 from symrazor.layers.sparse_factored import SFC
+from symrazor.relax_linear import relax_linear
 
 FromConv = Callable[[AnyConv, Sequence[int]], Path]
 
@@ -97,7 +99,7 @@ def relaxation(model: nn.Module) -> Relaxation:
 def relax(
     model: nn.Module,
     example_input: Input,
-    groups: Sequence[str] = GROUPS,
+    groups: Sequence[str] | Sequence[Group] = GROUPS,
     paths: str = "f-fc+conv",
     precision: float | None = None,
     seed: int | None = None,
@@ -118,7 +120,10 @@ def relax(
             that is equivariant to it becomes a path of its own, and the convolution keeps the rest
             (`GConv.split_off`). Channels are taken as a regular representation, (element, field);
             the first convolution sees an image. Where channels, strides or maps do not fit the
-            group, there is no such path, and the account says why.
+            group, there is no such path, and the account says why. Or `symrazor.groups.Group`s,
+            on n places: then dense layers on c n features (channel, place), and those that the
+            places of [batch, n, c] share, get a strict path for each, and a free one for the rest
+            (`symrazor.relax_linear`); `paths`, `precision` and `seed` are not used.
         paths: names joined by "+", one of them equivariant: "f-fc+conv", "fc+conv", "s-fc+conv",
             "s-fc+s-conv", "conv". S-CONV is fitted to the convolution by least squares, so that
             outputs change; convolutions with a stride of their own stay CONV.
@@ -131,6 +136,9 @@ def relax(
         ValueError: bad options, an input that the model cannot take, BatchNorm, no layer to relax,
             or a forward pass that reaches around its modules.
     """
+    given = [group for group in groups if isinstance(group, Group)] if groups else []
+    if given and len(given) == len(groups) and isinstance(model, nn.Module):
+        return relax_linear(model, example_input, given)
     _check_options(model, example_input, groups, precision)
     equivariant, free = _parse(paths)
     relaxed = copy_of(model)
@@ -166,7 +174,7 @@ def relax(
                 continue
             if id(module) not in new:
                 seen, conv = calls[id(module)][0], cast(AnyConv, module)
-                turned, missing[id(module)] = _split(conv, seen, groups)
+                turned, missing[id(module)] = _split(conv, seen, [str(g) for g in groups])
                 layer = _relaxed(conv, seen.shape[2:], equivariant, free, turned)
                 layer.scale_free_paths(math.inf if precision is None else precision)
                 new[id(module)] = layer

@@ -140,5 +140,5 @@ def _between_eigenvectors(
     parts = torch.cat([products.real, products.imag])
     weights, mixing = torch.linalg.eigh(parts @ parts.T)
     real = weights > 0.25
-    found = (mixing[:, real] / weights[real].sqrt()).T @ parts
+    found: Tensor = (mixing[:, real] / weights[real].sqrt()).T @ parts
     return found.reshape(-1, len(left), len(right))

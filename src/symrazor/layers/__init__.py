@@ -13,13 +13,14 @@
 | `ScaleConv` | translations, scales up to pixels | DCP / n^2, n scales |
 | `GReadout` | as `GConv`, images out | DC / |G| |
 | `GFFC` | nothing | DC(S + S') / |G| |
+| `SGFFC` | nothing | DC(P + P') / |G| |
 | `EquivariantLinear` | any group of permutations or matrices | DCB, B basis maps |
 """
 
 from symrazor.layers.basis import Basis as Basis
-from symrazor.layers.conv import Conv as Conv
 from symrazor.layers.continuous_gconv import ScaleConv as ScaleConv
 from symrazor.layers.continuous_gconv import SE2Conv as SE2Conv
+from symrazor.layers.conv import Conv as Conv
 from symrazor.layers.dense import FC as FC
 from symrazor.layers.equivariant import Circulant as Circulant
 from symrazor.layers.equivariant import DeepSets as DeepSets
@@ -39,5 +40,6 @@ from symrazor.layers.set_pool import SetPool as SetPool
 from symrazor.layers.sparse_conv import SConv as SConv
 from symrazor.layers.sparse_factored import SFC as SFC
 from symrazor.layers.sparse_gconv import SGConv as SGConv
+from symrazor.layers.sparse_group_factored import SGFFC as SGFFC
 from symrazor.layers.subsample import Subsample as Subsample
 from symrazor.layers.subsample import subsample as subsample

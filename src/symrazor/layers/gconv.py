@@ -195,6 +195,26 @@ class GConv(Filtered):
         """The last filter and its bias."""
         return list(self.stages[-1].parameters())
 
+    @property
+    def balanced(self) -> tuple[nn.Parameter, ...]:
+        """The filters of separable kinds: of each input field only their product matters."""
+        return tuple(stage.weight for stage in self.stages) if len(self.stages) > 1 else ()
+
+    @torch.no_grad()
+    def balance_(self) -> None:
+        """Give all filters that a field goes through the same norm; the map stays what it is."""
+        if not self.balanced:
+            return
+        *own, last = self.balanced  # own[c, ...] and last[d, h, c, 1]
+        parts = [*own, last.transpose(0, 2)]
+        norms = torch.stack([part.flatten(1).norm(dim=1) for part in parts])
+        alive = (norms > 0).all(0)
+        wanted = norms.clamp_min(torch.finfo(norms.dtype).tiny).log().mean(0).exp()
+        scales = torch.where(alive, wanted / norms, 1.0)
+        for weight, scale in zip(own, scales, strict=False):
+            weight.mul_(scale.reshape(-1, 1, 1, 1))
+        last.mul_(scales[-1].reshape(1, 1, -1, 1))
+
     def transformations(self) -> list[tuple[Map, Map]]:
         """What each element but the identity does to inputs and to outputs."""
         group: PointGroup = self.point_group
@@ -246,11 +266,10 @@ class GroupPool(nn.Module):
         if how not in ("max", "mean"):
             raise ValueError(f"expected how as 'max' or 'mean', got {how!r}")
         given: object = elements
-        if isinstance(given, str | Group):
-            elements = point_group(given).order
-        if not is_whole(elements):
+        order = point_group(given).order if isinstance(given, str | Group) else given
+        if not isinstance(order, int) or not is_whole(order):
             raise ValueError(f"expected a group or its number of elements, got {given!r}")
-        self.elements = int(elements)
+        self.elements = order
         self.how = how
 
     def forward(self, x: Float[Tensor, "n c *size"]) -> Float[Tensor, "n d *size"]:

@@ -143,6 +143,11 @@ class Path(nn.Module):
         """Factors a[c, d, i] and b[d, o, c]: only their products over each pair (c, d) matter."""
         return None
 
+    @property
+    def balanced(self) -> tuple[nn.Parameter, ...]:
+        """The parameters among which `balance_` shares out sizes: its factors, or none."""
+        return self.factors or ()
+
     @torch.no_grad()
     def balance_(self) -> None:
         r"""Give both factors of each product the same norm; the map stays what it is.

@@ -164,9 +164,9 @@ def balance_(model: nn.Module, group_of: Mapping[str, str]) -> None:
     """Balance the factors of every path whose factors share a prior group; see `Path.balance_`."""
     name_of = {id(parameter): name for name, parameter in model.named_parameters()}
     for module in model.modules():
-        if isinstance(module, Path) and module.factors is not None:
-            a, b = (group_of.get(name_of[id(factor)]) for factor in module.factors)
-            if a is not None and a == b:
+        if isinstance(module, Path) and module.balanced:
+            groups = {group_of.get(name_of[id(factor)]) for factor in module.balanced}
+            if len(groups) == 1 and None not in groups:
                 module.balance_()
 
 

@@ -34,9 +34,10 @@ class SparseBlocks(nn.Module):
         """Draw u so that W has variance 1 / (number of inputs)."""
         super().__init__()
         self.basis, self.side = basis, side
-        inputs = math.prod(basis.shape) if side == "in" else features
         with torch.no_grad():
-            bound = math.sqrt(3) * deviation(basis.matrix(), 1 / inputs)
+            phi = basis.matrix()
+            inputs = phi.shape[1] if side == "in" else features
+            bound = math.sqrt(3) * deviation(phi, 1 / inputs)
         shape = (features, basis.count) if side == "in" else (basis.count, features)
         self.values = nn.Parameter(torch.empty(blocks, *shape).uniform_(-bound, bound))
 
