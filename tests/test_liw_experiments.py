@@ -50,6 +50,40 @@ def test_figures_are_drawn(tmp_path: Path) -> None:
     json.dumps(run, allow_nan=False)
 
 
+def test_table_1_keeps_what_a_cut_run_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "table1.json"
+    seen: list[int] = []
+
+    def cut(name: str, options: Options, runs: list[dict[str, object]]) -> None:
+        save(name, options, runs)
+        seen.append(int(str(runs[0]["trained_steps"])))
+        if len(seen) == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(liw_table1, "save", cut)
+    rows = ("regular/learned",)
+    options = Options(
+        small=True, device="cpu", json=file, rows=rows, steps=12, batch=20, average="probs"
+    )
+    with pytest.raises(KeyboardInterrupt):
+        liw_table1.run(options)
+    (run,) = read_runs("liw-table1", file)
+    assert seen == [4, 7]
+    assert run["row"] == "regular/learned (probs)"
+    assert run["trained_steps"] == 7
+    assert run["elbo_per_datum"] < run["fit_per_datum"] < 0
+
+
+@pytest.mark.slow
+def test_a_start_is_chosen_where_the_gradient_does_not_escape(tmp_path: Path) -> None:
+    file = tmp_path / "figures.json"
+    liw_figures.run(Options(small=True, device="cpu", json=file, rows=("escape",)))
+    chosen, alone = read_runs("liw-figures", file)
+    assert alone["degrees"][-1] > 150
+    assert chosen["degrees"][-1] < 120
+    assert chosen["elbo_per_datum"] > alone["elbo_per_datum"]
+
+
 @pytest.mark.slow
 def test_rings_tell_the_bound_from_maximum_likelihood(tmp_path: Path) -> None:
     file = tmp_path / "figures.json"

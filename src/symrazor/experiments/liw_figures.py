@@ -3,17 +3,16 @@
     python -m symrazor.experiments.liw_figures --data DIR --json DIR2/figures.json [--device cuda]
     python -m symrazor.experiments.liw_figures --small --json DIR2/figures.json
 
-Rows: `recovery` (Figure 2: five starting angles, three versions of MNIST), `methods` (Figure 5: the
+Rows: `recovery` (Figure 2: five starting angles, three versions of MNIST), `escape` (the start from
+which the paper's method fails, 175 degrees on partially rotated pictures, with the paper's average
+of probabilities: by the gradient alone, and after `choose_starts`), `methods` (Figure 5: the
 bound against maximum likelihood and a point estimate with a prior, fully rotated MNIST), `relu`
 (the same for a network that learns its filters), `bank` (Figure 3: one filter under seven rotations
 over training) and `rings` (the same question in the plane). Pictures go beside the JSON file.
 """
 
-import io
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,6 +20,7 @@ from torch import Tensor
 from symrazor.data.toy import rings
 from symrazor.experiments import liw_table1
 from symrazor.experiments.liw import Options, Progress, check, degrees, load, main, save
+from symrazor.experiments.liw_drawing import draw, draw_bank
 from symrazor.experiments.results import Run
 from symrazor.groups.lie import so2
 from symrazor.invariant import (
@@ -36,12 +36,11 @@ from symrazor.invariant import (
     train,
 )
 from symrazor.invariant.training import Method
-from symrazor.report import write_atomically
 from symrazor.transforms import AffineLie, LieDistribution
 from symrazor.transforms.sampling import midpoints
 
 NAME = "liw-figures"
-ROWS = ("rings", "recovery", "methods", "relu", "bank")
+ROWS = ("rings", "recovery", "escape", "methods", "relu", "bank")
 METHODS: tuple[Method, ...] = ("vi", "map", "ml")
 FILTERS = 7
 RESTARTS = (1.0, 0.5, 0.25)
@@ -59,6 +58,7 @@ def run(options: Options) -> str:
     makers = {
         "rings": _rings,
         "recovery": _recovery,
+        "escape": _escape,
         "methods": _methods,
         "relu": _relu,
         "bank": _bank,
@@ -79,6 +79,7 @@ def _angles(
     seed: int,
     versions: Sequence[str],
     cells: Cells,
+    restarts: Sequence[float] = (),
 ) -> list[Run]:
     """Train Table 1's network, or one of rectified units, for all cells at once."""
     training, test = load("mnist", versions, options)
@@ -86,8 +87,8 @@ def _angles(
     plan = replace(liw_table1.schedule(options, seed), weight_rate=_weight_rate(options))
     starts = [start for _, start, _ in cells]
     model = liw_table1.network(training.x.shape[-1], starts, options, seed, name == "relu")
-    if name == "recovery":
-        choose_starts(model, training, members, plan, RESTARTS)
+    if restarts:
+        choose_starts(model, training, members, plan, restarts)
     history = train(
         model, training, members, plan, Progress(f"{NAME} {name}", plan.steps, range(len(cells)))
     )
@@ -124,9 +125,22 @@ def _recovery(options: Options, seed: int) -> list[Run]:
     """Figure 2."""
     versions = liw_table1.VERSIONS
     cells: Cells = [(version, start, "vi") for version in versions for start in liw_table1.ANGLES]
-    runs = _angles("recovery", options, seed, versions, cells)
+    runs = _angles("recovery", options, seed, versions, cells, RESTARTS)
     panels = [[r for r in runs if r["row"].split("/")[1] == version] for version in versions]
-    _draw(options, "figure2.png", list(zip(versions, panels, strict=True)))
+    draw(options, "figure2.png", list(zip(versions, panels, strict=True)))
+    return runs
+
+
+def _escape(options: Options, seed: int) -> list[Run]:
+    """From 175 degrees on partially rotated pictures, with and without a look at other starts."""
+    options = replace(options, average="probs")
+    cells: Cells = [("partially rotated", 175.0, "vi")]
+    ways = {"gradient": (), "chosen start": RESTARTS}
+    runs: list[Run] = []
+    for way, shares in ways.items():
+        (run_,) = _angles("escape", options, seed, ("partially rotated",), cells, shares)
+        runs.append(run_ | {"row": options.named(f"escape/{way}/175/vi")})
+    draw(options, "escape.png", [(way, [r]) for way, r in zip(ways, runs, strict=True)])
     return runs
 
 
@@ -137,7 +151,7 @@ def _methods(options: Options, seed: int) -> list[Run]:
     runs = _angles("methods", options, seed, ("fully rotated",), cells)
     titles = {"vi": "variational", "map": "point estimate, prior", "ml": "maximum likelihood"}
     panels = [(titles[m], [r for r in runs if r["method"] == m]) for m in METHODS]
-    _draw(options, "figure5.png", panels)
+    draw(options, "figure5.png", panels)
     return runs
 
 
@@ -149,7 +163,7 @@ def _relu(options: Options, seed: int) -> list[Run]:
     runs = _angles("relu", options, seed, ("fully rotated",), cells)
     titles = {"vi": "variational", "ml": "maximum likelihood"}
     panels = [(titles[m], [r for r in runs if r["method"] == m]) for m in methods]
-    _draw(options, "figure5-relu.png", panels)
+    draw(options, "figure5-relu.png", panels)
     return runs
 
 
@@ -182,7 +196,7 @@ def _rings(options: Options, seed: int) -> list[Run]:
         for method in methods:
             chosen = [r for r in runs if f"/{version}/" in r["row"] and r["method"] == method]
             panels.append((f"{version}, {method}", chosen))
-    _draw(options, "rings.png", panels)
+    draw(options, "rings.png", panels)
     return runs
 
 
@@ -208,7 +222,7 @@ def _bank(options: Options, seed: int) -> list[Run]:
     members = [Member()]
     history = train(model, training, members, plan, note)
     cells: Cells = [("fully rotated", 5.0, "vi")]
-    _draw_bank(options, banks, times)
+    draw_bank(options, banks, times)
     return _runs("bank", options, seed, cells, (model, history, training, test, members))
 
 
@@ -219,55 +233,6 @@ def _filters(model: InvariantWeights) -> Tensor:
     assert isinstance(model.features, Rectified)
     banks = model.features.filters(model.distribution.matrices(points))
     return banks[0, :, :, 0].cpu()
-
-
-def _draw(options: Options, name: str, panels: Sequence[tuple[str, Sequence[Run]]]) -> None:
-    """Learned angle against step, a panel for each group of runs."""
-    if options.json is None:
-        return
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(3.6 * len(panels), 3.0), layout="constrained")
-    axes = figure.subplots(1, len(panels), squeeze=False, sharey=True)[0]
-    for ax, (title, runs) in zip(axes, panels, strict=True):
-        for run_ in runs:
-            ax.plot(run_["steps"], run_["degrees"], lw=2, label=f"from {run_['start']:g}°")
-        ax.set_title(title, loc="left", fontsize=10)
-        ax.set(xlabel="step", ylim=(0, 185), yticks=(0, 45, 90, 135, 180))
-        ax.grid(alpha=0.25)
-        ax.spines[["top", "right"]].set_visible(False)
-    axes[0].set_ylabel("rotation, ± degrees")
-    handles, texts = axes[0].get_legend_handles_labels()
-    figure.legend(handles, texts, loc="outside right center", frameon=False, fontsize=8)
-    _write(figure, options.json.parent / name)
-
-
-def _draw_bank(options: Options, banks: Sequence[Tensor], times: Sequence[int]) -> None:
-    """Two filters, seven rotations across, training time down."""
-    if options.json is None:
-        return
-    from matplotlib.figure import Figure
-
-    loud = banks[-1][FILTERS // 2].flatten(1).norm(dim=1).topk(2).indices.tolist()
-    figure = Figure(figsize=(14 * 0.62, 0.7 * len(banks) + 0.4), layout="constrained")
-    axes = figure.subplots(len(banks), 2 * FILTERS, squeeze=False)
-    for row, (bank, step) in enumerate(zip(banks, times, strict=True)):
-        for column, ax in enumerate(axes[row]):
-            picture = bank[column % FILTERS, loud[column // FILTERS]]
-            bound = float(picture.abs().max())
-            ax.imshow(picture, cmap="RdBu", vmin=-bound, vmax=bound)
-            ax.set(xticks=(), yticks=())
-        axes[row, 0].set_ylabel(f"{step}", fontsize=8)
-    _write(figure, options.json.parent / "figure3.png")
-
-
-def _write(figure: Any, path: Path) -> None:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-
-    FigureCanvasAgg(figure)
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=130)
-    write_atomically(path, buffer.getvalue())
 
 
 def markdown(runs: Sequence[Run]) -> str:
