@@ -22,6 +22,8 @@ from symrazor.dynamics.observables import Combination as Combination
 from symrazor.dynamics.observables import Network as Network
 from symrazor.dynamics.observables import Polynomial as Polynomial
 from symrazor.dynamics.prune import train_and_prune as train_and_prune
+from symrazor.dynamics.start import after_warm_start as after_warm_start
+from symrazor.dynamics.start import warm_start as warm_start
 from symrazor.dynamics.symmetrised import SymmetrisedNetwork as SymmetrisedNetwork
 from symrazor.dynamics.systems import System as System
 from symrazor.dynamics.train import Trained as Trained

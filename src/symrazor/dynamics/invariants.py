@@ -79,7 +79,7 @@ def quadratic_invariants(
             f"{d} variables, got {len(rows)}"
         )
     size = rows.square().mean(0).sqrt().clamp_min(1e-12 * rows.abs().max() + 1e-300)
-    _, s, vectors = torch.linalg.svd(rows / size, fullmatrices=False)
+    _, s, vectors = torch.linalg.svd(rows / size, full_matrices=False)
     small = s <= (limit if tolerance is None else tolerance) * s.max()
     A, b = matrices(vectors[small] / size, d)
     norm = (A.square().sum((1, 2)) + b.square().sum(1)).sqrt()

@@ -2,7 +2,8 @@
 
     python -m symrazor.experiments.noether_controls [--rows pendulum likelihood] [--json FILE]
 
-- pendulum: no quadratic quantity is conserved; three are offered.
+- pendulum: no quadratic quantity is conserved; three are offered, and start where a network without
+  them is nearly symmetric, which is the harder test.
 - anisotropic: two oscillators with incommensurate frequencies; only their energies are conserved.
 - likelihood: the oscillator again by maximum likelihood, where symmetry is of no use.
 - pendulum-energy: the energy of a pendulum, which is not quadratic, from five functions of the
@@ -55,7 +56,7 @@ def pendulum_setting(options: noether.Options, seed: int) -> noether.Setting:
     """Three quadratic quantities offered to a pendulum."""
     _, data, test = _wide(options.small)
     config = TrainConfig(
-        steps=600 if options.small else 3000, batch_size=200, draws=2, flows=16, burn_in=0.2
+        steps=800 if options.small else 3000, batch_size=200, draws=2, flows=16, burn_in=0.5
     )
     return noether.Setting(
         transitions(data, NOISE, seed=30_000 + seed),
@@ -67,6 +68,7 @@ def pendulum_setting(options: noether.Options, seed: int) -> noether.Setting:
         count=3,
         measure="ball",
         draws="antithetic",
+        warm=True,
     )
 
 
@@ -76,7 +78,7 @@ def anisotropic_setting(options: noether.Options, seed: int) -> noether.Setting:
     data = simulate(system, 60 if options.small else 200, 10, 0.2, seed=10_000 + seed)
     test = simulate(system, 50, 20, 0.2, seed=20_000 + seed)
     config = TrainConfig(
-        steps=600 if options.small else 4000, batch_size=200, draws=2, flows=16, burn_in=0.1
+        steps=800 if options.small else 4000, batch_size=200, draws=2, flows=16, burn_in=0.5
     )
     return noether.Setting(
         transitions(data, NOISE, seed=30_000 + seed),
@@ -88,6 +90,7 @@ def anisotropic_setting(options: noether.Options, seed: int) -> noether.Setting:
         count=6,
         measure="ball",
         draws="antithetic",
+        warm=True,
     )
 
 
