@@ -16,7 +16,7 @@ from torch import nn
 from symrazor.augment import Augment, Augmented, Flips, affine
 from symrazor.data import Dataset
 from symrazor.discover.answer import ODDS, Answer
-from symrazor.discover.budget import MEASURED, SAFETY, batch_size, costs_of
+from symrazor.discover.budget import SAFETY, SELDOM, SUBSET, batch_size, costs_of
 from symrazor.discover.run import Asked, Options, Tell
 from symrazor.discover.structures import Structure
 from symrazor.fit import Fit, fit
@@ -150,6 +150,7 @@ def learn_widths(asked: Asked, found: Answer, options: Options, tell: Tell) -> A
     epochs, data = size
     often = max(1, epochs // STEPS)
     config = replace(config, epochs=epochs, every=often, batch_size=batch_size(data))
+    config = replace(config, subset=min(data, SUBSET))
     generator = torch.Generator().manual_seed(options.seed)
     used = torch.randperm(n, generator=generator)[:data].sort().values
     train = (asked.train[0][used], asked.train[1][used])
@@ -174,7 +175,7 @@ def _size(
     started = time.perf_counter()
     few = (asked.train[0][:TRIED], asked.train[1][:TRIED])
     costs = costs_of(both, few, asked.likelihood, config).values()
-    often = [replace(c, evidence=c.evidence * STEPS / MEASURED) for c in costs]
+    often = [replace(c, evidence=c.evidence * STEPS / SELDOM) for c in costs]
     left = SAFETY * (60 * options.minutes - (time.perf_counter() - started))
     data = n
     while True:
