@@ -176,6 +176,26 @@ class InvariantWeights(nn.Module):
         return Evidence(fit, -0.5 * squares, q.trace() - q.size - q.log_det(), n_data)
 
     @torch.no_grad()
+    def rescale(self) -> Float[Tensor, "*lead"]:
+        r"""Set the outputs' scale to the best one in closed form, and leave the outputs alone.
+
+        The weights $\alpha W_2$ have prior variance $\alpha^2$, whose best value is the mean of
+        their squares under the posterior, $v^* = \alpha^2 (\mathrm{tr}\,\Sigma + \|\mu\|^2) / D$:
+        with $k^2 = v^* / \alpha^2$ the scale becomes $k \alpha$, and $W_2$ is divided by k. The fit
+        stays, the divergence falls to the collapsed one. Where the gradient vanishes, k = 1.
+
+        Returns:
+            The factors k.
+        """
+        q = self.posterior
+        k = (q.second_moment() / q.size).sqrt().to(q.mean)
+        q.mean.div_(k[..., None, None])
+        q.root.log_diagonal.sub_(k.log()[..., None, None])
+        q.root.lower.div_(k[..., None, None, None])
+        self.scale.value = self.scale.value * k
+        return k
+
+    @torch.no_grad()
     def predict(
         self, x: Tensor, nodes: Nodes | None = None, draws: int = 8
     ) -> Float[Tensor, "*lead n classes"]:
