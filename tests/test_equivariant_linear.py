@@ -284,7 +284,10 @@ def test_a_graph_layer_commutes_with_its_symmetries() -> None:
 def _projection(rho: groups.Representation) -> Tensor:
     """On the maps that commute with all generators: one null space of all constraints at once."""
     n, one = rho.size, torch.eye(rho.size, dtype=torch.float64)
-    rows = [torch.kron(m, one) - torch.kron(one, m.T) for m in (*rho.discrete, *rho.flows)]
+    rows = [
+        torch.kron(m.contiguous(), one) - torch.kron(one, m.T.contiguous())
+        for m in (*rho.discrete, *rho.flows)
+    ]
     _, sigma, V = torch.linalg.svd(torch.cat(rows))
     kept = V[int((sigma > 1e-9).sum()) :]
     return kept.T @ kept if rows else torch.eye(n * n, dtype=torch.float64)

@@ -87,7 +87,7 @@ def _relaxed(
         one = torch.eye(n).to(linear.weight)
         own = linear._parameters["bias"]
         bias = None if own is None else own.repeat_interleave(n)
-        layer = split_dense(torch.kron(linear.weight.detach(), one), bias, groups)
+        layer = split_dense(torch.kron(linear.weight.detach().contiguous(), one), bias, groups)
         return nn.Sequential(Swap(), layer, Swap())
     inputs, outputs = linear.in_features, linear.out_features
     if len(shape) != 2 or inputs % n:

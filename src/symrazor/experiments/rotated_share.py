@@ -96,9 +96,8 @@ def row(options: Options, seed: int, turn: bool, sets: tuple[Tensors, Tensors]) 
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     base = sr.FitConfig(epochs=24, batch_size=64, lr=6e-3, every=3)
-    if not options.small:
-        batch = 64 if options.few else 256
-        base = sr.FitConfig(epochs=20, batch_size=batch, lr=4e-3, every=2)
+    if not options.few:
+        base = sr.FitConfig(epochs=20, batch_size=256, lr=4e-3, every=2)
     config = base.change(
         estimator="mc", seed=seed, device=device, epochs=options.epochs or base.epochs
     )

@@ -181,7 +181,7 @@ def relaxed_over(
     others = [one for one in given if not isinstance(one, Group)]
     if not given or others:
         got = repr(others[0]) if others else "none"
-        raise ValueError(f"expected at least one symrazor.groups.Group, got {got}")
+        raise ValueError(f"expected at least one group, a symrazor.groups.Group, got {got}")
     for i, one in enumerate(groups):
         for other in groups[:i]:
             if one.size == other.size and _alike(one, other):
