@@ -11,6 +11,7 @@ from torch import Tensor, nn
 import symrazor as sr
 from symrazor import factor
 from symrazor.curvature import Curvature, Method, curvature
+from symrazor.curvature.statistics import Statistics, absorb
 from symrazor.factor import Factor
 from symrazor.layers import FC, FFC, Conv, Relaxed
 from symrazor.linalg import Dense, Kron
@@ -52,6 +53,35 @@ def test_factors_of_rows_in_any_number_of_parts(
     identity = torch.eye(vectors.shape[2], dtype=F64).expand(blocks, -1, -1)
     assert_close(vectors.mT @ vectors, identity, 1e-12)
     assert_close(torch.linalg.eigvalsh(total.seen_by()(total)), found, 1e-11)
+
+
+@settings(max_examples=60, deadline=None)
+@given(SIZES, st.integers(0, 99))
+def test_a_running_sum_in_place_is_the_sum_bit_for_bit(
+    sizes: tuple[int, int, int, int], seed: int
+) -> None:
+    rows, features, blocks, parts = sizes
+    pieces = _normal(2 * rows, blocks, features, seed=seed).float().tensor_split(min(parts, rows))
+    value, running = (Factor.of_rows(pieces[0].clone()) for _ in range(2))
+    for piece in pieces[1:]:
+        value, running = value + Factor.of_rows(piece), running.absorb(Factor.of_rows(piece))
+    assert running.small == value.small
+    assert torch.equal(running.matrix, value.matrix)
+
+
+def test_a_factor_under_two_keys_is_added_to_once_or_not_in_place() -> None:
+    shared = Factor.of_rows(_normal(9, 1, 3))
+    before = shared.matrix.clone()
+    first, second = (Factor.of_rows(_normal(9, 1, 3, seed=seed)) for seed in (1, 2))
+    left: Statistics = {("w", "G"): shared, ("b", "H"): shared, ("v", "G"): shared}
+    total = absorb(left, {("w", "G"): first, ("b", "H"): second})
+    for key, added in ((("w", "G"), first.matrix), (("b", "H"), second.matrix), (("v", "G"), 0)):
+        found = total[key]
+        assert isinstance(found, Factor)
+        assert torch.equal(found.matrix, before + added)
+    same = absorb({("w", "G"): shared, ("b", "H"): shared}, {("w", "G"): first, ("b", "H"): first})
+    assert same["w", "G"] is same["b", "H"]
+    assert torch.equal(shared.matrix, before + first.matrix)
 
 
 def test_rows_in_any_memory_layout() -> None:

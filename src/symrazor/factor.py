@@ -103,7 +103,7 @@ class Factor:
             return self + other
         if other.total is not None:
             total.add_(other.total)
-        if sum(map(len, rows)) < ENOUGH * self.features:
+        if not rows or sum(map(len, rows)) < ENOUGH * self.features:
             return Factor(rows, total)
         return Factor([], total.add_(gram(_joined(rows))))
 

@@ -147,10 +147,12 @@ def read_config(file: str | Path) -> RunConfig:
     """Read a configuration; paths in it count from the folder of the file.
 
     Raises:
-        ValueError: no TOML, unknown sections or keys, values of another kind.
+        ValueError: no file, no TOML, unknown sections or keys, values of another kind.
         OSError: a file that cannot be read.
     """
     path = Path(file)
+    if not path.is_file():
+        raise ValueError(f"expected a TOML file with the run, got {path}, which is not a file")
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

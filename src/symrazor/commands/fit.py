@@ -41,7 +41,7 @@ def fit_command(default: RunConfig) -> Callable[..., None]:
         try:
             found = runs.run(config, out, resume)
         except (KeyboardInterrupt, SystemExit):
-            if distributed.speaks():
+            if distributed.speaks() and (out / runs.CHECKPOINTS).exists():
                 text = f"symrazor: to go on: symrazor fit --out {out} --resume"
                 Console(stderr=True).print(text, soft_wrap=True)
             raise

@@ -150,14 +150,14 @@ class Source:
             log_likelihood, roots = log_likelihood.detach(), roots.detach()
         fit = Batch(log_likelihood, len(y), {})
         tasks: list[Task] = [lambda: fit]
-        if self.method.structure == "kron":
-            for uses in _by_layer(tape.uses):
-                tasks.append(_task(partial(self._input_sums, uses), keep_graph))
         at_once = COTANGENTS if self.method.structure == "kron" else 1
         parts = roots.split(at_once)
         for some in parts:
             once = len(parts) == 1 and not keep_graph
             tasks.append(_task(partial(self._output_sums, tape, some, once), keep_graph))
+        if self.method.structure == "kron":  # after them, when the graph is no longer needed
+            for uses in _by_layer(tape.uses):
+                tasks.append(_task(partial(self._input_sums, uses), keep_graph))
         return tasks
 
     def _roots(self, f: Tensor, y: Tensor) -> Tensor:
