@@ -155,6 +155,7 @@ def figures(trained: Trained, setting: Setting) -> Row:
     conserved = trained.model.conserved
     if conserved is None:  # a plain network, or all directions were dropped
         row |= {"dimension": 0, "conserved": 0, "singular_values": [], "parallelness": []}
+        row["recovered"] = [0.0] * len(setting.known)
     if isinstance(conserved, Quadratic):
         row |= analysis.describe(conserved, setting.known, setting.held_out)
         found = analysis.spectrum(conserved)
