@@ -49,7 +49,8 @@ class Dynamics:
 
     def network(self) -> nn.Module:
         """Plain torch modules: states [n, 2k] in, states after `dt` out, in the data's units."""
-        step = _Step(Simulator(self.found.learned), self.found.scale, self.dt)
+        inner = self.dt / self.found.clock  # in the unit of time that was trained in
+        step = _Step(Simulator(self.found.learned), self.found.scale, inner)
         return nn.Sequential(traced(step, "Step")).eval()
 
 
