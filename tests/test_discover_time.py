@@ -1,6 +1,7 @@
 """What the time is spent on: a comparison, then the winner."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -11,7 +12,7 @@ import symrazor as sr
 from symrazor.discover import Answer, Candidate, digits
 from symrazor.discover.answer import numbered
 from symrazor.discover.budget import SUBSET, Cost, seldom, timed
-from symrazor.discover.longer import Longer, longer_plan, winner
+from symrazor.discover.longer import Longer, longer_plan, unsettled, winner
 from symrazor.options import FitConfig
 
 
@@ -54,6 +55,29 @@ def test_the_winner(
     answer = Answer("digit", "?", digits.family("digit"), found)
     assert answer.symmetric
     assert winner(answer, early) == expected
+
+
+@pytest.mark.parametrize(
+    ("last", "best", "expected"),
+    [
+        (300.0, 700.0, "relaxed"),  # made good nearly half of the gap in one step
+        (100.0, 700.0, None),
+        (-50.0, 700.0, None),
+        (300.0, -700.0, None),  # it is ahead anyway
+    ],
+)
+def test_a_gap_that_closes_is_not_settled(
+    fitted: dict[str, sr.Fit], last: float, best: float, expected: str | None
+) -> None:
+    histories = {"relaxed": [-last, 0.0], "fully connected": [best - 1, best]}
+    found = []
+    for name, values in histories.items():
+        records = [{"log_evidence": value} for value in values]
+        known = type("K", (_Known,), {"values": {name: values[-1]}})
+        found.append(known(name, replace(fitted[name], history=records)))
+    found.sort(key=lambda c: -c.log_evidence)
+    late = unsettled(Answer("digit", "?", digits.family("digit"), found))
+    assert (None if late is None else late.name) == expected
 
 
 @pytest.mark.parametrize("seconds", [5.0, 60.0, 1e4])

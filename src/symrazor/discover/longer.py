@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from symrazor.discover.answer import Answer, separated
+from symrazor.discover.answer import Answer, Candidate, separated
 from symrazor.discover.budget import LEAST_DATA, Cost, batch_size
 
 COMPARING = 1 / 3
@@ -14,6 +14,9 @@ FEWEST = 3
 """Passes below which fewer data are used."""
 STEPS, MOST_EPOCHS = 10_000, 1000
 """Passes at most: as many as make `STEPS` steps, but 100 in any case, and never more than these."""
+
+RISING = 0.25
+"""A gap of which so much was made good at the last evidence step alone is not settled yet."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +31,20 @@ class Longer:
     def steps(self) -> int:
         """Of training."""
         return self.epochs * math.ceil(self.data / batch_size(self.data))
+
+
+def rise(candidate: Candidate) -> float:
+    """Nats that the evidence gained at its last step; 0 if it fell or was measured once."""
+    values = [r["log_evidence"] for r in candidate.fit.history if "log_evidence" in r]
+    return max(0.0, values[-1] - values[-2]) if len(values) > 1 else 0.0
+
+
+def unsettled(found: Answer) -> Candidate | None:
+    """A network that may still overtake the best one, which is neither learned nor symmetric."""
+    best, names = found.best, (found.family.learned, found.family.simplest)
+    behind = [c for c in found.candidates if c.name in names and best.name not in names]
+    rising = [c for c in behind if rise(c) > RISING * (best.log_evidence - c.log_evidence)]
+    return max(rising, key=lambda c: c.log_evidence, default=None)
 
 
 def winner(found: Answer, early: bool = False) -> str:

@@ -20,7 +20,7 @@ from symrazor.checkpoint import fingerprint
 from symrazor.data import Tensors
 from symrazor.discover.answer import Answer, Candidate, rank
 from symrazor.discover.budget import Cost, Make, Plan, batch_size, costs_of, every, plan, timed
-from symrazor.discover.longer import COMPARING, Longer, longer_plan, winner
+from symrazor.discover.longer import COMPARING, Longer, longer_plan, rise, unsettled, winner
 from symrazor.discover.structures import Family, Structure
 from symrazor.equivariance import Action, equivariance_error
 from symrazor.fit import Fit, fit
@@ -151,7 +151,14 @@ def answer(asked: Asked, options: Options, tell: Tell) -> Answer:
     compared = Answer(asked.name, asked.question, asked.family, ranked, notes)
     if not planned.costs:
         return compared
-    name = winner(compared, early=steps < FEW)
+    late = unsettled(compared)
+    if late is not None:
+        label = asked.family.label(late.name)
+        still = f"The evidence of {label} still rose by {rise(late):,.0f} nats at its last step"
+        compared = replace(
+            compared, notes=(*notes, f"{still}: this is not settled, allow more time.")
+        )
+    name = winner(compared, early=steps < FEW or late is not None)
     loop = compared.named(name).fit.history[-1]["seconds"]
     cost = planned.costs[name].seen(len(train[1]), config.epochs, loop, spent[name] - loop)
     left = 60 * options.minutes - (time.perf_counter() - started)
