@@ -251,3 +251,16 @@ def test_mixture_adds_up() -> None:
 def test_bad_input(make: Callable[[], object], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         make()
+
+
+def test_copies_that_are_alike_change_nothing() -> None:
+    """Symmetric pictures under flips: the factors are those of the network without copies."""
+    half = _pictures(6)
+    x, y = half + half.flip(-1), torch.tensor([0, 1, 2, 0, 1, 2])
+    torch.manual_seed(0)
+    body = nn.Sequential(nn.Conv2d(1, 2, 3, padding=1), nn.Tanh())
+    network = nn.Sequential(body, _network(72)).double()
+    plain = sr.Razor(network, "categorical", 6).evidence([(x, y)])
+    averaged = Augmented(network, Augment(Flips((-1,), 0.2), 1)).double().eval()
+    found = sr.Razor(averaged, "categorical", 6).evidence([(x, y)])
+    assert float(found.log_det) == pytest.approx(float(plain.log_det), rel=1e-10)
