@@ -1,8 +1,7 @@
-"""The evidence step in a loop of one's own: penalty, updates, state, and bad input."""
+"""The evidence step in a loop of one's own: penalty, updates, what counts and what does not."""
 
 import copy
 import math
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -11,34 +10,13 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import symrazor as sr
+from razor_case import F64, data, mlp, train
 from symrazor.hyper import LOG_PRECISION_BOUNDS
-
-F64 = torch.float64
-
-
-def _mlp(seed: int = 0) -> nn.Sequential:
-    torch.manual_seed(seed)
-    return nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 3)).double()
-
-
-def _data(n: int = 40) -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(1)
-    x = torch.randn(n, 3, generator=generator, dtype=F64)
-    return x, (x @ torch.randn(3, 3, generator=generator, dtype=F64)).argmax(1)
-
-
-def _train(model: nn.Module, razor: sr.Razor, x: Tensor, y: Tensor, steps: int = 300) -> None:
-    optimiser = torch.optim.Adam(sr.weights(model).values(), lr=0.02)
-    for _ in range(steps):
-        optimiser.zero_grad()
-        loss = razor.likelihood.nll(model(x), y).mean() + razor.penalty()
-        loss.backward()
-        optimiser.step()
 
 
 @pytest.mark.parametrize("groups", ["tensor", "scalar", "layer", "diagonal"])
 def test_penalty_is_the_log_prior(groups: str) -> None:
-    model = _mlp()
+    model = mlp()
     razor = sr.Razor(model, "categorical", 40, prior_groups=groups, prior_precision=2.5)
     expected = sum(0.5 * 2.5 * p.square().sum() for p in model.parameters()) / 40
     assert float(razor.penalty().detach()) == pytest.approx(float(expected.detach()))
@@ -47,7 +25,7 @@ def test_penalty_is_the_log_prior(groups: str) -> None:
 def test_named_groups() -> None:
     groups = {"weights": ["*.weight"], "biases": ["*.bias"]}
     razor = sr.Razor(
-        _mlp(),
+        mlp(),
         "categorical",
         40,
         prior_groups=groups,
@@ -58,14 +36,14 @@ def test_named_groups() -> None:
         "biases": 0.1,
     }
     with pytest.raises(ValueError, match=r"'0\.bias' in exactly one prior group, got None"):
-        sr.Razor(_mlp(), "categorical", 40, prior_groups={"weights": ["*.weight"]})
+        sr.Razor(mlp(), "categorical", 40, prior_groups={"weights": ["*.weight"]})
     with pytest.raises(ValueError, match="exactly one prior group"):
-        sr.Razor(_mlp(), "categorical", 40, prior_groups={"a": ["*"], "b": ["0.*"]})
+        sr.Razor(mlp(), "categorical", 40, prior_groups={"a": ["*"], "b": ["0.*"]})
 
 
 def test_implicit_and_explicit_prior_have_the_same_stationary_point() -> None:
     """SGD on nll + penalty, and SGD on nll with shrink_ afterwards, end at the same mode."""
-    x, y = _data()
+    x, y = data()
     ends = []
     for implicit in (False, True):
         model = nn.Linear(3, 3).double()
@@ -101,11 +79,11 @@ def test_updates_reach_a_stationary_point_of_the_evidence(
     update: str, structure: str, groups: str
 ) -> None:
     """With the weights fixed, repeated steps end where the gradient in log precision vanishes."""
-    x, y = _data()
-    model = _mlp()
+    x, y = data()
+    model = mlp()
     options = {"update": update, "structure": structure, "prior_groups": groups}
     razor = sr.Razor(model, "categorical", 40, inner_steps=50, lr=0.1, **options)
-    _train(model, razor, x, y)
+    train(model, razor, x, y)
     values = [float(razor.step([(x, y)]).log_evidence) for _ in range(12)]
     assert values[-1] > values[0]
     evidence = razor.evidence([(x, y)], differentiable=True)
@@ -117,7 +95,7 @@ def test_updates_reach_a_stationary_point_of_the_evidence(
 
 
 def test_precision_of_useless_weights_hits_the_bound_and_says_so() -> None:
-    x, y = _data()
+    x, y = data()
     model = nn.Linear(3, 3).double()
     with torch.no_grad():
         model.weight.zero_()
@@ -140,7 +118,7 @@ def test_noise_is_learned(per_output: bool, update: str) -> None:
     likelihood = sr.Gaussian(1.0, outputs=2 if per_output else None)
     razor = sr.Razor(model, likelihood, 400, update=update, lr=0.1)
     for _ in range(12 if update == "mackay" else 80):
-        _train(model, razor, x, y, 30)
+        train(model, razor, x, y, 30)
         razor.step([(x, y)])
     assert torch.allclose(likelihood.noise.value.detach(), truth, rtol=0.12)
 
@@ -174,25 +152,25 @@ def test_hyperparameter_in_the_network_climbs_the_evidence() -> None:
         def __init__(self) -> None:
             super().__init__()
             self.scale = sr.Hyper(torch.tensor(1.0, dtype=F64))
-            self.body = _mlp()
+            self.body = mlp()
 
         def forward(self, x: Tensor) -> Tensor:
             return self.body(x * self.scale.value)
 
-    x, y = _data(60)
+    x, y = data(60)
     model = Net()
     razor = sr.Razor(model, "categorical", 60, lr=0.3, inner_steps=0)
     values = []
     for _ in range(30):
-        _train(model, razor, x / 100, y, 20)
+        train(model, razor, x / 100, y, 20)
         values.append(float(razor.step([(x / 100, y)]).log_evidence))
     assert float(model.scale.value.detach()) > 10
     assert values[-1] > values[0] + 10
 
 
 def test_in_anybodys_training_loop_with_a_data_loader() -> None:
-    x, y = _data(50)
-    model = _mlp()
+    x, y = data(50)
+    model = mlp()
     loader = DataLoader(TensorDataset(x, y), batch_size=16, shuffle=True)
     razor = sr.Razor(model, "categorical", n_data=50, estimator="mc")
     optimiser = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -210,109 +188,24 @@ def test_in_anybodys_training_loop_with_a_data_loader() -> None:
 
 
 def test_burn_in_counts_training_steps() -> None:
-    x, y = _data()
-    model = _mlp()
+    x, y = data()
+    model = mlp()
     razor = sr.Razor(model, "categorical", 40, burn_in=5)
     razor.step([(x, y)])
     assert all(float(v) == 1.0 for v in razor.prior.precisions.values())
     assert razor.best is None
-    _train(model, razor, x, y, 5)
+    train(model, razor, x, y, 5)
     razor.step([(x, y)])
     assert all(float(v) != 1.0 for v in razor.prior.precisions.values())
 
 
-def test_best_state_is_kept_and_restored() -> None:
-    x, y = _data()
-    model = _mlp()
-    razor = sr.Razor(model, "categorical", 40)
-    with pytest.raises(ValueError, match="at least one step"):
-        razor.restore_best()
-    _train(model, razor, x, y)
-    best = razor.step([(x, y)])
-    good = copy.deepcopy(model.state_dict())
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter))
-    assert razor.step([(x, y)]).log_evidence < best.log_evidence
-    razor.restore_best()
-    assert all(torch.equal(good[k], v) for k, v in model.state_dict().items())
-    assert float(razor.evidence([(x, y)]).log_evidence) == pytest.approx(float(best.log_evidence))
-
-
 def test_subset_is_scaled_up() -> None:
-    x, y = _data(40)
-    razor = sr.Razor(_mlp(), "categorical", 40)
+    x, y = data(40)
+    razor = sr.Razor(mlp(), "categorical", 40)
     whole, part = razor.evidence([(x, y)]), razor.evidence([(x, y)], subset=10)
-    alone = sr.Razor(_mlp(), "categorical", 10).evidence([(x[:10], y[:10])])
+    alone = sr.Razor(mlp(), "categorical", 10).evidence([(x[:10], y[:10])])
     assert float(part.log_likelihood) == pytest.approx(4 * float(alone.log_likelihood))
     assert part.n_data == whole.n_data == 40
-
-
-@pytest.mark.parametrize("estimator", ["exact", "mc"])
-def test_state_dict_continues_bit_for_bit(estimator: str) -> None:
-    x, y = _data()
-
-    def run(model: nn.Module, razor: sr.Razor, rounds: int) -> list[float]:
-        values = []
-        for _ in range(rounds):
-            _train(model, razor, x, y, 3)
-            values.append(float(razor.step([(x, y)]).log_evidence))
-        return values
-
-    options = {"estimator": estimator, "update": "adam"}
-    model = _mlp()
-    razor = sr.Razor(model, "categorical", 40, **options)
-    run(model, razor, 3)
-    saved = copy.deepcopy(razor.state_dict())
-    twin = copy.deepcopy(model)
-    expected = run(model, razor, 3)
-    other = sr.Razor(twin, "categorical", 40, **options)
-    other.load_state_dict(saved)
-    assert run(twin, other, 3) == expected
-    assert float(other.best.log_evidence) == float(razor.best.log_evidence)
-
-
-def test_state_of_another_model_is_refused() -> None:
-    razor = sr.Razor(_mlp(), "categorical", 40)
-    torch.manual_seed(0)
-    other = nn.Sequential(nn.Linear(3, 9), nn.Tanh(), nn.Linear(9, 3)).double()
-    with pytest.raises(ValueError, match="weights and hyperparameters of this model"):
-        razor.load_state_dict(sr.Razor(other, "categorical", 40).state_dict())
-    with pytest.raises(ValueError, match="got something else"):
-        razor.load_state_dict({})
-    with pytest.raises(ValueError, match="state for 40 data, got 39"):
-        razor.load_state_dict(sr.Razor(_mlp(), "categorical", 39).state_dict())
-    with pytest.raises(ValueError, match="other prior_groups"):
-        razor.load_state_dict(
-            sr.Razor(_mlp(), "categorical", 40, prior_groups="scalar").state_dict()
-        )
-
-
-def test_threads_do_not_disturb_each_other() -> None:
-    """One model, several threads at once: each gets the evidence it would get alone."""
-    x, y = _data(200)
-    model = _mlp()
-    razors = [sr.Razor(model, "categorical", 200) for _ in range(4)]
-    alone = float(razors[0].evidence([(x, y)]).log_evidence)
-    with ThreadPoolExecutor(4) as pool:
-        found = list(pool.map(lambda r: float(r.evidence([(x, y)]).log_evidence), razors))
-    assert found == pytest.approx([alone] * 4, rel=1e-12)
-
-
-@pytest.mark.parametrize("structure", ["kron", "diag", "full"])
-def test_one_and_two_torch_threads_agree(structure: str) -> None:
-    x, y = _data(200)
-    batches = [(x[i : i + 40], y[i : i + 40]) for i in range(0, 200, 40)]
-    razor = sr.Razor(_mlp(), "categorical", 200, structure=structure)
-    before = torch.get_num_threads()
-    values = []
-    try:
-        for threads in (1, 2):
-            torch.set_num_threads(threads)
-            values.append(float(razor.evidence(batches).log_det))
-    finally:
-        torch.set_num_threads(before)
-    assert values[0] == pytest.approx(values[1], rel=1e-12)
 
 
 def test_a_use_without_effect_does_not_count() -> None:
@@ -327,7 +220,7 @@ def test_a_use_without_effect_does_not_count() -> None:
 
     torch.manual_seed(0)
     model = Twice()
-    x, y = _data(1)
+    x, y = data(1)
     (_, kron) = sr.curvature(model, "categorical", [(x, y)]).blocks
     (_, plain) = sr.curvature(model.fc, "categorical", [(x, y)]).blocks
     assert float(kron.spectrum.sum()) == pytest.approx(float(plain.spectrum.sum()), rel=1e-12)
@@ -335,7 +228,7 @@ def test_a_use_without_effect_does_not_count() -> None:
 
 def test_vector_products_use_the_data_of_the_estimate() -> None:
     """With a subset of a shuffling loader, both routes see the same data."""
-    x, y = _data(40)
+    x, y = data(40)
     model = nn.Linear(3, 1).double()
     loader = DataLoader(TensorDataset(x, y.double()), batch_size=8, shuffle=True)
     seen = []
@@ -363,93 +256,6 @@ def test_single_precision_does_not_take_rounding_for_information() -> None:
         assert values[0] == pytest.approx(values[1], rel=1e-3)
 
 
-def test_without_gradients_and_after_a_deep_copy() -> None:
-    x, y = _data()
-    razor = sr.Razor(_mlp(), "categorical", 40)
-    expected = float(razor.evidence([(x, y)]).log_evidence)
-    with torch.no_grad():
-        assert float(razor.evidence([(x, y)]).log_evidence) == expected
-        razor.step([(x, y)])
-    twin = copy.deepcopy(razor)
-    with torch.no_grad():
-        twin.model[0].weight.mul_(2)
-    fresh = sr.Razor(twin.model, "categorical", 40)
-    assert float(twin.evidence([(x, y)]).log_likelihood) == float(
-        fresh.evidence([(x, y)]).log_likelihood
-    )
-
-
-X, Y = _data()
-
-
-@pytest.mark.parametrize(
-    ("batches", "message"),
-    [
-        ([], "empty loader"),
-        ([(X[:30], Y[:30])], "expected 40 data from the loader, got 30"),
-        ([(torch.full_like(X, math.nan), Y)], "NaN"),
-        ([(X.index_fill(0, torch.tensor([7]), math.inf), Y)], "sample 7"),
-        ([(X, Y + 1)], "labels between 0 and 2"),
-        ([(X, Y[:20])], "same length"),
-        ([(X, Y.double())], "integer class labels"),
-        ([X], r"batches \(x, y\)"),
-    ],
-)
-def test_bad_data_name_the_culprit_and_change_nothing(
-    batches: list[tuple[Tensor, Tensor]], message: str
-) -> None:
-    model = _mlp()
-    razor = sr.Razor(model, "categorical", 40)
-    before = copy.deepcopy((model.state_dict(), razor.state_dict()))
-    with pytest.raises(ValueError, match=message):
-        razor.step(batches)
-    after = (model.state_dict(), razor.state_dict())
-    assert all(torch.equal(before[0][k], v) for k, v in after[0].items())
-    assert all(torch.equal(before[1]["prior"][k], v) for k, v in after[1]["prior"].items())
-    assert after[1]["training_steps"] == before[1]["training_steps"]
-
-
-def test_weights_that_are_not_finite() -> None:
-    model = _mlp()
-    with torch.no_grad():
-        model[0].weight[0, 0] = math.nan
-    razor = sr.Razor(model, "categorical", 40)
-    with pytest.raises(ValueError, match="finite model outputs"):
-        razor.step([(X, Y)])
-
-
-def test_generator_loader_is_refused_where_two_passes_are_needed() -> None:
-    model = nn.Linear(3, 1).double()
-    razor = sr.Razor(model, "gaussian", 40)
-    with pytest.raises(ValueError, match="read twice"):
-        razor.step((X, Y.double()) for _ in range(1))
-    sr.Razor(_mlp(), "categorical", 40).step((X, Y) for _ in range(1))
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"structure": "kronecker"}, "expected structure in"),
-        ({"estimator": "fisher"}, "expected estimator in"),
-        ({"update": "sgd"}, "expected update"),
-        ({"prior_precision": 0.0}, "positive prior precision"),
-        ({"prior_precision": -1.0}, "positive prior precision"),
-        ({"prior_groups": "tensors"}, "expected groups"),
-        ({"temperature": 0.0}, "positive temperature"),
-        ({"damping": 0.0}, "damping"),
-        ({"samples": 0}, "at least 1 sample"),
-        ({"precision": 1.0}, "expected options among"),
-        ({"prior_precision": 1e20}, "between 1e-08 and 1e\\+12"),
-        ({"prior_precision": {"0.weight": 1.0}}, "a precision for each of the groups"),
-    ],
-)
-def test_bad_options(options: dict[str, object], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        sr.Razor(_mlp(), "categorical", 40, **options)
-    with pytest.raises(ValueError, match="n_data of at least 1, got 0"):
-        sr.Razor(_mlp(), "categorical", 0)
-
-
 def test_hyper_values() -> None:
     hyper = sr.Hyper(0.5, sr.interval(0.0, 2.0))
     hyper.value = 1.5
@@ -460,20 +266,3 @@ def test_hyper_values() -> None:
     with pytest.raises(ValueError, match="positive"):
         sr.Hyper(-1.0)
     assert list(sr.hyperparameters(hyper)) == ["raw"]
-
-
-def test_dictionary_and_tuple_inputs() -> None:
-    class Pair(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.a, self.b = nn.Linear(2, 3).double(), nn.Linear(1, 3).double()
-
-        def forward(self, left: Tensor, right: Tensor) -> Tensor:
-            return self.a(left) + self.b(right)
-
-    torch.manual_seed(0)
-    razor = sr.Razor(Pair(), "categorical", 40)
-    left, right = X[:, :2], X[:, 2:]
-    a = razor.evidence([((left, right), Y)])
-    b = razor.evidence([({"left": left, "right": right}, Y)])
-    assert float(a.log_evidence) == float(b.log_evidence)

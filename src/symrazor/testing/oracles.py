@@ -1,0 +1,91 @@
+"""Dense Gauss-Newton matrices by automatic differentiation, and a network to hold a layer."""
+
+from collections.abc import Mapping
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.func import functional_call, hessian, jacrev
+
+from symrazor.hyper import weights
+from symrazor.likelihood import Likelihood
+from symrazor.linalg import Block, Dense, Diag, Kron
+
+
+def output_hessian(
+    likelihood: Likelihood, f: Float[Tensor, " k"], y: Tensor
+) -> Float[Tensor, "k k"]:
+    """Hessian of the negative log likelihood of one datum in its outputs, by autodiff."""
+
+    def nll(outputs: Tensor) -> Tensor:
+        return likelihood.nll(outputs.unsqueeze(0), y.unsqueeze(0)).sum()
+
+    found: Tensor = hessian(nll)(f.detach())
+    return found
+
+
+def dense_ggn(
+    model: nn.Module, likelihood: Likelihood, x: Tensor, y: Tensor, order: tuple[str, ...]
+) -> Float[Tensor, "p p"]:
+    """Sum over data of J' Lambda J, weights in the given order, by jacrev and autodiff Hessians."""
+    theta = {name: value.detach() for name, value in weights(model).items()}
+
+    def outputs(parameters: Mapping[str, Tensor], one: Tensor) -> Tensor:
+        f: Tensor = functional_call(model, dict(parameters), (one.unsqueeze(0),))
+        return f.squeeze(0)
+
+    total = torch.zeros((), dtype=torch.float64)
+    for one, label in zip(x, y, strict=True):
+        J = jacrev(outputs)(theta, one)
+        rows = torch.cat([J[name].reshape(len(J[name]), -1) for name in order], 1)
+        Lambda = output_hessian(likelihood, outputs(theta, one), label)
+        total = total + rows.T @ Lambda @ rows
+    return total.detach()
+
+
+def dense_block(block: Block) -> Float[Tensor, "p p"]:
+    """Any curvature block written out as a matrix, in the layout of its parameters."""
+    match block:
+        case Dense():
+            dense: Tensor = block.H
+            return dense
+        case Diag():
+            return torch.diag(block.h.reshape(-1))
+        case Kron():
+            k = max(block.A.blocks, block.G.blocks)
+            A, G = block.A.matrix.expand(k, -1, -1), block.G.matrix.expand(k, -1, -1)
+            blocked = torch.block_diag(
+                *(torch.kron(g, a) * block.scale for g, a in zip(G, A, strict=True))
+            )
+            shape = (k, G.shape[1], A.shape[1])
+            place = block.from_blocks(torch.arange(blocked.shape[0]).reshape(shape)).reshape(-1)
+            written: Tensor = blocked[place][:, place]
+            return written
+        case _:
+            raise ValueError(f"expected Dense, Diag or Kron, got {type(block).__name__}")
+
+
+def assert_close(got: Tensor, expected: Tensor, tolerance: float) -> None:
+    """Largest difference at most `tolerance` times the largest entry expected."""
+    scale = float(expected.detach().abs().max()) or 1.0
+    error = float((got.detach() - expected.detach()).abs().max()) / scale
+    assert error <= tolerance, f"relative error {error:.2e} exceeds {tolerance:.0e}"
+
+
+class Head(nn.Module):
+    """A layer under test, a smooth nonlinearity, and a fixed read-out to three logits."""
+
+    readout: Tensor
+
+    def __init__(self, layer: nn.Module, features: int) -> None:
+        """Put `layer` below a random read-out of its flattened output."""
+        super().__init__()
+        self.layer = layer
+        generator = torch.Generator().manual_seed(0)
+        readout = torch.randn(features, 3, generator=generator, dtype=torch.float64)
+        self.register_buffer("readout", readout / features**0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits."""
+        hidden: Tensor = torch.tanh(self.layer(x)).flatten(1)
+        return hidden @ self.readout
