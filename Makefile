@@ -108,7 +108,7 @@ $(PEERS_READY): constraints.txt
 	@rm -f $@
 	$(call make_venv,$(PEERS_BIN))
 	$(PEERS_BIN)/python -m pip install -c constraints.txt laplace-torch asdfghjkl \
-	  curvlinops-for-pytorch jaxtyping rich
+	  curvlinops-for-pytorch jaxtyping rich safetensors
 	$(PEERS_BIN)/python -m pip uninstall -y torchvision
 	$(call check_torch,$(PEERS_BIN))
 	$(PEERS_BIN)/python -c 'import laplace'
