@@ -78,35 +78,17 @@ def collapse(
     before = copy.deepcopy(_checked(model)).eval()
     relaxed = {name: m for name, m in before.named_modules() if isinstance(m, Relaxed)}
     if threshold == "evidence":
-        if razor is None or loader is None or razor.model is not model:
-            raise ValueError(
-                "expected a razor of this very model and a loader with its training data for "
-                'threshold="evidence", got something else; pass both, or a number as threshold'
-            )
+        razor, loader = _training_of(model, razor, loader)
         if shares is None:
             shares = path_shares(model, razor.evidence(loader).effective_parameters)
         known = match_shares(shares, relaxed)
         choice = choose_by_evidence(before, relaxed, known, razor, loader)
     else:
-        number = THRESHOLD if threshold is None else threshold
-        if not is_real(number) or not 0 <= number <= 1:
-            raise ValueError(f'expected a threshold from 0 to 1 or "evidence", got {threshold!r}')
-        if threshold is not None and shares is None:
-            raise ValueError(
-                f"expected shares for the threshold {threshold}, got none; pass shares="
-            )
+        choice = _as_given(threshold, shares)
         known = match_shares(shares, relaxed)
-        by = "by default" if threshold is None else "as given"
-        choice = Choice(None if shares is None else float(number), by)
     drop = dropped_paths(relaxed, known, choice.value or 0.0)
     rewriter = Rewriter(before, example_input, drop)
-    plain = rewriter.rewrite(copy.deepcopy(before), "")
-    left = sorted({type(m).__name__ for m in plain.modules() if is_ours(m)})
-    if left:
-        raise ValueError(f"expected layers that can be written in plain torch, got {left}")
-    if isinstance(plain, torch.fx.GraphModule):  # copies of a graph lose their attributes
-        plain = nn.Sequential(plain)
-    plain.eval()
+    plain = _rewritten(before, rewriter)
     plain.collapse_report = {  # type: ignore[assignment]
         "layers": [
             _fates(name, layer, known[name], rewriter.terms[name])
@@ -149,6 +131,40 @@ def _checked(model: nn.Module) -> nn.Module:
             "of symrazor.layers; it is a plain network already"
         )
     return model
+
+
+def _training_of(
+    model: nn.Module, razor: Razor | None, loader: Loader | None
+) -> tuple[Razor, Loader]:
+    """Both, if they can measure the evidence of this model."""
+    if razor is None or loader is None or razor.model is not model:
+        raise ValueError(
+            "expected a razor of this very model and a loader with its training data for "
+            'threshold="evidence", got something else; pass both, or a number as threshold'
+        )
+    return razor, loader
+
+
+def _as_given(threshold: float | None, shares: Shares | Reading | None) -> Choice:
+    """A threshold that is not searched for."""
+    number = THRESHOLD if threshold is None else threshold
+    if not is_real(number) or not 0 <= number <= 1:
+        raise ValueError(f'expected a threshold from 0 to 1 or "evidence", got {threshold!r}')
+    if threshold is not None and shares is None:
+        raise ValueError(f"expected shares for the threshold {threshold}, got none; pass shares=")
+    by = "by default" if threshold is None else "as given"
+    return Choice(None if shares is None else float(number), by)
+
+
+def _rewritten(before: nn.Module, rewriter: Rewriter) -> nn.Module:
+    """A copy in plain torch, in eval mode, that can have attributes."""
+    plain = rewriter.rewrite(copy.deepcopy(before), "")
+    left = sorted({type(m).__name__ for m in plain.modules() if is_ours(m)})
+    if left:
+        raise ValueError(f"expected layers that can be written in plain torch, got {left}")
+    if isinstance(plain, torch.fx.GraphModule):  # copies of a graph lose their attributes
+        plain = nn.Sequential(plain)
+    return plain.eval()
 
 
 def _fates(

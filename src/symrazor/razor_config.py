@@ -1,7 +1,7 @@
 """How a `Razor` works: its options, and the prior that they start with."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Literal
 
 from torch import nn
@@ -9,11 +9,10 @@ from torch import nn
 from symrazor.curvature import Method
 from symrazor.hyper import Groups, Prior, weights
 from symrazor.layers.relaxed import free_groups, path_groups
-from symrazor.likelihood import Probe
 
 
 @dataclass(frozen=True)
-class RazorConfig:
+class RazorConfig(Method):
     """How a `Razor` measures the evidence and moves the hyperparameters.
 
     Args:
@@ -38,13 +37,6 @@ class RazorConfig:
         seed: randomness of the "mc" estimator.
     """
 
-    structure: Literal["kron", "diag", "block", "full"] = "kron"
-    estimator: Literal["exact", "mc", "empirical"] = "exact"
-    samples: int = 1
-    probe: Probe = "spectral"
-    flavour: Literal["expand", "reduce"] = "expand"
-    blocks: Literal["own", "averaged"] = "own"
-    copies: Literal["reduce", "expand"] = "reduce"
     update: Literal["mackay", "adam"] = "mackay"
     prior_precision: float | Mapping[str, float] = 1.0
     free_precision: float = 30.0
@@ -58,6 +50,7 @@ class RazorConfig:
 
     def __post_init__(self) -> None:
         """Check what no other constructor checks."""
+        super().__post_init__()
         if self.update not in ("mackay", "adam"):
             raise ValueError(f"expected update 'mackay' or 'adam', got {self.update!r}")
         if not 0 < self.damping <= 1:
@@ -68,15 +61,7 @@ class RazorConfig:
     @property
     def method(self) -> Method:
         """The part that curvature needs."""
-        return Method(
-            self.structure,
-            self.estimator,
-            self.samples,
-            self.probe,
-            self.flavour,
-            self.blocks,
-            self.copies,
-        )
+        return Method(**{f.name: getattr(self, f.name) for f in fields(Method)})
 
 
 def starting_prior(model: nn.Module, config: RazorConfig) -> Prior:

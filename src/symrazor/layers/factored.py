@@ -10,6 +10,7 @@ channel.
 
 import math
 from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 from jaxtyping import Float
@@ -35,6 +36,11 @@ class BlockLinear(nn.Module):
         bound = math.sqrt(3 / in_features)
         weight = torch.empty(blocks, out_features, in_features).uniform_(-bound, bound)
         self.weight = nn.Parameter(weight)
+
+    @property
+    def factor(self) -> nn.Parameter:
+        """W, as a factor of a path."""
+        return self.weight
 
     def forward(self, x: Float[Tensor, "n k i"]) -> Float[Tensor, "n k o"]:
         """Multiply each block."""
@@ -88,11 +94,22 @@ def _pixel_bias(module: PixelBias) -> Sharing:
     )
 
 
+class BlockProduct(Protocol):
+    """A block-wise product, linear in one parameter."""
+
+    @property
+    def factor(self) -> nn.Parameter:
+        """The parameter."""
+
+    def __call__(self, x: Float[Tensor, "n k i"]) -> Float[Tensor, "n k o"]:
+        """Multiply each block."""
+
+
 class Factored(Path):
     """Two block-wise products and a bias per pixel: what factored paths have in common."""
 
-    first: nn.Module
-    second: nn.Module
+    first: BlockProduct
+    second: BlockProduct
     offset: nn.Module
 
     def forward(self, x: Float[Tensor, "n c *size"]) -> Float[Tensor, "n d *small"]:
@@ -101,6 +118,21 @@ class Factored(Path):
         hidden = self.first(x.flatten(2)).transpose(1, 2)
         y: Tensor = self.offset(self.second(hidden)).contiguous().unflatten(2, self.out_shape)
         return y
+
+    @property
+    def affine(self) -> bool:
+        """True."""
+        return True
+
+    @property
+    def factors(self) -> tuple[nn.Parameter, nn.Parameter]:
+        """theta_2 and theta_1, or the anchor values of both."""
+        return self.first.factor, self.second.factor
+
+    @property
+    def output_weights(self) -> list[nn.Parameter]:
+        """The second factor and the biases."""
+        return [self.second.factor, *self.offset.parameters()]
 
 
 class FFC(Factored):
@@ -138,18 +170,3 @@ class FFC(Factored):
         self.first = BlockLinear(in_channels, self.pixels_in, out_channels)
         self.second = BlockLinear(out_channels, in_channels, self.pixels_out)
         self.offset = PixelBias(self.pixels_out) if bias else nn.Identity()
-
-    @property
-    def affine(self) -> bool:
-        """True."""
-        return True
-
-    @property
-    def factors(self) -> tuple[nn.Parameter, nn.Parameter]:
-        """theta_2 and theta_1."""
-        return self.first.weight, self.second.weight
-
-    @property
-    def output_weights(self) -> list[nn.Parameter]:
-        """The second factor and the pixel biases."""
-        return [self.second.weight, *self.offset.parameters()]

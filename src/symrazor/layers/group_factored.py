@@ -66,18 +66,3 @@ class GFFC(Factored):
         y = y.unflatten(2, (self.after, -1)).transpose(1, 2).flatten(1, 2)
         found: Tensor = y.contiguous().unflatten(2, self.out_shape)
         return found
-
-    @property
-    def affine(self) -> bool:
-        """True."""
-        return True
-
-    @property
-    def factors(self) -> tuple[nn.Parameter, nn.Parameter]:
-        """theta_2 and theta_1."""
-        return self.first.weight, self.second.weight
-
-    @property
-    def output_weights(self) -> list[nn.Parameter]:
-        """The second factor and the biases."""
-        return [self.second.weight, *self.offset.parameters()]

@@ -41,6 +41,11 @@ class SparseBlocks(nn.Module):
         shape = (features, basis.count) if side == "in" else (basis.count, features)
         self.values = nn.Parameter(torch.empty(blocks, *shape).uniform_(-bound, bound))
 
+    @property
+    def factor(self) -> nn.Parameter:
+        """u, as a factor of a path."""
+        return self.values
+
     def weight(self) -> Float[Tensor, "k o i"]:
         """W."""
         if self.side == "in":
@@ -197,16 +202,6 @@ class SFC(Factored):
         path.first.values.copy_(self.first.values / ratio ** len(before))
         path.second.values.copy_(self.second.values)
         return path
-
-    @property
-    def factors(self) -> tuple[nn.Parameter, nn.Parameter]:
-        """The anchor values of both."""
-        return self.first.values, self.second.values
-
-    @property
-    def output_weights(self) -> list[nn.Parameter]:
-        """Anchor values of the second factor, and the pixel biases."""
-        return [self.second.values, *self.offset.parameters()]
 
     def prior_groups(self) -> dict[str, list[str]]:
         """Anchor values, lengthscales (with the pixel biases), places of the anchors."""

@@ -89,16 +89,6 @@ class SGFFC(GFFC):
         path.offset.load_state_dict(self.offset.state_dict())
         return path
 
-    @property
-    def factors(self) -> Any:
-        """The anchor values of both."""
-        return self.first.values, self.second.values
-
-    @property
-    def output_weights(self) -> list[torch.nn.Parameter]:
-        """Anchor values of the second factor, and the biases."""
-        return [self.second.values, *self.offset.parameters()]
-
     def prior_groups(self) -> dict[str, list[str]]:
         """Anchor values, lengthscales, places of the anchors."""
         return prior_groups(self)
