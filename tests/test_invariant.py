@@ -214,6 +214,8 @@ def test_wrong_models_are_refused() -> None:
         train(model, Data(torch.zeros(1, 4, 1, 6, 6), labels(4)[None]), [Member()])
     with pytest.raises(ValueError, match="do add nn.Flatten"):
         InvariantHead(nn.Conv2d(1, 2, 3), torch.zeros(2, 1, 6, 6), group, 3)
+    with pytest.raises(ValueError, match="inputs of real numbers, got torch.uint8; do x.float"):
+        InvariantHead(nn.Flatten(), torch.zeros(2, 1, 6, 6, dtype=torch.uint8), group, 3)
     with pytest.raises(ValueError, match="data sets of the same shape"):
         Data.of([(torch.zeros(3, 2), labels(3)), (torch.zeros(4, 2), labels(4))])
     with pytest.raises(ValueError, match="expected as many x as y, got 3 and 4"):
@@ -232,6 +234,7 @@ def test_wrong_models_are_refused() -> None:
         (labels(4, 4), "expected labels between 0 and 2, got 3"),
         (labels(4) - 1, "expected labels between 0 and 2, got -1"),
         (labels(4).float(), "expected integer class labels of shape \\[4\\], got torch.float32"),
+        (labels(0), "of shape \\[4\\], got torch.int64 \\[0\\]"),
         (labels(3), "of shape \\[4\\], got torch.int64 \\[3\\]"),
         (nn.functional.one_hot(labels(4)), "of shape \\[4\\], got torch.int64 \\[4, 3\\]"),
     ],
@@ -240,5 +243,7 @@ def test_wrong_labels_are_refused(y: Tensor, message: str) -> None:
     model = InvariantWeights(Rectified((1, 6, 6), 5), AffineLie("rotation"), 3)
     with pytest.raises(ValueError, match=message):
         model.evidence(torch.zeros(4, 1, 6, 6), y, 4)
+    with pytest.raises(ValueError, match="expected at least 1 datum, got none"):
+        model.evidence(torch.zeros(0, 1, 6, 6), labels(0), 4)
     with pytest.raises(ValueError, match="n_data of at least 1, got 0"):
         model.evidence(torch.zeros(4, 1, 6, 6), labels(4), 0)

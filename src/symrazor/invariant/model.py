@@ -47,12 +47,14 @@ def check_labels(y: Tensor, classes: int, shape: tuple[int, ...]) -> None:
     """Refuse what are not labels 0..classes-1 of the data.
 
     Raises:
-        ValueError: another type or shape, or a label that is no class.
+        ValueError: another type or shape, no labels, or a label that is no class.
     """
     if y.is_floating_point() or y.is_complex() or y.dtype == torch.bool or y.shape != shape:
         raise ValueError(
             f"expected integer class labels of shape {list(shape)}, got {y.dtype} {list(y.shape)}"
         )
+    if not y.numel():
+        raise ValueError("expected at least 1 datum, got none")
     least, most = (int(value) for value in y.aminmax())
     if least < 0 or most >= classes:
         wrong = least if least < 0 else most
