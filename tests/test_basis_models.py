@@ -127,6 +127,13 @@ def test_the_likelihood_of_the_best_weights_does_not() -> None:
 
 
 def test_what_makes_no_sense_is_refused() -> None:
+    with pytest.raises(ValueError, match="expected a group, got 2 matrices whose products"):
+        Symmetrised(Fourier(5, 2), torch.stack([torch.eye(2), 2 * torch.eye(2)]))
+    with pytest.raises(ValueError, match="above 0 and below 1 to start with, got 1.0; do: amount"):
+        Symmetrised(Fourier(5), amount=1.0)
+    frozen = BasisModel(Fourier(5)).requires_grad_(False)
+    with pytest.raises(ValueError, match="got 0 hyperparameters that are not frozen"):
+        frozen.learn(torch.rand(4, 1), torch.rand(4))
     x, y = _data()
     with pytest.raises(ValueError, match="expected centres"):
         RBF(torch.zeros(3))

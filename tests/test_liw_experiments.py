@@ -22,8 +22,9 @@ def test_table_1_writes_rows_beside_the_papers(tmp_path: Path) -> None:
     assert "| 96.40 |" in text
     fixed, learned = read_runs("liw-table1", file)
     assert fixed["widths"]["rotation (degrees)"] == pytest.approx(45, abs=1e-3)
-    assert learned["degrees"][0] == pytest.approx(5, abs=0.01)
-    assert learned["degrees"][-1] != pytest.approx(5, abs=0.1)
+    begun = learned["degrees"][0]
+    assert any(begun == pytest.approx(angle, abs=0.01) for angle in liw_table1.ANGLES)
+    assert learned["degrees"][-1] != pytest.approx(begun, abs=0.1)
     assert learned["elbo_per_datum"] < learned["fit_per_datum"] < 0
 
 

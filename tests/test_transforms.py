@@ -150,6 +150,11 @@ def test_wrong_pictures_are_refused(x: Tensor, T: Tensor, message: str) -> None:
         resampled(x, T)
 
 
+def test_wrong_blurs_are_refused() -> None:
+    with pytest.raises(ValueError, match="blur of at least 0 pixels, got -1"):
+        resampled(noise(1, 1, 4, 4), rotation(0).unsqueeze(0), blur=-1.0)
+
+
 def test_wrong_vectors_are_refused() -> None:
     with pytest.raises(ValueError, match="expected maps of size 2 .* or 3 .* got \\[4, 4\\]"):
         act(torch.zeros(5, 2), torch.eye(4)[None])
@@ -284,6 +289,27 @@ def test_widths_survive_their_parameterisation(degrees: float) -> None:
     assert found.widths.item() == pytest.approx(math.pi)
 
 
+@pytest.mark.parametrize("form", ["softplus", "tanh"])
+def test_other_forms_of_widths(form: str) -> None:
+    """The same distribution; only the raw parameter that an optimiser moves is another."""
+    start = torch.tensor([0.3, 2.0], dtype=DOUBLE)
+    found = AffineLie(("x-scale", "rotation"), start, form=form)  # type: ignore[arg-type]
+    assert torch.allclose(found.widths, start, atol=1e-12)
+    raw = found.width.raw.detach()
+    expected = (1 + raw.exp()).log()
+    if form == "tanh":
+        expected[1] = math.pi * (expected[1] / math.pi).tanh()
+    assert torch.allclose(found.widths, expected, atol=1e-12)
+    points = torch.tensor([[0.7, -0.4]], dtype=DOUBLE)
+    sharp = AffineLie(("x-scale", "rotation"), start).matrices(points)
+    assert torch.allclose(found.matrices(points), sharp, atol=1e-12)
+    with torch.no_grad():
+        found.width.raw.fill_(30.0)
+    assert found.widths[1].item() == pytest.approx(30 if form == "softplus" else math.pi, rel=1e-3)
+    if form == "softplus":  # turns more than once are turns too
+        assert AffineLie("rotation", 4.0, form="softplus").widths.item() == pytest.approx(4.0)
+
+
 def test_any_algebra_and_gradients_in_the_widths() -> None:
     found = LieDistribution(so3(), torch.tensor([0.3, 0.7, 1.1], dtype=DOUBLE))
     points = draw(5, 3, generator=torch.Generator().manual_seed(0)).points.double()
@@ -331,6 +357,10 @@ def test_wrong_distributions_are_refused() -> None:
         AffineLie("rotation", 4.0)
     with pytest.raises(ValueError, match="above 0"):
         AffineLie("scale", 0.0)
+    with pytest.raises(ValueError, match="expected a form in sharp, softplus, tanh, got 'relu'"):
+        AffineLie("scale", form="relu")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="a mask of zeros and ones, got"):
+        AffineLie("scale", mask=torch.tensor([1.0, -1.0]))
     with pytest.raises(ValueError, match="expected generators \\[k, d, d\\]"):
         LieDistribution(LieAlgebra.of(torch.ones(2, 3)))
     with pytest.raises(ValueError, match="points of 1 numbers, .* rotation, got 2"):

@@ -115,7 +115,7 @@ class Symmetrised(Features):
         amount: $\lambda$ to start with, learned; None for the invariant features, $\lambda = 1$.
 
     Raises:
-        ValueError: matrices of another size.
+        ValueError: matrices of another size or that are no group, an amount that is not inside.
     """
 
     def __init__(
@@ -133,6 +133,12 @@ class Symmetrised(Features):
                 f"expected a group as matrices [g, {self.dim}, {self.dim}], got "
                 f"{list(matrices.shape)}"
             )
+        _check_group(matrices)
+        if amount is not None and not 0 < amount < 1:
+            raise ValueError(
+                f"expected an amount of symmetry above 0 and below 1 to start with, got {amount}; "
+                "do: amount=None for invariant features, or the features themselves for none"
+            )
         self.group: Tensor
         self.register_buffer("group", matrices)
         self.amount = None if amount is None else Hyper(torch.tensor(amount, dtype=F64), INSIDE)
@@ -145,6 +151,18 @@ class Symmetrised(Features):
         if self.amount is None:
             return average
         return torch.lerp(self.features(x), average, self.amount.value)
+
+
+def _check_group(matrices: Float[Tensor, "g d d"]) -> None:
+    """Refuse matrices some of whose products are not among them."""
+    flat = matrices.flatten(1)
+    products = torch.einsum("aij,bjk->abik", matrices, matrices).flatten(0, 1).flatten(1)
+    apart = torch.cdist(products, flat).amin(1)
+    if not bool((apart < 1e-6 * (1 + flat.norm(dim=1).amax())).all()):
+        raise ValueError(
+            f"expected a group, got {len(flat)} matrices whose products are not all among them; "
+            "do add the missing ones"
+        )
 
 
 class BasisModel(nn.Module):
@@ -196,7 +214,13 @@ class BasisModel(nn.Module):
         """
         if objective not in ("evidence", "likelihood"):
             raise ValueError(f"expected objective 'evidence' or 'likelihood', got {objective!r}")
-        optimiser = torch.optim.Adam(list(hyperparameters(self).values()), lr=lr)
+        moving = list(hyperparameters(self).values())
+        if not moving or steps < 0:
+            raise ValueError(
+                f"expected hyperparameters to move and steps of at least 0, got {len(moving)} "
+                f"hyperparameters that are not frozen and {steps} steps"
+            )
+        optimiser = torch.optim.Adam(moving, lr=lr)
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, steps)
         history = []
         for step in range(steps + 1):

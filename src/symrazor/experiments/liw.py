@@ -1,6 +1,5 @@
 """What the experiments of Learning Invariant Weights have in common: data, options, results."""
 
-import argparse
 import math
 import sys
 import time
@@ -26,6 +25,7 @@ from symrazor.data import (
     translated,
 )
 from symrazor.data.transforms import TRANSLATION
+from symrazor.experiments.command import Arguments, command
 from symrazor.experiments.results import Run, add_runs
 from symrazor.invariant import Data, History, InvariantWeights
 from symrazor.invariant.model import Average
@@ -49,7 +49,7 @@ class Options:
         batch: in place of the experiment's own number.
         samples: transformations in a step, in place of the experiment's own number.
         average: of "logits", or of "probs" (probabilities) as in the paper, at several times the
-            cost; for Table 1 and the figures.
+            cost.
     """
 
     small: bool = False
@@ -179,21 +179,11 @@ def degrees(history: History, place: int) -> list[float]:
 
 def main(name: str, run: Callable[[Options], str], arguments: Sequence[str] | None = None) -> None:
     """An experiment as a command of its own, without further packages."""
-    parser = argparse.ArgumentParser(prog=f"symrazor experiment {name}")
-    parser.add_argument("--small", action="store_true", help="14 x 14 pictures, in a minute or two")
-    parser.add_argument("--data", type=Path, help="folder with the official files")
-    parser.add_argument("--device", default="auto")
-    parser.add_argument("--seed", type=int, nargs="+", default=[0])
-    parser.add_argument("--json", type=Path, help="merge the results into this file")
-    parser.add_argument("--rows", nargs="*", default=["*"], help="patterns of rows")
-    parser.add_argument("--steps", type=int)
-    parser.add_argument("--batch", type=int)
-    parser.add_argument("--samples", type=int, help="transformations in a step")
-    parser.add_argument("--average", choices=get_args(Average), default="logits")
-    values = vars(parser.parse_args(arguments))
-    lists = {key: tuple(value) for key, value in values.items() if isinstance(value, list)}
-    try:
-        text = run(Options(**(values | lists)))
-    except (ValueError, OSError) as error:
-        parser.exit(2, f"{parser.prog}: {error}\n")
-    sys.stdout.write(f"{text}\n")
+    own: Arguments = {
+        "--small": {"help": "14 x 14 pictures, in a minute or two"},
+        "--steps": {"type": int},
+        "--batch": {"type": int},
+        "--samples": {"type": int, "help": "transformations in a step"},
+        "--average": {"choices": get_args(Average), "default": "logits"},
+    }
+    command(name, lambda **told: run(Options(**told)), own, arguments)

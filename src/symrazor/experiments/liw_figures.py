@@ -46,6 +46,10 @@ FILTERS = 7
 RESTARTS = (1.0, 0.5, 0.25)
 """Shares of the starting angle that are tried before the training, see `choose_starts`."""
 
+FEW, FEW_AT_ONCE, SHORT = 300, 100, 60
+"""With `--small`: training pictures, few enough to be learned by heart, as maximum likelihood does;
+those in a batch; steps of a trial."""
+
 Cells = Sequence[tuple[str, float, Method]]
 """Version of the data, starting angle in degrees, method."""
 
@@ -82,17 +86,30 @@ def _angles(
     restarts: Sequence[float] = (),
 ) -> list[Run]:
     """Train Table 1's network, or one of rectified units, for all cells at once."""
-    training, test = load("mnist", versions, options)
+    training, test = _pictures(versions, options)
     members = [Member(versions.index(version), True, method) for version, _, method in cells]
-    plan = replace(liw_table1.schedule(options, seed), weight_rate=_weight_rate(options))
+    plan = _plan(options, seed)
     starts = [start for _, start, _ in cells]
     model = liw_table1.network(training.x.shape[-1], starts, options, seed, name == "relu")
     if restarts:
-        choose_starts(model, training, members, plan, restarts)
+        choose_starts(model, training, members, plan, restarts, SHORT if options.small else None)
     history = train(
         model, training, members, plan, Progress(f"{NAME} {name}", plan.steps, range(len(cells)))
     )
     return _runs(name, options, seed, cells, (model, history, training, test, members))
+
+
+def _pictures(versions: Sequence[str], options: Options) -> tuple[Data, Data]:
+    training, test = load("mnist", versions, options)
+    most = FEW if options.small else None
+    return Data(training.x[:, :most], training.y[:, :most]), test
+
+
+def _plan(options: Options, seed: int) -> Schedule:
+    """Table 1's training, with the rate of learned filters; of fewer pictures with `--small`."""
+    plan = replace(liw_table1.schedule(options, seed), weight_rate=_weight_rate(options))
+    few = options.small and options.batch is None
+    return replace(plan, batch=FEW_AT_ONCE) if few else plan
 
 
 def _runs(
@@ -124,7 +141,8 @@ def _runs(
 def _recovery(options: Options, seed: int) -> list[Run]:
     """Figure 2."""
     versions = liw_table1.VERSIONS
-    cells: Cells = [(version, start, "vi") for version in versions for start in liw_table1.ANGLES]
+    starts = liw_table1.ANGLES[::2] if options.small else liw_table1.ANGLES
+    cells: Cells = [(version, start, "vi") for version in versions for start in starts]
     runs = _angles("recovery", options, seed, versions, cells, RESTARTS)
     panels = [[r for r in runs if r["row"].split("/")[1] == version] for version in versions]
     draw(options, "figure2.png", list(zip(versions, panels, strict=True)))
@@ -187,7 +205,7 @@ def _rings(options: Options, seed: int) -> list[Run]:
     widths = torch.tensor([start for _, start, _ in cells]).deg2rad().unsqueeze(1)
     model = InvariantWeights(features, LieDistribution(so2(), widths), 2).to(options.place)
     plan = Schedule(
-        steps=300, batch=120, samples=16, width_rate=0.03, rates=(0.3, 0.1), every=8, note_every=5
+        steps=250, batch=120, samples=16, width_rate=0.03, rates=(0.3, 0.1), every=8, note_every=5
     )
     history = train(model, data, members, replace(plan, seed=seed))
     runs = _runs("rings", options, seed, cells, (model, history, data, test, members))
@@ -202,13 +220,13 @@ def _rings(options: Options, seed: int) -> list[Run]:
 
 def _bank(options: Options, seed: int) -> list[Run]:
     """Figure 3: filters of a ReLU network at seven rotations between -eta and eta."""
-    training, test = load("mnist", ("fully rotated",), options)
+    training, test = _pictures(("fully rotated",), options)
     size, width = training.x.shape[-1], 96 if options.small else 1024
     generator = torch.Generator().manual_seed(seed)
     features = Rectified((1, size, size), width, (1,), generator, where="weights")
     start = torch.tensor([[5.0]]).deg2rad()
     model = InvariantWeights(features, AffineLie("rotation", start), 10).to(options.place)
-    plan = replace(liw_table1.schedule(options, seed), weight_rate=_weight_rate(options))
+    plan = _plan(options, seed)
     banks: list[Tensor] = []
     times: list[int] = []
     progress = Progress(f"{NAME} bank", plan.steps, [0])

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from symrazor.experiments.liw import Options, Progress, check, load, save, widths_of
 from symrazor.experiments.results import Run
-from symrazor.invariant import InvariantWeights, Member, Rectified, Schedule, evaluate, train
+from symrazor.invariant import Data, InvariantWeights, Member, Rectified, Schedule, evaluate, train
 from symrazor.transforms import AffineLie
 from symrazor.transforms.lie import GROUPS
 
@@ -21,6 +21,15 @@ VERSIONS = ("fully rotated", "translated", "scaled", "regular")
 ROWS = ("MLP", "rotation", "translation", "scale", "affine")
 NAMES = GROUPS["affine"]
 START = 0.1
+SCHEDULE = Schedule(
+    steps=10_000,
+    batch=500,
+    samples=32,
+    scheme="mirrored",
+    rates=(0.1, 0.002),
+    every=40,
+    note_every=100,
+)
 SMALL = Schedule(
     steps=150,
     batch=250,
@@ -42,31 +51,41 @@ class Table:
         name: of the command.
         data: name of the data set.
         paper: row -> accuracy in per cent on the four versions.
-        schedule: of the training.
-        small: of the training on small pictures.
+        steps: of the training on pictures of full size.
     """
 
     name: str
     data: str
     paper: Mapping[str, Sequence[float]]
-    schedule: Schedule
-    small: Schedule = SMALL
+    steps: int
 
+    def run(self, options: Options) -> str:
+        """Train the rows that were asked for, version by version; the table as markdown."""
+        check(self.name, options)
+        runs: list[Run] = []
+        for version in VERSIONS:
+            rows = [row for row in ROWS if options.wants(f"{version}/{row}")]
+            if rows:
+                runs += self._version(version, rows, options)
+        if not runs:
+            raise ValueError(f"expected rows like 'regular/affine', got {' '.join(options.rows)}")
+        return markdown(self, runs)
 
-def run(table: Table, options: Options) -> str:
-    """Train the rows that were asked for, version by version; returns the table as markdown."""
-    check(table.name, options)
-    runs: list[Run] = []
-    for version in VERSIONS:
-        plain = [row for row in ROWS[:1] if options.wants(f"{version}/{row}")]
-        moving = [row for row in ROWS[1:] if options.wants(f"{version}/{row}")]
-        for seed in options.seed:
-            for rows in (plain, moving):
-                if rows:
-                    runs += _train(table, options, version, rows, seed)
-    if not runs:
-        raise ValueError(f"expected rows like 'regular/affine', got {' '.join(options.rows)}")
-    return markdown(table, runs)
+    def _version(self, version: str, rows: Sequence[str], options: Options) -> list[Run]:
+        """Rows of one version of the data: an MLP alone, the others side by side."""
+        data = load(self.data, (version,), options)
+        groups = [[row for row in rows if (row == "MLP") == plain] for plain in (True, False)]
+        pairs = [(seed, group) for seed in options.seed for group in groups if group]
+        return [
+            r for seed, group in pairs for r in _train(self, options, version, group, seed, data)
+        ]
+
+    def schedule(self, options: Options, rows: Sequence[str], seed: int) -> Schedule:
+        """The training of some rows, with what the options change; an MLP has one map."""
+        base = SMALL if options.small else replace(SCHEDULE, steps=self.steps)
+        samples = 1 if rows == ["MLP"] else options.samples or base.samples
+        steps, batch = options.steps or base.steps, options.batch or base.batch
+        return replace(base, steps=steps, batch=batch, samples=samples, seed=seed)
 
 
 def masks(rows: Sequence[str]) -> Tensor:
@@ -75,24 +94,23 @@ def masks(rows: Sequence[str]) -> Tensor:
     return torch.tensor([[float(name in names) for name in NAMES] for names in kept])
 
 
-def _schedule(table: Table, options: Options, rows: Sequence[str], seed: int) -> Schedule:
-    base = table.small if options.small else table.schedule
-    samples = 1 if rows == ["MLP"] else base.samples
-    steps, batch = options.steps or base.steps, options.batch or base.batch
-    return replace(base, steps=steps, batch=batch, samples=samples, seed=seed)
-
-
 def _train(
-    table: Table, options: Options, version: str, rows: Sequence[str], seed: int
+    table: Table,
+    options: Options,
+    version: str,
+    rows: Sequence[str],
+    seed: int,
+    data: tuple[Data, Data],
 ) -> list[Run]:
-    training, test = load(table.data, (version,), options)
-    plan = _schedule(table, options, rows, seed)
+    """Rows of one version side by side; they are in the file when they are done."""
+    training, test = data
+    plan = table.schedule(options, rows, seed)
     generator = torch.Generator().manual_seed(seed)
     width = 96 if options.small else 1024
     shape = training.x.shape[2:]
     features = Rectified(shape, width, (len(rows),), generator, where="input")
     distribution = AffineLie("affine", torch.full((len(rows), 6), START), masks(rows))
-    model = InvariantWeights(features, distribution, 10).to(options.place)
+    model = InvariantWeights(features, distribution, 10, options.average).to(options.place)
     members = [Member(learn=row != "MLP") for row in rows]
     progress = Progress(f"{table.name} {version}", plan.steps, range(len(rows)))
     train(model, training, members, plan, progress)
@@ -102,14 +120,16 @@ def _train(
     _, accuracy = evaluate(model, test, members, nodes, batch=250)
     runs: list[Run] = [
         {
-            "row": f"{version}/{row}",
+            "row": options.named(f"{version}/{row}"),
             "seed": seed,
             "small": options.small,
+            "average": options.average,
             "accuracy": 100 * accuracy[i].item(),
             "elbo_per_datum": bound.per_datum[i].item(),
             "fit_per_datum": (bound.log_likelihood[i] / bound.n_data).item(),
             "widths": widths_of(model, i, shape[-1] / 2),
             "scale": model.scale.value[i].item(),
+            "trained_steps": plan.steps,
             "seconds_together": seconds,
             "models_together": len(rows),
         }
@@ -128,13 +148,18 @@ def markdown(table: Table, runs: Sequence[Run]) -> str:
     for row in ROWS:
         cells = [row]
         for version, figure in zip(VERSIONS, table.paper[row], strict=True):
-            found = [r["accuracy"] for r in runs if r["row"] == f"{version}/{row}"]
+            found = [r["accuracy"] for r in runs if _plain(r["row"]) == f"{version}/{row}"]
             cells.append(f"{sum(found) / len(found):.2f}" if found else "")
             cells.append(f"{figure:.2f}")
         lines.append(f"| {' | '.join(cells)} |")
     lines.append("")
     for r in runs:
-        if r["row"].endswith("/affine"):
+        if _plain(r["row"]).endswith("/affine"):
             widths = ", ".join(f"{name} {value:.3g}" for name, value in r["widths"].items())
             lines.append(f"{r['row']} (seed {r['seed']}): {widths}  ")
     return "\n".join(lines)
+
+
+def _plain(row: str) -> str:
+    """A row's name without the average."""
+    return row.split(" (", maxsplit=1)[0]

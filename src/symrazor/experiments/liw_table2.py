@@ -6,11 +6,10 @@
 See `liw_relu`. Fully rotated, translated, scaled and regular MNIST.
 """
 
-from symrazor.experiments import liw_relu
-from symrazor.experiments.liw import Options, main
-from symrazor.invariant import Schedule
+from symrazor.experiments.liw import main
+from symrazor.experiments.liw_relu import Table
 
-TABLE = liw_relu.Table(
+TABLE = Table(
     "liw-table2",
     "mnist",
     {
@@ -20,21 +19,9 @@ TABLE = liw_relu.Table(
         "scale": (93.80, 94.30, 98.06, 98.35),
         "affine": (98.14, 97.66, 98.31, 98.93),
     },
-    Schedule(
-        steps=10_000,
-        batch=500,
-        samples=32,
-        scheme="mirrored",
-        rates=(0.1, 0.002),
-        every=40,
-        note_every=100,
-    ),
+    10_000,
 )
-
-
-def run(options: Options) -> str:
-    """Train, and return the table as markdown."""
-    return liw_relu.run(TABLE, options)
+run = TABLE.run
 
 
 if __name__ == "__main__":

@@ -5,11 +5,10 @@
 See `liw_relu`. Fully rotated, translated, scaled and regular CIFAR-10.
 """
 
-from symrazor.experiments import liw_relu
-from symrazor.experiments.liw import Options, main
-from symrazor.invariant import Schedule
+from symrazor.experiments.liw import main
+from symrazor.experiments.liw_relu import Table
 
-TABLE = liw_relu.Table(
+TABLE = Table(
     "liw-table3",
     "cifar-10",
     {
@@ -19,21 +18,9 @@ TABLE = liw_relu.Table(
         "scale": (40.92, 41.22, 49.28, 54.72),
         "affine": (46.12, 45.77, 48.81, 55.44),
     },
-    Schedule(
-        steps=6000,
-        batch=500,
-        samples=32,
-        scheme="mirrored",
-        rates=(0.1, 0.002),
-        every=40,
-        note_every=100,
-    ),
+    6000,
 )
-
-
-def run(options: Options) -> str:
-    """Train, and return the table as markdown."""
-    return liw_relu.run(TABLE, options)
+run = TABLE.run
 
 
 if __name__ == "__main__":

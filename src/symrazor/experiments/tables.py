@@ -4,9 +4,7 @@ Rows with method "map" keep every precision at 1, as plain weight decay; rows wi
 them by the evidence. Everything else is the same for both.
 """
 
-import argparse
 import json
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from fnmatch import fnmatchcase
@@ -17,6 +15,7 @@ import torch
 
 import symrazor as sr
 from symrazor.data import Tensors
+from symrazor.experiments.command import Arguments, command
 from symrazor.experiments.ella_network import Prior, ella_network
 from symrazor.experiments.figures import draw
 from symrazor.experiments.results import Run, add_runs, markdown, merged, read_runs
@@ -217,22 +216,12 @@ def _device_name(device: str) -> str:
 
 def main(experiment: Experiment, arguments: Sequence[str] | None = None) -> None:
     """The experiment as a command of its own, without further packages."""
-    parser = argparse.ArgumentParser(prog=f"symrazor experiment {experiment.name}")
-    parser.add_argument("--small", action="store_true", help="embedded digits, in minutes")
-    parser.add_argument("--data", type=Path, help="folder with the official files")
-    parser.add_argument("--device", default="auto")
-    parser.add_argument("--seed", type=int, nargs="+", default=[0])
-    parser.add_argument("--json", type=Path, help="merge the results into this file")
-    parser.add_argument("--rows", nargs="*", default=["*"], help="patterns; none: only the table")
-    parser.add_argument("--epochs", type=int)
-    parser.add_argument("--merge", type=Path, nargs="*", default=[], help="further results")
-    parser.add_argument("--figure", type=Path, help="folder for pictures")
-    parser.add_argument("--set", nargs="*", default=[], help="as in lr=0.01 every=3")
-    values = vars(parser.parse_args(arguments))
-    lists = {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
-    options = Options(**(values | lists))
-    try:
-        text = run(experiment, options)
-    except (ValueError, OSError) as error:
-        parser.exit(2, f"{parser.prog}: {error}\n")
-    sys.stdout.write(f"{text}\n")
+    own: Arguments = {
+        "--small": {"help": "embedded digits, in minutes"},
+        "--rows": {"help": "patterns; none: only the table"},
+        "--epochs": {"type": int},
+        "--merge": {"type": Path, "nargs": "*", "default": [], "help": "further results"},
+        "--figure": {"type": Path, "help": "folder for pictures"},
+        "--set": {"nargs": "*", "default": [], "help": "as in lr=0.01 every=3"},
+    }
+    command(experiment.name, lambda **told: run(experiment, Options(**told)), own, arguments)

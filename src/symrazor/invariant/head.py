@@ -24,6 +24,8 @@ class NetworkFeatures(Averaged):
     def __init__(self, network: nn.Module, example: Tensor) -> None:
         """Look at the features of an example; see the class."""
         super().__init__()
+        if not example.is_floating_point():
+            raise ValueError(f"expected inputs of real numbers, got {example.dtype}; do x.float()")
         with torch.no_grad():
             found = network(example)
         if found.dim() != 2 or len(found) != len(example):
@@ -42,6 +44,8 @@ class NetworkFeatures(Averaged):
         """Each datum under each map through the network, as one large batch."""
         if x.dim() != self.dim:
             raise ValueError(f"expected inputs with {self.dim} dimensions, got {list(x.shape)}")
+        if not x.is_floating_point():
+            raise ValueError(f"expected inputs of real numbers, got {x.dtype}; do x.float()")
         moved = act(x, maps) if self.dim == 2 else resample(x, maps)
         found: Tensor = self.network(moved.flatten(0, 1))
         return found.reshape(*moved.shape[:2], self.width)

@@ -8,6 +8,8 @@ weights and in the widths $\eta$ of the transformations alike: invariance does n
 it leaves less for the weights to say.
 """
 
+import copy
+from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 import torch
@@ -45,12 +47,14 @@ def check_labels(y: Tensor, classes: int, shape: tuple[int, ...]) -> None:
     """Refuse what are not labels 0..classes-1 of the data.
 
     Raises:
-        ValueError: another type or shape, or a label that is no class.
+        ValueError: another type or shape, no labels, or a label that is no class.
     """
     if y.is_floating_point() or y.is_complex() or y.dtype == torch.bool or y.shape != shape:
         raise ValueError(
             f"expected integer class labels of shape {list(shape)}, got {y.dtype} {list(y.shape)}"
         )
+    if not y.numel():
+        raise ValueError("expected at least 1 datum, got none")
     least, most = (int(value) for value in y.aminmax())
     if least < 0 or most >= classes:
         wrong = least if least < 0 else most
@@ -194,6 +198,42 @@ class InvariantWeights(nn.Module):
         q.root.lower.div_(k[..., None, None, None])
         self.scale.value = self.scale.value * k
         return k
+
+    @torch.no_grad()
+    def select(self, places: Sequence[int]) -> "InvariantWeights":
+        """Some of the models side by side as a model of their own; a place may appear twice.
+
+        Args:
+            places: which of them.
+
+        Raises:
+            ValueError: a model without a leading dimension, a place that it does not have.
+        """
+        count = self.lead[0] if self.lead else 0
+        if not places or not all(0 <= place < count for place in places):
+            raise ValueError(f"expected places between 0 and {count - 1}, got {list(places)}")
+        part = copy.deepcopy(self)
+        part.lead = part.features.lead = part.posterior.lead = (len(places),)
+        part.posterior.batch = len(places)
+        for values in part._batched():
+            values.data = values.data[list(places)]
+        return part
+
+    @torch.no_grad()
+    def replace(self, places: Sequence[int], other: "InvariantWeights") -> None:
+        """Put the models of another batch in some places: the inverse of `select`."""
+        if other.lead != (len(places),):
+            raise ValueError(f"expected {len(places)} models, got {list(other.lead)}")
+        for mine, new in zip(self._batched(), other._batched(), strict=True):
+            mine[list(places)] = new
+
+    def _batched(self) -> list[Tensor]:
+        """Every tensor with the leading dimension of the models, in one order."""
+        rest = [self.distribution.generators]
+        if self.distribution.mask.dim() == 1:
+            rest.append(self.distribution.mask)
+        shared = {id(values) for values in rest}
+        return [v for v in (*self.parameters(), *self.buffers()) if id(v) not in shared]
 
     @torch.no_grad()
     def predict(

@@ -22,6 +22,7 @@ SUBSET = 5000
 """Data on which the fit of a candidate is measured."""
 
 
+@torch.no_grad()
 def choose_starts(
     model: InvariantWeights,
     data: Data,
@@ -30,46 +31,57 @@ def choose_starts(
     shares: Sequence[float] = (1.0, 0.5, 0.25),
     steps: int | None = None,
 ) -> Float[Tensor, "shares models"]:
-    """Set the widths of each model that learns them to the share of its start with the best bound.
+    """Begin each model that learns its widths at the share of its start with the best bound.
+
+    The posterior of the best trial is kept as well: a width that moves while the posterior is still
+    as wide as the prior moves away from where it should.
 
     Args:
-        model: with a leading dimension; its posterior is reset.
+        model: with a leading dimension.
         data: training data.
         members: what each model is.
         schedule: of the training that follows.
-        shares: of the starting widths, each tried once.
-        steps: of each trial; by default the schedule's share `hold` of its steps, at least 100:
-            posteriors that have not settled favour wide averages, which settle first.
+        shares: of the starting widths, each tried once; all of them below the cap.
+        steps: of each trial; by default the schedule's share `hold` of its steps, at least 100
+            (or all of them): posteriors that have not settled favour wide averages, which settle
+            first.
 
     Returns:
-        The bounds per datum that were compared.
+        The bounds per datum that were compared; nan for models that keep their widths.
+
+    Raises:
+        ValueError: no shares, or a share that leads to a width at the cap.
     """
+    learning = [place for place, member in enumerate(members) if member.learn]
     start = model.distribution.width.value.detach().clone()
-    scale = model.scale.value.detach().clone()
-    count = max(LEAST, round(schedule.hold * schedule.steps)) if steps is None else steps
+    if not shares or min(shares) <= 0:
+        raise ValueError(f"expected positive shares of the starting widths, got {list(shares)}")
+    least = min(LEAST, schedule.steps)
+    count = max(least, round(schedule.hold * schedule.steps)) if steps is None else steps
     rates = (schedule.rates[0], schedule.rates[0] / 3)
     trial = replace(schedule, steps=count, hold=1.0, rates=rates, note_every=count)
-    part = Data(data.x[:, :SUBSET], data.y[:, :SUBSET])
-    bounds = []
-    for share in shares:
-        model.distribution.width.value = start * share
+    bounds = start.new_full((len(shares), len(members)), torch.nan, dtype=torch.float64)
+    parts: list[InvariantWeights] = []
+    if not learning:
+        return bounds
+    for row, share in enumerate(shares):
+        part = model.select(learning)
+        part.distribution.width.value = start[learning] * share
+        parts.append(part)
+        bounds[row, learning] = _tried(part, data, [members[i] for i in learning], trial)
+    best = bounds[:, learning].nan_to_num(-torch.inf).argmax(0).tolist()
+    for place, (row, own) in enumerate(zip(best, learning, strict=True)):
+        model.replace([own], parts[row].select([place]))
+    return bounds
+
+
+def _tried(
+    model: InvariantWeights, data: Data, members: Sequence[Member], trial: Schedule
+) -> Tensor:
+    """Bounds per datum after a training of the posterior alone; with "ml" the fit alone."""
+    with torch.enable_grad():
         train(model, data, members, trial)
-        found, _ = evaluate(model, part, members)
-        fit = found.log_likelihood / found.n_data
-        bounds.append(fit - found.complexity / data.size)
-        reset(model, scale)
-    compared = torch.stack(bounds)
-    best = torch.tensor(shares).to(start)[compared.argmax(0)]
-    learn = torch.tensor([m.learn for m in members], device=start.device)
-    best = torch.where(learn, best, 1.0)
-    model.distribution.width.value = start * best.unsqueeze(1)
-    return compared
-
-
-@torch.no_grad()
-def reset(model: InvariantWeights, scale: Tensor) -> None:
-    """Put the posterior back to the prior, and the outputs' scale to a value."""
-    model.posterior.mean.zero_()
-    model.posterior.root.log_diagonal.zero_()
-    model.posterior.root.lower.zero_()
-    model.scale.value = scale
+    part = Data(data.x[:, :SUBSET], data.y[:, :SUBSET])
+    found, _ = evaluate(model, part, members)
+    paid = torch.tensor([m.method != "ml" for m in members], device=data.y.device)
+    return found.log_likelihood / found.n_data - paid * found.complexity / data.size

@@ -37,9 +37,11 @@ def resample(
         blur: standard deviation in pixels of a Gaussian filter before the reading; 0 for none.
 
     Raises:
-        ValueError: something that is not a picture, maps of another shape.
+        ValueError: something that is not a picture, maps of another shape, a negative blur.
     """
     check_images(images)
+    if not blur >= 0:
+        raise ValueError(f"expected a blur of at least 0 pixels, got {blur}")
     lead, (n, c, h, w) = images.shape[:-4], images.shape[-4:]
     maps = _check_maps(matrices, lead)
     places = _places(maps.to(images.dtype), h, w)

@@ -7,9 +7,9 @@ rotation of width $\pi$ is all rotations, evenly.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 import torch.nn.functional as F
@@ -23,6 +23,7 @@ from symrazor.transforms.sampling import Fixed, Nodes, Random, draw, fixed
 
 Widths = float | Mapping[str, float] | Tensor
 Group = Literal["rotation", "translation", "scale", "affine"]
+Form = Literal["sharp", "softplus", "tanh"]
 
 GROUPS: dict[str, tuple[str, ...]] = {
     "rotation": ("rotation",),
@@ -47,9 +48,11 @@ class LieDistribution(nn.Module):
             the algebra (radians, half-widths of the picture, log factors).
         mask: [k] or [*lead, k], 0 where a width is and stays zero.
         cap: largest width of generators in radians; $\pi$ is the whole circle.
+        form: how a width follows from its raw parameter, see `capped`: "sharp", nearly linear up to
+            the cap; "tanh", a slow approach to it; "softplus", positive and without a cap.
 
     Raises:
-        ValueError: a width that is not positive or at the cap, an unknown generator.
+        ValueError: a width that is not positive or at the cap, an unknown generator or form.
     """
 
     generators: Tensor
@@ -61,22 +64,29 @@ class LieDistribution(nn.Module):
         widths: Widths = 0.1,
         mask: Tensor | None = None,
         cap: float = math.pi,
+        form: Form = "sharp",
     ) -> None:
         """Start at some widths; see the class."""
         super().__init__()
+        if form not in get_args(Form):
+            raise ValueError(f"expected a form in {', '.join(get_args(Form))}, got {form!r}")
         algebra = LieAlgebra.of(algebra) if isinstance(algebra, Tensor) else algebra
         self.algebra = algebra
         start = _widths(algebra, widths)
-        caps = torch.tensor([cap if u == RADIANS else math.inf for u in algebra.units])
+        ends = form != "softplus"
+        caps = torch.tensor([cap if ends and u == RADIANS else math.inf for u in algebra.units])
         if not bool(((start > 0) & (start < caps)).all()):
+            below = f" and below {cap:.4g} for generators in radians" if ends else ""
             raise ValueError(
-                f"expected widths above 0 and below {cap:.4g} for generators in radians, got "
-                f"{start.tolist()}; do use a mask for a width of 0"
+                f"expected widths above 0{below}, got {start.tolist()}; do use a mask for a width "
+                "of 0"
             )
-        self.width = Hyper(start, capped(caps))
+        self.width = Hyper(start, capped(caps, form))
         mask = torch.ones(algebra.dim) if mask is None else mask
         if mask.shape not in (start.shape, start.shape[-1:]):
             raise ValueError(f"expected a mask {list(start.shape)}, got {list(mask.shape)}")
+        if not bool(((mask == 0) | (mask == 1)).all()):
+            raise ValueError(f"expected a mask of zeros and ones, got {mask.tolist()}")
         self.register_buffer("mask", mask.to(start.dtype))
         self.register_buffer("generators", algebra.generators.to(start.dtype))
 
@@ -152,6 +162,7 @@ class AffineLie(LieDistribution):
         widths: see `LieDistribution`.
         mask: see `LieDistribution`.
         cap: largest rotation, in radians.
+        form: see `LieDistribution`.
     """
 
     def __init__(
@@ -160,48 +171,78 @@ class AffineLie(LieDistribution):
         widths: Widths = 0.1,
         mask: Tensor | None = None,
         cap: float = math.pi,
+        form: Form = "sharp",
     ) -> None:
         """Start at some widths; see the class."""
         if isinstance(group, str) and group not in GROUPS:
             raise ValueError(f"expected a group in {', '.join(GROUPS)}, got {group!r}")
         names = GROUPS[group] if isinstance(group, str) else tuple(group)
-        super().__init__(affine2().masked(names), widths, mask, cap)
+        super().__init__(affine2().masked(names), widths, mask, cap, form)
 
 
 SHARPNESS = 10.0
 """Inverse of the distance from 0 and from a cap within which a width begins to saturate."""
 
 
-def capped(caps: Float[Tensor, "k"]) -> Transform:
-    r"""Positive numbers below a cap c, $c - s(c - s(r))$ with the softplus s; inf for $s(r)$ alone.
+def capped(caps: Float[Tensor, "k"], form: Form = "sharp") -> Transform:
+    r"""Positive numbers below a cap c; inf for none.
 
-    With $s(r) = \log(1 + e^{\beta r}) / \beta$ and a large $\beta$ this is nearly r itself, away
-    from the ends: an optimiser crosses the whole circle at an even pace, and can leave a cap again.
+    With the softplus $s_\beta(r) = \log(1 + e^{\beta r}) / \beta$:
+
+    - "sharp": $c - s_\beta(c - s_\beta(r))$ with a large $\beta$, away from the ends nearly r itself:
+      an optimiser crosses the whole circle at an even pace, and can leave a cap again;
+    - "softplus": $s_1(r)$, for widths without a cap;
+    - "tanh": $c \tanh(s_1(r) / c)$, and $s_1(r)$ where there is no cap.
     """
     limits = caps.tolist()  # numbers, not a tensor: nothing to copy to a device
     text = f"positive (below {limits})"
-    return Transform(partial(_cap, limits=limits), partial(_uncap, limits=limits), text)
+    beta = SHARPNESS if form == "sharp" else 1.0
+    bend, straighten = (_tanh, _untanh) if form == "tanh" else (_fold, _unfold)
+    return Transform(
+        partial(_cap, limits=limits, beta=beta, bend=bend),
+        partial(_uncap, limits=limits, beta=beta, straighten=straighten),
+        text,
+    )
 
 
-def _cap(raw: Tensor, limits: Sequence[float]) -> Tensor:
-    values = F.softplus(raw, SHARPNESS).unbind(-1)
+Bend = Callable[[Tensor, float, float], Tensor]
+
+
+def _cap(raw: Tensor, limits: Sequence[float], beta: float, bend: Bend) -> Tensor:
+    values = F.softplus(raw, beta).unbind(-1)
     capped = [
-        value if math.isinf(limit) else limit - F.softplus(limit - value, SHARPNESS)
+        value if math.isinf(limit) else bend(value, limit, beta)
         for value, limit in zip(values, limits, strict=True)
     ]
     return torch.stack(capped, -1)
 
 
-def _uncap(value: Tensor, limits: Sequence[float]) -> Tensor:
+def _uncap(value: Tensor, limits: Sequence[float], beta: float, straighten: Bend) -> Tensor:
     raw = [
-        _unsoftplus(part if math.isinf(limit) else limit - _unsoftplus(limit - part))
+        _unsoftplus(part if math.isinf(limit) else straighten(part, limit, beta), beta)
         for part, limit in zip(value.unbind(-1), limits, strict=True)
     ]
     return torch.stack(raw, -1)
 
 
-def _unsoftplus(value: Tensor) -> Tensor:
-    return value + torch.log(-torch.expm1(-SHARPNESS * value)) / SHARPNESS
+def _fold(value: Tensor, limit: float, beta: float) -> Tensor:
+    return limit - F.softplus(limit - value, beta)
+
+
+def _unfold(value: Tensor, limit: float, beta: float) -> Tensor:
+    return limit - _unsoftplus(limit - value, beta)
+
+
+def _tanh(value: Tensor, limit: float, beta: float) -> Tensor:
+    return limit * (value / limit).tanh()
+
+
+def _untanh(value: Tensor, limit: float, beta: float) -> Tensor:
+    return limit * (value / limit).atanh()
+
+
+def _unsoftplus(value: Tensor, beta: float) -> Tensor:
+    return value + torch.log(-torch.expm1(-beta * value)) / beta
 
 
 def _widths(algebra: LieAlgebra, widths: Widths) -> Tensor:
