@@ -58,14 +58,17 @@ IMAGES: dict[str, Callable[[], Part | list[Part]]] = {
 }
 
 
-@pytest.mark.parametrize("name", [*IMAGES, "all, probabilities", "rotation, probabilities"])
+AVERAGES = ["all, probabilities", "rotation, probabilities", "all, joint", "rotation, joint"]
+
+
+@pytest.mark.parametrize("name", [*IMAGES, *AVERAGES])
 def test_gradient_in_every_width_is_that_of_finite_differences(name: str) -> None:
     name, _, average = name.partition(", ")
     x, y = _pictures(), torch.tensor([0, 1, 2, 0, 1])
     torch.manual_seed(0)
     convolution = nn.Sequential(nn.Conv2d(1, 2, 3, padding=1), nn.Tanh())
     network, augment = nn.Sequential(convolution, _network(72)), Augment(IMAGES[name](), 4)
-    model = Augmented(network, augment, average="probabilities" if average else "outputs")
+    model = Augmented(network, augment, average=average or "outputs")  # type: ignore[arg-type]
     model = model.double().eval()
     batches = [(x[:3], y[:3]), (x[3:], y[3:])]
     razor = sr.Razor(model, "categorical", 5)
@@ -129,6 +132,9 @@ def test_average_is_the_average() -> None:
     mixed = sum(w * network(moved[:, s]).softmax(1) for s, w in enumerate(weights))
     found = Augmented(network, augment, average="probabilities")(x)
     torch.testing.assert_close(found.exp(), mixed)
+    weighed = sum(w * network(moved[:, s]).exp() for s, w in enumerate(weights))
+    joint = Augmented(network, augment, average="joint")(x)
+    torch.testing.assert_close(joint.softmax(1), weighed / weighed.sum(1, keepdim=True))
     early = Augmented(network, augment, at="1")(x)
     hidden = sum(w * network[:2](moved[:, s]) for s, w in enumerate(weights))
     torch.testing.assert_close(early, network[2:](hidden))
@@ -237,7 +243,7 @@ def test_mixture_adds_up() -> None:
             lambda: Augmented(_network(4), Augment(Flips()), "1", "probabilities"),
             "at the end of the network",
         ),
-        (lambda: Augmented(_network(4), Augment(Flips()), average="x"), "'outputs' or"),  # type: ignore[arg-type]
+        (lambda: Augmented(_network(4), Augment(Flips()), average="x"), "'outputs', 'prob"),  # type: ignore[arg-type]
         (lambda: Flips((1,)), "counted from the end"),
         (lambda: QuarterTurns(1.5), "between 0 and 1"),
         (lambda: Mixture([Augment(Flips())]), "two or more"),

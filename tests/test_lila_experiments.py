@@ -25,7 +25,7 @@ def test_recovery_by_command(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert "| flip 1 | learned | left-right flip (probability)" in again
     runs = json.loads(file.read_text())["runs"]
     assert [r["average"] for r in runs if r["row"] == "flip 1/learned"] == ["probabilities"]
-    assert len(runs) == 4 and all(len(r["starts"]) == 2 for r in runs if "starts" in r)
+    assert len(runs) == 5 and all(len(r["starts"]) == 2 for r in runs if "starts" in r)
 
 
 def test_small_data_by_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

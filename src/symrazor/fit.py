@@ -15,7 +15,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from symrazor.augment.copies import Augmented
+from symrazor.augment.copies import Augment, Augmented
+from symrazor.augment.poses import MOST_DATA, find_reach_
 from symrazor.checkpoint import Checkpoints
 from symrazor.collapse import collapse
 from symrazor.data import TensorLoader, Tensors, check_batch
@@ -199,8 +200,18 @@ def fit(
     choice = torch.Generator().manual_seed(options.seed)
     some = torch.randperm(len(x), generator=choice)[:MEASURED].to(device)
     inputs = x[some] if spatial_layers(model) else None
+    if isinstance(model, Augmented) and model.average == "joint":
+        _find_poses(model, x, y, options.seed)
     found = read(razor, evidence, train, figures, inputs, x.shape[1:])
     return Fit(model, razor, evidence, found, history, fixed)
+
+
+def _find_poses(model: Augmented, x: Tensor, y: Tensor, seed: int) -> None:
+    """How far the training data are moved, if the network is of a kind that can tell."""
+    generator = torch.Generator().manual_seed(seed)
+    some = torch.randperm(len(x), generator=generator)[:MOST_DATA].to(x.device)
+    if isinstance(model.augment, Augment) and not y.is_floating_point():
+        find_reach_(model, (x[some], y[some]))
 
 
 def _start_near(razor: Razor, x: Tensor) -> None:

@@ -37,7 +37,7 @@ from symrazor.hyper import hyperparameters, weights
 from symrazor.latest import remember
 from symrazor.layers.relaxed import balance_
 from symrazor.likelihood import Gaussian, Likelihood, as_likelihood
-from symrazor.loading import Own, batches, check_count
+from symrazor.loading import Own, batches, check_count, in_pieces
 from symrazor.posterior import Posterior
 from symrazor.razor_config import RazorConfig, starting_prior
 from symrazor.razor_state import State, copied, load_, saved
@@ -264,9 +264,15 @@ class Razor:
         self.layers = found
 
     def _batches(self, loader: Loader, subset: int | None) -> Iterator[tuple[Input, Tensor]]:
-        """Batches on the model's device; the very first one is used to verify the model."""
+        """Batches on the model's device; the very first one is used to verify the model.
+
+        Where the network has hyperparameters they come in pieces, because the gradient keeps the
+        graph of a graph.
+        """
         device = next(iter(weights(self.model).values())).device
-        for x, y in batches(loader, device, subset):
+        whole = not hyperparameters(self.model) or isinstance(loader, Own)
+        read = batches(loader, device, subset)
+        for x, y in read if whole else in_pieces(read, self.config.pieces):
             if self._outputs is None:
                 self._verify(x)
             yield x, y

@@ -40,6 +40,8 @@ class FitConfig:
         every: epochs between evidence steps.
         burn_in: training steps before the first update; None for a fifth of all steps.
         subset: data per evidence step, scaled up; None for all of them, at most 5,000.
+        evidence_batch: data in a batch of an evidence step; None for 500, or for `batch_size` if
+            the network has hyperparameters, whose gradient needs the memory.
         patience: stop after so many evidence steps in a row, counted from the burn-in, without a
             new best evidence; None for never.
         keep: return the state with the "best" evidence or the "last" one.
@@ -63,6 +65,7 @@ class FitConfig:
     every: int = 5
     burn_in: int | None = None
     subset: int | None = None
+    evidence_batch: int | None = None
     patience: int | None = None
     keep: Literal["best", "last"] = "best"
     seed: int = 0
@@ -75,7 +78,7 @@ class FitConfig:
 
     def __post_init__(self) -> None:
         """Check ranges."""
-        for name in ("epochs", "batch_size", "every", "save_every", "patience"):
+        for name in ("epochs", "batch_size", "every", "save_every", "patience", "evidence_batch"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"expected {name} of at least 1, got {value}")

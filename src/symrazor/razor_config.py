@@ -34,6 +34,8 @@ class RazorConfig(Method):
         inner_steps: updates of the precisions per estimate.
         lr: step size of Adam in log precisions and hyperparameters.
         burn_in: training steps (calls of penalty or shrink_) before the first update.
+        pieces: parts in which a batch of the loader is worked on if the network itself has
+            hyperparameters: the gradient in them then needs no more memory than a training step.
         seed: randomness of the "mc" estimator.
     """
 
@@ -46,6 +48,7 @@ class RazorConfig(Method):
     inner_steps: int = 5
     lr: float = 0.1
     burn_in: int = 0
+    pieces: int = 2
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -57,6 +60,8 @@ class RazorConfig(Method):
             raise ValueError(f"expected damping in (0, 1], got {self.damping}")
         if not self.temperature > 0:
             raise ValueError(f"expected a positive temperature, got {self.temperature}")
+        if self.pieces < 1:
+            raise ValueError(f"expected at least 1 of pieces, got {self.pieces}")
 
     @property
     def method(self) -> Method:

@@ -25,6 +25,7 @@ from symrazor.checkpoint import Checkpoints, State, compare, fingerprint
 from symrazor.data import TensorLoader, Tensors
 from symrazor.distributed import Shared, any_, check_same, from_first_, sum_, world
 from symrazor.events import record_of
+from symrazor.hyper import hyperparameters
 from symrazor.interrupt import Interruption
 from symrazor.learner import Razor
 from symrazor.options import FitConfig
@@ -89,7 +90,7 @@ class Training:
     ) -> None:
         """Start afresh, or load the newest checkpoint; see the class."""
         self.razor, self.data, self.options, self.test = razor, data, options, test
-        many = max(data.batch_size, EVALUATION_BATCH)  # no gradient to wait for: larger batches
+        many = options.evidence_batch or _evidence_batch(razor, data.batch_size)
         self.curvature_data = TensorLoader(data.x, data.y, many, True, data.generator)
         self.callbacks, self.checkpoints = callbacks, checkpoints
         self.stepper = Stepper(razor, options, options.epochs * len(data))
@@ -305,6 +306,11 @@ class Training:
         else:  # no two kinds of devices draw the same numbers
             self.augmenting.manual_seed(self.options.seed + _ANOTHER_STREAM + self.stepper.done)
             log.warning("the run goes on with other augmentations on %s", device.type)
+
+
+def _evidence_batch(razor: Razor, batch_size: int) -> int:
+    """Large where no step waits for a gradient; with one in the network, the memory counts."""
+    return batch_size if hyperparameters(razor.model) else max(batch_size, EVALUATION_BATCH)
 
 
 def _kind(tensor: Tensor) -> str:

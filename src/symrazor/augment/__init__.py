@@ -6,6 +6,7 @@ from symrazor.augment.copies import Augment as Augment
 from symrazor.augment.copies import Augmented as Augmented
 from symrazor.augment.copies import Average as Average
 from symrazor.augment.copies import Mixture as Mixture
+from symrazor.augment.poses import find_reach_ as find_reach_
 from symrazor.augment.signals import Blur as Blur
 from symrazor.augment.signals import Brightness as Brightness
 from symrazor.augment.signals import Contrast as Contrast
@@ -21,3 +22,6 @@ from symrazor.augment.transformation import QuarterTurns as QuarterTurns
 from symrazor.augment.transformation import Transformation as Transformation
 from symrazor.augment.transformation import affine as affine
 from symrazor.augment.transformation import lie as lie
+from symrazor.augment.validation import Validated as Validated
+from symrazor.augment.validation import ValidationConfig as ValidationConfig
+from symrazor.augment.validation import fit_by_validation as fit_by_validation

@@ -2,8 +2,11 @@ r"""x -> transformed copies of x, and a network averaged over them (LILA).
 
 $$ f(x; \eta) = \sum_s w_s\, g_\theta(T_s x), \qquad T_s \sim p_\eta $$
 
-or, for classes, the logarithm of $\sum_s w_s\, \mathrm{softmax}\, g_\theta(T_s x)$: a mean of
-logits forgives copies that say nothing, a mean of probabilities does not.
+or, for classes, the logarithm of $\sum_s w_s\, \mathrm{softmax}\, g_\theta(T_s x)$ (a mean of
+logits forgives copies that say nothing, a mean of probabilities does not), or that of
+$\sum_s w_s \exp g_\theta(T_s x)$: Bayes' rule for a datum in an unknown pose, where
+$\exp g_y(x)$ stands for the density of x in a standard pose together with y, so that a copy weighs
+what it is worth.
 
 The copies of a datum follow each other in the first dimension, [(n s), ...]: for the curvature they
 are further uses of each weight by the same datum, and the evidence of f is differentiable in the
@@ -11,6 +14,7 @@ widths $\eta$ and the probabilities in $w$. Symmetry never lowers the training l
 the evidence; so the widths grow until the labels object.
 """
 
+import copy
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -22,7 +26,7 @@ from symrazor.augment.transformation import Choice, Transformation
 from symrazor.curvature.tape import announce_copies
 from symrazor.hyper import Hyper, real
 
-Average = Literal["outputs", "probabilities"]
+Average = Literal["outputs", "probabilities", "joint"]
 Copies = tuple[Float[Tensor, "n s ..."], Float[Tensor, " s"]]
 
 
@@ -44,6 +48,7 @@ class Augment(nn.Module):
 
     shift: Tensor
     lattice: Tensor
+    reach: Tensor
 
     def __init__(
         self,
@@ -65,7 +70,8 @@ class Augment(nn.Module):
         dim = sum(move.dim for move in self._moving)
         self.n_samples = n_samples if dim else 1
         self.generator = torch.Generator().manual_seed(seed)
-        self.register_buffer("lattice", _lattice(self.n_samples, dim))
+        self.register_buffer("lattice", lattice(self.n_samples, dim))
+        self.register_buffer("reach", torch.ones(dim))
         self.register_buffer("shift", torch.rand(dim, generator=self.generator))
 
     @property
@@ -76,12 +82,12 @@ class Augment(nn.Module):
     def _choosing(self) -> list[Choice]:
         return [part for part in self.choices if isinstance(part, Choice)]
 
-    def copies(self, x: Float[Tensor, "n ..."]) -> Copies:
-        """The copies and their weights, which add up to 1."""
-        n, s = len(x), self.n_samples
+    def copies(self, x: Float[Tensor, "n ..."], at: Float[Tensor, "s k"] | None = None) -> Copies:
+        """The copies and their weights, which add up to 1; at given points of the cube if any."""
+        n, s = len(x), self.n_samples if at is None else len(at)
         moved = x.unsqueeze(1)
         if self._moving:
-            points = self.points(x)
+            points = self.points(x) if at is None else at.to(x).repeat(n, 1)
             flat = moved.expand(n, s, *x.shape[1:]).flatten(0, 1)
             start = 0
             for move in self._moving:
@@ -123,10 +129,14 @@ class Augment(nn.Module):
         self.generator.set_state(state.cpu())
 
     def describe(self, shape: Sequence[int]) -> dict[str, float]:
-        """All widths and probabilities, by name and unit, for data of a shape."""
+        """All widths and probabilities, by name and unit, for data of a shape.
+
+        Widths are those of the copies, or the ranges within them that `find_reach_` has found.
+        """
         found: dict[str, float] = {}
-        for move in self._moving:
-            found |= move.describe(shape)
+        parts = self.reach.split([move.dim for move in self._moving])
+        for move, reach in zip(self._moving, parts, strict=True):
+            found |= _narrowed(move, reach).describe(shape)
         for choice in self._choosing:
             found |= choice.describe(shape)
         return found
@@ -183,8 +193,9 @@ class Augmented(nn.Module):
         at: name of the module of `network` whose output is averaged, as `named_modules` has it;
             None for the outputs of the network. Averaging early is cheaper, averaging late is
             more expressive.
-        average: "outputs"; or "probabilities", for a network whose outputs are logits of classes:
-            what comes out then are log-probabilities, which are logits too.
+        average: "outputs"; or, for a network whose outputs are logits of classes, "probabilities"
+            or "joint" (the exponentials of logits, see the module). What comes out then are logits
+            too.
 
     Raises:
         ValueError: a module that is not there, or probabilities inside of the network.
@@ -199,9 +210,11 @@ class Augmented(nn.Module):
     ) -> None:
         """Check that the place is there."""
         super().__init__()
-        if average not in ("outputs", "probabilities"):
-            raise ValueError(f"expected average 'outputs' or 'probabilities', got {average!r}")
-        if average == "probabilities" and at is not None:
+        if average not in ("outputs", "probabilities", "joint"):
+            raise ValueError(
+                f"expected average 'outputs', 'probabilities' or 'joint', got {average!r}"
+            )
+        if average != "outputs" and at is not None:
             raise ValueError(
                 f"expected probabilities at the end of the network, got at={at!r}; do: at=None"
             )
@@ -219,9 +232,10 @@ class Augmented(nn.Module):
 
         def average(f: Tensor) -> Tensor:
             split: Tensor = f.unflatten(0, (len(x), len(weights)))
-            if self.average == "probabilities":
+            if self.average != "outputs":
                 log_weights = weights.to(f).log().unsqueeze(1)
-                return (split.log_softmax(-1) + log_weights).logsumexp(1)
+                logits = split if self.average == "joint" else split.log_softmax(-1)
+                return (logits + log_weights).logsumexp(1)
             return torch.einsum("ns...,s->n...", split, weights.to(f))
 
         def hook(module: nn.Module, args: Any, f: Tensor) -> Tensor:
@@ -241,7 +255,17 @@ class Augmented(nn.Module):
         return self.augment.describe(shape)
 
 
-def _lattice(n: int, dim: int) -> Float[Tensor, "n k"]:
+def _narrowed(move: Transformation, reach: Float[Tensor, " k"]) -> Transformation:
+    """The same with its widths times the reach."""
+    if bool((reach == 1).all()):
+        return move
+    move = copy.deepcopy(move)
+    (width,) = (part for part in move.modules() if isinstance(part, Hyper))
+    width.value = width.value.detach() * reach.to(width.raw).clamp(min=1e-6).view_as(width.raw)
+    return move
+
+
+def lattice(n: int, dim: int) -> Float[Tensor, "n k"]:
     r"""A lattice in the unit cube: even in the first direction, golden in the others.
 
     Point i is $(i/n, \{i/g\}, \{i/g^2\}, \dots)$ with $g^k = g + 1$: evenly spread for any n.

@@ -1,6 +1,7 @@
 """What the experiments on learned invariances have in common: data, networks, methods."""
 
 import argparse
+import copy
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -19,8 +20,10 @@ from symrazor.augment import (
     Average,
     Flips,
     LikelihoodConfig,
+    ValidationConfig,
     affine,
     fit_by_likelihood,
+    fit_by_validation,
 )
 from symrazor.data import Tensors, cifar10, digits, mnist, normalised, resized
 from symrazor.experiments.results import Run
@@ -28,8 +31,16 @@ from symrazor.reading import scores
 from symrazor.training import outputs
 
 SAMPLES = 10
+NARROW = {"rotation": 0.3}
+"""Where the narrow start is, if it is not 0.1: radians."""
 STRENGTH = 0.01
 """Augerino's own choice for its regulariser."""
+GRID: dict[str, tuple[float, ...]] = {
+    "rotation": (0.1, 0.4, 0.8, 1.6, 3.1),
+    "flip": (0.05, 0.25, 0.45),
+}
+"""Widths that are tried on held-out data; for all other kinds, `OTHERS`."""
+OTHERS = (0.05, 0.15, 0.4)
 
 
 @dataclass(frozen=True)
@@ -45,7 +56,7 @@ class Options:
         rows: patterns of rows to run, as in "rotation 90/*"; none for the table of the file alone.
         epochs: in place of the experiment's own number.
         n: training pictures, in place of the experiment's own number.
-        average: "outputs" or "probabilities" of the copies; None for the experiment's own choice.
+        average: "outputs", "probabilities" or "joint" of the copies; None for "joint".
     """
 
     small: bool = False
@@ -111,7 +122,7 @@ def augmentation(kind: str, wide: bool, samples: int = SAMPLES) -> Augment:
     start = {"rotation": 2.5, "translation": 0.5, "scale": 0.6, "affine": 0.3}
     group = {"rotation": "rotation", "translation": "translation", "scale": "scale"}
     chosen = group.get(kind, "affine")
-    return Augment(affine(chosen, start[chosen] if wide else 0.1), samples)
+    return Augment(affine(chosen, start[chosen] if wide else NARROW.get(chosen, 0.1)), samples)
 
 
 @dataclass(frozen=True)
@@ -120,13 +131,14 @@ class Job:
 
     Args:
         kind: of augmentation.
-        method: "learned", "likelihood", "augerino" or "none".
+        method: "learned", "likelihood", "augerino", "grid" or "none".
         train: training data, on the device.
         test: test data, on the device.
         seed: of weights and shuffling.
         config: of `fit`; the baselines take its epochs, batch size and learning rate.
         samples: copies of each picture.
         average: what is averaged over them.
+        starts: of a learned width; True for a wide one.
     """
 
     kind: str
@@ -136,16 +148,17 @@ class Job:
     seed: int
     config: sr.FitConfig
     samples: int = SAMPLES
-    average: Average = "outputs"
+    average: Average = "joint"
+    starts: tuple[bool, ...] = (False, True)
 
 
 def run(job: Job, network: Callable[[Tensor], nn.Module] = convolutional) -> Run:
-    """Train; of a learned width, from a narrow and a wide start, the one with more evidence."""
+    """Train; of a learned width, from every start, the one with more evidence."""
     began = time.perf_counter()
     if job.method == "learned":
-        fits = [_learned(job, network, wide) for wide in (False, True)]
+        fits = [_learned(job, network, wide) for wide in job.starts]
         found = max(fits, key=lambda fit: float(fit["log_evidence"]))
-        starts = [{k: fit[k] for k in ("log_evidence", "widths")} for fit in fits]
+        starts = [{k: fit[k] for k in ("log_evidence", "widths", "averaged")} for fit in fits]
         return found | {"starts": starts, "seconds": time.perf_counter() - began}
     if job.method == "none":
         found = _with_evidence(job, _seeded(network, job), ())
@@ -169,14 +182,26 @@ def _learned(job: Job, network: Callable[[Tensor], nn.Module], wide: bool) -> Ru
 def _with_evidence(job: Job, model: nn.Module, shape: tuple[int, ...]) -> Run:
     config = job.config.change(seed=job.seed)
     fit = sr.fit(model, job.train, test=job.test, config=config)
-    widths = model.invariances(shape) if isinstance(model, Augmented) else {}
+    widths, averaged = {}, {}
+    if isinstance(model, Augmented):
+        widths = model.invariances(shape)
+        averaged = _of_copies(model, shape)
     return {
         "log_evidence": float(fit.evidence.log_evidence),
         "evidence": -float(fit.evidence.per_datum),
         "accuracy": 100 * fit.reading.test["accuracy"],
         "nll": fit.reading.test["nll"],
         "widths": widths,
+        "averaged": averaged,
     }
+
+
+def _of_copies(model: Augmented, shape: tuple[int, ...]) -> dict[str, float]:
+    """Widths of the copies, whatever the range of poses within them."""
+    whole = copy.deepcopy(model.augment)
+    if isinstance(whole, Augment):
+        whole.reach.fill_(1)
+    return whole.describe(shape)
 
 
 def _by_likelihood(job: Job, network: Callable[[Tensor], nn.Module]) -> Run:
@@ -191,7 +216,11 @@ def _by_likelihood(job: Job, network: Callable[[Tensor], nn.Module]) -> Run:
         seed=job.seed,
         progress=job.config.progress,
     )
-    fit_by_likelihood(model, job.train, config=config)
+    if job.method == "grid":
+        grid = GRID.get(job.kind, OTHERS)
+        fit_by_validation(model, job.train, config=ValidationConfig(grid, training=config))
+    else:
+        fit_by_likelihood(model, job.train, config=config)
     figures = scores(sr.Categorical(), outputs(model, job.test[0]), job.test[1])
     widths = model.invariances(tuple(job.train[0].shape[1:]))
     return {"accuracy": 100 * figures["accuracy"], "nll": figures["nll"], "widths": widths}
@@ -208,7 +237,7 @@ def main(name: str, run: Callable[[Options], str], arguments: Sequence[str] | No
     parser.add_argument("--rows", nargs="*", default=["*"], help="patterns; none: only the table")
     parser.add_argument("--epochs", type=int)
     parser.add_argument("--n", type=int, help="training pictures")
-    parser.add_argument("--average", choices=["outputs", "probabilities"])
+    parser.add_argument("--average", choices=["outputs", "probabilities", "joint"])
     values = vars(parser.parse_args(arguments))
     lists = {key: tuple(value) for key, value in values.items() if isinstance(value, list)}
     try:

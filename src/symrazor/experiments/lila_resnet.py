@@ -77,8 +77,9 @@ def data(options: lila.Options, seed: int) -> tuple[Tensors, Tensors]:
 def config(options: lila.Options, seed: int) -> sr.FitConfig:
     """About 20 evidence steps after the burn-in."""
     epochs = options.epochs or (2 if options.small else 40)
-    every = max(1, epochs // 25)
+    every = max(1, epochs // 20)
     base = sr.FitConfig(epochs=epochs, batch_size=128, lr=4e-3, every=every, seed=seed)
+    base = base.change(evidence_batch=500)
     return base.change(estimator="mc", subset=2000, progress=False, device=options.place)
 
 
@@ -114,7 +115,7 @@ def run(options: lila.Options) -> str:
         for method in methods:
             found: Run = {"row": method, "seed": seed, "small": options.small}
             try:
-                found |= train(method, options, seed, options.average or "outputs")
+                found |= train(method, options, seed, options.average or "joint")
             except FloatingPointError as error:  # a run that diverged must not cost the others
                 found |= {"error": str(error)}
             runs = merged(runs, [found])

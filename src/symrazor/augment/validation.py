@@ -1,0 +1,159 @@
+r"""Widths chosen on held-out data, for comparison: a grid, cross-validated, then a refit on all.
+
+$$ \hat\eta = \arg\min_{\eta \in \text{grid}} \sum_k
+   \sum_{n \in D_k} -\log p(y_n \mid f(x_n; \hat\theta_{-k}(\eta), \eta)) $$
+
+It needs a network for every entry of the grid and every fold, and a grid over several widths grows
+with their number: the price that a gradient of the evidence does not pay.
+"""
+
+import copy
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor, nn
+
+from symrazor.augment.baselines import LikelihoodConfig, fit_by_likelihood
+from symrazor.augment.copies import Augmented
+from symrazor.data import Tensors
+from symrazor.hyper import Hyper
+from symrazor.likelihood import Likelihood, as_likelihood
+
+Entry = float | Mapping[str, float]
+"""One value for all widths, or the name of a `Hyper` of the augmentation -> its value."""
+EVALUATION_BATCH = 500
+
+
+@dataclass(frozen=True)
+class ValidationConfig:
+    """How `fit_by_validation` chooses.
+
+    Args:
+        grid: what to try, in the units of the transformations (radians, half-widths, log factors,
+            probabilities): a number for all widths, or numbers by name of the `Hyper`.
+        folds: 2 or more for cross-validation; 1 for a single hold-out of `held_out`.
+        held_out: fraction of the data that is held out when there is one fold.
+        training: of every network; its `strength` is not used, since widths are fixed.
+    """
+
+    grid: Sequence[Entry] = (0.05, 0.1, 0.2, 0.4)
+    folds: int = 1
+    held_out: float = 0.2
+    training: LikelihoodConfig = field(default_factory=LikelihoodConfig)
+
+    def __post_init__(self) -> None:
+        """Check ranges."""
+        if not self.grid:
+            raise ValueError("expected a grid of one or more widths, got none")
+        if self.folds < 1:
+            raise ValueError(f"expected at least 1 fold, got {self.folds}")
+        if not 0 < self.held_out < 1:
+            raise ValueError(f"expected held_out as a fraction in (0, 1), got {self.held_out}")
+
+
+@dataclass(frozen=True)
+class Validated:
+    """What was chosen.
+
+    Args:
+        chosen: the entry of the grid with the lowest score.
+        scores: mean negative log likelihood of the held-out data, by entry.
+        history: the mean negative log likelihood of every epoch of the refit.
+    """
+
+    chosen: Entry
+    scores: list[float]
+    history: list[float]
+
+
+def fit_by_validation(
+    model: nn.Module,
+    data: Tensors,
+    likelihood: str | Likelihood = "categorical",
+    config: ValidationConfig | None = None,
+) -> Validated:
+    """Choose widths on held-out parts of the training data, then train on all of them.
+
+    Args:
+        model: with an `Augmented` network; trained in place, ends in eval mode, widths frozen.
+        data: inputs and labels, on the model's device.
+        likelihood: a Likelihood or its name.
+        config: see `ValidationConfig`.
+
+    Raises:
+        ValueError: no widths in the model, unknown names, or fewer data than folds.
+    """
+    options = config or ValidationConfig()
+    rule = as_likelihood(likelihood).to(data[1].device)
+    for entry in options.grid:  # before any work
+        set_widths_(copy.deepcopy(model), entry)
+    splits = list(_splits(data[1], options))
+    scores = [_score(model, data, rule, entry, splits, options.training) for entry in options.grid]
+    chosen = options.grid[min(range(len(scores)), key=scores.__getitem__)]
+    set_widths_(model, chosen)
+    history = fit_by_likelihood(model, data, rule, replace(options.training, strength=0.0))
+    return Validated(chosen, scores, history)
+
+
+def set_widths_(model: nn.Module, entry: Entry) -> None:
+    """Set the widths of every augmentation in a model, and freeze them.
+
+    Raises:
+        ValueError: no such width.
+    """
+    found = {
+        name: part
+        for module in model.modules()
+        if isinstance(module, Augmented)
+        for name, part in module.augment.named_modules()
+        if isinstance(part, Hyper)
+    }
+    chosen = entry if isinstance(entry, Mapping) else dict.fromkeys(found, entry)
+    if not found or not set(chosen) <= set(found):
+        raise ValueError(
+            f"expected widths among {sorted(found)}, got {sorted(chosen)}; do wrap the network in "
+            "an Augmented, and name its widths as `named_modules` of the augmentation does"
+        )
+    for name, part in found.items():
+        if name in chosen:
+            part.value = torch.full_like(part.raw, chosen[name])
+        part.raw.requires_grad_(False)
+
+
+def _splits(y: Tensor, options: ValidationConfig) -> Iterator[tuple[Tensor, Tensor]]:
+    """Indices to train on and to hold out."""
+    n, generator = len(y), torch.Generator().manual_seed(options.training.seed)
+    order = torch.randperm(n, generator=generator).to(y.device)
+    parts = order.tensor_split(options.folds)
+    if options.folds == 1:
+        parts = (order[: max(1, round(options.held_out * n))],)
+    if n < 2 or not all(0 < len(part) < n for part in parts):
+        raise ValueError(f"expected more data than folds, got {n} for {options.folds}")
+    for part in parts:
+        kept = torch.ones(n, dtype=torch.bool, device=y.device)
+        kept[part] = False
+        yield order[kept[order]], part
+
+
+def _score(
+    model: nn.Module,
+    data: Tensors,
+    rule: Likelihood,
+    entry: Entry,
+    splits: Sequence[tuple[Tensor, Tensor]],
+    training: LikelihoodConfig,
+) -> float:
+    """Mean negative log likelihood of the data that were held out, over all folds."""
+    summed = 0.0
+    for kept, held in splits:
+        trial = copy.deepcopy(model)
+        set_widths_(trial, entry)
+        own = (data[0][kept], data[1][kept])
+        fit_by_likelihood(trial, own, rule, replace(training, strength=0.0))
+        with torch.no_grad():
+            for part in held.split(EVALUATION_BATCH):
+                summed += float(rule.nll(trial(data[0][part]), data[1][part]).sum())
+    value = summed / sum(len(held) for _, held in splits)
+    return value if math.isfinite(value) else math.inf

@@ -1,0 +1,106 @@
+"""How far data are moved, as a network with a known standard pose sees it."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import symrazor as sr
+from symrazor.augment import Augment, Augmented, Flips, Mixture, find_reach_, lie
+from symrazor.groups.lie import so2, so3
+
+
+class Upright(nn.Module):
+    """The true joint density: label 0 points to the right, label 1 to the left, both sharply."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Log densities of two classes, von Mises in the angle."""
+        return 20 * torch.stack([x[:, 0], -x[:, 0]], 1)
+
+
+def _turned(n: int, degrees: float, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Draws of that density, turned by an angle uniform within some degrees."""
+    generator = torch.Generator().manual_seed(seed)
+    y = torch.randint(2, (n,), generator=generator)
+    own = torch.randn(n, generator=generator) / math.sqrt(20)
+    turn = math.radians(degrees) * (2 * torch.rand(n, generator=generator) - 1)
+    angle = own + turn + math.pi * y
+    return torch.stack([angle.cos(), angle.sin()], 1), y
+
+
+@pytest.mark.parametrize("degrees", [0.0, 20.0, 45.0, 80.0, 110.0])
+@pytest.mark.parametrize("width", [2.2, 3.0])
+def test_range_of_poses_is_the_true_one(degrees: float, width: float) -> None:
+    model = Augmented(Upright(), Augment(lie(so2(), width), 4), average="joint").eval()
+    find_reach_(model, _turned(500, degrees))
+    (found,) = model.invariances((2,)).values()
+    assert found == pytest.approx(degrees, abs=8)
+
+
+def test_it_is_the_brute_force_maximum() -> None:
+    x, y = _turned(300, 60)
+    model = Augmented(Upright(), Augment(lie(so2(), 2.0), 4), average="joint").eval()
+    (reach,) = find_reach_(model, (x, y)).tolist()
+    angle = torch.atan2(x[:, 1], x[:, 0]).double() - math.pi * y
+
+    def likelihood(v: float) -> float:
+        e = v * (torch.arange(400, dtype=torch.float64) + 0.5) / 400
+        e = torch.cat([e, -e])
+        return float((20 * (angle.unsqueeze(1) + e).cos()).logsumexp(1).sum()) - 300 * math.log(800)
+
+    fractions = [i / 100 for i in range(1, 101)]
+    best = max(fractions, key=lambda fraction: likelihood(2.0 * fraction))
+    assert reach == pytest.approx(best, abs=0.04)
+
+
+def test_data_that_look_alike_in_all_poses_have_no_say() -> None:
+    x, y = _turned(200, 40)
+    model = Augmented(Upright(), Augment(lie(so2(), 2.5), 4), average="joint").eval()
+    alone = find_reach_(model, (x, y)).clone()
+    blank = torch.zeros(200, 2)
+    both = find_reach_(model, (torch.cat([x, blank]), torch.cat([y, y])))
+    torch.testing.assert_close(both, alone)
+
+
+def test_of_several_generators_each_has_its_own_range() -> None:
+    """Points in space near a pole, turned about one horizontal axis only."""
+
+    class Pole(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return 30 * torch.stack([x[:, 2], -x[:, 2]], 1)
+
+    generator = torch.Generator().manual_seed(0)
+    angle = math.radians(50) * (2 * torch.rand(400, generator=generator) - 1)
+    x = torch.stack([torch.zeros(400), -angle.sin(), angle.cos()], 1)
+    augment = Augment([lie(so3(), 1.2), Flips((-1,), 1e-4)], 4)
+    model = Augmented(Pole(), augment, average="joint").eval()
+    find_reach_(model, (x, torch.zeros(400, dtype=torch.long)))
+    found = list(model.invariances((3,)).values())
+    units = sorted(found[:3])
+    assert units[0] < 15 and max(found[:3]) == pytest.approx(50, abs=12)
+    assert found[3] == pytest.approx(1e-4, rel=1e-3)
+
+
+def test_fit_reports_poses_and_the_state_keeps_them() -> None:
+    x, y = _turned(80, 30)
+    torch.manual_seed(0)
+    model = Augmented(nn.Linear(2, 2), Augment(lie(so2(), 2.0), 4), average="joint")
+    fit = sr.fit(model, (x, y), epochs=3, every=1, batch_size=20, progress=False)
+    assert 0 <= float(model.augment.reach) <= 1  # type: ignore[arg-type]
+    (reported,) = fit.reading.invariances.values()
+    assert [reported.width] == pytest.approx(list(model.invariances((2,)).values()))
+    again = Augmented(nn.Linear(2, 2), Augment(lie(so2(), 0.5), 4), average="joint")
+    again.load_state_dict(model.state_dict())
+    assert again.invariances((2,)) == model.invariances((2,))
+
+
+def test_only_where_poses_have_weights() -> None:
+    data = _turned(4, 10)
+    outputs = Augmented(Upright(), Augment(lie(so2()), 2))
+    mixture = Mixture([Augment(lie(so2()), 2), Augment(lie(so2()), 2)])
+    for model in (outputs, Augmented(Upright(), mixture, average="joint")):
+        with pytest.raises(ValueError, match="average 'joint'"):
+            find_reach_(model, data)
+    flips = Augmented(Upright(), Augment(Flips((-1,), 0.2)), average="joint")
+    assert find_reach_(flips, data).numel() == 0

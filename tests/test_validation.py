@@ -1,0 +1,90 @@
+"""Widths from a grid on held-out data."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from symrazor.augment import (
+    Augment,
+    Augmented,
+    Flips,
+    LikelihoodConfig,
+    ValidationConfig,
+    fit_by_validation,
+    lie,
+)
+from symrazor.augment.validation import set_widths_
+from symrazor.groups.lie import so2
+
+TRAINING = LikelihoodConfig(epochs=25, batch_size=30, lr=3e-2, progress=False)
+
+
+def _model(width: float = 0.5) -> Augmented:
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(2, 16), nn.Tanh(), nn.Linear(16, 2))
+    return Augmented(network, Augment(lie(so2(), width), 5))
+
+
+def _rings(n: int = 60, quarter: bool = False) -> tuple[Tensor, Tensor]:
+    """Points whose label is their distance from the middle, or the half plane they are in."""
+    generator = torch.Generator().manual_seed(0)
+    angle = 2 * math.pi * torch.rand(n, generator=generator)
+    radius = 0.5 + torch.rand(n, generator=generator)
+    x = radius.unsqueeze(1) * torch.stack([angle.cos(), angle.sin()], 1)
+    return x, (x[:, 0] > 0).long() if quarter else (radius > 1).long()
+
+
+@pytest.mark.parametrize("folds", [1, 3])
+def test_the_labels_choose(folds: int) -> None:
+    chosen = {}
+    for quarter in (False, True):
+        model = _model()
+        options = ValidationConfig((0.02, 3.1), folds, 0.3, TRAINING)
+        found = fit_by_validation(model, _rings(quarter=quarter), config=options)
+        chosen[quarter] = found.chosen
+        assert found.scores.index(min(found.scores)) == (0.02, 3.1).index(float(found.chosen))  # type: ignore[arg-type]
+        (width,) = model.invariances((2,)).values()
+        assert width == pytest.approx(math.degrees(float(found.chosen)))  # type: ignore[arg-type]
+        assert not model.training and len(found.history) == 25
+    assert chosen == {False: 3.1, True: 0.02}
+
+
+def test_scores_are_those_of_networks_that_never_saw_the_held_out_data() -> None:
+    """Labels at random: whoever sees them can fit them, whoever does not cannot."""
+    x, _ = _rings(40)
+    y = torch.randint(2, (40,), generator=torch.Generator().manual_seed(3))
+    training = LikelihoodConfig(epochs=200, batch_size=40, lr=5e-2, progress=False)
+    found = fit_by_validation(_model(), (x, y), config=ValidationConfig((0.01,), 2, 0.3, training))
+    assert found.history[-1] < 0.55 and found.scores[0] > math.log(2)
+
+
+def test_widths_by_name() -> None:
+    model = _model()
+    both = Augmented(model.network, Augment([lie(so2(), 0.5), Flips((-1,), 0.2)], 4))
+    set_widths_(both, {"choices.0.probability": 0.4})
+    found = both.invariances((2,))
+    assert list(found.values()) == pytest.approx([math.degrees(0.5), 0.4])
+    with pytest.raises(ValueError, match="expected widths among"):
+        set_widths_(both, {"nonsense": 0.4})
+    with pytest.raises(ValueError, match="expected widths among"):
+        set_widths_(nn.Linear(2, 2), 0.1)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"grid": ()}, "one or more widths"),
+        ({"folds": 0}, "at least 1 fold"),
+        ({"held_out": 1.0}, "fraction"),
+    ],
+)
+def test_bad_options(changes: dict[str, object], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        ValidationConfig(**changes)  # type: ignore[arg-type]
+
+
+def test_more_folds_than_data() -> None:
+    with pytest.raises(ValueError, match="more data than folds"):
+        fit_by_validation(_model(), _rings(3), config=ValidationConfig((0.1,), 5, 0.3, TRAINING))
