@@ -37,6 +37,8 @@ class FitConfig:
         start: "near" lets free paths start near the symmetric network, whatever their scale and
             precision (see `symrazor.layers.relaxed.start_near_`); "given" takes them as they are,
             for a network that has learned already.
+        switch_off: try, from the middle of the training on, to do without free paths, and leave
+            those off whose loss is made good by the others (see `trials`).
         every: epochs between evidence steps.
         burn_in: training steps before the first update; None for a fifth of all steps.
         subset: data per evidence step, scaled up; None for all of them, at most 5,000.
@@ -62,6 +64,7 @@ class FitConfig:
     sam_radius: float = 0.05
     augment: Augment | None = None
     start: Literal["near", "given"] = "near"
+    switch_off: bool = False
     every: int = 5
     burn_in: int | None = None
     subset: int | None = None

@@ -33,6 +33,7 @@ from symrazor.progress import Record, progress
 from symrazor.reading import scores
 from symrazor.rounding import tf32
 from symrazor.stepper import Stepper
+from symrazor.trials import Trials
 
 log = logging.getLogger("symrazor")
 
@@ -94,6 +95,7 @@ class Training:
         self.curvature_data = TensorLoader(data.x, data.y, many, True, data.generator)
         self.callbacks, self.checkpoints = callbacks, checkpoints
         self.stepper = Stepper(razor, options, options.epochs * len(data))
+        self.trials = Trials(razor, self._nll) if options.switch_off else None
         self.augmenting = torch.Generator(data.x.device)
         self.augmenting.manual_seed(options.seed + _ANOTHER_STREAM)
         self.epoch_start = data.generator.get_state()
@@ -153,6 +155,8 @@ class Training:
         with tf32(True):
             for x, y in islice(self.data, self.batches_done, None):
                 self.summed_nll += self.stepper.step(self._augmented(x), y).double() * len(y)
+                if self.trials is not None:
+                    self.trials.hold_()
                 self.batches_done += 1
                 self.seconds = time.perf_counter() - started
                 if world().size == 1 or self.stepper.done % AGREE_EVERY == 0:
@@ -181,6 +185,9 @@ class Training:
             record |= record_of(self.razor, estimate)
             if self.razor.best is not None:
                 self.stale = 0 if self.razor.best is estimate else self.stale + 1
+            if self.trials is not None:
+                self.trials.look(estimate, epoch / self.options.epochs)
+                record["off"] = list(self.trials.off)
         if self.test is not None and measured:
             f = shared_outputs(self.razor.model, self.test[0])
             found = scores(self.razor.likelihood, f, self.test[1])
@@ -190,6 +197,12 @@ class Training:
         self.batches_done = 0
         self.summed_nll.zero_()
         self.epoch_start = self.data.generator.get_state()
+
+    def _nll(self) -> float:
+        """Mean negative log likelihood of some training data, always the same ones."""
+        x, y = self.data.x[:EVIDENCE_SUBSET], self.data.y[:EVIDENCE_SUBSET]
+        f = shared_outputs(self.razor.model, x).double()
+        return float(self.razor.likelihood.nll(f, y).mean())
 
     def _tell(self) -> None:
         for callback in self.callbacks if world().first else ():
@@ -254,6 +267,7 @@ class Training:
             "model": self.razor.model.state_dict(),
             "optimiser": self.stepper.state_dict(),
             "razor": self.razor.state_dict(),
+            "trials": None if self.trials is None else self.trials.state_dict(),
             "rng": rng,
         }
 
@@ -275,6 +289,8 @@ class Training:
         self.razor.model.train(state["batches_done"] > 0)  # as it was: a change may draw numbers
         self.razor.model.load_state_dict(state["model"])
         self.stepper.load_state_dict(state["optimiser"])
+        if self.trials is not None:
+            self.trials.load_state_dict(state["trials"])
         self._load_generators(state["rng"])
         self.batches_done = state["batches_done"]
         self.summed_nll.fill_(state["summed_nll"])

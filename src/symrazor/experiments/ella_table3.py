@@ -124,6 +124,7 @@ EXPERIMENT = Experiment(
     config=config,
     alpha=(2, 2),
     start="near",
+    switch_off=False,
     more=shares,
 )
 

@@ -1,7 +1,7 @@
 """Does what is learned depend on where one starts? Free paths from loose to tight, two tasks.
 
     python -m symrazor.experiments.starts [--seed 0 1 2] [--json FILE]
-    python -m symrazor.experiments.starts --data DIR --seed 0 --device cuda
+    python -m symrazor.experiments.starts --data DIR --seed 0 --device cuda [--task digit]
 
 The relaxed network of `symrazor discover` on the embedded digits, or a wider one on MNIST, its free
 paths drawn from priors of precision 1 to 10,000 and starting there. From all of them `fit` should
@@ -46,6 +46,9 @@ class Options:
         seed: one or more, of data placement, initial weights, shuffling and probes.
         json: file for the rows and the comparisons.
         given: also with free paths as they were drawn, for comparison.
+        task: which of "digit" and "quadrant".
+        epochs: in place of the data's own number.
+        switch_off: try to do without free paths, see `FitConfig`.
     """
 
     small: bool = False
@@ -54,6 +57,15 @@ class Options:
     seed: tuple[int, ...] = (0, 1, 2)
     json: Path | None = None
     given: bool = False
+    task: tuple[digits.Task, ...] = ("digit", "quadrant")
+    epochs: int | None = None
+    switch_off: bool = False
+
+    def __post_init__(self) -> None:
+        """Check the tasks."""
+        unknown = sorted(set(self.task) - set(digits.QUESTIONS))
+        if unknown or not self.task:
+            raise ValueError(f"expected tasks among {list(digits.QUESTIONS)}, got {unknown}")
 
     @property
     def place(self) -> str:
@@ -77,13 +89,13 @@ def train(
     options = Options() if options is None else options
     training, test = data(task, options, seed)
     base = digits.DEFAULTS if options.data is None else MNIST
-    epochs = max(1, base.epochs // 5) if options.small else base.epochs
+    epochs = options.epochs or (max(1, base.epochs // 5) if options.small else base.epochs)
     torch.manual_seed(seed)
     shape = tuple(training[0].shape[1:])
     network = maps.convolutional(shape, digits.CLASSES[task])
     model = sr.relax(network, training[0][:2], precision=precision)
     config = base.change(seed=seed, free_precision=precision, start=start, epochs=epochs)
-    config = config.change(device=options.place, progress=False)
+    config = config.change(device=options.place, progress=False, switch_off=options.switch_off)
     reading = sr.fit(model, training, test=test, config=config).reading
     relaxed = [layer for layer in reading.layers if layer.relaxed]
     return {
@@ -153,7 +165,7 @@ def run(options: Options) -> str:
     starts = (STARTS[0], STARTS[-1]) if options.small else STARTS
     rows: list[Row] = []
     _save(options.json, rows)  # before the work: a run must not be lost to a bad path
-    for task in digits.QUESTIONS:
+    for task in options.task:
         for seed in options.seed:
             for way in ways:
                 for precision in starts:
@@ -177,9 +189,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seed", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--json", type=Path, help="write rows and comparisons to this file")
     parser.add_argument("--given", action="store_true", help="also start='given'")
+    parser.add_argument("--task", nargs="+", default=["digit", "quadrant"])
+    parser.add_argument("--epochs", type=int)
+    parser.add_argument("--switch-off", action="store_true", help="try without free paths")
     values = vars(parser.parse_args(arguments))
+    lists = {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
     try:
-        text = run(Options(**(values | {"seed": tuple(values["seed"])})))
+        text = run(Options(**(values | lists)))
     except (ValueError, OSError) as error:
         parser.exit(2, f"{parser.prog}: {error}\n")
     sys.stdout.write(f"{text}\n")
