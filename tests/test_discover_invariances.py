@@ -9,6 +9,7 @@ import torch
 
 import symrazor as sr
 from symrazor.augment import Augmented
+from symrazor.checkpoint import Checkpoints, State
 from symrazor.data import Dataset, dataset
 from symrazor.discover import Options, invariances
 from symrazor.discover.invariances import NO_TIME, Widths, averaged, wanted
@@ -83,6 +84,41 @@ def test_relaxed_networks_are_averaged_too() -> None:
     assert done.reading.invariances["rotation"].width > 0
     moved = done.reading.invariances["rotation"].width
     assert moved != pytest.approx(torch.rad2deg(torch.tensor(0.3)).item(), abs=1e-3)
+
+
+@pytest.mark.parametrize("place", ["widths", "no-widths"])
+def test_widths_that_were_stopped_are_taken_up(
+    found: sr.Discovery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    """After a few epochs of one of the two trainings; the end is as if nothing had happened."""
+    made: list[Path] = []
+    epoch = 4
+
+    def stopped(self: Checkpoints, state: State, step: int, epoch_: int) -> Path:
+        made.append(self.directory)
+        saved = save(self, state, step, epoch_)
+        if self.directory.name == place and epoch_ >= epoch:
+            raise KeyboardInterrupt
+        return saved
+
+    save = Checkpoints.save
+    options = Options(epochs=12, invariances=True, out=tmp_path)
+    monkeypatch.setattr(Checkpoints, "save", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        sr.discover(_pictures(), options=options)
+    monkeypatch.setattr(Checkpoints, "save", save)
+    folder = made[-1]
+    assert folder.name == place and (folder.parent / "widths.json").is_file()
+    before = {path.name for path in folder.iterdir()}
+    told: list[str] = []
+    again = sr.discover(_pictures(), options=options, tell=told.append).found[0].answer.widths
+    whole = found.found[0].answer.widths
+    assert any("going on" in text for text in told)
+    assert before - {path.name for path in folder.iterdir()}  # older checkpoints made room
+    assert again is not None and whole is not None
+    assert again.gain == whole.gain
+    assert again.averaged.reading.invariances == whole.averaged.reading.invariances
+    assert again.averaged.history[2]["nll"] == whole.averaged.history[2]["nll"]
 
 
 def test_when_it_is_done() -> None:

@@ -11,8 +11,16 @@ import torch
 import symrazor as sr
 from symrazor.discover import Answer, Candidate, digits
 from symrazor.discover.answer import numbered
-from symrazor.discover.budget import SUBSET, Cost, seldom, timed
-from symrazor.discover.longer import Longer, longer_plan, unsettled, winner
+from symrazor.discover.budget import SUBSET, Cost, often, timed
+from symrazor.discover.longer import (
+    MEASURED,
+    Longer,
+    learned_precisions,
+    longer_plan,
+    unsettled,
+    winner,
+)
+from symrazor.discover.unseen import ahead, better, log_scores, rest
 from symrazor.options import FitConfig
 
 
@@ -57,6 +65,66 @@ def test_the_winner(
     assert winner(answer, early) == expected
 
 
+def test_data_that_were_left_out_are_predicted_by_the_trained_weights(
+    fitted: dict[str, sr.Fit],
+) -> None:
+    (x, y), _ = digits.canvas("digit")
+    used = torch.arange(0, len(y), 2)
+    left_out = rest((x, y), used)
+    assert left_out is not None and torch.equal(left_out[0], x[1::2])
+    assert rest((x, y), torch.arange(len(y))) is None
+    fit = fitted["convolutional"]
+    found = log_scores(fit, left_out)
+    with torch.no_grad():
+        p = fit.model(left_out[0]).double().softmax(1)
+    expected = p[torch.arange(len(p)), left_out[1]].log()
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("relaxed", "plain", "early", "expected"),
+    [
+        (0.0, 0.0, False, "fully connected"),  # no better: the evidence decides
+        (0.1, -0.5, False, "relaxed"),
+        (0.1, 0.2, False, "convolutional"),
+        (0.1, 0.0999, False, "relaxed"),  # told apart by the evidence
+        (-0.1, -0.3, True, "relaxed"),
+    ],
+)
+def test_what_is_predicted_better_wins(
+    fitted: dict[str, sr.Fit], relaxed: float, plain: float, early: bool, expected: str
+) -> None:
+    """Mean advantage per unseen datum over the network with the highest evidence."""
+    noise = torch.randn(200, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    gains = {"fully connected": 0.0, "relaxed": relaxed, "convolutional": plain}
+    values = {"fully connected": 70.0, "relaxed": 0.0, "convolutional": -50.0}
+    known = type("K", (_Known,), {"values": values})
+    found = [
+        known(name, fitted[name], unseen=-2 + gain + 0.01 * noise.roll(number))
+        for number, (name, gain) in enumerate(gains.items())
+    ]
+    answer = Answer("digit", "?", digits.family("digit"), found)
+    gap = ahead(found[1], found[0])
+    assert gap is not None and gap[0] == pytest.approx(200 * relaxed, abs=0.5)
+    difference = 0.01 * (noise.roll(1) - noise)
+    assert gap[1] == pytest.approx(float(difference.std()) * 200**0.5)
+    assert better(found[1], found[0]) is (relaxed > 0)
+    assert winner(answer, early) == expected
+    said = replace(answer, chosen=winner(answer, early)).verdict
+    assert ("that it had not seen better than a fully" in said) is (not early and relaxed > 0)
+    assert said.count("take that") == (not early)
+
+
+def test_a_longer_training_starts_with_the_prior_that_was_learned(
+    fitted: dict[str, sr.Fit],
+) -> None:
+    razor = fitted["convolutional"].razor
+    found = learned_precisions(razor, 64)
+    assert found == {k: min(float(v), 64 / 15) for k, v in razor.prior.precisions.items()}
+    again = sr.Razor(fitted["convolutional"].model, "categorical", 64, prior_precision=found)
+    assert {k: float(v) for k, v in again.prior.precisions.items()} == pytest.approx(found)
+
+
 @pytest.mark.parametrize(
     ("last", "best", "expected"),
     [
@@ -86,22 +154,24 @@ def test_the_longer_plan_is_the_longest_that_fits(n: int, seconds: float) -> Non
     cost = Cost(1e-4, 2e-4, 0.5)
     found = longer_plan("a", cost, n, seconds)
     assert found is not None
-    assert cost.total(found.data, found.epochs) <= 0.95 * seconds
+    assert cost.total(found.data, found.epochs, MEASURED) <= 0.95 * seconds
     if found.data < n:
-        assert cost.total(n, 3) > 0.95 * seconds
+        assert cost.total(n, 3, MEASURED) > 0.95 * seconds
     most = found.epochs == 1000 or found.steps >= 10_000 or found.epochs == 100
-    assert most or cost.total(found.data, found.epochs + 1) > 0.95 * seconds
+    assert most or cost.total(found.data, found.epochs + 1, MEASURED) > 0.95 * seconds
     assert longer_plan("a", cost, n, 0.3) is None
 
 
 def test_cost_is_that_of_the_run() -> None:
     """By hand: 20 epochs measure the evidence at 4, 8, 12, 16 and 20, and once on all data."""
-    config = timed(FitConfig(), 20, 5000)
+    config = timed(FitConfig(), 20, 5000, 5)
     assert (config.every, config.subset, config.batch_size) == (4, SUBSET, 128)
-    assert seldom(20) == 4
-    expected = 20 * 5000 * 1e-3 + (5 * 2000 + 5000) * 1e-2 + 3
+    assert [often(epochs, 10) for epochs in (1, 10, 11, 30)] == [1, 1, 2, 3]
+    expected = 20 * 5000 * 1e-3 + (5 * 1000 + 5000) * 1e-2 + 3
+    assert Cost(1e-3, 1e-2, 3.0).total(5000, 20, 5) == pytest.approx(expected)
+    expected = 20 * 5000 * 1e-3 + (10 * 1000 + 5000) * 1e-2 + 3
     assert Cost(1e-3, 1e-2, 3.0).total(5000, 20) == pytest.approx(expected)
-    loop = 20 * 5000 * 1e-3 + 5 * 2000 * 1e-2
+    loop = 20 * 5000 * 1e-3 + 10 * 1000 * 1e-2
     slower = Cost(1e-3, 1e-2, 3.0).seen(5000, 20, 2 * loop, 7.0)
     assert slower.total(5000, 20) == pytest.approx(2 * (expected - 3) + 7)
     assert Cost(1e-3, 1e-2, 3.0).seen(5000, 20, 99 * loop, 0).training == pytest.approx(3e-3)

@@ -21,7 +21,7 @@ from symrazor.evidence.value import Evidence
 from symrazor.latest import latest_razor
 from symrazor.layers import FC, FFC, Conv, Relaxed, path_groups
 from symrazor.reading import SCHEMA, WIDTH, LayerReading, PathReading, Reading, read
-from symrazor.verdict import FREE_SHARE, SMALL_ERROR, percent, words
+from symrazor.verdict import FREE_SHARE, LARGE_ERROR, SMALL_ERROR, percent, words
 
 
 def _data(n: int = 40) -> tuple[Tensor, Tensor]:
@@ -226,7 +226,11 @@ def test_relative_effective_parameters() -> None:
         (0.99 * SMALL_ERROR, 0.99 * FREE_SHARE, True, "equivariant"),
         (0.99 * SMALL_ERROR, FREE_SHARE, True, "unused freedom"),
         (SMALL_ERROR, 0.0, False, "borders"),
-        (SMALL_ERROR, 0.01, True, "position"),
+        (SMALL_ERROR, 0.01, True, "nearly"),
+        (LARGE_ERROR, 0.01, True, "unsettled"),
+        (0.99, 0.01, False, "borders"),
+        (1.06, 0.01, False, "unsettled"),
+        (SMALL_ERROR, FREE_SHARE, True, "position"),
         (SMALL_ERROR, FREE_SHARE, False, "position"),
         (math.inf, 1.0, True, "position"),
         (None, 1.0, True, None),
@@ -242,8 +246,11 @@ def test_words() -> None:
     layers.append(_layer("6", 0.12, 0.26))
     assert words(layers, 0.345) == (
         "Layers 0 to 4 are translation-equivariant (error at most 0.3 %); layer 6 uses position "
-        "(26 % of its effective parameters, error 12 %). Whole network: error 34 %."
+        "(26 % of its effective parameters, error 12 %). Whole network: error 34 %, "
+        "more than that of its layers: small ones and subsampling add up."
     )
+    assert words(layers, 0.2).endswith("error 12 %). Whole network: error 20 %.")
+    assert words([_layer("0", 0.0, 0.0)], 0.0).endswith("Whole network: error 0 %.")
     more = [*layers, _layer("8", 1e-9, 0.0), _layer("9", 0.5, 0.5), _layer("", 0.2, 0.0, False)]
     assert words(more, None) == (
         "Layers 0 to 4 and 8 are translation-equivariant (error at most 0.3 %); layer (the model) "
@@ -253,6 +260,12 @@ def test_words() -> None:
     assert words([_layer("a.b", 0.03, 0.12)], None) == (
         "Layer a.b is nearly translation-equivariant, with 12 % of its effective parameters in "
         "free paths (error 3 %)."
+    )
+    off = [_layer("0", 0.1, 0.01), _layer("3", 1.06, 0.0004, strict=False), _layer("6", 0.5, 0.0)]
+    assert words(off, None) == (
+        "Layer 0 is nearly translation-equivariant (error 10 %); layers 3 and 6 are not settled: "
+        "not translation-equivariant (error at most 106 %), with 0 to 0.04 % of their effective "
+        "parameters free."
     )
     assert words([_layer("0", None, 0.5)], 0.5) == ""
 

@@ -187,6 +187,36 @@ def test_hugging_face_folders(tmp_path: Path) -> None:
     assert found.y.tolist() == LABELS.tolist()
 
 
+def test_hugging_face_pictures_in_parts_and_text_as_labels(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets", reason="an optional package")
+    image = pytest.importorskip("PIL.Image")
+    pixels = RNG.integers(0, 256, (N, 6, 7), dtype=np.uint8)
+    names = ["ant", "bee", "cat"]
+    columns = {"image": [image.fromarray(p) for p in pixels], "label": [names[k] for k in LABELS]}
+    kinds = {"image": datasets.Image(), "label": datasets.Value("string")}
+    whole = datasets.Dataset.from_dict(columns, features=datasets.Features(kinds))
+    parts = datasets.DatasetDict({"train": whole, "test": whole.select(range(N - 5, N))})
+    parts.save_to_disk(tmp_path / "hub")
+    found = read(tmp_path / "hub")
+    assert found.kind == "image" and found.names == ("ant", "bee", "cat")
+    assert torch.equal(found.x[:, 0], torch.from_numpy(pixels) / 255)
+    assert found.y is not None and found.y.tolist() == LABELS.tolist()
+    assert found.test is not None and torch.equal(found.test[0], found.x[-5:])
+    assert found.test[1].tolist() == LABELS[-5:].tolist()
+
+
+def test_hugging_face_folders_that_are_refused(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets", reason="an optional package")
+    ragged = {"x": [[1.0, 2.0], [1.0]] * 20, "label": [0, 1] * 20}
+    datasets.Dataset.from_dict(ragged).save_to_disk(tmp_path / "ragged")
+    with pytest.raises(ValueError, match="expected columns of one shape"):
+        read(tmp_path / "ragged")
+    text = {"text": ["a", "b"] * 20, "label": [0, 1] * 20}
+    datasets.Dataset.from_dict(text).save_to_disk(tmp_path / "text")
+    with pytest.raises(ValueError, match="expected columns of numbers or images"):
+        read(tmp_path / "text")
+
+
 def test_classes_are_numbered_and_unknown_ones_of_the_test_data_refused() -> None:
     x = torch.zeros(N, 3)
     found = dataset(x, torch.from_numpy(10 + 5 * LABELS), names=[str(i) for i in range(21)])

@@ -7,11 +7,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from symrazor.data.arrays import check_size
-from symrazor.data.batches import refusal
+from symrazor.data.arrays import as_labels, check_size
+from symrazor.data.batches import Tensors, refusal
 
 MARKS = ("dataset_info.json", "dataset_dict.json")
 _LABELS = ("label", "labels", "y", "target", "fine_label")
+_TESTS = ("test", "validation", "valid")
+
+Read = tuple[Tensor, Tensor | None, tuple[str, ...], Tensors | None]
 
 
 def is_hub_folder(folder: Path) -> bool:
@@ -19,16 +22,34 @@ def is_hub_folder(folder: Path) -> bool:
     return any((folder / mark).is_file() for mark in MARKS)
 
 
-def read_hub(folder: Path) -> tuple[Tensor, Tensor | None, tuple[str, ...]]:
-    """Inputs, labels and names of the classes of a saved data set, or of its part "train".
+def read_hub(folder: Path) -> Read:
+    """Inputs, labels, names of the classes and test data of a saved data set.
 
-    The label is the column of that name, the input the image column, or the only other one, or all
+    Of one in several parts, "train" is for training and "test" or "validation" for testing. The
+    label is the column of that name, the input the image column, or the only other one, or all
     others together if they are numbers.
 
     Raises:
         ModuleNotFoundError: `datasets` is not installed.
-        ValueError: no column that can be read.
+        ValueError: a damaged folder, or no column that can be read.
     """
+    train, test = _parts(folder)
+    columns = list(train.features)
+    label = next((name for name in _LABELS if name in columns), None)
+    x = _inputs(train, label, folder)
+    if label is None:
+        return x, None, (), None
+    both = [np.asarray(part.with_format("numpy")[label]) for part in (train, test) if part]
+    names = tuple(getattr(train.features[label], "names", None) or ())
+    y, found = as_labels(np.concatenate(both), folder)  # together: text gets the same numbers
+    held = None
+    if test and not (names and (both[1] < 0).any()):  # a test without labels says -1
+        held = (_inputs(test, label, folder), y[len(train) :])
+    return x, y[: len(train)], names or found, held
+
+
+def _parts(folder: Path) -> tuple[Any, Any]:
+    """What to train on, and what to test on or None."""
     try:
         import datasets
     except ModuleNotFoundError as error:
@@ -36,39 +57,56 @@ def read_hub(folder: Path) -> tuple[Tensor, Tensor | None, tuple[str, ...]]:
             f"expected the package datasets to read {folder}, got none; do: pip install datasets, "
             "or save the data as .npz"
         ) from error
-    found: Any = datasets.load_from_disk(str(folder))
-    if isinstance(found, datasets.DatasetDict):
-        found = found["train" if "train" in found else next(iter(found))]
-    columns = list(found.features)
-    label = next((name for name in _LABELS if name in columns), None)
-    inputs = [name for name in columns if name != label]
-    images = [name for name in inputs if isinstance(found.features[name], datasets.Image)]
-    if images:
-        x = _images(found, images[0], folder)
+    try:
+        found: Any = datasets.load_from_disk(str(folder))
+    except Exception as error:  # whatever its readers of JSON and Arrow raise
+        what = f"a folder saved by datasets {datasets.__version__} or older, {folder}"
+        raise refusal(what, f"{type(error).__name__}: {error}", "save it again") from error
+    if not isinstance(found, datasets.DatasetDict):
+        train, test = found, None
     else:
-        found = found.with_format("numpy")
-        parts = [np.asarray(found[name]) for name in inputs]
-        if not parts or any(part.dtype.kind not in "biuf" for part in parts):
-            raise refusal(f"columns of numbers or images in {folder}", str(columns), "convert them")
-        stacked = parts[0] if len(parts) == 1 else np.stack(parts, 1)
-        x = torch.from_numpy(stacked if stacked.dtype == np.uint8 else stacked.astype(np.float32))
-    if label is None:
-        return x, None, ()
-    y = np.asarray(found.with_format("numpy")[label])
-    names = tuple(getattr(found.features[label], "names", None) or ())
-    kind = np.int64 if y.dtype.kind in "biu" else np.float32
-    return x, torch.from_numpy(y.astype(kind)), names
+        train = found["train" if "train" in found else next(iter(found))]
+        test = next((found[name] for name in _TESTS if name in found), None)
+    if len(train) == 0:
+        raise refusal(f"data in {folder}", "none", "save some")
+    return train, None if test is train or test is None or len(test) == 0 else test
 
 
-def _images(found: Any, name: str, folder: Path) -> Tensor:
-    """A column of pictures as bytes."""
-    sizes = {image.size for image in found[name]}
-    if len(sizes) > 1:
-        raise refusal(f"images of one size in {folder}", str(sorted(sizes)[:3]), "resize them")
-    grey = all(image.mode in ("1", "L") for image in found[name])
-    width, height = next(iter(sizes))
-    check_size(len(found) * width * height * (1 if grey else 3), folder)
-    mode = "L" if grey else "RGB"
-    pixels = np.stack([np.asarray(image.convert(mode)) for image in found[name]])
-    pixels = pixels.reshape(len(pixels), height, width, -1)
-    return torch.from_numpy(pixels).permute(0, 3, 1, 2).contiguous()
+def _inputs(part: Any, label: str | None, folder: Path) -> Tensor:
+    """The column of images, or those of numbers."""
+    import datasets
+
+    inputs = [name for name in part.features if name != label]
+    images = [name for name in inputs if isinstance(part.features[name], datasets.Image)]
+    if images:
+        return _images(part[images[0]], folder)
+    numbers = part.with_format("numpy")
+    try:
+        columns = [np.asarray(numbers[name]) for name in inputs]
+        stacked = columns[0] if len(columns) == 1 else np.stack(columns, 1)
+    except (ValueError, IndexError) as error:  # ragged; no column
+        got = f"{inputs} of other lengths" if inputs else "none"
+        raise refusal(f"columns of one shape in {folder}", got, "convert them") from error
+    if stacked.dtype.kind not in "biuf":
+        raise refusal(f"columns of numbers or images in {folder}", str(inputs), "convert them")
+    stacked = stacked[:, None] if stacked.ndim == 1 else stacked
+    return torch.from_numpy(stacked if stacked.dtype == np.uint8 else stacked.astype(np.float32))
+
+
+def _images(column: Any, folder: Path) -> Tensor:
+    """Pictures as bytes, each decoded once."""
+    pixels: list[Any] = []
+    first: Any = None
+    for image in column:
+        if first is None:
+            first = image
+            grey = image.mode in ("1", "L")
+            check_size(len(column) * image.width * image.height * (1 if grey else 3), folder)
+        if image.size != first.size:
+            got = f"{first.width} x {first.height} and {image.width} x {image.height}"
+            raise refusal(f"images of one size in {folder}", got, "resize them")
+        pixels.append(np.asarray(image.convert("L" if image.mode in ("1", "L") else "RGB")))
+    if len({array.ndim for array in pixels}) > 1:  # some grey, some in colour
+        pixels = [np.stack([p] * 3, -1) if p.ndim == 2 else p for p in pixels]
+    stacked = np.stack(pixels).reshape(len(pixels), first.height, first.width, -1)
+    return torch.from_numpy(stacked).permute(0, 3, 1, 2).contiguous()

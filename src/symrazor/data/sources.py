@@ -106,7 +106,8 @@ def _file(path: Path, labelled: bool) -> Raw:
 
 def _folder(path: Path, labelled: bool) -> Raw:
     if is_hub_folder(path):
-        return Raw(*read_hub(path))
+        x, y, names, tested = read_hub(path)
+        return Raw(x, y, names, test=tested)
     if (path / "x.npy").is_file():
         return _npy(path / "x.npy")
     idx = _images_in(path)

@@ -2,12 +2,14 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
 
 from symrazor.discover.structures import Family
 from symrazor.fit import Fit
-from symrazor.verdict import FREE_SHARE, LayerReading, percent, words
+from symrazor.verdict import LayerReading, percent, words
 
 if TYPE_CHECKING:
     from symrazor.discover.invariances import Widths
@@ -24,11 +26,14 @@ class Candidate:
         name: of its structure.
         fit: what training gave.
         spread: standard deviation of its log evidence over random probes; 0 if not measured.
+        unseen: log likelihood of each training datum that it was not trained on; None if it was
+            trained on all (`symrazor.discover.unseen`).
     """
 
     name: str
     fit: Fit
     spread: float = 0.0
+    unseen: Tensor | None = field(default=None, compare=False, repr=False)
 
     @property
     def log_evidence(self) -> float:
@@ -42,6 +47,9 @@ class Candidate:
             "reading": self.fit.reading.to_dict(),
             "history": self.fit.history,
             "spread": self.spread,
+            "unseen": None
+            if self.unseen is None
+            else {"n": len(self.unseen), "log_likelihood": float(self.unseen.sum())},
         }
 
 
@@ -58,6 +66,7 @@ class Answer:
         widths: what transformations of the input may do, if that was asked
             (`symrazor.discover.invariances`).
         final: the winner, trained again for the time that was left; not compared with the others.
+        chosen: name of the winner, the candidate to use; "" for the one with the highest evidence.
     """
 
     name: str
@@ -67,6 +76,7 @@ class Answer:
     notes: tuple[str, ...] = ()
     widths: "Widths | None" = None
     final: Candidate | None = None
+    chosen: str = ""
 
     @property
     def best(self) -> Candidate:
@@ -99,17 +109,24 @@ class Answer:
     @property
     def delivered(self) -> Fit:
         """Of the network to use: the winner's longest training."""
-        return self.best.fit if self.final is None else self.final.fit
+        return self.choice.fit if self.final is None else self.final.fit
+
+    @property
+    def choice(self) -> Candidate:
+        """The candidate to use."""
+        return self.named(self.chosen) if self.chosen else self.best
 
     @property
     def symmetric(self) -> bool | None:
-        """Whether no relaxed layer breaks the symmetry; None where nothing is relaxed.
+        """Whether no relaxed layer breaks the symmetry.
 
-        A layer breaks it if its free paths hold a share and its measured error is not small.
+        A layer breaks it if its free paths hold a share and its measured error is not small. None
+        where nothing is relaxed, and where a layer is off for no reason that the data gave.
         """
-        layers = [layer for layer in self.shown.reading.layers if layer.relaxed]
-        broken = (x.free_share >= FREE_SHARE and x.kind == "position" for x in layers)
-        return not any(broken) if layers else None
+        kinds = [layer.kind for layer in self.shown.reading.layers if layer.relaxed]
+        if not kinds or ("unsettled" in kinds and "position" not in kinds):
+            return None
+        return "position" not in kinds
 
     @property
     def inseparable(self) -> list[Candidate]:
@@ -126,13 +143,16 @@ class Answer:
         less = best.name == self.family.simplest and bool(self.symmetric)
         parts = [*self._learned(), self._against()]
         if best is not own and separated(own, best) and not less:
-            lead = f"{_upper(best_label)} has the highest evidence, so take that; "
+            take = ", so take that" if self.choice is best else ""
+            lead = f"{_upper(best_label)} has the highest evidence{take}; "
             lead += f"{self.family.label(own.name)} says: {parts[0]}"
             parts[0] = lead
+        parts.append(self._predicts())
         if near:
             parts.append(f"The evidence does not separate it from {_and(near)}.")
         elif best is not own and less:
-            parts.append(f"{_upper(best_label)} says the same with less: take that.")
+            take = ": take that" if self.choice is best else ""
+            parts.append(f"{_upper(best_label)} says the same with less{take}.")
         parts.append(self._trained())
         if self.widths is not None:
             parts.append(self.widths.verdict)
@@ -141,9 +161,11 @@ class Answer:
     def _learned(self) -> list[str]:
         """The symmetry that was kept or broken, and where."""
         reading = self.shown.reading
-        if self.symmetric is None:
+        if not any(layer.relaxed for layer in reading.layers):
             return [f"The data ask for {self.family.label(self.subject.name)}."]
         found = [self.family.kept if self.symmetric else self.family.broken]
+        if self.symmetric is None:
+            found = ["This network is not trained enough to tell."]
         text = words(numbered(reading.layers), None)
         for usual, here in self.family.terms.items():
             text = text.replace(usual, here)
@@ -163,6 +185,18 @@ class Answer:
             for c in reversed(others)
         ]
         return f"Evidence for this structure: {', '.join(listed)}."
+
+    def _predicts(self) -> str:
+        """Why another network is used than the one with the highest evidence."""
+        one, best = self.choice.unseen, self.best.unseen
+        if self.choice is self.best or one is None or best is None:
+            return ""
+        gap = float((one - best).sum())
+        label, other = self.family.label(self.choice.name), self.family.label(self.best.name)
+        if gap <= 0:  # chosen for its symmetry, or because this came early
+            return ""
+        n = f"{len(one):,} training data that it had not seen"
+        return f"{_upper(label)} predicts {n} better than {other} (by {gap:,.0f} nats): take that."
 
     def _trained(self) -> str:
         """How good the network became in the rest of the time."""
@@ -184,6 +218,7 @@ class Answer:
             "question": self.question,
             "verdict": self.verdict,
             "margin": self.margin,
+            "chosen": self.choice.name,
             **moved,
             "candidates": [c.to_dict() for c in self.candidates],
             "final": None if self.final is None else self.final.to_dict(),

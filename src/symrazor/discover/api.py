@@ -15,10 +15,11 @@ from symrazor.data.arrays import as_labels
 from symrazor.data.dataset import Kind, Task
 from symrazor.discover import digits, invariances, trajectories
 from symrazor.discover.answer import Answer
+from symrazor.discover.asked import Asked, Options, Tell
 from symrazor.discover.kinds import candidates
 from symrazor.discover.preparation import prepare
 from symrazor.discover.result import Discovery, Found
-from symrazor.discover.run import Asked, Options, Tell, answer
+from symrazor.discover.run import answer
 from symrazor.likelihood import Categorical, Gaussian, Likelihood
 
 MOST_HELD_OUT = 5000

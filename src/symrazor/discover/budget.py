@@ -19,14 +19,20 @@ TRIED = 512
 """Data of a timed try."""
 SAFETY = 0.8
 """Part of the time that is planned; the rest is for what a short try does not show."""
-LEAST_EPOCHS, STEPS, MOST_EPOCHS = 12, 2000, 400
-"""At least so many passes, on fewer data if need be; at most as many as make `STEPS` steps."""
+LEAST_EPOCHS, STEPS, MOST_EPOCHS = 30, 2000, 400
+"""At least so many passes, on fewer data if need be; at most as many as make `STEPS` steps.
+
+Laplace's method belongs to a mode: weights on their way there make the network look best that fits
+soonest. So passes go before data.
+"""
 LEAST_DATA = 500
-MEASURED, SELDOM = 10, 6
-"""Evidence steps in a run; and in one that has to fit into a time."""
+UNSEEN, MANY = 0.2, 1000
+"""Of so many data or more, this part is left out of the comparison, to be predicted."""
+MEASURED = 10
+"""Evidence steps in a run."""
 SLOWER = 3.0
 """Short runs say little about the speed of long ones: a larger factor is not believed."""
-SUBSET = 2000
+SUBSET = 1000
 """Data of an evidence step in a run that has to fit into a time."""
 
 
@@ -38,14 +44,14 @@ class Cost:
     evidence: float
     once: float
 
-    def loop(self, n: int, epochs: int) -> float:
+    def loop(self, n: int, epochs: int, measured: int = MEASURED) -> float:
         """Of the passes and the evidence steps between them."""
-        steps = math.ceil(epochs / seldom(epochs))
+        steps = math.ceil(epochs / often(epochs, measured))
         return n * epochs * self.training + steps * min(n, SUBSET) * self.evidence
 
-    def total(self, n: int, epochs: int) -> float:
+    def total(self, n: int, epochs: int, measured: int = MEASURED) -> float:
         """Of a whole run."""
-        return self.loop(n, epochs) + n * self.evidence + self.once
+        return self.loop(n, epochs, measured) + n * self.evidence + self.once
 
     def seen(self, n: int, epochs: int, loop: float, after: float) -> "Cost":
         """The cost after a run: so many times what was expected, at most `SLOWER`.
@@ -82,17 +88,17 @@ def every(epochs: int) -> int:
     return max(1, epochs // MEASURED)
 
 
-def seldom(epochs: int) -> int:
-    """Epochs between evidence steps where time is short."""
-    return max(1, math.ceil(epochs / SELDOM))
+def often(epochs: int, measured: int) -> int:
+    """Epochs between evidence steps of which there are at most so many."""
+    return max(1, math.ceil(epochs / measured))
 
 
-def timed(config: FitConfig, epochs: int, data: int) -> FitConfig:
+def timed(config: FitConfig, epochs: int, data: int, measured: int = MEASURED) -> FitConfig:
     """Options of a run of so many passes over so many data, of which `Cost.total` is the time."""
     return replace(
         config,
         epochs=epochs,
-        every=seldom(epochs),
+        every=often(epochs, measured),
         subset=min(data, SUBSET),
         batch_size=batch_size(data),
     )
@@ -130,7 +136,7 @@ def plan(costs: dict[str, Cost], n: int, seconds: float) -> Plan:
 
     limit = SAFETY * seconds
     least = min(n, LEAST_DATA)
-    data = n
+    data = n if n < MANY else int((1 - UNSEEN) * n)
     while data > least and total(data, LEAST_EPOCHS) > limit:
         data = max(least, int(0.9 * data))
     most = min(MOST_EPOCHS, max(50, math.ceil(STEPS * batch_size(data) / data)))

@@ -111,7 +111,7 @@ def _readme(discovery: Discovery, folder: Path, several: bool) -> str:
         DOCUMENT: "all numbers",
         PAGE: "the page, for a browser",
         PICTURE: "training loss, evidence, what each layer kept",
-        name: "the network with the highest evidence, a torch.export program",
+        name: "the network to use, a torch.export program",
         name.replace("pt2", "safetensors"): "its weights alone",
     }
     there = {file: text for file, text in files.items() if (folder / file).exists()}

@@ -5,9 +5,11 @@ whose widths the evidence learns; and once without, on the same data for as many
 two evidences can be compared.
 """
 
+import contextlib
+import json
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -16,12 +18,13 @@ from torch import nn
 from symrazor.augment import Augment, Augmented, Flips, affine
 from symrazor.data import Dataset
 from symrazor.discover.answer import ODDS, Answer
-from symrazor.discover.budget import SAFETY, SELDOM, SUBSET, batch_size, costs_of
-from symrazor.discover.run import Asked, Options, Tell
+from symrazor.discover.asked import Asked, Options, Tell, some
+from symrazor.discover.budget import SAFETY, SUBSET, batch_size, costs_of
 from symrazor.discover.structures import Structure
 from symrazor.fit import Fit, fit
 from symrazor.invariances import sentence
 from symrazor.options import FitConfig
+from symrazor.report import write_atomically
 
 SHARE = 0.35
 """Part of the time that goes to the widths."""
@@ -128,41 +131,73 @@ def averaged(structure: Structure, seed: int = 0) -> Structure:
 
 
 def learn_widths(asked: Asked, found: Answer, options: Options, tell: Tell) -> Answer:
-    """Train the network with the highest evidence again, with and without copies.
+    """Train the network that was chosen again, with and without copies.
 
     Args:
         asked: the question.
         found: its answer so far.
-        options: `minutes` is what is left for this.
+        options: `minutes` is what is left for this; with `out`, what was stopped is taken up.
         tell: is told what is going on.
 
     Returns:
         The answer with its widths, or with a note that there was no time for them.
     """
-    plain = next(s for s in asked.family.structures if s.name == found.best.name)
-    both = [averaged(plain, options.seed), plain]
     n = len(asked.train[1])
     config = FitConfig(lr=1e-2, batch_size=batch_size(n), seed=options.seed, progress=False)
     config = replace(config.change(estimator="mc"), device=options.place())
-    size = _size(both, asked, options, config)
+    size = _kept_size(asked, found.choice.name, options, config)
     if size is None:
         return replace(found, notes=(*found.notes, NO_TIME))
-    epochs, data = size
-    often = max(1, epochs // STEPS)
-    config = replace(config, epochs=epochs, every=often, batch_size=batch_size(data))
-    config = replace(config, subset=min(data, SUBSET))
-    generator = torch.Generator().manual_seed(options.seed)
-    used = torch.randperm(n, generator=generator)[:data].sort().values
+    config = replace(config, epochs=size.epochs, every=max(1, size.epochs // STEPS))
+    config = replace(config, batch_size=batch_size(size.data), subset=min(size.data, SUBSET))
+    used = some(n, size.data, options.seed)
     train = (asked.train[0][used], asked.train[1][used])
+    folder = options.work(asked.name)
     started, fits = time.perf_counter(), []
-    for structure in both:
+    for place, structure in zip(
+        ("widths", "no-widths"), _both(asked, size.name, options.seed), strict=True
+    ):
         with torch.random.fork_rng([]):
             torch.manual_seed(options.seed)
             model, likelihood = structure.make(), asked.likelihood()
-            fits.append(fit(model, train, likelihood, test=asked.test, config=config))
+            own = replace(config, resume=folder and folder / place)
+            fits.append(fit(model, train, likelihood, test=asked.test, config=own))
     seconds = time.perf_counter() - started
-    tell(f"  widths of transformations: {data:,} data, {epochs} epochs in {seconds:.0f} s")
-    return replace(found, widths=Widths(plain.name, *fits))
+    tell(
+        f"  widths of transformations: {size.data:,} data, {size.epochs} epochs in {seconds:.0f} s"
+    )
+    return replace(found, widths=Widths(size.name, *fits))
+
+
+def _both(asked: Asked, name: str, seed: int) -> list[Structure]:
+    """The network over copies, and as it is."""
+    plain = next(s for s in asked.family.structures if s.name == name)
+    return [averaged(plain, seed), plain]
+
+
+@dataclass(frozen=True)
+class Size:
+    """A network, its passes and its data."""
+
+    name: str
+    epochs: int
+    data: int
+
+
+def _kept_size(asked: Asked, name: str, options: Options, config: FitConfig) -> Size | None:
+    """As it was begun before, or as it is planned now; None if there is no time."""
+    folder = options.work(asked.name)
+    file = folder and folder / "widths.json"
+    if file is not None:
+        with contextlib.suppress(OSError, ValueError, TypeError):
+            return Size(**json.loads(file.read_text()))
+    planned = _size(_both(asked, name, options.seed), asked, options, config)
+    if planned is None:
+        return None
+    size = Size(name, *planned)
+    if file is not None:
+        write_atomically(file, json.dumps(asdict(size)).encode())
+    return size
 
 
 def _size(
@@ -175,11 +210,10 @@ def _size(
     started = time.perf_counter()
     few = (asked.train[0][:TRIED], asked.train[1][:TRIED])
     costs = costs_of(both, few, asked.likelihood, config).values()
-    often = [replace(c, evidence=c.evidence * STEPS / SELDOM) for c in costs]
     left = SAFETY * (60 * options.minutes - (time.perf_counter() - started))
     data = n
     while True:
-        epochs = _most(lambda e, d=data: sum(c.total(d, e) for c in often) <= left)  # type: ignore[misc]
+        epochs = _most(lambda e, d=data: sum(c.total(d, e, STEPS) for c in costs) <= left)  # type: ignore[misc]
         if epochs >= LEAST_EPOCHS:
             return epochs, data
         if data <= LEAST_DATA:

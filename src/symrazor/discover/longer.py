@@ -1,10 +1,12 @@
 """After the comparison: which network gets the rest of the time, and how many passes that makes."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from symrazor.discover.answer import Answer, Candidate, separated
 from symrazor.discover.budget import LEAST_DATA, Cost, batch_size
+from symrazor.discover.unseen import better, foremost
+from symrazor.learner import Razor
 
 COMPARING = 1 / 3
 """Part of the time in which the candidates are compared."""
@@ -15,17 +17,30 @@ FEWEST = 3
 STEPS, MOST_EPOCHS = 10_000, 1000
 """Passes at most: as many as make `STEPS` steps, but 100 in any case, and never more than these."""
 
+MEASURED = 20
+"""Evidence steps of the longer training: the prior has to keep up with the weights."""
+WORTH = 15
+"""No precision starts above one for every so many data, or its weights would not learn."""
+
 RISING = 0.25
 """A gap of which so much was made good at the last evidence step alone is not settled yet."""
 
 
 @dataclass(frozen=True)
 class Longer:
-    """A network, its passes and its data."""
+    """A network, its passes and its data, and the prior that it starts with.
+
+    Args:
+        name: of the structure.
+        epochs: passes.
+        data: how many.
+        precisions: prior group -> precision; without any, those of a new network.
+    """
 
     name: str
     epochs: int
     data: int
+    precisions: dict[str, float] = field(default_factory=dict)
 
     @property
     def steps(self) -> int:
@@ -50,27 +65,41 @@ def unsettled(found: Answer) -> Candidate | None:
 def winner(found: Answer, early: bool = False) -> str:
     """Name of the structure to train on.
 
-    The one with the highest evidence. Where that is the relaxed one and all its layers kept their
-    symmetry, or where the evidence does not separate the two, the one that has the symmetry built
-    in. Where the comparison came too early, only these two are considered.
+    The one with the highest evidence, unless another one predicts training data that neither has
+    seen clearly better (`unseen.foremost`). Where that is the relaxed one and all its layers kept
+    their symmetry, or where it cannot be told from the one that has the symmetry built in, the
+    latter. Where the comparison came too early, only these two are considered.
     """
     learned, simplest = found.family.learned, found.family.simplest
     known = [c for c in found.candidates if not early or c.name in (learned, simplest)]
-    best = (known or found.candidates)[0]
+    best = foremost(known or found.candidates)
     if best.name != learned or simplest not in [c.name for c in known]:
         return best.name
     layers = [layer for layer in best.fit.reading.layers if layer.relaxed]
     kept = found.symmetric and all(layer.kind == "equivariant" for layer in layers)
-    near = not separated(best, found.named(simplest))
+    plain = found.named(simplest)
+    near = not separated(best, plain) and not better(best, plain)
     return simplest if kept or (near and (found.symmetric or early)) else best.name
+
+
+def learned_precisions(razor: Razor, n: int) -> dict[str, float]:
+    """Where the prior of a training on n data starts that follows another one.
+
+    A precision says how large weights are, whatever the number of data; one worth more than every
+    `WORTH`-th datum would not let weights learn what they have to.
+    """
+    found = razor.prior.precisions
+    return {name: min(float(value), n / WORTH) for name, value in found.items()}
 
 
 def longer_plan(name: str, cost: Cost, n: int, seconds: float) -> Longer | None:
     """As many passes as fit; fewer data if not even three fit; None if not one pass fits."""
     limit = SAFETY * seconds
     data = n
-    while data > min(n, LEAST_DATA) and cost.total(data, FEWEST) > limit:
+    while data > min(n, LEAST_DATA) and cost.total(data, FEWEST, MEASURED) > limit:
         data = max(min(n, LEAST_DATA), int(0.9 * data))
     most = min(MOST_EPOCHS, max(100, math.ceil(STEPS * batch_size(data) / data)))
-    epochs = max((e for e in range(1, most + 1) if cost.total(data, e) <= limit), default=0)
+    epochs = max(
+        (e for e in range(1, most + 1) if cost.total(data, e, MEASURED) <= limit), default=0
+    )
     return Longer(name, epochs, data) if epochs else None

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from symrazor.data import Dataset
-from symrazor.discover.run import Options
+from symrazor.discover.asked import Options
 from symrazor.dynamics.conserved import AffineFlows
 from symrazor.dynamics.discover import Discovered
 from symrazor.dynamics.discover import discover as find
