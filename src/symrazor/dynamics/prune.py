@@ -13,6 +13,7 @@ from symrazor.dynamics.algebra import quantities
 from symrazor.dynamics.analysis import spectrum
 from symrazor.dynamics.config import TrainConfig
 from symrazor.dynamics.conserved import Quadratic
+from symrazor.dynamics.hamiltonian import HamiltonianNetwork
 from symrazor.dynamics.measures import FlowTimes
 from symrazor.dynamics.simple import simplified, worth
 from symrazor.dynamics.symmetrised import SymmetrisedNetwork
@@ -68,7 +69,7 @@ def train_and_prune(
     parts = 3 if simplify else 2
     minutes = None if config.minutes is None else config.minutes / parts
     half = max(1, config.steps // 2)
-    tell = [None if progress is None else _shifted(progress, k, parts) for k in range(parts)]
+    tell = [None if progress is None else shifted(progress, k, parts) for k in range(parts)]
     first = train(model, data, config.change(steps=half, minutes=minutes), tell[0])
     kept = pruned(model)
     rest = config.change(
@@ -89,6 +90,34 @@ def train_and_prune(
     return other if loss < worth(last.conserved, len(data)) else second
 
 
+def refitted(
+    chosen: Trained,
+    fresh: HamiltonianNetwork,
+    data: Transitions,
+    config: TrainConfig,
+    progress: Progress | None = None,
+) -> Trained:
+    """A fresh network trained for all steps with the quantities that were chosen.
+
+    The network that chose them saw its final quantities for a part of the steps only. Whichever
+    of the two has more evidence is returned, with the time of both.
+
+    Args:
+        chosen: where the quantities come from.
+        fresh: a network with the same layers; changed in place.
+        data: transitions.
+        config: of the whole training.
+        progress: called with each record.
+    """
+    found = chosen.model
+    model = SymmetrisedNetwork(fresh, copy.deepcopy(found.conserved), found.times)
+    again = train(model, data, config.change(seed=config.seed + 2), progress)
+    if not again.bound["neg_elbo"] < chosen.bound["neg_elbo"]:
+        chosen.seconds += again.seconds
+        return chosen
+    return continued(chosen, again)
+
+
 def continued(first: Trained, second: Trained) -> Trained:
     """The second training with the history and the time of both."""
     last = first.history[-1]
@@ -101,7 +130,7 @@ def continued(first: Trained, second: Trained) -> Trained:
     return second
 
 
-def _shifted(progress: Progress, part: int, parts: int) -> Progress:
+def shifted(progress: Progress, part: int, parts: int) -> Progress:
     """Reports of one part as those of the whole."""
 
     def tell(record: Record) -> None:

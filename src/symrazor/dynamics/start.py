@@ -18,7 +18,6 @@ from torch import Tensor
 from symrazor.dynamics.config import TrainConfig
 from symrazor.dynamics.conserved import Quadratic
 from symrazor.dynamics.invariants import feature_gradients, matrices
-from symrazor.dynamics.phase import turn
 from symrazor.dynamics.symmetrised import SymmetrisedNetwork
 from symrazor.dynamics.train import Progress, Trained, train
 from symrazor.dynamics.trajectories import Transitions
@@ -59,6 +58,29 @@ def nearly_conserved(
 
 
 @torch.no_grad()
+def slow_quantities(
+    model: SymmetrisedNetwork, x: Float[Tensor, "n d"], flows: int = 256
+) -> tuple[Float[Tensor, "f"], Float[Tensor, "f d d"], Float[Tensor, "f d"]]:
+    """What a model with mean weights changes least along its dynamics; see `nearly_conserved`.
+
+    Args:
+        model: its flows, if it has any, are averaged over.
+        x: states of the data.
+        flows: of that average.
+    """
+    mean = model.network.posteriors[0].mean
+    x = x[:: -(-len(x) // MOST)].to(mean)
+    energy = model.mean(flows, torch.Generator(mean.device).manual_seed(0))
+    field = torch.cat([energy.field(part[None])[0] for part in x.split(256)])
+    return nearly_conserved(field.cpu(), x.cpu())
+
+
+def typical_size(x: Float[Tensor, "n d"]) -> float:
+    """Root mean square length of states."""
+    return float(x.square().sum(-1).mean().sqrt())
+
+
+@torch.no_grad()
 def informed_start(model: SymmetrisedNetwork, x: Float[Tensor, "n d"]) -> Float[Tensor, "k"]:
     """Set the quantities of a model to the K that its network nearly conserves.
 
@@ -75,13 +97,9 @@ def informed_start(model: SymmetrisedNetwork, x: Float[Tensor, "n d"]) -> Float[
     conserved, times = model.conserved, model.times
     if not isinstance(conserved, Quadratic) or times is None or conserved.commutators:
         raise ValueError("expected a model with quadratic quantities without commutators, got none")
-    mean = model.network.posteriors[0].mean
-    x = x[:: -(-len(x) // MOST)].to(mean)
-    field = turn(model.network.mean().gradient(x[None])[0])
-    rates, A, b = nearly_conserved(field.cpu(), x.cpu())
+    rates, A, b = slow_quantities(SymmetrisedNetwork(model.network), x)
     K = min(conserved.count, len(rates))
-    typical = float(x.square().sum(-1).mean().sqrt())
-    length = REACH * typical / (conserved.scale * times.variance**0.5 * K**0.5)
+    length = REACH * typical_size(x) / (conserved.scale * times.variance**0.5 * K**0.5)
     conserved.A_raw[:K].copy_(length * A[:K])
     if conserved.b.requires_grad:
         conserved.b[:K].copy_(length * b[:K])

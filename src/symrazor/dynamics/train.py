@@ -46,6 +46,7 @@ class Trained:
         seconds: of training.
         skipped: steps without a finite gradient.
         bound: "nll", "kl" and "neg_elbo", each per datum, of the training data at the end.
+        trials: of `train_and_judge`: how many quantities were tried, and what they cost in nats.
     """
 
     model: SymmetrisedNetwork
@@ -55,6 +56,7 @@ class Trained:
     seconds: float = 0.0
     skipped: int = 0
     bound: dict[str, float] = field(default_factory=dict)
+    trials: list[Record] = field(default_factory=list)
 
 
 def divergence(model: SymmetrisedNetwork) -> Tensor:

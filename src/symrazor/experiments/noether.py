@@ -6,7 +6,6 @@ import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from statistics import mean
 from typing import Any, Literal
@@ -19,11 +18,11 @@ from symrazor.dynamics.config import TrainConfig
 from symrazor.dynamics.conserved import Quadratic
 from symrazor.dynamics.evaluate import long_rollout, mean_squared_error, relative_drift
 from symrazor.dynamics.hamiltonian import HamiltonianNetwork, point
+from symrazor.dynamics.judge import train_and_judge
 from symrazor.dynamics.measures import Draws, FlowTimes, Measure
 from symrazor.dynamics.phase import Scalar
-from symrazor.dynamics.prune import continued, train_and_prune
+from symrazor.dynamics.prune import refitted, train_and_prune
 from symrazor.dynamics.simple import WithinSpan
-from symrazor.dynamics.start import after_warm_start, warm_start
 from symrazor.dynamics.symmetrised import SymmetrisedNetwork
 from symrazor.dynamics.train import Trained, train
 from symrazor.dynamics.trajectories import Trajectories, Transitions
@@ -86,9 +85,11 @@ class Setting:
         hidden: layers.
         activation: of the network.
         energy: the true one, for its drift along a long rollout.
-        warm: whether the quantities start where a network without them is nearly symmetric.
+        judge: whether to propose what a network without quantities nearly conserves, and let the
+            evidence judge (`train_and_judge`); else all quantities are learned from a random start.
         prune: whether to keep only the directions that were learned half-way.
-        simplify: whether to try rounded directions in the second half.
+        simplify: whether to try rounded directions in the second half, and then to train a fresh
+            network with what was chosen for as many steps as the oracle gets.
     """
 
     data: Transitions
@@ -104,7 +105,7 @@ class Setting:
     hidden: int = 2
     activation: Literal["softplus", "tanh", "elu", "elu2", "silu", "sin"] = "elu"
     energy: Scalar | None = None
-    warm: bool = False
+    judge: bool = False
     prune: bool = False
     simplify: bool = False
 
@@ -145,6 +146,8 @@ def figures(trained: Trained, setting: Setting) -> Row:
         "skipped": trained.skipped,
         "history": trained.history,
     }
+    if trained.trials:
+        row["trials"] = trained.trials
     for name, data in setting.tests.items():
         row[f"{name}_mse"] = mean_squared_error(trained, data)
     row["train_mse"] = mean_squared_error(trained, setting.data)
@@ -193,20 +196,23 @@ def run_one(problem: Setting, model: Any, config: TrainConfig) -> Row:
     """Train one model; a run that diverges is written down as such."""
     if model == "likelihood":
         config = config.change(objective="likelihood")
-    network = build(problem, model, config.seed)
-    learns = model in ("learned", "likelihood")
     try:
-        if not learns:
-            return figures(train(network, problem.data, config), problem)
-        before = None
-        if problem.warm:
-            before = warm_start(network, problem.data, config)
-            config = after_warm_start(config)
-        fit = partial(train_and_prune, simplify=problem.simplify) if problem.prune else train
-        trained = fit(network, problem.data, config)
-        return figures(trained if before is None else continued(before, trained), problem)
+        return figures(_trained(problem, model, config), problem)
     except FloatingPointError as error:
         return {"error": str(error)}
+
+
+def _trained(problem: Setting, model: Model, config: TrainConfig) -> Trained:
+    network = build(problem, model, config.seed)
+    if model in ("hnn", "oracle") or not (problem.judge or problem.prune):
+        return train(network, problem.data, config)
+    if problem.judge:
+        return train_and_judge(network, problem.data, config)
+    found = train_and_prune(network, problem.data, config, simplify=problem.simplify)
+    if not problem.simplify:
+        return found
+    fresh = build(problem, model, config.seed).network
+    return refitted(found, fresh, problem.data, config)
 
 
 def configured(problem: Setting, options: Options, seed: int) -> TrainConfig:

@@ -68,7 +68,7 @@ def pendulum_setting(options: noether.Options, seed: int) -> noether.Setting:
         count=3,
         measure="ball",
         draws="antithetic",
-        warm=True,
+        judge=True,
     )
 
 
@@ -90,7 +90,7 @@ def anisotropic_setting(options: noether.Options, seed: int) -> noether.Setting:
         count=6,
         measure="ball",
         draws="antithetic",
-        warm=True,
+        judge=True,
     )
 
 

@@ -33,9 +33,9 @@ SMALL = TrainConfig(
     burn_in=0.1,
 )
 FULL = TrainConfig(
-    steps=10_000,
+    steps=3_000,
     batch_size=500,
-    draws=4,
+    draws=2,
     flows=32,
     late_flows=2,
     lr=3e-3,

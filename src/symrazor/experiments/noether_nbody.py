@@ -4,9 +4,9 @@
 
 Seven quadratic quantities are conserved; ten are offered. The oracle averages over SE(2). Test
 trajectories start like the training ones but slower, one unit away ("moved"), or three times as
-far apart ("wider"). The quantities start where a network without them is nearly symmetric; half-way
-those that were not learned are dropped, and the second half is done with free and with rounded
-coefficients. `--small` has a narrow network, a fifth of the data and no rounding.
+far apart ("wider"). What a network without quantities nearly conserves is proposed, with rounded
+coefficients where they are nearly whole, and the evidence judges. `--small` has a narrow network
+and a fifth of the data.
 """
 
 import argparse
@@ -26,7 +26,7 @@ SMALL = TrainConfig(
     steps=1500, batch_size=200, draws=2, flows=16, integrator="rk4", lr=5e-3, burn_in=0.5
 )
 FULL = TrainConfig(
-    steps=5_000,
+    steps=4_000,
     batch_size=500,
     draws=2,
     flows=16,
@@ -65,12 +65,9 @@ def setting(options: noether.Options, seed: int, noise: float) -> noether.Settin
         count=10,
         measure="ball",
         draws="antithetic",
-        width=64 if options.small else 250,
-        hidden=2 if options.small else 3,
+        width=64 if options.small else 128,
         energy=system.energy,
-        warm=True,
-        prune=True,
-        simplify=not options.small,
+        judge=True,
     )
 
 
