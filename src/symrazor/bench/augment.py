@@ -10,6 +10,7 @@ the same pictures, N data of S copies each. Everything is timed in turn, and med
 Memory is that of a fresh process; the factors are counted in float64.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -55,7 +56,7 @@ def variants(alpha: int, n: int, batch: int) -> Runs:
         name: sr.Razor(model, "categorical", n, estimator=estimator)
         for name, estimator in (("one probe", "mc"), ("exact", "exact"))
     }
-    found: Runs = {"SGD epoch": lambda: _epoch(model, loader)}
+    found: dict[str, Callable[[], object]] = {"SGD epoch": lambda: _epoch(model, loader)}
     for name, razor in razors.items():
         found[f"evidence, {name}"] = lambda razor=razor: razor.evidence(loader)  # type: ignore[misc]
         found[f"evidence and gradient, {name}"] = lambda razor=razor: _gradient(razor, loader)  # type: ignore[misc]
