@@ -15,11 +15,10 @@ should agree does not.
 import argparse
 import ctypes
 import gc
-import json
 import sys
 import warnings
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -28,7 +27,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
 from peers_agreement import compare_values
 from peers_laplace import BATCH, PEERS, Loader, fit_peer, peer_evidence
-from symrazor.bench.evidence import data, estimate, interleave, network, peak_memory, sgd_epoch
+from symrazor.bench.evidence import data, estimate, network, sgd_epoch
+from symrazor.bench.measure import interleave, peak_memory, write_rows
 from symrazor.curvature import Method
 
 
@@ -162,8 +162,7 @@ def main() -> int:
             for found in compare_values(alpha, options.n):
                 show(found.title, found.header, found.cells)
                 agree = agree and found.agrees
-    if options.json is not None:
-        options.json.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
+    write_rows(rows, options.json)
     return 0 if agree else 1
 
 

@@ -1,4 +1,4 @@
-"""A small run with every kind of state, for test_resume.py; as a program it ends by a signal.
+"""Small runs for test_resume*.py, `run` with every kind of state; as a program it ends by a signal.
 
 python resume_job.py CASE DIRECTORY SIGNAL STEP: train and save to DIRECTORY; at training step STEP
 (or, for a negative one, when the tensors of checkpoint -STEP are on disk) send the signal.
@@ -7,6 +7,7 @@ python resume_job.py CASE DIRECTORY SIGNAL STEP: train and save to DIRECTORY; at
 import os
 import signal
 import sys
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -63,6 +64,34 @@ def run(case: str, **options: Any) -> sr.Fit:
     waves = torch.cat([torch.sin(2.5 * x), torch.cos(2 * x)], 1)
     data = (x, waves + 0.1 * torch.randn(50, 2))
     return sr.fit(Wave(), data, "gaussian", test=data, optimizer=case, **options)
+
+
+def outcome(fit: sr.Fit) -> dict[str, Any]:
+    """Everything that has to be equal to the last bit; seconds are not."""
+    return {
+        "history": [{k: v for k, v in r.items() if k != "seconds"} for r in fit.history],
+        "weights": {k: v.tolist() for k, v in fit.model.state_dict().items()},
+        "precisions": {k: v.tolist() for k, v in fit.razor.prior.precisions.items()},
+        "likelihood": {k: v.tolist() for k, v in fit.razor.likelihood.state_dict().items()},
+        "evidence": fit.evidence.to_dict(),
+        "effective": fit.evidence.effective_parameters,
+        "test": fit.reading.test,
+    }
+
+
+def small_fit(
+    directory: Path | None, width: int = 4, shift: float = 0.0, n: int = 20, **options: Any
+) -> sr.Fit:
+    torch.manual_seed(0)
+    x = torch.randn(30, 3)[:n]
+    data = (x + shift, (x[:, :1] > 0).long().squeeze(1))
+    model = nn.Sequential(nn.Linear(3, width), nn.Tanh(), nn.Linear(width, 2))
+    options = {"batch_size": 8, "every": 1, "resume": directory} | options
+    return sr.fit(model, data, **options)
+
+
+def short_fit(directory: Path, **options: Any) -> sr.Fit:
+    return small_fit(directory, **({"epochs": 2} | options))
 
 
 class Interrupted:

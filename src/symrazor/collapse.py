@@ -8,6 +8,7 @@ loads and runs without this library.
 
 import copy
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Literal
 
 import torch
@@ -86,19 +87,14 @@ def collapse(
     else:
         choice = _as_given(threshold, shares)
         known = match_shares(shares, relaxed)
-    drop = dropped_paths(relaxed, known, choice.value or 0.0)
-    rewriter = Rewriter(before, example_input, drop)
+    rewriter = Rewriter(before, example_input, dropped_paths(relaxed, known, choice.value or 0.0))
     plain = _rewritten(before, rewriter)
     plain.collapse_report = {  # type: ignore[assignment]
         "layers": [
             _fates(name, layer, known[name], rewriter.terms[name])
             for name, layer in relaxed.items()
         ],
-        "threshold": {
-            "value": choice.value,
-            "chosen_by": choice.chosen_by,
-            "candidates": choice.candidates,
-        },
+        "threshold": asdict(choice),
         **compare(before, plain, example_input),
     }
     return plain

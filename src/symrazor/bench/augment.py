@@ -10,11 +10,8 @@ the same pictures, N data of S copies each. Everything is timed in turn, and med
 Memory is that of a fresh process; the factors are counted in float64.
 """
 
-import json
-import subprocess
-import sys
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -23,7 +20,8 @@ from torch import nn
 
 import symrazor as sr
 from symrazor.augment import Augment, Augmented, affine
-from symrazor.bench.evidence import data, interleave, network, peak_memory
+from symrazor.bench.evidence import data, network
+from symrazor.bench.measure import Runs, fresh_peak, interleave, peak_memory, write_rows
 from symrazor.data import TensorLoader
 from symrazor.factor import Factor
 from symrazor.hyper import weights
@@ -48,7 +46,7 @@ class Row:
     of_batch: float
 
 
-def variants(alpha: int, n: int, batch: int) -> dict[str, Callable[[], object]]:
+def variants(alpha: int, n: int, batch: int) -> Runs:
     """An SGD epoch, and estimates without and with the gradient in the widths."""
     torch.manual_seed(0)
     model = Augmented(network(alpha), Augment(affine("affine", 0.1), SAMPLES)).eval()
@@ -99,13 +97,6 @@ def first_peak(alpha: int, name: str, n: int, batch: int, threads: int) -> float
     return peak_memory(variants(alpha, n, batch)[name])
 
 
-def fresh_peak(*args: object) -> float:
-    """`first_peak` in a new process: an old one has memory to reuse, and would show less."""
-    code = f"from symrazor.bench.augment import first_peak; print(first_peak{args})"
-    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
-    return float(done.stdout)
-
-
 def main(
     rounds: int = 3, file: Path | None = None, alpha: int = 4, n: int = 48, batch: int = 12
 ) -> list[Row]:
@@ -113,7 +104,7 @@ def main(
     runs, threads = variants(alpha, n, batch), torch.get_num_threads()
     times = interleave(runs, rounds)
     base = times["SGD epoch"]
-    peaks = {name: fresh_peak(alpha, name, n, batch, threads) for name in runs}
+    peaks = {name: fresh_peak(__name__, alpha, name, n, batch, threads) for name in runs}
     allowed = peaks["SGD epoch"] + factors_mb(alpha)
     rows = [
         Row(
@@ -127,6 +118,5 @@ def main(
         )
         for name in runs
     ]
-    if file is not None:
-        file.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
+    write_rows(rows, file)
     return rows

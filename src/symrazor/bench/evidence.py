@@ -9,13 +9,9 @@ Two more tables: `growth`, the cost against the number of data and of outputs; `
 of the Monte Carlo estimators against the exact one.
 """
 
-import json
 import statistics
-import subprocess
-import sys
-import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -23,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from symrazor.bench.measure import Runs, fresh_peak, interleave, peak_memory, write_rows
 from symrazor.curvature import Method, Source, collect, layers
 from symrazor.data import TensorLoader, digits
 from symrazor.evidence import Evidence, laplace_evidence
@@ -98,46 +95,6 @@ def estimate(model: nn.Module, loader: TensorLoader, method: Method) -> Callable
     return run
 
 
-@dataclass
-class Timing:
-    """Median seconds over interleaved rounds."""
-
-    cpu: float
-    wall: float
-
-
-def interleave(variants: dict[str, Callable[[], object]], rounds: int) -> dict[str, Timing]:
-    """Time every variant once per round, after one warm-up, and take medians."""
-    cpu: dict[str, list[float]] = {name: [] for name in variants}
-    wall: dict[str, list[float]] = {name: [] for name in variants}
-    for run in variants.values():
-        run()
-    for _ in range(rounds):
-        for name, run in variants.items():
-            c, w = time.process_time(), time.perf_counter()
-            run()
-            cpu[name].append(time.process_time() - c)
-            wall[name].append(time.perf_counter() - w)
-    return {n: Timing(statistics.median(cpu[n]), statistics.median(wall[n])) for n in variants}
-
-
-def peak_memory(run: Callable[[], object]) -> float:
-    """Megabytes of resident memory that `run` adds at its peak (Linux; NaN elsewhere)."""
-    status, reset = Path("/proc/self/status"), Path("/proc/self/clear_refs")
-
-    def read(field: str) -> float:
-        line = next(x for x in status.read_text().splitlines() if x.startswith(field))
-        return float(line.split()[1]) / 1024
-
-    try:
-        reset.write_text("5")
-        before = read("VmRSS")
-        run()
-        return read("VmHWM") - before
-    except OSError:
-        return float("nan")
-
-
 PROBES: tuple[Probe, ...] = ("spectral", "label")
 METHODS = {
     "exact": Method(),
@@ -146,7 +103,7 @@ METHODS = {
 }
 
 
-def variants(alpha: int, padding: Padding, n: int) -> dict[str, Callable[[], object]]:
+def variants(alpha: int, padding: Padding, n: int) -> Runs:
     """SGD epochs and all estimators on one network."""
     model, sgd = network(alpha, padding), network(alpha, padding)
     last = network(alpha, padding).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -167,13 +124,6 @@ def first_peak(alpha: int, padding: Padding, name: str, n: int, threads: int) ->
     return peak_memory(variants(alpha, padding, n)[name])
 
 
-def fresh_peak(*args: object) -> float:
-    """`first_peak` in a new process: an old one has memory to reuse, and would show less."""
-    code = f"from symrazor.bench.evidence import first_peak; print(first_peak{args})"
-    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
-    return float(done.stdout)
-
-
 def compare(alpha: int, padding: Padding, n: int = 1000, rounds: int = 5) -> list[Row]:
     """All estimators against SGD on one network."""
     runs, threads = variants(alpha, padding, n), torch.get_num_threads()
@@ -181,7 +131,7 @@ def compare(alpha: int, padding: Padding, n: int = 1000, rounds: int = 5) -> lis
     base, rows = times["SGD epoch"], []
     for name, run in runs.items():
         cpu, wall = times[name].cpu / base.cpu, times[name].wall / base.wall
-        peak = fresh_peak(alpha, padding, name, n, threads)
+        peak = fresh_peak(__name__, alpha, padding, name, n, threads)
         found = run()
         value = float(found.log_evidence) if isinstance(found, Evidence) else None
         rows.append(Row("8-conv", alpha, padding, name, cpu, wall, peak, value))
@@ -203,7 +153,7 @@ def growth(alpha: int = 4, rounds: int = 5) -> list[Growth]:
     """Linear in the number of data; in that of outputs linear if exact, flat with one probe."""
     cases = [("data", n, n, OUTPUTS) for n in (250, 500, 1000, 2000)]
     cases += [("outputs", k, 500, k) for k in (5, 10, 20, 40)]
-    runs: dict[str, Callable[[], object]] = {}
+    runs: Runs = {}
     for varies, value, n, k in cases:
         model, loader = network(alpha, outputs=k), TensorLoader(*data(n, k), 250)
         for name in ("exact", "one probe"):
@@ -317,6 +267,5 @@ def main(options: Options) -> list[Row]:
         for row in compare(alpha, padding, rounds=options.rounds)
     ]
     torch.set_num_threads(before)
-    if options.json is not None:
-        options.json.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
+    write_rows(rows, options.json)
     return rows

@@ -17,13 +17,12 @@ turn with one of them, the other waiting.
 """
 
 import argparse
-import json
 import os
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 
@@ -32,7 +31,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from symrazor import distributed
-from symrazor.bench.evidence import interleave, peak_memory
+from symrazor.bench.measure import Runs, fresh_peak, interleave, peak_memory, write_rows
 from symrazor.data import TensorLoader
 from symrazor.experiments.ella_network import ella_network
 from symrazor.learner import Razor
@@ -43,8 +42,6 @@ from symrazor.training import EVALUATION_BATCH, EVIDENCE_SUBSET
 
 EVERY = 5
 """Epochs between two estimates."""
-
-Runs = dict[str, Callable[[], object]]
 
 
 @dataclass(frozen=True)
@@ -167,7 +164,7 @@ def times(options: Options) -> list[Row]:
     ]
 
 
-def peak(options: Options, what: str) -> float:
+def first_peak(options: Options, what: str) -> float:
     """Megabytes that a plain epoch ("plain"), or an epoch and an estimate, take at their peak."""
     if what == "plain":
         run = plain_epoch(options)
@@ -187,20 +184,12 @@ def peak(options: Options, what: str) -> float:
 
 def memory(options: Options) -> Row:
     """Both peaks, each in a process of its own: an old one has memory to reuse."""
-    found = {}
-    for what in ("plain", "fit"):
-        code = f"from symrazor.bench.fit import *; print(peak({_constructor(options)}, {what!r}))"
-        done = subprocess.run(
-            [sys.executable, "-c", code], check=True, capture_output=True, text=True
-        )
-        found[what] = float(done.stdout)
-    ratio = found["fit"] / found["plain"]
+    plain, fit = (
+        fresh_peak("symrazor.bench.fit", replace(options, json=None), what)
+        for what in ("plain", "fit")
+    )
+    ratio = fit / plain
     return Row("peak memory, fit / plain", ratio, "<= 1.5", ratio <= 1.5, _where(options))
-
-
-def _constructor(options: Options) -> str:
-    values = {k: v for k, v in asdict(options).items() if k != "json"}
-    return f"Options(**{values!r})"
 
 
 def scaling(options: Options) -> list[Row]:
@@ -269,8 +258,7 @@ def main(options: Options) -> list[Row]:
         torch.set_num_threads(before)
     if options.scaling and not options.device.startswith("cuda"):
         rows += scaling(options)
-    if options.json is not None:
-        options.json.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
+    write_rows(rows, options.json)
     return rows
 
 

@@ -16,11 +16,8 @@ is affordable for few data: in the pixels S it should grow linearly while r < i.
 Everything compared is timed in turn, round after round, and medians are divided.
 """
 
-import json
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,14 +25,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from symrazor.bench.evidence import METHODS, Timing, data, estimate, interleave, peak_memory
+from symrazor.bench.evidence import METHODS, data, estimate
+from symrazor.bench.measure import Runs, Timing, fresh_peak, interleave, peak_memory, write_rows
 from symrazor.collapse import collapse
 from symrazor.data import TensorLoader
 from symrazor.layers import FC, FFC, SFC, Conv, GConv, Relaxed, SConv
 from symrazor.layers.path import Path as LayerPath
 from symrazor.relax import relax
 
-Runs = dict[str, Callable[[], object]]
 Make = Callable[..., LayerPath]
 
 
@@ -229,13 +226,6 @@ def first_peak(comparison: str, variant: str, threads: int) -> float:
     return peak_memory(COMPARISONS[comparison]().runs[variant])
 
 
-def fresh_peak(*args: object) -> float:
-    """`first_peak` in a new process: an old one has memory to reuse, and would show less."""
-    code = f"from symrazor.bench.layers import first_peak; print(first_peak{args})"
-    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
-    return float(done.stdout)
-
-
 def measure(key: str, rounds: int, threads: int) -> list[Row]:
     """The rows of one comparison."""
     comparison = COMPARISONS[key]()
@@ -249,7 +239,7 @@ def measure(key: str, rounds: int, threads: int) -> list[Row]:
             own.wall / base.wall,
             comparison.goals.get(variant),
             1000 * own.wall,
-            fresh_peak(key, variant, threads),
+            fresh_peak(__name__, key, variant, threads),
         )
         for variant, own in times.items()
     ]
@@ -275,6 +265,5 @@ def main(
         rows = [row for key in only for row in measure(key, rounds, threads)]
     finally:
         torch.set_num_threads(before)
-    if json_file is not None:
-        json_file.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
+    write_rows(rows, json_file)
     return rows
