@@ -38,6 +38,9 @@ log = logging.getLogger("symrazor")
 
 Callback = Callable[[Record], object]
 EVALUATION_BATCH = 500
+CURVATURE_BATCH = (
+    250  # data, at least: what a batch takes in an evidence step is no more than in training
+)
 EVIDENCE_SUBSET = 5000  # data per evidence step, at most, unless told otherwise
 AGREE_EVERY = 8  # steps after which several processes ask each other whether to stop
 _ANOTHER_STREAM = 1_000_003  # seed + this: augmentation must not repeat the numbers of shuffling
@@ -90,7 +93,7 @@ class Training:
     ) -> None:
         """Start afresh, or load the newest checkpoint; see the class."""
         self.razor, self.data, self.options, self.test = razor, data, options, test
-        many = max(data.batch_size, EVALUATION_BATCH)  # no gradient to wait for: larger batches
+        many = max(data.batch_size, CURVATURE_BATCH)
         self.curvature_data = TensorLoader(data.x, data.y, many, True, data.generator)
         self.callbacks, self.checkpoints = callbacks, checkpoints
         self.stepper = Stepper(razor, options, options.epochs * len(data))
