@@ -15,11 +15,14 @@ from jaxtyping import Float
 from torch import Tensor
 
 from symrazor.spectra import eigenvalues, eigenvectors
+from symrazor.symmetric import PANEL, Symmetric
 
-NARROW, PANEL = 16, 256
+NARROW = 16
 ENOUGH = 0.75
 """Rows per feature from which the matrix is formed: its float32 product is cheaper than $S_k$ in
 float64, and that many rows would save only half of the time of the eigenvalues."""
+WAIT = 200
+"""Rows that wait, beside a matrix, until they are multiplied: few products, and little memory."""
 
 
 def gram(rows: Float[Tensor, "*r k i"]) -> Float[Tensor, "k i i"]:
@@ -69,11 +72,16 @@ class Factor:
         total: sum of outer products [k, i, i] of all other rows, or None where there are none.
     """
 
-    def __init__(self, parts: Sequence[Tensor], total: Tensor | None = None) -> None:
+    def __init__(self, parts: Sequence[Tensor], total: Symmetric | None = None) -> None:
         """Keep the rows, or multiply them; see the class."""
         self.parts, self.total = tuple(parts), total
-        if sum(map(len, self.parts)) >= ENOUGH * self.features:
-            self.parts, self.total = (), self.matrix
+        if self._enough():
+            self.parts, self.total = (), self.squared
+
+    def _enough(self) -> bool:
+        waiting = sum(map(len, self.parts))
+        enough = ENOUGH * self.features
+        return waiting > 0 and waiting >= (enough if self.total is None else min(WAIT, enough))
 
     @classmethod
     def of_rows(cls, rows: Float[Tensor, "*r k i"]) -> "Factor":
@@ -83,7 +91,7 @@ class Factor:
     @classmethod
     def of_matrix(cls, matrix: Float[Tensor, "k i i"]) -> "Factor":
         """A factor that is known as a matrix."""
-        return cls([], matrix.double())
+        return cls([], Symmetric.of(matrix))
 
     def __add__(self, other: "Factor") -> "Factor":
         """The factor of all rows of both."""
@@ -93,25 +101,32 @@ class Factor:
         return Factor(self.parts + other.parts, total)
 
     def absorb(self, other: "Factor") -> "Factor":
-        """`self + other`, bit for bit, in the memory of this factor's matrix where it has its own.
+        """`self + other`, bit for bit, in the memory of this factor's matrix where it has one.
 
         For running sums: neither of the two is to be used any more.
         """
         total, rows = self.total, self.parts + other.parts
-        kept = [*rows, *(t for t in (total, other.total) if t is not None)]
-        if total is None or not total.is_contiguous() or any(t.requires_grad for t in kept):
+        others = [] if other.total is None else other.total.panels
+        if total is None or not total.mutable or any(t.requires_grad for t in (*rows, *others)):
             return self + other
         if other.total is not None:
             total.add_(other.total)
-        if not rows or sum(map(len, rows)) < ENOUGH * self.features:
-            return Factor(rows, total)
-        return Factor([], total.add_(gram(_joined(rows))))
+        waiting = object.__new__(Factor)
+        waiting.parts, waiting.total = rows, total
+        if waiting._enough():
+            waiting.parts = ()
+            joined = _joined(rows)
+            if total.whole:
+                total.add_(_product(joined))
+            else:
+                total.add_products_(joined)
+        return waiting
 
     def averaged(self) -> "Factor":
         """The mean over blocks, as one block."""
         k = self.blocks
         rows = [part.reshape(-1, 1, self.features) / math.sqrt(k) for part in self.parts]
-        return Factor(rows, None if self.total is None else self.total.mean(0, keepdim=True))
+        return Factor(rows, None if self.total is None else self.total.mean())
 
     @property
     def rows(self) -> Float[Tensor, "r k i"]:
@@ -119,28 +134,24 @@ class Factor:
         return _joined(self.parts)
 
     @property
-    def _any(self) -> Tensor:
-        return self.parts[0] if self.total is None else self.total
-
-    @property
     def features(self) -> int:
         """Columns i of every block."""
-        return self._any.shape[-1]
+        return self.parts[0].shape[-1] if self.total is None else self.total.shape[-1]
 
     @property
     def blocks(self) -> int:
         """Number k of blocks."""
-        return self._any.shape[-2] if self.total is None else self._any.shape[0]
+        return self.parts[0].shape[-2] if self.total is None else self.total.shape[0]
 
     @property
     def device(self) -> torch.device:
         """Where it is."""
-        return self._any.device
+        return self.parts[0].device if self.total is None else self.total.device
 
     @property
     def dtype(self) -> torch.dtype:
         """Of the rows; a matrix is always float64."""
-        return self._any.dtype
+        return self.parts[0].dtype if self.total is None else torch.float64
 
     @property
     def small(self) -> bool:
@@ -159,17 +170,22 @@ class Factor:
 
     def block(self, i: int) -> "Factor":
         """Block i alone."""
-        total = None if self.total is None else self.total[i : i + 1]
+        total = None if self.total is None else self.total.block(i)
         return Factor([part[:, i : i + 1] for part in self.parts], total)
 
     @property
-    def matrix(self) -> Float[Tensor, "k i i"]:
-        """The sum written out, in float64."""
+    def squared(self) -> Symmetric:
+        """The sum of all outer products."""
         if not self.parts:
             assert self.total is not None
             return self.total
-        product = gram(self.rows).double()
-        return product if self.total is None else product.add_(self.total)
+        product = _product(self.rows)
+        return product if self.total is None else self.total + product
+
+    @property
+    def matrix(self) -> Float[Tensor, "k i i"]:
+        """The same, written out in float64."""
+        return self.squared.matrix
 
     def _double_rows(self) -> Float[Tensor, "k r i"]:
         return self.rows.transpose(0, 1).double()
@@ -215,6 +231,14 @@ class Factor:
         if other.small:
             return _squared(other._double_rows() @ basis)
         return basis.mT @ other.matrix @ basis
+
+
+def _product(rows: Float[Tensor, "r k i"]) -> Symmetric:
+    """Sums of outer products; large ones are made panel by panel."""
+    k, i = rows.shape[1:]
+    if rows.requires_grad or i < 2 * PANEL:
+        return Symmetric.of(gram(rows))
+    return Symmetric.zeros(k, i, rows.device).add_products_(rows)
 
 
 def _joined(parts: Sequence[Tensor]) -> Float[Tensor, "r k i"]:

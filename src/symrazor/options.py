@@ -42,8 +42,8 @@ class FitConfig:
         every: epochs between evidence steps.
         burn_in: training steps before the first update; None for a fifth of all steps.
         subset: data per evidence step, scaled up; None for all of them, at most 5,000.
-        evidence_batch: data in a batch of an evidence step; None for 500, or for `batch_size` if
-            the network has hyperparameters, whose gradient needs the memory.
+        evidence_batch: data in a batch of an evidence step; None for `batch_size`, and for at least
+            250 if the network has no hyperparameters, whose gradient would need the memory.
         patience: stop after so many evidence steps in a row, counted from the burn-in, without a
             new best evidence; None for never.
         keep: return the state with the "best" evidence or the "last" one.

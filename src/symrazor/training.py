@@ -39,6 +39,7 @@ log = logging.getLogger("symrazor")
 
 Callback = Callable[[Record], object]
 EVALUATION_BATCH = 500
+CURVATURE_BATCH = 250  # data, at least: in an evidence step they take no more than in training
 EVIDENCE_SUBSET = 5000  # data per evidence step, at most, unless told otherwise
 AGREE_EVERY = 8  # steps after which several processes ask each other whether to stop
 _ANOTHER_STREAM = 1_000_003  # seed + this: augmentation must not repeat the numbers of shuffling
@@ -326,7 +327,7 @@ class Training:
 
 def _evidence_batch(razor: Razor, batch_size: int) -> int:
     """Large where no step waits for a gradient; with one in the network, the memory counts."""
-    return batch_size if hyperparameters(razor.model) else max(batch_size, EVALUATION_BATCH)
+    return batch_size if hyperparameters(razor.model) else max(batch_size, CURVATURE_BATCH)
 
 
 def _kind(tensor: Tensor) -> str:

@@ -38,7 +38,7 @@ from symrazor.learner import Razor
 from symrazor.options import FitConfig
 from symrazor.rounding import tf32
 from symrazor.stepper import Stepper
-from symrazor.training import EVALUATION_BATCH, EVIDENCE_SUBSET
+from symrazor.training import CURVATURE_BATCH, EVIDENCE_SUBSET
 
 EVERY = 5
 """Epochs between two estimates."""
@@ -122,7 +122,8 @@ def fitting(options: Options) -> tuple[Callable[[], object], Callable[[], object
     model, data = network(options), loader(options)
     razor = Razor(model, "categorical", options.images, estimator="mc")
     stepper = Stepper(razor, FitConfig(lr=1e-4), 10**6)
-    some = TensorLoader(data.x, data.y, EVALUATION_BATCH, True, data.generator)
+    many = max(options.batch, CURVATURE_BATCH)
+    some = TensorLoader(data.x, data.y, many, True, data.generator)
     subset = min(options.images, EVIDENCE_SUBSET)
 
     def epoch() -> None:

@@ -14,6 +14,7 @@ from torch import Tensor
 from symrazor.curvature.statistics import Batch, Key, Statistics
 from symrazor.distributed import exchange, gather, sum_, world
 from symrazor.factor import ENOUGH, Factor
+from symrazor.symmetric import Symmetric
 
 Entry = dict[str, Any]
 """One sum as it is announced: its keys, its shape, for a factor the number of rows."""
@@ -98,7 +99,7 @@ def _total(
         if "rows" in known:
             assert value is None or isinstance(value, Factor)
             total = _factor(value, known, entries, device)
-            plain += [] if total.total is None else [total.total]
+            plain += [] if total.total is None else total.total.panels
         else:
             assert value is None or isinstance(value, Tensor)
             total = _tensor(value, known["shape"], device)
@@ -134,7 +135,5 @@ def _factor(
         mine = torch.zeros(0, blocks, features, dtype=dtype, device=device)
         return Factor(gather(mine if own is None else own.rows, rows))
     if own is None:
-        return Factor.of_matrix(
-            torch.zeros(blocks, features, features, dtype=torch.float64, device=device)
-        )
-    return Factor.of_matrix(own.matrix)
+        return Factor([], Symmetric.zeros(blocks, features, device))
+    return Factor([], own.squared)

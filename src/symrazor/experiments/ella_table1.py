@@ -48,12 +48,19 @@ def data(task: str, options: Options) -> tuple[Tensors, Tensors]:
 
 
 def config(row: Row, small: bool) -> sr.FitConfig:
-    """The training of a row; a dense network has slow factors, and its evidence is taken less."""
+    """The training of a row; a dense network has slow factors, and its evidence is taken less.
+
+    Where free paths are learned, smaller batches leave more steps to the training that follows when
+    they are switched off.
+    """
     if small:
         epochs = {"fc": 15, "conv": 30, "f-fc+conv": 60}[row.paths]
-        return sr.FitConfig(epochs=epochs, batch_size=64, lr=6e-3, every=4).change(estimator="mc")
+        base = sr.FitConfig(epochs=epochs, batch_size=64, lr=6e-3, every=4, start="given")
+        return base.change(estimator="mc", switch_off=True)
     every = 25 if row.paths == "fc" else 5
     base = sr.FitConfig(epochs=80, batch_size=256, lr=4e-3, every=every)
+    if row.paths == "f-fc+conv":
+        base = base.change(epochs=60, batch_size=128, lr=6e-3, switch_off=True)
     return base.change(estimator="mc", free_precision=FREE_PRECISION[32])
 
 

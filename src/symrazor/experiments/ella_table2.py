@@ -51,10 +51,12 @@ def data(task: str, options: Options) -> tuple[Tensors, Tensors]:
 def config(row: Row, small: bool) -> sr.FitConfig:
     """The training of a row; a dense network has slow factors, and its evidence is taken less."""
     if small:
-        return sr.FitConfig(epochs=8, batch_size=64, lr=4e-3, every=2).change(estimator="mc")
+        base = sr.FitConfig(epochs=8, batch_size=64, lr=4e-3, every=2, start="given")
+        return base.change(estimator="mc", switch_off=True)
     every = 25 if "fc" in row.paths.split("+") else 5
     base = sr.FitConfig(epochs=120, batch_size=256, lr=4e-3, every=every, augment=flip_and_crop)
-    return base.change(estimator="mc", free_precision=FREE_PRECISION[32])
+    base = base.change(estimator="mc", free_precision=FREE_PRECISION[32])
+    return base.change(start="given", switch_off=True)
 
 
 EXPERIMENT = Experiment(

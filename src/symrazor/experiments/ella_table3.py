@@ -123,8 +123,6 @@ EXPERIMENT = Experiment(
     classes=lambda task: 10,
     config=config,
     alpha=(2, 2),
-    start="near",
-    switch_off=False,
     more=shares,
 )
 

@@ -5,7 +5,7 @@ them by the evidence. Everything else is the same for both.
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -87,8 +87,6 @@ class Experiment:
         classes: task -> number of classes.
         config: (row, whether small) -> the training.
         alpha: width of the network on the real data and on the embedded digits.
-        start: of free paths in rows with "laplace", see `FitConfig`.
-        switch_off: whether these rows try to do without free paths, see `FitConfig`.
         more: runs of one size -> what follows the table.
     """
 
@@ -98,8 +96,6 @@ class Experiment:
     classes: Callable[[str], int]
     config: Callable[[Row, bool], sr.FitConfig]
     alpha: tuple[int, int] = (10, 4)
-    start: Literal["near", "given"] = "given"
-    switch_off: bool = True
     more: Callable[[Sequence[Run]], str] | None = None
 
 
@@ -146,8 +142,7 @@ def run_row(
     """Train one network and note everything about it."""
     train, test = data
     base = experiment.config(row, options.small)
-    learned = {"start": experiment.start, "switch_off": experiment.switch_off}
-    config = _config(base, row, options, len(train[1]), learned).change(seed=seed)
+    config = _config(base, row, options, len(train[1])).change(seed=seed)
     torch.manual_seed(seed)
     channels, size = train[0].shape[1], train[0].shape[-1]
     classes, alpha = experiment.classes(row.task), experiment.alpha[options.small]
@@ -173,22 +168,19 @@ def run_row(
     }
 
 
-def _config(
-    base: sr.FitConfig, row: Row, options: Options, n: int, learned: Mapping[str, Any]
-) -> sr.FitConfig:
-    """The training of a row; `learned` are options of rows with "laplace"."""
+def _config(base: sr.FitConfig, row: Row, options: Options, n: int) -> sr.FitConfig:
+    """The training of a row."""
     epochs = base.epochs if options.epochs is None else options.epochs
     changes = dict(_setting(text) for text in options.set)
     device = options.device
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     steps = -(-n // int(changes.get("batch_size", base.batch_size)))
-    own = {"start": "given"} if row.method == "map" else learned
-    changes = {**own, "burn_in": steps * min(BURN_IN_EPOCHS, epochs // 2), **changes}
+    changes = {"burn_in": steps * min(BURN_IN_EPOCHS, epochs // 2), **changes}
     if row.method == "map":
         never = steps * epochs + 1
         changes |= {"burn_in": never, "every": epochs, "keep": "last"}
-        changes = {"free_precision": 1.0, **changes}
+        changes = {"free_precision": 1.0, "start": "given", "switch_off": False, **changes}
     return base.change(**{"epochs": epochs, "device": device, **changes})
 
 
