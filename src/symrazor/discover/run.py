@@ -45,8 +45,6 @@ FEW = 400
 """Training steps below which a verdict says that it comes early."""
 SCORED = 2000
 """Held-out data on which networks are scored that are only compared."""
-LONGER = 1.5
-"""The winner is trained again if it gets so many times the steps of the comparison."""
 
 
 def answer(asked: Asked, options: Options, tell: Tell) -> Answer:
@@ -82,8 +80,8 @@ def answer(asked: Asked, options: Options, tell: Tell) -> Answer:
     if fresh is not None:
         fresh = replace(fresh, precisions=learned_precisions(trained.razor, fresh.data))
     chosen = _longer(asked, fresh, options)
-    if chosen is None or chosen.steps < LONGER * steps:
-        return compared
+    if chosen is None or chosen.steps < steps:
+        return compared  # too little time is left to do better
     label = asked.family.label(chosen.name)
     tell(f"  the rest of the time: {label}, {chosen.epochs} epochs on {chosen.data:,} data")
     final = _train_longer(asked, chosen, config, options)
