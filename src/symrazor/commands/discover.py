@@ -35,8 +35,9 @@ class Arguments:
         kind: what the inputs are, instead of what is recognised.
         task: what the labels are, instead of what is recognised.
         epochs: passes over the data, instead of a time.
-        invariances: learn which transformations of pictures leave their label alone; by default
-            with a time, and not with a number of epochs.
+        invariances: learn which transformations of pictures leave their label alone, also with a
+            number of epochs; with a time that is the default.
+        no_invariances: do not learn that.
         quiet: print only the verdicts.
     """
 
@@ -51,17 +52,25 @@ class Arguments:
     kind: Kind | None = None
     task: Task | None = None
     epochs: int | None = None
-    invariances: bool | None = None
+    invariances: tyro.conf.FlagCreatePairsOff[bool] = False
+    no_invariances: tyro.conf.FlagCreatePairsOff[bool] = False
     quiet: bool = False
 
     def options(self) -> Options:
-        """The part that `discover` takes as options."""
+        """The part that `discover` takes as options.
+
+        Raises:
+            ValueError: options that exclude each other.
+        """
+        if self.invariances and self.no_invariances:
+            raise ValueError("expected --invariances or --no-invariances, got both; do: drop one")
+        learned = True if self.invariances else None
         return Options().change(
             seed=self.seed,
             device=self.device,
             groups=self.groups or None,
             epochs=self.epochs,
-            invariances=self.invariances,
+            invariances=False if self.no_invariances else learned,
             out=self.out,
             progress=False if self.quiet else None,
             **({} if self.minutes is None else {"minutes": self.minutes}),
