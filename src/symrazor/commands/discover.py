@@ -12,7 +12,7 @@ from rich.table import Table
 
 from symrazor.commands.terminal import JsonFile, console
 from symrazor.data.dataset import Kind, Task
-from symrazor.discover import Answer, Options, discover_digits
+from symrazor.discover import Answer, Candidate, Options, discover_digits
 from symrazor.discover import discover as find
 from symrazor.discover.folder import DOCUMENT
 
@@ -117,6 +117,9 @@ def discover(given: Annotated[Arguments, tyro.conf.arg(name="")]) -> None:
 def _table(found: Answer) -> Table:
     figures = list(dict.fromkeys(key for c in found.candidates for key in c.fit.reading.test))
     table = Table("network", "log evidence", "fit", "complexity", "effective")
+    left_out = any(c.unseen is not None for c in found.candidates)
+    if left_out:
+        table.add_column("nats of data left out")
     for key in figures:
         table.add_column(f"test {key}")
     trained = found.candidates if found.final is None else [*found.candidates, found.final]
@@ -129,9 +132,15 @@ def _table(found: Answer) -> Table:
             f"{float(value.log_likelihood):,.0f}",
             f"{float(value.complexity):,.0f}",
             f"{sum(value.effective_parameters.values()):,.0f}",
+            *([] if not left_out else [_nats(candidate)]),
             *(_figure(key, test.get(key)) for key in figures),
         )
     return table
+
+
+def _nats(candidate: Candidate) -> str:
+    """Log likelihood of the training data that it had not seen."""
+    return "" if candidate.unseen is None else f"{float(candidate.unseen.sum()):,.0f}"
 
 
 def _figure(key: str, value: Any) -> str:
