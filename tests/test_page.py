@@ -142,6 +142,19 @@ def test_parts_that_are_not_there_are_left_out() -> None:
     ]
 
 
+def test_a_longer_training_comes_with_its_curves() -> None:
+    document = page_document.document()
+    document["questions"][0]["final"] = {
+        **document["questions"][0]["candidates"][0],
+        "history": page_document.history(60),
+    }
+    found = Page(page_html(document)).data["questions"][0]
+    assert (found["final"]["of"], found["final"]["name"]) == ("relaxed", "relaxed, longer")
+    assert found["final"]["series"]["epoch"][-1] == 60
+    assert found["final"]["series"]["precisions"]["0.paths.1"]["0.paths.1"][-1] == 60.0
+    assert len(found["candidates"]) == len(document["questions"][0]["candidates"])
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

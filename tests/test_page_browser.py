@@ -213,6 +213,33 @@ def test_tabs_by_click_and_by_arrow_keys(page: Driver) -> None:
     assert len(panel.find_elements(By.CSS_SELECTOR, ".row")) == 3
 
 
+@pytest.mark.parametrize("number", [0, 1])
+def test_the_longer_training_has_a_tab_and_curves(
+    browser: Driver, tmp_path: Path, number: int
+) -> None:
+    """Shown first if it is of the network that the verdict is about; it is not compared."""
+    document = page_document.document()
+    (question,) = document["questions"] = document["questions"][:1]
+    of = question["candidates"][number]
+    question["final"] = {**of, "history": page_document.history(60)}
+    show(browser, write_page(document, tmp_path / "longer.html"))
+    tabs = browser.find_elements(By.CSS_SELECTOR, "#q0 [role=tab]")
+    assert tabs[-1].text == f"{of['name']}, longer"
+    chosen = [tab.get_attribute("aria-selected") for tab in tabs]
+    assert chosen == (["false", "false", "true"] if number == 0 else ["true", "false", "false"])
+    tabs[-1].click()
+    panel = browser.find_element(By.CSS_SELECTOR, "#q0 [role=tabpanel]")
+    label = "[aria-label^='Evidence and fit over training']"
+    chart = panel.find_element(By.CSS_SELECTOR, label)
+    chart.send_keys(Keys.END)
+    assert chart.get_attribute("aria-valuetext").startswith("Epoch 60:")
+    compared = "#q0 [aria-label='Candidates by evidence'] tbody tr"
+    assert len(browser.find_elements(By.CSS_SELECTOR, compared)) == 2
+    rows = browser.find_elements(By.CSS_SELECTOR, "#numbers table")[0]
+    assert "longer" in rows.text
+    assert browser.get_log("browser") == []
+
+
 def test_parts_that_are_not_there_are_left_out(browser: Driver, tmp_path: Path) -> None:
     bare = {"questions": [{"question": "?", "candidates": [{"name": "a", "reading": {}}]}]}
     late = page_document.document()

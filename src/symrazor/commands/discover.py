@@ -12,7 +12,7 @@ from rich.table import Table
 
 from symrazor.commands.terminal import JsonFile, console
 from symrazor.data.dataset import Kind, Task
-from symrazor.discover import Answer, Options, discover_digits
+from symrazor.discover import Answer, Candidate, Options, discover_digits
 from symrazor.discover import discover as find
 from symrazor.discover.folder import DOCUMENT
 
@@ -35,8 +35,9 @@ class Arguments:
         kind: what the inputs are, instead of what is recognised.
         task: what the labels are, instead of what is recognised.
         epochs: passes over the data, instead of a time.
-        invariances: learn which transformations of pictures leave their label alone; by default
-            with a time, and not with a number of epochs.
+        invariances: learn which transformations of pictures leave their label alone, also with a
+            number of epochs; with a time that is the default.
+        no_invariances: do not learn that.
         quiet: print only the verdicts.
     """
 
@@ -51,17 +52,25 @@ class Arguments:
     kind: Kind | None = None
     task: Task | None = None
     epochs: int | None = None
-    invariances: bool | None = None
+    invariances: tyro.conf.FlagCreatePairsOff[bool] = False
+    no_invariances: tyro.conf.FlagCreatePairsOff[bool] = False
     quiet: bool = False
 
     def options(self) -> Options:
-        """The part that `discover` takes as options."""
+        """The part that `discover` takes as options.
+
+        Raises:
+            ValueError: options that exclude each other.
+        """
+        if self.invariances and self.no_invariances:
+            raise ValueError("expected --invariances or --no-invariances, got both; do: drop one")
+        learned = True if self.invariances else None
         return Options().change(
             seed=self.seed,
             device=self.device,
             groups=self.groups or None,
             epochs=self.epochs,
-            invariances=self.invariances,
+            invariances=False if self.no_invariances else learned,
             out=self.out,
             progress=False if self.quiet else None,
             **({} if self.minutes is None else {"minutes": self.minutes}),
@@ -108,6 +117,9 @@ def discover(given: Annotated[Arguments, tyro.conf.arg(name="")]) -> None:
 def _table(found: Answer) -> Table:
     figures = list(dict.fromkeys(key for c in found.candidates for key in c.fit.reading.test))
     table = Table("network", "log evidence", "fit", "complexity", "effective")
+    left_out = any(c.unseen is not None for c in found.candidates)
+    if left_out:
+        table.add_column("nats of data left out")
     for key in figures:
         table.add_column(f"test {key}")
     trained = found.candidates if found.final is None else [*found.candidates, found.final]
@@ -120,9 +132,15 @@ def _table(found: Answer) -> Table:
             f"{float(value.log_likelihood):,.0f}",
             f"{float(value.complexity):,.0f}",
             f"{sum(value.effective_parameters.values()):,.0f}",
+            *([] if not left_out else [_nats(candidate)]),
             *(_figure(key, test.get(key)) for key in figures),
         )
     return table
+
+
+def _nats(candidate: Candidate) -> str:
+    """Log likelihood of the training data that it had not seen."""
+    return "" if candidate.unseen is None else f"{float(candidate.unseen.sum()):,.0f}"
 
 
 def _figure(key: str, value: Any) -> str:

@@ -82,6 +82,11 @@ class Plan:
     seconds: dict[str, float]
     costs: dict[str, Cost] = field(default_factory=dict)
 
+    @property
+    def steps(self) -> int:
+        """Of training, for each candidate."""
+        return self.epochs * math.ceil(self.data / batch_size(self.data))
+
 
 def every(epochs: int) -> int:
     """Epochs between evidence steps."""

@@ -56,8 +56,8 @@ def _with_widths(one: Found, parts: dict[str, Any]) -> dict[str, Any]:
     found, widths = one.answer.to_dict(), one.answer.widths
     if widths is None or not widths.supported:
         return found
-    for candidate in found["candidates"]:
-        if candidate["name"] == one.answer.subject.name:
+    for candidate in (*found["candidates"], found["final"] or {}):
+        if candidate.get("name") == widths.network:
             reading = widths.averaged.reading.to_dict()
             candidate["reading"]["invariances"] = reading["invariances"]
     orbits = orbits_of(widths.averaged, parts["examples"]["images"])

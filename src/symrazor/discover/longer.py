@@ -8,8 +8,10 @@ from symrazor.discover.budget import LEAST_DATA, Cost, batch_size
 from symrazor.discover.unseen import better, foremost
 from symrazor.learner import Razor
 
-COMPARING = 1 / 3
-"""Part of the time in which the candidates are compared."""
+COMPARING, AT_MOST = 1 / 3, 0.55
+"""Part of the time in which the candidates are compared; and where that makes too few steps."""
+FEW = 400
+"""Training steps below which a comparison comes too early, and a verdict says so."""
 SAFETY = 0.95
 """Part of the rest that is planned; the cost is known from the comparison."""
 FEWEST = 3

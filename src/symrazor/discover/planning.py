@@ -14,7 +14,7 @@ from torch import Tensor
 from symrazor.checkpoint import fingerprint
 from symrazor.discover.asked import Asked, Options, Tell, some
 from symrazor.discover.budget import Cost, Plan, batch_size, costs_of, every, plan, timed
-from symrazor.discover.longer import COMPARING
+from symrazor.discover.longer import AT_MOST, COMPARING, FEW
 from symrazor.options import FitConfig
 from symrazor.report import write_atomically
 
@@ -43,6 +43,8 @@ def planned(asked: Asked, options: Options, tell: Tell) -> tuple[FitConfig, Tens
             costs = costs_of(asked.family.structures, asked.train, asked.likelihood, tried)
             left = 60 * options.minutes - (time.perf_counter() - started)
             chosen = plan(costs, n, COMPARING * left)
+            if chosen.steps < FEW:
+                chosen = plan(costs, n, AT_MOST * left)
         else:
             chosen = kept
         config = timed(config, chosen.epochs, chosen.data)

@@ -93,12 +93,17 @@ class Discovery:
         return self._first.answer.best
 
     @property
+    def chosen(self) -> Candidate:
+        """The one to use: as a rule the best (docs/discover.md, which network wins)."""
+        return self._first.answer.choice
+
+    @property
     def reading(self) -> Reading:
         """Of the network that the verdict is about."""
         return self._first.answer.shown.reading
 
     def network(self) -> nn.Module:
-        """The best network as plain torch modules: data as they came in, logits or targets out.
+        """The network to use as plain torch modules: data as they came in, logits or targets out.
 
         Of trajectories: states in, states one step of the data later out.
         """

@@ -16,6 +16,7 @@ from symrazor.discover.answer import Answer, Candidate, rank
 from symrazor.discover.asked import Asked, Options, Tell, slug, some
 from symrazor.discover.budget import Plan, timed
 from symrazor.discover.longer import (
+    FEW,
     MEASURED,
     Longer,
     learned_precisions,
@@ -41,12 +42,8 @@ NEAR = 30.0
 LATEST = 0.6
 """A candidate that would end after this part of the time given is left out."""
 ORDERS = 8
-FEW = 400
-"""Training steps below which a verdict says that it comes early."""
 SCORED = 2000
 """Held-out data on which networks are scored that are only compared."""
-LONGER = 1.5
-"""The winner is trained again if it gets so many times the steps of the comparison."""
 
 
 def answer(asked: Asked, options: Options, tell: Tell) -> Answer:
@@ -82,8 +79,8 @@ def answer(asked: Asked, options: Options, tell: Tell) -> Answer:
     if fresh is not None:
         fresh = replace(fresh, precisions=learned_precisions(trained.razor, fresh.data))
     chosen = _longer(asked, fresh, options)
-    if chosen is None or chosen.steps < LONGER * steps:
-        return compared
+    if chosen is None or chosen.epochs * chosen.data < config.epochs * len(train[1]):
+        return compared  # too little time is left to do better
     label = asked.family.label(chosen.name)
     tell(f"  the rest of the time: {label}, {chosen.epochs} epochs on {chosen.data:,} data")
     final = _train_longer(asked, chosen, config, options)

@@ -103,6 +103,9 @@ def _question(question: Mapping[str, Any], number: int, detail: Detail) -> Conte
     candidates = [_candidate(part, detail) for part in question["candidates"]]
     found.setdefault("verdict", candidates[0]["reading"].get("verdict", ""))
     found["candidates"] = candidates
+    if question.get("final"):  # one of them, trained again for longer: not compared with the others
+        final = _candidate(question["final"], detail)
+        found["final"] = {**final, "of": final["name"], "name": f"{final['name']}, longer"}
     if question.get("examples"):
         found["examples"] = _examples(question["examples"], detail)
     if question.get("filters"):

@@ -5,7 +5,8 @@ const tags = nodes => [nodes].flat(Infinity).filter(node => node instanceof Node
 
 function question(data, index) {
   const parts = document.querySelector(`#q${index} .parts`);
-  const subject = data.candidates.find(c => c.name === "relaxed") || data.candidates[0];
+  const compared = data.candidates.find(c => c.name === "relaxed") || data.candidates[0];
+  const subject = data.final && data.final.of === compared.name ? data.final : compared;
   parts.append(
     ...tags([
       facts(data, subject),
@@ -19,13 +20,17 @@ function question(data, index) {
   );
 }
 
-// One candidate at a time: tabs, with arrow keys between them.
+// The candidates, and the one that was trained again for longer.
+const trained = data => [...data.candidates, ...(data.final ? [data.final] : [])];
+
+// One network at a time: tabs, with arrow keys between them.
 function networks(data, index, subject) {
   const render = candidate =>
     tags([picture(candidate), invariances(candidate), dynamics(candidate), overTraining(candidate)]);
-  if (data.candidates.length < 2) return render(data.candidates[0]);
+  const all = trained(data);
+  if (all.length < 2) return render(all[0]);
   const panel = h("div", { role: "tabpanel", id: `q${index}-panel`, tabindex: 0 });
-  const tabs = data.candidates.map((candidate, i) =>
+  const tabs = all.map((candidate, i) =>
     h(
       "button",
       { type: "button", role: "tab", id: `q${index}-tab${i}`, "aria-controls": panel.id },
@@ -38,7 +43,7 @@ function networks(data, index, subject) {
       tab.tabIndex = k === i ? 0 : -1;
     });
     panel.setAttribute("aria-labelledby", tabs[i].id);
-    panel.replaceChildren(...render(data.candidates[i]));
+    panel.replaceChildren(...render(all[i]));
     if (focus) tabs[i].focus();
   };
   tabs.forEach((tab, i) => {
@@ -50,7 +55,7 @@ function networks(data, index, subject) {
       choose((to + tabs.length) % tabs.length, true);
     });
   });
-  choose(data.candidates.indexOf(subject));
+  choose(all.indexOf(subject));
   return [h("div", { class: "tabs", role: "tablist", "aria-label": "Networks" }, tabs), panel];
 }
 
@@ -90,7 +95,7 @@ const end = (id, title, ...children) =>
 function numbers() {
   const several = DOCUMENT.questions.length > 1;
   const rows = DOCUMENT.questions.flatMap((q, i) =>
-    q.candidates.map(candidate => ({
+    trained(q).map(candidate => ({
       task: q.name || `question ${i + 1}`,
       network: candidate.name,
       reading: candidate.reading,
