@@ -182,10 +182,12 @@ def test_isotropic_tensors() -> None:
 
 
 def test_what_does_not_fit_is_refused() -> None:
-    group, other = groups.so(3), groups.so(3)
+    group, other = groups.so(3), groups.o(3)
     v = groups.defining(group)
     with pytest.raises(ValueError, match="of one group"):
         EquivariantLinear(1, 1, v, groups.defining(other))
+    with pytest.raises(ValueError, match="SO\\(3\\) and O\\(3\\), whose generators differ"):
+        v * groups.defining(other)
     with pytest.raises(ValueError, match="equivariant map between them"):
         EquivariantLinear(1, 1, v, groups.invariant(group))
     with pytest.raises(ValueError, match=r"shapes of 4 and 4 places .* got \(5,\)"):
@@ -336,6 +338,13 @@ def test_groups_that_no_data_tell_apart_are_refused() -> None:
             relaxed_over(1, 1, pair)
     with pytest.raises(ValueError, match="Group, got 'p4'"):
         relaxed_over(1, 1, ["p4"])  # type: ignore[list-item]
-    both = groups.invariant(groups.so(3)), groups.defining(groups.so(3))
-    with pytest.raises(ValueError, match="make the group once"):
-        EquivariantLinear(1, 1, *both)
+
+
+def test_a_group_may_be_made_twice() -> None:
+    one, two = groups.symmetric(4), groups.symmetric(4)
+    assert one.is_same(two) and not one.is_same(groups.alternating(4))
+    assert not groups.cyclic(4).is_same(groups.so(2)) and groups.so(3).is_same(groups.so(3))
+    path = EquivariantLinear(
+        1, 1, groups.defining(one) * groups.defining(two), groups.defining(two)
+    )
+    assert path.maps.count == 5  # orbits of triples of places: Bell(3)

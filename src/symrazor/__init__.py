@@ -50,9 +50,9 @@ from symrazor.pruning import path_shares as path_shares
 from symrazor.razor_config import RazorConfig as RazorConfig
 from symrazor.reading import Reading as Reading
 from symrazor.reading import reading as reading
-from symrazor.relax import Relaxation as Relaxation
 from symrazor.relax import relax as relax
-from symrazor.relax import relaxation as relaxation
+from symrazor.relaxing import Relaxation as Relaxation
+from symrazor.relaxing import relaxation as relaxation
 from symrazor.transforms import AffineLie as AffineLie
 from symrazor.transforms import LieDistribution as LieDistribution
 from symrazor.variational.config import VariationalConfig as VariationalConfig

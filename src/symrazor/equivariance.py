@@ -184,7 +184,14 @@ def _listed(
     match actions:
         case (GroupAction() as before, GroupAction() as after):
             return group_actions((before, after), x, y, count, seed)
-    return actions
+    given: object = actions
+    found = [one for one in given if isinstance(one, Action)] if isinstance(given, Sequence) else []
+    if not isinstance(given, Sequence) or len(found) < len(given):
+        raise ValueError(
+            "expected a group or its name, an action, a pair of them for inputs and outputs, or a "
+            f"list of `Action`, got {given!r}"
+        )
+    return found
 
 
 def _image(f: Map, x: Tensor) -> Tensor:

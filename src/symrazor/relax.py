@@ -11,7 +11,6 @@ spatial shape only.
 import logging
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from math import prod
 from typing import Any, cast
 
@@ -22,12 +21,12 @@ from torch.nn.modules.conv import _ConvTransposeNd
 from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.utils.parametrize import ParametrizationList, is_parametrized
 
-from symrazor.batchnorm import copy_of, put
+from symrazor.batchnorm import copy_of
 from symrazor.curvature.coverage import refusal
-from symrazor.curvature.tape import Input, call, each
+from symrazor.curvature.tape import Input
 from symrazor.groups import Group
 from symrazor.hyper import Hyper
-from symrazor.layers.conv import CONVOLUTIONS, AnyConv, Conv
+from symrazor.layers.conv import AnyConv, Conv
 from symrazor.layers.dense import FC
 from symrazor.layers.factored import FFC
 from symrazor.layers.gconv import GConv
@@ -37,6 +36,7 @@ from symrazor.layers.relaxed import Relaxed, spatial_layers
 from symrazor.layers.sparse_conv import SConv
 from symrazor.layers.sparse_factored import SFC
 from symrazor.relax_linear import relax_linear
+from symrazor.relaxing import CONVS, Call, Relaxation, replaced, watch
 
 FromConv = Callable[[AnyConv, Sequence[int]], Path]
 
@@ -56,44 +56,9 @@ FREE: dict[str, Callable[..., Path]] = {"f-fc": FFC, "fc": FC, "s-fc": SFC}
 GROUPS = ("translation",)
 TURNS = ("p2", "p4", "pm", "p2m", "p4m")
 """Groups of the square grid with more than translations."""
-CONVS = tuple(CONVOLUTIONS.values())
 NORMS = (nn.GroupNorm, nn.LayerNorm, nn.RMSNorm, _InstanceNorm)
 NOT_LISTED = (*NORMS, nn.PReLU, Hyper, ParametrizationList)
 _log = logging.getLogger("symrazor")
-
-
-@dataclass(frozen=True)
-class Relaxation:
-    """What `relax` did.
-
-    Args:
-        changed: module name -> the layer that it became.
-        left: module name -> why it is as it was.
-    """
-
-    changed: dict[str, str]
-    left: dict[str, str]
-
-    def __str__(self) -> str:
-        """A table for the terminal."""
-        width = max([6, *(len(name) for name in (*self.changed, *self.left))])
-        rows = [(name, "relaxed", text) for name, text in self.changed.items()]
-        rows += [(name, "left", text) for name, text in self.left.items()]
-        lines = [f"{'module':<{width}}           what it became, or why it was left"]
-        lines += [f"{name or '(root)':<{width}}  {done:<7}  {text}" for name, done, text in rows]
-        return "\n".join(lines)
-
-
-def relaxation(model: nn.Module) -> Relaxation:
-    """What `relax` changed in a model that it returned (or a copy of one), and what it left.
-
-    Raises:
-        ValueError: a model that `relax` did not return.
-    """
-    account = getattr(model, "_relaxation", None)
-    if not isinstance(account, Relaxation):
-        raise ValueError(f"expected a model that relax() returned, got a {type(model).__name__}")
-    return account
 
 
 def relax(
@@ -148,7 +113,7 @@ def relax(
             f"expected a model that treats data one by one, got BatchNorm at {coupled}; replace it "
             "first: symrazor.replace_batchnorm(model), or with fold=True if the model is trained"
         )
-    before, calls = _watch(relaxed, example_input)
+    before, calls = watch(relaxed, example_input)
     account, new, missing = Relaxation({}, {}), dict[int, Relaxed](), dict[int, str]()
     old = {id(layer): layer for layer in spatial_layers(relaxed).values()}
     inside = {id(m) for layer in old.values() for m in layer.modules()}
@@ -179,13 +144,8 @@ def relax(
                 layer.scale_free_paths(math.inf if precision is None else precision)
                 new[id(module)] = layer
             account.changed[name] = _describe(new[id(module)]) + missing[id(module)]
-    if not new:
-        reasons = "".join(f"\n  {name or '(root)'}: {why}" for name, why in account.left.items())
-        raise ValueError(f"expected at least one convolution to relax, got none{reasons or '.'}")
-    relaxed = put(relaxed, new)
     exact = precision is None and equivariant == Conv.wrap
-    _check_same(relaxed, example_input, before if exact else None, new.values())
-    relaxed._relaxation = account  # type: ignore[assignment]
+    relaxed = replaced(relaxed, {**new}, example_input, before if exact else None, account)
     _log.info("%s", account)
     return relaxed
 
@@ -233,62 +193,7 @@ def _parse(paths: str) -> tuple[FromConv, list[Callable[..., Path]]]:
     return equivariant, [FREE[name] for name in names if name in FREE]
 
 
-@dataclass(frozen=True)
-class _Call:
-    """One call: shape of a positional input (else empty), and what it is.
-
-    A whole map in rows; an image, which no convolution has seen yet.
-    """
-
-    shape: tuple[int, ...]
-    is_map: bool
-    is_image: bool
-
-
-def _watch(model: nn.Module, x: Input) -> tuple[Tensor, dict[int, list[_Call]]]:
-    """Run the model in eval mode; its outputs, and all calls of its modules, by id."""
-    calls: dict[int, list[_Call]] = {}
-    last_map: tuple[int, ...] = ()
-    images: list[Tensor] = []
-    convolved = False
-
-    def note(module: nn.Module, args: tuple[Any, ...], y: Any) -> None:
-        nonlocal last_map, convolved
-        shape = tuple(args[0].shape) if args and isinstance(args[0], Tensor) else ()
-        is_map = len(shape) == 2 and prod(last_map[1:]) > 1 and shape[1] == prod(last_map)
-        is_image = not convolved or any(args[0] is image for image in images if args)
-        calls.setdefault(id(module), []).append(_Call(shape, is_map, is_image))
-        convolved |= isinstance(module, CONVS)
-        if isinstance(module, nn.Linear):
-            last_map = ()
-        elif isinstance(y, Tensor) and y.dim() > 2:
-            last_map = tuple(y.shape[1:])
-
-    modes = {module: module.training for module in model.modules()}
-    handles = [module.register_forward_hook(note) for module in modes]
-    try:
-        with torch.no_grad(), torch.random.fork_rng(_cuda(model)):
-            copied = each(x, torch.clone)
-            each(copied, images.append)
-            return call(model.eval(), copied), calls
-    except Exception as error:
-        shapes = each(x, lambda part: list(getattr(part, "shape", [])))
-        raise ValueError(
-            f"expected a model that runs on the example input of shape {shapes}, got "
-            f"{type(error).__name__}: {error}"
-        ) from error
-    finally:
-        for handle in handles:
-            handle.remove()
-        for module, mode in modes.items():
-            module.training = mode
-
-
-def _cuda(model: nn.Module) -> list[torch.device]:
-    return list({p.device for p in model.parameters() if p.device.type == "cuda"})
-
-
-def _reason_to_leave(module: nn.Module, calls: Sequence[_Call]) -> str | None:
+def _reason_to_leave(module: nn.Module, calls: Sequence[Call]) -> str | None:
     """Why a module with weights cannot be relaxed, or None."""
     if isinstance(module, nn.Linear):
         if calls and all(seen.is_map for seen in calls):
@@ -330,7 +235,7 @@ def _relaxed(
     return Relaxed([first, *turned, *others]).to(like).train(mode)
 
 
-def _split(conv: AnyConv, seen: _Call, groups: Sequence[str]) -> tuple[list[Path], str]:
+def _split(conv: AnyConv, seen: Call, groups: Sequence[str]) -> tuple[list[Path], str]:
     """Paths for the groups with rotations, the largest group first served; and why some are not."""
     found: list[Path] = []
     missing = ""
@@ -353,24 +258,3 @@ def _describe(layer: Relaxed) -> str:
     near = "" if first.strict else ", equivariant up to borders and strides"
     spaces = f"{'x'.join(map(str, (c, *in_shape)))} -> {'x'.join(map(str, (d, *out_shape)))}"
     return f"{spaces}: {' + '.join(sizes)}{near}"
-
-
-def _check_same(model: nn.Module, x: Input, before: Tensor | None, new: Iterable[Relaxed]) -> None:
-    """Run the relaxed model: it must use its new layers, and give the outputs `before`."""
-    names = {id(layer): name for name, layer in model.named_modules()}
-    advice = "does a forward pass use its convolutions other than by calling self.<name>?"
-    try:
-        f, calls = _watch(model, x)
-    except ValueError as error:
-        raise ValueError(
-            f"expected a model that runs with its convolutions replaced, got {error.__cause__!r}; "
-            + advice
-        ) from error
-    unused = [names[id(layer)] for layer in new if id(layer) not in calls]
-    if unused:
-        raise ValueError(f"expected the new layers to be called, got {unused} unused; {advice}")
-    if before is not None:
-        try:
-            torch.testing.assert_close(f, before, equal_nan=True)
-        except AssertionError as error:
-            raise ValueError(f"expected the outputs to stay, got others; {advice}") from error

@@ -17,13 +17,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from symrazor.batchnorm import copy_of, put
+from symrazor.batchnorm import copy_of
 from symrazor.curvature.tape import Input
 from symrazor.groups import Group, defining, invariant
 from symrazor.layers.dense import FC
 from symrazor.layers.equivariant import EquivariantLinear, relaxed_over
 from symrazor.layers.equivariant_map import InvariantBias
 from symrazor.layers.relaxed import Relaxed
+from symrazor.relaxing import Relaxation, replaced, watch
 
 
 @torch.no_grad()
@@ -107,13 +108,11 @@ def relax_linear(model: nn.Module, example_input: Input, groups: Sequence[Group]
     Raises:
         ValueError: groups on different numbers of places, or no layer to relax.
     """
-    from symrazor.relax import Relaxation, _check_same, _watch  # it calls this module
-
     sizes = sorted({group.size for group in groups})
     if len(sizes) > 1:
         raise ValueError(f"expected groups on the same places, got {sizes} of them")
     relaxed = copy_of(model)
-    before, calls = _watch(relaxed, example_input)
+    before, calls = watch(relaxed, example_input)
     linears = {name: m for name, m in relaxed.named_modules() if isinstance(m, nn.Linear)}
     order = [key for key in calls if key in {id(m) for m in linears.values()}]
     account, new = Relaxation({}, {}), dict[int, nn.Module]()
@@ -131,11 +130,4 @@ def relax_linear(model: nn.Module, example_input: Input, groups: Sequence[Group]
         parts = [p for m in found.modules() if isinstance(m, Relaxed) for p in m.paths]
         sizes_of = [f"{p.label} ({sum(prod(w.shape) for w in p.parameters()):,})" for p in parts]
         account.changed[name] = " + ".join(sizes_of)
-    if not new:
-        reasons = "".join(f"\n  {name or '(root)'}: {why}" for name, why in account.left.items())
-        raise ValueError(f"expected at least one dense layer to relax, got none{reasons or '.'}")
-    relaxed = put(relaxed, new)
-    layers = [m for one in new.values() for m in one.modules() if isinstance(m, Relaxed)]
-    _check_same(relaxed, example_input, before, layers)
-    relaxed._relaxation = account  # type: ignore[assignment]
-    return relaxed
+    return replaced(relaxed, new, example_input, before, account)

@@ -75,9 +75,6 @@ def ella_network(
         layer = Relaxed([make(c, d, (size, size), stride) for make in makers])
         if len(makers) > 1:
             layer.scale_free_paths(start)
-        if paths == "f-fc+conv+gconv":  # two convolutions share what one would add
-            for path in (layer.path(0), layer.path(1)):
-                path.scale_(0.5**0.5)
         makers = [_on_elements if make is _lift else make for make in makers]
         blocks += [layer, nn.ReLU()]
         size //= stride

@@ -48,9 +48,19 @@ class Options:
     images: int | None = None
 
     @property
-    def few(self) -> bool:
-        """Whether there are few images: small batches then, and half the width."""
-        return self.small or (self.images is not None and self.images < 10_000)
+    def width(self) -> int:
+        """Fields of the first layer: two for images of 8 x 8."""
+        return 2 if self.small else 4
+
+    @property
+    def config(self) -> sr.FitConfig:
+        """How long to train, and how fast: small batches for few images."""
+        base = sr.FitConfig(epochs=20, batch_size=256, lr=4e-3, every=2)
+        if self.small:
+            base = sr.FitConfig(epochs=24, batch_size=64, lr=6e-3, every=3)
+        elif self.images is not None and self.images < 10_000:
+            base = sr.FitConfig(epochs=40, batch_size=64, lr=6e-3, every=4)
+        return base.change(epochs=self.epochs or base.epochs, estimator="mc")
 
 
 def turned(x: Tensor, seed: int) -> Tensor:
@@ -95,14 +105,9 @@ def row(options: Options, seed: int, turn: bool, sets: tuple[Tensors, Tensors]) 
     device = options.device
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
-    base = sr.FitConfig(epochs=24, batch_size=64, lr=6e-3, every=3)
-    if not options.few:
-        base = sr.FitConfig(epochs=20, batch_size=256, lr=4e-3, every=2)
-    config = base.change(
-        estimator="mc", seed=seed, device=device, epochs=options.epochs or base.epochs
-    )
+    config = options.config.change(seed=seed, device=device)
     torch.manual_seed(seed)
-    model = network(x.shape[-1], 2 if options.few else 4)
+    model = network(x.shape[-1], options.width)
     reading = sr.fit(model, (x, y), test=(xt, yt), config=config).reading
     return {
         "seed": seed,

@@ -108,7 +108,7 @@ class OnGrid(GroupAction):
 
     Args:
         group: of matrices, on coordinates (x, y) or (x, y, z): x is the last axis.
-        shape: of the grid, in 2 or 3 dimensions.
+        shape: of the grid, in 1 to 3 dimensions.
         outside: what is beyond the border.
     """
 
@@ -116,9 +116,9 @@ class OnGrid(GroupAction):
         """Check that the sizes agree."""
         self.group, self.shape, self.outside = group, tuple(shape), outside
         dims = len(self.shape)
-        if dims not in (2, 3) or group.size not in (dims, dims + 1):
+        if dims not in (1, 2, 3) or group.size not in (dims, dims + 1):
             raise ValueError(
-                "expected a grid of 2 or 3 dimensions and matrices of as many rows, or one more, "
+                "expected a grid of 1 to 3 dimensions and matrices of as many rows, or one more, "
                 f"got {self.shape} and {group.name} of size {group.size}"
             )
 
@@ -176,8 +176,13 @@ class OnGrid(GroupAction):
             )
         sizes = torch.tensor(self.shape, dtype=torch.float64)
         unit = (2 * self._places(g) + 1) / sizes - 1
-        grid = unit.flip(1).reshape(1, *self.shape, -1).expand(len(x), *self.shape, -1)
-        return F.grid_sample(x, grid.to(x), padding_mode=self.outside, align_corners=False)
+        shape = self.shape
+        if len(shape) == 1:  # torch interpolates in 2 and 3 dimensions: an image of one row
+            shape, unit = (1, *shape), F.pad(unit, (1, 0))
+        grid = unit.flip(1).reshape(1, *shape, -1).expand(len(x), *shape, -1).to(x)
+        rows = x.reshape(*x.shape[:2], *shape)
+        moved = F.grid_sample(rows, grid, padding_mode=self.outside, align_corners=False)
+        return moved.reshape(x.shape)
 
     @torch.no_grad()
     def interpolation_error(self, x: Float[Tensor, "n c *s"], count: int = 16) -> float:
@@ -224,7 +229,7 @@ class OnRegular(GroupAction):
 
     def act(self, x: Float[Tensor, "n c g *s"], g: Element) -> Float[Tensor, "n c g *s"]:
         """Permute the channels, then move each."""
-        index = g if isinstance(g, int) else self.finite.find(g)
+        index = g if isinstance(g, int) else self.finite.find(self.group.element(g))
         if index is None:
             raise ValueError(f"expected an element of {self.group.name}, got another one")
         _expect(

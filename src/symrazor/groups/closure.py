@@ -19,13 +19,19 @@ def as_numbers(given: object, expected: str) -> Tensor:
     """Nested lists, arrays or a tensor, as a tensor.
 
     Raises:
-        ValueError: lists of different lengths, or no numbers; says what was expected.
+        ValueError: lists of different lengths, or no real numbers; says what was expected.
     """
     try:
-        return torch.as_tensor(given)
+        found = torch.as_tensor(given)
     except (TypeError, ValueError, RuntimeError) as error:
         got = type(given).__name__
         raise ValueError(f"expected {expected}, got a {got}: {error}") from error
+    if found.is_complex():
+        raise ValueError(
+            f"expected {expected}, got complex numbers; do: a + bi as the real matrix "
+            "[[a, -b], [b, a]]"
+        )
+    return found
 
 
 def check_permutations(rows: object) -> Int[Tensor, "m n"]:
@@ -36,7 +42,11 @@ def check_permutations(rows: object) -> Int[Tensor, "m n"]:
     """
     found = as_numbers(rows, "permutations [m, n] of whole numbers")
     if found.dim() != 2 or found.is_floating_point() or found.shape[1] < 1:
-        raise ValueError(f"expected permutations [m, n] of whole numbers, got {list(found.shape)}")
+        kind = "numbers with a point" if found.is_floating_point() else "whole numbers"
+        raise ValueError(
+            "expected permutations [m, n] of whole numbers, one row for each, got "
+            f"{kind} of shape {list(found.shape)}"
+        )
     found = found.long().cpu()
     wrong = (found.sort(1).values != torch.arange(found.shape[1])).any(1).nonzero().flatten()
     if len(wrong):
@@ -56,7 +66,9 @@ def check_matrices(matrices: object) -> Float[Tensor, "m d d"]:
     """
     found = as_numbers(matrices, "square matrices [m, d, d]").to("cpu", torch.float64)
     if found.dim() != 3 or found.shape[1] != found.shape[2] or found.shape[1] < 1:
-        raise ValueError(f"expected square matrices [m, d, d], got {list(found.shape)}")
+        raise ValueError(
+            f"expected square matrices [m, d, d], one for each generator, got {list(found.shape)}"
+        )
     for row, matrix in enumerate(found):
         if not bool(matrix.isfinite().all()) or int(torch.linalg.matrix_rank(matrix)) < len(matrix):
             raise ValueError(f"expected an invertible matrix in row {row}, got {matrix.tolist()}")
@@ -103,7 +115,7 @@ def close(
             if len(parents) > limit:
                 raise ValueError(
                     f"expected at most {limit} elements in {name}, got more; are its generators "
-                    "of finite order? raise the limit if so"
+                    "of finite order, and in float64? raise the limit if so"
                 )
         start, count = count, len(parents)
         elements.append(torch.stack(fresh) if fresh else identity.new_empty(0, *identity.shape))

@@ -1,7 +1,11 @@
-r"""A group from a small file: JSON with a name and permutations or matrices, and nothing else.
+r"""A group from a small file: JSON with a name and its generators, and nothing else.
 
 {"name": "rotations of a square's corners", "permutations": [[1, 2, 3, 0]]}
 {"name": "mirror", "matrices": [[[-1, 0], [0, 1]]]}
+{"name": "boosts", "lie": [[[0, 1], [1, 0]]]}
+
+Permutations, or matrices (discrete generators) and lie (continuous ones), of which one may be
+missing.
 """
 
 import json
@@ -10,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from symrazor.groups.group import Group
+from symrazor.groups.lie import LieAlgebra
 
 LARGEST_FILE = 1 << 20
 """Bytes of a file, at most."""
@@ -43,18 +48,21 @@ def from_file(path: str | Path) -> Group:
 
 
 def _parsed(document: Any, default: str) -> Group:
-    kinds = ("permutations", "matrices")
-    if not isinstance(document, dict) or sum(kind in document for kind in kinds) != 1:
-        raise ValueError('expected an object with either "permutations" or "matrices"')
+    kinds = ("permutations", "matrices", "lie")
+    given = [kind for kind in kinds if kind in document] if isinstance(document, dict) else []
+    if not given or (given[0] == kinds[0] and len(given) > 1):
+        raise ValueError('expected an object with "permutations", or with "matrices" and "lie"')
     unknown = sorted(set(document) - {"name", *kinds})
     if unknown:
-        raise ValueError(f'expected "name" and {" or ".join(kinds)} alone, got {unknown} too')
+        raise ValueError(f'expected "name", {", ".join(kinds)} alone, got {unknown} too')
     name = document.get("name", default)
     if not isinstance(name, str) or not 0 < len(name) <= 200:
         raise ValueError(f"expected a name of 1 to 200 characters, got {str(name)[:40]!r}")
     if "permutations" in document:
         return Group.from_permutations(name, _rows(document["permutations"], 1, "permutations"))
-    return Group.from_matrices(name, _rows(document["matrices"], 2, "matrices"))
+    discrete = _rows(document["matrices"], 2, "matrices") if "matrices" in document else []
+    flows = LieAlgebra.of(_rows(document["lie"], 2, "lie")) if "lie" in document else None
+    return Group.from_matrices(name, discrete, flows)
 
 
 def _rows(value: Any, depth: int, what: str) -> list[Any]:

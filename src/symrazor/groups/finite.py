@@ -17,6 +17,7 @@ from torch import Tensor
 from symrazor.groups.closure import (
     LIMIT,
     TOLERANCE,
+    as_numbers,
     check_matrices,
     check_permutations,
     close,
@@ -24,6 +25,9 @@ from symrazor.groups.closure import (
     table_of,
     words,
 )
+
+LARGEST = 1e4
+"""Entries of an element: beyond, powers grow and the group is taken as infinite."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,7 +57,7 @@ class FiniteGroup:
         Raises:
             ValueError: what makes it no group.
         """
-        found = torch.as_tensor(table)
+        found = as_numbers(table, "a square table of indices")
         if found.dim() != 2 or found.shape[0] != found.shape[1] or found.is_floating_point():
             raise ValueError(f"expected a square table of indices, got shape {list(found.shape)}")
         named = tuple(names) or tuple(f"g{i}" for i in range(len(found)))
@@ -97,14 +101,24 @@ class FiniteGroup:
         """The closure of some matrices, equal up to `TOLERANCE`.
 
         Raises:
-            ValueError: matrices that are singular or generate more than `limit` elements.
+            ValueError: matrices that are singular or generate more than `limit` elements, or grow.
         """
         given = check_matrices(generators)
+        sizes = torch.linalg.det(given).abs()
+        if bool(((sizes - 1).abs() > LARGEST * TOLERANCE).any()):
+            raise ValueError(
+                f"expected generators of finite order in {name}, got one that changes volumes"
+            )
         known = torch.eye(given.shape[-1], dtype=torch.float64).reshape(1, -1)
 
         def find(products: Tensor) -> list[int]:
             nonlocal known
             found = []
+            if not float(products.abs().max()) < LARGEST:
+                raise ValueError(
+                    f"expected generators of finite order in {name}, got products that grow "
+                    "without bound"
+                )
             for product in products.flatten(1):
                 apart = (known - product).abs().amax(1)
                 nearest = int(apart.argmin())
@@ -257,10 +271,11 @@ class FiniteGroup:
         if outside:
             a, b = (self.names[i] for i in outside[0])
             raise ValueError(f"expected {a}·{b} in {self.name}, got {int(self.table[*outside[0]])}")
-        for a in self.elements:  # (a b) c = a (b c), a matrix over b and c at a time
-            wrong = (self.table[self.table[a]] != self.table[a][self.table]).nonzero().tolist()
-            if wrong:
-                x, y, z = (self.names[i] for i in (a, *wrong[0]))
+        for b in self._enough():  # (a b) c = a (b c), a matrix over a and c at a time
+            wrong = (self.table[self.table[:, b]] != self.table[:, self.table[b]]).nonzero()
+            if len(wrong):
+                a, c = wrong[0].tolist()
+                x, y, z = (self.names[i] for i in (a, b, c))
                 raise ValueError(
                     f"expected an associative table in {self.name}, got ({x}·{y})·{z} != "
                     f"{x}·({y}·{z})"
@@ -268,20 +283,31 @@ class FiniteGroup:
         _ = self.identity, self.inverse
         self._check_action()
 
+    def _enough(self) -> Sequence[int]:
+        """Elements b for which (a b) c = a (b c) and rho(a b) = rho(a) rho(b) say so for all.
+
+        Those that pass are closed under products (Light's test), so that generators will do.
+        """
+        reached, waiting = {*self.generators}, [*self.generators]
+        for a in waiting:
+            fresh = {int(self.table[a, g]) for g in self.generators} - reached
+            reached |= fresh
+            waiting += sorted(fresh)
+        return self.generators if len(reached) == self.order else self.elements
+
     def _check_action(self) -> None:
         own = self.matrices if self.permutations is None else self.permutations
         if own is None:
             return
-        for a in self.elements:
+        for b in self._enough():
+            image = own[self.table[:, b]]
             if self.permutations is not None:
-                product = self.permutations[a][self.permutations]
-                wrong = (product != self.permutations[self.table[a]]).any(1)
+                wrong = (self.permutations[:, self.permutations[b]] != image).any(1)
             else:
-                image = own[self.table[a]]
                 scale = image.abs().amax((1, 2)).clamp(min=1)
-                wrong = (own[a] @ own - image).abs().amax((1, 2)) > 100 * TOLERANCE * scale
+                wrong = (own @ own[b] - image).abs().amax((1, 2)) > 100 * TOLERANCE * scale
             if bool(wrong.any()):
-                b = int(wrong.long().argmax())
+                a = int(wrong.long().argmax())
                 raise ValueError(
                     f"expected the action of {self.name} to compose as its table, got another one "
                     f"for the pair {self.names[a]}, {self.names[b]}"

@@ -67,34 +67,39 @@ def _colours(kinds: list[list[int]]) -> list[int]:
 def _extend(kinds: list[list[int]], colours: list[int], start: list[int]) -> list[int] | None:
     """An automorphism that begins with these images, or None."""
     n, budget = len(kinds), LIMIT * len(kinds)
+    back = [list(column) for column in zip(*kinds, strict=True)]
+    images: list[int] = []
 
-    def fits(images: list[int], image: int) -> bool:
-        i = len(images)
-        if image in images or colours[i] != colours[image]:
+    def fits(image: int) -> bool:
+        i, m = len(images), len(images)
+        if colours[i] != colours[image] or image in images:
             return False
-        same = kinds[i][i] == kinds[image][image]
-        pairs = (
-            (kinds[i][j], kinds[image][k], kinds[j][i], kinds[k][image])
-            for j, k in enumerate(images)
+        ahead, behind = kinds[image], back[image]
+        return (
+            kinds[i][i] == ahead[image]
+            and kinds[i][:m] == [ahead[k] for k in images]
+            and back[i][:m] == [behind[k] for k in images]
         )
-        return same and all(a == b and c == d for a, b, c, d in pairs)
 
-    stack: list[list[int]] = []
-    given: list[int] = []
     for image in start:
-        if not fits(given, image):
+        if not fits(image):
             return None
-        given = [*given, image]
-    stack.append(given)
-    while stack:
-        images = stack.pop()
-        if len(images) == n:
-            return images
+        images.append(image)
+    waiting = [iter(range(n))]  # images that are left to try, for every node after the given ones
+    while len(images) < n:
+        following = next((image for image in waiting[-1] if fits(image)), None)
+        if following is not None:
+            images.append(following)
+            waiting.append(iter(range(n)))
+            continue
+        waiting.pop()
         budget -= 1
         if budget < 0:
             raise ValueError(f"expected a graph with a short search, got none for {n} nodes")
-        stack += [[*images, image] for image in reversed(range(n)) if fits(images, image)]
-    return None
+        if not waiting:
+            return None
+        images.pop()
+    return images
 
 
 def _orbit(node: int, moves: list[list[int]]) -> set[int]:

@@ -25,11 +25,11 @@ from symrazor.groups.finite import FiniteGroup
 from symrazor.groups.lie import LieAlgebra
 from symrazor.groups.orbits import pair_orbits
 
-Element = int | Tensor
-"""Index of an element of a finite group, or a permutation [n], or a matrix [d, d]."""
+Element = int | str | Tensor
+"""Index or name of an element of a finite group, or a permutation [n], or a matrix [d, d]."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Group:
     """A group acting on n places, by permutations, or on vectors of n numbers, by matrices.
 
@@ -65,13 +65,20 @@ class Group:
         wrong = {k: size for k, size in sizes.items() if size not in (None, self.size)}
         if wrong:
             raise ValueError(f"expected generators of size {self.size} in {self.name}, got {wrong}")
-        given = self.matrices if self.permutations is None else self.permutations
-        count = 0 if given is None else len(given)
+        count = self.counts[0]
         if self.letters and len(self.letters) != count:
             raise ValueError(
                 f"expected a letter for each of {count} generators in {self.name}, got "
                 f"{len(self.letters)}: {', '.join(self.letters)}"
             )
+
+    def __repr__(self) -> str:
+        """Name, space and generators, in a line."""
+        discrete, flows = self.counts
+        space = f"{self.size} {'numbers' if self.permutations is None else 'places'}"
+        kinds = {"discrete": discrete, "continuous": flows}
+        made = " and ".join(f"{count} {kind}" for kind, count in kinds.items() if count)
+        return f"<Group {self.name} on {space}, generators: {made or 'none'}>"
 
     @classmethod
     def from_permutations(
@@ -100,6 +107,22 @@ class Group:
     def is_discrete(self) -> bool:
         """Whether it has no continuous generators."""
         return self.lie is None or self.lie.dim == 0
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        """Numbers of discrete and of continuous generators."""
+        given = self.matrices if self.permutations is None else self.permutations
+        return 0 if given is None else len(given), 0 if self.lie is None else self.lie.dim
+
+    def is_same(self, other: "Group") -> bool:
+        """Whether both are given by equal generators: perhaps two objects, but one group."""
+        if self is other:
+            return True
+        parts = [(g.permutations, g.matrices, g.lie and g.lie.generators) for g in (self, other)]
+        return self.size == other.size and all(
+            a is b or (a is not None and b is not None and torch.equal(a, b))
+            for a, b in zip(*parts, strict=True)
+        )
 
     @property
     def discrete(self) -> Float[Tensor, "m n n"]:
@@ -134,12 +157,14 @@ class Group:
         return self._finite["all"]
 
     def element(self, g: Element) -> Tensor:
-        """A permutation or matrix; an index is looked up among the elements of a finite group.
+        """A permutation or matrix; an index or name is looked up among those of a finite group.
 
         Raises:
-            ValueError: no such index, or a permutation or matrix of another size. Whether it
-                belongs to the group is not asked, see `contains`.
+            ValueError: no such index or name, or a permutation or matrix of another size. Whether
+                it belongs to the group is not asked, see `contains`.
         """
+        if (not isinstance(g, str) and not hasattr(g, "__index__")) or isinstance(g, Tensor):
+            g = as_numbers(g, f"an element of {self.name}")
         if isinstance(g, Tensor) and g.dim() > 0:
             n = self.size
             if g.dim() == 1 and sorted(g.tolist()) == list(range(n)):
@@ -152,7 +177,10 @@ class Group:
                 )
             return g
         every = self.finite()
-        index = int(g)
+        if isinstance(g, str) and g not in every.names:
+            some = ", ".join(every.names[:12])
+            raise ValueError(f"expected the name of an element of {self.name}: {some}; got {g!r}")
+        index = every.names.index(g) if isinstance(g, str) else int(g)
         if not 0 <= index < every.order:
             raise ValueError(f"expected an element 0 to {every.order - 1}, got {index}")
         return every.matrix(index) if every.permutations is None else every.permutations[index]

@@ -12,6 +12,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from symrazor.groups.closure import as_numbers
+
 TOLERANCE = 1e-9
 """Relative residual up to which a bracket lies in the algebra."""
 
@@ -51,7 +53,7 @@ class LieAlgebra:
         cls, generators: object, names: Sequence[str] = (), units: Sequence[str] = ()
     ) -> "LieAlgebra":
         """An algebra of one's own; names and units may be left out."""
-        found = torch.as_tensor(generators, dtype=torch.float64)
+        found = as_numbers(generators, "generators [k, d, d] of real numbers").double()
         named = tuple(names) or tuple(f"A{i}" for i in range(len(found)))
         return cls(named, tuple(units) or ("",) * len(found), found)
 

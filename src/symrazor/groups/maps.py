@@ -95,10 +95,10 @@ def equivariant_maps(source: Representation, target: Representation) -> MapBasis
     Raises:
         ValueError: representations of two groups, or too large a null space.
     """
-    if source.group is not target.group:
+    if not source.group.is_same(target.group):
         raise ValueError(
             f"expected representations of one group, got {source.group.name} and "
-            f"{target.group.name}, two objects; do: make the group once and use it for both"
+            f"{target.group.name}, whose generators differ; do: use one group for both"
         )
     key = _key(source, target)
     if key in _known:

@@ -38,7 +38,7 @@ class Representation:
         """Check that there is one image per generator."""
         given = self.permutations if self.matrices is None else self.matrices
         count = 0 if given is None else len(given)
-        wanted = len(self.group.discrete), 0 if self.group.lie is None else self.group.lie.dim
+        wanted = self.group.counts
         if (count, len(self.flows)) != wanted:
             raise ValueError(
                 f"expected {wanted[0]} discrete and {wanted[1]} continuous generators of "
@@ -142,10 +142,10 @@ class Representation:
         return Representation(self.group, size, None, products, joined)
 
     def _same_group(self, other: "Representation") -> None:
-        if other.group is not self.group:
+        if not other.group.is_same(self.group):
             raise ValueError(
                 f"expected representations of one group, got {self.group.name} and "
-                f"{other.group.name}"
+                f"{other.group.name}, whose generators differ"
             )
 
     def moves(self, count: int = 16, seed: int = 0) -> list[Tensor]:
@@ -177,7 +177,7 @@ def invariant(group: Group, size: int = 1) -> Representation:
     """So many numbers that no element changes."""
     lie = 0 if group.lie is None else group.lie.dim
     flows = torch.zeros(lie, size, size, dtype=torch.float64)
-    rows = torch.arange(size).repeat(len(group.discrete), 1)
+    rows = torch.arange(size).repeat(group.counts[0], 1)
     return Representation(group, size, rows, None, flows)
 
 

@@ -189,7 +189,8 @@ def start_near_(model: nn.Module, x: Tensor) -> None:
 
     The ratio is that of root mean squares on the inputs x, layer after layer: whatever the scale a
     loose path was drawn with, it starts alike. An output that is zero stays so. Where a convolution
-    is among the loose paths, the stricter ones take over what it adds: the output keeps its size.
+    is among the loose paths, the stricter ones take over from it: they add up to what the largest
+    of all paths with a group had, and not to the sum, which would grow from layer to layer.
     """
 
     def scale(layer: nn.Module, args: tuple[Tensor]) -> None:
@@ -200,10 +201,10 @@ def start_near_(model: nn.Module, x: Tensor) -> None:
         if not loose or not wanted:
             return
         if any(layer.path(i).group for i in loose):
-            before = _size(torch.stack(outputs).sum(0))
+            largest = max(_size(y) for i, y in enumerate(outputs) if layer.path(i).group)
             for i in strict:
-                layer.path(i).scale_(before / wanted)
-            wanted = before
+                layer.path(i).scale_(largest / wanted)
+            wanted = largest
         for i in loose:
             size = _size(outputs[i])
             if size > 0:

@@ -1,0 +1,210 @@
+"""Actions of groups on grids, positions, channels and vectors, against rolls and turns."""
+
+import itertools
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from symrazor import equivariance_error, groups
+from symrazor.groups import Group, lie
+from symrazor.testing import assert_close
+
+# Actions
+
+
+def test_grid_actions_are_rot90_and_flips() -> None:
+    x = torch.randn(2, 3, 5, 5)
+    action = groups.OnGrid(groups.dihedral(4), (5, 5))
+    turn, mirror = groups.dihedral(4).discrete
+    assert torch.equal(action.act(x, turn), torch.rot90(x, -1, (-2, -1)))
+    assert torch.equal(action.act(x, mirror), x.flip(-1))
+    assert torch.equal(action.act(x, turn @ mirror), torch.rot90(x.flip(-1), -1, (-2, -1)))
+    flat = groups.OnGrid(groups.reflections(2), (3, 5))
+    y = torch.randn(2, 1, 3, 5)
+    assert torch.equal(flat.act(y, groups.reflections(2).discrete[1]), y.flip(-2))
+    assert not groups.OnGrid(groups.cyclic(4), (3, 5)).is_exact(turn)
+
+
+@pytest.mark.parametrize(
+    ("group", "shape"),
+    [
+        (groups.dihedral(4), (4, 4)),
+        (groups.dihedral(2), (3, 4)),
+        (groups.octahedral(True), (3, 3, 3)),
+        (groups.reflections(3), (2, 3, 4)),
+    ],
+    ids=["D4", "D2", "Oh", "mirrors"],
+)
+def test_exact_grid_actions_compose(group: Group, shape: tuple[int, ...]) -> None:
+    every, action = group.finite(), groups.OnGrid(group, shape)
+    x = torch.randn(1, 1, *shape)
+    images = [action.act(x, g) for g in every.elements]
+    assert all(action.is_exact(g) for g in every.elements)
+    for a, b in itertools.product(every.elements, repeat=2):
+        assert torch.equal(action.act(images[b], a), images[int(every.table[a, b])])
+    assert action.interpolation_error(x) == 0
+
+
+def smooth(size: int) -> Tensor:
+    axis = torch.linspace(-1, 1, size + 1, dtype=torch.float64)
+    axis = (axis[1:] + axis[:-1]) / 2
+    y, x = torch.meshgrid(axis, axis, indexing="ij")
+    return torch.exp(-4 * ((x - 0.2) ** 2 + 2 * y**2)).reshape(1, 1, size, size)
+
+
+@pytest.mark.parametrize("group", [groups.cyclic(8), groups.dihedral(3), groups.rotations()])
+def test_interpolation_error_falls_with_resolution(group: Group) -> None:
+    errors = [
+        groups.OnGrid(group, (size, size)).interpolation_error(smooth(size), count=4)
+        for size in (16, 32, 64)
+    ]
+    assert 0 < errors[0] < 0.1
+    assert errors[1] < errors[0] / 3 and errors[2] < errors[1] / 3
+
+
+def test_interpolated_rotations_are_those_of_the_function() -> None:
+    size = 64
+    axis = torch.linspace(-1, 1, size + 1, dtype=torch.float64)
+    axis = (axis[1:] + axis[:-1]) / 2
+    y, x = torch.meshgrid(axis, axis, indexing="ij")
+    c, s = math.cos(0.5), math.sin(0.5)
+    back_x, back_y = c * x + s * y, -s * x + c * y  # g^-1 p
+    expected = torch.exp(-4 * ((back_x - 0.2) ** 2 + 2 * back_y**2))
+    turn = lie.rotation2().exp(torch.tensor([0.5], dtype=torch.float64))
+    got = groups.OnGrid(groups.rotations(), (size, size)).act(smooth(size), turn)
+    assert float((got[0, 0] - expected).abs()[10:-10, 10:-10].max()) < 5e-3
+
+
+def test_translations_in_half_widths_move_pixels() -> None:
+    x = torch.randn(1, 1, 8, 8, dtype=torch.float64)
+    one = lie.translation2().exp(torch.tensor([0.25, 0.0], dtype=torch.float64))  # a pixel of 8
+    got = groups.OnGrid(groups.se2(), (8, 8)).act(x, one)
+    assert_close(got[..., 1:], x[..., :-1], 1e-12)
+    assert float(got[..., 0].abs().max()) < 1e-12
+
+
+def test_permutations_of_positions_are_rolls() -> None:
+    x = torch.randn(2, 3, 4, 5)
+    group = groups.translations((4, 5))
+    assert group.permutations is not None
+    action = groups.OnPositions(group, (4, 5))
+    assert torch.equal(action.act(x, group.permutations[0]), torch.roll(x, 1, 2))
+    assert torch.equal(action.act(x, group.permutations[1]), torch.roll(x, 1, 3))
+
+
+def test_regular_channels_compose_with_their_grids() -> None:
+    group = groups.dihedral(4)
+    every = group.finite()
+    action = groups.OnRegular(group, groups.OnGrid(group, (3, 3)))
+    x = torch.randn(1, 2, 8, 3, 3)
+    for a, b in itertools.product(every.elements, repeat=2):
+        twice = action.act(action.act(x, b), a)
+        assert torch.equal(twice, action.act(x, int(every.table[a, b])))
+    assert torch.equal(action.act(x, every.identity), x)
+
+
+def test_vectors() -> None:
+    group = groups.so(3)
+    x = torch.randn(4, 3, dtype=torch.float64)
+    for g in group.sample(3):
+        moved = groups.OnVectors(group).act(x, g)
+        assert_close(moved, torch.einsum("ij,nj->ni", g, x), 1e-12)
+        assert_close(moved.norm(dim=1), x.norm(dim=1), 1e-12)
+
+
+def test_wrong_data_is_refused() -> None:
+    x = torch.zeros(1, 1, 4, 4)
+    with pytest.raises(ValueError, match=r"expected data \[n, c, 5, 5\], got \[1, 1, 4, 4\]"):
+        groups.OnGrid(groups.cyclic(4), (5, 5)).act(x, 1)
+    with pytest.raises(ValueError, match="group of permutations, got C4"):
+        groups.OnPositions(groups.cyclic(4))
+    with pytest.raises(ValueError, match="16 positions"):
+        groups.OnPositions(groups.symmetric(16), (4, 5))
+    with pytest.raises(ValueError, match="element 0 to 3, got 4"):
+        groups.OnGrid(groups.cyclic(4), (4, 4)).act(x, 4)
+    with pytest.raises(ValueError, match="that S3 of size 3 acts on"):
+        groups.action_on(groups.symmetric(3), x.shape)
+    with pytest.raises(ValueError, match=r"\[n, c, 4, \.\.\.\]"):
+        groups.OnRegular(groups.cyclic(4)).act(x[:, :, :3], 1)
+
+
+# Measured errors
+
+
+def test_errors_of_any_group() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(8, 2, 6, 6, dtype=torch.float64)
+    assert equivariance_error(lambda x: x.flatten(2).amax(2), x, groups.dihedral(4)) == 0
+    assert equivariance_error(lambda x: x.square(), x, groups.dihedral(4)) == 0
+    assert equivariance_error(lambda x: x[:, :, :1].flatten(1), x, groups.cyclic(4)) > 0.5
+    sets = torch.randn(8, 2, 5, dtype=torch.float64)
+    assert (
+        equivariance_error(lambda x: x - x.mean(2, keepdim=True), sets, groups.symmetric(5)) < 1e-14
+    )
+    assert equivariance_error(lambda x: x.cumsum(2), sets, groups.symmetric(5)) > 0.5
+    vectors = torch.randn(8, 3, dtype=torch.float64)
+    assert (
+        equivariance_error(lambda x: x * x.norm(dim=1, keepdim=True), vectors, groups.so(3)) < 1e-14
+    )
+    assert equivariance_error(lambda x: x.norm(dim=1, keepdim=True), vectors, groups.so(3)) < 1e-14
+    assert equivariance_error(lambda x: x.abs(), vectors, groups.so(3)) > 0.1
+    group = groups.cyclic(4)
+    pair = groups.OnGrid(group, (6, 6)), groups.Unmoved(group)
+    assert equivariance_error(lambda x: x.sum((2, 3)), x, pair) < 1e-14
+
+
+def test_elements_that_do_not_fit_are_refused() -> None:
+    on_sets, x = groups.OnPositions(groups.symmetric(4)), torch.randn(2, 3, 4)
+    for wrong in (torch.randperm(3), torch.zeros(4, dtype=torch.long), torch.tensor([1, 2, 3, 4])):
+        with pytest.raises(ValueError, match="permutation of 0 to 3 for S4"):
+            on_sets.act(x, wrong)
+    with pytest.raises(ValueError, match="3 x 3 matrix"):
+        groups.OnVectors(groups.so(3)).act(torch.randn(2, 3), torch.eye(4))
+    with pytest.raises(ValueError, match=r"floating-point.*x.float"):
+        groups.OnGrid(groups.cyclic(8), (4, 4)).act(torch.ones(1, 1, 4, 4).long(), 1)
+
+
+def test_elements_by_name_and_from_lists() -> None:
+    on_grid, x = groups.OnGrid(groups.dihedral(4), (4, 4)), torch.randn(2, 3, 4, 4)
+    every = on_grid.group.finite()
+    assert torch.equal(on_grid.act(x, "r"), torch.rot90(x, -1, (-2, -1)))
+    for g in every.elements:
+        assert torch.equal(on_grid.act(x, every.names[g]), on_grid.act(x, g))
+    regular = groups.OnRegular(groups.cyclic(4))
+    assert torch.equal(regular.act(x, "r"), x.roll(1, 2))
+    sets = groups.OnPositions(groups.symmetric(3))
+    places = torch.arange(3.0).reshape(1, 1, 3)
+    assert sets.act(places, [1, 2, 0]).flatten().tolist() == [2, 0, 1]  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="name of an element of D4: e, .*; got 'q'"):
+        on_grid.act(x, "q")
+    with pytest.raises(ValueError, match="an element of S3, got a dict"):
+        sets.act(places, {})  # type: ignore[arg-type]
+
+
+def test_sequences_are_grids_of_one_dimension() -> None:
+    x = torch.randn(2, 3, 7, dtype=torch.float64)
+    mirror = groups.OnGrid(groups.reflections(1), (7,))
+    assert mirror.is_exact(1) and torch.equal(mirror.act(x, 1), x.flip(-1))
+    ramp = torch.arange(8.0).double().reshape(1, 1, 8) - 3.5
+    stretch = groups.OnGrid(Group.from_matrices("stretch", [[[2.0]]]), (8,))
+    doubled = stretch.act(ramp, torch.tensor([[2.0]]))
+    assert_close(doubled, ramp / 2, 1e-12)  # linear between pixels: exact for a ramp
+
+
+def test_what_is_no_symmetry_is_said_kindly() -> None:
+    conv, x = torch.nn.Conv2d(2, 2, 3, padding=1), torch.randn(3, 2, 5, 5)
+    for wrong in (3, [3], [groups.cyclic(4)]):
+        with pytest.raises(ValueError, match="expected a group or its name, an action"):
+            equivariance_error(conv, x, wrong)  # type: ignore[arg-type]
+
+
+def test_groups_of_the_grid_by_name() -> None:
+    torch.manual_seed(0)
+    conv, x = torch.nn.Conv2d(2, 2, 3, padding=1), torch.randn(3, 2, 5, 5)
+    for name, group in (("p4", groups.cyclic(4)), ("p4m", groups.dihedral(4))):
+        assert equivariance_error(conv, x, name) == equivariance_error(conv, x, group)
+    assert equivariance_error(conv, x, "translation") == equivariance_error(conv, x)
+    with pytest.raises(ValueError, match="p5"):
+        equivariance_error(conv, x, "p5")

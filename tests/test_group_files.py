@@ -1,0 +1,121 @@
+"""Groups from files and from graphs, and what is refused."""
+
+import itertools
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from symrazor import groups
+from symrazor.groups import Group
+
+# Files and graphs
+
+
+def write(folder: Path, document: object) -> Path:
+    file = folder / "group.json"
+    file.write_text(document if isinstance(document, str) else json.dumps(document))
+    return file
+
+
+def test_a_group_from_a_file(tmp_path: Path) -> None:
+    found = groups.from_file(write(tmp_path, {"name": "square", "permutations": [[1, 2, 3, 0]]}))
+    assert (found.name, found.finite().order) == ("square", 4)
+    found = groups.from_file(write(tmp_path, {"matrices": [[[-1, 0], [0, 1.0]]]}))
+    assert (found.name, found.finite().order) == ("group", 2)
+
+
+@pytest.mark.parametrize(
+    ("document", "message"),
+    [
+        ("{", "expected JSON"),
+        ("[" * 100_000, "expected JSON"),
+        ([1], 'with "permutations", or'),
+        ({"permutations": [[0]], "matrices": [[[1]]]}, "or with"),
+        ({"permutations": [[0]], "run": "x"}, r"got \['run'\] too"),
+        ({"permutations": []}, "list of permutations"),
+        ({"permutations": [[0, 1], [0]]}, "2 numbers in row 1 of permutations"),
+        ({"permutations": [[0, 1], [0, 0.5]]}, "numbers in row 1 of permutations, got 0.5"),
+        ({"permutations": [[0, 1], [1, 1]]}, "permutation of 0 to 1 in row 1"),
+        ({"permutations": [[True, 0]]}, "numbers in row 0 of permutations, got True"),
+        ({"matrices": [[[1, 0], [0, 1]], [[1, 2]]]}, "2 x 2 numbers in row 1 of matrices"),
+        ({"matrices": [[[1, 0], [0, "x"]]]}, "numbers in row 0 of matrices, got 'x'"),
+        ('{"matrices": [[[NaN]]]}', "numbers in row 0 of matrices, got nan"),
+        ({"matrices": [[[0]]]}, "invertible matrix in row 0"),
+        ({"name": 3, "permutations": [[0]]}, "a name of 1 to 200"),
+        ({"permutations": [[0] * 5000]}, "1 to 4096 entries"),
+        (" " * (1 << 20) + "{}", "at most 1,048,576 bytes"),
+    ],
+)
+def test_a_bad_file_is_refused_by_row(tmp_path: Path, document: object, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        groups.from_file(write(tmp_path, document))
+
+
+def test_a_lie_algebra_from_a_file(tmp_path: Path) -> None:
+    flow, mirror = [[0, -1], [1, 0]], [[-1, 0], [0, 1]]
+    group = groups.from_file(write(tmp_path, {"name": "turns", "lie": [flow]}))
+    assert repr(group) == "<Group turns on 2 numbers, generators: 1 continuous>"
+    assert group.is_subgroup_of(groups.so(2)) and groups.so(2).is_subgroup_of(group)
+    both = groups.from_file(write(tmp_path, {"lie": [flow], "matrices": [mirror]}))
+    assert both.is_subgroup_of(groups.o(2)) and groups.o(2).is_subgroup_of(both)
+    open_algebra = {"lie": [[[0, 1], [0, 0]], [[0, 0], [1, 0]]]}
+    with pytest.raises(ValueError, match=r"brackets inside the algebra, got \[A0, A1\] outside"):
+        groups.from_file(write(tmp_path, open_algebra))
+
+
+@given(st.integers(0, 2**30 - 1), st.booleans())
+@settings(max_examples=25, deadline=None)
+def test_automorphisms_by_brute_force(bits: int, symmetric: bool) -> None:
+    n = 5
+    A = torch.tensor([bits >> k & 1 for k in range(n * n)]).reshape(n, n)
+    A = A | A.T if symmetric else A
+    every = itertools.permutations(range(n))
+    count = sum(torch.equal(A[list(p)][:, list(p)], A) for p in every)
+    found = groups.automorphisms(A)
+    assert found.finite().order == count
+    assert found.permutations is not None
+    for p in found.permutations:
+        assert torch.equal(A[p][:, p], A)
+
+
+def test_automorphisms_of_known_graphs() -> None:
+    cube = torch.tensor([[(a ^ b).bit_count() == 1 for a in range(8)] for b in range(8)])
+    assert groups.automorphisms(cube).finite().order == 48
+    pairs = list(itertools.combinations(range(5), 2))
+    petersen = torch.tensor([[not set(a) & set(b) for a in pairs] for b in pairs])
+    assert groups.automorphisms(petersen).finite().order == 120
+    complete = groups.automorphisms(torch.ones(30, 30) - torch.eye(30))
+    assert complete.is_symmetric and complete.permutations is not None
+    assert len(complete.permutations) == 29
+    assert groups.automorphisms(torch.zeros(100, 100)).is_symmetric
+    with pytest.raises(ValueError, match="adjacency matrix"):
+        groups.automorphisms(torch.ones(2, 3))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Group.from_permutations("x", [[0, 1], [0, 1, 2]]), "permutations .m, n.*list"),
+        (lambda: Group.from_permutations("x", "abc"), "permutations .m, n.*str"),
+        (lambda: Group.from_permutations("x", None), "NoneType"),
+        (lambda: Group.from_matrices("x", [[[1, 1], [1]]]), "square matrices.*list"),
+        (lambda: Group.from_matrices("x", "abc"), "square matrices.*str"),
+        (lambda: Group.from_matrices("x", [[[1j]]]), r"complex numbers; do: a \+ bi as"),
+        (lambda: Group.from_permutations("x", [1, 0]), r"one row for each, got .* shape \[2\]"),
+        (lambda: groups.FiniteGroup.from_table("x", [[0, 1], [1]]), "square table.*list"),
+        (lambda: Group.from_permutations("x", [[1, 0, 2], [0, 2, 1]], "a"), "letter for each of 2"),
+        (lambda: groups.translations(4), "shape of a grid"),  # type: ignore[arg-type]
+        (lambda: groups.automorphisms(torch.full((3, 3), math.nan)), "nan"),
+        (lambda: groups.OnPositions(groups.so(3)), "OnVectors"),
+        (lambda: groups.OnRegular(groups.cyclic(4), (6, 6)), "an action"),  # type: ignore[arg-type]
+    ],
+)
+def test_what_is_no_group_is_said_kindly(make: object, message: str) -> None:
+    assert callable(make)
+    with pytest.raises(ValueError, match=message):
+        make()
