@@ -86,6 +86,7 @@ def test_a_sparse_gaussian_process_pays_the_same_divergence() -> None:
     with torch.no_grad():
         q.chol_variational_covar.copy_(torch.eye(5) + 0.2 * torch.rand(2, 5, 5).tril())
         q.variational_mean.copy_(torch.rand(2, 5))
+    latent(torch.rand(4, 3))  # and the second one forgets what it was
     ours = BlockCholesky((2, 5), 1.0, mean=q.variational_mean)
     ours.root.set_(q.chol_variational_covar.detach().tril())
     theirs = latent.variational_strategy.kl_divergence()
