@@ -199,6 +199,15 @@ def test_a_head_on_any_network_learns_everything_at_once() -> None:
     assert "distribution.width.raw" in hyperparameters(model)
 
 
+def test_a_head_leaves_the_network_as_it_was() -> None:
+    norm = nn.BatchNorm2d(1)
+    network = nn.Sequential(norm, nn.Dropout(), nn.Flatten())
+    InvariantHead(network, torch.ones(4, 1, 6, 6), AffineLie("rotation"), 3)
+    assert norm.running_mean.item() == 0  # type: ignore[union-attr]
+    assert network.training
+    assert norm.training
+
+
 @pytest.mark.parametrize("average", ["logits", "probs"])
 def test_predictions_do_not_depend_on_how_many_are_made_at_once(average: str) -> None:
     model, x = small(average), noise(7, 2, seed=4)
