@@ -79,7 +79,7 @@ class Options:
 
     def named(self, row: str) -> str:
         """The name of a row in files, where different models may meet."""
-        told = [self.average] if self.average != "logits" else []
+        told: list[str] = [self.average] if self.average != "logits" else []
         told += ["kept scales"] if self.keep_scales else []
         return f"{row} ({', '.join(told)})" if told else row
 
