@@ -199,6 +199,25 @@ def test_a_head_on_any_network_learns_everything_at_once() -> None:
     assert "distribution.width.raw" in hyperparameters(model)
 
 
+def test_a_head_leaves_the_network_as_it_was() -> None:
+    norm = nn.BatchNorm2d(1)
+    network = nn.Sequential(norm, nn.Dropout(), nn.Flatten())
+    InvariantHead(network, torch.ones(4, 1, 6, 6), AffineLie("rotation"), 3)
+    assert norm.running_mean.item() == 0  # type: ignore[union-attr]
+    assert network.training
+    assert norm.training
+
+
+@pytest.mark.parametrize("average", ["logits", "probs"])
+def test_predictions_do_not_depend_on_how_many_are_made_at_once(average: str) -> None:
+    model, x = small(average), noise(7, 2, seed=4)
+    with torch.no_grad():  # a posterior without spread: nothing is drawn
+        model.posterior.root.set_(1e-12 * torch.eye(7, dtype=DOUBLE).expand(3, 7, 7))
+    found = model.predict(x, batch=3)
+    assert found.shape == (7, 3)
+    assert torch.allclose(found, model.predict(x), atol=1e-9)
+
+
 def test_wrong_models_are_refused() -> None:
     features, group = Rectified((1, 6, 6), 5), AffineLie("rotation")
     with pytest.raises(ValueError, match="expected average='logits' or 'probs', got 'votes'"):

@@ -1,16 +1,18 @@
 """The experiments of Learning Invariant Weights, a few steps of each on the embedded digits."""
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 
 from symrazor.data import rings
-from symrazor.experiments import liw_figures, liw_relu, liw_table1, liw_table2, liw_table3
+from symrazor.experiments import liw_figures, liw_gp, liw_relu, liw_table1, liw_table2, liw_table3
 from symrazor.experiments.liw import Options, load, main, save
 from symrazor.experiments.results import read_runs
 from symrazor.transforms import AffineLie
+from symrazor.variational import BlockCholesky, kl
 
 
 def test_table_1_writes_rows_beside_the_papers(tmp_path: Path) -> None:
@@ -75,6 +77,41 @@ def test_table_1_keeps_what_a_cut_run_has(tmp_path: Path, monkeypatch: pytest.Mo
     assert run["elbo_per_datum"] < run["fit_per_datum"] < 0
 
 
+def test_scales_are_kept_as_in_the_paper(tmp_path: Path) -> None:
+    file = tmp_path / "table1.json"
+    told = ["--small", "--device", "cpu", "--rows", "regular/fixed 5", "--steps", "8"]
+    told += ["--average", "probs", "--keep-scales", "--json", str(file)]
+    main("liw-table1", liw_table1.run, told)
+    (run,) = read_runs("liw-table1", file)
+    assert run["row"] == "regular/fixed 5 (probs, kept scales)"
+    assert run["scale"] == pytest.approx(1.0)
+    assert run["sigma"] == pytest.approx(0.6)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_sparse_gaussian_process_pays_the_same_divergence() -> None:
+    pytest.importorskip("gpytorch", reason="a development extra")
+    latent, _ = liw_gp.gaussian_process(torch.rand(5, 3), 2)
+    latent(torch.rand(4, 3))  # the first call sets q to the prior, and a little noise
+    q = latent.variational_strategy.base_variational_strategy._variational_distribution
+    with torch.no_grad():
+        q.chol_variational_covar.copy_(torch.eye(5) + 0.2 * torch.rand(2, 5, 5).tril())
+        q.variational_mean.copy_(torch.rand(2, 5))
+    latent(torch.rand(4, 3))  # and the second one forgets what it was
+    ours = BlockCholesky((2, 5), 1.0, mean=q.variational_mean)
+    ours.root.set_(q.chol_variational_covar.detach().tril())
+    theirs = latent.variational_strategy.kl_divergence()
+    assert theirs.item() == pytest.approx(kl(ours, 1.0).item(), rel=1e-4)
+
+
+def test_without_gpytorch_there_is_a_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "gpytorch", None)
+    with pytest.raises(ValueError, match="expected gpytorch, got none; do: pip install gpytorch"):
+        liw_gp.gaussian_process(torch.rand(5, 3), 2)
+    with pytest.raises(ValueError, match="expected rows in fully rotated, translated"):
+        liw_gp.run(Options(small=True, rows=("table 9",)))
+
+
 @pytest.mark.slow
 def test_a_start_is_chosen_where_the_gradient_does_not_escape(tmp_path: Path) -> None:
     file = tmp_path / "figures.json"
@@ -125,6 +162,8 @@ def test_wrong_options_end_with_a_word(tmp_path: Path, capsys: pytest.CaptureFix
         main("liw-table1", liw_table1.run, ["--rows", "regular/fixed 7", "--small"])
     assert stop.value.code == 2
     assert "expected rows like 'regular/learned'" in capsys.readouterr().err
+    with pytest.raises(ValueError, match="expected --keep-scales for Table 1 or figures"):
+        liw_table2.run(Options(small=True, device="cpu", keep_scales=True))
     with pytest.raises(ValueError, match="expected --data DIR"):
         liw_table2.run(Options(device="cpu"))
     with pytest.raises(ValueError, match="expected rows in rings, recovery"):

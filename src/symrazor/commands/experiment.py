@@ -18,6 +18,7 @@ from symrazor.experiments import (
     lila_small_data,
     liw,
     liw_figures,
+    liw_gp,
     liw_table1,
     liw_table2,
     liw_table3,
@@ -83,6 +84,11 @@ def liw_table_2(options: Invariant) -> str:
 def liw_table_3(options: Invariant) -> str:
     """Learning Invariant Weights, table 3: the same for CIFAR-10."""
     return liw_table3.run(options)
+
+
+def liw_gaussian_process(options: Invariant) -> str:
+    """A sparse Gaussian process beside table 2, by gpytorch (a development extra)."""
+    return liw_gp.run(options)
 
 
 def liw_pictures(options: Invariant) -> str:
@@ -161,6 +167,7 @@ EXPERIMENTS: dict[str, Callable[..., str]] = {
     "liw-table2": liw_table_2,
     "liw-table3": liw_table_3,
     "liw-figures": liw_pictures,
+    "liw-gp": liw_gaussian_process,
     "fashion": fashion_mnist,
     "talk-basis": talk_of_basis_functions,
     "noether-oscillator": oscillator,

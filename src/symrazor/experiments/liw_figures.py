@@ -203,11 +203,14 @@ def _rings(options: Options, seed: int) -> list[Run]:
     generator = torch.Generator().manual_seed(seed)
     features = RandomFourier((2,), 128, 5.0, (len(cells),), generator)
     widths = torch.tensor([start for _, start, _ in cells]).deg2rad().unsqueeze(1)
-    model = InvariantWeights(features, LieDistribution(so2(), widths), 2).to(options.place)
+    model = InvariantWeights(
+        features, LieDistribution(so2(), widths), 2, options.average, options.scale
+    ).to(options.place)
     plan = Schedule(
         steps=250, batch=120, samples=16, width_rate=0.03, rates=(0.3, 0.1), every=8, note_every=5
     )
-    history = train(model, data, members, replace(plan, seed=seed))
+    rate = 0.0 if options.keep_scales else plan.scale_rate
+    history = train(model, data, members, replace(plan, seed=seed, scale_rate=rate))
     runs = _runs("rings", options, seed, cells, (model, history, data, test, members))
     panels = []
     for version in sets:
@@ -225,7 +228,9 @@ def _bank(options: Options, seed: int) -> list[Run]:
     generator = torch.Generator().manual_seed(seed)
     features = Rectified((1, size, size), width, (1,), generator, where="weights")
     start = torch.tensor([[5.0]]).deg2rad()
-    model = InvariantWeights(features, AffineLie("rotation", start), 10).to(options.place)
+    rotation = AffineLie("rotation", start)
+    model = InvariantWeights(features, rotation, 10, options.average, options.scale)
+    model = model.to(options.place)
     plan = _plan(options, seed)
     banks: list[Tensor] = []
     times: list[int] = []

@@ -62,6 +62,10 @@ class Table:
     def run(self, options: Options) -> str:
         """Train the rows that were asked for, version by version; the table as markdown."""
         check(self.name, options)
+        if options.keep_scales:
+            raise ValueError(
+                f"expected --keep-scales for Table 1 or figures, got it for {self.name}"
+            )
         runs: list[Run] = []
         for version in VERSIONS:
             rows = [row for row in ROWS if options.wants(f"{version}/{row}")]

@@ -88,6 +88,8 @@ def schedule(options: Options, seed: int) -> Schedule:
     base = vars(SMALL if options.small else SCHEDULE)
     if options.average == "probs":
         base = base | (SMALL_PROBS if options.small else PROBS)
+    if options.keep_scales:
+        base = base | {"scale_rate": 0.0}
     given = {"steps": options.steps, "batch": options.batch, "samples": options.samples}
     changed = {key: value for key, value in given.items() if value is not None}
     return Schedule(**(base | changed | {"seed": seed}))
@@ -104,7 +106,8 @@ def network(
     if relu:
         features = Rectified(shape, width, lead, generator, where="input")
     start = torch.tensor(angles).deg2rad().unsqueeze(1)
-    model = InvariantWeights(features, AffineLie("rotation", start), 10, options.average)
+    rotation = AffineLie("rotation", start)
+    model = InvariantWeights(features, rotation, 10, options.average, options.scale)
     return model.to(options.place)
 
 

@@ -4,6 +4,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from symrazor.equivariance import evaluating
 from symrazor.invariant.features import Averaged
 from symrazor.invariant.model import Average, InvariantWeights
 from symrazor.transforms.images import act, resample
@@ -26,7 +27,7 @@ class NetworkFeatures(Averaged):
         super().__init__()
         if not example.is_floating_point():
             raise ValueError(f"expected inputs of real numbers, got {example.dtype}; do x.float()")
-        with torch.no_grad():
+        with torch.no_grad(), evaluating(network):  # batch norms keep their averages
             found = network(example)
         if found.dim() != 2 or len(found) != len(example):
             raise ValueError(

@@ -237,7 +237,7 @@ class InvariantWeights(nn.Module):
 
     @torch.no_grad()
     def predict(
-        self, x: Tensor, nodes: Nodes | None = None, draws: int = 8
+        self, x: Tensor, nodes: Nodes | None = None, draws: int = 8, batch: int = 500
     ) -> Float[Tensor, "*lead n classes"]:
         """Class probabilities: fixed transformations, averaged over the posterior.
 
@@ -245,8 +245,13 @@ class InvariantWeights(nn.Module):
             x: inputs [*lead, n, ...].
             nodes: of the transformations; about 64 fixed ones by default.
             draws: from the posterior.
+            batch: data at a time.
         """
         nodes = self.distribution.nodes(64) if nodes is None else nodes
         generator = torch.Generator(x.device).manual_seed(0)
-        log_p = self.log_probabilities(x, self.distribution.at(nodes), draws, generator)
-        return log_p.exp().mean(0)
+        maps = self.distribution.at(nodes)
+        parts = [
+            self.log_probabilities(part, maps, draws, generator).exp().mean(0)
+            for part in x.split(batch, len(self.lead))
+        ]
+        return torch.cat(parts, len(self.lead))

@@ -189,7 +189,7 @@ def capped(caps: Float[Tensor, "k"], form: Form = "sharp") -> Transform:
 
     With the softplus $s_\beta(r) = \log(1 + e^{\beta r}) / \beta$:
 
-    - "sharp": $c - s_\beta(c - s_\beta(r))$ with a large $\beta$, away from the ends nearly r itself:
+    - "sharp": $c - s_\beta(c - s_\beta(r))$ with a large $\beta$, nearly r itself between the ends:
       an optimiser crosses the whole circle at an even pace, and can leave a cap again;
     - "softplus": $s_1(r)$, for widths without a cap;
     - "tanh": $c \tanh(s_1(r) / c)$, and $s_1(r)$ where there is no cap.

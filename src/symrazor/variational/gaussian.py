@@ -65,6 +65,10 @@ class GaussianPosterior(nn.Module, ABC):
         dtype = dtype or (torch.get_default_dtype() if mean is None else start.dtype)
         start = start.to(dtype=dtype, device=device or start.device)
         self.mean = nn.Parameter(start.expand(self.lead + self.shape).clone())
+        self.start(scale)
+
+    def start(self, scale: float) -> None:
+        """Make the covariance: independent weights of this deviation, or nearly so."""
 
     @property
     def size(self) -> int:

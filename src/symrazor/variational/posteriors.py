@@ -40,18 +40,9 @@ class Diagonal(GaussianPosterior):
 
     log_scale: nn.Parameter
 
-    def __init__(
-        self,
-        shape: Sequence[int],
-        scale: float = 0.1,
-        mean: Tensor | None = None,
-        batch: int | None = None,
-        dtype: torch.dtype | None = None,
-        device: torch.device | None = None,
-    ) -> None:
-        """Start at `mean` with independent weights of deviation `scale`; see the base class."""
-        super().__init__(shape, scale, mean, batch, dtype, device)
-        self.log_scale = nn.Parameter(torch.full_like(self.mean, math.log(scale)).detach())
+    def start(self, scale: float) -> None:
+        """Equal scales."""
+        self.log_scale = _equal(self.mean, scale)
 
     def deviation_from(self, n: int, draw: Draw) -> Float[Tensor, "n *shape"]:
         """Scale times noise."""
@@ -102,15 +93,18 @@ class LowRank(GaussianPosterior):
         device: torch.device | None = None,
     ) -> None:
         """Start near independent weights of deviation `scale`; see the base class."""
-        super().__init__(shape, scale, mean, batch, dtype, device)
         if rank < 1:
             raise ValueError(f"expected a rank of at least 1, got {rank}")
-        self.rank = rank
-        self.log_scale = nn.Parameter(torch.full_like(self.mean, math.log(scale)).detach())
+        self.rank = rank  # `start` needs it
+        super().__init__(shape, scale, mean, batch, dtype, device)
+
+    def start(self, scale: float) -> None:
+        """Equal scales, and waves of a tenth of them."""
+        self.log_scale = _equal(self.mean, scale)
         place = (torch.arange(self.size) + 0.5) / self.size
-        waves = (math.pi * torch.arange(1, rank + 1).unsqueeze(1) * place).cos()
-        start = (0.1 * scale * waves).to(self.mean).expand(*self.lead, rank, self.size)
-        self.factor = nn.Parameter(start.clone())
+        waves = (math.pi * torch.arange(1, self.rank + 1).unsqueeze(1) * place).cos()
+        begin = (0.1 * scale * waves).to(self.mean).expand(*self.lead, self.rank, self.size)
+        self.factor = nn.Parameter(begin.clone())
 
     def deviation_from(self, n: int, draw: Draw) -> Float[Tensor, "n *shape"]:
         """Scale times noise plus U times a few more numbers."""
@@ -169,17 +163,8 @@ class LowRank(GaussianPosterior):
 class BlockCholesky(GaussianPosterior):
     r"""One full covariance $\Sigma_o = L_o L_o^\top$ for each output row of the weight matrix."""
 
-    def __init__(
-        self,
-        shape: Sequence[int],
-        scale: float = 0.1,
-        mean: Tensor | None = None,
-        batch: int | None = None,
-        dtype: torch.dtype | None = None,
-        device: torch.device | None = None,
-    ) -> None:
-        """Start at `mean` with independent weights of deviation `scale`; see the base class."""
-        super().__init__(shape, scale, mean, batch, dtype, device)
+    def start(self, scale: float) -> None:
+        """Diagonal factors."""
         rows, columns = self.blocks
         self.root = Cholesky((*self.lead, rows), columns, scale, self.mean.dtype, self.mean.device)
 
@@ -256,17 +241,8 @@ class MatrixNormal(GaussianPosterior):
     between all outputs at the price of two small triangles.
     """
 
-    def __init__(
-        self,
-        shape: Sequence[int],
-        scale: float = 0.1,
-        mean: Tensor | None = None,
-        batch: int | None = None,
-        dtype: torch.dtype | None = None,
-        device: torch.device | None = None,
-    ) -> None:
-        """Start at `mean` with independent weights of deviation `scale`; see the base class."""
-        super().__init__(shape, scale, mean, batch, dtype, device)
+    def start(self, scale: float) -> None:
+        """Diagonal factors, each with half of the scale's logarithm."""
         half, (rows, columns) = math.sqrt(scale), self.matrix_shape
         here = (self.mean.dtype, self.mean.device)
         self.rows = Cholesky(self.lead, rows, half, *here)
@@ -314,6 +290,11 @@ class MatrixNormal(GaussianPosterior):
         seen = x @ self.columns.matrix()
         spread: Tensor = torch.linalg.vector_norm(seen, dim=-1, keepdim=True)
         return spread
+
+
+def _equal(mean: Tensor, scale: float) -> nn.Parameter:
+    """Log scales, one for each weight."""
+    return nn.Parameter(torch.full_like(mean, math.log(scale)).detach())
 
 
 def _root(variance: Tensor) -> Tensor:

@@ -1,0 +1,142 @@
+"""A sparse Gaussian process beside Table 2 of Learning Invariant Weights, by gpytorch.
+
+    python -m symrazor.experiments.liw_gp --small
+    python -m symrazor.experiments.liw_gp --data DIR --device cuda --json FILE
+
+A reference that knows of no transformations: a Gaussian kernel with one lengthscale, inducing
+points that are learned, one latent function per class under a softmax, and a variational bound on
+the evidence of the same kind as ours. The paper's row is a sparse Gaussian process too, but a
+regression on labels. gpytorch is a development extra: `pip install gpytorch`.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from symrazor.experiments.liw import Options, check, load, main, save
+from symrazor.experiments.liw_relu import VERSIONS
+from symrazor.experiments.results import Run
+
+NAME = "liw-gp"
+PAPER = (91.19, 89.22, 72.10, 97.52)
+CLASSES, RATE = 10, 0.02
+INDUCING, STEPS, BATCH = (1024, 96), (5000, 200), (1000, 250)
+"""Of full size, and with `--small`."""
+
+
+def gaussian_process(inducing: Tensor, classes: int) -> Any:
+    """A sparse Gaussian process classifier: (latent functions, likelihood).
+
+    Args:
+        inducing: points to start with, [m, d].
+        classes: number of latent functions, all with the same kernel and inducing points.
+
+    Raises:
+        ValueError: without gpytorch.
+    """
+    try:
+        import gpytorch
+    except ImportError as error:
+        raise ValueError("expected gpytorch, got none; do: pip install gpytorch") from error
+    from gpytorch.variational import (
+        CholeskyVariationalDistribution,
+        IndependentMultitaskVariationalStrategy,
+        VariationalStrategy,
+    )
+
+    class Latent(gpytorch.models.ApproximateGP):  # type: ignore[misc]
+        """One function per class."""
+
+        def __init__(self) -> None:
+            batch = torch.Size([classes])
+            q = CholeskyVariationalDistribution(len(inducing), batch_shape=batch)
+            base = VariationalStrategy(self, inducing, q, learn_inducing_locations=True)
+            super().__init__(IndependentMultitaskVariationalStrategy(base, classes))
+            self.mean = gpytorch.means.ZeroMean()
+            self.kernel = gpytorch.kernels.ScaleKernel(gpytorch.kernels.RBFKernel())
+            apart = torch.pdist(inducing[:200]).median()
+            self.kernel.base_kernel.lengthscale = 0.5 * apart
+            self.kernel.outputscale = 10.0
+
+        def forward(self, x: Tensor) -> Any:
+            """The prior at some points."""
+            return gpytorch.distributions.MultivariateNormal(self.mean(x), self.kernel(x))
+
+    likelihood = gpytorch.likelihoods.SoftmaxLikelihood(
+        num_features=classes, num_classes=classes, mixing_weights=False
+    )
+    return Latent(), likelihood
+
+
+def fit(x: Tensor, y: Tensor, options: Options, seed: int) -> Any:
+    """Raise the bound by Adam; returns latent functions, likelihood and objective."""
+    generator = torch.Generator().manual_seed(seed)
+    order = torch.randperm(len(x), generator=generator)
+    latent, likelihood = gaussian_process(
+        x[order[: INDUCING[options.small]].to(x.device)].clone(), CLASSES
+    )
+    import gpytorch
+
+    latent, likelihood = latent.to(x.device), likelihood.to(x.device)
+    objective = gpytorch.mlls.VariationalELBO(likelihood, latent, num_data=len(x))
+    steps, size = options.steps or STEPS[options.small], options.batch or BATCH[options.small]
+    optimiser = torch.optim.Adam(latent.parameters(), lr=RATE)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, steps)
+    torch.manual_seed(seed)  # gpytorch draws from the global generator
+    for _ in range(steps):
+        index = torch.randint(len(x), (size,), generator=generator).to(x.device)
+        optimiser.zero_grad()
+        (-objective(latent(x[index]), y[index])).backward()
+        optimiser.step()
+        schedule.step()
+    return latent.eval(), likelihood.eval(), objective
+
+
+@torch.no_grad()
+def scores(found: Any, x: Tensor, y: Tensor, batch: int = 500) -> tuple[float, float]:
+    """Bound per datum, if x and y are all training data, and the share of right classes."""
+    latent, likelihood, objective = found
+    bound, right = 0.0, 0
+    for part, target in zip(x.split(batch), y.split(batch), strict=True):
+        at = latent(part)
+        bound += float(objective(at, target)) * len(target)
+        right += int((likelihood(at).probs.mean(0).argmax(-1) == target).sum())
+    return bound / len(y), right / len(y)
+
+
+def run(options: Options) -> str:
+    """Fit the versions that were asked for; returns a table as markdown."""
+    check(NAME, options)
+    versions = [version for version in VERSIONS if options.wants(version)]
+    if not versions:
+        raise ValueError(f"expected rows in {', '.join(VERSIONS)}, got {' '.join(options.rows)}")
+    runs: list[Run] = []
+    for version in versions:
+        train, test = (part for part in load("mnist", (version,), options))
+        x, seen = train.x[0].flatten(1), test.x[0].flatten(1)
+        for seed in options.seed:
+            found = fit(x, train.y[0], options, seed)
+            bound, accuracy = scores(found, x, train.y[0])[0], scores(found, seen, test.y[0])[1]
+            new: Run = {"row": version, "seed": seed, "small": options.small}
+            new |= {"elbo_per_datum": bound, "accuracy": 100 * accuracy}
+            save(NAME, options, [new])
+            runs.append(new)
+    return markdown(runs)
+
+
+def markdown(runs: Sequence[Run]) -> str:
+    """Accuracy beside the paper's, and the bound."""
+    paper = dict(zip(VERSIONS, PAPER, strict=True))
+    lines = ["| version | seed | accuracy % | paper (SGPR) | bound / n |", "|---|---|---|---|---|"]
+    for r in runs:
+        lines.append(
+            f"| {r['row']} | {r['seed']} | {r['accuracy']:.2f} | {paper[r['row']]:.2f} | "
+            f"{r['elbo_per_datum']:.3f} |"
+        )
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main(NAME, run)
