@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from symrazor.augment import Augment, Augmented, Flips, affine
+from symrazor.augment import Augment, Augmented, Average, Flips, affine
 from symrazor.data import Dataset
 from symrazor.discover.answer import ODDS, Answer
 from symrazor.discover.budget import SAFETY, SELDOM, SUBSET, batch_size, costs_of
@@ -21,6 +21,7 @@ from symrazor.discover.run import Asked, Options, Tell
 from symrazor.discover.structures import Structure
 from symrazor.fit import Fit, fit
 from symrazor.invariances import sentence
+from symrazor.likelihood import Categorical
 from symrazor.options import FitConfig
 
 SHARE = 0.35
@@ -118,11 +119,11 @@ def augmentation(seed: int = 0) -> Augment:
     return Augment([moves, Flips((-1,), 0.1)], SAMPLES, seed)
 
 
-def averaged(structure: Structure, seed: int = 0) -> Structure:
+def averaged(structure: Structure, seed: int = 0, average: Average = "joint") -> Structure:
     """A structure over copies of its input."""
 
     def make() -> nn.Module:
-        return Augmented(structure.make(), augmentation(seed))
+        return Augmented(structure.make(), augmentation(seed), average=average)
 
     return Structure(f"{structure.name}, averaged", make, f"{structure.label} over copies")
 
@@ -140,7 +141,8 @@ def learn_widths(asked: Asked, found: Answer, options: Options, tell: Tell) -> A
         The answer with its widths, or with a note that there was no time for them.
     """
     plain = next(s for s in asked.family.structures if s.name == found.best.name)
-    both = [averaged(plain, options.seed), plain]
+    classes = isinstance(asked.likelihood(), Categorical)
+    both = [averaged(plain, options.seed, "joint" if classes else "outputs"), plain]
     n = len(asked.train[1])
     config = FitConfig(lr=1e-2, batch_size=batch_size(n), seed=options.seed, progress=False)
     config = replace(config.change(estimator="mc"), device=options.place())
