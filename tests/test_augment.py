@@ -28,8 +28,10 @@ from symrazor.augment import (
     affine,
     lie,
 )
+from symrazor.data import TensorLoader
 from symrazor.groups.lie import so3
 from symrazor.hyper import hyperparameters
+from symrazor.training import Training
 
 Part = Transformation | Choice
 
@@ -270,3 +272,46 @@ def test_copies_that_are_alike_change_nothing() -> None:
     averaged = Augmented(network, Augment(Flips((-1,), 0.2), 1)).double().eval()
     found = sr.Razor(averaged, "categorical", 6).evidence([(x, y)])
     assert float(found.log_det) == pytest.approx(float(plain.log_det), rel=1e-10)
+
+
+@pytest.mark.parametrize("estimator", ["exact", "mc"])
+def test_pieces_of_a_batch_change_no_exact_figure_and_are_small(estimator: str) -> None:
+    """Gradients in pieces are those of whole batches; no pass sees more than a piece."""
+    x, y = _pictures(9), torch.tensor([0, 1, 2] * 3)
+    model = Augmented(_network(36), Augment(affine("rotation", 0.6), 3)).double().eval()
+    seen: list[int] = []
+    model.register_forward_hook(lambda module, args, f: seen.append(len(f)))
+    values = {}
+    for pieces in (1, 2, 4):
+        razor = sr.Razor(model, "categorical", 9, pieces=pieces, estimator=estimator)
+        batches = [(x[:5], y[:5]), (x[5:], y[5:])]
+        found = razor._collect(batches, None)
+        seen.clear()
+        state = razor.generator.get_state()
+        (gradient,) = razor.hyper_gradient(batches, found).values()
+        razor.generator.set_state(state)
+        assert max(seen) == -(-5 // pieces) and sum(seen) == 9
+        values[pieces] = float(sum(gradient))
+    if estimator == "exact":
+        assert values[2] == pytest.approx(values[1], rel=1e-9)
+        assert values[4] == pytest.approx(values[1], rel=1e-9)
+    seen.clear()
+    razor = sr.Razor(model, "categorical", 9, estimator=estimator)
+    razor.step([(x, y)], subset=6)
+    assert max(seen[-4:]) == 3  # cut once, not again for the second pass
+    with pytest.raises(ValueError, match="at least 1 of pieces"):
+        sr.Razor(model, "categorical", 9, pieces=0)
+
+
+def test_evidence_batches_of_a_fit() -> None:
+    """As large as training batches where widths are learned, larger where there are none."""
+    x, y = _pictures(12), torch.tensor([0, 1, 2] * 4)
+    loader = TensorLoader(x, y, 4, True, torch.Generator())
+    for model, options, expected in (
+        (Augmented(_network(36), Augment(Flips(), 1)), {}, 4),
+        (Augmented(_network(36), Augment(Flips(), 1)), {"evidence_batch": 6}, 6),
+        (_network(36), {}, 500),
+    ):
+        razor = sr.Razor(model.double(), "categorical", 12)
+        training = Training(razor, loader, sr.FitConfig(batch_size=4, **options))  # type: ignore[arg-type]
+        assert training.curvature_data.batch_size == expected

@@ -54,6 +54,29 @@ def test_it_is_the_brute_force_maximum() -> None:
     assert reach == pytest.approx(best, abs=0.04)
 
 
+@pytest.mark.parametrize("offsets", [(50.0, -30.0), (170.0, 100.0)])
+def test_the_standard_pose_of_a_class_may_be_any(offsets: tuple[float, float]) -> None:
+    """A network that takes turned pictures for upright ones, each class in its own way."""
+
+    class Offset(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            angle = torch.atan2(x[:, 1], x[:, 0])
+            middle = [math.radians(offsets[0]), math.pi + math.radians(offsets[1])]
+            return 20 * torch.stack([(angle - m).cos() for m in middle], 1)
+
+    model = Augmented(Offset(), Augment(lie(so2(), 3.1), 4), average="joint").eval()
+    find_reach_(model, _turned(500, 45))
+    (found,) = model.invariances((2,)).values()
+    assert found == pytest.approx(45, abs=8)
+
+
+def test_the_whole_circle_is_the_whole_circle() -> None:
+    model = Augmented(Upright(), Augment(lie(so2(), 3.14), 4), average="joint").eval()
+    find_reach_(model, _turned(500, 180))
+    (found,) = model.invariances((2,)).values()
+    assert found > 170
+
+
 def test_data_that_look_alike_in_all_poses_have_no_say() -> None:
     x, y = _turned(200, 40)
     model = Augmented(Upright(), Augment(lie(so2(), 2.5), 4), average="joint").eval()

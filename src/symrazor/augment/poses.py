@@ -9,25 +9,31 @@ Its conditional $p(y \mid x)$, which is what is trained, does not mind a $w$ tha
 factor $1/2w$ cancels, and copies in poses that never occur weigh nothing. The joint does mind. So
 with the network as it is, the range of poses is the type-II maximum likelihood estimate
 
-$$ \hat w = \arg\max_{v \le w} \sum_n \log \frac{1}{2v} \int_{-v}^{v} \exp g_{y_n}(T_e x_n)\, de ,$$
+$$ \hat v = \arg\max_v \sum_y \max_{c_y} \sum_{n: y_n = y}
+   \log \frac{1}{2v} \int_{c_y - v}^{c_y + v} \exp g_y(T_e x_n)\, de $$
 
-where the poses of the training data fill the range evenly up to its ends. A datum that looks the
-same in all poses has no say in it. For several generators each range is taken with the others as
-they are. $v = 0$, no transformation at all, is one of the candidates; of several generators, the
+within $[-w, w]$: where the poses of the training data fill the range evenly up to its ends. Each
+class has a middle $c_y$ of its own, since nothing but chance says which pose a network takes for
+the standard one of a class. A datum that looks the same in all poses has no say. Turns are counted
+around the circle. For several generators each range is taken with the others as they are.
+$v = 0$, no transformation at all, is a candidate if there is one generator; of several, the
 narrowest range that is tried stands for it.
 """
+
+import math
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from symrazor.augment.copies import Augment, Augmented, lattice
+from symrazor.augment.transformation import Lie
 from symrazor.data import Tensors
 
-POINTS, MORE_POINTS = 64, 1024
+POINTS, MORE_POINTS = 96, 1024
 """Poses in which each datum is looked at, for one generator and for several."""
-LEAST = 1 / 16
-"""Of several generators, the smallest fraction of a width that is told from 0."""
+BINS = 32
+"""Places of each of several generators that are told apart."""
 MOST_DATA, MOST_PASSES = 500, 160_000
 """Data that are looked at, and data times poses."""
 AT_ONCE = 10_000
@@ -59,13 +65,12 @@ def find_reach_(model: Augmented, data: Tensors) -> Float[Tensor, " k"]:
     points = POINTS if k == 1 else MORE_POINTS
     x, y = (part[: min(MOST_DATA, MOST_PASSES // points)] for part in data)
     places = 2 * ((lattice(points, k) + 0.5 / points) % 1) - 1
-    inside, distance = _energies(model, x, y, places), places.abs().to(x.device)
+    energies, dead = _energies(model, x, y, places), _beyond(augment)
     if k == 1:
         still = float(_energies(model, x, y, torch.zeros(1, 1)).sum())
-        found = [_range(inside, distance[:, 0], 1, still)]
+        found = [_range(energies, y, dead[0], still)]
     else:
-        least = int(LEAST * points)
-        found = [_range(inside, distance[:, j], least) for j in range(k)]
+        found = [_range(_binned(energies, places[:, j]), y, dead[j]) for j in range(k)]
     augment.reach.copy_(torch.tensor(found))
     return augment.reach
 
@@ -86,25 +91,52 @@ def _energies(
     return torch.cat(found)
 
 
+def _beyond(augment: Augment) -> list[float | None]:
+    """Of generators that turn, what the widths leave of the circle, in widths; None of others."""
+    found: list[float | None] = []
+    for move in augment.moves:
+        if isinstance(move, Lie):
+            widths = move.distribution.widths.tolist()
+            turns = zip(widths, move.distribution.periodic, strict=True)
+            found += [max(0.0, math.pi / w - 1) if turn else None for w, turn in turns]
+        else:
+            found += [None] * int(move.dim)  # type: ignore[arg-type]
+    return found
+
+
+def _binned(energies: Float[Tensor, "n s"], places: Float[Tensor, " s"]) -> Float[Tensor, "n bins"]:
+    """Logarithms of means over the points in each bin of one coordinate."""
+    number = ((places + 1) / 2 * BINS).long().clamp(0, BINS - 1).to(energies.device)
+    parts = [energies[:, number == b] for b in range(BINS)]
+    return torch.stack([part.logsumexp(1) - math.log(part.shape[1]) for part in parts], 1)
+
+
 def _range(
     energies: Float[Tensor, "n s"],
-    distance: Float[Tensor, " s"],
-    least: int,
+    y: Tensor,
+    beyond: float | None,
     still: float | None = None,
 ) -> float:
-    """The fraction with the highest likelihood: the mean over all points within it.
+    """The fraction of the width with the highest likelihood.
 
     Args:
-        energies: of all points.
-        distance: of each from the middle.
-        least: points in the narrowest range.
+        energies: on an even grid from one end of the width to the other.
+        y: classes.
+        beyond: length of the rest of the circle, in widths; None if there is no circle.
         still: the likelihood of no range at all; None to take that of the narrowest one.
     """
-    order = distance.argsort()
-    count = torch.arange(1, len(order) + 1, device=energies.device).double()
-    value = (energies[:, order].logcumsumexp(1) - count.log()).sum(0)[least - 1 :]
-    d = distance[order].double()
-    ends = torch.cat([(d[1:] + d[:-1]) / 2, d.new_ones(1)])[least - 1 :]
-    best = int(value.argmax())
-    closed = best == 0 if still is None else still >= float(value[best])
-    return 0.0 if closed else float(ends[best])
+    n, s = energies.shape
+    top = energies.amax(1, keepdim=True)
+    mass = (energies - top).exp()
+    if beyond is not None:  # once around: poses that are never seen, then the beginning again
+        mass = torch.cat([mass, mass.new_zeros(n, round(beyond * s)), mass], 1)
+    total = torch.cat([mass.new_zeros(n, 1), mass.cumsum(1)], 1)
+    own = torch.nn.functional.one_hot(y.long()).to(mass).T
+    values = []
+    for m in range(1, s + 1):
+        within = (total[:, m:] - total[:, :-m]).clamp(min=1e-200)
+        values.append(float((own @ (within / m).log()).amax(1).sum()))
+    best = max(range(s), key=values.__getitem__)
+    highest = values[best] + float(top.sum())
+    closed = best == 0 if still is None else still >= highest
+    return 0.0 if closed else (best + 1) / s

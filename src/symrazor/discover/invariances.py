@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from symrazor.augment import Augment, Augmented, Flips, affine
+from symrazor.augment import Augment, Augmented, Average, Flips, affine
 from symrazor.data import Dataset
 from symrazor.discover.answer import ODDS, Answer
 from symrazor.discover.asked import Asked, Options, Tell, some
@@ -23,6 +23,7 @@ from symrazor.discover.budget import SAFETY, SUBSET, batch_size, costs_of
 from symrazor.discover.structures import Structure
 from symrazor.fit import Fit, fit
 from symrazor.invariances import sentence
+from symrazor.likelihood import Categorical
 from symrazor.options import FitConfig
 from symrazor.report import write_atomically
 
@@ -121,11 +122,11 @@ def augmentation(seed: int = 0) -> Augment:
     return Augment([moves, Flips((-1,), 0.1)], SAMPLES, seed)
 
 
-def averaged(structure: Structure, seed: int = 0) -> Structure:
+def averaged(structure: Structure, seed: int = 0, average: Average = "joint") -> Structure:
     """A structure over copies of its input."""
 
     def make() -> nn.Module:
-        return Augmented(structure.make(), augmentation(seed))
+        return Augmented(structure.make(), augmentation(seed), average=average)
 
     return Structure(f"{structure.name}, averaged", make, f"{structure.label} over copies")
 
@@ -172,7 +173,8 @@ def learn_widths(asked: Asked, found: Answer, options: Options, tell: Tell) -> A
 def _both(asked: Asked, name: str, seed: int) -> list[Structure]:
     """The network over copies, and as it is."""
     plain = next(s for s in asked.family.structures if s.name == name)
-    return [averaged(plain, seed), plain]
+    classes = isinstance(asked.likelihood(), Categorical)
+    return [averaged(plain, seed, "joint" if classes else "outputs"), plain]
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ or taken from a grid on held-out data, or there is none. "affine 90" opens all s
 on pictures that are only turned.
 """
 
+from dataclasses import replace
 from statistics import mean
 
 import torch
@@ -23,6 +24,8 @@ from symrazor.experiments.results import Run, add_runs, merged
 NAME = "lila-recovery"
 METHODS = ("learned", "likelihood", "grid", "none")
 AVERAGE: Average = "joint"
+SAMPLES = 16
+"""Copies of each picture: with few, the network cannot tell poses apart."""
 TASKS: dict[str, tuple[str, float]] = {
     "rotation 0": ("rotation", 0),
     "rotation 30": ("rotation", 30),
@@ -85,9 +88,8 @@ def run(options: lila.Options) -> str:
         for task, method in jobs:
             train, test = data(task, options, seed)
             average = options.average or AVERAGE
-            job = lila.Job(
-                TASKS[task][0], method, train, test, seed, config(options), average=average
-            )
+            job = lila.Job(TASKS[task][0], method, train, test, seed, config(options))
+            job = replace(job, average=average, samples=lila.SAMPLES if options.small else SAMPLES)
             found = {"row": f"{task}/{method}", "seed": seed, "small": options.small}
             new = found | {"n": len(train[1]), "average": average} | lila.run(job)
             runs = merged(runs, [new])
