@@ -87,7 +87,7 @@ def test_a_span_far_from_simple_is_left_alone() -> None:
     assert simple_span(Quadratic.fixed(A)) is None  # would become q^2 alone
     rows = echelon(torch.tensor([[1.0, 2.0, 3.0], [2.0, 4.0, 7.0]]))
     assert sorted(rows.abs().sum(1).tolist()) == pytest.approx([1.0, 1.5])
-    assert worth(Quadratic(2, 1), 28) == pytest.approx(2 * math.log(28))
+    assert worth(1, 5, 28) == pytest.approx(2 * math.log(28))
 
 
 def test_every_stage_reports_and_adds_up() -> None:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from symrazor.dynamics.algebra import Algebra, generators, quantities, span
 from symrazor.dynamics.conserved import Quadratic
+from symrazor.dynamics.simple import WithinSpan
 from symrazor.dynamics.trajectories import Trajectories
 
 THRESHOLD = 0.05
@@ -153,20 +154,36 @@ def drift(quantity: Algebra, data: Trajectories) -> Float[Tensor, "k"]:
     return (along / overall.clamp_min(1e-300)).sqrt()
 
 
+def _within(conserved: Quadratic, found: Spectrum, known: Algebra) -> Float[Tensor, "k"]:
+    """How much of each known quantity lies in the span that was taken, or else in the learned."""
+    if not isinstance(conserved, WithinSpan):
+        return recovered(found, known)
+    names = tuple(f"C{k + 1}" for k in range(len(conserved.b_given)))
+    span = Algebra(names, conserved.A_given.double().cpu(), conserved.b_given.double().cpu())
+    return parallelness(known.generators(), span)
+
+
 def describe(
     conserved: Quadratic, known: Algebra | None = None, held_out: Trajectories | None = None
 ) -> dict[str, Any]:
-    """Everything about the learned quantities as plain numbers."""
+    """Everything about the learned quantities as plain numbers.
+
+    "dimension" counts the directions with long flows; "span" those of the span that was taken as a
+    whole, where there is one (`WithinSpan`): some of it may follow from the rest, as products of
+    conserved momenta do, and then the bound does not care how long its flows are. "recovered" is
+    about the span.
+    """
     found = spectrum(conserved)
     learned = found.learned()
     report: dict[str, Any] = {
         "singular_values": found.values.tolist(),
         "dimension": found.dimension,
+        "span": len(conserved.b_given) if isinstance(conserved, WithinSpan) else found.dimension,
         "closure": closure(found.directions[: found.dimension]).outside,
     }
     if known is not None:
         report["parallelness"] = parallelness(found.directions, known).tolist()
-        report["recovered"] = recovered(found, known).tolist()
+        report["recovered"] = _within(conserved, found, known).tolist()
         report["names"] = best_names(found.directions[: found.dimension], known)
     if held_out is not None:
         drifts = drift(learned, held_out).tolist() if len(learned) else []

@@ -244,7 +244,7 @@ class Combination(Observable):
         super().__init__(scale, steps)
         if not functions:
             raise ValueError("expected at least one function of the state, got none")
-        self.functions = list(functions)
+        self.functions, self.rounded = list(functions), False
         start = std * torch.randn(count, len(self.functions), generator=generator)
         self.coefficients = nn.Parameter(start)
 

@@ -87,7 +87,9 @@ def train_and_prune(
     other.seconds += second.seconds - first.seconds
     second.seconds = other.seconds
     loss = (other.bound["neg_elbo"] - second.bound["neg_elbo"]) * len(data)
-    return other if loss < worth(last.conserved, len(data)) else second
+    d = last.conserved.A.shape[-1]
+    saved = worth(last.conserved.count, d * (d + 3) // 2, len(data))
+    return other if loss < saved else second
 
 
 def refitted(
@@ -97,7 +99,7 @@ def refitted(
     config: TrainConfig,
     progress: Progress | None = None,
 ) -> Trained:
-    """A fresh network trained for all steps with the quantities that were chosen.
+    """A fresh network trained for all steps with the quantities that were chosen, held as they are.
 
     The network that chose them saw its final quantities for a part of the steps only. Whichever
     of the two has more evidence is returned, with the time of both.
@@ -111,7 +113,9 @@ def refitted(
     """
     found = chosen.model
     model = SymmetrisedNetwork(fresh, copy.deepcopy(found.conserved), found.times)
-    again = train(model, data, config.change(seed=config.seed + 2), progress)
+    if model.conserved is not None:
+        model.conserved.requires_grad_(False)
+    again = train(model, data, config, progress)
     if not again.bound["neg_elbo"] < chosen.bound["neg_elbo"]:
         chosen.seconds += again.seconds
         return chosen

@@ -70,15 +70,21 @@ def echelon(rows: Float[Tensor, "m f"]) -> Float[Tensor, "m f"]:
     return rows
 
 
+def whole_rows(rows: Float[Tensor, "m f"]) -> Float[Tensor, "m f"] | None:
+    """Rows with whole entries that nearly span the same, if there are any."""
+    entries = echelon(rows)
+    whole = entries.round()
+    return whole if float((entries - whole).abs().max()) <= NEAR else None
+
+
 @torch.no_grad()
 def simple_span(conserved: Quadratic) -> tuple[Tensor, Tensor] | None:
     """A, b of a basis with whole entries near the learned span, if there is one."""
     A, b = conserved.A.double().cpu(), conserved.b.double().cpu()
     d = A.shape[-1]
     i, j = torch.triu_indices(d, d).unbind()
-    entries = echelon(torch.cat([A[:, i, j], b], dim=1))
-    whole = entries.round()
-    if not float((entries - whole).abs().max()) <= NEAR:
+    whole = whole_rows(torch.cat([A[:, i, j], b], dim=1))
+    if whole is None:
         return None
     A = torch.zeros_like(A)
     A[:, i, j] = A[:, j, i] = whole[:, : len(i)]
@@ -105,7 +111,6 @@ def simplified(model: SymmetrisedNetwork) -> SymmetrisedNetwork | None:
     return SymmetrisedNetwork(model.network, made, model.times)
 
 
-def worth(conserved: Quadratic, n_data: int) -> float:
-    r"""Nats that rounding saves: $\tfrac12 m (f - m) \log N$."""
-    d, m = conserved.A.shape[-1], conserved.count
-    return 0.5 * m * (d * (d + 3) // 2 - m) * math.log(max(n_data, 2))
+def worth(m: int, f: int, n_data: int) -> float:
+    r"""Nats that rounding m directions of f coefficients saves: $\tfrac12 m (f - m) \log N$."""
+    return 0.5 * m * (f - m) * math.log(max(n_data, 2))

@@ -28,6 +28,33 @@ MOST = 4096
 """States that are looked at."""
 
 
+def slowest(
+    slopes: Float[Tensor, "m f d"], field: Float[Tensor, "m d"]
+) -> tuple[Float[Tensor, "k"], Float[Tensor, "k f"]]:
+    r"""Combinations of f functions, those that a vector field changes least first.
+
+    Args:
+        slopes: gradients of the functions at m states, in float64.
+        field: $J\nabla H$ there.
+
+    Returns:
+        The mean squared rates, ascending, relative to the mean square of the field; and the
+        coefficients of combinations with $E|\nabla C|^2 = 1$.
+    """
+    field = field.double()
+    size = slopes.square().sum(-1).mean(0).sqrt().clamp_min(1e-150)
+    slopes = slopes / size[:, None]
+    rates = (slopes * field[:, None]).sum(-1)
+    metric = torch.einsum("mfd,mgd->fg", slopes, slopes) / len(slopes)
+    values, vectors = torch.linalg.eigh(metric)
+    keep = values > 1e-10 * values[-1]
+    white = vectors[:, keep] / values[keep].sqrt()
+    inner = white.mT @ (rates.mT @ rates / len(slopes)) @ white
+    slow, combination = torch.linalg.eigh(inner)
+    relative = slow.clamp_min(0) / field.square().sum(-1).mean()
+    return relative, (white @ combination).mT / size
+
+
 @torch.no_grad()
 def nearly_conserved(
     field: Float[Tensor, "m d"], x: Float[Tensor, "m d"]
@@ -42,26 +69,16 @@ def nearly_conserved(
         The mean squared rates, ascending, relative to the mean square of the field; and A, b of
         quantities with $E|\nabla C|^2 = 1$.
     """
-    x, field = x.double(), field.double()
-    slopes = feature_gradients(x)
-    size = slopes.square().sum(-1).mean(0).sqrt().clamp_min(1e-150)
-    slopes = slopes / size[:, None]
-    rates = (slopes * field[:, None]).sum(-1)
-    metric = torch.einsum("mfd,mgd->fg", slopes, slopes) / len(x)
-    values, vectors = torch.linalg.eigh(metric)
-    keep = values > 1e-10 * values[-1]
-    white = vectors[:, keep] / values[keep].sqrt()
-    inner = white.mT @ (rates.mT @ rates / len(x)) @ white
-    slow, combination = torch.linalg.eigh(inner)
-    A, b = matrices((white @ combination).mT / size, x.shape[1])
-    return slow.clamp_min(0) / field.square().sum(-1).mean(), A, b
+    rates, c = slowest(feature_gradients(x.double()), field)
+    A, b = matrices(c, x.shape[1])
+    return rates, A, b
 
 
 @torch.no_grad()
-def slow_quantities(
+def mean_field(
     model: SymmetrisedNetwork, x: Float[Tensor, "n d"], flows: int = 256
-) -> tuple[Float[Tensor, "f"], Float[Tensor, "f d d"], Float[Tensor, "f d"]]:
-    """What a model with mean weights changes least along its dynamics; see `nearly_conserved`.
+) -> tuple[Float[Tensor, "m d"], Float[Tensor, "m d"]]:
+    """Up to `MOST` of the states, and the dynamics there of a model with mean weights, on the CPU.
 
     Args:
         model: its flows, if it has any, are averaged over.
@@ -72,7 +89,7 @@ def slow_quantities(
     x = x[:: -(-len(x) // MOST)].to(mean)
     energy = model.mean(flows, torch.Generator(mean.device).manual_seed(0))
     field = torch.cat([energy.field(part[None])[0] for part in x.split(256)])
-    return nearly_conserved(field.cpu(), x.cpu())
+    return x.cpu(), field.cpu()
 
 
 def typical_size(x: Float[Tensor, "n d"]) -> float:
@@ -97,7 +114,8 @@ def informed_start(model: SymmetrisedNetwork, x: Float[Tensor, "n d"]) -> Float[
     conserved, times = model.conserved, model.times
     if not isinstance(conserved, Quadratic) or times is None or conserved.commutators:
         raise ValueError("expected a model with quadratic quantities without commutators, got none")
-    rates, A, b = slow_quantities(SymmetrisedNetwork(model.network), x)
+    states, field = mean_field(SymmetrisedNetwork(model.network), x)
+    rates, A, b = nearly_conserved(field, states)
     K = min(conserved.count, len(rates))
     length = REACH * typical_size(x) / (conserved.scale * times.variance**0.5 * K**0.5)
     conserved.A_raw[:K].copy_(length * A[:K])

@@ -157,7 +157,13 @@ def figures(trained: Trained, setting: Setting) -> Row:
         row["energy_drift"] = relative_drift(setting.energy, states)[0]
     conserved = trained.model.conserved
     if conserved is None:  # a plain network, or all directions were dropped
-        row |= {"dimension": 0, "conserved": 0, "singular_values": [], "parallelness": []}
+        row |= {
+            "dimension": 0,
+            "span": 0,
+            "conserved": 0,
+            "singular_values": [],
+            "parallelness": [],
+        }
         row["recovered"] = [0.0] * len(setting.known)
     if isinstance(conserved, Quadratic):
         row |= analysis.describe(conserved, setting.known, setting.held_out)
@@ -235,6 +241,7 @@ HEADLINE = (
     "parallelness",
     "singular_values",
     "dimension",
+    "span",
     "conserved",
     "test_mse",
     "neg_elbo_per_datum",
@@ -274,7 +281,7 @@ def markdown(rows: Sequence[Row], paper: Sequence[str]) -> str:
             f"| {row['model']} | {row['seed']} | {row['neg_elbo_per_datum']:.3f} | "
             f"{row['nll_per_datum']:.3f} | {row['kl_per_datum']:.3f} | {row['test_mse']:.3g} | "
             f"{', '.join(others) or '-'} | {row.get('energy_drift', math.nan):.2g} | "
-            f"{row.get('dimension', '-')} | {least} | {_least(row.get('recovered'))} | "
+            f"{row.get('span', '-')} | {least} | {_least(row.get('recovered'))} | "
             f"{row['seconds']:.0f} |"
         )
     ratios = _ratios(rows)

@@ -2,38 +2,44 @@
 
     python -m symrazor.experiments.noether_controls [--rows pendulum likelihood] [--json FILE]
 
-- pendulum: no quadratic quantity is conserved; three are offered, and start where a network without
-  them is nearly symmetric, which is the harder test.
+- pendulum: no quadratic quantity is conserved; up to three are proposed.
 - anisotropic: two oscillators with incommensurate frequencies; only their energies are conserved.
 - likelihood: the oscillator again by maximum likelihood, where symmetry is of no use.
 - pendulum-energy: the energy of a pendulum, which is not quadratic, from five functions of the
   state by flows that are solved for.
+- kepler: angular momentum, energy and the Runge-Lenz vector from nineteen functions, likewise.
+
+In all but "likelihood" what a network without quantities nearly conserves is proposed, and the
+evidence judges.
 """
 
 import argparse
 import json
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from symrazor.dynamics.algebra import energies, unitary
 from symrazor.dynamics.config import TrainConfig
+from symrazor.dynamics.evaluate import mean_squared_error
 from symrazor.dynamics.hamiltonian import HamiltonianNetwork
+from symrazor.dynamics.judge import train_and_judge
 from symrazor.dynamics.measures import FlowTimes
 from symrazor.dynamics.observables import Combination
 from symrazor.dynamics.symmetrised import SymmetrisedNetwork
-from symrazor.dynamics.systems import System, oscillators, pendulum
-from symrazor.dynamics.train import Trained, train
+from symrazor.dynamics.systems import System, kepler, oscillators, pendulum
+from symrazor.dynamics.train import Trained
 from symrazor.dynamics.trajectories import Trajectories, simulate, transitions
 from symrazor.experiments import noether, noether_oscillator
 from symrazor.report import write_atomically
 
 NAME = "noether-controls"
-ROWS = ("pendulum", "anisotropic", "likelihood", "pendulum-energy")
+ROWS = ("pendulum", "anisotropic", "likelihood", "pendulum-energy", "kepler")
 NOISE = 1e-3
 FUNCTIONS = {
     "p^2 / 2": lambda x: 0.5 * x[..., 1].square(),
@@ -42,6 +48,39 @@ FUNCTIONS = {
     "q p": lambda x: x[..., 0] * x[..., 1],
     "sin q": lambda x: x[..., 0].sin(),
 }
+
+ENERGY = ({"p^2 / 2": 1.0, "-cos q": 1.0},)
+
+
+def _products(*names: str) -> dict[str, Callable[[Tensor], Tensor]]:
+    """Products of the coordinates q1, q2, p1, p2, by names like "p1 p2 q2"."""
+    places = {"q1": 0, "q2": 1, "p1": 2, "p2": 3}
+
+    def product(name: str) -> Callable[[Tensor], Tensor]:
+        index = [places[part] for part in name.split()]
+        return lambda x: x[..., index].prod(-1)
+
+    return {name: product(name) for name in names}
+
+
+def _distance(x: Tensor) -> Tensor:
+    return x[..., :2].square().sum(-1).sqrt()
+
+
+KEPLER = _products(
+    *("q1", "q2", "p1", "p2", "q1 q1", "q1 q2", "q2 q2", "p1 p1", "p1 p2", "p2 p2"),
+    *("q1 p2", "q2 p1", "p2 p2 q1", "p1 p2 q2", "p1 p1 q2", "p1 p2 q1"),
+) | {
+    "1 / r": lambda x: 1 / _distance(x),
+    "q1 / r": lambda x: x[..., 0] / _distance(x),
+    "q2 / r": lambda x: x[..., 1] / _distance(x),
+}
+KEPLER_KNOWN = (
+    {"q1 p2": 1.0, "q2 p1": -1.0},
+    {"p2 p2 q1": 1.0, "p1 p2 q2": -1.0, "q1 / r": -1.0},
+    {"p1 p1 q2": 1.0, "p1 p2 q1": -1.0, "q2 / r": -1.0},
+    {"p1 p1": 0.5, "p2 p2": 0.5, "1 / r": -1.0},
+)
 
 
 def _wide(small: bool) -> tuple[System, Trajectories, Trajectories]:
@@ -95,53 +134,98 @@ def anisotropic_setting(options: noether.Options, seed: int) -> noether.Setting:
 
 
 def pendulum_energy(options: noether.Options, seed: int) -> dict[str, Any]:
-    """Learn one combination of five functions whose flow leaves the Hamiltonian as it is."""
-    system, data, test = _wide(small=True)
+    """One combination of five functions whose flow leaves the Hamiltonian as it is."""
+    _, data, test = _wide(options.small)
+    return functions_row(FUNCTIONS, ENERGY, (data, test), options, seed)
+
+
+def kepler_row(options: noether.Options, seed: int) -> dict[str, Any]:
+    """Angular momentum, energy and the Runge-Lenz vector among nineteen functions."""
+    system = kepler()
+    data = simulate(system, 100 if options.small else 200, 20, 0.2, seed=10_000 + seed)
+    test = simulate(system, 50, 20, 0.2, seed=20_000 + seed)
+    return functions_row(KEPLER, KEPLER_KNOWN, (data, test), options, seed)
+
+
+def functions_row(
+    functions: Mapping[str, Callable[[Tensor], Tensor]],
+    known: Sequence[Mapping[str, float]],
+    data: tuple[Trajectories, Trajectories],
+    options: noether.Options,
+    seed: int,
+) -> dict[str, Any]:
+    """Propose combinations of functions, judge them by solved flows, compare with the truth."""
     generator = torch.Generator().manual_seed(seed)
-    network = HamiltonianNetwork(2, width=32, activation="elu", generator=generator)
-    learned = Combination(list(FUNCTIONS.values()), scale=2.0, steps=4, generator=generator)
-    model = SymmetrisedNetwork(network, learned, FlowTimes(1, "cube", "quasi"))
+    phase = data[0].phase
+    width = 32 if phase == 2 else 64
+    network = HamiltonianNetwork(phase, width=width, activation="elu", generator=generator)
+    offered = Combination(
+        list(functions.values()), len(known) + 2, scale=2.0, steps=4, generator=generator
+    )
+    model = SymmetrisedNetwork(network, offered, FlowTimes(offered.count, "ball", "antithetic"))
     config = TrainConfig(
-        steps=options.steps or (150 if options.small else 1500),
+        steps=options.steps or (800 if options.small else 2000),
         batch_size=64,
         draws=2,
-        flows=8,
+        flows=4,
         integrator="rk4",
-        burn_in=0.2,
+        burn_in=0.8,
         noise=NOISE,
         seed=seed,
         device=options.place,
     )
-    trained = train(model, transitions(data, NOISE, seed=30_000 + seed), config)
-    weights = learned.coefficients.detach().double().cpu()[0]
-    truth = torch.tensor([1.0, 1.0, 0.0, 0.0, 0.0], dtype=torch.float64)
-    cosine = float((weights @ truth).abs() / (weights.norm() * truth.norm()))
-    return {
-        "coefficients": dict(zip(FUNCTIONS, weights.tolist(), strict=True)),
-        "parallelness": [cosine],
-        "singular_values": [float(weights.norm())],
-        "drift": quantity_drift(trained, test),
+    trained = train_and_judge(model, transitions(data[0], NOISE, seed=30_000 + seed), config)
+    row: dict[str, Any] = {
         "neg_elbo_per_datum": trained.bound["neg_elbo"],
         "seconds": trained.seconds,
-        "system": system.name,
+        "trials": trained.trials,
+        "test_mse": mean_squared_error(trained, transitions(data[1])),
+        "parallelness": [],
+        "singular_values": [],
+    }
+    learned = trained.model.conserved
+    if isinstance(learned, Combination):
+        row |= against(learned, functions, known)
+        row["drift"] = quantity_drift(trained, data[1])
+    return row
+
+
+@torch.no_grad()
+def against(
+    learned: Combination, functions: Mapping[str, Any], known: Sequence[Mapping[str, float]]
+) -> dict[str, Any]:
+    """Cosines between the spans of coefficients, learned and true, and the coefficients."""
+    rows = learned.coefficients.double().cpu()
+    truth = torch.tensor(
+        [[one.get(name, 0.0) for name in functions] for one in known], dtype=torch.float64
+    )
+    ours, true = (torch.linalg.qr(m.mT)[0] for m in (rows, truth))
+    return {
+        "coefficients": [dict(zip(functions, row.tolist(), strict=True)) for row in rows],
+        "rounded": learned.rounded,
+        "span": learned.count,
+        "parallelness": torch.linalg.svdvals(true.mT @ ours).tolist(),
+        "singular_values": torch.linalg.svdvals(rows).tolist(),
     }
 
 
 @torch.no_grad()
 def quantity_drift(trained: Trained, data: Trajectories) -> float:
-    """Variation of the learned quantity along true trajectories over that between states."""
+    """Largest variation of a learned quantity along true trajectories over that between states."""
     conserved = trained.model.conserved
     if conserved is None:
         return math.nan
     device = trained.model.network.posteriors[0].mean.device
-    values = conserved(data.states.to(device))[..., 0].cpu()
-    along = (values - values.mean(1, keepdim=True)).square().mean()
-    return float((along / values.var(correction=0)).sqrt())
+    values = conserved(data.states.to(device)).cpu()
+    along = (values - values.mean(1, keepdim=True)).square().mean((0, 1))
+    return float((along / values.flatten(0, 1).var(0, correction=0)).sqrt().max())
 
 
 def _row(name: str, options: noether.Options, seed: int) -> dict[str, Any]:
     if name == "pendulum-energy":
         return pendulum_energy(options, seed)
+    if name == "kepler":
+        return kepler_row(options, seed)
     if name == "likelihood":
         problem = replace(noether_oscillator.setting(options, seed), prune=False)
         return noether.run_one(problem, "likelihood", noether.configured(problem, options, seed))

@@ -2,10 +2,9 @@
 
     python -m symrazor.experiments.noether_n_oscillators [--n 3] [--device cuda] [--json FILE]
 
-K = 30 quantities are offered; the singular values of what is learned should be n^2 large ones whose
-directions lie in u(n). Half-way the rest is dropped, and the second half is done with free and with
-rounded coefficients; the evidence chooses. `--small` is n = 2 with K = 6, 600 transitions
-and no rounding.
+Up to 30 quantities may be proposed, among those that a network without them nearly conserves; n^2
+should be taken by the evidence, and lie in u(n). `--small` is n = 2 with up to 6 and 600
+transitions.
 """
 
 import argparse
@@ -30,7 +29,7 @@ SMALL = TrainConfig(
     conserved_lr=1e-2,
     late_flows=2,
     noise=NOISE,
-    burn_in=0.1,
+    burn_in=0.4,
 )
 FULL = TrainConfig(
     steps=3_000,
@@ -41,7 +40,7 @@ FULL = TrainConfig(
     lr=3e-3,
     conserved_lr=1e-2,
     noise=NOISE,
-    burn_in=0.1,
+    burn_in=0.4,
     record=200,
 )
 PAPER = (
@@ -69,8 +68,7 @@ def setting(options: noether.Options, seed: int, n: int) -> noether.Setting:
         draws="antithetic",
         width=32 if options.small else 200,
         energy=system.energy,
-        prune=True,
-        simplify=not options.small,
+        judge=True,
     )
 
 

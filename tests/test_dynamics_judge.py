@@ -1,0 +1,142 @@
+"""Proposals of conserved quantities, and the evidence as their judge."""
+
+import copy
+import math
+
+import pytest
+import torch
+
+from symrazor.dynamics import analysis, judge, proposals, systems
+from symrazor.dynamics.algebra import all_nbody, generators, unitary
+from symrazor.dynamics.config import TrainConfig
+from symrazor.dynamics.conserved import Quadratic
+from symrazor.dynamics.hamiltonian import HamiltonianNetwork
+from symrazor.dynamics.judge import train_and_judge
+from symrazor.dynamics.measures import FlowTimes
+from symrazor.dynamics.nbody import nbody
+from symrazor.dynamics.observables import Combination
+from symrazor.dynamics.proposals import LENGTH, Proposals, charge, jumps
+from symrazor.dynamics.prune import refitted
+from symrazor.dynamics.simple import WithinSpan
+from symrazor.dynamics.symmetrised import SymmetrisedNetwork
+from symrazor.dynamics.train import train
+from symrazor.dynamics.trajectories import simulate, transitions
+
+
+def _offer(phase: int, count: int, width: int = 8) -> SymmetrisedNetwork:
+    g = torch.Generator().manual_seed(0)
+    network = HamiltonianNetwork(phase, width=width, activation="elu", generator=g)
+    return SymmetrisedNetwork(
+        network, Quadratic(phase, count, generator=g), FlowTimes(count, "ball", "antithetic")
+    )
+
+
+def test_jumps_are_ordered_by_their_ratio() -> None:
+    rates = torch.tensor([1e-4, 1e-4, 2e-3, 2e-3, 1e-1, 1.0])
+    assert jumps(rates, most=5, count=3) == [4, 2, 5]
+    assert jumps(rates, most=3, count=1) == [2]
+    assert jumps(rates, most=1, count=2) == [1]
+
+
+def test_a_proposal_from_noisy_dynamics_is_the_exact_algebra(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Rates of the true field with 3 % of noise: seven come first, and are rounded exactly."""
+    system = nbody(3, 2)
+    g = torch.Generator().manual_seed(0)
+    x = system.start(2000, g)
+    field = system.field(x)
+    field = field + 0.03 * field.std() * torch.randn(field.shape, generator=g, dtype=field.dtype)
+    model = _offer(12, 10)
+    monkeypatch.setattr(proposals, "mean_field", lambda judge, x: (x, field))
+    found = Proposals(model, SymmetrisedNetwork(model.network), x)
+    assert found.jumps(1) == [7]
+    made = found.first(7)
+    assert isinstance(made.conserved, WithinSpan) and made.times is not None
+    assert not any(p.requires_grad for p in made.conserved.parameters())
+    assert charge(made.conserved, 100) == 0
+    known = all_nbody(3, 2)
+    spectrum = analysis.spectrum(made.conserved)
+    assert spectrum.dimension == 7
+    inside = analysis.parallelness(generators(made.conserved.A, made.conserved.b), known)
+    torch.testing.assert_close(inside, torch.ones_like(inside), rtol=0, atol=1e-6)
+    slopes = torch.einsum("kij,mj->mki", made.conserved.A.double(), x) + made.conserved.b.double()
+    speed = slopes.square().sum((1, 2)).mean().sqrt() * made.times.variance**0.5
+    reach = torch.pi * float(speed / x.square().sum(-1).mean().sqrt())
+    assert reach == pytest.approx(LENGTH, rel=0.05)
+    with pytest.raises(ValueError, match="expected Quadratic or Combination quantities"):
+        Proposals(SymmetrisedNetwork(model.network), model, x)
+
+
+def test_the_energy_of_a_pendulum_is_proposed_from_functions(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    system = systems.pendulum().started_normal(1.5, 1.0)
+    x = system.start(500, torch.Generator().manual_seed(0))
+    functions = [
+        lambda x: 0.5 * x[..., 1] ** 2,
+        lambda x: -x[..., 0].cos(),
+        lambda x: x[..., 0] * x[..., 1],
+        lambda x: x[..., 0].sin(),
+    ]
+    network = HamiltonianNetwork(2, width=4)
+    offered = SymmetrisedNetwork(network, Combination(functions, 2), FlowTimes(2, "ball"))
+    monkeypatch.setattr(proposals, "mean_field", lambda judge, x: (x, system.field(x)))
+    found = Proposals(offered, SymmetrisedNetwork(network), x)
+    assert found.jumps(1) == [1]
+    made = found.first(1).conserved
+    assert isinstance(made, Combination) and made.rounded
+    c = made.coefficients.detach().double()[0]
+    torch.testing.assert_close(c / c[0], torch.tensor([1.0, 1.0, 0.0, 0.0]).double())
+    free = Combination(functions, 2)
+    assert charge(free, 100) == pytest.approx(0.5 * 2 * 2 * math.log(100))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_the_evidence_takes_a_symmetry_and_refuses_what_is_none() -> None:
+    config = TrainConfig(steps=240, draws=2, flows=8, batch_size=64, burn_in=0.5, noise=1e-3)
+    for system, count in (
+        (systems.oscillators(), 1),
+        (systems.pendulum().started_normal(1.5, 1.0), 0),
+    ):
+        data = transitions(simulate(system, 20, 10, 0.3, seed=1), 1e-3, seed=2)
+        offered = _offer(2, 3, width=16)
+        before = copy.deepcopy(offered.state_dict())
+        trained = train_and_judge(offered, data, config)
+        for name, value in offered.state_dict().items():  # the given model is left alone
+            torch.testing.assert_close(value, before[name])
+        assert trained.trials[0]["quantities"] == 0
+        assert len(trained.trials) == 1 + judge.PROPOSALS + (2 if count else 0)
+        conserved = trained.model.conserved
+        assert (0 if conserved is None else conserved.count) == count
+        if isinstance(conserved, Quadratic):
+            inside = analysis.parallelness(generators(conserved.A, conserved.b), unitary(1))
+            assert float(inside.min()) > 0.999
+
+
+def test_judge_reports_every_stage() -> None:
+    data = transitions(simulate(systems.oscillators(), 7, 4, 0.2, seed=1), 1e-3)
+    config = TrainConfig(steps=10, draws=2, flows=4, record=5, burn_in=0.4)
+    shares: list[float] = []
+    trained = train_and_judge(_offer(2, 2), data, config, lambda r: shares.append(r["share"]))
+    assert shares == sorted(shares) and shares[-1] == pytest.approx(1.0)
+    assert trained.history[-1]["step"] == 4 + 3 * len(trained.trials) + 10
+    assert trained.trials[0]["quantities"] == 0 and trained.trials[0]["rounded"] == 0
+
+
+def test_refit_keeps_the_quantities_and_returns_the_better_bound() -> None:
+    data = transitions(simulate(systems.oscillators(), 7, 4, 0.2, seed=1), 1e-3)
+    config = TrainConfig(steps=4, draws=2, flows=4, record=2)
+    g = torch.Generator().manual_seed(0)
+    oracle = unitary(1).quadratic()
+    model = SymmetrisedNetwork(HamiltonianNetwork(2, width=8, generator=g), oracle)
+    short = train(model, data, config)
+    bound = short.bound["neg_elbo"]
+    fresh = HamiltonianNetwork(2, width=8, generator=torch.Generator().manual_seed(0))
+    again = refitted(short, fresh, data, config.change(steps=40))
+    assert again.bound["neg_elbo"] < bound and again.history[-1]["step"] == 44
+    assert isinstance(again.model.conserved, Quadratic)
+    torch.testing.assert_close(again.model.conserved.A, oracle.A)
+    worse = refitted(again, copy.deepcopy(fresh), data, config.change(steps=1, lr=1e-6, seed=9))
+    assert worse is again or worse.bound["neg_elbo"] <= again.bound["neg_elbo"]
