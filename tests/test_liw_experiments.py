@@ -113,6 +113,18 @@ def test_without_gpytorch_there_is_a_word(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.slow
+def test_learned_widths_are_no_worse_than_the_best_fixed_one(tmp_path: Path) -> None:
+    """From 5 degrees alone this one stops half way; see `choose_starts`."""
+    file = tmp_path / "table1.json"
+    rows = ("fully rotated/fixed 175", "fully rotated/learned")
+    liw_table1.run(
+        Options(small=True, device="cpu", json=file, rows=rows, average="probs", steps=100)
+    )
+    best, learned = (run["elbo_per_datum"] for run in read_runs("liw-table1", file))
+    assert learned >= best - 0.01
+
+
+@pytest.mark.slow
 def test_a_start_is_chosen_where_the_gradient_does_not_escape(tmp_path: Path) -> None:
     file = tmp_path / "figures.json"
     liw_figures.run(Options(small=True, device="cpu", json=file, rows=("escape",)))
