@@ -68,6 +68,17 @@ def evidence() -> dict[str, Any]:
     return found
 
 
+def large() -> dict[str, Any]:
+    """Factors that are kept by panels, and two processes with one batch fewer in the second."""
+    generator = torch.Generator().manual_seed(2)
+    x = torch.randn(270, 300, generator=generator, dtype=torch.float64)
+    y = (x[:, :3] @ torch.ones(3, dtype=torch.float64) > 0).long()
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(300, 4), nn.Tanh(), nn.Linear(4, 2)).double()
+    razor = sr.Razor(model, "categorical", 270)
+    return {"evidence": _numbers(razor.evidence(distributed.Shared(TensorLoader(x, y, 90))))}
+
+
 def own_shards() -> dict[str, Any]:
     """Each process reads data of its own, in batches of its own."""
     x, y = images()
@@ -186,9 +197,11 @@ def _message(call: Callable[[], object]) -> str:
 
 CASES: dict[str, Callable[[], dict[str, Any]]] = {
     "evidence": evidence,
+    "large": large,
     "own_shards": own_shards,
     "steps": steps,
     "adamw": fits,
+    "switched_off": lambda: fits(epochs=10, lr=0.02, burn_in=8, switch_off=True),
     "sgd": lambda: fits("sgd"),
     "sam": lambda: fits("sam", estimator="exact"),
     "tiny_batches": lambda: fits(batch_size=1, epochs=2),

@@ -129,3 +129,18 @@ def test_group_convolutions_on_the_device() -> None:
         razor = sr.Razor(model.double().to(device), "categorical", 360)
         values.append(float(razor.evidence([(x.double(), y)]).log_evidence))
     assert values[0] == pytest.approx(values[1], rel=1e-6)
+
+
+def test_paths_are_switched_off_between_two_recordings() -> None:
+    """The step is recorded anew without them; what was switched off is zero at the end."""
+    x, y = digits("train")
+    x, y = x[:512], y[:512]
+    torch.manual_seed(0)
+    model = ella_network("f-fc+conv", 1, 10, 2, 16).cuda()
+    large = nn.functional.interpolate(x, (16, 16))
+    options = {"epochs": 12, "every": 1, "batch_size": 64, "estimator": "mc", "start": "given"}
+    fit = sr.fit(model, (large, y), switch_off=True, **options)
+    tried = [record["off"] for record in fit.history if record.get("off")]
+    assert tried
+    for path in fit.history[-1]["off"]:
+        assert not any(bool(w.any()) for w in model.get_submodule(path).parameters())

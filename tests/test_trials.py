@@ -56,6 +56,7 @@ def test_a_path_that_is_not_needed_is_switched_off(free: type[LayerPath]) -> Non
     assert shaved.reading.layers[0].free_share < 1e-6
     assert shaved.reading.layers[0].error == pytest.approx(0, abs=1e-5)
     assert "bound" not in shaved.reading.verdict
+    assert not any(m.silent for m in shaved.model.modules() if isinstance(m, Relaxed))
     steps = [record for record in shaved.history if "off" in record]
     begun = next(i for i, record in enumerate(steps) if record["off"])
     best = max(record["per_datum"] for record in steps[1 : begun + 1])
@@ -103,7 +104,9 @@ def test_resumed_in_the_middle_of_a_trial_bit_for_bit(
     options = (OPTIONS if task == "content" else PLACE) | {"switch_off": True, "estimator": "mc"}
     whole = sr.fit(network(), bars(task), **options)
     with pytest.raises(SystemExit):
-        sr.fit(network(), bars(task), resume=tmp_path, callbacks=[Stop(11)], **options)
+        stopped = network()
+        sr.fit(stopped, bars(task), resume=tmp_path, callbacks=[Stop(11)], **options)
+    assert not any(m.silent for m in stopped.modules() if isinstance(m, Relaxed))
     model = network()
     model[4].weight.data.zero_()  # all of it comes from the checkpoint
     resumed = sr.fit(model, bars(task), resume=tmp_path, **options)
@@ -111,6 +114,19 @@ def test_resumed_in_the_middle_of_a_trial_bit_for_bit(
     for a, b in zip(whole.model.parameters(), resumed.model.parameters(), strict=True):
         assert torch.equal(a, b)
     assert whole.evidence.log_evidence == resumed.evidence.log_evidence
+
+
+@torch.no_grad()
+def test_a_silent_path_is_not_computed() -> None:
+    layer = Relaxed([Conv(1, 2, (SIZE, SIZE)), FFC(1, 2, (SIZE, SIZE))])
+    x = bars("place")[0][:5]
+    layer.silent = frozenset([1])
+    assert torch.equal(layer(x), layer.path(0)(x))
+    for weight in layer.path(1).parameters():
+        weight.zero_()
+    quiet = layer(x)
+    layer.silent = frozenset()
+    assert torch.equal(layer(x), quiet)
 
 
 def test_a_network_without_free_paths_is_left_alone() -> None:

@@ -104,6 +104,11 @@ class Stepper:
         self.done += 1
         return nll
 
+    def record_anew(self) -> None:
+        """The model computes other things than before: a recorded step is of no use any more."""
+        if isinstance(self.run, GraphedStep):
+            self.run = GraphedStep(self._run)
+
     def _set_lr(self, lr: float) -> None:
         if isinstance(self.lr, Tensor):
             self.lr.fill_(lr)

@@ -131,7 +131,13 @@ class Training:
             KeyboardInterrupt: SIGINT, after a checkpoint.
             SystemExit: SIGTERM, after a checkpoint.
         """
-        started = time.perf_counter() - self.seconds
+        try:
+            return self._run(time.perf_counter() - self.seconds)
+        finally:
+            if self.trials is not None:
+                self.trials.finish()
+
+    def _run(self, started: float) -> list[Record]:
         with (
             Interruption(self.checkpoints is not None) as stop,
             progress(
@@ -187,8 +193,11 @@ class Training:
             if self.razor.best is not None:
                 self.stale = 0 if self.razor.best is estimate else self.stale + 1
             if self.trials is not None:
+                before = self.trials.off
                 self.trials.look(estimate, epoch / self.options.epochs)
-                record["off"] = list(self.trials.off)
+                record["off"] = self.trials.off
+                if record["off"] != before:
+                    self.stepper.record_anew()
         if self.test is not None and measured:
             f = shared_outputs(self.razor.model, self.test[0])
             found = scores(self.razor.likelihood, f, self.test[1])

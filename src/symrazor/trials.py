@@ -12,7 +12,8 @@ goes on. If one of the next `LOOKS` evidence steps finds as much evidence as any
 next; a path that fails alone is needed, and is not tried again.
 
 A path that is off has weights of exactly zero, which every training step leaves there, and the
-largest precision: no output, no effective parameters, no part in the evidence.
+largest precision: no output, no effective parameters, no part in the evidence. It is not computed
+either, so that training and evidence take less time from then on.
 """
 
 import logging
@@ -24,7 +25,7 @@ from torch import Tensor
 
 from symrazor.evidence.value import Evidence
 from symrazor.hyper import LOG_PRECISION_BOUNDS, weights
-from symrazor.layers.relaxed import free_groups, path_groups
+from symrazor.layers.relaxed import Relaxed, free_groups, path_groups, spatial_layers
 from symrazor.learner import Razor
 from symrazor.razor_state import State, copied
 
@@ -51,9 +52,6 @@ class Trials:
     Args:
         razor: of the model.
         nll: how well the model fits, always on the same data.
-
-    Attributes:
-        off: names of the paths that are off, as in "2.paths.1".
     """
 
     def __init__(self, razor: Razor, nll: Nll) -> None:
@@ -63,10 +61,23 @@ class Trials:
         groups = path_groups(razor.model)
         self.members = {path: groups[path] for path in sorted(free) if path in groups}
         self.theta = {name: theta[name] for names in self.members.values() for name in names}
-        self.off: list[str] = []
+        self.off = []
         self.needed: list[str] = []
         self.before: State | None = None
         self.looks, self.most = 0, len(self.members)
+
+    @property
+    def off(self) -> list[str]:
+        """Names of the paths that are off, as in "2.paths.1"."""
+        return list(self._off)
+
+    @off.setter
+    def off(self, paths: Sequence[str]) -> None:
+        self._off = list(paths)
+        for name, layer in spatial_layers(self.razor.model).items():
+            if isinstance(layer, Relaxed):
+                own = [f"{name}.paths.{i}".removeprefix(".") for i in range(len(layer.paths))]
+                layer.silent = frozenset(i for i, path in enumerate(own) if path in self._off)
 
     def look(self, estimate: Evidence, progress: float) -> None:
         """After an evidence step: settle the trial under way, or begin one.
@@ -81,6 +92,12 @@ class Trials:
             self._begin(estimate.effective_parameters, float(self.razor.best.per_datum))
         self.hold_()
         self._tighten()
+
+    def finish(self) -> None:
+        """Let the model compute all paths again, those with weights of zero too."""
+        for layer in self.razor.model.modules():
+            if isinstance(layer, Relaxed):
+                layer.silent = frozenset()
 
     @torch.no_grad()
     def hold_(self) -> None:
@@ -103,7 +120,7 @@ class Trials:
 
     def _begin(self, gamma: Mapping[str, float], per_datum: float) -> None:
         model, razor = copied(self.razor.model.state_dict()), self.razor.state_dict()
-        before = {"per_datum": per_datum, "off": list(self.off), "model": model, "razor": razor}
+        before = {"per_datum": per_datum, "off": self.off, "model": model, "razor": razor}
         chosen = self._affordable(self._alive(gamma))
         if not chosen:
             return
@@ -168,12 +185,12 @@ class Trials:
         assert self.before is not None
         self.razor.model.load_state_dict(self.before["model"])
         self.razor.load_state_dict(self.before["razor"])
-        self.off, self.before = list(self.before["off"]), None
+        self.off, self.before = self.before["off"], None
 
     def state_dict(self) -> dict[str, Any]:
         """All that the rest of the trials depends on."""
         return {
-            "off": list(self.off),
+            "off": self.off,
             "needed": list(self.needed),
             "before": self.before,
             "looks": self.looks,
@@ -182,5 +199,5 @@ class Trials:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state_dict()`."""
-        self.off, self.needed = list(state["off"]), list(state["needed"])
+        self.off, self.needed = state["off"], list(state["needed"])
         self.before, self.looks, self.most = state["before"], state["looks"], state["most"]

@@ -54,7 +54,12 @@ class Relaxed(nn.Module):
     Args:
         paths: at least one, all between the same spaces.
         mean: divide by the number of paths.
+
+    Attributes:
+        silent: paths whose output is known to be zero; they are not computed.
     """
+
+    silent: frozenset[int] = frozenset()
 
     def __init__(self, paths: Sequence[Path], mean: bool = False) -> None:
         """Check that the paths fit together."""
@@ -80,7 +85,8 @@ class Relaxed(nn.Module):
 
     def forward(self, x: Float[Tensor, "n c *size"]) -> Float[Tensor, "n d *small"]:
         """Add the paths up."""
-        terms = [_together(paths, x) for paths in joint(list(self.paths))]
+        heard = [path for i, path in enumerate(self.paths) if i not in self.silent]
+        terms = [_together(paths, x) for paths in joint(heard)]
         total = terms[0]
         for term in terms[1:]:
             total = total + term
