@@ -417,6 +417,10 @@ def test_turned_digits_and_their_table() -> None:
     assert rotated_share.markdown(rows).endswith("in 1 of 1 seeds.")
     network = rotated_share.network(8, 1)
     assert network(x[:2]).shape == (2, 10)
+    few = rotated_share.Options(images=1000)
+    assert (few.width, few.config.epochs, few.config.batch_size) == (4, 40, 64)
+    assert rotated_share.Options(small=True, epochs=3).config.epochs == 3
+    assert rotated_share.Options().config.batch_size == 256
 
 
 @pytest.mark.slow

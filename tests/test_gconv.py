@@ -312,6 +312,8 @@ def test_group_pool_says_what_it_needs() -> None:
         GroupPool("p4")(x[:, :6])
     with pytest.raises(ValueError, match="number of elements, got 0"):
         GroupPool(0)
+    assert GroupPool(groups.symmetric(3)).elements == 6  # of any regular representation
+    assert GConv(128, 128, (4, 4), group="C128").point_group.order == 128
 
 
 @pytest.mark.parametrize("kind", ["separable", "depthwise-separable"])

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 import symrazor as sr
+from symrazor import groups
 from symrazor.collapse import collapse
 from symrazor.curvature import Method, curvature
 from symrazor.equivariance import layer_errors
@@ -126,6 +127,14 @@ def test_relax_with_rotations() -> None:
             left.stages[0].project_(some.detach(), None)
             assert float(left.stages[0].weight.detach().abs().max()) < 1e-12
     assert {name for name in layer_errors(model, x).network} == {"translation", "p4", "p4m"}
+
+
+def test_groups_of_the_grid_may_be_groups() -> None:
+    cnn, x = _cnn(), torch.randn(3, 2, 8, 8, dtype=torch.float64)
+    model = sr.relax(cnn, x, groups=["translation", groups.cyclic(4)])
+    assert [path.label for path in model[0].paths] == ["Conv", "GConv p4", "FFC"]
+    with pytest.raises(ValueError, match=r"groups among .* got .*<Group S3 on 3 places"):
+        sr.relax(cnn, x, groups=["translation", groups.symmetric(3)])
 
 
 def test_relaxed_rotations_start_near_the_largest_group() -> None:

@@ -64,7 +64,7 @@ _log = logging.getLogger("symrazor")
 def relax(
     model: nn.Module,
     example_input: Input,
-    groups: Sequence[str] | Sequence[Group] = GROUPS,
+    groups: Sequence[str | Group] = GROUPS,
     paths: str = "f-fc+conv",
     precision: float | None = None,
     seed: int | None = None,
@@ -81,9 +81,10 @@ def relax(
         example_input: one batch, whose spatial shape becomes that of the network; a tuple or
             dictionary of tensors is spread over the arguments of the model.
         groups: the symmetries to relax: ["translation"], or with rotations and reflections as in
-            ["translation", "p4", "p4m"], largest last. For each of these the part of a convolution
-            that is equivariant to it becomes a path of its own, and the convolution keeps the rest
-            (`GConv.split_off`). Channels are taken as a regular representation, (element, field);
+            ["translation", "p4", "p4m"], where "p4" may be `symrazor.groups.cyclic(4)`. For each of
+            these the part of a convolution that is equivariant to it becomes a path of its own, and
+            the convolution keeps the rest (`GConv.split_off`), the largest group first served.
+            Channels are taken as a regular representation, (element, field);
             the first convolution sees an image. Where channels, strides or maps do not fit the
             group, there is no such path, and the account says why. Or `symrazor.groups.Group`s,
             on n places: then dense layers on c n features (channel, place), and those that the
@@ -104,6 +105,7 @@ def relax(
     given = [group for group in groups if isinstance(group, Group)] if groups else []
     if given and len(given) == len(groups) and isinstance(model, nn.Module):
         return relax_linear(model, example_input, given)
+    groups = [_name(group) for group in groups] if given else groups
     _check_options(model, example_input, groups, precision)
     equivariant, free = _parse(paths)
     relaxed = copy_of(model)
@@ -148,6 +150,13 @@ def relax(
     relaxed = replaced(relaxed, {**new}, example_input, before if exact else None, account)
     _log.info("%s", account)
     return relaxed
+
+
+def _name(group: str | Group) -> str | Group:
+    """A group of the grid by its name, as in p4 for cyclic(4); anything else as it is."""
+    if isinstance(group, str) or group.permutations is not None or group.size != 2:
+        return group
+    return point_group(group).name if group.is_discrete else group
 
 
 def _already(layer: nn.Module) -> str:

@@ -13,6 +13,7 @@ such functions cannot tell positions apart.
 """
 
 import math
+from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any, Literal, get_args
 
@@ -97,6 +98,12 @@ def _to_grid(
     return total
 
 
+KEPT = 16
+"""Matrices that are remembered."""
+
+_known: OrderedDict[tuple[object, ...], Tensor] = OrderedDict()
+
+
 class Basis(nn.Module):
     r"""The matrix $\Phi[p, s]$ and what it is made of.
 
@@ -149,7 +156,7 @@ class Basis(nn.Module):
         self._hold("omega", torch.tensor(omega, dtype=dtype), learn_omega)
         self._hold("offsets", torch.zeros_like(self.start), learn_anchors)
         known = learn_omega == learn_anchors == "fixed"
-        self.register_buffer("fixed", self._matrix() if known else None)
+        self.register_buffer("fixed", self._remembered() if known else None)
 
     def _hold(self, name: str, value: Tensor, role: Role) -> None:
         match role:
@@ -196,6 +203,18 @@ class Basis(nn.Module):
     def anchors(self) -> Float[Tensor, "p dims"]:
         """Where the anchors are."""
         return self.start + self.value("offsets")
+
+    def _remembered(self) -> Float[Tensor, "p s"]:
+        """Phi of places that nothing moves: solved once for all layers of a kind."""
+        if self.start.device.type != "cpu":
+            return self._matrix()
+        places, options = self.start.numpy().tobytes(), str(self.options)
+        key = places, str(self.start.dtype), options, self.shape
+        if key not in _known:
+            _known[key] = self._matrix()
+            if len(_known) > KEPT:
+                _known.popitem(last=False)
+        return _known[key].clone()
 
     def _matrix(self) -> Float[Tensor, "p s"]:
         return evaluate(self.anchors, self.shape, self.value("omega"), self.form)

@@ -66,7 +66,7 @@ class EquivariantMap(_OnBasis):
     def mapped(self, x: Float[Tensor, "n i s"]) -> Float[Tensor, "n i b t"]:
         """Every basis map of every channel."""
         if self.maps_first or not self.labelled:
-            every: Tensor = (x @ self.basis.flatten(0, 1).T).unflatten(2, (self.count, self.t))
+            every: Tensor = F.linear(x, self.basis.flatten(0, 1)).unflatten(2, (self.count, self.t))
             return every
         spread = x.unsqueeze(2).expand(-1, -1, self.t, -1)
         where = self.labels.expand(*x.shape[:2], -1, -1)

@@ -256,7 +256,7 @@ class GroupPool(nn.Module):
     Rotations then act on the output as on any image; on maps of one pixel they do nothing.
 
     Args:
-        elements: of the group, |G|; or the group, or its name.
+        elements: of the group, |G|; or any finite group, or the name of one of the grid.
         how: "max" or "mean".
     """
 
@@ -266,7 +266,9 @@ class GroupPool(nn.Module):
         if how not in ("max", "mean"):
             raise ValueError(f"expected how as 'max' or 'mean', got {how!r}")
         given: object = elements
-        order = point_group(given).order if isinstance(given, str | Group) else given
+        order: object = given
+        if isinstance(given, str | Group):
+            order = given.finite().order if isinstance(given, Group) else point_group(given).order
         if not isinstance(order, int) or not is_whole(order):
             raise ValueError(f"expected a group or its number of elements, got {given!r}")
         self.elements = order

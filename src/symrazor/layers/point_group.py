@@ -107,7 +107,7 @@ class PointGroup:
 @lru_cache
 def _by_name(name: str) -> PointGroup:
     short = {known: key for key, known in NAMES.items()}.get(name, name)
-    letters = re.fullmatch(r"([CcDd])_?([1-9]\d?)", short)
+    letters = re.fullmatch(r"([CcDd])_?([1-9]\d{0,2})", short)
     if letters is None:
         raise ValueError(f"expected a group among {list(NAMES.values())}, C_n, D_n, got {name!r}")
     n, mirrored = int(letters[2]), letters[1] in "Dd"
