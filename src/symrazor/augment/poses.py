@@ -14,15 +14,17 @@ $$ \hat v = \arg\max_v \sum_y \max_{c_y} \sum_{n: y_n = y}
 
 within $[-w, w]$: where the poses of the training data fill the range evenly up to its ends. Each
 class has a middle $c_y$ of its own, since nothing but chance says which pose a network takes for
-the standard one of a class. A datum that looks the same in all poses has no say. Turns are counted
-around the circle. For several generators each range is taken with the others as they are.
-$v = 0$, no transformation at all, is a candidate if there is one generator; of several, the
-narrowest range that is tried stands for it.
+the standard one of a class; for each of them a range below the whole width pays half the logarithm
+of the size of the class (Schwarz's criterion). A datum that looks the same in all poses has no say.
+Turns are counted around the circle. For several generators each range is taken with the others as
+they are. $v = 0$, no transformation at all, is a candidate if there is one generator; of several,
+the narrowest range that is tried stands for it.
 """
 
 import math
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
@@ -131,11 +133,13 @@ def _range(
     if beyond is not None:  # once around: poses that are never seen, then the beginning again
         mass = torch.cat([mass, mass.new_zeros(n, round(beyond * s)), mass], 1)
     total = torch.cat([mass.new_zeros(n, 1), mass.cumsum(1)], 1)
-    own = torch.nn.functional.one_hot(y.long()).to(mass).T
+    own = F.one_hot(y.long()).to(mass).T
     values = []
     for m in range(1, s + 1):
         within = (total[:, m:] - total[:, :-m]).clamp(min=1e-200)
         values.append(float((own @ (within / m).log()).amax(1).sum()))
+    price = 0.5 * float(own.sum(1).clamp(min=1).log().sum())
+    values = [*(value - price for value in values[:-1]), values[-1]]
     best = max(range(s), key=values.__getitem__)
     highest = values[best] + float(top.sum())
     closed = best == 0 if still is None else still >= highest
