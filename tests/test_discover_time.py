@@ -16,7 +16,6 @@ from symrazor.discover.asked import Asked
 from symrazor.discover.budget import SUBSET, Cost, often, plan, timed
 from symrazor.discover.kinds import candidates
 from symrazor.discover.longer import (
-    MEASURED,
     Longer,
     learned_precisions,
     longer_plan,
@@ -172,11 +171,14 @@ def test_the_longer_plan_is_the_longest_that_fits(n: int, seconds: float) -> Non
     cost = Cost(1e-4, 2e-4, 0.5)
     found = longer_plan("a", cost, n, seconds)
     assert found is not None
-    assert cost.total(found.data, found.epochs, MEASURED) <= 0.95 * seconds
+    assert cost.total(found.data, found.epochs, found.measured) <= 0.95 * seconds
+    steps = min(n, SUBSET) * 2e-4  # seconds of an evidence step
+    assert found.measured == 20 or (found.measured + 1) * steps > 0.2 * 0.95 * seconds
+    assert found.measured == 6 or found.measured * steps <= 0.2 * 0.95 * seconds
     if found.data < n:
-        assert cost.total(n, 3, MEASURED) > 0.95 * seconds
+        assert cost.total(n, 3, found.measured) > 0.95 * seconds
     most = found.epochs == 1000 or found.steps >= 10_000 or found.epochs == 100
-    assert most or cost.total(found.data, found.epochs + 1, MEASURED) > 0.95 * seconds
+    assert most or cost.total(found.data, found.epochs + 1, found.measured) > 0.95 * seconds
     assert longer_plan("a", cost, n, 0.3) is None
 
 
