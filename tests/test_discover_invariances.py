@@ -6,10 +6,12 @@ from pathlib import Path
 
 import pytest
 import torch
+import tyro
 
 import symrazor as sr
 from symrazor.augment import Augmented
 from symrazor.checkpoint import Checkpoints, State
+from symrazor.commands.discover import Arguments
 from symrazor.data import Dataset, dataset
 from symrazor.discover import Options, invariances
 from symrazor.discover.invariances import NO_TIME, Widths, averaged, wanted
@@ -129,6 +131,20 @@ def test_when_it_is_done() -> None:
     assert not wanted(small, Options(invariances=True))
     x = torch.randn(30, 5)
     assert not wanted(dataset(x, x[:, 0], kind="vector"), Options(invariances=True))
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [([], None), (["--invariances"], True), (["--no-invariances"], False)],
+)
+def test_flags_of_the_command(flags: list[str], expected: bool | None) -> None:
+    assert tyro.cli(Arguments, args=flags).options().invariances is expected
+
+
+def test_flags_that_exclude_each_other() -> None:
+    both = tyro.cli(Arguments, args=["--invariances", "--no-invariances"])
+    with pytest.raises(ValueError, match="expected --invariances or --no-invariances, got both"):
+        both.options()
 
 
 def test_too_few_steps_say_nothing(found: sr.Discovery) -> None:

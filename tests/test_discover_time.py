@@ -9,11 +9,13 @@ import pytest
 import torch
 
 import symrazor as sr
-from symrazor.discover import Answer, Candidate, digits
+from symrazor.data import dataset
+from symrazor.discover import Answer, Candidate, Options, digits, planning
 from symrazor.discover.answer import numbered
-from symrazor.discover.budget import SUBSET, Cost, often, timed
+from symrazor.discover.asked import Asked
+from symrazor.discover.budget import SUBSET, Cost, often, plan, timed
+from symrazor.discover.kinds import candidates
 from symrazor.discover.longer import (
-    MEASURED,
     Longer,
     learned_precisions,
     longer_plan,
@@ -21,6 +23,7 @@ from symrazor.discover.longer import (
     winner,
 )
 from symrazor.discover.unseen import ahead, better, log_scores, rest
+from symrazor.likelihood import Gaussian
 from symrazor.options import FitConfig
 
 
@@ -148,17 +151,34 @@ def test_a_gap_that_closes_is_not_settled(
     assert (None if late is None else late.name) == expected
 
 
+def test_a_comparison_may_take_more_of_a_short_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A third of the time where that makes steps enough, else more than half."""
+    x = torch.randn(300, 3, generator=torch.Generator().manual_seed(0))
+    family = candidates(dataset(x, x[:, 0], kind="vector"))
+    asked = Asked("a", "?", family, (x, x[:, :1]), None, Gaussian)
+    cost = {s.name: Cost(1e-4, 0.0, 0.0) for s in family.structures}
+    monkeypatch.setattr(planning, "costs_of", lambda *given: cost)
+    for minutes, part in ((0.1, 0.55), (1.0, 1 / 3)):
+        found = planning.planned(asked, Options(minutes=minutes), lambda text: None)[2]
+        expected = plan(cost, 300, part * 60 * minutes)
+        assert abs(found.epochs - expected.epochs) <= 1, minutes
+        assert (plan(cost, 300, 20 * minutes).steps < 400) is (part > 0.5)
+
+
 @pytest.mark.parametrize("seconds", [5.0, 60.0, 1e4])
 @pytest.mark.parametrize("n", [30, 1000, 60_000])
 def test_the_longer_plan_is_the_longest_that_fits(n: int, seconds: float) -> None:
     cost = Cost(1e-4, 2e-4, 0.5)
     found = longer_plan("a", cost, n, seconds)
     assert found is not None
-    assert cost.total(found.data, found.epochs, MEASURED) <= 0.95 * seconds
+    assert cost.total(found.data, found.epochs, found.measured) <= 0.95 * seconds
+    steps = min(n, SUBSET) * 2e-4  # seconds of an evidence step
+    assert found.measured == 20 or (found.measured + 1) * steps > 0.2 * 0.95 * seconds
+    assert found.measured == 6 or found.measured * steps <= 0.2 * 0.95 * seconds
     if found.data < n:
-        assert cost.total(n, 3, MEASURED) > 0.95 * seconds
+        assert cost.total(n, 3, found.measured) > 0.95 * seconds
     most = found.epochs == 1000 or found.steps >= 10_000 or found.epochs == 100
-    assert most or cost.total(found.data, found.epochs + 1, MEASURED) > 0.95 * seconds
+    assert most or cost.total(found.data, found.epochs + 1, found.measured) > 0.95 * seconds
     assert longer_plan("a", cost, n, 0.3) is None
 
 
@@ -181,7 +201,7 @@ def test_cost_is_that_of_the_run() -> None:
 def test_the_final_network_is_the_one_that_is_saved(tmp_path: Path) -> None:
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(120, 3, generator=generator)
-    found = sr.discover(x, x[:, 0] + 0.1 * torch.randn(120, generator=generator), minutes=0.12)
+    found = sr.discover(x, x[:, 0] + 0.1 * torch.randn(120, generator=generator), minutes=0.25)
     answer = found.found[0].answer
     assert answer.final is not None
     assert answer.final.name == answer.best.name

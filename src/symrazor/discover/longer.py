@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass, field
 
 from symrazor.discover.answer import Answer, Candidate, separated
-from symrazor.discover.budget import LEAST_DATA, Cost, batch_size
+from symrazor.discover.budget import LEAST_DATA, SUBSET, Cost, batch_size
 from symrazor.discover.unseen import better, foremost
 from symrazor.learner import Razor
 
@@ -19,8 +19,11 @@ FEWEST = 3
 STEPS, MOST_EPOCHS = 10_000, 1000
 """Passes at most: as many as make `STEPS` steps, but 100 in any case, and never more than these."""
 
-MEASURED = 20
-"""Evidence steps of the longer training: the prior has to keep up with the weights."""
+MEASURED, LEAST_MEASURED, MEASURING = 20, 6, 0.2
+"""Evidence steps of the longer training: the prior has to keep up with the weights.
+
+So many, if they take no more than this part of the time; but so many in any case.
+"""
 WORTH = 15
 """No precision starts above one for every so many data, or its weights would not learn."""
 
@@ -36,12 +39,14 @@ class Longer:
         name: of the structure.
         epochs: passes.
         data: how many.
+        measured: evidence steps.
         precisions: prior group -> precision; without any, those of a new network.
     """
 
     name: str
     epochs: int
     data: int
+    measured: int = MEASURED
     precisions: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -97,11 +102,13 @@ def learned_precisions(razor: Razor, n: int) -> dict[str, float]:
 def longer_plan(name: str, cost: Cost, n: int, seconds: float) -> Longer | None:
     """As many passes as fit; fewer data if not even three fit; None if not one pass fits."""
     limit = SAFETY * seconds
+    each = max(min(n, SUBSET) * cost.evidence, 1e-9)
+    measured = max(LEAST_MEASURED, int(min(MEASURED, MEASURING * limit / each)))
     data = n
-    while data > min(n, LEAST_DATA) and cost.total(data, FEWEST, MEASURED) > limit:
+    while data > min(n, LEAST_DATA) and cost.total(data, FEWEST, measured) > limit:
         data = max(min(n, LEAST_DATA), int(0.9 * data))
     most = min(MOST_EPOCHS, max(100, math.ceil(STEPS * batch_size(data) / data)))
     epochs = max(
-        (e for e in range(1, most + 1) if cost.total(data, e, MEASURED) <= limit), default=0
+        (e for e in range(1, most + 1) if cost.total(data, e, measured) <= limit), default=0
     )
-    return Longer(name, epochs, data) if epochs else None
+    return Longer(name, epochs, data, measured) if epochs else None

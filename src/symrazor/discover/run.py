@@ -17,7 +17,6 @@ from symrazor.discover.asked import Asked, Options, Tell, slug, some
 from symrazor.discover.budget import Plan, timed
 from symrazor.discover.longer import (
     FEW,
-    MEASURED,
     Longer,
     learned_precisions,
     longer_plan,
@@ -135,7 +134,7 @@ def _train_longer(asked: Asked, chosen: Longer, config: FitConfig, options: Opti
     """The winner anew, with the passes, data and prior of its plan."""
     structure = next(s for s in asked.family.structures if s.name == chosen.name)
     used = some(len(asked.train[1]), chosen.data, options.seed)
-    config = timed(config, chosen.epochs, chosen.data, MEASURED)
+    config = timed(config, chosen.epochs, chosen.data, chosen.measured)
     if chosen.precisions:
         config = config.change(prior_precision=chosen.precisions)
     data = (asked.train[0][used], asked.train[1][used])
