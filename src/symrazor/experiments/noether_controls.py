@@ -167,7 +167,7 @@ def functions_row(
         steps=800 if options.small else 2000,
         batch_size=64,
         draws=2,
-        flows=4,
+        flows=8,
         integrator="rk4",
         burn_in=0.4,
         noise=NOISE,
