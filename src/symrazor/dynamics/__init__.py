@@ -16,6 +16,7 @@ from symrazor.dynamics.evaluate import Simulator as Simulator
 from symrazor.dynamics.files import read_trajectories as read_trajectories
 from symrazor.dynamics.hamiltonian import HamiltonianNetwork as HamiltonianNetwork
 from symrazor.dynamics.invariants import quadratic_invariants as quadratic_invariants
+from symrazor.dynamics.judge import train_and_judge as train_and_judge
 from symrazor.dynamics.measures import FlowTimes as FlowTimes
 from symrazor.dynamics.nbody import nbody as nbody
 from symrazor.dynamics.observables import Combination as Combination

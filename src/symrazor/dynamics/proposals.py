@@ -18,6 +18,8 @@ from symrazor.dynamics.symmetrised import SymmetrisedNetwork
 
 LENGTH = 1.0
 """Root mean square length of the flows of a proposal, relative to that of the states."""
+SOLVED = 0.5
+"""The same for flows that are solved for, which may leave the data fast."""
 
 
 class Proposals:
@@ -62,7 +64,8 @@ class Proposals:
         if m == 1:
             own = FlowTimes(1, "cube", "quasi")
         like = self.like
-        length = LENGTH * self.size / (like.scale * own.variance**0.5 * m**0.5)
+        reach = LENGTH if isinstance(like, Quadratic) else SOLVED
+        length = reach * self.size / (like.scale * own.variance**0.5 * m**0.5)
         made = self._quadratic(m, length) if isinstance(like, Quadratic) else self._mix(m, length)
         model = SymmetrisedNetwork(self.offered.network, made, own)
         if isinstance(made, Quadratic):

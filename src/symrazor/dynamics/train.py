@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from symrazor.dynamics.config import TrainConfig
+from symrazor.dynamics.conserved import Quadratic
 from symrazor.dynamics.integrators import named
 from symrazor.dynamics.likelihoods import Noise, predict
 from symrazor.dynamics.symmetrised import Hamiltonian, SymmetrisedNetwork
@@ -240,9 +241,12 @@ def bound(trained: Trained, data: Transitions, draws: int | None = None) -> dict
     Args:
         trained: the model.
         data: it was trained on.
-        draws: from the posterior; 256 for up to 1,000 data, else 64.
+        draws: from the posterior; 256 for up to 1,000 data, else 64, and an eighth of it where
+            flows have to be solved for.
     """
-    draws = draws or (256 if len(data) <= 1_000 else 64)
+    if draws is None:
+        draws = 256 if len(data) <= 1_000 else 64
+        draws //= 1 if isinstance(trained.model.conserved, Quadratic | None) else 8
     total, count = 0.0, 0
     for piece, predicted in predictions(trained, data, draws=draws, seed=trained.config.seed + 1):
         total += float(trained.noise.nll(predicted, piece).mean(0).sum(dtype=torch.float64))

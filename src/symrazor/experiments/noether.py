@@ -189,7 +189,7 @@ def run(
     rows: list[Row] = []
     for seed in options.seed:
         problem = setting(options, seed)
-        config = configured(problem, options, seed)
+        config = configured(problem.config, options, seed)
         for model in options.models:
             rows.append({"model": model, "seed": seed} | run_one(problem, model, config))
             if options.json is not None:
@@ -221,8 +221,8 @@ def _trained(problem: Setting, model: Model, config: TrainConfig) -> Trained:
     return refitted(found, fresh, problem.data, config)
 
 
-def configured(problem: Setting, options: Options, seed: int) -> TrainConfig:
-    """The training of a problem with the changes that were asked for."""
+def configured(config: TrainConfig, options: Options, seed: int) -> TrainConfig:
+    """A training with the changes that were asked for."""
     changes: dict[str, Any] = {"seed": seed, "device": options.place}
     if options.steps is not None:
         changes["steps"] = options.steps
@@ -234,7 +234,7 @@ def configured(problem: Setting, options: Options, seed: int) -> TrainConfig:
             changes[key] = json.loads(value)
         except ValueError:
             changes[key] = value
-    return problem.config.change(**changes)
+    return config.change(**changes)
 
 
 HEADLINE = (

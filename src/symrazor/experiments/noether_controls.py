@@ -142,7 +142,7 @@ def pendulum_energy(options: noether.Options, seed: int) -> dict[str, Any]:
 def kepler_row(options: noether.Options, seed: int) -> dict[str, Any]:
     """Angular momentum, energy and the Runge-Lenz vector among nineteen functions."""
     system = kepler()
-    data = simulate(system, 100 if options.small else 200, 20, 0.2, seed=10_000 + seed)
+    data = simulate(system, 60 if options.small else 100, 20, 0.2, seed=10_000 + seed)
     test = simulate(system, 50, 20, 0.2, seed=20_000 + seed)
     return functions_row(KEPLER, KEPLER_KNOWN, (data, test), options, seed)
 
@@ -164,16 +164,15 @@ def functions_row(
     )
     model = SymmetrisedNetwork(network, offered, FlowTimes(offered.count, "ball", "antithetic"))
     config = TrainConfig(
-        steps=options.steps or (800 if options.small else 2000),
+        steps=800 if options.small else 2000,
         batch_size=64,
         draws=2,
-        flows=4,
+        flows=8,
         integrator="rk4",
-        burn_in=0.8,
+        burn_in=0.4,
         noise=NOISE,
-        seed=seed,
-        device=options.place,
     )
+    config = noether.configured(config, options, seed)
     trained = train_and_judge(model, transitions(data[0], NOISE, seed=30_000 + seed), config)
     row: dict[str, Any] = {
         "neg_elbo_per_datum": trained.bound["neg_elbo"],
@@ -228,10 +227,12 @@ def _row(name: str, options: noether.Options, seed: int) -> dict[str, Any]:
         return kepler_row(options, seed)
     if name == "likelihood":
         problem = replace(noether_oscillator.setting(options, seed), prune=False)
-        return noether.run_one(problem, "likelihood", noether.configured(problem, options, seed))
+        return noether.run_one(
+            problem, "likelihood", noether.configured(problem.config, options, seed)
+        )
     make = pendulum_setting if name == "pendulum" else anisotropic_setting
     problem = make(options, seed)
-    return noether.run_one(problem, "learned", noether.configured(problem, options, seed))
+    return noether.run_one(problem, "learned", noether.configured(problem.config, options, seed))
 
 
 def run(options: noether.Options, rows: tuple[str, ...] = ROWS) -> str:
