@@ -310,7 +310,7 @@ def test_evidence_batches_of_a_fit() -> None:
     for model, options, expected in (
         (Augmented(_network(36), Augment(Flips(), 1)), {}, 4),
         (Augmented(_network(36), Augment(Flips(), 1)), {"evidence_batch": 6}, 6),
-        (_network(36), {}, 500),
+        (_network(36), {}, 250),
     ):
         razor = sr.Razor(model.double(), "categorical", 12)
         training = Training(razor, loader, sr.FitConfig(batch_size=4, **options))  # type: ignore[arg-type]

@@ -289,6 +289,15 @@ def test_widths_survive_their_parameterisation(degrees: float) -> None:
     assert found.widths.item() == pytest.approx(math.pi)
 
 
+@pytest.mark.parametrize("width", [1e-10, 4e-8, 1e-6, 1e-3])
+def test_small_widths_can_be_set_in_single_precision(width: float) -> None:
+    part = AffineLie("affine").width
+    part.value = torch.full((6,), width, dtype=torch.float32)
+    assert part.raw.isfinite().all()
+    free = torch.tensor([0, 1, 3, 4, 5])  # without a cap, whose rounding hides smaller ones
+    torch.testing.assert_close(part.value[free], torch.full((5,), width), rtol=1e-3, atol=0.0)
+
+
 @pytest.mark.parametrize("form", ["softplus", "tanh"])
 def test_other_forms_of_widths(form: str) -> None:
     """The same distribution; only the raw parameter that an optimiser moves is another."""

@@ -255,13 +255,18 @@ class Augmented(nn.Module):
         return self.augment.describe(shape)
 
 
+CLOSED = 1e-6
+"""A width that moves nothing, and that single precision still tells from zero."""
+
+
 def _narrowed(move: Transformation, reach: Float[Tensor, " k"]) -> Transformation:
     """The same with its widths times the reach."""
     if bool((reach == 1).all()):
         return move
     move = copy.deepcopy(move)
     (width,) = (part for part in move.modules() if isinstance(part, Hyper))
-    width.value = width.value.detach() * reach.to(width.raw).clamp(min=1e-6).view_as(width.raw)
+    narrow = width.value.detach() * reach.to(width.raw).view_as(width.raw)
+    width.value = narrow.clamp(min=CLOSED)
     return move
 
 

@@ -218,11 +218,12 @@ def _cap(raw: Tensor, limits: Sequence[float], beta: float, bend: Bend) -> Tenso
 
 
 def _uncap(value: Tensor, limits: Sequence[float], beta: float, straighten: Bend) -> Tensor:
+    exact = value.double()  # a small width is less than the rounding of a cap in single precision
     raw = [
         _unsoftplus(part if math.isinf(limit) else straighten(part, limit, beta), beta)
-        for part, limit in zip(value.unbind(-1), limits, strict=True)
+        for part, limit in zip(exact.unbind(-1), limits, strict=True)
     ]
-    return torch.stack(raw, -1)
+    return torch.stack(raw, -1).to(value)
 
 
 def _fold(value: Tensor, limit: float, beta: float) -> Tensor:
