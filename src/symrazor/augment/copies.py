@@ -27,6 +27,8 @@ from symrazor.curvature.tape import announce_copies
 from symrazor.hyper import Hyper, real
 
 Average = Literal["outputs", "probabilities", "joint"]
+SMALLEST = 1e-4
+"""Width that stands for none in a description: a transform has no 0."""
 Copies = tuple[Float[Tensor, "n s ..."], Float[Tensor, " s"]]
 
 
@@ -261,7 +263,8 @@ def _narrowed(move: Transformation, reach: Float[Tensor, " k"]) -> Transformatio
         return move
     move = copy.deepcopy(move)
     (width,) = (part for part in move.modules() if isinstance(part, Hyper))
-    width.value = width.value.detach() * reach.to(width.raw).clamp(min=1e-6).view_as(width.raw)
+    narrow = width.value.detach().double() * reach.double().view_as(width.raw)
+    width.value = narrow.clamp(min=SMALLEST)
     return move
 
 
