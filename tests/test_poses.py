@@ -118,6 +118,16 @@ def test_fit_reports_poses_and_the_state_keeps_them() -> None:
     assert again.invariances((2,)) == model.invariances((2,))
 
 
+@pytest.mark.parametrize("width", [1e-6, 0.3, 3.1])
+def test_a_closed_width_can_be_described(width: float) -> None:
+    augment = Augment(lie(so3(), width), 2)
+    augment.reach.zero_()
+    assert all(0 <= value < 0.01 for value in augment.describe((3,)).values())
+    augment.reach.fill_(0.5)
+    expected = max(math.degrees(width) / 2, math.degrees(1e-4))
+    assert list(augment.describe((3,)).values()) == pytest.approx([expected] * 3, rel=1e-2)
+
+
 def test_only_where_poses_have_weights() -> None:
     data = _turned(4, 10)
     outputs = Augmented(Upright(), Augment(lie(so2()), 2))

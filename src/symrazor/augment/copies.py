@@ -27,6 +27,8 @@ from symrazor.curvature.tape import announce_copies
 from symrazor.hyper import Hyper, real
 
 Average = Literal["outputs", "probabilities", "joint"]
+SMALLEST = 1e-4
+"""Width that stands for none in a description: a transform has no 0."""
 Copies = tuple[Float[Tensor, "n s ..."], Float[Tensor, " s"]]
 
 
@@ -255,18 +257,14 @@ class Augmented(nn.Module):
         return self.augment.describe(shape)
 
 
-CLOSED = 1e-6
-"""A width that moves nothing, and that single precision still tells from zero."""
-
-
 def _narrowed(move: Transformation, reach: Float[Tensor, " k"]) -> Transformation:
     """The same with its widths times the reach."""
     if bool((reach == 1).all()):
         return move
     move = copy.deepcopy(move)
     (width,) = (part for part in move.modules() if isinstance(part, Hyper))
-    narrow = width.value.detach() * reach.to(width.raw).view_as(width.raw)
-    width.value = narrow.clamp(min=CLOSED)
+    narrow = width.value.detach().double() * reach.double().view_as(width.raw)
+    width.value = narrow.clamp(min=SMALLEST)
     return move
 
 
