@@ -27,7 +27,7 @@ from symrazor.bench.evidence import data, network
 from symrazor.curvature import curvature
 from symrazor.evidence import laplace_evidence
 from symrazor.hyper import Prior, weights
-from symrazor.linalg import Dense, Kron
+from symrazor.linear_algebra.blocks import Dense, Kron
 
 TOLERANCE, TOLERANCE_64 = 1e-3, 1e-9
 Factors = dict[str, list[Tensor]]

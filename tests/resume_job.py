@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 
 import symrazor as sr
-from symrazor import checkpoint
 from symrazor.augment import Augment, Augmented, Noise, affine
 from symrazor.layers import FFC, Conv, Relaxed
+from symrazor.training import checkpoint
 
 CASES = ("adamw", "sgd", "sam", "relaxed", "augmented")
 

@@ -31,7 +31,7 @@ from symrazor.augment import (
 from symrazor.data import TensorLoader
 from symrazor.groups.lie import so3
 from symrazor.hyper import hyperparameters
-from symrazor.training import Training
+from symrazor.training.loop import Training
 
 Part = Transformation | Choice
 

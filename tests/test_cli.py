@@ -12,7 +12,7 @@ import symrazor as sr
 from symrazor.bench import fit as fit_bench
 from symrazor.bench import layers as layers_bench
 from symrazor.discover import Options, discover_digits
-from symrazor.report import write_atomically
+from symrazor.files import write_atomically
 
 
 def _run(*arguments: str) -> subprocess.CompletedProcess[str]:

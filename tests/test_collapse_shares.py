@@ -11,7 +11,7 @@ from torch import nn
 
 import symrazor as sr
 from collapse_networks import pair
-from symrazor import pruning
+from symrazor.collapsing import pruning
 from symrazor.data import digits
 from symrazor.layers import FFC, Conv, Relaxed
 from symrazor.testing import assert_close

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from symrazor.collapse import collapse
+from symrazor.collapsing.collapse import collapse
 from symrazor.layers import Conv, GConv, Path, Relaxed, ScaleConv, SE2Conv
 from symrazor.layers.bank_filter import BankFilter
 from symrazor.testing import PathSuite, assert_close

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from symrazor.curvature import geometry, patch_factor, tape
 from symrazor.curvature.geometry import Geometry
 from symrazor.curvature.sharing import sharing
-from symrazor.factor import gram
+from symrazor.linear_algebra.factor import gram
 
 F64 = torch.float64
 CONVS = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}

@@ -25,8 +25,8 @@ from symrazor.discover.folder import export_network, load_network, read_document
 from symrazor.discover.kinds import CANDIDATES, candidates
 from symrazor.discover.preparation import prepare
 from symrazor.discover.structures import Family, Structure
-from symrazor.run_config import DataConfig, ModelConfig, RunConfig
-from symrazor.runs import run as fit_run
+from symrazor.runs.config import DataConfig, ModelConfig, RunConfig
+from symrazor.runs.run import run as fit_run
 
 N = 60
 

@@ -10,15 +10,15 @@ import tyro
 
 import symrazor as sr
 from symrazor.augment import Augmented
-from symrazor.checkpoint import Checkpoints, State
 from symrazor.commands.discover import Arguments
 from symrazor.data import Dataset, dataset
 from symrazor.discover import Options, invariances
 from symrazor.discover.invariances import NO_TIME, Widths, averaged, wanted
 from symrazor.discover.maps import family
 from symrazor.discover.structures import Structure
-from symrazor.invariances import sentence
 from symrazor.layers import Relaxed
+from symrazor.readings.invariances import sentence
+from symrazor.training.checkpoint import Checkpoints, State
 
 
 def _pictures(n: int = 60, size: int = 8) -> Dataset:

@@ -24,7 +24,7 @@ from symrazor.discover.longer import (
 )
 from symrazor.discover.unseen import ahead, better, log_scores, rest
 from symrazor.likelihood import Gaussian
-from symrazor.options import FitConfig
+from symrazor.training.options import FitConfig
 
 
 @pytest.fixture(scope="module")

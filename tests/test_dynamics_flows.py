@@ -16,7 +16,7 @@ from symrazor.dynamics.hamiltonian import ACTIVATIONS, Activation, Energy, Hamil
 from symrazor.dynamics.observables import Combination, Network, Observable, Polynomial
 from symrazor.dynamics.phase import gradient, is_symplectic, poisson_bracket
 from symrazor.dynamics.symmetrised import Hamiltonian, SymmetrisedNetwork
-from symrazor.exponential import exponential
+from symrazor.linear_algebra.exponential import exponential
 
 
 def _energy(activation: Activation = "softplus", draws: int = 2, phase: int = 4) -> Energy:

@@ -9,8 +9,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from symrazor.equivariance import Action, Errors, equivariance_error, layer_errors, translations
 from symrazor.layers import FC, FFC, Conv, Path, Relaxed
+from symrazor.readings.equivariance import (
+    Action,
+    Errors,
+    equivariance_error,
+    layer_errors,
+    translations,
+)
 
 
 def _input(*shape: int, n: int = 5, dtype: torch.dtype = torch.float64) -> Tensor:
@@ -208,7 +214,7 @@ def test_batches_modes_gradients_and_precision(monkeypatch: pytest.MonkeyPatch) 
     assert [f.training, f[1].training, f[2].training] == [True, False, True]
     assert equivariance_error(f.float(), x.float()) == pytest.approx(error, rel=1e-5)
     f.double()
-    monkeypatch.setattr("symrazor.equivariance.BATCH", 4)
+    monkeypatch.setattr("symrazor.readings.equivariance.BATCH", 4)
     assert equivariance_error(f, x) == pytest.approx(error, rel=1e-12)
 
     def fail(x: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from torch import nn
 
 import symrazor as sr
 from symrazor.data import digits
-from symrazor.events import JsonLines, TensorBoard, read_events, record_of, scalars
+from symrazor.training.events import JsonLines, TensorBoard, read_events, record_of, scalars
 
 RECORD: dict[str, Any] = {"epoch": 3, "nll": 0.25, "precisions": {"0.weight": 2.0, "é": 1.0}}
 
@@ -94,7 +94,7 @@ def test_a_line_cut_anywhere_is_completed_or_dropped(tmp_path: Path) -> None:
 def test_a_killed_writer_loses_nothing_that_it_had_finished(tmp_path: Path) -> None:
     path, done = tmp_path / "events.jsonl", tmp_path / "done"
     script = (
-        "import itertools, pathlib; from symrazor.events import JsonLines\n"
+        "import itertools, pathlib; from symrazor.training.events import JsonLines\n"
         f"write, done = JsonLines({str(path)!r}), pathlib.Path({str(done)!r})\n"
         "for epoch in itertools.count(1):\n"
         "    write({'epoch': epoch, 'ballast': 'x' * 10000}); done.write_text(f'{epoch} ')\n"

@@ -9,9 +9,8 @@ from torch import nn
 
 import symrazor as sr
 from symrazor import groups
-from symrazor.collapse import collapse
+from symrazor.collapsing.collapse import collapse
 from symrazor.curvature import Method, curvature
-from symrazor.equivariance import layer_errors
 from symrazor.layers import (
     FFC,
     Conv,
@@ -23,6 +22,7 @@ from symrazor.layers.gconv import Kind
 from symrazor.layers.point_group import point_group
 from symrazor.layers.relaxed import start_near_
 from symrazor.likelihood import Categorical
+from symrazor.readings.equivariance import layer_errors
 from symrazor.testing import Head, assert_close, dense_block, dense_ggn
 
 

@@ -19,10 +19,10 @@ from symrazor.augment import (
     lie,
 )
 from symrazor.groups.lie import so2
-from symrazor.invariances import OPEN, Invariance, invariances_of, sentence
 from symrazor.layers import FFC, Conv, Relaxed
 from symrazor.page import document_of
-from symrazor.reading import Reading
+from symrazor.readings.invariances import OPEN, Invariance, invariances_of, sentence
+from symrazor.readings.reading import Reading
 
 
 def _relaxed() -> nn.Module:

@@ -8,10 +8,10 @@ from torch import nn
 
 import symrazor as sr
 from symrazor import groups
-from symrazor.equivariance import layer_errors
-from symrazor.lattice import sentence, support
 from symrazor.layers import FC, Circulant, Conv, DeepSets, EquivariantLinear, Relaxed, SetPool
 from symrazor.layers.relaxed import free_groups, start_near_
+from symrazor.readings.equivariance import layer_errors
+from symrazor.readings.lattice import sentence, support
 
 
 def layer(c: int = 2, d: int = 2) -> Relaxed:

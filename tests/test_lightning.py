@@ -12,9 +12,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import symrazor as sr
 from symrazor.data import TensorLoader, digits
-from symrazor.events import JsonLines, read_events
 from symrazor.layers import FFC, Conv, Relaxed
-from symrazor.loading import sizes
+from symrazor.razor.loading import sizes
+from symrazor.training.events import JsonLines, read_events
 
 pytest.importorskip("lightning", reason="the extra `lightning` is not installed")
 

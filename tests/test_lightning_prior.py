@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 import symrazor as sr
-from symrazor.optimisers import step_sizes
+from symrazor.training.optimisers import step_sizes
 
 pytest.importorskip("lightning", reason="the extra `lightning` is not installed")
 

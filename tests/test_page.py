@@ -35,7 +35,7 @@ from symrazor.page import (
 from symrazor.page.build import LIMIT
 from symrazor.page.content import LEVELS, content, series, text_of
 from symrazor.page.dynamics import flow, with_flow
-from symrazor.reading import calibration_error
+from symrazor.readings.reading import calibration_error
 
 
 class Page(HTMLParser):

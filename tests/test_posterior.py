@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 import symrazor as sr
 from symrazor.posterior import laplace_bridge
-from symrazor.reading import calibration_error
+from symrazor.readings.reading import calibration_error
 from symrazor.testing import assert_close
 
 F64 = torch.float64

@@ -16,12 +16,12 @@ from torch import Tensor, nn
 
 import symrazor as sr
 from symrazor.data import digits
-from symrazor.equivariance import layer_errors
 from symrazor.evidence.value import Evidence
-from symrazor.latest import latest_razor
 from symrazor.layers import FC, FFC, Conv, Relaxed, path_groups
-from symrazor.reading import SCHEMA, WIDTH, LayerReading, PathReading, Reading, read
-from symrazor.verdict import FREE_SHARE, LARGE_ERROR, SMALL_ERROR, percent, words
+from symrazor.razor.latest import latest_razor
+from symrazor.readings.equivariance import layer_errors
+from symrazor.readings.reading import SCHEMA, WIDTH, LayerReading, PathReading, Reading, read
+from symrazor.readings.verdict import FREE_SHARE, LARGE_ERROR, SMALL_ERROR, percent, words
 
 
 def _data(n: int = 40) -> tuple[Tensor, Tensor]:
@@ -136,7 +136,7 @@ def test_what_reading_refuses() -> None:
 
 def test_the_module_keeps_its_name() -> None:
     from symrazor import reading as function
-    from symrazor.reading import reading
+    from symrazor.readings.reading import reading
 
     assert function is reading is sr.reading
     assert pickle.loads(pickle.dumps(sr.Reading)) is Reading
@@ -368,7 +368,7 @@ def test_fit_measures_relaxed_layers_only(monkeypatch: pytest.MonkeyPatch) -> No
         seen.append(len(x))
         return layer_errors(model, x)
 
-    monkeypatch.setattr(sys.modules["symrazor.reading"], "layer_errors", count)
+    monkeypatch.setattr(sys.modules["symrazor.readings.reading"], "layer_errors", count)
     model, data = _model(), _data(200)
     fits = [
         sr.fit(copy.deepcopy(model), data, epochs=2, prior_groups=path_groups(model), seed=s)

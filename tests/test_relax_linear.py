@@ -7,7 +7,7 @@ from torch import Tensor, nn
 import symrazor as sr
 from symrazor import groups
 from symrazor.layers import FC, EquivariantLinear, Relaxed
-from symrazor.relax_linear import split_dense
+from symrazor.relaxing.linear import split_dense
 from symrazor.testing import assert_close
 
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 import symrazor as sr
 from resume_job import CASES, Interrupted, outcome, run, short_fit, small_fit
-from symrazor.checkpoint import Checkpoints, fingerprint
+from symrazor.training.checkpoint import Checkpoints, fingerprint
 
 JOB = Path(__file__).parent / "resume_job.py"
 STEPS = 60  # of a whole run: 12 epochs of 5

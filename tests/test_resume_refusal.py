@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import symrazor as sr
 from resume_job import jitter, outcome, short_fit, small_fit
-from symrazor.checkpoint import Checkpoints
+from symrazor.training.checkpoint import Checkpoints
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,7 @@ def test_full_disk_costs_the_checkpoint_and_not_the_run(
             raise OSError("no space left on device")
         os.replace(source, target)
 
-    monkeypatch.setattr("symrazor.checkpoint.os.rename", full)
+    monkeypatch.setattr("symrazor.training.checkpoint.os.rename", full)
     fit = short_fit(tmp_path, save_every=1)
     assert len(fit.history) == 2
     assert "no checkpoint of step 3" in caplog.text

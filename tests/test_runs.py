@@ -15,16 +15,16 @@ import torch
 from torch import nn
 
 import symrazor as sr
-from symrazor import runs
 from symrazor.data import TensorLoader, flip_and_crop
-from symrazor.run_config import (
+from symrazor.runs import run as runs
+from symrazor.runs.config import (
     DataConfig,
     ModelConfig,
     RunConfig,
     from_document,
     read_config,
 )
-from symrazor.runs import load_run, run
+from symrazor.runs.run import load_run, run
 
 SMALL = """
 [data]

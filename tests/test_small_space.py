@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import symrazor as sr
-from symrazor import factor
 from symrazor.curvature import Curvature, Method, curvature
 from symrazor.curvature.statistics import Statistics, absorb
-from symrazor.factor import Factor
 from symrazor.layers import FC, FFC, Conv, Relaxed
-from symrazor.linalg import Dense, Kron
+from symrazor.linear_algebra import factor
+from symrazor.linear_algebra.blocks import Dense, Kron
+from symrazor.linear_algebra.factor import Factor
 from symrazor.testing import assert_close, dense_block, dense_ggn
 
 F64 = torch.float64

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 import symrazor as sr
-from symrazor.options import FitConfig
-from symrazor.stepper import Stepper, learning_rate
+from symrazor.training.options import FitConfig
+from symrazor.training.stepper import Stepper, learning_rate
 
 
 def _problem(seed: int = 0) -> tuple[nn.Module, Tensor, Tensor]:

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from symrazor.factor import Factor
-from symrazor.symmetric import PANEL, Symmetric
+from symrazor.linear_algebra.factor import Factor
+from symrazor.linear_algebra.symmetric import PANEL, Symmetric
 
 
 def rows(r: int, k: int, i: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:

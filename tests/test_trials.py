@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 import symrazor as sr
-from symrazor import trials
 from symrazor.data import Tensors
 from symrazor.layers import FC, FFC, Conv, Relaxed
 from symrazor.layers import Path as LayerPath
+from symrazor.training import trials
 
 SIZE = 6
 OPTIONS: dict[str, Any] = {"epochs": 20, "batch_size": 32, "every": 2, "lr": 0.02, "seed": 3}

@@ -17,7 +17,7 @@ from symrazor.commands.discover import discover
 from symrazor.commands.experiment import experiment
 from symrazor.commands.fit import fit_command, given_config
 from symrazor.commands.run_folder import export, predict, report
-from symrazor.run_config import RunConfig
+from symrazor.runs.config import RunConfig
 
 
 def version() -> None:

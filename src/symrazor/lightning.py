@@ -34,14 +34,14 @@ import torch
 from torch import Tensor, nn
 
 from symrazor.curvature.tape import Input, each
-from symrazor.events import record_of, scalars
 from symrazor.evidence.value import Evidence
 from symrazor.hyper import hyperparameters, weights
-from symrazor.learner import Razor
 from symrazor.likelihood import Likelihood
-from symrazor.loading import sizes
-from symrazor.optimisers import check_optimiser, step_sizes
-from symrazor.reading import Reading, read
+from symrazor.razor.loading import sizes
+from symrazor.razor.razor import Razor
+from symrazor.readings.reading import Reading, read
+from symrazor.training.events import record_of, scalars
+from symrazor.training.optimisers import check_optimiser, step_sizes
 
 try:
     import lightning.pytorch as pl
@@ -75,7 +75,7 @@ class EvidenceCallback(pl.Callback):
 
     Attributes:
         razor: the `Razor`, from the start of training on.
-        history: one record per evidence step, as `symrazor.events` writes them.
+        history: one record per evidence step, as `symrazor.training.events` writes them.
 
     Raises:
         ValueError: manual optimisation, more than one process, an optimiser with a weight decay

@@ -20,7 +20,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from symrazor.hyper import Hyper
-from symrazor.parallel import in_parallel
+from symrazor.machine.parallel import in_parallel
 
 Probe = Literal["spectral", "label"]
 

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from symrazor.data import TensorLoader, Tensors
 from symrazor.hyper import Hyper, hyperparameters, weights
 from symrazor.likelihood import Likelihood, as_likelihood
-from symrazor.progress import progress
-from symrazor.stepper import learning_rate
+from symrazor.training.progress import progress
+from symrazor.training.stepper import learning_rate
 
 
 @dataclass(frozen=True)

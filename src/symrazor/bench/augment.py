@@ -24,8 +24,8 @@ from symrazor.augment import Augment, Augmented, affine
 from symrazor.bench.evidence import data, network
 from symrazor.bench.measure import Runs, fresh_peak, interleave, peak_memory, write_rows
 from symrazor.data import TensorLoader
-from symrazor.factor import Factor
 from symrazor.hyper import weights
+from symrazor.linear_algebra.factor import Factor
 
 SAMPLES = 20
 GOAL = "evidence and gradient, one probe"

@@ -34,11 +34,11 @@ from symrazor import distributed
 from symrazor.bench.measure import Runs, fresh_peak, interleave, peak_memory, write_rows
 from symrazor.data import TensorLoader
 from symrazor.experiments.ella_network import ella_network
-from symrazor.learner import Razor
-from symrazor.options import FitConfig
-from symrazor.rounding import tf32
-from symrazor.stepper import Stepper
-from symrazor.training import CURVATURE_BATCH, EVIDENCE_SUBSET
+from symrazor.machine.rounding import tf32
+from symrazor.razor.razor import Razor
+from symrazor.training.loop import CURVATURE_BATCH, EVIDENCE_SUBSET
+from symrazor.training.options import FitConfig
+from symrazor.training.stepper import Stepper
 
 EVERY = 5
 """Epochs between two estimates."""

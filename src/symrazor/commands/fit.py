@@ -10,8 +10,9 @@ from typing import Annotated
 import tyro
 from rich.console import Console
 
-from symrazor import distributed, runs
-from symrazor.run_config import RunConfig, read_config
+from symrazor import distributed
+from symrazor.runs import run as runs
+from symrazor.runs.config import RunConfig, read_config
 
 
 def fit_command(default: RunConfig) -> Callable[..., None]:

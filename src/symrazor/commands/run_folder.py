@@ -5,11 +5,11 @@ from typing import Annotated, Literal
 
 import tyro
 
+from symrazor.collapsing.export import SUFFIXES
 from symrazor.commands.terminal import JsonFile, console, write_json
 from symrazor.discover.folder import export_network, question_of, read_document
 from symrazor.discover.predict import predict as predicted
 from symrazor.discover.predict import write_predictions
-from symrazor.export import SUFFIXES
 from symrazor.page import write_page
 
 Run = tyro.conf.Positional[Path]

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import tyro
 from rich.console import Console
 
-from symrazor.report import write_atomically
+from symrazor.files import write_atomically
 
 JsonFile = Annotated[Path | None, tyro.conf.arg(name="json")]
 """An option `--json FILE`."""

@@ -26,11 +26,11 @@ from symrazor.curvature.tape import Input, call
 from symrazor.curvature.verify import verify
 from symrazor.distributed import share_out, sum_, unwrapped, world
 from symrazor.errors import CurvatureError
-from symrazor.factor import Factor
 from symrazor.hyper import weights
 from symrazor.likelihood import Likelihood, as_likelihood
-from symrazor.linalg import Block, Dense, Diag, Kron, Piece
-from symrazor.parallel import as_finished, in_parallel, in_turn, keep_pages
+from symrazor.linear_algebra.blocks import Block, Dense, Diag, Kron, Piece
+from symrazor.linear_algebra.factor import Factor
+from symrazor.machine.parallel import as_finished, in_parallel, in_turn, keep_pages
 
 Loader = Iterable[tuple[Input, Tensor]]
 

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from symrazor.curvature.statistics import Batch, Key, Statistics
 from symrazor.distributed import exchange, gather, sum_, world
-from symrazor.factor import ENOUGH, Factor
-from symrazor.symmetric import Symmetric
+from symrazor.linear_algebra.factor import ENOUGH, Factor
+from symrazor.linear_algebra.symmetric import Symmetric
 
 Entry = dict[str, Any]
 """One sum as it is announced: its keys, its shape, for a factor the number of rows."""

@@ -28,8 +28,8 @@ from torch import Tensor, nn
 from symrazor.curvature.coverage import Layer
 from symrazor.curvature.tape import FastBackward, Input, Tape, Use, each, record
 from symrazor.data import check_batch
-from symrazor.factor import Factor
 from symrazor.likelihood import Likelihood, Probe
+from symrazor.linear_algebra.factor import Factor
 
 Key = tuple[str, str]
 Statistics = dict[Key, Tensor | Factor]

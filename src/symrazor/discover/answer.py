@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from symrazor.discover.structures import Family
-from symrazor.fit import Fit
-from symrazor.verdict import LayerReading, percent, words
+from symrazor.readings.verdict import LayerReading, percent, words
+from symrazor.training.fit import Fit
 
 if TYPE_CHECKING:
     from symrazor.discover.invariances import Widths

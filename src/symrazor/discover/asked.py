@@ -12,7 +12,7 @@ from torch import Tensor
 from symrazor.data import Tensors
 from symrazor.discover.budget import Make
 from symrazor.discover.structures import Family
-from symrazor.options import FitConfig
+from symrazor.training.options import FitConfig
 
 Tell = Callable[[str], object]
 

@@ -10,9 +10,9 @@ import torch
 
 from symrazor.data import Tensors
 from symrazor.discover.structures import Structure
-from symrazor.fit import fit
 from symrazor.likelihood import Likelihood
-from symrazor.options import FitConfig
+from symrazor.training.fit import fit
+from symrazor.training.options import FitConfig
 
 Make = Callable[[], Likelihood]
 TRIED = 512

@@ -9,7 +9,7 @@ from typing import Literal
 from symrazor.data import Tensors, digits, on_canvas
 from symrazor.discover import maps
 from symrazor.discover.structures import Family
-from symrazor.options import FitConfig
+from symrazor.training.options import FitConfig
 
 CANVAS = 16
 SHAPE = (1, CANVAS, CANVAS)

@@ -6,11 +6,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from symrazor.collapse import collapse
+from symrazor.collapsing.collapse import collapse
 from symrazor.data.transforms import NORMALISATION, normalised
-from symrazor.events import read_events
 from symrazor.layers.relaxed import spatial_layers
-from symrazor.runs import CONFIG, EVENTS, Run, load_run
+from symrazor.runs.run import CONFIG, EVENTS, Run, load_run
+from symrazor.training.events import read_events
 
 KINDS = {1: "vector", 2: "series", 3: "image", 4: "volume"}
 

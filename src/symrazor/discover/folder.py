@@ -18,11 +18,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from symrazor.collapsing.export import SUFFIXES, Format, save_network
 from symrazor.discover.fit_runs import fit_document, fit_network, is_fit_run
 from symrazor.discover.result import Discovery, Found
-from symrazor.export import SUFFIXES, Format, save_network
+from symrazor.files import write_atomically
 from symrazor.page import write_page
-from symrazor.report import evidence_figure, write_atomically
+from symrazor.readings.figures import evidence_figure
 
 DOCUMENT, PAGE, PICTURE = "discover.json", "report.html", "evidence.png"
 _README = """What is in this folder, and how to use it.

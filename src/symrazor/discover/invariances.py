@@ -21,11 +21,11 @@ from symrazor.discover.answer import ODDS, Answer
 from symrazor.discover.asked import Asked, Options, Tell, some
 from symrazor.discover.budget import SAFETY, SUBSET, batch_size, costs_of
 from symrazor.discover.structures import Structure
-from symrazor.fit import Fit, fit
-from symrazor.invariances import sentence
+from symrazor.files import write_atomically
 from symrazor.likelihood import Categorical
-from symrazor.options import FitConfig
-from symrazor.report import write_atomically
+from symrazor.readings.invariances import sentence
+from symrazor.training.fit import Fit, fit
+from symrazor.training.options import FitConfig
 
 SHARE = 0.35
 """Part of the time that goes to the widths."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from symrazor.discover.answer import Answer, Candidate, separated
 from symrazor.discover.budget import LEAST_DATA, SUBSET, Cost, batch_size
 from symrazor.discover.unseen import better, foremost
-from symrazor.learner import Razor
+from symrazor.razor.razor import Razor
 
 COMPARING, AT_MOST = 1 / 3, 0.55
 """Part of the time in which the candidates are compared; and where that makes too few steps."""

@@ -15,7 +15,7 @@ from torch import nn
 
 from symrazor.data import Dataset
 from symrazor.discover.structures import Family, Structure
-from symrazor.relax import GROUPS, relax
+from symrazor.relaxing.relax import GROUPS, relax
 
 MOST_BLOCKS = 3
 WIDTHS = {1: 16, 2: 8, 3: 4}

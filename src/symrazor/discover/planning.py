@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from symrazor.checkpoint import fingerprint
 from symrazor.discover.asked import Asked, Options, Tell, some
 from symrazor.discover.budget import Cost, Plan, batch_size, costs_of, every, plan, timed
 from symrazor.discover.longer import AT_MOST, COMPARING, FEW
-from symrazor.options import FitConfig
-from symrazor.report import write_atomically
+from symrazor.files import write_atomically
+from symrazor.training.checkpoint import fingerprint
+from symrazor.training.options import FitConfig
 
 
 def planned(asked: Asked, options: Options, tell: Tell) -> tuple[FitConfig, Tensor, Plan]:

@@ -15,7 +15,7 @@ from torch import Tensor
 from symrazor.data import read
 from symrazor.discover.fit_runs import as_trained, is_fit_run
 from symrazor.discover.folder import load_network, question_of, read_document
-from symrazor.report import write_atomically
+from symrazor.files import write_atomically
 
 BATCH = 500
 

@@ -17,7 +17,7 @@ from symrazor.data import Dataset
 from symrazor.discover.answer import Answer, Candidate
 from symrazor.discover.preparation import Preparation
 from symrazor.layers.relaxed import spatial_layers
-from symrazor.reading import Reading, json_ready
+from symrazor.readings.reading import Reading, json_ready
 
 SCHEMA = 1
 """Version of the document, see docs/discover.md."""

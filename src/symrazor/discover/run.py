@@ -27,12 +27,12 @@ from symrazor.discover.longer import (
 from symrazor.discover.planning import planned
 from symrazor.discover.structures import Structure
 from symrazor.discover.unseen import log_scores, rest
-from symrazor.equivariance import Action, equivariance_error
-from symrazor.fit import Fit, fit
-from symrazor.options import FitConfig
-from symrazor.reading import scores
-from symrazor.report import write_atomically
-from symrazor.training import outputs
+from symrazor.files import write_atomically
+from symrazor.readings.equivariance import Action, equivariance_error
+from symrazor.readings.reading import scores
+from symrazor.training.fit import Fit, fit
+from symrazor.training.loop import outputs
+from symrazor.training.options import FitConfig
 
 PROBES = 3
 """Further estimates of an evidence that is near to another one."""

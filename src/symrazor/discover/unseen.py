@@ -20,8 +20,8 @@ from torch import Tensor
 
 from symrazor.data import Tensors
 from symrazor.discover.answer import ODDS, Candidate
-from symrazor.fit import Fit
-from symrazor.training import outputs
+from symrazor.training.fit import Fit
+from symrazor.training.loop import outputs
 
 MOST = 5000
 """At most so many data are predicted."""

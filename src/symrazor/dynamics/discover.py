@@ -26,7 +26,7 @@ from symrazor.dynamics.start import informed_start
 from symrazor.dynamics.symmetrised import SymmetrisedNetwork
 from symrazor.dynamics.train import Trained, train
 from symrazor.dynamics.trajectories import Trajectories, Transitions, transitions
-from symrazor.progress import share_bar
+from symrazor.training.progress import share_bar
 
 Progress = Callable[[float, str], None]
 """Called with the share that is done, and a line about it."""

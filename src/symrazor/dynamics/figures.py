@@ -10,7 +10,7 @@ from torch import Tensor
 from symrazor.dynamics.analysis import Spectrum, spectrum
 from symrazor.dynamics.conserved import Quadratic
 from symrazor.dynamics.phase import Field
-from symrazor.report import write_atomically
+from symrazor.files import write_atomically
 
 COLOURS = ("#33518f", "#c8553d", "#1b7f79", "#8a6d3b")
 

@@ -24,7 +24,7 @@ from symrazor.dynamics.integrators import named
 from symrazor.dynamics.likelihoods import Noise, predict
 from symrazor.dynamics.symmetrised import Hamiltonian, SymmetrisedNetwork
 from symrazor.dynamics.trajectories import Transitions
-from symrazor.graphed import GraphedCall
+from symrazor.machine.graphed import GraphedCall
 from symrazor.variational import collapsed_kl
 
 Record = dict[str, float]

@@ -28,9 +28,9 @@ from symrazor.curvature.estimate import Curvature, Loader, numbered
 from symrazor.curvature.statistics import Key, Source
 from symrazor.distributed import sum_
 from symrazor.evidence.value import Evidence
-from symrazor.factor import Factor
 from symrazor.hyper import Prior
-from symrazor.linalg import Block
+from symrazor.linear_algebra.blocks import Block
+from symrazor.linear_algebra.factor import Factor
 
 
 def log_precisions(prior: Prior, curvature: Curvature) -> dict[str, Tensor]:

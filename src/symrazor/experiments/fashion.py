@@ -24,7 +24,7 @@ from torch import nn
 import symrazor as sr
 from symrazor.data import Tensors, digits, fashion_mnist
 from symrazor.discover import maps
-from symrazor.report import write_atomically
+from symrazor.files import write_atomically
 
 
 @dataclass(frozen=True)

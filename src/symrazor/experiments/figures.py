@@ -21,7 +21,7 @@ from statistics import mean
 from typing import Any
 
 from symrazor.experiments.results import Run
-from symrazor.report import write_atomically
+from symrazor.files import write_atomically
 
 MAPS = {
     "Conv": "Blues",

@@ -35,8 +35,8 @@ from symrazor import groups
 from symrazor.data import Tensors
 from symrazor.experiments.results import Run, add_runs, merged, read_runs
 from symrazor.groups import Group
-from symrazor.lattice import SMALL_ERROR
 from symrazor.layers import SetPool, relaxed_over
+from symrazor.readings.lattice import SMALL_ERROR
 
 NAME = "hidden-symmetry"
 PLACES = 8

@@ -27,8 +27,8 @@ from symrazor.augment import (
 )
 from symrazor.data import Tensors, cifar10, digits, mnist, normalised, resized
 from symrazor.experiments.results import Run
-from symrazor.reading import scores
-from symrazor.training import outputs
+from symrazor.readings.reading import scores
+from symrazor.training.loop import outputs
 
 SAMPLES = 10
 NARROW = {"rotation": 0.3}

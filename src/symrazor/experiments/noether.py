@@ -26,7 +26,7 @@ from symrazor.dynamics.simple import WithinSpan
 from symrazor.dynamics.symmetrised import SymmetrisedNetwork
 from symrazor.dynamics.train import Trained, train
 from symrazor.dynamics.trajectories import Trajectories, Transitions
-from symrazor.report import write_atomically
+from symrazor.files import write_atomically
 
 Model = Literal["hnn", "learned", "oracle", "likelihood"]
 MODELS: tuple[Model, ...] = ("hnn", "learned", "oracle")

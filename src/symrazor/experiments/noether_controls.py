@@ -36,7 +36,7 @@ from symrazor.dynamics.systems import System, kepler, oscillators, pendulum
 from symrazor.dynamics.train import Trained
 from symrazor.dynamics.trajectories import Trajectories, simulate, transitions
 from symrazor.experiments import noether, noether_oscillator
-from symrazor.report import write_atomically
+from symrazor.files import write_atomically
 
 NAME = "noether-controls"
 ROWS = ("pendulum", "anisotropic", "likelihood", "pendulum-energy", "kepler")

@@ -21,8 +21,8 @@ from torch import Tensor, nn
 
 import symrazor as sr
 from symrazor.data import Tensors, digits, mnist, normalised, resized
+from symrazor.files import write_atomically
 from symrazor.layers import Conv, GConv, GroupPool, Relaxed
-from symrazor.report import write_atomically
 
 
 @dataclass(frozen=True)

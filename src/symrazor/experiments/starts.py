@@ -24,7 +24,7 @@ import torch
 import symrazor as sr
 from symrazor.data import Tensors, mnist, quadrants
 from symrazor.discover import digits, maps
-from symrazor.report import write_atomically
+from symrazor.files import write_atomically
 
 STARTS = (1.0, 10.0, 100.0, 1e4)
 NATS, PERCENT = 0.05, 1.0

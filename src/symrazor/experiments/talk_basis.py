@@ -22,7 +22,7 @@ from torch import Tensor
 
 from symrazor.basis_models import BasisModel, Features, Fourier, Symmetrised
 from symrazor.experiments.talk_deep import METHODS
-from symrazor.report import write_atomically
+from symrazor.files import write_atomically
 
 F64 = torch.float64
 NOISE = 0.2

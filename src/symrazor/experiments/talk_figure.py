@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from symrazor.experiments.talk_basis import PANELS, Found
-from symrazor.report import write_atomically
+from symrazor.files import write_atomically
 
 BLUE, TEAL, RED = "#33518f", "#1b7f79", "#c8553d"
 

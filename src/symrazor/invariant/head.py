@@ -4,9 +4,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from symrazor.equivariance import evaluating
 from symrazor.invariant.features import Averaged
 from symrazor.invariant.model import Average, InvariantWeights
+from symrazor.readings.equivariance import evaluating
 from symrazor.transforms.images import act, resample
 from symrazor.transforms.lie import LieDistribution
 

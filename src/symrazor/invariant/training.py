@@ -19,7 +19,7 @@ from symrazor.hyper import hyperparameters, weights
 from symrazor.invariant import mixture
 from symrazor.invariant.model import InvariantWeights, Sampling, check_labels
 from symrazor.invariant.natural import NaturalSteps
-from symrazor.rounding import tf32
+from symrazor.machine.rounding import tf32
 from symrazor.transforms.sampling import Nodes, Random
 
 Method = Literal["vi", "map", "ml"]

@@ -11,8 +11,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from symrazor.files import write_atomically
 from symrazor.page.content import LEVELS, Content, content
-from symrazor.report import write_atomically
 
 LIMIT = 3_000_000
 """Bytes of a page."""

@@ -9,7 +9,7 @@ import numpy as np
 
 from symrazor.page import pictures
 from symrazor.page.dynamics import question_of
-from symrazor.reading import json_ready
+from symrazor.readings.reading import json_ready
 
 SCHEMA = 1
 """Version of the document."""

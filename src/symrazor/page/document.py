@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from symrazor.augment.copies import Augmented
-from symrazor.collapse import collapse
+from symrazor.collapsing.collapse import collapse
 from symrazor.data import Tensors
 from symrazor.layers.relaxed import Relaxed
 from symrazor.likelihood import Bernoulli, Categorical
@@ -18,7 +18,7 @@ from symrazor.page.content import SCHEMA
 from symrazor.page.extract import anchors_of, calibration_bins, filters_of, layer_costs
 
 if TYPE_CHECKING:
-    from symrazor.fit import Fit
+    from symrazor.training.fit import Fit
 
 EXAMPLES = 24
 ORBITS, DRAWS = 6, 12  # examples that are shown transformed, and copies of each

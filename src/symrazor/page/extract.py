@@ -8,8 +8,8 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from symrazor.collapsing.footprint import count
 from symrazor.curvature.tape import Input, call
-from symrazor.footprint import count
 from symrazor.layers import Basis, Conv, SConv
 
 AnyConv = nn.Conv1d | nn.Conv2d | nn.Conv3d

@@ -5,11 +5,11 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from symrazor.verdict import LayerReading, percent
+from symrazor.readings.verdict import LayerReading, percent
 
 if TYPE_CHECKING:
-    from symrazor.fit import Fit
-    from symrazor.reading import Reading
+    from symrazor.readings.reading import Reading
+    from symrazor.training.fit import Fit
 
 KEPT, FREE, FIXED = "#2a8f87", "#cf6347", "#8a867c"
 """Colours of bars that stand out on white and on black alike; text takes the notebook's."""

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from symrazor.curvature import Method, curvature, layers, verify
 from symrazor.hyper import weights
 from symrazor.likelihood import Categorical
-from symrazor.linalg import Kron
+from symrazor.linear_algebra.blocks import Kron
 from symrazor.testing.oracles import Head, assert_close, dense_block, dense_ggn
 
 

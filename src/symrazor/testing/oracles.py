@@ -9,7 +9,7 @@ from torch.func import functional_call, hessian, jacrev
 
 from symrazor.hyper import weights
 from symrazor.likelihood import Likelihood
-from symrazor.linalg import Block, Dense, Diag, Kron
+from symrazor.linear_algebra.blocks import Block, Dense, Diag, Kron
 
 
 def output_hessian(

@@ -10,11 +10,11 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from symrazor.curvature import Method, curvature, layers, verify
-from symrazor.equivariance import representation_actions
 from symrazor.layers.path import Path
 from symrazor.layers.trace import is_ours
 from symrazor.likelihood import Categorical
-from symrazor.linalg import Kron
+from symrazor.linear_algebra.blocks import Kron
+from symrazor.readings.equivariance import representation_actions
 from symrazor.testing.oracles import Head, assert_close, dense_block, dense_ggn
 
 

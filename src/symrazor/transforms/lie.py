@@ -16,9 +16,9 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from symrazor.exponential import exponential
 from symrazor.groups.lie import LOG, PIXELS, RADIANS, LieAlgebra, affine2
 from symrazor.hyper import Hyper, Transform
+from symrazor.linear_algebra.exponential import exponential
 from symrazor.transforms.sampling import Fixed, Nodes, Random, draw, fixed
 
 Widths = float | Mapping[str, float] | Tensor

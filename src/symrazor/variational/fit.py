@@ -12,10 +12,10 @@ from symrazor.data import TensorLoader, Tensors, check_batch
 from symrazor.evidence.value import Evidence
 from symrazor.likelihood import Likelihood
 from symrazor.posterior import Prediction
-from symrazor.progress import Record, progress
-from symrazor.reading import Reading, read, scores
-from symrazor.stepper import learning_rate
-from symrazor.training import EVALUATION_BATCH
+from symrazor.readings.reading import Reading, read, scores
+from symrazor.training.loop import EVALUATION_BATCH
+from symrazor.training.progress import Record, progress
+from symrazor.training.stepper import learning_rate
 from symrazor.variational.config import VariationalConfig
 from symrazor.variational.network import Variational
 

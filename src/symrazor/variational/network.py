@@ -34,8 +34,8 @@ from symrazor.evidence.variational import variational_evidence
 from symrazor.hyper import Groups, Hyper, Prior, hyperparameters, weights
 from symrazor.layers.relaxed import path_groups
 from symrazor.likelihood import Gaussian, Likelihood, as_likelihood
-from symrazor.loading import batches
 from symrazor.posterior import Prediction, averaged
+from symrazor.razor.loading import batches
 from symrazor.variational.choice import assign
 from symrazor.variational.config import VariationalConfig
 from symrazor.variational.gaussian import GaussianPosterior, Point

@@ -12,7 +12,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils.fusion import fuse_conv_bn_weights
 
 from symrazor.curvature.tape import Input, call, each
-from symrazor.equivariance import evaluating
+from symrazor.readings.equivariance import evaluating
 
 FOLDS_INTO = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
 MOST_GROUPS, FEWEST_CHANNELS = 32, 4

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from symrazor.batchnorm import put
 from symrazor.curvature.tape import Input, call, each
 from symrazor.layers.conv import CONVOLUTIONS
 from symrazor.layers.relaxed import Relaxed
+from symrazor.relaxing.batchnorm import put
 
 CONVS = tuple(CONVOLUTIONS.values())
 

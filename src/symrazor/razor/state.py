@@ -10,7 +10,7 @@ from symrazor.evidence.value import Evidence
 from symrazor.hyper import weights
 
 if TYPE_CHECKING:
-    from symrazor.learner import Razor
+    from symrazor.razor.razor import Razor
 
 State = dict[str, Any]
 

@@ -6,7 +6,7 @@ from weakref import ReferenceType, WeakKeyDictionary, ref
 from torch import nn
 
 if TYPE_CHECKING:
-    from symrazor.learner import Razor
+    from symrazor.razor.razor import Razor
 
 _RAZORS: "WeakKeyDictionary[nn.Module, ReferenceType[Razor]]" = WeakKeyDictionary()
 

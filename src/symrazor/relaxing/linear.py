@@ -17,14 +17,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from symrazor.batchnorm import copy_of
 from symrazor.curvature.tape import Input
 from symrazor.groups import Group, defining, invariant
 from symrazor.layers.dense import FC
 from symrazor.layers.equivariant import EquivariantLinear, relaxed_over
 from symrazor.layers.equivariant_map import InvariantBias
 from symrazor.layers.relaxed import Relaxed
-from symrazor.relaxing import Relaxation, replaced, watch
+from symrazor.relaxing.batchnorm import copy_of
+from symrazor.relaxing.relaxation import Relaxation, replaced, watch
 
 
 @torch.no_grad()

@@ -19,8 +19,8 @@ from symrazor.data import (
 )
 from symrazor.discover.maps import convolutional, fully_connected
 from symrazor.experiments.ella_network import ella_network
-from symrazor.relax import relax
-from symrazor.run_config import DataConfig, ModelConfig, imported
+from symrazor.relaxing.relax import relax
+from symrazor.runs.config import DataConfig, ModelConfig, imported
 
 Split = Literal["train", "test"]
 

@@ -14,16 +14,16 @@ from torch import Tensor, nn
 
 from symrazor.curvature.tape import Input
 from symrazor.distributed import unwrapped
-from symrazor.equivariance import Errors, layer_errors
 from symrazor.evidence.value import Evidence
 from symrazor.hyper import Prior, weights
-from symrazor.invariances import Invariance, invariances_of, sentence, shape_of
-from symrazor.latest import latest_razor
-from symrazor.lattice import support
 from symrazor.layers.relaxed import Relaxed, spatial_layers
-from symrazor.learner import Razor
 from symrazor.likelihood import Bernoulli, Categorical, Likelihood
-from symrazor.verdict import (
+from symrazor.razor.latest import latest_razor
+from symrazor.razor.razor import Razor
+from symrazor.readings.equivariance import Errors, layer_errors
+from symrazor.readings.invariances import Invariance, invariances_of, sentence, shape_of
+from symrazor.readings.lattice import support
+from symrazor.readings.verdict import (
     TRANSLATION,
     LayerReading,
     PathReading,

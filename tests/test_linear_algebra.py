@@ -8,10 +8,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from symrazor import CurvatureError, spectra
-from symrazor.factor import Factor, gram
-from symrazor.linalg import Dense, Diag, Kron
-from symrazor.parallel import in_parallel
+from symrazor import CurvatureError
+from symrazor.linear_algebra import spectra
+from symrazor.linear_algebra.blocks import Dense, Diag, Kron
+from symrazor.linear_algebra.factor import Factor, gram
+from symrazor.machine.parallel import in_parallel
 from symrazor.testing import assert_close, dense_block
 
 F64 = torch.float64

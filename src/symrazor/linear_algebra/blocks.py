@@ -19,8 +19,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from symrazor.errors import CurvatureError
-from symrazor.factor import Factor
-from symrazor.spectra import LinAlgError, eigenvalues, symmetric
+from symrazor.linear_algebra.factor import Factor
+from symrazor.linear_algebra.spectra import LinAlgError, eigenvalues, symmetric
 
 LogPrecisions = Mapping[str, Tensor]
 

@@ -31,8 +31,8 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from symrazor.options import FitConfig
-from symrazor.razor_config import RazorConfig
+from symrazor.razor.config import RazorConfig
+from symrazor.training.options import FitConfig
 
 HIDDEN: dict[type[Any], tuple[str, ...]] = {
     FitConfig: ("save", "resume", "razor"),

@@ -17,20 +17,20 @@ from torch import Tensor, nn
 
 from symrazor.augment.copies import Augment, Augmented
 from symrazor.augment.poses import MOST_DATA, find_reach_
-from symrazor.checkpoint import Checkpoints
-from symrazor.collapse import collapse
+from symrazor.collapsing.collapse import collapse
+from symrazor.collapsing.pruning import path_shares
 from symrazor.data import TensorLoader, Tensors, check_batch
 from symrazor.distributed import Shared, alone, started_by_torchrun, unwrapped, world
 from symrazor.evidence.value import Evidence
 from symrazor.layers.relaxed import NEAR, free_groups, spatial_layers, start_near_
-from symrazor.learner import Razor
 from symrazor.likelihood import Likelihood, as_likelihood
-from symrazor.options import FitConfig
 from symrazor.posterior import How, Posterior, Prediction
-from symrazor.progress import Record
-from symrazor.pruning import path_shares
-from symrazor.reading import Reading, read, scores
-from symrazor.training import EVALUATION_BATCH, Callback, Training, outputs, shared_outputs
+from symrazor.razor.razor import Razor
+from symrazor.readings.reading import Reading, read, scores
+from symrazor.training.checkpoint import Checkpoints
+from symrazor.training.loop import EVALUATION_BATCH, Callback, Training, outputs, shared_outputs
+from symrazor.training.options import FitConfig
+from symrazor.training.progress import Record
 
 log = logging.getLogger("symrazor")
 

@@ -32,17 +32,17 @@ from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
 from symrazor import distributed
-from symrazor.building import make_data, make_model, outputs_for
 from symrazor.data import Tensors
-from symrazor.events import JsonLines
-from symrazor.fit import Fit, fit
-from symrazor.learner import Razor
+from symrazor.files import write_atomically
 from symrazor.likelihood import as_likelihood
 from symrazor.posterior import How, Prediction
-from symrazor.reading import Reading
-from symrazor.report import write_atomically
-from symrazor.run_config import RunConfig, read_config
-from symrazor.training import Callback, outputs
+from symrazor.razor.razor import Razor
+from symrazor.readings.reading import Reading
+from symrazor.runs.building import make_data, make_model, outputs_for
+from symrazor.runs.config import RunConfig, read_config
+from symrazor.training.events import JsonLines
+from symrazor.training.fit import Fit, fit
+from symrazor.training.loop import Callback, outputs
 
 CONFIG, CHECKPOINTS, EVENTS = "config.toml", "checkpoints", "events.jsonl"
 NETWORK, RAZOR, READING = "network.safetensors", "razor.safetensors", "reading.json"

@@ -27,10 +27,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from symrazor.distributed import sum_, world
-from symrazor.graphed import GraphedStep
 from symrazor.hyper import weights
-from symrazor.learner import Razor
-from symrazor.options import DEFAULT_LR, FitConfig
+from symrazor.machine.graphed import GraphedStep
+from symrazor.razor.razor import Razor
+from symrazor.training.options import DEFAULT_LR, FitConfig
 
 MOMENTUM = 0.9
 SNAPSHOT_EVERY = 50  # steps between copies of a model that is still finite

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Literal
 
-from symrazor.lattice import Support, sentence
+from symrazor.readings.lattice import Support, sentence
 
 FREE_SHARE = 0.05
 """A layer whose free paths hold less of its effective parameters counts as convolutional.

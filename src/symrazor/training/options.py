@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from symrazor.razor_config import RazorConfig
+from symrazor.razor.config import RazorConfig
 
 Augment = Callable[[Tensor, torch.Generator], Tensor]
 DEFAULT_LR = {"adamw": 2e-3, "sgd": 0.03, "sam": 0.03}

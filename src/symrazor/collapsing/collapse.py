@@ -15,16 +15,8 @@ import torch
 from torch import nn
 
 from symrazor.augment.copies import Augmented
-from symrazor.curvature import Loader
-from symrazor.curvature.tape import Input
-from symrazor.footprint import Report, compare, table
-from symrazor.hyper import Hyper
-from symrazor.layers.path import is_real
-from symrazor.layers.plain import Rewriter
-from symrazor.layers.relaxed import Relaxed
-from symrazor.layers.trace import is_ours
-from symrazor.learner import Razor
-from symrazor.pruning import (
+from symrazor.collapsing.footprint import Report, compare, table
+from symrazor.collapsing.pruning import (
     Choice,
     Shares,
     choose_by_evidence,
@@ -32,7 +24,15 @@ from symrazor.pruning import (
     match_shares,
     path_shares,
 )
-from symrazor.reading import Reading
+from symrazor.curvature import Loader
+from symrazor.curvature.tape import Input
+from symrazor.hyper import Hyper
+from symrazor.layers.path import is_real
+from symrazor.layers.plain import Rewriter
+from symrazor.layers.relaxed import Relaxed
+from symrazor.layers.trace import is_ours
+from symrazor.razor.razor import Razor
+from symrazor.readings.reading import Reading
 
 THRESHOLD = 0.01
 """Share below which a path is dropped, unless another one is given."""

@@ -21,7 +21,6 @@ from torch.nn.modules.conv import _ConvTransposeNd
 from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.utils.parametrize import ParametrizationList, is_parametrized
 
-from symrazor.batchnorm import copy_of
 from symrazor.curvature.coverage import refusal
 from symrazor.curvature.tape import Input
 from symrazor.groups import Group
@@ -35,8 +34,9 @@ from symrazor.layers.point_group import point_group
 from symrazor.layers.relaxed import Relaxed, spatial_layers
 from symrazor.layers.sparse_conv import SConv
 from symrazor.layers.sparse_factored import SFC
-from symrazor.relax_linear import relax_linear
-from symrazor.relaxing import CONVS, Call, Relaxation, replaced, watch
+from symrazor.relaxing.batchnorm import copy_of
+from symrazor.relaxing.linear import relax_linear
+from symrazor.relaxing.relaxation import CONVS, Call, Relaxation, replaced, watch
 
 FromConv = Callable[[AnyConv, Sequence[int]], Path]
 

@@ -26,7 +26,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from symrazor import updates
 from symrazor.curvature import Curvature, Layer, Loader, Source, collect, layers, verify
 from symrazor.curvature.coverage import check_mode
 from symrazor.curvature.tape import Input, call, each
@@ -34,14 +33,15 @@ from symrazor.distributed import from_first_, largest, unwrapped
 from symrazor.evidence.laplace import hyper_gradient, laplace_evidence, log_det, log_precisions
 from symrazor.evidence.value import Evidence
 from symrazor.hyper import hyperparameters, weights
-from symrazor.latest import remember
 from symrazor.layers.relaxed import balance_
 from symrazor.likelihood import Gaussian, Likelihood, as_likelihood
-from symrazor.loading import Own, batches, check_count, in_pieces
+from symrazor.machine.rounding import tf32
 from symrazor.posterior import Posterior
-from symrazor.razor_config import RazorConfig, starting_prior
-from symrazor.razor_state import State, copied, load_, saved
-from symrazor.rounding import tf32
+from symrazor.razor import updates
+from symrazor.razor.config import RazorConfig, starting_prior
+from symrazor.razor.latest import remember
+from symrazor.razor.loading import Own, batches, check_count, in_pieces
+from symrazor.razor.state import State, copied, load_, saved
 
 
 class Razor:

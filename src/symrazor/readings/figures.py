@@ -1,36 +1,18 @@
-"""Pictures and files of what was learned."""
+"""Pictures of what was learned."""
 
 import io
-import os
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from symrazor.verdict import LayerReading
+from symrazor.files import write_atomically
+from symrazor.readings.verdict import LayerReading
 
 if TYPE_CHECKING:
     from symrazor.discover.answer import Answer
 
 BLUE, GREEN, RED = "#33518f", "#1b7f79", "#c8553d"
 """The structure that is learned, the symmetric one, the free one."""
-
-
-def write_atomically(path: Path, content: bytes) -> None:
-    """Write a file so that it is there whole or not at all.
-
-    Raises:
-        OSError: the folder cannot be written to.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-        os.replace(name, path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
 
 
 def evidence_figure(answers: "Sequence[Answer]", path: Path) -> Path:

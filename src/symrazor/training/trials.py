@@ -26,8 +26,8 @@ from torch import Tensor
 from symrazor.evidence.value import Evidence
 from symrazor.hyper import LOG_PRECISION_BOUNDS, weights
 from symrazor.layers.relaxed import Relaxed, free_groups, path_groups, spatial_layers
-from symrazor.learner import Razor
-from symrazor.razor_state import State, copied
+from symrazor.razor.razor import Razor
+from symrazor.razor.state import State, copied
 
 log = logging.getLogger("symrazor")
 

@@ -20,8 +20,8 @@ from symrazor.curvature import Loader
 from symrazor.hyper import weights
 from symrazor.layers.path import is_real
 from symrazor.layers.relaxed import Relaxed
-from symrazor.learner import Razor
-from symrazor.reading import Reading
+from symrazor.razor.razor import Razor
+from symrazor.readings.reading import Reading
 
 Shares = Mapping[str, Sequence[float | None]]
 """Layer name -> share of each path in the layer's effective parameters; None for a frozen path."""

@@ -16,8 +16,8 @@ from typing import Any, BinaryIO
 import torch
 
 from symrazor.evidence.value import Evidence
-from symrazor.learner import Razor
-from symrazor.reading import json_ready
+from symrazor.razor.razor import Razor
+from symrazor.readings.reading import json_ready
 
 Record = Mapping[str, Any]
 

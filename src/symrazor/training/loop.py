@@ -21,19 +21,19 @@ from itertools import islice
 import torch
 from torch import Tensor, nn
 
-from symrazor.checkpoint import Checkpoints, State, compare, fingerprint
 from symrazor.data import TensorLoader, Tensors
 from symrazor.distributed import Shared, any_, check_same, from_first_, sum_, world
-from symrazor.events import record_of
 from symrazor.hyper import hyperparameters
-from symrazor.interrupt import Interruption
-from symrazor.learner import Razor
-from symrazor.options import FitConfig
-from symrazor.progress import Record, progress
-from symrazor.reading import scores
-from symrazor.rounding import tf32
-from symrazor.stepper import Stepper
-from symrazor.trials import Trials
+from symrazor.machine.rounding import tf32
+from symrazor.razor.razor import Razor
+from symrazor.readings.reading import scores
+from symrazor.training.checkpoint import Checkpoints, State, compare, fingerprint
+from symrazor.training.events import record_of
+from symrazor.training.interrupt import Interruption
+from symrazor.training.options import FitConfig
+from symrazor.training.progress import Record, progress
+from symrazor.training.stepper import Stepper
+from symrazor.training.trials import Trials
 
 log = logging.getLogger("symrazor")
 

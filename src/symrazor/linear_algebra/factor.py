@@ -14,8 +14,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from symrazor.spectra import eigenvalues, eigenvectors
-from symrazor.symmetric import PANEL, Symmetric
+from symrazor.linear_algebra.spectra import eigenvalues, eigenvectors
+from symrazor.linear_algebra.symmetric import PANEL, Symmetric
 
 NARROW = 16
 ENOUGH = 0.75

@@ -1,0 +1,1 @@
+"""A relaxed network in, a plain one out: which paths to drop, what it saves, its files."""

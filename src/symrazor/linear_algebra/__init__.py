@@ -1,0 +1,1 @@
+"""Matrices as values, without any knowledge of networks."""

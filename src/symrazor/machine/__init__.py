@@ -1,0 +1,1 @@
+"""How work is put on cores and on a GPU."""

@@ -1,0 +1,1 @@
+"""The evidence step: estimate it, update the prior, keep the best."""

@@ -1,0 +1,1 @@
+"""What was learned, in numbers, words and pictures."""

@@ -1,0 +1,1 @@
+"""An ordinary network in, a relaxed one out."""

@@ -1,0 +1,1 @@
+"""A run as a TOML file and as a folder."""
