@@ -102,6 +102,7 @@ def test_transforms_are_the_same_on_the_device() -> None:
         torch.testing.assert_close(found.cpu(), make(x), atol=1e-4, rtol=0)
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
 def test_augmentation_on_the_device_waits_for_nothing() -> None:
     x = torch.rand(64, 3, 32, 32)
     same = flip_and_crop(x.cuda(), torch.Generator().manual_seed(0))

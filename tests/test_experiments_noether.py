@@ -51,7 +51,7 @@ def test_other_experiments_run(tmp_path: Path) -> None:
             "expected models among",
         ),
         (lambda o: noether_oscillator.run(noether.Options(set=("lr",))), "expected name=value"),
-        (lambda o: noether_controls.run(o, ("kepler",)), "expected rows among pendulum"),
+        (lambda o: noether_controls.run(o, ("planets",)), "expected rows among pendulum"),
     ],
 )
 def test_wrong_options_are_refused(run: object, message: str) -> None:
