@@ -7,15 +7,25 @@ import pytest
 import torch
 
 from symrazor.dynamics import analysis
-from symrazor.dynamics.algebra import Algebra, all_nbody, angular, generators, unitary
+from symrazor.dynamics.algebra import (
+    Algebra,
+    all_nbody,
+    angular,
+    euclidean,
+    generators,
+    unitary,
+)
 from symrazor.dynamics.config import TrainConfig
 from symrazor.dynamics.conserved import Quadratic
+from symrazor.dynamics.evaluate import mean_squared_error
 from symrazor.dynamics.group import GroupOrbits, kind, period, whole_group
 from symrazor.dynamics.hamiltonian import HamiltonianNetwork
 from symrazor.dynamics.measures import FlowTimes, Measure
 from symrazor.dynamics.nbody import nbody
 from symrazor.dynamics.simple import simplified
 from symrazor.dynamics.symmetrised import SymmetrisedNetwork
+from symrazor.dynamics.train import train
+from symrazor.dynamics.trajectories import simulate, transitions
 from symrazor.experiments import noether, noether_n_oscillators
 
 
@@ -90,12 +100,12 @@ def test_products_of_momenta_add_nothing_to_translations(bodies: int) -> None:
     report = analysis.describe(made, known)
     assert report["span"] == report["dimension"] == 7
     assert min(report["recovered"]) > 1 - 1e-6
-    # the shifts of all bodies: pi times the spread of their coordinates, three times that of x
+    # the shifts of all bodies: as far as their coordinates are spread, three times that of x
     kinds = [kind(g) for g in generators(made.A_given, made.b_given)]
     assert kinds[:4] == ["turn", "turn", "shift", "shift"]
     far = made.flows(torch.eye(4)[None]).shift[0, 2:].norm(dim=1)
     spread = x[:, : 2 * bodies].var(dim=0, correction=0).reshape(bodies, 2).sum(0).sqrt()
-    expected = (3 * math.pi * spread).to(far)
+    expected = (3 * spread).to(far)
     torch.testing.assert_close(far.sort().values, expected.sort().values, rtol=1e-4, atol=0)
 
 
@@ -134,6 +144,25 @@ def test_learned_oscillators_predict_as_the_oracle_does() -> None:
     assert learned["span"] == 4 and min(learned["recovered"]) > 0.9999
     assert learned["trials"][-1]["group"] == 1
     assert learned["test_mse"] < 1.1 * oracle["test_mse"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_the_group_of_two_bodies_predicts_no_worse_than_the_given_one() -> None:
+    """Beside SE(2) it turns the centre of mass on its own, and the data allow that."""
+    system = nbody(2, 2)
+    data = transitions(simulate(system, 30, 20, 0.5, seed=10_000), 1e-3, seed=30_000)
+    test = transitions(simulate(system.started_normal(1.0, 0.2), 20, 20, 0.5, seed=20_000))
+    config = TrainConfig(steps=300, batch_size=100, draws=2, flows=8, lr=1e-2, noise=1e-3)
+    group = whole_group(_rounded(all_nbody(2, 2)), data.x)
+    assert group is not None
+    errors = []
+    for flows in (group, (euclidean(2, 2).quadratic(), FlowTimes(3, "ball"))):
+        g = torch.Generator().manual_seed(0)
+        network = HamiltonianNetwork(8, width=32, activation="elu", generator=g)
+        trained = train(SymmetrisedNetwork(network, *flows), data, config)
+        errors.append(mean_squared_error(trained, test))
+    assert errors[0] < 1.1 * errors[1]
 
 
 def test_the_group_is_fixed_under_a_move() -> None:

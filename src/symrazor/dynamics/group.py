@@ -114,16 +114,16 @@ def kind(generator: Float[Tensor, "d e"]) -> Kind | None:
 
 
 def reach(generator: Float[Tensor, "d e"], x: Float[Tensor, "n d"], turn: bool) -> float:
-    r"""Half the range of flow times: half a period, or $\pi$ times the spread over the speed.
+    """Half the range of flow times: half a period, or the spread over the speed.
 
-    The spread is that of the coordinates that move: a shift by it is as far as a half turn.
+    The spread is that of the coordinates that move.
     """
     if turn:
         return period(_square(generator)) / 2
     moved = generator.abs().sum(dim=1) > 0
     spread = x[:, moved].var(dim=0, correction=0).sum()
     speed = (x @ generator[:, :-1].mT + generator[:, -1]).square().sum(dim=1).mean()
-    return math.pi * float((spread / speed).sqrt())
+    return float((spread / speed).sqrt())
 
 
 def period(square: Float[Tensor, "e e"]) -> float:
