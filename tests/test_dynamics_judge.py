@@ -107,7 +107,9 @@ def test_the_evidence_takes_a_symmetry_and_refuses_what_is_none() -> None:
         for name, value in offered.state_dict().items():  # the given model is left alone
             torch.testing.assert_close(value, before[name])
         assert trained.trials[0]["quantities"] == 0
-        assert len(trained.trials) == 1 + judge.PROPOSALS + (2 if count else 0)
+        finals = trained.trials[1 + judge.PROPOSALS :]
+        assert [t["group"] for t in finals] == ([0.0, 1.0] if count else [0.0])
+        assert {t["steps"] for t in finals} == {240}
         conserved = trained.model.conserved
         assert (0 if conserved is None else conserved.count) == count
         if isinstance(conserved, Quadratic):
@@ -121,7 +123,9 @@ def test_judge_reports_every_stage() -> None:
     shares: list[float] = []
     trained = train_and_judge(_offer(2, 2), data, config, lambda r: shares.append(r["share"]))
     assert shares == sorted(shares) and shares[-1] == pytest.approx(1.0)
-    assert trained.history[-1]["step"] == 4 + 3 * len(trained.trials) + 10
+    assert [t["steps"] for t in trained.trials[:3]] == [3, 3, 3]
+    assert {t["steps"] for t in trained.trials[3:]} == {10}
+    assert trained.history[-1]["step"] == 4 + sum(t["steps"] for t in trained.trials)
     assert trained.trials[0]["quantities"] == 0 and trained.trials[0]["rounded"] == 0
 
 

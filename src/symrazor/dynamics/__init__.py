@@ -14,6 +14,7 @@ from symrazor.dynamics.discover import Discovered as Discovered
 from symrazor.dynamics.discover import discover as discover
 from symrazor.dynamics.evaluate import Simulator as Simulator
 from symrazor.dynamics.files import read_trajectories as read_trajectories
+from symrazor.dynamics.group import whole_group as whole_group
 from symrazor.dynamics.hamiltonian import HamiltonianNetwork as HamiltonianNetwork
 from symrazor.dynamics.invariants import quadratic_invariants as quadratic_invariants
 from symrazor.dynamics.judge import train_and_judge as train_and_judge

@@ -5,8 +5,9 @@ are a proposal wherever the rate jumps from the m-th to the next (`Proposals`). 
 put into the average with flows about as long as the states and held there: a symmetry of the data
 then costs no fit and saves weights, and anything else ruins the fit. With free lengths the bound
 would also like short flows across the dynamics, which only smooth the energy. Nor is a proposal
-taken that does not pay for its coefficients. Only then are other lengths tried for the winner,
-twice as long and free.
+taken that does not pay for its coefficients. Then a fresh network is trained with the winner, and
+where its quantities close under the bracket another one with the whole group that they generate
+(`symrazor.dynamics.group`); the evidence chooses again.
 """
 
 import copy
@@ -14,11 +15,11 @@ import math
 from dataclasses import dataclass
 
 from symrazor.dynamics.config import TrainConfig
+from symrazor.dynamics.group import GroupOrbits, whole_group
 from symrazor.dynamics.proposals import Proposals, charge, is_rounded
 from symrazor.dynamics.prune import continued, shifted
-from symrazor.dynamics.simple import WithinSpan
 from symrazor.dynamics.symmetrised import SymmetrisedNetwork
-from symrazor.dynamics.train import Progress, Trained, train
+from symrazor.dynamics.train import Progress, Record, Trained, train
 from symrazor.dynamics.trajectories import Transitions
 
 PROPOSALS = 2
@@ -44,6 +45,17 @@ class Trial:
         """m, quantities proposed; 0 for none."""
         return 0 if self.model.conserved is None else self.model.conserved.count
 
+    def to_record(self) -> Record:
+        """Plain numbers; costs compare among trials of as many steps, 0 where it diverged."""
+        conserved = self.model.conserved
+        return {
+            "quantities": self.count,
+            "rounded": float(is_rounded(conserved)),
+            "group": float(isinstance(conserved, GroupOrbits)),
+            "steps": 0 if self.trained is None else self.trained.config.steps,
+            "cost": self.cost,
+        }
+
 
 def train_and_judge(
     model: SymmetrisedNetwork,
@@ -54,8 +66,8 @@ def train_and_judge(
     """Train without quantities, try what is nearly conserved, train again with what wins.
 
     The burn-in share of the steps goes to the network without quantities, half of the rest to
-    each trial that starts from it: none, `PROPOSALS` proposals, and the winner with flows of twice
-    the length and of free lengths. Then a fresh network is trained with the best for all steps.
+    each trial that starts from it: none, and `PROPOSALS` proposals. Then fresh networks are trained
+    for all steps: with the best, and with the whole group that it generates, if it does.
 
     Args:
         model: a network and as many quantities as may be proposed, `Quadratic` or `Combination`,
@@ -65,31 +77,32 @@ def train_and_judge(
         progress: called with each record.
 
     Returns:
-        The last training; its history and time are those of all, and `trials` says what was tried.
+        The best of the last trainings; its history and time are those of all, and `trials` says
+        what was tried.
     """
     config = config or TrainConfig()
-    parts = PROPOSALS + 5
+    parts = PROPOSALS + 4
     tell = [None if progress is None else shifted(progress, k, parts) for k in range(parts)]
     minutes = None if config.minutes is None else config.minutes / parts
-    short = config.change(
-        steps=max(1, round(config.burn_in * config.steps)), minutes=minutes, burn_in=0.0
-    )
+    whole = config.change(minutes=minutes, burn_in=0.0)
     offered = copy.deepcopy(model).to(config.device)
     plain = SymmetrisedNetwork(offered.network)
-    first = train(plain, data, short, tell[0])
-    trial = short.change(steps=max(1, round((1 - config.burn_in) * config.steps / 2)))
+    first = train(plain, data, _part(whole, config.burn_in), tell[0])
     found = Proposals(offered, plain, data.x)
     tries = [plain, *(found.first(m) for m in found.jumps(PROPOSALS))]
-    trials = [_try(m, data, trial, tell[1 + k]) for k, m in enumerate(tries)]
-    best = min(trials, key=lambda t: t.cost)
-    for number in (-3, -2):
-        other = _other_length(best, offered, free=number == -2)
-        if other is not None:
-            trials.append(_try(other, data, trial, tell[number]))
-            best = min(best, trials[-1], key=lambda t: t.cost)
-    final = _again(best, offered, model, data)
-    last = train(final, data, config.change(minutes=minutes, burn_in=0.0), tell[-1])
-    return _summed(first, trials, last)
+    short = _part(whole, (1 - config.burn_in) / 2)
+    trials = [_try(m, data, short, tell[1 + k]) for k, m in enumerate(tries)]
+    best = _again(min(trials, key=lambda t: t.cost), offered, model, data)
+    group = whole_group(best, data.x)
+    finals = [_try(best, data, whole, tell[-1 if group is None else -2])]
+    if group is not None:
+        finals.append(_try(SymmetrisedNetwork(model.network, *group), data, whole, tell[-1]))
+    return _summed(first, trials, finals)
+
+
+def _part(config: TrainConfig, share: float) -> TrainConfig:
+    """The same for a share of the steps."""
+    return config.change(steps=max(1, round(share * config.steps)))
 
 
 def _try(
@@ -105,19 +118,6 @@ def _try(
     return Trial(cost if math.isfinite(cost) else math.inf, own, trained)
 
 
-def _other_length(
-    best: Trial, offered: SymmetrisedNetwork, free: bool
-) -> SymmetrisedNetwork | None:
-    """The rounded quantities of a trial with free lengths, or with twice its lengths."""
-    conserved = copy.deepcopy(best.model.conserved)
-    if not isinstance(conserved, WithinSpan):
-        return None
-    if not free:
-        conserved.mix.data.mul_(2.0)
-    conserved.requires_grad_(free)
-    return SymmetrisedNetwork(offered.network, conserved, best.model.times)
-
-
 def _again(
     best: Trial, offered: SymmetrisedNetwork, given: SymmetrisedNetwork, data: Transitions
 ) -> SymmetrisedNetwork:
@@ -125,21 +125,27 @@ def _again(
     won = best.model
     if won.conserved is not None and not is_rounded(won.conserved):
         won = Proposals(offered, won, data.x).first(best.count)
-    fresh = SymmetrisedNetwork(copy.deepcopy(given.network), won.conserved, won.times)
+    fresh = SymmetrisedNetwork(given.network, won.conserved, won.times)
     if fresh.conserved is not None:
         fresh.conserved.requires_grad_(False)
     return fresh
 
 
-def _summed(first: Trained, trials: list[Trial], last: Trained) -> Trained:
-    """The last training, with the records and the time of all."""
-    before = first
-    for trial in trials:
+def _summed(first: Trained, trials: list[Trial], finals: list[Trial]) -> Trained:
+    """The best of the last trainings, with the records and the time of all.
+
+    Raises:
+        FloatingPointError: none of them came to an end.
+    """
+    best = min(finals, key=lambda t: t.cost)
+    if best.trained is None:
+        raise FloatingPointError(
+            f"expected finite gradients with {best.count} quantities, got none in {len(finals)} "
+            "trainings; do lower lr, or scale the states to about 1"
+        )
+    done = first
+    for trial in (*trials, *(t for t in finals if t is not best), best):
         if trial.trained is not None:
-            before = continued(before, trial.trained)
-    done = continued(before, last)
-    done.trials = [
-        {"quantities": t.count, "rounded": float(is_rounded(t.model.conserved)), "cost": t.cost}
-        for t in trials
-    ]
+            done = continued(done, trial.trained)
+    done.trials = [t.to_record() for t in (*trials, *finals)]
     return done
