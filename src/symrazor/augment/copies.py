@@ -15,6 +15,7 @@ the evidence; so the widths grow until the labels object.
 """
 
 import copy
+import math
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -51,6 +52,7 @@ class Augment(nn.Module):
     shift: Tensor
     lattice: Tensor
     reach: Tensor
+    shares: Tensor
 
     def __init__(
         self,
@@ -74,6 +76,8 @@ class Augment(nn.Module):
         self.generator = torch.Generator().manual_seed(seed)
         self.register_buffer("lattice", lattice(self.n_samples, dim))
         self.register_buffer("reach", torch.ones(dim))
+        sizes = [len(choice.probabilities) for choice in self._choosing]
+        self.register_buffer("shares", torch.full((sum(sizes),), math.nan))
         self.register_buffer("shift", torch.rand(dim, generator=self.generator))
 
     @property
@@ -133,14 +137,17 @@ class Augment(nn.Module):
     def describe(self, shape: Sequence[int]) -> dict[str, float]:
         """All widths and probabilities, by name and unit, for data of a shape.
 
-        Widths are those of the copies, or the ranges within them that `find_reach_` has found.
+        Widths are those of the copies, or the ranges within them that `find_reach_` has found;
+        probabilities too, or the shares.
         """
         found: dict[str, float] = {}
         parts = self.reach.split([move.dim for move in self._moving])
         for move, reach in zip(self._moving, parts, strict=True):
             found |= _narrowed(move, reach).describe(shape)
-        for choice in self._choosing:
-            found |= choice.describe(shape)
+        measured = self.shares.split([len(choice.probabilities) for choice in self._choosing])
+        for choice, q in zip(self._choosing, measured, strict=True):
+            known = bool(q.isfinite().all())
+            found |= choice.describe_shares(shape, q) if known else choice.describe(shape)
         return found
 
     def extra_repr(self) -> str:

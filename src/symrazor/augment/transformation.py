@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from symrazor.groups.lie import LieAlgebra
@@ -54,6 +54,17 @@ class Choice(nn.Module, ABC):
     @abstractmethod
     def describe(self, shape: Sequence[int]) -> dict[str, float]:
         """Probabilities by name."""
+
+    @property
+    def products(self) -> Int[Tensor, "e e"] | None:
+        """Number of the element h e for each h and e; None if shares of poses are not wanted."""
+        return None
+
+    def describe_shares(
+        self, shape: Sequence[int], shares: Float[Tensor, " e"]
+    ) -> dict[str, float]:
+        """`describe` with shares of poses, at most the probabilities of copies; for `products`."""
+        raise NotImplementedError(f"{type(self).__name__} has products, but no describe_shares")
 
 
 class Lie(Transformation):
@@ -142,8 +153,26 @@ class Flips(Choice):
 
     def describe(self, shape: Sequence[int]) -> dict[str, float]:
         """Probability by axis."""
+        return self._named(self.probability.value.detach().tolist())
+
+    @property
+    def products(self) -> Int[Tensor, "e e"]:
+        """Two flips of an axis are none."""
+        number = torch.arange(2 ** len(self.axes))
+        return number.unsqueeze(1) ^ number
+
+    def describe_shares(
+        self, shape: Sequence[int], shares: Float[Tensor, " e"]
+    ) -> dict[str, float]:
+        """Share of each axis; which side is the standard one is not known, so up to 1/2."""
+        number = torch.arange(len(shares))
+        bits = [number.bitwise_right_shift(i) % 2 == 1 for i in range(len(self.axes))]
+        values = [float(shares.cpu()[bit].sum()) for bit in bits]
+        most = self.probability.value.detach().tolist()
+        return self._named([min(q, 1 - q, p) for q, p in zip(values, most, strict=True)])
+
+    def _named(self, values: Sequence[float]) -> dict[str, float]:
         names = {-1: "left-right flip", -2: "up-down flip"}
-        values = self.probability.value.detach().tolist()
         return {
             f"{names.get(a, f'flip of axis {a}')} (probability)": p
             for a, p in zip(self.axes, values, strict=True)
@@ -179,6 +208,18 @@ class QuarterTurns(Choice):
 
     def describe(self, shape: Sequence[int]) -> dict[str, float]:
         """Probability by angle; 1/4 each is invariance."""
-        values = self.probabilities.detach().tolist()
+        return self.describe_shares(shape, torch.ones(4))
+
+    @property
+    def products(self) -> Int[Tensor, "e e"]:
+        """Angles add up."""
+        number = torch.arange(4)
+        return (number.unsqueeze(1) + number) % 4
+
+    def describe_shares(
+        self, shape: Sequence[int], shares: Float[Tensor, " e"]
+    ) -> dict[str, float]:
+        """The same by share."""
+        values = torch.minimum(shares, self.probabilities.detach().to(shares)).tolist()
         unit = "probability of 1/4"
         return {f"turn by {90 * k} degrees ({unit})": p for k, p in enumerate(values) if k}

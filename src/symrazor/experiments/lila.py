@@ -2,6 +2,7 @@
 
 import argparse
 import copy
+import math
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -201,6 +202,7 @@ def _of_copies(model: Augmented, shape: tuple[int, ...]) -> dict[str, float]:
     whole = copy.deepcopy(model.augment)
     if isinstance(whole, Augment):
         whole.reach.fill_(1)
+        whole.shares.fill_(math.nan)
     return whole.describe(shape)
 
 
