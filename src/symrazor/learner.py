@@ -36,7 +36,7 @@ from symrazor.evidence.value import Evidence
 from symrazor.hyper import hyperparameters, weights
 from symrazor.latest import remember
 from symrazor.layers.relaxed import balance_
-from symrazor.likelihood import Gaussian, Likelihood, as_likelihood
+from symrazor.likelihood import Gaussian, Likelihood, as_likelihood, check_suited
 from symrazor.loading import Own, batches, check_count, in_pieces
 from symrazor.posterior import Posterior
 from symrazor.razor_config import RazorConfig, starting_prior
@@ -90,6 +90,7 @@ class Razor:
         self.layers: list[Layer] = layers(model)
         first = next(iter(weights(model).values()))
         self.likelihood = as_likelihood(likelihood).to(first.device)
+        check_suited(model, self.likelihood)
         self.prior = starting_prior(model, self.config)
         self.method = self.config.method
         self.generator = torch.Generator().manual_seed(self.config.seed)

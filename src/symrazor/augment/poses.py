@@ -28,7 +28,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from symrazor.augment.copies import Augment, Augmented, lattice
+from symrazor.augment.copies import UNKNOWN, Augment, Augmented, lattice
 from symrazor.augment.shares import likeliest_shares
 from symrazor.augment.transformation import Choice, Lie
 from symrazor.data import Tensors
@@ -57,12 +57,16 @@ def find_reach_(model: Augmented, data: Tensors) -> Float[Tensor, " k"]:
     Raises:
         ValueError: a model with another average, or a mixture.
     """
+    if not isinstance(model, Augmented):
+        raise ValueError(f"expected an Augmented network, got {type(model).__name__}")
     augment = model.augment
     if model.average != "joint" or not isinstance(augment, Augment):
         raise ValueError(
             f"expected one augmentation and average 'joint', got {type(augment).__name__} and "
             f"{model.average!r}; poses have no weights of their own otherwise"
         )
+    if data[1].is_floating_point():
+        raise ValueError(f"expected labels of classes as whole numbers, got {data[1].dtype}")
     k = augment.lattice.shape[1]
     points = 1 if k == 0 else POINTS if k == 1 else MORE_POINTS
     x, y = (part[: min(MOST_DATA, MOST_PASSES // points)] for part in data)
@@ -118,7 +122,7 @@ def _find_shares_(augment: Augment, energies: Float[Tensor, "n s e"], y: Tensor)
                 own = own.logsumexp(other + 1, keepdim=True)
         products = choice.products
         if products is None:
-            found.append(augment.shares.new_full((sizes[number],), math.nan))
+            found.append(augment.shares.new_full((sizes[number],), UNKNOWN))
         else:
             shares = likeliest_shares(own.flatten(1), y, products)
             found.append(shares.to(augment.shares))
@@ -139,10 +143,9 @@ def _beyond(augment: Augment) -> list[float | None]:
 
 
 def _binned(energies: Float[Tensor, "n s"], places: Float[Tensor, " s"]) -> Float[Tensor, "n bins"]:
-    """Logarithms of means over the points in each bin of one coordinate."""
-    number = ((places + 1) / 2 * BINS).long().clamp(0, BINS - 1).to(energies.device)
-    parts = [energies[:, number == b] for b in range(BINS)]
-    return torch.stack([part.logsumexp(1) - math.log(part.shape[1]) for part in parts], 1)
+    """Logarithms of means over equal numbers of points, from one end of a coordinate on."""
+    parts: Tensor = energies[:, places.argsort().to(energies.device)].unflatten(1, (BINS, -1))
+    return parts.logsumexp(2) - math.log(parts.shape[2])
 
 
 def _range(

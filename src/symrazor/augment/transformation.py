@@ -80,6 +80,12 @@ class Lie(Transformation):
     def __init__(self, distribution: LieDistribution) -> None:
         """Keep the distribution."""
         super().__init__()
+        given: object = distribution
+        if not isinstance(given, LieDistribution) or given.width.raw.dim() != 1:
+            raise ValueError(
+                "expected a LieDistribution with one width for each generator, got "
+                f"{distribution!r}; do: affine('rotation') for pictures, say"
+            )
         self.distribution = distribution
         self.dim = distribution.dim
 
@@ -87,6 +93,7 @@ class Lie(Transformation):
         self, x: Float[Tensor, "n ..."], points: Float[Tensor, "n k"]
     ) -> Float[Tensor, "n ..."]:
         """Each datum under its own element."""
+        self._check(x)
         matrices = self.distribution.matrices(points).unsqueeze(1)
         if x.dim() == 4:
             return resample(x.unsqueeze(1), matrices).squeeze(2).squeeze(1)
@@ -98,6 +105,16 @@ class Lie(Transformation):
             "expected pictures [n, c, h, w], sets of points [n, s, d] or vectors [n, d], got "
             f"{list(x.shape)}"
         )
+
+    def _check(self, x: Tensor) -> None:
+        """Maps of pictures, and of vectors with one number less than their size, are affine."""
+        size = self.distribution.algebra.generators.shape[-1]
+        homogeneous = x.dim() == 4 or x.shape[-1] == size - 1
+        if homogeneous and bool(self.distribution.algebra.generators[:, -1].any()):
+            raise ValueError(
+                f"expected vectors of {size} numbers for {self.distribution.extra_repr()}, got "
+                f"{list(x.shape)}; do: affine(...) for pictures"
+            )
 
     def describe(self, shape: Sequence[int]) -> dict[str, float]:
         """Degrees, pixels and factors."""
@@ -113,6 +130,11 @@ def affine(group: Group | Sequence[str] = "affine", widths: Widths = 0.1) -> Lie
 
 def lie(algebra: LieAlgebra, widths: Widths = 0.1) -> Lie:
     """Any Lie algebra: `groups.lie.so3()` for sets of points in space, say."""
+    if not isinstance(algebra, LieAlgebra):
+        raise ValueError(
+            f"expected a LieAlgebra, as groups.lie.so3(), got {type(algebra).__name__}; do: "
+            "affine('rotation') for pictures, say"
+        )
     return Lie(LieDistribution(algebra, widths))
 
 
@@ -127,6 +149,10 @@ class Flips(Choice):
     def __init__(self, axes: Sequence[int] = (-1,), probability: float = 0.1) -> None:
         """Start at some probability."""
         super().__init__()
+        if isinstance(axes, int):
+            raise ValueError(f"expected a tuple of axes, got {axes}; do: Flips(({axes},))")
+        if not 0 < probability < 0.5:
+            raise ValueError(f"expected a probability above 0 and below 1/2, got {probability}")
         if not axes or any(axis >= 0 for axis in axes) or len(set(axes)) < len(axes):
             raise ValueError(f"expected different axes counted from the end, got {list(axes)}")
         self.axes = tuple(axes)

@@ -2,7 +2,6 @@
 
 import argparse
 import copy
-import math
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -26,6 +25,7 @@ from symrazor.augment import (
     fit_by_likelihood,
     fit_by_validation,
 )
+from symrazor.augment.copies import UNKNOWN
 from symrazor.data import Tensors, cifar10, digits, mnist, normalised, resized
 from symrazor.experiments.results import Run
 from symrazor.reading import scores
@@ -202,7 +202,7 @@ def _of_copies(model: Augmented, shape: tuple[int, ...]) -> dict[str, float]:
     whole = copy.deepcopy(model.augment)
     if isinstance(whole, Augment):
         whole.reach.fill_(1)
-        whole.shares.fill_(math.nan)
+        whole.shares.fill_(UNKNOWN)
     return whole.describe(shape)
 
 
