@@ -3,6 +3,7 @@
 import copy
 import math
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -248,6 +249,19 @@ def test_a_distribution_is_a_transformation() -> None:
     torch.testing.assert_close(short.copies(x), long.copies(x))
     both = Augment([AffineLie("rotation", 0.3), Flips()], 4)
     assert list(both.describe((1, 6, 6))) == ["rotation (degrees)", "left-right flip (probability)"]
+
+
+def test_a_plain_network_behind_copies_is_saved_as_it_is(tmp_path: Path) -> None:
+    x = _pictures().float()
+    model = Augmented(_network(36), Augment(affine("rotation", 0.5), 3))
+    fit = sr.fit(model, (x, torch.arange(5) % 3), epochs=1, progress=False)
+    plain = fit.collapse()
+    assert plain is not model.network and torch.equal(plain(x), model.network(x))
+    assert sr.save_network(plain, tmp_path / "network.safetensors", x).exists()
+    with pytest.raises(ValueError, match="model.network itself"):
+        sr.collapse(model, x)
+    with pytest.raises(ValueError, match=r"do: fit.collapse\(\)"):
+        sr.save_network(model, tmp_path / "network.safetensors", x)
 
 
 def test_relaxing_behind_copies() -> None:
