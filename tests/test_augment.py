@@ -3,6 +3,7 @@
 import copy
 import math
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -26,12 +27,14 @@ from symrazor.augment import (
     TimeShift,
     Transformation,
     affine,
+    fit_by_likelihood,
     lie,
 )
 from symrazor.data import TensorLoader
 from symrazor.groups.lie import so3
 from symrazor.hyper import hyperparameters
 from symrazor.training.loop import Training
+from symrazor.transforms import AffineLie
 
 Part = Transformation | Choice
 
@@ -235,10 +238,69 @@ def test_mixture_adds_up() -> None:
     razor.step([(x, torch.tensor([0, 1, 2]))])
 
 
+def _joint() -> Augmented:
+    return Augmented(_network(36, 1), Augment(Flips()), average="joint")
+
+
+def test_a_distribution_is_a_transformation() -> None:
+    x = _pictures()
+    short = Augment(AffineLie("rotation", 0.3), 4).double().eval()
+    long = Augment(affine("rotation", 0.3), 4).double().eval()
+    torch.testing.assert_close(short.copies(x), long.copies(x))
+    both = Augment([AffineLie("rotation", 0.3), Flips()], 4)
+    assert list(both.describe((1, 6, 6))) == ["rotation (degrees)", "left-right flip (probability)"]
+
+
+def test_a_plain_network_behind_copies_is_saved_as_it_is(tmp_path: Path) -> None:
+    x = _pictures().float()
+    model = Augmented(_network(36), Augment(affine("rotation", 0.5), 3))
+    fit = sr.fit(model, (x, torch.arange(5) % 3), epochs=1, progress=False)
+    plain = fit.collapse()
+    assert plain is not model.network and torch.equal(plain(x), model.network(x))
+    assert sr.save_network(plain, tmp_path / "network.safetensors", x).exists()
+    with pytest.raises(ValueError, match="model.network itself"):
+        sr.collapse(model, x)
+    with pytest.raises(ValueError, match=r"do: fit.collapse\(\)"):
+        sr.save_network(model, tmp_path / "network.safetensors", x)
+
+
+def test_relaxing_behind_copies() -> None:
+    """Layers of an averaged network in training become relaxed ones; its outputs stay."""
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Conv2d(1, 2, 3, padding=1), nn.Tanh(), _network(72))
+    model = Augmented(network, Augment([affine("rotation", 0.5), Flips()], 3), average="joint")
+    x, shift = _pictures().float(), model.augment.shift.clone()
+    relaxed = sr.relax(model, x)
+    assert torch.equal(relaxed.augment.shift, shift) and relaxed.training
+    fit = sr.fit(relaxed, (x, torch.arange(5) % 3), epochs=1, every=1, progress=False)
+    assert "FFC" in str(fit.reading)
+    plain = fit.collapse()
+    torch.testing.assert_close(plain(x), relaxed.network.eval()(x), atol=1e-4, rtol=1e-3)
+
+
 @pytest.mark.parametrize(
     ("make", "words"),
     [
         (lambda: Augment([]), "one or more transformations"),
+        (lambda: Augment("rotation"), "choices, got 'rotation'; do: Augment"),  # type: ignore[arg-type]
+        (lambda: Augment(Flips), "one or more transformations"),  # type: ignore[arg-type]
+        (lambda: Augment(affine(), 2.0), "whole n_samples"),  # type: ignore[arg-type]
+        (lambda: Augmented(_network(4), Flips()), "Augment or a Mixture, got Flips"),  # type: ignore[arg-type]
+        (lambda: Mixture([Flips(), Flips()]), "type Augment, got Flips, Flips"),  # type: ignore[list-item]
+        (lambda: Mixture([]), "two or more"),
+        (lambda: Flips(-1), r"do: Flips\(\(-1,\)\)"),  # type: ignore[arg-type]
+        (lambda: Flips((-1,), 0.6), "above 0 and below 1/2"),
+        (lambda: lie("rotation"), "expected a LieAlgebra"),  # type: ignore[arg-type]
+        (lambda: Augment(AffineLie("rotation", torch.tensor([[0.1], [0.2]]))), "one width for"),
+        (lambda: Augment(lie(so3()), 2).copies(_pictures()), "vectors of 3 numbers"),
+        (lambda: Augment(lie(so3()), 2).copies(torch.zeros(2, 5, 2)), "vectors of 3 numbers"),
+        (lambda: TimeShift()(torch.zeros(2, 1, 1), torch.zeros(2, 1)), "two steps or more"),
+        (lambda: sr.Razor(_joint(), "gaussian", 5), "do: average='outputs'"),
+        (lambda: sr.Razor(_joint(), "bernoulli", 5), "got Bernoulli"),
+        (
+            lambda: fit_by_likelihood(_joint(), (_pictures(), torch.zeros(5, 1)), "gaussian"),
+            "expected a categorical likelihood",
+        ),
         (lambda: Augment(affine(), 0), "n_samples of at least 1, got 0"),
         (lambda: Augmented(nn.Linear(2, 2), Augment(Flips()), at="x"), "name of a module"),
         (

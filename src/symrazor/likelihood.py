@@ -325,6 +325,13 @@ NAMES: dict[str, type[Likelihood]] = {
 }
 
 
+def check_suited(model: nn.Module, likelihood: Likelihood) -> None:
+    """Ask a model that has a `check_likelihood` whether its outputs suit the likelihood."""
+    check = getattr(model, "check_likelihood", None)
+    if check is not None:
+        check(likelihood)
+
+
 def as_likelihood(likelihood: str | Likelihood) -> Likelihood:
     """The likelihood itself, or the one of that name with its default settings."""
     if isinstance(likelihood, Likelihood):

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from symrazor.data import TensorLoader, Tensors
 from symrazor.hyper import Hyper, hyperparameters, weights
-from symrazor.likelihood import Likelihood, as_likelihood
+from symrazor.likelihood import Likelihood, as_likelihood, check_suited
 from symrazor.training.progress import progress
 from symrazor.training.stepper import learning_rate
 
@@ -64,6 +64,7 @@ def fit_by_likelihood(
     options = config or LikelihoodConfig()
     eta, theta = list(hyperparameters(model).values()), list(weights(model).values())
     rule = as_likelihood(likelihood).to(theta[0].device)
+    check_suited(model, rule)
     groups = [
         {"params": theta, "lr": options.lr, "weight_decay": options.decay},
         {"params": eta, "lr": options.width_lr, "weight_decay": 0.0},

@@ -15,20 +15,25 @@ the evidence; so the widths grow until the labels object.
 """
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from symrazor.augment.transformation import Choice, Transformation
+from symrazor.augment.transformation import Choice, Lie, Transformation
 from symrazor.curvature.tape import announce_copies
 from symrazor.hyper import Hyper, real
+from symrazor.likelihood import Categorical, Likelihood
+from symrazor.transforms import LieDistribution
 
 Average = Literal["outputs", "probabilities", "joint"]
 SMALLEST = 1e-4
 """Width that stands for none in a description: a transform has no 0."""
+UNKNOWN = -1.0
+"""Share of a pose before `find_reach_` has been asked."""
+Part = Transformation | Choice | LieDistribution
 Copies = tuple[Float[Tensor, "n s ..."], Float[Tensor, " s"]]
 
 
@@ -40,7 +45,8 @@ class Augment(nn.Module):
     network is then a fixed function of one datum, as the evidence needs it.
 
     Args:
-        transformations: applied in order; then every element of every choice.
+        transformations: applied in order; then every element of every choice. A `LieDistribution`
+            stands for `Lie` of it.
         n_samples: points for each datum (1 if there are only choices).
         seed: of the shifts on a CPU; a GPU uses torch's generator of the device.
 
@@ -51,22 +57,20 @@ class Augment(nn.Module):
     shift: Tensor
     lattice: Tensor
     reach: Tensor
+    shares: Tensor
 
     def __init__(
         self,
-        transformations: Transformation | Choice | Sequence[Transformation | Choice],
+        transformations: Part | Sequence[Part],
         n_samples: int = 20,
         seed: int = 0,
     ) -> None:
         """Set the lattice up; see the class."""
         super().__init__()
-        single = isinstance(transformations, (Transformation, Choice))
-        parts = [transformations] if single else list(transformations)  # type: ignore[arg-type]
-        known = all(isinstance(part, (Transformation, Choice)) for part in parts)
-        if not parts or not known:
-            raise ValueError(f"expected one or more transformations or choices, got {parts!r}")
-        if n_samples < 1 or n_samples != int(n_samples):
-            raise ValueError(f"expected a whole n_samples of at least 1, got {n_samples}")
+        parts = _parts(transformations)
+        whole: object = n_samples
+        if not isinstance(whole, int) or whole < 1:
+            raise ValueError(f"expected a whole n_samples of at least 1, got {n_samples!r}")
         self.moves = nn.ModuleList(part for part in parts if isinstance(part, Transformation))
         self.choices = nn.ModuleList(part for part in parts if isinstance(part, Choice))
         dim = sum(move.dim for move in self._moving)
@@ -74,6 +78,8 @@ class Augment(nn.Module):
         self.generator = torch.Generator().manual_seed(seed)
         self.register_buffer("lattice", lattice(self.n_samples, dim))
         self.register_buffer("reach", torch.ones(dim))
+        sizes = [len(choice.probabilities) for choice in self._choosing]
+        self.register_buffer("shares", torch.full((sum(sizes),), UNKNOWN))
         self.register_buffer("shift", torch.rand(dim, generator=self.generator))
 
     @property
@@ -133,14 +139,17 @@ class Augment(nn.Module):
     def describe(self, shape: Sequence[int]) -> dict[str, float]:
         """All widths and probabilities, by name and unit, for data of a shape.
 
-        Widths are those of the copies, or the ranges within them that `find_reach_` has found.
+        Widths are those of the copies, or the ranges within them that `find_reach_` has found;
+        probabilities too, or the shares.
         """
         found: dict[str, float] = {}
         parts = self.reach.split([move.dim for move in self._moving])
         for move, reach in zip(self._moving, parts, strict=True):
             found |= _narrowed(move, reach).describe(shape)
-        for choice in self._choosing:
-            found |= choice.describe(shape)
+        measured = self.shares.split([len(choice.probabilities) for choice in self._choosing])
+        for choice, q in zip(self._choosing, measured, strict=True):
+            known = bool((q >= 0).all())
+            found |= choice.describe_shares(shape, q) if known else choice.describe(shape)
         return found
 
     def extra_repr(self) -> str:
@@ -159,7 +168,10 @@ class Mixture(nn.Module):
     def __init__(self, parts: Sequence[Augment], shares: Sequence[float] | None = None) -> None:
         """Start at some shares."""
         super().__init__()
-        start = torch.tensor(shares or [1 / len(parts)] * len(parts))
+        start = torch.tensor(shares or [1 / max(1, len(parts))] * len(parts))
+        if not all(isinstance(part, Augment) for part in parts):
+            kinds = ", ".join(type(part).__name__ for part in parts)
+            raise ValueError(f"expected components of type Augment, got {kinds}; do: Augment(part)")
         if len(parts) < 2 or len(start) != len(parts) or not bool((start > 0).all()):
             raise ValueError(
                 f"expected two or more components with positive shares, got {len(parts)} with "
@@ -200,7 +212,8 @@ class Augmented(nn.Module):
             too.
 
     Raises:
-        ValueError: a module that is not there, or probabilities inside of the network.
+        ValueError: a module that is not there, or probabilities inside of the network; and, later,
+            a likelihood that is not of classes for an average that is.
     """
 
     def __init__(
@@ -212,6 +225,9 @@ class Augmented(nn.Module):
     ) -> None:
         """Check that the place is there."""
         super().__init__()
+        if not hasattr(augment, "copies"):
+            kind = type(augment).__name__
+            raise ValueError(f"expected an Augment or a Mixture, got {kind}; do: Augment(...)")
         if average not in ("outputs", "probabilities", "joint"):
             raise ValueError(
                 f"expected average 'outputs', 'probabilities' or 'joint', got {average!r}"
@@ -252,9 +268,32 @@ class Augmented(nn.Module):
             handle.remove()
         return found
 
+    def check_likelihood(self, likelihood: Likelihood) -> None:
+        """Refuse averages of probabilities where outputs are not logits of classes."""
+        if self.average != "outputs" and not isinstance(likelihood, Categorical):
+            raise ValueError(
+                f"expected a categorical likelihood for average={self.average!r}, got "
+                f"{type(likelihood).__name__}; do: average='outputs', or two logits for two classes"
+            )
+
     def invariances(self, shape: Sequence[int]) -> dict[str, float]:
         """What was learned: widths and probabilities by name and unit."""
         return self.augment.describe(shape)
+
+
+def _parts(given: object) -> list[Transformation | Choice]:
+    """As a list; distributions become transformations."""
+    many = isinstance(given, Iterable) and not isinstance(given, str)
+    found = list(given) if many else [given]  # type: ignore[call-overload]
+    found = [Lie(part) if isinstance(part, LieDistribution) else part for part in found]
+    parts = [part for part in found if isinstance(part, (Transformation, Choice))]
+    wrong = [repr(part) for part in found if not isinstance(part, (Transformation, Choice))]
+    if wrong or not parts:
+        raise ValueError(
+            f"expected one or more transformations or choices, got {', '.join(wrong) or 'none'}; "
+            "do: Augment([affine('rotation'), Flips()]), say"
+        )
+    return parts
 
 
 def _narrowed(move: Transformation, reach: Float[Tensor, " k"]) -> Transformation:

@@ -18,7 +18,7 @@ the standard one of a class; for each of them a range below the whole width pays
 of the size of the class (Schwarz's criterion). A datum that looks the same in all poses has no say.
 Turns are counted around the circle. For several generators each range is taken with the others as
 they are. $v = 0$, no transformation at all, is a candidate if there is one generator; of several,
-the narrowest range that is tried stands for it.
+the narrowest range that is tried stands for it. Choices have shares in place of ranges (`shares`).
 """
 
 import math
@@ -28,8 +28,9 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from symrazor.augment.copies import Augment, Augmented, lattice
-from symrazor.augment.transformation import Lie
+from symrazor.augment.copies import UNKNOWN, Augment, Augmented, lattice
+from symrazor.augment.shares import likeliest_shares
+from symrazor.augment.transformation import Choice, Lie
 from symrazor.data import Tensors
 
 POINTS, MORE_POINTS = 96, 1024
@@ -46,7 +47,8 @@ AT_ONCE = 10_000
 def find_reach_(model: Augmented, data: Tensors) -> Float[Tensor, " k"]:
     """Measure the range of poses as a fraction of each width, and keep it in the augmentation.
 
-    `Augment.describe`, and so every report, then gives the ranges in place of the widths.
+    `Augment.describe`, and so every report, then gives the ranges in place of the widths, and the
+    shares of discrete poses (kept, too) in place of probabilities.
 
     Args:
         model: averaged with "joint", trained; evaluated as it is.
@@ -55,42 +57,76 @@ def find_reach_(model: Augmented, data: Tensors) -> Float[Tensor, " k"]:
     Raises:
         ValueError: a model with another average, or a mixture.
     """
+    if not isinstance(model, Augmented):
+        raise ValueError(f"expected an Augmented network, got {type(model).__name__}")
     augment = model.augment
     if model.average != "joint" or not isinstance(augment, Augment):
         raise ValueError(
             f"expected one augmentation and average 'joint', got {type(augment).__name__} and "
             f"{model.average!r}; poses have no weights of their own otherwise"
         )
+    if data[1].is_floating_point():
+        raise ValueError(f"expected labels of classes as whole numbers, got {data[1].dtype}")
     k = augment.lattice.shape[1]
-    if k == 0:
-        return augment.reach
-    points = POINTS if k == 1 else MORE_POINTS
+    points = 1 if k == 0 else POINTS if k == 1 else MORE_POINTS
     x, y = (part[: min(MOST_DATA, MOST_PASSES // points)] for part in data)
     places = 2 * ((lattice(points, k) + 0.5 / points) % 1) - 1
-    energies, dead = _energies(model, x, y, places), _beyond(augment)
+    energies = _energies(model, x, y, places)
+    _find_shares_(augment, energies, y)
+    averaged, dead = _over_choices(augment, energies), _beyond(augment)
     if k == 1:
-        still = float(_energies(model, x, y, torch.zeros(1, 1)).sum())
-        found = [_range(energies, y, dead[0], still)]
+        still = _energies(model, x, y, torch.zeros(1, 1))
+        found = [_range(averaged, y, dead[0], float(_over_choices(augment, still).sum()))]
     else:
-        found = [_range(_binned(energies, places[:, j]), y, dead[j]) for j in range(k)]
+        found = [_range(_binned(averaged, places[:, j]), y, dead[j]) for j in range(k)]
     augment.reach.copy_(torch.tensor(found))
     return augment.reach
 
 
 def _energies(
     model: Augmented, x: Tensor, y: Tensor, points: Float[Tensor, "s k"]
-) -> Float[Tensor, "n s"]:
-    r"""$g_y(T_e x)$ at the label of each datum, for every point; choices are averaged over."""
+) -> Float[Tensor, "n s e"]:
+    r"""$g_y(T_e x)$ at the label of each datum, for every point and combination of choices."""
     augment, found = model.augment, []
     assert isinstance(augment, Augment)
     many = max(1, AT_ONCE // len(points))
     for part, labels in zip(x.split(many), y.split(many), strict=True):
-        moved, weights = augment.copies(part, points)
+        moved, _ = augment.copies(part, points)
         g = model.network(moved.flatten(0, 1)).double().unflatten(0, (len(part), -1))
         own = g.gather(2, labels.view(-1, 1, 1).expand(-1, g.shape[1], 1))[..., 0]
-        relative = (weights.double() * len(points)).log()
-        found.append((own + relative).unflatten(1, (len(points), -1)).logsumexp(2))
+        found.append(own.unflatten(1, (len(points), -1)))
     return torch.cat(found)
+
+
+def _over_choices(augment: Augment, energies: Float[Tensor, "n s e"]) -> Float[Tensor, "n s"]:
+    """Logarithms of means over the elements of all choices, with their probabilities."""
+    weights = energies.new_ones(1)
+    for choice in augment.choices:
+        assert isinstance(choice, Choice)
+        weights = torch.outer(weights, choice.probabilities.to(weights)).flatten()
+    return (energies + weights.log()).logsumexp(2)
+
+
+def _find_shares_(augment: Augment, energies: Float[Tensor, "n s e"], y: Tensor) -> None:
+    """Shares of each choice, with points and other choices averaged over as they are."""
+    choices = [choice for choice in augment.choices if isinstance(choice, Choice)]
+    sizes = [len(choice.probabilities) for choice in choices]
+    total = (energies.logsumexp(1) - math.log(energies.shape[1])).unflatten(1, sizes or (1,))
+    found = [augment.shares.new_empty(0)]
+    for number, choice in enumerate(choices):
+        own = total
+        for other, rest in enumerate(choices):
+            if other != number:
+                shape = [-1 if i == other else 1 for i in range(len(choices))]
+                own = own + rest.probabilities.to(own).log().view(shape)
+                own = own.logsumexp(other + 1, keepdim=True)
+        products = choice.products
+        if products is None:
+            found.append(augment.shares.new_full((sizes[number],), UNKNOWN))
+        else:
+            shares = likeliest_shares(own.flatten(1), y, products)
+            found.append(shares.to(augment.shares))
+    augment.shares.copy_(torch.cat(found))
 
 
 def _beyond(augment: Augment) -> list[float | None]:
@@ -107,10 +143,9 @@ def _beyond(augment: Augment) -> list[float | None]:
 
 
 def _binned(energies: Float[Tensor, "n s"], places: Float[Tensor, " s"]) -> Float[Tensor, "n bins"]:
-    """Logarithms of means over the points in each bin of one coordinate."""
-    number = ((places + 1) / 2 * BINS).long().clamp(0, BINS - 1).to(energies.device)
-    parts = [energies[:, number == b] for b in range(BINS)]
-    return torch.stack([part.logsumexp(1) - math.log(part.shape[1]) for part in parts], 1)
+    """Logarithms of means over equal numbers of points, from one end of a coordinate on."""
+    parts: Tensor = energies[:, places.argsort().to(energies.device)].unflatten(1, (BINS, -1))
+    return parts.logsumexp(2) - math.log(parts.shape[2])
 
 
 def _range(

@@ -149,7 +149,8 @@ class Jitter(Noise):
 class _Time(_OneWidth):
     def check(self, x: Tensor) -> None:
         """Series."""
-        _expect(x, x.dim() == 3, "series [n, channels, time]")
+        good = x.dim() == 3 and x.shape[-1] > 1
+        _expect(x, good, "series [n, channels, time] of two steps or more")
 
     def places(self, x: Tensor, amount: Tensor) -> Tensor:
         """Where to read, in steps from the middle, [n, t]."""

@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from symrazor.groups.lie import LieAlgebra
@@ -55,6 +55,17 @@ class Choice(nn.Module, ABC):
     def describe(self, shape: Sequence[int]) -> dict[str, float]:
         """Probabilities by name."""
 
+    @property
+    def products(self) -> Int[Tensor, "e e"] | None:
+        """Number of the element h e for each h and e; None if shares of poses are not wanted."""
+        return None
+
+    def describe_shares(
+        self, shape: Sequence[int], shares: Float[Tensor, " e"]
+    ) -> dict[str, float]:
+        """`describe` with shares of poses, at most the probabilities of copies; for `products`."""
+        raise NotImplementedError(f"{type(self).__name__} has products, but no describe_shares")
+
 
 class Lie(Transformation):
     """Pictures, vectors or sets of points moved by a Lie group of the plane or of space.
@@ -69,6 +80,12 @@ class Lie(Transformation):
     def __init__(self, distribution: LieDistribution) -> None:
         """Keep the distribution."""
         super().__init__()
+        given: object = distribution
+        if not isinstance(given, LieDistribution) or given.width.raw.dim() != 1:
+            raise ValueError(
+                "expected a LieDistribution with one width for each generator, got "
+                f"{distribution!r}; do: affine('rotation') for pictures, say"
+            )
         self.distribution = distribution
         self.dim = distribution.dim
 
@@ -76,6 +93,7 @@ class Lie(Transformation):
         self, x: Float[Tensor, "n ..."], points: Float[Tensor, "n k"]
     ) -> Float[Tensor, "n ..."]:
         """Each datum under its own element."""
+        self._check(x)
         matrices = self.distribution.matrices(points).unsqueeze(1)
         if x.dim() == 4:
             return resample(x.unsqueeze(1), matrices).squeeze(2).squeeze(1)
@@ -87,6 +105,16 @@ class Lie(Transformation):
             "expected pictures [n, c, h, w], sets of points [n, s, d] or vectors [n, d], got "
             f"{list(x.shape)}"
         )
+
+    def _check(self, x: Tensor) -> None:
+        """Maps of pictures, and of vectors with one number less than their size, are affine."""
+        size = self.distribution.algebra.generators.shape[-1]
+        homogeneous = x.dim() == 4 or x.shape[-1] == size - 1
+        if homogeneous and bool(self.distribution.algebra.generators[:, -1].any()):
+            raise ValueError(
+                f"expected vectors of {size} numbers for {self.distribution.extra_repr()}, got "
+                f"{list(x.shape)}; do: affine(...) for pictures"
+            )
 
     def describe(self, shape: Sequence[int]) -> dict[str, float]:
         """Degrees, pixels and factors."""
@@ -102,6 +130,11 @@ def affine(group: Group | Sequence[str] = "affine", widths: Widths = 0.1) -> Lie
 
 def lie(algebra: LieAlgebra, widths: Widths = 0.1) -> Lie:
     """Any Lie algebra: `groups.lie.so3()` for sets of points in space, say."""
+    if not isinstance(algebra, LieAlgebra):
+        raise ValueError(
+            f"expected a LieAlgebra, as groups.lie.so3(), got {type(algebra).__name__}; do: "
+            "affine('rotation') for pictures, say"
+        )
     return Lie(LieDistribution(algebra, widths))
 
 
@@ -116,6 +149,10 @@ class Flips(Choice):
     def __init__(self, axes: Sequence[int] = (-1,), probability: float = 0.1) -> None:
         """Start at some probability."""
         super().__init__()
+        if isinstance(axes, int):
+            raise ValueError(f"expected a tuple of axes, got {axes}; do: Flips(({axes},))")
+        if not 0 < probability < 0.5:
+            raise ValueError(f"expected a probability above 0 and below 1/2, got {probability}")
         if not axes or any(axis >= 0 for axis in axes) or len(set(axes)) < len(axes):
             raise ValueError(f"expected different axes counted from the end, got {list(axes)}")
         self.axes = tuple(axes)
@@ -142,8 +179,26 @@ class Flips(Choice):
 
     def describe(self, shape: Sequence[int]) -> dict[str, float]:
         """Probability by axis."""
+        return self._named(self.probability.value.detach().tolist())
+
+    @property
+    def products(self) -> Int[Tensor, "e e"]:
+        """Two flips of an axis are none."""
+        number = torch.arange(2 ** len(self.axes))
+        return number.unsqueeze(1) ^ number
+
+    def describe_shares(
+        self, shape: Sequence[int], shares: Float[Tensor, " e"]
+    ) -> dict[str, float]:
+        """Share of each axis; which side is the standard one is not known, so up to 1/2."""
+        number = torch.arange(len(shares))
+        bits = [number.bitwise_right_shift(i) % 2 == 1 for i in range(len(self.axes))]
+        values = [float(shares.cpu()[bit].sum()) for bit in bits]
+        most = self.probability.value.detach().tolist()
+        return self._named([min(q, 1 - q, p) for q, p in zip(values, most, strict=True)])
+
+    def _named(self, values: Sequence[float]) -> dict[str, float]:
         names = {-1: "left-right flip", -2: "up-down flip"}
-        values = self.probability.value.detach().tolist()
         return {
             f"{names.get(a, f'flip of axis {a}')} (probability)": p
             for a, p in zip(self.axes, values, strict=True)
@@ -179,6 +234,18 @@ class QuarterTurns(Choice):
 
     def describe(self, shape: Sequence[int]) -> dict[str, float]:
         """Probability by angle; 1/4 each is invariance."""
-        values = self.probabilities.detach().tolist()
+        return self.describe_shares(shape, torch.ones(4))
+
+    @property
+    def products(self) -> Int[Tensor, "e e"]:
+        """Angles add up."""
+        number = torch.arange(4)
+        return (number.unsqueeze(1) + number) % 4
+
+    def describe_shares(
+        self, shape: Sequence[int], shares: Float[Tensor, " e"]
+    ) -> dict[str, float]:
+        """The same by share."""
+        values = torch.minimum(shares, self.probabilities.detach().to(shares)).tolist()
         unit = "probability of 1/4"
         return {f"turn by {90 * k} degrees ({unit})": p for k, p in enumerate(values) if k}

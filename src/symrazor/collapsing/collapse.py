@@ -119,7 +119,8 @@ def _checked(model: nn.Module) -> nn.Module:
     if any(isinstance(m, Augmented) for m in model.modules()):
         raise ValueError(
             "expected a network of one pass over each datum, got an Augmented one; do: "
-            "collapse(model.network, x), which takes data as they are"
+            "collapse(model.network, x), which takes data as they are, or model.network itself if "
+            "its layers are plain"
         )
     if not any(is_ours(m) and not isinstance(m, Hyper) for m in model.modules()):
         raise ValueError(

@@ -66,7 +66,10 @@ def save_network(
     kind, file = _target(Path(path), format)
     ours = sorted({type(m).__name__ for m in plain.modules() if is_ours(m)})
     if ours:
-        raise ValueError(f"expected a plain network, got layers {ours}; do: collapse(model, x)")
+        inner = (
+            "fit.collapse(), the network inside" if "Augmented" in ours else "collapse(model, x)"
+        )
+        raise ValueError(f"expected a plain network, got layers {ours}; do: {inner}")
     training = [name or "(root)" for name, m in plain.named_modules() if m.training]
     if training:
         raise ValueError(

@@ -25,6 +25,7 @@ from symrazor.augment import (
     fit_by_likelihood,
     fit_by_validation,
 )
+from symrazor.augment.copies import UNKNOWN
 from symrazor.data import Tensors, cifar10, digits, mnist, normalised, resized
 from symrazor.experiments.results import Run
 from symrazor.readings.reading import scores
@@ -201,6 +202,7 @@ def _of_copies(model: Augmented, shape: tuple[int, ...]) -> dict[str, float]:
     whole = copy.deepcopy(model.augment)
     if isinstance(whole, Augment):
         whole.reach.fill_(1)
+        whole.shares.fill_(UNKNOWN)
     return whole.describe(shape)
 
 

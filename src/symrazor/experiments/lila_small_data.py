@@ -91,6 +91,7 @@ def markdown(runs: list[Run]) -> str:
 def figure(runs: list[Run], file: Path) -> None:
     """Test NLL against the number of data, a panel for each data set."""
     import matplotlib.pyplot as plt
+    from matplotlib.ticker import NullLocator
 
     rows = _rows(runs)
     names = sorted({row.split("/")[0] for row in rows})
@@ -105,6 +106,9 @@ def figure(runs: list[Run], file: Path) -> None:
             ]
             axis.loglog(*zip(*points, strict=True), "o-", label=method) if points else None
         axis.set(title=name, xlabel="training pictures", ylabel="test NLL")
+        sizes = sorted({_key(row)[1] for row in rows})
+        axis.set_xticks(sizes, labels=[f"{n:,}" for n in sizes], minor=False)
+        axis.xaxis.set_minor_locator(NullLocator())
         axis.legend(frameon=False)
     panels.tight_layout()
     panels.savefig(file, dpi=120)

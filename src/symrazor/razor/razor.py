@@ -34,7 +34,7 @@ from symrazor.evidence.laplace import hyper_gradient, laplace_evidence, log_det,
 from symrazor.evidence.value import Evidence
 from symrazor.hyper import hyperparameters, weights
 from symrazor.layers.relaxed import balance_
-from symrazor.likelihood import Gaussian, Likelihood, as_likelihood
+from symrazor.likelihood import Gaussian, Likelihood, as_likelihood, check_suited
 from symrazor.machine.rounding import tf32
 from symrazor.posterior import Posterior
 from symrazor.razor import updates
@@ -90,6 +90,7 @@ class Razor:
         self.layers: list[Layer] = layers(model)
         first = next(iter(weights(model).values()))
         self.likelihood = as_likelihood(likelihood).to(first.device)
+        check_suited(model, self.likelihood)
         self.prior = starting_prior(model, self.config)
         self.method = self.config.method
         self.generator = torch.Generator().manual_seed(self.config.seed)

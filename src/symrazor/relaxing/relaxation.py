@@ -90,7 +90,9 @@ def watch(model: nn.Module, x: Input) -> tuple[Tensor, dict[int, list[Call]]]:
         with torch.no_grad(), torch.random.fork_rng(_cuda(model)):
             copied = each(x, torch.clone)
             each(copied, images.append)
-            return call(model.eval(), copied), calls
+            for module in modes:  # by hand: `eval` may draw new copies
+                module.training = False
+            return call(model, copied), calls
     except Exception as error:
         shapes = each(x, lambda part: list(getattr(part, "shape", [])))
         raise ValueError(

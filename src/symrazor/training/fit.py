@@ -5,6 +5,7 @@ Weights: one of the optimisers of `stepper`, on a warm-up and a cosine. Hyperpar
 evidence is what comes out. `training` is the loop itself, `checkpoint` its files.
 """
 
+import copy
 import logging
 import math
 from collections.abc import Sequence
@@ -23,6 +24,7 @@ from symrazor.data import TensorLoader, Tensors, check_batch
 from symrazor.distributed import Shared, alone, started_by_torchrun, unwrapped, world
 from symrazor.evidence.value import Evidence
 from symrazor.layers.relaxed import NEAR, free_groups, spatial_layers, start_near_
+from symrazor.layers.trace import is_ours
 from symrazor.likelihood import Likelihood, as_likelihood
 from symrazor.posterior import How, Posterior, Prediction
 from symrazor.razor.razor import Razor
@@ -92,6 +94,8 @@ class Fit:
         if isinstance(self.model, Augmented):
             inner = {k.removeprefix("network."): share for k, share in shares.items()}
             number = None if threshold == "evidence" else threshold
+            if not any(is_ours(module) for module in self.model.network.modules()):
+                return copy.deepcopy(self.model.network).eval()
             return collapse(self.model.network, x, shares=inner, threshold=number)
         with alone():
             return collapse(
