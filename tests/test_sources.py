@@ -218,7 +218,7 @@ def test_hugging_face_folders_that_are_refused(tmp_path: Path) -> None:
 
 
 def test_classes_are_numbered_and_unknown_ones_of_the_test_data_refused() -> None:
-    x = torch.zeros(N, 3)
+    x = torch.rand(N, 3)
     found = dataset(x, torch.from_numpy(10 + 5 * LABELS), names=[str(i) for i in range(21)])
     assert found.names == ("10", "15", "20")
     assert found.outputs == 3

@@ -1,5 +1,7 @@
 """symrazor: learn which symmetries a network should have, from training data alone."""
 
+from symrazor import startup as startup
+
 __version__ = "0.1.0"
 
 from symrazor import groups as groups

@@ -9,7 +9,7 @@ import tyro
 from rich.console import Console
 from rich.markup import escape
 
-from symrazor import __version__
+from symrazor import __version__, startup
 from symrazor.commands.bench import bench
 from symrazor.commands.completion import completion
 from symrazor.commands.data import data
@@ -54,6 +54,7 @@ def run(arguments: Sequence[str] | None = None) -> None:
 
 def main() -> None:
     """Entry point: exit code 2 for what the user can mend, with one line that says how."""
+    startup.loaded()
     try:
         run()
         sys.stdout.flush()

@@ -20,7 +20,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
 from symrazor.data import Dataset
-from symrazor.data.dataset import Kind, Task, recognised, shaped
+from symrazor.data.dataset import KINDS, Kind, Task, recognised, shaped
 from symrazor.discover import discover
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -76,6 +76,8 @@ class _Symmetry(BaseEstimator):  # type: ignore[misc]
     def _fit(self, X: Array, y: Tensor, names: tuple[str, ...]) -> None:
         x = self._inputs(X)
         kind = recognised(x, y, None, "X") if self.kind is None else self.kind
+        if kind not in KINDS or kind == "trajectory":
+            raise ValueError(f"expected a kind among {KINDS[:-1]}, got {kind!r}")
         data = Dataset(shaped(x, kind, "X"), y, kind, self._task, names, source="X")
         seed = self.random_state
         if not isinstance(seed, (int, np.integer)):

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from functools import partial
 from typing import Any, Literal
 
 import tyro
@@ -25,6 +26,7 @@ def bench(
     growth: bool = False,
     probes: bool = False,
     device: str = "cpu",
+    quiet: bool = False,
 ) -> None:
     """Measure what an evidence estimate costs, what the paths, what fit, what learned widths.
 
@@ -37,29 +39,31 @@ def bench(
         growth: also the cost against the number of data and of outputs.
         probes: also the errors of the Monte Carlo estimators.
         device: "cpu" or "cuda", for `fit`.
+        quiet: print nothing; give a JSON file then.
     """
+    show = partial(_show, quiet=quiet)
     if name == "layers":
-        _show("Paths and relaxed networks", lambda: layers_bench.main(rounds, json_file))
+        show("Paths and relaxed networks", lambda: layers_bench.main(rounds, json_file))
         return
     if name == "fit":
         sizes = fit_bench.Options.on(device, rounds=rounds, json=json_file)
-        _show("fit against plain training", lambda: fit_bench.main(sizes))
+        show("fit against plain training", lambda: fit_bench.main(sizes))
         return
     if name == "augment":
-        _show("Learned widths, in epochs of SGD", lambda: augment_bench.main(rounds, json_file))
+        show("Learned widths, in epochs of SGD", lambda: augment_bench.main(rounds, json_file))
         return
     options = evidence_bench.Options(alphas, paddings, rounds, json=json_file)
-    _show(f"One {name} estimate, in epochs of plain SGD", lambda: evidence_bench.main(options))
+    show(f"One {name} estimate, in epochs of plain SGD", lambda: evidence_bench.main(options))
     if growth:
-        _show("Growth of the cost", lambda: evidence_bench.growth(rounds=rounds))
+        show("Growth of the cost", lambda: evidence_bench.growth(rounds=rounds))
     if probes:
-        _show("Relative error against the exact estimate", evidence_bench.probes)
+        show("Relative error against the exact estimate", evidence_bench.probes)
 
 
-def _show(title: str, measure: Callable[[], Sequence[Any]]) -> None:
+def _show(title: str, measure: Callable[[], Sequence[Any]], quiet: bool) -> None:
     """Measure, with a clock running, and print the dataclass rows as a table."""
     columns = (SpinnerColumn(), TextColumn(title), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as clock:
+    with Progress(*columns, console=Console(stderr=True, quiet=quiet), transient=True) as clock:
         clock.add_task("")
         rows = measure()
     values = [asdict(row) for row in rows]
@@ -67,4 +71,4 @@ def _show(title: str, measure: Callable[[], Sequence[Any]]) -> None:
     for row in values:
         cells = (f"{v:.4g}" if isinstance(v, float) else str(v or "") for v in row.values())
         table.add_row(*cells)
-    console().print(table)
+    console(quiet).print(table)

@@ -10,7 +10,7 @@ import tyro
 from rich.markup import escape
 from rich.table import Table
 
-from symrazor.commands.terminal import JsonFile, console
+from symrazor.commands.terminal import JsonFile, check_file, check_folder, console
 from symrazor.data.dataset import Kind, Task
 from symrazor.discover import Answer, Candidate, Options, discover_digits
 from symrazor.discover import discover as find
@@ -83,7 +83,9 @@ def discover(given: Annotated[Arguments, tyro.conf.arg(name="")]) -> None:
     Ctrl-C keeps what is finished; the same command then goes on.
     """
     options, out = given.options(), given.out
-    out.mkdir(parents=True, exist_ok=True)  # before the work: a run must not be lost to a bad path
+    check_folder(out)
+    check_file(given.report)
+    check_file(given.json_file)
     show = console(given.quiet)
     logging.getLogger("symrazor").setLevel(logging.ERROR)  # Ctrl-C is explained by the command
 

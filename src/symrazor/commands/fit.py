@@ -11,6 +11,8 @@ import tyro
 from rich.console import Console
 
 from symrazor import distributed
+from symrazor.commands.terminal import JsonFile, check_file, write_json
+from symrazor.discover.fit_runs import fit_document
 from symrazor.runs import run as runs
 from symrazor.runs.config import RunConfig, read_config
 
@@ -23,6 +25,7 @@ def fit_command(default: RunConfig) -> Callable[..., None]:
         config: Annotated[RunConfig, tyro.conf.arg(name="")] = default,
         out: Path = Path("run"),
         resume: bool = False,
+        json_file: JsonFile = None,
         quiet: bool = False,
     ) -> None:
         """Train a network as a TOML file says, and leave a folder with all that was learned.
@@ -35,8 +38,10 @@ def fit_command(default: RunConfig) -> Callable[..., None]:
             out: folder of the run.
             resume: go on with the run in that folder, if there is one; its own configuration
                 counts where no file is given.
+            json_file: write all that was learned to this file, as `symrazor report` does.
             quiet: no progress bar and no table.
         """
+        check_file(json_file)
         if quiet:
             config = replace(config, fit=replace(config.fit, progress=False))
         try:
@@ -46,6 +51,8 @@ def fit_command(default: RunConfig) -> Callable[..., None]:
                 text = f"symrazor: to go on: symrazor fit --out {out} --resume"
                 Console(stderr=True).print(text, soft_wrap=True)
             raise
+        if distributed.speaks() and json_file is not None:
+            write_json(json_file, fit_document(out))
         if distributed.speaks() and not quiet:
             sys.stdout.write(f"{found.reading}\n")
 

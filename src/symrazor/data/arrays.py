@@ -17,6 +17,7 @@ LIMIT = 4 << 30
 
 Array = np.ndarray[Any, np.dtype[Any]]
 _NUMBERS = "biuf"
+_TEXT = "US"
 _ERRORS = (ValueError, EOFError, OSError, zipfile.BadZipFile, zlib.error, MemoryError)
 _HEADERS = {
     (1, 0): np.lib.format.read_array_header_1_0,
@@ -91,7 +92,7 @@ def _array(file: IO[bytes], size: int, path: Path, name: str) -> Array:
     if version not in _HEADERS:
         raise ValueError(f"version {version} of the format")
     shape, fortran, dtype = _HEADERS[version](file)
-    if dtype.kind not in f"{_NUMBERS}U":
+    if dtype.kind not in _NUMBERS + _TEXT:
         raise ValueError(f"{name} of type {dtype}")
     if any(part < 0 for part in shape):
         raise ValueError(f"{name} of shape {list(shape)}")
@@ -110,6 +111,8 @@ def _array(file: IO[bytes], size: int, path: Path, name: str) -> Array:
 
 def as_labels(values: Array, source: str | Path) -> tuple[Tensor, tuple[str, ...]]:
     """Labels as a tensor, and their names: text becomes classes in alphabetical order."""
+    if values.dtype.kind == "S":
+        values = np.char.decode(values, "utf-8")
     if values.dtype.kind == "U":
         names, index = np.unique(values, return_inverse=True)
         return torch.from_numpy(index.reshape(values.shape).astype(np.int64)), tuple(names.tolist())
@@ -119,11 +122,26 @@ def as_labels(values: Array, source: str | Path) -> tuple[Tensor, tuple[str, ...
     return torch.from_numpy(values.astype(kind)), ()
 
 
+def as_both_labels(
+    values: Array, test: Array, source: str | Path
+) -> tuple[Tensor, Tensor, tuple[str, ...]]:
+    """Labels of training and of test data, numbered together where they are text."""
+    if values.dtype.kind not in _TEXT and test.dtype.kind not in _TEXT:
+        y, names = as_labels(values, source)
+        return y, as_labels(test, source)[0], names
+    if (values.dtype.kind in _TEXT) != (test.dtype.kind in _TEXT):
+        got = f"{values.dtype} and {test.dtype}"
+        raise refusal(f"labels of one type in {source}", got, "convert those of the test data")
+    both, names = as_labels(np.concatenate([values.reshape(-1), test.reshape(-1)]), source)
+    return both[: values.size], both[values.size :], names
+
+
 def as_inputs(values: Array, source: str | Path) -> Tensor:
     """Inputs as a tensor: bytes stay bytes, all other numbers become float32."""
     if values.dtype.kind not in _NUMBERS:
         raise refusal(f"numbers as x in {source}", str(values.dtype), "convert them to numbers")
-    return torch.from_numpy(values if values.dtype == np.uint8 else values.astype(np.float32))
+    with np.errstate(over="ignore"):  # what float32 cannot hold is infinite, and refused as that
+        return torch.from_numpy(values if values.dtype == np.uint8 else values.astype(np.float32))
 
 
 def read_npz(path: str | Path) -> Tensors:

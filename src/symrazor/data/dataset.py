@@ -17,6 +17,8 @@ TASKS: tuple[Task, ...] = get_args(Task)
 LEAST = 20
 """Fewer samples than this say nothing about a structure."""
 MOST_CLASSES = 1000
+FEW_CLASSES = 50
+"""Whole numbers that are not of an integer type are classes if there are at most so many."""
 SHAPES: dict[str, str] = {
     "image": "[n, channels, height, width]",
     "volume": "[n, channels, depth, height, width]",
@@ -74,17 +76,25 @@ class Dataset:
     def describe(self) -> str:
         """One line: how many, of what kind and shape, and what is asked of them."""
         size = " x ".join(str(part) for part in self.x.shape[1:])
-        plural = {"series": "series"}.get(self.kind, f"{self.kind}s").replace("ys", "ies")
-        text = f"{len(self.x):,} {plural} of {size}"
+        text = f"{len(self.x):,} {plural(self.kind)} of {size}"
         if self.y is None:
             return text
         if self.task == "classification":
             return f"{text}, {self.outputs} classes"
         return f"{text}, {self.outputs} target{'s' if self.outputs > 1 else ''} (regression)"
 
+    def __repr__(self) -> str:
+        """What they are, not all numbers."""
+        return f"Dataset({self.source}: {self.describe()})"
+
     def part(self, index: Tensor) -> "Dataset":
         """The samples of an index."""
         return replace(self, x=self.x[index], y=None if self.y is None else self.y[index])
+
+
+def plural(kind: str) -> str:
+    """Several of a kind, in words."""
+    return {"series": "series", "trajectory": "trajectories"}.get(kind, f"{kind}s")
 
 
 def dataset(
@@ -111,7 +121,8 @@ def dataset(
     | [n, d, h, w] with more than 4 slices, all sizes from 8 on | volume of one channel |
     | [n, c, d, h, w] | volume |
 
-    Labels are classes if they are whole numbers, regression targets otherwise.
+    Labels are classes if they are integers, or floats that are whole numbers from 0 to 49;
+    regression targets otherwise.
 
     Args:
         x: numbers; bytes are divided by 255 unless they are vectors.
@@ -138,22 +149,36 @@ def dataset(
     if len(y) < LEAST:
         what = f"at least {LEAST} samples in {source}"
         raise refusal(what, f"{len(y)}", "collect more: fewer say nothing about a structure")
+    if bool((values == values[:1]).all()):
+        raise refusal(f"inputs that differ in {source}", "the same for all samples", "check x")
     asked = _task(y) if task is None else _known(task, TASKS, "task")
+    tested = None if test is None else _held(test[0], values, found, source)
     if asked == "regression":
+        if names and not y.is_floating_point():
+            got = f"the classes {', '.join(list(names)[:3])}, ..."
+            raise refusal(f"numbers as targets in {source}", got, "--task classification")
         targets = y.reshape(len(y), -1).float()
         check_batch(values, targets, source)
         if bool((targets.std(0) == 0).any()):
             raise refusal(f"targets that vary in {source}", "a constant", "check the label column")
-        held = None if test is None else (shaped(test[0], found, source), _columns(test[1]))
+        held = None if test is None or tested is None else (tested, _columns(test[1]))
         return Dataset(values, targets, found, asked, tuple(names), None, held, source)
     check_batch(values, y, source)
     labels, names, held_labels = _classes(
         y, tuple(names), None if test is None else test[1], source
     )
-    held = None
-    if test is not None and held_labels is not None:
-        held = (shaped(test[0], found, source), held_labels)
+    held = None if tested is None or held_labels is None else (tested, held_labels)
     return Dataset(values, labels, found, asked, names, None, held, source)
+
+
+def _held(x: Tensor, train: Tensor, kind: Kind, source: str) -> Tensor:
+    """Test inputs, like those for training."""
+    found = shaped(x, kind, f"the test data of {source}")
+    if found.shape[1:] != train.shape[1:]:
+        what = f"test data of shape {list(train.shape[1:])} in {source}"
+        raise refusal(what, f"{list(found.shape[1:])}", "convert them as the training data were")
+    check_batch(found, torch.zeros(len(found)), f"the test data of {source}")
+    return found
 
 
 def _check_states(x: Tensor, times: Tensor | None, source: str) -> None:
@@ -247,7 +272,10 @@ def _task(y: Tensor) -> Task:
     """Whole numbers are classes; so are floats that are few whole numbers from 0 on."""
     if y.ndim > 1 and y.shape[1:].numel() > 1:
         return "regression"
-    return "regression" if y.is_floating_point() else "classification"
+    if not y.is_floating_point():
+        return "classification"
+    few = bool(((y == y.round()) & (y >= 0) & (y < FEW_CLASSES)).all())
+    return "classification" if few else "regression"
 
 
 def _classes(
@@ -272,7 +300,8 @@ def _classes(
     place = torch.searchsorted(values, test.reshape(-1).long()).clamp(max=len(values) - 1)
     unknown = values[place] != test.reshape(-1).long()
     if bool(unknown.any()):
-        got = f"{int(test.reshape(-1)[unknown][0])}"
+        value = int(test.reshape(-1)[unknown][0])
+        got = names[value] if 0 <= value < len(names) else f"{value}"
         what = f"only classes of the training data in the test data of {source}"
         raise refusal(what, f"the class {got}", "check both files of labels")
     return labels, named, place

@@ -2,7 +2,7 @@
 
 | path | read as |
 |---|---|
-| FILE.npz | x and y; optional x_test, y_test, kind, names; or states and times of trajectories |
+| FILE.npz | x and y (or x_train, ...); optional x_test, y_test, kind, names; or states and times |
 | FILE.npy, or a folder with x.npy and y.npy | x; the labels are in the file with y for x |
 | FILE.csv | see `symrazor.data.table` |
 | an IDX file of images, or a folder of them | MNIST's files; labels lie beside the images |
@@ -11,7 +11,7 @@
 | a folder that `datasets` saved | Hugging Face data sets, where that package is installed |
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,13 +19,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from symrazor.data.arrays import as_inputs, as_labels, read_archive, read_npy
+from symrazor.data.arrays import as_both_labels, as_inputs, as_labels, read_archive, read_npy
 from symrazor.data.batches import Tensors, refusal
-from symrazor.data.dataset import KINDS, Dataset, Kind, Task, dataset
+from symrazor.data.dataset import KINDS, Dataset, Kind, Task, dataset, plural
 from symrazor.data.files import read_cifar, read_idx
 from symrazor.data.hub import is_hub_folder, read_hub
 from symrazor.data.pictures import SUFFIXES, class_folders, read_files, read_images
 from symrazor.data.table import read_csv
+
+TABLES = (".csv", ".tsv")
+_SPELLINGS = {
+    **{"X": "x", "x_train": "x", "X_train": "x", "X_test": "x_test"},
+    **{"Y": "y", "y_train": "y", "Y_train": "y", "Y_test": "y_test"},
+}
+"""Other names of arrays in an .npz file."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +85,35 @@ def read(
     )
 
 
+def read_inputs(path: str | Path, kind: Kind, shape: Sequence[int]) -> Tensor:
+    """Inputs alone, to predict. A CSV file may have labels too, where `discover` looks for them.
+
+    Args:
+        path: as for `read`.
+        kind: what they are.
+        shape: of one of them.
+
+    Raises:
+        ValueError: inputs of another shape, and what `read` raises.
+    """
+    path = Path(path)
+    table = path.is_file() and path.suffix.lower() in TABLES
+    found: Tensor | None = None
+    try:
+        found = read(path, kind, labelled=False).x
+    except ValueError:
+        if not table:
+            raise
+    if table and (found is None or list(found.shape[1:]) != list(shape)):
+        found = dataset(_csv(path, labelled=True).x, kind=kind, source=str(path)).x
+    assert found is not None
+    if list(found.shape[1:]) != list(shape):
+        what = f"{plural(kind)} of shape {list(shape)} in {path}"
+        got = f"{list(found.shape[1:])}"
+        raise refusal(what, got, "convert them as the training data were")
+    return found
+
+
 def _check_trajectories(x: Tensor, path: Path) -> None:
     """Data without labels have to be trajectories [n, time, an even number of coordinates]."""
     if x.ndim != 3 or x.shape[2] % 2 or x.shape[1] <= x.shape[2]:
@@ -89,9 +125,8 @@ def _file(path: Path, labelled: bool) -> Raw:
     readers: dict[str, Callable[[Path], Raw]] = {
         ".npz": _npz,
         ".npy": _npy,
-        ".csv": lambda p: _csv(p, labelled),
-        ".tsv": lambda p: _csv(p, labelled),
         ".bin": _cifar,
+        **dict.fromkeys(TABLES, lambda p: _csv(p, labelled)),
     }
     if path.suffix.lower() in readers:
         return readers[path.suffix.lower()](path)
@@ -138,7 +173,10 @@ def _folder(path: Path, labelled: bool) -> Raw:
 
 def _npz(path: Path) -> Raw:
     others = ("x", "y", "x_test", "y_test", "t", "kind", "names", "states", "times")
-    found = read_archive(path, (), others)
+    found = read_archive(path, (), (*others, *_SPELLINGS))
+    for other, usual in _SPELLINGS.items():
+        if other in found:
+            found.setdefault(usual, found[other])
     if "states" in found and "x" not in found:
         found |= {"x": found["states"], "kind": np.array("trajectory")}
     if "times" in found:
@@ -146,7 +184,17 @@ def _npz(path: Path) -> Raw:
     if "x" not in found:
         read_archive(path, ("x",))  # refuses, and says what is there
     x = as_inputs(found["x"], path)
-    y, names = as_labels(found["y"], path) if "y" in found else (None, ())
+    test: Tensors | None = None
+    y: Tensor | None = None
+    names: tuple[str, ...] = ()
+    if "y" in found and ("x_test" in found) != ("y_test" in found):
+        got = "one of them"
+        raise refusal(f"both x_test and y_test in {path}, or neither", got, "add or drop one")
+    if "y" in found and "x_test" in found:
+        y, tested, names = as_both_labels(found["y"], found["y_test"], path)
+        test = as_inputs(found["x_test"], path), tested
+    elif "y" in found:
+        y, names = as_labels(found["y"], path)
     if "names" in found:
         names = tuple(str(name) for name in found["names"].reshape(-1))
     kind = None
@@ -155,9 +203,6 @@ def _npz(path: Path) -> Raw:
         if kind is None:
             raise refusal(f"a kind among {KINDS} in {path}", str(found["kind"]), "save another")
     times = as_inputs(found["t"], path) if "t" in found else None
-    test = None
-    if "x_test" in found and "y_test" in found:
-        test = as_inputs(found["x_test"], path), as_labels(found["y_test"], path)[0]
     return Raw(x, y, names, kind, times, test)
 
 

@@ -25,12 +25,11 @@ import torch
 from torch import Tensor
 
 from symrazor.data.batches import refusal
-from symrazor.data.dataset import Kind
+from symrazor.data.dataset import FEW_CLASSES, Kind
 
 LABELS = ("y", "label", "labels", "class", "target")
 IDS: dict[str, Kind] = {"series": "series", "set": "set", "trajectory": "trajectory"}
 TIMES = ("time", "t")
-FEW_CLASSES = 50
 LARGEST = 200_000_000
 """Bytes of a CSV file: text takes ten times its size while it is read."""
 Numbers = np.ndarray[Any, np.dtype[np.float32]]
@@ -92,7 +91,7 @@ def _rows(path: Path) -> tuple[list[str], list[list[str]]]:
             mark = max(counts, key=lambda key: counts[key])
             rows = [row for row in csv.reader(file, delimiter=mark) if row]
     except (UnicodeDecodeError, csv.Error) as error:
-        raise refusal("a CSV file in UTF-8", f"{path}: {error}", "check the path") from error
+        raise refusal("a CSV file in UTF-8", f"{path}: {error}", "save it as UTF-8") from error
     if len(rows) < 2:
         raise refusal("a CSV file with rows", f"{path} with {len(rows)}", "check the path")
     width = len(rows[0])
@@ -120,7 +119,8 @@ def _is_number(field: str) -> bool:
 def _numbers(columns: dict[str, tuple[str, ...]], path: Path) -> Numbers:
     """Columns as [rows, columns] numbers."""
     if not columns:
-        raise refusal(f"columns of numbers in {path}", "none beside labels", "add the inputs")
+        do = "add the inputs; commas, semicolons or tabs separate columns"
+        raise refusal(f"columns of numbers in {path}", "none beside labels", do)
     found = []
     for name, fields in columns.items():
         try:
@@ -128,7 +128,10 @@ def _numbers(columns: dict[str, tuple[str, ...]], path: Path) -> Numbers:
         except ValueError:
             row, field = next((i, f) for i, f in enumerate(fields, 1) if not _is_number(f or "nan"))
             got = f"{field!r} in column {name!r}, data row {row} of {path}"
-            raise refusal("a number", got, "encode text as numbers, or drop the column") from None
+            do = "encode text as numbers, or drop the column"
+            if _is_number(field.replace(",", ".", 1)):
+                do = "write numbers with a decimal point"
+            raise refusal("a number", got, do) from None
     return np.stack(found, 1)
 
 

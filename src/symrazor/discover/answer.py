@@ -180,10 +180,8 @@ class Answer:
         others = sorted((c for c in self.candidates if c is not own), key=lambda c: c.log_evidence)
         if not others:
             return "There was no time to train another network to compare with."
-        listed = [
-            f"{own.log_evidence - c.log_evidence:+,.0f} nats against {self.family.label(c.name)}"
-            for c in reversed(others)
-        ]
+        gaps = [(round(own.log_evidence - c.log_evidence), c.name) for c in reversed(others)]
+        listed = [f"{gap:+,d} nats against {self.family.label(name)}" for gap, name in gaps]
         return f"Evidence for this structure: {', '.join(listed)}."
 
     def _predicts(self) -> str:

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from symrazor.data import Dataset, Tensors, dataset, read
-from symrazor.data.arrays import as_labels
-from symrazor.data.dataset import Kind, Task
+from symrazor.data.arrays import Array, as_both_labels, as_inputs, as_labels
+from symrazor.data.batches import refusal
+from symrazor.data.dataset import Kind, Task, shaped
 from symrazor.discover import digits, invariances, trajectories
 from symrazor.discover.answer import Answer
 from symrazor.discover.asked import Asked, Options, Tell
@@ -157,24 +158,32 @@ def _dataset(x: Any, y: Any, test: Any, kind: Kind | None, task: Task | None) ->
     if isinstance(x, (str, Path)):
         return read(x, kind, task)
     if isinstance(x, Dataset):
-        return x if kind is None else replace(x, kind=kind)
-    labels, names = (None, ()) if y is None else _labels(y)
+        if y is not None or test is not None or task not in (None, x.task):
+            got = "y, test or a task beside it"
+            raise refusal("a Dataset alone", got, "dataset(x, y, task=..., test=...) with these")
+        return x if kind is None else replace(x, x=shaped(x.x, kind, x.source), kind=kind)
+    labels, names = (None, ()) if y is None else as_labels(_array(y), "y")
     held = None
-    if test is not None:
-        held = (_tensor(test[0]), _labels(test[1])[0])
+    if y is not None and test is not None:
+        labels, tested, names = as_both_labels(_array(y), _array(test[1]), "y")
+        held = (_tensor(test[0]), tested)
     return dataset(_tensor(x), labels, kind=kind, task=task, names=names, test=held)
 
 
 def _tensor(values: Any) -> Tensor:
+    """Inputs as a tensor."""
     if isinstance(values, Tensor):
         return values.detach().cpu()
-    return torch.as_tensor(np.ascontiguousarray(values))
+    try:
+        return as_inputs(np.ascontiguousarray(values), "x")
+    except ValueError as error:  # rows of different lengths, or no numbers
+        raise refusal("x as an array of numbers", f"{error}", "numpy.array(x)") from error
 
 
-def _labels(values: Any) -> tuple[Tensor, tuple[str, ...]]:
+def _array(values: Any) -> Array:
+    """Labels as an array of numbers or text."""
     if isinstance(values, Tensor):
-        return values.detach().cpu(), ()
+        values = values.detach().cpu()
+        return np.asarray(values.float() if values.dtype == torch.bfloat16 else values)
     array = np.asarray(values)
-    if array.dtype.kind == "O":
-        array = array.astype(str)
-    return as_labels(array, "y")
+    return array.astype(str) if array.dtype.kind == "O" else array

@@ -50,9 +50,25 @@ class Options:
             raise ValueError(f"expected minutes above 0, got {self.minutes}; do --minutes 2")
         if self.epochs is not None and self.epochs < 1:
             raise ValueError(f"expected epochs of at least 1, got {self.epochs}; do --epochs 50")
-
+        if not -(2**63) <= self.seed < 2**63:
+            raise ValueError(f"expected a seed of 64 bits, got {self.seed}; do --seed 0")
+        if self.device != "auto":
+            self._check_device()
         if not 0 <= self.held_out < 1:
             raise ValueError(f"expected held_out as a fraction in [0, 1), got {self.held_out}")
+
+    def _check_device(self) -> None:
+        try:
+            kind = torch.device(self.device).type
+        except RuntimeError:
+            raise ValueError(
+                f"expected a device: auto, cpu or cuda, got {self.device!r}; do --device auto"
+            ) from None
+        if kind == "cuda" and not torch.cuda.is_available():
+            raise ValueError(
+                f"expected a device that is there, got {self.device!r} without CUDA; "
+                "do --device auto"
+            )
 
     def change(self, **changes: Any) -> "Options":
         """A copy with some fields replaced.

@@ -37,12 +37,14 @@ or without it:
 
     import torch
     network = torch.export.load("{network}").module()
-    outputs = network(x)    # x: float32 [n, {shape}]; outputs: {outputs}
+    outputs = network(x)    # x: float32 [n, {shape}]{scale}; outputs: {outputs}
 
 The verdict:
 
 {verdict}
 """
+
+_BYTES = ", bytes divided by 255"
 
 _DYNAMICS = """What is in this folder, and how to use it.
 
@@ -121,6 +123,7 @@ def _readme(discovery: Discovery, folder: Path, several: bool) -> str:
         folder=folder,
         network=folder / name,
         shape=", ".join(map(str, one.data.x.shape[1:])),
+        scale=_BYTES if one.data.kind in ("image", "volume", "series") else "",
         outputs="logits of the classes " + ", ".join(one.data.names[:12])
         if classifies
         else "the targets",

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from symrazor.data import Dataset
+from symrazor.data.dataset import plural
 from symrazor.discover.structures import Family, Structure
 from symrazor.relaxing.relax import GROUPS, relax
 
@@ -97,7 +98,7 @@ def candidates(data: Dataset, groups: Sequence[str] | None = None) -> Family:
     shape = tuple(data.x.shape[1:])
     if math.prod(shape[1:]) < 4:
         raise ValueError(
-            f"expected {data.kind}s with at least 4 positions, got {list(shape[1:])} in "
+            f"expected {plural(data.kind)} with at least 4 positions, got {list(shape[1:])} in "
             f"{data.source}; do --kind vector"
         )
     return family(shape, data.outputs, data.kind, groups or GROUPS)

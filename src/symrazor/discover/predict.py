@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from symrazor.data import read
+from symrazor.data.sources import read_inputs
 from symrazor.discover.fit_runs import as_trained, is_fit_run
 from symrazor.discover.folder import load_network, question_of, read_document
 from symrazor.files import write_atomically
@@ -56,14 +56,8 @@ def predict(run: Path, data: Path, question: str | None = None) -> Predictions:
     document = read_document(run)
     classes = tuple(question_of(document, question).get("classes") or ())
     network = load_network(run, question)
-    found = read(data, kind=document["kind"], labelled=False)
-    shape = list(document["data"]["shape"])
-    if list(found.x.shape[1:]) != shape:
-        raise ValueError(
-            f"expected {document['kind']}s of shape {shape} as in {run}, got "
-            f"{list(found.x.shape[1:])} in {data}; do: convert them as the training data were"
-        )
-    x = as_trained(run, found.x) if is_fit_run(run) else found.x
+    found = read_inputs(data, document["kind"], document["data"]["shape"])
+    x = as_trained(run, found) if is_fit_run(run) else found
     f = torch.cat([network(part) for part in x.split(BATCH)])
     return Predictions(f.softmax(-1) if classes else f, classes)
 

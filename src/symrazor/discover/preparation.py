@@ -63,7 +63,8 @@ class _Attached(nn.Module):
         shape = (-1, *[1] * (dims - 2))
         self.points = preparation.points
         self.network = network
-        self.real = bool((preparation.target_scale != 1).any())
+        scaled = bool((preparation.target_scale != 1).any())
+        self.real = scaled or bool((preparation.target_mean != 0).any())
         self.register_buffer("mean", preparation.mean.reshape(shape).clone())
         self.register_buffer("scale", preparation.scale.reshape(shape).clone())
         if self.real:

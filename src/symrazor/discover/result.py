@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from symrazor.data import Dataset
+from symrazor.data.dataset import plural, shaped
 from symrazor.discover.answer import Answer, Candidate
 from symrazor.discover.preparation import Preparation
 from symrazor.layers.relaxed import spatial_layers
@@ -118,18 +119,22 @@ class Discovery:
 
         Args:
             x: tensor or array in the shape of the training data.
+
+        Raises:
+            ValueError: another shape.
         """
-        values = torch.as_tensor(x)
-        if values.dtype == torch.uint8 and self._first.data.kind in ("image", "volume", "series"):
-            values = values / 255
+        data = self._first.data
+        values = shaped(torch.as_tensor(x), data.kind, "x")
         network = self.network()
-        shape = self._first.data.x.shape[1:]
-        if values.shape[1:] != shape:
-            values = values.reshape(len(values), *shape)
+        if values.shape[1:] != data.x.shape[1:]:
+            raise ValueError(
+                f"expected {plural(data.kind)} of shape {list(data.x.shape[1:])}, got "
+                f"{list(values.shape[1:])}; do: convert them as the training data were"
+            )
         place = next(network.parameters()).device
         parts = [network(part.float().to(place)) for part in values.split(500)]
         f = torch.cat(parts).cpu()
-        return f.softmax(-1) if self._first.data.task == "classification" else f
+        return f.softmax(-1) if data.task == "classification" else f
 
     def to_dict(self) -> dict[str, Any]:
         """The document: all numbers of the discovery, ready for JSON (docs/discover.md)."""
@@ -149,6 +154,11 @@ class Discovery:
         from symrazor.discover.folder import save
 
         return save(self, Path(folder))
+
+    def __repr__(self) -> str:
+        """What was asked, and the winner; not all numbers."""
+        asked = [f"{one.answer.name}: {one.answer.choice.name}" for one in self.found]
+        return f"Discovery({', '.join(asked) or self.verdict})"
 
     def __str__(self) -> str:
         """The verdict."""
