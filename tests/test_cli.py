@@ -179,3 +179,12 @@ def test_a_reader_who_has_seen_enough_is_no_error() -> None:
     process.wait(timeout=60)
     process.stderr.close()
     assert said == b""
+
+
+def test_fit_says_all_as_json_and_nothing_else(tmp_path: Path) -> None:
+    file = tmp_path / "fit.json"
+    options = ["--fit.epochs", "1", "--out", str(tmp_path / "run"), "--json", str(file), "--quiet"]
+    done = _run("fit", *options)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    question = json.loads(file.read_text())["questions"][0]
+    assert question["verdict"] == question["candidates"][0]["reading"]["verdict"]

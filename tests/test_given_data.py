@@ -145,6 +145,18 @@ def test_predictions_take_data_as_they_came(pictures: tuple[np.ndarray, sr.Disco
     assert repr(found) == f"Discovery(x and y: {found.chosen.name})"
 
 
+def test_the_document_names_layers_and_networks_as_the_verdict_does(
+    pictures: tuple[np.ndarray, sr.Discovery],
+) -> None:
+    found = pictures[1].to_dict()
+    question = found["questions"][0]
+    relaxed = next(c for c in question["candidates"] if c["name"] == question["network"])
+    assert [layer["number"] for layer in relaxed["reading"]["layers"]] == [1, 2, 3]
+    assert question["calibration"]["network"] == question["chosen"]
+    assert "x: float32 [n, 3, 8, 9], bytes divided by 255" in found["load"]
+    compile(found["load"], "load", "exec")
+
+
 def test_targets_of_variance_one_keep_their_mean() -> None:
     y = 100.0 + 2 * (np.arange(N) % 2)
     found = sr.discover(X, y, task="regression", epochs=1, held_out=0)

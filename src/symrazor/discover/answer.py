@@ -141,8 +141,10 @@ class Answer:
         near = [self.family.label(c.name) for c in self.inseparable]
         best_label = self.family.label(best.name)
         less = best.name == self.family.simplest and bool(self.symmetric)
-        parts = [*self._learned(), self._against()]
-        if best is not own and separated(own, best) and not less:
+        led = best is not own and separated(own, best) and not less
+        named = self.family.label(own.name) if led else "this structure"
+        parts = [*self._learned(), self._against(named)]
+        if led:
             take = ", so take that" if self.choice is best else ""
             lead = f"{_upper(best_label)} has the highest evidence{take}; "
             lead += f"{self.family.label(own.name)} says: {parts[0]}"
@@ -175,14 +177,14 @@ class Answer:
             found.append(f"Another order of the points changes the outputs by {changed}.")
         return found
 
-    def _against(self) -> str:
+    def _against(self, named: str) -> str:
         own = self.subject
         others = sorted((c for c in self.candidates if c is not own), key=lambda c: c.log_evidence)
         if not others:
             return "There was no time to train another network to compare with."
         gaps = [(round(own.log_evidence - c.log_evidence), c.name) for c in reversed(others)]
         listed = [f"{gap:+,d} nats against {self.family.label(name)}" for gap, name in gaps]
-        return f"Evidence for this structure: {', '.join(listed)}."
+        return f"Evidence for {named}: {', '.join(listed)}."
 
     def _predicts(self) -> str:
         """Why another network is used than the one with the highest evidence."""

@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from symrazor.collapsing.export import SUFFIXES, Format, save_network
+from symrazor.discover.document import BYTES
 from symrazor.discover.fit_runs import fit_document, fit_network, is_fit_run
 from symrazor.discover.result import Discovery, Found
 from symrazor.files import write_atomically
@@ -43,8 +44,6 @@ The verdict:
 
 {verdict}
 """
-
-_BYTES = ", bytes divided by 255"
 
 _DYNAMICS = """What is in this folder, and how to use it.
 
@@ -72,8 +71,8 @@ def save(discovery: Discovery, folder: Path) -> Path:
     write_json(folder / DOCUMENT, document)
     if discovery.found:
         evidence_figure([one.answer for one in discovery.found], folder / PICTURE)
-    write_page(document, folder / PAGE)
     several = len(discovery.found) > 1
+    write_page(document, folder / PAGE)
     for one in discovery.found:
         inner = folder / one.answer.name if several else folder
         inner.mkdir(exist_ok=True)
@@ -123,7 +122,7 @@ def _readme(discovery: Discovery, folder: Path, several: bool) -> str:
         folder=folder,
         network=folder / name,
         shape=", ".join(map(str, one.data.x.shape[1:])),
-        scale=_BYTES if one.data.kind in ("image", "volume", "series") else "",
+        scale=BYTES if one.data.kind in ("image", "volume", "series") else "",
         outputs="logits of the classes " + ", ".join(one.data.names[:12])
         if classifies
         else "the targets",

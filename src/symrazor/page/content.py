@@ -27,6 +27,10 @@ _READING = (
     "invariances",
     "conserved",
 )
+_QUESTION = (
+    *("name", "question", "verdict", "margin", "network", "chosen"),
+    *("calibration", "anchors", "collapse", "costs"),
+)
 _HIDDEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ufeff]")
 _BY_NAME = ("precisions", "effective_parameters")
 _SCALARS = ("nll", "log_evidence", "log_likelihood", "complexity", "per_datum", "test_accuracy")
@@ -97,8 +101,7 @@ def content(document: Mapping[str, Any], detail: Detail) -> Content:
 def _question(question: Mapping[str, Any], number: int, detail: Detail) -> Content:
     if not question.get("candidates"):
         raise ValueError(f"expected question {number} with candidates, got none")
-    keys = ("name", "question", "verdict", "margin", "calibration", "anchors", "collapse", "costs")
-    found = {key: clean(question[key]) for key in keys if question.get(key) is not None}
+    found = {key: clean(question[key]) for key in _QUESTION if question.get(key) is not None}
     found.setdefault("question", found.get("name", f"Question {number}"))
     candidates = [_candidate(part, detail) for part in question["candidates"]]
     found.setdefault("verdict", candidates[0]["reading"].get("verdict", ""))

@@ -21,17 +21,28 @@ const complexity = e =>
   known(e.log_likelihood) && known(e.log_evidence) ? e.log_likelihood - e.log_evidence : null;
 const place = (layer, i) =>
   layer.relaxed ? (layer.name ? layer.name + "." : "") + "paths." + i : layer.name;
-const layerName = layer => (layer.name === "" ? "network" : layer.name);
+const layerName = layer => (layer.number ? `${layer.number}` : layer.name === "" ? "network" : layer.name);
+const moduleOf = layer => (layer.number ? `${layer.number} (${layer.name})` : layerName(layer));
+// Filters and costs are of one network; its layers are called what the verdict calls them.
+const numbered = (question, name) => {
+  const shown = question.candidates.find(c => c.name === question.network) || question.candidates[0];
+  const layer = (shown.reading.layers || []).find(one => one.name === name);
+  return layer ? layerName(layer) : name || "network";
+};
+const ofNetwork = question =>
+  question.network && question.candidates.length > 1 ? `Of the network “${question.network}”. ` : "";
 const kindOfPath = (path, layer) =>
   path.group ? path.group + "-equivariant" : layer.relaxed ? "free: may use position" : "fixed layer";
 
 function facts(question, chosen) {
   const reading = chosen.reading,
-    test = reading.test || {},
+    used = question.final || question.candidates.find(c => c.name === question.chosen) || chosen,
+    test = used.reading.test || {},
     e = reading.evidence || {},
     layers = reading.layers || [];
   const others = question.candidates.length > 1,
-    of = others ? `, ${chosen.name}` : "";
+    of = others ? `, ${chosen.name}` : "",
+    tested = others ? `, ${used.name}` : "";
   const rows = [
     others &&
       known(question.margin) && [
@@ -40,18 +51,18 @@ function facts(question, chosen) {
         "between the best and the second",
       ],
     known(test.accuracy) && [
-      `Test accuracy${of}`,
+      `Test accuracy${tested}`,
       percentExact(test.accuracy),
       known(test.ece) ? `calibration error ${number(test.ece, 2)}` : null,
     ],
-    known(test.mse) && [`Test error${of}`, number(test.mse), "mean square"],
+    known(test.mse) && [`Test error${tested}`, number(test.mse), "mean square"],
     known(e.log_evidence) && [
       `Log evidence${of}`,
       number(e.log_evidence),
       known(e.per_datum) ? `${number(e.per_datum)} per datum` : null,
     ],
     layers.length > 0 && [
-      "Parameters the data determine",
+      `Parameters the data determine${of}`,
       amount(sum(layers.map(effective))),
       `of ${number(sum(layers.map(parameters)))}`,
     ],
@@ -251,7 +262,7 @@ const worst = layer => {
 function describe(layer) {
   const errors = Object.entries(layer.equivariance_error || {});
   return [
-    h("h4", {}, "Layer ", layerName(layer)),
+    h("h4", {}, "Layer ", layerName(layer), layer.number && h("small", {}, ` module ${layer.name}`)),
     errors.map(([group, value]) => h("p", {}, `${group} error `, h("b", {}, percent(value) || "not finite"))),
     layer.paths.map(path => {
       const values = Object.entries(path.precision || {}),

@@ -137,7 +137,7 @@ function numbers() {
         const precisions = Object.values(path.precision || {}).filter(known);
         return {
           ...row,
-          layer: layerName(layer),
+          layer: moduleOf(layer),
           path: path.path,
           group: path.group,
           share: path.share,

@@ -1,8 +1,9 @@
 // A question: filters, examples, calibration, costs.
 
-const pathName = name => {
+const pathName = (question, name) => {
   const found = /^(.*?)\.?paths\.(\d+)$/.exec(name);
-  return found ? `Layer ${found[1]}, path ${Number(found[2]) + 1}` : `Layer ${name}`;
+  const layer = numbered(question, found ? found[1] : name);
+  return found ? `Layer ${layer}, path ${Number(found[2]) + 1}` : `Layer ${layer}`;
 };
 const image = (source, text) => h("img", { src: source, alt: text });
 function filters(question) {
@@ -17,6 +18,7 @@ function filters(question) {
       h(
         "p",
         { class: "note" },
+        ofNetwork(question),
         "Positive weights in green, negative in red; strength is the opacity, by layer.",
       ),
     h(
@@ -26,11 +28,11 @@ function filters(question) {
         h(
           "div",
           {},
-          h("h4", {}, pathName(name)),
+          h("h4", {}, pathName(question, name)),
           h(
             "ul",
             { class: "images filters" },
-            all.map((source, i) => h("li", {}, image(source, `filter ${i + 1} of ${pathName(name)}`))),
+            all.map((source, i) => h("li", {}, image(source, `filter ${i + 1} of ${pathName(question, name)}`))),
           ),
         ),
       ),
@@ -170,7 +172,7 @@ function calibration(question) {
   return [
     h("h3", {}, "Calibration"),
     beside(
-      `How sure the network is, and how often it is right, over ${number(total)} ${c.on || "data"}. ` +
+      `How sure the network${c.network ? ` “${c.network}”` : ""} is, and how often it is right, over ${number(total)} ${c.on || "data"}. ` +
         "On the dashed line it knows what it knows; larger dots stand for more data.",
       draw,
     ),
@@ -221,12 +223,13 @@ function cost(question) {
     const fates = (c.layers || []).flatMap(layer =>
       layer.paths
         .filter(path => path.fate === "dropped")
-        .map(path => `${path.path} of layer ${layer.name || "network"}`),
+        .map(path => `${path.path} of layer ${numbered(question, layer.name)}`),
     );
     found.push(
       h(
         "p",
         { class: "note" },
+        ofNetwork(question),
         fates.length
           ? `Collapsed to a plain network, without ${fates.join(", ")}.`
           : "Collapsed to a plain network: no path was dropped.",
@@ -265,7 +268,7 @@ function cost(question) {
             {},
             layers.map(one =>
               row(
-                `${one.layer || "network"} ${one.type || ""}`,
+                `${numbered(question, one.layer)} ${one.type || ""}`,
                 after
                   ? [
                       number(one.parameters),
