@@ -116,6 +116,15 @@ def test_help_and_version() -> None:
     assert _run("version").stdout.strip() == sr.__version__
 
 
+@pytest.mark.parametrize("quiet", [True, False])
+def test_an_experiment_prints_its_table_unless_asked_not_to(quiet: bool) -> None:
+    flags = ["--quiet"] if quiet else []
+    done = _run("experiment", *flags, "ella-table1", "--small", "--rows")
+    assert done.returncode == 0
+    assert done.stdout.startswith("" if quiet else "| row |")
+    assert bool(done.stdout) != quiet
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -188,6 +188,12 @@ _Experiment: Any = Union[  # noqa: UP007  (of a tuple)
 ]
 
 
-def experiment(result: _Experiment) -> None:
-    """Make a table or a figure of a paper, with its numbers beside ours."""
-    sys.stdout.write(f"{result}\n")
+def experiment(result: _Experiment, quiet: bool = False) -> None:
+    """Make a table or a figure of a paper, with its numbers beside ours.
+
+    Args:
+        result: the experiment.
+        quiet: do not print the table; give a JSON file then.
+    """
+    if not quiet:
+        sys.stdout.write(f"{result}\n")
