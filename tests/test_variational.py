@@ -10,26 +10,13 @@ from torch import Tensor, nn
 import symrazor as sr
 from symrazor.evidence import exact_evidence, linear_gaussian_bound
 from symrazor.variational import Diagonal, Full, LowRank, MatrixNormal, Point, collapsed_kl, kl
-
-F64 = torch.float64
-
-
-def _mlp(hidden: int = 3) -> nn.Sequential:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(2, hidden), nn.Tanh(), nn.Linear(hidden, 2)).double()
-
-
-def _data(n: int = 6) -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(1)
-    x = torch.randn(n, 2, generator=generator, dtype=F64)
-    return x, torch.arange(n) % 2
-
+from variational_case import F64, data, mlp
 
 # ------------------------------------------------------------------------- which posterior is whose
 
 
 def test_any_mix_of_posteriors_over_layers() -> None:
-    model = _mlp()
+    model = mlp()
     ready = LowRank((2, 3), rank=1, scale=0.3, dtype=F64)
     kinds = {"0.weight": "full", "0.bias": Diagonal, "2.weight": ready, "*": "point"}
     vi = sr.Variational(model, "categorical", 6, posterior=kinds)
@@ -39,7 +26,7 @@ def test_any_mix_of_posteriors_over_layers() -> None:
     for name, parameter in model.named_parameters():
         assert vi.posteriors[name].mean is parameter  # the model is the mean
     assert len({id(p) for p in vi.parameters()}) == len(list(vi.parameters()))
-    plain = sr.Variational(_mlp(), "categorical", 6)
+    plain = sr.Variational(mlp(), "categorical", 6)
     assert isinstance(plain.posteriors["0.weight"], MatrixNormal)
     assert isinstance(plain.posteriors["0.bias"], Diagonal)
     spread = plain.posteriors["2.weight"].variance().mean().sqrt()
@@ -48,8 +35,8 @@ def test_any_mix_of_posteriors_over_layers() -> None:
 
 
 def test_point_estimates_pay_nothing_and_do_not_vary() -> None:
-    x, y = _data()
-    vi = sr.Variational(_mlp(), "categorical", 6, posterior="point")
+    x, y = data()
+    vi = sr.Variational(mlp(), "categorical", 6, posterior="point")
     f = vi.outputs(x, 3)
     assert torch.equal(f[0], f[2]) and torch.equal(f[0], vi(x))
     with torch.no_grad():
@@ -79,12 +66,12 @@ def test_point_estimates_pay_nothing_and_do_not_vary() -> None:
 )
 def test_bad_options_are_refused(options: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        sr.Variational(_mlp(), "categorical", 6, **options)
+        sr.Variational(mlp(), "categorical", 6, **options)
 
 
 def test_bad_calls_are_refused() -> None:
-    x, y = _data()
-    vi = sr.Variational(_mlp(), "categorical", 7)
+    x, y = data()
+    vi = sr.Variational(mlp(), "categorical", 7)
     with pytest.raises(ValueError, match="at least 1 draw, got 0"):
         vi.outputs(x, 0)
     with pytest.raises(ValueError, match="expected 7 data from the loader, got 6"):
@@ -92,13 +79,13 @@ def test_bad_calls_are_refused() -> None:
     with pytest.raises(ValueError, match="labels between 0 and 1"):
         vi.bound(x, y + 1)
     with pytest.raises(ValueError, match="n_data of at least 1"):
-        sr.Variational(_mlp(), "categorical", 0)
+        sr.Variational(mlp(), "categorical", 0)
     with pytest.raises(ValueError, match="at least one trainable weight"):
         sr.Variational(nn.ReLU(), "categorical", 6)
     with pytest.raises(ValueError, match="layers with a posterior"):
-        sr.Variational(_mlp(), "categorical", 6).evidence([(x, y)], hidden=[("5", "6")])
+        sr.Variational(mlp(), "categorical", 6).evidence([(x, y)], hidden=[("5", "6")])
     with pytest.raises(ValueError, match="tell hidden units apart"):
-        diagonal = sr.Variational(_mlp(), "categorical", 6, prior_groups="diagonal")
+        diagonal = sr.Variational(mlp(), "categorical", 6, prior_groups="diagonal")
         diagonal.evidence([(x, y)], hidden=[("0", "2")])
 
 
@@ -143,7 +130,7 @@ class _Twice(nn.Module):
     ],
 )
 def test_local_reparameterisation_only_where_it_is_exact(how: str, local: list[str]) -> None:
-    x, _ = _data()
+    x, _ = data()
     model = _Twice(how).train()
     before = {name: value.clone() for name, value in model.state_dict().items()}
     vi = sr.Variational(model, "categorical", 6, scale=0.3)
@@ -158,10 +145,10 @@ def test_local_reparameterisation_only_where_it_is_exact(how: str, local: list[s
 @pytest.mark.parametrize("posterior", ["matrix-normal", "block", "diagonal", "low-rank"])
 def test_local_draws_have_the_distribution_of_drawn_weights(posterior: str) -> None:
     """Mean and variance of every datum's outputs, after a nonlinearity."""
-    x, _ = _data(3)
+    x, _ = data(3)
     moments = []
     for local in (True, False):
-        vi = sr.Variational(_mlp(), "categorical", 6, posterior=posterior, scale=0.4, local=local)
+        vi = sr.Variational(mlp(), "categorical", 6, posterior=posterior, scale=0.4, local=local)
         with torch.no_grad():
             f = vi.outputs(x, 2500)
         assert vi.local == (["0", "2"] if local else [])
@@ -174,7 +161,7 @@ def test_local_draws_have_the_distribution_of_drawn_weights(posterior: str) -> N
 
 def test_antithetic_draws_mirror_every_layer() -> None:
     """A linear network's outputs are linear in its noise: pairs average to the mean exactly."""
-    x, _ = _data()
+    x, _ = data()
     for local in (True, False):
         vi = sr.Variational(nn.Linear(2, 2).double(), "categorical", 6, scale=1.0, local=local)
         f = vi.outputs(x, 5, antithetic=True)
@@ -224,13 +211,13 @@ def test_gradient_in_every_hyperparameter_by_finite_differences() -> None:
     class Scaled(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.scale, self.body = sr.Hyper(torch.tensor(0.8, dtype=F64)), _mlp()
+            self.scale, self.body = sr.Hyper(torch.tensor(0.8, dtype=F64)), mlp()
 
         def forward(self, x: Tensor) -> Tensor:
             out: Tensor = self.body(self.scale.value * x)
             return out
 
-    x, _ = _data()
+    x, _ = data()
     y = torch.randn(6, 2, dtype=F64)
     vi = sr.Variational(Scaled(), sr.Gaussian(0.7), 6, prior_update="gradient", scale=0.5)
     start = vi.generator.get_state()
@@ -271,15 +258,15 @@ def test_collapsed_prior_has_value_and_gradient_of_the_collapsed_divergence() ->
 
 
 def test_prior_groups_share_a_best_variance() -> None:
-    x, y = _data()
+    x, y = data()
     vi = sr.Variational(
-        _mlp(), "categorical", 6, prior_groups={"all": ["*.weight"], "b": ["*.bias"]}
+        mlp(), "categorical", 6, prior_groups={"all": ["*.weight"], "b": ["*.bias"]}
     )
     vi.bound(x, y)
     qs = [vi.posteriors[name] for name in ("0.weight", "2.weight")]
     best = sum(float(q.second_moment().detach()) for q in qs) / sum(q.size for q in qs)
     assert float(vi.prior.precisions["all"]) == pytest.approx(1 / best)
-    each = sr.Variational(_mlp(), "categorical", 6, prior_groups="diagonal")
+    each = sr.Variational(mlp(), "categorical", 6, prior_groups="diagonal")
     now = each.bound(x, y)
     for name, q in each.posteriors.items():
         moments = q.variance() + q.mean.square()

@@ -4,22 +4,10 @@ import math
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import symrazor as sr
-
-F64 = torch.float64
-
-
-def _mlp(hidden: int = 3) -> nn.Sequential:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(2, hidden), nn.Tanh(), nn.Linear(hidden, 2)).double()
-
-
-def _data(n: int = 6) -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(1)
-    x = torch.randn(n, 2, generator=generator, dtype=F64)
-    return x, torch.arange(n) % 2
+from variational_case import F64, data, mlp
 
 
 def test_fit_learns_a_function_and_reads_it() -> None:
@@ -59,13 +47,13 @@ def test_fit_learns_a_function_and_reads_it() -> None:
 
 def test_unknown_options_of_fit_are_named() -> None:
     with pytest.raises(ValueError, match="expected options among .*'epochs'.* got \\['epoch'\\]"):
-        sr.fit_variational(_mlp(), (torch.zeros(4, 2), torch.zeros(4).long()), epoch=3)
+        sr.fit_variational(mlp(), (torch.zeros(4, 2), torch.zeros(4).long()), epoch=3)
 
 
 def test_fit_is_reproducible_and_refuses_what_it_cannot_use() -> None:
-    x, y = _data(12)
+    x, y = data(12)
     runs = [
-        sr.fit_variational(_mlp(), (x, y), epochs=3, batch_size=5, seed=3, progress=False)
+        sr.fit_variational(mlp(), (x, y), epochs=3, batch_size=5, seed=3, progress=False)
         for _ in range(2)
     ]
     assert [r["nll"] for r in runs[0].history] == [r["nll"] for r in runs[1].history]
@@ -77,9 +65,9 @@ def test_fit_is_reproducible_and_refuses_what_it_cannot_use() -> None:
         ({"estimator": "mc"}, "got \\['estimator'\\]"),
     ):
         with pytest.raises(ValueError, match=message):
-            sr.fit_variational(_mlp(), (x, y), **changes)  # type: ignore[arg-type]
+            sr.fit_variational(mlp(), (x, y), **changes)  # type: ignore[arg-type]
     with pytest.raises(FloatingPointError, match="finite gradients"):
-        sr.fit_variational(_mlp(), (x, y), epochs=300, lr=1e30, progress=False)
+        sr.fit_variational(mlp(), (x, y), epochs=300, lr=1e30, progress=False)
 
 
 def test_convolutions_are_drawn_and_moved_between_dtypes() -> None:
