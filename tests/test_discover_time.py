@@ -118,6 +118,18 @@ def test_what_is_predicted_better_wins(
     assert said.count("take that") == (not early)
 
 
+@pytest.mark.parametrize(("spread", "expected"), [(0.1, True), (1.0, False)])
+def test_an_advantage_within_its_error_is_none(
+    fitted: dict[str, sr.Fit], spread: float, expected: bool
+) -> None:
+    """400 data, 10 nats ahead in all; the standard error is 20 times the spread."""
+    known = type("K", (_Known,), {"values": {"relaxed": 0.0, "convolutional": 0.0}})
+    scatter = torch.tensor([spread, -spread], dtype=torch.float64).repeat(200)
+    one = known("relaxed", fitted["relaxed"], unseen=-1 + 0.025 + scatter)
+    other = known("convolutional", fitted["convolutional"], unseen=torch.full_like(scatter, -1))
+    assert better(one, other) is expected
+
+
 def test_a_longer_training_starts_with_the_prior_that_was_learned(
     fitted: dict[str, sr.Fit],
 ) -> None:
