@@ -63,17 +63,18 @@ def test_shares_of_quarter_turns(shares: list[float], turns: tuple[int, ...]) ->
     assert float(model.augment.shares[0]) == max(found)
 
 
-def test_it_is_the_brute_force_maximum() -> None:
+@pytest.mark.parametrize(("n", "classes", "strength"), [(60, 3, 3.0), (120, 40, 2.0)])
+def test_it_is_the_brute_force_maximum(n: int, classes: int, strength: float) -> None:
+    """Of 40 classes with 3 data each the standard pose stays in doubt."""
     generator = torch.Generator().manual_seed(1)
-    n = 60
-    y = torch.arange(n) % 3
+    y = torch.arange(n) % classes
     energies = torch.randn(n, 2, generator=generator, dtype=torch.float64)
-    energies[:, 0] += torch.where(torch.rand(n, generator=generator) < 0.15, -3.0, 3.0)
+    energies[:, 0] += torch.where(torch.rand(n, generator=generator) < 0.15, -strength, strength)
     energies[y == 2] = energies[y == 2].flip(1)  # a class with the other standard pose
 
     def likelihood(p: float) -> float:
         total = 0.0
-        for c in range(3):
+        for c in range(classes):
             sides = []
             for q in (p, 1 - p):
                 mixed = (1 - q) * energies[y == c, 0].exp() + q * energies[y == c, 1].exp()
@@ -83,7 +84,7 @@ def test_it_is_the_brute_force_maximum() -> None:
 
     best = max((i / 1000 for i in range(501)), key=likelihood)
     found = likeliest_shares(energies, y, Flips().products)
-    assert 0.05 < best < 0.3
+    assert 0.01 < best < 0.3
     assert float(found[1]) == pytest.approx(best, abs=2e-3)
 
 
