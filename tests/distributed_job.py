@@ -204,6 +204,7 @@ CASES: dict[str, Callable[[], dict[str, Any]]] = {
     "switched_off": lambda: fits(epochs=10, lr=0.02, burn_in=8, switch_off=True),
     "sgd": lambda: fits("sgd"),
     "sam": lambda: fits("sam", estimator="exact"),
+    "muon": lambda: fits("muon"),
     "tiny_batches": lambda: fits(batch_size=1, epochs=2),
     "own_loop": own_loop,
     "refusals": refusals,

@@ -12,6 +12,8 @@ from torch import Tensor, nn
 import symrazor as sr
 from symrazor.data import digits, flip_and_crop, quadrants, rotated, scaled, translated
 from symrazor.experiments.ella_network import ella_network
+from symrazor.training.options import FitConfig
+from symrazor.training.stepper import Stepper
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -61,7 +63,7 @@ def _jitter(x: Tensor, generator: torch.Generator) -> Tensor:
     return x + 0.01 * torch.randn(x.shape, generator=generator, device=x.device)
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "sgd", "sam"])
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd", "sam", "muon"])
 @pytest.mark.parametrize("device", ["cuda", "cpu"])
 def test_run_goes_on_here_and_elsewhere(optimizer: str, device: str, tmp_path: Path) -> None:
     def run(device: str, **options: Any) -> sr.Fit:
@@ -145,3 +147,21 @@ def test_paths_are_switched_off_between_two_recordings() -> None:
     assert tried
     for path in fit.history[-1]["off"]:
         assert not any(bool(w.any()) for w in model.get_submodule(path).parameters())
+
+
+def test_steps_of_muon_as_a_graph_are_those_of_the_cpu() -> None:
+    """In float64, with a learning rate that changes from step to step"""
+    x, y = digits("train")
+    found = []
+    for device in ("cpu", "cuda"):
+        torch.manual_seed(0)
+        model = ella_network("f-fc+conv", 1, 10, 2, 16).double().to(device)
+        large = nn.functional.interpolate(x[:120], (16, 16)).double().to(device)
+        razor = sr.Razor(model, "categorical", 120)
+        stepper = Stepper(razor, FitConfig(optimizer="muon", lr=0.01), 10)
+        for _ in range(10):
+            stepper.step(large, y[:120].to(device))
+        assert device == "cpu" or stepper.run.graph is not None  # type: ignore[union-attr]
+        found.append({name: value.cpu() for name, value in model.state_dict().items()})
+    for name, value in found[0].items():
+        torch.testing.assert_close(found[1][name], value, rtol=1e-6, atol=1e-8)

@@ -73,7 +73,7 @@ def test_one_step_of_each_optimiser_by_hand() -> None:
         assert stepper.done == stepper.razor.training_steps == 1
 
 
-@pytest.mark.parametrize(("optimizer", "lr"), [("sgd", 0.2), ("adamw", 0.05)])
+@pytest.mark.parametrize(("optimizer", "lr"), [("sgd", 0.2), ("adamw", 0.05), ("muon", 0.05)])
 def test_rests_at_the_posterior_mode(optimizer: str, lr: float) -> None:
     model, x, y = _problem()
     options = {"optimizer": optimizer, "lr": lr, "batch_size": 24, "epochs": 1500}

@@ -12,7 +12,7 @@ from torch import Tensor
 from symrazor.razor.config import RazorConfig
 
 Augment = Callable[[Tensor, torch.Generator], Tensor]
-DEFAULT_LR = {"adamw": 2e-3, "sgd": 0.03, "sam": 0.03}
+DEFAULT_LR = {"adamw": 2e-3, "sgd": 0.03, "sam": 0.03, "muon": 0.01}
 FREE_TO_CHANGE = {"keep", "patience", "save", "resume", "save_every", "device", "progress"}
 """Options that may differ when a run is resumed: they do not move the weights."""
 
@@ -27,8 +27,9 @@ class FitConfig:
     Args:
         epochs: passes over the data.
         batch_size: data per training step.
-        optimizer: "adamw", "sgd" with momentum 0.9, or "sam" (see `stepper`).
-        lr: peak learning rate of the schedule; by default 0.002 (adamw) or 0.03 (sgd, sam).
+        optimizer: "adamw", "sgd" with momentum 0.9, "sam" or "muon" (see `stepper`).
+        lr: peak learning rate of the schedule; by default 0.002 (adamw), 0.01 (muon) or 0.03
+            (sgd, sam).
         warmup: fraction of all steps in which the learning rate rises linearly; a cosine follows.
         sam_radius: length of the ascent step of "sam".
         augment: (x, generator) -> x of the same length, for each training batch, on its device;
@@ -58,7 +59,7 @@ class FitConfig:
 
     epochs: int = 60
     batch_size: int = 128
-    optimizer: Literal["adamw", "sgd", "sam"] = "adamw"
+    optimizer: Literal["adamw", "sgd", "sam", "muon"] = "adamw"
     lr: float | None = None
     warmup: float = 0.05
     sam_radius: float = 0.05

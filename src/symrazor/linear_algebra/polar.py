@@ -1,0 +1,89 @@
+r"""Polar factors of many small matrices, by matrix products alone.
+
+The polar factor of X with singular values $\sigma$ and vectors U, V is $U V^\top$: the same with
+every $\sigma$ at 1. An odd polynomial of X, $p(X) = a X + b X X^\top X + c (X X^\top)^2 X$, has the
+same vectors and the singular values $p(\sigma)$. Five of them in a row take every $\sigma$ between
+0.003 and 1 to within 0.6 % of 1. Each is the best of its degree on what the one before leaves: it
+minimises the largest $|1 - p(\sigma)|$ there. So the same work, without a look at any value, does
+for every matrix; singular values below 0.003 of the norm end between 0 and 1.
+
+On a GPU products of small matrices wait for their launch. So matrices of about the same size are
+filled up with zeros, which change no polar factor, and multiplied together.
+"""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+POLYNOMIALS = (
+    (8.3837, -24.7659, 18.3571),
+    (4.0434, -3.0114, 0.5695),
+    (3.5056, -2.6267, 0.5257),
+    (2.4901, -1.8343, 0.4368),
+    (1.9178, -1.2968, 0.3797),
+)
+"""Coefficients (a, b, c), first to last."""
+ROOM = 1.01
+"""Singular values start below 1 by so much: products may be rounded to few digits."""
+LARGE = 2**18
+"""Entries from which on a matrix is not filled up."""
+
+
+def polar_factors(blocks: Sequence[Float[Tensor, "_ _ _"]]) -> list[Float[Tensor, "_ _ _"]]:
+    """The polar factor of every matrix blocks[t][k]; of a matrix of zeros it is zero.
+
+    Args:
+        blocks: matrices [k, o, i], any number of sizes; all on one device, of one type.
+
+    Returns:
+        As many of the same shapes.
+    """
+    wide = [block.mT if block.shape[1] > block.shape[2] else block for block in blocks]
+    alike: dict[tuple[int, int], list[int]] = {}
+    for number, block in enumerate(wide):
+        alike.setdefault(_common_size(*block.shape[1:]), []).append(number)
+    found: dict[int, Tensor] = {}
+    for size, numbers in alike.items():
+        together = _orthogonalised(_packed([wide[number] for number in numbers], size))
+        parts = together.split([len(wide[number]) for number in numbers])
+        for number, part in zip(numbers, parts, strict=True):
+            rows, columns = wide[number].shape[1:]
+            found[number] = part[:, :rows, :columns]
+    return [
+        found[number].mT if block.shape[1] > block.shape[2] else found[number]
+        for number, block in enumerate(blocks)
+    ]
+
+
+def _common_size(rows: int, columns: int) -> tuple[int, int]:
+    """The next powers of four; large matrices as they are."""
+    if rows * columns >= LARGE:
+        return rows, columns
+    return 4 ** math.ceil(math.log(rows, 4)), 4 ** math.ceil(math.log(columns, 4))
+
+
+def _packed(
+    wide: Sequence[Float[Tensor, "_ _ _"]], size: tuple[int, int]
+) -> Float[Tensor, "k rows columns"]:
+    """All of them in one tensor, filled up with zeros."""
+    if len(wide) == 1:
+        return wide[0]
+    together = wide[0].new_zeros(sum(map(len, wide)), *size)
+    for part, block in zip(together.split([len(b) for b in wide]), wide, strict=True):
+        part[:, : block.shape[1], : block.shape[2]] = block
+    return together
+
+
+def _orthogonalised(X: Float[Tensor, "k r c"]) -> Float[Tensor, "k r c"]:
+    """Polar factors of wide matrices."""
+    tiny = torch.finfo(X.dtype).tiny
+    norm = torch.linalg.vector_norm(X, dim=(1, 2), keepdim=True)
+    X = X / (ROOM * norm).clamp_min(tiny)
+    for a, b, c in POLYNOMIALS:
+        A = X @ X.mT
+        B = torch.baddbmm(A, A, A, beta=b, alpha=c)
+        X = torch.baddbmm(X, B, X, beta=a)
+    return X
