@@ -100,12 +100,12 @@ def run(
 @contextmanager
 def _together(device: str) -> Iterator[distributed.World]:
     """Among the processes that torchrun started, joined here unless they already are."""
-    joined = distributed.world().size == 1
+    before = distributed.joined()
     here = distributed.start(device)
     try:
         yield here
     finally:
-        if joined:
+        if not before:
             distributed.finish()
 
 
