@@ -300,9 +300,14 @@ class Shared:
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
-    """The module inside torch's DistributedDataParallel, or the module itself."""
+    """The module inside torch's DistributedDataParallel, or the module itself.
+
+    Raises:
+        ValueError: something that is not a module.
+    """
     inner = model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
-    assert isinstance(inner, nn.Module)
+    if not isinstance(inner, nn.Module):
+        raise ValueError(f"expected a torch module, got {type(inner).__name__}")
     return inner
 
 

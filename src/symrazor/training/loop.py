@@ -65,6 +65,16 @@ def shared_outputs(model: nn.Module, x: Tensor) -> Tensor:
     return found
 
 
+def check_callbacks(callbacks: object) -> None:
+    """Refuse what could not be called after an epoch, before there was one."""
+    several = isinstance(callbacks, Sequence)
+    if not several or not all(callable(callback) for callback in callbacks):
+        raise ValueError(
+            f"expected callbacks as a list of functions of a record, got {callbacks!r}; do "
+            "callbacks=[function]"
+        )
+
+
 class Training:
     """One run of the loop, from its start or from a checkpoint to its end.
 
