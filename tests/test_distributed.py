@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -107,6 +108,27 @@ def test_parts_are_disjoint_and_complete(n: int, size: int) -> None:
     parts = [range(n)[World(rank, size).part(n)] for rank in range(size)]
     assert [i for part in parts for i in part] == list(range(n))
     assert max(map(len, parts)) - min(map(len, parts)) <= 1
+
+
+@pytest.mark.parametrize("case", ["own_shards", "steps", "adamw"])
+def test_messages_to_oneself_change_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str
+) -> None:
+    """All messages of several processes, sent by one of one: the same figures as without."""
+    expected = json.loads(json.dumps(job.CASES[case]()))
+    sent: list[str] = []
+    for name in ("all_reduce", "all_gather", "broadcast"):
+        send = getattr(dist, name)
+        monkeypatch.setattr(
+            dist, name, lambda *a, s=send, n=name, **k: (sent.append(n), s(*a, **k))
+        )
+    with job.group_of_one("gloo", tmp_path / "store"):
+        assert not distributed.together()
+        monkeypatch.setattr(distributed, "FEWEST", 1)
+        assert distributed.together()
+        got = json.loads(json.dumps(job.CASES[case]()))
+    assert {"all_reduce", "all_gather"} <= set(sent)
+    assert_close(got, expected, case)
 
 
 def test_one_process_is_a_world_of_its_own() -> None:

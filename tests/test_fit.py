@@ -148,7 +148,7 @@ def test_divergence_puts_the_model_back() -> None:
     [
         ({"epochs": 0}, "epochs of at least 1"),
         ({"optimizer": "lion"}, "expected optimizer"),
-        ({"lr": -1.0}, "positive lr"),
+        ({"lr": -1.0}, "positive, finite lr"),
         ({"keep": "all"}, "keep 'best' or 'last'"),
         ({"learning_rate": 0.1}, "expected options among"),
         ({"structure": "kronecker"}, "expected structure"),
@@ -163,7 +163,7 @@ def test_bad_models_and_devices() -> None:
     with pytest.raises(ValueError, match="without any"):
         sr.fit(nn.Flatten(), _blobs())
     if not torch.cuda.is_available():
-        with pytest.raises(ValueError, match="without CUDA"):
+        with pytest.raises(ValueError, match="with 0 CUDA devices"):
             sr.fit(_net(), _blobs(), device="cuda")
 
 
@@ -179,7 +179,7 @@ def test_bad_data_leave_the_model_untouched() -> None:
         ((x, y[:-1]), None, "same length"),
         ((x, y), (spoiled, y), "the test data"),
         ((x, y), (x, y + 1), "labels between"),
-        (([1.0], y), None, "pairs of tensors"),
+        (([1.0], y), None, "a pair of tensors"),
     ):
         with pytest.raises(ValueError, match=message):
             sr.fit(model, data, test=test, epochs=1)

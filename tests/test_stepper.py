@@ -167,7 +167,7 @@ def test_callbacks_get_records_and_cannot_lose_the_run(caplog: pytest.LogCapture
     ("change", "message"),
     [
         ({"warmup": 1.0}, r"warmup as a fraction in \[0, 1\)"),
-        ({"sam_radius": 0.0}, "positive sam_radius"),
+        ({"sam_radius": 0.0}, "positive, finite sam_radius"),
         ({"patience": 0}, "patience of at least 1"),
         ({"save_every": 0}, "save_every of at least 1"),
         ({"augment": 3}, "augment as a function"),

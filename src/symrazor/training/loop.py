@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from symrazor.data import TensorLoader, Tensors
-from symrazor.distributed import Shared, any_, check_same, from_first_, sum_, world
+from symrazor.distributed import Shared, any_, check_same, from_first_, sum_, together, world
 from symrazor.hyper import hyperparameters
 from symrazor.machine.rounding import tf32
 from symrazor.razor.razor import Razor
@@ -55,15 +55,24 @@ def outputs(model: nn.Module, x: Tensor) -> Tensor:
 @torch.no_grad()
 def shared_outputs(model: nn.Module, x: Tensor) -> Tensor:
     """The same, by all processes together."""
-    here = world()
-    if here.size == 1:
+    if not together():
         return outputs(model, x)
-    part = here.part(len(x))
+    part = world().part(len(x))
     own = outputs(model, x[part] if part.start < part.stop else x[:1])
     found = own.new_zeros(len(x), own.shape[1])
     found[part] = own[: part.stop - part.start]
     sum_([found])
     return found
+
+
+def check_callbacks(callbacks: object) -> None:
+    """Refuse what could not be called after an epoch, before there was one."""
+    several = isinstance(callbacks, Sequence)
+    if not several or not all(callable(callback) for callback in callbacks):
+        raise ValueError(
+            f"expected callbacks as a list of functions of a record, got {callbacks!r}; do "
+            "callbacks=[function]"
+        )
 
 
 class Training:
@@ -103,7 +112,7 @@ class Training:
         self.batches_done, self.stale, self.seconds = 0, 0, 0.0
         self.summed_nll = torch.zeros((), dtype=torch.float64, device=data.x.device)
         self.history: list[Record] = []
-        several = world().size > 1
+        several = together()
         self.belongs_to = self._belongs_to() if checkpoints or several else {}
         saved = checkpoints.load() if checkpoints else None
         if several:  # nobody writes before all have read
@@ -166,7 +175,7 @@ class Training:
                     self.trials.hold_()
                 self.batches_done += 1
                 self.seconds = time.perf_counter() - started
-                if world().size == 1 or self.stepper.done % AGREE_EVERY == 0:
+                if not together() or self.stepper.done % AGREE_EVERY == 0:
                     self._leave_if_asked(stop)
 
     def _augmented(self, x: Tensor) -> Tensor:

@@ -27,7 +27,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from symrazor.distributed import sum_, world
+from symrazor.distributed import sum_, together, world
 from symrazor.hyper import weights
 from symrazor.machine.graphed import GraphedStep
 from symrazor.razor.razor import Razor
@@ -73,7 +73,7 @@ class Stepper:
         self.on_host = device.type == "cpu"
         if not self.on_host:  # the rate as a tensor: a recorded step reads it anew each time
             self.lr = torch.tensor(self.peak, device=device)
-            if world().size == 1:  # messages to other processes are not recorded
+            if not together():  # messages to other processes are not recorded
                 self.run = GraphedStep(self._run)
         self.optimiser = self._optimiser()
         self.last_good = self._snapshot()
