@@ -50,8 +50,8 @@ class Options:
         samples: transformations in a step, in place of the experiment's own number.
         average: of "logits", or of "probs" (probabilities) as in the paper, at several times the
             cost.
-        keep_scales: keep the outputs' scale at 1 and the frequencies' deviation as it starts, as in
-            the paper, and do not learn them; for Table 1 and the figures.
+        kept_scale: keep the outputs' scale at this number and the frequencies' deviation as it
+            starts, and learn neither, as in the paper; for Table 1 and the figures.
     """
 
     small: bool = False
@@ -64,7 +64,7 @@ class Options:
     batch: int | None = None
     samples: int | None = None
     average: Average = "logits"
-    keep_scales: bool = False
+    kept_scale: float | None = None
 
     @property
     def place(self) -> str:
@@ -75,12 +75,12 @@ class Options:
     @property
     def scale(self) -> float:
         """Where the outputs' scale starts."""
-        return 1.0 if self.keep_scales else 10.0
+        return 10.0 if self.kept_scale is None else self.kept_scale
 
     def named(self, row: str) -> str:
         """The name of a row in files, where different models may meet."""
         told: list[str] = [self.average] if self.average != "logits" else []
-        told += ["kept scales"] if self.keep_scales else []
+        told += [] if self.kept_scale is None else [f"kept scale {self.kept_scale:g}"]
         return f"{row} ({', '.join(told)})" if told else row
 
     def wants(self, row: str) -> bool:
@@ -195,6 +195,6 @@ def main(name: str, run: Callable[[Options], str], arguments: Sequence[str] | No
         "--batch": {"type": int},
         "--samples": {"type": int, "help": "transformations in a step"},
         "--average": {"choices": get_args(Average), "default": "logits"},
-        "--keep-scales": {"action": "store_true", "help": "as in the paper, not learned"},
+        "--kept-scale": {"type": float, "help": "of the outputs: kept, not learned"},
     }
     command(name, lambda **told: run(Options(**told)), own, arguments)

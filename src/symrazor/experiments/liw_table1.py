@@ -88,7 +88,7 @@ def schedule(options: Options, seed: int) -> Schedule:
     base = vars(SMALL if options.small else SCHEDULE)
     if options.average == "probs":
         base = base | (SMALL_PROBS if options.small else PROBS)
-    if options.keep_scales:
+    if options.kept_scale is not None:
         base = base | {"scale_rate": 0.0}
     given = {"steps": options.steps, "batch": options.batch, "samples": options.samples}
     changed = {key: value for key, value in given.items() if value is not None}
