@@ -41,8 +41,11 @@ def test_resnet_by_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     options = ("--small", "--n", "24", "--epochs", "1", "--json", str(file))
     text = _command(capsys, "lila-resnet", *options)
     assert "| learned | rotation" in text and "| none |" in text
-    learned, none = json.loads(file.read_text())["runs"]
-    assert set(learned["widths"]) == {*lila_resnet.START} and none["widths"] == {}
+    narrow, wide, none = json.loads(file.read_text())["runs"]
+    assert set(narrow["widths"]) == {*lila_resnet.STARTS["learned/narrow"]} and not none["widths"]
+    best = min(narrow, wide, key=lambda r: r["evidence"])
+    (learned,) = [line for line in text.splitlines() if line.startswith("| learned |")]
+    assert f" {best['nll']:.4g} | {best['evidence']:.4g} |" in learned
 
 
 @pytest.mark.parametrize("name", ["lila_recovery", "lila_resnet"])

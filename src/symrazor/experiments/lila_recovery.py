@@ -7,7 +7,8 @@ MNIST turned, moved, scaled or mirrored by known amounts, each picture once; a s
 network averaged over transformed copies. The width is learned by the evidence (from two starts, of
 which the evidence chooses; what is shown is the range of poses within it), or by the training loss,
 or taken from a grid on held-out data, or there is none. "affine 90" opens all six affine generators
-on pictures that are only turned.
+on pictures that are only turned. "aligned" pictures are first turned until those of a class agree,
+without a network (`congealed`): what is read there owes nothing to the lean of handwriting.
 """
 
 from dataclasses import replace
@@ -19,6 +20,7 @@ import symrazor as sr
 from symrazor.augment import Average
 from symrazor.data import Tensors, rotated, scaled, translated
 from symrazor.experiments import lila
+from symrazor.experiments.congealed import congealed
 from symrazor.experiments.results import Run, add_runs, merged
 
 NAME = "lila-recovery"
@@ -39,6 +41,9 @@ TASKS: dict[str, tuple[str, float]] = {
     "flip 0": ("flip", 0),
     "flip 1": ("flip", 0.5),
     "affine 90": ("affine", 90),
+    "aligned 0": ("rotation", 0),
+    "aligned 30": ("rotation", 30),
+    "aligned 60": ("rotation", 60),
 }
 """Name -> augmentation and true amount: degrees, pixels, factor, probability."""
 
@@ -59,11 +64,15 @@ def data(task: str, options: lila.Options, seed: int) -> tuple[Tensors, Tensors]
     """Training and test data of a task, on the device."""
     n = options.n or (500 if options.small else 2000)
     kind, amount = TASKS[task]
-    pairs = lila.pictures("mnist", options, n, seed)
+    pairs = [
+        (x.to(options.place), y.to(options.place))
+        for x, y in lila.pictures("mnist", options, n, seed)
+    ]
+    if task.startswith("aligned"):
+        pairs = [(congealed(x, y)[0], y) for x, y in pairs]
     half = 0.5 if options.small and kind == "translation" else 1.0  # of pictures half as large
     train, test = (
-        (moved(x.to(options.place), kind, amount * half, 2 * seed + i), y.to(options.place))
-        for i, (x, y) in enumerate(pairs)
+        (moved(x, kind, amount * half, 2 * seed + i), y) for i, (x, y) in enumerate(pairs)
     )
     return train, test
 
