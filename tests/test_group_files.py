@@ -97,6 +97,28 @@ def test_automorphisms_of_known_graphs() -> None:
         groups.automorphisms(torch.ones(2, 3))
 
 
+def ring(n: int) -> torch.Tensor:
+    step = torch.eye(n).roll(1, 0)
+    return step + step.T
+
+
+def test_automorphisms_of_graphs_with_hidden_parts() -> None:
+    """Triangles and a hexagon, whose nodes look alike; a ring and a tree, relabelled."""
+    parts = torch.block_diag(ring(3), ring(3), ring(6))
+    tree = torch.zeros(15, 15)
+    for child in range(1, 15):
+        tree[child, (child - 1) // 2] = tree[(child - 1) // 2, child] = 2
+    one_way = torch.block_diag(torch.eye(7).roll(1, 0), torch.eye(2))
+    cases = [(parts, 6 * 6 * 2 * 12), (ring(200), 400), (tree, 2**7), (one_way, 7 * 2)]
+    for A, order in cases:
+        shuffle = torch.randperm(len(A), generator=torch.Generator().manual_seed(0))
+        hidden = A[shuffle][:, shuffle]
+        found = groups.automorphisms(hidden)
+        assert found.finite().order == order
+        assert found.permutations is not None
+        assert all(torch.equal(hidden[p][:, p], hidden) for p in found.permutations)
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [

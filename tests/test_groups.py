@@ -80,6 +80,18 @@ def test_closures_of_permutations_are_groups(generators: list[list[int]]) -> Non
     assert twin.is_subgroup_of(every) and every.is_subgroup_of(twin)
 
 
+def test_orbits_of_pairs_of_two_spaces_by_brute_force() -> None:
+    """A group of order 24 that moves four places, and pairs of them."""
+    rows = torch.tensor([[1, 0, 2, 3], [1, 2, 3, 0]])
+    pairs = list(itertools.combinations(range(4), 2))
+    moved = [[pairs.index((min(p[a], p[b]), max(p[a], p[b]))) for a, b in pairs] for p in rows]
+    labels = pair_orbits(rows, torch.tensor(moved))
+    assert labels.shape == (4, 6)
+    for t, s in itertools.product(range(4), range(6)):
+        assert bool(labels[t, s] == labels[0, 0]) == (t in pairs[s])  # an end of the pair, or not
+    assert int(labels.max()) == 1
+
+
 @given(st.lists(st.permutations(range(4)), min_size=1, max_size=2))
 @settings(max_examples=20, deadline=None)
 def test_orbits_of_pairs_by_brute_force(generators: list[list[int]]) -> None:

@@ -169,7 +169,8 @@ class Representation:
 
 def defining(group: Group) -> Representation:
     """The space that the group is given on."""
-    flows = group.discrete[:0] if group.lie is None else group.lie.generators
+    none = torch.empty(0, group.size, group.size, dtype=torch.float64)
+    flows = none if group.lie is None else group.lie.generators
     return Representation(group, group.size, group.permutations, group.matrices, flows)
 
 
