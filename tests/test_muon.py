@@ -53,6 +53,33 @@ def test_small_singular_values_never_pass_one() -> None:
     assert (values[sigma > 0.005] > 0.994).all()
 
 
+@pytest.mark.parametrize("scale", [1e-44, 1e-37, 1e-25, 1e-12, 1e15, 1e37])
+def test_polar_factors_of_any_scale(scale: float) -> None:
+    """In single precision, where the square of 1e-25 is zero; other matrices are beside it."""
+    torch.manual_seed(0)
+    drawn = torch.randn(3, 5, 9)
+    other = torch.randn(2, 4, 11)
+    found = polar_factors([drawn * scale, other])
+    for got, block in zip(found, (drawn, other), strict=True):
+        coarse = 0.3 if block is drawn and scale < 1e-40 else 6e-3  # one digit is all it has
+        torch.testing.assert_close(got, _polar(block), rtol=0, atol=coarse)
+
+
+def test_a_path_that_dies_ends_at_zero() -> None:
+    """Both factors of a product, and their gradients with them, fall below all squares."""
+    torch.manual_seed(0)
+    layer = Relaxed([Conv(1, 2, (4, 4)), FFC(1, 2, (4, 4))])
+    model = nn.Sequential(layer, nn.ReLU(), nn.Flatten(), nn.Linear(32, 2))
+    x, y = torch.randn(20, 1, 4, 4), torch.randint(0, 2, (20,))
+    precision = {"0.paths.0": 1.0, "0.paths.1": 40.0, "3.weight": 1.0, "3.bias": 1.0}
+    razor = sr.Razor(model, "categorical", 20, prior_precision=precision)
+    stepper = Stepper(razor, FitConfig(optimizer="muon", lr=0.1, warmup=0.0), 10**9)
+    for _ in range(400):
+        stepper.step(x, y)
+    assert all(float(p.detach().abs().max()) < 1e-30 for p in layer.path(1).parameters())
+    assert all(bool(torch.isfinite(p).all()) for p in model.parameters())
+
+
 def test_zeros_and_large_matrices() -> None:
     torch.manual_seed(0)
     large, small = torch.randn(1, 300, LARGE // 300 + 1).double(), torch.randn(2, 3, 4).double()

@@ -78,8 +78,9 @@ def _packed(
 
 
 def _orthogonalised(X: Float[Tensor, "k r c"]) -> Float[Tensor, "k r c"]:
-    """Polar factors of wide matrices."""
+    """Polar factors of wide matrices, of any scale: squares of small numbers would be zero."""
     tiny = torch.finfo(X.dtype).tiny
+    X = X / X.abs().amax((1, 2), keepdim=True).clamp_min(tiny)
     norm = torch.linalg.vector_norm(X, dim=(1, 2), keepdim=True)
     X = X / (ROOM * norm).clamp_min(tiny)
     for a, b, c in POLYNOMIALS:
