@@ -8,10 +8,10 @@ minimises the largest $|1 - p(\sigma)|$ there. So the same work, without a look 
 for every matrix; singular values below 0.003 of the norm end between 0 and 1.
 
 On a GPU products of small matrices wait for their launch. So matrices of about the same size are
-filled up with zeros, which change no polar factor, and multiplied together.
+filled up with zeros there, which change no polar factor, and multiplied together; elsewhere, those
+of the same size. The polar factor of one row is the row at length 1, without any products.
 """
 
-import math
 from collections.abc import Sequence
 
 import torch
@@ -28,23 +28,28 @@ POLYNOMIALS = (
 """Coefficients (a, b, c), first to last."""
 ROOM = 1.01
 """Singular values start below 1 by so much: products may be rounded to few digits."""
-LARGE = 2**18
-"""Entries from which on a matrix is not filled up."""
+SIZES = ((64, 256), (64, 1024), (256, 1024))
+"""Rows and columns that matrices are filled up to; larger ones stay as they are."""
 
 
-def polar_factors(blocks: Sequence[Float[Tensor, "_ _ _"]]) -> list[Float[Tensor, "_ _ _"]]:
+def polar_factors(
+    blocks: Sequence[Float[Tensor, "_ _ _"]], fill: bool | None = None
+) -> list[Float[Tensor, "_ _ _"]]:
     """The polar factor of every matrix blocks[t][k]; of a matrix of zeros it is zero.
 
     Args:
         blocks: matrices [k, o, i], any number of sizes; all on one device, of one type.
+        fill: whether matrices of different sizes are filled up; None for "on a GPU".
 
     Returns:
         As many of the same shapes.
     """
+    fill = bool(blocks) and blocks[0].is_cuda if fill is None else fill
     wide = [block.mT if block.shape[1] > block.shape[2] else block for block in blocks]
     alike: dict[tuple[int, int], list[int]] = {}
     for number, block in enumerate(wide):
-        alike.setdefault(_common_size(*block.shape[1:]), []).append(number)
+        rows, columns = block.shape[1:]
+        alike.setdefault(_common_size(rows, columns, fill), []).append(number)
     found: dict[int, Tensor] = {}
     for size, numbers in alike.items():
         together = _orthogonalised(_packed([wide[number] for number in numbers], size))
@@ -58,19 +63,20 @@ def polar_factors(blocks: Sequence[Float[Tensor, "_ _ _"]]) -> list[Float[Tensor
     ]
 
 
-def _common_size(rows: int, columns: int) -> tuple[int, int]:
-    """The next powers of four; large matrices as they are."""
-    if rows * columns >= LARGE:
-        return rows, columns
-    return 4 ** math.ceil(math.log(rows, 4)), 4 ** math.ceil(math.log(columns, 4))
+def _common_size(rows: int, columns: int, fill: bool) -> tuple[int, int]:
+    """What a wide matrix is filled up to."""
+    if rows == 1 and fill:
+        return 1, max(columns, SIZES[-1][1])
+    fitting = [(r, c) for r, c in SIZES if rows <= r and columns <= c]
+    return fitting[0] if fill and fitting else (rows, columns)
 
 
 def _packed(
     wide: Sequence[Float[Tensor, "_ _ _"]], size: tuple[int, int]
 ) -> Float[Tensor, "k rows columns"]:
     """All of them in one tensor, filled up with zeros."""
-    if len(wide) == 1:
-        return wide[0]
+    if len({block.shape[1:] for block in wide}) == 1:
+        return torch.cat(list(wide))
     together = wide[0].new_zeros(sum(map(len, wide)), *size)
     for part, block in zip(together.split([len(b) for b in wide]), wide, strict=True):
         part[:, : block.shape[1], : block.shape[2]] = block
@@ -78,10 +84,13 @@ def _packed(
 
 
 def _orthogonalised(X: Float[Tensor, "k r c"]) -> Float[Tensor, "k r c"]:
-    """Polar factors of wide matrices."""
+    """Polar factors of wide matrices, of any scale: squares of small numbers would be zero."""
     tiny = torch.finfo(X.dtype).tiny
-    norm = torch.linalg.vector_norm(X, dim=(1, 2), keepdim=True)
-    X = X / (ROOM * norm).clamp_min(tiny)
+    X = X / X.abs().amax((1, 2), keepdim=True).clamp_min(tiny)
+    norm: Tensor = torch.linalg.vector_norm(X, dim=(1, 2), keepdim=True).clamp_min(tiny)
+    if X.shape[1] == 1:
+        return X / norm
+    X = X / (ROOM * norm)
     for a, b, c in POLYNOMIALS:
         A = X @ X.mT
         B = torch.baddbmm(A, A, A, beta=b, alpha=c)

@@ -126,4 +126,8 @@ class Muon(torch.optim.Optimizer):
 
 
 def _norms(tensors: list[Tensor]) -> Float[Tensor, "_"]:
-    return torch.stack(list(torch._foreach_norm(tensors)))
+    """Norms, of any scale: squares of small numbers would be zero."""
+    largest = torch.stack(list(torch._foreach_norm(tensors, torch.inf)))
+    largest = largest.clamp_min(torch.finfo(largest.dtype).tiny)
+    scaled = torch._foreach_div(tensors, largest.unbind())
+    return largest * torch.stack(list(torch._foreach_norm(scaled)))
