@@ -227,8 +227,8 @@ def _pair(data: Any, where: str, device: torch.device) -> Tensors:
             f"expected {where} as a pair of tensors (x, y), got {got}; do torch.as_tensor(...), "
             "or use Razor with a loader of your own"
         )
-    check_batch(*data, where)
     x, y = (part.to(device) for part in data)
+    check_batch(x, y, where)
     return x, y
 
 

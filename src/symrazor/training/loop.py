@@ -67,8 +67,7 @@ def shared_outputs(model: nn.Module, x: Tensor) -> Tensor:
 
 def check_callbacks(callbacks: object) -> None:
     """Refuse what could not be called after an epoch, before there was one."""
-    several = isinstance(callbacks, Sequence)
-    if not several or not all(callable(callback) for callback in callbacks):
+    if not isinstance(callbacks, Sequence) or not all(callable(one) for one in callbacks):
         raise ValueError(
             f"expected callbacks as a list of functions of a record, got {callbacks!r}; do "
             "callbacks=[function]"
@@ -119,7 +118,8 @@ class Training:
             for name, part in self.belongs_to.items():
                 check_same(name, json.dumps(part, sort_keys=True))
             check_same("checkpoint", str(saved and saved["step"]))
-            from_first_(razor.model.state_dict().values())
+            state = razor.model.state_dict().values()
+            from_first_(part for part in state if isinstance(part, Tensor))
         if saved is not None:
             self.load_state_dict(saved)
         elif checkpoints is not None and world().first:  # at once: a bad place must not cost a run
@@ -296,8 +296,14 @@ class Training:
         Raises:
             ValueError: a state of another model, other data or options; nothing is changed then.
         """
+        missing = sorted(set(self.state_dict()) - set(state))
+        if missing:
+            raise ValueError(
+                f"expected a checkpoint of fit, got one without {missing}; do: continue with the "
+                "version of symrazor that wrote it, or save to a new directory"
+            )
         self._check(state["belongs_to"])
-        if (torch_then := state["versions"]["torch"]) != str(torch.__version__):
+        if (torch_then := state["versions"].get("torch")) != str(torch.__version__):
             log.warning(
                 "the run was saved by torch %s and goes on with torch %s: equal up to rounding",
                 torch_then,
@@ -348,5 +354,7 @@ def _evidence_batch(razor: Razor, batch_size: int) -> int:
     return batch_size if hyperparameters(razor.model) else max(batch_size, CURVATURE_BATCH)
 
 
-def _kind(tensor: Tensor) -> str:
+def _kind(tensor: object) -> str:
+    if not isinstance(tensor, Tensor):
+        return type(tensor).__name__
     return f"{list(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"

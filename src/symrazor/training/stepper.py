@@ -30,6 +30,7 @@ from symrazor.distributed import sum_, together, world
 from symrazor.hyper import weights
 from symrazor.machine.graphed import GraphedStep
 from symrazor.razor.razor import Razor
+from symrazor.razor.state import copied
 from symrazor.training.options import DEFAULT_LR, FitConfig
 
 MOMENTUM = 0.9
@@ -167,8 +168,7 @@ class Stepper:
             self._check(uphill)
 
     def _snapshot(self) -> dict[str, Tensor]:
-        state = self.razor.model.state_dict()
-        return {name: value.detach().clone() for name, value in state.items()}
+        return copied(self.razor.model.state_dict())
 
     def _check(self, loss: Tensor) -> None:
         if not bool(torch.isfinite(loss)):
