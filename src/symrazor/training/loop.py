@@ -23,6 +23,8 @@ from torch import Tensor, nn
 
 from symrazor.data import TensorLoader, Tensors
 from symrazor.distributed import Shared, any_, check_same, from_first_, sum_, together, world
+from symrazor.errors import CurvatureError, DivergenceError
+from symrazor.evidence.value import Evidence
 from symrazor.hyper import hyperparameters
 from symrazor.machine.rounding import tf32
 from symrazor.razor.razor import Razor
@@ -189,6 +191,7 @@ class Training:
 
     def _measure(self, started: float) -> None:
         """Close an epoch: evidence step, test figures, record."""
+        self.stepper.check(self.summed_nll)
         self.razor.model.eval()
         epoch, n = len(self.history) + 1, self.razor.n_data
         record: Record = {"epoch": epoch, "nll": float(self.summed_nll) / n}
@@ -196,8 +199,7 @@ class Training:
         from_first_(self.razor.model.buffers())  # running statistics of a batch norm
         if measured:
             subset = min(n, self.options.subset or EVIDENCE_SUBSET)
-            data = Shared(self.curvature_data)
-            estimate = self.razor.step(data, None if subset == n else subset)
+            estimate = self._estimate(None if subset == n else subset)
             record |= record_of(self.razor, estimate)
             if self.razor.best is not None:
                 self.stale = 0 if self.razor.best is estimate else self.stale + 1
@@ -216,6 +218,14 @@ class Training:
         self.batches_done = 0
         self.summed_nll.zero_()
         self.epoch_start = self.data.generator.get_state()
+
+    def _estimate(self, subset: int | None) -> Evidence:
+        """One evidence step; a training may turn out here to have diverged."""
+        try:
+            return self.razor.step(Shared(self.curvature_data), subset)
+        except (DivergenceError, CurvatureError):
+            self.stepper.put_back_()
+            raise
 
     def _nll(self) -> float:
         """Mean negative log likelihood of some training data, always the same ones."""
