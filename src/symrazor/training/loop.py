@@ -119,6 +119,7 @@ class Training:
         if several:  # nobody writes before all have read
             for name, part in self.belongs_to.items():
                 check_same(name, json.dumps(part, sort_keys=True))
+            check_same("test data", fingerprint(*(test or ())))
             check_same("checkpoint", str(saved and saved["step"]))
             state = razor.model.state_dict().values()
             from_first_(part for part in state if isinstance(part, Tensor))
