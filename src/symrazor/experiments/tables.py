@@ -130,9 +130,9 @@ def run(experiment: Experiment, options: Options) -> str:
                 runs = merged(runs, add_runs(experiment.name, options.json, [new]))
     paper = {row.name: row.paper for row in experiment.rows}
     shown = [run for run in runs if run["small"] == options.small]
-    if options.figure is not None:
-        draw(shown, options.figure)
     text = markdown(shown, paper)
+    if options.figure is not None and not draw(shown, options.figure):
+        text += "\n\nNo pictures: none of these rows has a layer of several paths."
     return text if experiment.more is None else f"{text}\n\n{experiment.more(shown)}"
 
 
