@@ -181,11 +181,14 @@ def refusals() -> dict[str, Any]:
     )
     other = x + here.rank
     found["data"] = _message(lambda: sr.fit(network(), (other, y), epochs=1))
+    test = (other[: 10 + here.rank], y[: 10 + here.rank])
+    found["test"] = _message(lambda: sr.fit(network(), (x, y), test=test, epochs=1))
     if here.size > 1:
         from torch.distributed.fsdp import fully_shard
 
         sharded = fully_shard(network())
         found["sharded"] = _message(lambda: sr.Razor(sharded, "categorical", N))
+        found["sharded fit"] = _message(lambda: sr.fit(sharded, (x, y), epochs=1))
     return found
 
 

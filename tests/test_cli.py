@@ -160,7 +160,8 @@ def test_bench_of_fit_writes_its_rows(tmp_path: Path, monkeypatch: pytest.Monkey
     """On few data, and without the processes of their own that measure memory and scaling."""
     monkeypatch.setattr(fit_bench, "memory", lambda o: [fit_bench.Row("peak", 1.6, "", "<= 1.5")])
     file = tmp_path / "rows.json"
-    options = fit_bench.Options(alpha=1, images=8, batch=4, rounds=1, threads=1, scaling=False)
+    options = fit_bench.Options(alpha=1, images=8, batch=4, rounds=1, threads=1)
+    options = replace(options, only=("times", "memory"))
     rows = fit_bench.main(replace(options, json=file))
     assert json.loads(file.read_text()) == [asdict(row) for row in rows]
     plain, epoch, estimate, *ratios, _ = (row.value for row in rows)
@@ -180,6 +181,7 @@ def test_bench_of_fit_writes_its_rows(tmp_path: Path, monkeypatch: pytest.Monkey
         (["--device", "gpu"], "expected the device cpu, or cuda where there is one, got 'gpu'"),
         (["--device", "cuda:99"], "got 'cuda:99' on a machine with"),
         (["--rounds", "0"], "expected rounds of at least 1, got 0"),
+        (["--only", "speed"], "expected some of times, memory, scaling, got speed"),
     ],
 )
 def test_bench_of_fit_says_what_it_needs(

@@ -86,7 +86,9 @@ def test_an_error_in_one_process_is_one_in_all(tmp_path: Path) -> None:
         assert "expected 53 data from the loaders of all processes, got 106" in said["twice"]
         assert "expected one process for an evidence that keeps its graph" in said["graph"]
         assert "expected the same data in every process" in said["data"]
-        assert "expected every process to hold the whole model" in said["sharded"]
+        assert "expected the same test data in every process" in said["test"]
+        for asked in ("sharded", "sharded fit"):
+            assert "expected every process to hold the whole model" in said[asked]
 
 
 @given(st.lists(st.integers(1, 10**6), max_size=40), st.integers(1, 8))

@@ -186,6 +186,21 @@ def test_bad_data_leave_the_model_untouched() -> None:
     assert all(torch.equal(before[k], v) for k, v in model.state_dict().items())
 
 
+@pytest.mark.parametrize("spoil", ["outputs", "weights"])
+def test_weights_that_diverge_in_the_last_step_come_back(spoil: str) -> None:
+    """No loss has seen it yet: the evidence does, or the look at the weights."""
+    torch.manual_seed(0)
+    x, y = _blobs()
+    width = x.shape[1]
+    hidden = [nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU()]
+    model = nn.Sequential(*hidden, nn.Linear(width, 3))
+    if spoil == "weights":
+        model[0].weight.register_hook(lambda slope: slope * math.inf)
+    with pytest.raises(FloatingPointError, match="diverged|finite training loss"):
+        sr.fit(model, (x, y), epochs=1, batch_size=len(y), lr=1e18 if spoil == "outputs" else 1e-3)
+    assert bool(torch.isfinite(model(x)).all())
+
+
 def test_progress_bar_shows_the_figures(capsys: pytest.CaptureFixture[str]) -> None:
     sr.fit(_net(), _blobs(), test=_blobs(20, 1), epochs=4, every=1, progress=True)
     shown = capsys.readouterr().err

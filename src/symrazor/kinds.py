@@ -41,7 +41,7 @@ def fits(value: Any, kind: Any) -> bool:
         return kind in (bool, Any)
     if kind is float and isinstance(value, Tensor):
         return value.numel() == 1
-    plain = {int: Integral, float: Real, Path: (str, PathLike), Any: object}
+    plain: dict[Any, Any] = {int: Integral, float: Real, Path: (str, PathLike), Any: object}
     return isinstance(value, plain.get(kind, kind))
 
 

@@ -15,7 +15,7 @@ entropy, as one writes it. Everything compared is timed in turn, round after rou
 divided (of CPU time with one thread, else of time). The two processes of the last line are timed in
 turn with one of them, the other waiting; the median of the ratios of all rounds counts.
 
-    python -m symrazor.bench.fit [--device cuda] [--json FILE]
+    python -m symrazor.bench.fit [--device cuda] [--only times memory scaling] [--json FILE]
 """
 
 import argparse
@@ -44,6 +44,7 @@ from symrazor.training.stepper import Stepper
 
 EVERY = 5
 """Epochs between two estimates."""
+PARTS = ("times", "memory", "scaling")
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ class Options:
         batch: data per training step.
         rounds: interleaved repeats.
         threads: of torch, on a CPU.
-        scaling: also two processes.
+        only: which of "times", "memory" and "scaling" (two processes, on a CPU).
         json: file for the rows.
     """
 
@@ -67,7 +68,7 @@ class Options:
     batch: int = 256
     rounds: int = 3
     threads: int = 2
-    scaling: bool = True
+    only: tuple[str, ...] = PARTS
     json: Path | None = None
 
     def __post_init__(self) -> None:
@@ -75,6 +76,8 @@ class Options:
         for name in ("alpha", "images", "batch", "rounds", "threads"):
             if getattr(self, name) < 1:
                 raise ValueError(f"expected {name} of at least 1, got {getattr(self, name)}")
+        if not set(self.only) <= set(PARTS) or not self.only:
+            raise ValueError(f"expected some of {', '.join(PARTS)}, got {' '.join(self.only)}")
         kind, _, number = self.device.partition(":")
         gpus = torch.cuda.device_count()
         if kind not in ("cpu", "cuda") or (kind == "cuda" and int(number or 0) >= gpus):
@@ -82,6 +85,8 @@ class Options:
                 f"expected the device cpu, or cuda where there is one, got {self.device!r} on a "
                 f"machine with {gpus} CUDA devices; do: --device cpu"
             )
+        if kind == "cuda" and self.only == ("scaling",):
+            raise ValueError("expected --device cpu for scaling, got cuda: it is timed on a CPU")
 
     @classmethod
     def on(cls, device: str, **changes: object) -> "Options":
@@ -290,11 +295,13 @@ def main(options: Options) -> list[Row]:
     """Measure, and write the rows as JSON if asked."""
     before = torch.get_num_threads()
     torch.set_num_threads(options.threads)
+    rows: list[Row] = []
     try:
-        rows = [*times(options), *memory(options)]
+        rows += times(options) if "times" in options.only else []
+        rows += memory(options) if "memory" in options.only else []
     finally:
         torch.set_num_threads(before)
-    if options.scaling and not options.device.startswith("cuda"):
+    if "scaling" in options.only and not options.device.startswith("cuda"):
         rows += scaling(options)
     rows = [replace(row, on=_where(options)) for row in rows]
     write_rows(rows, options.json)
@@ -318,12 +325,12 @@ def command(arguments: Sequence[str] | None = None) -> None:
     for name in ("alpha", "images", "batch", "rounds", "threads"):
         parser.add_argument(f"--{name}", type=int)
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--no-scaling", dest="scaling", action="store_false")
+    parser.add_argument("--only", nargs="+", default=PARTS, metavar="PART", help=", ".join(PARTS))
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     given = {k: v for k, v in vars(parser.parse_args(arguments)).items() if v is not None}
-    as_worker = given.pop("worker")
+    as_worker, only = given.pop("worker"), tuple(given.pop("only"))
     try:
-        options = Options.on(given.pop("device"), **given)
+        options = Options.on(given.pop("device"), **given, only=only)
     except ValueError as error:
         parser.exit(2, f"{parser.prog}: {error}\n")
     if as_worker:

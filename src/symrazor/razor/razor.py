@@ -30,6 +30,7 @@ from symrazor.curvature import Curvature, Layer, Loader, Source, collect, layers
 from symrazor.curvature.coverage import check_mode
 from symrazor.curvature.tape import Input, call, each
 from symrazor.distributed import from_first_, largest, unwrapped
+from symrazor.errors import DivergenceError
 from symrazor.evidence.laplace import hyper_gradient, laplace_evidence, log_det, log_precisions
 from symrazor.evidence.value import Evidence
 from symrazor.hyper import hyperparameters, weights
@@ -357,4 +358,4 @@ class Razor:
 
 def _check_finite(now: Evidence) -> None:
     if not math.isfinite(float(now.log_evidence.detach())):
-        raise ValueError(f"expected a finite evidence, got {now}; have the weights diverged?")
+        raise DivergenceError(f"expected a finite evidence, got {now}; have the weights diverged?")

@@ -21,7 +21,14 @@ from symrazor.augment.poses import MOST_DATA, find_reach_
 from symrazor.collapsing.collapse import collapse
 from symrazor.collapsing.pruning import path_shares
 from symrazor.data import TensorLoader, Tensors, check_batch
-from symrazor.distributed import Shared, alone, started_by_torchrun, unwrapped, world
+from symrazor.distributed import (
+    Shared,
+    alone,
+    refuse_sharded,
+    started_by_torchrun,
+    unwrapped,
+    world,
+)
 from symrazor.evidence.value import Evidence
 from symrazor.layers.relaxed import NEAR, free_groups, spatial_layers, start_near_
 from symrazor.layers.trace import is_ours
@@ -174,6 +181,7 @@ def fit(
         SystemExit: SIGTERM, with `save` or `resume`, and a checkpoint was written.
     """
     model = unwrapped(model)
+    refuse_sharded(model)
     if not isinstance(config, FitConfig | None):
         raise ValueError(f"expected config as a FitConfig, got {type(config).__name__}")
     options = (config or FitConfig()).change(**changes)
@@ -227,8 +235,8 @@ def _pair(data: Any, where: str, device: torch.device) -> Tensors:
             f"expected {where} as a pair of tensors (x, y), got {got}; do torch.as_tensor(...), "
             "or use Razor with a loader of your own"
         )
-    check_batch(*data, where)
     x, y = (part.to(device) for part in data)
+    check_batch(x, y, where)
     return x, y
 
 

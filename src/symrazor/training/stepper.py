@@ -31,6 +31,7 @@ from symrazor.distributed import sum_, together, world
 from symrazor.hyper import weights
 from symrazor.machine.graphed import GraphedStep
 from symrazor.razor.razor import Razor
+from symrazor.razor.state import copied
 from symrazor.training.muon import Muon, matrix_forms
 from symrazor.training.options import DEFAULT_LR, FitConfig
 
@@ -110,6 +111,15 @@ class Stepper:
         self.done += 1
         return nll
 
+    def check(self, nll: Tensor) -> None:
+        """After an epoch: a loss of all its steps, and weights, that are finite.
+
+        Raises:
+            FloatingPointError: as `step` does, which may not have looked since.
+        """
+        finite = torch.stack([torch.isfinite(theta).all() for theta in self.theta]).all()
+        self._check(torch.where(finite, nll, torch.nan))
+
     def record_anew(self) -> None:
         """The model computes other things than before: a recorded step is of no use any more."""
         if isinstance(self.run, GraphedStep):
@@ -173,12 +183,15 @@ class Stepper:
             self._check(uphill)
 
     def _snapshot(self) -> dict[str, Tensor]:
-        state = self.razor.model.state_dict()
-        return {name: value.detach().clone() for name, value in state.items()}
+        return copied(self.razor.model.state_dict())
+
+    def put_back_(self) -> None:
+        """The last state of the model that was looked at and found finite."""
+        self.razor.model.load_state_dict(self.last_good)
 
     def _check(self, loss: Tensor) -> None:
         if not bool(torch.isfinite(loss)):
-            self.razor.model.load_state_dict(self.last_good)
+            self.put_back_()
             raise FloatingPointError(
                 f"expected a finite training loss, got {float(loss.detach())} at step {self.done} "
                 f"of {self.total}; the model is back at its last good state. Lower the learning "
