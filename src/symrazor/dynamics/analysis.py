@@ -13,7 +13,8 @@ from torch import Tensor
 
 from symrazor.dynamics.algebra import Algebra, generators, quantities, span
 from symrazor.dynamics.conserved import Quadratic
-from symrazor.dynamics.simple import WithinSpan
+from symrazor.dynamics.free import FreeSpan
+from symrazor.dynamics.simple import WithinSpan, spanned
 from symrazor.dynamics.trajectories import Trajectories
 
 THRESHOLD = 0.05
@@ -156,10 +157,10 @@ def drift(quantity: Algebra, data: Trajectories) -> Float[Tensor, "k"]:
 
 def _within(conserved: Quadratic, found: Spectrum, known: Algebra) -> Float[Tensor, "k"]:
     """How much of each known quantity lies in the span that was taken, or else in the learned."""
-    if not isinstance(conserved, WithinSpan):
+    if not isinstance(conserved, WithinSpan | FreeSpan):
         return recovered(found, known)
-    names = tuple(f"C{k + 1}" for k in range(len(conserved.b_given)))
-    span = Algebra(names, conserved.A_given.double().cpu(), conserved.b_given.double().cpu())
+    A, b = spanned(conserved)
+    span = Algebra(("",) * len(b), A.double().cpu(), b.double().cpu())
     return parallelness(known.generators(), span)
 
 
@@ -169,16 +170,17 @@ def describe(
     """Everything about the learned quantities as plain numbers.
 
     "dimension" counts the directions with long flows; "span" those of the span that was taken as a
-    whole, where there is one (`WithinSpan`): some of it may follow from the rest, as products of
+    whole, where there is one (`WithinSpan`, `FreeSpan`): some of it may follow from the rest, as products of
     conserved momenta do, and then the bound does not care how long its flows are. "recovered" is
     about the span.
     """
     found = spectrum(conserved)
     learned = found.learned()
+    as_whole = isinstance(conserved, WithinSpan | FreeSpan)
     report: dict[str, Any] = {
         "singular_values": found.values.tolist(),
         "dimension": found.dimension,
-        "span": len(conserved.b_given) if isinstance(conserved, WithinSpan) else found.dimension,
+        "span": len(spanned(conserved)[1]) if as_whole else found.dimension,
         "closure": closure(found.directions[: found.dimension]).outside,
     }
     if known is not None:

@@ -113,7 +113,7 @@ def _changes(data: Trajectories) -> Float[Tensor, "m f"]:
 
 def matrices(c: Float[Tensor, "k f"], d: int) -> tuple[Tensor, Tensor]:
     """A [k, d, d] and b [k, d] of quantities given by coefficients of the `monomials`."""
-    i, j = torch.triu_indices(d, d).unbind()
-    A = torch.zeros(len(c), d, d, dtype=c.dtype)
+    i, j = torch.triu_indices(d, d, device=c.device).unbind()
+    A = c.new_zeros(len(c), d, d)
     A[:, i, j] = c[:, : len(i)]
     return A + A.mT, c[:, len(i) :]

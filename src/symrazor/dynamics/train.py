@@ -8,6 +8,7 @@ posterior q and the conserved quantities eta maximise the same bound: a symmetry
 costs no fit and needs less of a posterior.
 """
 
+import copy
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -31,6 +32,10 @@ Record = dict[str, float]
 Progress = Callable[[Record], None]
 PATIENCE = 50
 """Steps in a row without a finite gradient after which there is no point in going on."""
+SPREADS = ("log_diagonal", "log_scale")
+"""Names of parameters that are logarithms of posterior scales."""
+BOUND = 1 << 19
+"""States times flows times draws from which a bound is estimated, if they can be so few."""
 CHUNK = 1 << 17
 """States times flows times draws that are worked on at once outside training."""
 
@@ -85,7 +90,7 @@ def train(
         FloatingPointError: nothing but such steps.
     """
     config = config or TrainConfig()
-    loop = _Loop(model, data, config)
+    loop = Loop(model, data, config)
     started = time.monotonic()
     history: list[Record] = []
     step, share = 0, 0.0
@@ -107,7 +112,29 @@ def train(
     return result
 
 
-class _Loop:
+def seconds_per_step(
+    model: SymmetrisedNetwork, data: Transitions, config: TrainConfig, steps: int = 8
+) -> float:
+    """What a step of training costs here, from a few steps of a copy.
+
+    Args:
+        model: not changed.
+        data: transitions.
+        config: of the training.
+        steps: that are timed, after as many that are not.
+    """
+    loop = Loop(copy.deepcopy(model), data, config)
+    started = 0.0
+    for step in range(2 * steps):
+        if step == steps:
+            loop.skipped()  # waits for a device
+            started = time.monotonic()
+        loop.step(0.0)
+    loop.skipped()
+    return (time.monotonic() - started) / steps
+
+
+class Loop:
     """Model, optimiser and the counters of a run."""
 
     def __init__(self, model: SymmetrisedNetwork, data: Transitions, config: TrainConfig) -> None:
@@ -116,14 +143,7 @@ class _Loop:
         self.data = data.to(config.device, dtype)
         self.noise = Noise(config.noise, config.noise_kind).to(config.device)
         self.generator = torch.Generator(config.device).manual_seed(config.seed)
-        own = [*model.network.parameters(), *self.noise.parameters()]
-        groups: list[dict[str, Any]] = [
-            {"params": [p for p in own if p.requires_grad], "lr": config.lr}
-        ]
-        learned = [] if model.conserved is None else list(model.conserved.parameters())
-        learned = [p for p in learned if p.requires_grad]
-        if learned:
-            groups.append({"params": learned, "lr": config.conserved_lr})
+        groups = [group for group in self._groups() if group["params"]]
         self.rates: list[float] = [group["lr"] for group in groups]
         on_gpu = self.generator.device.type == "cuda"
         if on_gpu:  # a recorded step reads its rates from tensors
@@ -134,12 +154,27 @@ class _Loop:
         self.nll, self.count, self.bad, self.row = zero.clone(), 0, zero.clone(), zero.clone()
         self.capped = zero.clone()
 
+    def _groups(self) -> list[dict[str, Any]]:
+        """Weights, posterior scales, and the quantities, each with its rate and its beginning."""
+        model, config = self.model, self.config
+        named = [(k, p) for k, p in model.network.named_parameters() if p.requires_grad]
+        spreads = [p for k, p in named if k.rsplit(".")[-1] in SPREADS]
+        rest = [p for k, p in named if k.rsplit(".")[-1] not in SPREADS]
+        rest += [p for p in self.noise.parameters() if p.requires_grad]
+        learned = [] if model.conserved is None else list(model.conserved.parameters())
+        learned = [p for p in learned if p.requires_grad]
+        return [
+            {"params": rest, "lr": config.lr, "begin": 0.0},
+            {"params": spreads, "lr": config.spread_lr * config.lr, "begin": 0.0},
+            {"params": learned, "lr": config.conserved_lr, "begin": config.burn_in},
+        ]
+
     def step(self, share: float) -> None:
         """One step of Adam at this share of the training; on a GPU replayed as a graph."""
         config = self.config
         for number, group in enumerate(self.optimiser.param_groups):
             rate = 0.5 * self.rates[number] * (1 + math.cos(math.pi * min(share, 1.0)))
-            rate = rate if number == 0 or share >= config.burn_in else 0.0
+            rate = rate if share >= group["begin"] else 0.0
             if isinstance(group["lr"], Tensor):
                 group["lr"].fill_(rate)
             else:
@@ -241,11 +276,12 @@ def bound(trained: Trained, data: Transitions, draws: int | None = None) -> dict
     Args:
         trained: the model.
         data: it was trained on.
-        draws: from the posterior; 256 for up to 1,000 data, else 64, and an eighth of it where
-            flows have to be solved for.
+        draws: from the posterior; 16 to 256, fewer for more data, and an eighth of it where flows
+            have to be solved for.
     """
     if draws is None:
-        draws = 256 if len(data) <= 1_000 else 64
+        flows = 1 if trained.model.conserved is None else 2 * trained.config.flows
+        draws = max(16, min(256, BOUND // (len(data) * flows)))
         draws //= 1 if isinstance(trained.model.conserved, Quadratic | None) else 8
     total, count = 0.0, 0
     for piece, predicted in predictions(trained, data, draws=draws, seed=trained.config.seed + 1):

@@ -13,12 +13,9 @@ In all but "likelihood" what a network without quantities nearly conserves is pr
 evidence judges.
 """
 
-import argparse
 import json
 import math
-import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -107,7 +104,6 @@ def pendulum_setting(options: noether.Options, seed: int) -> noether.Setting:
         count=3,
         measure="ball",
         draws="antithetic",
-        judge=True,
     )
 
 
@@ -129,7 +125,6 @@ def anisotropic_setting(options: noether.Options, seed: int) -> noether.Setting:
         count=6,
         measure="ball",
         draws="antithetic",
-        judge=True,
     )
 
 
@@ -226,7 +221,7 @@ def _row(name: str, options: noether.Options, seed: int) -> dict[str, Any]:
     if name == "kepler":
         return kepler_row(options, seed)
     if name == "likelihood":
-        problem = replace(noether_oscillator.setting(options, seed), prune=False)
+        problem = noether_oscillator.setting(options, seed)
         return noether.run_one(
             problem, "likelihood", noether.configured(problem.config, options, seed)
         )
@@ -280,13 +275,7 @@ def markdown(rows: Sequence[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """The command, with rows beside the common options."""
-    parser = argparse.ArgumentParser(add_help=False)
-    parser.add_argument("--rows", nargs="+", default=list(ROWS))
-    own, rest = parser.parse_known_args(sys.argv[1:] if arguments is None else arguments)
-    noether.main(NAME, lambda options: run(options, tuple(own.rows)), rest)
-
-
 if __name__ == "__main__":
-    main()
+    noether.main(
+        NAME, run, {"--rows": {"nargs": "+", "default": list(ROWS), "help": "some of these"}}
+    )
