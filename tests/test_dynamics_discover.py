@@ -8,11 +8,12 @@ import pytest
 import torch
 
 from symrazor.dynamics import figures, given, systems
-from symrazor.dynamics.algebra import Algebra, all_nbody, unitary
+from symrazor.dynamics.algebra import Algebra, all_nbody, euclidean, unitary
 from symrazor.dynamics.discover import discover
 from symrazor.dynamics.discovered import described
 from symrazor.dynamics.files import read_trajectories, with_velocities
 from symrazor.dynamics.naming import formula, named
+from symrazor.dynamics.nbody import nbody
 from symrazor.dynamics.trajectories import Trajectories, simulate
 
 
@@ -80,6 +81,14 @@ def test_units_make_states_and_rates_about_one() -> None:
         assert float(rates.square().mean()) == pytest.approx(1.0)
 
 
+def test_formula_minds_units_and_the_centre() -> None:
+    """(q - 10)^2 / 200 + 50 p^2, where q varies by 11 and p by 0.1: both terms are as large."""
+    A = torch.diag(torch.tensor([0.01, 100.0]).double())
+    b = torch.tensor([-0.1, 0.0]).double()
+    centre, scale = torch.tensor([10.0, 0.0]).double(), torch.tensor([11.0, 0.1]).double()
+    assert formula(A, b, centre, scale) == "0.005 (q1 - 10)^2 + 50 p1^2"
+
+
 def test_units_move_what_is_far_from_zero() -> None:
     """A spring on a wall: its energy comes back in the user's coordinates."""
     data = simulate(systems.oscillators(), 8, 6, 0.2, seed=0)
@@ -127,7 +136,7 @@ def test_velocities_of_a_parabola_are_exact() -> None:
 
 def test_formula_names_the_largest_terms() -> None:
     A = torch.tensor([[2.0, 0.0], [0.0, 1.0]])
-    assert formula(A, torch.tensor([0.0, -0.7])) == "1.00 q1^2 - 0.70 p1 + 0.50 p1^2"
+    assert formula(A, torch.tensor([0.0, -0.7])) == "1 q1^2 - 0.7 p1 + 0.5 p1^2"
 
 
 @pytest.mark.parametrize("known", [unitary(2), unitary(3), all_nbody(3, 2), all_nbody(2, 3)])
@@ -155,19 +164,37 @@ def test_entries_are_in_the_units_of_the_user() -> None:
     data = simulate(systems.oscillators(), 6, 6, 0.2, seed=0)
     own = given.given(data.states * torch.tensor([10.0, 0.1]), data.times[0], False)
     scale = given.units(own)
-    entries, algebra = described(unitary(1).quadratic(), scale, scale.scaled(own))
-    (entry,) = entries
+    (entry,), _, algebra = described(unitary(1).quadratic(), scale, scale.scaled(own))
     assert entry["name"] == "energy (rotation of phase space)"
     A = np.array(entry["matrix"])
     ratio = float(scale.scale[0] / scale.scale[1]) ** 2
     assert A[1, 1] / A[0, 0] == pytest.approx(ratio, rel=1e-4)
     assert algebra == {"closure": 0.0, "structure_constants": [[[0.0]]]}
     assert described(None, scale, data)[0] == []
-    entries, algebra = described(unitary(2).quadratic(), given.units(_two()), _two())
+    entries, _, algebra = described(unitary(2).quadratic(), given.units(_two()), _two())
     assert algebra["closure"] == pytest.approx(0.0, abs=1e-9)
     constants = np.array(algebra["structure_constants"])
     np.testing.assert_allclose(constants, -constants.transpose(1, 0, 2), atol=1e-9)
     assert all(entry["drift"] < 1e-6 for entry in entries)
+
+
+def test_what_drifts_more_than_noise_explains_is_doubtful() -> None:
+    """Rotations for a pendulum; and momenta of bodies at rest together, which are all but zero."""
+    data = simulate(systems.pendulum().started_normal(1.5, 1.0), 30, 20, 0.3, seed=0)
+    own = given.units(data)
+    holds, doubtful, _ = described(unitary(1).quadratic(), own, own.scaled(data), 1e-3)
+    assert not holds and doubtful[0]["drift"] > 0.3
+    q, p = torch.randn(2, 20, 4, generator=torch.Generator().manual_seed(0)).double()
+    p = p - p.view(20, 2, 2).mean(1, keepdim=True).expand(20, 2, 2).reshape(20, 4)
+    system = nbody(2, 2)
+    start = torch.cat([q, p], 1)
+    still = simulate(system.started(lambda n, g: start[:n]), 20, 8, 0.2, seed=0).noisy(1e-4, seed=1)
+    own = given.units(still)
+    inner = own.scaled(still)
+    noise = 2e-4 / float(own.scale[-1]) ** 2
+    holds, doubtful, _ = described(euclidean(2, 2).quadratic(), own, inner, noise)
+    assert [one["name"] for one in holds] == list(euclidean(2, 2).names) and not doubtful
+    assert holds[0]["drift"] > 0.5
 
 
 def _two() -> Trajectories:

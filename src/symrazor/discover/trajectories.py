@@ -9,6 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from symrazor.data import Dataset
+from symrazor.data.batches import refusal
 from symrazor.discover.asked import Options
 from symrazor.dynamics.conserved import AffineFlows
 from symrazor.dynamics.discover import discover as find
@@ -62,6 +63,10 @@ def discover(data: Dataset, options: Options) -> Dynamics:
         KeyboardInterrupt: stopped; nothing is kept of it.
     """
     times = data.times
+    if data.x.shape[2] % 2 and not options.positions:
+        what = f"positions, then as many momenta in {data.source}"
+        do = "add the momenta, or --positions if these are positions only, or --kind series"
+        raise refusal(what, f"{data.x.shape[2]} coordinates", do)
     if times is None:
         times = torch.arange(data.x.shape[1], dtype=torch.float32)
     gaps = times.double().diff(dim=-1)
@@ -72,6 +77,7 @@ def discover(data: Dataset, options: Options) -> Dynamics:
             minutes=options.minutes,
             seed=options.seed,
             progress=options.progress,
+            positions=options.positions,
             device=options.place(),
             steps=options.epochs or STEPS,
         )

@@ -155,6 +155,15 @@ def drift(quantity: Algebra, data: Trajectories) -> Float[Tensor, "k"]:
     return (along / overall.clamp_min(1e-300)).sqrt()
 
 
+def drift_by_noise(quantity: Algebra, data: Trajectories, variance: float) -> Float[Tensor, "k"]:
+    r"""The `drift` that noise causes, $\sqrt{\sigma^2 E|\nabla C|^2 / \mathrm{Var}\, C}$."""
+    x = data.states.cpu()[data.observed.cpu()]
+    slopes = torch.einsum("kij,mj->mki", quantity.A, x) + quantity.b
+    values = 0.5 * torch.einsum("mi,kij,mj->mk", x, quantity.A, x) + x @ quantity.b.mT
+    overall = values.var(dim=0, correction=0).clamp_min(1e-300)
+    return (variance * slopes.square().sum(-1).mean(0) / overall).sqrt()
+
+
 def _within(conserved: Quadratic, found: Spectrum, known: Algebra) -> Float[Tensor, "k"]:
     """How much of each known quantity lies in the span that was taken, or else in the learned."""
     if not isinstance(conserved, WithinSpan | FreeSpan):
@@ -170,9 +179,9 @@ def describe(
     """Everything about the learned quantities as plain numbers.
 
     "dimension" counts the directions with long flows; "span" those of the span that was taken as a
-    whole, where there is one (`WithinSpan`, `FreeSpan`): some of it may follow from the rest, as products of
-    conserved momenta do, and then the bound does not care how long its flows are. "recovered" is
-    about the span.
+    whole, where there is one (`WithinSpan`, `FreeSpan`): some of it may follow from the rest, as
+    products of conserved momenta do, and then the bound does not care how long its flows are.
+    "recovered" is about the span.
     """
     found = spectrum(conserved)
     learned = found.learned()

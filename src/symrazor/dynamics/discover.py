@@ -83,8 +83,9 @@ def discover(
         "learned": mean_squared_error(learned, tests),
         "plain": mean_squared_error(plain, tests),
     }
-    entries, algebra = described(learned.model.conserved, own, aside)
-    return Discovered(learned, plain, own, entries, algebra, errors, len(pairs))
+    noise = float(learned.noise.variance.detach())
+    found = described(learned.model.conserved, own, aside, noise)
+    return Discovered(learned, plain, own, *found, errors, len(pairs))
 
 
 @contextmanager

@@ -1,6 +1,5 @@
 """What was found in trajectories: conserved quantities in words and numbers, and a simulator."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,8 +17,11 @@ from symrazor.dynamics.simple import spanned
 from symrazor.dynamics.train import Trained
 from symrazor.dynamics.trajectories import Trajectories
 
-DOUBT = 0.3
-"""A quantity that drifts more along trajectories set aside deserves a word."""
+DOUBT, NOISY = 0.15, 3.0
+"""A quantity that drifts more than this along trajectories set aside, and more than so many times
+what noise explains, does not hold."""
+FEW = 150
+"""Steps of a trial below which it says little."""
 
 
 class ScaledSimulator(nn.Module):
@@ -58,6 +60,7 @@ class Discovered:
         units: of states and times.
         conserved: one entry for each quantity of a basis of what was taken: name, formula,
             singular value, parallelness, drift, matrix and linear part in the user's units.
+        doubtful: the same of those that drift along trajectories set aside.
         algebra: "closure", how far the quantities are from an algebra, and "structure_constants".
         held_out: mean squared one-step errors of both models on trajectories set aside, scaled.
         n_data: transitions used.
@@ -67,6 +70,7 @@ class Discovered:
     plain: Trained
     units: Units
     conserved: list[dict[str, Any]]
+    doubtful: list[dict[str, Any]]
     algebra: dict[str, Any]
     held_out: dict[str, float]
     n_data: int
@@ -80,6 +84,19 @@ class Discovered:
     @property
     def verdict(self) -> str:
         """In words."""
+        parts = [self._found()]
+        for entry in self.doubtful:
+            drift = f"{100 * entry['drift']:.0f} % along held-out trajectories"
+            parts.append(
+                f"The evidence would also take {entry['name']}, which drifts by {drift}: it is not "
+                "conserved, or there was too little training."
+            )
+        steps = min((int(trial["steps"]) for trial in self.learned.trials), default=FEW)
+        if steps < FEW:
+            parts.append(f"Each trial had only {steps} steps: allow more time.")
+        return " ".join(parts)
+
+    def _found(self) -> str:
         if not self.conserved:
             return (
                 "No quadratic conserved quantity was found. "
@@ -87,17 +104,12 @@ class Discovered:
             )
         names = ", ".join(entry["name"] for entry in self.conserved)
         many = "quantities are" if len(self.conserved) > 1 else "quantity is"
-        worst = max(self.conserved, key=lambda entry: entry["drift"])
+        worst = max(entry["drift"] for entry in self.conserved)
         text = f"{len(self.conserved)} {many} conserved: {names}. "
         text += f"Evidence bound: {self.margin:+,.0f} nats against none. "
-        text += f"Largest drift on held-out trajectories: {100 * worst['drift']:.1f} %."
+        text += f"Largest drift on held-out trajectories: {100 * worst:.1f} %."
         if self.margin < 0:
             text += " But the evidence without them is higher: do not trust them."
-        elif worst["drift"] > DOUBT:
-            text += (
-                f" That is of {worst['name']}, and a lot: its values hardly differ between "
-                "trajectories, or it is not conserved."
-            )
         return text
 
     def to_dict(self) -> dict[str, Any]:
@@ -105,6 +117,7 @@ class Discovered:
         return {
             "verdict": self.verdict,
             "conserved": self.conserved,
+            "doubtful": self.doubtful,
             **self.algebra,
             "evidence": {"learned": self.learned.bound, "plain": self.plain.bound}
             | {"margin": self.margin},
@@ -125,46 +138,41 @@ class Discovered:
 
 @torch.no_grad()
 def described(
-    conserved: nn.Module | None, units: Units, aside: Trajectories
-) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Entries for the quantities that were taken, and their algebra.
+    conserved: nn.Module | None, units: Units, aside: Trajectories, noise: float = 0.0
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]], dict[str, Any]]:
+    """Entries for the quantities that were taken: those that hold, and not; and their algebra.
 
     Args:
         conserved: of a model, in scaled units.
         units: the user's.
         aside: trajectories for the drift, scaled.
+        noise: variance of scaled states.
     """
     if not isinstance(conserved, Quadratic):
-        return [], {"closure": 0.0, "structure_constants": []}
+        return [], [], {"closure": 0.0, "structure_constants": []}
     basis = named(*spanned(conserved))
     taken = Algebra(
         tuple(one.name for one in basis),
         torch.stack([one.A for one in basis]),
         torch.stack([one.b for one in basis]),
     )
-    values = analysis.spectrum(conserved).values.tolist()
-    drifts = analysis.drift(taken, aside).tolist()
-    entries = []
-    for one, value, drift in zip(basis, _padded(values, len(basis)), drifts, strict=True):
+    values = [*analysis.spectrum(conserved).values.tolist(), *[0.0] * len(basis)]
+    drifts = analysis.drift(taken, aside)
+    fine = drifts <= (NOISY * analysis.drift_by_noise(taken, aside, noise)).clamp_min(DOUBT)
+    holds: list[dict[str, Any]] = []
+    doubtful: list[dict[str, Any]] = []
+    for k, one in enumerate(basis):
         matrix, linear = units.quantity(one.A, one.b)
-        entries.append(
-            {
-                "name": one.name,
-                "formula": formula(matrix, linear),
-                "singular_value": value,
-                "parallelness": one.parallelness,
-                "drift": drift,
-                "matrix": matrix.tolist(),
-                "linear": linear.tolist(),
-            }
-        )
-    closure = analysis.closure(taken.generators())
-    return entries, {
-        "closure": closure.outside,
-        "structure_constants": closure.constants.tolist(),
-    }
-
-
-def _padded(values: Sequence[float], count: int) -> list[float]:
-    """Singular values, zeros where the flows have none."""
-    return [*values, *([0.0] * count)][:count]
+        entry = {
+            "name": one.name,
+            "formula": formula(matrix, linear, units.centre, units.scale),
+            "singular_value": values[k],
+            "parallelness": one.parallelness,
+            "drift": float(drifts[k]),
+            "matrix": matrix.tolist(),
+            "linear": linear.tolist(),
+        }
+        (holds if bool(fine[k]) else doubtful).append(entry)
+    closed = analysis.closure(taken.generators())
+    constants = closed.constants.tolist()
+    return holds, doubtful, {"closure": closed.outside, "structure_constants": constants}

@@ -14,7 +14,7 @@ generate (`symrazor.dynamics.group`); the evidence chooses again.
 import copy
 import math
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -33,6 +33,8 @@ TRIALS = 3
 """Of a number of quantities at most: rounded, free, and rounded after that."""
 SLACK = 0.75
 """Share of the time that is planned: what is not steps takes time too."""
+FIRST, TRYING = 0.2, 0.4
+"""Shares of the time for the network without quantities, and for the trials."""
 
 
 @dataclass
@@ -77,7 +79,7 @@ def train_and_judge(
     The burn-in share of the steps goes to the network without quantities, half of the rest to
     each trial that starts from it: none, and up to three for each of `PROPOSALS` numbers of
     quantities. Then fresh networks are trained for all steps: with the best, and with the whole
-    group that it generates, if it does. With `minutes`, the steps are as many as fit.
+    group that it generates, if it does. With `minutes`, there are as many steps as fit.
 
     Args:
         model: a network and as many quantities as may be proposed, `Quadratic` or `Combination`,
@@ -87,31 +89,69 @@ def train_and_judge(
         progress: called with each record.
 
     Returns:
-        The best of the last trainings; its history and time are those of all, and `trials` says
-        what was tried.
+        The best of the last trainings, or the trial that won where time was too short for more; its
+        history and time are those of all, and `trials` says what was tried.
     """
     config = config or TrainConfig()
     started = time.monotonic()
-    steps = _planned(model, data, config)
-    told = _Told(progress, steps * (config.burn_in + _short(config) * (1 + PROPOSALS * TRIALS) + 2))
-    whole = config.change(steps=steps, minutes=None, burn_in=0.0)
+    plan = _planned(model, data, config)
+    told = _Told(progress, plan.first + plan.trial * (1 + PROPOSALS * TRIALS) + 2 * plan.last)
+    whole = config.change(minutes=None, burn_in=0.0)
     offered = copy.deepcopy(model).to(config.device)
     plain = SymmetrisedNetwork(offered.network)
-    first = train(plain, data, _part(whole, config.burn_in), told.next(steps * config.burn_in))
+    first = train(plain, data, whole.change(steps=plan.first), told.next(plan.first))
     found = Proposals(offered, plain, data.x)
-    tried = _Trials(data, _part(whole, _short(config)), told)
+    tried = _Trials(data, whole.change(steps=plan.trial), told)
     tried.run(plain)
     for m in found.jumps(PROPOSALS):
         tried.propose(found.first(m))
-    best = _held(min(tried.trials, key=lambda t: t.cost), model)
-    told.skip_to(told.total - 2 * steps)
+    winner = min(tried.trials, key=lambda t: t.cost)
+    best = _held(winner, model)
+    told.skip_to(told.total - 2 * plan.last)
     group = whole_group(best, data.x)
     last = [best] if group is None else [best, SymmetrisedNetwork(model.network, *group)]
-    left = None if config.minutes is None else 60 * config.minutes - (time.monotonic() - started)
-    final = _Trials(data, whole.change(steps=_rest(tried, len(last), config, left, steps)), told)
+    if config.minutes is not None and winner.trained is not None:
+        left = 60 * config.minutes - (time.monotonic() - started)
+        plan = plan.within(left, winner.trained.seconds / plan.trial, len(last), config.steps)
+    final = _Trials(data, whole.change(steps=plan.last), told)
     for one in last:
-        final.run(one, 2 * steps / len(last))
-    return _summed(first, tried.trials, final.trials)
+        final.run(one, (told.total - told.done) / (len(last) - len(final.trials)))
+    return _summed(first, tried.trials, final.trials, winner)
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """Steps of the training without quantities, of a trial, and of each of the last trainings."""
+
+    first: int
+    trial: int
+    last: int
+
+    def within(self, seconds: float, each: float, trainings: int, most: int) -> "_Plan":
+        """The same with as many last steps as fit into the seconds, at least those of a trial."""
+        fit = int(SLACK * seconds / (trainings * each))
+        return replace(self, last=max(self.trial, min(most, fit)))
+
+
+def _planned(model: SymmetrisedNetwork, data: Transitions, config: TrainConfig) -> _Plan:
+    """By shares of the steps; with a time, by shares of it, and no more than that."""
+    share, steps = config.burn_in, config.steps
+    plan = _Plan(
+        max(1, round(share * steps)), max(1, round((1 - share) / 2 * steps)), max(1, steps)
+    )
+    if config.minutes is None:
+        return plan
+    plain = seconds_per_step(SymmetrisedNetwork(model.network), data, config)
+    flows = seconds_per_step(model, data, config)
+    seconds = SLACK * 60 * config.minutes
+    first = int(FIRST * seconds / plain)
+    trial = int(TRYING * seconds / (plain + PROPOSALS * TRIALS * flows))
+    last = int((1 - FIRST - TRYING) * seconds / (2 * flows))
+    return _Plan(
+        max(1, min(plan.first, first)),
+        max(1, min(plan.trial, trial)),
+        max(1, min(plan.last, last)),
+    )
 
 
 @dataclass
@@ -190,55 +230,27 @@ def _held(best: Trial, given: SymmetrisedNetwork) -> SymmetrisedNetwork:
     return SymmetrisedNetwork(given.network, won.conserved, won.times)
 
 
-def _short(config: TrainConfig) -> float:
-    """Share of the steps that a trial gets."""
-    return (1 - config.burn_in) / 2
-
-
-def _part(config: TrainConfig, share: float) -> TrainConfig:
-    """The same for a share of the steps."""
-    return config.change(steps=max(1, round(share * config.steps)))
-
-
-def _planned(model: SymmetrisedNetwork, data: Transitions, config: TrainConfig) -> int:
-    """Steps of a whole training such that all of them fit into the time, if there is one."""
-    if config.minutes is None:
-        return config.steps
-    plain = seconds_per_step(SymmetrisedNetwork(model.network), data, config)
-    flows = seconds_per_step(model, data, config)
-    each = plain * (config.burn_in + _short(config))
-    each += flows * (_short(config) * PROPOSALS * TRIALS + 2)
-    return max(1, min(config.steps, int(SLACK * 60 * config.minutes / each)))
-
-
-def _rest(
-    tried: _Trials, trainings: int, config: TrainConfig, seconds: float | None, steps: int
-) -> int:
-    """Steps of each of the last trainings: what fits into the seconds, at least as in a trial."""
-    best = min(tried.trials, key=lambda t: t.cost).trained
-    if seconds is None or best is None:
-        return steps
-    fit = SLACK * seconds / (trainings * best.seconds / best.config.steps)
-    return max(best.config.steps, min(config.steps, int(fit)))
-
-
-def _summed(first: Trained, trials: list[Trial], finals: list[Trial]) -> Trained:
-    """The best of the last trainings, with the records and the time of all.
+def _summed(first: Trained, trials: list[Trial], finals: list[Trial], winner: Trial) -> Trained:
+    """The best of the last trainings and the trial that won, with the records and time of all.
 
     Raises:
         FloatingPointError: none of them came to an end.
     """
-    best = min(finals, key=lambda t: t.cost)
+    best = min((*finals, winner), key=lambda t: t.cost)
     if best.trained is None:
         raise FloatingPointError(
             f"expected finite gradients with {best.count} quantities, got none in {len(finals)} "
             "trainings; do lower lr, or scale the states to about 1"
         )
+    records = [t.to_record() for t in (*trials, *finals)]
+    if best is winner:  # it began with the steps of the first
+        seen = first.config.steps + best.trained.config.steps
+        best.trained.config = best.trained.config.change(steps=seen)
     done = first
-    for trial in (*trials, *(t for t in finals if t is not best), best):
+    for trial in (*(t for t in (*trials, *finals) if t is not best), best):
         if trial.trained is not None:
             done = _continued(done, trial.trained)
-    done.trials = [t.to_record() for t in (*trials, *finals)]
+    done.trials = records
     return done
 
 

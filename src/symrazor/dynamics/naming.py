@@ -100,15 +100,42 @@ def _signed(values: Float[Tensor, "d"]) -> bool:
     return float(values.min()) > -least and int((values > least).sum()) > 1
 
 
-def formula(A: Float[Tensor, "d d"], b: Float[Tensor, "d"], terms: int = 4) -> str:
-    """The largest terms of a quadratic function, as in "0.71 q1 p2 - 0.70 q2 p1"."""
-    n = len(b) // 2
+def formula(
+    A: Float[Tensor, "d d"],
+    b: Float[Tensor, "d"],
+    centre: Float[Tensor, "d"] | None = None,
+    scale: Float[Tensor, "d"] | None = None,
+    terms: int = 4,
+) -> str:
+    """The largest terms of a quadratic function, as in "0.71 q1 p2 - 0.7 q2 p1".
+
+    Args:
+        A: matrix.
+        b: linear part.
+        centre: write it as a function of x - centre.
+        scale: how large the entries of x - centre are; 1 by default.
+        terms: at most so many.
+    """
+    d = len(b)
+    n, size = d // 2, torch.ones(d) if scale is None else scale
     names = [f"q{i + 1}" for i in range(n)] + [f"p{i + 1}" for i in range(n)]
-    parts = [(float(b[i]), names[i]) for i in range(2 * n)]
-    for i in range(2 * n):
-        parts.append((0.5 * float(A[i, i]), f"{names[i]}^2"))
-        parts += [(float(A[i, j]), f"{names[i]} {names[j]}") for j in range(i + 1, 2 * n)]
-    parts = sorted(parts, key=lambda part: -abs(part[0]))
-    large = [part for part in parts[:terms] if abs(part[0]) > 0.05 * abs(parts[0][0])]
-    text = " ".join(f"{'-' if c < 0 else '+'} {abs(c):.2f} {name}" for c, name in large)
+    if centre is not None:
+        b = b + A @ centre
+        names = [_shifted(name, float(c)) for name, c in zip(names, centre, strict=True)]
+    parts = [(float(b[i]), float(b[i] * size[i]), names[i]) for i in range(d)]
+    for i in range(d):
+        for j in range(i, d):
+            c = float(A[i, j]) * (0.5 if i == j else 1.0)
+            name = f"{names[i]}^2" if i == j else f"{names[i]} {names[j]}"
+            parts.append((c, c * float(size[i] * size[j]), name))
+    parts = sorted(parts, key=lambda part: -abs(part[1]))
+    large = [part for part in parts[:terms] if abs(part[1]) > 0.05 * abs(parts[0][1])]
+    text = " ".join(f"{'-' if c < 0 else '+'} {abs(c):.2g} {name}" for c, _, name in large)
     return text.removeprefix("+ ")
+
+
+def _shifted(name: str, centre: float) -> str:
+    """A coordinate relative to its centre."""
+    if centre == 0:
+        return name
+    return f"({name} {'-' if centre > 0 else '+'} {abs(centre):.3g})"

@@ -189,9 +189,7 @@ def run(
         config = configured(problem.config, options, seed)
         for model in options.models:
             rows.append({"model": model, "seed": seed} | run_one(problem, model, config))
-            if options.json is not None:
-                text = json.dumps(document(name, rows, options), indent=1) + "\n"
-                write_atomically(options.json, text.encode())
+            save(options.json, document(name, rows, options))
     return markdown(rows, paper)
 
 
@@ -238,18 +236,36 @@ HEADLINE = (
 )
 
 
-def document(name: str, rows: Sequence[Row], options: Options) -> Row:
-    """The results as JSON: runs, means by model, and the learned model's keys on top."""
+def document(name: str, rows: Sequence[Row], options: Options, top: str | None = "learned") -> Row:
+    """The results as JSON: by model (means, and figures of each seed), and all runs.
+
+    Args:
+        name: of the experiment.
+        rows: runs, each with its "model" and "seed".
+        options: of the experiment.
+        top: the model whose first run has its figures on top; None for the only run, if so.
+    """
     models: Row = {}
     for model in dict.fromkeys(row["model"] for row in rows):
         own = [row for row in rows if row["model"] == model and "error" not in row]
         names = {key for row in own for key, value in row.items() if isinstance(value, float)}
-        models[model] = {key: mean(row[key] for row in own) for key in sorted(names)}
+        models[model] = {key: mean(row[key] for row in own if key in row) for key in sorted(names)}
+        models[model]["seeds"] = {str(row["seed"]): _headline(row) for row in own}
     found: Row = {"experiment": name, "small": options.small, "device": options.place}
-    first = [row for row in rows if row["model"] == "learned" and "error" not in row]
-    if first:
-        found |= {key: first[0][key] for key in HEADLINE if key in first[0]}
+    first = [row for row in rows if top in (row["model"], None) and "error" not in row]
+    if first and (top is not None or len(rows) == 1):
+        found |= _headline(first[0])
     return found | {"models": models, "runs": list(rows)}
+
+
+def _headline(row: Row) -> Row:
+    return {key: row[key] for key in HEADLINE if key in row}
+
+
+def save(file: Path | None, found: Row) -> None:
+    """Write results, if there is a file for them."""
+    if file is not None:
+        write_atomically(file, (json.dumps(found, indent=1) + "\n").encode())
 
 
 def markdown(rows: Sequence[Row], paper: Sequence[str]) -> str:
