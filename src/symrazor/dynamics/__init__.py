@@ -25,8 +25,8 @@ from symrazor.dynamics.observables import Network as Network
 from symrazor.dynamics.observables import Polynomial as Polynomial
 from symrazor.dynamics.symmetrised import SymmetrisedNetwork as SymmetrisedNetwork
 from symrazor.dynamics.systems import System as System
-from symrazor.dynamics.train import Trained as Trained
 from symrazor.dynamics.train import train as train
+from symrazor.dynamics.trained import Trained as Trained
 from symrazor.dynamics.trajectories import Trajectories as Trajectories
 from symrazor.dynamics.trajectories import simulate as simulate
 from symrazor.dynamics.trajectories import transitions as transitions

@@ -18,7 +18,8 @@ from symrazor.dynamics.hamiltonian import HamiltonianNetwork
 from symrazor.dynamics.judge import train_and_judge
 from symrazor.dynamics.measures import FlowTimes
 from symrazor.dynamics.symmetrised import SymmetrisedNetwork
-from symrazor.dynamics.train import Record, Trained, train
+from symrazor.dynamics.train import train
+from symrazor.dynamics.trained import Record, Trained
 from symrazor.dynamics.trajectories import Transitions, transitions
 from symrazor.training.progress import share_bar
 

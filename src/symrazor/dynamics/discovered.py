@@ -14,7 +14,7 @@ from symrazor.dynamics.evaluate import Simulator
 from symrazor.dynamics.given import Units
 from symrazor.dynamics.naming import formula, named
 from symrazor.dynamics.simple import spanned
-from symrazor.dynamics.train import Trained
+from symrazor.dynamics.trained import Trained
 from symrazor.dynamics.trajectories import Trajectories
 
 DOUBT, NOISY = 0.15, 3.0

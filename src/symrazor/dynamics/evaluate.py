@@ -8,7 +8,7 @@ from symrazor.dynamics.integrators import Integrator, advance, named
 from symrazor.dynamics.likelihoods import rollout
 from symrazor.dynamics.phase import Scalar
 from symrazor.dynamics.symmetrised import Hamiltonian
-from symrazor.dynamics.train import Trained, predictions
+from symrazor.dynamics.trained import Trained, predictions
 from symrazor.dynamics.trajectories import Transitions
 
 

@@ -24,7 +24,8 @@ from symrazor.dynamics.conserved import Quadratic
 from symrazor.dynamics.group import GroupOrbits, whole_group
 from symrazor.dynamics.proposals import Proposals, charge, is_rounded, rounded
 from symrazor.dynamics.symmetrised import SymmetrisedNetwork
-from symrazor.dynamics.train import Progress, Record, Trained, seconds_per_step, train
+from symrazor.dynamics.train import Progress, seconds_per_step, train
+from symrazor.dynamics.trained import Record, Trained
 from symrazor.dynamics.trajectories import Transitions
 
 PROPOSALS = 2

@@ -32,9 +32,10 @@ from symrazor.dynamics.measures import FlowTimes
 from symrazor.dynamics.observables import Combination
 from symrazor.dynamics.symmetrised import SymmetrisedNetwork
 from symrazor.dynamics.systems import System, kepler, oscillators, pendulum
-from symrazor.dynamics.train import Trained
+from symrazor.dynamics.trained import Trained
 from symrazor.dynamics.trajectories import Trajectories, simulate, transitions
 from symrazor.experiments import noether, noether_oscillator
+from symrazor.experiments.noether_results import document, save
 
 NAME = "noether-controls"
 ROWS = ("pendulum", "anisotropic", "likelihood", "pendulum-energy", "kepler")
@@ -248,7 +249,7 @@ def run(options: noether.Options, rows: tuple[str, ...] = ROWS) -> str:
             raise ValueError(f"expected rows among {', '.join(ROWS)}, got {name!r}")
         for seed in options.seed:
             found.append({"model": name, "seed": seed} | _row(name, options, seed))
-            noether.save(options.json, noether.document(NAME, found, options, top=None))
+            save(options.json, document(NAME, found, options.small, options.place, top=None))
     return markdown(found)
 
 
