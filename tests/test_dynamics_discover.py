@@ -155,9 +155,10 @@ def test_a_span_is_named_by_the_algebra_that_it_is(known: Algebra) -> None:
 def test_what_has_no_name_gets_a_formula() -> None:
     zero = torch.zeros(1, 2, dtype=torch.float64)
     (one,) = named(torch.diag(torch.tensor([1.0, -1.0]).double())[None], zero)
-    assert one.name == "0.35 q1^2 - 0.35 p1^2" and one.parallelness == 0.0
+    assert one.name == "" and formula(one.A, one.b) == "0.35 q1^2 - 0.35 p1^2"
+    assert one.parallelness == 0.0
     (one,) = named(torch.diag(torch.tensor([-1.0, -4.0]).double())[None], zero)
-    assert one.name == "energy-like: 0.49 p1^2 + 0.12 q1^2"
+    assert one.name == "energy-like" and formula(one.A, one.b) == "0.49 p1^2 + 0.12 q1^2"
 
 
 def test_entries_are_in_the_units_of_the_user() -> None:
@@ -228,8 +229,13 @@ def test_discover_warns_about_positions_and_refuses_bad_input() -> None:
         discover(data.states, data.times[0], minutes=0)
     with pytest.raises(ValueError, match="even number of entries, got 1"):
         discover(data.states[..., :1], data.times[0])
-    with pytest.raises(ValueError, match="got only zeros"):
-        discover(0 * data.states, data.times[0])
+    for wrong in (0 * data.states, 0 * data.states + 3):
+        with pytest.raises(ValueError, match="that vary, got constant ones"):
+            discover(wrong, data.times[0])
+    with pytest.raises(ValueError, match="complex numbers"):
+        discover(data.states + 1j, data.times[0])
+    with pytest.raises(ValueError, match="expected a device that is there, got 'tpu'"):
+        discover(data, device="tpu")
     with pytest.raises(ValueError, match="expected at least one quantity on offer"):
         discover(data, count=0)
 

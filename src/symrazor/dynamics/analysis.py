@@ -23,6 +23,8 @@ LEAST = 0.25
 """Nor do those below this: with a flow time of pi a full rotation has the singular value 1.4."""
 
 
+COMMUTES = 0.2
+"""Norm of the commutators of unit generators below which they are hardly any."""
 DRIFT = 0.3
 """A direction that drifts more along true trajectories is not conserved: short flows across the
 dynamics serve to smooth the energy, which the bound likes where data are few."""
@@ -108,8 +110,8 @@ class Closure:
 
     Args:
         constants: structure constants [m, m, m] in the orthonormal basis.
-        outside: norm of all that lies outside the span, relative to all commutators; 0 for an
-            algebra, and 0 if every commutator vanishes.
+        outside: norm of all that lies outside the span, relative to all commutators or, where these
+            nearly vanish, to `COMMUTES`; 0 for an algebra.
     """
 
     constants: Float[Tensor, "m m m"]
@@ -137,8 +139,7 @@ def closure(directions: Float[Tensor, "m d e"]) -> Closure:
     brackets = commutators(unit).flatten(2)
     constants = brackets @ basis.mT
     outside = (brackets - constants @ basis).norm()
-    total = brackets.norm()
-    return Closure(constants, float(outside / total) if total > 1e-9 else 0.0)
+    return Closure(constants, float(outside / brackets.norm().clamp_min(COMMUTES)))
 
 
 def drift(quantity: Algebra, data: Trajectories) -> Float[Tensor, "k"]:

@@ -66,8 +66,7 @@ def discover(
         raise ValueError(f"expected minutes > 0, got {minutes}")
     if count is not None and count < 1:
         raise ValueError(f"expected at least one quantity on offer, got count={count}")
-    if torch.device(device).type == "cuda" and not torch.cuda.is_available():
-        raise ValueError(f"expected a device that is there, got {device!r}; do leave out device=")
+    _check_device(device)
     if positions:
         warnings.warn(
             "momenta are finite differences of positions: right for unit masses only, and noisier",
@@ -87,6 +86,15 @@ def discover(
     noise = float(learned.noise.variance.detach())
     found = described(learned.model.conserved, own, aside, noise)
     return Discovered(learned, plain, own, *found, errors, len(pairs))
+
+
+def _check_device(device: str) -> None:
+    try:
+        there = torch.device(device).type != "cuda" or torch.cuda.is_available()
+    except RuntimeError:
+        there = False
+    if not there:
+        raise ValueError(f"expected a device that is there, got {device!r}; do leave out device=")
 
 
 @contextmanager

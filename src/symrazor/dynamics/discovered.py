@@ -163,9 +163,10 @@ def described(
     doubtful: list[dict[str, Any]] = []
     for k, one in enumerate(basis):
         matrix, linear = units.quantity(one.A, one.b)
+        terms = formula(matrix, linear, units.centre, units.scale)
         entry = {
-            "name": one.name,
-            "formula": formula(matrix, linear, units.centre, units.scale),
+            "name": one.name if one.parallelness else ": ".join(filter(None, (one.name, terms))),
+            "formula": terms,
             "singular_value": values[k],
             "parallelness": one.parallelness,
             "drift": float(drifts[k]),

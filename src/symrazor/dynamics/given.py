@@ -67,7 +67,7 @@ def units(data: Trajectories) -> Units:
     centre = torch.where(mean.abs() > FAR * spread, mean, 0.0)
     sizes = [_size(part) for part in (seen - centre).chunk(2, dim=1)]
     if min(sizes) == 0:
-        raise ValueError("expected positions and momenta that vary, got only zeros")
+        raise ValueError("expected positions and momenta that vary, got constant ones")
     n = data.phase // 2
     scale = torch.tensor([sizes[0]] * n + [sizes[1]] * n, dtype=torch.float64)
     return Units(centre, scale, _pace(data, scale))
@@ -110,7 +110,10 @@ def given(trajectories: Given, times: Any, positions: bool) -> Trajectories:
 
 def _tensor(values: Any, name: str) -> Tensor:
     try:
-        return torch.as_tensor(values).detach().cpu().double()
+        found = torch.as_tensor(values).detach().cpu()
+        if found.is_complex():
+            raise TypeError("complex numbers")
+        return found.double()
     except (TypeError, ValueError, RuntimeError) as error:
         raise ValueError(
             f"expected {name} as a tensor or array of numbers, got {type(values).__name__} "

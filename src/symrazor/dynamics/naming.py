@@ -10,7 +10,7 @@ from symrazor.dynamics.algebra import Algebra, all_nbody, generators, quantities
 
 NAMED = 0.98
 """Share of a known quantity that must lie in the span for its name to be used."""
-SIGNED = 0.05
+SIGNED = 0.1
 """Eigenvalues below this share of the largest have no sign."""
 
 
@@ -19,7 +19,7 @@ class Named:
     """A quantity of a span.
 
     Args:
-        name: of the known quantity that it is the projection of, or else its formula.
+        name: of the known quantity that it is the projection of, "energy-like", or "" if unknown.
         A: its matrix, of norm 1 together with b.
         b: its linear part.
         parallelness: share of the known quantity that lies in the span; 0 for an unknown one.
@@ -89,8 +89,7 @@ def _entry(generator: Float[Tensor, "d e"], name: str | None, inside: float) -> 
     A, b = A / size, b / size
     if name is None:
         A, b = (-A, -b) if float(A.trace()) < 0 else (A, b)
-        kind = "energy-like: " if _signed(torch.linalg.eigvalsh(A)) else ""
-        name = kind + formula(A, b)
+        name = "energy-like" if _signed(torch.linalg.eigvalsh(A)) else ""
     return Named(name, A, b, inside)
 
 
