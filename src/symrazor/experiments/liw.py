@@ -25,7 +25,7 @@ from symrazor.data import (
     translated,
 )
 from symrazor.data.transforms import TRANSLATION
-from symrazor.experiments.command import Arguments, command
+from symrazor.experiments.command import ROWS, Arguments, command
 from symrazor.experiments.results import Run, add_runs
 from symrazor.invariant import Data, History, InvariantWeights
 from symrazor.invariant.model import Average
@@ -190,6 +190,7 @@ def degrees(history: History, place: int) -> list[float]:
 def main(name: str, run: Callable[[Options], str], arguments: Sequence[str] | None = None) -> None:
     """An experiment as a command of its own, without further packages."""
     own: Arguments = {
+        **ROWS,
         "--small": {"help": "14 x 14 pictures, in a minute or two"},
         "--steps": {"type": int},
         "--batch": {"type": int},

@@ -16,7 +16,7 @@ import torch
 import symrazor as sr
 from symrazor.data import Tensors
 from symrazor.errors import CurvatureError
-from symrazor.experiments.command import Arguments, command
+from symrazor.experiments.command import ROWS, Arguments, command
 from symrazor.experiments.ella_network import Prior, ella_network
 from symrazor.experiments.figures import draw
 from symrazor.experiments.results import Run, add_runs, markdown, merged, read_runs
@@ -218,7 +218,7 @@ def main(experiment: Experiment, arguments: Sequence[str] | None = None) -> None
     """The experiment as a command of its own, without further packages."""
     own: Arguments = {
         "--small": {"help": "embedded digits, in minutes"},
-        "--rows": {"help": "patterns; none: only the table"},
+        "--rows": {**ROWS["--rows"], "help": "patterns; none: only the table"},
         "--epochs": {"type": int},
         "--merge": {"type": Path, "nargs": "*", "default": [], "help": "further results"},
         "--figure": {"type": Path, "help": "folder for pictures"},
