@@ -26,6 +26,7 @@ from symrazor.invariant import (
     evaluate,
     train,
 )
+from symrazor.invariant.restarts import Share
 from symrazor.transforms import AffineLie
 from symrazor.transforms.lie import GROUPS
 
@@ -35,7 +36,7 @@ NAMES = GROUPS["affine"]
 START = 0.1
 CLOSED = 0.2
 WIDE = (("rotation", 9.0), ("rotation", 30.0), ("translation", 4.0), ("scale", 5.0))
-TRIED = (
+TRIED: tuple[Share, ...] = (
     1.0,
     *([share if name in GROUPS[group] else CLOSED for name in NAMES] for group, share in WIDE),
 )
