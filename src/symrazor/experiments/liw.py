@@ -66,6 +66,11 @@ class Options:
     average: Average = "logits"
     kept_scale: float | None = None
 
+    def __post_init__(self) -> None:
+        """Check the scale."""
+        if self.kept_scale is not None and not self.kept_scale > 0:
+            raise ValueError(f"expected a kept scale above 0, got {self.kept_scale}")
+
     @property
     def place(self) -> str:
         """The device."""
