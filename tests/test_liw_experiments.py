@@ -176,6 +176,10 @@ def test_wrong_options_end_with_a_word(tmp_path: Path, capsys: pytest.CaptureFix
     assert "expected rows like 'regular/learned'" in capsys.readouterr().err
     with pytest.raises(ValueError, match="expected --kept-scale for Table 1 or figures"):
         liw_table2.run(Options(small=True, device="cpu", kept_scale=3.0))
+    with pytest.raises(ValueError, match="expected a kept scale above 0, got 0"):
+        Options(kept_scale=0.0)
+    with pytest.raises(ValueError, match="--kept-scale and --learn-scales, got both"):
+        Options(kept_scale=3.0, learn_scales=True)
     with pytest.raises(ValueError, match="expected --data DIR"):
         liw_table2.run(Options(device="cpu"))
     with pytest.raises(ValueError, match="expected rows in rings, recovery"):

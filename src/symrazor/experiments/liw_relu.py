@@ -2,10 +2,9 @@
 
 The first layer is learned as a point estimate, the output layer has a posterior. Without
 transformations (MLP), or with rotations, translations, scalings, or all six affine generators.
-Before the filters are learned, short trainings of the outputs alone compare where widths may begin:
-at almost nothing, or with one kind of map wide open. A first layer that has begun to learn the
-pictures by heart has no use for a wide average any more, and would not open it. Models of one
-version of the data are trained at once.
+Short trainings first compare where widths may begin: at almost nothing, or with one kind of map
+wide open (`choose_starts`). A first layer that has learned the pictures by heart has no use for a
+wide average any more, and would not open it. Models of one version of the data are trained at once.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,6 +25,7 @@ from symrazor.invariant import (
     evaluate,
     train,
 )
+from symrazor.invariant.restarts import Share
 from symrazor.transforms import AffineLie
 from symrazor.transforms.lie import GROUPS
 
@@ -33,15 +33,13 @@ VERSIONS = ("fully rotated", "translated", "scaled", "regular")
 ROWS = ("MLP", "rotation", "translation", "scale", "affine")
 NAMES = GROUPS["affine"]
 START = 0.1
-CLOSED = 0.2
 WIDE = (("rotation", 9.0), ("rotation", 30.0), ("translation", 4.0), ("scale", 5.0))
-TRIED = (
+TRIED: tuple[Share, ...] = (
     1.0,
-    *([share if name in GROUPS[group] else CLOSED for name in NAMES] for group, share in WIDE),
+    *([share if name in GROUPS[group] else 1.0 for name in NAMES] for group, share in WIDE),
 )
-"""Shares of the starting widths that are compared, see `choose_starts`: a little of everything;
-rotations of 52 and 172 degrees, shifts of 0.4 half-widths, factors of 1.65 with little of the
-rest."""
+"""Shares of the starting widths that are compared, see `choose_starts`: a little of everything, and
+beside it rotations of 52 or 172 degrees, shifts of 0.4 half-widths, or factors of 1.65."""
 
 SCHEDULE = Schedule(
     steps=10_000,
