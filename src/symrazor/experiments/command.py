@@ -15,9 +15,11 @@ COMMON: Arguments = {
     "--device": {"default": "auto"},
     "--seed": {"type": int, "nargs": "+", "default": [0]},
     "--json": {"type": Path, "help": "merge the results into this file"},
-    "--rows": {"nargs": "*", "default": ["*"], "help": "patterns of rows"},
 }
-"""Options that every experiment with rows has."""
+"""Options that every experiment has."""
+
+ROWS: Arguments = {"--rows": {"nargs": "*", "default": ["*"], "help": "patterns of rows"}}
+"""And those of a table."""
 
 
 def command(

@@ -5,11 +5,8 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
-from pathlib import Path
 from typing import Any, get_args
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -25,7 +22,8 @@ from symrazor.data import (
     translated,
 )
 from symrazor.data.transforms import TRANSLATION
-from symrazor.experiments.command import Arguments, command
+from symrazor.experiments.command import ROWS, Arguments, command
+from symrazor.experiments.options import OfTable
 from symrazor.experiments.results import Run, add_runs
 from symrazor.invariant import Data, History, InvariantWeights
 from symrazor.invariant.model import Average
@@ -34,7 +32,7 @@ SMALL_SIZE, SMALL_TRAIN, SMALL_TEST = 14, 1000, 500
 
 
 @dataclass(frozen=True)
-class Options:
+class Options(OfTable):
     """What an experiment can be told.
 
     Args:
@@ -54,23 +52,11 @@ class Options:
             the paper, and do not learn them; for Table 1 and the figures.
     """
 
-    small: bool = False
-    data: Path | None = None
-    device: str = "auto"
-    seed: tuple[int, ...] = (0,)
-    json: Path | None = None
-    rows: tuple[str, ...] = ("*",)
     steps: int | None = None
     batch: int | None = None
     samples: int | None = None
     average: Average = "logits"
     keep_scales: bool = False
-
-    @property
-    def place(self) -> str:
-        """The device."""
-        auto = "cuda" if torch.cuda.is_available() else "cpu"
-        return auto if self.device == "auto" else self.device
 
     @property
     def scale(self) -> float:
@@ -82,10 +68,6 @@ class Options:
         told: list[str] = [self.average] if self.average != "logits" else []
         told += ["kept scales"] if self.keep_scales else []
         return f"{row} ({', '.join(told)})" if told else row
-
-    def wants(self, row: str) -> bool:
-        """Whether a row was asked for."""
-        return any(fnmatchcase(row, pattern) for pattern in self.rows)
 
 
 VERSIONS: dict[str, Callable[[Tensor, int, float], Tensor]] = {
@@ -190,6 +172,7 @@ def degrees(history: History, place: int) -> list[float]:
 def main(name: str, run: Callable[[Options], str], arguments: Sequence[str] | None = None) -> None:
     """An experiment as a command of its own, without further packages."""
     own: Arguments = {
+        **ROWS,
         "--small": {"help": "14 x 14 pictures, in a minute or two"},
         "--steps": {"type": int},
         "--batch": {"type": int},
