@@ -34,7 +34,7 @@ from symrazor.experiments.results import Run, add_runs, merged, read_runs
 from symrazor.layers import FFC, Conv, GConv, GroupPool, Relaxed
 
 NAME = "selection"
-SIZE, FIELDS, NOISE = 6, 2, 0.1
+SIZE, FIELDS, NOISE = 6, 4, 0.1
 CONFIG = sr.FitConfig(epochs=60, batch_size=64, lr=2e-2, every=3)
 ROWS = ("p4m", "p4", "translation", "none")
 
@@ -44,7 +44,7 @@ class Options(OfTable):
     """What the experiment can be told.
 
     Args:
-        small: half of the training, and 600 images.
+        small: half of the training.
         data: not used; the images are drawn.
         device: "auto" for a GPU if there is one.
         seed: one or more, of images, filter and network.
@@ -71,7 +71,7 @@ def target(x: Tensor, row: str, generator: torch.Generator) -> Tensor:
     return (y - y.mean()) / y.std()
 
 
-def make_task(row: str, seed: int, n: int) -> Tensors:
+def make_task(row: str, seed: int, n: int = 600) -> Tensors:
     """Draw images and noisy targets."""
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(n, 1, SIZE, SIZE, generator=generator)
@@ -96,7 +96,7 @@ def network() -> nn.Sequential:
 
 def run_row(row: str, seed: int, options: Options) -> Run:
     """Train one network and note what its layer supports."""
-    data = make_task(row, seed, 600 if options.small else 1200)
+    data = make_task(row, seed)
     epochs = CONFIG.epochs // 2 if options.small else CONFIG.epochs
     torch.manual_seed(seed)
     config = CONFIG.change(seed=seed, device=options.place, epochs=epochs, progress=False)
