@@ -159,6 +159,14 @@ def test_markdown_has_mean_and_spread_beside_the_paper() -> None:
     assert len({line.count("|") for line in lines}) == 1
 
 
+def test_runs_that_were_not_trained_alike_are_no_secret() -> None:
+    one = {**_run("a", 0), "config": {"optimizer": "adamw", "seed": 0, "device": "cpu"}}
+    two = {**_run("a", 1), "config": {"optimizer": "adamw", "seed": 1, "device": "cuda"}}
+    other = {**_run("a", 2), "config": {"optimizer": "sgd", "seed": 2, "device": "cuda"}}
+    assert markdown([one, two], {"a": {}}).endswith("| 2 |")
+    assert markdown([one, two, other], {"a": {}}).endswith("| 3, of 2 settings |")
+
+
 # ---------------------------------------------------------------------------------------- tables
 
 

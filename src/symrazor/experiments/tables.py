@@ -106,7 +106,7 @@ def run(experiment: Experiment, options: Options) -> str:
     if options.rows and not chosen:
         names = ", ".join(row.name for row in there)
         raise ValueError(f"expected rows among {names}, got {' '.join(options.rows)}")
-    runs = [run for file in options.merge for run in read_runs(experiment.name, file)]
+    runs = merged([], [run for file in options.merge for run in read_runs(experiment.name, file)])
     if options.json is not None:  # before the work: a run must not be lost to a bad path
         runs = add_runs(experiment.name, options.json, runs)
     loaded: dict[str, tuple[Tensors, Tensors]] = {}
