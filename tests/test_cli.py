@@ -1,29 +1,55 @@
 """The command, as a user runs it."""
 
 import json
+import math
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
 import symrazor as sr
+from symrazor import cli
+from symrazor.bench import evidence as evidence_bench
 from symrazor.bench import fit as fit_bench
 from symrazor.bench import layers as layers_bench
+from symrazor.bench.measure import fresh_peak
 from symrazor.discover import Options, discover_digits
 from symrazor.files import write_atomically
 
 
 def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """In a process of its own."""
     command = [sys.executable, "-m", "symrazor", *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=110)
+
+
+Call = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def call(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Call:
+    """The same in this process: torch is loaded already."""
+
+    def called(*arguments: str) -> subprocess.CompletedProcess[str]:
+        monkeypatch.setattr(sys, "argv", ["symrazor", *arguments])
+        code = 0
+        try:
+            cli.main()
+        except SystemExit as stopped:
+            code = stopped.code if isinstance(stopped.code, int) else 0
+        said = capsys.readouterr()
+        return subprocess.CompletedProcess(arguments, code, said.out, said.err)
+
+    return called
 
 
 def test_discover_on_the_embedded_digits(tmp_path: Path) -> None:
     """A short run: files are complete and the figures in them belong together."""
     done = _run(
-        "discover", "--epochs", "2", "--out", str(tmp_path), "--json", str(tmp_path / "a.json")
+        "discover", "--epochs", "1", "--out", str(tmp_path), "--json", str(tmp_path / "a.json")
     )
     assert done.returncode == 0, done.stderr
     assert "Which digit is it?" in done.stdout
@@ -61,26 +87,24 @@ def test_the_evidence_picks_the_symmetry_that_is_there(seed: int) -> None:
         assert losses[0] < losses[-1]
 
 
-def test_bench_writes_its_rows(tmp_path: Path) -> None:
+def test_bench_writes_its_rows(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On few data, and without the processes of their own that measure memory."""
+    monkeypatch.setattr(evidence_bench, "data", lambda n, data=evidence_bench.data: data(n // 16))
+    monkeypatch.setattr(evidence_bench, "fresh_peak", lambda *_: 1.0)
     file = tmp_path / "rows.json"
-    done = _run(
-        "bench",
-        "evidence",
-        "--alphas",
-        "1",
-        "--rounds",
-        "1",
-        "--paddings",
-        "circular",
-        "--json",
-        str(file),
-    )
+    sizes = ["--alphas", "1", "--rounds", "1", "--paddings", "circular"]
+    done = call("bench", "evidence", *sizes, "--json", str(file))
     assert done.returncode == 0, done.stderr
     rows = json.loads(file.read_text())
     keys = ["net", "alpha", "padding", "estimator", "ratio_cpu", "ratio_wall", "peak_mb"]
     assert all(list(row) == [*keys, "log_evidence"] for row in rows)
     values = {row["estimator"]: row["log_evidence"] for row in rows}
     assert values["one probe"] == pytest.approx(values["exact"], rel=0.01)
+
+
+def test_memory_is_measured_in_a_process_of_its_own() -> None:
+    peak = fresh_peak("symrazor.bench.evidence", 1, "circular", "one probe", 64, 1)
+    assert 1 < peak < 1000 or math.isnan(peak)
 
 
 def test_bench_of_layers_writes_its_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,17 +133,17 @@ def test_bench_of_layers_by_command(tmp_path: Path) -> None:
     assert layers["F-FC"]["ratio_cpu"] < layers["FC"]["ratio_cpu"]
 
 
-def test_help_and_version() -> None:
-    said = _run("--help").stdout
+def test_help_and_version(call: Call) -> None:
+    said = call("--help").stdout
     verbs = ("discover", "report", "export", "predict", "data", "bench", "experiment", "completion")
     assert all(verb in said for verb in verbs)
     assert _run("version").stdout.strip() == sr.__version__
 
 
 @pytest.mark.parametrize("quiet", [True, False])
-def test_an_experiment_prints_its_table_unless_asked_not_to(quiet: bool) -> None:
+def test_an_experiment_prints_its_table_unless_asked_not_to(call: Call, quiet: bool) -> None:
     flags = ["--quiet"] if quiet else []
-    done = _run("experiment", *flags, "ella-table1", "--small", "--rows")
+    done = call("experiment", *flags, "ella-table1", "--small", "--rows")
     assert done.returncode == 0
     assert done.stdout.startswith("" if quiet else "| row |")
     assert bool(done.stdout) != quiet
@@ -132,16 +156,18 @@ def test_an_experiment_prints_its_table_unless_asked_not_to(quiet: bool) -> None
         (("discover", "--epochs", "1", "--out", "/dev/null/x"), "Not a directory"),
     ],
 )
-def test_what_the_user_can_mend_ends_with_2(arguments: tuple[str, ...], message: str) -> None:
-    done = _run(*arguments)
+def test_what_the_user_can_mend_ends_with_2(
+    call: Call, arguments: tuple[str, ...], message: str
+) -> None:
+    done = call(*arguments)
     assert done.returncode == 2
     assert message in done.stderr
     assert "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh"])
-def test_completion(shell: str) -> None:
-    done = _run("completion", shell)
+def test_completion(call: Call, shell: str) -> None:
+    done = call("completion", shell)
     assert done.returncode == 0, done.stderr
     assert "discover" in done.stdout
     assert "--minutes" in done.stdout

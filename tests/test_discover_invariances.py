@@ -21,7 +21,7 @@ from symrazor.readings.invariances import sentence
 from symrazor.training.checkpoint import Checkpoints, State
 
 
-def _pictures(n: int = 60, size: int = 8) -> Dataset:
+def _pictures(n: int = 32, size: int = 8) -> Dataset:
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(n, 1, size, size, generator=generator)
     y = (x[:, 0, : size // 2].sum((1, 2)) > 0).long()

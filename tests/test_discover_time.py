@@ -213,7 +213,7 @@ def test_cost_is_that_of_the_run() -> None:
 def test_the_final_network_is_the_one_that_is_saved(tmp_path: Path) -> None:
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(120, 3, generator=generator)
-    found = sr.discover(x, x[:, 0] + 0.1 * torch.randn(120, generator=generator), minutes=0.25)
+    found = sr.discover(x, x[:, 0] + 0.1 * torch.randn(120, generator=generator), minutes=0.12)
     answer = found.found[0].answer
     assert answer.final is not None
     assert answer.final.name == answer.best.name

@@ -12,7 +12,7 @@ from symrazor.experiments import (
     tables,
 )
 from symrazor.experiments.ella_network import ella_network
-from symrazor.experiments.results import read_runs
+from symrazor.experiments.results import add_runs, read_runs
 from symrazor.experiments.tables import Options
 
 
@@ -51,6 +51,36 @@ def test_shares_stand_beside_the_papers() -> None:
     assert lines[2:] == [
         "| mnist | 10 (5-90) | 10 (0-46) | 30 (15-90) | 15 (0-98) | 60 (30-90) | 75 (1-100) | 1 |"
     ]
+
+
+def test_seeds_of_several_machines_become_one_table(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two files, three seeds: mean and deviation beside the paper, shares below."""
+    relative = {k: {"mean": 0.3, "min": 0.1, "max": 0.5} for k in ella_table3.KINDS}
+    for name, seeds in (("a", (0, 1)), ("b", (1, 2))):
+        runs = [
+            {
+                **{"row": "rotated-mnist/laplace", "seed": seed, "small": False, "epochs": 60},
+                **{"accuracy": 97.0 + seed, "nll": 0.1, "evidence": 0.3, "seconds": 9.0},
+                **{"free_shares": [0.1], "config": {"optimizer": "sgd", "seed": seed}},
+                "reading": {"relative_effective_parameters": relative},
+            }
+            for seed in seeds
+        ]
+        add_runs("ella-table3", tmp_path / f"{name}.json", runs)
+    files = [str(tmp_path / f"{name}.json") for name in "ab"]
+    tables.main(ella_table3.EXPERIMENT, ["--rows", "--merge", *files])
+    said = capsys.readouterr().out
+    assert "| rotated-mnist/laplace | 98.00 ± 1.00 | 95.55 | 0.100 | 0.136 |" in said
+    assert "| rotated-mnist | 30 (10-50) | 8 (0-20) |" in said and said.strip().endswith("| 3 |")
+
+
+def test_every_row_takes_changes_of_its_training() -> None:
+    changed = Options(set=("optimizer=sgd", "lr=0.02"), epochs=7)
+    for row in ella_table3.EXPERIMENT.rows:
+        config = tables._config(ella_table3.config(row, False), row, changed, 1000)
+        assert (config.optimizer, config.lr, config.epochs) == ("sgd", 0.02, 7)
 
 
 @pytest.mark.slow

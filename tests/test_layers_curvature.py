@@ -283,10 +283,10 @@ def test_empirical_fisher_is_the_gram_of_gradients() -> None:
 def test_monte_carlo_fisher_is_unbiased(probe: str) -> None:
     model, x, y = _small()
     exact = sr.curvature(model, "categorical", [(x, y)], sr.Method(structure="full")).blocks[0]
-    method = sr.Method(structure="full", estimator="mc", samples=4000, probe=probe)
+    method = sr.Method(structure="full", estimator="mc", samples=1500, probe=probe)
     generator = torch.Generator().manual_seed(0)
     got = sr.curvature(model, "categorical", [(x, y)], method, generator=generator).blocks[0]
-    assert_close(dense_block(got), dense_block(exact), 0.05)
+    assert_close(dense_block(got), dense_block(exact), 0.08)
 
 
 def test_batches_add_up_and_subsets_scale() -> None:

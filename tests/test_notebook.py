@@ -6,13 +6,19 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
+from shorter import shortened
+
 NOTEBOOKS = sorted((Path(__file__).parent.parent / "docs" / "notebooks").glob("*.ipynb"))
 
 
+@pytest.mark.parametrize("short", [True, pytest.param(False, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("file", NOTEBOOKS, ids=lambda p: p.name)
-def test_notebooks_run(file: Path, tmp_path: Path) -> None:
+def test_notebooks_run(file: Path, short: bool, tmp_path: Path) -> None:
     notebook = nbformat.read(file, as_version=4)
     nbformat.validate(notebook)
+    if short:
+        for cell in notebook.cells:
+            cell.source = shortened(cell.source)
     stored = [len(cell.get("outputs", [])) for cell in notebook.cells]
     resources = {"metadata": {"path": str(tmp_path)}}
     NotebookClient(notebook, timeout=100, kernel_name="python3", resources=resources).execute()
@@ -21,4 +27,6 @@ def test_notebooks_run(file: Path, tmp_path: Path) -> None:
     rich = [
         output["data"]["text/html"] for output in shown if "text/html" in output.get("data", {})
     ]
-    assert any("translation-equivariant" in text and "<table" in text for text in rich)
+    assert any("<table" in text for text in rich)
+    if not short:
+        assert any("translation-equivariant" in text for text in rich)

@@ -28,6 +28,7 @@ from symrazor.experiments import (
     noether_nbody,
     noether_oscillator,
     rotated_share,
+    selection,
     starts,
     tables,
     talk_basis,
@@ -64,6 +65,11 @@ def sets_and_rings(options: Annotated[hidden_symmetry.Options, _no_prefix]) -> s
 def rotated_shares(options: Annotated[rotated_share.Options, _no_prefix]) -> str:
     """The share of the rotation path on upright and on turned digits."""
     return rotated_share.run(options)
+
+
+def among_groups(options: Annotated[selection.Options, _no_prefix]) -> str:
+    """One layer of images with four symmetries to choose from: is the right one found?"""
+    return selection.run(options)
 
 
 def from_starts(options: Starts) -> str:
@@ -162,6 +168,7 @@ EXPERIMENTS: dict[str, Callable[..., str]] = {
     "ella-table3": ella_table_3,
     "rotated-share": rotated_shares,
     "hidden-symmetry": sets_and_rings,
+    "selection": among_groups,
     "starts": from_starts,
     "liw-table1": liw_table_1,
     "liw-table2": liw_table_2,

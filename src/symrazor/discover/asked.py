@@ -12,6 +12,7 @@ from torch import Tensor
 from symrazor.data import Tensors
 from symrazor.discover.budget import Make
 from symrazor.discover.structures import Family
+from symrazor.machine.device import device_of
 from symrazor.training.options import FitConfig
 
 Tell = Callable[[str], object]
@@ -95,9 +96,7 @@ class Options:
 
     def place(self) -> str:
         """The device to train on."""
-        if self.device != "auto":
-            return self.device
-        return "cuda" if torch.cuda.is_available() else "cpu"
+        return device_of(self.device)
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,10 @@ the winner. The plain CNN, the convolutional one of discovery trained by AdamW w
 a cosine over time, has all of them for itself. Accuracies are on the 10,000 test images.
 """
 
-import argparse
 import json
 import math
-import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,9 @@ from torch import nn
 import symrazor as sr
 from symrazor.data import Tensors, digits, fashion_mnist
 from symrazor.discover import maps
+from symrazor.experiments.command import Arguments, command
 from symrazor.files import write_atomically
+from symrazor.machine.device import device_of
 
 
 @dataclass(frozen=True)
@@ -108,7 +109,7 @@ def plain_cnn(
     train: Tensors, test: Tensors, seconds: float, seed: int, device: str = "auto"
 ) -> tuple[float, int]:
     """Test accuracy of a CNN trained for so many seconds without evidence, and its epochs."""
-    chosen = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
+    chosen = device_of(device)
     classes = int(train[1].max()) + 1
     with torch.random.fork_rng([]):
         torch.manual_seed(seed)
@@ -155,17 +156,16 @@ def markdown(rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """The experiment as a command of its own."""
-    parser = argparse.ArgumentParser(prog="symrazor.experiments.fashion")
-    parser.add_argument("--small", action="store_true", help="the embedded digits instead")
-    parser.add_argument("--data", type=Path, help="folder with the official files")
-    parser.add_argument("--device", default="auto")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", type=Path, help="write the figures to this file")
-    parser.add_argument("--minutes", type=float, default=10.0)
-    parser.add_argument("--images", type=int, default=10_000)
-    sys.stdout.write(run(Options(**vars(parser.parse_args()))) + "\n")
+    own: Arguments = {
+        "--small": {"help": "the embedded digits instead"},
+        "--seed": {"nargs": None, "default": 0},
+        "--json": {"help": "write the figures to this file"},
+        "--minutes": {"type": float, "default": Options.minutes},
+        "--images": {"type": int, "default": Options.images},
+    }
+    command("fashion", lambda **told: run(Options(**told)), own, arguments)
 
 
 if __name__ == "__main__":

@@ -19,12 +19,9 @@ beside its free paths, and the one with the highest evidence is picked. In row "
 one network (`symrazor.layers.relaxed_over`), and the ring with the largest share is picked.
 """
 
-import argparse
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import mean
 
 import torch
@@ -33,6 +30,8 @@ from torch import Tensor, nn
 import symrazor as sr
 from symrazor import groups
 from symrazor.data import Tensors
+from symrazor.experiments.command import Arguments, command
+from symrazor.experiments.options import Common
 from symrazor.experiments.results import Run, add_runs, merged, read_runs
 from symrazor.groups import Group
 from symrazor.layers import SetPool, relaxed_over
@@ -47,7 +46,7 @@ ROWS = ("set", "order", "periodic", "position", "hidden", "at once")
 
 
 @dataclass(frozen=True)
-class Options:
+class Options(Common):
     """What the experiment can be told.
 
     Args:
@@ -59,11 +58,7 @@ class Options:
         rows: which tasks, see the module.
     """
 
-    small: bool = False
-    data: Path | None = None
-    device: str = "auto"
     seed: tuple[int, ...] = (0, 1, 2, 3, 4)
-    json: Path | None = None
     rows: tuple[str, ...] = ROWS
 
 
@@ -126,12 +121,9 @@ def network(candidates: Sequence[Group]) -> nn.Module:
 
 def train(task: Task, candidates: Sequence[Group], seed: int, options: Options) -> sr.Reading:
     """One network with these candidates, and what it learned."""
-    device = options.device
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
     epochs = CONFIG.epochs // 3 if options.small else CONFIG.epochs
     torch.manual_seed(seed)
-    config = CONFIG.change(seed=seed, device=device, epochs=epochs, progress=False)
+    config = CONFIG.change(seed=seed, device=options.place, epochs=epochs, progress=False)
     data: Tensors = (task.x, task.y)
     return sr.fit(network(candidates), data, "gaussian", config=config).reading
 
@@ -228,20 +220,13 @@ def markdown(runs: Sequence[Run]) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The experiment as a command of its own."""
-    parser = argparse.ArgumentParser(prog=f"symrazor experiment {NAME}")
-    parser.add_argument("--small", action="store_true", help="a third of the training")
-    parser.add_argument("--data", type=Path, help="not used")
-    parser.add_argument("--device", default="auto")
-    parser.add_argument("--seed", type=int, nargs="+", default=list(Options.seed))
-    parser.add_argument("--json", type=Path, help="merge the results into this file")
-    parser.add_argument("--rows", nargs="+", default=list(Options.rows))
-    values = vars(parser.parse_args(arguments))
-    lists = {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
-    try:
-        text = run(Options(**(values | lists)))
-    except (ValueError, OSError) as error:
-        parser.exit(2, f"{parser.prog}: {error}\n")
-    sys.stdout.write(f"{text}\n")
+    own: Arguments = {
+        "--small": {"help": "a third of the training"},
+        "--data": {"help": "not used"},
+        "--seed": {"default": list(Options.seed)},
+        "--rows": {"nargs": "+", "default": list(Options.rows)},
+    }
+    command(NAME, lambda **told: run(Options(**told)), own, arguments)
 
 
 if __name__ == "__main__":

@@ -1,13 +1,9 @@
 """What the experiments on learned invariances have in common: data, networks, methods."""
 
-import argparse
 import copy
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
-from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -28,6 +24,8 @@ from symrazor.augment import (
 )
 from symrazor.augment.copies import UNKNOWN
 from symrazor.data import Tensors, cifar10, digits, mnist, normalised, resized
+from symrazor.experiments.command import ROWS, Arguments, command
+from symrazor.experiments.options import OfTable
 from symrazor.experiments.results import Run
 from symrazor.readings.reading import scores
 from symrazor.training.loop import outputs
@@ -46,7 +44,7 @@ OTHERS = (0.05, 0.15, 0.4)
 
 
 @dataclass(frozen=True)
-class Options:
+class Options(OfTable):
     """What an experiment can be told.
 
     Args:
@@ -61,25 +59,9 @@ class Options:
         average: "outputs", "probabilities" or "joint" of the copies; None for "joint".
     """
 
-    small: bool = False
-    data: Path | None = None
-    device: str = "auto"
-    seed: tuple[int, ...] = (0,)
-    json: Path | None = None
-    rows: tuple[str, ...] = ("*",)
     epochs: int | None = None
     n: int | None = None
     average: Average | None = None
-
-    @property
-    def place(self) -> str:
-        """The device."""
-        auto = "cuda" if torch.cuda.is_available() else "cpu"
-        return auto if self.device == "auto" else self.device
-
-    def wants(self, row: str) -> bool:
-        """Whether a row was asked for."""
-        return any(fnmatchcase(row, pattern) for pattern in self.rows)
 
 
 def pictures(name: str, options: Options, n: int, seed: int) -> tuple[Tensors, Tensors]:
@@ -241,20 +223,11 @@ def _by_likelihood(job: Job, network: Callable[[Tensor], nn.Module]) -> Run:
 
 def main(name: str, run: Callable[[Options], str], arguments: Sequence[str] | None = None) -> None:
     """An experiment as a command of its own, without further packages."""
-    parser = argparse.ArgumentParser(prog=f"symrazor experiment {name}")
-    parser.add_argument("--small", action="store_true", help="few small pictures")
-    parser.add_argument("--data", type=Path, help="folder with the official files")
-    parser.add_argument("--device", default="auto")
-    parser.add_argument("--seed", type=int, nargs="+", default=[0])
-    parser.add_argument("--json", type=Path, help="merge the results into this file")
-    parser.add_argument("--rows", nargs="*", default=["*"], help="patterns; none: only the table")
-    parser.add_argument("--epochs", type=int)
-    parser.add_argument("--n", type=int, help="training pictures")
-    parser.add_argument("--average", choices=["outputs", "probabilities", "joint"])
-    values = vars(parser.parse_args(arguments))
-    lists = {key: tuple(value) for key, value in values.items() if isinstance(value, list)}
-    try:
-        text = run(Options(**(values | lists)))
-    except (ValueError, OSError) as error:
-        parser.exit(2, f"{parser.prog}: {error}\n")
-    sys.stdout.write(f"{text}\n")
+    own: Arguments = {
+        **ROWS,
+        "--small": {"help": "few small pictures"},
+        "--epochs": {"type": int},
+        "--n": {"type": int, "help": "training pictures"},
+        "--average": {"choices": ["outputs", "probabilities", "joint"]},
+    }
+    command(name, lambda **told: run(Options(**told)), own, arguments)

@@ -5,11 +5,8 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
-from pathlib import Path
 from typing import Any, get_args
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -26,6 +23,7 @@ from symrazor.data import (
 )
 from symrazor.data.transforms import TRANSLATION
 from symrazor.experiments.command import ROWS, Arguments, command
+from symrazor.experiments.options import OfTable
 from symrazor.experiments.results import Run, add_runs
 from symrazor.invariant import Data, History, InvariantWeights
 from symrazor.invariant.model import Average
@@ -36,7 +34,7 @@ KEPT, SMALL_KEPT, LEARNED = 2.5, 3.0, 10.0
 
 
 @dataclass(frozen=True)
-class Options:
+class Options(OfTable):
     """What an experiment can be told.
 
     Args:
@@ -57,12 +55,6 @@ class Options:
         learn_scales: learn both instead.
     """
 
-    small: bool = False
-    data: Path | None = None
-    device: str = "auto"
-    seed: tuple[int, ...] = (0,)
-    json: Path | None = None
-    rows: tuple[str, ...] = ("*",)
     steps: int | None = None
     batch: int | None = None
     samples: int | None = None
@@ -80,12 +72,6 @@ class Options:
             raise ValueError("expected one of --kept-scale and --learn-scales, got both")
 
     @property
-    def place(self) -> str:
-        """The device."""
-        auto = "cuda" if torch.cuda.is_available() else "cpu"
-        return auto if self.device == "auto" else self.device
-
-    @property
     def scale(self) -> float:
         """Where the outputs' scale starts, or is kept."""
         if self.learn_scales:
@@ -99,10 +85,6 @@ class Options:
         told += ["learned scales"] if self.learn_scales else []
         told += [] if self.kept_scale is None else [f"kept scale {self.kept_scale:g}"]
         return f"{row} ({', '.join(told)})" if told else row
-
-    def wants(self, row: str) -> bool:
-        """Whether a row was asked for."""
-        return any(fnmatchcase(row, pattern) for pattern in self.rows)
 
 
 VERSIONS: dict[str, Callable[[Tensor, int, float], Tensor]] = {

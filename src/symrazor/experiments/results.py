@@ -92,7 +92,8 @@ def markdown(runs: Sequence[Run], paper: Mapping[str, Mapping[str, float]]) -> s
     """One line per row, mean and standard deviation over seeds, the paper's figure beside ours.
 
     Args:
-        runs: of one size; rows appear in the order of `paper`.
+        runs: of one size; rows appear in the order of `paper`. A row whose runs were not all
+            trained in one way says so.
         paper: row -> its figures "accuracy" (in per cent), "nll", "evidence" (-log evidence / N).
     """
     head = ["row", "accuracy %", "paper", "NLL", "paper", "-log ev/N", "paper"]
@@ -111,7 +112,9 @@ def markdown(runs: Sequence[Run], paper: Mapping[str, Mapping[str, float]]) -> s
         cells.append(_spread([run["epochs"] for run in of_row], 0))
         cells.append(_spread([run["seconds"] for run in done], 0) if done else "")
         failed = f", {len(of_row) - len(done)} diverged" if len(done) < len(of_row) else ""
-        cells.append(f"{len(of_row)}{failed}")
+        settings = len({_settings(run) for run in of_row})
+        mixed = f", of {settings} settings" if settings > 1 else ""
+        cells.append(f"{len(of_row)}{failed}{mixed}")
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -120,6 +123,12 @@ def _spread(values: Sequence[float], digits: int) -> str:
     """The mean, and for several values their standard deviation."""
     text = f"{mean(values):.{digits}f}"
     return text if len(set(values)) < 2 else f"{text} ± {stdev(values):.{digits}f}"
+
+
+def _settings(run: Run) -> str:
+    """How a run was trained, but for its seed and device."""
+    config = {k: v for k, v in run.get("config", {}).items() if k not in ("seed", "device")}
+    return json.dumps([run.get("alpha"), config], sort_keys=True)
 
 
 def _shares(shares: Sequence[Sequence[float]]) -> str:

@@ -8,12 +8,9 @@ should be higher on the turned ones with every seed: 5 of 5. Images are turned o
 (training) and 0 (test).
 """
 
-import argparse
 import json
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,12 +18,14 @@ from torch import Tensor, nn
 
 import symrazor as sr
 from symrazor.data import Tensors, digits, mnist, normalised, resized
+from symrazor.experiments.command import Arguments, command
+from symrazor.experiments.options import Common
 from symrazor.files import write_atomically
 from symrazor.layers import Conv, GConv, GroupPool, Relaxed
 
 
 @dataclass(frozen=True)
-class Options:
+class Options(Common):
     """What the experiment can be told.
 
     Args:
@@ -39,11 +38,7 @@ class Options:
         images: so many for training and as many for testing, the first ones; all if not given.
     """
 
-    small: bool = False
-    data: Path | None = None
-    device: str = "auto"
     seed: tuple[int, ...] = (0, 1, 2, 3, 4)
-    json: Path | None = None
     epochs: int | None = None
     images: int | None = None
 
@@ -102,10 +97,7 @@ def row(options: Options, seed: int, turn: bool, sets: tuple[Tensors, Tensors]) 
     (x, y), (xt, yt) = sets
     if turn:
         x, xt = turned(x, 1), turned(xt, 0)
-    device = options.device
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    config = options.config.change(seed=seed, device=device)
+    config = options.config.change(seed=seed, device=options.place)
     torch.manual_seed(seed)
     model = network(x.shape[-1], options.width)
     reading = sr.fit(model, (x, y), test=(xt, yt), config=config).reading
@@ -148,18 +140,17 @@ def run(options: Options) -> str:
     return markdown(rows)
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """The experiment as a command of its own."""
-    parser = argparse.ArgumentParser(prog="symrazor experiment rotated-share")
-    parser.add_argument("--small", action="store_true", help="embedded digits, in minutes")
-    parser.add_argument("--data", type=Path, help="folder with MNIST's files")
-    parser.add_argument("--device", default="auto")
-    parser.add_argument("--seed", type=int, nargs="+", default=[0, 1, 2, 3, 4])
-    parser.add_argument("--json", type=Path, help="write the rows to this file")
-    parser.add_argument("--epochs", type=int)
-    parser.add_argument("--images", type=int, help="the first so many of MNIST; all if not given")
-    values = vars(parser.parse_args())
-    sys.stdout.write(run(Options(**{**values, "seed": tuple(values["seed"])})) + "\n")
+    own: Arguments = {
+        "--small": {"help": "embedded digits, in minutes"},
+        "--data": {"help": "folder with MNIST's files"},
+        "--seed": {"default": list(Options.seed)},
+        "--json": {"help": "write the rows to this file"},
+        "--epochs": {"type": int},
+        "--images": {"type": int, "help": "the first so many of MNIST; all if not given"},
+    }
+    command("rotated-share", lambda **told: run(Options(**told)), own, arguments)
 
 
 if __name__ == "__main__":

@@ -10,8 +10,6 @@ test accuracy within 1 %. `--given` trains them also by `fit(..., start="given")
 free paths as they were drawn.
 """
 
-import argparse
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -23,6 +21,8 @@ import torch
 import symrazor as sr
 from symrazor.data import Tensors, mnist, quadrants
 from symrazor.discover import digits, maps
+from symrazor.experiments.command import Arguments, command
+from symrazor.experiments.options import Common
 from symrazor.experiments.results import add_runs, merged
 
 STARTS = (1.0, 10.0, 100.0, 1e4)
@@ -35,7 +35,7 @@ Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Options:
+class Options(Common):
     """What the experiment can be told.
 
     Args:
@@ -50,11 +50,7 @@ class Options:
         switch_off: try to do without free paths, see `FitConfig`.
     """
 
-    small: bool = False
-    data: Path | None = None
-    device: str = "auto"
     seed: tuple[int, ...] = (0, 1, 2)
-    json: Path | None = None
     given: bool = False
     task: tuple[digits.Task, ...] = ("digit", "quadrant")
     epochs: int | None = None
@@ -72,12 +68,6 @@ class Options:
     def images(self) -> str:
         """Which data."""
         return "digits" if self.data is None else "mnist"
-
-    @property
-    def place(self) -> str:
-        """The device."""
-        found = "cuda" if torch.cuda.is_available() else "cpu"
-        return found if self.device == "auto" else self.device
 
 
 def data(task: digits.Task, options: Options, seed: int) -> tuple[Tensors, Tensors]:
@@ -213,23 +203,17 @@ def _comparisons(rows: Sequence[Row]) -> dict[str, list[Row]]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The experiment as a command of its own, without further packages."""
-    parser = argparse.ArgumentParser(prog="symrazor experiment starts")
-    parser.add_argument("--small", action="store_true", help="the shape of the result only")
-    parser.add_argument("--data", type=Path, help="folder with MNIST's files")
-    parser.add_argument("--device", default="auto")
-    parser.add_argument("--seed", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--json", type=Path, help="merge rows and comparisons into this file")
-    parser.add_argument("--given", action="store_true", help="also start='given'")
-    parser.add_argument("--task", nargs="+", default=["digit", "quadrant"])
-    parser.add_argument("--epochs", type=int)
-    parser.add_argument("--switch-off", action="store_true", help="try without free paths")
-    values = vars(parser.parse_args(arguments))
-    lists = {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
-    try:
-        text = run(Options(**(values | lists)))
-    except (ValueError, OSError) as error:
-        parser.exit(2, f"{parser.prog}: {error}\n")
-    sys.stdout.write(f"{text}\n")
+    own: Arguments = {
+        "--small": {"help": "the shape of the result only"},
+        "--data": {"help": "folder with MNIST's files"},
+        "--seed": {"default": list(Options.seed)},
+        "--json": {"help": "merge rows and comparisons into this file"},
+        "--given": {"action": "store_true", "help": "also start='given'"},
+        "--task": {"nargs": "+", "default": list(Options.task)},
+        "--epochs": {"type": int},
+        "--switch-off": {"action": "store_true", "help": "try without free paths"},
+    }
+    command("starts", lambda **told: run(Options(**told)), own, arguments)
 
 
 if __name__ == "__main__":

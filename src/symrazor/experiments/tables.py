@@ -7,7 +7,6 @@ them by the evidence. Everything else is the same for both.
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,6 +18,7 @@ from symrazor.errors import CurvatureError
 from symrazor.experiments.command import ROWS, Arguments, command
 from symrazor.experiments.ella_network import Prior, ella_network
 from symrazor.experiments.figures import draw
+from symrazor.experiments.options import OfTable
 from symrazor.experiments.results import Run, add_runs, markdown, merged, read_runs
 
 BURN_IN_EPOCHS = 10
@@ -26,7 +26,7 @@ BURN_IN_EPOCHS = 10
 
 
 @dataclass(frozen=True)
-class Options:
+class Options(OfTable):
     """What an experiment can be told.
 
     Args:
@@ -42,12 +42,6 @@ class Options:
         set: changes of the training, as in lr=0.01 every=3 (see FitConfig and RazorConfig).
     """
 
-    small: bool = False
-    data: Path | None = None
-    device: str = "auto"
-    seed: tuple[int, ...] = (0,)
-    json: Path | None = None
-    rows: tuple[str, ...] = ("*",)
     epochs: int | None = None
     merge: tuple[Path, ...] = ()
     figure: Path | None = None
@@ -109,14 +103,14 @@ def run(experiment: Experiment, options: Options) -> str:
         ValueError: options that fit nothing.
     """
     there = [row for row in experiment.rows if row.small or not options.small]
-    chosen = [r for r in there if any(fnmatchcase(r.name, p) for p in options.rows)]
+    chosen = [row for row in there if options.wants(row.name)]
     if options.rows and not chosen:
         names = ", ".join(row.name for row in there)
         raise ValueError(f"expected rows among {names}, got {' '.join(options.rows)}")
     missing = [str(file) for file in options.merge if not file.exists()]
     if missing:
         raise ValueError(f"expected files with results to merge, got none at {' '.join(missing)}")
-    runs = [run for file in options.merge for run in read_runs(experiment.name, file)]
+    runs = merged([], [run for file in options.merge for run in read_runs(experiment.name, file)])
     if options.json is not None:  # before the work: a run must not be lost to a bad path
         runs = add_runs(experiment.name, options.json, runs)
     loaded: dict[str, tuple[Tensors, Tensors]] = {}
@@ -176,16 +170,13 @@ def _config(base: sr.FitConfig, row: Row, options: Options, n: int) -> sr.FitCon
     """The training of a row."""
     epochs = base.epochs if options.epochs is None else options.epochs
     changes = dict(_setting(text) for text in options.set)
-    device = options.device
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
     steps = -(-n // int(changes.get("batch_size", base.batch_size)))
     changes = {"burn_in": steps * min(BURN_IN_EPOCHS, epochs // 2), **changes}
     if row.method == "map":
         never = steps * epochs + 1
         changes |= {"burn_in": never, "every": epochs, "keep": "last"}
         changes = {"free_precision": 1.0, "start": "given", "switch_off": False, **changes}
-    return base.change(**{"epochs": epochs, "device": device, **changes})
+    return base.change(**{"epochs": epochs, "device": options.place, **changes})
 
 
 def _setting(text: str) -> tuple[str, Any]:

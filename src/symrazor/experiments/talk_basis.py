@@ -6,10 +6,8 @@ symmetry that evidence and likelihood choose, and the deep demo. The talk gives 
 figures stand beside ours for their order only.
 """
 
-import argparse
 import json
 import math
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -21,6 +19,7 @@ import torch
 from torch import Tensor
 
 from symrazor.basis_models import BasisModel, Features, Fourier, Symmetrised
+from symrazor.experiments.command import Arguments, command
 from symrazor.experiments.talk_deep import METHODS
 from symrazor.files import write_atomically
 
@@ -227,18 +226,15 @@ def markdown(found: Found) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The experiment as a command of its own, without further packages."""
-    parser = argparse.ArgumentParser(prog="symrazor experiment talk-basis")
-    parser.add_argument("--small", action="store_true", help="without the deep network")
-    parser.add_argument("--data", type=Path, help="not needed")
-    parser.add_argument("--device", default="cpu", help="not needed")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", type=Path, help="write all numbers to this file")
-    parser.add_argument("--figure", type=Path, help="draw into this PNG file")
-    try:
-        text = run(Options(**vars(parser.parse_args(arguments))))
-    except (ValueError, OSError) as error:
-        parser.exit(2, f"{parser.prog}: {error}\n")
-    sys.stdout.write(f"{text}\n")
+    own: Arguments = {
+        "--small": {"help": "without the deep network"},
+        "--data": {"help": "not needed"},
+        "--device": {"default": "cpu", "help": "not needed"},
+        "--seed": {"nargs": None, "default": 0},
+        "--json": {"help": "write all numbers to this file"},
+        "--figure": {"type": Path, "help": "draw into this PNG file"},
+    }
+    command("talk-basis", lambda **told: run(Options(**told)), own, arguments)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,55 @@
+"""One layer, four groups to choose from."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from symrazor.data import Tensors
+from symrazor.experiments import selection
+from symrazor.experiments.results import read_runs
+from symrazor.experiments.selection import ROWS, Options, make_task, run, run_row, target
+
+
+def seeded(x: torch.Tensor, row: str) -> torch.Tensor:
+    return target(x, row, torch.Generator().manual_seed(5))
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_targets_have_the_symmetry_they_claim(row: str) -> None:
+    x, y = make_task(row, 3, 200)
+    again: Tensors = make_task(row, 3, 200)
+    assert torch.equal(x, again[0]) and torch.equal(y, again[1])
+    moved = {
+        "translation": x.roll((1, 2), (2, 3)),
+        "p4": torch.rot90(x, 1, (2, 3)),
+        "p4m": x.flip(3),
+    }
+    kept = {"none": [], "translation": ["translation"], "p4": ["translation", "p4"]}
+    for name, other in moved.items():
+        change = float((seeded(other, row) - seeded(x, row)).abs().max())
+        assert (change < 1e-4) == (name in kept.get(row, list(moved)))
+
+
+def test_the_layer_chooses_quarter_turns_without_reflections() -> None:
+    found = run_row("p4", 0, Options(small=True, device="cpu"))
+    assert found["right"] and found["errors"]["p4m"] > 0.2
+    assert found["shares"][0] + found["shares"][1] > 0.8
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("row", ROWS)
+def test_the_largest_group_is_named(row: str) -> None:
+    assert all(run_row(row, seed, Options(device="cpu"))["right"] for seed in range(3))
+
+
+def test_results_merge_and_print(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(selection, "CONFIG", selection.CONFIG.change(epochs=2))
+    file = tmp_path / "s.json"
+    for seed in (0, 1):
+        text = run(Options(seed=(seed,), json=file, rows=("none",), small=True, device="cpu"))
+    assert [one["seed"] for one in read_runs("selection", file)] == [0, 1]
+    assert "| none | " in text and "of 2 |" in text
+    with pytest.raises(ValueError, match="expected rows among p4m, p4"):
+        run(Options(rows=("sets",)))
