@@ -68,4 +68,5 @@ class Windows:
         points = steps / (4 * SPREADS) * self.size
         turn = 2 * math.pi / around * torch.arange(waves.shape[1], device=waves.device)
         normal = (-0.5 * (points * turn).square()).exp()
-        return torch.fft.irfft(waves * normal, n=around).clamp(min=0)
+        smooth: Tensor = torch.fft.irfft(waves * normal, n=around).clamp(min=0)
+        return smooth
