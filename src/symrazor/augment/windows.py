@@ -66,7 +66,7 @@ class Windows:
         around = self.mass.shape[1]
         waves = torch.fft.rfft(self.mass)
         points = steps / (4 * SPREADS) * self.size
-        turn = 2 * math.pi / around * torch.arange(waves.shape[1], device=waves.device)
+        turn = 2 * math.pi / around * torch.arange(waves.shape[1]).to(self.mass)
         normal = (-0.5 * (points * turn).square()).exp()
         smooth: Tensor = torch.fft.irfft(waves * normal, n=around).clamp(min=0)
         return smooth
