@@ -31,6 +31,13 @@ def _kernel(m: int, points: float, around: int) -> Tensor:
     return kernel
 
 
+def _ends_are_seen(c: int, m: int, s: int, around: int, circle: bool) -> bool:
+    """Whether the points next to both ends, within and without, are on the right side."""
+    inside = [(c + i) % around < s for i in range(m)]
+    wraps = c + m > around
+    return inside[0] and inside[-1] and (all(inside) or circle) and (not wraps or circle)
+
+
 @pytest.mark.parametrize("rest", [None, 0.0, 0.5])
 @pytest.mark.parametrize("steps", [0, 80])
 @pytest.mark.parametrize("m", [1, 5, 12])
@@ -39,12 +46,13 @@ def test_likelihood_by_loops(rest: float | None, steps: int, m: int) -> None:
     s = seen.shape[1]
     around = 2 * s if rest is None else s + round(rest * s)
     kernel = _kernel(m, steps / (4 * SPREADS) * s, around)
-    places = range(s - m + 1) if rest is None else range(around)
+    places = [c for c in range(around) if _ends_are_seen(c, m, s, around, rest is not None)]
+    assert len(places) == (12 if rest == 0 else 13 - m + (rest == 0.5) * max(0, m - 7))
     expected = 0.0
     for label in (0, 2):
         fits = []
         for c in places:
-            density = kernel.roll(c)[:s]
+            density = kernel.roll(c)[:s] / kernel.roll(c)[:s].sum()
             fits.append((seen[y == label].exp() @ density).clamp(min=1e-300).log().sum())
         expected += float(torch.stack(fits).logsumexp(0)) - math.log(len(places))
     found = Windows(seen, y, rest).likelihoods([m], [steps])
