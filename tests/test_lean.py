@@ -29,8 +29,7 @@ def _leaning(even: float, lean: float, n: int = 2000) -> tuple[Tensor, Tensor]:
     return torch.stack([angle.cos(), angle.sin()], 1), y
 
 
-@pytest.mark.parametrize("even", [0.0, 30.0, 60.0, 90.0])
-@pytest.mark.parametrize("lean", [0.0, 12.0])
+@pytest.mark.parametrize("even,lean", [(0.0, 0.0), (0.0, 12.0), (30.0, 12.0), (60.0, 0.0)])
 def test_both_parts_are_found(even: float, lean: float) -> None:
     model = Augmented(Sharp(), Augment(lie(so2(), 2.5), 4), average="joint").eval()
     found = find_lean(model, _leaning(even, lean))
@@ -38,6 +37,13 @@ def test_both_parts_are_found(even: float, lean: float) -> None:
     assert degrees * found.even == pytest.approx(even, abs=5)
     assert degrees * found.spread == pytest.approx(lean, abs=5)
     assert found.gain >= 0
+
+
+def test_the_whole_circle_has_no_lean() -> None:
+    model = Augmented(Sharp(), Augment(lie(so2(), 3.14), 4), average="joint").eval()
+    data = _leaning(180.0, 0.0, 500)
+    assert find_lean(model, data)[:2] == (1.0, 0.0)
+    assert float(find_reach_(model, data)) == 1
 
 
 def test_the_range_of_all_poses_is_wider_than_its_even_part() -> None:

@@ -18,14 +18,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from symrazor.augment.copies import Augmented, lattice
-from symrazor.augment.poses import (
-    POINTS,
-    check_joint,
-    over_choices,
-    pose_energies,
-    rest_of_circle,
-)
+from symrazor.augment.copies import Augmented
+from symrazor.augment.energies import check_joint, grid, over_choices, pose_energies
+from symrazor.augment.poses import POINTS, rest_of_circle
 from symrazor.augment.windows import SPREADS, Windows
 from symrazor.data import Tensors
 
@@ -63,8 +58,7 @@ def find_lean(model: Augmented, data: Tensors) -> Lean:
     if k != 1:
         raise ValueError(f"expected an augmentation with one generator, got {k}")
     x, y = (part[:MOST_DATA] for part in data)
-    places = 2 * ((lattice(POINTS, 1) + 0.5 / POINTS) % 1) - 1
-    seen = over_choices(augment, pose_energies(model, x, y, places))
+    seen = over_choices(augment, pose_energies(model, x, y, grid(POINTS, 1)))
     return likeliest_lean(seen, y, rest_of_circle(augment)[0])
 
 

@@ -8,8 +8,10 @@ takes for the standard one. It is summed over,
 $$ \log p(v, s) = \sum_y \log \frac{1}{|C|} \sum_{c \in C} \prod_{n: y_n = y}
    \int p(e; v, s, c) \exp g_y(T_e x_n)\, de , $$
 
-so that a window which only fits at one place pays for the choice of that place. Turns are
-counted around the circle; the part of it that the width leaves out has poses that are never seen.
+so that a window which only fits at one place pays for the choice of that place. The network has
+only been trained on poses within the width, and nothing is known about others: $p(e; v, s, c)$ is
+cut off at the ends of the width and has mass 1 within. Turns are counted around the circle; a
+window may reach over the part of it that the width leaves out, but not end there.
 """
 
 import math
@@ -17,7 +19,7 @@ from collections.abc import Iterable
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
+from jaxtyping import Float, Int64
 from torch import Tensor
 
 SPREADS = 96
@@ -37,10 +39,11 @@ class Windows:
     def __init__(self, seen: Float[Tensor, "n s"], y: Tensor, rest: float | None) -> None:
         """Take out the highest density of each datum, which is the constant."""
         top = seen.amax(1, keepdim=True)
-        self.size, self.circle = seen.shape[1], rest is not None
-        room = round((1.0 if rest is None else rest) * self.size)  # no circle: for soft ends
-        self.mass = F.pad((seen - top).exp(), (0, room))
-        self.own = F.one_hot(y.long()).to(self.mass).T
+        self.size, self.circle = seen.shape[1], rest is not None and rest < 1
+        room = round((min(rest, 1.0) if rest is not None else 1.0) * self.size)  # for soft ends
+        mass = torch.cat([(seen - top).exp(), seen.new_ones(1, self.size)])  # and of the width
+        self.mass = F.pad(mass, (0, room))
+        self.own = F.one_hot(y.long()).to(mass).T
         self.constant = float(top.sum())
 
     def likelihoods(
@@ -52,20 +55,29 @@ class Windows:
             smooth = self._smooth(i)
             total = F.pad(torch.cat([smooth, smooth], 1).cumsum(1), (1, 0))
             for m in lengths:
-                places = smooth.shape[1] if self.circle else self.size - m + 1
-                within = total[:, m : m + places] - total[:, :places]
-                logs = self.own @ (within / m).clamp(min=SMALLEST).log()
-                fits = logs.logsumexp(1) - math.log(places)
+                starts = self._starts(m).to(total.device)
+                logs = (total[:, starts + m] - total[:, starts]).clamp(min=SMALLEST).log()
+                fits = (self.own @ (logs[:-1] - logs[-1])).logsumexp(1) - math.log(len(starts))
                 found[m, i] = float(fits.sum()) + self.constant
         return found
 
-    def _smooth(self, steps: int) -> Float[Tensor, "n around"]:
+    def _starts(self, m: int) -> Int64[Tensor, " places"]:
+        """Where a window of m points can begin."""
+        around = self.mass.shape[1]
+        start = torch.arange(around)
+        possible = start + m <= self.size
+        if self.circle:
+            possible |= (start < self.size) & (start + m > around)
+        return start[possible]
+
+    def _smooth(self, steps: int) -> Float[Tensor, "n+1 around"]:
         """The densities of poses that spread by some steps."""
         if steps == 0:
             return self.mass
         around = self.mass.shape[1]
         waves = torch.fft.rfft(self.mass)
         points = steps / (4 * SPREADS) * self.size
-        turn = 2 * math.pi / around * torch.arange(waves.shape[1], device=waves.device)
+        turn = 2 * math.pi / around * torch.arange(waves.shape[1]).to(self.mass)
         normal = (-0.5 * (points * turn).square()).exp()
-        return torch.fft.irfft(waves * normal, n=around).clamp(min=0)
+        smooth: Tensor = torch.fft.irfft(waves * normal, n=around).clamp(min=0)
+        return smooth
