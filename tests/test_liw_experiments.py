@@ -125,6 +125,19 @@ def test_learned_widths_are_no_worse_than_the_best_fixed_one(tmp_path: Path) -> 
 
 
 @pytest.mark.slow
+def test_the_best_fixed_angle_is_the_papers(tmp_path: Path) -> None:
+    """90 degrees on partially rotated digits, 45 on regular ones: neither less nor more."""
+    file = tmp_path / "table1.json"
+    rows = ("partially rotated/fixed *", "regular/fixed *")
+    liw_table1.run(Options(small=True, device="cpu", json=file, rows=rows, steps=80))
+    runs = read_runs("liw-table1", file)
+    for version, angle in (("partially rotated", 90), ("regular", 45)):
+        found = {r["row"]: r["elbo_per_datum"] for r in runs if r["row"].startswith(version)}
+        assert len(found) == len(liw_table1.ANGLES)
+        assert max(found, key=found.__getitem__) == f"{version}/fixed {angle}"
+
+
+@pytest.mark.slow
 def test_a_start_is_chosen_where_the_gradient_does_not_escape(tmp_path: Path) -> None:
     file = tmp_path / "figures.json"
     liw_figures.run(Options(small=True, device="cpu", json=file, rows=("escape",)))
