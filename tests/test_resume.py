@@ -1,5 +1,6 @@
 """Runs that are stopped and go on bit for bit: what is on disk, and which signals stop them."""
 
+import itertools
 import json
 import logging
 import os
@@ -49,8 +50,17 @@ def _stop(case: str, directory: Path, number: int, step: int, **options: Any) ->
 # Bit for bit.
 
 
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGKILL"])
+QUICK = [("relaxed", "SIGTERM"), ("adamw", "SIGKILL"), ("augmented", "SIGKILL")]
+"""Each is a process of its own; `test_stopped_again_and_again` has all cases in this one."""
+
+
+@pytest.mark.parametrize(
+    ("case", "name"),
+    [
+        pytest.param(*pair, marks=[] if pair in QUICK else [pytest.mark.slow])
+        for pair in itertools.product(CASES, ("SIGTERM", "SIGKILL"))
+    ],
+)
 def test_killed_process_goes_on_bit_for_bit(case: str, name: str, tmp_path: Path) -> None:
     """A real process and a real signal at a random step; what is lost is done again."""
     step = random.Random(f"{case} {name}").randrange(16, STEPS)
