@@ -12,7 +12,7 @@ for matrices of o rows and i columns, with $r = \text{lr} \sqrt{\max(1, o / i)}$
 largest singular value of a weight as it is drawn at first, whatever the width, so that one learning
 rate does for all layers. It rests where D = 0, at the posterior mode, whatever the denominator is.
 That makes the prior's part of the step implicit: along D itself a step of the same length would
-have the size $s = r \lVert P \rVert / \lVert D \rVert$. Where the prior is all that matters a weight
+have the size $s = r |P| / |D|$. Where the prior is all that matters a weight
 goes to zero and no further: stable for any precision. The prior has no noise, and is not smoothed
 with the gradient.
 
