@@ -234,6 +234,7 @@ def test_tiny_tables_as_commands(tmp_path: Path) -> None:
         (["symrazor", "experiment", "ella-table1"], "quadrant/conv/map"),
     ):
         start = [sys.executable, "-m", *command, "--small", "--epochs", "1", "--json", file]
+        start += ["--events", str(tmp_path)]
         done = subprocess.run([*start, "--rows", row], capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
         assert f"| {row} | " in done.stdout
@@ -243,6 +244,8 @@ def test_tiny_tables_as_commands(tmp_path: Path) -> None:
     assert [len(run["free_shares"]) for run in runs] == [5, 5]
     assert runs[1]["free_shares"] == [0.0] * 5
     assert runs[0]["reading"]["train"]["epochs"] == 1
+    (event,) = sr.read_events(tmp_path / "digit_f-fc+conv_laplace-0.jsonl")
+    assert event == runs[0]["history"][0]
 
 
 def test_a_command_without_data_ends_with_2() -> None:
