@@ -252,7 +252,8 @@ def test_tiny_tables_as_commands(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """One epoch of two rows by each of the two ways in; the second only adds to the first."""
-    told = ["--small", "--epochs", "1", "--json", str(tmp_path / "a.json"), "--rows"]
+    told = ["--small", "--epochs", "1", "--json", str(tmp_path / "a.json")]
+    told += ["--events", str(tmp_path), "--rows"]
     start = [sys.executable, "-m", "symrazor.experiments.ella_table1", *told, "quadrant/conv/map"]
     done = subprocess.run(start, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -268,6 +269,8 @@ def test_tiny_tables_as_commands(
     assert [len(run["free_shares"]) for run in runs] == [5, 5]
     assert runs[1]["free_shares"] == [0.0] * 5
     assert runs[0]["reading"]["train"]["epochs"] == 1
+    (event,) = sr.read_events(tmp_path / "digit_f-fc+conv_laplace-0.jsonl")
+    assert event == runs[0]["history"][0]
 
 
 def test_a_command_without_data_ends_with_2(capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import symrazor as sr
 from symrazor.layers import FFC, Conv, Relaxed
 from symrazor.linear_algebra.polar import polar_factors
-from symrazor.training.muon import LENGTH, MOMENTUM, matrix_forms
+from symrazor.training.muon import MOMENTUM, OFFSET, matrix_forms
 from symrazor.training.options import FitConfig
 from symrazor.training.stepper import Stepper
 
@@ -136,10 +136,12 @@ def test_two_steps_by_hand(groups: str) -> None:
         for n, g in enumerate(slopes):
             momenta[n] = MOMENTUM * momenta[n] + (1 - MOMENTUM) * g
             D = MOMENTUM * momenta[n] + (1 - MOMENTUM) * g + 2 / 9 * value[n]
-            matrix = D.flatten(1) if D.dim() > 1 else D.unsqueeze(0)
-            step = 0.3 * LENGTH * max(matrix.shape) ** 0.5 * _polar(matrix).reshape(D.shape)
-            s = 0.3 * LENGTH / D.square().mean().sqrt()
-            value[n] = value[n] - step / (1 + s * 2 / 9)
+            if D.dim() == 1:
+                step = 0.3 * OFFSET * D / D.square().mean().sqrt()
+            else:
+                o, i = D.flatten(1).shape
+                step = 0.3 * max(1, o / i) ** 0.5 * _polar(D.flatten(1)).reshape(D.shape)
+            value[n] = value[n] - step / (1 + step.norm() / D.norm() * 2 / 9)
     for t, expected in zip(theta, value, strict=True):
         torch.testing.assert_close(t.detach(), expected, rtol=0, atol=4e-3)
 

@@ -40,12 +40,14 @@ class Options(OfTable):
         merge: further files with results, to be merged and shown.
         figure: folder for pictures of the rows with relaxed layers, see `figures`.
         set: changes of the training, as in lr=0.01 every=3 (see FitConfig and RazorConfig).
+        events: folder for the record of every epoch as it is done, one file of JSON lines a run.
     """
 
     epochs: int | None = None
     merge: tuple[Path, ...] = ()
     figure: Path | None = None
     set: tuple[str, ...] = ()
+    events: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -148,8 +150,10 @@ def run_row(
     found: Run = {"row": row.name, "seed": seed, "small": options.small, "alpha": alpha}
     found |= {"epochs": config.epochs, "parameters": sum(p.numel() for p in model.parameters())}
     found |= {"config": _plain(config), "device": _device_name(config.device)}
+    file = f"{row.name.replace('/', '_')}-{seed}.jsonl"
+    callbacks = [] if options.events is None else [sr.JsonLines(options.events / file)]
     try:
-        fit = sr.fit(model, train, test=test, config=config)
+        fit = sr.fit(model, train, test=test, config=config, callbacks=callbacks)
     except (FloatingPointError, CurvatureError) as error:
         return found | {"error": str(error)}
     reading = fit.reading
@@ -214,5 +218,6 @@ def main(experiment: Experiment, arguments: Sequence[str] | None = None) -> None
         "--merge": {"type": Path, "nargs": "*", "default": [], "help": "further results"},
         "--figure": {"type": Path, "help": "folder for pictures"},
         "--set": {"nargs": "*", "default": [], "help": "as in lr=0.01 every=3"},
+        "--events": {"type": Path, "help": "folder for a line per epoch as it is done"},
     }
     command(experiment.name, lambda **told: run(experiment, Options(**told)), own, arguments)

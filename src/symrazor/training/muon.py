@@ -8,16 +8,18 @@ gradient M of the mean negative log likelihood, precisions $\delta$ and N data,
 $$ D = M + \delta \theta / N, \qquad P = \mathrm{polar}(D), \qquad
    \theta \leftarrow \theta - \frac{r P}{1 + s\, \delta / N} $$
 
-for matrices of o rows and i columns, with $r = 0.2\, \text{lr} \sqrt{\max(o, i)}$, which makes
-steps as long as Adam's are, so that learning rates are alike. It rests where D = 0, at the
-posterior mode, whatever the denominator is. That makes the prior's part of the step implicit: along
-D itself a step of the same length has the size $s = 0.2\, \text{lr} / \mathrm{rms}(D)$. Where the
-prior is all that matters a weight goes to zero and no further: stable for any precision. The prior
-has no noise, and is not smoothed with the gradient.
+for matrices of o rows and i columns, with $r = \text{lr} \sqrt{\max(1, o / i)}$: about lr of the
+largest singular value of a weight as it is drawn at first, whatever the width, so that one learning
+rate does for all layers. It rests where D = 0, at the posterior mode, whatever the denominator is.
+That makes the prior's part of the step implicit: along D itself a step of the same length would
+have the size $s = r |P| / |D|$. Where the prior is all that matters a weight
+goes to zero and no further: stable for any precision. The prior has no noise, and is not smoothed
+with the gradient.
 
 Which matrices? The blocks W[k, o, i] of the weight-sharing format (`symrazor.curvature.sharing`): a
 convolution is one, of channels by patches; a factor of F-FC has one for each block. Biases and the
-few tensors without such a form are one row each, whose polar factor is the vector at length 1.
+few tensors without such a form are one row each, whose polar factor is the vector at length 1;
+their steps have a root mean square of lr / 10.
 """
 
 from collections.abc import Callable
@@ -33,16 +35,17 @@ from symrazor.hyper import weights
 from symrazor.linear_algebra.polar import polar_factors
 
 MOMENTUM = 0.95
-LENGTH = 0.2
-"""Root mean square of a step at learning rate 1."""
+OFFSET = 0.1
+"""Root mean square of a step of a bias at learning rate 1."""
 
 
 @dataclass(frozen=True)
 class Form:
-    """A weight as matrices [k, o, i], and back."""
+    """A weight as matrices [k, o, i], and back; `length` is r at learning rate 1."""
 
     to_blocks: Callable[[Tensor], Tensor]
     from_blocks: Callable[[Tensor], Tensor]
+    length: float
 
 
 def matrix_forms(model: nn.Module) -> list[Form]:
@@ -53,13 +56,16 @@ def matrix_forms(model: nn.Module) -> list[Form]:
             form = sharing(module)
             if form.weight is not None and not form.dense:
                 weight = getattr(module, form.weight)
-                known[id(weight)] = Form(form.to_blocks, form.from_blocks)
+                _, o, i = form.to_blocks(weight.detach()).shape
+                length = sqrt(max(1, o / i))
+                known[id(weight)] = Form(form.to_blocks, form.from_blocks, length)
     return [known.get(id(theta)) or _one_row(theta) for theta in weights(model).values()]
 
 
 def _one_row(theta: Tensor) -> Form:
     shape = theta.shape
-    return Form(lambda value: value.reshape(1, 1, -1), lambda row: row.reshape(shape))
+    length = OFFSET * sqrt(theta.numel())
+    return Form(lambda value: value.reshape(1, 1, -1), lambda row: row.reshape(shape), length)
 
 
 class Muon(torch.optim.Optimizer):
@@ -83,10 +89,10 @@ class Muon(torch.optim.Optimizer):
         """Remember nothing yet; see the class."""
         super().__init__(theta, {"lr": lr})
         self.forms, self.decay = forms, decay
-        with torch.no_grad():
-            sizes = [form.to_blocks(t).shape[1:] for form, t in zip(forms, theta, strict=True)]
-        self.roots = [theta[0].new_tensor(LENGTH * sqrt(t.numel())) for t in theta]
-        self.widths = [theta[0].new_tensor(LENGTH * sqrt(max(size))) for size in sizes]
+        blocks = [form.to_blocks(t.detach()) for form, t in zip(forms, theta, strict=True)]
+        sizes = [sqrt(len(block) * min(block.shape[1:])) for block in blocks]  # of P
+        self.lengths = [theta[0].new_tensor(form.length) for form in forms]
+        self.reaches = [n * length for n, length in zip(sizes, self.lengths, strict=True)]
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
@@ -99,11 +105,10 @@ class Muon(torch.optim.Optimizer):
         own = [theta[number] for number in moved]
         prior = [decay[number] for number in moved]
         slopes = self._slopes(own, prior)
-        reach = lr * torch.stack([self.roots[number] for number in moved])
-        reach = reach / _norms(slopes).clamp_min(torch.finfo(reach.dtype).tiny)
-        brakes = torch._foreach_mul(prior, reach.unbind())
+        reach = lr * torch.stack([self.reaches[number] for number in moved])
+        brakes = torch._foreach_mul(prior, (reach / _norms(slopes)).unbind())
         torch._foreach_add_(brakes, 1.0)
-        width = lr * torch.stack([self.widths[number] for number in moved])
+        width = lr * torch.stack([self.lengths[number] for number in moved])
         lengths = torch._foreach_div(width.unbind(), brakes)
         forms = [self.forms[number] for number in moved]
         pairs = zip(forms, slopes, strict=True)
@@ -126,8 +131,6 @@ class Muon(torch.optim.Optimizer):
 
 
 def _norms(tensors: list[Tensor]) -> Float[Tensor, "_"]:
-    """Norms, of any scale: squares of small numbers would be zero."""
-    largest = torch.stack(list(torch._foreach_norm(tensors, torch.inf)))
-    largest = largest.clamp_min(torch.finfo(largest.dtype).tiny)
-    scaled = torch._foreach_div(tensors, largest.unbind())
-    return largest * torch.stack(list(torch._foreach_norm(scaled)))
+    """Norms; one whose squares are too small for numbers is a small number: all stays as it is."""
+    norms = torch.stack(list(torch._foreach_norm(tensors)))
+    return norms.clamp_min(torch.finfo(norms.dtype).tiny)
