@@ -72,6 +72,75 @@ def test_hyperparameters_and_noise_on_the_device() -> None:
     assert prediction.variance.is_cuda
 
 
+def _numbers(found: sr.Evidence) -> list[float]:
+    return [*found.to_dict().values(), *found.effective_parameters.values()]
+
+
+@pytest.mark.parametrize("backend", ["nccl", "cpu:gloo,cuda:nccl"])
+def test_messages_by_nccl_change_nothing(
+    backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sums, gathered rows and shared eigenvalues as several GPUs send them; here to oneself."""
+    x, y = job.images()
+
+    def found() -> list[float]:
+        values: list[float] = []
+        for structure in ("kron", "diag", "block", "full"):
+            razor = sr.Razor(job.network().cuda(), "categorical", job.N, structure=structure)
+            loader = distributed.Shared(TensorLoader(x, y, 10))
+            for _ in range(2):
+                values += _numbers(razor.step(loader))
+        return values
+
+    expected, sent = found(), []
+    for name in ("all_reduce", "all_gather"):
+        send = getattr(dist, name)
+        monkeypatch.setattr(
+            dist, name, lambda *a, s=send, n=name, **k: (sent.append(n), s(*a, **k))
+        )
+    torch.cuda.set_device(0)
+    with job.group_of_one(backend, tmp_path / "store"):
+        monkeypatch.setattr(distributed, "FEWEST", 1)
+        got = found()
+        assert distributed.exchange("Grüße") == ["Grüße"]  # from the CPU
+        assert distributed.any_(True) and not distributed.any_(False)
+    assert {"all_reduce", "all_gather"} <= set(sent)
+    assert got == pytest.approx(expected, rel=1e-9, abs=1e-9)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "sam"])
+def test_fit_by_nccl(optimizer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps with messages, which no graph records, and evidence steps with messages."""
+    options = {"epochs": 4, "every": 2, "burn_in": 0, "optimizer": optimizer, "device": "cuda"}
+
+    def found() -> list[float]:
+        data = (job.images()[0], job.images()[1])
+        fit = sr.fit(job.network(), data, **options)
+        return [*_numbers(fit.evidence), *(record["nll"] for record in fit.history)]
+
+    expected = found()
+    torch.cuda.set_device(0)
+    with job.group_of_one("nccl", tmp_path / "store"):
+        monkeypatch.setattr(distributed, "FEWEST", 1)
+        got = found()
+    assert got == pytest.approx(expected, rel=1e-6)
+
+
+def test_two_processes_on_one_gpu(tmp_path: Path) -> None:
+    """NCCL wants a GPU for each; gloo carries what is on the GPU, too."""
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    command = [*launch, job.__file__, str(tmp_path), "on_gpu"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=110)
+    assert done.returncode == 0, done.stderr
+    first, second = (json.loads((tmp_path / f"on_gpu-{rank}.json").read_text()) for rank in (0, 1))
+    assert first == second
+    expected = json.loads(json.dumps(job.on_gpu()))
+    for key, numbers in expected.items():
+        gamma = numbers.pop("gamma")
+        assert first[key].pop("gamma") == pytest.approx(gamma, rel=1e-9, abs=1e-10), key
+        assert first[key] == pytest.approx(numbers, rel=1e-9), key
+
+
 def _jitter(x: Tensor, generator: torch.Generator) -> Tensor:
     return x + 0.01 * torch.randn(x.shape, generator=generator, device=x.device)
 
@@ -178,72 +247,3 @@ def test_steps_of_muon_as_a_graph_are_those_of_the_cpu() -> None:
         found.append({name: value.cpu() for name, value in model.state_dict().items()})
     for name, value in found[0].items():
         torch.testing.assert_close(found[1][name], value, rtol=1e-6, atol=1e-8)
-
-
-def _numbers(found: sr.Evidence) -> list[float]:
-    return [*found.to_dict().values(), *found.effective_parameters.values()]
-
-
-@pytest.mark.parametrize("backend", ["nccl", "cpu:gloo,cuda:nccl"])
-def test_messages_by_nccl_change_nothing(
-    backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Sums, gathered rows and shared eigenvalues as several GPUs send them; here to oneself."""
-    x, y = job.images()
-
-    def found() -> list[float]:
-        values: list[float] = []
-        for structure in ("kron", "diag", "block", "full"):
-            razor = sr.Razor(job.network().cuda(), "categorical", job.N, structure=structure)
-            loader = distributed.Shared(TensorLoader(x, y, 10))
-            for _ in range(2):
-                values += _numbers(razor.step(loader))
-        return values
-
-    expected, sent = found(), []
-    for name in ("all_reduce", "all_gather"):
-        send = getattr(dist, name)
-        monkeypatch.setattr(
-            dist, name, lambda *a, s=send, n=name, **k: (sent.append(n), s(*a, **k))
-        )
-    torch.cuda.set_device(0)
-    with job.group_of_one(backend, tmp_path / "store"):
-        monkeypatch.setattr(distributed, "FEWEST", 1)
-        got = found()
-        assert distributed.exchange("Grüße") == ["Grüße"]  # from the CPU
-        assert distributed.any_(True) and not distributed.any_(False)
-    assert {"all_reduce", "all_gather"} <= set(sent)
-    assert got == pytest.approx(expected, rel=1e-9, abs=1e-9)
-
-
-@pytest.mark.parametrize("optimizer", ["adamw", "sam"])
-def test_fit_by_nccl(optimizer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Steps with messages, which no graph records, and evidence steps with messages."""
-    options = {"epochs": 4, "every": 2, "burn_in": 0, "optimizer": optimizer, "device": "cuda"}
-
-    def found() -> list[float]:
-        data = (job.images()[0], job.images()[1])
-        fit = sr.fit(job.network(), data, **options)
-        return [*_numbers(fit.evidence), *(record["nll"] for record in fit.history)]
-
-    expected = found()
-    torch.cuda.set_device(0)
-    with job.group_of_one("nccl", tmp_path / "store"):
-        monkeypatch.setattr(distributed, "FEWEST", 1)
-        got = found()
-    assert got == pytest.approx(expected, rel=1e-6)
-
-
-def test_two_processes_on_one_gpu(tmp_path: Path) -> None:
-    """NCCL wants a GPU for each; gloo carries what is on the GPU, too."""
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    command = [*launch, job.__file__, str(tmp_path), "on_gpu"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=110)
-    assert done.returncode == 0, done.stderr
-    first, second = (json.loads((tmp_path / f"on_gpu-{rank}.json").read_text()) for rank in (0, 1))
-    assert first == second
-    expected = json.loads(json.dumps(job.on_gpu()))
-    for key, numbers in expected.items():
-        gamma = numbers.pop("gamma")
-        assert first[key].pop("gamma") == pytest.approx(gamma, rel=1e-9, abs=1e-10), key
-        assert first[key] == pytest.approx(numbers, rel=1e-9), key

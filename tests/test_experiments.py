@@ -6,21 +6,18 @@ import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 import symrazor as sr
 from symrazor import cli
-from symrazor.data import Tensors, flip_and_crop
-from symrazor.discover import digits
+from symrazor.data import flip_and_crop
 from symrazor.experiments import (
     ella_table1,
     ella_table2,
     fashion,
     figures,
-    starts,
     tables,
 )
 from symrazor.experiments.ella_network import PATHS, ella_network
@@ -294,89 +291,6 @@ def test_small_tables(table, tmp_path: Path) -> None:
         assert runs["quadrant/conv/laplace"]["accuracy"] < 35
         assert runs["digit/f-fc+conv/laplace"]["accuracy"] > 70
         assert runs["quadrant/f-fc+conv/laplace"]["accuracy"] > 50
-
-
-@pytest.fixture
-def few_digits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the canvas."""
-    whole = digits.canvas
-
-    def canvas(*of: Any) -> tuple[Tensors, Tensors]:
-        (x, y), (xt, yt) = whole(*of)
-        return (x[:300], y[:300]), (xt[:50], yt[:50])
-
-    monkeypatch.setattr(digits, "canvas", canvas)
-
-
-@pytest.mark.usefixtures("few_digits")
-def test_starts_that_differ_end_alike(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two epochs: `fit` makes the same start of a loose and of a tight prior."""
-    short = digits.DEFAULTS.change(epochs=2, progress=False)
-    monkeypatch.setattr(digits, "DEFAULTS", short)
-    near = [starts.train("digit", precision, "near", 0) for precision in (1.0, 1e4)]
-    given = [starts.train("digit", precision, "given", 0) for precision in (1.0, 1e4)]
-    assert near[0]["evidence"] == pytest.approx(near[1]["evidence"], rel=0.02)
-    assert given[0]["evidence"] != pytest.approx(given[1]["evidence"], rel=0.1)
-    assert "| digit | near | 10000 | 0 |" in starts.markdown(near)
-
-
-def test_starts_are_compared_by_their_ends(tmp_path: Path) -> None:
-    """Figures that pass, and one of each kind that does not."""
-
-    def row(seed: int, evidence: float, accuracy: float, verdict: str) -> dict[str, Any]:
-        return {
-            **{"task": "digit", "start": "near", "precision": 1.0, "seed": seed},
-            **{"evidence": evidence, "accuracy": accuracy, "verdicts": [verdict]},
-            **{"free_shares": [1.0], "errors": [1.0]},
-        }
-
-    ends = [
-        [row(0, 0.50, 99.0, "equivariant"), row(0, 0.54, 98.1, "equivariant")],
-        [row(1, 0.50, 99.0, "equivariant"), row(1, 0.56, 98.1, "equivariant")],
-        [row(2, 0.50, 99.0, "equivariant"), row(2, 0.50, 97.9, "equivariant")],
-        [row(3, 0.50, 99.0, "equivariant"), row(3, 0.50, 99.0, "position")],
-    ]
-    rows = [row for pair in ends for row in pair]
-    assert [c["passed"] for c in starts.compare(rows)] == [True, False, False, False]
-    assert starts.markdown(rows).count("FAIL") == 3
-    rival = {**row(0, 0.40, 99.0, "equivariant"), "start": "given"}  # found by another way
-    assert not [c for c in starts.compare([*rows, rival]) if c["passed"] and c["start"] == "near"]
-
-
-@pytest.mark.usefixtures("few_digits")
-def test_starts_by_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(digits, "DEFAULTS", digits.DEFAULTS.change(epochs=1))
-    file = tmp_path / "starts.json"
-    starts.main(["--small", "--seed", "0", "--json", str(file), "--device", "cpu"])
-    document = json.loads(file.read_text())
-    assert len(document["runs"]) == 4 and len(document["comparisons"]) == 2
-
-
-def test_starts_merge(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """One seed at a time, as several machines do, into one file; sizes are not mixed up."""
-    monkeypatch.setattr(starts, "STARTS", (1.0, 10.0))
-    monkeypatch.setattr(digits, "DEFAULTS", digits.DEFAULTS.change(epochs=1))
-    file = tmp_path / "starts.json"
-    common = ["--task", "digit", "--json", str(file), "--device", "cpu"]
-    starts.main(["--seed", "1", "--small", *common])
-    starts.main(["--seed", "1", *common])
-    capsys.readouterr()
-    starts.main(["--seed", "0", *common])
-    document = json.loads(file.read_text())
-    keys = [(run["small"], run["seed"], run["precision"]) for run in document["runs"]]
-    assert sorted(keys) == [(s, k, p) for s, k in ((0, 0), (0, 1), (1, 1)) for p in (1.0, 10.0)]
-    pairs = [(pair["small"], pair["seed"]) for pair in document["comparisons"]]
-    assert pairs == [(False, 0), (False, 1), (True, 1)]
-    table = capsys.readouterr().out.splitlines()
-    assert [line.split(" | ")[2:4] for line in table[2:6]] == [
-        [precision, seed] for seed in "01" for precision in ("1", "10")
-    ]
-    assert sum("pass" in line or "FAIL" in line for line in table) == 2
-    with pytest.raises(SystemExit):
-        starts.main(["--epochs", "0", *common])
-    assert "expected epochs of at least 1, got 0" in capsys.readouterr().err
 
 
 def test_figures_show_the_shares_and_curves_of_a_run(tmp_path: Path) -> None:

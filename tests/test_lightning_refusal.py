@@ -5,7 +5,7 @@ import sys
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 pytest.importorskip("lightning", reason="the extra `lightning` is not installed")
 
@@ -17,6 +17,7 @@ from lightning_case import (
     with_adam,
     with_momentum,
 )
+from symrazor.lightning import EvidenceCallback
 
 
 @pytest.mark.filterwarnings("ignore:.training_step. returned .None.")
@@ -63,8 +64,14 @@ def test_misuse() -> None:
     with pytest.raises(ValueError, match="one process, got world_size 2"):
         evidence_step().setup(make_trainer(devices=2), Module(), "fit")
     evidence_step().setup(make_trainer(devices=2), Module(), "test")
-    with pytest.raises(ValueError, match="every of at least 1"):
-        evidence_step(every=0)
+    for wrong in (0, 2.5, "a", True):
+        with pytest.raises(ValueError, match="expected every as a whole number from 1 on, got"):
+            evidence_step(every=wrong)
+        with pytest.raises(ValueError, match="expected subset as a whole number from 1 on, got"):
+            evidence_step(subset=wrong)
+    for other in (nn.Linear(3, 2), 3):
+        with pytest.raises(ValueError, match="expected network as a function .* do network=lambda"):
+            EvidenceCallback(network=other)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="expected prior 'auto'"):
         evidence_step(prior="decay")
     with pytest.raises(ValueError, match="training that has begun"):

@@ -35,6 +35,7 @@ from torch import Tensor, nn
 from symrazor.curvature.tape import Input, each
 from symrazor.evidence.value import Evidence
 from symrazor.hyper import hyperparameters, weights
+from symrazor.kinds import fits
 from symrazor.likelihood import Likelihood
 from symrazor.razor.loading import sizes
 from symrazor.razor.razor import Razor
@@ -94,8 +95,14 @@ class EvidenceCallback(pl.Callback):
     ) -> None:
         """Note the options; see the class."""
         super().__init__()
-        if every < 1:
-            raise ValueError(f"expected every of at least 1, got {every}")
+        for name, value in (("every", every), ("subset", 1 if subset is None else subset)):
+            if not fits(value, int) or value < 1:
+                raise ValueError(f"expected {name} as a whole number from 1 on, got {value!r}")
+        if isinstance(network, nn.Module) or not (network is None or callable(network)):
+            raise ValueError(
+                f"expected network as a function of the LightningModule, got "
+                f"{type(network).__name__}; do network=lambda module: module.net"
+            )
         if prior not in ("auto", "shrink", "gradient", "loss"):
             raise ValueError(
                 f"expected prior 'auto', 'shrink', 'gradient' or 'loss', got {prior!r}"
