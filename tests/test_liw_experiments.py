@@ -80,12 +80,12 @@ def test_table_1_keeps_what_a_cut_run_has(tmp_path: Path, monkeypatch: pytest.Mo
 def test_scales_are_kept_as_in_the_paper(tmp_path: Path) -> None:
     file = tmp_path / "table1.json"
     told = ["--small", "--device", "cpu", "--rows", "regular/fixed 5", "--steps", "8"]
-    told += ["--average", "probs", "--kept-scale", "3", "--json", str(file)]
+    told += ["--average", "probs", "--kept-scale", "3", "--sigma", "0.4", "--json", str(file)]
     main("liw-table1", liw_table1.run, told)
     (run,) = read_runs("liw-table1", file)
-    assert run["row"] == "regular/fixed 5 (probs, kept scale 3)"
+    assert run["row"] == "regular/fixed 5 (probs, kept scale 3, sigma 0.4)"
     assert run["scale"] == pytest.approx(3.0)
-    assert run["sigma"] == pytest.approx(0.6)
+    assert run["sigma"] == pytest.approx(0.4)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -187,7 +187,7 @@ def test_wrong_options_end_with_a_word(tmp_path: Path, capsys: pytest.CaptureFix
         main("liw-table1", liw_table1.run, ["--rows", "regular/fixed 7", "--small"])
     assert stop.value.code == 2
     assert "expected rows like 'regular/learned'" in capsys.readouterr().err
-    with pytest.raises(ValueError, match="expected --kept-scale for Table 1 or figures"):
+    with pytest.raises(ValueError, match="expected --kept-scale and --sigma for Table 1"):
         liw_table2.run(Options(small=True, device="cpu", kept_scale=3.0))
     with pytest.raises(ValueError, match="expected a kept scale above 0, got 0"):
         Options(kept_scale=0.0)

@@ -82,9 +82,9 @@ class Table:
     def run(self, options: Options) -> str:
         """Train the rows that were asked for, version by version; the table as markdown."""
         check(self.name, options)
-        if options.kept_scale is not None:
+        if options.kept_scale is not None or options.sigma is not None:
             raise ValueError(
-                f"expected --kept-scale for Table 1 or figures, got it for {self.name}"
+                f"expected --kept-scale and --sigma for Table 1 or figures, got one for {self.name}"
             )
         runs: list[Run] = []
         for version in VERSIONS:

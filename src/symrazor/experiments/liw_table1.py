@@ -103,9 +103,9 @@ def network(
 ) -> InvariantWeights:
     """Models side by side, one for each starting angle in degrees."""
     generator = torch.Generator().manual_seed(seed)
-    width, sigma = (96, 0.6) if options.small else (1024, 0.3)
+    width = 96 if options.small else 1024
     shape, lead = (1, size, size), (len(angles),)
-    features: Features = RandomFourier(shape, width, sigma, lead, generator)
+    features: Features = RandomFourier(shape, width, options.frequency, lead, generator)
     if relu:
         features = Rectified(shape, width, lead, generator, where="input")
     start = torch.tensor(angles).deg2rad().unsqueeze(1)
