@@ -20,7 +20,8 @@ LEAST = 100
 """Steps of a trial in which a posterior settles."""
 
 HOLD = 0.25
-"""Share of a trial before learned filters move: first the posterior."""
+"""Share of a trial, at least, before learned filters move: first the posterior. They move for one
+pass through the data at most, so that nothing is learned by heart."""
 
 SUBSET = 5000
 """Data on which the fit of a candidate is measured."""
@@ -69,7 +70,8 @@ def choose_starts(
     least = min(LEAST, schedule.steps)
     count = max(least, round(schedule.hold * schedule.steps)) if steps is None else steps
     rates = (schedule.rates[0], schedule.rates[0] / 3)
-    trial = replace(schedule, steps=count, width_rate=0.0, hold=HOLD, rates=rates, note_every=count)
+    hold = max(HOLD, 1 - (data.size // schedule.batch) / count)
+    trial = replace(schedule, steps=count, width_rate=0.0, hold=hold, rates=rates, note_every=count)
     bounds = start.new_full((len(shares), len(members)), torch.nan, dtype=torch.float64)
     best: dict[int, InvariantWeights] = {}
     widths = factors[:, None] * start
