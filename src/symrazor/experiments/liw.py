@@ -31,8 +31,8 @@ from symrazor.invariant import Data, History, InvariantWeights
 from symrazor.invariant.model import Average
 
 SMALL_SIZE, SMALL_TRAIN, SMALL_TEST = 14, 1000, 500
-KEPT, SMALL_KEPT, LEARNED = 2.5, 3.0, 10.0
-"""The outputs' scale where it is kept, the same with `--small`, and where it starts if learned."""
+KEPT, LEARNED = 3.0, 10.0
+"""The outputs' scale where it is kept, and where it starts if it is learned."""
 
 SIGMA, SMALL_SIGMA = 0.3, 0.6
 """The frequencies' deviation, and the same with `--small`, where pictures have fewer pixels."""
@@ -94,8 +94,7 @@ class Options:
         """Where the outputs' scale starts, or is kept."""
         if self.learn_scales:
             return LEARNED
-        own = SMALL_KEPT if self.small else KEPT
-        return own if self.kept_scale is None else self.kept_scale
+        return KEPT if self.kept_scale is None else self.kept_scale
 
     @property
     def frequency(self) -> float:

@@ -33,13 +33,14 @@ VERSIONS = ("fully rotated", "translated", "scaled", "regular")
 ROWS = ("MLP", "rotation", "translation", "scale", "affine")
 NAMES = GROUPS["affine"]
 START = 0.1
+CLOSED = 0.2
 WIDE = (("rotation", 9.0), ("rotation", 30.0), ("translation", 4.0), ("scale", 5.0))
 TRIED: tuple[Share, ...] = (
     1.0,
-    *([share if name in GROUPS[group] else 1.0 for name in NAMES] for group, share in WIDE),
+    *([share if name in GROUPS[group] else CLOSED for name in NAMES] for group, share in WIDE),
 )
-"""Shares of the starting widths that are compared, see `choose_starts`: a little of everything, and
-beside it rotations of 52 or 172 degrees, shifts of 0.4 half-widths, or factors of 1.65."""
+"""Shares of the starting widths that are compared, see `choose_starts`: a little of everything, or
+rotations of 52 or 172 degrees, shifts of 0.4 half-widths, factors of 1.65 and little of the rest."""
 
 SCHEDULE = Schedule(
     steps=10_000,
