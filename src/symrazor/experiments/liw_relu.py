@@ -39,8 +39,8 @@ TRIED: tuple[Share, ...] = (
     1.0,
     *([share if name in GROUPS[group] else CLOSED for name in NAMES] for group, share in WIDE),
 )
-"""Shares of the starting widths that are compared, see `choose_starts`: a little of everything, or
-rotations of 52 or 172 degrees, shifts of 0.4 half-widths, factors of 1.65 and little of the rest."""
+"""Shares of the starting widths that are compared, see `choose_starts`: a little of everything; or
+rotations of 52 or 172 degrees, shifts of 0.4 half-widths, factors of 1.65, and less of the rest."""
 
 SCHEDULE = Schedule(
     steps=10_000,
