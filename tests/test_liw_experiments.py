@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -117,9 +118,8 @@ def test_learned_widths_are_no_worse_than_the_best_fixed_one(tmp_path: Path) -> 
     """From 5 degrees alone this one stops half way; see `choose_starts`."""
     file = tmp_path / "table1.json"
     rows = ("fully rotated/fixed 175", "fully rotated/learned")
-    liw_table1.run(
-        Options(small=True, device="cpu", json=file, rows=rows, average="probs", steps=100)
-    )
+    told = Options(small=True, device="cpu", json=file, rows=rows, steps=100)
+    liw_table1.run(replace(told, average="probs", learn_scales=True))
     best, learned = (run["elbo_per_datum"] for run in read_runs("liw-table1", file))
     assert learned >= best - 0.01
 
@@ -135,6 +135,19 @@ def test_the_best_fixed_angle_is_the_papers(tmp_path: Path) -> None:
         found = {r["row"]: r["elbo_per_datum"] for r in runs if r["row"].startswith(version)}
         assert len(found) == len(liw_table1.ANGLES)
         assert max(found, key=found.__getitem__) == f"{version}/fixed {angle}"
+
+
+@pytest.mark.slow
+def test_table_2_opens_the_rotation_of_rotated_digits_and_nothing_else(tmp_path: Path) -> None:
+    """From a little of everything alone it stops at 89 degrees."""
+    file = tmp_path / "table2.json"
+    liw_table2.run(Options(small=True, device="cpu", json=file, rows=("fully rotated/affine",)))
+    (run,) = read_runs("liw-table2", file)
+    assert max(run["tried"]) == run["tried"][2]
+    widths = run["widths"]
+    assert widths.pop("rotation (degrees)") > 150
+    assert all(value < 0.1 for name, value in widths.items() if "px" in name)
+    assert all(value < 1.05 for name, value in widths.items() if "factor" in name)
 
 
 @pytest.mark.slow

@@ -227,7 +227,7 @@ def markdown(runs: list[Run]) -> str:
         lines.append(f"| {' | '.join(cells)} | {' / '.join(angles)} |")
     seconds = {r["seed"]: r["seconds_together"] for r in runs}
     total = ", ".join(f"{value:.0f}" for value in seconds.values())
-    return "\n".join(lines) + f"\n\n{len(runs)} models, trained together in {total} s"
+    return "\n".join(lines) + f"\n\nrows trained together: {len(runs)}, in {total} s"
 
 
 def _mean(values: list[float], digits: int) -> str:
