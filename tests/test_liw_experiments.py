@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -80,12 +81,12 @@ def test_table_1_keeps_what_a_cut_run_has(tmp_path: Path, monkeypatch: pytest.Mo
 def test_scales_are_kept_as_in_the_paper(tmp_path: Path) -> None:
     file = tmp_path / "table1.json"
     told = ["--small", "--device", "cpu", "--rows", "regular/fixed 5", "--steps", "8"]
-    told += ["--average", "probs", "--kept-scale", "3", "--json", str(file)]
+    told += ["--average", "probs", "--kept-scale", "3", "--sigma", "0.4", "--json", str(file)]
     main("liw-table1", liw_table1.run, told)
     (run,) = read_runs("liw-table1", file)
-    assert run["row"] == "regular/fixed 5 (probs, kept scale 3)"
+    assert run["row"] == "regular/fixed 5 (probs, kept scale 3, sigma 0.4)"
     assert run["scale"] == pytest.approx(3.0)
-    assert run["sigma"] == pytest.approx(0.6)
+    assert run["sigma"] == pytest.approx(0.4)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -117,9 +118,8 @@ def test_learned_widths_are_no_worse_than_the_best_fixed_one(tmp_path: Path) -> 
     """From 5 degrees alone this one stops half way; see `choose_starts`."""
     file = tmp_path / "table1.json"
     rows = ("fully rotated/fixed 175", "fully rotated/learned")
-    liw_table1.run(
-        Options(small=True, device="cpu", json=file, rows=rows, average="probs", steps=100)
-    )
+    told = Options(small=True, device="cpu", json=file, rows=rows, steps=100)
+    liw_table1.run(replace(told, average="probs", learn_scales=True))
     best, learned = (run["elbo_per_datum"] for run in read_runs("liw-table1", file))
     assert learned >= best - 0.01
 
@@ -135,6 +135,19 @@ def test_the_best_fixed_angle_is_the_papers(tmp_path: Path) -> None:
         found = {r["row"]: r["elbo_per_datum"] for r in runs if r["row"].startswith(version)}
         assert len(found) == len(liw_table1.ANGLES)
         assert max(found, key=found.__getitem__) == f"{version}/fixed {angle}"
+
+
+@pytest.mark.slow
+def test_table_2_opens_the_rotation_of_rotated_digits_and_nothing_else(tmp_path: Path) -> None:
+    """From a little of everything alone it stops at 89 degrees."""
+    file = tmp_path / "table2.json"
+    liw_table2.run(Options(small=True, device="cpu", json=file, rows=("fully rotated/affine",)))
+    (run,) = read_runs("liw-table2", file)
+    assert max(run["tried"]) == run["tried"][2]
+    widths = run["widths"]
+    assert widths.pop("rotation (degrees)") > 150
+    assert all(value < 0.1 for name, value in widths.items() if "px" in name)
+    assert all(value < 1.05 for name, value in widths.items() if "factor" in name)
 
 
 @pytest.mark.slow
@@ -187,7 +200,7 @@ def test_wrong_options_end_with_a_word(tmp_path: Path, capsys: pytest.CaptureFix
         main("liw-table1", liw_table1.run, ["--rows", "regular/fixed 7", "--small"])
     assert stop.value.code == 2
     assert "expected rows like 'regular/learned'" in capsys.readouterr().err
-    with pytest.raises(ValueError, match="expected --kept-scale for Table 1 or figures"):
+    with pytest.raises(ValueError, match="expected --kept-scale and --sigma for Table 1"):
         liw_table2.run(Options(small=True, device="cpu", kept_scale=3.0))
     with pytest.raises(ValueError, match="expected a kept scale above 0, got 0"):
         Options(kept_scale=0.0)

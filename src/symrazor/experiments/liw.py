@@ -29,8 +29,11 @@ from symrazor.invariant import Data, History, InvariantWeights
 from symrazor.invariant.model import Average
 
 SMALL_SIZE, SMALL_TRAIN, SMALL_TEST = 14, 1000, 500
-KEPT, SMALL_KEPT, LEARNED = 2.5, 3.0, 10.0
-"""The outputs' scale where it is kept, the same with `--small`, and where it starts if learned."""
+KEPT, LEARNED = 3.0, 10.0
+"""The outputs' scale where it is kept, and where it starts if it is learned."""
+
+SIGMA, SMALL_SIGMA = 0.3, 0.6
+"""The frequencies' deviation, and the same with `--small`, where pictures have fewer pixels."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,7 @@ class Options(OfTable):
             cost.
         kept_scale: where Table 1 and Figure 2 keep the outputs' scale, in place of their own
             number. Both keep it, and the frequencies' deviation as it starts, as the paper does.
+        sigma: the frequencies' deviation in Table 1 and the figures, in place of their own number.
         learn_scales: learn both instead.
     """
 
@@ -60,15 +64,15 @@ class Options(OfTable):
     samples: int | None = None
     average: Average = "logits"
     kept_scale: float | None = None
+    sigma: float | None = None
     learn_scales: bool = False
 
     def __post_init__(self) -> None:
-        """Check the scale."""
-        if self.kept_scale is None:
-            return
-        if not self.kept_scale > 0:
-            raise ValueError(f"expected a kept scale above 0, got {self.kept_scale}")
-        if self.learn_scales:
+        """Check the scales."""
+        for name, value in (("kept scale", self.kept_scale), ("sigma", self.sigma)):
+            if value is not None and not value > 0:
+                raise ValueError(f"expected a {name} above 0, got {value}")
+        if self.kept_scale is not None and self.learn_scales:
             raise ValueError("expected one of --kept-scale and --learn-scales, got both")
 
     @property
@@ -76,14 +80,20 @@ class Options(OfTable):
         """Where the outputs' scale starts, or is kept."""
         if self.learn_scales:
             return LEARNED
-        own = SMALL_KEPT if self.small else KEPT
-        return own if self.kept_scale is None else self.kept_scale
+        return KEPT if self.kept_scale is None else self.kept_scale
+
+    @property
+    def frequency(self) -> float:
+        """Where the frequencies' deviation starts, or is kept."""
+        own = SMALL_SIGMA if self.small else SIGMA
+        return own if self.sigma is None else self.sigma
 
     def named(self, row: str) -> str:
         """The name of a row in files, where different models may meet."""
         told: list[str] = [self.average] if self.average != "logits" else []
         told += ["learned scales"] if self.learn_scales else []
         told += [] if self.kept_scale is None else [f"kept scale {self.kept_scale:g}"]
+        told += [] if self.sigma is None else [f"sigma {self.sigma:g}"]
         return f"{row} ({', '.join(told)})" if told else row
 
 
@@ -196,6 +206,7 @@ def main(name: str, run: Callable[[Options], str], arguments: Sequence[str] | No
         "--samples": {"type": int, "help": "transformations in a step"},
         "--average": {"choices": get_args(Average), "default": "logits"},
         "--kept-scale": {"type": float, "help": "of the outputs, in place of Table 1's own"},
+        "--sigma": {"type": float, "help": "deviation of the frequencies"},
         "--learn-scales": {"action": "store_true", "help": "of outputs and frequencies"},
     }
     command(name, lambda **told: run(Options(**told)), own, arguments)

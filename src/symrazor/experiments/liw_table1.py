@@ -103,9 +103,9 @@ def network(
 ) -> InvariantWeights:
     """Models side by side, one for each starting angle in degrees."""
     generator = torch.Generator().manual_seed(seed)
-    width, sigma = (96, 0.6) if options.small else (1024, 0.3)
+    width = 96 if options.small else 1024
     shape, lead = (1, size, size), (len(angles),)
-    features: Features = RandomFourier(shape, width, sigma, lead, generator)
+    features: Features = RandomFourier(shape, width, options.frequency, lead, generator)
     if relu:
         features = Rectified(shape, width, lead, generator, where="input")
     start = torch.tensor(angles).deg2rad().unsqueeze(1)
@@ -227,7 +227,7 @@ def markdown(runs: list[Run]) -> str:
         lines.append(f"| {' | '.join(cells)} | {' / '.join(angles)} |")
     seconds = {r["seed"]: r["seconds_together"] for r in runs}
     total = ", ".join(f"{value:.0f}" for value in seconds.values())
-    return "\n".join(lines) + f"\n\n{len(runs)} models, trained together in {total} s"
+    return "\n".join(lines) + f"\n\nrows trained together: {len(runs)}, in {total} s"
 
 
 def _mean(values: list[float], digits: int) -> str:

@@ -2,8 +2,8 @@
 
 All rotations at once are a symmetric point: near a width of 180 degrees the bound is flat, or has
 an optimum of its own, and a gradient does not leave it. And filters that have begun to learn the
-data by heart have no use for a wide average any more. A few short trainings of everything but the
-widths, at shares of the start, tell where to begin.
+data by heart have no use for a wide average any more. A few short trainings of the posterior alone,
+at shares of the start, tell where to begin.
 """
 
 from collections.abc import Sequence
@@ -18,9 +18,6 @@ from symrazor.invariant.training import Data, Member, Schedule, evaluate, train
 
 LEAST = 100
 """Steps of a trial in which a posterior settles."""
-
-HOLD = 0.25
-"""Share of a trial before learned filters move: first the posterior."""
 
 SUBSET = 5000
 """Data on which the fit of a candidate is measured."""
@@ -41,8 +38,8 @@ def choose_starts(
 ) -> Float[Tensor, "shares models"]:
     """Begin each model that learns its widths at the share of its start with the best bound.
 
-    Posterior and filters of the best trial are kept as well: a width that moves while the posterior
-    is still as wide as the prior moves away from where it should.
+    The posterior of the best trial is kept as well: a width that moves while the posterior is still
+    as wide as the prior moves away from where it should.
 
     Args:
         model: with a leading dimension.
@@ -69,7 +66,7 @@ def choose_starts(
     least = min(LEAST, schedule.steps)
     count = max(least, round(schedule.hold * schedule.steps)) if steps is None else steps
     rates = (schedule.rates[0], schedule.rates[0] / 3)
-    trial = replace(schedule, steps=count, width_rate=0.0, hold=HOLD, rates=rates, note_every=count)
+    trial = replace(schedule, steps=count, hold=1.0, rates=rates, note_every=count)
     bounds = start.new_full((len(shares), len(members)), torch.nan, dtype=torch.float64)
     best: dict[int, InvariantWeights] = {}
     widths = factors[:, None] * start
@@ -110,7 +107,7 @@ def _factors(shares: Sequence[Share], start: Tensor) -> Float[Tensor, "shares k"
 def _tried(
     model: InvariantWeights, data: Data, members: Sequence[Member], trial: Schedule
 ) -> Tensor:
-    """Bounds per datum after a training of all but the widths; with "ml" the fit alone."""
+    """Bounds per datum after a training of the posterior alone; with "ml" the fit alone."""
     with torch.enable_grad():
         train(model, data, members, trial)
     part = Data(data.x[:, :SUBSET], data.y[:, :SUBSET])
