@@ -5,11 +5,13 @@ torchrun ... distributed_job.py OUT CASE...: each process writes OUT/CASE-RANK.j
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -179,11 +181,14 @@ def refusals() -> dict[str, Any]:
     )
     other = x + here.rank
     found["data"] = _message(lambda: sr.fit(network(), (other, y), epochs=1))
+    test = (other[: 10 + here.rank], y[: 10 + here.rank])
+    found["test"] = _message(lambda: sr.fit(network(), (x, y), test=test, epochs=1))
     if here.size > 1:
         from torch.distributed.fsdp import fully_shard
 
         sharded = fully_shard(network())
         found["sharded"] = _message(lambda: sr.Razor(sharded, "categorical", N))
+        found["sharded fit"] = _message(lambda: sr.fit(sharded, (x, y), epochs=1))
     return found
 
 
@@ -195,6 +200,29 @@ def _message(call: Callable[[], object]) -> str:
     return ""
 
 
+def on_gpu() -> dict[str, Any]:
+    """Sums, factors and eigenvalues on a GPU, two processes on the same one."""
+    x, y = (part.cuda() for part in images())
+    found = {}
+    for structure in ("kron", "diag", "full"):
+        razor = sr.Razor(network().cuda(), "categorical", N, structure=structure)
+        loader = distributed.Shared(TensorLoader(x, y, 10))
+        found[structure] = _numbers(razor.evidence(loader))
+        found[f"{structure} step"] = _numbers(razor.step(loader))
+        found[f"{structure} after"] = _numbers(razor.evidence(loader))
+    return found
+
+
+@contextmanager
+def group_of_one(backend: str, store: Path) -> Iterator[None]:
+    """This process as a group, for messages to itself."""
+    dist.init_process_group(backend, init_method=store.as_uri(), rank=0, world_size=1)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
 CASES: dict[str, Callable[[], dict[str, Any]]] = {
     "evidence": evidence,
     "large": large,
@@ -204,9 +232,11 @@ CASES: dict[str, Callable[[], dict[str, Any]]] = {
     "switched_off": lambda: fits(epochs=10, lr=0.02, burn_in=8, switch_off=True),
     "sgd": lambda: fits("sgd"),
     "sam": lambda: fits("sam", estimator="exact"),
+    "muon": lambda: fits("muon"),
     "tiny_batches": lambda: fits(batch_size=1, epochs=2),
     "own_loop": own_loop,
     "refusals": refusals,
+    "on_gpu": on_gpu,
 }
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from symrazor.augment import Augment, Augmented, Noise, affine
 from symrazor.layers import FFC, Conv, Relaxed
 from symrazor.training import checkpoint
 
-CASES = ("adamw", "sgd", "sam", "relaxed", "augmented")
+CASES = ("adamw", "sgd", "sam", "muon", "relaxed", "augmented")
 
 
 class Wave(nn.Module):

@@ -361,7 +361,7 @@ def test_pieces_of_a_batch_change_no_exact_figure_and_are_small(estimator: str) 
     razor = sr.Razor(model, "categorical", 9, estimator=estimator)
     razor.step([(x, y)], subset=6)
     assert max(seen[-4:]) == 3  # cut once, not again for the second pass
-    with pytest.raises(ValueError, match="at least 1 of pieces"):
+    with pytest.raises(ValueError, match="pieces of at least 1"):
         sr.Razor(model, "categorical", 9, pieces=0)
 
 

@@ -184,21 +184,46 @@ def test_files_are_written_whole_or_not_at_all(tmp_path: Path) -> None:
 
 def test_bench_of_fit_writes_its_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On few data, and without the processes of their own that measure memory and scaling."""
-    monkeypatch.setattr(fit_bench, "memory", lambda o: fit_bench.Row("memory", 1, "", True, "CPU"))
+    monkeypatch.setattr(fit_bench, "memory", lambda o: [fit_bench.Row("peak", 1.6, "", "<= 1.5")])
     file = tmp_path / "rows.json"
-    options = fit_bench.Options(alpha=1, images=8, batch=4, rounds=1, threads=1, scaling=False)
+    options = fit_bench.Options(alpha=1, images=8, batch=4, rounds=1, threads=1)
+    options = replace(options, only=("times", "memory"))
     rows = fit_bench.main(replace(options, json=file))
     assert json.loads(file.read_text()) == [asdict(row) for row in rows]
-    epoch, estimate, total, share, _ = (row.ratio for row in rows)
-    assert total == pytest.approx(epoch + estimate / 5)
-    assert share == pytest.approx(estimate / (5 * epoch))
+    plain, epoch, estimate, *ratios, _ = (row.value for row in rows)
+    total = (5 * epoch + estimate) / (5 * plain)
+    expected = [epoch / plain, estimate / plain, total, estimate / (5 * epoch)]
+    assert ratios == pytest.approx(expected)
+    assert [row.unit for row in rows[:3]] == ["s"] * 3
+    table = fit_bench.markdown(rows).splitlines()
+    assert table[0] == "CPU, width 1, 8 images, batches of 4"
+    assert table[-1] == "| peak | 1.6 | <= 1.5 | NO |"
+    assert len(table) == 4 + len(rows)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--device", "gpu"], "expected the device cpu, or cuda where there is one, got 'gpu'"),
+        (["--device", "cuda:99"], "got 'cuda:99' on a machine with"),
+        (["--rounds", "0"], "expected rounds of at least 1, got 0"),
+        (["--only", "speed"], "expected some of times, memory, scaling, got speed"),
+    ],
+)
+def test_bench_of_fit_says_what_it_needs(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        fit_bench.command(arguments)
+    assert stopped.value.code == 2
+    assert message in capsys.readouterr().err
 
 
 @pytest.mark.slow
 def test_bench_of_fit_counts_two_processes() -> None:
     """The estimate by two: each does about half of the work (time is the bench's business)."""
     rows = fit_bench.scaling(fit_bench.Options(alpha=2, images=1000, batch=100, rounds=1))
-    assert rows[1].ratio > 1.3
+    assert rows[1].value > 1.3
 
 
 def test_a_reader_who_has_seen_enough_is_no_error() -> None:

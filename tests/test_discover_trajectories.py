@@ -64,11 +64,38 @@ def test_the_network_is_the_simulator() -> None:
         torch.testing.assert_close(found.network()(x), expected, rtol=1e-4, atol=1e-5)
 
 
+def test_missing_states_and_short_trajectories_are_read(tmp_path: Path) -> None:
+    states, times = _oscillator()
+    rows = _csv(states, times + 1.7e9)  # seconds since 1970 need more than float32
+    rows = [*rows[:4], "0,1700000000.75,,1", *rows[5:-3]]
+    (tmp_path / "a.csv").write_text("\n".join(rows))
+    data = read(tmp_path / "a.csv")
+    assert data.times is not None and data.x.shape == (6, 8, 2)
+    torch.testing.assert_close(
+        data.times.diff(dim=-1), torch.full((7,), 0.25, dtype=torch.float64), rtol=0, atol=1e-4
+    )
+    missing = data.x.isnan().any(2)
+    assert missing.nonzero().tolist() == [[0, 3], [5, 5], [5, 6], [5, 7]]
+    found = sr.discover(data, epochs=2)
+    kept = found.dynamics.found.n_data  # five of six trajectories: 7 steps each, 2 or 3 missing
+    assert kept in (5 * 7 - 2, 5 * 7 - 3, 5 * 7 - 5)
+
+
+def test_positions_alone_are_enough_where_they_are_said_to_be(tmp_path: Path) -> None:
+    states, times = _oscillator()
+    np.savez(tmp_path / "a.npz", states=states[..., :1], times=times)
+    with pytest.warns(UserWarning, match="momenta are finite differences"):
+        found = sr.discover(tmp_path / "a.npz", epochs=2, positions=True)
+    x = torch.tensor([[1.0, 0.0]])
+    assert found.network()(x).shape == (1, 2)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         (lambda x, t: (x[..., :1], t), "as many momenta in .* got 1 coordinates"),
-        (lambda x, t: (np.where(np.arange(8)[:, None] == 5, np.nan, x), t), "trajectory 0, row 5"),
+        (lambda x, t: (np.where(np.arange(8)[:, None] == 5, np.inf, x), t), "trajectory 0, row 5"),
+        (lambda x, t: (np.nan * x, t), "all are missing"),
         (lambda x, t: (x, t[::-1].copy()), "times that increase in .*, got rows 0 and 1"),
         (lambda x, t: (x, t[:5]), r"expected 8 times as t in .*, got shape \[5\]"),
     ],
@@ -83,9 +110,12 @@ def test_archives_that_are_refused(tmp_path: Path, change: object, message: str)
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda rows: [*rows[:4], "0,0.75,,1", *rows[5:]], "none in data row 4 of"),
+        (
+            lambda rows: [*rows[:4], "0,,1,1", *rows[5:]],
+            "a time in every row, .* row 4",
+        ),
+        (lambda rows: [*rows[:4], "0,0.75,inf,1", *rows[5:]], "finite states .* in data row 4 of"),
         (lambda rows: [*rows[:4], rows[3], *rows[5:]], "got 0.5 in data rows 3 and 4 of"),
-        (lambda rows: rows[:-3], "8 for trajectory '0' and 5 for '5'"),
         (lambda rows: [row.rsplit(",", 1)[0] for row in rows], "got 1 coordinates"),
     ],
 )

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -71,7 +72,7 @@ def test_two_processes_find_what_one_finds(tmp_path: Path, cases: tuple[str, ...
 @pytest.mark.slow
 @pytest.mark.parametrize("processes", [2, 3])
 def test_every_optimiser(tmp_path: Path, processes: int) -> None:
-    cases = ("sgd", "sam", "tiny_batches", "evidence")
+    cases = ("sgd", "sam", "muon", "tiny_batches", "evidence")
     for case, (first, *_) in found_by_two(tmp_path, *cases, processes=processes).items():
         assert_close(first, json.loads(json.dumps(job.CASES[case]())), case)
 
@@ -85,7 +86,9 @@ def test_an_error_in_one_process_is_one_in_all(tmp_path: Path) -> None:
         assert "expected 53 data from the loaders of all processes, got 106" in said["twice"]
         assert "expected one process for an evidence that keeps its graph" in said["graph"]
         assert "expected the same data in every process" in said["data"]
-        assert "expected every process to hold the whole model" in said["sharded"]
+        assert "expected the same test data in every process" in said["test"]
+        for asked in ("sharded", "sharded fit"):
+            assert "expected every process to hold the whole model" in said[asked]
 
 
 @given(st.lists(st.integers(1, 10**6), max_size=40), st.integers(1, 8))
@@ -107,6 +110,27 @@ def test_parts_are_disjoint_and_complete(n: int, size: int) -> None:
     parts = [range(n)[World(rank, size).part(n)] for rank in range(size)]
     assert [i for part in parts for i in part] == list(range(n))
     assert max(map(len, parts)) - min(map(len, parts)) <= 1
+
+
+@pytest.mark.parametrize("case", ["own_shards", "steps", "adamw"])
+def test_messages_to_oneself_change_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str
+) -> None:
+    """All messages of several processes, sent by one of one: the same figures as without."""
+    expected = json.loads(json.dumps(job.CASES[case]()))
+    sent: list[str] = []
+    for name in ("all_reduce", "all_gather", "broadcast"):
+        send = getattr(dist, name)
+        monkeypatch.setattr(
+            dist, name, lambda *a, s=send, n=name, **k: (sent.append(n), s(*a, **k))
+        )
+    with job.group_of_one("gloo", tmp_path / "store"):
+        assert not distributed.together()
+        monkeypatch.setattr(distributed, "FEWEST", 1)
+        assert distributed.together()
+        got = json.loads(json.dumps(job.CASES[case]()))
+    assert {"all_reduce", "all_gather"} <= set(sent)
+    assert_close(got, expected, case)
 
 
 def test_one_process_is_a_world_of_its_own() -> None:

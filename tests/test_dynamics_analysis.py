@@ -30,6 +30,8 @@ CASES = [
     (nbody(3, 2), 7, all_nbody(3, 2)),
     (nbody(2, 3, masses=(1.0, 3.0)), 15, all_nbody(2, 3, masses=(1.0, 3.0))),
     (systems.kepler(2, softening=0.5).started_normal(), 1, angular(2)),
+    (systems.kepler(2), 1, angular(2)),  # its orbits start where q is normal to p
+    (systems.kepler(3), 3, angular(3)),
     (systems.pendulum(), 0, None),
     (systems.henon_heiles(), 0, None),
 ]
@@ -64,6 +66,8 @@ def test_oracle_reads_trajectories() -> None:
         quadratic_invariants(simulate(nbody(2, 2), 2, 8, 0.5, seed=0))
     with pytest.raises(ValueError, match="expected phase="):
         quadratic_invariants(lambda x: x.sum(-1))
+    with pytest.raises(ValueError, match="even number of entries, got 5"):
+        quadratic_invariants(lambda x: x.sum(-1), phase=5)
 
 
 def test_so3_has_its_structure_constants() -> None:

@@ -8,16 +8,13 @@ import pytest
 import torch
 
 from symrazor.dynamics import figures, given, systems
-from symrazor.dynamics.algebra import all_nbody, unitary
-from symrazor.dynamics.conserved import Quadratic
+from symrazor.dynamics.algebra import Algebra, all_nbody, euclidean, unitary
 from symrazor.dynamics.discover import discover
+from symrazor.dynamics.discovered import described
 from symrazor.dynamics.files import read_trajectories, with_velocities
-from symrazor.dynamics.hamiltonian import HamiltonianNetwork
-from symrazor.dynamics.measures import FlowTimes
-from symrazor.dynamics.naming import formula, name_of
-from symrazor.dynamics.prune import pruned
-from symrazor.dynamics.symmetrised import SymmetrisedNetwork
-from symrazor.dynamics.trajectories import simulate
+from symrazor.dynamics.naming import formula, named
+from symrazor.dynamics.nbody import nbody
+from symrazor.dynamics.trajectories import Trajectories, simulate
 
 
 def test_npz_and_csv_say_the_same(tmp_path: Path) -> None:
@@ -78,12 +75,37 @@ def test_units_make_states_and_rates_about_one() -> None:
     data = simulate(systems.oscillators(), 8, 6, 0.2, seed=0)
     for size, pace_ in ((1.0, 1.0), (1e200, 1e-6), (1e-200, 1e6)):
         own = given.given(size * data.states.numpy(), (pace_ * data.times[0]).numpy(), False)
-        scale = given.units(own)
-        clock = given.pace(own, scale)
-        scaled = own.states / scale
-        assert float(scaled.square().mean()) == pytest.approx(1.0)
-        rates = scaled.diff(dim=1) / (own.times.diff(dim=1) / clock)[..., None]
+        scaled = given.units(own).scaled(own)
+        assert float(scaled.states.square().mean()) == pytest.approx(1.0)
+        rates = scaled.states.diff(dim=1) / scaled.times.diff(dim=1)[..., None]
         assert float(rates.square().mean()) == pytest.approx(1.0)
+
+
+def test_formula_minds_units_and_the_centre() -> None:
+    """(q - 10)^2 / 200 + 50 p^2, where q varies by 11 and p by 0.1: both terms are as large."""
+    A = torch.diag(torch.tensor([0.01, 100.0]).double())
+    b = torch.tensor([-0.1, 0.0]).double()
+    centre, scale = torch.tensor([10.0, 0.0]).double(), torch.tensor([11.0, 0.1]).double()
+    assert formula(A, b, centre, scale) == "0.005 (q1 - 10)^2 + 50 p1^2"
+
+
+def test_units_move_what_is_far_from_zero() -> None:
+    """A spring on a wall: its energy comes back in the user's coordinates."""
+    data = simulate(systems.oscillators(), 8, 6, 0.2, seed=0)
+    away = data.states + torch.tensor([10.0, 0.0])
+    own = given.units(given.given(away, data.times[0], False))
+    assert float(own.centre[0]) == pytest.approx(10, abs=0.5) and float(own.centre[1]) == 0
+    x = own.scaled(given.given(away, data.times[0], False)).states
+    centre, scale = own.centre[0], own.scale
+    q, p = (x * scale + own.centre).unbind(-1)
+    A = torch.diag(scale.square())  # of ((q - 10)^2 + p^2) / 2, scaled
+    b = torch.stack([(centre - 10) * scale[0], 0 * centre])
+    inner = 0.5 * torch.einsum("...i,ij,...j->...", x, A, x) + x @ b
+    matrix, linear = own.quantity(A, b)
+    states = torch.stack([q, p], -1)
+    outer = 0.5 * torch.einsum("...i,ij,...j->...", states, matrix, states) + states @ linear
+    ratio = outer.diff(dim=0) / inner.diff(dim=0)
+    torch.testing.assert_close(ratio, ratio[:1, :1].expand_as(ratio))
 
 
 def test_other_ways_to_give_trajectories() -> None:
@@ -98,8 +120,8 @@ def test_other_ways_to_give_trajectories() -> None:
     with pytest.raises(ValueError, match="all are missing"):
         given.units(given.given(torch.nan * data.states, data.times, False))
     with pytest.raises(ValueError, match="got constant ones"):
-        still = given.given(torch.ones(2, 3, 2), torch.arange(3.0), False)
-        given.pace(still, given.units(still))
+        rows = torch.tensor([[1.0, 2.0], [-1.0, 3.0]])[:, None].expand(2, 3, 2)
+        given.units(given.given(rows, torch.arange(3.0), False))
 
 
 def test_velocities_of_a_parabola_are_exact() -> None:
@@ -112,39 +134,72 @@ def test_velocities_of_a_parabola_are_exact() -> None:
         with_velocities(q[:, :2], t[:2])
 
 
-def test_pruning_keeps_the_flows() -> None:
-    """Three copies of one direction become one, with flows of the same variance."""
-    learned = Quadratic(2, 3)
-    with torch.no_grad():
-        learned.A_raw.copy_(
-            torch.eye(2).expand(3, 2, 2) * torch.tensor([1.0, 0.5, 2.0])[:, None, None]
-        )
-        learned.b.zero_()
-    times = FlowTimes(3, "ball", "antithetic")
-    model = pruned(SymmetrisedNetwork(HamiltonianNetwork(2), learned, times))
-    assert isinstance(model.conserved, Quadratic) and model.conserved.count == 1
-    old = float(learned.A.square().sum().detach()) * times.variance
-    new = float(model.conserved.A.square().sum().detach()) / 3
-    assert new == pytest.approx(old, rel=1e-5)
-    nothing = SymmetrisedNetwork(HamiltonianNetwork(2), Quadratic(2, 2, std=1e-5))
-    assert pruned(nothing).conserved is None
-    with pytest.raises(ValueError, match="expected a model with learned quadratic"):
-        pruned(SymmetrisedNetwork(HamiltonianNetwork(2)))
-
-
 def test_formula_names_the_largest_terms() -> None:
     A = torch.tensor([[2.0, 0.0], [0.0, 1.0]])
-    assert formula(A, torch.tensor([0.0, -0.7])) == "1.00 q1^2 - 0.70 p1 + 0.50 p1^2"
+    assert formula(A, torch.tensor([0.0, -0.7])) == "1 q1^2 - 0.7 p1 + 0.5 p1^2"
 
 
-def test_names_come_from_the_algebra_that_fits_best() -> None:
-    for known, which in ((unitary(2), "angular momentum 12"), (all_nbody(3, 2), "momentum y")):
-        k = known.names.index(which)
-        size = (known.A[k].square().sum() + known.b[k].square().sum()).sqrt()
-        name, inside = name_of(known.A[k] / size, known.b[k] / size)
-        assert "momentum" in name and inside == pytest.approx(1.0)
-    name, inside = name_of(torch.diag(torch.tensor([1.0, -1.0]).double()), torch.zeros(2).double())
-    assert name == "0.50 q1^2 - 0.50 p1^2" and inside == 0.0
+@pytest.mark.parametrize("known", [unitary(2), unitary(3), all_nbody(3, 2), all_nbody(2, 3)])
+def test_a_span_is_named_by_the_algebra_that_it_is(known: Algebra) -> None:
+    """Mixed by a random matrix, the names come back, and the quantities with them."""
+    g = torch.Generator().manual_seed(0)
+    mix = torch.randn(len(known), len(known), generator=g, dtype=torch.float64)
+    A, b = torch.einsum("km,mij->kij", mix, known.A), mix @ known.b
+    found = named(A, b)
+    assert [one.name for one in found] == list(known.names)
+    for one, a in zip(found, known.A, strict=True):
+        assert one.parallelness == pytest.approx(1.0)
+        torch.testing.assert_close(one.A * a.norm(), a * one.A.norm())
+
+
+def test_what_has_no_name_gets_a_formula() -> None:
+    zero = torch.zeros(1, 2, dtype=torch.float64)
+    (one,) = named(torch.diag(torch.tensor([1.0, -1.0]).double())[None], zero)
+    assert one.name == "" and formula(one.A, one.b) == "0.35 q1^2 - 0.35 p1^2"
+    assert one.parallelness == 0.0
+    (one,) = named(torch.diag(torch.tensor([-1.0, -4.0]).double())[None], zero)
+    assert one.name == "energy-like" and formula(one.A, one.b) == "0.49 p1^2 + 0.12 q1^2"
+
+
+def test_entries_are_in_the_units_of_the_user() -> None:
+    data = simulate(systems.oscillators(), 6, 6, 0.2, seed=0)
+    own = given.given(data.states * torch.tensor([10.0, 0.1]), data.times[0], False)
+    scale = given.units(own)
+    (entry,), _, algebra = described(unitary(1).quadratic(), scale, scale.scaled(own))
+    assert entry["name"] == "energy (rotation of phase space)"
+    A = np.array(entry["matrix"])
+    ratio = float(scale.scale[0] / scale.scale[1]) ** 2
+    assert A[1, 1] / A[0, 0] == pytest.approx(ratio, rel=1e-4)
+    assert algebra == {"closure": 0.0, "structure_constants": [[[0.0]]]}
+    assert described(None, scale, data)[0] == []
+    entries, _, algebra = described(unitary(2).quadratic(), given.units(_two()), _two())
+    assert algebra["closure"] == pytest.approx(0.0, abs=1e-9)
+    constants = np.array(algebra["structure_constants"])
+    np.testing.assert_allclose(constants, -constants.transpose(1, 0, 2), atol=1e-9)
+    assert all(entry["drift"] < 1e-6 for entry in entries)
+
+
+def test_what_drifts_more_than_noise_explains_is_doubtful() -> None:
+    """Rotations for a pendulum; and momenta of bodies at rest together, which are all but zero."""
+    data = simulate(systems.pendulum().started_normal(1.5, 1.0), 30, 20, 0.3, seed=0)
+    own = given.units(data)
+    holds, doubtful, _ = described(unitary(1).quadratic(), own, own.scaled(data), 1e-3)
+    assert not holds and doubtful[0]["drift"] > 0.3
+    q, p = torch.randn(2, 20, 4, generator=torch.Generator().manual_seed(0)).double()
+    p = p - p.view(20, 2, 2).mean(1, keepdim=True).expand(20, 2, 2).reshape(20, 4)
+    system = nbody(2, 2)
+    start = torch.cat([q, p], 1)
+    still = simulate(system.started(lambda n, g: start[:n]), 20, 8, 0.2, seed=0).noisy(1e-4, seed=1)
+    own = given.units(still)
+    inner = own.scaled(still)
+    noise = 2e-4 / float(own.scale[-1]) ** 2
+    holds, doubtful, _ = described(euclidean(2, 2).quadratic(), own, inner, noise)
+    assert [one["name"] for one in holds] == list(euclidean(2, 2).names) and not doubtful
+    assert holds[0]["drift"] > 0.5
+
+
+def _two() -> Trajectories:
+    return simulate(systems.oscillators([1.0, 1.0]), 6, 6, 0.2, seed=0)
 
 
 def test_discover_returns_everything_in_a_moment() -> None:
@@ -155,7 +210,8 @@ def test_discover_returns_everything_in_a_moment() -> None:
         scaled, data.times[0], minutes=0.05, seed=0, progress=lambda share, _: shares.append(share)
     )
     text = json.dumps(found.to_dict())
-    assert {"verdict", "conserved", "evidence", "held_out_mse"} <= set(json.loads(text))
+    wanted = {"verdict", "conserved", "evidence", "held_out_mse", "trials", "structure_constants"}
+    assert wanted <= set(json.loads(text))
     assert shares == sorted(shares) and shares[-1] == pytest.approx(1.0)
     moved = found.simulator()(scaled[:, 0], 0.2)
     assert moved.shape == (10, 2) and moved.dtype == torch.float64
@@ -168,13 +224,18 @@ def test_discover_warns_about_positions_and_refuses_bad_input() -> None:
         found = discover(
             data.states[..., :1], data.times[0], minutes=0.03, positions=True, count=1, steps=4
         )
-    assert found.scale.shape == (2,)
+    assert found.units.scale.shape == (2,)
     with pytest.raises(ValueError, match="expected minutes > 0"):
         discover(data.states, data.times[0], minutes=0)
     with pytest.raises(ValueError, match="even number of entries, got 1"):
         discover(data.states[..., :1], data.times[0])
-    with pytest.raises(ValueError, match="got only zeros"):
-        discover(0 * data.states, data.times[0])
+    for wrong in (0 * data.states, 0 * data.states + 3):
+        with pytest.raises(ValueError, match="that vary, got constant ones"):
+            discover(wrong, data.times[0])
+    with pytest.raises(ValueError, match="complex numbers"):
+        discover(data.states + 1j, data.times[0])
+    with pytest.raises(ValueError, match="expected a device that is there, got 'tpu'"):
+        discover(data, device="tpu")
     with pytest.raises(ValueError, match="expected at least one quantity on offer"):
         discover(data, count=0)
 

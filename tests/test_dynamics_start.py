@@ -1,4 +1,4 @@
-"""Where conserved quantities start, and how they are rounded, against known algebras."""
+"""What a field changes least, spans that are free, and rounding, against known algebras."""
 
 import math
 
@@ -7,16 +7,15 @@ import torch
 
 from symrazor.dynamics import analysis, systems
 from symrazor.dynamics.algebra import Algebra, all_nbody, generators, unitary
-from symrazor.dynamics.config import TrainConfig
 from symrazor.dynamics.conserved import Quadratic
+from symrazor.dynamics.free import FreeSpan, evened
 from symrazor.dynamics.hamiltonian import HamiltonianNetwork
+from symrazor.dynamics.invariants import feature_gradients, matrices
 from symrazor.dynamics.measures import FlowTimes
 from symrazor.dynamics.nbody import nbody
-from symrazor.dynamics.prune import train_and_prune
+from symrazor.dynamics.proposals import slowest
 from symrazor.dynamics.simple import WithinSpan, echelon, simple_span, simplified, worth
-from symrazor.dynamics.start import REACH, informed_start, nearly_conserved, warm_start
 from symrazor.dynamics.symmetrised import SymmetrisedNetwork
-from symrazor.dynamics.trajectories import simulate, transitions
 
 
 @pytest.mark.parametrize(
@@ -30,7 +29,8 @@ from symrazor.dynamics.trajectories import simulate, transitions
 )
 def test_true_invariants_come_first(system: systems.System, known: Algebra | None) -> None:
     x = system.start(500, torch.Generator().manual_seed(0))
-    rates, A, b = nearly_conserved(system.field(x), x)
+    rates, rows = slowest(feature_gradients(x), system.field(x))
+    A, b = matrices(rows, x.shape[1])
     slopes = torch.einsum("kij,mj->mki", A, x) + b
     torch.testing.assert_close(
         slopes.square().sum(-1).mean(0), torch.ones(len(A), dtype=torch.float64)
@@ -42,22 +42,33 @@ def test_true_invariants_come_first(system: systems.System, known: Algebra | Non
         torch.testing.assert_close(inside, torch.ones_like(inside))
 
 
-def test_start_has_flows_of_the_asked_length() -> None:
+@pytest.mark.parametrize("m", [1, 2, 9])
+def test_a_free_span_has_flows_of_one_length(m: int) -> None:
+    """Whatever the coefficients are: gradients are orthonormal over the data, times the length."""
     g = torch.Generator().manual_seed(0)
-    model = SymmetrisedNetwork(
-        HamiltonianNetwork(4, width=8, generator=g), Quadratic(4, 3), FlowTimes(3, "ball")
-    )
-    x = torch.randn(600, 4, generator=g)
-    informed_start(model, x)
-    conserved = model.conserved
-    assert isinstance(conserved, Quadratic)
+    x = 2 * torch.randn(300, 6, generator=g, dtype=torch.float64) + 0.5
+    made = FreeSpan(torch.randn(m, 27, generator=g), x, 0.7, Quadratic(6, 1))
     with torch.no_grad():
-        slopes = torch.einsum("kij,mj->mki", conserved.A, x) + conserved.b
-    speed = slopes.square().sum((1, 2)).mean() / 5  # variance 1 / (K + 2) of the ball
-    reach = math.pi * float(speed.sqrt() / x.square().sum(-1).mean().sqrt())
-    assert reach == pytest.approx(REACH, rel=1e-3)
-    with pytest.raises(ValueError, match="expected a model with quadratic quantities"):
-        informed_start(SymmetrisedNetwork(model.network), x)
+        made.rows.add_(0.2 * torch.randn(made.rows.shape, generator=g))
+    slopes = torch.einsum("kij,nj->nki", made.A.double(), x) + made.b.double()
+    inner = torch.einsum("nki,nli->kl", slopes, slopes) / len(x)
+    expected = 0.49 * torch.eye(m, dtype=torch.float64)
+    torch.testing.assert_close(inner.detach(), expected, rtol=0, atol=2e-4)
+    parts = torch.cat([made.A, made.b[..., None]], dim=-1)
+    torch.testing.assert_close(made.generators(), made.J @ parts)
+    assert made.count == m and made.flow_count == m
+
+
+def test_the_inverse_root_is_that_of_an_eigendecomposition() -> None:
+    g = torch.Generator().manual_seed(0)
+    rows = torch.randn(5, 8, generator=g, dtype=torch.float64)
+    root = torch.randn(8, 8, generator=g, dtype=torch.float64)
+    metric = root @ root.mT + 8 * torch.eye(8, dtype=torch.float64)
+    values, vectors = torch.linalg.eigh(rows @ metric @ rows.mT)
+    expected = vectors @ torch.diag(values**-0.5) @ vectors.mT @ rows
+    torch.testing.assert_close(evened(rows, metric), expected)
+    scaled = evened(1e3 * rows, metric)  # only the span counts
+    torch.testing.assert_close(scaled, expected)
 
 
 @pytest.mark.parametrize(
@@ -88,19 +99,3 @@ def test_a_span_far_from_simple_is_left_alone() -> None:
     rows = echelon(torch.tensor([[1.0, 2.0, 3.0], [2.0, 4.0, 7.0]]))
     assert sorted(rows.abs().sum(1).tolist()) == pytest.approx([1.0, 1.5])
     assert worth(1, 5, 28) == pytest.approx(2 * math.log(28))
-
-
-def test_every_stage_reports_and_adds_up() -> None:
-    data = transitions(simulate(systems.oscillators(), 7, 4, 0.2, seed=1), 1e-3)
-    g = torch.Generator().manual_seed(0)
-    network = HamiltonianNetwork(2, width=8, generator=g)
-    model = SymmetrisedNetwork(network, Quadratic(2, 2), FlowTimes(2, "ball"))
-    config = TrainConfig(steps=20, draws=2, flows=4, record=5, burn_in=0.5)
-    before = warm_start(model, data, config)
-    assert before.history[-1]["step"] == 10
-    shares: list[float] = []
-    trained = train_and_prune(
-        model, data, config, lambda record: shares.append(record["share"]), simplify=True
-    )
-    assert shares == sorted(shares)
-    assert trained.history[-1]["step"] == 20

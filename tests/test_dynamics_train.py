@@ -19,7 +19,8 @@ from symrazor.dynamics.hamiltonian import HamiltonianNetwork
 from symrazor.dynamics.integrators import rk4
 from symrazor.dynamics.likelihoods import Noise, rollout, velocities
 from symrazor.dynamics.symmetrised import SymmetrisedNetwork
-from symrazor.dynamics.train import bound, divergence, train
+from symrazor.dynamics.train import train
+from symrazor.dynamics.trained import bound, divergence
 from symrazor.dynamics.trajectories import Trajectories, simulate, transitions
 
 OSCILLATOR = systems.oscillators()

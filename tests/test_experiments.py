@@ -136,6 +136,7 @@ def test_no_result_is_lost_between_writers(tmp_path: Path) -> None:
         ),
         ("[]", "expected results of t"),
         ('{"experiment": "t", "ru', "expected results of t, got .*: Unterminated"),
+        ('{"experiment": "t", "runs": [{"task": 1}]}', "a row, a seed and a size .* with .'task'"),
     ],
 )
 def test_other_files_are_not_overwritten(tmp_path: Path, content: str, message: str) -> None:
@@ -157,6 +158,9 @@ def test_markdown_has_mean_and_spread_beside_the_paper() -> None:
     )
     assert len(lines) == 4
     assert len({line.count("|") for line in lines}) == 1
+    other = {**_run("a", 2, 91.0), "free_shares": [0.02, 0.5]}
+    assert "| 91.00 ± 1.00 | 99.00 |" in markdown([*runs, other], paper)
+    assert "| 1 (0-2) / 50 |" in markdown([*runs, other], paper)
 
 
 def test_runs_that_were_not_trained_alike_are_no_secret() -> None:
@@ -221,6 +225,13 @@ def test_a_run_that_diverges_is_written_down(tmp_path: Path) -> None:
     assert "finite training loss" in read_runs("ella-table2", file)[0]["error"]
 
 
+def test_a_run_that_diverges_in_its_last_step_is_written_down() -> None:
+    """No loss has seen it yet, but the evidence would."""
+    told = ("batch_size=1437", "lr=1e20")
+    options = Options(small=True, rows=("conv/laplace",), epochs=1, set=told)
+    assert "1, 1 diverged" in tables.run(ella_table2.EXPERIMENT, options)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -228,6 +239,8 @@ def test_a_run_that_diverges_is_written_down(tmp_path: Path) -> None:
         ({"small": False}, "expected --data DIR with MNIST's files, got none"),
         ({"set": ("lr",)}, "expected name=value, got 'lr'"),
         ({"set": ("speed=3",)}, r"got \['speed'\]"),
+        ({"merge": (Path("none.json"),)}, "expected files with results to merge, got none at none"),
+        ({"device": "cuda:99", "rows": ("*/fc/map",)}, "a device that is there, got 'cuda:99'"),
     ],
 )
 def test_options_that_fit_nothing(change: dict[str, object], message: str) -> None:
@@ -334,6 +347,33 @@ def test_starts_by_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     starts.main(["--small", "--seed", "0", "--json", str(file), "--device", "cpu"])
     document = json.loads(file.read_text())
     assert len(document["runs"]) == 4 and len(document["comparisons"]) == 2
+
+
+def test_starts_merge(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One seed at a time, as several machines do, into one file; sizes are not mixed up."""
+    monkeypatch.setattr(starts, "STARTS", (1.0, 10.0))
+    monkeypatch.setattr(digits, "DEFAULTS", digits.DEFAULTS.change(epochs=1))
+    file = tmp_path / "starts.json"
+    common = ["--task", "digit", "--json", str(file), "--device", "cpu"]
+    starts.main(["--seed", "1", "--small", *common])
+    starts.main(["--seed", "1", *common])
+    capsys.readouterr()
+    starts.main(["--seed", "0", *common])
+    document = json.loads(file.read_text())
+    keys = [(run["small"], run["seed"], run["precision"]) for run in document["runs"]]
+    assert sorted(keys) == [(s, k, p) for s, k in ((0, 0), (0, 1), (1, 1)) for p in (1.0, 10.0)]
+    pairs = [(pair["small"], pair["seed"]) for pair in document["comparisons"]]
+    assert pairs == [(False, 0), (False, 1), (True, 1)]
+    table = capsys.readouterr().out.splitlines()
+    assert [line.split(" | ")[2:4] for line in table[2:6]] == [
+        [precision, seed] for seed in "01" for precision in ("1", "10")
+    ]
+    assert sum("pass" in line or "FAIL" in line for line in table) == 2
+    with pytest.raises(SystemExit):
+        starts.main(["--epochs", "0", *common])
+    assert "expected epochs of at least 1, got 0" in capsys.readouterr().err
 
 
 def test_figures_show_the_shares_and_curves_of_a_run(tmp_path: Path) -> None:

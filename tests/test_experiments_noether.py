@@ -1,6 +1,8 @@
 """The experiments on conserved quantities: their files and commands, with hardly any training."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -24,6 +26,9 @@ def test_oscillator_writes_its_keys(tmp_path: Path) -> None:
     assert all(key in document for key in KEYS)
     assert set(document["models"]) == {"hnn", "learned", "oracle"}
     assert [run["model"] for run in document["runs"]] == ["hnn", "learned", "oracle"]
+    for model in document["models"].values():
+        assert all(key in model["seeds"]["0"] for key in KEYS)
+    assert document["test_mse"] == document["models"]["learned"]["seeds"]["0"]["test_mse"]
     assert document["models"]["oracle"]["total_parallelness"] == pytest.approx(1.0)
     assert "learned / oracle" in text and "Paper" in text
 
@@ -41,6 +46,35 @@ def test_other_experiments_run(tmp_path: Path) -> None:
     options = noether.Options(**common, json=tmp_path / "c.json")  # type: ignore[arg-type]
     text = noether_controls.run(options)
     assert all(row in text for row in noether_controls.ROWS)
+    found = json.loads((tmp_path / "c.json").read_text())
+    assert set(found["models"]) == set(noether_controls.ROWS) and "test_mse" not in found
+
+
+def test_a_control_alone_has_its_keys_on_top(tmp_path: Path) -> None:
+    file = tmp_path / "c.json"
+    options = noether.Options(small=True, device="cpu", steps=2, set=("flows=2",), json=file)
+    noether_controls.run(options, ("likelihood",))
+    document = json.loads(file.read_text())
+    assert all(key in document for key in KEYS)
+
+
+@pytest.mark.parametrize(
+    ("module", "own"),
+    [
+        ("noether_nbody", "--noise"),
+        ("noether_n_oscillators", "--n"),
+        ("noether_controls", "--rows"),
+    ],
+)
+def test_help_tells_every_option(module: str, own: str) -> None:
+    told = subprocess.run(
+        [sys.executable, "-m", f"symrazor.experiments.{module}", "--help"],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    for option in ("--small", "--device", "--seed", "--json", "--models", "--steps", "--set", own):
+        assert f"{option} " in told or f"[{option}]" in told
 
 
 @pytest.mark.parametrize(

@@ -148,7 +148,7 @@ def test_divergence_puts_the_model_back() -> None:
     [
         ({"epochs": 0}, "epochs of at least 1"),
         ({"optimizer": "lion"}, "expected optimizer"),
-        ({"lr": -1.0}, "positive lr"),
+        ({"lr": -1.0}, "positive, finite lr"),
         ({"keep": "all"}, "keep 'best' or 'last'"),
         ({"learning_rate": 0.1}, "expected options among"),
         ({"structure": "kronecker"}, "expected structure"),
@@ -163,7 +163,7 @@ def test_bad_models_and_devices() -> None:
     with pytest.raises(ValueError, match="without any"):
         sr.fit(nn.Flatten(), _blobs())
     if not torch.cuda.is_available():
-        with pytest.raises(ValueError, match="without CUDA"):
+        with pytest.raises(ValueError, match="with 0 CUDA devices"):
             sr.fit(_net(), _blobs(), device="cuda")
 
 
@@ -179,11 +179,26 @@ def test_bad_data_leave_the_model_untouched() -> None:
         ((x, y[:-1]), None, "same length"),
         ((x, y), (spoiled, y), "the test data"),
         ((x, y), (x, y + 1), "labels between"),
-        (([1.0], y), None, "pairs of tensors"),
+        (([1.0], y), None, "a pair of tensors"),
     ):
         with pytest.raises(ValueError, match=message):
             sr.fit(model, data, test=test, epochs=1)
     assert all(torch.equal(before[k], v) for k, v in model.state_dict().items())
+
+
+@pytest.mark.parametrize("spoil", ["outputs", "weights"])
+def test_weights_that_diverge_in_the_last_step_come_back(spoil: str) -> None:
+    """No loss has seen it yet: the evidence does, or the look at the weights."""
+    torch.manual_seed(0)
+    x, y = _blobs()
+    width = x.shape[1]
+    hidden = [nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU()]
+    model = nn.Sequential(*hidden, nn.Linear(width, 3))
+    if spoil == "weights":
+        model[0].weight.register_hook(lambda slope: slope * math.inf)
+    with pytest.raises(FloatingPointError, match="diverged|finite training loss"):
+        sr.fit(model, (x, y), epochs=1, batch_size=len(y), lr=1e18 if spoil == "outputs" else 1e-3)
+    assert bool(torch.isfinite(model(x)).all())
 
 
 def test_progress_bar_shows_the_figures(capsys: pytest.CaptureFixture[str]) -> None:

@@ -21,7 +21,7 @@ from symrazor.invariant import (
     evaluate,
     train,
 )
-from symrazor.transforms import LieDistribution
+from symrazor.transforms import AffineLie, LieDistribution
 
 
 def _rings(starts: list[float], methods: list[str]) -> tuple[InvariantWeights, Data, list[Member]]:
@@ -115,6 +115,28 @@ def test_starts_are_compared_by_the_bound() -> None:
         choose_starts(model, data, members, PLAN, (0.0,))
     with pytest.raises(ValueError, match="below \\[3.14"):
         choose_starts(model, data, members, PLAN, (2.0,))
+
+
+def test_starts_differ_by_generator_and_a_masked_one_is_no_new_trial() -> None:
+    """Classes by the second coordinate: the first may be moved, where that is not masked."""
+    x = 4 * torch.rand(120, 2, generator=torch.Generator().manual_seed(1)) - 2
+    mask = torch.tensor([[1.0, 1.0], [0.0, 1.0]])
+    names = ("x-translation", "y-translation")
+    model = InvariantWeights(
+        RandomFourier((2,), 48, 3.0, (2,), torch.Generator().manual_seed(0)),
+        AffineLie(names, torch.full((2, 2), 0.1), mask),
+        classes=2,
+    )
+    data = Data.of([(x, (x[:, 1] > 0).long())])
+    shares = (1.0, (20.0, 1.0), (1.0, 20.0))
+    bounds = choose_starts(model, data, [Member(), Member()], PLAN, shares, steps=30)
+    assert bounds[:, 0].argmax() == 1
+    assert bounds[:, 1].isnan().tolist() == [False, True, False]
+    widths = model.distribution.widths.detach()
+    torch.testing.assert_close(widths[0], torch.tensor([2.0, 0.1]))
+    assert widths[1, 0] == 0
+    with pytest.raises(ValueError, match="one number or of 2, one for each generator"):
+        choose_starts(model, data, [Member(), Member()], PLAN, ((1.0, 1.0, 1.0),))
 
 
 def test_models_are_taken_out_of_a_batch_and_put_back() -> None:

@@ -70,6 +70,20 @@ def test_categorical_root_for_any_logits(k: int, spread: float, seed: int) -> No
     assert torch.allclose(torch.einsum("cnk,cnl->nkl", root, root), expected, atol=1e-14)
 
 
+@settings(max_examples=20, deadline=None)
+@given(st.integers(2, 40), st.floats(0.1, 5), st.integers(0, 10_000))
+def test_probes_do_not_depend_on_rounding(k: int, spread: float, seed: int) -> None:
+    """The same random numbers at outputs that differ in the last digits: the same probes."""
+    generator = torch.Generator().manual_seed(seed)
+    f = spread * torch.randn(200, k, generator=generator, dtype=torch.float64)
+    other = f * (1 + 1e-14 * torch.randn(f.shape, generator=generator, dtype=torch.float64))
+    first, second = (
+        sr.Categorical().sampled_root(outputs, 1, torch.Generator().manual_seed(1))
+        for outputs in (f, other)
+    )
+    assert float((first - second).abs().max()) < 1e-6
+
+
 def test_wide_categorical_uses_plain_signs_and_stays_unbiased() -> None:
     f = torch.randn(1, 80, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     draws = sr.Categorical().sampled_root(f, 20_000, torch.Generator().manual_seed(1))

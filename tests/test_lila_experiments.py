@@ -25,6 +25,8 @@ def test_recovery_by_command(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert "| flip 1 | learned | left-right flip (probability)" in again
     runs = json.loads(file.read_text())["runs"]
     assert [r["average"] for r in runs if r["row"] == "flip 1/learned"] == ["probabilities"]
+    text = _command(capsys, *small, "--rows", "aligned 0/learned")
+    assert "| aligned 0 | learned | rotation (degrees) " in text and " | even " in text
     assert len(runs) == 5 and all(len(r["starts"]) == 2 for r in runs if "starts" in r)
 
 
@@ -41,8 +43,11 @@ def test_resnet_by_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     options = ("--small", "--n", "24", "--epochs", "1", "--json", str(file))
     text = _command(capsys, "lila-resnet", *options)
     assert "| learned | rotation" in text and "| none |" in text
-    learned, none = json.loads(file.read_text())["runs"]
-    assert set(learned["widths"]) == {*lila_resnet.START} and none["widths"] == {}
+    narrow, wide, none = json.loads(file.read_text())["runs"]
+    assert set(narrow["widths"]) == {*lila_resnet.STARTS["learned/narrow"]} and not none["widths"]
+    best = min(narrow, wide, key=lambda r: r["evidence"])
+    (learned,) = [line for line in text.splitlines() if line.startswith("| learned |")]
+    assert f" {best['nll']:.4g} | {best['evidence']:.4g} |" in learned
 
 
 @pytest.mark.parametrize("name", ["lila_recovery", "lila_resnet"])

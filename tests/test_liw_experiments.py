@@ -80,11 +80,11 @@ def test_table_1_keeps_what_a_cut_run_has(tmp_path: Path, monkeypatch: pytest.Mo
 def test_scales_are_kept_as_in_the_paper(tmp_path: Path) -> None:
     file = tmp_path / "table1.json"
     told = ["--small", "--device", "cpu", "--rows", "regular/fixed 5", "--steps", "8"]
-    told += ["--average", "probs", "--keep-scales", "--json", str(file)]
+    told += ["--average", "probs", "--kept-scale", "3", "--json", str(file)]
     main("liw-table1", liw_table1.run, told)
     (run,) = read_runs("liw-table1", file)
-    assert run["row"] == "regular/fixed 5 (probs, kept scales)"
-    assert run["scale"] == pytest.approx(1.0)
+    assert run["row"] == "regular/fixed 5 (probs, kept scale 3)"
+    assert run["scale"] == pytest.approx(3.0)
     assert run["sigma"] == pytest.approx(0.6)
 
 
@@ -122,6 +122,19 @@ def test_learned_widths_are_no_worse_than_the_best_fixed_one(tmp_path: Path) -> 
     )
     best, learned = (run["elbo_per_datum"] for run in read_runs("liw-table1", file))
     assert learned >= best - 0.01
+
+
+@pytest.mark.slow
+def test_the_best_fixed_angle_is_the_papers(tmp_path: Path) -> None:
+    """90 degrees on partially rotated digits, 45 on regular ones: neither less nor more."""
+    file = tmp_path / "table1.json"
+    rows = ("partially rotated/fixed *", "regular/fixed *")
+    liw_table1.run(Options(small=True, device="cpu", json=file, rows=rows, steps=80))
+    runs = read_runs("liw-table1", file)
+    for version, angle in (("partially rotated", 90), ("regular", 45)):
+        found = {r["row"]: r["elbo_per_datum"] for r in runs if r["row"].startswith(version)}
+        assert len(found) == len(liw_table1.ANGLES)
+        assert max(found, key=found.__getitem__) == f"{version}/fixed {angle}"
 
 
 @pytest.mark.slow
@@ -174,8 +187,12 @@ def test_wrong_options_end_with_a_word(tmp_path: Path, capsys: pytest.CaptureFix
         main("liw-table1", liw_table1.run, ["--rows", "regular/fixed 7", "--small"])
     assert stop.value.code == 2
     assert "expected rows like 'regular/learned'" in capsys.readouterr().err
-    with pytest.raises(ValueError, match="expected --keep-scales for Table 1 or figures"):
-        liw_table2.run(Options(small=True, device="cpu", keep_scales=True))
+    with pytest.raises(ValueError, match="expected --kept-scale for Table 1 or figures"):
+        liw_table2.run(Options(small=True, device="cpu", kept_scale=3.0))
+    with pytest.raises(ValueError, match="expected a kept scale above 0, got 0"):
+        Options(kept_scale=0.0)
+    with pytest.raises(ValueError, match="--kept-scale and --learn-scales, got both"):
+        Options(kept_scale=3.0, learn_scales=True)
     with pytest.raises(ValueError, match="expected --data DIR"):
         liw_table2.run(Options(device="cpu"))
     with pytest.raises(ValueError, match="expected rows in rings, recovery"):

@@ -1,5 +1,6 @@
 """Checkpoints that are refused with a reason, and what may change between two parts of a run."""
 
+import json
 import os
 import signal
 import threading
@@ -115,6 +116,54 @@ def test_damaged_checkpoint_is_refused(
     (newest / file).unlink()
     with pytest.raises(ValueError, match="expected a whole"):
         short_fit(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda d: d["state"].pop("trials"), r"a checkpoint of fit, got one without \['trials'\]"),
+        (lambda d: d["state"].clear(), r"a checkpoint of fit, got one without \['at_bound'"),
+        (lambda d: d.pop("state"), "a whole state.json .* without 'state'"),
+        (lambda d: d.pop("versions"), "a whole state.json .* without 'versions'"),
+        (lambda d: d.update(state=[1]), "a whole state.json"),
+    ],
+)
+def test_checkpoint_of_something_else_is_refused(change: Any, message: str, tmp_path: Path) -> None:
+    """Files that are whole, and hold another state than that of a run."""
+    short_fit(tmp_path)
+    file = Checkpoints(tmp_path).found()[-1] / "state.json"
+    document = json.loads(file.read_text())
+    change(document)
+    file.write_text(json.dumps(document))
+    with pytest.raises(ValueError, match=message):
+        short_fit(tmp_path)
+
+
+class Noted(nn.Linear):
+    """A module with a state of its own, beside its tensors."""
+
+    def __init__(self, note: Any) -> None:
+        super().__init__(3, 2)
+        self.note = note
+
+    def get_extra_state(self) -> Any:
+        return self.note
+
+    def set_extra_state(self, state: Any) -> None:
+        self.note = state
+
+
+def test_extra_state_of_a_module(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    data = (torch.randn(20, 3), torch.arange(20) % 2)
+    options: dict[str, Any] = {"epochs": 1, "batch_size": 8}
+    note = {"tokens": ["a", 1, None], "scale": torch.tensor(2.0)}
+    sr.fit(nn.Sequential(Noted(note)), data, resume=tmp_path / "fine", **options)
+    again = nn.Sequential(Noted({"tokens": [], "scale": torch.tensor(0.0)}))
+    sr.fit(again, data, resume=tmp_path / "fine", **options)
+    assert again[0].note == note  # type: ignore[union-attr]
+    with pytest.raises(ValueError, match=r"got object as model/0._extra_state; do: return such"):
+        sr.fit(nn.Sequential(Noted(object())), data, resume=tmp_path / "not", **options)
 
 
 def test_wrong_directories(tmp_path: Path) -> None:

@@ -12,10 +12,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
+import distributed_job as job
 import symrazor as sr
+from symrazor.commands.fit import given_config
 from symrazor.data import TensorLoader, flip_and_crop
+from symrazor.files import write_atomically
 from symrazor.runs import run as runs
 from symrazor.runs.config import (
     DataConfig,
@@ -159,6 +163,45 @@ def test_folders_that_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="got 'conv' for inputs"):
         run(bad, tmp_path / "other")
     assert not (tmp_path / "other").exists()
+
+
+def test_a_refused_change_leaves_the_run_as_it_was(tmp_path: Path) -> None:
+    config, folder = small(tmp_path), tmp_path / "run"
+    run(config, folder)
+    before = (folder / "config.toml").read_text()
+    with pytest.raises(ValueError, match="lr: expected 0.01, got 0.5"):
+        run(replace(config, fit=config.fit.change(lr=0.5)), folder, resume=True)
+    assert (folder / "config.toml").read_text() == before
+    run(replace(config, fit=config.fit.change(save_every=2)), folder, resume=True)  # is free
+    assert read_config(folder / "config.toml").fit.save_every == 2
+
+
+def test_a_run_that_was_refused_does_not_take_the_folder(tmp_path: Path) -> None:
+    config, folder = small(tmp_path), tmp_path / "run"
+    with pytest.raises(ValueError, match="device that is there"):
+        run(replace(config, fit=replace(config.fit, device="cuda:99")), folder)
+    assert not folder.exists()
+    folder.mkdir()
+    (folder / "notes.txt").touch()
+    with pytest.raises(ValueError, match="device that is there"):
+        run(replace(config, fit=replace(config.fit, device="cuda:99")), folder)
+    assert [path.name for path in folder.iterdir()] == ["notes.txt"]
+    assert len(run(config, folder).history) == 2
+
+
+def test_a_process_group_of_the_user_stays(tmp_path: Path) -> None:
+    with job.group_of_one("gloo", tmp_path / "store"):
+        run(small(tmp_path), tmp_path / "run")
+        assert dist.is_initialized()
+    assert not dist.is_initialized()
+
+
+@pytest.mark.parametrize("arguments", [("--out", "RUN"), ("--out=RUN",)])
+def test_the_configuration_of_a_run_to_resume(arguments: tuple[str, ...], tmp_path: Path) -> None:
+    write_atomically(tmp_path / "config.toml", b"[fit]\nepochs = 7\n")
+    given = [part.replace("RUN", str(tmp_path)) for part in arguments]
+    assert given_config(["--resume", *given]).fit.epochs == 7
+    assert given_config(given).fit.epochs == 60
 
 
 def command(*arguments: str) -> list[str]:

@@ -73,7 +73,7 @@ def test_one_step_of_each_optimiser_by_hand() -> None:
         assert stepper.done == stepper.razor.training_steps == 1
 
 
-@pytest.mark.parametrize(("optimizer", "lr"), [("sgd", 0.2), ("adamw", 0.05)])
+@pytest.mark.parametrize(("optimizer", "lr"), [("sgd", 0.2), ("adamw", 0.05), ("muon", 0.05)])
 def test_rests_at_the_posterior_mode(optimizer: str, lr: float) -> None:
     model, x, y = _problem()
     options = {"optimizer": optimizer, "lr": lr, "batch_size": 24, "epochs": 1500}
@@ -167,7 +167,7 @@ def test_callbacks_get_records_and_cannot_lose_the_run(caplog: pytest.LogCapture
     ("change", "message"),
     [
         ({"warmup": 1.0}, r"warmup as a fraction in \[0, 1\)"),
-        ({"sam_radius": 0.0}, "positive sam_radius"),
+        ({"sam_radius": 0.0}, "positive, finite sam_radius"),
         ({"patience": 0}, "patience of at least 1"),
         ({"save_every": 0}, "save_every of at least 1"),
         ({"augment": 3}, "augment as a function"),

@@ -142,6 +142,7 @@ def test_vectors_under_linear_and_affine_maps() -> None:
         (torch.zeros(4, 28), torch.eye(3)[None], "expected pictures .* got \\[4, 28\\]"),
         (torch.zeros(4, 1, 8, 8, dtype=torch.uint8), torch.eye(3)[None], "real numbers"),
         (torch.zeros(4, 1, 8, 8), torch.eye(2)[None], "affine maps of the plane"),
+        (torch.zeros(4, 1, 8, 8), torch.zeros(0, 3, 3), "at least one, got \\[0, 3, 3\\]"),
         (torch.zeros(2, 4, 1, 8, 8), torch.eye(3).expand(3, 1, 3, 3), "leading dimensions \\[2\\]"),
     ],
 )

@@ -24,6 +24,9 @@ from torch.distributed.rendezvous import rendezvous
 BUCKET = 2**22
 """Numbers that travel together, at most: few messages, and little memory to pack them."""
 
+FEWEST = 2
+"""Processes from which on messages are sent."""
+
 _ALONE = ContextVar("symrazor_alone", default=False)
 
 
@@ -51,9 +54,19 @@ class World:
 
 def world() -> World:
     """This process among those of torch's process group, if there is one."""
-    if _ALONE.get() or not (dist.is_available() and dist.is_initialized()):
+    if _ALONE.get() or not joined():
         return World()
     return World(dist.get_rank(), dist.get_world_size())
+
+
+def joined() -> bool:
+    """Whether there is a process group, ours or the user's."""
+    return dist.is_available() and dist.is_initialized()
+
+
+def together() -> bool:
+    """Whether there are others to send messages to."""
+    return joined() and not _ALONE.get() and world().size >= FEWEST
 
 
 @contextmanager
@@ -93,7 +106,7 @@ def start(device: str = "auto") -> World:
     Raises:
         ValueError: more processes on this machine than GPUs.
     """
-    if not started_by_torchrun() or dist.is_initialized():
+    if not started_by_torchrun() or joined():
         return world()
     if device == "cpu" or not torch.cuda.is_available():
         return _join("gloo")
@@ -123,7 +136,7 @@ def _join(backend: str) -> World:
 
 def finish() -> None:
     """Leave the other processes; every process that called `start` should."""
-    if dist.is_available() and dist.is_initialized():
+    if joined():
         dist.destroy_process_group()
 
 
@@ -133,14 +146,14 @@ def finish() -> None:
 @torch.no_grad()
 def sum_(tensors: Iterable[Tensor]) -> None:
     """Replace every tensor by its sum over all processes: bit for bit the same in each."""
-    if world().size > 1:
+    if together():
         _in_buckets(tensors, dist.all_reduce)
 
 
 @torch.no_grad()
 def from_first_(tensors: Iterable[Tensor]) -> None:
     """Replace every tensor by that of the first process."""
-    if world().size > 1:
+    if together():
         _in_buckets(tensors, lambda flat: dist.broadcast(flat, 0))
 
 
@@ -151,19 +164,18 @@ def gather(rows: Tensor, counts: Sequence[int]) -> list[Tensor]:
         rows: of this one, [counts[rank], ...].
         counts: how many each of them has.
     """
-    here = world()
-    if here.size == 1:
+    if not together():
         return [rows]
     padded = rows.new_zeros(max(counts), *rows.shape[1:], device=_meeting_place(rows.device, False))
     padded[: len(rows)] = rows
-    found = [torch.empty_like(padded) for _ in range(here.size)]
+    found = [torch.empty_like(padded) for _ in counts]
     dist.all_gather(found, padded)
     return [part[:n].to(rows.device) for part, n in zip(found, counts, strict=True)]
 
 
 def exchange(text: str) -> list[str]:
     """What every process has to say, in the order of their numbers."""
-    if world().size == 1:
+    if not together():
         return [text]
     place = _meeting_place(torch.device("cpu"))
     said = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8).to(place)
@@ -193,7 +205,7 @@ def check_same(what: str, text: str) -> None:
 
 def any_(here: bool) -> bool:
     """Whether it is so in any process."""
-    if world().size == 1:
+    if not together():
         return here
     flag = torch.tensor(float(here), device=_meeting_place(torch.device("cpu")))
     dist.all_reduce(flag)
@@ -288,9 +300,14 @@ class Shared:
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
-    """The module inside torch's DistributedDataParallel, or the module itself."""
+    """The module inside torch's DistributedDataParallel, or the module itself.
+
+    Raises:
+        ValueError: something that is not a module.
+    """
     inner = model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
-    assert isinstance(inner, nn.Module)
+    if not isinstance(inner, nn.Module):
+        raise ValueError(f"expected a torch module, got {type(inner).__name__}")
     return inner
 
 

@@ -1,6 +1,6 @@
 """The library's own exceptions.
 
-Bad arguments raise `ValueError` with "expected ..., got ..."; these two classes exist because a
+Bad arguments raise `ValueError` with "expected ..., got ..."; these classes exist because a
 training loop may want to catch them apart.
 """
 
@@ -23,6 +23,10 @@ class UnsupportedParameterError(ValueError):
             "Freeze them (requires_grad_(False)), make them hyperparameters (symrazor.Hyper), or "
             "register their layer (see docs/add-a-layer.md)."
         )
+
+
+class DivergenceError(ValueError, FloatingPointError):
+    """Outputs or an evidence that are not finite: the weights have diverged."""
 
 
 class CurvatureError(RuntimeError):

@@ -27,7 +27,6 @@ bites, the prior weighs more), and on the gradient of the log posterior otherwis
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from typing import Any, Literal
 
 import torch
@@ -39,6 +38,7 @@ from symrazor.hyper import hyperparameters, weights
 from symrazor.likelihood import Likelihood
 from symrazor.razor.loading import sizes
 from symrazor.razor.razor import Razor
+from symrazor.readings.equivariance import evaluating
 from symrazor.readings.reading import Reading, read
 from symrazor.training.events import record_of, scalars
 from symrazor.training.optimisers import check_optimiser, step_sizes
@@ -130,7 +130,7 @@ class EvidenceCallback(pl.Callback):
         assert self._data is not None
         device = next(razor.model.parameters()).device  # Lightning takes modules off the GPU
         razor.prior.to(device), razor.likelihood.to(device)
-        with _evaluating(razor.model):
+        with evaluating(razor.model):
             return razor.evidence(self._data, self._part)
 
     def reading(self, x: Input | None = None) -> Reading:
@@ -143,7 +143,7 @@ class EvidenceCallback(pl.Callback):
         razor = self._started()
         device = next(razor.model.parameters()).device
         inputs = None if x is None else each(x, lambda part: part.to(device))
-        with _evaluating(razor.model):
+        with evaluating(razor.model):
             return read(razor, evidence, {"n": razor.n_data}, x=inputs)
 
     def restore_best(self) -> Evidence:
@@ -218,7 +218,7 @@ class EvidenceCallback(pl.Callback):
                 "expected callback.penalty() in the loss of training_step (prior='loss'), got no "
                 "call of it; do add it, or leave prior='auto'"
             )
-        with _evaluating(razor.model):
+        with evaluating(razor.model):
             found = razor.step(self._data, self._part)
         record = {"epoch": epoch, **record_of(razor, found)}
         self.history.append(record)
@@ -298,18 +298,6 @@ class _Batches:
             ready = self.trainer.precision_plugin.convert_input(batch)
             ready = self.module._on_before_batch_transfer(ready, dataloader_idx=0)
             yield self.trainer.strategy.batch_to_device(ready, device, dataloader_idx=0)
-
-
-@contextmanager
-def _evaluating(network: nn.Module) -> Iterator[None]:
-    """Eval mode, and afterwards the mode that each module was in."""
-    modes = {module: module.training for module in network.modules()}
-    network.eval()
-    try:
-        yield
-    finally:
-        for module, training in modes.items():
-            module.training = training
 
 
 def _nothing() -> None:

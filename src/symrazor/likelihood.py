@@ -108,7 +108,19 @@ def _right_singular_vectors(root: Float[Tensor, "c n k"]) -> Float[Tensor, "n c 
     except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
         # Any orthogonal V is right, only less precise.
         return torch.eye(c, dtype=root.dtype, device=root.device).expand(n, c, c)
-    return vectors.to(root.dtype)
+    return _with_signs(vectors).to(root.dtype)
+
+
+def _with_signs(vectors: Float[Tensor, "n c c"]) -> Float[Tensor, "n c c"]:
+    """Eigenvectors that all point to the same side of a plane, one that no symmetry prefers.
+
+    A library returns either sign, by chance of rounding: other machines, devices and numbers of
+    processes would draw other probes from the same random numbers.
+    """
+    golden = (math.sqrt(5) - 1) / 2
+    place = torch.arange(1, vectors.shape[1] + 1, dtype=vectors.dtype, device=vectors.device)
+    side = torch.einsum("c,ncd->nd", 0.5 + (golden * place).frac(), vectors)
+    return vectors * torch.where(side < 0, -1.0, 1.0).unsqueeze(1)
 
 
 def _eigenvectors(gram: Float[Tensor, "n c c"]) -> Float[Tensor, "n c c"]:

@@ -90,12 +90,18 @@ class Augment(nn.Module):
     def _choosing(self) -> list[Choice]:
         return [part for part in self.choices if isinstance(part, Choice)]
 
-    def copies(self, x: Float[Tensor, "n ..."], at: Float[Tensor, "s k"] | None = None) -> Copies:
-        """The copies and their weights, which add up to 1; at given points of the cube if any."""
-        n, s = len(x), self.n_samples if at is None else len(at)
+    def copies(self, x: Float[Tensor, "n ..."], at: Tensor | None = None) -> Copies:
+        """The copies and their weights, which add up to 1.
+
+        Args:
+            x: data.
+            at: points of the cube, [s, k] for all data or [n, s, k]; by default those of a lattice.
+        """
+        n, s = len(x), self.n_samples if at is None else at.shape[-2]
         moved = x.unsqueeze(1)
         if self._moving:
-            points = self.points(x) if at is None else at.to(x).repeat(n, 1)
+            given = None if at is None else at.to(x).expand(n, s, at.shape[-1]).flatten(0, 1)
+            points = self.points(x) if given is None else given
             flat = moved.expand(n, s, *x.shape[1:]).flatten(0, 1)
             start = 0
             for move in self._moving:

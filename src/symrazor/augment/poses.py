@@ -9,38 +9,42 @@ Its conditional $p(y \mid x)$, which is what is trained, does not mind a $w$ tha
 factor $1/2w$ cancels, and copies in poses that never occur weigh nothing. The joint does mind. So
 with the network as it is, the range of poses is the type-II maximum likelihood estimate
 
-$$ \hat v = \arg\max_v \sum_y \max_{c_y} \sum_{n: y_n = y}
-   \log \frac{1}{2v} \int_{c_y - v}^{c_y + v} \exp g_y(T_e x_n)\, de $$
+$$ \hat v = \arg\max_v \sum_y \log \frac{1}{|C|} \sum_{c \in C} \prod_{n: y_n = y}
+   \frac{1}{2v} \int_{c - v}^{c + v} \exp g_y(T_e x_n)\, de $$
 
 within $[-w, w]$: where the poses of the training data fill the range evenly up to its ends. Each
-class has a middle $c_y$ of its own, since nothing but chance says which pose a network takes for
-the standard one of a class; for each of them a range below the whole width pays half the logarithm
-of the size of the class (Schwarz's criterion). A datum that looks the same in all poses has no say.
-Turns are counted around the circle. For several generators each range is taken with the others as
-they are. $v = 0$, no transformation at all, is a candidate if there is one generator; of several,
-the narrowest range that is tried stands for it. Choices have shares in place of ranges (`shares`).
+class has a middle c of its own, since nothing but chance says which pose a network takes for
+the standard one of a class, and it is summed over (`windows`). A datum that looks the same in all
+poses has no say. Turns are counted around the circle. For several generators each range is taken
+with the others at the likeliest pose of each datum. $v = 0$, no transformation at all, is a
+candidate if there is one generator; of several, the narrowest range that is tried stands for it.
+Choices have shares in place of ranges (`shares`).
 """
 
 import math
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from symrazor.augment.copies import UNKNOWN, Augment, Augmented, lattice
+from symrazor.augment.copies import UNKNOWN, Augment, Augmented
+from symrazor.augment.energies import (
+    check_joint,
+    grid,
+    over_choices,
+    pose_energies,
+    slice_passes,
+    slices,
+)
 from symrazor.augment.shares import likeliest_shares
 from symrazor.augment.transformation import Choice, Lie
+from symrazor.augment.windows import Windows
 from symrazor.data import Tensors
 
-POINTS, MORE_POINTS = 96, 1024
-"""Poses in which each datum is looked at, for one generator and for several."""
-BINS = 32
-"""Places of each of several generators that are told apart."""
-MOST_DATA, MOST_PASSES = 500, 160_000
+POINTS, SEARCH = 96, 256
+"""Poses in which each datum is looked at, for one generator; for several, to find its own pose."""
+MOST_DATA, MOST_PASSES = 1500, 160_000
 """Data that are looked at, and data times poses."""
-AT_ONCE = 10_000
-"""Copies in one batch."""
 
 
 @torch.no_grad()
@@ -57,54 +61,24 @@ def find_reach_(model: Augmented, data: Tensors) -> Float[Tensor, " k"]:
     Raises:
         ValueError: a model with another average, or a mixture.
     """
-    if not isinstance(model, Augmented):
-        raise ValueError(f"expected an Augmented network, got {type(model).__name__}")
-    augment = model.augment
-    if model.average != "joint" or not isinstance(augment, Augment):
-        raise ValueError(
-            f"expected one augmentation and average 'joint', got {type(augment).__name__} and "
-            f"{model.average!r}; poses have no weights of their own otherwise"
-        )
-    if data[1].is_floating_point():
-        raise ValueError(f"expected labels of classes as whole numbers, got {data[1].dtype}")
+    augment = check_joint(model, data)
     k = augment.lattice.shape[1]
-    points = 1 if k == 0 else POINTS if k == 1 else MORE_POINTS
-    x, y = (part[: min(MOST_DATA, MOST_PASSES // points)] for part in data)
-    places = 2 * ((lattice(points, k) + 0.5 / points) % 1) - 1
-    energies = _energies(model, x, y, places)
+    points = 1 if k == 0 else POINTS if k == 1 else SEARCH
+    passes = points + (slice_passes(k) if k > 1 else 0)
+    x, y = (part[: min(MOST_DATA, MOST_PASSES // passes)] for part in data)
+    places = grid(points, k)
+    energies = pose_energies(model, x, y, places)
     _find_shares_(augment, energies, y)
-    averaged, dead = _over_choices(augment, energies), _beyond(augment)
+    averaged, dead = over_choices(augment, energies), rest_of_circle(augment)
     if k == 1:
-        still = _energies(model, x, y, torch.zeros(1, 1))
-        found = [_range(averaged, y, dead[0], float(_over_choices(augment, still).sum()))]
+        still = pose_energies(model, x, y, torch.zeros(1, 1))
+        found = [_range(averaged, y, dead[0], float(over_choices(augment, still).sum()))]
     else:
-        found = [_range(_binned(averaged, places[:, j]), y, dead[j]) for j in range(k)]
+        best = places.to(averaged.device)[averaged.argmax(1)]
+        along = slices(model, x, y, best)
+        found = [_range(one, y, rest) for one, rest in zip(along, dead, strict=True)]
     augment.reach.copy_(torch.tensor(found))
     return augment.reach
-
-
-def _energies(
-    model: Augmented, x: Tensor, y: Tensor, points: Float[Tensor, "s k"]
-) -> Float[Tensor, "n s e"]:
-    r"""$g_y(T_e x)$ at the label of each datum, for every point and combination of choices."""
-    augment, found = model.augment, []
-    assert isinstance(augment, Augment)
-    many = max(1, AT_ONCE // len(points))
-    for part, labels in zip(x.split(many), y.split(many), strict=True):
-        moved, _ = augment.copies(part, points)
-        g = model.network(moved.flatten(0, 1)).double().unflatten(0, (len(part), -1))
-        own = g.gather(2, labels.view(-1, 1, 1).expand(-1, g.shape[1], 1))[..., 0]
-        found.append(own.unflatten(1, (len(points), -1)))
-    return torch.cat(found)
-
-
-def _over_choices(augment: Augment, energies: Float[Tensor, "n s e"]) -> Float[Tensor, "n s"]:
-    """Logarithms of means over the elements of all choices, with their probabilities."""
-    weights = energies.new_ones(1)
-    for choice in augment.choices:
-        assert isinstance(choice, Choice)
-        weights = torch.outer(weights, choice.probabilities.to(weights)).flatten()
-    return (energies + weights.log()).logsumexp(2)
 
 
 def _find_shares_(augment: Augment, energies: Float[Tensor, "n s e"], y: Tensor) -> None:
@@ -129,7 +103,7 @@ def _find_shares_(augment: Augment, energies: Float[Tensor, "n s e"], y: Tensor)
     augment.shares.copy_(torch.cat(found))
 
 
-def _beyond(augment: Augment) -> list[float | None]:
+def rest_of_circle(augment: Augment) -> list[float | None]:
     """Of generators that turn, what the widths leave of the circle, in widths; None of others."""
     found: list[float | None] = []
     for move in augment.moves:
@@ -140,12 +114,6 @@ def _beyond(augment: Augment) -> list[float | None]:
         else:
             found += [None] * int(move.dim)  # type: ignore[arg-type]
     return found
-
-
-def _binned(energies: Float[Tensor, "n s"], places: Float[Tensor, " s"]) -> Float[Tensor, "n bins"]:
-    """Logarithms of means over equal numbers of points, from one end of a coordinate on."""
-    parts: Tensor = energies[:, places.argsort().to(energies.device)].unflatten(1, (BINS, -1))
-    return parts.logsumexp(2) - math.log(parts.shape[2])
 
 
 def _range(
@@ -162,20 +130,8 @@ def _range(
         beyond: length of the rest of the circle, in widths; None if there is no circle.
         still: the likelihood of no range at all; None to take that of the narrowest one.
     """
-    n, s = energies.shape
-    top = energies.amax(1, keepdim=True)
-    mass = (energies - top).exp()
-    if beyond is not None:  # once around: poses that are never seen, then the beginning again
-        mass = torch.cat([mass, mass.new_zeros(n, round(beyond * s)), mass], 1)
-    total = torch.cat([mass.new_zeros(n, 1), mass.cumsum(1)], 1)
-    own = F.one_hot(y.long()).to(mass).T
-    values = []
-    for m in range(1, s + 1):
-        within = (total[:, m:] - total[:, :-m]).clamp(min=1e-200)
-        values.append(float((own @ (within / m).log()).amax(1).sum()))
-    price = 0.5 * float(own.sum(1).clamp(min=1).log().sum())
-    values = [*(value - price for value in values[:-1]), values[-1]]
-    best = max(range(s), key=values.__getitem__)
-    highest = values[best] + float(top.sum())
-    closed = best == 0 if still is None else still >= highest
-    return 0.0 if closed else (best + 1) / s
+    s = energies.shape[1]
+    values = Windows(energies, y, beyond).likelihoods(range(1, s + 1))
+    (best, _), highest = max(values.items(), key=lambda item: item[1])
+    closed = best == 1 if still is None else still >= highest
+    return 0.0 if closed else best / s

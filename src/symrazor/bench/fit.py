@@ -1,6 +1,8 @@
 r"""What learning by the evidence costs beside plain training of the same network.
 
-| figure | goal |
+Seconds of an epoch and of an estimate, megabytes, and these ratios:
+
+| ratio | goal |
 |---|---|
 | five epochs of `fit` and one estimate, over five epochs of plain PyTorch | 1.25 at most |
 | one estimate over five epochs of `fit`, on a GPU | 0.15 at most |
@@ -11,9 +13,9 @@ The network is the F-FC+CONV one of ELLA's tables, the estimate one evidence ste
 probe per datum, at most 5,000 data, precisions updated. Plain training is AdamW on the cross
 entropy, as one writes it. Everything compared is timed in turn, round after round, and medians are
 divided (of CPU time with one thread, else of time). The two processes of the last line are timed in
-turn with one of them, the other waiting.
+turn with one of them, the other waiting; the median of the ratios of all rounds counts.
 
-    python -m symrazor.bench.fit [--device cuda] [--json FILE]
+    python -m symrazor.bench.fit [--device cuda] [--only times memory scaling] [--json FILE]
 """
 
 import argparse
@@ -22,7 +24,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
 
@@ -42,6 +44,7 @@ from symrazor.training.stepper import Stepper
 
 EVERY = 5
 """Epochs between two estimates."""
+PARTS = ("times", "memory", "scaling")
 
 
 @dataclass(frozen=True)
@@ -55,7 +58,7 @@ class Options:
         batch: data per training step.
         rounds: interleaved repeats.
         threads: of torch, on a CPU.
-        scaling: also two processes.
+        only: which of "times", "memory" and "scaling" (two processes, on a CPU).
         json: file for the rows.
     """
 
@@ -65,8 +68,25 @@ class Options:
     batch: int = 256
     rounds: int = 3
     threads: int = 2
-    scaling: bool = True
+    only: tuple[str, ...] = PARTS
     json: Path | None = None
+
+    def __post_init__(self) -> None:
+        """Check sizes, and that the device is there."""
+        for name in ("alpha", "images", "batch", "rounds", "threads"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"expected {name} of at least 1, got {getattr(self, name)}")
+        if not set(self.only) <= set(PARTS) or not self.only:
+            raise ValueError(f"expected some of {', '.join(PARTS)}, got {' '.join(self.only)}")
+        kind, _, number = self.device.partition(":")
+        gpus = torch.cuda.device_count()
+        if kind not in ("cpu", "cuda") or (kind == "cuda" and int(number or 0) >= gpus):
+            raise ValueError(
+                f"expected the device cpu, or cuda where there is one, got {self.device!r} on a "
+                f"machine with {gpus} CUDA devices; do: --device cpu"
+            )
+        if kind == "cuda" and self.only == ("scaling",):
+            raise ValueError("expected --device cpu for scaling, got cuda: it is timed on a CPU")
 
     @classmethod
     def on(cls, device: str, **changes: object) -> "Options":
@@ -78,13 +98,31 @@ class Options:
 
 @dataclass(frozen=True)
 class Row:
-    """One figure: a ratio, what it should be, and what it was measured on."""
+    """One figure.
+
+    Args:
+        figure: what was measured.
+        value: seconds, megabytes or a ratio.
+        unit: "s", "MB", or "" for a ratio.
+        goal: what it should be, as in "<= 1.25"; "" for none.
+        on: what it was measured on.
+
+    Attributes:
+        reached: whether the value is on the right side of the goal.
+    """
 
     figure: str
-    ratio: float
-    goal: str
-    reached: bool
-    on: str
+    value: float
+    unit: str = ""
+    goal: str = ""
+    on: str = ""
+    reached: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Compare with the goal."""
+        side, bound = self.goal.split() if self.goal else (">=", "-inf")
+        within = self.value <= float(bound) if side == "<=" else self.value >= float(bound)
+        object.__setattr__(self, "reached", within)
 
 
 def network(options: Options) -> nn.Module:
@@ -156,12 +194,14 @@ def times(options: Options) -> list[Row]:
     total = (EVERY * found["epoch"] + found["estimate"]) / (EVERY * found["plain"])
     share = found["estimate"] / (EVERY * found["epoch"])
     gpu = options.device.startswith("cuda")
-    on = _where(options)
     return [
-        Row("epoch of fit / plain epoch", found["epoch"] / found["plain"], "", True, on),
-        Row("estimate / plain epoch", found["estimate"] / found["plain"], "", True, on),
-        Row(f"fit / plain, an estimate in {EVERY} epochs", total, "<= 1.25", total <= 1.25, on),
-        Row("estimates / training", share, "<= 0.15" if gpu else "", not gpu or share <= 0.15, on),
+        Row("plain epoch", found["plain"], "s"),
+        Row("epoch of fit", found["epoch"], "s"),
+        Row("estimate", found["estimate"], "s"),
+        Row("epoch of fit / plain epoch", found["epoch"] / found["plain"]),
+        Row("estimate / plain epoch", found["estimate"] / found["plain"]),
+        Row(f"fit / plain, an estimate in {EVERY} epochs", total, goal="<= 1.25"),
+        Row("estimates / training", share, goal="<= 0.15" if gpu else ""),
     ]
 
 
@@ -183,14 +223,17 @@ def first_peak(options: Options, what: str) -> float:
     return torch.cuda.max_memory_allocated() / 2**20
 
 
-def memory(options: Options) -> Row:
+def memory(options: Options) -> list[Row]:
     """Both peaks, each in a process of its own: an old one has memory to reuse."""
     plain, fit = (
         fresh_peak("symrazor.bench.fit", replace(options, json=None), what)
         for what in ("plain", "fit")
     )
-    ratio = fit / plain
-    return Row("peak memory, fit / plain", ratio, "<= 1.5", ratio <= 1.5, _where(options))
+    return [
+        Row("peak memory, plain", plain, "MB"),
+        Row("peak memory, fit", fit, "MB"),
+        Row("peak memory, fit / plain", fit / plain, goal="<= 1.5"),
+    ]
 
 
 def scaling(options: Options) -> list[Row]:
@@ -203,12 +246,11 @@ def scaling(options: Options) -> list[Row]:
     sizes = ("alpha", "images", "batch", "rounds")
     launch += [part for name in sizes for part in (f"--{name}", str(getattr(options, name)))]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(launch, check=True, capture_output=True, text=True, env=environment)
+    done = subprocess.run(launch, check=True, stdout=subprocess.PIPE, text=True, env=environment)
     wall, cpu = map(float, done.stdout.split()[-2:])
-    on = _where(options)
     return [
-        Row("estimate, 1 process / 2", wall, ">= 1.7", wall >= 1.7, on),
-        Row("its CPU time, 1 process / the busier of 2", cpu, "", True, on),
+        Row("estimate, 1 process / 2", wall, goal=">= 1.7"),
+        Row("its CPU time, 1 process / the busier of 2", cpu),
     ]
 
 
@@ -238,9 +280,9 @@ def worker(options: Options) -> None:
                 single.append(_timed(estimate))
     distributed.meet()
     if here.first:
-        pairs = [zip(*found[1:], strict=True) for found in (single, together)]
-        one, two = ([median(values) for values in pair] for pair in pairs)
-        sys.stdout.write(f"{one[0] / two[0]} {one[1] / two[1]}\n")
+        rounds = list(zip(single, together, strict=True))[1:]
+        wall, cpu = (median(one[i] / two[i] for one, two in rounds) for i in (0, 1))
+        sys.stdout.write(f"{wall} {cpu}\n")
     distributed.finish()
 
 
@@ -253,14 +295,27 @@ def main(options: Options) -> list[Row]:
     """Measure, and write the rows as JSON if asked."""
     before = torch.get_num_threads()
     torch.set_num_threads(options.threads)
+    rows: list[Row] = []
     try:
-        rows = [*times(options), memory(options)]
+        rows += times(options) if "times" in options.only else []
+        rows += memory(options) if "memory" in options.only else []
     finally:
         torch.set_num_threads(before)
-    if options.scaling and not options.device.startswith("cuda"):
+    if "scaling" in options.only and not options.device.startswith("cuda"):
         rows += scaling(options)
+    rows = [replace(row, on=_where(options)) for row in rows]
     write_rows(rows, options.json)
     return rows
+
+
+def markdown(rows: Sequence[Row]) -> str:
+    """One table, below what it was measured on."""
+    lines = [rows[0].on, "", "| figure | | goal | reached |", "|---|---|---|---|"]
+    for row in rows:
+        reached = ("yes" if row.reached else "NO") if row.goal else ""
+        value = f"{row.value:.4g} {row.unit}".strip()
+        lines.append(f"| {row.figure} | {value} | {row.goal} | {reached} |")
+    return "\n".join(lines)
 
 
 def command(arguments: Sequence[str] | None = None) -> None:
@@ -270,17 +325,18 @@ def command(arguments: Sequence[str] | None = None) -> None:
     for name in ("alpha", "images", "batch", "rounds", "threads"):
         parser.add_argument(f"--{name}", type=int)
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--no-scaling", dest="scaling", action="store_false")
+    parser.add_argument("--only", nargs="+", default=PARTS, metavar="PART", help=", ".join(PARTS))
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     given = {k: v for k, v in vars(parser.parse_args(arguments)).items() if v is not None}
-    as_worker = given.pop("worker")
-    options = Options.on(given.pop("device"), **given)
+    as_worker, only = given.pop("worker"), tuple(given.pop("only"))
+    try:
+        options = Options.on(given.pop("device"), **given, only=only)
+    except ValueError as error:
+        parser.exit(2, f"{parser.prog}: {error}\n")
     if as_worker:
         worker(options)
-        return
-    for row in main(options):
-        verdict = "" if not row.goal else f"  goal {row.goal}: {'yes' if row.reached else 'NO'}"
-        sys.stdout.write(f"{row.figure:40} {row.ratio:8.3f}{verdict}  ({row.on})\n")
+    else:
+        sys.stdout.write(f"{markdown(main(options))}\n")
 
 
 if __name__ == "__main__":

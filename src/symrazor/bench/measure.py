@@ -64,7 +64,9 @@ def fresh_peak(module: str, *args: object) -> float:
         *args: of its `first_peak`, such that what `repr` writes can be read back there.
     """
     code = f"from {module} import *; print(first_peak{args})"
-    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], check=True, stdout=subprocess.PIPE, text=True
+    )
     return float(done.stdout)
 
 

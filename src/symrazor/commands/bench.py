@@ -69,6 +69,11 @@ def _show(title: str, measure: Callable[[], Sequence[Any]], quiet: bool) -> None
     values = [asdict(row) for row in rows]
     table = Table(*values[0], title=title)
     for row in values:
-        cells = (f"{v:.4g}" if isinstance(v, float) else str(v or "") for v in row.values())
-        table.add_row(*cells)
+        table.add_row(*map(_cell, row.values()))
     console(quiet).print(table)
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "NO"
+    return f"{value:.4g}" if isinstance(value, float) else str(value or "")

@@ -38,6 +38,8 @@ class Arguments:
         invariances: learn which transformations of pictures leave their label alone, also with a
             number of epochs; with a time that is the default.
         no_invariances: do not learn that.
+        positions: trajectories are positions only; velocities by finite differences stand for
+            momenta.
         quiet: print only the verdicts.
     """
 
@@ -54,6 +56,7 @@ class Arguments:
     epochs: int | None = None
     invariances: tyro.conf.FlagCreatePairsOff[bool] = False
     no_invariances: tyro.conf.FlagCreatePairsOff[bool] = False
+    positions: tyro.conf.FlagCreatePairsOff[bool] = False
     quiet: bool = False
 
     def options(self) -> Options:
@@ -71,6 +74,7 @@ class Arguments:
             groups=self.groups or None,
             epochs=self.epochs,
             invariances=False if self.no_invariances else learned,
+            positions=self.positions,
             out=self.out,
             progress=False if self.quiet else None,
             **({} if self.minutes is None else {"minutes": self.minutes}),

@@ -64,6 +64,7 @@ def given_config(arguments: Sequence[str]) -> RunConfig:
     file = next((Path(a) for a in arguments if a.endswith(".toml")), None)
     if file is None and "--resume" in arguments:
         values = [v for k, v in pairwise(arguments) if k == "--out"]
+        values += [a.removeprefix("--out=") for a in arguments if a.startswith("--out=")]
         there = Path(*values[:1] or ["run"]) / runs.CONFIG
         file = there if there.exists() else None
     return RunConfig() if file is None else read_config(file)

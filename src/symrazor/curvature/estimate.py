@@ -24,7 +24,7 @@ from symrazor.curvature.statistics import (
 )
 from symrazor.curvature.tape import Input, call
 from symrazor.curvature.verify import verify
-from symrazor.distributed import share_out, sum_, unwrapped, world
+from symrazor.distributed import share_out, sum_, together, unwrapped, world
 from symrazor.errors import CurvatureError
 from symrazor.hyper import weights
 from symrazor.likelihood import Likelihood, as_likelihood
@@ -85,7 +85,7 @@ def _eigenvalues(pieces: list[Piece]) -> list[Tensor]:
         found = dict(zip(mine, done, strict=True))
     except CurvatureError as error:
         failed = error
-    if failed is None and here.size == 1:
+    if failed is None and not together():
         return [found[number] for number in range(len(pieces))]
     return _told(pieces, found, failed)
 
@@ -167,7 +167,7 @@ def collect(
             f"expected a positive temperature and n_data, got {temperature} and {n_data}"
         )
     keep_pages()
-    if keep_graph and world().size > 1:
+    if keep_graph and together():
         raise ValueError(
             "expected one process for an evidence that keeps its graph, got "
             f"{world().size}; do: with symrazor.distributed.alone(), and pass all the data"

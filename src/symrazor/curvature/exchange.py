@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from symrazor.curvature.statistics import Batch, Key, Statistics
-from symrazor.distributed import exchange, gather, sum_, world
+from symrazor.distributed import exchange, gather, sum_, together
 from symrazor.linear_algebra.factor import ENOUGH, Factor
 from symrazor.linear_algebra.symmetric import Symmetric
 
@@ -32,7 +32,7 @@ def over_processes(collect: Callable[[], Batch | None], device: torch.device) ->
     Raises:
         ValueError: no data anywhere, or an error in another process.
     """
-    if world().size == 1:
+    if not together():
         own = collect()
         if own is None:
             raise ValueError("expected at least one batch, got an empty loader")

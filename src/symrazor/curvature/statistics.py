@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from symrazor.curvature.coverage import Layer
 from symrazor.curvature.tape import FastBackward, Input, Tape, Use, each, record
 from symrazor.data import check_batch
+from symrazor.errors import DivergenceError
 from symrazor.likelihood import Likelihood, Probe
 from symrazor.linear_algebra.factor import Factor
 
@@ -375,7 +376,7 @@ def _check_inputs(x: Input, y: Tensor, where: str) -> None:
 def _check_outputs(f: Tensor, where: str) -> None:
     if not bool(torch.isfinite(f).all()):
         bad = int((~torch.isfinite(f)).flatten(1).any(1).nonzero()[0])
-        raise ValueError(
+        raise DivergenceError(
             f"expected finite model outputs, got {f[bad].tolist()} for sample {bad} of {where}; "
             "the weights have probably diverged"
         )

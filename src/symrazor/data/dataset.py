@@ -143,7 +143,8 @@ def dataset(
     if found == "trajectory":
         _check_states(values, times, source)
     if y is None:
-        check_batch(values, torch.zeros(len(values)), source)
+        if found != "trajectory":
+            check_batch(values, torch.zeros(len(values)), source)
         return Dataset(values, None, found, task or "regression", times=times, source=source)
     check_lengths(x, y, source)
     if len(y) < LEAST:
@@ -182,14 +183,11 @@ def _held(x: Tensor, train: Tensor, kind: Kind, source: str) -> Tensor:
 
 
 def _check_states(x: Tensor, times: Tensor | None, source: str) -> None:
-    """Refuse states that are not finite, not pairs, or not in order, and name the row."""
-    if x.shape[2] % 2:
-        what = f"positions, then as many momenta in {source}"
-        raise refusal(what, f"{x.shape[2]} coordinates", "add the momenta, or --kind series")
-    bad = (~x.isfinite()).any(2).nonzero()
+    """Refuse states that are infinite or not in order, and name the row; NaN is a missing one."""
+    bad = x.isinf().any(2).nonzero()
     if len(bad):
-        got = f"NaN or infinity in trajectory {int(bad[0, 0])}, row {int(bad[0, 1])}"
-        raise refusal(f"finite states in {source}", got, "repair or drop that trajectory")
+        got = f"infinity in trajectory {int(bad[0, 0])}, row {int(bad[0, 1])}"
+        raise refusal(f"finite states in {source}", got, "repair it, or leave it out as NaN")
     if times is None:
         return
     if times.shape not in (x.shape[1:2], x.shape[:2]):

@@ -202,7 +202,10 @@ def _npz(path: Path) -> Raw:
         kind = next((k for k in KINDS if k == str(found["kind"])), None)
         if kind is None:
             raise refusal(f"a kind among {KINDS} in {path}", str(found["kind"]), "save another")
-    times = as_inputs(found["t"], path) if "t" in found else None
+    times = None
+    if "t" in found:
+        as_inputs(found["t"], path)  # refuses what is no number
+        times = torch.from_numpy(found["t"].astype(np.float64))
     return Raw(x, y, names, kind, times, test)
 
 

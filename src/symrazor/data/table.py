@@ -32,7 +32,7 @@ IDS: dict[str, Kind] = {"series": "series", "set": "set", "trajectory": "traject
 TIMES = ("time", "t")
 LARGEST = 200_000_000
 """Bytes of a CSV file: text takes ten times its size while it is read."""
-Numbers = np.ndarray[Any, np.dtype[np.float32]]
+Numbers = np.ndarray[Any, np.dtype[Any]]
 _STEP = re.compile(r"t_?\d+")
 _LARGEST_FIELD = 4096
 
@@ -73,7 +73,7 @@ def read_csv(path: str | Path, labelled: bool = True) -> Table:
         return Table(torch.from_numpy(values), y, names, "series" if steps else "vector")
     ids = named.pop(group)
     clock = next((name for name in TIMES if name in named), None)
-    times = None if clock is None else _numbers({clock: named.pop(clock)}, path)[:, 0]
+    times = None if clock is None else _numbers({clock: named.pop(clock)}, path, np.float64)[:, 0]
     return _grouped(_numbers(named, path), y, names, ids, times, IDS[group], path)
 
 
@@ -116,7 +116,9 @@ def _is_number(field: str) -> bool:
     return True
 
 
-def _numbers(columns: dict[str, tuple[str, ...]], path: Path) -> Numbers:
+def _numbers(
+    columns: dict[str, tuple[str, ...]], path: Path, kind: type[np.floating[Any]] = np.float32
+) -> Numbers:
     """Columns as [rows, columns] numbers."""
     if not columns:
         do = "add the inputs; commas, semicolons or tabs separate columns"
@@ -124,7 +126,7 @@ def _numbers(columns: dict[str, tuple[str, ...]], path: Path) -> Numbers:
     found = []
     for name, fields in columns.items():
         try:
-            found.append(np.array([field.strip() or "nan" for field in fields], np.float32))
+            found.append(np.array([field.strip() or "nan" for field in fields], kind))
         except ValueError:
             row, field = next((i, f) for i, f in enumerate(fields, 1) if not _is_number(f or "nan"))
             got = f"{field!r} in column {name!r}, data row {row} of {path}"
@@ -166,8 +168,8 @@ def _grouped(
         order.setdefault(name, []).append(row)
     if times is not None:
         order = {name: sorted(rows, key=lambda r: times[r]) for name, rows in order.items()}
-    if kind == "trajectory" and times is not None:
-        _check_rows(values, times, order, path)
+    if kind == "trajectory":
+        return _trajectories(values, times, order, path)
     lengths = {name: len(rows) for name, rows in order.items()}
     first = next(iter(lengths))
     other = next((name for name in lengths if lengths[name] != lengths[first]), None)
@@ -186,21 +188,35 @@ def _grouped(
         y = of_samples[:, 0]
     if kind == "series":
         x = x.transpose(1, 2).contiguous()
-    if kind != "trajectory":
-        return Table(x, y, names, kind)
+    return Table(x, y, names, kind)
+
+
+def _trajectories(
+    values: Numbers, times: Numbers | None, order: dict[str, list[int]], path: Path
+) -> Table:
+    """Trajectories with their times; shorter ones end with missing states, which are NaN."""
     if times is None:
         raise refusal(f"a column 'time' in {path}", f"{sorted(set(TIMES))} missing", "add it")
-    clock = torch.from_numpy(times[index])
+    _check_rows(values, times, order, path)
+    longest = max(len(rows) for rows in order.values())
+    x = torch.full((len(order), longest, values.shape[1]), torch.nan)
+    clock = torch.zeros(len(order), longest, dtype=torch.float64)
+    for place, rows in enumerate(order.values()):
+        x[place, : len(rows)] = torch.from_numpy(values[rows])
+        seen = torch.from_numpy(times[rows])
+        gap = (seen[-1] - seen[0]) / (len(rows) - 1) if len(rows) > 1 else 1.0
+        clock[place, : len(rows)] = seen
+        clock[place, len(rows) :] = seen[-1] + gap * torch.arange(1, longest - len(rows) + 1)
     shared = torch.allclose(clock, clock[:1].expand_as(clock))
-    return Table(x, None, (), kind, clock[0] if shared else clock)
+    return Table(x, None, (), "trajectory", clock[0] if shared else clock)
 
 
 def _check_rows(values: Numbers, times: Numbers, order: dict[str, list[int]], path: Path) -> None:
-    """Refuse rows of trajectories that are not whole, or there twice, and name them."""
-    bad = ~(np.isfinite(values).all(1) & np.isfinite(times))
-    if bad.any():
-        got = f"none in data row {int(bad.argmax()) + 1} of {path}"
-        raise refusal("a number in every field", got, "fill it, or drop that trajectory")
+    """Refuse rows of trajectories that have no time, are infinite, or there twice; name them."""
+    for bad, what in ((~np.isfinite(times), "a time"), (np.isinf(values).any(1), "finite states")):
+        if bad.any():
+            got = f"none in data row {int(bad.argmax()) + 1} of {path}"
+            raise refusal(f"{what} in every row", got, "fill it, or drop that row")
     for name, rows in order.items():
         for before, after in pairwise(rows):
             if not times[after] > times[before]:

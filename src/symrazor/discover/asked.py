@@ -31,6 +31,8 @@ class Options:
         held_out: part of the data that is kept for the report alone, where none came with them.
         invariances: whether to learn which transformations of pictures leave their label alone;
             None for "if there is a time to share, rather than a number of epochs".
+        positions: trajectories are positions only; velocities by finite differences stand for
+            momenta.
         out: run folder; what is unfinished there is taken up again.
         progress: show bars; None for "if this is a terminal".
     """
@@ -42,6 +44,7 @@ class Options:
     groups: tuple[str, ...] | None = None
     held_out: float = 0.2
     invariances: bool | None = None
+    positions: bool = False
     out: Path | None = None
     progress: bool | None = None
 

@@ -9,11 +9,13 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from symrazor.data import Dataset
+from symrazor.data.batches import refusal
 from symrazor.discover.asked import Options
 from symrazor.dynamics.conserved import AffineFlows
-from symrazor.dynamics.discover import Discovered
 from symrazor.dynamics.discover import discover as find
+from symrazor.dynamics.discovered import Discovered
 from symrazor.dynamics.evaluate import Simulator
+from symrazor.dynamics.given import Units
 from symrazor.dynamics.hamiltonian import Energy
 from symrazor.dynamics.integrators import advance
 from symrazor.dynamics.symmetrised import Hamiltonian
@@ -49,8 +51,7 @@ class Dynamics:
 
     def network(self) -> nn.Module:
         """Plain torch modules: states [n, 2k] in, states after `dt` out, in the data's units."""
-        inner = self.dt / self.found.clock  # in the unit of time that was trained in
-        step = _Step(Simulator(self.found.learned), self.found.scale, inner)
+        step = _Step(Simulator(self.found.learned), self.found.units, self.dt)
         return nn.Sequential(traced(step, "Step")).eval()
 
 
@@ -62,6 +63,10 @@ def discover(data: Dataset, options: Options) -> Dynamics:
         KeyboardInterrupt: stopped; nothing is kept of it.
     """
     times = data.times
+    if data.x.shape[2] % 2 and not options.positions:
+        what = f"positions, then as many momenta in {data.source}"
+        do = "add the momenta, or --positions if these are positions only, or --kind series"
+        raise refusal(what, f"{data.x.shape[2]} coordinates", do)
     if times is None:
         times = torch.arange(data.x.shape[1], dtype=torch.float32)
     gaps = times.double().diff(dim=-1)
@@ -72,6 +77,7 @@ def discover(data: Dataset, options: Options) -> Dynamics:
             minutes=options.minutes,
             seed=options.seed,
             progress=options.progress,
+            positions=options.positions,
             device=options.place(),
             steps=options.epochs or STEPS,
         )
@@ -84,25 +90,26 @@ def discover(data: Dataset, options: Options) -> Dynamics:
 class _Step(nn.Module):
     """A simulator for one length of time, with all its numbers as parameters that do not train."""
 
+    centre: Tensor
     scale: Tensor
     linear: Tensor
     shift: Tensor
 
-    def __init__(self, simulator: Simulator, scale: Tensor, dt: float) -> None:
+    def __init__(self, simulator: Simulator, units: Units, dt: float) -> None:
         super().__init__()
         self.energy, flows = simulator.hamiltonian.energy, simulator.hamiltonian.flows
         self.layers = len(self.energy.biases)
         self.flows = isinstance(flows, AffineFlows)
         numbers = {f"weight{k}": w for k, w in enumerate(self.energy.weights)}
         numbers |= {f"bias{k}": b for k, b in enumerate(self.energy.biases)}
-        numbers["scale"] = scale
+        numbers |= {"centre": units.centre, "scale": units.scale}
         if isinstance(flows, AffineFlows):
             numbers |= {"linear": flows.linear, "shift": flows.shift}
         for name, value in numbers.items():
             kept = value.detach().cpu().float().clone()
             self.register_parameter(name, nn.Parameter(kept, requires_grad=False))
-        self.integrator, self.dt = simulator.integrator, dt
-        self.steps = min(MOST, max(1, round(dt / LONGEST + 0.5)))
+        self.integrator, self.dt = simulator.integrator, dt / units.clock
+        self.steps = min(MOST, max(1, round(self.dt / LONGEST + 0.5)))
 
     def forward(self, state: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
         energy: Energy = copy.copy(self.energy)
@@ -110,5 +117,6 @@ class _Step(nn.Module):
         energy.biases = [getattr(self, f"bias{k}") for k in range(self.layers)]
         flows = AffineFlows(self.linear, self.shift) if self.flows else None
         field = Hamiltonian(energy, flows).field
-        x = (state / self.scale).unsqueeze(0)
-        return advance(self.integrator, field, x, self.dt, self.steps).squeeze(0) * self.scale
+        x = ((state - self.centre) / self.scale).unsqueeze(0)
+        x = advance(self.integrator, field, x, self.dt, self.steps).squeeze(0)
+        return x * self.scale + self.centre

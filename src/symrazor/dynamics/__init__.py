@@ -10,8 +10,8 @@ from symrazor.dynamics.analysis import parallelness as parallelness
 from symrazor.dynamics.analysis import spectrum as spectrum
 from symrazor.dynamics.config import TrainConfig as TrainConfig
 from symrazor.dynamics.conserved import Quadratic as Quadratic
-from symrazor.dynamics.discover import Discovered as Discovered
 from symrazor.dynamics.discover import discover as discover
+from symrazor.dynamics.discovered import Discovered as Discovered
 from symrazor.dynamics.evaluate import Simulator as Simulator
 from symrazor.dynamics.files import read_trajectories as read_trajectories
 from symrazor.dynamics.group import whole_group as whole_group
@@ -23,13 +23,10 @@ from symrazor.dynamics.nbody import nbody as nbody
 from symrazor.dynamics.observables import Combination as Combination
 from symrazor.dynamics.observables import Network as Network
 from symrazor.dynamics.observables import Polynomial as Polynomial
-from symrazor.dynamics.prune import train_and_prune as train_and_prune
-from symrazor.dynamics.start import after_warm_start as after_warm_start
-from symrazor.dynamics.start import warm_start as warm_start
 from symrazor.dynamics.symmetrised import SymmetrisedNetwork as SymmetrisedNetwork
 from symrazor.dynamics.systems import System as System
-from symrazor.dynamics.train import Trained as Trained
 from symrazor.dynamics.train import train as train
+from symrazor.dynamics.trained import Trained as Trained
 from symrazor.dynamics.trajectories import Trajectories as Trajectories
 from symrazor.dynamics.trajectories import simulate as simulate
 from symrazor.dynamics.trajectories import transitions as transitions

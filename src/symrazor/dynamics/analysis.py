@@ -13,7 +13,8 @@ from torch import Tensor
 
 from symrazor.dynamics.algebra import Algebra, generators, quantities, span
 from symrazor.dynamics.conserved import Quadratic
-from symrazor.dynamics.simple import WithinSpan
+from symrazor.dynamics.free import FreeSpan
+from symrazor.dynamics.simple import WithinSpan, spanned
 from symrazor.dynamics.trajectories import Trajectories
 
 THRESHOLD = 0.05
@@ -22,6 +23,8 @@ LEAST = 0.25
 """Nor do those below this: with a flow time of pi a full rotation has the singular value 1.4."""
 
 
+COMMUTES = 0.2
+"""Norm of the commutators of unit generators below which they are hardly any."""
 DRIFT = 0.3
 """A direction that drifts more along true trajectories is not conserved: short flows across the
 dynamics serve to smooth the energy, which the bound likes where data are few."""
@@ -107,8 +110,8 @@ class Closure:
 
     Args:
         constants: structure constants [m, m, m] in the orthonormal basis.
-        outside: norm of all that lies outside the span, relative to all commutators; 0 for an
-            algebra, and 0 if every commutator vanishes.
+        outside: norm of all that lies outside the span, relative to all commutators or, where these
+            nearly vanish, to `COMMUTES`; 0 for an algebra.
     """
 
     constants: Float[Tensor, "m m m"]
@@ -136,8 +139,7 @@ def closure(directions: Float[Tensor, "m d e"]) -> Closure:
     brackets = commutators(unit).flatten(2)
     constants = brackets @ basis.mT
     outside = (brackets - constants @ basis).norm()
-    total = brackets.norm()
-    return Closure(constants, float(outside / total) if total > 1e-9 else 0.0)
+    return Closure(constants, float(outside / brackets.norm().clamp_min(COMMUTES)))
 
 
 def drift(quantity: Algebra, data: Trajectories) -> Float[Tensor, "k"]:
@@ -154,12 +156,21 @@ def drift(quantity: Algebra, data: Trajectories) -> Float[Tensor, "k"]:
     return (along / overall.clamp_min(1e-300)).sqrt()
 
 
+def drift_by_noise(quantity: Algebra, data: Trajectories, variance: float) -> Float[Tensor, "k"]:
+    r"""The `drift` that noise causes, $\sqrt{\sigma^2 E|\nabla C|^2 / \mathrm{Var}\, C}$."""
+    x = data.states.cpu()[data.observed.cpu()]
+    slopes = torch.einsum("kij,mj->mki", quantity.A, x) + quantity.b
+    values = 0.5 * torch.einsum("mi,kij,mj->mk", x, quantity.A, x) + x @ quantity.b.mT
+    overall = values.var(dim=0, correction=0).clamp_min(1e-300)
+    return (variance * slopes.square().sum(-1).mean(0) / overall).sqrt()
+
+
 def _within(conserved: Quadratic, found: Spectrum, known: Algebra) -> Float[Tensor, "k"]:
     """How much of each known quantity lies in the span that was taken, or else in the learned."""
-    if not isinstance(conserved, WithinSpan):
+    if not isinstance(conserved, WithinSpan | FreeSpan):
         return recovered(found, known)
-    names = tuple(f"C{k + 1}" for k in range(len(conserved.b_given)))
-    span = Algebra(names, conserved.A_given.double().cpu(), conserved.b_given.double().cpu())
+    A, b = spanned(conserved)
+    span = Algebra(("",) * len(b), A.double().cpu(), b.double().cpu())
     return parallelness(known.generators(), span)
 
 
@@ -169,16 +180,17 @@ def describe(
     """Everything about the learned quantities as plain numbers.
 
     "dimension" counts the directions with long flows; "span" those of the span that was taken as a
-    whole, where there is one (`WithinSpan`): some of it may follow from the rest, as products of
-    conserved momenta do, and then the bound does not care how long its flows are. "recovered" is
-    about the span.
+    whole, where there is one (`WithinSpan`, `FreeSpan`): some of it may follow from the rest, as
+    products of conserved momenta do, and then the bound does not care how long its flows are.
+    "recovered" is about the span.
     """
     found = spectrum(conserved)
     learned = found.learned()
+    as_whole = isinstance(conserved, WithinSpan | FreeSpan)
     report: dict[str, Any] = {
         "singular_values": found.values.tolist(),
         "dimension": found.dimension,
-        "span": len(conserved.b_given) if isinstance(conserved, WithinSpan) else found.dimension,
+        "span": len(spanned(conserved)[1]) if as_whole else found.dimension,
         "closure": closure(found.directions[: found.dimension]).outside,
     }
     if known is not None:

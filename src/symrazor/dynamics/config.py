@@ -23,6 +23,9 @@ class TrainConfig:
         flows: S, for each draw of the weights.
         late_flows: factor on S in the last quarter, where the learned quantities settle.
         lr: of posterior, biases and noise.
+        spread_lr: of the logarithms of posterior scales, relative to `lr`. They have a long way to
+            go, from a tenth of the prior's scale to all of it for a weight that is not needed, and
+            until they have arrived the divergence says little.
         conserved_lr: of the conserved quantities.
         burn_in: share of the steps before the conserved quantities move: a network that has seen
             no data tells nothing about symmetry.
@@ -45,6 +48,7 @@ class TrainConfig:
     flows: int = 8
     late_flows: int = 1
     lr: float = 5e-3
+    spread_lr: float = 8.0
     conserved_lr: float = 1e-2
     burn_in: float = 0.15
     clip: float = 100.0
@@ -63,7 +67,7 @@ class TrainConfig:
         for name in ("steps", "draws", "flows", "late_flows", "substeps", "record"):
             if getattr(self, name) < 1:
                 raise ValueError(f"expected {name} >= 1, got {getattr(self, name)}")
-        for name in ("lr", "conserved_lr", "clip", "noise"):
+        for name in ("lr", "spread_lr", "conserved_lr", "clip", "noise"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"expected {name} > 0, got {getattr(self, name)}")
         if not 0 <= self.burn_in < 1:

@@ -8,13 +8,17 @@ from symrazor.dynamics.integrators import Integrator, advance, named
 from symrazor.dynamics.likelihoods import rollout
 from symrazor.dynamics.phase import Scalar
 from symrazor.dynamics.symmetrised import Hamiltonian
-from symrazor.dynamics.train import Trained, predictions
+from symrazor.dynamics.trained import Trained, predictions
 from symrazor.dynamics.trajectories import Transitions
 
 
 @torch.no_grad()
 def mean_squared_error(
-    trained: Trained, data: Transitions, draws: int = 32, mean_weights: bool = False
+    trained: Trained,
+    data: Transitions,
+    draws: int = 32,
+    mean_weights: bool = False,
+    flows: int | None = None,
 ) -> float:
     """Of the predicted states, averaged over the posterior before they are compared.
 
@@ -23,9 +27,10 @@ def mean_squared_error(
         data: clean transitions.
         draws: from the posterior.
         mean_weights: predict with the mean weights instead.
+        flows: of the average over flows; twice the training's by default.
     """
     total, count = 0.0, 0.0
-    for piece, states in predictions(trained, data, draws, mean_weights=mean_weights):
+    for piece, states in predictions(trained, data, draws, 0, mean_weights, flows):
         error = (states.double().mean(0) - piece.y).square().mean(-1) * piece.seen
         total += float(error.sum())
         count += float(piece.seen.sum())

@@ -1,5 +1,6 @@
 """What a user gives as trajectories: checked, with units of its own, some of it set aside."""
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,16 +14,63 @@ from symrazor.dynamics.trajectories import Trajectories
 Given = Float[Tensor, "b t d"] | np.ndarray | Trajectories
 
 
-def units(data: Trajectories) -> Float[Tensor, "d"]:
-    """One unit for all positions, one for all momenta: the map stays canonical up to time."""
+FAR = 2.0
+"""Entries further from zero than so many of their spreads are shifted to their mean."""
+
+
+@dataclass(frozen=True)
+class Units:
+    """Of a user's states and times; inside, states and their rates are about 1.
+
+    One unit for all positions and one for all momenta: the map stays canonical up to time.
+
+    Args:
+        centre: [2n], where inside is zero.
+        scale: [2n], the unit of each entry of a state.
+        clock: the unit of time.
+    """
+
+    centre: Float[Tensor, "d"]
+    scale: Float[Tensor, "d"]
+    clock: float
+
+    def scaled(self, data: Trajectories) -> Trajectories:
+        """Trajectories in these units."""
+        states = (data.states - self.centre) / self.scale
+        return Trajectories(states, data.times / self.clock, data.observed)
+
+    def quantity(
+        self, A: Float[Tensor, "d d"], b: Float[Tensor, "d"]
+    ) -> tuple[Float[Tensor, "d d"], Float[Tensor, "d"]]:
+        """A quadratic quantity of scaled states as one of the user's, of norm 1."""
+        A = A / self.scale[:, None] / self.scale
+        b = b / self.scale - A @ self.centre
+        size = (A.square().sum() + b.square().sum()).sqrt()
+        return A / size, b / size
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain numbers for JSON."""
+        return {"centre": self.centre.tolist(), "scale": self.scale.tolist(), "clock": self.clock}
+
+
+def units(data: Trajectories) -> Units:
+    """Units in which states, and their changes with time, are about 1.
+
+    Raises:
+        ValueError: states that do not tell.
+    """
     seen = data.states[data.observed]
     if len(seen) == 0:
         raise ValueError("expected states that were seen, got none: all are missing (NaN)")
-    sizes = [_size(part) for part in seen.chunk(2, dim=1)]
+    largest = seen.abs().max().clamp_min(1e-300)
+    mean, spread = largest * (seen / largest).mean(0), largest * (seen / largest).std(0)
+    centre = torch.where(mean.abs() > FAR * spread, mean, 0.0)
+    sizes = [_size(part) for part in (seen - centre).chunk(2, dim=1)]
     if min(sizes) == 0:
-        raise ValueError("expected positions and momenta that vary, got only zeros")
+        raise ValueError("expected positions and momenta that vary, got constant ones")
     n = data.phase // 2
-    return torch.tensor([sizes[0]] * n + [sizes[1]] * n, dtype=torch.float64)
+    scale = torch.tensor([sizes[0]] * n + [sizes[1]] * n, dtype=torch.float64)
+    return Units(centre, scale, _pace(data, scale))
 
 
 def _size(values: Tensor) -> float:
@@ -31,7 +79,7 @@ def _size(values: Tensor) -> float:
     return largest * float((values / largest).square().mean().sqrt()) if largest > 0 else 0.0
 
 
-def pace(data: Trajectories, scale: Float[Tensor, "d"]) -> float:
+def _pace(data: Trajectories, scale: Float[Tensor, "d"]) -> float:
     """The unit of time: that in which scaled states change by about 1."""
     steps = data.states.diff(dim=1) / scale
     rates = steps / data.times.diff(dim=1)[..., None]
@@ -62,7 +110,10 @@ def given(trajectories: Given, times: Any, positions: bool) -> Trajectories:
 
 def _tensor(values: Any, name: str) -> Tensor:
     try:
-        return torch.as_tensor(values).detach().cpu().double()
+        found = torch.as_tensor(values).detach().cpu()
+        if found.is_complex():
+            raise TypeError("complex numbers")
+        return found.double()
     except (TypeError, ValueError, RuntimeError) as error:
         raise ValueError(
             f"expected {name} as a tensor or array of numbers, got {type(values).__name__} "

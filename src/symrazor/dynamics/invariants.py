@@ -13,9 +13,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from symrazor.dynamics.algebra import Algebra
-from symrazor.dynamics.phase import Scalar, gradient, turn
+from symrazor.dynamics.phase import Scalar, freedom, gradient, turn
 from symrazor.dynamics.systems import System
 from symrazor.dynamics.trajectories import Trajectories
+
+ASIDE = 0.1
+"""How far random states are from a system's starts, relative to the spread of these."""
 
 
 @dataclass(frozen=True)
@@ -63,11 +66,11 @@ def quadratic_invariants(
     else:
         if isinstance(source, System):
             energy, d = source.energy, 2 * source.n
-            x = source.start(samples, torch.Generator().manual_seed(seed))
+            x = _anywhere(source, samples, torch.Generator().manual_seed(seed))
         elif phase is None:
             raise ValueError("expected phase=..., the entries of a state, for an energy function")
         else:
-            energy, d = source, phase
+            energy, d = source, 2 * freedom(phase)
             generator = torch.Generator().manual_seed(seed)
             x = torch.randn(samples, d, generator=generator, dtype=torch.float64)
         slopes = feature_gradients(x)
@@ -86,6 +89,13 @@ def quadratic_invariants(
     A, b = A / norm[:, None, None], b / norm[:, None]
     names = tuple(f"invariant {k + 1}" for k in range(len(A)))
     return Invariants(Algebra(names, A, b), (s / s.max()).flip(0))
+
+
+def _anywhere(system: System, samples: int, generator: torch.Generator) -> Float[Tensor, "m d"]:
+    """States near the system's starts, which may be special, as those of orbits at an apsis."""
+    x = system.start(samples, generator)
+    noise = torch.randn(x.shape, generator=generator, dtype=x.dtype)
+    return x + ASIDE * x.std(dim=0) * noise
 
 
 def monomials(x: Float[Tensor, "*m d"]) -> Float[Tensor, "*m f"]:
@@ -113,7 +123,7 @@ def _changes(data: Trajectories) -> Float[Tensor, "m f"]:
 
 def matrices(c: Float[Tensor, "k f"], d: int) -> tuple[Tensor, Tensor]:
     """A [k, d, d] and b [k, d] of quantities given by coefficients of the `monomials`."""
-    i, j = torch.triu_indices(d, d).unbind()
-    A = torch.zeros(len(c), d, d, dtype=c.dtype)
+    i, j = torch.triu_indices(d, d, device=c.device).unbind()
+    A = c.new_zeros(len(c), d, d)
     A[:, i, j] = c[:, : len(i)]
     return A + A.mT, c[:, len(i) :]

@@ -2,28 +2,40 @@ r"""Propose conserved quantities, and let the evidence judge them.
 
 A network that was trained without quantities shows what it nearly conserves. The first m of these
 are a proposal wherever the rate jumps from the m-th to the next (`Proposals`). Every proposal is
-put into the average with flows about as long as the states and held there: a symmetry of the data
-then costs no fit and saves weights, and anything else ruins the fit. With free lengths the bound
-would also like short flows across the dynamics, which only smooth the energy. Nor is a proposal
-taken that does not pay for its coefficients. Then a fresh network is trained with the winner, and
-where its quantities close under the bracket another one with the whole group that they generate
-(`symrazor.dynamics.group`); the evidence chooses again.
+put into the average with flows about as long as the states, and trained at that length: a symmetry
+of the data then costs no fit and saves weights, and anything else ruins the fit. With free lengths
+the bound would also like short flows across the dynamics, which only smooth the energy. The span
+of a proposal is learned (`FreeSpan`) and pays for its coefficients; it is also tried with whole
+ones, which are free of charge, where it is near such. Then a fresh network is trained with the
+winner, and where its quantities close under the bracket another one with the whole group that they
+generate (`symrazor.dynamics.group`); the evidence chooses again.
 """
 
 import copy
 import math
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, field, replace
 
+import torch
+
+from symrazor.dynamics.algebra import generators
 from symrazor.dynamics.config import TrainConfig
+from symrazor.dynamics.conserved import Quadratic
 from symrazor.dynamics.group import GroupOrbits, whole_group
-from symrazor.dynamics.proposals import Proposals, charge, is_rounded
-from symrazor.dynamics.prune import continued, shifted
+from symrazor.dynamics.proposals import Proposals, charge, is_rounded, rounded
 from symrazor.dynamics.symmetrised import SymmetrisedNetwork
-from symrazor.dynamics.train import Progress, Record, Trained, train
+from symrazor.dynamics.train import Progress, seconds_per_step, train
+from symrazor.dynamics.trained import Record, Trained
 from symrazor.dynamics.trajectories import Transitions
 
 PROPOSALS = 2
 """How many numbers of quantities are tried, beside none."""
+TRIALS = 3
+"""Of a number of quantities at most: rounded, free, and rounded after that."""
+SLACK = 0.75
+"""Share of the time that is planned: what is not steps takes time too."""
+FIRST, TRYING = 0.2, 0.4
+"""Shares of the time for the network without quantities, and for the trials."""
 
 
 @dataclass
@@ -66,8 +78,9 @@ def train_and_judge(
     """Train without quantities, try what is nearly conserved, train again with what wins.
 
     The burn-in share of the steps goes to the network without quantities, half of the rest to
-    each trial that starts from it: none, and `PROPOSALS` proposals. Then fresh networks are trained
-    for all steps: with the best, and with the whole group that it generates, if it does.
+    each trial that starts from it: none, and up to three for each of `PROPOSALS` numbers of
+    quantities. Then fresh networks are trained for all steps: with the best, and with the whole
+    group that it generates, if it does. With `minutes`, there are as many steps as fit.
 
     Args:
         model: a network and as many quantities as may be proposed, `Quadratic` or `Combination`,
@@ -77,75 +90,178 @@ def train_and_judge(
         progress: called with each record.
 
     Returns:
-        The best of the last trainings; its history and time are those of all, and `trials` says
-        what was tried.
+        The best of the last trainings, or the trial that won where time was too short for more; its
+        history and time are those of all, and `trials` says what was tried.
     """
     config = config or TrainConfig()
-    parts = PROPOSALS + 4
-    tell = [None if progress is None else shifted(progress, k, parts) for k in range(parts)]
-    minutes = None if config.minutes is None else config.minutes / parts
-    whole = config.change(minutes=minutes, burn_in=0.0)
+    started = time.monotonic()
+    plan = _planned(model, data, config)
+    told = _Told(progress, plan.first + plan.trial * (1 + PROPOSALS * TRIALS) + 2 * plan.last)
+    whole = config.change(minutes=None, burn_in=0.0)
     offered = copy.deepcopy(model).to(config.device)
     plain = SymmetrisedNetwork(offered.network)
-    first = train(plain, data, _part(whole, config.burn_in), tell[0])
+    first = train(plain, data, whole.change(steps=plan.first), told.next(plan.first))
     found = Proposals(offered, plain, data.x)
-    tries = [plain, *(found.first(m) for m in found.jumps(PROPOSALS))]
-    short = _part(whole, (1 - config.burn_in) / 2)
-    trials = [_try(m, data, short, tell[1 + k]) for k, m in enumerate(tries)]
-    best = _again(min(trials, key=lambda t: t.cost), offered, model, data)
+    tried = _Trials(data, whole.change(steps=plan.trial), told)
+    tried.run(plain)
+    for m in found.jumps(PROPOSALS):
+        tried.propose(found.first(m))
+    winner = min(tried.trials, key=lambda t: t.cost)
+    best = _held(winner, model)
+    told.skip_to(told.total - 2 * plan.last)
     group = whole_group(best, data.x)
-    finals = [_try(best, data, whole, tell[-1 if group is None else -2])]
-    if group is not None:
-        finals.append(_try(SymmetrisedNetwork(model.network, *group), data, whole, tell[-1]))
-    return _summed(first, trials, finals)
+    last = [best] if group is None else [best, SymmetrisedNetwork(model.network, *group)]
+    if config.minutes is not None and winner.trained is not None:
+        left = 60 * config.minutes - (time.monotonic() - started)
+        plan = plan.within(left, winner.trained.seconds / plan.trial, len(last), config.steps)
+    final = _Trials(data, whole.change(steps=plan.last), told)
+    for one in last:
+        final.run(one, (told.total - told.done) / (len(last) - len(final.trials)))
+    return _summed(first, tried.trials, final.trials, winner)
 
 
-def _part(config: TrainConfig, share: float) -> TrainConfig:
-    """The same for a share of the steps."""
-    return config.change(steps=max(1, round(share * config.steps)))
+@dataclass(frozen=True)
+class _Plan:
+    """Steps of the training without quantities, of a trial, and of each of the last trainings."""
+
+    first: int
+    trial: int
+    last: int
+
+    def within(self, seconds: float, each: float, trainings: int, most: int) -> "_Plan":
+        """The same with as many last steps as fit into the seconds, at least those of a trial."""
+        fit = int(SLACK * seconds / (trainings * each))
+        return replace(self, last=max(self.trial, min(most, fit)))
 
 
-def _try(
-    model: SymmetrisedNetwork, data: Transitions, config: TrainConfig, tell: Progress | None
-) -> Trial:
-    """Train a proposal with a copy of its network; one whose flows overflow has lost."""
-    own = SymmetrisedNetwork(copy.deepcopy(model.network), model.conserved, model.times)
-    try:
-        trained = train(own, data, config, tell)
-    except FloatingPointError:
-        return Trial(math.inf, own, None)
-    cost = trained.bound["neg_elbo"] * len(data) + charge(own.conserved, len(data))
-    return Trial(cost if math.isfinite(cost) else math.inf, own, trained)
+def _planned(model: SymmetrisedNetwork, data: Transitions, config: TrainConfig) -> _Plan:
+    """By shares of the steps; with a time, by shares of it, and no more than that."""
+    share, steps = config.burn_in, config.steps
+    plan = _Plan(
+        max(1, round(share * steps)), max(1, round((1 - share) / 2 * steps)), max(1, steps)
+    )
+    if config.minutes is None:
+        return plan
+    plain = seconds_per_step(SymmetrisedNetwork(model.network), data, config)
+    flows = seconds_per_step(model, data, config)
+    seconds = SLACK * 60 * config.minutes
+    first = int(FIRST * seconds / plain)
+    trial = int(TRYING * seconds / (plain + PROPOSALS * TRIALS * flows))
+    last = int((1 - FIRST - TRYING) * seconds / (2 * flows))
+    return _Plan(
+        max(1, min(plan.first, first)),
+        max(1, min(plan.trial, trial)),
+        max(1, min(plan.last, last)),
+    )
 
 
-def _again(
-    best: Trial, offered: SymmetrisedNetwork, given: SymmetrisedNetwork, data: Transitions
-) -> SymmetrisedNetwork:
-    """A fresh network with the winner's quantities, looked for once more if they are not whole."""
+@dataclass
+class _Told:
+    """Progress over trainings of which not all may take place; `total` in steps."""
+
+    progress: Progress | None
+    total: float
+    done: float = 0.0
+
+    def next(self, width: float) -> Progress | None:
+        """What the next training of so many steps calls."""
+        start, self.done = self.done, self.done + width
+        tell = self.progress
+        if tell is None:
+            return None
+        return lambda r: tell(r | {"share": min(1.0, (start + width * r["share"]) / self.total)})
+
+    def skip_to(self, done: float) -> None:
+        """Leave out what does not take place."""
+        self.done = done
+
+
+@dataclass
+class _Trials:
+    """Trains proposals alike, each with a copy of its network."""
+
+    data: Transitions
+    config: TrainConfig
+    told: _Told
+    trials: list[Trial] = field(default_factory=list)
+
+    def run(self, model: SymmetrisedNetwork, width: float | None = None) -> Trial:
+        """Train one; flows that overflow have lost."""
+        own = SymmetrisedNetwork(copy.deepcopy(model.network), model.conserved, model.times)
+        tell = self.told.next(self.config.steps if width is None else width)
+        n = len(self.data)
+        try:
+            trained = train(own, self.data, self.config, tell)
+        except FloatingPointError:
+            self.trials.append(Trial(math.inf, own, None))
+            return self.trials[-1]
+        cost = trained.bound["neg_elbo"] * n + charge(own.conserved, n)
+        self.trials.append(Trial(cost if math.isfinite(cost) else math.inf, own, trained))
+        return self.trials[-1]
+
+    def propose(self, free: SymmetrisedNetwork) -> None:
+        """Try quantities with whole coefficients, with learned ones, and those made whole."""
+        whole = rounded(free)
+        if whole is not None:
+            self.run(whole)
+        if whole is not None and not isinstance(free.conserved, Quadratic):
+            return  # flows that are solved for: one trial is dear enough
+        learned = self.run(free)
+        again = None if learned.trained is None else rounded(learned.model)
+        if again is not None and not _same(again, whole):
+            self.run(SymmetrisedNetwork(free.network, again.conserved, again.times))
+
+
+def _same(one: SymmetrisedNetwork, other: SymmetrisedNetwork | None) -> bool:
+    """Whether two models have quantities with the same span."""
+    if other is None:
+        return False
+    a, b = one.conserved, other.conserved
+    if not isinstance(a, Quadratic) or not isinstance(b, Quadratic):
+        return True
+    both = torch.cat([generators(q.A, q.b).flatten(1) for q in (a, b)])
+    return int(torch.linalg.matrix_rank(both, rtol=1e-5)) == a.count
+
+
+def _held(best: Trial, given: SymmetrisedNetwork) -> SymmetrisedNetwork:
+    """A fresh network with the winner's quantities, held as they are."""
     won = best.model
-    if won.conserved is not None and not is_rounded(won.conserved):
-        won = Proposals(offered, won, data.x).first(best.count)
-    fresh = SymmetrisedNetwork(given.network, won.conserved, won.times)
-    if fresh.conserved is not None:
-        fresh.conserved.requires_grad_(False)
-    return fresh
+    if won.conserved is not None:
+        won.conserved.requires_grad_(False)
+    return SymmetrisedNetwork(given.network, won.conserved, won.times)
 
 
-def _summed(first: Trained, trials: list[Trial], finals: list[Trial]) -> Trained:
-    """The best of the last trainings, with the records and the time of all.
+def _summed(first: Trained, trials: list[Trial], finals: list[Trial], winner: Trial) -> Trained:
+    """The best of the last trainings and the trial that won, with the records and time of all.
 
     Raises:
         FloatingPointError: none of them came to an end.
     """
-    best = min(finals, key=lambda t: t.cost)
+    best = min((*finals, winner), key=lambda t: t.cost)
     if best.trained is None:
         raise FloatingPointError(
             f"expected finite gradients with {best.count} quantities, got none in {len(finals)} "
             "trainings; do lower lr, or scale the states to about 1"
         )
+    records = [t.to_record() for t in (*trials, *finals)]
+    if best is winner:  # it began with the steps of the first
+        seen = first.config.steps + best.trained.config.steps
+        best.trained.config = best.trained.config.change(steps=seen)
     done = first
-    for trial in (*trials, *(t for t in finals if t is not best), best):
+    for trial in (*(t for t in (*trials, *finals) if t is not best), best):
         if trial.trained is not None:
-            done = continued(done, trial.trained)
-    done.trials = [t.to_record() for t in (*trials, *finals)]
+            done = _continued(done, trial.trained)
+    done.trials = records
     return done
+
+
+def _continued(first: Trained, second: Trained) -> Trained:
+    """The second training with the history and the time of both."""
+    last = first.history[-1]
+    for record in second.history:
+        record["step"] += last["step"]
+        record["seconds"] += last["seconds"]
+    second.history = first.history + second.history
+    second.seconds += first.seconds
+    second.skipped += first.skipped
+    return second

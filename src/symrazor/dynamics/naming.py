@@ -1,44 +1,140 @@
-"""Words for a learned quantity: the known one it matches, and its formula."""
+"""Words for conserved quantities: the known ones that they span, and their formulas."""
 
+from dataclasses import dataclass
+
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from symrazor.dynamics import analysis
-from symrazor.dynamics.algebra import Algebra, all_nbody, unitary
+from symrazor.dynamics.algebra import Algebra, all_nbody, generators, quantities, span, unitary
 
-NAMED = 0.9
-"""Parallelness from which a direction gets the name of a known quantity."""
+NAMED = 0.98
+"""Share of a known quantity that must lie in the span for its name to be used."""
+SIGNED = 0.1
+"""Eigenvalues below this share of the largest have no sign."""
+
+
+@dataclass(frozen=True)
+class Named:
+    """A quantity of a span.
+
+    Args:
+        name: of the known quantity that it is the projection of, "energy-like", or "" if unknown.
+        A: its matrix, of norm 1 together with b.
+        b: its linear part.
+        parallelness: share of the known quantity that lies in the span; 0 for an unknown one.
+    """
+
+    name: str
+    A: Float[Tensor, "d d"]
+    b: Float[Tensor, "d"]
+    parallelness: float
 
 
 def candidates(n: int) -> list[Algebra]:
     """Algebras that fit the number of degrees of freedom."""
     found = [unitary(n)]
     for dimension in (1, 2, 3):
-        if n % dimension == 0 and n // dimension >= 1:
+        if n % dimension == 0:
             found.append(all_nbody(n // dimension, dimension))
     return found
 
 
-def name_of(A: Tensor, b: Tensor) -> tuple[str, float]:
-    """The name of the nearest known quantity, and how much lies in its algebra."""
-    direction = Algebra(("",), A[None], b[None]).generators()
-    best = ("unknown quantity", 0.0)
-    for known in candidates(len(b) // 2):
-        inside = float(analysis.parallelness(direction, known)[0])
-        if inside > max(best[1] + 1e-3, NAMED):
-            best = (analysis.best_names(direction, known, NAMED)[0], inside)
-    return (formula(A, b), 0.0) if best[1] == 0.0 else best
+def named(A: Float[Tensor, "k d d"], b: Float[Tensor, "k d"]) -> list[Named]:
+    """A basis of the span of quantities: as many known ones as lie in it, then what is left.
+
+    Args:
+        A: symmetric matrices, in units in which states are about 1.
+        b: linear parts.
+    """
+    rows = span(generators(A, b))
+    shape = (A.shape[-1], A.shape[-1] + 1)
+    choices = [_known(rows, known) for known in candidates(A.shape[-1] // 2)]
+    picked = max(choices, key=lambda found: sum(inside for *_, inside in found))
+    taken = torch.stack([row for _, row, _ in picked]) if picked else rows[:0]
+    entries = [_entry(row.view(shape), name, inside) for name, row, inside in picked]
+    for row in _complement(rows, taken):
+        entries.append(_entry(row.view(shape), None, 0.0))
+    return entries
 
 
-def formula(A: Float[Tensor, "d d"], b: Float[Tensor, "d"], terms: int = 4) -> str:
-    """The largest terms of a quadratic function, as in "0.71 q1 p2 - 0.70 q2 p1"."""
-    n = len(b) // 2
+def _known(rows: Float[Tensor, "m f"], known: Algebra) -> list[tuple[str, Tensor, float]]:
+    """Independent known quantities near the span: name, projection, share inside."""
+    flat = known.generators().flatten(1)
+    flat = flat / flat.norm(dim=1, keepdim=True)
+    inside = (flat @ rows.mT).norm(dim=1)
+    found: list[tuple[str, Tensor, float]] = []
+    for k in range(len(known)):
+        projected = flat[k] @ rows.mT @ rows
+        before = torch.stack([row for _, row, _ in found]) if found else rows[:0]
+        new = _complement(projected[None], before)
+        if len(found) < len(rows) and float(inside[k]) >= NAMED and len(new):
+            found.append((known.names[k], projected, float(inside[k])))
+    return found
+
+
+def _complement(rows: Float[Tensor, "m f"], taken: Float[Tensor, "t f"]) -> Float[Tensor, "r f"]:
+    """What rows span beside what is taken, orthonormal."""
+    if len(taken):
+        basis = torch.linalg.qr(taken.mT)[0].mT
+        rows = rows - rows @ basis.mT @ basis
+    _, s, vectors = torch.linalg.svd(rows, full_matrices=False)
+    left: Tensor = vectors[s > 0.1]
+    return left
+
+
+def _entry(generator: Float[Tensor, "d e"], name: str | None, inside: float) -> Named:
+    A, b = (part[0] for part in quantities(generator[None]))
+    size = (A.square().sum() + b.square().sum()).sqrt()
+    A, b = A / size, b / size
+    if name is None:
+        A, b = (-A, -b) if float(A.trace()) < 0 else (A, b)
+        name = "energy-like" if _signed(torch.linalg.eigvalsh(A)) else ""
+    return Named(name, A, b, inside)
+
+
+def _signed(values: Float[Tensor, "d"]) -> bool:
+    """Whether a form with these eigenvalues is one of positions and momenta, and never negative."""
+    least = SIGNED * float(values.abs().max())
+    return float(values.min()) > -least and int((values > least).sum()) > 1
+
+
+def formula(
+    A: Float[Tensor, "d d"],
+    b: Float[Tensor, "d"],
+    centre: Float[Tensor, "d"] | None = None,
+    scale: Float[Tensor, "d"] | None = None,
+    terms: int = 4,
+) -> str:
+    """The largest terms of a quadratic function, as in "0.71 q1 p2 - 0.7 q2 p1".
+
+    Args:
+        A: matrix.
+        b: linear part.
+        centre: write it as a function of x - centre.
+        scale: how large the entries of x - centre are; 1 by default.
+        terms: at most so many.
+    """
+    d = len(b)
+    n, size = d // 2, torch.ones(d) if scale is None else scale
     names = [f"q{i + 1}" for i in range(n)] + [f"p{i + 1}" for i in range(n)]
-    parts = [(float(b[i]), names[i]) for i in range(2 * n)]
-    for i in range(2 * n):
-        parts.append((0.5 * float(A[i, i]), f"{names[i]}^2"))
-        parts += [(float(A[i, j]), f"{names[i]} {names[j]}") for j in range(i + 1, 2 * n)]
-    parts = sorted(parts, key=lambda part: -abs(part[0]))
-    large = [part for part in parts[:terms] if abs(part[0]) > 0.05 * abs(parts[0][0])]
-    text = " ".join(f"{'-' if c < 0 else '+'} {abs(c):.2f} {name}" for c, name in large)
+    if centre is not None:
+        b = b + A @ centre
+        names = [_shifted(name, float(c)) for name, c in zip(names, centre, strict=True)]
+    parts = [(float(b[i]), float(b[i] * size[i]), names[i]) for i in range(d)]
+    for i in range(d):
+        for j in range(i, d):
+            c = float(A[i, j]) * (0.5 if i == j else 1.0)
+            name = f"{names[i]}^2" if i == j else f"{names[i]} {names[j]}"
+            parts.append((c, c * float(size[i] * size[j]), name))
+    parts = sorted(parts, key=lambda part: -abs(part[1]))
+    large = [part for part in parts[:terms] if abs(part[1]) > 0.05 * abs(parts[0][1])]
+    text = " ".join(f"{'-' if c < 0 else '+'} {abs(c):.2g} {name}" for c, _, name in large)
     return text.removeprefix("+ ")
+
+
+def _shifted(name: str, centre: float) -> str:
+    """A coordinate relative to its centre."""
+    if centre == 0:
+        return name
+    return f"({name} {'-' if centre > 0 else '+'} {abs(centre):.3g})"

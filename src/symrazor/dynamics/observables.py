@@ -253,6 +253,16 @@ class Combination(Observable):
         """K."""
         return len(self.coefficients)
 
+    def with_coefficients(
+        self, coefficients: Float[Tensor, "k j"], rounded: bool = False
+    ) -> "Combination":
+        """Other combinations of the same functions, held as they are."""
+        made = Combination(self.functions, len(coefficients), scale=self.scale, steps=self.steps)
+        with torch.no_grad():
+            made.coefficients.copy_(coefficients)
+        made.rounded = rounded
+        return made.requires_grad_(False)
+
     def features(self, x: Float[Tensor, "*n d"]) -> Float[Tensor, "*n j"]:
         """Values of the given functions."""
         return torch.stack([function(x) for function in self.functions], dim=-1)

@@ -1,8 +1,12 @@
 r"""Conserved quantities to be judged: what a trained network changes least.
 
 Of all quadratic functions, or of all combinations of given functions, the first m in the order of
-$E\{C, H\}^2 / E|\nabla C|^2$, with flows about as long as the states, and rounded to whole
-coefficients where they are nearly whole.
+
+$$ E_x \{C, H\}^2 \,/\, E_x |\nabla C|^2 $$
+
+over the states of the data are those along whose flows the learned energy changes least. This is a
+generalised eigenvalue problem. They get flows about as long as the states. Quadratic ones are only
+where the evidence starts to learn their span (`FreeSpan`).
 """
 
 import torch
@@ -10,16 +14,21 @@ from jaxtyping import Float
 from torch import Tensor
 
 from symrazor.dynamics.conserved import ConservedQuantities, Quadratic
+from symrazor.dynamics.free import FreeSpan
+from symrazor.dynamics.invariants import feature_gradients
 from symrazor.dynamics.measures import FlowTimes
 from symrazor.dynamics.observables import Combination
 from symrazor.dynamics.simple import WithinSpan, simplified, whole_rows, worth
-from symrazor.dynamics.start import mean_field, nearly_conserved, slowest, typical_size
 from symrazor.dynamics.symmetrised import SymmetrisedNetwork
 
 LENGTH = 1.0
 """Root mean square length of the flows of a proposal, relative to that of the states."""
 SOLVED = 0.5
 """The same for flows that are solved for, which may leave the data fast."""
+FEW = 3
+"""With so few quantities on offer a single one is always proposed."""
+MOST = 4096
+"""States that are looked at."""
 
 
 class Proposals:
@@ -47,55 +56,101 @@ class Proposals:
             kind = "none" if like is None else type(like).__name__
             raise ValueError(f"expected Quadratic or Combination quantities on offer, got {kind}")
         self.offered, self.like, self.times = offered, like, times
-        states, field = mean_field(judge, x)
-        self.size = typical_size(x)
-        if isinstance(like, Quadratic):
-            self.rates, self.A, self.b = nearly_conserved(field, states)
-        else:
-            self.rates, self.rows = slowest(_slopes(like, states.double()), field)
+        self.states, field = mean_field(judge, x)
+        self.size = float(x.square().sum(-1).mean().sqrt())
+        wide = self.states.double()
+        slopes = feature_gradients(wide) if isinstance(like, Quadratic) else _slopes(like, wide)
+        self.rates, self.rows = slowest(slopes, field)
 
     def jumps(self, count: int) -> list[int]:
         """The m, up to the number on offer, where the rates rise most; the steepest first."""
-        return jumps(self.rates, min(self.like.count, len(self.rates) - 1), count)
+        most = min(self.like.count, len(self.rates) - 1)
+        found = jumps(self.rates, most, most)
+        if most <= FEW:
+            found = [1, *(m for m in found if m > 1)]
+        return found[:count]
 
     def first(self, m: int) -> SymmetrisedNetwork:
-        """The offered network (shared) with the first m quantities, held as they are."""
+        """The offered network (shared) with the first m: a span to learn, or held as they are."""
         own = FlowTimes(m, self.times.measure, self.times.draws)
         if m == 1:
             own = FlowTimes(1, "cube", "quasi")
-        like = self.like
+        like, rows = self.like, self.rows[:m]
         reach = LENGTH if isinstance(like, Quadratic) else SOLVED
         length = reach * self.size / (like.scale * own.variance**0.5 * m**0.5)
-        made = self._quadratic(m, length) if isinstance(like, Quadratic) else self._mix(m, length)
-        model = SymmetrisedNetwork(self.offered.network, made, own)
-        if isinstance(made, Quadratic):
-            model = simplified(model) or model
-        found = model.conserved
-        if found is not None:
-            found.requires_grad_(False).to(next(like.parameters()))
-        return model
+        made: ConservedQuantities
+        if isinstance(like, Quadratic):
+            made = FreeSpan(rows, self.states, length, like)
+        else:
+            made = like.with_coefficients(length * rows)
+        made.to(next(like.parameters()))
+        return SymmetrisedNetwork(self.offered.network, made, own)
 
-    def _quadratic(self, m: int, length: float) -> Quadratic:
-        like = self.like
-        cap = like.norm_cap if isinstance(like, Quadratic) else 16.0
-        made = Quadratic(self.A.shape[-1], m, scale=like.scale, norm_cap=cap)
-        with torch.no_grad():
-            made.A_raw.copy_(length * self.A[:m])
-            made.b.copy_(length * self.b[:m])
-        return made
 
-    def _mix(self, m: int, length: float) -> Combination:
-        like = self.like
-        assert isinstance(like, Combination)
-        made = Combination(like.functions, m, scale=like.scale, steps=like.steps)
-        rows = self.rows[:m]
+def rounded(model: SymmetrisedNetwork) -> SymmetrisedNetwork | None:
+    """The same network (shared) with whole coefficients near those of its quantities, held.
+
+    The quantities stay what they are, projected on the span with whole coefficients; None where
+    there is none near.
+    """
+    conserved, found = model.conserved, None
+    if isinstance(conserved, Quadratic):
+        found = simplified(model)
+    elif isinstance(conserved, Combination):
+        rows = conserved.coefficients.detach().double().cpu()
         whole = whole_rows(rows)
-        if whole is not None:  # the learned ones, projected
-            rows = torch.linalg.lstsq(whole.mT, rows.mT).solution.mT @ whole
-            made.rounded = True
-        with torch.no_grad():
-            made.coefficients.copy_(length * rows)
-        return made
+        if whole is not None:
+            near = torch.linalg.lstsq(whole.mT, rows.mT).solution.mT @ whole
+            made = conserved.with_coefficients(near, rounded=True)
+            found = SymmetrisedNetwork(model.network, made.to(conserved.coefficients), model.times)
+    if found is not None and found.conserved is not None:
+        found.conserved.requires_grad_(False)
+    return found
+
+
+def slowest(
+    slopes: Float[Tensor, "m f d"], field: Float[Tensor, "m d"]
+) -> tuple[Float[Tensor, "k"], Float[Tensor, "k f"]]:
+    r"""Combinations of f functions, those that a vector field changes least first.
+
+    Args:
+        slopes: gradients of the functions at m states, in float64.
+        field: $J\nabla H$ there.
+
+    Returns:
+        The mean squared rates, ascending, relative to the mean square of the field; and the
+        coefficients of combinations with $E|\nabla C|^2 = 1$.
+    """
+    field = field.double()
+    size = slopes.square().sum(-1).mean(0).sqrt().clamp_min(1e-150)
+    slopes = slopes / size[:, None]
+    rates = (slopes * field[:, None]).sum(-1)
+    metric = torch.einsum("mfd,mgd->fg", slopes, slopes) / len(slopes)
+    values, vectors = torch.linalg.eigh(metric)
+    keep = values > 1e-10 * values[-1]
+    white = vectors[:, keep] / values[keep].sqrt()
+    inner = white.mT @ (rates.mT @ rates / len(slopes)) @ white
+    slow, combination = torch.linalg.eigh(inner)
+    relative = slow.clamp_min(0) / field.square().sum(-1).mean()
+    return relative, (white @ combination).mT / size
+
+
+@torch.no_grad()
+def mean_field(
+    model: SymmetrisedNetwork, x: Float[Tensor, "n d"], flows: int = 256
+) -> tuple[Float[Tensor, "m d"], Float[Tensor, "m d"]]:
+    """Up to `MOST` of the states, and the dynamics there of a model with mean weights, on the CPU.
+
+    Args:
+        model: its flows, if it has any, are averaged over.
+        x: states of the data.
+        flows: of that average.
+    """
+    mean = model.network.posteriors[0].mean
+    x = x[:: -(-len(x) // MOST)].to(mean)
+    energy = model.mean(flows, torch.Generator(mean.device).manual_seed(0))
+    field = torch.cat([energy.field(part[None])[0] for part in x.split(256)])
+    return x.cpu(), field.cpu()
 
 
 def _slopes(like: Combination, x: Float[Tensor, "m d"]) -> Float[Tensor, "m f d"]:

@@ -56,6 +56,13 @@ class WithinSpan(Quadratic):
         return self.mix @ self.b_given
 
 
+def spanned(conserved: Quadratic) -> tuple[Float[Tensor, "m d d"], Float[Tensor, "m d"]]:
+    """A and b of the given quantities, or of the quantities themselves where none were given."""
+    if isinstance(conserved, WithinSpan):
+        return conserved.A_given, conserved.b_given
+    return conserved.A.detach(), conserved.b.detach()
+
+
 def echelon(rows: Float[Tensor, "m f"]) -> Float[Tensor, "m f"]:
     """Reduced row echelon form of full-rank rows, with the largest pivots first."""
     rows = rows.clone()

@@ -8,10 +8,10 @@ posterior q and the conserved quantities eta maximise the same bound: a symmetry
 costs no fit and needs less of a posterior.
 """
 
+import copy
 import math
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -19,50 +19,18 @@ import torch
 from torch import Tensor
 
 from symrazor.dynamics.config import TrainConfig
-from symrazor.dynamics.conserved import Quadratic
 from symrazor.dynamics.integrators import named
 from symrazor.dynamics.likelihoods import Noise, predict
 from symrazor.dynamics.symmetrised import Hamiltonian, SymmetrisedNetwork
+from symrazor.dynamics.trained import Record, Trained, bound, divergence
 from symrazor.dynamics.trajectories import Transitions
 from symrazor.machine.graphed import GraphedCall
-from symrazor.variational import collapsed_kl
 
-Record = dict[str, float]
 Progress = Callable[[Record], None]
 PATIENCE = 50
 """Steps in a row without a finite gradient after which there is no point in going on."""
-CHUNK = 1 << 17
-"""States times flows times draws that are worked on at once outside training."""
-
-
-@dataclass
-class Trained:
-    """A trained model and how it got there.
-
-    Args:
-        model: the (symmetrised) network.
-        noise: of the data.
-        config: of the training.
-        history: a record every so many steps.
-        seconds: of training.
-        skipped: steps without a finite gradient.
-        bound: "nll", "kl" and "neg_elbo", each per datum, of the training data at the end.
-        trials: of `train_and_judge`: how many quantities were tried, and what they cost in nats.
-    """
-
-    model: SymmetrisedNetwork
-    noise: Noise
-    config: TrainConfig
-    history: list[Record] = field(default_factory=list)
-    seconds: float = 0.0
-    skipped: int = 0
-    bound: dict[str, float] = field(default_factory=dict)
-    trials: list[Record] = field(default_factory=list)
-
-
-def divergence(model: SymmetrisedNetwork) -> Tensor:
-    """Sum of the collapsed divergences of all layers, in float64."""
-    return torch.stack([collapsed_kl(q) for q in model.network.posteriors]).sum()
+SPREADS = ("log_diagonal", "log_scale")
+"""Names of parameters that are logarithms of posterior scales."""
 
 
 def train(
@@ -85,7 +53,7 @@ def train(
         FloatingPointError: nothing but such steps.
     """
     config = config or TrainConfig()
-    loop = _Loop(model, data, config)
+    loop = Loop(model, data, config)
     started = time.monotonic()
     history: list[Record] = []
     step, share = 0, 0.0
@@ -107,7 +75,29 @@ def train(
     return result
 
 
-class _Loop:
+def seconds_per_step(
+    model: SymmetrisedNetwork, data: Transitions, config: TrainConfig, steps: int = 8
+) -> float:
+    """What a step of training costs here, from a few steps of a copy.
+
+    Args:
+        model: not changed.
+        data: transitions.
+        config: of the training.
+        steps: that are timed, after as many that are not.
+    """
+    loop = Loop(copy.deepcopy(model), data, config)
+    started = 0.0
+    for step in range(2 * steps):
+        if step == steps:
+            loop.skipped()  # waits for a device
+            started = time.monotonic()
+        loop.step(0.0)
+    loop.skipped()
+    return (time.monotonic() - started) / steps
+
+
+class Loop:
     """Model, optimiser and the counters of a run."""
 
     def __init__(self, model: SymmetrisedNetwork, data: Transitions, config: TrainConfig) -> None:
@@ -116,14 +106,7 @@ class _Loop:
         self.data = data.to(config.device, dtype)
         self.noise = Noise(config.noise, config.noise_kind).to(config.device)
         self.generator = torch.Generator(config.device).manual_seed(config.seed)
-        own = [*model.network.parameters(), *self.noise.parameters()]
-        groups: list[dict[str, Any]] = [
-            {"params": [p for p in own if p.requires_grad], "lr": config.lr}
-        ]
-        learned = [] if model.conserved is None else list(model.conserved.parameters())
-        learned = [p for p in learned if p.requires_grad]
-        if learned:
-            groups.append({"params": learned, "lr": config.conserved_lr})
+        groups = [group for group in self._groups() if group["params"]]
         self.rates: list[float] = [group["lr"] for group in groups]
         on_gpu = self.generator.device.type == "cuda"
         if on_gpu:  # a recorded step reads its rates from tensors
@@ -134,12 +117,27 @@ class _Loop:
         self.nll, self.count, self.bad, self.row = zero.clone(), 0, zero.clone(), zero.clone()
         self.capped = zero.clone()
 
+    def _groups(self) -> list[dict[str, Any]]:
+        """Weights, posterior scales, and the quantities, each with its rate and its beginning."""
+        model, config = self.model, self.config
+        named = [(k, p) for k, p in model.network.named_parameters() if p.requires_grad]
+        spreads = [p for k, p in named if k.rsplit(".")[-1] in SPREADS]
+        rest = [p for k, p in named if k.rsplit(".")[-1] not in SPREADS]
+        rest += [p for p in self.noise.parameters() if p.requires_grad]
+        learned = [] if model.conserved is None else list(model.conserved.parameters())
+        learned = [p for p in learned if p.requires_grad]
+        return [
+            {"params": rest, "lr": config.lr, "begin": 0.0},
+            {"params": spreads, "lr": config.spread_lr * config.lr, "begin": 0.0},
+            {"params": learned, "lr": config.conserved_lr, "begin": config.burn_in},
+        ]
+
     def step(self, share: float) -> None:
         """One step of Adam at this share of the training; on a GPU replayed as a graph."""
         config = self.config
         for number, group in enumerate(self.optimiser.param_groups):
             rate = 0.5 * self.rates[number] * (1 + math.cos(math.pi * min(share, 1.0)))
-            rate = rate if number == 0 or share >= config.burn_in else 0.0
+            rate = rate if share >= group["begin"] else 0.0
             if isinstance(group["lr"], Tensor):
                 group["lr"].fill_(rate)
             else:
@@ -232,60 +230,3 @@ class _Loop:
         self.nll.zero_()
         self.count = 0
         return record
-
-
-@torch.no_grad()
-def bound(trained: Trained, data: Transitions, draws: int | None = None) -> dict[str, float]:
-    """The bound per datum with many draws: "nll", "kl" and their sum "neg_elbo".
-
-    Args:
-        trained: the model.
-        data: it was trained on.
-        draws: from the posterior; 256 for up to 1,000 data, else 64, and an eighth of it where
-            flows have to be solved for.
-    """
-    if draws is None:
-        draws = 256 if len(data) <= 1_000 else 64
-        draws //= 1 if isinstance(trained.model.conserved, Quadratic | None) else 8
-    total, count = 0.0, 0
-    for piece, predicted in predictions(trained, data, draws=draws, seed=trained.config.seed + 1):
-        total += float(trained.noise.nll(predicted, piece).mean(0).sum(dtype=torch.float64))
-        count += len(piece)
-    kl = 0.0
-    if trained.config.objective == "elbo":
-        kl = float(divergence(trained.model)) / len(data)
-    return {"nll": total / count, "kl": kl, "neg_elbo": total / count + kl}
-
-
-@torch.no_grad()
-def predictions(
-    trained: Trained,
-    data: Transitions,
-    draws: int = 64,
-    seed: int = 0,
-    mean_weights: bool = False,
-    flows: int | None = None,
-) -> Iterator[tuple[Transitions, Tensor]]:
-    """Pieces of the data, and the predicted states [R, N, H, 2n] of each, by the same draws.
-
-    Args:
-        trained: the model.
-        data: where to start and how long to go.
-        draws: R, from the posterior.
-        seed: of draws and flows.
-        mean_weights: one prediction with the mean weights instead.
-        flows: S; twice the training's by default.
-    """
-    model, config = trained.model, trained.config
-    mean = model.network.posteriors[0].mean
-    data = data.to(mean.device, mean.dtype)
-    flows = flows or 2 * config.flows
-    draws = 1 if mean_weights else draws
-    generator = torch.Generator(mean.device).manual_seed(seed)
-    energy = model.mean(flows, generator) if mean_weights else model.draw(draws, flows, generator)
-    size = max(1, CHUNK // (draws * flows if model.conserved is not None else draws))
-    for index in torch.arange(len(data), device=mean.device).split(size):
-        piece = data.at(index)
-        integrator = named(config.integrator)
-        predicted = predict(energy.field, piece, draws, integrator, config.substeps, config.target)
-        yield piece, predicted

@@ -18,6 +18,7 @@ from symrazor.augment import (
     LikelihoodConfig,
     ValidationConfig,
     affine,
+    find_lean,
     fit_by_likelihood,
     fit_by_validation,
 )
@@ -105,7 +106,9 @@ def augmentation(kind: str, wide: bool, samples: int = SAMPLES) -> Augment:
     start = {"rotation": 2.5, "translation": 0.5, "scale": 0.6, "affine": 0.3}
     group = {"rotation": "rotation", "translation": "translation", "scale": "scale"}
     chosen = group.get(kind, "affine")
-    return Augment(affine(chosen, start[chosen] if wide else NARROW.get(chosen, 0.1)), samples)
+    moves = affine(chosen, start[chosen] if wide else NARROW.get(chosen, 0.1))
+    mirrors = [Flips((-1,), 0.4 if wide else 0.1)] if kind == "affine and flip" else []
+    return Augment([moves, *mirrors], samples)
 
 
 @dataclass(frozen=True)
@@ -141,7 +144,8 @@ def run(job: Job, network: Callable[[Tensor], nn.Module] = convolutional) -> Run
     if job.method == "learned":
         fits = [_learned(job, network, wide) for wide in job.starts]
         found = max(fits, key=lambda fit: float(fit["log_evidence"]))
-        starts = [{k: fit[k] for k in ("log_evidence", "widths", "averaged")} for fit in fits]
+        kept = ("log_evidence", "widths", "averaged", "lean")
+        starts = [{k: fit[k] for k in kept if k in fit} for fit in fits]
         return found | {"starts": starts, "seconds": time.perf_counter() - began}
     if job.method == "none":
         found = _with_evidence(job, _seeded(network, job), ())
@@ -165,22 +169,31 @@ def _learned(job: Job, network: Callable[[Tensor], nn.Module], wide: bool) -> Ru
 def _with_evidence(job: Job, model: nn.Module, shape: tuple[int, ...]) -> Run:
     config = job.config.change(seed=job.seed)
     fit = sr.fit(model, job.train, test=job.test, config=config)
-    widths, averaged = {}, {}
-    if isinstance(model, Augmented):
-        widths = model.invariances(shape)
-        averaged = _of_copies(model, shape)
-    return {
+    widths = model.invariances(shape) if isinstance(model, Augmented) else {}
+    lean = {"lean": _lean(model, job, shape)} if job.kind == "rotation" and widths else {}
+    return lean | {
         "log_evidence": float(fit.evidence.log_evidence),
         "evidence": -float(fit.evidence.per_datum),
         "accuracy": 100 * fit.reading.test["accuracy"],
         "nll": fit.reading.test["nll"],
         "widths": widths,
-        "averaged": averaged,
+        "averaged": of_copies(model, shape),
     }
 
 
-def _of_copies(model: Augmented, shape: tuple[int, ...]) -> dict[str, float]:
-    """Widths of the copies, whatever the range of poses within them."""
+def _lean(model: nn.Module, job: Job, shape: tuple[int, ...]) -> dict[str, float]:
+    """Degrees of the even part of the range of poses, and of the spread about it."""
+    if not isinstance(model, Augmented) or model.average != "joint":
+        return {}
+    (width,) = of_copies(model, shape).values()
+    even, spread, gain = find_lean(model, job.train)
+    return {"even": width * even, "spread": width * spread, "gain": gain}
+
+
+def of_copies(model: nn.Module, shape: tuple[int, ...]) -> dict[str, float]:
+    """Widths of the copies, whatever the range of poses within them; none without copies."""
+    if not isinstance(model, Augmented):
+        return {}
     whole = copy.deepcopy(model.augment)
     if isinstance(whole, Augment):
         whole.reach.fill_(1)

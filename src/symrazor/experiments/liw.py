@@ -29,6 +29,8 @@ from symrazor.invariant import Data, History, InvariantWeights
 from symrazor.invariant.model import Average
 
 SMALL_SIZE, SMALL_TRAIN, SMALL_TEST = 14, 1000, 500
+KEPT, SMALL_KEPT, LEARNED = 2.5, 3.0, 10.0
+"""The outputs' scale where it is kept, the same with `--small`, and where it starts if learned."""
 
 
 @dataclass(frozen=True)
@@ -48,25 +50,40 @@ class Options(OfTable):
         samples: transformations in a step, in place of the experiment's own number.
         average: of "logits", or of "probs" (probabilities) as in the paper, at several times the
             cost.
-        keep_scales: keep the outputs' scale at 1 and the frequencies' deviation as it starts, as in
-            the paper, and do not learn them; for Table 1 and the figures.
+        kept_scale: where Table 1 and Figure 2 keep the outputs' scale, in place of their own
+            number. Both keep it, and the frequencies' deviation as it starts, as the paper does.
+        learn_scales: learn both instead.
     """
 
     steps: int | None = None
     batch: int | None = None
     samples: int | None = None
     average: Average = "logits"
-    keep_scales: bool = False
+    kept_scale: float | None = None
+    learn_scales: bool = False
+
+    def __post_init__(self) -> None:
+        """Check the scale."""
+        if self.kept_scale is None:
+            return
+        if not self.kept_scale > 0:
+            raise ValueError(f"expected a kept scale above 0, got {self.kept_scale}")
+        if self.learn_scales:
+            raise ValueError("expected one of --kept-scale and --learn-scales, got both")
 
     @property
     def scale(self) -> float:
-        """Where the outputs' scale starts."""
-        return 1.0 if self.keep_scales else 10.0
+        """Where the outputs' scale starts, or is kept."""
+        if self.learn_scales:
+            return LEARNED
+        own = SMALL_KEPT if self.small else KEPT
+        return own if self.kept_scale is None else self.kept_scale
 
     def named(self, row: str) -> str:
         """The name of a row in files, where different models may meet."""
         told: list[str] = [self.average] if self.average != "logits" else []
-        told += ["kept scales"] if self.keep_scales else []
+        told += ["learned scales"] if self.learn_scales else []
+        told += [] if self.kept_scale is None else [f"kept scale {self.kept_scale:g}"]
         return f"{row} ({', '.join(told)})" if told else row
 
 
@@ -178,6 +195,7 @@ def main(name: str, run: Callable[[Options], str], arguments: Sequence[str] | No
         "--batch": {"type": int},
         "--samples": {"type": int, "help": "transformations in a step"},
         "--average": {"choices": get_args(Average), "default": "logits"},
-        "--keep-scales": {"action": "store_true", "help": "as in the paper, not learned"},
+        "--kept-scale": {"type": float, "help": "of the outputs, in place of Table 1's own"},
+        "--learn-scales": {"action": "store_true", "help": "of outputs and frequencies"},
     }
     command(name, lambda **told: run(Options(**told)), own, arguments)

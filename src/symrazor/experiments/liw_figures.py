@@ -3,12 +3,13 @@
     python -m symrazor.experiments.liw_figures --data DIR --json DIR2/figures.json [--device cuda]
     python -m symrazor.experiments.liw_figures --small --json DIR2/figures.json
 
-Rows: `recovery` (Figure 2: five starting angles, three versions of MNIST), `escape` (the start from
-which the paper's method fails, 175 degrees on partially rotated pictures, with the paper's average
-of probabilities: by the gradient alone, and after `choose_starts`), `methods` (Figure 5: the
-bound against maximum likelihood and a point estimate with a prior, fully rotated MNIST), `relu`
-(the same for a network that learns its filters), `bank` (Figure 3: one filter under seven rotations
-over training) and `rings` (the same question in the plane). Pictures go beside the JSON file.
+Rows: `recovery` (Figure 2: five starting angles, three versions of MNIST, scales kept as in
+Table 1; the other rows learn them), `escape` (the start from which the paper's method fails, 175
+degrees on partially rotated pictures, probabilities averaged: by the gradient alone, and after
+`choose_starts`), `methods` (Figure 5: the bound against maximum likelihood and a point estimate
+with a prior, 1,000 pictures), `relu` (the same for a network that learns its filters), `bank`
+(Figure 3: one filter under seven rotations over training) and `rings` (the same question in the
+plane). Pictures go beside the JSON file.
 """
 
 from collections.abc import Sequence
@@ -46,9 +47,15 @@ FILTERS = 7
 RESTARTS = (1.0, 0.5, 0.25)
 """Shares of the starting angle that are tried before the training, see `choose_starts`."""
 
+STEPS, BATCH, SAMPLES = 800, 500, 16
+"""A shorter training than Table 1's: a figure shows where widths go."""
+
+BY_HEART = 1000
+"""Training pictures where methods are compared, few enough for maximum likelihood to learn them by
+heart: 60,000 are more than 1,024 features can fit, and then averages help the fit as well."""
+
 FEW, FEW_AT_ONCE, SHORT = 300, 100, 60
-"""With `--small`: training pictures, few enough to be learned by heart, as maximum likelihood does;
-those in a batch; steps of a trial."""
+"""With `--small`: training pictures, those in a batch, steps of a trial."""
 
 Cells = Sequence[tuple[str, float, Method]]
 """Version of the data, starting angle in degrees, method."""
@@ -86,11 +93,12 @@ def _angles(
     restarts: Sequence[float] = (),
 ) -> list[Run]:
     """Train Table 1's network, or one of rectified units, for all cells at once."""
-    training, test = _pictures(versions, options)
+    training, test = _pictures(versions, options, BY_HEART if name in ("methods", "relu") else None)
     members = [Member(versions.index(version), True, method) for version, _, method in cells]
-    plan = _plan(options, seed)
+    how = options if name == "recovery" else _free(options)
+    plan = _plan(how, seed)
     starts = [start for _, start, _ in cells]
-    model = liw_table1.network(training.x.shape[-1], starts, options, seed, name == "relu")
+    model = liw_table1.network(training.x.shape[-1], starts, how, seed, name == "relu")
     if restarts:
         choose_starts(model, training, members, plan, restarts, SHORT if options.small else None)
     history = train(
@@ -99,17 +107,28 @@ def _angles(
     return _runs(name, options, seed, cells, (model, history, training, test, members))
 
 
-def _pictures(versions: Sequence[str], options: Options) -> tuple[Data, Data]:
+def _free(options: Options) -> Options:
+    """Scales are kept in Figure 2, as in Table 1, and learned in the others unless told."""
+    return options if options.kept_scale is not None else replace(options, learn_scales=True)
+
+
+def _pictures(
+    versions: Sequence[str], options: Options, most: int | None = None
+) -> tuple[Data, Data]:
     training, test = load("mnist", versions, options)
-    most = FEW if options.small else None
+    most = FEW if options.small else most
     return Data(training.x[:, :most], training.y[:, :most]), test
 
 
 def _plan(options: Options, seed: int) -> Schedule:
-    """Table 1's training, with the rate of learned filters; of fewer pictures with `--small`."""
-    plan = replace(liw_table1.schedule(options, seed), weight_rate=_weight_rate(options))
-    few = options.small and options.batch is None
-    return replace(plan, batch=FEW_AT_ONCE) if few else plan
+    """Table 1's training, shorter, with the rate of learned filters."""
+    if options.small:
+        options = replace(options, batch=options.batch or FEW_AT_ONCE)
+    else:
+        steps, batch = options.steps or STEPS, options.batch or BATCH
+        samples = options.samples or SAMPLES
+        options = replace(options, steps=steps, batch=batch, samples=samples)
+    return replace(liw_table1.schedule(options, seed), weight_rate=_weight_rate(options))
 
 
 def _runs(
@@ -203,13 +222,14 @@ def _rings(options: Options, seed: int) -> list[Run]:
     generator = torch.Generator().manual_seed(seed)
     features = RandomFourier((2,), 128, 5.0, (len(cells),), generator)
     widths = torch.tensor([start for _, start, _ in cells]).deg2rad().unsqueeze(1)
+    free = _free(options)
     model = InvariantWeights(
-        features, LieDistribution(so2(), widths), 2, options.average, options.scale
+        features, LieDistribution(so2(), widths), 2, options.average, free.scale
     ).to(options.place)
     plan = Schedule(
         steps=250, batch=120, samples=16, width_rate=0.03, rates=(0.3, 0.1), every=8, note_every=5
     )
-    rate = 0.0 if options.keep_scales else plan.scale_rate
+    rate = plan.scale_rate if free.learn_scales else 0.0
     history = train(model, data, members, replace(plan, seed=seed, scale_rate=rate))
     runs = _runs("rings", options, seed, cells, (model, history, data, test, members))
     panels = []
@@ -229,9 +249,10 @@ def _bank(options: Options, seed: int) -> list[Run]:
     features = Rectified((1, size, size), width, (1,), generator, where="weights")
     start = torch.tensor([[5.0]]).deg2rad()
     rotation = AffineLie("rotation", start)
-    model = InvariantWeights(features, rotation, 10, options.average, options.scale)
+    free = _free(options)
+    model = InvariantWeights(features, rotation, 10, options.average, free.scale)
     model = model.to(options.place)
-    plan = _plan(options, seed)
+    plan = _plan(free, seed)
     banks: list[Tensor] = []
     times: list[int] = []
     progress = Progress(f"{NAME} bank", plan.steps, [0])

@@ -1,13 +1,9 @@
 """What the experiments on conserved quantities share: three models, their figures, their files."""
 
-import argparse
 import json
-import math
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import mean
 from typing import Any, Literal
 
 import torch
@@ -21,18 +17,20 @@ from symrazor.dynamics.hamiltonian import HamiltonianNetwork, point
 from symrazor.dynamics.judge import train_and_judge
 from symrazor.dynamics.measures import Draws, FlowTimes, Measure
 from symrazor.dynamics.phase import Scalar
-from symrazor.dynamics.prune import refitted, train_and_prune
 from symrazor.dynamics.simple import WithinSpan
 from symrazor.dynamics.symmetrised import SymmetrisedNetwork
-from symrazor.dynamics.train import Trained, train
+from symrazor.dynamics.train import train
+from symrazor.dynamics.trained import Trained
 from symrazor.dynamics.trajectories import Trajectories, Transitions
-from symrazor.files import write_atomically
+from symrazor.experiments.command import Arguments, command
+from symrazor.experiments.noether_results import Row, document, markdown, save
 
 Model = Literal["hnn", "learned", "oracle", "likelihood"]
 MODELS: tuple[Model, ...] = ("hnn", "learned", "oracle")
-Row = dict[str, Any]
 ROLLOUT = 50
 """Steps of a long rollout."""
+EVALUATED = 16
+"""Flows of a test error on a GPU, relative to those of a training step."""
 
 
 @dataclass(frozen=True)
@@ -85,11 +83,6 @@ class Setting:
         hidden: layers.
         activation: of the network.
         energy: the true one, for its drift along a long rollout.
-        judge: whether to propose what a network without quantities nearly conserves, and let the
-            evidence judge (`train_and_judge`); else all quantities are learned from a random start.
-        prune: whether to keep only the directions that were learned half-way.
-        simplify: whether to try rounded directions in the second half, and then to train a fresh
-            network with what was chosen for as many steps as the oracle gets.
     """
 
     data: Transitions
@@ -105,9 +98,6 @@ class Setting:
     hidden: int = 2
     activation: Literal["softplus", "tanh", "elu", "elu2", "silu", "sin"] = "elu"
     energy: Scalar | None = None
-    judge: bool = False
-    prune: bool = False
-    simplify: bool = False
 
 
 def build(setting: Setting, model: Model, seed: int) -> SymmetrisedNetwork:
@@ -132,6 +122,9 @@ def build(setting: Setting, model: Model, seed: int) -> SymmetrisedNetwork:
 
 
 def _times(setting: Setting, count: int) -> FlowTimes:
+    """Flow times of given or offered quantities; of a single one stratified, as in the judge."""
+    if count == 1:
+        return FlowTimes(1, "cube", "quasi")
     return FlowTimes(count, setting.measure, setting.draws)
 
 
@@ -148,8 +141,10 @@ def figures(trained: Trained, setting: Setting) -> Row:
     }
     if trained.trials:
         row["trials"] = trained.trials
+    on_gpu = trained.config.device.startswith("cuda")  # flows of an average are noise in its error
+    flows = EVALUATED * trained.config.flows if on_gpu else None
     for name, data in setting.tests.items():
-        row[f"{name}_mse"] = mean_squared_error(trained, data)
+        row[f"{name}_mse"] = mean_squared_error(trained, data, flows=flows)
     row["train_mse"] = mean_squared_error(trained, setting.data)
     if setting.energy is not None:
         start, dt = setting.held_out.states[:10, 0], float(setting.data.gaps[0, 0])
@@ -192,9 +187,7 @@ def run(
         config = configured(problem.config, options, seed)
         for model in options.models:
             rows.append({"model": model, "seed": seed} | run_one(problem, model, config))
-            if options.json is not None:
-                text = json.dumps(document(name, rows, options), indent=1) + "\n"
-                write_atomically(options.json, text.encode())
+            save(options.json, document(name, rows, options.small, options.place))
     return markdown(rows, paper)
 
 
@@ -210,15 +203,8 @@ def run_one(problem: Setting, model: Any, config: TrainConfig) -> Row:
 
 def _trained(problem: Setting, model: Model, config: TrainConfig) -> Trained:
     network = build(problem, model, config.seed)
-    if model in ("hnn", "oracle") or not (problem.judge or problem.prune):
-        return train(network, problem.data, config)
-    if problem.judge:
-        return train_and_judge(network, problem.data, config)
-    found = train_and_prune(network, problem.data, config, simplify=problem.simplify)
-    if not problem.simplify:
-        return found
-    fresh = build(problem, model, config.seed).network
-    return refitted(found, fresh, problem.data, config)
+    work = train_and_judge if model == "learned" else train
+    return work(network, problem.data, config)
 
 
 def configured(config: TrainConfig, options: Options, seed: int) -> TrainConfig:
@@ -237,94 +223,32 @@ def configured(config: TrainConfig, options: Options, seed: int) -> TrainConfig:
     return config.change(**changes)
 
 
-HEADLINE = (
-    "parallelness",
-    "singular_values",
-    "dimension",
-    "span",
-    "conserved",
-    "test_mse",
-    "neg_elbo_per_datum",
-)
-
-
-def document(name: str, rows: Sequence[Row], options: Options) -> Row:
-    """The results as JSON: runs, means by model, and the learned model's keys on top."""
-    models: Row = {}
-    for model in dict.fromkeys(row["model"] for row in rows):
-        own = [row for row in rows if row["model"] == model and "error" not in row]
-        names = {key for row in own for key, value in row.items() if isinstance(value, float)}
-        models[model] = {key: mean(row[key] for row in own) for key in sorted(names)}
-    found: Row = {"experiment": name, "small": options.small, "device": options.place}
-    first = [row for row in rows if row["model"] == "learned" and "error" not in row]
-    if first:
-        found |= {key: first[0][key] for key in HEADLINE if key in first[0]}
-    return found | {"models": models, "runs": list(rows)}
-
-
-def markdown(rows: Sequence[Row], paper: Sequence[str]) -> str:
-    """A table of all runs."""
-    lines = [
-        "| model | seed | -ELBO/N | NLL/N | KL/N | test MSE | other MSE "
-        "| energy drift | found | parallelness | recovered | s |",
-        "|---|---|---|---|---|---|---|---|---|---|---|---|",
-    ]
-    for row in rows:
-        if "error" in row:
-            cells = " |" * 9
-            lines.append(f"| {row['model']} | {row['seed']} | {row['error']} |{cells}")
-            continue
-        others = [f"{k[:-4]} {v:.3g}" for k, v in row.items() if k in ("moved_mse", "wider_mse")]
-        kept = row.get("parallelness", [])[: row.get("dimension", 0)]
-        least = f"{min(kept):.4f} to {max(kept):.4f}" if kept else "-"
-        lines.append(
-            f"| {row['model']} | {row['seed']} | {row['neg_elbo_per_datum']:.3f} | "
-            f"{row['nll_per_datum']:.3f} | {row['kl_per_datum']:.3f} | {row['test_mse']:.3g} | "
-            f"{', '.join(others) or '-'} | {row.get('energy_drift', math.nan):.2g} | "
-            f"{row.get('span', '-')} | {least} | {_least(row.get('recovered'))} | "
-            f"{row['seconds']:.0f} |"
-        )
-    ratios = _ratios(rows)
-    return "\n".join([*lines, "", *ratios, *paper])
-
-
-def _least(values: Sequence[float] | None) -> str:
-    """The worst of the known quantities: how much of it lies in the learned span."""
-    return f"{min(values):.4f}" if values else "-"
-
-
-def _ratios(rows: Sequence[Row]) -> list[str]:
-    """The learned model against the other two, over all seeds."""
-
-    def average(model: str, key: str) -> float:
-        values = [row[key] for row in rows if row["model"] == model and key in row]
-        return mean(values) if values else math.nan
-
-    names = [key for key in ("test_mse", "moved_mse", "wider_mse") if key in rows[0]]
-    return [
-        f"{key[:-4]} MSE: learned / oracle {average('learned', key) / average('oracle', key):.3f}, "
-        f"hnn / learned {average('hnn', key) / average('learned', key):.2f}"
-        for key in names
-    ]
-
-
 def main(
-    name: str, run_options: Callable[[Options], str], arguments: Sequence[str] | None = None
+    name: str,
+    run_options: Callable[..., str],
+    own: Arguments | None = None,
+    arguments: Sequence[str] | None = None,
 ) -> None:
-    """An experiment as a command of its own, without further packages."""
-    parser = argparse.ArgumentParser(prog=f"symrazor experiment {name}")
-    parser.add_argument("--small", action="store_true", help="minutes on two cores")
-    parser.add_argument("--data", type=Path, help="not used: the data are simulated")
-    parser.add_argument("--device", default="auto")
-    parser.add_argument("--seed", type=int, nargs="+", default=[0])
-    parser.add_argument("--json", type=Path, help="write all figures to this file")
-    parser.add_argument("--models", nargs="+", default=list(MODELS))
-    parser.add_argument("--steps", type=int)
-    parser.add_argument("--set", nargs="*", default=[], help="as in lr=0.01 flows=32")
-    values = vars(parser.parse_args(arguments))
-    lists = {key: tuple(value) for key, value in values.items() if isinstance(value, list)}
-    try:
-        text = run_options(Options(**(values | lists)))
-    except (ValueError, OSError) as error:
-        parser.exit(2, f"{parser.prog}: {error}\n")
-    sys.stdout.write(f"{text}\n")
+    """An experiment as a command of its own, without further packages.
+
+    Args:
+        name: of the experiment.
+        run_options: `Options`, and what `own` adds by keyword -> markdown.
+        own: options of this experiment alone.
+        arguments: of the command line, by default the process's.
+    """
+    common: Arguments = {
+        "--small": {"help": "minutes on two cores"},
+        "--data": {"help": "not used: the data are simulated"},
+        "--json": {"help": "write all figures to this file"},
+        "--models": {"nargs": "+", "default": list(MODELS), "help": "also: likelihood"},
+        "--steps": {"type": int, "help": "of training"},
+        "--set": {"nargs": "*", "default": [], "help": "as in lr=0.01 flows=32"},
+    }
+    names = set(Options.__dataclass_fields__)
+
+    def told(**values: Any) -> str:
+        options = Options(**{key: value for key, value in values.items() if key in names})
+        return run_options(options, **{k: v for k, v in values.items() if k not in names})
+
+    command(name, told, {**common, **(own or {})}, arguments)

@@ -13,12 +13,11 @@ In all but "likelihood" what a network without quantities nearly conserves is pr
 evidence judges.
 """
 
-import argparse
-import json
 import math
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import reduce
+from operator import mul
 from typing import Any
 
 import torch
@@ -33,10 +32,10 @@ from symrazor.dynamics.measures import FlowTimes
 from symrazor.dynamics.observables import Combination
 from symrazor.dynamics.symmetrised import SymmetrisedNetwork
 from symrazor.dynamics.systems import System, kepler, oscillators, pendulum
-from symrazor.dynamics.train import Trained
+from symrazor.dynamics.trained import Trained
 from symrazor.dynamics.trajectories import Trajectories, simulate, transitions
 from symrazor.experiments import noether, noether_oscillator
-from symrazor.files import write_atomically
+from symrazor.experiments.noether_results import document, save
 
 NAME = "noether-controls"
 ROWS = ("pendulum", "anisotropic", "likelihood", "pendulum-energy", "kepler")
@@ -58,7 +57,7 @@ def _products(*names: str) -> dict[str, Callable[[Tensor], Tensor]]:
 
     def product(name: str) -> Callable[[Tensor], Tensor]:
         index = [places[part] for part in name.split()]
-        return lambda x: x[..., index].prod(-1)
+        return lambda x: reduce(mul, (x[..., i] for i in index))
 
     return {name: product(name) for name in names}
 
@@ -107,7 +106,6 @@ def pendulum_setting(options: noether.Options, seed: int) -> noether.Setting:
         count=3,
         measure="ball",
         draws="antithetic",
-        judge=True,
     )
 
 
@@ -129,7 +127,6 @@ def anisotropic_setting(options: noether.Options, seed: int) -> noether.Setting:
         count=6,
         measure="ball",
         draws="antithetic",
-        judge=True,
     )
 
 
@@ -144,7 +141,8 @@ def kepler_row(options: noether.Options, seed: int) -> dict[str, Any]:
     system = kepler()
     data = simulate(system, 60 if options.small else 100, 20, 0.2, seed=10_000 + seed)
     test = simulate(system, 50, 20, 0.2, seed=20_000 + seed)
-    return functions_row(KEPLER, KEPLER_KNOWN, (data, test), options, seed)
+    brief = replace(options, set=("integrator=midpoint", *options.set))  # steps of 0.2 are short
+    return functions_row(KEPLER, KEPLER_KNOWN, (data, test), brief, seed)
 
 
 def functions_row(
@@ -226,7 +224,7 @@ def _row(name: str, options: noether.Options, seed: int) -> dict[str, Any]:
     if name == "kepler":
         return kepler_row(options, seed)
     if name == "likelihood":
-        problem = replace(noether_oscillator.setting(options, seed), prune=False)
+        problem = noether_oscillator.setting(options, seed)
         return noether.run_one(
             problem, "likelihood", noether.configured(problem.config, options, seed)
         )
@@ -250,10 +248,8 @@ def run(options: noether.Options, rows: tuple[str, ...] = ROWS) -> str:
         if name not in ROWS:
             raise ValueError(f"expected rows among {', '.join(ROWS)}, got {name!r}")
         for seed in options.seed:
-            found.append({"row": name, "seed": seed} | _row(name, options, seed))
-            if options.json is not None:
-                text = json.dumps({"experiment": NAME, "runs": found}, indent=1) + "\n"
-                write_atomically(options.json, text.encode())
+            found.append({"model": name, "seed": seed} | _row(name, options, seed))
+            save(options.json, document(NAME, found, options.small, options.place, top=None))
     return markdown(found)
 
 
@@ -265,7 +261,7 @@ def markdown(rows: Sequence[dict[str, Any]]) -> str:
     ]
     for row in rows:
         if "error" in row:
-            lines.append(f"| {row['row']} | {row['seed']} | {row['error']} | | | | | |")
+            lines.append(f"| {row['model']} | {row['seed']} | {row['error']} | | | | | |")
             continue
         values, inside = (
             " ".join(f"{v:.3f}" for v in row[key]) for key in ("singular_values", "parallelness")
@@ -273,20 +269,14 @@ def markdown(rows: Sequence[dict[str, Any]]) -> str:
         drifts = row.get("drift", [])
         drift = max(drifts, default=math.nan) if isinstance(drifts, list) else drifts
         lines.append(
-            f"| {row['row']} | {row['seed']} | {row.get('dimension', '-')} | "
+            f"| {row['model']} | {row['seed']} | {row.get('dimension', '-')} | "
             f"{row.get('conserved', '-')} | {values} | {inside} | "
             f"{drift:.3f} | {row['seconds']:.0f} |"
         )
     return "\n".join(lines)
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """The command, with rows beside the common options."""
-    parser = argparse.ArgumentParser(add_help=False)
-    parser.add_argument("--rows", nargs="+", default=list(ROWS))
-    own, rest = parser.parse_known_args(sys.argv[1:] if arguments is None else arguments)
-    noether.main(NAME, lambda options: run(options, tuple(own.rows)), rest)
-
-
 if __name__ == "__main__":
-    main()
+    noether.main(
+        NAME, run, {"--rows": {"nargs": "+", "default": list(ROWS), "help": "some of these"}}
+    )

@@ -7,9 +7,6 @@ should be taken by the evidence, and lie in u(n). `--small` is n = 2 with up to 
 transitions.
 """
 
-import argparse
-import sys
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -43,6 +40,7 @@ FULL = TrainConfig(
     burn_in=0.4,
     record=200,
 )
+HELP = "how many oscillators; one or more numbers"
 PAPER = (
     "Paper (three oscillators): test MSE 2.141e-5 hnn, 9.94e-6 learned, 8.98e-6 U(n); "
     "-ELBO/N -6.77, -9.63, -9.94.",
@@ -68,7 +66,6 @@ def setting(options: noether.Options, seed: int, n: int) -> noether.Setting:
         draws="antithetic",
         width=32 if options.small else 200,
         energy=system.energy,
-        judge=True,
     )
 
 
@@ -90,13 +87,5 @@ def run(options: noether.Options, n: tuple[int, ...] = ()) -> str:
     return "\n\n".join(texts)
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """The command, with the number of oscillators beside the common options."""
-    parser = argparse.ArgumentParser(add_help=False)
-    parser.add_argument("--n", type=int, nargs="+", default=[])
-    own, rest = parser.parse_known_args(sys.argv[1:] if arguments is None else arguments)
-    noether.main(NAME, partial(run, n=tuple(own.n)), rest)
-
-
 if __name__ == "__main__":
-    main()
+    noether.main(NAME, run, {"--n": {"type": int, "nargs": "+", "default": [], "help": HELP}})

@@ -9,9 +9,6 @@ coefficients where they are nearly whole, and the evidence judges. `--small` has
 and a fifth of the data.
 """
 
-import argparse
-import sys
-from collections.abc import Sequence
 from functools import partial
 
 from symrazor.dynamics.algebra import all_nbody, euclidean
@@ -67,7 +64,6 @@ def setting(options: noether.Options, seed: int, noise: float) -> noether.Settin
         draws="antithetic",
         width=64 if options.small else 128,
         energy=system.energy,
-        judge=True,
     )
 
 
@@ -81,13 +77,6 @@ def run(options: noether.Options, noise: float = NOISE) -> str:
     return noether.run(NAME, partial(setting, noise=noise), options, PAPER)
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """The command, with the noise beside the common options."""
-    parser = argparse.ArgumentParser(add_help=False)
-    parser.add_argument("--noise", type=float, default=NOISE)
-    own, rest = parser.parse_known_args(sys.argv[1:] if arguments is None else arguments)
-    noether.main(NAME, partial(run, noise=own.noise), rest)
-
-
 if __name__ == "__main__":
-    main()
+    help_ = "variance of the noise on the targets"
+    noether.main(NAME, run, {"--noise": {"type": float, "default": NOISE, "help": help_}})

@@ -31,7 +31,13 @@ def read_runs(experiment: str, file: Path) -> list[Run]:
     if not isinstance(document, dict) or document.get("experiment") != experiment:
         found = document.get("experiment") if isinstance(document, dict) else type(document)
         raise ValueError(f"expected results of {experiment} in {file}, got those of {found!r}")
-    runs: list[Run] = document["runs"]
+    runs: list[Run] = document.get("runs", [])
+    for run in runs:
+        if not {"row", "seed", "small"} <= set(run):
+            raise ValueError(
+                f"expected runs with a row, a seed and a size in {file}, got one with "
+                f"{sorted(run)[:8]}; do: choose another file"
+            )
     return runs
 
 
@@ -41,8 +47,19 @@ def merged(old: Sequence[Run], new: Sequence[Run]) -> list[Run]:
     return [by_key[key] for key in sorted(by_key)]
 
 
-def add_runs(experiment: str, file: Path, new: Sequence[Run]) -> list[Run]:
+def add_runs(
+    experiment: str,
+    file: Path,
+    new: Sequence[Run],
+    also: Callable[[list[Run]], Mapping[str, Any]] = lambda runs: {},
+) -> list[Run]:
     """Merge runs into a file, which is there whole at any time; several processes may do so.
+
+    Args:
+        experiment: its name.
+        file: made if it is not there.
+        new: runs, each in place of an old one with the same row, seed and size.
+        also: all runs -> what else is in the file, made anew.
 
     Returns:
         What is in the file now.
@@ -50,7 +67,7 @@ def add_runs(experiment: str, file: Path, new: Sequence[Run]) -> list[Run]:
     file.parent.mkdir(parents=True, exist_ok=True)
     with _alone(file.parent):
         runs = merged(read_runs(experiment, file), new)
-        document = {"experiment": experiment, "schema": SCHEMA, "runs": runs}
+        document = {"experiment": experiment, "schema": SCHEMA, "runs": runs, **also(runs)}
         write_atomically(file, (json.dumps(document, indent=1, allow_nan=False) + "\n").encode())
     return runs
 
@@ -130,5 +147,9 @@ def _settings(run: Run) -> str:
 
 
 def _shares(shares: Sequence[Sequence[float]]) -> str:
-    """Per cent in free paths, layer by layer, the mean over runs."""
-    return " / ".join(f"{100 * mean(layer):.0f}" for layer in zip(*shares, strict=True))
+    """Per cent in free paths, layer by layer: the mean over runs, their range if they differ."""
+    cells = []
+    for layer in zip(*shares, strict=True):
+        least, most = (f"{100 * bound(layer):.0f}" for bound in (min, max))
+        cells.append(f"{100 * mean(layer):.0f}" + (f" ({least}-{most})" if least != most else ""))
+    return " / ".join(cells)

@@ -10,7 +10,6 @@ test accuracy within 1 %. `--given` trains them also by `fit(..., start="given")
 free paths as they were drawn.
 """
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -24,7 +23,7 @@ from symrazor.data import Tensors, mnist, quadrants
 from symrazor.discover import digits, maps
 from symrazor.experiments.command import Arguments, command
 from symrazor.experiments.options import Common
-from symrazor.files import write_atomically
+from symrazor.experiments.results import add_runs, merged
 
 STARTS = (1.0, 10.0, 100.0, 1e4)
 NATS, PERCENT = 0.05, 1.0
@@ -44,7 +43,7 @@ class Options(Common):
         data: folder with MNIST's files; without it, the embedded digits.
         device: "auto" for a GPU if there is one.
         seed: one or more, of data placement, initial weights, shuffling and probes.
-        json: file for the rows and the comparisons.
+        json: file to merge the rows into, run by run, with the comparisons.
         given: also with free paths as they were drawn, for comparison.
         task: which of "digit" and "quadrant".
         epochs: in place of the data's own number.
@@ -59,9 +58,16 @@ class Options(Common):
 
     def __post_init__(self) -> None:
         """Check the tasks."""
+        if self.epochs is not None and self.epochs < 1:
+            raise ValueError(f"expected epochs of at least 1, got {self.epochs}")
         unknown = sorted(set(self.task) - set(digits.QUESTIONS))
         if unknown or not self.task:
             raise ValueError(f"expected tasks among {list(digits.QUESTIONS)}, got {unknown}")
+
+    @property
+    def images(self) -> str:
+        """Which data."""
+        return "digits" if self.data is None else "mnist"
 
 
 def data(task: digits.Task, options: Options, seed: int) -> tuple[Tensors, Tensors]:
@@ -89,10 +95,15 @@ def train(
     reading = sr.fit(model, training, test=test, config=config).reading
     relaxed = [layer for layer in reading.layers if layer.relaxed]
     return {
+        "row": f"{options.images}/{task}/{start}/{precision:g}",
+        "seed": seed,
+        "small": options.small,
+        "images": options.images,
         "task": task,
         "start": start,
         "precision": precision,
-        "seed": seed,
+        "epochs": epochs,
+        "switch_off": options.switch_off,
         "evidence": -reading.evidence["per_datum"],
         "accuracy": 100 * reading.test["accuracy"],
         "free_shares": [100 * layer.free_share for layer in relaxed],
@@ -150,24 +161,44 @@ def markdown(rows: Sequence[Row]) -> str:
 
 
 def run(options: Options) -> str:
-    """Train from every start; returns the tables as markdown. The file is whole after every run."""
+    """Train from every start; returns the tables as markdown, of all such runs in the file too.
+
+    The file is whole after every run, and other processes may add to it.
+    """
     ways: tuple[Start, ...] = ("near", "given") if options.given else ("near",)
     starts = (STARTS[0], STARTS[-1]) if options.small else STARTS
-    rows: list[Row] = []
-    _save(options.json, rows)  # before the work: a run must not be lost to a bad path
+    rows = _merge(options.json, [], [])  # before the work: a run must not be lost to a bad path
     for task in options.task:
         for seed in options.seed:
             for way in ways:
                 for precision in starts:
-                    rows.append(train(task, precision, way, seed, options))
-                    _save(options.json, rows)
-    return markdown(rows)
+                    new = train(task, precision, way, seed, options)
+                    rows = _merge(options.json, rows, [new])
+    alike = (options.small, options.images)
+    shown = [row for row in rows if (row["small"], row["images"]) == alike]
+    return markdown(sorted(shown, key=_place))
 
 
-def _save(file: Path | None, rows: Sequence[Row]) -> None:
-    if file is not None:
-        document = {"experiment": "starts", "runs": list(rows), "comparisons": compare(rows)}
-        write_atomically(file, (json.dumps(document, indent=1) + "\n").encode())
+def _place(row: Row) -> tuple[str, int, bool, float]:
+    """Where a row stands in the table."""
+    return row["task"], row["seed"], row["start"] == "given", row["precision"]
+
+
+def _merge(file: Path | None, old: Sequence[Row], new: Sequence[Row]) -> list[Row]:
+    """Old and new runs, and those in the file."""
+    if file is None:
+        return merged(old, new)
+    return merged(old, add_runs("starts", file, new, _comparisons))
+
+
+def _comparisons(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    """What is alike is compared: runs of one size on the same images."""
+    kinds = sorted({(row["small"], row["images"]) for row in rows})
+    found = []
+    for small, images in kinds:
+        alike = [row for row in rows if (row["small"], row["images"]) == (small, images)]
+        found += [{"images": images, "small": small, **pair} for pair in compare(alike)]
+    return {"comparisons": found}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -176,7 +207,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "--small": {"help": "the shape of the result only"},
         "--data": {"help": "folder with MNIST's files"},
         "--seed": {"default": list(Options.seed)},
-        "--json": {"help": "write rows and comparisons to this file"},
+        "--json": {"help": "merge rows and comparisons into this file"},
         "--given": {"action": "store_true", "help": "also start='given'"},
         "--task": {"nargs": "+", "default": list(Options.task)},
         "--epochs": {"type": int},

@@ -14,6 +14,7 @@ import torch
 
 import symrazor as sr
 from symrazor.data import Tensors
+from symrazor.errors import CurvatureError
 from symrazor.experiments.command import ROWS, Arguments, command
 from symrazor.experiments.ella_network import Prior, ella_network
 from symrazor.experiments.figures import draw
@@ -106,6 +107,9 @@ def run(experiment: Experiment, options: Options) -> str:
     if options.rows and not chosen:
         names = ", ".join(row.name for row in there)
         raise ValueError(f"expected rows among {names}, got {' '.join(options.rows)}")
+    missing = [str(file) for file in options.merge if not file.exists()]
+    if missing:
+        raise ValueError(f"expected files with results to merge, got none at {' '.join(missing)}")
     runs = merged([], [run for file in options.merge for run in read_runs(experiment.name, file)])
     if options.json is not None:  # before the work: a run must not be lost to a bad path
         runs = add_runs(experiment.name, options.json, runs)
@@ -120,9 +124,9 @@ def run(experiment: Experiment, options: Options) -> str:
                 runs = merged(runs, add_runs(experiment.name, options.json, [new]))
     paper = {row.name: row.paper for row in experiment.rows}
     shown = [run for run in runs if run["small"] == options.small]
-    if options.figure is not None:
-        draw(shown, options.figure)
     text = markdown(shown, paper)
+    if options.figure is not None and not draw(shown, options.figure):
+        text += "\n\nNo pictures: none of these rows has a layer of several paths."
     return text if experiment.more is None else f"{text}\n\n{experiment.more(shown)}"
 
 
@@ -146,7 +150,7 @@ def run_row(
     found |= {"config": _plain(config), "device": _device_name(config.device)}
     try:
         fit = sr.fit(model, train, test=test, config=config)
-    except FloatingPointError as error:
+    except (FloatingPointError, CurvatureError) as error:
         return found | {"error": str(error)}
     reading = fit.reading
     relaxed = [layer for layer in reading.layers if layer.relaxed]
@@ -197,7 +201,8 @@ def _plain(config: sr.FitConfig) -> dict[str, Any]:
 
 
 def _device_name(device: str) -> str:
-    return torch.cuda.get_device_name(device) if device.startswith("cuda") else device
+    there = device.startswith("cuda") and torch.cuda.is_available()
+    return torch.cuda.get_device_name(device) if there else device
 
 
 def main(experiment: Experiment, arguments: Sequence[str] | None = None) -> None:

@@ -1,5 +1,6 @@
 """How a `Razor` works: its options, and the prior that they start with."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Literal
@@ -8,6 +9,7 @@ from torch import nn
 
 from symrazor.curvature import Method
 from symrazor.hyper import Groups, Prior, weights
+from symrazor.kinds import check_kinds
 from symrazor.layers.relaxed import free_groups, path_groups
 
 
@@ -53,6 +55,7 @@ class RazorConfig(Method):
 
     def __post_init__(self) -> None:
         """Check what no other constructor checks."""
+        check_kinds(self)
         super().__post_init__()
         if self.update not in ("mackay", "adam"):
             raise ValueError(f"expected update 'mackay' or 'adam', got {self.update!r}")
@@ -60,8 +63,11 @@ class RazorConfig(Method):
             raise ValueError(f"expected damping in (0, 1], got {self.damping}")
         if not self.temperature > 0:
             raise ValueError(f"expected a positive temperature, got {self.temperature}")
-        if self.pieces < 1:
-            raise ValueError(f"expected at least 1 of pieces, got {self.pieces}")
+        if not 0 < self.lr < math.inf:
+            raise ValueError(f"expected a positive, finite lr of the razor, got {self.lr}")
+        for name, least in (("pieces", 1), ("inner_steps", 0), ("burn_in", 0)):
+            if getattr(self, name) < least:
+                raise ValueError(f"expected {name} of at least {least}, got {getattr(self, name)}")
 
     @property
     def method(self) -> Method:

@@ -30,6 +30,7 @@ from symrazor.curvature import Curvature, Layer, Loader, Source, collect, layers
 from symrazor.curvature.coverage import check_mode
 from symrazor.curvature.tape import Input, call, each
 from symrazor.distributed import from_first_, largest, unwrapped
+from symrazor.errors import DivergenceError
 from symrazor.evidence.laplace import hyper_gradient, laplace_evidence, log_det, log_precisions
 from symrazor.evidence.value import Evidence
 from symrazor.hyper import hyperparameters, weights
@@ -126,14 +127,17 @@ class Razor:
     def add_penalty_gradient_(self) -> None:
         r"""Add $\Delta \theta / N$, the gradient of `penalty`, to each `.grad`; one kernel each."""
         self.training_steps += 1
-        scale = self.config.temperature / self.n_data
         named = weights(self.model)
-        precisions = self.prior.precisions_of(named, scale)
-        for theta, delta in zip(named.values(), precisions, strict=True):
+        for theta, delta in zip(named.values(), self.penalty_precisions(), strict=True):
             if theta.grad is None:
                 theta.grad = delta * theta
             else:
                 theta.grad.addcmul_(theta, delta)
+
+    @torch.no_grad()
+    def penalty_precisions(self) -> list[Tensor]:
+        r"""Of every weight $T \delta / N$: the gradient of `penalty` divided by the weight."""
+        return self.prior.precisions_of(weights(self.model), self.config.temperature / self.n_data)
 
     @torch.no_grad()
     def shrink_(self, lr: float | Tensor | Mapping[str, float]) -> None:
@@ -145,8 +149,7 @@ class Razor:
         """
         self.training_steps += 1
         named = weights(self.model)
-        precisions = self.prior.precisions_of(named, self.config.temperature / self.n_data)
-        for (name, theta), delta in zip(named.items(), precisions, strict=True):
+        for (name, theta), delta in zip(named.items(), self.penalty_precisions(), strict=True):
             theta.div_(1 + (lr[name] if isinstance(lr, Mapping) else lr) * delta)
 
     def _weighted(self) -> Iterator[tuple[nn.Parameter, Tensor]]:
@@ -355,4 +358,4 @@ class Razor:
 
 def _check_finite(now: Evidence) -> None:
     if not math.isfinite(float(now.log_evidence.detach())):
-        raise ValueError(f"expected a finite evidence, got {now}; have the weights diverged?")
+        raise DivergenceError(f"expected a finite evidence, got {now}; have the weights diverged?")

@@ -79,6 +79,9 @@ def _tensors(razor: "Razor") -> dict[str, list[int]]:
     return {k: list(v.shape) for k, v in {**weights(razor.model), **razor.eta}.items()}
 
 
-def copied(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """A state dict with tensors of its own."""
-    return {key: value.detach().clone() for key, value in state.items()}
+def copied(state: Mapping[str, Any]) -> dict[str, Any]:
+    """A state dict with tensors (and whatever a module calls its extra state) of its own."""
+    return {
+        key: value.detach().clone() if isinstance(value, Tensor) else deepcopy(value)
+        for key, value in state.items()
+    }

@@ -28,9 +28,9 @@ import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from types import UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_type_hints
 
+from symrazor.kinds import called, fits
 from symrazor.razor.config import RazorConfig
 from symrazor.training.options import FitConfig
 
@@ -206,10 +206,8 @@ def _make(kind: type[Any], section: str, values: Mapping[str, Any]) -> Any:
             )
         if key == "augment":
             given[key] = imported(SHORT.get(value, str(value)))
-        elif not _fits(value, hints[key]):
-            wanted = str(hints[key]).replace("typing.", "").replace("pathlib.", "")
-            wanted = getattr(hints[key], "__name__", wanted) if "[" not in wanted else wanted
-            raise ValueError(f"expected {section}.{key} as {wanted}, got {value!r}")
+        elif not fits(value, hints[key]):
+            raise ValueError(f"expected {section}.{key} as {called(hints[key])}, got {value!r}")
         else:
             given[key] = tuple(value) if isinstance(value, list) else value
     for key in ("path", "test") if kind is DataConfig else ():
@@ -220,22 +218,6 @@ def _make(kind: type[Any], section: str, values: Mapping[str, Any]) -> Any:
 def _nearest(word: str, known: Sequence[str]) -> str:
     found = difflib.get_close_matches(word, known, 1, 0.5)
     return f"; did you mean {found[0]!r}?" if found else ""
-
-
-def _fits(value: Any, kind: Any) -> bool:
-    """Whether a value from a file is what an annotation says."""
-    origin = get_origin(kind)
-    if origin in (Union, UnionType):
-        return any(_fits(value, one) for one in get_args(kind))
-    if origin is Literal:
-        return value in get_args(kind)
-    if origin is not None:
-        list_like = origin is tuple or issubclass(origin, Sequence)
-        return isinstance(value, (list, tuple) if list_like else Mapping)
-    if isinstance(value, bool):
-        return kind in (bool, Any)
-    plain = {float: (int, float), Path: (str,), Any: (object,)}
-    return isinstance(value, plain.get(kind, (kind,)))
 
 
 def _section(name: str, part: Any) -> str:

@@ -71,6 +71,7 @@ def run(
     with _together(config.fit.device) as here:
         resume = resume or distributed.restarted()
         taken = (folder / CONFIG).exists() and not resume
+        begun = (folder / CHECKPOINTS).exists()
         distributed.meet()  # all have looked before the first one writes
         if taken:
             raise ValueError(
@@ -85,13 +86,20 @@ def run(
         k = outputs_for(config.data.likelihood, *targets)
         torch.manual_seed(config.fit.seed)
         model = make_model(config.model, train[0].shape[1:], k, train[0].dtype)
-        if here.first:
-            write_atomically(folder / CONFIG, config.to_toml().encode())
+        about = config.to_toml().encode()
+        if here.first and not begun:
+            write_atomically(folder / CONFIG, about)
         told: list[Callback] = [JsonLines(folder / EVENTS), *callbacks] if here.first else []
         options = replace(config.fit, device=device, resume=folder / CHECKPOINTS)
         likelihood = config.data.likelihood
-        found = fit(model, train, likelihood, test=test, config=options, callbacks=told)
-        if here.first:
+        try:
+            found = fit(model, train, likelihood, test=test, config=options, callbacks=told)
+        except Exception:
+            if here.first:
+                _forget(folder)
+            raise
+        if here.first:  # only now: a run that is resumed may change some options, but not all
+            write_atomically(folder / CONFIG, about)
             _write(folder, found, list(train[0].shape[1:]), k)
         distributed.meet()  # nobody leaves before the files are there
     return found
@@ -100,13 +108,22 @@ def run(
 @contextmanager
 def _together(device: str) -> Iterator[distributed.World]:
     """Among the processes that torchrun started, joined here unless they already are."""
-    joined = distributed.world().size == 1
+    before = distributed.joined()
     here = distributed.start(device)
     try:
         yield here
     finally:
-        if joined:
+        if not before:
             distributed.finish()
+
+
+def _forget(folder: Path) -> None:
+    """Remove what a run has left that was refused before it began."""
+    if not (folder / CHECKPOINTS).exists():
+        for name in (CONFIG, EVENTS):
+            (folder / name).unlink(missing_ok=True)
+        if not any(folder.iterdir()):
+            folder.rmdir()
 
 
 def _write(folder: Path, found: Fit, shape: list[int], k: int) -> None:

@@ -125,6 +125,7 @@ def _write(folder: Path, state: State) -> None:
 
     tensors: dict[str, Tensor] = {}
     plain = _take_apart(state, "", tensors)
+    _check_plain(plain)
     save_file(tensors, folder / TENSORS)
     document = {
         "schema": SCHEMA,
@@ -154,9 +155,13 @@ def _read(folder: Path) -> State:
         if digest != document["tensors_blake2b"]:
             raise ValueError(f"checksum {digest[:12]}... instead of the one in {STATE}")
         state = _put_together(document["state"], load_file(folder / TENSORS))
-    except (OSError, ValueError, KeyError, SafetensorError) as error:
+        return {**state, "versions": dict(document["versions"])}
+    except (OSError, ValueError, SafetensorError) as error:
         raise ValueError(f"expected a whole {TENSORS} in {folder}, got: {error}") from error
-    return {**state, "versions": document["versions"]}
+    except (KeyError, TypeError) as error:
+        raise ValueError(
+            f"expected a whole {STATE} in {folder}, got one without {error}"
+        ) from error
 
 
 def _digest(path: Path) -> str:
@@ -192,6 +197,23 @@ def _take_apart(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
     if isinstance(value, (list, tuple)):
         return [_take_apart(part, f"{name}/{i}", tensors) for i, part in enumerate(value)]
     return value
+
+
+def _check_plain(value: Any, name: str = "") -> None:
+    """Refuse what JSON has no words for: a module may return anything as its extra state.
+
+    Raises:
+        ValueError: names it.
+    """
+    if isinstance(value, Mapping | list):
+        parts = value.items() if isinstance(value, Mapping) else enumerate(value)
+        for key, part in parts:
+            _check_plain(part, f"{name}/{key}".removeprefix("/"))
+    elif not isinstance(value, str | int | float | None):
+        raise ValueError(
+            f"expected tensors, numbers and strings in a checkpoint, got {type(value).__name__} as "
+            f"{name}; do: return such from get_extra_state, or train without save and resume"
+        )
 
 
 def _put_together(value: Any, tensors: Mapping[str, Tensor]) -> Any:

@@ -21,16 +21,31 @@ from symrazor.augment.poses import MOST_DATA, find_reach_
 from symrazor.collapsing.collapse import collapse
 from symrazor.collapsing.pruning import path_shares
 from symrazor.data import TensorLoader, Tensors, check_batch
-from symrazor.distributed import Shared, alone, started_by_torchrun, unwrapped, world
+from symrazor.distributed import (
+    Shared,
+    alone,
+    refuse_sharded,
+    started_by_torchrun,
+    unwrapped,
+    world,
+)
 from symrazor.evidence.value import Evidence
 from symrazor.layers.relaxed import NEAR, free_groups, spatial_layers, start_near_
 from symrazor.layers.trace import is_ours
 from symrazor.likelihood import Likelihood, as_likelihood
 from symrazor.posterior import How, Posterior, Prediction
 from symrazor.razor.razor import Razor
+from symrazor.readings.equivariance import evaluating
 from symrazor.readings.reading import Reading, read, scores
 from symrazor.training.checkpoint import Checkpoints
-from symrazor.training.loop import EVALUATION_BATCH, Callback, Training, outputs, shared_outputs
+from symrazor.training.loop import (
+    EVALUATION_BATCH,
+    Callback,
+    Training,
+    check_callbacks,
+    outputs,
+    shared_outputs,
+)
 from symrazor.training.options import FitConfig
 from symrazor.training.progress import Record
 
@@ -166,7 +181,11 @@ def fit(
         SystemExit: SIGTERM, with `save` or `resume`, and a checkpoint was written.
     """
     model = unwrapped(model)
+    refuse_sharded(model)
+    if not isinstance(config, FitConfig | None):
+        raise ValueError(f"expected config as a FitConfig, got {type(config).__name__}")
     options = (config or FitConfig()).change(**changes)
+    check_callbacks(callbacks)
     if started_by_torchrun() and world().size == 1:
         log.warning(
             "one of several processes trains by itself; to train together: "
@@ -174,23 +193,20 @@ def fit(
         )
     checkpoints = _checkpoints(options)
     device = _device(model, options.device)
-    if not all(isinstance(part, Tensor) for part in (*data, *(test or ()))):
-        raise ValueError("expected data and test as pairs of tensors (x, y), got something else")
-    x, y = (part.to(device) for part in data)
-    check_batch(x, y, "the training data")
+    x, y = _pair(data, "the training data", device)
+    if test is not None:
+        test = _pair(test, "the test data", device)
     generator = torch.Generator().manual_seed(options.seed)
     loader = TensorLoader(x, y, options.batch_size, shuffle=True, generator=generator)
     fixed = TensorLoader(x, y, min(len(y), EVALUATION_BATCH))
     likelihood = as_likelihood(likelihood)
-    likelihood.check(outputs(model, x[:1]).expand(len(y), -1), y)
+    _check_outputs(model, likelihood, (x, y), "the training data")
+    if test is not None:
+        _check_outputs(model, likelihood, test, "the test data")
     total = options.epochs * len(loader)
     burn_in = total // 5 if options.burn_in is None else options.burn_in
     razor_options = replace(options.razor, burn_in=burn_in, seed=options.seed)
     razor = Razor(model, likelihood, len(y), razor_options)
-    if test is not None:
-        test = (test[0].to(device), test[1].to(device))
-        check_batch(*test, "the test data")
-        likelihood.check(outputs(model, x[:1]).expand(len(test[1]), -1), test[1])
     training = Training(razor, loader, options, test, callbacks, checkpoints)
     if options.start == "near" and training.stepper.done == 0:
         _start_near(razor, x[:EVALUATION_BATCH])
@@ -208,6 +224,36 @@ def fit(
         _find_poses(model, x, y, options.seed)
     found = read(razor, evidence, train, figures, inputs, x.shape[1:])
     return Fit(model, razor, evidence, found, history, fixed)
+
+
+def _pair(data: Any, where: str, device: torch.device) -> Tensors:
+    """Inputs and labels on a device, checked."""
+    pair = isinstance(data, tuple | list) and len(data) == 2
+    if not pair or not all(isinstance(part, Tensor) for part in data):
+        got = f"({', '.join(type(p).__name__ for p in data)})" if pair else type(data).__name__
+        raise ValueError(
+            f"expected {where} as a pair of tensors (x, y), got {got}; do torch.as_tensor(...), "
+            "or use Razor with a loader of your own"
+        )
+    x, y = (part.to(device) for part in data)
+    check_batch(x, y, where)
+    return x, y
+
+
+def _check_outputs(model: nn.Module, likelihood: Likelihood, data: Tensors, where: str) -> None:
+    """Refuse inputs that the model cannot take, and labels that its outputs cannot explain."""
+    x, y = data
+    try:
+        with evaluating(model):
+            f = outputs(model, x[:1])
+    except (RuntimeError, ValueError, IndexError) as error:
+        kind = f"{list(x.shape)} {str(x.dtype).removeprefix('torch.')}"
+        own = str(next(model.parameters()).dtype).removeprefix("torch.")
+        raise ValueError(
+            f"expected x of {where} as the model takes them, got {kind} for weights in {own}: "
+            f"{error}; do: look at shape and dtype"
+        ) from error
+    likelihood.check(f.expand(len(y), -1), y)
 
 
 def _find_poses(model: Augmented, x: Tensor, y: Tensor, seed: int) -> None:
@@ -237,9 +283,16 @@ def _device(model: nn.Module, wanted: str) -> torch.device:
     if next(model.parameters(), None) is None:
         raise ValueError("expected a model with parameters, got one without any")
     if wanted != "auto":
-        if wanted.startswith("cuda") and not torch.cuda.is_available():
-            raise ValueError(f"expected a device that is there, got {wanted!r} without CUDA")
-        model.to(torch.device(wanted))
+        try:
+            device = torch.device(wanted)
+        except RuntimeError as error:
+            raise ValueError(f"expected a device as torch names them, got {wanted!r}") from error
+        if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+            raise ValueError(
+                f"expected a device that is there, got {wanted!r} on a machine with "
+                f"{torch.cuda.device_count()} CUDA devices; do device='auto'"
+            )
+        model.to(device)
     return next(model.parameters()).device
 
 

@@ -22,7 +22,9 @@ import torch
 from torch import Tensor, nn
 
 from symrazor.data import TensorLoader, Tensors
-from symrazor.distributed import Shared, any_, check_same, from_first_, sum_, world
+from symrazor.distributed import Shared, any_, check_same, from_first_, sum_, together, world
+from symrazor.errors import CurvatureError, DivergenceError
+from symrazor.evidence.value import Evidence
 from symrazor.hyper import hyperparameters
 from symrazor.machine.rounding import tf32
 from symrazor.razor.razor import Razor
@@ -55,15 +57,23 @@ def outputs(model: nn.Module, x: Tensor) -> Tensor:
 @torch.no_grad()
 def shared_outputs(model: nn.Module, x: Tensor) -> Tensor:
     """The same, by all processes together."""
-    here = world()
-    if here.size == 1:
+    if not together():
         return outputs(model, x)
-    part = here.part(len(x))
+    part = world().part(len(x))
     own = outputs(model, x[part] if part.start < part.stop else x[:1])
     found = own.new_zeros(len(x), own.shape[1])
     found[part] = own[: part.stop - part.start]
     sum_([found])
     return found
+
+
+def check_callbacks(callbacks: object) -> None:
+    """Refuse what could not be called after an epoch, before there was one."""
+    if not isinstance(callbacks, Sequence) or not all(callable(one) for one in callbacks):
+        raise ValueError(
+            f"expected callbacks as a list of functions of a record, got {callbacks!r}; do "
+            "callbacks=[function]"
+        )
 
 
 class Training:
@@ -103,14 +113,16 @@ class Training:
         self.batches_done, self.stale, self.seconds = 0, 0, 0.0
         self.summed_nll = torch.zeros((), dtype=torch.float64, device=data.x.device)
         self.history: list[Record] = []
-        several = world().size > 1
+        several = together()
         self.belongs_to = self._belongs_to() if checkpoints or several else {}
         saved = checkpoints.load() if checkpoints else None
         if several:  # nobody writes before all have read
             for name, part in self.belongs_to.items():
                 check_same(name, json.dumps(part, sort_keys=True))
+            check_same("test data", fingerprint(*(test or ())))
             check_same("checkpoint", str(saved and saved["step"]))
-            from_first_(razor.model.state_dict().values())
+            state = razor.model.state_dict().values()
+            from_first_(part for part in state if isinstance(part, Tensor))
         if saved is not None:
             self.load_state_dict(saved)
         elif checkpoints is not None and world().first:  # at once: a bad place must not cost a run
@@ -166,7 +178,7 @@ class Training:
                     self.trials.hold_()
                 self.batches_done += 1
                 self.seconds = time.perf_counter() - started
-                if world().size == 1 or self.stepper.done % AGREE_EVERY == 0:
+                if not together() or self.stepper.done % AGREE_EVERY == 0:
                     self._leave_if_asked(stop)
 
     def _augmented(self, x: Tensor) -> Tensor:
@@ -180,6 +192,7 @@ class Training:
 
     def _measure(self, started: float) -> None:
         """Close an epoch: evidence step, test figures, record."""
+        self.stepper.check(self.summed_nll)
         self.razor.model.eval()
         epoch, n = len(self.history) + 1, self.razor.n_data
         record: Record = {"epoch": epoch, "nll": float(self.summed_nll) / n}
@@ -187,8 +200,7 @@ class Training:
         from_first_(self.razor.model.buffers())  # running statistics of a batch norm
         if measured:
             subset = min(n, self.options.subset or EVIDENCE_SUBSET)
-            data = Shared(self.curvature_data)
-            estimate = self.razor.step(data, None if subset == n else subset)
+            estimate = self._estimate(None if subset == n else subset)
             record |= record_of(self.razor, estimate)
             if self.razor.best is not None:
                 self.stale = 0 if self.razor.best is estimate else self.stale + 1
@@ -207,6 +219,14 @@ class Training:
         self.batches_done = 0
         self.summed_nll.zero_()
         self.epoch_start = self.data.generator.get_state()
+
+    def _estimate(self, subset: int | None) -> Evidence:
+        """One evidence step; a training may turn out here to have diverged."""
+        try:
+            return self.razor.step(Shared(self.curvature_data), subset)
+        except (DivergenceError, CurvatureError):
+            self.stepper.put_back_()
+            raise
 
     def _nll(self) -> float:
         """Mean negative log likelihood of some training data, always the same ones."""
@@ -287,8 +307,14 @@ class Training:
         Raises:
             ValueError: a state of another model, other data or options; nothing is changed then.
         """
+        missing = sorted(set(self.state_dict()) - set(state))
+        if missing:
+            raise ValueError(
+                f"expected a checkpoint of fit, got one without {missing}; do: continue with the "
+                "version of symrazor that wrote it, or save to a new directory"
+            )
         self._check(state["belongs_to"])
-        if (torch_then := state["versions"]["torch"]) != str(torch.__version__):
+        if (torch_then := state["versions"].get("torch")) != str(torch.__version__):
             log.warning(
                 "the run was saved by torch %s and goes on with torch %s: equal up to rounding",
                 torch_then,
@@ -339,5 +365,7 @@ def _evidence_batch(razor: Razor, batch_size: int) -> int:
     return batch_size if hyperparameters(razor.model) else max(batch_size, CURVATURE_BATCH)
 
 
-def _kind(tensor: Tensor) -> str:
+def _kind(tensor: object) -> str:
+    if not isinstance(tensor, Tensor):
+        return type(tensor).__name__
     return f"{list(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"

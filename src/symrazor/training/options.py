@@ -1,6 +1,7 @@
 """Everything `fit` can be told, checked before any work is done."""
 
 import json
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -9,10 +10,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from symrazor.kinds import check_kinds
 from symrazor.razor.config import RazorConfig
 
 Augment = Callable[[Tensor, torch.Generator], Tensor]
-DEFAULT_LR = {"adamw": 2e-3, "sgd": 0.03, "sam": 0.03}
+DEFAULT_LR = {"adamw": 2e-3, "sgd": 0.03, "sam": 0.03, "muon": 0.01}
 FREE_TO_CHANGE = {"keep", "patience", "save", "resume", "save_every", "device", "progress"}
 """Options that may differ when a run is resumed: they do not move the weights."""
 
@@ -27,8 +29,9 @@ class FitConfig:
     Args:
         epochs: passes over the data.
         batch_size: data per training step.
-        optimizer: "adamw", "sgd" with momentum 0.9, or "sam" (see `stepper`).
-        lr: peak learning rate of the schedule; by default 0.002 (adamw) or 0.03 (sgd, sam).
+        optimizer: "adamw", "sgd" with momentum 0.9, "sam" or "muon" (see `stepper`).
+        lr: peak learning rate of the schedule; by default 0.002 (adamw), 0.01 (muon) or 0.03
+            (sgd, sam).
         warmup: fraction of all steps in which the learning rate rises linearly; a cosine follows.
         sam_radius: length of the ascent step of "sam".
         augment: (x, generator) -> x of the same length, for each training batch, on its device;
@@ -58,7 +61,7 @@ class FitConfig:
 
     epochs: int = 60
     batch_size: int = 128
-    optimizer: Literal["adamw", "sgd", "sam"] = "adamw"
+    optimizer: Literal["adamw", "sgd", "sam", "muon"] = "adamw"
     lr: float | None = None
     warmup: float = 0.05
     sam_radius: float = 0.05
@@ -80,25 +83,27 @@ class FitConfig:
     razor: RazorConfig = field(default_factory=RazorConfig)
 
     def __post_init__(self) -> None:
-        """Check ranges."""
-        for name in ("epochs", "batch_size", "every", "save_every", "patience", "evidence_batch"):
+        """Check kinds and ranges."""
+        if isinstance(self.device, torch.device):
+            object.__setattr__(self, "device", str(self.device))
+        check_kinds(self)
+        least = dict.fromkeys(("epochs", "batch_size", "every", "save_every", "patience"), 1)
+        for name, bound in {**least, "evidence_batch": 1, "subset": 1, "burn_in": 0}.items():
             value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"expected {name} of at least 1, got {value}")
+            if value is not None and value < bound:
+                raise ValueError(f"expected {name} of at least {bound}, got {value}")
         if self.optimizer not in DEFAULT_LR:
             raise ValueError(f"expected optimizer in {sorted(DEFAULT_LR)}, got {self.optimizer!r}")
         if self.start not in ("near", "given"):
             raise ValueError(f"expected start 'near' or 'given', got {self.start!r}")
         if self.keep not in ("best", "last"):
             raise ValueError(f"expected keep 'best' or 'last', got {self.keep!r}")
-        if self.lr is not None and not self.lr > 0:
-            raise ValueError(f"expected a positive lr, got {self.lr}")
+        if self.lr is not None and not 0 < self.lr < math.inf:
+            raise ValueError(f"expected a positive, finite lr, got {self.lr}")
         if not 0 <= self.warmup < 1:
             raise ValueError(f"expected warmup as a fraction in [0, 1), got {self.warmup}")
-        if not self.sam_radius > 0:
-            raise ValueError(f"expected a positive sam_radius, got {self.sam_radius}")
-        if self.augment is not None and not callable(self.augment):
-            raise ValueError(f"expected augment as a function (x, generator), got {self.augment!r}")
+        if not 0 < self.sam_radius < math.inf:
+            raise ValueError(f"expected a positive, finite sam_radius, got {self.sam_radius}")
         both = [Path(p) for p in (self.save, self.resume) if p is not None]
         if len(set(both)) > 1:
             raise ValueError(
@@ -124,8 +129,11 @@ class FitConfig:
             raise ValueError(
                 f"expected options among {sorted(mine | theirs)}, got {sorted(unknown)}"
             )
+        razor = changes.pop("razor", self.razor)
+        if not isinstance(razor, RazorConfig):
+            raise ValueError(f"expected razor as a RazorConfig, got {razor!r}")
         razor = replace(
-            changes.pop("razor", self.razor),
+            razor,
             **{k: changes.pop(k) for k in list(changes) if k in theirs},
         )
         return replace(self, razor=razor, **changes)

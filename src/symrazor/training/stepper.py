@@ -1,4 +1,4 @@
-r"""One maximum a posteriori step at a time: SGD, SAM or AdamW, on a warm-up and a cosine.
+r"""One maximum a posteriori step at a time: AdamW, SGD, SAM or Muon, on a warm-up and a cosine.
 
 With the mean negative log likelihood $L(\theta)$ of a batch and N data in all, the weights minimise
 $L(\theta) + \theta^\top \Delta \theta / 2N$.
@@ -8,8 +8,9 @@ $L(\theta) + \theta^\top \Delta \theta / 2N$.
 | "sgd" | $\nabla L(\theta)$, momentum 0.9 | implicit step, stable for any precision |
 | "sam" | $\nabla L(\theta + \rho\, \nabla L / \lVert \nabla L \rVert)$, momentum 0.9 | the same |
 | "adamw" | $\nabla [L(\theta) + \theta^\top \Delta \theta / 2N]$ | in the loss, no other decay |
+| "muon" | $\nabla L(\theta)$, momentum 0.95 | in the polar factor that is stepped along (`muon`) |
 
-SGD and AdamW rest at the posterior mode, where Laplace's method belongs. SAM (sharpness-aware
+SGD, AdamW and Muon rest at the posterior mode, where Laplace's method belongs. SAM (sharpness-aware
 minimisation) rests a distance of order $\rho$ away from it, on its flat side, at the price of two
 gradients a step; the evidence is then that of an expansion whose linear term is left out.
 
@@ -26,10 +27,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from symrazor.distributed import sum_, world
+from symrazor.distributed import sum_, together, world
 from symrazor.hyper import weights
 from symrazor.machine.graphed import GraphedStep
 from symrazor.razor.razor import Razor
+from symrazor.razor.state import copied
+from symrazor.training.muon import Muon, matrix_forms
 from symrazor.training.options import DEFAULT_LR, FitConfig
 
 MOMENTUM = 0.9
@@ -65,23 +68,27 @@ class Stepper:
         self.razor, self.options, self.total, self.done = razor, options, total, 0
         self.peak = options.lr or DEFAULT_LR[options.optimizer]
         self.theta, self.eta = list(weights(razor.model).values()), list(razor.eta.values())
-        self.optimiser: torch.optim.Optimizer
         self.run: Callable[[Tensor, Tensor], Tensor] = self._run
         self.lr: Tensor | float = self.peak
         device = self.theta[0].device
         self.on_host = device.type == "cpu"
         if not self.on_host:  # the rate as a tensor: a recorded step reads it anew each time
             self.lr = torch.tensor(self.peak, device=device)
-            if world().size == 1:  # messages to other processes are not recorded
+            if not together():  # messages to other processes are not recorded
                 self.run = GraphedStep(self._run)
-        fused = not self.on_host
-        if options.optimizer == "adamw":
-            self.optimiser = torch.optim.AdamW(
+        self.optimiser = self._optimiser()
+        self.last_good = self._snapshot()
+
+    def _optimiser(self) -> torch.optim.Optimizer:
+        name, fused = self.options.optimizer, not self.on_host
+        if name == "muon":
+            forms = matrix_forms(self.razor.model)
+            return Muon(self.theta, forms, self.razor.penalty_precisions, self.lr)
+        if name == "adamw":
+            return torch.optim.AdamW(
                 self.theta, lr=self.lr, weight_decay=0.0, capturable=fused, fused=fused
             )
-        else:
-            self.optimiser = torch.optim.SGD(self.theta, lr=self.lr, momentum=MOMENTUM, fused=fused)
-        self.last_good = self._snapshot()
+        return torch.optim.SGD(self.theta, lr=self.lr, momentum=MOMENTUM, fused=fused)
 
     def step(self, x: Tensor, y: Tensor) -> Float[Tensor, ""]:
         """Train on one batch; returns its mean negative log likelihood.
@@ -103,6 +110,15 @@ class Stepper:
             self.last_good = keep
         self.done += 1
         return nll
+
+    def check(self, nll: Tensor) -> None:
+        """After an epoch: a loss of all its steps, and weights, that are finite.
+
+        Raises:
+            FloatingPointError: as `step` does, which may not have looked since.
+        """
+        finite = torch.stack([torch.isfinite(theta).all() for theta in self.theta]).all()
+        self._check(torch.where(finite, nll, torch.nan))
 
     def record_anew(self) -> None:
         """The model computes other things than before: a recorded step is of no use any more."""
@@ -127,7 +143,7 @@ class Stepper:
         for parameter in self.eta:
             parameter.grad = None  # eta follows the evidence, not the training loss
         self.optimiser.step()
-        if self.options.optimizer != "adamw":
+        if self.options.optimizer in ("sgd", "sam"):
             self.razor.shrink_(self.lr / (1 - MOMENTUM))
         return nll
 
@@ -167,12 +183,15 @@ class Stepper:
             self._check(uphill)
 
     def _snapshot(self) -> dict[str, Tensor]:
-        state = self.razor.model.state_dict()
-        return {name: value.detach().clone() for name, value in state.items()}
+        return copied(self.razor.model.state_dict())
+
+    def put_back_(self) -> None:
+        """The last state of the model that was looked at and found finite."""
+        self.razor.model.load_state_dict(self.last_good)
 
     def _check(self, loss: Tensor) -> None:
         if not bool(torch.isfinite(loss)):
-            self.razor.model.load_state_dict(self.last_good)
+            self.put_back_()
             raise FloatingPointError(
                 f"expected a finite training loss, got {float(loss.detach())} at step {self.done} "
                 f"of {self.total}; the model is back at its last good state. Lower the learning "

@@ -97,9 +97,10 @@ def check_images(images: Tensor) -> None:
 
 
 def _check_maps(matrices: Tensor, lead: torch.Size) -> Tensor:
-    if matrices.dim() < 3 or matrices.shape[-2:] != (3, 3):
+    if matrices.dim() < 3 or matrices.shape[-2:] != (3, 3) or not matrices.shape[-3]:
         raise ValueError(
-            f"expected affine maps of the plane [..., s, 3, 3], got {list(matrices.shape)}"
+            f"expected affine maps of the plane [..., s, 3, 3], at least one, got "
+            f"{list(matrices.shape)}"
         )
     if matrices.shape[:-3] not in (lead, torch.Size()):
         raise ValueError(

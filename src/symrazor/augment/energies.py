@@ -1,0 +1,102 @@
+r"""Energies of data in all poses, as a network that is averaged with "joint" sees them.
+
+Of one generator all its places are looked at. Of several a grid of all places would be large, and
+poses are sharp. So each datum is first brought to its likeliest pose, by a search on a coarse
+lattice and then along one generator after the other; along each generator its energies are those
+with all others at that pose.
+"""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from symrazor.augment.copies import Augment, Augmented, lattice
+from symrazor.augment.transformation import Choice
+from symrazor.data import Tensors
+
+ALONG, SWEEPS = 48, 2
+"""Places along each of several generators, and how often each datum goes along all of them."""
+AT_ONCE = 10_000
+"""Copies in one batch."""
+
+
+def check_joint(model: Augmented, data: Tensors) -> Augment:
+    """The augmentation of a model whose poses have weights."""
+    if not isinstance(model, Augmented):
+        raise ValueError(f"expected an Augmented network, got {type(model).__name__}")
+    if model.average != "joint" or not isinstance(model.augment, Augment):
+        raise ValueError(
+            "expected one augmentation and average 'joint', got "
+            f"{type(model.augment).__name__} and {model.average!r}; poses have no weights of "
+            "their own otherwise"
+        )
+    if data[1].is_floating_point():
+        raise ValueError(f"expected labels of classes as whole numbers, got {data[1].dtype}")
+    return model.augment
+
+
+def grid(points: int, k: int) -> Float[Tensor, "s k"]:
+    """Points of the cube, evenly spread; of one generator, the middles of equal parts."""
+    return 2 * ((lattice(points, k) + 0.5 / points) % 1) - 1
+
+
+def pose_energies(
+    model: Augmented,
+    x: Tensor,
+    y: Tensor,
+    points: Float[Tensor, "s k"] | Float[Tensor, "n s k"],
+) -> Float[Tensor, "n s e"]:
+    r"""$g_y(T_e x)$ at the label of each datum, for every point and combination of choices.
+
+    Points are the same for all data, or each datum has its own.
+    """
+    augment, found = model.augment, []
+    assert isinstance(augment, Augment)
+    s = points.shape[-2]
+    many = max(1, AT_ONCE // s)
+    for start in range(0, len(x), many):
+        part, labels = x[start : start + many], y[start : start + many]
+        at = points if points.dim() == 2 else points[start : start + many]
+        moved, _ = augment.copies(part, at)
+        g = model.network(moved.flatten(0, 1)).double().unflatten(0, (len(part), -1))
+        own = g.gather(2, labels.view(-1, 1, 1).expand(-1, g.shape[1], 1))[..., 0]
+        found.append(own.unflatten(1, (s, -1)))
+    return torch.cat(found)
+
+
+def over_choices(augment: Augment, energies: Float[Tensor, "n s e"]) -> Float[Tensor, "n s"]:
+    """Logarithms of means over the elements of all choices, with their probabilities."""
+    weights = energies.new_ones(1)
+    for choice in augment.choices:
+        assert isinstance(choice, Choice)
+        weights = torch.outer(weights, choice.probabilities.to(weights)).flatten()
+    return (energies + weights.log()).logsumexp(2)
+
+
+def slice_passes(k: int) -> int:
+    """Poses of each datum that `slices` looks at."""
+    return ALONG * SWEEPS * k
+
+
+def slices(
+    model: Augmented, x: Tensor, y: Tensor, best: Float[Tensor, "n k"]
+) -> list[Float[Tensor, "n along"]]:
+    """Energies along each generator, with the others at the likeliest pose of the datum.
+
+    Args:
+        model: averaged with "joint".
+        x: data.
+        y: classes.
+        best: poses to start from.
+    """
+    augment, best = check_joint(model, (x, y)), best.clone()
+    places = grid(ALONG, 1)[:, 0].to(best)
+    found: list[Tensor] = []
+    for _ in range(SWEEPS):
+        found = []
+        for j in range(best.shape[1]):
+            points = best.unsqueeze(1).repeat(1, ALONG, 1)
+            points[:, :, j] = places
+            found.append(over_choices(augment, pose_energies(model, x, y, points)))
+            best[:, j] = places[found[-1].argmax(1)]
+    return found

@@ -1,0 +1,62 @@
+"""An even range of poses told apart from the lean of the data."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from symrazor.augment import Augment, Augmented, Flips, find_lean, find_reach_, lie
+from symrazor.groups.lie import so2, so3
+
+
+class Sharp(nn.Module):
+    """Label 0 points to the right, label 1 to the left, within some degrees."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Log densities of two classes, von Mises in the angle."""
+        return 60 * torch.stack([x[:, 0], -x[:, 0]], 1)
+
+
+def _leaning(even: float, lean: float, n: int = 2000) -> tuple[Tensor, Tensor]:
+    """Draws of that density with a lean, and turned: both in degrees."""
+    generator = torch.Generator().manual_seed(1)
+    y = torch.randint(2, (n,), generator=generator)
+    own = torch.randn(n, generator=generator) / math.sqrt(60)
+    z = math.radians(lean) * torch.randn(n, generator=generator)
+    u = math.radians(even) * (2 * torch.rand(n, generator=generator) - 1)
+    angle = own + z + u + math.pi * y
+    return torch.stack([angle.cos(), angle.sin()], 1), y
+
+
+@pytest.mark.parametrize("even,lean", [(0.0, 0.0), (0.0, 12.0), (30.0, 12.0), (60.0, 0.0)])
+def test_both_parts_are_found(even: float, lean: float) -> None:
+    model = Augmented(Sharp(), Augment(lie(so2(), 2.5), 4), average="joint").eval()
+    found = find_lean(model, _leaning(even, lean))
+    degrees = math.degrees(2.5)
+    assert degrees * found.even == pytest.approx(even, abs=5)
+    assert degrees * found.spread == pytest.approx(lean, abs=5)
+    assert found.gain >= 0
+
+
+def test_the_whole_circle_has_no_lean() -> None:
+    model = Augmented(Sharp(), Augment(lie(so2(), 3.14), 4), average="joint").eval()
+    data = _leaning(180.0, 0.0, 500)
+    assert find_lean(model, data)[:2] == (1.0, 0.0)
+    assert float(find_reach_(model, data)) == 1
+
+
+def test_the_range_of_all_poses_is_wider_than_its_even_part() -> None:
+    data = _leaning(30.0, 12.0)
+    model = Augmented(Sharp(), Augment(lie(so2(), 2.5), 4), average="joint").eval()
+    assert float(find_reach_(model, data)) > find_lean(model, data).even
+
+
+def test_what_has_no_lean() -> None:
+    data = _leaning(30.0, 0.0, 20)
+    with pytest.raises(ValueError, match="one generator, got 0"):
+        find_lean(Augmented(Sharp(), Augment(Flips((-1,))), average="joint"), data)
+    with pytest.raises(ValueError, match="one generator, got 3"):
+        find_lean(Augmented(Sharp(), Augment(lie(so3(), 1.0)), average="joint"), data)
+    with pytest.raises(ValueError, match="average 'joint'"):
+        find_lean(Augmented(Sharp(), Augment(lie(so2(), 1.0))), data)
