@@ -51,7 +51,7 @@ MERGES: dict[str, tuple[Callable[[], list[Path]], list[list[int]], list[str]]] =
         ["Conv2d", "Conv2d"],
     ),
     "fixed strides": (
-        lambda: [_wrapped(), Conv(2, 3, (6, 4), 2, 1, "zeros", "first")],
+        lambda: [_wrapped(), Conv(2, 3, (6, 4), 2, kernel=1, padding="zeros", reduction="first")],
         [[0, 1]],
         ["Conv2d"],
     ),

@@ -123,7 +123,7 @@ def test_every_element_commutes(group: str, kind: str, stride: int) -> None:
     torch.manual_seed(0)
     order = point_group(group).order
     channels = 3 if kind == "lift" else 2 * order
-    path, x = _random(GConv(channels, order, (6, 6), stride, group, kind))
+    path, x = _random(GConv(channels, order, (6, 6), stride, group=group, kind=kind))
     assert path.strict and path.group == group
     assert len(path.transformations()) == order - 1
     with torch.no_grad():
@@ -137,7 +137,7 @@ def test_every_element_commutes(group: str, kind: str, stride: int) -> None:
 def test_the_whole_group_of_the_plane(stride: int) -> None:
     """A rotation about any pixel is one about the middle and a shift, and both are followed."""
     torch.manual_seed(0)
-    path, x = _random(GConv(4, 4, (6, 6), stride, "p4"))
+    path, x = _random(GConv(4, 4, (6, 6), stride, group="p4"))
     with torch.no_grad():
         y = path(x)
         for before, after in path.transformations():
@@ -185,7 +185,11 @@ def test_the_table_is_that_of_the_matrices(rotations: int, mirrored: bool) -> No
 def test_interpolated_filters_get_better_with_resolution() -> None:
     errors = [GConv(8, 8, (33, 33), group="C8", kernel=k).interpolation_error for k in (5, 9, 17)]
     assert errors[0] > 2 * errors[1] > 4 * errors[2] > 0
+    assert f"group=C8, interpolation error {errors[0]:.2g}\n" in str(
+        GConv(8, 8, (33, 33), group="C8", kernel=5)
+    )
     assert GConv(4, 4, (8, 8)).interpolation_error == 0
+    assert "interpolation" not in str(GConv(4, 4, (8, 8)))
     assert not GConv(8, 8, (8, 8), group="C8").strict
 
 
@@ -243,7 +247,8 @@ def _error_at_45_degrees(size: int, kernel: int) -> float:
     """Of a continuous filter with a width that grows with the kernel, on images turned exactly."""
     torch.manual_seed(0)
     anchors = 0.2 * kernel * torch.tensor([[0.5, 0.2], [-0.7, 0.4], [0.1, -0.9]])
-    path = SGConv(1, 8, (size, size), 1, "C8", "lift", anchors, kernel, omega=10 / kernel).double()
+    options = {"group": "C8", "kind": "lift", "anchors": anchors, "omega": 10 / kernel}
+    path = SGConv(1, 8, (size, size), kernel=kernel, **options).double()
     (g,) = (
         g
         for g, R in enumerate(path.point_group.matrices)

@@ -38,8 +38,10 @@ def test_a_sum_without_its_free_paths_is_equivariant(stride: int, group: str) ->
     """Conv and GConv shrink together: with choices of their own the sum would not follow shifts."""
     torch.manual_seed(0)
     order = point_group(group).order
-    convs = [GConv(order, order, (4, 4), stride, group) for _ in range(2)]
-    layer = Relaxed([*convs, GConv(order, order, (4, 4), stride, group, kind="pointwise")]).double()
+    convs = [GConv(order, order, (4, 4), stride, group=group) for _ in range(2)]
+    layer = Relaxed(
+        [*convs, GConv(order, order, (4, 4), stride, group=group, kind="pointwise")]
+    ).double()
     x = torch.randn(3, order, 4, 4, dtype=torch.float64)
     with torch.no_grad():
         y = layer(x)
@@ -121,9 +123,8 @@ def test_relax_with_rotations() -> None:
         conv, p4, p4m = (layer.path(i) for i in range(3))
         rest = [conv.conv.weight, p4.stages[0].convolution().weight]
         for some in rest:
-            left = GConv(
-                *p4m.spaces[:1], p4m.out_channels, p4m.in_shape, 1, "p4m", p4m.kind
-            ).double()
+            sizes = p4m.in_channels, p4m.out_channels, p4m.in_shape
+            left = GConv(*sizes, group="p4m", kind=p4m.kind).double()
             left.stages[0].project_(some.detach(), None)
             assert float(left.stages[0].weight.detach().abs().max()) < 1e-12
     assert {name for name in layer_errors(model, x).network} == {"translation", "p4", "p4m"}

@@ -22,6 +22,7 @@ one network (`symrazor.layers.relaxed_over`), and the ring with the largest shar
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from statistics import mean
 
 import torch
@@ -32,7 +33,7 @@ from symrazor import groups
 from symrazor.data import Tensors
 from symrazor.experiments.command import Arguments, command
 from symrazor.experiments.options import Common
-from symrazor.experiments.results import Run, add_runs, merged, read_runs
+from symrazor.experiments.results import Run, gather
 from symrazor.groups import Group
 from symrazor.layers import SetPool, relaxed_over
 from symrazor.readings.lattice import SMALL_ERROR
@@ -185,13 +186,8 @@ def run(options: Options) -> str:
     unknown = [row for row in options.rows if row not in ROWS]
     if unknown:
         raise ValueError(f"expected rows among {', '.join(ROWS)}, got {', '.join(unknown)}")
-    runs: list[Run] = [] if options.json is None else read_runs(NAME, options.json)
-    for row in options.rows:
-        for seed in options.seed:
-            new = run_row(row, seed, options)
-            runs = merged(runs, [new])
-            if options.json is not None:
-                runs = merged(runs, add_runs(NAME, options.json, [new]))
+    jobs = [partial(run_row, row, seed, options) for row in options.rows for seed in options.seed]
+    runs = gather(NAME, options.json, jobs)
     return markdown([one for one in runs if one["small"] == options.small])
 
 

@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import mean, stdev
@@ -69,6 +69,21 @@ def add_runs(
         runs = merged(read_runs(experiment, file), new)
         document = {"experiment": experiment, "schema": SCHEMA, "runs": runs, **also(runs)}
         write_atomically(file, (json.dumps(document, indent=1, allow_nan=False) + "\n").encode())
+    return runs
+
+
+def gather(experiment: str, file: Path | None, jobs: Iterable[Callable[[], Run]]) -> list[Run]:
+    """Run jobs one after the other; each result is in the file, if any, as soon as it is there.
+
+    Returns:
+        These runs, and those that were in the file.
+    """
+    runs: list[Run] = [] if file is None else read_runs(experiment, file)
+    for job in jobs:
+        new = job()
+        runs = merged(runs, [new])
+        if file is not None:
+            runs = merged(runs, add_runs(experiment, file, [new]))
     return runs
 
 

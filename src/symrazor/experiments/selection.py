@@ -11,7 +11,7 @@ used in one of four ways:
 | p4m | $\sum_g \tanh(2\,gK * x)(p)$ over quarter turns and reflections g | p4m |
 | p4 | the same over quarter turns | p4 |
 | translation | $\tanh(2\,K * x)(p)$ | translations |
-| none | the same, every place with a weight of its own | none |
+| none | the same, every place with a weight of its own, 1 on average | none |
 
 A row is right if the reading says that this group is the largest that the layer supports: the
 measured equivariance error under it is below 5 %.
@@ -19,6 +19,7 @@ measured equivariance error under it is below 5 %.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from statistics import mean
 
 import torch
@@ -30,7 +31,7 @@ from symrazor.data import Tensors
 from symrazor.experiments.command import ROWS as PATTERNS
 from symrazor.experiments.command import Arguments, command
 from symrazor.experiments.options import OfTable
-from symrazor.experiments.results import Run, add_runs, merged, read_runs
+from symrazor.experiments.results import Run, gather
 from symrazor.layers import FFC, Conv, GConv, GroupPool, Relaxed
 
 NAME = "selection"
@@ -44,7 +45,7 @@ class Options(OfTable):
     """What the experiment can be told.
 
     Args:
-        small: half of the training.
+        small: half of the images and of the training.
         data: not used; the images are drawn.
         device: "auto" for a GPU if there is one.
         seed: one or more, of images, filter and network.
@@ -66,12 +67,12 @@ def target(x: Tensor, row: str, generator: torch.Generator) -> Tensor:
     around = F.pad(x, (1, 1, 1, 1), mode="circular")
     found = torch.tanh(2 * F.conv2d(around, torch.cat(filters))).sum(1)
     if row == "none":
-        found = found * torch.randn(found.shape[1:], generator=generator)
+        found = found * (1 + torch.randn(found.shape[1:], generator=generator))
     y = found.mean((1, 2))
     return (y - y.mean()) / y.std()
 
 
-def make_task(row: str, seed: int, n: int = 600) -> Tensors:
+def make_task(row: str, seed: int, n: int) -> Tensors:
     """Draw images and noisy targets."""
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(n, 1, SIZE, SIZE, generator=generator)
@@ -96,7 +97,7 @@ def network() -> nn.Sequential:
 
 def run_row(row: str, seed: int, options: Options) -> Run:
     """Train one network and note what its layer supports."""
-    data = make_task(row, seed)
+    data = make_task(row, seed, 600 if options.small else 1200)
     epochs = CONFIG.epochs // 2 if options.small else CONFIG.epochs
     torch.manual_seed(seed)
     config = CONFIG.change(seed=seed, device=options.place, epochs=epochs, progress=False)
@@ -126,13 +127,8 @@ def run(options: Options) -> str:
     rows = [row for row in ROWS if options.wants(row)]
     if options.rows and not rows:
         raise ValueError(f"expected rows among {', '.join(ROWS)}, got {' '.join(options.rows)}")
-    runs: list[Run] = [] if options.json is None else read_runs(NAME, options.json)
-    for row in rows:
-        for seed in options.seed:
-            new = run_row(row, seed, options)
-            runs = merged(runs, [new])
-            if options.json is not None:
-                runs = merged(runs, add_runs(NAME, options.json, [new]))
+    jobs = [partial(run_row, row, seed, options) for row in rows for seed in options.seed]
+    runs = gather(NAME, options.json, jobs)
     return markdown([one for one in runs if one["small"] == options.small])
 
 
@@ -161,7 +157,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """The experiment as a command of its own."""
     own: Arguments = {
         **PATTERNS,
-        "--small": {"help": "half of the training"},
+        "--small": {"help": "half of the images and of the training"},
         "--data": {"help": "not used"},
         "--seed": {"default": list(Options.seed)},
     }

@@ -93,6 +93,7 @@ class SE2Conv(GConv):
         out_channels: int,
         in_shape: Sequence[int],
         stride: int = 1,
+        *,
         angles: int = 8,
         kind: Lifting = "full",
         anchors: float = 0.25,
@@ -106,9 +107,8 @@ class SE2Conv(GConv):
         if not is_whole(angles):
             raise ValueError(f"expected a whole number of angles, at least 1, got {angles!r}")
         omega, kappa = _both_widths(widths)
-        name = f"C{angles}"
         shapes = in_channels, out_channels, in_shape, stride
-        super().__init__(*shapes, name, kind, kernel, padding)
+        super().__init__(*shapes, group=f"C{angles}", kind=kind, kernel=kernel, padding=padding)
         relatives = angles if kind == "full" else 1
         with torch.device("cpu"):
             half, exact = (kernel - 1) / 2, self.point_group.exact
@@ -173,6 +173,7 @@ class ScaleConv(Filtered):
         out_channels: int,
         in_shape: Sequence[int],
         stride: int = 1,
+        *,
         scales: Sequence[float] = (1.0, 1.5, 2.25),
         kind: Lifting = "full",
         anchors: float = 0.5,

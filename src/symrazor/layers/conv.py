@@ -92,6 +92,7 @@ class Conv(Filtered):
         out_channels: int,
         in_shape: Sequence[int],
         stride: int = 1,
+        *,
         kernel: int = 3,
         padding: Padding = "circular",
         reduction: Reduction = "l2",

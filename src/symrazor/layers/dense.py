@@ -26,6 +26,7 @@ class FC(Path):
         out_channels: int,
         in_shape: Sequence[int],
         stride: int = 1,
+        *,
         bias: bool = True,
         out_shape: Sequence[int] | None = None,
     ) -> None:

@@ -60,6 +60,7 @@ class EquivariantLinear(Path):
         out_channels: int,
         source: Group | Representation,
         target: Group | Representation | None = None,
+        *,
         in_shape: Sequence[int] | None = None,
         out_shape: Sequence[int] | None = None,
         bias: bool = True,

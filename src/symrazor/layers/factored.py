@@ -162,6 +162,7 @@ class FFC(Factored):
         out_channels: int,
         in_shape: Sequence[int],
         stride: int = 1,
+        *,
         bias: bool = False,
         out_shape: Sequence[int] | None = None,
     ) -> None:

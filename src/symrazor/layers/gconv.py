@@ -85,6 +85,7 @@ class GConv(Filtered):
         out_channels: int,
         in_shape: Sequence[int],
         stride: int = 1,
+        *,
         group: str | Group = "p4",
         kind: Kind = "full",
         kernel: int = 3,
@@ -134,11 +135,11 @@ class GConv(Filtered):
             conv.out_channels,
             in_shape,
             conv.stride[0],
-            group,
-            "lift" if lift else "full",
-            conv.kernel_size[0],
-            conv.padding_mode,  # type: ignore[arg-type]
-            "first",
+            group=group,
+            kind="lift" if lift else "full",
+            kernel=conv.kernel_size[0],
+            padding=conv.padding_mode,  # type: ignore[arg-type]
+            reduction="first",
         ).to(conv.weight)
         if not path.point_group.exact:
             raise ValueError(f"expected a group of the grid, got {path.group}")
@@ -189,6 +190,11 @@ class GConv(Filtered):
         """Relative error of a smooth filter at the worst angle; 0 for groups of the grid."""
         exact = self.point_group.exact
         return 0.0 if exact else interpolation_error(self.point_group, self.kernel)
+
+    def extra_repr(self) -> str:
+        """Spaces and group, and how well filters are turned, for `print(model)`."""
+        error = self.interpolation_error
+        return super().extra_repr() + (f", interpolation error {error:.2g}" if error else "")
 
     @property
     def output_weights(self) -> list[nn.Parameter]:

@@ -38,6 +38,7 @@ class GFFC(Factored):
         out_channels: int,
         in_shape: Sequence[int],
         stride: int = 1,
+        *,
         group: str | Group = "p4",
         lift: bool = False,
         bias: bool = False,

@@ -115,6 +115,7 @@ class SConv(Filtered):
         out_channels: int,
         in_shape: Sequence[int],
         stride: int = 1,
+        *,
         anchors: float = 0.5,
         kernel: int = 3,
         padding: Padding = "circular",
@@ -167,10 +168,10 @@ class SConv(Filtered):
             conv.out_channels,
             conv.in_shape,
             conv.stride,
-            anchors,
-            inner.kernel_size[0],
-            inner.padding_mode,  # type: ignore[arg-type]
-            conv.shrink.reduction,
+            anchors=anchors,
+            kernel=inner.kernel_size[0],
+            padding=inner.padding_mode,  # type: ignore[arg-type]
+            reduction=conv.shrink.reduction,
             **basis,
         ).to(inner.weight)
         path.conv.values.copy_(nearest(path.conv.basis.matrix(), inner.weight.flatten(2)))
@@ -186,9 +187,9 @@ class SConv(Filtered):
             self.out_channels,
             self.in_shape,
             self.stride,
-            self.conv.basis.shape[0],
-            self.conv.padding,
-            self.shrink.reduction,
+            kernel=self.conv.basis.shape[0],
+            padding=self.conv.padding,
+            reduction=self.shrink.reduction,
         ).to(self.conv.values)
         path.conv.weight.copy_(self.conv.filter())
         assert path.conv.bias is not None
@@ -231,8 +232,16 @@ class SConv(Filtered):
                 f"{self.in_shape}, got {kernel}"
             )
         ratio = float(target / basis.shape[0])
-        options = (self.stride, 1, kernel, self.conv.padding, self.shrink.reduction)
-        path = SConv(self.in_channels, self.out_channels, in_shape, *options)
+        path = SConv(
+            self.in_channels,
+            self.out_channels,
+            in_shape,
+            self.stride,
+            anchors=1,
+            kernel=kernel,
+            padding=self.conv.padding,
+            reduction=self.shrink.reduction,
+        )
         finer = basis.stretched((kernel,) * dims, ratio)
         path.conv = SparseFilter(self.in_channels, self.out_channels, finer, self.conv.padding)
         path.to(self.conv.values)

@@ -111,6 +111,7 @@ class SFC(Factored):
         out_channels: int,
         in_shape: Sequence[int],
         stride: int = 1,
+        *,
         anchors: float | tuple[float, float] = 0.5,
         bias: bool = False,
         out_shape: Sequence[int] | None = None,

@@ -37,6 +37,7 @@ class SGConv(GConv):
         out_channels: int,
         in_shape: Sequence[int],
         stride: int = 1,
+        *,
         group: str | Group = "p4",
         kind: Kind = "full",
         anchors: Any = 0.5,
@@ -49,7 +50,15 @@ class SGConv(GConv):
         if kind not in ("full", "lift", "pointwise"):
             raise ValueError(f"expected kind 'full', 'lift' or 'pointwise', got {kind!r}")
         super().__init__(
-            in_channels, out_channels, in_shape, stride, group, kind, kernel, padding, reduction
+            in_channels,
+            out_channels,
+            in_shape,
+            stride,
+            group=group,
+            kind=kind,
+            kernel=kernel,
+            padding=padding,
+            reduction=reduction,
         )
         R = self.point_group.matrices
         if not bool(((R @ R.mT - R[0]).abs() < 1e-9).all()):

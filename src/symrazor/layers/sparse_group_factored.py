@@ -58,6 +58,7 @@ class SGFFC(GFFC):
         out_channels: int,
         in_shape: Sequence[int],
         stride: int = 1,
+        *,
         group: str | Group = "p4",
         lift: bool = False,
         anchors: float = 0.5,
@@ -66,7 +67,8 @@ class SGFFC(GFFC):
         **basis: Any,
     ) -> None:
         """Place the anchors of both factors and draw their values."""
-        super().__init__(in_channels, out_channels, in_shape, stride, group, lift, bias, out_shape)
+        shapes = in_channels, out_channels, in_shape, stride
+        super().__init__(*shapes, group=group, lift=lift, bias=bias, out_shape=out_shape)
         fields = in_channels // self.before, out_channels // self.after
         self.point_group_of = group
         counts = (anchor_count(anchors, n) for n in (self.pixels_in, self.pixels_out))
@@ -82,7 +84,8 @@ class SGFFC(GFFC):
         """The same map as `GFFC`, with both factors written out."""
         c, shape, d, out_shape = self.spaces
         lift, bias = self.before < self.after, any(True for _ in self.offset.parameters())
-        path = GFFC(c, d, shape, 1, self.point_group_of, lift, bias, out_shape)
+        group = self.point_group_of
+        path = GFFC(c, d, shape, group=group, lift=lift, bias=bias, out_shape=out_shape)
         path.to(self.first.values)
         path.first.weight.copy_(self.first.weight())
         path.second.weight.copy_(self.second.weight())
