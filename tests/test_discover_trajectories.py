@@ -66,7 +66,9 @@ def test_the_network_is_the_simulator() -> None:
 
 def test_missing_states_and_short_trajectories_are_read(tmp_path: Path) -> None:
     states, times = _oscillator()
-    rows = _csv(states, times.astype(np.float64) + 1.7e9)  # seconds since 1970 need more than float32
+    rows = _csv(
+        states, times.astype(np.float64) + 1.7e9
+    )  # seconds since 1970 need more than float32
     rows = [*rows[:4], "0,1700000000.75,,1", *rows[5:-3]]
     (tmp_path / "a.csv").write_text("\n".join(rows))
     data = read(tmp_path / "a.csv")
