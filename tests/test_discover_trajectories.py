@@ -1,5 +1,6 @@
 """Trajectories from a file to a run folder, and what is refused on the way."""
 
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -66,7 +67,9 @@ def test_the_network_is_the_simulator() -> None:
 
 def test_missing_states_and_short_trajectories_are_read(tmp_path: Path) -> None:
     states, times = _oscillator()
-    rows = _csv(states, times + 1.7e9)  # seconds since 1970 need more than float32
+    rows = _csv(
+        states, times.astype(np.float64) + 1.7e9
+    )  # seconds since 1970 need more than float32
     rows = [*rows[:4], "0,1700000000.75,,1", *rows[5:-3]]
     (tmp_path / "a.csv").write_text("\n".join(rows))
     data = read(tmp_path / "a.csv")
@@ -81,13 +84,20 @@ def test_missing_states_and_short_trajectories_are_read(tmp_path: Path) -> None:
     assert kept in (5 * 7 - 2, 5 * 7 - 3, 5 * 7 - 5)
 
 
-def test_positions_alone_are_enough_where_they_are_said_to_be(tmp_path: Path) -> None:
+def test_positions_alone_are_enough_where_they_are_said_to_be(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     states, times = _oscillator()
     np.savez(tmp_path / "a.npz", states=states[..., :1], times=times)
-    with pytest.warns(UserWarning, match="momenta are finite differences"):
-        found = sr.discover(tmp_path / "a.npz", epochs=2, positions=True)
+    run = tmp_path / "run"
+    with warnings.catch_warnings():
+        warnings.simplefilter("default")
+        told = ["--positions", "--epochs", "2", "--out", str(run)]
+        cli.run(["discover", str(tmp_path / "a.npz"), *told])
+    assert "warning: momenta are finite differences" in capsys.readouterr().out
     x = torch.tensor([[1.0, 0.0]])
-    assert found.network()(x).shape == (1, 2)
+    assert load_network(run)(x).shape == (1, 2)
+    assert "float32 [n, 2]" in (run / "README.txt").read_text()
 
 
 @pytest.mark.parametrize(

@@ -165,7 +165,7 @@ def test_entries_are_in_the_units_of_the_user() -> None:
     data = simulate(systems.oscillators(), 6, 6, 0.2, seed=0)
     own = given.given(data.states * torch.tensor([10.0, 0.1]), data.times[0], False)
     scale = given.units(own)
-    (entry,), _, algebra = described(unitary(1).quadratic(), scale, scale.scaled(own))
+    (entry,), _, algebra = described(unitary(1).quadratic(), scale, scale.scaled(own), noise=1.0)
     assert entry["name"] == "energy (rotation of phase space)"
     A = np.array(entry["matrix"])
     ratio = float(scale.scale[0] / scale.scale[1]) ** 2

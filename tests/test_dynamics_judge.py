@@ -136,6 +136,20 @@ def test_judge_reports_every_stage() -> None:
     assert trained.trials[0]["quantities"] == 0 and trained.trials[0]["rounded"] == 0
 
 
+def test_whole_coefficients_win_where_costs_are_the_same() -> None:
+    model = _offer(2, 1)
+    free = SymmetrisedNetwork(model.network, Quadratic.fixed(torch.eye(2)[None]))
+    whole = rounded(free)
+    assert whole is not None
+    none = judge.Trial(50.0, SymmetrisedNetwork(model.network), None, 1.0)
+    learned = judge.Trial(10.0, free, None, 1.0)
+    for cost, expected in ((8.0, "whole"), (14.0, "whole"), (15.0, "learned")):
+        simple = judge.Trial(cost, whole, None, 1.0)
+        won = judge._winner([none, simple, learned])
+        assert won is (simple if expected == "whole" else learned)
+    assert judge._winner([none, judge.Trial(60.0, whole, None)]) is none
+
+
 def test_judge_keeps_to_its_time() -> None:
     """More steps than fit are asked for; all trials still get equally many."""
     data = transitions(simulate(systems.oscillators(), 7, 4, 0.2, seed=1), 1e-3)

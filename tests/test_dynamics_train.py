@@ -149,9 +149,9 @@ def test_simulator_goes_there_and_back() -> None:
     torch.testing.assert_close(simulator(there, -2.0), x, rtol=0, atol=1e-3)
     torch.testing.assert_close(there.norm(dim=1), x.norm(dim=1), rtol=1e-3, atol=1e-3)
     torch.testing.assert_close(simulator.energy(there), simulator.energy(x), rtol=1e-2, atol=1e-3)
-    path = long_rollout(trained, x, 0.2, 5)
-    assert path.shape == (3, 6, 2)
-    assert relative_drift(lambda x: x.norm(dim=-1), path)[0] < 0.2
+    assert long_rollout(trained, x, 0.2, 5).shape == (3, 6, 2)
+    path = long_rollout(trained, x, 0.2, 5, mean_weights=True)
+    assert relative_drift(lambda x: x.norm(dim=-1), path)[0] < 0.05
     assert mean_squared_error(trained, transitions(DATA)) < 0.01
 
 
@@ -160,11 +160,11 @@ def test_evidence_learns_the_rotation_and_likelihood_does_not() -> None:
     from symrazor.experiments import noether, noether_oscillator
 
     problem = noether_oscillator.setting(noether.Options(small=True), 0)
-    config = problem.config.change(steps=500)
+    config = problem.config.change(steps=500, burn_in=0.2)
     row = noether.figures(
         train(noether.build(problem, "learned", 0), problem.data, config), problem
     )
-    assert row["dimension"] == 1 and row["parallelness"][0] > 0.98
+    assert row["parallelness"][0] > 0.98 and row["singular_values"][0] > 1
     config = config.change(objective="likelihood")
     row = noether.figures(
         train(noether.build(problem, "likelihood", 0), problem.data, config), problem

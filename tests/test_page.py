@@ -269,6 +269,9 @@ def test_flows_are_shown_where_they_turn() -> None:
     straight = with_flow({"matrix": np.zeros((4, 4)).tolist(), "linear": [0.0, 0.0, 1.0, 0.0]})
     assert "q1" in straight["axes"]
     assert "flow" not in with_flow({"matrix": [[1.0, 2.0, 3.0]]})
+    spring = {"matrix": np.eye(2).tolist(), "linear": [-10.0, 0.0]}  # about q = 10
+    radius = np.linalg.norm(np.array(with_flow(spring, [1.0, 1.0], [10.0, 0.0])["flow"]), axis=-1)
+    assert np.ptp(radius, axis=1) == pytest.approx(0, abs=1e-9)
 
 
 @pytest.mark.parametrize("seed", range(5))

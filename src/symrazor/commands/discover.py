@@ -2,6 +2,7 @@
 
 import logging
 import shutil
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -100,6 +101,11 @@ def discover(given: Annotated[Arguments, tyro.conf.arg(name="")]) -> None:
         show.print(_table(found))
         console().print(escape(found.verdict), style="bold green", soft_wrap=True)
 
+    def warn(message: Warning | str, *_: object) -> None:
+        console().print(f"warning: {escape(str(message))}", style="yellow", soft_wrap=True)
+
+    shown = warnings.showwarning
+    warnings.showwarning = warn  # type: ignore[assignment]  # in one line
     try:
         if given.data is None:
             found = discover_digits(options, tell, answered)
@@ -113,6 +119,8 @@ def discover(given: Annotated[Arguments, tyro.conf.arg(name="")]) -> None:
     except KeyboardInterrupt as stop:
         said = str(stop) or f"what is finished is in {out}; the same command goes on"
         raise KeyboardInterrupt(said) from stop
+    finally:
+        warnings.showwarning = shown
     if given.report is not None:
         found.report(given.report)
     if given.json_file is not None:

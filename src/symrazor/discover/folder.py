@@ -90,15 +90,14 @@ def save(discovery: Discovery, folder: Path) -> Path:
 
 def _save_dynamics(discovery: Discovery, folder: Path) -> None:
     """The network that moves states by one step, and how to use it."""
-    assert discovery.data is not None
-    network, states = discovery.network(), discovery.data.x[:, 0]
-    example = states[:8] if len(states) > 1 else discovery.data.x[0, :8]
+    network, size = discovery.network(), len(discovery.dynamics.to_dict()["scale"])
+    example = torch.rand(8, size, generator=torch.Generator().manual_seed(0))
     save_network(network, folder, example, "torch")
     save_network(network, folder, example, "safetensors")
     text = _DYNAMICS.format(
         folder=folder,
         network=folder / "network.pt2",
-        size=states.shape[1],
+        size=size,
         dt=discovery.dynamics.dt,
         verdict=discovery.verdict,
     )
@@ -229,7 +228,7 @@ def export_network(run: Path, form: Format, out: Path, question: str | None = No
     network = load_network(run, question)
     document = read_document(run)
     shape = document["data"]["shape"]
-    shape = shape[1:] if "dynamics" in document else shape
+    shape = [len(document["dynamics"]["scale"])] if "dynamics" in document else shape
     generator = torch.Generator().manual_seed(0)
     example = torch.rand(8, *shape, generator=generator)
     return save_network(_plain(network), out, example, form)

@@ -33,6 +33,7 @@ class FreeSpan(Quadratic):
     """
 
     metric: Tensor
+    parts: Tensor
 
     def __init__(
         self,
@@ -49,6 +50,8 @@ class FreeSpan(Quadratic):
         metric = torch.einsum("nfd,ngd->fg", slopes, slopes) / len(x)
         self.rows = nn.Parameter(evened(rows.double().cpu(), metric).float())
         self.register_buffer("metric", metric.float())
+        one = torch.eye(len(metric))  # A and b are linear in the coefficients
+        self.register_buffer("parts", torch.cat(_columns(one, self.phase), -1), persistent=False)
         form = symplectic_form(freedom(self.phase)).float()
         self.register_buffer("J", form, persistent=False)
 
@@ -65,17 +68,26 @@ class FreeSpan(Quadratic):
     @property
     def A(self) -> Float[Tensor, "m d d"]:
         """Symmetric matrices."""
-        return matrices(self.even, self.phase)[0]
+        return self._both()[..., :-1]
 
     @property
     def b(self) -> Float[Tensor, "m d"]:  # type: ignore[override]
         """Linear parts."""
-        return self.even[:, -self.phase :]
+        return self._both()[..., -1]
 
     def generators(self) -> Float[Tensor, "m d e"]:
         r"""$(J A_k \mid J b_k)$."""
-        A, b = matrices(self.even, self.phase)
-        return self.J.to(b) @ torch.cat([A, b[..., None]], dim=-1)
+        both = self._both()
+        return self.J.to(both) @ both
+
+    def _both(self) -> Float[Tensor, "m d e"]:
+        r"""$(A_k \mid b_k)$, without indices: a step of training may be recorded on a GPU."""
+        return torch.einsum("mf,fij->mij", self.even, self.parts)
+
+
+def _columns(rows: Float[Tensor, "m f"], d: int) -> tuple[Tensor, Tensor]:
+    A, b = matrices(rows, d)
+    return A, b[..., None]
 
 
 def evened(rows: Float[Tensor, "m f"], metric: Float[Tensor, "f f"]) -> Float[Tensor, "m f"]:

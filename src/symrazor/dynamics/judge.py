@@ -32,6 +32,8 @@ PROPOSALS = 2
 """How many numbers of quantities are tried, beside none."""
 TRIALS = 3
 """Of a number of quantities at most: rounded, free, and rounded after that."""
+ERRORS = 3.0
+"""Standard errors within which two costs are the same."""
 SLACK = 0.75
 """Share of the time that is planned: what is not steps takes time too."""
 FIRST, TRYING = 0.2, 0.4
@@ -46,11 +48,13 @@ class Trial:
         cost: nats, $-\mathrm{ELBO}$ and a charge for free coefficients; infinite where it diverged.
         model: what was tried.
         trained: the result, unless it diverged.
+        error: standard error of the cost.
     """
 
     cost: float
     model: SymmetrisedNetwork
     trained: Trained | None
+    error: float = 0.0
 
     @property
     def count(self) -> int:
@@ -66,6 +70,7 @@ class Trial:
             "group": float(isinstance(conserved, GroupOrbits)),
             "steps": 0 if self.trained is None else self.trained.config.steps,
             "cost": self.cost,
+            "error": self.error,
         }
 
 
@@ -106,7 +111,7 @@ def train_and_judge(
     tried.run(plain)
     for m in found.jumps(PROPOSALS):
         tried.propose(found.first(m))
-    winner = min(tried.trials, key=lambda t: t.cost)
+    winner = _winner(tried.trials)
     best = _held(winner, model)
     told.skip_to(told.total - 2 * plan.last)
     group = whole_group(best, data.x)
@@ -196,7 +201,8 @@ class _Trials:
             self.trials.append(Trial(math.inf, own, None))
             return self.trials[-1]
         cost = trained.bound["neg_elbo"] * n + charge(own.conserved, n)
-        self.trials.append(Trial(cost if math.isfinite(cost) else math.inf, own, trained))
+        cost = cost if math.isfinite(cost) else math.inf
+        self.trials.append(Trial(cost, own, trained, trained.bound["error"] * n))
         return self.trials[-1]
 
     def propose(self, free: SymmetrisedNetwork) -> None:
@@ -221,6 +227,19 @@ def _same(one: SymmetrisedNetwork, other: SymmetrisedNetwork | None) -> bool:
         return True
     both = torch.cat([generators(q.A, q.b).flatten(1) for q in (a, b)])
     return int(torch.linalg.matrix_rank(both, rtol=1e-5)) == a.count
+
+
+def _winner(trials: list[Trial]) -> Trial:
+    """The least cost; of as many quantities with whole coefficients rather, if that is as good."""
+    best = min(trials, key=lambda t: t.cost)
+    equal = [
+        t
+        for t in trials
+        if t.count == best.count
+        and is_rounded(t.model.conserved)
+        and t.cost - best.cost <= ERRORS * math.hypot(t.error, best.error)
+    ]
+    return min(equal, key=lambda t: t.cost, default=best)
 
 
 def _held(best: Trial, given: SymmetrisedNetwork) -> SymmetrisedNetwork:

@@ -32,7 +32,8 @@ class Trained:
         history: a record every so many steps.
         seconds: of training.
         skipped: steps without a finite gradient.
-        bound: "nll", "kl" and "neg_elbo", each per datum, of the training data at the end.
+        bound: "nll", "kl" and "neg_elbo", each per datum, of the training data at the end, and the
+            standard "error" of their estimate.
         trials: of `train_and_judge`: how many quantities were tried, and what they cost in nats.
     """
 
@@ -53,7 +54,7 @@ def divergence(model: SymmetrisedNetwork) -> Tensor:
 
 @torch.no_grad()
 def bound(trained: Trained, data: Transitions, draws: int | None = None) -> dict[str, float]:
-    """The bound per datum with many draws: "nll", "kl" and their sum "neg_elbo".
+    """The bound per datum with many draws: "nll", "kl", their sum "neg_elbo", and its "error".
 
     Args:
         trained: the model.
@@ -65,14 +66,16 @@ def bound(trained: Trained, data: Transitions, draws: int | None = None) -> dict
         flows = 1 if trained.model.conserved is None else 2 * trained.config.flows
         draws = max(16, min(256, BOUND // (len(data) * flows)))
         draws //= 1 if isinstance(trained.model.conserved, Quadratic | None) else 8
-    total, count = 0.0, 0
+    total = torch.zeros(draws, dtype=torch.float64)
     for piece, predicted in predictions(trained, data, draws=draws, seed=trained.config.seed + 1):
-        total += float(trained.noise.nll(predicted, piece).mean(0).sum(dtype=torch.float64))
-        count += len(piece)
+        total += trained.noise.nll(predicted, piece).sum(1, dtype=torch.float64).cpu()
+    each = total / len(data)
+    pairs = each[: draws // 2 * 2].view(-1, 2).mean(1) if draws > 3 else each  # they are opposite
+    nll, error = float(each.mean()), float(pairs.std(correction=0)) / len(pairs) ** 0.5
     kl = 0.0
     if trained.config.objective == "elbo":
         kl = float(divergence(trained.model)) / len(data)
-    return {"nll": total / count, "kl": kl, "neg_elbo": total / count + kl}
+    return {"nll": nll, "kl": kl, "neg_elbo": nll + kl, "error": error}
 
 
 @torch.no_grad()

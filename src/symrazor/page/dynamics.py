@@ -23,8 +23,8 @@ def question_of(dynamics: Mapping[str, Any]) -> dict[str, Any]:
     evidence = dynamics.get("evidence") or {}
     errors = dynamics.get("held_out_mse") or {}
     histories = dynamics.get("history") or {}
-    scale = dynamics.get("scale")
-    conserved = [with_flow(entry, scale) for entry in dynamics.get("conserved") or ()]
+    own = (dynamics.get("scale"), dynamics.get("centre"))
+    conserved = [with_flow(entry, *own) for entry in dynamics.get("conserved") or ()]
     return {
         "name": "dynamics",
         "question": "What is conserved?",
@@ -61,17 +61,24 @@ def _record(record: Mapping[str, Any], n: int) -> dict[str, Any]:
     return {**record, **_evidence(record, n)}
 
 
-def with_flow(entry: Mapping[str, Any], scale: Sequence[float] | None = None) -> dict[str, Any]:
+def with_flow(
+    entry: Mapping[str, Any],
+    scale: Sequence[float] | None = None,
+    centre: Sequence[float] | None = None,
+) -> dict[str, Any]:
     """A conserved quantity with its flow, unless it has one or is not quadratic.
 
     Args:
         entry: with "matrix" A and perhaps "linear" b.
         scale: how large each entry of a state is.
+        centre: about which it varies, and the flow is drawn; zero by default.
     """
     A = torch.as_tensor(entry.get("matrix", []), dtype=torch.float64)
     if "flow" in entry or A.dim() != 2 or A.shape[0] != A.shape[1] or len(A) % 2 or not len(A):
         return dict(entry)
     b = torch.as_tensor(entry.get("linear", [0.0] * len(A)), dtype=torch.float64)
+    if centre is not None:
+        b = b + A @ torch.as_tensor(centre, dtype=torch.float64)
     size = torch.ones(len(A), dtype=torch.float64) if scale is None else torch.as_tensor(scale)
     states = flow(A, b, size.to(A))
     if not bool(states.isfinite().all()):
