@@ -54,7 +54,7 @@ def test_likelihood_by_loops(rest: float | None, steps: int, m: int) -> None:
         for c in places:
             density = kernel.roll(c)[:s] / kernel.roll(c)[:s].sum()
             fits.append((seen[y == label].exp() @ density).clamp(min=1e-300).log().sum())
-        expected += float(torch.stack(fits).logsumexp(0)) - math.log(len(places))
+        expected += float(torch.stack(fits).logsumexp(0)) - math.log(s if rest is None else around)
     found = Windows(seen, y, rest).likelihoods([m], [steps])
     assert found == {(m, steps): pytest.approx(expected, rel=1e-9)}
 
