@@ -81,8 +81,8 @@ def likeliest_lean(seen: Float[Tensor, "n s"], y: Tensor, rest: float | None) ->
     price = 0.5 * math.log(n)
 
     def score(pair: tuple[int, int]) -> float:
-        return found[pair] - price * ((pair[0] > 1) + (pair[1] > 0))
+        return found[pair] - price * ((1 < pair[0] < s) + (pair[1] > 0))
 
     m, i = max(found, key=score)
-    flat = max(value for (_, spread), value in found.items() if spread == 0)
-    return Lean(0.0 if m == 1 else m / s, i / (2 * SPREADS), found[m, i] - flat)
+    flat = max((pair for pair in found if pair[1] == 0), key=score)
+    return Lean(0.0 if m == 1 else m / s, i / (2 * SPREADS), found[m, i] - found[flat])

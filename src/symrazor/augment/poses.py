@@ -132,6 +132,6 @@ def _range(
     """
     s = energies.shape[1]
     values = Windows(energies, y, beyond).likelihoods(range(1, s + 1))
-    (best, _), highest = max(values.items(), key=lambda item: item[1])
-    closed = best == 1 if still is None else still >= highest
+    (best, _), highest = max(reversed(values.items()), key=lambda item: item[1])
+    closed = best == 1 if still is None else still > highest
     return 0.0 if closed else best / s
