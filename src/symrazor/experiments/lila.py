@@ -124,9 +124,7 @@ def augmentation(kind: str, wide: bool, samples: int = SAMPLES) -> Augment:
     start = {"rotation": 2.5, "translation": 0.5, "scale": 0.6, "affine": 0.3}
     group = {"rotation": "rotation", "translation": "translation", "scale": "scale"}
     chosen = group.get(kind, "affine")
-    moves = affine(chosen, start[chosen] if wide else NARROW.get(chosen, 0.1))
-    mirrors = [Flips((-1,), 0.4 if wide else 0.1)] if kind == "affine and flip" else []
-    return Augment([moves, *mirrors], samples)
+    return Augment(affine(chosen, start[chosen] if wide else NARROW.get(chosen, 0.1)), samples)
 
 
 @dataclass(frozen=True)
