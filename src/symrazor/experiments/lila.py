@@ -198,12 +198,11 @@ def _with_evidence(job: Job, model: nn.Module, shape: tuple[int, ...]) -> Run:
 
 
 def _lean(model: nn.Module, job: Job, shape: tuple[int, ...]) -> dict[str, float]:
-    """Degrees of the even part of the range of poses, and of the spread about it."""
+    """Degrees of the even part of the range of poses, its ends, and the spread about it."""
     if not isinstance(model, Augmented) or model.average != "joint":
         return {}
     (width,) = of_copies(model, shape).values()
-    even, spread, gain = find_lean(model, job.train)
-    return {"even": width * even, "spread": width * spread, "gain": gain}
+    return {name: width * part for name, part in find_lean(model, job.train)._asdict().items()}
 
 
 def of_copies(model: nn.Module, shape: tuple[int, ...]) -> dict[str, float]:
