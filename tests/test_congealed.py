@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from symrazor.experiments.congealed import congealed, spread
+from symrazor.experiments.congealed import congealed, report, spread
 
 
 def _hands(degrees: Tensor, size: int = 29) -> Tensor:
@@ -34,6 +34,16 @@ def test_angles_are_found_up_to_one_for_each_class() -> None:
         assert min(total.abs().max(), apart.abs().max()) < 2.5
         assert aligned[own].std(0).mean() < 0.4 * pictures[own].std(0).mean()
     assert spread(found, y) == pytest.approx(spread(lean, y), rel=0.1)
+
+
+def test_report_of_clock_hands() -> None:
+    """Turns of up to 12 degrees on top of a lean of up to 6."""
+    lean = 6 * (2 * torch.rand(120, generator=torch.Generator().manual_seed(5)) - 1)
+    text = report(_hands(lean), torch.zeros(120, dtype=torch.long), turn=12.0)
+    own, aligned, _ = (float(line.split(" | ")[1].strip(" |")) for line in text.splitlines()[2:5])
+    assert own == pytest.approx(6 / math.sqrt(3), abs=1) and aligned < 1
+    left = float(text.rsplit(": ", 1)[1].removesuffix(" degrees."))
+    assert left == pytest.approx(12, abs=2)
 
 
 def test_spread_of_even_angles() -> None:

@@ -34,15 +34,19 @@ def test_both_parts_are_found(even: float, lean: float) -> None:
     model = Augmented(Sharp(), Augment(lie(so2(), 2.5), 4), average="joint").eval()
     found = find_lean(model, _leaning(even, lean))
     degrees = math.degrees(2.5)
-    assert degrees * found.even == pytest.approx(even, abs=5)
-    assert degrees * found.spread == pytest.approx(lean, abs=5)
-    assert found.gain >= 0
+    assert degrees * found.even == pytest.approx(even, abs=8 if lean else 3)
+    assert degrees * found.spread == pytest.approx(lean, abs=3)
+    assert 0 <= found.low <= found.high <= 1
+    assert found.low - 0.01 <= found.even <= found.high + 0.01  # of nearly one value, nearly that
+    assert degrees * found.low - 3 <= even <= degrees * found.high + 3
 
 
-def test_the_whole_circle_has_no_lean() -> None:
+def test_the_whole_circle() -> None:
+    """How soft the ends of a range are which has no ends is anybody's guess."""
     model = Augmented(Sharp(), Augment(lie(so2(), 3.14), 4), average="joint").eval()
     data = _leaning(180.0, 0.0, 500)
-    assert find_lean(model, data)[:2] == (1.0, 0.0)
+    found = find_lean(model, data)
+    assert found.even > 0.94 and found.high == 1
     assert float(find_reach_(model, data)) == 1
 
 

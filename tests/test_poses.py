@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 import symrazor as sr
 from symrazor.augment import Augment, Augmented, Flips, Jitter, Mixture, find_reach_, lie
-from symrazor.groups.lie import so2, so3
+from symrazor.groups.lie import LieAlgebra, so2, so3
 
 
 class Upright(nn.Module):
@@ -84,6 +84,35 @@ def test_data_that_look_alike_in_all_poses_have_no_say() -> None:
     blank = torch.zeros(200, 2)
     both = find_reach_(model, (torch.cat([x, blank]), torch.cat([y, y])))
     torch.testing.assert_close(both, alone)
+
+
+@pytest.mark.parametrize("algebra,size", [(so2(), 2), (so3(), 3)])
+def test_a_network_that_sees_no_pose_has_the_whole_width(algebra: LieAlgebra, size: int) -> None:
+    class Lengths(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.stack([x.square().sum(1), -x.square().sum(1)], 1)
+
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(200, size, generator=generator, dtype=torch.float64)
+    augment = Augment(lie(algebra, 1.0), 4)
+    model = Augmented(Lengths(), augment, average="joint").double().eval()
+    assert find_reach_(model, (x, torch.arange(200) % 2)).tolist() == [1.0] * augment.reach.numel()
+
+
+def test_two_generators_that_are_both_sharp() -> None:
+    """A coarse lattice alone would miss the poses of many data."""
+
+    class Spot(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            near = -200 * (x - torch.tensor([1.0, 0.0, 0.0])).square().sum((1, 2))
+            return torch.stack([near, near - 50], 1)
+
+    generator = torch.Generator().manual_seed(0)
+    z, up = (0.7 * (2 * torch.rand(300, generator=generator) - 1) for _ in range(2))
+    x = torch.stack([z.cos() * up.cos(), z.sin() * up.cos(), up.sin()], 1).unsqueeze(1)
+    model = Augmented(Spot(), Augment(lie(so3(), 1.4), 4), average="joint").eval()
+    found = (1.4 * find_reach_(model, (x, torch.zeros(300, dtype=torch.long)))).sort().values
+    assert found.tolist() == pytest.approx([0.7, 0.7, 1.4], abs=0.15)  # it cannot see its own spin
 
 
 def test_of_several_generators_each_has_its_own_range() -> None:

@@ -5,13 +5,12 @@ all poses, lean included. Here poses of a class are taken for the sum of both,
 
 $$ e = c_y + u + z, \qquad u \sim U(-v, v), \quad z \sim N(0, s^2), $$
 
-with v and s of highest likelihood under the network as it is, as in `poses`. A sum whose two parts
-are both above 0 pays half the logarithm of the number of data (Schwarz's criterion). The two
-can only be told apart by the ends of the range, which are sharp for an even range and soft for a
-normal one: that takes a thousand data or so, and a lean of about normal shape.
+under the network as it is (`windows`). The two parts can only be told apart by the ends of the
+range, which are sharp for an even range and soft for a normal one. So what is known about v and s
+is a whole distribution: their posterior, with all values up to the width (of s, half of it) as
+likely as others before. It takes a thousand data or so, and a lean of about normal shape.
 """
 
-import math
 from typing import NamedTuple
 
 import torch
@@ -26,20 +25,26 @@ from symrazor.data import Tensors
 
 MOST_DATA = 2000
 """Data that are looked at."""
+UNLIKELY = 15.0
+"""Below the highest log likelihood of the coarse grid: not looked at again."""
+FINE = 24
+"""Values of each on the fine grid, about."""
 
 
 class Lean(NamedTuple):
     """Poses of one generator, as fractions of its width.
 
     Args:
-        even: v, the range of the even part.
-        spread: s, the standard deviation of the normal part.
-        gain: log likelihood above that of an even range alone.
+        even: v, the range of the even part: its posterior mean.
+        low: the 5 per cent quantile of v.
+        high: the 95 per cent quantile of v.
+        spread: s, the standard deviation of the normal part: its posterior mean.
     """
 
     even: float
+    low: float
+    high: float
     spread: float
-    gain: float
 
 
 @torch.no_grad()
@@ -59,11 +64,11 @@ def find_lean(model: Augmented, data: Tensors) -> Lean:
         raise ValueError(f"expected an augmentation with one generator, got {k}")
     x, y = (part[:MOST_DATA] for part in data)
     seen = over_choices(augment, pose_energies(model, x, y, grid(POINTS, 1)))
-    return likeliest_lean(seen, y, rest_of_circle(augment)[0])
+    return posterior(seen, y, rest_of_circle(augment)[0])
 
 
-def likeliest_lean(seen: Float[Tensor, "n s"], y: Tensor, rest: float | None) -> Lean:
-    """The pair of highest likelihood, found on a coarse grid and then on a fine one around it.
+def posterior(seen: Float[Tensor, "n s"], y: Tensor, rest: float | None) -> Lean:
+    """Means and quantiles, on a fine grid around what is likely on a coarse one.
 
     Args:
         seen: logarithm of the density of each datum on an even grid from one end of the width to
@@ -71,18 +76,25 @@ def likeliest_lean(seen: Float[Tensor, "n s"], y: Tensor, rest: float | None) ->
         y: classes.
         rest: length of the rest of the circle, in widths; None if there is no circle.
     """
-    n, s = seen.shape
-    windows = Windows(seen, y, rest)
-    both = windows.likelihoods(range(5, s + 1, 4), range(8, SPREADS, 8))
-    m, i = max(both, key=both.__getitem__)
-    lengths, spreads = range(m - 3, min(s, m + 3) + 1), range(i - 6, i + 7, 2)
-    found = both | windows.likelihoods(lengths, spreads)
-    found |= windows.likelihoods(range(1, s + 1), (0,)) | windows.likelihoods((1,), range(SPREADS))
-    price = 0.5 * math.log(n)
+    s, windows = seen.shape[1], Windows(seen, y, rest)
+    coarse = windows.likelihoods(_ticks(1, s, 4), _ticks(0, SPREADS, 8))
+    highest = max(coarse.values())
+    likely = [pair for pair, value in coarse.items() if value > highest - UNLIKELY]
+    (first, last), (soft, softest) = (
+        (min(values), max(values)) for values in zip(*likely, strict=True)
+    )
+    lengths = _ticks(max(1, first - 3), min(s, last + 3), 1 + (last - first) // FINE)
+    spreads = _ticks(max(0, soft - 7), min(SPREADS, softest + 7), 1 + (softest - soft) // FINE)
+    found = windows.likelihoods(lengths, spreads)
+    table = torch.tensor([[found[m, i] for i in spreads] for m in lengths], dtype=torch.float64)
+    p = (table - table.max()).exp() / (table - table.max()).exp().sum()
+    v = torch.tensor([0.0 if m == 1 else m / s for m in lengths], dtype=torch.float64)
+    up_to = p.sum(1).cumsum(0)
+    low, high = (float(v[int((up_to < q).sum().clamp(max=len(v) - 1))]) for q in (0.05, 0.95))
+    spread = torch.tensor(spreads, dtype=torch.float64) / (2 * SPREADS)
+    return Lean(float(p.sum(1) @ v), low, high, float(p.sum(0) @ spread))
 
-    def score(pair: tuple[int, int]) -> float:
-        return found[pair] - price * ((pair[0] > 1) + (pair[1] > 0))
 
-    m, i = max(found, key=score)
-    flat = max(value for (_, spread), value in found.items() if spread == 0)
-    return Lean(0.0 if m == 1 else m / s, i / (2 * SPREADS), found[m, i] - flat)
+def _ticks(first: int, last: int, step: int) -> list[int]:
+    """From the first to the last, both among them."""
+    return sorted({*range(first, last + 1, step), last})

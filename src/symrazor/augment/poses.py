@@ -14,7 +14,8 @@ $$ \hat v = \arg\max_v \sum_y \log \frac{1}{|C|} \sum_{c \in C} \prod_{n: y_n = 
 
 within $[-w, w]$: where the poses of the training data fill the range evenly up to its ends. Each
 class has a middle c of its own, since nothing but chance says which pose a network takes for
-the standard one of a class, and it is summed over (`windows`). A datum that looks the same in all
+the standard one of a class, and it is summed over (`windows`). A range below the whole width pays
+half the logarithm of the number of data (Schwarz's criterion). A datum that looks the same in all
 poses has no say. Turns are counted around the circle. For several generators each range is taken
 with the others at the likeliest pose of each datum. $v = 0$, no transformation at all, is a
 candidate if there is one generator; of several, the narrowest range that is tried stands for it.
@@ -130,8 +131,9 @@ def _range(
         beyond: length of the rest of the circle, in widths; None if there is no circle.
         still: the likelihood of no range at all; None to take that of the narrowest one.
     """
-    s = energies.shape[1]
+    n, s = energies.shape
     values = Windows(energies, y, beyond).likelihoods(range(1, s + 1))
-    (best, _), highest = max(values.items(), key=lambda item: item[1])
-    closed = best == 1 if still is None else still >= highest
+    scores = {m: value - (0.5 * math.log(n) if m < s else 0.0) for (m, _), value in values.items()}
+    best = max(scores, key=scores.__getitem__)
+    closed = best == 1 if still is None else still > scores[best]
     return 0.0 if closed else best / s

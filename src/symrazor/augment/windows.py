@@ -8,7 +8,8 @@ takes for the standard one. It is summed over,
 $$ \log p(v, s) = \sum_y \log \frac{1}{|C|} \sum_{c \in C} \prod_{n: y_n = y}
    \int p(e; v, s, c) \exp g_y(T_e x_n)\, de , $$
 
-so that a window which only fits at one place pays for the choice of that place. The network has
+so that a window which only fits at one of the |C| places pays for the choice of it; the whole width
+has no middle to choose, and is what is found where no pose is likelier than others. The network has
 only been trained on poses within the width, and nothing is known about others: $p(e; v, s, c)$ is
 cut off at the ends of the width and has mass 1 within. Turns are counted around the circle; a
 window may reach over the part of it that the width leaves out, but not end there.
@@ -43,7 +44,8 @@ class Windows:
         room = round((min(rest, 1.0) if rest is not None else 1.0) * self.size)  # for soft ends
         mass = torch.cat([(seen - top).exp(), seen.new_ones(1, self.size)])  # and of the width
         self.mass = F.pad(mass, (0, room))
-        self.own = F.one_hot(y.long()).to(mass).T
+        self.places = self.mass.shape[1] if self.circle else self.size
+        self.own = (y == y.unique().unsqueeze(1)).to(mass)  # no class without data
         self.constant = float(top.sum())
 
     def likelihoods(
@@ -57,14 +59,15 @@ class Windows:
             for m in lengths:
                 starts = self._starts(m).to(total.device)
                 logs = (total[:, starts + m] - total[:, starts]).clamp(min=SMALLEST).log()
-                fits = (self.own @ (logs[:-1] - logs[-1])).logsumexp(1) - math.log(len(starts))
+                places = 1 if m == self.size else self.places
+                fits = (self.own @ (logs[:-1] - logs[-1])).logsumexp(1) - math.log(places)
                 found[m, i] = float(fits.sum()) + self.constant
         return found
 
     def _starts(self, m: int) -> Int64[Tensor, " places"]:
-        """Where a window of m points can begin."""
+        """Where a window of m points can begin; the whole width is where it is."""
         around = self.mass.shape[1]
-        start = torch.arange(around)
+        start = torch.arange(1 if m == self.size else around)
         possible = start + m <= self.size
         if self.circle:
             possible |= (start < self.size) & (start + m > around)

@@ -106,9 +106,7 @@ def augmentation(kind: str, wide: bool, samples: int = SAMPLES) -> Augment:
     start = {"rotation": 2.5, "translation": 0.5, "scale": 0.6, "affine": 0.3}
     group = {"rotation": "rotation", "translation": "translation", "scale": "scale"}
     chosen = group.get(kind, "affine")
-    moves = affine(chosen, start[chosen] if wide else NARROW.get(chosen, 0.1))
-    mirrors = [Flips((-1,), 0.4 if wide else 0.1)] if kind == "affine and flip" else []
-    return Augment([moves, *mirrors], samples)
+    return Augment(affine(chosen, start[chosen] if wide else NARROW.get(chosen, 0.1)), samples)
 
 
 @dataclass(frozen=True)
@@ -182,12 +180,11 @@ def _with_evidence(job: Job, model: nn.Module, shape: tuple[int, ...]) -> Run:
 
 
 def _lean(model: nn.Module, job: Job, shape: tuple[int, ...]) -> dict[str, float]:
-    """Degrees of the even part of the range of poses, and of the spread about it."""
+    """Degrees of the even part of the range of poses, its ends, and the spread about it."""
     if not isinstance(model, Augmented) or model.average != "joint":
         return {}
     (width,) = of_copies(model, shape).values()
-    even, spread, gain = find_lean(model, job.train)
-    return {"even": width * even, "spread": width * spread, "gain": gain}
+    return {name: width * part for name, part in find_lean(model, job.train)._asdict().items()}
 
 
 def of_copies(model: nn.Module, shape: tuple[int, ...]) -> dict[str, float]:

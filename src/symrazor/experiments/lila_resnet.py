@@ -31,7 +31,7 @@ STARTS = {
 }
 """Radians, and half-widths of the picture."""
 SAMPLES = 8
-WIDTH = 32
+WIDTH = 16
 """Channels of the first stage."""
 
 
