@@ -8,11 +8,12 @@ takes for the standard one. It is summed over,
 $$ \log p(v, s) = \sum_y \log \frac{1}{|C|} \sum_{c \in C} \prod_{n: y_n = y}
    \int p(e; v, s, c) \exp g_y(T_e x_n)\, de , $$
 
-so that a window which only fits at one of the |C| places pays for the choice of it; the whole width
-has no middle to choose, and is what is found where no pose is likelier than others. The network has
-only been trained on poses within the width, and nothing is known about others: $p(e; v, s, c)$ is
-cut off at the ends of the width and has mass 1 within. Turns are counted around the circle; a
-window may reach over the part of it that the width leaves out, but not end there.
+over the places C at which the window lies within the width. One that is only likely at one of
+them pays for the choice of it; the whole width has nothing to choose, and is what is found where no
+pose is likelier than others. The network has only been trained on poses within the width, and
+nothing is known about others: $p(e; v, s, c)$ is cut off at the ends of the width and has mass 1
+within. Turns are counted around the circle; a window may reach over the part of it that the width
+leaves out, but not end there.
 """
 
 import math
@@ -44,7 +45,6 @@ class Windows:
         room = round((min(rest, 1.0) if rest is not None else 1.0) * self.size)  # for soft ends
         mass = torch.cat([(seen - top).exp(), seen.new_ones(1, self.size)])  # and of the width
         self.mass = F.pad(mass, (0, room))
-        self.places = self.mass.shape[1] if self.circle else self.size
         self.own = (y == y.unique().unsqueeze(1)).to(mass)  # no class without data
         self.constant = float(top.sum())
 
@@ -59,8 +59,7 @@ class Windows:
             for m in lengths:
                 starts = self._starts(m).to(total.device)
                 logs = (total[:, starts + m] - total[:, starts]).clamp(min=SMALLEST).log()
-                places = 1 if m == self.size else self.places
-                fits = (self.own @ (logs[:-1] - logs[-1])).logsumexp(1) - math.log(places)
+                fits = (self.own @ (logs[:-1] - logs[-1])).logsumexp(1) - math.log(len(starts))
                 found[m, i] = float(fits.sum()) + self.constant
         return found
 
