@@ -115,9 +115,10 @@ def _train_both(
     model = _model(phase, count or _offered(phase), config.seed)
     judged = config.change(minutes=JUDGED * minutes)
     learned = train_and_judge(model, data, judged, _part(tell, 0.0, JUDGED))
-    if learned.model.conserved is None:
-        tell(1.0, "nothing is conserved")
-        return learned, learned
+    there = learned if learned.model.conserved is None else learned.plain
+    if there is not None:
+        tell(1.0, "done")
+        return learned, there
     own = learned.config.change(minutes=(1 - JUDGED) * minutes)
     network = SymmetrisedNetwork(copy.deepcopy(model.network))
     return learned, train(network, data, own, _part(tell, JUDGED, 1.0))

@@ -114,6 +114,8 @@ class Discovered:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain numbers for JSON."""
+        apart = self.plain is not self.learned and self.plain is not self.learned.plain
+        trained = [self.learned, self.plain] if apart else [self.learned]
         return {
             "verdict": self.verdict,
             "conserved": self.conserved,
@@ -126,8 +128,8 @@ class Discovered:
             **self.units.to_dict(),
             "noise": float(self.learned.noise.variance.detach()),
             "n_data": self.n_data,
-            "seconds": self.learned.seconds + self.plain.seconds,
-            "skipped_steps": self.learned.skipped + self.plain.skipped,
+            "seconds": sum(one.seconds for one in trained),
+            "skipped_steps": sum(one.skipped for one in trained),
             "history": {"learned": self.learned.history, "plain": self.plain.history},
         }
 

@@ -263,9 +263,8 @@ def _summed(first: Trained, trials: list[Trial], finals: list[Trial], winner: Tr
             "trainings; do lower lr, or scale the states to about 1"
         )
     records = [t.to_record() for t in (*trials, *finals)]
-    if best is winner:  # it began with the steps of the first
-        seen = first.config.steps + best.trained.config.steps
-        best.trained.config = best.trained.config.change(steps=seen)
+    if best is winner:
+        best.trained.plain = trials[0].trained
     done = first
     for trial in (*(t for t in (*trials, *finals) if t is not best), best):
         if trial.trained is not None:

@@ -35,6 +35,7 @@ class Trained:
         bound: "nll", "kl" and "neg_elbo", each per datum, of the training data at the end, and the
             standard "error" of their estimate.
         trials: of `train_and_judge`: how many quantities were tried, and what they cost in nats.
+        plain: of `train_and_judge`, where a trial is returned: the one without quantities.
     """
 
     model: SymmetrisedNetwork
@@ -45,6 +46,7 @@ class Trained:
     skipped: int = 0
     bound: dict[str, float] = field(default_factory=dict)
     trials: list[Record] = field(default_factory=list)
+    plain: "Trained | None" = None
 
 
 def divergence(model: SymmetrisedNetwork) -> Tensor:
