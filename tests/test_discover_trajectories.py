@@ -1,5 +1,6 @@
 """Trajectories from a file to a run folder, and what is refused on the way."""
 
+import logging
 import warnings
 from pathlib import Path
 
@@ -37,6 +38,7 @@ def test_a_file_becomes_a_run_folder(tmp_path: Path, capsys: pytest.CaptureFixtu
     torch.testing.assert_close(one.times, two.times)
     run = tmp_path / "run"
     cli.run(["discover", str(tmp_path / "a.csv"), "--epochs", "20", "--out", str(run)])
+    assert logging.getLogger("symrazor").level == logging.NOTSET  # the caller's, as it was
     document = read_document(run)
     assert document["verdict"] in capsys.readouterr().out
     assert document["questions"] == []

@@ -92,7 +92,6 @@ def discover(given: Annotated[Arguments, tyro.conf.arg(name="")]) -> None:
     check_file(given.report)
     check_file(given.json_file)
     show = console(given.quiet)
-    logging.getLogger("symrazor").setLevel(logging.ERROR)  # Ctrl-C is explained by the command
 
     def tell(text: str) -> None:
         show.print(escape(text), highlight=False)
@@ -104,7 +103,9 @@ def discover(given: Annotated[Arguments, tyro.conf.arg(name="")]) -> None:
     def warn(message: Warning | str, *_: object) -> None:
         console().print(f"warning: {escape(str(message))}", style="yellow", soft_wrap=True)
 
-    shown = warnings.showwarning
+    log = logging.getLogger("symrazor")
+    level, shown = log.level, warnings.showwarning
+    log.setLevel(logging.ERROR)  # Ctrl-C is explained by the command
     warnings.showwarning = warn  # type: ignore[assignment]  # in one line
     try:
         if given.data is None:
@@ -121,6 +122,7 @@ def discover(given: Annotated[Arguments, tyro.conf.arg(name="")]) -> None:
         raise KeyboardInterrupt(said) from stop
     finally:
         warnings.showwarning = shown
+        log.setLevel(level)
     if given.report is not None:
         found.report(given.report)
     if given.json_file is not None:
