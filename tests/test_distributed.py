@@ -54,8 +54,8 @@ def assert_close(got: Any, expected: Any, where: str = "") -> None:
 @pytest.mark.parametrize(
     "cases",
     [
-        ("own_shards", "large", "adamw"),
-        pytest.param(("evidence", "steps", "own_loop", "switched_off"), marks=pytest.mark.slow),
+        ("own_shards", "large", "adamw", "steps"),
+        pytest.param(("evidence", "own_loop", "switched_off"), marks=pytest.mark.slow),
     ],
     ids=" ".join,
 )

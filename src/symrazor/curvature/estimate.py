@@ -7,6 +7,7 @@ matters beyond rounding.
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from operator import itemgetter
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +23,7 @@ from symrazor.curvature.statistics import (
     add_batches,
     tensors,
 )
-from symrazor.curvature.tape import Input, call
+from symrazor.curvature.tape import Input, call, each
 from symrazor.curvature.verify import verify
 from symrazor.distributed import share_out, sum_, together, unwrapped, world
 from symrazor.errors import CurvatureError
@@ -192,7 +193,7 @@ def _tasks(source: Source, loader: Loader, keep_graph: bool) -> Iterator[Task]:
     """The work of all batches; images run channels-last on a CPU if the model can take it."""
     arrange: Callable[[Input], Input] | None = None
     of_batch = source.passes()
-    for number, x, y in numbered(loader):
+    for number, x, y in numbered(loader, source.pieces):
         if arrange is None:
             arrange = _plain if keep_graph else _arrangement(source, x)
         tasks = of_batch(number).tasks(arrange(x), y, f"batch {number}", keep_graph)
@@ -201,11 +202,21 @@ def _tasks(source: Source, loader: Loader, keep_graph: bool) -> Iterator[Task]:
             yield tasks.pop(0)
 
 
-def numbered(loader: Loader) -> Iterator[tuple[int, Input, Tensor]]:
-    """Batches with their numbers among those of all processes, as `distributed.Shared` deals."""
+def numbered(loader: Loader, pieces: int) -> Iterator[tuple[int, Input, Tensor]]:
+    """At most so many pieces of every batch, with numbers that no other process has.
+
+    Batches are numbered as `distributed.Shared` deals them, and pieces within their batch, so that
+    a piece has the same number whichever process works on it.
+    """
     here = world()
-    for number, (x, y) in enumerate(loader):
-        yield here.rank + here.size * number, x, y
+    for own, (x, y) in enumerate(loader):
+        first, size = (here.rank + here.size * own) * pieces, -(-len(y) // pieces)
+        if size == len(y):
+            yield first, x, y
+            continue
+        for number, start in enumerate(range(0, len(y), size), first):
+            some = slice(start, start + size)
+            yield number, each(x, itemgetter(some)), y[some]
 
 
 def _on_cpu(source: Source) -> bool:

@@ -106,13 +106,14 @@ Task = Callable[[], Batch]
 
 @dataclass(frozen=True)
 class Source:
-    """Everything but the data: model, its layers, likelihood, method, randomness."""
+    """Everything but the data: model, layers, likelihood, method, randomness, pieces of a batch."""
 
     model: nn.Module
     layers: Sequence[Layer]
     likelihood: Likelihood
     method: Method
     generator: torch.Generator | None = None
+    pieces: int = 1
 
     def passes(self) -> "Callable[[int], Source]":
         """For one pass over the data: the source of each batch, by its number.

@@ -109,7 +109,7 @@ def hyper_gradient(
     fit = [torch.zeros_like(t) for t in tensors]
     occam = [torch.zeros_like(t) for t in tensors]
     of_batch = source.passes()
-    for number, x, y in numbered(loader):
+    for number, x, y in numbered(loader, source.pieces):
         batch = of_batch(number).batch(x, y, f"batch {number}", keep_graph=True)
         product = torch.zeros((), dtype=torch.float64)
         for key, vector in vectors.items():

@@ -44,15 +44,6 @@ def batches(
             yield each(x, lambda part: part.to(device)), y.to(device)
 
 
-def in_pieces(loader: Iterable[tuple[Input, Tensor]], count: int) -> Iterator[tuple[Input, Tensor]]:
-    """Every batch as at most `count` smaller ones, in the same order."""
-    for x, y in loader:
-        size = -(-len(y) // count)
-        for start in range(0, len(y), size):
-            some = slice(start, start + size)
-            yield each(x, itemgetter(some)), y[some]
-
-
 def check_count(seen: int, expected: int) -> None:
     """Refuse sums over another number of data than they are to stand for.
 

@@ -41,7 +41,7 @@ from symrazor.posterior import Posterior
 from symrazor.razor import updates
 from symrazor.razor.config import RazorConfig, starting_prior
 from symrazor.razor.latest import remember
-from symrazor.razor.loading import Own, batches, check_count, in_pieces
+from symrazor.razor.loading import Own, batches, check_count
 from symrazor.razor.state import State, copied, load_, saved
 
 
@@ -235,7 +235,9 @@ class Razor:
         return {name: value.detach() for name, value in weights(self.model).items()}
 
     def _source(self) -> Source:
-        return Source(self.model, self.layers, self.likelihood, self.method, self.generator)
+        """In pieces where the network has hyperparameters: their gradient keeps a graph's graph."""
+        pieces = self.config.pieces if hyperparameters(self.model) else 1
+        return Source(self.model, self.layers, self.likelihood, self.method, self.generator, pieces)
 
     def _collect(self, loader: Loader, subset: int | None, keep_graph: bool = False) -> Curvature:
         self._look_again()
@@ -268,15 +270,9 @@ class Razor:
         self.layers = found
 
     def _batches(self, loader: Loader, subset: int | None) -> Iterator[tuple[Input, Tensor]]:
-        """Batches on the model's device; the very first one is used to verify the model.
-
-        Where the network has hyperparameters they come in pieces, because the gradient keeps the
-        graph of a graph.
-        """
+        """Batches on the model's device; the very first one is used to verify the model."""
         device = next(iter(weights(self.model).values())).device
-        whole = not hyperparameters(self.model) or isinstance(loader, Own)
-        read = batches(loader, device, subset)
-        for x, y in read if whole else in_pieces(read, self.config.pieces):
+        for x, y in batches(loader, device, subset):
             if self._outputs is None:
                 self._verify(x)
             yield x, y
