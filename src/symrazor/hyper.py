@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 
 
@@ -199,16 +200,28 @@ class Prior(nn.Module):
         ]
         return torch.stack(terms).sum()
 
+    @torch.no_grad()
+    def set_(self, flat: Float[Tensor, " p"]) -> None:
+        """Set all log precisions: those of all groups, one after the other."""
+        for own, value in zip(self.log_precision, self._split(flat), strict=True):
+            own.copy_(value.view_as(own))
+
+    @torch.no_grad()
     def clamp_(self) -> list[str]:
         """Keep log precisions inside the bounds; returns the groups that touch one."""
         low, high = LOG_PRECISION_BOUNDS
-        touching = []
-        with torch.no_grad():
-            for name, log_delta in zip(self.names, self.log_precision, strict=True):
-                log_delta.clamp_(low, high)
-                if bool(((log_delta <= low) | (log_delta >= high)).any()):
-                    touching.append(name)
-        return touching
+        flat = torch.cat([own.flatten() for own in self.log_precision]).clamp_(low, high)
+        self.set_(flat)
+        touching = (flat <= low) | (flat >= high)
+        if not bool(touching.any()):
+            return []
+        pairs = zip(self.names, self._split(touching), strict=True)
+        return [name for name, part in pairs if bool(part.any())]
+
+    def _split(self, flat: Tensor) -> Sequence[Tensor]:
+        """By groups."""
+        parts: Sequence[Tensor] = flat.split([own.numel() for own in self.log_precision])
+        return parts
 
 
 def _as_list(patterns: str | Sequence[str]) -> Sequence[str]:

@@ -8,7 +8,6 @@ Law: factors are summed, and eigenvalues and log-determinants computed, in float
 $\log(\lambda + \delta) - \log \delta$ is always $\log(1 + \lambda/\delta)$ by log1p.
 """
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -20,31 +19,40 @@ from torch import Tensor
 
 from symrazor.errors import CurvatureError
 from symrazor.linear_algebra.factor import Factor
-from symrazor.linear_algebra.spectra import LinAlgError, eigenvalues, symmetric
+from symrazor.linear_algebra.spectra import ALONE, LinAlgError, eigenvalues, symmetric
 
 LogPrecisions = Mapping[str, Tensor]
+GRAIN = 2**24
+"""Work of one piece, at least, in cubes of sizes: one matrix of 256 rows, 64 of 64."""
 
 
 @dataclass(frozen=True)
 class Piece:
-    """Eigenvalues of one matrix, or of several small ones: work for one thread or one process.
+    """Eigenvalues of some matrices of one size: work for one thread or one process.
 
     Args:
         name: whose they are.
-        shape: of the result.
-        device: of the result.
-        find: computes them.
+        shape: of the result, [k, d].
+        device: where the matrices are.
+        matrices: makes them, [k, d, d].
+        resolution: machine epsilon of the arithmetic that made them.
     """
 
     name: str
-    shape: tuple[int, ...]
+    shape: tuple[int, int]
     device: torch.device
-    find: Callable[[], Tensor]
+    matrices: Callable[[], Tensor]
+    resolution: float
 
     @property
     def work(self) -> float:
         """In proportion to the time that it takes."""
-        return float(math.prod(self.shape) * self.shape[-1] ** 2)
+        return float(self.shape[0] * self.shape[1] ** 3)
+
+    def find(self, where: torch.device | None = None) -> Float[Tensor, "k d"]:
+        """The eigenvalues, found on some device, by default that of the matrices."""
+        matrices = self.matrices()
+        return eigenvalues(matrices, self.name, self.resolution, where or matrices.device)
 
 
 @dataclass(frozen=True)
@@ -60,34 +68,20 @@ class Spectrum:
     put: Callable[[list[Tensor]], None]
 
     @classmethod
-    def of(cls, block: "Block", attribute: str, shape: tuple[int, ...]) -> "Spectrum":
-        """In one piece: what a block keeps under a name."""
-
-        def find() -> Tensor:
-            found: Tensor = getattr(block, attribute)
-            return found
+    def of_factor(cls, block: "Kron", side: str, factor: Factor) -> "Spectrum":
+        """Of all blocks of a factor: large matrices one by one, small ones some at a time."""
+        attribute, name = f"spectrum_{side}", block.called(side)
 
         def put(values: list[Tensor]) -> None:
-            block.__dict__[attribute] = values[0]
+            block.__dict__[attribute] = values[0] if len(values) == 1 else torch.cat(values)
 
-        where = block.factors()[0].device
-        return cls([Piece(", ".join(block.names), shape, where, find)], put)
+        def some(first: int) -> Piece:
+            part = factor if step >= factor.blocks else factor.some(first, first + step)
+            shape = part.blocks, part.size
+            return Piece(name, shape, factor.device, part.smaller, block.resolution)
 
-    @classmethod
-    def of_factor(cls, block: "Kron", attribute: str, factor: Factor) -> "Spectrum":
-        """Of a factor with several blocks: one piece each, unless they are better done together."""
-        if factor.blocks == 1 or factor.together:
-            return cls.of(block, attribute, (factor.blocks, factor.size))
-
-        def find(i: int) -> Tensor:
-            return factor.block(i).spectrum(block.name, block.resolution).squeeze(0)
-
-        def put(values: list[Tensor]) -> None:
-            block.__dict__[attribute] = torch.stack(values)
-
-        where, one = factor.device, (factor.size,)
-        pieces = [Piece(block.name, one, where, partial(find, i)) for i in range(factor.blocks)]
-        return cls(pieces, put)
+        step = factor.blocks if factor.size < ALONE else max(1, GRAIN // factor.size**3)
+        return cls([some(first) for first in range(0, factor.blocks, step)], put)
 
 
 class Block(ABC):
@@ -98,6 +92,11 @@ class Block(ABC):
     @abstractmethod
     def logdet(self, log_precision: LogPrecisions) -> Tensor:
         r"""$\log|I + \Delta^{-1} H|$, differentiable in the log precisions and in the factors."""
+
+    @property
+    @abstractmethod
+    def spectrum(self) -> Tensor:
+        """Eigenvalues of H; zeros may be missing."""
 
     @abstractmethod
     def factors(self) -> list[Tensor | Factor]:
@@ -148,19 +147,23 @@ class Kron(Block):
         """Record the name in the common form."""
         self.names = (self.name,)
 
+    def called(self, side: str) -> str:
+        """A factor's name in an error."""
+        return f"{self.name} ({'input' if side == 'A' else 'output'} side)"
+
     @cached_property
     def spectrum_A(self) -> Float[Tensor, "k a"]:
         """Eigenvalues of the input factors; zeros may be missing."""
-        return self.A.spectrum(f"{self.name} (input side)", self.resolution)
+        return self.A.spectrum(self.called("A"), self.resolution)
 
     @cached_property
     def spectrum_G(self) -> Float[Tensor, "k g"]:
         """Eigenvalues of the output factors; zeros may be missing."""
-        return self.G.spectrum(f"{self.name} (output side)", self.resolution)
+        return self.G.spectrum(self.called("G"), self.resolution)
 
     @property
     def spectrum(self) -> Float[Tensor, "k g a"]:
-        """Eigenvalues of H; zeros may be missing."""
+        """Products of eigenvalues of both factors; zeros may be missing."""
         return self.scale * self.spectrum_G.unsqueeze(2) * self.spectrum_A.unsqueeze(1)
 
     def logdet(self, log_precision: LogPrecisions) -> Tensor:
@@ -183,8 +186,7 @@ class Kron(Block):
 
     def prepare(self) -> list[Spectrum]:
         """Both spectra."""
-        sides = {"spectrum_A": self.A, "spectrum_G": self.G}
-        return [Spectrum.of_factor(self, name, factor) for name, factor in sides.items()]
+        return [Spectrum.of_factor(self, "A", self.A), Spectrum.of_factor(self, "G", self.G)]
 
     @cached_property
     def _vectors(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -274,8 +276,14 @@ class Dense(Block):
 
     def prepare(self) -> list[Spectrum]:
         """The spectrum, where one precision will do."""
-        needed = len(self.names) == 1 and self.known is None
-        return [Spectrum.of(self, "spectrum", (len(self.H),))] if needed else []
+        if len(self.names) > 1 or self.known is not None:
+            return []
+
+        def put(values: list[Tensor]) -> None:
+            self.__dict__["spectrum"] = values[0].squeeze(0)
+
+        make, shape = partial(torch.unsqueeze, self.H, 0), (1, len(self.H))
+        return [Spectrum([Piece(self.names[0], shape, self.H.device, make, self.resolution)], put)]
 
     def _cholesky(self, log_precision: LogPrecisions) -> Tensor:
         delta = self._expand(log_precision).exp()
@@ -323,7 +331,12 @@ class Diag(Block):
 
     def logdet(self, log_precision: LogPrecisions) -> Tensor:
         """Sum of log1p(h / delta)."""
-        return torch.log1p(self.h.double() * (-log_precision[self.name]).exp()).sum()
+        return torch.log1p(self.spectrum * (-log_precision[self.name]).exp()).sum()
+
+    @property
+    def spectrum(self) -> Tensor:
+        """The diagonal, in float64."""
+        return self.h.double()
 
     def factors(self) -> list[Tensor | Factor]:
         """The diagonal."""
