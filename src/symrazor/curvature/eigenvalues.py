@@ -14,7 +14,7 @@ from torch import Tensor
 
 from symrazor.distributed import share_out, sum_, together, world
 from symrazor.errors import CurvatureError
-from symrazor.linear_algebra.blocks import Piece
+from symrazor.linear_algebra.pieces import Piece
 from symrazor.machine.parallel import in_parallel
 
 HOST = torch.device("cpu")
@@ -50,7 +50,7 @@ def _found(pieces: Sequence[Piece]) -> list[Tensor]:
         return _by_the_gpu([pieces[number] for number in device])
 
     def on_host(number: int) -> Callable[[], list[Tensor]]:
-        return lambda: [pieces[number].find(HOST)]
+        return lambda: [pieces[number].find_on_host()]
 
     for place in {piece.device for piece in pieces if piece.device.type == "cuda"}:
         torch.cuda.synchronize(place)  # other threads have other streams

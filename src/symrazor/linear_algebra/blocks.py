@@ -19,69 +19,10 @@ from torch import Tensor
 
 from symrazor.errors import CurvatureError
 from symrazor.linear_algebra.factor import Factor
-from symrazor.linear_algebra.spectra import ALONE, LinAlgError, eigenvalues, symmetric
+from symrazor.linear_algebra.pieces import Piece, Spectrum
+from symrazor.linear_algebra.spectra import LinAlgError, eigenvalues, symmetric
 
 LogPrecisions = Mapping[str, Tensor]
-GRAIN = 2**24
-"""Work of one piece, at least, in cubes of sizes: one matrix of 256 rows, 64 of 64."""
-
-
-@dataclass(frozen=True)
-class Piece:
-    """Eigenvalues of some matrices of one size: work for one thread or one process.
-
-    Args:
-        name: whose they are.
-        shape: of the result, [k, d].
-        device: where the matrices are.
-        matrices: makes them, [k, d, d].
-        resolution: machine epsilon of the arithmetic that made them.
-    """
-
-    name: str
-    shape: tuple[int, int]
-    device: torch.device
-    matrices: Callable[[], Tensor]
-    resolution: float
-
-    @property
-    def work(self) -> float:
-        """In proportion to the time that it takes."""
-        return float(self.shape[0] * self.shape[1] ** 3)
-
-    def find(self, where: torch.device | None = None) -> Float[Tensor, "k d"]:
-        """The eigenvalues, found on some device, by default that of the matrices."""
-        matrices = self.matrices()
-        return eigenvalues(matrices, self.name, self.resolution, where or matrices.device)
-
-
-@dataclass(frozen=True)
-class Spectrum:
-    """Eigenvalues that a block will need, in independent pieces.
-
-    Args:
-        pieces: all of them.
-        put: takes their results, in order.
-    """
-
-    pieces: list[Piece]
-    put: Callable[[list[Tensor]], None]
-
-    @classmethod
-    def of_factor(cls, block: "Kron", side: str, factor: Factor) -> "Spectrum":
-        """Of all blocks of a factor: large matrices one by one, small ones some at a time."""
-        attribute, name = f"spectrum_{side}", block.called(side)
-
-        def put(values: list[Tensor]) -> None:
-            block.__dict__[attribute] = values[0] if len(values) == 1 else torch.cat(values)
-
-        def some(first: int) -> Piece:
-            part = factor if step >= factor.blocks else factor.some(first, first + step)
-            shape = part.blocks, part.size
-            return Piece(name, shape, factor.device, part.smaller, block.resolution)
-
-        step = factor.blocks if factor.size < ALONE else max(1, GRAIN // factor.size**3)
-        return cls([some(first) for first in range(0, factor.blocks, step)], put)
 
 
 class Block(ABC):
@@ -186,7 +127,14 @@ class Kron(Block):
 
     def prepare(self) -> list[Spectrum]:
         """Both spectra."""
-        return [Spectrum.of_factor(self, "A", self.A), Spectrum.of_factor(self, "G", self.G)]
+        sides = {"A": self.A, "G": self.G}
+        return [self._side(side, factor) for side, factor in sides.items()]
+
+    def _side(self, side: str, factor: Factor) -> Spectrum:
+        def put(values: list[Tensor]) -> None:
+            self.__dict__[f"spectrum_{side}"] = torch.cat(values)
+
+        return Spectrum(Piece.of_factor(factor, self.called(side), self.resolution), put)
 
     @cached_property
     def _vectors(self) -> tuple[Tensor, Tensor, Tensor]:

@@ -18,10 +18,7 @@ ALONE = 64
 
 
 def eigenvalues(
-    matrix: Float[Tensor, "*k d d"],
-    name: str,
-    resolution: float,
-    where: torch.device | None = None,
+    matrix: Float[Tensor, "*k d d"], name: str, resolution: float
 ) -> Float[Tensor, "*k d"]:
     """Eigenvalues of positive semi-definite matrices in float64, without rounding noise.
 
@@ -34,12 +31,17 @@ def eigenvalues(
         name: what to call it in an error.
         resolution: machine epsilon of the arithmetic that made the matrix; a negative eigenvalue
             beyond what that explains is an error, not something to clamp away.
-        where: the device to work on, and of the result; by default that of the matrix.
 
     Raises:
         CurvatureError: entries that are not finite, or a matrix that is not PSD.
     """
-    matrix = symmetric(matrix, name).to(where or matrix.device)
+    return of_symmetric(symmetric(matrix, name), name, resolution)
+
+
+def of_symmetric(
+    matrix: Float[Tensor, "*k d d"], name: str, resolution: float
+) -> Float[Tensor, "*k d"]:
+    """`eigenvalues` of what `symmetric` has made, here or on another device."""
     apart = matrix.device.type == "cpu" and matrix.dim() > 2 and matrix.shape[-1] >= ALONE
     if apart:
         found = [_without_noise(_values(one, name), name, resolution) for one in matrix]
