@@ -15,6 +15,7 @@ from torch import Tensor
 from symrazor.distributed import share_out, sum_, together, world
 from symrazor.errors import CurvatureError
 from symrazor.linear_algebra.pieces import Piece
+from symrazor.machine.device import second_stream
 from symrazor.machine.parallel import in_parallel
 
 HOST = torch.device("cpu")
@@ -98,8 +99,8 @@ def seconds_on_cpu(piece: Piece) -> float:
 
 
 def _by_the_gpu(pieces: Sequence[Piece]) -> list[Tensor]:
-    """One after the other on a stream of its own, so that no copy to the host waits for them."""
-    with torch.cuda.stream(torch.cuda.Stream(pieces[0].device)):
+    """One after the other on a stream beside the usual one, so that no copy to the host waits for them."""
+    with torch.cuda.stream(second_stream(pieces[0].device)):
         return [piece.find().to(HOST) for piece in pieces]
 
 

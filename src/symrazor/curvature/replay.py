@@ -11,7 +11,6 @@ another shape) goes on kernel by kernel.
 import logging
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from functools import cache
 from typing import Any
 
 import torch
@@ -20,6 +19,7 @@ from torch import Tensor
 from symrazor.curvature.statistics import Batch, Key, Source, Statistics, check_inputs
 from symrazor.curvature.tape import Input
 from symrazor.linear_algebra.factor import Factor
+from symrazor.machine.device import second_stream
 from symrazor.machine.parallel import in_turn
 
 log = logging.getLogger("symrazor")
@@ -149,16 +149,10 @@ def add_in_place(total: Statistics, sums: Statistics, counts: dict[Key, Tensor])
             raise RuntimeError(f"expected {key} among the sums, got a new one")
 
 
-@cache
-def _stream(device: torch.device) -> torch.cuda.Stream:
-    """One for all recordings: each stream has a workspace of its own."""
-    return torch.cuda.Stream(device)
-
-
 @contextmanager
 def _beside(device: torch.device) -> Iterator[None]:
     """Work on the stream of the recordings; whoever is next waits for it."""
-    stream, before = _stream(device), torch.cuda.current_stream(device)
+    stream, before = second_stream(device), torch.cuda.current_stream(device)
     stream.wait_stream(before)
     try:
         with torch.cuda.stream(stream):
