@@ -99,7 +99,7 @@ def seconds_on_cpu(piece: Piece) -> float:
 
 
 def _by_the_gpu(pieces: Sequence[Piece]) -> list[Tensor]:
-    """One after the other on a stream beside the usual one, so that no copy to the host waits for them."""
+    """One after the other on a second stream: no copy to the host waits for them."""
     with torch.cuda.stream(second_stream(pieces[0].device)):
         return [piece.find().to(HOST) for piece in pieces]
 
