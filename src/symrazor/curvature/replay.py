@@ -33,7 +33,10 @@ def summed(
 ) -> Batch | None:
     """The sums over numbered batches, worked on in turn; None for no batch."""
     with _beside(device):
-        return _summed(source, batches)
+        total = _summed(source, batches)
+        if total is not None:
+            settle(total.sums)
+        return total
 
 
 def _summed(source: Source, batches: Iterable[tuple[int, Input, Tensor]]) -> Batch | None:
@@ -55,6 +58,14 @@ def _summed(source: Source, batches: Iterable[tuple[int, Input, Tensor]]) -> Bat
             total = part if total is None else total.absorb(part)
         eager += 1
     return total
+
+
+def settle(sums: Statistics) -> None:
+    """Multiply rows that still wait: now, and not once for every block by some other thread."""
+    done: dict[int, Factor] = {}
+    for key, value in sums.items():
+        if isinstance(value, Factor):
+            sums[key] = done.setdefault(id(value), value.settled())
 
 
 def ready(source: Source, total: Batch, x: Input) -> bool:

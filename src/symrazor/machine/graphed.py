@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from symrazor.machine.device import second_stream
+
 WARM_UP = 3
 """Steps taken one kernel at a time before the recording: libraries choose their algorithms."""
 
@@ -48,8 +50,8 @@ class GraphedStep:
         return self._aside(x, y)
 
     def _aside(self, x: Tensor, y: Tensor) -> Tensor:
-        """Step on a stream of its own, as the recording will."""
-        stream = torch.cuda.Stream()
+        """Step on the stream of the recording."""
+        stream = second_stream(x.device)
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             result = self.step(x, y)
@@ -59,7 +61,7 @@ class GraphedStep:
     def _record(self, x: Tensor, y: Tensor) -> None:
         self.x, self.y = x.clone(), y.clone()
         self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph):
+        with torch.cuda.graph(self.graph, stream=second_stream(x.device)):
             self.result = self.step(self.x, self.y)
 
 
@@ -86,8 +88,8 @@ class GraphedCall:
             self.graph.replay()
             return
         self.taken += 1
+        stream = second_stream(torch.device("cuda", torch.cuda.current_device()))
         if self.taken <= WARM_UP:
-            stream = torch.cuda.Stream()
             stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(stream):
                 self.step()
@@ -96,7 +98,7 @@ class GraphedCall:
         graph = torch.cuda.CUDAGraph()
         for generator in self.generators:
             graph.register_generator_state(generator)
-        with torch.cuda.graph(graph):
+        with torch.cuda.graph(graph, stream=stream):
             self.step()
         self.graph = graph
         graph.replay()
