@@ -125,14 +125,14 @@ def first_update(history: list[dict[str, Any]]) -> int | None:
 @pytest.mark.parametrize(
     ("lr", "options", "expected"),
     [
-        (1e-9, {}, {8}),  # nothing moves at all: settled at a fifth
-        (0.02, {}, set(range(9, 20))),  # falls, and comes to rest
-        (4e-4, {}, {20}),  # falls and falls: at half
-        (4e-4, {"burn_in_most": 25}, {25}),
-        (4e-4, {"burn_in_most": 0}, {8}),
-        (4e-4, {"burn_in": 3}, {3}),  # a number is a number
+        (4e-4, {}, {8}),  # a fifth, without waiting
+        (4e-4, {"burn_in": 3}, {3}),
+        (1e-9, {"burn_in_most": 20}, {8}),  # nothing moves at all: settled at a fifth
+        (0.02, {"burn_in_most": 20}, set(range(9, 20))),  # falls, and comes to rest
+        (4e-4, {"burn_in_most": 20}, {20}),  # falls and falls
         (4e-4, {"burn_in": 3, "burn_in_most": 12}, {12}),
-        (1e-9, {"burn_in": 10**9}, {None}),
+        (4e-4, {"burn_in_most": 0}, {8}),
+        (1e-9, {"burn_in": 10**9, "burn_in_most": 20}, {None}),
     ],
 )
 def test_fit_waits_for_the_loss(

@@ -44,9 +44,9 @@ class FitConfig:
             those off whose loss is made good by the others (see `trials`).
         every: epochs between evidence steps.
         burn_in: training steps before the first update; None for a fifth of all steps.
-        burn_in_most: training steps after which updates begin at the latest. From `burn_in` to then
-            they wait until the training loss has settled (see `symrazor.training.burn_in`). None
-            for half of all steps where `burn_in` is None, and for no waiting where it is a number.
+        burn_in_most: training steps after which updates begin at the latest; from `burn_in` to then
+            they wait for the training loss to settle (see `symrazor.training.burn_in`). None for
+            `burn_in`: no waiting.
         subset: data per evidence step, scaled up; None for all of them, at most 5,000.
         evidence_batch: data in a batch of an evidence step; None for `batch_size`, and for at least
             250 if the network has no hyperparameters, whose gradient would need the memory.
@@ -145,9 +145,8 @@ class FitConfig:
 
     def burn_in_steps(self, total: int) -> tuple[int, int]:
         """Training steps before the first update, of so many in all: at least, at most."""
-        given, most = self.burn_in, self.burn_in_most
-        least, latest = (total // 5, total // 2) if given is None else (given, given)
-        return least, latest if most is None else most
+        least = total // 5 if self.burn_in is None else self.burn_in
+        return least, least if self.burn_in_most is None else self.burn_in_most
 
     def fixed(self) -> dict[str, Any]:
         """The options that a resumed run must share, as plain JSON values.
