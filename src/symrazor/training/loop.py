@@ -163,8 +163,12 @@ class Training:
             ) as show,
         ):
             while not self.finished():
-                self._train(stop, started)
-                self._measure(started)
+                try:
+                    self._train(stop, started)
+                    self._measure(started)
+                except (FloatingPointError, CurvatureError):
+                    if self.trials is None or not self.trials.give_up():
+                        raise
                 show(self.history)
                 self._tell()
                 if self.finished() or len(self.history) % self.options.save_every == 0:
@@ -226,6 +230,8 @@ class Training:
         self.epoch_start = self.data.generator.get_state()
         if self.trials is not None and measured:
             self.trials.look(estimate, epoch / self.options.epochs)
+            if self.trials.trial is None:
+                self.history[-1]["seconds"] = self.seconds  # of both branches
 
     def _estimate(self, subset: int | None) -> Evidence:
         """One evidence step, which moves nothing during the burn-in.

@@ -199,24 +199,45 @@ class Trials:
             self._turn(trial)
             return None
         trial.looks += 1
-        lead = float(estimate.per_datum) - trial.rival
+        own = float(estimate.per_datum)
         last = last or trial.looks == LOOKS
-        stay_off = lead >= (-SAME if last else SAME)
-        if not stay_off:
-            self._turn(trial)
-            if not last:
-                return None
+        if own >= trial.rival + (-SAME if last else SAME):
+            self._end(trial, own)
+            return estimate.effective_parameters
+        self._turn(trial)
+        if not last:
+            return None
+        self._end(trial, own)
+        return trial.gamma
+
+    def give_up(self) -> bool:
+        """Whether what diverged was the branch without some paths; the other one then goes on."""
+        if self.trial is None or not self.trial.without:
+            return False
+        self._turn(self.trial)
+        self._end(self.trial, None)
+        return True
+
+    def _end(self, trial: Trial, own: float | None) -> None:
+        """Of the two branches, the one that goes on is under way.
+
+        Args:
+            trial: settled by now.
+            own: evidence per datum without the paths, None if it has diverged.
+        """
+        if trial.without:
+            self.most = len(self.members)
+        else:
             self.needed += trial.paths if len(trial.paths) == 1 else []
-        self.most = len(self.members) if stay_off else max(1, len(trial.paths) // 2)
+            self.most = max(1, len(trial.paths) // 2)
         self.trial = None
         self.run.history[-1]["trial"] = {
             "paths": trial.paths,
             "with": trial.rival,
-            "without": trial.rival + lead,
-            "stay_off": stay_off,
+            "without": own,
+            "stay_off": trial.without,
         }
-        log.info("%s: %s", "stay off" if stay_off else "stay on", ", ".join(trial.paths))
-        return estimate.effective_parameters if stay_off else trial.gamma
+        log.info("%s: %s", "stay off" if trial.without else "stay on", ", ".join(trial.paths))
 
     def _turn(self, trial: Trial) -> None:
         """To the other branch."""
