@@ -25,9 +25,10 @@ from symrazor.curvature.coverage import refusal
 from symrazor.curvature.tape import Input
 from symrazor.groups import Group
 from symrazor.hyper import Hyper
-from symrazor.layers.conv import AnyConv, Conv
+from symrazor.layers.conv import Conv
 from symrazor.layers.dense import FC
 from symrazor.layers.factored import FFC
+from symrazor.layers.filtered import AnyConv
 from symrazor.layers.gconv import GConv
 from symrazor.layers.path import Path
 from symrazor.layers.point_group import point_group
