@@ -202,21 +202,20 @@ class Prior(nn.Module):
 
     @torch.no_grad()
     def set_(self, flat: Float[Tensor, " p"]) -> None:
-        """Set all log precisions: those of all groups, one after the other."""
-        for own, value in zip(self.log_precision, self._split(flat), strict=True):
+        """Set all log precisions, group after group, to the nearest values inside the bounds."""
+        inside = flat.clamp(*LOG_PRECISION_BOUNDS)
+        for own, value in zip(self.log_precision, self._split(inside), strict=True):
             own.copy_(value.view_as(own))
 
     @torch.no_grad()
     def clamp_(self) -> list[str]:
         """Keep log precisions inside the bounds; returns the groups that touch one."""
         low, high = LOG_PRECISION_BOUNDS
-        flat = torch.cat([own.flatten() for own in self.log_precision]).clamp_(low, high)
+        flat = torch.cat([own.flatten() for own in self.log_precision])
         self.set_(flat)
-        touching = (flat <= low) | (flat >= high)
-        if not bool(touching.any()):
-            return []
-        pairs = zip(self.names, self._split(touching), strict=True)
-        return [name for name, part in pairs if bool(part.any())]
+        parts = self._split((flat <= low) | (flat >= high))
+        touching = torch.stack([part.any() for part in parts]).tolist()
+        return [name for name, touches in zip(self.names, touching, strict=True) if touches]
 
     def _split(self, flat: Tensor) -> Sequence[Tensor]:
         """By groups."""

@@ -294,10 +294,10 @@ class Razor:
             if self.config.update == "adam":
                 (0.5 * value + 0.5 * self.prior.scatter(theta)).backward()
                 self.precision_optimiser.step()
+                self.prior.clamp_()
             else:
                 value.backward()
                 updates.precisions_(self.prior, sizes, self.config.damping)
-            self.prior.clamp_()
 
     def _update_hyperparameters(self, gradient: Mapping[str, tuple[Tensor, Tensor]]) -> None:
         if self.eta_optimiser is None or not gradient:
