@@ -8,7 +8,7 @@ import symrazor as sr
 from symrazor import groups
 from symrazor.collapsing.collapse import collapse
 from symrazor.curvature import Method, curvature
-from symrazor.layers import Conv, GConv, GReadout, GroupPool, Path, Relaxed, SGConv
+from symrazor.layers import GFFC, Conv, GConv, GReadout, GroupPool, Path, Relaxed, SGConv
 from symrazor.layers.gconv import Kind
 from symrazor.layers.point_group import point_group
 from symrazor.likelihood import Categorical
@@ -132,3 +132,21 @@ def test_maps_of_another_shape_are_refused() -> None:
         GConv(1, 4, (4, 4, 4), kind="lift")
     GConv(1, 4, (3, 4, 4), group=_about_z(), kind="lift")
     GConv(1, 8, (2, 3, 4), group=groups.reflections(3), kind="lift")
+    with pytest.raises(ValueError, match=r"maps in 3 dimensions for O, got \(4, 4\)"):
+        GFFC(24, 24, (4, 4), group="O")
+    with pytest.raises(ValueError, match=r"the continuous SO\(3\); do: sample it"):
+        GConv(1, 24, (4, 4, 4), group=groups.so(3), kind="lift")
+
+
+@pytest.mark.parametrize("group", ["O", groups.octahedral()], ids=["name", "group"])
+def test_a_network_on_volumes_is_relaxed(group: str | groups.Group) -> None:
+    """Of every convolution the part that turns with its input; outputs stay what they were."""
+    torch.manual_seed(0)
+    cnn = nn.Sequential(
+        *(nn.Conv3d(1, 24, 3, padding=1), nn.ReLU(), nn.Conv3d(24, 24, 3, padding=1), nn.ReLU()),
+        *(nn.AdaptiveAvgPool3d(1), nn.Flatten(), nn.Linear(24, 3)),
+    )
+    x = torch.randn(2, 1, 4, 4, 4)
+    relaxed = sr.relax(cnn, x, groups=["translation", group])
+    assert_close(relaxed(x), cnn(x), 1e-5)
+    assert [path.label for path in relaxed[2].paths] == ["Conv", "GConv O", "FFC"]

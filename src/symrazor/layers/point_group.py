@@ -49,6 +49,11 @@ class PointGroup:
                 "expected a group of 2 x 2 or 3 x 3 matrices, as in cyclic(4) and octahedral(), "
                 f"got {self.group.name}"
             )
+        if not self.group.is_discrete:
+            raise ValueError(
+                f"expected a finite group, got the continuous {self.group.name}; do: sample it, as "
+                'in SGConv(..., group="C16"), SE2Conv and ScaleConv'
+            )
         if not self.places:
             object.__setattr__(self, "places", tuple(self.group.finite().elements))
 
