@@ -117,7 +117,10 @@ def train(row: str, options: lila.Options, seed: int, average: Average) -> Run:
 def _costs(fit: sr.Fit) -> dict[str, float]:
     """Seconds of an epoch, and of an evidence step after it: medians."""
     ends = [0.0, *(record["seconds"] for record in fit.history)]
-    taken = [(b - a, "log_evidence" in r) for a, b, r in zip(ends[:-1], ends[1:], fit.history, strict=True)]
+    taken = [
+        (b - a, "log_evidence" in r)
+        for a, b, r in zip(ends[:-1], ends[1:], fit.history, strict=True)
+    ]
     plain = [seconds for seconds, measured in taken if not measured]
     both = [seconds for seconds, measured in taken if measured]
     epoch = median(plain or both)
