@@ -21,7 +21,7 @@ from symrazor.data import TensorLoader, Tensors
 from symrazor.distributed import Shared, any_, check_same, from_first_, sum_, together, world
 from symrazor.errors import CurvatureError, DivergenceError
 from symrazor.evidence.value import Evidence
-from symrazor.hyper import hyperparameters
+from symrazor.hyper import hyperparameters, weights
 from symrazor.machine.rounding import tf32
 from symrazor.razor.razor import Razor
 from symrazor.readings.reading import scores
@@ -40,6 +40,7 @@ log = logging.getLogger("symrazor")
 Callback = Callable[[Record], object]
 EVALUATION_BATCH = 500
 CURVATURE_BATCH = 250  # data, at least: in an evidence step they take no more than in training
+GPU_BATCH = 500  # twice those of a training step, at most: launches count
 EVIDENCE_SUBSET = 5000  # data per evidence step, at most, unless told otherwise
 AGREE_EVERY = 8  # steps after which several processes ask each other whether to stop
 
@@ -99,7 +100,7 @@ class Training:
     ) -> None:
         """Start afresh, or load the newest checkpoint; see the class."""
         self.razor, self.data, self.options, self.test = razor, data, options, test
-        many = options.evidence_batch or _evidence_batch(razor, data.batch_size)
+        many = options.evidence_batch or evidence_batch(razor, data.batch_size)
         self.curvature_data = TensorLoader(data.x, data.y, many, True, data.generator)
         self.callbacks, self.checkpoints = callbacks, checkpoints
         total = options.epochs * len(data)
@@ -296,6 +297,9 @@ class Training:
         stop.leave()
 
 
-def _evidence_batch(razor: Razor, batch_size: int) -> int:
+def evidence_batch(razor: Razor, batch_size: int) -> int:
     """Large where no step waits for a gradient; with one in the network, the memory counts."""
-    return batch_size if hyperparameters(razor.model) else max(batch_size, CURVATURE_BATCH)
+    if hyperparameters(razor.model):
+        return batch_size
+    on_gpu = next(iter(weights(razor.model).values())).is_cuda
+    return max(batch_size, CURVATURE_BATCH, min(2 * batch_size, GPU_BATCH) if on_gpu else 0)
