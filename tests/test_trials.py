@@ -61,6 +61,26 @@ def outcome(fit: sr.Fit) -> dict[str, Any]:
     }
 
 
+@pytest.mark.parametrize(
+    ("gaps", "left", "expected"),
+    [
+        ([-0.02], 4, True),  # ahead at once
+        ([0.0], 4, None),  # one look is not enough
+        ([0.0], 0, True),
+        ([0.04, 0.02], 0, False),
+        ([0.04, 0.02, 0.008], 1, True),  # made good
+        ([0.04, 0.02], 1, None),  # 0.01 at the end
+        ([0.04, 0.02, 0.013], 0, False),
+        ([0.4, 0.3], 3, False),  # 0.13 at the end
+        ([0.02, 0.03], 3, False),
+        ([-0.005, 0.0], 2, True),  # 0.01 at the end
+        ([-0.005, 0.0], 4, None),  # 0.02 at the end: look again
+    ],
+)
+def test_verdict(gaps: list[float], left: int, expected: bool | None) -> None:
+    assert trials.verdict(gaps, left) is expected
+
+
 @pytest.mark.parametrize("free", [FFC, FC])
 def test_a_path_that_is_not_needed_is_switched_off(free: type[LayerPath]) -> None:
     kept = sr.fit(network(free), bars("content"), **OPTIONS)

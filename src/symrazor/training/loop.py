@@ -230,7 +230,8 @@ class Training:
         self.summed_nll.zero_()
         self.epoch_start = self.data.generator.get_state()
         if self.trials is not None and measured:
-            self.trials.look(estimate, epoch / self.options.epochs)
+            left = -(-(self.options.epochs - epoch) // self.options.every)
+            self.trials.look(estimate, epoch / self.options.epochs, left)
             if self.trials.trial is None:
                 self.history[-1]["seconds"] = self.seconds  # of both branches
 
