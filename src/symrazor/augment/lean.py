@@ -7,8 +7,9 @@ $$ e = c_y + u + z, \qquad u \sim U(-v, v), \quad z \sim N(0, s^2), $$
 
 under the network as it is (`windows`). The two parts can only be told apart by the ends of the
 range, which are sharp for an even range and soft for a normal one. So what is known about v and s
-is a whole distribution: their posterior, with all values up to the width (of s, half of it) as
-likely as others before. It takes a thousand data or so, and a lean of about normal shape.
+is a whole distribution: their posterior. Before, all orders of magnitude up to the width (of s,
+half of it) are as likely as others, $p(v, s) \propto 1/vs$, as befits two scales of which nothing
+is known. It takes a thousand data or so, and a lean of about normal shape.
 """
 
 from typing import NamedTuple
@@ -87,7 +88,9 @@ def posterior(seen: Float[Tensor, "n s"], y: Tensor, rest: float | None) -> Lean
     spreads = _ticks(max(0, soft - 7), min(SPREADS, softest + 7), 1 + (softest - soft) // FINE)
     found = windows.likelihoods(lengths, spreads)
     table = torch.tensor([[found[m, i] for i in spreads] for m in lengths], dtype=torch.float64)
-    p = (table - table.max()).exp() / (table - table.max()).exp().sum()
+    scales = [torch.tensor(ticks, dtype=table.dtype).clamp(min=1) for ticks in (lengths, spreads)]
+    p = (table - table.max()).exp() / torch.outer(*scales)
+    p = p / p.sum()
     v = torch.tensor([0.0 if m == 1 else m / s for m in lengths], dtype=torch.float64)
     up_to = p.sum(1).cumsum(0)
     low, high = (float(v[int((up_to < q).sum().clamp(max=len(v) - 1))]) for q in (0.05, 0.95))
