@@ -88,6 +88,7 @@ def find_reach_(model: Augmented, data: Tensors) -> Float[Tensor, " k"]:
     return augment.reach
 
 
+@torch.no_grad()
 def open_generators(augment: Augment, x: Tensor) -> list[int]:
     """Those whose two ends change the data by more than `CLOSED` of their variance."""
     k, some = augment.lattice.shape[1], x[:MOST_LOOKED_AT]

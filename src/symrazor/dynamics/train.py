@@ -20,17 +20,22 @@ from torch import Tensor
 
 from symrazor.dynamics.config import TrainConfig
 from symrazor.dynamics.integrators import named
+from symrazor.dynamics.journal import Journal, Page
 from symrazor.dynamics.likelihoods import Noise, predict
 from symrazor.dynamics.symmetrised import Hamiltonian, SymmetrisedNetwork
 from symrazor.dynamics.trained import Record, Trained, bound, divergence
 from symrazor.dynamics.trajectories import Transitions
 from symrazor.machine.graphed import GraphedCall
+from symrazor.training.checkpoint import State
+from symrazor.training.interrupt import Interruption
 
 Progress = Callable[[Record], None]
 PATIENCE = 50
 """Steps in a row without a finite gradient after which there is no point in going on."""
 SPREADS = ("log_diagonal", "log_scale")
 """Names of parameters that are logarithms of posterior scales."""
+SUMS = ("nll", "bad", "row", "capped")
+"""Counters of a loop that are tensors."""
 
 
 def train(
@@ -38,6 +43,7 @@ def train(
     data: Transitions,
     config: TrainConfig | None = None,
     progress: Progress | None = None,
+    journal: Journal | None = None,
 ) -> Trained:
     """Maximise the bound (or the likelihood) by Adam, with a cosine to zero.
 
@@ -48,31 +54,51 @@ def train(
         data: transitions, see `transitions`.
         config: options.
         progress: called with each record.
+        journal: keeps checkpoints; a training that is in it goes on, or has its result at once.
 
     Raises:
         FloatingPointError: nothing but such steps.
+        KeyboardInterrupt: SIGINT, and with a journal a checkpoint was written.
+        SystemExit: SIGTERM, with a journal, and a checkpoint was written.
     """
     config = config or TrainConfig()
+    page = None if journal is None else journal.next(model, data, config)
     loop = Loop(model, data, config)
-    started = time.monotonic()
-    history: list[Record] = []
-    step, share = 0, 0.0
-    while step < config.steps and share < 1:
-        loop.step(share)
-        step += 1
-        elapsed = time.monotonic() - started
-        share = step / config.steps
-        if config.minutes is not None:
-            share = max(share, elapsed / (60 * config.minutes))
-        if step % config.record == 0 or step == config.steps or share >= 1:
-            history.append(
-                {"step": step, "share": min(share, 1.0), "seconds": elapsed} | loop.read()
-            )
-            if progress is not None:
-                progress(history[-1])
-    result = Trained(model, loop.noise, config, history, time.monotonic() - started, loop.skipped())
-    result.bound = bound(result, data)
+    if page is not None and page.loop is not None:
+        loop.load_state_dict(page.loop)
+    if page is None or page.result is None:
+        result = _run(loop, progress, page)
+        result.bound = bound(result, data)
+        if page is not None:
+            page.finish(loop.state_dict(), {"bound": result.bound})
+        return result
+    if "error" in page.result:
+        raise FloatingPointError(page.result["error"])
+    result = loop.result()
+    result.bound = page.result["bound"]
     return result
+
+
+def _run(loop: "Loop", progress: Progress | None, page: Page | None) -> Trained:
+    """Take the steps that are left."""
+    config = loop.config
+    started = time.monotonic() - loop.seconds
+    with Interruption(page is not None) as stop:
+        while loop.done < config.steps and loop.share < 1:
+            loop.step(loop.share)
+            loop.tick(time.monotonic() - started)
+            if loop.done % config.record == 0 or loop.done == config.steps or loop.share >= 1:
+                try:
+                    loop.history.append(loop.read())
+                except FloatingPointError as error:
+                    if page is not None:
+                        page.finish(loop.state_dict(), {"error": str(error)})
+                    raise
+                if progress is not None:
+                    progress(loop.history[-1])
+            if page is not None:
+                page.turn(stop, loop.state_dict)
+    return loop.result()
 
 
 def seconds_per_step(
@@ -116,6 +142,50 @@ class Loop:
         zero = torch.zeros((), device=config.device)
         self.nll, self.count, self.bad, self.row = zero.clone(), 0, zero.clone(), zero.clone()
         self.capped = zero.clone()
+        self.done, self.share, self.seconds = 0, 0.0, 0.0
+        self.history: list[Record] = []
+
+    def result(self) -> Trained:
+        """What has been trained; its bound is not known yet."""
+        return Trained(
+            self.model, self.noise, self.config, self.history, self.seconds, self.skipped()
+        )
+
+    def tick(self, seconds: float) -> None:
+        """One more step is done, so many seconds after the start."""
+        config = self.config
+        self.done, self.seconds = self.done + 1, seconds
+        self.share = self.done / config.steps
+        if config.minutes is not None:
+            self.share = max(self.share, seconds / (60 * config.minutes))
+
+    def state_dict(self) -> State:
+        """All that the rest of the training depends on."""
+        return {
+            "model": self.model.state_dict(),
+            "noise": self.noise.state_dict(),
+            "optimiser": self.optimiser.state_dict()["state"],
+            f"generator_{self.generator.device.type}": self.generator.get_state(),
+            "sums": {name: getattr(self, name) for name in SUMS},
+            **{name: getattr(self, name) for name in ("count", "done", "share", "seconds")},
+            "history": self.history,
+        }
+
+    def load_state_dict(self, state: State) -> None:
+        """Continue from `state_dict()`; bit for bit on the same device."""
+        self.model.load_state_dict(state["model"])
+        self.noise.load_state_dict(state["noise"])
+        if "optimiser" in state:
+            there = self.optimiser.state_dict()
+            self.optimiser.load_state_dict(there | {"state": state["optimiser"]})
+        generator = state.get(f"generator_{self.generator.device.type}")
+        if generator is not None:  # no two kinds of devices draw the same numbers
+            self.generator.set_state(generator)
+        for name, value in state["sums"].items():
+            getattr(self, name).copy_(value)
+        for name in ("count", "done", "share", "seconds"):
+            setattr(self, name, state[name])
+        self.history = [dict(record) for record in state["history"]]
 
     def _groups(self) -> list[dict[str, Any]]:
         """Weights, posterior scales, and the quantities, each with its rate and its beginning."""
@@ -225,7 +295,8 @@ class Loop:
         nll = float(self.nll) / self.count
         kl = 0.0 if self.config.objective == "likelihood" else float(divergence(self.model))
         kl /= len(self.data)
-        record = {"nll": nll, "kl": kl, "neg_elbo": nll + kl, "noise": float(self.noise.variance)}
+        record = {"step": self.done, "share": min(self.share, 1.0), "seconds": self.seconds}
+        record |= {"nll": nll, "kl": kl, "neg_elbo": nll + kl, "noise": float(self.noise.variance)}
         record |= {"skipped": float(self.bad), "capped": float(self.capped)}
         self.nll.zero_()
         self.count = 0
