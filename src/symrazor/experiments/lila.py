@@ -112,7 +112,8 @@ def convolutional(x: Tensor, classes: int = 10, width: int = 8) -> nn.Module:
 
 def augmentation(kind: str, wide: bool, samples: int = SAMPLES) -> Augment:
     """What is to be learned, from a narrow or a wide start."""
-    flips = Flips((-1,), 0.4 if wide else 0.05)
+    narrow = 0.05 if kind == "flip" else 0.25
+    flips = Flips((-1,), 0.4 if wide else narrow)
     if kind == "flip":
         return Augment(flips, 1)
     chosen = "affine" if kind == FLIPPED else kind
