@@ -165,9 +165,12 @@ def call(model: Callable[..., Any], x: Input) -> Tensor:
 def record(model: Callable[..., Any], layers: Sequence[Layer], x: Input) -> Tape:
     """Run the model on one batch and note every use of its layers that acts on the outputs."""
     uses: list[Use] = []
-    _copies.weights = None
-    with _listening(layers, uses), torch.enable_grad():
-        f = call(model, x)
+    _copies.weights, _copies.recording = None, True
+    try:
+        with _listening(layers, uses), torch.enable_grad():
+            f = call(model, x)
+    finally:
+        weights, _copies.weights, _copies.recording = _copies.weights, None, False
     if not f.requires_grad:
         raise ValueError(
             "expected outputs that depend on the trainable weights, got outputs without a "
@@ -178,7 +181,7 @@ def record(model: Callable[..., Any], layers: Sequence[Layer], x: Input) -> Tape
     for use in uses:
         copies, rest = divmod(use.y_shape[0], len(f))
         use.copies = copies if copies and not rest else 1  # else `verify` says what is wrong
-        use.copy_weights = _copies.weights
+        use.copy_weights = weights
     return Tape(f, uses)
 
 
@@ -188,9 +191,11 @@ _copies = threading.local()
 def announce_copies(weights: Float[Tensor, " c"] | Float[Tensor, "n c"]) -> None:
     """For a model that averages over copies of each datum: with which weights it does.
 
-    The same for all data, or of each datum; these add up to 1.
+    The same for all data, or of each datum; these add up to 1. Kept while a pass is recorded, else
+    nobody would let go of the graph behind them.
     """
-    _copies.weights = weights
+    if getattr(_copies, "recording", False):
+        _copies.weights = weights
 
 
 def _ancestors(f: Tensor) -> set[Node]:
