@@ -13,6 +13,7 @@ from symrazor.data import Dataset
 from symrazor.data.batches import refusal
 from symrazor.discover.asked import Options
 from symrazor.dynamics.conserved import AffineFlows
+from symrazor.dynamics.discover import STEPS
 from symrazor.dynamics.discover import discover as find
 from symrazor.dynamics.discovered import Discovered
 from symrazor.dynamics.evaluate import Simulator
@@ -25,9 +26,6 @@ from symrazor.training.checkpoint import fingerprint
 
 LONGEST, MOST = 0.1, 20
 """Longest step of the integrator within a step of the data, and how many of them at most."""
-
-STEPS = 20_000
-"""Of training at most, if there is time; `epochs` says another number."""
 
 
 @dataclass(frozen=True)
