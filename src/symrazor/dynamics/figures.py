@@ -19,7 +19,7 @@ FRAMES, TAIL, PAUSE = 48, 12, 60
 COLOURS = ("#33518f", "#c8553d", "#1b7f79", "#8a6d3b")
 
 
-def generators_figure(conserved: Quadratic, path: Path, most: int = 8) -> Path:
+def generators_figure(conserved: Quadratic, path: Path | str, most: int = 8) -> Path:
     """Singular values of the learned generators, and the largest directions as matrices.
 
     Args:
@@ -51,7 +51,7 @@ def _draw_values(ax: Any, found: Spectrum) -> None:
 
 
 def phase_portrait(
-    fields: dict[str, Field], path: Path, extent: float = 2.0, states: Tensor | None = None
+    fields: dict[str, Field], path: Path | str, extent: float = 2.0, states: Tensor | None = None
 ) -> Path:
     """Stream lines of one degree of freedom, a panel for each field.
 
@@ -79,7 +79,7 @@ def phase_portrait(
 
 
 def flow_figure(
-    conserved: Quadratic, start: Tensor, path: Path, axes_shown: tuple[int, int] = (0, 1)
+    conserved: Quadratic, start: Tensor, path: Path | str, axes_shown: tuple[int, int] = (0, 1)
 ) -> Path:
     """Orbits of states under the flow of each learned direction.
 
@@ -116,7 +116,7 @@ def _orbits(
 
 
 def flow_animation(
-    conserved: Quadratic, start: Tensor, path: Path, axes_shown: tuple[int, int] = (0, 1)
+    conserved: Quadratic, start: Tensor, path: Path | str, axes_shown: tuple[int, int] = (0, 1)
 ) -> Path:
     """States that move along the flow of each learned direction, as an animated GIF.
 
@@ -132,7 +132,7 @@ def flow_animation(
 
 def motion_animation(
     motions: Mapping[str, Float[Tensor, "t m d"]],
-    path: Path,
+    path: Path | str,
     axes_shown: tuple[int, int] = (0, 1),
 ) -> Path:
     """Moving states with their tails, a panel for each motion, as an animated GIF.
@@ -178,12 +178,12 @@ def _picture(figure: Any) -> Any:
     return Image.frombytes("RGBA", size, bytes(pixels)).convert("RGB").quantize(32)
 
 
-def _save_frames(frames: Sequence[Any], path: Path) -> Path:
+def _save_frames(frames: Sequence[Any], path: Path | str) -> Path:
     buffer = io.BytesIO()
     first, *others = frames
     first.save(buffer, format="GIF", save_all=True, append_images=others, duration=PAUSE, loop=0)
-    write_atomically(path, buffer.getvalue())
-    return path
+    write_atomically(Path(path), buffer.getvalue())
+    return Path(path)
 
 
 def _figure(size: tuple[float, float]) -> Any:
@@ -195,8 +195,8 @@ def _figure(size: tuple[float, float]) -> Any:
     return figure
 
 
-def _save(figure: Any, path: Path) -> Path:
+def _save(figure: Any, path: Path | str) -> Path:
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=130)
-    write_atomically(path, buffer.getvalue())
-    return path
+    write_atomically(Path(path), buffer.getvalue())
+    return Path(path)
