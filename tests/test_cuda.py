@@ -16,6 +16,9 @@ from torch import Tensor, nn
 import distributed_job as job
 import symrazor as sr
 from symrazor import distributed
+from symrazor.curvature import eigenvalues as work
+from symrazor.curvature.geometry import Geometry
+from symrazor.curvature.patch_factor import input_factor
 from symrazor.data import (
     TensorLoader,
     digits,
@@ -26,6 +29,10 @@ from symrazor.data import (
     translated,
 )
 from symrazor.experiments.ella_network import ella_network
+from symrazor.linear_algebra.factor import Factor
+from symrazor.linear_algebra.pieces import Piece
+from symrazor.machine.rounding import tf32
+from symrazor.training.burn_in import BurnIn
 from symrazor.training.options import FitConfig
 from symrazor.training.stepper import Stepper
 
@@ -187,6 +194,37 @@ def test_transforms_are_the_same_on_the_device() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
+def test_burn_in_notes_losses_without_waiting_for_them() -> None:
+    burn_in, loss = BurnIn(50, 300, 600, torch.device("cuda")), torch.ones((), device="cuda")
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for step in range(100):
+            burn_in.add(loss, step)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert burn_in.over(100)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd", "muon"])
+def test_trials_take_turns_on_the_device(optimizer: str) -> None:
+    """A recorded step must not go on with the optimiser's memory of the other branch."""
+    data, found = job.images(), {}
+    options = {"epochs": 10, "batch_size": 16, "every": 2, "burn_in": 4, "optimizer": optimizer}
+    for device in ("cpu", "cuda"):
+        fit = sr.fit(job.network(), data, switch_off=True, device=device, **options)
+        found[device] = (
+            [record["nll"] for record in fit.history],
+            [
+                (record["trial"]["paths"], record["trial"]["stay_off"])
+                for record in fit.history
+                if "trial" in record
+            ],
+        )
+    assert found["cuda"][1] == found["cpu"][1] != []
+    assert found["cuda"][0] == pytest.approx(found["cpu"][0], rel=1e-3)
+
+
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
 def test_augmentation_on_the_device_waits_for_nothing() -> None:
     x = torch.rand(64, 3, 32, 32)
     same = flip_and_crop(x.cuda(), torch.Generator().manual_seed(0))
@@ -247,3 +285,67 @@ def test_steps_of_muon_as_a_graph_are_those_of_the_cpu() -> None:
         found.append({name: value.cpu() for name, value in model.state_dict().items()})
     for name, value in found[0].items():
         torch.testing.assert_close(found[1][name], value, rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize("gpu", [True, False, None])
+@pytest.mark.parametrize("threads", [1, 3])
+def test_eigenvalues_by_gpu_and_by_threads(
+    gpu: bool | None, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever finds them; None for the mixture that is planned."""
+    if gpu is not None:
+        monkeypatch.setattr(work, "dealt_out", lambda pieces, threads: [gpu] * len(pieces))
+    generator = torch.Generator().manual_seed(0)
+    sizes = [(30, 7), (12, 33), (80, 80), (3, 300), (1, 1), (2, 1030)]
+    rows = [
+        torch.randn(2 * d, k, d, generator=generator, dtype=torch.float64).cuda() for k, d in sizes
+    ]
+    factors = [Factor.of_rows(part) for part in rows]
+    pieces = [piece for factor in factors for piece in Piece.of_factor(factor, "w", 1e-16)]
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        found = work.eigenvalues(pieces)
+    finally:
+        torch.set_num_threads(before)
+    assert all(value.is_cuda for value in found)
+    for piece, value in zip(pieces, found, strict=True):
+        expected = torch.linalg.eigvalsh(piece.matrices().cpu())
+        torch.testing.assert_close(value.cpu(), expected, rtol=1e-9, atol=1e-9)
+
+
+def test_an_error_among_the_threads_is_raised() -> None:
+    bad = torch.full((2, 90, 90), float("nan"), dtype=torch.float64, device="cuda")
+    piece = Piece("layer", (2, 90), bad.device, lambda: bad, 1e-16)
+    with pytest.raises(sr.errors.CurvatureError, match="layer"):
+        work.eigenvalues([piece] * 3)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(("channels", "size", "stride"), [(3, 32, 1), (20, 16, 1), (40, 8, 2)])
+@pytest.mark.parametrize("mode", ["zeros", "circular"])
+def test_input_factor_of_a_convolution(
+    dtype: torch.dtype, channels: int, size: int, stride: int, mode: str
+) -> None:
+    """From patches in large chunks, against the CPU's way."""
+    conv = nn.Conv2d(channels, 4, 3, stride, 1, padding_mode=mode)
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(40, channels, size, size, generator=generator, dtype=torch.float64)
+    expected = input_factor(x, Geometry.of(conv))
+    with tf32(False):
+        found = input_factor(x.to(dtype).cuda(), Geometry.of(conv)).cpu().double()
+    error = (found - expected).abs().max() / expected.abs().max()
+    assert float(error) < 100 * torch.finfo(dtype).eps
+
+
+def test_eigenvalues_need_the_memory_of_few_matrices() -> None:
+    """Not of all blocks of a factor, and not one for every thread."""
+    rows = torch.randn(1024, 12, 1024, device="cuda")
+    pieces = Piece.of_factor(Factor.of_rows(rows), "w", 1e-7)
+    del rows
+    work.eigenvalues(pieces[:1])
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    work.eigenvalues(pieces)
+    matrix = 8 * 1024**2
+    assert torch.cuda.max_memory_allocated() - before < 14 * matrix

@@ -90,6 +90,10 @@ def test_starts_merge(
         [precision, seed] for seed in "01" for precision in ("1", "10")
     ]
     assert sum("pass" in line or "FAIL" in line for line in table) == 2
+    starts.main(["--seed", "0", "--limit", "40", *common])  # other data: rows of their own
+    document = json.loads(file.read_text())
+    assert sorted(run["images"] for run in document["runs"]) == 6 * ["digits"] + 2 * ["digits[:40]"]
+    capsys.readouterr()
     with pytest.raises(SystemExit):
         starts.main(["--epochs", "0", *common])
     assert "expected epochs of at least 1, got 0" in capsys.readouterr().err

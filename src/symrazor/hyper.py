@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 
 
@@ -199,16 +200,27 @@ class Prior(nn.Module):
         ]
         return torch.stack(terms).sum()
 
+    @torch.no_grad()
+    def set_(self, flat: Float[Tensor, " p"]) -> None:
+        """Set all log precisions, group after group, to the nearest values inside the bounds."""
+        inside = flat.clamp(*LOG_PRECISION_BOUNDS)
+        for own, value in zip(self.log_precision, self._split(inside), strict=True):
+            own.copy_(value.view_as(own))
+
+    @torch.no_grad()
     def clamp_(self) -> list[str]:
         """Keep log precisions inside the bounds; returns the groups that touch one."""
         low, high = LOG_PRECISION_BOUNDS
-        touching = []
-        with torch.no_grad():
-            for name, log_delta in zip(self.names, self.log_precision, strict=True):
-                log_delta.clamp_(low, high)
-                if bool(((log_delta <= low) | (log_delta >= high)).any()):
-                    touching.append(name)
-        return touching
+        flat = torch.cat([own.flatten() for own in self.log_precision])
+        self.set_(flat)
+        parts = self._split((flat <= low) | (flat >= high))
+        touching = torch.stack([part.any() for part in parts]).tolist()
+        return [name for name, touches in zip(self.names, touching, strict=True) if touches]
+
+    def _split(self, flat: Tensor) -> Sequence[Tensor]:
+        """By groups."""
+        parts: Sequence[Tensor] = flat.split([own.numel() for own in self.log_precision])
+        return parts
 
 
 def _as_list(patterns: str | Sequence[str]) -> Sequence[str]:

@@ -38,7 +38,7 @@ from symrazor.data import TensorLoader
 from symrazor.experiments.ella_network import ella_network
 from symrazor.machine.rounding import tf32
 from symrazor.razor.razor import Razor
-from symrazor.training.loop import CURVATURE_BATCH, EVIDENCE_SUBSET
+from symrazor.training.loop import EVIDENCE_SUBSET, evidence_batch
 from symrazor.training.options import FitConfig
 from symrazor.training.stepper import Stepper
 
@@ -160,7 +160,7 @@ def fitting(options: Options) -> tuple[Callable[[], object], Callable[[], object
     model, data = network(options), loader(options)
     razor = Razor(model, "categorical", options.images, estimator="mc")
     stepper = Stepper(razor, FitConfig(lr=1e-4), 10**6)
-    many = max(options.batch, CURVATURE_BATCH)
+    many = evidence_batch(razor, options.batch)
     some = TensorLoader(data.x, data.y, many, True, data.generator)
     subset = min(options.images, EVIDENCE_SUBSET)
 
@@ -294,7 +294,8 @@ def _where(options: Options) -> str:
 def main(options: Options) -> list[Row]:
     """Measure, and write the rows as JSON if asked."""
     before = torch.get_num_threads()
-    torch.set_num_threads(options.threads)
+    if not options.device.startswith("cuda"):
+        torch.set_num_threads(options.threads)
     rows: list[Row] = []
     try:
         rows += times(options) if "times" in options.only else []

@@ -7,12 +7,14 @@ matters beyond rounding.
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from operator import itemgetter
 
 import torch
 from torch import Tensor, nn
 
 from symrazor.curvature.coverage import Layer, check_mode, layers
+from symrazor.curvature.eigenvalues import eigenvalues
 from symrazor.curvature.exchange import over_processes
 from symrazor.curvature.statistics import (
     FULL,
@@ -25,13 +27,13 @@ from symrazor.curvature.statistics import (
 )
 from symrazor.curvature.tape import Input, call, each
 from symrazor.curvature.verify import verify
-from symrazor.distributed import share_out, sum_, together, unwrapped, world
-from symrazor.errors import CurvatureError
+from symrazor.distributed import together, unwrapped, world
 from symrazor.hyper import weights
 from symrazor.likelihood import Likelihood, as_likelihood
-from symrazor.linear_algebra.blocks import Block, Dense, Diag, Kron, Piece
+from symrazor.linear_algebra.blocks import Block, Dense, Diag, Kron
 from symrazor.linear_algebra.factor import Factor
-from symrazor.machine.parallel import as_finished, in_parallel, in_turn, keep_pages
+from symrazor.linear_algebra.joined import Joined
+from symrazor.machine.parallel import as_finished, in_turn, keep_pages
 
 Loader = Iterable[tuple[Input, Tensor]]
 
@@ -58,58 +60,18 @@ class Curvature:
     sums: Statistics
     build: Callable[[Statistics], list[Block]] = field(repr=False)
 
-    def prepare(self) -> "Curvature":
-        """Compute all spectra now, side by side on the threads of a CPU.
+    @cached_property
+    def joined(self) -> Joined:
+        """The blocks, for log-determinants of all of them."""
+        return Joined(self.blocks)
 
-        Several processes share them out by the work they are, and tell each other what they found.
-        """
+    def prepare(self) -> "Curvature":
+        """Compute all spectra now, side by side; see eigenvalues.py."""
         spectra = [spectrum for block in self.blocks for spectrum in block.prepare()]
-        values = iter(_eigenvalues([piece for s in spectra for piece in s.pieces]))
+        values = iter(eigenvalues([piece for s in spectra for piece in s.pieces]))
         for spectrum in spectra:
             spectrum.put([next(values) for _ in spectrum.pieces])
         return self
-
-
-def _eigenvalues(pieces: list[Piece]) -> list[Tensor]:
-    """What all pieces of work find, done by all processes and threads, largest first."""
-    here = world()
-    owners = share_out([piece.work for piece in pieces], here.size)
-    mine = [number for number, owner in enumerate(owners) if owner == here.rank]
-    mine.sort(key=lambda number: -pieces[number].work)
-    tasks = [pieces[number].find for number in mine]
-    failed: Exception | None = None
-    found: dict[int, Tensor] = {}
-    try:
-        # A GPU's solver must not be started from several threads.
-        serial = any(piece.device.type != "cpu" for piece in pieces)
-        done = [task() for task in tasks] if serial else in_parallel(tasks)
-        found = dict(zip(mine, done, strict=True))
-    except CurvatureError as error:
-        failed = error
-    if failed is None and not together():
-        return [found[number] for number in range(len(pieces))]
-    return _told(pieces, found, failed)
-
-
-def _told(pieces: list[Piece], own: dict[int, Tensor], failed: Exception | None) -> list[Tensor]:
-    """Sums of what is zero but in the process that found it; not a number after an error in one."""
-    empty = 0.0 if failed is None else torch.nan
-    values = [
-        own[number].clone()
-        if number in own
-        else torch.full(piece.shape, empty, dtype=torch.float64, device=piece.device)
-        for number, piece in enumerate(pieces)
-    ]
-    sum_(values)
-    if failed is not None:
-        raise failed
-    for piece, value in zip(pieces, values, strict=True):
-        if not bool(torch.isfinite(value).all()):
-            raise CurvatureError(
-                f"expected finite eigenvalues of {piece.name} from every process, got an error in "
-                "another one; its message says which factor it was"
-            )
-    return values
 
 
 def curvature(

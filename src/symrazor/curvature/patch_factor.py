@@ -1,7 +1,7 @@
 r"""The input factor of a convolution, $\sum_{n,t} a a^\top$ over patches a, without the patches.
 
-At stride 1 it comes from shift correlations of the padded input; else from patches made of few data
-at a time, pixel by pixel.
+At stride 1 it comes from shift correlations of the padded input; else, and on a GPU, from patches
+made of some data at a time, pixel by pixel.
 """
 
 import math
@@ -17,6 +17,9 @@ from symrazor.linear_algebra.factor import gram
 
 PATCH_ENTRIES = 2**19
 """Patches are made of so few data at a time that they stay in cache."""
+
+PATCH_ENTRIES_GPU = 2**24
+"""There launches count, and memory: 64 MB."""
 
 TERMS = 2**12
 """A weight gradient adds up in float32 term by term: so many terms at most, then in float64."""
@@ -41,6 +44,8 @@ def _by_patches(x: Float[Tensor, "n c *size"], shape: Geometry) -> Float[Tensor,
     kernel, channels = [len(span) for span in live], x.shape[1]
     features = math.prod(kernel) * channels
     rows = max(PATCH_ENTRIES // features, 4 * features)
+    if x.is_cuda:
+        rows = PATCH_ENTRIES_GPU // features
     chunk = max(1, rows // math.prod(positions))
     parts = [gram(_pixel_patches(part, shape, live, positions)) for part in x.split(chunk)]
     A = parts[0][0] if len(parts) == 1 else torch.stack(parts).sum(0, dtype=torch.float64)[0]
@@ -105,8 +110,11 @@ def _channels_first(
 
 
 def _worth_correlating(x: Tensor, shape: Geometry) -> bool:
-    """Whether shift correlations need clearly fewer multiplications than patches."""
-    if x.dim() > 4 or any(step != 1 for step in (*shape.stride, *shape.dilation)):
+    """Whether shift correlations need clearly fewer multiplications than patches.
+
+    They come in many small operations, for which a GPU has no use.
+    """
+    if x.is_cuda or x.dim() > 4 or any(step != 1 for step in (*shape.stride, *shape.dilation)):
         return False
     positions, kernel = _positions(x, shape), shape.kernel_size
     area = math.prod(t + k - 1 for t, k in zip(positions, kernel, strict=True))

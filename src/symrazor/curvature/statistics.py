@@ -16,6 +16,7 @@ The Kronecker block is $G_k \otimes A_k / \text{count}$ ("expand" and "reduce" o
 2023). A bias has $a = 1$, so that $J_{nc}[k, o] = \sum_s g_c$ and its block is exact and cheap.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -325,20 +326,19 @@ def add_batches(parts: Iterable[Batch]) -> Batch | None:
 
 def absorb(left: Statistics, right: Statistics) -> Statistics:
     """Sum of statistics, key by key; two keys of one factor stay two keys of one factor."""
-    total, done = {**left, **right}, dict[tuple[int, int], Tensor | Factor]()
-    partners: dict[int, set[int]] = {}
-    for key, value in left.items():
-        partners.setdefault(id(value), set()).add(id(right.get(key)))
-    for key in left.keys() & right.keys():
-        mine, theirs = left[key], right[key]
-        pair = id(mine), id(theirs)
-        if pair not in done:
-            single = len(partners[id(mine)]) == 1
-            if isinstance(mine, Factor) and isinstance(theirs, Factor) and single:
-                done[pair] = mine.absorb(theirs)
-            else:  # another key still needs it as it is
-                done[pair] = _plus(mine, theirs)
-        total[key] = done[pair]
+    total = {**left, **right}
+    held = Counter(map(id, left.values()))
+    pairs: dict[tuple[int, int], list[Key]] = {}
+    for key, value in right.items():
+        if key in left:
+            pairs.setdefault((id(left[key]), id(value)), []).append(key)
+    for (own, _), keys in pairs.items():
+        mine, theirs = left[keys[0]], right[keys[0]]
+        if isinstance(mine, Factor) and isinstance(theirs, Factor) and held[own] == len(keys):
+            found: Tensor | Factor = mine.absorb(theirs)
+        else:  # another key still needs it as it is
+            found = _plus(mine, theirs)
+        total |= dict.fromkeys(keys, found)
     return total
 
 

@@ -23,7 +23,7 @@ from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 from torch.overrides import TorchFunctionMode
 
 from symrazor.curvature.coverage import Layer
-from symrazor.curvature.geometry import wrap
+from symrazor.curvature.geometry import CircularPad
 from symrazor.curvature.tangents import shaped, tangents
 
 Input = Tensor | Sequence[Tensor] | Mapping[str, Tensor]
@@ -245,7 +245,7 @@ class FastBackward(TorchFunctionMode):
             x, amounts = args[:2] if len(args) > 1 else (args[0], kwargs["pad"])
             mode = args[2] if len(args) > 2 else kwargs.get("mode", "constant")
             if mode == "circular" and all(p >= 0 for p in amounts):
-                return _CircularPad.apply(x, tuple(amounts))  # type: ignore[no-untyped-call]
+                return CircularPad.apply(x, tuple(amounts))  # type: ignore[no-untyped-call]
         elif func is F.conv2d and not kwargs and len(args) == 7 and _gains(*args):
             return _Conv.apply(*args[:5])  # type: ignore[no-untyped-call]
         return func(*args, **kwargs)
@@ -331,28 +331,3 @@ def _taps(k: int, step: int, padding: int) -> tuple[list[tuple[int, int, int]], 
     ]
     distances = [b for *_, b in taps]
     return taps, min(distances), max(distances)
-
-
-class _CircularPad(torch.autograd.Function):
-    """F.pad(mode="circular"); its backward folds the padded border back onto the other side."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, amounts: tuple[int, ...]) -> Tensor:
-        ctx.amounts = amounts
-        return wrap(x, amounts)
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
-        for axis in range(len(ctx.amounts) // 2):
-            low, high = ctx.amounts[2 * axis : 2 * axis + 2]
-            dim = g.dim() - 1 - axis
-            size = g.shape[dim] - low - high
-            inner = g.narrow(dim, low, size)
-            if low or high:
-                inner = inner.clone(memory_format=torch.preserve_format)
-            if high:
-                inner.narrow(dim, 0, high).add_(g.narrow(dim, low + size, high))
-            if low:
-                inner.narrow(dim, size - low, low).add_(g.narrow(dim, 0, low))
-            g = inner
-        return g, None

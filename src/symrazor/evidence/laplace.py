@@ -18,7 +18,7 @@ a sum over batches in which each $Q_b$ is computed with its graph, differentiate
 Where Q is kept as rows (see factor.py), Q and all $Q_b$ are seen in a basis of these rows.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -29,18 +29,13 @@ from symrazor.curvature.statistics import Key, Source
 from symrazor.distributed import sum_
 from symrazor.evidence.value import Evidence
 from symrazor.hyper import Prior
-from symrazor.linear_algebra.blocks import Block
 from symrazor.linear_algebra.factor import Factor
+from symrazor.linear_algebra.joined import Joined
 
 
 def log_precisions(prior: Prior, curvature: Curvature) -> dict[str, Tensor]:
     """Tensor name -> log precision, for every tensor that has curvature."""
     return {name: prior.log_of(name) for block in curvature.blocks for name in block.names}
-
-
-def log_det(blocks: Sequence[Block], log_precision: Mapping[str, Tensor]) -> Tensor:
-    r"""$\log |I + \Delta^{-1} H|$ over all blocks."""
-    return torch.stack([block.logdet(log_precision) for block in blocks]).sum()
 
 
 def laplace_evidence(curvature: Curvature, prior: Prior, theta: Mapping[str, Tensor]) -> Evidence:
@@ -50,7 +45,7 @@ def laplace_evidence(curvature: Curvature, prior: Prior, theta: Mapping[str, Ten
     precision, so one backward pass finds them for every structure.
     """
     shared = log_precisions(prior, curvature)
-    value = log_det(curvature.blocks, shared)
+    value = curvature.joined.logdet(shared)
     return Evidence(
         curvature.log_likelihood,
         -0.5 * prior.scatter(theta),
@@ -66,10 +61,9 @@ def effective_parameters(curvature: Curvature, prior: Prior) -> dict[str, float]
         name: value.detach().clone().requires_grad_()
         for name, value in log_precisions(prior, curvature).items()
     }
-    found = torch.autograd.grad(
-        log_det(curvature.blocks, own), list(own.values()), retain_graph=True
-    )
-    return {name: -float(g.sum()) for name, g in zip(own, found, strict=True)}
+    found = torch.autograd.grad(curvature.joined.logdet(own), list(own.values()), retain_graph=True)
+    sums = torch.stack([-g.sum() for g in found]).tolist()  # one look at the device for all
+    return dict(zip(own, sums, strict=True))
 
 
 def hyper_gradient(
@@ -101,7 +95,7 @@ def hyper_gradient(
         key: Factor.of_matrix(leaf) if isinstance(curvature.sums[key], Factor) else leaf
         for key, leaf in leaves.items()
     }
-    value = -0.5 * log_det(curvature.build({**curvature.sums, **seen}), deltas)
+    value = -0.5 * Joined(curvature.build({**curvature.sums, **seen})).logdet(deltas)
     found = torch.autograd.grad(value, list(leaves.values()))
     vectors = dict(zip(leaves, found, strict=True))
     scale = curvature.scale

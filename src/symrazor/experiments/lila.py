@@ -33,6 +33,7 @@ from symrazor.training.loop import outputs
 SAMPLES = 10
 NARROW = {"rotation": 0.3}
 """Where the narrow start is, if it is not 0.1: radians."""
+FLIPPED = "affine and flips"
 STRENGTH = 0.01
 """Augerino's own choice for its regulariser."""
 GRID: dict[str, tuple[float, ...]] = {
@@ -101,12 +102,14 @@ def convolutional(x: Tensor, classes: int = 10, width: int = 8) -> nn.Module:
 
 def augmentation(kind: str, wide: bool, samples: int = SAMPLES) -> Augment:
     """What is to be learned, from a narrow or a wide start."""
+    flips = Flips((-1,), 0.4 if wide else 0.05)
     if kind == "flip":
-        return Augment(Flips((-1,), 0.4 if wide else 0.05), 1)
+        return Augment(flips, 1)
     start = {"rotation": 2.5, "translation": 0.5, "scale": 0.6, "affine": 0.3}
     group = {"rotation": "rotation", "translation": "translation", "scale": "scale"}
     chosen = group.get(kind, "affine")
-    return Augment(affine(chosen, start[chosen] if wide else NARROW.get(chosen, 0.1)), samples)
+    moves = affine(chosen, start[chosen] if wide else NARROW.get(chosen, 0.1))
+    return Augment([moves, flips] if kind == FLIPPED else moves, samples)
 
 
 @dataclass(frozen=True)
@@ -165,18 +168,22 @@ def _learned(job: Job, network: Callable[[Tensor], nn.Module], wide: bool) -> Ru
 
 
 def _with_evidence(job: Job, model: nn.Module, shape: tuple[int, ...]) -> Run:
-    config = job.config.change(seed=job.seed)
-    fit = sr.fit(model, job.train, test=job.test, config=config)
+    fit = sr.fit(model, job.train, config=job.config.change(seed=job.seed))
     widths = model.invariances(shape) if isinstance(model, Augmented) else {}
     lean = {"lean": _lean(model, job, shape)} if job.kind == "rotation" and widths else {}
     return lean | {
         "log_evidence": float(fit.evidence.log_evidence),
         "evidence": -float(fit.evidence.per_datum),
-        "accuracy": 100 * fit.reading.test["accuracy"],
-        "nll": fit.reading.test["nll"],
+        **tested(model, job.test),
         "widths": widths,
         "averaged": of_copies(model, shape),
     }
+
+
+def tested(model: nn.Module, test: Tensors) -> dict[str, float]:
+    """Figures on test data, once: `fit` would ask for them at every evidence step."""
+    found = scores(sr.Categorical(), outputs(model, test[0]), test[1])
+    return {"accuracy": 100 * found["accuracy"], "nll": found["nll"]}
 
 
 def _lean(model: nn.Module, job: Job, shape: tuple[int, ...]) -> dict[str, float]:
@@ -215,9 +222,8 @@ def _by_likelihood(job: Job, network: Callable[[Tensor], nn.Module]) -> Run:
         fit_by_validation(model, job.train, config=ValidationConfig(grid, training=config))
     else:
         fit_by_likelihood(model, job.train, config=config)
-    figures = scores(sr.Categorical(), outputs(model, job.test[0]), job.test[1])
     widths = model.invariances(tuple(job.train[0].shape[1:]))
-    return {"accuracy": 100 * figures["accuracy"], "nll": figures["nll"], "widths": widths}
+    return tested(model, job.test) | {"widths": widths}
 
 
 def main(name: str, run: Callable[[Options], str], arguments: Sequence[str] | None = None) -> None:

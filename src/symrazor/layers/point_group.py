@@ -21,19 +21,21 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from symrazor.groups import Group, OnGrid, cyclic, dihedral
+from symrazor.groups import Group, OnGrid, cyclic, dihedral, octahedral
 from symrazor.layers.path import Shape
 
 NAMES = {"C1": "translation", "C2": "p2", "C4": "p4", "D1": "pm", "D2": "p2m", "D4": "p4m"}
 """Rotations and reflections that map a square grid to itself -> with translations."""
+CUBE = ("O", "Oh")
+"""Rotations of a cube, alone and with reflections."""
 
 
 @dataclass(frozen=True, eq=False)
 class PointGroup:
-    """A finite group of matrices on the plane.
+    """A finite group of matrices on the plane, or on space.
 
     Args:
-        group: its matrices act on coordinates (x, y), as for `OnGrid`.
+        group: its matrices act on coordinates (x, y) or (x, y, z), as for `OnGrid`.
         places: index in the group's `finite()` of each element, in our order; none for its own.
     """
 
@@ -41,10 +43,16 @@ class PointGroup:
     places: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        """Raise ValueError for a group that does not act on the plane, or is not finite."""
-        if self.group.permutations is not None or self.group.size != 2:
+        """Raise ValueError for a group that acts on no plane or space, or is not finite."""
+        if self.group.permutations is not None or self.group.size not in (2, 3):
             raise ValueError(
-                f"expected a group of 2 x 2 matrices, got {self.group.name}; as in cyclic(4)"
+                "expected a group of 2 x 2 or 3 x 3 matrices, as in cyclic(4) and octahedral(), "
+                f"got {self.group.name}"
+            )
+        if not self.group.is_discrete:
+            raise ValueError(
+                f"expected a finite group, got the continuous {self.group.name}; do: sample it, as "
+                'in SGConv(..., group="C16"), SE2Conv and ScaleConv'
             )
         if not self.places:
             object.__setattr__(self, "places", tuple(self.group.finite().elements))
@@ -53,6 +61,11 @@ class PointGroup:
     def name(self) -> str:
         """Of the group together with translations: p4, p4m, or as in C8, D8."""
         return NAMES.get(self.group.name, self.group.name)
+
+    @property
+    def dims(self) -> int:
+        """Of the grids that it acts on."""
+        return self.group.size
 
     @property
     def order(self) -> int:
@@ -73,28 +86,30 @@ class PointGroup:
         return self.table[(self.table == identity).int().argmax(1)]
 
     @cached_property
-    def matrices(self) -> Float[Tensor, "g 2 2"]:
-        """R_g on (row, column)."""
+    def matrices(self) -> Float[Tensor, "g d d"]:
+        """R_g on the axes of a tensor, (row, column) in the plane."""
         found = self.group.finite().matrices
         assert found is not None
         return found[list(self.places)].flip(1, 2)
 
     @property
     def exact(self) -> bool:
-        """Whether it maps a square grid to itself."""
+        """Whether it maps a square or cubic grid to itself."""
         R = self.matrices
         return bool((R == R.round()).all() and (R.abs().sum(2) == 1).all())
 
     def check_map(self, shape: Shape) -> None:
         """Raise ValueError for maps that the group does not map to themselves."""
-        turns = not self.exact or bool(self.matrices[:, 0, 1].any())
-        if len(shape) != 2 or (turns and shape[0] != shape[1]):
-            kind = "square maps" if turns else "maps"
-            raise ValueError(f"expected {kind} in 2 dimensions for {self.name}, got {shape}")
+        turned = (self.matrices.diagonal(dim1=1, dim2=2).abs() != 1).any(0)  # axes that do not stay
+        sizes = {size for size, turns in zip(shape, turned.tolist(), strict=False) if turns}
+        if len(shape) != self.dims or len(sizes) > 1:
+            kind = {2: "square ", 3: "cubic "}[self.dims] if turned.any() else ""
+            where = f"{self.dims} dimensions for {self.name}"
+            raise ValueError(f"expected {kind}maps in {where}, got {shape}")
 
     def act(
-        self, g: int, x: Float[Tensor, "n c h w"], regular: bool = True
-    ) -> Float[Tensor, "n c h w"]:
+        self, g: int, x: Float[Tensor, "n c *size"], regular: bool = True
+    ) -> Float[Tensor, "n c *size"]:
         """The moved map, g x: one image for each element if `regular`, else plain images."""
         moved = OnGrid(self.group, x.shape[2:]).act(x, self.places[g])
         if not regular:
@@ -107,9 +122,13 @@ class PointGroup:
 @lru_cache
 def _by_name(name: str) -> PointGroup:
     short = {known: key for key, known in NAMES.items()}.get(name, name)
+    if name in CUBE:
+        with torch.device("cpu"):
+            return PointGroup(octahedral(reflected=name == "Oh"))
     letters = re.fullmatch(r"([CcDd])_?([1-9]\d{0,2})", short)
     if letters is None:
-        raise ValueError(f"expected a group among {list(NAMES.values())}, C_n, D_n, got {name!r}")
+        known = [*NAMES.values(), *CUBE]
+        raise ValueError(f"expected a group among {known}, C_n, D_n, got {name!r}")
     n, mirrored = int(letters[2]), letters[1] in "Dd"
     with torch.device("cpu"):
         group = dihedral(n) if mirrored else cyclic(n)
@@ -124,9 +143,9 @@ def _by_name(name: str) -> PointGroup:
 
 
 def point_group(group: str | Group) -> PointGroup:
-    """A group by its name, "p4", "p4m", "p2", "pm", or as in "C8" and "D8"; or one's own.
+    """A group by its name, "p4", "p4m", "p2", "pm", as in "C8" and "D8", "O", "Oh"; or one's own.
 
     Raises:
-        ValueError: an unknown name, or a group that is no finite one of 2 x 2 matrices.
+        ValueError: an unknown name, or a group that is no finite one of 2 x 2 or 3 x 3 matrices.
     """
     return PointGroup(group) if isinstance(group, Group) else _by_name(str(group))

@@ -8,7 +8,6 @@ Law: factors are summed, and eigenvalues and log-determinants computed, in float
 $\log(\lambda + \delta) - \log \delta$ is always $\log(1 + \lambda/\delta)$ by log1p.
 """
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -20,74 +19,10 @@ from torch import Tensor
 
 from symrazor.errors import CurvatureError
 from symrazor.linear_algebra.factor import Factor
+from symrazor.linear_algebra.pieces import Piece, Spectrum
 from symrazor.linear_algebra.spectra import LinAlgError, eigenvalues, symmetric
 
 LogPrecisions = Mapping[str, Tensor]
-
-
-@dataclass(frozen=True)
-class Piece:
-    """Eigenvalues of one matrix, or of several small ones: work for one thread or one process.
-
-    Args:
-        name: whose they are.
-        shape: of the result.
-        device: of the result.
-        find: computes them.
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    device: torch.device
-    find: Callable[[], Tensor]
-
-    @property
-    def work(self) -> float:
-        """In proportion to the time that it takes."""
-        return float(math.prod(self.shape) * self.shape[-1] ** 2)
-
-
-@dataclass(frozen=True)
-class Spectrum:
-    """Eigenvalues that a block will need, in independent pieces.
-
-    Args:
-        pieces: all of them.
-        put: takes their results, in order.
-    """
-
-    pieces: list[Piece]
-    put: Callable[[list[Tensor]], None]
-
-    @classmethod
-    def of(cls, block: "Block", attribute: str, shape: tuple[int, ...]) -> "Spectrum":
-        """In one piece: what a block keeps under a name."""
-
-        def find() -> Tensor:
-            found: Tensor = getattr(block, attribute)
-            return found
-
-        def put(values: list[Tensor]) -> None:
-            block.__dict__[attribute] = values[0]
-
-        where = block.factors()[0].device
-        return cls([Piece(", ".join(block.names), shape, where, find)], put)
-
-    @classmethod
-    def of_factor(cls, block: "Kron", attribute: str, factor: Factor) -> "Spectrum":
-        """Of a factor with several blocks: one piece each, unless they are better done together."""
-        if factor.blocks == 1 or factor.together:
-            return cls.of(block, attribute, (factor.blocks, factor.size))
-
-        def find(i: int) -> Tensor:
-            return factor.block(i).spectrum(block.name, block.resolution).squeeze(0)
-
-        def put(values: list[Tensor]) -> None:
-            block.__dict__[attribute] = torch.stack(values)
-
-        where, one = factor.device, (factor.size,)
-        pieces = [Piece(block.name, one, where, partial(find, i)) for i in range(factor.blocks)]
-        return cls(pieces, put)
 
 
 class Block(ABC):
@@ -98,6 +33,11 @@ class Block(ABC):
     @abstractmethod
     def logdet(self, log_precision: LogPrecisions) -> Tensor:
         r"""$\log|I + \Delta^{-1} H|$, differentiable in the log precisions and in the factors."""
+
+    @property
+    @abstractmethod
+    def spectrum(self) -> Tensor:
+        """Eigenvalues of H; zeros may be missing."""
 
     @abstractmethod
     def factors(self) -> list[Tensor | Factor]:
@@ -148,19 +88,23 @@ class Kron(Block):
         """Record the name in the common form."""
         self.names = (self.name,)
 
+    def called(self, side: str) -> str:
+        """A factor's name in an error."""
+        return f"{self.name} ({'input' if side == 'A' else 'output'} side)"
+
     @cached_property
     def spectrum_A(self) -> Float[Tensor, "k a"]:
         """Eigenvalues of the input factors; zeros may be missing."""
-        return self.A.spectrum(f"{self.name} (input side)", self.resolution)
+        return self.A.spectrum(self.called("A"), self.resolution)
 
     @cached_property
     def spectrum_G(self) -> Float[Tensor, "k g"]:
         """Eigenvalues of the output factors; zeros may be missing."""
-        return self.G.spectrum(f"{self.name} (output side)", self.resolution)
+        return self.G.spectrum(self.called("G"), self.resolution)
 
     @property
     def spectrum(self) -> Float[Tensor, "k g a"]:
-        """Eigenvalues of H; zeros may be missing."""
+        """Products of eigenvalues of both factors; zeros may be missing."""
         return self.scale * self.spectrum_G.unsqueeze(2) * self.spectrum_A.unsqueeze(1)
 
     def logdet(self, log_precision: LogPrecisions) -> Tensor:
@@ -183,8 +127,14 @@ class Kron(Block):
 
     def prepare(self) -> list[Spectrum]:
         """Both spectra."""
-        sides = {"spectrum_A": self.A, "spectrum_G": self.G}
-        return [Spectrum.of_factor(self, name, factor) for name, factor in sides.items()]
+        sides = {"A": self.A, "G": self.G}
+        return [self._side(side, factor) for side, factor in sides.items()]
+
+    def _side(self, side: str, factor: Factor) -> Spectrum:
+        def put(values: list[Tensor]) -> None:
+            self.__dict__[f"spectrum_{side}"] = torch.cat(values)
+
+        return Spectrum(Piece.of_factor(factor, self.called(side), self.resolution), put)
 
     @cached_property
     def _vectors(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -274,8 +224,14 @@ class Dense(Block):
 
     def prepare(self) -> list[Spectrum]:
         """The spectrum, where one precision will do."""
-        needed = len(self.names) == 1 and self.known is None
-        return [Spectrum.of(self, "spectrum", (len(self.H),))] if needed else []
+        if len(self.names) > 1 or self.known is not None:
+            return []
+
+        def put(values: list[Tensor]) -> None:
+            self.__dict__["spectrum"] = values[0].squeeze(0)
+
+        make, shape = partial(torch.unsqueeze, self.H, 0), (1, len(self.H))
+        return [Spectrum([Piece(self.names[0], shape, self.H.device, make, self.resolution)], put)]
 
     def _cholesky(self, log_precision: LogPrecisions) -> Tensor:
         delta = self._expand(log_precision).exp()
@@ -323,7 +279,12 @@ class Diag(Block):
 
     def logdet(self, log_precision: LogPrecisions) -> Tensor:
         """Sum of log1p(h / delta)."""
-        return torch.log1p(self.h.double() * (-log_precision[self.name]).exp()).sum()
+        return torch.log1p(self.spectrum * (-log_precision[self.name]).exp()).sum()
+
+    @property
+    def spectrum(self) -> Tensor:
+        """The diagonal, in float64."""
+        return self.h.double()
 
     def factors(self) -> list[Tensor | Factor]:
         """The diagonal."""

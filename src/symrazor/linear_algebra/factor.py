@@ -18,6 +18,8 @@ from symrazor.linear_algebra.spectra import eigenvalues, eigenvectors
 from symrazor.linear_algebra.symmetric import PANEL, Symmetric
 
 NARROW = 16
+TALL = 2**12
+"""Rows that a GPU sums up in one go."""
 ENOUGH = 0.75
 """Rows per feature from which the matrix is formed: its float32 product is cheaper than $S_k$ in
 float64, and that many rows would save only half of the time of the eigenvalues."""
@@ -29,10 +31,14 @@ def gram(rows: Float[Tensor, "*r k i"]) -> Float[Tensor, "k i i"]:
     r"""$\sum_r a_{rk} a_{rk}^\top$ for each block k; the leading dimensions are summed over.
 
     Narrow rows, for which a plain matrix product is slow, are folded so that several stand side by
-    side, and the diagonal blocks of the wider product are added up.
+    side, and the diagonal blocks of the wider product are added up. On a GPU, where the sum over
+    many rows would keep few of its units busy, it is split instead, and the parts are added in
+    float64.
     """
     k, i = rows.shape[-2:]
     flat = rows.reshape(math.prod(rows.shape[:-2]), k, i)
+    if flat.is_cuda and k == 1 and len(flat) >= 2 * TALL:
+        return _in_parts(flat.squeeze(1))
     fold = -(-NARROW // max(i, 1))
     if k > 1 or fold == 1 or len(flat) < 64 * fold:
         return _squared(flat.transpose(0, 1))
@@ -43,10 +49,18 @@ def gram(rows: Float[Tensor, "*r k i"]) -> Float[Tensor, "k i i"]:
     return (torch.einsum("fifj->ij", wide) + tail.T @ tail).unsqueeze(0)
 
 
+def _in_parts(rows: Float[Tensor, "r i"]) -> Float[Tensor, "1 i i"]:
+    """Sums over `TALL` rows at a time, all in one batch of products."""
+    whole = len(rows) - len(rows) % TALL
+    parts = rows[:whole].view(-1, TALL, rows.shape[1])
+    total = (parts.mT @ parts).sum(0, keepdim=True, dtype=torch.float64)
+    return total if whole == len(rows) else total + rows[whole:].T @ rows[whole:]
+
+
 def _squared(x: Float[Tensor, "k r i"]) -> Float[Tensor, "k i i"]:
-    """Of x' x, block by block, only panels on and right of the diagonal are computed."""
+    """Of x' x, block by block; on a CPU only panels on and right of the diagonal are computed."""
     i = x.shape[2]
-    if i <= PANEL:
+    if i <= PANEL or x.is_cuda:
         return x.mT @ x
     total = x.new_empty(len(x), i, i)
     for start in range(0, i, PANEL):
@@ -55,10 +69,6 @@ def _squared(x: Float[Tensor, "k r i"]) -> Float[Tensor, "k i i"]:
         total[:, start:stop, start:] = panel
         total[:, stop:, start:stop] = panel[..., PANEL:].mT
     return total
-
-
-ALONE = 64
-"""On a CPU, matrices of this size are worked on one by one: together they leave the cache."""
 
 
 class Factor:
@@ -163,15 +173,10 @@ class Factor:
         """Columns of the smaller of the two matrices."""
         return sum(map(len, self.parts)) if self.small else self.features
 
-    @property
-    def together(self) -> bool:
-        """Whether the eigenvalues of all blocks are found in one call, not one by one."""
-        return self.size < ALONE or self.device.type != "cpu"
-
-    def block(self, i: int) -> "Factor":
-        """Block i alone."""
-        total = None if self.total is None else self.total.block(i)
-        return Factor([part[:, i : i + 1] for part in self.parts], total)
+    def some(self, first: int, stop: int) -> "Factor":
+        """Some of the blocks."""
+        total = None if self.total is None else self.total.some(first, stop)
+        return Factor([part[:, first:stop] for part in self.parts], total)
 
     @property
     def squared(self) -> Symmetric:
@@ -190,6 +195,10 @@ class Factor:
     def _double_rows(self) -> Float[Tensor, "k r i"]:
         return self.rows.transpose(0, 1).double()
 
+    def smaller(self) -> Float[Tensor, "k d d"]:
+        """The smaller of the two matrices, in float64, d = `size`."""
+        return _squared(self._double_rows().mT) if self.small else self.matrix
+
     def spectrum(self, name: str, resolution: float) -> Float[Tensor, "k d"]:
         """Eigenvalues without rounding noise, d = `size` of them: none of the others is above zero.
 
@@ -197,10 +206,7 @@ class Factor:
             name: what to call the factor in an error.
             resolution: machine epsilon of the arithmetic that made the rows.
         """
-        matrix = _squared(self._double_rows().mT) if self.small else self.matrix
-        if self.together:
-            return eigenvalues(matrix, name, resolution)
-        return torch.stack([eigenvalues(block, name, resolution) for block in matrix])
+        return eigenvalues(self.smaller(), name, resolution)
 
     def eigenvectors(
         self, name: str, resolution: float

@@ -13,10 +13,14 @@ T = TypeVar("T")
 LinAlgError: type[RuntimeError] = torch.linalg.LinAlgError  # type: ignore[attr-defined]
 
 
+ALONE = 64
+"""On a CPU, matrices of this size are worked on one by one: together they leave the cache."""
+
+
 def eigenvalues(
     matrix: Float[Tensor, "*k d d"], name: str, resolution: float
 ) -> Float[Tensor, "*k d"]:
-    """Eigenvalues of a positive semi-definite matrix in float64, without rounding noise.
+    """Eigenvalues of positive semi-definite matrices in float64, without rounding noise.
 
     The most negative one tells how large the noise is: whatever is not above twice its size, or
     not above machine epsilon times the largest, is zero. (A product in float32 of fewer rows than
@@ -31,19 +35,33 @@ def eigenvalues(
     Raises:
         CurvatureError: entries that are not finite, or a matrix that is not PSD.
     """
-    matrix = symmetric(matrix, name)
-    if matrix.requires_grad or matrix.dim() > 2:
-        values = _robust(torch.linalg.eigvalsh, matrix, name)
-    else:
+    return of_symmetric(symmetric(matrix, name), name, resolution)
+
+
+def of_symmetric(
+    matrix: Float[Tensor, "*k d d"], name: str, resolution: float
+) -> Float[Tensor, "*k d"]:
+    """`eigenvalues` of what `symmetric` has made, here or on another device."""
+    apart = matrix.device.type == "cpu" and matrix.dim() > 2 and matrix.shape[-1] >= ALONE
+    if apart:
+        found = [_without_noise(_values(one, name), name, resolution) for one in matrix]
+        return torch.stack(found)
+    return _without_noise(_values(matrix, name), name, resolution)
+
+
+def _values(matrix: Float[Tensor, "*k d d"], name: str) -> Float[Tensor, "*k d"]:
+    """Eigenvalues of a symmetric matrix; a zero on its diagonal is a zero row, and left out."""
+    values: Tensor
+    if not matrix.requires_grad and matrix.dim() == 2:
         live = matrix.diagonal().nonzero().squeeze(1)
-        if len(live) == len(matrix):
-            values = _robust(torch.linalg.eigvalsh, matrix, name)
-        else:  # a zero on the diagonal of a PSD matrix is a zero row: leave it out
+        if len(live) < len(matrix):
             values = matrix.new_zeros(len(matrix))
             if len(live):
                 part = matrix.index_select(0, live).index_select(1, live)
                 values[-len(live) :] = _robust(torch.linalg.eigvalsh, part, name)
-    return _without_noise(values, name, resolution)
+            return values
+    values = _robust(torch.linalg.eigvalsh, matrix, name)
+    return values
 
 
 def eigenvectors(
@@ -62,7 +80,7 @@ def symmetric(matrix: Tensor, name: str) -> Tensor:
             "activations of this layer have probably diverged (lower the learning rate)"
         )
     matrix = matrix.double()
-    return (matrix + matrix.mT) / 2
+    return (matrix + matrix.mT).mul_(0.5)
 
 
 def _robust(routine: Callable[[Tensor], T], matrix: Tensor, name: str) -> T:

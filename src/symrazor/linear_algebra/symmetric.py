@@ -81,9 +81,9 @@ class Symmetric:
             total[:, stop:, s:stop] = panel[..., panel.shape[1] :].mT
         return total
 
-    def block(self, i: int) -> "Symmetric":
-        """Matrix i alone."""
-        return Symmetric([panel[i : i + 1] for panel in self.panels])
+    def some(self, first: int, stop: int) -> "Symmetric":
+        """Some of the matrices."""
+        return Symmetric([panel[first:stop] for panel in self.panels])
 
     def mean(self) -> "Symmetric":
         """The mean over k, as one matrix."""

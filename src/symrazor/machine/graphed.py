@@ -6,7 +6,9 @@ one launch. Shapes are fixed, and whatever changes between steps lives in tensor
 in place: the batch, the learning rate, the precisions.
 """
 
-from collections.abc import Callable, Sequence
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -15,6 +17,24 @@ WARM_UP = 3
 """Steps taken one kernel at a time before the recording: libraries choose their algorithms."""
 
 Step = Callable[[Tensor, Tensor], Tensor]
+
+
+@contextmanager
+def recording(graph: torch.cuda.CUDAGraph) -> Iterator[None]:
+    """Record what is done inside.
+
+    Graphs of earlier trainings that nobody holds any more are freed before: an older graph that the
+    garbage collector came across during the recording would spoil it.
+    """
+    collects = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        with torch.cuda.graph(graph):
+            yield
+    finally:
+        if collects:
+            gc.enable()
 
 
 class GraphedStep:
@@ -59,7 +79,7 @@ class GraphedStep:
     def _record(self, x: Tensor, y: Tensor) -> None:
         self.x, self.y = x.clone(), y.clone()
         self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph):
+        with recording(self.graph):
             self.result = self.step(self.x, self.y)
 
 
@@ -96,7 +116,7 @@ class GraphedCall:
         graph = torch.cuda.CUDAGraph()
         for generator in self.generators:
             graph.register_generator_state(generator)
-        with torch.cuda.graph(graph):
+        with recording(graph):
             self.step()
         self.graph = graph
         graph.replay()

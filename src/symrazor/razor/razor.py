@@ -31,7 +31,7 @@ from symrazor.curvature.coverage import check_mode
 from symrazor.curvature.tape import Input, call, each
 from symrazor.distributed import from_first_, largest, unwrapped
 from symrazor.errors import DivergenceError
-from symrazor.evidence.laplace import hyper_gradient, laplace_evidence, log_det, log_precisions
+from symrazor.evidence.laplace import hyper_gradient, laplace_evidence, log_precisions
 from symrazor.evidence.value import Evidence
 from symrazor.hyper import hyperparameters, weights
 from symrazor.layers.relaxed import balance_
@@ -287,16 +287,17 @@ class Razor:
 
     def _update_precisions(self, found: Curvature) -> None:
         theta = self._theta()
+        sizes = updates.squares(self.prior, theta)
         for _ in range(self.config.inner_steps):
             self.precision_optimiser.zero_grad()
-            value = log_det(found.blocks, log_precisions(self.prior, found))
+            value = found.joined.logdet(log_precisions(self.prior, found))
             if self.config.update == "adam":
                 (0.5 * value + 0.5 * self.prior.scatter(theta)).backward()
                 self.precision_optimiser.step()
+                self.prior.clamp_()
             else:
                 value.backward()
-                updates.precisions_(self.prior, theta, self.config.damping)
-            self.prior.clamp_()
+                updates.precisions_(self.prior, sizes, self.config.damping)
 
     def _update_hyperparameters(self, gradient: Mapping[str, tuple[Tensor, Tensor]]) -> None:
         if self.eta_optimiser is None or not gradient:

@@ -9,6 +9,7 @@ $\gamma$ parameters are determined. Both are taken a fraction `damping` of the w
 from collections.abc import Mapping
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from symrazor.hyper import Prior
@@ -17,17 +18,34 @@ TINY = torch.finfo(torch.float64).tiny
 
 
 @torch.no_grad()
-def precisions_(prior: Prior, theta: Mapping[str, Tensor], damping: float) -> None:
-    r"""Move every $\log\delta$ towards $\log \gamma / \lVert\theta\rVert^2$.
+def squares(prior: Prior, theta: Mapping[str, Tensor]) -> Float[Tensor, " g"]:
+    r"""$\lVert\theta\rVert^2$ of every group of the prior, or of every weight if it is diagonal."""
+    found = []
+    for group in prior.names:
+        parts = [theta[name].double().square() for name in prior.members(group)]
+        total = parts[0] if prior.diagonal else torch.stack([part.sum() for part in parts]).sum()
+        found.append(total.flatten())
+    return torch.cat(found)
+
+
+@torch.no_grad()
+def precisions_(prior: Prior, sizes: Float[Tensor, " g"], damping: float) -> None:
+    r"""Move every $\log\delta$ towards $\log \gamma / \lVert\theta\rVert^2$, all in one go.
 
     Expects in `log_precision[g].grad` the derivative of the log-determinant, which is $-\gamma$.
+
+    Args:
+        prior: whose precisions are moved.
+        sizes: what `squares` finds.
+        damping: fraction of the way.
     """
-    for group, log_delta in zip(prior.names, prior.log_precision, strict=True):
-        squares = [theta[name].double().square() for name in prior.members(group)]
-        size = squares[0] if prior.diagonal else torch.stack([s.sum() for s in squares]).sum()
-        gamma = torch.zeros_like(log_delta) if log_delta.grad is None else -log_delta.grad
-        target = gamma.clamp(min=TINY).log() - size.clamp(min=TINY).log()
-        log_delta.add_(damping * (target - log_delta))
+    now = list(prior.log_precision)
+    gamma = [torch.zeros_like(one) if one.grad is None else -one.grad for one in now]
+    target = (
+        torch.cat([g.flatten() for g in gamma]).clamp(min=TINY).log() - sizes.clamp(min=TINY).log()
+    )
+    flat = torch.cat([one.flatten() for one in now])
+    prior.set_(flat + damping * (target - flat))
 
 
 @torch.no_grad()

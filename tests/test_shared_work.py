@@ -1,0 +1,190 @@
+"""Eigenvalues dealt out to threads and a GPU, and log-determinants of all blocks at once."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+import symrazor as sr
+from symrazor.curvature import curvature
+from symrazor.curvature.eigenvalues import dealt_out, eigenvalues, seconds_on_cpu, seconds_on_gpu
+from symrazor.errors import CurvatureError
+from symrazor.linear_algebra import pieces as pieces_module
+from symrazor.linear_algebra.blocks import Dense, Diag, Kron
+from symrazor.linear_algebra.factor import Factor, _in_parts, gram
+from symrazor.linear_algebra.joined import ROW, Joined
+from symrazor.linear_algebra.pieces import Piece
+
+F64 = torch.float64
+EPS = torch.finfo(F64).eps
+
+
+def _rows(r: int, k: int, i: int, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(r, k, i, generator=generator, dtype=F64)
+
+
+def _piece(k: int, d: int, device: str = "cuda") -> Piece:
+    return Piece("w", (k, d), torch.device(device), lambda: torch.eye(d).expand(k, d, d), EPS)
+
+
+@pytest.mark.parametrize("grain", [1, 2**21, 2**40])
+@pytest.mark.parametrize(("k", "i"), [(7, 5), (5, 70), (3, 300), (1, 64)])
+def test_pieces_of_a_factor_are_its_spectrum(
+    k: int, i: int, grain: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pieces_module, "GRAIN", grain)
+    factor = Factor.of_rows(_rows(2 * i, k, i))
+    pieces = Piece.of_factor(factor, "w", EPS)
+    assert sum(piece.shape[0] for piece in pieces) == k
+    if i < 64 or grain == 2**40:
+        assert len(pieces) == 1
+    elif grain == 1:
+        assert len(pieces) == k
+    expected = torch.linalg.eigvalsh(factor.matrix)
+    found = eigenvalues(pieces)
+    assert [tuple(part.shape) for part in found] == [piece.shape for piece in pieces]
+    torch.testing.assert_close(torch.cat(found), expected, rtol=1e-10, atol=1e-9)
+
+
+def test_small_pieces_keep_their_own_noise() -> None:
+    """Large matrices are freed of rounding noise one by one, whatever stands beside them."""
+    rows = _rows(90, 1, 80)
+    both = torch.cat([rows.float(), 1e-6 * rows.float()], 1)
+    factor = Factor.of_rows(both)
+    (piece,) = Piece.of_factor(factor, "w", torch.finfo(torch.float32).eps)
+    large, tiny = piece.find()
+    assert torch.count_nonzero(large) == torch.count_nonzero(tiny) == 80
+    torch.testing.assert_close(1e12 * tiny, large, rtol=1e-4, atol=1e-3)
+
+
+def test_an_error_names_the_factor_and_its_side() -> None:
+    model = nn.Linear(70, 70)
+    found = curvature(model, "categorical", [(torch.randn(200, 70), torch.arange(200) % 70)])
+    (kron,) = [block for block in found.blocks if isinstance(block, Kron)]
+    assert kron.G.total is not None
+    kron.G.total.panels[0][0, 0, 0] = math.nan
+    with pytest.raises(CurvatureError, match=r"weight \(output side\)"):
+        found.prepare()
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    sizes=st.lists(st.tuples(st.integers(1, 40), st.integers(1, 2000)), min_size=1, max_size=40),
+    threads=st.integers(1, 32),
+)
+def test_all_is_done_no_later_than_by_the_gpu_alone(
+    sizes: list[tuple[int, int]], threads: int
+) -> None:
+    pieces = sorted((_piece(k, d) for k, d in sizes), key=lambda piece: -piece.work)
+    taken = dealt_out(pieces, threads)
+    assert taken == dealt_out(pieces, threads)
+    assert not any(dealt_out([_piece(k, d, "cpu") for k, d in sizes], threads))
+    gpu, others = 0.0, [0.0] * max(1, threads - 1)
+    for piece, there in zip(pieces, taken, strict=True):
+        if there:
+            gpu += seconds_on_gpu(piece)
+        else:
+            others[others.index(min(others))] += seconds_on_cpu(piece)
+    last = gpu + others[0] if threads == 1 else max(gpu, *others)
+    assert last <= sum(map(seconds_on_gpu, pieces)) * (1 + 1e-9)
+
+
+def test_many_threads_take_small_matrices_and_a_gpu_large_ones() -> None:
+    large, small = [_piece(1, 4000)] * 2, [_piece(32, 80)] * 10
+    assert dealt_out([*large, *small], 16) == [True, True, *[False] * 10]
+    assert dealt_out(large, 1) == [True, True]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, F64])
+@pytest.mark.parametrize("extra", [0, 1, 77])
+def test_sums_over_many_rows_in_parts(dtype: torch.dtype, extra: int) -> None:
+    rows = _rows(2 * 4096 + extra, 1, 6).to(dtype)
+    expected = gram(rows.double())
+    error = (_in_parts(rows.squeeze(1)) - expected).abs().max() / expected.abs().max()
+    assert float(error) < 10 * torch.finfo(dtype).eps
+
+
+def _blocks() -> list[Kron | Dense | Diag]:
+    def kron(name: str, k: int, o: int, i: int) -> Kron:
+        A, G = Factor.of_rows(_rows(9 * i, k, i, 1)), Factor.of_rows(_rows(9 * o, k, o, 2))
+        return Kron(name, A, G, 0.3, EPS, lambda w: w, lambda blocks: blocks)
+
+    H = Factor.of_rows(_rows(30, 1, 7)).matrix[0]
+    return [
+        kron("a", 2, 3, 4),
+        Dense({"b": torch.Size([7])}, H, EPS),
+        kron("c", 1, 40, ROW // 10),
+        Diag("d", _rows(1, 1, ROW).square()),
+        kron("e", 3, 1, 1),
+    ]
+
+
+def _precisions(shapes: dict[str, tuple[int, ...]]) -> dict[str, Tensor]:
+    return {
+        name: _rows(1, 1, max(1, math.prod(shape)), number).reshape(shape).requires_grad_()
+        for number, (name, shape) in enumerate(shapes.items())
+    }
+
+
+@pytest.mark.parametrize("shape", [(), (7,)])
+def test_joined_log_determinants_are_their_sum(shape: tuple[int, ...]) -> None:
+    """Value and derivatives; with a precision for every weight of one block as well."""
+    blocks = _blocks()
+    deltas = _precisions({name: shape if name == "b" else () for name in "abcde"})
+    expected = torch.stack([block.logdet(deltas) for block in blocks]).sum()
+    joined = Joined(blocks)
+    for _ in range(2):
+        found = joined.logdet(deltas)
+        assert found.item() == pytest.approx(expected.item(), rel=1e-13)
+    wanted = torch.autograd.grad(expected, list(deltas.values()))
+    got = torch.autograd.grad(found, list(deltas.values()))
+    torch.testing.assert_close(got, wanted, rtol=1e-12, atol=1e-12)
+
+
+def test_joined_log_determinants_reach_what_made_the_factors() -> None:
+    root = _rows(20, 1, 5).requires_grad_()
+    delta = _precisions({"w": ()})
+
+    def block() -> Kron:
+        A, G = Factor.of_matrix(gram(root)), Factor.of_rows(_rows(9, 1, 2))
+        return Kron("w", A, G, 1.0, EPS, lambda w: w, lambda blocks: blocks)
+
+    (wanted,) = torch.autograd.grad(block().logdet(delta), root)
+    (got,) = torch.autograd.grad(Joined([block()]).logdet(delta), root)
+    torch.testing.assert_close(got, wanted, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("groups", ["tensor", "scalar", "diagonal"])
+def test_fixed_point_of_all_groups_at_once(groups: str) -> None:
+    r"""$\delta = \gamma / \lVert\theta\rVert^2$ group by group, from effective parameters."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double()
+    data = [(torch.randn(40, 3, dtype=F64), torch.arange(40) % 2)]
+    razor = sr.Razor(
+        model,
+        "categorical",
+        40,
+        structure="diag",
+        prior_groups=groups,
+        inner_steps=1,
+        damping=1.0,
+        burn_in=0,
+    )
+    curved = curvature(model, "categorical", data, razor.method)
+    razor.step(data)
+    h = {block.names[0]: block.spectrum for block in curved.blocks}
+    theta = {name: value.detach() for name, value in model.named_parameters()}
+    gamma = {name: (value / (value + 1)).reshape(theta[name].shape) for name, value in h.items()}
+    for group, found in razor.prior.precisions.items():
+        names = razor.prior.members(group)
+        if groups == "diagonal":
+            wanted = gamma[names[0]] / theta[names[0]].square()
+        else:
+            size = sum(theta[name].square().sum() for name in names)
+            wanted = sum(gamma[name].sum() for name in names) / size
+        low, high = (math.exp(bound) for bound in sr.hyper.LOG_PRECISION_BOUNDS)
+        torch.testing.assert_close(found, wanted.clamp(low, high), rtol=1e-8, atol=0)
