@@ -12,6 +12,7 @@ import copy
 import math
 import time
 from collections.abc import Callable
+from contextlib import closing
 from functools import partial
 from typing import Any
 
@@ -83,7 +84,7 @@ def _run(loop: "Loop", progress: Progress | None, page: Page | None) -> Trained:
     """Take the steps that are left."""
     config = loop.config
     started = time.monotonic() - loop.seconds
-    with Interruption(page is not None) as stop:
+    with Interruption(page is not None) as stop, closing(loop):
         while loop.done < config.steps and loop.share < 1:
             loop.step(loop.share)
             loop.tick(time.monotonic() - started)
@@ -112,15 +113,15 @@ def seconds_per_step(
         config: of the training.
         steps: that are timed, after as many that are not.
     """
-    loop = Loop(copy.deepcopy(model), data, config)
     started = 0.0
-    for step in range(2 * steps):
-        if step == steps:
-            loop.skipped()  # waits for a device
-            started = time.monotonic()
-        loop.step(0.0)
-    loop.skipped()
-    return (time.monotonic() - started) / steps
+    with closing(Loop(copy.deepcopy(model), data, config)) as loop:
+        for step in range(2 * steps):
+            if step == steps:
+                loop.skipped()  # waits for a device
+                started = time.monotonic()
+            loop.step(0.0)
+        loop.skipped()
+        return (time.monotonic() - started) / steps
 
 
 class Loop:
@@ -275,6 +276,11 @@ class Loop:
         self.nll.add_(torch.where(ok, nll, 0.0).to(self.nll))
         if energy.flows is not None and energy.flows.capped is not None:
             self.capped.add_(energy.flows.capped)
+
+    def close(self) -> None:
+        """Free recorded steps here and now: not while those of another loop are recorded."""
+        self.skipped()  # waits for a device
+        self.graphed.clear()
 
     def skipped(self) -> int:
         """Steps without a finite gradient."""
