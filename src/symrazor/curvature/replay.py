@@ -165,7 +165,7 @@ def _beside(device: torch.device) -> Iterator[None]:
 def _recording(graph: torch.cuda.CUDAGraph, pool: Any = None) -> Iterator[None]:
     """Record what is launched on the current stream, in the memory of another graph if given."""
     torch.cuda.synchronize()
-    graph.capture_begin(pool)
+    graph.capture_begin(pool, capture_error_mode="thread_local")  # loaders may have threads
     try:
         yield
     finally:
