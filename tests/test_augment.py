@@ -156,21 +156,24 @@ def test_a_copy_that_has_no_say_has_no_curvature() -> None:
 
 
 def test_kronecker_factors_over_poses_follow_dense_blocks() -> None:
-    """From no rotation to all of them the log determinant changes as that of dense blocks does."""
+    """Digits that are shifted half out of sight: all of the curvature is in the others."""
     x, y = digits("train")
-    x, y = rotated(x[:80], 45, 0), y[:80]
-    model = Augmented(_network(64, 10), Augment(affine("rotation", 0.7), 6), average="joint")
-    fit_by_likelihood(model, (x, y), config=LikelihoodConfig(epochs=20, batch_size=20, lr=2e-2))
+    x, y = x[:60], y[:60]
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()]
+    network = nn.Sequential(*layers, nn.Linear(64, 10))
+    model = Augmented(network, Augment(affine("translation", 0.3), 6), average="joint")
+    fit_by_likelihood(model, (x, y), config=LikelihoodConfig(epochs=25, batch_size=20, lr=2e-2))
     (width,) = (part for part in model.augment.modules() if isinstance(part, Hyper))
     change = {}
     for structure in ("block", "kron"):
-        razor = sr.Razor(model, "categorical", 80, structure=structure)
+        razor = sr.Razor(model, "categorical", 60, structure=structure)
         values = []
-        for value in (0.05, 3.0):
-            width.value = torch.tensor([value])
+        for value in (0.02, 0.6):
+            width.value = torch.full((2,), value)
             values.append(float(razor.evidence([(x, y)]).log_det))
         change[structure] = math.log(values[1] / values[0])
-    assert change["kron"] == pytest.approx(change["block"], abs=0.25)
+    assert change["kron"] == pytest.approx(change["block"], abs=0.35)
 
 
 def test_average_is_the_average() -> None:
