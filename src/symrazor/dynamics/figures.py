@@ -150,21 +150,25 @@ def motion_animation(
         raise ValueError(f"expected motions of one length, got {lengths or 'none'}")
     figure = _figure((3.0 * len(motions), 3.0))
     shown = [states.detach().cpu()[..., list(axes_shown)].double() for states in motions.values()]
+    lines = []
     axes = figure.subplots(1, len(motions), squeeze=False)[0]
     for ax, name, states in zip(axes, motions, shown, strict=True):
         reach = 1.1 * float(states.abs().max().clamp_min(1e-12))
         ax.set(xlim=(-reach, reach), ylim=(-reach, reach), aspect="equal")
         ax.set_title(name, fontsize=10)
+        (tails,) = ax.plot([], [], lw=1.2, color=COLOURS[0])
+        (heads,) = ax.plot([], [], "o", ms=4, color=COLOURS[1])
+        lines.append((tails, heads))
+    figure.canvas.draw()
+    figure.set_layout_engine("none")  # once is enough
     frames = []
     for time in range(lengths[0]):
-        drawn: list[Any] = []
-        for ax, states in zip(axes, shown, strict=True):
-            for tail in states[max(0, time - TAIL) : time + 1].unbind(1):
-                drawn += ax.plot(tail[:, 0], tail[:, 1], lw=1.2, color=COLOURS[0])
-                drawn += ax.plot(*tail[-1:].unbind(1), "o", ms=4, color=COLOURS[1])
+        for (tails, heads), states in zip(lines, shown, strict=True):
+            recent = states[max(0, time - TAIL) : time + 1]
+            apart = torch.nn.functional.pad(recent, (0, 0, 0, 0, 0, 1), value=torch.nan)
+            tails.set_data(*apart.transpose(0, 1).flatten(0, 1).unbind(1))
+            heads.set_data(*recent[-1].unbind(1))
         frames.append(_picture(figure))
-        for artist in drawn:
-            artist.remove()
     return _save_frames(frames, path)
 
 

@@ -73,6 +73,7 @@ def figures(found: Discovered, known: Algebra) -> Row:
         "plain_test_mse": found.held_out["plain"],
         "known": len(known),
         "span": len(found.conserved),
+        "conserved": len(found.conserved),
         "singular_values": [entry["singular_value"] for entry in found.conserved],
         "parallelness": [],
         "recovered": [0.0] * len(known),
@@ -86,7 +87,8 @@ def figures(found: Discovered, known: Algebra) -> Row:
         row["parallelness"] = analysis.parallelness(generators(A, b), known).tolist()
         learned = Algebra(names, A, b)
         row["recovered"] = analysis.parallelness(known.generators(), learned).tolist()
-    return row | found.to_dict()
+    told = found.to_dict()
+    return row | {"seconds": told["seconds"], "discovered": told}
 
 
 def run(options: noether.Options, rows: tuple[str, ...] = ROWS, minutes: float = MINUTES) -> str:
@@ -131,10 +133,12 @@ def markdown(rows: Sequence[dict[str, Any]]) -> str:
     for row in rows:
         inside = row["parallelness"]
         worst = f"{min(inside):.4f}" if inside else "-"
-        names = ", ".join(entry["name"] for entry in row["conserved"]) or "none"
-        drift = max((entry["drift"] for entry in row["conserved"]), default=math.nan)
+        entries = row["discovered"]["conserved"]
+        names = ", ".join(entry["name"] for entry in entries) or "none"
+        drift = max((entry["drift"] for entry in entries), default=math.nan)
         plain, taken = (
-            row["n_data"] * row[key] for key in ("plain_neg_elbo_per_datum", "neg_elbo_per_datum")
+            row["discovered"]["n_data"] * row[key]
+            for key in ("plain_neg_elbo_per_datum", "neg_elbo_per_datum")
         )
         lines.append(
             f"| {row['model']} | {row['seed']} | {row['span']} / {row['known']} | {worst} | "
