@@ -270,13 +270,14 @@ def test_paths_are_switched_off_between_two_recordings() -> None:
         assert not any(bool(w.any()) for w in model.get_submodule(path).parameters())
 
 
-def test_steps_of_muon_as_a_graph_are_those_of_the_cpu() -> None:
+@pytest.mark.parametrize("paths", ["f-fc+conv", "f-fc+conv+gconv"])
+def test_steps_of_muon_as_a_graph_are_those_of_the_cpu(paths: str) -> None:
     """In float64, with a learning rate that changes from step to step"""
     x, y = digits("train")
     found = []
     for device in ("cpu", "cuda"):
         torch.manual_seed(0)
-        model = ella_network("f-fc+conv", 1, 10, 2, 16).double().to(device)
+        model = ella_network(paths, 1, 10, 2, 16).double().to(device)
         large = nn.functional.interpolate(x[:120], (16, 16)).double().to(device)
         razor = sr.Razor(model, "categorical", 120)
         stepper = Stepper(razor, FitConfig(optimizer="muon", lr=0.01), 10)
