@@ -31,7 +31,7 @@ from symrazor.augment import (
     fit_by_likelihood,
     lie,
 )
-from symrazor.data import TensorLoader, digits, rotated
+from symrazor.data import TensorLoader, digits
 from symrazor.groups.lie import so3
 from symrazor.hyper import Hyper, hyperparameters
 from symrazor.training.loop import Training
