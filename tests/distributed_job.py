@@ -230,6 +230,7 @@ CASES: dict[str, Callable[[], dict[str, Any]]] = {
     "steps": steps,
     "adamw": fits,
     "switched_off": lambda: fits(epochs=10, lr=0.02, burn_in=8, switch_off=True),
+    "waiting": lambda: fits(epochs=10, lr=0.02, every=1, burn_in=4, burn_in_most=36),
     "sgd": lambda: fits("sgd"),
     "sam": lambda: fits("sam", estimator="exact"),
     "muon": lambda: fits("muon"),

@@ -33,6 +33,7 @@ from symrazor.experiments.ella_network import ella_network
 from symrazor.linear_algebra.factor import Factor
 from symrazor.linear_algebra.pieces import Piece
 from symrazor.machine.rounding import tf32
+from symrazor.training.burn_in import BurnIn
 from symrazor.training.options import FitConfig
 from symrazor.training.stepper import Stepper
 
@@ -194,6 +195,37 @@ def test_transforms_are_the_same_on_the_device() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
+def test_burn_in_notes_losses_without_waiting_for_them() -> None:
+    burn_in, loss = BurnIn(50, 300, 600, torch.device("cuda")), torch.ones((), device="cuda")
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for step in range(100):
+            burn_in.add(loss, step)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert burn_in.over(100)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd", "muon"])
+def test_trials_take_turns_on_the_device(optimizer: str) -> None:
+    """A recorded step must not go on with the optimiser's memory of the other branch."""
+    data, found = job.images(), {}
+    options = {"epochs": 10, "batch_size": 16, "every": 2, "burn_in": 4, "optimizer": optimizer}
+    for device in ("cpu", "cuda"):
+        fit = sr.fit(job.network(), data, switch_off=True, device=device, **options)
+        found[device] = (
+            [record["nll"] for record in fit.history],
+            [
+                (record["trial"]["paths"], record["trial"]["stay_off"])
+                for record in fit.history
+                if "trial" in record
+            ],
+        )
+    assert found["cuda"][1] == found["cpu"][1] != []
+    assert found["cuda"][0] == pytest.approx(found["cpu"][0], rel=1e-3)
+
+
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
 def test_augmentation_on_the_device_waits_for_nothing() -> None:
     x = torch.rand(64, 3, 32, 32)
     same = flip_and_crop(x.cuda(), torch.Generator().manual_seed(0))
@@ -238,13 +270,14 @@ def test_paths_are_switched_off_between_two_recordings() -> None:
         assert not any(bool(w.any()) for w in model.get_submodule(path).parameters())
 
 
-def test_steps_of_muon_as_a_graph_are_those_of_the_cpu() -> None:
+@pytest.mark.parametrize("paths", ["f-fc+conv", "f-fc+conv+gconv"])
+def test_steps_of_muon_as_a_graph_are_those_of_the_cpu(paths: str) -> None:
     """In float64, with a learning rate that changes from step to step"""
     x, y = digits("train")
     found = []
     for device in ("cpu", "cuda"):
         torch.manual_seed(0)
-        model = ella_network("f-fc+conv", 1, 10, 2, 16).double().to(device)
+        model = ella_network(paths, 1, 10, 2, 16).double().to(device)
         large = nn.functional.interpolate(x[:120], (16, 16)).double().to(device)
         razor = sr.Razor(model, "categorical", 120)
         stepper = Stepper(razor, FitConfig(optimizer="muon", lr=0.01), 10)

@@ -6,6 +6,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
@@ -171,22 +173,33 @@ def test_ctrl_c_ends_with_130_and_the_same_command_goes_on(tmp_path: Path) -> No
         "--out",
         str(tmp_path),
     ]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    until = time.monotonic() + 60
-    while not list(tmp_path.glob("unfinished/*/relaxed/step-*-epoch-0005")):
-        assert time.monotonic() < until
-        time.sleep(0.2)
-    process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=60)
+    with _running(command) as process:
+        while not list(tmp_path.glob("unfinished/*/relaxed/step-*-epoch-0005")):
+            assert process.poll() is None
+            time.sleep(0.2)
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "the same command goes on" in said
     assert "Traceback" not in said
-    again = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    assert again.stdout is not None
-    lines = [again.stdout.readline() for _ in range(4)]
-    again.send_signal(signal.SIGINT)
-    again.communicate(timeout=60)
+    with _running(command) as again:
+        assert again.stdout is not None
+        lines = [again.stdout.readline() for _ in range(4)]
+        again.send_signal(signal.SIGINT)
+        again.communicate(timeout=60)
     assert any("going on with an unfinished run" in line for line in lines)
+
+
+@contextmanager
+def _running(command: list[str]) -> Iterator[subprocess.Popen[str]]:
+    """A process that does not outlive the test, however slow the machine is."""
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
 
 
 # What verdicts say.

@@ -55,7 +55,7 @@ def assert_close(got: Any, expected: Any, where: str = "") -> None:
     "cases",
     [
         ("own_shards", "large", "adamw", "steps"),
-        pytest.param(("evidence", "own_loop", "switched_off"), marks=pytest.mark.slow),
+        pytest.param(("evidence", "own_loop", "switched_off", "waiting"), marks=pytest.mark.slow),
     ],
     ids=" ".join,
 )

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from symrazor.dynamics import figures, given, systems
 from symrazor.dynamics.algebra import Algebra, all_nbody, euclidean, unitary
@@ -35,15 +36,20 @@ def test_npz_and_csv_say_the_same(tmp_path: Path) -> None:
     read = read_trajectories(tmp_path / "b.csv")
     assert read.observed.sum(1).tolist() == [5, 2]
     assert (read.times.diff(dim=1) > 0).all()
+    turned = "\n".join([lines[0], *reversed(lines[1:])])  # rows are sorted by time
+    (tmp_path / "c.csv").write_text(turned.replace(",", ";"))
+    read = read_trajectories(tmp_path / "c.csv")
+    torch.testing.assert_close(read.states, data.states.flip(0))
 
 
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.csv", "k,t,q,p\n0,0.0,1,2\n0,1.0,x,2\n", "expected numbers in line 3 of a.csv"),
-        ("a.csv", "k,t,q,p\n0,0.0,1\n", "expected 4 cells in line 2 of a.csv, got 3"),
-        ("a.csv", "k,t,q,p\n", "got a header only"),
-        ("a.csv", "k,t,q,p\n0,1.0,1,2\n0,0.5,1,2\n", "trajectory 0, rows 0 and 1"),
+        ("a.csv", "k,t,q,p\n0,0.0,1,2\n0,1.0,x,2\n", "got 'x' in column 'q', data row 2 of"),
+        ("a.csv", "k,t,q,p\n0,0.0,1\n", "expected 4 fields .* got 3 in row 2 of"),
+        ("a.csv", "k,t,q,p\n", "expected a CSV file with rows, got .*a.csv with 1"),
+        ("a.csv", "k,t,q,p\n0,1.0,1,2\n0,1.0,1,2\n", "got 1 in data rows 1 and 2 of"),
+        ("a.csv", "k,s,q,p\n0,1.0,1,2\n0,1.0,1,2\n", "expected a column 'time' in"),
         ("a.csv", "k,t,q\n0,0.0,1\n0,0.5,1\n", "even number of entries, got 1"),
         ("a.txt", "", "expected a .npz or .csv file"),
         ("a.csv", "0,0.0,1,2\n0,0.1,1,2\n", "expected a header .* got '0,0.0,1,2'"),
@@ -67,7 +73,7 @@ def test_npz_without_times_is_refused(tmp_path: Path) -> None:
 
 def test_text_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_bytes(b"k,t,q,p\n0,0,\xff,1\n")
-    with pytest.raises(ValueError, match=r"expected text in UTF-8 in a\.csv"):
+    with pytest.raises(ValueError, match="expected a CSV file in UTF-8, got .*a.csv"):
         read_trajectories(str(tmp_path / "a.csv"))
 
 
@@ -251,3 +257,25 @@ def test_pictures_are_written(tmp_path: Path) -> None:
     ]
     for file in files:
         assert file.read_bytes().startswith(b"\x89PNG")
+
+
+def test_animations_are_drawn(tmp_path: Path) -> None:
+    learned = unitary(1).quadratic()
+    data = simulate(systems.oscillators(), 2, 7, 0.2, seed=0)
+    motion = data.states.transpose(0, 1)
+    files = {
+        figures.flow_animation(learned, data.states[:, 0], tmp_path / "f.gif"): figures.FRAMES,
+        figures.motion_animation({"true": motion, "same": motion}, tmp_path / "m.gif"): 8,
+    }
+    for file, frames in files.items():
+        with Image.open(file) as picture:
+            assert picture.format == "GIF" and picture.n_frames == frames
+    with Image.open(tmp_path / "m.gif") as picture:
+        panels = np.asarray(picture.convert("RGB"))
+        half = panels.shape[1] // 2
+        picture.seek(4)
+        later = np.asarray(picture.convert("RGB"))
+    assert (panels != later).any(-1).sum() > 20  # it moves
+    assert panels[:, :half].shape == panels[:, half : 2 * half].shape
+    with pytest.raises(ValueError, match=r"expected motions of one length, got \[5, 8\]"):
+        figures.motion_animation({"a": motion, "b": motion[:5]}, tmp_path / "x.gif")

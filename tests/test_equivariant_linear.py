@@ -378,3 +378,10 @@ def test_a_group_may_be_made_twice() -> None:
         1, 1, groups.defining(one) * groups.defining(two), groups.defining(two)
     )
     assert path.maps.count == 5  # orbits of triples of places: Bell(3)
+
+
+def test_one_group_in_place_of_a_list_and_ragged_graphs_are_refused() -> None:
+    with pytest.raises(ValueError, match="expected a list of groups, got <Group S8"):
+        relaxed_over(1, 1, groups.symmetric(8))  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"expected an adjacency matrix \[n, n\], got a list"):
+        GraphLinear(1, 1, [[0, 1], [1]])  # type: ignore[arg-type]

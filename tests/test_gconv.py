@@ -306,7 +306,7 @@ def test_any_finite_group_of_the_plane() -> None:
         ((before, after),) = path.transformations()
         assert torch.equal(before(x)[:, :2], x[:, 2:].transpose(2, 3))
         assert_close(path(before(x)), after(path(x)), 1e-12)
-    with pytest.raises(ValueError, match="2 x 2 matrices"):
+    with pytest.raises(ValueError, match="2 x 2 or 3 x 3 matrices"):
         GConv(4, 4, (4, 4), group=groups.symmetric(3))
 
 

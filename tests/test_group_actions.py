@@ -14,6 +14,17 @@ from symrazor.testing import assert_close
 # Actions
 
 
+def test_a_group_of_space_is_not_taken_for_one_of_the_plane() -> None:
+    """3 x 3 matrices act on images as homogeneous coordinates, if that is what they are."""
+    for group in (groups.octahedral(), groups.so(3), groups.reflections(3)):
+        with pytest.raises(ValueError, match="homogeneous coordinates on a grid of 2 dimensions"):
+            groups.OnGrid(group, (4, 4))
+    with pytest.raises(ValueError, match="homogeneous coordinates"):
+        equivariance_error(torch.nn.Conv2d(1, 1, 3, padding=1), torch.randn(2, 1, 4, 4), "O")
+    for group in (groups.se2(), groups.affine2(), groups.scalings(), groups.rotations()):
+        groups.OnGrid(group, (4, 4))
+
+
 def test_grid_actions_are_rot90_and_flips() -> None:
     x = torch.randn(2, 3, 5, 5)
     action = groups.OnGrid(groups.dihedral(4), (5, 5))

@@ -29,6 +29,15 @@ def test_a_group_from_a_file(tmp_path: Path) -> None:
     assert (found.name, found.finite().order) == ("group", 2)
 
 
+def test_numbers_of_a_file_are_not_rounded(tmp_path: Path) -> None:
+    """A sixth of a turn has order 6 in float64; in float32 it never closes."""
+    cos, sin = math.cos(math.pi / 3), math.sin(math.pi / 3)
+    turn = [[cos, -sin], [sin, cos]]
+    assert groups.from_file(write(tmp_path, {"matrices": [turn]})).finite().order == 6
+    assert Group.from_matrices("C6", [turn]).finite().order == 6
+    assert float(groups.LieAlgebra.of([[[0.0, -sin], [sin, 0.0]]]).generators[0, 1, 0]) == sin
+
+
 @pytest.mark.parametrize(
     ("document", "message"),
     [

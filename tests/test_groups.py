@@ -135,6 +135,25 @@ def test_an_action_that_does_not_compose_is_refused_by_pair() -> None:
         broken.check()
 
 
+def test_generators_as_lists_of_arrays_or_tensors() -> None:
+    swap, cycle = torch.tensor([1, 0, 2]), torch.tensor([1, 2, 0])
+    assert Group.from_permutations("S3", [swap, cycle]).finite().order == 6
+    matrices = [permutation_matrix(swap), permutation_matrix(cycle)]
+    assert Group.from_matrices("S3", matrices).finite().order == 6
+    assert Group.from_matrices("S3", [m.numpy() for m in matrices]).finite().order == 6
+    with pytest.raises(ValueError, match="expected square matrices"):
+        Group.from_matrices("none", [torch.eye(2), torch.eye(3)])
+
+
+def test_products_and_reflections_of_something_else_are_refused() -> None:
+    for product in (lambda: groups.cyclic(4) * 3, lambda: groups.cyclic(4) @ "C4"):
+        with pytest.raises(TypeError, match="unsupported operand"):
+            product()
+    with pytest.raises(ValueError, match="whole number of at least 1 as dims, got 2.0"):
+        groups.reflections(2.0)  # type: ignore[arg-type]
+    assert groups.reflections(5).finite().order == 32
+
+
 def test_generators_that_are_none_are_refused() -> None:
     with pytest.raises(ValueError, match=r"permutation of 0 to 2 in row 1, got \[0, 0, 1\]"):
         Group.from_permutations("bad", [[0, 1, 2], [0, 0, 1]])

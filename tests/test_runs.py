@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -218,7 +219,7 @@ def test_the_command_stops_and_goes_on(tmp_path: Path) -> None:
     )
     events = out / "events.jsonl"
     while process.poll() is None and not (events.exists() and len(events.read_bytes()) > 100):
-        pass
+        time.sleep(0.05)
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=60)
     assert process.returncode == 130, said

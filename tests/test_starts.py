@@ -54,6 +54,9 @@ def test_starts_are_compared_by_their_ends(tmp_path: Path) -> None:
     rows = [row for pair in ends for row in pair]
     assert [c["passed"] for c in starts.compare(rows)] == [True, False, False, False]
     assert starts.markdown(rows).count("FAIL") == 3
+    counted = [{**row, "tested": 360} for row in rows]
+    assert [c["images_apart"] for c in starts.compare(counted)] == [3, 3, 4, 0]
+    assert "| 1.1 (4 of 360) | FAIL |" in starts.markdown(counted)
     rival = {**row(0, 0.40, 99.0, "equivariant"), "start": "given"}  # found by another way
     assert not [c for c in starts.compare([*rows, rival]) if c["passed"] and c["start"] == "near"]
 
@@ -90,6 +93,10 @@ def test_starts_merge(
         [precision, seed] for seed in "01" for precision in ("1", "10")
     ]
     assert sum("pass" in line or "FAIL" in line for line in table) == 2
+    starts.main(["--seed", "0", "--limit", "40", *common])  # other data: rows of their own
+    document = json.loads(file.read_text())
+    assert sorted(run["images"] for run in document["runs"]) == 6 * ["digits"] + 2 * ["digits[:40]"]
+    capsys.readouterr()
     with pytest.raises(SystemExit):
         starts.main(["--epochs", "0", *common])
     assert "expected epochs of at least 1, got 0" in capsys.readouterr().err

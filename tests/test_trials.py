@@ -14,6 +14,7 @@ from symrazor.data import Tensors
 from symrazor.layers import FC, FFC, Conv, Relaxed
 from symrazor.layers import Path as LayerPath
 from symrazor.training import trials
+from symrazor.training.checkpoint import Checkpoints
 
 SIZE = 6
 OPTIONS: dict[str, Any] = {"epochs": 20, "batch_size": 32, "every": 2, "lr": 0.02, "seed": 3}
@@ -21,30 +22,63 @@ OPTIONS |= {"start": "given"}
 PLACE: dict[str, Any] = OPTIONS | {"batch_size": 16, "free_precision": 1.0}
 
 
-def bars(task: str) -> Tensors:
-    """A bar of three pixels anywhere: is it upright, or is it in the upper half?"""
+def bars(task: str, n: int = 192, noise: float = 0.1) -> Tensors:
+    """A bar of three pixels anywhere: is it upright, is it in the upper half, or both questions?"""
     generator = torch.Generator().manual_seed(0)
-    x = 0.1 * torch.randn(192, 1, SIZE, SIZE, generator=generator)
-    upright = torch.randint(2, (192,), generator=generator).bool()
-    rows, columns = torch.randint(SIZE, (2, 192), generator=generator)
+    x = noise * torch.randn(n, 1, SIZE, SIZE, generator=generator)
+    upright = torch.randint(2, (n,), generator=generator).bool()
+    rows, columns = torch.randint(SIZE, (2, n), generator=generator)
     for k in range(3):
         down = torch.where(upright, k, 0)
         across = torch.where(upright, 0, k)
-        x[torch.arange(192), 0, (rows + down) % SIZE, (columns + across) % SIZE] += 1
-    return x, (upright if task == "content" else rows < SIZE // 2).long()
+        x[torch.arange(n), 0, (rows + down) % SIZE, (columns + across) % SIZE] += 1
+    upper = rows < SIZE // 2
+    answers = {"content": upright, "place": upper, "both": 2 * upright + upper}
+    return x, answers[task].long()
 
 
-def network(free: type[LayerPath] = FFC) -> nn.Sequential:
+def network(free: type[LayerPath] = FFC, classes: int = 2) -> nn.Sequential:
     torch.manual_seed(1)
     space: tuple[Any, ...] = (1, 8, (SIZE, SIZE))
     layer = Relaxed([Conv(*space), free(*space)])
     pool: list[nn.Module] = [nn.ReLU(), nn.AdaptiveMaxPool2d(1), nn.Flatten()]
-    return nn.Sequential(layer, *pool, nn.Linear(8, 2))
+    return nn.Sequential(layer, *pool, nn.Linear(8, classes))
 
 
 def free_path(model: nn.Module) -> LayerPath:
     layer = next(module for module in model.modules() if isinstance(module, Relaxed))
     return layer.path(1)
+
+
+def outcome(fit: sr.Fit) -> dict[str, Any]:
+    """What has to be the same to the last bit."""
+    own = ("seconds", "off", "trial")
+    return {
+        "history": [{k: v for k, v in record.items() if k not in own} for record in fit.history],
+        "weights": {k: v.tolist() for k, v in fit.model.state_dict().items()},
+        "precisions": {k: v.tolist() for k, v in fit.razor.prior.precisions.items()},
+        "evidence": fit.evidence.to_dict(),
+    }
+
+
+@pytest.mark.parametrize(
+    ("gaps", "left", "expected"),
+    [
+        ([-0.02], 4, True),  # ahead at once
+        ([0.0], 4, None),  # one look is not enough
+        ([0.0], 0, True),
+        ([0.04, 0.02], 0, False),
+        ([0.04, 0.02, 0.008], 1, True),  # made good
+        ([0.04, 0.02], 1, None),  # 0.01 at the end
+        ([0.04, 0.02, 0.013], 0, False),
+        ([0.4, 0.3], 3, False),  # 0.13 at the end
+        ([0.02, 0.03], 3, False),
+        ([-0.005, 0.0], 2, True),  # 0.01 at the end
+        ([-0.005, 0.0], 4, None),  # 0.02 at the end: look again
+    ],
+)
+def test_verdict(gaps: list[float], left: int, expected: bool | None) -> None:
+    assert trials.verdict(gaps, left) is expected
 
 
 @pytest.mark.parametrize("free", [FFC, FC])
@@ -57,24 +91,64 @@ def test_a_path_that_is_not_needed_is_switched_off(free: type[LayerPath]) -> Non
     assert shaved.reading.layers[0].error == pytest.approx(0, abs=1e-5)
     assert "bound" not in shaved.reading.verdict
     assert not any(m.silent for m in shaved.model.modules() if isinstance(m, Relaxed))
-    steps = [record for record in shaved.history if "off" in record]
-    begun = next(i for i, record in enumerate(steps) if record["off"])
-    best = max(record["per_datum"] for record in steps[1 : begun + 1])
-    assert shaved.evidence.per_datum >= best - 2 * trials.SAME
+    found = [record["trial"] for record in shaved.history if "trial" in record]
+    assert [(one["paths"], one["stay_off"]) for one in found] == [(["0.paths.1"], True)]
+    assert found[0]["without"] >= found[0]["with"] - trials.SAME
+    assert shaved.evidence.per_datum >= found[0]["with"] - 2 * trials.SAME
     plain = shaved.collapse(0.0)
     x = bars("content")[0]
     assert torch.allclose(plain(x), shaved.model(x), atol=1e-5)
 
 
-def test_a_path_that_is_needed_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_path_that_is_needed_stays_as_if_nothing_had_been_tried(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(trials, "AFFORDABLE", 100.0)
-    fit = sr.fit(network(), bars("place"), switch_off=True, **PLACE)
+    plain = sr.fit(network(), bars("place"), **PLACE)
+    told: list[dict[str, Any]] = []
+    fit = sr.fit(network(), bars("place"), switch_off=True, callbacks=[told.append], **PLACE)
+    found = [record["trial"] for record in fit.history if "trial" in record]
+    assert [(one["paths"], one["stay_off"]) for one in found] == [(["0.paths.1"], False)]
+    assert not any(record.get("off") for record in fit.history)
+    assert outcome(fit) == outcome(plain)  # a trial that failed leaves no trace
+    assert told == fit.history  # each epoch once, of the network that went on
+    seconds = [record["seconds"] for record in fit.history]
+    assert seconds == sorted(seconds)
+
+
+def test_progress_by_training_alone_does_not_count_for_a_trial(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The oracle is to take either decision, and to see where it leads."""
+    monkeypatch.setattr(trials, "AFFORDABLE", 100.0)
+    data, slow = bars("both", 600, 0.12), PLACE | {"lr": 0.0025, "switch_off": True}
+    fit = sr.fit(network(classes=4), data, **slow)
+    (trial,) = [record["trial"] for record in fit.history if "trial" in record]
     steps = [record for record in fit.history if "off" in record]
-    assert any(record["off"] for record in steps)  # it was tried
-    assert steps[-1]["off"] == []
-    assert fit.reading.layers[0].free_share > 0.1
-    best = max(record["per_datum"] for record in steps if not record["off"])
-    assert float(fit.evidence.per_datum) > best - 0.1
+    before = max(record["per_datum"] for record in steps if record["epoch"] <= 10)
+    assert trial["without"] > before  # more evidence than the network had with the path ...
+    assert trial["with"] > trial["without"] + 0.05  # ... but not than it has now
+    assert not trial["stay_off"]
+    monkeypatch.setattr(trials, "SAME", 100.0)  # whatever is tried stays off
+    wrong = sr.fit(network(classes=4), data, **slow)
+    assert not any(bool(weight.any()) for weight in free_path(wrong.model).parameters())
+    assert wrong.evidence.per_datum < fit.evidence.per_datum - 0.05
+
+
+def test_a_branch_that_diverges_has_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trials, "AFFORDABLE", 100.0)
+    model = network()
+
+    def spoil(x: Tensor, generator: torch.Generator) -> Tensor:
+        return x * float("nan") if model[0].silent else x
+
+    fit = sr.fit(model, bars("content"), switch_off=True, augment=spoil, **OPTIONS)
+    (trial,) = [record["trial"] for record in fit.history if "trial" in record]
+    assert trial["without"] is None and not trial["stay_off"]
+    plain = sr.fit(network(), bars("content"), augment=lambda x, generator: x, **OPTIONS)
+    assert outcome(fit) == outcome(plain)
+    with pytest.raises(FloatingPointError):  # not on trial
+        sr.fit(network(), bars("content"), augment=lambda x, _: x * float("nan"), **OPTIONS)
 
 
 def test_a_path_that_cannot_be_afforded_is_not_tried() -> None:
@@ -86,34 +160,46 @@ def test_a_path_that_cannot_be_afforded_is_not_tried() -> None:
 
 
 class Stop:
-    """SIGTERM after an epoch."""
+    """An augmentation that changes nothing but sends SIGTERM in its nth call."""
 
-    def __init__(self, epoch: int) -> None:
-        self.epoch = epoch
+    def __init__(self, step: int | None = None) -> None:
+        self.left = step or -1
 
-    def __call__(self, record: dict[str, Any]) -> None:
-        if record["epoch"] == self.epoch:
+    def __call__(self, x: Tensor, generator: torch.Generator) -> Tensor:
+        self.left -= 1
+        if self.left == 0:
             os.kill(os.getpid(), signal.SIGTERM)
+        return x
 
 
 @pytest.mark.parametrize("task", ["content", "place"])
+@pytest.mark.parametrize("steps", [(65, 14, 5), (72, 1, 11)], ids=["inside epochs", "at their end"])
 def test_resumed_in_the_middle_of_a_trial_bit_for_bit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, task: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, task: str, steps: tuple[int, ...]
 ) -> None:
+    """Stopped in the branch with the paths, in the one without, and again."""
     monkeypatch.setattr(trials, "AFFORDABLE", 100.0)
-    options = (OPTIONS if task == "content" else PLACE) | {"switch_off": True, "estimator": "mc"}
-    whole = sr.fit(network(), bars(task), **options)
-    with pytest.raises(SystemExit):
+    options = (OPTIONS if task == "content" else PLACE) | {"batch_size": 32, "estimator": "mc"}
+    options |= {"switch_off": True, "save_every": 100}
+    whole = sr.fit(network(), bars(task), augment=Stop(), **options)
+    for step in steps:
         stopped = network()
-        sr.fit(stopped, bars(task), resume=tmp_path, callbacks=[Stop(11)], **options)
-    assert not any(m.silent for m in stopped.modules() if isinstance(m, Relaxed))
+        with pytest.raises(SystemExit):
+            sr.fit(stopped, bars(task), resume=tmp_path, augment=Stop(step), **options)
+        assert not any(m.silent for m in stopped.modules() if isinstance(m, Relaxed))
+    saved = Checkpoints(tmp_path).load()
+    assert saved is not None and saved["trials"]["trial"] is not None  # stopped in the middle
+    assert saved["step"] == sum(steps) > 6 * saved["epoch"] + saved["batches_done"]  # went back
+    told: list[dict[str, Any]] = []
     model = network()
     model[4].weight.data.zero_()  # all of it comes from the checkpoint
-    resumed = sr.fit(model, bars(task), resume=tmp_path, **options)
-    assert whole.history[10].get("off") is None and whole.history[9]["off"]  # on trial then
-    for a, b in zip(whole.model.parameters(), resumed.model.parameters(), strict=True):
-        assert torch.equal(a, b)
-    assert whole.evidence.log_evidence == resumed.evidence.log_evidence
+    resumed = sr.fit(
+        model, bars(task), resume=tmp_path, augment=Stop(), callbacks=[told.append], **options
+    )
+    assert outcome(whole) == outcome(resumed)
+    assert [record["epoch"] for record in told] == list(range(11, 21))
+    found = [record["trial"] for record in resumed.history if "trial" in record]
+    assert [one["stay_off"] for one in found] == [task == "content"]
 
 
 @torch.no_grad()

@@ -126,6 +126,20 @@ class Augment(nn.Module):
         places = (self.lattice.to(x) + shift.to(x)) % 1
         return (2 * places - 1).flatten(0, 1)
 
+    def refined(self, n_samples: int) -> "Augment":
+        """The same with another number of points: a finer average once training is over.
+
+        Raises:
+            ValueError: no points at all.
+        """
+        if n_samples < 1:
+            raise ValueError(f"expected n_samples of at least 1, got {n_samples}")
+        found = copy.deepcopy(self)
+        dim = self.lattice.shape[1]
+        found.n_samples = n_samples if dim else 1
+        found.lattice = lattice(found.n_samples, dim).to(self.lattice)
+        return found
+
     def train(self, mode: bool = True) -> "Augment":
         """Training, or evaluation, which begins with a new shift."""
         if self.training and not mode and self.shift.numel():
@@ -259,7 +273,9 @@ class Augmented(nn.Module):
             if self.average != "outputs":
                 log_weights = weights.to(f).log().unsqueeze(1)
                 logits = split if self.average == "joint" else split.log_softmax(-1)
-                return (logits + log_weights).logsumexp(1)
+                terms = logits + log_weights
+                announce_copies(terms.logsumexp(2).softmax(1))  # posterior of the pose
+                return terms.logsumexp(1)
             return torch.einsum("ns...,s->n...", split, weights.to(f))
 
         def hook(module: nn.Module, args: Any, f: Tensor) -> Tensor:
@@ -281,6 +297,18 @@ class Augmented(nn.Module):
                 f"expected a categorical likelihood for average={self.average!r}, got "
                 f"{type(likelihood).__name__}; do: average='outputs', or two logits for two classes"
             )
+
+    def refined(self, n_samples: int) -> "Augmented":
+        """The same network, not a copy of it, averaged over more points: for predictions.
+
+        Raises:
+            ValueError: a mixture, or no points at all.
+        """
+        if not isinstance(self.augment, Augment):
+            kind = type(self.augment).__name__
+            raise ValueError(f"expected one augmentation to refine, got {kind}")
+        finer = self.augment.refined(n_samples)
+        return Augmented(self.network, finer, self.at, self.average).train(self.training)
 
     def invariances(self, shape: Sequence[int]) -> dict[str, float]:
         """What was learned: widths and probabilities by name and unit."""

@@ -1,9 +1,9 @@
 """`symrazor bench`: measurements with a goal."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import tyro
 from rich.console import Console
@@ -17,18 +17,9 @@ from symrazor.bench import layers as layers_bench
 from symrazor.commands.terminal import JsonFile, console
 
 
-def bench(
-    name: tyro.conf.Positional[Literal["evidence", "layers", "fit", "augment"]],
-    json_file: JsonFile = None,
-    rounds: int = 5,
-    alphas: tuple[int, ...] = (10, 4),
-    paddings: tuple[evidence_bench.Padding, ...] = ("zeros", "circular"),
-    growth: bool = False,
-    probes: bool = False,
-    device: str = "cpu",
-    quiet: bool = False,
-) -> None:
-    """Measure what an evidence estimate costs, what the paths, what fit, what learned widths.
+@dataclass(frozen=True)
+class Arguments:
+    """What the command can be told.
 
     Args:
         name: which benchmark; the next four options but rounds belong to `evidence`.
@@ -41,22 +32,43 @@ def bench(
         device: "cpu" or "cuda", for `fit`.
         quiet: print nothing; give a JSON file then.
     """
-    show = partial(_show, quiet=quiet)
-    if name == "layers":
-        show("Paths and relaxed networks", lambda: layers_bench.main(rounds, json_file))
-        return
-    if name == "fit":
-        sizes = fit_bench.Options.on(device, rounds=rounds, json=json_file)
-        show("fit against plain training", lambda: fit_bench.main(sizes))
-        return
-    if name == "augment":
-        show("Learned widths, in epochs of SGD", lambda: augment_bench.main(rounds, json_file))
-        return
-    options = evidence_bench.Options(alphas, paddings, rounds, json=json_file)
-    show(f"One {name} estimate, in epochs of plain SGD", lambda: evidence_bench.main(options))
-    if growth:
-        show("Growth of the cost", lambda: evidence_bench.growth(rounds=rounds))
-    if probes:
+
+    name: tyro.conf.Positional[Literal["evidence", "layers", "fit", "augment"]]
+    json_file: JsonFile = None
+    rounds: int = 5
+    alphas: tuple[int, ...] = (10, 4)
+    paddings: tuple[evidence_bench.Padding, ...] = ("zeros", "circular")
+    growth: bool = False
+    probes: bool = False
+    device: str = "cpu"
+    quiet: bool = False
+
+
+def bench(arguments: Annotated[Arguments, tyro.conf.arg(name="")]) -> None:
+    """Measure what an evidence estimate costs, what the paths, what fit, what learned widths."""
+    rounds, file = arguments.rounds, arguments.json_file
+    show = partial(_show, quiet=arguments.quiet)
+    match arguments.name:
+        case "layers":
+            show("Paths and relaxed networks", lambda: layers_bench.main(rounds, file))
+        case "fit":
+            sizes = fit_bench.Options.on(arguments.device, rounds=rounds, json=file)
+            show("fit against plain training", lambda: fit_bench.main(sizes))
+        case "augment":
+            show("Learned widths, in epochs of SGD", lambda: augment_bench.main(rounds, file))
+        case "evidence":
+            _evidence(arguments, show)
+
+
+def _evidence(arguments: Arguments, show: Callable[..., None]) -> None:
+    """The benchmark with options of its own."""
+    options = evidence_bench.Options(
+        arguments.alphas, arguments.paddings, arguments.rounds, json=arguments.json_file
+    )
+    show("One evidence estimate, in epochs of plain SGD", lambda: evidence_bench.main(options))
+    if arguments.growth:
+        show("Growth of the cost", lambda: evidence_bench.growth(rounds=arguments.rounds))
+    if arguments.probes:
         show("Relative error against the exact estimate", evidence_bench.probes)
 
 

@@ -20,6 +20,7 @@ from symrazor.curvature.statistics import Batch, Key, Source, Statistics, check_
 from symrazor.curvature.tape import Input
 from symrazor.linear_algebra.factor import Factor
 from symrazor.machine.device import second_stream
+from symrazor.machine.graphed import no_garbage_collection
 from symrazor.machine.parallel import in_turn
 
 log = logging.getLogger("symrazor")
@@ -176,8 +177,9 @@ def _beside(device: torch.device) -> Iterator[None]:
 def _recording(graph: torch.cuda.CUDAGraph, pool: Any = None) -> Iterator[None]:
     """Record what is launched on the current stream, in the memory of another graph if given."""
     torch.cuda.synchronize()
-    graph.capture_begin(pool, capture_error_mode="thread_local")  # loaders may have threads
-    try:
-        yield
-    finally:
-        graph.capture_end()
+    with no_garbage_collection():
+        graph.capture_begin(pool, capture_error_mode="thread_local")  # loaders may have threads
+        try:
+            yield
+        finally:
+            graph.capture_end()

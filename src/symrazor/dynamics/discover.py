@@ -4,6 +4,7 @@ import copy
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -15,6 +16,7 @@ from symrazor.dynamics.discovered import Discovered, described
 from symrazor.dynamics.evaluate import mean_squared_error
 from symrazor.dynamics.given import Given, given, split, units
 from symrazor.dynamics.hamiltonian import HamiltonianNetwork
+from symrazor.dynamics.journal import Journal
 from symrazor.dynamics.judge import train_and_judge
 from symrazor.dynamics.measures import FlowTimes
 from symrazor.dynamics.symmetrised import SymmetrisedNetwork
@@ -25,6 +27,8 @@ from symrazor.training.progress import share_bar
 
 Progress = Callable[[float, str], None]
 """Called with the share that is done, and a line about it."""
+STEPS = 20_000
+"""Of each training at most, if there is time."""
 JUDGED = 0.85
 """Share of the time for finding the quantities; the rest for the network without."""
 
@@ -38,8 +42,9 @@ def discover(
     progress: Progress | bool | None = None,
     positions: bool = False,
     device: str = "cpu",
-    steps: int = 20_000,
+    steps: int = STEPS,
     count: int | None = None,
+    resume: str | Path | None = None,
 ) -> Discovered:
     """Learn conserved quantities and a simulator from trajectories alone.
 
@@ -58,9 +63,12 @@ def discover(
         device: where to train.
         steps: most steps of each training, if there is time left.
         count: most quantities to be proposed.
+        resume: directory for checkpoints; a run that was stopped goes on from there.
 
     Raises:
         ValueError: trajectories that cannot be used; the row is named.
+        KeyboardInterrupt: SIGINT; with `resume` a checkpoint was written.
+        SystemExit: SIGTERM, with `resume`, and a checkpoint was written.
     """
     if not minutes > 0:
         raise ValueError(f"expected minutes > 0, got {minutes}")
@@ -78,7 +86,9 @@ def discover(
     pairs, tests = transitions(kept), transitions(aside)
     config = _config(pairs, minutes, seed, device, steps)
     with _teller(progress) as tell:
-        learned, plain = _train_both(data.phase, count, pairs, config, tell)
+        journal = None if resume is None else Journal(resume)
+        model = _model(data.phase, count or _offered(data.phase), config.seed)
+        learned, plain = _train_both(model, pairs, config, tell, journal)
     errors = {
         "learned": mean_squared_error(learned, tests),
         "plain": mean_squared_error(plain, tests),
@@ -108,20 +118,23 @@ def _teller(progress: Progress | bool | None) -> Iterator[Progress]:
 
 
 def _train_both(
-    phase: int, count: int | None, data: Transitions, config: TrainConfig, tell: Progress
+    model: SymmetrisedNetwork,
+    data: Transitions,
+    config: TrainConfig,
+    tell: Progress,
+    journal: Journal | None,
 ) -> tuple[Trained, Trained]:
     """With the quantities that the evidence takes, and without for as many steps."""
     minutes = config.minutes or 0.0
-    model = _model(phase, count or _offered(phase), config.seed)
     judged = config.change(minutes=JUDGED * minutes)
-    learned = train_and_judge(model, data, judged, _part(tell, 0.0, JUDGED))
+    learned = train_and_judge(model, data, judged, _part(tell, 0.0, JUDGED), journal)
     there = learned if learned.model.conserved is None else learned.plain
     if there is not None:
         tell(1.0, "done")
         return learned, there
     own = learned.config.change(minutes=(1 - JUDGED) * minutes)
     network = SymmetrisedNetwork(copy.deepcopy(model.network))
-    return learned, train(network, data, own, _part(tell, JUDGED, 1.0))
+    return learned, train(network, data, own, _part(tell, JUDGED, 1.0), journal)
 
 
 def _offered(phase: int) -> int:

@@ -1,14 +1,14 @@
 """Trajectories from files: NPZ or CSV, of equal length or not."""
 
-import csv
 import zipfile
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from symrazor.data.columns import MADE_UP, read_columns
+from symrazor.data.table import read_trajectories as table_of_trajectories
 from symrazor.dynamics.trajectories import Trajectories
 
 STATES = ("states", "trajectories", "x")
@@ -19,8 +19,8 @@ def read_trajectories(path: Path | str, positions: bool = False) -> Trajectories
     """Read a file.
 
     - `.npz`: "states" [B, T, 2n] (NaN where one is missing) and "times" [T] or [B, T].
-    - `.csv`: a header, then rows `trajectory,time,q1,...,qn,p1,...,pn`; empty cells are missing
-      states, and trajectories may differ in length.
+    - `.csv`: a header, then rows `trajectory,time,q1,...,qn,p1,...,pn`, sorted by time first; empty
+      cells are missing states, and trajectories may differ in length.
 
     Args:
         path: the file.
@@ -35,10 +35,7 @@ def read_trajectories(path: Path | str, positions: bool = False) -> Trajectories
     if path.suffix.lower() == ".npz":
         states, times = _read_npz(path)
     elif path.suffix.lower() == ".csv":
-        try:
-            states, times = _read_csv(path)
-        except UnicodeDecodeError as error:
-            raise ValueError(f"expected text in UTF-8 in {path.name}: {error}") from error
+        states, times = _read_csv(path)
     else:
         raise ValueError(f"expected a .npz or .csv file with trajectories, got {path.name}")
     if positions:
@@ -89,48 +86,10 @@ def _read_npz(path: Path) -> tuple[Tensor, Tensor]:
 
 
 def _read_csv(path: Path) -> tuple[Tensor, Tensor]:
-    """Rows grouped by their first column, padded with NaN to the longest."""
-    groups: dict[str, list[list[float]]] = {}
-    with path.open(newline="", encoding="utf-8-sig") as file:
-        reader = csv.reader(file)
-        header = next(reader, [])
-        if len(header) < 3 or all(_is_number(cell) for cell in header):
-            raise ValueError(
-                f"expected a header trajectory,time,q1,...,p1,... in line 1 of {path.name}, "
-                f"got {','.join(header)!r}"
-            )
-        for line, row in enumerate(reader, 2):
-            if not row:
-                continue
-            groups.setdefault(row[0], []).append(_numbers(row[1:], len(header) - 1, line, path))
-    if not groups:
-        raise ValueError(f"expected rows of numbers in {path.name}, got a header only")
-    length = max(len(rows) for rows in groups.values())
-    states = torch.full((len(groups), length, len(header) - 2), torch.nan, dtype=torch.float64)
-    times = torch.zeros(len(groups), length, dtype=torch.float64)
-    for b, rows in enumerate(groups.values()):
-        table = torch.tensor(rows, dtype=torch.float64)
-        states[b, : len(rows)] = table[:, 1:]
-        times[b, : len(rows)] = table[:, 0]
-        padding = torch.arange(1, length - len(rows) + 1, dtype=torch.float64)
-        times[b, len(rows) :] = table[-1, 0] + padding
-    return states, times
-
-
-def _is_number(cell: str) -> bool:
-    try:
-        float(cell)
-    except ValueError:
-        return False
-    return True
-
-
-def _numbers(cells: Sequence[str], count: int, line: int, path: Path) -> list[float]:
-    if len(cells) != count:
+    columns = read_columns(path)
+    if MADE_UP in columns:
+        first = ",".join(fields[0] for fields in columns.values())
         raise ValueError(
-            f"expected {count + 1} cells in line {line} of {path.name}, got {len(cells) + 1}"
+            f"expected a header trajectory,time,q1,...,p1,... in {path.name}, got {first!r}"
         )
-    try:
-        return [float(cell) if cell.strip() else float("nan") for cell in cells]
-    except ValueError as error:
-        raise ValueError(f"expected numbers in line {line} of {path.name}: {error}") from error
+    return table_of_trajectories(columns, path)

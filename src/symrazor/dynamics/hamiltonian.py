@@ -31,8 +31,8 @@ def _tanh(a: Tensor) -> Slope:
 
 
 def _elu(a: Tensor, alpha: float = 1.0) -> Slope:
-    low = a.clamp(max=0).exp()
-    return torch.where(a > 0, a, alpha * (low - 1)), torch.where(a > 0, 1.0, alpha * low)
+    value = F.elu(a, alpha)
+    return value, torch.where(a > 0, 1.0, value + alpha)
 
 
 def _elu2(a: Tensor) -> Slope:

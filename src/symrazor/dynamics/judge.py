@@ -7,14 +7,14 @@ of the data then costs no fit and saves weights, and anything else ruins the fit
 the bound would also like short flows across the dynamics, which only smooth the energy. The span
 of a proposal is learned (`FreeSpan`) and pays for its coefficients; it is also tried with whole
 ones, which are free of charge, where it is near such. Then a fresh network is trained with the
-winner, and where its quantities close under the bracket another one with the whole group that they
-generate (`symrazor.dynamics.group`); the evidence chooses again.
+winner, and where its quantities, made whole, close under the bracket another one with the group
+that they generate (`symrazor.dynamics.group`); the evidence chooses again.
 """
 
 import copy
 import math
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 
@@ -22,22 +22,16 @@ from symrazor.dynamics.algebra import generators
 from symrazor.dynamics.config import TrainConfig
 from symrazor.dynamics.conserved import Quadratic
 from symrazor.dynamics.group import GroupOrbits, whole_group
+from symrazor.dynamics.journal import Journal
+from symrazor.dynamics.planning import PROPOSALS, TRIALS, kept, planned
 from symrazor.dynamics.proposals import Proposals, charge, is_rounded, rounded
 from symrazor.dynamics.symmetrised import SymmetrisedNetwork
-from symrazor.dynamics.train import Progress, seconds_per_step, train
+from symrazor.dynamics.train import Progress, train
 from symrazor.dynamics.trained import Record, Trained
 from symrazor.dynamics.trajectories import Transitions
 
-PROPOSALS = 2
-"""How many numbers of quantities are tried, beside none."""
-TRIALS = 3
-"""Of a number of quantities at most: rounded, free, and rounded after that."""
 ERRORS = 3.0
 """Standard errors within which two costs are the same."""
-SLACK = 0.75
-"""Share of the time that is planned: what is not steps takes time too."""
-FIRST, TRYING = 0.2, 0.4
-"""Shares of the time for the network without quantities, and for the trials."""
 
 
 @dataclass
@@ -79,6 +73,7 @@ def train_and_judge(
     data: Transitions,
     config: TrainConfig | None = None,
     progress: Progress | None = None,
+    journal: Journal | None = None,
 ) -> Trained:
     """Train without quantities, try what is nearly conserved, train again with what wins.
 
@@ -93,71 +88,38 @@ def train_and_judge(
         data: transitions.
         config: options.
         progress: called with each record.
+        journal: keeps checkpoints; the same call with it goes on where the last one was stopped.
 
     Returns:
         The best of the last trainings, or the trial that won where time was too short for more; its
         history and time are those of all, and `trials` says what was tried.
     """
     config = config or TrainConfig()
-    started = time.monotonic()
-    plan = _planned(model, data, config)
+    started = time.monotonic() - (journal.seconds if journal else 0.0)
+    plan = kept(journal, "plan", lambda: planned(model, data, config))
     told = _Told(progress, plan.first + plan.trial * (1 + PROPOSALS * TRIALS) + 2 * plan.last)
     whole = config.change(minutes=None, burn_in=0.0)
     offered = copy.deepcopy(model).to(config.device)
     plain = SymmetrisedNetwork(offered.network)
-    first = train(plain, data, whole.change(steps=plan.first), told.next(plan.first))
+    first = train(plain, data, whole.change(steps=plan.first), told.next(plan.first), journal)
     found = Proposals(offered, plain, data.x)
-    tried = _Trials(data, whole.change(steps=plan.trial), told)
+    tried = _Trials(data, whole.change(steps=plan.trial), told, journal)
     tried.run(plain)
     for m in found.jumps(PROPOSALS):
         tried.propose(found.first(m))
     winner = _winner(tried.trials)
     best = _held(winner, model)
     told.skip_to(told.total - 2 * plan.last)
-    group = whole_group(best, data.x)
+    group = whole_group(_held(_whole(tried.trials, winner), model), data.x)
     last = [best] if group is None else [best, SymmetrisedNetwork(model.network, *group)]
     if config.minutes is not None and winner.trained is not None:
         left = 60 * config.minutes - (time.monotonic() - started)
-        plan = plan.within(left, winner.trained.seconds / plan.trial, len(last), config.steps)
-    final = _Trials(data, whole.change(steps=plan.last), told)
+        each, now = winner.trained.seconds / plan.trial, plan
+        plan = kept(journal, "last", lambda: now.within(left, each, len(last), config.steps))
+    final = _Trials(data, whole.change(steps=plan.last), told, journal)
     for one in last:
         final.run(one, (told.total - told.done) / (len(last) - len(final.trials)))
     return _summed(first, tried.trials, final.trials, winner)
-
-
-@dataclass(frozen=True)
-class _Plan:
-    """Steps of the training without quantities, of a trial, and of each of the last trainings."""
-
-    first: int
-    trial: int
-    last: int
-
-    def within(self, seconds: float, each: float, trainings: int, most: int) -> "_Plan":
-        """The same with as many last steps as fit into the seconds, at least those of a trial."""
-        fit = int(SLACK * seconds / (trainings * each))
-        return replace(self, last=max(self.trial, min(most, fit)))
-
-
-def _planned(model: SymmetrisedNetwork, data: Transitions, config: TrainConfig) -> _Plan:
-    """By shares of the steps; with a time, by shares of it, and no more than that."""
-    share, steps = config.burn_in, config.steps
-    plan = _Plan(
-        max(1, round(share * steps)), max(1, round((1 - share) / 2 * steps)), max(1, steps)
-    )
-    if config.minutes is None:
-        return plan
-    plain = seconds_per_step(SymmetrisedNetwork(model.network), data, config)
-    flows = seconds_per_step(model, data, config)
-    seconds = SLACK * 60 * config.minutes
-    first = int(FIRST * seconds / plain)
-    trial = int(TRYING * seconds / (plain + PROPOSALS * TRIALS * flows))
-    last = int((1 - FIRST - TRYING) * seconds / (2 * flows))
-    return _Plan(
-        max(1, min(plan.first, first)),
-        max(1, min(plan.trial, trial)),
-        max(1, min(plan.last, last)),
-    )
 
 
 @dataclass
@@ -188,6 +150,7 @@ class _Trials:
     data: Transitions
     config: TrainConfig
     told: _Told
+    journal: Journal | None = None
     trials: list[Trial] = field(default_factory=list)
 
     def run(self, model: SymmetrisedNetwork, width: float | None = None) -> Trial:
@@ -196,7 +159,7 @@ class _Trials:
         tell = self.told.next(self.config.steps if width is None else width)
         n = len(self.data)
         try:
-            trained = train(own, self.data, self.config, tell)
+            trained = train(own, self.data, self.config, tell, self.journal)
         except FloatingPointError:
             self.trials.append(Trial(math.inf, own, None))
             return self.trials[-1]
@@ -240,6 +203,17 @@ def _winner(trials: list[Trial]) -> Trial:
         and t.cost - best.cost <= ERRORS * math.hypot(t.error, best.error)
     ]
     return min(equal, key=lambda t: t.cost, default=best)
+
+
+def _whole(trials: list[Trial], winner: Trial) -> Trial:
+    """The best trial of as many quantities with whole coefficients; the winner if there is none.
+
+    Their group may be better in the end even where learned coefficients won a short trial.
+    """
+    whole = [
+        t for t in trials if t.count == winner.count and t.trained and is_rounded(t.model.conserved)
+    ]
+    return min(whole, key=lambda t: t.cost, default=winner)
 
 
 def _held(best: Trial, given: SymmetrisedNetwork) -> SymmetrisedNetwork:

@@ -5,7 +5,7 @@ comes back along it by reverse mode. Polynomials, networks, any differentiable f
 """
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import combinations_with_replacement
 from math import pi
 
@@ -14,6 +14,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from symrazor.dynamics.conserved import ConservedQuantities, Flows, Transported
+from symrazor.dynamics.functions import AnyFunctions, Function, Functions
 from symrazor.dynamics.hamiltonian import ACTIVATIONS, Activation
 from symrazor.dynamics.integrators import rk4
 from symrazor.dynamics.phase import freedom, turn
@@ -223,7 +224,7 @@ class Combination(Observable):
     r"""$C_k = \sum_j c_{kj} f_j$ of given differentiable functions of the state.
 
     Args:
-        functions: each [..., d] -> [...].
+        functions: each [..., d] -> [...]; or all at once, such as `Products`.
         count: K.
         std: of the coefficients at the start.
         scale: see `Observable`.
@@ -233,7 +234,7 @@ class Combination(Observable):
 
     def __init__(
         self,
-        functions: Sequence[Callable[[Tensor], Tensor]],
+        functions: Sequence[Function] | Functions,
         count: int = 1,
         std: float = 0.05,
         scale: float = pi,
@@ -242,10 +243,9 @@ class Combination(Observable):
     ) -> None:
         """Hold the functions."""
         super().__init__(scale, steps)
-        if not functions:
-            raise ValueError("expected at least one function of the state, got none")
-        self.functions, self.rounded = list(functions), False
-        start = std * torch.randn(count, len(self.functions), generator=generator)
+        several = functions if isinstance(functions, Functions) else AnyFunctions(functions)
+        self.functions, self.rounded = several, False
+        start = std * torch.randn(count, len(several), generator=generator)
         self.coefficients = nn.Parameter(start)
 
     @property
@@ -263,20 +263,12 @@ class Combination(Observable):
         made.rounded = rounded
         return made.requires_grad_(False)
 
-    def features(self, x: Float[Tensor, "*n d"]) -> Float[Tensor, "*n j"]:
-        """Values of the given functions."""
-        return torch.stack([function(x) for function in self.functions], dim=-1)
-
     def forward(self, x: Float[Tensor, "*n d"]) -> Float[Tensor, "*n k"]:
         """Values of the K combinations."""
-        return self.features(x) @ self.coefficients.mT.to(x)
+        return self.functions(x) @ self.coefficients.mT.to(x)
 
     def gradient(
         self, x: Float[Tensor, "*n d"], tau: Float[Tensor, "*n k"]
     ) -> Float[Tensor, "*n d"]:
-        """By reverse mode, with a graph."""
-        with torch.enable_grad():
-            at = x if x.requires_grad else x.detach().requires_grad_()
-            total = (self.features(at) * (tau @ self.coefficients.to(x))).sum()
-            (found,) = torch.autograd.grad(total, at, create_graph=True)
-        return found
+        """In closed form where the functions have one, else by reverse mode."""
+        return self.functions.gradient(x, tau @ self.coefficients.to(x))

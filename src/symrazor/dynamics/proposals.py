@@ -59,7 +59,10 @@ class Proposals:
         self.states, field = mean_field(judge, x)
         self.size = float(x.square().sum(-1).mean().sqrt())
         wide = self.states.double()
-        slopes = feature_gradients(wide) if isinstance(like, Quadratic) else _slopes(like, wide)
+        if isinstance(like, Quadratic):
+            slopes = feature_gradients(wide)
+        else:
+            slopes = like.functions.slopes(wide)
         self.rates, self.rows = slowest(slopes, field)
 
     def jumps(self, count: int) -> list[int]:
@@ -98,7 +101,7 @@ def rounded(model: SymmetrisedNetwork) -> SymmetrisedNetwork | None:
         found = simplified(model)
     elif isinstance(conserved, Combination):
         rows = conserved.coefficients.detach().double().cpu()
-        whole = whole_rows(rows)
+        whole = whole_rows(rows, (1, 2))  # as in p^2 / 2 - 1 / r
         if whole is not None:
             near = torch.linalg.lstsq(whole.mT, rows.mT).solution.mT @ whole
             made = conserved.with_coefficients(near, rounded=True)
@@ -151,15 +154,6 @@ def mean_field(
     energy = model.mean(flows, torch.Generator(mean.device).manual_seed(0))
     field = torch.cat([energy.field(part[None])[0] for part in x.split(256)])
     return x.cpu(), field.cpu()
-
-
-def _slopes(like: Combination, x: Float[Tensor, "m d"]) -> Float[Tensor, "m f d"]:
-    """Gradients of the functions of a combination."""
-    with torch.enable_grad():
-        x = x.detach().requires_grad_()
-        values = [function(x).sum() for function in like.functions]
-        found = [torch.autograd.grad(value, x)[0] for value in values]
-    return torch.stack(found, dim=1)
 
 
 def jumps(rates: Float[Tensor, "f"], most: int, count: int) -> list[int]:

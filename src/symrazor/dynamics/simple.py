@@ -8,6 +8,7 @@ The rounded span has $m (f - m)$ fewer free parameters, worth $\tfrac12 \log N$ 
 """
 
 import math
+from collections.abc import Sequence
 
 import torch
 from jaxtyping import Float
@@ -77,25 +78,75 @@ def echelon(rows: Float[Tensor, "m f"]) -> Float[Tensor, "m f"]:
     return rows
 
 
-def whole_rows(rows: Float[Tensor, "m f"]) -> Float[Tensor, "m f"] | None:
-    """Rows with whole entries that nearly span the same, if there are any."""
+def canonical(rows: Float[Tensor, "m f"]) -> Float[Tensor, "m f"]:
+    """The one reduced row echelon form of a span, pivots from the left."""
+    rows, done = rows.clone(), 0
+    for j in range(rows.shape[1]):
+        if done == len(rows):
+            break
+        i = done + int(rows[done:, j].abs().argmax())
+        if float(rows[i, j].abs()) < 1e-9:
+            continue
+        rows[[done, i]] = rows[[i, done]]
+        rows[done] = rows[done] / rows[done, j]
+        others = torch.arange(len(rows)) != done
+        rows[others] -= rows[others, j : j + 1] * rows[done]
+        done += 1
+    return rows[:done]
+
+
+def whole_rows(
+    rows: Float[Tensor, "m f"], parts: Sequence[int] = (1,)
+) -> Float[Tensor, "m f"] | None:
+    """Rows with whole entries that nearly span the same, if there are any.
+
+    Args:
+        rows: of full rank.
+        parts: 1 for whole entries, 2 for halves as well, ..., in the order of preference.
+    """
     entries = echelon(rows)
-    whole = entries.round()
-    return whole if float((entries - whole).abs().max()) <= NEAR else None
+    for part in parts:
+        whole = (part * entries).round() / part
+        if float((entries - whole).abs().max()) <= NEAR / part:
+            return whole
+    return None
 
 
 @torch.no_grad()
 def simple_span(conserved: Quadratic) -> tuple[Tensor, Tensor] | None:
-    """A, b of a basis with whole entries near the learned span, if there is one."""
-    A, b = conserved.A.double().cpu(), conserved.b.double().cpu()
-    d = A.shape[-1]
+    """A, b of a basis with whole entries near the learned span, if there is one.
+
+    It depends on the rounded span alone.
+    """
+    whole = whole_rows(_entries(conserved.A, conserved.b))
+    return None if whole is None else _matrices(canonical(whole), conserved.A.shape[-1])
+
+
+def _entries(A: Float[Tensor, "m d d"], b: Float[Tensor, "m d"]) -> Float[Tensor, "m f"]:
+    """Those of A on and above its diagonal, and b, in float64."""
+    i, j = torch.triu_indices(A.shape[-1], A.shape[-1]).unbind()
+    return torch.cat([A.cpu()[:, i, j], b.cpu()], dim=1).double()
+
+
+def _matrices(rows: Float[Tensor, "m f"], d: int) -> tuple[Tensor, Tensor]:
     i, j = torch.triu_indices(d, d).unbind()
-    whole = whole_rows(torch.cat([A[:, i, j], b], dim=1))
-    if whole is None:
-        return None
-    A = torch.zeros_like(A)
-    A[:, i, j] = A[:, j, i] = whole[:, : len(i)]
-    return A, whole[:, len(i) :]
+    A = rows.new_zeros(len(rows), d, d)
+    A[:, i, j] = A[:, j, i] = rows[:, : len(i)]
+    return A, rows[:, len(i) :]
+
+
+@torch.no_grad()
+def exact(A: Float[Tensor, "m d d"], b: Float[Tensor, "m d"], like: Quadratic) -> WithinSpan:
+    """Known quantities in the form in which learned ones with the same span would be rounded.
+
+    Args:
+        A: of the known quantities.
+        b: linear parts.
+        like: where type, scale and cap come from.
+    """
+    A, b = (part.to(like.A) for part in _matrices(canonical(_entries(A, b)), A.shape[-1]))
+    made = WithinSpan(A, b, torch.eye(len(A)).to(A), like)
+    return made.requires_grad_(False)
 
 
 @torch.no_grad()

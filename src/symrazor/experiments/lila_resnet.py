@@ -9,7 +9,7 @@ learned by the evidence from a narrow and from a wide start; or trained as it is
 written to the file as soon as it is done; "learned" in the table is the start with more evidence.
 """
 
-from statistics import mean
+from statistics import mean, median
 
 import torch
 import torch.nn.functional as F
@@ -30,7 +30,8 @@ STARTS = {
     "learned/wide": {"rotation": 2.5, "x-translation": 0.25, "y-translation": 0.25},
 }
 """Radians, and half-widths of the picture."""
-SAMPLES = 8
+SAMPLES, FINER = 8, 32
+"""Copies of each picture in training, and in the test."""
 WIDTH = 16
 """Channels of the first stage."""
 
@@ -84,8 +85,8 @@ def config(options: lila.Options, seed: int) -> sr.FitConfig:
     epochs = options.epochs or (2 if options.small else 40)
     every = max(1, epochs // 20)
     base = sr.FitConfig(epochs=epochs, batch_size=128, lr=4e-3, every=every, seed=seed)
-    base = base.change(evidence_batch=500)
-    return base.change(estimator="mc", subset=2000, progress=False, device=options.place)
+    base = base.change(evidence_batch=500, pieces=1)
+    return base.change(estimator="mc", subset=1000, progress=False, device=options.place)
 
 
 def train(row: str, options: lila.Options, seed: int, average: Average) -> Run:
@@ -97,18 +98,31 @@ def train(row: str, options: lila.Options, seed: int, average: Average) -> Run:
         start = STARTS[row]
         augment = Augment(affine(tuple(start), start), 2 if options.small else SAMPLES)
         model = Augmented(model, augment, average=average)
-    fit = sr.fit(model.to(options.place), pair, test=test, config=config(options, seed))
+    fit = sr.fit(model.to(options.place), pair, config=config(options, seed))
+    finer = model.refined(FINER) if isinstance(model, Augmented) else model
     return {
         "n": len(pair[1]),
         "epochs": len(fit.history),
         "average": average,
         "evidence": -float(fit.evidence.per_datum),
-        "accuracy": 100 * fit.reading.test["accuracy"],
-        "nll": fit.reading.test["nll"],
+        **lila.tested(finer, test),
+        "coarse": lila.tested(model, test),
+        **_costs(fit),
         "widths": {name: str(one) for name, one in fit.reading.invariances.items()},
         "averaged": lila.of_copies(model, tuple(pair[0].shape[1:])),
         "seconds": fit.history[-1]["seconds"],
     }
+
+
+def _costs(fit: sr.Fit) -> dict[str, float]:
+    """Seconds of an epoch, and of an evidence step after it: medians."""
+    plain, both, before = list[float](), list[float](), 0.0
+    for record in fit.history:
+        kind = both if "log_evidence" in record else plain
+        kind.append(record["seconds"] - before)
+        before = record["seconds"]
+    epoch = median(plain or both)
+    return {"epoch_seconds": epoch, "estimate_seconds": median(both) - epoch}
 
 
 def run(options: lila.Options) -> str:

@@ -13,11 +13,12 @@ from symrazor.dynamics.algebra import Algebra
 from symrazor.dynamics.config import TrainConfig
 from symrazor.dynamics.conserved import Quadratic
 from symrazor.dynamics.evaluate import long_rollout, mean_squared_error, relative_drift
+from symrazor.dynamics.group import whole_group
 from symrazor.dynamics.hamiltonian import HamiltonianNetwork, point
 from symrazor.dynamics.judge import train_and_judge
 from symrazor.dynamics.measures import Draws, FlowTimes, Measure
 from symrazor.dynamics.phase import Scalar
-from symrazor.dynamics.simple import WithinSpan
+from symrazor.dynamics.simple import WithinSpan, exact
 from symrazor.dynamics.symmetrised import SymmetrisedNetwork
 from symrazor.dynamics.train import train
 from symrazor.dynamics.trained import Trained
@@ -115,10 +116,18 @@ def build(setting: Setting, model: Model, seed: int) -> SymmetrisedNetwork:
     if model == "hnn":
         return SymmetrisedNetwork(network)
     if model == "oracle":
-        fixed = setting.oracle.quadratic()
-        return SymmetrisedNetwork(network, fixed, _times(setting, len(setting.oracle)))
+        return _told(setting, network)
     learned = Quadratic(phase, setting.count, generator=generator)
     return SymmetrisedNetwork(network, learned, _times(setting, setting.count))
+
+
+def _told(setting: Setting, network: HamiltonianNetwork) -> SymmetrisedNetwork:
+    """A network that is told the group, and averages over it as one that found it would."""
+    known, fixed = setting.oracle, setting.oracle.quadratic()
+    times = _times(setting, len(known))
+    span = SymmetrisedNetwork(network, exact(known.A, known.b, fixed), times)
+    group = whole_group(span, setting.data.x)
+    return SymmetrisedNetwork(network, *(group or (fixed, times)))
 
 
 def _times(setting: Setting, count: int) -> FlowTimes:

@@ -40,6 +40,8 @@ FULL = TrainConfig(
     burn_in=0.4,
     record=200,
 )
+SINGLE = FULL.change(lr=1e-2)
+"""One oscillator has a narrower network, and rates go with the inverse width."""
 HELP = "how many oscillators; one or more numbers"
 PAPER = (
     "Paper (three oscillators): test MSE 2.141e-5 hnn, 9.94e-6 learned, 8.98e-6 U(n); "
@@ -54,17 +56,18 @@ def setting(options: noether.Options, seed: int, n: int) -> noether.Setting:
     train = simulate(system, count, steps, dt=0.2, seed=10_000 + seed)
     test = simulate(system, 100, 20, dt=0.2, seed=20_000 + seed)
     known = unitary(n)
+    config, width = (SINGLE, 64) if n == 1 else (FULL, 200)
     return noether.Setting(
         transitions(train, NOISE, seed=30_000 + seed),
         {"test": transitions(test)},
         known,
         known,
         test,
-        SMALL if options.small else FULL,
+        SMALL if options.small else config,
         count=max(6, n * n + 2) if options.small else 30,
         measure="ball",
         draws="antithetic",
-        width=32 if options.small else 200,
+        width=32 if options.small else width,
         energy=system.energy,
     )
 

@@ -29,7 +29,7 @@ STARTS = (1.0, 10.0, 100.0, 1e4)
 NATS, PERCENT = 0.05, 1.0
 """How far apart ends may be: in -log evidence / N from the best, in test accuracy altogether."""
 
-MNIST = sr.FitConfig(epochs=30, batch_size=256, lr=4e-3).change(estimator="mc")
+MNIST = sr.FitConfig(epochs=20, batch_size=256, lr=4e-3, every=2).change(estimator="mc")
 Start = Literal["near", "given"]
 Row = dict[str, Any]
 
@@ -48,6 +48,7 @@ class Options(Common):
         task: which of "digit" and "quadrant".
         epochs: in place of the data's own number.
         switch_off: try to do without free paths, see `FitConfig`.
+        limit: train on the first so many images only.
     """
 
     seed: tuple[int, ...] = (0, 1, 2)
@@ -55,35 +56,45 @@ class Options(Common):
     task: tuple[digits.Task, ...] = ("digit", "quadrant")
     epochs: int | None = None
     switch_off: bool = False
+    limit: int | None = None
 
     def __post_init__(self) -> None:
-        """Check the tasks."""
-        if self.epochs is not None and self.epochs < 1:
-            raise ValueError(f"expected epochs of at least 1, got {self.epochs}")
+        """Check the numbers and the tasks."""
+        for name, value in (("epochs", self.epochs), ("limit", self.limit)):
+            if value is not None and value < 1:
+                raise ValueError(f"expected {name} of at least 1, got {value}")
         unknown = sorted(set(self.task) - set(digits.QUESTIONS))
         if unknown or not self.task:
             raise ValueError(f"expected tasks among {list(digits.QUESTIONS)}, got {unknown}")
 
     @property
     def images(self) -> str:
-        """Which data."""
-        return "digits" if self.data is None else "mnist"
+        """Which data, for rows of others to stay apart."""
+        name = "digits" if self.data is None else "mnist"
+        return name if self.limit is None else f"{name}[:{self.limit}]"
 
 
 def data(task: digits.Task, options: Options, seed: int) -> tuple[Tensors, Tensors]:
     """Training and test images of a task."""
     if options.data is None:
-        return digits.canvas(task, seed)
-    train, test = mnist(options.data, "train"), mnist(options.data, "test")
-    return quadrants(*train, task, seed=seed + 1), quadrants(*test, task, seed=seed)
+        (x, y), test = digits.canvas(task, seed)
+        return (x[: options.limit], y[: options.limit]), test
+    x, y = (part[: options.limit] for part in mnist(options.data, "train"))
+    test = quadrants(*mnist(options.data, "test"), task, seed=seed)
+    return quadrants(x, y, task, seed=seed + 1), test
 
 
 def train(
-    task: digits.Task, precision: float, start: Start, seed: int, options: Options | None = None
+    task: digits.Task,
+    precision: float,
+    start: Start,
+    seed: int,
+    options: Options | None = None,
+    images: tuple[Tensors, Tensors] | None = None,
 ) -> Row:
-    """One training, and what it learned."""
+    """One training, and what it learned; of `data`, if it is not told of which images."""
     options = Options() if options is None else options
-    training, test = data(task, options, seed)
+    training, test = data(task, options, seed) if images is None else images
     base = digits.DEFAULTS if options.data is None else MNIST
     epochs = options.epochs or (max(1, base.epochs // 5) if options.small else base.epochs)
     torch.manual_seed(seed)
@@ -106,6 +117,7 @@ def train(
         "switch_off": options.switch_off,
         "evidence": -reading.evidence["per_datum"],
         "accuracy": 100 * reading.test["accuracy"],
+        "tested": len(test[1]),
         "free_shares": [100 * layer.free_share for layer in relaxed],
         "errors": [100 * (layer.error or 0.0) for layer in relaxed],
         "verdicts": [layer.kind for layer in relaxed],
@@ -130,10 +142,13 @@ def compare(rows: Sequence[Row]) -> list[Row]:
         accuracies = [row["accuracy"] for row in ends]
         spread = max(accuracies) - min(accuracies)
         same = all(row["verdicts"] == ends[0]["verdicts"] for row in ends)
+        tested = ends[0].get("tested")
+        images = None if tested is None else round(spread * tested / 100)
         passed = gap <= NATS and same and spread <= PERCENT
         found.append(
             {"task": task, "seed": seed, "start": start, "evidence_gap": gap}
             | {"same_verdicts": same, "accuracy_spread": spread, "passed": passed}
+            | {"images_apart": images, "tested": tested}
         )
     return found
 
@@ -152,9 +167,10 @@ def markdown(rows: Sequence[Row]) -> str:
     bounds = f"gap <= {NATS} | same verdicts | accuracy within {PERCENT:g} %"
     lines += ["", f"| task | start | seed | {bounds} | |", "|---|---|---|---|---|---|---|"]
     for pair in compare(rows):
+        of_all = f" ({pair['images_apart']} of {pair['tested']})" if pair["tested"] else ""
         lines.append(
             f"| {pair['task']} | {pair['start']} | {pair['seed']} | {pair['evidence_gap']:.3f} | "
-            f"{'yes' if pair['same_verdicts'] else 'no'} | {pair['accuracy_spread']:.1f} | "
+            f"{'yes' if pair['same_verdicts'] else 'no'} | {pair['accuracy_spread']:.1f}{of_all} | "
             f"{'pass' if pair['passed'] else 'FAIL'} |"
         )
     return "\n".join(lines)
@@ -170,9 +186,10 @@ def run(options: Options) -> str:
     rows = _merge(options.json, [], [])  # before the work: a run must not be lost to a bad path
     for task in options.task:
         for seed in options.seed:
+            images = data(task, options, seed)
             for way in ways:
                 for precision in starts:
-                    new = train(task, precision, way, seed, options)
+                    new = train(task, precision, way, seed, options, images)
                     rows = _merge(options.json, rows, [new])
     alike = (options.small, options.images)
     shown = [row for row in rows if (row["small"], row["images"]) == alike]
@@ -212,6 +229,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "--task": {"nargs": "+", "default": list(Options.task)},
         "--epochs": {"type": int},
         "--switch-off": {"action": "store_true", "help": "try without free paths"},
+        "--limit": {"type": int, "help": "train on the first so many images only"},
     }
     command("starts", lambda **told: run(Options(**told)), own, arguments)
 

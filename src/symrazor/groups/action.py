@@ -121,6 +121,11 @@ class OnGrid(GroupAction):
                 "expected a grid of 1 to 3 dimensions and matrices of as many rows, or one more, "
                 f"got {self.shape} and {group.name} of size {group.size}"
             )
+        if group.size > dims and not _is_affine(group):
+            raise ValueError(
+                f"expected homogeneous coordinates on a grid of {dims} dimensions, matrices with "
+                f"the last row 0, ..., 0, 1, got {group.name}; does it act on {dims + 1} of them?"
+            )
 
     def _places(self, g: Element) -> Float[Tensor, "s dims"]:
         """For every pixel p, where g^-1 p is, in pixels along the axes of the tensor."""
@@ -264,6 +269,13 @@ def action_on(group: Group, shape: Sequence[int]) -> GroupAction:
         f"expected data that {group.name} of size {group.size} acts on, got {list(shape)}; "
         "do: pass an action, such as OnGrid(group, shape)"
     )
+
+
+def _is_affine(group: Group) -> bool:
+    """Whether the last row of its elements is that of maps on homogeneous coordinates."""
+    last = torch.eye(group.size, dtype=torch.float64)[-1]
+    flows = 0 * last if group.lie is None else group.lie.generators[:, -1]
+    return bool((group.discrete[:, -1] == last).all()) and not bool(flows.any())
 
 
 def _moved(x: Tensor, source: Int[Tensor, " s"]) -> Tensor:

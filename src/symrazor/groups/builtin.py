@@ -103,9 +103,10 @@ def dihedral(n: int) -> Group:
 
 def reflections(dims: int = 2) -> Group:
     """Reflections of each coordinate."""
+    _whole("dims", dims)
     unit = torch.ones(dims, dims, dtype=torch.float64) - 2 * torch.eye(dims, dtype=torch.float64)
-    letters = [f"m{axis}" for axis in "xyzw"[:dims]]
-    name = " x ".join(["reflection"] * _whole("dims", dims))
+    letters = [f"m{axis}" for axis in ("xyzw" if dims <= 4 else range(dims))][:dims]
+    name = " x ".join(["reflection"] * dims)
     return Group.from_matrices(name, torch.diag_embed(unit), letters=letters)
 
 

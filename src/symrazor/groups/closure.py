@@ -4,6 +4,7 @@ import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -16,13 +17,19 @@ TOLERANCE = 1e-8
 
 
 def as_numbers(given: object, expected: str) -> Tensor:
-    """Nested lists, arrays or a tensor, as a tensor.
+    """Nested lists, arrays, a tensor or several, as a tensor; numbers of Python in float64.
 
     Raises:
         ValueError: lists of different lengths, or no real numbers; says what was expected.
     """
     try:
-        found = torch.as_tensor(given)
+        listed = given if isinstance(given, list | tuple) else ()
+        if listed and all(isinstance(one, Tensor | np.ndarray) for one in listed):
+            found = torch.stack([torch.as_tensor(one) for one in listed])
+        else:
+            found = torch.as_tensor(given)
+            if listed and found.is_floating_point():
+                found = torch.as_tensor(given, dtype=torch.float64)
     except (TypeError, ValueError, RuntimeError) as error:
         got = type(given).__name__
         raise ValueError(f"expected {expected}, got a {got}: {error}") from error

@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Bool, Int, Shaped
 from torch import Tensor
 
+from symrazor.groups.closure import as_numbers
 from symrazor.groups.group import Group
 from symrazor.groups.orbits import joined
 
@@ -34,7 +35,7 @@ def automorphisms(adjacency: Shaped[Tensor, "n n"], name: str = "automorphisms")
     Raises:
         ValueError: no square matrix, or a graph that is too hard for this search.
     """
-    A = torch.as_tensor(adjacency)
+    A = as_numbers(adjacency, "an adjacency matrix [n, n]")
     if A.dim() != 2 or A.shape[0] != A.shape[1] or not len(A):
         raise ValueError(f"expected an adjacency matrix [n, n], got {list(A.shape)}")
     if bool(A.isnan().any()):

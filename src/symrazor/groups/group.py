@@ -226,6 +226,8 @@ class Group:
 
     def __mul__(self, other: "Group") -> "Group":
         """The direct product, acting on both spaces side by side: n + n' places or numbers."""
+        if not isinstance(other, Group):
+            return NotImplemented
         name, size = f"{self.name} x {other.name}", self.size + other.size
         letters = _letters(self, other)
         if self.permutations is not None and other.permutations is not None:
@@ -244,6 +246,8 @@ class Group:
 
     def __matmul__(self, other: "Group") -> "Group":
         """The direct product, acting on pairs of places, or on tensor products: n n' of them."""
+        if not isinstance(other, Group):
+            return NotImplemented
         name, size = f"{self.name} x {other.name}", self.size * other.size
         letters = _letters(self, other)
         if self.permutations is not None and other.permutations is not None:

@@ -12,7 +12,12 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from symrazor.groups.closure import TOLERANCE, check_permutations, permutation_matrix
+from symrazor.groups.closure import (
+    TOLERANCE,
+    as_numbers,
+    check_permutations,
+    permutation_matrix,
+)
 from symrazor.groups.group import Group
 
 
@@ -56,7 +61,7 @@ class Representation:
         Raises:
             ValueError: images that do not compose as the group does.
         """
-        given = None if discrete is None else torch.as_tensor(discrete)
+        given = None if discrete is None else as_numbers(discrete, "matrices [m, d, d]")
         if given is not None and given.dim() == 2:
             rows = check_permutations(given)
             empty = torch.empty(0, rows.shape[1], rows.shape[1], dtype=torch.float64)

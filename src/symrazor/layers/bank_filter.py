@@ -10,14 +10,13 @@ $a[n, (g, t), (c, p)] = \sum_{h, \delta} B[g, p, h, \delta]\, x[n, h, c](t + \de
 import math
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from symrazor.curvature.geometry import Geometry, all_patches
 from symrazor.curvature.patch_factor import input_factor
 from symrazor.curvature.sharing import Sharing, sharing
-from symrazor.layers.conv import Padding
+from symrazor.layers.filtered import Filter, Padding
 from symrazor.layers.trace import new_parameter
 
 
@@ -58,12 +57,13 @@ class BankFilter(nn.Module):
         channels = self.relatives * self.inputs
         return bank.reshape(-1, channels, self.kernel, self.kernel)
 
+    def as_filter(self) -> Filter:
+        """The bank as one filter."""
+        return Filter(self.kernels(), self.bias.repeat(self.elements), self.padding)
+
     def forward(self, x: Float[Tensor, "n c h w"]) -> Float[Tensor, "n d h w"]:
         """Convolve with the bank."""
-        bias, around = self.bias.repeat(self.elements), self.kernel // 2
-        if self.padding == "circular" and around:
-            x, around = F.pad(x, self.geometry.amounts, mode="circular"), 0
-        return F.conv2d(x, self.kernels(), bias, padding=around)
+        return self.as_filter()(x)
 
     @torch.no_grad()
     def convolution(self) -> nn.Conv2d:

@@ -27,7 +27,8 @@ from torch import Tensor, nn
 
 from symrazor.layers.bank_filter import BankFilter
 from symrazor.layers.basis import anchor_count, evaluate, spread
-from symrazor.layers.conv import Conv, Filtered, Padding, check_kernel, is_strict
+from symrazor.layers.conv import Conv, check_kernel, is_strict
+from symrazor.layers.filtered import Filtered, Padding
 from symrazor.layers.gconv import GConv
 from symrazor.layers.path import is_real, is_whole
 from symrazor.layers.subsample import Subsample

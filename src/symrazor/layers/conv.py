@@ -1,22 +1,12 @@
 """CONV: a convolution, and for strides an equivariant subsampling after it."""
 
 from collections.abc import Sequence
-from typing import Literal
 
-from jaxtyping import Float
-from torch import Tensor, nn
+from torch import nn
 
+from symrazor.layers.filtered import CONVOLUTIONS, AnyConv, Filtered, Padding
 from symrazor.layers.path import Path, checked_shape, is_whole
 from symrazor.layers.subsample import Reduction, Subsample
-
-AnyConv = nn.Conv1d | nn.Conv2d | nn.Conv3d
-Padding = Literal["circular", "zeros"]
-
-CONVOLUTIONS: dict[int, type[nn.Conv1d] | type[nn.Conv2d] | type[nn.Conv3d]] = {
-    1: nn.Conv1d,
-    2: nn.Conv2d,
-    3: nn.Conv3d,
-}
 
 
 def check_kernel(kernel: int, in_shape: Sequence[int], padding: Padding) -> None:
@@ -43,31 +33,6 @@ def is_strict(padding: str, stride: int, reduction: Reduction, kernel: int) -> b
     """
     borderless = padding == "circular" or kernel == 1
     return borderless and (stride == 1 or reduction in ("l2", "max"))
-
-
-class Filtered(Path):
-    r"""$y = \mathrm{shrink}(\mathrm{conv}(x))$: what paths with a filter have in common."""
-
-    group = "translation"
-    conv: nn.Module
-    shrink: Subsample
-
-    def forward(self, x: Float[Tensor, "n c *size"]) -> Float[Tensor, "n d *small"]:
-        """Convolve, then subsample."""
-        self.check(x)
-        y: Tensor = self.shrink(self.conv(x))
-        return y
-
-    def unshrunk(self) -> nn.Module:
-        """The filter alone, at stride 1, as torch.nn modules."""
-        return self.conv
-
-    def _plain(self) -> nn.Module:
-        """The filter, and its subsampling after it."""
-        if self.stride == 1:
-            return self.unshrunk()
-        shrink = self.shrink.plain((self.out_channels, *self.in_shape))
-        return nn.Sequential(self.unshrunk(), shrink)
 
 
 class Conv(Filtered):

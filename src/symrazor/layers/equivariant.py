@@ -178,9 +178,11 @@ def relaxed_over(
         ValueError: no groups, or a group all of whose maps are those of another, or of larger ones:
             data cannot tell these apart.
     """
-    given: list[object] = [*groups]
-    others = [one for one in given if not isinstance(one, Group)]
-    if not given or others:
+    listed: object = groups
+    if not isinstance(listed, Sequence):
+        raise ValueError(f"expected a list of groups, got {listed!r}; do: put it into a list")
+    others = [one for one in listed if not isinstance(one, Group)]
+    if not listed or others:
         got = repr(others[0]) if others else "none"
         raise ValueError(f"expected at least one group, a symrazor.groups.Group, got {got}")
     for i, one in enumerate(groups):

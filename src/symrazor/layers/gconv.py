@@ -16,7 +16,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from symrazor.groups import Group
-from symrazor.layers.conv import AnyConv, Conv, Filtered, Padding, check_kernel, is_strict
+from symrazor.layers.conv import Conv, check_kernel, is_strict
+from symrazor.layers.filtered import AnyConv, Filtered, Padding
 from symrazor.layers.group_filter import Fields, GroupFilter
 from symrazor.layers.path import Map, Path, is_whole
 from symrazor.layers.point_group import PointGroup, point_group
@@ -60,21 +61,23 @@ class GConv(Filtered):
 
     With circular padding and adaptive subsampling it is exactly equivariant to translations and to
     its rotations and reflections where those map the grid to itself: p2, p4, pm, p2m, p4m. Other
-    angles interpolate filters; `interpolation_error` says how well, and `strict` is False.
+    angles interpolate filters; `interpolation_error` says how well, and `strict` is False. On maps
+    in 3 dimensions the rotations of a cube are exact: "O", 24 of them, and "Oh", 48 with
+    reflections.
 
     The first four arguments are those of `Path`, channels counted as in the map: |G| times the
     number of fields.
 
     Args:
-        group: "p4" (quarter turns), "p4m" (with reflections), "p2", "pm", as in "C8" and "D8", or
-            a finite group of 2 x 2 matrices.
+        group: "p4" (quarter turns), "p4m" (with reflections), "p2", "pm", as in "C8" and "D8", in
+            space "O" and "Oh"; or a finite group of 2 x 2 or 3 x 3 matrices.
         kind: see `Kind`; for "lift" the input is an image of any number of channels.
         kernel: size of the filter in every dimension; odd.
         padding: "circular" or "zeros".
         reduction: how a stride shrinks the map, see `symrazor.layers.subsample`.
 
     Raises:
-        ValueError: channels that |G| does not divide, or a map that is not square.
+        ValueError: channels that |G| does not divide, or a map that is not square (or a cube).
     """
 
     conv: nn.Module
@@ -169,10 +172,13 @@ class GConv(Filtered):
         return Fields(inputs, self.out_channels // order, self.point_group)
 
     def keeps(self, other: Path) -> bool:
-        """Whether its group, which has all translations, contains that of another path."""
+        """Whether its group, which has all translations, contains that of another path.
+
+        And moves channels as that does: p4m and pm are not of one mind about that.
+        """
         if not isinstance(other, GConv):
             return other.group in ("translation", self.group)
-        return other.point_group.group.is_subgroup_of(self.point_group.group)
+        return self.point_group.keeps(other.point_group)
 
     @property
     def label(self) -> str:

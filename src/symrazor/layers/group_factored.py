@@ -46,7 +46,11 @@ class GFFC(Factored):
     ) -> None:
         """Make both factors."""
         super().__init__(in_channels, out_channels, in_shape, stride, out_shape)
-        order = point_group(group).order
+        elements = point_group(group)
+        if elements.dims != len(self.in_shape):
+            where = f"{elements.dims} dimensions for {elements.name}"
+            raise ValueError(f"expected maps in {where}, got {self.in_shape}")
+        order = elements.order
         self.before, self.after = 1 if lift else order, order
         if in_channels % self.before or out_channels % order:
             raise ValueError(

@@ -3,10 +3,10 @@ r"""One convolution of maps of a regular representation, its filter turned for e
 $$ y[g, o](t) = b[o] + \sum_{h', c, \delta} \psi_g[o, h', c, \delta]\, x[g h', c](t + \delta) ,
    \qquad \psi_g[\delta] = \psi(R_g^{-1} \delta) , $$
 
-with the values of $\psi$ as weights (turned.py). All turned filters make one bank, and the bank
-one call of conv2d. The sum over h' runs over the group ("full"), over the identity alone
-("pointwise"), or is absent where x is an image ("lift"). Depthwise, an output channel sees its own
-input channel only.
+with the values of $\psi$ as weights (turned.py), in the plane or in space. All turned filters make
+one bank, and the bank one convolution. The sum over h' runs over the group ("full"), over the
+identity alone ("pointwise"), or is absent where x is an image ("lift"). Depthwise, an output
+channel sees its own input channel only.
 
 In the weight-sharing format an element is one more use of the weight, on an input that is turned
 back: $a[n, (g, t), (h', c, p)] = \sum_\delta T_g[p, \delta]\, x[n, g h', c, t + \delta]$. The input
@@ -19,15 +19,14 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-import torch.nn.functional as F
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from symrazor.curvature.geometry import Geometry, all_patches
 from symrazor.curvature.patch_factor import input_factor
 from symrazor.curvature.sharing import Sharing, sharing
 from symrazor.layers.basis import Basis
-from symrazor.layers.conv import Padding
+from symrazor.layers.filtered import CONVOLUTIONS, AnyConv, Filter, Padding
 from symrazor.layers.point_group import PointGroup
 from symrazor.layers.trace import new_parameter
 from symrazor.layers.turned import Turns, turned_basis, turns
@@ -65,7 +64,7 @@ class Fields:
 
     @property
     def blocks(self) -> int:
-        """Groups of the convolution of torch: parts of the channels that are not mixed."""
+        """Parts of the channels that are not mixed: `groups` of torch's convolutions."""
         elements = self.group.order if self.mixing == "pointwise" else 1
         return elements * (self.inputs if self.depthwise else 1)
 
@@ -75,7 +74,7 @@ class GroupFilter(nn.Module):
 
     Args:
         fields: what it connects.
-        kernel: size of the filter; odd.
+        kernel: size of the filter in every dimension; odd.
         padding: "circular" or "zeros".
         bias: one for each output field.
         basis: filters from anchors, turned with their anchors; by default a filter is its values.
@@ -83,9 +82,10 @@ class GroupFilter(nn.Module):
 
     weight: nn.Parameter
     bias: nn.Parameter | None
-    index: Tensor | None
+    index_back: Tensor | None
     matrices: Tensor | None
-    relative: Tensor
+    sources: Tensor
+    table: Tensor
 
     def __init__(
         self,
@@ -105,23 +105,39 @@ class GroupFilter(nn.Module):
         matrices = turned.matrices
         learned = basis is not None and basis.fixed is None
         self.basis = basis if learned else None
-        values = kernel**2 if matrices is None else matrices.shape[1]
+        self.places: int = kernel**fields.group.dims
+        values = self.places if matrices is None else matrices.shape[1]
         shape = (fields.outputs, fields.relatives, fields.seen, values)
-        fan_in = fields.relatives * fields.seen * kernel**2
+        fan_in = fields.relatives * fields.seen * self.places
         spread = 1.0 if matrices is None else float(matrices[0].square().sum(0).mean())
         bound = math.sqrt(6 / (fan_in * max(spread, 1e-6)))
         self.weight = nn.Parameter(torch.empty(shape).uniform_(-bound, bound))
         self.bias = nn.Parameter(torch.zeros(fields.outputs)) if bias else None
         constants = {
-            "index": turned.index,
+            "index_back": None if turned.index is None else turned.index.argsort(1),
             "matrices": None if learned else matrices,  # in float64, and cast where used
-            "relative": fields.group.relative,
+            "sources": self._sources(turned.index),
+            "table": fields.group.table,
         }
         for name, value in constants.items():
             here = None if value is None else value.to(self.weight.device)
             self.register_buffer(name, here, persistent=False)
-        around = (kernel // 2,) * 4
-        self.geometry = Geometry((kernel, kernel), (1, 1), (1, 1), padding, around)
+        ones, around = (1,) * fields.group.dims, (kernel // 2,) * (2 * fields.group.dims)
+        self.geometry = Geometry((kernel,) * len(ones), ones, ones, padding, around)
+
+    def _sources(self, index: Tensor | None) -> Int[Tensor, " f"]:
+        """For every entry (g, h, offset) of the bank, the value (relative, place) that it is.
+
+        Where filters are no permutations, for every (g, h) the turned filter (g, relative).
+        """
+        order, relatives = self.fields.group.order, self.fields.relatives
+        found = torch.zeros(order, 1, dtype=torch.long, device="cpu")
+        if self.fields.mixing == "full":
+            found = self.fields.group.relative
+        if index is None:
+            first = relatives * torch.arange(order, device="cpu")
+            return (found + first.unsqueeze(1)).flatten()
+        return (self.places * found.unsqueeze(2) + index.unsqueeze(1)).flatten()
 
     def spatial(self) -> Float[Tensor, "g p s"] | None:
         """T_g of every element, where it is not a permutation; differentiable in its basis."""
@@ -131,52 +147,54 @@ class GroupFilter(nn.Module):
 
     def bank(self) -> Float[Tensor, "g o h c s"]:
         """The filters psi_g of every element g, on the elements h and fields c of the input."""
-        turned, matrices = [], self.spatial()
-        for g in range(self.fields.group.order):
-            if self.index is not None:
-                filters = self.weight.index_select(3, self.index[g])
-            else:
-                assert matrices is not None
-                filters = self.weight @ matrices[g].to(self.weight.dtype)
-            if self.fields.mixing == "full":
-                filters = filters.index_select(1, self.relative[g])
-            turned.append(filters)
-        return torch.stack(turned)
+        split, matrices = (self.fields.group.order, self.fields.relatives), self.spatial()
+        if matrices is None:
+            values = self.weight.transpose(1, 2).flatten(2)
+            picked: Tensor = values.index_select(2, self.sources).unflatten(2, (*split, -1))
+            return picked.permute(2, 0, 3, 1, 4)
+        turned = torch.einsum("orcp,gps->grocs", self.weight, matrices.to(self.weight.dtype))
+        every: Tensor = turned.flatten(0, 1).index_select(0, self.sources)
+        picked = every.unflatten(0, split)
+        return picked.transpose(1, 2)
 
-    def kernels(self) -> Float[Tensor, "d c k k"]:
-        """The bank as conv2d wants it; field by field where those are apart."""
+    def kernels(self) -> Float[Tensor, "d c *k"]:
+        """The bank as torch's convolutions want it; field by field where those are apart."""
         bank = self.bank().transpose(0, 1) if self._by_field else self.bank()
-        return bank.reshape(-1, bank[0, 0, :, :, 0].numel(), self.kernel, self.kernel)
+        size = (self.kernel,) * self.fields.group.dims
+        return bank.reshape(-1, bank.shape[2] * bank.shape[3], *size)
 
     @property
     def _by_field(self) -> bool:
-        """Whether the channels of an element must be apart: groups of conv2d are fields."""
+        """Whether the channels of an element must be apart: parts that are not mixed are fields."""
         return self.fields.depthwise and self.fields.mixing == "full"
 
-    def forward(self, x: Float[Tensor, "n c h w"]) -> Float[Tensor, "n d h w"]:
-        """Convolve with the bank."""
-        order = self.fields.group.order
-        bias = None if self.bias is None else self.bias.repeat(order)
+    def as_filter(self) -> Filter | None:
+        """The bank as one filter, where it takes the channels as they come."""
         if self._by_field:
-            x = swap(x, order)
-        amounts: int | tuple[int, int] = self.kernel // 2
-        if self.padding == "circular" and self.kernel > 1:
-            x, amounts = F.pad(x, self.geometry.amounts, mode="circular"), 0
-        weight, groups = self.kernels(), self.fields.blocks
-        if not self._by_field:
-            return F.conv2d(x, weight, bias, padding=amounts, groups=groups)
-        y = swap(F.conv2d(x, weight, padding=amounts, groups=groups), self.fields.outputs)
-        return y if bias is None else y + bias.reshape(-1, 1, 1)
+            return None
+        bias = None if self.bias is None else self.bias.repeat(self.fields.group.order)
+        return Filter(self.kernels(), bias, self.padding, self.fields.blocks)
+
+    def forward(self, x: Float[Tensor, "n c *size"]) -> Float[Tensor, "n d *size"]:
+        """Convolve with the bank."""
+        whole, order = self.as_filter(), self.fields.group.order
+        if whole is not None:
+            return whole(x)
+        apart = Filter(self.kernels(), None, self.padding, self.fields.blocks)
+        y = swap(apart(swap(x, order)), self.fields.outputs)
+        if self.bias is None:
+            return y
+        return y + self.bias.repeat(order).reshape(-1, *(1,) * self.fields.group.dims)
 
     @torch.no_grad()
-    def project_(self, kernels: Float[Tensor, "d c k k"], bias: Float[Tensor, " d"] | None) -> None:
+    def project_(self, kernels: Float[Tensor, "d c *k"], bias: Float[Tensor, " d"] | None) -> None:
         r"""Take the values whose bank is nearest to a filter of ordinary channels, and its bias.
 
         $\psi[o, h', c, \delta'] = \frac1{|G|} \sum_g K[g, o, g h', c, R_g \delta']$: the mean of
         what every element sees, turned back. For groups of the grid, full or lifting.
         """
         order = self.fields.group.order
-        split = kernels.reshape(order, self.fields.outputs, -1, self.fields.inputs, self.kernel**2)
+        split = kernels.reshape(order, self.fields.outputs, -1, self.fields.inputs, self.places)
         self.weight.copy_(torch.stack([self.back(g, split[g]) for g in range(order)]).mean(0))
         if self.bias is not None and bias is not None:
             self.bias.copy_(bias.reshape(order, -1).mean(0))
@@ -184,26 +202,26 @@ class GroupFilter(nn.Module):
     def back(self, g: int, patches: Float[Tensor, "*n h c s"]) -> Float[Tensor, "*n r c p"]:
         """Patches as element g sees them: on its relatives first to last, turned back."""
         if self.fields.mixing == "full":
-            patches = patches.index_select(-3, self.fields.group.table[g].to(patches.device))
+            patches = patches.index_select(-3, self.table[g])
         elif self.fields.mixing == "pointwise":
             patches = patches.narrow(-3, g, 1)
-        if self.index is not None:
-            return patches.index_select(-1, self.index[g].argsort())
+        if self.index_back is not None:
+            return patches.index_select(-1, self.index_back[g])
         matrices = self.spatial()
         assert matrices is not None
         return patches @ matrices[g].to(patches.dtype).T
 
     @torch.no_grad()
-    def convolution(self) -> nn.Conv2d:
+    def convolution(self) -> AnyConv:
         """The same map as one convolution of torch."""
         fields, order = self.fields, self.fields.group.order
         bank, groups = self.bank(), fields.blocks
         if self._by_field:  # every element with every other, fields apart: zeros between them
             eye = torch.eye(fields.inputs).to(bank).reshape(1, fields.inputs, 1, -1, 1)
             bank, groups = bank * eye, 1
-        weight = bank.reshape(order * fields.outputs, -1, self.kernel, self.kernel)
-        around = self.kernel // 2
-        conv = nn.Conv2d(
+        size, around = (self.kernel,) * fields.group.dims, self.kernel // 2
+        weight = bank.reshape(order * fields.outputs, -1, *size)
+        conv = CONVOLUTIONS[len(size)](
             weight.shape[1] * groups,
             len(weight),
             self.kernel,
@@ -228,7 +246,7 @@ class GroupFilter(nn.Module):
         )
 
 
-def swap(x: Float[Tensor, "n ab h w"], a: int) -> Float[Tensor, "n ba h w"]:
+def swap(x: Float[Tensor, "n ab *size"], a: int) -> Float[Tensor, "n ba *size"]:
     """Channels (a, b) as channels (b, a)."""
     y: Tensor = x.unflatten(1, (a, -1)).transpose(1, 2).flatten(1, 2)
     return y
@@ -239,21 +257,21 @@ def _group_filter(module: GroupFilter) -> Sharing:
     fields = module.fields
     order, shape = fields.group.order, module.weight.shape
 
-    def inputs(x: Float[Tensor, "n c h w"]) -> Float[Tensor, "n s k i"]:
+    def inputs(x: Float[Tensor, "n c *size"]) -> Float[Tensor, "n s k i"]:
         patches = all_patches(x, module.geometry)
-        patches = patches.reshape(*patches.shape[:2], -1, fields.inputs, module.kernel**2)
+        patches = patches.reshape(*patches.shape[:2], -1, fields.inputs, module.places)
         a = torch.stack([module.back(g, patches) for g in range(order)], 1).flatten(1, 2)
         if fields.depthwise:
             return a.transpose(2, 3).flatten(3)
         return a.flatten(2).unsqueeze(2)
 
-    def outputs(y: Float[Tensor, "n d h w"]) -> Float[Tensor, "n s k o"]:
+    def outputs(y: Float[Tensor, "n d *size"]) -> Float[Tensor, "n s k o"]:
         split: Tensor = y.unflatten(1, (order, fields.outputs)).flatten(3)
         split = split.transpose(2, 3).flatten(1, 2)
         return split.unsqueeze(3 if fields.depthwise else 2)
 
-    def factor(x: Float[Tensor, "n c h w"]) -> Float[Tensor, "1 i i"]:
-        width = (fields.inputs, module.kernel**2)
+    def factor(x: Float[Tensor, "n c *size"]) -> Float[Tensor, "1 i i"]:
+        width = (fields.inputs, module.places)
         if fields.mixing == "pointwise":
             parts = x.unflatten(1, (order, -1)).unbind(1)
             every = [input_factor(part, module.geometry)[0] for part in parts]

@@ -11,16 +11,17 @@ from functools import partial
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
 from symrazor.groups import Group
+from symrazor.layers.filtered import CONVOLUTIONS, AnyConv
 from symrazor.layers.gconv import GroupPool
 from symrazor.layers.path import Map, Path
 from symrazor.layers.point_group import point_group
 
 
 class GReadout(Path):
-    """The mean over the elements of a group, then a 1 x 1 convolution.
+    """The mean over the elements of a group, then a convolution of one pixel.
 
     Beside a `Conv` with a kernel of one pixel it says whether the answer needs the orientation.
 
@@ -31,7 +32,7 @@ class GReadout(Path):
         group: as for `GConv`.
     """
 
-    conv: nn.Conv2d
+    conv: AnyConv
 
     def __init__(
         self,
@@ -52,12 +53,12 @@ class GReadout(Path):
                 f"divide, got {in_channels}"
             )
         self.pool = GroupPool(order, "mean")
-        self.conv = nn.Conv2d(in_channels // order, out_channels, 1)
+        self.conv = CONVOLUTIONS[len(self.in_shape)](in_channels // order, out_channels, 1)
         with torch.no_grad():
             assert self.conv.bias is not None
             self.conv.bias.zero_()
 
-    def forward(self, x: Float[Tensor, "n c h w"]) -> Float[Tensor, "n d h w"]:
+    def forward(self, x: Float[Tensor, "n c *size"]) -> Float[Tensor, "n d *size"]:
         """Average, then mix the fields."""
         self.check(x)
         y: Tensor = self.conv(self.pool(x))
@@ -80,4 +81,4 @@ class GReadout(Path):
         """Whether its group, which has all translations, contains that of another path."""
         if not isinstance(other, GReadout):
             return other.group in ("translation", self.group)
-        return other.point_group.group.is_subgroup_of(self.point_group.group)
+        return self.point_group.keeps(other.point_group)

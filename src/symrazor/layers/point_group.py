@@ -6,13 +6,16 @@ by
 
 $$ (g x)[h](p) = x[g^{-1} h](R_g^{-1} p) . $$
 
-Channels are ordered (element, field): channel $h C + c$ holds field c of element h. Elements of C_n
-are $r^0, \dots, r^{n-1}$, those of D_n $r^0, r^0 m, r^1, r^1 m, \dots$ with the turn r and the
-mirror m; of other groups in the order of their `finite()`. So a map of C |G| channels for p4m is
-also one for p4 with twice the fields, and one for p4 is one for p2: paths of these groups can be
-added up.
+Channels are ordered (element, field): channel $h C + c$ holds field c of element h. Elements are in
+an order of their own, whatever generates the group: by angle, those of C_n $r^0, \dots, r^{n-1}$,
+those of D_n $r^0, r^0 m, r^1, r^1 m, \dots$ with the turn r and the mirror m of x; in space by
+their rotation, each before its mirror image. So a map of C |G| channels for p4m is also one for p4
+with twice the fields, and so are p4 and p2, C8 and p4, Oh and O: paths of these groups can be added
+up. That does not go for p4m and pm or p2m, whose elements do not lie side by side
+(`PointGroup.keeps`).
 """
 
+import math
 import re
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -21,38 +24,57 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from symrazor.groups import Group, OnGrid, cyclic, dihedral
+from symrazor.groups import Group, OnGrid, cyclic, dihedral, octahedral
 from symrazor.layers.path import Shape
 
 NAMES = {"C1": "translation", "C2": "p2", "C4": "p4", "D1": "pm", "D2": "p2m", "D4": "p4m"}
 """Rotations and reflections that map a square grid to itself -> with translations."""
+CUBE = ("O", "Oh")
+"""Rotations of a cube, alone and with reflections."""
 
 
 @dataclass(frozen=True, eq=False)
 class PointGroup:
-    """A finite group of matrices on the plane.
+    """A finite group of matrices on the plane, or on space.
 
     Args:
-        group: its matrices act on coordinates (x, y), as for `OnGrid`.
-        places: index in the group's `finite()` of each element, in our order; none for its own.
+        group: its matrices act on coordinates (x, y) or (x, y, z), as for `OnGrid`.
     """
 
     group: Group
-    places: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        """Raise ValueError for a group that does not act on the plane, or is not finite."""
-        if self.group.permutations is not None or self.group.size != 2:
+        """Raise ValueError for a group that acts on no plane or space, or is not finite."""
+        if self.group.permutations is not None or self.group.size not in (2, 3):
             raise ValueError(
-                f"expected a group of 2 x 2 matrices, got {self.group.name}; as in cyclic(4)"
+                "expected a group of 2 x 2 or 3 x 3 matrices, as in cyclic(4) and octahedral(), "
+                f"got {self.group.name}"
             )
-        if not self.places:
-            object.__setattr__(self, "places", tuple(self.group.finite().elements))
+        if not self.group.is_discrete:
+            raise ValueError(
+                f"expected a finite group, got the continuous {self.group.name}; do: sample it, as "
+                'in SGConv(..., group="C16"), SE2Conv and ScaleConv'
+            )
+        _ = self.places
+
+    @cached_property
+    def places(self) -> list[int]:
+        """Index in the group's `finite()` of each element, in our order."""
+        with torch.device("cpu"):
+            found = self.group.finite().matrices
+            assert found is not None
+            keys = [_key(matrix) for matrix in found]
+        return sorted(range(len(keys)), key=keys.__getitem__)
 
     @property
     def name(self) -> str:
         """Of the group together with translations: p4, p4m, or as in C8, D8."""
         return NAMES.get(self.group.name, self.group.name)
+
+    @property
+    def dims(self) -> int:
+        """Of the grids that it acts on."""
+        return self.group.size
 
     @property
     def order(self) -> int:
@@ -73,28 +95,42 @@ class PointGroup:
         return self.table[(self.table == identity).int().argmax(1)]
 
     @cached_property
-    def matrices(self) -> Float[Tensor, "g 2 2"]:
-        """R_g on (row, column)."""
+    def matrices(self) -> Float[Tensor, "g d d"]:
+        """R_g on the axes of a tensor, (row, column) in the plane."""
         found = self.group.finite().matrices
         assert found is not None
-        return found[list(self.places)].flip(1, 2)
+        return found[self.places].flip(1, 2)
 
     @property
     def exact(self) -> bool:
-        """Whether it maps a square grid to itself."""
+        """Whether it maps a square or cubic grid to itself."""
         R = self.matrices
         return bool((R == R.round()).all() and (R.abs().sum(2) == 1).all())
 
+    def keeps(self, other: "PointGroup") -> bool:
+        """Whether it contains another group, which moves channels just as it does."""
+        if not other.group.is_subgroup_of(self.group):
+            return False
+        many = self.order // other.order  # fields of the other one in a field of ours
+        inner = torch.arange(many, device="cpu").repeat(other.order)
+        for matrix, own in zip(other.matrices, other.relative, strict=True):
+            same = (self.matrices - matrix).abs().amax((1, 2)).argmin()
+            if not torch.equal(self.relative[same], many * own.repeat_interleave(many) + inner):
+                return False
+        return True
+
     def check_map(self, shape: Shape) -> None:
         """Raise ValueError for maps that the group does not map to themselves."""
-        turns = not self.exact or bool(self.matrices[:, 0, 1].any())
-        if len(shape) != 2 or (turns and shape[0] != shape[1]):
-            kind = "square maps" if turns else "maps"
-            raise ValueError(f"expected {kind} in 2 dimensions for {self.name}, got {shape}")
+        turned = (self.matrices.diagonal(dim1=1, dim2=2).abs() != 1).any(0)  # axes that do not stay
+        sizes = {size for size, turns in zip(shape, turned.tolist(), strict=False) if turns}
+        if len(shape) != self.dims or len(sizes) > 1:
+            kind = {2: "square ", 3: "cubic "}[self.dims] if turned.any() else ""
+            where = f"{self.dims} dimensions for {self.name}"
+            raise ValueError(f"expected {kind}maps in {where}, got {shape}")
 
     def act(
-        self, g: int, x: Float[Tensor, "n c h w"], regular: bool = True
-    ) -> Float[Tensor, "n c h w"]:
+        self, g: int, x: Float[Tensor, "n c *size"], regular: bool = True
+    ) -> Float[Tensor, "n c *size"]:
         """The moved map, g x: one image for each element if `regular`, else plain images."""
         moved = OnGrid(self.group, x.shape[2:]).act(x, self.places[g])
         if not regular:
@@ -104,29 +140,40 @@ class PointGroup:
         return y
 
 
+def _key(matrix: Float[Tensor, "d d"]) -> tuple[float, ...]:
+    """Elements are sorted by this: the identity first, then by their rotation, then by mirrors."""
+    mirrored = bool(torch.linalg.det(matrix) < 0)
+    if len(matrix) == 3:
+        turn = -matrix if mirrored else matrix
+        return (
+            -round(float(turn.trace()), 6),
+            *(round(v, 6) for v in turn.flatten().tolist()),
+            mirrored,
+        )
+    turn = matrix * torch.tensor([-1.0, 1.0]) if mirrored else matrix
+    angle = math.atan2(float(turn[1, 0]), float(turn[0, 0])) / (2 * math.pi)
+    return round(angle, 9) % 1, mirrored
+
+
 @lru_cache
 def _by_name(name: str) -> PointGroup:
     short = {known: key for key, known in NAMES.items()}.get(name, name)
+    if name in CUBE:
+        with torch.device("cpu"):
+            return PointGroup(octahedral(reflected=name == "Oh"))
     letters = re.fullmatch(r"([CcDd])_?([1-9]\d{0,2})", short)
     if letters is None:
-        raise ValueError(f"expected a group among {list(NAMES.values())}, C_n, D_n, got {name!r}")
+        known = [*NAMES.values(), *CUBE]
+        raise ValueError(f"expected a group among {known}, C_n, D_n, got {name!r}")
     n, mirrored = int(letters[2]), letters[1] in "Dd"
     with torch.device("cpu"):
-        group = dihedral(n) if mirrored else cyclic(n)
-        every = group.finite()
-        turn, mirror = every.generators[0], every.generators[-1]
-        places = [every.identity]
-        for _ in range(n - 1):
-            places.append(int(every.table[turn, places[-1]]))
-        if mirrored:
-            places = [g for r in places for g in (r, int(every.table[r, mirror]))]
-        return PointGroup(group, tuple(places))
+        return PointGroup(dihedral(n) if mirrored else cyclic(n))
 
 
 def point_group(group: str | Group) -> PointGroup:
-    """A group by its name, "p4", "p4m", "p2", "pm", or as in "C8" and "D8"; or one's own.
+    """A group by its name, "p4", "p4m", "p2", "pm", as in "C8" and "D8", "O", "Oh"; or one's own.
 
     Raises:
-        ValueError: an unknown name, or a group that is no finite one of 2 x 2 matrices.
+        ValueError: an unknown name, or a group that is no finite one of 2 x 2 or 3 x 3 matrices.
     """
     return PointGroup(group) if isinstance(group, Group) else _by_name(str(group))

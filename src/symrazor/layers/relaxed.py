@@ -7,36 +7,38 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from symrazor.hyper import weights
-from symrazor.layers.conv import Filtered
+from symrazor.layers.filtered import Filtered, convolved, is_heard
 from symrazor.layers.path import Path
 
 
-def joint(paths: Sequence[nn.Module]) -> list[list[nn.Module]]:
+def joint(paths: Sequence[nn.Module], least: int = 2) -> list[list[nn.Module]]:
     """Paths by their subsampling: filters that are shrunk alike are shrunk together.
 
     Each of them alone would keep the component with its own largest norm, and a shift would move
     their outputs by different steps: the sum would not be equivariant though every term is.
+
+    Args:
+        paths: of a layer.
+        least: filters with a smaller stride stay alone.
     """
     found: dict[object, list[nn.Module]] = {}
     for i, path in enumerate(paths):
         key: object = i
-        if isinstance(path, Filtered) and path.shrink.stride > 1:
-            key = path.shrink.stride, path.shrink.reduction
+        if isinstance(path, Filtered) and path.shrink.stride >= least:
+            alone = path.shrink.stride == 1 and is_heard(path)
+            key = i if alone else (path.shrink.stride, path.shrink.reduction)
         found.setdefault(key, []).append(path)
     return list(found.values())
 
 
 def _together(paths: Sequence[nn.Module], x: Tensor) -> Tensor:
     """The sum of paths that are shrunk together."""
-    if len(paths) == 1:
+    filters = [path for path in paths if isinstance(path, Filtered)]
+    if len(filters) < 2:
         y: Tensor = paths[0](x)
         return y
-    filters = [path for path in paths if isinstance(path, Filtered)]
     filters[0].check(x)
-    total = filters[0].conv(x)
-    for path in filters[1:]:
-        total = total + path.conv(x)
-    y = filters[0].shrink(total)
+    y = filters[0].shrink(convolved([path.conv for path in filters], x))
     return y
 
 
@@ -86,7 +88,7 @@ class Relaxed(nn.Module):
     def forward(self, x: Float[Tensor, "n c *size"]) -> Float[Tensor, "n d *small"]:
         """Add the paths up."""
         heard = [path for i, path in enumerate(self.paths) if i not in self.silent]
-        terms = [_together(paths, x) for paths in joint(heard)]
+        terms = [_together(paths, x) for paths in joint(heard, least=1)]
         total = terms[0]
         for term in terms[1:]:
             total = total + term

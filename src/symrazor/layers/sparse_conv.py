@@ -11,7 +11,6 @@ from fractions import Fraction
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -20,11 +19,10 @@ from symrazor.curvature.geometry import Geometry, all_patches
 from symrazor.curvature.patch_factor import input_factor
 from symrazor.curvature.sharing import Sharing, sharing
 from symrazor.layers.basis import Basis, basis_of, deviation, nearest, prior_groups
-from symrazor.layers.conv import Conv, Filtered, Padding, check_kernel, is_strict
+from symrazor.layers.conv import Conv, check_kernel, is_strict
+from symrazor.layers.filtered import Filter, Filtered, Padding
 from symrazor.layers.path import checked_shape
 from symrazor.layers.subsample import Reduction, Subsample
-
-CONVOLVE = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 
 
 class SparseFilter(nn.Module):
@@ -52,13 +50,13 @@ class SparseFilter(nn.Module):
         flat = self.values @ self.basis.matrix()
         return flat.reshape(*self.values.shape[:2], *self.basis.shape)
 
+    def as_filter(self) -> Filter:
+        """The dense filter, its bias and padding."""
+        return Filter(self.filter(), self.bias, self.padding)
+
     def forward(self, x: Float[Tensor, "n c *size"]) -> Float[Tensor, "n o *size"]:
         """Convolve with the dense filter."""
-        weight = self.filter()
-        convolve = CONVOLVE[len(self.basis.shape)]
-        if self.padding == "circular":
-            return convolve(F.pad(x, self.geometry.amounts, mode="circular"), weight, self.bias)
-        return convolve(x, weight, self.bias, padding=self.geometry.amounts[::-2])
+        return self.as_filter()(x)
 
     def extra_repr(self) -> str:
         """Sizes, for `print(model)`."""

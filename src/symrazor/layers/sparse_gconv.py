@@ -14,7 +14,7 @@ from torch import nn
 
 from symrazor.groups import Group
 from symrazor.layers.basis import basis_of, prior_groups
-from symrazor.layers.conv import Padding
+from symrazor.layers.filtered import Padding
 from symrazor.layers.gconv import GConv, Kind
 from symrazor.layers.group_filter import Fields, GroupFilter
 from symrazor.layers.subsample import Reduction
@@ -64,7 +64,7 @@ class SGConv(GConv):
         if not bool(((R @ R.mT - R[0]).abs() < 1e-9).all()):
             raise ValueError(f"expected rotations and reflections, got {self.group}")
         fields = self._fields()
-        made = basis_of((kernel, kernel), anchors, **basis)
+        made = basis_of((kernel,) * self.point_group.dims, anchors, **basis)
         fields = Fields(fields.inputs, fields.outputs, fields.group, kind)
         self.conv = GroupFilter(fields, kernel, padding, basis=made)
 

@@ -1,6 +1,6 @@
 r"""Filters turned by the elements of a point group.
 
-A filter $\psi$ on a square grid of offsets is made of values v by $\psi_g[\delta] =
+A filter $\psi$ on a square or cubic grid of offsets is made of values v by $\psi_g[\delta] =
 \sum_p v[p]\, T_g[p, \delta]$, the function that v stands for, turned by g:
 $\psi_g(\delta) = \psi(R_g^{-1} \delta)$.
 
@@ -30,7 +30,7 @@ class Turns:
 
 
 def turns(group: PointGroup, kernel: int) -> Turns:
-    """How a filter of kernel x kernel values is turned."""
+    """How a filter, of `kernel` values in every dimension, is turned."""
     matrices = interpolation(group, kernel)
     if group.exact:
         return Turns(index=matrices.argmax(1))
@@ -39,7 +39,7 @@ def turns(group: PointGroup, kernel: int) -> Turns:
 
 def interpolation(group: PointGroup, kernel: int) -> Float[Tensor, "g p s"]:
     r"""$T_g[p, \delta] = \prod_d \max(0, 1 - |(R_g^{-1} \delta - p)_d|)$, in float64."""
-    places = grid((kernel, kernel))
+    places = grid((kernel,) * group.dims)
     sources = torch.einsum("gij,sj->gsi", torch.linalg.inv(group.matrices), places)
     apart = (sources.unsqueeze(1) - places[:, None]).abs()
     return (1 - apart).clamp_min(0).prod(-1)
@@ -61,8 +61,8 @@ def interpolation_error(group: PointGroup, kernel: int) -> float:
     The filter is a Gaussian of width k / 6, an eighth of the kernel away from its middle: coarse
     grids cannot hold it at other angles, fine ones can.
     """
-    places, width = grid((kernel, kernel)), kernel / 6
-    centre = torch.tensor([kernel / 8, kernel / 16], dtype=torch.float64)
+    places, width = grid((kernel,) * group.dims), kernel / 6
+    centre = torch.tensor([kernel / 2 ** (3 + d) for d in range(group.dims)], dtype=torch.float64)
 
     def bump(at: Tensor) -> Tensor:
         return torch.exp(-(places - at).square().sum(-1) / (2 * width**2))

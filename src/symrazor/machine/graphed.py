@@ -6,7 +6,9 @@ one launch. Shapes are fixed, and whatever changes between steps lives in tensor
 in place: the batch, the learning rate, the precisions.
 """
 
-from collections.abc import Callable, Sequence
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -17,6 +19,29 @@ WARM_UP = 3
 """Steps taken one kernel at a time before the recording: libraries choose their algorithms."""
 
 Step = Callable[[Tensor, Tensor], Tensor]
+
+
+@contextmanager
+def no_garbage_collection() -> Iterator[None]:
+    """For a recording: an older graph that the garbage collector came across would spoil it."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
+
+
+@contextmanager
+def recording(graph: torch.cuda.CUDAGraph, device: torch.device) -> Iterator[None]:
+    """Record what is done inside.
+
+    Graphs of earlier trainings that nobody holds any more are freed before.
+    """
+    gc.collect()
+    with no_garbage_collection(), torch.cuda.graph(graph, stream=second_stream(device)):
+        yield
 
 
 class GraphedStep:
@@ -61,7 +86,7 @@ class GraphedStep:
     def _record(self, x: Tensor, y: Tensor) -> None:
         self.x, self.y = x.clone(), y.clone()
         self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph, stream=second_stream(x.device)):
+        with recording(self.graph, x.device):
             self.result = self.step(self.x, self.y)
 
 
@@ -88,8 +113,9 @@ class GraphedCall:
             self.graph.replay()
             return
         self.taken += 1
-        stream = second_stream(torch.device("cuda", torch.cuda.current_device()))
+        device = torch.device("cuda", torch.cuda.current_device())
         if self.taken <= WARM_UP:
+            stream = second_stream(device)
             stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(stream):
                 self.step()
@@ -98,7 +124,7 @@ class GraphedCall:
         graph = torch.cuda.CUDAGraph()
         for generator in self.generators:
             graph.register_generator_state(generator)
-        with torch.cuda.graph(graph, stream=stream):
+        with recording(graph, device):
             self.step()
         self.graph = graph
         graph.replay()

@@ -25,9 +25,10 @@ from symrazor.curvature.coverage import refusal
 from symrazor.curvature.tape import Input
 from symrazor.groups import Group
 from symrazor.hyper import Hyper
-from symrazor.layers.conv import AnyConv, Conv
+from symrazor.layers.conv import Conv
 from symrazor.layers.dense import FC
 from symrazor.layers.factored import FFC
+from symrazor.layers.filtered import AnyConv
 from symrazor.layers.gconv import GConv
 from symrazor.layers.path import Path
 from symrazor.layers.point_group import point_group
@@ -54,8 +55,8 @@ FREE: dict[str, Callable[..., Path]] = {"f-fc": FFC, "fc": FC, "s-fc": SFC}
 """Name -> a path made of (in_channels, out_channels, in_shape, out_shape=...)."""
 
 GROUPS = ("translation",)
-TURNS = ("p2", "p4", "pm", "p2m", "p4m")
-"""Groups of the square grid with more than translations."""
+TURNS = ("p2", "p4", "pm", "p2m", "p4m", "O", "Oh")
+"""Groups of square and cubic grids with more than translations."""
 NORMS = (nn.GroupNorm, nn.LayerNorm, nn.RMSNorm, _InstanceNorm)
 NOT_LISTED = (*NORMS, nn.PReLU, Hyper, ParametrizationList)
 _log = logging.getLogger("symrazor")
@@ -81,9 +82,11 @@ def relax(
         example_input: one batch, whose spatial shape becomes that of the network; a tuple or
             dictionary of tensors is spread over the arguments of the model.
         groups: the symmetries to relax: ["translation"], or with rotations and reflections as in
-            ["translation", "p4", "p4m"], where "p4" may be `symrazor.groups.cyclic(4)`. For each of
-            these the part of a convolution that is equivariant to it becomes a path of its own, and
-            the convolution keeps the rest (`GConv.split_off`), the largest group first served.
+            ["translation", "p4", "p4m"] (in three dimensions "O" and "Oh", those of a
+            cube), where "p4" may be `symrazor.groups.cyclic(4)`. For each of these the
+            part of a convolution that is equivariant to it becomes a path of its own,
+            and the convolution keeps the rest (`GConv.split_off`), the largest group
+            first served.
             Channels are taken as a regular representation, (element, field);
             the first convolution sees an image. Where channels, strides or maps do not fit the
             group, there is no such path, and the account says why. Or `symrazor.groups.Group`s,
@@ -154,7 +157,7 @@ def relax(
 
 def _name(group: str | Group) -> str | Group:
     """A group of the grid by its name, as in p4 for cyclic(4); anything else as it is."""
-    if isinstance(group, str) or group.permutations is not None or group.size != 2:
+    if isinstance(group, str) or group.permutations is not None or group.size not in (2, 3):
         return group
     return point_group(group).name if group.is_discrete else group
 

@@ -1,7 +1,7 @@
 r"""The training loop we ship: maximum a posteriori steps on the weights, evidence steps in between.
 
 Weights: one of the optimisers of `stepper`, on a warm-up and a cosine. Hyperparameters:
-`Razor.step` every few epochs after a burn-in counted in training steps. The state with the highest
+`Razor.step` every few epochs after a burn-in (`burn_in`). The state with the highest
 evidence is what comes out. `training` is the loop itself, `checkpoint` its files.
 """
 
@@ -203,8 +203,7 @@ def fit(
     _check_outputs(model, likelihood, (x, y), "the training data")
     if test is not None:
         _check_outputs(model, likelihood, test, "the test data")
-    total = options.epochs * len(loader)
-    burn_in = total // 5 if options.burn_in is None else options.burn_in
+    burn_in, _ = options.burn_in_steps(options.epochs * len(loader))
     razor_options = replace(options.razor, burn_in=burn_in, seed=options.seed)
     razor = Razor(model, likelihood, len(y), razor_options)
     training = Training(razor, loader, options, test, callbacks, checkpoints)

@@ -1,11 +1,7 @@
 """The loop: epochs of maximum a posteriori steps, evidence steps in between, checkpoints of it all.
 
-The state of a run between two training steps is: the model, the optimiser, the Razor (precisions,
-hyperparameters, best state, probes), four random generators and a few counters. The order of the
-data is not stored: the generator that shuffles is, as it was when the epoch began, together with
-the number of batches done since. So a run can go on in the middle of an epoch, and goes on bit for
-bit: on the same machine with the same number of threads, for a machine with other instructions
-rounds otherwise.
+A run that is stopped between any two training steps goes on bit for bit (`state`): on the same
+machine with the same number of threads, for a machine with other instructions rounds otherwise.
 
 Several processes read the same batches and share each out (`stepper`); the data of an evidence step
 are dealt out batch by batch. The first process alone writes checkpoints, shows progress and calls
@@ -29,7 +25,9 @@ from symrazor.hyper import hyperparameters, weights
 from symrazor.machine.rounding import tf32
 from symrazor.razor.razor import Razor
 from symrazor.readings.reading import scores
-from symrazor.training.checkpoint import Checkpoints, State, compare, fingerprint
+from symrazor.training import state as states
+from symrazor.training.burn_in import BurnIn
+from symrazor.training.checkpoint import Checkpoints, State, fingerprint
 from symrazor.training.events import record_of
 from symrazor.training.interrupt import Interruption
 from symrazor.training.options import FitConfig
@@ -45,7 +43,6 @@ CURVATURE_BATCH = 250  # data, at least: in an evidence step they take no more t
 GPU_BATCH = 200  # there batches are replayed: few data cost no more than many, and less memory
 EVIDENCE_SUBSET = 5000  # data per evidence step, at most, unless told otherwise
 AGREE_EVERY = 8  # steps after which several processes ask each other whether to stop
-_ANOTHER_STREAM = 1_000_003  # seed + this: augmentation must not repeat the numbers of shuffling
 
 
 @torch.no_grad()
@@ -106,16 +103,17 @@ class Training:
         many = options.evidence_batch or evidence_batch(razor, data.batch_size)
         self.curvature_data = TensorLoader(data.x, data.y, many, True, data.generator)
         self.callbacks, self.checkpoints = callbacks, checkpoints
-        self.stepper = Stepper(razor, options, options.epochs * len(data))
-        self.trials = Trials(razor, self._nll) if options.switch_off else None
-        self.augmenting = torch.Generator(data.x.device)
-        self.augmenting.manual_seed(options.seed + _ANOTHER_STREAM)
+        total = options.epochs * len(data)
+        self.stepper = Stepper(razor, options, total)
+        self.burn_in = BurnIn(*options.burn_in_steps(total), total, data.x.device)
+        self.trials = Trials(self) if options.switch_off else None
+        self.augmenting = states.augmenting(options.seed, data.x.device)
         self.epoch_start = data.generator.get_state()
-        self.batches_done, self.stale, self.seconds = 0, 0, 0.0
+        self.batches_done, self.stale, self.taken, self.told, self.seconds = 0, 0, 0, 0, 0.0
         self.summed_nll = torch.zeros((), dtype=torch.float64, device=data.x.device)
         self.history: list[Record] = []
         several = together()
-        self.belongs_to = self._belongs_to() if checkpoints or several else {}
+        self.belongs_to = states.belongs_to(self) if checkpoints or several else {}
         saved = checkpoints.load() if checkpoints else None
         if several:  # nobody writes before all have read
             for name, part in self.belongs_to.items():
@@ -125,16 +123,24 @@ class Training:
             state = razor.model.state_dict().values()
             from_first_(part for part in state if isinstance(part, Tensor))
         if saved is not None:
-            self.load_state_dict(saved)
+            states.load_(self, saved)
+            self.told = self._sure()
         elif checkpoints is not None and world().first:  # at once: a bad place must not cost a run
-            checkpoints.save(self.state_dict(), 0, 0)
+            checkpoints.save(states.state_of(self), 0, 0)
 
     def finished(self) -> bool:
-        """All epochs done, or no better evidence for as long as the patience lasts."""
+        """All epochs done, or no better evidence for as long as the patience lasts; no trial."""
         patience = self.options.patience
+        if self.trials is not None and self.trials.trial is not None:
+            return False
         return len(self.history) >= self.options.epochs or (
             patience is not None and self.stale >= patience
         )
+
+    def _sure(self) -> int:
+        """Epochs whose records will not be replaced by those of a branch on trial."""
+        trial = None if self.trials is None else self.trials.trial
+        return len(self.history) if trial is None else trial.begun
 
     def run(self) -> list[Record]:
         """Do what is left to do; returns one record per epoch.
@@ -158,8 +164,12 @@ class Training:
             ) as show,
         ):
             while not self.finished():
-                self._train(stop, started)
-                self._measure(started)
+                try:
+                    self._train(stop, started)
+                    self._measure(started)
+                except (FloatingPointError, CurvatureError):
+                    if self.trials is None or not self.trials.give_up():
+                        raise
                 show(self.history)
                 self._tell()
                 if self.finished() or len(self.history) % self.options.save_every == 0:
@@ -174,10 +184,13 @@ class Training:
         self.epoch_start = self.data.generator.get_state()
         with tf32(True):
             for x, y in islice(self.data, self.batches_done, None):
-                self.summed_nll += self.stepper.step(self._augmented(x), y).double() * len(y)
+                nll = self.stepper.step(self._augmented(x), y).double()
+                self.summed_nll += nll * len(y)
+                self.burn_in.add(nll, self.stepper.done - 1)
                 if self.trials is not None:
                     self.trials.hold_()
                 self.batches_done += 1
+                self.taken += 1
                 self.seconds = time.perf_counter() - started
                 if not together() or self.stepper.done % AGREE_EVERY == 0:
                     self._leave_if_asked(stop)
@@ -206,11 +219,7 @@ class Training:
             if self.razor.best is not None:
                 self.stale = 0 if self.razor.best is estimate else self.stale + 1
             if self.trials is not None:
-                before = self.trials.off
-                self.trials.look(estimate, epoch / self.options.epochs)
                 record["off"] = self.trials.off
-                if record["off"] != before:
-                    self.stepper.record_anew()
         if self.test is not None and measured:
             f = shared_outputs(self.razor.model, self.test[0])
             found = scores(self.razor.likelihood, f, self.test[1])
@@ -220,34 +229,57 @@ class Training:
         self.batches_done = 0
         self.summed_nll.zero_()
         self.epoch_start = self.data.generator.get_state()
+        if self.trials is not None and measured:
+            left = -(-(self.options.epochs - epoch) // self.options.every)
+            self.trials.look(estimate, epoch / self.options.epochs, left)
+            if self.trials.trial is None:
+                self.history[-1]["seconds"] = self.seconds  # of both branches
 
     def _estimate(self, subset: int | None) -> Evidence:
-        """One evidence step; a training may turn out here to have diverged."""
+        """One evidence step, which moves nothing during the burn-in.
+
+        A training may turn out here to have diverged.
+        """
+        over = self.burn_in.over(self.stepper.done)
+        look = self.razor.step if over else self.razor.evidence
         try:
-            return self.razor.step(Shared(self.curvature_data), subset)
+            return look(Shared(self.curvature_data), subset)
         except (DivergenceError, CurvatureError):
             self.stepper.put_back_()
             raise
 
-    def _nll(self) -> float:
+    # What a trial needs.
+
+    def branch(self) -> State:
+        """A copy of all that further training depends on."""
+        return states.branch_of(self)
+
+    def load_branch_(self, state: State) -> None:
+        """Go on from `branch()`."""
+        states.load_branch_(self, state)
+
+    def nll(self) -> float:
         """Mean negative log likelihood of some training data, always the same ones."""
         x, y = self.data.x[:EVIDENCE_SUBSET], self.data.y[:EVIDENCE_SUBSET]
         f = shared_outputs(self.razor.model, x).double()
         return float(self.razor.likelihood.nll(f, y).mean())
 
     def _tell(self) -> None:
-        for callback in self.callbacks if world().first else ():
-            try:
-                callback(dict(self.history[-1]))
-            except Exception:
-                log.exception("a callback of fit failed in epoch %d", len(self.history))
+        """Each epoch once: those of a trial when it is settled which branch goes on."""
+        for record in self.history[self.told : self._sure()]:
+            for callback in self.callbacks if world().first else ():
+                try:
+                    callback(dict(record))
+                except Exception:
+                    log.exception("a callback of fit failed in epoch %d", record["epoch"])
+        self.told = self._sure()
 
     def _save(self) -> None:
         """Write a checkpoint; a full disk costs the checkpoint and not the run."""
         if self.checkpoints is None or not world().first:
             return
         try:
-            self.checkpoints.save(self.state_dict(), self.stepper.done, len(self.history))
+            self.checkpoints.save(states.state_of(self), self.taken, len(self.history))
         except OSError:
             log.exception("no checkpoint of step %d could be written", self.stepper.done)
 
@@ -265,101 +297,6 @@ class Training:
             )
         stop.leave()
 
-    # State.
-
-    def _belongs_to(self) -> State:
-        """What a checkpoint has to be resumed with."""
-        x, y = self.data.x, self.data.y
-        return {
-            "options": self.options.fixed(),
-            "data": {"x": _kind(x), "y": _kind(y), "fingerprint": fingerprint(x, y)},
-            "likelihood": {"class": type(self.razor.likelihood).__name__},
-            "model": {k: _kind(v) for k, v in self.razor.model.state_dict().items()},
-        }
-
-    def state_dict(self) -> State:
-        """All that the rest of the run depends on."""
-        rng = {"shuffle": self.epoch_start, "torch": torch.get_rng_state()}
-        device = self.data.x.device
-        if device.type == "cuda":
-            rng["cuda"] = torch.cuda.get_rng_state(device)
-        if self.options.augment is not None:
-            rng[f"augment_{device.type}"] = self.augmenting.get_state()
-        return {
-            "belongs_to": self.belongs_to,
-            "step": self.stepper.done,
-            "epoch": len(self.history),
-            "batches_done": self.batches_done,
-            "summed_nll": float(self.summed_nll),
-            "stale": self.stale,
-            "seconds": self.seconds,
-            "history": self.history,
-            "at_bound": self.razor.at_bound,
-            "model": self.razor.model.state_dict(),
-            "optimiser": self.stepper.state_dict(),
-            "razor": self.razor.state_dict(),
-            "trials": None if self.trials is None else self.trials.state_dict(),
-            "rng": rng,
-        }
-
-    def load_state_dict(self, state: State) -> None:
-        """Continue from `state_dict()`, on any device; bit for bit on the same one.
-
-        Raises:
-            ValueError: a state of another model, other data or options; nothing is changed then.
-        """
-        missing = sorted(set(self.state_dict()) - set(state))
-        if missing:
-            raise ValueError(
-                f"expected a checkpoint of fit, got one without {missing}; do: continue with the "
-                "version of symrazor that wrote it, or save to a new directory"
-            )
-        self._check(state["belongs_to"])
-        if (torch_then := state["versions"].get("torch")) != str(torch.__version__):
-            log.warning(
-                "the run was saved by torch %s and goes on with torch %s: equal up to rounding",
-                torch_then,
-                torch.__version__,
-            )
-        self.razor.load_state_dict(state["razor"])
-        self.razor.at_bound = state["at_bound"]
-        self.razor.model.train(state["batches_done"] > 0)  # as it was: a change may draw numbers
-        self.razor.model.load_state_dict(state["model"])
-        self.stepper.load_state_dict(state["optimiser"])
-        if self.trials is not None:
-            self.trials.load_state_dict(state["trials"])
-        self._load_generators(state["rng"])
-        self.batches_done = state["batches_done"]
-        self.summed_nll.fill_(state["summed_nll"])
-        self.stale, self.seconds, self.history = state["stale"], state["seconds"], state["history"]
-
-    def _check(self, saved: State) -> None:
-        then, now = saved["options"], self.belongs_to["options"]
-        if then["epochs"] != now["epochs"]:
-            raise ValueError(
-                f"expected epochs={then['epochs']} as in the checkpoint, got {now['epochs']}: the "
-                "learning rate of every step depends on it, those taken included; do: pass the "
-                "epochs the run was started with, or fit again with the trained model and a new "
-                "directory"
-            )
-        for name in ("options", "data", "likelihood", "model"):
-            compare(name, saved[name], self.belongs_to[name])
-
-    def _load_generators(self, rng: dict[str, Tensor]) -> None:
-        self.epoch_start = rng["shuffle"]
-        self.data.generator.set_state(rng["shuffle"])
-        torch.set_rng_state(rng["torch"])
-        device = self.data.x.device
-        if device.type == "cuda" and "cuda" in rng:
-            torch.cuda.set_rng_state(rng["cuda"], device)
-        if self.options.augment is None:
-            return
-        if f"augment_{device.type}" in rng:
-            self.augmenting.set_state(rng[f"augment_{device.type}"])
-        else:  # no two kinds of devices draw the same numbers
-            self.augmenting.manual_seed(self.options.seed + _ANOTHER_STREAM + self.stepper.done)
-            log.warning("the run goes on with other augmentations on %s", device.type)
-
 
 def evidence_batch(razor: Razor, batch_size: int) -> int:
     """Large where no step waits for a gradient; with one in the network, the memory counts."""
@@ -367,9 +304,3 @@ def evidence_batch(razor: Razor, batch_size: int) -> int:
         return batch_size
     on_gpu = next(iter(weights(razor.model).values())).is_cuda
     return GPU_BATCH if on_gpu else max(batch_size, CURVATURE_BATCH)
-
-
-def _kind(tensor: object) -> str:
-    if not isinstance(tensor, Tensor):
-        return type(tensor).__name__
-    return f"{list(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"

@@ -44,6 +44,9 @@ class FitConfig:
             those off whose loss is made good by the others (see `trials`).
         every: epochs between evidence steps.
         burn_in: training steps before the first update; None for a fifth of all steps.
+        burn_in_most: training steps after which updates begin at the latest; from `burn_in` to then
+            they wait for the training loss to settle (see `symrazor.training.burn_in`). None for
+            `burn_in`: no waiting.
         subset: data per evidence step, scaled up; None for all of them, at most 5,000.
         evidence_batch: data in a batch of an evidence step; None for `batch_size`, and for at least
             250 (on a GPU for 200) if the network has no hyperparameters, whose gradient would need
@@ -71,6 +74,7 @@ class FitConfig:
     switch_off: bool = False
     every: int = 5
     burn_in: int | None = None
+    burn_in_most: int | None = None
     subset: int | None = None
     evidence_batch: int | None = None
     patience: int | None = None
@@ -89,7 +93,8 @@ class FitConfig:
             object.__setattr__(self, "device", str(self.device))
         check_kinds(self)
         least = dict.fromkeys(("epochs", "batch_size", "every", "save_every", "patience"), 1)
-        for name, bound in {**least, "evidence_batch": 1, "subset": 1, "burn_in": 0}.items():
+        least |= {"evidence_batch": 1, "subset": 1, "burn_in": 0, "burn_in_most": 0}
+        for name, bound in least.items():
             value = getattr(self, name)
             if value is not None and value < bound:
                 raise ValueError(f"expected {name} of at least {bound}, got {value}")
@@ -138,6 +143,11 @@ class FitConfig:
             **{k: changes.pop(k) for k in list(changes) if k in theirs},
         )
         return replace(self, razor=razor, **changes)
+
+    def burn_in_steps(self, total: int) -> tuple[int, int]:
+        """Training steps before the first update, of so many in all: at least, at most."""
+        least = total // 5 if self.burn_in is None else self.burn_in
+        return least, least if self.burn_in_most is None else self.burn_in_most
 
     def fixed(self) -> dict[str, Any]:
         """The options that a resumed run must share, as plain JSON values.

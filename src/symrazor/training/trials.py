@@ -5,11 +5,19 @@ equivariant (the mean of a channel, added to every pixel), and a convolution bes
 reason to learn what does the same. The evidence of the network as it is cannot tell; that of the
 network without the path, after some more training, can.
 
-So, from the middle of a training on, free paths are switched off: as many as together raise the
-negative log likelihood by less than `AFFORDABLE` at once, those that matter least first. Training
-goes on. If one of the next `LOOKS` evidence steps finds as much evidence as any step before (to
-`SAME`), the paths stay off. Else the state from before comes back, with half of the paths to try
-next; a path that fails alone is needed, and is not tried again.
+So, from the middle of a training on, some free paths are put on trial: as many as together raise
+the negative log likelihood by less than `AFFORDABLE` at once, those that matter least first. The
+training is continued twice from the same state, with these paths and without them, on the same
+batches at the same learning rates, and measured at every evidence step on the same data with the
+same probes. The branch that has lost weights has to make that good first, so the gap between the
+two is followed (`verdict`) until it is clear, at the latest at the end of the training: where the
+branch without the paths has as much evidence as the other (to `SAME`), it is the one that goes on,
+and the paths stay off. Else the branch with the paths goes on as if nothing had been tried, and
+half of the paths are tried next; a path that fails alone is needed, and is not tried again.
+
+Both branches have had the same training. To compare with the evidence from before the trial would
+count what any further training brings as a merit of the branch without the paths. The price is
+that the epochs of a trial are trained twice.
 
 A path that is off has weights of exactly zero, which every training step leaves there, and the
 largest precision: no output, no effective parameters, no part in the evidence. It is not computed
@@ -17,8 +25,9 @@ either, so that training and evidence take less time from then on.
 """
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -28,6 +37,7 @@ from symrazor.hyper import LOG_PRECISION_BOUNDS, weights
 from symrazor.layers.relaxed import Relaxed, free_groups, path_groups, spatial_layers
 from symrazor.razor.razor import Razor
 from symrazor.razor.state import State, copied
+from symrazor.training.progress import Record
 
 log = logging.getLogger("symrazor")
 
@@ -37,34 +47,99 @@ SAME = 0.01
 """Nats per datum by which two estimates may differ and still count as equal."""
 DEAD = 0.01
 """Share of a layer's effective parameters up to which a path is as good as off."""
-LOOKS = 2
-"""Evidence steps in which the loss has to be made good."""
 FIRST, LAST = 0.5, 0.85
 """The part of a training in which a trial may begin."""
 
-Nll = Callable[[], float]
-"""Mean negative log likelihood of the model as it is, the same in every process."""
+
+class Run(Protocol):
+    """What a trial has to know of a training."""
+
+    razor: Razor
+    history: list[Record]
+
+    def nll(self) -> float:
+        """How well the model fits, on the same data always and the same in every process."""
+
+    def branch(self) -> State:
+        """A copy of all that further training depends on."""
+
+    def load_branch_(self, state: State) -> None:
+        """Go on from `branch()`."""
+
+
+@dataclass
+class Trial:
+    """Two branches of a training, one of which is under way.
+
+    Args:
+        paths: which one branch has and the other has not.
+        begun: epoch at the end of which they parted.
+        other: the state of the branch that waits.
+        without: whether the branch under way is the one without the paths.
+        gaps: by how much evidence per datum the branch without them was behind, look by look.
+        rival: evidence per datum of the branch with the paths, to be compared with.
+        gamma: effective parameters of that branch.
+    """
+
+    paths: list[str]
+    begun: int
+    other: State
+    without: bool = False
+    gaps: list[float] = field(default_factory=list)
+    rival: float = 0.0
+    gamma: Mapping[str, float] | None = None
+
+    def state_dict(self) -> State:
+        """As plain as the branch in it."""
+        return {f.name: getattr(self, f.name) for f in fields(self)}
+
+
+def verdict(gaps: Sequence[float], left: int) -> bool | None:
+    """Whether paths stay off; None for: train both branches on.
+
+    They stay off where the gap is at most `SAME`, at the end of the training, or, from the second
+    look on, if it will be so when it goes on to grow as it did last. Where it is below -`SAME` they
+    stay off at once. They stay on where the gap is larger and does not shrink, or shrinks by a
+    factor that will not do.
+
+    Args:
+        gaps: by how much evidence per datum the branch without the paths was behind, look by look.
+        left: evidence steps to come.
+    """
+    gap = gaps[-1]
+    if left == 0 or gap <= -SAME:
+        return gap <= SAME
+    if len(gaps) == 1:
+        return None
+    before = gaps[-2]
+    if gap <= SAME:
+        return True if gap + left * (gap - before) <= SAME else None
+    closes = gap < before and gap * (gap / before) ** left <= SAME
+    return None if closes else False
 
 
 class Trials:
-    """Which free paths of a model are off, and whether that is settled.
+    """Which free paths of a model are off, and which of them on trial.
 
     Args:
-        razor: of the model.
-        nll: how well the model fits, always on the same data.
+        run: the training.
+
+    Attributes:
+        trial: the one under way, or None.
+        needed: paths that failed alone.
     """
 
-    def __init__(self, razor: Razor, nll: Nll) -> None:
+    def __init__(self, run: Run) -> None:
         """Nothing is off."""
-        self.razor, self.nll = razor, nll
-        free, theta = free_groups(razor.model), weights(razor.model)
-        groups = path_groups(razor.model)
+        self.run, self.razor = run, run.razor
+        free, theta = free_groups(self.razor.model), weights(self.razor.model)
+        groups = path_groups(self.razor.model)
         self.members = {path: groups[path] for path in sorted(free) if path in groups}
         self.theta = {name: theta[name] for names in self.members.values() for name in names}
         self.off = []
         self.needed: list[str] = []
-        self.before: State | None = None
-        self.looks, self.most = 0, len(self.members)
+        self.trial: Trial | None = None
+        self.most = len(self.members)
 
     @property
     def off(self) -> list[str]:
@@ -79,19 +154,20 @@ class Trials:
                 own = [f"{name}.paths.{i}".removeprefix(".") for i in range(len(layer.paths))]
                 layer.silent = frozenset(i for i, path in enumerate(own) if path in self._off)
 
-    def look(self, estimate: Evidence, progress: float) -> None:
-        """After an evidence step: settle the trial under way, or begin one.
+    def look(self, estimate: Evidence, progress: float, left: int) -> None:
+        """After an evidence step: turn to the other branch, settle a trial, begin one.
 
         Args:
             estimate: what the step found.
             progress: the part of the training that is done.
+            left: evidence steps to come.
         """
-        if self.before is not None:
-            self._settle(float(estimate.per_datum), progress >= 1)
-        elif FIRST <= progress <= LAST and self.razor.best is not None:
-            self._begin(estimate.effective_parameters, float(self.razor.best.per_datum))
-        self.hold_()
-        self._tighten()
+        self._hold_all_()
+        gamma: Mapping[str, float] | None = estimate.effective_parameters
+        if self.trial is not None:
+            gamma = self._compare(self.trial, estimate, left)
+        if gamma is not None and FIRST <= progress <= LAST and self.razor.best is not None:
+            self._begin(gamma)
 
     def finish(self) -> None:
         """Let the model compute all paths again, those with weights of zero too."""
@@ -106,8 +182,9 @@ class Trials:
         if held:
             torch._foreach_zero_(held)
 
-    def _tighten(self) -> None:
+    def _hold_all_(self) -> None:
         """The largest precision for groups that are off altogether; that is no bound to report."""
+        self.hold_()
         prior = self.razor.prior
         dead = {name for path in self.off for name in self.members[path]}
         for group, log_delta in zip(prior.names, prior.log_precision, strict=True):
@@ -118,29 +195,76 @@ class Trials:
 
     # Trials.
 
-    def _begin(self, gamma: Mapping[str, float], per_datum: float) -> None:
-        model, razor = copied(self.razor.model.state_dict()), self.razor.state_dict()
-        before = {"per_datum": per_datum, "off": self.off, "model": model, "razor": razor}
+    def _begin(self, gamma: Mapping[str, float]) -> None:
+        """Make the branch without some paths; the one with them goes on first."""
         chosen = self._affordable(self._alive(gamma))
         if not chosen:
             return
-        self.before, self.looks = before, 0
-        self.off = [*self.off, *chosen]
+        off, present = self.off, self.run.branch()
+        self.off = [*off, *chosen]
+        self._hold_all_()
         self.razor.best = self.razor.best_state = None
-        log.info("switched off on trial: %s", ", ".join(chosen))
+        self.trial = Trial(chosen, len(self.run.history), self.run.branch())
+        self.off = off
+        self.run.load_branch_(present)
+        log.info("on trial: %s", ", ".join(chosen))
 
-    def _settle(self, per_datum: float, last: bool) -> None:
-        assert self.before is not None
-        self.looks += 1
-        tried = [path for path in self.off if path not in self.before["off"]]
-        if per_datum >= self.before["per_datum"] - SAME:
-            log.info("stay off: %s", ", ".join(tried))
-            self.before, self.most = None, len(self.members)
-        elif last or self.looks >= LOOKS:
-            log.info("back on: %s", ", ".join(tried))
-            self.needed += tried if len(tried) == 1 else []
-            self.most = max(1, len(tried) // 2)
-            self._restore()
+    def _compare(self, trial: Trial, estimate: Evidence, left: int) -> Mapping[str, float] | None:
+        """After an evidence step of one branch: the other one's turn, or the end of the trial.
+
+        Returns:
+            At the end, the effective parameters of the network that goes on.
+        """
+        own, gamma = float(estimate.per_datum), estimate.effective_parameters
+        if not trial.without:
+            trial.rival, trial.gamma = own, dict(gamma)
+            self._turn(trial)
+            return None
+        trial.gaps.append(trial.rival - own)
+        stay_off = verdict(trial.gaps, left)
+        if not stay_off:
+            self._turn(trial)
+        if stay_off is None:
+            return None
+        self._end(trial, own)
+        return gamma if stay_off else trial.gamma
+
+    def give_up(self) -> bool:
+        """Whether what diverged was the branch without some paths; the other one then goes on."""
+        if self.trial is None or not self.trial.without:
+            return False
+        self._turn(self.trial)
+        self._end(self.trial, None)
+        return True
+
+    def _end(self, trial: Trial, own: float | None) -> None:
+        """Of the two branches, the one that goes on is under way.
+
+        Args:
+            trial: settled by now.
+            own: evidence per datum without the paths, None if it has diverged.
+        """
+        if trial.without:
+            self.most = len(self.members)
+        else:
+            self.needed += trial.paths if len(trial.paths) == 1 else []
+            self.most = max(1, len(trial.paths) // 2)
+        self.trial = None
+        self.run.history[-1]["trial"] = {
+            "paths": trial.paths,
+            "with": trial.rival,
+            "without": own,
+            "stay_off": trial.without,
+        }
+        log.info("%s: %s", "stay off" if trial.without else "stay on", ", ".join(trial.paths))
+
+    def _turn(self, trial: Trial) -> None:
+        """To the other branch."""
+        present = self.run.branch()
+        self.run.load_branch_(trial.other)
+        trial.other, trial.without = present, not trial.without
+        kept = [path for path in self.off if path not in trial.paths]
+        self.off = [*kept, *trial.paths] if trial.without else kept
 
     def _alive(self, gamma: Mapping[str, float]) -> list[str]:
         """Paths that may be tried and have more than `DEAD` of their layer's parameters."""
@@ -155,20 +279,21 @@ class Trials:
 
     @torch.no_grad()
     def _affordable(self, candidates: Sequence[str]) -> list[str]:
-        """Paths that can be switched off together, those that matter least first; now at zero."""
-        start, theta = self.nll(), copied(self.theta)
+        """Paths that can be switched off together, those that matter least first."""
+        start, theta = self.run.nll(), copied(self.theta)
         cost = {}
         for path in candidates:
             self._zero(path)
-            cost[path] = self.nll()
+            cost[path] = self.run.nll()
             self._put_back(path, theta)
         chosen: list[str] = []
-        for path in sorted(cost, key=lambda path: cost[path]):
+        for path in sorted(cost, key=lambda path: cost[path])[: self.most]:
             self._zero(path)
-            if len(chosen) >= self.most or not self.nll() <= start + AFFORDABLE:
-                self._put_back(path, theta)
+            if not self.run.nll() <= start + AFFORDABLE:
                 break
             chosen.append(path)
+        for path in candidates:
+            self._put_back(path, theta)
         return chosen
 
     def _zero(self, path: str) -> None:
@@ -180,24 +305,16 @@ class Trials:
 
     # State.
 
-    def _restore(self) -> None:
-        """What was before a trial; the optimiser keeps its memory of it."""
-        assert self.before is not None
-        self.razor.model.load_state_dict(self.before["model"])
-        self.razor.load_state_dict(self.before["razor"])
-        self.off, self.before = self.before["off"], None
-
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> State:
         """All that the rest of the trials depends on."""
         return {
             "off": self.off,
             "needed": list(self.needed),
-            "before": self.before,
-            "looks": self.looks,
             "most": self.most,
+            "trial": None if self.trial is None else self.trial.state_dict(),
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: State) -> None:
         """Continue from `state_dict()`."""
-        self.off, self.needed = state["off"], list(state["needed"])
-        self.before, self.looks, self.most = state["before"], state["looks"], state["most"]
+        self.off, self.needed, self.most = state["off"], list(state["needed"]), state["most"]
+        self.trial = None if state["trial"] is None else Trial(**state["trial"])

@@ -1,0 +1,109 @@
+"""Filters that are convolved at once: the same sums, the same gradients; hooks hear every one."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from symrazor.curvature.geometry import CircularPad
+from symrazor.layers import FFC, Conv, GConv, Path, Relaxed, ScaleConv, SConv, SE2Conv, SGConv
+from symrazor.testing import assert_close
+
+SIZES = (8, 8, (6, 6))
+
+
+def _layers(stride: int) -> dict[str, list[Path]]:
+    sizes = (*SIZES, stride)
+    wide = nn.Conv2d(8, 8, 3, 1, 2, 2, padding_mode="circular", bias=False)  # dilated
+    other = [GConv(*sizes, kind=k) for k in ("pointwise", "separable", "depthwise-separable")]
+    found: dict[str, list[Path]] = {
+        "one": [Conv(*sizes)],
+        "two": [Conv(*sizes), GConv(*sizes)],
+        "several groups": [GConv(*sizes, group="p4m"), GConv(*sizes), Conv(*sizes), FFC(*sizes)],
+        "anchors": [SConv(*sizes), SGConv(*sizes), Conv(*sizes)],
+        "paddings": [Conv(*sizes, padding="zeros"), Conv(*sizes), GConv(*sizes, padding="zeros")],
+        "sizes": [Conv(*sizes, kernel=5), GConv(*sizes), Conv(*sizes, kernel=1), Conv(*sizes)],
+        "parts": [*other, GConv(*sizes, kind="pointwise"), Conv(*sizes)],
+    }
+    if stride == 1:
+        found["others"] = [Conv.wrap(wide, (6, 6)), Conv(*sizes), GConv(*sizes)]
+        images = (2, 12, (6, 6))
+        found["functions"] = [
+            SE2Conv(*images, angles=4, kind="lift"),
+            ScaleConv(*images, scales=(1.0, 1.4), kind="lift", kernel=5),
+            GConv(*images, kind="lift", kernel=5),
+        ]
+    return found
+
+
+def _gradients(layer: nn.Module, x: Tensor) -> tuple[Tensor, ...]:
+    y = layer(x)
+    cotangent = torch.randn(y.shape, generator=torch.Generator().manual_seed(1)).to(y)
+    return (y, *torch.autograd.grad(y, [x, *layer.parameters()], cotangent))
+
+
+@pytest.mark.parametrize("stride", (1, 2))
+@pytest.mark.parametrize("case", _layers(1))
+def test_filters_convolved_at_once_or_one_by_one(case: str, stride: int) -> None:
+    """A hook on every module makes the layer call them all; nothing changes but rounding."""
+    torch.manual_seed(0)
+    if case not in _layers(stride):
+        return
+    layer = Relaxed(_layers(stride)[case]).double()
+    x = torch.randn(3, layer.path(0).in_channels, 6, 6, dtype=torch.float64, requires_grad=True)
+    at_once = _gradients(layer, x)
+    heard: list[nn.Module] = []
+    for path in layer.paths:
+        for module in path.conv.modules() if hasattr(path, "conv") else ():
+            module.register_forward_hook(lambda m, args, y: heard.append(m))
+    one_by_one = _gradients(layer, x)
+    filters = [path.conv for path in layer.paths if hasattr(path, "conv")]
+    assert all(sum(m is conv for m in heard) == 1 for conv in filters)
+    for one, other in zip(at_once, one_by_one, strict=True):
+        assert_close(one, other, 1e-12)
+
+
+def test_one_convolution_for_a_convolution_and_a_group_convolution() -> None:
+    layer, x = Relaxed([Conv(*SIZES), GConv(*SIZES), FFC(*SIZES)]), torch.randn(2, 8, 6, 6)
+    with torch.profiler.profile() as profile, torch.no_grad():
+        layer(x)
+    calls = [event.name for event in profile.events() if event.name == "aten::conv2d"]
+    assert len(calls) == 1
+
+
+def test_a_path_with_a_hook_is_called_itself() -> None:
+    """At stride 1, where the sum of the paths is that of their outputs."""
+    layer, seen = Relaxed([Conv(*SIZES), GConv(*SIZES)]).double(), []
+    x = torch.randn(2, 8, 6, 6, dtype=torch.float64)
+    expected = layer(x)
+    layer.paths[0].register_forward_hook(lambda m, args, y: seen.append(y))
+    assert_close(layer(x), expected, 1e-12)
+    assert len(seen) == 1
+    assert_close(seen[0] + layer.paths[1](x), expected, 1e-12)
+
+
+@pytest.mark.parametrize("dims", (1, 2, 3))
+def test_circular_padding_and_its_derivatives(dims: int) -> None:
+    """As F.pad, whose gradients of all orders and in all modes autograd knows."""
+    x = torch.randn(1, 1, *(4, 3, 3)[:dims], dtype=torch.float64, requires_grad=True)
+    amounts = (1, 2, 0, 1, 2, 2)[: 2 * dims]
+
+    def ours(x: Tensor) -> Tensor:
+        y: Tensor = CircularPad.apply(x, amounts)  # type: ignore[no-untyped-call]
+        return y
+
+    expected = F.pad(x, amounts, mode="circular")
+    assert torch.equal(ours(x), expected)
+    assert torch.autograd.gradcheck(ours, (x,), check_forward_ad=True, check_batched_grad=True)
+    assert torch.autograd.gradgradcheck(lambda x: ours(x).square(), (x,))
+    many = torch.func.vmap(ours)(torch.stack([x.detach(), 2 * x.detach()]))
+    assert_close(many[1], 2 * expected, 1e-12)
+
+
+def test_a_sum_of_filters_compiles_in_one_graph_with_its_gradient() -> None:
+    layer = Relaxed([Conv(*SIZES), GConv(*SIZES)]).double()
+    x = torch.randn(2, 8, 6, 6, dtype=torch.float64, requires_grad=True)
+    torch.compiler.reset()
+    compiled = torch.compile(layer, fullgraph=True, backend="eager")
+    for one, other in zip(_gradients(compiled, x), _gradients(layer, x), strict=True):
+        assert_close(one, other, 1e-12)
