@@ -12,6 +12,7 @@ import symrazor as sr
 from symrazor import cli
 from symrazor.data import read
 from symrazor.discover.folder import export_network, load_network, read_document
+from symrazor.dynamics.journal import Journal
 
 
 def _oscillator(count: int = 6, steps: int = 8) -> tuple[np.ndarray, np.ndarray]:
@@ -54,6 +55,32 @@ def test_a_file_becomes_a_run_folder(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert file.stat().st_size > 100
     with pytest.raises(ValueError, match="got one of conserved quantities"):
         cli.run(["predict", str(run), str(tmp_path / "a.npz")])
+
+
+def test_a_run_that_was_stopped_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    states, times = _oscillator()
+    np.savez(tmp_path / "a.npz", states=states, times=times)
+    run, kept = tmp_path / "run", []
+    save = Journal.save
+
+    def stop(journal: Journal) -> None:  # after the second training
+        save(journal)
+        kept.append(journal.at)
+        if journal.at == 2:
+            raise KeyboardInterrupt
+
+    command = ["discover", str(tmp_path / "a.npz"), "--epochs", "20", "--out", str(run)]
+    with monkeypatch.context() as patch:
+        patch.setattr(Journal, "save", stop)
+        with pytest.raises(KeyboardInterrupt, match="the same command goes on"):
+            cli.run(command)
+    (folder,) = (run / "unfinished").iterdir()
+    assert len(Journal(folder).pages) == 2 and kept == [1, 2]
+    monkeypatch.setattr(Journal, "save", lambda journal: (kept.append(journal.at), save(journal)))
+    cli.run(command)
+    assert kept[2] == 3  # the first two were not trained again
+    assert not (run / "unfinished").exists()
+    assert read_document(run)["dynamics"]["evidence"]
 
 
 def test_the_network_is_the_simulator() -> None:

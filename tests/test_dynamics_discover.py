@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from symrazor.dynamics import figures, given, systems
 from symrazor.dynamics.algebra import Algebra, all_nbody, euclidean, unitary
@@ -256,3 +257,25 @@ def test_pictures_are_written(tmp_path: Path) -> None:
     ]
     for file in files:
         assert file.read_bytes().startswith(b"\x89PNG")
+
+
+def test_animations_are_drawn(tmp_path: Path) -> None:
+    learned = unitary(1).quadratic()
+    data = simulate(systems.oscillators(), 2, 7, 0.2, seed=0)
+    motion = data.states.transpose(0, 1)
+    files = {
+        figures.flow_animation(learned, data.states[:, 0], tmp_path / "f.gif"): figures.FRAMES,
+        figures.motion_animation({"true": motion, "same": motion}, tmp_path / "m.gif"): 8,
+    }
+    for file, frames in files.items():
+        with Image.open(file) as picture:
+            assert picture.format == "GIF" and picture.n_frames == frames
+    with Image.open(tmp_path / "m.gif") as picture:
+        panels = np.asarray(picture.convert("RGB"))
+        half = panels.shape[1] // 2
+        picture.seek(4)
+        later = np.asarray(picture.convert("RGB"))
+    assert (panels != later).any(-1).sum() > 20  # it moves
+    assert panels[:, :half].shape == panels[:, half : 2 * half].shape
+    with pytest.raises(ValueError, match=r"expected motions of one length, got \[5, 8\]"):
+        figures.motion_animation({"a": motion, "b": motion[:5]}, tmp_path / "x.gif")

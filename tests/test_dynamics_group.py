@@ -89,6 +89,20 @@ def test_the_group_of_oscillators_is_the_oracles(n: int) -> None:
     assert not any(p.requires_grad for p in made.parameters())
 
 
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_who_is_told_the_group_averages_as_who_found_it(n: int) -> None:
+    """The same quantities in the same order, so the same training to the last bit."""
+    setting = noether_n_oscillators.setting(noether.Options(small=True), seed=0, n=n)
+    told = noether.build(setting, "oracle", seed=0)
+    found = whole_group(_rounded(unitary(n)), setting.data.x)
+    assert found is not None and told.conserved is not None and told.times is not None
+    ours, theirs = found[0].state_dict(), told.conserved.state_dict()
+    assert set(ours) == set(theirs)
+    for name, value in ours.items():
+        torch.testing.assert_close(value, theirs[name], rtol=0, atol=0)
+    assert vars(found[1]) == vars(told.times)
+
+
 @pytest.mark.parametrize("bodies", [2, 3])
 def test_products_of_momenta_add_nothing_to_translations(bodies: int) -> None:
     known = all_nbody(bodies, 2)

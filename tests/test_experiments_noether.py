@@ -10,6 +10,7 @@ import pytest
 from symrazor.experiments import (
     noether,
     noether_controls,
+    noether_discover,
     noether_n_oscillators,
     noether_nbody,
     noether_oscillator,
@@ -58,12 +59,29 @@ def test_a_control_alone_has_its_keys_on_top(tmp_path: Path) -> None:
     assert all(key in document for key in KEYS)
 
 
+def test_discover_has_a_row_for_each_system(tmp_path: Path) -> None:
+    file = tmp_path / "d.json"
+    options = noether.Options(small=True, device="cpu", steps=2, json=file)
+    text = noether_discover.run(options, ("pendulum",), minutes=0.02)
+    document = json.loads(file.read_text())
+    assert all(key in document for key in KEYS) and "| pendulum | 0 |" in text
+    noether_discover.run(options, ("anisotropic", "two-bodies"), minutes=0.02)
+    document = json.loads(file.read_text())
+    assert [(run["model"], run["known"]) for run in document["runs"]] == [
+        ("anisotropic", 2),
+        ("two-bodies", 7),
+    ]
+    for model in document["models"].values():
+        assert all(key in model["seeds"]["0"] for key in KEYS)
+
+
 @pytest.mark.parametrize(
     ("module", "own"),
     [
         ("noether_nbody", "--noise"),
         ("noether_n_oscillators", "--n"),
         ("noether_controls", "--rows"),
+        ("noether_discover", "--minutes"),
     ],
 )
 def test_help_tells_every_option(module: str, own: str) -> None:
@@ -86,6 +104,7 @@ def test_help_tells_every_option(module: str, own: str) -> None:
         ),
         (lambda o: noether_oscillator.run(noether.Options(set=("lr",))), "expected name=value"),
         (lambda o: noether_controls.run(o, ("planets",)), "expected rows among pendulum"),
+        (lambda o: noether_discover.run(o, ("planets",)), "expected rows among two-bodies"),
     ],
 )
 def test_wrong_options_are_refused(run: object, message: str) -> None:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from symrazor.augment import Augment, Augmented, Flips, find_lean, find_reach_, lie
+from symrazor.augment.lean import _before
 from symrazor.groups.lie import so2, so3
 
 
@@ -46,8 +47,20 @@ def test_the_whole_circle() -> None:
     model = Augmented(Sharp(), Augment(lie(so2(), 3.14), 4), average="joint").eval()
     data = _leaning(180.0, 0.0, 500)
     found = find_lean(model, data)
-    assert found.even > 0.94 and found.high == 1
+    assert found.even > 0.98 and found.high == 1
     assert float(find_reach_(model, data)) == 1
+
+
+@pytest.mark.parametrize("circle", [False, True])
+def test_none_some_and_all_are_equally_likely_before(circle: bool) -> None:
+    before = _before([*range(1, 49)], [*range(97)], 48, circle).sum(1)
+    before = before / before.sum()
+    parts = [before[0], before[1:-1].sum(), before[-1]]
+    parts = parts if circle else [parts[0], parts[1] + parts[2]]
+    torch.testing.assert_close(torch.stack(parts), before.new_full((len(parts),), 1 / len(parts)))
+    sparse = _before([*range(1, 49, 2)], [*range(0, 97, 3)], 48, circle)[1:].sum()
+    whole = _before([*range(1, 49)], [*range(97)], 48, circle)[1:-1].sum()
+    assert 0.3 < float(sparse / whole) < 3  # steps stand for what they leave out
 
 
 def test_the_range_of_all_poses_is_wider_than_its_even_part() -> None:

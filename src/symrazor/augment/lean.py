@@ -7,8 +7,10 @@ $$ e = c_y + u + z, \qquad u \sim U(-v, v), \quad z \sim N(0, s^2), $$
 
 under the network as it is (`windows`). The two parts can only be told apart by the ends of the
 range, which are sharp for an even range and soft for a normal one. So what is known about v and s
-is a whole distribution: their posterior, with all values up to the width (of s, half of it) as
-likely as others before. It takes a thousand data or so, and a lean of about normal shape.
+is a whole distribution: their posterior. Before, no even part at all, some, and all of a circle
+that the copies fill are as likely as each other; and of a scale of which nothing is known all
+orders of magnitude are, $p(v, s) \propto 1/vs$ up to the width (of s, half of it). It takes a
+thousand data or so, and a lean of about normal shape.
 """
 
 from typing import NamedTuple
@@ -87,12 +89,34 @@ def posterior(seen: Float[Tensor, "n s"], y: Tensor, rest: float | None) -> Lean
     spreads = _ticks(max(0, soft - 7), min(SPREADS, softest + 7), 1 + (softest - soft) // FINE)
     found = windows.likelihoods(lengths, spreads)
     table = torch.tensor([[found[m, i] for i in spreads] for m in lengths], dtype=torch.float64)
-    p = (table - table.max()).exp() / (table - table.max()).exp().sum()
+    circle = rest is not None and round(rest * s) == 0
+    p = (table - table.max()).exp() * _before(lengths, spreads, s, circle)
+    p = p / p.sum()
     v = torch.tensor([0.0 if m == 1 else m / s for m in lengths], dtype=torch.float64)
     up_to = p.sum(1).cumsum(0)
     low, high = (float(v[int((up_to < q).sum().clamp(max=len(v) - 1))]) for q in (0.05, 0.95))
     spread = torch.tensor(spreads, dtype=torch.float64) / (2 * SPREADS)
     return Lean(float(p.sum(1) @ v), low, high, float(p.sum(0) @ spread))
+
+
+def _before(
+    lengths: list[int], spreads: list[int], size: int, circle: bool
+) -> Float[Tensor, "lengths spreads"]:
+    """Prior probabilities, up to a factor: none, some and all have the same.
+
+    Args:
+        lengths: of windows, from 1 (no even part) to the size.
+        spreads: steps of the spread.
+        size: points in the width.
+        circle: whether the whole width is a whole circle.
+    """
+    of_scale = [1 / max(1, i) for i in spreads]
+    middle = range(2, size if circle else size + 1)
+    step = max(1, (lengths[-1] - lengths[0]) // max(1, len(lengths) - 1))
+    total = sum(1 / m for m in middle)
+    of_range = [step / m / total if m in middle else 1.0 for m in lengths]
+    rows, columns = (torch.tensor(part, dtype=torch.float64) for part in (of_range, of_scale))
+    return torch.outer(rows, columns)
 
 
 def _ticks(first: int, last: int, step: int) -> list[int]:

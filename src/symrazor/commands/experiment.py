@@ -24,6 +24,7 @@ from symrazor.experiments import (
     liw_table3,
     noether,
     noether_controls,
+    noether_discover,
     noether_n_oscillators,
     noether_nbody,
     noether_oscillator,
@@ -162,6 +163,21 @@ def controls(options: Dynamical, rows: tuple[str, ...] = noether_controls.ROWS) 
     return noether_controls.run(options, rows)
 
 
+def discovered(
+    options: Dynamical,
+    rows: tuple[str, ...] = noether_discover.ROWS,
+    minutes: float = noether_discover.MINUTES,
+) -> str:
+    """Noether's razor: what discover finds in noisy trajectories of four systems.
+
+    Args:
+        options: of the experiment; its models are not used.
+        rows: which systems.
+        minutes: for each.
+    """
+    return noether_discover.run(options, rows, minutes)
+
+
 EXPERIMENTS: dict[str, Callable[..., str]] = {
     "ella-table1": ella_table_1,
     "ella-table2": ella_table_2,
@@ -181,6 +197,7 @@ EXPERIMENTS: dict[str, Callable[..., str]] = {
     "noether-n-oscillators": n_oscillators,
     "noether-nbody": bodies,
     "noether-controls": controls,
+    "noether-discover": discovered,
     "lila-recovery": recovery,
     "lila-small-data": small_data,
     "lila-resnet": residual,

@@ -2,6 +2,7 @@
 
 import copy
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from symrazor.data import Dataset
 from symrazor.data.batches import refusal
 from symrazor.discover.asked import Options
 from symrazor.dynamics.conserved import AffineFlows
+from symrazor.dynamics.discover import STEPS
 from symrazor.dynamics.discover import discover as find
 from symrazor.dynamics.discovered import Discovered
 from symrazor.dynamics.evaluate import Simulator
@@ -20,12 +22,10 @@ from symrazor.dynamics.hamiltonian import Energy
 from symrazor.dynamics.integrators import advance
 from symrazor.dynamics.symmetrised import Hamiltonian
 from symrazor.layers.trace import traced
+from symrazor.training.checkpoint import fingerprint
 
 LONGEST, MOST = 0.1, 20
 """Longest step of the integrator within a step of the data, and how many of them at most."""
-
-STEPS = 20_000
-"""Of training at most, if there is time; `epochs` says another number."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ def discover(data: Dataset, options: Options) -> Dynamics:
 
     Raises:
         ValueError: an odd number of coordinates, or times that do not fit or increase.
-        KeyboardInterrupt: stopped; nothing is kept of it.
+        KeyboardInterrupt: stopped; the same call goes on, if there is a run folder.
     """
     times = data.times
     if data.x.shape[2] % 2 and not options.positions:
@@ -70,21 +70,25 @@ def discover(data: Dataset, options: Options) -> Dynamics:
     if times is None:
         times = torch.arange(data.x.shape[1], dtype=torch.float32)
     gaps = times.double().diff(dim=-1)
-    try:
-        found = find(
-            data.x,
-            times,
-            minutes=options.minutes,
-            seed=options.seed,
-            progress=options.progress,
-            positions=options.positions,
-            device=options.place(),
-            steps=options.epochs or STEPS,
-        )
-    except KeyboardInterrupt as stop:
-        text = "nothing is kept of trajectories; the same command begins anew"
-        raise KeyboardInterrupt(text) from stop
+    found = find(
+        data.x,
+        times,
+        minutes=options.minutes,
+        seed=options.seed,
+        progress=options.progress,
+        positions=options.positions,
+        device=options.place(),
+        steps=options.epochs or STEPS,
+        resume=_place(data.x, times, options),
+    )
     return Dynamics(found, float(gaps.median()))
+
+
+def _place(states: Tensor, times: Tensor, options: Options) -> Path | None:
+    """Where the run is kept while it is unfinished; another one for other data or options."""
+    asked = [options.minutes, options.seed, options.epochs, options.positions, options.device]
+    numbers = torch.tensor([ord(c) for c in repr(asked)])
+    return options.work(f"trajectories {fingerprint(states, times, numbers)[:12]}")
 
 
 class _Step(nn.Module):

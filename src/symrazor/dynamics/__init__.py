@@ -14,9 +14,12 @@ from symrazor.dynamics.discover import discover as discover
 from symrazor.dynamics.discovered import Discovered as Discovered
 from symrazor.dynamics.evaluate import Simulator as Simulator
 from symrazor.dynamics.files import read_trajectories as read_trajectories
+from symrazor.dynamics.functions import Products as Products
+from symrazor.dynamics.functions import inverse_distance as inverse_distance
 from symrazor.dynamics.group import whole_group as whole_group
 from symrazor.dynamics.hamiltonian import HamiltonianNetwork as HamiltonianNetwork
 from symrazor.dynamics.invariants import quadratic_invariants as quadratic_invariants
+from symrazor.dynamics.journal import Journal as Journal
 from symrazor.dynamics.judge import train_and_judge as train_and_judge
 from symrazor.dynamics.measures import FlowTimes as FlowTimes
 from symrazor.dynamics.nbody import nbody as nbody

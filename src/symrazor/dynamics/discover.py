@@ -27,6 +27,8 @@ from symrazor.training.progress import share_bar
 
 Progress = Callable[[float, str], None]
 """Called with the share that is done, and a line about it."""
+STEPS = 20_000
+"""Of each training at most, if there is time."""
 JUDGED = 0.85
 """Share of the time for finding the quantities; the rest for the network without."""
 
@@ -40,7 +42,7 @@ def discover(
     progress: Progress | bool | None = None,
     positions: bool = False,
     device: str = "cpu",
-    steps: int = 20_000,
+    steps: int = STEPS,
     count: int | None = None,
     resume: str | Path | None = None,
 ) -> Discovered:

@@ -1,10 +1,12 @@
-"""Pictures: phase portraits, learned generators, and the flows they belong to."""
+"""Pictures: phase portraits, learned generators, and flows, at rest or in motion."""
 
 import io
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from symrazor.dynamics.analysis import Spectrum, spectrum
@@ -12,10 +14,12 @@ from symrazor.dynamics.conserved import Quadratic
 from symrazor.dynamics.phase import Field
 from symrazor.files import write_atomically
 
+FRAMES, TAIL, PAUSE = 48, 12, 60
+"""Pictures of an animation, those that a tail lasts, and milliseconds from one to the next."""
 COLOURS = ("#33518f", "#c8553d", "#1b7f79", "#8a6d3b")
 
 
-def generators_figure(conserved: Quadratic, path: Path, most: int = 8) -> Path:
+def generators_figure(conserved: Quadratic, path: Path | str, most: int = 8) -> Path:
     """Singular values of the learned generators, and the largest directions as matrices.
 
     Args:
@@ -47,7 +51,7 @@ def _draw_values(ax: Any, found: Spectrum) -> None:
 
 
 def phase_portrait(
-    fields: dict[str, Field], path: Path, extent: float = 2.0, states: Tensor | None = None
+    fields: dict[str, Field], path: Path | str, extent: float = 2.0, states: Tensor | None = None
 ) -> Path:
     """Stream lines of one degree of freedom, a panel for each field.
 
@@ -75,7 +79,7 @@ def phase_portrait(
 
 
 def flow_figure(
-    conserved: Quadratic, start: Tensor, path: Path, axes_shown: tuple[int, int] = (0, 1)
+    conserved: Quadratic, start: Tensor, path: Path | str, axes_shown: tuple[int, int] = (0, 1)
 ) -> Path:
     """Orbits of states under the flow of each learned direction.
 
@@ -85,21 +89,105 @@ def flow_figure(
         path: of the PNG.
         axes_shown: the two entries of a state to draw.
     """
-    found = spectrum(conserved)
-    shown = max(1, found.dimension)
-    figure = _figure((3.0 * shown, 3.0))
+    orbits = _orbits(conserved, start, torch.linspace(-1.5, 1.5, 121, dtype=torch.float64))
+    figure = _figure((3.0 * len(orbits), 3.0))
     i, j = axes_shown
-    times = torch.linspace(-1.5, 1.5, 121, dtype=torch.float64)
-    for k, ax in enumerate(figure.subplots(1, shown, squeeze=False)[0]):
+    axes = figure.subplots(1, len(orbits), squeeze=False)[0]
+    for ax, (name, moved) in zip(axes, orbits.items(), strict=True):
+        for number in range(len(start)):
+            ax.plot(moved[:, number, i], moved[:, number, j], lw=1.2, color=COLOURS[0])
+        ax.plot(start[:, i].cpu(), start[:, j].cpu(), "o", ms=3, color=COLOURS[1])
+        ax.set_title(name, fontsize=10)
+    return _save(figure, path)
+
+
+def _orbits(
+    conserved: Quadratic, start: Tensor, times: Float[Tensor, "t"]
+) -> dict[str, Float[Tensor, "t m d"]]:
+    """States under the flow of each learned direction, by its name."""
+    found = spectrum(conserved)
+    states = torch.nn.functional.pad(start.double().cpu(), (0, 1), value=1.0)
+    orbits = {}
+    for k in range(max(1, found.dimension)):
         square = torch.nn.functional.pad(found.directions[k], (0, 0, 0, 1))
         maps = torch.linalg.matrix_exp(times[:, None, None] * square)
-        one = torch.ones(len(start), 1, dtype=torch.float64)
-        orbits = torch.cat([start.double().cpu(), one], 1) @ maps.mT
-        for number in range(len(start)):
-            ax.plot(orbits[:, number, i], orbits[:, number, j], lw=1.2, color=COLOURS[0])
-        ax.plot(start[:, i].cpu(), start[:, j].cpu(), "o", ms=3, color=COLOURS[1])
-        ax.set_title(f"flow of C{k + 1}", fontsize=10)
-    return _save(figure, path)
+        orbits[f"flow of C{k + 1}"] = (states @ maps.mT)[..., :-1]
+    return orbits
+
+
+def flow_animation(
+    conserved: Quadratic, start: Tensor, path: Path | str, axes_shown: tuple[int, int] = (0, 1)
+) -> Path:
+    """States that move along the flow of each learned direction, as an animated GIF.
+
+    Args:
+        conserved: learned quantities.
+        start: [m, 2n], where they start.
+        path: of the GIF.
+        axes_shown: the two entries of a state to draw.
+    """
+    times = torch.linspace(0.0, 2 * torch.pi, FRAMES, dtype=torch.float64)
+    return motion_animation(_orbits(conserved, start, times), path, axes_shown)
+
+
+def motion_animation(
+    motions: Mapping[str, Float[Tensor, "t m d"]],
+    path: Path | str,
+    axes_shown: tuple[int, int] = (0, 1),
+) -> Path:
+    """Moving states with their tails, a panel for each motion, as an animated GIF.
+
+    Args:
+        motions: name -> states at T times, such as true and learned trajectories; all of one T.
+        path: of the GIF.
+        axes_shown: the two entries of a state to draw.
+
+    Raises:
+        ValueError: no motion, or motions of different lengths.
+    """
+    lengths = sorted({len(states) for states in motions.values()})
+    if len(lengths) != 1:
+        raise ValueError(f"expected motions of one length, got {lengths or 'none'}")
+    figure = _figure((3.0 * len(motions), 3.0))
+    shown = [states.detach().cpu()[..., list(axes_shown)].double() for states in motions.values()]
+    lines = []
+    axes = figure.subplots(1, len(motions), squeeze=False)[0]
+    for ax, name, states in zip(axes, motions, shown, strict=True):
+        reach = 1.1 * float(states.abs().max().clamp_min(1e-12))
+        ax.set(xlim=(-reach, reach), ylim=(-reach, reach), aspect="equal")
+        ax.set_title(name, fontsize=10)
+        (tails,) = ax.plot([], [], lw=1.2, color=COLOURS[0])
+        (heads,) = ax.plot([], [], "o", ms=4, color=COLOURS[1])
+        lines.append((tails, heads))
+    figure.canvas.draw()
+    figure.set_layout_engine("none")  # once is enough
+    frames = []
+    for time in range(lengths[0]):
+        for (tails, heads), states in zip(lines, shown, strict=True):
+            recent = states[max(0, time - TAIL) : time + 1]
+            apart = torch.nn.functional.pad(recent, (0, 0, 0, 0, 0, 1), value=torch.nan)
+            tails.set_data(*apart.transpose(0, 1).flatten(0, 1).unbind(1))
+            heads.set_data(*recent[-1].unbind(1))
+        frames.append(_picture(figure))
+    return _save_frames(frames, path)
+
+
+def _picture(figure: Any) -> Any:
+    """What a figure looks like now, with few colours."""
+    from PIL import Image
+
+    figure.canvas.draw()
+    pixels = figure.canvas.buffer_rgba()
+    size = pixels.shape[1], pixels.shape[0]
+    return Image.frombytes("RGBA", size, bytes(pixels)).convert("RGB").quantize(32)
+
+
+def _save_frames(frames: Sequence[Any], path: Path | str) -> Path:
+    buffer = io.BytesIO()
+    first, *others = frames
+    first.save(buffer, format="GIF", save_all=True, append_images=others, duration=PAUSE, loop=0)
+    write_atomically(Path(path), buffer.getvalue())
+    return Path(path)
 
 
 def _figure(size: tuple[float, float]) -> Any:
@@ -111,8 +199,8 @@ def _figure(size: tuple[float, float]) -> Any:
     return figure
 
 
-def _save(figure: Any, path: Path) -> Path:
+def _save(figure: Any, path: Path | str) -> Path:
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=130)
-    write_atomically(path, buffer.getvalue())
-    return path
+    write_atomically(Path(path), buffer.getvalue())
+    return Path(path)

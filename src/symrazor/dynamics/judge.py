@@ -14,8 +14,7 @@ that they generate (`symrazor.dynamics.group`); the evidence chooses again.
 import copy
 import math
 import time
-from collections.abc import Callable
-from dataclasses import astuple, dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 
@@ -24,22 +23,15 @@ from symrazor.dynamics.config import TrainConfig
 from symrazor.dynamics.conserved import Quadratic
 from symrazor.dynamics.group import GroupOrbits, whole_group
 from symrazor.dynamics.journal import Journal
+from symrazor.dynamics.planning import PROPOSALS, TRIALS, kept, planned
 from symrazor.dynamics.proposals import Proposals, charge, is_rounded, rounded
 from symrazor.dynamics.symmetrised import SymmetrisedNetwork
-from symrazor.dynamics.train import Progress, seconds_per_step, train
+from symrazor.dynamics.train import Progress, train
 from symrazor.dynamics.trained import Record, Trained
 from symrazor.dynamics.trajectories import Transitions
 
-PROPOSALS = 2
-"""How many numbers of quantities are tried, beside none."""
-TRIALS = 3
-"""Of a number of quantities at most: rounded, free, and rounded after that."""
 ERRORS = 3.0
 """Standard errors within which two costs are the same."""
-SLACK = 0.75
-"""Share of the time that is planned: what is not steps takes time too."""
-FIRST, TRYING = 0.2, 0.4
-"""Shares of the time for the network without quantities, and for the trials."""
 
 
 @dataclass
@@ -104,7 +96,7 @@ def train_and_judge(
     """
     config = config or TrainConfig()
     started = time.monotonic() - (journal.seconds if journal else 0.0)
-    plan = _plan(journal, "plan", lambda: _planned(model, data, config))
+    plan = kept(journal, "plan", lambda: planned(model, data, config))
     told = _Told(progress, plan.first + plan.trial * (1 + PROPOSALS * TRIALS) + 2 * plan.last)
     whole = config.change(minutes=None, burn_in=0.0)
     offered = copy.deepcopy(model).to(config.device)
@@ -123,53 +115,11 @@ def train_and_judge(
     if config.minutes is not None and winner.trained is not None:
         left = 60 * config.minutes - (time.monotonic() - started)
         each, now = winner.trained.seconds / plan.trial, plan
-        plan = _plan(journal, "last", lambda: now.within(left, each, len(last), config.steps))
+        plan = kept(journal, "last", lambda: now.within(left, each, len(last), config.steps))
     final = _Trials(data, whole.change(steps=plan.last), told, journal)
     for one in last:
         final.run(one, (told.total - told.done) / (len(last) - len(final.trials)))
     return _summed(first, tried.trials, final.trials, winner)
-
-
-@dataclass(frozen=True)
-class _Plan:
-    """Steps of the training without quantities, of a trial, and of each of the last trainings."""
-
-    first: int
-    trial: int
-    last: int
-
-    def within(self, seconds: float, each: float, trainings: int, most: int) -> "_Plan":
-        """The same with as many last steps as fit into the seconds, at least those of a trial."""
-        fit = int(SLACK * seconds / (trainings * each))
-        return replace(self, last=max(self.trial, min(most, fit)))
-
-
-def _plan(journal: Journal | None, name: str, make: Callable[[], _Plan]) -> _Plan:
-    """A plan, the same one after the run was stopped: it depends on how fast the machine was."""
-    if journal is None:
-        return make()
-    return _Plan(*journal.remember(name, lambda: list(astuple(make()))))
-
-
-def _planned(model: SymmetrisedNetwork, data: Transitions, config: TrainConfig) -> _Plan:
-    """By shares of the steps; with a time, by shares of it, and no more than that."""
-    share, steps = config.burn_in, config.steps
-    plan = _Plan(
-        max(1, round(share * steps)), max(1, round((1 - share) / 2 * steps)), max(1, steps)
-    )
-    if config.minutes is None:
-        return plan
-    plain = seconds_per_step(SymmetrisedNetwork(model.network), data, config)
-    flows = seconds_per_step(model, data, config)
-    seconds = SLACK * 60 * config.minutes
-    first = int(FIRST * seconds / plain)
-    trial = int(TRYING * seconds / (plain + PROPOSALS * TRIALS * flows))
-    last = int((1 - FIRST - TRYING) * seconds / (2 * flows))
-    return _Plan(
-        max(1, min(plan.first, first)),
-        max(1, min(plan.trial, trial)),
-        max(1, min(plan.last, last)),
-    )
 
 
 @dataclass

@@ -61,13 +61,14 @@ def bound(trained: Trained, data: Transitions, draws: int | None = None) -> dict
     Args:
         trained: the model.
         data: it was trained on.
-        draws: from the posterior; 16 to 256, fewer for more data, and an eighth of it where flows
-            have to be solved for.
+        draws: from the posterior; 16 to 256, fewer for more data, and an eighth of it, at least
+            4, where flows have to be solved for.
     """
     if draws is None:
         flows = 1 if trained.model.conserved is None else 2 * trained.config.flows
         draws = max(16, min(256, BOUND // (len(data) * flows)))
-        draws //= 1 if isinstance(trained.model.conserved, Quadratic | None) else 8
+        if not isinstance(trained.model.conserved, Quadratic | None):
+            draws = max(4, draws // 8)
     total = torch.zeros(draws, dtype=torch.float64)
     for piece, predicted in predictions(trained, data, draws=draws, seed=trained.config.seed + 1):
         total += trained.noise.nll(predicted, piece).sum(1, dtype=torch.float64).cpu()

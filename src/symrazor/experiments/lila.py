@@ -27,13 +27,23 @@ from symrazor.data import Tensors, cifar10, digits, mnist, normalised, resized
 from symrazor.experiments.command import ROWS, Arguments, command
 from symrazor.experiments.options import OfTable
 from symrazor.experiments.results import Run
+from symrazor.groups.lie import affine2
 from symrazor.readings.reading import scores
 from symrazor.training.loop import outputs
+from symrazor.transforms.lie import Widths
 
 SAMPLES = 10
 NARROW = {"rotation": 0.3}
 """Where the narrow start is, if it is not 0.1: radians."""
 FLIPPED = "affine and flips"
+WIDE: dict[str, Widths] = {
+    "rotation": 2.5,
+    "translation": 0.5,
+    "scale": 0.6,
+    "affine": {name: 2.5 if name == "rotation" else 0.3 for name in affine2().names},
+    FLIPPED: 0.3,
+}
+"""Where the wide start is: radians, half-widths, log factors."""
 STRENGTH = 0.01
 """Augerino's own choice for its regulariser."""
 GRID: dict[str, tuple[float, ...]] = {
@@ -102,13 +112,12 @@ def convolutional(x: Tensor, classes: int = 10, width: int = 8) -> nn.Module:
 
 def augmentation(kind: str, wide: bool, samples: int = SAMPLES) -> Augment:
     """What is to be learned, from a narrow or a wide start."""
-    flips = Flips((-1,), 0.4 if wide else 0.05)
+    narrow = 0.05 if kind == "flip" else 0.25
+    flips = Flips((-1,), 0.4 if wide else narrow)
     if kind == "flip":
         return Augment(flips, 1)
-    start = {"rotation": 2.5, "translation": 0.5, "scale": 0.6, "affine": 0.3}
-    group = {"rotation": "rotation", "translation": "translation", "scale": "scale"}
-    chosen = group.get(kind, "affine")
-    moves = affine(chosen, start[chosen] if wide else NARROW.get(chosen, 0.1))
+    chosen = "affine" if kind == FLIPPED else kind
+    moves = affine(chosen, WIDE[kind] if wide else NARROW.get(kind, 0.1))
     return Augment([moves, flips] if kind == FLIPPED else moves, samples)
 
 

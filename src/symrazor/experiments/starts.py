@@ -117,6 +117,7 @@ def train(
         "switch_off": options.switch_off,
         "evidence": -reading.evidence["per_datum"],
         "accuracy": 100 * reading.test["accuracy"],
+        "tested": len(test[1]),
         "free_shares": [100 * layer.free_share for layer in relaxed],
         "errors": [100 * (layer.error or 0.0) for layer in relaxed],
         "verdicts": [layer.kind for layer in relaxed],
@@ -141,10 +142,13 @@ def compare(rows: Sequence[Row]) -> list[Row]:
         accuracies = [row["accuracy"] for row in ends]
         spread = max(accuracies) - min(accuracies)
         same = all(row["verdicts"] == ends[0]["verdicts"] for row in ends)
+        tested = ends[0].get("tested")
+        images = None if tested is None else round(spread * tested / 100)
         passed = gap <= NATS and same and spread <= PERCENT
         found.append(
             {"task": task, "seed": seed, "start": start, "evidence_gap": gap}
             | {"same_verdicts": same, "accuracy_spread": spread, "passed": passed}
+            | {"images_apart": images, "tested": tested}
         )
     return found
 
@@ -163,9 +167,10 @@ def markdown(rows: Sequence[Row]) -> str:
     bounds = f"gap <= {NATS} | same verdicts | accuracy within {PERCENT:g} %"
     lines += ["", f"| task | start | seed | {bounds} | |", "|---|---|---|---|---|---|---|"]
     for pair in compare(rows):
+        of_all = f" ({pair['images_apart']} of {pair['tested']})" if pair["tested"] else ""
         lines.append(
             f"| {pair['task']} | {pair['start']} | {pair['seed']} | {pair['evidence_gap']:.3f} | "
-            f"{'yes' if pair['same_verdicts'] else 'no'} | {pair['accuracy_spread']:.1f} | "
+            f"{'yes' if pair['same_verdicts'] else 'no'} | {pair['accuracy_spread']:.1f}{of_all} | "
             f"{'pass' if pair['passed'] else 'FAIL'} |"
         )
     return "\n".join(lines)

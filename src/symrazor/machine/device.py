@@ -1,5 +1,7 @@
 """Where to compute."""
 
+from functools import cache
+
 import torch
 
 
@@ -8,3 +10,9 @@ def device_of(name: str) -> str:
     if name != "auto":
         return name
     return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+@cache
+def second_stream(device: torch.device) -> torch.cuda.Stream:
+    """A stream beside the usual one; always the same, for each has workspaces of its own."""
+    return torch.cuda.Stream(device)
