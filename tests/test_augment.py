@@ -2,7 +2,7 @@
 
 import copy
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -19,6 +19,7 @@ from symrazor.augment import (
     Contrast,
     Flips,
     Jitter,
+    LikelihoodConfig,
     Mixture,
     Noise,
     QuarterTurns,
@@ -30,9 +31,9 @@ from symrazor.augment import (
     fit_by_likelihood,
     lie,
 )
-from symrazor.data import TensorLoader
+from symrazor.data import TensorLoader, digits
 from symrazor.groups.lie import so3
-from symrazor.hyper import hyperparameters
+from symrazor.hyper import Hyper, hyperparameters
 from symrazor.training.loop import Training
 from symrazor.transforms import AffineLie
 
@@ -125,6 +126,56 @@ def test_curvature_of_averaged_probabilities_is_that_of_autodiff() -> None:
     torch.testing.assert_close(found.blocks[0].H, expected, rtol=1e-9, atol=1e-12)
 
 
+def test_a_copy_that_has_no_say_has_no_curvature() -> None:
+    """Of two copies with "joint" one is impossible: the factors are those of the other alone."""
+
+    class Away(Transformation):
+        dim = 1
+
+        def forward(self, x: Tensor, points: Tensor) -> Tensor:
+            return torch.cat([x[:, :2], points.sign()], 1)
+
+        def describe(self, shape: Sequence[int]) -> dict[str, float]:
+            return {}
+
+    network = nn.Linear(3, 3).double()
+    with torch.no_grad():
+        network.weight[:, 2] = 40.0  # of all classes: copies with a -1 there are impossible
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(6, 3, generator=generator, dtype=torch.float64)
+    x[:, 2] = 1
+    data = [(x, torch.arange(6) % 3)]
+    both = Augmented(network, Augment(Away(), 2), average="joint").double().eval()
+    for precision in (0.1, 10.0):
+        found, alone = (
+            sr.Razor(model, "categorical", 6, prior_precision=precision).evidence(data)
+            for model in (both, network)
+        )
+        torch.testing.assert_close(found.log_det, alone.log_det, rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(found.log_likelihood, alone.log_likelihood)
+
+
+def test_kronecker_factors_over_poses_follow_dense_blocks() -> None:
+    """Digits that are shifted half out of sight: all of the curvature is in the others."""
+    x, y = digits("train")
+    x, y = x[:60], y[:60]
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()]
+    network = nn.Sequential(*layers, nn.Linear(64, 10))
+    model = Augmented(network, Augment(affine("translation", 0.3), 6), average="joint")
+    fit_by_likelihood(model, (x, y), config=LikelihoodConfig(epochs=25, batch_size=20, lr=2e-2))
+    (width,) = (part for part in model.augment.modules() if isinstance(part, Hyper))
+    change = {}
+    for structure in ("block", "kron"):
+        razor = sr.Razor(model, "categorical", 60, structure=structure)
+        values = []
+        for value in (0.02, 0.6):
+            width.value = torch.full((2,), value)
+            values.append(float(razor.evidence([(x, y)]).log_det))
+        change[structure] = math.log(values[1] / values[0])
+    assert change["kron"] == pytest.approx(change["block"], abs=0.35)
+
+
 def test_average_is_the_average() -> None:
     x = _pictures(3)
     network = _network(36).double()
@@ -213,6 +264,23 @@ def test_evaluation_is_fixed_and_training_is_not() -> None:
     other = Augmented(_network(36), Augment(affine("rotation", 0.3), 4)).double().eval()
     other.load_state_dict(model.state_dict())
     assert torch.equal(other(x), model(x))
+
+
+def test_a_finer_average_is_the_same_network_at_more_points() -> None:
+    x = _pictures()
+    parts = [affine("rotation", 1.0), Flips((-1,), 0.3)]
+    model = Augmented(_network(36), Augment(parts, 4), average="joint").double().eval()
+    finer = model.refined(32)
+    assert finer.network is model.network and not finer.training
+    assert finer.augment.copies(x)[0].shape[1] == 64 and model.augment.copies(x)[0].shape[1] == 8
+    torch.testing.assert_close(model.refined(4)(x), model(x))
+    much = model.refined(2000)(x)
+    assert (finer(x) - much).abs().max() < (model(x) - much).abs().max()
+    assert Augment(Flips()).refined(7).n_samples == 1
+    with pytest.raises(ValueError, match="at least 1, got 0"):
+        model.refined(0)
+    with pytest.raises(ValueError, match="one augmentation to refine, got Mixture"):
+        Augmented(nn.Flatten(), Mixture([Augment(Flips()), Augment(Flips())])).refined(2)
 
 
 def test_mean_over_shifts_is_the_mean_over_the_cube() -> None:

@@ -17,6 +17,7 @@ import distributed_job as job
 import symrazor as sr
 from symrazor import distributed
 from symrazor.curvature import eigenvalues as work
+from symrazor.curvature import replay
 from symrazor.curvature.geometry import Geometry
 from symrazor.curvature.patch_factor import input_factor
 from symrazor.data import (
@@ -269,13 +270,14 @@ def test_paths_are_switched_off_between_two_recordings() -> None:
         assert not any(bool(w.any()) for w in model.get_submodule(path).parameters())
 
 
-def test_steps_of_muon_as_a_graph_are_those_of_the_cpu() -> None:
+@pytest.mark.parametrize("paths", ["f-fc+conv", "f-fc+conv+gconv"])
+def test_steps_of_muon_as_a_graph_are_those_of_the_cpu(paths: str) -> None:
     """In float64, with a learning rate that changes from step to step"""
     x, y = digits("train")
     found = []
     for device in ("cpu", "cuda"):
         torch.manual_seed(0)
-        model = ella_network("f-fc+conv", 1, 10, 2, 16).double().to(device)
+        model = ella_network(paths, 1, 10, 2, 16).double().to(device)
         large = nn.functional.interpolate(x[:120], (16, 16)).double().to(device)
         razor = sr.Razor(model, "categorical", 120)
         stepper = Stepper(razor, FitConfig(optimizer="muon", lr=0.01), 10)
@@ -349,3 +351,69 @@ def test_eigenvalues_need_the_memory_of_few_matrices() -> None:
     work.eigenvalues(pieces)
     matrix = 8 * 1024**2
     assert torch.cuda.max_memory_allocated() - before < 14 * matrix
+
+
+class _Looks(nn.Module):
+    """A layer that looks at a value on the host: no graph can hold it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x if float(x.detach().abs().sum()) >= 0 else -x
+
+
+@pytest.mark.parametrize("looks", [False, True])
+@pytest.mark.parametrize("estimator", ["exact", "mc"])
+def test_replayed_batches_are_those_of_the_cpu(
+    estimator: str, looks: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ten batches and a shorter one, most of them replayed; or none, where none can be."""
+    added: list[str] = []
+    add = replay.Replay.add
+    monkeypatch.setattr(
+        replay.Replay, "add", lambda self, *a: (added.append(a[-1]), add(self, *a))[1]
+    )
+    x, y = digits("train")
+    x, y = x[:1320].double(), y[:1320]
+    values = []
+    for device in ("cpu", "cuda"):
+        model = _net().double().to(device)
+        model.insert(1, _Looks() if looks else nn.Identity())
+        razor = sr.Razor(model, "categorical", 1320, estimator=estimator)
+        loader = TensorLoader(x.to(device), y.to(device), 128)
+        for _ in range(2):
+            found = razor.step(loader)
+            values.append(_numbers(found))
+    assert len(added) == (0 if looks else 2 * 7)
+    assert values[2:] == [pytest.approx(value, rel=1e-8, abs=1e-8) for value in values[:2]]
+
+
+def test_replayed_batches_of_factored_layers() -> None:
+    """Large factors, kept by panels, and biases that share the factor of their weight."""
+    torch.manual_seed(0)
+    x, y = torch.randn(1500, 3, 32, 32), torch.arange(1500) % 10
+    values = []
+    for eager in (3, 10**9):
+        model = ella_network("f-fc+conv", 3, 10, alpha=2).cuda()
+        for number, theta in enumerate(model.parameters()):
+            generator = torch.Generator("cuda").manual_seed(number)
+            nn.init.normal_(theta, std=0.1, generator=generator)
+        razor = sr.Razor(model, "categorical", 1500, estimator="mc")
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(replay, "EAGER", eager)
+            values.append(_numbers(razor.evidence(TensorLoader(x.cuda(), y.cuda(), 250))))
+    assert values[0] == pytest.approx(values[1], rel=1e-5, abs=1e-3)
+
+
+def test_bad_data_are_found_in_a_replay() -> None:
+    """In the tenth batch; the sums that were recorded are not used any more."""
+    x, y = (part[:1280].cuda() for part in digits("train"))
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.Linear(32, 10)).cuda()
+    razor = sr.Razor(model, "categorical", 1280)
+    loader = TensorLoader(x, y, 128)
+    before = float(razor.evidence(loader).log_evidence)
+    kept = x[1200].clone()
+    for value, error in ((float("inf"), ValueError), (3e38, sr.errors.DivergenceError)):
+        x[1200] = value
+        with pytest.raises(error, match="batch 9"):
+            razor.evidence(loader)
+    x[1200] = kept
+    assert float(razor.evidence(loader).log_evidence) == pytest.approx(before, rel=1e-6)

@@ -181,3 +181,37 @@ def test_which_groups_a_path_keeps() -> None:
     assert p4m.keeps(p4) and p4.keeps(p2) and p4.keeps(conv)
     assert not p4.keeps(p4m) and not conv.keeps(p4) and not p4.keeps(free)
     assert Relaxed([free, conv, p4, p4m]).loose() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("small", ("p4m", "p4", "p2m", "p2", "pm"))
+@pytest.mark.parametrize("large", ("p4m", "p4", "p2m", "p2"))
+def test_paths_of_two_groups_add_up_where_one_keeps_the_other(large: str, small: str) -> None:
+    """Then their channels are the same, and the sum has the smaller group; otherwise it has not."""
+    torch.manual_seed(0)
+    first, second = (GConv(8, 8, (4, 4), group=group) for group in (large, small))
+    layer, x = Relaxed([first, second]).double(), torch.randn(2, 8, 4, 4, dtype=torch.float64)
+    with torch.no_grad():
+        y = layer(x)
+        errors = [(layer(g(x)) - h(y)).abs().max() for g, h in second.transformations()]
+    assert first.keeps(second) == (float(max(errors)) < 1e-12)
+    assert first.keeps(second) == ((large, small) in KEPT or large == small)
+
+
+KEPT = {("p4m", "p4"), ("p4m", "p2"), ("p4", "p2"), ("p2m", "p2")}
+
+
+def test_a_group_has_one_order_of_channels_whoever_makes_it() -> None:
+    """By name, from the library, or from other generators."""
+    torch.manual_seed(0)
+    swap, mirror = [[0.0, 1.0], [1.0, 0.0]], [[1.0, 0.0], [0.0, -1.0]]
+    mine = groups.Group.from_matrices("mine", [mirror, swap])
+    x = torch.randn(2, 8, 4, 4)
+    first, *others = (GConv(8, 8, (4, 4), group=g) for g in ("p4m", groups.dihedral(4), mine))
+    for other in others:
+        other.load_state_dict(first.state_dict())
+        assert_close(other(x), first(x), 1e-6)
+        assert first.keeps(other) and other.keeps(first)
+    turned = groups.Group.from_matrices("mine", groups.octahedral().discrete.flip(0))
+    assert torch.equal(point_group("O").table, point_group(turned).table)
+    assert point_group("Oh").keeps(point_group("O")) and point_group("C8").keeps(point_group("p4"))
+    assert not point_group("D8").keeps(point_group("p4m"))

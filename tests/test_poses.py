@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 import symrazor as sr
 from symrazor.augment import Augment, Augmented, Flips, Jitter, Mixture, find_reach_, lie
+from symrazor.augment.poses import open_generators
 from symrazor.groups.lie import LieAlgebra, so2, so3
 
 
@@ -132,6 +133,34 @@ def test_of_several_generators_each_has_its_own_range() -> None:
     units = sorted(found[:3])
     assert units[0] < 15 and max(found[:3]) == pytest.approx(50, abs=12)
     assert found[3] == pytest.approx(0, abs=1e-4)
+
+
+def test_closed_generators_leave_the_work_to_the_others() -> None:
+    """Ten classes, each with a pole of its own; two of three generators move next to nothing."""
+    generator = torch.Generator().manual_seed(0)
+    y = torch.randint(10, (1200,), generator=generator)
+    turn = math.radians(40) * (2 * torch.rand(1200, generator=generator) - 1)
+    angle = turn + 0.2 * y + 0.1 * torch.randn(1200, generator=generator)
+    x = torch.stack([torch.zeros(1200), -angle.sin(), angle.cos()], 1)
+
+    class Poles(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            pole = 0.2 * torch.arange(10)
+            return 100 * (torch.atan2(-x[:, 1:2], x[:, 2:]) - pole).cos()
+
+    turns = [j for j, one in enumerate(so3().generators) if not bool(one[0].any())]
+    widths = torch.full((3,), 0.01)
+    widths[turns] = 2.0
+    augment = Augment([lie(so3(), widths), Flips((-1,), 1e-3)], 4)
+    assert open_generators(augment, x) == turns and len(turns) == 1
+    model = Augmented(Poles(), augment, average="joint").eval()
+    found = find_reach_(model, (x, y))
+    assert [float(found[j]) for j in range(3) if j not in turns] == [1.0, 1.0]
+    assert math.degrees(2 * float(found[turns[0]])) == pytest.approx(40, abs=6)
+    nothing = Augment(lie(so3(), 0.01), 4)
+    assert open_generators(nothing, x) == []
+    still = Augmented(Poles(), nothing, average="joint").eval()
+    assert find_reach_(still, (x[:50], y[:50])).tolist() == [1.0] * 3
 
 
 def test_fit_reports_poses_and_the_state_keeps_them() -> None:

@@ -8,7 +8,15 @@ import torch
 from symrazor.data import Tensors
 from symrazor.experiments import selection
 from symrazor.experiments.results import read_runs
-from symrazor.experiments.selection import ROWS, Options, make_task, run, run_row, target
+from symrazor.experiments.selection import (
+    ROWS,
+    Options,
+    make_task,
+    run,
+    run_row,
+    space_of,
+    target,
+)
 
 
 def seeded(x: torch.Tensor, row: str) -> torch.Tensor:
@@ -17,8 +25,9 @@ def seeded(x: torch.Tensor, row: str) -> torch.Tensor:
 
 @pytest.mark.parametrize("row", ROWS)
 def test_targets_have_the_symmetry_they_claim(row: str) -> None:
-    x, y = make_task(row, 3, 200)
-    again: Tensors = make_task(row, 3, 200)
+    x, y = make_task(row, 3, 100)
+    assert x.dim() == 2 + space_of(row).dims
+    again: Tensors = make_task(row, 3, 100)
     assert torch.equal(x, again[0]) and torch.equal(y, again[1])
     moved = {
         "translation": x.roll((1, 2), (2, 3)),
@@ -26,9 +35,13 @@ def test_targets_have_the_symmetry_they_claim(row: str) -> None:
         "p4m": x.flip(3),
     }
     kept = {"none": [], "translation": ["translation"], "p4": ["translation", "p4"]}
+    if x.dim() == 5:  # one more axis to turn about; a mirror is no rotation
+        moved |= {"O": torch.rot90(x, 1, (3, 4))}
+        kept |= {"O": ["translation", "p4", "O"]}
+    row_kept = kept.get(row.rpartition("/")[2], list(moved))
     for name, other in moved.items():
         change = float((seeded(other, row) - seeded(x, row)).abs().max())
-        assert (change < 1e-4) == (name in kept.get(row, list(moved)))
+        assert (change < 1e-4) == (name in row_kept)
 
 
 def test_the_layer_chooses_quarter_turns_without_reflections() -> None:

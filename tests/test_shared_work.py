@@ -9,9 +9,11 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import symrazor as sr
-from symrazor.curvature import curvature
+from symrazor.curvature import Source, curvature, layers, replay
 from symrazor.curvature.eigenvalues import dealt_out, eigenvalues, seconds_on_cpu, seconds_on_gpu
+from symrazor.curvature.statistics import Method
 from symrazor.errors import CurvatureError
+from symrazor.likelihood import Categorical
 from symrazor.linear_algebra import pieces as pieces_module
 from symrazor.linear_algebra.blocks import Dense, Diag, Kron
 from symrazor.linear_algebra.factor import Factor, _in_parts, gram
@@ -188,3 +190,64 @@ def test_fixed_point_of_all_groups_at_once(groups: str) -> None:
             wanted = sum(gamma[name].sum() for name in names) / size
         low, high = (math.exp(bound) for bound in sr.hyper.LOG_PRECISION_BOUNDS)
         torch.testing.assert_close(found, wanted.clamp(low, high), rtol=1e-8, atol=0)
+
+
+def _batches(n: int) -> tuple[nn.Module, list[tuple[Tensor, Tensor]]]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(64, 10)).double()
+    x, y = torch.randn(n, 250, 1, 6, 6, dtype=F64), torch.arange(250).repeat(n, 1) % 10
+    return model, list(zip(x, y, strict=True))
+
+
+def test_sums_of_a_batch_are_added_in_place() -> None:
+    """As a recorded batch adds them: factors keep their memory, counts are set aside."""
+    model, batches = _batches(2)
+    source = Source(model, layers(model), Categorical(), Method())
+    first, second = (source.batch(x, y, "here") for x, y in batches)
+    places = {key: _place(value) for key, value in first.sums.items()}
+    counts: dict[tuple[str, str], Tensor] = {}
+    replay.add_in_place(first.sums, second.sums, counts)
+    assert {key: _place(value) for key, value in first.sums.items()} == places
+    assert {key for key in counts} == {("0.weight", "count"), ("3.weight", "count")}
+    together = curvature(model, "categorical", batches)
+    for key, value in together.sums.items():
+        own = first.sums[key]
+        if isinstance(value, Factor) and isinstance(own, Factor):
+            torch.testing.assert_close(own.matrix, value.matrix, rtol=1e-12, atol=1e-12)
+        else:
+            assert own + counts[key] == value
+
+
+def _place(value: Tensor | Factor) -> list[int]:
+    if isinstance(value, Tensor):
+        return []
+    assert value.total is not None
+    return [panel.data_ptr() for panel in value.total.panels]
+
+
+def test_what_cannot_be_added_in_place_is_refused() -> None:
+    model, batches = _batches(1)
+    source = Source(model, layers(model), Categorical(), Method())
+    (x, y), few = batches[0], 10
+    total = source.batch(x, y, "here")
+    with pytest.raises(RuntimeError, match="rows that wait"):
+        replay.add_in_place(total.sums, source.batch(x[:few], y[:few], "here").sums, {})
+    with pytest.raises(RuntimeError, match="a new one"):
+        replay.add_in_place({}, total.sums, {})
+    assert not replay.ready(source, total, x)  # not on a GPU
+
+
+def test_rows_that_wait_are_multiplied_once_for_all_keys() -> None:
+    model, batches = _batches(1)
+    source = Source(model, layers(model), Categorical(), Method())
+    (x, y) = batches[0]
+    total = source.batch(x, y, "here").absorb(source.batch(x[:3], y[:3], "there"))
+    before = {key: value for key, value in total.sums.items() if isinstance(value, Factor)}
+    assert any(value.parts for value in before.values())
+    assert before["3.bias", "H"] is before["3.weight", "G"]
+    replay.settle(total.sums)
+    assert total.sums["3.bias", "H"] is total.sums["3.weight", "G"]
+    for key, value in before.items():
+        own = total.sums[key]
+        assert isinstance(own, Factor) and not own.parts
+        torch.testing.assert_close(own.matrix, value.matrix, rtol=1e-14, atol=0)

@@ -54,6 +54,9 @@ def test_starts_are_compared_by_their_ends(tmp_path: Path) -> None:
     rows = [row for pair in ends for row in pair]
     assert [c["passed"] for c in starts.compare(rows)] == [True, False, False, False]
     assert starts.markdown(rows).count("FAIL") == 3
+    counted = [{**row, "tested": 360} for row in rows]
+    assert [c["images_apart"] for c in starts.compare(counted)] == [3, 3, 4, 0]
+    assert "| 1.1 (4 of 360) | FAIL |" in starts.markdown(counted)
     rival = {**row(0, 0.40, 99.0, "equivariant"), "start": "given"}  # found by another way
     assert not [c for c in starts.compare([*rows, rival]) if c["passed"] and c["start"] == "near"]
 

@@ -61,6 +61,26 @@ def outcome(fit: sr.Fit) -> dict[str, Any]:
     }
 
 
+@pytest.mark.parametrize(
+    ("gaps", "left", "expected"),
+    [
+        ([-0.02], 4, True),  # ahead at once
+        ([0.0], 4, None),  # one look is not enough
+        ([0.0], 0, True),
+        ([0.04, 0.02], 0, False),
+        ([0.04, 0.02, 0.008], 1, True),  # made good
+        ([0.04, 0.02], 1, None),  # 0.01 at the end
+        ([0.04, 0.02, 0.013], 0, False),
+        ([0.4, 0.3], 3, False),  # 0.13 at the end
+        ([0.02, 0.03], 3, False),
+        ([-0.005, 0.0], 2, True),  # 0.01 at the end
+        ([-0.005, 0.0], 4, None),  # 0.02 at the end: look again
+    ],
+)
+def test_verdict(gaps: list[float], left: int, expected: bool | None) -> None:
+    assert trials.verdict(gaps, left) is expected
+
+
 @pytest.mark.parametrize("free", [FFC, FC])
 def test_a_path_that_is_not_needed_is_switched_off(free: type[LayerPath]) -> None:
     kept = sr.fit(network(free), bars("content"), **OPTIONS)
@@ -92,6 +112,8 @@ def test_a_path_that_is_needed_stays_as_if_nothing_had_been_tried(
     assert not any(record.get("off") for record in fit.history)
     assert outcome(fit) == outcome(plain)  # a trial that failed leaves no trace
     assert told == fit.history  # each epoch once, of the network that went on
+    seconds = [record["seconds"] for record in fit.history]
+    assert seconds == sorted(seconds)
 
 
 def test_progress_by_training_alone_does_not_count_for_a_trial(
@@ -111,6 +133,22 @@ def test_progress_by_training_alone_does_not_count_for_a_trial(
     wrong = sr.fit(network(classes=4), data, **slow)
     assert not any(bool(weight.any()) for weight in free_path(wrong.model).parameters())
     assert wrong.evidence.per_datum < fit.evidence.per_datum - 0.05
+
+
+def test_a_branch_that_diverges_has_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trials, "AFFORDABLE", 100.0)
+    model = network()
+
+    def spoil(x: Tensor, generator: torch.Generator) -> Tensor:
+        return x * float("nan") if model[0].silent else x
+
+    fit = sr.fit(model, bars("content"), switch_off=True, augment=spoil, **OPTIONS)
+    (trial,) = [record["trial"] for record in fit.history if "trial" in record]
+    assert trial["without"] is None and not trial["stay_off"]
+    plain = sr.fit(network(), bars("content"), augment=lambda x, generator: x, **OPTIONS)
+    assert outcome(fit) == outcome(plain)
+    with pytest.raises(FloatingPointError):  # not on trial
+        sr.fit(network(), bars("content"), augment=lambda x, _: x * float("nan"), **OPTIONS)
 
 
 def test_a_path_that_cannot_be_afforded_is_not_tried() -> None:

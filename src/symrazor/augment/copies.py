@@ -273,7 +273,9 @@ class Augmented(nn.Module):
             if self.average != "outputs":
                 log_weights = weights.to(f).log().unsqueeze(1)
                 logits = split if self.average == "joint" else split.log_softmax(-1)
-                return (logits + log_weights).logsumexp(1)
+                terms = logits + log_weights
+                announce_copies(terms.logsumexp(2).softmax(1))  # posterior of the pose
+                return terms.logsumexp(1)
             return torch.einsum("ns...,s->n...", split, weights.to(f))
 
         def hook(module: nn.Module, args: Any, f: Tensor) -> Tensor:

@@ -6,6 +6,8 @@ lattice and then along one generator after the other; along each generator its e
 with all others at that pose.
 """
 
+from collections.abc import Sequence
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -79,22 +81,27 @@ def slice_passes(k: int) -> int:
 
 
 def slices(
-    model: Augmented, x: Tensor, y: Tensor, best: Float[Tensor, "n k"]
+    model: Augmented,
+    x: Tensor,
+    y: Tensor,
+    best: Float[Tensor, "n k"],
+    generators: Sequence[int],
 ) -> list[Float[Tensor, "n along"]]:
-    """Energies along each generator, with the others at the likeliest pose of the datum.
+    """Energies along some generators, with the others at the likeliest pose of the datum.
 
     Args:
         model: averaged with "joint".
         x: data.
         y: classes.
         best: poses to start from.
+        generators: which; the others stay where `best` has them.
     """
     augment, best = check_joint(model, (x, y)), best.clone()
     places = grid(ALONG, 1)[:, 0].to(best)
     found: list[Tensor] = []
     for _ in range(SWEEPS):
         found = []
-        for j in range(best.shape[1]):
+        for j in generators:
             points = best.unsqueeze(1).repeat(1, ALONG, 1)
             points[:, :, j] = places
             found.append(over_choices(augment, pose_energies(model, x, y, points)))

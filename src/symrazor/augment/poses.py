@@ -19,6 +19,8 @@ half the logarithm of the number of data (Schwarz's criterion). A datum that loo
 poses has no say. Turns are counted around the circle. For several generators each range is taken
 with the others at the likeliest pose of each datum. $v = 0$, no transformation at all, is a
 candidate if there is one generator; of several, the narrowest range that is tried stands for it.
+Widths that hardly change the data are closed: they are what they are, and the work goes into the
+others.
 Choices have shares in place of ranges (`shares`).
 """
 
@@ -46,6 +48,8 @@ POINTS, SEARCH = 96, 256
 """Poses in which each datum is looked at, for one generator; for several, to find its own pose."""
 MOST_DATA, MOST_PASSES = 1500, 160_000
 """Data that are looked at, and data times poses."""
+CLOSED, MOST_LOOKED_AT = 0.01, 200
+"""Share of the variance of the data that a width has to move, and data that are asked."""
 
 
 @torch.no_grad()
@@ -63,23 +67,39 @@ def find_reach_(model: Augmented, data: Tensors) -> Float[Tensor, " k"]:
         ValueError: a model with another average, or a mixture.
     """
     augment = check_joint(model, data)
-    k = augment.lattice.shape[1]
+    free, rests = open_generators(augment, data[0]), rest_of_circle(augment)
+    k = len(free)
     points = 1 if k == 0 else POINTS if k == 1 else SEARCH
     passes = points + (slice_passes(k) if k > 1 else 0)
     x, y = (part[: min(MOST_DATA, MOST_PASSES // passes)] for part in data)
-    places = grid(points, k)
+    places = torch.zeros(points, augment.lattice.shape[1])
+    places[:, free] = grid(points, k)
     energies = pose_energies(model, x, y, places)
     _find_shares_(augment, energies, y)
-    averaged, dead = over_choices(augment, energies), rest_of_circle(augment)
+    averaged = over_choices(augment, energies)
+    augment.reach.fill_(1)
     if k == 1:
-        still = pose_energies(model, x, y, torch.zeros(1, 1))
-        found = [_range(averaged, y, dead[0], float(over_choices(augment, still).sum()))]
-    else:
+        still = over_choices(augment, pose_energies(model, x, y, torch.zeros_like(places[:1])))
+        augment.reach[free[0]] = _range(averaged, y, rests[free[0]], float(still.sum()))
+    elif k > 1:
         best = places.to(averaged.device)[averaged.argmax(1)]
-        along = slices(model, x, y, best)
-        found = [_range(one, y, rest) for one, rest in zip(along, dead, strict=True)]
-    augment.reach.copy_(torch.tensor(found))
+        for j, along in zip(free, slices(model, x, y, best, free), strict=True):
+            augment.reach[j] = _range(along, y, rests[j])
     return augment.reach
+
+
+@torch.no_grad()
+def open_generators(augment: Augment, x: Tensor) -> list[int]:
+    """Those whose two ends change the data by more than `CLOSED` of their variance."""
+    k, some = augment.lattice.shape[1], x[:MOST_LOOKED_AT]
+    if k == 0:
+        return []
+    still = torch.zeros(1, k)
+    ends = torch.cat([still, torch.eye(k), -torch.eye(k)])
+    first = int(augment.copies(some[:1], still)[0].shape[1])  # elements of the choices
+    moved = augment.copies(some, ends)[0].unflatten(1, (2 * k + 1, first))[:, :, 0]
+    change = (moved[:, 1:] - moved[:, :1]).square().flatten(2).mean((0, 2)).view(2, k).amax(0)
+    return [j for j in range(k) if float(change[j]) > CLOSED * float(some.var(unbiased=False))]
 
 
 def _find_shares_(augment: Augment, energies: Float[Tensor, "n s e"], y: Tensor) -> None:
@@ -133,7 +153,7 @@ def _range(
     """
     n, s = energies.shape
     values = Windows(energies, y, beyond).likelihoods(range(1, s + 1))
-    scores = {m: value - (0.5 * math.log(n) if m < s else 0.0) for (m, _), value in values.items()}
+    scores = {m: value - (0.5 * math.log(n) if m < s else 0.0) for m, value in values.items()}
     best = max(scores, key=scores.__getitem__)
     closed = best == 1 if still is None else still > scores[best]
     return 0.0 if closed else best / s

@@ -1,13 +1,15 @@
 """Eigenvalues of all factors: by all processes, and in each by its GPU and the threads of its CPU.
 
-A GPU's solver takes matrices of more than 32 rows one by one, and each of them waits for a few
-kernels per column: it is fast for a large matrix and slow for a thousand small ones. A thread of a
-CPU needs a time that grows with the cube of the size, but there are many threads. So both work:
-pieces are dealt out by the time they should take, before any is begun. Which device finds what
-depends on sizes and on the number of threads, and never on timing.
+A GPU's solver takes matrices one by one, and each of them waits for a few kernels per column: it is
+fast for a large matrix and slow for a thousand small ones. A thread of a CPU needs a time that
+grows with the cube of the size, but there are many threads. So both work: pieces are dealt out by
+the time they should take, before any is begun. Which device finds what depends on sizes and on the
+number of threads, and never on timing.
 """
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -15,11 +17,11 @@ from torch import Tensor
 from symrazor.distributed import share_out, sum_, together, world
 from symrazor.errors import CurvatureError
 from symrazor.linear_algebra.pieces import Piece
+from symrazor.linear_algebra.spectra import ALONE
+from symrazor.machine.device import second_stream
 from symrazor.machine.parallel import in_parallel
 
 HOST = torch.device("cpu")
-BATCHED = 32
-"""Rows up to which a GPU takes many matrices in one go."""
 
 
 def eigenvalues(pieces: Sequence[Piece]) -> list[Tensor]:
@@ -46,19 +48,21 @@ def _found(pieces: Sequence[Piece]) -> list[Tensor]:
     device = [number for number, gpu in zip(order, on_gpu, strict=True) if gpu]
     host = [number for number, gpu in zip(order, on_gpu, strict=True) if not gpu]
 
-    def on_device() -> list[Tensor]:
-        return _by_the_gpu([pieces[number] for number in device])
-
-    def on_host(number: int) -> Callable[[], list[Tensor]]:
-        return lambda: [pieces[number].find_on_host()]
+    def tasks() -> Iterator[Callable[[], list[Tensor]]]:
+        if device:
+            yield partial(_by_the_gpu, [pieces[number] for number in device])
+        for number in host:  # read by this thread alone: no other one copies from a GPU
+            yield partial(_listed, pieces[number].fetched())
 
     for place in {piece.device for piece in pieces if piece.device.type == "cuda"}:
-        torch.cuda.synchronize(place)  # other threads have other streams
-    tasks = [on_host(number) for number in host]
-    done = in_parallel([on_device, *tasks] if device else tasks)
-    values = [value for part in done for value in part]
+        torch.cuda.synchronize(place)  # another thread has another stream
+    values = [value for part in in_parallel(tasks()) for value in part]
     found = dict(zip(device + host, values, strict=True))
     return _at_home(pieces, [found[number] for number in range(len(pieces))])
+
+
+def _listed(find: Callable[[], Tensor]) -> list[Tensor]:
+    return [find()]
 
 
 def dealt_out(pieces: Sequence[Piece], threads: int) -> list[bool]:
@@ -86,20 +90,23 @@ def dealt_out(pieces: Sequence[Piece], threads: int) -> list[bool]:
 
 
 def seconds_on_gpu(piece: Piece) -> float:
-    """About, on an H200."""
+    """About, on an H200 (torch 2.11): the time of launches; small matrices are not for it.
+
+    (Up to 32 rows many are done in one go, but with half a megabyte of workspace for each.)
+    """
     k, d = piece.shape
-    return 1e-4 + (0 if d <= BATCHED else k * (1e-3 + 2.3e-5 * d))
+    return k * 9e-6 * d if d >= ALONE else math.inf
 
 
 def seconds_on_cpu(piece: Piece) -> float:
-    """About, on one thread, copies included."""
+    """About, on one thread."""
     k, d = piece.shape
-    return 1e-4 + k * (1e-5 + 1e-10 * d**3)
+    return k * (4e-6 * d + 1e-10 * d**3)
 
 
 def _by_the_gpu(pieces: Sequence[Piece]) -> list[Tensor]:
-    """One after the other on a stream of its own, so that no copy to the host waits for them."""
-    with torch.cuda.stream(torch.cuda.Stream(pieces[0].device)):
+    """One after the other on a second stream: no copy to the host waits for them."""
+    with torch.cuda.stream(second_stream(pieces[0].device)):
         return [piece.find().to(HOST) for piece in pieces]
 
 

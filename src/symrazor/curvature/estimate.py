@@ -16,8 +16,10 @@ from torch import Tensor, nn
 from symrazor.curvature.coverage import Layer, check_mode, layers
 from symrazor.curvature.eigenvalues import eigenvalues
 from symrazor.curvature.exchange import over_processes
+from symrazor.curvature.replay import summed
 from symrazor.curvature.statistics import (
     FULL,
+    Batch,
     Method,
     Source,
     Statistics,
@@ -135,12 +137,16 @@ def collect(
             "expected one process for an evidence that keeps its graph, got "
             f"{world().size}; do: with symrazor.distributed.alone(), and pass all the data"
         )
-    tasks = _tasks(source, loader, keep_graph)
-    serial = keep_graph or not _on_cpu(source) or source.method.structure in ("block", "full")
-    total = over_processes(
-        lambda: add_batches(in_turn(tasks) if serial else as_finished(tasks)),
-        next(iter(weights(source.model).values())).device,
-    )
+    device = next(iter(weights(source.model).values())).device
+
+    def over_batches() -> Batch | None:
+        if device.type == "cuda" and not keep_graph:
+            return summed(source, numbered(loader, source.pieces), device)
+        tasks = _tasks(source, loader, keep_graph)
+        serial = keep_graph or not _on_cpu(source) or source.method.structure in ("block", "full")
+        return add_batches(in_turn(tasks) if serial else as_finished(tasks))
+
+    total = over_processes(over_batches, device)
     n_data = n_data or total.n
     scale = n_data / total.n / temperature
 

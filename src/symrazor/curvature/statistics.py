@@ -138,21 +138,31 @@ class Source:
 
     def tasks(self, x: Input, y: Tensor, where: str, keep_graph: bool = False) -> list[Task]:
         """Run the model on one batch; what remains to be done, in independent pieces."""
-        _check_inputs(x, y, where)
-        if keep_graph:
-            tape = record(self.model, self.layers, x)
-        else:
-            with FastBackward():
-                tape = record(self.model, self.layers, x)
-        f = tape.f
-        self.likelihood.check(f, y)
-        _check_outputs(f, where)
-        log_likelihood = -self.likelihood.nll(f.double(), _as_double(y)).sum()
-        roots = self._roots(f, y)
+        check_inputs(x, y, where)
+        tape = self.forward(x, keep_graph)
+        log_likelihood, roots = self.look(tape.f, y, where)
         if not keep_graph:
             log_likelihood, roots = log_likelihood.detach(), roots.detach()
         fit = Batch(log_likelihood, len(y), {})
-        tasks: list[Task] = [lambda: fit]
+        return [lambda: fit, *self.sums(tape, roots, keep_graph)]
+
+    def forward(self, x: Input, keep_graph: bool = False) -> Tape:
+        """Run the model, so that cotangents can be read."""
+        if keep_graph:
+            return record(self.model, self.layers, x)
+        with FastBackward():
+            return record(self.model, self.layers, x)
+
+    def look(self, f: Tensor, y: Tensor, where: str) -> tuple[Tensor, Tensor]:
+        """Check outputs; their log likelihood, and the columns of the root [c, n, k] to be used."""
+        self.likelihood.check(f, y)
+        _check_outputs(f, where)
+        log_likelihood = -self.likelihood.nll(f.double(), _as_double(y)).sum()
+        return log_likelihood, self._roots(f, y)
+
+    def sums(self, tape: Tape, roots: Tensor, keep_graph: bool = False) -> list[Task]:
+        """All sums of a batch whose forward pass is done; to be worked on in this order."""
+        tasks: list[Task] = []
         at_once = COTANGENTS if self.method.structure == "kron" else 1
         parts = roots.split(at_once)
         for some in parts:
@@ -370,7 +380,8 @@ def _as_double(y: Tensor) -> Tensor:
     return y.double() if y.is_floating_point() else y
 
 
-def _check_inputs(x: Input, y: Tensor, where: str) -> None:
+def check_inputs(x: Input, y: Tensor, where: str) -> None:
+    """Refuse a batch that no model should see."""
     each(x, lambda part: check_batch(part, y, where))
 
 

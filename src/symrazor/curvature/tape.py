@@ -40,7 +40,8 @@ class Use:
     If the model averages over copies and says so (`announce_copies`), Kronecker factors may be
     reduced over them: the gradient of one datum $\sum_c g_c a_c^\top$, with input $a_c$, cotangent
     $g_c$ and weight $w_c$ of copy c, is taken for $(\sum_c g_c)(\sum_c w_c a_c)^\top$. So the
-    curvature falls as the copies grow apart, which tells the evidence how far they may.
+    curvature falls as the copies grow apart, which tells the evidence how far they may. Weights are
+    those of the average, or differ from datum to datum: a copy that has no say has no weight.
     """
 
     layer: Layer
@@ -69,14 +70,15 @@ class Use:
     def averaged(self) -> bool:
         """Whether the model averages over these copies."""
         weights = self.copy_weights
-        return self.copies > 1 and weights is not None and len(weights) == self.copies
+        return self.copies > 1 and weights is not None and weights.shape[-1] == self.copies
 
     def mean_input(self, x: Tensor) -> Tensor:
         """What the layer was called with, averaged over the copies of each datum."""
         if not self.averaged or self.copy_weights is None:
             return x
         split: Tensor = x.unflatten(0, (-1, self.copies))
-        return torch.einsum("nc...,c->n...", split, self.copy_weights.to(x))
+        weights = self.copy_weights.to(x).expand(len(split), self.copies)
+        return torch.einsum("nc...,nc->n...", split, weights)
 
     def summed_output(self, y: Tensor) -> Float[Tensor, "n s k o"]:
         """A cotangent of the layer's output, summed over the copies of each datum."""
@@ -163,9 +165,12 @@ def call(model: Callable[..., Any], x: Input) -> Tensor:
 def record(model: Callable[..., Any], layers: Sequence[Layer], x: Input) -> Tape:
     """Run the model on one batch and note every use of its layers that acts on the outputs."""
     uses: list[Use] = []
-    _copies.weights = None
-    with _listening(layers, uses), torch.enable_grad():
-        f = call(model, x)
+    _copies.weights, _copies.recording = None, True
+    try:
+        with _listening(layers, uses), torch.enable_grad():
+            f = call(model, x)
+    finally:
+        weights, _copies.weights, _copies.recording = _copies.weights, None, False
     if not f.requires_grad:
         raise ValueError(
             "expected outputs that depend on the trainable weights, got outputs without a "
@@ -176,16 +181,21 @@ def record(model: Callable[..., Any], layers: Sequence[Layer], x: Input) -> Tape
     for use in uses:
         copies, rest = divmod(use.y_shape[0], len(f))
         use.copies = copies if copies and not rest else 1  # else `verify` says what is wrong
-        use.copy_weights = _copies.weights
+        use.copy_weights = weights
     return Tape(f, uses)
 
 
 _copies = threading.local()
 
 
-def announce_copies(weights: Float[Tensor, " c"]) -> None:
-    """For a model that averages over copies of each datum: with which weights it does."""
-    _copies.weights = weights
+def announce_copies(weights: Float[Tensor, " c"] | Float[Tensor, "n c"]) -> None:
+    """For a model that averages over copies of each datum: with which weights it does.
+
+    The same for all data, or of each datum; these add up to 1. Kept while a pass is recorded, else
+    nobody would let go of the graph behind them.
+    """
+    if getattr(_copies, "recording", False):
+        _copies.weights = weights
 
 
 def _ancestors(f: Tensor) -> set[Node]:

@@ -18,7 +18,6 @@ from symrazor.augment import (
     LikelihoodConfig,
     ValidationConfig,
     affine,
-    find_lean,
     fit_by_likelihood,
     fit_by_validation,
 )
@@ -27,13 +26,23 @@ from symrazor.data import Tensors, cifar10, digits, mnist, normalised, resized
 from symrazor.experiments.command import ROWS, Arguments, command
 from symrazor.experiments.options import OfTable
 from symrazor.experiments.results import Run
+from symrazor.groups.lie import affine2
 from symrazor.readings.reading import scores
 from symrazor.training.loop import outputs
+from symrazor.transforms.lie import Widths
 
 SAMPLES = 10
 NARROW = {"rotation": 0.3}
 """Where the narrow start is, if it is not 0.1: radians."""
 FLIPPED = "affine and flips"
+WIDE: dict[str, Widths] = {
+    "rotation": 2.5,
+    "translation": 0.5,
+    "scale": 0.6,
+    "affine": {name: 2.5 if name == "rotation" else 0.3 for name in affine2().names},
+    FLIPPED: 0.3,
+}
+"""Where the wide start is: radians, half-widths, log factors."""
 STRENGTH = 0.01
 """Augerino's own choice for its regulariser."""
 GRID: dict[str, tuple[float, ...]] = {
@@ -102,13 +111,12 @@ def convolutional(x: Tensor, classes: int = 10, width: int = 8) -> nn.Module:
 
 def augmentation(kind: str, wide: bool, samples: int = SAMPLES) -> Augment:
     """What is to be learned, from a narrow or a wide start."""
-    flips = Flips((-1,), 0.4 if wide else 0.05)
+    narrow = 0.05 if kind == "flip" else 0.25
+    flips = Flips((-1,), 0.4 if wide else narrow)
     if kind == "flip":
         return Augment(flips, 1)
-    start = {"rotation": 2.5, "translation": 0.5, "scale": 0.6, "affine": 0.3}
-    group = {"rotation": "rotation", "translation": "translation", "scale": "scale"}
-    chosen = group.get(kind, "affine")
-    moves = affine(chosen, start[chosen] if wide else NARROW.get(chosen, 0.1))
+    chosen = "affine" if kind == FLIPPED else kind
+    moves = affine(chosen, WIDE[kind] if wide else NARROW.get(kind, 0.1))
     return Augment([moves, flips] if kind == FLIPPED else moves, samples)
 
 
@@ -145,7 +153,7 @@ def run(job: Job, network: Callable[[Tensor], nn.Module] = convolutional) -> Run
     if job.method == "learned":
         fits = [_learned(job, network, wide) for wide in job.starts]
         found = max(fits, key=lambda fit: float(fit["log_evidence"]))
-        kept = ("log_evidence", "widths", "averaged", "lean")
+        kept = ("log_evidence", "nll", "widths", "averaged")
         starts = [{k: fit[k] for k in kept if k in fit} for fit in fits]
         return found | {"starts": starts, "seconds": time.perf_counter() - began}
     if job.method == "none":
@@ -170,8 +178,7 @@ def _learned(job: Job, network: Callable[[Tensor], nn.Module], wide: bool) -> Ru
 def _with_evidence(job: Job, model: nn.Module, shape: tuple[int, ...]) -> Run:
     fit = sr.fit(model, job.train, config=job.config.change(seed=job.seed))
     widths = model.invariances(shape) if isinstance(model, Augmented) else {}
-    lean = {"lean": _lean(model, job, shape)} if job.kind == "rotation" and widths else {}
-    return lean | {
+    return {
         "log_evidence": float(fit.evidence.log_evidence),
         "evidence": -float(fit.evidence.per_datum),
         **tested(model, job.test),
@@ -184,14 +191,6 @@ def tested(model: nn.Module, test: Tensors) -> dict[str, float]:
     """Figures on test data, once: `fit` would ask for them at every evidence step."""
     found = scores(sr.Categorical(), outputs(model, test[0]), test[1])
     return {"accuracy": 100 * found["accuracy"], "nll": found["nll"]}
-
-
-def _lean(model: nn.Module, job: Job, shape: tuple[int, ...]) -> dict[str, float]:
-    """Degrees of the even part of the range of poses, its ends, and the spread about it."""
-    if not isinstance(model, Augmented) or model.average != "joint":
-        return {}
-    (width,) = of_copies(model, shape).values()
-    return {name: width * part for name, part in find_lean(model, job.train)._asdict().items()}
 
 
 def of_copies(model: nn.Module, shape: tuple[int, ...]) -> dict[str, float]:

@@ -116,13 +116,11 @@ def train(row: str, options: lila.Options, seed: int, average: Average) -> Run:
 
 def _costs(fit: sr.Fit) -> dict[str, float]:
     """Seconds of an epoch, and of an evidence step after it: medians."""
-    ends = [0.0, *(record["seconds"] for record in fit.history)]
-    taken = [
-        (b - a, "log_evidence" in r)
-        for a, b, r in zip(ends[:-1], ends[1:], fit.history, strict=True)
-    ]
-    plain = [seconds for seconds, measured in taken if not measured]
-    both = [seconds for seconds, measured in taken if measured]
+    plain, both, before = list[float](), list[float](), 0.0
+    for record in fit.history:
+        kind = both if "log_evidence" in record else plain
+        kind.append(record["seconds"] - before)
+        before = record["seconds"]
     epoch = median(plain or both)
     return {"epoch_seconds": epoch, "estimate_seconds": median(both) - epoch}
 

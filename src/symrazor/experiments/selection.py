@@ -1,4 +1,4 @@
-r"""Which symmetry does a layer of images have? Several on offer, one beside the other.
+r"""Which symmetry does a layer of images or volumes have? Several on offer, side by side.
 
     python -m symrazor.experiments.selection [--seed 0 1 2 3 4] [--json FILE]
 
@@ -12,6 +12,8 @@ used in one of four ways:
 | p4 | the same over quarter turns | p4 |
 | translation | $\tanh(2\,K * x)(p)$ | translations |
 | none | the same, every place with a weight of its own, 1 on average | none |
+| volumes/O | the first in three dimensions, over the 24 rotations of a cube | O |
+| volumes/translation, volumes/none | as above | translations; none |
 
 A row is right if the reading says that this group is the largest that the layer supports: the
 measured equivariance error under it is below 5 %.
@@ -32,12 +34,45 @@ from symrazor.experiments.command import ROWS as PATTERNS
 from symrazor.experiments.command import Arguments, command
 from symrazor.experiments.options import OfTable
 from symrazor.experiments.results import Run, gather
+from symrazor.groups import OnGrid, cyclic, dihedral, octahedral
 from symrazor.layers import FFC, Conv, GConv, GroupPool, Relaxed
 
 NAME = "selection"
-SIZE, FIELDS, NOISE = 6, 4, 0.1
+NOISE = 0.1
 CONFIG = sr.FitConfig(epochs=60, batch_size=64, lr=2e-2, every=3)
-ROWS = ("p4m", "p4", "translation", "none")
+ROWS = ("p4m", "p4", "translation", "none", "volumes/O", "volumes/translation", "volumes/none")
+
+
+@dataclass(frozen=True)
+class Space:
+    """What a layer maps, and what it may choose from.
+
+    Args:
+        dims: 2 for images, 3 for volumes.
+        size: in every dimension.
+        fields: of the largest group.
+        groups: with rotations, the largest first.
+        count: of images or volumes; a filter in space has three times the weights.
+    """
+
+    dims: int
+    size: int
+    fields: int
+    groups: tuple[str, ...]
+    count: int
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of one channel."""
+        return (self.size,) * self.dims
+
+
+PLANE, CUBE = Space(2, 6, 4, ("p4m", "p4"), 1200), Space(3, 4, 2, ("O",), 3000)
+
+
+def space_of(row: str) -> Space:
+    """Whether a row is about images or about volumes."""
+    return CUBE if row.startswith("volumes/") else PLANE
 
 
 @dataclass(frozen=True)
@@ -58,50 +93,51 @@ class Options(OfTable):
 
 def target(x: Tensor, row: str, generator: torch.Generator) -> Tensor:
     """What a filter makes of images, used in one of four ways; mean 0, variance 1."""
-    K = torch.randn(1, 1, 3, 3, generator=generator)
+    dims, name = space_of(row).dims, row.rpartition("/")[2]
+    K = torch.randn(1, 1, *(3,) * dims, generator=generator)
+    turns = {"p4m": dihedral(4), "p4": cyclic(4), "O": octahedral()}
     filters = [K]
-    if row in ("p4", "p4m"):
-        filters = [torch.rot90(K, k, (2, 3)) for k in range(4)]
-    if row == "p4m":
-        filters += [one.flip(3) for one in filters]
-    around = F.pad(x, (1, 1, 1, 1), mode="circular")
-    found = torch.tanh(2 * F.conv2d(around, torch.cat(filters))).sum(1)
-    if row == "none":
+    if name in turns:
+        action = OnGrid(turns[name], K.shape[2:])
+        filters = [action.act(K, g) for g in range(turns[name].finite().order)]
+    around = F.pad(x, (1, 1) * dims, mode="circular")
+    convolve = F.conv2d if dims == 2 else F.conv3d
+    size = 2 / 3 ** (dims / 2 - 1)  # of sums over a filter: the same in all dimensions
+    found = torch.tanh(size * convolve(around, torch.cat(filters))).sum(1)
+    if name == "none":
         found = found * (1 + torch.randn(found.shape[1:], generator=generator))
-    y = found.mean((1, 2))
+    y = found.flatten(1).mean(1)
     return (y - y.mean()) / y.std()
 
 
 def make_task(row: str, seed: int, n: int) -> Tensors:
     """Draw images and noisy targets."""
     generator = torch.Generator().manual_seed(seed)
-    x = torch.randn(n, 1, SIZE, SIZE, generator=generator)
+    x = torch.randn(n, 1, *space_of(row).shape, generator=generator)
     y = target(x, row, generator) + NOISE * torch.randn(n, generator=generator)
     return x, y.unsqueeze(1)
 
 
-def network() -> nn.Sequential:
+def network(space: Space = PLANE) -> nn.Sequential:
     """A layer that may choose, and a head that no group changes."""
-    sizes = (1, 8 * FIELDS, (SIZE, SIZE))
-    choice = Relaxed(
-        [
-            GConv(*sizes, group="p4m", kind="lift"),
-            GConv(*sizes, group="p4", kind="lift"),
-            Conv(*sizes),
-            FFC(*sizes),
-        ]
+    pool = GroupPool(space.groups[0], "mean")
+    sizes = (1, pool.elements * space.fields, space.shape)
+    turned = [GConv(*sizes, group=group, kind="lift") for group in space.groups]
+    average = nn.AdaptiveAvgPool2d(1) if space.dims == 2 else nn.AdaptiveAvgPool3d(1)
+    return nn.Sequential(
+        *(Relaxed([*turned, Conv(*sizes), FFC(*sizes)]), nn.Tanh(), pool),
+        *(average, nn.Flatten(), nn.Linear(space.fields, 1)),
     )
-    head = [GroupPool("p4m", "mean"), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(FIELDS, 1)]
-    return nn.Sequential(choice, nn.Tanh(), *head)
 
 
 def run_row(row: str, seed: int, options: Options) -> Run:
     """Train one network and note what its layer supports."""
-    data = make_task(row, seed, 600 if options.small else 1200)
+    count = space_of(row).count
+    data = make_task(row, seed, count // 2 if options.small else count)
     epochs = CONFIG.epochs // 2 if options.small else CONFIG.epochs
     torch.manual_seed(seed)
     config = CONFIG.change(seed=seed, device=options.place, epochs=epochs, progress=False)
-    reading = sr.fit(network(), data, "gaussian", config=config).reading
+    reading = sr.fit(network(space_of(row)), data, "gaussian", config=config).reading
     layer = reading.layers[0]
     largest = [one.group for one in layer.symmetry if one.largest]
     found = largest[0] if len(largest) == 1 else "none"
@@ -110,7 +146,7 @@ def run_row(row: str, seed: int, options: Options) -> Run:
         "seed": seed,
         "small": options.small,
         "found": found,
-        "right": found == row,
+        "right": found == row.rpartition("/")[2],
         "errors": layer.equivariance_error,
         "shares": [path.share for path in layer.paths],
         "evidence": -reading.evidence["per_datum"],
@@ -133,16 +169,26 @@ def run(options: Options) -> str:
 
 
 def markdown(runs: Sequence[Run]) -> str:
+    """A table of images and one of volumes."""
+    tables = [
+        _table([one for one in runs if space_of(one["row"]) is space], space)
+        for space in (PLANE, CUBE)
+        if any(space_of(one["row"]) is space for one in runs)
+    ]
+    return "\n\n".join(tables)
+
+
+def _table(runs: Sequence[Run], space: Space) -> str:
     """One line per row: how often it was right, errors by group, shares by path."""
-    names = ROWS[:3]
+    names = (*space.groups, "translation")
     head = ["largest group of the data", "found", *(f"error under {name} %" for name in names)]
-    head += ["share of GCONV p4m / p4 / CONV / F-FC %", "-log ev/N"]
+    head += [f"share of GCONV {' / '.join((*space.groups, 'CONV', 'F-FC'))} %", "-log ev/N"]
     lines = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
     for row in ROWS:
         of_row = [one for one in runs if one["row"] == row]
         if not of_row:
             continue
-        cells = [row, f"{sum(one['right'] for one in of_row)} of {len(of_row)}"]
+        cells = [row.rpartition("/")[2], f"{sum(one['right'] for one in of_row)} of {len(of_row)}"]
         for name in names:
             errors = [100 * one["errors"][name] for one in of_row]
             cells.append(f"{min(errors):.1f} to {max(errors):.1f}")

@@ -172,10 +172,13 @@ class GConv(Filtered):
         return Fields(inputs, self.out_channels // order, self.point_group)
 
     def keeps(self, other: Path) -> bool:
-        """Whether its group, which has all translations, contains that of another path."""
+        """Whether its group, which has all translations, contains that of another path.
+
+        And moves channels as that does: p4m and pm are not of one mind about that.
+        """
         if not isinstance(other, GConv):
             return other.group in ("translation", self.group)
-        return other.point_group.group.is_subgroup_of(self.point_group.group)
+        return self.point_group.keeps(other.point_group)
 
     @property
     def label(self) -> str:

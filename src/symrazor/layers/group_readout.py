@@ -81,4 +81,4 @@ class GReadout(Path):
         """Whether its group, which has all translations, contains that of another path."""
         if not isinstance(other, GReadout):
             return other.group in ("translation", self.group)
-        return other.point_group.group.is_subgroup_of(self.point_group.group)
+        return self.point_group.keeps(other.point_group)

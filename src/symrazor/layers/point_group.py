@@ -6,13 +6,16 @@ by
 
 $$ (g x)[h](p) = x[g^{-1} h](R_g^{-1} p) . $$
 
-Channels are ordered (element, field): channel $h C + c$ holds field c of element h. Elements of C_n
-are $r^0, \dots, r^{n-1}$, those of D_n $r^0, r^0 m, r^1, r^1 m, \dots$ with the turn r and the
-mirror m; of other groups in the order of their `finite()`. So a map of C |G| channels for p4m is
-also one for p4 with twice the fields, and one for p4 is one for p2: paths of these groups can be
-added up.
+Channels are ordered (element, field): channel $h C + c$ holds field c of element h. Elements are in
+an order of their own, whatever generates the group: by angle, those of C_n $r^0, \dots, r^{n-1}$,
+those of D_n $r^0, r^0 m, r^1, r^1 m, \dots$ with the turn r and the mirror m of x; in space by
+their rotation, each before its mirror image. So a map of C |G| channels for p4m is also one for p4
+with twice the fields, and so are p4 and p2, C8 and p4, Oh and O: paths of these groups can be added
+up. That does not go for p4m and pm or p2m, whose elements do not lie side by side
+(`PointGroup.keeps`).
 """
 
+import math
 import re
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -36,11 +39,9 @@ class PointGroup:
 
     Args:
         group: its matrices act on coordinates (x, y) or (x, y, z), as for `OnGrid`.
-        places: index in the group's `finite()` of each element, in our order; none for its own.
     """
 
     group: Group
-    places: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         """Raise ValueError for a group that acts on no plane or space, or is not finite."""
@@ -54,8 +55,16 @@ class PointGroup:
                 f"expected a finite group, got the continuous {self.group.name}; do: sample it, as "
                 'in SGConv(..., group="C16"), SE2Conv and ScaleConv'
             )
-        if not self.places:
-            object.__setattr__(self, "places", tuple(self.group.finite().elements))
+        _ = self.places
+
+    @cached_property
+    def places(self) -> list[int]:
+        """Index in the group's `finite()` of each element, in our order."""
+        with torch.device("cpu"):
+            found = self.group.finite().matrices
+            assert found is not None
+            keys = [_key(matrix) for matrix in found]
+        return sorted(range(len(keys)), key=keys.__getitem__)
 
     @property
     def name(self) -> str:
@@ -90,13 +99,25 @@ class PointGroup:
         """R_g on the axes of a tensor, (row, column) in the plane."""
         found = self.group.finite().matrices
         assert found is not None
-        return found[list(self.places)].flip(1, 2)
+        return found[self.places].flip(1, 2)
 
     @property
     def exact(self) -> bool:
         """Whether it maps a square or cubic grid to itself."""
         R = self.matrices
         return bool((R == R.round()).all() and (R.abs().sum(2) == 1).all())
+
+    def keeps(self, other: "PointGroup") -> bool:
+        """Whether it contains another group, which moves channels just as it does."""
+        if not other.group.is_subgroup_of(self.group):
+            return False
+        many = self.order // other.order  # fields of the other one in a field of ours
+        inner = torch.arange(many, device="cpu").repeat(other.order)
+        for matrix, own in zip(other.matrices, other.relative, strict=True):
+            same = (self.matrices - matrix).abs().amax((1, 2)).argmin()
+            if not torch.equal(self.relative[same], many * own.repeat_interleave(many) + inner):
+                return False
+        return True
 
     def check_map(self, shape: Shape) -> None:
         """Raise ValueError for maps that the group does not map to themselves."""
@@ -119,6 +140,21 @@ class PointGroup:
         return y
 
 
+def _key(matrix: Float[Tensor, "d d"]) -> tuple[float, ...]:
+    """Elements are sorted by this: the identity first, then by their rotation, then by mirrors."""
+    mirrored = bool(torch.linalg.det(matrix) < 0)
+    if len(matrix) == 3:
+        turn = -matrix if mirrored else matrix
+        return (
+            -round(float(turn.trace()), 6),
+            *(round(v, 6) for v in turn.flatten().tolist()),
+            mirrored,
+        )
+    turn = matrix * torch.tensor([-1.0, 1.0]) if mirrored else matrix
+    angle = math.atan2(float(turn[1, 0]), float(turn[0, 0])) / (2 * math.pi)
+    return round(angle, 9) % 1, mirrored
+
+
 @lru_cache
 def _by_name(name: str) -> PointGroup:
     short = {known: key for key, known in NAMES.items()}.get(name, name)
@@ -131,15 +167,7 @@ def _by_name(name: str) -> PointGroup:
         raise ValueError(f"expected a group among {known}, C_n, D_n, got {name!r}")
     n, mirrored = int(letters[2]), letters[1] in "Dd"
     with torch.device("cpu"):
-        group = dihedral(n) if mirrored else cyclic(n)
-        every = group.finite()
-        turn, mirror = every.generators[0], every.generators[-1]
-        places = [every.identity]
-        for _ in range(n - 1):
-            places.append(int(every.table[turn, places[-1]]))
-        if mirrored:
-            places = [g for r in places for g in (r, int(every.table[r, mirror]))]
-        return PointGroup(group, tuple(places))
+        return PointGroup(dihedral(n) if mirrored else cyclic(n))
 
 
 def point_group(group: str | Group) -> PointGroup:

@@ -1,5 +1,7 @@
 """Where to compute."""
 
+from functools import cache
+
 import torch
 
 
@@ -8,3 +10,13 @@ def device_of(name: str) -> str:
     if name != "auto":
         return name
     return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+@cache
+def second_stream(device: torch.device) -> torch.cuda.Stream:
+    """A stream beside the usual one of a GPU, given with its number.
+
+    Always the same: cuBLAS keeps a workspace (32 MB on a recent GPU) for each stream of each
+    thread, for good.
+    """
+    return torch.cuda.Stream(device)

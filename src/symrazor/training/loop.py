@@ -40,7 +40,7 @@ log = logging.getLogger("symrazor")
 Callback = Callable[[Record], object]
 EVALUATION_BATCH = 500
 CURVATURE_BATCH = 250  # data, at least: in an evidence step they take no more than in training
-GPU_BATCH = 500  # twice those of a training step, at most: launches count
+GPU_BATCH = 200  # there batches are replayed: few data cost no more than many, and less memory
 EVIDENCE_SUBSET = 5000  # data per evidence step, at most, unless told otherwise
 AGREE_EVERY = 8  # steps after which several processes ask each other whether to stop
 
@@ -164,8 +164,12 @@ class Training:
             ) as show,
         ):
             while not self.finished():
-                self._train(stop, started)
-                self._measure(started)
+                try:
+                    self._train(stop, started)
+                    self._measure(started)
+                except (FloatingPointError, CurvatureError):
+                    if self.trials is None or not self.trials.give_up():
+                        raise
                 show(self.history)
                 self._tell()
                 if self.finished() or len(self.history) % self.options.save_every == 0:
@@ -226,7 +230,10 @@ class Training:
         self.summed_nll.zero_()
         self.epoch_start = self.data.generator.get_state()
         if self.trials is not None and measured:
-            self.trials.look(estimate, epoch / self.options.epochs)
+            left = -(-(self.options.epochs - epoch) // self.options.every)
+            self.trials.look(estimate, epoch / self.options.epochs, left)
+            if self.trials.trial is None:
+                self.history[-1]["seconds"] = self.seconds  # of both branches
 
     def _estimate(self, subset: int | None) -> Evidence:
         """One evidence step, which moves nothing during the burn-in.
@@ -296,4 +303,4 @@ def evidence_batch(razor: Razor, batch_size: int) -> int:
     if hyperparameters(razor.model):
         return batch_size
     on_gpu = next(iter(weights(razor.model).values())).is_cuda
-    return max(batch_size, CURVATURE_BATCH, min(2 * batch_size, GPU_BATCH) if on_gpu else 0)
+    return GPU_BATCH if on_gpu else max(batch_size, CURVATURE_BATCH)

@@ -8,12 +8,12 @@ network without the path, after some more training, can.
 So, from the middle of a training on, some free paths are put on trial: as many as together raise
 the negative log likelihood by less than `AFFORDABLE` at once, those that matter least first. The
 training is continued twice from the same state, with these paths and without them, on the same
-batches at the same learning rates, up to the next evidence step, which takes the same data and
-probes. If the branch without them then has more evidence than the best of the branch with them (by
-`SAME`), it is the one that goes on, and the paths stay off. If not, both go on to the next evidence
-step; at the last of `LOOKS` it is enough to have as much (to `SAME`). Else the branch with the
-paths goes on as if nothing had been tried, and half of the paths are tried next; a path that fails
-alone is needed, and is not tried again.
+batches at the same learning rates, and measured at every evidence step on the same data with the
+same probes. The branch that has lost weights has to make that good first, so the gap between the
+two is followed (`verdict`) until it is clear, at the latest at the end of the training: where the
+branch without the paths has as much evidence as the other (to `SAME`), it is the one that goes on,
+and the paths stay off. Else the branch with the paths goes on as if nothing had been tried, and
+half of the paths are tried next; a path that fails alone is needed, and is not tried again.
 
 Both branches have had the same training. To compare with the evidence from before the trial would
 count what any further training brings as a merit of the branch without the paths. The price is
@@ -26,7 +26,7 @@ either, so that training and evidence take less time from then on.
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Protocol
 
 import torch
@@ -47,8 +47,6 @@ SAME = 0.01
 """Nats per datum by which two estimates may differ and still count as equal."""
 DEAD = 0.01
 """Share of a layer's effective parameters up to which a path is as good as off."""
-LOOKS = 2
-"""Evidence steps at which the two branches are compared, at most."""
 FIRST, LAST = 0.5, 0.85
 """The part of a training in which a trial may begin."""
 
@@ -78,8 +76,8 @@ class Trial:
         begun: epoch at the end of which they parted.
         other: the state of the branch that waits.
         without: whether the branch under way is the one without the paths.
-        looks: comparisons done.
-        rival: best evidence per datum of the branch with the paths, to be compared with.
+        gaps: by how much evidence per datum the branch without them was behind, look by look.
+        rival: evidence per datum of the branch with the paths, to be compared with.
         gamma: effective parameters of that branch.
     """
 
@@ -87,13 +85,37 @@ class Trial:
     begun: int
     other: State
     without: bool = False
-    looks: int = 0
+    gaps: list[float] = field(default_factory=list)
     rival: float = 0.0
     gamma: Mapping[str, float] | None = None
 
     def state_dict(self) -> State:
         """As plain as the branch in it."""
         return {f.name: getattr(self, f.name) for f in fields(self)}
+
+
+def verdict(gaps: Sequence[float], left: int) -> bool | None:
+    """Whether paths stay off; None for: train both branches on.
+
+    They stay off where the gap is at most `SAME`, at the end of the training, or, from the second
+    look on, if it will be so when it goes on to grow as it did last. Where it is below -`SAME` they
+    stay off at once. They stay on where the gap is larger and does not shrink, or shrinks by a
+    factor that will not do.
+
+    Args:
+        gaps: by how much evidence per datum the branch without the paths was behind, look by look.
+        left: evidence steps to come.
+    """
+    gap = gaps[-1]
+    if left == 0 or gap <= -SAME:
+        return gap <= SAME
+    if len(gaps) == 1:
+        return None
+    before = gaps[-2]
+    if gap <= SAME:
+        return True if gap + left * (gap - before) <= SAME else None
+    closes = gap < before and gap * (gap / before) ** left <= SAME
+    return None if closes else False
 
 
 class Trials:
@@ -132,17 +154,18 @@ class Trials:
                 own = [f"{name}.paths.{i}".removeprefix(".") for i in range(len(layer.paths))]
                 layer.silent = frozenset(i for i, path in enumerate(own) if path in self._off)
 
-    def look(self, estimate: Evidence, progress: float) -> None:
+    def look(self, estimate: Evidence, progress: float, left: int) -> None:
         """After an evidence step: turn to the other branch, settle a trial, begin one.
 
         Args:
             estimate: what the step found.
             progress: the part of the training that is done.
+            left: evidence steps to come.
         """
         self._hold_all_()
         gamma: Mapping[str, float] | None = estimate.effective_parameters
         if self.trial is not None:
-            gamma = self._compare(self.trial, estimate, progress >= 1)
+            gamma = self._compare(self.trial, estimate, left)
         if gamma is not None and FIRST <= progress <= LAST and self.razor.best is not None:
             self._begin(gamma)
 
@@ -186,37 +209,54 @@ class Trials:
         self.run.load_branch_(present)
         log.info("on trial: %s", ", ".join(chosen))
 
-    def _compare(self, trial: Trial, estimate: Evidence, last: bool) -> Mapping[str, float] | None:
+    def _compare(self, trial: Trial, estimate: Evidence, left: int) -> Mapping[str, float] | None:
         """After an evidence step of one branch: the other one's turn, or the end of the trial.
 
         Returns:
             At the end, the effective parameters of the network that goes on.
         """
+        own, gamma = float(estimate.per_datum), estimate.effective_parameters
         if not trial.without:
-            assert self.razor.best is not None
-            trial.rival = float(self.razor.best.per_datum)
-            trial.gamma = dict(estimate.effective_parameters)
+            trial.rival, trial.gamma = own, dict(gamma)
             self._turn(trial)
             return None
-        trial.looks += 1
-        lead = float(estimate.per_datum) - trial.rival
-        last = last or trial.looks == LOOKS
-        stay_off = lead >= (-SAME if last else SAME)
+        trial.gaps.append(trial.rival - own)
+        stay_off = verdict(trial.gaps, left)
         if not stay_off:
             self._turn(trial)
-            if not last:
-                return None
+        if stay_off is None:
+            return None
+        self._end(trial, own)
+        return gamma if stay_off else trial.gamma
+
+    def give_up(self) -> bool:
+        """Whether what diverged was the branch without some paths; the other one then goes on."""
+        if self.trial is None or not self.trial.without:
+            return False
+        self._turn(self.trial)
+        self._end(self.trial, None)
+        return True
+
+    def _end(self, trial: Trial, own: float | None) -> None:
+        """Of the two branches, the one that goes on is under way.
+
+        Args:
+            trial: settled by now.
+            own: evidence per datum without the paths, None if it has diverged.
+        """
+        if trial.without:
+            self.most = len(self.members)
+        else:
             self.needed += trial.paths if len(trial.paths) == 1 else []
-        self.most = len(self.members) if stay_off else max(1, len(trial.paths) // 2)
+            self.most = max(1, len(trial.paths) // 2)
         self.trial = None
         self.run.history[-1]["trial"] = {
             "paths": trial.paths,
             "with": trial.rival,
-            "without": trial.rival + lead,
-            "stay_off": stay_off,
+            "without": own,
+            "stay_off": trial.without,
         }
-        log.info("%s: %s", "stay off" if stay_off else "stay on", ", ".join(trial.paths))
-        return estimate.effective_parameters if stay_off else trial.gamma
+        log.info("%s: %s", "stay off" if trial.without else "stay on", ", ".join(trial.paths))
 
     def _turn(self, trial: Trial) -> None:
         """To the other branch."""

@@ -1,0 +1,185 @@
+"""Sums over many batches on a GPU: two CUDA graphs, recorded once in an estimate, then replayed.
+
+A batch is six hundred small kernels, and a GPU waits for their launches for longer than it works.
+After a few batches, when libraries have chosen their algorithms and factors have become matrices,
+one is recorded: its forward pass as one graph; its backward pass and all products as another, which
+adds them to the sums where these are. In between, kernel by kernel as ever, outputs are looked at
+and probes drawn. What cannot be recorded (a model that looks at values on the host, batches of
+another shape) goes on kernel by kernel.
+"""
+
+import logging
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from symrazor.curvature.statistics import Batch, Key, Source, Statistics, check_inputs
+from symrazor.curvature.tape import Input
+from symrazor.linear_algebra.factor import Factor
+from symrazor.machine.device import second_stream
+from symrazor.machine.graphed import no_garbage_collection
+from symrazor.machine.parallel import in_turn
+
+log = logging.getLogger("symrazor")
+
+EAGER = 3
+"""Batches before the recording, at least."""
+
+
+def summed(
+    source: Source, batches: Iterable[tuple[int, Input, Tensor]], device: torch.device
+) -> Batch | None:
+    """The sums over numbered batches, worked on in turn; None for no batch."""
+    with _beside(device):
+        total = _summed(source, batches)
+        if total is not None:
+            settle(total.sums)
+        return total
+
+
+def _summed(source: Source, batches: Iterable[tuple[int, Input, Tensor]]) -> Batch | None:
+    of_batch = source.passes()
+    total: Batch | None = None
+    replay: Replay | None = None
+    eager, tried = 0, False
+    for number, x, y in batches:
+        where = f"batch {number}"
+        if total is not None and not tried and eager >= EAGER and ready(source, total, x):
+            replay, tried = _recorded(of_batch(number), total, x, y, where), True
+        if total is not None and replay is not None and replay.fits(x):
+            replay.add(of_batch(number), total, x, y, where)
+            continue
+        replay = None
+        tasks = of_batch(number).tasks(x, y, where)
+        del x, y
+        for part in in_turn(tasks.pop(0) for _ in range(len(tasks))):
+            total = part if total is None else total.absorb(part)
+        eager += 1
+    return total
+
+
+def settle(sums: Statistics) -> None:
+    """Multiply rows that still wait: now, and not once for every block by some other thread."""
+    done: dict[int, Factor] = {}
+    for key, value in sums.items():
+        if isinstance(value, Factor):
+            sums[key] = done.setdefault(id(value), value.settled())
+
+
+def ready(source: Source, total: Batch, x: Input) -> bool:
+    """Whether all that a batch adds can be added in place, on a GPU."""
+    if not isinstance(x, Tensor) or not x.is_cuda or source.method.structure != "kron":
+        return False
+    return all(
+        value.total is not None and value.total.mutable and not value.parts
+        if isinstance(value, Factor)
+        else value.device.type == "cpu"
+        for value in total.sums.values()
+    )
+
+
+class Replay:
+    """One batch, recorded.
+
+    Args:
+        source: of this batch.
+        total: what batches are added to; its factors have to stay where they are.
+        x: of this batch, like x of all others.
+        y: its labels.
+        where: its name in an error.
+
+    Raises:
+        RuntimeError: it cannot be recorded; nothing has been added.
+    """
+
+    def __init__(self, source: Source, total: Batch, x: Tensor, y: Tensor, where: str) -> None:
+        """Record both graphs; the second needs to know how many columns of the root there are."""
+        check_inputs(x, y, where)
+        self.x, self.counts = x.clone(), dict[Key, Tensor]()
+        self.forward, self.backward = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
+        with _recording(self.forward):
+            tape = source.forward(self.x)
+        self.f = tape.f.detach()
+        self.forward.replay()
+        self.roots = source.look(self.f, y, where)[1].clone()
+        with _recording(self.backward, self.forward.pool()):
+            tasks = source.sums(tape, self.roots)
+            for part in in_turn(tasks.pop(0) for _ in range(len(tasks))):
+                add_in_place(total.sums, part.sums, self.counts)
+
+    def fits(self, x: Input) -> bool:
+        """Whether a batch is like the one that was recorded."""
+        return isinstance(x, Tensor) and x.shape == self.x.shape and x.dtype == self.x.dtype
+
+    def add(self, source: Source, total: Batch, x: Input, y: Tensor, where: str) -> None:
+        """Add a batch to the sums."""
+        assert isinstance(x, Tensor)
+        check_inputs(x, y, where)
+        self.x.copy_(x)
+        self.forward.replay()
+        log_likelihood, roots = source.look(self.f, y, where)
+        self.roots.copy_(roots)
+        self.backward.replay()
+        total.log_likelihood, total.n = total.log_likelihood + log_likelihood, total.n + len(y)
+        for key, count in self.counts.items():
+            value = total.sums[key]
+            assert isinstance(value, Tensor)
+            total.sums[key] = value + count
+
+
+def _recorded(source: Source, total: Batch, x: Input, y: Tensor, where: str) -> Replay | None:
+    """A recording, or None where there can be none."""
+    assert isinstance(x, Tensor)
+    try:
+        return Replay(source, total, x, y, where)
+    except RuntimeError as error:
+        log.debug("the sums over batches are not recorded as a graph: %s", error)
+        return None
+
+
+def add_in_place(total: Statistics, sums: Statistics, counts: dict[Key, Tensor]) -> None:
+    """Add factors where they are; numbers on the host, which a graph does not see, are set aside.
+
+    Raises:
+        RuntimeError: a factor that is new, or whose rows would have to wait.
+    """
+    done: set[int] = set()
+    for key, value in sums.items():
+        own = total.get(key)
+        if isinstance(value, Factor) and isinstance(own, Factor):
+            if id(value) not in done:
+                after = own.absorb(value)
+                if after.parts or after.total is not own.total:
+                    raise RuntimeError(f"expected to add to {key} in place, got rows that wait")
+            done.add(id(value))
+        elif isinstance(value, Tensor) and value.device.type == "cpu" and own is not None:
+            counts[key] = counts[key] + value if key in counts else value
+        else:
+            raise RuntimeError(f"expected {key} among the sums, got a new one")
+
+
+@contextmanager
+def _beside(device: torch.device) -> Iterator[None]:
+    """Work on the stream of the recordings; whoever is next waits for it."""
+    stream, before = second_stream(device), torch.cuda.current_stream(device)
+    stream.wait_stream(before)
+    try:
+        with torch.cuda.stream(stream):
+            yield
+    finally:
+        before.wait_stream(stream)
+
+
+@contextmanager
+def _recording(graph: torch.cuda.CUDAGraph, pool: Any = None) -> Iterator[None]:
+    """Record what is launched on the current stream, in the memory of another graph if given."""
+    torch.cuda.synchronize()
+    with no_garbage_collection():
+        graph.capture_begin(pool, capture_error_mode="thread_local")  # loaders may have threads
+        try:
+            yield
+        finally:
+            graph.capture_end()
