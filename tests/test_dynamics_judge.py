@@ -14,12 +14,14 @@ from symrazor.dynamics.conserved import Quadratic
 from symrazor.dynamics.free import FreeSpan
 from symrazor.dynamics.hamiltonian import HamiltonianNetwork
 from symrazor.dynamics.judge import train_and_judge
+from symrazor.dynamics.likelihoods import Noise
 from symrazor.dynamics.measures import FlowTimes
 from symrazor.dynamics.nbody import nbody
 from symrazor.dynamics.observables import Combination
 from symrazor.dynamics.proposals import LENGTH, Proposals, charge, jumps, rounded
 from symrazor.dynamics.simple import WithinSpan
 from symrazor.dynamics.symmetrised import SymmetrisedNetwork
+from symrazor.dynamics.trained import Trained
 from symrazor.dynamics.trajectories import simulate, transitions
 
 
@@ -148,6 +150,19 @@ def test_whole_coefficients_win_where_costs_are_the_same() -> None:
         won = judge._winner([none, simple, learned])
         assert won is (simple if expected == "whole" else learned)
     assert judge._winner([none, judge.Trial(60.0, whole, None)]) is none
+
+
+def test_who_loses_narrowly_to_none_is_trained_in_full() -> None:
+    model = _offer(2, 1)
+    free = SymmetrisedNetwork(model.network, Quadratic.fixed(torch.eye(2)[None]))
+    trained = Trained(free, Noise(), TrainConfig())
+    none = judge.Trial(50.0, SymmetrisedNetwork(model.network), trained)
+    near, far = (judge.Trial(50 + 100 * judge.NARROW + by, free, trained) for by in (-1, 1))
+    assert judge._entrant([none, near], none, 100) is near
+    assert judge._entrant([none, far], none, 100) is None
+    assert judge._entrant([none, judge.Trial(math.inf, free, None)], none, 100) is None
+    better = judge.Trial(10.0, free, trained)
+    assert judge._entrant([none, better], better, 100) is better
 
 
 def test_judge_keeps_to_its_time() -> None:

@@ -25,8 +25,6 @@ def test_recovery_by_command(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert "| flip 1 | learned | left-right flip (probability)" in again
     runs = json.loads(file.read_text())["runs"]
     assert [r["average"] for r in runs if r["row"] == "flip 1/learned"] == ["probabilities"]
-    text = _command(capsys, *small, "--rows", "aligned 0/learned")
-    assert "| aligned 0 | learned | rotation (degrees) " in text and " | even " in text
     assert len(runs) == 5 and all(len(r["starts"]) == 2 for r in runs if "starts" in r)
 
 

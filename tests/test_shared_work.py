@@ -235,3 +235,19 @@ def test_what_cannot_be_added_in_place_is_refused() -> None:
     with pytest.raises(RuntimeError, match="a new one"):
         replay.add_in_place({}, total.sums, {})
     assert not replay.ready(source, total, x)  # not on a GPU
+
+
+def test_rows_that_wait_are_multiplied_once_for_all_keys() -> None:
+    model, batches = _batches(1)
+    source = Source(model, layers(model), Categorical(), Method())
+    (x, y) = batches[0]
+    total = source.batch(x, y, "here").absorb(source.batch(x[:3], y[:3], "there"))
+    before = {key: value for key, value in total.sums.items() if isinstance(value, Factor)}
+    assert any(value.parts for value in before.values())
+    assert before["3.bias", "H"] is before["3.weight", "G"]
+    replay.settle(total.sums)
+    assert total.sums["3.bias", "H"] is total.sums["3.weight", "G"]
+    for key, value in before.items():
+        own = total.sums[key]
+        assert isinstance(own, Factor) and not own.parts
+        torch.testing.assert_close(own.matrix, value.matrix, rtol=1e-14, atol=0)

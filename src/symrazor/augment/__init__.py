@@ -6,8 +6,6 @@ from symrazor.augment.copies import Augment as Augment
 from symrazor.augment.copies import Augmented as Augmented
 from symrazor.augment.copies import Average as Average
 from symrazor.augment.copies import Mixture as Mixture
-from symrazor.augment.lean import Lean as Lean
-from symrazor.augment.lean import find_lean as find_lean
 from symrazor.augment.poses import find_reach_ as find_reach_
 from symrazor.augment.signals import Blur as Blur
 from symrazor.augment.signals import Brightness as Brightness

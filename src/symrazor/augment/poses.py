@@ -153,7 +153,7 @@ def _range(
     """
     n, s = energies.shape
     values = Windows(energies, y, beyond).likelihoods(range(1, s + 1))
-    scores = {m: value - (0.5 * math.log(n) if m < s else 0.0) for (m, _), value in values.items()}
+    scores = {m: value - (0.5 * math.log(n) if m < s else 0.0) for m, value in values.items()}
     best = max(scores, key=scores.__getitem__)
     closed = best == 1 if still is None else still > scores[best]
     return 0.0 if closed else best / s

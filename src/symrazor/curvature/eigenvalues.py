@@ -1,13 +1,15 @@
 """Eigenvalues of all factors: by all processes, and in each by its GPU and the threads of its CPU.
 
-A GPU's solver takes matrices of more than 32 rows one by one, and each of them waits for a few
-kernels per column: it is fast for a large matrix and slow for a thousand small ones. A thread of a
-CPU needs a time that grows with the cube of the size, but there are many threads. So both work:
-pieces are dealt out by the time they should take, before any is begun. Which device finds what
-depends on sizes and on the number of threads, and never on timing.
+A GPU's solver takes matrices one by one, and each of them waits for a few kernels per column: it is
+fast for a large matrix and slow for a thousand small ones. A thread of a CPU needs a time that
+grows with the cube of the size, but there are many threads. So both work: pieces are dealt out by
+the time they should take, before any is begun. Which device finds what depends on sizes and on the
+number of threads, and never on timing.
 """
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -15,12 +17,11 @@ from torch import Tensor
 from symrazor.distributed import share_out, sum_, together, world
 from symrazor.errors import CurvatureError
 from symrazor.linear_algebra.pieces import Piece
+from symrazor.linear_algebra.spectra import ALONE
 from symrazor.machine.device import second_stream
 from symrazor.machine.parallel import in_parallel
 
 HOST = torch.device("cpu")
-BATCHED = 32
-"""Rows up to which a GPU takes many matrices in one go."""
 
 
 def eigenvalues(pieces: Sequence[Piece]) -> list[Tensor]:
@@ -47,19 +48,21 @@ def _found(pieces: Sequence[Piece]) -> list[Tensor]:
     device = [number for number, gpu in zip(order, on_gpu, strict=True) if gpu]
     host = [number for number, gpu in zip(order, on_gpu, strict=True) if not gpu]
 
-    def on_device() -> list[Tensor]:
-        return _by_the_gpu([pieces[number] for number in device])
-
-    def on_host(number: int) -> Callable[[], list[Tensor]]:
-        return lambda: [pieces[number].find_on_host()]
+    def tasks() -> Iterator[Callable[[], list[Tensor]]]:
+        if device:
+            yield partial(_by_the_gpu, [pieces[number] for number in device])
+        for number in host:  # read by this thread alone: no other one copies from a GPU
+            yield partial(_listed, pieces[number].fetched())
 
     for place in {piece.device for piece in pieces if piece.device.type == "cuda"}:
-        torch.cuda.synchronize(place)  # other threads have other streams
-    tasks = [on_host(number) for number in host]
-    done = in_parallel([on_device, *tasks] if device else tasks)
-    values = [value for part in done for value in part]
+        torch.cuda.synchronize(place)  # another thread has another stream
+    values = [value for part in in_parallel(tasks()) for value in part]
     found = dict(zip(device + host, values, strict=True))
     return _at_home(pieces, [found[number] for number in range(len(pieces))])
+
+
+def _listed(find: Callable[[], Tensor]) -> list[Tensor]:
+    return [find()]
 
 
 def dealt_out(pieces: Sequence[Piece], threads: int) -> list[bool]:
@@ -87,9 +90,12 @@ def dealt_out(pieces: Sequence[Piece], threads: int) -> list[bool]:
 
 
 def seconds_on_gpu(piece: Piece) -> float:
-    """About, on an H200 (torch 2.11): the time of launches."""
+    """About, on an H200 (torch 2.11): the time of launches; small matrices are not for it.
+
+    (Up to 32 rows many are done in one go, but with half a megabyte of workspace for each.)
+    """
     k, d = piece.shape
-    return 3e-4 if d <= BATCHED else k * 9e-6 * d
+    return k * 9e-6 * d if d >= ALONE else math.inf
 
 
 def seconds_on_cpu(piece: Piece) -> float:

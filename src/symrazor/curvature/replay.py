@@ -20,6 +20,7 @@ from symrazor.curvature.statistics import Batch, Key, Source, Statistics, check_
 from symrazor.curvature.tape import Input
 from symrazor.linear_algebra.factor import Factor
 from symrazor.machine.device import second_stream
+from symrazor.machine.graphed import no_garbage_collection
 from symrazor.machine.parallel import in_turn
 
 log = logging.getLogger("symrazor")
@@ -33,7 +34,10 @@ def summed(
 ) -> Batch | None:
     """The sums over numbered batches, worked on in turn; None for no batch."""
     with _beside(device):
-        return _summed(source, batches)
+        total = _summed(source, batches)
+        if total is not None:
+            settle(total.sums)
+        return total
 
 
 def _summed(source: Source, batches: Iterable[tuple[int, Input, Tensor]]) -> Batch | None:
@@ -55,6 +59,14 @@ def _summed(source: Source, batches: Iterable[tuple[int, Input, Tensor]]) -> Bat
             total = part if total is None else total.absorb(part)
         eager += 1
     return total
+
+
+def settle(sums: Statistics) -> None:
+    """Multiply rows that still wait: now, and not once for every block by some other thread."""
+    done: dict[int, Factor] = {}
+    for key, value in sums.items():
+        if isinstance(value, Factor):
+            sums[key] = done.setdefault(id(value), value.settled())
 
 
 def ready(source: Source, total: Batch, x: Input) -> bool:
@@ -165,8 +177,9 @@ def _beside(device: torch.device) -> Iterator[None]:
 def _recording(graph: torch.cuda.CUDAGraph, pool: Any = None) -> Iterator[None]:
     """Record what is launched on the current stream, in the memory of another graph if given."""
     torch.cuda.synchronize()
-    graph.capture_begin(pool, capture_error_mode="thread_local")  # loaders may have threads
-    try:
-        yield
-    finally:
-        graph.capture_end()
+    with no_garbage_collection():
+        graph.capture_begin(pool, capture_error_mode="thread_local")  # loaders may have threads
+        try:
+            yield
+        finally:
+            graph.capture_end()

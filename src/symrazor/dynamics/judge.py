@@ -30,6 +30,8 @@ from symrazor.dynamics.train import Progress, train
 from symrazor.dynamics.trained import Record, Trained
 from symrazor.dynamics.trajectories import Transitions
 
+NARROW = 0.2
+"""Nats per datum by which a proposal may lose a short trial and still be trained in full."""
 ERRORS = 3.0
 """Standard errors within which two costs are the same."""
 
@@ -80,7 +82,8 @@ def train_and_judge(
     The burn-in share of the steps goes to the network without quantities, half of the rest to
     each trial that starts from it: none, and up to three for each of `PROPOSALS` numbers of
     quantities. Then fresh networks are trained for all steps: with the best, and with the whole
-    group that it generates, if it does. With `minutes`, there are as many steps as fit.
+    group that it generates, if it does; without, if that was best, and with who lost narrowly.
+    With `minutes`, there are as many steps as fit.
 
     Args:
         model: a network and as many quantities as may be proposed, `Quadratic` or `Combination`,
@@ -108,13 +111,18 @@ def train_and_judge(
     for m in found.jumps(PROPOSALS):
         tried.propose(found.first(m))
     winner = _winner(tried.trials)
-    best = _held(winner, model)
     told.skip_to(told.total - 2 * plan.last)
-    group = whole_group(_held(_whole(tried.trials, winner), model), data.x)
-    last = [best] if group is None else [best, SymmetrisedNetwork(model.network, *group)]
-    if config.minutes is not None and winner.trained is not None:
+    last, entrant = [], _entrant(tried.trials, winner, len(data))
+    if entrant is not None:
+        group = whole_group(_held(_whole(tried.trials, entrant), model), data.x)
+        last = [_held(entrant, model)]
+        last += [] if group is None else [SymmetrisedNetwork(model.network, *group)]
+    if winner.count == 0:
+        last.append(SymmetrisedNetwork(model.network))
+    slowest = (entrant or winner).trained
+    if config.minutes is not None and slowest is not None:
         left = 60 * config.minutes - (time.monotonic() - started)
-        each, now = winner.trained.seconds / plan.trial, plan
+        each, now = slowest.seconds / plan.trial, plan
         plan = kept(journal, "last", lambda: now.within(left, each, len(last), config.steps))
     final = _Trials(data, whole.change(steps=plan.last), told, journal)
     for one in last:
@@ -203,6 +211,19 @@ def _winner(trials: list[Trial]) -> Trial:
         and t.cost - best.cost <= ERRORS * math.hypot(t.error, best.error)
     ]
     return min(equal, key=lambda t: t.cost, default=best)
+
+
+def _entrant(trials: list[Trial], winner: Trial, n_data: int) -> Trial | None:
+    """The trial with quantities that is trained in full: the winner, or who lost narrowly to none.
+
+    With flows a network takes more steps until its weights are worth less: short trials favour
+    none.
+    """
+    if winner.count:
+        return winner
+    others = [t for t in trials if t.count and t.trained is not None]
+    best = _winner(others) if others else None
+    return best if best is not None and best.cost - winner.cost < NARROW * n_data else None
 
 
 def _whole(trials: list[Trial], winner: Trial) -> Trial:

@@ -18,7 +18,6 @@ from symrazor.augment import (
     LikelihoodConfig,
     ValidationConfig,
     affine,
-    find_lean,
     fit_by_likelihood,
     fit_by_validation,
 )
@@ -154,7 +153,7 @@ def run(job: Job, network: Callable[[Tensor], nn.Module] = convolutional) -> Run
     if job.method == "learned":
         fits = [_learned(job, network, wide) for wide in job.starts]
         found = max(fits, key=lambda fit: float(fit["log_evidence"]))
-        kept = ("log_evidence", "widths", "averaged", "lean")
+        kept = ("log_evidence", "nll", "widths", "averaged")
         starts = [{k: fit[k] for k in kept if k in fit} for fit in fits]
         return found | {"starts": starts, "seconds": time.perf_counter() - began}
     if job.method == "none":
@@ -179,8 +178,7 @@ def _learned(job: Job, network: Callable[[Tensor], nn.Module], wide: bool) -> Ru
 def _with_evidence(job: Job, model: nn.Module, shape: tuple[int, ...]) -> Run:
     fit = sr.fit(model, job.train, config=job.config.change(seed=job.seed))
     widths = model.invariances(shape) if isinstance(model, Augmented) else {}
-    lean = {"lean": _lean(model, job, shape)} if job.kind == "rotation" and widths else {}
-    return lean | {
+    return {
         "log_evidence": float(fit.evidence.log_evidence),
         "evidence": -float(fit.evidence.per_datum),
         **tested(model, job.test),
@@ -193,14 +191,6 @@ def tested(model: nn.Module, test: Tensors) -> dict[str, float]:
     """Figures on test data, once: `fit` would ask for them at every evidence step."""
     found = scores(sr.Categorical(), outputs(model, test[0]), test[1])
     return {"accuracy": 100 * found["accuracy"], "nll": found["nll"]}
-
-
-def _lean(model: nn.Module, job: Job, shape: tuple[int, ...]) -> dict[str, float]:
-    """Degrees of the even part of the range of poses, its ends, and the spread about it."""
-    if not isinstance(model, Augmented) or model.average != "joint":
-        return {}
-    (width,) = of_copies(model, shape).values()
-    return {name: width * part for name, part in find_lean(model, job.train)._asdict().items()}
 
 
 def of_copies(model: nn.Module, shape: tuple[int, ...]) -> dict[str, float]:

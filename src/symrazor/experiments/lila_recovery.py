@@ -5,14 +5,11 @@
 
 MNIST turned, moved, scaled or mirrored by known amounts, each picture once; a small convolutional
 network averaged over transformed copies. The width is learned by the evidence (from two starts, of
-which the evidence chooses; what is shown is the range of poses within it, and of rotations its even
-part and the spread of the pictures themselves), or by the training loss, or taken from a grid on
-held-out data, or there is none. "affine 90" opens all six affine generators on pictures that are
-only turned. "aligned" pictures are first turned until those of a class agree,
-without a network (`congealed`): what is read there owes nothing to the lean of handwriting.
+which the evidence chooses; what is shown is the range of poses within it), or by the training loss,
+or taken from a grid on held-out data, or there is none. "affine 90" opens all six affine generators
+on pictures that are only turned.
 """
 
-from collections.abc import Sequence
 from dataclasses import replace
 from statistics import mean
 
@@ -22,7 +19,6 @@ import symrazor as sr
 from symrazor.augment import Average
 from symrazor.data import Tensors, rotated, scaled, translated
 from symrazor.experiments import lila
-from symrazor.experiments.congealed import congealed
 from symrazor.experiments.results import Run, add_runs, merged
 
 NAME = "lila-recovery"
@@ -43,9 +39,6 @@ TASKS: dict[str, tuple[str, float]] = {
     "flip 0": ("flip", 0),
     "flip 1": ("flip", 0.5),
     "affine 90": ("affine", 90),
-    "aligned 0": ("rotation", 0),
-    "aligned 30": ("rotation", 30),
-    "aligned 60": ("rotation", 60),
 }
 """Name -> augmentation and true amount: degrees, pixels, factor, probability."""
 
@@ -70,8 +63,6 @@ def data(task: str, options: lila.Options, seed: int) -> tuple[Tensors, Tensors]
         (x.to(options.place), y.to(options.place))
         for x, y in lila.pictures("mnist", options, n, seed)
     ]
-    if task.startswith("aligned"):
-        pairs = [(congealed(x, y)[0], y) for x, y in pairs]
     half = 0.5 if options.small and kind == "translation" else 1.0  # of pictures half as large
     train, test = (
         (moved(x, kind, amount * half, 2 * seed + i), y) for i, (x, y) in enumerate(pairs)
@@ -110,32 +101,29 @@ def run(options: lila.Options) -> str:
 
 
 def markdown(runs: list[Run]) -> str:
-    """Learned widths, of rotations their even part and the lean, accuracy and NLL by method."""
+    """Learned widths, accuracy and NLL by method."""
     lines = [
-        "| data | method | learned | of which | accuracy % | test NLL | seeds |",
-        "|---|---|---|---|---|---|---|",
+        "| data | method | learned | accuracy % | test NLL | seeds |",
+        "|---|---|---|---|---|---|",
     ]
     for task in TASKS:
         for method in METHODS:
             found = [r for r in runs if r["row"] == f"{task}/{method}"]
             if not found:
                 continue
-            widths, lean = _listed(found, "widths"), _listed(found, "lean", ("even", "spread"))
             lines.append(
-                f"| {task} | {method} | {widths} | {lean} | "
+                f"| {task} | {method} | {_listed(found)} | "
                 f"{mean(r['accuracy'] for r in found):.2f} | "
                 f"{mean(r['nll'] for r in found):.4f} | {len(found)} |"
             )
     return "\n".join(lines)
 
 
-def _listed(found: list[Run], key: str, names: Sequence[str] = ()) -> str:
-    """As in "rotation (degrees) 30.10 29.50": a number for each seed."""
-    known = [r[key] for r in found if r.get(key)]
-    if not known:
-        return ""
+def _listed(found: list[Run]) -> str:
+    """As in "rotation (degrees) 30.10 29.50": a width for each seed."""
     return "; ".join(
-        f"{name} " + " ".join(f"{one[name]:.2f}" for one in known) for name in names or known[0]
+        f"{name} " + " ".join(f"{r['widths'][name]:.2f}" for r in found)
+        for name in found[0]["widths"]
     )
 
 

@@ -141,8 +141,8 @@ def kepler_row(options: noether.Options, seed: int) -> dict[str, Any]:
         steps=1500 if options.small else 3000,
         batch_size=128 if options.small else 256,
         draws=2,
-        flows=8 if options.small else 32,
-        burn_in=0.5,
+        flows=16 if options.small else 32,
+        burn_in=0.4,
         target="derivative",
         noise=KEPLER_NOISE,
     )

@@ -54,7 +54,7 @@ class Case:
 
 def _cases() -> dict[str, Case]:
     return {
-        "two-bodies": Case(nbody(2, 2), 80, 12),
+        "two-bodies": Case(nbody(2, 2), 80, 12, 0.4),
         "kepler": Case(kepler(), 60, 20, noise=1e-4),
         "anisotropic": Case(oscillators((1.0, math.sqrt(3))), 40, 12),
         "pendulum": Case(pendulum().started_normal(1.5, 1.0), 40, 10, 0.3),

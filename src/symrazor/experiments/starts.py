@@ -30,6 +30,7 @@ NATS, PERCENT = 0.05, 1.0
 """How far apart ends may be: in -log evidence / N from the best, in test accuracy altogether."""
 
 MNIST = sr.FitConfig(epochs=20, batch_size=256, lr=4e-3, every=2).change(estimator="mc")
+BATCHES = 16  # in an epoch, at least, of fewer images than there are
 Start = Literal["near", "given"]
 Row = dict[str, Any]
 
@@ -48,7 +49,7 @@ class Options(Common):
         task: which of "digit" and "quadrant".
         epochs: in place of the data's own number.
         switch_off: try to do without free paths, see `FitConfig`.
-        limit: train on the first so many images only.
+        limit: train and test on the first so many images only, at least 16 batches of them.
     """
 
     seed: tuple[int, ...] = (0, 1, 2)
@@ -77,11 +78,13 @@ class Options(Common):
 def data(task: digits.Task, options: Options, seed: int) -> tuple[Tensors, Tensors]:
     """Training and test images of a task."""
     if options.data is None:
-        (x, y), test = digits.canvas(task, seed)
-        return (x[: options.limit], y[: options.limit]), test
-    x, y = (part[: options.limit] for part in mnist(options.data, "train"))
-    test = quadrants(*mnist(options.data, "test"), task, seed=seed)
-    return quadrants(x, y, task, seed=seed + 1), test
+        train, test = digits.canvas(task, seed)
+    else:
+        train, test = mnist(options.data, "train"), mnist(options.data, "test")
+    (x, y), (xt, yt) = ((x[: options.limit], y[: options.limit]) for x, y in (train, test))
+    if options.data is None:
+        return (x, y), (xt, yt)
+    return quadrants(x, y, task, seed=seed + 1), quadrants(xt, yt, task, seed=seed)
 
 
 def train(
@@ -96,6 +99,8 @@ def train(
     options = Options() if options is None else options
     training, test = data(task, options, seed) if images is None else images
     base = digits.DEFAULTS if options.data is None else MNIST
+    if options.limit is not None:
+        base = base.change(batch_size=min(base.batch_size, -(-len(training[1]) // BATCHES)))
     epochs = options.epochs or (max(1, base.epochs // 5) if options.small else base.epochs)
     torch.manual_seed(seed)
     shape = tuple(training[0].shape[1:])
@@ -229,7 +234,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "--task": {"nargs": "+", "default": list(Options.task)},
         "--epochs": {"type": int},
         "--switch-off": {"action": "store_true", "help": "try without free paths"},
-        "--limit": {"type": int, "help": "train on the first so many images only"},
+        "--limit": {"type": int, "help": "only the first so many images"},
     }
     command("starts", lambda **told: run(Options(**told)), own, arguments)
 

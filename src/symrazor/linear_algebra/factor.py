@@ -132,6 +132,10 @@ class Factor:
                 total.add_products_(joined)
         return waiting
 
+    def settled(self) -> "Factor":
+        """The same factor without rows that wait beside a matrix."""
+        return self if self.total is None or not self.parts else Factor([], self.squared)
+
     def averaged(self) -> "Factor":
         """The mean over blocks, as one block."""
         k = self.blocks

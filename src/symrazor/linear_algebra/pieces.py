@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from threading import Lock
+from functools import partial
 
 import torch
 from jaxtyping import Float
@@ -13,7 +13,6 @@ from symrazor.linear_algebra.spectra import ALONE, eigenvalues, of_symmetric, sy
 
 GRAIN = 2**24
 """Work of one piece, at least, in cubes of sizes: one matrix of 256 rows, 64 of 64."""
-_COPYING = Lock()  # that many threads do not hold as many copies on a GPU
 
 
 @dataclass(frozen=True)
@@ -56,16 +55,14 @@ class Piece:
         """The eigenvalues, where the matrices are."""
         return eigenvalues(self.matrices(), self.name, self.resolution)
 
-    def find_on_host(self) -> Float[Tensor, "k d"]:
-        """The eigenvalues, found by a thread of the CPU; matrices of a GPU come one by one."""
+    def fetched(self) -> Callable[[], Tensor]:
+        """What is left to do on the host, for any thread: matrices of a GPU are copied now."""
         if self.device.type == "cpu":
-            return self.find()
-        with _COPYING:
-            matrices = symmetric(self.matrices(), self.name)
-            host = torch.empty(matrices.shape, dtype=matrices.dtype, pin_memory=True)
-            host.copy_(matrices)  # 30 times as fast as to memory that is not pinned
-            del matrices
-        return of_symmetric(host, self.name, self.resolution)
+            return self.find
+        matrices = symmetric(self.matrices(), self.name)
+        host = torch.empty(matrices.shape, dtype=matrices.dtype, pin_memory=True)
+        host.copy_(matrices)  # 30 times as fast as to memory that is not pinned
+        return partial(of_symmetric, host, self.name, self.resolution)
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
+from symrazor.machine.device import second_stream
+
 WARM_UP = 3
 """Steps taken one kernel at a time before the recording: libraries choose their algorithms."""
 
@@ -20,21 +22,26 @@ Step = Callable[[Tensor, Tensor], Tensor]
 
 
 @contextmanager
-def recording(graph: torch.cuda.CUDAGraph) -> Iterator[None]:
-    """Record what is done inside.
-
-    Graphs of earlier trainings that nobody holds any more are freed before: an older graph that the
-    garbage collector came across during the recording would spoil it.
-    """
+def no_garbage_collection() -> Iterator[None]:
+    """For a recording: an older graph that the garbage collector came across would spoil it."""
     collects = gc.isenabled()
-    gc.collect()
     gc.disable()
     try:
-        with torch.cuda.graph(graph):
-            yield
+        yield
     finally:
         if collects:
             gc.enable()
+
+
+@contextmanager
+def recording(graph: torch.cuda.CUDAGraph, device: torch.device) -> Iterator[None]:
+    """Record what is done inside.
+
+    Graphs of earlier trainings that nobody holds any more are freed before.
+    """
+    gc.collect()
+    with no_garbage_collection(), torch.cuda.graph(graph, stream=second_stream(device)):
+        yield
 
 
 class GraphedStep:
@@ -68,8 +75,8 @@ class GraphedStep:
         return self._aside(x, y)
 
     def _aside(self, x: Tensor, y: Tensor) -> Tensor:
-        """Step on a stream of its own, as the recording will."""
-        stream = torch.cuda.Stream()
+        """Step on the stream of the recording."""
+        stream = second_stream(x.device)
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             result = self.step(x, y)
@@ -79,7 +86,7 @@ class GraphedStep:
     def _record(self, x: Tensor, y: Tensor) -> None:
         self.x, self.y = x.clone(), y.clone()
         self.graph = torch.cuda.CUDAGraph()
-        with recording(self.graph):
+        with recording(self.graph, x.device):
             self.result = self.step(self.x, self.y)
 
 
@@ -106,8 +113,9 @@ class GraphedCall:
             self.graph.replay()
             return
         self.taken += 1
+        device = torch.device("cuda", torch.cuda.current_device())
         if self.taken <= WARM_UP:
-            stream = torch.cuda.Stream()
+            stream = second_stream(device)
             stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(stream):
                 self.step()
@@ -116,7 +124,7 @@ class GraphedCall:
         graph = torch.cuda.CUDAGraph()
         for generator in self.generators:
             graph.register_generator_state(generator)
-        with recording(graph):
+        with recording(graph, device):
             self.step()
         self.graph = graph
         graph.replay()

@@ -21,7 +21,7 @@ from symrazor.data import TensorLoader, Tensors
 from symrazor.distributed import Shared, any_, check_same, from_first_, sum_, together, world
 from symrazor.errors import CurvatureError, DivergenceError
 from symrazor.evidence.value import Evidence
-from symrazor.hyper import hyperparameters
+from symrazor.hyper import hyperparameters, weights
 from symrazor.machine.rounding import tf32
 from symrazor.razor.razor import Razor
 from symrazor.readings.reading import scores
@@ -40,6 +40,7 @@ log = logging.getLogger("symrazor")
 Callback = Callable[[Record], object]
 EVALUATION_BATCH = 500
 CURVATURE_BATCH = 250  # data, at least: in an evidence step they take no more than in training
+GPU_BATCH = 200  # there batches are replayed: few data cost no more than many, and less memory
 EVIDENCE_SUBSET = 5000  # data per evidence step, at most, unless told otherwise
 AGREE_EVERY = 8  # steps after which several processes ask each other whether to stop
 
@@ -299,4 +300,7 @@ class Training:
 
 def evidence_batch(razor: Razor, batch_size: int) -> int:
     """Large where no step waits for a gradient; with one in the network, the memory counts."""
-    return batch_size if hyperparameters(razor.model) else max(batch_size, CURVATURE_BATCH)
+    if hyperparameters(razor.model):
+        return batch_size
+    on_gpu = next(iter(weights(razor.model).values())).is_cuda
+    return GPU_BATCH if on_gpu else max(batch_size, CURVATURE_BATCH)
