@@ -52,14 +52,12 @@ class Space:
         size: in every dimension.
         fields: of the largest group.
         groups: with rotations, the largest first.
-        count: of images or volumes; a filter in space has three times the weights.
     """
 
     dims: int
     size: int
     fields: int
     groups: tuple[str, ...]
-    count: int
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -67,7 +65,7 @@ class Space:
         return (self.size,) * self.dims
 
 
-PLANE, CUBE = Space(2, 6, 4, ("p4m", "p4"), 1200), Space(3, 4, 2, ("O",), 3000)
+PLANE, CUBE = Space(2, 6, 4, ("p4m", "p4")), Space(3, 4, 2, ("O",))
 
 
 def space_of(row: str) -> Space:
@@ -132,8 +130,7 @@ def network(space: Space = PLANE) -> nn.Sequential:
 
 def run_row(row: str, seed: int, options: Options) -> Run:
     """Train one network and note what its layer supports."""
-    count = space_of(row).count
-    data = make_task(row, seed, count // 2 if options.small else count)
+    data = make_task(row, seed, 600 if options.small else 1200)
     epochs = CONFIG.epochs // 2 if options.small else CONFIG.epochs
     torch.manual_seed(seed)
     config = CONFIG.change(seed=seed, device=options.place, epochs=epochs, progress=False)
