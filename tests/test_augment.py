@@ -2,7 +2,7 @@
 
 import copy
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import symrazor as sr
+from augment_case import pictures, small_network
 from symrazor.augment import (
     Augment,
     Augmented,
@@ -19,7 +20,6 @@ from symrazor.augment import (
     Contrast,
     Flips,
     Jitter,
-    LikelihoodConfig,
     Mixture,
     Noise,
     QuarterTurns,
@@ -31,24 +31,11 @@ from symrazor.augment import (
     fit_by_likelihood,
     lie,
 )
-from symrazor.data import TensorLoader, digits
 from symrazor.groups.lie import so3
-from symrazor.hyper import Hyper, hyperparameters
-from symrazor.training.loop import Training
+from symrazor.hyper import hyperparameters
 from symrazor.transforms import AffineLie
 
 Part = Transformation | Choice
-
-
-def _pictures(n: int = 5, channels: int = 1, size: int = 6) -> Tensor:
-    generator = torch.Generator().manual_seed(1)
-    raw = torch.rand(n, channels, size, size, generator=generator, dtype=torch.float64)
-    return torch.nn.functional.avg_pool2d(raw, 3, 1, 1)
-
-
-def _network(features: int, classes: int = 3) -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Flatten(), nn.Linear(features, 7), nn.Tanh(), nn.Linear(7, classes))
 
 
 IMAGES: dict[str, Callable[[], Part | list[Part]]] = {
@@ -70,10 +57,10 @@ AVERAGES = ["all, probabilities", "rotation, probabilities", "all, joint", "rota
 @pytest.mark.parametrize("name", [*IMAGES, *AVERAGES])
 def test_gradient_in_every_width_is_that_of_finite_differences(name: str) -> None:
     name, _, average = name.partition(", ")
-    x, y = _pictures(), torch.tensor([0, 1, 2, 0, 1])
+    x, y = pictures(), torch.tensor([0, 1, 2, 0, 1])
     torch.manual_seed(0)
     convolution = nn.Sequential(nn.Conv2d(1, 2, 3, padding=1), nn.Tanh())
-    network, augment = nn.Sequential(convolution, _network(72)), Augment(IMAGES[name](), 4)
+    network, augment = nn.Sequential(convolution, small_network(72)), Augment(IMAGES[name](), 4)
     model = Augmented(network, augment, average=average or "outputs")  # type: ignore[arg-type]
     model = model.double().eval()
     batches = [(x[:3], y[:3]), (x[3:], y[3:])]
@@ -97,88 +84,9 @@ def test_gradient_in_every_width_is_that_of_finite_differences(name: str) -> Non
             assert float((fit + occam).reshape(-1)[i]) == pytest.approx(slope, rel=1e-5, abs=1e-7)
 
 
-def test_copies_fold_into_the_shared_index() -> None:
-    """Blocks of an averaged network are those of autodiff."""
-    x = _pictures(4)
-    model = Augmented(_network(36), Augment([affine("rotation", 1.0), Flips()], 3), at="2")
-    model = model.double().eval()
-    method = sr.Method(structure="full")
-    found = sr.curvature(model, sr.Gaussian(noise=1.0), [(x, x.new_zeros(4, 3))], method)
-    theta = {k: v.detach() for k, v in sr.weights(model).items()}
-    J = torch.func.jacrev(lambda p: torch.func.functional_call(model, p, (x,)))(theta)
-    rows = torch.cat([J[name].reshape(12, -1) for name in found.blocks[0].names], 1)
-    torch.testing.assert_close(found.blocks[0].H, rows.T @ rows, rtol=1e-9, atol=1e-12)
-
-
-def test_curvature_of_averaged_probabilities_is_that_of_autodiff() -> None:
-    """The full GGN, with the Hessian of the averaged log-probabilities by autodiff too."""
-    x, y = _pictures(4), torch.tensor([0, 1, 2, 0])
-    parts = [affine("rotation", 1.0), Flips()]
-    model = Augmented(_network(36), Augment(parts, 3), average="probabilities").double().eval()
-    found = sr.curvature(model, sr.Categorical(), [(x, y)], sr.Method(structure="full"))
-    theta = {k: v.detach() for k, v in sr.weights(model).items()}
-    J = torch.func.jacrev(lambda p: torch.func.functional_call(model, p, (x,)))(theta)
-    rows = torch.cat([J[name].reshape(4, 3, -1) for name in found.blocks[0].names], 2)
-    p = model(x).detach().exp()
-    torch.testing.assert_close(p.sum(1), p.new_ones(4))
-    middle = torch.diag_embed(p) - p.unsqueeze(2) * p.unsqueeze(1)
-    expected = torch.einsum("nkp,nkl,nlq->pq", rows, middle, rows)
-    torch.testing.assert_close(found.blocks[0].H, expected, rtol=1e-9, atol=1e-12)
-
-
-def test_a_copy_that_has_no_say_has_no_curvature() -> None:
-    """Of two copies with "joint" one is impossible: the factors are those of the other alone."""
-
-    class Away(Transformation):
-        dim = 1
-
-        def forward(self, x: Tensor, points: Tensor) -> Tensor:
-            return torch.cat([x[:, :2], points.sign()], 1)
-
-        def describe(self, shape: Sequence[int]) -> dict[str, float]:
-            return {}
-
-    network = nn.Linear(3, 3).double()
-    with torch.no_grad():
-        network.weight[:, 2] = 40.0  # of all classes: copies with a -1 there are impossible
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(6, 3, generator=generator, dtype=torch.float64)
-    x[:, 2] = 1
-    data = [(x, torch.arange(6) % 3)]
-    both = Augmented(network, Augment(Away(), 2), average="joint").double().eval()
-    for precision in (0.1, 10.0):
-        found, alone = (
-            sr.Razor(model, "categorical", 6, prior_precision=precision).evidence(data)
-            for model in (both, network)
-        )
-        torch.testing.assert_close(found.log_det, alone.log_det, rtol=1e-9, atol=1e-9)
-        torch.testing.assert_close(found.log_likelihood, alone.log_likelihood)
-
-
-def test_kronecker_factors_over_poses_follow_dense_blocks() -> None:
-    """Digits that are shifted half out of sight: all of the curvature is in the others."""
-    x, y = digits("train")
-    x, y = x[:60], y[:60]
-    torch.manual_seed(0)
-    layers = [nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()]
-    network = nn.Sequential(*layers, nn.Linear(64, 10))
-    model = Augmented(network, Augment(affine("translation", 0.3), 6), average="joint")
-    fit_by_likelihood(model, (x, y), config=LikelihoodConfig(epochs=25, batch_size=20, lr=2e-2))
-    (width,) = (part for part in model.augment.modules() if isinstance(part, Hyper))
-    change = {}
-    for structure in ("block", "kron"):
-        razor = sr.Razor(model, "categorical", 60, structure=structure)
-        values = []
-        for value in (0.02, 0.6):
-            width.value = torch.full((2,), value)
-            values.append(float(razor.evidence([(x, y)]).log_det))
-        change[structure] = math.log(values[1] / values[0])
-    assert change["kron"] == pytest.approx(change["block"], abs=0.35)
-
-
 def test_average_is_the_average() -> None:
-    x = _pictures(3)
-    network = _network(36).double()
+    x = pictures(3)
+    network = small_network(36).double()
     augment = Augment([affine("rotation", 0.5), Flips((-1,), 0.25)], 4).double().eval()
     moved, weights = augment.copies(x)
     assert moved.shape == (3, 8, 1, 6, 6)
@@ -197,7 +105,7 @@ def test_average_is_the_average() -> None:
 
 
 def test_flips_and_turns_are_exact() -> None:
-    x = _pictures(2)
+    x = pictures(2)
     flips = Flips((-1, -2), 0.2).double()
     torch.testing.assert_close(
         flips(x), torch.stack([x, x.flip(-1), x.flip(-2), x.flip(-1, -2)], 1)
@@ -212,15 +120,15 @@ def test_flips_and_turns_are_exact() -> None:
 @pytest.mark.parametrize(
     ("part", "x"),
     [
-        (Brightness(), _pictures()),
-        (Contrast(), _pictures()),
-        (Saturation(), _pictures(channels=3)),
-        (Blur(), _pictures()),
-        (Noise(), _pictures()),
+        (Brightness(), pictures()),
+        (Contrast(), pictures()),
+        (Saturation(), pictures(channels=3)),
+        (Blur(), pictures()),
+        (Noise(), pictures()),
         (TimeShift(2.0), torch.randn(5, 2, 9, dtype=torch.float64)),
         (TimeScale(), torch.randn(5, 2, 9, dtype=torch.float64)),
         (Jitter(), torch.randn(5, 6, 3, dtype=torch.float64)),
-        (affine(), _pictures()),
+        (affine(), pictures()),
         (lie(so3()), torch.randn(5, 6, 3, dtype=torch.float64)),
     ],
     ids=lambda part: type(part).__name__,
@@ -250,8 +158,8 @@ def test_closed_forms_of_signals() -> None:
 
 
 def test_evaluation_is_fixed_and_training_is_not() -> None:
-    x = _pictures()
-    model = Augmented(_network(36), Augment(affine("rotation", 1.0), 4)).double()
+    x = pictures()
+    model = Augmented(small_network(36), Augment(affine("rotation", 1.0), 4)).double()
     assert not torch.equal(model(x), model(x))
     model.eval()
     first = model(x)
@@ -261,15 +169,15 @@ def test_evaluation_is_fixed_and_training_is_not() -> None:
     model.train()
     model.eval()
     assert not torch.equal(first, model(x))  # a new shift for the next estimate
-    other = Augmented(_network(36), Augment(affine("rotation", 0.3), 4)).double().eval()
+    other = Augmented(small_network(36), Augment(affine("rotation", 0.3), 4)).double().eval()
     other.load_state_dict(model.state_dict())
     assert torch.equal(other(x), model(x))
 
 
 def test_a_finer_average_is_the_same_network_at_more_points() -> None:
-    x = _pictures()
+    x = pictures()
     parts = [affine("rotation", 1.0), Flips((-1,), 0.3)]
-    model = Augmented(_network(36), Augment(parts, 4), average="joint").double().eval()
+    model = Augmented(small_network(36), Augment(parts, 4), average="joint").double().eval()
     finer = model.refined(32)
     assert finer.network is model.network and not finer.training
     assert finer.augment.copies(x)[0].shape[1] == 64 and model.augment.copies(x)[0].shape[1] == 8
@@ -285,7 +193,7 @@ def test_a_finer_average_is_the_same_network_at_more_points() -> None:
 
 def test_mean_over_shifts_is_the_mean_over_the_cube() -> None:
     augment = Augment([affine("rotation", 1.0), Brightness()], 5, seed=3).double()
-    x = _pictures(4000)
+    x = pictures(4000)
     points = augment.points(x).reshape(4000, 5, 2)
     torch.testing.assert_close(points.mean((0, 1)), x.new_zeros(2), atol=0.01, rtol=0)
     torch.testing.assert_close(
@@ -294,7 +202,7 @@ def test_mean_over_shifts_is_the_mean_over_the_cube() -> None:
 
 
 def test_mixture_adds_up() -> None:
-    x = _pictures(3)
+    x = pictures(3)
     parts = [Augment(affine("rotation", 0.2), 2), Augment(Flips(), 1)]
     mixture = Mixture(parts, [0.75, 0.25]).double().eval()
     moved, weights = mixture.copies(x)
@@ -302,16 +210,16 @@ def test_mixture_adds_up() -> None:
     torch.testing.assert_close(weights.sum(), weights.new_ones(()))
     torch.testing.assert_close(weights[:2].sum(), weights.new_tensor(0.75))
     assert mixture.describe((1, 6, 6))["mode 1 (share)"] == pytest.approx(0.75)
-    razor = sr.Razor(Augmented(_network(36), mixture).double().eval(), "categorical", 3)
+    razor = sr.Razor(Augmented(small_network(36), mixture).double().eval(), "categorical", 3)
     razor.step([(x, torch.tensor([0, 1, 2]))])
 
 
 def _joint() -> Augmented:
-    return Augmented(_network(36, 1), Augment(Flips()), average="joint")
+    return Augmented(small_network(36, 1), Augment(Flips()), average="joint")
 
 
 def test_a_distribution_is_a_transformation() -> None:
-    x = _pictures()
+    x = pictures()
     short = Augment(AffineLie("rotation", 0.3), 4).double().eval()
     long = Augment(affine("rotation", 0.3), 4).double().eval()
     torch.testing.assert_close(short.copies(x), long.copies(x))
@@ -320,8 +228,8 @@ def test_a_distribution_is_a_transformation() -> None:
 
 
 def test_a_plain_network_behind_copies_is_saved_as_it_is(tmp_path: Path) -> None:
-    x = _pictures().float()
-    model = Augmented(_network(36), Augment(affine("rotation", 0.5), 3))
+    x = pictures().float()
+    model = Augmented(small_network(36), Augment(affine("rotation", 0.5), 3))
     fit = sr.fit(model, (x, torch.arange(5) % 3), epochs=1, progress=False)
     plain = fit.collapse()
     assert plain is not model.network and torch.equal(plain(x), model.network(x))
@@ -335,9 +243,9 @@ def test_a_plain_network_behind_copies_is_saved_as_it_is(tmp_path: Path) -> None
 def test_relaxing_behind_copies() -> None:
     """Layers of an averaged network in training become relaxed ones; its outputs stay."""
     torch.manual_seed(0)
-    network = nn.Sequential(nn.Conv2d(1, 2, 3, padding=1), nn.Tanh(), _network(72))
+    network = nn.Sequential(nn.Conv2d(1, 2, 3, padding=1), nn.Tanh(), small_network(72))
     model = Augmented(network, Augment([affine("rotation", 0.5), Flips()], 3), average="joint")
-    x, shift = _pictures().float(), model.augment.shift.clone()
+    x, shift = pictures().float(), model.augment.shift.clone()
     relaxed = sr.relax(model, x)
     assert torch.equal(relaxed.augment.shift, shift) and relaxed.training
     fit = sr.fit(relaxed, (x, torch.arange(5) % 3), epochs=1, every=1, progress=False)
@@ -353,34 +261,34 @@ def test_relaxing_behind_copies() -> None:
         (lambda: Augment("rotation"), "choices, got 'rotation'; do: Augment"),  # type: ignore[arg-type]
         (lambda: Augment(Flips), "one or more transformations"),  # type: ignore[arg-type]
         (lambda: Augment(affine(), 2.0), "whole n_samples"),  # type: ignore[arg-type]
-        (lambda: Augmented(_network(4), Flips()), "Augment or a Mixture, got Flips"),  # type: ignore[arg-type]
+        (lambda: Augmented(small_network(4), Flips()), "Augment or a Mixture, got Flips"),  # type: ignore[arg-type]
         (lambda: Mixture([Flips(), Flips()]), "type Augment, got Flips, Flips"),  # type: ignore[list-item]
         (lambda: Mixture([]), "two or more"),
         (lambda: Flips(-1), r"do: Flips\(\(-1,\)\)"),  # type: ignore[arg-type]
         (lambda: Flips((-1,), 0.6), "above 0 and below 1/2"),
         (lambda: lie("rotation"), "expected a LieAlgebra"),  # type: ignore[arg-type]
         (lambda: Augment(AffineLie("rotation", torch.tensor([[0.1], [0.2]]))), "one width for"),
-        (lambda: Augment(lie(so3()), 2).copies(_pictures()), "vectors of 3 numbers"),
+        (lambda: Augment(lie(so3()), 2).copies(pictures()), "vectors of 3 numbers"),
         (lambda: Augment(lie(so3()), 2).copies(torch.zeros(2, 5, 2)), "vectors of 3 numbers"),
         (lambda: TimeShift()(torch.zeros(2, 1, 1), torch.zeros(2, 1)), "two steps or more"),
         (lambda: sr.Razor(_joint(), "gaussian", 5), "do: average='outputs'"),
         (lambda: sr.Razor(_joint(), "bernoulli", 5), "got Bernoulli"),
         (
-            lambda: fit_by_likelihood(_joint(), (_pictures(), torch.zeros(5, 1)), "gaussian"),
+            lambda: fit_by_likelihood(_joint(), (pictures(), torch.zeros(5, 1)), "gaussian"),
             "expected a categorical likelihood",
         ),
         (lambda: Augment(affine(), 0), "n_samples of at least 1, got 0"),
         (lambda: Augmented(nn.Linear(2, 2), Augment(Flips()), at="x"), "name of a module"),
         (
-            lambda: Augmented(_network(4), Augment(Flips()), "1", "probabilities"),
+            lambda: Augmented(small_network(4), Augment(Flips()), "1", "probabilities"),
             "at the end of the network",
         ),
-        (lambda: Augmented(_network(4), Augment(Flips()), average="x"), "'outputs', 'prob"),  # type: ignore[arg-type]
+        (lambda: Augmented(small_network(4), Augment(Flips()), average="x"), "'outputs', 'prob"),  # type: ignore[arg-type]
         (lambda: Flips((1,)), "counted from the end"),
         (lambda: QuarterTurns(1.5), "between 0 and 1"),
         (lambda: Mixture([Augment(Flips())]), "two or more"),
-        (lambda: Saturation()(_pictures(), torch.zeros(5, 1)), r"\[n, 3, h, w\]"),
-        (lambda: TimeShift()(_pictures(), torch.zeros(5, 1)), r"series \[n, channels, time\]"),
+        (lambda: Saturation()(pictures(), torch.zeros(5, 1)), r"\[n, 3, h, w\]"),
+        (lambda: TimeShift()(pictures(), torch.zeros(5, 1)), r"series \[n, channels, time\]"),
         (lambda: Flips((-3,))(torch.zeros(2, 4, 4)), "data with axes"),
         (lambda: affine()(torch.zeros(2, 1, 1, 4, 4), torch.zeros(2, 6)), "expected pictures"),
         (lambda: QuarterTurns()(torch.zeros(2, 1, 4, 5)), "square"),
@@ -389,59 +297,3 @@ def test_relaxing_behind_copies() -> None:
 def test_bad_input(make: Callable[[], object], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         make()
-
-
-def test_copies_that_are_alike_change_nothing() -> None:
-    """Symmetric pictures under flips: the factors are those of the network without copies."""
-    half = _pictures(6)
-    x, y = half + half.flip(-1), torch.tensor([0, 1, 2, 0, 1, 2])
-    torch.manual_seed(0)
-    body = nn.Sequential(nn.Conv2d(1, 2, 3, padding=1), nn.Tanh())
-    network = nn.Sequential(body, _network(72)).double()
-    plain = sr.Razor(network, "categorical", 6).evidence([(x, y)])
-    averaged = Augmented(network, Augment(Flips((-1,), 0.2), 1)).double().eval()
-    found = sr.Razor(averaged, "categorical", 6).evidence([(x, y)])
-    assert float(found.log_det) == pytest.approx(float(plain.log_det), rel=1e-10)
-
-
-@pytest.mark.parametrize("estimator", ["exact", "mc"])
-def test_pieces_of_a_batch_change_no_exact_figure_and_are_small(estimator: str) -> None:
-    """Gradients in pieces are those of whole batches; no pass sees more than a piece."""
-    x, y = _pictures(9), torch.tensor([0, 1, 2] * 3)
-    model = Augmented(_network(36), Augment(affine("rotation", 0.6), 3)).double().eval()
-    seen: list[int] = []
-    model.register_forward_hook(lambda module, args, f: seen.append(len(f)))
-    values = {}
-    for pieces in (1, 2, 4):
-        razor = sr.Razor(model, "categorical", 9, pieces=pieces, estimator=estimator)
-        batches = [(x[:5], y[:5]), (x[5:], y[5:])]
-        found = razor._collect(batches, None)
-        seen.clear()
-        state = razor.generator.get_state()
-        (gradient,) = razor.hyper_gradient(batches, found).values()
-        razor.generator.set_state(state)
-        assert max(seen) == -(-5 // pieces) and sum(seen) == 9
-        values[pieces] = float(sum(gradient))
-    if estimator == "exact":
-        assert values[2] == pytest.approx(values[1], rel=1e-9)
-        assert values[4] == pytest.approx(values[1], rel=1e-9)
-    seen.clear()
-    razor = sr.Razor(model, "categorical", 9, estimator=estimator)
-    razor.step([(x, y)], subset=6)
-    assert max(seen[-4:]) == 3  # cut once, not again for the second pass
-    with pytest.raises(ValueError, match="pieces of at least 1"):
-        sr.Razor(model, "categorical", 9, pieces=0)
-
-
-def test_evidence_batches_of_a_fit() -> None:
-    """As large as training batches where widths are learned, larger where there are none."""
-    x, y = _pictures(12), torch.tensor([0, 1, 2] * 4)
-    loader = TensorLoader(x, y, 4, True, torch.Generator())
-    for model, options, expected in (
-        (Augmented(_network(36), Augment(Flips(), 1)), {}, 4),
-        (Augmented(_network(36), Augment(Flips(), 1)), {"evidence_batch": 6}, 6),
-        (_network(36), {}, 250),
-    ):
-        razor = sr.Razor(model.double(), "categorical", 12)
-        training = Training(razor, loader, sr.FitConfig(batch_size=4, **options))  # type: ignore[arg-type]
-        assert training.curvature_data.batch_size == expected
