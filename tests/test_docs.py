@@ -35,6 +35,13 @@ def test_only_lengths_of_trainings_are_changed() -> None:
     assert shortened(code) == short
 
 
+@pytest.fixture
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files that a page writes do not stay."""
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.usefixtures("elsewhere")
 @pytest.mark.parametrize("page", CODE, ids=lambda p: p.name)
 def test_code_blocks_run(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run(page, shortened)
@@ -42,6 +49,7 @@ def test_code_blocks_run(page: Path, capsys: pytest.CaptureFixture[str]) -> None
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("elsewhere")
 @pytest.mark.parametrize("page", CODE, ids=lambda p: p.name)
 def test_code_blocks_run_at_full_length(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
     namespace = run(page, str)
