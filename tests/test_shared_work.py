@@ -101,6 +101,16 @@ def test_many_threads_take_small_matrices_and_a_gpu_large_ones() -> None:
     assert dealt_out(large, 1) == [True, True]
 
 
+@pytest.mark.parametrize("threads", [2, 5])
+def test_equal_matrices_are_shared_out_by_speed(threads: int) -> None:
+    pieces = [_piece(1, 256)] * 60
+    gpu, cpu = seconds_on_gpu(pieces[0]), seconds_on_cpu(pieces[0])
+    there = sum(dealt_out(pieces, threads))
+    best = 60 / (1 / gpu + (threads - 1) / cpu)  # if matrices could be cut
+    assert there * gpu <= best + max(gpu, cpu)
+    assert -(-(60 - there) // (threads - 1)) * cpu <= best + max(gpu, cpu)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, F64])
 @pytest.mark.parametrize("extra", [0, 1, 77])
 def test_sums_over_many_rows_in_parts(dtype: torch.dtype, extra: int) -> None:

@@ -116,6 +116,20 @@ def test_a_path_that_is_needed_stays_as_if_nothing_had_been_tried(
     assert seconds == sorted(seconds)
 
 
+def test_of_paths_that_fail_together_each_is_tried_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trials, "AFFORDABLE", 100.0)
+    monkeypatch.setattr(trials, "verdict", lambda gaps, left: False)
+    torch.manual_seed(1)
+    sizes = [(c, 4, (SIZE, SIZE)) for c in (1, 4)]
+    layers = [Relaxed([Conv(*space), FFC(*space)]) for space in sizes]
+    pool = [nn.ReLU(), nn.AdaptiveMaxPool2d(1), nn.Flatten(), nn.Linear(4, 2)]
+    model = nn.Sequential(layers[0], nn.ReLU(), layers[1], *pool)
+    fit = sr.fit(model, bars("content"), switch_off=True, **OPTIONS)
+    tried = [record["trial"]["paths"] for record in fit.history if "trial" in record]
+    assert [len(paths) for paths in tried] == [2, 1, 1]
+    assert sorted(tried[1] + tried[2]) == sorted(tried[0])
+
+
 def test_progress_by_training_alone_does_not_count_for_a_trial(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
