@@ -122,11 +122,12 @@ def test_bench_of_layers_writes_its_rows(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_bench_of_layers_by_command(tmp_path: Path) -> None:
     """The whole table; F-FC needs less time and memory than FC."""
     file = tmp_path / "rows.json"
     command = [sys.executable, "-m", "symrazor", "bench", "layers", "--rounds", "1"]
-    subprocess.run([*command, "--json", str(file)], check=True, timeout=900)
+    subprocess.run([*command, "--json", str(file)], check=True)
     rows = {(r["comparison"], r["variant"]): r for r in json.loads(file.read_text())}
     layers = {v: r for (c, v), r in rows.items() if c == "forward+backward"}
     assert layers["F-FC"]["peak_mb"] < layers["FC"]["peak_mb"]
