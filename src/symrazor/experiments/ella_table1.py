@@ -50,8 +50,7 @@ def data(task: str, options: Options) -> tuple[Tensors, Tensors]:
 def config(row: Row, small: bool) -> sr.FitConfig:
     """The training of a row; a dense network has slow factors, and its evidence is taken less.
 
-    Where free paths are learned, smaller batches leave more steps to the training that follows when
-    they are switched off.
+    Where free paths are learned, Muon comes to more evidence than AdamW in the same epochs.
     """
     if small:
         epochs = {"fc": 15, "conv": 30, "f-fc+conv": 60}[row.paths]
@@ -60,7 +59,7 @@ def config(row: Row, small: bool) -> sr.FitConfig:
     every = 25 if row.paths == "fc" else 5
     base = sr.FitConfig(epochs=80, batch_size=256, lr=4e-3, every=every)
     if row.paths == "f-fc+conv":
-        base = base.change(epochs=60, batch_size=128, lr=6e-3, switch_off=True)
+        base = base.change(epochs=60, optimizer="muon", lr=0.01, switch_off=True)
     return base.change(estimator="mc", free_precision=FREE_PRECISION[32])
 
 

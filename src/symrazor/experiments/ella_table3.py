@@ -94,8 +94,8 @@ def config(row: Row, small: bool) -> sr.FitConfig:
     if "mnist" in row.task:
         base = sr.FitConfig(epochs=60, batch_size=256, lr=4e-3, every=5)
     else:
-        augment = flip_and_crop
-        base = sr.FitConfig(epochs=150, batch_size=256, lr=4e-3, every=5, augment=augment)
+        base = sr.FitConfig(epochs=100, batch_size=256, lr=0.01, every=5, optimizer="muon")
+        base = base.change(augment=flip_and_crop)
     return base.change(estimator="mc")
 
 
