@@ -35,6 +35,9 @@ class TrainConfig:
         target: "rollout" or "derivative".
         noise: variance of the data.
         noise_kind: "fixed", "learned" or "closed".
+        noise_hold: share of the steps for which noise in closed form stays at `noise`. The
+            residuals of a network that has seen few data are no noise: taken for it, they make the
+            data count for little, and the network learns slowly.
         objective: "elbo", or "likelihood" for the control without a posterior.
         seed: of draws and batches.
         device: "cpu", "cuda", ...
@@ -57,6 +60,7 @@ class TrainConfig:
     target: Target = "rollout"
     noise: float = 1e-3
     noise_kind: NoiseKind = "fixed"
+    noise_hold: float = 0.5
     objective: Objective = "elbo"
     seed: int = 0
     device: str = "cpu"
@@ -70,8 +74,9 @@ class TrainConfig:
         for name in ("lr", "spread_lr", "conserved_lr", "clip", "noise"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"expected {name} > 0, got {getattr(self, name)}")
-        if not 0 <= self.burn_in < 1:
-            raise ValueError(f"expected a burn_in share in [0, 1), got {self.burn_in}")
+        for name in ("burn_in", "noise_hold"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"expected a {name} share in [0, 1), got {getattr(self, name)}")
         if self.objective not in ("elbo", "likelihood"):
             raise ValueError(f"expected objective elbo or likelihood, got {self.objective!r}")
 

@@ -29,6 +29,8 @@ Progress = Callable[[float, str], None]
 """Called with the share that is done, and a line about it."""
 STEPS = 20_000
 """Of each training at most, if there is time."""
+RATE = 2e-2
+"""Of learning, for networks of width 32 and 64."""
 JUDGED = 0.85
 """Share of the time for finding the quantities; the rest for the network without."""
 
@@ -151,6 +153,7 @@ def _config(data: Transitions, minutes: float, seed: int, device: str, steps: in
         batch_size=200,
         draws=2,
         flows=16,
+        lr=RATE,
         integrator="rk4" if float(data.gaps.max()) > 0.3 else "midpoint",
         noise=max(1e-6, 0.05 * spread),
         noise_kind="closed",
