@@ -10,6 +10,7 @@ from PIL import Image
 
 from symrazor.dynamics import figures, given, systems
 from symrazor.dynamics.algebra import Algebra, all_nbody, euclidean, unitary
+from symrazor.dynamics.config import DiscoverConfig
 from symrazor.dynamics.discover import discover
 from symrazor.dynamics.discovered import described
 from symrazor.dynamics.files import read_trajectories, with_velocities
@@ -244,6 +245,10 @@ def test_discover_warns_about_positions_and_refuses_bad_input() -> None:
         discover(data, device="tpu")
     with pytest.raises(ValueError, match="expected at least one quantity on offer"):
         discover(data, count=0)
+    with pytest.raises(ValueError, match="expected options among minutes, .* got hours"):
+        discover(data, hours=1)
+    with pytest.raises(ValueError, match="expected steps >= 1, got 0"):
+        discover(data, config=DiscoverConfig(minutes=1), steps=0)
 
 
 def test_pictures_are_written(tmp_path: Path) -> None:
