@@ -163,6 +163,14 @@ def test_positions_alone_are_enough_where_they_are_said_to_be(
     assert "float32 [n, 2]" in (run / "README.txt").read_text()
 
 
+def test_states_without_times_are_taken_to_be_one_apart(tmp_path: Path) -> None:
+    states, _ = _oscillator()
+    np.savez(tmp_path / "a.npz", states=states)
+    with pytest.warns(UserWarning, match=r"no times in .*a.npz: states are taken to be 1 apart"):
+        found = sr.discover(tmp_path / "a.npz", epochs=2)
+    assert found.dynamics.dt == 1
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -171,6 +179,10 @@ def test_positions_alone_are_enough_where_they_are_said_to_be(
         (lambda x, t: (np.nan * x, t), "all are missing"),
         (lambda x, t: (x, t[::-1].copy()), "times that increase in .*, got rows 0 and 1"),
         (lambda x, t: (x, t[:5]), r"expected 8 times as t in .*, got shape \[5\]"),
+        (
+            lambda x, t: (np.array([x[0], x[1][:3]], dtype=object), t),
+            "states of type object, as of lists of unequal length",
+        ),
     ],
 )
 def test_archives_that_are_refused(tmp_path: Path, change: object, message: str) -> None:

@@ -1,6 +1,7 @@
 """Trajectories: which quantities are conserved, and a network that moves states by one step."""
 
 import copy
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -71,6 +72,7 @@ def discover(data: Dataset, options: Options) -> Dynamics:
         do = "add the momenta, or --positions if these are positions only, or --kind series"
         raise refusal(what, f"{data.x.shape[2]} coordinates", do)
     if times is None:
+        warnings.warn(f"no times in {data.source}: states are taken to be 1 apart", stacklevel=3)
         times = torch.arange(data.x.shape[1], dtype=torch.float32)
     gaps = times.double().diff(dim=-1)
     found = find(

@@ -78,8 +78,7 @@ def discover(
         "learned": mean_squared_error(learned, tests),
         "plain": mean_squared_error(plain, tests),
     }
-    noise = float(learned.noise.variance.detach())
-    found = described(learned.model.conserved, own, aside, noise)
+    found = described(learned.model.conserved, own, aside)
     return Discovered(learned, plain, own, *found, errors, len(pairs))
 
 
