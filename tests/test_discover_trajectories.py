@@ -7,12 +7,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 import symrazor as sr
 from symrazor import cli
 from symrazor.data import read
 from symrazor.discover.folder import export_network, load_network, read_document
+from symrazor.discover.motion import save_motion
 from symrazor.dynamics.journal import Journal
+from symrazor.dynamics.systems import oscillators
+from symrazor.dynamics.trajectories import Trajectories, simulate
 
 
 def _oscillator(count: int = 6, steps: int = 8) -> tuple[np.ndarray, np.ndarray]:
@@ -48,7 +52,10 @@ def test_a_file_becomes_a_run_folder(tmp_path: Path, capsys: pytest.CaptureFixtu
     step = load_network(run)
     x = torch.from_numpy(states[:, 0])
     assert step(x).shape == x.shape
-    assert "after a time of 0.25" in (run / "README.txt").read_text()
+    told = (run / "README.txt").read_text()
+    assert "after a time of 0.25" in told and "motion.gif" in told
+    with Image.open(run / "motion.gif") as picture:
+        assert picture.n_frames == 8  # one for each time
     cli.run(["report", str(run), "--out", str(tmp_path / "again.html")])
     assert document["verdict"] in capsys.readouterr().out
     file = export_network(run, "safetensors", tmp_path / "n.safetensors")
@@ -94,6 +101,33 @@ def test_the_network_is_the_simulator() -> None:
         torch.testing.assert_close(found.network()(x), expected, rtol=1e-4, atol=1e-5)
 
 
+def test_motion_shows_what_was_seen_whole(tmp_path: Path) -> None:
+    data = simulate(oscillators(), 6, 9, 0.2, seed=0)
+    states = data.states.clone()
+    states[0, 3] = torch.nan
+    seen, file = Trajectories.of(states, data.times), tmp_path / "m.gif"
+
+    class Still(torch.nn.Module):
+        def __init__(self, factor: float) -> None:
+            super().__init__()
+            self.factor, self.starts, self.gaps = factor, [], []
+
+        def forward(self, state: torch.Tensor, t: float) -> torch.Tensor:
+            self.starts.append(state)
+            self.gaps.append(t)
+            return self.factor * state
+
+    still = Still(1.0)
+    assert save_motion(still, seen, file) and file.read_bytes().startswith(b"GIF8")
+    first = torch.stack(still.starts[::9])
+    torch.testing.assert_close(first, states[1:5, 0])  # four, and not the one with a gap
+    assert still.gaps == pytest.approx([0.2] * 36)
+    gone = tmp_path / "n.gif"
+    assert not save_motion(Still(1e300), seen, gone) and not gone.exists()
+    blind = Trajectories(states, seen.times, torch.zeros_like(seen.observed))
+    assert not save_motion(still, blind, gone) and not gone.exists()
+
+
 def test_missing_states_and_short_trajectories_are_read(tmp_path: Path) -> None:
     states, times = _oscillator()
     rows = _csv(
@@ -129,6 +163,14 @@ def test_positions_alone_are_enough_where_they_are_said_to_be(
     assert "float32 [n, 2]" in (run / "README.txt").read_text()
 
 
+def test_states_without_times_are_taken_to_be_one_apart(tmp_path: Path) -> None:
+    states, _ = _oscillator()
+    np.savez(tmp_path / "a.npz", states=states)
+    with pytest.warns(UserWarning, match=r"no times in .*a.npz: states are taken to be 1 apart"):
+        found = sr.discover(tmp_path / "a.npz", epochs=2)
+    assert found.dynamics.dt == 1
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -137,6 +179,10 @@ def test_positions_alone_are_enough_where_they_are_said_to_be(
         (lambda x, t: (np.nan * x, t), "all are missing"),
         (lambda x, t: (x, t[::-1].copy()), "times that increase in .*, got rows 0 and 1"),
         (lambda x, t: (x, t[:5]), r"expected 8 times as t in .*, got shape \[5\]"),
+        (
+            lambda x, t: (np.array([x[0], x[1][:3]], dtype=object), t),
+            "states of type object, as of lists of unequal length",
+        ),
     ],
 )
 def test_archives_that_are_refused(tmp_path: Path, change: object, message: str) -> None:

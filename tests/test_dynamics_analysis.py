@@ -20,7 +20,7 @@ from symrazor.dynamics.conserved import Quadratic
 from symrazor.dynamics.invariants import quadratic_invariants
 from symrazor.dynamics.nbody import nbody
 from symrazor.dynamics.systems import System
-from symrazor.dynamics.trajectories import simulate
+from symrazor.dynamics.trajectories import Trajectories, simulate
 
 CASES = [
     (systems.oscillators([1.0]), 1, unitary(1)),
@@ -132,3 +132,26 @@ def test_nothing_learned_is_nothing_found() -> None:
     assert found.dimension == 0 and len(found.learned()) == 0
     assert analysis.recovered(found, unitary(1)).tolist() == [0.0]
     assert math.isclose(analysis.closure(found.directions[:0]).outside, 0.0)
+
+
+def test_noise_is_seen_in_differences() -> None:
+    """Of each entry on its own, along a fast motion, with states missing; almost none without."""
+    system = systems.oscillators([1.0, 2.0])
+    data = simulate(system, 200, 20, 0.1, seed=0)
+    clean = analysis.noise_variance(data)
+    assert float(clean.max()) < 1e-5
+    sizes = torch.tensor([0.1, 0.02, 0.3, 0.05], dtype=torch.float64)
+    noise = torch.randn(data.states.shape, generator=torch.Generator().manual_seed(1)).double()
+    seen = torch.rand(data.observed.shape, generator=torch.Generator().manual_seed(2)) > 0.1
+    noisy = Trajectories(data.states + sizes * noise, data.times, seen)
+    found = analysis.noise_variance(noisy)
+    torch.testing.assert_close(found, sizes.square(), rtol=0.1, atol=1e-5)
+    two = Trajectories(noisy.states[:, :2], data.times[:, :2], seen[:, :2])
+    assert (analysis.noise_variance(two) > sizes.square()).all()  # too much, not too little
+
+
+def test_drift_by_noise_is_the_drift_of_a_true_quantity() -> None:
+    data = simulate(systems.oscillators(), 200, 20, 0.1, seed=0).noisy(1e-2, seed=1)
+    energy = unitary(1)
+    expected = analysis.drift(energy, data)
+    torch.testing.assert_close(analysis.drift_by_noise(energy, data), expected, rtol=0.1, atol=0)

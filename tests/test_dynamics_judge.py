@@ -14,14 +14,12 @@ from symrazor.dynamics.conserved import Quadratic
 from symrazor.dynamics.free import FreeSpan
 from symrazor.dynamics.hamiltonian import HamiltonianNetwork
 from symrazor.dynamics.judge import train_and_judge
-from symrazor.dynamics.likelihoods import Noise
 from symrazor.dynamics.measures import FlowTimes
 from symrazor.dynamics.nbody import nbody
 from symrazor.dynamics.observables import Combination
 from symrazor.dynamics.proposals import LENGTH, Proposals, charge, jumps, rounded
 from symrazor.dynamics.simple import WithinSpan
 from symrazor.dynamics.symmetrised import SymmetrisedNetwork
-from symrazor.dynamics.trained import Trained
 from symrazor.dynamics.trajectories import simulate, transitions
 
 
@@ -136,33 +134,6 @@ def test_judge_reports_every_stage() -> None:
     assert {t["steps"] for t in finals} == {10}
     assert trained.history[-1]["step"] == 4 + sum(t["steps"] for t in trained.trials)
     assert trained.trials[0]["quantities"] == 0 and trained.trials[0]["rounded"] == 0
-
-
-def test_whole_coefficients_win_where_costs_are_the_same() -> None:
-    model = _offer(2, 1)
-    free = SymmetrisedNetwork(model.network, Quadratic.fixed(torch.eye(2)[None]))
-    whole = rounded(free)
-    assert whole is not None
-    none = judge.Trial(50.0, SymmetrisedNetwork(model.network), None, 1.0)
-    learned = judge.Trial(10.0, free, None, 1.0)
-    for cost, expected in ((8.0, "whole"), (14.0, "whole"), (15.0, "learned")):
-        simple = judge.Trial(cost, whole, None, 1.0)
-        won = judge._winner([none, simple, learned])
-        assert won is (simple if expected == "whole" else learned)
-    assert judge._winner([none, judge.Trial(60.0, whole, None)]) is none
-
-
-def test_who_loses_narrowly_to_none_is_trained_in_full() -> None:
-    model = _offer(2, 1)
-    free = SymmetrisedNetwork(model.network, Quadratic.fixed(torch.eye(2)[None]))
-    trained = Trained(free, Noise(), TrainConfig())
-    none = judge.Trial(50.0, SymmetrisedNetwork(model.network), trained)
-    near, far = (judge.Trial(50 + 100 * judge.NARROW + by, free, trained) for by in (-1, 1))
-    assert judge._entrant([none, near], none, 100) is near
-    assert judge._entrant([none, far], none, 100) is None
-    assert judge._entrant([none, judge.Trial(math.inf, free, None)], none, 100) is None
-    better = judge.Trial(10.0, free, trained)
-    assert judge._entrant([none, better], better, 100) is better
 
 
 def test_judge_keeps_to_its_time() -> None:

@@ -52,6 +52,30 @@ def test_closed_noise_finds_the_variance() -> None:
     assert float(noise.variance) == pytest.approx(residual, rel=1e-3)
 
 
+def test_closed_noise_can_be_held() -> None:
+    data = transitions(DATA, 4e-2)
+    predicted = rollout(OSCILLATOR.field, data, 1, rk4)
+    noise = Noise(0.3, "closed", rate=0.2)
+    before = noise.log_variance.clone()
+    noise.hold(True)
+    noise.observe(predicted, data)
+    torch.testing.assert_close(noise.log_variance, before, rtol=0, atol=0)
+    noise.hold(False)
+    noise.observe(predicted, data)
+    residual = float((predicted[0] - data.y).square().mean())
+    assert float(noise.variance) == pytest.approx(0.8 * 0.3 + 0.2 * residual)
+    assert set(noise.state_dict()) == {"log_variance"}
+
+
+def test_residuals_of_a_new_network_are_not_taken_for_noise() -> None:
+    config = TrainConfig(steps=12, draws=2, flows=4, record=2, noise=1e-3, noise_kind="closed")
+    data = transitions(DATA, 1e-3)
+    levels = [r["noise"] for r in train(_model(), data, config).history]
+    assert levels[:3] == pytest.approx([1e-3] * 3, rel=1e-5) and min(levels[3:]) > 2e-3
+    moved = train(_model(), data, config.change(noise_hold=0.0)).history
+    assert moved[0]["noise"] > 2e-3
+
+
 def test_missing_states_do_not_count() -> None:
     states = DATA.states.clone()
     states[2, 2] = torch.nan

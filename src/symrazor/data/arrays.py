@@ -93,7 +93,8 @@ def _array(file: IO[bytes], size: int, path: Path, name: str) -> Array:
         raise ValueError(f"version {version} of the format")
     shape, fortran, dtype = _HEADERS[version](file)
     if dtype.kind not in _NUMBERS + _TEXT:
-        raise ValueError(f"{name} of type {dtype}")
+        ragged = ", as of lists of unequal length (pad them with NaN)" if dtype.kind == "O" else ""
+        raise ValueError(f"{name} of type {dtype}{ragged}")
     if any(part < 0 for part in shape):
         raise ValueError(f"{name} of shape {list(shape)}")
     elements = math.prod(shape)

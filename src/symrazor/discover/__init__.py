@@ -5,7 +5,7 @@
 | `api.py` | `discover`: data in, a `Discovery` out; the embedded digits |
 | `kinds.py` | kind of data -> the networks that are compared |
 | `maps.py`, `sets.py`, `vectors.py` | those networks; `structures.py`: what a candidate is |
-| `trajectories.py` | conserved quantities, by `symrazor.dynamics` |
+| `trajectories.py`, `motion.py` | conserved quantities, by `symrazor.dynamics`; an animation |
 | `asked.py` | a question and the options of a run |
 | `budget.py`, `planning.py` | passes and data that fit into the time given; a plan that is kept |
 | `run.py` | the candidates of one question, trained; unfinished ones taken up |

@@ -7,6 +7,7 @@
     RUN/network.safetensors    its weights alone
     RUN/README.txt             how to load and use them
 
+Of trajectories: no evidence.png, but motion.gif, seen and learned trajectories side by side.
 With several questions, each network has a folder of its own, by the name of its question.
 """
 
@@ -21,12 +22,14 @@ from torch import nn
 from symrazor.collapsing.export import SUFFIXES, Format, save_network
 from symrazor.discover.document import BYTES
 from symrazor.discover.fit_runs import fit_document, fit_network, is_fit_run
+from symrazor.discover.motion import save_motion
 from symrazor.discover.result import Discovery, Found
 from symrazor.files import write_atomically
 from symrazor.page import write_page
 from symrazor.readings.figures import evidence_figure
 
 DOCUMENT, PAGE, PICTURE = "discover.json", "report.html", "evidence.png"
+MOTION = "motion.gif"
 _README = """What is in this folder, and how to use it.
 
 {files}
@@ -51,7 +54,7 @@ _DYNAMICS = """What is in this folder, and how to use it.
     report.html                 the page, for a browser
     network.pt2                 the learned dynamics, a torch.export program
     network.safetensors         its weights alone
-
+{motion}
 Move states by one step of the data, without symrazor:
 
     import torch
@@ -89,16 +92,20 @@ def save(discovery: Discovery, folder: Path) -> Path:
 
 
 def _save_dynamics(discovery: Discovery, folder: Path) -> None:
-    """The network that moves states by one step, and how to use it."""
-    network, size = discovery.network(), len(discovery.dynamics.to_dict()["scale"])
+    """The network that moves states by one step, what it does, and how to use it."""
+    network, size = discovery.network(), len(discovery.dynamics.found.units.scale)
     example = torch.rand(8, size, generator=torch.Generator().manual_seed(0))
     save_network(network, folder, example, "torch")
     save_network(network, folder, example, "safetensors")
+    dynamics = discovery.dynamics
+    moves = save_motion(dynamics.found.simulator(), dynamics.seen, folder / MOTION)
+    shown = f"    {MOTION:<28}trajectories that were seen, and learned ones\n" if moves else ""
     text = _DYNAMICS.format(
+        motion=shown,
         folder=folder,
         network=folder / "network.pt2",
         size=size,
-        dt=discovery.dynamics.dt,
+        dt=dynamics.dt,
         verdict=discovery.verdict,
     )
     write_atomically(folder / "README.txt", text.encode())

@@ -1,6 +1,7 @@
 """Trajectories: which quantities are conserved, and a network that moves states by one step."""
 
 import copy
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,15 +13,16 @@ from torch import Tensor, nn
 from symrazor.data import Dataset
 from symrazor.data.batches import refusal
 from symrazor.discover.asked import Options
+from symrazor.dynamics.config import DiscoverConfig
 from symrazor.dynamics.conserved import AffineFlows
-from symrazor.dynamics.discover import STEPS
 from symrazor.dynamics.discover import discover as find
 from symrazor.dynamics.discovered import Discovered
 from symrazor.dynamics.evaluate import Simulator
-from symrazor.dynamics.given import Units
+from symrazor.dynamics.given import Units, given
 from symrazor.dynamics.hamiltonian import Energy
 from symrazor.dynamics.integrators import advance
 from symrazor.dynamics.symmetrised import Hamiltonian
+from symrazor.dynamics.trajectories import Trajectories
 from symrazor.layers.trace import traced
 from symrazor.training.checkpoint import fingerprint
 
@@ -35,10 +37,12 @@ class Dynamics:
     Args:
         found: by `symrazor.dynamics.discover`.
         dt: time between two states, the median.
+        seen: the data, with momenta.
     """
 
     found: Discovered
     dt: float
+    seen: Trajectories
 
     @property
     def verdict(self) -> str:
@@ -68,6 +72,7 @@ def discover(data: Dataset, options: Options) -> Dynamics:
         do = "add the momenta, or --positions if these are positions only, or --kind series"
         raise refusal(what, f"{data.x.shape[2]} coordinates", do)
     if times is None:
+        warnings.warn(f"no times in {data.source}: states are taken to be 1 apart", stacklevel=3)
         times = torch.arange(data.x.shape[1], dtype=torch.float32)
     gaps = times.double().diff(dim=-1)
     found = find(
@@ -78,10 +83,11 @@ def discover(data: Dataset, options: Options) -> Dynamics:
         progress=options.progress,
         positions=options.positions,
         device=options.place(),
-        steps=options.epochs or STEPS,
+        steps=options.epochs or DiscoverConfig.steps,
         resume=_place(data.x, times, options),
     )
-    return Dynamics(found, float(gaps.median()))
+    seen = given(data.x, times, options.positions)
+    return Dynamics(found, float(gaps.median()), seen)
 
 
 def _place(states: Tensor, times: Tensor, options: Options) -> Path | None:

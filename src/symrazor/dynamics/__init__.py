@@ -8,6 +8,7 @@ from symrazor.dynamics.algebra import Algebra as Algebra
 from symrazor.dynamics.analysis import describe as describe
 from symrazor.dynamics.analysis import parallelness as parallelness
 from symrazor.dynamics.analysis import spectrum as spectrum
+from symrazor.dynamics.config import DiscoverConfig as DiscoverConfig
 from symrazor.dynamics.config import TrainConfig as TrainConfig
 from symrazor.dynamics.conserved import Quadratic as Quadratic
 from symrazor.dynamics.discover import discover as discover

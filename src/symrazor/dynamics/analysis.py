@@ -4,6 +4,7 @@ K learned quantities are a redundant description of a subspace: their generators
 flattened, have singular values (how far a direction is used) and singular vectors (the directions).
 """
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -156,13 +157,34 @@ def drift(quantity: Algebra, data: Trajectories) -> Float[Tensor, "k"]:
     return (along / overall.clamp_min(1e-300)).sqrt()
 
 
-def drift_by_noise(quantity: Algebra, data: Trajectories, variance: float) -> Float[Tensor, "k"]:
-    r"""The `drift` that noise causes, $\sqrt{\sigma^2 E|\nabla C|^2 / \mathrm{Var}\, C}$."""
+def noise_variance(data: Trajectories) -> Float[Tensor, "d"]:
+    r"""Of each entry of a state, from differences along the trajectories.
+
+    The k-th difference of independent noise has the variance $\binom{2k}{k} \sigma^2$, and that of
+    a smooth motion comes on top: each k gives too much rather than too little, so the least of
+    k = 1, 2, 3 is taken. Nothing has to be learned for it.
+    """
+    states = torch.where(data.observed[..., None], data.states, torch.nan).cpu()
+    found = [states.new_full(states.shape[-1:], torch.inf)]
+    for k in range(1, min(3, states.shape[1] - 1) + 1):
+        change = states.diff(n=k, dim=1).flatten(0, 1)
+        change = change[change.isfinite().all(-1)]
+        if len(change):
+            found.append(change.square().mean(0) / math.comb(2 * k, k))
+    return torch.stack(found).amin(0)
+
+
+def drift_by_noise(quantity: Algebra, data: Trajectories) -> Float[Tensor, "k"]:
+    r"""The `drift` that noise of `noise_variance` causes.
+
+    $$ \sqrt{E \sum_i \sigma_i^2 (\partial_i C)^2 / \mathrm{Var}\, C} $$
+    """
     x = data.states.cpu()[data.observed.cpu()]
     slopes = torch.einsum("kij,mj->mki", quantity.A, x) + quantity.b
     values = 0.5 * torch.einsum("mi,kij,mj->mk", x, quantity.A, x) + x @ quantity.b.mT
     overall = values.var(dim=0, correction=0).clamp_min(1e-300)
-    return (variance * slopes.square().sum(-1).mean(0) / overall).sqrt()
+    caused = (slopes.square() * noise_variance(data)).sum(-1).mean(0)
+    return (caused / overall).sqrt()
 
 
 def _within(conserved: Quadratic, found: Spectrum, known: Algebra) -> Float[Tensor, "k"]:

@@ -1,7 +1,10 @@
-"""Options of a training."""
+"""Options of a training, and of a discovery."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from typing import Any, Literal
+
+import torch
 
 from symrazor.dynamics.integrators import Name
 from symrazor.dynamics.integrators import named as integrator_named
@@ -35,6 +38,9 @@ class TrainConfig:
         target: "rollout" or "derivative".
         noise: variance of the data.
         noise_kind: "fixed", "learned" or "closed".
+        noise_hold: share of the steps for which noise in closed form stays at `noise`. The
+            residuals of a network that has seen few data are no noise: taken for it, they make the
+            data count for little, and the network learns slowly.
         objective: "elbo", or "likelihood" for the control without a posterior.
         seed: of draws and batches.
         device: "cpu", "cuda", ...
@@ -57,6 +63,7 @@ class TrainConfig:
     target: Target = "rollout"
     noise: float = 1e-3
     noise_kind: NoiseKind = "fixed"
+    noise_hold: float = 0.5
     objective: Objective = "elbo"
     seed: int = 0
     device: str = "cpu"
@@ -70,11 +77,66 @@ class TrainConfig:
         for name in ("lr", "spread_lr", "conserved_lr", "clip", "noise"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"expected {name} > 0, got {getattr(self, name)}")
-        if not 0 <= self.burn_in < 1:
-            raise ValueError(f"expected a burn_in share in [0, 1), got {self.burn_in}")
+        for name in ("burn_in", "noise_hold"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"expected a {name} share in [0, 1), got {getattr(self, name)}")
         if self.objective not in ("elbo", "likelihood"):
             raise ValueError(f"expected objective elbo or likelihood, got {self.objective!r}")
 
     def change(self, **changes: Any) -> "TrainConfig":
         """A copy with other values."""
+        return replace(self, **changes)
+
+
+@dataclass(frozen=True)
+class DiscoverConfig:
+    """How conserved quantities are looked for in a user's trajectories.
+
+    Args:
+        minutes: time to spend, about.
+        seed: of weights, draws and the split.
+        positions: the states are positions; velocities by finite differences stand for momenta.
+        device: where to train.
+        steps: most steps of each training, if there is time left.
+        count: most quantities to be proposed; None for more than any usual system has.
+        resume: directory for checkpoints; a run that was stopped goes on from there.
+
+    Raises:
+        ValueError: options that cannot be.
+    """
+
+    minutes: float = 5.0
+    seed: int = 0
+    positions: bool = False
+    device: str = "cpu"
+    steps: int = 20_000
+    count: int | None = None
+    resume: str | Path | None = None
+
+    def __post_init__(self) -> None:
+        if not self.minutes > 0:
+            raise ValueError(f"expected minutes > 0, got {self.minutes}")
+        if self.steps < 1:
+            raise ValueError(f"expected steps >= 1, got {self.steps}")
+        if self.count is not None and self.count < 1:
+            raise ValueError(f"expected at least one quantity on offer, got count={self.count}")
+        try:
+            there = torch.device(self.device).type != "cuda" or torch.cuda.is_available()
+        except RuntimeError:
+            there = False
+        if not there:
+            raise ValueError(
+                f"expected a device that is there, got {self.device!r}; do leave out device="
+            )
+
+    def change(self, **changes: Any) -> "DiscoverConfig":
+        """A copy with other values.
+
+        Raises:
+            ValueError: an option that is not there.
+        """
+        known = [f.name for f in fields(self)]
+        wrong = sorted(set(changes) - set(known))
+        if wrong:
+            raise ValueError(f"expected options among {', '.join(known)}, got {', '.join(wrong)}")
         return replace(self, **changes)

@@ -99,7 +99,6 @@ class Quadratic(ConservedQuantities):
             once around for $\tau \in [-1, 1]$.
         norm_cap: longest $\|\sum_k \tau_k G_k\|$ times `scale`; beyond it a flow is cut short, and
             counted. Flows of indefinite A grow as its exponential.
-        linear: whether b is learned too.
         commutators: whether to flow along all $[G_i, G_j]$ as well: what two symmetries generate
             together is a symmetry too.
         generator: of the start.
@@ -116,7 +115,6 @@ class Quadratic(ConservedQuantities):
         std: float | None = None,
         scale: float = pi,
         norm_cap: float = 16.0,
-        linear: bool = True,
         commutators: bool = False,
         generator: torch.Generator | None = None,
     ) -> None:
@@ -131,8 +129,7 @@ class Quadratic(ConservedQuantities):
             )
         self.scale, self.norm_cap, self.commutators = scale, norm_cap, commutators
         self.A_raw = nn.Parameter(std * torch.randn(count, phase, phase, generator=generator))
-        b = std * torch.randn(count, phase, generator=generator)
-        self.b = nn.Parameter(b if linear else torch.zeros_like(b), requires_grad=linear)
+        self.b = nn.Parameter(std * torch.randn(count, phase, generator=generator))
         self.register_buffer("J", symplectic_form(n).float(), persistent=False)
 
     @classmethod

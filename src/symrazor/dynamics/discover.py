@@ -4,13 +4,13 @@ import copy
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from symrazor.dynamics.config import TrainConfig
+from symrazor.dynamics.config import DiscoverConfig, TrainConfig
 from symrazor.dynamics.conserved import Quadratic
 from symrazor.dynamics.discovered import Discovered, described
 from symrazor.dynamics.evaluate import mean_squared_error
@@ -27,8 +27,8 @@ from symrazor.training.progress import share_bar
 
 Progress = Callable[[float, str], None]
 """Called with the share that is done, and a line about it."""
-STEPS = 20_000
-"""Of each training at most, if there is time."""
+RATE = 2e-2
+"""Of learning, for networks of width 32 and 64."""
 JUDGED = 0.85
 """Share of the time for finding the quantities; the rest for the network without."""
 
@@ -36,15 +36,9 @@ JUDGED = 0.85
 def discover(
     trajectories: Given,
     times: Tensor | Sequence[float] | np.ndarray | None = None,
-    *,
-    minutes: float = 5.0,
-    seed: int = 0,
+    config: DiscoverConfig | None = None,
     progress: Progress | bool | None = None,
-    positions: bool = False,
-    device: str = "cpu",
-    steps: int = STEPS,
-    count: int | None = None,
-    resume: str | Path | None = None,
+    **changes: Any,
 ) -> Discovered:
     """Learn conserved quantities and a simulator from trajectories alone.
 
@@ -55,56 +49,37 @@ def discover(
         trajectories: states (q, p) [B, T, 2n], a tensor or array; NaN rows are missing states.
             Or what `read_trajectories` returned.
         times: [T] or [B, T]; not with `Trajectories`, which have their own.
-        minutes: time to spend, about.
-        seed: of weights, draws and the split.
+        config: all options; single ones can be given by name, as in
+            `discover(states, times, minutes=2, seed=1)`.
         progress: called with a share and a line; or whether to show a bar, None for "if this is a
             terminal".
-        positions: the states are positions; velocities by finite differences stand for momenta.
-        device: where to train.
-        steps: most steps of each training, if there is time left.
-        count: most quantities to be proposed.
-        resume: directory for checkpoints; a run that was stopped goes on from there.
+        **changes: those single options, see `DiscoverConfig`.
 
     Raises:
-        ValueError: trajectories that cannot be used; the row is named.
+        ValueError: options that cannot be, or trajectories that cannot be used; the row is named.
         KeyboardInterrupt: SIGINT; with `resume` a checkpoint was written.
         SystemExit: SIGTERM, with `resume`, and a checkpoint was written.
     """
-    if not minutes > 0:
-        raise ValueError(f"expected minutes > 0, got {minutes}")
-    if count is not None and count < 1:
-        raise ValueError(f"expected at least one quantity on offer, got count={count}")
-    _check_device(device)
-    if positions:
+    chosen = (config or DiscoverConfig()).change(**changes)
+    if chosen.positions:
         warnings.warn(
             "momenta are finite differences of positions: right for unit masses only, and noisier",
             stacklevel=2,
         )
-    data = given(trajectories, times, positions)
+    data = given(trajectories, times, chosen.positions)
     own = units(data)
-    kept, aside = split(own.scaled(data), seed)
+    kept, aside = split(own.scaled(data), chosen.seed)
     pairs, tests = transitions(kept), transitions(aside)
-    config = _config(pairs, minutes, seed, device, steps)
     with _teller(progress) as tell:
-        journal = None if resume is None else Journal(resume)
-        model = _model(data.phase, count or _offered(data.phase), config.seed)
-        learned, plain = _train_both(model, pairs, config, tell, journal)
+        journal = None if chosen.resume is None else Journal(chosen.resume)
+        model = _model(data.phase, chosen.count or _offered(data.phase), chosen.seed)
+        learned, plain = _train_both(model, pairs, _config(pairs, chosen), tell, journal)
     errors = {
         "learned": mean_squared_error(learned, tests),
         "plain": mean_squared_error(plain, tests),
     }
-    noise = float(learned.noise.variance.detach())
-    found = described(learned.model.conserved, own, aside, noise)
+    found = described(learned.model.conserved, own, aside)
     return Discovered(learned, plain, own, *found, errors, len(pairs))
-
-
-def _check_device(device: str) -> None:
-    try:
-        there = torch.device(device).type != "cuda" or torch.cuda.is_available()
-    except RuntimeError:
-        there = False
-    if not there:
-        raise ValueError(f"expected a device that is there, got {device!r}; do leave out device=")
 
 
 @contextmanager
@@ -143,20 +118,21 @@ def _offered(phase: int) -> int:
     return min(all_of_them - 1, max(3, (phase // 2) ** 2 + 2))
 
 
-def _config(data: Transitions, minutes: float, seed: int, device: str, steps: int) -> TrainConfig:
+def _config(data: Transitions, chosen: DiscoverConfig) -> TrainConfig:
     spread = float((data.y[:, 0] - data.x).square().mean())
     return TrainConfig(
-        steps=steps,
-        minutes=minutes,
+        steps=chosen.steps,
+        minutes=chosen.minutes,
         batch_size=200,
         draws=2,
         flows=16,
+        lr=RATE,
         integrator="rk4" if float(data.gaps.max()) > 0.3 else "midpoint",
         noise=max(1e-6, 0.05 * spread),
         noise_kind="closed",
         burn_in=0.5,
-        seed=seed,
-        device=device,
+        seed=chosen.seed,
+        device=chosen.device,
     )
 
 

@@ -140,7 +140,7 @@ class Discovered:
 
 @torch.no_grad()
 def described(
-    conserved: nn.Module | None, units: Units, aside: Trajectories, noise: float = 0.0
+    conserved: nn.Module | None, units: Units, aside: Trajectories
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]], dict[str, Any]]:
     """Entries for the quantities that were taken: those that hold, and not; and their algebra.
 
@@ -148,7 +148,6 @@ def described(
         conserved: of a model, in scaled units.
         units: the user's.
         aside: trajectories for the drift, scaled.
-        noise: variance of scaled states.
     """
     if not isinstance(conserved, Quadratic):
         return [], [], {"closure": 0.0, "structure_constants": []}
@@ -160,7 +159,7 @@ def described(
     )
     values = [*analysis.spectrum(conserved).values.tolist(), *[0.0] * len(basis)]
     drifts = analysis.drift(taken, aside)
-    fine = drifts <= (NOISY * analysis.drift_by_noise(taken, aside, noise)).clamp_min(DOUBT)
+    fine = drifts <= (NOISY * analysis.drift_by_noise(taken, aside)).clamp_min(DOUBT)
     holds: list[dict[str, Any]] = []
     doubtful: list[dict[str, Any]] = []
     for k, one in enumerate(basis):

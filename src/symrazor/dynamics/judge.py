@@ -8,7 +8,8 @@ the bound would also like short flows across the dynamics, which only smooth the
 of a proposal is learned (`FreeSpan`) and pays for its coefficients; it is also tried with whole
 ones, which are free of charge, where it is near such. Then a fresh network is trained with the
 winner, and where its quantities, made whole, close under the bracket another one with the group
-that they generate (`symrazor.dynamics.group`); the evidence chooses again.
+that they generate (`symrazor.dynamics.group`); the evidence chooses again, by the same rule as
+among the trials (`symrazor.dynamics.trial`).
 """
 
 import copy
@@ -21,53 +22,15 @@ import torch
 from symrazor.dynamics.algebra import generators
 from symrazor.dynamics.config import TrainConfig
 from symrazor.dynamics.conserved import Quadratic
-from symrazor.dynamics.group import GroupOrbits, whole_group
+from symrazor.dynamics.group import whole_group
 from symrazor.dynamics.journal import Journal
 from symrazor.dynamics.planning import PROPOSALS, TRIALS, kept, planned
-from symrazor.dynamics.proposals import Proposals, charge, is_rounded, rounded
+from symrazor.dynamics.proposals import Proposals, charge, rounded
 from symrazor.dynamics.symmetrised import SymmetrisedNetwork
 from symrazor.dynamics.train import Progress, train
-from symrazor.dynamics.trained import Record, Trained
+from symrazor.dynamics.trained import Trained
 from symrazor.dynamics.trajectories import Transitions
-
-NARROW = 0.2
-"""Nats per datum by which a proposal may lose a short trial and still be trained in full."""
-ERRORS = 3.0
-"""Standard errors within which two costs are the same."""
-
-
-@dataclass
-class Trial:
-    r"""A proposal and what the evidence said.
-
-    Args:
-        cost: nats, $-\mathrm{ELBO}$ and a charge for free coefficients; infinite where it diverged.
-        model: what was tried.
-        trained: the result, unless it diverged.
-        error: standard error of the cost.
-    """
-
-    cost: float
-    model: SymmetrisedNetwork
-    trained: Trained | None
-    error: float = 0.0
-
-    @property
-    def count(self) -> int:
-        """m, quantities proposed; 0 for none."""
-        return 0 if self.model.conserved is None else self.model.conserved.count
-
-    def to_record(self) -> Record:
-        """Plain numbers; costs compare among trials of as many steps, 0 where it diverged."""
-        conserved = self.model.conserved
-        return {
-            "quantities": self.count,
-            "rounded": float(is_rounded(conserved)),
-            "group": float(isinstance(conserved, GroupOrbits)),
-            "steps": 0 if self.trained is None else self.trained.config.steps,
-            "cost": self.cost,
-            "error": self.error,
-        }
+from symrazor.dynamics.trial import Trial, decide, entrant, with_whole_coefficients
 
 
 def train_and_judge(
@@ -110,16 +73,13 @@ def train_and_judge(
     tried.run(plain)
     for m in found.jumps(PROPOSALS):
         tried.propose(found.first(m))
-    winner = _winner(tried.trials)
+    winner = decide(tried.trials)
     told.skip_to(told.total - 2 * plan.last)
-    last, entrant = [], _entrant(tried.trials, winner, len(data))
-    if entrant is not None:
-        group = whole_group(_held(_whole(tried.trials, entrant), model), data.x)
-        last = [_held(entrant, model)]
-        last += [] if group is None else [SymmetrisedNetwork(model.network, *group)]
+    enters = entrant(tried.trials, winner, len(data))
+    last = [] if enters is None else _with_and_group(tried.trials, enters, model, data)
     if winner.count == 0:
         last.append(SymmetrisedNetwork(model.network))
-    slowest = (entrant or winner).trained
+    slowest = (enters or winner).trained
     if config.minutes is not None and slowest is not None:
         left = 60 * config.minutes - (time.monotonic() - started)
         each, now = slowest.seconds / plan.trial, plan
@@ -200,41 +160,14 @@ def _same(one: SymmetrisedNetwork, other: SymmetrisedNetwork | None) -> bool:
     return int(torch.linalg.matrix_rank(both, rtol=1e-5)) == a.count
 
 
-def _winner(trials: list[Trial]) -> Trial:
-    """The least cost; of as many quantities with whole coefficients rather, if that is as good."""
-    best = min(trials, key=lambda t: t.cost)
-    equal = [
-        t
-        for t in trials
-        if t.count == best.count
-        and is_rounded(t.model.conserved)
-        and t.cost - best.cost <= ERRORS * math.hypot(t.error, best.error)
-    ]
-    return min(equal, key=lambda t: t.cost, default=best)
-
-
-def _entrant(trials: list[Trial], winner: Trial, n_data: int) -> Trial | None:
-    """The trial with quantities that is trained in full: the winner, or who lost narrowly to none.
-
-    With flows a network takes more steps until its weights are worth less: short trials favour
-    none.
-    """
-    if winner.count:
-        return winner
-    others = [t for t in trials if t.count and t.trained is not None]
-    best = _winner(others) if others else None
-    return best if best is not None and best.cost - winner.cost < NARROW * n_data else None
-
-
-def _whole(trials: list[Trial], winner: Trial) -> Trial:
-    """The best trial of as many quantities with whole coefficients; the winner if there is none.
-
-    Their group may be better in the end even where learned coefficients won a short trial.
-    """
-    whole = [
-        t for t in trials if t.count == winner.count and t.trained and is_rounded(t.model.conserved)
-    ]
-    return min(whole, key=lambda t: t.cost, default=winner)
+def _with_and_group(
+    trials: list[Trial], enters: Trial, given: SymmetrisedNetwork, data: Transitions
+) -> list[SymmetrisedNetwork]:
+    """Fresh networks with the quantities of a trial, and with the group that they generate."""
+    whole = with_whole_coefficients(trials, enters)
+    group = whole_group(_held(whole, given), data.x)
+    held = [_held(enters, given)]
+    return held if group is None else [*held, SymmetrisedNetwork(given.network, *group)]
 
 
 def _held(best: Trial, given: SymmetrisedNetwork) -> SymmetrisedNetwork:
@@ -251,7 +184,7 @@ def _summed(first: Trained, trials: list[Trial], finals: list[Trial], winner: Tr
     Raises:
         FloatingPointError: none of them came to an end.
     """
-    best = min((*finals, winner), key=lambda t: t.cost)
+    best = decide((*finals, winner))
     if best.trained is None:
         raise FloatingPointError(
             f"expected finite gradients with {best.count} quantities, got none in {len(finals)} "

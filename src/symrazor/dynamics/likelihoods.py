@@ -71,6 +71,8 @@ class Noise(nn.Module):
         floor: least variance.
     """
 
+    rate: Tensor
+
     def __init__(
         self,
         variance: float = 1e-3,
@@ -84,7 +86,8 @@ class Noise(nn.Module):
             raise ValueError(f"expected fixed, learned or closed noise, got {kind!r}")
         if not variance > 0:
             raise ValueError(f"expected a positive variance, got {variance}")
-        self.kind, self.rate, self.floor = kind, rate, floor
+        self.kind, self.pace, self.floor = kind, rate, floor
+        self.register_buffer("rate", torch.tensor(rate), persistent=False)
         start = torch.tensor(math.log(variance))
         self.log_variance = nn.Parameter(start, requires_grad=kind == "learned")
 
@@ -92,6 +95,10 @@ class Noise(nn.Module):
     def variance(self) -> Tensor:
         r"""$\sigma^2$."""
         return self.log_variance.exp().clamp_min(self.floor)
+
+    def hold(self, held: bool) -> None:
+        """Let a closed-form variance stay as it is for now, or move again."""
+        self.rate.fill_(0.0 if held else self.pace)  # a tensor: steps may be recorded on a GPU
 
     def nll(self, predicted: Float[Tensor, "r n h d"], data: Transitions) -> Float[Tensor, "r n"]:
         """Negative log-likelihood of each datum, all constants included."""
@@ -107,7 +114,8 @@ class Noise(nn.Module):
             error = (predicted - data.y).square().mean(-1) * data.seen
             mean = error.sum((1, 2)).mean() / data.seen.sum()
             new = (1 - self.rate) * self.variance + self.rate * torch.nan_to_num(mean, 0.0, 0.0)
-            self.log_variance.copy_(new.clamp_min(self.floor).log())
+            moved = new.clamp_min(self.floor).log()
+            self.log_variance.copy_(torch.where(self.rate > 0, moved, self.log_variance))
 
 
 def predict(

@@ -114,6 +114,7 @@ class Loop:
                 group["lr"].fill_(rate)
             else:
                 group["lr"] = rate
+        self.noise.hold(share < config.noise_hold)
         flows = config.flows * (config.late_flows if share >= 0.75 else 1)
         if self.generator.device.type != "cuda":
             self._step(flows)

@@ -22,6 +22,9 @@ from symrazor.dynamics.phase import freedom, turn
 LIMIT = 1e3
 """States beyond this many units are held there: a flow may leave to infinity in a finite time."""
 
+OUTER = 0.05
+"""Size of the outer weights of a `Network` at the start: flows begin short."""
+
 
 class Observable(ConservedQuantities):
     r"""Base of quantities whose flow is solved for.
@@ -172,7 +175,6 @@ class Network(Observable):
         count: K.
         width: hidden units.
         activation: smooth.
-        std: of the outer weights at the start.
         scale: see `Observable`.
         steps: see `Observable`.
         generator: of the start.
@@ -184,7 +186,6 @@ class Network(Observable):
         count: int = 1,
         width: int = 16,
         activation: Activation = "tanh",
-        std: float = 0.05,
         scale: float = pi,
         steps: int = 8,
         generator: torch.Generator | None = None,
@@ -195,8 +196,7 @@ class Network(Observable):
         self.activation: Activation = activation
         self.inner = nn.Parameter(torch.randn(count * width, phase, generator=generator))
         self.bias = nn.Parameter(torch.randn(count * width, generator=generator))
-        outer = std * torch.randn(count, width, generator=generator)
-        self.outer = nn.Parameter(outer)
+        self.outer = nn.Parameter(OUTER * torch.randn(count, width, generator=generator))
 
     @property
     def count(self) -> int:

@@ -20,7 +20,8 @@ import torch
 
 from symrazor.dynamics import analysis
 from symrazor.dynamics.algebra import Algebra, generators
-from symrazor.dynamics.discover import STEPS, discover
+from symrazor.dynamics.config import DiscoverConfig
+from symrazor.dynamics.discover import discover
 from symrazor.dynamics.discovered import Discovered
 from symrazor.dynamics.invariants import quadratic_invariants
 from symrazor.dynamics.nbody import nbody
@@ -116,7 +117,7 @@ def run(options: noether.Options, rows: tuple[str, ...] = ROWS, minutes: float =
                 seed=seed,
                 progress=False,
                 device=options.place,
-                steps=options.steps or STEPS,
+                steps=options.steps or DiscoverConfig.steps,
             )
             done.append({"model": name, "seed": seed} | figures(found, known))
             save(options.json, document(NAME, done, options.small, options.place, top=None))
