@@ -20,6 +20,7 @@ from symrazor.augment import (
     Contrast,
     Flips,
     Jitter,
+    LikelihoodConfig,
     Mixture,
     Noise,
     QuarterTurns,
@@ -187,8 +188,30 @@ def test_a_finer_average_is_the_same_network_at_more_points() -> None:
     assert Augment(Flips()).refined(7).n_samples == 1
     with pytest.raises(ValueError, match="at least 1, got 0"):
         model.refined(0)
-    with pytest.raises(ValueError, match="one augmentation to refine, got Mixture"):
-        Augmented(nn.Flatten(), Mixture([Augment(Flips()), Augment(Flips())])).refined(2)
+
+
+def test_a_finer_mixture_has_finer_parts() -> None:
+    x, network = pictures(3), small_network(36).double()
+    mixture = Mixture([Augment(affine("rotation", 0.5), 3), Augment(Flips())], [0.7, 0.3])
+    model = Augmented(network, mixture).double().eval()
+    finer = model.refined(11)
+    assert (
+        finer.augment.copies(x)[0].shape[1] == 11 + 2 and model.augment.copies(x)[0].shape[1] == 5
+    )
+    turned = Augmented(network, mixture.parts[0].refined(11)).eval()(x)
+    mirrored = Augmented(network, mixture.parts[1]).eval()(x)
+    torch.testing.assert_close(finer(x), 0.7 * turned + 0.3 * mirrored)
+
+
+def test_a_fixed_augmentation_stays_as_it_is() -> None:
+    """Widths without a gradient are no hyperparameters; the precisions still are."""
+    model = Augmented(small_network(36), Augment([affine("rotation", 0.5), Flips()], 3))
+    model.augment.requires_grad_(False)
+    before = model.invariances((1, 6, 6))
+    data = (pictures(20).float(), torch.arange(20) % 3)
+    fit = sr.fit(model, data, epochs=3, every=1, burn_in=0, progress=False)
+    assert model.invariances((1, 6, 6)) == before
+    assert len({record["log_evidence"] for record in fit.history}) == 3
 
 
 def test_mean_over_shifts_is_the_mean_over_the_cube() -> None:
@@ -278,6 +301,12 @@ def test_relaxing_behind_copies() -> None:
             "expected a categorical likelihood",
         ),
         (lambda: Augment(affine(), 0), "n_samples of at least 1, got 0"),
+        (lambda: affine("rotation", 30.0), "below 3.142 .*; do use radians"),
+        (lambda: affine("rotation", 0.0), "do use a mask for a width of 0"),
+        (lambda: Contrast(-0.1), "expected a positive width for Contrast, got -0.1"),
+        (lambda: LikelihoodConfig(epochs=0), "epochs above 0, got 0"),
+        (lambda: LikelihoodConfig(strength=-1.0), "strength of at least 0"),
+        (lambda: LikelihoodConfig(lr="fast"), "expected lr as"),  # type: ignore[arg-type]
         (lambda: Augmented(nn.Linear(2, 2), Augment(Flips()), at="x"), "name of a module"),
         (
             lambda: Augmented(small_network(4), Augment(Flips()), "1", "probabilities"),

@@ -129,6 +129,19 @@ def test_what_comes_out_takes_one_pass(fitted: sr.Fit, tmp_path: Path) -> None:
         ({"shear": (1.01, "factor")}, "Shears do not leave the label alone."),
         ({"mode 1": (0.5, "share"), "A0": (0.2, "")}, "A0 up to 0.2 leave the label alone."),
         ({"rotation": (math.nan, "degrees")}, ""),
+        ({"A0": (1e-4, "")}, "A0 do not leave the label alone."),
+        (
+            {
+                "mode 1: rotation": (23.0, "degrees"),
+                "mode 2: left-right flip": (0.1, "probability"),
+            },
+            "Mode 1: rotations up to 23 degrees leave the label alone; mode 2: left-right flips do "
+            "not.",
+        ),
+        (
+            {"z-rotation": (29.0, "degrees")},
+            "Rotations about z up to 29 degrees leave the label alone.",
+        ),
     ],
 )
 def test_words(widths: dict[str, tuple[float, str]], words: str) -> None:

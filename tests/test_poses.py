@@ -1,15 +1,28 @@
 """How far data are moved, as a network with a known standard pose sees it."""
 
 import math
+from collections.abc import Sequence
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 import symrazor as sr
-from symrazor.augment import Augment, Augmented, Flips, Jitter, Mixture, find_reach_, lie
+from symrazor.augment import (
+    Augment,
+    Augmented,
+    Blur,
+    Flips,
+    Jitter,
+    Mixture,
+    Noise,
+    Transformation,
+    find_reach_,
+    lie,
+)
 from symrazor.augment.poses import open_generators
 from symrazor.groups.lie import LieAlgebra, so2, so3
+from symrazor.hyper import Hyper
 
 
 class Upright(nn.Module):
@@ -133,6 +146,69 @@ def test_of_several_generators_each_has_its_own_range() -> None:
     units = sorted(found[:3])
     assert units[0] < 15 and max(found[:3]) == pytest.approx(50, abs=12)
     assert found[3] == pytest.approx(0, abs=1e-4)
+
+
+class Large(nn.Module):
+    """Log densities of lengths: the standard one is e^middle in every direction, within 7 %."""
+
+    def __init__(self, middle: float) -> None:
+        super().__init__()
+        self.middle = middle
+
+    def forward(self, x: Tensor) -> Tensor:
+        near = -100 * (x.abs().log() - self.middle).square().sum(1)
+        return torch.stack([near, near - 50], 1)
+
+
+@pytest.mark.parametrize("directions", [1, 2])
+@pytest.mark.parametrize(("middle", "spread"), [(-0.5, 0.4), (0.3, 0.15), (0.5, 0.4), (0.1, 1.0)])
+def test_a_standard_pose_near_the_end_of_the_width(
+    directions: int, middle: float, spread: float
+) -> None:
+    """Large digits are taken for the standard ones: small ones are further away than the width."""
+    generator, shape = torch.Generator().manual_seed(0), (300, directions)
+    own = torch.randn(shape, generator=generator) / math.sqrt(200)
+    x = (own + spread * (2 * torch.rand(shape, generator=generator) - 1)).exp()
+    stretches = LieAlgebra.of(torch.diag_embed(torch.eye(directions)))
+    model = Augmented(Large(middle), Augment(lie(stretches, 0.6), 4), average="joint").eval()
+    found = 0.6 * find_reach_(model, (x, torch.zeros(300, dtype=torch.long)))
+    assert found.tolist() == pytest.approx([min(spread, 0.6)] * directions, abs=0.06)
+
+
+def test_a_transformation_of_ones_own_is_asked_within_the_cube() -> None:
+    class Turn(Transformation):
+        dim = 1
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.width = Hyper(0.5)
+
+        def forward(self, x: Tensor, points: Tensor) -> Tensor:
+            assert bool((points.abs() <= 1).all())
+            return x * (self.width.value * points).exp()
+
+        def describe(self, shape: Sequence[int]) -> dict[str, float]:
+            return {"size": float(self.width.value)}
+
+    x = torch.linspace(-0.2, 0.2, 200).exp().unsqueeze(1)
+    model = Augmented(Large(0.0), Augment(Turn(), 4), average="joint").eval()
+    found = 0.5 * find_reach_(model, (x, torch.zeros(200, dtype=torch.long)))
+    assert found.tolist() == pytest.approx([0.2], abs=0.04)
+
+
+def test_noise_and_blur_have_no_poses() -> None:
+    """What cannot be undone is no pose: readings give the width of the copies."""
+
+    class Sum(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            ends = x.flatten(1)[:, [0, -1]]
+            return -50 * ends.square()
+
+    x, y = torch.randn(100, 1, 4, 4), torch.arange(100) % 2
+    augment = Augment([Noise(0.7), Blur(0.8)], 4)
+    model = Augmented(Sum(), augment, average="joint").eval()
+    assert find_reach_(model, (x, y)).tolist() == [1.0, 1.0]
+    assert list(model.invariances((1, 4, 4)).values()) == pytest.approx([0.7, 0.8])
 
 
 def test_closed_generators_leave_the_work_to_the_others() -> None:

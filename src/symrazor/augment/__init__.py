@@ -1,10 +1,10 @@
 """Learned invariances: networks averaged over transformed copies of their input."""
 
+from symrazor.augment.averaged import Augmented as Augmented
+from symrazor.augment.averaged import Average as Average
 from symrazor.augment.baselines import LikelihoodConfig as LikelihoodConfig
 from symrazor.augment.baselines import fit_by_likelihood as fit_by_likelihood
 from symrazor.augment.copies import Augment as Augment
-from symrazor.augment.copies import Augmented as Augmented
-from symrazor.augment.copies import Average as Average
 from symrazor.augment.copies import Mixture as Mixture
 from symrazor.augment.poses import find_reach_ as find_reach_
 from symrazor.augment.signals import Blur as Blur

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from symrazor.data import TensorLoader, Tensors
 from symrazor.hyper import Hyper, hyperparameters, weights
+from symrazor.kinds import check_kinds
 from symrazor.likelihood import Likelihood, as_likelihood, check_suited
 from symrazor.training.progress import progress
 from symrazor.training.stepper import learning_rate
@@ -42,6 +43,16 @@ class LikelihoodConfig:
     decay: float = 1e-4
     seed: int = 0
     progress: bool | None = None
+
+    def __post_init__(self) -> None:
+        """Check kinds and ranges."""
+        check_kinds(self)
+        for name in ("epochs", "batch_size", "lr"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"expected {name} above 0, got {getattr(self, name)}")
+        for name in ("strength", "width_lr", "decay"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"expected {name} of at least 0, got {getattr(self, name)}")
 
 
 def fit_by_likelihood(

@@ -4,22 +4,31 @@ Of one generator all its places are looked at. Of several a grid of all places w
 poses are sharp. So each datum is first brought to its likeliest pose, by a search on a coarse
 lattice and then along one generator after the other; along each generator its energies are those
 with all others at that pose.
+
+Which pose a network takes for the standard one is its own choice, and need not be in the middle:
+large digits are easier to tell apart, so that the standard one may be large. Data at the other
+end are then further from it than the width of the copies. So where no circle closes, poses are
+looked for up to `FURTHER` widths away: a standard pose at the end of the width, and data at the
+other end of theirs.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from symrazor.augment.copies import Augment, Augmented, lattice
-from symrazor.augment.transformation import Choice
+from symrazor.augment.averaged import Augmented
+from symrazor.augment.copies import Augment, lattice
+from symrazor.augment.transformation import Choice, Lie, Transformation
 from symrazor.data import Tensors
 
-ALONG, SWEEPS = 48, 2
+ALONG, SWEEPS = 64, 2
 """Places along each of several generators, and how often each datum goes along all of them."""
-AT_ONCE = 10_000
-"""Copies in one batch."""
+FURTHER = 2.0
+"""How far from the middle poses are looked for, in widths, where no circle closes."""
+AT_ONCE, NUMBERS = 10_000, 400_000
+"""Copies in one batch, and on a CPU, where caches are small, numbers in all of them."""
 
 
 def check_joint(model: Augmented, data: Tensors) -> Augment:
@@ -55,7 +64,8 @@ def pose_energies(
     augment, found = model.augment, []
     assert isinstance(augment, Augment)
     s = points.shape[-2]
-    many = max(1, AT_ONCE // s)
+    most = AT_ONCE if x.is_cuda else min(AT_ONCE, NUMBERS // max(1, x[:1].numel()))
+    many = max(1, most // s)
     for start in range(0, len(x), many):
         part, labels = x[start : start + many], y[start : start + many]
         at = points if points.dim() == 2 else points[start : start + many]
@@ -75,6 +85,16 @@ def over_choices(augment: Augment, energies: Float[Tensor, "n s e"]) -> Float[Te
     return (energies + weights.log()).logsumexp(2)
 
 
+def looked_at(augment: Augment) -> list[float]:
+    """How far from the middle poses of each generator are looked for, in widths."""
+    found: list[float] = []
+    for move in augment.moves:
+        assert isinstance(move, Transformation)
+        turns = move.distribution.periodic if isinstance(move, Lie) else [False] * move.dim
+        found += [FURTHER if move.poses == "anywhere" and not turn else 1.0 for turn in turns]
+    return found
+
+
 def slice_passes(k: int) -> int:
     """Poses of each datum that `slices` looks at."""
     return ALONG * SWEEPS * k
@@ -85,7 +105,7 @@ def slices(
     x: Tensor,
     y: Tensor,
     best: Float[Tensor, "n k"],
-    generators: Sequence[int],
+    ends: Mapping[int, float],
 ) -> list[Float[Tensor, "n along"]]:
     """Energies along some generators, with the others at the likeliest pose of the datum.
 
@@ -94,16 +114,16 @@ def slices(
         x: data.
         y: classes.
         best: poses to start from.
-        generators: which; the others stay where `best` has them.
+        ends: generator -> how far from the middle, in widths; others stay where `best` has them.
     """
     augment, best = check_joint(model, (x, y)), best.clone()
     places = grid(ALONG, 1)[:, 0].to(best)
     found: list[Tensor] = []
     for _ in range(SWEEPS):
         found = []
-        for j in generators:
+        for j, end in ends.items():
             points = best.unsqueeze(1).repeat(1, ALONG, 1)
-            points[:, :, j] = places
+            points[:, :, j] = end * places
             found.append(over_choices(augment, pose_energies(model, x, y, points)))
-            best[:, j] = places[found[-1].argmax(1)]
+            best[:, j] = end * places[found[-1].argmax(1)]
     return found

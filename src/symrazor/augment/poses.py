@@ -12,9 +12,10 @@ with the network as it is, the range of poses is the type-II maximum likelihood 
 $$ \hat v = \arg\max_v \sum_y \log \frac{1}{|C|} \sum_{c \in C} \prod_{n: y_n = y}
    \frac{1}{2v} \int_{c - v}^{c + v} \exp g_y(T_e x_n)\, de $$
 
-within $[-w, w]$: where the poses of the training data fill the range evenly up to its ends. Each
+at most w: where the poses of the training data fill the range evenly up to its ends. Each
 class has a middle c of its own, since nothing but chance says which pose a network takes for
-the standard one of a class, and it is summed over (`windows`). A range below the whole width pays
+the standard one of a class, and it is summed over (`windows`); it may be near an end of the
+width, so that poses are looked for beyond it (`energies`). A range below the whole width pays
 half the logarithm of the number of data (Schwarz's criterion). A datum that looks the same in all
 poses has no say. Turns are counted around the circle. For several generators each range is taken
 with the others at the likeliest pose of each datum. $v = 0$, no transformation at all, is a
@@ -30,10 +31,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from symrazor.augment.copies import UNKNOWN, Augment, Augmented
+from symrazor.augment.averaged import Augmented
+from symrazor.augment.copies import UNKNOWN, Augment
 from symrazor.augment.energies import (
     check_joint,
     grid,
+    looked_at,
     over_choices,
     pose_energies,
     slice_passes,
@@ -72,25 +75,28 @@ def find_reach_(model: Augmented, data: Tensors) -> Float[Tensor, " k"]:
     points = 1 if k == 0 else POINTS if k == 1 else SEARCH
     passes = points + (slice_passes(k) if k > 1 else 0)
     x, y = (part[: min(MOST_DATA, MOST_PASSES // passes)] for part in data)
+    ends = {j: far for j, far in enumerate(looked_at(augment)) if j in free}
     places = torch.zeros(points, augment.lattice.shape[1])
-    places[:, free] = grid(points, k)
+    places[:, free] = grid(points, k) * (ends[free[0]] if k == 1 else 1.0)
     energies = pose_energies(model, x, y, places)
-    _find_shares_(augment, energies, y)
+    _find_shares_(augment, energies[:, (places.abs() <= 1).all(1)], y)
     averaged = over_choices(augment, energies)
-    augment.reach.fill_(1)
+    seen, still = [averaged], None
     if k == 1:
-        still = over_choices(augment, pose_energies(model, x, y, torch.zeros_like(places[:1])))
-        augment.reach[free[0]] = _range(averaged, y, rests[free[0]], float(still.sum()))
-    elif k > 1:
+        unmoved = pose_energies(model, x, y, torch.zeros_like(places[:1]))
+        still = float(over_choices(augment, unmoved).sum())
+    else:
         best = places.to(averaged.device)[averaged.argmax(1)]
-        for j, along in zip(free, slices(model, x, y, best, free), strict=True):
-            augment.reach[j] = _range(along, y, rests[j])
+        seen = slices(model, x, y, best, ends)
+    augment.reach.fill_(1)
+    for (j, far), along in zip(ends.items(), seen, strict=True):
+        augment.reach[j] = min(1.0, far * _range(along, y, rests[j], still))
     return augment.reach
 
 
 @torch.no_grad()
 def open_generators(augment: Augment, x: Tensor) -> list[int]:
-    """Those whose two ends change the data by more than `CLOSED` of their variance."""
+    """Those with poses whose two ends change the data by more than `CLOSED` of their variance."""
     k, some = augment.lattice.shape[1], x[:MOST_LOOKED_AT]
     if k == 0:
         return []
@@ -99,7 +105,9 @@ def open_generators(augment: Augment, x: Tensor) -> list[int]:
     first = int(augment.copies(some[:1], still)[0].shape[1])  # elements of the choices
     moved = augment.copies(some, ends)[0].unflatten(1, (2 * k + 1, first))[:, :, 0]
     change = (moved[:, 1:] - moved[:, :1]).square().flatten(2).mean((0, 2)).view(2, k).amax(0)
-    return [j for j in range(k) if float(change[j]) > CLOSED * float(some.var(unbiased=False))]
+    least = CLOSED * float(some.var(unbiased=False))
+    posed = [move.poses != "none" for move in augment.moves for _ in range(int(move.dim))]  # type: ignore[arg-type]
+    return [j for j in range(k) if posed[j] and float(change[j]) > least]
 
 
 def _find_shares_(augment: Augment, energies: Float[Tensor, "n s e"], y: Tensor) -> None:

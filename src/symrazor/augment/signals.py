@@ -13,13 +13,14 @@ All are the identity at $\epsilon = 0$, and smooth in their widths.
 | `Jitter` | [n, s, d] | $x + e\, z$, z normal, each point | that of x |
 """
 
+import math
 from collections.abc import Sequence
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from symrazor.augment.transformation import Transformation
+from symrazor.augment.transformation import Poses, Transformation
 from symrazor.hyper import Hyper
 
 
@@ -27,12 +28,16 @@ class _OneWidth(Transformation):
     """What they have in common: a single positive width."""
 
     dim = 1
+    poses: Poses = "anywhere"
     label: str
     unit: str
 
     def __init__(self, width: float = 0.1) -> None:
         """Start at some width."""
         super().__init__()
+        if not 0 < width < math.inf:
+            name = type(self).__name__
+            raise ValueError(f"expected a positive width for {name}, got {width}; do: {name}(0.1)")
         self.width = Hyper(width)
 
     def forward(
@@ -103,7 +108,7 @@ class Saturation(_OneWidth):
 class Blur(_OneWidth):
     """A Gaussian filter, the wider the further the point is from 0; computed by Fourier series."""
 
-    label, unit = "blur", "pixels"
+    label, unit, poses = "blur", "pixels", "none"
 
     def check(self, x: Tensor) -> None:
         """Pictures."""
@@ -126,7 +131,7 @@ class Noise(_OneWidth):
     In evaluation the noise is the same for every datum, so that the network stays a function.
     """
 
-    label, unit = "noise", "in the unit of the data"
+    label, unit, poses = "noise", "in the unit of the data", "none"
 
     def move(self, x: Tensor, amount: Tensor) -> Tensor:
         """Add noise."""

@@ -7,6 +7,7 @@ group whose elements have learned probabilities; it has no points, all elements 
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import Literal
 
 import torch
 from jaxtyping import Float, Int
@@ -18,15 +19,21 @@ from symrazor.transforms import AffineLie, LieDistribution, act, resample
 from symrazor.transforms.images import check_images
 from symrazor.transforms.lie import Group, Widths
 
+Poses = Literal["within", "anywhere", "none"]
+
 
 class Transformation(nn.Module, ABC):
     """Moves each datum by a point of the cube; see the module.
 
     Attributes:
         dim: numbers in a point.
+        poses: where `find_reach_` looks for the poses of data: "within" the cube; "anywhere", if
+            points outside of it move data further in the same way; "none", if a datum cannot be
+            moved back, so that the reading is the width of the copies.
     """
 
     dim: int
+    poses: Poses = "within"
 
     @abstractmethod
     def forward(
@@ -76,6 +83,8 @@ class Lie(Transformation):
     Args:
         distribution: the group, with its widths.
     """
+
+    poses = "anywhere"
 
     def __init__(self, distribution: LieDistribution) -> None:
         """Keep the distribution."""

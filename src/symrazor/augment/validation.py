@@ -15,8 +15,8 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor, nn
 
+from symrazor.augment.averaged import Augmented
 from symrazor.augment.baselines import LikelihoodConfig, fit_by_likelihood
-from symrazor.augment.copies import Augmented
 from symrazor.data import Tensors
 from symrazor.hyper import Hyper
 from symrazor.likelihood import Likelihood, as_likelihood
@@ -118,7 +118,10 @@ def set_widths_(model: nn.Module, entry: Entry) -> None:
         )
     for name, part in found.items():
         if name in chosen:
-            part.value = torch.full_like(part.raw, chosen[name])
+            try:
+                part.value = torch.full_like(part.raw, chosen[name])
+            except ValueError as error:
+                raise ValueError(f"width {name} of the grid: {error}") from error
         part.raw.requires_grad_(False)
 
 

@@ -14,7 +14,7 @@ from typing import Literal
 import torch
 from torch import nn
 
-from symrazor.augment.copies import Augmented
+from symrazor.augment.averaged import Augmented
 from symrazor.collapsing.footprint import Report, compare, table
 from symrazor.collapsing.pruning import (
     Choice,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from symrazor.augment.copies import Augmented
+from symrazor.augment.averaged import Augmented
 from symrazor.collapsing.collapse import collapse
 from symrazor.data import Tensors
 from symrazor.layers.relaxed import Relaxed

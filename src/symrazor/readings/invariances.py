@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from symrazor.augment.copies import Augmented
+from symrazor.augment.averaged import Augmented
+from symrazor.augment.copies import SMALLEST
 
 OPEN: dict[str, float] = {
     "degrees": 5.0,
@@ -23,7 +24,7 @@ OPEN: dict[str, float] = {
     "deviations": 0.05,
     "steps": 0.5,
 }
-"""Unit -> smallest width that is worth words; for any other unit, any width above 0.
+"""Unit -> smallest width that is worth words; for any other unit, any that is not closed.
 
 A probability of 0.25 is half of what full invariance to a flip takes, one of 0.125 half of what
 quarter turns take. The others are small beside what a person would notice: pictures that are not
@@ -40,6 +41,9 @@ _NOUNS = {
     "x-scale": "stretches to the side",
     "y-scale": "stretches up and down",
     "shear": "shears",
+    "x-rotation": "rotations about x",
+    "y-rotation": "rotations about y",
+    "z-rotation": "rotations about z",
     "left-right flip": "left-right flips",
     "up-down flip": "up-down flips",
     "turn by 90 degrees": "turns by 90 degrees",
@@ -73,8 +77,7 @@ class Invariance:
     @property
     def open(self) -> bool:
         """Whether it is worth words."""
-        least = OPEN.get(self.unit, 0.0)
-        return self.width > 0 and self.width >= least
+        return self.width >= OPEN.get(self.unit, 2 * SMALLEST)
 
     def __str__(self) -> str:
         """Width and unit."""
@@ -115,7 +118,7 @@ def sentence(found: Mapping[str, Invariance]) -> str:
     if not known:
         return ""
     yes = [_phrase(name, one) for name, one in known.items() if one.open]
-    no = [_NOUNS.get(name, name) for name, one in known.items() if not one.open]
+    no = [_noun(name) for name, one in known.items() if not one.open]
     if yes and no:
         text = f"{_and(yes)} leave the label alone; {_and(no)} do not"
     elif yes:
@@ -126,7 +129,7 @@ def sentence(found: Mapping[str, Invariance]) -> str:
 
 
 def _phrase(name: str, one: Invariance) -> str:
-    noun = _NOUNS.get(name, name)
+    noun = _noun(name)
     if one.width >= WHOLE.get(one.unit, math.inf):
         return noun if "probability" in one.unit else f"all {noun}"
     if "probability" in one.unit:
@@ -135,6 +138,12 @@ def _phrase(name: str, one: Invariance) -> str:
     if one.unit == "factor":
         return f"{noun} by factors up to {amount}"
     return f"{noun} up to {amount} {one.unit}".rstrip()
+
+
+def _noun(name: str) -> str:
+    """Of a generator; the part of the model or of a mixture that it belongs to stays in front."""
+    place, colon, own = name.rpartition(": ")
+    return place + colon + _NOUNS.get(own, own)
 
 
 def _and(parts: Sequence[str]) -> str:

@@ -16,7 +16,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from symrazor.augment.copies import Augment, Augmented
+from symrazor.augment.averaged import Augmented
+from symrazor.augment.copies import Augment
 from symrazor.augment.poses import MOST_DATA, find_reach_
 from symrazor.collapsing.collapse import collapse
 from symrazor.collapsing.pruning import path_shares

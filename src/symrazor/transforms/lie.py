@@ -77,10 +77,8 @@ class LieDistribution(nn.Module):
         caps = torch.tensor([cap if ends and u == RADIANS else math.inf for u in algebra.units])
         if not bool(((start > 0) & (start < caps)).all()):
             below = f" and below {cap:.4g} for generators in radians" if ends else ""
-            raise ValueError(
-                f"expected widths above 0{below}, got {start.tolist()}; do use a mask for a width "
-                "of 0"
-            )
+            do = "use a mask for a width of 0" if bool((start <= 0).any()) else "use radians"
+            raise ValueError(f"expected widths above 0{below}, got {start.tolist()}; do {do}")
         self.width = Hyper(start, capped(caps, form))
         mask = torch.ones(algebra.dim) if mask is None else mask
         if mask.shape not in (start.shape, start.shape[-1:]):
