@@ -18,7 +18,7 @@ from symrazor.augment import Augment, Augmented, Noise, affine
 from symrazor.layers import FFC, Conv, Relaxed
 from symrazor.training import checkpoint
 
-CASES = ("adamw", "sgd", "sam", "muon", "relaxed", "augmented")
+CASES = ("adamw", "sgd", "sgd sam", "muon", "muon sam", "relaxed", "augmented")
 
 
 class Wave(nn.Module):
@@ -63,7 +63,9 @@ def run(case: str, **options: Any) -> sr.Fit:
     x = torch.rand(50, 1) * 6 - 3
     waves = torch.cat([torch.sin(2.5 * x), torch.cos(2 * x)], 1)
     data = (x, waves + 0.1 * torch.randn(50, 2))
-    return sr.fit(Wave(), data, "gaussian", test=data, optimizer=case, **options)
+    optimizer, _, sam = case.partition(" ")
+    options |= {"optimizer": optimizer, "sam_radius": 0.05 if sam else None}
+    return sr.fit(Wave(), data, "gaussian", test=data, **options)
 
 
 def outcome(fit: sr.Fit) -> dict[str, Any]:

@@ -93,10 +93,10 @@ def test_messages_by_nccl_change_nothing(
     assert got == pytest.approx(expected, rel=1e-9, abs=1e-9)
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "sam"])
-def test_fit_by_nccl(optimizer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("radius", [None, 0.05])
+def test_fit_by_nccl(radius: float | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps with messages, which no graph records, and evidence steps with messages."""
-    options = {"epochs": 4, "every": 2, "burn_in": 0, "optimizer": optimizer, "device": "cuda"}
+    options = {"epochs": 4, "every": 2, "burn_in": 0, "sam_radius": radius, "device": "cuda"}
 
     def found() -> list[float]:
         data = (job.images()[0], job.images()[1])
@@ -130,11 +130,16 @@ def _jitter(x: Tensor, generator: torch.Generator) -> Tensor:
     return x + 0.01 * torch.randn(x.shape, generator=generator, device=x.device)
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "sgd", "sam", "muon"])
+@pytest.mark.parametrize(
+    ("optimizer", "radius"), [("adamw", None), ("sgd", None), ("sgd", 0.05), ("muon", None)]
+)
 @pytest.mark.parametrize("device", ["cuda", "cpu"])
-def test_run_goes_on_here_and_elsewhere(optimizer: str, device: str, tmp_path: Path) -> None:
+def test_run_goes_on_here_and_elsewhere(
+    optimizer: str, radius: float | None, device: str, tmp_path: Path
+) -> None:
     def run(device: str, **options: Any) -> sr.Fit:
-        options = {"epochs": 6, "every": 2, "burn_in": 0, "optimizer": optimizer} | options
+        options |= {"optimizer": optimizer, "sam_radius": radius}
+        options = {"epochs": 6, "every": 2, "burn_in": 0} | options
         return sr.fit(small_net(), digits("train"), augment=_jitter, device=device, **options)
 
     def stop(record: dict[str, float]) -> None:
@@ -247,8 +252,19 @@ def test_paths_are_switched_off_between_two_recordings() -> None:
         assert not any(bool(w.any()) for w in model.get_submodule(path).parameters())
 
 
-@pytest.mark.parametrize("paths", ["f-fc+conv", "f-fc+conv+gconv"])
-def test_steps_of_muon_as_a_graph_are_those_of_the_cpu(paths: str) -> None:
+@pytest.mark.parametrize(
+    ("paths", "optimizer", "radius"),
+    [
+        ("f-fc+conv", "muon", None),
+        ("f-fc+conv+gconv", "muon", None),
+        ("f-fc+conv", "muon", 0.05),
+        ("f-fc+conv", "adamw", 0.05),
+        ("f-fc+conv", "sgd", 0.05),
+    ],
+)
+def test_steps_as_a_graph_are_those_of_the_cpu(
+    paths: str, optimizer: str, radius: float | None
+) -> None:
     """In float64, with a learning rate that changes from step to step"""
     x, y = digits("train")
     found = []
@@ -257,7 +273,8 @@ def test_steps_of_muon_as_a_graph_are_those_of_the_cpu(paths: str) -> None:
         model = ella_network(paths, 1, 10, 2, 16).double().to(device)
         large = nn.functional.interpolate(x[:120], (16, 16)).double().to(device)
         razor = sr.Razor(model, "categorical", 120)
-        stepper = Stepper(razor, FitConfig(optimizer="muon", lr=0.01), 10)
+        config = FitConfig(optimizer=optimizer, lr=0.01, sam_radius=radius)
+        stepper = Stepper(razor, config, 10)
         for _ in range(10):
             stepper.step(large, y[:120].to(device))
         assert device == "cpu" or stepper.run.graph is not None  # type: ignore[union-attr]

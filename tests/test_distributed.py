@@ -72,7 +72,7 @@ def test_two_processes_find_what_one_finds(tmp_path: Path, cases: tuple[str, ...
 @pytest.mark.slow
 @pytest.mark.parametrize("processes", [2, 3])
 def test_every_optimiser(tmp_path: Path, processes: int) -> None:
-    cases = ("sgd", "sam", "muon", "tiny_batches", "evidence")
+    cases = ("sgd", "sam", "muon", "muon_sam", "tiny_batches", "evidence")
     for case, (first, *_) in found_by_two(tmp_path, *cases, processes=processes).items():
         assert_close(first, json.loads(json.dumps(job.CASES[case]())), case)
 

@@ -22,7 +22,8 @@ from symrazor.training.checkpoint import Checkpoints
     [
         ({"epochs": 3}, r"expected epochs=2 .* got 3: the learning rate of every step depends"),
         ({"lr": 0.1}, r"expected the options .*lr: expected None, got 0.1"),
-        ({"optimizer": "sam"}, "optimizer: expected adamw, got sam"),
+        ({"optimizer": "sgd"}, "optimizer: expected adamw, got sgd"),
+        ({"sam_radius": 0.05}, "sam_radius: expected None, got 0.05"),
         ({"damping": 0.3}, "razor.damping: expected 0.5, got 0.3"),
         ({"prior_groups": "layer"}, "razor.prior_groups: expected path, got layer"),
         ({"augment": jitter}, "augment: expected False, got True"),

@@ -36,41 +36,72 @@ def test_schedule_rises_then_falls() -> None:
     assert learning_rate(0, 1, 0.99) == 1.0
 
 
-def test_one_step_of_each_optimiser_by_hand() -> None:
-    """The first step: momentum is the gradient itself, Adam's is its sign."""
-    for optimizer in ("sgd", "sam", "adamw"):
-        model, x, y = _problem()
-        stepper = _stepper(model, optimizer=optimizer, lr=0.1, warmup=0.0, sam_radius=0.2)
-        theta = list(model.parameters())
-        before = [t.detach().clone() for t in theta]
+def _gradient(model: nn.Module, x: Tensor, y: Tensor, radius: float | None) -> list[Tensor]:
+    """By autograd, a distance `radius` up the slope of the nll; the model is left as it is."""
+    theta = list(model.parameters())
+    slopes = torch.autograd.grad(nn.functional.cross_entropy(model(x), y), theta)
+    if radius is None:
+        return list(slopes)
+    norm = torch.cat([g.flatten() for g in slopes]).norm()
+    names = [name for name, _ in model.named_parameters()]
+    up = {n: t + radius * g / norm for n, t, g in zip(names, theta, slopes, strict=True)}
+    loss = nn.functional.cross_entropy(torch.func.functional_call(model, up, (x,)), y)
+    return list(torch.autograd.grad(loss, list(up.values())))
 
-        def gradient() -> tuple[Tensor, ...]:
-            loss = nn.functional.cross_entropy(model(x), y)  # noqa: B023
-            return torch.autograd.grad(loss, theta)  # noqa: B023
 
-        slopes = gradient()
-        if optimizer == "sam":
-            norm = torch.cat([g.flatten() for g in slopes]).norm()
+@pytest.mark.parametrize("radius", [None, 0.2])
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_first_step_by_hand(optimizer: str, radius: float | None) -> None:
+    """Momentum is the gradient itself then, Adam's is its sign."""
+    model, x, y = _problem()
+    stepper = _stepper(model, optimizer=optimizer, lr=0.1, warmup=0.0, sam_radius=radius)
+    before = [t.detach().clone() for t in model.parameters()]
+    slopes = _gradient(model, x, y, radius)
+    nll = stepper.step(x, y)
+    if optimizer == "adamw":
+        total = [g + 3 / 24 * b for g, b in zip(slopes, before, strict=True)]
+        expected = [b - 0.1 * g.sign() for b, g in zip(before, total, strict=True)]
+    else:
+        shrunk = 1 + 0.1 / (1 - 0.9) * 3 / 24
+        expected = [(b - 0.1 * g) / shrunk for b, g in zip(before, slopes, strict=True)]
+    for t, e in zip(model.parameters(), expected, strict=True):
+        torch.testing.assert_close(t.detach(), e, rtol=1e-5, atol=1e-6)
+    model.load_state_dict(stepper.last_good)
+    assert nll == pytest.approx(nn.functional.cross_entropy(model(x), y).item())
+    assert stepper.done == stepper.razor.training_steps == 1
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw", "muon"])
+def test_sharpness_aware_steps_are_the_optimisers_own_with_a_gradient_from_uphill(
+    optimizer: str,
+) -> None:
+    """Five steps beside torch's optimiser (or Muon's) that is fed by hand, prior and all."""
+    (model, x, y), (twin, _, _) = _problem(), _problem()
+    options = {"optimizer": optimizer, "lr": 0.05, "warmup": 0.0}
+    stepper = _stepper(model, sam_radius=0.3, **options)
+    fed = _stepper(twin, **options)
+    for number in range(5):
+        stepper.step(x, y)
+        rate = 0.05 * learning_rate(number, 100)
+        fed.optimiser.param_groups[0]["lr"] = rate
+        for t, g in zip(twin.parameters(), _gradient(twin, x, y, 0.3), strict=True):
+            t.grad = g + 3 / 24 * t.detach() if optimizer == "adamw" else g
+        fed.optimiser.step()
+        if optimizer == "sgd":
             with torch.no_grad():
-                for t, g in zip(theta, slopes, strict=True):
-                    t.add_(0.2 * g / norm)
-            slopes = gradient()
-            with torch.no_grad():
-                for t, b in zip(theta, before, strict=True):
-                    t.copy_(b)
-        nll = stepper.step(x, y)
-        with torch.no_grad():
-            if optimizer == "adamw":
-                total = [g + 3 / 24 * b for g, b in zip(slopes, before, strict=True)]
-                expected = [b - 0.1 * g.sign() for b, g in zip(before, total, strict=True)]
-            else:
-                shrunk = 1 + 0.1 / (1 - 0.9) * 3 / 24
-                expected = [(b - 0.1 * g) / shrunk for b, g in zip(before, slopes, strict=True)]
-        for t, e in zip(theta, expected, strict=True):
-            torch.testing.assert_close(t.detach(), e, rtol=1e-5, atol=1e-6)
-        model.load_state_dict(stepper.last_good)
-        assert nll == pytest.approx(nn.functional.cross_entropy(model(x), y).item())
-        assert stepper.done == stepper.razor.training_steps == 1
+                for t in twin.parameters():
+                    t.div_(1 + rate / (1 - 0.9) * 3 / 24)
+        for t, e in zip(model.parameters(), twin.parameters(), strict=True):
+            torch.testing.assert_close(t, e, rtol=1e-9, atol=1e-12)
+    plain, _, _ = _problem()
+    other = _stepper(plain, **options)
+    for _ in range(5):
+        other.step(x, y)
+    moved = max(
+        float((a - b).detach().abs().max())
+        for a, b in zip(model.parameters(), plain.parameters(), strict=True)
+    )
+    assert moved > 1e-3  # the radius does something
 
 
 @pytest.mark.parametrize(("optimizer", "lr"), [("sgd", 0.2), ("adamw", 0.05), ("muon", 0.05)])
@@ -86,7 +117,7 @@ def test_rests_at_the_posterior_mode(optimizer: str, lr: float) -> None:
 
 def test_sam_is_put_back_when_the_way_up_fails() -> None:
     model, x, y = _problem()
-    stepper = _stepper(model, optimizer="sam", sam_radius=1e308)
+    stepper = _stepper(model, optimizer="sgd", sam_radius=1e308)
     before = [p.detach().clone() for p in model.parameters()]
     with pytest.raises(FloatingPointError, match="finite training loss"):
         stepper.step(x, y)
@@ -168,6 +199,7 @@ def test_callbacks_get_records_and_cannot_lose_the_run(caplog: pytest.LogCapture
     [
         ({"warmup": 1.0}, r"warmup as a fraction in \[0, 1\)"),
         ({"sam_radius": 0.0}, "positive, finite sam_radius"),
+        ({"optimizer": "sam"}, "got 'sam'; do optimizer='sgd', sam_radius=0.05"),
         ({"patience": 0}, "patience of at least 1"),
         ({"save_every": 0}, "save_every of at least 1"),
         ({"augment": 3}, "augment as a function"),

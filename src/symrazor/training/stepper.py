@@ -1,4 +1,4 @@
-r"""One maximum a posteriori step at a time: AdamW, SGD, SAM or Muon, on a warm-up and a cosine.
+r"""One maximum a posteriori step at a time: AdamW, SGD or Muon, on a warm-up and a cosine.
 
 With the mean negative log likelihood $L(\theta)$ of a batch and N data in all, the weights minimise
 $L(\theta) + \theta^\top \Delta \theta / 2N$.
@@ -6,13 +6,16 @@ $L(\theta) + \theta^\top \Delta \theta / 2N$.
 | optimizer | gradient | prior |
 |---|---|---|
 | "sgd" | $\nabla L(\theta)$, momentum 0.9 | implicit step, stable for any precision |
-| "sam" | $\nabla L(\theta + \rho\, \nabla L / \lVert \nabla L \rVert)$, momentum 0.9 | the same |
 | "adamw" | $\nabla [L(\theta) + \theta^\top \Delta \theta / 2N]$ | in the loss, no other decay |
 | "muon" | $\nabla L(\theta)$, momentum 0.95 | in the polar factor that is stepped along (`muon`) |
 
-SGD, AdamW and Muon rest at the posterior mode, where Laplace's method belongs. SAM (sharpness-aware
-minimisation) rests a distance of order $\rho$ away from it, on its flat side, at the price of two
-gradients a step; the evidence is then that of an expansion whose linear term is left out.
+All three rest at the posterior mode, where Laplace's method belongs.
+
+With a radius $\rho$ each of them is sharpness-aware (SAM): in place of $\nabla L(\theta)$ it is
+given the gradient $\nabla L(\theta + \rho\, \nabla L / \lVert \nabla L \rVert)$, a distance $\rho$
+up the slope, with the norm over all weights. The prior, which is as sharp everywhere, keeps its
+gradient at $\theta$. Such a step costs two gradients and rests a distance of order $\rho$ from the
+mode, on its flat side; the evidence is then that of an expansion whose linear term is left out.
 
 Of several processes each works on its part of every batch, and the gradients are added up: the same
 batches and, up to rounding, the same weights as in one process. The sum is taken here and not by
@@ -136,14 +139,14 @@ class Stepper:
     def _run(self, x: Tensor, y: Tensor) -> Tensor:
         """One step, without a look at any value."""
         nll = self._differentiate(x, y)
+        if self.options.sam_radius is not None:
+            self._differentiate_uphill(x, y, self.options.sam_radius)
         if self.options.optimizer == "adamw":
             self.razor.add_penalty_gradient_()
-        if self.options.optimizer == "sam":
-            self._differentiate_uphill(x, y)
         for parameter in self.eta:
             parameter.grad = None  # eta follows the evidence, not the training loss
         self.optimiser.step()
-        if self.options.optimizer in ("sgd", "sam"):
+        if self.options.optimizer == "sgd":
             self.razor.shrink_(self.lr / (1 - MOMENTUM))
         return nll
 
@@ -163,22 +166,17 @@ class Stepper:
             return 0.0 * self.razor.likelihood.nll(self.razor.model(x[:1]), y[:1]).sum()
         return self.razor.likelihood.nll(self.razor.model(x[part]), y[part]).sum() / n
 
-    def _differentiate_uphill(self, x: Tensor, y: Tensor) -> None:
-        """Replace the gradient by the one a distance `sam_radius` up the slope."""
-        before = [theta.detach().clone() for theta in self.theta]
+    def _differentiate_uphill(self, x: Tensor, y: Tensor, radius: float) -> None:
+        """Replace the gradient by the one a distance `radius` up the slope."""
+        moved = [theta.detach() for theta in self.theta if theta.grad is not None]
         slopes = [theta.grad for theta in self.theta if theta.grad is not None]
-        norm = torch.stack([slope.norm() for slope in slopes]).norm()
-        scale = self.options.sam_radius / norm.clamp_min(1e-12)
-        with torch.no_grad():
-            for theta in self.theta:
-                if theta.grad is not None:
-                    theta.add_(scale.to(theta) * theta.grad)
+        before = torch._foreach_mul(moved, 1.0)
+        norm = torch.stack(list(torch._foreach_norm(slopes))).norm()
+        torch._foreach_add_(moved, torch._foreach_mul(slopes, radius / norm.clamp_min(1e-12)))
         try:
             uphill = self._differentiate(x, y)
         finally:
-            with torch.no_grad():
-                for theta, value in zip(self.theta, before, strict=True):
-                    theta.copy_(value)
+            torch._foreach_copy_(moved, before)
         if self.on_host:
             self._check(uphill)
 
