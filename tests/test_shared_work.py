@@ -1,16 +1,14 @@
-"""Eigenvalues dealt out to threads and a GPU, and log-determinants of all blocks at once."""
+"""Eigenvalues in pieces, log-determinants of all blocks at once, sums added in place."""
 
 import math
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import symrazor as sr
 from symrazor.curvature import Source, curvature, layers, replay
-from symrazor.curvature.eigenvalues import dealt_out, eigenvalues, seconds_on_cpu, seconds_on_gpu
+from symrazor.curvature.eigenvalues import eigenvalues
 from symrazor.curvature.statistics import Method
 from symrazor.errors import CurvatureError
 from symrazor.likelihood import Categorical
@@ -27,10 +25,6 @@ EPS = torch.finfo(F64).eps
 def _rows(r: int, k: int, i: int, seed: int = 0) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(r, k, i, generator=generator, dtype=F64)
-
-
-def _piece(k: int, d: int, device: str = "cuda") -> Piece:
-    return Piece("w", (k, d), torch.device(device), lambda: torch.eye(d).expand(k, d, d), EPS)
 
 
 @pytest.mark.parametrize("grain", [1, 2**21, 2**40])
@@ -71,44 +65,6 @@ def test_an_error_names_the_factor_and_its_side() -> None:
     kron.G.total.panels[0][0, 0, 0] = math.nan
     with pytest.raises(CurvatureError, match=r"weight \(output side\)"):
         found.prepare()
-
-
-@settings(max_examples=50, deadline=None)
-@given(
-    sizes=st.lists(st.tuples(st.integers(1, 40), st.integers(1, 2000)), min_size=1, max_size=40),
-    threads=st.integers(1, 32),
-)
-def test_all_is_done_no_later_than_by_the_gpu_alone(
-    sizes: list[tuple[int, int]], threads: int
-) -> None:
-    pieces = sorted((_piece(k, d) for k, d in sizes), key=lambda piece: -piece.work)
-    taken = dealt_out(pieces, threads)
-    assert taken == dealt_out(pieces, threads)
-    assert not any(dealt_out([_piece(k, d, "cpu") for k, d in sizes], threads))
-    gpu, others = 0.0, [0.0] * max(1, threads - 1)
-    for piece, there in zip(pieces, taken, strict=True):
-        if there:
-            gpu += seconds_on_gpu(piece)
-        else:
-            others[others.index(min(others))] += seconds_on_cpu(piece)
-    last = gpu + others[0] if threads == 1 else max(gpu, *others)
-    assert last <= sum(map(seconds_on_gpu, pieces)) * (1 + 1e-9)
-
-
-def test_many_threads_take_small_matrices_and_a_gpu_large_ones() -> None:
-    large, small = [_piece(1, 4000)] * 2, [_piece(32, 80)] * 10
-    assert dealt_out([*large, *small], 16) == [True, True, *[False] * 10]
-    assert dealt_out(large, 1) == [True, True]
-
-
-@pytest.mark.parametrize("threads", [2, 5])
-def test_equal_matrices_are_shared_out_by_speed(threads: int) -> None:
-    pieces = [_piece(1, 256)] * 60
-    gpu, cpu = seconds_on_gpu(pieces[0]), seconds_on_cpu(pieces[0])
-    there = sum(dealt_out(pieces, threads))
-    best = 60 / (1 / gpu + (threads - 1) / cpu)  # if matrices could be cut
-    assert there * gpu <= best + max(gpu, cpu)
-    assert -(-(60 - there) // (threads - 1)) * cpu <= best + max(gpu, cpu)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, F64])
