@@ -1,6 +1,7 @@
 """Eigenvalues in pieces, log-determinants of all blocks at once, sums added in place."""
 
 import math
+from operator import methodcaller
 
 import pytest
 import torch
@@ -217,3 +218,56 @@ def test_rows_that_wait_are_multiplied_once_for_all_keys() -> None:
         own = total.sums[key]
         assert isinstance(own, Factor) and not own.parts
         torch.testing.assert_close(own.matrix, value.matrix, rtol=1e-14, atol=0)
+
+
+@pytest.mark.parametrize("i", [40, 300])
+def test_a_factor_is_made_a_matrix_if_more_rows_will_come(i: int) -> None:
+    """Enough of them, that is; the sum in place is then the sum of all rows."""
+    rows = [_rows(20, 2, i, seed) for seed in range(3)]
+    first = Factor.of_rows(rows[0])
+    enough = 0.75 * i / 20
+    assert first.for_more(0.99 * enough) is first
+    early = first.for_more(enough)
+    assert first.small and not early.small and not early.parts
+    place = early.total.panels[0].data_ptr() if early.total is not None else 0
+    for more in rows[1:]:
+        early = early.absorb(Factor.of_rows(more))
+    early = early.settled()
+    assert early.for_more(100.0) is early
+    torch.testing.assert_close(early.matrix, gram(torch.cat(rows)), rtol=1e-13, atol=1e-13)
+    assert early.total is not None and (i > 40 or early.total.panels[0].data_ptr() == place)
+
+
+@pytest.mark.parametrize("expected", [40, 1000])
+def test_factors_are_matrices_at_once_where_many_data_are_expected(expected: int) -> None:
+    model, batches = _batches(1)
+    source = Source(model, layers(model), Categorical(), Method())
+    (x, y), few = batches[0], 20
+    total = source.batch(x[:few], y[:few], "here")
+    before = {key: value for key, value in total.sums.items() if isinstance(value, Factor)}
+    assert before["3.weight", "A"].small
+    replay.settle(total.sums, methodcaller("for_more", expected / total.n))
+    for key, value in before.items():
+        own = total.sums[key]
+        assert isinstance(own, Factor)
+        assert own.small == (value.small and expected * value.size < 0.75 * few * value.features)
+        torch.testing.assert_close(own.matrix, value.matrix, rtol=1e-13, atol=1e-13)
+    assert isinstance(found := total.sums["3.weight", "A"], Factor)
+    assert found.small == (expected == 40)
+    assert total.sums["3.bias", "H"] is total.sums["3.weight", "G"]
+
+
+def test_sums_do_not_depend_on_what_is_expected() -> None:
+    model, batches = _batches(2)
+    source = Source(model, layers(model), Categorical(), Method())
+    cut = [(x[i : i + 25], y[i : i + 25]) for x, y in batches for i in (0, 25)]
+    numbered = [(number, x, y) for number, (x, y) in enumerate(cut)]
+    found = [replay._summed(source, iter(numbered), expected) for expected in (None, 30, 100)]
+    for total in found[1:]:
+        assert total is not None and found[0] is not None and total.n == found[0].n == 100
+        for key, value in found[0].sums.items():
+            own = total.sums[key]
+            if isinstance(value, Factor) and isinstance(own, Factor):
+                torch.testing.assert_close(own.matrix, value.matrix, rtol=1e-12, atol=1e-13)
+            else:
+                assert own == value
