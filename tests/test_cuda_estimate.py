@@ -1,5 +1,6 @@
 """Evidence estimates on a GPU: eigenvalues, factors, recorded batches; run where there is one."""
 
+import gc
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
@@ -223,6 +224,24 @@ def test_replayed_batches_of_factored_layers() -> None:
             patch.setattr(replay, "EAGER", eager)
             values.append(numbers(razor.evidence(TensorLoader(x.cuda(), y.cuda(), 250))))
     assert values[0] == pytest.approx(values[1], rel=1e-5, abs=1e-3)
+
+
+def test_estimates_use_the_memory_of_those_before() -> None:
+    """Recordings of another network, and one that failed, do not keep them from it."""
+    x, y = (part[:1280].cuda() for part in digits("train"))
+    models = [nn.Sequential(nn.Flatten(), nn.Linear(64, w), nn.Linear(w, 10)) for w in (150, 120)]
+    models.append(nn.Sequential(nn.Flatten(), _Looks(), nn.Linear(64, 10)))
+    razors = [sr.Razor(model.cuda(), "categorical", 1280) for model in models]
+    loader = TensorLoader(x, y, 128)
+    reserved, values = [], []
+    for turn in range(6):
+        for razor in razors[: 2 if turn else 3]:
+            values.append(float(razor.evidence(loader).log_evidence))
+        gc.collect()
+        reserved.append(torch.cuda.memory_reserved())
+    assert reserved[5] - reserved[2] <= 2**22  # the least that a recording takes is 2 MB
+    assert values[3::2] == pytest.approx([values[0]] * 5, rel=1e-5)
+    assert values[4::2] == pytest.approx([values[1]] * 5, rel=1e-5)
 
 
 def test_bad_data_are_found_in_a_replay() -> None:

@@ -11,6 +11,7 @@ that looks at values on the host, batches of another shape) goes on kernel by ke
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from operator import methodcaller
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -125,7 +126,7 @@ class Replay:
         check_inputs(x, y, where)
         self.x, self.counts = x.clone(), dict[Key, Tensor]()
         self.forward, self.backward = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
-        with _recording(self.forward):
+        with _recording(self.forward, _kept(x.device).pool()):
             tape = source.forward(self.x)
         self.f = tape.f.detach()
         self.forward.replay()
@@ -162,6 +163,7 @@ def _recorded(source: Source, total: Batch, x: Input, y: Tensor, where: str) -> 
         found = Replay(source, total, x, y, where)
     except RuntimeError as error:
         log.debug("the sums over batches are not recorded as a graph: %s", error)
+        _kept.cache_clear()  # torch takes its memory to be in use
         return None
     _recorded_shapes.setdefault(source.model, set()).add(x.shape)
     return found
@@ -198,6 +200,19 @@ def _beside(device: torch.device) -> Iterator[None]:
             yield
     finally:
         before.wait_stream(stream)
+
+
+@cache
+def _kept(device: torch.device) -> torch.cuda.CUDAGraph:
+    """A recording of next to nothing, in whose memory all others are made, one after the other.
+
+    Memory of a recording that is gone is not used again before a GPU is full, unless some other
+    recording lives in it.
+    """
+    graph = torch.cuda.CUDAGraph()
+    with _recording(graph):
+        torch.zeros(1, device=device)
+    return graph
 
 
 @contextmanager
