@@ -46,10 +46,11 @@ class CuSolverError(RuntimeError):
     """A call that did not succeed."""
 
 
-def eigvalsh(matrices: Float[Tensor, "k n n"]) -> Float[Tensor, "k n"]:
-    """`torch.linalg.eigvalsh` of symmetric matrices in float64, many at once where that can be."""
-    found = solver(matrices.device)
-    if found is not None and matrices.dtype == torch.float64 and not matrices.requires_grad:
+def eigvalsh(matrices: Float[Tensor, "*k n n"]) -> Float[Tensor, "*k n"]:
+    """`torch.linalg.eigvalsh` of symmetric matrices, many at once where that can be."""
+    fits = matrices.dim() == 3 and matrices.dtype == torch.float64 and not matrices.requires_grad
+    found = solver(matrices.device) if fits else None
+    if found is not None:
         try:
             return found.eigenvalues(matrices)
         except (CuSolverError, torch.cuda.OutOfMemoryError) as error:
