@@ -1,5 +1,9 @@
 """Evidence estimates on a GPU: eigenvalues, factors, recorded batches; run where there is one."""
 
+import gc
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -8,6 +12,7 @@ import symrazor as sr
 from cuda_case import numbers, small_net
 from symrazor.curvature import eigenvalues as work
 from symrazor.curvature import replay
+from symrazor.curvature.deal import Deal
 from symrazor.curvature.geometry import Geometry
 from symrazor.curvature.patch_factor import input_factor
 from symrazor.data import (
@@ -17,21 +22,34 @@ from symrazor.data import (
 from symrazor.experiments.ella_network import ella_network
 from symrazor.linear_algebra.factor import Factor
 from symrazor.linear_algebra.pieces import Piece
+from symrazor.machine import cusolver
 from symrazor.machine.rounding import tf32
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
 
-@pytest.mark.parametrize("gpu", [True, False, None])
+def _all_by(who: str, pieces: Sequence[Piece]) -> Deal:
+    numbers = list(range(len(pieces)))
+    if who != "together":
+        return Deal([], numbers if who == "one by one" else [], numbers if who == "host" else [])
+    sizes = dict.fromkeys(piece.shape[1] for piece in pieces)
+    return Deal([[n for n in numbers if pieces[n].shape[1] == d] for d in sizes], [], [])
+
+
+@pytest.mark.parametrize(
+    "who", ["together", "one by one", "host", "as planned", "without cuSOLVER"]
+)
 @pytest.mark.parametrize("threads", [1, 3])
 def test_eigenvalues_by_gpu_and_by_threads(
-    gpu: bool | None, threads: int, monkeypatch: pytest.MonkeyPatch
+    who: str, threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever finds them; None for the mixture that is planned."""
-    if gpu is not None:
-        monkeypatch.setattr(work, "dealt_out", lambda pieces, threads: [gpu] * len(pieces))
+    """Whoever finds them."""
+    if who == "without cuSOLVER":
+        monkeypatch.setattr(cusolver, "solver", lambda device: None)
+    elif who != "as planned":
+        monkeypatch.setattr(work, "dealt_out", lambda pieces, *_: _all_by(who, pieces))
     generator = torch.Generator().manual_seed(0)
-    sizes = [(30, 7), (12, 33), (80, 80), (3, 300), (1, 1), (2, 1030)]
+    sizes = [(30, 7), (12, 33), (80, 80), (3, 300), (1, 1), (40, 160), (2, 1030)]
     rows = [
         torch.randn(2 * d, k, d, generator=generator, dtype=torch.float64).cuda() for k, d in sizes
     ]
@@ -47,6 +65,75 @@ def test_eigenvalues_by_gpu_and_by_threads(
     for piece, value in zip(pieces, found, strict=True):
         expected = torch.linalg.eigvalsh(piece.matrices().cpu())
         torch.testing.assert_close(value.cpu(), expected, rtol=1e-9, atol=1e-9)
+
+
+def _matrices(k: int, n: int) -> Tensor:
+    """On the GPU; the first is singular, the second has repeated eigenvalues, the third is zero."""
+    generator = torch.Generator().manual_seed(n)
+    rows = torch.randn(k, n, n, generator=generator, dtype=torch.float64)
+    rows[0, n // 2 :] = 0
+    made = rows.mT @ rows
+    made[1] = torch.diag(torch.arange(n, dtype=torch.float64) // 3)
+    made[2] = 0
+    return made.cuda()
+
+
+def _same(found: Tensor, matrices: Tensor) -> None:
+    """As on a CPU, to 1e-12 of the largest eigenvalue of each."""
+    expected = torch.linalg.eigvalsh(matrices.cpu())
+    largest = expected.abs().amax(-1, keepdim=True).clamp(min=1e-12)
+    assert found.shape == expected.shape and found.is_cuda
+    assert float(((found.cpu() - expected) / largest).abs().max()) < 1e-12
+
+
+def test_cusolver_is_used_where_it_can_be() -> None:
+    version = tuple(map(int, (torch.version.cuda or "0.0").split(".")))
+    assert (cusolver.solver(torch.device("cuda", 0)) is not None) == (version >= (12, 6))
+
+
+@pytest.mark.parametrize(
+    "sizes", [range(1, 34, 4), (32, 33, 64, 65, 80, 81), (96, 97, 128, 129, 160), (256, 257, 300)]
+)
+def test_many_in_one_call(sizes: Sequence[int]) -> None:
+    for n in sizes:
+        matrices = _matrices(6, n)
+        before = matrices.clone()
+        _same(cusolver.eigvalsh(matrices), matrices)
+        assert torch.equal(matrices, before)
+
+
+@pytest.mark.parametrize("n", [20, 160])
+def test_many_in_several_calls_take_the_workspace_of_one(n: int) -> None:
+    solver = cusolver.solver(torch.device("cuda", 0))
+    if solver is None:
+        pytest.skip("needs CUDA 12.6")
+    matrices = _matrices(40, n)
+    peaks = []
+    for workspace in (2**40, 2**24):
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        _same(solver.eigenvalues(matrices, workspace), matrices)
+        peaks.append(torch.cuda.max_memory_allocated() - before)
+    assert peaks[1] < 2**24 + matrices.nbytes < peaks[0]
+
+
+def test_many_on_another_stream_and_by_several_threads() -> None:
+    """Each call sees what was done before it on its own stream."""
+
+    def find(n: int) -> tuple[Tensor, Tensor]:
+        stream = torch.cuda.Stream()
+        made = _matrices(5, n)
+        torch.cuda.synchronize()
+        with torch.cuda.stream(stream):
+            torch.cuda._sleep(10**7)
+            scaled = made * 3.0
+            values = cusolver.eigvalsh(scaled)
+        stream.synchronize()
+        return values, 3.0 * made
+
+    with ThreadPoolExecutor(4) as pool:
+        for values, matrices in pool.map(find, [50, 150, 60, 140, 70, 130]):
+            _same(values, matrices)
 
 
 def test_an_error_among_the_threads_is_raised() -> None:
@@ -98,7 +185,10 @@ class _Looks(nn.Module):
 def test_replayed_batches_are_those_of_the_cpu(
     estimator: str, looks: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ten batches and a shorter one, most of them replayed; or none, where none can be."""
+    """Ten batches and a shorter one, most of them replayed; or none, where none can be.
+
+    Three come before a recording, and one before the next of the same shape.
+    """
     added: list[str] = []
     add = replay.Replay.add
     monkeypatch.setattr(
@@ -115,7 +205,7 @@ def test_replayed_batches_are_those_of_the_cpu(
         for _ in range(2):
             found = razor.step(loader)
             values.append(numbers(found))
-    assert len(added) == (0 if looks else 2 * 7)
+    assert len(added) == (0 if looks else 7 + 9)
     assert values[2:] == [pytest.approx(value, rel=1e-8, abs=1e-8) for value in values[:2]]
 
 
@@ -134,6 +224,24 @@ def test_replayed_batches_of_factored_layers() -> None:
             patch.setattr(replay, "EAGER", eager)
             values.append(numbers(razor.evidence(TensorLoader(x.cuda(), y.cuda(), 250))))
     assert values[0] == pytest.approx(values[1], rel=1e-5, abs=1e-3)
+
+
+def test_estimates_use_the_memory_of_those_before() -> None:
+    """Recordings of another network, and one that failed, do not keep them from it."""
+    x, y = (part[:1280].cuda() for part in digits("train"))
+    models = [nn.Sequential(nn.Flatten(), nn.Linear(64, w), nn.Linear(w, 10)) for w in (150, 120)]
+    models.append(nn.Sequential(nn.Flatten(), _Looks(), nn.Linear(64, 10)))
+    razors = [sr.Razor(model.cuda(), "categorical", 1280) for model in models]
+    loader = TensorLoader(x, y, 128)
+    reserved, values = [], []
+    for turn in range(6):
+        for razor in razors[: 2 if turn else 3]:
+            values.append(float(razor.evidence(loader).log_evidence))
+        gc.collect()
+        reserved.append(torch.cuda.memory_reserved())
+    assert reserved[5] - reserved[2] <= 2**22  # the least that a recording takes is 2 MB
+    assert values[3::2] == pytest.approx([values[0]] * 5, rel=1e-5)
+    assert values[4::2] == pytest.approx([values[1]] * 5, rel=1e-5)
 
 
 def test_bad_data_are_found_in_a_replay() -> None:

@@ -1,16 +1,15 @@
-"""Eigenvalues dealt out to threads and a GPU, and log-determinants of all blocks at once."""
+"""Eigenvalues in pieces, log-determinants of all blocks at once, sums added in place."""
 
 import math
+from operator import methodcaller
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import symrazor as sr
 from symrazor.curvature import Source, curvature, layers, replay
-from symrazor.curvature.eigenvalues import dealt_out, eigenvalues, seconds_on_cpu, seconds_on_gpu
+from symrazor.curvature.eigenvalues import eigenvalues
 from symrazor.curvature.statistics import Method
 from symrazor.errors import CurvatureError
 from symrazor.likelihood import Categorical
@@ -27,10 +26,6 @@ EPS = torch.finfo(F64).eps
 def _rows(r: int, k: int, i: int, seed: int = 0) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(r, k, i, generator=generator, dtype=F64)
-
-
-def _piece(k: int, d: int, device: str = "cuda") -> Piece:
-    return Piece("w", (k, d), torch.device(device), lambda: torch.eye(d).expand(k, d, d), EPS)
 
 
 @pytest.mark.parametrize("grain", [1, 2**21, 2**40])
@@ -71,44 +66,6 @@ def test_an_error_names_the_factor_and_its_side() -> None:
     kron.G.total.panels[0][0, 0, 0] = math.nan
     with pytest.raises(CurvatureError, match=r"weight \(output side\)"):
         found.prepare()
-
-
-@settings(max_examples=50, deadline=None)
-@given(
-    sizes=st.lists(st.tuples(st.integers(1, 40), st.integers(1, 2000)), min_size=1, max_size=40),
-    threads=st.integers(1, 32),
-)
-def test_all_is_done_no_later_than_by_the_gpu_alone(
-    sizes: list[tuple[int, int]], threads: int
-) -> None:
-    pieces = sorted((_piece(k, d) for k, d in sizes), key=lambda piece: -piece.work)
-    taken = dealt_out(pieces, threads)
-    assert taken == dealt_out(pieces, threads)
-    assert not any(dealt_out([_piece(k, d, "cpu") for k, d in sizes], threads))
-    gpu, others = 0.0, [0.0] * max(1, threads - 1)
-    for piece, there in zip(pieces, taken, strict=True):
-        if there:
-            gpu += seconds_on_gpu(piece)
-        else:
-            others[others.index(min(others))] += seconds_on_cpu(piece)
-    last = gpu + others[0] if threads == 1 else max(gpu, *others)
-    assert last <= sum(map(seconds_on_gpu, pieces)) * (1 + 1e-9)
-
-
-def test_many_threads_take_small_matrices_and_a_gpu_large_ones() -> None:
-    large, small = [_piece(1, 4000)] * 2, [_piece(32, 80)] * 10
-    assert dealt_out([*large, *small], 16) == [True, True, *[False] * 10]
-    assert dealt_out(large, 1) == [True, True]
-
-
-@pytest.mark.parametrize("threads", [2, 5])
-def test_equal_matrices_are_shared_out_by_speed(threads: int) -> None:
-    pieces = [_piece(1, 256)] * 60
-    gpu, cpu = seconds_on_gpu(pieces[0]), seconds_on_cpu(pieces[0])
-    there = sum(dealt_out(pieces, threads))
-    best = 60 / (1 / gpu + (threads - 1) / cpu)  # if matrices could be cut
-    assert there * gpu <= best + max(gpu, cpu)
-    assert -(-(60 - there) // (threads - 1)) * cpu <= best + max(gpu, cpu)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, F64])
@@ -261,3 +218,56 @@ def test_rows_that_wait_are_multiplied_once_for_all_keys() -> None:
         own = total.sums[key]
         assert isinstance(own, Factor) and not own.parts
         torch.testing.assert_close(own.matrix, value.matrix, rtol=1e-14, atol=0)
+
+
+@pytest.mark.parametrize("i", [40, 300])
+def test_a_factor_is_made_a_matrix_if_more_rows_will_come(i: int) -> None:
+    """Enough of them, that is; the sum in place is then the sum of all rows."""
+    rows = [_rows(20, 2, i, seed) for seed in range(3)]
+    first = Factor.of_rows(rows[0])
+    enough = 0.75 * i / 20
+    assert first.for_more(0.99 * enough) is first
+    early = first.for_more(enough)
+    assert first.small and not early.small and not early.parts
+    place = early.total.panels[0].data_ptr() if early.total is not None else 0
+    for more in rows[1:]:
+        early = early.absorb(Factor.of_rows(more))
+    early = early.settled()
+    assert early.for_more(100.0) is early
+    torch.testing.assert_close(early.matrix, gram(torch.cat(rows)), rtol=1e-13, atol=1e-13)
+    assert early.total is not None and (i > 40 or early.total.panels[0].data_ptr() == place)
+
+
+@pytest.mark.parametrize("expected", [40, 1000])
+def test_factors_are_matrices_at_once_where_many_data_are_expected(expected: int) -> None:
+    model, batches = _batches(1)
+    source = Source(model, layers(model), Categorical(), Method())
+    (x, y), few = batches[0], 20
+    total = source.batch(x[:few], y[:few], "here")
+    before = {key: value for key, value in total.sums.items() if isinstance(value, Factor)}
+    assert before["3.weight", "A"].small
+    replay.settle(total.sums, methodcaller("for_more", expected / total.n))
+    for key, value in before.items():
+        own = total.sums[key]
+        assert isinstance(own, Factor)
+        assert own.small == (value.small and expected * value.size < 0.75 * few * value.features)
+        torch.testing.assert_close(own.matrix, value.matrix, rtol=1e-13, atol=1e-13)
+    assert isinstance(found := total.sums["3.weight", "A"], Factor)
+    assert found.small == (expected == 40)
+    assert total.sums["3.bias", "H"] is total.sums["3.weight", "G"]
+
+
+def test_sums_do_not_depend_on_what_is_expected() -> None:
+    model, batches = _batches(2)
+    source = Source(model, layers(model), Categorical(), Method())
+    cut = [(x[i : i + 25], y[i : i + 25]) for x, y in batches for i in (0, 25)]
+    numbered = [(number, x, y) for number, (x, y) in enumerate(cut)]
+    found = [replay._summed(source, iter(numbered), expected) for expected in (None, 30, 100)]
+    for total in found[1:]:
+        assert total is not None and found[0] is not None and total.n == found[0].n == 100
+        for key, value in found[0].sums.items():
+            own = total.sums[key]
+            if isinstance(value, Factor) and isinstance(own, Factor):
+                torch.testing.assert_close(own.matrix, value.matrix, rtol=1e-12, atol=1e-13)
+            else:
+                assert own == value

@@ -1,24 +1,22 @@
 """Eigenvalues of all factors: by all processes, and in each by its GPU and the threads of its CPU.
 
-A GPU's solver takes matrices one by one, and each of them waits for a few kernels per column: it is
-fast for a large matrix and slow for a thousand small ones. A thread of a CPU needs a time that
-grows with the cube of the size, but there are many threads. So both work: pieces are dealt out by
-the time they should take, before any is begun. Which device finds what depends on sizes and on the
-number of threads, and never on timing.
+Both work at once. Pieces are dealt out before any is begun, by the time that they should take
+(deal.py).
 """
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import torch
 from torch import Tensor
 
+from symrazor.curvature.deal import dealt_out
 from symrazor.distributed import share_out, sum_, together, world
 from symrazor.errors import CurvatureError
 from symrazor.linear_algebra.pieces import Piece
-from symrazor.linear_algebra.spectra import ALONE
-from symrazor.machine.device import second_stream
+from symrazor.linear_algebra.spectra import of_symmetric, symmetric
+from symrazor.machine import cusolver
+from symrazor.machine.device import second_stream, third_stream
 from symrazor.machine.parallel import in_parallel
 
 HOST = torch.device("cpu")
@@ -42,22 +40,23 @@ def eigenvalues(pieces: Sequence[Piece]) -> list[Tensor]:
 
 def _found(pieces: Sequence[Piece]) -> list[Tensor]:
     """The eigenvalues of this process's pieces, largest first, on threads and on a GPU."""
-    order = sorted(range(len(pieces)), key=lambda number: -pieces[number].work)
-    threads = torch.get_num_threads()
-    on_gpu = dealt_out([pieces[number] for number in order], threads)
-    device = [number for number, gpu in zip(order, on_gpu, strict=True) if gpu]
-    host = [number for number, gpu in zip(order, on_gpu, strict=True) if not gpu]
+    gpus = {piece.device for piece in pieces if piece.device.type == "cuda"}
+    many = all(cusolver.solver(gpu) is not None for gpu in gpus)
+    deal = dealt_out(pieces, torch.get_num_threads(), many)
 
     def tasks() -> Iterator[Callable[[], list[Tensor]]]:
-        if device:
-            yield partial(_by_the_gpu, [pieces[number] for number in device])
-        for number in host:  # read by this thread alone: no other one copies from a GPU
+        if deal.one_by_one:
+            yield partial(_one_by_one, [pieces[number] for number in deal.one_by_one])
+        if deal.together:
+            yield partial(_all_groups, [[pieces[n] for n in group] for group in deal.together])
+        for number in deal.host:  # read by this thread alone: no other one copies from a GPU
             yield partial(_listed, pieces[number].fetched())
 
-    for place in {piece.device for piece in pieces if piece.device.type == "cuda"}:
-        torch.cuda.synchronize(place)  # another thread has another stream
+    for gpu in gpus:
+        torch.cuda.synchronize(gpu)  # another thread has another stream
     values = [value for part in in_parallel(tasks()) for value in part]
-    found = dict(zip(device + host, values, strict=True))
+    numbers = [*deal.one_by_one, *(n for group in deal.together for n in group), *deal.host]
+    found = dict(zip(numbers, values, strict=True))
     return _at_home(pieces, [found[number] for number in range(len(pieces))])
 
 
@@ -65,49 +64,28 @@ def _listed(find: Callable[[], Tensor]) -> list[Tensor]:
     return [find()]
 
 
-def dealt_out(pieces: Sequence[Piece], threads: int) -> list[bool]:
-    """Which pieces a GPU takes: each in turn goes to whoever would be done with it first.
-
-    One thread keeps the GPU busy, the others work themselves; a single one does both.
-
-    Args:
-        pieces: largest first.
-        threads: of the CPU.
-    """
-    gpu, others, taken = 0.0, [0.0] * (threads - 1), list[bool]()
-    for piece in pieces:
-        if piece.device.type != "cuda":
-            taken.append(False)
-            continue
-        there, here = seconds_on_gpu(piece), seconds_on_cpu(piece)
-        first = min(range(len(others)), key=others.__getitem__, default=None)
-        taken.append(there < here if first is None else gpu + there < others[first] + here)
-        if taken[-1]:
-            gpu += there
-        elif first is not None:
-            others[first] += here
-    return taken
-
-
-def seconds_on_gpu(piece: Piece) -> float:
-    """About, on an H200 (torch 2.11): the time of launches; small matrices are not for it.
-
-    (Up to 32 rows many are done in one go, but with half a megabyte of workspace for each.)
-    """
-    k, d = piece.shape
-    return k * 9e-6 * d if d >= ALONE else math.inf
-
-
-def seconds_on_cpu(piece: Piece) -> float:
-    """About, on one thread."""
-    k, d = piece.shape
-    return k * (4e-6 * d + 1e-10 * d**3)
-
-
-def _by_the_gpu(pieces: Sequence[Piece]) -> list[Tensor]:
-    """One after the other on a second stream: no copy to the host waits for them."""
+def _one_by_one(pieces: Sequence[Piece]) -> list[Tensor]:
+    """By the GPU on a second stream: no copy to the host waits for them."""
     with torch.cuda.stream(second_stream(pieces[0].device)):
         return [piece.find().to(HOST) for piece in pieces]
+
+
+def _all_groups(groups: Sequence[Sequence[Piece]]) -> list[Tensor]:
+    """By the GPU's solver for many, beside all else, a call for each group."""
+    with torch.cuda.stream(third_stream(groups[0][0].device)):
+        return [value for group in groups for value in found_together(group)]
+
+
+def found_together(pieces: Sequence[Piece]) -> list[Tensor]:
+    """The eigenvalues of pieces of one size, as `Piece.find` finds them, on the host."""
+    resolution = pieces[0].resolution
+    try:
+        matrices = torch.cat([piece.matrices() for piece in pieces])
+        matrices = symmetric(matrices, "one of several factors")
+        found = of_symmetric(matrices, "one of them", resolution, cusolver.eigvalsh)
+    except CurvatureError:
+        return [piece.find().to(HOST) for piece in pieces]  # this will say which it is
+    return list(found.to(HOST).split([piece.shape[0] for piece in pieces]))
 
 
 def _at_home(pieces: Sequence[Piece], values: Sequence[Tensor]) -> list[Tensor]:

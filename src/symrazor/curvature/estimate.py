@@ -125,8 +125,19 @@ def collect(
     n_data: int | None = None,
     temperature: float = 1.0,
     keep_graph: bool = False,
+    expected: int | None = None,
 ) -> Curvature:
-    """Sum statistics over a loader and build the blocks; see `curvature`."""
+    """Sum statistics over a loader and build the blocks; see `curvature`.
+
+    Args:
+        source: model, likelihood and method.
+        loader: batches, read once.
+        n_data: what the figures are scaled to.
+        temperature: of the likelihood.
+        keep_graph: whether the result is differentiated in the hyperparameters.
+        expected: how many data all processes read together, where that is known: a GPU then need
+            not wait for some batches to see that factors become matrices.
+    """
     if not temperature > 0 or (n_data is not None and n_data < 1):
         raise ValueError(
             f"expected a positive temperature and n_data, got {temperature} and {n_data}"
@@ -141,7 +152,8 @@ def collect(
 
     def over_batches() -> Batch | None:
         if device.type == "cuda" and not keep_graph:
-            return summed(source, numbered(loader, source.pieces), device)
+            own = None if expected is None else expected // world().size
+            return summed(source, numbered(loader, source.pieces), device, own)
         tasks = _tasks(source, loader, keep_graph)
         serial = keep_graph or not _on_cpu(source) or source.method.structure in ("block", "full")
         return add_batches(in_turn(tasks) if serial else as_finished(tasks))

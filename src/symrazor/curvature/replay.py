@@ -1,20 +1,23 @@
 """Sums over many batches on a GPU: two CUDA graphs, recorded once in an estimate, then replayed.
 
 A batch is six hundred small kernels, and a GPU waits for their launches for longer than it works.
-After a few batches, when libraries have chosen their algorithms and factors have become matrices,
-one is recorded: its forward pass as one graph; its backward pass and all products as another, which
-adds them to the sums where these are. In between, kernel by kernel as ever, outputs are looked at
-and probes drawn. What cannot be recorded (a model that looks at values on the host, batches of
-another shape) goes on kernel by kernel.
+After a few batches, when libraries have chosen their algorithms and factors have become matrices
+(after one, where both are known to come), one is recorded: its forward pass as one graph; its
+backward pass and all products as another, which adds them to the sums where these are. In between,
+kernel by kernel as ever, outputs are looked at and probes drawn. What cannot be recorded (a model
+that looks at values on the host, batches of another shape) goes on kernel by kernel.
 """
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import cache
+from operator import methodcaller
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from symrazor.curvature.statistics import Batch, Key, Source, Statistics, check_inputs
 from symrazor.curvature.tape import Input
@@ -26,28 +29,42 @@ from symrazor.machine.parallel import in_turn
 log = logging.getLogger("symrazor")
 
 EAGER = 3
-"""Batches before the recording, at least."""
+"""Batches before the recording, at least; one, where a batch of this shape was recorded before."""
+_recorded_shapes: WeakKeyDictionary[nn.Module, set[torch.Size]] = WeakKeyDictionary()
 
 
 def summed(
-    source: Source, batches: Iterable[tuple[int, Input, Tensor]], device: torch.device
+    source: Source,
+    batches: Iterable[tuple[int, Input, Tensor]],
+    device: torch.device,
+    expected: int | None = None,
 ) -> Batch | None:
-    """The sums over numbered batches, worked on in turn; None for no batch."""
+    """The sums over numbered batches, worked on in turn; None for no batch.
+
+    Args:
+        source: of all batches.
+        batches: with their numbers.
+        device: of the model.
+        expected: how many data they have, where that is known.
+    """
     with _beside(device):
-        total = _summed(source, batches)
+        total = _summed(source, batches, expected)
         if total is not None:
             settle(total.sums)
         return total
 
 
-def _summed(source: Source, batches: Iterable[tuple[int, Input, Tensor]]) -> Batch | None:
+def _summed(
+    source: Source, batches: Iterable[tuple[int, Input, Tensor]], expected: int | None
+) -> Batch | None:
     of_batch = source.passes()
     total: Batch | None = None
     replay: Replay | None = None
     eager, tried = 0, False
     for number, x, y in batches:
         where = f"batch {number}"
-        if total is not None and not tried and eager >= EAGER and ready(source, total, x):
+        due = not tried and eager >= _batches_before(source.model, x)
+        if total is not None and due and ready(source, total, x):
             replay, tried = _recorded(of_batch(number), total, x, y, where), True
         if total is not None and replay is not None and replay.fits(x):
             replay.add(of_batch(number), total, x, y, where)
@@ -58,15 +75,24 @@ def _summed(source: Source, batches: Iterable[tuple[int, Input, Tensor]]) -> Bat
         for part in in_turn(tasks.pop(0) for _ in range(len(tasks))):
             total = part if total is None else total.absorb(part)
         eager += 1
+        if eager == 1 and total is not None and expected is not None:
+            settle(total.sums, methodcaller("for_more", expected / total.n))
     return total
 
 
-def settle(sums: Statistics) -> None:
+def _batches_before(model: nn.Module, x: Input) -> int:
+    """How many come before one like x is recorded."""
+    known = isinstance(x, Tensor) and x.shape in _recorded_shapes.get(model, ())
+    return 1 if known else EAGER
+
+
+def settle(sums: Statistics, settled: Callable[[Factor], Factor] = Factor.settled) -> None:
     """Multiply rows that still wait: now, and not once for every block by some other thread."""
-    done: dict[int, Factor] = {}
+    factors = {id(value): value for value in sums.values() if isinstance(value, Factor)}
+    done = {name: settled(factor) for name, factor in factors.items()}
     for key, value in sums.items():
         if isinstance(value, Factor):
-            sums[key] = done.setdefault(id(value), value.settled())
+            sums[key] = done[id(value)]
 
 
 def ready(source: Source, total: Batch, x: Input) -> bool:
@@ -100,7 +126,7 @@ class Replay:
         check_inputs(x, y, where)
         self.x, self.counts = x.clone(), dict[Key, Tensor]()
         self.forward, self.backward = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
-        with _recording(self.forward):
+        with _recording(self.forward, _kept(x.device).pool()):
             tape = source.forward(self.x)
         self.f = tape.f.detach()
         self.forward.replay()
@@ -134,10 +160,13 @@ def _recorded(source: Source, total: Batch, x: Input, y: Tensor, where: str) -> 
     """A recording, or None where there can be none."""
     assert isinstance(x, Tensor)
     try:
-        return Replay(source, total, x, y, where)
+        found = Replay(source, total, x, y, where)
     except RuntimeError as error:
         log.debug("the sums over batches are not recorded as a graph: %s", error)
+        _kept.cache_clear()  # torch takes its memory to be in use
         return None
+    _recorded_shapes.setdefault(source.model, set()).add(x.shape)
+    return found
 
 
 def add_in_place(total: Statistics, sums: Statistics, counts: dict[Key, Tensor]) -> None:
@@ -171,6 +200,19 @@ def _beside(device: torch.device) -> Iterator[None]:
             yield
     finally:
         before.wait_stream(stream)
+
+
+@cache
+def _kept(device: torch.device) -> torch.cuda.CUDAGraph:
+    """A recording of next to nothing, in whose memory all others are made, one after the other.
+
+    Memory of a recording that is gone is not used again before a GPU is full, unless some other
+    recording lives in it.
+    """
+    graph = torch.cuda.CUDAGraph()
+    with _recording(graph):
+        torch.zeros(1, device=device)
+    return graph
 
 
 @contextmanager

@@ -136,6 +136,11 @@ class Factor:
         """The same factor without rows that wait beside a matrix."""
         return self if self.total is None or not self.parts else Factor([], self.squared)
 
+    def for_more(self, times: float) -> "Factor":
+        """The same factor for a sum of so many such: a matrix now, if that will be one at last."""
+        will_be = self.size * times >= ENOUGH * self.features
+        return Factor([], self.squared) if self.small and will_be else self
+
     def averaged(self) -> "Factor":
         """The mean over blocks, as one block."""
         k = self.blocks

@@ -10,6 +10,7 @@ from torch import Tensor
 from symrazor.errors import CurvatureError
 
 T = TypeVar("T")
+Routine = Callable[[Tensor], Tensor]
 LinAlgError: type[RuntimeError] = torch.linalg.LinAlgError  # type: ignore[attr-defined]
 
 
@@ -39,17 +40,22 @@ def eigenvalues(
 
 
 def of_symmetric(
-    matrix: Float[Tensor, "*k d d"], name: str, resolution: float
+    matrix: Float[Tensor, "*k d d"],
+    name: str,
+    resolution: float,
+    routine: Routine | None = None,
 ) -> Float[Tensor, "*k d"]:
-    """`eigenvalues` of what `symmetric` has made, here or on another device."""
+    """`eigenvalues` of what `symmetric` has made, on any device, by torch or another routine."""
+    routine = routine or torch.linalg.eigvalsh
     apart = matrix.device.type == "cpu" and matrix.dim() > 2 and matrix.shape[-1] >= ALONE
     if apart:
-        found = [_without_noise(_values(one, name), name, resolution) for one in matrix]
-        return torch.stack(found)
-    return _without_noise(_values(matrix, name), name, resolution)
+        values = torch.stack([_values(one, name, routine) for one in matrix])
+    else:
+        values = _values(matrix, name, routine)
+    return _without_noise(values, name, resolution)
 
 
-def _values(matrix: Float[Tensor, "*k d d"], name: str) -> Float[Tensor, "*k d"]:
+def _values(matrix: Float[Tensor, "*k d d"], name: str, routine: Routine) -> Float[Tensor, "*k d"]:
     """Eigenvalues of a symmetric matrix; a zero on its diagonal is a zero row, and left out."""
     values: Tensor
     if not matrix.requires_grad and matrix.dim() == 2:
@@ -58,9 +64,9 @@ def _values(matrix: Float[Tensor, "*k d d"], name: str) -> Float[Tensor, "*k d"]
             values = matrix.new_zeros(len(matrix))
             if len(live):
                 part = matrix.index_select(0, live).index_select(1, live)
-                values[-len(live) :] = _robust(torch.linalg.eigvalsh, part, name)
+                values[-len(live) :] = _robust(routine, part, name)
             return values
-    values = _robust(torch.linalg.eigvalsh, matrix, name)
+    values = _robust(routine, matrix, name)
     return values
 
 
@@ -102,13 +108,14 @@ def _robust(routine: Callable[[Tensor], T], matrix: Tensor, name: str) -> T:
     return values.to(where) * scale, vectors.to(where)  # type: ignore[return-value]
 
 
-def _without_noise(values: Tensor, name: str, resolution: float) -> Tensor:
+def _without_noise(values: Float[Tensor, "*k d"], name: str, resolution: float) -> Tensor:
     """Zero what rounding made: negative eigenvalues, and positive ones no larger than those."""
-    _check_psd(values, name, resolution)
-    fixed = values.detach()
-    noise = (-2 * fixed.amin(-1, keepdim=True)).clamp(min=_underflow(resolution))
-    floor = resolution * fixed.amax(-1, keepdim=True)
-    return torch.where(values > torch.maximum(noise, floor), values, 0.0)
+    if values.numel() == 0:
+        return values
+    low, high = (end(values.detach(), -1, keepdim=True) for end in (torch.amin, torch.amax))
+    _check_psd(low, high, values.shape[-1], name, resolution)
+    noise = (-2 * low).clamp(min=_underflow(resolution))
+    return torch.where(values > torch.maximum(noise, resolution * high), values, 0.0)
 
 
 def _underflow(resolution: float) -> float:
@@ -117,13 +124,13 @@ def _underflow(resolution: float) -> float:
     return kind.tiny / kind.eps
 
 
-def _check_psd(values: Tensor, name: str, resolution: float) -> None:
-    if values.numel() == 0:
-        return
-    low, high = float(values.detach().min()), float(values.detach().max())
-    rounding = 16 * values.shape[-1] * max(resolution * high, _underflow(resolution))
-    if low < -rounding:
+def _check_psd(low: Tensor, high: Tensor, rows: int, name: str, resolution: float) -> None:
+    """Each matrix by its own least and largest eigenvalue."""
+    rounding = 16 * rows * (resolution * high).clamp(min=_underflow(resolution))
+    bad = low < -rounding
+    if bool(bad.any()):
+        worst = int(low[bad].argmin())
         raise CurvatureError(
-            f"expected a positive semi-definite factor for {name}, got an eigenvalue {low:.3e} "
-            f"beside the largest {high:.3e}"
+            f"expected a positive semi-definite factor for {name}, got an eigenvalue "
+            f"{float(low[bad][worst]):.3e} beside the largest {float(high[bad][worst]):.3e}"
         )

@@ -28,7 +28,7 @@ class Symmetric:
         panels: float64, [k, height, i - start] each; the first has all i columns.
     """
 
-    def __init__(self, panels: Sequence[Float[Tensor, "k h w"]]) -> None:
+    def __init__(self, panels: Sequence[Float[Tensor, "k _ _"]]) -> None:
         """Keep them."""
         self.panels = list(panels)
 

@@ -20,3 +20,9 @@ def second_stream(device: torch.device) -> torch.cuda.Stream:
     thread, for good.
     """
     return torch.cuda.Stream(device)
+
+
+@cache
+def third_stream(device: torch.device) -> torch.cuda.Stream:
+    """One more, beside the second; always the same, too."""
+    return torch.cuda.Stream(device)

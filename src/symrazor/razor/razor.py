@@ -241,6 +241,7 @@ class Razor:
 
     def _collect(self, loader: Loader, subset: int | None, keep_graph: bool = False) -> Curvature:
         self._look_again()
+        expected = self.n_data if subset is None else min(subset, self.n_data)
         with tf32(False):
             found = collect(
                 self._source(),
@@ -248,8 +249,8 @@ class Razor:
                 n_data=self.n_data,
                 temperature=self.config.temperature,
                 keep_graph=keep_graph,
+                expected=expected,
             )
-        expected = self.n_data if subset is None else min(subset, self.n_data)
         check_count(found.n_seen, expected)
         self._outputs = largest(self._outputs or 0)  # a process without data has not seen any
         return found
