@@ -64,8 +64,12 @@ def outcome(fit: sr.Fit) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("gaps", "left", "expected"),
     [
-        ([-0.02], 4, True),  # ahead at once
-        ([0.0], 4, None),  # one look is not enough
+        ([-0.02], 4, None),  # one look is not enough
+        ([-0.02], 0, True),
+        ([-0.02, -0.03], 4, True),  # ahead, and more so
+        ([-0.095, -0.004, 0.006], 11, None),  # a lead that melts (ELLA's network on CIFAR-10)
+        ([-0.095, -0.004, 0.006, -0.021], 10, None),  # the last two looks alone would say more
+        ([-0.095, -0.004, 0.006, -0.021, 0.032], 9, False),
         ([0.0], 0, True),
         ([0.04, 0.02], 0, False),
         ([0.04, 0.02, 0.008], 1, True),  # made good

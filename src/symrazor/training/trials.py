@@ -27,6 +27,7 @@ either, so that training and evidence take less time from then on.
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from statistics import linear_regression
 from typing import Protocol
 
 import torch
@@ -97,24 +98,25 @@ class Trial:
 def verdict(gaps: Sequence[float], left: int) -> bool | None:
     """Whether paths stay off; None for: train both branches on.
 
-    They stay off where the gap is at most `SAME`, at the end of the training, or, from the second
-    look on, if it will be so when it goes on to grow as it did last. Where it is below -`SAME` they
-    stay off at once. They stay on where the gap is larger and does not shrink, or shrinks by a
-    factor that will not do.
+    They stay off where the gap is at most `SAME` at the end of the training or, from the second
+    look on, now and by the straight line through all looks at the end as well. A lead alone is not
+    enough: the branch that has lost weights has fewer to pay for at once, while the other one's
+    precisions still rise, and such a lead can melt. Paths stay on where the gap is larger than
+    `SAME` and does not shrink, or shrinks by a factor that will not do.
 
     Args:
         gaps: by how much evidence per datum the branch without the paths was behind, look by look.
         left: evidence steps to come.
     """
     gap = gaps[-1]
-    if left == 0 or gap <= -SAME:
+    if left == 0:
         return gap <= SAME
     if len(gaps) == 1:
         return None
-    before = gaps[-2]
     if gap <= SAME:
-        return True if gap + left * (gap - before) <= SAME else None
-    closes = gap < before and gap * (gap / before) ** left <= SAME
+        growth = linear_regression(range(len(gaps)), gaps).slope
+        return True if gap + left * growth <= SAME else None
+    closes = gap < gaps[-2] and gap * (gap / gaps[-2]) ** left <= SAME
     return None if closes else False
 
 
