@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import symrazor as sr
+from symrazor.layers import FFC, Conv, Relaxed
 from symrazor.training.options import FitConfig
 from symrazor.training.stepper import Stepper, learning_rate
 
@@ -113,6 +114,25 @@ def test_rests_at_the_posterior_mode(optimizer: str, lr: float) -> None:
     loss = loss + 3 / 48 * sum(p.square().sum() for p in model.parameters())
     slopes = torch.autograd.grad(loss, list(model.parameters()))
     assert max(float(g.abs().max()) for g in slopes) < 1e-4
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw", "muon"])
+def test_sharpness_aware_steps_leave_paths_out_that_are_not_computed(optimizer: str) -> None:
+    """Such weights have no gradient: no way up, and a step of their prior alone, towards zero."""
+    torch.manual_seed(0)
+    layer = Relaxed([Conv(1, 2, (4, 4)), FFC(1, 2, (4, 4))])
+    model = nn.Sequential(layer, nn.Tanh(), nn.Flatten(), nn.Linear(32, 2))
+    x, y = torch.randn(24, 1, 4, 4), torch.randint(0, 2, (24,))
+    layer.silent = frozenset({1})
+    stepper = _stepper(model, optimizer=optimizer, lr=0.01, warmup=0.0, sam_radius=0.1)
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    stepper.step(x, y)
+    for name, p in model.named_parameters():
+        assert not torch.equal(p, before[name]) or not p.any(), name
+        if "paths.1" in name:
+            assert bool((p.abs() <= before[name].abs() + 0.01).all()), name
+            if optimizer != "adamw":
+                torch.testing.assert_close(p / p.norm(), before[name] / before[name].norm())
 
 
 def test_sam_is_put_back_when_the_way_up_fails() -> None:
