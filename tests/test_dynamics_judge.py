@@ -90,6 +90,7 @@ def test_the_energy_of_a_pendulum_is_proposed_from_functions(
     monkeypatch.setattr(proposals, "mean_field", lambda judge, x: (x, system.field(x)))
     found = Proposals(offered, SymmetrisedNetwork(network), x)
     assert found.jumps(1) == [1]
+    assert found.beyond(0, {0}) is None  # two on offer: both are tried anyway
     whole = rounded(found.first(1))
     made = None if whole is None else whole.conserved
     assert isinstance(made, Combination) and made.rounded

@@ -80,9 +80,12 @@ class Proposals:
     def beyond(self, count: int, tried: Collection[int]) -> int | None:
         """The steepest jump at a number above `count` that was not tried; None if all are low.
 
-        For a look at a model with `count` quantities, which conserves these by itself.
+        For a look at a model with `count` quantities, which conserves these by itself. With few on
+        offer the first look has tried nearly all numbers.
         """
         most = min(self.like.count, len(self.rates) - 1)
+        if most <= FEW:
+            return None
         safe = self.rates.clamp_min(1e-12)
         rises = {m: float(safe[m] / safe[m - 1]) for m in range(count + 1, most + 1)}
         rises = {m: rise for m, rise in rises.items() if m not in tried and rise >= RISE}
