@@ -157,7 +157,9 @@ def test_learned_oscillators_predict_as_the_oracle_does() -> None:
     learned, oracle = (noether.run_one(setting, model, config) for model in ("learned", "oracle"))
     assert learned["span"] == 4 and min(learned["recovered"]) > 0.9999
     assert learned["trials"][-1]["group"] == 1
-    assert learned["test_mse"] < 1.1 * oracle["test_mse"]
+    # the group was taken: the same network from the same seed as that which is told, and no better
+    for key in ("test_mse", "neg_elbo_per_datum"):
+        assert learned[key] == pytest.approx(oracle[key], rel=1e-6)
 
 
 @pytest.mark.slow

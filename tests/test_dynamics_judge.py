@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from symrazor.dynamics import analysis, judge, proposals, systems
-from symrazor.dynamics.algebra import all_nbody, generators, unitary
+from symrazor.dynamics.algebra import all_nbody, energies, generators, unitary
 from symrazor.dynamics.config import TrainConfig
 from symrazor.dynamics.conserved import Quadratic
 from symrazor.dynamics.free import FreeSpan
@@ -21,6 +21,7 @@ from symrazor.dynamics.proposals import LENGTH, Proposals, charge, jumps, rounde
 from symrazor.dynamics.simple import WithinSpan
 from symrazor.dynamics.symmetrised import SymmetrisedNetwork
 from symrazor.dynamics.trajectories import simulate, transitions
+from symrazor.dynamics.trial import Trial
 
 
 def _offer(phase: int, count: int, width: int = 8) -> SymmetrisedNetwork:
@@ -51,6 +52,8 @@ def test_a_proposal_from_noisy_dynamics_is_the_exact_algebra(
     monkeypatch.setattr(proposals, "mean_field", lambda judge, x: (x, field))
     found = Proposals(model, SymmetrisedNetwork(model.network), x)
     assert found.jumps(1) == [7]
+    assert found.beyond(0, {0}) == found.beyond(6, {0, 6, 8}) == 7
+    assert found.beyond(0, {0, 7}) is None and found.beyond(7, {0, 7}) is None  # no such rise
     free = found.first(7)
     assert isinstance(free.conserved, FreeSpan) and free.conserved.rows.requires_grad
     assert charge(free.conserved, 100) == pytest.approx(0.5 * 7 * (90 - 7) * math.log(100))
@@ -87,6 +90,7 @@ def test_the_energy_of_a_pendulum_is_proposed_from_functions(
     monkeypatch.setattr(proposals, "mean_field", lambda judge, x: (x, system.field(x)))
     found = Proposals(offered, SymmetrisedNetwork(network), x)
     assert found.jumps(1) == [1]
+    assert found.beyond(0, {0}) is None  # two on offer: both are tried anyway
     whole = rounded(found.first(1))
     made = None if whole is None else whole.conserved
     assert isinstance(made, Combination) and made.rounded
@@ -95,6 +99,37 @@ def test_the_energy_of_a_pendulum_is_proposed_from_functions(
     torch.testing.assert_close(c / c[0], torch.tensor([1.0, 1.0, 0.0, 0.0]).double())
     free = Combination(functions, 2)
     assert charge(free, 100) == pytest.approx(0.5 * 2 * 2 * math.log(100))
+
+
+def test_the_winner_is_looked_at_for_what_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two oscillators of different frequencies: one energy won, the other one is proposed too."""
+    system = systems.oscillators((1.0, math.sqrt(3)))
+    data = transitions(simulate(system, 10, 6, 0.2, seed=1), 1e-3)
+    offered = _offer(4, 5)
+    plain = SymmetrisedNetwork(offered.network)
+    one = SymmetrisedNetwork(offered.network, Quadratic.fixed(energies(2).A[:1]))
+    looked_at = []
+
+    def field(model: SymmetrisedNetwork, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        looked_at.append(model)
+        return x, system.field(x)
+
+    monkeypatch.setattr(proposals, "mean_field", field)
+    config = TrainConfig(steps=2, draws=2, flows=4, burn_in=0.0)
+    for costs, model in (((9.0, 5.0), one), ((5.0, 9.0), plain)):
+        tried = judge._Trials(data, config, judge._Told(None, 1.0))
+        tried.trials = [Trial(costs[0], plain, None), Trial(costs[1], one, None)]
+        judge._look_again(tried, offered)
+        assert looked_at[-1] is model
+        found = tried.trials[2:]
+        assert found and {trial.count for trial in found} == {2}
+        made = found[0].model.conserved
+        assert isinstance(made, Quadratic)
+        inside = analysis.parallelness(generators(made.A, made.b), energies(2))
+        torch.testing.assert_close(inside, torch.ones_like(inside), rtol=0, atol=1e-6)
+    functions = SymmetrisedNetwork(offered.network, Combination([lambda x: x[..., 0]], 1))
+    judge._look_again(tried, functions)  # dear: not tried
+    assert tried.trials[2:] == found
 
 
 @pytest.mark.slow

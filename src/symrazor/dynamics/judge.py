@@ -1,15 +1,16 @@
 r"""Propose conserved quantities, and let the evidence judge them.
 
 A network that was trained without quantities shows what it nearly conserves. The first m of these
-are a proposal wherever the rate jumps from the m-th to the next (`Proposals`). Every proposal is
-put into the average with flows about as long as the states, and trained at that length: a symmetry
-of the data then costs no fit and saves weights, and anything else ruins the fit. With free lengths
-the bound would also like short flows across the dynamics, which only smooth the energy. The span
-of a proposal is learned (`FreeSpan`) and pays for its coefficients; it is also tried with whole
-ones, which are free of charge, where it is near such. Then a fresh network is trained with the
-winner, and where its quantities, made whole, close under the bracket another one with the group
-that they generate (`symrazor.dynamics.group`); the evidence chooses again, by the same rule as
-among the trials (`symrazor.dynamics.trial`).
+are a proposal where the rate jumps from the m-th to the next (`Proposals`), at the two steepest
+jumps; then the winner so far is looked at for one more. Every proposal is put into the average with
+flows about as long as the states, and trained at that length: a symmetry of the data then costs no
+fit and saves weights, and anything else ruins the fit. With free lengths the bound would also like
+short flows across the dynamics, which only smooth the energy. The span of a proposal is learned
+(`FreeSpan`) and pays for its coefficients; it is also tried with whole ones, which are free of
+charge, where it is near such. Then a fresh network is trained with the winner, and where its
+quantities, made whole, close under the bracket another one with the group that they generate
+(`symrazor.dynamics.group`); the evidence chooses again, by the same rule as among the trials
+(`symrazor.dynamics.trial`).
 """
 
 import copy
@@ -24,7 +25,7 @@ from symrazor.dynamics.config import TrainConfig
 from symrazor.dynamics.conserved import Quadratic
 from symrazor.dynamics.group import whole_group
 from symrazor.dynamics.journal import Journal
-from symrazor.dynamics.planning import PROPOSALS, TRIALS, kept, planned
+from symrazor.dynamics.planning import FIRST_LOOK, PROPOSALS, TRIALS, kept, planned
 from symrazor.dynamics.proposals import Proposals, charge, rounded
 from symrazor.dynamics.symmetrised import SymmetrisedNetwork
 from symrazor.dynamics.train import Progress, train
@@ -44,8 +45,9 @@ def train_and_judge(
 
     The burn-in share of the steps goes to the network without quantities, half of the rest to
     each trial that starts from it: none, and up to three for each of `PROPOSALS` numbers of
-    quantities. Then fresh networks are trained for all steps: with the best, and with the whole
-    group that it generates, if it does; without, if that was best, and with who lost narrowly.
+    quantities, the last of which the winner among the others proposes. Then fresh networks are
+    trained for all steps: with the best, and with the whole group that it generates, if it does;
+    without, if that was best, and with who lost narrowly.
     With `minutes`, there are as many steps as fit.
 
     Args:
@@ -71,8 +73,9 @@ def train_and_judge(
     found = Proposals(offered, plain, data.x)
     tried = _Trials(data, whole.change(steps=plan.trial), told, journal)
     tried.run(plain)
-    for m in found.jumps(PROPOSALS):
+    for m in found.jumps(FIRST_LOOK):
         tried.propose(found.first(m))
+    _look_again(tried, offered)
     winner = decide(tried.trials)
     told.skip_to(told.total - 2 * plan.last)
     enters = entrant(tried.trials, winner, len(data))
@@ -147,6 +150,22 @@ class _Trials:
         again = None if learned.trained is None else rounded(learned.model)
         if again is not None and not _same(again, whole):
             self.run(SymmetrisedNetwork(free.network, again.conserved, again.times))
+
+
+def _look_again(tried: _Trials, offered: SymmetrisedNetwork) -> None:
+    """Try one more number of quantities: where the rates of the winner jump.
+
+    With some of the quantities, or more steps, its dynamics are nearer to the truth than those of
+    the network without any, and what is left to find stands out. Not where flows are solved for:
+    trials of those are dear.
+    """
+    winner = decide(tried.trials)
+    if not isinstance(offered.conserved, Quadratic):
+        return
+    found = Proposals(offered, winner.model, tried.data.x)
+    m = found.beyond(winner.count, {trial.count for trial in tried.trials})
+    if m is not None:
+        tried.propose(found.first(m))
 
 
 def _same(one: SymmetrisedNetwork, other: SymmetrisedNetwork | None) -> bool:

@@ -98,7 +98,8 @@ class Noise(nn.Module):
 
     def hold(self, held: bool) -> None:
         """Let a closed-form variance stay as it is for now, or move again."""
-        self.rate.fill_(0.0 if held else self.pace)  # a tensor: steps may be recorded on a GPU
+        if self.kind == "closed":  # a tensor: steps may be recorded on a GPU
+            self.rate.fill_(0.0 if held else self.pace)
 
     def nll(self, predicted: Float[Tensor, "r n h d"], data: Transitions) -> Float[Tensor, "r n"]:
         """Negative log-likelihood of each datum, all constants included."""

@@ -9,8 +9,10 @@ from symrazor.dynamics.symmetrised import SymmetrisedNetwork
 from symrazor.dynamics.train import seconds_per_step
 from symrazor.dynamics.trajectories import Transitions
 
-PROPOSALS = 2
-"""How many numbers of quantities are tried, beside none."""
+FIRST_LOOK = 2
+"""How many numbers of quantities are tried that the network without quantities proposes."""
+PROPOSALS = FIRST_LOOK + 1
+"""How many are tried in all, beside none: one more after a look at the winner."""
 TRIALS = 3
 """Of a number of quantities at most: rounded, free, and rounded after that."""
 SLACK = 0.75

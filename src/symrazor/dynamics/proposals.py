@@ -9,6 +9,8 @@ generalised eigenvalue problem. They get flows about as long as the states. Quad
 where the evidence starts to learn their span (`FreeSpan`).
 """
 
+from collections.abc import Collection
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -27,6 +29,8 @@ SOLVED = 0.5
 """The same for flows that are solved for, which may leave the data fast."""
 FEW = 3
 """With so few quantities on offer a single one is always proposed."""
+RISE = 2.0
+"""Least ratio of two rates for another proposal."""
 MOST = 4096
 """States that are looked at."""
 
@@ -72,6 +76,20 @@ class Proposals:
         if most <= FEW:
             found = [1, *(m for m in found if m > 1)]
         return found[:count]
+
+    def beyond(self, count: int, tried: Collection[int]) -> int | None:
+        """The steepest jump at a number above `count` that was not tried; None if all are low.
+
+        For a look at a model with `count` quantities, which conserves these by itself. With few on
+        offer the first look has tried nearly all numbers.
+        """
+        most = min(self.like.count, len(self.rates) - 1)
+        if most <= FEW:
+            return None
+        safe = self.rates.clamp_min(1e-12)
+        rises = {m: float(safe[m] / safe[m - 1]) for m in range(count + 1, most + 1)}
+        rises = {m: rise for m, rise in rises.items() if m not in tried and rise >= RISE}
+        return max(rises, key=lambda m: rises[m], default=None)
 
     def first(self, m: int) -> SymmetrisedNetwork:
         """The offered network (shared) with the first m: a span to learn, or held as they are."""
