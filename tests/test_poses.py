@@ -175,6 +175,23 @@ def test_a_standard_pose_near_the_end_of_the_width(
     assert found.tolist() == pytest.approx([min(spread, 0.6)] * directions, abs=0.06)
 
 
+@pytest.mark.parametrize("directions", [1, 2])
+@pytest.mark.parametrize("spread", [0.0, 0.4])
+def test_no_range_where_poses_crowd_at_an_end(directions: int, spread: float) -> None:
+    """The larger the likelier, whatever the datum: that says nothing about how large data are."""
+
+    class Larger(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            near = 5 * x.log().sum(1)
+            return torch.stack([near, near - 50], 1)
+
+    generator = torch.Generator().manual_seed(0)
+    x = (spread * (2 * torch.rand(200, directions, generator=generator) - 1)).exp() + 1e-3
+    stretches = LieAlgebra.of(torch.diag_embed(torch.eye(directions)))
+    model = Augmented(Larger(), Augment(lie(stretches, 0.6), 4), average="joint").eval()
+    assert find_reach_(model, (x, torch.arange(200) % 2)).tolist() == [1.0] * directions
+
+
 def test_a_transformation_of_ones_own_is_asked_within_the_cube() -> None:
     class Turn(Transformation):
         dim = 1

@@ -21,7 +21,8 @@ poses has no say. Turns are counted around the circle. For several generators ea
 with the others at the likeliest pose of each datum. $v = 0$, no transformation at all, is a
 candidate if there is one generator; of several, the narrowest range that is tried stands for it.
 Widths that hardly change the data are closed: they are what they are, and the work goes into the
-others.
+others. Where poses crowd at an end of what is looked at (the larger, the likelier), the standard
+pose is not among them and no range can be read; the width of the copies stays.
 Choices have shares in place of ranges (`shares`).
 """
 
@@ -53,6 +54,8 @@ MOST_DATA, MOST_PASSES = 1500, 160_000
 """Data that are looked at, and data times poses."""
 CLOSED, MOST_LOOKED_AT = 0.01, 200
 """Share of the variance of the data that a width has to move, and data that are asked."""
+EDGE = 16
+"""An end of what is looked at is this part of it."""
 
 
 @torch.no_grad()
@@ -132,6 +135,12 @@ def _find_shares_(augment: Augment, energies: Float[Tensor, "n s e"], y: Tensor)
     augment.shares.copy_(torch.cat(found))
 
 
+def _crowded(energies: Float[Tensor, "n s"]) -> bool:
+    """Whether poses crowd at an end, with twice the share there that they have if all are alike."""
+    shares, edge = energies.softmax(1).mean(0), max(1, energies.shape[1] // EDGE)
+    return float(torch.maximum(shares[:edge].sum(), shares[-edge:].sum())) > 2 / EDGE
+
+
 def rest_of_circle(augment: Augment) -> list[float | None]:
     """Of generators that turn, what the widths leave of the circle, in widths; None of others."""
     found: list[float | None] = []
@@ -163,5 +172,7 @@ def _range(
     values = Windows(energies, y, beyond).likelihoods(range(1, s + 1))
     scores = {m: value - (0.5 * math.log(n) if m < s else 0.0) for m, value in values.items()}
     best = max(scores, key=scores.__getitem__)
+    if beyond is None and best <= s // EDGE and _crowded(energies):
+        return 1.0
     closed = best == 1 if still is None else still > scores[best]
     return 0.0 if closed else best / s
