@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from symrazor.dynamics.algebra import all_nbody
 from symrazor.dynamics.config import TrainConfig
 from symrazor.dynamics.conserved import Quadratic
 from symrazor.dynamics.group import whole_group
@@ -13,6 +14,7 @@ from symrazor.dynamics.judge import _summed
 from symrazor.dynamics.likelihoods import Noise
 from symrazor.dynamics.measures import FlowTimes
 from symrazor.dynamics.proposals import rounded
+from symrazor.dynamics.simple import exact
 from symrazor.dynamics.symmetrised import SymmetrisedNetwork
 from symrazor.dynamics.trained import Trained
 from symrazor.dynamics.trial import (
@@ -96,6 +98,34 @@ def test_a_difference_of_half_an_error_is_a_tie(models: dict[str, SymmetrisedNet
     done = _summed(first, [none, winner], [short, group], winner)
     assert done is group.trained and done.model is models["group"]
     assert [t["group"] for t in done.trials] == [0, 0, 0, 1]
+
+
+def _whole(names: tuple[str, ...]) -> SymmetrisedNetwork:
+    """Some of the seven quantities of two bodies, with whole coefficients."""
+    known = all_nbody(2, 2)
+    index = [known.names.index(name) for name in names]
+    A, b = known.A[index], known.b[index]
+    network = HamiltonianNetwork(8, width=4, generator=torch.Generator().manual_seed(0))
+    made = exact(A, b, Quadratic.fixed(A, b))
+    return SymmetrisedNetwork(network, made, FlowTimes(len(index), "ball"))
+
+
+def test_a_tie_of_different_numbers_goes_to_what_closes() -> None:
+    names = all_nbody(2, 2).names
+    seven, six = _whole(names), _whole(names[:-1])  # without P_y^2, to which P_x P_y turns
+    none = SymmetrisedNetwork(seven.network)
+    learned = SymmetrisedNetwork(seven.network, Quadratic.fixed(torch.eye(8)[None]))
+    assert Trial(0.0, seven, None).closes and not Trial(0.0, six, None).closes
+    assert not Trial(0.0, none, None).closes and not Trial(0.0, learned, None).closes
+    # three bodies once: 565 nats, with errors of 405 and 488
+    first, other = Trial(-204_581.0, six, None, 405.2), Trial(-204_016.0, seven, None, 487.5)
+    lost = Trial(-179_754.0, none, None, 30.0)
+    assert decide([lost, first, other]) is other
+    assert decide([lost, first, Trial(-200_000.0, seven, None, 487.5)]) is first  # no tie
+    assert decide([lost, Trial(-204_581.0, learned, None, 405.2), other]) is other
+    few = _whole(names[:2])  # both momenta alone close too: then the cost decides
+    assert decide([first, Trial(-204_300.0, few, None, 400.0), other]).model is few
+    assert decide([Trial(-204_581.0, none, None, 400.0), other]).model is none  # nothing invented
 
 
 def test_equal_costs_tie_without_errors(models: dict[str, SymmetrisedNetwork]) -> None:

@@ -14,16 +14,22 @@ three reasons:
 - Learned coefficients and lengths can fit noise; whole coefficients and periods cannot.
 - The least cost would be a coin toss: with other draws of the weights the other might win.
 
-Trials with different numbers of quantities are decided by their costs alone: a tie is no reason to
-believe in more symmetry than before, nor in less.
+Between different numbers of quantities a tie goes to whole ones that close under the Poisson
+bracket, if there are such: the bracket of two conserved quantities is conserved, so a span that
+does not close cannot be all of the truth. (Six of the seven quantities of three bodies once won by
+565 nats with an error of 634, and generate no group.) Else, and against none, the cost alone
+decides: a tie is no reason to believe in more symmetry, nor in less.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from symrazor.dynamics.group import GroupOrbits
+from symrazor.dynamics.algebra import generators
+from symrazor.dynamics.analysis import closure
+from symrazor.dynamics.group import CLOSED, GroupOrbits
 from symrazor.dynamics.proposals import is_rounded
+from symrazor.dynamics.simple import WithinSpan
 from symrazor.dynamics.symmetrised import SymmetrisedNetwork
 from symrazor.dynamics.trained import Record, Trained
 
@@ -60,6 +66,17 @@ class Trial:
         conserved = self.model.conserved
         return 2 if isinstance(conserved, GroupOrbits) else int(is_rounded(conserved))
 
+    @property
+    def closes(self) -> bool:
+        """Whether there are quantities with whole coefficients, and their brackets are among them.
+
+        These generate a group.
+        """
+        conserved = self.model.conserved
+        if not isinstance(conserved, WithinSpan):
+            return False
+        return closure(generators(conserved.A_given, conserved.b_given)).outside <= CLOSED
+
     def ties(self, other: "Trial") -> bool:
         """Whether the errors of two costs are too large to tell them apart."""
         if self.cost == other.cost:
@@ -80,10 +97,13 @@ class Trial:
 
 
 def decide(trials: Sequence[Trial]) -> Trial:
-    """The least cost; of those with as many quantities that tie with it, the most exact."""
+    """The least cost, or who ties with it and is preferred, as told above."""
     best = min(trials, key=lambda t: t.cost)
-    equal = [t for t in trials if t.count == best.count and t.ties(best)]
-    return min(equal, key=lambda t: (-t.exactness, t.cost))
+    tied = [t for t in trials if t.ties(best)]
+    if best.count and not best.closes and any(t.closes for t in tied):
+        best = min((t for t in tied if t.closes), key=lambda t: t.cost)
+        tied = [t for t in tied if t.ties(best)]
+    return min((t for t in tied if t.count == best.count), key=lambda t: (-t.exactness, t.cost))
 
 
 def entrant(trials: Sequence[Trial], winner: Trial, n_data: int) -> Trial | None:
