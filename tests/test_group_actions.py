@@ -295,3 +295,11 @@ def test_groups_of_the_grid_by_name() -> None:
     assert equivariance_error(conv, x, "translation") == equivariance_error(conv, x)
     with pytest.raises(ValueError, match="p5"):
         equivariance_error(conv, x, "p5")
+
+
+def test_what_cannot_be_measured_is_said_kindly() -> None:
+    x = torch.randn(3, 2, 5, 5)
+    with pytest.raises(ValueError, match="got ndarray"):
+        equivariance_error(lambda x: x, x.numpy())  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"floating-point outputs, got torch.int64"):
+        equivariance_error(lambda x: x, x.long(), "p4")
