@@ -249,6 +249,9 @@ def test_pools_do_not_see_the_order() -> None:
         "max": flat.amax(2),
     }.items():
         assert_close(SetPool(reduction)(x), expected, 1e-14)  # type: ignore[arg-type]
+    for wrong in (torch.randn(3, 4), torch.randn(3, 4, 0)):
+        with pytest.raises(ValueError, match="with places, got"):
+            SetPool("max")(wrong)
 
 
 def test_paths_of_several_groups_and_a_free_one_collapse_to_a_matrix() -> None:
@@ -298,6 +301,9 @@ def test_what_lies_beyond_must_be_something() -> None:
         EquivariantLinear(1, 1, groups.alternating(4), beyond=[groups.symmetric(4)])
     with pytest.raises(ValueError, match="beyond Z4 on its 4 places, got S5"):
         EquivariantLinear(1, 1, groups.cyclic_permutations(4), beyond=[groups.symmetric(5)])
+    for beyond in (groups.symmetric(4), ["S4"]):
+        with pytest.raises(ValueError, match="expected a list of groups as beyond"):
+            EquivariantLinear(1, 1, groups.cyclic_permutations(4), beyond=beyond)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="at least one group"):
         relaxed_over(1, 1, [])
 

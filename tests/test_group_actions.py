@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -103,6 +104,81 @@ def test_permutations_of_positions_are_rolls() -> None:
     action = groups.OnPositions(group, (4, 5))
     assert torch.equal(action.act(x, group.permutations[0]), torch.roll(x, 1, 2))
     assert torch.equal(action.act(x, group.permutations[1]), torch.roll(x, 1, 3))
+
+
+def test_wide_pictures_turn_and_move_as_a_group() -> None:
+    """A half-width is one length in both directions: else turns and shifts do not compose."""
+    group, shape = groups.se2(), (48, 72)
+    rows, columns = (torch.arange(m, dtype=torch.float64) - (m - 1) / 2 for m in shape)
+    x = torch.exp(-((rows[:, None] + 2) ** 2 + (columns - 3) ** 2) / 40).reshape(1, 1, *shape)
+    action = groups.OnGrid(group, shape)
+    a, b = (group.lie.exp(torch.tensor(c).double()) for c in ([0.2, 0.1, 0.7], [-0.1, 0.15, 0.5]))
+    twice, once = action.act(action.act(x, b), a), action.act(x, a @ b)
+    assert float((twice - once).abs().max()) < 0.03
+    down = torch.tensor([[1.0, 0, 0], [0, 1, 0.5], [0, 0, 1]], dtype=torch.float64)
+    assert_close(action.act(x, down), torch.nn.functional.pad(x, (0, 0, 18, -18)), 1e-12)
+
+
+@pytest.mark.parametrize("make", [groups.se2, groups.scalings, groups.affine2])
+def test_what_leaves_the_picture_is_no_interpolation_error(make: Callable[[], Group]) -> None:
+    coarse, fine = (groups.OnGrid(make(), (n, n)).interpolation_error(smooth(n)) for n in (16, 64))
+    assert 0 < fine < coarse / 6
+
+
+def test_an_error_needs_pixels_to_be_measured_on() -> None:
+    for n in (2, 3):
+        with pytest.raises(ValueError, match="expected a grid of at least 4 pixels"):
+            groups.OnGrid(groups.cyclic(8), (n, n)).interpolation_error(torch.randn(2, 1, n, n))
+    assert groups.OnGrid(groups.cyclic(4), (2, 2)).interpolation_error(torch.randn(1, 1, 2, 2)) == 0
+
+
+def test_whole_numbers_are_not_multiplied_by_fractions() -> None:
+    """They would all become zero."""
+    x = torch.ones(2, 2, dtype=torch.int32)
+    with pytest.raises(ValueError, match=r"do: x.float\(\)"):
+        groups.OnVectors(groups.cyclic(8)).act(x, 1)
+    assert groups.OnVectors(groups.cyclic(4)).act(x, 1).tolist() == [[-1, 1], [-1, 1]]
+
+
+def test_channels_of_a_subgroup_turn_grids_of_a_larger_group() -> None:
+    """Elements are passed on as what they are: indices of the two groups differ."""
+    x = torch.randn(2, 3, 4, 5, 5)
+    turns, every = groups.cyclic(4), groups.dihedral(4)
+    own = groups.OnRegular(turns, groups.OnGrid(turns, (5, 5)))
+    larger = groups.OnRegular(turns, groups.OnGrid(every, (5, 5)))
+    assert all(torch.equal(own.act(x, g), larger.act(x, g)) for g in range(4))
+
+
+@pytest.mark.parametrize("g", [-1, 4, True, 1.5, torch.tensor(1.0)])
+def test_indices_are_whole_and_inside(g: object) -> None:
+    for action in (groups.OnRegular(groups.cyclic(4)), groups.OnVectors(groups.cyclic(4))):
+        x = torch.randn(2, 1, 4) if isinstance(action, groups.OnRegular) else torch.randn(2, 2)
+        with pytest.raises(ValueError, match="expected a"):
+            action.act(x, g)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: groups.OnGrid(groups.cyclic(4), (0, 4)), "expected the shape of a grid"),
+        (lambda: groups.OnGrid(groups.cyclic(4), 4), "expected the shape of a grid"),  # type: ignore[arg-type]
+        (lambda: groups.OnGrid(groups.cyclic(4), (4, 4), "zero"), "expected outside in"),  # type: ignore[arg-type]
+        (lambda: groups.OnGrid(groups.symmetric(2), (4, 4)), "do: OnPositions"),
+    ],
+)
+def test_grids_that_are_none_are_refused(make: Callable[[], object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_matrices_that_move_nothing_well_are_refused() -> None:
+    action, x = groups.OnGrid(groups.cyclic(4), (4, 4)), torch.randn(1, 1, 4, 4)
+    with pytest.raises(ValueError, match="expected finite numbers"):
+        action.act(x, torch.full((2, 2), math.nan))
+    with pytest.raises(ValueError, match="expected an invertible matrix"):
+        action.act(x, torch.ones(2, 2))
+    with pytest.raises(ValueError, match="as a tensor, got ndarray"):
+        action.act(x.numpy(), 1)  # type: ignore[arg-type]
 
 
 def test_regular_channels_compose_with_their_grids() -> None:
@@ -219,3 +295,11 @@ def test_groups_of_the_grid_by_name() -> None:
     assert equivariance_error(conv, x, "translation") == equivariance_error(conv, x)
     with pytest.raises(ValueError, match="p5"):
         equivariance_error(conv, x, "p5")
+
+
+def test_what_cannot_be_measured_is_said_kindly() -> None:
+    x = torch.randn(3, 2, 5, 5)
+    with pytest.raises(ValueError, match="got ndarray"):
+        equivariance_error(lambda x: x, x.numpy())  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"floating-point outputs, got torch.int64"):
+        equivariance_error(lambda x: x, x.long(), "p4")

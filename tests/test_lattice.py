@@ -8,7 +8,19 @@ from torch import nn
 
 import symrazor as sr
 from symrazor import groups
-from symrazor.layers import FC, Circulant, Conv, DeepSets, EquivariantLinear, Relaxed, SetPool
+from symrazor.layers import (
+    FC,
+    Circulant,
+    Conv,
+    DeepSets,
+    EquivariantLinear,
+    GConv,
+    GReadout,
+    Relaxed,
+    SetPool,
+    SGConv,
+    relaxed_over,
+)
 from symrazor.layers.relaxed import free_groups, start_near_
 from symrazor.readings.equivariance import layer_errors
 from symrazor.readings.lattice import sentence, support
@@ -89,6 +101,59 @@ def test_errors_by_group() -> None:
     errors = layer_errors(model, x)
     assert errors.layers["0"]["Z4"] < 1e-14 and errors.network["Z4"] < 1e-14
     assert errors.layers["0"]["S4"] > 0.1 and errors.network["S4"] > 0.1
+
+
+def test_two_groups_of_one_name_are_refused_in_a_layer() -> None:
+    """The reading would show one of them, with the other's error."""
+    one, two = ([[1, 2, 3, 4, 0]], [[2, 3, 1, 4, 0]])
+    rings = [groups.Group.from_permutations("ring", rows) for rows in (one, two)]
+    with pytest.raises(ValueError, match="'ring' for two that act differently; do: give"):
+        relaxed_over(1, 2, rings)
+    again = groups.Group.from_permutations("ring", one)
+    Relaxed([EquivariantLinear(1, 2, g) for g in (rings[0], again)])
+    turns = groups.cyclic(4)
+    Relaxed([GConv(4, 4, (5, 5), group="p4"), SGConv(4, 4, (5, 5), group=turns)])
+
+
+def test_a_network_is_measured_by_the_group_that_acts_on_its_inputs() -> None:
+    """Not by that of a later layer of the same name, on other places."""
+    torch.manual_seed(0)
+    ring, small = (groups.Group.from_permutations("ring", [[*range(1, n), 0]]) for n in (6, 3))
+    model = nn.Sequential(
+        EquivariantLinear(1, 2, ring), nn.Tanh(), nn.AvgPool1d(2), EquivariantLinear(2, 2, small),
+        nn.Tanh(), SetPool("mean"),
+    ).double()  # fmt: skip
+    x = torch.randn(8, 1, 6, dtype=torch.float64)
+    whole = sr.equivariance_error(model, x, ring)
+    assert whole > 1e-3  # pairs of places do not follow a shift by one
+    assert layer_errors(model, x).network == {"ring": pytest.approx(whole)}
+
+
+def test_names_of_the_grid_stand_for_their_groups() -> None:
+    quarter, mirror = [[[0.0, -1], [1, 0]]], [[[-1.0, 0], [0, 1]]]
+    make = groups.Group.from_matrices
+    assert GConv(4, 4, (4, 4), group=make("p4", quarter)).group == "p4"
+    assert GConv(4, 4, (4, 4), group=make("C1", quarter)).group == "C1"  # not translations alone
+    about_z = make("C4", [[[0.0, -1, 0], [1, 0, 0], [0, 0, 1]]])
+    assert GConv(4, 4, (4, 4, 4), group=about_z).group == "C4"
+    for name in ("p4", "translation"):
+        with pytest.raises(ValueError, match=f"expected the elements of {name}"):
+            GConv(4, 4, (4, 4), group=make(name, mirror))
+
+
+@pytest.mark.parametrize("name", ["p2", "p4", "p4m"])
+def test_a_named_group_moves_the_channels_of_its_layers(name: str) -> None:
+    """Else a layer that is exactly equivariant would have an error near the square root of 2."""
+    torch.manual_seed(0)
+    image, maps = (torch.randn(3, c, 6, 6, dtype=torch.float64) for c in (1, 8))
+    lift = GConv(1, 8, (6, 6), group="p4m", kind="lift").double()
+    full = GConv(8, 8, (6, 6), 2, group="p4m").double()
+    out = GReadout(8, 3, (6, 6), group="p4m").double()
+    assert sr.equivariance_error(lift, image, name) < 1e-13
+    assert sr.equivariance_error(full, maps, name) < 1e-13
+    assert sr.equivariance_error(out, maps, name) < 1e-13
+    free = Relaxed([full, Conv(8, 8, (6, 6), 2).double()])
+    assert sr.equivariance_error(free, maps, name) > 0.1
 
 
 def test_a_reading_names_the_group() -> None:

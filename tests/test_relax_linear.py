@@ -102,3 +102,13 @@ def test_what_cannot_be_relaxed_is_named() -> None:
         sr.relax(mlp, torch.randn(3, 5), groups=[groups.symmetric(5), groups.symmetric(4)])
     with pytest.raises(ValueError, match="groups among"):
         sr.relax(mlp, torch.randn(3, 5), groups=["p4", groups.symmetric(5)])  # type: ignore[list-item]
+    with pytest.raises(ValueError, match="do: put it into a list"):
+        sr.relax(mlp, torch.randn(3, 5), groups=groups.symmetric(5))  # type: ignore[arg-type]
+
+
+def test_a_last_layer_without_invariants_is_left() -> None:
+    """Rotations leave no number alone that is linear in a vector."""
+    mlp = nn.Sequential(nn.Linear(3, 6), nn.Tanh(), nn.Linear(6, 1))
+    account = sr.relaxation(sr.relax(mlp, torch.randn(4, 3), groups=[groups.so(3)]))
+    assert list(account.changed) == ["0"]
+    assert account.left == {"2": "no linear map of 3 numbers to one that SO(3) leaves alone"}

@@ -13,7 +13,7 @@ An element is an index (of a finite group), or a permutation or matrix.
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 import torch.nn.functional as F
@@ -66,6 +66,12 @@ class OnVectors(GroupAction):
         _expect(x.shape[-1] == self.group.size, f"[..., {self.group.size}]", x)
         if element.dim() == 1:
             return x[..., element.argsort().to(x.device)]
+        whole = not element.is_floating_point() or bool((element == element.round()).all())
+        if not whole and not (x.is_floating_point() or x.is_complex()):
+            raise ValueError(
+                f"expected floating-point data for a matrix with fractions, got {x.dtype}; do: "
+                "x.float()"
+            )
         return x @ element.to(x).mT
 
 
@@ -103,8 +109,9 @@ class OnGrid(GroupAction):
     r"""Linear or affine maps of coordinates on images: $(g x)(p) = x(g^{-1} p)$.
 
     The origin is the middle of the grid. Matrices have as many rows as the grid has dimensions, or
-    one more for homogeneous coordinates, whose translations are in half-widths. Elements that map
-    the grid to itself move pixels, exactly; others interpolate, linearly between pixels.
+    one more for homogeneous coordinates, whose translations are in half-widths: half the last axis,
+    in every direction, so that a rotation turns whatever the format. Elements that map the grid to
+    itself move pixels, exactly; others interpolate, linearly between pixels.
 
     Args:
         group: of matrices, on coordinates (x, y) or (x, y, z): x is the last axis.
@@ -114,8 +121,16 @@ class OnGrid(GroupAction):
 
     def __init__(self, group: Group, shape: Sequence[int], outside: Outside = "zeros") -> None:
         """Check that the sizes agree."""
-        self.group, self.shape, self.outside = group, tuple(shape), outside
+        self.shape = _sizes(shape)
+        if outside not in get_args(Outside):
+            raise ValueError(f"expected outside in {get_args(Outside)}, got {outside!r}")
+        self.group, self.outside = group, outside
         dims = len(self.shape)
+        if group.permutations is not None:
+            raise ValueError(
+                f"expected matrices acting on coordinates, got the permutations of {group.name}; "
+                "do: OnPositions(group, shape)"
+            )
         if dims not in (1, 2, 3) or group.size not in (dims, dims + 1):
             raise ValueError(
                 "expected a grid of 1 to 3 dimensions and matrices of as many rows, or one more, "
@@ -134,7 +149,9 @@ class OnGrid(GroupAction):
             raise ValueError(
                 "expected a matrix acting on coordinates; for permutations OnPositions"
             )
-        back = torch.linalg.inv(matrix.double().cpu())
+        back, singular = torch.linalg.inv_ex(matrix.double().cpu())
+        if bool(singular):
+            raise ValueError(f"expected an invertible matrix, got {matrix.tolist()}")
         if bool((matrix == matrix.round()).all()):  # no rounding where there need not be
             back = torch.where((back - back.round()).abs() < WHOLE, back.round(), back)
         axes = [torch.arange(m, dtype=torch.float64) - (m - 1) / 2 for m in self.shape]
@@ -143,8 +160,7 @@ class OnGrid(GroupAction):
         linear = back[:dims, :dims].flip(0, 1)
         moved = grid @ linear.T
         if len(back) > dims:
-            half = torch.tensor(self.shape, dtype=torch.float64) / 2
-            moved = moved + back[:dims, dims].flip(0) * half
+            moved = moved + back[:dims, dims].flip(0) * self.shape[-1] / 2
         places: Tensor = moved + (torch.tensor(self.shape, dtype=torch.float64) - 1) / 2
         return places
 
@@ -194,8 +210,11 @@ class OnGrid(GroupAction):
         r"""How far there and back is from nowhere, $|g^{-1} (g x) - x|$ relative to x.
 
         A root mean square over elements, data and the pixels of the inscribed ball less one pixel,
-        which no rotation moves out of the image. 0 for exact elements; for smooth images it falls
-        with the square of the resolution.
+        which no rotation moves out of the image; of those, the ones that the element leaves in it.
+        0 for exact elements; for smooth images it falls with the square of the resolution.
+
+        Raises:
+            ValueError: a grid of fewer than 4 pixels, or elements that leave none of them in it.
         """
         radius = torch.stack(
             torch.meshgrid(
@@ -203,13 +222,24 @@ class OnGrid(GroupAction):
                 indexing="ij",
             )
         ).norm(dim=0)
-        inside = (radius < min(self.shape) / 2 - 1).to(x)
-        total = 0.0
+        ball = radius < min(self.shape) / 2 - 1
+        total, size, seen = 0.0, 0.0, False
         elements = [self.group.element(g) for g in self.sample(count)]
-        for g in elements:
+        inexact = [g for g in elements if not self.is_exact(g)]
+        for g in elements if inexact else ():
+            there = self._places(torch.linalg.inv(g))
+            last = torch.tensor(self.shape) - 1.5
+            stays = ((there >= 0.5) & (there <= last)).all(1).reshape(self.shape)
+            inside = (ball & stays).to(x)
             back = self.act(self.act(x, g), torch.linalg.inv(g))
             total += float(((back - x) * inside).square().sum())
-        size = len(elements) * float((x * inside).square().sum())
+            size += float((x * inside).square().sum())
+            seen = seen or int(inside.sum()) > 1  # the middle pixel alone says nothing
+        if inexact and not seen:
+            raise ValueError(
+                f"expected a grid of at least 4 pixels along each axis, of which {self.group.name} "
+                f"leaves some inside, got {self.shape}"
+            )
         return math.sqrt(total / size) if total else 0.0
 
 
@@ -234,7 +264,8 @@ class OnRegular(GroupAction):
 
     def act(self, x: Float[Tensor, "n c g *s"], g: Element) -> Float[Tensor, "n c g *s"]:
         """Permute the channels, then move each."""
-        index = g if isinstance(g, int) else self.finite.find(self.group.element(g))
+        element = self.group.element(g)
+        index = self.finite.find(element)
         if index is None:
             raise ValueError(f"expected an element of {self.group.name}, got another one")
         _expect(
@@ -244,7 +275,8 @@ class OnRegular(GroupAction):
         moved = x[:, :, source]
         if self.inner is None:
             return moved
-        return self.inner.act(moved.flatten(1, 2), index).reshape(moved.shape)
+        # by what it is, not by its index: the inner action may be one of a larger group
+        return self.inner.act(moved.flatten(1, 2), element).reshape(moved.shape)
 
 
 def action_on(group: Group, shape: Sequence[int]) -> GroupAction:
@@ -283,6 +315,18 @@ def _moved(x: Tensor, source: Int[Tensor, " s"]) -> Tensor:
     return x.flatten(2)[:, :, source.to(x.device)].reshape(x.shape)
 
 
-def _expect(right: bool, shape: str, x: Tensor) -> None:
+def _expect(right: bool, shape: str, x: object) -> None:
+    if not isinstance(x, Tensor):
+        raise ValueError(
+            f"expected data {shape} as a tensor, got {type(x).__name__}; do: torch.as_tensor(x)"
+        )
     if not right:
         raise ValueError(f"expected data {shape}, got {list(x.shape)}")
+
+
+def _sizes(shape: object) -> tuple[int, ...]:
+    """A shape as positive whole numbers."""
+    found = tuple(shape) if isinstance(shape, Sequence) and not isinstance(shape, str) else ()
+    if not found or not all(hasattr(m, "__index__") and m >= 1 for m in found):
+        raise ValueError(f"expected the shape of a grid, as in (8, 8), got {shape!r}")
+    return tuple(int(m) for m in found)

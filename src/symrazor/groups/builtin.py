@@ -8,6 +8,7 @@ positive angle turns clockwise.
 import itertools
 import math
 from collections.abc import Sequence
+from numbers import Integral
 
 import torch
 from torch import Tensor
@@ -17,9 +18,9 @@ from symrazor.groups.group import Group
 
 
 def _whole(name: str, value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+    if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < 1:
         raise ValueError(f"expected a whole number of at least 1 as {name}, got {value!r}")
-    return value
+    return int(value)
 
 
 def trivial(n: int) -> Group:

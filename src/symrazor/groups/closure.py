@@ -54,6 +54,8 @@ def check_permutations(rows: object) -> Int[Tensor, "m n"]:
             "expected permutations [m, n] of whole numbers, one row for each, got "
             f"{kind} of shape {list(found.shape)}"
         )
+    if found.dtype == torch.bool:
+        raise ValueError("expected permutations [m, n] of whole numbers, got true and false")
     found = found.long().cpu()
     wrong = (found.sort(1).values != torch.arange(found.shape[1])).any(1).nonzero().flatten()
     if len(wrong):
@@ -143,11 +145,17 @@ def table_of(closed: Closed) -> Int[Tensor, "g g"]:
 
 def words(closed: Closed, names: Sequence[str]) -> tuple[str, ...]:
     """Every element as a word in the generators, "e" for the identity."""
-    letters = [*names] or [chr(ord("a") + k % 26) for k in range(len(closed.right))]
+    letters = [*names] or [_letter(k) for k in range(len(closed.right))]
     spelled: list[tuple[str, ...]] = [()]
     for parent, k in closed.parents[1:]:
         spelled.append((*spelled[parent], letters[k]))
     return tuple("·".join(map(_power, _runs(word))) or "e" for word in spelled)
+
+
+def _letter(k: int) -> str:
+    """a, b, ..., z, a1, b1, ..., without e, which is the identity."""
+    alphabet = "abcdfghijklmnopqrstuvwxyz"
+    return alphabet[k % 25] + (str(k // 25) if k >= 25 else "")
 
 
 def _runs(word: Sequence[str]) -> list[tuple[str, int]]:

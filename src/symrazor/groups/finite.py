@@ -61,6 +61,11 @@ class FiniteGroup:
         if found.dim() != 2 or found.shape[0] != found.shape[1] or found.is_floating_point():
             raise ValueError(f"expected a square table of indices, got shape {list(found.shape)}")
         named = tuple(names) or tuple(f"g{i}" for i in range(len(found)))
+        if len(named) != len(found) or len(set(named)) < len(named):
+            raise ValueError(
+                f"expected a name of its own for each of {len(found)} elements of {name}, got "
+                f"{', '.join(map(str, named))}"
+            )
         group = cls(name, found.long(), named, tuple(range(len(found))))
         group.check()
         return group

@@ -22,7 +22,15 @@ from symrazor.groups.closure import (
     permutation_matrix,
 )
 from symrazor.groups.finite import FiniteGroup
+from symrazor.groups.generators import (
+    as_permutation,
+    check_flows,
+    check_letters,
+    check_lie,
+    joined_letters,
+)
 from symrazor.groups.lie import LieAlgebra
+from symrazor.groups.membership import in_continuous
 from symrazor.groups.orbits import pair_orbits
 
 Element = int | str | Tensor
@@ -51,6 +59,7 @@ class Group:
 
     def __post_init__(self) -> None:
         """Check the generators."""
+        check_lie(self.lie, self.name)
         if self.permutations is not None and (self.matrices is not None or self.lie is not None):
             raise ValueError(f"expected permutations or matrices in {self.name}, got both")
         if self.permutations is not None:
@@ -65,12 +74,8 @@ class Group:
         wrong = {k: size for k, size in sizes.items() if size not in (None, self.size)}
         if wrong:
             raise ValueError(f"expected generators of size {self.size} in {self.name}, got {wrong}")
-        count = self.counts[0]
-        if self.letters and len(self.letters) != count:
-            raise ValueError(
-                f"expected a letter for each of {count} generators in {self.name}, got "
-                f"{len(self.letters)}: {', '.join(self.letters)}"
-            )
+        generators = self.matrices if self.permutations is None else self.permutations
+        check_letters(self.letters, generators, self.name)
 
     def __repr__(self) -> str:
         """Name, space and generators, in a line."""
@@ -97,6 +102,7 @@ class Group:
         letters: Sequence[str] = (),
     ) -> "Group":
         """The group that some matrices [m, d, d] and a Lie algebra generate."""
+        check_lie(lie, name)
         given = as_numbers(matrices, "square matrices [m, d, d]").double()
         if lie is not None and not given.numel():
             given = given.new_empty(0, lie.size, lie.size)
@@ -175,7 +181,12 @@ class Group:
                     f"expected {form} for {self.name}, got "
                     f"{g[:12].tolist() if g.dim() == 1 else list(g.shape)}"
                 )
+            if not bool(g.isfinite().all()):
+                raise ValueError(f"expected finite numbers as an element of {self.name}, got nan")
             return g
+        fraction = isinstance(g, Tensor) and (g.is_floating_point() or g.dtype == torch.bool)
+        if isinstance(g, bool) or fraction:
+            raise ValueError(f"expected a whole number as an element of {self.name}, got {g!r}")
         every = self.finite()
         if isinstance(g, str) and g not in every.names:
             some = ", ".join(every.names[:12])
@@ -229,7 +240,7 @@ class Group:
         if not isinstance(other, Group):
             return NotImplemented
         name, size = f"{self.name} x {other.name}", self.size + other.size
-        letters = _letters(self, other)
+        letters = joined_letters(self.letters, other.letters)
         if self.permutations is not None and other.permutations is not None:
             left = torch.arange(size).repeat(len(self.permutations), 1)
             right = torch.arange(size).repeat(len(other.permutations), 1)
@@ -249,7 +260,7 @@ class Group:
         if not isinstance(other, Group):
             return NotImplemented
         name, size = f"{self.name} x {other.name}", self.size * other.size
-        letters = _letters(self, other)
+        letters = joined_letters(self.letters, other.letters)
         if self.permutations is not None and other.permutations is not None:
             grid = torch.arange(size).reshape(self.size, other.size)
             rows = [grid[p].reshape(-1) for p in self.permutations]
@@ -276,20 +287,30 @@ class Group:
         moved = (self.permutations != torch.arange(self.size)).sum(1)
         return bool((moved == 2).any()) and len(pair_orbits(self.permutations).unique()) == 2
 
-    def contains(self, element: Tensor) -> bool:
+    def contains(self, element: object) -> bool:
         """Whether a permutation or matrix belongs to the group.
 
         Raises:
-            ValueError: a continuous group for which this is not known.
+            ValueError: no numbers, or a continuous group for which this is not known.
         """
-        if element.shape[0] != self.size:
+        given = as_numbers(element, f"an element of {self.name}").detach().cpu()
+        if given.dim() not in (1, 2) or {*given.shape} != {self.size}:
             return False
-        if self.is_symmetric and element.dim() == 1:
-            return True
+        if not bool(given.isfinite().all()):
+            return False
+        permutation = as_permutation(given)
+        if given.dim() == 1 or self.permutations is not None:
+            if permutation is None:
+                return False
+            if self.is_symmetric:
+                return True
+            given = permutation
+        if self.permutations is None:
+            given = permutation_matrix(given) if given.dim() == 1 else given.double()
         if self.is_discrete:
-            return self.finite().find(element) is not None
-        matrix = permutation_matrix(element) if element.dim() == 1 else element
-        return _in_continuous(self, matrix)
+            return self.finite().find(given) is not None
+        assert self.lie is not None
+        return in_continuous(self.lie, self.discrete, given, self.name)
 
     def is_subgroup_of(self, other: "Group") -> bool:
         """Whether every generator belongs to the other group, as both act on the same space."""
@@ -315,13 +336,10 @@ class Group:
         """
         if self.lie is not None:
             self.lie.check()
+            check_flows(self.lie, self.discrete, self.letters, self.name)
         every = self._small()
         if every is not None:
             every.check()
-
-
-def _letters(one: Group, two: Group) -> tuple[str, ...]:
-    return (*one.letters, *two.letters) if one.letters and two.letters else ()
 
 
 def _unit(size: int) -> Float[Tensor, "n n"]:
@@ -353,23 +371,3 @@ def _of_matrices(
     empty = torch.empty(0, size, size, dtype=torch.float64)
     rows = torch.stack(list(matrices)) if matrices else empty
     return Group(name, size, matrices=rows, lie=lie, letters=letters)
-
-
-def _in_continuous(group: Group, matrix: Float[Tensor, "n n"]) -> bool:
-    """Membership in SO(n) or O(n), or in exponentials by the principal logarithm."""
-    lie, n = group.lie, group.size
-    assert lie is not None
-    turns = bool((lie.generators == -lie.generators.mT).all()) and lie.dim == n * (n - 1) // 2
-    if turns:
-        orthogonal = bool(((matrix.T @ matrix - _unit(n)).abs() < 10 * TOLERANCE).all())
-        reflecting = any(float(torch.det(m)) < 0 for m in group.discrete)
-        return orthogonal and (float(torch.det(matrix)) > 0 or reflecting)
-    values, vectors = torch.linalg.eig(matrix)
-    log = vectors @ torch.diag(values.log()) @ torch.linalg.pinv(vectors)
-    coefficients, apart = lie.coordinates(log.real)
-    if float(log.imag.abs().max()) < TOLERANCE > float(apart) and not len(group.discrete):
-        return bool(((lie.exp(coefficients) - matrix).abs() < 1e3 * TOLERANCE).all())
-    raise ValueError(
-        f"expected a group whose elements can be told, got the continuous {group.name}; "
-        "subgroups of finite groups, of permutations and of SO(n) and O(n) are known"
-    )

@@ -13,6 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from symrazor.groups.closure import as_numbers
+from symrazor.linear_algebra.exponential import matrix_exponential
 
 TOLERANCE = 1e-9
 """Relative residual up to which a bracket lies in the algebra."""
@@ -73,8 +74,7 @@ class LieAlgebra:
 
     def exp(self, coefficients: Float[Tensor, "... k"]) -> Float[Tensor, "... d d"]:
         r"""$\exp(\sum_i c_i A_i)$, differentiable in the coefficients."""
-        found: Tensor = torch.linalg.matrix_exp(self.combine(coefficients))
-        return found
+        return matrix_exponential(self.combine(coefficients))
 
     def bracket(
         self, a: Float[Tensor, "... d d"], b: Float[Tensor, "... d d"]

@@ -48,6 +48,7 @@ def null_space(
     Raises:
         ValueError: too large a null space.
     """
+    flows = [_scaled(pair) for pair in flows]
     generators = [*discrete, *flows]
     pairs = [*_mixed(discrete, flows), *generators]
     basis = _between_eigenvectors(*pairs[0]) if pairs else None
@@ -90,6 +91,13 @@ def _mixed(discrete: Sequence[Pair], flows: Sequence[Pair]) -> list[Pair]:
         left, right = zip(*sums, strict=True)
         found.append((combined(row, left), combined(row, right)))
     return found
+
+
+def _scaled(pair: Pair) -> Pair:
+    """A flow in other units, of which the largest entry is 1: it asks for the same maps."""
+    left, right = pair
+    largest = max(float(left.abs().max()), float(right.abs().max()))
+    return (left / largest, right / largest) if largest > 0 else pair
 
 
 def _orthogonal(matrix: Float[Tensor, "d d"]) -> bool:

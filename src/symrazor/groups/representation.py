@@ -19,6 +19,7 @@ from symrazor.groups.closure import (
     permutation_matrix,
 )
 from symrazor.groups.group import Group
+from symrazor.linear_algebra.exponential import matrix_exponential
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,11 +50,17 @@ class Representation:
                 f"expected {wanted[0]} discrete and {wanted[1]} continuous generators of "
                 f"{self.group.name}, got {count} and {len(self.flows)}"
             )
+        for images in (self.matrices, self.flows):
+            wrong = images is not None and tuple(images.shape[1:]) != (self.size, self.size)
+            if images is not None and (wrong or not bool(images.isfinite().all())):
+                got = list(images.shape) if wrong else "nan or infinity"
+                raise ValueError(
+                    f"expected images [m, {self.size}, {self.size}] of finite numbers for "
+                    f"{self.group.name}, got {got}"
+                )
 
     @classmethod
-    def of(
-        cls, group: Group, discrete: object = None, flows: Float[Tensor, "k d d"] | None = None
-    ) -> "Representation":
+    def of(cls, group: Group, discrete: object = None, flows: object = None) -> "Representation":
         """A representation of one's own: permutations [m, d] or matrices [m, d, d], and flows.
 
         For a group with few elements it is checked to be a homomorphism.
@@ -62,18 +69,19 @@ class Representation:
             ValueError: images that do not compose as the group does.
         """
         given = None if discrete is None else as_numbers(discrete, "matrices [m, d, d]")
+        moves = None if flows is None else as_numbers(flows, "flows [k, d, d]").double()
         if given is not None and given.dim() == 2:
             rows = check_permutations(given)
             empty = torch.empty(0, rows.shape[1], rows.shape[1], dtype=torch.float64)
             found = cls(group, rows.shape[1], rows, None, empty)
         else:
-            some = flows if given is None else given
+            some = moves if given is None else given
             if some is None:
                 raise ValueError(f"expected images of the generators of {group.name}, got none")
-            size = some.shape[-1]
+            size = some.shape[-1] if some.dim() else 0
             empty = torch.empty(0, size, size, dtype=torch.float64)
             matrices = empty if given is None else given.double()
-            found = cls(group, size, None, matrices, empty if flows is None else flows.double())
+            found = cls(group, size, None, matrices, empty if moves is None else moves)
         found.check()
         return found
 
@@ -102,6 +110,7 @@ class Representation:
                 raise ValueError(
                     f"expected flows that compose as {self.group.name}, got others: {i}, {j}"
                 )
+            self._check_turned_flows()
         every = self.group._small()
         if every is None:
             return
@@ -118,6 +127,27 @@ class Representation:
                         f"expected images that compose as {self.group.name}, got others for the "
                         f"pair {every.names[a]}, {every.names[g]}"
                     )
+
+    def _check_turned_flows(self) -> None:
+        """Images of g A g^-1 must be those of g and A: for groups with both kinds of generators."""
+        lie = self.group.lie
+        assert lie is not None
+        for k, (g, image) in enumerate(zip(self.group.discrete, self.discrete, strict=True)):
+            if int(torch.linalg.matrix_rank(image)) < self.size:
+                raise ValueError(
+                    f"expected invertible images of {self.group.name}, got another for the "
+                    f"discrete generator {k}"
+                )
+            c = lie.coordinates(g @ lie.generators @ torch.linalg.inv(g))[0]
+            wanted = torch.einsum("ij,jab->iab", c, self.flows)
+            apart = (image @ self.flows - wanted @ image).abs().amax((1, 2))
+            wrong = (apart > 1e3 * TOLERANCE).nonzero().flatten().tolist()
+            if wrong:
+                letter = self.group.letters[k] if self.group.letters else f"generator {k}"
+                raise ValueError(
+                    f"expected images that compose as {self.group.name}, got others for the pair "
+                    f"{letter}, {lie.names[wrong[0]]}"
+                )
 
     def __add__(self, other: "Representation") -> "Representation":
         """On both spaces side by side."""
@@ -160,14 +190,14 @@ class Representation:
         """
         generator = torch.Generator().manual_seed(seed)
         own = self.discrete if self.permutations is None or len(self.flows) else self.permutations
-        letters = [*own, *(torch.linalg.matrix_exp(A) for A in self.flows)]
+        letters = [*own, *(matrix_exponential(A) for A in self.flows)]
         found = list(letters[:count])
         while letters and len(found) < count:
             word = torch.randint(len(letters), (4,), generator=generator).tolist()
             size = 2 * torch.rand(len(self.flows), generator=generator, dtype=torch.float64) - 1
             product = _product([letters[k] for k in word])
             for A, c in zip(self.flows, size, strict=True):
-                product = product @ torch.linalg.matrix_exp(c * A)
+                product = product @ matrix_exponential(c * A)
             found.append(product)
         return found
 
@@ -181,6 +211,9 @@ def defining(group: Group) -> Representation:
 
 def invariant(group: Group, size: int = 1) -> Representation:
     """So many numbers that no element changes."""
+    given: object = size
+    if isinstance(given, bool) or not isinstance(given, int) or given < 1:
+        raise ValueError(f"expected a whole number of at least 1 invariants, got {size!r}")
     lie = 0 if group.lie is None else group.lie.dim
     flows = torch.zeros(lie, size, size, dtype=torch.float64)
     rows = torch.arange(size).repeat(group.counts[0], 1)

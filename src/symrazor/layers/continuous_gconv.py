@@ -34,6 +34,7 @@ from symrazor.layers.path import is_real, is_whole
 from symrazor.layers.subsample import Subsample
 
 Lifting = Literal["full", "lift"]
+MOST_ANGLES = 999
 
 
 def _anchors(
@@ -105,8 +106,10 @@ class SE2Conv(GConv):
         """Place the anchors and draw their values."""
         if kind not in get_args(Lifting):
             raise ValueError(f"expected kind in {get_args(Lifting)}, got {kind!r}")
-        if not is_whole(angles):
-            raise ValueError(f"expected a whole number of angles, at least 1, got {angles!r}")
+        if not is_whole(angles) or angles > MOST_ANGLES:
+            raise ValueError(
+                f"expected a whole number of angles, 1 to {MOST_ANGLES}, got {angles!r}"
+            )
         omega, kappa = _both_widths(widths)
         shapes = in_channels, out_channels, in_shape, stride
         super().__init__(*shapes, group=f"C{angles}", kind=kind, kernel=kernel, padding=padding)

@@ -81,6 +81,9 @@ class EquivariantLinear(Path):
                 f"of {before.group.name}, got {self.in_shape} and {self.out_shape}"
             )
         maps = equivariant_maps(before, after)
+        listed: object = beyond
+        if not isinstance(listed, Sequence) or not all(isinstance(g, Group) for g in listed):
+            raise ValueError(f"expected a list of groups as beyond, got {listed!r}")
         if beyond:
             maps = maps.beyond([_larger(group, before, after) for group in beyond])
         if not maps.count:

@@ -56,6 +56,12 @@ class PointGroup:
                 'in SGConv(..., group="C16"), SE2Conv and ScaleConv'
             )
         _ = self.places
+        taken = {known: key for key, known in NAMES.items()}.get(self.group.name)
+        if taken is not None and not self._is(taken):
+            raise ValueError(
+                f"expected the elements of {self.group.name}, got others by that name; do: give "
+                "the group another name"
+            )
 
     @cached_property
     def places(self) -> list[int]:
@@ -66,10 +72,17 @@ class PointGroup:
             keys = [_key(matrix) for matrix in found]
         return sorted(range(len(keys)), key=keys.__getitem__)
 
-    @property
+    @cached_property
     def name(self) -> str:
         """Of the group together with translations: p4, p4m, or as in C8, D8."""
-        return NAMES.get(self.group.name, self.group.name)
+        known = NAMES.get(self.group.name)
+        return known if known and self._is(self.group.name) else self.group.name
+
+    def _is(self, name: str) -> bool:
+        """Whether it has the elements of the C_n or D_n of this name: a user may call it so."""
+        wanted = (cyclic if name[0] == "C" else dihedral)(int(name[1:]))
+        same = self.group.size == wanted.size and len(self.places) == wanted.finite().order
+        return same and self.group.is_subgroup_of(wanted)
 
     @property
     def dims(self) -> int:

@@ -54,7 +54,7 @@ class Relaxed(nn.Module):
     chance.
 
     Args:
-        paths: at least one, all between the same spaces.
+        paths: at least one, all between the same spaces; different groups by different names.
         mean: divide by the number of paths.
 
     Attributes:
@@ -82,6 +82,7 @@ class Relaxed(nn.Module):
         spaces = {path.spaces for path in paths}
         if len(spaces) > 1:
             raise ValueError(f"expected paths between the same spaces, got {sorted(spaces)}")
+        _check_names(paths)
         self.paths = nn.ModuleList(paths)
         self.mean = mean
 
@@ -126,6 +127,18 @@ class Relaxed(nn.Module):
         for path in self.paths:
             if path.group is None:
                 path.scale_(precision**-0.5)
+
+
+def _check_names(paths: Sequence[Path]) -> None:
+    """Readings tell groups apart by name: two of one name would be taken for one."""
+    for i, one in enumerate(paths):
+        for other in paths[:i]:
+            alike = one.group is None or one.group != other.group
+            if not alike and not (one.keeps(other) and other.keeps(one)):
+                raise ValueError(
+                    f"expected a name of its own for each group of a layer, got {one.group!r} for "
+                    "two that act differently; do: give one of them another name"
+                )
 
 
 def spatial_layers(model: nn.Module) -> dict[str, Relaxed | Path]:

@@ -5,6 +5,8 @@ from typing import Literal
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from symrazor.layers.trace import is_symbolic
+
 SetReduction = Literal["sum", "mean", "max"]
 
 
@@ -24,6 +26,8 @@ class SetPool(nn.Module):
 
     def forward(self, x: Float[Tensor, "n c *size"]) -> Float[Tensor, "n c"]:
         """Reduce all places."""
+        if not is_symbolic(x) and (x.dim() < 3 or not x.numel()):
+            raise ValueError(f"expected maps [n, c, *size] with places, got {list(x.shape)}")
         flat = x.flatten(2)
         if self.reduction == "max":
             return flat.amax(2)

@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from symrazor.curvature.tape import Input, call, each
 from symrazor.groups import Group, GroupAction, Representation, Unmoved, action_on
 from symrazor.layers.gconv import GConv
+from symrazor.layers.group_readout import GReadout
 from symrazor.layers.path import Path, Shape
 from symrazor.layers.point_group import point_group
 from symrazor.layers.relaxed import Relaxed, spatial_layers
@@ -142,7 +143,8 @@ def equivariance_error(
         x: inputs, in 1 to 3 dimensions; for a group that acts on vectors also [n, d].
         actions: group elements; or a group, how it acts on inputs, or on inputs and on outputs; or
             a name, "translation", "p4", "C8", ... of `symrazor.layers.GConv`, whose rotations and
-            reflections then turn images about their middle; by default `translations`.
+            reflections then turn images about their middle, and move the channels of f where it is
+            a layer whose channels that group moves; by default `translations`.
         count: at most so many elements.
         seed: of their choice.
 
@@ -150,10 +152,13 @@ def equivariance_error(
         ValueError: inputs or outputs that are not maps; outputs f(x) that are not finite; an empty
             list of actions.
     """
-    shape = list(getattr(x, "shape", ()))
+    given: object = x
+    shape = list(given.shape) if isinstance(given, Tensor) else []
     if not (3 if actions is None else 2) <= len(shape) <= 5 or 0 in shape:
         got = shape or type(x).__name__
         raise ValueError(f"expected inputs [n, c, *size] in 1 to 3 dimensions, got {got}")
+    if isinstance(actions, str):
+        actions = _own_actions(f, actions) or actions
     if isinstance(actions, Sequence) and not isinstance(actions, str) and not actions:
         raise ValueError("expected at least one action, got none; None for translations")
     with evaluating(f):
@@ -169,6 +174,25 @@ def equivariance_error(
     if spread <= vanishing or not math.isfinite(residual):
         return 0.0 if residual <= vanishing else math.inf
     return residual / spread
+
+
+def _own_actions(f: object, name: str) -> list[Action]:
+    """What a group of this name does to the maps of a group convolution; else nothing."""
+    paths = list(f.paths) if isinstance(f, Relaxed) else [f]
+    if name == "translation" or not any(isinstance(path, GConv | GReadout) for path in paths):
+        return []
+    group = point_group(name)
+    for path in paths:
+        if isinstance(path, GConv | GReadout) and path.point_group.keeps(group):
+            before = isinstance(path, GReadout) or path.kind != "lift"
+            after = isinstance(path, GConv)
+            return [
+                Action(
+                    partial(group.act, g, regular=before), (partial(group.act, g, regular=after),)
+                )
+                for g in range(1, group.order)
+            ]
+    return []
 
 
 def _listed(
@@ -200,6 +224,8 @@ def _image(f: Map, x: Tensor) -> Tensor:
     if len(shape) not in (2, x.dim()) or shape[0] != len(x):
         maps = f"[{len(x)}, d, *size] in {x.dim() - 2} dimensions or vectors [{len(x)}, k]"
         raise ValueError(f"expected outputs {maps}, got {shape or type(y).__name__}")
+    if not y.is_floating_point():
+        raise ValueError(f"expected floating-point outputs, got {y.dtype}; do: f(x).float()")
     return y
 
 
@@ -295,8 +321,10 @@ def layer_errors(model: nn.Module, x: Input, *, count: int = 16, seed: int = 0) 
     dims = {maps[0].dim() for maps in seen.values() if maps} or {3, 4, 5}
     network: dict[str, float] = {}
     if isinstance(x, Tensor) and x.dim() in dims and len(x) > 1:
-        every = {group: claim for pairs in claims.values() for group, claim in pairs.items()}
-        for group, claim in (every or {"translation": None}).items():
+        every = [pair for pairs in claims.values() for pair in pairs.items()]
+        for group, claim in every or [("translation", None)]:
+            if group in network:  # a later layer may have another group of this name
+                continue
             if claim is None:
                 network[group] = measure(model, x)
             elif isinstance(claim, tuple) and _acts_on(claim[0].group, x):

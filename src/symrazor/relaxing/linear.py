@@ -18,7 +18,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from symrazor.curvature.tape import Input
-from symrazor.groups import Group, defining, invariant
+from symrazor.groups import Group, defining, equivariant_maps, invariant
 from symrazor.layers.dense import FC
 from symrazor.layers.equivariant import EquivariantLinear, relaxed_over
 from symrazor.layers.equivariant_map import InvariantBias
@@ -96,6 +96,8 @@ def _relaxed(
     pool = bool(outputs % n)
     if pool and (not last or len(groups) > 1):
         return f"expected a number of outputs that {n} places divide, got {outputs}"
+    if pool and not equivariant_maps(defining(groups[0]), invariant(groups[0])).count:
+        return f"no linear map of {n} numbers to one that {groups[0].name} leaves alone"
     layer = split_dense(linear.weight, linear.bias, groups, pool)
     return nn.Sequential(nn.Unflatten(1, (inputs // n, n)), layer, nn.Flatten(1))
 

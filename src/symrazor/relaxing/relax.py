@@ -105,6 +105,9 @@ def relax(
         ValueError: bad options, an input that the model cannot take, BatchNorm, no layer to relax,
             or a forward pass that reaches around its modules.
     """
+    alone: object = groups
+    if isinstance(alone, Group):
+        raise ValueError(f"expected a list of groups, got {alone!r}; do: put it into a list")
     given = [group for group in groups if isinstance(group, Group)] if groups else []
     if given and len(given) == len(groups) and isinstance(model, nn.Module):
         return relax_linear(model, example_input, given)
