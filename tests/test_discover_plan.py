@@ -94,6 +94,7 @@ def test_what_is_refused() -> None:
     with pytest.raises(ValueError, match="expected labels in"):
         sr.discover(torch.randn(30, 4))
     assert Options().change(groups=["a"], out="b").out == Path("b")
+    assert Options().change(groups="p4").groups == ("p4",)
 
 
 def test_family_names_its_members() -> None:

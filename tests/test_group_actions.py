@@ -303,3 +303,11 @@ def test_what_cannot_be_measured_is_said_kindly() -> None:
         equivariance_error(lambda x: x, x.numpy())  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"floating-point outputs, got torch.int64"):
         equivariance_error(lambda x: x, x.long(), "p4")
+
+
+@pytest.mark.parametrize("count", [0, -1, 2.5, True, "all"])
+def test_counts_are_whole_numbers(count: int) -> None:
+    x = torch.randn(3, 2, 5, 5)
+    for actions in (None, "p4"):
+        with pytest.raises(ValueError, match="expected a count of at least 1"):
+            equivariance_error(lambda x: x, x, actions, count=count)

@@ -90,6 +90,20 @@ def test_the_unit_of_a_flow_does_not_matter(unit: float) -> None:
     assert EquivariantLinear(1, 1, Group.from_matrices("turns", lie=turn)).maps.count == 2
 
 
+def test_a_group_is_its_own() -> None:
+    """What becomes of the numbers it was made of, or of those it gave away, changes nothing."""
+    rows, matrices = np.array([[1, 2, 0]]), torch.tensor([[[0.0, -1], [1, 0]]], dtype=F64)
+    flows = torch.tensor([[[0.0, -1], [1, 0]]], dtype=F64)
+    places, plane = Group.from_permutations("a", rows), Group.from_matrices("b", matrices)
+    algebra = LieAlgebra.of(flows)
+    rows[:], matrices[:], flows[:] = 0, 0, 0
+    assert places.finite().order == 3 and plane.finite().order == 4 and algebra.generators.any()
+    for group in (places, plane):
+        for g in (group.element(1), *group.sample(8)):
+            g.zero_()
+        group.check()
+
+
 # Names
 
 

@@ -252,3 +252,12 @@ def test_learned_anchors_cost_two_numbers_each() -> None:
 def test_bad_input(make: Callable[[], object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make()
+
+
+def test_layers_may_be_made_in_bfloat16() -> None:
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        for path in (SConv(1, 2, (6, 6)), SFC(1, 2, (6, 6), anchors=3)):
+            assert path(torch.ones(2, 1, 6, 6)).dtype == torch.bfloat16
+    finally:
+        torch.set_default_dtype(torch.float32)

@@ -12,6 +12,7 @@ from torch import Tensor
 from symrazor.data import Tensors
 from symrazor.discover.budget import Make
 from symrazor.discover.structures import Family
+from symrazor.groups import Group
 from symrazor.machine.device import device_of
 from symrazor.training.options import FitConfig
 
@@ -85,7 +86,8 @@ class Options:
             got = sorted(set(changes) - known)
             raise ValueError(f"expected options among {sorted(known)}, got {got}")
         if changes.get("groups") is not None:
-            changes["groups"] = tuple(changes["groups"])
+            given = changes["groups"]
+            changes["groups"] = (given,) if isinstance(given, str | Group) else tuple(given)
         if changes.get("out") is not None:
             changes["out"] = Path(changes["out"])
         return replace(self, **changes)

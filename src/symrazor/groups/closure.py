@@ -56,7 +56,7 @@ def check_permutations(rows: object) -> Int[Tensor, "m n"]:
         )
     if found.dtype == torch.bool:
         raise ValueError("expected permutations [m, n] of whole numbers, got true and false")
-    found = found.long().cpu()
+    found = found.detach().long().cpu().clone()  # what happens to the caller's is no matter
     wrong = (found.sort(1).values != torch.arange(found.shape[1])).any(1).nonzero().flatten()
     if len(wrong):
         row = int(wrong[0])
@@ -73,7 +73,8 @@ def check_matrices(matrices: object) -> Float[Tensor, "m d d"]:
     Raises:
         ValueError: names the matrix.
     """
-    found = as_numbers(matrices, "square matrices [m, d, d]").to("cpu", torch.float64)
+    found = as_numbers(matrices, "square matrices [m, d, d]").detach().to("cpu", torch.float64)
+    found = found.clone()
     if found.dim() != 3 or found.shape[1] != found.shape[2] or found.shape[1] < 1:
         raise ValueError(
             f"expected square matrices [m, d, d], one for each generator, got {list(found.shape)}"

@@ -194,7 +194,8 @@ class Group:
         index = every.names.index(g) if isinstance(g, str) else int(g)
         if not 0 <= index < every.order:
             raise ValueError(f"expected an element 0 to {every.order - 1}, got {index}")
-        return every.matrix(index) if every.permutations is None else every.permutations[index]
+        found = every.matrix(index) if every.permutations is None else every.permutations[index]
+        return found.clone()
 
     def sample(self, count: int, seed: int = 0, reach: float = 1.0) -> list[Tensor]:
         """Elements other than the identity: all of a small finite group, else random ones.
@@ -202,8 +203,9 @@ class Group:
         A random element is a product of random generators and their inverses, and of exponentials
         of coefficients between -reach and reach.
         """
-        if count < 1:
-            raise ValueError(f"expected a count of at least 1, got {count}")
+        given: object = count
+        if isinstance(given, bool) or not isinstance(given, int) or count < 1:
+            raise ValueError(f"expected a count of at least 1, a whole number, got {count!r}")
         generator = torch.Generator().manual_seed(seed)
         every = self._small()
         if every is not None:

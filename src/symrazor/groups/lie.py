@@ -47,7 +47,7 @@ class LieAlgebra:
             raise ValueError(f"expected different names, got {self.names}")
         if not bool(self.generators.isfinite().all()):
             raise ValueError("expected finite generators, got others")
-        object.__setattr__(self, "generators", self.generators.detach().double())
+        object.__setattr__(self, "generators", self.generators.detach().double().clone())
 
     @classmethod
     def of(

@@ -208,7 +208,7 @@ class Basis(nn.Module):
         """Phi of places that nothing moves: solved once for all layers of a kind."""
         if self.start.device.type != "cpu":
             return self._matrix()
-        places, options = self.start.numpy().tobytes(), str(self.options)
+        places, options = self.start.double().numpy().tobytes(), str(self.options)
         key = places, str(self.start.dtype), options, self.shape
         if key not in _known:
             _known[key] = self._matrix()

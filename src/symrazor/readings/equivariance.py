@@ -28,7 +28,7 @@ from symrazor.curvature.tape import Input, call, each
 from symrazor.groups import Group, GroupAction, Representation, Unmoved, action_on
 from symrazor.layers.gconv import GConv
 from symrazor.layers.group_readout import GReadout
-from symrazor.layers.path import Path, Shape
+from symrazor.layers.path import Path, Shape, is_whole
 from symrazor.layers.point_group import point_group
 from symrazor.layers.relaxed import Relaxed, spatial_layers
 
@@ -63,8 +63,8 @@ def translations(
 
     A map of one position has no shifts; `out_shape` is None for vectors, which must not change.
     """
-    if count < 1:
-        raise ValueError(f"expected a count of at least 1 shift, got {count}")
+    if not is_whole(count):
+        raise ValueError(f"expected a count of at least 1 shift, a whole number, got {count!r}")
     total = math.prod(in_shape)
     chosen = dict.fromkeys(range(1, total) if total - 1 <= count else ())
     generator = torch.Generator().manual_seed(seed)
