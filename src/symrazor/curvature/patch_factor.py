@@ -168,8 +168,8 @@ def _by_correlation(x: Float[Tensor, "n c *size"], shape: Geometry) -> Float[Ten
 
 
 def _correlations(
-    x: Float[Tensor, "n c h w"], wide: Float[Tensor, "n c h+ky-1 w+2kx-2"]
-) -> Float[Tensor, "2kx-1 ky c c"]:
+    x: Float[Tensor, "n c h w"], wide: Float[Tensor, "n c tall broad"]
+) -> Float[Tensor, "_ ky c c"]:
     """C[dx, dy] over all places of x, in float64; `wide` is x with what lies around it."""
     c, ky, span = x.shape[1], wide.shape[2] - x.shape[2] + 1, wide.shape[3] - x.shape[3] + 1
     like = x.new_empty(c, c, ky, span)
@@ -190,8 +190,8 @@ def _fold(x: Float[Tensor, "n c h w"], kx: int) -> int:
 
 
 def _folded_correlations(
-    x: Float[Tensor, "n c h w"], wide: Float[Tensor, "n c h+ky-1 w+2f"], fold: int, kx: int
-) -> Float[Tensor, "2kx-1 ky c c"]:
+    x: Float[Tensor, "n c h w"], wide: Float[Tensor, "n c tall broad"], fold: int, kx: int
+) -> Float[Tensor, "_ ky c c"]:
     """The same from rows cut in blocks of f pixels, all channels of a block side by side.
 
     Pixels i and i + d of a row lie (i + d) // f blocks apart, at places i and (i + d) mod f.

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from math import pi
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from symrazor.dynamics.phase import freedom, symplectic_form
@@ -79,7 +79,7 @@ class AffineFlows(Flows):
 
 def cap_norm(
     matrix: Float[Tensor, "*b d d"], cap: float
-) -> tuple[Float[Tensor, "*b d d"], Float[Tensor, "*b"]]:
+) -> tuple[Float[Tensor, "*b d d"], Bool[Tensor, "*b"]]:
     """Shrink matrices with a Frobenius norm above `cap` to it; the second tells which were."""
     norm = matrix.square().sum(dim=(-2, -1), keepdim=True).clamp_min(1e-30).sqrt()
     over = norm > cap

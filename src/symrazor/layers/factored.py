@@ -10,7 +10,7 @@ channel.
 
 import math
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -94,6 +94,7 @@ def _pixel_bias(module: PixelBias) -> Sharing:
     )
 
 
+@runtime_checkable
 class BlockProduct(Protocol):
     """A block-wise product, linear in one parameter."""
 

@@ -6,7 +6,15 @@ import platform
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
-from typing import Any, NamedTuple, Protocol, get_args, get_origin, get_type_hints
+from typing import (
+    Any,
+    NamedTuple,
+    Protocol,
+    get_args,
+    get_origin,
+    get_type_hints,
+    runtime_checkable,
+)
 
 import torch
 from jaxtyping import Float, Int
@@ -224,6 +232,7 @@ def json_ready(value: Any) -> Any:
     return value if isinstance(value, (str, int, type(None))) else str(value)
 
 
+@runtime_checkable
 class Weighed(Protocol):
     """A module and its weight tensors, by name."""
 
@@ -234,6 +243,7 @@ class Weighed(Protocol):
     def tensors(self) -> Iterable[str]: ...  # noqa: D102
 
 
+@runtime_checkable
 class Learned(Protocol):
     """What a reading is made of: a `Razor`, or a `Variational` network."""
 

@@ -28,7 +28,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from statistics import linear_regression
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -52,6 +52,7 @@ FIRST, LAST = 0.5, 0.85
 """The part of a training in which a trial may begin."""
 
 
+@runtime_checkable
 class Run(Protocol):
     """What a trial has to know of a training."""
 
