@@ -19,6 +19,7 @@ from torch import nn
 import distributed_job as job
 import symrazor as sr
 from symrazor.commands.fit import given_config
+from symrazor.commands.run_folder import export
 from symrazor.data import TensorLoader, flip_and_crop
 from symrazor.files import write_atomically
 from symrazor.runs import run as runs
@@ -274,3 +275,16 @@ def deadly(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
         Path(mark).touch()
         os.kill(os.getpid(), signal.SIGKILL)
     return x + 0.1 * torch.randn(x.shape, generator=generator, dtype=x.dtype)
+
+
+def test_an_export_leaves_the_run_as_it_is(tmp_path: Path) -> None:
+    """Its own weights are called as an exported network would be."""
+    run(small(tmp_path), tmp_path / "run")
+    before = {file: file.read_bytes() for file in (tmp_path / "run").iterdir() if file.is_file()}
+    export(tmp_path / "run", "safetensors", quiet=True)
+    assert (tmp_path / "run" / "plain.safetensors").is_file()
+    for name in ("network.safetensors", "razor.safetensors"):
+        with pytest.raises(ValueError, match="would be lost; do: --out"):
+            export(tmp_path / "run", "safetensors", tmp_path / "run" / name, quiet=True)
+    assert all(file.read_bytes() == content for file, content in before.items())
+    load_run(tmp_path / "run")

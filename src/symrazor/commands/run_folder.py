@@ -7,6 +7,7 @@ import tyro
 
 from symrazor.collapsing.export import SUFFIXES
 from symrazor.commands.terminal import JsonFile, console, write_json
+from symrazor.discover.fit_runs import is_fit_run, is_own_file
 from symrazor.discover.folder import export_network, question_of, read_document
 from symrazor.discover.predict import predict as predicted
 from symrazor.discover.predict import write_predictions
@@ -53,7 +54,8 @@ def export(
     Args:
         run: folder of a run.
         form: torch (.pt2), onnx or safetensors.
-        out: file to write; RUN/network with the suffix of the format by default.
+        out: file to write; RUN/network with the suffix of the format by default, RUN/plain where
+            the run's own weights have that name.
         question: which network, if the run answered several questions.
         json_file: write name and size of the file to this file.
         quiet: print nothing.
@@ -62,6 +64,8 @@ def export(
     name = "" if "dynamics" in document else question_of(document, question)["name"]
     inner = run / name if (run / name).is_dir() else run
     target = inner / f"network{SUFFIXES[form]}" if out is None else out
+    if out is None and is_fit_run(run) and is_own_file(run, target):
+        target = target.with_name(f"plain{SUFFIXES[form]}")
     file = export_network(run, form, target, question)
     write_json(json_file, {"file": str(file), "format": form, "bytes": file.stat().st_size})
     console(quiet).print(f"{file} ({file.stat().st_size:,} bytes)", highlight=False)

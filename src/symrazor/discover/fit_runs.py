@@ -9,7 +9,7 @@ from torch import nn
 from symrazor.collapsing.collapse import collapse
 from symrazor.data.transforms import NORMALISATION, normalised
 from symrazor.layers.relaxed import spatial_layers
-from symrazor.runs.run import CONFIG, EVENTS, Run, load_run
+from symrazor.runs.run import CONFIG, EVENTS, NETWORK, RAZOR, READING, Run, load_run
 from symrazor.training.events import read_events
 
 KINDS = {1: "vector", 2: "series", 3: "image", 4: "volume"}
@@ -18,6 +18,12 @@ KINDS = {1: "vector", 2: "series", 3: "image", 4: "volume"}
 def is_fit_run(folder: Path) -> bool:
     """Whether `symrazor fit` made this folder."""
     return (folder / CONFIG).is_file()
+
+
+def is_own_file(folder: Path, file: Path) -> bool:
+    """Whether a file is one of those that the run is read from."""
+    own = (CONFIG, NETWORK, RAZOR, READING)
+    return file.resolve() in {(folder / name).resolve() for name in own}
 
 
 def fit_document(folder: Path) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from torch import nn
 
 from symrazor.collapsing.export import SUFFIXES, Format, save_network
 from symrazor.discover.document import BYTES
-from symrazor.discover.fit_runs import fit_document, fit_network, is_fit_run
+from symrazor.discover.fit_runs import fit_document, fit_network, is_fit_run, is_own_file
 from symrazor.discover.motion import save_motion
 from symrazor.discover.result import Discovery, Found
 from symrazor.files import write_atomically
@@ -226,7 +226,16 @@ def load_network(run: Path, question: str | None = None) -> nn.Module:
 
 
 def export_network(run: Path, form: Format, out: Path, question: str | None = None) -> Path:
-    """The network of a run in a format: the file that is there already, or a new one (ONNX)."""
+    """The network of a run in a format: the file that is there already, or a new one (ONNX).
+
+    Raises:
+        ValueError: a file of the run itself, which would be lost.
+    """
+    if is_fit_run(run) and is_own_file(run, out):
+        raise ValueError(
+            f"expected another file than {out}, which is part of the run and would be lost; do: "
+            f"--out {out.with_name('plain' + out.suffix)}"
+        )
     if form != "onnx" and not is_fit_run(run):
         file = network_file(run, question, form)
         if out.resolve() != file.resolve():

@@ -8,6 +8,9 @@ a larger group all elements choose together where they share the coordinates of 
 of `GConv` do: then shifts and turns are both followed. Where each element has a frame of its own, a
 shift of the image moves them in different directions, and each chooses for itself (`elements`; Xu
 et al. 2021).
+
+Where several components have the largest norm, the first of them is kept. A map that a turn or a
+shift leaves as it is has such ties, and no choice of one component follows that element.
 """
 
 from collections.abc import Callable, Sequence
