@@ -29,6 +29,7 @@ from symrazor.augment import (
     TimeShift,
     Transformation,
     affine,
+    find_reach_,
     fit_by_likelihood,
     lie,
 )
@@ -285,6 +286,11 @@ def test_relaxing_behind_copies() -> None:
         (lambda: Augment(Flips), "one or more transformations"),  # type: ignore[arg-type]
         (lambda: Augment(affine(), 2.0), "whole n_samples"),  # type: ignore[arg-type]
         (lambda: Augment(affine(), True), "whole n_samples"),
+        (lambda: affine("rotation", "a"), "widths as numbers, got 'a'"),  # type: ignore[arg-type]
+        (lambda: Augment(affine(), 2).copies([1.0]), "tensor of data, got list"),  # type: ignore[arg-type]
+        (lambda: Augment(affine(), 2).copies(torch.tensor(1.0)), "got one number"),
+        (lambda: Augment(Contrast(), 2).copies(pictures().byte()), "got torch.uint8; do: x.float"),
+        (lambda: find_reach_(_joint(), (pictures(0), torch.arange(0))), "at least one sample"),
         (lambda: Augment(affine(), 2).refined(2.5), "whole n_samples"),  # type: ignore[arg-type]
         (lambda: Augmented(abs, Augment(Flips())), "torch.nn.Module, got builtin"),  # type: ignore[arg-type]
         (lambda: Mixture(Augment(Flips())), "two or more"),  # type: ignore[arg-type]

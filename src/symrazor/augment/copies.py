@@ -84,11 +84,15 @@ class Augment(nn.Module):
             x: data.
             at: points of the cube, [s, k] for all data or [n, s, k]; by default those of a lattice.
         """
+        given: object = x
+        if not isinstance(given, Tensor) or not given.dim():
+            got = "one number" if isinstance(given, Tensor) else type(given).__name__
+            raise ValueError(f"expected a tensor of data, got {got}; do: torch.as_tensor(...)")
         n, s = len(x), self.n_samples if at is None else at.shape[-2]
         moved = x.unsqueeze(1)
         if self._moving:
-            given = None if at is None else at.to(x).expand(n, s, at.shape[-1]).flatten(0, 1)
-            points = self.points(x) if given is None else given
+            places = None if at is None else at.to(x).expand(n, s, at.shape[-1]).flatten(0, 1)
+            points = self.points(x) if places is None else places
             flat = moved.expand(n, s, *x.shape[1:]).flatten(0, 1)
             start = 0
             for move in self._moving:

@@ -54,6 +54,9 @@ class _OneWidth(Transformation):
 
     def amount(self, x: Tensor, points: Tensor) -> Tensor:
         """How far each datum is moved, [n, 1, ...]."""
+        if not x.is_floating_point():
+            name = type(self).__name__
+            raise ValueError(f"expected real numbers for {name}, got {x.dtype}; do: x.float()")
         found = points.to(x) * self.width.value.to(x)
         return found.reshape(-1, *(1,) * (x.dim() - 1))
 
