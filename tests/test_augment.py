@@ -29,6 +29,7 @@ from symrazor.augment import (
     TimeShift,
     Transformation,
     affine,
+    find_reach_,
     fit_by_likelihood,
     lie,
 )
@@ -284,6 +285,30 @@ def test_relaxing_behind_copies() -> None:
         (lambda: Augment("rotation"), "choices, got 'rotation'; do: Augment"),  # type: ignore[arg-type]
         (lambda: Augment(Flips), "one or more transformations"),  # type: ignore[arg-type]
         (lambda: Augment(affine(), 2.0), "whole n_samples"),  # type: ignore[arg-type]
+        (lambda: Augment(affine(), True), "whole n_samples"),
+        (lambda: affine("rotation", "a"), "widths as numbers, got 'a'"),  # type: ignore[arg-type]
+        (lambda: Augment(affine(), 2).copies([1.0]), "tensor of data, got list"),  # type: ignore[arg-type]
+        (lambda: Augment(affine(), 2).copies(torch.tensor(1.0)), "got one number"),
+        (lambda: Augment(Contrast(), 2).copies(pictures().byte()), "got torch.uint8; do: x.float"),
+        (lambda: find_reach_(_joint(), (pictures(0), torch.arange(0))), "at least one sample"),
+        (lambda: Augment(affine(), 2).refined(2.5), "whole n_samples"),  # type: ignore[arg-type]
+        (lambda: Augmented(abs, Augment(Flips())), "torch.nn.Module, got builtin"),  # type: ignore[arg-type]
+        (lambda: Mixture(Augment(Flips())), "two or more"),  # type: ignore[arg-type]
+        (lambda: Flips((-1,), "a"), "below 1/2, got 'a'"),  # type: ignore[arg-type]
+        (lambda: Flips((-1.0,)), "counted from the end"),  # type: ignore[arg-type]
+        (lambda: Blur("a"), "positive width for Blur, got 'a'"),  # type: ignore[arg-type]
+        (lambda: Augment(Brightness(), 2).copies(torch.ones(2, 1)), "two numbers or more"),
+        (
+            lambda: fit_by_likelihood(_joint(), (pictures() * math.nan, torch.arange(5) % 3)),
+            "expected finite x in the training data",
+        ),
+        (
+            lambda: fit_by_likelihood(
+                Augmented(small_network(36), Augment(Flips())),
+                (pictures().float(), torch.arange(5)),
+            ),
+            "expected labels",
+        ),
         (lambda: Augmented(small_network(4), Flips()), "Augment or a Mixture, got Flips"),  # type: ignore[arg-type]
         (lambda: Mixture([Flips(), Flips()]), "type Augment, got Flips, Flips"),  # type: ignore[list-item]
         (lambda: Mixture([]), "two or more"),

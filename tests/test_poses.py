@@ -52,6 +52,49 @@ def test_range_of_poses_is_the_true_one(degrees: float, width: float) -> None:
     assert found == pytest.approx(degrees, abs=8)
 
 
+class Reader(nn.Module):
+    """Data are pose, sign and sharpness; signs can be read near pose 0, sharp data are likely."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Log densities of two classes; without a sign to be seen, the first is likelier."""
+        pose, sign, sharp = x.unbind(1)
+        seen = 2 * sign * (-0.5 * (pose / 0.2).square()).exp()
+        return torch.stack([seen + 0.3, -seen], 1) + 6 * sharp.unsqueeze(1)
+
+
+class Softening(Transformation):
+    """A move that costs sharpness unless it is none, as pixels soften a picture."""
+
+    dim = 1
+
+    def __init__(self, width: float) -> None:
+        super().__init__()
+        self.width = Hyper(width)
+
+    def forward(self, x: Tensor, points: Tensor) -> Tensor:
+        """Poses add up."""
+        pose, sign, sharp = x.unbind(1)
+        point = points[:, 0].to(x)
+        sharp = sharp * (0.5 + 0.5 * (-(point / 0.01).square()).exp())
+        return torch.stack([pose + point * self.width.value, sign, sharp], 1)
+
+    def describe(self, shape: Sequence[int]) -> dict[str, float]:
+        """The width."""
+        return {"move": self.width.value.item()}
+
+
+@pytest.mark.parametrize(("moved", "shown"), [(0.0, 0.0), (1.0, 1.1)])
+def test_sharpness_is_no_pose(moved: float, shown: float) -> None:
+    """Where labels can only be read from copies, data have not been left alone."""
+    generator = torch.Generator().manual_seed(0)
+    pose = moved * (2 * torch.rand(300, generator=generator) - 1)
+    y = torch.randint(2, (300,), generator=generator)
+    x = torch.stack([pose, 1.0 - 2 * y, torch.ones(300)], 1)
+    model = Augmented(Reader(), Augment(Softening(1.1), 4), average="joint").eval()
+    find_reach_(model, (x, y))
+    assert model.invariances((3,))["move"] == pytest.approx(shown, abs=0.03)
+
+
 def test_it_is_the_brute_force_maximum() -> None:
     x, y = _turned(300, 60)
     model = Augmented(Upright(), Augment(lie(so2(), 2.0), 4), average="joint").eval()

@@ -11,7 +11,10 @@ from symrazor.augment import (
     Augmented,
     Flips,
     LikelihoodConfig,
+    Mixture,
+    QuarterTurns,
     ValidationConfig,
+    fit_by_likelihood,
     fit_by_validation,
     lie,
 )
@@ -72,10 +75,36 @@ def test_widths_by_name() -> None:
         set_widths_(nn.Linear(2, 2), 0.1)
 
 
+def test_quarter_turns_take_a_probability_and_shares_stay() -> None:
+    parts = [Augment(QuarterTurns(0.1)), Augment([lie(so2(), 0.5), Flips((-1,), 0.2)], 4)]
+    model = Augmented(nn.Linear(2, 2), Mixture(parts, [0.8, 0.2]))
+    set_widths_(model, 0.3)
+    turns = parts[0].choices[0].probabilities
+    torch.testing.assert_close(turns, torch.tensor([0.7, 0.1, 0.1, 0.1]))
+    assert model.augment.describe((1, 2, 2))["mode 1 (share)"] == pytest.approx(0.8)
+    assert not any(raw.requires_grad for raw in model.augment.parameters())
+    set_widths_(model, {"parts.0.choices.0.logits": 0.6})
+    torch.testing.assert_close(turns.new_tensor(0.4), parts[0].choices[0].probabilities[0])
+    with pytest.raises(ValueError, match=r"parts.0.choices.0.logits of the grid: .*got 1.5"):
+        set_widths_(model, {"parts.0.choices.0.logits": 1.5})
+
+
+def test_augerino_opens_quarter_turns() -> None:
+    """Its regulariser rewards the whole group, and pulls at nothing but the augmentation."""
+    model = Augmented(nn.Sequential(nn.Flatten(), nn.Linear(4, 2)), Augment(QuarterTurns(0.1)))
+    x, y = torch.zeros(8, 1, 2, 2), torch.arange(8) % 2
+    config = LikelihoodConfig(strength=1.0, epochs=150, width_lr=0.1, progress=False)
+    fit_by_likelihood(model, (x, y), config=config)
+    probabilities = model.augment.choices[0].probabilities
+    torch.testing.assert_close(probabilities, torch.full((4,), 0.25), atol=0.01, rtol=0)
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
         ({"grid": ()}, "one or more widths"),
+        ({"grid": ("a",)}, "numbers by name, in the grid, got 'a'"),
+        ({"folds": 2.5}, "expected folds as"),
         ({"folds": 0}, "at least 1 fold"),
         ({"held_out": 1.0}, "fraction"),
     ],

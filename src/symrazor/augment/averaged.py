@@ -55,6 +55,10 @@ class Augmented(nn.Module):
     ) -> None:
         """Check that the place is there."""
         super().__init__()
+        given: object = network
+        if not isinstance(given, nn.Module):
+            kind = type(given).__name__
+            raise ValueError(f"expected the network as a torch.nn.Module, got {kind}")
         if not hasattr(augment, "copies"):
             kind = type(augment).__name__
             raise ValueError(f"expected an Augment or a Mixture, got {kind}; do: Augment(...)")
@@ -77,6 +81,7 @@ class Augmented(nn.Module):
         """Outputs, averaged there or at `at`."""
         copies, weights = self.augment.copies(x)
         announce_copies(weights)
+        calls = 0
 
         def average(f: Tensor) -> Tensor:
             split: Tensor = f.unflatten(0, (len(x), len(weights)))
@@ -88,7 +93,10 @@ class Augmented(nn.Module):
                 return terms.logsumexp(1)
             return torch.einsum("ns...,s->n...", split, weights.to(f))
 
-        def hook(module: nn.Module, args: Any, f: Tensor) -> Tensor:
+        def hook(module: nn.Module, args: Any, f: Any) -> Tensor:
+            nonlocal calls
+            calls += 1
+            self._check_place(f, len(x) * len(weights), calls)
             return average(f)
 
         if self.at is None:
@@ -98,7 +106,22 @@ class Augmented(nn.Module):
             found: Tensor = self.network(copies.flatten(0, 1))
         finally:
             handle.remove()
+        if calls == 0:
+            raise ValueError(
+                f"expected the network to call {self.at!r}, where copies are averaged, got a pass "
+                "without it; do: at=None, or the name of a module that is used"
+            )
         return found
+
+    def _check_place(self, f: object, rows: int, calls: int) -> None:
+        """One tensor with a row for each copy, and once in a pass."""
+        good = isinstance(f, Tensor) and f.dim() > 0 and len(f) == rows
+        if not good or calls > 1:
+            got = list(f.shape) if isinstance(f, Tensor) else type(f).__name__
+            raise ValueError(
+                f"expected module {self.at!r} to be called once, and to give a tensor with {rows} "
+                f"rows, one for each copy, got {got} in call {calls}; do: average at another module"
+            )
 
     def check_likelihood(self, likelihood: Likelihood) -> None:
         """Refuse averages of probabilities where outputs are not logits of classes."""

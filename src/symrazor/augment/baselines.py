@@ -4,7 +4,8 @@ $$ \min_{\theta, \eta} \; -\frac1N \sum_n \log p(y_n \mid f(x_n; \theta, \eta))
    - \lambda \sum_i \eta_i^2 $$
 
 With $\lambda = 0$ the widths shrink, because symmetry never lowers a training loss; Augerino pushes
-against that with a $\lambda$ that has to be chosen by hand.
+against that with a $\lambda$ that has to be chosen by hand. A choice whose probabilities are a
+softmax has no width; $1 - \sum_e p_e^2$, largest for the whole group, stands in its place.
 """
 
 from dataclasses import dataclass
@@ -12,10 +13,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from symrazor.data import TensorLoader, Tensors
-from symrazor.hyper import Hyper, hyperparameters, weights
+from symrazor.augment.copies import Augment
+from symrazor.augment.transformation import Choice
+from symrazor.data import TensorLoader, Tensors, check_batch
+from symrazor.hyper import Hyper, hyperparameters, real, weights
 from symrazor.kinds import check_kinds
 from symrazor.likelihood import Likelihood, as_likelihood, check_suited
+from symrazor.readings.equivariance import evaluating
 from symrazor.training.progress import progress
 from symrazor.training.stepper import learning_rate
 
@@ -71,11 +75,18 @@ def fit_by_likelihood(
 
     Returns:
         The mean negative log likelihood of every epoch.
+
+    Raises:
+        ValueError: bad data, labels that the outputs cannot explain, or another config.
     """
     options = config or LikelihoodConfig()
+    given: object = options
+    if not isinstance(given, LikelihoodConfig):
+        raise ValueError(f"expected config as a LikelihoodConfig, got {type(given).__name__}")
     eta, theta = list(hyperparameters(model).values()), list(weights(model).values())
     rule = as_likelihood(likelihood).to(theta[0].device)
     check_suited(model, rule)
+    _check(model, rule, data)
     groups = [
         {"params": theta, "lr": options.lr, "weight_decay": options.decay},
         {"params": eta, "lr": options.width_lr, "weight_decay": 0.0},
@@ -101,6 +112,22 @@ def fit_by_likelihood(
     return history
 
 
+def _check(model: nn.Module, rule: Likelihood, data: Tensors) -> None:
+    """Refuse data that are not finite, and labels that do not belong to the outputs."""
+    x, y = data
+    check_batch(x, y, "the training data")
+    with evaluating(model), torch.no_grad():
+        f = model(x[:1])
+    rule.check(f.expand(len(y), *f.shape[1:]), y)
+
+
 def _squared_widths(model: nn.Module) -> Tensor:
-    squares = [m.value.square().sum() for m in model.modules() if isinstance(m, Hyper)]
-    return torch.stack(squares).sum() if squares else torch.zeros(())
+    """Squares of all widths of augmentations; how even the probabilities of a softmax are."""
+    terms = [torch.zeros(())]
+    parts = [p for m in model.modules() if isinstance(m, Augment) for p in (*m.moves, *m.choices)]
+    for part in parts:
+        own = [m for m in part.modules() if isinstance(m, Hyper) and m.transform is not real]
+        terms += [width.value.square().sum() for width in own]
+        if isinstance(part, Choice) and not own:
+            terms.append(1 - part.probabilities.square().sum())
+    return torch.stack([term.to(terms[-1]) for term in terms]).sum()

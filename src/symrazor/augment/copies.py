@@ -29,7 +29,8 @@ class Augment(nn.Module):
 
     In training every datum has fresh points: a lattice of `n_samples` points, shifted at random.
     In evaluation all data share one shift, drawn whenever training ends and kept in the state: the
-    network is then a fixed function of one datum, as the evidence needs it.
+    network is then a fixed function of one datum, as the evidence needs it. A state that is loaded
+    brings its shift, which stays until there is training again.
 
     Args:
         transformations: applied in order; then every element of every choice. A `LieDistribution`
@@ -55,14 +56,13 @@ class Augment(nn.Module):
         """Set the lattice up; see the class."""
         super().__init__()
         parts = _parts(transformations)
-        whole: object = n_samples
-        if not isinstance(whole, int) or whole < 1:
-            raise ValueError(f"expected a whole n_samples of at least 1, got {n_samples!r}")
+        check_samples(n_samples)
         self.moves = nn.ModuleList(part for part in parts if isinstance(part, Transformation))
         self.choices = nn.ModuleList(part for part in parts if isinstance(part, Choice))
         dim = sum(move.dim for move in self._moving)
         self.n_samples = n_samples if dim else 1
         self.generator = torch.Generator().manual_seed(seed)
+        self.loaded = False
         self.register_buffer("lattice", lattice(self.n_samples, dim))
         self.register_buffer("reach", torch.ones(dim))
         sizes = [len(choice.probabilities) for choice in self._choosing]
@@ -84,26 +84,32 @@ class Augment(nn.Module):
             x: data.
             at: points of the cube, [s, k] for all data or [n, s, k]; by default those of a lattice.
         """
+        given: object = x
+        if not isinstance(given, Tensor) or not given.dim():
+            got = "one number" if isinstance(given, Tensor) else type(given).__name__
+            raise ValueError(f"expected a tensor of data, got {got}; do: torch.as_tensor(...)")
         n, s = len(x), self.n_samples if at is None else at.shape[-2]
         moved = x.unsqueeze(1)
         if self._moving:
-            given = None if at is None else at.to(x).expand(n, s, at.shape[-1]).flatten(0, 1)
-            points = self.points(x) if given is None else given
+            places = None if at is None else at.to(x).expand(n, s, at.shape[-1]).flatten(0, 1)
+            points = self.points(x) if places is None else places
             flat = moved.expand(n, s, *x.shape[1:]).flatten(0, 1)
             start = 0
             for move in self._moving:
                 flat = move(flat, points[:, start : start + move.dim])
                 start += move.dim
             moved = flat.unflatten(0, (n, s))
-        weights = x.new_full((s,), 1 / s)
+        real = x.dtype if x.is_floating_point() else torch.get_default_dtype()  # tokens are whole
+        weights = x.new_full((s,), 1 / s, dtype=real)
         for choice in self._choosing:
             moved = choice(moved.flatten(0, 1)).unflatten(0, (n, len(weights))).flatten(1, 2)
-            weights = (weights.unsqueeze(1) * choice.probabilities.to(x)).flatten()
+            weights = (weights.unsqueeze(1) * choice.probabilities.to(weights)).flatten()
         return moved, weights
 
     def points(self, x: Tensor) -> Float[Tensor, "m k"]:
         """One point of the cube for every copy of every datum."""
         n, dim = len(x), self.lattice.shape[1]
+        self.loaded = self.loaded and not self.training
         if not self.training:
             shift = self.shift.expand(n, 1, dim)
         elif x.is_cuda:  # the device's own generator, which a CUDA graph knows how to move on
@@ -119,8 +125,7 @@ class Augment(nn.Module):
         Raises:
             ValueError: no points at all.
         """
-        if n_samples < 1:
-            raise ValueError(f"expected n_samples of at least 1, got {n_samples}")
+        check_samples(n_samples)
         found = copy.deepcopy(self)
         dim = self.lattice.shape[1]
         found.n_samples = n_samples if dim else 1
@@ -128,10 +133,11 @@ class Augment(nn.Module):
         return found
 
     def train(self, mode: bool = True) -> "Augment":
-        """Training, or evaluation, which begins with a new shift."""
-        if self.training and not mode and self.shift.numel():
+        """Training, or evaluation, which begins with a new shift, or with one that was loaded."""
+        if self.training and not mode and not self.loaded and self.shift.numel():
             fresh = torch.rand(self.shift.shape, generator=self.generator)
             self.shift.copy_(fresh)
+        self.loaded = self.loaded and not mode
         super().train(mode)
         return self
 
@@ -140,8 +146,9 @@ class Augment(nn.Module):
         return self.generator.get_state()
 
     def set_extra_state(self, state: Tensor) -> None:
-        """Continue from `get_extra_state`."""
+        """Continue from `get_extra_state`; an evaluation that comes next keeps the loaded shift."""
         self.generator.set_state(state.cpu())
+        self.loaded = True
 
     def describe(self, shape: Sequence[int]) -> dict[str, float]:
         """All widths and probabilities, by name and unit, for data of a shape.
@@ -175,23 +182,27 @@ class Mixture(nn.Module):
     def __init__(self, parts: Sequence[Augment], shares: Sequence[float] | None = None) -> None:
         """Start at some shares."""
         super().__init__()
-        start = torch.tensor(shares or [1 / max(1, len(parts))] * len(parts))
-        if not all(isinstance(part, Augment) for part in parts):
-            kinds = ", ".join(type(part).__name__ for part in parts)
+        several: object = parts
+        given = list(several) if isinstance(several, Iterable) else [several]
+        parts = [part for part in given if isinstance(part, Augment)]
+        if len(parts) < len(given):
+            kinds = ", ".join(type(part).__name__ for part in given)
             raise ValueError(f"expected components of type Augment, got {kinds}; do: Augment(part)")
+        even = [1 / max(1, len(parts))] * len(parts)
+        start = torch.tensor([float(share) for share in (even if shares is None else shares)])
         if len(parts) < 2 or len(start) != len(parts) or not bool((start > 0).all()):
             raise ValueError(
                 f"expected two or more components with positive shares, got {len(parts)} with "
-                f"{start.tolist()}"
+                f"{start.tolist()}; do: Mixture([a, b], shares=[0.7, 0.3]), say"
             )
         self.parts = nn.ModuleList(parts)
         self.logits = Hyper(start.log(), real)
 
     def copies(self, x: Float[Tensor, "n ..."]) -> Copies:
         """The copies of all components, one component after the other."""
-        share = self.logits.value.softmax(0).to(x)
+        share = self.logits.value.softmax(0)
         found = [part.copies(x) for part in self.parts]  # type: ignore[operator]
-        weights = [p * w for p, (_, w) in zip(share, found, strict=True)]
+        weights = [p.to(w) * w for p, (_, w) in zip(share, found, strict=True)]
         return torch.cat([moved for moved, _ in found], 1), torch.cat(weights)
 
     def refined(self, n_samples: int) -> "Mixture":
@@ -211,6 +222,14 @@ class Mixture(nn.Module):
         return found
 
 
+def check_samples(given: object) -> None:
+    """Refuse what is no number of points."""
+    if not isinstance(given, int) or isinstance(given, bool) or given < 1:
+        raise ValueError(
+            f"expected a whole n_samples of at least 1, got {given!r}; do: n_samples=20, say"
+        )
+
+
 def _parts(given: object) -> list[Transformation | Choice]:
     """As a list; distributions become transformations."""
     many = isinstance(given, Iterable) and not isinstance(given, str)
@@ -227,13 +246,15 @@ def _parts(given: object) -> list[Transformation | Choice]:
 
 
 def _narrowed(move: Transformation, reach: Float[Tensor, " k"]) -> Transformation:
-    """The same with its widths times the reach."""
-    if bool((reach == 1).all()):
+    """The same with its widths times the reach, if each number of a point has one width."""
+    move = move if bool((reach == 1).all()) else copy.deepcopy(move)
+    widths = [part for part in move.modules() if isinstance(part, Hyper)]
+    sizes = [width.raw.numel() for width in widths]
+    if bool((reach == 1).all()) or sum(sizes) != move.dim:
         return move
-    move = copy.deepcopy(move)
-    (width,) = (part for part in move.modules() if isinstance(part, Hyper))
-    narrow = width.value.detach().double() * reach.double().view_as(width.raw)
-    width.value = narrow.clamp(min=SMALLEST)
+    for width, own in zip(widths, reach.split(sizes), strict=True):
+        narrow = width.value.detach().double() * own.double().view_as(width.raw)
+        width.value = narrow.clamp(min=SMALLEST)
     return move
 
 

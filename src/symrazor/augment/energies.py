@@ -22,6 +22,7 @@ from symrazor.augment.averaged import Augmented
 from symrazor.augment.copies import Augment, lattice
 from symrazor.augment.transformation import Choice, Lie, Transformation
 from symrazor.data import Tensors
+from symrazor.data.batches import check_lengths
 
 ALONG, SWEEPS = 64, 2
 """Places along each of several generators, and how often each datum goes along all of them."""
@@ -41,6 +42,7 @@ def check_joint(model: Augmented, data: Tensors) -> Augment:
             f"{type(model.augment).__name__} and {model.average!r}; poses have no weights of "
             "their own otherwise"
         )
+    check_lengths(*data, "the data whose poses are looked for")
     if data[1].is_floating_point():
         raise ValueError(f"expected labels of classes as whole numbers, got {data[1].dtype}")
     return model.augment

@@ -22,7 +22,8 @@ with the others at the likeliest pose of each datum. $v = 0$, no transformation 
 candidate if there is one generator; of several, the narrowest range that is tried stands for it.
 Widths that hardly change the data are closed: they are what they are, and the work goes into the
 others. Where poses crowd at an end of what is looked at (the larger, the likelier), the standard
-pose is not among them and no range can be read; the width of the copies stays.
+pose is not among them and no range can be read; the width of the copies stays. It does so, too,
+where a narrow range cannot explain the labels that the copies explain (`labels`).
 Choices have shares in place of ranges (`shares`).
 """
 
@@ -43,6 +44,7 @@ from symrazor.augment.energies import (
     slice_passes,
     slices,
 )
+from symrazor.augment.labels import narrow_fails
 from symrazor.augment.shares import likeliest_shares
 from symrazor.augment.transformation import Choice, Lie
 from symrazor.augment.windows import Windows
@@ -93,7 +95,11 @@ def find_reach_(model: Augmented, data: Tensors) -> Float[Tensor, " k"]:
         seen = slices(model, x, y, best, ends)
     augment.reach.fill_(1)
     for (j, far), along in zip(ends.items(), seen, strict=True):
-        augment.reach[j] = min(1.0, far * _range(along, y, rests[j], still))
+        part = _range(along, y, rests[j], still)
+        length = max(1, round(part * points))
+        if k == 1 and length <= points // EDGE and narrow_fails(model, x, y, places, length):
+            part = 1.0
+        augment.reach[j] = min(1.0, far * part)
     return augment.reach
 
 

@@ -23,6 +23,9 @@ from torch import Tensor
 from symrazor.augment.transformation import Poses, Transformation
 from symrazor.hyper import Hyper
 
+DIRECTIONS = 16
+"""Different draws of the noise in evaluation."""
+
 
 class _OneWidth(Transformation):
     """What they have in common: a single positive width."""
@@ -35,9 +38,11 @@ class _OneWidth(Transformation):
     def __init__(self, width: float = 0.1) -> None:
         """Start at some width."""
         super().__init__()
-        if not 0 < width < math.inf:
-            name = type(self).__name__
-            raise ValueError(f"expected a positive width for {name}, got {width}; do: {name}(0.1)")
+        name, number = type(self).__name__, isinstance(width, int | float | Tensor)
+        if not number or not 0 < width < math.inf:
+            raise ValueError(
+                f"expected a positive width for {name}, got {width!r}; do: {name}(0.1)"
+            )
         self.width = Hyper(width)
 
     def forward(
@@ -45,8 +50,15 @@ class _OneWidth(Transformation):
     ) -> Float[Tensor, "n ..."]:
         """Move each datum by the width times its point."""
         self.check(x)
-        amount = points.to(x) * self.width.value.to(x)
-        return self.move(x, amount.reshape(-1, *(1,) * (x.dim() - 1)))
+        return self.move(x, self.amount(x, points))
+
+    def amount(self, x: Tensor, points: Tensor) -> Tensor:
+        """How far each datum is moved, [n, 1, ...]."""
+        if not x.is_floating_point():
+            name = type(self).__name__
+            raise ValueError(f"expected real numbers for {name}, got {x.dtype}; do: x.float()")
+        found = points.to(x) * self.width.value.to(x)
+        return found.reshape(-1, *(1,) * (x.dim() - 1))
 
     def check(self, x: Tensor) -> None:
         """Refuse data of another kind."""
@@ -72,6 +84,10 @@ class Brightness(_OneWidth):
     """Lighter and darker."""
 
     label, unit = "brightness", "deviations"
+
+    def check(self, x: Tensor) -> None:
+        """One number alone has no deviation."""
+        _expect(x, x[:1].numel() > 1 or not len(x), "data of two numbers or more")
 
     def move(self, x: Tensor, amount: Tensor) -> Tensor:
         """Add a multiple of the standard deviation of each datum."""
@@ -128,17 +144,24 @@ class Blur(_OneWidth):
 class Noise(_OneWidth):
     """Independent normal noise on every number, drawn from torch's own generator.
 
-    In evaluation the noise is the same for every datum, so that the network stays a function.
+    In evaluation the noise is the same for every datum, so that the network stays a function; it
+    is one of `DIRECTIONS`, which the point says, so that copies differ in more than its strength.
     """
 
     label, unit, poses = "noise", "in the unit of the data", "none"
 
-    def move(self, x: Tensor, amount: Tensor) -> Tensor:
+    def forward(
+        self, x: Float[Tensor, "n ..."], points: Float[Tensor, "n 1"]
+    ) -> Float[Tensor, "n ..."]:
         """Add noise."""
+        self.check(x)
+        amount = self.amount(x, points)
         if self.training:
             return x + amount * torch.randn_like(x)
         generator = torch.Generator().manual_seed(0)
-        return x + amount * torch.randn(x.shape[1:], generator=generator).to(x)
+        fixed = torch.randn(DIRECTIONS, *x.shape[1:], generator=generator).to(x)
+        which = (0.5 * (points[:, 0].detach() + 1) * DIRECTIONS).long().clamp(0, DIRECTIONS - 1)
+        return x + amount * fixed[which.to(x.device)]
 
 
 class Jitter(Noise):

@@ -6,7 +6,7 @@ group whose elements have learned probabilities; it has no points, all elements 
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import torch
@@ -29,7 +29,9 @@ class Transformation(nn.Module, ABC):
         dim: numbers in a point.
         poses: where `find_reach_` looks for the poses of data: "within" the cube; "anywhere", if
             points outside of it move data further in the same way; "none", if a datum cannot be
-            moved back, so that the reading is the width of the copies.
+            moved back, so that the reading is the width of the copies. If its `Hyper`s have `dim`
+            numbers in all, in the order of a point, readings narrow them to the poses found; else
+            they show the width of the copies.
     """
 
     dim: int
@@ -126,10 +128,20 @@ class Lie(Transformation):
             )
 
     def describe(self, shape: Sequence[int]) -> dict[str, float]:
-        """Degrees, pixels and factors."""
+        """Degrees, pixels and factors; shifts of points are in the unit of the data."""
         pixels = shape[-1] / 2 if len(shape) == 3 else None
         found = self.distribution.describe(pixels)
-        return {name: float(width) for name, width in found.items()}
+        units = {"half-widths": "in the unit of the data"}
+        return {_renamed(name, units): float(width) for name, width in found.items()}
+
+
+def _number(given: object) -> bool:
+    return isinstance(given, int | float)
+
+
+def _renamed(name: str, units: Mapping[str, str]) -> str:
+    label, _, unit = name.removesuffix(")").rpartition(" (")
+    return f"{label} ({units[unit]})" if unit in units else name
 
 
 def affine(group: Group | Sequence[str] = "affine", widths: Widths = 0.1) -> Lie:
@@ -160,9 +172,10 @@ class Flips(Choice):
         super().__init__()
         if isinstance(axes, int):
             raise ValueError(f"expected a tuple of axes, got {axes}; do: Flips(({axes},))")
-        if not 0 < probability < 0.5:
-            raise ValueError(f"expected a probability above 0 and below 1/2, got {probability}")
-        if not axes or any(axis >= 0 for axis in axes) or len(set(axes)) < len(axes):
+        if not _number(probability) or not 0 < probability < 0.5:
+            raise ValueError(f"expected a probability above 0 and below 1/2, got {probability!r}")
+        whole = all(type(axis) is int and axis < 0 for axis in axes)
+        if not axes or not whole or len(set(axes)) < len(axes):
             raise ValueError(f"expected different axes counted from the end, got {list(axes)}")
         self.axes = tuple(axes)
         start = torch.full((len(axes),), float(probability))
@@ -224,10 +237,19 @@ class QuarterTurns(Choice):
     def __init__(self, probability: float = 0.1) -> None:
         """Start near the identity."""
         super().__init__()
-        if not 0 < probability < 1:
-            raise ValueError(f"expected a probability between 0 and 1, got {probability}")
+        self.logits = Hyper(torch.zeros(4), real)
+        self.set_probability_(probability)
+
+    def set_probability_(self, probability: float) -> None:
+        """Of all turns together, the same for each of the three.
+
+        Raises:
+            ValueError: not between 0 and 1.
+        """
+        if not _number(probability) or not 0 < probability < 1:
+            raise ValueError(f"expected a probability between 0 and 1, got {probability!r}")
         p = torch.tensor([1 - probability, *(probability / 3,) * 3])
-        self.logits = Hyper(p.log(), real)
+        self.logits.value = p.log()
 
     @property
     def probabilities(self) -> Float[Tensor, " e"]:

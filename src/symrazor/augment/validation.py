@@ -17,12 +17,16 @@ from torch import Tensor, nn
 
 from symrazor.augment.averaged import Augmented
 from symrazor.augment.baselines import LikelihoodConfig, fit_by_likelihood
-from symrazor.data import Tensors
-from symrazor.hyper import Hyper
+from symrazor.augment.transformation import QuarterTurns
+from symrazor.data import Tensors, check_batch
+from symrazor.hyper import Hyper, real
+from symrazor.kinds import check_kinds
 from symrazor.likelihood import Likelihood, as_likelihood
 
 Entry = float | Mapping[str, float]
-"""One value for all widths, or the name of a `Hyper` of the augmentation -> its value."""
+"""One value for all widths, or the name of a `Hyper` of the augmentation -> its value.
+
+Quarter turns take the probability of all turns together; shares of a mixture stay as they are."""
 EVALUATION_BATCH = 500
 
 
@@ -44,9 +48,16 @@ class ValidationConfig:
     training: LikelihoodConfig = field(default_factory=LikelihoodConfig)
 
     def __post_init__(self) -> None:
-        """Check ranges."""
+        """Check kinds and ranges."""
+        check_kinds(self)
         if not self.grid:
             raise ValueError("expected a grid of one or more widths, got none")
+        for entry in self.grid:
+            numbers = entry.values() if isinstance(entry, Mapping) else [entry]
+            if not all(isinstance(number, int | float) for number in numbers):
+                raise ValueError(
+                    f"expected numbers, or numbers by name, in the grid, got {entry!r}"
+                )
         if self.folds < 1:
             raise ValueError(f"expected at least 1 fold, got {self.folds}")
         if not 0 < self.held_out < 1:
@@ -83,14 +94,18 @@ def fit_by_validation(
         config: see `ValidationConfig`.
 
     Raises:
-        ValueError: no widths in the model, unknown names, or fewer data than folds.
+        ValueError: no widths in the model, unknown names, fewer data than folds, or no entry with
+            a finite score.
     """
     options = config or ValidationConfig()
+    check_batch(*data, "the training data")
     rule = as_likelihood(likelihood).to(data[1].device)
     for entry in options.grid:  # before any work
         set_widths_(copy.deepcopy(model), entry)
     splits = list(_splits(data[1], options))
     scores = [_score(model, data, rule, entry, splits, options.training) for entry in options.grid]
+    if not math.isfinite(min(scores)):
+        raise ValueError(f"expected a finite score for one entry, got {scores}; do: a smaller lr")
     chosen = options.grid[min(range(len(scores)), key=scores.__getitem__)]
     set_widths_(model, chosen)
     history = fit_by_likelihood(model, data, rule, replace(options.training, strength=0.0))
@@ -103,25 +118,30 @@ def set_widths_(model: nn.Module, entry: Entry) -> None:
     Raises:
         ValueError: no such width.
     """
-    found = {
+    parts = {
         name: part
         for module in model.modules()
         if isinstance(module, Augmented)
         for name, part in module.augment.named_modules()
-        if isinstance(part, Hyper)
     }
+    hypers = {name: part for name, part in parts.items() if isinstance(part, Hyper)}
+    turns = {f"{name}.logits": p for name, p in parts.items() if isinstance(p, QuarterTurns)}
+    found = {n: part for n, part in hypers.items() if n in turns or part.transform is not real}
     chosen = entry if isinstance(entry, Mapping) else dict.fromkeys(found, entry)
     if not found or not set(chosen) <= set(found):
         raise ValueError(
             f"expected widths among {sorted(found)}, got {sorted(chosen)}; do wrap the network in "
             "an Augmented, and name its widths as `named_modules` of the augmentation does"
         )
-    for name, part in found.items():
-        if name in chosen:
-            try:
-                part.value = torch.full_like(part.raw, chosen[name])
-            except ValueError as error:
-                raise ValueError(f"width {name} of the grid: {error}") from error
+    for name, value in chosen.items():
+        try:
+            if name in turns:
+                turns[name].set_probability_(value)
+            else:
+                found[name].value = torch.full_like(found[name].raw, value)
+        except ValueError as error:
+            raise ValueError(f"width {name} of the grid: {error}") from error
+    for part in hypers.values():
         part.raw.requires_grad_(False)
 
 

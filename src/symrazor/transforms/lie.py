@@ -249,6 +249,8 @@ def _widths(algebra: LieAlgebra, widths: Widths) -> Tensor:
         if set(widths) != set(algebra.names):
             raise ValueError(f"expected a width for each of {algebra.names}, got {list(widths)}")
         return torch.tensor([widths[name] for name in algebra.names])
+    if isinstance(widths, str):
+        raise ValueError(f"expected widths as numbers, got {widths!r}; do: widths=0.1, say")
     start = torch.as_tensor(widths, dtype=None if isinstance(widths, Tensor) else torch.float32)
     if start.dim() and start.shape[-1] != algebra.dim:
         raise ValueError(
