@@ -4,17 +4,9 @@ import json
 import math
 import platform
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
-from typing import (
-    Any,
-    NamedTuple,
-    Protocol,
-    get_args,
-    get_origin,
-    get_type_hints,
-    runtime_checkable,
-)
+from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
 
 import torch
 from jaxtyping import Float, Int
@@ -23,7 +15,7 @@ from torch import Tensor, nn
 from symrazor.curvature.tape import Input
 from symrazor.distributed import unwrapped
 from symrazor.evidence.value import Evidence
-from symrazor.hyper import Prior, weights
+from symrazor.hyper import weights
 from symrazor.layers.relaxed import Relaxed, spatial_layers
 from symrazor.likelihood import Bernoulli, Categorical, Likelihood
 from symrazor.razor.latest import latest_razor
@@ -31,6 +23,7 @@ from symrazor.razor.razor import Razor
 from symrazor.readings.equivariance import Errors, layer_errors
 from symrazor.readings.invariances import Invariance, invariances_of, sentence, shape_of
 from symrazor.readings.lattice import support
+from symrazor.readings.learned import Learned
 from symrazor.readings.verdict import (
     TRANSLATION,
     LayerReading,
@@ -230,37 +223,6 @@ def json_ready(value: Any) -> Any:
     if isinstance(value, float):
         return float(value) if math.isfinite(value) else None
     return value if isinstance(value, (str, int, type(None))) else str(value)
-
-
-@runtime_checkable
-class Weighed(Protocol):
-    """A module and its weight tensors, by name."""
-
-    @property
-    def name(self) -> str: ...  # noqa: D102
-
-    @property
-    def tensors(self) -> Iterable[str]: ...  # noqa: D102
-
-
-@runtime_checkable
-class Learned(Protocol):
-    """What a reading is made of: a `Razor`, or a `Variational` network."""
-
-    @property
-    def model(self) -> nn.Module: ...  # noqa: D102
-
-    @property
-    def prior(self) -> Prior: ...  # noqa: D102
-
-    @property
-    def layers(self) -> Sequence[Weighed]: ...  # noqa: D102
-
-    @property
-    def at_bound(self) -> list[str]: ...  # noqa: D102
-
-    @property
-    def config(self) -> Any: ...  # noqa: D102
 
 
 def reading(
