@@ -4,6 +4,7 @@ torchrun ... distributed_job.py OUT CASE...: each process writes OUT/CASE-RANK.j
 """
 
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -248,3 +249,5 @@ if __name__ == "__main__":
         text = json.dumps(CASES[case]())
         (Path(sys.argv[1]) / f"{case}-{here.rank}.json").write_text(text)
     distributed.finish()
+    sys.stdout.flush()
+    os._exit(0)  # gloo's threads outlive their group; now and then they abort what ends with them

@@ -8,7 +8,6 @@ group `world()` is one process of one, and every function here returns at once.
 A function that talks to the others has to be called by all of them, in the same order.
 """
 
-import gc
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -136,13 +135,8 @@ def _join(backend: str) -> World:
 
 
 def finish() -> None:
-    """Leave the other processes; every process that called `start` should.
-
-    What is left in cycles is collected first: without that, a process was now and then aborted by
-    a thread that ran on when the interpreter had ended, after all work was done.
-    """
+    """Leave the other processes; every process that called `start` should."""
     if joined():
-        gc.collect()
         dist.destroy_process_group()
 
 
