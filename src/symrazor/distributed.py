@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -126,6 +127,7 @@ def _join(backend: str) -> World:
     Under names of this attempt: processes that were started again must not find the addresses that
     the dead ones have left there.
     """
+    import_module("torch.distributed.nn")  # its defaults keep the group there is, past its end
     store, rank, size = next(iter(rendezvous("env://")))
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     dist.init_process_group(
