@@ -253,19 +253,19 @@ def test_paths_are_switched_off_between_two_recordings() -> None:
 
 
 @pytest.mark.parametrize(
-    ("paths", "optimizer", "radius"),
+    ("paths", "optimizer", "sharp"),
     [
-        ("f-fc+conv", "muon", None),
-        ("f-fc+conv+gconv", "muon", None),
-        ("f-fc+conv", "muon", 0.05),
-        ("f-fc+conv", "adamw", 0.05),
-        ("f-fc+conv", "sgd", 0.05),
+        ("f-fc+conv", "muon", {}),
+        ("f-fc+conv+gconv", "muon", {}),
+        ("f-fc+conv", "muon", {"sam_radius": 0.05, "sam_from": 0.5}),
+        ("f-fc+conv", "adamw", {"sam_radius": 0.05}),
+        ("f-fc+conv", "sgd", {"sam_radius": 0.05}),
     ],
 )
 def test_steps_as_a_graph_are_those_of_the_cpu(
-    paths: str, optimizer: str, radius: float | None
+    paths: str, optimizer: str, sharp: dict[str, float]
 ) -> None:
-    """In float64, with a learning rate that changes from step to step"""
+    """In float64, with a learning rate that changes from step to step, and a radius once."""
     x, y = digits("train")
     found = []
     for device in ("cpu", "cuda"):
@@ -273,7 +273,7 @@ def test_steps_as_a_graph_are_those_of_the_cpu(
         model = ella_network(paths, 1, 10, 2, 16).double().to(device)
         large = nn.functional.interpolate(x[:120], (16, 16)).double().to(device)
         razor = sr.Razor(model, "categorical", 120)
-        config = FitConfig(optimizer=optimizer, lr=0.01, sam_radius=radius)
+        config = FitConfig(optimizer=optimizer, lr=0.01, **sharp)
         stepper = Stepper(razor, config, 10)
         for _ in range(10):
             stepper.step(large, y[:120].to(device))
