@@ -84,6 +84,6 @@ def test_replayed_steps_are_those_taken_kernel_by_kernel(
             continue
         with _tried(stepper):
             replayed = [stepper.step(x, y), *(theta.detach().clone() for theta in stepper.theta)]
-        assert stepper.run.graph is not None  # type: ignore[attr-defined]
+        assert stepper.run.recorded  # type: ignore[attr-defined]
         for found, value in zip(replayed, [stepper._run(x, y), *stepper.theta], strict=True):
             torch.testing.assert_close(found, value.detach(), rtol=1e-8, atol=1e-10)
