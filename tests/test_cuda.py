@@ -268,19 +268,19 @@ def test_paths_are_switched_off_between_two_recordings() -> None:
 
 
 @pytest.mark.parametrize(
-    ("paths", "optimizer", "radius"),
+    ("paths", "optimizer", "sharp"),
     [
-        ("f-fc+conv", "muon", None),
-        ("f-fc+conv+gconv", "muon", None),
-        ("f-fc+conv", "muon", 0.05),
-        ("f-fc+conv", "adamw", 0.05),
-        ("f-fc+conv", "sgd", 0.05),
+        ("f-fc+conv", "muon", {}),
+        ("f-fc+conv+gconv", "muon", {}),
+        ("f-fc+conv", "muon", {"sam_radius": 0.05, "sam_from": 0.5}),
+        ("f-fc+conv", "adamw", {"sam_radius": 0.05}),
+        ("f-fc+conv", "sgd", {"sam_radius": 0.05}),
     ],
 )
 def test_steps_as_a_graph_are_those_of_the_cpu(
-    paths: str, optimizer: str, radius: float | None
+    paths: str, optimizer: str, sharp: dict[str, float]
 ) -> None:
-    """In float64, with a learning rate that changes from step to step"""
+    """In float64, with a learning rate that changes from step to step, and a radius once."""
     x, y = digits("train")
     found = []
     for device in ("cpu", "cuda"):
@@ -288,9 +288,9 @@ def test_steps_as_a_graph_are_those_of_the_cpu(
         model = ella_network(paths, 1, 10, 2, 16).double().to(device)
         large = nn.functional.interpolate(x[:120], (16, 16)).double().to(device)
         razor = sr.Razor(model, "categorical", 120)
-        config = FitConfig(optimizer=optimizer, lr=0.01, sam_radius=radius)
-        stepper = Stepper(razor, config, 15)
-        for some in [120, 120, 70] * 5:  # the last batch of an epoch is smaller
+        config = FitConfig(optimizer=optimizer, lr=0.01, **sharp)
+        stepper = Stepper(razor, config, 30)
+        for some in [120, 120, 70] * 10:  # the last batch of an epoch is smaller
             stepper.step(large[:some], y[:some].to(device))
         assert device == "cpu" or len(stepper.run.recorded) == 2  # type: ignore[attr-defined]
         found.append({name: value.cpu() for name, value in model.state_dict().items()})
