@@ -288,7 +288,7 @@ def test_steps_as_a_graph_are_those_of_the_cpu(
         model = ella_network(paths, 1, 10, 2, 16).double().to(device)
         large = nn.functional.interpolate(x[:120], (16, 16)).double().to(device)
         razor = sr.Razor(model, "categorical", 120)
-        config = FitConfig(optimizer=optimizer, lr=0.01, **sharp)
+        config = FitConfig(optimizer=optimizer, lr=0.003, **sharp)
         stepper = Stepper(razor, config, 30)
         for some in [120, 120, 70] * 10:  # the last batch of an epoch is smaller
             stepper.step(large[:some], y[:some].to(device))
