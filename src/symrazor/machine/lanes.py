@@ -23,7 +23,8 @@ def side_by_side(tasks: Sequence[Callable[[], T]], read: Sequence[Tensor]) -> li
     """Results of all tasks, in order.
 
     Args:
-        tasks: none of them writes what another one reads.
+        tasks: none of them writes what another one reads, or goes back through lanes itself: a
+            backward pass leaves memory to a lane that the caller's stream may still be reading.
         read: at least one tensor, all that were made for this step and that tasks read. Their
             memory is not used again in a recording, because it is not known when the last lane is
             done with them.
