@@ -10,12 +10,19 @@ from contextlib import contextmanager
 from typing import Any
 
 import jaxtyping
+import numpy as np
 import pytest
-from beartype import BeartypeConf, beartype
+from beartype import BeartypeConf, FrozenDict, beartype
+from torch import Tensor
 from torch._dynamo import OptimizedModule
 from torch.fx import Tracer
 
-checked = beartype(conf=BeartypeConf(is_pep484_tower=True))  # a whole number is a float as well
+NUMBERS = {
+    int: int | np.integer,
+    float: float | int | np.integer | np.floating | jaxtyping.Shaped[Tensor, ""],
+}
+"""A whole number is a float as well, and so are numbers of numpy and torch."""
+checked = beartype(conf=BeartypeConf(hint_overrides=FrozenDict(NUMBERS)))
 
 
 @contextmanager
