@@ -12,17 +12,19 @@ from typing import Any
 import jaxtyping
 import numpy as np
 import pytest
+import torch
 from beartype import BeartypeConf, FrozenDict, beartype
 from torch import Tensor
 from torch._dynamo import OptimizedModule
 from torch.fx import Tracer
 
-NUMBERS = {
+TAKEN = {
     int: int | np.integer,
     float: float | int | np.integer | np.floating | jaxtyping.Shaped[Tensor, ""],
+    str: str | torch.device,
 }
-"""A whole number is a float as well, and so are numbers of numpy and torch."""
-checked = beartype(conf=BeartypeConf(hint_overrides=FrozenDict(NUMBERS)))
+"""Options may be numbers of numpy and torch, and devices for their names; see `symrazor.kinds`."""
+checked = beartype(conf=BeartypeConf(hint_overrides=FrozenDict(TAKEN)))
 
 
 @contextmanager
