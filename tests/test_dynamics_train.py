@@ -32,6 +32,15 @@ def _model(seed: int = 0, conserved: Quadratic | None = None) -> SymmetrisedNetw
     return SymmetrisedNetwork(HamiltonianNetwork(2, width=8, generator=g), conserved)
 
 
+def test_weights_start_at_the_size_that_keeps_activations() -> None:
+    """Normal with variance one over the inputs, of the first layer one; as are the deviations."""
+    network = HamiltonianNetwork(4, width=400, std=0.1, generator=torch.Generator().manual_seed(0))
+    for posterior, size in zip(network.posteriors, (1.0, 1 / 20, 1 / 20), strict=True):
+        assert float(posterior.mean.detach().std()) == pytest.approx(size, rel=0.1)
+        deviation = posterior.variance().detach().mean().sqrt()
+        assert float(deviation) == pytest.approx(0.1 * size, rel=1e-5)
+
+
 def test_likelihood_of_the_truth_is_its_noise() -> None:
     data = transitions(DATA, 1e-2, horizon=3)
     predicted = rollout(OSCILLATOR.field, data, 1, rk4, substeps=4)
