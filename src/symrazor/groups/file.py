@@ -16,11 +16,19 @@ from typing import Any
 from symrazor.groups.group import Group
 from symrazor.groups.lie import LieAlgebra
 
+SUFFIX = ".json"
+"""What the name of such a file ends with, where it stands for the name of a group."""
+
 LARGEST_FILE = 1 << 20
 """Bytes of a file, at most."""
 
 LARGEST_SIZE = 4096
 """Places or dimensions, at most."""
+
+
+def is_file(name: object) -> bool:
+    """Whether what stands for a group is the name of a file."""
+    return isinstance(name, str) and name.lower().endswith(SUFFIX)
 
 
 def from_file(path: str | Path) -> Group:

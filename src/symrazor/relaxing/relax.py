@@ -11,6 +11,7 @@ spatial shape only.
 import logging
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import combinations
 from math import prod
 from typing import Any, cast
 
@@ -31,7 +32,7 @@ from symrazor.layers.factored import FFC
 from symrazor.layers.filtered import AnyConv
 from symrazor.layers.gconv import GConv
 from symrazor.layers.path import Path
-from symrazor.layers.point_group import point_group
+from symrazor.layers.point_group import PointGroup, point_group
 from symrazor.layers.relaxed import Relaxed, spatial_layers
 from symrazor.layers.sparse_conv import SConv
 from symrazor.layers.sparse_factored import SFC
@@ -83,7 +84,8 @@ def relax(
             dictionary of tensors is spread over the arguments of the model.
         groups: the symmetries to relax: ["translation"], or with rotations and reflections as in
             ["translation", "p4", "p4m"] (in three dimensions "O" and "Oh", those of a
-            cube), where "p4" may be `symrazor.groups.cyclic(4)`. For each of these the
+            cube); or with any finite group of matrices that map the grid to itself, as in
+            ["translation", symrazor.groups.cyclic(4)]. For each of these the
             part of a convolution that is equivariant to it becomes a path of its own,
             and the convolution keeps the rest (`GConv.split_off`), the largest group
             first served.
@@ -109,10 +111,13 @@ def relax(
     if isinstance(alone, Group):
         raise ValueError(f"expected a list of groups, got {alone!r}; do: put it into a list")
     given = [group for group in groups if isinstance(group, Group)] if groups else []
-    if given and len(given) == len(groups) and isinstance(model, nn.Module):
+    on_maps = isinstance(example_input, Tensor) and example_input.dim() > 3
+    turns = on_maps and all(of_the_grid(group) for group in given)  # translations are missing
+    if given and len(given) == len(groups) and not turns and isinstance(model, nn.Module):
         return relax_linear(model, example_input, given)
     groups = [_name(group) for group in groups] if given else groups
     _check_options(model, example_input, groups, precision)
+    listed = [groups] if isinstance(groups, str) else groups
     equivariant, free = _parse(paths)
     relaxed = copy_of(model)
     coupled = [name for name, m in relaxed.named_modules() if isinstance(m, _BatchNorm)]
@@ -147,7 +152,7 @@ def relax(
                 continue
             if id(module) not in new:
                 seen, conv = calls[id(module)][0], cast(AnyConv, module)
-                turned, missing[id(module)] = _split(conv, seen, [str(g) for g in groups])
+                turned, missing[id(module)] = _split(conv, seen, listed)
                 layer = _relaxed(conv, seen.shape[2:], equivariant, free, turned)
                 layer.scale_free_paths(math.inf if precision is None else precision)
                 new[id(module)] = layer
@@ -159,10 +164,17 @@ def relax(
 
 
 def _name(group: str | Group) -> str | Group:
-    """A group of the grid by its name, as in p4 for cyclic(4); anything else as it is."""
-    if isinstance(group, str) or group.permutations is not None or group.size not in (2, 3):
-        return group
-    return point_group(group).name if group.is_discrete else group
+    """A group of the grid by its name, if we have one, as in p4 for cyclic(4); else as it is."""
+    own = None if isinstance(group, str) else of_the_grid(group)
+    return group if own is None or own.name not in (*GROUPS, *TURNS) else own.name
+
+
+def of_the_grid(group: Group) -> PointGroup | None:
+    """A finite group of matrices that map square or cubic grids to themselves; None for others."""
+    if group.permutations is not None or group.size not in (2, 3) or not group.is_discrete:
+        return None
+    own = point_group(group)
+    return own if own.exact else None
 
 
 def _already(layer: nn.Module) -> str:
@@ -175,10 +187,16 @@ def _check_options(model: object, example_input: object, groups: object, precisi
     """Raise ValueError for what no network can be relaxed with."""
     if not isinstance(model, nn.Module):
         raise ValueError(f"expected a torch.nn.Module, got {type(model).__name__}")
-    wanted = list(groups) if isinstance(groups, list | tuple | set) else [groups]
+    wanted: list[Any] = [*groups] if isinstance(groups, list | tuple | set) else [groups]
     known = [*GROUPS, *TURNS]
-    if not set(GROUPS) <= set(wanted) or set(wanted) - set(known):
-        raise ValueError(f"expected groups among {known}, translation in any case, got {wanted}")
+    own = [group for group in wanted if isinstance(group, Group) and of_the_grid(group)]
+    if not set(GROUPS) <= set(wanted) or set(wanted) - {*known, *own}:
+        raise ValueError(
+            f"expected groups among {known}, or finite ones of matrices that map the grid to "
+            f"itself, translation in any case, got {wanted}"
+        )
+    others = [group for group in dict.fromkeys(wanted) if group not in GROUPS]
+    _check_different([point_group(group) for group in others])
     number = isinstance(precision, int | float)
     if precision is not None and not (number and precision > 0):
         raise ValueError(f"expected a positive precision or None, got {precision!r}")
@@ -187,6 +205,16 @@ def _check_options(model: object, example_input: object, groups: object, precisi
             "expected example_input as a tensor, or a tuple or dictionary of tensors, got "
             f"{type(example_input).__name__}"
         )
+
+
+def _check_different(groups: Sequence[PointGroup]) -> None:
+    """Raise ValueError for two groups with the same elements: data cannot tell them apart."""
+    for one, other in combinations(groups, 2):
+        if one.order == other.order and one.group.is_subgroup_of(other.group):
+            raise ValueError(
+                f"expected groups with different elements, got {one.name} and {other.name}, which "
+                "have the same; do: leave one of them out"
+            )
 
 
 def _parse(paths: str) -> tuple[FromConv, list[Callable[..., Path]]]:
@@ -250,15 +278,16 @@ def _relaxed(
     return Relaxed([first, *turned, *others]).to(like).train(mode)
 
 
-def _split(conv: AnyConv, seen: Call, groups: Sequence[str]) -> tuple[list[Path], str]:
+def _split(conv: AnyConv, seen: Call, groups: Sequence[str | Group]) -> tuple[list[Path], str]:
     """Paths for the groups with rotations, the largest group first served; and why some are not."""
     found: list[Path] = []
     missing = ""
-    for group in sorted(set(groups) & set(TURNS), key=lambda name: -point_group(name).order):
+    others = dict.fromkeys(group for group in groups if group not in GROUPS)
+    for group in sorted(others, key=lambda one: -point_group(one).order):
         try:
             found.insert(0, GConv.split_off(conv, seen.shape[2:], group, seen.is_image))
         except ValueError as error:
-            missing += f"; no {group}: {error}"
+            missing += f"; no {point_group(group).name}: {error}"
     return found, missing
 
 
