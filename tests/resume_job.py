@@ -65,6 +65,7 @@ def run(case: str, **options: Any) -> sr.Fit:
     data = (x, waves + 0.1 * torch.randn(50, 2))
     optimizer, _, sam = case.partition(" ")
     options |= {"optimizer": optimizer, "sam_radius": 0.05 if sam else None}
+    options["sam_from"] = 0.4 if case == "muon sam" else 0.0
     return sr.fit(Wave(), data, "gaussian", test=data, **options)
 
 

@@ -210,12 +210,12 @@ def test_replayed_batches_are_those_of_the_cpu(
 
 
 def test_replayed_batches_of_factored_layers() -> None:
-    """Large factors, kept by panels, and biases that share the factor of their weight."""
+    """Large factors, kept by panels, biases that share the factor of their weight; branches."""
     torch.manual_seed(0)
-    x, y = torch.randn(1500, 3, 32, 32), torch.arange(1500) % 10
+    x, y = torch.randn(1500, 3, 32, 32, dtype=torch.float64), torch.arange(1500) % 10
     values = []
     for eager in (3, 10**9):
-        model = ella_network("f-fc+conv", 3, 10, alpha=2).cuda()
+        model = ella_network("f-fc+conv", 3, 10).double().cuda()
         for number, theta in enumerate(model.parameters()):
             generator = torch.Generator("cuda").manual_seed(number)
             nn.init.normal_(theta, std=0.1, generator=generator)
@@ -223,7 +223,7 @@ def test_replayed_batches_of_factored_layers() -> None:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(replay, "EAGER", eager)
             values.append(numbers(razor.evidence(TensorLoader(x.cuda(), y.cuda(), 250))))
-    assert values[0] == pytest.approx(values[1], rel=1e-5, abs=1e-3)
+    assert values[0] == pytest.approx(values[1], rel=1e-9, abs=1e-6)
 
 
 def test_estimates_use_the_memory_of_those_before() -> None:

@@ -140,6 +140,18 @@ def test_checkpoint_of_something_else_is_refused(change: Any, message: str, tmp_
         short_fit(tmp_path)
 
 
+def test_options_that_came_later_are_at_their_defaults(tmp_path: Path) -> None:
+    """A checkpoint of an older version can be resumed; not with another value of such an option."""
+    short_fit(tmp_path)
+    file = Checkpoints(tmp_path).found()[-1] / "state.json"
+    document = json.loads(file.read_text())
+    assert document["state"]["belongs_to"]["options"].pop("sam_radius", 1) is None
+    file.write_text(json.dumps(document))
+    with pytest.raises(ValueError, match="sam_radius: expected None, got 0.05"):
+        short_fit(tmp_path, sam_radius=0.05)
+    short_fit(tmp_path)
+
+
 class Noted(nn.Linear):
     """A module with a state of its own, beside its tensors."""
 

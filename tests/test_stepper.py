@@ -72,20 +72,22 @@ def test_first_step_by_hand(optimizer: str, radius: float | None) -> None:
     assert stepper.done == stepper.razor.training_steps == 1
 
 
+@pytest.mark.parametrize("plain_steps", [0, 2])
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw", "muon"])
 def test_sharpness_aware_steps_are_the_optimisers_own_with_a_gradient_from_uphill(
-    optimizer: str,
+    optimizer: str, plain_steps: int
 ) -> None:
     """Five steps beside torch's optimiser (or Muon's) that is fed by hand, prior and all."""
     (model, x, y), (twin, _, _) = _problem(), _problem()
     options = {"optimizer": optimizer, "lr": 0.05, "warmup": 0.0}
-    stepper = _stepper(model, sam_radius=0.3, **options)
+    stepper = _stepper(model, sam_radius=0.3, sam_from=plain_steps / 100, **options)
     fed = _stepper(twin, **options)
     for number in range(5):
         stepper.step(x, y)
         rate = 0.05 * learning_rate(number, 100)
         fed.optimiser.param_groups[0]["lr"] = rate
-        for t, g in zip(twin.parameters(), _gradient(twin, x, y, 0.3), strict=True):
+        slopes = _gradient(twin, x, y, 0.3 if number >= plain_steps else None)
+        for t, g in zip(twin.parameters(), slopes, strict=True):
             t.grad = g + 3 / 24 * t.detach() if optimizer == "adamw" else g
         fed.optimiser.step()
         if optimizer == "sgd":
@@ -219,6 +221,8 @@ def test_callbacks_get_records_and_cannot_lose_the_run(caplog: pytest.LogCapture
     [
         ({"warmup": 1.0}, r"warmup as a fraction in \[0, 1\)"),
         ({"sam_radius": 0.0}, "positive, finite sam_radius"),
+        ({"sam_radius": 0.1, "sam_from": 1.0}, r"sam_from as a fraction in \[0, 1\)"),
+        ({"sam_from": 0.5}, "expected a sam_radius with sam_from=0.5, got None"),
         ({"optimizer": "sam"}, "got 'sam'; do optimizer='sgd', sam_radius=0.05"),
         ({"patience": 0}, "patience of at least 1"),
         ({"save_every": 0}, "save_every of at least 1"),

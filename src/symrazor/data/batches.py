@@ -53,11 +53,9 @@ class TensorLoader:
         if self.shuffle:
             place = self.generator.device
             order = torch.randperm(self.n_data, generator=self.generator, device=place)
+        order = order.to(self.x.device)  # all at once: a copy waits for whatever a GPU has to do
         for index in order.split(self.batch_size)[: len(self)]:
-            yield (
-                self.x.index_select(0, index.to(self.x.device)),
-                self.y.index_select(0, index.to(self.y.device)),
-            )
+            yield self.x.index_select(0, index), self.y.index_select(0, index.to(self.y.device))
 
 
 def check_batch(x: Tensor, y: Tensor, where: str) -> None:

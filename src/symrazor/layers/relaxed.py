@@ -1,6 +1,7 @@
 """A relaxed layer: the sum of paths between the same spaces, each with a prior of its own."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import torch
 from jaxtyping import Float
@@ -9,6 +10,7 @@ from torch import Tensor, nn
 from symrazor.hyper import weights
 from symrazor.layers.filtered import Filtered, convolved, is_heard
 from symrazor.layers.path import Path
+from symrazor.machine.lanes import side_by_side
 
 
 def joint(paths: Sequence[nn.Module], least: int = 2) -> list[list[nn.Module]]:
@@ -89,7 +91,7 @@ class Relaxed(nn.Module):
     def forward(self, x: Float[Tensor, "n c *size"]) -> Float[Tensor, "n d *small"]:
         """Add the paths up."""
         heard = [path for i, path in enumerate(self.paths) if i not in self.silent]
-        terms = [_together(paths, x) for paths in joint(heard, least=1)]
+        terms = side_by_side([partial(_together, paths, x) for paths in joint(heard, least=1)], [x])
         total = terms[0]
         for term in terms[1:]:
             total = total + term

@@ -13,10 +13,13 @@ of the same size. The polar factor of one row is the row at length 1, without an
 """
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
+
+from symrazor.machine.lanes import side_by_side
 
 POLYNOMIALS = (
     (8.3837, -24.7659, 18.3571),
@@ -28,7 +31,7 @@ POLYNOMIALS = (
 """Coefficients (a, b, c), first to last."""
 ROOM = 1.01
 """Singular values start below 1 by so much: products may be rounded to few digits."""
-SIZES = ((64, 256), (64, 1024), (256, 1024))
+SIZES = ((16, 256), (64, 256), (64, 1024), (256, 1024))
 """Rows and columns that matrices are filled up to; larger ones stay as they are."""
 
 
@@ -50,17 +53,26 @@ def polar_factors(
     for number, block in enumerate(wide):
         rows, columns = block.shape[1:]
         alike.setdefault(_common_size(rows, columns, fill), []).append(number)
-    found: dict[int, Tensor] = {}
-    for size, numbers in alike.items():
-        together = _orthogonalised(_packed([wide[number] for number in numbers], size))
-        parts = together.split([len(wide[number]) for number in numbers])
-        for number, part in zip(numbers, parts, strict=True):
-            rows, columns = wide[number].shape[1:]
-            found[number] = part[:, :rows, :columns]
+    groups = [
+        partial(_of_group, [wide[number] for number in numbers], size)
+        for size, numbers in alike.items()
+    ]
+    factors = [factor for group in side_by_side(groups, wide) for factor in group]
+    order = [number for numbers in alike.values() for number in numbers]
+    found = dict(zip(order, factors, strict=True))
     return [
         found[number].mT if block.shape[1] > block.shape[2] else found[number]
         for number, block in enumerate(blocks)
     ]
+
+
+def _of_group(
+    wide: Sequence[Float[Tensor, "_ _ _"]], size: tuple[int, int]
+) -> list[Float[Tensor, "_ _ _"]]:
+    """Polar factors of wide matrices that are filled up to one size."""
+    together = _orthogonalised(_packed(wide, size)).split([len(block) for block in wide])
+    sizes = [block.shape[1:] for block in wide]
+    return [part[:, :r, :c] for part, (r, c) in zip(together, sizes, strict=True)]
 
 
 def _common_size(rows: int, columns: int, fill: bool) -> tuple[int, int]:

@@ -7,6 +7,7 @@ in place: the batch, the learning rate, the precisions.
 """
 
 import gc
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -18,7 +19,11 @@ from symrazor.machine.device import second_stream
 WARM_UP = 3
 """Steps taken one kernel at a time before the recording: libraries choose their algorithms."""
 
+SHAPES = 2
+"""Shapes of batches that are recorded."""
+
 Step = Callable[[Tensor, Tensor], Tensor]
+Shapes = tuple[torch.Size, torch.Size]
 
 
 @contextmanager
@@ -34,45 +39,73 @@ def no_garbage_collection() -> Iterator[None]:
 
 
 @contextmanager
-def recording(graph: torch.cuda.CUDAGraph, device: torch.device) -> Iterator[None]:
+def recording(
+    graph: torch.cuda.CUDAGraph, device: torch.device, memory: torch.cuda.CUDAGraph | None = None
+) -> Iterator[None]:
     """Record what is done inside.
 
     Graphs of earlier trainings that nobody holds any more are freed before.
+
+    Args:
+        graph: what is recorded.
+        device: where.
+        memory: a graph whose memory is used again; the two are never replayed at once.
     """
     gc.collect()
-    with no_garbage_collection(), torch.cuda.graph(graph, stream=second_stream(device)):
+    pool, stream = None if memory is None else memory.pool(), second_stream(device)
+    with no_garbage_collection(), torch.cuda.graph(graph, pool, stream):
         yield
 
 
-class GraphedStep:
-    """A step (x, y) -> statistic, replayed as a graph for batches of the first one's shape.
+class Recorded:
+    """A step, recorded for batches like (x, y) and not taken yet; see `GraphedStep`."""
 
-    Batches of another shape (the last one of an epoch) are stepped eagerly.
+    def __init__(
+        self, step: Step, x: Tensor, y: Tensor, memory: torch.cuda.CUDAGraph | None
+    ) -> None:
+        """Record it."""
+        self.x, self.y, self.graph = x.clone(), y.clone(), torch.cuda.CUDAGraph()
+        with recording(self.graph, x.device, memory):
+            self.result = step(self.x, self.y)
+
+    def __call__(self, x: Tensor, y: Tensor) -> Tensor:
+        """Take it on other data."""
+        self.x.copy_(x)
+        self.y.copy_(y)
+        self.graph.replay()
+        return self.result.clone()
+
+
+class GraphedStep:
+    """A step (x, y) -> statistic, replayed as a graph for the batches of an epoch.
+
+    These have at most two shapes: the last one may be smaller. Batches of any other are stepped
+    kernel by kernel.
 
     Args:
         step: trains on one batch and returns a tensor; must not look at values on the host, and
             must leave gradients at None before it computes them.
+
+    Attributes:
+        recorded: by the shapes of x and y.
     """
 
     def __init__(self, step: Step) -> None:
         """Record nothing yet."""
         self.step = step
-        self.graph: torch.cuda.CUDAGraph | None = None
-        self.taken = 0
-        self.x, self.y, self.result = (torch.empty(0) for _ in range(3))
+        self.recorded: dict[Shapes, Recorded] = {}
+        self.taken: Counter[Shapes] = Counter()
 
     def __call__(self, x: Tensor, y: Tensor) -> Tensor:
         """Train on one batch."""
-        if self.graph is not None and x.shape == self.x.shape and y.shape == self.y.shape:
-            self.x.copy_(x)
-            self.y.copy_(y)
-            self.graph.replay()
-            return self.result.clone()
-        self.taken += 1
-        if self.graph is None and self.taken > WARM_UP:
-            self._record(x, y)
-            return self(x, y)
-        return self._aside(x, y)
+        shapes = x.shape, y.shape
+        if shapes not in self.recorded and len(self.recorded) < SHAPES:
+            self.taken[shapes] += 1
+            if self.taken[shapes] > WARM_UP:
+                memory = next((other.graph for other in self.recorded.values()), None)
+                self.recorded[shapes] = Recorded(self.step, x, y, memory)
+        found = self.recorded.get(shapes)
+        return self._aside(x, y) if found is None else found(x, y)
 
     def _aside(self, x: Tensor, y: Tensor) -> Tensor:
         """Step on the stream of the recording."""
@@ -82,12 +115,6 @@ class GraphedStep:
             result = self.step(x, y)
         torch.cuda.current_stream().wait_stream(stream)
         return result
-
-    def _record(self, x: Tensor, y: Tensor) -> None:
-        self.x, self.y = x.clone(), y.clone()
-        self.graph = torch.cuda.CUDAGraph()
-        with recording(self.graph, x.device):
-            self.result = self.step(self.x, self.y)
 
 
 class GraphedCall:

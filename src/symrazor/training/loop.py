@@ -40,7 +40,7 @@ log = logging.getLogger("symrazor")
 Callback = Callable[[Record], object]
 EVALUATION_BATCH = 500
 CURVATURE_BATCH = 250  # data, at least: in an evidence step they take no more than in training
-GPU_BATCH = 200  # there batches are replayed: few data cost no more than many, and less memory
+GPU_BATCH = 250  # there batches are replayed: few data cost no more than many, and less memory
 EVIDENCE_SUBSET = 5000  # data per evidence step, at most, unless told otherwise
 AGREE_EVERY = 8  # steps after which several processes ask each other whether to stop
 

@@ -24,6 +24,7 @@ their steps have a root mean square of lr / 10.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from math import sqrt
 
 import torch
@@ -33,6 +34,7 @@ from torch import Tensor, nn
 from symrazor.curvature.sharing import registered_type, sharing
 from symrazor.hyper import weights
 from symrazor.linear_algebra.polar import polar_factors
+from symrazor.machine.lanes import side_by_side
 
 MOMENTUM = 0.95
 OFFSET = 0.1
@@ -113,8 +115,8 @@ class Muon(torch.optim.Optimizer):
         forms = [self.forms[number] for number in moved]
         pairs = zip(forms, slopes, strict=True)
         factors = polar_factors([form.to_blocks(slope) for form, slope in pairs])
-        for t, form, factor, length in zip(own, forms, factors, lengths, strict=True):
-            t.addcmul_(form.from_blocks(factor), length, value=-1.0)
+        moves = [partial(_move, *each) for each in zip(own, forms, factors, lengths, strict=True)]
+        side_by_side(moves, [*factors, *lengths])
 
     def _slopes(self, theta: list[nn.Parameter], prior: list[Tensor]) -> list[Tensor]:
         """Smoothed gradients, a step of the smoothing ahead, with the prior's part."""
@@ -125,9 +127,16 @@ class Muon(torch.optim.Optimizer):
         momenta = [self.state[t]["momentum"] for t in theta]
         torch._foreach_lerp_(momenta, gradients, 1 - MOMENTUM)
         ahead = torch._foreach_lerp(momenta, gradients, 1 - MOMENTUM)
-        for slope, t, delta in zip(ahead, theta, prior, strict=True):
-            slope.addcmul_(t, delta)
-        return list(ahead)
+        sums = [
+            partial(slope.addcmul_, t, delta)
+            for slope, t, delta in zip(ahead, theta, prior, strict=True)
+        ]
+        return side_by_side(sums, [*ahead, *prior])
+
+
+def _move(theta: nn.Parameter, form: Form, factor: Tensor, length: Tensor) -> None:
+    """A step of this length against the polar factor."""
+    theta.addcmul_(form.from_blocks(factor), length, value=-1.0)
 
 
 def _norms(tensors: list[Tensor]) -> Float[Tensor, "_"]:

@@ -34,6 +34,8 @@ class FitConfig:
         warmup: fraction of all steps in which the learning rate rises linearly; a cosine follows.
         sam_radius: take each gradient so far up the slope of the training loss (sharpness-aware
             minimisation, with any optimizer; 0.05 is usual), at twice the cost; None for not.
+        sam_from: fraction of all steps before the first one that is sharpness-aware; 0.5 has most
+            of the gain in accuracy for half of the cost.
         augment: (x, generator) -> x of the same length, for each training batch, on its device;
             all its randomness has to come from the generator. The evidence and the test figures
             are measured on the data as they are.
@@ -69,6 +71,7 @@ class FitConfig:
     lr: float | None = None
     warmup: float = 0.05
     sam_radius: float | None = None
+    sam_from: float = 0.0
     augment: Augment | None = None
     start: Literal["near", "given"] = "near"
     switch_off: bool = False
@@ -112,6 +115,10 @@ class FitConfig:
             raise ValueError(f"expected warmup as a fraction in [0, 1), got {self.warmup}")
         if self.sam_radius is not None and not 0 < self.sam_radius < math.inf:
             raise ValueError(f"expected a positive, finite sam_radius, got {self.sam_radius}")
+        if not 0 <= self.sam_from < 1:
+            raise ValueError(f"expected sam_from as a fraction in [0, 1), got {self.sam_from}")
+        if self.sam_from and self.sam_radius is None:
+            raise ValueError(f"expected a sam_radius with sam_from={self.sam_from}, got None")
         both = [Path(p) for p in (self.save, self.resume) if p is not None]
         if len(set(both)) > 1:
             raise ValueError(

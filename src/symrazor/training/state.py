@@ -18,6 +18,7 @@ from torch import Tensor
 
 from symrazor.razor.state import copied
 from symrazor.training.checkpoint import State, compare, fingerprint
+from symrazor.training.options import FitConfig
 
 if TYPE_CHECKING:
     from symrazor.training.loop import Training
@@ -118,7 +119,8 @@ def augmenting(seed: int, device: torch.device) -> torch.Generator:
 
 
 def _check(run: "Training", saved: State) -> None:
-    then, now = saved["options"], run.belongs_to["options"]
+    """Refuse a checkpoint of another run; options that are newer than it are at their defaults."""
+    then, now = FitConfig().fixed() | saved["options"], run.belongs_to["options"]
     if then["epochs"] != now["epochs"]:
         raise ValueError(
             f"expected epochs={then['epochs']} as in the checkpoint, got {now['epochs']}: the "
@@ -126,7 +128,8 @@ def _check(run: "Training", saved: State) -> None:
             "epochs the run was started with, or fit again with the trained model and a new "
             "directory"
         )
-    for name in ("options", "data", "likelihood", "model"):
+    compare("options", then, now)
+    for name in ("data", "likelihood", "model"):
         compare(name, saved[name], run.belongs_to[name])
 
 

@@ -16,6 +16,8 @@ given the gradient $\nabla L(\theta + \rho\, \nabla L / \lVert \nabla L \rVert)$
 up the slope, with the norm over all weights. The prior, which is as sharp everywhere, keeps its
 gradient at $\theta$. Such a step costs two gradients and rests a distance of order $\rho$ from the
 mode, on its flat side; the evidence is then that of an expansion whose linear term is left out.
+With a fraction f (`sam_from`) of all T steps, $\rho = 0$ for the steps $t < f T$, counted from 0:
+they are the plain ones, at their cost. Where a run ends is up to its last steps.
 
 Of several processes each works on its part of every batch, and the gradients are added up: the same
 batches and, up to rounding, the same weights as in one process. The sum is taken here and not by
@@ -59,7 +61,7 @@ class Stepper:
 
     Args:
         razor: model, likelihood and prior.
-        options: optimizer, lr, warmup and sam_radius are used.
+        options: optimizer, lr, warmup, sam_radius and sam_from are used.
         total: steps of the whole run, for the schedule.
 
     Attributes:
@@ -80,6 +82,7 @@ class Stepper:
             if not together():  # messages to other processes are not recorded
                 self.run = GraphedStep(self._run)
         self.optimiser = self._optimiser()
+        self.radius: float | None = None
         self.last_good = self._snapshot()
 
     def _optimiser(self) -> torch.optim.Optimizer:
@@ -101,6 +104,7 @@ class Stepper:
                 is looked at now and then only, because looking means waiting for it.
         """
         self._set_lr(self.peak * learning_rate(self.done, self.total, self.options.warmup))
+        self._set_radius()
         look = self.done % SNAPSHOT_EVERY == 0
         if look:
             keep = self._snapshot()
@@ -128,6 +132,14 @@ class Stepper:
         if isinstance(self.run, GraphedStep):
             self.run = GraphedStep(self._run)
 
+    def _set_radius(self) -> None:
+        """That of this step; where it changes, the step has to be recorded anew."""
+        late = self.done >= self.options.sam_from * self.total
+        radius = self.options.sam_radius if late else None
+        if radius != self.radius:
+            self.radius = radius
+            self.record_anew()
+
     def _set_lr(self, lr: float) -> None:
         if isinstance(self.lr, Tensor):
             self.lr.fill_(lr)
@@ -139,8 +151,8 @@ class Stepper:
     def _run(self, x: Tensor, y: Tensor) -> Tensor:
         """One step, without a look at any value."""
         nll = self._differentiate(x, y)
-        if self.options.sam_radius is not None:
-            self._differentiate_uphill(x, y, self.options.sam_radius)
+        if self.radius is not None:
+            self._differentiate_uphill(x, y, self.radius)
         if self.options.optimizer == "adamw":
             self.razor.add_penalty_gradient_()
         for parameter in self.eta:
