@@ -19,7 +19,8 @@ from symrazor.discover.offered import Offered
 from symrazor.discover.structures import Family, Structure
 from symrazor.layers.point_group import point_group
 from symrazor.layers.relaxed import Relaxed
-from symrazor.relaxing.relax import GROUPS, TURNS, relax
+from symrazor.relaxing.grid_groups import GROUPS, TURNS
+from symrazor.relaxing.relax import relax
 from symrazor.relaxing.relaxation import relaxation
 
 MOST_BLOCKS = 3

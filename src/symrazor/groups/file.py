@@ -76,7 +76,8 @@ def _parsed(document: Any, default: str) -> Group:
 def _rows(value: Any, depth: int, what: str) -> list[Any]:
     """A list of equally long lists of numbers, so deep; whole ones for permutations."""
     if not isinstance(value, list) or not value:
-        raise ValueError(f"expected a list of {what}, got {type(value).__name__} or nothing")
+        got = "an empty one" if value == [] else type(value).__name__
+        raise ValueError(f"expected a list of {what}, got {got}")
     size = len(value[0]) if isinstance(value[0], list) else 0
     if not 1 <= size <= LARGEST_SIZE:
         raise ValueError(f"expected rows of 1 to {LARGEST_SIZE} entries, got {size} in row 0")

@@ -11,7 +11,6 @@ spatial shape only.
 import logging
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import combinations
 from math import prod
 from typing import Any, cast
 
@@ -32,11 +31,12 @@ from symrazor.layers.factored import FFC
 from symrazor.layers.filtered import AnyConv
 from symrazor.layers.gconv import GConv
 from symrazor.layers.path import Path
-from symrazor.layers.point_group import PointGroup, point_group
+from symrazor.layers.point_group import point_group
 from symrazor.layers.relaxed import Relaxed, spatial_layers
 from symrazor.layers.sparse_conv import SConv
 from symrazor.layers.sparse_factored import SFC
 from symrazor.relaxing.batchnorm import copy_of
+from symrazor.relaxing.grid_groups import GROUPS, check_groups, named, of_the_grid
 from symrazor.relaxing.linear import relax_linear
 from symrazor.relaxing.relaxation import CONVS, Call, Relaxation, replaced, watch
 
@@ -55,9 +55,6 @@ EQUIVARIANT: dict[str, FromConv] = {"conv": Conv.wrap, "s-conv": _sparse}
 FREE: dict[str, Callable[..., Path]] = {"f-fc": FFC, "fc": FC, "s-fc": SFC}
 """Name -> a path made of (in_channels, out_channels, in_shape, out_shape=...)."""
 
-GROUPS = ("translation",)
-TURNS = ("p2", "p4", "pm", "p2m", "p4m", "O", "Oh")
-"""Groups of square and cubic grids with more than translations."""
 NORMS = (nn.GroupNorm, nn.LayerNorm, nn.RMSNorm, _InstanceNorm)
 NOT_LISTED = (*NORMS, nn.PReLU, Hyper, ParametrizationList)
 _log = logging.getLogger("symrazor")
@@ -115,7 +112,7 @@ def relax(
     turns = on_maps and all(of_the_grid(group) for group in given)  # translations are missing
     if given and len(given) == len(groups) and not turns and isinstance(model, nn.Module):
         return relax_linear(model, example_input, given)
-    groups = [_name(group) for group in groups] if given else groups
+    groups = [named(group) for group in groups] if given else groups
     _check_options(model, example_input, groups, precision)
     listed = [groups] if isinstance(groups, str) else groups
     equivariant, free = _parse(paths)
@@ -163,20 +160,6 @@ def relax(
     return relaxed
 
 
-def _name(group: str | Group) -> str | Group:
-    """A group of the grid by its name, if we have one, as in p4 for cyclic(4); else as it is."""
-    own = None if isinstance(group, str) else of_the_grid(group)
-    return group if own is None or own.name not in (*GROUPS, *TURNS) else own.name
-
-
-def of_the_grid(group: Group) -> PointGroup | None:
-    """A finite group of matrices that map square or cubic grids to themselves; None for others."""
-    if group.permutations is not None or group.size not in (2, 3) or not group.is_discrete:
-        return None
-    own = point_group(group)
-    return own if own.exact else None
-
-
 def _already(layer: nn.Module) -> str:
     """Why a layer of this library is left."""
     kind = "relaxed layer" if isinstance(layer, Relaxed) else f"path: {type(layer).__name__}"
@@ -187,16 +170,7 @@ def _check_options(model: object, example_input: object, groups: object, precisi
     """Raise ValueError for what no network can be relaxed with."""
     if not isinstance(model, nn.Module):
         raise ValueError(f"expected a torch.nn.Module, got {type(model).__name__}")
-    wanted: list[Any] = [*groups] if isinstance(groups, list | tuple | set) else [groups]
-    known = [*GROUPS, *TURNS]
-    own = [group for group in wanted if isinstance(group, Group) and of_the_grid(group)]
-    if not set(GROUPS) <= set(wanted) or set(wanted) - {*known, *own}:
-        raise ValueError(
-            f"expected groups among {known}, or finite ones of matrices that map the grid to "
-            f"itself, translation in any case, got {wanted}"
-        )
-    others = [group for group in dict.fromkeys(wanted) if group not in GROUPS]
-    _check_different([point_group(group) for group in others])
+    check_groups(groups)
     number = isinstance(precision, int | float)
     if precision is not None and not (number and precision > 0):
         raise ValueError(f"expected a positive precision or None, got {precision!r}")
@@ -205,16 +179,6 @@ def _check_options(model: object, example_input: object, groups: object, precisi
             "expected example_input as a tensor, or a tuple or dictionary of tensors, got "
             f"{type(example_input).__name__}"
         )
-
-
-def _check_different(groups: Sequence[PointGroup]) -> None:
-    """Raise ValueError for two groups with the same elements: data cannot tell them apart."""
-    for one, other in combinations(groups, 2):
-        if one.order == other.order and one.group.is_subgroup_of(other.group):
-            raise ValueError(
-                f"expected groups with different elements, got {one.name} and {other.name}, which "
-                "have the same; do: leave one of them out"
-            )
 
 
 def _parse(paths: str) -> tuple[FromConv, list[Callable[..., Path]]]:
