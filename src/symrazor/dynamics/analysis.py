@@ -4,7 +4,6 @@ K learned quantities are a redundant description of a subspace: their generators
 flattened, have singular values (how far a direction is used) and singular vectors (the directions).
 """
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -160,18 +159,32 @@ def drift(quantity: Algebra, data: Trajectories) -> Float[Tensor, "k"]:
 def noise_variance(data: Trajectories) -> Float[Tensor, "d"]:
     r"""Of each entry of a state, from differences along the trajectories.
 
-    The k-th difference of independent noise has the variance $\binom{2k}{k} \sigma^2$, and that of
-    a smooth motion comes on top: each k gives too much rather than too little, so the least of
-    k = 1, 2, 3 is taken. Nothing has to be learned for it.
+    The k-th divided difference $\sum_i w_i x_i$, $w_i = \prod_{j \ne i} 1/(t_i - t_j)$, of
+    independent noise has the variance $\sigma^2 \sum_i w_i^2$, and that of a smooth motion comes on
+    top: each k gives too much rather than too little, so the least of k = 1, 2, 3 is taken.
+    Nothing has to be learned for it.
     """
     states = torch.where(data.observed[..., None], data.states, torch.nan).cpu()
+    clock = data.times.cpu()
     found = [states.new_full(states.shape[-1:], torch.inf)]
     for k in range(1, min(3, states.shape[1] - 1) + 1):
-        change = states.diff(n=k, dim=1).flatten(0, 1)
+        near, times = states.unfold(1, k + 1, 1), clock.unfold(1, k + 1, 1)
+        weights = _divided(times)[..., None, :]
+        change = (weights * near).sum(-1).flatten(0, 1)
         change = change[change.isfinite().all(-1)]
         if len(change):
-            found.append(change.square().mean(0) / math.comb(2 * k, k))
+            found.append(change.square().mean(0))
     return torch.stack(found).amin(0)
+
+
+def _divided(times: Float[Tensor, "*b k"]) -> Float[Tensor, "*b k"]:
+    """Weights of the divided difference over these times, of norm 1."""
+    apart = times[..., :, None] - times[..., None, :]
+    apart = apart / apart.abs().amax((-2, -1), keepdim=True)
+    apart = apart + torch.eye(times.shape[-1], dtype=times.dtype)
+    weights: Tensor = 1 / apart.prod(-1)
+    unit: Tensor = weights / weights.norm(dim=-1, keepdim=True)
+    return unit
 
 
 def drift_by_noise(quantity: Algebra, data: Trajectories) -> Float[Tensor, "k"]:

@@ -2,12 +2,11 @@
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
-from symrazor.dynamics.integrators import Integrator, advance, named
+from symrazor.dynamics.integrators import named
 from symrazor.dynamics.likelihoods import rollout
 from symrazor.dynamics.phase import Scalar
-from symrazor.dynamics.symmetrised import Hamiltonian
 from symrazor.dynamics.trained import Trained, predictions
 from symrazor.dynamics.trajectories import Transitions
 
@@ -46,45 +45,6 @@ def relative_drift(
     change = (values - values[:, :1]).abs().amax(1)
     spread = values.std().clamp_min(1e-12)
     return float(change.max() / spread), change / spread
-
-
-class Simulator(nn.Module):
-    """A plain module: state and time in, state out, with frozen mean weights and flows.
-
-    Args:
-        trained: what was learned; copied.
-        flows: of the average, drawn once.
-        longest: longest step of the integrator.
-        seed: of the flows.
-    """
-
-    def __init__(
-        self, trained: Trained, flows: int = 64, longest: float = 0.1, seed: int = 0
-    ) -> None:
-        """Copy the weights and draw the flows."""
-        super().__init__()
-        if not longest > 0:
-            raise ValueError(f"expected a positive longest step, got {longest}")
-        device = trained.model.network.posteriors[0].mean.device
-        generator = torch.Generator(device).manual_seed(seed)
-        with torch.no_grad():
-            self.hamiltonian: Hamiltonian = trained.model.mean(flows, generator)
-        self.integrator: Integrator = named(trained.config.integrator)
-        self.longest = longest
-
-    @torch.no_grad()
-    def forward(self, state: Float[Tensor, "*b d"], t: float) -> Float[Tensor, "*b d"]:
-        """The states after a time t, forwards or backwards."""
-        steps = max(1, round(abs(t) / self.longest + 0.5))
-        x = state.reshape(1, -1, state.shape[-1])
-        x = advance(self.integrator, self.hamiltonian.field, x, t, steps)
-        return x.reshape(state.shape)
-
-    @torch.no_grad()
-    def energy(self, state: Float[Tensor, "*b d"]) -> Float[Tensor, "*b"]:
-        """The learned energy."""
-        x = state.reshape(1, -1, state.shape[-1])
-        return self.hamiltonian.value(x).reshape(state.shape[:-1])
 
 
 @torch.no_grad()
