@@ -63,9 +63,15 @@ def spectrum(conserved: Quadratic) -> Spectrum:
 
 
 def parallelness(directions: Float[Tensor, "m d e"], known: Algebra) -> Float[Tensor, "m"]:
-    r"""$\|P_g v\| / \|v\|$: 1 for a direction inside the known algebra, 0 for one across it."""
-    basis = known.basis()
-    flat = directions.flatten(1)
+    r"""$\|P_g v\| / \|v\|$: 1 for a direction inside the known algebra, 0 for one across it.
+
+    Raises:
+        ValueError: directions of another phase space.
+    """
+    flat, basis = directions.flatten(1), known.basis()
+    if flat.shape[1] != basis.shape[1]:
+        own, theirs = directions.shape[1], known.A.shape[-1]
+        raise ValueError(f"expected known quantities of {own} variables, got {theirs}")
     norm = flat.norm(dim=1).clamp_min(1e-300)
     inside: Tensor = (flat @ basis.mT).norm(dim=1) / norm
     return inside

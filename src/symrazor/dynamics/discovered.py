@@ -132,7 +132,8 @@ def described(
     )
     values = [*analysis.spectrum(conserved).values.tolist(), *[0.0] * len(basis)]
     drifts = analysis.drift(taken, aside)
-    fine = drifts <= (NOISY * analysis.drift_by_noise(taken, aside)).clamp_min(DOUBT)
+    noise = analysis.drift_by_noise(taken, aside) if aside.states.shape[1] > 2 else 0 * drifts
+    fine = drifts <= (NOISY * noise).clamp_min(DOUBT)  # two states do not tell noise from motion
     holds: list[dict[str, Any]] = []
     doubtful: list[dict[str, Any]] = []
     for k, one in enumerate(basis):

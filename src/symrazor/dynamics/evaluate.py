@@ -66,7 +66,13 @@ def long_rollout(
         draws: from the posterior, whose trajectories are averaged; an average drifts even where
             each of them conserves the energy, because their phases part.
         mean_weights: one trajectory with the mean weights instead.
+
+    Raises:
+        ValueError: no states [b, 2n], or no step.
     """
+    if start.ndim != 2 or steps < 1:
+        got = f"shape {list(start.shape)} and {steps} steps"
+        raise ValueError(f"expected states [b, 2n] to start from and a step or more, got {got}")
     config, mean = trained.config, trained.model.network.posteriors[0].mean
     x = start.to(mean)
     gaps = torch.full((len(x), steps), dt, dtype=x.dtype, device=x.device)

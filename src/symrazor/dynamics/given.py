@@ -144,7 +144,8 @@ def given(trajectories: Given, times: Any, positions: bool) -> Trajectories:
             raise ValueError("expected no times beside Trajectories, which have their own")
         if not positions:
             return trajectories
-        states, times = trajectories.states, trajectories.times
+        states = torch.where(trajectories.observed[..., None], trajectories.states, torch.nan)
+        times = trajectories.times
     elif times is None:
         raise ValueError("expected times [T] or [B, T] beside the states, got none")
     else:
