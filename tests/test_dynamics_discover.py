@@ -120,6 +120,16 @@ def test_states_that_hardly_change_are_taken_further_apart(
     assert bool((apart.times.diff(dim=1) > 0).all())
 
 
+def test_every_other_state_will_do() -> None:
+    data = simulate(systems.oscillators(), 6, 31, 0.1, seed=0)
+    states = data.states.clone()
+    states[:, 1::2] = torch.nan
+    holes = Trajectories.of(states, data.times)
+    assert given.stride(holes) == 2
+    found = discover(holes, minutes=0.05, steps=2, progress=False)
+    assert found.n_data == 5 * 15
+
+
 def test_long_steps_are_taken_in_parts() -> None:
     data = simulate(systems.oscillators(), 8, 6, 2.0, seed=0)
     found = discover(data, minutes=0.05, steps=2, progress=False)

@@ -117,6 +117,7 @@ def stride(data: Trajectories) -> int:
     """
     states = torch.where(data.observed[..., None], data.states, torch.nan) / _sizes(data)[1]
     noise = noise_variance(Trajectories(states, data.times, data.observed)).mean()
+    noise = noise.nan_to_num(0.0, 0.0)  # no two states in a row do not tell
     found, length = 1, states.shape[1]
     while 2 * SHORTEST * found <= length:
         change = (states[:, found:] - states[:, :-found]).square().nanmean()
