@@ -135,7 +135,7 @@ def test_long_steps_are_taken_in_parts() -> None:
     found = discover(data, minutes=0.05, steps=2, progress=False)
     longest = 2.0 / found.units.clock
     assert found.learned.config.integrator == "rk4"
-    assert found.learned.config.substeps == math.ceil(longest / 0.6) > 1
+    assert found.learned.config.substeps == math.ceil(longest / 1.0) > 1
 
 
 def test_formula_minds_units_and_the_centre() -> None:

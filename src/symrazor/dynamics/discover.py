@@ -30,7 +30,7 @@ Progress = Callable[[float, str], None]
 """Called with the share that is done, and a line about it."""
 RATE = 2e-2
 """Of learning, for networks of width 32 and 64."""
-LONG, STEP = 3.0, 0.6
+LONG, STEP = 3.0, 1.0
 """Longest time from one state to the next that is learned from, where states change by about 1 in
 a unit of time, and longest step of the integrator on the way."""
 JUDGED = 0.85
