@@ -85,7 +85,7 @@ def test_what_is_refused() -> None:
         sr.discover(some_data("vector"), minutes=0)
     with pytest.raises(ValueError, match="expected options among"):
         sr.discover(some_data("vector"), minute=1)
-    with pytest.raises(ValueError, match="expected no groups for vectors"):
+    with pytest.raises(ValueError, match="expected groups of permutations for vectors"):
         sr.discover(some_data("vector"), groups=["translation"])
     with pytest.raises(ValueError, match="groups"):
         sr.discover(some_data("image"), groups=["rotations of a teapot"])

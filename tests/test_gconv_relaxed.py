@@ -138,6 +138,30 @@ def test_groups_of_the_grid_may_be_groups() -> None:
         sr.relax(cnn, x, groups=["translation", groups.symmetric(3)])
 
 
+def test_groups_of_the_grid_may_be_the_users_own() -> None:
+    cnn, x = _cnn(), torch.randn(3, 2, 8, 8, dtype=torch.float64)
+    swap = groups.Group.from_matrices("swap", [[[0.0, 1.0], [1.0, 0.0]]])
+    model = sr.relax(cnn, x, groups=["translation", swap, "p4"])
+    assert_close(model(x), cnn(x), 1e-12)
+    first = model[0]
+    assert [path.label for path in first.paths] == ["Conv", "GConv swap", "GConv p4", "FFC"]
+    path = first.path(1)
+    ((before, after),) = path.transformations()
+    assert torch.equal(before(x), x.transpose(2, 3))
+    assert_close(path(before(x)), after(path(x)), 1e-12)
+    assert float((path(x) - after(path(x))).detach().abs().max()) > 0.01
+    twice = groups.Group.from_matrices("quarters", [[[0.0, 1.0], [-1.0, 0.0]]])
+    with pytest.raises(ValueError, match="different elements, got p4 and quarters"):
+        sr.relax(cnn, x, groups=["translation", "p4", twice])
+    with pytest.raises(ValueError, match="translation in any case"):
+        sr.relax(cnn, x, groups=[swap])
+    with pytest.raises(ValueError, match="that map the grid to itself, .* got .*C8"):
+        sr.relax(cnn, x, groups=["translation", groups.cyclic(8)])
+    about_z = [[0.0, -1.0, 0.0], [1.0, 0.0, 0.0], [0.0, 0.0, 1.0]]
+    with pytest.raises(ValueError, match="the elements of O, got others by that name"):
+        sr.relax(cnn, x, groups=["translation", groups.Group.from_matrices("O", [about_z])])
+
+
 def test_relaxed_rotations_start_near_the_largest_group() -> None:
     cnn, x = _cnn(), torch.randn(16, 2, 8, 8, dtype=torch.float64)
     model = sr.relax(cnn, x, groups=["translation", "p4"])

@@ -22,6 +22,7 @@ from torch import Tensor
 from symrazor.data import Dataset
 from symrazor.data.dataset import KINDS, Kind, Task, recognised, shaped
 from symrazor.discover import discover
+from symrazor.groups import Group
 
 Array = np.ndarray[Any, np.dtype[Any]]
 _LARGEST_SEED = 2**31 - 1
@@ -35,7 +36,8 @@ class _Symmetry(BaseEstimator):  # type: ignore[misc]
         kind: "image", "series", "volume", "set" or "vector"; None for what the shape suggests.
         epochs: passes over the data for each candidate.
         minutes: a time for all candidates together, instead of `epochs`.
-        groups: symmetries to relax; None for those of the kind.
+        groups: symmetries to relax, by name, as files or as `symrazor.groups.Group`s; None for
+            those of the kind.
         device: "auto", "cpu", "cuda", ...
         random_state: seed of initial weights, shuffling and probes.
     """
@@ -49,7 +51,7 @@ class _Symmetry(BaseEstimator):  # type: ignore[misc]
         kind: Kind | None = None,
         epochs: int = 50,
         minutes: float | None = None,
-        groups: tuple[str, ...] | None = None,
+        groups: tuple[str | Group, ...] | None = None,
         device: str = "auto",
         random_state: Any = None,
     ) -> None:

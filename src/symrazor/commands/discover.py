@@ -32,7 +32,8 @@ class Arguments:
             need.
         seed: of splits, initial weights and shuffling.
         device: auto, cpu or cuda.
-        groups: symmetries to relax; by default those of the kind.
+        groups: symmetries to relax, by name (translation, p4, p4m, O, permutation, cyclic, ...)
+            or as files that end with .json; by default those of the kind.
         kind: what the inputs are, instead of what is recognised.
         task: what the labels are, instead of what is recognised.
         epochs: passes over the data, instead of a time.

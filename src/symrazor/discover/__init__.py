@@ -5,6 +5,7 @@
 | `api.py` | `discover`: data in, a `Discovery` out; the embedded digits |
 | `kinds.py` | kind of data -> the networks that are compared |
 | `maps.py`, `sets.py`, `vectors.py` | those networks; `structures.py`: what a candidate is |
+| `offered.py`, `places.py` | groups that a user offers; networks for those that permute places |
 | `trajectories.py`, `motion.py` | conserved quantities, by `symrazor.dynamics`; an animation |
 | `asked.py` | a question and the options of a run |
 | `budget.py`, `planning.py` | passes and data that fit into the time given; a plan that is kept |

@@ -166,6 +166,8 @@ class Answer:
         if not any(layer.relaxed for layer in reading.layers):
             return [f"The data ask for {self.family.label(self.subject.name)}."]
         found = [self.family.kept if self.symmetric else self.family.broken]
+        if self.family.says is not None:
+            found = [self.family.says(self.subject.name, reading)]
         if self.symmetric is None:
             found = ["This network is not trained enough to tell."]
         text = words(numbered(reading.layers), None)

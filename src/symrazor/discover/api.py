@@ -64,6 +64,8 @@ def discover(
     data = _dataset(x, y, test, kind, task)
     tell(f"{data.source}: {data.describe()}")
     if data.kind == "trajectory":
+        if chosen.groups is not None:
+            raise refusal("no groups for trajectories", "some", "drop them")
         return Discovery(dynamics=trajectories.discover(data, chosen), data=data)
     found = [_ask(data, chosen, tell)]
     return Discovery(found)
@@ -87,7 +89,7 @@ def discover_digits(
         train, test = digits.canvas(task, chosen.seed)
         size = f"{digits.CANVAS} x {digits.CANVAS}"
         tell(f"\n{question}  ({len(train[1]):,} digits on a {size} canvas)")
-        family = digits.family(task)
+        family = digits.family(task, chosen.groups)
         asked = Asked(task, question, family, train, test, Categorical, digits.DEFAULTS)
         names = digits.names(task)
         data = Dataset(*train, "image", "classification", names, source="embedded digits")
@@ -101,7 +103,7 @@ def _ask(data: Dataset, options: Options, tell: Tell) -> Found:
     data.labelled  # noqa: B018  (refuses data without labels)
     data, test = held_out(data, options.held_out, options.seed)
     family = candidates(data, options.groups)
-    preparation = prepare(data)
+    preparation = prepare(data, same_scale=bool(family.groups))
     x, y = data.labelled
     prepared = (preparation.inputs(x), preparation.targets(y))
     tested = None

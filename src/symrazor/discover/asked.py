@@ -11,8 +11,8 @@ from torch import Tensor
 
 from symrazor.data import Tensors
 from symrazor.discover.budget import Make
+from symrazor.discover.offered import Offered, as_groups
 from symrazor.discover.structures import Family
-from symrazor.groups import Group
 from symrazor.machine.device import device_of
 from symrazor.training.options import FitConfig
 
@@ -28,7 +28,8 @@ class Options:
         epochs: passes over all data for each candidate, instead of a time.
         seed: of splits, initial weights, shuffling and probes.
         device: "auto" (CUDA if there is one), "cpu", "cuda", ...
-        groups: symmetries to relax; None for what the kind of data has.
+        groups: symmetries to relax, by name, as files that end with .json, or as
+            `symrazor.groups.Group`s; None for what the kind of data has.
         held_out: part of the data that is kept for the report alone, where none came with them.
         invariances: whether to learn which transformations of pictures leave their label alone;
             None for "if there is a time to share, rather than a number of epochs".
@@ -42,7 +43,7 @@ class Options:
     epochs: int | None = None
     seed: int = 0
     device: str = "auto"
-    groups: tuple[str, ...] | None = None
+    groups: tuple[Offered, ...] | None = None
     held_out: float = 0.2
     invariances: bool | None = None
     positions: bool = False
@@ -50,7 +51,7 @@ class Options:
     progress: bool | None = None
 
     def __post_init__(self) -> None:
-        """Check ranges."""
+        """Check ranges, and read groups that are files."""
         if not 0 < self.minutes < float("inf"):
             raise ValueError(f"expected minutes above 0, got {self.minutes}; do --minutes 2")
         if self.epochs is not None and self.epochs < 1:
@@ -61,6 +62,8 @@ class Options:
             self._check_device()
         if not 0 <= self.held_out < 1:
             raise ValueError(f"expected held_out as a fraction in [0, 1), got {self.held_out}")
+        if self.groups is not None:
+            object.__setattr__(self, "groups", as_groups(self.groups))
 
     def _check_device(self) -> None:
         try:
@@ -85,9 +88,6 @@ class Options:
         if not set(changes) <= known:
             got = sorted(set(changes) - known)
             raise ValueError(f"expected options among {sorted(known)}, got {got}")
-        if changes.get("groups") is not None:
-            given = changes["groups"]
-            changes["groups"] = (given,) if isinstance(given, str | Group) else tuple(given)
         if changes.get("out") is not None:
             changes["out"] = Path(changes["out"])
         return replace(self, **changes)

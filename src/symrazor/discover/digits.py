@@ -4,10 +4,12 @@ For the digit, where position does not matter, and for digit and quadrant, where
 are the same.
 """
 
+from collections.abc import Sequence
 from typing import Literal
 
 from symrazor.data import Tensors, digits, on_canvas
 from symrazor.discover import maps
+from symrazor.discover.offered import Offered
 from symrazor.discover.structures import Family
 from symrazor.training.options import FitConfig
 
@@ -29,9 +31,9 @@ def canvas(task: Task, seed: int = 0) -> tuple[Tensors, Tensors]:
     return train, test
 
 
-def family(task: Task) -> Family:
-    """The networks that are compared."""
-    return maps.family(SHAPE, CLASSES[task])
+def family(task: Task, groups: Sequence[Offered] | None = None) -> Family:
+    """The networks that are compared; with groups to relax instead of translations alone."""
+    return maps.family(SHAPE, CLASSES[task], groups=groups)
 
 
 def names(task: Task) -> tuple[str, ...]:

@@ -3,10 +3,11 @@
 from collections.abc import Callable, Sequence
 
 from symrazor.data import Dataset
-from symrazor.discover import maps, sets, vectors
+from symrazor.discover import maps, places, sets, vectors
+from symrazor.discover.offered import Offered, moves_places
 from symrazor.discover.structures import Family
 
-CANDIDATES: dict[str, Callable[[Dataset, Sequence[str] | None], Family]] = {
+CANDIDATES: dict[str, Callable[[Dataset, Sequence[Offered] | None], Family]] = {
     "image": maps.candidates,
     "volume": maps.candidates,
     "series": maps.candidates,
@@ -15,11 +16,15 @@ CANDIDATES: dict[str, Callable[[Dataset, Sequence[str] | None], Family]] = {
 }
 
 
-def candidates(data: Dataset, groups: Sequence[str] | None = None) -> Family:
+def candidates(data: Dataset, groups: Sequence[Offered] | None = None) -> Family:
     """The networks to compare on some data.
 
     Args:
         data: of any kind but trajectories.
-        groups: symmetries to relax; None for what the kind has.
+        groups: symmetries to relax, of places if one of them permutes places; None for what the
+            kind has.
     """
+    usual = data.kind == "set" and {*(groups or ())} == {sets.GROUP}
+    if groups and any(moves_places(group) for group in groups) and not usual:
+        return places.candidates(data, groups)
     return CANDIDATES[data.kind](data, groups)

@@ -15,8 +15,13 @@ from torch import nn
 
 from symrazor.data import Dataset
 from symrazor.data.dataset import plural
+from symrazor.discover.offered import Offered
 from symrazor.discover.structures import Family, Structure
-from symrazor.relaxing.relax import GROUPS, relax
+from symrazor.layers.point_group import point_group
+from symrazor.layers.relaxed import Relaxed
+from symrazor.relaxing.grid_groups import GROUPS, TURNS
+from symrazor.relaxing.relax import relax
+from symrazor.relaxing.relaxation import relaxation
 
 MOST_BLOCKS = 3
 WIDTHS = {1: 16, 2: 8, 3: 4}
@@ -45,8 +50,7 @@ def convolutional(shape: Sequence[int], outputs: int, width: int | None = None) 
         width: channels of the first convolution; by default what `WIDTHS` says.
     """
     dims, least = len(shape) - 1, min(shape[1:])
-    if width is None:
-        width = WIDTHS[dims] * (2 if dims == 2 and least > WIDE else 1)
+    width = width_for(shape, GROUPS) if width is None else width
     blocks = min(MOST_BLOCKS, max(1, int(math.log2(least)) - 1))
     kernel = 5 if dims == 1 and least >= 16 else 3
     channels = [shape[0], *(width * 2**block for block in range(blocks))]
@@ -62,10 +66,18 @@ def relaxed(
     shape: Sequence[int],
     outputs: int,
     width: int | None = None,
-    groups: Sequence[str] = GROUPS,
+    groups: Sequence[Offered] = GROUPS,
 ) -> nn.Module:
     """The convolutional network with a free path beside every convolution."""
     return relax(convolutional(shape, outputs, width), torch.zeros(2, *shape), groups)
+
+
+def width_for(shape: Sequence[int], groups: Sequence[Offered]) -> int:
+    """Channels of the first convolution that all groups with turns can share out."""
+    dims, least = len(shape) - 1, min(shape[1:])
+    usual = WIDTHS[dims] * (2 if dims == 2 and least > WIDE else 1)
+    whole = math.lcm(*(point_group(group).order for group in groups if group not in GROUPS))
+    return whole * math.ceil(usual / whole)
 
 
 def fully_connected(shape: Sequence[int], outputs: int, width: int = 64) -> nn.Module:
@@ -75,12 +87,24 @@ def fully_connected(shape: Sequence[int], outputs: int, width: int = 64) -> nn.M
 
 
 def family(
-    shape: Sequence[int], outputs: int, kind: str = "image", groups: Sequence[str] = GROUPS
+    shape: Sequence[int],
+    outputs: int,
+    kind: str = "image",
+    groups: Sequence[Offered] | None = None,
 ) -> Family:
-    """The three networks for data of a shape."""
+    """The three networks for data of a shape.
+
+    Raises:
+        ValueError: groups of which no layer can have a path.
+    """
+    groups = tuple(dict.fromkeys([*GROUPS, *(groups or ())]))  # all layers are convolutional
+    _check_names(groups)
+    width = width_for(shape, groups)
+    with torch.random.fork_rng([]):
+        _check_paths(relaxed(shape, outputs, width, groups), groups)
     networks = {
-        "relaxed": (partial(relaxed, shape, outputs, groups=groups), "a relaxed CNN"),
-        "convolutional": (partial(convolutional, shape, outputs), "a plain CNN"),
+        "relaxed": (partial(relaxed, shape, outputs, width, groups), "a relaxed CNN"),
+        "convolutional": (partial(convolutional, shape, outputs, width), "a plain CNN"),
         "fully connected": (partial(fully_connected, shape, outputs), "a fully connected network"),
     }
     structures = [Structure(name, make, label) for name, (make, label) in networks.items()]
@@ -89,7 +113,28 @@ def family(
     return Family(structures, "relaxed", kept, broken, "convolutional", terms)
 
 
-def candidates(data: Dataset, groups: Sequence[str] | None = None) -> Family:
+def _check_names(groups: Sequence[Offered]) -> None:
+    """Raise ValueError for a name that grids do not have."""
+    known = (*GROUPS, *TURNS)
+    wrong = [group for group in groups if isinstance(group, str) and group not in known]
+    if wrong:
+        raise ValueError(
+            f"expected groups among {', '.join(known)}, or files that end with .json, got "
+            f"{wrong[0]!r}"
+        )
+
+
+def _check_paths(model: nn.Module, groups: Sequence[Offered]) -> None:
+    """Raise ValueError for a group that no layer has a path of; says why."""
+    paths = [path for m in model.modules() if isinstance(m, Relaxed) for path in m.paths]
+    for group in groups:
+        name = group if group in GROUPS else point_group(group).name
+        if name not in [path.group for path in paths]:
+            why = next(iter(relaxation(model).changed.values())).partition(f"no {name}: ")[2]
+            raise ValueError(f"expected groups that fit the data, got {name}: {why}")
+
+
+def candidates(data: Dataset, groups: Sequence[Offered] | None = None) -> Family:
     """The networks for images, volumes or series.
 
     Raises:
@@ -101,4 +146,4 @@ def candidates(data: Dataset, groups: Sequence[str] | None = None) -> Family:
             f"expected {plural(data.kind)} with at least 4 positions, got {list(shape[1:])} in "
             f"{data.source}; do --kind vector"
         )
-    return family(shape, data.outputs, data.kind, groups or GROUPS)
+    return family(shape, data.outputs, data.kind, groups)

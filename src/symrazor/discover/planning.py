@@ -14,6 +14,7 @@ from torch import Tensor
 from symrazor.discover.asked import Asked, Options, Tell, some
 from symrazor.discover.budget import Cost, Plan, batch_size, costs_of, every, plan, timed
 from symrazor.discover.longer import AT_MOST, COMPARING, FEW
+from symrazor.discover.offered import plain
 from symrazor.files import write_atomically
 from symrazor.training.checkpoint import fingerprint
 from symrazor.training.options import FitConfig
@@ -67,7 +68,7 @@ def _key(asked: Asked, options: Options) -> dict[str, Any]:
         "minutes": options.minutes,
         "epochs": options.epochs,
         "seed": options.seed,
-        "groups": None if options.groups is None else list(options.groups),
+        "groups": plain(options.groups),
         "torch": str(torch.__version__),
     }
 

@@ -14,7 +14,8 @@ class Preparation:
     """Mean 0 and variance 1 for each input channel and each regression target; points last.
 
     Args:
-        mean: of each channel (features of a set or vector), over data and positions.
+        mean: of each channel (features of a set or vector), over data and positions; one for all
+            features of a vector that groups exchange.
         scale: their standard deviation, 1 where it is 0.
         target_mean: of each target; 0 for classes.
         target_scale: their standard deviation; 1 for classes.
@@ -78,9 +79,15 @@ class _Attached(nn.Module):
         return f * self.target_scale + self.target_mean if self.real else f
 
 
-def prepare(data: Dataset) -> Preparation:
-    """Means and scales of the training data."""
+def prepare(data: Dataset, same_scale: bool = False) -> Preparation:
+    """Means and scales of the training data.
+
+    Args:
+        data: of any kind but trajectories.
+        same_scale: one for all features of a vector, which are places of a group.
+    """
     x = data.x.transpose(1, 2) if data.kind == "set" else data.x
+    x = x.unsqueeze(1) if same_scale and data.kind == "vector" else x
     over = [0, *range(2, x.ndim)]
     mean, scale = x.mean(over), x.std(over, correction=0)
     one, zero = torch.ones(1), torch.zeros(1)

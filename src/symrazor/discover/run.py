@@ -6,7 +6,7 @@ import json
 import math
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import torch
@@ -28,6 +28,7 @@ from symrazor.discover.planning import planned
 from symrazor.discover.structures import Structure
 from symrazor.discover.unseen import log_scores, rest
 from symrazor.files import write_atomically
+from symrazor.groups import GroupAction, Unmoved, action_on
 from symrazor.readings.equivariance import Action, equivariance_error
 from symrazor.readings.reading import scores
 from symrazor.training.fit import Fit, fit
@@ -41,6 +42,8 @@ NEAR = 30.0
 LATEST = 0.6
 """A candidate that would end after this part of the time given is left out."""
 ORDERS = 8
+MOVED = 128
+"""Training data whose places are exchanged, to see what that changes of the outputs."""
 SCORED = 2000
 """Held-out data on which networks are scored that are only compared."""
 
@@ -167,11 +170,15 @@ def _train(
         x, y = (part[scored].to(done.data.x.device) for part in asked.test)
         figures = scores(done.razor.likelihood, outputs(model, x), y)
         done.reading = replace(done.reading, test=figures)
+    moved: dict[str, Sequence[Action] | tuple[GroupAction, GroupAction]] = {}
+    x = train[0][:MOVED].to(next(model.parameters()).device)
     if asked.ordered:
-        x = train[0][:128].to(next(model.parameters()).device)
-        error = equivariance_error(model, x, permutations(x.shape[2], options.seed))
-        measured = {**done.reading.equivariance_error, "permutation": error}
-        done.reading = replace(done.reading, equivariance_error=measured)
+        moved["permutation"] = permutations(x.shape[2], options.seed)
+    for name, group in asked.family.groups.items():
+        moved[name] = (action_on(group, x.shape), Unmoved(group))
+    errors = {name: equivariance_error(model, x, how) for name, how in moved.items()}
+    measured = {**done.reading.equivariance_error, **errors}
+    done.reading = replace(done.reading, equivariance_error=measured)
     return Candidate(structure.name, done)
 
 

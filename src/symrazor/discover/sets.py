@@ -12,6 +12,7 @@ from torch import nn
 
 from symrazor.data import Dataset
 from symrazor.discover.maps import fully_connected
+from symrazor.discover.offered import ON_PLACES, Offered
 from symrazor.discover.structures import Family, Structure
 from symrazor.layers import FC, FFC, DeepSets, Relaxed, SetPool
 
@@ -52,16 +53,16 @@ def terms(points: int) -> dict[str, str]:
     }
 
 
-def candidates(data: Dataset, groups: Sequence[str] | None = None) -> Family:
+def candidates(data: Dataset, groups: Sequence[Offered] | None = None) -> Family:
     """The networks for sets.
 
     Raises:
-        ValueError: another group than that of all orders.
+        ValueError: groups that turn grids.
     """
     if groups is not None and set(groups) != {GROUP}:
         raise ValueError(
-            f"expected the groups [{GROUP!r}] for sets, got {list(groups)}; do --kind image or "
-            "series"
+            f"expected groups of permutations for sets, {' or '.join(ON_PLACES)} or from a file, "
+            f"got {list(groups)}"
         )
     points, features = data.x.shape[1:]
     shape = (features, points, data.outputs)

@@ -2,8 +2,14 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from torch import nn
+
+from symrazor.groups import Group
+
+if TYPE_CHECKING:
+    from symrazor.readings.reading import Reading
 
 
 @dataclass(frozen=True)
@@ -32,6 +38,11 @@ class Family:
         broken: sentence for one that some layer broke.
         simplest: name of the one that says the same with less where the symmetry is kept.
         terms: words of a reading -> what they are called for this kind of data.
+        says: name and reading of the candidate that the verdict is about -> a sentence on its
+            symmetry, where `kept` and `broken` are not enough.
+        groups: by name, those that permute the places of the data: what they change of the outputs
+            is measured for every candidate, and features of vectors, which they exchange, are
+            scaled alike.
     """
 
     structures: Sequence[Structure]
@@ -40,6 +51,8 @@ class Family:
     broken: str = ""
     simplest: str = ""
     terms: Mapping[str, str] = field(default_factory=dict)
+    says: "Callable[[str, Reading], str] | None" = None
+    groups: Mapping[str, Group] = field(default_factory=dict)
 
     def label(self, name: str) -> str:
         """What a verdict calls a candidate."""

@@ -7,6 +7,7 @@ from itertools import pairwise
 from torch import nn
 
 from symrazor.data import Dataset
+from symrazor.discover.offered import ON_PLACES, Offered
 from symrazor.discover.structures import Family, Structure
 
 WIDTH = 64
@@ -21,15 +22,16 @@ def perceptron(features: int, outputs: int, hidden: int) -> nn.Module:
     return nn.Sequential(*layers[:-1])
 
 
-def candidates(data: Dataset, groups: Sequence[str] | None = None) -> Family:
+def candidates(data: Dataset, groups: Sequence[Offered] | None = None) -> Family:
     """A linear model, one hidden layer, two hidden layers.
 
     Raises:
-        ValueError: groups, of which vectors have none.
+        ValueError: groups that turn grids.
     """
     if groups:
         raise ValueError(
-            f"expected no groups for vectors, got {list(groups)}; do --kind image or series"
+            f"expected groups of permutations for vectors, {' or '.join(ON_PLACES)} or from a "
+            f"file, got {list(groups)}"
         )
     labels = ("a linear model", "one hidden layer", "two hidden layers")
     structures = [

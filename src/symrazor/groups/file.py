@@ -16,11 +16,19 @@ from typing import Any
 from symrazor.groups.group import Group
 from symrazor.groups.lie import LieAlgebra
 
+SUFFIX = ".json"
+"""What the name of such a file ends with, where it stands for the name of a group."""
+
 LARGEST_FILE = 1 << 20
 """Bytes of a file, at most."""
 
 LARGEST_SIZE = 4096
 """Places or dimensions, at most."""
+
+
+def is_file(name: object) -> bool:
+    """Whether what stands for a group is the name of a file."""
+    return isinstance(name, str) and name.lower().endswith(SUFFIX)
 
 
 def from_file(path: str | Path) -> Group:
@@ -68,7 +76,8 @@ def _parsed(document: Any, default: str) -> Group:
 def _rows(value: Any, depth: int, what: str) -> list[Any]:
     """A list of equally long lists of numbers, so deep; whole ones for permutations."""
     if not isinstance(value, list) or not value:
-        raise ValueError(f"expected a list of {what}, got {type(value).__name__} or nothing")
+        got = "an empty one" if value == [] else type(value).__name__
+        raise ValueError(f"expected a list of {what}, got {got}")
     size = len(value[0]) if isinstance(value[0], list) else 0
     if not 1 <= size <= LARGEST_SIZE:
         raise ValueError(f"expected rows of 1 to {LARGEST_SIZE} entries, got {size} in row 0")

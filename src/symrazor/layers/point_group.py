@@ -56,8 +56,8 @@ class PointGroup:
                 'in SGConv(..., group="C16"), SE2Conv and ScaleConv'
             )
         _ = self.places
-        taken = {known: key for key, known in NAMES.items()}.get(self.group.name)
-        if taken is not None and not self._is(taken):
+        taken = {known: key for key, known in NAMES.items()} | {name: name for name in CUBE}
+        if self.group.name in taken and not self._is(taken[self.group.name]):
             raise ValueError(
                 f"expected the elements of {self.group.name}, got others by that name; do: give "
                 "the group another name"
@@ -79,8 +79,10 @@ class PointGroup:
         return known if known and self._is(self.group.name) else self.group.name
 
     def _is(self, name: str) -> bool:
-        """Whether it has the elements of the C_n or D_n of this name: a user may call it so."""
-        wanted = (cyclic if name[0] == "C" else dihedral)(int(name[1:]))
+        """Whether it has the elements of the built-in group of this name, by which it is called."""
+        wanted = octahedral(reflected=name == "Oh")
+        if name not in CUBE:
+            wanted = (cyclic if name[0] == "C" else dihedral)(int(name[1:]))
         same = self.group.size == wanted.size and len(self.places) == wanted.finite().order
         return same and self.group.is_subgroup_of(wanted)
 

@@ -286,9 +286,9 @@ def layer_errors(model: nn.Module, x: Input, *, count: int = 16, seed: int = 0) 
     It is measured under every group that a path of the layer claims, and under translations if none
     does; that of the model under those of its layers' groups that act on x.
 
-    Layers that did not run are left out, and so is the network unless x is one tensor
-    [n, c, *size] in as many dimensions as the maps of its layers, with n >= 2: outputs of one datum
-    have no spread to compare with.
+    Layers that did not run are left out, and so is the network unless x is one tensor with n >= 2:
+    outputs of one datum have no spread to compare with. Translations and turns are asked of maps
+    [n, c, *size] in as many dimensions as those of its layers.
 
     Args:
         model: any module; its relaxed layers, and paths outside of one, are measured.
@@ -320,16 +320,17 @@ def layer_errors(model: nn.Module, x: Input, *, count: int = 16, seed: int = 0) 
     }
     dims = {maps[0].dim() for maps in seen.values() if maps} or {3, 4, 5}
     network: dict[str, float] = {}
-    if isinstance(x, Tensor) and x.dim() in dims and len(x) > 1:
+    if isinstance(x, Tensor) and len(x) > 1:
+        on_maps = x.dim() in dims
         every = [pair for pairs in claims.values() for pair in pairs.items()]
         for group, claim in every or [("translation", None)]:
             if group in network:  # a later layer may have another group of this name
                 continue
-            if claim is None:
+            if claim is None and on_maps:
                 network[group] = measure(model, x)
             elif isinstance(claim, tuple) and _acts_on(claim[0].group, x):
                 network[group] = measure(model, x, claim[0].group)
-        for group, actions in image_turns(model).items():
+        for group, actions in image_turns(model).items() if on_maps else ():
             network[group] = measure(model, x, actions)
     return Errors(network, found)
 

@@ -78,15 +78,16 @@ def sentence(name: str, found: Sequence[Support]) -> str:
     largest = [one for one in found if one.largest]
     others = [one.group for one in found if not one.supported]
     if not largest:
-        return f"Layer {name} supports none of {_listed([one.group for one in found])}."
-    text = f"Layer {name} supports {_listed([one.group for one in largest])}"
+        return f"Layer {name} supports none of {listed([one.group for one in found])}."
+    text = f"Layer {name} supports {listed([one.group for one in largest])}"
     contained = [one.group for one in found if one.supported and not one.largest]
     if contained:
-        text += f", which contains {_listed(contained)}"
-    return f"{text}, not {_listed(others)}." if others else f"{text}."
+        text += f", which contains {listed(contained)}"
+    return f"{text}, not {listed(others)}." if others else f"{text}."
 
 
-def _listed(names: Sequence[str]) -> str:
+def listed(names: Sequence[str]) -> str:
+    """Names as in "a, b and c"."""
     return " and ".join(part for part in (", ".join(names[:-1]), names[-1]) if part)
 
 

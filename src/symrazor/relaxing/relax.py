@@ -36,6 +36,7 @@ from symrazor.layers.relaxed import Relaxed, spatial_layers
 from symrazor.layers.sparse_conv import SConv
 from symrazor.layers.sparse_factored import SFC
 from symrazor.relaxing.batchnorm import copy_of
+from symrazor.relaxing.grid_groups import GROUPS, check_groups, named, of_the_grid
 from symrazor.relaxing.linear import relax_linear
 from symrazor.relaxing.relaxation import CONVS, Call, Relaxation, replaced, watch
 
@@ -54,9 +55,6 @@ EQUIVARIANT: dict[str, FromConv] = {"conv": Conv.wrap, "s-conv": _sparse}
 FREE: dict[str, Callable[..., Path]] = {"f-fc": FFC, "fc": FC, "s-fc": SFC}
 """Name -> a path made of (in_channels, out_channels, in_shape, out_shape=...)."""
 
-GROUPS = ("translation",)
-TURNS = ("p2", "p4", "pm", "p2m", "p4m", "O", "Oh")
-"""Groups of square and cubic grids with more than translations."""
 NORMS = (nn.GroupNorm, nn.LayerNorm, nn.RMSNorm, _InstanceNorm)
 NOT_LISTED = (*NORMS, nn.PReLU, Hyper, ParametrizationList)
 _log = logging.getLogger("symrazor")
@@ -83,7 +81,8 @@ def relax(
             dictionary of tensors is spread over the arguments of the model.
         groups: the symmetries to relax: ["translation"], or with rotations and reflections as in
             ["translation", "p4", "p4m"] (in three dimensions "O" and "Oh", those of a
-            cube), where "p4" may be `symrazor.groups.cyclic(4)`. For each of these the
+            cube); or with any finite group of matrices that map the grid to itself, as in
+            ["translation", symrazor.groups.cyclic(4)]. For each of these the
             part of a convolution that is equivariant to it becomes a path of its own,
             and the convolution keeps the rest (`GConv.split_off`), the largest group
             first served.
@@ -109,10 +108,13 @@ def relax(
     if isinstance(alone, Group):
         raise ValueError(f"expected a list of groups, got {alone!r}; do: put it into a list")
     given = [group for group in groups if isinstance(group, Group)] if groups else []
-    if given and len(given) == len(groups) and isinstance(model, nn.Module):
+    on_maps = isinstance(example_input, Tensor) and example_input.dim() > 3
+    turns = on_maps and all(of_the_grid(group) for group in given)  # translations are missing
+    if given and len(given) == len(groups) and not turns and isinstance(model, nn.Module):
         return relax_linear(model, example_input, given)
-    groups = [_name(group) for group in groups] if given else groups
+    groups = [named(group) for group in groups] if given else groups
     _check_options(model, example_input, groups, precision)
+    listed = [groups] if isinstance(groups, str) else groups
     equivariant, free = _parse(paths)
     relaxed = copy_of(model)
     coupled = [name for name, m in relaxed.named_modules() if isinstance(m, _BatchNorm)]
@@ -129,7 +131,7 @@ def relax(
         for name, conv in _convolutions(relaxed, calls, account.left):
             if id(conv) not in new:
                 seen = calls[id(conv)][0]
-                turned, missing[id(conv)] = _split(conv, seen, [str(g) for g in groups])
+                turned, missing[id(conv)] = _split(conv, seen, listed)
                 layer = _relaxed(conv, seen.shape[2:], equivariant, free, turned)
                 layer.scale_free_paths(math.inf if precision is None else precision)
                 new[id(conv)] = layer
@@ -138,13 +140,6 @@ def relax(
     relaxed = replaced(relaxed, {**new}, example_input, before if exact else None, account)
     _log.info("%s", account)
     return relaxed
-
-
-def _name(group: str | Group) -> str | Group:
-    """A group of the grid by its name, as in p4 for cyclic(4); anything else as it is."""
-    if isinstance(group, str) or group.permutations is not None or group.size not in (2, 3):
-        return group
-    return point_group(group).name if group.is_discrete else group
 
 
 def _convolutions(
@@ -183,10 +178,7 @@ def _check_options(model: object, example_input: object, groups: object, precisi
     """Raise ValueError for what no network can be relaxed with."""
     if not isinstance(model, nn.Module):
         raise ValueError(f"expected a torch.nn.Module, got {type(model).__name__}")
-    wanted = list(groups) if isinstance(groups, list | tuple | set) else [groups]
-    known = [*GROUPS, *TURNS]
-    if not set(GROUPS) <= set(wanted) or set(wanted) - set(known):
-        raise ValueError(f"expected groups among {known}, translation in any case, got {wanted}")
+    check_groups(groups)
     number = isinstance(precision, int | float)
     if precision is not None and not (number and precision > 0):
         raise ValueError(f"expected a positive precision or None, got {precision!r}")
@@ -258,15 +250,16 @@ def _relaxed(
     return Relaxed([first, *turned, *others]).to(like).train(mode)
 
 
-def _split(conv: AnyConv, seen: Call, groups: Sequence[str]) -> tuple[list[Path], str]:
+def _split(conv: AnyConv, seen: Call, groups: Sequence[str | Group]) -> tuple[list[Path], str]:
     """Paths for the groups with rotations, the largest group first served; and why some are not."""
     found: list[Path] = []
     missing = ""
-    for group in sorted(set(groups) & set(TURNS), key=lambda name: -point_group(name).order):
+    others = dict.fromkeys(group for group in groups if group not in GROUPS)
+    for group in sorted(others, key=lambda one: -point_group(one).order):
         try:
             found.insert(0, GConv.split_off(conv, seen.shape[2:], group, seen.is_image))
         except ValueError as error:
-            missing += f"; no {group}: {error}"
+            missing += f"; no {point_group(group).name}: {error}"
     return found, missing
 
 

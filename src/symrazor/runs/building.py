@@ -19,6 +19,7 @@ from symrazor.data import (
 )
 from symrazor.discover.maps import convolutional, fully_connected
 from symrazor.experiments.ella_network import ella_network
+from symrazor.groups.file import from_file, is_file
 from symrazor.relaxing.relax import relax
 from symrazor.runs.config import DataConfig, ModelConfig, imported
 
@@ -103,5 +104,6 @@ def make_model(
         raise ValueError(f"expected a module from {config.name}, got {type(model).__name__}")
     model = model.to(dtype)
     if config.relax:
-        model = relax(model, torch.zeros(2, *shape, dtype=dtype), config.groups, config.paths)
+        groups = [from_file(g) if is_file(g) else g for g in config.groups]
+        model = relax(model, torch.zeros(2, *shape, dtype=dtype), groups, config.paths)
     return model

@@ -30,6 +30,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal, get_type_hints
 
+from symrazor.groups.file import is_file
 from symrazor.kinds import called, fits
 from symrazor.razor.config import RazorConfig
 from symrazor.training.options import FitConfig
@@ -90,7 +91,8 @@ class ModelConfig:
         name: "convolutional", "fully-connected", "ella", or "package.module:function", which is
             imported (the working directory counts) and called for a module.
         relax: put free paths beside every convolution, see `relax`.
-        groups: the symmetries to relax.
+        groups: the symmetries to relax, by name, or files of groups that end with .json; relative
+            to the configuration file.
         paths: what a relaxed layer is made of, see `relax`; for "ella" see `ella_network`.
         width: of the built-in networks.
         arguments: by name, for the function.
@@ -107,7 +109,8 @@ class ModelConfig:
         """Check what belongs together."""
         if self.arguments and ":" not in self.name:
             raise ValueError(f"expected model.arguments for a function alone, got {self.name!r}")
-        if self.relax and self.name in ("fully-connected", "ella"):
+        convolved = not any(is_file(group) for group in self.groups)  # else dense layers, too
+        if self.relax and self.name in ("fully-connected", "ella") and convolved:
             raise ValueError(
                 f"expected relax = false for {self.name!r}, which has no convolutions to relax"
             )
@@ -134,7 +137,12 @@ class RunConfig:
             for name in ("path", "test")
             if (place := getattr(self.data, name)) is not None
         }
-        return replace(self, data=replace(self.data, **places))
+        groups = tuple(
+            str(Path(folder).absolute() / group) if is_file(group) else group
+            for group in self.model.groups
+        )
+        model = replace(self.model, groups=groups)
+        return replace(self, data=replace(self.data, **places), model=model)
 
     def to_toml(self) -> str:
         """The configuration as a file that `read_config` takes."""

@@ -3,13 +3,14 @@ r"""A run and the folder that it leaves: `symrazor fit`, and what every later co
 | file in the folder | what is in it |
 |---|---|
 | `config.toml` | the whole `RunConfig`, defaults written out, paths absolute |
+| `group-0.json`, ... | groups that came as files, to which `config.toml` then points |
 | `checkpoints/` | see `checkpoint`; what `resume` goes on from |
 | `events.jsonl` | a record per epoch, see `events` |
 | `network.safetensors` | the weights of the network, with its relaxed layers; metadata below |
 | `razor.safetensors` | `prior/...`: log precisions; `likelihood/...`: its noise, if it has one |
 | `reading.json` | the reading, see `reading` |
 
-The first three are there from the start, the others when the run is done. `reading.json` is written
+The first four are there from the start, the others when the run is done. `reading.json` is written
 last: a folder with it is a whole run.
 
 Metadata of `network.safetensors`, all of them JSON: "input" (shape of one datum), "outputs" (their
@@ -20,7 +21,7 @@ loads its weights. A network that is a function of yours is imported for that.
 """
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -34,6 +35,7 @@ from torch import Tensor, nn
 from symrazor import distributed
 from symrazor.data import Tensors
 from symrazor.files import write_atomically
+from symrazor.groups.file import is_file
 from symrazor.likelihood import as_likelihood
 from symrazor.posterior import How, Prediction
 from symrazor.razor.razor import Razor
@@ -45,6 +47,7 @@ from symrazor.training.fit import Fit, fit
 from symrazor.training.loop import Callback, outputs
 
 CONFIG, CHECKPOINTS, EVENTS = "config.toml", "checkpoints", "events.jsonl"
+GROUP = "group"
 NETWORK, RAZOR, READING = "network.safetensors", "razor.safetensors", "reading.json"
 
 
@@ -86,9 +89,13 @@ def run(
         k = outputs_for(config.data.likelihood, *targets)
         torch.manual_seed(config.fit.seed)
         model = make_model(config.model, train[0].shape[1:], k, train[0].dtype)
-        about = config.to_toml().encode()
+        files = _group_files(config)
+        _check_groups(folder, files)
+        about = _pointing_to(config, files).to_toml().encode()
         if here.first and not begun:
             write_atomically(folder / CONFIG, about)
+            for name, content in files.values():
+                write_atomically(folder / name, content)
         told: list[Callback] = [JsonLines(folder / EVENTS), *callbacks] if here.first else []
         options = replace(config.fit, device=device, resume=folder / CHECKPOINTS)
         likelihood = config.data.likelihood
@@ -117,11 +124,37 @@ def _together(device: str) -> Iterator[distributed.World]:
             distributed.finish()
 
 
+def _group_files(config: RunConfig) -> dict[str, tuple[str, bytes]]:
+    """Groups that came as files -> what they are called in the folder of the run, and content."""
+    given = [group for group in config.model.groups if is_file(group)]
+    return {
+        group: (f"{GROUP}-{number}.json", Path(group).read_bytes())
+        for number, group in enumerate(given)
+    }
+
+
+def _pointing_to(config: RunConfig, files: Mapping[str, tuple[str, bytes]]) -> RunConfig:
+    """The configuration with the files in the folder in place of those that were given."""
+    groups = [files[group][0] if group in files else group for group in config.model.groups]
+    return replace(config, model=replace(config.model, groups=tuple(groups)))
+
+
+def _check_groups(folder: Path, files: Mapping[str, tuple[str, bytes]]) -> None:
+    """Raise ValueError for a run that is resumed with another group under its name."""
+    for group, (name, content) in files.items():
+        begun = folder / name
+        if begun.is_file() and begun.read_bytes() != content:
+            raise ValueError(
+                f"expected the group that the run began with, {begun}, got another in {group}; do: "
+                "choose a new folder"
+            )
+
+
 def _forget(folder: Path) -> None:
     """Remove what a run has left that was refused before it began."""
     if not (folder / CHECKPOINTS).exists():
-        for name in (CONFIG, EVENTS):
-            (folder / name).unlink(missing_ok=True)
+        for file in (folder / CONFIG, folder / EVENTS, *folder.glob(f"{GROUP}-*.json")):
+            file.unlink(missing_ok=True)
         if not any(folder.iterdir()):
             folder.rmdir()
 
