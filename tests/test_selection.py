@@ -58,6 +58,28 @@ def test_the_largest_group_is_named(row: str) -> None:
     assert all(run_row(row, seed, Options(device="cpu"))["right"] for seed in range(3))
 
 
+def test_loose_paths_of_smaller_groups_keep_a_row_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(selection, "CONFIG", selection.CONFIG.change(epochs=4, every=1))
+    file = tmp_path / "s.json"
+    for loose in (False, True):
+        options = Options(seed=(0,), json=file, rows=("p4",), small=True, device="cpu", loose=loose)
+        text = run(options)
+    assert [one["row"] for one in read_runs("selection", file)] == ["p4", "p4, loose"]
+    assert "| p4 | " in text and "| p4, loose | " in text
+    model, data = selection.network(), make_task("p4", 0, 600)
+    config = selection.loosened(model, data, selection.CONFIG)
+    assert config.razor.prior_precision == {
+        **{f"0.paths.{i}": value for i, value in enumerate((1.0, 0.1, 0.1, 30.0))},
+        "5.weight": 1.0,
+        "5.bias": 1.0,
+    }
+    assert config.start == "given" and config.burn_in == 2 * 10
+    sizes = [float(path(data[0]).detach().square().mean().sqrt()) for path in model[0].paths]
+    assert sizes[1:] == pytest.approx([0.1 * sizes[0]] * 3, rel=0.1)
+
+
 def test_results_merge_and_print(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(selection, "CONFIG", selection.CONFIG.change(epochs=2))
     file = tmp_path / "s.json"
