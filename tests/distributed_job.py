@@ -234,7 +234,7 @@ CASES: dict[str, Callable[[], dict[str, Any]]] = {
     "sgd": lambda: fits("sgd"),
     "sam": lambda: fits("sgd", sam_radius=0.05, estimator="exact"),
     "muon": lambda: fits("muon"),
-    "muon_sam": lambda: fits("muon", sam_radius=0.05),
+    "muon_sam": lambda: fits("muon", sam_radius=0.05, sam_from=0.5),
     "tiny_batches": lambda: fits(batch_size=1, epochs=2),
     "own_loop": own_loop,
     "refusals": refusals,

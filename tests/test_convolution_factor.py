@@ -90,6 +90,13 @@ def test_padding_by_name(mode: str, same: str, kernel: int | tuple[int, int]) ->
         _agree(patch_factor._by_correlation(x, Geometry.of(module)), _expected(module, x))
 
 
+@pytest.mark.parametrize(("size", "kernel"), [(1, 3), (2, 5), (3, 5), (4, 5)])
+def test_circular_maps_smaller_than_the_kernel(size: int, kernel: int) -> None:
+    module = nn.Conv2d(2, 1, kernel, padding=kernel // 2, padding_mode="circular", dtype=F64)
+    for x in (torch.randn(3, 2, size, 6, dtype=F64), torch.randn(3, 2, 6, size, dtype=F64)):
+        _agree(patch_factor._by_correlation(x, Geometry.of(module)), _expected(module, x))
+
+
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("stride", [1, 2])
@@ -147,6 +154,20 @@ def test_fast_backward_is_the_gradient_of_the_convolution(
     with tape.FastBackward():
         y = F.conv2d(x, w, None, stride, padding, (1, 1), 1)
     torch.testing.assert_close(torch.autograd.grad(y, x, g)[0], truth)
+
+
+@pytest.mark.parametrize(("dilation", "groups"), [((2, 1), 1), ((1, 1), 2)])
+def test_fast_backward_leaves_dilation_and_groups_alone(
+    dilation: tuple[int, int], groups: int
+) -> None:
+    x = torch.randn(2, 2, 7, 7, dtype=F64, requires_grad=True)
+    w = torch.randn(4, 2 // groups, 2, 2, dtype=F64)
+    y = F.conv2d(x, w, None, (2, 2), (1, 1), dilation, groups)
+    g = torch.randn_like(y)
+    with tape.FastBackward():
+        again = F.conv2d(x, w, None, (2, 2), (1, 1), dilation, groups)
+    assert torch.equal(again, y)
+    torch.testing.assert_close(torch.autograd.grad(again, x, g), torch.autograd.grad(y, x, g))
 
 
 def test_fast_backward_leaves_computed_weights_alone() -> None:

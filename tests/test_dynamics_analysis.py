@@ -19,6 +19,7 @@ from symrazor.dynamics.algebra import (
 from symrazor.dynamics.conserved import Quadratic
 from symrazor.dynamics.invariants import quadratic_invariants
 from symrazor.dynamics.nbody import nbody
+from symrazor.dynamics.reference import solve
 from symrazor.dynamics.systems import System
 from symrazor.dynamics.trajectories import Trajectories, simulate
 
@@ -148,6 +149,16 @@ def test_noise_is_seen_in_differences() -> None:
     torch.testing.assert_close(found, sizes.square(), rtol=0.1, atol=1e-5)
     two = Trajectories(noisy.states[:, :2], data.times[:, :2], seen[:, :2])
     assert (analysis.noise_variance(two) > sizes.square()).all()  # too much, not too little
+
+
+def test_noise_is_seen_in_differences_of_irregular_steps() -> None:
+    random = torch.Generator().manual_seed(0)
+    times = 5 * torch.rand(200, 30, generator=random, dtype=torch.float64).sort(dim=1).values
+    system = systems.oscillators()
+    data = Trajectories.of(solve(system.field, system.start(200, random), times), times)
+    assert float(analysis.noise_variance(data).max()) < 1e-4
+    found = analysis.noise_variance(data.noisy(1e-2, seed=1))
+    torch.testing.assert_close(found, torch.full((2,), 1e-2).double(), rtol=0.1, atol=0)
 
 
 def test_drift_by_noise_is_the_drift_of_a_true_quantity() -> None:

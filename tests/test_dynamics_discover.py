@@ -1,6 +1,7 @@
 """Trajectories from files to conserved quantities, and what is refused on the way."""
 
 import json
+import math
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ from symrazor.dynamics.discovered import described
 from symrazor.dynamics.files import read_trajectories, with_velocities
 from symrazor.dynamics.naming import formula, named
 from symrazor.dynamics.nbody import nbody
+from symrazor.dynamics.reference import solve
 from symrazor.dynamics.trajectories import Trajectories, simulate
 
 
@@ -86,6 +88,44 @@ def test_units_make_states_and_rates_about_one() -> None:
         assert float(scaled.states.square().mean()) == pytest.approx(1.0)
         rates = scaled.states.diff(dim=1) / scaled.times.diff(dim=1)[..., None]
         assert float(rates.square().mean()) == pytest.approx(1.0)
+
+
+def test_the_unit_of_time_minds_neither_short_nor_long_steps() -> None:
+    """Short ones show noise, long ones where the motion was by chance; of frequency 1 it is 1."""
+    gaps = torch.tensor([0.2, 1e-6, 0.2, 0.3, 0.25, 60.0, 0.2, 0.2], dtype=torch.float64)
+    times = torch.cat([torch.zeros(1), gaps.cumsum(0)]).double()
+    system = systems.oscillators()
+    start = system.start(40, torch.Generator().manual_seed(0))
+    data = Trajectories.of(solve(system.field, start, times), times).noisy(1e-4, seed=1)
+    assert given.units(data).clock == pytest.approx(1.0, rel=0.05)
+    found = discover(data, minutes=0.05, steps=2, progress=False)
+    assert found.n_data == 7 * 32  # the long step is left out, and so is a fifth of the data
+
+
+@pytest.mark.parametrize(
+    ("dt", "length", "every"), [(0.25, 16, 1), (2.0, 16, 1), (1e-3, 800, 128), (1e-3, 40, 8)]
+)
+def test_states_that_hardly_change_are_taken_further_apart(
+    dt: float, length: int, every: int
+) -> None:
+    """With noise of 0.05 a step should still change a state by 0.08 of its size or more."""
+    data = simulate(systems.oscillators(), 20, length - 1, dt, seed=0).noisy(2.5e-3, seed=1)
+    found = given.stride(data)
+    assert found == every
+    apart = given.spaced(data, found)
+    assert apart.states.shape == (20 * found, length // found, 2)
+    for values, all_values in ((apart.states, data.states), (apart.times, data.times)):
+        first = all_values[3, 1::found][: length // found] if found > 1 else all_values[3]
+        torch.testing.assert_close(values[3 * found + int(found > 1)], first)
+    assert bool((apart.times.diff(dim=1) > 0).all())
+
+
+def test_long_steps_are_taken_in_parts() -> None:
+    data = simulate(systems.oscillators(), 8, 6, 2.0, seed=0)
+    found = discover(data, minutes=0.05, steps=2, progress=False)
+    longest = 2.0 / found.units.clock
+    assert found.learned.config.integrator == "rk4"
+    assert found.learned.config.substeps == math.ceil(longest / 0.6) > 1
 
 
 def test_formula_minds_units_and_the_centre() -> None:

@@ -7,7 +7,7 @@ import time
 import pytest
 import torch
 
-from symrazor.dynamics import analysis, judge, proposals, systems
+from symrazor.dynamics import analysis, judge, planning, proposals, systems
 from symrazor.dynamics.algebra import all_nbody, energies, generators, unitary
 from symrazor.dynamics.config import TrainConfig
 from symrazor.dynamics.conserved import Quadratic
@@ -180,6 +180,27 @@ def test_judge_keeps_to_its_time() -> None:
     assert time.process_time() - started < 10
     *short, last = (t["steps"] for t in trained.trials)
     assert len(set(short[:3])) == 1 and short[0] <= last < 100_000
+
+
+@pytest.mark.parametrize(("plain", "flows"), [(0.01, 0.03), (0.002, 0.002)])
+def test_the_time_is_shared_out(
+    plain: float, flows: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of three quarters of the time: a fifth without quantities, two fifths for ten trials."""
+
+    def each(model: SymmetrisedNetwork, *_: object) -> float:
+        return plain if model.conserved is None else flows
+
+    monkeypatch.setattr(planning, "seconds_per_step", each)
+    data = transitions(simulate(systems.oscillators(), 7, 4, 0.2, seed=1), 1e-3)
+    config = TrainConfig(steps=100_000, minutes=10, burn_in=0.5)
+    plan, seconds = planning.planned(_offer(2, 2), data, config), 0.75 * 600
+    assert plan.first * plain == pytest.approx(seconds / 5, abs=plain)
+    trials = plan.trial * (plain + 3 * 3 * flows)
+    assert trials == pytest.approx(2 * seconds / 5, abs=plain + 9 * flows)
+    assert 2 * plan.last * flows == pytest.approx(2 * seconds / 5, abs=2 * flows)
+    few = planning.planned(_offer(2, 2), data, config.change(steps=100))
+    assert few == planning.Plan(first=50, trial=25, last=100)  # no more than was asked for
 
 
 def test_a_free_span_is_learned_and_held_afterwards() -> None:

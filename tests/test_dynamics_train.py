@@ -9,15 +9,12 @@ from symrazor.dynamics import systems
 from symrazor.dynamics.algebra import unitary
 from symrazor.dynamics.config import TrainConfig
 from symrazor.dynamics.conserved import Quadratic
-from symrazor.dynamics.evaluate import (
-    Simulator,
-    long_rollout,
-    mean_squared_error,
-    relative_drift,
-)
+from symrazor.dynamics.evaluate import long_rollout, mean_squared_error, relative_drift
 from symrazor.dynamics.hamiltonian import HamiltonianNetwork
 from symrazor.dynamics.integrators import rk4
 from symrazor.dynamics.likelihoods import Noise, rollout, velocities
+from symrazor.dynamics.observables import Combination
+from symrazor.dynamics.simulator import Simulator
 from symrazor.dynamics.symmetrised import SymmetrisedNetwork
 from symrazor.dynamics.train import train
 from symrazor.dynamics.trained import bound, divergence
@@ -30,6 +27,15 @@ DATA = simulate(OSCILLATOR, 7, 4, 0.2, seed=1)
 def _model(seed: int = 0, conserved: Quadratic | None = None) -> SymmetrisedNetwork:
     g = torch.Generator().manual_seed(seed)
     return SymmetrisedNetwork(HamiltonianNetwork(2, width=8, generator=g), conserved)
+
+
+def test_weights_start_at_the_size_that_keeps_activations() -> None:
+    """Normal with variance one over the inputs, of the first layer one; as are the deviations."""
+    network = HamiltonianNetwork(4, width=400, std=0.1, generator=torch.Generator().manual_seed(0))
+    for posterior, size in zip(network.posteriors, (1.0, 1 / 20, 1 / 20), strict=True):
+        assert float(posterior.mean.detach().std()) == pytest.approx(size, rel=0.1)
+        deviation = posterior.variance().detach().mean().sqrt()
+        assert float(deviation) == pytest.approx(0.1 * size, rel=1e-5)
 
 
 def test_likelihood_of_the_truth_is_its_noise() -> None:
@@ -177,6 +183,25 @@ def test_simulator_goes_there_and_back() -> None:
     path = long_rollout(trained, x, 0.2, 5, mean_weights=True)
     assert relative_drift(lambda x: x.norm(dim=-1), path)[0] < 0.05
     assert mean_squared_error(trained, transitions(DATA)) < 0.01
+
+
+@pytest.mark.parametrize("kind", ["none", "affine", "solved"])
+def test_simulator_is_saved_and_moved_like_any_module(kind: str) -> None:
+    """Weights and flows are in its state, and states may be of any type."""
+    solved = Combination([lambda x: x.square().sum(-1)], 1, std=0.5, steps=2)
+    conserved = {"none": None, "affine": unitary(1).quadratic(), "solved": solved}[kind]
+    one, other = (
+        Simulator(train(_model(seed, conserved), transitions(DATA), TrainConfig(steps=1)), 4)
+        for seed in (0, 1)
+    )
+    x = DATA.states[:3, 0]
+    moved = one(x, 0.3)
+    assert moved.dtype == one.energy(x).dtype == torch.float64
+    assert not torch.allclose(other(x, 0.3), moved, rtol=1e-3)
+    other.load_state_dict(one.state_dict())
+    assert torch.equal(other(x, 0.3), moved)
+    torch.testing.assert_close(other.double()(x, 0.3), moved, rtol=1e-4, atol=1e-5)
+    assert not any(p.requires_grad for p in one.parameters())
 
 
 @pytest.mark.slow

@@ -73,6 +73,19 @@ def test_same_seed_same_result() -> None:
     assert other.evidence.to_dict() != runs[0].evidence.to_dict()
 
 
+def test_augmentation_has_random_numbers_of_its_own() -> None:
+    drawn: list[float] = []
+
+    def augment(x: Tensor, generator: torch.Generator) -> Tensor:
+        drawn.append(float(torch.rand((), generator=generator)))
+        return x
+
+    for seed in (3, 4):
+        sr.fit(_net(), _blobs(), epochs=1, seed=seed, augment=augment)
+    plain = [float(torch.rand((), generator=torch.Generator().manual_seed(s))) for s in (3, 4)]
+    assert len({*drawn, *plain}) == len(drawn) + 2
+
+
 def test_reading_json_and_prediction() -> None:
     test = _blobs(50, seed=1)
     fit = sr.fit(_net(), _blobs(), test=test, epochs=10, every=2)

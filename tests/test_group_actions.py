@@ -213,6 +213,8 @@ def test_wrong_data_is_refused() -> None:
         groups.OnGrid(groups.cyclic(4), (4, 4)).act(x, 4)
     with pytest.raises(ValueError, match="that S3 of size 3 acts on"):
         groups.action_on(groups.symmetric(3), x.shape)
+    with pytest.raises(ValueError, match=r"that SO\(4\) of size 4 acts on, got \[1, 1, 4, 4\]"):
+        groups.action_on(groups.so(4), x.shape)
     with pytest.raises(ValueError, match=r"\[n, c, 4, \.\.\.\]"):
         groups.OnRegular(groups.cyclic(4)).act(x[:, :, :3], 1)
 

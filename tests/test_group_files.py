@@ -54,6 +54,7 @@ def test_numbers_of_a_file_are_not_rounded(tmp_path: Path) -> None:
         ({"matrices": [[[1, 0], [0, 1]], [[1, 2]]]}, "2 x 2 numbers in row 1 of matrices"),
         ({"matrices": [[[1, 0], [0, "x"]]]}, "numbers in row 0 of matrices, got 'x'"),
         ('{"matrices": [[[NaN]]]}', "numbers in row 0 of matrices, got nan"),
+        ({"matrices": [[[1e7]]]}, "numbers in row 0 of matrices, got 10000000.0"),
         ({"matrices": [[[0]]]}, "invertible matrix in row 0"),
         ({"name": 3, "permutations": [[0]]}, "a name of 1 to 200"),
         ({"permutations": [[0] * 5000]}, "1 to 4096 entries"),

@@ -48,6 +48,20 @@ def test_translations_belong_to_the_motions_of_the_plane() -> None:
         groups.se2().contains(sheared)
 
 
+def test_elements_of_a_flow_are_told_to_eight_digits() -> None:
+    flow = torch.zeros(1, 3, 3, dtype=F64)
+    flow[0, 0, 2] = 1.0
+    group = Group.from_matrices("shifts", lie=LieAlgebra.of(flow))
+    shift = torch.eye(3, dtype=F64)
+    shift[0, 2] = 0.3
+    assert group.contains(shift)
+    shift[1, 2] = 1e-10
+    assert group.contains(shift)
+    shift[1, 2] = 1e-7
+    with pytest.raises(ValueError, match="a group whose elements can be told"):
+        group.contains(shift)
+
+
 def test_rotations_beside_magnifications_are_not_taken_for_rotations_alone() -> None:
     group = Group.from_matrices("similar", [[[2.0, 0.0], [0.0, 2.0]]], groups.so(2).lie)
     with pytest.raises(ValueError, match="whose elements can be told"):
@@ -128,11 +142,14 @@ def test_every_element_has_a_name_of_its_own(group: Group) -> None:
 
 
 def test_more_generators_than_letters() -> None:
+    ring = torch.arange(31)
+    shifts = torch.stack([ring.roll(-k) for k in range(1, 28)])
+    names = FiniteGroup.from_permutations("ring", shifts).names
+    assert names[1] == "a" and names[25:28] == ("z", "a1", "b1")
+    assert len(set(names)) == 31
     rows = torch.arange(54).repeat(27, 1)
     for k, row in enumerate(rows):
         row[[2 * k, 2 * k + 1]] = torch.tensor([2 * k + 1, 2 * k])
-    names = FiniteGroup.from_permutations("few", rows[[0, 25, 26]]).names
-    assert len(set(names)) == 8
     with pytest.raises(ValueError, match="expected at most 27"):
         FiniteGroup.from_permutations("many", rows, limit=27)
 

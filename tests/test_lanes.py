@@ -40,6 +40,7 @@ def test_a_recording_has_branches() -> None:
     outside = side_by_side([where] * 6, [x])
     assert set(outside) == {torch.cuda.current_stream().cuda_stream}
     with torch.cuda.graph(torch.cuda.CUDAGraph()):
+        x += 1  # a recording of nothing is warned of
         inside = side_by_side([where] * 6, [x])
     assert len(set(inside)) == lanes.LANES
     assert inside[:2] == inside[lanes.LANES :]

@@ -13,6 +13,7 @@ import symrazor as sr
 from symrazor.data import Tensors
 from symrazor.layers import FC, FFC, Conv, Relaxed
 from symrazor.layers import Path as LayerPath
+from symrazor.razor.state import copied
 from symrazor.training import trials
 from symrazor.training.checkpoint import Checkpoints
 
@@ -218,6 +219,52 @@ def test_resumed_in_the_middle_of_a_trial_bit_for_bit(
     assert [record["epoch"] for record in told] == list(range(11, 21))
     found = [record["trial"] for record in resumed.history if "trial" in record]
     assert [one["stay_off"] for one in found] == [task == "content"]
+
+
+class Priced:
+    """A training in which paths have a price, paid where all of their weights are zero."""
+
+    def __init__(self, prices: list[float]) -> None:
+        torch.manual_seed(1)
+        space: tuple[Any, ...] = (1, 1, (SIZE, SIZE))
+        free = [Relaxed([Conv(*space), FFC(*space)]) for _ in prices]
+        self.model = nn.Sequential(*free, nn.Flatten(), nn.Linear(SIZE**2, 2))
+        self.razor = sr.Razor(self.model, "categorical", 192)
+        self.latest = self.razor.step([bars("content")])
+        self.history: list[dict[str, Any]] = [{}]
+        self.prices = prices
+
+    def nll(self) -> float:
+        paths = [layer.path(1) for layer in self.model if isinstance(layer, Relaxed)]
+        off = [not any(bool(weight.any()) for weight in path.parameters()) for path in paths]
+        return 0.25 + sum(price for price, zero in zip(self.prices, off, strict=True) if zero)
+
+    def branch(self) -> dict[str, Any]:
+        return copied(self.model.state_dict())
+
+    def load_branch_(self, state: dict[str, Any]) -> None:
+        self.model.load_state_dict(state)
+
+
+@pytest.mark.parametrize(
+    ("prices", "expected"),
+    [
+        ([0.3, 0.02, 0.15, 0.1], [1, 3, 2]),  # 0.02, 0.12, 0.27, and then 0.57
+        ([0.2, 0.2, 0.09], [2, 0, 1]),  # 0.49 in all
+        ([0.2, 0.2, 0.11], [2, 0]),  # 0.51 in all
+        ([0.6, 0.7], None),
+    ],
+)
+def test_the_cheapest_paths_are_tried_as_far_as_they_can_be_afforded(
+    prices: list[float], expected: list[int] | None
+) -> None:
+    run = Priced(prices)
+    before = run.branch()
+    several = trials.Trials(run)
+    several.look(run.latest, 0.6, 5)
+    found = None if several.trial is None else several.trial.paths
+    assert found == (None if expected is None else [f"{k}.paths.1" for k in expected])
+    assert all(torch.equal(value, before[name]) for name, value in run.branch().items())
 
 
 @torch.no_grad()

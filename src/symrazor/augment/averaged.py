@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Shaped
 from torch import Tensor, nn
 
 from symrazor.augment.copies import Augment, Mixture
@@ -77,7 +77,7 @@ class Augmented(nn.Module):
             )
         self.network, self.augment, self.at, self.average = network, augment, at, average
 
-    def forward(self, x: Float[Tensor, "n ..."]) -> Tensor:
+    def forward(self, x: Shaped[Tensor, "n ..."]) -> Tensor:
         """Outputs, averaged there or at `at`."""
         copies, weights = self.augment.copies(x)
         announce_copies(weights)

@@ -9,7 +9,7 @@ import copy
 from collections.abc import Iterable, Sequence
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 
 from symrazor.augment.transformation import Choice, Lie, Transformation
@@ -21,7 +21,7 @@ SMALLEST = 1e-4
 UNKNOWN = -1.0
 """Share of a pose before `find_reach_` has been asked."""
 Part = Transformation | Choice | LieDistribution
-Copies = tuple[Float[Tensor, "n s ..."], Float[Tensor, " s"]]
+Copies = tuple[Shaped[Tensor, "n s ..."], Float[Tensor, " s"]]
 
 
 class Augment(nn.Module):
@@ -77,7 +77,7 @@ class Augment(nn.Module):
     def _choosing(self) -> list[Choice]:
         return [part for part in self.choices if isinstance(part, Choice)]
 
-    def copies(self, x: Float[Tensor, "n ..."], at: Tensor | None = None) -> Copies:
+    def copies(self, x: Shaped[Tensor, "n ..."], at: Tensor | None = None) -> Copies:
         """The copies and their weights, which add up to 1.
 
         Args:
@@ -198,7 +198,7 @@ class Mixture(nn.Module):
         self.parts = nn.ModuleList(parts)
         self.logits = Hyper(start.log(), real)
 
-    def copies(self, x: Float[Tensor, "n ..."]) -> Copies:
+    def copies(self, x: Shaped[Tensor, "n ..."]) -> Copies:
         """The copies of all components, one component after the other."""
         share = self.logits.value.softmax(0)
         found = [part.copies(x) for part in self.parts]  # type: ignore[operator]

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 
 from symrazor.groups.lie import LieAlgebra
@@ -57,7 +57,7 @@ class Choice(nn.Module, ABC):
         """Of the elements, differentiable."""
 
     @abstractmethod
-    def forward(self, x: Float[Tensor, "n ..."]) -> Float[Tensor, "n e ..."]:
+    def forward(self, x: Shaped[Tensor, "n ..."]) -> Shaped[Tensor, "n e ..."]:
         """Every datum under every element."""
 
     @abstractmethod
@@ -190,7 +190,7 @@ class Flips(Choice):
             found = torch.cat([found * (1 - one), found * one])
         return found
 
-    def forward(self, x: Float[Tensor, "n ..."]) -> Float[Tensor, "n e ..."]:
+    def forward(self, x: Shaped[Tensor, "n ..."]) -> Shaped[Tensor, "n e ..."]:
         """All combinations of flips."""
         if x.dim() - 1 < -min(self.axes):
             raise ValueError(f"expected data with axes {self.axes}, got {list(x.shape[1:])} each")
@@ -256,7 +256,7 @@ class QuarterTurns(Choice):
         """Of 0, 90, 180 and 270 degrees."""
         return self.logits.value.softmax(0)
 
-    def forward(self, x: Float[Tensor, "n c h w"]) -> Float[Tensor, "n 4 c h w"]:
+    def forward(self, x: Shaped[Tensor, "n c h w"]) -> Shaped[Tensor, "n 4 c h w"]:
         """All four turns."""
         check_images(x)
         if x.shape[-1] != x.shape[-2]:

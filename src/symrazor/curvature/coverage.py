@@ -1,5 +1,6 @@
 """Nothing is skipped silently: every trainable weight is matched to a layer, or refused by name."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from torch import nn
@@ -75,15 +76,7 @@ def layers(model: nn.Module) -> list[Layer]:
         }
         own |= further
         shaping.update(further.values())
-        for local, name in own.items():
-            if local not in (form.weight, form.bias, *form.shaping):
-                refused[name] = f"{type(module).__name__} does not say how it uses {local!r}"
-            elif name in covered:
-                refused[name] = (
-                    f"shared by the modules {covered[name]!r} and {prefix!r}; use one module twice "
-                    "instead, or freeze one of the two"
-                )
-            covered[name] = prefix
+        refused |= _claim(prefix, module, form, own, covered)
         weight = own.get(form.weight) if form.weight else None
         bias = own.get(form.bias) if form.bias else None
         found.append(Layer(prefix, module, form, weight, bias, further))
@@ -95,6 +88,23 @@ def layers(model: nn.Module) -> list[Layer]:
     if not found:
         raise ValueError("expected at least one trainable weight, got a model without any")
     return found
+
+
+def _claim(
+    prefix: str, module: nn.Module, form: Sharing, own: Mapping[str, str], covered: dict[str, str]
+) -> dict[str, str]:
+    """Note weights as covered by a module; returns reasons against those that cannot be."""
+    reasons: dict[str, str] = {}
+    for local, name in own.items():
+        if local not in (form.weight, form.bias, *form.shaping):
+            reasons[name] = f"{type(module).__name__} does not say how it uses {local!r}"
+        elif name in covered:
+            reasons[name] = (
+                f"shared by the modules {covered[name]!r} and {prefix!r}; use one module twice "
+                "instead, or freeze one of the two"
+            )
+        covered[name] = prefix
+    return reasons
 
 
 def refusal(module: nn.Module) -> str | None:

@@ -224,7 +224,7 @@ def _edges(size: int, k: int, positions: int, before: int) -> list[tuple[range, 
     ]
 
 
-def _outside(k: int, edges: Sequence[tuple[Float[Tensor, "r r *s"], int]]) -> Tensor:
+def _outside(k: int, edges: Sequence[tuple[Float[Tensor, "_ _ *s"], int]]) -> Tensor:
     """Sum over the lines that offsets d, e leave out, [k, k, *s].
 
     The first edge loses the pairs of lines (d - j, e - j), j > 0; the last (d + j, e + j), j >= 0.

@@ -11,7 +11,7 @@ that looks at values on the host, batches of another shape) goes on kernel by ke
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from functools import cache, partial
+from functools import cache
 from operator import methodcaller
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -19,12 +19,11 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from symrazor.curvature.statistics import Batch, Key, Source, Statistics, Task, check_inputs
-from symrazor.curvature.tape import Input, Tape
+from symrazor.curvature.statistics import Batch, Key, Source, Statistics, check_inputs
+from symrazor.curvature.tape import Input
 from symrazor.linear_algebra.factor import Factor
 from symrazor.machine.device import second_stream
 from symrazor.machine.graphed import no_garbage_collection
-from symrazor.machine.lanes import LANES, side_by_side
 from symrazor.machine.parallel import in_turn
 
 log = logging.getLogger("symrazor")
@@ -133,18 +132,9 @@ class Replay:
         self.forward.replay()
         self.roots = source.look(self.f, y, where)[1].clone()
         with _recording(self.backward, self.forward.pool()):
-            self._record_sums(source, tape, total)
-
-    def _record_sums(self, source: Source, tape: Tape, total: Batch) -> None:
-        """The backward pass and products of cotangents; beside them, products of inputs."""
-
-        def add(tasks: list[Task]) -> None:
+            tasks = source.sums(tape, self.roots)
             for part in in_turn(tasks.pop(0) for _ in range(len(tasks))):
                 add_in_place(total.sums, part.sums, self.counts)
-
-        inputs, beside = source.input_sums(tape), LANES - 1
-        lanes = [source.output_sums(tape, self.roots), *(inputs[n::beside] for n in range(beside))]
-        side_by_side([partial(add, tasks) for tasks in lanes], [use.seen for use in tape.uses])
 
     def fits(self, x: Input) -> bool:
         """Whether a batch is like the one that was recorded."""

@@ -161,21 +161,17 @@ class Source:
         return log_likelihood, self._roots(f, y)
 
     def sums(self, tape: Tape, roots: Tensor, keep_graph: bool = False) -> list[Task]:
-        """All sums of a batch after its forward pass; in this order, the graph is let go first."""
-        return self.output_sums(tape, roots, keep_graph) + self.input_sums(tape, keep_graph)
-
-    def output_sums(self, tape: Tape, roots: Tensor, keep_graph: bool = False) -> list[Task]:
-        """What needs cotangents, some columns of the root at a time; they add to the same sums."""
-        parts = roots.split(COTANGENTS if self.method.structure == "kron" else 1)
-        once = len(parts) == 1 and not keep_graph
-        return [_task(partial(self._output_sums, tape, some, once), keep_graph) for some in parts]
-
-    def input_sums(self, tape: Tape, keep_graph: bool = False) -> list[Task]:
-        """What needs inputs alone, layer by layer."""
-        if self.method.structure != "kron":
-            return []
-        layers = _by_layer(tape.uses)
-        return [_task(partial(self._input_sums, uses), keep_graph) for uses in layers]
+        """All sums of a batch whose forward pass is done; to be worked on in this order."""
+        tasks: list[Task] = []
+        at_once = COTANGENTS if self.method.structure == "kron" else 1
+        parts = roots.split(at_once)
+        for some in parts:
+            once = len(parts) == 1 and not keep_graph
+            tasks.append(_task(partial(self._output_sums, tape, some, once), keep_graph))
+        if self.method.structure == "kron":  # after them, when the graph is no longer needed
+            for uses in _by_layer(tape.uses):
+                tasks.append(_task(partial(self._input_sums, uses), keep_graph))
+        return tasks
 
     def _roots(self, f: Tensor, y: Tensor) -> Tensor:
         match self.method.estimator:

@@ -17,7 +17,7 @@ from torch.func import functional_call, jacfwd
 from symrazor.curvature.coverage import Layer
 
 
-def tangents(layer: Layer, x: Tensor) -> dict[str, Float[Tensor, "n y p"]]:
+def tangents(layer: Layer, x: Tensor) -> dict[str, Float[Tensor, "n y _"]]:
     """Derivative of the layer's output in each of its shaping parameters, by full name."""
     module = layer.module
     found: dict[str, Tensor] = {}

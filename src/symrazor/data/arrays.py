@@ -86,7 +86,7 @@ def read_archive(
     return found
 
 
-def _array(file: IO[bytes], size: int, path: Path, name: str) -> Array:
+def _array(file: IO[bytes] | zipfile.ZipExtFile, size: int, path: Path, name: str) -> Array:
     """Header, then checks, then the elements."""
     version = np.lib.format.read_magic(file)
     if version not in _HEADERS:

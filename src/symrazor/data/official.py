@@ -3,7 +3,6 @@
 Images come out as float32 in [0, 1], not normalised; `symrazor.data.transforms` does the rest.
 """
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
@@ -76,13 +75,6 @@ def cifar10(folder: str | Path, split: Split = "train") -> Pictures:
         images.append(x)
         labels.append(y)
     return torch.cat(images).float().div_(255), torch.cat(labels)
-
-
-DATASETS: dict[str, Callable[[str | Path, Split], Pictures]] = {
-    "mnist": mnist,
-    "fashion-mnist": fashion_mnist,
-    "cifar-10": cifar10,
-}
 
 
 def _idx_set(folder: Path, name: str, split: Split) -> Pictures:

@@ -14,14 +14,11 @@ from symrazor.data import Dataset
 from symrazor.data.batches import refusal
 from symrazor.discover.asked import Options
 from symrazor.dynamics.config import DiscoverConfig
-from symrazor.dynamics.conserved import AffineFlows
 from symrazor.dynamics.discover import discover as find
 from symrazor.dynamics.discovered import Discovered
-from symrazor.dynamics.evaluate import Simulator
-from symrazor.dynamics.given import Units, given
-from symrazor.dynamics.hamiltonian import Energy
+from symrazor.dynamics.given import given
 from symrazor.dynamics.integrators import advance
-from symrazor.dynamics.symmetrised import Hamiltonian
+from symrazor.dynamics.simulator import ScaledSimulator
 from symrazor.dynamics.trajectories import Trajectories
 from symrazor.layers.trace import traced
 from symrazor.training.checkpoint import fingerprint
@@ -55,7 +52,7 @@ class Dynamics:
 
     def network(self) -> nn.Module:
         """Plain torch modules: states [n, 2k] in, states after `dt` out, in the data's units."""
-        step = _Step(Simulator(self.found.learned), self.found.units, self.dt)
+        step = _Step(self.found.simulator(), self.dt)
         return nn.Sequential(traced(step, "Step")).eval()
 
 
@@ -98,35 +95,16 @@ def _place(states: Tensor, times: Tensor, options: Options) -> Path | None:
 
 
 class _Step(nn.Module):
-    """A simulator for one length of time, with all its numbers as parameters that do not train."""
+    """A simulator for one length of time, of float32 on the CPU."""
 
-    centre: Tensor
-    scale: Tensor
-    linear: Tensor
-    shift: Tensor
-
-    def __init__(self, simulator: Simulator, units: Units, dt: float) -> None:
+    def __init__(self, simulator: ScaledSimulator, dt: float) -> None:
         super().__init__()
-        self.energy, flows = simulator.hamiltonian.energy, simulator.hamiltonian.flows
-        self.layers = len(self.energy.biases)
-        self.flows = isinstance(flows, AffineFlows)
-        numbers = {f"weight{k}": w for k, w in enumerate(self.energy.weights)}
-        numbers |= {f"bias{k}": b for k, b in enumerate(self.energy.biases)}
-        numbers |= {"centre": units.centre, "scale": units.scale}
-        if isinstance(flows, AffineFlows):
-            numbers |= {"linear": flows.linear, "shift": flows.shift}
-        for name, value in numbers.items():
-            kept = value.detach().cpu().float().clone()
-            self.register_parameter(name, nn.Parameter(kept, requires_grad=False))
-        self.integrator, self.dt = simulator.integrator, dt / units.clock
+        self.scaled = copy.deepcopy(simulator).cpu().float()
+        self.dt = dt / simulator.clock
         self.steps = min(MOST, max(1, round(self.dt / LONGEST + 0.5)))
 
     def forward(self, state: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
-        energy: Energy = copy.copy(self.energy)
-        energy.weights = [getattr(self, f"weight{k}") for k in range(self.layers + 1)]
-        energy.biases = [getattr(self, f"bias{k}") for k in range(self.layers)]
-        flows = AffineFlows(self.linear, self.shift) if self.flows else None
-        field = Hamiltonian(energy, flows).field
-        x = ((state - self.centre) / self.scale).unsqueeze(0)
-        x = advance(self.integrator, field, x, self.dt, self.steps).squeeze(0)
-        return x * self.scale + self.centre
+        inner, centre, scale = self.scaled.simulator, self.scaled.centre, self.scaled.scale
+        x = ((state - centre) / scale).unsqueeze(0)
+        x = advance(inner.integrator, inner.hamiltonian.field, x, self.dt, self.steps)
+        return x.squeeze(0) * scale + centre

@@ -13,7 +13,6 @@ from symrazor.dynamics.config import TrainConfig as TrainConfig
 from symrazor.dynamics.conserved import Quadratic as Quadratic
 from symrazor.dynamics.discover import discover as discover
 from symrazor.dynamics.discovered import Discovered as Discovered
-from symrazor.dynamics.evaluate import Simulator as Simulator
 from symrazor.dynamics.files import read_trajectories as read_trajectories
 from symrazor.dynamics.functions import Products as Products
 from symrazor.dynamics.functions import inverse_distance as inverse_distance
@@ -27,6 +26,7 @@ from symrazor.dynamics.nbody import nbody as nbody
 from symrazor.dynamics.observables import Combination as Combination
 from symrazor.dynamics.observables import Network as Network
 from symrazor.dynamics.observables import Polynomial as Polynomial
+from symrazor.dynamics.simulator import Simulator as Simulator
 from symrazor.dynamics.symmetrised import SymmetrisedNetwork as SymmetrisedNetwork
 from symrazor.dynamics.systems import System as System
 from symrazor.dynamics.train import train as train

@@ -4,7 +4,6 @@ K learned quantities are a redundant description of a subspace: their generators
 flattened, have singular values (how far a direction is used) and singular vectors (the directions).
 """
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,9 +63,15 @@ def spectrum(conserved: Quadratic) -> Spectrum:
 
 
 def parallelness(directions: Float[Tensor, "m d e"], known: Algebra) -> Float[Tensor, "m"]:
-    r"""$\|P_g v\| / \|v\|$: 1 for a direction inside the known algebra, 0 for one across it."""
-    basis = known.basis()
-    flat = directions.flatten(1)
+    r"""$\|P_g v\| / \|v\|$: 1 for a direction inside the known algebra, 0 for one across it.
+
+    Raises:
+        ValueError: directions of another phase space.
+    """
+    flat, basis = directions.flatten(1), known.basis()
+    if flat.shape[1] != basis.shape[1]:
+        own, theirs = directions.shape[1], known.A.shape[-1]
+        raise ValueError(f"expected known quantities of {own} variables, got {theirs}")
     norm = flat.norm(dim=1).clamp_min(1e-300)
     inside: Tensor = (flat @ basis.mT).norm(dim=1) / norm
     return inside
@@ -160,18 +165,32 @@ def drift(quantity: Algebra, data: Trajectories) -> Float[Tensor, "k"]:
 def noise_variance(data: Trajectories) -> Float[Tensor, "d"]:
     r"""Of each entry of a state, from differences along the trajectories.
 
-    The k-th difference of independent noise has the variance $\binom{2k}{k} \sigma^2$, and that of
-    a smooth motion comes on top: each k gives too much rather than too little, so the least of
-    k = 1, 2, 3 is taken. Nothing has to be learned for it.
+    The k-th divided difference $\sum_i w_i x_i$, $w_i = \prod_{j \ne i} 1/(t_i - t_j)$, of
+    independent noise has the variance $\sigma^2 \sum_i w_i^2$, and that of a smooth motion comes on
+    top: each k gives too much rather than too little, so the least of k = 1, 2, 3 is taken.
+    Nothing has to be learned for it.
     """
     states = torch.where(data.observed[..., None], data.states, torch.nan).cpu()
+    clock = data.times.cpu()
     found = [states.new_full(states.shape[-1:], torch.inf)]
     for k in range(1, min(3, states.shape[1] - 1) + 1):
-        change = states.diff(n=k, dim=1).flatten(0, 1)
+        near, times = states.unfold(1, k + 1, 1), clock.unfold(1, k + 1, 1)
+        weights = _divided(times)[..., None, :]
+        change = (weights * near).sum(-1).flatten(0, 1)
         change = change[change.isfinite().all(-1)]
         if len(change):
-            found.append(change.square().mean(0) / math.comb(2 * k, k))
+            found.append(change.square().mean(0))
     return torch.stack(found).amin(0)
+
+
+def _divided(times: Float[Tensor, "*b k"]) -> Float[Tensor, "*b k"]:
+    """Weights of the divided difference over these times, of norm 1."""
+    apart = times[..., :, None] - times[..., None, :]
+    apart = apart / apart.abs().amax((-2, -1), keepdim=True)
+    apart = apart + torch.eye(times.shape[-1], dtype=times.dtype)
+    weights: Tensor = 1 / apart.prod(-1)
+    unit: Tensor = weights / weights.norm(dim=-1, keepdim=True)
+    return unit
 
 
 def drift_by_noise(quantity: Algebra, data: Trajectories) -> Float[Tensor, "k"]:

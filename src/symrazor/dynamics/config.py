@@ -80,6 +80,12 @@ class TrainConfig:
         for name in ("burn_in", "noise_hold"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"expected a {name} share in [0, 1), got {getattr(self, name)}")
+        if self.batch_size is not None and self.batch_size < 1:
+            raise ValueError(f"expected batch_size >= 1 or None, got {self.batch_size}")
+        if self.minutes is not None and not self.minutes > 0:
+            raise ValueError(f"expected minutes > 0 or None, got {self.minutes}")
+        if self.target not in ("rollout", "derivative"):
+            raise ValueError(f"expected target rollout or derivative, got {self.target!r}")
         if self.objective not in ("elbo", "likelihood"):
             raise ValueError(f"expected objective elbo or likelihood, got {self.objective!r}")
 

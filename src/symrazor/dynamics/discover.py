@@ -1,6 +1,7 @@
 """Trajectories in; conserved quantities, their algebra and a simulator out."""
 
 import copy
+import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -14,7 +15,7 @@ from symrazor.dynamics.config import DiscoverConfig, TrainConfig
 from symrazor.dynamics.conserved import Quadratic
 from symrazor.dynamics.discovered import Discovered, described
 from symrazor.dynamics.evaluate import mean_squared_error
-from symrazor.dynamics.given import Given, given, split, units
+from symrazor.dynamics.given import Given, given, spaced, split, stride, units
 from symrazor.dynamics.hamiltonian import HamiltonianNetwork
 from symrazor.dynamics.journal import Journal
 from symrazor.dynamics.judge import train_and_judge
@@ -29,6 +30,9 @@ Progress = Callable[[float, str], None]
 """Called with the share that is done, and a line about it."""
 RATE = 2e-2
 """Of learning, for networks of width 32 and 64."""
+LONG, STEP = 3.0, 0.6
+"""Longest time from one state to the next that is learned from, where states change by about 1 in
+a unit of time, and longest step of the integrator on the way."""
 JUDGED = 0.85
 """Share of the time for finding the quantities; the rest for the network without."""
 
@@ -67,9 +71,10 @@ def discover(
             stacklevel=2,
         )
     data = given(trajectories, times, chosen.positions)
-    own = units(data)
-    kept, aside = split(own.scaled(data), chosen.seed)
-    pairs, tests = transitions(kept), transitions(aside)
+    every = stride(data)
+    own = units(spaced(data, every))
+    kept, aside = (spaced(part, every) for part in split(own.scaled(data), chosen.seed))
+    pairs, tests = _near(transitions(kept)), _near(transitions(aside))
     with _teller(progress) as tell:
         journal = None if chosen.resume is None else Journal(chosen.resume)
         model = _model(data.phase, chosen.count or _offered(data.phase), chosen.seed)
@@ -80,6 +85,12 @@ def discover(
     }
     found = described(learned.model.conserved, own, aside)
     return Discovered(learned, plain, own, *found, errors, len(pairs))
+
+
+def _near(data: Transitions) -> Transitions:
+    """Those that do not take too long to be followed: it would tell little and cost much."""
+    use = data.gaps[:, 0] <= max(LONG, float(data.gaps.min()))
+    return data.at(use.nonzero()[:, 0])
 
 
 @contextmanager
@@ -120,6 +131,7 @@ def _offered(phase: int) -> int:
 
 def _config(data: Transitions, chosen: DiscoverConfig) -> TrainConfig:
     spread = float((data.y[:, 0] - data.x).square().mean())
+    longest = float(data.gaps.max())
     return TrainConfig(
         steps=chosen.steps,
         minutes=chosen.minutes,
@@ -127,7 +139,8 @@ def _config(data: Transitions, chosen: DiscoverConfig) -> TrainConfig:
         draws=2,
         flows=16,
         lr=RATE,
-        integrator="rk4" if float(data.gaps.max()) > 0.3 else "midpoint",
+        integrator="rk4" if longest > 0.3 else "midpoint",
+        substeps=math.ceil(longest / STEP),
         noise=max(1e-6, 0.05 * spread),
         noise_kind="closed",
         burn_in=0.5,

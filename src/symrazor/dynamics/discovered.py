@@ -4,16 +4,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Float
-from torch import Tensor, nn
+from torch import nn
 
 from symrazor.dynamics import analysis
 from symrazor.dynamics.algebra import Algebra
 from symrazor.dynamics.conserved import Quadratic
-from symrazor.dynamics.evaluate import Simulator
 from symrazor.dynamics.given import Units
 from symrazor.dynamics.naming import formula, named
 from symrazor.dynamics.simple import spanned
+from symrazor.dynamics.simulator import ScaledSimulator, Simulator
 from symrazor.dynamics.trained import Trained
 from symrazor.dynamics.trajectories import Trajectories
 
@@ -22,32 +21,6 @@ DOUBT, NOISY = 0.15, 3.0
 what noise explains, does not hold."""
 FEW = 150
 """Steps of a trial below which it says little."""
-
-
-class ScaledSimulator(nn.Module):
-    """A simulator in the user's own units: `simulator(state, t)`.
-
-    Args:
-        simulator: in scaled units.
-        units: the user's.
-    """
-
-    centre: Tensor
-    scale: Tensor
-
-    def __init__(self, simulator: Simulator, units: Units) -> None:
-        """Hold all."""
-        super().__init__()
-        self.simulator, self.clock = simulator, units.clock
-        self.register_buffer("centre", units.centre)
-        self.register_buffer("scale", units.scale)
-
-    def forward(self, state: Float[Tensor, "*b d"], t: float) -> Float[Tensor, "*b d"]:
-        """States after a time t."""
-        scale, centre = self.scale.to(state), self.centre.to(state)
-        inner = ((state - centre) / scale).to(self.simulator.hamiltonian.energy.weights[0])
-        moved: Tensor = self.simulator(inner, t / self.clock)
-        return moved.to(state) * scale + centre
 
 
 @dataclass
@@ -89,7 +62,7 @@ class Discovered:
             drift = f"{100 * entry['drift']:.0f} % along held-out trajectories"
             parts.append(
                 f"The evidence would also take {entry['name']}, which drifts by {drift}: it is not "
-                "conserved, or there was too little training."
+                "conserved, or the data are too noisy or the training too short to tell."
             )
         steps = min((int(trial["steps"]) for trial in self.learned.trials), default=FEW)
         if steps < FEW:
@@ -133,7 +106,7 @@ class Discovered:
             "history": {"learned": self.learned.history, "plain": self.plain.history},
         }
 
-    def simulator(self) -> nn.Module:
+    def simulator(self) -> ScaledSimulator:
         """A plain module: state and time in, state out, in the user's units."""
         return ScaledSimulator(Simulator(self.learned), self.units)
 
@@ -159,7 +132,8 @@ def described(
     )
     values = [*analysis.spectrum(conserved).values.tolist(), *[0.0] * len(basis)]
     drifts = analysis.drift(taken, aside)
-    fine = drifts <= (NOISY * analysis.drift_by_noise(taken, aside)).clamp_min(DOUBT)
+    noise = analysis.drift_by_noise(taken, aside) if aside.states.shape[1] > 2 else 0 * drifts
+    fine = drifts <= (NOISY * noise).clamp_min(DOUBT)  # two states do not tell noise from motion
     holds: list[dict[str, Any]] = []
     doubtful: list[dict[str, Any]] = []
     for k, one in enumerate(basis):

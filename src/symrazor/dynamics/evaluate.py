@@ -2,12 +2,11 @@
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
-from symrazor.dynamics.integrators import Integrator, advance, named
+from symrazor.dynamics.integrators import named
 from symrazor.dynamics.likelihoods import rollout
 from symrazor.dynamics.phase import Scalar
-from symrazor.dynamics.symmetrised import Hamiltonian
 from symrazor.dynamics.trained import Trained, predictions
 from symrazor.dynamics.trajectories import Transitions
 
@@ -48,45 +47,6 @@ def relative_drift(
     return float(change.max() / spread), change / spread
 
 
-class Simulator(nn.Module):
-    """A plain module: state and time in, state out, with frozen mean weights and flows.
-
-    Args:
-        trained: what was learned; copied.
-        flows: of the average, drawn once.
-        longest: longest step of the integrator.
-        seed: of the flows.
-    """
-
-    def __init__(
-        self, trained: Trained, flows: int = 64, longest: float = 0.1, seed: int = 0
-    ) -> None:
-        """Copy the weights and draw the flows."""
-        super().__init__()
-        if not longest > 0:
-            raise ValueError(f"expected a positive longest step, got {longest}")
-        device = trained.model.network.posteriors[0].mean.device
-        generator = torch.Generator(device).manual_seed(seed)
-        with torch.no_grad():
-            self.hamiltonian: Hamiltonian = trained.model.mean(flows, generator)
-        self.integrator: Integrator = named(trained.config.integrator)
-        self.longest = longest
-
-    @torch.no_grad()
-    def forward(self, state: Float[Tensor, "*b d"], t: float) -> Float[Tensor, "*b d"]:
-        """The states after a time t, forwards or backwards."""
-        steps = max(1, round(abs(t) / self.longest + 0.5))
-        x = state.reshape(1, -1, state.shape[-1])
-        x = advance(self.integrator, self.hamiltonian.field, x, t, steps)
-        return x.reshape(state.shape)
-
-    @torch.no_grad()
-    def energy(self, state: Float[Tensor, "*b d"]) -> Float[Tensor, "*b"]:
-        """The learned energy."""
-        x = state.reshape(1, -1, state.shape[-1])
-        return self.hamiltonian.value(x).reshape(state.shape[:-1])
-
-
 @torch.no_grad()
 def long_rollout(
     trained: Trained,
@@ -106,7 +66,13 @@ def long_rollout(
         draws: from the posterior, whose trajectories are averaged; an average drifts even where
             each of them conserves the energy, because their phases part.
         mean_weights: one trajectory with the mean weights instead.
+
+    Raises:
+        ValueError: no states [b, 2n], or no step.
     """
+    if start.ndim != 2 or steps < 1:
+        got = f"shape {list(start.shape)} and {steps} steps"
+        raise ValueError(f"expected states [b, 2n] to start from and a step or more, got {got}")
     config, mean = trained.config, trained.model.network.posteriors[0].mean
     x = start.to(mean)
     gaps = torch.full((len(x), steps), dt, dtype=x.dtype, device=x.device)

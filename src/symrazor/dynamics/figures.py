@@ -69,7 +69,7 @@ def phase_portrait(
         speed = field(torch.stack([q.flatten(), p.flatten()], -1)).detach().cpu().double()
         dq, dp = (part.reshape(q.shape).numpy() for part in speed.unbind(-1))
         ax.streamplot(q.numpy(), p.numpy(), dq, dp, color=COLOURS[0], linewidth=0.6, density=0.9)
-        for one in () if states is None else states.cpu():
+        for one in () if states is None else states.cpu().numpy():
             ax.plot(one[:, 0], one[:, 1], "o-", ms=2.5, lw=1.5, color=COLOURS[1])
         ax.set(
             xlim=(-extent, extent), ylim=(-extent, extent), xlabel="q", ylabel="p", aspect="equal"
@@ -93,10 +93,11 @@ def flow_figure(
     figure = _figure((3.0 * len(orbits), 3.0))
     i, j = axes_shown
     axes = figure.subplots(1, len(orbits), squeeze=False)[0]
+    starts = start.cpu().numpy()
     for ax, (name, moved) in zip(axes, orbits.items(), strict=True):
-        for number in range(len(start)):
-            ax.plot(moved[:, number, i], moved[:, number, j], lw=1.2, color=COLOURS[0])
-        ax.plot(start[:, i].cpu(), start[:, j].cpu(), "o", ms=3, color=COLOURS[1])
+        for one in moved.transpose(0, 1).numpy():
+            ax.plot(one[:, i], one[:, j], lw=1.2, color=COLOURS[0])
+        ax.plot(starts[:, i], starts[:, j], "o", ms=3, color=COLOURS[1])
         ax.set_title(name, fontsize=10)
     return _save(figure, path)
 

@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from symrazor.dynamics.analysis import noise_variance
 from symrazor.dynamics.files import with_velocities
 from symrazor.dynamics.trajectories import Trajectories
 
@@ -16,6 +17,11 @@ Given = Float[Tensor, "b t d"] | np.ndarray | Trajectories
 
 FAR = 2.0
 """Entries further from zero than so many of their spreads are shifted to their mean."""
+STILL, FAST = 0.08, 0.5
+"""From one state to the next, relative to the size of states: a change below the first, noise left
+out, is too small to learn from; one above the second is large, whatever the noise."""
+SHORTEST = 4
+"""States that are left of a trajectory of which only every s-th is taken, at least."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +65,12 @@ def units(data: Trajectories) -> Units:
     Raises:
         ValueError: states that do not tell.
     """
+    centre, scale = _sizes(data)
+    return Units(centre, scale, _pace(data, scale))
+
+
+def _sizes(data: Trajectories) -> tuple[Float[Tensor, "d"], Float[Tensor, "d"]]:
+    """Centre and scale."""
     seen = data.states[data.observed]
     if len(seen) == 0:
         raise ValueError("expected states that were seen, got none: all are missing (NaN)")
@@ -70,7 +82,7 @@ def units(data: Trajectories) -> Units:
         raise ValueError("expected positions and momenta that vary, got constant ones")
     n = data.phase // 2
     scale = torch.tensor([sizes[0]] * n + [sizes[1]] * n, dtype=torch.float64)
-    return Units(centre, scale, _pace(data, scale))
+    return centre, scale
 
 
 def _size(values: Tensor) -> float:
@@ -80,16 +92,49 @@ def _size(values: Tensor) -> float:
 
 
 def _pace(data: Trajectories, scale: Float[Tensor, "d"]) -> float:
-    """The unit of time: that in which scaled states change by about 1."""
-    steps = data.states.diff(dim=1) / scale
-    rates = steps / data.times.diff(dim=1)[..., None]
+    """The unit of time: that in which scaled states change by about 1.
+
+    Of steps that are about as long as most: over a very short one nothing but noise is seen, over a
+    very long one nothing of the rate.
+    """
+    steps, gaps = data.states.diff(dim=1) / scale, data.times.diff(dim=1)
     both = data.observed[:, 1:] & data.observed[:, :-1]
     if not both.any():
         raise ValueError("expected two states in a row that were both seen, got none")
-    rate = _size(rates[both])
+    usual = gaps[both].median()
+    both = both & (gaps >= usual / 2) & (gaps <= 2 * usual)
+    rate = _size((steps / gaps[..., None])[both])
     if rate == 0:
         raise ValueError("expected states that change with time, got constant ones")
     return 1 / rate
+
+
+def stride(data: Trajectories) -> int:
+    """How many steps apart states should be: 1, or more where they hardly change in one step.
+
+    States that were recorded often differ by noise and little else. The change over s steps, less
+    the noise, should be seen; s is a power of two.
+    """
+    states = torch.where(data.observed[..., None], data.states, torch.nan) / _sizes(data)[1]
+    noise = noise_variance(Trajectories(states, data.times, data.observed)).mean()
+    found, length = 1, states.shape[1]
+    while 2 * SHORTEST * found <= length:
+        change = (states[:, found:] - states[:, :-found]).square().nanmean()
+        if change >= FAST**2 or change - 2 * noise >= STILL**2:
+            break
+        found *= 2
+    return found
+
+
+def spaced(data: Trajectories, every: int) -> Trajectories:
+    """Each trajectory as `every` interleaved ones, of every s-th state."""
+    length = data.states.shape[1] // every * every
+
+    def parted(values: Tensor) -> Tensor:
+        parts: Tensor = values[:, :length].unflatten(1, (-1, every))
+        return parts.transpose(1, 2).flatten(0, 1)
+
+    return Trajectories(parted(data.states), parted(data.times), parted(data.observed))
 
 
 def given(trajectories: Given, times: Any, positions: bool) -> Trajectories:
@@ -99,7 +144,8 @@ def given(trajectories: Given, times: Any, positions: bool) -> Trajectories:
             raise ValueError("expected no times beside Trajectories, which have their own")
         if not positions:
             return trajectories
-        states, times = trajectories.states, trajectories.times
+        states = torch.where(trajectories.observed[..., None], trajectories.states, torch.nan)
+        times = trajectories.times
     elif times is None:
         raise ValueError("expected times [T] or [B, T] beside the states, got none")
     else:

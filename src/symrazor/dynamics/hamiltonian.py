@@ -58,8 +58,8 @@ ACTIVATIONS: dict[Activation, Callable[[Tensor], Slope]] = {
     "sin": _sin,
 }
 
-Weights = Sequence[Float[Tensor, "r out in"]]
-"""A draw of every weight matrix of the network, R times."""
+Weights = Sequence[Float[Tensor, "r _ _"]]
+"""A draw of every weight matrix of the network, [outputs, inputs], R times."""
 
 
 class Energy:

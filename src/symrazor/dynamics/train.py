@@ -43,11 +43,13 @@ def train(
         journal: keeps checkpoints; a training that is in it goes on, or has its result at once.
 
     Raises:
+        ValueError: data that do not fit the model or the target.
         FloatingPointError: nothing but such steps.
         KeyboardInterrupt: SIGINT, and with a journal a checkpoint was written.
         SystemExit: SIGTERM, with a journal, and a checkpoint was written.
     """
     config = config or TrainConfig()
+    _check(model, data, config)
     page = None if journal is None else journal.next(model, data, config)
     loop = Loop(model, data, config)
     if page is not None and page.loop is not None:
@@ -63,6 +65,18 @@ def train(
     result = loop.result()
     result.bound = page.result["bound"]
     return result
+
+
+def _check(model: SymmetrisedNetwork, data: Transitions, config: TrainConfig) -> None:
+    """Refuse data of another phase space, and windows of several steps as velocities."""
+    phase, got = model.network.phase, data.x.shape[1]
+    if phase != got:
+        raise ValueError(f"expected states of {phase} entries, as the network has, got {got}")
+    if config.target == "derivative" and data.y.shape[1] != 1:
+        raise ValueError(
+            f"expected velocities for target='derivative', got windows of {data.y.shape[1]} steps; "
+            "do make them with velocities(trajectories)"
+        )
 
 
 def _run(loop: Loop, progress: Progress | None, page: Page | None) -> Trained:

@@ -54,6 +54,11 @@ class Trajectories:
             raise ValueError(f"expected finite states, got infinity in trajectory {b}, row {t}")
         seen = torch.isfinite(wide).all(-1)
         if observed is not None:
+            if observed.shape != seen.shape or observed.dtype != torch.bool:
+                raise ValueError(
+                    f"expected observed {list(seen.shape)} of True and False, got "
+                    f"{list(observed.shape)} of {observed.dtype}"
+                )
             seen = seen & observed
         return cls(wide, clock, seen)
 
@@ -66,7 +71,12 @@ class Trajectories:
         return len(self.states)
 
     def noisy(self, variance: float, seed: int) -> "Trajectories":
-        """The same with independent normal noise on every state."""
+        """The same with independent normal noise on every state.
+
+        Raises:
+            ValueError: a variance below 0.
+        """
+        _check_variance(variance)
         generator = torch.Generator().manual_seed(seed)
         noise = torch.randn(self.states.shape, generator=generator, dtype=torch.float64)
         return Trajectories(self.states + variance**0.5 * noise, self.times, self.observed)
@@ -77,12 +87,17 @@ class Trajectories:
         return Trajectories(*(part.to(device) for part in parts))
 
 
+def _check_variance(variance: float) -> None:
+    if not variance >= 0:
+        raise ValueError(f"expected a variance of noise of 0 or more, got {variance}")
+
+
 def _check_clock(clock: Float[Tensor, "b t"]) -> None:
-    wrong = ~(clock.diff(dim=1) > 0)  # also NaN
+    wrong = ~(clock.diff(dim=1) > 0) | clock[:, 1:].isinf()  # also NaN
     if wrong.any():
         b, t = (int(i) for i in wrong.nonzero()[0])
         raise ValueError(
-            f"expected increasing times, got {clock[b, t]:g} then {clock[b, t + 1]:g} in "
+            f"expected finite, increasing times, got {clock[b, t]:g} then {clock[b, t + 1]:g} in "
             f"trajectory {b}, rows {t} and {t + 1}"
         )
 
@@ -130,8 +145,9 @@ def transitions(
         horizon: steps of a window; 1 is the paper's.
 
     Raises:
-        ValueError: no window is left.
+        ValueError: no window is left, or a variance below 0.
     """
+    _check_variance(noise)
     length = data.states.shape[1]
     if not 1 <= horizon < length:
         raise ValueError(f"expected a horizon of 1 to {length - 1} steps, got {horizon}")
@@ -157,7 +173,16 @@ def simulate(
     seed: int,
     tolerance: float = 1e-10,
 ) -> Trajectories:
-    """`count` true trajectories of `steps` steps from the system's own starts."""
+    """`count` true trajectories of `steps` steps from the system's own starts.
+
+    Raises:
+        ValueError: no trajectory or no step, or `dt` that is not positive.
+        FloatingPointError: the tolerance is not reached.
+    """
+    if count < 1 or steps < 1 or not dt > 0:
+        raise ValueError(
+            f"expected count >= 1, steps >= 1 and dt > 0, got {count}, {steps} and {dt}"
+        )
     generator = torch.Generator().manual_seed(seed)
     start = system.start(count, generator)
     times = dt * torch.arange(steps + 1, dtype=torch.float64)

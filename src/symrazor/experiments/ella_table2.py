@@ -57,7 +57,7 @@ def config(row: Row, small: bool) -> sr.FitConfig:
     if small:
         base = sr.FitConfig(epochs=8, batch_size=64, lr=4e-3, every=2, start="given")
         return base.change(estimator="mc", switch_off=True)
-    base = sr.FitConfig(epochs=150, batch_size=256, every=5, optimizer="muon", lr=0.01)
+    base = sr.FitConfig(epochs=190, batch_size=256, every=5, optimizer="muon", lr=0.01)
     if "fc" in row.paths.split("+"):
         base = base.change(epochs=120, every=25, optimizer="adamw", lr=4e-3)
     base = base.change(estimator="mc", free_precision=FREE_PRECISION[32], augment=flip_and_crop)

@@ -26,8 +26,11 @@ from symrazor.dynamics.trajectories import Trajectories, Transitions
 from symrazor.experiments.command import Arguments, command
 from symrazor.experiments.noether_results import Row, document, markdown, save
 
-Model = Literal["hnn", "learned", "oracle", "likelihood"]
+Model = Literal["hnn", "learned", "oracle", "bound", "likelihood"]
 MODELS: tuple[Model, ...] = ("hnn", "learned", "oracle")
+CONTROLS: tuple[Model, ...] = ("bound", "likelihood")
+"""Quantities that are learned from a random start, without a judge: by the bound, and by maximum
+likelihood, which has no posterior and is else the same."""
 ROLLOUT = 50
 """Steps of a long rollout."""
 EVALUATED = 16
@@ -44,7 +47,7 @@ class Options:
         device: "cpu", "cuda", ..., or "auto" for a GPU if there is one.
         seed: one or more, of data, initial weights and draws.
         json: file for all figures, written after every model.
-        models: which of hnn, learned, oracle, likelihood (the control without a posterior).
+        models: which of hnn, learned, oracle, and of the controls bound and likelihood.
         steps: of training, in place of the experiment's own number.
         set: changes of the training, as in lr=0.01 flows=32 (see TrainConfig).
     """
@@ -186,7 +189,7 @@ def run(
     Raises:
         ValueError: options that fit nothing.
     """
-    known = (*MODELS, "likelihood")
+    known = (*MODELS, *CONTROLS)
     for model in options.models:
         if model not in known:
             raise ValueError(f"expected models among {', '.join(known)}, got {model!r}")
@@ -250,7 +253,7 @@ def main(
         "--small": {"help": "minutes on two cores"},
         "--data": {"help": "not used: the data are simulated"},
         "--json": {"help": "write all figures to this file"},
-        "--models": {"nargs": "+", "default": list(MODELS), "help": "also: likelihood"},
+        "--models": {"nargs": "+", "default": list(MODELS), "help": "also: bound, likelihood"},
         "--steps": {"type": int, "help": "of training"},
         "--set": {"nargs": "*", "default": [], "help": "as in lr=0.01 flows=32"},
     }

@@ -17,7 +17,7 @@ from typing import Literal, get_args
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
 from symrazor.groups.group import Element, Group
@@ -60,7 +60,7 @@ class OnVectors(GroupAction):
         """Of a group of matrices or permutations of as many numbers."""
         self.group = group
 
-    def act(self, x: Float[Tensor, "... d"], g: Element) -> Float[Tensor, "... d"]:
+    def act(self, x: Shaped[Tensor, "... d"], g: Element) -> Shaped[Tensor, "... d"]:
         """Multiply, or permute."""
         element = self.group.element(g)
         _expect(x.shape[-1] == self.group.size, f"[..., {self.group.size}]", x)
@@ -96,7 +96,7 @@ class OnPositions(GroupAction):
                 f"expected {group.size} positions for {group.name}, got the shape {self.shape}"
             )
 
-    def act(self, x: Float[Tensor, "n c *s"], g: Element) -> Float[Tensor, "n c *s"]:
+    def act(self, x: Shaped[Tensor, "n c *s"], g: Element) -> Shaped[Tensor, "n c *s"]:
         """Move what is at i to p[i]."""
         _expect(tuple(x.shape[2:]) == self.shape, f"[n, c, {str(list(self.shape))[1:]}", x)
         p = self.group.element(g)
@@ -184,7 +184,7 @@ class OnGrid(GroupAction):
         """Whether an element only moves pixels."""
         return self.permutation(g) is not None
 
-    def act(self, x: Float[Tensor, "n c *s"], g: Element) -> Float[Tensor, "n c *s"]:
+    def act(self, x: Shaped[Tensor, "n c *s"], g: Element) -> Shaped[Tensor, "n c *s"]:
         """Move pixels, or interpolate."""
         _expect(tuple(x.shape[2:]) == self.shape, f"[n, c, {str(list(self.shape))[1:]}", x)
         source = self.permutation(g)
@@ -262,7 +262,7 @@ class OnRegular(GroupAction):
         found = [self.finite.find(g) for g in self.group.sample(count, seed)]
         return [g for g in found if g is not None]
 
-    def act(self, x: Float[Tensor, "n c g *s"], g: Element) -> Float[Tensor, "n c g *s"]:
+    def act(self, x: Shaped[Tensor, "n c g *s"], g: Element) -> Shaped[Tensor, "n c g *s"]:
         """Permute the channels, then move each."""
         element = self.group.element(g)
         index = self.finite.find(element)

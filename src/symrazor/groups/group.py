@@ -8,6 +8,7 @@ lists the elements of those that are small.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -33,8 +34,9 @@ from symrazor.groups.lie import LieAlgebra
 from symrazor.groups.membership import in_continuous
 from symrazor.groups.orbits import pair_orbits
 
-Element = int | str | Tensor
-"""Index or name of an element of a finite group, or a permutation [n], or a matrix [d, d]."""
+Element = int | str | Tensor | Sequence[Any]
+"""Index or name of an element of a finite group, or a permutation [n], or a matrix [d, d]; lists
+of numbers are taken for tensors."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -23,12 +23,13 @@ def side_by_side(tasks: Sequence[Callable[[], T]], read: Sequence[Tensor]) -> li
     """Results of all tasks, in order.
 
     Args:
-        tasks: none of them writes what another one reads.
+        tasks: none of them writes what another one reads, or goes back through lanes itself: a
+            backward pass leaves memory to a lane that the caller's stream may still be reading.
         read: at least one tensor, all that were made for this step and that tasks read. Their
             memory is not used again in a recording, because it is not known when the last lane is
             done with them.
     """
-    if len(tasks) < 2 or not (read[0].is_cuda and torch.cuda.is_current_stream_capturing()):
+    if len(tasks) < 2 or not _recorded(read[0].device):
         return [task() for task in tasks]
     main = torch.cuda.current_stream(read[0].device)
     lanes = [main, *(_lane(main.device, number) for number in range(1, min(LANES, len(tasks))))]
@@ -43,6 +44,13 @@ def side_by_side(tasks: Sequence[Callable[[], T]], read: Sequence[Tensor]) -> li
     for lane in lanes[1:]:
         main.wait_stream(lane)
     return results
+
+
+def _recorded(device: torch.device) -> bool:
+    """Whether a CUDA graph is being recorded; what a compiler traces is its own affair."""
+    if device.type != "cuda" or torch.compiler.is_compiling():
+        return False
+    return torch.cuda.is_current_stream_capturing()
 
 
 @cache

@@ -46,8 +46,8 @@ def calibration_bins(
 
 
 @torch.no_grad()
-def filters_of(model: nn.Module, most: int = 48) -> dict[str, Float[Tensor, "m h w"]]:
-    """The filters of every convolution with more than one position, by the name of its layer.
+def filters_of(model: nn.Module, most: int = 48) -> dict[str, Float[Tensor, "_ _ _"]]:
+    """Filters [m, h, w] of every convolution with more than one position, by the layer's name.
 
     Of `Conv` and `SConv` paths and of torch's own convolutions; (output, input) pairs in order, at
     most so many of a layer, one line high in one dimension and the middle slice in three.

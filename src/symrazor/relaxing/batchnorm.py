@@ -4,7 +4,7 @@ import copy
 import logging
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any, cast, get_args
 
 import torch
 from torch import Tensor, fx, nn
@@ -14,7 +14,7 @@ from torch.nn.utils.fusion import fuse_conv_bn_weights
 from symrazor.curvature.tape import Input, call, each
 from symrazor.readings.equivariance import evaluating
 
-FOLDS_INTO = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
+FoldsInto = nn.Conv1d | nn.Conv2d | nn.Conv3d | nn.Linear
 MOST_GROUPS, FEWEST_CHANNELS = 32, 4
 _log = logging.getLogger("symrazor")
 
@@ -143,8 +143,7 @@ def _fold(model: nn.Module, norms: Mapping[str, _BatchNorm], compared: bool) -> 
             "expected before each BatchNorm a convolution or linear layer with weights of its own "
             f"that feeds nothing else, got none before {refused}; use fold=False"
         )
-    before: Mapping[str, nn.Module] = layers
-    linear = {name: m for name in norms if isinstance(m := before[name], nn.Linear)}
+    linear = {name: m for name in norms if isinstance(m := layers[name], nn.Linear)}
     if linear and not compared:
         raise ValueError(
             "expected an example input, to see whether a linear layer acts on [n, features], got "
@@ -165,11 +164,8 @@ def _fold(model: nn.Module, norms: Mapping[str, _BatchNorm], compared: bool) -> 
         layer.bias.requires_grad_((w if b is None else b).requires_grad)
 
 
-def _layers_before(model: nn.Module) -> dict[str, nn.Conv2d]:
-    """Name of a module called once -> the plain layer, called once, that feeds it and only it.
-
-    Layers of any type in `FOLDS_INTO`; the return type says what they have in common.
-    """
+def _layers_before(model: nn.Module) -> dict[str, FoldsInto]:
+    """Name of a module called once -> the plain layer, called once, that feeds it and only it."""
     try:
         nodes = fx.Tracer().trace(model).nodes
     except Exception as error:
@@ -182,11 +178,11 @@ def _layers_before(model: nn.Module) -> dict[str, nn.Conv2d]:
     used += [str(n.target).rpartition(".")[0] for n in nodes if n.op == "get_attr"]
     uses = Counter(used)
     return {
-        str(node.target): cast(nn.Conv2d, modules[str(source.target)])
+        str(node.target): cast(FoldsInto, modules[str(source.target)])
         for node in nodes
         for source in node.all_input_nodes
         if node.op == source.op == "call_module"
         and len(source.users) == uses[str(source.target)] == uses[str(node.target)] == 1
-        and type(modules[str(source.target)]) in FOLDS_INTO
+        and type(modules[str(source.target)]) in get_args(FoldsInto)
         and "weight" in modules[str(source.target)]._parameters
     }

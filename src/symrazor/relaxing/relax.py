@@ -10,7 +10,7 @@ spatial shape only.
 
 import logging
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from math import prod
 from typing import Any, cast
 
@@ -125,39 +125,47 @@ def relax(
         )
     before, calls = watch(relaxed, example_input)
     account, new, missing = Relaxation({}, {}), dict[int, Relaxed](), dict[int, str]()
-    old = {id(layer): layer for layer in spatial_layers(relaxed).values()}
-    inside = {id(m) for layer in old.values() for m in layer.modules()}
-    done: list[str] = []
     with torch.random.fork_rng([], enabled=seed is not None):
         if seed is not None:
             torch.default_generator.manual_seed(seed)
-        for name, module in relaxed.named_modules(remove_duplicate=False):
-            if any(not layer or name.startswith(f"{layer}.") for layer in done):
-                continue
-            if id(module) in old:
-                done.append(name)
-                account.left[name] = _already(module)
-                continue
-            weighty = isinstance(module, CONVS) or any(True for _ in module.parameters(False))
-            if isinstance(module, NOT_LISTED) or not weighty:
-                continue
-            reason = _reason_to_leave(module, calls.get(id(module), []))
-            if id(module) in inside:
-                reason = "already inside a relaxed layer"
-            if reason is not None:
-                account.left[name] = reason
-                continue
-            if id(module) not in new:
-                seen, conv = calls[id(module)][0], cast(AnyConv, module)
-                turned, missing[id(module)] = _split(conv, seen, listed)
+        for name, conv in _convolutions(relaxed, calls, account.left):
+            if id(conv) not in new:
+                seen = calls[id(conv)][0]
+                turned, missing[id(conv)] = _split(conv, seen, listed)
                 layer = _relaxed(conv, seen.shape[2:], equivariant, free, turned)
                 layer.scale_free_paths(math.inf if precision is None else precision)
-                new[id(module)] = layer
-            account.changed[name] = _describe(new[id(module)]) + missing[id(module)]
+                new[id(conv)] = layer
+            account.changed[name] = _describe(new[id(conv)]) + missing[id(conv)]
     exact = precision is None and equivariant == Conv.wrap
     relaxed = replaced(relaxed, {**new}, example_input, before if exact else None, account)
     _log.info("%s", account)
     return relaxed
+
+
+def _convolutions(
+    model: nn.Module, calls: Mapping[int, Sequence[Call]], left: dict[str, str]
+) -> Iterator[tuple[str, AnyConv]]:
+    """Those to relax, by name; why other modules with weights are not is written to `left`."""
+    old = {id(layer): layer for layer in spatial_layers(model).values()}
+    inside = {id(m) for layer in old.values() for m in layer.modules()}
+    done: list[str] = []
+    for name, module in model.named_modules(remove_duplicate=False):
+        if any(not layer or name.startswith(f"{layer}.") for layer in done):
+            continue
+        if id(module) in old:
+            done.append(name)
+            left[name] = _already(module)
+            continue
+        weighty = isinstance(module, CONVS) or any(True for _ in module.parameters(False))
+        if isinstance(module, NOT_LISTED) or not weighty:
+            continue
+        reason = _reason_to_leave(module, calls.get(id(module), []))
+        if id(module) in inside:
+            reason = "already inside a relaxed layer"
+        if reason is None:
+            yield name, cast(AnyConv, module)
+        else:
+            left[name] = reason
 
 
 def _already(layer: nn.Module) -> str:

@@ -106,12 +106,12 @@ class Training:
         total = options.epochs * len(data)
         self.stepper = Stepper(razor, options, total)
         self.burn_in = BurnIn(*options.burn_in_steps(total), total, data.x.device)
+        self.history: list[Record] = []
         self.trials = Trials(self) if options.switch_off else None
         self.augmenting = states.augmenting(options.seed, data.x.device)
         self.epoch_start = data.generator.get_state()
         self.batches_done, self.stale, self.taken, self.told, self.seconds = 0, 0, 0, 0, 0.0
         self.summed_nll = torch.zeros((), dtype=torch.float64, device=data.x.device)
-        self.history: list[Record] = []
         several = together()
         self.belongs_to = states.belongs_to(self) if checkpoints or several else {}
         saved = checkpoints.load() if checkpoints else None

@@ -103,7 +103,7 @@ class LieDistribution(nn.Module):
         r"""$\eta$, differentiable; exactly 0 where masked."""
         return self.width.value * self.mask
 
-    def matrices(self, points: Float[Tensor, "*lead n k"]) -> Float[Tensor, "*lead n d d"]:
+    def matrices(self, points: Float[Tensor, "*#lead n k"]) -> Float[Tensor, "*#lead n d d"]:
         """The transformations at some points of the cube."""
         if points.shape[-1] != self.dim:
             raise ValueError(

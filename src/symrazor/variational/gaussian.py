@@ -94,7 +94,7 @@ class GaussianPosterior(nn.Module, ABC):
         r"""$\log |\Sigma|$ in float64."""
 
     @abstractmethod
-    def mahalanobis(self, w: Float[Tensor, "n *shape"]) -> Float[Tensor, " n"]:
+    def mahalanobis(self, w: Float[Tensor, "n *shape"]) -> Float[Tensor, "n *batch"]:
         r"""$(w - m)^\top \Sigma^{-1} (w - m)$ of each row."""
 
     def sample(
@@ -127,7 +127,7 @@ class GaussianPosterior(nn.Module, ABC):
         r"""$\mathrm{E}\|w\|^2 = \mathrm{tr}\, \Sigma + m^\top m$ in float64."""
         return self.trace() + self._sum(self.mean.square())
 
-    def log_prob(self, w: Float[Tensor, "n *shape"]) -> Float[Tensor, " n"]:
+    def log_prob(self, w: Float[Tensor, "n *shape"]) -> Float[Tensor, "n *batch"]:
         r"""$\log q(w)$ of each row."""
         constant = self.size * math.log(2 * math.pi) + self.log_det()
         return -0.5 * (self.mahalanobis(w) + constant)
@@ -230,7 +230,7 @@ class Point(GaussianPosterior):
         """Zero."""
         return self.mean.new_zeros(self.lead, dtype=torch.float64)
 
-    def mahalanobis(self, w: Float[Tensor, "n *shape"]) -> Float[Tensor, " n"]:
+    def mahalanobis(self, w: Float[Tensor, "n *shape"]) -> Float[Tensor, "n *batch"]:
         """Has no meaning for a point."""
         raise ValueError("expected a posterior with a density, got a point estimate")
 

@@ -7,7 +7,7 @@ used several times for one datum (tokens, shared modules, a transposed copy in a
 What the layer does is found out by running it, not by looking at it: see `local_layers`.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -19,8 +19,6 @@ from torch.func import functional_call
 from symrazor.curvature.tape import Input, call, each
 from symrazor.variational.gaussian import Draw, GaussianPosterior, Point
 from symrazor.variational.posteriors import Full
-
-Hook = Callable[[nn.Module, tuple[Any, ...], Tensor], Tensor]
 
 
 @torch.no_grad()

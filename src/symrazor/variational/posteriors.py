@@ -56,7 +56,7 @@ class Diagonal(GaussianPosterior):
         """Twice the sum of the log scales."""
         return 2 * self._sum(self.log_scale)
 
-    def mahalanobis(self, w: Float[Tensor, "n *shape"]) -> Float[Tensor, " n"]:
+    def mahalanobis(self, w: Float[Tensor, "n *shape"]) -> Float[Tensor, "n *batch"]:
         """Sum of squares over the scales."""
         z = ((w - self.mean) / self.log_scale.exp()).reshape(len(w), *self.lead, -1)
         return z.square().sum(-1, dtype=torch.float64)
@@ -123,7 +123,7 @@ class LowRank(GaussianPosterior):
         inner, _ = self._inner()
         return 2 * self._sum(self.log_scale) + 2 * inner.diagonal(dim1=-2, dim2=-1).log().sum(-1)
 
-    def mahalanobis(self, w: Float[Tensor, "n *shape"]) -> Float[Tensor, " n"]:
+    def mahalanobis(self, w: Float[Tensor, "n *shape"]) -> Float[Tensor, "n *batch"]:
         """By Woodbury's identity, with the same small matrix."""
         inner, scaled = self._inner()
         z = ((w - self.mean) / self.log_scale.exp()).reshape(len(w), *self.lead, -1).double()
@@ -191,7 +191,7 @@ class BlockCholesky(GaussianPosterior):
         """Twice the sum of the log diagonals."""
         return self.root.log_det().sum(-1)
 
-    def mahalanobis(self, w: Float[Tensor, "n *shape"]) -> Float[Tensor, " n"]:
+    def mahalanobis(self, w: Float[Tensor, "n *shape"]) -> Float[Tensor, "n *batch"]:
         """Squared norm of what the factors leave of the deviation."""
         apart = (w - self.mean).reshape(len(w), *self.lead, *self.blocks)
         white = self.root.whiten(apart.movedim(0, -1))
@@ -268,7 +268,7 @@ class MatrixNormal(GaussianPosterior):
         rows, columns = self.matrix_shape
         return columns * self.rows.log_det() + rows * self.columns.log_det()
 
-    def mahalanobis(self, w: Float[Tensor, "n *shape"]) -> Float[Tensor, " n"]:
+    def mahalanobis(self, w: Float[Tensor, "n *shape"]) -> Float[Tensor, "n *batch"]:
         r"""$\|L_S^{-1} (W - M) L_A^{-\top}\|^2$."""
         white = self.rows.whiten(self._matrices(w - self.mean))
         white = self.columns.whiten(white.mT)

@@ -1,0 +1,115 @@
+"""Learned dynamics as a plain module: state and time in, state out.
+
+All numbers are parameters that do not train: `to`, `state_dict` and `torch.save` see them.
+"""
+
+import copy
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from symrazor.dynamics.conserved import AffineFlows, Flows
+from symrazor.dynamics.given import Units
+from symrazor.dynamics.hamiltonian import Energy
+from symrazor.dynamics.integrators import Integrator, advance, named
+from symrazor.dynamics.observables import SolvedFlows
+from symrazor.dynamics.symmetrised import Hamiltonian
+from symrazor.dynamics.trained import Trained
+
+
+class Simulator(nn.Module):
+    """The dynamics of a trained model with its mean weights and flows that are drawn once.
+
+    Args:
+        trained: what was learned; copied.
+        flows: of the average.
+        longest: longest step of the integrator.
+        seed: of the flows.
+    """
+
+    weight0: Tensor
+    linear: Tensor
+    shift: Tensor
+    tau: Tensor
+
+    def __init__(
+        self, trained: Trained, flows: int = 64, longest: float = 0.1, seed: int = 0
+    ) -> None:
+        """Copy the weights and draw the flows."""
+        super().__init__()
+        if not longest > 0:
+            raise ValueError(f"expected a positive longest step, got {longest}")
+        model = trained.model
+        device = model.network.posteriors[0].mean.device
+        with torch.no_grad():
+            drawn = model.mean(flows, torch.Generator(device).manual_seed(seed))
+        self.activation = model.network.activation
+        self.hidden = len(drawn.energy.biases)
+        _hold(self, {f"weight{k}": w for k, w in enumerate(drawn.energy.weights)})
+        _hold(self, {f"bias{k}": b for k, b in enumerate(drawn.energy.biases)})
+        if isinstance(drawn.flows, AffineFlows):
+            _hold(self, {"linear": drawn.flows.linear, "shift": drawn.flows.shift})
+        elif isinstance(drawn.flows, SolvedFlows):
+            self.observable = copy.deepcopy(drawn.flows.observable).requires_grad_(False)
+            _hold(self, {"tau": drawn.flows.tau})
+        self.integrator: Integrator = named(trained.config.integrator)
+        self.longest = longest
+
+    @property
+    def hamiltonian(self) -> Hamiltonian:
+        """The energy, averaged over the flows."""
+        weights = [getattr(self, f"weight{k}") for k in range(self.hidden + 1)]
+        biases = [getattr(self, f"bias{k}") for k in range(self.hidden)]
+        flows: Flows | None = None
+        if hasattr(self, "linear"):
+            flows = AffineFlows(self.linear, self.shift)
+        elif hasattr(self, "tau"):
+            flows = SolvedFlows(self.observable, self.tau)
+        return Hamiltonian(Energy(weights, biases, self.activation), flows)
+
+    @torch.no_grad()
+    def forward(self, state: Float[Tensor, "*b d"], t: float) -> Float[Tensor, "*b d"]:
+        """The states after a time t, forwards or backwards."""
+        steps = max(1, round(abs(t) / self.longest + 0.5))
+        x = advance(self.integrator, self.hamiltonian.field, self._inner(state), t, steps)
+        return x.reshape(state.shape).to(state)
+
+    @torch.no_grad()
+    def energy(self, state: Float[Tensor, "*b d"]) -> Float[Tensor, "*b"]:
+        """The learned energy."""
+        return self.hamiltonian.value(self._inner(state)).reshape(state.shape[:-1]).to(state)
+
+    def _inner(self, state: Float[Tensor, "*b d"]) -> Float[Tensor, "one m d"]:
+        return state.reshape(1, -1, state.shape[-1]).to(self.weight0)
+
+
+class ScaledSimulator(nn.Module):
+    """A simulator in the user's own units: `simulator(state, t)`.
+
+    Args:
+        simulator: in scaled units.
+        units: the user's.
+    """
+
+    centre: Tensor
+    scale: Tensor
+
+    def __init__(self, simulator: Simulator, units: Units) -> None:
+        """Hold all."""
+        super().__init__()
+        self.simulator, self.clock = simulator, units.clock
+        _hold(self, {"centre": units.centre, "scale": units.scale})
+
+    def forward(self, state: Float[Tensor, "*b d"], t: float) -> Float[Tensor, "*b d"]:
+        """States after a time t."""
+        scale, centre = self.scale.to(state.device), self.centre.to(state.device)
+        moved: Tensor = self.simulator((state - centre) / scale, t / self.clock)
+        return (moved * scale + centre).to(state)
+
+
+def _hold(module: nn.Module, numbers: dict[str, Tensor]) -> None:
+    """Copies as parameters that do not train."""
+    for name, value in numbers.items():
+        kept = nn.Parameter(value.detach().clone(), requires_grad=False)
+        module.register_parameter(name, kept)
