@@ -63,7 +63,8 @@ def test_the_largest_group_is_named(row: str) -> None:
 def test_of_two_starts_the_one_with_more_evidence_counts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(selection, "CONFIG", selection.CONFIG.change(epochs=2, every=1))
+    monkeypatch.setattr(selection, "CONFIG", selection.CONFIG.change(epochs=4, every=1))
+    monkeypatch.setattr(selection, "make_task", lambda row, seed, n: make_task(row, seed, 64))
     file = tmp_path / "s.json"
     common = Options(seed=(0,), json=file, rows=("none",), small=True, device="cpu")
     for starts in STARTS[:1], STARTS[1:], STARTS:
