@@ -1,5 +1,6 @@
 """One layer, four groups to choose from."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from symrazor.experiments import selection
 from symrazor.experiments.results import read_runs
 from symrazor.experiments.selection import (
     ROWS,
+    STARTS,
     Options,
     make_task,
     run,
@@ -56,6 +58,40 @@ def test_the_layer_chooses_quarter_turns_without_reflections() -> None:
 def test_the_largest_group_is_named(row: str) -> None:
     """Of one filter in space, used everywhere, 1,200 volumes say too little in some seeds."""
     assert all(run_row(row, seed, Options(device="cpu"))["right"] for seed in range(3))
+
+
+def test_of_two_starts_the_one_with_more_evidence_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(selection, "CONFIG", selection.CONFIG.change(epochs=4, every=1))
+    monkeypatch.setattr(selection, "make_task", lambda row, seed, n: make_task(row, seed, 64))
+    file = tmp_path / "s.json"
+    common = Options(seed=(0,), json=file, rows=("none",), small=True, device="cpu")
+    for starts in STARTS[:1], STARTS[1:], STARTS:
+        text = run(replace(common, starts=starts))
+    near, loose, both = read_runs("selection", file)
+    names = ["none", "none, loose", "none, near or loose"]
+    assert [one["row"] for one in (near, loose, both)] == names
+    assert [line.split(" |")[0] for line in text.splitlines()[2:]] == [f"| {n}" for n in names]
+    assert both["evidences"] == {"near": near["evidence"], "loose": loose["evidence"]}
+    assert near["evidence"] != loose["evidence"]
+    assert both["evidence"] == min(near["evidence"], loose["evidence"])
+    assert both["errors"] == {"near": near, "loose": loose}[both["start"]]["errors"]
+    with pytest.raises(ValueError, match="starts among .*, got .'far',"):
+        replace(common, starts=("far",))  # type: ignore[arg-type]
+
+
+def test_a_loose_start_is_small_under_a_loose_prior() -> None:
+    model, data = selection.network(), make_task("p4", 0, 600)
+    config = selection.loosened(model, data, selection.CONFIG)
+    assert config.razor.prior_precision == {
+        **{f"0.paths.{i}": value for i, value in enumerate((1.0, 0.1, 0.1, 30.0))},
+        "5.weight": 1.0,
+        "5.bias": 1.0,
+    }
+    assert config.start == "given" and config.burn_in == 30 * 10
+    sizes = [float(path(data[0]).detach().square().mean().sqrt()) for path in model[0].paths]
+    assert sizes[1:] == pytest.approx([0.1 * sizes[0]] * 3, rel=0.1)
 
 
 def test_results_merge_and_print(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
