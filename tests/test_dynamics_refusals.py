@@ -11,7 +11,9 @@ from symrazor.dynamics.algebra import translations, unitary
 from symrazor.dynamics.config import TrainConfig
 from symrazor.dynamics.discovered import described
 from symrazor.dynamics.evaluate import long_rollout
+from symrazor.dynamics.functions import AnyFunctions
 from symrazor.dynamics.hamiltonian import HamiltonianNetwork
+from symrazor.dynamics.simulator import ScaledSimulator, Simulator
 from symrazor.dynamics.symmetrised import SymmetrisedNetwork
 from symrazor.dynamics.train import train
 from symrazor.dynamics.trajectories import Trajectories, simulate, transitions
@@ -40,6 +42,9 @@ CASES: list[tuple[Callable[[], Any], str]] = [
     (lambda: _train(width=4), "states of 4 entries.*got 2"),
     (lambda: _train(horizon=3, target="derivative"), "windows of 3 steps"),
     (lambda: analysis.parallelness(unitary(1).generators(), unitary(2)), "of 2 variables, got 4"),
+    (lambda: Simulator(_train())(torch.zeros(3, 4), 0.5), r"\[\.\.\., 2\], got shape \[3, 4\]"),
+    (lambda: Simulator(_train())(torch.zeros(3, 2), torch.nan), "finite time"),
+    (lambda: AnyFunctions([lambda x: x[..., 0], lambda x: x])(STATES), "of function 1"),
     (lambda: long_rollout(_train(), STATES[0, 0], 0.2, 3), r"states \[b, 2n\]"),
 ]
 
@@ -48,6 +53,15 @@ CASES: list[tuple[Callable[[], Any], str]] = [
 def test_refused_with_the_reason(call: Callable[[], Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         call()
+
+
+def test_simulators_keep_fractions_of_whole_numbers() -> None:
+    simulator = Simulator(_train())
+    own = ScaledSimulator(simulator, given.units(DATA))
+    whole = torch.tensor([[2, 1], [0, 3]])
+    for one in (simulator, own):
+        expected = one(whole.double(), 0.5)
+        torch.testing.assert_close(one(whole, torch.tensor(0.5)), expected, check_dtype=False)
 
 
 def test_masked_positions_are_not_used() -> None:

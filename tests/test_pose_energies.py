@@ -11,6 +11,7 @@ from symrazor.augment import Augment, Augmented, Blur, TimeShift, Transformation
 from symrazor.augment.copies import lattice
 from symrazor.augment.energies import ALONG, looked_at, slices
 from symrazor.augment.labels import narrow_fails
+from symrazor.augment.poses import _crowded
 
 F64 = torch.float64
 
@@ -80,6 +81,15 @@ def test_slices_go_along_every_generator_twice() -> None:
 def test_circles_are_closed_and_what_has_no_pose_stays() -> None:
     moves = [affine("rotation", 0.5), affine("translation", 0.2), TimeShift(0.1), Blur(1.0)]
     assert looked_at(Augment(moves, 4)) == [1.0, 2.0, 2.0, 2.0, 1.0]
+
+
+@pytest.mark.parametrize("end", [slice(0, 6), slice(90, 96)])
+def test_poses_crowd_where_twice_their_share_is_at_an_end(end: slice) -> None:
+    """A sixteenth of 96 places has an eighth of the poses, a bit more or a bit less."""
+    for share, expected in [(1 / 16, False), (0.12, False), (0.13, True)]:
+        shares = torch.full((3, 96), (1 - share) / 90, dtype=F64)
+        shares[:, end] = share / 6
+        assert _crowded(shares.log()) is expected
 
 
 @pytest.mark.parametrize(("dim", "golden"), [(2, (1 + math.sqrt(5)) / 2), (3, 1.324717957244746)])

@@ -54,6 +54,19 @@ def test_the_labels_choose(folds: int) -> None:
     assert chosen == {False: 3.1, True: 0.02}
 
 
+@pytest.mark.parametrize("folds", [1, 3])
+def test_scores_are_means_over_data(folds: int) -> None:
+    """Of a network that says nothing and learns nothing: a bit for each."""
+    model = _model()
+    nn.init.zeros_(model.network[2].weight)  # type: ignore[index, arg-type]
+    nn.init.zeros_(model.network[2].bias)  # type: ignore[index, arg-type]
+    slow = LikelihoodConfig(epochs=1, batch_size=30, lr=1e-9, progress=False)
+    found = fit_by_validation(
+        model, _rings(), config=ValidationConfig((0.1, 3.0), folds, 0.3, slow)
+    )
+    assert found.scores == pytest.approx((math.log(2),) * 2)
+
+
 def test_scores_are_those_of_networks_that_never_saw_the_held_out_data() -> None:
     """Labels at random: whoever sees them can fit them, whoever does not cannot."""
     x, _ = _rings(40)

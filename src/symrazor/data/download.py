@@ -15,6 +15,7 @@ import urllib.request
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from http.client import HTTPResponse
 from pathlib import Path
 from typing import IO
 
@@ -139,14 +140,14 @@ def _is_right(path: Path, file: File) -> bool:
         return hashlib.file_digest(content, "sha256").hexdigest() == file.sha256
 
 
-def _opened(address: str) -> IO[bytes]:
+def _opened(address: str) -> HTTPResponse:
     """The answer of a server, as a file."""
     if not address.startswith(("http://", "https://")):
         raise refusal(
             "an address that starts with http:// or https://", address, "--url https://..."
         )
     try:
-        answer: IO[bytes] = urllib.request.urlopen(address, timeout=TIMEOUT)
+        answer: HTTPResponse = urllib.request.urlopen(address, timeout=TIMEOUT)
     except urllib.error.URLError as error:
         reason = getattr(error, "reason", error)
         raise OSError(f"expected an answer from {address}, got: {reason}; do: try --url") from error
@@ -170,7 +171,7 @@ def _from_archive(address: str, wanted: list[File], folder: Path, show: Show) ->
 
 
 def _keep(
-    content: IO[bytes] | gzip.GzipFile, file: File, folder: Path, show: Show, address: str
+    content: io.BufferedIOBase | IO[bytes], file: File, folder: Path, show: Show, address: str
 ) -> None:
     """Write content that is right; refuse all other, and never read more than its size."""
     digest, size = hashlib.sha256(), 0

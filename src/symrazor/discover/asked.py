@@ -90,6 +90,8 @@ class Options:
             raise ValueError(f"expected options among {sorted(known)}, got {got}")
         if changes.get("out") is not None:
             changes["out"] = Path(changes["out"])
+        if changes.get("groups") is not None:
+            changes["groups"] = as_groups(changes["groups"])
         return replace(self, **changes)
 
     def work(self, question: str) -> Path | None:

@@ -63,8 +63,19 @@ class AnyFunctions(Functions):
         return len(self.functions)
 
     def __call__(self, x: Float[Tensor, "*n d"]) -> Float[Tensor, "*n f"]:
-        """Their values."""
-        return torch.stack([function(x) for function in self.functions], dim=-1)
+        """Their values.
+
+        Raises:
+            ValueError: a function that does not return one number for each state.
+        """
+        values = [function(x) for function in self.functions]
+        for number, value in enumerate(values):
+            if value.shape != x.shape[:-1]:
+                raise ValueError(
+                    f"expected functions of a state, {list(x.shape)} -> {list(x.shape[:-1])}, got "
+                    f"shape {list(value.shape)} of function {number}"
+                )
+        return torch.stack(values, dim=-1)
 
     def gradient(
         self, x: Float[Tensor, "*n d"], weights: Float[Tensor, "*n f"]

@@ -4,6 +4,7 @@ All numbers are parameters that do not train: `to`, `state_dict` and `torch.save
 """
 
 import copy
+import math
 
 import torch
 from jaxtyping import Float
@@ -70,17 +71,28 @@ class Simulator(nn.Module):
 
     @torch.no_grad()
     def forward(self, state: Float[Tensor, "*b d"], t: float) -> Float[Tensor, "*b d"]:
-        """The states after a time t, forwards or backwards."""
+        """The states after a time t, forwards or backwards.
+
+        Raises:
+            ValueError: states of another phase space, or no finite time.
+        """
+        t = float(t)
+        if not math.isfinite(t):
+            raise ValueError(f"expected a finite time, got {t}")
         steps = max(1, round(abs(t) / self.longest + 0.5))
         x = advance(self.integrator, self.hamiltonian.field, self._inner(state), t, steps)
-        return x.reshape(state.shape).to(state)
+        return _typed(x.reshape(state.shape), state)
 
     @torch.no_grad()
     def energy(self, state: Float[Tensor, "*b d"]) -> Float[Tensor, "*b"]:
         """The learned energy."""
-        return self.hamiltonian.value(self._inner(state)).reshape(state.shape[:-1]).to(state)
+        values = self.hamiltonian.value(self._inner(state))
+        return _typed(values.reshape(state.shape[:-1]), state)
 
-    def _inner(self, state: Float[Tensor, "*b d"]) -> Float[Tensor, "one m d"]:
+    def _inner(self, state: Tensor) -> Float[Tensor, "one m d"]:
+        phase = self.weight0.shape[-1]
+        if state.ndim < 1 or state.shape[-1] != phase:
+            raise ValueError(f"expected states [..., {phase}], got shape {list(state.shape)}")
         return state.reshape(1, -1, state.shape[-1]).to(self.weight0)
 
 
@@ -104,8 +116,13 @@ class ScaledSimulator(nn.Module):
     def forward(self, state: Float[Tensor, "*b d"], t: float) -> Float[Tensor, "*b d"]:
         """States after a time t."""
         scale, centre = self.scale.to(state.device), self.centre.to(state.device)
-        moved: Tensor = self.simulator((state - centre) / scale, t / self.clock)
-        return (moved * scale + centre).to(state)
+        moved: Tensor = self.simulator((state.double() - centre) / scale, float(t) / self.clock)
+        return _typed(moved * scale + centre, state)
+
+
+def _typed(values: Tensor, like: Tensor) -> Tensor:
+    """Of the type of the states that were given, unless these were whole numbers."""
+    return values.to(like) if like.is_floating_point() else values.to(like.device)
 
 
 def _hold(module: nn.Module, numbers: dict[str, Tensor]) -> None:

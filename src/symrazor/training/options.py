@@ -34,8 +34,7 @@ class FitConfig:
         warmup: fraction of all steps in which the learning rate rises linearly; a cosine follows.
         sam_radius: take each gradient so far up the slope of the training loss (sharpness-aware
             minimisation, with any optimizer; 0.05 is usual), at twice the cost; None for not.
-        sam_from: fraction of all steps that are plain before the first sharpness-aware one; 0.5 has
-            the gain in accuracy, not that in evidence, for half of the cost.
+        sam_from: fraction of all steps that are plain before the first sharpness-aware one.
         augment: (x, generator) -> x of the same length, for each training batch, on its device;
             all its randomness has to come from the generator. The evidence and the test figures
             are measured on the data as they are.
