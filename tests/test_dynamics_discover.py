@@ -194,6 +194,8 @@ def test_velocities_of_a_parabola_are_exact() -> None:
 def test_formula_names_the_largest_terms() -> None:
     A = torch.tensor([[2.0, 0.0], [0.0, 1.0]])
     assert formula(A, torch.tensor([0.0, -0.7])) == "1 q1^2 - 0.7 p1 + 0.5 p1^2"
+    total = "0.5 q1^2 + 0.5 q2^2 + 0.5 q3^2 + 0.5 p1^2 + ..."  # not all there is
+    assert formula(torch.eye(6), torch.zeros(6)) == total
 
 
 @pytest.mark.parametrize("known", [unitary(2), unitary(3), all_nbody(3, 2), all_nbody(2, 3)])
