@@ -14,6 +14,8 @@ from symrazor import cli
 from symrazor.data import read
 from symrazor.discover.folder import export_network, load_network, read_document
 from symrazor.discover.motion import save_motion
+from symrazor.dynamics.files import read_trajectories
+from symrazor.dynamics.given import given
 from symrazor.dynamics.journal import Journal
 from symrazor.dynamics.systems import oscillators
 from symrazor.dynamics.trajectories import Trajectories, simulate
@@ -178,6 +180,11 @@ def test_states_without_times_are_taken_to_be_one_apart(tmp_path: Path) -> None:
         (lambda x, t: (np.where(np.arange(8)[:, None] == 5, np.inf, x), t), "trajectory 0, row 5"),
         (lambda x, t: (np.nan * x, t), "all are missing"),
         (lambda x, t: (x, t[::-1].copy()), "times that increase in .*, got rows 0 and 1"),
+        (lambda x, t: (x, np.minimum(t, 0.5)), "got rows 2 and 3 at 0.5 and 0.5; do drop one"),
+        (
+            lambda x, t: (x, np.where(t == 0.5, np.nan, t)),
+            "a time for every state .* none in row 2",
+        ),
         (lambda x, t: (x, t[:5]), r"expected 8 times as t in .*, got shape \[5\]"),
         (
             lambda x, t: (np.array([x[0], x[1][:3]], dtype=object), t),
@@ -199,6 +206,7 @@ def test_archives_that_are_refused(tmp_path: Path, change: object, message: str)
             lambda rows: [*rows[:4], "0,,1,1", *rows[5:]],
             "a time in every row, .* row 4",
         ),
+        (lambda rows: [*rows[:4], ",0.75,1,1", *rows[5:]], "the id of a traj.* none in data row 4"),
         (lambda rows: [*rows[:4], "0,0.75,inf,1", *rows[5:]], "finite states .* in data row 4 of"),
         (lambda rows: [*rows[:4], rows[3], *rows[5:]], "got 0.5 in data rows 3 and 4 of"),
         (lambda rows: [row.rsplit(",", 1)[0] for row in rows], "got 1 coordinates"),
@@ -209,3 +217,54 @@ def test_tables_that_are_refused(tmp_path: Path, change: object, message: str) -
     (tmp_path / "a.csv").write_text("\n".join(rows))
     with pytest.raises(ValueError, match=message):
         cli.run(["discover", str(tmp_path / "a.csv"), "--out", str(tmp_path / "run")])
+
+
+@pytest.mark.parametrize(
+    ("names", "order"),
+    [
+        ("x,y,px,py", (0, 1, 2, 3)),
+        ("q1,p1,q2,p2", (0, 2, 1, 3)),
+        ("p_x,p_y,y,x", (2, 3, 1, 0)),
+        ("x,vx,y,vy", (0, 2, 1, 3)),
+        ("px,py,vx,vy", (0, 1, 2, 3)),  # positions called p
+        ("a,b,c,p", (0, 1, 2, 3)),
+    ],
+)
+def test_names_of_columns_say_what_is_a_momentum(
+    tmp_path: Path, names: str, order: tuple[int, ...]
+) -> None:
+    rows = [f"{b},{t},{b + t},{2 * t},{3 + b},{4 - t}" for b in range(3) for t in range(4)]
+    (tmp_path / "a.csv").write_text("\n".join([f"trajectory,time,{names}", *rows]))
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        found, same = read(tmp_path / "a.csv"), read_trajectories(tmp_path / "a.csv")
+    assert len(said) == (0 if order == (0, 1, 2, 3) else 2)
+    plain = [[[b + t, 2 * t, 3 + b, 4 - t] for t in range(4)] for b in range(3)]
+    expected = torch.tensor(plain, dtype=torch.float32)[..., list(order)]
+    assert torch.equal(found.x, expected)
+    assert torch.equal(same.states.float(), expected)
+
+
+def test_times_of_a_calendar_are_kept(tmp_path: Path) -> None:
+    """Beside 1.7e9 s two steps of 1 s and of 2 s are much the same."""
+    rows = [f"{b},{1.7e9 + (b + 1) * t},{t},{b}" for b in range(2) for t in range(4)]
+    (tmp_path / "a.csv").write_text("\n".join(["trajectory,time,q,p", *rows]))
+    times = read(tmp_path / "a.csv").times
+    assert times is not None
+    assert times.diff(dim=-1).tolist() == [[1, 1, 1], [2, 2, 2]]
+
+
+def test_times_may_be_padded_as_states_are(tmp_path: Path) -> None:
+    states, times = _oscillator()
+    clock = np.tile(times, (len(states), 1))
+    states[1, 5:], clock[1, 5:] = np.nan, np.nan
+    np.savez(tmp_path / "a.npz", trajectories=states, time=clock)
+    found = read(tmp_path / "a.npz")
+    assert found.kind == "trajectory"
+    expected = torch.from_numpy(np.tile(times, (len(states), 1))).double()
+    for got in (found.times, read_trajectories(tmp_path / "a.npz").times):
+        torch.testing.assert_close(got, expected)
+    torch.testing.assert_close(given(states, clock, False).times, expected)
+    clock[2, 3] = np.nan  # there is a state
+    with pytest.raises(ValueError, match="trajectory 2, rows 2 and 3"):
+        given(states, clock, False)

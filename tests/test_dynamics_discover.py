@@ -194,6 +194,8 @@ def test_velocities_of_a_parabola_are_exact() -> None:
 def test_formula_names_the_largest_terms() -> None:
     A = torch.tensor([[2.0, 0.0], [0.0, 1.0]])
     assert formula(A, torch.tensor([0.0, -0.7])) == "1 q1^2 - 0.7 p1 + 0.5 p1^2"
+    total = "0.5 q1^2 + 0.5 q2^2 + 0.5 q3^2 + 0.5 p1^2 + ..."  # not all there is
+    assert formula(torch.eye(6), torch.zeros(6)) == total
 
 
 @pytest.mark.parametrize("known", [unitary(2), unitary(3), all_nbody(3, 2), all_nbody(2, 3)])
@@ -341,3 +343,23 @@ def test_animations_are_drawn(tmp_path: Path) -> None:
     assert panels[:, :half].shape == panels[:, half : 2 * half].shape
     with pytest.raises(ValueError, match=r"expected motions of one length, got \[5, 8\]"):
         figures.motion_animation({"a": motion, "b": motion[:5]}, tmp_path / "x.gif")
+
+
+def test_motions_are_seen_through_one_window(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = []
+    blank = figures._figure
+    monkeypatch.setattr(figures, "_figure", lambda size: made.append(blank(size)) or made[-1])
+    angle = torch.linspace(0.0, 3.0, 4)[:, None]
+    seen = torch.stack([100 + angle.cos(), angle.sin()], dim=-1)  # far from zero
+    for other, widest in ((seen / 1.001, 2.5), (50 * seen, 4.5), (seen[:1].expand(4, 1, 2), 2.3)):
+        figures.motion_animation({"seen": seen, "learned": other}, tmp_path / "m.gif")
+        one, two = made[-1].axes
+        assert one.get_xlim() == two.get_xlim() and one.get_ylim() == two.get_ylim()
+        low, high = one.get_xlim()
+        assert low < 99.01 and high > 101 and high - low < widest
+    still = torch.ones(3, 1, 2)
+    figures.motion_animation({"seen": still}, tmp_path / "m.gif")
+    low, high = made[-1].axes[0].get_xlim()
+    assert low < 1 < high

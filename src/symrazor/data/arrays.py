@@ -82,7 +82,8 @@ def read_archive(
             if isinstance(error, OSError) and error.errno:
                 raise
             what = "an .npz file with plain numbers under the keys x and y"
-            raise refusal(what, f"{path}: {error}", "numpy.savez(path, x=x, y=y)") from error
+            do = "numpy.savez(path, x=x, y=y), or states=states, times=times for trajectories"
+            raise refusal(what, f"{path}: {error}", do) from error
     return found
 
 

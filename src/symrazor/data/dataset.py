@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from symrazor.data.batches import Tensors, check_batch, check_lengths, refusal
+from symrazor.data.clock import continued
 
 Kind = Literal["image", "volume", "series", "set", "vector", "trajectory"]
 Task = Literal["classification", "regression"]
@@ -141,6 +142,7 @@ def dataset(
     found = recognised(x, y, times, source) if kind is None else _known(kind, KINDS, "kind")
     values = shaped(x, found, source)
     if found == "trajectory":
+        times = None if times is None else continued(values, times)
         _check_states(values, times, source)
     if y is None:
         if found != "trajectory":
@@ -186,7 +188,7 @@ def _check_states(x: Tensor, times: Tensor | None, source: str) -> None:
     """Refuse states that are infinite or not in order, and name the row; NaN is a missing one."""
     bad = x.isinf().any(2).nonzero()
     if len(bad):
-        got = f"infinity in trajectory {int(bad[0, 0])}, row {int(bad[0, 1])}"
+        got = f"infinity (or beyond float32) in trajectory {int(bad[0, 0])}, row {int(bad[0, 1])}"
         raise refusal(f"finite states in {source}", got, "repair it, or leave it out as NaN")
     if times is None:
         return
@@ -194,12 +196,22 @@ def _check_states(x: Tensor, times: Tensor | None, source: str) -> None:
         got = f"shape {list(times.shape)}"
         what = f"{x.shape[1]} times as t in {source}"
         raise refusal(what, got, "save one time for each row")
+    unknown = (~times.isfinite()).nonzero()
+    if len(unknown):
+        *b, row = unknown[0].tolist()
+        got = f"none in {_of(b)}row {row}"
+        raise refusal(f"a time for every state in {source}", got, "fill it in")
     late = (~(times.diff(dim=-1) > 0)).nonzero()
     if len(late):
-        row = int(late[0, -1]) + 1
-        got = f"rows {row - 1} and {row} the other way" if len(late[0]) == 1 else ""
-        got = got or f"trajectory {int(late[0, 0])}, rows {row - 1} and {row} the other way"
-        raise refusal(f"times that increase in {source}", got, "sort the rows by time")
+        *b, row = late[0].tolist()
+        before, after = (float(times[(*b, r)]) for r in (row, row + 1))
+        got = f"{_of(b)}rows {row} and {row + 1} at {before:.9g} and {after:.9g}"
+        do = "sort the rows by time" if after < before else "drop one of the two"
+        raise refusal(f"times that increase in {source}", got, do)
+
+
+def _of(trajectory: list[int]) -> str:
+    return f"trajectory {trajectory[0]}, " if trajectory else ""
 
 
 def _columns(y: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from symrazor.data.arrays import as_both_labels, as_inputs, as_labels, read_archive, read_npy
+from symrazor.data.arrays import Array, as_both_labels, as_inputs, as_labels, read_archive, read_npy
 from symrazor.data.batches import Tensors, refusal
 from symrazor.data.dataset import KINDS, Dataset, Kind, Task, dataset, plural
 from symrazor.data.files import read_cifar, read_idx
@@ -28,6 +28,7 @@ from symrazor.data.pictures import SUFFIXES, class_folders, read_files, read_ima
 from symrazor.data.table import read_csv
 
 TABLES = (".csv", ".tsv")
+_STATES, _TIMES = ("states", "trajectories"), ("times", "time")
 _SPELLINGS = {
     **{"X": "x", "x_train": "x", "X_train": "x", "X_test": "x_test"},
     **{"Y": "y", "y_train": "y", "Y_train": "y", "Y_test": "y_test"},
@@ -171,16 +172,23 @@ def _folder(path: Path, labelled: bool) -> Raw:
     raise refusal(what, f"{inside}" if inside else "nothing", "point to the folder with them")
 
 
+def _name_states(found: dict[str, Array]) -> None:
+    """States are x, and their times t."""
+    states = next((found[name] for name in _STATES if name in found), None)
+    if states is not None and "x" not in found:
+        found |= {"x": states, "kind": np.array("trajectory")}
+    for name in ("times",) if states is None else _TIMES:
+        if name in found:
+            found.setdefault("t", found[name])
+
+
 def _npz(path: Path) -> Raw:
-    others = ("x", "y", "x_test", "y_test", "t", "kind", "names", "states", "times")
+    others = ("x", "y", "x_test", "y_test", "t", "kind", "names", *_STATES, *_TIMES)
     found = read_archive(path, (), (*others, *_SPELLINGS))
     for other, usual in _SPELLINGS.items():
         if other in found:
             found.setdefault(usual, found[other])
-    if "states" in found and "x" not in found:
-        found |= {"x": found["states"], "kind": np.array("trajectory")}
-    if "times" in found:
-        found.setdefault("t", found["times"])
+    _name_states(found)
     if "x" not in found:
         read_archive(path, ("x",))  # refuses, and says what is there
     x = as_inputs(found["x"], path)

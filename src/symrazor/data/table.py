@@ -14,6 +14,7 @@ are few, are classes.
 
 import math
 import re
+import warnings
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -58,8 +59,9 @@ def read_csv(path: str | Path, labelled: bool = True) -> Table:
     group = next((name for name in IDS if name in named), None)
     label = next((name for name in LABELS if name in named), None)
     if group == "trajectory":
-        x, clock = read_trajectories({k: v for k, v in named.items() if k != label}, path)
-        shared = torch.allclose(clock, clock[:1].expand_as(clock))
+        labels = {name for name in LABELS if name != "y"}  # y is a coordinate, beside x
+        x, clock = read_trajectories({k: v for k, v in named.items() if k not in labels}, path)
+        shared = bool((clock == clock[:1]).all())  # exactly: days are long beside their steps
         return Table(x.float(), None, (), "trajectory", clock[0] if shared else clock)
     if label is None and labelled:
         label = list(named)[-1]
@@ -76,21 +78,30 @@ def read_csv(path: str | Path, labelled: bool = True) -> Table:
 def read_trajectories(columns: Columns, path: Path) -> tuple[Tensor, Tensor]:
     """States [n, time, d] and times [n, time] of columns that are an id, a time and coordinates.
 
-    Rows are sorted by time. Shorter trajectories end with missing states, which are NaN.
+    Rows are sorted by time. Shorter trajectories end with missing states, which are NaN. Where all
+    names are pairs such as q1 and p1, or x and px, positions come first, with a warning.
 
     Args:
         columns: "trajectory" is the id, else the first; "time" or "t" the time.
         path: of the file, for what is wrong with it.
 
     Raises:
-        ValueError: no time, infinite states, two rows of one time; the row is named.
+        ValueError: no id, no time, infinite states, two rows of one time; the row is named.
     """
     left = dict(columns)
     ids = left.pop("trajectory" if "trajectory" in left else next(iter(left)))
     times = _times(left, path)
     if times is None:
         raise refusal(f"a column 'time' in {path}", f"{sorted(set(TIMES))} missing", "add it")
-    values, order = numbers(left, path, np.float64), _order(ids, times)
+    blank = next((row for row, name in enumerate(ids, 1) if not name.strip()), None)
+    if blank is not None:
+        got = f"none in data row {blank} of {path}"
+        raise refusal("the id of a trajectory in every row", got, "fill it, or drop that row")
+    names = _positions_first(list(left))
+    if names != list(left):
+        warnings.warn(f"columns of {path} are taken in the order {', '.join(names)}", stacklevel=2)
+    values = numbers({name: left[name] for name in names}, path, np.float64)
+    order = _order(ids, times)
     _check_rows(values, times, order, path)
     longest = max(len(rows) for rows in order.values())
     x = torch.full((len(order), longest, values.shape[1]), torch.nan, dtype=torch.float64)
@@ -102,6 +113,22 @@ def read_trajectories(columns: Columns, path: Path) -> tuple[Tensor, Tensor]:
         clock[place, : len(rows)] = seen
         clock[place, len(rows) :] = seen[-1] + gap * torch.arange(1, longest - len(rows) + 1)
     return x, clock
+
+
+def _positions_first(names: list[str]) -> list[str]:
+    """Positions, then their momenta, where the names say which is which; else as they are."""
+    momenta: dict[str, str] = {}  # of a position
+    for name in names:
+        if name[0:1] in ("p", "v"):
+            rest = name[1:]
+            candidates = (f"q{rest}", rest, rest.removeprefix("_"))
+            position = next((other for other in candidates if other in names), None)
+            if position is not None:
+                momenta[position] = name
+    positions = [name for name in names if name in momenta]
+    if {*positions, *momenta.values()} != set(names) or 2 * len(positions) != len(names):
+        return names
+    return positions + [momenta[name] for name in positions]
 
 
 def _times(columns: Columns, path: Path) -> Numbers | None:

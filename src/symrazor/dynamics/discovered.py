@@ -66,7 +66,9 @@ class Discovered:
             )
         steps = min((int(trial["steps"]) for trial in self.learned.trials), default=FEW)
         if steps < FEW:
-            parts.append(f"Each trial had only {steps} steps: allow more time.")
+            parts.append(
+                f"Each trial had only {steps} step{'s' if steps > 1 else ''}: allow more time."
+            )
         return " ".join(parts)
 
     def _found(self) -> str:

@@ -138,6 +138,9 @@ def motion_animation(
 ) -> Path:
     """Moving states with their tails, a panel for each motion, as an animated GIF.
 
+    All panels show the same part of the plane: where the motions are, or at most twice the width of
+    the first.
+
     Args:
         motions: name -> states at T times, such as true and learned trajectories; all of one T.
         path: of the GIF.
@@ -153,9 +156,9 @@ def motion_animation(
     shown = [states.detach().cpu()[..., list(axes_shown)].double() for states in motions.values()]
     lines = []
     axes = figure.subplots(1, len(motions), squeeze=False)[0]
-    for ax, name, states in zip(axes, motions, shown, strict=True):
-        reach = 1.1 * float(states.abs().max().clamp_min(1e-12))
-        ax.set(xlim=(-reach, reach), ylim=(-reach, reach), aspect="equal")
+    xlim, ylim = _window(shown)
+    for ax, name in zip(axes, motions, strict=True):
+        ax.set(xlim=xlim, ylim=ylim, aspect="equal")
         ax.set_title(name, fontsize=10)
         (tails,) = ax.plot([], [], lw=1.2, color=COLOURS[0])
         (heads,) = ax.plot([], [], "o", ms=4, color=COLOURS[1])
@@ -171,6 +174,16 @@ def motion_animation(
             heads.set_data(*recent[-1].unbind(1))
         frames.append(_picture(figure))
     return _save_frames(frames, path)
+
+
+def _window(shown: Sequence[Float[Tensor, "t m 2"]]) -> list[tuple[float, float]]:
+    """From where to where a square reaches around the first motion, and others near it."""
+    points = shown[0].flatten(0, 1)
+    low, high = points.amin(0), points.amax(0)
+    middle, own = (low + high) / 2, float((high - low).max()) / 2
+    every = max(float((states - middle).abs().max()) for states in shown)
+    reach = 1.1 * (min(every, 2 * own) or every or 1.0)
+    return [(centre - reach, centre + reach) for centre in middle.tolist()]
 
 
 def _picture(figure: Any) -> Any:

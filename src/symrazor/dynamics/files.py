@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from symrazor.data.clock import continued
 from symrazor.data.columns import MADE_UP, read_columns
 from symrazor.data.table import read_trajectories as table_of_trajectories
 from symrazor.dynamics.trajectories import Trajectories
@@ -34,6 +35,7 @@ def read_trajectories(path: Path | str, positions: bool = False) -> Trajectories
     path = Path(path)
     if path.suffix.lower() == ".npz":
         states, times = _read_npz(path)
+        times = continued(states, times)
     elif path.suffix.lower() == ".csv":
         states, times = _read_csv(path)
     else:

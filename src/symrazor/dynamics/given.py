@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from symrazor.data.clock import continued
 from symrazor.dynamics.analysis import noise_variance
 from symrazor.dynamics.files import with_velocities
 from symrazor.dynamics.trajectories import Trajectories
@@ -151,7 +152,7 @@ def given(trajectories: Given, times: Any, positions: bool) -> Trajectories:
         raise ValueError("expected times [T] or [B, T] beside the states, got none")
     else:
         states = _tensor(trajectories, "states")
-    clock = _tensor(times, "times")
+    clock = continued(states, _tensor(times, "times"))
     return Trajectories.of(with_velocities(states, clock) if positions else states, clock)
 
 

@@ -113,7 +113,7 @@ def formula(
         b: linear part.
         centre: write it as a function of x - centre.
         scale: how large the entries of x - centre are; 1 by default.
-        terms: at most so many.
+        terms: at most so many; if others are larger than 5 % of the first it ends with "+ ...".
     """
     d = len(b)
     n, size = d // 2, torch.ones(d) if scale is None else scale
@@ -128,8 +128,9 @@ def formula(
             name = f"{names[i]}^2" if i == j else f"{names[i]} {names[j]}"
             parts.append((c, c * float(size[i] * size[j]), name))
     parts = sorted(parts, key=lambda part: -abs(part[1]))
-    large = [part for part in parts[:terms] if abs(part[1]) > 0.05 * abs(parts[0][1])]
-    text = " ".join(f"{'-' if c < 0 else '+'} {abs(c):.2g} {name}" for c, _, name in large)
+    large = [part for part in parts if abs(part[1]) > 0.05 * abs(parts[0][1])]
+    shown = [f"{'-' if c < 0 else '+'} {abs(c):.2g} {name}" for c, _, name in large[:terms]]
+    text = " ".join([*shown, "+ ..."] if len(large) > terms else shown)
     return text.removeprefix("+ ")
 
 
