@@ -137,6 +137,8 @@ def test_automorphisms_of_graphs_with_hidden_parts() -> None:
     ("make", "message"),
     [
         (lambda: Group.from_permutations("x", [[0, 1], [0, 1, 2]]), "permutations .m, n.*list"),
+        (lambda: Group.from_matrices([[[0, 1], [1, 0]]]), "name of a group first, got list"),  # type: ignore[arg-type]
+        (lambda: Group.from_permutations(None, [[1, 0]]), "name of a group first, got None"),  # type: ignore[arg-type]
         (lambda: Group.from_permutations("x", "abc"), "permutations .m, n.*str"),
         (lambda: Group.from_permutations("x", None), "NoneType"),
         (lambda: Group.from_matrices("x", [[[1, 1], [1]]]), "square matrices.*list"),
