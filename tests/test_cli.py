@@ -154,6 +154,7 @@ def test_an_experiment_prints_its_table_unless_asked_not_to(call: Call, quiet: b
     ("arguments", "message"),
     [
         (("discover", "--epochs", "0"), "epochs of at least 1, got 0"),
+        (("discover", "--epochs", "1", "--groups"), "at least one group, got none"),
         (("discover", "--epochs", "1", "--out", "/dev/null/x"), "Not a directory"),
     ],
 )

@@ -230,8 +230,11 @@ def test_too_many_maps_and_trajectories_are_refused(tmp_path: Path) -> None:
     (tmp_path / "bad.json").write_text('{"permutations": [[0, 0]]}')
     with pytest.raises(ValueError, match=r"bad.json: expected a permutation of 0 to 1 in row 0"):
         Options(groups=(str(tmp_path / "bad.json"),))
-    with pytest.raises(OSError, match=r"not-there.json"):
-        Options().change(groups=str(tmp_path / "not-there.json"))
+    for missing in (tmp_path / "not-there.json", str(tmp_path / "not-there.json")):
+        with pytest.raises(OSError, match=r"not-there.json"):
+            Options().change(groups=missing)
+    with pytest.raises(ValueError, match="at least one group, got none; do: name one"):
+        Options(groups=())
 
 
 def test_networks_of_vectors_are_measured_as_a_whole() -> None:

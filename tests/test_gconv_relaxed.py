@@ -153,6 +153,9 @@ def test_groups_of_the_grid_may_be_the_users_own() -> None:
     twice = groups.Group.from_matrices("quarters", [[[0.0, 1.0], [-1.0, 0.0]]])
     with pytest.raises(ValueError, match="different elements, got p4 and quarters"):
         sr.relax(cnn, x, groups=["translation", "p4", twice])
+    nothing = groups.Group.from_matrices("nothing", [[[1.0, 0.0], [0.0, 1.0]]])
+    with pytest.raises(ValueError, match="turn or mirror the grid, got nothing, which leaves all"):
+        sr.relax(cnn, x, groups=["translation", nothing])
     with pytest.raises(ValueError, match="translation in any case"):
         sr.relax(cnn, x, groups=[swap])
     with pytest.raises(ValueError, match="that map the grid to itself, .* got .*C8"):

@@ -57,6 +57,10 @@ def test_numbers_of_a_file_are_not_rounded(tmp_path: Path) -> None:
         ({"matrices": [[[1e7]]]}, "numbers in row 0 of matrices, got 10000000.0"),
         ({"matrices": [[[0]]]}, "invertible matrix in row 0"),
         ({"name": 3, "permutations": [[0]]}, "a name of 1 to 200"),
+        ({"name": "a\x1b[31m\nb", "permutations": [[0]]}, "200 printable characters"),
+        ({"permutations": [1, 0]}, "each in brackets of its own, got 1 in row 0"),
+        ({"permutations": [[1.0, 0.0]]}, "whole numbers in row 0 of permutations, got 1.0"),
+        ({"matrices": [[[10**60]]]}, "of matrices, got 10{39}$"),
         ({"permutations": [[0] * 5000]}, "1 to 4096 entries"),
         (" " * (1 << 20) + "{}", "at most 1,048,576 bytes"),
     ],
@@ -133,6 +137,8 @@ def test_automorphisms_of_graphs_with_hidden_parts() -> None:
     ("make", "message"),
     [
         (lambda: Group.from_permutations("x", [[0, 1], [0, 1, 2]]), "permutations .m, n.*list"),
+        (lambda: Group.from_matrices([[[0, 1], [1, 0]]]), "name of a group first, got list"),  # type: ignore[arg-type]
+        (lambda: Group.from_permutations(None, [[1, 0]]), "name of a group first, got None"),  # type: ignore[arg-type]
         (lambda: Group.from_permutations("x", "abc"), "permutations .m, n.*str"),
         (lambda: Group.from_permutations("x", None), "NoneType"),
         (lambda: Group.from_matrices("x", [[[1, 1], [1]]]), "square matrices.*list"),

@@ -123,6 +123,12 @@ def test_a_table_that_is_no_group_is_refused_by_name() -> None:
         FiniteGroup.from_table("left", [[0, 0], [1, 1]])
     with pytest.raises(ValueError, match="square table"):
         FiniteGroup.from_table("flat", [0, 1])
+    with pytest.raises(ValueError, match=r"indices in half, got numbers with a point of shape"):
+        FiniteGroup.from_table("half", [[0.0, 1.0], [1.0, 0.0]])
+    z3 = groups.cyclic_permutations(3).finite()
+    for table in (z3.table[:2], z3.table.double()):
+        with pytest.raises(ValueError, match="square table of indices in Z3"):
+            FiniteGroup("Z3", table, z3.names, z3.generators).check()
 
 
 def test_an_action_that_does_not_compose_is_refused_by_pair() -> None:

@@ -84,6 +84,8 @@ def test_words() -> None:
     )
     assert words(layers, 0.2).endswith("error 12 %). Whole network: error 20 %.")
     assert words([_layer("0", 0.0, 0.0)], 0.0).endswith("Whole network: error 0 %.")
+    none = words([_layer("0", 0.0, 0.0), _layer("1", 0.0, 0.0)], None)
+    assert none == "Layers 0 and 1 are translation-equivariant (error 0 %)."
     more = [*layers, _layer("8", 1e-9, 0.0), _layer("9", 0.5, 0.5), _layer("", 0.2, 0.0, False)]
     assert words(more, None) == (
         "Layers 0 to 4 and 8 are translation-equivariant (error at most 0.3 %); layer (the model) "

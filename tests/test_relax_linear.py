@@ -76,6 +76,9 @@ def test_a_layer_that_places_share_and_several_groups() -> None:
     assert_close(relaxed(x), model(x), 1e-5)
     account = sr.relaxation(relaxed)
     assert list(account.changed) == ["inner"] and "outer" in account.left
+    mlp = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+    left = sr.relaxation(sr.relax(mlp, torch.randn(6, 4), groups=both)).left
+    assert left == {"2": "expected one group for outputs that 4 places do not divide, got 2"}
     layer = next(m for m in relaxed.modules() if isinstance(m, Relaxed))
     free = layer.path(2)
     assert isinstance(free, FC)

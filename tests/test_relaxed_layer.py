@@ -28,6 +28,17 @@ def test_sum_and_mean_of_paths() -> None:
     assert_close(Relaxed(paths, mean=True)(x), expected / 2, 1e-6)
 
 
+def test_one_choice_of_a_component_for_all_paths() -> None:
+    """Two would move by different steps, and the sum of equivariant paths would not be one."""
+    spaces = (2, 3, (4, 4), 2)
+    with pytest.raises(ValueError, match="one reduction for all paths of a layer, got l2 and max"):
+        Relaxed([Conv(*spaces), Conv(*spaces, reduction="max")])
+    layer = Relaxed([Conv(*spaces, reduction="max"), Conv(*spaces, reduction="max"), FFC(*spaces)])
+    layer.path(2).scale_(0.0)
+    assert sr.equivariance_error(layer.double(), torch.randn(5, 2, 4, 4).double()) < 1e-12
+    Relaxed([Conv(2, 3, (4, 4)), Conv(2, 3, (4, 4), reduction="max")])  # nothing to choose
+
+
 def test_free_paths_start_small() -> None:
     torch.manual_seed(0)
     layer = Relaxed([Conv(2, 3, (4, 4)), FFC(2, 3, (4, 4))])

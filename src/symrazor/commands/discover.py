@@ -52,7 +52,7 @@ class Arguments:
     minutes: float | None = None
     seed: int = 0
     device: str = "auto"
-    groups: tuple[str, ...] = ()
+    groups: tuple[str, ...] | None = None
     kind: Kind | None = None
     task: Task | None = None
     epochs: int | None = None
@@ -73,7 +73,7 @@ class Arguments:
         return Options().change(
             seed=self.seed,
             device=self.device,
-            groups=self.groups or None,
+            groups=self.groups,
             epochs=self.epochs,
             invariances=False if self.no_invariances else learned,
             positions=self.positions,

@@ -1,6 +1,7 @@
 """Groups as they are offered: by name, from a file, or as they are."""
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from symrazor.groups import (
@@ -27,12 +28,14 @@ def as_groups(given: object) -> tuple[Offered, ...]:
     """What a user offers: a name, a file or a group, or several of these; files are read.
 
     Raises:
-        ValueError: something else, or a file without a group; names it.
+        ValueError: none, something else, or a file without a group; names it.
         OSError: a file that cannot be read.
     """
     several = given if isinstance(given, Sequence) and not isinstance(given, str) else [given]
+    if not several:
+        raise ValueError("expected at least one group, got none; do: name one, or leave groups out")
     found: list[Offered] = []
-    for one in several:
+    for one in (str(given) if isinstance(given, Path) else given for given in several):
         if not isinstance(one, str | Group):
             raise ValueError(
                 "expected groups by name, as files that end with .json, or as Groups, got "

@@ -64,8 +64,10 @@ def _parsed(document: Any, default: str) -> Group:
     if unknown:
         raise ValueError(f'expected "name", {", ".join(kinds)} alone, got {unknown} too')
     name = document.get("name", default)
-    if not isinstance(name, str) or not 0 < len(name) <= 200:
-        raise ValueError(f"expected a name of 1 to 200 characters, got {str(name)[:40]!r}")
+    if not isinstance(name, str) or not 0 < len(name) <= 200 or not name.isprintable():
+        raise ValueError(
+            f"expected a name of 1 to 200 printable characters, got {str(name)[:40]!r}"
+        )
     if "permutations" in document:
         return Group.from_permutations(name, _rows(document["permutations"], 1, "permutations"))
     discrete = _rows(document["matrices"], 2, "matrices") if "matrices" in document else []
@@ -78,7 +80,12 @@ def _rows(value: Any, depth: int, what: str) -> list[Any]:
     if not isinstance(value, list) or not value:
         got = "an empty one" if value == [] else type(value).__name__
         raise ValueError(f"expected a list of {what}, got {got}")
-    size = len(value[0]) if isinstance(value[0], list) else 0
+    if not isinstance(value[0], list):
+        raise ValueError(
+            f"expected a list of {what}, each in brackets of its own, got {str(value[0])[:40]} "
+            "in row 0"
+        )
+    size = len(value[0])
     if not 1 <= size <= LARGEST_SIZE:
         raise ValueError(f"expected rows of 1 to {LARGEST_SIZE} entries, got {size} in row 0")
     for number, row in enumerate(value):
@@ -91,5 +98,7 @@ def _rows(value: Any, depth: int, what: str) -> list[Any]:
             whole = isinstance(entry, int) and not isinstance(entry, bool)
             real = whole or (isinstance(entry, float) and math.isfinite(entry))
             if not (real if depth > 1 else whole) or abs(entry) > 1e6:
-                raise ValueError(f"expected numbers in row {number} of {what}, got {entry!r}")
+                kind = "numbers" if depth > 1 else "whole numbers"
+                got = repr(entry)[:40]
+                raise ValueError(f"expected {kind} in row {number} of {what}, got {got}")
     return value

@@ -58,8 +58,7 @@ class FiniteGroup:
             ValueError: what makes it no group.
         """
         found = as_numbers(table, "a square table of indices")
-        if found.dim() != 2 or found.shape[0] != found.shape[1] or found.is_floating_point():
-            raise ValueError(f"expected a square table of indices, got shape {list(found.shape)}")
+        _check_table(found, name)
         named = tuple(names) or tuple(f"g{i}" for i in range(len(found)))
         if len(named) != len(found) or len(set(named)) < len(named):
             raise ValueError(
@@ -272,6 +271,7 @@ class FiniteGroup:
         Raises:
             ValueError: names the entry, the pair or the triple that fails.
         """
+        _check_table(self.table, self.name)
         outside = ((self.table < 0) | (self.table >= self.order)).nonzero().tolist()
         if outside:
             a, b = (self.names[i] for i in outside[0])
@@ -317,3 +317,13 @@ class FiniteGroup:
                     f"expected the action of {self.name} to compose as its table, got another one "
                     f"for the pair {self.names[a]}, {self.names[b]}"
                 )
+
+
+def _check_table(table: Tensor, name: str) -> None:
+    """Raise ValueError for what is no square of whole numbers."""
+    broken = table.is_floating_point()
+    if broken or table.dim() != 2 or table.shape[0] != table.shape[1]:
+        got = "numbers with a point of shape" if broken else "shape"
+        raise ValueError(
+            f"expected a square table of indices in {name}, got {got} {list(table.shape)}"
+        )

@@ -10,6 +10,13 @@ from symrazor.groups.closure import TOLERANCE, permutation_matrix
 from symrazor.groups.lie import LieAlgebra
 
 
+def check_name(name: object) -> None:
+    """Raise ValueError for what cannot name a group, such as its generators."""
+    if not isinstance(name, str) or not name:
+        got = repr(name) if name is None or name == "" else type(name).__name__
+        raise ValueError(f"expected the name of a group first, got {got}; do: name it")
+
+
 def check_lie(lie: object, name: str) -> None:
     """Raise ValueError for anything else than a Lie algebra or None."""
     if lie is not None and not isinstance(lie, LieAlgebra):

@@ -28,6 +28,7 @@ from symrazor.groups.generators import (
     check_flows,
     check_letters,
     check_lie,
+    check_name,
     joined_letters,
 )
 from symrazor.groups.lie import LieAlgebra
@@ -60,7 +61,8 @@ class Group:
     letters: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        """Check the generators."""
+        """Check the name and the generators."""
+        check_name(self.name)
         check_lie(self.lie, self.name)
         if self.permutations is not None and (self.matrices is not None or self.lie is not None):
             raise ValueError(f"expected permutations or matrices in {self.name}, got both")
@@ -92,6 +94,7 @@ class Group:
         cls, name: str, permutations: object, letters: Sequence[str] = ()
     ) -> "Group":
         """The group that some permutations [m, n] generate."""
+        check_name(name)
         rows = check_permutations(permutations)
         return cls(name, rows.shape[1], permutations=rows, letters=tuple(letters))
 
@@ -104,6 +107,7 @@ class Group:
         letters: Sequence[str] = (),
     ) -> "Group":
         """The group that some matrices [m, d, d] and a Lie algebra generate."""
+        check_name(name)
         check_lie(lie, name)
         given = as_numbers(matrices, "square matrices [m, d, d]").double()
         if lie is not None and not given.numel():

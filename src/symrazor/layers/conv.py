@@ -6,7 +6,7 @@ from torch import nn
 
 from symrazor.layers.filtered import CONVOLUTIONS, AnyConv, Filtered, Padding
 from symrazor.layers.path import Path, checked_shape, is_whole
-from symrazor.layers.subsample import Reduction, Subsample
+from symrazor.layers.subsample import ADAPTIVE, Reduction, Subsample
 
 
 def check_kernel(kernel: int, in_shape: Sequence[int], padding: Padding) -> None:
@@ -32,7 +32,7 @@ def is_strict(padding: str, stride: int, reduction: Reduction, kernel: int) -> b
     A kernel of one pixel needs no padding, so that the kind of padding does not matter.
     """
     borderless = padding == "circular" or kernel == 1
-    return borderless and (stride == 1 or reduction in ("l2", "max"))
+    return borderless and (stride == 1 or reduction in ADAPTIVE)
 
 
 class Conv(Filtered):

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from symrazor.hyper import weights
 from symrazor.layers.filtered import Filtered, convolved, is_heard
 from symrazor.layers.path import Path
+from symrazor.layers.subsample import ADAPTIVE
 from symrazor.machine.lanes import side_by_side
 
 
@@ -85,6 +86,7 @@ class Relaxed(nn.Module):
         if len(spaces) > 1:
             raise ValueError(f"expected paths between the same spaces, got {sorted(spaces)}")
         _check_names(paths)
+        _check_choices(paths)
         self.paths = nn.ModuleList(paths)
         self.mean = mean
 
@@ -141,6 +143,17 @@ def _check_names(paths: Sequence[Path]) -> None:
                     f"expected a name of its own for each group of a layer, got {one.group!r} for "
                     "two that act differently; do: give one of them another name"
                 )
+
+
+def _check_choices(paths: Sequence[Path]) -> None:
+    """Two choices of a component: shifts move their outputs by different steps."""
+    shrunk = [path.shrink for path in paths if isinstance(path, Filtered)]
+    found = {one.reduction for one in shrunk if one.stride > 1 and one.reduction in ADAPTIVE}
+    if len(found) > 1:
+        raise ValueError(
+            f"expected one reduction for all paths of a layer, got {' and '.join(sorted(found))}: "
+            "each is equivariant, and their sum is not; do: use one of them"
+        )
 
 
 def spatial_layers(model: nn.Module) -> dict[str, Relaxed | Path]:

@@ -32,6 +32,9 @@ Reduction = Literal["l2", "max", "first", "average-pool", "max-pool"]
 the mean or maximum of each cell. The last three are equivariant only to shifts by the stride.
 """
 
+ADAPTIVE = ("l2", "max")
+"""Those that choose a component for each sample."""
+
 AVERAGE_POOLS: dict[int, Callable[[int], nn.Module]] = {
     1: nn.AvgPool1d,
     2: nn.AvgPool2d,

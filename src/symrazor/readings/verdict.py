@@ -171,8 +171,10 @@ def _phrase(kind: Kind, layers: Sequence[LayerReading]) -> str:
     be, their = ("is", "its") if one else ("are", "their")
     group = " or ".join(dict.fromkeys(layer.group or "" for layer in of_kind))
     errors = [layer.error for layer in of_kind if layer.error is not None]
-    error = percent(max(errors))
-    error = f"error {error}" if one or "below" in error else f"error at most {error}"
+    largest = max(errors)
+    error = percent(largest)
+    exact = one or not largest or "below" in error
+    error = f"error {error}" if exact else f"error at most {error}"
     free = f"{as_range([layer.free_share for layer in of_kind])} of {their} effective parameters"
     match kind:
         case "equivariant":

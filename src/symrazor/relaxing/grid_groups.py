@@ -28,8 +28,8 @@ def named(group: str | Group) -> str | Group:
 def check_groups(groups: object) -> None:
     """Raise ValueError for what no convolution can be relaxed with.
 
-    That is a group that is none of the grid, none at all, or two with the same elements: data
-    cannot tell these apart.
+    That is a group that is none of the grid, none at all, one that moves nothing, or two with the
+    same elements: data cannot tell these apart.
     """
     wanted: list[Any] = [*groups] if isinstance(groups, list | tuple | set) else [groups]
     known = [*GROUPS, *TURNS]
@@ -40,6 +40,12 @@ def check_groups(groups: object) -> None:
             f"itself, translation in any case, got {wanted}"
         )
     others = [point_group(group) for group in dict.fromkeys(wanted) if group not in GROUPS]
+    for one in others:
+        if one.order == 1:
+            raise ValueError(
+                f"expected groups that turn or mirror the grid, got {one.name}, which leaves all "
+                "as it is; do: leave it out"
+            )
     for one, other in combinations(others, 2):
         if one.order == other.order and one.group.is_subgroup_of(other.group):
             raise ValueError(

@@ -94,8 +94,10 @@ def _relaxed(
     if len(shape) != 2 or inputs % n:
         return f"expected inputs [batch, c x {n}] or [batch, {n}, c], got {list(shape)}"
     pool = bool(outputs % n)
-    if pool and (not last or len(groups) > 1):
+    if pool and not last:
         return f"expected a number of outputs that {n} places divide, got {outputs}"
+    if pool and len(groups) > 1:
+        return f"expected one group for outputs that {n} places do not divide, got {len(groups)}"
     if pool and not equivariant_maps(defining(groups[0]), invariant(groups[0])).count:
         return f"no linear map of {n} numbers to one that {groups[0].name} leaves alone"
     layer = split_dense(linear.weight, linear.bias, groups, pool)
