@@ -14,9 +14,22 @@ from symrazor.experiments import (
     noether_n_oscillators,
     noether_nbody,
     noether_oscillator,
+    noether_results,
 )
 
 KEYS = ("parallelness", "singular_values", "test_mse", "neg_elbo_per_datum")
+
+
+def test_ratios_of_the_models_that_were_run() -> None:
+    """A model that was left out has none; those of several seeds are ratios of means."""
+    row = {"seed": 0, "neg_elbo_per_datum": 0.0, "nll_per_datum": 0.0, "kl_per_datum": 0.0}
+    row |= {"seconds": 1.0}
+    errors = {"learned": [1.0, 3.0], "hnn": [6.0, 4.0]}
+    rows = [row | {"model": m, "test_mse": e} for m, two in errors.items() for e in two]
+    text = noether_results.markdown(rows, [])
+    assert text.splitlines()[-1] == "test MSE: hnn / learned 2.500"
+    rows = [entry for entry in rows if entry["model"] == "learned"]
+    assert "MSE:" not in noether_results.markdown(rows, [])
 
 
 def test_oscillator_writes_its_keys(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from symrazor.dynamics.conserved import Quadratic as Quadratic
 from symrazor.dynamics.discover import discover as discover
 from symrazor.dynamics.discovered import Discovered as Discovered
 from symrazor.dynamics.files import read_trajectories as read_trajectories
+from symrazor.dynamics.free import FreeSpan as FreeSpan
 from symrazor.dynamics.functions import Products as Products
 from symrazor.dynamics.functions import inverse_distance as inverse_distance
 from symrazor.dynamics.group import whole_group as whole_group
@@ -21,6 +22,7 @@ from symrazor.dynamics.hamiltonian import HamiltonianNetwork as HamiltonianNetwo
 from symrazor.dynamics.invariants import quadratic_invariants as quadratic_invariants
 from symrazor.dynamics.journal import Journal as Journal
 from symrazor.dynamics.judge import train_and_judge as train_and_judge
+from symrazor.dynamics.likelihoods import velocities as velocities
 from symrazor.dynamics.measures import FlowTimes as FlowTimes
 from symrazor.dynamics.nbody import nbody as nbody
 from symrazor.dynamics.observables import Combination as Combination

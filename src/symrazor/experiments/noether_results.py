@@ -90,13 +90,20 @@ def _least(values: Sequence[float] | None) -> str:
 def _ratios(rows: Sequence[Row]) -> list[str]:
     """The learned model against the other two, over all seeds."""
 
-    def average(model: str, key: str) -> float:
-        values = [row[key] for row in rows if row["model"] == model and key in row]
-        return mean(values) if values else math.nan
+    def ratio(one: str, other: str, key: str) -> float | None:
+        found = [
+            [row[key] for row in rows if row["model"] == model and key in row]
+            for model in (one, other)
+        ]
+        return mean(found[0]) / mean(found[1]) if all(found) else None
 
-    names = [key for key in ("test_mse", "moved_mse", "wider_mse") if key in rows[0]]
-    return [
-        f"{key[:-4]} MSE: learned / oracle {average('learned', key) / average('oracle', key):.3f}, "
-        f"hnn / learned {average('hnn', key) / average('learned', key):.2f}"
-        for key in names
-    ]
+    lines = []
+    for key in (key for key in ("test_mse", "moved_mse", "wider_mse") if key in rows[0]):
+        ratios = {
+            "learned / oracle": ratio("learned", "oracle", key),
+            "hnn / learned": ratio("hnn", "learned", key),
+        }
+        known = [f"{name} {value:.3f}" for name, value in ratios.items() if value is not None]
+        if known:
+            lines.append(f"{key[:-4]} MSE: {', '.join(known)}")
+    return lines
