@@ -130,6 +130,18 @@ class RunConfig:
     model: ModelConfig = field(default_factory=ModelConfig)
     fit: FitConfig = field(default_factory=FitConfig)
 
+    def __post_init__(self) -> None:
+        """Refuse what no section has: it would be given and not be heard."""
+        fixed = {
+            "fit.save": (self.fit.save, None, "--out RUN"),
+            "fit.resume": (self.fit.resume, None, "--out RUN --resume"),
+            "razor.burn_in": (self.fit.razor.burn_in, RazorConfig.burn_in, "fit.burn_in"),
+            "razor.seed": (self.fit.razor.seed, RazorConfig.seed, "fit.seed"),
+        }
+        for name, (value, default, instead) in fixed.items():
+            if value != default:
+                raise ValueError(f"expected no {name} in a run, got {value}; do: {instead}")
+
     def beside(self, folder: str | Path) -> "RunConfig":
         """The same with absolute paths; those that are not count from a folder."""
         places = {

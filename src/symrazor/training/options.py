@@ -49,9 +49,9 @@ class FitConfig:
             they wait for the training loss to settle (see `symrazor.training.burn_in`). None for
             `burn_in`: no waiting.
         subset: data per evidence step, scaled up; None for all of them, at most 5,000.
-        evidence_batch: data in a batch of an evidence step; None for `batch_size`, and for at least
-            250 (on a GPU for 200) if the network has no hyperparameters, whose gradient would need
-            the memory.
+        evidence_batch: data in a batch of an evidence step; None for `batch_size`, or, if the
+            network has no hyperparameters, whose gradient would need the memory, for at least 250
+            (on a GPU for 250).
         patience: stop after so many evidence steps in a row, counted from the burn-in, without a
             new best evidence; None for never.
         keep: return the state with the "best" evidence or the "last" one.
