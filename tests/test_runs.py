@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from symrazor import cli
 from symrazor.commands.fit import given_config
 from symrazor.commands.run_folder import export
 from symrazor.data import TensorLoader, flip_and_crop
+from symrazor.discover.fit_runs import fit_document
 from symrazor.files import write_atomically
 from symrazor.razor.config import RazorConfig
 from symrazor.runs import run as runs
@@ -172,6 +174,7 @@ def test_the_same_run_leaves_the_same_bytes(tmp_path: Path) -> None:
     ("document", "message"),
     [
         ({"fitt": {}}, r"got \[fitt\]; did you mean 'fit'"),
+        ({"fit": {"label_smoothing": 0.1}}, "expected no label_smoothing: .* not a likelihood"),
         ({"fit": {"epoch": 3}}, "got 'epoch'; did you mean 'epochs'"),
         ({"razor": {"estimater": "mc"}}, "got 'estimater'; did you mean 'estimator'"),
         ({"razor": {"burn_in": 3}}, "got 'burn_in'"),
@@ -221,6 +224,20 @@ def test_a_refused_change_leaves_the_run_as_it_was(tmp_path: Path) -> None:
     assert (folder / "config.toml").read_text() == before
     run(replace(config, fit=config.fit.change(save_every=2)), folder, resume=True)  # is free
     assert read_config(folder / "config.toml").fit.save_every == 2
+
+
+def test_epochs_that_were_run_again_count_once(tmp_path: Path) -> None:
+    """In the page of a run that was killed; and those of an older run not at all."""
+    config, folder = small(tmp_path), tmp_path / "run"
+    run(config, folder)
+    events = folder / runs.EVENTS
+    first, second = events.read_text().splitlines(keepends=True)
+    events.write_text(first + second + first + second)
+    (question,) = fit_document(folder)["questions"]
+    assert [r["epoch"] for r in question["candidates"][0]["history"]] == [1, 2]
+    shutil.rmtree(folder / runs.CHECKPOINTS)
+    run(replace(config, fit=config.fit.change(epochs=1)), folder, resume=True)
+    assert [record["epoch"] for record in sr.read_events(events)] == [1]
 
 
 def test_a_run_that_was_refused_does_not_take_the_folder(tmp_path: Path) -> None:

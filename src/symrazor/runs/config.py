@@ -33,7 +33,7 @@ from typing import Any, Literal, get_type_hints
 from symrazor.groups.file import is_file
 from symrazor.kinds import called, fits
 from symrazor.razor.config import RazorConfig
-from symrazor.training.options import FitConfig
+from symrazor.training.options import FitConfig, refuse_smoothing
 
 HIDDEN: dict[type[Any], tuple[str, ...]] = {
     FitConfig: ("save", "resume", "razor"),
@@ -218,6 +218,7 @@ def _make(kind: type[Any], section: str, values: Mapping[str, Any]) -> Any:
     hints = get_type_hints(kind)
     own = [f.name for f in fields(kind) if f.name not in HIDDEN.get(kind, ())]
     given: dict[str, Any] = {}
+    refuse_smoothing(values)
     for key, value in values.items():
         if key not in own:
             raise ValueError(

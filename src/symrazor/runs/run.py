@@ -95,6 +95,8 @@ def run(
         _check_groups(folder, files)
         about = _pointing_to(config, files).to_toml().encode()
         if here.first and not begun:
+            if (folder / CONFIG).exists():  # resumed, but from nothing: its epochs are others
+                (folder / EVENTS).unlink(missing_ok=True)
             write_atomically(folder / CONFIG, about)
             for name, content in files.values():
                 write_atomically(folder / name, content)

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -134,11 +134,7 @@ class FitConfig:
         mine = {f.name for f in fields(self)}
         theirs = {f.name for f in fields(self.razor)} - mine
         unknown = set(changes) - mine - theirs
-        if "label_smoothing" in unknown:
-            raise ValueError(
-                "expected no label_smoothing: cross entropy with smoothed labels is not a "
-                "likelihood of the labels, so there would be no evidence to measure"
-            )
+        refuse_smoothing(unknown)
         if unknown:
             raise ValueError(
                 f"expected options among {sorted(mine | theirs)}, got {sorted(unknown)}"
@@ -168,6 +164,15 @@ class FitConfig:
         kept = {k: v for k, v in kept.items() if k not in FREE_TO_CHANGE | {"razor"}}
         plain: dict[str, Any] = json.loads(json.dumps(kept, default=_as_plain))
         return plain
+
+
+def refuse_smoothing(names: Container[str]) -> None:
+    """Say why there is no such option, to those who ask for it."""
+    if "label_smoothing" in names:
+        raise ValueError(
+            "expected no label_smoothing: cross entropy with smoothed labels is not a "
+            "likelihood of the labels, so there would be no evidence to measure"
+        )
 
 
 def _as_plain(value: Any) -> Any:
