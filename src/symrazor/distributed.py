@@ -199,10 +199,18 @@ def check_same(what: str, text: str) -> None:
     found = exchange(text)
     for rank, other in enumerate(found):
         if other != found[0]:
+            theirs, first = where_apart(other, found[0])
             raise ValueError(
-                f"expected the same {what} in every process, got {other[:200]} in process {rank} "
-                f"and {found[0][:200]} in process 0"
+                f"expected the same {what} in every process, got {theirs} in process {rank} "
+                f"and {first} in process 0"
             )
+
+
+def where_apart(a: str, b: str, width: int = 200) -> tuple[str, str]:
+    """The parts of two texts, so wide at most, in which the first difference is."""
+    start = max(0, len(os.path.commonprefix([a, b])) - width // 4)
+    before = "..." if start else ""
+    return before + a[start : start + width], before + b[start : start + width]
 
 
 def any_(here: bool) -> bool:
