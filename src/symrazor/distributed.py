@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from importlib import import_module
+from itertools import takewhile
 from typing import Any
 
 import torch
@@ -208,7 +209,8 @@ def check_same(what: str, text: str) -> None:
 
 def where_apart(a: str, b: str, width: int = 200) -> tuple[str, str]:
     """The parts of two texts, so wide at most, in which the first difference is."""
-    start = max(0, len(os.path.commonprefix([a, b])) - width // 4)
+    alike = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False)))
+    start = max(0, alike - width // 4)
     before = "..." if start else ""
     return before + a[start : start + width], before + b[start : start + width]
 
