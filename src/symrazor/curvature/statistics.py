@@ -141,8 +141,8 @@ class Source:
     def sums(self, tape: Tape, roots: Tensor, keep_graph: bool = False) -> list[Task]:
         """All sums of a batch whose forward pass is done; to be worked on in this order.
 
-        Inputs that are rows of A as they are come first, and are let go; those of which patches
-        have to be made come last, when the graph is no longer in memory.
+        Inputs that take more memory than the A that they are the rows of come first, and are let
+        go; all others come last, when the graph is no longer in memory.
         """
         at_once = COTANGENTS if self.method.structure == "kron" else 1
         parts = roots.split(at_once)
@@ -150,7 +150,7 @@ class Source:
         first: list[Task] = []
         last: list[Task] = []
         for uses in _by_layer(tape.uses) if self.method.structure == "kron" else ():
-            early = not keep_graph and _are_rows(uses[0].layer)
+            early = not keep_graph and _to_be_let_go(uses)
             task = _task(partial(self._input_sums, uses, early), keep_graph)
             (first if early else last).append(task)
         by_root = [
@@ -280,10 +280,15 @@ class Source:
                 sums[name, "H"] = Factor.of_rows(j.unsqueeze(1))
 
 
-def _are_rows(layer: Layer) -> bool:
-    """Whether a layer's inputs, as they are, are the rows of A and needed for nothing else."""
-    form = layer.form
-    return not (layer.weight is None or form.dense or form.input_factor or layer.shaping)
+def _to_be_let_go(uses: Sequence[Use]) -> bool:
+    """Whether inputs, as they are, are rows of a smaller A and needed for nothing else."""
+    layer, form = uses[0].layer, uses[0].layer.form
+    if layer.weight is None or form.weight is None or form.dense:
+        return False
+    if form.input_factor is not None or layer.shaping:
+        return False
+    k, _, i = form.to_blocks(getattr(layer.module, form.weight).detach()).shape
+    return sum(use.x.nbytes for use in uses) >= 8 * k * i * i
 
 
 def _over_uses(formed: Sequence[Tensor]) -> Float[Tensor, "n k o"]:
