@@ -132,6 +132,12 @@ def test_no_result_is_lost_between_writers(tmp_path: Path) -> None:
             "expected results of t in .*, got those of 'other'",
         ),
         ("[]", "expected results of t"),
+        ('{"experiment": "t", "schema": 99}', "expected schema 1 in .*, got 99"),
+        ('{"experiment": "t", "runs": [3]}', "expected runs with a row, .* got one with 3"),
+        (
+            '{"experiment": "t", "runs": [{"row": "a", "seed": "0", "small": true}]}',
+            "expected runs with a row, a seed and a size",
+        ),
         ('{"experiment": "t", "ru', "expected results of t, got .*: Unterminated"),
         ('{"experiment": "t", "runs": [{"task": 1}]}', "a row, a seed and a size .* with .'task'"),
     ],
