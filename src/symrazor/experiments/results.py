@@ -35,7 +35,7 @@ def read_runs(experiment: str, file: Path) -> list[Run]:
         raise ValueError(
             f"expected schema {SCHEMA} in {file}, got {schema}; do: use a newer version"
         )
-    runs: list[Run] = document.get("runs", [])
+    runs: list[Any] = document.get("runs", [])
     for run in runs:
         if not isinstance(run, dict) or not _is_named(run):
             found = sorted(run)[:8] if isinstance(run, dict) else repr(run)[:40]
