@@ -24,7 +24,8 @@ from weakref import WeakKeyDictionary, ref
 import torch
 from torch import Tensor, nn
 
-from symrazor.curvature.statistics import Batch, Key, Source, Statistics, check_inputs
+from symrazor.curvature.statistics import Source, check_inputs
+from symrazor.curvature.sums import Batch, Key, Statistics
 from symrazor.curvature.tape import Input, Tape
 from symrazor.linear_algebra.factor import Factor
 from symrazor.linear_algebra.symmetric import Symmetric
