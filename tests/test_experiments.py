@@ -132,6 +132,12 @@ def test_no_result_is_lost_between_writers(tmp_path: Path) -> None:
             "expected results of t in .*, got those of 'other'",
         ),
         ("[]", "expected results of t"),
+        ('{"experiment": "t", "schema": 99}', "expected schema 1 in .*, got 99"),
+        ('{"experiment": "t", "runs": [3]}', "expected runs with a row, .* got one with 3"),
+        (
+            '{"experiment": "t", "runs": [{"row": "a", "seed": "0", "small": true}]}',
+            "expected runs with a row, a seed and a size",
+        ),
         ('{"experiment": "t", "ru', "expected results of t, got .*: Unterminated"),
         ('{"experiment": "t", "runs": [{"task": 1}]}', "a row, a seed and a size .* with .'task'"),
     ],
@@ -319,7 +325,8 @@ def test_small_tables(table, tmp_path: Path) -> None:
 def test_figures_show_the_shares_and_curves_of_a_run(tmp_path: Path) -> None:
     """A real run of two epochs: curves add up to the reading, files are pictures."""
     file, row = tmp_path / "runs.json", "digit/f-fc+conv/laplace"
-    options = Options(small=True, rows=(row,), json=file, epochs=2, set=("every=1", "burn_in=0"))
+    told = ("every=1", "burn_in=0", "switch_off=false")
+    options = Options(small=True, rows=(row,), json=file, epochs=2, set=told)
     (x, y), test = ella_table1.data("digit", options)
     few = replace(ella_table1.EXPERIMENT, data=lambda *_: ((x[:150], y[:150]), test))
     tables.run(few, replace(options, device="cpu", figure=tmp_path))
@@ -334,6 +341,9 @@ def test_figures_show_the_shares_and_curves_of_a_run(tmp_path: Path) -> None:
     assert sum(c[-1][1] for c in gamma.values()) + sum(heads) == pytest.approx(sum(last.values()))
     precision = figures.curves(run, "precisions")["FFC", 1]
     assert precision[-1] == (2, run["history"][-1]["precisions"]["0.paths.1"])
+    run["history"][-1]["off"] = ["0.paths.1"]
+    assert figures.curves(run, "precisions")["FFC", 1] == precision[:-1]
+    assert figures.curves(run, "effective_parameters") == gamma
     names = ("digit-f-fc_conv-laplace-shares", "digit-f-fc_conv-laplace-training")
     for name in names:
         assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")

@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import signal
 import threading
 from pathlib import Path
@@ -210,6 +211,24 @@ def test_full_disk_costs_the_checkpoint_and_not_the_run(
 
     monkeypatch.setattr("symrazor.training.checkpoint.os.rename", full)
     fit = short_fit(tmp_path, save_every=1)
+    assert len(fit.history) == 2
+    assert "no checkpoint of step 3" in caplog.text
+    assert [p.name for p in tmp_path.iterdir()] == ["step-00000000-epoch-0000"]
+
+
+def test_tensors_that_the_disk_does_not_take_cost_no_run_either(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A real refusal by the system, of files above some size: safetensors has its own error."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def limit(record: object) -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (500, before[1]))
+
+    try:
+        fit = short_fit(tmp_path, save_every=1, callbacks=[limit])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert len(fit.history) == 2
     assert "no checkpoint of step 3" in caplog.text
     assert [p.name for p in tmp_path.iterdir()] == ["step-00000000-epoch-0000"]

@@ -76,8 +76,9 @@ def curves(run: Run, what: str) -> dict[tuple[str, int], list[tuple[int, float]]
 
     Args:
         run: with a history.
-        what: "precisions", by prior group, where the mean over the groups of a path is taken; or
-            "effective_parameters", by tensor, where they are added up.
+        what: "precisions", by prior group, where the mean over the groups of a path is taken, and
+            none of a path that is switched off: nothing is under it; or "effective_parameters",
+            by tensor, where they are added up.
     """
     found: dict[tuple[str, int], list[tuple[int, float]]] = {}
     for number, layer in enumerate(relaxed(run), 1):
@@ -89,7 +90,8 @@ def curves(run: Run, what: str) -> dict[tuple[str, int], list[tuple[int, float]]
                     for name, value in record.get(what, {}).items()
                     if f"{name}.".startswith(f"{prefix}.")
                 ]
-                if values:
+                off = what == "precisions" and prefix in record.get("off", ())
+                if values and not off:
                     value = mean(values) if what == "precisions" else sum(values)
                     found.setdefault((path["path"], number), []).append((record["epoch"], value))
     return found

@@ -31,14 +31,25 @@ def read_runs(experiment: str, file: Path) -> list[Run]:
     if not isinstance(document, dict) or document.get("experiment") != experiment:
         found = document.get("experiment") if isinstance(document, dict) else type(document)
         raise ValueError(f"expected results of {experiment} in {file}, got those of {found!r}")
-    runs: list[Run] = document.get("runs", [])
+    if (schema := document.get("schema", SCHEMA)) != SCHEMA:
+        raise ValueError(
+            f"expected schema {SCHEMA} in {file}, got {schema}; do: use a newer version"
+        )
+    runs: list[Any] = document.get("runs", [])
     for run in runs:
-        if not {"row", "seed", "small"} <= set(run):
+        if not isinstance(run, dict) or not _is_named(run):
+            found = sorted(run)[:8] if isinstance(run, dict) else repr(run)[:40]
             raise ValueError(
                 f"expected runs with a row, a seed and a size in {file}, got one with "
-                f"{sorted(run)[:8]}; do: choose another file"
+                f"{found}; do: choose another file"
             )
     return runs
+
+
+def _is_named(run: Run) -> bool:
+    """Whether a run has what runs are told apart by."""
+    kinds = {"row": str, "seed": int, "small": bool}
+    return all(isinstance(run.get(key), kind) for key, kind in kinds.items())
 
 
 def merged(old: Sequence[Run], new: Sequence[Run]) -> list[Run]:

@@ -128,7 +128,10 @@ def _write(folder: Path, state: State) -> None:
     tensors: dict[str, Tensor] = {}
     plain = _take_apart(state, "", tensors)
     _check_plain(plain)
-    save_file(tensors, folder / TENSORS)
+    try:
+        save_file(tensors, folder / TENSORS)
+    except SafetensorError as error:  # what it makes of a full disk
+        raise OSError(f"{folder / TENSORS}: {error}") from error
     document = {
         "schema": SCHEMA,
         "versions": {
