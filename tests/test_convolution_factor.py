@@ -179,6 +179,45 @@ def test_fast_backward_leaves_computed_weights_alone() -> None:
     assert float(found.abs().sum()) > 0
 
 
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("dims", [1, 2, 3])
+def test_fast_backward_does_not_keep_the_input(dims: int, last: bool) -> None:
+    """In any layout; the gradient is the same, bit for bit."""
+    convolve = (F.conv1d, F.conv2d, F.conv3d)[dims - 1]
+    x = torch.randn(3, 4, *[6] * dims, dtype=F64, requires_grad=True)
+    made = x * 2
+    if last and dims > 1:
+        made = made.contiguous(
+            memory_format=torch.channels_last if dims == 2 else torch.channels_last_3d
+        )
+    w = torch.randn(5, 4, *[3] * dims, dtype=F64, requires_grad=True)
+    b = torch.randn(5, dtype=F64, requires_grad=True)
+    plain = convolve(made, w, b, padding=1)
+    with tape.FastBackward():
+        y = convolve(made, w, b, padding=1)
+    assert torch.equal(y, plain)
+    for found, kept in ((plain, True), (y, False)):
+        saved = found.grad_fn._saved_input  # type: ignore[union-attr]
+        assert (saved.data_ptr() == made.data_ptr()) == kept
+        assert saved.shape == made.shape and saved.stride() == made.stride()
+    g = torch.randn_like(y)
+    (found,) = torch.autograd.grad(y, x, g, retain_graph=True)
+    assert torch.equal(found, torch.autograd.grad(plain, x, g)[0])
+
+
+def test_fast_backward_of_a_convolution_that_is_mapped_over() -> None:
+    """Such tensors have no place in memory, and no hooks."""
+    x, w = torch.randn(3, 2, 1, 5, 5, dtype=F64), torch.randn(2, 1, 3, 3, dtype=F64)
+
+    def total(part: Tensor) -> Tensor:
+        return F.conv2d(part, w).tanh().sum()
+
+    gradient = torch.func.vmap(torch.func.grad(total))
+    expected = gradient(x)
+    with tape.FastBackward():
+        torch.testing.assert_close(gradient(x), expected)
+
+
 @pytest.mark.parametrize("amounts", [(1, 1), (0, 2, 3, 1), (1, 0, 0, 0, 2, 2)])
 def test_wrap_is_circular_padding(amounts: tuple[int, ...]) -> None:
     x = torch.randn(2, 3, *[4] * (len(amounts) // 2))

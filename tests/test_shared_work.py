@@ -11,6 +11,7 @@ import symrazor as sr
 from symrazor.curvature import Source, curvature, layers, replay
 from symrazor.curvature.eigenvalues import eigenvalues
 from symrazor.curvature.statistics import Method
+from symrazor.curvature.sums import settle
 from symrazor.errors import CurvatureError
 from symrazor.likelihood import Categorical
 from symrazor.linear_algebra import pieces as pieces_module
@@ -242,7 +243,7 @@ def test_rows_that_wait_are_multiplied_once_for_all_keys() -> None:
     before = {key: value for key, value in total.sums.items() if isinstance(value, Factor)}
     assert any(value.parts for value in before.values())
     assert before["3.bias", "H"] is before["3.weight", "G"]
-    replay.settle(total.sums)
+    settle(total.sums)
     assert total.sums["3.bias", "H"] is total.sums["3.weight", "G"]
     for key, value in before.items():
         own = total.sums[key]
@@ -276,7 +277,7 @@ def test_factors_are_matrices_at_once_where_many_data_are_expected(expected: int
     total = source.batch(x[:few], y[:few], "here")
     before = {key: value for key, value in total.sums.items() if isinstance(value, Factor)}
     assert before["3.weight", "A"].small
-    replay.settle(total.sums, methodcaller("for_more", expected / total.n))
+    settle(total.sums, methodcaller("for_more", expected / total.n))
     for key, value in before.items():
         own = total.sums[key]
         assert isinstance(own, Factor)

@@ -207,6 +207,8 @@ def times(options: Options) -> list[Row]:
 
 def first_peak(options: Options, what: str) -> float:
     """Megabytes that a plain epoch ("plain"), or an epoch and an estimate, take at their peak."""
+    if not options.device.startswith("cuda"):
+        torch.set_num_threads(options.threads)
     if what == "plain":
         run = plain_epoch(options)
     else:

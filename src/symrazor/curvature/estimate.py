@@ -127,8 +127,8 @@ def collect(
         n_data: what the figures are scaled to.
         temperature: of the likelihood.
         keep_graph: whether the result is differentiated in the hyperparameters.
-        expected: how many data all processes read together, where that is known: a GPU then need
-            not wait for some batches to see that factors become matrices.
+        expected: how many data all processes read together, where that is known: nobody need then
+            wait for some batches to see that factors become matrices.
     """
     if not temperature > 0 or (n_data is not None and n_data < 1):
         raise ValueError(
@@ -143,12 +143,14 @@ def collect(
     device = next(iter(weights(source.model).values())).device
 
     def over_batches() -> Batch | None:
+        own = None if expected is None else expected // world().size
         if device.type == "cuda" and not keep_graph:
-            own = None if expected is None else expected // world().size
             return summed(source, numbered(loader, source.pieces), device, own)
         tasks = _tasks(source, loader, keep_graph)
         serial = keep_graph or not _on_cpu(source) or source.method.structure in ("block", "full")
-        return add_batches(in_turn(tasks) if serial else as_finished(tasks))
+        kron = source.method.structure == "kron" and not keep_graph
+        parts = in_turn(tasks) if serial else as_finished(tasks)
+        return add_batches(parts, own if kron else None)
 
     total = over_processes(over_batches, device)
     n_data = n_data or total.n

@@ -14,7 +14,7 @@ long as one of their factors lives, their memory is not used again, and a new re
 """
 
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from operator import methodcaller
@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from symrazor.curvature.statistics import Source, check_inputs
-from symrazor.curvature.sums import Batch, Key, Statistics
+from symrazor.curvature.sums import Batch, Key, Statistics, settle
 from symrazor.curvature.tape import Input, Tape
 from symrazor.linear_algebra.factor import Factor
 from symrazor.linear_algebra.symmetric import Symmetric
@@ -94,18 +94,6 @@ def _batches_before(model: nn.Module, x: Input) -> int:
     """How many come before one like x is recorded."""
     known = isinstance(x, Tensor) and x.shape in _recorded_shapes.get(model, ())
     return 1 if known else EAGER
-
-
-def settle(sums: Statistics, settled: Callable[[Factor], Factor] = Factor.settled) -> None:
-    """Multiply rows that still wait: now, and not once for every block by some other thread.
-
-    Or do something else to every factor; two keys of one factor stay two keys of one factor.
-    """
-    factors = {id(value): value for value in sums.values() if isinstance(value, Factor)}
-    done = {name: settled(factor) for name, factor in factors.items()}
-    for key, value in sums.items():
-        if isinstance(value, Factor):
-            sums[key] = done[id(value)]
 
 
 def ready(source: Source, total: Batch, x: Input) -> bool:

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from operator import methodcaller
 
 from torch import Tensor
 
@@ -44,13 +45,35 @@ def _plus(left: Tensor | Factor, right: Tensor | Factor) -> Tensor | Factor:
     return left + right
 
 
-def add_batches(parts: Iterable[Batch]) -> Batch | None:
-    """Sum of contributions, which are used up; None if there is none."""
+def add_batches(parts: Iterable[Batch], expected: int | None = None) -> Batch | None:
+    """Sum of contributions, which are used up; None if there is none.
+
+    Args:
+        parts: of one batch after the other, the one with its size first.
+        expected: how many data they have, where that is known: factors that become matrices are
+            multiplied out after the first batch, and no rows wait for the next ones.
+    """
     total: Batch | None = None
+    batches = 0
     for part in parts:
+        batches += part.n > 0
+        if total is not None and part.n and batches == 2 and expected is not None:
+            settle(total.sums, methodcaller("for_more", expected / total.n))
         total = part if total is None else total.absorb(part)
         del part  # before the next one is made
     return total
+
+
+def settle(sums: Statistics, settled: Callable[[Factor], Factor] = Factor.settled) -> None:
+    """Multiply rows that still wait: now, and not once for every block by some other thread.
+
+    Or do something else to every factor; two keys of one factor stay two keys of one factor.
+    """
+    factors = {id(value): value for value in sums.values() if isinstance(value, Factor)}
+    done = {name: settled(factor) for name, factor in factors.items()}
+    for key, value in sums.items():
+        if isinstance(value, Factor):
+            sums[key] = done[id(value)]
 
 
 def absorb(left: Statistics, right: Statistics) -> Statistics:

@@ -12,14 +12,19 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
+from torch.autograd.graph import (
+    GradientEdge,
+    Node,
+    get_gradient_edge,
+    saved_tensors_hooks,
+)
 from torch.overrides import TorchFunctionMode
 
 from symrazor.curvature.coverage import Layer
@@ -244,11 +249,12 @@ def _listening(layers: Sequence[Layer], uses: list[Use]) -> Iterator[None]:
 
 
 class FastBackward(TorchFunctionMode):
-    """While active, some operations in any model get a faster backward pass to their input.
+    """While active, some operations in any model get a cheaper backward pass to their input.
 
     Circular padding: autograd sends the gradient through a chain of slice copies, which costs more
     than the convolution that follows. Strided convolutions of few channels, and those with one
-    output position: see `_Conv`. Their weights, if leaves, get no gradient: nobody asks for one.
+    output position: see `_Conv`. Others do not keep their input. Their weights, if leaves, get no
+    gradient: nobody asks for one.
     """
 
     def __torch_function__(
@@ -263,7 +269,49 @@ class FastBackward(TorchFunctionMode):
                 return CircularPad.apply(x, tuple(amounts))  # type: ignore[no-untyped-call]
         elif func is F.conv2d and not kwargs and len(args) == 7 and _gains(*args):
             return _Conv.apply(*args[:5])  # type: ignore[no-untyped-call]
+        elif func in (F.conv1d, F.conv2d, F.conv3d) and len(args) > 1 and args[1].is_leaf:
+            place = _place(args[0])
+            if place is not None:
+                with saved_tensors_hooks(partial(_outline, place, args[0].shape), _of_outline):
+                    return func(*args, **kwargs)
         return func(*args, **kwargs)
+
+
+def _place(x: Tensor) -> int | None:
+    """Where a tensor is; None for what is traced or mapped over, and has no place of its own."""
+    if torch.compiler.is_compiling():
+        return None
+    try:
+        return x.data_ptr()
+    except RuntimeError:
+        return None
+
+
+@dataclass(frozen=True)
+class _Outline:
+    """A tensor without its values: where they went to, only the gradient of a weight would ask."""
+
+    size: torch.Size
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+
+
+def _outline(place: int, size: torch.Size, saved: Tensor) -> Tensor | _Outline:
+    """What autograd keeps of a convolution: of the input, which is there, only the outline.
+
+    (The input itself would be kept by the hooks, which autograd holds on to.)
+    """
+    if saved.shape != size or saved.data_ptr() != place:
+        return saved
+    return _Outline(saved.shape, saved.stride(), saved.dtype, saved.device)
+
+
+def _of_outline(kept: Tensor | _Outline) -> Tensor:
+    """A tensor for the backward pass, which looks at the shape of an input alone."""
+    if isinstance(kept, Tensor):
+        return kept
+    return torch.empty_strided(kept.size, kept.stride, dtype=kept.dtype, device=kept.device)
 
 
 def _gains(
