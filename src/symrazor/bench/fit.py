@@ -160,7 +160,7 @@ def fitting(options: Options) -> tuple[Callable[[], object], Callable[[], object
     model, data = network(options), loader(options)
     razor = Razor(model, "categorical", options.images, estimator="mc")
     stepper = Stepper(razor, FitConfig(lr=1e-4), 10**6)
-    many = evidence_batch(razor, options.batch)
+    many = evidence_batch(razor, data)
     some = TensorLoader(data.x, data.y, many, True, data.generator)
     subset = min(options.images, EVIDENCE_SUBSET)
 

@@ -44,6 +44,7 @@ from symrazor.training.loop import (
     Callback,
     Training,
     check_callbacks,
+    most_data,
     outputs,
     shared_outputs,
 )
@@ -199,7 +200,6 @@ def fit(
         test = _pair(test, "the test data", device)
     generator = torch.Generator().manual_seed(options.seed)
     loader = TensorLoader(x, y, options.batch_size, shuffle=True, generator=generator)
-    fixed = TensorLoader(x, y, min(len(y), EVALUATION_BATCH))
     likelihood = as_likelihood(likelihood)
     _check_outputs(model, likelihood, (x, y), "the training data")
     if test is not None:
@@ -208,6 +208,9 @@ def fit(
     razor_options = replace(options.razor, burn_in=burn_in, seed=options.seed)
     razor = Razor(model, likelihood, len(y), razor_options)
     training = Training(razor, loader, options, test, callbacks, checkpoints)
+    steps = training.curvature_data.batch_size  # a GPU has recorded such batches
+    many = steps if x.is_cuda else min(EVALUATION_BATCH, most_data(x))
+    fixed = TensorLoader(x, y, min(len(y), many))
     if options.start == "near" and training.stepper.done == 0:
         _start_near(razor, x[:EVALUATION_BATCH])
     history = training.run()

@@ -21,7 +21,7 @@ from symrazor.data import TensorLoader, Tensors
 from symrazor.distributed import Shared, any_, check_same, from_first_, sum_, together, world
 from symrazor.errors import CurvatureError, DivergenceError
 from symrazor.evidence.value import Evidence
-from symrazor.hyper import hyperparameters, weights
+from symrazor.hyper import hyperparameters
 from symrazor.machine.rounding import tf32
 from symrazor.razor.razor import Razor
 from symrazor.readings.reading import scores
@@ -40,6 +40,7 @@ log = logging.getLogger("symrazor")
 Callback = Callable[[Record], object]
 EVALUATION_BATCH = 500
 CURVATURE_BATCH = 250  # data, at least: in an evidence step they take no more than in training
+CURVATURE_NUMBERS = 400_000  # in its inputs, at most, unless fewer than 16 data have so many
 GPU_BATCH = 250  # there batches are replayed: few data cost no more than many, and less memory
 EVIDENCE_SUBSET = 5000  # data per evidence step, at most, unless told otherwise
 AGREE_EVERY = 8  # steps after which several processes ask each other whether to stop
@@ -100,7 +101,7 @@ class Training:
     ) -> None:
         """Start afresh, or load the newest checkpoint; see the class."""
         self.razor, self.data, self.options, self.test = razor, data, options, test
-        many = options.evidence_batch or evidence_batch(razor, data.batch_size)
+        many = options.evidence_batch or evidence_batch(razor, data)
         self.curvature_data = TensorLoader(data.x, data.y, many, True, data.generator)
         self.callbacks, self.checkpoints = callbacks, checkpoints
         total = options.epochs * len(data)
@@ -298,9 +299,15 @@ class Training:
         stop.leave()
 
 
-def evidence_batch(razor: Razor, batch_size: int) -> int:
+def evidence_batch(razor: Razor, data: TensorLoader) -> int:
     """Large where no step waits for a gradient; with one in the network, the memory counts."""
     if hyperparameters(razor.model):
-        return batch_size
-    on_gpu = next(iter(weights(razor.model).values())).is_cuda
-    return GPU_BATCH if on_gpu else max(batch_size, CURVATURE_BATCH)
+        return data.batch_size
+    if data.x.is_cuda:
+        return GPU_BATCH
+    return min(max(data.batch_size, CURVATURE_BATCH), most_data(data.x))
+
+
+def most_data(x: Tensor) -> int:
+    """Data of one batch of a curvature on a CPU: more take more memory, and no less time."""
+    return max(16, CURVATURE_NUMBERS // x[0].numel())

@@ -50,8 +50,8 @@ class FitConfig:
             `burn_in`: no waiting.
         subset: data per evidence step, scaled up; None for all of them, at most 5,000.
         evidence_batch: data in a batch of an evidence step; None for `batch_size`, or, if the
-            network has no hyperparameters, whose gradient would need the memory, for at least 250
-            (on a GPU for 250).
+            network has no hyperparameters, whose gradient would need the memory, for 250 on a GPU
+            and at least 250 on a CPU, but no more than have 400,000 numbers.
         patience: stop after so many evidence steps in a row, counted from the burn-in, without a
             new best evidence; None for never.
         keep: return the state with the "best" evidence or the "last" one.
