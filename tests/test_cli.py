@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -17,7 +18,7 @@ from symrazor.bench import fit as fit_bench
 from symrazor.bench import layers as layers_bench
 from symrazor.bench.measure import fresh_peak
 from symrazor.discover import Options, discover_digits
-from symrazor.files import write_atomically
+from symrazor.files import check_file, write_atomically
 
 
 def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -182,6 +183,30 @@ def test_files_are_written_whole_or_not_at_all(tmp_path: Path) -> None:
         write_atomically(path, "not bytes")  # type: ignore[arg-type]
     assert path.read_bytes() == b"first"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_files_are_for_others_too(tmp_path: Path) -> None:
+    """By the umask, as any program's: not for the owner alone."""
+    plain = tmp_path / "plain"
+    plain.write_bytes(b"")
+    write_atomically(tmp_path / "file.json", b"{}")
+    assert (tmp_path / "file.json").stat().st_mode == plain.stat().st_mode
+
+
+def test_links_and_pipes_stay_what_they_are(tmp_path: Path) -> None:
+    """--json /dev/null must not replace the device by a file."""
+    link, target, pipe = (tmp_path / name for name in ("link", "target", "pipe"))
+    link.symlink_to(target)
+    write_atomically(link, b"first")
+    write_atomically(link, b"second")
+    assert link.is_symlink() and target.read_bytes() == b"second"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    check_file(pipe)
+    write_atomically(pipe, b"all of it")
+    assert pipe.is_fifo() and os.read(reader, 100) == b"all of it"
+    os.close(reader)
+    assert len(list(tmp_path.iterdir())) == 3
 
 
 def test_bench_of_fit_writes_its_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

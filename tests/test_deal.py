@@ -73,12 +73,13 @@ def test_all_is_done_no_later_than_by_the_gpu_alone(sizes: Sizes, threads: int, 
 
 
 def test_what_comes_in_large_numbers_is_found_together() -> None:
-    """Small matrices of one size from many layers in one call; not a few, not large ones."""
+    """Small matrices of one size from many layers in few calls; not a few, not large ones."""
     pieces = (
         [_piece(1, 1024)] * 23 + [_piece(4, 160)] * 20 + [_piece(2, 180)] + [_piece(32, 80)] * 5
     )
     deal = dealt_out(pieces, 16, True)
-    assert [_shape(group, pieces) for group in deal.together] == [(80, 160), (160, 80)]
+    shapes = [_shape(group, pieces) for group in deal.together]
+    assert shapes == [(56, 160), (24, 160), (96, 80), (64, 80)]
     assert {pieces[number].shape[1] for number in deal.host} == {1024, 180}
     assert {pieces[number].shape[1] for number in deal.one_by_one} == {1024}
     together, single, others = _busy(deal, pieces, 16)

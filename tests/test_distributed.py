@@ -138,6 +138,15 @@ def test_messages_to_oneself_change_nothing(
     assert_close(got, expected, case)
 
 
+def test_a_difference_is_shown_where_it_is() -> None:
+    """Of two long texts, not their equal beginnings."""
+    a, b = (json.dumps({"a": "x" * 900, "seed": seed, "z": "y" * 900}) for seed in (3, 4))
+    ours, theirs = distributed.where_apart(a, b)
+    assert '"seed": 3' in ours and '"seed": 4' in theirs
+    assert len(ours) < 210 and ours.startswith("...")
+    assert distributed.where_apart("a", "b") == ("a", "b")
+
+
 def test_one_process_is_a_world_of_its_own() -> None:
     assert distributed.world() == World(0, 1)
     assert distributed.start() == World(0, 1)

@@ -229,6 +229,22 @@ def test_a_run_that_diverges_in_its_last_step_is_written_down() -> None:
     assert "1, 1 diverged" in tables.run(ella_table2.EXPERIMENT, options)
 
 
+def test_weights_beyond_gradients_are_written_down() -> None:
+    """Outputs are finite, their gradients are not: diverged, and no fault of the layers."""
+    told = ("lr=1e6", "optimizer=sgd", "every=1")
+    options = Options(small=True, rows=("digit/conv/laplace",), epochs=3, set=told)
+    assert "1, 1 diverged" in tables.run(ella_table1.EXPERIMENT, options)
+
+
+def test_epochs_may_be_set_either_way() -> None:
+    """The burn-in follows: half of a short run."""
+    row = ella_table1.EXPERIMENT.rows[2]
+    base = ella_table1.config(row, small=True)
+    given = tables._config(base, row, Options(small=True, epochs=4), 1437)
+    assert given == tables._config(base, row, Options(small=True, set=("epochs=4",)), 1437)
+    assert (given.epochs, given.burn_in) == (4, 2 * 23)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -236,6 +252,13 @@ def test_a_run_that_diverges_in_its_last_step_is_written_down() -> None:
         ({"small": False}, "expected --data DIR with MNIST's files, got none"),
         ({"set": ("lr",)}, "expected name=value, got 'lr'"),
         ({"set": ("speed=3",)}, r"got \['speed'\]"),
+        ({"set": ("batch_size=0",)}, "expected batch_size of at least 1, got 0"),
+        ({"set": ("batch_size=x",)}, "batch_size"),
+        ({"set": ("seed=3",)}, "expected no seed in --set, got 3; do --seed"),
+        ({"rows": ("*/fc/map", "fcc/*")}, "expected rows among .* got fcc"),
+        ({"figure": Path(__file__)}, "expected a folder to write to, got .*test_experiments.py"),
+        ({"events": Path(__file__) / "x"}, "expected a folder to write to"),
+        ({"json": Path(__file__) / "x"}, "expected a folder to write to"),
         ({"merge": (Path("none.json"),)}, "expected files with results to merge, got none at none"),
         ({"device": "cuda:99", "rows": ("*/fc/map",)}, "a device that is there, got 'cuda:99'"),
     ],

@@ -2,6 +2,7 @@
 
 import csv
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -125,6 +126,27 @@ def test_the_best_state_and_the_reading(tmp_path: Path) -> None:
     for record in callback.history:
         write(record)
     assert read_events(write.path) == callback.history
+
+
+class Stream(torch.utils.data.IterableDataset[tuple[Tensor, Tensor]]):
+    """Data that do not say how many they are."""
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        return zip(X, Y, strict=True)
+
+
+def test_data_without_a_length() -> None:
+    """No number of steps is known, and so no fifth of it."""
+    callback = EvidenceCallback(every=1, network=lambda module: module.net, estimator="mc")
+    make_trainer(callback, max_epochs=1).fit(Module(), DataLoader(Stream(), 40))
+    assert callback.razor is not None
+    assert (callback.razor.n_data, callback.razor.config.burn_in) == (len(X), 0)
+
+
+def test_the_last_epoch_has_an_evidence_step_however_it_ends() -> None:
+    callback = evidence_step(every=5)
+    make_trainer(callback, max_epochs=-1, max_steps=7).fit(Module(), make_loader())
+    assert [record["epoch"] for record in callback.history] == [2]
 
 
 @pytest.mark.filterwarnings("ignore:Found 1 module.s. in eval mode")

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,10 +18,13 @@ from torch import nn
 
 import distributed_job as job
 import symrazor as sr
+from symrazor import cli
 from symrazor.commands.fit import given_config
 from symrazor.commands.run_folder import export
 from symrazor.data import TensorLoader, flip_and_crop
+from symrazor.discover.fit_runs import fit_document
 from symrazor.files import write_atomically
+from symrazor.razor.config import RazorConfig
 from symrazor.runs import run as runs
 from symrazor.runs.config import (
     DataConfig,
@@ -126,9 +130,50 @@ def test_a_configuration_survives_its_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"save": "x"}, "expected no fit.save in a run, got x; do: --out RUN"),
+        ({"resume": "x"}, "expected no fit.resume in a run, got x"),
+        ({"razor": RazorConfig(seed=3)}, "got 3; do: fit.seed"),
+        ({"razor": RazorConfig(burn_in=3)}, "got 3; do: fit.burn_in"),
+    ],
+)
+def test_options_that_a_run_would_not_hear_are_refused(
+    changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        RunConfig(fit=replace(sr.FitConfig(), **changes))
+
+
+def test_a_file_of_another_name_is_refused(tmp_path: Path) -> None:
+    """It would not be read, and the defaults be trained."""
+    (tmp_path / "small.cfg").write_text(SMALL)
+    out = tmp_path / "run"
+    with pytest.raises(ValueError, match=r"expected a configuration NAME.toml, got .*small.cfg"):
+        cli.run(["fit", str(tmp_path / "small.cfg"), "--out", str(out), "--fit.epochs", "1"])
+    assert not out.exists()
+
+
+def test_the_same_run_leaves_the_same_bytes(tmp_path: Path) -> None:
+    """Readable by others, too."""
+    config = small(tmp_path, SMALL.replace("epochs = 2", "epochs = 1"))
+    for name in ("a", "b"):
+        run(config, tmp_path / name)
+    plain = (tmp_path / "small.toml").stat().st_mode
+    for name in (runs.CONFIG, runs.NETWORK, runs.RAZOR):
+        a, b = tmp_path / "a" / name, tmp_path / "b" / name
+        assert a.read_bytes() == b.read_bytes()
+        assert a.stat().st_mode == plain
+    (tmp_path / "made").mkdir()
+    (point, *_) = (tmp_path / "a" / runs.CHECKPOINTS).iterdir()
+    assert point.stat().st_mode == (tmp_path / "made").stat().st_mode
+
+
+@pytest.mark.parametrize(
     ("document", "message"),
     [
         ({"fitt": {}}, r"got \[fitt\]; did you mean 'fit'"),
+        ({"fit": {"label_smoothing": 0.1}}, "expected no label_smoothing: .* not a likelihood"),
         ({"fit": {"epoch": 3}}, "got 'epoch'; did you mean 'epochs'"),
         ({"razor": {"estimater": "mc"}}, "got 'estimater'; did you mean 'estimator'"),
         ({"razor": {"burn_in": 3}}, "got 'burn_in'"),
@@ -160,6 +205,9 @@ def test_folders_that_are_refused(tmp_path: Path) -> None:
     (tmp_path / "run" / runs.READING).unlink()
     with pytest.raises(ValueError, match="expected a finished run"):
         load_run(tmp_path / "run")
+    for place in (tmp_path / "small.toml", tmp_path / "small.toml" / "run"):
+        with pytest.raises(ValueError, match=r"expected a folder to leave the run in, .* a file"):
+            run(config, place)
     bad = replace(config, model=ModelConfig(name="conv"))
     with pytest.raises(ValueError, match="got 'conv' for inputs"):
         run(bad, tmp_path / "other")
@@ -175,6 +223,20 @@ def test_a_refused_change_leaves_the_run_as_it_was(tmp_path: Path) -> None:
     assert (folder / "config.toml").read_text() == before
     run(replace(config, fit=config.fit.change(save_every=2)), folder, resume=True)  # is free
     assert read_config(folder / "config.toml").fit.save_every == 2
+
+
+def test_epochs_that_were_run_again_count_once(tmp_path: Path) -> None:
+    """In the page of a run that was killed; and those of an older run not at all."""
+    config, folder = small(tmp_path), tmp_path / "run"
+    run(config, folder)
+    events = folder / runs.EVENTS
+    first, second = events.read_text().splitlines(keepends=True)
+    events.write_text(first + second + first + second)
+    (question,) = fit_document(folder)["questions"]
+    assert [r["epoch"] for r in question["candidates"][0]["history"]] == [1, 2]
+    shutil.rmtree(folder / runs.CHECKPOINTS)
+    run(replace(config, fit=config.fit.change(epochs=1)), folder, resume=True)
+    assert [record["epoch"] for record in sr.read_events(events)] == [1]
 
 
 def test_a_run_that_was_refused_does_not_take_the_folder(tmp_path: Path) -> None:

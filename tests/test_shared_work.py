@@ -204,6 +204,32 @@ def test_what_cannot_be_added_in_place_is_refused() -> None:
     assert not replay.ready(source, total, x)  # not on a GPU
 
 
+@pytest.mark.parametrize("keep_graph", [False, True])
+def test_inputs_that_are_rows_come_first_and_are_let_go(keep_graph: bool) -> None:
+    """Before the backward pass; those of convolutions after it, and none that may be needed."""
+    model, batches = _batches(1)
+    source = Source(model, layers(model), Categorical(), Method())
+    x, y = batches[0]
+    tape = source.forward(x, keep_graph)
+    expected = source.batch(x, y, "here").sums
+    roots = source.look(tape.f, y, "here")[1]
+    order: list[set[str]] = []
+    for task in source.sums(tape, roots, keep_graph):
+        sums = task().sums
+        order.append({kind for _, kind in sums} - {"count"})
+        for key in sums:
+            if key[1] == "A":
+                found, own = sums[key], expected[key]
+                assert isinstance(found, Factor) and isinstance(own, Factor)
+                torch.testing.assert_close(found.matrix, own.matrix, rtol=1e-12, atol=1e-12)
+    inputs = [number for number, kinds in enumerate(order) if kinds == {"A"}]
+    conv, linear = (use.x.numel() for use in tape.uses)
+    if keep_graph:
+        assert inputs == [len(order) - 2, len(order) - 1] and conv and linear
+    else:
+        assert inputs == [0, len(order) - 1] and conv and not linear
+
+
 def test_rows_that_wait_are_multiplied_once_for_all_keys() -> None:
     model, batches = _batches(1)
     source = Source(model, layers(model), Categorical(), Method())

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import symrazor as sr
 from symrazor.curvature import Curvature, Method, curvature
-from symrazor.curvature.statistics import Statistics, absorb
+from symrazor.curvature.sums import Statistics, absorb
 from symrazor.layers import FC, FFC, Conv, Relaxed
 from symrazor.linear_algebra import factor
 from symrazor.linear_algebra.blocks import Dense, Kron

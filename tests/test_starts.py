@@ -61,6 +61,18 @@ def test_starts_are_compared_by_their_ends(tmp_path: Path) -> None:
     assert not [c for c in starts.compare([*rows, rival]) if c["passed"] and c["start"] == "near"]
 
 
+def test_one_start_or_two_settings_show_nothing() -> None:
+    """What a command leaves that was stopped, and one that was told other epochs."""
+    row: dict[str, Any] = {"task": "digit", "start": "near", "precision": 1.0, "seed": 0}
+    row |= {"evidence": 0.5, "accuracy": 99.0, "verdicts": ["equivariant"], "free_shares": [0.0]}
+    longer = row | {"epochs": 50, "precision": 10.0}
+    assert not starts.compare([row])[0]["passed"]
+    assert "| one start only |" in starts.markdown([row])
+    assert not starts.compare([row | {"epochs": 3}, longer])[0]["passed"]
+    assert "| not alike: 2 settings |" in starts.markdown([row | {"epochs": 3}, longer])
+    assert starts.compare([row | {"epochs": 50}, longer])[0]["passed"]
+
+
 @pytest.mark.usefixtures("few_digits")
 def test_starts_by_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(digits, "DEFAULTS", digits.DEFAULTS.change(epochs=1))

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from importlib import import_module
+from itertools import takewhile
 from typing import Any
 
 import torch
@@ -199,10 +200,19 @@ def check_same(what: str, text: str) -> None:
     found = exchange(text)
     for rank, other in enumerate(found):
         if other != found[0]:
+            theirs, first = where_apart(other, found[0])
             raise ValueError(
-                f"expected the same {what} in every process, got {other[:200]} in process {rank} "
-                f"and {found[0][:200]} in process 0"
+                f"expected the same {what} in every process, got {theirs} in process {rank} "
+                f"and {first} in process 0"
             )
+
+
+def where_apart(a: str, b: str, width: int = 200) -> tuple[str, str]:
+    """The parts of two texts, so wide at most, in which the first difference is."""
+    alike = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False)))
+    start = max(0, alike - width // 4)
+    before = "..." if start else ""
+    return before + a[start : start + width], before + b[start : start + width]
 
 
 def any_(here: bool) -> bool:

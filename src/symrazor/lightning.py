@@ -64,7 +64,8 @@ class EvidenceCallback(pl.Callback):
     Args:
         likelihood: a Likelihood or its name; its negative logarithm, averaged over the batch, is
             the loss of the module's `training_step`.
-        every: epochs between evidence steps; the last epoch has one too.
+        every: epochs between evidence steps; the last epoch has one too, by `max_epochs`,
+            `max_steps` or `max_time`.
         loader: (x, y) batches for the evidence, by default the training loader. Give one of your
             own if training data are augmented or batches are not pairs (x, y). Its batches pass
             the module's transfer hooks, as in training.
@@ -216,7 +217,9 @@ class EvidenceCallback(pl.Callback):
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Every few epochs: the evidence, and a move of the hyperparameters."""
         epoch = trainer.current_epoch + 1
-        if epoch % self.every and epoch != trainer.max_epochs:
+        spent = 0 <= trainer.max_steps <= trainer.global_step
+        last = epoch == trainer.max_epochs or spent or trainer.should_stop
+        if epoch % self.every and not last:
             return
         razor = self._started()
         assert self._data is not None
@@ -281,7 +284,7 @@ class EvidenceCallback(pl.Callback):
     def _burn_in(self, trainer: pl.Trainer) -> int:
         """A fifth of all training steps."""
         total = trainer.estimated_stepping_batches
-        if total == float("inf"):
+        if total == float("inf") or total < 0:  # data without a length: -1
             return 0
         calls = trainer.accumulate_grad_batches if self.prior == "loss" else 1
         return int(total) * calls // 5

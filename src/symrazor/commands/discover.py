@@ -11,11 +11,12 @@ import tyro
 from rich.markup import escape
 from rich.table import Table
 
-from symrazor.commands.terminal import JsonFile, check_file, check_folder, console
+from symrazor.commands.terminal import JsonFile, console
 from symrazor.data.dataset import Kind, Task
 from symrazor.discover import Answer, Candidate, Options, discover_digits
 from symrazor.discover import discover as find
 from symrazor.discover.folder import DOCUMENT
+from symrazor.files import check_file, check_folder
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,9 @@ import tyro
 from rich.console import Console
 
 from symrazor import distributed
-from symrazor.commands.terminal import JsonFile, check_file, write_json
+from symrazor.commands.terminal import JsonFile, write_json
 from symrazor.discover.fit_runs import fit_document
+from symrazor.files import check_file
 from symrazor.runs import run as runs
 from symrazor.runs.config import RunConfig, read_config
 
@@ -41,6 +42,8 @@ def fit_command(default: RunConfig) -> Callable[..., None]:
             json_file: write all that was learned to this file, as `symrazor report` does.
             quiet: no progress bar and no table.
         """
+        if file is not None and file.suffix != ".toml":
+            raise ValueError(f"expected a configuration NAME.toml, got {file}; do: name it so")
         check_file(json_file)
         if quiet:
             config = replace(config, fit=replace(config.fit, progress=False))

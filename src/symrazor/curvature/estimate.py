@@ -17,16 +17,8 @@ from symrazor.curvature.coverage import Layer, check_mode, layers
 from symrazor.curvature.eigenvalues import eigenvalues
 from symrazor.curvature.exchange import over_processes
 from symrazor.curvature.replay import summed
-from symrazor.curvature.statistics import (
-    FULL,
-    Batch,
-    Method,
-    Source,
-    Statistics,
-    Task,
-    add_batches,
-    tensors,
-)
+from symrazor.curvature.statistics import FULL, Method, Source, tensors
+from symrazor.curvature.sums import Batch, Statistics, Task, add_batches
 from symrazor.curvature.tape import Input, call, each
 from symrazor.curvature.verify import verify
 from symrazor.distributed import together, unwrapped, world

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from symrazor.curvature.statistics import Batch, Key, Statistics
+from symrazor.curvature.sums import Batch, Key, Statistics
 from symrazor.distributed import exchange, gather, sum_, together
 from symrazor.linear_algebra.factor import ENOUGH, Factor
 from symrazor.linear_algebra.symmetric import Symmetric

@@ -16,7 +16,6 @@ The Kronecker block is $G_k \otimes A_k / \text{count}$ ("expand" and "reduce" o
 2023). A bias has $a = 1$, so that $J_{nc}[k, o] = \sum_s g_c$ and its block is exact and cheap.
 """
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -27,14 +26,13 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from symrazor.curvature.coverage import Layer
+from symrazor.curvature.sums import Batch, Key, Statistics, Task, add, add_batches
 from symrazor.curvature.tape import FastBackward, Input, Tape, Use, each, record
 from symrazor.data import check_batch
 from symrazor.errors import DivergenceError
 from symrazor.likelihood import Likelihood, Probe
 from symrazor.linear_algebra.factor import Factor
 
-Key = tuple[str, str]
-Statistics = dict[Key, Tensor | Factor]
 FULL: Key = ("", "H")
 LARGEST_DENSE = 4096
 """Biases and norm scales with more entries than this get a diagonal block under "kron"."""
@@ -83,26 +81,6 @@ class Method:
                 raise ValueError(f"expected {name} in {allowed}, got {getattr(self, name)!r}")
         if self.samples < 1:
             raise ValueError(f"expected at least 1 sample, got {self.samples}")
-
-
-@dataclass
-class Batch:
-    """What one batch contributes: its log likelihood, its size and its sums."""
-
-    log_likelihood: Tensor
-    n: int
-    sums: Statistics
-
-    def absorb(self, other: "Batch") -> "Batch":
-        """Two batches as one, in the memory of the first; neither is to be used any more."""
-        return Batch(
-            self.log_likelihood + other.log_likelihood,
-            self.n + other.n,
-            absorb(self.sums, other.sums),
-        )
-
-
-Task = Callable[[], Batch]
 
 
 @dataclass(frozen=True)
@@ -161,17 +139,24 @@ class Source:
         return log_likelihood, self._roots(f, y)
 
     def sums(self, tape: Tape, roots: Tensor, keep_graph: bool = False) -> list[Task]:
-        """All sums of a batch whose forward pass is done; to be worked on in this order."""
-        tasks: list[Task] = []
+        """All sums of a batch whose forward pass is done; to be worked on in this order.
+
+        Inputs that are rows of A as they are come first, and are let go; those of which patches
+        have to be made come last, when the graph is no longer in memory.
+        """
         at_once = COTANGENTS if self.method.structure == "kron" else 1
         parts = roots.split(at_once)
-        for some in parts:
-            once = len(parts) == 1 and not keep_graph
-            tasks.append(_task(partial(self._output_sums, tape, some, once), keep_graph))
-        if self.method.structure == "kron":  # after them, when the graph is no longer needed
-            for uses in _by_layer(tape.uses):
-                tasks.append(_task(partial(self._input_sums, uses), keep_graph))
-        return tasks
+        once = len(parts) == 1 and not keep_graph
+        first: list[Task] = []
+        last: list[Task] = []
+        for uses in _by_layer(tape.uses) if self.method.structure == "kron" else ():
+            early = not keep_graph and _are_rows(uses[0].layer)
+            task = _task(partial(self._input_sums, uses, early), keep_graph)
+            (first if early else last).append(task)
+        by_root = [
+            _task(partial(self._output_sums, tape, some, once), keep_graph) for some in parts
+        ]
+        return [*first, *by_root, *last]
 
     def _roots(self, f: Tensor, y: Tensor) -> Tensor:
         match self.method.estimator:
@@ -184,8 +169,8 @@ class Source:
             case _:
                 return self.likelihood.residual(f, y).unsqueeze(0)
 
-    def _input_sums(self, uses: list[Use], keep_graph: bool) -> Statistics:
-        """A and its count for one layer."""
+    def _input_sums(self, uses: list[Use], let_go: bool, keep_graph: bool) -> Statistics:
+        """A and its count for one layer; nobody needs its inputs after that if they are let go."""
         layer = uses[0].layer
         if layer.weight is None or layer.form.dense:
             return {}
@@ -209,7 +194,10 @@ class Source:
             (layer.weight, "count"): torch.tensor(float(count), dtype=torch.float64)
         }
         for factor in factors:
-            _add(sums, (layer.weight, "A"), factor)
+            add(sums, (layer.weight, "A"), factor)
+        if let_go:
+            for use in uses:
+                use.let_go()
         return sums
 
     def _output_sums(self, tape: Tape, roots: Tensor, once: bool, keep_graph: bool) -> Statistics:
@@ -252,9 +240,9 @@ class Source:
                     if part.numel() <= SMALL:
                         small.setdefault(layer.weight, []).append(flat)
                     else:
-                        _add(sums, (layer.weight, "G"), Factor.of_rows(flat))
+                        add(sums, (layer.weight, "G"), Factor.of_rows(flat))
         for name, parts in small.items():
-            _add(sums, (name, "G"), Factor(parts))
+            add(sums, (name, "G"), Factor(parts))
         self._add_gradients(sums, {name: torch.cat(js) for name, js in gradients.items()})
         for bias, weight in same.items():
             sums[bias, "H"] = sums[weight, "G"]
@@ -292,23 +280,18 @@ class Source:
                 sums[name, "H"] = Factor.of_rows(j.unsqueeze(1))
 
 
+def _are_rows(layer: Layer) -> bool:
+    """Whether a layer's inputs, as they are, are the rows of A and needed for nothing else."""
+    form = layer.form
+    return not (layer.weight is None or form.dense or form.input_factor or layer.shaping)
+
+
 def _over_uses(formed: Sequence[Tensor]) -> Float[Tensor, "n k o"]:
     """Sum over all uses and all positions."""
     total = formed[0].sum(1) if formed[0].shape[1] > 1 else formed[0].squeeze(1)
     for g in formed[1:]:
         total = total + g.sum(1)
     return total
-
-
-def _add(sums: Statistics, key: Key, value: Tensor | Factor) -> None:
-    sums[key] = _plus(sums[key], value) if key in sums else value
-
-
-def _plus(left: Tensor | Factor, right: Tensor | Factor) -> Tensor | Factor:
-    if isinstance(left, Factor) and isinstance(right, Factor):
-        return left + right
-    assert isinstance(left, Tensor) and isinstance(right, Tensor)
-    return left + right
 
 
 def tensors(layers: Iterable[Layer]) -> list[str]:
@@ -323,33 +306,6 @@ def weight_gradients(
     each_use = zip(uses, inputs, formed, strict=True)
     parts = [torch.einsum("nsko,nski->nkoi", g, use.inputs(x)) for use, x, g in each_use]
     return torch.vmap(uses[0].layer.form.from_blocks)(torch.stack(parts).sum(0)).flatten(1)
-
-
-def add_batches(parts: Iterable[Batch]) -> Batch | None:
-    """Sum of contributions, which are used up; None if there is none."""
-    total: Batch | None = None
-    for part in parts:
-        total = part if total is None else total.absorb(part)
-        del part  # before the next one is made
-    return total
-
-
-def absorb(left: Statistics, right: Statistics) -> Statistics:
-    """Sum of statistics, key by key; two keys of one factor stay two keys of one factor."""
-    total = {**left, **right}
-    held = Counter(map(id, left.values()))
-    pairs: dict[tuple[int, int], list[Key]] = {}
-    for key, value in right.items():
-        if key in left:
-            pairs.setdefault((id(left[key]), id(value)), []).append(key)
-    for (own, _), keys in pairs.items():
-        mine, theirs = left[keys[0]], right[keys[0]]
-        if isinstance(mine, Factor) and isinstance(theirs, Factor) and held[own] == len(keys):
-            found: Tensor | Factor = mine.absorb(theirs)
-        else:  # another key still needs it as it is
-            found = _plus(mine, theirs)
-        total |= dict.fromkeys(keys, found)
-    return total
 
 
 def _task(sums: Callable[[bool], Statistics], keep_graph: bool) -> Task:

@@ -106,6 +106,11 @@ class Use:
             )
         return self.x
 
+    def let_go(self) -> None:
+        """Forget the input: it has been seen for the last time."""
+        self.x = self.x.new_empty(0)
+        self.version = self.x._version
+
     @cached_property
     def tangents(self) -> dict[str, Tensor]:
         """Derivatives of the output in the parameters that shape the layer's weight."""

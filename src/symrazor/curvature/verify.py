@@ -6,7 +6,7 @@ becomes an `UnsupportedParameterError` or a `ValueError`.
 """
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from symrazor.curvature.coverage import layers
 from symrazor.curvature.statistics import weight_gradients
 from symrazor.curvature.tape import Input, Use, call, each, record
-from symrazor.errors import UnsupportedParameterError
+from symrazor.errors import DivergenceError, UnsupportedParameterError
 from symrazor.hyper import weights
 
 
@@ -30,6 +30,7 @@ def verify(model: nn.Module, x: Input) -> None:
     Raises:
         UnsupportedParameterError: the weights whose gradient is not explained.
         ValueError: outputs that differ from call to call or depend on the other data of a batch.
+        DivergenceError: weights so large that their gradient is not finite.
     """
     pair = each(x, lambda part: part[:2])
     if not _outputs_are_fine(model, pair):
@@ -43,6 +44,7 @@ def verify(model: nn.Module, x: Input) -> None:
     expected: Sequence[Tensor | None] = torch.autograd.grad(
         tape.f, list(theta.values()), root, retain_graph=True, allow_unused=True
     )
+    _check_finite(theta, expected)
     nothing = tape.f.new_zeros(len(tape.f), 1)
     got = _by_format(tape.uses, tape.cotangents(root), len(tape.f))
     refused = {
@@ -98,6 +100,17 @@ def _jittered_copy(model: nn.Module) -> nn.Module:
         noise = torch.randn(value.shape, generator=generator).to(value)
         value.add_(0.1 * value.abs().mean().clamp(min=0.01) * noise)
     return twin
+
+
+def _check_finite(theta: Mapping[str, Tensor], gradients: Sequence[Tensor | None]) -> None:
+    """A gradient that overflows says nothing about formats."""
+    for name, gradient in zip(theta, gradients, strict=True):
+        if gradient is not None and not bool(torch.isfinite(gradient).all()):
+            largest = max(float(value.detach().abs().max()) for value in theta.values())
+            raise DivergenceError(
+                f"expected a finite gradient of the outputs, got one of {name} that is not, with "
+                f"weights up to {largest:.1e}: the training has diverged; lower the learning rate"
+            )
 
 
 def _by_format(

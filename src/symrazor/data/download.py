@@ -9,7 +9,6 @@ import hashlib
 import io
 import os
 import tarfile
-import tempfile
 import urllib.error
 import urllib.request
 import zlib
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import IO
 
 from symrazor.data.batches import refusal
+from symrazor.files import unfinished
 
 TIMEOUT = 30.0
 _BLOCK = 1 << 20
@@ -175,9 +175,9 @@ def _keep(
 ) -> None:
     """Write content that is right; refuse all other, and never read more than its size."""
     digest, size = hashlib.sha256(), 0
-    handle, name = tempfile.mkstemp(dir=folder, prefix=f".{file.name}.")
+    name = unfinished(folder, f".{file.name}.")
     try:
-        with os.fdopen(handle, "wb") as out:
+        with name.open("xb") as out:
             while size <= file.size and (block := content.read(min(_BLOCK, file.size + 1 - size))):
                 digest.update(block)
                 size += len(block)
@@ -191,4 +191,4 @@ def _keep(
     except (gzip.BadGzipFile, zlib.error, EOFError, io.UnsupportedOperation) as error:
         raise refusal("a whole gzip file", f"{address}: {error}", "try again") from error
     finally:
-        Path(name).unlink(missing_ok=True)
+        name.unlink(missing_ok=True)

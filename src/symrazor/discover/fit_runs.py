@@ -29,11 +29,12 @@ def is_own_file(folder: Path, file: Path) -> bool:
 def fit_document(folder: Path) -> dict[str, Any]:
     """The document of a fit: one question with one candidate."""
     run = load_run(folder)
+    by_epoch = {record["epoch"]: record for record in read_events(folder / EVENTS)}
     classifies = run.config.data.likelihood in ("categorical", "bernoulli")
     candidate = {
         "name": run.config.model.name,
         "reading": run.reading.to_dict(),
-        "history": read_events(folder / EVENTS),
+        "history": [by_epoch[epoch] for epoch in sorted(by_epoch)],  # a resumed run repeats some
     }
     question = {
         "name": folder.name,

@@ -25,7 +25,8 @@ import torch
 from torch import Tensor
 
 from symrazor.curvature.estimate import Curvature, Loader, numbered
-from symrazor.curvature.statistics import Key, Source
+from symrazor.curvature.statistics import Source
+from symrazor.curvature.sums import Key
 from symrazor.distributed import sum_
 from symrazor.evidence.value import Evidence
 from symrazor.hyper import Prior

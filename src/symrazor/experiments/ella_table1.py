@@ -50,7 +50,8 @@ def data(task: str, options: Options) -> tuple[Tensors, Tensors]:
 def config(row: Row, small: bool) -> sr.FitConfig:
     """The training of a row; a dense network has slow factors, and its evidence is taken less.
 
-    Where free paths are learned, Muon comes to more evidence than AdamW in the same epochs.
+    Where free paths are learned, Muon comes to more evidence than AdamW in the same epochs, and
+    with sharpness-aware steps to still more, and to fewer errors.
     """
     if small:
         epochs = {"fc": 15, "conv": 30, "f-fc+conv": 60}[row.paths]
@@ -59,7 +60,7 @@ def config(row: Row, small: bool) -> sr.FitConfig:
     every = 25 if row.paths == "fc" else 5
     base = sr.FitConfig(epochs=80, batch_size=256, lr=4e-3, every=every)
     if row.paths == "f-fc+conv":
-        base = base.change(epochs=60, optimizer="muon", lr=0.01, switch_off=True)
+        base = base.change(epochs=45, optimizer="muon", lr=0.01, switch_off=True, sam_radius=0.1)
     return base.change(estimator="mc", free_precision=FREE_PRECISION[32])
 
 

@@ -7,6 +7,7 @@ them by the evidence. Everything else is the same for both.
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,6 +21,7 @@ from symrazor.experiments.ella_network import Prior, ella_network
 from symrazor.experiments.figures import draw
 from symrazor.experiments.options import OfTable
 from symrazor.experiments.results import Run, add_runs, markdown, merged, read_runs
+from symrazor.files import check_file, check_folder
 
 BURN_IN_EPOCHS = 10
 """Before the first update of a precision, as in the paper; in a short run, half of it."""
@@ -106,15 +108,20 @@ def run(experiment: Experiment, options: Options) -> str:
     """
     there = [row for row in experiment.rows if row.small or not options.small]
     chosen = [row for row in there if options.wants(row.name)]
-    if options.rows and not chosen:
+    idle = [rows for rows in options.rows if not any(fnmatchcase(row.name, rows) for row in there)]
+    if idle:
         names = ", ".join(row.name for row in there)
-        raise ValueError(f"expected rows among {names}, got {' '.join(options.rows)}")
+        raise ValueError(f"expected rows among {names}, got {' '.join(idle)}")
     missing = [str(file) for file in options.merge if not file.exists()]
     if missing:
         raise ValueError(f"expected files with results to merge, got none at {' '.join(missing)}")
     runs = merged([], [run for file in options.merge for run in read_runs(experiment.name, file)])
+    check_file(options.json)
     if options.json is not None:  # before the work: a run must not be lost to a bad path
         runs = add_runs(experiment.name, options.json, runs)
+    for folder in (options.figure, options.events):
+        if folder is not None:
+            check_folder(folder)
     loaded: dict[str, tuple[Tensors, Tensors]] = {}
     for row in chosen:
         if row.task not in loaded:
@@ -172,15 +179,19 @@ def run_row(
 
 def _config(base: sr.FitConfig, row: Row, options: Options, n: int) -> sr.FitConfig:
     """The training of a row."""
-    epochs = base.epochs if options.epochs is None else options.epochs
     changes = dict(_setting(text) for text in options.set)
-    steps = -(-n // int(changes.get("batch_size", base.batch_size)))
+    if "seed" in changes:
+        raise ValueError(f"expected no seed in --set, got {changes['seed']}; do --seed 0 1 2")
+    if options.epochs is not None:
+        changes = {"epochs": options.epochs, **changes}
+    told = base.change(**changes)
+    epochs, steps = told.epochs, -(-n // told.batch_size)
     changes = {"burn_in": steps * min(BURN_IN_EPOCHS, epochs // 2), **changes}
     if row.method == "map":
         never = steps * epochs + 1
         changes |= {"burn_in": never, "every": epochs, "keep": "last"}
         changes = {"free_precision": 1.0, "start": "given", "switch_off": False, **changes}
-    return base.change(**{"epochs": epochs, "device": options.place, **changes})
+    return base.change(**{"device": options.place, **changes})
 
 
 def _setting(text: str) -> tuple[str, Any]:

@@ -26,11 +26,14 @@ class Symmetric:
 
     Args:
         panels: float64, [k, height, i - start] each; the first has all i columns.
+        loan: whoever lends the memory can tell by this object whether it is still in use.
     """
 
-    def __init__(self, panels: Sequence[Float[Tensor, "k _ _"]]) -> None:
+    def __init__(
+        self, panels: Sequence[Float[Tensor, "k _ _"]], loan: object | None = None
+    ) -> None:
         """Keep them."""
-        self.panels = list(panels)
+        self.panels, self.loan = list(panels), loan
 
     @classmethod
     def of(cls, matrix: Float[Tensor, "k i i"]) -> "Symmetric":
@@ -71,9 +74,9 @@ class Symmetric:
 
     @property
     def matrix(self) -> Float[Tensor, "k i i"]:
-        """The matrices, written out."""
+        """The matrices, written out; lent ones in memory of their own."""
         if self.whole:
-            return self.panels[0]
+            return self.panels[0] if self.loan is None else self.panels[0].clone()
         total = self.panels[0].new_empty(self.shape)
         for s, panel in zip(starts(self.shape[-1]), self.panels, strict=True):
             stop = s + panel.shape[1]
@@ -83,7 +86,7 @@ class Symmetric:
 
     def some(self, first: int, stop: int) -> "Symmetric":
         """Some of the matrices."""
-        return Symmetric([panel[first:stop] for panel in self.panels])
+        return Symmetric([panel[first:stop] for panel in self.panels], self.loan)
 
     def mean(self) -> "Symmetric":
         """The mean over k, as one matrix."""

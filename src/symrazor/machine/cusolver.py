@@ -20,7 +20,7 @@ from torch import Tensor
 
 log = logging.getLogger("symrazor")
 
-WORKSPACE = 192 * 2**20
+WORKSPACE = 128 * 2**20
 """Bytes that one call may take: half a megabyte for the smallest matrix, 33 for 1,024 rows."""
 
 _VALUES_ONLY, _LOWER, _FLOAT64 = 0, 0, 1  # of cusolverEigMode_t, cublasFillMode_t, cudaDataType

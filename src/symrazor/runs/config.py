@@ -33,7 +33,7 @@ from typing import Any, Literal, get_type_hints
 from symrazor.groups.file import is_file
 from symrazor.kinds import called, fits
 from symrazor.razor.config import RazorConfig
-from symrazor.training.options import FitConfig
+from symrazor.training.options import FitConfig, refuse_smoothing
 
 HIDDEN: dict[type[Any], tuple[str, ...]] = {
     FitConfig: ("save", "resume", "razor"),
@@ -130,6 +130,18 @@ class RunConfig:
     model: ModelConfig = field(default_factory=ModelConfig)
     fit: FitConfig = field(default_factory=FitConfig)
 
+    def __post_init__(self) -> None:
+        """Refuse what no section has: it would be given and not be heard."""
+        fixed = {
+            "fit.save": (self.fit.save, None, "--out RUN"),
+            "fit.resume": (self.fit.resume, None, "--out RUN --resume"),
+            "razor.burn_in": (self.fit.razor.burn_in, RazorConfig.burn_in, "fit.burn_in"),
+            "razor.seed": (self.fit.razor.seed, RazorConfig.seed, "fit.seed"),
+        }
+        for name, (value, default, instead) in fixed.items():
+            if value != default:
+                raise ValueError(f"expected no {name} in a run, got {value}; do: {instead}")
+
     def beside(self, folder: str | Path) -> "RunConfig":
         """The same with absolute paths; those that are not count from a folder."""
         places = {
@@ -206,6 +218,7 @@ def _make(kind: type[Any], section: str, values: Mapping[str, Any]) -> Any:
     hints = get_type_hints(kind)
     own = [f.name for f in fields(kind) if f.name not in HIDDEN.get(kind, ())]
     given: dict[str, Any] = {}
+    refuse_smoothing(values)
     for key, value in values.items():
         if key not in own:
             raise ValueError(

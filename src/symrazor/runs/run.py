@@ -21,6 +21,7 @@ loads its weights. A network that is a function of yours is imported for that.
 """
 
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -73,6 +74,7 @@ def run(
     folder, config = Path(out), config.beside(".")
     with _together(config.fit.device) as here:
         resume = resume or distributed.restarted()
+        _check_place(folder)
         taken = (folder / CONFIG).exists() and not resume
         begun = (folder / CHECKPOINTS).exists()
         distributed.meet()  # all have looked before the first one writes
@@ -93,6 +95,8 @@ def run(
         _check_groups(folder, files)
         about = _pointing_to(config, files).to_toml().encode()
         if here.first and not begun:
+            if (folder / CONFIG).exists():  # resumed, but from nothing: its epochs are others
+                (folder / EVENTS).unlink(missing_ok=True)
             write_atomically(folder / CONFIG, about)
             for name, content in files.values():
                 write_atomically(folder / name, content)
@@ -110,6 +114,17 @@ def run(
             _write(folder, found, list(train[0].shape[1:]), k)
         distributed.meet()  # nobody leaves before the files are there
     return found
+
+
+def _check_place(folder: Path) -> None:
+    """Refuse a place where no run can be left, and make none yet."""
+    there = next(place for place in (folder, *folder.absolute().parents) if place.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK):
+        kind = "which is a file" if there.is_file() else "which cannot be written to"
+        raise ValueError(
+            f"expected a folder to leave the run in, got {folder}: {there}, {kind}; do: choose "
+            "another"
+        )
 
 
 @contextmanager
@@ -172,9 +187,24 @@ def _write(folder: Path, found: Fit, shape: list[int], k: int) -> None:
         for name, part in parts.items()
         for key, value in part.state_dict().items()
     }
-    write_atomically(folder / NETWORK, save(_plain(found.model.state_dict()), metadata))
+    network = _ordered(save(_plain(found.model.state_dict()), metadata))
+    write_atomically(folder / NETWORK, network)
     write_atomically(folder / RAZOR, save(_plain(learned)))
     write_atomically(folder / READING, (found.json + "\n").encode())
+
+
+def _ordered(content: bytes) -> bytes:
+    """A safetensors file with its metadata in order: the same run, the same bytes.
+
+    The library writes them in another order each time. The file is the length of its header in
+    eight bytes, the header as JSON (padded to a multiple of eight) and the tensors.
+    """
+    end = 8 + int.from_bytes(content[:8], "little")
+    header = json.loads(content[8:end])
+    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text + content[end:]
 
 
 def _plain(state: dict[str, Tensor]) -> dict[str, Tensor]:

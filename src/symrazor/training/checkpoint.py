@@ -18,7 +18,6 @@ import os
 import platform
 import re
 import shutil
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -27,6 +26,8 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+
+from symrazor.files import unfinished
 
 SCHEMA = 1
 KEPT = 2
@@ -85,8 +86,9 @@ class Checkpoints:
         for rest in self.directory.glob(f"{UNFINISHED}*"):  # of a process that was killed
             shutil.rmtree(rest, ignore_errors=True)
         if not target.exists():
-            part = Path(tempfile.mkdtemp(dir=self.directory, prefix=UNFINISHED))
+            part = unfinished(self.directory, UNFINISHED)
             try:
+                part.mkdir()
                 _write(part, state)
                 os.rename(part, target)
             except BaseException:

@@ -292,7 +292,10 @@ def _device(model: nn.Module, wanted: str) -> torch.device:
                 f"expected a device that is there, got {wanted!r} on a machine with "
                 f"{torch.cuda.device_count()} CUDA devices; do device='auto'"
             )
-        model.to(device)
+        try:
+            model.to(device)
+        except (RuntimeError, AssertionError) as error:
+            raise ValueError(f"expected a device that is there, got {wanted!r}: {error}") from error
     return next(model.parameters()).device
 
 

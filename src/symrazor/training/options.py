@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -49,9 +49,9 @@ class FitConfig:
             they wait for the training loss to settle (see `symrazor.training.burn_in`). None for
             `burn_in`: no waiting.
         subset: data per evidence step, scaled up; None for all of them, at most 5,000.
-        evidence_batch: data in a batch of an evidence step; None for `batch_size`, and for at least
-            250 (on a GPU for 200) if the network has no hyperparameters, whose gradient would need
-            the memory.
+        evidence_batch: data in a batch of an evidence step; None for `batch_size`, or, if the
+            network has no hyperparameters, whose gradient would need the memory, for at least 250
+            (on a GPU for 250).
         patience: stop after so many evidence steps in a row, counted from the burn-in, without a
             new best evidence; None for never.
         keep: return the state with the "best" evidence or the "last" one.
@@ -134,11 +134,7 @@ class FitConfig:
         mine = {f.name for f in fields(self)}
         theirs = {f.name for f in fields(self.razor)} - mine
         unknown = set(changes) - mine - theirs
-        if "label_smoothing" in unknown:
-            raise ValueError(
-                "expected no label_smoothing: cross entropy with smoothed labels is not a "
-                "likelihood of the labels, so there would be no evidence to measure"
-            )
+        refuse_smoothing(unknown)
         if unknown:
             raise ValueError(
                 f"expected options among {sorted(mine | theirs)}, got {sorted(unknown)}"
@@ -168,6 +164,15 @@ class FitConfig:
         kept = {k: v for k, v in kept.items() if k not in FREE_TO_CHANGE | {"razor"}}
         plain: dict[str, Any] = json.loads(json.dumps(kept, default=_as_plain))
         return plain
+
+
+def refuse_smoothing(names: Container[str]) -> None:
+    """Say why there is no such option, to those who ask for it."""
+    if "label_smoothing" in names:
+        raise ValueError(
+            "expected no label_smoothing: cross entropy with smoothed labels is not a "
+            "likelihood of the labels, so there would be no evidence to measure"
+        )
 
 
 def _as_plain(value: Any) -> Any:
