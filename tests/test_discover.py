@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -174,11 +174,11 @@ def test_ctrl_c_ends_with_130_and_the_same_command_goes_on(tmp_path: Path) -> No
         str(tmp_path),
     ]
     with _running(command) as process:
-        while not list(tmp_path.glob("unfinished/*/relaxed/step-*-epoch-0005")):
+        while not _later(tmp_path.glob("unfinished/*/relaxed/step-*")):
             assert process.poll() is None
             time.sleep(0.2)
         process.send_signal(signal.SIGINT)
-        _, said = process.communicate(timeout=60)
+        _, said = process.communicate()
     assert process.returncode == 130
     assert "the same command goes on" in said
     assert "Traceback" not in said
@@ -186,8 +186,13 @@ def test_ctrl_c_ends_with_130_and_the_same_command_goes_on(tmp_path: Path) -> No
         assert again.stdout is not None
         lines = [again.stdout.readline() for _ in range(4)]
         again.send_signal(signal.SIGINT)
-        again.communicate(timeout=60)
+        again.communicate()
     assert any("going on with an unfinished run" in line for line in lines)
+
+
+def _later(checkpoints: Iterable[Path]) -> list[Path]:
+    """Those that are not of the start; only the newest two are kept."""
+    return [place for place in checkpoints if not place.name.endswith("epoch-0000")]
 
 
 @contextmanager

@@ -37,11 +37,12 @@ def test_the_plan_is_the_longest_that_fits(n: int, seconds: float) -> None:
     assert min(n, 500) <= found.data <= most
 
 
+@pytest.mark.usefixtures("own_time")
 def test_time_is_kept() -> None:
     """A short time, on few data: all is done within it, tries included."""
-    started = time.perf_counter()
+    started = time.process_time()
     found = sr.discover(some_data("vector", n=200), minutes=0.05)
-    assert time.perf_counter() - started < 40  # without a limit it would be minutes
+    assert time.process_time() - started < 40  # without a limit it would be minutes
     assert found.candidates
 
 

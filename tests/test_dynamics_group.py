@@ -149,7 +149,6 @@ def test_no_group_where_none_is_generated() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_learned_oscillators_predict_as_the_oracle_does() -> None:
     options = noether.Options(small=True, device="cpu")
     setting = noether_n_oscillators.setting(options, seed=0, n=2)
@@ -163,7 +162,6 @@ def test_learned_oscillators_predict_as_the_oracle_does() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_the_group_of_two_bodies_predicts_no_worse_than_the_given_one() -> None:
     """Beside SE(2) it turns the centre of mass on its own, and the data allow that."""
     system = nbody(2, 2)

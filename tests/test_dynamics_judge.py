@@ -133,7 +133,6 @@ def test_the_winner_is_looked_at_for_what_is_left(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_the_evidence_takes_a_symmetry_and_refuses_what_is_none() -> None:
     config = TrainConfig(steps=240, draws=2, flows=8, batch_size=64, burn_in=0.5, noise=1e-3)
     for system, count in (
@@ -171,6 +170,7 @@ def test_judge_reports_every_stage() -> None:
     assert trained.trials[0]["quantities"] == 0 and trained.trials[0]["rounded"] == 0
 
 
+@pytest.mark.usefixtures("own_time")
 def test_judge_keeps_to_its_time() -> None:
     """More steps than fit are asked for; all trials still get equally many."""
     data = transitions(simulate(systems.oscillators(), 7, 4, 0.2, seed=1), 1e-3)

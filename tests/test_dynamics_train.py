@@ -101,6 +101,7 @@ def test_velocities_are_second_order_on_irregular_times() -> None:
     torch.testing.assert_close(data.y[:, 0], expected)
 
 
+@pytest.mark.usefixtures("own_time")
 @pytest.mark.parametrize(
     "change",
     [

@@ -48,7 +48,6 @@ def test_oscillator_writes_its_keys(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_other_experiments_run(tmp_path: Path) -> None:
     common = {"small": True, "device": "cpu", "steps": 2, "set": ("draws=2", "flows=2")}
     options = noether.Options(**common, models=("learned",), json=tmp_path / "n.json")  # type: ignore[arg-type]

@@ -44,7 +44,6 @@ def test_results_merge_and_print(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize("row", ROWS)
 def test_the_symmetry_is_found_in_five_of_five_seeds(row: str) -> None:
     runs = [hidden_symmetry.run_row(row, seed, Options(device="cpu")) for seed in range(5)]

@@ -6,7 +6,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -275,30 +274,33 @@ def command(*arguments: str) -> list[str]:
 @pytest.mark.slow
 def test_the_command_stops_and_goes_on(tmp_path: Path) -> None:
     """Ctrl-C in the middle; then the same weights as a run that was left alone."""
-    small(tmp_path, SMALL.replace("epochs = 2", "epochs = 40"))
+    small(tmp_path, SMALL.replace("epochs = 2", 'epochs = 6\naugment = "test_runs:impatient"'))
     file, out = str(tmp_path / "small.toml"), tmp_path / "run"
-    process = subprocess.Popen(
-        command(file, "--out", str(out)), stderr=subprocess.PIPE, text=True, cwd=tmp_path
-    )
-    events = out / "events.jsonl"
-    while process.poll() is None and not (events.exists() and len(events.read_bytes()) > 100):
-        time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=60)
-    assert process.returncode == 130, said
-    assert f"to go on: symrazor fit --out {out} --resume" in said
-    done = subprocess.run(
-        command("--out", str(out), "--resume"), capture_output=True, text=True, check=False
-    )
+
+    def call(*arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            command("--out", str(out), *arguments),
+            capture_output=True,
+            text=True,
+            check=False,
+            cwd=Path(__file__).parent,
+            env={**os.environ, **more},
+        )
+
+    stopped = call(file, CTRL_C="8")
+    assert stopped.returncode == 130, stopped.stderr
+    assert "stopped by SIGINT after step 8 of 18" in stopped.stderr
+    assert f"to go on: symrazor fit --out {out} --resume" in stopped.stderr
+    done = call("--resume")
     assert done.returncode == 0, done.stderr
     assert "Whole network" in done.stdout
+    assert [record["epoch"] for record in sr.read_events(out / runs.EVENTS)] == [1, 2, 3, 4, 5, 6]
     whole = run(read_config(tmp_path / "small.toml"), tmp_path / "whole")
     x = whole.data.x
     torch.testing.assert_close(load_run(out).model(x), whole.model(x))
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
 def test_a_process_that_dies_is_started_again(tmp_path: Path) -> None:
     """Two processes; the second kills itself once, in its 3rd epoch; torchrun starts both again."""
     text = SMALL.replace("epochs = 2", 'epochs = 6\nsave_every = 1\naugment = "test_runs:deadly"')
@@ -312,7 +314,6 @@ def test_a_process_that_dies_is_started_again(tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         check=False,
-        timeout=300,
         cwd=Path(__file__).parent,
         env=environment,
     )
@@ -327,6 +328,14 @@ def test_a_process_that_dies_is_started_again(tmp_path: Path) -> None:
 
 
 _CALLS: list[int] = []
+
+
+def impatient(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """The user stops the process in the step that CTRL_C says."""
+    _CALLS.append(0)
+    if len(_CALLS) == int(os.environ.get("CTRL_C", "0")):
+        os.kill(os.getpid(), signal.SIGINT)
+    return x + 0.1 * torch.randn(x.shape, generator=generator, dtype=x.dtype)
 
 
 def deadly(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:

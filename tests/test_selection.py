@@ -53,7 +53,6 @@ def test_the_layer_chooses_quarter_turns_without_reflections() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize("row", [row for row in ROWS if row != "volumes/translation"])
 def test_the_largest_group_is_named(row: str) -> None:
     """Of one filter in space, used everywhere, 1,200 volumes say too little in some seeds."""
