@@ -82,7 +82,9 @@ def anchor_count(anchors: int | float, pixels: int) -> int:
 
 def _among(z: Float[Tensor, "p dims"], omega: Float[Tensor, ""]) -> Float[Tensor, "p p"]:
     r"""$\exp(-\omega^2 |z_i - z_j|^2)$ between anchors."""
-    apart = (z.unsqueeze(1) - z).square().sum(2)
+    apart = z.new_zeros(())
+    for along in z.unbind(1):  # a last axis of 2 or 3 would be slow to sum over
+        apart = apart + (along.unsqueeze(1) - along).square()
     return torch.exp(-omega.square() * apart)
 
 

@@ -20,8 +20,21 @@ from symrazor.curvature.sharing import Sharing, sharing
 from symrazor.layers.path import Path
 
 
-def block_product(x: Float[Tensor, "n k i"], W: Float[Tensor, "k o i"]) -> Float[Tensor, "n k o"]:
-    """One batched product, stored as [k, o, n]: so a next one, over o, needs no copy."""
+def is_wide(inputs: int, outputs: int) -> bool:
+    """Whether a block has many outputs and, with few inputs, little work for each of them."""
+    return outputs >= 4 * inputs
+
+
+def block_product(
+    x: Float[Tensor, "n k i"], W: Float[Tensor, "k o i"], wide: bool = False
+) -> Float[Tensor, "n k o"]:
+    """One batched product.
+
+    Stored as [k, o, n]: so a next one, over o, needs no copy. Or, if `wide`, as [k, n, o], from
+    which images are copied in whole rows: faster where copies count, see `is_wide`.
+    """
+    if wide:
+        return torch.bmm(x.transpose(0, 1), W.mT).transpose(0, 1)
     return torch.bmm(W, x.permute(1, 2, 0)).permute(2, 0, 1)
 
 
@@ -29,10 +42,14 @@ class BlockLinear(nn.Module):
     r"""$y[n, k, o] = \sum_i W[k, o, i]\, x[n, k, i]$: one small matrix for each block k."""
 
     weight: nn.Parameter
+    wide = False
 
-    def __init__(self, blocks: int, in_features: int, out_features: int) -> None:
-        """Draw W uniformly with variance 1 / in_features."""
+    def __init__(
+        self, blocks: int, in_features: int, out_features: int, *, last: bool = False
+    ) -> None:
+        """Draw W uniformly with variance 1 / in_features; `last` if no product follows."""
         super().__init__()
+        self.wide = last and is_wide(in_features, out_features)
         bound = math.sqrt(3 / in_features)
         weight = torch.empty(blocks, out_features, in_features).uniform_(-bound, bound)
         self.weight = nn.Parameter(weight)
@@ -44,7 +61,7 @@ class BlockLinear(nn.Module):
 
     def forward(self, x: Float[Tensor, "n k i"]) -> Float[Tensor, "n k o"]:
         """Multiply each block."""
-        return block_product(x, self.weight)
+        return block_product(x, self.weight, self.wide)
 
     def extra_repr(self) -> str:
         """Sizes, for `print(model)`."""
@@ -170,5 +187,5 @@ class FFC(Factored):
         """Make both factors."""
         super().__init__(in_channels, out_channels, in_shape, stride, out_shape)
         self.first = BlockLinear(in_channels, self.pixels_in, out_channels)
-        self.second = BlockLinear(out_channels, in_channels, self.pixels_out)
+        self.second = BlockLinear(out_channels, in_channels, self.pixels_out, last=True)
         self.offset = PixelBias(self.pixels_out) if bias else nn.Identity()

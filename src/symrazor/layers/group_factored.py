@@ -60,7 +60,7 @@ class GFFC(Factored):
         fields = in_channels // self.before, out_channels // order
         places = self.before * self.pixels_in, order * self.pixels_out
         self.first = BlockLinear(fields[0], places[0], fields[1])
-        self.second = BlockLinear(fields[1], fields[0], places[1])
+        self.second = BlockLinear(fields[1], fields[0], places[1], last=True)
         self.offset = PixelBias(places[1]) if bias else nn.Identity()
 
     def forward(self, x: Float[Tensor, "n c *size"]) -> Float[Tensor, "n d *small"]:
