@@ -8,10 +8,10 @@ r"""What the paths cost: F-FC against a convolution, and the evidence of relaxed
 | a collapsed network over the CNN it was relaxed from, forward; four blocks, N = 32 | 1.05 |
 | one evidence estimate of the F-FC+CONV net over that of the CONV net; width 10, N = 1000 | 2.5 |
 
-Rows without a goal are for information: the dense path FC; the estimate with one probe; and how
-the estimate grows. A block of i features and r rows (data x uses x columns of the root) costs
-$\min(r, i)^3$ for its eigenvalues and $r\, i\, \min(r, i)$ for its products, so that the dense path
-is affordable for few data: in the pixels S it should grow linearly while r < i.
+Rows without a goal are for information: the dense path FC; a network of S-FC; the estimate with one
+probe; and how the estimate grows. A block of i features and r rows (data x uses x columns of the
+root) costs $\min(r, i)^3$ for its eigenvalues and $r\, i\, \min(r, i)$ for its products, so that
+the dense path is affordable for few data: in the pixels S it should grow linearly while r < i.
 
 Everything compared is timed in turn, round after round, and medians are divided.
 """
@@ -57,7 +57,7 @@ class Comparison:
         name: of the comparison.
         runs: variant -> what to time.
         goals: variant -> the largest ratio that is good enough.
-        inner: calls per measurement, for short runs.
+        inner: calls per measurement, for short runs; each has one more before it, untimed.
     """
 
     name: str
@@ -70,7 +70,7 @@ class Comparison:
         repeated: Runs = {
             name: partial(_repeat, run, self.inner) for name, run in self.runs.items()
         }
-        found = interleave(repeated, rounds)
+        found = interleave(repeated, rounds, self.runs if self.inner > 1 else None)
         return {n: Timing(t.cpu / self.inner, t.wall / self.inner) for n, t in found.items()}
 
 
@@ -79,11 +79,14 @@ def _repeat(run: Callable[[], object], times: int) -> None:
         run()
 
 
-def forward_backward(layer: nn.Module, x: Tensor) -> Callable[[], object]:
-    """One forward pass into the same space, and the gradients of input and weights."""
+def forward_backward(
+    layer: nn.Module, x: Tensor, out_shape: Sequence[int] | None = None
+) -> Callable[[], object]:
+    """One forward pass, by default into the same space, and the gradients of input and weights."""
     x = x.clone().requires_grad_()
     wanted = [x, *layer.parameters()]
-    cotangent = torch.randn(x.shape, generator=torch.Generator().manual_seed(0))
+    shape = x.shape if out_shape is None else out_shape
+    cotangent = torch.randn(shape, generator=torch.Generator().manual_seed(0))
     return lambda: torch.autograd.grad(layer(x), wanted, cotangent)
 
 
@@ -135,6 +138,16 @@ def sparse_factors(batch: int = 128) -> Comparison:
         "S-FC, random omega, interpolate": forward_backward(SFC(*sizes, **random), x),
     }
     return Comparison("forward+backward", runs, {"S-FC": 1.3}, inner=3)
+
+
+def sparse_network(batch: int = 128) -> Comparison:
+    """The eight-block network of S-FC alone against that of F-FC alone."""
+    x = torch.randn(batch, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    runs: Runs = {
+        "F-FC, eight blocks": forward_backward(network([FFC]), x, (batch, 10)),
+        "S-FC, eight blocks": forward_backward(network([SFC]), x, (batch, 10)),
+    }
+    return Comparison("forward+backward", runs, {}, inner=2)
 
 
 def group_convolution(batch: int = 128) -> Comparison:
@@ -209,6 +222,7 @@ COMPARISONS: dict[str, Callable[[], Comparison]] = {
     "layers": layers,
     "sparse convolution": sparse_convolution,
     "sparse factors": sparse_factors,
+    "sparse network": sparse_network,
     "group convolution": group_convolution,
     "collapsed": collapsed,
     "evidence": evidence,

@@ -24,14 +24,23 @@ class Timing:
     wall: float
 
 
-def interleave(variants: Runs, rounds: int) -> dict[str, Timing]:
-    """Time every variant once per round, after one warm-up, and take medians."""
+def interleave(variants: Runs, rounds: int, warm: Runs | None = None) -> dict[str, Timing]:
+    """Time every variant once per round, after one warm-up, and take medians.
+
+    Args:
+        variants: what to time.
+        rounds: how often.
+        warm: what to call, untimed, right before each time: a short run is slower after a larger
+            one, which has left neither caches nor memory as it needs them.
+    """
     cpu: dict[str, list[float]] = {name: [] for name in variants}
     wall: dict[str, list[float]] = {name: [] for name in variants}
     for run in variants.values():
         run()
     for _ in range(rounds):
         for name, run in variants.items():
+            if warm is not None:
+                warm[name]()
             c, w = time.process_time(), time.perf_counter()
             run()
             cpu[name].append(time.process_time() - c)
