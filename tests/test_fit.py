@@ -241,3 +241,9 @@ def test_batches_of_an_evidence_step(shape: tuple[int, ...], batch: int, expecte
     razor = sr.Razor(model, "categorical", 1000)
     data = TensorLoader(torch.zeros(1, *shape).expand(400, *shape), torch.zeros(400).long(), batch)
     assert evidence_batch(razor, data) == expected
+
+
+def test_the_evidence_of_large_data_is_taken_in_small_batches() -> None:
+    x, y = torch.randn(20, 3, 256, 256), torch.arange(20) % 2
+    model = nn.Sequential(nn.AvgPool2d(256), nn.Flatten(), nn.Linear(3, 2))
+    assert sr.fit(model, (x, y), epochs=1, batch_size=20).data.batch_size == 16

@@ -11,7 +11,7 @@ import symrazor as sr
 from symrazor.curvature import Source, curvature, layers, replay
 from symrazor.curvature.eigenvalues import eigenvalues
 from symrazor.curvature.statistics import Method
-from symrazor.curvature.sums import settle
+from symrazor.curvature.sums import add_batches, settle
 from symrazor.errors import CurvatureError
 from symrazor.likelihood import Categorical
 from symrazor.linear_algebra import pieces as pieces_module
@@ -286,6 +286,24 @@ def test_factors_are_matrices_at_once_where_many_data_are_expected(expected: int
     assert isinstance(found := total.sums["3.weight", "A"], Factor)
     assert found.small == (expected == 40)
     assert total.sums["3.bias", "H"] is total.sums["3.weight", "G"]
+
+
+@pytest.mark.parametrize("expected", [None, 20, 1000])
+def test_no_rows_wait_after_the_first_batch_where_more_will_come(expected: int | None) -> None:
+    """Of ten data each; a matrix is made of 64 features if there will be 48 rows."""
+    model, batches = _batches(1)
+    source = Source(model, layers(model), Categorical(), Method(estimator="mc"))
+    (x, y) = batches[0]
+    total = add_batches(
+        (task() for i in (0, 10) for task in source.tasks(x[i : i + 10], y[i : i + 10], "here")),
+        expected,
+    )
+    assert total is not None
+    found = total.sums["3.weight", "A"]
+    assert isinstance(found, Factor) and found.small == (expected != 1000)
+    truth = source.batch(x[:20], y[:20], "here").sums["3.weight", "A"]
+    assert isinstance(truth, Factor)
+    torch.testing.assert_close(found.matrix, truth.matrix, rtol=1e-12, atol=1e-13)
 
 
 def test_sums_do_not_depend_on_what_is_expected() -> None:

@@ -76,3 +76,20 @@ def test_eigenvalues_of_panels() -> None:
     found = factor.spectrum("a factor", torch.finfo(torch.float32).eps)
     expected = torch.linalg.eigvalsh(dense(a))
     assert torch.allclose(found, expected, rtol=1e-4, atol=1e-6 * float(expected.max()))
+
+
+@pytest.mark.parametrize("i", [40, 300])
+def test_lent_matrices_are_told_by_their_loan(i: int) -> None:
+    """Whatever shares their memory has it, and what is written out does not share their memory."""
+    matrix = torch.randn(3, i, i, dtype=torch.float64)
+    matrix = matrix + matrix.mT
+    lent = Symmetric.of(matrix.clone())
+    lent.loan = object()
+    assert lent.some(1, 3).loan is lent.loan
+    assert lent.some(1, 3).panels[0].data_ptr() == lent.panels[0][1:].data_ptr()
+    for other in (lent + lent, lent.mean(), Symmetric.of(matrix)):
+        assert other.loan is None
+    found, part = lent.matrix, lent.some(1, 3).matrix
+    for panel in lent.panels:
+        panel.zero_()
+    assert torch.equal(found, matrix) and torch.equal(part, matrix[1:])
