@@ -129,7 +129,7 @@ class Replay:
         self.forward, self.backward = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
         with _recording(self.forward, _pool(x.device).pool()):
             tape = source.forward(self.x)
-        self.f, self.shape = tape.f.detach(), _shape(source, tape)
+        self.f, self.premises = tape.f.detach(), _premises(source, tape)
         self.forward.replay()
         self.roots = source.look(self.f, y, where)[1].clone()
         with _recording(self.backward, self.forward.pool()):
@@ -157,9 +157,9 @@ class Replay:
             return False
         assert isinstance(x, Tensor)
         tape = source.forward(x)
-        f, shape = tape.f.detach(), _shape(source, tape)
+        f, premises = tape.f.detach(), _premises(source, tape)
         del tape
-        if shape != self.shape:
+        if premises != self.premises:
             return False
         self.x.copy_(x)
         self.forward.replay()
@@ -207,7 +207,7 @@ def _panels(value: Tensor | Factor) -> list[Tensor]:
     return value.total.panels if isinstance(value, Factor) and value.total is not None else []
 
 
-def _shape(source: Source, tape: Tape) -> tuple[object, ...]:
+def _premises(source: Source, tape: Tape) -> tuple[object, ...]:
     """What a recording depends on beside the values of weights and data: where, which, how."""
     model = source.model
     places = [(t.data_ptr(), t.shape, t.dtype, t.requires_grad) for t in _state(model)]

@@ -51,7 +51,7 @@ def config(row: Row, small: bool) -> sr.FitConfig:
     """The training of a row; a dense network has slow factors, and its evidence is taken less.
 
     Where free paths are learned, Muon comes to more evidence than AdamW in the same epochs, and
-    with sharpness-aware steps to still more, and to fewer errors.
+    with sharpness-aware steps to fewer errors.
     """
     if small:
         epochs = {"fc": 15, "conv": 30, "f-fc+conv": 60}[row.paths]
