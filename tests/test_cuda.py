@@ -137,10 +137,13 @@ def _jitter(x: Tensor, generator: torch.Generator) -> Tensor:
 def test_run_goes_on_here_and_elsewhere(
     optimizer: str, radius: float | None, device: str, tmp_path: Path
 ) -> None:
+    x, y = digits("train")
+
     def run(device: str, **options: Any) -> sr.Fit:
         options |= {"optimizer": optimizer, "sam_radius": radius}
         options = {"epochs": 6, "every": 2, "burn_in": 0} | options
-        return sr.fit(small_net(), digits("train"), augment=_jitter, device=device, **options)
+        model = small_net().double()
+        return sr.fit(model, (x.double(), y), augment=_jitter, device=device, **options)
 
     def stop(record: dict[str, float]) -> None:
         if record["epoch"] == 3:
@@ -150,7 +153,7 @@ def test_run_goes_on_here_and_elsewhere(
         run("cuda", save=tmp_path, callbacks=[stop])
     resumed, whole = run(device, resume=tmp_path), run("cuda")
     assert len(resumed.history) == 6
-    close = 1e-3 if device == "cuda" else 0.1
+    close = 1e-6 if device == "cuda" else 0.1  # a CPU draws other noise
     assert float(resumed.evidence.per_datum) == pytest.approx(
         float(whole.evidence.per_datum), rel=close
     )

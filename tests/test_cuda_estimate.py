@@ -1,7 +1,7 @@
 """Evidence estimates on a GPU: eigenvalues, factors, recorded batches; run where there is one."""
 
 import gc
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -207,6 +207,44 @@ def test_replayed_batches_are_those_of_the_cpu(
             values.append(numbers(found))
     assert len(added) == (0 if looks else 7 + 10)
     assert values[2:] == [pytest.approx(value, rel=1e-8, abs=1e-8) for value in values[:2]]
+
+
+class _Slow(sr.Categorical):
+    """A likelihood that keeps its stream waiting, before and after it has looked at outputs."""
+
+    def hessian_root(self, f: Tensor) -> Tensor:
+        torch.cuda._sleep(10**6)
+        f = f.clone()
+        torch.cuda._sleep(10**6)
+        return super().hessian_root(f)
+
+
+class _Late:
+    """A loader whose batches are long in the making."""
+
+    def __init__(self, x: Tensor, y: Tensor) -> None:
+        self.x, self.y = x, y
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        for x, y in TensorLoader(self.x, self.y, 128):
+            torch.cuda._sleep(10**6)
+            yield x * 1.0, y
+
+
+def test_streams_wait_for_each_other() -> None:
+    """Batches, outputs and probes are there before they are used, and as long as they are."""
+    x, y = (part[:1280].cuda() for part in digits("train"))
+    x = x.double()
+    model = nn.Sequential(
+        *(nn.Flatten(), nn.Linear(64, 30), nn.Tanh(), nn.Linear(30, 20), nn.Tanh()),
+        nn.Linear(20, 10),
+    )
+    model = model.double().cuda()
+    expected = _slow(x, y, model)
+    razor = sr.Razor(model, _Slow(), 1280)
+    for _ in range(3):
+        assert numbers(razor.evidence(_Late(x, y))) == pytest.approx(expected, rel=1e-9)
+    assert replay._last.of(model) is not None
 
 
 def test_replayed_batches_of_factored_layers() -> None:

@@ -1,11 +1,14 @@
-"""Sums over many batches on a GPU: two CUDA graphs, recorded once for a model, then replayed.
+"""Sums over many batches on a GPU: three CUDA graphs, recorded once for a model, then replayed.
 
 A batch is six hundred small kernels, and a GPU waits for their launches for longer than it works.
 After a few batches, when libraries have chosen their algorithms and factors have become matrices
-(after one, where both are known to come), one is recorded: its forward pass as one graph; its
-backward pass and all products as another, which adds them to the sums where these are. In between,
-kernel by kernel as ever, outputs are looked at and probes drawn. What cannot be recorded (a model
-that looks at values on the host, batches of another shape) goes on kernel by kernel.
+(after one, where both are known to come), one is recorded: its forward pass; the sums over inputs;
+the backward pass with the sums over cotangents. Sums are added to where they are.
+
+Outputs have to be looked at and probes drawn before there is a backward pass: on the stream of the
+caller, kernel by kernel as ever, while the stream of the recordings is at the sums over inputs.
+The next batch is read there, too, during the backward pass of this one. What cannot be recorded (a
+model that looks at values on the host, batches of another shape) goes on kernel by kernel.
 
 The last recording of a GPU is kept, with its sums, for the model's next estimate, which begins by
 computing one batch kernel by kernel: if weights are where they were, and layers are called as they
@@ -25,8 +28,8 @@ import torch
 from torch import Tensor, nn
 
 from symrazor.curvature.statistics import Source, check_inputs
-from symrazor.curvature.sums import Batch, Key, Statistics, settle
-from symrazor.curvature.tape import Input, Tape
+from symrazor.curvature.sums import Batch, Key, Statistics, Task, settle
+from symrazor.curvature.tape import Input, Tape, each
 from symrazor.linear_algebra.factor import Factor
 from symrazor.linear_algebra.symmetric import Symmetric
 from symrazor.machine.device import second_stream
@@ -54,15 +57,39 @@ def summed(
         device: of the model.
         expected: how many data they have, where that is known.
     """
-    with _beside(device):
-        total = _summed(source, batches, expected)
+    with _beside(device) as caller:
+        total = _summed(source, _read(batches, caller), caller, expected)
         if total is not None:
             settle(total.sums)
         return total
 
 
+def _read(
+    batches: Iterable[tuple[int, Input, Tensor]], caller: torch.cuda.Stream
+) -> Iterator[tuple[int, Input, Tensor]]:
+    """Batches made on the stream of the caller, for the current one."""
+    here, source = torch.cuda.current_stream(caller.device), iter(batches)
+    while True:
+        with torch.cuda.stream(caller):
+            batch = next(source, None)
+        if batch is None:
+            return
+        here.wait_stream(caller)
+        _used_on(here, *batch[1:])
+        yield batch
+
+
+def _used_on(stream: torch.cuda.Stream, *parts: Input) -> None:
+    """Say so of what was made on another stream: its memory is not to be used again too soon."""
+    for part in parts:
+        each(part, lambda t: t.record_stream(stream) if t.is_cuda else None)
+
+
 def _summed(
-    source: Source, batches: Iterable[tuple[int, Input, Tensor]], expected: int | None
+    source: Source,
+    batches: Iterable[tuple[int, Input, Tensor]],
+    caller: torch.cuda.Stream,
+    expected: int | None,
 ) -> Batch | None:
     of_batch = source.passes()
     total: Batch | None = None
@@ -77,7 +104,7 @@ def _summed(
         if total is not None and due and ready(source, total, x):
             replay, tried = _recorded(of_batch(number), total, x, y, where), True
         if total is not None and replay is not None and replay.fits(x):
-            replay.add(of_batch(number), total, x, y, where)
+            replay.add(of_batch(number), total, (x, y), caller, where)
             continue
         replay = None
         tasks = of_batch(number).tasks(x, y, where)
@@ -123,21 +150,27 @@ class Replay:
     """
 
     def __init__(self, source: Source, total: Batch, x: Tensor, y: Tensor, where: str) -> None:
-        """Record both graphs; the second needs to know how many columns of the root there are."""
+        """Record all graphs; the last needs to know how many columns of the root there are."""
         check_inputs(x, y, where)
         self.x, self.counts = x.clone(), dict[Key, Tensor]()
-        self.forward, self.backward = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
+        self.forward, self.inputs, self.backward = (torch.cuda.CUDAGraph() for _ in range(3))
         with _recording(self.forward, _pool(x.device).pool()):
             tape = source.forward(self.x)
         self.f, self.premises = tape.f.detach(), _premises(source, tape)
         self.forward.replay()
         self.roots = source.look(self.f, y, where)[1].clone()
-        with _recording(self.backward, self.forward.pool()):
-            tasks = source.sums(tape, self.roots)
-            for part in in_turn(tasks.pop(0) for _ in range(len(tasks))):
-                add_in_place(total.sums, part.sums, self.counts)
+        first, last = source.of_inputs(tape)
+        self._record(self.inputs, [*first, *last], total)
+        del first, last
+        self._record(self.backward, source.of_outputs(tape, self.roots), total)
         self.panels = {key: _panels(value) for key, value in total.sums.items()}
         self._lend(total.sums)
+
+    def _record(self, graph: torch.cuda.CUDAGraph, tasks: list[Task], total: Batch) -> None:
+        """Tasks that add to the sums, each let go when it is done."""
+        with _recording(graph, self.forward.pool()):
+            for part in in_turn(tasks.pop(0) for _ in range(len(tasks))):
+                add_in_place(total.sums, part.sums, self.counts)
 
     def _lend(self, sums: Statistics) -> None:
         """Note that the memory of the sums is in use as long as a factor in it lives."""
@@ -182,13 +215,27 @@ class Replay:
         self._lend(sums)
         return Batch(torch.zeros((), dtype=torch.float64, device=self.x.device), 0, sums)
 
-    def add(self, source: Source, total: Batch, x: Input, y: Tensor, where: str) -> None:
-        """Add a batch to the sums."""
+    def add(
+        self,
+        source: Source,
+        total: Batch,
+        batch: tuple[Input, Tensor],
+        caller: torch.cuda.Stream,
+        where: str,
+    ) -> None:
+        """Add a batch to the sums, on the current stream; look at it on the caller's."""
+        (x, y), here = batch, torch.cuda.current_stream(self.x.device)
         assert isinstance(x, Tensor)
-        check_inputs(x, y, where)
+        with torch.cuda.stream(caller):
+            check_inputs(x, y, where)
         self.x.copy_(x)
         self.forward.replay()
-        log_likelihood, roots = source.look(self.f, y, where)
+        caller.wait_stream(here)
+        self.inputs.replay()
+        with torch.cuda.stream(caller):
+            log_likelihood, roots = source.look(self.f, y, where)
+        here.wait_stream(caller)
+        _used_on(here, log_likelihood, roots)
         self.roots.copy_(roots)
         self.backward.replay()
         total.log_likelihood, total.n = total.log_likelihood + log_likelihood, total.n + len(y)
@@ -288,13 +335,13 @@ def add_in_place(total: Statistics, sums: Statistics, counts: dict[Key, Tensor])
 
 
 @contextmanager
-def _beside(device: torch.device) -> Iterator[None]:
-    """Work on the stream of the recordings; whoever is next waits for it."""
+def _beside(device: torch.device) -> Iterator[torch.cuda.Stream]:
+    """Work on the stream of the recordings, beside the one of the caller, which waits for it."""
     stream, before = second_stream(device), torch.cuda.current_stream(device)
     stream.wait_stream(before)
     try:
         with torch.cuda.stream(stream):
-            yield
+            yield before
     finally:
         before.wait_stream(stream)
 

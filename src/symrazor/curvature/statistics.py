@@ -144,19 +144,24 @@ class Source:
         Inputs that take more memory than the A that they are the rows of come first, and are let
         go; all others come last, when the graph is no longer in memory.
         """
-        at_once = COTANGENTS if self.method.structure == "kron" else 1
-        parts = roots.split(at_once)
-        once = len(parts) == 1 and not keep_graph
+        first, last = self.of_inputs(tape, keep_graph)
+        return [*first, *self.of_outputs(tape, roots, keep_graph), *last]
+
+    def of_inputs(self, tape: Tape, keep_graph: bool = False) -> tuple[list[Task], list[Task]]:
+        """Sums that need no cotangents: those after which inputs are let go, and all others."""
         first: list[Task] = []
         last: list[Task] = []
         for uses in _by_layer(tape.uses) if self.method.structure == "kron" else ():
             early = not keep_graph and _to_be_let_go(uses)
             task = _task(partial(self._input_sums, uses, early), keep_graph)
             (first if early else last).append(task)
-        by_root = [
-            _task(partial(self._output_sums, tape, some, once), keep_graph) for some in parts
-        ]
-        return [*first, *by_root, *last]
+        return first, last
+
+    def of_outputs(self, tape: Tape, roots: Tensor, keep_graph: bool = False) -> list[Task]:
+        """Sums that need the cotangents of some columns of the root each."""
+        parts = roots.split(COTANGENTS if self.method.structure == "kron" else 1)
+        once = len(parts) == 1 and not keep_graph
+        return [_task(partial(self._output_sums, tape, some, once), keep_graph) for some in parts]
 
     def _roots(self, f: Tensor, y: Tensor) -> Tensor:
         match self.method.estimator:

@@ -71,6 +71,8 @@ def check_batch(x: Tensor, y: Tensor, where: str) -> None:
     """
     check_lengths(x, y, where)
     for name, values in (("x", x), ("y", y)):
+        if not (values.is_floating_point() or values.is_complex()):
+            continue
         bad = ~torch.isfinite(values)
         if bool(bad.any()):
             first = int(torch.nonzero(bad.reshape(len(values), -1).any(dim=1))[0, 0])
