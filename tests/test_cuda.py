@@ -26,7 +26,7 @@ from symrazor.data import (
     scaled,
     translated,
 )
-from symrazor.experiments.ella_network import ella_network
+from symrazor.experiments.ella_network import Prior, ella_network
 from symrazor.training.burn_in import BurnIn
 from symrazor.training.options import FitConfig
 from symrazor.training.stepper import Stepper
@@ -159,6 +159,27 @@ def test_run_goes_on_here_and_elsewhere(
     )
 
 
+class _Looks(nn.Module):
+    """A layer that looks at a value on the host: no graph can hold it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x if float(x.detach().abs().sum()) >= 0 else -x
+
+
+def test_steps_that_no_graph_holds(caplog: pytest.LogCaptureFixture) -> None:
+    """They are taken kernel by kernel, with a word about it, and come to the same end."""
+    x, y = digits("train")
+    found = []
+    for layer in (nn.Identity(), _Looks()):
+        model = small_net().double()
+        model.insert(1, layer)
+        fit = sr.fit(model, (x.double(), y), epochs=3, every=3, device="cuda")
+        found.append(numbers(fit.evidence))
+    assert found[1] == pytest.approx(found[0], rel=1e-6)
+    told = [record.message for record in caplog.records if "CUDA graph" in record.message]
+    assert len(told) == 1
+
+
 def test_fit_moves_model_and_data() -> None:
     fit = sr.fit(small_net(), digits("train"), test=digits("test"), epochs=5, device="cuda")
     assert next(fit.model.parameters()).is_cuda
@@ -275,6 +296,7 @@ def test_paths_are_switched_off_between_two_recordings() -> None:
     [
         ("f-fc+conv", "muon", {}),
         ("f-fc+conv+gconv", "muon", {}),
+        ("s-fc+s-conv omega", "muon", {}),
         ("f-fc+conv", "muon", {"sam_radius": 0.05, "sam_from": 0.5}),
         ("f-fc+conv", "adamw", {"sam_radius": 0.05}),
         ("f-fc+conv", "sgd", {"sam_radius": 0.05}),
@@ -288,7 +310,9 @@ def test_steps_as_a_graph_are_those_of_the_cpu(
     found = []
     for device in ("cpu", "cuda"):
         torch.manual_seed(0)
-        model = ella_network(paths, 1, 10, 2, 16).double().to(device)
+        names, _, omega = paths.partition(" ")
+        prior: Prior = "omega" if omega else "weights"
+        model = ella_network(names, 1, 10, 2, 16, prior).double().to(device)
         large = nn.functional.interpolate(x[:120], (16, 16)).double().to(device)
         razor = sr.Razor(model, "categorical", 120)
         config = FitConfig(optimizer=optimizer, lr=0.003, **sharp)

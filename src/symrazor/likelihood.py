@@ -81,8 +81,8 @@ class Likelihood(nn.Module, ABC):
         shape = (samples, basis.shape[0], basis.shape[-1])
         signs = torch.randint(0, 2, shape, generator=generator, device=_device(generator, f))
         signs = signs.to(device=f.device, dtype=f.dtype) * 2 - 1
-        mixed = torch.einsum("ncd,snd->snc", basis, signs)
-        return torch.einsum("cnk,snc->snk", root, mixed) / math.sqrt(samples)
+        mixed = (basis * signs.unsqueeze(2)).sum(-1)
+        return (root * mixed.movedim(-1, 1).unsqueeze(-1)).sum(1) / math.sqrt(samples)
 
 
 def _device(generator: torch.Generator | None, like: Tensor) -> torch.device:
@@ -101,7 +101,7 @@ def _right_singular_vectors(root: Float[Tensor, "c n k"]) -> Float[Tensor, "n c 
     n, c = root.shape[1], root.shape[0]
     if c > LARGEST_SPECTRAL_PROBE:
         return torch.eye(c, dtype=root.dtype, device=root.device).expand(n, c, c)
-    gram = torch.einsum("cnk,dnk->ncd", root.double(), root.double())
+    gram = _gram(root.double())
     scale = gram.diagonal(dim1=1, dim2=2).sum(1).clamp(min=torch.finfo(gram.dtype).tiny)
     try:
         vectors = _eigenvectors(gram / scale.reshape(-1, 1, 1))
@@ -109,6 +109,18 @@ def _right_singular_vectors(root: Float[Tensor, "c n k"]) -> Float[Tensor, "n c 
         # Any orthogonal V is right, only less precise.
         return torch.eye(c, dtype=root.dtype, device=root.device).expand(n, c, c)
     return _with_signs(vectors).to(root.dtype)
+
+
+FEW_PRODUCTS = 2**19
+"""So many are multiplied and added as they are: a GPU's library would want 32 MB to work in."""
+
+
+def _gram(root: Float[Tensor, "c n k"]) -> Float[Tensor, "n c c"]:
+    """Inner products of the columns of each datum."""
+    if root.shape[0] * root.numel() > FEW_PRODUCTS:
+        return torch.einsum("cnk,dnk->ncd", root, root)
+    rows = root.movedim(0, 1)
+    return (rows.unsqueeze(2) * rows.unsqueeze(1)).sum(-1)
 
 
 def _with_signs(vectors: Float[Tensor, "n c c"]) -> Float[Tensor, "n c c"]:
@@ -119,7 +131,7 @@ def _with_signs(vectors: Float[Tensor, "n c c"]) -> Float[Tensor, "n c c"]:
     """
     golden = (math.sqrt(5) - 1) / 2
     place = torch.arange(1, vectors.shape[1] + 1, dtype=vectors.dtype, device=vectors.device)
-    side = torch.einsum("c,ncd->nd", 0.5 + (golden * place).frac(), vectors)
+    side = ((0.5 + (golden * place).frac()).unsqueeze(1) * vectors).sum(1)
     return vectors * torch.where(side < 0, -1.0, 1.0).unsqueeze(1)
 
 

@@ -18,8 +18,8 @@ from symrazor.linear_algebra.factor import gram
 PATCH_ENTRIES = 2**19
 """Patches are made of so few data at a time that they stay in cache."""
 
-PATCH_ENTRIES_GPU = 2**22
-"""There launches count, and memory: 16 MB."""
+PATCH_ENTRIES_GPU = 2**24
+"""There launches count, and memory: 64 MB."""
 
 TERMS = 2**12
 """A weight gradient adds up in float32 term by term: so many terms at most, then in float64."""

@@ -58,25 +58,25 @@ def summed(
         expected: how many data they have, where that is known.
     """
     with _beside(device) as caller:
-        total = _summed(source, _read(batches, caller), caller, expected)
+        total = _summed(source, iter(batches), caller, expected)
         if total is not None:
             settle(total.sums)
         return total
 
 
-def _read(
-    batches: Iterable[tuple[int, Input, Tensor]], caller: torch.cuda.Stream
-) -> Iterator[tuple[int, Input, Tensor]]:
-    """Batches made on the stream of the caller, for the current one."""
-    here, source = torch.cuda.current_stream(caller.device), iter(batches)
-    while True:
-        with torch.cuda.stream(caller):
-            batch = next(source, None)
-        if batch is None:
-            return
-        here.wait_stream(caller)
+def _next(
+    batches: Iterator[tuple[int, Input, Tensor]], reader: torch.cuda.Stream | None
+) -> tuple[int, Input, Tensor] | None:
+    """The next batch, made on the stream of the reader, if given, for the current one."""
+    if reader is None:
+        return next(batches, None)
+    with torch.cuda.stream(reader):
+        batch = next(batches, None)
+    here = torch.cuda.current_stream(reader.device)
+    here.wait_stream(reader)
+    if batch is not None:
         _used_on(here, *batch[1:])
-        yield batch
+    return batch
 
 
 def _used_on(stream: torch.cuda.Stream, *parts: Input) -> None:
@@ -87,7 +87,7 @@ def _used_on(stream: torch.cuda.Stream, *parts: Input) -> None:
 
 def _summed(
     source: Source,
-    batches: Iterable[tuple[int, Input, Tensor]],
+    batches: Iterator[tuple[int, Input, Tensor]],
     caller: torch.cuda.Stream,
     expected: int | None,
 ) -> Batch | None:
@@ -96,7 +96,9 @@ def _summed(
     kept = _last.of(source.model)
     replay: Replay | None = None
     eager, tried = 0, False
-    for number, x, y in batches:
+    while (batch := _next(batches, None if replay is None else caller)) is not None:
+        number, x, y = batch
+        del batch
         where = f"batch {number}"
         if kept is not None and total is None and kept.holds(of_batch(number), x):
             total, replay, tried = kept.empty(), kept, True
@@ -161,7 +163,6 @@ class Replay:
         self.roots = source.look(self.f, y, where)[1].clone()
         first, last = source.of_inputs(tape)
         self._record(self.inputs, [*first, *last], total)
-        del first, last
         self._record(self.backward, source.of_outputs(tape, self.roots), total)
         self.panels = {key: _panels(value) for key, value in total.sums.items()}
         self._lend(total.sums)
@@ -223,7 +224,10 @@ class Replay:
         caller: torch.cuda.Stream,
         where: str,
     ) -> None:
-        """Add a batch to the sums, on the current stream; look at it on the caller's."""
+        """Add a batch to the sums, on the current stream; look at it on the caller's.
+
+        The first one was made on the current stream, but whoever compares or records has waited.
+        """
         (x, y), here = batch, torch.cuda.current_stream(self.x.device)
         assert isinstance(x, Tensor)
         with torch.cuda.stream(caller):

@@ -42,8 +42,8 @@ def grid(shape: Sequence[int]) -> Float[Tensor, "s dims"]:
     return torch.stack(torch.meshgrid(*axes, indexing="ij"), -1).reshape(-1, len(shape))
 
 
-def _axis(size: int) -> Float[Tensor, " size"]:
-    return torch.arange(size, dtype=torch.float64) - (size - 1) / 2
+def _axis(size: int, device: torch.device | None = None) -> Float[Tensor, " size"]:
+    return torch.arange(size, dtype=torch.float64, device=device) - (size - 1) / 2
 
 
 def spread(count: int, shape: Sequence[int]) -> Float[Tensor, "p dims"]:
@@ -94,7 +94,7 @@ def _to_grid(
     r"""$\exp(-\omega^2 |z_i - t|^2)$ at the pixels t of a grid: a product over its axes."""
     total = z.new_ones(len(z), 1)
     for d, size in enumerate(shape):
-        apart = z[:, d : d + 1] - _axis(size).to(z)
+        apart = z[:, d : d + 1] - _axis(size, z.device).to(z)
         along = torch.exp(-(omega * apart).square())
         total = (total.unsqueeze(2) * along.unsqueeze(1)).flatten(1)
     return total

@@ -84,6 +84,7 @@ class GroupFilter(nn.Module):
     bias: nn.Parameter | None
     index_back: Tensor | None
     matrices: Tensor | None
+    rotations: Tensor | None
     sources: Tensor
     table: Tensor
 
@@ -101,7 +102,7 @@ class GroupFilter(nn.Module):
         with torch.device("cpu"):
             turned = turns(fields.group, kernel)
         if basis is not None:
-            turned = Turns(matrices=turned_basis(fields.group, basis).detach())
+            turned = Turns(matrices=turned_basis(fields.group.matrices, basis).detach())
         matrices = turned.matrices
         learned = basis is not None and basis.fixed is None
         self.basis = basis if learned else None
@@ -116,6 +117,7 @@ class GroupFilter(nn.Module):
         constants = {
             "index_back": None if turned.index is None else turned.index.argsort(1),
             "matrices": None if learned else matrices,  # in float64, and cast where used
+            "rotations": fields.group.matrices if learned else None,
             "sources": self._sources(turned.index),
             "table": fields.group.table,
         }
@@ -141,8 +143,8 @@ class GroupFilter(nn.Module):
 
     def spatial(self) -> Float[Tensor, "g p s"] | None:
         """T_g of every element, where it is not a permutation; differentiable in its basis."""
-        if self.basis is not None:
-            return turned_basis(self.fields.group, self.basis)
+        if self.basis is not None and self.rotations is not None:
+            return turned_basis(self.rotations, self.basis)
         return self.matrices
 
     def bank(self) -> Float[Tensor, "g o h c s"]:

@@ -45,13 +45,13 @@ def interpolation(group: PointGroup, kernel: int) -> Float[Tensor, "g p s"]:
     return (1 - apart).clamp_min(0).prod(-1)
 
 
-def turned_basis(group: PointGroup, basis: Basis) -> Float[Tensor, "g p s"]:
+def turned_basis(rotations: Float[Tensor, "g d d"], basis: Basis) -> Float[Tensor, "g p s"]:
     r"""$\Phi_g[p, \delta] = \Phi[p, R_g^{-1} \delta]$: the basis of anchors at $R_g z_p$.
 
     The basis depends on distances alone, which an orthogonal $R_g$ keeps.
     """
     z, omega = basis.anchors, basis.value("omega")
-    moved = torch.einsum("gij,pj->gpi", group.matrices.to(z), z)
+    moved = torch.einsum("gij,pj->gpi", rotations.to(z), z)
     return torch.stack([evaluate(places, basis.shape, omega, basis.form) for places in moved])
 
 

@@ -64,6 +64,14 @@ def solver(device: torch.device) -> "Solver | None":
     """The solver of a GPU, tried out; None where there is none."""
     if device.type != "cuda":
         return None
+    with _first:  # torch cannot load it for two threads at once
+        return _tried_out(device)
+
+
+_first = threading.Lock()
+
+
+def _tried_out(device: torch.device) -> "Solver | None":
     try:
         torch.linalg.eigvalsh(torch.eye(2, dtype=torch.float64, device=device))  # loads cuSOLVER
         with torch.cuda.device(device):

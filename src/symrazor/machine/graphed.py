@@ -7,6 +7,7 @@ in place: the batch, the learning rate, the precisions.
 """
 
 import gc
+import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -15,6 +16,8 @@ import torch
 from torch import Tensor
 
 from symrazor.machine.device import second_stream
+
+log = logging.getLogger("symrazor")
 
 WARM_UP = 3
 """Steps taken one kernel at a time before the recording: libraries choose their algorithms."""
@@ -80,14 +83,15 @@ class GraphedStep:
     """A step (x, y) -> statistic, replayed as a graph for the batches of an epoch.
 
     These have at most two shapes: the last one may be smaller. Batches of any other are stepped
-    kernel by kernel.
+    kernel by kernel, and so are all where a step cannot be recorded.
 
     Args:
-        step: trains on one batch and returns a tensor; must not look at values on the host, and
-            must leave gradients at None before it computes them.
+        step: trains on one batch and returns a tensor; must leave gradients at None before it
+            computes them. One that looks at values on the host is not recorded.
 
     Attributes:
         recorded: by the shapes of x and y.
+        most: how many of them are recorded at most.
     """
 
     def __init__(self, step: Step) -> None:
@@ -95,17 +99,31 @@ class GraphedStep:
         self.step = step
         self.recorded: dict[Shapes, Recorded] = {}
         self.taken: Counter[Shapes] = Counter()
+        self.most = SHAPES
 
     def __call__(self, x: Tensor, y: Tensor) -> Tensor:
         """Train on one batch."""
         shapes = x.shape, y.shape
-        if shapes not in self.recorded and len(self.recorded) < SHAPES:
+        if shapes not in self.recorded and len(self.recorded) < self.most:
             self.taken[shapes] += 1
             if self.taken[shapes] > WARM_UP:
-                memory = next((other.graph for other in self.recorded.values()), None)
-                self.recorded[shapes] = Recorded(self.step, x, y, memory)
+                self._record(x, y)
         found = self.recorded.get(shapes)
         return self._aside(x, y) if found is None else found(x, y)
+
+    def _record(self, x: Tensor, y: Tensor) -> None:
+        """Record a step on batches like these, if it can be; nothing has been computed if not."""
+        memory = next((other.graph for other in self.recorded.values()), None)
+        try:
+            self.recorded[x.shape, y.shape] = Recorded(self.step, x, y, memory)
+        except RuntimeError as error:
+            self.most = 0
+            log.warning(
+                "training steps of this model are launched kernel by kernel, which is slower: they "
+                "cannot be recorded as a CUDA graph (%s); does its forward pass look at values on "
+                "the host, or copy constants from there?",
+                str(error).splitlines()[0],
+            )
 
     def _aside(self, x: Tensor, y: Tensor) -> Tensor:
         """Step on the stream of the recording."""

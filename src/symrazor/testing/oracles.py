@@ -1,11 +1,13 @@
 """Dense Gauss-Newton matrices by automatic differentiation, and a network to hold a layer."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.func import functional_call, hessian, jacrev
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from symrazor.hyper import weights
 from symrazor.likelihood import Likelihood
@@ -89,3 +91,27 @@ class Head(nn.Module):
         """Logits."""
         hidden: Tensor = torch.tanh(self.layer(x)).flatten(1)
         return hidden @ self.readout
+
+
+class NoCopies(TorchDispatchMode):
+    """Refuses to copy a tensor to another kind of device."""
+
+    def __init__(self) -> None:
+        """Nothing to be told."""
+        super().__init__()  # type: ignore[no-untyped-call]
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Look at where a copy goes, then make it."""
+        kwargs = kwargs or {}
+        if func in (torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default):
+            into = func is torch.ops.aten.copy_.default
+            what = args[1] if into else args[0]
+            there = args[0].device if into else torch.device(kwargs.get("device") or what.device)
+            if there.type != what.device.type:
+                raise AssertionError(
+                    f"expected no copy between devices, got one of {list(what.shape)} from "
+                    f"{what.device} to {there}; make it there, or keep it as a buffer"
+                )
+        return func(*args, **kwargs)

@@ -15,7 +15,7 @@ from symrazor.layers.trace import is_ours
 from symrazor.likelihood import Categorical
 from symrazor.linear_algebra.blocks import Kron
 from symrazor.readings.equivariance import representation_actions
-from symrazor.testing.oracles import Head, assert_close, dense_block, dense_ggn
+from symrazor.testing.oracles import Head, NoCopies, assert_close, dense_block, dense_ggn
 
 
 class PathSuite(ABC):
@@ -52,6 +52,15 @@ class PathSuite(ABC):
 
         inputs = [x.requires_grad_(), *(v.requires_grad_() for v in parameters.values())]
         assert torch.autograd.gradcheck(run, inputs)
+
+    def test_a_step_copies_nothing_from_the_host(self) -> None:
+        """Forward and backward on a device without memory: a CUDA graph could hold both."""
+        path, x = self._case()
+        path(x)
+        path = path.to("meta")
+        with NoCopies():
+            path(torch.empty_like(x, device="meta")).sum().backward()
+        assert all(value.grad is not None for value in path.parameters())
 
     def test_is_its_dense_matrix(self) -> None:
         """At fixed places of subsampling the path is affine: a matrix of its own, and an offset."""
