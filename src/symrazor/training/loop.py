@@ -117,6 +117,7 @@ class Training:
         self.belongs_to = states.belongs_to(self) if checkpoints or several else {}
         saved = checkpoints.load() if checkpoints else None
         if several:  # nobody writes before all have read
+            check_same("patience, keep and wish to save", states.course(options))
             for name, part in self.belongs_to.items():
                 check_same(name, json.dumps(part, sort_keys=True))
             check_same("test data", fingerprint(*(test or ())))
