@@ -5,10 +5,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from shlex import quote
 from typing import Annotated
 
 import tyro
 from rich.console import Console
+from rich.markup import escape
 
 from symrazor import distributed
 from symrazor.commands.terminal import JsonFile, write_json
@@ -51,8 +53,8 @@ def fit_command(default: RunConfig) -> Callable[..., None]:
             found = runs.run(config, out, resume)
         except (KeyboardInterrupt, SystemExit):
             if distributed.speaks() and (out / runs.CHECKPOINTS).exists():
-                text = f"symrazor: to go on: symrazor fit --out {out} --resume"
-                Console(stderr=True).print(text, soft_wrap=True)
+                text = f"symrazor: to go on: symrazor fit --out {quote(str(out))} --resume"
+                Console(stderr=True).print(escape(text), soft_wrap=True, highlight=False)
             raise
         if distributed.speaks() and json_file is not None:
             write_json(json_file, fit_document(out))
