@@ -250,6 +250,14 @@ def test_the_configuration_of_a_run_to_resume(arguments: tuple[str, ...], tmp_pa
     assert given_config(given).fit.epochs == 60
 
 
+def test_resuming_nothing_is_no_run_of_the_defaults(tmp_path: Path) -> None:
+    nothing = ["--resume", "--out", str(tmp_path / "typo")]
+    with pytest.raises(ValueError, match="expected a run to go on with in .*typo, got none; do: "):
+        given_config([*nothing, "--quiet"])
+    for told in ("--fit.epochs=3", "--help"):  # a new run that may be stopped, or no run
+        assert given_config([*nothing, told]) == RunConfig()
+
+
 def command(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "symrazor", "fit", *arguments]
 

@@ -19,6 +19,9 @@ from symrazor.files import check_file
 from symrazor.runs import run as runs
 from symrazor.runs.config import RunConfig, read_config
 
+OF_A_RUN = ("--data.", "--model.", "--fit.", "--help", "-h")
+"""Options that say what a run is, or ask for what may be said."""
+
 
 def fit_command(default: RunConfig) -> Callable[..., None]:
     """The command fit, whose options start from a configuration."""
@@ -65,11 +68,20 @@ def fit_command(default: RunConfig) -> Callable[..., None]:
 
 
 def given_config(arguments: Sequence[str]) -> RunConfig:
-    """What the options of fit start from: the file, or the configuration of a run to resume."""
+    """What the options of fit start from: the file, or the configuration of a run to resume.
+
+    Raises:
+        ValueError: nothing to resume, and nothing that says what a new run is to be.
+    """
     file = next((Path(a) for a in arguments if a.endswith(".toml")), None)
     if file is None and "--resume" in arguments:
         values = [v for k, v in pairwise(arguments) if k == "--out"]
         values += [a.removeprefix("--out=") for a in arguments if a.startswith("--out=")]
-        there = Path(*values[:1] or ["run"]) / runs.CONFIG
-        file = there if there.exists() else None
+        folder = Path(*values[:1] or ["run"])
+        file = folder / runs.CONFIG if (folder / runs.CONFIG).exists() else None
+        if file is None and not any(a.startswith(OF_A_RUN) for a in arguments):
+            raise ValueError(
+                f"expected a run to go on with in {folder}, got none; do: name its folder, or the "
+                f"file of a new run: symrazor fit FILE.toml --out {quote(str(folder))} --resume"
+            )
     return RunConfig() if file is None else read_config(file)

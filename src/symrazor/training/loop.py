@@ -204,6 +204,12 @@ class Training:
         if not isinstance(changed, Tensor) or len(changed) != len(x):
             got = list(changed.shape) if isinstance(changed, Tensor) else type(changed).__name__
             raise ValueError(f"expected a tensor of {len(x)} data from augment, got {got}")
+        other = x.is_floating_point() and changed.dtype != x.dtype
+        if other or changed.device != x.device:
+            raise ValueError(
+                f"expected {x.dtype} on {x.device} from augment, as it was given, got "
+                f"{changed.dtype} on {changed.device}; do: end it with .to(x)"
+            )
         return changed
 
     def _measure(self, started: float) -> None:
