@@ -168,6 +168,14 @@ def own_loop() -> dict[str, Any]:
     return {"evidence": _numbers(value), "weights": weights, "n": reading.train["n"]}
 
 
+DIFFERENT: dict[str, tuple[Any, Any]] = {
+    "patience": (1, None),
+    "keep": ("best", "last"),
+    "save": (None, Path("nowhere")),
+}
+"""Options that a resumed run may change, as two processes are told them."""
+
+
 def refusals() -> dict[str, Any]:
     """Errors of one process reach all of them, and none is left waiting."""
     here = distributed.world()
@@ -185,6 +193,9 @@ def refusals() -> dict[str, Any]:
     found["data"] = _message(lambda: sr.fit(network(), (other, y), epochs=1))
     test = (other[: 10 + here.rank], y[: 10 + here.rank])
     found["test"] = _message(lambda: sr.fit(network(), (x, y), test=test, epochs=1))
+    for name, (mine, theirs) in DIFFERENT.items():
+        told = {name: theirs if here.rank else mine}
+        found[name] = _message(lambda told=told: sr.fit(network(), (x, y), epochs=1, **told))
     return found
 
 

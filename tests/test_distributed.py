@@ -87,6 +87,8 @@ def test_an_error_in_one_process_is_one_in_all(tmp_path: Path) -> None:
         assert "expected one process for an evidence that keeps its graph" in said["graph"]
         assert "expected the same data in every process" in said["data"]
         assert "expected the same test data in every process" in said["test"]
+        for option in ("patience", "keep", "save"):
+            assert "expected the same patience, keep and wish to save in every" in said[option]
 
 
 @pytest.mark.slow

@@ -165,3 +165,10 @@ def test_tensorboard_that_is_not_installed(monkeypatch: pytest.MonkeyPatch, tmp_
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     with pytest.raises(ValueError, match=r"pip install symrazor\[tensorboard\]"):
         TensorBoard(tmp_path)
+
+
+def test_tensorboard_is_refused_a_place_before_the_training(tmp_path: Path) -> None:
+    file = tmp_path / "a.txt"
+    file.touch()
+    with pytest.raises(ValueError, match="expected a folder to write to, got .*a.txt"):
+        TensorBoard(file)

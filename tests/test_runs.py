@@ -235,12 +235,27 @@ def test_a_process_group_of_the_user_stays(tmp_path: Path) -> None:
     assert not dist.is_initialized()
 
 
+def test_a_file_of_notepad_is_read(tmp_path: Path) -> None:
+    """It may begin with a byte order mark."""
+    file = tmp_path / "a.toml"
+    file.write_bytes(b"\xef\xbb\xbf[fit]\r\nepochs = 7\r\n")
+    assert read_config(file).fit.epochs == 7
+
+
 @pytest.mark.parametrize("arguments", [("--out", "RUN"), ("--out=RUN",)])
 def test_the_configuration_of_a_run_to_resume(arguments: tuple[str, ...], tmp_path: Path) -> None:
     write_atomically(tmp_path / "config.toml", b"[fit]\nepochs = 7\n")
     given = [part.replace("RUN", str(tmp_path)) for part in arguments]
     assert given_config(["--resume", *given]).fit.epochs == 7
     assert given_config(given).fit.epochs == 60
+
+
+def test_resuming_nothing_is_no_run_of_the_defaults(tmp_path: Path) -> None:
+    nothing = ["--resume", "--out", str(tmp_path / "typo")]
+    with pytest.raises(ValueError, match="expected a run to go on with in .*typo, got none; do: "):
+        given_config([*nothing, "--quiet"])
+    for told in ("--fit.epochs=3", "--help"):  # a new run that may be stopped, or no run
+        assert given_config([*nothing, told]) == RunConfig()
 
 
 def command(*arguments: str) -> list[str]:
@@ -251,7 +266,7 @@ def command(*arguments: str) -> list[str]:
 def test_the_command_stops_and_goes_on(tmp_path: Path) -> None:
     """Ctrl-C in the middle; then the same weights as a run that was left alone."""
     small(tmp_path, SMALL.replace("epochs = 2", 'epochs = 6\naugment = "test_runs:impatient"'))
-    file, out = str(tmp_path / "small.toml"), tmp_path / "run"
+    file, out = str(tmp_path / "small.toml"), tmp_path / "run [bold] one"
 
     def call(*arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
@@ -266,7 +281,7 @@ def test_the_command_stops_and_goes_on(tmp_path: Path) -> None:
     stopped = call(file, CTRL_C="8")
     assert stopped.returncode == 130, stopped.stderr
     assert "stopped by SIGINT after step 8 of 18" in stopped.stderr
-    assert f"to go on: symrazor fit --out {out} --resume" in stopped.stderr
+    assert f"to go on: symrazor fit --out '{out}' --resume" in stopped.stderr
     done = call("--resume")
     assert done.returncode == 0, done.stderr
     assert "Whole network" in done.stdout

@@ -201,6 +201,13 @@ def test_augmentation_that_changes_the_number_of_data(wrong: Any) -> None:
         sr.fit(model, (x, y), augment=wrong)
 
 
+def test_augmentation_that_changes_the_type() -> None:
+    model, x, y = _problem()
+    other = torch.float32 if x.dtype == torch.float64 else torch.float64
+    with pytest.raises(ValueError, match=f"from augment, as it was given, got {other} on cpu; do"):
+        sr.fit(model, (x, y), augment=lambda x, g: x.to(other))
+
+
 def test_callbacks_get_records_and_cannot_lose_the_run(caplog: pytest.LogCaptureFixture) -> None:
     model, x, y = _problem()
     seen: list[dict[str, float]] = []

@@ -1,11 +1,12 @@
 """What `fit` is told wrongly is refused before it trains, in one line that names the culprit."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import symrazor as sr
@@ -42,6 +43,7 @@ def _data(n: int = 20) -> tuple[torch.Tensor, torch.Tensor]:
         ({"lr": float("inf")}, "expected a positive, finite lr, got inf"),
         ({"warmup": "a"}, "expected warmup as float"),
         ({"seed": 1.5}, "expected seed as int, got 1.5"),
+        ({"seed": 2**64}, "expected a seed from -2^63 to 2^63 - 1, got 18446744073709551616"),
         ({"save": 3}, "expected save as str or Path or None, got 3"),
         ({"switch_off": "yes"}, "expected switch_off as bool, got 'yes'"),
         ({"device": None}, "expected device as str, got None"),
@@ -116,6 +118,48 @@ def test_what_is_no_module() -> None:
         sr.fit(_data, _data(), epochs=1)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="expected a torch module, got str"):
         sr.Razor("model", "categorical", 20)  # type: ignore[arg-type]
+
+
+class Returns(nn.Module):
+    """A linear map whose outputs go through a function."""
+
+    def __init__(self, how: Callable[[Tensor], Any]) -> None:
+        super().__init__()
+        self.fc, self.how = nn.Linear(3, 2), how
+
+    def forward(self, x: Tensor) -> Any:
+        return self.how(self.fc(x))
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        (lambda f: (f, f), "expected outputs [1, k] of the model for one datum, got tuple; do: "),
+        (lambda f: {"logits": f}, "expected outputs [1, k] of the model for one datum, got dict; "),
+        (lambda f: f[:, 0], "expected outputs [1, k] of the model for one datum, got [1]; do: "),
+        (lambda f: f[:, :, None], "expected outputs [1, k] of the model for one datum, got [1, 2,"),
+        (lambda f: f.half(), "expected outputs in float32 or float64, got torch.float16"),
+        (lambda f, g: f, "expected x of the training data as the model takes them, got [20, 3]"),
+    ],
+)
+def test_outputs_are_looked_at_before_the_training(how: Any, message: str) -> None:
+    model = Returns(how)
+    before = model.fc.weight.detach().clone()
+    with pytest.raises(ValueError, match="^expected ") as error:
+        sr.fit(model, _data(), epochs=2, every=2)
+    assert str(error.value).startswith(message)
+    assert torch.equal(model.fc.weight, before)
+
+
+@pytest.mark.parametrize("estimator", ["exact", "mc", "empirical"])
+@pytest.mark.parametrize("kind", [torch.int32, torch.int16, torch.uint8])
+def test_labels_of_any_whole_number_are_fine(kind: torch.dtype, estimator: str) -> None:
+    def evidence(y: Tensor) -> float:
+        torch.manual_seed(0)
+        fit = sr.fit(_model(), (X, y), test=(X, y), epochs=1, estimator=estimator)
+        return fit.reading.evidence["log_evidence"]
+
+    assert evidence(Y.to(kind)) == evidence(Y)
 
 
 def test_a_model_with_running_statistics_is_asked_in_eval_mode() -> None:

@@ -152,11 +152,11 @@ class Categorical(Likelihood):
 
     def nll(self, f: Float[Tensor, "n k"], y: Tensor) -> Float[Tensor, " n"]:
         """Cross entropy of each datum."""
-        return F.cross_entropy(f, y, reduction="none")
+        return F.cross_entropy(f, y.long(), reduction="none")
 
     def residual(self, f: Float[Tensor, "n k"], y: Tensor) -> Float[Tensor, "n k"]:
         """Softmax minus one-hot."""
-        return f.softmax(-1) - F.one_hot(y, f.shape[-1]).to(f.dtype)
+        return f.softmax(-1) - F.one_hot(y.long(), f.shape[-1]).to(f.dtype)
 
     def hessian_root(self, f: Float[Tensor, "n k"]) -> Float[Tensor, "c n k"]:
         r"""Closed-form Cholesky factor of $\mathrm{diag}(p) - pp^\top$: K-1 columns.

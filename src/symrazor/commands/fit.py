@@ -5,10 +5,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from shlex import quote
 from typing import Annotated
 
 import tyro
 from rich.console import Console
+from rich.markup import escape
 
 from symrazor import distributed
 from symrazor.commands.terminal import JsonFile, write_json
@@ -16,6 +18,9 @@ from symrazor.discover.fit_runs import fit_document
 from symrazor.files import check_file
 from symrazor.runs import run as runs
 from symrazor.runs.config import RunConfig, read_config
+
+OF_A_RUN = ("--data.", "--model.", "--fit.", "--help", "-h")
+"""Options that say what a run is, or ask for what may be said."""
 
 
 def fit_command(default: RunConfig) -> Callable[..., None]:
@@ -51,8 +56,8 @@ def fit_command(default: RunConfig) -> Callable[..., None]:
             found = runs.run(config, out, resume)
         except (KeyboardInterrupt, SystemExit):
             if distributed.speaks() and (out / runs.CHECKPOINTS).exists():
-                text = f"symrazor: to go on: symrazor fit --out {out} --resume"
-                Console(stderr=True).print(text, soft_wrap=True)
+                text = f"symrazor: to go on: symrazor fit --out {quote(str(out))} --resume"
+                Console(stderr=True).print(escape(text), soft_wrap=True, highlight=False)
             raise
         if distributed.speaks() and json_file is not None:
             write_json(json_file, fit_document(out))
@@ -63,11 +68,20 @@ def fit_command(default: RunConfig) -> Callable[..., None]:
 
 
 def given_config(arguments: Sequence[str]) -> RunConfig:
-    """What the options of fit start from: the file, or the configuration of a run to resume."""
+    """What the options of fit start from: the file, or the configuration of a run to resume.
+
+    Raises:
+        ValueError: nothing to resume, and nothing that says what a new run is to be.
+    """
     file = next((Path(a) for a in arguments if a.endswith(".toml")), None)
     if file is None and "--resume" in arguments:
         values = [v for k, v in pairwise(arguments) if k == "--out"]
         values += [a.removeprefix("--out=") for a in arguments if a.startswith("--out=")]
-        there = Path(*values[:1] or ["run"]) / runs.CONFIG
-        file = there if there.exists() else None
+        folder = Path(*values[:1] or ["run"])
+        file = folder / runs.CONFIG if (folder / runs.CONFIG).exists() else None
+        if file is None and not any(a.startswith(OF_A_RUN) for a in arguments):
+            raise ValueError(
+                f"expected a run to go on with in {folder}, got none; do: name its folder, or the "
+                f"file of a new run: symrazor fit FILE.toml --out {quote(str(folder))} --resume"
+            )
     return RunConfig() if file is None else read_config(file)

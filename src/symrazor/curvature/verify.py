@@ -56,6 +56,15 @@ def verify(model: nn.Module, x: Input) -> None:
         raise UnsupportedParameterError(refused)
 
 
+def refuse_coarse(f: Tensor) -> None:
+    """Raise ValueError for outputs in half precision."""
+    if f.dtype in (torch.float16, torch.bfloat16):
+        raise ValueError(
+            f"expected outputs in float32 or float64, got {f.dtype}: too coarse for curvature; "
+            "use model.float()"
+        )
+
+
 def _outputs_are_fine(model: nn.Module, pair: Input) -> bool:
     """Refuse random or coupled outputs; False for NaN, which the batch's own check will name."""
     with torch.no_grad():
@@ -63,11 +72,7 @@ def _outputs_are_fine(model: nn.Module, pair: Input) -> bool:
         alone = call(model, each(pair, lambda part: part[:1]))
     if f.dim() != 2:
         raise ValueError(f"expected model outputs of shape [n, k], got {list(f.shape)}")
-    if f.dtype in (torch.float16, torch.bfloat16):
-        raise ValueError(
-            f"expected outputs in float32 or float64, got {f.dtype}: too coarse for curvature; "
-            "use model.float()"
-        )
+    refuse_coarse(f)
     tolerance = 1e4 * torch.finfo(f.dtype).eps * float(f.abs().max())
     if not bool(torch.isfinite(f).all()):
         return False

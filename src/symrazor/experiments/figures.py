@@ -40,7 +40,7 @@ def draw(runs: Sequence[Run], folder: Path) -> list[Path]:
     for row, of_row in _rows(runs):
         name = row.replace("/", "-").replace("+", "_")
         files += _save(shares_figure(row, of_row), folder / f"{name}-shares")
-        if any("precisions" in record for record in of_row[0]["history"]):
+        if any("precisions" in record for record in of_row[0].get("history", ())):
             files += _save(training_figure(row, of_row[0]), folder / f"{name}-training")
     return files
 

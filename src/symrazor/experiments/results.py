@@ -14,6 +14,10 @@ Run = dict[str, Any]
 """One training run: "row", "seed", "small", its figures or "error", and its whole reading."""
 
 SCHEMA = 1
+OWN = ("seed", "device")
+"""Options that every run of a row may have as it likes."""
+FIGURES = ("accuracy", "nll", "evidence", "free_shares", "seconds", "reading")
+"""What there is of a run of a table that did not diverge."""
 
 
 def read_runs(experiment: str, file: Path) -> list[Run]:
@@ -36,6 +40,9 @@ def read_runs(experiment: str, file: Path) -> list[Run]:
             f"expected schema {SCHEMA} in {file}, got {schema}; do: use a newer version"
         )
     runs: list[Any] = document.get("runs", [])
+    if not isinstance(runs, list):
+        kind = type(runs).__name__
+        raise ValueError(f"expected a list of runs in {file}, got {kind}; do: choose another file")
     for run in runs:
         if not isinstance(run, dict) or not _is_named(run):
             found = sorted(run)[:8] if isinstance(run, dict) else repr(run)[:40]
@@ -50,6 +57,22 @@ def _is_named(run: Run) -> bool:
     """Whether a run has what runs are told apart by."""
     kinds = {"row": str, "seed": int, "small": bool}
     return all(isinstance(run.get(key), kind) for key, kind in kinds.items())
+
+
+def check_figures(runs: Sequence[Run]) -> None:
+    """Refuse runs that a table has no use for: not diverged, and yet without all figures.
+
+    Raises:
+        ValueError: names the first.
+    """
+    for run in runs:
+        needed = ("epochs",) if "error" in run else ("epochs", *FIGURES)
+        missing = [name for name in needed if name not in run]
+        if missing:
+            raise ValueError(
+                f"expected a whole run of row {run['row']}, seed {run['seed']}, got one without "
+                f"{', '.join(missing)}; do: remove it from its file"
+            )
 
 
 def merged(old: Sequence[Run], new: Sequence[Run]) -> list[Run]:
@@ -138,7 +161,7 @@ def markdown(runs: Sequence[Run], paper: Mapping[str, Mapping[str, float]]) -> s
         cells.append(_spread([run["epochs"] for run in of_row], 0))
         cells.append(_spread([run["seconds"] for run in done], 0) if done else "")
         failed = f", {len(of_row) - len(done)} diverged" if len(done) < len(of_row) else ""
-        settings = len({_settings(run) for run in of_row})
+        settings = len(_settings(of_row))
         mixed = f", of {settings} settings" if settings > 1 else ""
         cells.append(f"{len(of_row)}{failed}{mixed}")
         lines.append(f"| {' | '.join(cells)} |")
@@ -151,10 +174,28 @@ def _spread(values: Sequence[float], digits: int) -> str:
     return text if len(set(values)) < 2 else f"{text} ± {stdev(values):.{digits}f}"
 
 
-def _settings(run: Run) -> str:
-    """How a run was trained, but for its seed and device."""
-    config = {k: v for k, v in run.get("config", {}).items() if k not in ("seed", "device")}
-    return json.dumps([run.get("alpha"), config], sort_keys=True)
+def _settings(runs: Sequence[Run]) -> list[tuple[Any, Run, Run]]:
+    """The ways in which runs were trained, but for their seeds and devices.
+
+    The options of the evidence are in the reading, which a run that diverged does not have; what
+    only one of two runs knows of does not set them apart.
+    """
+    ways: list[tuple[Any, Run, Run]] = []
+    for run in sorted(runs, key=lambda run: "reading" not in run):
+        way = _setting(run)
+        learned = way[2]
+        same = (known for known in ways if known[:2] == way[:2])
+        if not any(all(of[k] == learned[k] for k in of.keys() & learned) for *_, of in same):
+            ways.append(way)
+    return ways
+
+
+def _setting(run: Run) -> tuple[Any, Run, Run]:
+    """The width of a network, how it was trained, how its evidence was measured."""
+    told, learned = run.get("config", {}), run.get("reading", {}).get("config", {})
+    plain = json.loads(json.dumps([told, learned]))  # as it is read from a file
+    told, learned = ({k: v for k, v in part.items() if k not in OWN} for part in plain)
+    return run.get("alpha"), told, learned
 
 
 def _shares(shares: Sequence[Sequence[float]]) -> str:

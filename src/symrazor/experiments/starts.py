@@ -24,6 +24,7 @@ from symrazor.discover import digits, maps
 from symrazor.experiments.command import Arguments, command
 from symrazor.experiments.options import Common
 from symrazor.experiments.results import add_runs, merged
+from symrazor.files import check_file
 
 STARTS = (1.0, 10.0, 100.0, 1e4)
 NATS, PERCENT = 0.05, 1.0
@@ -203,6 +204,7 @@ def run(options: Options) -> str:
     """
     ways: tuple[Start, ...] = ("near", "given") if options.given else ("near",)
     starts = (STARTS[0], STARTS[-1]) if options.small else STARTS
+    check_file(options.json)
     rows = _merge(options.json, [], [])  # before the work: a run must not be lost to a bad path
     for task in options.task:
         for seed in options.seed:

@@ -20,7 +20,7 @@ from symrazor.experiments.command import ROWS, Arguments, command
 from symrazor.experiments.ella_network import Prior, ella_network
 from symrazor.experiments.figures import draw
 from symrazor.experiments.options import OfTable
-from symrazor.experiments.results import Run, add_runs, markdown, merged, read_runs
+from symrazor.experiments.results import Run, add_runs, check_figures, markdown, merged, read_runs
 from symrazor.files import check_file, check_folder
 
 BURN_IN_EPOCHS = 10
@@ -112,12 +112,15 @@ def run(experiment: Experiment, options: Options) -> str:
     if idle:
         names = ", ".join(row.name for row in there)
         raise ValueError(f"expected rows among {names}, got {' '.join(idle)}")
+    _check_many(options, len(chosen) * len(options.seed))
     missing = [str(file) for file in options.merge if not file.exists()]
     if missing:
         raise ValueError(f"expected files with results to merge, got none at {' '.join(missing)}")
     runs = merged([], [run for file in options.merge for run in read_runs(experiment.name, file)])
+    check_figures(runs)
     check_file(options.json)
     if options.json is not None:  # before the work: a run must not be lost to a bad path
+        check_figures(read_runs(experiment.name, options.json))
         runs = add_runs(experiment.name, options.json, runs)
     for folder in (options.figure, options.events):
         if folder is not None:
@@ -139,6 +142,18 @@ def run(experiment: Experiment, options: Options) -> str:
     return text if experiment.more is None else f"{text}\n\n{experiment.more(shown)}"
 
 
+def _check_many(options: Options, runs: int) -> None:
+    """Refuse what leaves nothing to run, and one folder of checkpoints for many runs."""
+    if not options.seed:
+        raise ValueError("expected one seed or more, got none; do --seed 0 1 2")
+    folders = [text for text in options.set if text.partition("=")[0] in ("save", "resume")]
+    if folders and runs > 1:
+        raise ValueError(
+            f"expected one row and seed with --set {folders[0]}, got {runs} runs: a folder has the "
+            "checkpoints of one; do a command for each, with a folder of its own"
+        )
+
+
 def run_row(
     experiment: Experiment,
     row: Row,
@@ -158,7 +173,11 @@ def run_row(
     found |= {"epochs": config.epochs, "parameters": sum(p.numel() for p in model.parameters())}
     found |= {"config": _plain(config), "device": _device_name(config.device)}
     file = f"{row.name.replace('/', '_')}-{seed}.jsonl"
-    callbacks = [] if options.events is None else [sr.JsonLines(options.events / file)]
+    callbacks = []
+    if options.events is not None:
+        if config.resume is None:  # of another run of this name: its epochs are others
+            (options.events / file).unlink(missing_ok=True)
+        callbacks = [sr.JsonLines(options.events / file)]
     try:
         fit = sr.fit(model, train, test=test, config=config, callbacks=callbacks)
     except (FloatingPointError, CurvatureError) as error:

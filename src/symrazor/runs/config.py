@@ -174,7 +174,7 @@ def read_config(file: str | Path) -> RunConfig:
     if not path.is_file():
         raise ValueError(f"expected a TOML file with the run, got {path}, which is not a file")
     try:
-        document = tomllib.loads(path.read_text(encoding="utf-8"))
+        document = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"expected a TOML file, got {path}: {error}") from error
     return from_document(document).beside(path.parent)

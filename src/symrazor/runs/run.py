@@ -26,6 +26,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import torch
@@ -263,7 +264,7 @@ def load_run(folder: str | Path) -> Run:
     if not (place / READING).is_file():
         raise ValueError(
             f"expected a finished run, got {place} without {READING}; do: symrazor fit --out "
-            f"{place} --resume"
+            f"{quote(str(place))} --resume"
         )
     config = read_config(place / CONFIG)
     try:

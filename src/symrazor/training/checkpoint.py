@@ -140,6 +140,7 @@ def _write(folder: Path, state: State) -> None:
             "python": platform.python_version(),
         },
         "tensors_blake2b": _digest(folder / TENSORS),
+        "state_blake2b": _digest_of(plain),
         "state": plain,
     }
     (folder / STATE).write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
@@ -155,6 +156,9 @@ def _read(folder: Path) -> State:
     schema = document.get("schema") if isinstance(document, dict) else None
     if schema != SCHEMA:
         raise ValueError(f"expected schema {SCHEMA} in {folder / STATE}, got {schema}")
+    digest = _digest_of(document.get("state"))
+    if document.get("state_blake2b", digest) != digest:  # older ones have none
+        raise ValueError(f"expected a whole {STATE} in {folder}, got another checksum of its state")
     try:
         digest = _digest(folder / TENSORS)
         if digest != document["tensors_blake2b"]:
@@ -172,6 +176,11 @@ def _read(folder: Path) -> State:
 def _digest(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "blake2b").hexdigest()
+
+
+def _digest_of(plain: Any) -> str:
+    text = json.dumps(plain, sort_keys=True)
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 def _flush(path: Path) -> None:

@@ -16,6 +16,7 @@ from typing import Any, BinaryIO
 import torch
 
 from symrazor.evidence.value import Evidence
+from symrazor.files import check_folder
 from symrazor.razor.razor import Razor
 from symrazor.readings.reading import json_ready
 
@@ -173,11 +174,11 @@ class TensorBoard:
         directory: where `tensorboard --logdir` will look.
 
     Raises:
-        ValueError: TensorBoard is not installed.
+        ValueError: TensorBoard is not installed, or the directory cannot be written to.
     """
 
     def __init__(self, directory: str | Path) -> None:
-        """Find the writer; see the class."""
+        """Find the writer, and try the directory before training; see the class."""
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
@@ -186,6 +187,7 @@ class TensorBoard:
                 "pip install symrazor[tensorboard]"
             ) from error
         self.directory = Path(directory)
+        check_folder(self.directory)
         self._open = SummaryWriter
         self._writer: SummaryWriter | None = None
 

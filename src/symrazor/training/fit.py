@@ -21,6 +21,7 @@ from symrazor.augment.copies import Augment
 from symrazor.augment.poses import MOST_DATA, find_reach_
 from symrazor.collapsing.collapse import collapse
 from symrazor.collapsing.pruning import path_shares
+from symrazor.curvature.verify import refuse_coarse
 from symrazor.data import TensorLoader, Tensors, check_batch
 from symrazor.distributed import (
     Shared,
@@ -247,15 +248,22 @@ def _check_outputs(model: nn.Module, likelihood: Likelihood, data: Tensors, wher
     """Refuse inputs that the model cannot take, and labels that its outputs cannot explain."""
     x, y = data
     try:
-        with evaluating(model):
-            f = outputs(model, x[:1])
-    except (RuntimeError, ValueError, IndexError) as error:
+        with evaluating(model), torch.no_grad():
+            f: object = model(x[:1])
+    except (RuntimeError, ValueError, IndexError, TypeError) as error:
         kind = f"{list(x.shape)} {str(x.dtype).removeprefix('torch.')}"
         own = str(next(model.parameters()).dtype).removeprefix("torch.")
         raise ValueError(
             f"expected x of {where} as the model takes them, got {kind} for weights in {own}: "
             f"{error}; do: look at shape and dtype"
         ) from error
+    shape = list(f.shape) if isinstance(f, Tensor) else type(f).__name__
+    if not isinstance(f, Tensor) or f.dim() != 2 or len(f) != 1:
+        raise ValueError(
+            f"expected outputs [1, k] of the model for one datum, got {shape}; do: let its forward "
+            "return one such tensor"
+        )
+    refuse_coarse(f)
     likelihood.check(f.expand(len(y), -1), y)
 
 

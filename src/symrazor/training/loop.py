@@ -117,6 +117,7 @@ class Training:
         self.belongs_to = states.belongs_to(self) if checkpoints or several else {}
         saved = checkpoints.load() if checkpoints else None
         if several:  # nobody writes before all have read
+            check_same("patience, keep and wish to save", states.course(options))
             for name, part in self.belongs_to.items():
                 check_same(name, json.dumps(part, sort_keys=True))
             check_same("test data", fingerprint(*(test or ())))
@@ -203,6 +204,12 @@ class Training:
         if not isinstance(changed, Tensor) or len(changed) != len(x):
             got = list(changed.shape) if isinstance(changed, Tensor) else type(changed).__name__
             raise ValueError(f"expected a tensor of {len(x)} data from augment, got {got}")
+        other = x.is_floating_point() and changed.dtype != x.dtype
+        if other or changed.device != x.device:
+            raise ValueError(
+                f"expected {x.dtype} on {x.device} from augment, as it was given, got "
+                f"{changed.dtype} on {changed.device}; do: end it with .to(x)"
+            )
         return changed
 
     def _measure(self, started: float) -> None:

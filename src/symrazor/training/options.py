@@ -100,6 +100,7 @@ class FitConfig:
             value = getattr(self, name)
             if value is not None and value < bound:
                 raise ValueError(f"expected {name} of at least {bound}, got {value}")
+        _check_seed(self.seed)
         if self.optimizer not in DEFAULT_LR:
             hint = {"sam": "; do optimizer='sgd', sam_radius=0.05"}.get(self.optimizer, "")
             known = sorted(DEFAULT_LR)
@@ -173,6 +174,12 @@ def refuse_smoothing(names: Container[str]) -> None:
             "expected no label_smoothing: cross entropy with smoothed labels is not a "
             "likelihood of the labels, so there would be no evidence to measure"
         )
+
+
+def _check_seed(seed: int) -> None:
+    """Refuse what torch's generators do not take."""
+    if not -(2**63) <= seed < 2**63:
+        raise ValueError(f"expected a seed from -2^63 to 2^63 - 1, got {seed}")
 
 
 def _as_plain(value: Any) -> Any:

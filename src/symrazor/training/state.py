@@ -39,6 +39,16 @@ def belongs_to(run: "Training") -> State:
     }
 
 
+def course(options: FitConfig) -> str:
+    """What may change when a run is resumed, but not from one process to the next.
+
+    Where processes end at different epochs, or not all of them ask whether to stop, some would wait
+    for the others for ever.
+    """
+    saves = options.save is not None or options.resume is not None
+    return f"patience={options.patience}, keep={options.keep!r}, saves={saves}"
+
+
 def branch_of(run: "Training") -> State:
     """A copy that later steps leave as it is."""
     rng = {"shuffle": run.epoch_start, "torch": torch.get_rng_state()}

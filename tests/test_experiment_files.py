@@ -1,0 +1,113 @@
+"""Files that experiments read and write: results that cannot be used, events of the run alone."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import symrazor as sr
+from symrazor.experiments import ella_table1, starts, tables
+from symrazor.experiments.results import check_figures, markdown, read_runs
+from symrazor.experiments.tables import Options
+
+ROW = "digit/conv/map"
+
+
+def _table(told: Options) -> str:
+    """A table of few images."""
+    (x, y), (xt, yt) = ella_table1.data("digit", told)
+    few = (x[:150], y[:150]), (xt[:50], yt[:50])
+    return tables.run(replace(ella_table1.EXPERIMENT, data=lambda *_: few), told)
+
+
+def _options(**told: Any) -> Options:
+    return Options(**{"small": True, "device": "cpu", "rows": (ROW,), "epochs": 1, **told})
+
+
+def test_other_options_of_the_evidence_are_another_setting(tmp_path: Path) -> None:
+    file = tmp_path / "a.json"
+    assert _table(_options(json=file, seed=(0, 1))).endswith("| 2 |")
+    same = ("prior_precision=1", "samples=1")  # as they are, whole numbers or not
+    assert _table(_options(json=file, seed=(2,), set=same)).endswith("| 3 |")
+    said = _table(_options(json=file, seed=(3,), set=("prior_precision=50",)))
+    assert said.endswith("| 4, of 2 settings |")
+
+
+def test_a_run_that_diverged_has_the_setting_of_the_others() -> None:
+    figures = {"accuracy": 1.0, "nll": 1.0, "evidence": 1.0, "seconds": 1.0, "free_shares": []}
+    base = {"row": "a", "small": True, "epochs": 1, "config": {"lr": 0.1}}
+    done = {**base, **figures, "seed": 0, "reading": {"config": {"damping": 0.5, "seed": 0}}}
+    other = {**done, "seed": 1, "reading": {"config": {"damping": 1.0, "seed": 1}}}
+    older = {**done, "seed": 2, "reading": {"config": {}}}
+    diverged = {**base, "seed": 3, "error": "diverged"}
+    assert markdown([diverged, done, older], {"a": {}}).endswith("| 3, 1 diverged |")
+    assert markdown([diverged, done, other], {"a": {}}).endswith("1 diverged, of 2 settings |")
+
+
+@pytest.mark.parametrize(
+    ("runs", "message"),
+    [
+        (5, "expected a list of runs in .*, got int; do: choose another file"),
+        ({}, "expected a list of runs in .*, got dict"),
+        ([{}], "seed 0, got one without epochs, accuracy, nll, evidence, free_shares, seconds, "),
+        (
+            [{"error": "diverged"}],
+            "expected a whole run of row .*, got one without epochs; do: rem",
+        ),
+    ],
+)
+@pytest.mark.parametrize("option", ["json", "merge"])
+def test_results_that_make_no_table(runs: Any, message: str, option: str, tmp_path: Path) -> None:
+    file, named = tmp_path / "a.json", {"row": ROW, "seed": 0, "small": True}
+    listed = [named | run for run in runs] if isinstance(runs, list) else runs
+    file.write_text(json.dumps({"experiment": "ella-table1", "runs": listed}))
+    before = file.read_text()
+    told = {"json": file} if option == "json" else {"merge": (file,), "json": tmp_path / "b.json"}
+    with pytest.raises(ValueError, match=message):
+        tables.run(ella_table1.EXPERIMENT, _options(rows=(), **told))
+    assert file.read_text() == before
+    assert not (tmp_path / "b.json").exists()
+
+
+def test_what_a_table_writes_it_can_read(tmp_path: Path) -> None:
+    file = tmp_path / "a.json"
+    _table(_options(json=file))
+    _table(_options(json=file, seed=(1,), set=("lr=1e20",)))
+    runs = read_runs("ella-table1", file)
+    assert ["error" in run for run in runs] == [False, True]
+    check_figures(runs)
+
+
+def test_events_are_those_of_the_last_run(tmp_path: Path) -> None:
+    """Else epochs of an earlier, longer run would stand behind those of this one."""
+    file = tmp_path / "digit_conv_map-0.jsonl"
+    for epochs in (3, 1):
+        _table(_options(events=tmp_path, epochs=epochs))
+        assert [event["epoch"] for event in sr.read_events(file)] == list(range(1, epochs + 1))
+
+
+def test_events_of_a_resumed_run_go_on(tmp_path: Path) -> None:
+    run, file = f"resume={tmp_path / 'run'}", tmp_path / "digit_conv_map-0.jsonl"
+    for _ in range(2):  # the second has nothing left to do
+        _table(_options(events=tmp_path, epochs=2, set=(run,)))
+        assert [event["epoch"] for event in sr.read_events(file)] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"seed": ()}, "expected one seed or more, got none; do --seed 0 1 2"),
+        ({"set": ("save=run",), "seed": (0, 1)}, "expected one row and seed with --set save=run"),
+        ({"set": ("resume=run",), "rows": ("*/conv/map",)}, "with --set resume=run, got 2 runs"),
+    ],
+)
+def test_many_runs_and_none(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        tables.run(ella_table1.EXPERIMENT, _options(**change))
+
+
+def test_a_folder_is_no_file_for_results(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="expected a file to write, got the folder"):
+        starts.run(starts.Options(small=True, json=tmp_path))
