@@ -57,8 +57,9 @@ def config(row: Row, small: bool) -> sr.FitConfig:
         epochs = {"fc": 15, "conv": 30, "f-fc+conv": 60}[row.paths]
         base = sr.FitConfig(epochs=epochs, batch_size=64, lr=6e-3, every=4, start="given")
         return base.change(estimator="mc", switch_off=True)
-    every = 25 if row.paths == "fc" else 5
-    base = sr.FitConfig(epochs=80, batch_size=256, lr=4e-3, every=every)
+    base = sr.FitConfig(epochs=80, batch_size=256, lr=4e-3, every=5)
+    if row.paths == "fc":
+        base = base.change(epochs=60, lr=5e-4, every=25)
     if row.paths == "f-fc+conv":
         base = base.change(epochs=45, optimizer="muon", lr=0.01, switch_off=True, sam_radius=0.1)
     return base.change(estimator="mc", free_precision=FREE_PRECISION[32])
