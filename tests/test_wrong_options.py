@@ -177,3 +177,27 @@ def test_kinds_in_words() -> None:
     assert called(dict[str, float]) == "dict[str, float]"
     assert fits(np.float64(1), float) and fits(1, float) and fits(torch.tensor(1.0), float)
     assert not fits(True, float) and not fits(torch.ones(2), float) and not fits(1.0, int)
+
+
+def test_fit_trains_where_gradients_are_off() -> None:
+    with torch.no_grad():
+        off = sr.fit(_model(), _data(), epochs=2)
+    on = sr.fit(_model(), _data(), epochs=2)
+    assert float(off.evidence.log_evidence) == float(on.evidence.log_evidence)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda x: x.numpy(), r"expected x as a tensor, got ndarray; do torch.as_tensor\(x\)"),
+        (lambda x: x.double(), r"got \[20, 3\] float64 for weights in float32"),
+        (lambda x: x[:, :2], r"expected x as the model takes them, got \[20, 2\] float32"),
+    ],
+)
+@pytest.mark.parametrize("how", ["map", "probit"])
+def test_predictions_of_what_the_model_does_not_take(
+    change: Callable[[Tensor], Any], message: str, how: Any
+) -> None:
+    fit = sr.fit(_model(), _data(), epochs=1)
+    with pytest.raises(ValueError, match=message):
+        fit.predict(change(_data()[0]), how)

@@ -58,7 +58,7 @@ def summed(
         expected: how many data they have, where that is known.
     """
     with _beside(device) as caller:
-        total = _summed(source, iter(batches), caller, expected)
+        total = _summed(source, iter(batches), expected, caller)
         if total is not None:
             settle(total.sums)
         return total
@@ -88,9 +88,10 @@ def _used_on(stream: torch.cuda.Stream, *parts: Input) -> None:
 def _summed(
     source: Source,
     batches: Iterator[tuple[int, Input, Tensor]],
-    caller: torch.cuda.Stream,
     expected: int | None,
+    caller: torch.cuda.Stream | None = None,
 ) -> Batch | None:
+    """See `summed`; nothing is recorded without the stream of a caller."""
     of_batch = source.passes()
     total: Batch | None = None
     kept = _last.of(source.model)
@@ -106,6 +107,7 @@ def _summed(
         if total is not None and due and ready(source, total, x):
             replay, tried = _recorded(of_batch(number), total, x, y, where), True
         if total is not None and replay is not None and replay.fits(x):
+            assert caller is not None
             replay.add(of_batch(number), total, (x, y), caller, where)
             continue
         replay = None

@@ -85,7 +85,15 @@ class Fit:
             return self.razor.posterior(self.data)
 
     def predict(self, x: Tensor, how: How | Literal["map"] = "map") -> Prediction:
-        """Predictive mean at x: by the weights as they are ("map"), or see `Posterior.predict`."""
+        """Predictive mean at x: by the weights as they are ("map"), or see `Posterior.predict`.
+
+        Raises:
+            ValueError: x that the model does not take.
+        """
+        if not isinstance(x, Tensor):
+            got = type(x).__name__
+            raise ValueError(f"expected x as a tensor, got {got}; do torch.as_tensor(x)")
+        _tried(self.model, x.to(self.data.x.device), "x")
         if how != "map":
             return self.posterior().predict(x, how)
         f = outputs(self.model, x)
@@ -152,6 +160,7 @@ class Fit:
         return self.reading.to_json()
 
 
+@torch.enable_grad()
 def fit(
     model: nn.Module,
     data: Tensors,
@@ -247,16 +256,7 @@ def _pair(data: Any, where: str, device: torch.device) -> Tensors:
 def _check_outputs(model: nn.Module, likelihood: Likelihood, data: Tensors, where: str) -> None:
     """Refuse inputs that the model cannot take, and labels that its outputs cannot explain."""
     x, y = data
-    try:
-        with evaluating(model), torch.no_grad():
-            f: object = model(x[:1])
-    except (RuntimeError, ValueError, IndexError, TypeError) as error:
-        kind = f"{list(x.shape)} {str(x.dtype).removeprefix('torch.')}"
-        own = str(next(model.parameters()).dtype).removeprefix("torch.")
-        raise ValueError(
-            f"expected x of {where} as the model takes them, got {kind} for weights in {own}: "
-            f"{error}; do: look at shape and dtype"
-        ) from error
+    f = _tried(model, x, f"x of {where}")
     shape = list(f.shape) if isinstance(f, Tensor) else type(f).__name__
     if not isinstance(f, Tensor) or f.dim() != 2 or len(f) != 1:
         raise ValueError(
@@ -265,6 +265,25 @@ def _check_outputs(model: nn.Module, likelihood: Likelihood, data: Tensors, wher
         )
     refuse_coarse(f)
     likelihood.check(f.expand(len(y), -1), y)
+
+
+def _tried(model: nn.Module, x: Tensor, what: str) -> object:
+    """What the model makes of the first datum.
+
+    Raises:
+        ValueError: it cannot take it.
+    """
+    try:
+        with evaluating(model), torch.no_grad():
+            f: object = model(x[:1])
+    except (RuntimeError, ValueError, IndexError, TypeError) as error:
+        kind = f"{list(x.shape)} {str(x.dtype).removeprefix('torch.')}"
+        own = str(next(model.parameters()).dtype).removeprefix("torch.")
+        raise ValueError(
+            f"expected {what} as the model takes them, got {kind} for weights in {own}: "
+            f"{error}; do: look at shape and dtype"
+        ) from error
+    return f
 
 
 def _find_poses(model: Augmented, x: Tensor, y: Tensor, seed: int) -> None:
