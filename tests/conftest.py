@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
+import torch
 from hypothesis import HealthCheck, settings
 
 # How long an example takes says what else the machine is doing; a test that hangs is stopped by
@@ -28,7 +29,14 @@ def _ctrl_c() -> Iterator[None]:
 
 
 @pytest.fixture
-def own_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For what has minutes: those that this process works, whatever else the machine does."""
+def own_time(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """For what has minutes: those that this process works, whatever else the machine does.
+
+    On one thread: of several, those that wait for one without a core count as working.
+    """
     for clock in ("perf_counter", "monotonic"):
         monkeypatch.setattr(time, clock, time.process_time)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
