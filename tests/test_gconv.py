@@ -347,3 +347,14 @@ def test_separable_filters_are_balanced(kind: str) -> None:
     kept = path.stages[0].weight.detach().clone()
     balance_(path, apart)  # tied by no common prior: nothing is moved
     assert torch.equal(path.stages[0].weight, kept)
+
+
+@pytest.mark.parametrize("group", ["p4", "p4m", "C3"])
+def test_learned_widths_turn_filters_as_fixed_ones(group: str) -> None:
+    torch.manual_seed(0)
+    order = point_group(group).order
+    fixed = SGConv(order, 2 * order, (5, 5), group=group, anchors=4).double()
+    torch.manual_seed(0)
+    learned = SGConv(order, 2 * order, (5, 5), group=group, anchors=4, learn_omega="weight")
+    x = torch.randn(2, order, 5, 5, dtype=torch.float64)
+    assert_close(learned.double()(x), fixed(x), 1e-5)  # a fixed basis is made in float32

@@ -118,3 +118,14 @@ def test_bad_labels_are_named(
 def test_unknown_name() -> None:
     with pytest.raises(ValueError, match="'categorical'"):
         sr.Razor(torch.nn.Linear(2, 2), "categoricl", 10)
+
+
+@pytest.mark.parametrize("k", [2, 10, 40])
+def test_a_spectral_probe_has_the_length_of_the_trace(k: int) -> None:
+    """In every draw, since its directions are orthogonal: few products, and many at once."""
+    generator = torch.Generator().manual_seed(k)
+    f = 2 * torch.randn(30, k, generator=generator, dtype=torch.float64)
+    p = f.softmax(-1)
+    for _ in range(3):
+        z = sr.Categorical().sampled_root(f, 1, generator)[0]
+        torch.testing.assert_close(z.square().sum(-1), 1 - p.square().sum(-1), rtol=1e-9, atol=0)
