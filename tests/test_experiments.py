@@ -357,7 +357,7 @@ def test_fashion_experiment_small(tmp_path: Path) -> None:
     said = fashion.run(fashion.Options(small=True, minutes=0.03, json=file))
     rows = json.loads(file.read_text())["rows"]
     assert rows[-1]["network"] == "plain CNN"
-    assert rows[-1]["accuracy"] > 0.2  # it has begun to learn, in however few epochs there were
+    assert rows[-1]["accuracy"] > 0.5
     assert rows[-1]["data"] == 1437
     assert "Position" in said
     assert said.count("\n| ") == len(rows)

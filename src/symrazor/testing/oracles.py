@@ -1,4 +1,4 @@
-"""Dense Gauss-Newton matrices by automatic differentiation, and a network to hold a layer."""
+"""Dense Gauss-Newton matrices by automatic differentiation, a network to hold a layer, a guard."""
 
 from collections.abc import Mapping
 from typing import Any
