@@ -5,9 +5,10 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.func import grad, jacfwd, jacrev
 
 from symrazor.layers import FFC, SFC, Basis, Conv, Path, Relaxed, SConv
-from symrazor.layers.basis import Form, evaluate, grid, spread
+from symrazor.layers.basis import NOISE, Form, evaluate, grid, spread
 from symrazor.testing import PathSuite, assert_close
 
 
@@ -71,6 +72,38 @@ def test_basis_by_its_definition(form: Form) -> None:
     assert_close(basis.matrix(), expected, 1e-5)  # the anchors are rounded to float32
     exact = evaluate(z, (3, 5), torch.tensor(0.7, dtype=torch.float64), form)
     assert_close(exact, expected, 1e-10)
+
+
+def test_derivatives_of_an_interpolating_basis() -> None:
+    """First and second, in every mode, against those of an inverse written out."""
+    torch.manual_seed(0)
+    z = spread(9, (5, 4))
+
+    def solved(omega: Tensor, moved: Tensor) -> Tensor:
+        return evaluate(z + moved, (5, 4), omega, "interpolate").square().sum()
+
+    def inverted(omega: Tensor, moved: Tensor) -> Tensor:
+        at = z + moved
+        among, across = (
+            torch.exp(-(omega**2) * (at[:, None] - to).square().sum(-1))
+            for to in (at, grid((5, 4)))
+        )
+        inverse: Tensor = torch.linalg.inv(among + NOISE**2 * torch.eye(9, dtype=z.dtype))
+        return (inverse @ across).square().sum()
+
+    at = torch.tensor(0.7, dtype=torch.float64), 0.1 * torch.randn(9, 2, dtype=torch.float64)
+    modes = {
+        "reverse": grad,
+        "forward": jacfwd,
+        "forward over reverse": lambda f, i: jacfwd(grad(f, i), 1 - i),
+        "reverse over forward": lambda f, i: jacrev(jacfwd(f, i), 1 - i),
+        "forward over forward": lambda f, i: jacfwd(jacfwd(f, i), i),
+    }
+    for mode, derivative in modes.items():
+        for i in (0, 1):
+            expected = derivative(inverted, i)(*at)
+            assert float(expected.abs().max()) > 1e-2, mode
+            assert_close(derivative(solved, i)(*at), expected, 1e-9)
 
 
 def test_an_interpolating_basis_goes_through_its_values() -> None:

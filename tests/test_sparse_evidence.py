@@ -10,7 +10,7 @@ from torch import Tensor, nn
 import symrazor as sr
 from symrazor.curvature import Method, curvature
 from symrazor.layers import FC, FFC, SFC, Conv, Relaxed, SConv, path_groups
-from symrazor.layers.basis import Form
+from symrazor.layers.basis import Form, Role
 from symrazor.testing import Head, assert_close, dense_block, dense_ggn
 
 # The limit of zero variance.
@@ -118,10 +118,13 @@ def test_random_lengthscales_have_exact_blocks(structure: str) -> None:
 
 
 @pytest.mark.parametrize("make", [SConv, SFC])
-def test_gradient_of_the_evidence_in_omega_and_anchors(make: type[SConv] | type[SFC]) -> None:
+@pytest.mark.parametrize("roles", [("hyper", "hyper"), ("weight", "hyper"), ("hyper", "weight")])
+def test_gradient_of_the_evidence_in_omega_and_anchors(
+    make: type[SConv] | type[SFC], roles: tuple[Role, Role]
+) -> None:
     """Both routes against finite differences of the evidence itself."""
     torch.manual_seed(0)
-    model, x, y = _problem(make(2, 3, (4, 3), learn_omega="hyper", learn_anchors="hyper"), 36)
+    model, x, y = _problem(make(2, 3, (4, 3), learn_omega=roles[0], learn_anchors=roles[1]), 36)
     razor = sr.Razor(model, "categorical", n_data=7)
     loader = [(x[:4], y[:4]), (x[4:], y[4:])]
     evidence = razor.evidence(loader, differentiable=True)

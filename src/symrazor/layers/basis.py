@@ -259,8 +259,9 @@ def evaluate(
         return _to_grid(anchors, shape, omega)
     z, w = anchors.double(), omega.double()
     noisy = _among(z, w) + NOISE**2 * torch.eye(len(z), dtype=z.dtype, device=z.device)
-    found: Tensor = torch.linalg.solve_ex(noisy, _to_grid(z, shape, w))[0]  # positive definite
-    return found.to(anchors.dtype)
+    # by Cholesky: reverse-over-forward derivatives of torch.linalg.solve are wrong (torch 2.13)
+    root = torch.linalg.cholesky_ex(noisy)[0]
+    return torch.cholesky_solve(_to_grid(z, shape, w), root).to(anchors.dtype)
 
 
 def deviation(phi: Float[Tensor, "p s"], variance: float) -> float:
