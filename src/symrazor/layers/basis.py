@@ -259,7 +259,7 @@ def evaluate(
         return _to_grid(anchors, shape, omega)
     z, w = anchors.double(), omega.double()
     noisy = _among(z, w) + NOISE**2 * torch.eye(len(z), dtype=z.dtype, device=z.device)
-    # by Cholesky: reverse-over-forward derivatives of torch.linalg.solve are wrong (torch 2.13)
+    # by Cholesky: derivatives of forward-mode ones of linalg.solve are wrong (pytorch 192540)
     root = torch.linalg.cholesky_ex(noisy)[0]
     return torch.cholesky_solve(_to_grid(z, shape, w), root).to(anchors.dtype)
 
