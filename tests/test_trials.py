@@ -119,6 +119,22 @@ def test_a_path_is_off_with_all_of_its_priors(options: dict[str, Any]) -> None:
     assert fit.reading.layers[0].free_share < 1e-6
 
 
+def test_a_path_that_is_off_has_no_part_in_a_full_curvature() -> None:
+    """The oracle is the network without the path, under the precisions that were learned."""
+    x, y = bars("content")
+    model, wide = network().double(), (x.double(), y)
+    fit = sr.fit(model, wide, switch_off=True, structure="full", **OPTIONS | {"every": 5})
+    assert fit.history[-1]["off"] == ["0.paths.1"]
+    alone = nn.Sequential(model[0].path(0), *model[1:])
+    groups = {"conv": ["0.conv.*"], "weight": ["4.weight"], "bias": ["4.bias"]}
+    learned = [float(fit.razor.prior.precisions[g]) for g in ("0.paths.0", "4.weight", "4.bias")]
+    precision = dict(zip(groups, learned, strict=True))
+    options: dict[str, Any] = {"prior_precision": precision, "prior_groups": groups}
+    razor = sr.Razor(alone, "categorical", len(y), structure="full", **options)
+    expected = razor.evidence([wide]).log_evidence
+    assert float(fit.evidence.log_evidence) == pytest.approx(float(expected), rel=1e-9)
+
+
 def test_a_path_with_a_frozen_part_is_not_tried() -> None:
     """It has an output at weights of zero."""
     model = network()
