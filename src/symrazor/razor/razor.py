@@ -39,7 +39,7 @@ from symrazor.likelihood import Gaussian, Likelihood, as_likelihood, check_suite
 from symrazor.machine.rounding import tf32
 from symrazor.posterior import Posterior
 from symrazor.razor import updates
-from symrazor.razor.config import RazorConfig, starting_prior
+from symrazor.razor.config import RazorConfig, check_prior_groups, starting_prior
 from symrazor.razor.latest import remember
 from symrazor.razor.loading import Own, batches, check_count
 from symrazor.razor.state import State, copied, load_, saved
@@ -275,12 +275,25 @@ class Razor:
         device = next(iter(weights(self.model).values())).device
         for x, y in batches(loader, device, subset):
             if self._outputs is None:
-                self._verify(x)
+                self.verify(x)
             yield x, y
 
-    def _verify(self, x: Input) -> None:
-        """Once: that the layers explain every gradient, and how many outputs there are."""
-        verify(self.model, x)
+    def verify(self, x: Input) -> None:
+        """See, on two data, that the layers explain every gradient; done once by itself.
+
+        Args:
+            x: inputs, of which the first two are taken, for a model in eval mode.
+
+        Raises:
+            UnsupportedParameterError: weights whose gradient is not explained, by name.
+            ValueError: outputs that are random or depend on other data; a prior that the structure
+                has no determinant for.
+        """
+        check_mode(self.model)
+        if self.prior.diagonal and self.config.structure == "kron":
+            check_prior_groups(self.layers)
+        with tf32(False):
+            verify(self.model, x)
         with torch.no_grad():
             self._outputs = call(self.model, each(x, lambda part: part[:1])).shape[-1]
 
