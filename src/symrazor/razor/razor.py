@@ -41,7 +41,7 @@ from symrazor.posterior import Posterior
 from symrazor.razor import updates
 from symrazor.razor.config import RazorConfig, check_prior_groups, starting_prior
 from symrazor.razor.latest import remember
-from symrazor.razor.loading import Own, batches, check_count
+from symrazor.razor.loading import Order, Own, batches, check_count
 from symrazor.razor.state import State, copied, load_, saved
 
 
@@ -198,7 +198,7 @@ class Razor:
             )
         if self.eta and subset is not None:  # the second pass must see the same data
             loader = Own(self._batches(loader, subset))
-        start = self.generator.get_state()
+        start, order = self.generator.get_state(), Order(loader)
         if self.training_steps >= self.config.burn_in:
             balance_(self.model, self.prior.group_of)
         found = self._collect(loader, subset).prepare()
@@ -211,6 +211,7 @@ class Razor:
         gradient = {}
         if self.eta:
             self.generator.set_state(start)
+            order.again_()
             gradient = self.hyper_gradient(loader, found, subset)
         self._update_precisions(found)
         self._update_hyperparameters(gradient)
