@@ -158,6 +158,11 @@ def test_divergence_puts_the_model_back() -> None:
     assert all(bool(torch.isfinite(p).all()) for p in model.parameters())
 
 
+def test_a_radius_that_is_too_large_is_named() -> None:
+    with pytest.raises(FloatingPointError, match=r"or the radius \(sam_radius=1e\+38\)"):
+        sr.fit(_net(), _blobs(), sam_radius=1e38, epochs=1)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
