@@ -158,6 +158,11 @@ def test_divergence_puts_the_model_back() -> None:
     assert all(bool(torch.isfinite(p).all()) for p in model.parameters())
 
 
+def test_a_radius_that_is_too_large_is_named() -> None:
+    with pytest.raises(FloatingPointError, match=r"or the radius \(sam_radius=1e\+38\)"):
+        sr.fit(_net(), _blobs(), sam_radius=1e38, epochs=1)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -195,9 +200,49 @@ def test_bad_data_leave_the_model_untouched() -> None:
         ((x, y), (spoiled, y), "the test data"),
         ((x, y), (x, y + 1), "labels between"),
         (([1.0], y), None, "a pair of tensors"),
+        ((x.to_sparse(), y), None, "expected a dense x in the training data"),
     ):
         with pytest.raises(ValueError, match=message):
             sr.fit(model, data, test=test, epochs=1)
+    assert all(torch.equal(before[k], v) for k, v in model.state_dict().items())
+
+
+class _Wayward(nn.Module):
+    """A layer whose outputs no curvature explains, for one of several reasons."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how, self.first, self.last = how, nn.Linear(8, 8), nn.Linear(8, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.first(x)
+        if self.how == "around":
+            h = h @ self.first.weight
+        if self.how == "coupled":
+            h = h - h.mean(0)
+        if self.how == "random":
+            h = h + torch.randn(8)
+        y: torch.Tensor = self.last(h)
+        return y
+
+
+@pytest.mark.parametrize(
+    ("how", "options", "message"),
+    [
+        ("around", {}, "first.weight: the uses of its module do not explain"),
+        ("coupled", {}, "treats data one by one"),
+        ("random", {}, "a deterministic model"),
+        ("", {"prior_groups": "diagonal"}, "one prior precision for first.weight, got one per"),
+    ],
+)
+def test_what_has_no_evidence_is_refused_before_any_training(
+    how: str, options: dict[str, str], message: str
+) -> None:
+    model, epochs = _Wayward(how), list[object]()
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(ValueError, match=message):
+        sr.fit(model, _blobs(), epochs=6, callbacks=[epochs.append], **options)
+    assert not epochs
     assert all(torch.equal(before[k], v) for k, v in model.state_dict().items())
 
 

@@ -166,3 +166,29 @@ def test_a_shift_common_to_all_logits_changes_no_prediction() -> None:
     project = torch.eye(5, dtype=F64) - 0.2
     variance = (project @ covariance @ project).diagonal(dim1=1, dim2=2)
     assert_close(a, (f / (1 + math.pi * variance / 8).sqrt()).softmax(-1), 1e-12)
+
+
+class _Spare(nn.Module):
+    """A network with a layer that is never called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.spare, self.used = nn.Linear(2, 4), nn.Linear(2, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.used(x)
+        return y
+
+
+@pytest.mark.parametrize("structure", ["full", "block"])
+def test_a_layer_that_does_not_act_changes_no_prediction(structure: str) -> None:
+    torch.manual_seed(0)
+    model, x = _Spare().double(), torch.randn(9, 2, dtype=F64)
+    pair, found = (x, torch.arange(9) % 3), []
+    for part in (model, model.used):
+        razor = sr.Razor(part, "categorical", 9, structure=structure)
+        evidence = razor.evidence([pair])
+        covariance = razor.posterior([pair]).functional(x)[1]
+        found.append((evidence.log_likelihood, evidence.log_det, covariance))
+    for ours, expected in zip(*found, strict=True):
+        assert_close(ours, expected, 1e-10)

@@ -2,6 +2,8 @@
 
 import copy
 import math
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +13,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import symrazor as sr
 from razor_case import F64, data, mlp, train
+from symrazor.data import TensorLoader
+from symrazor.distributed import Shared
 from symrazor.hyper import LOG_PRECISION_BOUNDS
 
 
@@ -240,6 +244,50 @@ def test_vector_products_use_the_data_of_the_estimate() -> None:
 
     sr.Razor(model, Spy(), 40).step(loader, subset=16)
     assert sorted(seen[:2]) == pytest.approx(sorted(seen[2:4]))
+
+
+class Scaled(nn.Module):
+    """A network with a hyperparameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.width, self.net = sr.Hyper(0.7), mlp()
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.net(self.width.value * x)
+        return y
+
+
+SHUFFLED: dict[str, Callable[[TensorDataset], Any]] = {
+    "TensorLoader": lambda d: TensorLoader(*d.tensors, 4, shuffle=True),
+    "DataLoader": lambda d: DataLoader(d, batch_size=4, shuffle=True),
+    "its own generator": lambda d: DataLoader(
+        d, batch_size=4, shuffle=True, generator=torch.Generator().manual_seed(1)
+    ),
+    "shared": lambda d: Shared(TensorLoader(*d.tensors, 4, shuffle=True)),
+}
+
+
+@pytest.mark.parametrize("kind", SHUFFLED)
+def test_a_step_differentiates_the_estimate_that_it_found(kind: str) -> None:
+    """Probes stay with their data, though the loader shuffles anew for every pass."""
+    model, steps, kept = Scaled().double(), list[float](), list[float]()
+    dataset = TensorDataset(*data(9))
+    for route in (steps, kept):
+        torch.manual_seed(0)
+        razor = sr.Razor(model, "categorical", 9, estimator="mc")
+        loader, raw = SHUFFLED[kind](dataset), model.width.raw
+        if route is kept:
+            iter(loader)  # a step looks whether it can be read twice
+            found = razor.evidence(loader, differentiable=True).log_evidence
+            kept.append(float(torch.autograd.grad(found, raw)[0]))
+        else:
+            before = float(raw.detach())
+            razor.eta_optimiser = torch.optim.SGD([raw], lr=1.0)
+            razor.step(loader)
+            steps.append(float(raw.detach()) - before)
+            raw.data.fill_(before)
+    assert steps == pytest.approx(kept, rel=1e-9)
 
 
 def test_single_precision_does_not_take_rounding_for_information() -> None:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import symrazor as sr
 from symrazor.data import Tensors
-from symrazor.layers import FC, FFC, Conv, Relaxed
+from symrazor.layers import FC, FFC, SFC, Conv, Relaxed
 from symrazor.layers import Path as LayerPath
 from symrazor.razor.state import copied
 from symrazor.training import trials
@@ -103,6 +103,46 @@ def test_a_path_that_is_not_needed_is_switched_off(free: type[LayerPath]) -> Non
     plain = shaved.collapse(0.0)
     x = bars("content")[0]
     assert torch.allclose(plain(x), shaved.model(x), atol=1e-5)
+
+
+@pytest.mark.parametrize("options", [{"learn_omega": "weight"}, {"learn_anchors": "weight"}, {}])
+def test_a_path_is_off_with_all_of_its_priors(options: dict[str, Any]) -> None:
+    """Biases of pixels belong to the lengthscales where these are random: they are off as well."""
+    model = network()
+    path = SFC(1, 8, (SIZE, SIZE), bias=True, **options)
+    nn.init.normal_(path.offset.bias, std=0.3)
+    model[0].paths[1] = path
+    fit = sr.fit(model, bars("content"), switch_off=True, **OPTIONS)
+    assert fit.history[-1]["off"] == ["0.paths.1"]
+    assert not any(bool(weight.any()) for weight in path.parameters())
+    assert float(fit.evidence.per_datum) == pytest.approx(fit.history[-1]["per_datum"], rel=1e-4)
+    assert fit.reading.layers[0].free_share < 1e-6
+
+
+def test_a_path_that_is_off_has_no_part_in_a_full_curvature() -> None:
+    """The oracle is the network without the path, under the precisions that were learned."""
+    x, y = bars("content")
+    model, wide = network().double(), (x.double(), y)
+    fit = sr.fit(model, wide, switch_off=True, structure="full", **OPTIONS | {"every": 5})
+    assert fit.history[-1]["off"] == ["0.paths.1"]
+    alone = nn.Sequential(model[0].path(0), *model[1:])
+    groups = {"conv": ["0.conv.*"], "weight": ["4.weight"], "bias": ["4.bias"]}
+    learned = [float(fit.razor.prior.precisions[g]) for g in ("0.paths.0", "4.weight", "4.bias")]
+    precision = dict(zip(groups, learned, strict=True))
+    options: dict[str, Any] = {"prior_precision": precision, "prior_groups": groups}
+    razor = sr.Razor(alone, "categorical", len(y), structure="full", **options)
+    expected = razor.evidence([wide]).log_evidence
+    assert float(fit.evidence.log_evidence) == pytest.approx(float(expected), rel=1e-9)
+
+
+def test_a_path_with_a_frozen_part_is_not_tried() -> None:
+    """It has an output at weights of zero."""
+    model = network()
+    path = FFC(1, 8, (SIZE, SIZE), bias=True)
+    nn.init.normal_(path.offset.bias, std=0.3).requires_grad_(False)
+    model[0].paths[1] = path
+    fit = sr.fit(model, bars("content"), switch_off=True, **OPTIONS)
+    assert not any(record.get("off") for record in fit.history)
 
 
 def test_a_path_that_is_needed_stays_as_if_nothing_had_been_tried(

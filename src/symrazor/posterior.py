@@ -118,9 +118,12 @@ class Posterior:
             len(f), f.shape[1], f.shape[1], dtype=torch.float64, device=f.device
         )
         for block in self.curvature.blocks:
-            if all(name in J for name in block.names):
-                rows = torch.cat([J[name] for name in block.names], 2)
-                covariance += block.covariance(self.log_precision, rows)
+            if any(name in J for name in block.names):  # a path that is off does not act on f
+                parts = [
+                    J.get(name, f.new_zeros(*f.shape, self.mean[name].numel()))
+                    for name in block.names
+                ]
+                covariance += block.covariance(self.log_precision, torch.cat(parts, 2))
         return f.double(), covariance
 
     def predict(

@@ -225,13 +225,8 @@ def _blocks(source: Source, sums: Statistics, scale: float) -> list[Block]:
     resolution = torch.finfo(next(iter(theta.values())).dtype).eps
     if source.method.structure == "full":
         shapes = {name: theta[name].shape for name in tensors(source.layers)}
-        H = sums.get(FULL)
-        size = sum(shape.numel() for shape in shapes.values())
-        if not isinstance(H, Factor) or H.features != size:
-            raise ValueError(
-                "expected every layer to act on the outputs for structure 'full', got a layer that "
-                "never does; freeze it, or use another structure"
-            )
+        H = sums[FULL]
+        assert isinstance(H, Factor)
         return [Dense(shapes, H.matrix[0] * scale, resolution)]
     blocks: list[Block] = []
     for layer in source.layers:

@@ -30,6 +30,7 @@ from symrazor.curvature.sums import Batch, Key, Statistics, Task, add, add_batch
 from symrazor.curvature.tape import FastBackward, Input, Tape, Use, each, record
 from symrazor.data import check_batch
 from symrazor.errors import DivergenceError
+from symrazor.hyper import weights
 from symrazor.likelihood import Likelihood, Probe
 from symrazor.linear_algebra.factor import Factor
 
@@ -271,10 +272,12 @@ class Source:
     def _add_gradients(self, sums: Statistics, gradients: dict[str, Tensor]) -> None:
         """Per-datum gradients j[(c n), p] of each tensor into whatever the structure needs."""
         if self.method.structure == "full":
-            J = torch.cat(
-                [gradients[name] for name in tensors(self.layers) if name in gradients], 1
-            )
-            sums[FULL] = Factor.of_rows(J.unsqueeze(1))
+            theta, any_j = weights(self.model), next(iter(gradients.values()))
+            rows = [  # zeros for a layer that does not act on the outputs: a path that is off
+                gradients.get(name, any_j.new_zeros(len(any_j), theta[name].numel()))
+                for name in tensors(self.layers)
+            ]
+            sums[FULL] = Factor.of_rows(torch.cat(rows, 1).unsqueeze(1))
             return
         for name, j in gradients.items():
             if self.method.structure == "diag" or (

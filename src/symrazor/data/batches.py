@@ -67,10 +67,12 @@ def check_batch(x: Tensor, y: Tensor, where: str) -> None:
         where: What the message calls this batch, for example "training data, batch 3".
 
     Raises:
-        ValueError: If the batch is empty, the lengths differ, or a value is NaN or infinite.
+        ValueError: If the batch is empty or sparse, the lengths differ, or a value is not finite.
     """
     check_lengths(x, y, where)
     for name, values in (("x", x), ("y", y)):
+        if values.layout is not torch.strided:
+            raise refusal(f"a dense {name} in {where}", str(values.layout), f"{name}.to_dense()")
         if not (values.is_floating_point() or values.is_complex()):
             continue
         bad = ~torch.isfinite(values)

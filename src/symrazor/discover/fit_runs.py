@@ -82,6 +82,12 @@ def fit_network(folder: Path) -> nn.Module:
 
 
 def as_trained(folder: Path, x: torch.Tensor) -> torch.Tensor:
-    """Data from a file as the fit took them: official images are normalised, see `config.toml`."""
-    name = load_run(folder).config.data.name
-    return normalised(x, name) if name in NORMALISATION else x
+    """Data from a file as the fit took them: of its type, official images normalised."""
+    config = load_run(folder).config.data
+    x = x.to(getattr(torch, config.dtype))
+    return normalised(x, config.name) if config.name in NORMALISATION else x
+
+
+def predicted_mean(folder: Path, f: torch.Tensor) -> torch.Tensor:
+    """The mean of y at outputs of the network: probabilities, rates, or the outputs themselves."""
+    return load_run(folder).razor.likelihood.mean(f)

@@ -247,6 +247,8 @@ def export_network(run: Path, form: Format, out: Path, question: str | None = No
     shape = [len(document["dynamics"]["scale"])] if "dynamics" in document else shape
     generator = torch.Generator().manual_seed(0)
     example = torch.rand(8, *shape, generator=generator)
+    weight = next(network.parameters(), None)
+    example = example if weight is None else example.to(weight)
     return save_network(_plain(network), out, example, form)
 
 

@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from symrazor.data.sources import read_inputs
-from symrazor.discover.fit_runs import as_trained, is_fit_run
+from symrazor.discover.fit_runs import as_trained, is_fit_run, predicted_mean
 from symrazor.discover.folder import load_network, question_of, read_document
 from symrazor.files import write_atomically
 
@@ -59,6 +59,8 @@ def predict(run: Path, data: Path, question: str | None = None) -> Predictions:
     found = read_inputs(data, document["kind"], document["data"]["shape"])
     x = as_trained(run, found) if is_fit_run(run) else found
     f = torch.cat([network(part) for part in x.split(BATCH)])
+    if is_fit_run(run):
+        return Predictions(predicted_mean(run, f), classes)
     return Predictions(f.softmax(-1) if classes else f, classes)
 
 

@@ -60,6 +60,15 @@ class Block(ABC):
         r"""$J (H + \Delta)^{-1} J^\top$ for each datum."""
 
 
+def one_per_weight(name: str) -> ValueError:
+    """What to say about a Kronecker block whose weights have a precision each."""
+    return ValueError(
+        f"expected one prior precision for {name}, got one per weight: a Kronecker block plus a "
+        "diagonal has no cheap log-determinant; use structure 'diag', 'block' or 'full', or prior "
+        "groups 'tensor'"
+    )
+
+
 @dataclass
 class Kron(Block):
     r"""$H = \bigoplus_k s\, G_k \otimes A_k$ for $W[k, o, i]$: one pair of factors per block k.
@@ -114,11 +123,7 @@ class Kron(Block):
     def _delta(self, log_precision: LogPrecisions) -> Tensor:
         log_delta = log_precision[self.name]
         if log_delta.dim():
-            raise ValueError(
-                f"expected one prior precision for {self.name}, got one per weight: a Kronecker "
-                "block plus a diagonal has no cheap log-determinant; use structure 'diag', 'block' "
-                "or 'full', or prior groups 'tensor'"
-            )
+            raise one_per_weight(self.name)
         return log_delta
 
     def factors(self) -> list[Tensor | Factor]:

@@ -1,16 +1,17 @@
 """How a `Razor` works: its options, and the prior that they start with."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Literal
 
 from torch import nn
 
-from symrazor.curvature import Method
+from symrazor.curvature import Layer, Method
 from symrazor.hyper import Groups, Prior, weights
 from symrazor.kinds import check_kinds
 from symrazor.layers.relaxed import free_groups, path_groups
+from symrazor.linear_algebra.blocks import one_per_weight
 
 
 @dataclass(frozen=True)
@@ -84,3 +85,14 @@ def starting_prior(model: nn.Module, config: RazorConfig) -> Prior:
         free = free_groups(model)
         precision = {g: config.free_precision if g in free else precision for g in groups}
     return Prior(weights(model), precision, groups)
+
+
+def check_prior_groups(layers: Iterable[Layer]) -> None:
+    """Refuse one precision for every weight beside Kronecker blocks.
+
+    Raises:
+        ValueError: names a weight that has such a block.
+    """
+    for layer in layers:
+        if layer.weight is not None and not layer.form.dense:
+            raise one_per_weight(layer.weight)

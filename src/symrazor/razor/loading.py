@@ -64,6 +64,36 @@ class Own(list[tuple[Input, Tensor]]):
     """What `batches` gave, to be read again as it is."""
 
 
+class Order:
+    """The order in which a loader is about to be read: that of its generators, and of torch's own.
+
+    Probes belong to the data that they were drawn for. A second pass of a loader that shuffles
+    would give them to others, and differentiate another estimate than the first one found.
+
+    Args:
+        loader: of torch, `TensorLoader`, or one inside of another as its `loader`.
+    """
+
+    def __init__(self, loader: object) -> None:
+        """Note where all generators are."""
+        found = [torch.default_generator, *_generators(loader)]
+        self.states = [(generator, generator.get_state()) for generator in found]
+
+    def again_(self) -> None:
+        """Let the next pass be as the one that began here."""
+        for generator, state in self.states:
+            generator.set_state(state)
+
+
+def _generators(loader: object) -> Iterator[torch.Generator]:
+    """Those of a loader, of its samplers and of the loader inside of it."""
+    if isinstance(own := getattr(loader, "generator", None), torch.Generator):
+        yield own
+    for name in ("loader", "batch_sampler", "sampler"):
+        if (inner := getattr(loader, name, None)) is not None:
+            yield from _generators(inner)
+
+
 def sizes(loader: Iterable[Any]) -> tuple[int, int]:
     """How many data a loader draws from, and how many of them one pass gives.
 

@@ -39,9 +39,9 @@ from symrazor.likelihood import Gaussian, Likelihood, as_likelihood, check_suite
 from symrazor.machine.rounding import tf32
 from symrazor.posterior import Posterior
 from symrazor.razor import updates
-from symrazor.razor.config import RazorConfig, starting_prior
+from symrazor.razor.config import RazorConfig, check_prior_groups, starting_prior
 from symrazor.razor.latest import remember
-from symrazor.razor.loading import Own, batches, check_count
+from symrazor.razor.loading import Order, Own, batches, check_count
 from symrazor.razor.state import State, copied, load_, saved
 
 
@@ -198,7 +198,7 @@ class Razor:
             )
         if self.eta and subset is not None:  # the second pass must see the same data
             loader = Own(self._batches(loader, subset))
-        start = self.generator.get_state()
+        start, order = self.generator.get_state(), Order(loader)
         if self.training_steps >= self.config.burn_in:
             balance_(self.model, self.prior.group_of)
         found = self._collect(loader, subset).prepare()
@@ -211,6 +211,7 @@ class Razor:
         gradient = {}
         if self.eta:
             self.generator.set_state(start)
+            order.again_()
             gradient = self.hyper_gradient(loader, found, subset)
         self._update_precisions(found)
         self._update_hyperparameters(gradient)
@@ -275,12 +276,25 @@ class Razor:
         device = next(iter(weights(self.model).values())).device
         for x, y in batches(loader, device, subset):
             if self._outputs is None:
-                self._verify(x)
+                self.verify(x)
             yield x, y
 
-    def _verify(self, x: Input) -> None:
-        """Once: that the layers explain every gradient, and how many outputs there are."""
-        verify(self.model, x)
+    def verify(self, x: Input) -> None:
+        """See, on two data, that the layers explain every gradient; done once by itself.
+
+        Args:
+            x: inputs, of which the first two are taken, for a model in eval mode.
+
+        Raises:
+            UnsupportedParameterError: weights whose gradient is not explained, by name.
+            ValueError: outputs that are random or depend on other data; a prior that the structure
+                has no determinant for.
+        """
+        check_mode(self.model)
+        if self.prior.diagonal and self.config.structure == "kron":
+            check_prior_groups(self.layers)
+        with tf32(False):
+            verify(self.model, x)
         with torch.no_grad():
             self._outputs = call(self.model, each(x, lambda part: part[:1])).shape[-1]
 

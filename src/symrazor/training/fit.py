@@ -217,6 +217,8 @@ def fit(
     burn_in, _ = options.burn_in_steps(options.epochs * len(loader))
     razor_options = replace(options.razor, burn_in=burn_in, seed=options.seed)
     razor = Razor(model, likelihood, len(y), razor_options)
+    with evaluating(model):
+        razor.verify(x[:2])  # not after the first epochs
     training = Training(razor, loader, options, test, callbacks, checkpoints)
     steps = training.curvature_data.batch_size  # a GPU has recorded such batches
     many = steps if x.is_cuda else min(EVALUATION_BATCH, most_data(x))

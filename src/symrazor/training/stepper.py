@@ -202,10 +202,11 @@ class Stepper:
     def _check(self, loss: Tensor) -> None:
         if not bool(torch.isfinite(loss)):
             self.put_back_()
+            radius = "" if self.radius is None else f" or the radius (sam_radius={self.radius:g})"
             raise FloatingPointError(
                 f"expected a finite training loss, got {float(loss.detach())} at step {self.done} "
                 f"of {self.total}; the model is back at its last good state. Lower the learning "
-                f"rate (lr={self.peak:g})"
+                f"rate (lr={self.peak:g}){radius}"
             )
 
     def state_dict(self) -> dict[str, object]:

@@ -31,11 +31,12 @@ from statistics import linear_regression
 from typing import Protocol, runtime_checkable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from symrazor.evidence.value import Evidence
 from symrazor.hyper import LOG_PRECISION_BOUNDS, weights
-from symrazor.layers.relaxed import Relaxed, free_groups, path_groups, spatial_layers
+from symrazor.layers.path import Path
+from symrazor.layers.relaxed import Relaxed, free_groups, spatial_layers
 from symrazor.razor.razor import Razor
 from symrazor.razor.state import State, copied
 from symrazor.training.progress import Record
@@ -121,6 +122,21 @@ def verdict(gaps: Sequence[float], left: int) -> bool | None:
     return None if closes else False
 
 
+def _members(model: nn.Module, theta: Mapping[str, Tensor]) -> dict[str, list[str]]:
+    """All weights of each free path, whatever their priors.
+
+    Not of a path with a part that is frozen: it would still have an output.
+    """
+    found = {}
+    for path in sorted(free_groups(model)):
+        module = model.get_submodule(path)
+        assert isinstance(module, Path)
+        own = [name for name in theta if name.startswith(f"{path}.")]
+        if own and all(weight.requires_grad for weight in module.output_weights):
+            found[path] = own
+    return found
+
+
 class Trials:
     """Which free paths of a model are off, and which of them on trial.
 
@@ -135,9 +151,8 @@ class Trials:
     def __init__(self, run: Run) -> None:
         """Nothing is off."""
         self.run, self.razor = run, run.razor
-        free, theta = free_groups(self.razor.model), weights(self.razor.model)
-        groups = path_groups(self.razor.model)
-        self.members = {path: groups[path] for path in sorted(free) if path in groups}
+        theta = weights(self.razor.model)
+        self.members = _members(self.razor.model, theta)
         self.theta = {name: theta[name] for names in self.members.values() for name in names}
         self.off = []
         self.needed: list[str] = []
