@@ -20,6 +20,7 @@ from torch import Tensor, nn
 import symrazor as sr
 from symrazor import distributed
 from symrazor.data import TensorLoader
+from symrazor.errors import DivergenceError
 from symrazor.layers import FC, FFC, Conv, Relaxed
 
 N = 53
@@ -185,6 +186,9 @@ def refusals() -> dict[str, Any]:
     bad[30, 0, 0, 0] = torch.nan
     razor = sr.Razor(network(), "categorical", N)
     found["nan"] = _message(lambda: razor.evidence(distributed.Shared(TensorLoader(bad, y, 30))))
+    huge = x.clone()
+    huge[30] = 1e308
+    found["huge"] = _message(lambda: razor.evidence(distributed.Shared(TensorLoader(huge, y, 30))))
     found["twice"] = _message(lambda: razor.evidence(TensorLoader(x, y, 30)))
     found["graph"] = _message(
         lambda: razor.evidence(distributed.Shared(TensorLoader(x, y, 30)), differentiable=True)
@@ -213,6 +217,8 @@ def sharded() -> dict[str, Any]:
 def _message(call: Callable[[], object]) -> str:
     try:
         call()
+    except DivergenceError as error:
+        return f"diverged: {error}"
     except ValueError as error:
         return str(error)
     return ""

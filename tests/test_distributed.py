@@ -82,6 +82,8 @@ def test_an_error_in_one_process_is_one_in_all(tmp_path: Path) -> None:
     first, second = found_by_two(tmp_path, "refusals")["refusals"]
     assert "got an error in 1: ValueError: expected finite x" in first["nan"]
     assert second["nan"].startswith("expected finite x in batch 1")
+    assert first["huge"].startswith("diverged: expected sums from every process, got an error in 1")
+    assert second["huge"].startswith("diverged: expected finite model outputs")
     for said in (first, second):
         assert "expected 53 data from the loaders of all processes, got 106" in said["twice"]
         assert "expected one process for an evidence that keeps its graph" in said["graph"]

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from symrazor.curvature.sums import Batch, Key, Statistics
 from symrazor.distributed import exchange, gather, sum_, together
+from symrazor.errors import CurvatureError, DivergenceError
 from symrazor.linear_algebra.factor import ENOUGH, Factor
 from symrazor.linear_algebra.symmetric import Symmetric
 
@@ -31,6 +32,7 @@ def over_processes(collect: Callable[[], Batch | None], device: torch.device) ->
 
     Raises:
         ValueError: no data anywhere, or an error in another process.
+        DivergenceError, CurvatureError: the same in another process.
     """
     if not together():
         own = collect()
@@ -59,8 +61,13 @@ def _announce(own: Batch | None, failed: Exception | None) -> list[dict[str, Any
     errors = {rank: said["error"] for rank, said in enumerate(found) if said["error"] is not None}
     if errors and failed is None:
         rank, error = next(iter(errors.items()))
-        raise ValueError(f"expected sums from every process, got an error in {rank}: {error}")
+        kind = _ALIKE.get(error.partition(":")[0], ValueError)
+        raise kind(f"expected sums from every process, got an error in {rank}: {error}")
     return found
+
+
+_ALIKE: dict[str, type[Exception]] = {c.__name__: c for c in (DivergenceError, CurvatureError)}
+"""What a training may go on after: all processes have to see it, to go on alike."""
 
 
 def _entries(sums: Statistics) -> list[Entry]:
