@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from symrazor.linear_algebra.factor import Factor
-from symrazor.linear_algebra.spectra import ALONE, eigenvalues, of_symmetric, symmetric
+from symrazor.linear_algebra.spectra import ALONE, of_symmetric, symmetric
 
 GRAIN = 2**24
 """Work of one piece, at least, in cubes of sizes: one matrix of 256 rows, 64 of 64."""
@@ -52,8 +52,8 @@ class Piece:
         return float(self.shape[0] * self.shape[1] ** 3)
 
     def find(self) -> Float[Tensor, "k d"]:
-        """The eigenvalues, where the matrices are."""
-        return eigenvalues(self.matrices(), self.name, self.resolution)
+        """The eigenvalues, where the matrices are, which are not kept beside their copy."""
+        return of_symmetric(symmetric(self.matrices(), self.name), self.name, self.resolution)
 
     def fetched(self) -> Callable[[], Tensor]:
         """What is left to do on the host, for any thread: matrices of a GPU are copied now."""
