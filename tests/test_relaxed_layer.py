@@ -88,6 +88,9 @@ def test_free_paths_have_a_start_of_their_own() -> None:
     given = sr.Razor(model, "categorical", 10, prior_precision=2.0, free_precision=7.0)
     assert float(given.prior.precisions["0.paths.1"]) == pytest.approx(7.0)
     assert float(given.prior.precisions["3.bias"]) == pytest.approx(2.0)
+    for own in ({"prior_groups": "layer"}, {"prior_precision": dict.fromkeys(start, 2.0)}):
+        with pytest.raises(ValueError, match="it would not be heard; do: prior_precision="):
+            sr.Razor(model, "categorical", 10, free_precision=7.0, **own)
 
 
 def test_a_step_balances_factors_that_share_a_prior() -> None:

@@ -13,6 +13,9 @@ from symrazor.kinds import check_kinds
 from symrazor.layers.relaxed import free_groups, path_groups
 from symrazor.linear_algebra.blocks import one_per_weight
 
+FREE_PRECISION = 30.0
+"""Where free paths beside an equivariant one start, unless told otherwise."""
+
 
 @dataclass(frozen=True)
 class RazorConfig(Method):
@@ -44,7 +47,7 @@ class RazorConfig(Method):
 
     update: Literal["mackay", "adam"] = "mackay"
     prior_precision: float | Mapping[str, float] = 1.0
-    free_precision: float = 30.0
+    free_precision: float = FREE_PRECISION
     prior_groups: Groups = "path"
     temperature: float = 1.0
     damping: float = 0.5
@@ -66,6 +69,13 @@ class RazorConfig(Method):
             raise ValueError(f"expected a positive temperature, got {self.temperature}")
         if not 0 < self.lr < math.inf:
             raise ValueError(f"expected a positive, finite lr of the razor, got {self.lr}")
+        own = self.prior_groups != "path" or isinstance(self.prior_precision, Mapping)
+        if own and self.free_precision != FREE_PRECISION:
+            raise ValueError(
+                "expected prior groups 'path' and one prior_precision beside a free_precision, got "
+                "groups or precisions of your own: it would not be heard; do: prior_precision={...}"
+                ", with a precision for each group"
+            )
         for name, least in (("pieces", 1), ("inner_steps", 0), ("burn_in", 0)):
             if getattr(self, name) < least:
                 raise ValueError(f"expected {name} of at least {least}, got {getattr(self, name)}")
