@@ -15,8 +15,8 @@ PEERS_BIN  := .venv-peers/bin
 READY      := .venv/.ready
 DOCS_READY := .venv/.ready-docs
 PEERS_READY := .venv-peers/.ready
-SOURCES    := $(wildcard src tests bench)
-TYPED      := $(wildcard src bench)
+SOURCES    := $(wildcard src tests benchmarks tools)
+TYPED      := $(wildcard src benchmarks tools)
 # One thread per worker: JOBS workers with a thread pool each would fight over the cores.
 PYTEST     := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(JOBS)
 
@@ -36,20 +36,20 @@ test-all: $(READY) ## every test, the slow ones too
 bench: bench-evidence bench-layers bench-fit bench-augment ## the next four
 
 bench-evidence: $(READY) ## time and memory of one evidence estimate
-	$(BIN)/python bench/evidence.py $(ARGS)
+	$(BIN)/python benchmarks/evidence.py $(ARGS)
 
 bench-layers: $(READY) ## the same of the paths and of relaxed networks
-	$(BIN)/python bench/layers.py $(ARGS)
+	$(BIN)/python benchmarks/layers.py $(ARGS)
 
 bench-fit: $(READY) ## time and memory of fit against plain training; two processes against one
-	$(BIN)/python bench/fit.py $(ARGS)
+	$(BIN)/python benchmarks/fit.py $(ARGS)
 
 bench-augment: $(READY) ## time and memory of an estimate with its gradient in learned widths
-	$(BIN)/python bench/augment.py $(ARGS)
+	$(BIN)/python benchmarks/augment.py $(ARGS)
 
 bench-peers: $(PEERS_READY) ## the same for laplace-torch and its backends, in .venv-peers
-	$(PEERS_BIN)/python bench/peers.py $(ARGS)
-	$(PEERS_BIN)/python bench/peers_groups.py
+	$(PEERS_BIN)/python benchmarks/peers.py $(ARGS)
+	$(PEERS_BIN)/python benchmarks/peers_groups.py
 
 docs: $(DOCS_READY) ## build the documentation into site/
 	$(BIN)/mkdocs build --strict $(ARGS)

@@ -3,7 +3,7 @@ r"""Group convolutions by symrazor and by escnn, side by side: the same filters,
 Needs escnn, in an environment of its own:
 
     pip install --no-deps escnn lie_learn pymanopt autograd joblib "numpy<2"
-    python bench/peers_groups.py
+    python benchmarks/peers_groups.py
 
 escnn draws a filter from its own basis. Its expanded filter, with channels put in our order
 (element, field), is projected on our filters; if both mean the same equivariance nothing is lost,

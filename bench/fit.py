@@ -1,6 +1,0 @@
-"""`python bench/fit.py`: what learning by the evidence costs beside plain training."""
-
-from symrazor.bench.fit import command
-
-if __name__ == "__main__":
-    command()
