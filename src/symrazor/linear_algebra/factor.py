@@ -39,7 +39,7 @@ def gram(rows: Float[Tensor, "*r k i"]) -> Float[Tensor, "k i i"]:
     flat = rows.reshape(math.prod(rows.shape[:-2]), k, i)
     if flat.is_cuda and k == 1 and len(flat) >= 2 * TALL:
         return _in_parts(flat.squeeze(1))
-    fold = -(-NARROW // max(i, 1))
+    fold = -(-NARROW // i) if i else 1  # rows without features cannot stand side by side
     if k > 1 or fold == 1 or len(flat) < 64 * fold:
         return _squared(flat.transpose(0, 1))
     flat = flat.squeeze(1)
