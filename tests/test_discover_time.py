@@ -10,7 +10,7 @@ import torch
 
 import symrazor as sr
 from symrazor.data import dataset
-from symrazor.discover import Answer, Candidate, Options, digits, planning
+from symrazor.discover import Answer, Candidate, Options, digits, planning, run
 from symrazor.discover.answer import numbered
 from symrazor.discover.asked import Asked
 from symrazor.discover.budget import SUBSET, Cost, often, plan, timed
@@ -23,7 +23,7 @@ from symrazor.discover.longer import (
     winner,
 )
 from symrazor.discover.unseen import ahead, better, log_scores, rest
-from symrazor.likelihood import Gaussian
+from symrazor.likelihood import Categorical, Gaussian
 from symrazor.training.options import FitConfig
 
 
@@ -138,6 +138,24 @@ def test_a_longer_training_starts_with_the_prior_that_was_learned(
     assert found == {k: min(float(v), 64 / 15) for k, v in razor.prior.precisions.items()}
     again = sr.Razor(fitted["convolutional"].model, "categorical", 64, prior_precision=found)
     assert {k: float(v) for k, v in again.prior.precisions.items()} == pytest.approx(found)
+
+
+def test_a_longer_training_keeps_the_learned_precisions_of_free_paths(
+    fitted: dict[str, sr.Fit], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (x, y), _ = digits.canvas("digit")
+    family = digits.family("digit")
+    asked = Asked("digit", "?", family, (x[:64], y[:64]), None, Categorical)
+    names = fitted["relaxed"].razor.prior.names
+    learned = {name: 0.5 + 0.25 * number for number, name in enumerate(names)}
+    # No evidence step, which would change the precisions.
+    never = {"epochs": 1, "burn_in": 10**9}
+    monkeypatch.setattr(run, "timed", lambda config, *_: config.change(**never))
+    plan = Longer("relaxed", 1, 64, 1, learned)
+    found = run._train_longer(asked, plan, FitConfig(), Options(device="cpu"))
+    assert {k: float(v) for k, v in found.fit.razor.prior.precisions.items()} == pytest.approx(
+        learned
+    )
 
 
 @pytest.mark.parametrize(

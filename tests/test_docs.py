@@ -65,7 +65,9 @@ def test_links_lead_somewhere(page: Path) -> None:
             assert (page.parent / target).exists(), f"{page.name} -> {target}"
 
 
-COMMAND = re.compile(r"`((?:symrazor|python -m symrazor[.\w]*|python benchmarks/\w+\.py|make) [^`]+)`")
+COMMAND = re.compile(
+    r"`((?:symrazor|python -m symrazor[.\w]*|python benchmarks/\w+\.py|make) [^`]+)`"
+)
 INDENTED = re.compile(r"^ {4}((?:symrazor|python -m symrazor[.\w]*|make) .+)$", re.MULTILINE)
 
 

@@ -1,6 +1,7 @@
 """Sums of paths: where free ones start, their priors, their shares, their balance."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -89,8 +90,11 @@ def test_free_paths_have_a_start_of_their_own() -> None:
     assert float(given.prior.precisions["0.paths.1"]) == pytest.approx(7.0)
     assert float(given.prior.precisions["3.bias"]) == pytest.approx(2.0)
     for own in ({"prior_groups": "layer"}, {"prior_precision": dict.fromkeys(start, 2.0)}):
-        with pytest.raises(ValueError, match="it would not be heard; do: prior_precision="):
-            sr.Razor(model, "categorical", 10, free_precision=7.0, **own)
+        for free in (7.0, 30.0):  # 30 is the precision without the option
+            with pytest.raises(
+                ValueError, match=f"free_precision={free} conflicts with {next(iter(own))}"
+            ):
+                sr.Razor(model, "categorical", 10, free_precision=free, **own)
 
 
 def test_a_step_balances_factors_that_share_a_prior() -> None:
@@ -133,6 +137,31 @@ def test_free_paths_start_near_whatever_their_scale(precision: float) -> None:
     assert torch.equal(layers[2].paths[0].second.weight, alone)
 
 
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, 20 / 15),
+        ({"prior_precision": 5.0}, 20 / 15),
+        ({"free_precision": 3.0}, 3.0),
+        ({"free_precision": 30.0}, 30.0),
+        ({"prior_precision": {"0.paths.0": 1.0, "0.paths.1": 7.0, "2.weight": 1.0}}, 7.0),
+        ({"prior_groups": {"0.paths.1": ["0.paths.1.*"], "rest": ["0.paths.0.*", "2.*"]}}, 1.0),
+    ],
+)
+@pytest.mark.parametrize("start", ["near", "given"])
+def test_a_precision_of_free_paths_that_is_given_is_kept(
+    options: dict[str, Any], expected: float, start: str
+) -> None:
+    """The free path is the dense one of two; only where no precision is given may `fit` choose."""
+    layer = Relaxed([Conv(1, 2, (4, 4)), FC(1, 2, (4, 4))])
+    model = nn.Sequential(layer, nn.Flatten(), nn.Linear(32, 3, bias=False))
+    data = torch.randn(20, 1, 4, 4), torch.arange(20) % 3
+    fit = sr.fit(model, data, start=start, epochs=1, lr=1e-9, burn_in=10**6, **options)
+    if start == "given" and expected == 20 / 15:
+        expected = 30.0
+    assert float(fit.razor.prior.precisions["0.paths.1"]) == pytest.approx(expected)
+
+
 def test_fit_can_take_a_network_as_it_is() -> None:
     torch.manual_seed(0)
     layer = Relaxed([Conv(1, 2, (4, 4)), FFC(1, 2, (4, 4))])
@@ -143,7 +172,7 @@ def test_fit_can_take_a_network_as_it_is() -> None:
     fit = sr.fit(model, (x, y), start="given", prior_precision=2.0, free_precision=3.0, **options)
     assert_close(layer.paths[1].second.weight, before, 1e-5)
     assert float(fit.razor.prior.precisions["0.paths.1"]) == pytest.approx(3.0)
-    near = sr.fit(model, (x, y), free_precision=3.0, **options)
+    near = sr.fit(model, (x, y), **options)
     assert float(layer.paths[1].second.weight.detach().norm()) < 0.5 * float(before.norm())
     assert float(near.razor.prior.precisions["0.paths.1"]) == pytest.approx(20 / 15)
     with pytest.raises(ValueError, match="start 'near' or 'given', got 'far'"):

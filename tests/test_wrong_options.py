@@ -1,6 +1,7 @@
 """What `fit` is told wrongly is refused before it trains, in one line that names the culprit."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -201,3 +202,10 @@ def test_predictions_of_what_the_model_does_not_take(
     fit = sr.fit(_model(), _data(), epochs=1)
     with pytest.raises(ValueError, match=message):
         fit.predict(change(_data()[0]), how)
+
+
+@pytest.mark.parametrize("name", ["seed", "burn_in"])
+def test_razor_options_that_fit_sets_itself_are_refused(name: str) -> None:
+    razor = replace(sr.RazorConfig(), **{name: 3})  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=rf"RazorConfig\({name}=3\) .* FitConfig\({name}=3\)"):
+        sr.fit(_model(), _data(), razor=razor)

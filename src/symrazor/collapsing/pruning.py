@@ -155,7 +155,7 @@ def choose_by_evidence(
 def _same_prior(razor: Razor, model: nn.Module) -> Razor:
     """A razor for a part of another one's weights, with the same precision for each of them."""
     groups = "diagonal" if razor.prior.diagonal else "tensor"
-    config = replace(razor.config, prior_groups=groups, prior_precision=1.0)
+    config = replace(razor.config, prior_groups=groups, prior_precision=1.0, free_precision=None)
     found = Razor(model, copy.deepcopy(razor.likelihood), razor.n_data, config)
     with torch.no_grad():
         for name in weights(model):

@@ -11,7 +11,6 @@ from typing import Literal
 
 import symrazor as sr
 from symrazor.data import Tensors, digits, mnist, on_canvas, quadrants
-from symrazor.experiments.ella_network import FREE_PRECISION
 from symrazor.experiments.tables import Experiment, Options, Row, main
 
 PAPER = {
@@ -62,7 +61,7 @@ def config(row: Row, small: bool) -> sr.FitConfig:
         base = base.change(epochs=60, lr=5e-4, every=25)
     if row.paths == "f-fc+conv":
         base = base.change(epochs=45, optimizer="muon", lr=0.01, switch_off=True, sam_radius=0.1)
-    return base.change(estimator="mc", free_precision=FREE_PRECISION[32])
+    return base.change(estimator="mc")
 
 
 EXPERIMENT = Experiment(

@@ -109,7 +109,8 @@ def train(
     shape = tuple(training[0].shape[1:])
     network = maps.convolutional(shape, digits.CLASSES[task])
     model = sr.relax(network, training[0][:2], precision=precision)
-    config = base.change(seed=seed, free_precision=precision, start=start, epochs=epochs)
+    free = precision if start == "given" else None  # "near" has a precision of its own
+    config = base.change(seed=seed, free_precision=free, start=start, epochs=epochs)
     config = config.change(device=options.place, progress=False, switch_off=options.switch_off)
     reading = sr.fit(model, training, test=test, config=config).reading
     relaxed = [layer for layer in reading.layers if layer.relaxed]

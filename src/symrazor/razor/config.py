@@ -32,7 +32,8 @@ class RazorConfig(Method):
         update: "mackay" or "adam".
         prior_precision: starting precision, for all groups or by group name.
         free_precision: starting precision of free paths beside an equivariant one, where
-            `prior_precision` is one number and groups are "path".
+            `prior_precision` is one number and groups are "path"; None for 30, unless `fit` starts
+            near the symmetric network (see `FitConfig`).
         prior_groups: "path" (the tensors of a path together, any other tensor alone), "tensor",
             "scalar", "layer", "diagonal" or name -> glob patterns.
         temperature: T of the tempered likelihood p^(1/T).
@@ -47,7 +48,7 @@ class RazorConfig(Method):
 
     update: Literal["mackay", "adam"] = "mackay"
     prior_precision: float | Mapping[str, float] = 1.0
-    free_precision: float = FREE_PRECISION
+    free_precision: float | None = None
     prior_groups: Groups = "path"
     temperature: float = 1.0
     damping: float = 0.5
@@ -69,16 +70,22 @@ class RazorConfig(Method):
             raise ValueError(f"expected a positive temperature, got {self.temperature}")
         if not 0 < self.lr < math.inf:
             raise ValueError(f"expected a positive, finite lr of the razor, got {self.lr}")
-        own = self.prior_groups != "path" or isinstance(self.prior_precision, Mapping)
-        if own and self.free_precision != FREE_PRECISION:
+        if self.free_precision is not None and not self.has_free_precision:
+            other = "prior_groups" if self.prior_groups != "path" else "prior_precision"
             raise ValueError(
-                "expected prior groups 'path' and one prior_precision beside a free_precision, got "
-                "groups or precisions of your own: it would not be heard; do: prior_precision={...}"
-                ", with a precision for each group"
+                f"free_precision={self.free_precision} conflicts with {other}="
+                f"{getattr(self, other)!r}, which sets the precision of every group. Give free "
+                "paths their precision in prior_precision={group: precision, ...} and leave "
+                "free_precision out"
             )
         for name, least in (("pieces", 1), ("inner_steps", 0), ("burn_in", 0)):
             if getattr(self, name) < least:
                 raise ValueError(f"expected {name} of at least {least}, got {getattr(self, name)}")
+
+    @property
+    def has_free_precision(self) -> bool:
+        """Whether free paths start with a precision of their own, not one of `prior_precision`."""
+        return self.prior_groups == "path" and not isinstance(self.prior_precision, Mapping)
 
     @property
     def method(self) -> Method:
@@ -87,13 +94,14 @@ class RazorConfig(Method):
 
 
 def starting_prior(model: nn.Module, config: RazorConfig) -> Prior:
-    """Groups by path, free ones with a start of their own; or as the config says."""
+    """Return the prior of a config, with `free_precision` for free paths where it applies."""
     if config.prior_groups != "path":
         return Prior(weights(model), config.prior_precision, config.prior_groups)
     groups, precision = path_groups(model), config.prior_precision
     if not isinstance(precision, Mapping):
-        free = free_groups(model)
-        precision = {g: config.free_precision if g in free else precision for g in groups}
+        free = FREE_PRECISION if config.free_precision is None else config.free_precision
+        names = free_groups(model)
+        precision = {group: free if group in names else precision for group in groups}
     return Prior(weights(model), precision, groups)
 
 

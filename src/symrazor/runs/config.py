@@ -133,13 +133,11 @@ class RunConfig:
     def __post_init__(self) -> None:
         """Refuse what no section has: it would be given and not be heard."""
         fixed = {
-            "fit.save": (self.fit.save, None, "--out RUN"),
-            "fit.resume": (self.fit.resume, None, "--out RUN --resume"),
-            "razor.burn_in": (self.fit.razor.burn_in, RazorConfig.burn_in, "fit.burn_in"),
-            "razor.seed": (self.fit.razor.seed, RazorConfig.seed, "fit.seed"),
+            "fit.save": (self.fit.save, "--out RUN"),
+            "fit.resume": (self.fit.resume, "--out RUN --resume"),
         }
-        for name, (value, default, instead) in fixed.items():
-            if value != default:
+        for name, (value, instead) in fixed.items():
+            if value is not None:
                 raise ValueError(f"expected no {name} in a run, got {value}; do: {instead}")
 
     def beside(self, folder: str | Path) -> "RunConfig":
@@ -163,6 +161,15 @@ class RunConfig:
         return "\n".join(_section(name, part) for name, part in parts.items())
 
 
+SECTIONS: dict[str, type[Any]] = {
+    "data": DataConfig,
+    "model": ModelConfig,
+    "fit": FitConfig,
+    "razor": RazorConfig,
+}
+"""The sections of a run file."""
+
+
 def read_config(file: str | Path) -> RunConfig:
     """Read a configuration; paths in it count from the folder of the file.
 
@@ -182,16 +189,13 @@ def read_config(file: str | Path) -> RunConfig:
 
 def from_document(document: Mapping[str, Any]) -> RunConfig:
     """A configuration from nested dictionaries, as TOML and JSON give them."""
-    known = ("data", "model", "fit", "razor")
+    known = tuple(SECTIONS)
     for name, section in document.items():
         if name not in known:
             raise ValueError(f"expected sections {known}, got [{name}]{_nearest(name, known)}")
         if not isinstance(section, Mapping):
             raise ValueError(f"expected a section [{name}], got {name} = {section!r}")
-    made = {
-        name: _make(kind, name, document.get(name, {}))
-        for name, kind in zip(known, (DataConfig, ModelConfig, FitConfig, RazorConfig), strict=True)
-    }
+    made = {name: _make(kind, name, document.get(name, {})) for name, kind in SECTIONS.items()}
     return RunConfig(made["data"], made["model"], replace(made["fit"], razor=made["razor"]))
 
 
@@ -216,11 +220,17 @@ def imported(path: str) -> Callable[..., Any]:
 def _make(kind: type[Any], section: str, values: Mapping[str, Any]) -> Any:
     """A dataclass from a section, every key and value checked."""
     hints = get_type_hints(kind)
-    own = [f.name for f in fields(kind) if f.name not in HIDDEN.get(kind, ())]
+    own = _keys(kind)
     given: dict[str, Any] = {}
     refuse_smoothing(values)
     for key, value in values.items():
         if key not in own:
+            homes = [f"[{name}]" for name, other in SECTIONS.items() if key in _keys(other)]
+            if homes:
+                raise ValueError(
+                    f"[{section}] has no key {key!r}: it belongs to {' or '.join(homes)}. Move it "
+                    "there"
+                )
             raise ValueError(
                 f"expected keys of [{section}] among {', '.join(own)}, got {key!r}"
                 f"{_nearest(key, own)}"
@@ -234,6 +244,11 @@ def _make(kind: type[Any], section: str, values: Mapping[str, Any]) -> Any:
     for key in ("path", "test") if kind is DataConfig else ():
         given |= {key: Path(given[key])} if key in given else {}
     return kind(**given)
+
+
+def _keys(kind: type[Any]) -> list[str]:
+    """Return the keys that a section of a run file takes."""
+    return [f.name for f in fields(kind) if f.name not in HIDDEN.get(kind, ())]
 
 
 def _nearest(word: str, known: Sequence[str]) -> str:

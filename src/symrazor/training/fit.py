@@ -7,7 +7,6 @@ evidence is what comes out. `training` is the loop itself, `checkpoint` its file
 
 import copy
 import logging
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -32,10 +31,11 @@ from symrazor.distributed import (
     world,
 )
 from symrazor.evidence.value import Evidence
-from symrazor.layers.relaxed import NEAR, free_groups, spatial_layers, start_near_
+from symrazor.layers.relaxed import NEAR, spatial_layers, start_near_
 from symrazor.layers.trace import is_ours
 from symrazor.likelihood import Likelihood, as_likelihood
 from symrazor.posterior import How, Posterior, Prediction
+from symrazor.razor.config import RazorConfig
 from symrazor.razor.razor import Razor
 from symrazor.readings.equivariance import evaluating
 from symrazor.readings.reading import Reading, read, scores
@@ -215,7 +215,7 @@ def fit(
     if test is not None:
         _check_outputs(model, likelihood, test, "the test data")
     burn_in, _ = options.burn_in_steps(options.epochs * len(loader))
-    razor_options = replace(options.razor, burn_in=burn_in, seed=options.seed)
+    razor_options = replace(_with_start(options, len(y)), burn_in=burn_in, seed=options.seed)
     razor = Razor(model, likelihood, len(y), razor_options)
     with evaluating(model):
         razor.verify(x[:2])  # not after the first epochs
@@ -224,7 +224,7 @@ def fit(
     many = steps if x.is_cuda else min(EVALUATION_BATCH, most_data(x))
     fixed = TensorLoader(x, y, min(len(y), many))
     if options.start == "near" and training.stepper.done == 0:
-        _start_near(razor, x[:EVALUATION_BATCH])
+        start_near_(model, x[:EVALUATION_BATCH])
     history = training.run()
     if options.keep == "best" and razor.best is not None:
         razor.restore_best()
@@ -296,18 +296,16 @@ def _find_poses(model: Augmented, x: Tensor, y: Tensor, seed: int) -> None:
         find_reach_(model, (x[some], y[some]))
 
 
-def _start_near(razor: Razor, x: Tensor) -> None:
-    """Free paths small, and under a prior that keeps them so until the first evidence step.
+def _with_start(options: FitConfig, n_data: int) -> RazorConfig:
+    """Return the options of the razor, with the prior precision of `start="near"` if none is given.
 
-    Its precision is `NEAR`, less for few data: a prior worth more than every fifteenth datum would
-    not let a path learn what it has to.
+    A prior that outweighs every fifteenth datum keeps a free path from learning, so the precision
+    is `NEAR` or less.
     """
-    start_near_(razor.model, x)
-    free = free_groups(razor.model)
-    start = min(NEAR, razor.n_data / 15)
-    for group, log_delta in zip(razor.prior.names, razor.prior.log_precision, strict=True):
-        if group in free:
-            log_delta.data.fill_(math.log(start))
+    razor = options.razor
+    if options.start == "given" or razor.free_precision is not None or not razor.has_free_precision:
+        return razor
+    return replace(razor, free_precision=min(NEAR, n_data / 15))
 
 
 def _device(model: nn.Module, wanted: str) -> torch.device:

@@ -38,9 +38,11 @@ class FitConfig:
         augment: (x, generator) -> x of the same length, for each training batch, on its device;
             all its randomness has to come from the generator. The evidence and the test figures
             are measured on the data as they are.
-        start: "near" lets free paths start near the symmetric network, whatever their scale and
-            precision (see `symrazor.layers.relaxed.start_near_`); "given" takes them as they are,
-            for a network that has learned already.
+        start: "near" scales the weights of free paths so that the network starts close to the
+            symmetric one (see `symrazor.layers.relaxed.start_near_`), and gives free paths a prior
+            precision of 30, or of one fifteenth of the number of data if that is less; a
+            `free_precision`, or a `prior_precision` by group, takes the place of that precision.
+            "given" leaves the weights unchanged, for a network that is trained already.
         switch_off: try, from the middle of the training on, to do without free paths, and leave
             those off whose loss is made good by the others (see `trials`).
         every: epochs between evidence steps.
@@ -61,7 +63,7 @@ class FitConfig:
         save_every: epochs between checkpoints.
         device: "auto" (where the model is), "cpu", "cuda", ...
         progress: show a progress bar; None for "if this is a terminal".
-        razor: options of the evidence step.
+        razor: options of the evidence step; `seed` and `burn_in` are set here, not there.
     """
 
     epochs: int = 60
@@ -119,6 +121,7 @@ class FitConfig:
             raise ValueError(f"expected sam_from as a fraction in [0, 1), got {self.sam_from}")
         if self.sam_from and self.sam_radius is None:
             raise ValueError(f"expected a sam_radius with sam_from={self.sam_from}, got None")
+        _check_razor(self.razor)
         both = [Path(p) for p in (self.save, self.resume) if p is not None]
         if len(set(both)) > 1:
             raise ValueError(
@@ -180,6 +183,17 @@ def _check_seed(seed: int) -> None:
     """Refuse what torch's generators do not take."""
     if not -(2**63) <= seed < 2**63:
         raise ValueError(f"expected a seed from -2^63 to 2^63 - 1, got {seed}")
+
+
+def _check_razor(razor: RazorConfig) -> None:
+    """Refuse options of the razor that `fit` sets itself."""
+    for name in ("seed", "burn_in"):
+        value = getattr(razor, name)
+        if value != getattr(RazorConfig, name):
+            raise ValueError(
+                f"RazorConfig({name}={value}) has no effect in fit, which sets the {name} of its "
+                f"razor itself. Use FitConfig({name}={value}), or fit(..., {name}={value})"
+            )
 
 
 def _as_plain(value: Any) -> Any:
