@@ -32,6 +32,41 @@ def test_ratios_of_the_models_that_were_run() -> None:
     assert "MSE:" not in noether_results.markdown(rows, [])
 
 
+def _cells(table: str) -> list[str]:
+    """Return the cells of the first row of a markdown table."""
+    return [text.strip() for text in table.splitlines()[2].split("|")[1:-1]]
+
+
+def test_tables_say_none_where_there_is_no_value() -> None:
+    """As for a plain network, which has no conserved quantities."""
+    row = {"model": "hnn", "seed": 0, "seconds": 1.0, "dimension": 0, "conserved": 0}
+    row |= {"singular_values": [], "parallelness": [], "drift": None, "test_mse": 0.5}
+    row |= {"neg_elbo_per_datum": 0.1, "nll_per_datum": 0.2, "kl_per_datum": 0.3}
+    row |= {"span": 0, "known": 1, "discovered": {"conserved": [], "n_data": 10}}
+    row |= {"plain_neg_elbo_per_datum": 0.1}
+    known = ["hnn", "0", "0.100", "0.200", "0.300", "0.5"]
+    found = _cells(noether_results.markdown([row], []))
+    assert found == [*known, "none", "none", "0", "none", "none", "1"]
+    bare = {key: value for key, value in row.items() if key != "span"}
+    assert _cells(noether_results.markdown([bare], []))[8] == "none"
+    found = _cells(noether_controls.markdown([row]))
+    assert found == ["hnn", "0", "0", "0", "none", "none", "none", "1"]
+    found = _cells(noether_discover.markdown([row]))
+    assert found == ["hnn", "0", "0 / 1", "none", "none", "1 / 1", "none", "1"]
+
+
+def test_a_drift_that_does_not_exist_is_left_out_of_the_mean() -> None:
+    rows = [{"model": "a", "seed": seed, "drift": d} for seed, d in enumerate((None, 0.5, 1.5))]
+    assert noether_results.document("x", rows, True, "cpu")["models"]["a"]["drift"] == 1.0
+
+
+def test_a_model_without_conserved_quantities_has_no_drift() -> None:
+    options = noether.Options(small=True, device="cpu", steps=2, set=("flows=2",))
+    problem = noether_oscillator.setting(options, 0)
+    trained = noether._trained(problem, "hnn", noether.configured(problem.config, options, 0))
+    assert noether_controls.quantity_drift(trained, problem.held_out) is None
+
+
 def test_oscillator_writes_its_keys(tmp_path: Path) -> None:
     file = tmp_path / "a.json"
     options = noether.Options(small=True, device="cpu", json=file, steps=4)

@@ -34,7 +34,7 @@ from symrazor.dynamics.systems import System, kepler, oscillators, pendulum
 from symrazor.dynamics.trained import Trained
 from symrazor.dynamics.trajectories import Trajectories, Transitions, simulate, transitions
 from symrazor.experiments import noether, noether_oscillator
-from symrazor.experiments.noether_results import document, save
+from symrazor.experiments.noether_results import cell, document, save
 
 NAME = "noether-controls"
 ROWS = ("pendulum", "anisotropic", "bound", "likelihood", "pendulum-energy", "kepler")
@@ -220,11 +220,14 @@ def against(
 
 
 @torch.no_grad()
-def quantity_drift(trained: Trained, data: Trajectories) -> float:
-    """Largest variation of a learned quantity along true trajectories over that between states."""
+def quantity_drift(trained: Trained, data: Trajectories) -> float | None:
+    """Return the largest variation of a learned quantity along true trajectories.
+
+    Relative to its variation between states; None for a model without conserved quantities.
+    """
     conserved = trained.model.conserved
     if conserved is None:
-        return math.nan
+        return None
     device = trained.model.network.posteriors[0].mean.device
     values = conserved(data.states.to(device)).cpu()
     along = (values - values.mean(1, keepdim=True)).square().mean((0, 1))
@@ -276,14 +279,15 @@ def markdown(rows: Sequence[dict[str, Any]]) -> str:
             lines.append(f"| {row['model']} | {row['seed']} | {row['error']} | | | | | |")
             continue
         values, inside = (
-            " ".join(f"{v:.3f}" for v in row[key]) for key in ("singular_values", "parallelness")
+            " ".join(f"{v:.3f}" for v in row[key]) or "none"
+            for key in ("singular_values", "parallelness")
         )
         drifts = row.get("drift", [])
-        drift = max(drifts, default=math.nan) if isinstance(drifts, list) else drifts
+        drift = max(drifts, default=None) if isinstance(drifts, list) else drifts
         lines.append(
-            f"| {row['model']} | {row['seed']} | {row.get('dimension', '-')} | "
-            f"{row.get('conserved', '-')} | {values} | {inside} | "
-            f"{drift:.3f} | {row['seconds']:.0f} |"
+            f"| {row['model']} | {row['seed']} | {cell(row.get('dimension'))} | "
+            f"{cell(row.get('conserved'))} | {values} | {inside} | "
+            f"{cell(drift, '.3f')} | {row['seconds']:.0f} |"
         )
     return "\n".join(lines)
 

@@ -28,7 +28,7 @@ from symrazor.dynamics.nbody import nbody
 from symrazor.dynamics.systems import System, kepler, oscillators, pendulum
 from symrazor.dynamics.trajectories import simulate
 from symrazor.experiments import noether
-from symrazor.experiments.noether_results import Row, document, save
+from symrazor.experiments.noether_results import Row, cell, document, save
 
 NAME = "noether-discover"
 MINUTES = 2.0
@@ -132,11 +132,10 @@ def markdown(rows: Sequence[dict[str, Any]]) -> str:
         "|---|---|---|---|---|---|---|---|",
     ]
     for row in rows:
-        inside = row["parallelness"]
-        worst = f"{min(inside):.4f}" if inside else "-"
+        worst = cell(min(row["parallelness"], default=None), ".4f")
         entries = row["discovered"]["conserved"]
         names = ", ".join(entry["name"] for entry in entries) or "none"
-        drift = max((entry["drift"] for entry in entries), default=math.nan)
+        drift = f"{100 * max(entry['drift'] for entry in entries):.1f} %" if entries else "none"
         plain, taken = (
             row["discovered"]["n_data"] * row[key]
             for key in ("plain_neg_elbo_per_datum", "neg_elbo_per_datum")
@@ -144,9 +143,9 @@ def markdown(rows: Sequence[dict[str, Any]]) -> str:
         lines.append(
             f"| {row['model']} | {row['seed']} | {row['span']} / {row['known']} | {worst} | "
             f"{names} | {plain:,.0f} / {taken:,.0f} | "
-            f"{100 * drift:.1f} % | {row['seconds']:.0f} |"
+            f"{drift} | {row['seconds']:.0f} |"
         )
-    return "\n".join(lines).replace("nan %", "-")
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,6 @@
 """Results of the experiments on conserved quantities: JSON by model and seed, and a table."""
 
 import json
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean
@@ -37,7 +36,9 @@ def document(
     for model in dict.fromkeys(row["model"] for row in rows):
         own = [row for row in rows if row["model"] == model and "error" not in row]
         names = {key for row in own for key, value in row.items() if isinstance(value, float)}
-        models[model] = {key: mean(row[key] for row in own if key in row) for key in sorted(names)}
+        models[model] = {
+            key: mean(row[key] for row in own if row.get(key) is not None) for key in sorted(names)
+        }
         models[model]["seeds"] = {str(row["seed"]): _headline(row) for row in own}
     found: Row = {"experiment": name, "small": small, "device": device}
     first = [row for row in rows if top in (row["model"], None) and "error" not in row]
@@ -70,21 +71,22 @@ def markdown(rows: Sequence[Row], paper: Sequence[str]) -> str:
             continue
         others = [f"{k[:-4]} {v:.3g}" for k, v in row.items() if k in ("moved_mse", "wider_mse")]
         kept = row.get("parallelness", [])[: row.get("dimension", 0)]
-        least = f"{min(kept):.4f} to {max(kept):.4f}" if kept else "-"
+        least = f"{min(kept):.4f} to {max(kept):.4f}" if kept else "none"
         lines.append(
             f"| {row['model']} | {row['seed']} | {row['neg_elbo_per_datum']:.3f} | "
             f"{row['nll_per_datum']:.3f} | {row['kl_per_datum']:.3f} | {row['test_mse']:.3g} | "
-            f"{', '.join(others) or '-'} | {row.get('energy_drift', math.nan):.2g} | "
-            f"{row.get('span', '-')} | {least} | {_least(row.get('recovered'))} | "
+            f"{', '.join(others) or 'none'} | {cell(row.get('energy_drift'), '.2g')} | "
+            f"{cell(row.get('span'))} | {least} | "
+            f"{cell(min(row.get('recovered', []), default=None), '.4f')} | "
             f"{row['seconds']:.0f} |"
         )
     ratios = _ratios(rows)
     return "\n".join([*lines, "", *ratios, *paper])
 
 
-def _least(values: Sequence[float] | None) -> str:
-    """The worst of the known quantities: how much of it lies in the learned span."""
-    return f"{min(values):.4f}" if values else "-"
+def cell(value: float | None, form: str = "") -> str:
+    """Return a number as a cell of a table, "none" where there is none."""
+    return "none" if value is None else format(value, form)
 
 
 def _ratios(rows: Sequence[Row]) -> list[str]:
