@@ -22,7 +22,7 @@ PYTEST     := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(JOBS)
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: run test test-all bench bench-evidence bench-layers bench-fit bench-augment bench-peers docs lint format clean distclean help
+.PHONY: run test test-all bench bench-evidence bench-layers bench-fit bench-augment bench-peers benchmarks docs lint format clean distclean help
 
 run: $(READY) ## what the evidence says about the embedded digits
 	$(BIN)/symrazor discover $(ARGS)
@@ -50,6 +50,9 @@ bench-augment: $(READY) ## time and memory of an estimate with its gradient in l
 bench-peers: $(PEERS_READY) ## the same for laplace-torch and its backends, in .venv-peers
 	$(PEERS_BIN)/python benchmarks/peers.py $(ARGS)
 	$(PEERS_BIN)/python benchmarks/peers_groups.py
+
+benchmarks: ## render docs/benchmarks.md and docs/benchmarks-all.md from benchmarks/results/
+	$(PYTHON) tools/render_benchmarks.py $(ARGS)
 
 docs: $(DOCS_READY) ## build the documentation into site/
 	$(BIN)/mkdocs build --strict $(ARGS)

@@ -224,7 +224,7 @@ def test_effective_parameters_by_their_definition() -> None:
 def test_quality_of_laplace_by_quadrature() -> None:
     """Three weights, brute force over a grid: the error of Laplace is reported, and bounded.
 
-    The posterior is not Gaussian, so Laplace is not exact; the figure is in docs/results.md.
+    The posterior is not Gaussian, so Laplace is not exact; the figure is in docs/benchmarks-all.md.
     """
     torch.manual_seed(0)
     n, delta = 20, 1.0
