@@ -15,7 +15,7 @@ PEERS_BIN  := .venv-peers/bin
 READY      := .venv/.ready
 DOCS_READY := .venv/.ready-docs
 PEERS_READY := .venv-peers/.ready
-SOURCES    := $(wildcard src tests benchmarks tools)
+SOURCES    := $(wildcard src tests tools benchmarks tools)
 TYPED      := $(wildcard src benchmarks tools)
 # One thread per worker: JOBS workers with a thread pool each would fight over the cores.
 PYTEST     := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(JOBS)
@@ -57,9 +57,10 @@ benchmarks: ## render docs/benchmarks.md and docs/benchmarks-all.md from benchma
 docs: $(DOCS_READY) ## build the documentation into site/
 	$(BIN)/mkdocs build --strict $(ARGS)
 
-lint: $(READY) ## ruff and mypy --strict
+lint: $(READY) ## ruff, import contracts and mypy --strict
 	$(BIN)/ruff check $(SOURCES)
 	$(BIN)/ruff format --check $(SOURCES)
+	$(BIN)/lint-imports
 	$(BIN)/mypy --strict $(TYPED)
 
 format: $(READY) ## let ruff format and fix what it can

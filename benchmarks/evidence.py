@@ -2,7 +2,7 @@
 
 import sys
 
-from symrazor.cli import main
+from symrazor.cli.app import main
 
 if __name__ == "__main__":
     sys.argv[1:1] = ["bench", "evidence"]

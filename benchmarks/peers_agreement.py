@@ -24,10 +24,10 @@ from torch.func import functional_call, jacrev, vmap
 
 from peers_laplace import BATCH, PEERS, Loader, fit_peer, peer_evidence
 from symrazor.bench.evidence import data, network
-from symrazor.curvature import curvature
-from symrazor.evidence import laplace_evidence
-from symrazor.hyper import Prior, weights
-from symrazor.linear_algebra.blocks import Dense, Kron
+from symrazor.core.hyper import Prior, weights
+from symrazor.curvature.estimate import estimate_curvature
+from symrazor.inference.laplace import laplace_evidence
+from symrazor.linalg.blocks import Dense, Kron
 
 TOLERANCE, TOLERANCE_64 = 1e-3, 1e-9
 Factors = dict[str, list[Tensor]]
@@ -66,7 +66,7 @@ def own_terms(model: nn.Module, loader: Loader) -> Terms:
     """The estimate by symrazor."""
     theta = weights(model)
     prior = Prior(theta, 1.0)
-    found = curvature(model, "categorical", loader).prepare()
+    found = estimate_curvature(model, "categorical", loader).prepare()
     evidence = laplace_evidence(found, prior, theta)
     gradients = torch.autograd.grad(evidence.log_evidence, list(prior.parameters()))
     evidence = evidence.detach()

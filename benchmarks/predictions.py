@@ -4,8 +4,8 @@ import torch
 from torch import nn
 
 import symrazor as sr
+from symrazor.core.metrics import calibration_error
 from symrazor.data import digits
-from symrazor.readings.reading import calibration_error
 
 
 def main() -> None:

@@ -1,64 +1,81 @@
-"""symrazor: learn which symmetries a network should have, from training data alone."""
+"""symrazor learns which symmetries a network should have, from training data alone."""
 
-from symrazor import startup as startup
+# Importing startup first lets Ctrl-C end the command while torch is still loading.
+from symrazor.core import startup as _startup  # isort: skip  # noqa: F401
 
-__version__ = "0.1.0"
+from symrazor import data, dynamics, groups, invariance, layers
+from symrazor.core.errors import CurvatureError, DivergenceError, UnsupportedParameterError
+from symrazor.core.evidence import Evidence
+from symrazor.core.hyper import Hyper, Prior, hyperparameters, interval, positive, real, weights
+from symrazor.core.likelihood import Bernoulli, Categorical, Gaussian, Likelihood, Poisson
+from symrazor.core.version import __version__
+from symrazor.discovery.api import discover
+from symrazor.discovery.result import Discovery
+from symrazor.inference.exact import exact_evidence
+from symrazor.inference.posterior import Posterior, Prediction
+from symrazor.inference.razor import Razor
+from symrazor.inference.razor_config import RazorConfig
+from symrazor.inference.variational.config import VariationalConfig
+from symrazor.inference.variational.network import Variational
+from symrazor.symmetry.batchnorm import replace_batchnorm
+from symrazor.symmetry.collapse import collapse, collapse_table
+from symrazor.symmetry.equivariance import equivariance_error
+from symrazor.symmetry.export import save_network
+from symrazor.symmetry.reading import Reading, reading
+from symrazor.symmetry.relax import relax
+from symrazor.symmetry.relaxation import relaxation
+from symrazor.training.events import JsonLines, TensorBoard, read_events
+from symrazor.training.fit import Fit, fit
+from symrazor.training.options import FitConfig
+from symrazor.training.variational import VariationalFitConfig, fit_variational
 
-from symrazor import groups as groups
-from symrazor import layers as layers
-from symrazor.collapsing.collapse import collapse as collapse
-from symrazor.collapsing.collapse import collapse_table as collapse_table
-from symrazor.collapsing.export import save_network as save_network
-from symrazor.collapsing.pruning import path_shares as path_shares
-from symrazor.curvature import Curvature as Curvature
-from symrazor.curvature import Method as Method
-from symrazor.curvature import Sharing as Sharing
-from symrazor.curvature import curvature as curvature
-from symrazor.curvature import sharing as sharing
-from symrazor.discover import Discovery as Discovery
-from symrazor.discover import discover as discover
-from symrazor.errors import CurvatureError as CurvatureError
-from symrazor.errors import UnsupportedParameterError as UnsupportedParameterError
-from symrazor.evidence import Evidence as Evidence
-from symrazor.evidence import exact_evidence as exact_evidence
-from symrazor.evidence import laplace_evidence as laplace_evidence
-from symrazor.evidence import variational_evidence as variational_evidence
-from symrazor.hyper import Hyper as Hyper
-from symrazor.hyper import Prior as Prior
-from symrazor.hyper import hyperparameters as hyperparameters
-from symrazor.hyper import interval as interval
-from symrazor.hyper import positive as positive
-from symrazor.hyper import real as real
-from symrazor.hyper import weights as weights
-from symrazor.invariant import InvariantHead as InvariantHead
-from symrazor.invariant import InvariantWeights as InvariantWeights
-from symrazor.likelihood import Bernoulli as Bernoulli
-from symrazor.likelihood import Categorical as Categorical
-from symrazor.likelihood import Gaussian as Gaussian
-from symrazor.likelihood import Likelihood as Likelihood
-from symrazor.likelihood import Poisson as Poisson
-from symrazor.posterior import Posterior as Posterior
-from symrazor.posterior import Prediction as Prediction
-from symrazor.razor.config import RazorConfig as RazorConfig
-from symrazor.razor.razor import Razor as Razor
-from symrazor.readings.equivariance import equivariance_error as equivariance_error
-from symrazor.readings.reading import Reading as Reading
-from symrazor.readings.reading import reading as reading
-from symrazor.relaxing.batchnorm import replace_batchnorm as replace_batchnorm
-from symrazor.relaxing.relax import relax as relax
-from symrazor.relaxing.relaxation import Relaxation as Relaxation
-from symrazor.relaxing.relaxation import relaxation as relaxation
-from symrazor.training.events import JsonLines as JsonLines
-from symrazor.training.events import TensorBoard as TensorBoard
-from symrazor.training.events import read_events as read_events
-from symrazor.training.events import record_of as record_of
-from symrazor.training.fit import Fit as Fit
-from symrazor.training.fit import fit as fit
-from symrazor.training.options import FitConfig as FitConfig
-from symrazor.transforms import AffineLie as AffineLie
-from symrazor.transforms import LieDistribution as LieDistribution
-from symrazor.variational.config import VariationalConfig as VariationalConfig
-from symrazor.variational.fit import VariationalFit as VariationalFit
-from symrazor.variational.fit import VariationalFitConfig as VariationalFitConfig
-from symrazor.variational.fit import fit_variational as fit_variational
-from symrazor.variational.network import Variational as Variational
+__all__ = [
+    "Bernoulli",
+    "Categorical",
+    "CurvatureError",
+    "Discovery",
+    "DivergenceError",
+    "Evidence",
+    "Fit",
+    "FitConfig",
+    "Gaussian",
+    "Hyper",
+    "JsonLines",
+    "Likelihood",
+    "Poisson",
+    "Posterior",
+    "Prediction",
+    "Prior",
+    "Razor",
+    "RazorConfig",
+    "Reading",
+    "TensorBoard",
+    "UnsupportedParameterError",
+    "Variational",
+    "VariationalConfig",
+    "VariationalFitConfig",
+    "__version__",
+    "collapse",
+    "collapse_table",
+    "data",
+    "discover",
+    "dynamics",
+    "equivariance_error",
+    "exact_evidence",
+    "fit",
+    "fit_variational",
+    "groups",
+    "hyperparameters",
+    "interval",
+    "invariance",
+    "layers",
+    "positive",
+    "read_events",
+    "reading",
+    "real",
+    "relax",
+    "relaxation",
+    "replace_batchnorm",
+    "save_network",
+    "weights",
+]

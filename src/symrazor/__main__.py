@@ -1,5 +1,5 @@
 """`python -m symrazor` is the command."""
 
-from symrazor.cli import main
+from symrazor.cli.app import main
 
 main()

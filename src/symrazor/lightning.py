@@ -32,15 +32,15 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from symrazor.core.eval_mode import evaluating
+from symrazor.core.evidence import Evidence
+from symrazor.core.hyper import hyperparameters, weights
+from symrazor.core.likelihood import Likelihood
+from symrazor.core.validation import fits
 from symrazor.curvature.tape import Input, each
-from symrazor.evidence.value import Evidence
-from symrazor.hyper import hyperparameters, weights
-from symrazor.kinds import fits
-from symrazor.likelihood import Likelihood
-from symrazor.razor.loading import sizes
-from symrazor.razor.razor import Razor
-from symrazor.readings.equivariance import evaluating
-from symrazor.readings.reading import Reading, read
+from symrazor.inference.loading import sizes
+from symrazor.inference.razor import Razor
+from symrazor.symmetry.reading import Reading, read
 from symrazor.training.events import record_of, scalars
 from symrazor.training.optimisers import check_optimiser, step_sizes
 

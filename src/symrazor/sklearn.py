@@ -20,8 +20,8 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
 from symrazor.data import Dataset
-from symrazor.data.dataset import KINDS, Kind, Task, recognised, shaped
-from symrazor.discover import discover
+from symrazor.data.datasets import KINDS, Kind, Task, recognised, shaped
+from symrazor.discovery.api import discover
 from symrazor.groups import Group
 
 Array = np.ndarray[Any, np.dtype[Any]]

@@ -20,12 +20,12 @@ import torch.nn.functional as F
 from torch import nn
 
 import symrazor as sr
-from symrazor.augment import Augment, Augmented, affine
 from symrazor.bench.evidence import data, network
 from symrazor.bench.measure import Runs, fresh_peak, interleave, peak_memory, write_rows
+from symrazor.core.hyper import weights
 from symrazor.data import TensorLoader
-from symrazor.hyper import weights
-from symrazor.linear_algebra.factor import Factor
+from symrazor.invariance import Augment, Augmented, affine
+from symrazor.linalg.factor import Factor
 
 SAMPLES = 20
 GOAL = "evidence and gradient, one probe"

@@ -20,11 +20,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from symrazor.bench.measure import Runs, fresh_peak, interleave, peak_memory, write_rows
-from symrazor.curvature import Method, Source, collect, layers
+from symrazor.core.evidence import Evidence
+from symrazor.core.hyper import Prior, weights
+from symrazor.core.likelihood import Categorical, Probe
+from symrazor.curvature.coverage import layers
+from symrazor.curvature.estimate import collect
+from symrazor.curvature.statistics import Method, Source
 from symrazor.data import TensorLoader, digits
-from symrazor.evidence import Evidence, laplace_evidence
-from symrazor.hyper import Prior, weights
-from symrazor.likelihood import Categorical, Probe
+from symrazor.inference.laplace import laplace_evidence
 
 OUTPUTS = 10
 Padding = Literal["zeros", "reflect", "replicate", "circular"]

@@ -32,12 +32,12 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from symrazor import distributed
+from symrazor.accelerate import processes as distributed
+from symrazor.accelerate.tf32 import tf32
 from symrazor.bench.measure import Runs, fresh_peak, interleave, peak_memory, write_rows
 from symrazor.data import TensorLoader
-from symrazor.experiments.ella_network import ella_network
-from symrazor.machine.rounding import tf32
-from symrazor.razor.razor import Razor
+from symrazor.inference.razor import Razor
+from symrazor.layers.ella import ella_network
 from symrazor.training.loop import EVIDENCE_SUBSET, evidence_batch
 from symrazor.training.options import FitConfig
 from symrazor.training.stepper import Stepper

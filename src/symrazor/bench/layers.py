@@ -27,11 +27,11 @@ from torch import Tensor, nn
 
 from symrazor.bench.evidence import METHODS, data, estimate
 from symrazor.bench.measure import Runs, Timing, fresh_peak, interleave, peak_memory, write_rows
-from symrazor.collapsing.collapse import collapse
 from symrazor.data import TensorLoader
 from symrazor.layers import FC, FFC, SFC, Conv, GConv, Relaxed, SConv
 from symrazor.layers.path import Path as LayerPath
-from symrazor.relaxing.relax import relax
+from symrazor.symmetry.collapse import collapse
+from symrazor.symmetry.relax import relax
 
 Make = Callable[..., LayerPath]
 

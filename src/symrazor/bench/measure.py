@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from symrazor.files import write_atomically
+from symrazor.core.files import write_atomically
 
 Runs = dict[str, Callable[[], object]]
 """Variant -> what to time."""

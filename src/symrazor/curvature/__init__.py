@@ -1,14 +1,17 @@
-"""Curvature of any network in the one weight-sharing format; see sharing.py, then statistics.py."""
+"""Estimate the generalised Gauss-Newton matrix of a network.
 
-from symrazor.curvature import convolution as convolution
-from symrazor.curvature.coverage import Layer as Layer
-from symrazor.curvature.coverage import layers as layers
-from symrazor.curvature.estimate import Curvature as Curvature
-from symrazor.curvature.estimate import Loader as Loader
-from symrazor.curvature.estimate import collect as collect
-from symrazor.curvature.estimate import curvature as curvature
-from symrazor.curvature.sharing import Sharing as Sharing
-from symrazor.curvature.sharing import sharing as sharing
-from symrazor.curvature.statistics import Method as Method
-from symrazor.curvature.statistics import Source as Source
-from symrazor.curvature.verify import verify as verify
+Every supported layer is described in one weight-sharing format (`weight_sharing.py`); the rest of
+the package only sees that format. May import: `linalg`, `data`, `core`, `accelerate`.
+"""
+
+from symrazor.curvature.estimate import Curvature, estimate_curvature
+from symrazor.curvature.statistics import Method
+from symrazor.curvature.weight_sharing import Sharing, sharing
+
+__all__ = [
+    "Curvature",
+    "Method",
+    "Sharing",
+    "estimate_curvature",
+    "sharing",
+]

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from symrazor.curvature.geometry import Conv, Geometry, all_patches, patches
 from symrazor.curvature.patch_factor import input_factor
-from symrazor.curvature.sharing import Sharing, sharing
+from symrazor.curvature.weight_sharing import Sharing, sharing
 
 ConvTranspose = nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d
 

@@ -7,10 +7,10 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
-from symrazor.curvature.sharing import Sharing, registered_type, sharing
-from symrazor.distributed import refuse_sharded
-from symrazor.errors import UnsupportedParameterError
-from symrazor.hyper import weights
+from symrazor.accelerate.processes import refuse_sharded
+from symrazor.core.errors import UnsupportedParameterError
+from symrazor.core.hyper import weights
+from symrazor.curvature.weight_sharing import Sharing, registered_type, sharing
 
 
 @dataclass(frozen=True)

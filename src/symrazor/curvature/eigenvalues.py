@@ -10,14 +10,14 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from symrazor.curvature.deal import dealt_out
-from symrazor.distributed import share_out, sum_, together, world
-from symrazor.errors import CurvatureError
-from symrazor.linear_algebra.pieces import Piece
-from symrazor.linear_algebra.spectra import of_symmetric, symmetric
-from symrazor.machine import cusolver
-from symrazor.machine.device import second_stream, third_stream
-from symrazor.machine.parallel import in_parallel
+from symrazor.accelerate import cusolver
+from symrazor.accelerate.device import second_stream, third_stream
+from symrazor.accelerate.processes import share_out, sum_, together, world
+from symrazor.accelerate.threads import in_parallel
+from symrazor.core.errors import CurvatureError
+from symrazor.curvature.eigen_schedule import dealt_out
+from symrazor.linalg.eigen_jobs import Piece
+from symrazor.linalg.spectra import of_symmetric, symmetric
 
 HOST = torch.device("cpu")
 

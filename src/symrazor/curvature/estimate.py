@@ -13,21 +13,21 @@ from operator import itemgetter
 import torch
 from torch import Tensor, nn
 
+from symrazor.accelerate.processes import together, unwrapped, world
+from symrazor.accelerate.threads import as_finished, in_turn, keep_pages
+from symrazor.core.hyper import weights
+from symrazor.core.likelihood import Likelihood, as_likelihood
 from symrazor.curvature.coverage import Layer, check_mode, layers
+from symrazor.curvature.cuda_replay import summed
 from symrazor.curvature.eigenvalues import eigenvalues
 from symrazor.curvature.exchange import over_processes
-from symrazor.curvature.replay import summed
 from symrazor.curvature.statistics import FULL, Method, Source, tensors
 from symrazor.curvature.sums import Batch, Statistics, Task, add_batches
 from symrazor.curvature.tape import Input, call, each
 from symrazor.curvature.verify import verify
-from symrazor.distributed import together, unwrapped, world
-from symrazor.hyper import weights
-from symrazor.likelihood import Likelihood, as_likelihood
-from symrazor.linear_algebra.blocks import Block, Dense, Diag, Kron
-from symrazor.linear_algebra.factor import Factor
-from symrazor.linear_algebra.joined import Joined
-from symrazor.machine.parallel import as_finished, in_turn, keep_pages
+from symrazor.linalg.blocks import Block, Dense, Diag, Kron
+from symrazor.linalg.factor import Factor
+from symrazor.linalg.stacked_spectra import Joined
 
 Loader = Iterable[tuple[Input, Tensor]]
 
@@ -68,7 +68,7 @@ class Curvature:
         return self
 
 
-def curvature(
+def estimate_curvature(
     model: nn.Module,
     likelihood: str | Likelihood,
     loader: Loader,
@@ -138,7 +138,7 @@ def collect(
     if keep_graph and together():
         raise ValueError(
             "expected one process for an evidence that keeps its graph, got "
-            f"{world().size}; do: with symrazor.distributed.alone(), and pass all the data"
+            f"{world().size}; do: with symrazor.accelerate.processes.alone(), and pass all the data"
         )
     device = next(iter(weights(source.model).values())).device
 

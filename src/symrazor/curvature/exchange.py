@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from symrazor.accelerate.processes import exchange, gather, sum_, together
+from symrazor.core.errors import CurvatureError, DivergenceError
 from symrazor.curvature.sums import Batch, Key, Statistics
-from symrazor.distributed import exchange, gather, sum_, together
-from symrazor.errors import CurvatureError, DivergenceError
-from symrazor.linear_algebra.factor import ENOUGH, Factor
-from symrazor.linear_algebra.symmetric import Symmetric
+from symrazor.linalg.factor import ENOUGH, Factor
+from symrazor.linalg.symmetric import Symmetric
 
 Entry = dict[str, Any]
 """One sum as it is announced: its keys, its shape, for a factor the number of rows."""

@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from symrazor.curvature.geometry import Geometry, all_patches, pad, wrap
-from symrazor.linear_algebra.factor import gram
+from symrazor.linalg.factor import gram
 
 PATCH_ENTRIES = 2**19
 """Patches are made of so few data at a time that they stay in cache."""

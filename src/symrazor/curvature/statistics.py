@@ -25,14 +25,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from symrazor.core.errors import DivergenceError
+from symrazor.core.hyper import weights
+from symrazor.core.likelihood import Likelihood, Probe
 from symrazor.curvature.coverage import Layer
 from symrazor.curvature.sums import Batch, Key, Statistics, Task, add, add_batches
 from symrazor.curvature.tape import FastBackward, Input, Tape, Use, each, record
 from symrazor.data import check_batch
-from symrazor.errors import DivergenceError
-from symrazor.hyper import weights
-from symrazor.likelihood import Likelihood, Probe
-from symrazor.linear_algebra.factor import Factor
+from symrazor.linalg.factor import Factor
 
 FULL: Key = ("", "H")
 LARGEST_DENSE = 4096

@@ -7,7 +7,7 @@ from operator import methodcaller
 
 from torch import Tensor
 
-from symrazor.linear_algebra.factor import Factor
+from symrazor.linalg.factor import Factor
 
 Key = tuple[str, str]
 Statistics = dict[Key, Tensor | Factor]

@@ -11,11 +11,11 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
+from symrazor.core.errors import DivergenceError, UnsupportedParameterError
+from symrazor.core.hyper import weights
 from symrazor.curvature.coverage import layers
 from symrazor.curvature.statistics import weight_gradients
 from symrazor.curvature.tape import Input, Use, call, each, record
-from symrazor.errors import DivergenceError, UnsupportedParameterError
-from symrazor.hyper import weights
 
 
 def verify(model: nn.Module, x: Input) -> None:

@@ -18,8 +18,8 @@ from http.client import HTTPResponse
 from pathlib import Path
 from typing import IO
 
+from symrazor.core.files import unfinished
 from symrazor.data.batches import refusal
-from symrazor.files import unfinished
 
 TIMEOUT = 30.0
 _BLOCK = 1 << 20

@@ -11,7 +11,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from symrazor.data.batches import refusal
-from symrazor.data.files import read_cifar, read_idx
+from symrazor.data.binary_files import read_cifar, read_idx
 
 Split = Literal["train", "test"]
 

@@ -4,7 +4,7 @@
 |---|---|
 | FILE.npz | x and y (or x_train, ...); optional x_test, y_test, kind, names; or states and times |
 | FILE.npy, or a folder with x.npy and y.npy | x; the labels are in the file with y for x |
-| FILE.csv | see `symrazor.data.table` |
+| FILE.csv | see `symrazor.data.csv_tables` |
 | an IDX file of images, or a folder of them | MNIST's files; labels lie beside the images |
 | FILE.bin, or a folder of them | CIFAR-10 and CIFAR-100, binary version |
 | a folder of folders of images | one class each |
@@ -21,11 +21,11 @@ from torch import Tensor
 
 from symrazor.data.arrays import Array, as_both_labels, as_inputs, as_labels, read_archive, read_npy
 from symrazor.data.batches import Tensors, refusal
-from symrazor.data.dataset import KINDS, Dataset, Kind, Task, dataset, plural
-from symrazor.data.files import read_cifar, read_idx
+from symrazor.data.binary_files import read_cifar, read_idx
+from symrazor.data.csv_tables import read_csv
+from symrazor.data.datasets import KINDS, Dataset, Kind, Task, dataset, plural
 from symrazor.data.hub import is_hub_folder, read_hub
-from symrazor.data.pictures import SUFFIXES, class_folders, read_files, read_images
-from symrazor.data.table import read_csv
+from symrazor.data.image_folders import SUFFIXES, class_folders, read_files, read_images
 
 TABLES = (".csv", ".tsv")
 _STATES, _TIMES = ("states", "trajectories"), ("times", "time")

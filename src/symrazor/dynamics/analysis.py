@@ -13,8 +13,8 @@ from torch import Tensor
 
 from symrazor.dynamics.algebra import Algebra, generators, quantities, span
 from symrazor.dynamics.conserved import Quadratic
-from symrazor.dynamics.free import FreeSpan
-from symrazor.dynamics.simple import WithinSpan, spanned
+from symrazor.dynamics.free_span import FreeSpan
+from symrazor.dynamics.rounding import WithinSpan, spanned
 from symrazor.dynamics.trajectories import Trajectories
 
 THRESHOLD = 0.05

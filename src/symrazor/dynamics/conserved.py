@@ -15,7 +15,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from symrazor.dynamics.phase import freedom, symplectic_form
-from symrazor.linear_algebra.exponential import exponential
+from symrazor.linalg.matrix_functions import exponential
 
 Transported = tuple[
     Float[Tensor, "r s n d"],

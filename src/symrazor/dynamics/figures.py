@@ -9,10 +9,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from symrazor.core.files import write_atomically
 from symrazor.dynamics.analysis import Spectrum, spectrum
 from symrazor.dynamics.conserved import Quadratic
 from symrazor.dynamics.phase import Field
-from symrazor.files import write_atomically
 
 FRAMES, TAIL, PAUSE = 48, 12, 60
 """Pictures of an animation, those that a tail lasts, and milliseconds from one to the next."""

@@ -7,9 +7,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from symrazor.data.clock import continued
-from symrazor.data.columns import MADE_UP, read_columns
-from symrazor.data.table import read_trajectories as table_of_trajectories
+from symrazor.data.csv_columns import MADE_UP, read_columns
+from symrazor.data.csv_tables import read_trajectories as table_of_trajectories
+from symrazor.data.times import continued
 from symrazor.dynamics.trajectories import Trajectories
 
 STATES = ("states", "trajectories", "x")

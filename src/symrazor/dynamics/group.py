@@ -18,7 +18,7 @@ from torch import Tensor
 from symrazor.dynamics.algebra import generators
 from symrazor.dynamics.analysis import closure
 from symrazor.dynamics.measures import FlowTimes
-from symrazor.dynamics.simple import WithinSpan
+from symrazor.dynamics.rounding import WithinSpan
 from symrazor.dynamics.symmetrised import SymmetrisedNetwork
 
 Kind = Literal["turn", "shift", "shear"]

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from symrazor.dynamics.phase import freedom
-from symrazor.variational import GaussianPosterior, MatrixNormal, Point
+from symrazor.inference.variational.posteriors import GaussianPosterior, MatrixNormal, Point
 
 Activation = Literal["softplus", "tanh", "elu", "elu2", "silu", "sin"]
 Slope = tuple[Tensor, Tensor]
@@ -115,7 +115,7 @@ class HamiltonianNetwork(nn.Module):
     Args:
         phase: entries of a state.
         posterior: (mean, std) -> posterior over a matrix; matrix normal by default, see
-            `symrazor.variational`.
+            `symrazor.inference.variational`.
         width: hidden units of every layer.
         hidden: hidden layers.
         activation: smooth ones ("softplus", "tanh", "silu", "sin") have smooth dynamics; "elu" and

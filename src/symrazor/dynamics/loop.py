@@ -7,13 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from symrazor.accelerate.cuda_graphs import GraphedCall
 from symrazor.dynamics.config import TrainConfig
 from symrazor.dynamics.integrators import named
 from symrazor.dynamics.likelihoods import Noise, predict
 from symrazor.dynamics.symmetrised import Hamiltonian, SymmetrisedNetwork
 from symrazor.dynamics.trained import Record, Trained, divergence
 from symrazor.dynamics.trajectories import Transitions
-from symrazor.machine.graphed import GraphedCall
 from symrazor.training.checkpoint import State
 
 PATIENCE = 50

@@ -6,7 +6,7 @@ from dataclasses import astuple, dataclass, replace
 from symrazor.dynamics.config import TrainConfig
 from symrazor.dynamics.journal import Journal
 from symrazor.dynamics.symmetrised import SymmetrisedNetwork
-from symrazor.dynamics.train import seconds_per_step
+from symrazor.dynamics.training import seconds_per_step
 from symrazor.dynamics.trajectories import Transitions
 
 FIRST_LOOK = 2

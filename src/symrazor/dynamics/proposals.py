@@ -16,11 +16,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from symrazor.dynamics.conserved import ConservedQuantities, Quadratic
-from symrazor.dynamics.free import FreeSpan
+from symrazor.dynamics.free_span import FreeSpan
 from symrazor.dynamics.invariants import feature_gradients
 from symrazor.dynamics.measures import FlowTimes
 from symrazor.dynamics.observables import Combination
-from symrazor.dynamics.simple import WithinSpan, simplified, whole_rows, worth
+from symrazor.dynamics.rounding import WithinSpan, simplified, whole_rows, worth
 from symrazor.dynamics.symmetrised import SymmetrisedNetwork
 
 LENGTH = 1.0

@@ -11,12 +11,12 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from symrazor.dynamics.conserved import AffineFlows, Flows
-from symrazor.dynamics.given import Units
 from symrazor.dynamics.hamiltonian import Energy
 from symrazor.dynamics.integrators import Integrator, advance, named
 from symrazor.dynamics.observables import SolvedFlows
 from symrazor.dynamics.symmetrised import Hamiltonian
 from symrazor.dynamics.trained import Trained
+from symrazor.dynamics.units import Units
 
 
 class Simulator(nn.Module):

@@ -12,7 +12,7 @@ from symrazor.dynamics.integrators import named
 from symrazor.dynamics.likelihoods import Noise, predict
 from symrazor.dynamics.symmetrised import SymmetrisedNetwork
 from symrazor.dynamics.trajectories import Transitions
-from symrazor.variational import collapsed_kl
+from symrazor.inference.variational.posteriors import collapsed_kl
 
 Record = dict[str, float]
 BOUND = 1 << 19

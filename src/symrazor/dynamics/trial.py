@@ -29,7 +29,7 @@ from symrazor.dynamics.algebra import generators
 from symrazor.dynamics.analysis import closure
 from symrazor.dynamics.group import CLOSED, GroupOrbits
 from symrazor.dynamics.proposals import is_rounded
-from symrazor.dynamics.simple import WithinSpan
+from symrazor.dynamics.rounding import WithinSpan
 from symrazor.dynamics.symmetrised import SymmetrisedNetwork
 from symrazor.dynamics.trained import Record, Trained
 

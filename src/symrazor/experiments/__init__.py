@@ -1,4 +1,5 @@
-"""Tables of the papers, one file each, by the public API: JSON, and markdown beside their figures.
+"""Reproduce tables and figures of the papers through the public API.
 
-`python -m symrazor.experiments.ella_table1 --help`, or `symrazor experiment ella-table1`.
+Each experiment writes JSON, from which markdown tables and figures are made. May import: the
+product; the product never imports this package.
 """

@@ -6,8 +6,8 @@ and one crop for a whole batch. Test images never are; the reference's are.
 
 import symrazor as sr
 from symrazor.data import Tensors, cifar10, digits, flip_and_crop, normalised, resized
-from symrazor.experiments.ella_network import FREE_PRECISION, Prior
 from symrazor.experiments.tables import Experiment, Options, Row, main
+from symrazor.layers.ella import FREE_PRECISION, Prior
 
 PAPER: dict[str, tuple[float, float, float, float, float]] = {
     "fc": (2.423, 64.42, 1.319, 52.36, 1.896),

@@ -21,11 +21,11 @@ import torch.nn.functional as F
 from torch import nn
 
 import symrazor as sr
+from symrazor.accelerate.device import device_of
+from symrazor.core.files import write_atomically
 from symrazor.data import Tensors, digits, fashion_mnist
-from symrazor.discover import maps
+from symrazor.discovery import grids as maps
 from symrazor.experiments.command import Arguments, command
-from symrazor.files import write_atomically
-from symrazor.machine.device import device_of
 
 
 @dataclass(frozen=True)

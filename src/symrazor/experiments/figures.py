@@ -20,8 +20,8 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+from symrazor.core.files import write_atomically
 from symrazor.experiments.results import Run
-from symrazor.files import write_atomically
 
 MAPS = {
     "Conv": "Blues",

@@ -36,7 +36,7 @@ from symrazor.experiments.options import Common
 from symrazor.experiments.results import Run, gather
 from symrazor.groups import Group
 from symrazor.layers import SetPool, relaxed_over
-from symrazor.readings.lattice import SMALL_ERROR
+from symrazor.symmetry.lattice import SMALL_ERROR
 
 NAME = "hidden-symmetry"
 PLACES = 8

@@ -10,26 +10,18 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import symrazor as sr
-from symrazor.augment import (
-    Augment,
-    Augmented,
-    Average,
-    Flips,
-    LikelihoodConfig,
-    ValidationConfig,
-    affine,
-    fit_by_likelihood,
-    fit_by_validation,
-)
-from symrazor.augment.copies import UNKNOWN
+from symrazor.core.metrics import scores
 from symrazor.data import Tensors, cifar10, digits, mnist, normalised, resized
 from symrazor.experiments.command import ROWS, Arguments, command
 from symrazor.experiments.options import OfTable
 from symrazor.experiments.results import Run
 from symrazor.groups.lie import affine2
-from symrazor.readings.reading import scores
+from symrazor.invariance import Augment, Augmented, Average, Flips, affine
+from symrazor.invariance.copies import UNKNOWN
+from symrazor.invariance.lie_distributions import Widths
+from symrazor.training.augmentation_by_likelihood import LikelihoodConfig, fit_by_likelihood
+from symrazor.training.augmentation_by_validation import ValidationConfig, fit_by_validation
 from symrazor.training.loop import outputs
-from symrazor.transforms.lie import Widths
 
 SAMPLES = 10
 NARROW = {"rotation": 0.3}

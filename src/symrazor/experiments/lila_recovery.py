@@ -16,10 +16,10 @@ from statistics import mean
 import torch
 
 import symrazor as sr
-from symrazor.augment import Average
 from symrazor.data import Tensors, rotated, scaled, translated
 from symrazor.experiments import lila
 from symrazor.experiments.results import Run, add_runs, merged
+from symrazor.invariance import Average
 
 NAME = "lila-recovery"
 METHODS = ("learned", "likelihood", "grid", "none")

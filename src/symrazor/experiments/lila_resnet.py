@@ -16,10 +16,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import symrazor as sr
-from symrazor.augment import Augment, Augmented, Average, affine
 from symrazor.data import Tensors, rotated, translated
 from symrazor.experiments import lila
 from symrazor.experiments.results import Run, add_runs, merged
+from symrazor.invariance import Augment, Augmented, Average, affine
 
 NAME = "lila-resnet"
 ROWS = ("learned/narrow", "learned/wide", "none")

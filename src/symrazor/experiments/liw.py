@@ -25,8 +25,8 @@ from symrazor.data.transforms import TRANSLATION
 from symrazor.experiments.command import ROWS, Arguments, command
 from symrazor.experiments.options import OfTable
 from symrazor.experiments.results import Run, add_runs
-from symrazor.invariant import Data, History, InvariantWeights
-from symrazor.invariant.model import Average
+from symrazor.invariance import Data, History, InvariantWeights
+from symrazor.invariance.invariant_weights import Average
 
 SMALL_SIZE, SMALL_TRAIN, SMALL_TEST = 14, 1000, 500
 KEPT, LEARNED = 3.0, 10.0

@@ -7,9 +7,9 @@ from typing import Any
 
 from torch import Tensor
 
+from symrazor.core.files import write_atomically
 from symrazor.experiments.liw import Options
 from symrazor.experiments.results import Run
-from symrazor.files import write_atomically
 
 
 def draw(options: Options, name: str, panels: Sequence[tuple[str, Sequence[Run]]]) -> None:

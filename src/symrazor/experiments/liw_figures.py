@@ -24,10 +24,12 @@ from symrazor.experiments.liw import Options, Progress, check, degrees, load, ma
 from symrazor.experiments.liw_drawing import draw, draw_bank
 from symrazor.experiments.results import Run
 from symrazor.groups.lie import so2
-from symrazor.invariant import (
+from symrazor.invariance import (
+    AffineLie,
     Data,
     History,
     InvariantWeights,
+    LieDistribution,
     Member,
     RandomFourier,
     Rectified,
@@ -36,9 +38,8 @@ from symrazor.invariant import (
     evaluate,
     train,
 )
-from symrazor.invariant.training import Method
-from symrazor.transforms import AffineLie, LieDistribution
-from symrazor.transforms.sampling import midpoints
+from symrazor.invariance.batched_training import Method
+from symrazor.invariance.sampling import midpoints
 
 NAME = "liw-figures"
 ROWS = ("rings", "recovery", "escape", "methods", "relu", "bank")

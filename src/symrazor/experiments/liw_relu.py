@@ -15,7 +15,8 @@ from torch import Tensor
 
 from symrazor.experiments.liw import Options, Progress, check, load, save, widths_of
 from symrazor.experiments.results import Run
-from symrazor.invariant import (
+from symrazor.invariance import (
+    AffineLie,
     Data,
     InvariantWeights,
     Member,
@@ -25,9 +26,8 @@ from symrazor.invariant import (
     evaluate,
     train,
 )
-from symrazor.invariant.restarts import Share
-from symrazor.transforms import AffineLie
-from symrazor.transforms.lie import GROUPS
+from symrazor.invariance.lie_distributions import GROUPS
+from symrazor.invariance.restarts import Share
 
 VERSIONS = ("fully rotated", "translated", "scaled", "regular")
 ROWS = ("MLP", "rotation", "translation", "scale", "affine")

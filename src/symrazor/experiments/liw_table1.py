@@ -19,18 +19,10 @@ from typing import Any
 
 import torch
 
-from symrazor.experiments.liw import (
-    Options,
-    Progress,
-    check,
-    degrees,
-    load,
-    main,
-    save,
-    widths_of,
-)
+from symrazor.experiments.liw import Options, Progress, check, degrees, load, main, save, widths_of
 from symrazor.experiments.results import Run
-from symrazor.invariant import (
+from symrazor.invariance import (
+    AffineLie,
     Data,
     Features,
     History,
@@ -43,7 +35,6 @@ from symrazor.invariant import (
     evaluate,
     train,
 )
-from symrazor.transforms import AffineLie
 
 NAME = "liw-table1"
 VERSIONS = ("fully rotated", "partially rotated", "regular")

@@ -15,13 +15,13 @@ from symrazor.dynamics.conserved import Quadratic
 from symrazor.dynamics.evaluate import long_rollout, mean_squared_error, relative_drift
 from symrazor.dynamics.group import whole_group
 from symrazor.dynamics.hamiltonian import HamiltonianNetwork, point
-from symrazor.dynamics.judge import train_and_judge
 from symrazor.dynamics.measures import Draws, FlowTimes, Measure
 from symrazor.dynamics.phase import Scalar
-from symrazor.dynamics.simple import WithinSpan, exact
+from symrazor.dynamics.rounding import WithinSpan, exact
+from symrazor.dynamics.selection import train_and_judge
 from symrazor.dynamics.symmetrised import SymmetrisedNetwork
-from symrazor.dynamics.train import train
 from symrazor.dynamics.trained import Trained
+from symrazor.dynamics.training import train
 from symrazor.dynamics.trajectories import Trajectories, Transitions
 from symrazor.experiments.command import Arguments, command
 from symrazor.experiments.noether_results import Row, document, markdown, save

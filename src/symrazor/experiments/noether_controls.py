@@ -25,10 +25,10 @@ from symrazor.dynamics.config import TrainConfig
 from symrazor.dynamics.evaluate import mean_squared_error
 from symrazor.dynamics.functions import AnyFunctions, Functions, Products, inverse_distance
 from symrazor.dynamics.hamiltonian import HamiltonianNetwork
-from symrazor.dynamics.judge import train_and_judge
 from symrazor.dynamics.likelihoods import velocities
 from symrazor.dynamics.measures import FlowTimes
 from symrazor.dynamics.observables import Combination
+from symrazor.dynamics.selection import train_and_judge
 from symrazor.dynamics.symmetrised import SymmetrisedNetwork
 from symrazor.dynamics.systems import System, kepler, oscillators, pendulum
 from symrazor.dynamics.trained import Trained

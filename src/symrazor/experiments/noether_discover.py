@@ -21,10 +21,10 @@ import torch
 from symrazor.dynamics import analysis
 from symrazor.dynamics.algebra import Algebra, generators
 from symrazor.dynamics.config import DiscoverConfig
-from symrazor.dynamics.discover import discover
-from symrazor.dynamics.discovered import Discovered
+from symrazor.dynamics.discovery import discover
 from symrazor.dynamics.invariants import quadratic_invariants
-from symrazor.dynamics.nbody import nbody
+from symrazor.dynamics.nbody_system import nbody
+from symrazor.dynamics.result import Discovered
 from symrazor.dynamics.systems import System, kepler, oscillators, pendulum
 from symrazor.dynamics.trajectories import simulate
 from symrazor.experiments import noether

@@ -13,7 +13,7 @@ from functools import partial
 
 from symrazor.dynamics.algebra import all_nbody, euclidean
 from symrazor.dynamics.config import TrainConfig
-from symrazor.dynamics.nbody import nbody
+from symrazor.dynamics.nbody_system import nbody
 from symrazor.dynamics.trajectories import simulate, transitions
 from symrazor.experiments import noether
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from symrazor.files import write_atomically
+from symrazor.core.files import write_atomically
 
 Row = dict[str, Any]
 HEADLINE = (

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from symrazor.machine.device import device_of
+from symrazor.accelerate.device import device_of
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from symrazor.files import write_atomically
+from symrazor.core.files import write_atomically
 
 Run = dict[str, Any]
 """One training run: "row", "seed", "small", its figures or "error", and its whole reading."""

@@ -17,10 +17,10 @@ import torch
 from torch import Tensor, nn
 
 import symrazor as sr
+from symrazor.core.files import write_atomically
 from symrazor.data import Tensors, digits, mnist, normalised, resized
 from symrazor.experiments.command import Arguments, command
 from symrazor.experiments.options import Common
-from symrazor.files import write_atomically
 from symrazor.layers import Conv, GConv, GroupPool, Relaxed
 
 

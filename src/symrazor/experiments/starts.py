@@ -19,12 +19,13 @@ from typing import Any, Literal
 import torch
 
 import symrazor as sr
+from symrazor.core.files import check_file
 from symrazor.data import Tensors, mnist, quadrants
-from symrazor.discover import digits, maps
+from symrazor.discovery import digits
+from symrazor.discovery import grids as maps
 from symrazor.experiments.command import Arguments, command
 from symrazor.experiments.options import Common
 from symrazor.experiments.results import add_runs, merged
-from symrazor.files import check_file
 
 STARTS = (1.0, 10.0, 100.0, 1e4)
 NATS, PERCENT = 0.05, 1.0

@@ -14,14 +14,14 @@ from typing import Any, Literal
 import torch
 
 import symrazor as sr
+from symrazor.core.errors import CurvatureError
+from symrazor.core.files import check_file, check_folder
 from symrazor.data import Tensors
-from symrazor.errors import CurvatureError
 from symrazor.experiments.command import ROWS, Arguments, command
-from symrazor.experiments.ella_network import Prior, ella_network
 from symrazor.experiments.figures import draw
 from symrazor.experiments.options import OfTable
 from symrazor.experiments.results import Run, add_runs, check_figures, markdown, merged, read_runs
-from symrazor.files import check_file, check_folder
+from symrazor.layers.ella import Prior, ella_network
 
 BURN_IN_EPOCHS = 10
 """Before the first update of a precision, as in the paper; in a short run, half of it."""

@@ -18,10 +18,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from symrazor.basis_models import BasisModel, Features, Fourier, Symmetrised
+from symrazor.core.files import write_atomically
 from symrazor.experiments.command import Arguments, command
 from symrazor.experiments.talk_deep import METHODS
-from symrazor.files import write_atomically
+from symrazor.inference.basis_models import BasisModel, Features, Fourier, Symmetrised
 
 F64 = torch.float64
 NOISE = 0.2

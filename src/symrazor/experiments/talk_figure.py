@@ -4,8 +4,8 @@ import io
 from pathlib import Path
 from typing import Any
 
+from symrazor.core.files import write_atomically
 from symrazor.experiments.talk_basis import PANELS, Found
-from symrazor.files import write_atomically
 
 BLUE, TEAL, RED = "#33518f", "#1b7f79", "#c8553d"
 

@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from symrazor.groups.closure import as_numbers
-from symrazor.linear_algebra.exponential import matrix_exponential
+from symrazor.linalg.matrix_functions import matrix_exponential
 
 TOLERANCE = 1e-9
 """Relative residual up to which a bracket lies in the algebra."""

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from symrazor.groups.closure import TOLERANCE
 from symrazor.groups.lie import LieAlgebra
-from symrazor.linear_algebra.exponential import matrix_logarithm
+from symrazor.linalg.matrix_functions import matrix_logarithm
 
 
 def in_continuous(

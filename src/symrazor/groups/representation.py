@@ -12,14 +12,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from symrazor.groups.closure import (
-    TOLERANCE,
-    as_numbers,
-    check_permutations,
-    permutation_matrix,
-)
+from symrazor.groups.closure import TOLERANCE, as_numbers, check_permutations, permutation_matrix
 from symrazor.groups.group import Group
-from symrazor.linear_algebra.exponential import matrix_exponential
+from symrazor.linalg.matrix_functions import matrix_exponential
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from symrazor.curvature.geometry import Geometry, all_patches
 from symrazor.curvature.patch_factor import input_factor
-from symrazor.curvature.sharing import Sharing, sharing
+from symrazor.curvature.weight_sharing import Sharing, sharing
 from symrazor.layers.filtered import Filter, Padding
 from symrazor.layers.trace import new_parameter
 

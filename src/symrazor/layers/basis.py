@@ -21,7 +21,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from symrazor.hyper import Hyper, positive, real
+from symrazor.core.hyper import Hyper, positive, real
 from symrazor.layers.path import is_real, is_whole
 
 Form = Literal["sum", "interpolate"]

@@ -31,7 +31,7 @@ from symrazor.layers.conv import Conv, check_kernel, is_strict
 from symrazor.layers.filtered import Filtered, Padding
 from symrazor.layers.gconv import GConv
 from symrazor.layers.path import is_real, is_whole
-from symrazor.layers.subsample import Subsample
+from symrazor.layers.subsampling import Subsample
 
 Lifting = Literal["full", "lift"]
 MOST_ANGLES = 999

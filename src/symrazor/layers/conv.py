@@ -6,7 +6,7 @@ from torch import nn
 
 from symrazor.layers.filtered import CONVOLUTIONS, AnyConv, Filtered, Padding
 from symrazor.layers.path import Path, checked_shape, is_whole
-from symrazor.layers.subsample import ADAPTIVE, Reduction, Subsample
+from symrazor.layers.subsampling import ADAPTIVE, Reduction, Subsample
 
 
 def check_kernel(kernel: int, in_shape: Sequence[int], padding: Padding) -> None:
@@ -46,7 +46,7 @@ class Conv(Filtered):
     Args:
         kernel: size of the filter in every dimension; odd.
         padding: "circular" or "zeros".
-        reduction: how a stride shrinks the map, see `symrazor.layers.subsample`.
+        reduction: how a stride shrinks the map, see `symrazor.layers.subsampling`.
     """
 
     conv: AnyConv

@@ -24,8 +24,8 @@ from symrazor.groups import (
     symmetric,
 )
 from symrazor.groups.maps import MapBasis
-from symrazor.layers.dense import FC
 from symrazor.layers.equivariant_map import EquivariantMap, InvariantBias
+from symrazor.layers.fully_connected import FC
 from symrazor.layers.path import Path
 from symrazor.layers.relaxed import Relaxed
 

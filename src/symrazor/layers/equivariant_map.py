@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from symrazor.curvature.sharing import Sharing, sharing
+from symrazor.curvature.weight_sharing import Sharing, sharing
 from symrazor.groups.maps import MapBasis
 
 EXACT = 512

@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from symrazor.curvature.sharing import Sharing, sharing
+from symrazor.curvature.weight_sharing import Sharing, sharing
 from symrazor.layers.path import Path
 
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from symrazor.curvature.geometry import CircularPad, wrap
 from symrazor.layers.path import Path
-from symrazor.layers.subsample import Subsample
+from symrazor.layers.subsampling import Subsample
 from symrazor.layers.trace import is_symbolic
 
 AnyConv = nn.Conv1d | nn.Conv2d | nn.Conv3d

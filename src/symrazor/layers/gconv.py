@@ -17,13 +17,13 @@ from torch import Tensor, nn
 
 from symrazor.groups import Group
 from symrazor.layers.conv import Conv, check_kernel, is_strict
+from symrazor.layers.filter_rotation import interpolation_error
 from symrazor.layers.filtered import AnyConv, Filtered, Padding
 from symrazor.layers.group_filter import Fields, GroupFilter
 from symrazor.layers.path import Map, Path, is_whole
 from symrazor.layers.point_group import PointGroup, point_group
-from symrazor.layers.subsample import Reduction, Subsample
+from symrazor.layers.subsampling import Reduction, Subsample
 from symrazor.layers.trace import is_symbolic
-from symrazor.layers.turned import interpolation_error
 
 Kind = Literal["full", "lift", "pointwise", "separable", "depthwise-separable"]
 """Which connections a group convolution has.
@@ -74,7 +74,7 @@ class GConv(Filtered):
         kind: see `Kind`; for "lift" the input is an image of any number of channels.
         kernel: size of the filter in every dimension; odd.
         padding: "circular" or "zeros".
-        reduction: how a stride shrinks the map, see `symrazor.layers.subsample`.
+        reduction: how a stride shrinks the map, see `symrazor.layers.subsampling`.
 
     Raises:
         ValueError: channels that |G| does not divide, or a map that is not square (or a cube).

@@ -24,12 +24,12 @@ from torch import Tensor, nn
 
 from symrazor.curvature.geometry import Geometry, all_patches
 from symrazor.curvature.patch_factor import input_factor
-from symrazor.curvature.sharing import Sharing, sharing
+from symrazor.curvature.weight_sharing import Sharing, sharing
 from symrazor.layers.basis import Basis
+from symrazor.layers.filter_rotation import Turns, turned_basis, turns
 from symrazor.layers.filtered import CONVOLUTIONS, AnyConv, Filter, Padding
 from symrazor.layers.point_group import PointGroup
 from symrazor.layers.trace import new_parameter
-from symrazor.layers.turned import Turns, turned_basis, turns
 
 Mixing = Literal["lift", "full", "pointwise"]
 

@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from symrazor.layers.conv import Conv
-from symrazor.layers.dense import FC
 from symrazor.layers.filtered import CONVOLUTIONS, AnyConv, Filtered
+from symrazor.layers.fully_connected import FC
 from symrazor.layers.path import Path
 from symrazor.layers.relaxed import joint
 from symrazor.layers.trace import new_parameter, traced

@@ -5,12 +5,12 @@ from collections.abc import Mapping
 import torch
 from torch import nn
 
+from symrazor.core.hyper import Hyper
 from symrazor.curvature.tape import Input, call
-from symrazor.hyper import Hyper
 from symrazor.layers.merge import merge
 from symrazor.layers.path import Path
 from symrazor.layers.relaxed import Relaxed
-from symrazor.layers.subsample import Subsample
+from symrazor.layers.subsampling import Subsample
 from symrazor.layers.trace import is_ours, traced
 
 

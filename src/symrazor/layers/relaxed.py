@@ -7,11 +7,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from symrazor.hyper import weights
+from symrazor.accelerate.streams import side_by_side
+from symrazor.core.hyper import weights
 from symrazor.layers.filtered import Filtered, convolved, is_heard
 from symrazor.layers.path import Path
-from symrazor.layers.subsample import ADAPTIVE
-from symrazor.machine.lanes import side_by_side
+from symrazor.layers.subsampling import ADAPTIVE
 
 
 def joint(paths: Sequence[nn.Module], least: int = 2) -> list[list[nn.Module]]:

@@ -17,12 +17,12 @@ from torch import Tensor, nn
 from symrazor.curvature.convolution import channels_to_features
 from symrazor.curvature.geometry import Geometry, all_patches
 from symrazor.curvature.patch_factor import input_factor
-from symrazor.curvature.sharing import Sharing, sharing
+from symrazor.curvature.weight_sharing import Sharing, sharing
 from symrazor.layers.basis import Basis, basis_of, deviation, nearest, prior_groups
 from symrazor.layers.conv import Conv, check_kernel, is_strict
 from symrazor.layers.filtered import Filter, Filtered, Padding
 from symrazor.layers.path import checked_shape
-from symrazor.layers.subsample import Reduction, Subsample
+from symrazor.layers.subsampling import Reduction, Subsample
 
 
 class SparseFilter(nn.Module):
@@ -101,7 +101,7 @@ class SConv(Filtered):
         anchors: how many, or as a float which fraction of the filter's entries.
         kernel: size of the filter in every dimension; odd.
         padding: "circular" or "zeros".
-        reduction: how a stride shrinks the map, see `symrazor.layers.subsample`.
+        reduction: how a stride shrinks the map, see `symrazor.layers.subsampling`.
         **basis: options of `symrazor.layers.basis.Basis`: omega, form, learn_omega, learn_anchors.
     """
 

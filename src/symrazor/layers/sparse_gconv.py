@@ -17,7 +17,7 @@ from symrazor.layers.basis import basis_of, prior_groups
 from symrazor.layers.filtered import Padding
 from symrazor.layers.gconv import GConv, Kind
 from symrazor.layers.group_filter import Fields, GroupFilter
-from symrazor.layers.subsample import Reduction
+from symrazor.layers.subsampling import Reduction
 
 
 class SGConv(GConv):

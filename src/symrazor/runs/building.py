@@ -17,11 +17,11 @@ from symrazor.data import (
     quadrants,
     read_npz,
 )
-from symrazor.discover.maps import convolutional, fully_connected
-from symrazor.experiments.ella_network import ella_network
-from symrazor.groups.file import from_file, is_file
-from symrazor.relaxing.relax import relax
+from symrazor.discovery.grids import convolutional, fully_connected
+from symrazor.groups.group_files import from_file, is_file
+from symrazor.layers.ella import ella_network
 from symrazor.runs.config import DataConfig, ModelConfig, imported
+from symrazor.symmetry.relax import relax
 
 Split = Literal["train", "test"]
 

@@ -30,9 +30,9 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal, get_type_hints
 
-from symrazor.groups.file import is_file
-from symrazor.kinds import called, fits
-from symrazor.razor.config import RazorConfig
+from symrazor.core.validation import called, fits
+from symrazor.groups.group_files import is_file
+from symrazor.inference.razor_config import RazorConfig
 from symrazor.training.options import FitConfig, refuse_smoothing
 
 HIDDEN: dict[type[Any], tuple[str, ...]] = {

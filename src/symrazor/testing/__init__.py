@@ -1,13 +1,6 @@
-"""Public test suites: a new layer or likelihood inherits its tests.
+"""Provide test suites that a new layer, path, likelihood or group inherits.
 
-    class TestMyLayer(symrazor.testing.LayerSuite):
-        def make(self):
-            return MyLayer(3, 4)
-        def inputs(self):
-            return torch.randn(5, 3)
-
-Everything is checked in float64 against an oracle that knows nothing of the weight-sharing format:
-the dense Gauss-Newton matrix from per-datum Jacobians by automatic differentiation.
+May import: everything below `discovery`.
 """
 
 from symrazor.groups.suite import GroupSuite

@@ -6,10 +6,13 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor, nn
 
-from symrazor.curvature import Method, curvature, layers, verify
-from symrazor.hyper import weights
-from symrazor.likelihood import Categorical
-from symrazor.linear_algebra.blocks import Kron
+from symrazor.core.hyper import weights
+from symrazor.core.likelihood import Categorical
+from symrazor.curvature.coverage import layers
+from symrazor.curvature.estimate import estimate_curvature
+from symrazor.curvature.statistics import Method
+from symrazor.curvature.verify import verify
+from symrazor.linalg.blocks import Kron
 from symrazor.testing.oracles import Head, assert_close, dense_block, dense_ggn
 
 
@@ -73,7 +76,7 @@ class LayerSuite(ABC):
         model, x, y = self._case()
         batches = [(x[:2], y[:2]), (x[2:], y[2:])]
         for structure in ("block", "full", "diag"):
-            found = curvature(model, Categorical(), batches, Method(structure=structure))
+            found = estimate_curvature(model, Categorical(), batches, Method(structure=structure))
             for block in found.blocks:
                 expected = dense_ggn(model, Categorical(), x, y, block.names)
                 if structure == "diag":
@@ -83,7 +86,7 @@ class LayerSuite(ABC):
     def test_kron_of_one_datum_and_one_position_is_exact(self) -> None:
         """Kronecker factors are exact where the sum has one term, and dense blocks always."""
         model, x, y = self._case()
-        found = curvature(model, Categorical(), [(x[:1], y[:1])])
+        found = estimate_curvature(model, Categorical(), [(x[:1], y[:1])])
         for block in found.blocks:
             expected = dense_ggn(model, Categorical(), x[:1], y[:1], block.names)
             one_term = not isinstance(block, Kron) or round(1 / block.scale) == 1
@@ -109,7 +112,7 @@ class LayerSuite(ABC):
         """Curvature leaves weights, gradients, mode and hooks as they were."""
         model, x, y = self._case()
         before = copy.deepcopy(model.state_dict())
-        curvature(model, Categorical(), [(x, y)])
+        estimate_curvature(model, Categorical(), [(x, y)])
         assert all(torch.equal(before[k], v) for k, v in model.state_dict().items())
         assert all(p.grad is None for p in model.parameters())
         assert not any(m._forward_hooks for m in model.modules())

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from symrazor.likelihood import Likelihood
+from symrazor.core.likelihood import Likelihood
 from symrazor.testing.oracles import assert_close, output_hessian
 
 

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from torch.func import functional_call, hessian, jacrev
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from symrazor.hyper import weights
-from symrazor.likelihood import Likelihood
-from symrazor.linear_algebra.blocks import Block, Dense, Diag, Kron
+from symrazor.core.hyper import weights
+from symrazor.core.likelihood import Likelihood
+from symrazor.linalg.blocks import Block, Dense, Diag, Kron
 
 
 def output_hessian(

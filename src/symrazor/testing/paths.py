@@ -9,12 +9,15 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from symrazor.curvature import Method, curvature, layers, verify
+from symrazor.core.likelihood import Categorical
+from symrazor.curvature.coverage import layers
+from symrazor.curvature.estimate import estimate_curvature
+from symrazor.curvature.statistics import Method
+from symrazor.curvature.verify import verify
 from symrazor.layers.path import Path
 from symrazor.layers.trace import is_ours
-from symrazor.likelihood import Categorical
-from symrazor.linear_algebra.blocks import Kron
-from symrazor.readings.equivariance import representation_actions
+from symrazor.linalg.blocks import Kron
+from symrazor.symmetry.equivariance import representation_actions
 from symrazor.testing.oracles import Head, NoCopies, assert_close, dense_block, dense_ggn
 
 
@@ -150,7 +153,9 @@ class PathSuite(ABC):
         model = Head(path, path.out_channels * path.pixels_out)
         y = torch.arange(len(x)) % 3
         verify(model, x)
-        for block in curvature(model, Categorical(), [(x, y)], Method(structure="block")).blocks:
+        for block in estimate_curvature(
+            model, Categorical(), [(x, y)], Method(structure="block")
+        ).blocks:
             expected = dense_ggn(model, Categorical(), x, y, block.names)
             assert_close(dense_block(block), expected, 1e-8)
 
@@ -170,7 +175,10 @@ class PathSuite(ABC):
         for handle in handles:
             handle.remove()
         roots = Categorical().hessian_root(f.detach())
-        blocks = {block.names: block for block in curvature(model, Categorical(), [(x, y)]).blocks}
+        blocks = {
+            block.names: block
+            for block in estimate_curvature(model, Categorical(), [(x, y)]).blocks
+        }
         for layer in found:
             block = blocks[(layer.weight or "",)] if layer.weight else None
             if not isinstance(block, Kron):

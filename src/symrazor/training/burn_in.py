@@ -28,7 +28,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from symrazor.razor.state import State
+from symrazor.inference.razor_state import State
 
 log = logging.getLogger("symrazor")
 

@@ -27,7 +27,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from symrazor.files import unfinished
+from symrazor.core.files import unfinished
+from symrazor.core.version import __version__
 
 SCHEMA = 1
 KEPT = 2
@@ -123,8 +124,6 @@ def _order(path: Path) -> tuple[int, ...]:
 
 def _write(folder: Path, state: State) -> None:
     """Both files, on disk and not only on their way there."""
-    import symrazor
-
     tensors: dict[str, Tensor] = {}
     plain = _take_apart(state, "", tensors)
     _check_plain(plain)
@@ -135,7 +134,7 @@ def _write(folder: Path, state: State) -> None:
     document = {
         "schema": SCHEMA,
         "versions": {
-            "symrazor": symrazor.__version__,
+            "symrazor": __version__,
             "torch": str(torch.__version__),
             "python": platform.python_version(),
         },

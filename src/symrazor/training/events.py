@@ -15,10 +15,10 @@ from typing import Any, BinaryIO
 
 import torch
 
-from symrazor.evidence.value import Evidence
-from symrazor.files import check_folder
-from symrazor.razor.razor import Razor
-from symrazor.readings.reading import json_ready
+from symrazor.core.evidence import Evidence
+from symrazor.core.files import check_folder
+from symrazor.core.json_values import json_ready
+from symrazor.inference.razor import Razor
 
 Record = Mapping[str, Any]
 

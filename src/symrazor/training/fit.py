@@ -15,14 +15,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from symrazor.augment.averaged import Augmented
-from symrazor.augment.copies import Augment
-from symrazor.augment.poses import MOST_DATA, find_reach_
-from symrazor.collapsing.collapse import collapse
-from symrazor.collapsing.pruning import path_shares
-from symrazor.curvature.verify import refuse_coarse
-from symrazor.data import TensorLoader, Tensors, check_batch
-from symrazor.distributed import (
+from symrazor.accelerate.processes import (
     Shared,
     alone,
     refuse_sharded,
@@ -30,15 +23,24 @@ from symrazor.distributed import (
     unwrapped,
     world,
 )
-from symrazor.evidence.value import Evidence
+from symrazor.core.eval_mode import evaluating
+from symrazor.core.evidence import Evidence
+from symrazor.core.likelihood import Likelihood, as_likelihood
+from symrazor.core.metrics import scores
+from symrazor.core.progress import Record
+from symrazor.curvature.verify import refuse_coarse
+from symrazor.data import TensorLoader, Tensors, check_batch
+from symrazor.inference.posterior import How, Posterior, Prediction
+from symrazor.inference.razor import Razor
+from symrazor.inference.razor_config import RazorConfig
+from symrazor.invariance.averaged_network import Augmented
+from symrazor.invariance.copies import Augment
+from symrazor.invariance.poses import MOST_DATA, find_reach_
 from symrazor.layers.relaxed import NEAR, spatial_layers, start_near_
 from symrazor.layers.trace import is_ours
-from symrazor.likelihood import Likelihood, as_likelihood
-from symrazor.posterior import How, Posterior, Prediction
-from symrazor.razor.config import RazorConfig
-from symrazor.razor.razor import Razor
-from symrazor.readings.equivariance import evaluating
-from symrazor.readings.reading import Reading, read, scores
+from symrazor.symmetry.collapse import collapse
+from symrazor.symmetry.pruning import path_shares
+from symrazor.symmetry.reading import Reading, read
 from symrazor.training.checkpoint import Checkpoints
 from symrazor.training.loop import (
     EVALUATION_BATCH,
@@ -50,7 +52,6 @@ from symrazor.training.loop import (
     shared_outputs,
 )
 from symrazor.training.options import FitConfig
-from symrazor.training.progress import Record
 
 log = logging.getLogger("symrazor")
 
@@ -138,21 +139,22 @@ class Fit:
 
         Args:
             file: where to.
-            **about: what `symrazor.page.document_of` takes: `question`, `name`, held-out data as
+            **about: what `symrazor.report.document_of` takes: `question`, `name`, held-out data as
                 `test` for the calibration, names of the `classes`, the `command`.
 
         Returns:
             The file.
         """
-        from symrazor.page import document_of, write_page
+        from symrazor.report.page import write_page
+        from symrazor.training.fit_document import document_of
 
         return write_page(document_of(self, **about), file)
 
     def _repr_html_(self) -> str:
         """What a notebook shows."""
-        from symrazor.page.notebook import fit_html
+        from symrazor.symmetry.notebook import fit_html
 
-        return fit_html(self)
+        return fit_html(self.reading, self.history)
 
     @property
     def json(self) -> str:
@@ -201,7 +203,7 @@ def fit(
     if started_by_torchrun() and world().size == 1:
         log.warning(
             "one of several processes trains by itself; to train together: "
-            "symrazor.distributed.start() before fit"
+            "symrazor.accelerate.processes.start() before fit"
         )
     checkpoints = _checkpoints(options)
     device = _device(model, options.device)

@@ -17,21 +17,29 @@ from itertools import islice
 import torch
 from torch import Tensor, nn
 
+from symrazor.accelerate.processes import (
+    Shared,
+    any_,
+    check_same,
+    from_first_,
+    sum_,
+    together,
+    world,
+)
+from symrazor.accelerate.tf32 import tf32
+from symrazor.core.errors import CurvatureError, DivergenceError
+from symrazor.core.evidence import Evidence
+from symrazor.core.hyper import hyperparameters
+from symrazor.core.metrics import scores
+from symrazor.core.progress import Record, progress
 from symrazor.data import TensorLoader, Tensors
-from symrazor.distributed import Shared, any_, check_same, from_first_, sum_, together, world
-from symrazor.errors import CurvatureError, DivergenceError
-from symrazor.evidence.value import Evidence
-from symrazor.hyper import hyperparameters
-from symrazor.machine.rounding import tf32
-from symrazor.razor.razor import Razor
-from symrazor.readings.reading import scores
+from symrazor.inference.razor import Razor
 from symrazor.training import state as states
 from symrazor.training.burn_in import BurnIn
 from symrazor.training.checkpoint import Checkpoints, State, fingerprint
 from symrazor.training.events import record_of
 from symrazor.training.interrupt import Interruption
 from symrazor.training.options import FitConfig
-from symrazor.training.progress import Record, progress
 from symrazor.training.stepper import Stepper
 from symrazor.training.trials import Trials
 

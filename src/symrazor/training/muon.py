@@ -16,7 +16,8 @@ have the size $s = r |P| / |D|$. Where the prior is all that matters a weight
 goes to zero and no further: stable for any precision. The prior has no noise, and is not smoothed
 with the gradient.
 
-Which matrices? The blocks W[k, o, i] of the weight-sharing format (`symrazor.curvature.sharing`): a
+Which matrices? The blocks W[k, o, i] of the weight-sharing format
+(`symrazor.curvature.weight_sharing`): a
 convolution is one, of channels by patches; a factor of F-FC has one for each block. Biases and the
 few tensors without such a form are one row each, whose polar factor is the vector at length 1;
 their steps have a root mean square of lr / 10.
@@ -31,10 +32,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from symrazor.curvature.sharing import registered_type, sharing
-from symrazor.hyper import weights
-from symrazor.linear_algebra.polar import polar_factors
-from symrazor.machine.lanes import side_by_side
+from symrazor.accelerate.streams import side_by_side
+from symrazor.core.hyper import weights
+from symrazor.curvature.weight_sharing import registered_type, sharing
+from symrazor.linalg.polar import polar_factors
 
 MOMENTUM = 0.95
 OFFSET = 0.1

@@ -10,8 +10,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from symrazor.kinds import check_kinds
-from symrazor.razor.config import RazorConfig
+from symrazor.core.validation import check_kinds
+from symrazor.inference.razor_config import RazorConfig
 
 Augment = Callable[[Tensor, torch.Generator], Tensor]
 DEFAULT_LR = {"adamw": 2e-3, "sgd": 0.03, "muon": 0.01}

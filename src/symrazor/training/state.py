@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from symrazor.razor.state import copied
+from symrazor.inference.razor_state import copied
 from symrazor.training.checkpoint import State, compare, fingerprint
 from symrazor.training.options import FitConfig
 

@@ -32,11 +32,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from symrazor.distributed import sum_, together, world
-from symrazor.hyper import weights
-from symrazor.machine.graphed import GraphedStep
-from symrazor.razor.razor import Razor
-from symrazor.razor.state import copied
+from symrazor.accelerate.cuda_graphs import GraphedStep
+from symrazor.accelerate.processes import sum_, together, world
+from symrazor.core.hyper import weights
+from symrazor.inference.razor import Razor
+from symrazor.inference.razor_state import copied
 from symrazor.training.muon import Muon, matrix_forms
 from symrazor.training.options import DEFAULT_LR, FitConfig
 

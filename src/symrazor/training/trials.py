@@ -33,13 +33,13 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from symrazor.evidence.value import Evidence
-from symrazor.hyper import LOG_PRECISION_BOUNDS, weights
+from symrazor.core.evidence import Evidence
+from symrazor.core.hyper import LOG_PRECISION_BOUNDS, weights
+from symrazor.core.progress import Record
+from symrazor.inference.razor import Razor
+from symrazor.inference.razor_state import State, copied
 from symrazor.layers.path import Path
 from symrazor.layers.relaxed import Relaxed, free_groups, spatial_layers
-from symrazor.razor.razor import Razor
-from symrazor.razor.state import State, copied
-from symrazor.training.progress import Record
 
 log = logging.getLogger("symrazor")
 

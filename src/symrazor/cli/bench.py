@@ -1,0 +1,91 @@
+"""`symrazor bench`: measurements with a goal."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Annotated, Any, Literal
+
+import tyro
+from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from symrazor.bench import augment as augment_bench
+from symrazor.bench import evidence as evidence_bench
+from symrazor.bench import fit as fit_bench
+from symrazor.bench import layers as layers_bench
+from symrazor.cli.terminal import JsonFile, console
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """What the command can be told.
+
+    Args:
+        name: which benchmark; the next four options but rounds belong to `evidence`.
+        json_file: write the rows to this file.
+        rounds: interleaved repeats; medians are reported.
+        alphas: widths of the eight-convolution net.
+        paddings: padding modes of its convolutions.
+        growth: also the cost against the number of data and of outputs.
+        probes: also the errors of the Monte Carlo estimators.
+        device: "cpu" or "cuda", for `fit`.
+        quiet: print nothing; give a JSON file then.
+    """
+
+    name: tyro.conf.Positional[Literal["evidence", "layers", "fit", "augment"]]
+    json_file: JsonFile = None
+    rounds: int = 5
+    alphas: tuple[int, ...] = (10, 4)
+    paddings: tuple[evidence_bench.Padding, ...] = ("zeros", "circular")
+    growth: bool = False
+    probes: bool = False
+    device: str = "cpu"
+    quiet: bool = False
+
+
+def bench(arguments: Annotated[Arguments, tyro.conf.arg(name="")]) -> None:
+    """Measure what an evidence estimate costs, what the paths, what fit, what learned widths."""
+    rounds, file = arguments.rounds, arguments.json_file
+    show = partial(_show, quiet=arguments.quiet)
+    match arguments.name:
+        case "layers":
+            show("Paths and relaxed networks", lambda: layers_bench.main(rounds, file))
+        case "fit":
+            sizes = fit_bench.Options.on(arguments.device, rounds=rounds, json=file)
+            show("fit against plain training", lambda: fit_bench.main(sizes))
+        case "augment":
+            show("Learned widths, in epochs of SGD", lambda: augment_bench.main(rounds, file))
+        case "evidence":
+            _evidence(arguments, show)
+
+
+def _evidence(arguments: Arguments, show: Callable[..., None]) -> None:
+    """The benchmark with options of its own."""
+    options = evidence_bench.Options(
+        arguments.alphas, arguments.paddings, arguments.rounds, json=arguments.json_file
+    )
+    show("One evidence estimate, in epochs of plain SGD", lambda: evidence_bench.main(options))
+    if arguments.growth:
+        show("Growth of the cost", lambda: evidence_bench.growth(rounds=arguments.rounds))
+    if arguments.probes:
+        show("Relative error against the exact estimate", evidence_bench.probes)
+
+
+def _show(title: str, measure: Callable[[], Sequence[Any]], quiet: bool) -> None:
+    """Measure, with a clock running, and print the dataclass rows as a table."""
+    columns = (SpinnerColumn(), TextColumn(title), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True, quiet=quiet), transient=True) as clock:
+        clock.add_task("")
+        rows = measure()
+    values = [asdict(row) for row in rows]
+    table = Table(*values[0], title=title)
+    for row in values:
+        table.add_row(*map(_cell, row.values()))
+    console(quiet).print(table)
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "NO"
+    return f"{value:.4g}" if isinstance(value, float) else str(value or "")

@@ -1,0 +1,45 @@
+"""`symrazor data`: official data sets, fetched only when asked."""
+
+from pathlib import Path
+from typing import Literal
+
+import tyro
+from rich.console import Console
+from rich.progress import Progress
+
+from symrazor.cli.terminal import JsonFile, console, write_json
+from symrazor.data.download import SOURCES, download
+
+
+def data(
+    action: tyro.conf.Positional[Literal["get", "list"]],
+    name: tyro.conf.Positional[Literal["mnist", "fashion-mnist", "cifar-10"] | None] = None,
+    out: Path = Path("data"),
+    url: str | None = None,
+    json_file: JsonFile = None,
+    quiet: bool = False,
+) -> None:
+    """List official data sets, or get one: checked by SHA-256, whole or not at all.
+
+    Args:
+        action: list them, or get one.
+        name: of the data set.
+        out: folder; the files go to OUT/NAME.
+        url: another server with the same files.
+        json_file: write the names of the files to this file.
+        quiet: print nothing.
+    """
+    show = console(quiet)
+    if action == "list":
+        for known, source in SOURCES.items():
+            show.print(f"{known:<14} {source.about}, from {source.url}", highlight=False)
+        write_json(json_file, {known: source.url for known, source in SOURCES.items()})
+        return
+    if name is None:
+        raise ValueError(f"expected a name among {sorted(SOURCES)}, got none; do: data get mnist")
+    source = SOURCES[name]
+    with Progress(console=Console(stderr=True, quiet=quiet), transient=True) as bar:
+        tasks = {file.name: bar.add_task(file.name, total=file.size) for file in source.files}
+        files = download(source, out / name, url, lambda f, n: bar.update(tasks[f], completed=n))
+    write_json(json_file, [str(file) for file in files])
+    show.print(f"{out / name}: {len(files)} files, checked. Next: symrazor discover {out / name}")

@@ -1,0 +1,110 @@
+"""Trajectories: which quantities are conserved, and a network that moves states by one step."""
+
+import copy
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from symrazor.data import Dataset
+from symrazor.data.batches import refusal
+from symrazor.discovery.question import Options
+from symrazor.dynamics.config import DiscoverConfig
+from symrazor.dynamics.discovery import discover as find
+from symrazor.dynamics.integrators import advance
+from symrazor.dynamics.result import Discovered
+from symrazor.dynamics.simulator import ScaledSimulator
+from symrazor.dynamics.trajectories import Trajectories
+from symrazor.dynamics.units import given
+from symrazor.layers.trace import traced
+from symrazor.training.checkpoint import fingerprint
+
+LONGEST, MOST = 0.1, 20
+"""Longest step of the integrator within a step of the data, and how many of them at most."""
+
+
+@dataclass(frozen=True)
+class Dynamics:
+    """What was found, and the step of the data.
+
+    Args:
+        found: by `symrazor.dynamics.discovery`.
+        dt: time between two states, the median.
+        seen: the data, with momenta.
+    """
+
+    found: Discovered
+    dt: float
+    seen: Trajectories
+
+    @property
+    def verdict(self) -> str:
+        """In words."""
+        return self.found.verdict
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain numbers for JSON."""
+        return {**self.found.to_dict(), "dt": self.dt}
+
+    def network(self) -> nn.Module:
+        """Plain torch modules: states [n, 2k] in, states after `dt` out, in the data's units."""
+        step = _Step(self.found.simulator(), self.dt)
+        return nn.Sequential(traced(step, "Step")).eval()
+
+
+def discover(data: Dataset, options: Options) -> Dynamics:
+    """What `symrazor.dynamics.discovery` finds.
+
+    Raises:
+        ValueError: an odd number of coordinates, or times that do not fit or increase.
+        KeyboardInterrupt: stopped; the same call goes on, if there is a run folder.
+    """
+    times = data.times
+    if data.x.shape[2] % 2 and not options.positions:
+        what = f"positions, then as many momenta in {data.source}"
+        do = "add the momenta, or --positions if these are positions only, or --kind series"
+        raise refusal(what, f"{data.x.shape[2]} coordinates", do)
+    if times is None:
+        warnings.warn(f"no times in {data.source}: states are taken to be 1 apart", stacklevel=3)
+        times = torch.arange(data.x.shape[1], dtype=torch.float32)
+    gaps = times.double().diff(dim=-1)
+    found = find(
+        data.x,
+        times,
+        minutes=options.minutes,
+        seed=options.seed,
+        progress=options.progress,
+        positions=options.positions,
+        device=options.place(),
+        steps=options.epochs or DiscoverConfig.steps,
+        resume=_place(data.x, times, options),
+    )
+    seen = given(data.x, times, options.positions)
+    return Dynamics(found, float(gaps.median()), seen)
+
+
+def _place(states: Tensor, times: Tensor, options: Options) -> Path | None:
+    """Where the run is kept while it is unfinished; another one for other data or options."""
+    asked = [options.minutes, options.seed, options.epochs, options.positions, options.device]
+    numbers = torch.tensor([ord(c) for c in repr(asked)])
+    return options.work(f"trajectories {fingerprint(states, times, numbers)[:12]}")
+
+
+class _Step(nn.Module):
+    """A simulator for one length of time, of float32 on the CPU."""
+
+    def __init__(self, simulator: ScaledSimulator, dt: float) -> None:
+        super().__init__()
+        self.scaled = copy.deepcopy(simulator).cpu().float()
+        self.dt = dt / simulator.clock
+        self.steps = min(MOST, max(1, round(self.dt / LONGEST + 0.5)))
+
+    def forward(self, state: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
+        inner, centre, scale = self.scaled.simulator, self.scaled.centre, self.scaled.scale
+        x = ((state - centre) / scale).unsqueeze(0)
+        x = advance(inner.integrator, inner.hamiltonian.field, x, self.dt, self.steps)
+        return x.squeeze(0) * scale + centre

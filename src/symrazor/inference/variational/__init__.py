@@ -1,0 +1,31 @@
+"""Fit Gaussian posteriors over weights by maximising the evidence lower bound.
+
+`posteriors.py` defines the covariance structures, `network.py` wraps any network, `bound.py`
+computes the bound.
+"""
+
+from symrazor.inference.variational.posteriors import (
+    BlockCholesky,
+    Diagonal,
+    Full,
+    GaussianPosterior,
+    LowRank,
+    MatrixNormal,
+    Point,
+    best_variance,
+    collapsed_kl,
+    kl,
+)
+
+__all__ = [
+    "BlockCholesky",
+    "Diagonal",
+    "Full",
+    "GaussianPosterior",
+    "LowRank",
+    "MatrixNormal",
+    "Point",
+    "best_variance",
+    "collapsed_kl",
+    "kl",
+]

@@ -1,0 +1,172 @@
+r"""Where local reparameterisation is exact, and the hooks that do it.
+
+A linear layer that is called once per forward pass on one row per datum may add noise to its
+outputs instead of drawing its weights: each datum's output has the same distribution, and noise
+that is independent between data has less variance in the sum over them. A layer whose weight is
+used several times for one datum (tokens, shared modules, a transposed copy in a decoder) may not.
+What the layer does is found out by running it, not by looking at it: see `local_layers`.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from symrazor.curvature.tape import Input, call, each
+from symrazor.inference.variational.gaussian import Draw, GaussianPosterior, Point
+from symrazor.inference.variational.posteriors import Full
+
+
+@torch.no_grad()
+def local_layers(
+    model: nn.Module, x: Input, posteriors: Mapping[str, GaussianPosterior]
+) -> list[str]:
+    """Names of the linear layers whose weight acts once on each datum, measured on two data.
+
+    The weight and bias of one layer after the other are replaced by NaN and its output by zeros: if
+    a NaN reaches the outputs of the network, the weight is used elsewhere, too.
+    """
+    candidates = _candidates(model, posteriors)
+    if not candidates or any(
+        isinstance(m, nn.modules.batchnorm._BatchNorm) for m in model.modules()
+    ):
+        return []
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        two = each(x, lambda part: part[[0, -1]])
+        twice = each(x, lambda part: part[[0, 0]])
+        alone, beside = call(model, twice)[0], call(model, two)[0]
+        if not torch.allclose(alone, beside, rtol=1e-4, atol=1e-6):
+            return []  # data are mixed
+        return [name for name in candidates if _acts_once(model, name, two)]
+    finally:
+        for module, training in modes.items():
+            module.training = training
+
+
+def _candidates(model: nn.Module, posteriors: Mapping[str, GaussianPosterior]) -> list[str]:
+    return [
+        name
+        for name, module in model.named_modules()
+        if type(module).forward is nn.Linear.forward
+        and not isinstance(posteriors.get(_join(name, "weight")), Point | Full | None)
+    ]
+
+
+def _acts_once(model: nn.Module, name: str, two: Input) -> bool:
+    layer = model.get_submodule(name)
+    shapes: list[torch.Size] = []
+
+    def cut(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
+        shapes.append(args[0].shape)
+        return torch.zeros_like(output)
+
+    bad = {
+        _join(name, part): torch.full_like(tensor, torch.nan)
+        for part, tensor in layer.named_parameters(recurse=False)
+    }
+    handle = layer.register_forward_hook(cut)
+    try:
+        f = call(partial(_call_with, model, bad), two)
+    finally:
+        handle.remove()
+    return len(shapes) == 1 and shapes[0][:-1] == (2,) and not bool(f.isnan().any())
+
+
+def _join(name: str, part: str) -> str:
+    return f"{name}.{part}" if name else part
+
+
+def _call_with(model: nn.Module, tensors: Mapping[str, Tensor], *args: Any, **kwargs: Any) -> Any:
+    return functional_call(model, dict(tensors), args, kwargs)
+
+
+def run(
+    model: nn.Module,
+    x: Input,
+    drawn: Mapping[str, Tensor],
+    local: Mapping[str, GaussianPosterior],
+    draw: Draw,
+) -> Tensor:
+    """Outputs of the network with some weights drawn, and noise from `draw` at its local layers.
+
+    Args:
+        model: the network, whose weights are the means.
+        x: inputs.
+        drawn: name -> weight to use in place of the mean.
+        local: posteriors of the weights and biases of local layers.
+        draw: source of the noise [1, data, ...], called in the order in which the layers run.
+    """
+    with _noisy(model, local, draw):
+        return call(partial(_call_with, model, drawn), x)
+
+
+@contextmanager
+def _noisy(model: nn.Module, local: Mapping[str, GaussianPosterior], draw: Draw) -> Iterator[None]:
+    owners = dict.fromkeys(name.rpartition(".")[0] for name in local)
+    handles = []
+    try:
+        for owner in owners:
+            hook = partial(
+                _add_noise, local[_join(owner, "weight")], local.get(_join(owner, "bias")), draw
+            )
+            handles.append(model.get_submodule(owner).register_forward_hook(hook))
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _add_noise(
+    weight: GaussianPosterior,
+    bias: GaussianPosterior | None,
+    draw: Draw,
+    module: nn.Module,
+    args: tuple[Any, ...],
+    output: Tensor,
+) -> Tensor:
+    x: Tensor = args[0]
+    output = output + weight.output_deviation(x, 1, draw).squeeze(0)
+    if bias is None:
+        return output
+    return output + bias.deviation_from(len(x), lambda shape: draw((1, *shape)).squeeze(0))
+
+
+class RowNoise:
+    """Numbers for several draws whose data stand below each other, all in one pass.
+
+    Args:
+        generator: of the numbers.
+        like: its dtype and device are theirs.
+        draws: how many times the data are repeated.
+        antithetic: whether the second half of the draws has the first one's noise, mirrored.
+    """
+
+    def __init__(
+        self, generator: torch.Generator, like: Tensor, draws: int = 1, antithetic: bool = False
+    ) -> None:
+        """Nothing drawn yet."""
+        self.generator, self.like, self.draws = generator, like, draws
+        self.fresh = -(-draws // 2) if antithetic else draws
+        self.kept: list[Tensor] = []
+
+    def __call__(self, shape: Sequence[int]) -> Tensor:
+        """New numbers of shape [1, draws x data, ...]."""
+        one, rows, *rest = shape
+        device, dtype = self.generator.device, self.like.dtype
+        count = rows // self.draws * self.fresh
+        noise = torch.randn(
+            (one, count, *rest), generator=self.generator, device=device, dtype=dtype
+        ).to(self.like.device)
+        self.kept.append(noise)
+        return noise if count == rows else torch.cat([noise, -noise], 1)[:, :rows]
+
+    def mirrored(self) -> Draw:
+        """The numbers drawn so far, in the same order, with the other sign."""
+        again = iter(self.kept)
+        return lambda shape: -next(again)

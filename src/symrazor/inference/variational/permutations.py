@@ -1,0 +1,164 @@
+r"""The correction of the bound for permutations of hidden units.
+
+Any order of the h units of a hidden layer gives the same network, so the posterior has h! modes for
+each one, and a Gaussian covers one. The mixture $q_s(\theta) = \frac{1}{h!} \sum_g q(g\theta)$
+covers all of them; likelihood and prior do not change with g, so its bound is higher by
+
+$$ I = \mathrm{E}_q \Big[ \log q(\theta) - \log \tfrac{1}{h!} \sum_g q(g \theta) \Big] ,
+   \qquad 0 \le I \le \log h! , $$
+
+the information that a draw has about its order (talk, reference [5]). Three lower bounds of I, of
+which the largest that is known counts:
+
+- all permutations, where there are few of them: exact but for the draws;
+- K of them, the identity and K - 1 at random: at most $\log K$;
+- posteriors whose units are independent, $q = \prod_i q_i$: the sum over permutations is the
+  permanent of $Q_{ij} = q_i(\theta_j)$, at most the product of its row sums, so
+  $I \ge \log h! - \sum_i \mathrm{E} \log \sum_j q_i(\theta_j) / q_i(\theta_i)$, which reaches
+  $\log h!$ where units lie apart. Incoming weights alone will do: less is known of the order from
+  them than from all weights.
+"""
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from symrazor.inference.variational.gaussian import GaussianPosterior, Point
+from symrazor.inference.variational.posteriors import BlockCholesky, Diagonal, Full
+
+Part = tuple[GaussianPosterior, int]
+"""A posterior, and the dimension of its tensor along which the hidden units lie."""
+
+
+@torch.no_grad()
+def permutation_gain(
+    parts: Sequence[Part],
+    draws: int = 16,
+    permutations: int = 720,
+    generator: torch.Generator | None = None,
+) -> Float[Tensor, ""]:
+    """Nats to add to the bound for the orders of the units of one hidden layer.
+
+    The prior must not tell the units apart: one precision for all weights of a tensor.
+
+    Args:
+        parts: the tensors that the units are rows or columns of, as in
+            `[(q_in, 0), (q_bias, 0), (q_out, 1)]`; a part of them gives a smaller gain.
+        draws: of the weights.
+        permutations: how many to look at, at most.
+        generator: of draws and permutations.
+
+    Raises:
+        ValueError: tensors that do not agree on the number of units, or nothing to draw.
+    """
+    h = _units(parts)
+    if draws < 1 or permutations < 1:
+        raise ValueError(f"expected at least 1 draw and permutation, got {draws}, {permutations}")
+    gain = _by_orders(parts, _orders(h, permutations, generator, parts[0][0]), draws, generator)
+    independent = [part for part in parts if _independent(*part)]
+    if math.factorial(h) > permutations and independent:
+        gain = torch.maximum(gain, _by_row_sums(independent, h, draws, generator))
+    return gain
+
+
+def hidden_units(
+    posteriors: Mapping[str, GaussianPosterior], first: str, second: str
+) -> list[Part]:
+    """The tensors of the hidden units between two linear layers.
+
+    Args:
+        posteriors: tensor name -> posterior.
+        first: name of the layer that the units are the outputs of.
+        second: name of the layer that they are the inputs of.
+
+    Raises:
+        ValueError: layers without a posterior, or a point estimate: its units have an order.
+    """
+    wanted = [(f"{first}.weight", 0), (f"{first}.bias", 0), (f"{second}.weight", 1)]
+    for name in (f"{first}.weight", f"{second}.weight"):
+        if name not in posteriors:
+            raise ValueError(
+                f"expected two layers with a posterior among {list(posteriors)}, got {first!r} "
+                f"and {second!r}: there is no {name!r}"
+            )
+    points = [n for n, _ in wanted if n in posteriors and isinstance(posteriors[n], Point)]
+    if points:
+        raise ValueError(
+            f"expected posteriors that the orders of units can mix, got point estimates for "
+            f"{points}: with them fixed, another order is another network"
+        )
+    return [(posteriors[name], dim) for name, dim in wanted if name in posteriors]
+
+
+def _sum(values: list[Tensor]) -> Tensor:
+    return torch.stack(values).sum(0)
+
+
+def _units(parts: Sequence[Part]) -> int:
+    sizes = {q.shape[dim] if dim < len(q.shape) else None for q, dim in parts}
+    if len(sizes) != 1 or None in sizes or any(q.batch is not None for q, _ in parts):
+        shapes = [(list(q.shape), dim) for q, dim in parts]
+        raise ValueError(f"expected posteriors over the same hidden units, got {shapes}")
+    (h,) = (size for size in sizes if size is not None)
+    return h
+
+
+def _orders(
+    h: int, most: int, generator: torch.Generator | None, q: GaussianPosterior
+) -> Int[Tensor, "k h"]:
+    """All permutations if they are at most so many, else the identity and random ones."""
+    device = q.mean.device
+    if math.factorial(h) <= most:
+        return torch.tensor(list(itertools.permutations(range(h))), device=device)
+    place = generator.device if generator is not None else device
+    random = [torch.randperm(h, generator=generator, device=place) for _ in range(most - 1)]
+    return torch.stack([torch.arange(h, device=place), *random]).to(device)
+
+
+def _independent(q: GaussianPosterior, dim: int) -> bool:
+    """Whether the posterior of a tensor is a product over hidden units."""
+    rows = isinstance(q, BlockCholesky) and not isinstance(q, Full) and len(q.shape) > 1
+    return isinstance(q, Diagonal) or (rows and dim == 0)
+
+
+def _by_orders(
+    parts: Sequence[Part],
+    orders: Int[Tensor, "k h"],
+    draws: int,
+    generator: torch.Generator | None,
+) -> Tensor:
+    drawn = [(q, dim, q.sample(draws, generator)) for q, dim in parts]
+    densities = torch.stack(
+        [_sum([q.log_prob(w.index_select(dim + 1, g)) for q, dim, w in drawn]) for g in orders]
+    )
+    found = densities[0] - densities.logsumexp(0) + math.log(len(orders))
+    return found.mean()
+
+
+def _by_row_sums(
+    parts: Sequence[Part], h: int, draws: int, generator: torch.Generator | None
+) -> Tensor:
+    table = _sum([_densities(q, dim, q.sample(draws, generator)) for q, dim in parts])
+    excess = table.logsumexp(-1) - table.diagonal(dim1=-2, dim2=-1)
+    return math.lgamma(h + 1) - excess.sum(-1).mean()
+
+
+def _densities(q: GaussianPosterior, dim: int, w: Tensor) -> Float[Tensor, "s h h"]:
+    r"""$\log q_i(\theta_j)$: the weights of unit j in the place of unit i."""
+    h = q.shape[dim]
+    units = w.movedim(dim + 1, 1).reshape(len(w), h, -1)
+    mean = q.mean.movedim(dim, 0).reshape(h, -1)
+    apart = (units.unsqueeze(1) - mean.unsqueeze(1)).double()  # [s, i, j, d]
+    constant = apart.shape[-1] * math.log(2 * math.pi)
+    if isinstance(q, Diagonal):
+        log_scale = q.log_scale.movedim(dim, 0).reshape(h, 1, -1).double()
+        z = apart / log_scale.exp()
+        return -0.5 * (z.square().sum(-1) + 2 * log_scale.sum(-1) + constant)
+    assert isinstance(q, BlockCholesky)
+    root = q.root.matrix().double()  # [i, d, d]
+    white: Tensor = torch.linalg.solve_triangular(root, apart.mT, upper=False)  # [s, i, d, j]
+    return -0.5 * (white.square().sum(-2) + q.root.log_det().unsqueeze(-1) + constant)

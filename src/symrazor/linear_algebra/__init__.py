@@ -1,1 +1,0 @@
-"""Matrices as values, without any knowledge of networks."""

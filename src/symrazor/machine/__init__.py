@@ -1,1 +1,0 @@
-"""How work is put on cores and on a GPU."""

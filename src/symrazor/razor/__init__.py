@@ -1,1 +1,0 @@
-"""The evidence step: estimate it, update the prior, keep the best."""

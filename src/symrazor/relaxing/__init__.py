@@ -1,1 +1,0 @@
-"""An ordinary network in, a relaxed one out."""

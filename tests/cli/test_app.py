@@ -1,0 +1,278 @@
+"""The command, as a user runs it."""
+
+import json
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+
+import symrazor as sr
+from symrazor.bench import evidence as evidence_bench
+from symrazor.bench import fit as fit_bench
+from symrazor.bench import layers as layers_bench
+from symrazor.bench.measure import fresh_peak
+from symrazor.cli import app as cli
+from symrazor.core.files import check_file, write_atomically
+from symrazor.discovery.api import discover_digits
+from symrazor.discovery.question import Options
+
+
+def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """In a process of its own."""
+    command = [sys.executable, "-m", "symrazor", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+Call = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def call(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Call:
+    """The same in this process: torch is loaded already."""
+
+    def called(*arguments: str) -> subprocess.CompletedProcess[str]:
+        monkeypatch.setattr(sys, "argv", ["symrazor", *arguments])
+        code = 0
+        try:
+            cli.main()
+        except SystemExit as stopped:
+            code = stopped.code if isinstance(stopped.code, int) else 0
+        said = capsys.readouterr()
+        return subprocess.CompletedProcess(arguments, code, said.out, said.err)
+
+    return called
+
+
+def test_discover_on_the_embedded_digits(tmp_path: Path) -> None:
+    """A short run: files are complete and the figures in them belong together."""
+    done = _run(
+        "discover", "--epochs", "1", "--out", str(tmp_path), "--json", str(tmp_path / "a.json")
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Which digit is it?" in done.stdout
+    assert "nats" in done.stdout
+    assert (tmp_path / "evidence.png").read_bytes().startswith(b"\x89PNG")
+    document = json.loads((tmp_path / "a.json").read_text())
+    assert document == json.loads((tmp_path / "discover.json").read_text())
+    answers = document["questions"]
+    assert [a["name"] for a in answers] == ["digit", "quadrant"]
+    assert (tmp_path / "quadrant" / "network.pt2").is_file()
+    for answer in answers:
+        values = [c["reading"]["evidence"]["log_evidence"] for c in answer["candidates"]]
+        assert values == sorted(values, reverse=True)
+        assert answer["margin"] == pytest.approx(values[0] - values[1])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_the_evidence_picks_the_symmetry_that_is_there(seed: int) -> None:
+    """Full runs: translation symmetry is kept for digits and given up where position is asked."""
+    answers = [one.answer for one in discover_digits(Options(seed=seed, progress=False)).found]
+    digit, quadrant = answers
+    assert digit.symmetric
+    assert not quadrant.symmetric
+    assert "Position does not matter" in digit.verdict
+    assert "Position matters" in quadrant.verdict
+    shares = [layer.free_share for layer in quadrant.named("relaxed").fit.reading.layers[:3]]
+    assert shares[0] < 0.05  # symmetry is broken late, not at the first layer
+    assert max(shares) > 0.08
+    assert quadrant.candidates[0].name == "relaxed"
+    assert digit.named("relaxed").log_evidence > digit.named("fully connected").log_evidence
+    assert all((a.margin or 0) > 3 for a in answers)
+    for answer in answers:  # the best by evidence is better on test data than the worst
+        losses = [c.fit.reading.test["nll"] for c in answer.candidates]
+        assert losses[0] < losses[-1]
+
+
+def test_bench_writes_its_rows(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On few data, and without the processes of their own that measure memory."""
+    monkeypatch.setattr(evidence_bench, "data", lambda n, data=evidence_bench.data: data(n // 16))
+    monkeypatch.setattr(evidence_bench, "fresh_peak", lambda *_: 1.0)
+    file = tmp_path / "rows.json"
+    sizes = ["--alphas", "1", "--rounds", "1", "--paddings", "circular"]
+    done = call("bench", "evidence", *sizes, "--json", str(file))
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(file.read_text())
+    keys = ["net", "alpha", "padding", "estimator", "ratio_cpu", "ratio_wall", "peak_mb"]
+    assert all(list(row) == [*keys, "log_evidence"] for row in rows)
+    values = {row["estimator"]: row["log_evidence"] for row in rows}
+    assert values["one probe"] == pytest.approx(values["exact"], rel=0.01)
+
+
+def test_memory_is_measured_in_a_process_of_its_own() -> None:
+    peak = fresh_peak("symrazor.bench.evidence", 1, "circular", "one probe", 64, 1)
+    assert 1 < peak < 1000 or math.isnan(peak)
+
+
+def test_bench_of_layers_writes_its_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On two data, and without the processes of their own that measure memory."""
+    monkeypatch.setitem(layers_bench.COMPARISONS, "layers", lambda: layers_bench.layers(batch=2))
+    monkeypatch.setattr(layers_bench, "fresh_peak", lambda *_: 1.0)
+    file = tmp_path / "rows.json"
+    rows = layers_bench.main(1, file, threads=1, only=["layers"])
+    assert [(row.variant, row.goal) for row in rows[:2]] == [
+        ("3 x 3 convolution", None),
+        ("F-FC", 1.1),
+    ]
+    assert rows[0].ratio_cpu == rows[0].ratio_wall == 1
+    assert json.loads(file.read_text()) == [asdict(row) for row in rows]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_bench_of_layers_by_command(tmp_path: Path) -> None:
+    """The whole table; F-FC needs less time and memory than FC."""
+    file = tmp_path / "rows.json"
+    command = [sys.executable, "-m", "symrazor", "bench", "layers", "--rounds", "1"]
+    subprocess.run([*command, "--json", str(file)], check=True)
+    rows = {(r["comparison"], r["variant"]): r for r in json.loads(file.read_text())}
+    layers = {v: r for (c, v), r in rows.items() if c == "forward+backward"}
+    assert layers["F-FC"]["peak_mb"] < layers["FC"]["peak_mb"]
+    assert layers["F-FC"]["ratio_cpu"] < layers["FC"]["ratio_cpu"]
+
+
+def test_help_and_version(call: Call) -> None:
+    said = call("--help").stdout
+    verbs = ("discover", "report", "export", "predict", "data", "bench", "experiment", "completion")
+    assert all(verb in said for verb in verbs)
+    assert _run("version").stdout.strip() == sr.__version__
+
+
+@pytest.mark.parametrize("quiet", [True, False])
+def test_an_experiment_prints_its_table_unless_asked_not_to(call: Call, quiet: bool) -> None:
+    flags = ["--quiet"] if quiet else []
+    done = call("experiment", *flags, "ella-table1", "--small", "--rows")
+    assert done.returncode == 0
+    assert done.stdout.startswith("" if quiet else "| row |")
+    assert bool(done.stdout) != quiet
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("discover", "--epochs", "0"), "epochs of at least 1, got 0"),
+        (("discover", "--epochs", "1", "--groups"), "at least one group, got none"),
+        (("discover", "--epochs", "1", "--out", "/dev/null/x"), "Not a directory"),
+    ],
+)
+def test_what_the_user_can_mend_ends_with_2(
+    call: Call, arguments: tuple[str, ...], message: str
+) -> None:
+    done = call(*arguments)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh"])
+def test_completion(call: Call, shell: str) -> None:
+    done = call("completion", shell)
+    assert done.returncode == 0, done.stderr
+    assert "discover" in done.stdout
+    assert "--minutes" in done.stdout
+
+
+def test_files_are_written_whole_or_not_at_all(tmp_path: Path) -> None:
+    path = tmp_path / "file.json"
+    write_atomically(path, b"first")
+    with pytest.raises(TypeError):
+        write_atomically(path, "not bytes")  # type: ignore[arg-type]
+    assert path.read_bytes() == b"first"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_files_are_for_others_too(tmp_path: Path) -> None:
+    """By the umask, as any program's: not for the owner alone."""
+    plain = tmp_path / "plain"
+    plain.write_bytes(b"")
+    write_atomically(tmp_path / "file.json", b"{}")
+    assert (tmp_path / "file.json").stat().st_mode == plain.stat().st_mode
+
+
+def test_links_and_pipes_stay_what_they_are(tmp_path: Path) -> None:
+    """--json /dev/null must not replace the device by a file."""
+    link, target, pipe = (tmp_path / name for name in ("link", "target", "pipe"))
+    link.symlink_to(target)
+    write_atomically(link, b"first")
+    write_atomically(link, b"second")
+    assert link.is_symlink() and target.read_bytes() == b"second"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    check_file(pipe)
+    write_atomically(pipe, b"all of it")
+    assert pipe.is_fifo() and os.read(reader, 100) == b"all of it"
+    os.close(reader)
+    assert len(list(tmp_path.iterdir())) == 3
+
+
+def test_bench_of_fit_writes_its_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On few data, and without the processes of their own that measure memory and scaling."""
+    monkeypatch.setattr(fit_bench, "memory", lambda o: [fit_bench.Row("peak", 1.6, "", "<= 1.5")])
+    file = tmp_path / "rows.json"
+    options = fit_bench.Options(alpha=1, images=8, batch=4, rounds=1, threads=1)
+    options = replace(options, only=("times", "memory"))
+    rows = fit_bench.main(replace(options, json=file))
+    assert json.loads(file.read_text()) == [asdict(row) for row in rows]
+    plain, epoch, estimate, *ratios, _ = (row.value for row in rows)
+    total = (5 * epoch + estimate) / (5 * plain)
+    expected = [epoch / plain, estimate / plain, total, estimate / (5 * epoch)]
+    assert ratios == pytest.approx(expected)
+    assert [row.unit for row in rows[:3]] == ["s"] * 3
+    table = fit_bench.markdown(rows).splitlines()
+    assert table[0] == "CPU, width 1, 8 images, batches of 4"
+    assert table[-1] == "| peak | 1.6 | <= 1.5 | NO |"
+    assert len(table) == 4 + len(rows)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--device", "gpu"], "expected the device cpu, or cuda where there is one, got 'gpu'"),
+        (["--device", "cuda:99"], "got 'cuda:99' on a machine with"),
+        (["--rounds", "0"], "expected rounds of at least 1, got 0"),
+        (["--only", "speed"], "expected some of times, memory, scaling, got speed"),
+    ],
+)
+def test_bench_of_fit_says_what_it_needs(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        fit_bench.command(arguments)
+    assert stopped.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_bench_of_fit_counts_two_processes() -> None:
+    """The estimate by two: each does about half of the work (time is the bench's business)."""
+    rows = fit_bench.scaling(fit_bench.Options(alpha=2, images=1000, batch=100, rounds=1))
+    assert rows[1].value > 1.3
+
+
+def test_a_reader_who_has_seen_enough_is_no_error() -> None:
+    """As with `symrazor --help | head -1`."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "symrazor", "fit", "--help"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert process.stdout is not None and process.stderr is not None
+    process.stdout.close()
+    said = process.stderr.read()
+    process.wait()
+    process.stderr.close()
+    assert said == b""
+
+
+def test_fit_says_all_as_json_and_nothing_else(tmp_path: Path) -> None:
+    file = tmp_path / "fit.json"
+    options = ["--fit.epochs", "1", "--out", str(tmp_path / "run"), "--json", str(file), "--quiet"]
+    done = _run("fit", *options)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    question = json.loads(file.read_text())["questions"][0]
+    assert question["verdict"] == question["candidates"][0]["reading"]["verdict"]

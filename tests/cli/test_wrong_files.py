@@ -1,0 +1,187 @@
+"""Wrong files by the real command: one clear line, exit code 2, no memory taken for lies."""
+
+import io
+import resource
+import struct
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from symrazor.cli import app as cli
+
+Case = Callable[[Path], Path]
+MEMORY = 6 << 30  # address space of the command: a header that is believed would not fit
+
+
+def limited(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """The command in a process of its own that may not take much memory."""
+    return subprocess.run(
+        [sys.executable, "-m", "symrazor", *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY)),
+    )
+
+
+def _saved(folder: Path, **arrays: np.ndarray) -> Path:
+    np.savez(folder / "data.npz", **arrays)
+    return folder / "data.npz"
+
+
+def _x(n: int = 40) -> np.ndarray:
+    return np.random.default_rng(0).standard_normal((n, 1, 8, 8)).astype(np.float32)
+
+
+def _truncated(folder: Path) -> Path:
+    path = _saved(folder, x=_x(), y=np.arange(40) % 2)
+    path.write_bytes(path.read_bytes()[:-200])
+    return path
+
+
+def _npy_header(shape: str) -> bytes:
+    text = f"{{'descr': '<f4', 'fortran_order': False, 'shape': {shape}, }}".encode()
+    text += b" " * (-(len(text) + 11) % 64) + b"\n"
+    return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text)) + text
+
+
+def _huge_header(folder: Path) -> Path:
+    (folder / "x.npy").write_bytes(_npy_header("(2684354560,)") + b"\0" * 100)
+    return folder / "x.npy"
+
+
+def _zip_bomb(folder: Path) -> Path:
+    """A small file that declares 8 GiB and unpacks to as many zeros as a test has time for."""
+    with zipfile.ZipFile(folder / "data.npz", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("x.npy", _npy_header("(2147483648,)") + b"\0" * (1 << 26))
+        archive.writestr("y.npy", _npy_header("(16,)") + b"\0" * 64)
+    assert (folder / "data.npz").stat().st_size < 1 << 17
+    return folder / "data.npz"
+
+
+def _lying_archive(folder: Path) -> Path:
+    """An array of 1 GiB by its own header, in a member of a few bytes."""
+    with zipfile.ZipFile(folder / "data.npz", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("x.npy", _npy_header("(268435456,)") + b"\0" * 1000)
+    return folder / "data.npz"
+
+
+def _huge_idx(folder: Path) -> Path:
+    path = folder / "train-images-idx3-ubyte"
+    path.write_bytes(b"\0\0\x08\x03" + struct.pack(">3I", 100_000, 320, 320) + b"\0" * 1000)
+    return path
+
+
+def _csv(text: str) -> Case:
+    def write(folder: Path) -> Path:
+        (folder / "data.csv").write_text(text)
+        return folder / "data.csv"
+
+    return write
+
+
+def _mixed_sizes(folder: Path) -> Path:
+    for name, size in (("cat", 8), ("dog", 9)):
+        (folder / name).mkdir()
+        for number in range(12):
+            Image.new("L", (size, size)).save(folder / name / f"{number}.png")
+    return folder
+
+
+def _broken_image(folder: Path) -> Path:
+    (folder / "cat").mkdir()
+    buffer = io.BytesIO()
+    Image.new("L", (8, 8)).save(buffer, "png")
+    (folder / "cat" / "a.png").write_bytes(buffer.getvalue()[:20])
+    return folder
+
+
+def _nan(folder: Path) -> Path:
+    x = _x()
+    x[7, 0, 0, 0] = np.nan
+    return _saved(folder, x=x, y=np.arange(40) % 2)
+
+
+def _hub(folder: Path) -> Path:
+    (folder / "dataset_info.json").write_text("{}")
+    return folder
+
+
+def _ragged_series(folder: Path) -> Path:
+    rows = ["series,time,value,label"]
+    rows += [f"{s},{t},0.5,{s % 2}" for s in range(30) for t in range(9 if s == 4 else 10)]
+    (folder / "data.csv").write_text("\n".join(rows))
+    return folder / "data.csv"
+
+
+CASES: dict[str, tuple[Case, str]] = {
+    "missing": (lambda f: f / "no.npz", "no.npz, which is not there"),
+    "truncated": (_truncated, "expected an .npz file"),
+    "wrong magic": (_csv("GIF89a\0\0;;;\n\x01\x02\n"), "got"),
+    "no format": (lambda f: _write(f / "data.xyz", b"PK\x05\x06"), "starts with the bytes 50 4b"),
+    "10 GB header": (_huge_header, "at most 4 GiB"),
+    "huge idx header": (_huge_idx, "bytes of elements for shape [100000, 320, 320]"),
+    "zip bomb": (_zip_bomb, "expected at most 4 GiB, got"),
+    "lying archive": (_lying_archive, "bytes for an array of 1,073,741,824"),
+    "ragged": (
+        _csv("a,b,y\n1,2,0\n1,2\n"),
+        "expected 3 fields as in the first row, got 2 in row 3",
+    ),
+    "text among numbers": (_csv("a,b,y\n1,two,0\n" * 1), "got 'two' in column 'b', data row 1"),
+    "ragged series": (_ragged_series, "got 10 for series '0' and 9 for '4'"),
+    "NaN": (_nan, "1 NaN and 0 infinite values, the first in sample 7"),
+    "one class": (lambda f: _saved(f, x=_x(), y=np.zeros(40, int)), "at least two classes"),
+    "3 samples": (lambda f: _saved(f, x=_x(3), y=np.arange(3)), "at least 20 samples"),
+    "mixed sizes": (_mixed_sizes, "images of one size, got 8 x 8"),
+    "broken image": (_broken_image, "expected an image, got"),
+    "no labels": (lambda f: _saved(f, x=_x()), "expected labels y"),
+    "pickle": (
+        lambda f: _saved(f, x=np.array([{}, {}], object), y=np.zeros(2)),
+        "x of type object",
+    ),
+    "other lengths": (lambda f: _saved(f, x=_x(), y=np.zeros(39)), "x and y of the same length"),
+    "empty folder": (lambda f: f, "got nothing"),
+    "hugging face": (_hub, "datasets"),
+}
+
+
+def _write(path: Path, content: bytes) -> Path:
+    path.write_bytes(content)
+    return path
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_wrong_files_get_one_line_and_exit_code_2(
+    name: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    make, message = CASES[name]
+    folder = tmp_path / "data"
+    folder.mkdir()
+    path = make(folder)
+    arguments = ["symrazor", "discover", str(path), "--out", str(tmp_path / "run")]
+    monkeypatch.setattr(sys, "argv", arguments)
+    with pytest.raises(SystemExit) as left:
+        cli.main()
+    said = capsys.readouterr().err
+    assert left.value.code == 2
+    assert message in said
+    assert said.startswith("symrazor: expected")
+    assert said.count("\n") == 1, said
+
+
+@pytest.mark.parametrize("name", ["zip bomb", "10 GB header"])
+def test_no_memory_is_taken_for_what_a_header_says(name: str, tmp_path: Path) -> None:
+    path = CASES[name][0](tmp_path)
+    done = limited("discover", str(path), "--out", str(tmp_path / "run"))
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "at most 4 GiB" in done.stderr
+    assert done.stderr.count("\n") == 1

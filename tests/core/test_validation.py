@@ -1,0 +1,211 @@
+"""What `fit` is told wrongly is refused before it trains, in one line that names the culprit."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import symrazor as sr
+from symrazor.core.validation import called, fits
+
+
+def _model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+
+
+def _data(n: int = 20) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(n, 3, generator=generator), torch.arange(n) % 2
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"epochs": "10"}, "expected epochs as int, got '10'"),
+        ({"epochs": 2.5}, "expected epochs as int, got 2.5"),
+        ({"epochs": True}, "expected epochs as int, got True"),
+        ({"epochs": None}, "expected epochs as int, got None"),
+        ({"batch_size": 2.5}, "expected batch_size as int"),
+        ({"every": 2.5}, "expected every as int"),
+        ({"save_every": 1.5}, "expected save_every as int"),
+        ({"patience": 1.5}, "expected patience as int or None, got 1.5"),
+        ({"subset": 0}, "expected subset of at least 1, got 0"),
+        ({"subset": 2.5}, "expected subset as int or None"),
+        ({"burn_in": -1}, "expected burn_in of at least 0, got -1"),
+        ({"burn_in": "a"}, "expected burn_in as int or None, got 'a'"),
+        ({"evidence_batch": 2.5}, "expected evidence_batch as int or None"),
+        ({"lr": "x"}, "expected lr as float or None, got 'x'"),
+        ({"lr": float("inf")}, "expected a positive, finite lr, got inf"),
+        ({"warmup": "a"}, "expected warmup as float"),
+        ({"seed": 1.5}, "expected seed as int, got 1.5"),
+        ({"seed": 2**64}, "expected a seed from -2^63 to 2^63 - 1, got 18446744073709551616"),
+        ({"save": 3}, "expected save as str or Path or None, got 3"),
+        ({"switch_off": "yes"}, "expected switch_off as bool, got 'yes'"),
+        ({"device": None}, "expected device as str, got None"),
+        ({"device": "nonsense"}, "expected a device as torch names them, got 'nonsense'"),
+        ({"device": "cuda:99"}, "expected a device that is there, got 'cuda:99' on a machine with"),
+        ({"razor": 3}, "expected razor as a RazorConfig, got 3"),
+        ({"damping": "a"}, "expected damping as float, got 'a'"),
+        ({"samples": 1.5}, "expected samples as int, got 1.5"),
+        ({"inner_steps": -1}, "expected inner_steps of at least 0, got -1"),
+        ({"config": {"epochs": 1}}, "expected config as a FitConfig, got dict"),
+        ({"callbacks": print}, "expected callbacks as a list of functions"),
+        ({"callbacks": [3]}, "expected callbacks as a list of functions"),
+    ],
+    ids=str,
+)
+def test_options_of_another_kind(options: dict[str, Any], message: str) -> None:
+    model, data = _model(), _data()
+    before = [p.clone() for p in model.parameters()]
+    with pytest.raises(ValueError, match="^expected ") as error:
+        sr.fit(model, data, **options)
+    assert str(error.value).startswith(message)
+    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+
+
+def test_numbers_of_numpy_and_devices_of_torch_are_fine() -> None:
+    options = {"epochs": np.int64(1), "lr": np.float32(0.01), "seed": np.int32(3)}
+    found = sr.fit(_model(), _data(), device=torch.device("cpu"), prior_precision=2, **options)
+    assert len(found.history) == 1
+
+
+X, Y = _data()
+PAIR = "expected the training data as a pair of tensors (x, y), got"
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (X, f"{PAIR} Tensor"),
+        (None, f"{PAIR} NoneType"),
+        ((X, Y, Y), f"{PAIR} tuple"),
+        ((X.numpy(), Y.numpy()), f"{PAIR} (ndarray, ndarray); do torch.as_tensor"),
+        (DataLoader(TensorDataset(X, Y)), f"{PAIR} DataLoader"),
+        ((X.double(), Y), "expected x of the training data as the model takes them, got [20, 3]"),
+        ((X[:, :2], Y), "expected x of the training data as the model takes them, got [20, 2]"),
+    ],
+)
+def test_data_that_are_none(data: Any, message: str) -> None:
+    with pytest.raises(ValueError, match="^expected ") as error:
+        sr.fit(_model(), data, epochs=1)
+    assert str(error.value).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("test", "message"),
+    [
+        (X, "expected the test data as a pair of tensors"),
+        ((X,), "expected the test data as a pair of tensors"),
+        ((X[:, :2], Y), "expected x of the test data as the model takes them"),
+        ((X, Y + 1), "expected labels between 0 and 1"),
+    ],
+)
+def test_test_data_are_looked_at_before_the_training(test: Any, message: str) -> None:
+    seen: list[Any] = []
+    with pytest.raises(ValueError, match="^expected ") as error:
+        sr.fit(_model(), _data(), test=test, epochs=2, every=2, callbacks=[seen.append])
+    assert str(error.value).startswith(message)
+    assert not seen
+
+
+def test_what_is_no_module() -> None:
+    with pytest.raises(ValueError, match="expected a torch module, got function"):
+        sr.fit(_data, _data(), epochs=1)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="expected a torch module, got str"):
+        sr.Razor("model", "categorical", 20)  # type: ignore[arg-type]
+
+
+class Returns(nn.Module):
+    """A linear map whose outputs go through a function."""
+
+    def __init__(self, how: Callable[[Tensor], Any]) -> None:
+        super().__init__()
+        self.fc, self.how = nn.Linear(3, 2), how
+
+    def forward(self, x: Tensor) -> Any:
+        return self.how(self.fc(x))
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        (lambda f: (f, f), "expected outputs [1, k] of the model for one datum, got tuple; do: "),
+        (lambda f: {"logits": f}, "expected outputs [1, k] of the model for one datum, got dict; "),
+        (lambda f: f[:, 0], "expected outputs [1, k] of the model for one datum, got [1]; do: "),
+        (lambda f: f[:, :, None], "expected outputs [1, k] of the model for one datum, got [1, 2,"),
+        (lambda f: f.half(), "expected outputs in float32 or float64, got torch.float16"),
+        (lambda f, g: f, "expected x of the training data as the model takes them, got [20, 3]"),
+    ],
+)
+def test_outputs_are_looked_at_before_the_training(how: Any, message: str) -> None:
+    model = Returns(how)
+    before = model.fc.weight.detach().clone()
+    with pytest.raises(ValueError, match="^expected ") as error:
+        sr.fit(model, _data(), epochs=2, every=2)
+    assert str(error.value).startswith(message)
+    assert torch.equal(model.fc.weight, before)
+
+
+@pytest.mark.parametrize("estimator", ["exact", "mc", "empirical"])
+@pytest.mark.parametrize("kind", [torch.int32, torch.int16, torch.uint8])
+def test_labels_of_any_whole_number_are_fine(kind: torch.dtype, estimator: str) -> None:
+    def evidence(y: Tensor) -> float:
+        torch.manual_seed(0)
+        fit = sr.fit(_model(), (X, y), test=(X, y), epochs=1, estimator=estimator)
+        return fit.reading.evidence["log_evidence"]
+
+    assert evidence(Y.to(kind)) == evidence(Y)
+
+
+def test_a_model_with_running_statistics_is_asked_in_eval_mode() -> None:
+    """One datum has no statistics of its own; the model's mode stays as it was when refused."""
+    layers = [nn.Linear(3, 4), nn.BatchNorm1d(4, affine=False), nn.Tanh(), nn.Linear(4, 2)]
+    model = nn.Sequential(*layers)
+    with pytest.raises(ValueError, match="expected labels"):
+        sr.fit(model, (X, Y + 1), epochs=1)
+    assert all(module.training for module in model.modules())
+    assert len(sr.fit(model, (X, Y), epochs=1).history) == 1
+
+
+def test_kinds_in_words() -> None:
+    assert called(int | None) == "int or None"
+    assert called(dict[str, float]) == "dict[str, float]"
+    assert fits(np.float64(1), float) and fits(1, float) and fits(torch.tensor(1.0), float)
+    assert not fits(True, float) and not fits(torch.ones(2), float) and not fits(1.0, int)
+
+
+def test_fit_trains_where_gradients_are_off() -> None:
+    with torch.no_grad():
+        off = sr.fit(_model(), _data(), epochs=2)
+    on = sr.fit(_model(), _data(), epochs=2)
+    assert float(off.evidence.log_evidence) == float(on.evidence.log_evidence)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda x: x.numpy(), r"expected x as a tensor, got ndarray; do torch.as_tensor\(x\)"),
+        (lambda x: x.double(), r"got \[20, 3\] float64 for weights in float32"),
+        (lambda x: x[:, :2], r"expected x as the model takes them, got \[20, 2\] float32"),
+    ],
+)
+@pytest.mark.parametrize("how", ["map", "probit"])
+def test_predictions_of_what_the_model_does_not_take(
+    change: Callable[[Tensor], Any], message: str, how: Any
+) -> None:
+    fit = sr.fit(_model(), _data(), epochs=1)
+    with pytest.raises(ValueError, match=message):
+        fit.predict(change(_data()[0]), how)
+
+
+@pytest.mark.parametrize("name", ["seed", "burn_in"])
+def test_razor_options_that_fit_sets_itself_are_refused(name: str) -> None:
+    razor = replace(sr.RazorConfig(), **{name: 3})  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=rf"RazorConfig\({name}=3\) .* FitConfig\({name}=3\)"):
+        sr.fit(_model(), _data(), razor=razor)

@@ -1,0 +1,312 @@
+"""Nothing is skipped silently: every weight without curvature is named, with what to do."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import symrazor as sr
+from symrazor import curvature
+
+
+class Masked(nn.Linear):
+    """A Linear that is not one any more."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight.tril(), self.bias)
+
+
+class HookedConv(nn.Conv2d):
+    def _conv_forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return super()._conv_forward(x, weight * 2, bias)
+
+
+class Renamed(nn.Linear):
+    """A subclass that adds nothing to the forward pass is fine."""
+
+    def extra_repr(self) -> str:
+        return "renamed"
+
+
+class Loose(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 3)
+        self.gain = nn.Parameter(torch.ones(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(x) * self.gain
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.b.weight = self.a.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(torch.tanh(self.a(x)))
+
+
+def _razor(model: nn.Module) -> sr.Razor:
+    return sr.Razor(model, "categorical", 10)
+
+
+@pytest.mark.parametrize(
+    ("model", "names", "hint"),
+    [
+        (nn.Sequential(Masked(4, 3)), ["0.weight", "0.bias"], "Masked overrides forward of Linear"),
+        (HookedConv(1, 2, 3), ["weight", "bias"], "overrides _conv_forward of Conv2d"),
+        (Loose(), ["gain"], "no curvature is registered for layers of type Loose"),
+        (Tied(), ["a.weight"], "shared by the modules 'a' and 'b'"),
+        (nn.Sequential(nn.LSTM(4, 3)), ["0.weight_ih_l0"], "type LSTM"),
+        (
+            nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)),
+            ["1.weight", "1.bias"],
+            "call model.eval",
+        ),
+        (nn.Sequential(nn.PReLU()), ["0.weight"], "type PReLU"),
+        (nn.Embedding(3, 2, max_norm=1.0), ["weight"], "unset max_norm"),
+        (
+            nn.utils.parametrizations.weight_norm(nn.Linear(4, 3)),
+            ["parametrizations.weight.original0", "parametrizations.weight.original1"],
+            "no curvature is registered",
+        ),
+    ],
+)
+def test_refused_by_name(model: nn.Module, names: list[str], hint: str) -> None:
+    with pytest.raises(sr.UnsupportedParameterError, match=hint) as error:
+        _razor(model)
+    assert set(names) <= set(error.value.reasons)
+    assert "requires_grad_(False)" in str(error.value)
+
+
+def test_forward_replaced_on_the_instance_is_refused() -> None:
+    model = nn.Linear(4, 3)
+    model.forward = lambda x: F.linear(x, model.weight) ** 2  # type: ignore[method-assign]
+    with pytest.raises(sr.UnsupportedParameterError, match="overrides forward"):
+        _razor(model)
+
+
+def test_what_is_accepted() -> None:
+    _razor(Renamed(4, 3))
+    frozen = Loose()
+    frozen.gain.requires_grad_(False)
+    _razor(frozen)
+    batch_norm = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    _razor(batch_norm.eval())
+
+
+class Sideways(nn.Module):
+    """Uses a weight a second time behind its module's back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(x) + F.linear(x, self.fc.weight)
+
+
+class Bypassed(nn.Module):
+    """Never calls its module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.fc.weight, self.fc.bias)
+
+
+@pytest.mark.parametrize("kind", [Sideways, Bypassed])
+def test_use_outside_of_the_module_is_found_by_the_gradient(kind: type[nn.Module]) -> None:
+    torch.manual_seed(0)
+    model, x = kind(), torch.randn(10, 4)
+    with pytest.raises(sr.UnsupportedParameterError, match="do not explain its gradient") as error:
+        _razor(model).evidence([(x, torch.arange(10) % 4)])
+    assert "fc.weight" in error.value.reasons
+
+
+class Wrong(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(3, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.weight.T * 2
+
+
+@curvature.sharing.register
+def _wrong(module: Wrong) -> curvature.Sharing:
+    return curvature.Sharing(
+        inputs=lambda x: x.reshape(len(x), 1, 1, -1),
+        outputs=lambda g: g.reshape(len(g), 1, 1, -1),
+        bias=None,
+    )
+
+
+def test_a_wrong_format_is_found_by_the_gradient() -> None:
+    torch.manual_seed(0)
+    with pytest.raises(sr.UnsupportedParameterError, match="registered format wrong"):
+        _razor(Wrong()).evidence([(torch.randn(10, 4), torch.arange(10) % 3)])
+
+
+def test_dropout_in_training_mode() -> None:
+    model = nn.Sequential(nn.Linear(4, 3), nn.Dropout(0.5))
+    data = [(torch.randn(10, 4), torch.arange(10) % 3)]
+    razor = _razor(model)
+    with pytest.raises(ValueError, match=r"dropout in training mode at \['1'\].*model\.eval"):
+        razor.evidence(data)
+    assert model.training
+    model.eval()
+    razor.evidence(data)
+
+
+def test_batch_norm_switched_to_training_mode_later() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 3)).eval()
+    razor = _razor(model)
+    model.train()
+    with pytest.raises(sr.UnsupportedParameterError, match="BatchNorm on batch statistics"):
+        razor.evidence([(torch.randn(10, 4), torch.arange(10) % 3)])
+
+
+class Overwrites(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.first(x)
+        y = self.second(h)
+        h.add_(1)
+        return y + h
+
+
+def test_input_overwritten_in_place() -> None:
+    with pytest.raises((ValueError, RuntimeError), match="in-?place"):
+        _razor(Overwrites()).evidence([(torch.randn(10, 4), torch.arange(10) % 4)])
+
+
+class Flattens(nn.Module):
+    """Hides the data in a longer first dimension, but not datum after datum."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(2, 3), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        steps = x.reshape(len(x), 2, 2).transpose(0, 1).reshape(-1, 2)
+        h = torch.tanh(self.a(steps)).reshape(2, len(x), 3)
+        return self.b(h.transpose(0, 1).flatten(1))
+
+
+class SequenceFirst(nn.Module):
+    """Two data of two steps: transposed, the shape is the same."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(2, 3), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        steps = x.reshape(len(x), 2, 2).transpose(0, 1)
+        return self.b(torch.tanh(self.a(steps)).transpose(0, 1).flatten(1))
+
+
+class ZeroHead(Sideways):
+    """The gradient below a head of zeros is zero, and hides what is wrong there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(4, 3)
+        nn.init.zeros_(self.head.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.tanh(super().forward(x)))
+
+
+@pytest.mark.parametrize("kind", [Flattens, SequenceFirst, ZeroHead])
+def test_what_a_summed_gradient_would_not_show(kind: type[nn.Module]) -> None:
+    torch.manual_seed(0)
+    model, x, y = kind(), torch.randn(10, 4), torch.arange(10) % 3
+    with pytest.raises(sr.UnsupportedParameterError, match=r"first dimension|explain"):
+        _razor(model).evidence([(x, y)])
+    with pytest.raises(sr.UnsupportedParameterError, match=r"first dimension|explain"):
+        curvature.estimate_curvature(model, "categorical", [(x, y)])
+
+
+def test_small_gradients_are_compared_as_strictly() -> None:
+    torch.manual_seed(0)
+    with pytest.raises(sr.UnsupportedParameterError, match="explain"):
+        _razor(Sideways()).evidence([(1e-4 * torch.randn(10, 4), torch.arange(10) % 4)])
+
+
+class Noisy(nn.Module):
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.fc, self.how = nn.Linear(4, 3), how
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.fc(x)
+        return F.dropout(h, 0.5, True) if self.how == "random" else h - h.mean(0)
+
+
+@pytest.mark.parametrize(("how", "hint"), [("random", "second call"), ("coupled", "datum alone")])
+def test_random_and_coupled_outputs(how: str, hint: str) -> None:
+    with pytest.raises(ValueError, match=hint):
+        _razor(Noisy(how)).evidence([(torch.randn(10, 4), torch.arange(10) % 3)])
+
+
+def test_batch_norm_without_weights_in_training_mode() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4, affine=False), nn.Linear(4, 3))
+    data = [(torch.randn(10, 4), torch.arange(10) % 3)]
+    for evaluate in (
+        _razor(model).evidence,
+        lambda d: curvature.estimate_curvature(model, "categorical", d),
+    ):
+        with pytest.raises(ValueError, match=r"batch statistics at \['1'\]"):
+            evaluate(data)
+    assert float(model[1].running_mean.abs().max()) == 0
+
+
+def test_changes_to_the_model_are_seen() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
+    data = [(torch.randn(10, 4), torch.arange(10) % 3)]
+    razor = _razor(model)
+    razor.evidence(data)
+    model[2] = nn.Linear(8, 3)
+    assert float(razor.evidence(data).log_det) == float(_razor(model).evidence(data).log_det)
+    model[0].weight.requires_grad_(False)
+    with pytest.raises(ValueError, match=r"change in \['0.weight'\]; make a new Razor"):
+        razor.evidence(data)
+
+
+def test_half_precision_and_compiled_models() -> None:
+    data = [(torch.randn(10, 4).bfloat16(), torch.arange(10) % 3)]
+    with pytest.raises(ValueError, match="too coarse for curvature"):
+        _razor(nn.Linear(4, 3).bfloat16()).evidence(data)
+    with pytest.raises(ValueError, match="pass the module it was made from"):
+        _razor(torch.compile(nn.Linear(4, 3), backend="eager"))
+
+
+class Keeps(nn.Module):
+    """Remembers an activation, so that it cannot be copied."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.last = self.fc(x)
+        return self.last
+
+
+def test_a_model_that_cannot_be_copied_is_verified_as_it_is() -> None:
+    model = Keeps()
+    x, y = torch.randn(10, 4), torch.arange(10) % 3
+    model(x)
+    before = model.fc.weight.detach().clone()
+    expected = _razor(model.fc).evidence([(x, y)])
+    assert float(_razor(model).evidence([(x, y)]).log_det) == float(expected.log_det)
+    assert torch.equal(model.fc.weight.detach(), before)

@@ -1,0 +1,110 @@
+"""Data sets are fetched from a real server, and kept only if they are right."""
+
+import gzip
+import hashlib
+import io
+import tarfile
+import threading
+from collections.abc import Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from symrazor.cli import app as cli
+from symrazor.data.download import SOURCES, File, Source, download
+
+CONTENT = b"0123456789" * 5000
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[tuple[Path, str]]:
+    """A folder, and the address where it is served."""
+    folder = tmp_path / "served"
+    folder.mkdir()
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(folder))) as http:
+        thread = threading.Thread(target=http.serve_forever)
+        thread.start()
+        yield folder, f"http://127.0.0.1:{http.server_port}/"
+        http.shutdown()
+        thread.join()
+
+
+def _file(content: bytes = CONTENT) -> File:
+    return File("a.bin", len(content), hashlib.sha256(content).hexdigest())
+
+
+def test_a_gzipped_file_that_is_right(server: tuple[Path, str], tmp_path: Path) -> None:
+    folder, url = server
+    (folder / "a.bin.gz").write_bytes(gzip.compress(CONTENT))
+    seen: list[int] = []
+    source = Source(url, (_file(),))
+    (file,) = download(source, tmp_path / "out", show=lambda name, n: seen.append(n))
+    assert file.read_bytes() == CONTENT
+    assert seen[-1] == len(CONTENT)
+    (folder / "a.bin.gz").unlink()
+    assert download(source, tmp_path / "out") == [file]  # it is there: nothing is fetched
+
+
+@pytest.mark.parametrize(
+    "served",
+    [
+        gzip.compress(CONTENT[:-1] + b"x"),
+        gzip.compress(CONTENT + b"more"),
+        gzip.compress(b"\0" * (1 << 24)),
+        gzip.compress(CONTENT)[:-20],
+        b"<html>moved</html>",
+    ],
+    ids=["other", "longer", "bomb", "truncated", "page"],
+)
+def test_what_is_wrong_is_not_kept(served: bytes, server: tuple[Path, str], tmp_path: Path) -> None:
+    folder, url = server
+    (folder / "a.bin.gz").write_bytes(served)
+    with pytest.raises(ValueError, match="expected (a.bin of 50,000 bytes|a whole gzip file)"):
+        download(Source(url, (_file(),)), tmp_path / "out")
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_an_archive(server: tuple[Path, str], tmp_path: Path) -> None:
+    """Only wanted files are kept, whatever folder they claim to be in."""
+    folder, url = server
+    with tarfile.open(folder / "all.tar.gz", "w:gz") as archive:
+        for name in ("../../evil.txt", "deep/folder/a.bin"):
+            member = tarfile.TarInfo(name)
+            member.size = len(CONTENT)
+            archive.addfile(member, io.BytesIO(CONTENT))
+    (file,) = download(Source(url, (_file(),), "all.tar.gz"), tmp_path / "out" / "in")
+    assert file.read_bytes() == CONTENT
+    assert {p.name for p in tmp_path.rglob("*") if p.is_file()} == {"all.tar.gz", "a.bin"}
+    with pytest.raises(ValueError, match="expected the file b.bin"):
+        wanted = (File("b.bin", 1, "00"),)
+        download(Source(url, wanted, "all.tar.gz"), tmp_path / "out")
+
+
+def test_the_command(
+    server: tuple[Path, str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    folder, url = server
+    (folder / "a.bin.gz").write_bytes(gzip.compress(CONTENT))
+    monkeypatch.setitem(SOURCES, "mnist", Source(url, (_file(),), about="a test"))
+    out = str(tmp_path / "out")
+    cli.run(["data", "get", "mnist", "--out", out])
+    assert (tmp_path / "out" / "mnist" / "a.bin").read_bytes() == CONTENT
+    cli.run(["data", "list"])
+    assert "a test" in capsys.readouterr().out
+    monkeypatch.setattr(
+        "sys.argv", ["symrazor", "data", "get", "cifar-10", "--out", out, "--url", url]
+    )
+    with pytest.raises(SystemExit) as left:
+        cli.main()
+    assert left.value.code == 2
+    assert "cifar-10-binary.tar.gz, got: " in capsys.readouterr().err

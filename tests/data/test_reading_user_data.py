@@ -1,0 +1,197 @@
+"""Data as people give them: other spellings, text labels of test data, shapes to predict."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import symrazor as sr
+from symrazor.cli import app as cli
+from symrazor.data import dataset, read
+from symrazor.data.sources import read_inputs
+
+RNG = np.random.default_rng(0)
+N = 30
+Y = np.arange(N) % 3
+X = RNG.random((N, 4)).astype(np.float32)
+TEXT = np.array(["ant", "bee", "cow"])[Y]
+
+
+def test_text_labels_of_test_data_are_numbered_with_those_of_training(tmp_path: Path) -> None:
+    late = Y > 0  # without the first class, whose number would otherwise be given to the second
+    np.savez(tmp_path / "a.npz", x=X, y=TEXT, x_test=X[late], y_test=TEXT[late])
+    found = read(tmp_path / "a.npz")
+    assert found.test is not None
+    assert found.test[1].tolist() == Y[late].tolist()
+    given = sr.discover(X, TEXT.tolist(), test=(X[late], TEXT[late].tolist()), epochs=1)
+    held = given.found[0].test
+    assert held is not None
+    assert held[1].tolist() == Y[late].tolist()
+    with pytest.raises(ValueError, match="only classes of the training data.*the class dog"):
+        sr.discover(X, TEXT, test=(X[:2], ["dog", "ant"]))
+    with pytest.raises(ValueError, match="labels of one type"):
+        sr.discover(X, TEXT, test=(X[:2], [0, 1]))
+
+
+@pytest.mark.parametrize("names", [("X", "Y"), ("x_train", "y_train"), ("X_train", "y_train")])
+def test_other_names_of_arrays(names: tuple[str, str], tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", **{names[0]: X, names[1]: TEXT.astype("S")}, x_test=X, y_test=TEXT)
+    found = read(tmp_path / "a.npz")
+    assert torch.equal(found.x, torch.from_numpy(X))
+    assert found.names == ("ant", "bee", "cow")
+    assert found.test is not None
+
+
+@pytest.mark.parametrize(
+    ("y", "described"),
+    [
+        (Y.astype(np.float64), "3 classes"),
+        (Y + 0.5, "1 target (regression)"),
+        (Y - 1.0, "1 target (regression)"),
+        (100.0 * Y, "1 target (regression)"),
+        (np.array([-7, 3, 2**40])[Y], "3 classes"),
+        (Y > 0, "2 classes"),
+    ],
+)
+def test_what_labels_are(y: np.ndarray, described: str) -> None:
+    assert dataset(torch.from_numpy(X), torch.from_numpy(y)).describe().endswith(described)
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "constant": ({"x": np.ones((N, 1, 8, 8))}, "inputs that differ"),
+    "test of another size": (
+        {"x_test": X[:, :3], "y_test": Y},
+        r"test data of shape \[4\] .*got \[3\]",
+    ),
+    "test with NaN": ({"x_test": X * np.nan, "y_test": Y}, "finite x in the test data"),
+    "test without labels": ({"x_test": X}, "both x_test and y_test"),
+    "too large for float32": ({"x": X.astype(np.float64) * 1e39}, "infinite values"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused_in_one_line(name: str, tmp_path: Path) -> None:
+    arrays, message = REFUSED[name]
+    np.savez(tmp_path / "a.npz", **{"x": X, "y": Y} | arrays)
+    with pytest.raises(ValueError, match=message) as error:
+        read(tmp_path / "a.npz")
+    assert "\n" not in str(error.value)
+
+
+def test_text_is_not_regressed_on() -> None:
+    with pytest.raises(ValueError, match="numbers as targets.*got the classes ant, bee, cow"):
+        sr.discover(X, TEXT, task="regression")
+
+
+@pytest.mark.parametrize("x", [[[1, 2], [3]] * 15, [["a", "b"]] * N, None, [{}] * N])
+def test_no_numbers(x: Any) -> None:
+    with pytest.raises(ValueError, match="expected x as an array of numbers"):
+        sr.discover(x, Y)
+
+
+def test_a_dataset_says_what_it_is_itself() -> None:
+    data = dataset(torch.from_numpy(X), torch.from_numpy(Y))
+    assert repr(data) == "Dataset(x and y: 30 vectors of 4, 3 classes)"
+    with pytest.raises(ValueError, match="a Dataset alone"):
+        sr.discover(data, task="regression")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"device": "tpu"}, "expected a device: auto, cpu or cuda, got 'tpu'"),
+        ({"seed": 2**64}, "a seed of 64 bits"),
+    ],
+)
+def test_options_are_checked_before_the_work(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        sr.discover(X, Y, **options)
+
+
+@pytest.mark.parametrize("header", ["", "a,b,c,d,kind\n"])
+@pytest.mark.parametrize("labels", [TEXT, Y])
+def test_inputs_to_predict_may_come_with_labels(
+    header: str, labels: np.ndarray, tmp_path: Path
+) -> None:
+    rows = [",".join(map(str, [*row, label])) for row, label in zip(X, labels, strict=True)]
+    (tmp_path / "a.csv").write_text(header + "\n".join(rows))
+    assert torch.equal(read_inputs(tmp_path / "a.csv", "vector", [4]), torch.from_numpy(X))
+    with pytest.raises(ValueError, match=r"vectors of shape \[7\].*got \[4\]"):
+        read_inputs(tmp_path / "a.csv", "vector", [7])
+
+
+def test_decimal_commas_are_named(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("a;y\n0,5;1\n1,5;2\n")
+    with pytest.raises(ValueError, match="decimal point"):
+        read(tmp_path / "a.csv")
+
+
+@pytest.fixture(scope="module")
+def pictures() -> tuple[np.ndarray, sr.Discovery]:
+    x = RNG.integers(0, 255, (N, 8, 9, 3)).astype(np.uint8)  # channels last
+    return x, sr.discover(x, Y, epochs=1)
+
+
+def test_predictions_take_data_as_they_came(pictures: tuple[np.ndarray, sr.Discovery]) -> None:
+    x, found = pictures
+    first = torch.from_numpy(x).permute(0, 3, 1, 2) / 255
+    expected = found.network()(first).softmax(-1)
+    assert torch.allclose(found.predict(x), expected, atol=1e-6)
+    assert torch.allclose(found.predict(first.double()), expected, atol=1e-6)
+    with pytest.raises(ValueError, match=r"images of shape \[3, 8, 9\], got \[3, 7, 9\]"):
+        found.predict(x[:, :7])
+    assert repr(found) == f"Discovery(x and y: {found.chosen.name})"
+
+
+def test_the_document_names_layers_and_networks_as_the_verdict_does(
+    pictures: tuple[np.ndarray, sr.Discovery],
+) -> None:
+    found = pictures[1].to_dict()
+    question = found["questions"][0]
+    relaxed = next(c for c in question["candidates"] if c["name"] == question["network"])
+    assert [layer["number"] for layer in relaxed["reading"]["layers"]] == [1, 2, 3]
+    assert question["calibration"]["network"] == question["chosen"]
+    assert "x: float32 [n, 3, 8, 9], bytes divided by 255" in found["load"]
+    compile(found["load"], "load", "exec")
+
+
+def test_targets_of_variance_one_keep_their_mean() -> None:
+    y = 100.0 + 2 * (np.arange(N) % 2)
+    found = sr.discover(X, y, task="regression", epochs=1, held_out=0)
+    assert 95 < float(found.predict(X).mean()) < 107
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--out", "FILE"], "expected a folder to write to, got"),
+        (["--out", "FILE/run"], "expected a folder to write to, got"),
+        (["--json", "FOLDER"], "expected a file to write, got the folder"),
+        (["--report", "FILE/page.html"], "expected a folder to write to, got"),
+    ],
+)
+def test_bad_paths_before_the_work(
+    options: list[str],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    np.savez(tmp_path / "a.npz", x=X, y=Y)
+    (tmp_path / "file").write_text("")
+    real = {"FILE": str(tmp_path / "file"), "FOLDER": str(tmp_path)}
+    options = [
+        part.replace("FILE", real["FILE"]).replace("FOLDER", str(tmp_path)) for part in options
+    ]
+    out = [] if "--out" in options else ["--out", str(tmp_path / "run")]
+    argv = ["symrazor", "discover", str(tmp_path / "a.npz"), "--epochs", "1", *out, *options]
+    monkeypatch.setattr("sys.argv", argv)
+    with pytest.raises(SystemExit) as left:
+        cli.main()
+    told = capsys.readouterr()
+    assert left.value.code == 2
+    assert message in told.err
+    assert told.err.count("\n") == 1
+    assert told.out == ""

@@ -1,0 +1,348 @@
+"""From data to a verdict, a document, a run folder and a plain network."""
+
+import csv
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+import pytest
+import torch
+from discover_data import some_data
+
+import symrazor as sr
+from symrazor.cli import app as cli
+from symrazor.discovery import digits
+from symrazor.discovery.answer import Answer, Candidate
+from symrazor.discovery.folder import export_network, load_network, read_document
+from symrazor.discovery.registry import CANDIDATES
+from symrazor.runs.config import DataConfig, ModelConfig, RunConfig
+from symrazor.runs.fit_run import run as fit_run
+
+
+@pytest.mark.parametrize("task", ["classification", "regression"])
+@pytest.mark.parametrize("kind", [*CANDIDATES])
+def test_every_kind_gives_a_document_and_a_plain_network(kind: str, task: str) -> None:
+    found = sr.discover(some_data(kind, task), epochs=1)
+    document = json.loads(json.dumps(found.to_dict(), allow_nan=False))
+    assert (document["schema"], document["kind"], document["task"]) == (1, kind, task)
+    (question,) = document["questions"]
+    values = [c["reading"]["evidence"]["log_evidence"] for c in question["candidates"]]
+    assert values == sorted(values, reverse=True)
+    assert question["margin"] == pytest.approx(values[0] - values[1])
+    assert question["verdict"] == found.verdict
+    assert "nats" in found.verdict
+    assert len(question["candidates"][0]["history"]) == 1
+    assert found.verdict.split(".")[0] in found._repr_html_()
+    network = found.network()
+    assert not any(type(m).__module__.startswith("symrazor") for m in network.modules())
+    # the plain network takes data as they came: against scaling by hand and the trained model
+    data = found.found[0].data
+    x = some_data(kind, task).x[:7]
+    moved = x.transpose(1, 2) if kind == "set" else x
+    train = data.x.transpose(1, 2) if kind == "set" else data.x
+    over = [0, *range(2, train.ndim)]
+    mean = train.double().mean(over, keepdim=True)
+    std = train.double().std(over, correction=0, keepdim=True)
+    with torch.no_grad():
+        f = found.best.fit.model(((moved - mean) / std).float())
+        if task == "regression":
+            assert data.y is not None
+            f = f * data.y.std(0, correction=0) + data.y.mean(0)
+        torch.testing.assert_close(network(x), f, rtol=1e-3, atol=1e-3)
+    p = found.predict(x.numpy())
+    expected = f.softmax(1) if task == "classification" else f
+    torch.testing.assert_close(p, expected, rtol=1e-3, atol=1e-3)
+
+
+def test_the_run_folder_and_what_can_be_done_with_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = some_data("image")
+    file = tmp_path / "data.npz"
+    np.savez(file, x=data.x.numpy(), y=data.y)
+    run = tmp_path / "run"
+    cli.run(
+        ["discover", str(file), "--epochs", "1", "--out", str(run), "--json", str(tmp_path / "a")]
+    )
+    said = capsys.readouterr().out
+    assert "60 images of 1 x 8 x 8, 2 classes" in said
+    document = read_document(run)
+    assert document == json.loads((tmp_path / "a").read_text())
+    assert document["questions"][0]["verdict"] in said
+    assert (run / "evidence.png").read_bytes().startswith(b"\x89PNG")
+    assert "torch.export.load" in (run / "README.txt").read_text()
+    assert document["questions"][0]["calibration"]["on"] == "held-out data"
+    assert document["questions"][0]["verdict"][:20] in (run / "report.html").read_text()
+    assert not (run / "unfinished").exists()
+    with torch.no_grad():
+        expected = load_network(run)(data.x).softmax(1)
+    cli.run(["predict", str(run), str(file), "--out", str(tmp_path / "p.csv"), "--quiet"])
+    with (tmp_path / "p.csv").open() as opened:
+        rows = list(csv.reader(opened))
+    assert rows[0] == ["label", "p(0)", "p(1)"]
+    table = torch.tensor([[float(v) for v in row[1:]] for row in rows[1:]])
+    torch.testing.assert_close(table, expected, rtol=1e-4, atol=1e-5)
+    assert [row[0] for row in rows[1:]] == [str(k) for k in expected.argmax(1).tolist()]
+    cli.run(["predict", str(run), str(file), "--out", str(tmp_path / "p.npz")])
+    with np.load(tmp_path / "p.npz") as saved:
+        np.testing.assert_allclose(saved["probabilities"], expected, rtol=1e-5, atol=1e-6)
+    cli.run(
+        ["export", str(run), "--format", "safetensors", "--out", str(tmp_path / "w.safetensors")]
+    )
+    assert (tmp_path / "w.safetensors").stat().st_size > 100
+    with pytest.raises(ValueError, match=r"expected images of shape \[1, 8, 8\]"):
+        np.savez(tmp_path / "b.npz", x=np.zeros((3, 1, 9, 9), np.float32))
+        cli.run(["predict", str(run), str(tmp_path / "b.npz")])
+    with pytest.raises(ValueError, match="expected a run folder with discover.json"):
+        cli.run(["report", str(tmp_path)])
+
+
+def test_runs_of_fit_are_taken_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Report, export and predict, against the network as it was trained."""
+    config = RunConfig(
+        DataConfig(task="digit", limit=60),
+        ModelConfig(width=2),
+        sr.FitConfig(epochs=2, every=1, burn_in=0, batch_size=20).change(estimator="mc"),
+    )
+    run = tmp_path / "run"
+    model = fit_run(config, run).model
+    cli.run(["report", str(run)])
+    assert "What did the network learn?" in capsys.readouterr().out
+    assert "<html" in (run / "report.html").read_text()[:500]
+    x, _ = digits.canvas("digit")[1]
+    np.savez(tmp_path / "x.npz", x=x[:5].numpy())
+    cli.run(["predict", str(run), str(tmp_path / "x.npz"), "--out", str(tmp_path / "p.npz")])
+    with torch.no_grad(), np.load(tmp_path / "p.npz") as saved:
+        np.testing.assert_allclose(saved["probabilities"], model(x[:5]).softmax(1), atol=0.02)
+    cli.run(["export", str(run), "--out", str(tmp_path / "n.pt2")])
+    again = torch.export.load(tmp_path / "n.pt2").module()
+    torch.testing.assert_close(again(x[:5]), load_network(run)(x[:5]))
+
+
+@pytest.mark.slow
+def test_a_run_as_an_onnx_file(tmp_path: Path) -> None:
+    onnxruntime = pytest.importorskip("onnxruntime")
+    data = some_data("series", "regression")
+    sr.discover(data, epochs=1).save(tmp_path)
+    file = export_network(tmp_path, "onnx", tmp_path / "network.onnx")
+    session = onnxruntime.InferenceSession(str(file))
+    (got,) = session.run(None, {session.get_inputs()[0].name: data.x.numpy()})
+    with torch.no_grad():
+        np.testing.assert_allclose(got, load_network(tmp_path)(data.x), rtol=1e-3, atol=1e-3)
+
+
+def test_a_stopped_run_is_taken_up_and_ends_as_if_it_had_not_stopped(tmp_path: Path) -> None:
+    data = some_data("vector")
+    whole = sr.discover(data, epochs=3)
+
+    def stop(text: str) -> None:
+        if "2 of 3" in text:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        sr.discover(data, epochs=3, out=tmp_path, tell=stop)
+    kept = {p.name for p in (tmp_path / "unfinished" / "x-and-y").iterdir()}
+    assert kept == {"plan.json", "linear-model", "one-hidden-layer"}
+    told: list[str] = []
+    again = sr.discover(data, epochs=3, out=tmp_path, tell=told.append)
+    assert any("going on" in text for text in told)
+    assert [c.log_evidence for c in again.candidates] == [c.log_evidence for c in whole.candidates]
+    told.clear()
+    sr.discover(
+        data, epochs=3, seed=1, out=tmp_path, tell=told.append
+    )  # another run: from its start
+    assert not any("going on" in text for text in told)
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_with_130_and_the_same_command_goes_on(tmp_path: Path) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "symrazor",
+        "discover",
+        "--epochs",
+        "40",
+        "--out",
+        str(tmp_path),
+    ]
+    with _running(command) as process:
+        while not _later(tmp_path.glob("unfinished/*/relaxed/step-*")):
+            assert process.poll() is None
+            time.sleep(0.2)
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate()
+    assert process.returncode == 130
+    assert "the same command goes on" in said
+    assert "Traceback" not in said
+    with _running(command) as again:
+        assert again.stdout is not None
+        lines = [again.stdout.readline() for _ in range(4)]
+        again.send_signal(signal.SIGINT)
+        again.communicate()
+    assert any("going on with an unfinished run" in line for line in lines)
+
+
+def _later(checkpoints: Iterable[Path]) -> list[Path]:
+    """Those that are not of the start; only the newest two are kept."""
+    return [place for place in checkpoints if not place.name.endswith("epoch-0000")]
+
+
+@contextmanager
+def _running(command: list[str]) -> Iterator[subprocess.Popen[str]]:
+    """A process that does not outlive the test, however slow the machine is."""
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+# What verdicts say.
+
+
+class _Known(Candidate):
+    """A candidate of known evidence."""
+
+    values: ClassVar[dict[str, float]] = {}
+
+    @property
+    def log_evidence(self) -> float:
+        return self.values[self.name]
+
+
+@pytest.fixture(scope="module")
+def fitted() -> dict[str, sr.Fit]:
+    torch.manual_seed(0)
+    (x, y), _ = digits.canvas("digit")
+    family = digits.family("digit")
+    data = (x[:64], y[:64])
+    return {s.name: sr.fit(s.make(), data, epochs=1, estimator="mc") for s in family.structures}
+
+
+@pytest.mark.parametrize(
+    ("values", "spread", "said", "not_said"),
+    [
+        ((0, 0, 0), 0, "does not separate it from a plain CNN and a fully", "take that"),
+        ((0, -400, -900), 0, "+400 nats against a plain CNN, +900 nats against", "separate"),
+        ((0, -10, -900), 0, "+10 nats against a plain CNN", "separate"),
+        (
+            (0, -10, -900),
+            9,
+            "The evidence does not separate it from a plain CNN.",
+            "fully connected network and",
+        ),
+        ((0, 50, -900), 0, "A plain CNN says the same with less: take that.", "separate"),
+        (
+            (0, -50, 70),
+            0,
+            "A fully connected network has the highest evidence, so take that;",
+            "less",
+        ),
+        (
+            (0, 0, 70),
+            0,
+            "A fully connected network has the highest evidence, so take that;",
+            "less",
+        ),
+    ],
+)
+def test_verdicts(
+    fitted: dict[str, sr.Fit], values: tuple[float, ...], spread: float, said: str, not_said: str
+) -> None:
+    names = ("relaxed", "convolutional", "fully connected")
+    known = type("K", (_Known,), {"values": dict(zip(names, values, strict=True))})
+    found = sorted((known(n, fitted[n], spread) for n in names), key=lambda c: -c.log_evidence)
+    answer = Answer("digit", "?", digits.family("digit"), found)
+    assert said in answer.verdict
+    assert not_said not in answer.verdict
+    assert "Position does not matter." in answer.verdict
+
+
+@pytest.mark.parametrize("error", [0.1, 1.06])
+def test_a_verdict_does_not_contradict_itself(fitted: dict[str, sr.Fit], error: float) -> None:
+    """Of a network that was hardly trained: no share in free paths, and yet a large error."""
+    fit = fitted["relaxed"]
+    layers = [
+        replace(layer, equivariance_error={"translation": error}) if layer.relaxed else layer
+        for layer in fit.reading.layers
+    ]
+    assert all(layer.free_share < 0.01 for layer in layers if layer.relaxed)
+    known = replace(fit, reading=replace(fit.reading, layers=layers))
+    answer = Answer("digit", "?", digits.family("digit"), [Candidate("relaxed", known)])
+    if error < 1:
+        assert answer.symmetric
+        assert "Position does not matter. Layers 1 to 3 are nearly translation-" in answer.verdict
+    else:
+        assert answer.symmetric is None
+        assert "not trained enough to tell. Layers 1 to 3 are not settled" in answer.verdict
+        assert "Position" not in answer.verdict
+    assert "use position" not in answer.verdict
+
+
+def test_one_candidate_and_an_early_verdict(fitted: dict[str, sr.Fit]) -> None:
+    only = [Candidate("relaxed", fitted["relaxed"])]
+    answer = Answer("digit", "?", digits.family("digit"), only, ("Early.",))
+    assert answer.margin is None
+    assert answer.verdict.endswith("no time to train another network to compare with. Early.")
+
+
+# Time, splits, networks.
+
+
+# What is found where the truth is known.
+
+
+def _bumps(n: int = 500) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Series with one of three shapes somewhere: the series, which shape, where."""
+    generator = torch.Generator().manual_seed(0)
+    where = torch.randint(32, (n,), generator=generator)
+    which = torch.randint(3, (n,), generator=generator)
+    d = (torch.arange(32)[None] - where[:, None] + 16) % 32 - 16.0
+    bump = (-(d**2) / 8).exp()
+    shapes = torch.stack([bump, bump * d.sin(), -(-(d**2) / 30).exp()])
+    x = shapes[which, torch.arange(n)] + 0.2 * torch.randn(n, 32, generator=generator)
+    return x.unsqueeze(1), which, where // 8
+
+
+@pytest.mark.slow
+def test_series_what_and_when() -> None:
+    x, what, when = _bumps()
+    kept = sr.discover(x, what, kind="series", epochs=40)
+    assert "When it happens does not matter." in kept.verdict
+    broken = sr.discover(x, when, kind="series", epochs=40)
+    assert "When it happens matters." in broken.verdict
+    assert broken.best.name != "convolutional"
+
+
+@pytest.mark.slow
+def test_sets_with_and_without_order() -> None:
+    x = torch.randn(600, 8, 2, generator=torch.Generator().manual_seed(0))
+    kept = sr.discover(x, x.square().sum(2).mean(1), kind="set", epochs=60)
+    assert "The order of the points does not matter." in kept.verdict
+    broken = sr.discover(x, (x[:, 0, 0] > x[:, 1, 0]).long(), kind="set", epochs=60)
+    assert "The order of the points matters." in broken.verdict
+    assert broken.best.name != "shared"
+
+
+@pytest.mark.slow
+def test_vectors_linear_and_not() -> None:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(400, 4, generator=generator)
+    noise = 0.1 * torch.randn(400, generator=generator)
+    linear = sr.discover(x, x @ torch.tensor([1.0, -2.0, 0.5, 0.0]) + noise, epochs=80)
+    assert linear.best.name == "linear model"
+    assert "The data ask for a linear model." in linear.verdict
+    wave = sr.discover(x, (2 * x[:, 0]).sin() * x[:, 1] + noise, epochs=80)
+    assert wave.best.name != "linear model"
+    assert wave.best.fit.reading.test["mse"] < 0.2

@@ -1,0 +1,105 @@
+"""Plans of a discovery, its parts of the data, and what it refuses."""
+
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from discover_data import some_data
+from torch import nn
+
+import symrazor as sr
+from symrazor.data import dataset
+from symrazor.discovery import grids as maps
+from symrazor.discovery.api import held_out
+from symrazor.discovery.budget import Cost, batch_size, every, plan
+from symrazor.discovery.question import Options
+from symrazor.discovery.registry import candidates
+from symrazor.discovery.structures import Family, Structure
+from symrazor.runs.preparation import prepare
+
+
+@pytest.mark.parametrize("seconds", [0.1, 5.0, 60.0, 1e4])
+@pytest.mark.parametrize("n", [30, 1000, 60_000])
+def test_the_plan_is_the_longest_that_fits(n: int, seconds: float) -> None:
+    costs = {"a": Cost(1e-4, 2e-4, 0.5), "b": Cost(5e-5, 1e-4, 0.1)}
+    found = plan(costs, n, seconds)
+
+    def total(epochs: int) -> float:
+        return sum(c.total(found.data, epochs) for c in costs.values())
+
+    assert 1 <= found.epochs <= 400
+    assert found.seconds == {name: c.total(found.data, found.epochs) for name, c in costs.items()}
+    if found.epochs > 1:
+        assert total(found.epochs) <= 0.8 * seconds
+    most = n if n < 1000 else int(0.8 * n)  # the rest is to be predicted
+    if found.data < most:  # fewer data only where thirty passes over them would be too long
+        assert sum(c.total(most, 30) for c in costs.values()) > 0.8 * seconds
+    assert min(n, 500) <= found.data <= most
+
+
+@pytest.mark.usefixtures("own_time")
+def test_time_is_kept() -> None:
+    """A short time, on few data: all is done within it, tries included."""
+    started = time.process_time()
+    found = sr.discover(some_data("vector", n=200), minutes=0.05)
+    assert time.process_time() - started < 40  # without a limit it would be minutes
+    assert found.candidates
+
+
+def test_batches_and_evidence_steps() -> None:
+    assert [batch_size(n) for n in (10, 400, 1437, 60_000)] == [16, 16, 64, 128]
+    assert [every(epochs) for epochs in (1, 9, 50, 400)] == [1, 1, 5, 40]
+
+
+def test_every_class_is_in_both_parts_and_no_datum_in_two() -> None:
+    y = torch.tensor([0] * 50 + [1] * 20 + [2] * 10)
+    data = dataset(torch.arange(80.0).reshape(-1, 1), y)
+    train, test = held_out(data, 0.2, seed=0)
+    assert test is not None
+    assert test[1].bincount().tolist() == [10, 4, 2]
+    both = torch.cat([train.x, test[0]]).flatten().sort().values
+    assert torch.equal(both, torch.arange(80.0))
+    assert held_out(data, 0.0, seed=0)[1] is None
+
+
+@pytest.mark.parametrize(
+    "shape", [(1, 4), (3, 100), (1, 5, 7), (3, 32, 32), (1, 1, 9), (2, 4, 5, 6)]
+)
+def test_convolutional_networks_of_any_shape_are_equivariant(shape: tuple[int, ...]) -> None:
+    model = maps.convolutional(shape, 3)
+    x = torch.randn(4, *shape)
+    assert model(x).shape == (4, 3)
+    convs = [m for m in model.modules() if isinstance(m, nn.Conv1d | nn.Conv2d | nn.Conv3d)]
+    assert sr.equivariance_error(convs[0], x) < 1e-5
+
+
+def test_scaling_of_constants_and_of_bytes() -> None:
+    x = torch.ones(30, 2)
+    x[:, 1] = torch.arange(30)
+    prepared = prepare(dataset(x, torch.arange(30) % 2)).inputs(x)
+    assert torch.equal(prepared[:, 0], torch.zeros(30))
+    assert float(prepared[:, 1].std(correction=0)) == pytest.approx(1)
+
+
+def test_what_is_refused() -> None:
+    with pytest.raises(ValueError, match="expected minutes above 0, got 0"):
+        sr.discover(some_data("vector"), minutes=0)
+    with pytest.raises(ValueError, match="expected options among"):
+        sr.discover(some_data("vector"), minute=1)
+    with pytest.raises(ValueError, match="expected groups of permutations for vectors"):
+        sr.discover(some_data("vector"), groups=["translation"])
+    with pytest.raises(ValueError, match="groups"):
+        sr.discover(some_data("image"), groups=["rotations of a teapot"])
+    with pytest.raises(ValueError, match="with at least 4 positions"):
+        sr.discover(torch.randn(30, 1, 1, 2), torch.arange(30) % 2)
+    with pytest.raises(ValueError, match="expected labels in"):
+        sr.discover(torch.randn(30, 4))
+    assert Options().change(groups=["a"], out="b").out == Path("b")
+    assert Options().change(groups="p4").groups == ("p4",)
+
+
+def test_family_names_its_members() -> None:
+    family = Family([Structure("a", nn.Identity, "an a")])
+    assert family.label("a") == "an a"
+    assert [s.name for s in candidates(some_data("set")).structures][1] == "shared"

@@ -1,0 +1,163 @@
+"""What transformations of pictures may do, as a part of `discover`."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import tyro
+
+import symrazor as sr
+from symrazor.cli.discover import Arguments
+from symrazor.data import Dataset, dataset
+from symrazor.discovery import invariances
+from symrazor.discovery.grids import family
+from symrazor.discovery.invariances import NO_TIME, Widths, averaged, wanted
+from symrazor.discovery.question import Options
+from symrazor.discovery.structures import Structure
+from symrazor.invariance import Augmented
+from symrazor.layers import Relaxed
+from symrazor.symmetry.invariances import sentence
+from symrazor.training.checkpoint import Checkpoints, State
+
+
+def _pictures(n: int = 32, size: int = 8) -> Dataset:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(n, 1, size, size, generator=generator)
+    y = (x[:, 0, : size // 2].sum((1, 2)) > 0).long()
+    return dataset(x, y, kind="image", task="classification")
+
+
+@pytest.fixture(scope="module")
+def found() -> sr.Discovery:
+    return sr.discover(_pictures(), epochs=12, invariances=True)
+
+
+def test_a_verdict_says_what_transformations_do(found: sr.Discovery, tmp_path: Path) -> None:
+    widths = found.found[0].answer.widths
+    assert widths is not None and widths.verdict in found.verdict
+    assert widths.network == found.best.name
+    a, b = widths.averaged, widths.without
+    assert widths.gain == float(a.evidence.log_evidence) - float(b.evidence.log_evidence)
+    assert torch.equal(a.data.x, b.data.x) and len(a.history) == len(b.history) == 12
+    assert set(a.reading.invariances) == {*invariances.START, "left-right flip"}
+    document = json.loads(json.dumps(found.to_dict()))
+    told = document["questions"][0]["invariances"]
+    assert told["gain"] == pytest.approx(widths.gain)
+    assert told["reading"]["invariances"]["rotation"]["unit"] == "degrees"
+    found.save(tmp_path)
+    assert (tmp_path / "network.pt2").is_file()
+
+
+@pytest.mark.parametrize("supported", [False, True])
+def test_only_widths_with_evidence_are_shown(found: sr.Discovery, supported: bool) -> None:
+    one = found.found[0]
+    widths = one.answer.widths
+    assert widths is not None
+    shift = 10.0 if supported else -10.0
+    other = widths.averaged.evidence.log_likelihood - widths.gain + shift
+    evidence = replace(widths.averaged.evidence, log_likelihood=other)
+    fit = replace(widths.averaged, evidence=evidence)
+    changed = Widths(widths.network, fit, widths.without)
+    assert changed.gain == pytest.approx(shift) and changed.supported is supported
+    answer = replace(one.answer, widths=changed)
+    page = sr.Discovery([replace(one, answer=answer)]).to_dict()["questions"][0]
+    readings = [c["reading"]["invariances"] for c in page["candidates"]]
+    assert any(readings) is supported
+    assert ("transformed" in page["examples"]) is supported
+    if supported:
+        orbits = torch.tensor(page["examples"]["transformed"])
+        assert orbits.shape == (6, 2 * invariances.SAMPLES, 1, 8, 8)
+        assert sentence(fit.reading.invariances).removesuffix(".") in answer.verdict
+    else:
+        assert "do not pay (-10 nats" in answer.verdict
+
+
+def test_relaxed_networks_are_averaged_too() -> None:
+    relaxed = next(s for s in family((1, 8, 8), 2).structures if s.name == "relaxed")
+    both = averaged(relaxed)
+    torch.manual_seed(0)
+    model = both.make()
+    assert isinstance(both, Structure) and isinstance(model, Augmented)
+    assert any(isinstance(m, Relaxed) for m in model.modules())
+    data = _pictures(40).labelled
+    done = sr.fit(model, data, epochs=4, batch_size=20, burn_in=2, estimator="mc", keep="last")
+    assert {p.group for x in done.reading.layers if x.relaxed for p in x.paths} >= {None}
+    assert done.reading.invariances["rotation"].width > 0
+    moved = done.reading.invariances["rotation"].width
+    assert moved != pytest.approx(torch.rad2deg(torch.tensor(0.3)).item(), abs=1e-3)
+
+
+@pytest.mark.parametrize("place", ["widths", "no-widths"])
+def test_widths_that_were_stopped_are_taken_up(
+    found: sr.Discovery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    """After a few epochs of one of the two trainings; the end is as if nothing had happened."""
+    made: list[Path] = []
+    epoch = 4
+
+    def stopped(self: Checkpoints, state: State, step: int, epoch_: int) -> Path:
+        made.append(self.directory)
+        saved = save(self, state, step, epoch_)
+        if self.directory.name == place and epoch_ >= epoch:
+            raise KeyboardInterrupt
+        return saved
+
+    save = Checkpoints.save
+    options = Options(epochs=12, invariances=True, out=tmp_path)
+    monkeypatch.setattr(Checkpoints, "save", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        sr.discover(_pictures(), options=options)
+    monkeypatch.setattr(Checkpoints, "save", save)
+    folder = made[-1]
+    assert folder.name == place and (folder.parent / "widths.json").is_file()
+    before = {path.name for path in folder.iterdir()}
+    told: list[str] = []
+    again = sr.discover(_pictures(), options=options, tell=told.append).found[0].answer.widths
+    whole = found.found[0].answer.widths
+    assert any("going on" in text for text in told)
+    assert before - {path.name for path in folder.iterdir()}  # older checkpoints made room
+    assert again is not None and whole is not None
+    assert again.gain == whole.gain
+    assert again.averaged.reading.invariances == whole.averaged.reading.invariances
+    assert again.averaged.history[2]["nll"] == whole.averaged.history[2]["nll"]
+
+
+def test_when_it_is_done() -> None:
+    data, small = _pictures(), _pictures(size=6)
+    assert wanted(data, Options()) and not wanted(data, Options(epochs=3))
+    assert wanted(data, Options(epochs=3, invariances=True))
+    assert not wanted(data, Options(invariances=False))
+    assert not wanted(small, Options(invariances=True))
+    x = torch.randn(30, 5)
+    assert not wanted(dataset(x, x[:, 0], kind="vector"), Options(invariances=True))
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [([], None), (["--invariances"], True), (["--no-invariances"], False)],
+)
+def test_flags_of_the_command(flags: list[str], expected: bool | None) -> None:
+    assert tyro.cli(Arguments, args=flags).options().invariances is expected
+
+
+def test_flags_that_exclude_each_other() -> None:
+    both = tyro.cli(Arguments, args=["--invariances", "--no-invariances"])
+    with pytest.raises(ValueError, match="expected --invariances or --no-invariances, got both"):
+        both.options()
+
+
+def test_too_few_steps_say_nothing(found: sr.Discovery) -> None:
+    widths = found.found[0].answer.widths
+    assert widths is not None and widths.settled
+    early = replace(widths.averaged, history=widths.averaged.history[:5])
+    changed = Widths(widths.network, early, widths.without)
+    assert not changed.supported and changed.verdict == NO_TIME
+
+
+def test_no_time_is_a_note() -> None:
+    told: list[str] = []
+    found = sr.discover(_pictures(), minutes=1e-4, tell=told.append)
+    assert found.found[0].answer.widths is None and NO_TIME in found.verdict
+    assert not any("widths" in text for text in told)

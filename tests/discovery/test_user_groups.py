@@ -1,0 +1,247 @@
+"""Groups that a user offers: by name, from a file, as they are."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from discover_data import some_data
+from torch import Tensor
+
+import symrazor as sr
+from symrazor import groups
+from symrazor.data import dataset
+from symrazor.discovery import digits
+from symrazor.discovery.api import _ask, discover_digits
+from symrazor.discovery.permutation_candidates import says
+from symrazor.discovery.question import Options
+from symrazor.discovery.registry import candidates
+from symrazor.experiments.hidden_symmetry import ring
+from symrazor.groups import Group
+from symrazor.layers import Relaxed
+from symrazor.runs.preparation import prepare
+from symrazor.symmetry.equivariance import layer_errors
+from symrazor.testing.oracles import assert_close
+
+TURN = [[0.0, -1.0, 0.0], [1.0, 0.0, 0.0], [0.0, 0.0, 1.0]]
+RINGS = [
+    ring(order, f"ring {i}") for i, order in enumerate(([0, 1, 2, 3, 4, 5], [0, 2, 4, 1, 5, 3]))
+]
+
+
+def written(folder: Path, group: Group) -> str:
+    """A group of permutations as a file."""
+    assert group.permutations is not None
+    file = folder / f"{group.name.replace(' ', '-')}.json"
+    document = {"name": group.name, "permutations": group.permutations.tolist()}
+    file.write_text(json.dumps(document))
+    return str(file)
+
+
+def neighbours(n: int = 240) -> tuple[Tensor, Tensor]:
+    """Six numbers, and products of neighbours on the second ring."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(n, 6, generator=generator)
+    along = x[:, [0, 2, 4, 1, 5, 3]]
+    y = (along * along.roll(-1, 1)).sum(1)
+    return x, y / y.std() + 0.1 * torch.randn(n, generator=generator)
+
+
+@pytest.mark.slow
+def test_the_right_one_of_two_files_is_found(tmp_path: Path) -> None:
+    """By the network that has it built in, or by the relaxed one, whichever has more evidence."""
+    given = [written(tmp_path, group) for group in RINGS]
+    found = sr.discover(*neighbours(), groups=given, epochs=25, progress=False)
+    first = found.verdict.partition(". ")[0]
+    assert "ring 1" in first and "not kept" not in first and "ring 0" not in first
+    nats = {c.name: c.log_evidence for c in found.candidates}
+    assert nats["ring 1"] > nats["ring 0"] + 20
+
+
+def test_a_group_from_a_file_reaches_the_files_of_a_run(tmp_path: Path) -> None:
+    x, y = neighbours(60)
+    given = [written(tmp_path, group) for group in RINGS]
+    found = sr.discover(x, y, groups=given, epochs=1, progress=False)
+    kept = found.found[0].answer.named("ring 1").fit
+    assert found.found[0].answer.named("ring 1").fit.reading.equivariance_error["ring 1"] < 1e-5
+    assert found.found[0].answer.named("ring 1").fit.reading.equivariance_error["S6"] > 1e-3
+    moved = x[:, RINGS[1].element(2).argsort()]
+    assert_close(kept.model.cpu()(moved), kept.model(x), 1e-5)
+    found.save(tmp_path / "run")
+    again = torch.export.load(tmp_path / "run" / "network.pt2").module()
+    assert_close(again(x), found.network()(x), 1e-5)
+
+
+def test_candidates_of_any_kind_keep_their_group() -> None:
+    """Every network with a group built in is invariant to it; the relaxed one has all paths."""
+    flip = Group.from_permutations("flip", [[5, 4, 3, 2, 1, 0]])
+    shapes = {"vector": (6,), "series": (2, 6), "set": (6, 2), "image": (2, 2, 3)}
+    for kind, shape in shapes.items():
+        data = dataset(torch.randn(30, *shape), torch.arange(30) % 2, kind=kind)  # type: ignore[arg-type]
+        family = candidates(data, ["cyclic", flip])
+        assert [s.name for s in family.structures] == ["relaxed", "Z6", "flip", "fully connected"]
+        x = prepare(data, same_scale=True).inputs(data.x)
+        relaxed = family.structures[0].make()
+        labels = [[p.group for p in m.paths] for m in relaxed.modules() if isinstance(m, Relaxed)]
+        assert labels == [["S6", "Z6", "flip", None]] * 2
+        for structure in family.structures[1:3]:
+            model = structure.make()
+            before = groups.action_on(family.groups[structure.name], x.shape)
+            for g in before.sample(3):
+                assert_close(model(before.act(x, g)), model(x), 1e-5)
+            other = next(g for name, g in family.groups.items() if name != structure.name)
+            assert (
+                sr.equivariance_error(
+                    model, x, (groups.action_on(other, x.shape), groups.Unmoved(other))
+                )
+                > 1e-3
+            )
+
+
+def test_features_that_a_group_exchanges_are_scaled_alike() -> None:
+    x, y = neighbours()
+    x = x * torch.tensor([1.0, 2, 3, 4, 5, 6])
+    asked = replace(Options(epochs=1, progress=False), groups=("cyclic",))
+    found = _ask(dataset(x, y), asked, lambda text: None)
+    assert found.preparation is not None and found.preparation.scale.shape == (1,)
+    alone = _ask(dataset(x, y), Options(epochs=1, progress=False), lambda text: None)
+    assert alone.preparation is not None and alone.preparation.scale.shape == (6,)
+
+
+def test_answers_may_have_as_many_numbers_as_there_are_places() -> None:
+    """They must not change; a map of places to places would move them."""
+    x = torch.randn(60, 6, generator=torch.Generator().manual_seed(0))
+    found = sr.discover(x, torch.arange(60) % 6, groups="cyclic", epochs=1, progress=False)
+    kept = next(c for c in found.candidates if c.name == "Z6")
+    assert kept.fit.reading.equivariance_error["Z6"] < 1e-5
+
+
+def test_what_a_relaxed_network_says() -> None:
+    def about(**errors: float) -> str:
+        reading = found.best.fit.reading
+        return says([*errors], "relaxed", replace(reading, equivariance_error=errors))
+
+    found = sr.discover(*neighbours(40), groups="cyclic", epochs=1, progress=False)
+    assert about(a=0.3) == "a is not kept: a changes the outputs by 30 %."
+    assert about(a=0.3, b=0.2) == "None of a and b is kept: b changes the outputs by 20 %."
+    assert about(a=0.3, b=0.02).startswith("b is kept: moving the inputs so changes the outputs")
+    assert about(a=0.01, b=0.02).endswith(
+        "are kept: moving the inputs so changes the outputs by 2 %."
+    )
+
+
+def test_an_unfinished_run_is_not_taken_up_with_another_group(tmp_path: Path) -> None:
+    told: list[str] = []
+    for steps in ([[1, 2, 3, 4, 5, 0]], [[1, 2, 3, 4, 5, 0]], [[5, 4, 3, 2, 1, 0]]):
+        group = Group.from_permutations("mine", steps)
+        options = {"epochs": 1, "out": tmp_path, "progress": False, "tell": told.append}
+        sr.discover(*neighbours(40), groups=[group], **options)
+        told.append("next")
+    again = [text for text in told if "going on" in text or text == "next"]
+    assert again[1:] == ["  going on with an unfinished run of the same command", "next", "next"]
+
+
+def test_groups_of_the_grid_from_files(tmp_path: Path) -> None:
+    file = tmp_path / "swap.json"
+    file.write_text('{"name": "swap", "matrices": [[[0, 1], [1, 0]]]}')
+    found = sr.discover(some_data("image"), groups=str(file), epochs=1, progress=False)
+    layers = [
+        layer
+        for layer in found.found[0].answer.named("relaxed").fit.reading.layers
+        if layer.relaxed
+    ]
+    assert all({"swap", "translation"} == {*layer.equivariance_error} for layer in layers)
+    about_z = Group.from_matrices("about z", [TURN])
+    family = candidates(some_data("volume"), ["translation", about_z, "O"])
+    for structure in family.structures[:2]:  # 4 channels are too few for 24 rotations
+        convolution = next(m for m in structure.make().modules() if hasattr(m, "kernel_size"))
+        assert convolution.out_channels == 24
+    paths = [m.paths for m in family.structures[0].make().modules() if isinstance(m, Relaxed)]
+    assert [[p.group for p in some] for some in paths] == [
+        ["translation", "about z", "O", None]
+    ] * len(paths)
+
+
+def test_digits_are_asked_for_the_groups_that_were_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[object] = []
+
+    def note(task: object, given: object) -> object:
+        asked.append(given)
+        raise InterruptedError
+
+    monkeypatch.setattr(digits, "family", note)
+    with pytest.raises(InterruptedError):
+        discover_digits(Options(groups=("p4",)))
+    assert asked == [("p4",)]
+    monkeypatch.undo()
+    names = {
+        p.group
+        for m in digits.family("digit", ["p4"]).structures[0].make().modules()
+        if isinstance(m, Relaxed)
+        for p in m.paths
+    }
+    assert names == {"translation", "p4", None}
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "message"),
+    [
+        ("vector", ["p4"], r"permutations for vectors, permutation or cyclic .*got \['p4'\]"),
+        ("vector", ["p4", "cyclic"], "groups among permutation, .* for vectors .*, got 'p4'"),
+        ("vector", [groups.cyclic_permutations(4)], "permutations of 5 places .*, got permut.* 4"),
+        ("vector", [groups.cyclic(5)], "of permutations for vectors"),
+        ("vector", ["cyclic", groups.cyclic(5)], "permutations of 5 .* got matrices of 2 in C5"),
+        ("vector", ["cyclic", "cyclic"], "a name of its own .* got Z5, Z5 and S5"),
+        (
+            "vector",
+            ["cyclic", Group.from_permutations("?", [[1, 0, 2, 3, 4]])],
+            "letters or digits",
+        ),
+        ("set", ["translation"], "groups of permutations for sets"),
+        ("series", [Group.from_permutations("1", [[*range(16)]])], None),
+        ("image", [Group.from_permutations("one", [[*range(64)]])], None),
+        ("image", [Group.from_permutations("1", [[*range(64)]])], None),
+        ("image", ["O"], "groups that fit the data, got O: expected cubic maps"),
+        ("image", ["teapot"], "groups among translation, .*, or files .*, got 'teapot'"),
+        ("image", [groups.so(2)], "a finite group, got the continuous SO"),
+        ("image", ["cyclic"], None),
+        ("image", [3], "expected groups by name, .* or as Groups, got int"),
+    ],
+)
+def test_what_is_refused(kind: str, given: list[object], message: str | None) -> None:
+    data = some_data(kind)
+    if message is None:
+        assert candidates(data, given).structures  # type: ignore[arg-type]
+        return
+    with pytest.raises(ValueError, match=message):
+        sr.discover(data, groups=given, epochs=1)
+
+
+def test_too_many_maps_and_trajectories_are_refused(tmp_path: Path) -> None:
+    data = dataset(torch.randn(30, 100), torch.arange(30) % 2)
+    with pytest.raises(ValueError, match="at most 4,096 maps .*got 10,000 on 100 places for 1"):
+        candidates(data, [groups.trivial(100)])
+    times = np.linspace(0, 1, 30)
+    states = torch.randn(4, 30, 2)
+    moving = dataset(states, kind="trajectory", times=torch.from_numpy(times))
+    with pytest.raises(ValueError, match="no groups for trajectories"):
+        sr.discover(moving, groups=["cyclic"])
+    (tmp_path / "bad.json").write_text('{"permutations": [[0, 0]]}')
+    with pytest.raises(ValueError, match=r"bad.json: expected a permutation of 0 to 1 in row 0"):
+        Options(groups=(str(tmp_path / "bad.json"),))
+    for missing in (tmp_path / "not-there.json", str(tmp_path / "not-there.json")):
+        with pytest.raises(OSError, match=r"not-there.json"):
+            Options().change(groups=missing)
+    with pytest.raises(ValueError, match="at least one group, got none; do: name one"):
+        Options(groups=())
+
+
+def test_networks_of_vectors_are_measured_as_a_whole() -> None:
+    mlp = torch.nn.Sequential(torch.nn.Linear(6, 12), torch.nn.Tanh(), torch.nn.Linear(12, 2))
+    x = torch.randn(20, 6)
+    model = sr.relax(mlp, x, groups=[groups.cyclic_permutations(6)])
+    group = groups.cyclic_permutations(6)
+    error = sr.equivariance_error(mlp, x, group)
+    assert layer_errors(model, x).network == {"Z6": pytest.approx(error, rel=1e-3)}

@@ -1,0 +1,96 @@
+"""The benchmark pages are rendered from the JSON files, and no figure is typed by hand."""
+
+import importlib.util
+import re
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+FILES = sorted((ROOT / "benchmarks" / "results").glob("*.json"))
+NAMES_WITH_DIGITS = ("CIFAR-10", "p4m", "p4", "SE(2)", "ella-table1", "float32")
+
+
+@pytest.fixture(scope="module")
+def renderer() -> ModuleType:
+    file = ROOT / "tools" / "render_benchmarks.py"
+    spec = importlib.util.spec_from_file_location("render_benchmarks", file)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_pages_are_up_to_date(renderer: ModuleType) -> None:
+    for template, page in renderer.TEMPLATES.items():
+        assert page.read_text() == renderer.render(template), f"{page.name}: run make benchmarks"
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_result_files_have_the_required_keys(renderer: ModuleType, file: Path) -> None:
+    result = renderer.load(file.stem)
+    for key in ("title", "question", "machine"):
+        assert isinstance(result[key], str) and result[key], key
+    for key in ("command", "columns", "rows", "notes"):
+        assert isinstance(result[key], list), key
+    assert result["command"] and result["rows"]
+    assert len(set(result["columns"])) == len(result["columns"])
+    cells = [cell for row in result["rows"] for cell in row]
+    assert all(cell is None or isinstance(cell, int | str) for cell in cells)
+
+
+def test_every_result_file_is_in_the_appendix_once() -> None:
+    template = (ROOT / "benchmarks" / "benchmarks-all.md.in").read_text()
+    named = re.findall(r"\{\{section ([^}]+)\}\}", template)
+    assert sorted(named) == sorted(file.stem for file in FILES)
+
+
+def test_goals_name_result_files(renderer: ModuleType) -> None:
+    goals = renderer.load("goals")
+    named = {name for row in goals["rows"] for name in row[-1].split(", ")}
+    assert named <= {file.stem for file in FILES}
+
+
+@pytest.mark.parametrize("name", ["benchmarks.md.in", "benchmarks-all.md.in"])
+def test_templates_have_no_figures_of_their_own(renderer: ModuleType, name: str) -> None:
+    text = renderer.PLACEHOLDER.sub("", (ROOT / "benchmarks" / name).read_text())
+    text = re.sub(r"\bTables? \d( and \d)?", "", text)
+    for known in NAMES_WITH_DIGITS:
+        text = text.replace(known, "")
+    assert not re.findall(r"[^\n]*\d[^\n]*", text)
+
+
+def test_wrong_placeholders_are_errors(renderer: ModuleType, tmp_path: Path) -> None:
+    for text in (
+        "{{cell no-such-file | a | b}}",
+        "{{cell predictions | map | no such column}}",
+        "{{cell predictions | no such row | NLL}}",
+        "{{value predictions | no such key}}",
+        "{{nothing predictions}}",
+        "{{cell predictions}}",
+    ):
+        template = tmp_path / "page.md.in"
+        template.write_text(text)
+        with pytest.raises(ValueError, match=re.escape(text)):
+            renderer.render(template)
+
+
+def test_decimals_keep_trailing_zeros(renderer: ModuleType) -> None:
+    assert renderer.cell("predictions", "map", "ECE") == "0.090"
+
+
+def test_check_fails_when_a_page_is_stale(
+    renderer: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    template, page = tmp_path / "page.md.in", tmp_path / "page.md"
+    template.write_text("{{total predictions}}\n")
+    monkeypatch.setattr(renderer, "ROOT", tmp_path)
+    monkeypatch.setattr(renderer, "TEMPLATES", {template: page})
+    monkeypatch.setattr(sys, "argv", ["render_benchmarks.py", "--check"])
+    assert renderer.main() == 1
+    assert not page.exists()
+    monkeypatch.setattr(sys, "argv", ["render_benchmarks.py"])
+    assert renderer.main() == 0
+    assert page.read_text().endswith("3\n")

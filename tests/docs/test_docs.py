@@ -1,0 +1,117 @@
+"""Every Python block of the README and the docs runs, page by page, as a reader would paste it.
+
+Trainings are cut to a few epochs; `make test-all` runs them as they are.
+"""
+
+import re
+import runpy
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from shorter import shortened
+
+from symrazor.cli import app as cli
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+BLOCK = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
+
+
+CODE = [page for page in PAGES if BLOCK.search(page.read_text())]
+
+
+def run(page: Path, change: Callable[[str], str]) -> dict[str, object]:
+    namespace: dict[str, object] = {"__name__": "page"}
+    for block in BLOCK.findall(page.read_text()):
+        exec(compile(change(block), str(page), "exec"), namespace)
+    return namespace
+
+
+def test_only_lengths_of_trainings_are_changed() -> None:
+    code = 'fit(epochs=40, n=50)\noptions = {"epochs": 2, "steps": 10}\nlr_steps = 100'
+    short = 'fit(epochs=3, n=50)\noptions = {"epochs": 2, "steps": 3}\nlr_steps = 100'
+    assert shortened(code) == short
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files that a page writes do not stay."""
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.usefixtures("elsewhere")
+@pytest.mark.parametrize("page", CODE, ids=lambda p: p.name)
+def test_code_blocks_run(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run(page, shortened)
+    assert capsys.readouterr().out
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("elsewhere")
+@pytest.mark.parametrize("page", CODE, ids=lambda p: p.name)
+def test_code_blocks_run_at_full_length(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    namespace = run(page, str)
+    assert capsys.readouterr().out
+    if page.name == "quickstart.md":  # the last example learns its noise, 0.1
+        assert 0.05 < namespace["fit"].razor.likelihood.noise.value.item() < 0.2  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+?)(?:#[^)]*)?\)", page.read_text()):
+        if "://" not in target:
+            assert (page.parent / target).exists(), f"{page.name} -> {target}"
+
+
+COMMAND = re.compile(
+    r"`((?:symrazor|python -m symrazor[.\w]*|python benchmarks/\w+\.py|make) [^`]+)`"
+)
+INDENTED = re.compile(r"^ {4}((?:symrazor|python -m symrazor[.\w]*|make) .+)$", re.MULTILINE)
+
+
+def commands(page: Path) -> list[list[str]]:
+    """Words of the commands that a page shows, in the text and in indented blocks."""
+    text = re.sub(r"\\\n\s*", " ", page.read_text())
+    found = [*COMMAND.findall(text), *INDENTED.findall(text)]
+    return [re.sub(r"\s#.*", "", one).split() for one in found]
+
+
+def help_of(program: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> str:
+    """What a program says about its options."""
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as end:
+        patch.setenv("COLUMNS", "500")
+        patch.setattr(sys, "argv", [program[0], "--help"])
+        if program[0] == "symrazor":
+            cli.run([*program[1:], "--help"])
+        elif program[0].endswith(".py"):
+            runpy.run_path(str(ROOT / program[0]), run_name="__main__")
+        else:
+            runpy.run_module(program[0], run_name="__main__", alter_sys=True)
+    assert end.value.code in (0, None), program
+    return capsys.readouterr().out
+
+
+@pytest.mark.filterwarnings("ignore:.*found in sys.modules:RuntimeWarning")
+def test_commands_have_the_options_that_pages_show(capsys: pytest.CaptureFixture[str]) -> None:
+    targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    known: dict[tuple[str, ...], str] = {}
+    for page in PAGES:
+        for words in commands(page):
+            if words[0] == "make":
+                assert words[1].rstrip(".,;") in targets, f"{page.name}: {words}"
+                continue
+            if words[0] == "symrazor":
+                named = words[1] == "experiment" and not words[2].startswith("-")
+                program = tuple(words[: 3 if named else 2])
+            else:
+                program = (words[2] if words[1] == "-m" else words[1],)
+            if program[-1].isupper():  # any of them
+                continue
+            if program not in known:
+                known[program] = help_of(program, capsys)
+            for option in [word for word in words if word.startswith("--")]:
+                given = re.escape(option.partition("=")[0])
+                assert re.search(rf"{given}(?![\w-])", known[program]), f"{page.name}: {words}"
+    assert len(known) > 10

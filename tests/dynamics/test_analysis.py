@@ -1,0 +1,168 @@
+"""Known algebras, the oracle for quadratic invariants, and the reading of learned generators."""
+
+import math
+
+import pytest
+import torch
+
+from symrazor.dynamics import analysis, systems
+from symrazor.dynamics.algebra import (
+    Algebra,
+    all_nbody,
+    angular,
+    energies,
+    euclidean,
+    quantities,
+    translations,
+    unitary,
+)
+from symrazor.dynamics.conserved import Quadratic
+from symrazor.dynamics.invariants import quadratic_invariants
+from symrazor.dynamics.nbody_system import nbody
+from symrazor.dynamics.reference import solve
+from symrazor.dynamics.systems import System
+from symrazor.dynamics.trajectories import Trajectories, simulate
+
+CASES = [
+    (systems.oscillators([1.0]), 1, unitary(1)),
+    (systems.oscillators([1.0] * 2), 4, unitary(2)),
+    (systems.oscillators([1.0] * 3), 9, unitary(3)),
+    (systems.oscillators((1.0, 2.0, 3.0)), 3, energies(3)),
+    (nbody(3, 2), 7, all_nbody(3, 2)),
+    (nbody(2, 3, masses=(1.0, 3.0)), 15, all_nbody(2, 3, masses=(1.0, 3.0))),
+    (systems.kepler(2, softening=0.5).started_normal(), 1, angular(2)),
+    (systems.kepler(2), 1, angular(2)),  # its orbits start where q is normal to p
+    (systems.kepler(3), 3, angular(3)),
+    (systems.pendulum(), 0, None),
+    (systems.henon_heiles(), 0, None),
+]
+
+
+@pytest.mark.parametrize(
+    ("system", "dimension", "known"), CASES, ids=lambda c: getattr(c, "name", "")
+)
+def test_oracle_finds_the_known_invariants(
+    system: System, dimension: int, known: Algebra | None
+) -> None:
+    found = quadratic_invariants(system)
+    assert found.dimension == dimension
+    if known is None:
+        return
+    assert len(known.basis()) == dimension
+    inside = analysis.parallelness(found.algebra.generators(), known)
+    torch.testing.assert_close(inside, torch.ones(dimension).double(), rtol=0, atol=1e-6)
+    assert analysis.closure(known.generators()).outside < 1e-9
+    data = simulate(system, 3, 3, 0.4, seed=0)
+    assert analysis.drift(known, data).max() < 1e-6
+
+
+def test_oracle_reads_trajectories() -> None:
+    data = simulate(nbody(2, 2), 40, 8, 0.5, seed=0)
+    found = quadratic_invariants(data)
+    assert found.dimension == 7
+    known = all_nbody(2, 2)
+    assert analysis.parallelness(found.algebra.generators(), known).min() > 1 - 1e-5
+    assert quadratic_invariants(simulate(systems.pendulum(), 10, 8, 0.5, seed=0)).dimension == 0
+    with pytest.raises(ValueError, match="expected at least 44 independent states"):
+        quadratic_invariants(simulate(nbody(2, 2), 2, 8, 0.5, seed=0))
+    with pytest.raises(ValueError, match="expected phase="):
+        quadratic_invariants(lambda x: x.sum(-1))
+    with pytest.raises(ValueError, match="even number of entries, got 5"):
+        quadratic_invariants(lambda x: x.sum(-1), phase=5)
+
+
+def test_so3_has_its_structure_constants() -> None:
+    found = analysis.closure(angular(3).generators())
+    assert found.outside < 1e-12 and not found.commutes
+    c = found.constants
+    torch.testing.assert_close(c, -c.transpose(0, 1))
+    size = float(c[0, 1, 2].abs())
+    assert size == pytest.approx(0.5)  # generators of norm 2 in an orthonormal basis
+    torch.testing.assert_close(c.square().sum(), torch.tensor(6 * size**2, dtype=torch.float64))
+
+
+def test_se2_closes_and_half_of_it_does_not() -> None:
+    whole = euclidean(3, 2)
+    assert analysis.closure(whole.generators()).outside < 1e-12
+    keep = [name != "momentum y" for name in whole.names]
+    assert analysis.closure(whole.generators()[keep]).outside > 0.5
+    assert analysis.closure(translations(3, 2).generators()).commutes
+
+
+def test_a_mixture_is_read_as_what_it_mixes() -> None:
+    """K = 8 random combinations of u(2) and a little dirt."""
+    known = unitary(2)
+    g = torch.Generator().manual_seed(0)
+    mix = torch.randn(8, 4, generator=g, dtype=torch.float64)
+    learned = Quadratic(4, 8)
+    with torch.no_grad():
+        learned.A_raw.copy_(torch.einsum("ks,sij->kij", mix, known.A))
+        learned.b.zero_()
+        dirt = torch.randn(8, 4, 4, generator=g)
+        learned.A_raw.add_(1e-3 * dirt)
+    found = analysis.spectrum(learned)
+    assert found.dimension == 4
+    inside = analysis.parallelness(found.directions, known)
+    assert inside[:4].min() > 0.999 and inside[4:].max() < 0.1
+    assert analysis.recovered(found, known).min() > 0.999
+    assert analysis.weighted_parallelness(found, known) > 0.999
+    report = analysis.describe(
+        learned, known, simulate(systems.oscillators([1.0] * 2), 5, 5, 0.3, 0)
+    )
+    assert report["dimension"] == 4 and max(report["drift"]) < 0.01
+    assert report["closure"] < 0.02
+
+
+def test_names_are_those_of_the_quantities() -> None:
+    known = all_nbody(3, 2)
+    spin = known.generators()[[known.names.index("angular momentum")]]
+    assert analysis.best_names(spin, known) == ["angular momentum"]
+    both = known.generators()[:1] + known.generators()[1:2]
+    assert analysis.best_names(both, known) == ["mix of momentum x, momentum y"]
+    other = torch.zeros(1, 12, 13, dtype=torch.float64)
+    other[0, 0, 0] = 1.0
+    assert analysis.best_names(other, known) == ["unknown"]
+    A, b = quantities(known.generators())
+    torch.testing.assert_close(A, known.A)
+    torch.testing.assert_close(b, known.b)
+
+
+def test_nothing_learned_is_nothing_found() -> None:
+    nothing = Quadratic(2, 2, std=1e-4)
+    found = analysis.spectrum(nothing)
+    assert found.dimension == 0 and len(found.learned()) == 0
+    assert analysis.recovered(found, unitary(1)).tolist() == [0.0]
+    assert math.isclose(analysis.closure(found.directions[:0]).outside, 0.0)
+
+
+def test_noise_is_seen_in_differences() -> None:
+    """Of each entry on its own, along a fast motion, with states missing; almost none without."""
+    system = systems.oscillators([1.0, 2.0])
+    data = simulate(system, 200, 20, 0.1, seed=0)
+    clean = analysis.noise_variance(data)
+    assert float(clean.max()) < 1e-5
+    sizes = torch.tensor([0.1, 0.02, 0.3, 0.05], dtype=torch.float64)
+    noise = torch.randn(data.states.shape, generator=torch.Generator().manual_seed(1)).double()
+    seen = torch.rand(data.observed.shape, generator=torch.Generator().manual_seed(2)) > 0.1
+    noisy = Trajectories(data.states + sizes * noise, data.times, seen)
+    found = analysis.noise_variance(noisy)
+    torch.testing.assert_close(found, sizes.square(), rtol=0.1, atol=1e-5)
+    two = Trajectories(noisy.states[:, :2], data.times[:, :2], seen[:, :2])
+    assert (analysis.noise_variance(two) > sizes.square()).all()  # too much, not too little
+
+
+def test_noise_is_seen_in_differences_of_irregular_steps() -> None:
+    random = torch.Generator().manual_seed(0)
+    times = 5 * torch.rand(200, 30, generator=random, dtype=torch.float64).sort(dim=1).values
+    system = systems.oscillators()
+    data = Trajectories.of(solve(system.field, system.start(200, random), times), times)
+    assert float(analysis.noise_variance(data).max()) < 1e-4
+    found = analysis.noise_variance(data.noisy(1e-2, seed=1))
+    torch.testing.assert_close(found, torch.full((2,), 1e-2).double(), rtol=0.1, atol=0)
+
+
+def test_drift_by_noise_is_the_drift_of_a_true_quantity() -> None:
+    data = simulate(systems.oscillators(), 200, 20, 0.1, seed=0).noisy(1e-2, seed=1)
+    energy = unitary(1)
+    expected = analysis.drift(energy, data)
+    torch.testing.assert_close(analysis.drift_by_noise(energy, data), expected, rtol=0.1, atol=0)

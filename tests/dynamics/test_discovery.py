@@ -1,0 +1,366 @@
+"""Trajectories from files to conserved quantities, and what is refused on the way."""
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from symrazor.dynamics import figures, systems
+from symrazor.dynamics import units as given
+from symrazor.dynamics.algebra import Algebra, all_nbody, euclidean, unitary
+from symrazor.dynamics.config import DiscoverConfig
+from symrazor.dynamics.discovery import discover
+from symrazor.dynamics.files import read_trajectories, with_velocities
+from symrazor.dynamics.naming import formula, named
+from symrazor.dynamics.nbody_system import nbody
+from symrazor.dynamics.reference import solve
+from symrazor.dynamics.result import described
+from symrazor.dynamics.trajectories import Trajectories, simulate
+
+
+def test_npz_and_csv_say_the_same(tmp_path: Path) -> None:
+    data = simulate(systems.oscillators(), 3, 4, 0.2, seed=0)
+    np.savez(tmp_path / "a.npz", states=data.states, times=data.times[0])
+    lines = ["trajectory,time,q1,p1"]
+    for b in range(3):
+        for t in range(5):
+            row = [b, *data.times[b, t : t + 1].tolist(), *data.states[b, t].tolist()]
+            lines.append(",".join(repr(cell) for cell in row))
+    (tmp_path / "a.csv").write_text("\n".join(lines) + "\n")
+    for name in ("a.npz", "a.csv"):
+        read = read_trajectories(tmp_path / name)
+        torch.testing.assert_close(read.states, data.states)
+        torch.testing.assert_close(read.times, data.times)
+    short = "\n".join([*lines[:8], "1,0.4,,"])  # two trajectories, five states and three
+    (tmp_path / "b.csv").write_text(short)
+    read = read_trajectories(tmp_path / "b.csv")
+    assert read.observed.sum(1).tolist() == [5, 2]
+    assert (read.times.diff(dim=1) > 0).all()
+    turned = "\n".join([lines[0], *reversed(lines[1:])])  # rows are sorted by time
+    (tmp_path / "c.csv").write_text(turned.replace(",", ";"))
+    read = read_trajectories(tmp_path / "c.csv")
+    torch.testing.assert_close(read.states, data.states.flip(0))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.csv", "k,t,q,p\n0,0.0,1,2\n0,1.0,x,2\n", "got 'x' in column 'q', data row 2 of"),
+        ("a.csv", "k,t,q,p\n0,0.0,1\n", "expected 4 fields .* got 3 in row 2 of"),
+        ("a.csv", "k,t,q,p\n", "expected a CSV file with rows, got .*a.csv with 1"),
+        ("a.csv", "k,t,q,p\n0,1.0,1,2\n0,1.0,1,2\n", "got 1 in data rows 1 and 2 of"),
+        ("a.csv", "k,s,q,p\n0,1.0,1,2\n0,1.0,1,2\n", "expected a column 'time' in"),
+        ("a.csv", "k,t,q\n0,0.0,1\n0,0.5,1\n", "even number of entries, got 1"),
+        ("a.txt", "", "expected a .npz or .csv file"),
+        ("a.csv", "0,0.0,1,2\n0,0.1,1,2\n", "expected a header .* got '0,0.0,1,2'"),
+        ("a.npz", "junk", "expected a NumPy archive of numbers, got a.npz"),
+    ],
+)
+def test_bad_files_are_refused(tmp_path: Path, name: str, content: str, message: str) -> None:
+    (tmp_path / name).write_text(content)
+    with pytest.raises(ValueError, match=message):
+        read_trajectories(tmp_path / name)
+
+
+def test_npz_without_times_is_refused(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", states=np.zeros((2, 3, 2)))
+    with pytest.raises(ValueError, match="expected arrays 'states' and 'times' .* got states"):
+        read_trajectories(tmp_path / "a.npz")
+    np.savez(tmp_path / "b.npz", states=np.array([["a"]]), times=np.zeros(1))
+    with pytest.raises(ValueError, match="expected numbers in 'states'"):
+        read_trajectories(tmp_path / "b.npz")
+
+
+def test_text_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_bytes(b"k,t,q,p\n0,0,\xff,1\n")
+    with pytest.raises(ValueError, match="expected a CSV file in UTF-8, got .*a.csv"):
+        read_trajectories(str(tmp_path / "a.csv"))
+
+
+def test_units_make_states_and_rates_about_one() -> None:
+    data = simulate(systems.oscillators(), 8, 6, 0.2, seed=0)
+    for size, pace_ in ((1.0, 1.0), (1e200, 1e-6), (1e-200, 1e6)):
+        own = given.given(size * data.states.numpy(), (pace_ * data.times[0]).numpy(), False)
+        scaled = given.units(own).scaled(own)
+        assert float(scaled.states.square().mean()) == pytest.approx(1.0)
+        rates = scaled.states.diff(dim=1) / scaled.times.diff(dim=1)[..., None]
+        assert float(rates.square().mean()) == pytest.approx(1.0)
+
+
+def test_the_unit_of_time_minds_neither_short_nor_long_steps() -> None:
+    """Short ones show noise, long ones where the motion was by chance; of frequency 1 it is 1."""
+    gaps = torch.tensor([0.2, 1e-6, 0.2, 0.3, 0.25, 60.0, 0.2, 0.2], dtype=torch.float64)
+    times = torch.cat([torch.zeros(1), gaps.cumsum(0)]).double()
+    system = systems.oscillators()
+    start = system.start(40, torch.Generator().manual_seed(0))
+    data = Trajectories.of(solve(system.field, start, times), times).noisy(1e-4, seed=1)
+    assert given.units(data).clock == pytest.approx(1.0, rel=0.05)
+    found = discover(data, minutes=0.05, steps=2, progress=False)
+    assert found.n_data == 7 * 32  # the long step is left out, and so is a fifth of the data
+
+
+@pytest.mark.parametrize(
+    ("dt", "length", "every"), [(0.25, 16, 1), (2.0, 16, 1), (1e-3, 800, 128), (1e-3, 40, 8)]
+)
+def test_states_that_hardly_change_are_taken_further_apart(
+    dt: float, length: int, every: int
+) -> None:
+    """With noise of 0.05 a step should still change a state by 0.08 of its size or more."""
+    data = simulate(systems.oscillators(), 20, length - 1, dt, seed=0).noisy(2.5e-3, seed=1)
+    found = given.stride(data)
+    assert found == every
+    apart = given.spaced(data, found)
+    assert apart.states.shape == (20 * found, length // found, 2)
+    for values, all_values in ((apart.states, data.states), (apart.times, data.times)):
+        first = all_values[3, 1::found][: length // found] if found > 1 else all_values[3]
+        torch.testing.assert_close(values[3 * found + int(found > 1)], first)
+    assert bool((apart.times.diff(dim=1) > 0).all())
+
+
+def test_every_other_state_will_do() -> None:
+    data = simulate(systems.oscillators(), 6, 31, 0.1, seed=0)
+    states = data.states.clone()
+    states[:, 1::2] = torch.nan
+    holes = Trajectories.of(states, data.times)
+    assert given.stride(holes) == 2
+    found = discover(holes, minutes=0.05, steps=2, progress=False)
+    assert found.n_data == 5 * 15
+
+
+def test_long_steps_are_taken_in_parts() -> None:
+    data = simulate(systems.oscillators(), 8, 6, 2.0, seed=0)
+    found = discover(data, minutes=0.05, steps=2, progress=False)
+    longest = 2.0 / found.units.clock
+    assert found.learned.config.integrator == "rk4"
+    assert found.learned.config.substeps == math.ceil(longest / 1.0) > 1
+
+
+def test_formula_minds_units_and_the_centre() -> None:
+    """(q - 10)^2 / 200 + 50 p^2, where q varies by 11 and p by 0.1: both terms are as large."""
+    A = torch.diag(torch.tensor([0.01, 100.0]).double())
+    b = torch.tensor([-0.1, 0.0]).double()
+    centre, scale = torch.tensor([10.0, 0.0]).double(), torch.tensor([11.0, 0.1]).double()
+    assert formula(A, b, centre, scale) == "0.005 (q1 - 10)^2 + 50 p1^2"
+
+
+def test_units_move_what_is_far_from_zero() -> None:
+    """A spring on a wall: its energy comes back in the user's coordinates."""
+    data = simulate(systems.oscillators(), 8, 6, 0.2, seed=0)
+    away = data.states + torch.tensor([10.0, 0.0])
+    own = given.units(given.given(away, data.times[0], False))
+    assert float(own.centre[0]) == pytest.approx(10, abs=0.5) and float(own.centre[1]) == 0
+    x = own.scaled(given.given(away, data.times[0], False)).states
+    centre, scale = own.centre[0], own.scale
+    q, p = (x * scale + own.centre).unbind(-1)
+    A = torch.diag(scale.square())  # of ((q - 10)^2 + p^2) / 2, scaled
+    b = torch.stack([(centre - 10) * scale[0], 0 * centre])
+    inner = 0.5 * torch.einsum("...i,ij,...j->...", x, A, x) + x @ b
+    matrix, linear = own.quantity(A, b)
+    states = torch.stack([q, p], -1)
+    outer = 0.5 * torch.einsum("...i,ij,...j->...", states, matrix, states) + states @ linear
+    ratio = outer.diff(dim=0) / inner.diff(dim=0)
+    torch.testing.assert_close(ratio, ratio[:1, :1].expand_as(ratio))
+
+
+def test_other_ways_to_give_trajectories() -> None:
+    data = simulate(systems.oscillators(), 4, 6, 0.2, seed=0)
+    assert given.given(data, None, False) is data
+    with pytest.raises(ValueError, match="expected no times beside Trajectories"):
+        given.given(data, data.times, False)
+    with pytest.raises(ValueError, match="expected times .* got none"):
+        given.given(data.states, None, False)
+    with pytest.raises(ValueError, match="got list .* pad trajectories of unequal length"):
+        given.given([[[1.0, 2.0]], [[1.0, 2.0], [3.0, 4.0]]], data.times[0], False)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="all are missing"):
+        given.units(given.given(torch.nan * data.states, data.times, False))
+    with pytest.raises(ValueError, match="got constant ones"):
+        rows = torch.tensor([[1.0, 2.0], [-1.0, 3.0]])[:, None].expand(2, 3, 2)
+        given.units(given.given(rows, torch.arange(3.0), False))
+
+
+def test_velocities_of_a_parabola_are_exact() -> None:
+    t = torch.tensor([0.0, 0.1, 0.3, 0.4, 0.6], dtype=torch.float64)
+    q = (3 * t**2 - t)[None, :, None]
+    found = with_velocities(q, t)
+    torch.testing.assert_close(found[0, 1:-1, 1], (6 * t - 1)[1:-1])
+    assert found.shape == (1, 5, 2)
+    with pytest.raises(ValueError, match="times >= 3"):
+        with_velocities(q[:, :2], t[:2])
+
+
+def test_formula_names_the_largest_terms() -> None:
+    A = torch.tensor([[2.0, 0.0], [0.0, 1.0]])
+    assert formula(A, torch.tensor([0.0, -0.7])) == "1 q1^2 - 0.7 p1 + 0.5 p1^2"
+    total = "0.5 q1^2 + 0.5 q2^2 + 0.5 q3^2 + 0.5 p1^2 + ..."  # not all there is
+    assert formula(torch.eye(6), torch.zeros(6)) == total
+
+
+@pytest.mark.parametrize("known", [unitary(2), unitary(3), all_nbody(3, 2), all_nbody(2, 3)])
+def test_a_span_is_named_by_the_algebra_that_it_is(known: Algebra) -> None:
+    """Mixed by a random matrix, the names come back, and the quantities with them."""
+    g = torch.Generator().manual_seed(0)
+    mix = torch.randn(len(known), len(known), generator=g, dtype=torch.float64)
+    A, b = torch.einsum("km,mij->kij", mix, known.A), mix @ known.b
+    found = named(A, b)
+    assert [one.name for one in found] == list(known.names)
+    for one, a in zip(found, known.A, strict=True):
+        assert one.parallelness == pytest.approx(1.0)
+        torch.testing.assert_close(one.A * a.norm(), a * one.A.norm())
+
+
+def test_what_has_no_name_gets_a_formula() -> None:
+    zero = torch.zeros(1, 2, dtype=torch.float64)
+    (one,) = named(torch.diag(torch.tensor([1.0, -1.0]).double())[None], zero)
+    assert one.name == "" and formula(one.A, one.b) == "0.35 q1^2 - 0.35 p1^2"
+    assert one.parallelness == 0.0
+    (one,) = named(torch.diag(torch.tensor([-1.0, -4.0]).double())[None], zero)
+    assert one.name == "energy-like" and formula(one.A, one.b) == "0.49 p1^2 + 0.12 q1^2"
+
+
+def test_entries_are_in_the_units_of_the_user() -> None:
+    data = simulate(systems.oscillators(), 6, 6, 0.2, seed=0)
+    own = given.given(data.states * torch.tensor([10.0, 0.1]), data.times[0], False)
+    scale = given.units(own)
+    holds, doubtful, algebra = described(unitary(1).quadratic(), scale, scale.scaled(own))
+    (entry,) = (*holds, *doubtful)
+    assert entry["name"] == "energy (rotation of phase space)"
+    A = np.array(entry["matrix"])
+    ratio = float(scale.scale[0] / scale.scale[1]) ** 2
+    assert A[1, 1] / A[0, 0] == pytest.approx(ratio, rel=1e-4)
+    assert algebra == {"closure": 0.0, "structure_constants": [[[0.0]]]}
+    assert described(None, scale, data)[0] == []
+    entries, _, algebra = described(unitary(2).quadratic(), given.units(_two()), _two())
+    assert algebra["closure"] == pytest.approx(0.0, abs=1e-9)
+    constants = np.array(algebra["structure_constants"])
+    np.testing.assert_allclose(constants, -constants.transpose(1, 0, 2), atol=1e-9)
+    assert all(entry["drift"] < 1e-6 for entry in entries)
+
+
+def test_what_drifts_more_than_noise_explains_is_doubtful() -> None:
+    """Rotations for a pendulum; and momenta of bodies at rest together, which are all but zero."""
+    data = simulate(systems.pendulum().started_normal(1.5, 1.0), 30, 20, 0.3, seed=0)
+    own = given.units(data)
+    holds, doubtful, _ = described(unitary(1).quadratic(), own, own.scaled(data))
+    assert not holds and doubtful[0]["drift"] > 0.3
+    q, p = torch.randn(2, 20, 4, generator=torch.Generator().manual_seed(0)).double()
+    p = p - p.view(20, 2, 2).mean(1, keepdim=True).expand(20, 2, 2).reshape(20, 4)
+    system = nbody(2, 2)
+    start = torch.cat([q, p], 1)
+    still = simulate(system.started(lambda n, g: start[:n]), 20, 8, 0.2, seed=0).noisy(1e-4, seed=1)
+    own = given.units(still)
+    inner = own.scaled(still)
+    holds, doubtful, _ = described(euclidean(2, 2).quadratic(), own, inner)
+    assert [one["name"] for one in holds] == list(euclidean(2, 2).names) and not doubtful
+    assert holds[0]["drift"] > 0.5
+
+
+def test_little_training_is_no_excuse_for_a_drift() -> None:
+    """After four steps anything may be taken; along clean trajectories it is seen to drift."""
+    data = simulate(systems.pendulum().started_normal(1.5, 1.0), 10, 12, 0.2, seed=0)
+    found = discover(data, minutes=0.05, steps=4, progress=False)
+    assert all(entry["drift"] <= 0.15 for entry in found.conserved)
+
+
+def _two() -> Trajectories:
+    return simulate(systems.oscillators([1.0, 1.0]), 6, 6, 0.2, seed=0)
+
+
+def test_discover_returns_everything_in_a_moment() -> None:
+    data = simulate(systems.oscillators(), 10, 6, 0.2, seed=0)
+    shares: list[float] = []
+    scaled = data.states * torch.tensor([10.0, 0.1])
+    found = discover(
+        scaled, data.times[0], minutes=0.05, seed=0, progress=lambda share, _: shares.append(share)
+    )
+    text = json.dumps(found.to_dict())
+    wanted = {"verdict", "conserved", "evidence", "held_out_mse", "trials", "structure_constants"}
+    assert wanted <= set(json.loads(text))
+    assert shares == sorted(shares) and shares[-1] == pytest.approx(1.0)
+    moved = found.simulator()(scaled[:, 0], 0.2)
+    assert moved.shape == (10, 2) and moved.dtype == torch.float64
+    assert ("No quadratic" in found.verdict) == (not found.conserved)
+
+
+def test_discover_warns_about_positions_and_refuses_bad_input() -> None:
+    data = simulate(systems.oscillators(), 6, 6, 0.2, seed=0)
+    with pytest.warns(UserWarning, match="momenta are finite differences"):
+        found = discover(
+            data.states[..., :1], data.times[0], minutes=0.03, positions=True, count=1, steps=4
+        )
+    assert found.units.scale.shape == (2,)
+    with pytest.raises(ValueError, match="expected minutes > 0"):
+        discover(data.states, data.times[0], minutes=0)
+    with pytest.raises(ValueError, match="even number of entries, got 1"):
+        discover(data.states[..., :1], data.times[0])
+    for wrong in (0 * data.states, 0 * data.states + 3):
+        with pytest.raises(ValueError, match="that vary, got constant ones"):
+            discover(wrong, data.times[0])
+    with pytest.raises(ValueError, match="complex numbers"):
+        discover(data.states + 1j, data.times[0])
+    with pytest.raises(ValueError, match="expected a device that is there, got 'tpu'"):
+        discover(data, device="tpu")
+    with pytest.raises(ValueError, match="expected at least one quantity on offer"):
+        discover(data, count=0)
+    with pytest.raises(ValueError, match="expected options among minutes, .* got hours"):
+        discover(data, hours=1)
+    with pytest.raises(ValueError, match="expected steps >= 1, got 0"):
+        discover(data, config=DiscoverConfig(minutes=1), steps=0)
+
+
+def test_pictures_are_written(tmp_path: Path) -> None:
+    learned = unitary(1).quadratic()
+    system = systems.pendulum()
+    data = simulate(system, 2, 5, 0.2, seed=0)
+    files = [
+        figures.generators_figure(learned, tmp_path / "g.png"),
+        figures.phase_portrait({"pendulum": system.field}, tmp_path / "p.png", states=data.states),
+        figures.flow_figure(learned, data.states[:, 0], tmp_path / "f.png"),
+    ]
+    for file in files:
+        assert file.read_bytes().startswith(b"\x89PNG")
+
+
+def test_animations_are_drawn(tmp_path: Path) -> None:
+    learned = unitary(1).quadratic()
+    data = simulate(systems.oscillators(), 2, 7, 0.2, seed=0)
+    motion = data.states.transpose(0, 1)
+    files = {
+        figures.flow_animation(learned, data.states[:, 0], tmp_path / "f.gif"): figures.FRAMES,
+        figures.motion_animation({"true": motion, "same": motion}, tmp_path / "m.gif"): 8,
+    }
+    for file, frames in files.items():
+        with Image.open(file) as picture:
+            assert picture.format == "GIF" and picture.n_frames == frames
+    with Image.open(tmp_path / "m.gif") as picture:
+        panels = np.asarray(picture.convert("RGB"))
+        half = panels.shape[1] // 2
+        picture.seek(4)
+        later = np.asarray(picture.convert("RGB"))
+    assert (panels != later).any(-1).sum() > 20  # it moves
+    assert panels[:, :half].shape == panels[:, half : 2 * half].shape
+    with pytest.raises(ValueError, match=r"expected motions of one length, got \[5, 8\]"):
+        figures.motion_animation({"a": motion, "b": motion[:5]}, tmp_path / "x.gif")
+
+
+def test_motions_are_seen_through_one_window(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = []
+    blank = figures._figure
+    monkeypatch.setattr(figures, "_figure", lambda size: made.append(blank(size)) or made[-1])
+    angle = torch.linspace(0.0, 3.0, 4)[:, None]
+    seen = torch.stack([100 + angle.cos(), angle.sin()], dim=-1)  # far from zero
+    for other, widest in ((seen / 1.001, 2.5), (50 * seen, 4.5), (seen[:1].expand(4, 1, 2), 2.3)):
+        figures.motion_animation({"seen": seen, "learned": other}, tmp_path / "m.gif")
+        one, two = made[-1].axes
+        assert one.get_xlim() == two.get_xlim() and one.get_ylim() == two.get_ylim()
+        low, high = one.get_xlim()
+        assert low < 99.01 and high > 101 and high - low < widest
+    still = torch.ones(3, 1, 2)
+    figures.motion_animation({"seen": still}, tmp_path / "m.gif")
+    low, high = made[-1].axes[0].get_xlim()
+    assert low < 1 < high

@@ -1,0 +1,166 @@
+"""Runs on trajectories that are stopped and taken up again: to the last bit."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from symrazor import dynamics
+from symrazor.dynamics import journal as journals
+from symrazor.dynamics.config import TrainConfig
+from symrazor.dynamics.conserved import Quadratic
+from symrazor.dynamics.hamiltonian import HamiltonianNetwork
+from symrazor.dynamics.journal import Journal
+from symrazor.dynamics.measures import FlowTimes
+from symrazor.dynamics.selection import train_and_judge
+from symrazor.dynamics.symmetrised import SymmetrisedNetwork
+from symrazor.dynamics.systems import oscillators
+from symrazor.dynamics.trained import Record, Trained
+from symrazor.dynamics.training import Progress, train
+from symrazor.dynamics.trajectories import Transitions, simulate, transitions
+
+CONFIG = TrainConfig(
+    steps=24, batch_size=10, draws=2, flows=4, noise_kind="closed", burn_in=0.3, record=4
+)
+
+
+def problem(noise: float = 1e-3) -> tuple[SymmetrisedNetwork, Transitions]:
+    """One oscillator, a narrow network, two quantities on offer."""
+    torch.set_num_threads(1)
+    generator = torch.Generator().manual_seed(3)
+    network = HamiltonianNetwork(2, None, 8, generator=generator)
+    conserved = Quadratic(2, 2, generator=generator)
+    model = SymmetrisedNetwork(network, conserved, FlowTimes(2, "ball", "antithetic"))
+    data = simulate(oscillators(), 6, 4, 0.2, seed=0)
+    return model, transitions(data, noise, seed=1)
+
+
+def stop_after(count: int, sent: int = signal.SIGINT) -> Progress:
+    """Progress that sends a signal with the `count`-th record."""
+    seen: list[Record] = []
+
+    def tell(record: Record) -> None:
+        seen.append(record)
+        if len(seen) == count:
+            os.kill(os.getpid(), sent)
+
+    return tell
+
+
+def outcome(trained: Trained) -> dict[str, object]:
+    """All that has to be equal; seconds are not."""
+    return {
+        "history": [{k: v for k, v in r.items() if k != "seconds"} for r in trained.history],
+        "weights": {k: v.tolist() for k, v in trained.model.state_dict().items()},
+        "noise": float(trained.noise.variance),
+        "bound": trained.bound,
+        "trials": trained.trials,
+    }
+
+
+@pytest.mark.parametrize("records", [1, 3])
+def test_a_training_goes_on_bit_for_bit(records: int, tmp_path: Path) -> None:
+    model, data = problem()
+    whole = train(model, data, CONFIG)
+    model, data = problem()
+    with pytest.raises(KeyboardInterrupt):
+        train(model, data, CONFIG, stop_after(records), Journal(tmp_path))
+    model, data = problem()
+    again = train(model, data, CONFIG, None, Journal(tmp_path))
+    assert outcome(again) == outcome(whole)
+    model, data = problem()  # and what is finished is there at once
+    steps: list[Record] = []
+    assert outcome(train(model, data, CONFIG, steps.append, Journal(tmp_path))) == outcome(whole)
+    assert not steps
+
+
+@pytest.mark.parametrize("records", [1, 6, 12])
+def test_a_judged_run_goes_on_bit_for_bit(records: int, tmp_path: Path) -> None:
+    model, data = problem()
+    whole = train_and_judge(model, data, CONFIG)
+    with pytest.raises(KeyboardInterrupt):
+        train_and_judge(model, data, CONFIG, stop_after(records), Journal(tmp_path))
+    again = train_and_judge(model, data, CONFIG, None, Journal(tmp_path))
+    assert outcome(again) == outcome(whole)
+
+
+def test_checkpoints_in_between_survive_a_kill(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journals, "EVERY", 0.0)  # after every step
+
+    class Killed(BaseException):
+        pass
+
+    def kill(record: Record) -> None:
+        if record["step"] == 12:
+            raise Killed
+
+    model, data = problem()
+    whole = train(model, data, CONFIG)
+    model, data = problem()
+    with pytest.raises(Killed):
+        train(model, data, CONFIG, kill, Journal(tmp_path))
+    model, data = problem()
+    kept = Journal(tmp_path)
+    assert kept.pages[0]["loop"]["done"] == 11
+    assert outcome(train(model, data, CONFIG, None, kept)) == outcome(whole)
+
+
+def test_sigterm_ends_a_process_with_its_checkpoint(tmp_path: Path) -> None:
+    job = (
+        "import signal, sys; sys.path.insert(0, 'tests')\n"
+        "from test_dynamics_journal import *\n"
+        "model, data = problem()\n"
+        f"train(model, data, CONFIG, stop_after(2, signal.SIGTERM), Journal({str(tmp_path)!r}))\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", job], check=False, cwd=Path(__file__).parents[2])
+    assert ended.returncode == 128 + signal.SIGTERM
+    model, data = problem()
+    whole = outcome(train(model, data, CONFIG))
+    model, data = problem()
+    assert outcome(train(model, data, CONFIG, None, Journal(tmp_path))) == whole
+
+
+def test_a_diverged_training_is_remembered(tmp_path: Path) -> None:
+    def diverge() -> None:
+        model, data = problem()
+        with torch.no_grad():
+            model.network.biases[0].fill_(torch.nan)
+        train(model, data, CONFIG, None, Journal(tmp_path))
+
+    for _ in range(2):
+        with pytest.raises(FloatingPointError, match="expected finite gradients"):
+            diverge()
+    assert "error" in Journal(tmp_path).pages[0]["result"]
+
+
+def test_other_data_or_options_are_refused(tmp_path: Path) -> None:
+    model, data = problem()
+    train(model, data, CONFIG, None, Journal(tmp_path))
+    with pytest.raises(ValueError, match=r"expected the options of the checkpoint.*lr"):
+        train(model, data, CONFIG.change(lr=0.1), None, Journal(tmp_path))
+    other = problem(noise=2e-3)[1]
+    with pytest.raises(ValueError, match="expected the data of the checkpoint"):
+        train(model, other, CONFIG, None, Journal(tmp_path))
+
+
+def test_discover_is_taken_up(tmp_path: Path) -> None:
+    data = simulate(oscillators(), 6, 5, 0.2, seed=0).noisy(1e-4, seed=1)
+
+    def told(share: float, line: str) -> None:
+        if share > 0.5:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        dynamics.discover(data, minutes=0.05, steps=30, progress=told, resume=tmp_path)
+    before = Journal(tmp_path)
+    assert before.pages and before.told["plan"]
+    found = dynamics.discover(data, minutes=0.05, steps=30, progress=False, resume=tmp_path)
+    after = Journal(tmp_path)
+    assert after.told["plan"] == before.told["plan"] and len(after.pages) >= len(before.pages)
+    assert found.verdict

@@ -1,0 +1,165 @@
+"""Systems, true trajectories, integrators: against scipy, closed forms and convergence rates."""
+
+import math
+
+import pytest
+import torch
+from scipy.integrate import solve_ivp
+
+from symrazor.dynamics import integrators, systems
+from symrazor.dynamics.nbody_system import nbody
+from symrazor.dynamics.phase import freedom, is_symplectic, poisson_bracket, symplectic_form, turn
+from symrazor.dynamics.reference import solve
+from symrazor.dynamics.trajectories import Trajectories, simulate, transitions
+
+SYSTEMS = [
+    systems.oscillators((1.0, math.sqrt(2))),
+    systems.pendulum(),
+    systems.double_pendulum(lengths=(1.0, 0.7)),
+    systems.kepler(3, softening=0.3),
+    systems.henon_heiles(),
+    systems.rigid_body(),
+    nbody(3, 1, masses=(1.0, 2.0, 0.5)),
+    systems.own(lambda x: (x**4).sum(-1) + x[..., 0] * x[..., 1], 2),
+]
+
+
+@pytest.mark.parametrize("system", SYSTEMS, ids=lambda s: s.name)
+def test_true_trajectories_agree_with_scipy(system: systems.System) -> None:
+    start = system.start(2, torch.Generator().manual_seed(3))
+    times = torch.tensor([0.0, 0.3, 1.0])
+    states = solve(system.field, start, times)
+
+    def rhs(_: float, y: object) -> object:
+        return system.field(torch.as_tensor(y)[None])[0].numpy()
+
+    for x0, path in zip(start, states, strict=True):
+        answer = solve_ivp(rhs, (0, 1), x0.numpy(), "DOP853", times.numpy(), rtol=1e-11, atol=1e-11)
+        torch.testing.assert_close(path, torch.from_numpy(answer.y.T), rtol=0, atol=2e-8)
+    energy = system.energy(states)
+    assert (energy - energy[:, :1]).abs().max() < 1e-8
+
+
+def test_field_is_the_gradient_turned() -> None:
+    system = nbody(2, 2, masses=(1.0, 3.0), softening=0.5)
+    x = system.start(4, torch.Generator().manual_seed(0))
+    J = symplectic_form(4)
+    step = 1e-6 * torch.eye(8, dtype=torch.float64)
+    slope = (system.energy(x[:, None] + step) - system.energy(x[:, None] - step)) / 2e-6
+    torch.testing.assert_close(system.field(x), slope @ J.mT, rtol=1e-6, atol=1e-8)
+    torch.testing.assert_close(turn(slope), slope @ J.mT)
+
+
+def test_angular_momentum_and_energy_commute_and_position_does_not() -> None:
+    system = systems.kepler(2)
+    x = system.start(5, torch.Generator().manual_seed(1))
+
+    def spin(x: torch.Tensor) -> torch.Tensor:
+        return x[..., 0] * x[..., 3] - x[..., 1] * x[..., 2]
+
+    assert poisson_bracket(spin, system.energy, x).abs().max() < 1e-12
+    bracket = poisson_bracket(lambda x: x[..., 0], system.energy, x)
+    torch.testing.assert_close(bracket, x[:, 2])  # the velocity
+
+
+@pytest.mark.parametrize("name", integrators.INTEGRATORS)
+def test_integrators_have_their_order(name: integrators.Name) -> None:
+    system = systems.pendulum()
+    step = integrators.named(name)
+    x = torch.tensor([[0.7, 0.4]], dtype=torch.float64)
+    truth = solve(system.field, x, torch.tensor([0.0, 1.0]), 1e-13)[:, -1]
+    errors = [
+        (integrators.advance(step, system.field, x, 1.0, n) - truth).norm().item() for n in (16, 32)
+    ]
+    order = math.log2(errors[0] / errors[1])
+    assert order == pytest.approx(integrators.ORDERS[name], abs=0.3)
+
+
+@pytest.mark.parametrize("name", ["implicit-midpoint", "leapfrog", "yoshida4"])
+def test_symplectic_integrators_are_symplectic(name: integrators.Name) -> None:
+    system = systems.henon_heiles()
+    step = integrators.named(name)
+    x = torch.tensor([0.1, 0.2, -0.1, 0.15], dtype=torch.float64)
+
+    def field(x: torch.Tensor) -> torch.Tensor:
+        q1, q2, p1, p2 = x.unbind(-1)
+        return torch.stack([p1, p2, -q1 - 2 * q1 * q2, -q2 - q1**2 + q2**2], -1)
+
+    torch.testing.assert_close(field(x), system.field(x))
+    h = 0.02 if name == "implicit-midpoint" else 0.3  # where its rounds have converged
+    jacobian = torch.func.jacrev(lambda x: step(field, x, h))(x)
+    assert is_symplectic(jacobian, 1e-8)
+    assert not is_symplectic(torch.func.jacrev(lambda x: integrators.euler(field, x, 0.3))(x))
+
+
+def test_steps_may_differ_from_datum_to_datum() -> None:
+    system = systems.pendulum()
+    x = torch.randn(3, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    h = torch.tensor([[0.1], [0.2], [0.3]], dtype=torch.float64)
+    together = integrators.rk4(system.field, x, h)
+    for row in range(3):
+        alone = integrators.rk4(system.field, x[row], float(h[row]))
+        torch.testing.assert_close(together[row], alone)
+    with pytest.raises(ValueError, match="expected an integrator among euler, .* got 'rk5'"):
+        integrators.named("rk5")  # type: ignore[arg-type]
+
+
+def test_own_energy_and_bodies_are_checked() -> None:
+    with pytest.raises(ValueError, match="even number of entries, got 3"):
+        systems.own(lambda x: x.sum(-1), 3)
+    with pytest.raises(ValueError, match=r"expected an energy \[3, 2\] -> \[3\]"):
+        systems.own(lambda x: x, 2)
+    with pytest.raises(ValueError, match="expected 3 positive masses, got"):
+        nbody(3, 2, masses=(1.0, -1.0, 1.0))
+    assert freedom(6) == 3
+
+
+def test_trajectories_that_blow_up_are_reported() -> None:
+    with pytest.raises(
+        FloatingPointError, match="expected trajectories to a tolerance .* do soften"
+    ):
+        solve(lambda x: x**3, torch.full((1, 2), 1e3), torch.tensor([0.0, 2.0]))
+
+
+# -------------------------------------------------------------------------------- bad trajectories
+
+
+def test_bad_trajectories_are_refused_by_row() -> None:
+    x = torch.randn(2, 4, 2, dtype=torch.float64)
+    t = torch.arange(4.0)
+    with pytest.raises(ValueError, match="got 2 then 1 in trajectory 1, rows 2 and 3"):
+        Trajectories.of(x, torch.stack([t, torch.tensor([0.0, 1.0, 2.0, 1.0])]))
+    with pytest.raises(ValueError, match="even number of entries, got 3"):
+        Trajectories.of(torch.randn(2, 4, 3), t)
+    with pytest.raises(ValueError, match=r"expected times \[4\] or \[2, 4\], got \[5\]"):
+        Trajectories.of(x, torch.arange(5.0))
+    with pytest.raises(ValueError, match="expected states"):
+        Trajectories.of(x[0], t)
+    x[1, 2, 0] = torch.inf
+    with pytest.raises(ValueError, match="infinity in trajectory 1, row 2"):
+        Trajectories.of(x, t)
+
+
+def test_missing_states_are_left_out() -> None:
+    x = torch.arange(20.0, dtype=torch.float64).view(2, 5, 2)
+    x[0, 2, 1] = torch.nan
+    data = transitions(Trajectories.of(x, torch.tensor([0.0, 1.0, 3.0, 4.0, 6.0])))
+    assert len(data) == 6  # of eight, two touch the missing state
+    torch.testing.assert_close(data.y[:, 0] - data.x, torch.full((6, 2), 2.0, dtype=torch.float64))
+    assert data.gaps[:, 0].tolist() == [1.0, 2.0, 1.0, 2.0, 1.0, 2.0]
+    two = transitions(Trajectories.of(x, torch.arange(5.0)), horizon=2)
+    assert two.seen.tolist()[:2] == [[1.0, 0.0], [0.0, 1.0]]
+    with pytest.raises(ValueError, match="expected two states in a row"):
+        transitions(Trajectories.of(torch.full((1, 2, 2), torch.nan), torch.arange(2.0)))
+
+
+def test_seeds_keep_sets_apart_and_noise_is_drawn_once() -> None:
+    system = systems.oscillators()
+    a, again, b = (simulate(system, 3, 2, 0.2, seed) for seed in (1, 1, 2))
+    assert torch.equal(a.states, again.states)
+    assert (a.states[:, 0] - b.states[:, 0]).abs().min() > 1e-4
+    first, second = (transitions(a, 1e-2, seed=5) for _ in range(2))
+    assert torch.equal(first.y, second.y)
+    clean = transitions(a)
+    assert (first.x == clean.x).all() and (first.y != clean.y).all()
+    assert a.noisy(1e-2, 0).states.sub(a.states).std().item() == pytest.approx(0.1, rel=0.5)

@@ -1,0 +1,212 @@
+"""The experiments of Learning Invariant Weights, a few steps of each on the embedded digits."""
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from symrazor.data import rings
+from symrazor.experiments import liw_figures, liw_gp, liw_relu, liw_table1, liw_table2, liw_table3
+from symrazor.experiments.liw import Options, load, main, save
+from symrazor.experiments.results import read_runs
+from symrazor.inference.variational.posteriors import BlockCholesky, kl
+from symrazor.invariance import AffineLie
+
+
+def test_table_1_writes_rows_beside_the_papers(tmp_path: Path) -> None:
+    file = tmp_path / "table1.json"
+    rows = ("regular/learned", "regular/fixed 45")
+    options = Options(small=True, device="cpu", json=file, rows=rows, steps=12)
+    text = liw_table1.run(options)
+    assert "| learned |" in text
+    assert "| 96.40 |" in text
+    fixed, learned = read_runs("liw-table1", file)
+    assert fixed["widths"]["rotation (degrees)"] == pytest.approx(45, abs=1e-3)
+    begun = learned["degrees"][0]
+    assert any(begun == pytest.approx(angle, abs=0.01) for angle in liw_table1.ANGLES)
+    assert learned["degrees"][-1] != pytest.approx(begun, abs=0.1)
+    assert learned["elbo_per_datum"] < learned["fit_per_datum"] < 0
+
+
+def test_table_2_opens_only_what_a_row_may_use(tmp_path: Path) -> None:
+    file = tmp_path / "table2.json"
+    rows = ("scaled/MLP", "scaled/translation")
+    text = liw_table2.run(Options(small=True, device="cpu", json=file, rows=rows, steps=6))
+    assert "| translation |" in text
+    plain, moving = read_runs("liw-table2", file)
+    assert plain["widths"]["x-translation (px)"] == 0
+    assert moving["widths"]["x-translation (px)"] > 0
+    assert moving["widths"]["rotation (degrees)"] == 0
+    assert liw_relu.masks(["MLP", "scale", "affine"]).sum(1).tolist() == [0, 2, 6]
+    assert set(liw_table3.TABLE.paper) == set(liw_relu.ROWS)
+    assert AffineLie("affine").algebra.names == liw_relu.NAMES
+
+
+def test_figures_are_drawn(tmp_path: Path) -> None:
+    file = tmp_path / "figures.json"
+    liw_figures.run(Options(small=True, device="cpu", json=file, rows=("bank",), steps=6))
+    assert (tmp_path / "figure3.png").read_bytes().startswith(b"\x89PNG")
+    (run,) = read_runs("liw-figures", file)
+    assert run["row"] == "bank/fully rotated/5/vi"
+    json.dumps(run, allow_nan=False)
+
+
+def test_table_1_keeps_what_a_cut_run_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "table1.json"
+    seen: list[int] = []
+
+    def cut(name: str, options: Options, runs: list[dict[str, object]]) -> None:
+        save(name, options, runs)
+        seen.append(int(str(runs[0]["trained_steps"])))
+        if len(seen) == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(liw_table1, "save", cut)
+    rows = ("regular/learned",)
+    options = Options(
+        small=True, device="cpu", json=file, rows=rows, steps=12, batch=20, average="probs"
+    )
+    with pytest.raises(KeyboardInterrupt):
+        liw_table1.run(options)
+    (run,) = read_runs("liw-table1", file)
+    assert seen == [4, 7]
+    assert run["row"] == "regular/learned (probs)"
+    assert run["trained_steps"] == 7
+    assert run["elbo_per_datum"] < run["fit_per_datum"] < 0
+
+
+def test_scales_are_kept_as_in_the_paper(tmp_path: Path) -> None:
+    file = tmp_path / "table1.json"
+    told = ["--small", "--device", "cpu", "--rows", "regular/fixed 5", "--steps", "8"]
+    told += ["--average", "probs", "--kept-scale", "3", "--sigma", "0.4", "--json", str(file)]
+    main("liw-table1", liw_table1.run, told)
+    (run,) = read_runs("liw-table1", file)
+    assert run["row"] == "regular/fixed 5 (probs, kept scale 3, sigma 0.4)"
+    assert run["scale"] == pytest.approx(3.0)
+    assert run["sigma"] == pytest.approx(0.4)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_sparse_gaussian_process_pays_the_same_divergence() -> None:
+    pytest.importorskip("gpytorch", reason="a development extra")
+    latent, _ = liw_gp.gaussian_process(torch.rand(5, 3), 2)
+    latent(torch.rand(4, 3))  # the first call sets q to the prior, and a little noise
+    q = latent.variational_strategy.base_variational_strategy._variational_distribution
+    with torch.no_grad():
+        q.chol_variational_covar.copy_(torch.eye(5) + 0.2 * torch.rand(2, 5, 5).tril())
+        q.variational_mean.copy_(torch.rand(2, 5))
+    latent(torch.rand(4, 3))  # and the second one forgets what it was
+    ours = BlockCholesky((2, 5), 1.0, mean=q.variational_mean)
+    ours.root.set_(q.chol_variational_covar.detach().tril())
+    theirs = latent.variational_strategy.kl_divergence()
+    assert theirs.item() == pytest.approx(kl(ours, 1.0).item(), rel=1e-4)
+
+
+def test_without_gpytorch_there_is_a_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "gpytorch", None)
+    with pytest.raises(ValueError, match="expected gpytorch, got none; do: pip install gpytorch"):
+        liw_gp.gaussian_process(torch.rand(5, 3), 2)
+    with pytest.raises(ValueError, match="expected rows in fully rotated, translated"):
+        liw_gp.run(Options(small=True, rows=("table 9",)))
+
+
+@pytest.mark.slow
+def test_learned_widths_are_no_worse_than_the_best_fixed_one(tmp_path: Path) -> None:
+    """From 5 degrees alone this one stops half way; see `choose_starts`."""
+    file = tmp_path / "table1.json"
+    rows = ("fully rotated/fixed 175", "fully rotated/learned")
+    told = Options(small=True, device="cpu", json=file, rows=rows, steps=100)
+    liw_table1.run(replace(told, average="probs", learn_scales=True))
+    best, learned = (run["elbo_per_datum"] for run in read_runs("liw-table1", file))
+    assert learned >= best - 0.01
+
+
+@pytest.mark.slow
+def test_the_best_fixed_angle_is_the_papers(tmp_path: Path) -> None:
+    """90 degrees on partially rotated digits, 45 on regular ones: neither less nor more."""
+    file = tmp_path / "table1.json"
+    rows = ("partially rotated/fixed *", "regular/fixed *")
+    liw_table1.run(Options(small=True, device="cpu", json=file, rows=rows, steps=80))
+    runs = read_runs("liw-table1", file)
+    for version, angle in (("partially rotated", 90), ("regular", 45)):
+        found = {r["row"]: r["elbo_per_datum"] for r in runs if r["row"].startswith(version)}
+        assert len(found) == len(liw_table1.ANGLES)
+        assert max(found, key=found.__getitem__) == f"{version}/fixed {angle}"
+
+
+@pytest.mark.slow
+def test_table_2_opens_the_rotation_of_rotated_digits_and_nothing_else(tmp_path: Path) -> None:
+    """From a little of everything alone it stops at 89 degrees."""
+    file = tmp_path / "table2.json"
+    liw_table2.run(Options(small=True, device="cpu", json=file, rows=("fully rotated/affine",)))
+    (run,) = read_runs("liw-table2", file)
+    assert max(run["tried"]) == run["tried"][2]
+    widths = run["widths"]
+    assert widths.pop("rotation (degrees)") > 150
+    assert all(value < 0.1 for name, value in widths.items() if "px" in name)
+    assert all(value < 1.05 for name, value in widths.items() if "factor" in name)
+
+
+@pytest.mark.slow
+def test_a_start_is_chosen_where_the_gradient_does_not_escape(tmp_path: Path) -> None:
+    file = tmp_path / "figures.json"
+    liw_figures.run(Options(small=True, device="cpu", json=file, rows=("escape",)))
+    chosen, alone = read_runs("liw-figures", file)
+    assert alone["degrees"][-1] > 150
+    assert chosen["degrees"][-1] < 120
+    assert chosen["elbo_per_datum"] > alone["elbo_per_datum"]
+
+
+@pytest.mark.slow
+def test_rings_tell_the_bound_from_maximum_likelihood(tmp_path: Path) -> None:
+    file = tmp_path / "figures.json"
+    liw_figures.run(Options(small=True, device="cpu", json=file, rows=("rings",)))
+    ends = {run["row"]: run["degrees"][-1] for run in read_runs("liw-figures", file)}
+    assert ends["rings/rings/5/vi"] > 90
+    assert ends["rings/rings/5/ml"] < 30
+    assert (tmp_path / "rings.png").exists()
+
+
+def test_a_diverged_run_is_written_down_too(tmp_path: Path) -> None:
+    file = tmp_path / "table1.json"
+    run = {"row": "a", "seed": 0, "small": True, "accuracy": float("nan"), "degrees": [1.0]}
+    save("liw-table1", Options(json=file), [run])
+    assert read_runs("liw-table1", file) == [run | {"accuracy": None}]
+
+
+def test_versions_of_the_data() -> None:
+    train, test = load("mnist", ("fully rotated", "regular"), Options(small=True, device="cpu"))
+    assert train.x.shape[2:] == test.x.shape[2:] == (1, 14, 14)
+    assert torch.equal(train.y[0], train.y[1])
+    assert not torch.equal(train.x[0], train.x[1])
+
+
+def test_rings_have_their_radii() -> None:
+    x, y = rings(400, 120, noise=0.0, seed=3)
+    radius, angle = x.norm(dim=1), torch.atan2(x[:, 1], x[:, 0]).rad2deg()
+    assert torch.allclose(radius[y == 0], torch.tensor(0.5))
+    outer = radius > 0.7
+    assert torch.allclose(radius[outer], torch.tensor(1.0))
+    assert float(angle[outer | (y == 0)].abs().max()) <= 60
+    with pytest.raises(ValueError, match="arc of up to 360"):
+        rings(10, 400)
+
+
+def test_wrong_options_end_with_a_word(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main("liw-table1", liw_table1.run, ["--rows", "regular/fixed 7", "--small"])
+    assert stop.value.code == 2
+    assert "expected rows like 'regular/learned'" in capsys.readouterr().err
+    with pytest.raises(ValueError, match="expected --kept-scale and --sigma for Table 1"):
+        liw_table2.run(Options(small=True, device="cpu", kept_scale=3.0))
+    with pytest.raises(ValueError, match="expected a kept scale above 0, got 0"):
+        Options(kept_scale=0.0)
+    with pytest.raises(ValueError, match="--kept-scale and --learn-scales, got both"):
+        Options(kept_scale=3.0, learn_scales=True)
+    with pytest.raises(ValueError, match="expected --data DIR"):
+        liw_table2.run(Options(device="cpu"))
+    with pytest.raises(ValueError, match="expected rows in rings, recovery"):
+        liw_figures.run(Options(small=True, rows=("figure 9",)))

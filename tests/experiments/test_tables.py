@@ -1,0 +1,373 @@
+"""ELLA's network and tables: counts, results files, and the tables themselves on the digits."""
+
+import json
+import subprocess
+import sys
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+import symrazor as sr
+from symrazor.cli import app as cli
+from symrazor.data import flip_and_crop
+from symrazor.experiments import ella_table1, ella_table2, fashion, figures, tables
+from symrazor.experiments.results import add_runs, markdown, merged, read_runs
+from symrazor.experiments.tables import Options
+from symrazor.layers.ella import PATHS, ella_network
+
+PLAIN_BIASES = 450  # of the reference's F-FC and S-FC inside their product: ours have none
+PIXEL_BIASES = 1685  # of the reference's F-FC, one per output pixel
+
+# --------------------------------------------------------------------------------------- network
+
+
+@pytest.mark.parametrize(
+    ("paths", "count"),
+    [
+        ("fc", 133_635_690),
+        ("conv", 338_770),
+        ("fc+conv", 133_635_690 + 338_770 - 109_450),
+        ("f-fc", 1_542_625 - PLAIN_BIASES - PIXEL_BIASES),
+        ("f-fc+conv", 1_771_945 - PLAIN_BIASES - PIXEL_BIASES),
+    ],
+)
+def test_dense_parameter_counts_are_the_papers(paths: str, count: int) -> None:
+    with torch.device("meta"):
+        network = ella_network(paths, 3, 10)
+    assert sum(p.numel() for p in network.parameters()) == count
+
+
+@pytest.mark.parametrize(
+    ("paths", "count"),
+    [
+        ("s-fc", 831_820 - PLAIN_BIASES),
+        ("s-conv", 211_620),
+        ("s-fc+s-conv", 1_010_280 - PLAIN_BIASES),
+    ],
+)
+def test_sparse_parameter_counts_are_the_papers(paths: str, count: int) -> None:
+    network = ella_network(paths, 3, 10)
+    assert sum(p.numel() for p in network.parameters()) == count
+    shaped = ella_network(paths, 3, 10, prior="omega")
+    lengthscales = 8 * {"s-fc": 2, "s-conv": 1, "s-fc+s-conv": 3}[paths]
+    assert sum(p.numel() for p in shaped.parameters()) == count + lengthscales
+
+
+@pytest.mark.parametrize(("size", "blocks"), [(32, 8), (16, 5)])
+@pytest.mark.parametrize("paths", PATHS)
+def test_every_network_maps_images_to_classes(paths: str, size: int, blocks: int) -> None:
+    torch.manual_seed(0)
+    network = ella_network(paths, 2, 7, alpha=1, size=size)
+    layers = [m for m in network if isinstance(m, sr.layers.Relaxed)]
+    assert len(layers) == blocks
+    assert all(len(layer.paths) == paths.count("+") + 1 for layer in layers)
+    x = torch.randn(3, 2, size, size)
+    f = network(x)
+    assert f.shape == (3, 7)
+    invariant = torch.allclose(network(torch.roll(x, (3, -5), (2, 3))), f, atol=1e-5)
+    assert invariant == (paths in ("conv", "s-conv", "gconv"))
+    turned = torch.allclose(network(torch.rot90(x, 1, (2, 3))), f, atol=1e-5)
+    assert turned == (paths == "gconv")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"paths": "hconv"}, "expected paths in .* got 'hconv'"),
+        ({"size": 28}, "32 x 32 or 16 x 16, got size 28"),
+        ({"prior": "omega"}, "'omega' for sparse paths, got 'omega'"),
+    ],
+)
+def test_other_networks_are_refused(change: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        ella_network(**{"paths": "conv", "in_channels": 1, "classes": 10, **change})  # type: ignore[arg-type]
+
+
+# --------------------------------------------------------------------------------------- results
+
+
+def _run(row: str, seed: int, accuracy: float = 90.0, small: bool = True) -> dict[str, object]:
+    figures = {"accuracy": accuracy, "nll": 0.5, "evidence": 1.0, "seconds": 2.0, "epochs": 3}
+    return {"row": row, "seed": seed, "small": small, "free_shares": [0.0, 0.5], **figures}
+
+
+def test_results_merge_by_row_seed_and_size(tmp_path: Path) -> None:
+    file = tmp_path / "new" / "a.json"
+    add_runs("t", file, [_run("b", 0), _run("a", 1)])
+    add_runs("t", file, [_run("a", 1, 95.0), _run("a", 0), _run("a", 1, small=False)])
+    found = read_runs("t", file)
+    keys = [(run["small"], run["row"], run["seed"]) for run in found]
+    assert keys == [(False, "a", 1), (True, "a", 0), (True, "a", 1), (True, "b", 0)]
+    assert found[2]["accuracy"] == 95.0
+    assert merged(found, []) == found
+    assert [path.name for path in file.parent.iterdir()] == ["a.json"]
+
+
+def test_no_result_is_lost_between_writers(tmp_path: Path) -> None:
+    file = tmp_path / "a.json"
+    threads = [
+        threading.Thread(target=add_runs, args=("t", file, [_run("a", seed)])) for seed in range(12)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [run["seed"] for run in read_runs("t", file)] == list(range(12))
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (
+            '{"experiment": "other", "runs": []}',
+            "expected results of t in .*, got those of 'other'",
+        ),
+        ("[]", "expected results of t"),
+        ('{"experiment": "t", "schema": 99}', "expected schema 1 in .*, got 99"),
+        ('{"experiment": "t", "runs": [3]}', "expected runs with a row, .* got one with 3"),
+        (
+            '{"experiment": "t", "runs": [{"row": "a", "seed": "0", "small": true}]}',
+            "expected runs with a row, a seed and a size",
+        ),
+        ('{"experiment": "t", "ru', "expected results of t, got .*: Unterminated"),
+        ('{"experiment": "t", "runs": [{"task": 1}]}', "a row, a seed and a size .* with .'task'"),
+    ],
+)
+def test_other_files_are_not_overwritten(tmp_path: Path, content: str, message: str) -> None:
+    file = tmp_path / "a.json"
+    file.write_text(content)
+    with pytest.raises(ValueError, match=message):
+        add_runs("t", file, [_run("a", 0)])
+    assert file.read_text() == content
+
+
+def test_markdown_has_mean_and_spread_beside_the_paper() -> None:
+    failed = {"row": "b", "seed": 0, "small": True, "epochs": 3, "error": "diverged"}
+    runs = [_run("a", 0, 90.0), _run("a", 1, 92.0), failed]
+    paper = {"b": {}, "a": {"accuracy": 99.0, "evidence": 1.25}, "c": {"accuracy": 1.0}}
+    lines = markdown(runs, paper).splitlines()
+    assert lines[2] == "| b | diverged |  | diverged |  | diverged |  |  | 3 |  | 1, 1 diverged |"
+    assert lines[3] == (
+        "| a | 91.00 ± 1.41 | 99.00 | 0.500 |  | 1.000 | 1.250 | 0 / 50 | 3 | 2 | 2 |"
+    )
+    assert len(lines) == 4
+    assert len({line.count("|") for line in lines}) == 1
+    other = {**_run("a", 2, 91.0), "free_shares": [0.02, 0.5]}
+    assert "| 91.00 ± 1.00 | 99.00 |" in markdown([*runs, other], paper)
+    assert "| 1 (0-2) / 50 |" in markdown([*runs, other], paper)
+
+
+def test_runs_that_were_not_trained_alike_are_no_secret() -> None:
+    one = {**_run("a", 0), "config": {"optimizer": "adamw", "seed": 0, "device": "cpu"}}
+    two = {**_run("a", 1), "config": {"optimizer": "adamw", "seed": 1, "device": "cuda"}}
+    other = {**_run("a", 2), "config": {"optimizer": "sgd", "seed": 2, "device": "cuda"}}
+    assert markdown([one, two], {"a": {}}).endswith("| 2 |")
+    assert markdown([one, two, other], {"a": {}}).endswith("| 3, of 2 settings |")
+
+
+# ---------------------------------------------------------------------------------------- tables
+
+
+def test_rows_are_those_of_the_paper() -> None:
+    assert len(ella_table1.EXPERIMENT.rows) == 10
+    assert len(ella_table2.EXPERIMENT.rows) == 22
+    for experiment in (ella_table1.EXPERIMENT, ella_table2.EXPERIMENT):
+        assert len({row.name for row in experiment.rows}) == len(experiment.rows)
+        assert all("accuracy" in row.paper for row in experiment.rows)
+    by_name = {row.name: row for row in ella_table2.EXPERIMENT.rows}
+    row = by_name["s-fc+s-conv-omega/laplace"]
+    assert (row.paths, row.prior, row.method) == ("s-fc+s-conv", "omega", "laplace")
+    assert row.paper == {"accuracy": 80.63, "nll": 0.564, "evidence": 1.067}
+
+
+def test_map_rows_never_move_a_precision(tmp_path: Path) -> None:
+    options = Options(small=True, device="cpu", rows=("f-fc+conv/map",), epochs=1)
+    (row,) = (row for row in ella_table2.EXPERIMENT.rows if row.name == "f-fc+conv/map")
+    data = ella_table2.data("images", options)
+    found = tables.run_row(ella_table2.EXPERIMENT, row, options, 0, data)
+    assert "error" not in found
+    for layer in found["reading"]["layers"]:
+        for path in layer["paths"]:
+            assert set(path["precision"].values()) == {1.0}
+
+
+def test_real_rows_of_table_2_are_augmented() -> None:
+    row = ella_table2.EXPERIMENT.rows[0]
+    assert ella_table2.config(row, small=False).augment is flip_and_crop
+    assert ella_table2.config(row, small=True).augment is None
+
+
+def test_both_tasks_of_table_1_have_the_same_images() -> None:
+    options = Options(small=True)
+    (digit, where), tests = (
+        ella_table1.data("digit", options),
+        ella_table1.data("quadrant", options),
+    )
+    assert torch.equal(digit[0], tests[0][0])
+    assert torch.equal(where[0], tests[1][0])
+    assert torch.equal(tests[0][1] % 10, digit[1])
+    assert int(tests[0][1].max()) == 39
+
+
+def test_a_run_that_diverges_is_written_down(tmp_path: Path) -> None:
+    file = tmp_path / "a.json"
+    options = Options(
+        small=True, rows=("conv/*",), epochs=1, json=file, set=("lr=1e30", "optimizer=sgd")
+    )
+    text = tables.run(ella_table2.EXPERIMENT, options)
+    assert "diverged" in text
+    assert "finite training loss" in read_runs("ella-table2", file)[0]["error"]
+
+
+def test_a_run_that_diverges_in_its_last_step_is_written_down() -> None:
+    """No loss has seen it yet, but the evidence would."""
+    told = ("batch_size=1437", "lr=1e20")
+    options = Options(small=True, rows=("conv/laplace",), epochs=1, set=told)
+    assert "1, 1 diverged" in tables.run(ella_table2.EXPERIMENT, options)
+
+
+def test_weights_beyond_gradients_are_written_down() -> None:
+    """Outputs are finite, their gradients are not: diverged, and no fault of the layers."""
+    told = ("lr=1e6", "optimizer=sgd", "every=1")
+    options = Options(small=True, rows=("digit/conv/laplace",), epochs=3, set=told)
+    assert "1, 1 diverged" in tables.run(ella_table1.EXPERIMENT, options)
+
+
+def test_epochs_may_be_set_either_way() -> None:
+    """The burn-in follows: half of a short run."""
+    row = ella_table1.EXPERIMENT.rows[2]
+    base = ella_table1.config(row, small=True)
+    given = tables._config(base, row, Options(small=True, epochs=4), 1437)
+    assert given == tables._config(base, row, Options(small=True, set=("epochs=4",)), 1437)
+    assert (given.epochs, given.burn_in) == (4, 2 * 23)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"rows": ("dense/*",)}, "expected rows among digit/fc/map, .* got dense"),
+        ({"small": False}, "expected --data DIR with MNIST's files, got none"),
+        ({"set": ("lr",)}, "expected name=value, got 'lr'"),
+        ({"set": ("speed=3",)}, r"got \['speed'\]"),
+        ({"set": ("batch_size=0",)}, "expected batch_size of at least 1, got 0"),
+        ({"set": ("batch_size=x",)}, "batch_size"),
+        ({"set": ("seed=3",)}, "expected no seed in --set, got 3; do --seed"),
+        ({"rows": ("*/fc/map", "fcc/*")}, "expected rows among .* got fcc"),
+        ({"figure": Path(__file__)}, "expected a folder to write to, got .*test_experiments.py"),
+        ({"events": Path(__file__) / "x"}, "expected a folder to write to"),
+        ({"json": Path(__file__) / "x"}, "expected a folder to write to"),
+        ({"merge": (Path("none.json"),)}, "expected files with results to merge, got none at none"),
+        ({"device": "cuda:99", "rows": ("*/fc/map",)}, "a device that is there, got 'cuda:99'"),
+    ],
+)
+def test_options_that_fit_nothing(change: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        tables.run(ella_table1.EXPERIMENT, Options(**{"small": True, **change}))  # type: ignore[arg-type]
+
+
+def test_tiny_tables_as_commands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One epoch of two rows by each of the two ways in; the second only adds to the first."""
+    told = ["--small", "--epochs", "1", "--json", str(tmp_path / "a.json")]
+    told += ["--events", str(tmp_path), "--rows"]
+    start = [sys.executable, "-m", "symrazor.experiments.ella_table1", *told, "quadrant/conv/map"]
+    done = subprocess.run(start, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "| quadrant/conv/map | " in done.stdout
+    (x, y), test = ella_table1.data("digit", Options(small=True))
+    few = replace(ella_table1.EXPERIMENT, data=lambda *_: ((x[:150], y[:150]), test))
+    monkeypatch.setattr(ella_table1, "EXPERIMENT", few)
+    cli.run(["experiment", "ella-table1", *told, "digit/f-fc+conv/laplace"])
+    said = capsys.readouterr().out
+    assert "| quadrant/conv/map | " in said and "| digit/f-fc+conv/laplace | " in said
+    runs = json.loads((tmp_path / "a.json").read_text())["runs"]
+    assert [run["row"] for run in runs] == ["digit/f-fc+conv/laplace", "quadrant/conv/map"]
+    assert [len(run["free_shares"]) for run in runs] == [5, 5]
+    assert runs[1]["free_shares"] == [0.0] * 5
+    assert runs[0]["reading"]["train"]["epochs"] == 1
+    (event,) = sr.read_events(tmp_path / "digit_f-fc+conv_laplace-0.jsonl")
+    assert event == runs[0]["history"][0]
+
+
+def test_a_command_without_data_ends_with_2(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        tables.main(ella_table2.EXPERIMENT, [])
+    assert stopped.value.code == 2
+    assert "expected --data DIR with CIFAR-10's files" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("table", [ella_table1, ella_table2], ids=["1", "2"])
+def test_small_tables(table, tmp_path: Path) -> None:
+    """Every row, minutes in all; what is learned on table 1 is what the paper says."""
+    file = tmp_path / "a.json"
+    text = tables.run(table.EXPERIMENT, Options(small=True, json=file))
+    runs = {run["row"]: run for run in read_runs(table.EXPERIMENT.name, file)}
+    assert list(runs) == sorted(row.name for row in table.EXPERIMENT.rows)
+    assert not [run for run in runs.values() if "error" in run], text
+    if table is ella_table1:
+        assert runs["quadrant/conv/laplace"]["accuracy"] < 35
+        assert runs["digit/f-fc+conv/laplace"]["accuracy"] > 70
+        assert runs["quadrant/f-fc+conv/laplace"]["accuracy"] > 50
+
+
+def test_figures_show_the_shares_and_curves_of_a_run(tmp_path: Path) -> None:
+    """A real run of two epochs: curves add up to the reading, files are pictures."""
+    file, row = tmp_path / "runs.json", "digit/f-fc+conv/laplace"
+    told = ("every=1", "burn_in=0", "switch_off=false")
+    options = Options(small=True, rows=(row,), json=file, epochs=2, set=told)
+    (x, y), test = ella_table1.data("digit", options)
+    few = replace(ella_table1.EXPERIMENT, data=lambda *_: ((x[:150], y[:150]), test))
+    tables.run(few, replace(options, device="cpu", figure=tmp_path))
+    run = read_runs("ella-table1", file)[0]
+    found = figures.shares([run, run])
+    assert list(found) == ["Conv", "FFC"] and len(found["Conv"]) == 5
+    assert [1 - conv[0] for conv in found["Conv"]] == pytest.approx(run["free_shares"])
+    gamma = figures.curves(run, "effective_parameters")
+    assert gamma.keys() == {(kind, n) for kind in ("Conv", "FFC") for n in range(1, 6)}
+    last = run["history"][-1]["effective_parameters"]
+    heads = [value for name, value in last.items() if ".paths." not in name]
+    assert sum(c[-1][1] for c in gamma.values()) + sum(heads) == pytest.approx(sum(last.values()))
+    precision = figures.curves(run, "precisions")["FFC", 1]
+    assert precision[-1] == (2, run["history"][-1]["precisions"]["0.paths.1"])
+    run["history"][-1]["off"] = ["0.paths.1"]
+    assert figures.curves(run, "precisions")["FFC", 1] == precision[:-1]
+    assert figures.curves(run, "effective_parameters") == gamma
+    names = ("digit-f-fc_conv-laplace-shares", "digit-f-fc_conv-laplace-training")
+    for name in names:
+        assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+        assert "<svg" in (tmp_path / f"{name}.svg").read_text()
+
+
+@pytest.mark.usefixtures("own_time")
+def test_fashion_experiment_small(tmp_path: Path) -> None:
+    """A few seconds of it on the embedded digits: four rows, and a verdict."""
+    file = tmp_path / "a.json"
+    said = fashion.run(fashion.Options(small=True, minutes=0.03, json=file))
+    rows = json.loads(file.read_text())["rows"]
+    assert rows[-1]["network"] == "plain CNN"
+    assert rows[-1]["accuracy"] > 0.5
+    assert rows[-1]["data"] == 1437
+    assert "Position" in said
+    assert said.count("\n| ") == len(rows)
+    with pytest.raises(ValueError, match="expected a folder with Fashion-MNIST"):
+        fashion.run(fashion.Options())
+
+
+# --------------------------------------------------------------------------------------- table 3
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("own_time")
+def test_fashion_experiment_for_a_minute() -> None:
+    """On the embedded digits: what discovery delivers is no worse."""
+    said = fashion.run(fashion.Options(small=True, minutes=1))
+    rows = [line.split("|") for line in said.splitlines()[2:] if line.startswith("|")]
+    longer = [row for row in rows if "the rest of the time" in row[1]]
+    delivered, plain = (float(row[4]) for row in ((longer or rows)[0], rows[-1]))
+    assert delivered > plain - 2, said

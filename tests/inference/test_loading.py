@@ -1,0 +1,98 @@
+"""What a Razor takes, and what it refuses by name: data, weights, options."""
+
+import copy
+import math
+
+import pytest
+import torch
+from razor_case import data, mlp
+from torch import Tensor, nn
+
+import symrazor as sr
+
+X, Y = data()
+
+
+def test_dictionary_and_tuple_inputs() -> None:
+    class Pair(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(2, 3).double(), nn.Linear(1, 3).double()
+
+        def forward(self, left: Tensor, right: Tensor) -> Tensor:
+            return self.a(left) + self.b(right)
+
+    torch.manual_seed(0)
+    razor = sr.Razor(Pair(), "categorical", 40)
+    left, right = X[:, :2], X[:, 2:]
+    a = razor.evidence([((left, right), Y)])
+    b = razor.evidence([({"left": left, "right": right}, Y)])
+    assert float(a.log_evidence) == float(b.log_evidence)
+
+
+@pytest.mark.parametrize(
+    ("batches", "message"),
+    [
+        ([], "empty loader"),
+        ([(X[:30], Y[:30])], "expected 40 data from the loader, got 30"),
+        ([(torch.full_like(X, math.nan), Y)], "NaN"),
+        ([(X.index_fill(0, torch.tensor([7]), math.inf), Y)], "sample 7"),
+        ([(X, Y + 1)], "labels between 0 and 2"),
+        ([(X, Y[:20])], "same length"),
+        ([(X, Y.double())], "integer class labels"),
+        ([X], r"batches \(x, y\)"),
+    ],
+)
+def test_bad_data_name_the_culprit_and_change_nothing(
+    batches: list[tuple[Tensor, Tensor]], message: str
+) -> None:
+    model = mlp()
+    razor = sr.Razor(model, "categorical", 40)
+    before = copy.deepcopy((model.state_dict(), razor.state_dict()))
+    with pytest.raises(ValueError, match=message):
+        razor.step(batches)
+    after = (model.state_dict(), razor.state_dict())
+    assert all(torch.equal(before[0][k], v) for k, v in after[0].items())
+    assert all(torch.equal(before[1]["prior"][k], v) for k, v in after[1]["prior"].items())
+    assert after[1]["training_steps"] == before[1]["training_steps"]
+
+
+def test_weights_that_are_not_finite() -> None:
+    model = mlp()
+    with torch.no_grad():
+        model[0].weight[0, 0] = math.nan
+    razor = sr.Razor(model, "categorical", 40)
+    with pytest.raises(ValueError, match="finite model outputs"):
+        razor.step([(X, Y)])
+
+
+def test_generator_loader_is_refused_where_two_passes_are_needed() -> None:
+    model = nn.Linear(3, 1).double()
+    razor = sr.Razor(model, "gaussian", 40)
+    with pytest.raises(ValueError, match="read twice"):
+        razor.step((X, Y.double()) for _ in range(1))
+    sr.Razor(mlp(), "categorical", 40).step((X, Y) for _ in range(1))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"structure": "kronecker"}, "expected structure in"),
+        ({"estimator": "fisher"}, "expected estimator in"),
+        ({"update": "sgd"}, "expected update"),
+        ({"prior_precision": 0.0}, "positive prior precision"),
+        ({"prior_precision": -1.0}, "positive prior precision"),
+        ({"prior_groups": "tensors"}, "expected groups"),
+        ({"temperature": 0.0}, "positive temperature"),
+        ({"damping": 0.0}, "damping"),
+        ({"samples": 0}, "at least 1 sample"),
+        ({"precision": 1.0}, "expected options among"),
+        ({"prior_precision": 1e20}, "between 1e-08 and 1e\\+12"),
+        ({"prior_precision": {"0.weight": 1.0}}, "a precision for each of the groups"),
+    ],
+)
+def test_bad_options(options: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        sr.Razor(mlp(), "categorical", 40, **options)
+    with pytest.raises(ValueError, match="n_data of at least 1, got 0"):
+        sr.Razor(mlp(), "categorical", 0)

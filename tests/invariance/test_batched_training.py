@@ -1,0 +1,189 @@
+"""Many invariant networks trained at once: widths, scales, starts."""
+
+import math
+
+import pytest
+import torch
+from invariant_model import labels, noise, small
+from torch import Tensor
+
+from symrazor.data.toy import rings
+from symrazor.groups.lie import so2
+from symrazor.invariance import (
+    AffineLie,
+    Data,
+    InvariantWeights,
+    LieDistribution,
+    Member,
+    RandomFourier,
+    Rectified,
+    Sampling,
+    Schedule,
+    choose_starts,
+    evaluate,
+    train,
+)
+
+
+def _rings(starts: list[float], methods: list[str]) -> tuple[InvariantWeights, Data, list[Member]]:
+    data = Data.of([rings(120)])
+    members = [Member(method=method) for method in methods]  # type: ignore[arg-type]
+    generator = torch.Generator().manual_seed(0)
+    features = RandomFourier((2,), 64, 5.0, (len(members),), generator)
+    widths = torch.tensor(starts).deg2rad().unsqueeze(1)
+    return InvariantWeights(features, LieDistribution(so2(), widths), 2), data, members
+
+
+PLAN = Schedule(steps=120, batch=120, samples=8, width_rate=0.08, rates=(0.3, 0.1), every=8)
+
+
+def test_the_bound_learns_the_rotation_and_maximum_likelihood_does_not() -> None:
+    model, data, members = _rings([5.0, 5.0, 90.0, 90.0], ["vi", "ml", "vi", "ml"])
+    train(model, data, members, PLAN)
+    vi, ml, vi_90, ml_90 = model.distribution.widths.rad2deg().squeeze(1).tolist()
+    assert vi > 60
+    assert ml < 30
+    assert vi_90 > 115
+    assert ml_90 < 110
+    bound, accuracy = evaluate(model, data, members)
+    assert float(accuracy.min()) > 0.95
+    assert bound.per_datum[2] > bound.per_datum[0] - 0.02
+
+
+def test_fixed_widths_stay_and_notes_are_taken() -> None:
+    model, data, _ = _rings([30.0, 30.0], ["vi", "vi"])
+    members = [Member(learn=False), Member()]
+    plan = Schedule(steps=21, batch=50, samples=4, note_every=5)
+    seen: list[int] = []
+    history = train(model, data, members, plan, lambda step, m, h: seen.append(step))
+    assert seen == history.steps == [0, 5, 10, 15, 20]
+    assert torch.stack(history.widths).shape == (5, 2, 1)
+    widths = model.distribution.widths.rad2deg().squeeze(1).tolist()
+    assert widths[0] == pytest.approx(30, rel=1e-5)
+    assert abs(widths[1] - 30) > 0.1
+
+
+def test_the_closed_form_scale_leaves_outputs_and_raises_the_bound() -> None:
+    model, h, y = small(), noise(6, 2, seed=2), labels(6)
+
+    def bound() -> Tensor:
+        how = Sampling(4, 2, "antithetic", torch.Generator().manual_seed(1))
+        return model.evidence(h, y, 6, how).log_evidence.detach()
+
+    before, fit, scale = bound(), model.predict(h), model.scale.value.item()
+    q, D = model.posterior, 21
+    moment = (q.trace() + q.mean.square().sum()).item()
+    k = model.rescale()
+    assert torch.allclose(model.predict(h), fit, atol=1e-12)
+    assert model.scale.value.item() == pytest.approx(scale * math.sqrt(moment / D), rel=1e-12)
+    gain = 0.5 * (moment - D - D * math.log(moment / D))  # of any prior over the best one
+    assert bound().item() - before.item() == pytest.approx(gain, rel=1e-9)
+    assert model.rescale().item() == pytest.approx(1.0, abs=1e-12)
+    assert k.item() != pytest.approx(1.0, abs=0.01)
+
+
+def test_the_scale_learned_by_gradient_is_that_in_closed_form() -> None:
+    model, data, _ = _rings([60.0], ["vi"])
+    model.features.requires_grad_(False)
+    plan = Schedule(150, 120, 4, scale_rate=0.1, rates=(0.3, 0.02), every=4)
+    train(model, data, [Member(learn=False)], plan)
+    assert model.scale.value.item() != pytest.approx(10, rel=0.1)  # where it started
+    assert model.rescale().item() == pytest.approx(1.0, abs=0.03)
+
+
+def test_same_seed_same_result() -> None:
+    found = []
+    for _ in range(2):
+        model, data, members = _rings([20.0], ["vi"])
+        train(model, data, members, Schedule(steps=10, batch=40, samples=4))
+        found.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
+    assert torch.equal(*found)
+
+
+def test_starts_are_compared_by_the_bound() -> None:
+    """On whole rings a small rotation is worse than a large one; a fixed width keeps its model."""
+    model, data, members = _rings([170.0, 170.0], ["vi", "vi"])
+    members[1] = Member(learn=False)
+    bounds = choose_starts(model, data, members, PLAN, (1.0, 0.1), steps=30)
+    assert bounds.shape == (2, 2)
+    assert bounds[0, 0] > bounds[1, 0]
+    assert bounds[:, 1].isnan().all()
+    assert torch.allclose(model.distribution.widths.rad2deg(), torch.tensor(170.0), rtol=1e-4)
+    means = model.posterior.mean.detach().abs().amax((1, 2))
+    assert means[0] > 0.1  # the posterior of the trial stays
+    assert means[1] == 0
+    with pytest.raises(ValueError, match="expected positive shares"):
+        choose_starts(model, data, members, PLAN, (0.0,))
+    with pytest.raises(ValueError, match="below \\[3.14"):
+        choose_starts(model, data, members, PLAN, (2.0,))
+
+
+def test_starts_differ_by_generator_and_a_masked_one_is_no_new_trial() -> None:
+    """Classes by the second coordinate: the first may be moved, where that is not masked."""
+    x = 4 * torch.rand(120, 2, generator=torch.Generator().manual_seed(1)) - 2
+    mask = torch.tensor([[1.0, 1.0], [0.0, 1.0]])
+    names = ("x-translation", "y-translation")
+    model = InvariantWeights(
+        RandomFourier((2,), 48, 3.0, (2,), torch.Generator().manual_seed(0)),
+        AffineLie(names, torch.full((2, 2), 0.1), mask),
+        classes=2,
+    )
+    data = Data.of([(x, (x[:, 1] > 0).long())])
+    shares = (1.0, (20.0, 1.0), (1.0, 20.0))
+    bounds = choose_starts(model, data, [Member(), Member()], PLAN, shares, steps=30)
+    assert bounds[:, 0].argmax() == 1
+    assert bounds[:, 1].isnan().tolist() == [False, True, False]
+    widths = model.distribution.widths.detach()
+    torch.testing.assert_close(widths[0], torch.tensor([2.0, 0.1]))
+    assert widths[1, 0] == 0
+    with pytest.raises(ValueError, match="one number or of 2, one for each generator"):
+        choose_starts(model, data, [Member(), Member()], PLAN, ((1.0, 1.0, 1.0),))
+
+
+def test_models_are_taken_out_of_a_batch_and_put_back() -> None:
+    model, data, members = _rings([20.0, 60.0, 100.0], ["vi", "vi", "vi"])
+    train(model, data, members, Schedule(steps=10, batch=40, samples=4))
+    part = model.select([2, 0, 2])
+    both = model.predict(data.x.expand(3, -1, -1)), part.predict(data.x.expand(3, -1, -1))
+    assert torch.equal(both[0][2], both[1][2])  # in the same place, with the same draws
+    for mine, new in zip(model.posterior.parameters(), part.posterior.parameters(), strict=True):
+        assert torch.equal(mine[[2, 0, 2]], new)
+    assert part.distribution.describe()["rotation (degrees)"].shape == (3,)
+    train(part, data, members, Schedule(steps=3, batch=40, samples=4))  # a model like any other
+    model.replace([1], part.select([1]))
+    again = model.predict(data.x.expand(3, -1, -1))
+    assert torch.equal(again[1], part.predict(data.x.expand(3, -1, -1))[1])
+    assert torch.equal(again[2], both[0][2])
+    with pytest.raises(ValueError, match="expected places between 0 and 2, got \\[3\\]"):
+        model.select([3])
+    with pytest.raises(ValueError, match="expected 2 models, got \\[3\\]"):
+        model.replace([0, 1], part)
+
+
+def test_learned_filters_raise_the_bound() -> None:
+    data, found = Data.of([rings(120, seed=1)]), []
+    for rate in (0.03, 0.0):
+        features = Rectified((2,), 32, (1,), torch.Generator().manual_seed(0))
+        model = InvariantWeights(features, LieDistribution(so2(), torch.full((1, 1), 0.1)), 2)
+        plan = Schedule(80, 120, 4, weight_rate=rate, rates=(0.3, 0.1), every=8)
+        train(model, data, [Member()], plan)
+        found.append(evaluate(model, data, [Member()])[0].per_datum.item())
+    assert found[0] > found[1] + 0.02
+
+
+def test_wrong_members_and_schedules_are_refused() -> None:
+    model, data, _ = _rings([30.0], ["vi"])
+    plan = Schedule(steps=2)
+    with pytest.raises(ValueError, match="between 0 and 0, got data=3"):
+        train(model, data, [Member(data=3)], plan)
+    with pytest.raises(ValueError, match="expected method in .*, got 'mle'"):
+        train(model, data, [Member(method="mle")], plan)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="expected labels between 0 and 1, got 2"):
+        train(model, Data(data.x, data.y + 1), [Member()], plan)
+    model.distribution = LieDistribution(so2(), 0.2)
+    with pytest.raises(ValueError, match="expected widths \\[1, 1\\], a row for each member"):
+        train(model, data, [Member()], plan)
+    with pytest.raises(ValueError, match="expected samples of at least 1, got 0"):
+        Schedule(samples=0)
+    with pytest.raises(ValueError, match="expected rates above 0"):
+        Schedule(rates=(0.1, 0.0))

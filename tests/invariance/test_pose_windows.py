@@ -1,0 +1,51 @@
+"""Likelihoods of windows of poses against loops over data, places and poses."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from symrazor.invariance.pose_windows import Windows
+
+
+def _seen(n: int = 7, s: int = 12) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(3)
+    seen = 3 * torch.randn(n, s, generator=generator, dtype=torch.float64)
+    return seen, torch.tensor([0, 2, 2, 0, 2, 0, 2])
+
+
+def _ends_are_seen(c: int, m: int, s: int, around: int, circle: bool) -> bool:
+    """Whether the points next to both ends, within and without, are on the right side."""
+    inside = [(c + i) % around < s for i in range(m)]
+    wraps = c + m > around
+    return inside[0] and inside[-1] and (all(inside) or circle) and (not wraps or circle)
+
+
+@pytest.mark.parametrize("rest", [None, 0.0, 0.5])
+@pytest.mark.parametrize("m", [1, 5, 12])
+def test_likelihood_by_loops(rest: float | None, m: int) -> None:
+    seen, y = _seen()
+    s = seen.shape[1]
+    around = 2 * s if rest is None else s + round(rest * s)
+    kernel = torch.zeros(around, dtype=torch.float64)
+    kernel[:m] = 1 / m
+    places = [c for c in range(around) if _ends_are_seen(c, m, s, around, rest is not None)]
+    if m == s:
+        places = [0]
+    expected = 0.0
+    for label in (0, 2):
+        fits = []
+        for c in places:
+            density = kernel.roll(c)[:s] / kernel.roll(c)[:s].sum()
+            fits.append((seen[y == label].exp() @ density).clamp(min=1e-300).log().sum())
+        expected += float(torch.stack(fits).logsumexp(0)) - math.log(len(places))
+    found = Windows(seen, y, rest).likelihoods([m])
+    assert found == {m: pytest.approx(expected, rel=1e-9)}
+
+
+def test_the_whole_circle_is_free() -> None:
+    """No choice of a middle, and nothing to pay for one."""
+    seen, y = _seen()
+    (value,) = Windows(seen, y, 0.0).likelihoods([12]).values()
+    assert value == pytest.approx(float((seen.logsumexp(1) - math.log(12)).sum()))

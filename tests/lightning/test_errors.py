@@ -1,0 +1,93 @@
+"""Trainings that break off under Lightning, and what the evidence step refuses."""
+
+import importlib
+import sys
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+pytest.importorskip("lightning", reason="the extra `lightning` is not installed")
+
+from lightning_case import (
+    Module,
+    evidence_step,
+    make_loader,
+    make_trainer,
+    with_adam,
+    with_momentum,
+)
+
+from symrazor.lightning import EvidenceCallback
+
+
+@pytest.mark.filterwarnings("ignore:.training_step. returned .None.")
+def test_a_skipped_batch_and_an_interrupted_training_leave_nothing_behind() -> None:
+    class Skipping(Module):
+        def training_step(self, batch: list[Tensor], index: int) -> Tensor | None:
+            if index == 3 and self.current_epoch == 1:
+                raise RuntimeError("the cable")
+            return None if index % 2 else super().training_step(batch, index)
+
+    for optimiser in (with_momentum, with_adam):
+        callback, module = evidence_step(every=1), Skipping(optimiser=optimiser)
+        with pytest.raises(RuntimeError, match="the cable"):
+            make_trainer(callback).fit(module, make_loader())
+        assert callback.razor is not None
+        assert callback.razor.training_steps == 3 + 2
+        assert not module.trainer.optimizers[0]._optimizer_step_post_hooks
+        assert len(callback.history) == 1
+
+
+class Manual(Module):
+    """Steps by itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+
+
+@pytest.mark.parametrize(
+    ("module", "message"),
+    [
+        (Manual(), "automatic optimization, got manual"),
+        (Module(optimiser=lambda net: torch.optim.AdamW(net.parameters())), "weight_decay=0.0"),
+        (Module(optimiser=lambda net: torch.optim.SGD(net[1].parameters(), 0.1)), "'3.bias'"),
+        (Module(optimiser=lambda net: torch.optim.LBFGS(net.parameters())), "with LBFGS"),
+    ],
+)
+def test_what_is_refused(module: Module, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make_trainer(evidence_step()).fit(module, make_loader())
+
+
+def test_misuse() -> None:
+    with pytest.raises(ValueError, match="one process, got world_size 2"):
+        evidence_step().setup(make_trainer(devices=2), Module(), "fit")
+    evidence_step().setup(make_trainer(devices=2), Module(), "test")
+    for wrong in (0, 2.5, "a", True):
+        with pytest.raises(ValueError, match="expected every as a whole number from 1 on, got"):
+            evidence_step(every=wrong)
+        with pytest.raises(ValueError, match="expected subset as a whole number from 1 on, got"):
+            evidence_step(subset=wrong)
+    for other in (nn.Linear(3, 2), 3):
+        with pytest.raises(ValueError, match="expected network as a function .* do network=lambda"):
+            EvidenceCallback(network=other)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="expected prior 'auto'"):
+        evidence_step(prior="decay")
+    with pytest.raises(ValueError, match="training that has begun"):
+        evidence_step(prior="loss").penalty()
+    with pytest.raises(ValueError, match="count twice"):
+        evidence_step().penalty()
+    with pytest.raises(ValueError, match="got no call of it"):
+        make_trainer(evidence_step(prior="loss")).fit(Module(), make_loader())
+    with pytest.raises(ValueError, match="expected options among"):
+        make_trainer(evidence_step(structures="kron")).fit(Module(), make_loader())
+
+
+def test_lightning_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "symrazor.lightning")
+    for name in ("lightning.pytorch", "pytorch_lightning"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(ModuleNotFoundError, match=r"pip install symrazor\[lightning\]"):
+        importlib.import_module("symrazor.lightning")

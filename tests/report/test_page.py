@@ -1,0 +1,335 @@
+"""The page as a file: what it holds, what it refuses, and what it never lets through."""
+
+import base64
+import copy
+import hashlib
+import io
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import page_document
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from page_reader import Page
+from PIL import Image
+from torch import nn
+
+from symrazor.core.metrics import calibration_error
+from symrazor.layers import FFC, Conv, Relaxed, SConv
+from symrazor.report import pictures
+from symrazor.report.content import LEVELS, content, series, text_of
+from symrazor.report.dynamics import flow, with_flow
+from symrazor.report.page import LIMIT, page_html, write_page
+from symrazor.training.extract import anchors_of, calibration_bins, filters_of, layer_costs
+
+
+def decoded(address: str) -> np.ndarray:
+    """A data address by somebody else's decoder."""
+    raw = base64.b64decode(address.removeprefix("data:image/png;base64,"))
+    return np.asarray(Image.open(io.BytesIO(raw)))
+
+
+def test_one_file_that_asks_for_nothing(tmp_path: Path) -> None:
+    file = write_page(page_document.document(), tmp_path / "new" / "report.html")
+    text = file.read_text("utf-8")
+    page = Page(text)
+    assert file.stat().st_size < LIMIT
+    for tag, attributes in page.elements:
+        assert tag not in ("iframe", "object", "embed", "base", "form")
+        for key in ("src", "href", "action", "srcset"):
+            value = attributes.get(key) or ""
+            assert not value or value.startswith(("#", "data:")), (tag, value)
+    assert "http" not in text.replace("http://www.w3.org/2000/svg", "").replace("http-equiv", "")
+    assert list(tmp_path.joinpath("new").iterdir()) == [file]  # no half-written file is left
+
+
+def test_untrusted_names_stay_text() -> None:
+    page = Page(page_html(page_document.document()))
+    tags = [tag for tag, _ in page.elements]
+    assert tags.count("script") == 2 and "img" not in tags and "svg" not in tags
+    assert not [key for _, attributes in page.elements for key in attributes if key[:2] == "on"]
+    assert f"Yes. {page_document.XSS}" in page.words
+    assert page.data["questions"][1]["candidates"][0]["name"] == page_document.XSS
+    assert "<" not in page.scripts[0] and ">" not in page.scripts[0]
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.text(max_size=40), st.sampled_from(["", "{{script}}", "</style>", "<!--", "]]>", "\ud800"])
+)
+def test_any_text_is_only_text(name: str, more: str) -> None:
+    document = page_document.document()
+    empty = Page(page_html(document))
+    wild = name + more
+    document["questions"][1] |= {"question": wild, "verdict": wild, "name": wild}
+    document |= {"title": wild, "command": wild, "kind": wild}
+    document["data"]["path"] = wild
+    page = Page(page_html(document))
+    assert [tag for tag, _ in page.elements if tag != "bdi"] == [
+        tag for tag, _ in empty.elements if tag != "bdi"
+    ]
+    assert page.data["command"] == text_of(wild)
+    assert page.scripts[1] == empty.scripts[1]
+
+
+def test_hidden_characters_are_seen() -> None:
+    assert text_of("a\u202eb\x00c\ud800") == "a\ufffdb\ufffdc?"
+    assert len(text_of("x" * 5000)) == 2003
+
+
+def test_policy_names_the_very_script_and_style() -> None:
+    text = page_html(page_document.document())
+    policy = re.search(r'Content-Security-Policy" content="([^"]*)"', text)
+    style = re.search(r"<style>(.*?)</style>", text, re.DOTALL)
+    script = re.search(r"<script>(.*?)</script>", text, re.DOTALL)
+    assert policy and style and script
+    for part, found in (("style-src", style), ("script-src", script)):
+        digest = base64.b64encode(hashlib.sha256(found[1].encode()).digest()).decode()
+        assert f"{part} 'sha256-{digest}'" in policy[1]
+    assert "default-src 'none'" in policy[1] and "unsafe" not in policy[1]
+
+
+def test_parts_that_are_not_there_are_left_out() -> None:
+    candidate = {"name": "a", "reading": {"layers": []}}
+    page = Page(page_html({"questions": [{"candidates": [candidate]}]}))
+    assert page.data["questions"] == [
+        {
+            "question": "Question 1",
+            "verdict": "",
+            "candidates": [{"name": "a", "reading": {"layers": []}}],
+        }
+    ]
+
+
+def test_a_longer_training_comes_with_its_curves() -> None:
+    document = page_document.document()
+    document["questions"][0]["final"] = {
+        **document["questions"][0]["candidates"][0],
+        "history": page_document.history(60),
+    }
+    found = Page(page_html(document)).data["questions"][0]
+    assert (found["final"]["of"], found["final"]["name"]) == ("relaxed", "relaxed, longer")
+    assert found["final"]["series"]["epoch"][-1] == 60
+    assert found["final"]["series"]["precisions"]["0.paths.1"]["0.paths.1"][-1] == 60.0
+    assert len(found["candidates"]) == len(document["questions"][0]["candidates"])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"questions": []}, 'expected a document with a list "questions"'),
+        ({"questions": None}, 'expected a document with a list "questions"'),
+        ({"schema": 7}, "expected a document of schema 1, got 7"),
+        ({"questions": [{"question": "?"}]}, "expected question 1 with candidates"),
+        ({"questions": [{"candidates": [{"name": "a"}]}]}, "expected a candidate with a reading"),
+    ],
+)
+def test_wrong_documents_are_refused(change: dict[str, Any], message: str, tmp_path: Path) -> None:
+    file = tmp_path / "page.html"
+    file.write_text("before")
+    with pytest.raises(ValueError, match=message):
+        write_page({**page_document.document(), **change}, file)
+    assert file.read_text() == "before"
+
+
+@pytest.mark.parametrize(
+    "images",
+    [
+        ["javascript:alert(1)"],
+        ["data:image/svg+xml;base64,AAAA"],
+        ["https://example.org/a.png"],
+        [base64.b64encode(b"<svg onload=alert(1)>").decode()],
+        [[["a"]]],
+        np.zeros((2, 0, 3)).tolist(),
+        [[[1.0, 2.0], [3.0]]],
+    ],
+)
+def test_wrong_pictures_are_refused(images: Any) -> None:
+    document = page_document.document()
+    document["questions"][0]["examples"] = {"images": images}
+    with pytest.raises(ValueError, match="expected"):
+        page_html(document)
+
+
+def test_large_documents_get_fewer_pictures_and_then_a_refusal() -> None:
+    generator = np.random.default_rng(0)
+    document = page_document.document()
+    first = document["questions"][0]
+    first["examples"] = {"images": generator.integers(0, 256, (24, 3, 64, 64), np.uint8)}
+    document["questions"] = [copy.copy(first) for _ in range(10)]
+    text = page_html(document)
+    shown = Page(text).data["questions"][0]["examples"]["images"]
+    assert len(text.encode()) <= LIMIT and 4 <= len(shown) < 24
+    document["questions"] = document["questions"][:1]
+    document["versions"] = {str(i): "x" * 1900 for i in range(2000)}
+    with pytest.raises(ValueError, match="expected a document whose page fits into 3,000,000"):
+        page_html(document)
+
+
+def test_pictures_come_out_as_they_went_in() -> None:
+    generator = np.random.default_rng(1)
+    for shape in ((5, 7), (4, 3, 3), (2, 2, 4)):
+        pixels = generator.integers(0, 256, shape, np.uint8)
+        assert np.array_equal(decoded(pictures.address(pixels)), pixels)
+    found = decoded(pictures.signed(np.array([[1.0, -2.0], [0.0, 2.0]]), 2.0))
+    assert found[..., 3].tolist() == [[128, 255], [0, 255]]
+    assert (
+        tuple(found[0, 1, :3]) == pictures.NEGATIVE and tuple(found[1, 1, :3]) == pictures.POSITIVE
+    )
+    assert pictures.shrink(np.arange(16.0).reshape(4, 4), 2).tolist() == [[2.5, 4.5], [10.5, 12.5]]
+    assert pictures.shrink(np.ones((130, 33)), 64).shape == (44, 11)
+    address = pictures.address(np.zeros((2, 2), np.uint8))
+    assert pictures.encoded(address) == pictures.encoded(address.partition(",")[2]) == address
+
+
+def test_images_are_scaled_together_and_colours_keep_their_place() -> None:
+    document = page_document.document()
+    red = np.zeros((1, 3, 2, 2))
+    red[:, 0] = 4.0
+    document["questions"][0]["examples"] = {"images": red, "transformed": red[None]}
+    found = content(document, LEVELS[0])["questions"][0]["examples"]
+    assert decoded(found["images"][0])[0, 0].tolist() == [255, 0, 0]
+    assert decoded(found["transformed"][0][0])[0, 0].tolist() == [255, 0, 0]
+
+
+def test_series_are_columns_summed_by_path() -> None:
+    records = page_document.history(1000)
+    found = series(records, ["0.paths.0", "0.paths.1", "head"], 40)
+    assert len(found["epoch"]) <= 40 and found["epoch"][-1] == 1000
+    assert {len(column) for column in (found["nll"], found["log_evidence"])} == {
+        len(found["epoch"])
+    }
+    assert found["effective_parameters"]["0.paths.0"][-1] == 40.0
+    assert found["effective_parameters"]["head"][-1] == 5.0
+    assert found["precisions"]["head"] == {
+        "head.weight": found["precisions"]["head"]["head.weight"]
+    }
+    at = next(i for i, epoch in enumerate(found["epoch"]) if epoch % 5)
+    assert found["log_evidence"][at] is None and found["effective_parameters"]["head"][at] is None
+
+
+def dynamics() -> dict[str, Any]:
+    """What the discovery of conserved quantities writes, in small."""
+    entry = {
+        "name": "energy",
+        "formula": "q^2 + p^2",
+        "singular_value": 1.5,
+        "parallelness": 0.99,
+        "drift": 0.01,
+        "matrix": [[1.0, 0.0], [0.0, 1.0]],
+        "linear": [0.0, 0.0],
+    }
+    bounds = {"learned": {"nll": 1.0, "neg_elbo": 1.5}, "plain": {"nll": 1.0, "neg_elbo": 1.75}}
+    return {
+        "verdict": "1 quantity is conserved: energy.",
+        "conserved": [entry],
+        "evidence": {**bounds, "margin": 25.0},
+        "held_out_mse": {"learned": 0.1, "plain": 0.2},
+        "scale": [2.0, 0.5],
+        "n_data": 100,
+        "history": {"learned": [{"step": 100 * i, "nll": 1.0, "neg_elbo": 2.0} for i in (1, 2)]},
+    }
+
+
+def test_dynamics_are_a_question_of_their_own() -> None:
+    data = Page(page_html({"questions": [], "dynamics": dynamics()})).data
+    (question,) = data["questions"]
+    assert question["verdict"] == "1 quantity is conserved: energy." and question["margin"] == 25
+    learned, plain = question["candidates"]
+    assert learned["reading"]["evidence"]["log_evidence"] == -150
+    assert plain["reading"]["evidence"]["log_evidence"] == -175
+    assert learned["series"]["clock"] == "step" and learned["series"]["epoch"] == [100, 200]
+    assert "conserved" not in plain["reading"]
+    assert learned["reading"]["conserved"][0]["axes"] == ["q", "p"]
+    flow = np.array(learned["reading"]["conserved"][0]["flow"]) * dynamics()["scale"]
+    energy = (flow**2).sum(-1)  # along each curve the quantity that generates it stays
+    assert flow.shape == (3, 60, 2) and np.ptp(energy, axis=1) == pytest.approx(0, abs=1e-4)
+    assert np.ptp(flow, axis=1).min() > 0.3
+
+
+def test_flows_are_shown_where_they_turn() -> None:
+    momentum = torch.zeros(4, 4)
+    momentum[0, 3] = momentum[3, 0] = 1.0
+    momentum[1, 2] = momentum[2, 1] = -1.0  # q1 p2 - q2 p1 turns q1 and q2, and p1 and p2
+    found = with_flow({"name": "angular momentum", "matrix": momentum.tolist()})
+    radius = np.linalg.norm(np.array(found["flow"]), axis=-1)
+    assert found["axes"] in (["q1", "q2"], ["p1", "p2"], ["q1", "p2"], ["q2", "p1"])
+    assert np.ptp(radius, axis=1) == pytest.approx(0, abs=1e-9)
+    straight = with_flow({"matrix": np.zeros((4, 4)).tolist(), "linear": [0.0, 0.0, 1.0, 0.0]})
+    assert "q1" in straight["axes"]
+    assert "flow" not in with_flow({"matrix": [[1.0, 2.0, 3.0]]})
+    spring = {"matrix": np.eye(2).tolist(), "linear": [-10.0, 0.0]}  # about q = 10
+    radius = np.linalg.norm(np.array(with_flow(spring, [1.0, 1.0], [10.0, 0.0])["flow"]), axis=-1)
+    assert np.ptp(radius, axis=1) == pytest.approx(0, abs=1e-9)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_flows_keep_the_quantity_that_generates_them(seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    A = torch.randn(2, 2, generator=generator, dtype=torch.float64)
+    A, b = A + A.T, torch.randn(2, generator=generator, dtype=torch.float64)
+    scale = torch.tensor([0.5, 3.0], dtype=torch.float64)
+    x = flow(A, b, scale) * scale
+    value = 0.5 * torch.einsum("cti,ij,ctj->ct", x, A, x) + x @ b
+    assert torch.allclose(value, value[:, :1].expand_as(value), atol=1e-8)
+    assert bool(x.isfinite().all()) and float(x.diff(dim=1).abs().max()) > 1e-3
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(1, 60), st.integers(2, 5), st.integers(1, 15), st.integers(0, 2**31))
+def test_calibration_bins_against_a_loop(n: int, k: int, bins: int, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    p = torch.randn(n, k, dtype=torch.float64, generator=generator).mul(2).softmax(1)
+    y = torch.randint(k, (n,), generator=generator)
+    held: dict[int, list[tuple[float, bool]]] = {}
+    for row, label in zip(p.tolist(), y.tolist(), strict=True):
+        top = max(row)
+        held.setdefault(min(int(top * bins), bins - 1), []).append((top, row.index(top) == label))
+    found = calibration_bins(p, y, bins)
+    expected = [held[b] for b in sorted(held)]
+    assert found["count"] == [len(part) for part in expected]
+    for key, at in (("confidence", 0), ("accuracy", 1)):
+        means = [sum(pair[at] for pair in part) / len(part) for part in expected]
+        assert found[key] == pytest.approx(means)
+    gaps = zip(found["count"], found["accuracy"], found["confidence"], strict=True)
+    error = sum(count * abs(a - c) for count, a, c in gaps) / n
+    assert error == pytest.approx(calibration_error(p, y, bins))
+
+
+def test_filters_of_every_kind_of_convolution() -> None:
+    torch.manual_seed(0)
+    model = nn.ModuleDict(
+        {
+            "relaxed": Relaxed([Conv(2, 3, (4, 4)), FFC(2, 3, (4, 4))]),
+            "sparse": SConv(1, 2, (6, 6), anchors=4),
+            "line": nn.Conv1d(2, 3, 5),
+            "cube": nn.Conv3d(1, 2, 3),
+            "point": nn.Conv2d(4, 4, 1),
+        }
+    )
+    found = filters_of(model, most=5)
+    assert {name: tuple(w.shape) for name, w in found.items()} == {
+        "relaxed.paths.0": (5, 3, 3),
+        "sparse": (2, 3, 3),
+        "line": (5, 1, 5),
+        "cube": (2, 3, 3),
+    }
+    conv = model["relaxed"].paths[0].conv  # type: ignore[union-attr, index]
+    assert torch.equal(found["relaxed.paths.0"][3], conv.weight[1, 1])
+    assert torch.equal(found["cube"][1], model["cube"].weight[1, 0, 1])
+    basis = anchors_of(model)
+    assert len(basis) == 1
+    assert all(len(held["points"]) == 4 for held in basis.values())
+
+
+def test_costs_of_layers_by_hand() -> None:
+    model = nn.Sequential(nn.Conv2d(2, 3, 3, padding=1), nn.Flatten(), nn.Linear(3 * 16, 5))
+    found = layer_costs(model, torch.zeros(7, 2, 4, 4), ["0", "2", "missing"])
+    assert found == {
+        "0": {"parameters": 2 * 3 * 9 + 3, "flops": 2 * 16 * 3 * 2 * 9},
+        "2": {"parameters": 48 * 5 + 5, "flops": 2 * 48 * 5},
+    }

@@ -1,0 +1,349 @@
+"""A configuration in, a run folder out, and the same network back from it."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import distributed_job as job
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from run_case import SMALL, small
+from torch import nn
+
+import symrazor as sr
+from symrazor.cli import app as cli
+from symrazor.cli.fit import given_config
+from symrazor.cli.run_folder import export
+from symrazor.core.files import write_atomically
+from symrazor.data import TensorLoader, flip_and_crop
+from symrazor.inference.razor_config import RazorConfig
+from symrazor.runs import fit_run as runs
+from symrazor.runs.config import DataConfig, ModelConfig, RunConfig, from_document, read_config
+from symrazor.runs.fit_folder import fit_document
+from symrazor.runs.fit_run import load_run, run
+
+
+def perceptron(hidden: int) -> nn.Module:
+    """For "test_runs:perceptron"."""
+    return nn.Sequential(nn.Linear(3, hidden), nn.Tanh(), nn.Linear(hidden, 2))
+
+
+def test_a_run_comes_back_from_its_folder(tmp_path: Path) -> None:
+    config = small(tmp_path)
+    fit = run(config, tmp_path / "run")
+    names = {path.name for path in (tmp_path / "run").iterdir()}
+    tensors = {"network.safetensors", "razor.safetensors"}
+    assert names == {"config.toml", "checkpoints", "events.jsonl", "reading.json", *tensors}
+    torch.manual_seed(7)  # load_run must not depend on it
+    again = load_run(tmp_path / "run")
+    (x, y), test = again.data()
+    assert test is not None
+    assert torch.equal(again.model(test[0]), fit.model(test[0]))
+    assert again.reading == fit.reading
+    assert str(again.reading) == str(fit.reading)
+    assert again.config.model == config.model and again.config.fit.epochs == 2
+    assert again.shape == (1, 16, 16)
+    exact = replace(fit.razor.config, estimator="exact")
+    values = []
+    for razor in (again.razor, fit.razor):
+        razor.method = exact.method
+        values.append(float(razor.evidence(TensorLoader(x, y, 60)).log_evidence))
+    assert values[0] == pytest.approx(values[1], rel=1e-12)  # precisions came back too
+    assert [r["epoch"] for r in sr.read_events(tmp_path / "run" / "events.jsonl")] == [1, 2]
+    assert torch.equal(again.predict(x[:5]).mean, fit.predict(x[:5]).mean)
+    assert again.predict(x[:5], "probit").mean.shape == (5, 10)
+
+
+def test_regression_by_a_function_and_an_archive(tmp_path: Path) -> None:
+    """The noise that was learned comes back; relative paths count from the file."""
+    x = torch.randn(40, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    np.savez(tmp_path / "some.npz", x=x.numpy(), y=x[:, :2].sin().numpy())
+    config = small(
+        tmp_path,
+        """
+        data = {name = "npz", path = "some.npz", likelihood = "gaussian", dtype = "float64"}
+        model = {name = "test_runs:perceptron", relax = false, arguments = {hidden = 6}}
+        fit = {epochs = 3, every = 1, burn_in = 0}
+        """,
+    )
+    assert config.data.path == tmp_path / "some.npz"
+    fit = run(config, tmp_path / "run")
+    again = load_run(tmp_path / "run")
+    noise = again.razor.likelihood.noise.value  # type: ignore[union-attr]
+    assert torch.equal(noise, fit.razor.likelihood.noise.value)  # type: ignore[union-attr]
+    assert float(noise.detach()) != 1.0
+    assert again.model[0].weight.dtype == torch.float64  # type: ignore[index, union-attr]
+
+
+def test_a_configuration_survives_its_file(tmp_path: Path) -> None:
+    config = RunConfig(
+        DataConfig("mnist", path=tmp_path / 'a "quoted" folder', task="quadrant", seed=3),
+        ModelConfig(name="a.b:c", relax=False, arguments={"x": [1, 2.5], "y": {"z": True}}),
+        sr.FitConfig(lr=1e-3, augment=flip_and_crop, patience=3).change(
+            prior_groups={"all": ["*"]}, prior_precision={"all": 2.0}
+        ),
+    )
+    (tmp_path / "x.toml").write_text(config.to_toml())
+    again = read_config(tmp_path / "x.toml")
+    assert again.data == config.data
+    assert again.fit == replace(config.fit, razor=again.fit.razor)
+    assert again.fit.razor.prior_groups == {"all": ("*",)} or again.fit.razor == config.fit.razor
+    assert again.model.arguments == config.model.arguments
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"save": "x"}, "expected no fit.save in a run, got x; do: --out RUN"),
+        ({"resume": "x"}, "expected no fit.resume in a run, got x"),
+        ({"razor": RazorConfig(seed=3)}, r"RazorConfig\(seed=3\) .* FitConfig\(seed=3\)"),
+        ({"razor": RazorConfig(burn_in=3)}, r"RazorConfig\(burn_in=3\) .* FitConfig\(burn_in=3\)"),
+    ],
+)
+def test_options_that_a_run_would_not_hear_are_refused(
+    changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        RunConfig(fit=replace(sr.FitConfig(), **changes))
+
+
+def test_a_file_of_another_name_is_refused(tmp_path: Path) -> None:
+    """It would not be read, and the defaults be trained."""
+    (tmp_path / "small.cfg").write_text(SMALL)
+    out = tmp_path / "run"
+    with pytest.raises(ValueError, match=r"expected a configuration NAME.toml, got .*small.cfg"):
+        cli.run(["fit", str(tmp_path / "small.cfg"), "--out", str(out), "--fit.epochs", "1"])
+    assert not out.exists()
+
+
+def test_the_same_run_leaves_the_same_bytes(tmp_path: Path) -> None:
+    """Readable by others, too."""
+    config = small(tmp_path, SMALL.replace("epochs = 2", "epochs = 1"))
+    for name in ("a", "b"):
+        run(config, tmp_path / name)
+    plain = (tmp_path / "small.toml").stat().st_mode
+    for name in (runs.CONFIG, runs.NETWORK, runs.RAZOR):
+        a, b = tmp_path / "a" / name, tmp_path / "b" / name
+        assert a.read_bytes() == b.read_bytes()
+        assert a.stat().st_mode == plain
+    (tmp_path / "made").mkdir()
+    (point, *_) = (tmp_path / "a" / runs.CHECKPOINTS).iterdir()
+    assert point.stat().st_mode == (tmp_path / "made").stat().st_mode
+
+
+@pytest.mark.parametrize(
+    ("document", "message"),
+    [
+        ({"fitt": {}}, r"got \[fitt\]; did you mean 'fit'"),
+        ({"fit": {"label_smoothing": 0.1}}, "expected no label_smoothing: .* not a likelihood"),
+        ({"fit": {"epoch": 3}}, "got 'epoch'; did you mean 'epochs'"),
+        ({"razor": {"estimater": "mc"}}, "got 'estimater'; did you mean 'estimator'"),
+        ({"razor": {"burn_in": 3}}, r"\[razor\] has no key 'burn_in': it belongs to \[fit\]"),
+        ({"fit": {"dtype": "float64"}}, r"\[fit\] has no key 'dtype': it belongs to \[data\]"),
+        ({"model": {"lr": 0.1}}, r"'lr': it belongs to \[fit\] or \[razor\]. Move it there"),
+        ({"data": {"width": 4}}, r"'width': it belongs to \[model\]"),
+        ({"fit": {"resume": "x"}}, "got 'resume'"),
+        ({"fit": {"epochs": "many"}}, "expected fit.epochs as int, got 'many'"),
+        ({"fit": {"epochs": True}}, "expected fit.epochs as int, got True"),
+        ({"razor": {"estimator": "best"}}, "expected razor.estimator as Literal"),
+        ({"fit": {"augment": "no.such:thing"}}, "can be imported, got 'no.such:thing'"),
+        ({"data": {"name": "mnist"}}, "expected data.path for mnist"),
+        ({"data": {"name": "cifar-10", "path": "x", "task": "digit"}}, "task 'plain' for cifar"),
+        ({"data": 3}, r"expected a section \[data\], got data = 3"),
+        ({"model": {"name": "ella"}}, "expected relax = false for 'ella'"),
+    ],
+)
+def test_what_a_configuration_refuses(document: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        from_document(document)
+
+
+def test_folders_that_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="without config.toml"):
+        load_run(tmp_path)
+    config = small(tmp_path)
+    run(config, tmp_path / "run")
+    with pytest.raises(ValueError, match="with a run; do: resume it"):
+        run(config, tmp_path / "run")
+    again = run(config, tmp_path / "run", resume=True)  # done already: nothing is trained
+    assert len(again.history) == 2
+    (tmp_path / "run" / runs.READING).unlink()
+    with pytest.raises(ValueError, match="expected a finished run"):
+        load_run(tmp_path / "run")
+    for place in (tmp_path / "small.toml", tmp_path / "small.toml" / "run"):
+        with pytest.raises(ValueError, match=r"expected a folder to leave the run in, .* a file"):
+            run(config, place)
+    bad = replace(config, model=ModelConfig(name="conv"))
+    with pytest.raises(ValueError, match="got 'conv' for inputs"):
+        run(bad, tmp_path / "other")
+    assert not (tmp_path / "other").exists()
+
+
+def test_a_refused_change_leaves_the_run_as_it_was(tmp_path: Path) -> None:
+    config, folder = small(tmp_path), tmp_path / "run"
+    run(config, folder)
+    before = (folder / "config.toml").read_text()
+    with pytest.raises(ValueError, match="lr: expected 0.01, got 0.5"):
+        run(replace(config, fit=config.fit.change(lr=0.5)), folder, resume=True)
+    assert (folder / "config.toml").read_text() == before
+    run(replace(config, fit=config.fit.change(save_every=2)), folder, resume=True)  # is free
+    assert read_config(folder / "config.toml").fit.save_every == 2
+
+
+def test_epochs_that_were_run_again_count_once(tmp_path: Path) -> None:
+    """In the page of a run that was killed; and those of an older run not at all."""
+    config, folder = small(tmp_path), tmp_path / "run"
+    run(config, folder)
+    events = folder / runs.EVENTS
+    first, second = events.read_text().splitlines(keepends=True)
+    events.write_text(first + second + first + second)
+    (question,) = fit_document(folder)["questions"]
+    assert [r["epoch"] for r in question["candidates"][0]["history"]] == [1, 2]
+    shutil.rmtree(folder / runs.CHECKPOINTS)
+    run(replace(config, fit=config.fit.change(epochs=1)), folder, resume=True)
+    assert [record["epoch"] for record in sr.read_events(events)] == [1]
+
+
+def test_a_run_that_was_refused_does_not_take_the_folder(tmp_path: Path) -> None:
+    config, folder = small(tmp_path), tmp_path / "run"
+    with pytest.raises(ValueError, match="device that is there"):
+        run(replace(config, fit=replace(config.fit, device="cuda:99")), folder)
+    assert not folder.exists()
+    folder.mkdir()
+    (folder / "notes.txt").touch()
+    with pytest.raises(ValueError, match="device that is there"):
+        run(replace(config, fit=replace(config.fit, device="cuda:99")), folder)
+    assert [path.name for path in folder.iterdir()] == ["notes.txt"]
+    assert len(run(config, folder).history) == 2
+
+
+def test_a_process_group_of_the_user_stays(tmp_path: Path) -> None:
+    with job.group_of_one("gloo", tmp_path / "store"):
+        run(small(tmp_path), tmp_path / "run")
+        assert dist.is_initialized()
+    assert not dist.is_initialized()
+
+
+def test_a_file_of_notepad_is_read(tmp_path: Path) -> None:
+    """It may begin with a byte order mark."""
+    file = tmp_path / "a.toml"
+    file.write_bytes(b"\xef\xbb\xbf[fit]\r\nepochs = 7\r\n")
+    assert read_config(file).fit.epochs == 7
+
+
+@pytest.mark.parametrize("arguments", [("--out", "RUN"), ("--out=RUN",)])
+def test_the_configuration_of_a_run_to_resume(arguments: tuple[str, ...], tmp_path: Path) -> None:
+    write_atomically(tmp_path / "config.toml", b"[fit]\nepochs = 7\n")
+    given = [part.replace("RUN", str(tmp_path)) for part in arguments]
+    assert given_config(["--resume", *given]).fit.epochs == 7
+    assert given_config(given).fit.epochs == 60
+
+
+def test_resuming_nothing_is_no_run_of_the_defaults(tmp_path: Path) -> None:
+    nothing = ["--resume", "--out", str(tmp_path / "typo")]
+    with pytest.raises(ValueError, match="expected a run to go on with in .*typo, got none; do: "):
+        given_config([*nothing, "--quiet"])
+    for told in ("--fit.epochs=3", "--help"):  # a new run that may be stopped, or no run
+        assert given_config([*nothing, told]) == RunConfig()
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "symrazor", "fit", *arguments]
+
+
+@pytest.mark.slow
+def test_the_command_stops_and_goes_on(tmp_path: Path) -> None:
+    """Ctrl-C in the middle; then the same weights as a run that was left alone."""
+    small(tmp_path, SMALL.replace("epochs = 2", 'epochs = 6\naugment = "test_runs:impatient"'))
+    file, out = str(tmp_path / "small.toml"), tmp_path / "run [bold] one"
+
+    def call(*arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            command("--out", str(out), *arguments),
+            capture_output=True,
+            text=True,
+            check=False,
+            cwd=Path(__file__).parents[1] / "support",
+            env={**os.environ, **more},
+        )
+
+    stopped = call(file, CTRL_C="8")
+    assert stopped.returncode == 130, stopped.stderr
+    assert "stopped by SIGINT after step 8 of 18" in stopped.stderr
+    assert f"to go on: symrazor fit --out '{out}' --resume" in stopped.stderr
+    done = call("--resume")
+    assert done.returncode == 0, done.stderr
+    assert "Whole network" in done.stdout
+    assert [record["epoch"] for record in sr.read_events(out / runs.EVENTS)] == [1, 2, 3, 4, 5, 6]
+    whole = run(read_config(tmp_path / "small.toml"), tmp_path / "whole")
+    x = whole.data.x
+    torch.testing.assert_close(load_run(out).model(x), whole.model(x))
+
+
+@pytest.mark.slow
+def test_a_process_that_dies_is_started_again(tmp_path: Path) -> None:
+    """Two processes; the second kills itself once, in its 3rd epoch; torchrun starts both again."""
+    text = SMALL.replace("epochs = 2", 'epochs = 6\nsave_every = 1\naugment = "test_runs:deadly"')
+    small(tmp_path, text.replace('name = "digits"', 'name = "digits"\ndtype = "float64"'))
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    launch += ["--nproc-per-node", "2", "--max-restarts", "1", "-m", "symrazor", "fit"]
+    arguments = [str(tmp_path / "small.toml"), "--out", str(tmp_path / "run"), "--quiet"]
+    environment = {**os.environ, "DEATH": str(tmp_path / "died"), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [*launch, *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=Path(__file__).parents[1] / "support",
+        env=environment,
+    )
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "died").exists()
+    again = load_run(tmp_path / "run")
+    whole = run(read_config(tmp_path / "small.toml"), tmp_path / "whole")  # in one process
+    x = whole.data.x
+    torch.testing.assert_close(again.model(x), whole.model(x), rtol=1e-8, atol=1e-9)
+    mine, theirs = (json.loads(r.to_json())["evidence"] for r in (again.reading, whole.reading))
+    assert mine == pytest.approx(theirs, rel=1e-9)
+
+
+_CALLS: list[int] = []
+
+
+def impatient(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """The user stops the process in the step that CTRL_C says."""
+    _CALLS.append(0)
+    if len(_CALLS) == int(os.environ.get("CTRL_C", "0")):
+        os.kill(os.getpid(), signal.SIGINT)
+    return x + 0.1 * torch.randn(x.shape, generator=generator, dtype=x.dtype)
+
+
+def deadly(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """The second of two processes dies in its eighth step, the first time."""
+    _CALLS.append(0)
+    mark = os.environ.get("DEATH")
+    if mark and len(_CALLS) == 8 and os.environ.get("RANK") == "1" and not Path(mark).exists():
+        Path(mark).touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return x + 0.1 * torch.randn(x.shape, generator=generator, dtype=x.dtype)
+
+
+def test_an_export_leaves_the_run_as_it_is(tmp_path: Path) -> None:
+    """Its own weights are called as an exported network would be."""
+    run(small(tmp_path), tmp_path / "run")
+    before = {file: file.read_bytes() for file in (tmp_path / "run").iterdir() if file.is_file()}
+    export(tmp_path / "run", "safetensors", quiet=True)
+    assert (tmp_path / "run" / "plain.safetensors").is_file()
+    for name in ("network.safetensors", "razor.safetensors"):
+        with pytest.raises(ValueError, match="would be lost; do: --out"):
+            export(tmp_path / "run", "safetensors", tmp_path / "run" / name, quiet=True)
+    assert all(file.read_bytes() == content for file, content in before.items())
+    load_run(tmp_path / "run")

@@ -1,0 +1,65 @@
+"""Groups that a run has from files."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from run_case import SMALL, small
+
+from symrazor.runs import fit_run as runs
+from symrazor.runs.config import RunConfig
+from symrazor.runs.fit_run import load_run, run
+
+
+def test_groups_from_files_stay_with_a_run(tmp_path: Path) -> None:
+    """A run names its groups by files of its own: it can be moved, and read without the others."""
+    place = tmp_path / "given"
+    place.mkdir()
+    mirror = place / "mirror.json"
+    mirror.write_text('{"name": "mirror", "matrices": [[[-1, 0], [0, 1]]]}')
+    text = SMALL.replace("width = 2", 'width = 2\ngroups = ["translation", "mirror.json"]')
+    config = small(place, text)
+    assert config.model.groups == ("translation", str(mirror))
+    found = run(config, tmp_path / "run")
+    assert "mirror" in found.reading.layers[0].equivariance_error
+    written = (tmp_path / "run" / "config.toml").read_text()
+    assert 'groups = ["translation", "group-0.json"]' in written
+    mirror.unlink()
+    (tmp_path / "run").rename(tmp_path / "moved")
+    again = load_run(tmp_path / "moved")
+    x = config_data(config)
+    assert torch.equal(again.model(x), found.model.eval()(x))
+    mirror.write_text('{"name": "mirror", "matrices": [[[1, 0], [0, -1]]]}')
+    with pytest.raises(ValueError, match="the group that the run began with, .*group-0.json"):
+        run(config, tmp_path / "moved", resume=True)
+    with pytest.raises(OSError, match=r"not.json"):
+        run(replace(config, model=replace(config.model, groups=("not.json",))), tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+
+
+def config_data(config: RunConfig) -> torch.Tensor:
+    return runs.make_data(config.data)[0][0][:5]
+
+
+def test_dense_networks_are_relaxed_over_groups_from_files(tmp_path: Path) -> None:
+    x = np.random.default_rng(0).normal(size=(40, 4)).astype(np.float32)
+    np.savez(tmp_path / "d.npz", x=x, y=(x.sum(1) > 0).astype(np.int64))
+    (tmp_path / "ring.json").write_text('{"permutations": [[1, 2, 3, 0]]}')
+    text = """
+[data]
+name = "npz"
+path = "d.npz"
+[model]
+name = "fully-connected"
+width = 8
+groups = ["ring.json"]
+[fit]
+epochs = 1
+"""
+    found = run(small(tmp_path, text), tmp_path / "run")
+    assert [p.path for p in found.reading.layers[0].paths] == ["Linear[ring]", "FC"]
+    assert load_run(tmp_path / "run").reading.layers[0].paths[0].group == "ring"
+    with pytest.raises(ValueError, match="expected relax = false for 'fully-connected'"):
+        small(tmp_path, text.replace("ring.json", "translation"))

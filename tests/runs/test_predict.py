@@ -1,0 +1,49 @@
+"""What the commands make of the folder of a fit: predictions of any likelihood, any precision."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import symrazor as sr
+from symrazor.discovery.folder import export_network
+from symrazor.discovery.predictions import predict
+from symrazor.runs.config import DataConfig, ModelConfig, RunConfig
+from symrazor.runs.fit_run import run
+
+MEANS = {"poisson": torch.exp, "bernoulli": torch.sigmoid, "gaussian": torch.clone}
+"""Likelihood -> the mean of y at the outputs of the network."""
+
+
+def _run(folder: Path, likelihood: str, dtype: str) -> tuple[sr.Fit, Tensor]:
+    """A run on ten pictures whose targets any likelihood takes."""
+    draws = np.random.default_rng(0)
+    x = draws.normal(size=(10, 1, 8, 8)).astype(np.float32)
+    y = (np.arange(10)[:, None] % 2).astype(np.float32)
+    np.savez(folder / "data.npz", x=x, y=y)
+    np.savez(folder / "new.npz", x=x)
+    data = DataConfig("npz", folder / "data.npz", likelihood=likelihood, dtype=dtype)  # type: ignore[arg-type]
+    config = RunConfig(data, ModelConfig(relax=False, width=2), sr.FitConfig(epochs=2, every=1))
+    return run(config, folder / "run"), torch.from_numpy(x)
+
+
+@pytest.mark.parametrize("likelihood", MEANS)
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_predictions_are_means(tmp_path: Path, likelihood: str, dtype: str) -> None:
+    """Not logarithms of rates, and not log-odds."""
+    fit, x = _run(tmp_path, likelihood, dtype)
+    expected = MEANS[likelihood](fit.model(x.to(getattr(torch, dtype))).detach())
+    found = predict(tmp_path / "run", tmp_path / "new.npz")
+    torch.testing.assert_close(found.values, expected)
+
+
+@pytest.mark.parametrize("form", ["torch", "safetensors"])
+def test_a_network_in_double_precision_is_exported(tmp_path: Path, form: str) -> None:
+    fit, x = _run(tmp_path, "gaussian", "float64")
+    file = export_network(tmp_path / "run", form, tmp_path / f"plain.{form}")  # type: ignore[arg-type]
+    assert file.stat().st_size > 0
+    if form == "torch":
+        network = torch.export.load(file).module()
+        torch.testing.assert_close(network(x.double()), fit.model(x.double()).detach())

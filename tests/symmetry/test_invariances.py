@@ -1,0 +1,194 @@
+"""Learned widths in a reading, on a page and in words; networks with them trained and taken out."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import symrazor as sr
+from symrazor.groups.lie import so2
+from symrazor.invariance import Augment, Augmented, Flips, affine, lie
+from symrazor.layers import FFC, Conv, Relaxed
+from symrazor.symmetry.invariances import OPEN, Invariance, invariances_of, sentence
+from symrazor.symmetry.reading import Reading
+from symrazor.training.augmentation_by_likelihood import LikelihoodConfig, fit_by_likelihood
+from symrazor.training.fit_document import document_of
+
+
+def _relaxed() -> nn.Module:
+    layer = Relaxed([Conv(1, 3, (6, 6)), FFC(1, 3, (6, 6))])
+    return nn.Sequential(layer, nn.Tanh(), nn.Flatten(), nn.Linear(108, 2))
+
+
+def _bars(n: int = 60) -> tuple[Tensor, Tensor]:
+    """Pictures with a bar at random; the label says in which half it is."""
+    generator = torch.Generator().manual_seed(0)
+    x = 0.2 * torch.randn(n, 1, 6, 6, generator=generator)
+    where = torch.randint(0, 6, (n,), generator=generator)
+    x[torch.arange(n), 0, where] += 1
+    return x, (where >= 3).long()
+
+
+def _fit() -> sr.Fit:
+    torch.manual_seed(0)
+    model = Augmented(_relaxed(), Augment([affine("rotation", 0.4), Flips((-1, -2), 0.2)], 3))
+    options = {"epochs": 12, "batch_size": 20, "burn_in": 9, "estimator": "mc", "lr": 5e-3}
+    return sr.fit(model, _bars(), test=_bars(20), progress=False, **options)
+
+
+@pytest.fixture(scope="module")
+def fitted() -> sr.Fit:
+    return _fit()
+
+
+def test_a_reading_holds_the_widths(fitted: sr.Fit) -> None:
+    found = fitted.reading
+    assert list(found.invariances) == ["rotation", "left-right flip", "up-down flip"]
+    assert isinstance(fitted.model, Augmented)
+    widths = fitted.model.invariances((1, 6, 6))
+    assert found.invariances["rotation"] == Invariance(widths["rotation (degrees)"], "degrees")
+    document = json.loads(found.to_json())
+    assert document["invariances"]["rotation"] == {
+        "width": pytest.approx(widths["rotation (degrees)"]),
+        "unit": "degrees",
+    }
+    assert Reading.from_dict(document) == found
+    older = {k: v for k, v in document.items() if k != "invariances"} | {"schema": 2}
+    assert Reading.from_dict(older).invariances == {}
+    assert "widths: rotation" in str(found) and sentence(found.invariances) in found.verdict
+    layer = next(layer for layer in found.layers if layer.relaxed)
+    assert layer.name == "network.0" and layer.error is not None
+
+
+def test_widths_move_by_the_evidence_and_again_the_same(fitted: sr.Fit) -> None:
+    again = _fit()
+    assert again.reading.invariances == fitted.reading.invariances
+    assert float(again.evidence.log_evidence) == float(fitted.evidence.log_evidence)
+    assert fitted.reading.invariances["rotation"].width != pytest.approx(math.degrees(0.4), abs=0.1)
+
+
+def test_a_page_shows_widths_and_orbits(fitted: sr.Fit, tmp_path: Path) -> None:
+    question = document_of(fitted)["questions"][0]
+    orbits = torch.tensor(question["examples"]["transformed"])
+    assert orbits.shape == (6, 12, 1, 6, 6)
+    images = torch.tensor(question["examples"]["images"])[:6]
+    torch.testing.assert_close(orbits[:, 4:8:4].flip(-1)[:, 0], orbits[:, 0], atol=2, rtol=0)
+    assert float((orbits[:, 0] - images).abs().mean()) < 0.5  # turned, not replaced
+    assert "network.pt2" not in question["collapse"]["refused"]
+    page = fitted.report(tmp_path / "page.html").read_text()
+    assert "left-right flip" in page
+
+
+def test_what_comes_out_takes_one_pass(fitted: sr.Fit, tmp_path: Path) -> None:
+    x = _bars()[0]
+    with pytest.raises(ValueError, match=r"collapse\(model.network, x\)"):
+        sr.collapse(fitted.model, x)
+    plain = fitted.collapse(0.0)
+    assert isinstance(fitted.model, Augmented)
+    torch.testing.assert_close(plain(x), fitted.model.network(x), rtol=1e-4, atol=1e-5)
+    assert sr.save_network(plain, tmp_path / "network.pt2", x[:2]).is_file()
+    assert isinstance(fitted.collapse(), nn.Module)
+
+
+@pytest.mark.parametrize(
+    ("widths", "words"),
+    [
+        ({}, ""),
+        (
+            {"rotation": (34.2, "degrees"), "left-right flip": (0.07, "probability")},
+            "Rotations up to 34 degrees leave the label alone; left-right flips do not.",
+        ),
+        (
+            {"rotation": (178.0, "degrees"), "x-scale": (1.5, "factor")},
+            "All rotations and stretches to the side by factors up to 1.5 leave the label alone.",
+        ),
+        (
+            {"up-down flip": (0.3, "probability"), "x-translation": (2.25, "pixels")},
+            "Up-down flips (probability 0.3) and shifts to the side up to 2.2 pixels leave the "
+            "label alone.",
+        ),
+        (
+            {
+                "turn by 90 degrees": (0.23, "probability of 1/4"),
+                "turn by 180 degrees": (0.14, "probability of 1/4"),
+                "turn by 270 degrees": (0.1, "probability of 1/4"),
+            },
+            "Turns by 90 degrees and turns by 180 degrees (probability 0.14) leave the label "
+            "alone; turns by 270 degrees do not.",
+        ),
+        ({"shear": (1.01, "factor")}, "Shears do not leave the label alone."),
+        ({"mode 1": (0.5, "share"), "A0": (0.2, "")}, "A0 up to 0.2 leave the label alone."),
+        ({"rotation": (math.nan, "degrees")}, ""),
+        ({"A0": (1e-4, "")}, "A0 do not leave the label alone."),
+        (
+            {
+                "mode 1: rotation": (23.0, "degrees"),
+                "mode 2: left-right flip": (0.1, "probability"),
+            },
+            "Mode 1: rotations up to 23 degrees leave the label alone; mode 2: left-right flips do "
+            "not.",
+        ),
+        (
+            {"z-rotation": (29.0, "degrees")},
+            "Rotations about z up to 29 degrees leave the label alone.",
+        ),
+    ],
+)
+def test_words(widths: dict[str, tuple[float, str]], words: str) -> None:
+    assert sentence({name: Invariance(*one) for name, one in widths.items()}) == words
+
+
+def test_thresholds_are_inclusive() -> None:
+    for unit, least in OPEN.items():
+        assert Invariance(least, unit).open and not Invariance(0.99 * least, unit).open
+    assert not Invariance(0.0, "of one's own").open
+
+
+def test_widths_of_a_part_are_named_after_it() -> None:
+    part = Augmented(nn.Linear(2, 3), Augment(lie(so2(), 0.5), 2))
+    found = invariances_of(nn.Sequential(part, nn.Linear(3, 2)), (2,))
+    (name,) = found
+    assert name.startswith("0: ") and found[name].width == pytest.approx(math.degrees(0.5))
+    assert invariances_of(nn.Linear(2, 2), (2,)) == {}
+
+
+def _points(n: int = 100) -> tuple[Tensor, Tensor]:
+    """Directions in the plane at random, and the quarter of the plane that each is in."""
+    generator = torch.Generator().manual_seed(0)
+    angle = 2 * math.pi * torch.rand(n, generator=generator)
+    x = torch.stack([angle.cos(), angle.sin()], 1)
+    return x, (angle / (math.pi / 2)).long()
+
+
+def _turned() -> Augmented:
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(2, 12), nn.Tanh(), nn.Linear(12, 4))
+    return Augmented(network, Augment(lie(so2(), 0.8), 6), average="probabilities")
+
+
+def test_likelihood_closes_a_width_and_augerino_can_open_any() -> None:
+    """Neither asks whether the labels allow it: a quarter of the plane is no invariant."""
+    widths = {}
+    for strength in (0.0, 0.3):
+        model = _turned()
+        config = LikelihoodConfig(strength, 40, 25, 3e-2, 3e-2, progress=False)
+        fit_by_likelihood(model, _points(), config=config)
+        assert not model.training
+        (widths[strength],) = model.invariances((2,)).values()
+    assert widths[0.0] < 10 and widths[0.3] > 170
+
+
+def test_evidence_opens_a_width_where_no_turn_matters() -> None:
+    """Points whose label is their distance from the middle."""
+    x, _ = _points()
+    radius = 0.5 + torch.rand(100, generator=torch.Generator().manual_seed(1))
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(2, 12), nn.Tanh(), nn.Linear(12, 2))
+    model = Augmented(network, Augment(lie(so2(), 0.8), 6))
+    data = (x * radius.unsqueeze(1), (radius > 1).long())
+    sr.fit(model, data, epochs=60, batch_size=50, burn_in=20, lr=2e-2, every=2, progress=False)
+    (width,) = model.invariances((2,)).values()
+    assert width > 2 * math.degrees(0.8)

@@ -1,0 +1,158 @@
+"""Which paths go: thresholds, shares, and the evidence that chooses."""
+
+import copy
+import io
+import json
+import sys
+
+import pytest
+import torch
+from collapse_networks import pair
+from torch import nn
+
+import symrazor as sr
+from symrazor.data import digits
+from symrazor.layers import FFC, Conv, Relaxed
+from symrazor.symmetry import pruning
+from symrazor.symmetry.pruning import path_shares
+from symrazor.testing import assert_close
+
+
+@pytest.mark.parametrize("mean", [False, True])
+def test_a_threshold_drops_the_shares_below_it(mean: bool) -> None:
+    model = pair(mean)
+    x = torch.randn(16, 1, 8, 8)
+    shares = {"0": [0.005, 0.995], "2": [0.02, 0.98]}
+    plain = sr.collapse(model, x, shares=shares)
+    assert type(plain[0]) is nn.Conv2d
+    fates = [[p["fate"] for p in layer["paths"]] for layer in plain.collapse_report["layers"]]
+    assert fates == [["dropped", "kept"], ["kept", "kept"]]
+    with torch.no_grad():
+        f, g = model(x), plain(x)
+        expected = float((f - g).square().mean().sqrt() / f.square().mean().sqrt())
+    assert plain.collapse_report["change"]["rms"] == pytest.approx(expected, rel=1e-4)
+    assert 0 < expected < 0.1
+    assert plain.collapse_report["change"]["largest"] >= expected
+    both = sr.collapse(model, x, shares=shares, threshold=1.0)
+    assert sum(p.numel() for p in both.parameters()) == 40 + 148 + 650
+
+
+def test_without_a_threshold_it_is_a_hundredth() -> None:
+    shares = {"0": [0.005, 0.995], "2": [0.02, 0.98]}
+    plain = sr.collapse(pair(), torch.randn(2, 1, 8, 8), shares=shares, threshold=None)
+    assert plain.collapse_report["threshold"]["value"] == 0.01
+    assert "threshold on shares: 0.01, by default" in sr.collapse_table(plain)
+
+
+def test_zero_paths_go_without_being_asked() -> None:
+    model = pair()
+    with torch.no_grad():
+        model[0].paths[0].second.weight.zero_()
+        for parameter in model[2].parameters():
+            parameter.zero_()
+    x = torch.randn(4, 1, 8, 8)
+    plain = sr.collapse(model, x)
+    fates = [[p["fate"] for p in layer["paths"]] for layer in plain.collapse_report["layers"]]
+    assert fates[0] == ["dropped", "kept"]
+    assert sorted(fates[1]) == ["dropped", "kept"]
+    assert_close(plain(x), model(x), 1e-6)
+    assert "no shares were given" in sr.collapse_table(plain)
+
+
+def test_frozen_paths_stay() -> None:
+    model = pair()
+    model[0].paths[0].requires_grad_(False)
+    gamma = dict.fromkeys(sr.weights(model), 1.0)
+    shares = path_shares(model, gamma)
+    assert shares == {"0": [None, 1.0], "2": [0.5, 0.5]}
+    plain = sr.collapse(model, torch.randn(2, 1, 8, 8), shares=shares, threshold=0.4)
+    assert plain.collapse_report["layers"][0]["paths"][0]["fate"] == "kept"
+    alone = model[0]
+    assert path_shares(alone, {"paths.1.conv.weight": 2.0}) == {"": [None, 1.0]}
+
+
+@pytest.fixture(scope="module")
+def fit() -> sr.Fit:
+    x, y = digits("train")
+    groups = sr.layers.path_groups(pair())
+    options = {"epochs": 12, "every": 2, "burn_in": 0, "prior_groups": groups}
+    return sr.fit(pair(), (x[:300], y[:300]), **options)
+
+
+def test_the_evidence_chooses_the_threshold(fit: sr.Fit) -> None:
+    plain = fit.collapse()
+    report = plain.collapse_report
+    candidates = report["threshold"]["candidates"]
+    full = float(fit.evidence.log_evidence)
+    assert candidates[0]["log_evidence"] == pytest.approx(full, rel=1e-6)
+    assert [c["dropped"] for c in candidates] == sorted({c["dropped"] for c in candidates})
+    best = max(candidates, key=lambda c: c["log_evidence"])
+    assert report["threshold"]["value"] == best["threshold"]
+    fates = [p["fate"] for layer in report["layers"] for p in layer["paths"]]
+    assert fates.count("dropped") == best["dropped"] >= 1
+    read = {layer.name: layer.paths for layer in fit.reading.layers}
+    for layer in report["layers"]:
+        got = [path["share"] for path in layer["paths"]]
+        assert got == pytest.approx([path.share for path in read[layer["name"]]])
+    one = copy.deepcopy(fit.model)  # an independent look: a free path without weights
+    weakest = min(report["layers"], key=lambda layer: min(p["share"] for p in layer["paths"]))
+    paths = one.get_submodule(weakest["name"]).paths
+    worst = min(range(2), key=lambda i: weakest["paths"][i]["share"])
+    old = {k: float(v) for k, v in fit.razor.prior.precisions.items()}
+    dead = f"{weakest['name']}.paths.{worst}"
+    for parameter in paths[worst].requires_grad_(False).parameters():
+        parameter.zero_()
+    groups = {k: v for k, v in sr.layers.path_groups(fit.model).items() if k != dead}
+    del old[dead]
+    razor = sr.Razor(one, "categorical", 300, prior_groups=groups, prior_precision=old)
+    expected = float(razor.evidence(fit.data).log_evidence)
+    assert candidates[1]["log_evidence"] == pytest.approx(expected, rel=1e-6)
+
+
+def test_a_reading_and_a_razor_have_shares_too(fit: sr.Fit) -> None:
+    x = fit.data.x[:4]
+    by_reading = sr.collapse(fit.model, x, shares=fit.reading, threshold=0.3)
+    by_fit = fit.collapse(threshold=0.3, example_input=x)
+    assert by_reading.collapse_report["layers"] == by_fit.collapse_report["layers"]
+    by_razor = sr.collapse(
+        fit.model, x, threshold="evidence", razor=fit.razor, loader=fit.data
+    ).collapse_report["threshold"]
+    assert by_razor == fit.collapse().collapse_report["threshold"]
+
+
+def test_a_slow_choice_shows_its_progress(fit: sr.Fit, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    for patience, shown in ((1e9, False), (-1.0, True)):
+        terminal = Terminal()
+        monkeypatch.setattr(sys, "stderr", terminal)
+        monkeypatch.setattr(pruning, "PATIENCE", patience)
+        fit.collapse()
+        assert ("evidence" in terminal.getvalue()) is shown
+
+
+def test_the_table_and_the_report(fit: sr.Fit) -> None:
+    plain = fit.collapse()
+    text = sr.collapse_table(plain)
+    for word in ("FFC", "Conv", "dropped", "parameters", "FLOPs per datum", "ms for 32 data"):
+        assert word in text
+    assert "chosen by evidence" in text
+    assert json.loads(json.dumps(plain.collapse_report)) == plain.collapse_report
+
+
+def test_a_frozen_convolution_has_no_share_and_stays() -> None:
+    torch.manual_seed(0)
+    layer = Relaxed([Conv(1, 2, (4, 4)), FFC(1, 2, (4, 4))])
+    layer.paths[0].requires_grad_(False)
+    model = nn.Sequential(layer, nn.Flatten(), nn.Linear(32, 3))
+    x, y = torch.randn(12, 1, 4, 4), torch.arange(12) % 3
+    fit = sr.fit(model, (x, y), epochs=1, burn_in=0, every=1)
+    plain = sr.collapse(model, x, shares=fit.reading, threshold=0.01)
+    assert [path["fate"] for path in plain.collapse_report["layers"][0]["paths"]] != [
+        "dropped",
+        "kept",
+    ]
+    torch.testing.assert_close(plain(x), model(x))
+    assert list(fit.reading.relative_effective_parameters()) == ["FFC"]

@@ -1,0 +1,289 @@
+"""What a reading says: shares, measured errors, words, JSON; and where it finds its razor."""
+
+import copy
+import gc
+import json
+import math
+import pickle
+import sys
+from collections.abc import Callable
+from types import MappingProxyType
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import symrazor as sr
+from symrazor.core.evidence import Evidence
+from symrazor.data import digits
+from symrazor.inference.razor_registry import latest_razor
+from symrazor.layers import FC, FFC, Conv, Relaxed, path_groups
+from symrazor.symmetry.equivariance import layer_errors
+from symrazor.symmetry.reading import SCHEMA, Reading, read
+
+
+def _data(n: int = 40) -> tuple[Tensor, Tensor]:
+    x, y = digits("train")
+    return x[:n], y[:n]
+
+
+def _model() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        Relaxed([Conv(1, 3, (8, 8), 2), FFC(1, 3, (8, 8), 2, bias=True)]),
+        nn.ReLU(),
+        FFC(3, 2, (4, 4)),
+        nn.Flatten(),
+        nn.Linear(32, 10),
+    )
+
+
+def _razor(model: nn.Module, **options: Any) -> tuple[sr.Razor, Evidence]:
+    razor = sr.Razor(model, "categorical", 40, **options)
+    return razor, razor.evidence([_data()])
+
+
+# The function.
+
+
+def test_reading_of_the_latest_razor() -> None:
+    model, (x, _) = _model(), _data()
+    razor, evidence = _razor(model)
+    found = sr.reading(model, x)
+    assert isinstance(found, Reading)
+    assert found == read(razor, evidence, {"n": 40}, x=x)
+    assert [(layer.name, layer.relaxed) for layer in found.layers] == [
+        ("0", True),
+        ("2", False),
+        ("4", False),
+    ]
+    errors = layer_errors(model, x)
+    assert found.equivariance_error == errors.network
+    assert [layer.equivariance_error for layer in found.layers] == [
+        errors.layers["0"],
+        errors.layers["2"],
+        {},
+    ]
+    gamma = evidence.effective_parameters
+    (lone,) = found.layers[1].paths
+    assert (lone.path, lone.group, lone.share, lone.parameters) == ("FFC", None, 1.0, 2 * 3 * 32)
+    assert lone.effective_parameters == pytest.approx(
+        gamma["2.first.weight"] + gamma["2.second.weight"]
+    )
+    assert set(lone.precision) == {"first.weight", "second.weight"}
+    total = sum(layer.effective_parameters for layer in found.layers)
+    assert total == pytest.approx(sum(gamma.values()))
+
+
+def test_given_razor_and_evidence_win() -> None:
+    model, (x, _) = _model(), _data()
+    first, early = _razor(model, prior_precision=100.0)
+    second, _ = _razor(model)
+    assert latest_razor(model) is second
+    assert sr.reading(model, x).config["prior_precision"] == 1.0
+    assert sr.reading(model, x, razor=first).config["prior_precision"] == 100.0
+    first.prior.log_precision[0].data.add_(1.0)
+    late = first.evidence([_data()])
+    assert sr.reading(model, x, first).evidence == late.to_dict() != early.to_dict()
+    assert sr.reading(model, x, first, early).evidence == early.to_dict()
+
+
+def test_the_latest_evidence() -> None:
+    model = _model()
+    razor = sr.Razor(model, "categorical", 40)
+    assert razor.latest is None
+    assert razor.evidence([_data()]) is razor.latest
+    kept = razor.evidence([_data()], differentiable=True)
+    assert kept.log_evidence.requires_grad
+    assert not razor.latest.log_evidence.requires_grad
+    first = razor.step([_data()])
+    assert razor.latest is first
+    razor.evidence([_data()])
+    assert razor.restore_best() is razor.latest is first
+    razor.load_state_dict(razor.state_dict())
+    assert razor.latest is None
+
+
+def test_razors_and_models_are_not_kept_alive_nor_changed() -> None:
+    model, (x, _) = _model(), _data()
+    before = set(model.__dict__)
+    razor, _ = _razor(model)
+    assert latest_razor(model) is razor
+    assert set(model.__dict__) == before
+    for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert latest_razor(twin) is None
+        with pytest.raises(ValueError, match="Razor, got none that is alive; make one.*razor="):
+            sr.reading(twin, x)
+    del razor
+    gc.collect()
+    with pytest.raises(ValueError, match="pass razor="):
+        sr.reading(model, x)
+
+
+def test_what_reading_refuses() -> None:
+    model, other, (x, _) = _model(), _model(), _data()
+    razor = sr.Razor(model, "categorical", 40)
+    with pytest.raises(ValueError, match=r"call razor.evidence\(loader\) first"):
+        sr.reading(model, x)
+    with pytest.raises(ValueError, match="razor of this model"):
+        sr.reading(other, x, razor)
+    _, evidence = _razor(nn.Sequential(nn.Flatten(), nn.Linear(64, 10)))
+    with pytest.raises(ValueError, match="evidence of this model, got one without .*0.paths.0"):
+        sr.reading(model, x, razor, evidence)
+
+
+def test_the_module_keeps_its_name() -> None:
+    from symrazor import reading as function
+    from symrazor.symmetry.reading import reading
+
+    assert function is reading is sr.reading
+    assert pickle.loads(pickle.dumps(sr.Reading)) is Reading
+
+
+# Layers and shares.
+
+
+def test_frozen_paths_and_layers_are_shown() -> None:
+    model, (x, _) = _model(), _data()
+    model[0].paths[1].requires_grad_(False)
+    model[2].requires_grad_(False)
+    _razor_alive = _razor(model)
+    found = sr.reading(model, x)
+    frozen = found.layers[0].paths[1]
+    assert (frozen.share, frozen.effective_parameters, frozen.parameters) == (0.0, 0.0, 0)
+    assert found.layers[1].name == "2"
+    assert found.layers[1].error > 0.5
+    assert str(found).count("frozen") == 2
+
+
+def test_a_model_that_is_one_relaxed_layer() -> None:
+    class Digits(Relaxed):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x).flatten(1)
+
+    torch.manual_seed(0)
+    model = Digits([Conv(1, 10, (8, 8), 8), FC(1, 10, (8, 8), 8)])
+    _razor_alive = _razor(model)
+    (layer,) = sr.reading(model, _data()[0]).layers
+    assert [path.path for path in layer.paths] == ["Conv", "FC"]
+    assert [set(path.precision) for path in layer.paths] == [
+        {"conv.weight", "conv.bias"},
+        {"linear.weight", "linear.bias"},
+    ]
+
+
+# Words.
+
+
+# Table and JSON.
+
+
+# The loop we ship.
+
+
+def test_fit_measures_relaxed_layers_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+
+    def count(model: nn.Module, x: Tensor) -> Any:
+        seen.append(len(x))
+        return layer_errors(model, x)
+
+    monkeypatch.setattr(sys.modules["symrazor.symmetry.reading"], "layer_errors", count)
+    model, data = _model(), _data(200)
+    fits = [
+        sr.fit(copy.deepcopy(model), data, epochs=2, prior_groups=path_groups(model), seed=s)
+        for s in (0, 0)
+    ]
+    assert seen == [128, 128]
+    assert fits[0].reading.equivariance_error == fits[1].reading.equivariance_error
+    assert "Layer" in fits[0].reading.verdict
+    assert "Log evidence" in fits[0].reading.verdict
+    assert json.loads(fits[0].json)["equivariance_error"]["translation"] > 0
+    again = sr.reading(fits[0].model, data[0])
+    assert again.evidence == fits[0].reading.evidence
+    plain = sr.fit(nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), data, epochs=1)
+    assert seen == [128, 128, 200]
+    assert plain.reading.equivariance_error == {}
+    assert plain.reading.verdict.startswith("Log evidence")
+
+
+def test_switching_the_free_path_off_is_read_as_equivariant() -> None:
+    """A free path at zero under a huge precision: exact equivariance, and the words say so."""
+    model, (x, y) = _model()[:2], _data()
+    model.extend([Conv(3, 10, (4, 4), 4), nn.Flatten()])
+    model.double()
+    razor = sr.Razor(
+        model,
+        "categorical",
+        40,
+        prior_groups=path_groups(model),
+        prior_precision={"0.paths.0": 1.0, "0.paths.1": 1e10, "2": 1.0},
+    )
+    with torch.no_grad():
+        for parameter in model[0].paths[1].parameters():
+            parameter.zero_()
+    razor.evidence([(x.double(), y)])
+    found = sr.reading(model, x.double())
+    assert found.layers[0].error < 1e-12
+    assert found.layers[0].free_share < 1e-4
+    assert found.equivariance_error["translation"] < 1e-12
+    assert found.verdict.startswith(
+        "Layers 0 and 2 are translation-equivariant (error below 0.01 %)"
+    )
+
+
+KINDS: list[Callable[[], nn.Module]] = [
+    lambda: Conv(1, 3, (8, 8), padding="zeros"),
+    lambda: Conv(1, 3, (8, 8), 2, reduction="first"),
+]
+
+
+@pytest.mark.parametrize("make", KINDS)
+def test_borders_and_strides_are_named(make: Callable[[], nn.Module]) -> None:
+    torch.manual_seed(0)
+    path = make()
+    head = nn.Linear(3 * path.pixels_out, 10)
+    model = nn.Sequential(Relaxed([path]), nn.Flatten(), head)
+    _razor_alive = _razor(model)
+    found = sr.reading(model, _data()[0])
+    assert found.layers[0].kind == "borders"
+    assert "Layer 0 is convolutional up to borders and strides" in found.verdict
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"prior_groups": {"all": ["*"]}, "prior_precision": MappingProxyType({"all": 2.0})},
+        {"prior_groups": "scalar", "prior_precision": torch.tensor(3.0)},
+        {"temperature": math.inf},
+    ],
+)
+def test_json_is_plain(options: dict[str, Any]) -> None:
+    model, (x, _) = _model(), _data()
+    if options.get("temperature") == math.inf:
+        razor, evidence = _razor(model)
+        razor.config = sr.RazorConfig(**options)
+    else:
+        razor, evidence = _razor(model, **options)
+    found = read(razor, evidence, x=x)
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(constant)
+
+    document = json.loads(found.to_json(), parse_constant=refuse)
+    assert document == found.to_dict()
+    assert document["schema"] == SCHEMA == 3
+    precision = document["config"]["prior_precision"]
+    assert precision == ({"all": 2.0} if isinstance(precision, dict) else pytest.approx(precision))
+    assert document["equivariance_error"]["translation"] > 0
+    assert document["layers"][0]["equivariance_error"]["translation"] > 0
+    assert document["layers"][0]["relaxed"] is True
+    assert [path["strict"] for path in document["layers"][0]["paths"]] == [True, True]
+    shares = document["relative_effective_parameters"]
+    assert set(shares) == {"Conv", "FFC"}
+    assert set(shares["Conv"]) == {"mean", "min", "max"}
+    assert set(document) == {
+        *("verdict", "evidence", "train", "test", "layers", "config", "versions", "schema"),
+        *("equivariance_error", "relative_effective_parameters", "invariances"),
+    }

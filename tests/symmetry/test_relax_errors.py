@@ -1,0 +1,220 @@
+"""What relax leaves, and why; what it refuses."""
+
+import copy
+import logging
+import pickle
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from relax_networks import Looking, ResNet, classifier, same
+from torch import Tensor, nn
+from torch.nn.utils import prune
+
+import symrazor as sr
+from symrazor.layers import FFC, Conv
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    torch.manual_seed(0)
+
+
+class Left(nn.Module):
+    """One of everything that cannot be relaxed, after one convolution that can."""
+
+    def __init__(self) -> None:
+        super().__init__()
+
+        class Own(nn.Conv2d):
+            def forward(self, x: Tensor) -> Tensor:
+                return 2 * super().forward(x)
+
+        class Plain(nn.Conv2d):
+            pass
+
+        self.good = Plain(1, 2, 3, padding=1)
+        self.own = Own(2, 2, 3, padding=1)
+        self.normed = nn.utils.parametrizations.weight_norm(nn.Conv2d(2, 2, 3, padding=1))
+        self.pruned = prune.identity(nn.Conv2d(2, 2, 1, bias=False), "weight")
+        self.never = nn.Conv2d(2, 2, 3)
+        self.sizes = nn.Conv2d(2, 2, 3, padding=1)
+        self.keyword = nn.Conv2d(2, 2, 1)
+        self.alone = nn.Conv2d(2, 2, 1)
+        self.up = nn.ConvTranspose2d(2, 2, 2, stride=2)
+        self.pixel = nn.Conv2d(2, 2, 1)
+        self.act = nn.PReLU()
+        self.norm = nn.LayerNorm(4)
+        self.fc1 = nn.Linear(32, 32)
+        self.fc2 = nn.Linear(32, 32)
+        self.scale = nn.Parameter(torch.ones(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norm(self.act(self.pruned(self.normed(self.own(self.good(x))))))
+        x = self.sizes(x) + F.interpolate(self.sizes(F.max_pool2d(x, 2)), scale_factor=2)
+        x = self.keyword(input=x)
+        x = torch.stack([self.alone(image) for image in x])
+        x = F.max_pool2d(self.up(x), 2) + self.pixel(x.mean((2, 3), keepdim=True))
+        x = nn.Identity()(x)
+        return self.scale * self.fc2(self.fc1(self.norm(x).flatten(1)))
+
+
+def test_every_reason_to_leave_a_module(caplog: pytest.LogCaptureFixture) -> None:
+    model = Left()
+    with caplog.at_level(logging.INFO, "symrazor"):
+        relaxed = same(model, torch.randn(2, 1, 4, 4))
+    account = sr.relaxation(relaxed)
+    assert account.changed == {
+        "good": "1x4x4 -> 2x4x4: Conv (20) + FFC (64), equivariant up to borders and strides"
+    }
+    reasons = {
+        "": "Left has no free path",
+        "own": "a forward pass of its own: Own overrides forward of Conv2d",
+        "normed": "its weight is computed from others",
+        "pruned": "its weight is computed from others",
+        "never": "never called for the example input",
+        "sizes": "called on maps of different shapes: [(2, 2), (4, 4)]",
+        "keyword": "not with one positional tensor",
+        "alone": "called without a batch dimension",
+        "up": "a transposed convolution",
+        "pixel": "only one position",
+        "fc1": "already free: every position has its own weights",
+        "fc2": "no positions: acts on features",
+    }
+    assert list(account.left) == list(reasons)
+    for name, reason in reasons.items():
+        assert reason in account.left[name]
+    table = str(account).splitlines()
+    assert len(table) == 1 + 1 + len(reasons)
+    assert table[1].split()[:2] == ["good", "relaxed"]
+    assert table[-1] == "fc2      left     no positions: acts on features"
+    assert str(account) in caplog.text
+
+
+def test_the_account_survives_copies() -> None:
+    relaxed = sr.relax(ResNet(), torch.randn(2, 1, 8, 8))
+    account = sr.relaxation(relaxed)
+    assert sr.relaxation(copy.deepcopy(relaxed)) == account
+    assert sr.relaxation(pickle.loads(pickle.dumps(relaxed))) == account
+    assert not any("relaxation" in key for key in relaxed.state_dict())
+    with pytest.raises(ValueError, match=r"expected a model that relax\(\) returned, got a Linear"):
+        sr.relaxation(nn.Linear(1, 1))
+
+
+X = torch.zeros(2, 1, 5, 5)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"groups": ["rotation"]}, r"groups among .*translation in any case, got \['rotation'\]"),
+        ({"groups": []}, r"groups among .*translation in any case, got \[\]"),
+        ({"paths": "g-fc+conv"}, r"paths among .*'s-fc', 'conv', 's-conv'\], got 'g-fc\+conv'"),
+        ({"paths": ""}, r"paths among .*, got ''"),
+        ({"paths": "f-fc"}, r"exactly one path among \['conv', 's-conv'\] .*, got 'f-fc'"),
+        (
+            {"paths": "fc+fc+conv"},
+            r"each of \['f-fc', 'fc', 's-fc'\] at most once, got 'fc\+fc\+conv'",
+        ),
+        ({"precision": 0.0}, "positive precision or None, got 0.0"),
+        ({"precision": "1"}, "positive precision or None, got '1'"),
+        ({"groups": None}, r"groups among .*translation in any case, got \[None\]"),
+        ({"paths": ["f-fc", "conv"]}, r"paths as a string .*, got \['f-fc', 'conv'\]"),
+        ({"example_input": X[:, :, :2]}, r"example input of shape \[2, 1, 2, 5\], got Runtime"),
+        ({"example_input": {"x": X}}, r"of shape {'x': \[2, 1, 5, 5\]}, got TypeError"),
+        ({"example_input": X.numpy()}, "as a tensor, or a tuple or .*, got ndarray"),
+        ({"example_input": X.double()}, "got RuntimeError: Input type .double. and bias type"),
+        ({"example_input": (X, X)}, r"of shape \[\[2, 1, 5, 5\], \[2, 1, 5, 5\]\], got TypeError"),
+    ],
+)
+def test_bad_options(options: dict[str, Any], message: str) -> None:
+    options.setdefault("example_input", X)
+    with pytest.raises(ValueError, match=message):
+        sr.relax(classifier(nn.Conv2d(1, 2, 3)), **options)
+
+
+def test_a_single_group_may_be_a_string() -> None:
+    assert sr.relax(classifier(nn.Conv2d(1, 2, 3)), X, groups="translation")
+
+
+def test_nothing_to_relax() -> None:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(25, 4), nn.ReLU(), nn.Linear(4, 2))
+    with pytest.raises(ValueError, match="at least one layer to relax, got none\n  1: .*\n  "):
+        sr.relax(model, X)
+    with pytest.raises(ValueError, match=r"to relax, got none\."):
+        sr.relax(nn.ReLU(), X)
+    relaxed = sr.relax(classifier(nn.Conv2d(1, 2, 3)), X)
+    with pytest.raises(ValueError, match="got none\n  0: already a relaxed layer$"):
+        sr.relax(relaxed, X)
+    with pytest.raises(ValueError, match=r"expected a torch.nn.Module, got NoneType"):
+        sr.relax(None, X)
+
+
+def test_one_line_for_each_layer_that_is_relaxed_already() -> None:
+    layer = sr.relax(classifier(nn.Conv2d(1, 2, 3, padding=1)), X)[0]
+    more = [layer, nn.ReLU(), FFC(2, 2, (5, 5)), nn.Conv2d(2, 1, 3, padding=1), layer]
+    account = sr.relaxation(sr.relax(nn.Sequential(*more), X))
+    assert list(account.changed) == ["3"]
+    assert account.left == {
+        "0": "already a relaxed layer",
+        "2": "already a path: FFC",
+        "4": "already a relaxed layer",
+    }
+
+
+def test_a_convolution_of_a_path_that_is_used_elsewhere_too() -> None:
+    conv = nn.Conv2d(1, 1, 3, padding=1)
+    model = nn.Sequential(Conv.wrap(conv, (5, 5)), conv, nn.Conv2d(1, 2, 3))
+    relaxed = sr.relax(model, X, precision=float("inf"))
+    assert sr.relaxation(relaxed).left == {
+        "0": "already a path: Conv",
+        "1": "already inside a relaxed layer",
+    }
+    assert relaxed[0].conv is relaxed[1]
+
+
+def test_a_linear_layer_that_positions_share() -> None:
+    model = nn.Sequential(
+        nn.Conv2d(1, 2, 3), nn.Flatten(2), nn.Linear(9, 4), nn.Flatten(), nn.Linear(8, 3)
+    )
+    assert sr.relaxation(sr.relax(model, X)).left == {
+        "2": "shared by all positions: acts on features",
+        "4": "no positions: acts on features",
+    }
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ("attribute", "runs with its convolutions replaced, got AttributeError.*calling self"),
+        ("list", r"the new layers to be called, got \['conv'\] unused"),
+        ("type", "the outputs to stay, got others"),
+    ],
+)
+def test_forward_passes_that_reach_around_their_modules(how: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        sr.relax(Looking(how), X + 1)
+
+
+def test_models_with_several_outputs() -> None:
+    class Both(Looking):
+        def forward(self, x: Tensor) -> Any:
+            return self.conv(x), x
+
+    with pytest.raises(ValueError, match=r"expected a tensor of outputs \[n, k\], got tuple"):
+        sr.relax(Both(""), X)
+
+
+def test_scripted_models() -> None:
+    scripted = torch.jit.trace(classifier(nn.Conv2d(1, 2, 3)), X)
+    with pytest.raises(ValueError, match="written in Python, got torch.jit ones; pass the module"):
+        sr.relax(scripted, X)
+
+
+def test_models_that_cannot_be_copied() -> None:
+    model = nn.Linear(1, 1)
+    model.cache = model.weight * 2
+    for change in (sr.replace_batchnorm, lambda m: sr.relax(m, X)):
+        with pytest.raises(ValueError, match=r"copy\.deepcopy can copy, got: "):
+            change(model)

@@ -1,0 +1,163 @@
+"""Precisions that wait for the loss: when it has settled, at the earliest, at the latest."""
+
+import math
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from resume_job import Interrupted, outcome, run
+from torch import Tensor, nn
+
+import symrazor as sr
+from symrazor.training.burn_in import PARTS, SLOW, WINDOW, BurnIn, settled
+from symrazor.training.checkpoint import Checkpoints
+
+CPU = torch.device("cpu")
+
+
+# Whether losses have settled.
+
+
+def test_an_exponential_fall_settles_when_the_formula_says() -> None:
+    """With l = q^t, medians are at the middle of the windows, and noise is second order."""
+    q = 0.8
+    losses = [q**t for t in range(60)]
+    first = next(n for n in range(1, 61) if settled(losses[:n]))
+
+    def still_falls(n: int) -> bool:
+        newer, older = q ** (n - 2), q ** (n - 2 - WINDOW)
+        bends = sorted(q ** (n - 1 - k) * (1 / q - 1) ** 2 for k in range(1, 2 * WINDOW - 1))
+        return older - newer > max(SLOW * (q - newer), (bends[1] + bends[2]) / 4)
+
+    assert first == next(n for n in range(6, 61) if not still_falls(n))
+    assert all(settled(losses[:n]) for n in range(first, 61))
+
+
+def test_a_steady_fall_does_not_settle_before_it_is_a_small_part_of_the_whole() -> None:
+    losses = [100.0 - t for t in range(60)]
+    assert not any(settled(losses[:n]) for n in range(61))
+    assert settled([1000.0] * 3 + losses)  # 3 of more than 900
+
+
+def test_what_was_at_rest_from_the_start_has_settled_whatever_its_noise() -> None:
+    generator = torch.Generator().manual_seed(0)
+    noisy = (1 + 0.1 * torch.randn(200, 6, generator=generator)).tolist()
+    assert sum(settled(losses) for losses in noisy) > 0.75 * len(noisy)
+    assert settled([2.0] * 6)
+    assert not settled([2.0] * 5)  # too few to tell
+
+
+def test_a_bad_first_step_does_not_make_all_that_follows_look_small() -> None:
+    losses = [1e6] + [3 * 0.9**t for t in range(9)]
+    assert not settled(losses)
+
+
+@given(
+    st.lists(st.floats(-10, 10), min_size=6, max_size=20),
+    st.floats(0.01, 100),
+    st.floats(-100, 100),
+)
+def test_unit_and_zero_do_not_matter(losses: list[float], unit: float, zero: float) -> None:
+    grid = [round(loss * 64) / 64 for loss in losses]  # sums of these are exact
+    unit, zero = 2.0 ** round(math.log2(unit)), float(round(zero))
+    assert settled(grid) == settled([unit * loss + zero for loss in grid])
+
+
+# Steps.
+
+
+@pytest.mark.parametrize("total", [7, 59, 60, 61, 150, 1234])
+def test_parts_have_the_means_of_their_steps(total: int) -> None:
+    losses = torch.rand(total, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    burn_in, parts = BurnIn(0, total, total, CPU), min(PARTS, total)
+    for done in range(total + 1):
+        expected = []
+        for part in range(parts):
+            own = [t for t in range(total) if t * parts // total == part]
+            if own[-1] < done:
+                expected.append(float(losses[own].mean()))
+        assert burn_in._losses(done) == pytest.approx(expected, rel=1e-12)
+        if done < total:
+            burn_in.add(losses[done], done)
+
+
+def first_over(losses: Tensor, least: int, most: int) -> int | None:
+    """Step after which the burn-in is over, asked after every step."""
+    burn_in = BurnIn(least, most, len(losses), CPU)
+    answers = []
+    for step, loss in enumerate(losses):
+        burn_in.add(loss, step)
+        answers.append(burn_in.over(step + 1))
+    assert answers == sorted(answers)  # never back
+    return answers.index(True) + 1 if any(answers) else None
+
+
+def test_early_late_never() -> None:
+    t = torch.arange(600.0, dtype=torch.float64)
+    assert first_over(torch.exp(-t / 10), 120, 300) == 120  # at rest long before
+    late = first_over(torch.exp(-t / 80), 120, 300)
+    assert late is not None and 130 < late < 300
+    assert first_over(10 - t / 60, 120, 300) == 300  # never
+    assert first_over(10 - t / 60, 120, 120) == 120  # no waiting
+    assert first_over(torch.exp(-t / 10), 601, 300) is None  # the least counts
+
+
+# Whole trainings.
+
+
+def problem() -> tuple[nn.Module, tuple[Tensor, Tensor]]:
+    torch.manual_seed(0)
+    x = torch.randn(64, 4)
+    y = (x[:, 0] + x[:, 1] * x[:, 2] > 0).long()
+    return nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 2)), (x, y)
+
+
+def first_update(history: list[dict[str, Any]]) -> int | None:
+    """Epoch of the first evidence step that moved a precision; not the very first."""
+    start = history[0]["precisions"]
+    return next((record["epoch"] for record in history if record["precisions"] != start), None)
+
+
+@pytest.mark.parametrize(
+    ("lr", "options", "expected"),
+    [
+        (4e-4, {}, {8}),  # a fifth, without waiting
+        (4e-4, {"burn_in": 3}, {3}),
+        (1e-9, {"burn_in_most": 20}, {8}),  # nothing moves at all: settled at a fifth
+        (0.02, {"burn_in_most": 20}, set(range(9, 20))),  # falls, and comes to rest
+        (4e-4, {"burn_in_most": 20}, {20}),  # falls and falls
+        (4e-4, {"burn_in": 3, "burn_in_most": 12}, {12}),
+        (4e-4, {"burn_in_most": 0}, {8}),
+        (1e-9, {"burn_in": 10**9, "burn_in_most": 20}, {None}),
+    ],
+)
+def test_fit_waits_for_the_loss(
+    lr: float, options: dict[str, Any], expected: set[int | None]
+) -> None:
+    """40 epochs of one step, an evidence step after each."""
+    model, data = problem()
+    fit = sr.fit(model, data, epochs=40, batch_size=64, every=1, lr=lr, warmup=0.0, **options)
+    assert first_update(fit.history) in expected
+
+
+@pytest.mark.parametrize("steps", [(3, 8), (8, 4), (10, 5)])
+def test_resumed_in_the_middle_of_the_burn_in_bit_for_bit(
+    tmp_path: Path, steps: tuple[int, int]
+) -> None:
+    """24 epochs of 2 steps, stopped before the least number of them and while it waits."""
+    options: dict[str, Any] = {"epochs": 24, "batch_size": 25, "every": 1, "lr": 5e-3}
+    options |= {"burn_in": 6, "burn_in_most": 40}
+    whole = run("relaxed", **options)
+    assert 8 < (first_update(whole.history) or 0) < 20  # it waited, and not to the end
+    for step in steps:
+        with pytest.raises(SystemExit):
+            stop = Interrupted(signal.SIGTERM, step)
+            run("relaxed", resume=tmp_path, augment=stop, **options)
+    saved = Checkpoints(tmp_path).load()
+    assert saved is not None and saved["step"] == sum(steps)
+    assert not saved["burn_in"]["found"]
+    assert outcome(run("relaxed", resume=tmp_path, **options)) == outcome(whole)
