@@ -10,11 +10,8 @@ import re
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from types import ModuleType
 
 import pytest
-
-import symrazor
 
 ROOT = Path(__file__).parent.parent
 SOURCES = sorted((ROOT / "src" / "symrazor").rglob("*.py"))
@@ -26,23 +23,31 @@ FILES = {"css", "html", "js", "json", "md", "npz", "pt", "py", "safetensors", "t
 
 @cache
 def resolves(name: str) -> bool:
-    """Whether a name below `symrazor` is a module, or an attribute that a module leads to."""
-    found: object = symrazor
-    for part in name.split("."):
-        if hasattr(found, part):
-            found = getattr(found, part)
-            continue
-        # A field of a dataclass without a default is an annotation, not an attribute.
-        if part in getattr(found, "__annotations__", {}):
-            return True
-        if not isinstance(found, ModuleType):
-            return False
+    """Whether a name below `symrazor` is a module, or an attribute that a module leads to.
+
+    Modules come first: `symrazor.discover` is a function that hides the package of that name.
+    """
+    parts = name.split(".")
+    for length in range(len(parts), -1, -1):
         try:
-            found = importlib.import_module(f"{found.__name__}.{part}")
+            module = importlib.import_module(".".join(["symrazor", *parts[:length]]))
         except ImportError as error:
             # A module that needs an extra package exists, whether that is installed or not.
-            missing = (error.name or "").split(".")[0]
-            return bool(missing) and missing != "symrazor"
+            if (error.name or "symrazor").split(".")[0] != "symrazor":
+                return True
+            continue
+        if _has(module, parts[length:]):
+            return True
+    return False
+
+
+def _has(found: object, names: list[str]) -> bool:
+    """Whether attributes lead from an object along some names."""
+    for name in names:
+        # A field of a dataclass without a default is an annotation, not an attribute.
+        if not hasattr(found, name):
+            return name in getattr(found, "__annotations__", {})
+        found = getattr(found, name)
     return True
 
 
