@@ -1,12 +1,14 @@
 """What holds for all tests."""
 
+import itertools
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
+from work import Work
 
 # How long an example takes says what else the machine is doing; a test that hangs is stopped by
 # pytest's timeout.
@@ -29,14 +31,21 @@ def _ctrl_c() -> Iterator[None]:
 
 
 @pytest.fixture
-def own_time(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """For what has minutes: those that this process works, whatever else the machine does.
+def work_clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], float]]:
+    """Replace the clocks by one that the operations of torch advance, and return it.
 
-    On one thread: of several, those that wait for one without a core count as working.
+    What has a time limit then does the same on every machine, at any load. On one thread: those of
+    others are not counted.
     """
-    for clock in ("perf_counter", "monotonic"):
-        monkeypatch.setattr(time, clock, time.process_time)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    yield
+    with Work() as work:
+        readings = itertools.count()  # each advances the clock, too: no loop waits for ever
+
+        def now() -> float:
+            return 3e-5 * work.operations + 3e-9 * work.numbers + 1e-6 * next(readings)
+
+        for clock in ("perf_counter", "monotonic"):
+            monkeypatch.setattr(time, clock, now)
+        yield now
     torch.set_num_threads(threads)

@@ -222,7 +222,7 @@ def test_cost_is_that_of_the_run() -> None:
     assert Longer("a", 3, 1000).steps == 3 * 32  # batches of 32
 
 
-@pytest.mark.usefixtures("own_time")
+@pytest.mark.usefixtures("work_clock")
 def test_the_final_network_is_the_one_that_is_saved(tmp_path: Path) -> None:
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(120, 3, generator=generator)

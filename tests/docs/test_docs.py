@@ -15,7 +15,7 @@ from shorter import shortened
 from symrazor.cli import app as cli
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
 
 
@@ -42,7 +42,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("elsewhere")
-@pytest.mark.parametrize("page", CODE, ids=lambda p: p.name)
+@pytest.mark.parametrize("page", CODE, ids=lambda p: p.relative_to(ROOT).as_posix())
 def test_code_blocks_run(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run(page, shortened)
     assert capsys.readouterr().out
@@ -50,7 +50,7 @@ def test_code_blocks_run(page: Path, capsys: pytest.CaptureFixture[str]) -> None
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("elsewhere")
-@pytest.mark.parametrize("page", CODE, ids=lambda p: p.name)
+@pytest.mark.parametrize("page", CODE, ids=lambda p: p.relative_to(ROOT).as_posix())
 def test_code_blocks_run_at_full_length(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
     namespace = run(page, str)
     assert capsys.readouterr().out
@@ -58,7 +58,7 @@ def test_code_blocks_run_at_full_length(page: Path, capsys: pytest.CaptureFixtur
         assert 0.05 < namespace["fit"].razor.likelihood.noise.value.item() < 0.2  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.relative_to(ROOT).as_posix())
 def test_links_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#]+?)(?:#[^)]*)?\)", page.read_text()):
         if "://" not in target:

@@ -101,7 +101,7 @@ def test_velocities_are_second_order_on_irregular_times() -> None:
     torch.testing.assert_close(data.y[:, 0], expected)
 
 
-@pytest.mark.usefixtures("own_time")
+@pytest.mark.usefixtures("work_clock")
 @pytest.mark.parametrize(
     "change",
     [
@@ -123,7 +123,7 @@ def test_training_lowers_the_bound(change: dict[str, object]) -> None:
     assert trained.skipped == 0
     assert math.isfinite(trained.bound["neg_elbo"])
     if config.minutes is not None:
-        assert trained.seconds < 20
+        assert trained.seconds < 2 * 60 * config.minutes
 
 
 def test_same_seed_same_result() -> None:

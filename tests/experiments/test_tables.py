@@ -344,7 +344,7 @@ def test_figures_show_the_shares_and_curves_of_a_run(tmp_path: Path) -> None:
         assert "<svg" in (tmp_path / f"{name}.svg").read_text()
 
 
-@pytest.mark.usefixtures("own_time")
+@pytest.mark.usefixtures("work_clock")
 def test_fashion_experiment_small(tmp_path: Path) -> None:
     """A few seconds of it on the embedded digits: four rows, and a verdict."""
     file = tmp_path / "a.json"
@@ -363,7 +363,7 @@ def test_fashion_experiment_small(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("own_time")
+@pytest.mark.usefixtures("work_clock")
 def test_fashion_experiment_for_a_minute() -> None:
     """On the embedded digits: what discovery delivers is no worse."""
     said = fashion.run(fashion.Options(small=True, minutes=1))

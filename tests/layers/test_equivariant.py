@@ -1,11 +1,11 @@
 """Linear layers that commute with any group: paths, bases, sets, against brute force."""
 
 import itertools
-import time
 
 import pytest
 import torch
 from torch import Tensor, nn
+from work import Work
 
 from symrazor import collapse, groups
 from symrazor.groups import maps
@@ -189,15 +189,13 @@ LARGE = {
 
 
 @pytest.mark.parametrize("name", LARGE)
-def test_construction_is_fast(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Below 0.2 s, with nothing remembered; three attempts, since others may be at work here."""
-    for _ in range(3):
-        monkeypatch.setattr(maps, "_known", type(maps._known)())
-        start = time.process_time()
+def test_construction_takes_little_work(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With nothing remembered, twice the largest count of today: 17,364 and 46 million."""
+    monkeypatch.setattr(maps, "_known", type(maps._known)())
+    with Work() as work:
         LARGE[name]()
-        if (took := time.process_time() - start) < 0.2:
-            return
-    raise AssertionError(f"expected less than 0.2 s for {name}, got {took:.2f}")
+    assert work.operations < 35_000
+    assert work.numbers < 92e6
 
 
 def test_isotropic_tensors() -> None:
@@ -355,11 +353,13 @@ def test_null_spaces_are_those_of_all_constraints_at_once(name: str) -> None:
     assert_close(flat.T @ flat, _projection(rho), 1e-9)
 
 
-def test_large_orthogonal_groups_are_no_burden() -> None:
-    started = time.process_time()
-    rho = groups.defining(groups.so(30))
-    found = groups.equivariant_maps(rho, rho)
-    assert time.process_time() - started < 0.5  # 0.05 s on a quiet machine
+def test_large_orthogonal_groups_are_no_burden(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A decomposition of all 900 x 900 constraints of one generator alone would be 729 million."""
+    monkeypatch.setattr(maps, "_known", type(maps._known)())
+    with Work() as work:
+        rho = groups.defining(groups.so(30))
+        found = groups.equivariant_maps(rho, rho)
+    assert work.numbers < 50e6
     assert_close(found.matrices()[0].abs(), torch.eye(30, dtype=torch.float64), 1e-9)
     assert EquivariantLinear(1, 1, groups.o(40)).map.count == 1  # no limit of 32 x 32 any more
     shear = torch.eye(33, dtype=torch.float64)

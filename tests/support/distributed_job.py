@@ -284,7 +284,5 @@ if __name__ == "__main__":
     distributed.finish()
     if "sharded" in sys.argv[2:]:  # what torch remembers of a sharded model keeps the group
         os._exit(0)
-    left = time.monotonic() + 20
-    while (threads := gloo_threads()) and time.monotonic() < left:  # the system lists them a while
+    while gloo_threads():  # they may abort a process that ends; the system lists them a while
         time.sleep(0.01)
-    assert not threads  # they may abort a process that ends

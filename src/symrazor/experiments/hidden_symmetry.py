@@ -14,9 +14,10 @@ Regressions on eight numbers, by networks of two relaxed layers and a mean over 
 | at once | the same | S8 and all three rings | it is picked |
 
 A group is supported if the measured equivariance errors of all layers and that of the network are
-below 5 % (`symrazor.lattice`). In row "hidden" three networks are trained, each with another ring
-beside its free paths, and the one with the highest evidence is picked. In row "at once" there is
-one network (`symrazor.layers.relaxed_over`), and the ring with the largest share is picked.
+below 5 % (`symrazor.symmetry.lattice`). In row "hidden" three networks are trained, each with
+another ring beside its free paths, and the one with the highest evidence is picked. In row "at
+once" there is one network (`symrazor.layers.relaxed_over`), and the ring with the largest
+share is picked.
 """
 
 import time

@@ -90,8 +90,8 @@ def relax(
             the first convolution sees an image. Where channels, strides or maps do not fit the
             group, there is no such path, and the account says why. Or `symrazor.groups.Group`s,
             on n places: then dense layers on c n features (channel, place), and those that the
-            places of [batch, n, c] share, get a strict path for each, and a free one for the rest
-            (`symrazor.relax_linear`); `paths`, `precision` and `seed` are not used.
+            places of [batch, n, c] share, get a strict path for each, and a free one for the rest;
+            `paths`, `precision` and `seed` are not used.
         paths: names joined by "+", one of them equivariant: "f-fc+conv", "fc+conv", "s-fc+conv",
             "s-fc+s-conv", "conv". S-CONV is fitted to the convolution by least squares, so that
             outputs change; convolutions with a stride of their own stay CONV.
