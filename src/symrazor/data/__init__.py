@@ -1,7 +1,8 @@
 """Data in, as plain tensors: the embedded digits, files, the papers' data sets, a loader, a check.
 
-Everything here ends as `Tensors`, a pair (x, y): x is float32 with the data along the first
-dimension, y holds int64 class labels or float32 targets. Randomness comes from a
+Everything here ends as `Tensors`, a pair (x, y): x holds the data along the first dimension, as
+float32 where that is exact and as float64 otherwise, y holds int64 class labels or float64 targets.
+Values are rounded to float32 only after they are centred and scaled. Randomness comes from a
 `torch.Generator` with its own seed, never from the global one.
 
 | file | what is in it |
@@ -14,6 +15,7 @@ dimension, y holds int64 class labels or float32 targets. Randomness comes from 
 | `arrays.py`, `table.py`, `pictures.py`, `hub.py` | NumPy, CSV, images, Hugging Face folders |
 | `official.py` | `mnist`, `fashion_mnist`, `cifar10`: folders of official files |
 | `transforms.py` | `rotated`, `translated`, `scaled`, `resized`, `normalised`; `quadrants` |
+| `resolution.py` | `moments` in float64, `warn_if_coarse` |
 | `toy.py` | `rings` |
 | `augment.py` | `flip_and_crop`, for training batches |
 """
