@@ -52,7 +52,7 @@ def test_a_file_becomes_a_run_folder(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert document["dynamics"]["dt"] == pytest.approx(0.25)
     assert "conserved" in (run / "report.html").read_text()
     step = load_network(run)
-    x = torch.from_numpy(states[:, 0])
+    x = torch.from_numpy(states[:, 0]).double()
     assert step(x).shape == x.shape
     told = (run / "README.txt").read_text()
     assert "after a time of 0.25" in told and "motion.gif" in told

@@ -181,7 +181,7 @@ class SymmetryRegressor(RegressorMixin, _Symmetry):  # type: ignore[misc]
         X, y = validate_data(
             self, X, y, dtype=_FLOATS, y_numeric=True, multi_output=True, ensure_min_samples=2
         )
-        targets = torch.from_numpy(np.asarray(y, np.float64))
+        targets = torch.from_numpy(np.require(y, np.float64, ["W"]))
         self._flat = targets.ndim == 1
         self._fit(X, targets.reshape(len(targets), -1), ())
         return self
