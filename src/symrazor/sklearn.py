@@ -20,11 +20,14 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
 from symrazor.data import Dataset
+from symrazor.data.arrays import as_inputs
 from symrazor.data.datasets import KINDS, Kind, Task, recognised, shaped
 from symrazor.discovery.api import discover
 from symrazor.groups import Group
 
 Array = np.ndarray[Any, np.dtype[Any]]
+_FLOATS = [np.float64, np.float32]
+"""Number types that are kept; all others become float64."""
 _LARGEST_SEED = 2**31 - 1
 
 
@@ -65,7 +68,7 @@ class _Symmetry(BaseEstimator):  # type: ignore[misc]
 
     def _inputs(self, X: Array) -> Tensor:
         """Rows as data of the shape."""
-        x = torch.from_numpy(np.ascontiguousarray(X, np.float32))
+        x = as_inputs(X, "X")
         if self.shape is None:
             return x
         if int(np.prod(self.shape)) != x.shape[1]:
@@ -101,7 +104,7 @@ class _Symmetry(BaseEstimator):  # type: ignore[misc]
     @torch.no_grad()
     def _outputs(self, X: Any) -> Tensor:
         check_is_fitted(self, "network_")
-        values = validate_data(self, X, reset=False, dtype=np.float32)
+        values = validate_data(self, X, reset=False, dtype=_FLOATS)
         x = self._inputs(values)
         kind = recognised(x, None, None, "X") if self.kind is None else self.kind
         parts = shaped(x, kind, "X").split(500)
@@ -135,7 +138,7 @@ class SymmetryClassifier(ClassifierMixin, _Symmetry):  # type: ignore[misc]
             X: [n, features].
             y: labels [n].
         """
-        X, y = validate_data(self, X, y, dtype=np.float32)
+        X, y = validate_data(self, X, y, dtype=_FLOATS)
         check_classification_targets(y)
         self.classes_, labels = np.unique(y, return_inverse=True)
         if len(self.classes_) < 2:
@@ -176,9 +179,9 @@ class SymmetryRegressor(RegressorMixin, _Symmetry):  # type: ignore[misc]
             y: targets [n] or [n, targets].
         """
         X, y = validate_data(
-            self, X, y, dtype=np.float32, y_numeric=True, multi_output=True, ensure_min_samples=2
+            self, X, y, dtype=_FLOATS, y_numeric=True, multi_output=True, ensure_min_samples=2
         )
-        targets = torch.from_numpy(np.asarray(y, np.float32))
+        targets = torch.from_numpy(np.require(y, np.float64, ["W"]))
         self._flat = targets.ndim == 1
         self._fit(X, targets.reshape(len(targets), -1), ())
         return self

@@ -249,9 +249,9 @@ def test_npz_round_trip(tmp_path):
     x = np.linspace(-1, 1, 24).reshape(4, 1, 2, 3)
     np.savez(path, x=x, y=np.array([0, 2, 1, 2], dtype=np.uint8), note=np.array([7]))
     read_x, read_y = read_npz(str(path))
-    assert read_x.dtype == torch.float32
+    assert read_x.dtype == torch.float64
     assert read_y.dtype == torch.int64
-    assert np.array_equal(read_x.numpy(), x.astype(np.float32))
+    assert np.array_equal(read_x.numpy(), x)
     assert read_y.tolist() == [0, 2, 1, 2]
 
 
@@ -260,7 +260,7 @@ def test_npz_float_targets_stay_float_and_bytes_become_unit_interval(tmp_path):
     np.savez_compressed(path, x=np.array([[0, 51, 255]], dtype=np.uint8), y=np.array([[0.5, 2.0]]))
     x, y = read_npz(path)
     torch.testing.assert_close(x, torch.tensor([[0.0, 0.2, 1.0]]))
-    assert y.dtype == torch.float32
+    assert y.dtype == torch.float64
     assert y.tolist() == [[0.5, 2.0]]
 
 

@@ -73,7 +73,7 @@ def test_npy_pairs_fortran_order_and_text_labels(tmp_path: Path) -> None:
     np.save(tmp_path / "y.npy", np.array(["red", "blue"])[LABELS % 2])
     for path in (tmp_path, tmp_path / "x.npy"):
         found = read(path)
-        assert torch.equal(found.x, torch.from_numpy(x.astype(np.float32)))
+        assert torch.equal(found.x, torch.from_numpy(x))
         assert found.names == ("blue", "red")
         assert found.y is not None
         assert found.y.tolist() == (1 - LABELS % 2).tolist()
@@ -93,7 +93,7 @@ def test_csv_tables(tmp_path: Path) -> None:
     found = read(tmp_path / "b.csv")
     assert found.task == "regression"
     assert found.y is not None
-    assert torch.allclose(found.y[:, 0], torch.from_numpy(x.sum(1)))
+    assert torch.allclose(found.y[:, 0], torch.from_numpy(x.sum(1)).double())
     steps = ",".join(f"t{i}" for i in range(10))
     np.savetxt(
         tmp_path / "c.csv",

@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 import symrazor as sr
-from symrazor.cli import app as cli
+from symrazor.cli.app import app as cli
 from symrazor.data import read
 from symrazor.discovery.folder import export_network, load_network, read_document
 from symrazor.discovery.motion import save_motion
@@ -40,7 +40,7 @@ def test_a_file_becomes_a_run_folder(tmp_path: Path, capsys: pytest.CaptureFixtu
     np.savez(tmp_path / "a.npz", states=states, times=times)
     (tmp_path / "a.csv").write_text("\n".join(_csv(states, times)))
     one, two = read(tmp_path / "a.npz"), read(tmp_path / "a.csv")
-    torch.testing.assert_close(one.x, two.x)
+    torch.testing.assert_close(one.x.double(), two.x)
     assert one.times is not None and two.times is not None
     torch.testing.assert_close(one.times, two.times)
     run = tmp_path / "run"
@@ -52,7 +52,7 @@ def test_a_file_becomes_a_run_folder(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert document["dynamics"]["dt"] == pytest.approx(0.25)
     assert "conserved" in (run / "report.html").read_text()
     step = load_network(run)
-    x = torch.from_numpy(states[:, 0])
+    x = torch.from_numpy(states[:, 0]).double()
     assert step(x).shape == x.shape
     told = (run / "README.txt").read_text()
     assert "after a time of 0.25" in told and "motion.gif" in told
@@ -100,7 +100,7 @@ def test_the_network_is_the_simulator() -> None:
     x = data.x[:, 0]
     expected = found.dynamics.found.simulator()(x, found.dynamics.dt)
     with torch.no_grad():
-        torch.testing.assert_close(found.network()(x), expected, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(found.network()(x), expected.double(), rtol=1e-4, atol=1e-5)
 
 
 def test_motion_shows_what_was_seen_whole(tmp_path: Path) -> None:
@@ -160,9 +160,9 @@ def test_positions_alone_are_enough_where_they_are_said_to_be(
         told = ["--positions", "--epochs", "2", "--out", str(run)]
         cli.run(["discover", str(tmp_path / "a.npz"), *told])
     assert "warning: momenta are finite differences" in capsys.readouterr().out
-    x = torch.tensor([[1.0, 0.0]])
+    x = torch.tensor([[1.0, 0.0]], dtype=torch.float64)
     assert load_network(run)(x).shape == (1, 2)
-    assert "float32 [n, 2]" in (run / "README.txt").read_text()
+    assert "float64 [n, 2]" in (run / "README.txt").read_text()
 
 
 def test_states_without_times_are_taken_to_be_one_apart(tmp_path: Path) -> None:
@@ -240,9 +240,9 @@ def test_names_of_columns_say_what_is_a_momentum(
         found, same = read(tmp_path / "a.csv"), read_trajectories(tmp_path / "a.csv")
     assert len(said) == (0 if order == (0, 1, 2, 3) else 2)
     plain = [[[b + t, 2 * t, 3 + b, 4 - t] for t in range(4)] for b in range(3)]
-    expected = torch.tensor(plain, dtype=torch.float32)[..., list(order)]
+    expected = torch.tensor(plain, dtype=torch.float64)[..., list(order)]
     assert torch.equal(found.x, expected)
-    assert torch.equal(same.states.float(), expected)
+    assert torch.equal(same.states, expected)
 
 
 def test_times_of_a_calendar_are_kept(tmp_path: Path) -> None:

@@ -8,9 +8,9 @@ with n data, s shared uses of the weight (positions, tokens, group elements), k 
 and i / o features in and out. The curvature engine knows nothing else about a layer, so a new layer
 type is one function registered with `sharing`:
 
-    @symrazor.sharing.register
-    def _(module: MyLinear) -> symrazor.Sharing:
-        return symrazor.Sharing(inputs=..., outputs=...)
+    @symrazor.curvature.sharing.register
+    def _(module: MyLinear) -> symrazor.curvature.Sharing:
+        return symrazor.curvature.Sharing(inputs=..., outputs=...)
 
 | layer | s | k | i | o |
 |---|---|---|---|---|

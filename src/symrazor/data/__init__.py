@@ -1,7 +1,9 @@
 """Read and generate data.
 
 All readers return a `Dataset` or a pair (x, y) of tensors with the samples along the first
-dimension. Random functions take a seed and never touch the global random state. May import: `core`.
+dimension. Numbers stay float64 unless float32 represents them exactly; they are rounded only after
+standardisation. Random functions take a seed and never touch the global random state. May import:
+`core`.
 """
 
 from symrazor.data.arrays import read_npz

@@ -120,7 +120,7 @@ def as_labels(values: Array, source: str | Path) -> tuple[Tensor, tuple[str, ...
         return torch.from_numpy(index.reshape(values.shape).astype(np.int64)), tuple(names.tolist())
     if values.dtype.kind not in _NUMBERS:
         raise refusal(f"numbers or text as y in {source}", str(values.dtype), "convert them")
-    kind = np.int64 if values.dtype.kind in "biu" else np.float32
+    kind = np.int64 if values.dtype.kind in "biu" else np.float64
     return torch.from_numpy(values.astype(kind)), ()
 
 
@@ -139,11 +139,16 @@ def as_both_labels(
 
 
 def as_inputs(values: Array, source: str | Path) -> Tensor:
-    """Inputs as a tensor: bytes stay bytes, all other numbers become float32."""
+    """Return inputs as a tensor: bytes stay bytes, other numbers become float32 or float64.
+
+    The type is float32 where that holds every value of the array's type exactly, so that nothing
+    is rounded before the data are centred.
+    """
     if values.dtype.kind not in _NUMBERS:
         raise refusal(f"numbers as x in {source}", str(values.dtype), "convert them to numbers")
-    with np.errstate(over="ignore"):  # what float32 cannot hold is infinite, and refused as that
-        return torch.from_numpy(values if values.dtype == np.uint8 else values.astype(np.float32))
+    exact = np.can_cast(values.dtype, np.float32)
+    wanted = values.dtype if values.dtype == np.uint8 else np.float32 if exact else np.float64
+    return torch.from_numpy(np.require(values, wanted, ["C", "W"]))
 
 
 def read_npz(path: str | Path) -> Tensors:
@@ -155,7 +160,8 @@ def read_npz(path: str | Path) -> Tensors:
             targets, one for each x.
 
     Returns:
-        x as float32; y as int64 if it holds integers, else as float32.
+        x as float32, or as float64 where float32 would round; y as int64 if it holds integers,
+        else as float64.
 
     Raises:
         ValueError: If a key is missing or holds anything but finite numbers, or lengths differ.

@@ -73,10 +73,8 @@ def is_number(field: str) -> bool:
     return True
 
 
-def numbers(
-    columns: Mapping[str, tuple[str, ...]], path: Path, kind: type[np.floating[Any]] = np.float32
-) -> Numbers:
-    """Columns as [rows, columns] numbers; empty fields are NaN.
+def numbers(columns: Mapping[str, tuple[str, ...]], path: Path) -> Numbers:
+    """Return columns as a float64 array [rows, columns]; empty fields are NaN.
 
     Raises:
         ValueError: no columns, or text; the field is named.
@@ -87,7 +85,7 @@ def numbers(
     found = []
     for name, fields in columns.items():
         try:
-            found.append(np.array([field.strip() or "nan" for field in fields], kind))
+            found.append(np.array([field.strip() or "nan" for field in fields], np.float64))
         except ValueError:
             row, field = next((i, f) for i, f in enumerate(fields, 1) if not is_number(f or "nan"))
             got = f"{field!r} in column {name!r}, data row {row} of {path}"

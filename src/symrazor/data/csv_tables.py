@@ -12,10 +12,9 @@ Without a header the last column is the label. Labels that are text, or whole nu
 are few, are classes.
 """
 
-import math
 import re
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -30,18 +29,30 @@ from symrazor.data.datasets import FEW_CLASSES, Kind
 LABELS = ("y", "label", "labels", "class", "target")
 IDS: dict[str, Kind] = {"series": "series", "set": "set", "trajectory": "trajectory"}
 TIMES = ("time", "t")
+LARGEST_WHOLE = 2**53
+"""Beyond, all float64 numbers are whole, and say nothing about classes."""
 _STEP = re.compile(r"t_?\d+")
 
 
 @dataclass(frozen=True)
 class Table:
-    """What a CSV file holds: x, y or None, names of classes, kind, times of trajectories."""
+    """The contents of a CSV file.
+
+    Args:
+        x: float64 inputs.
+        y: classes or targets; None where there are none.
+        names: of the classes.
+        kind: of the inputs.
+        times: of trajectories.
+        columns: names of the columns of x, where each is a feature or a channel.
+    """
 
     x: Tensor
     y: Tensor | None
     names: tuple[str, ...]
     kind: Kind
     times: Tensor | None = None
+    columns: tuple[str, ...] = ()
 
 
 def read_csv(path: str | Path, labelled: bool = True) -> Table:
@@ -62,17 +73,20 @@ def read_csv(path: str | Path, labelled: bool = True) -> Table:
         labels = {name for name in LABELS if name != "y"}  # y is a coordinate, beside x
         x, clock = read_trajectories({k: v for k, v in named.items() if k not in labels}, path)
         shared = bool((clock == clock[:1]).all())  # exactly: days are long beside their steps
-        return Table(x.float(), None, (), "trajectory", clock[0] if shared else clock)
+        return Table(x, None, (), "trajectory", clock[0] if shared else clock)
     if label is None and labelled:
         label = list(named)[-1]
     y, names = (None, ()) if label is None else _labels(named.pop(label), path)
     if group is None:
         values = numbers(named, path)
         steps = len(named) >= 8 and all(_STEP.fullmatch(name) for name in named)
-        return Table(torch.from_numpy(values), y, names, "series" if steps else "vector")
+        if steps:
+            return Table(torch.from_numpy(values), y, names, "series")
+        return Table(torch.from_numpy(values), y, names, "vector", columns=tuple(named))
     ids = named.pop(group)
     order = _order(ids, _times(named, path))
-    return _grouped(numbers(named, path), y, names, order, IDS[group], path)
+    table = _grouped(numbers(named, path), y, names, order, IDS[group], path)
+    return replace(table, columns=tuple(named))
 
 
 def read_trajectories(columns: Columns, path: Path) -> tuple[Tensor, Tensor]:
@@ -100,7 +114,7 @@ def read_trajectories(columns: Columns, path: Path) -> tuple[Tensor, Tensor]:
     names = _positions_first(list(left))
     if names != list(left):
         warnings.warn(f"columns of {path} are taken in the order {', '.join(names)}", stacklevel=2)
-    values = numbers({name: left[name] for name in names}, path, np.float64)
+    values = numbers({name: left[name] for name in names}, path)
     order = _order(ids, times)
     _check_rows(values, times, order, path)
     longest = max(len(rows) for rows in order.values())
@@ -134,7 +148,7 @@ def _positions_first(names: list[str]) -> list[str]:
 def _times(columns: Columns, path: Path) -> Numbers | None:
     """The column of times, taken out."""
     name = next((name for name in TIMES if name in columns), None)
-    return None if name is None else numbers({name: columns.pop(name)}, path, np.float64)[:, 0]
+    return None if name is None else numbers({name: columns.pop(name)}, path)[:, 0]
 
 
 def _order(ids: tuple[str, ...], times: Numbers | None) -> dict[str, list[int]]:
@@ -157,10 +171,10 @@ def _labels(fields: tuple[str, ...], path: Path) -> tuple[Tensor, tuple[str, ...
         names, index = np.unique(np.array(cleaned), return_inverse=True)
         return torch.from_numpy(index.astype(np.int64)), tuple(names.tolist())
     values = np.array(cleaned, np.float64)
-    whole = all(math.isfinite(v) and v == round(v) for v in values)
+    whole = all(abs(v) < LARGEST_WHOLE and v == round(v) for v in values)
     if whole and len(np.unique(values)) <= FEW_CLASSES:
         return torch.from_numpy(values.astype(np.int64)), ()
-    return torch.from_numpy(values.astype(np.float32)), ()
+    return torch.from_numpy(values), ()
 
 
 def _grouped(

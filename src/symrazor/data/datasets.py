@@ -28,6 +28,10 @@ SHAPES: dict[str, str] = {
     "vector": "[n, features]",
     "trajectory": "[n, time, coordinates]",
 }
+_EXACT_AS_FLOAT32 = (
+    *(torch.float32, torch.float16, torch.bfloat16),
+    *(torch.uint8, torch.int8, torch.uint16, torch.int16, torch.bool),
+)
 _DIMS = {"image": 4, "volume": 5, "series": 3, "set": 3, "vector": 2, "trajectory": 3}
 
 
@@ -36,8 +40,9 @@ class Dataset:
     """Inputs and labels, and what they are.
 
     Args:
-        x: float32, in the shape that `SHAPES` gives for the kind.
-        y: int64 classes 0 to K-1 [n], or float32 targets [n, k]; None where nothing is asked
+        x: in the shape that `SHAPES` gives for the kind; float32 where that holds the data
+            exactly, else float64.
+        y: int64 classes 0 to K-1 [n], or float64 targets [n, k]; None where nothing is asked
             (trajectories, or data to predict).
         kind: what x is.
         task: what y is; trajectories are a regression on their own future.
@@ -45,6 +50,7 @@ class Dataset:
         times: of the steps of trajectories, [time] or [n, time].
         test: held-out inputs and labels that came with the data.
         source: where the data came from, for messages and the document.
+        columns: names of the features or channels of x, where the file has them.
     """
 
     x: Tensor
@@ -55,6 +61,7 @@ class Dataset:
     times: Tensor | None = None
     test: Tensors | None = None
     source: str = "x and y"
+    columns: tuple[str, ...] = ()
 
     @property
     def outputs(self) -> int:
@@ -160,9 +167,9 @@ def dataset(
         if names and not y.is_floating_point():
             got = f"the classes {', '.join(list(names)[:3])}, ..."
             raise refusal(f"numbers as targets in {source}", got, "--task classification")
-        targets = y.reshape(len(y), -1).float()
+        targets = _columns(y)
         check_batch(values, targets, source)
-        if bool((targets.std(0) == 0).any()):
+        if bool((targets == targets[:1]).all(0).any()):
             raise refusal(f"targets that vary in {source}", "a constant", "check the label column")
         held = None if test is None or tested is None else (tested, _columns(test[1]))
         return Dataset(values, targets, found, asked, tuple(names), None, held, source)
@@ -188,7 +195,7 @@ def _check_states(x: Tensor, times: Tensor | None, source: str) -> None:
     """Refuse states that are infinite or not in order, and name the row; NaN is a missing one."""
     bad = x.isinf().any(2).nonzero()
     if len(bad):
-        got = f"infinity (or beyond float32) in trajectory {int(bad[0, 0])}, row {int(bad[0, 1])}"
+        got = f"infinity in trajectory {int(bad[0, 0])}, row {int(bad[0, 1])}"
         raise refusal(f"finite states in {source}", got, "repair it, or leave it out as NaN")
     if times is None:
         return
@@ -215,7 +222,7 @@ def _of(trajectory: list[int]) -> str:
 
 
 def _columns(y: Tensor) -> Tensor:
-    return y.reshape(len(y), -1).float()
+    return y.reshape(len(y), -1).double()
 
 
 _T = TypeVar("_T")
@@ -255,8 +262,11 @@ def recognised(x: Tensor, y: Tensor | None, times: Tensor | None, source: str) -
 
 
 def shaped(x: Tensor, kind: Kind, source: str) -> Tensor:
-    """Float32, in the shape of the kind."""
-    values = x.float()
+    """Return inputs in the shape of the kind: float32 if that is exact for their type, or float64.
+
+    Bytes of images, volumes and series are divided by 255.
+    """
+    values = x.float() if x.dtype in _EXACT_AS_FLOAT32 else x.double()
     if x.dtype == torch.uint8 and kind not in ("vector", "set", "trajectory"):
         values = values / 255
     if kind == "vector" and values.ndim != 2:

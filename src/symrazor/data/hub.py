@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from symrazor.data.arrays import as_labels, check_size
+from symrazor.data.arrays import Array, as_inputs, as_labels, check_size
 from symrazor.data.batches import Tensors, refusal
 
 MARKS = ("dataset_info.json", "dataset_dict.json")
@@ -39,7 +39,7 @@ def read_hub(folder: Path) -> Read:
     x = _inputs(train, label, folder)
     if label is None:
         return x, None, (), None
-    both = [np.asarray(part.with_format("numpy")[label]) for part in (train, test) if part]
+    both = [_column(part, label) for part in (train, test) if part]
     names = tuple(getattr(train.features[label], "names", None) or ())
     y, found = as_labels(np.concatenate(both), folder)  # together: text gets the same numbers
     held = None
@@ -80,17 +80,27 @@ def _inputs(part: Any, label: str | None, folder: Path) -> Tensor:
     images = [name for name in inputs if isinstance(part.features[name], datasets.Image)]
     if images:
         return _images(part[images[0]], folder)
-    numbers = part.with_format("numpy")
     try:
-        columns = [np.asarray(numbers[name]) for name in inputs]
+        columns = [_column(part, name) for name in inputs]
         stacked = columns[0] if len(columns) == 1 else np.stack(columns, 1)
     except (ValueError, IndexError) as error:  # ragged; no column
         got = f"{inputs} of other lengths" if inputs else "none"
         raise refusal(f"columns of one shape in {folder}", got, "convert them") from error
     if stacked.dtype.kind not in "biuf":
         raise refusal(f"columns of numbers or images in {folder}", str(inputs), "convert them")
-    stacked = stacked[:, None] if stacked.ndim == 1 else stacked
-    return torch.from_numpy(stacked if stacked.dtype == np.uint8 else stacked.astype(np.float32))
+    return as_inputs(stacked[:, None] if stacked.ndim == 1 else stacked, folder)
+
+
+def _column(part: Any, name: str) -> Array:
+    """Return a column as an array of its own number type.
+
+    The default of `with_format("numpy")` rounds float64 to float32.
+    """
+    leaf = part.features[name]
+    while isinstance(leaf, list) or hasattr(leaf, "feature"):
+        leaf = leaf[0] if isinstance(leaf, list) else leaf.feature
+    wide = {"dtype": np.float64} if getattr(leaf, "dtype", None) == "float64" else {}
+    return np.asarray(part.with_format("numpy", **wide)[name])
 
 
 def _images(column: Any, folder: Path) -> Tensor:

@@ -12,7 +12,7 @@
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -46,6 +46,7 @@ class Raw:
     kind: Kind | None = None
     times: Tensor | None = None
     test: Tensors | None = None
+    columns: tuple[str, ...] = ()
 
 
 def read(
@@ -74,7 +75,7 @@ def read(
     chosen = raw.kind if kind is None else kind
     if raw.y is None and chosen is None and raw.times is None and labelled:
         _check_trajectories(raw.x, path)
-    return dataset(
+    found = dataset(
         raw.x,
         raw.y if labelled else None,
         kind=chosen,
@@ -84,6 +85,7 @@ def read(
         test=raw.test if labelled else None,
         source=str(path),
     )
+    return replace(found, columns=raw.columns)
 
 
 def read_inputs(path: str | Path, kind: Kind, shape: Sequence[int]) -> Tensor:
@@ -230,7 +232,7 @@ def _npy(path: Path) -> Raw:
 
 def _csv(path: Path, labelled: bool) -> Raw:
     found = read_csv(path, labelled)
-    return Raw(found.x, found.y, found.names, found.kind, found.times)
+    return Raw(found.x, found.y, found.names, found.kind, found.times, columns=found.columns)
 
 
 def _cifar(path: Path) -> Raw:

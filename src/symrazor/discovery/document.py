@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from symrazor.data import Dataset
 from symrazor.discovery.result import SCHEMA, Discovery, Found
 from symrazor.training.fit_document import orbits_of, parts_of, versions
 
@@ -24,6 +25,7 @@ def document(discovery: Discovery) -> dict[str, Any]:
             "path": data.source,
             "n": len(data.x),
             "shape": list(data.x.shape[1:]),
+            "dtype": dtype_name(data),
             "classes": list(data.names) if data.task == "classification" else None,
         },
         "questions": [_question(one) for one in discovery.found],
@@ -35,15 +37,22 @@ def document(discovery: Discovery) -> dict[str, Any]:
     return found
 
 
+def dtype_name(data: Dataset) -> str:
+    """Return the number type of the inputs that networks trained on these data take."""
+    if data.kind == "trajectory":
+        return "float64"
+    return str(data.x.dtype).removeprefix("torch.")
+
+
 def _load(discovery: Discovery) -> str:
     """Code that loads the networks from a run folder."""
-    states = _LOAD.format(name="step", file="network.pt2", call="later = step(states)")
+    states = _LOAD.format(name="step", file="network.pt2", call="later = step(states)  # float64")
     parts = [] if discovery.found else [states]
     for one in discovery.found:
         file = f"{one.answer.name}/network.pt2" if len(discovery.found) > 1 else "network.pt2"
         shape = ", ".join(map(str, one.data.x.shape[1:]))
         scale = BYTES if one.data.kind in ("image", "volume", "series") else ""
-        call = f"outputs = network(x)  # x: float32 [n, {shape}]{scale}"
+        call = f"outputs = network(x)  # x: {dtype_name(one.data)} [n, {shape}]{scale}"
         parts.append(_LOAD.format(name="network", file=file, call=call))
     return "\n\n".join(["import torch  # in the run folder", *parts])
 

@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from symrazor.core.files import write_atomically
-from symrazor.discovery.document import BYTES
+from symrazor.discovery.document import BYTES, dtype_name
 from symrazor.discovery.figures import evidence_figure
 from symrazor.discovery.motion import save_motion
 from symrazor.discovery.result import Discovery, Found
@@ -41,7 +41,7 @@ or without it:
 
     import torch
     network = torch.export.load("{network}").module()
-    outputs = network(x)    # x: float32 [n, {shape}]{scale}; outputs: {outputs}
+    outputs = network(x)    # x: {dtype} [n, {shape}]{scale}; outputs: {outputs}
 
 The verdict:
 
@@ -59,7 +59,7 @@ Move states by one step of the data, without symrazor:
 
     import torch
     step = torch.export.load("{network}").module()
-    later = step(states)    # float32 [n, {size}] -> the same after a time of {dt:g}
+    later = step(states)    # float64 [n, {size}] -> the same after a time of {dt:g}
 
 The verdict:
 
@@ -94,7 +94,8 @@ def save(discovery: Discovery, folder: Path) -> Path:
 def _save_dynamics(discovery: Discovery, folder: Path) -> None:
     """The network that moves states by one step, what it does, and how to use it."""
     network, size = discovery.network(), len(discovery.dynamics.found.units.scale)
-    example = torch.rand(8, size, generator=torch.Generator().manual_seed(0))
+    generator = torch.Generator().manual_seed(0)
+    example = torch.rand(8, size, generator=generator, dtype=torch.float64)
     save_network(network, folder, example, "torch")
     save_network(network, folder, example, "safetensors")
     dynamics = discovery.dynamics
@@ -127,11 +128,12 @@ def _readme(discovery: Discovery, folder: Path, several: bool) -> str:
         files="\n".join(f"    {file:<28}{text}" for file, text in there.items()) + "\n",
         folder=folder,
         network=folder / name,
+        dtype=dtype_name(one.data),
         shape=", ".join(map(str, one.data.x.shape[1:])),
         scale=BYTES if one.data.kind in ("image", "volume", "series") else "",
         outputs="logits of the classes " + ", ".join(one.data.names[:12])
         if classifies
-        else "the targets",
+        else "the targets, float64",
         verdict=discovery.verdict,
     )
 
@@ -249,6 +251,8 @@ def export_network(run: Path, form: Format, out: Path, question: str | None = No
     example = torch.rand(8, *shape, generator=generator)
     weight = next(network.parameters(), None)
     example = example if weight is None else example.to(weight)
+    if not is_fit_run(run):
+        example = example.to(getattr(torch, document["data"].get("dtype", "float32")))
     return save_network(_plain(network), out, example, form)
 
 

@@ -57,7 +57,10 @@ def predict(run: Path, data: Path, question: str | None = None) -> Predictions:
     classes = tuple(question_of(document, question).get("classes") or ())
     network = load_network(run, question)
     found = read_inputs(data, document["kind"], document["data"]["shape"])
-    x = as_trained(run, found) if is_fit_run(run) else found
+    if is_fit_run(run):
+        x = as_trained(run, found)
+    else:
+        x = found.to(getattr(torch, document["data"].get("dtype", "float32")))
     f = torch.cat([network(part) for part in x.split(BATCH)])
     if is_fit_run(run):
         return Predictions(predicted_mean(run, f), classes)
@@ -89,7 +92,9 @@ def write_predictions(found: Predictions, out: Path | None) -> None:
         table.writerow([f"target {number}" for number in range(1, found.values.shape[1] + 1)])
     labels = [[label] for label in found.labels] or [[] for _ in found.values]
     for label, row in zip(labels, found.values.tolist(), strict=True):
-        table.writerow([*label, *(f"{value:.6g}" for value in row)])
+        # Targets may be small differences of large numbers: all digits of float64 are written.
+        values = [f"{value:.6g}" if found.classes else repr(value) for value in row]
+        table.writerow([*label, *values])
     if out is None:
         sys.stdout.write(text.getvalue())
     else:

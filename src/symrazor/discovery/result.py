@@ -121,6 +121,9 @@ class Discovery:
         Args:
             x: tensor or array in the shape of the training data.
 
+        Returns:
+            float32 probabilities, or float64 targets.
+
         Raises:
             ValueError: another shape.
         """
@@ -133,7 +136,8 @@ class Discovery:
                 f"{list(values.shape[1:])}; do: convert them as the training data were"
             )
         place = next(network.parameters()).device
-        parts = [network(part.float().to(place)) for part in values.split(500)]
+        values = values.to(data.x.dtype)
+        parts = [network(part.to(place)) for part in values.split(500)]
         f = torch.cat(parts).cpu()
         return f.softmax(-1) if data.task == "classification" else f
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from symrazor.data import Dataset
 from symrazor.data.batches import refusal
+from symrazor.data.resolution import moments, warn_if_coarse
 from symrazor.discovery.question import Options
 from symrazor.dynamics.config import DiscoverConfig
 from symrazor.dynamics.discovery import discover as find
@@ -70,8 +71,9 @@ def discover(data: Dataset, options: Options) -> Dynamics:
         raise refusal(what, f"{data.x.shape[2]} coordinates", do)
     if times is None:
         warnings.warn(f"no times in {data.source}: states are taken to be 1 apart", stacklevel=3)
-        times = torch.arange(data.x.shape[1], dtype=torch.float32)
+        times = torch.arange(data.x.shape[1], dtype=torch.float64)
     gaps = times.double().diff(dim=-1)
+    _warn_if_coarse(data, times, gaps)
     found = find(
         data.x,
         times,
@@ -87,6 +89,16 @@ def discover(data: Dataset, options: Options) -> Dynamics:
     return Dynamics(found, float(gaps.median()), seen)
 
 
+def _warn_if_coarse(data: Dataset, times: Tensor, gaps: Tensor) -> None:
+    """Warn about coordinates and times whose changes are lost to rounding."""
+    latest, gap = times.double().abs().max().reshape(1), gaps.median().reshape(1)
+    warn_if_coarse(latest, gap, times.dtype, ["the times"], data.source)
+    seen = data.x[~data.x.isnan().any(2)]
+    if len(seen):
+        names = [f"x[:, :, {k}]" for k in range(seen.shape[1])]
+        warn_if_coarse(*moments(seen), data.x.dtype, names, data.source)
+
+
 def _place(states: Tensor, times: Tensor, options: Options) -> Path | None:
     """Where the run is kept while it is unfinished; another one for other data or options."""
     asked = [options.minutes, options.seed, options.epochs, options.positions, options.device]
@@ -95,16 +107,21 @@ def _place(states: Tensor, times: Tensor, options: Options) -> Path | None:
 
 
 class _Step(nn.Module):
-    """A simulator for one length of time, of float32 on the CPU."""
+    """Move states by one fixed time: float64 units around a float32 simulator, on the CPU."""
+
+    centre: Tensor
+    scale: Tensor
 
     def __init__(self, simulator: ScaledSimulator, dt: float) -> None:
         super().__init__()
-        self.scaled = copy.deepcopy(simulator).cpu().float()
+        self.simulator = copy.deepcopy(simulator.simulator).cpu().float()
+        self.register_buffer("centre", simulator.centre.detach().cpu().double())
+        self.register_buffer("scale", simulator.scale.detach().cpu().double())
         self.dt = dt / simulator.clock
         self.steps = min(MOST, max(1, round(self.dt / LONGEST + 0.5)))
 
     def forward(self, state: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
-        inner, centre, scale = self.scaled.simulator, self.scaled.centre, self.scaled.scale
-        x = ((state - centre) / scale).unsqueeze(0)
-        x = advance(inner.integrator, inner.hamiltonian.field, x, self.dt, self.steps)
-        return x.squeeze(0) * scale + centre
+        x = ((state.double() - self.centre) / self.scale).float().unsqueeze(0)
+        field = self.simulator.hamiltonian.field
+        x = advance(self.simulator.integrator, field, x, self.dt, self.steps)
+        return x.squeeze(0).double() * self.scale + self.centre

@@ -1,5 +1,6 @@
 """Words for conserved quantities: the known ones that they span, and their formulas."""
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -120,7 +121,8 @@ def formula(
     names = [f"q{i + 1}" for i in range(n)] + [f"p{i + 1}" for i in range(n)]
     if centre is not None:
         b = b + A @ centre
-        names = [_shifted(name, float(c)) for name, c in zip(names, centre, strict=True)]
+        shifts = zip(names, centre.tolist(), size.tolist(), strict=True)
+        names = [_shifted(name, shift, unit) for name, shift, unit in shifts]
     parts = [(float(b[i]), float(b[i] * size[i]), names[i]) for i in range(d)]
     for i in range(d):
         for j in range(i, d):
@@ -134,8 +136,9 @@ def formula(
     return text.removeprefix("+ ")
 
 
-def _shifted(name: str, centre: float) -> str:
-    """A coordinate relative to its centre."""
+def _shifted(name: str, centre: float, scale: float) -> str:
+    """Return a coordinate relative to its centre, written to 1 % of the scale or 3 digits."""
     if centre == 0:
         return name
-    return f"({name} {'-' if centre > 0 else '+'} {abs(centre):.3g})"
+    digits = max(3, 3 + math.floor(math.log10(abs(centre) / scale)))
+    return f"({name} {'-' if centre > 0 else '+'} {abs(centre):.{digits}g})"

@@ -17,6 +17,7 @@ from symrazor.data import (
     quadrants,
     read_npz,
 )
+from symrazor.data.resolution import moments, warn_if_coarse
 from symrazor.discovery.grids import convolutional, fully_connected
 from symrazor.groups.group_files import from_file, is_file
 from symrazor.layers.ella import ella_network
@@ -38,7 +39,18 @@ def make_data(config: DataConfig) -> tuple[Tensors, Tensors | None]:
     if config.limit is not None:
         train = (train[0][: config.limit], train[1][: config.limit])
     dtype = getattr(torch, config.dtype)
+    _warn_if_rounded(train[0], dtype, str(config.path or config.name))
     return _in(train, dtype), None if test is None else _in(test, dtype)
+
+
+def _warn_if_rounded(x: Tensor, dtype: torch.dtype, source: str) -> None:
+    """Warn about columns of x that the number type of the run rounds away."""
+    if x.dtype == dtype:
+        return
+    columns = x.unsqueeze(1) if x.ndim == 1 else x
+    mean, spread = moments(columns)
+    names = [f"x[:, {k}]" for k in range(len(mean))]
+    warn_if_coarse(mean, spread, dtype, names, source)
 
 
 def _in(data: Tensors, dtype: torch.dtype) -> Tensors:

@@ -1,4 +1,4 @@
-"""Inputs and targets as a network likes them, and the network as its user likes it."""
+"""Standardise inputs and targets in float64, and attach these steps to a trained network."""
 
 from dataclasses import dataclass
 
@@ -6,12 +6,15 @@ import torch
 from torch import Tensor, nn
 
 from symrazor.data import Dataset
+from symrazor.data.resolution import chunks, moments, warn_if_coarse
 from symrazor.layers.trace import traced
 
 
 @dataclass(frozen=True)
 class Preparation:
     """Mean 0 and variance 1 for each input channel and each regression target; points last.
+
+    All constants are float64. Data are centred and scaled in float64 and rounded to float32 after.
 
     Args:
         mean: of each channel (features of a set or vector), over data and positions; one for all
@@ -29,17 +32,25 @@ class Preparation:
     points: bool = False
 
     def inputs(self, x: Tensor) -> Tensor:
-        """What the network is trained on."""
-        x = x.transpose(1, 2).contiguous() if self.points else x
+        """Return standardised inputs in float32, converted in chunks to save memory."""
+        x = x.transpose(1, 2) if self.points else x
         shape = (-1, *[1] * (x.ndim - 2))
-        return (x - self.mean.reshape(shape)) / self.scale.reshape(shape)
+        mean, scale = self.mean.reshape(shape), self.scale.reshape(shape)
+        found = torch.empty(x.shape, dtype=torch.float32)
+        for part, into in zip(chunks(x), chunks(found), strict=True):
+            into.copy_((part.double() - mean) / scale)
+        return found
 
     def targets(self, y: Tensor) -> Tensor:
-        """What it is trained to say."""
-        return (y - self.target_mean) / self.target_scale if y.is_floating_point() else y
+        """Return standardised targets in float32; class labels are unchanged."""
+        if not y.is_floating_point():
+            return y
+        return ((y.double() - self.target_mean) / self.target_scale).float()
 
     def attach(self, network: nn.Module, dims: int) -> nn.Module:
-        """The network on data as they came, saying targets as they came; plain torch modules.
+        """Return the network with standardisation before and after it; plain torch modules.
+
+        It takes the data of the user, as float32 or float64. Targets come out as float64.
 
         Args:
             network: on prepared inputs, made of torch's own modules.
@@ -75,12 +86,12 @@ class _Attached(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if self.points:
             x = x.transpose(1, 2)
-        f: Tensor = self.network((x - self.mean) / self.scale)
-        return f * self.target_scale + self.target_mean if self.real else f
+        f: Tensor = self.network(((x.double() - self.mean) / self.scale).float())
+        return f.double() * self.target_scale + self.target_mean if self.real else f
 
 
 def prepare(data: Dataset, same_scale: bool = False) -> Preparation:
-    """Means and scales of the training data.
+    """Return means and scales of the training data; warn about columns that are rounded away.
 
     Args:
         data: of any kind but trajectories.
@@ -88,12 +99,24 @@ def prepare(data: Dataset, same_scale: bool = False) -> Preparation:
     """
     x = data.x.transpose(1, 2) if data.kind == "set" else data.x
     x = x.unsqueeze(1) if same_scale and data.kind == "vector" else x
-    over = [0, *range(2, x.ndim)]
-    mean, scale = x.mean(over), x.std(over, correction=0)
-    one, zero = torch.ones(1), torch.zeros(1)
+    mean, scale = moments(x)
+    warn_if_coarse(mean, scale, x.dtype, _column_names(data, len(mean)), data.source)
+    target_mean, target_scale = torch.zeros(1).double(), torch.ones(1).double()
     if data.task == "regression" and data.y is not None:
-        zero, one = data.y.mean(0), _positive(data.y.std(0, correction=0))
-    return Preparation(mean, _positive(scale), zero, one, data.kind == "set")
+        target_mean, target_scale = moments(data.y)
+        names = [f"y[:, {k}]" for k in range(len(target_mean))]
+        warn_if_coarse(target_mean, target_scale, data.y.dtype, names, data.source)
+    points = data.kind == "set"
+    return Preparation(mean, _positive(scale), target_mean, _positive(target_scale), points)
+
+
+def _column_names(data: Dataset, count: int) -> list[str]:
+    """Return what messages call the columns that have a mean each."""
+    if len(data.columns) == count:
+        return [f"column {name!r}" for name in data.columns]
+    if count == 1:
+        return ["x"]
+    return [f"x[:, :, {k}]" if data.kind == "set" else f"x[:, {k}]" for k in range(count)]
 
 
 def _positive(scale: Tensor) -> Tensor:

@@ -139,7 +139,7 @@ class Fit:
 
         Args:
             file: where to.
-            **about: what `symrazor.report.document_of` takes: `question`, `name`, held-out data as
+            **about: what `symrazor.training.fit_document.document_of` takes: `question`, `name`, held-out data as
                 `test` for the calibration, names of the `classes`, the `command`.
 
         Returns:
