@@ -139,8 +139,8 @@ class Fit:
 
         Args:
             file: where to.
-            **about: what `symrazor.training.fit_document.document_of` takes: `question`, `name`, held-out data as
-                `test` for the calibration, names of the `classes`, the `command`.
+            **about: options of `symrazor.training.fit_document.document_of`: `question`, `name`,
+                held-out data as `test` for the calibration, names of the `classes`, the `command`.
 
         Returns:
             The file.
