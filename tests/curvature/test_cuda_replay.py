@@ -136,7 +136,7 @@ def test_many_on_another_stream_and_by_several_threads() -> None:
 def test_an_error_among_the_threads_is_raised() -> None:
     bad = torch.full((2, 90, 90), float("nan"), dtype=torch.float64, device="cuda")
     piece = Piece("layer", (2, 90), bad.device, lambda: bad, 1e-16)
-    with pytest.raises(sr.errors.CurvatureError, match="layer"):
+    with pytest.raises(sr.CurvatureError, match="layer"):
         work.eigenvalues([piece] * 3)
 
 
@@ -287,7 +287,7 @@ def test_bad_data_are_found_in_a_replay() -> None:
     loader = TensorLoader(x, y, 128)
     before = float(razor.evidence(loader).log_evidence)
     kept = x[1200].clone()
-    for value, error in ((float("inf"), ValueError), (3e38, sr.errors.DivergenceError)):
+    for value, error in ((float("inf"), ValueError), (3e38, sr.DivergenceError)):
         x[1200] = value
         with pytest.raises(error, match="batch 9"):
             razor.evidence(loader)

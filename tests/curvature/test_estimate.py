@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 import symrazor as sr
 from symrazor.core.errors import CurvatureError
+from symrazor.core.hyper import LOG_PRECISION_BOUNDS
 from symrazor.core.likelihood import Categorical
 from symrazor.curvature import cuda_replay as replay
 from symrazor.curvature.coverage import layers
@@ -160,7 +161,7 @@ def test_fixed_point_of_all_groups_at_once(groups: str) -> None:
         else:
             size = sum(theta[name].square().sum() for name in names)
             wanted = sum(gamma[name].sum() for name in names) / size
-        low, high = (math.exp(bound) for bound in sr.hyper.LOG_PRECISION_BOUNDS)
+        low, high = (math.exp(bound) for bound in LOG_PRECISION_BOUNDS)
         torch.testing.assert_close(found, wanted.clamp(low, high), rtol=1e-8, atol=0)
 
 

@@ -113,8 +113,8 @@ def test_checkpoints_in_between_survive_a_kill(
 
 def test_sigterm_ends_a_process_with_its_checkpoint(tmp_path: Path) -> None:
     job = (
-        "import signal, sys; sys.path.insert(0, 'tests')\n"
-        "from test_dynamics_journal import *\n"
+        "import signal, sys; sys.path[:0] = ['tests/dynamics', 'tests/support']\n"
+        "from test_journal import *\n"
         "model, data = problem()\n"
         f"train(model, data, CONFIG, stop_after(2, signal.SIGTERM), Journal({str(tmp_path)!r}))\n"
     )

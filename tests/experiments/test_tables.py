@@ -256,7 +256,7 @@ def test_epochs_may_be_set_either_way() -> None:
         ({"set": ("batch_size=x",)}, "batch_size"),
         ({"set": ("seed=3",)}, "expected no seed in --set, got 3; do --seed"),
         ({"rows": ("*/fc/map", "fcc/*")}, "expected rows among .* got fcc"),
-        ({"figure": Path(__file__)}, "expected a folder to write to, got .*test_experiments.py"),
+        ({"figure": Path(__file__)}, "expected a folder to write to, got .*test_tables.py"),
         ({"events": Path(__file__) / "x"}, "expected a folder to write to"),
         ({"json": Path(__file__) / "x"}, "expected a folder to write to"),
         ({"merge": (Path("none.json"),)}, "expected files with results to merge, got none at none"),

@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 from dataclasses import replace
@@ -16,7 +15,6 @@ import pytest
 import torch
 import torch.distributed as dist
 from run_case import SMALL, small
-from torch import nn
 
 import symrazor as sr
 from symrazor.cli import app as cli
@@ -29,11 +27,6 @@ from symrazor.runs import fit_run as runs
 from symrazor.runs.config import DataConfig, ModelConfig, RunConfig, from_document, read_config
 from symrazor.runs.fit_folder import fit_document
 from symrazor.runs.fit_run import load_run, run
-
-
-def perceptron(hidden: int) -> nn.Module:
-    """For "test_runs:perceptron"."""
-    return nn.Sequential(nn.Linear(3, hidden), nn.Tanh(), nn.Linear(hidden, 2))
 
 
 def test_a_run_comes_back_from_its_folder(tmp_path: Path) -> None:
@@ -70,7 +63,7 @@ def test_regression_by_a_function_and_an_archive(tmp_path: Path) -> None:
         tmp_path,
         """
         data = {name = "npz", path = "some.npz", likelihood = "gaussian", dtype = "float64"}
-        model = {name = "test_runs:perceptron", relax = false, arguments = {hidden = 6}}
+        model = {name = "run_case:perceptron", relax = false, arguments = {hidden = 6}}
         fit = {epochs = 3, every = 1, burn_in = 0}
         """,
     )
@@ -262,7 +255,7 @@ def command(*arguments: str) -> list[str]:
 @pytest.mark.slow
 def test_the_command_stops_and_goes_on(tmp_path: Path) -> None:
     """Ctrl-C in the middle; then the same weights as a run that was left alone."""
-    small(tmp_path, SMALL.replace("epochs = 2", 'epochs = 6\naugment = "test_runs:impatient"'))
+    small(tmp_path, SMALL.replace("epochs = 2", 'epochs = 6\naugment = "run_case:impatient"'))
     file, out = str(tmp_path / "small.toml"), tmp_path / "run [bold] one"
 
     def call(*arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
@@ -291,7 +284,7 @@ def test_the_command_stops_and_goes_on(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_process_that_dies_is_started_again(tmp_path: Path) -> None:
     """Two processes; the second kills itself once, in its 3rd epoch; torchrun starts both again."""
-    text = SMALL.replace("epochs = 2", 'epochs = 6\nsave_every = 1\naugment = "test_runs:deadly"')
+    text = SMALL.replace("epochs = 2", 'epochs = 6\nsave_every = 1\naugment = "run_case:deadly"')
     small(tmp_path, text.replace('name = "digits"', 'name = "digits"\ndtype = "float64"'))
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     launch += ["--nproc-per-node", "2", "--max-restarts", "1", "-m", "symrazor", "fit"]
@@ -313,27 +306,6 @@ def test_a_process_that_dies_is_started_again(tmp_path: Path) -> None:
     torch.testing.assert_close(again.model(x), whole.model(x), rtol=1e-8, atol=1e-9)
     mine, theirs = (json.loads(r.to_json())["evidence"] for r in (again.reading, whole.reading))
     assert mine == pytest.approx(theirs, rel=1e-9)
-
-
-_CALLS: list[int] = []
-
-
-def impatient(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """The user stops the process in the step that CTRL_C says."""
-    _CALLS.append(0)
-    if len(_CALLS) == int(os.environ.get("CTRL_C", "0")):
-        os.kill(os.getpid(), signal.SIGINT)
-    return x + 0.1 * torch.randn(x.shape, generator=generator, dtype=x.dtype)
-
-
-def deadly(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """The second of two processes dies in its eighth step, the first time."""
-    _CALLS.append(0)
-    mark = os.environ.get("DEATH")
-    if mark and len(_CALLS) == 8 and os.environ.get("RANK") == "1" and not Path(mark).exists():
-        Path(mark).touch()
-        os.kill(os.getpid(), signal.SIGKILL)
-    return x + 0.1 * torch.randn(x.shape, generator=generator, dtype=x.dtype)
 
 
 def test_an_export_leaves_the_run_as_it_is(tmp_path: Path) -> None:

@@ -1,6 +1,11 @@
 """A small run, as a file, for tests of runs."""
 
+import os
+import signal
 from pathlib import Path
+
+import torch
+from torch import nn
 
 from symrazor.runs.config import RunConfig, read_config
 
@@ -28,3 +33,29 @@ estimator = "mc"
 def small(tmp_path: Path, text: str = SMALL) -> RunConfig:
     (tmp_path / "small.toml").write_text(text)
     return read_config(tmp_path / "small.toml")
+
+
+_CALLS: list[int] = []
+
+
+def perceptron(hidden: int) -> nn.Module:
+    """Return the network that configurations name as "run_case:perceptron"."""
+    return nn.Sequential(nn.Linear(3, hidden), nn.Tanh(), nn.Linear(hidden, 2))
+
+
+def impatient(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """The user stops the process in the step that CTRL_C says."""
+    _CALLS.append(0)
+    if len(_CALLS) == int(os.environ.get("CTRL_C", "0")):
+        os.kill(os.getpid(), signal.SIGINT)
+    return x + 0.1 * torch.randn(x.shape, generator=generator, dtype=x.dtype)
+
+
+def deadly(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """The second of two processes dies in its eighth step, the first time."""
+    _CALLS.append(0)
+    mark = os.environ.get("DEATH")
+    if mark and len(_CALLS) == 8 and os.environ.get("RANK") == "1" and not Path(mark).exists():
+        Path(mark).touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return x + 0.1 * torch.randn(x.shape, generator=generator, dtype=x.dtype)
