@@ -10,7 +10,6 @@ from torch import nn
 
 import symrazor as sr
 from symrazor.data import dataset
-from symrazor.discovery import grids as maps
 from symrazor.discovery.api import held_out
 from symrazor.discovery.budget import Cost, batch_size, every, plan
 from symrazor.discovery.question import Options
@@ -60,17 +59,6 @@ def test_every_class_is_in_both_parts_and_no_datum_in_two() -> None:
     both = torch.cat([train.x, test[0]]).flatten().sort().values
     assert torch.equal(both, torch.arange(80.0))
     assert held_out(data, 0.0, seed=0)[1] is None
-
-
-@pytest.mark.parametrize(
-    "shape", [(1, 4), (3, 100), (1, 5, 7), (3, 32, 32), (1, 1, 9), (2, 4, 5, 6)]
-)
-def test_convolutional_networks_of_any_shape_are_equivariant(shape: tuple[int, ...]) -> None:
-    model = maps.convolutional(shape, 3)
-    x = torch.randn(4, *shape)
-    assert model(x).shape == (4, 3)
-    convs = [m for m in model.modules() if isinstance(m, nn.Conv1d | nn.Conv2d | nn.Conv3d)]
-    assert sr.equivariance_error(convs[0], x) < 1e-5
 
 
 def test_scaling_of_constants_and_of_bytes() -> None:

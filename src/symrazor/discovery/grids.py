@@ -8,7 +8,6 @@ structure stand beside it: the convolutional one as it is, and a fully connected
 import math
 from collections.abc import Sequence
 from functools import partial
-from itertools import pairwise
 
 import torch
 from torch import nn
@@ -17,49 +16,18 @@ from symrazor.data import Dataset
 from symrazor.data.datasets import plural
 from symrazor.discovery.structures import Family, Structure
 from symrazor.discovery.user_groups import Offered
+from symrazor.layers.networks import conv_channels, convolutional, fully_connected
 from symrazor.layers.point_group import point_group
 from symrazor.layers.relaxed import Relaxed
 from symrazor.symmetry.grid_groups import GROUPS, TURNS
 from symrazor.symmetry.relax import relax
 from symrazor.symmetry.relaxation import relaxation
 
-MOST_BLOCKS = 3
-WIDTHS = {1: 16, 2: 8, 3: 4}
-"""Channels of the first convolution, by dimensions of the map; each further one doubles them."""
-WIDE = 20
-"""Images whose smaller side is larger than this get twice the channels."""
-_CONVS = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
-_POOLS = {1: nn.MaxPool1d, 2: nn.MaxPool2d, 3: nn.MaxPool3d}
-_WHOLE = {1: nn.AdaptiveMaxPool1d, 2: nn.AdaptiveMaxPool2d, 3: nn.AdaptiveMaxPool3d}
 _WORDS = {
     "image": ("Position does not matter.", "Position matters."),
     "volume": ("Position does not matter.", "Position matters."),
     "series": ("When it happens does not matter.", "When it happens matters."),
 }
-
-
-def convolutional(shape: Sequence[int], outputs: int, width: int | None = None) -> nn.Module:
-    """Convolutions with max pooling between them, then a maximum over positions.
-
-    As many convolutions as leave four positions a side, at most `MOST_BLOCKS`; circular padding,
-    so that each is exactly equivariant to circular shifts.
-
-    Args:
-        shape: of one datum, [channels, *size] in 1 to 3 dimensions.
-        outputs: of the network.
-        width: channels of the first convolution; by default what `WIDTHS` says.
-    """
-    dims, least = len(shape) - 1, min(shape[1:])
-    width = width_for(shape, GROUPS) if width is None else width
-    blocks = min(MOST_BLOCKS, max(1, int(math.log2(least)) - 1))
-    kernel = 5 if dims == 1 and least >= 16 else 3
-    channels = [shape[0], *(width * 2**block for block in range(blocks))]
-    layers: list[nn.Module] = []
-    for c_in, c_out in pairwise(channels):
-        conv = _CONVS[dims](c_in, c_out, kernel, padding=kernel // 2, padding_mode="circular")
-        layers += [conv, nn.ReLU(), _POOLS[dims](2)]
-    pool = [_WHOLE[dims](1), nn.Flatten()]
-    return nn.Sequential(*layers[:-1], *pool, nn.Linear(channels[-1], outputs))
 
 
 def relaxed(
@@ -74,16 +42,9 @@ def relaxed(
 
 def width_for(shape: Sequence[int], groups: Sequence[Offered]) -> int:
     """Channels of the first convolution that all groups with turns can share out."""
-    dims, least = len(shape) - 1, min(shape[1:])
-    usual = WIDTHS[dims] * (2 if dims == 2 and least > WIDE else 1)
+    usual = conv_channels(shape)
     whole = math.lcm(*(point_group(group).order for group in groups if group not in GROUPS))
     return whole * math.ceil(usual / whole)
-
-
-def fully_connected(shape: Sequence[int], outputs: int, width: int = 64) -> nn.Module:
-    """No symmetry at all: every position has weights of its own."""
-    body = [nn.Flatten(), nn.Linear(math.prod(shape), width), nn.ReLU()]
-    return nn.Sequential(*body, nn.Linear(width, width), nn.ReLU(), nn.Linear(width, outputs))
 
 
 def family(

@@ -16,12 +16,12 @@ from torch import nn
 
 from symrazor.data import Dataset
 from symrazor.data.datasets import plural
-from symrazor.discovery.grids import fully_connected
 from symrazor.discovery.question import slug
 from symrazor.discovery.structures import Family, Structure
 from symrazor.discovery.user_groups import ON_PLACES, Offered
 from symrazor.groups import Group, defining, equivariant_maps, symmetric, translations
 from symrazor.layers import FC, FFC, Relaxed, SetPool, relaxed_over
+from symrazor.layers.networks import fully_connected
 from symrazor.symmetry.lattice import SMALL_ERROR, listed
 from symrazor.symmetry.reading import Reading
 from symrazor.symmetry.verdict import percent

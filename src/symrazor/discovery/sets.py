@@ -11,37 +11,24 @@ from functools import partial
 from torch import nn
 
 from symrazor.data import Dataset
-from symrazor.discovery.grids import fully_connected
 from symrazor.discovery.structures import Family, Structure
 from symrazor.discovery.user_groups import ON_PLACES, Offered
-from symrazor.layers import FC, FFC, DeepSets, Relaxed, SetPool
+from symrazor.layers import FC, FFC, DeepSets, Relaxed
+from symrazor.layers.networks import SET_WIDTH, deep_sets, fully_connected, set_network
 
-WIDTH = 32
 FEW = 64
 """Up to so many points free paths are dense; beyond, they are factored."""
 GROUP = "permutation"
 
 
-def deep_sets(features: int, points: int, outputs: int, width: int = WIDTH) -> nn.Module:
-    """Two layers that treat all orders of the points alike, a mean over points, two layers."""
-    layers = [Relaxed([DeepSets(c, width, points)]) for c in (features, width)]
-    return _network(layers, width, outputs)
-
-
-def relaxed(features: int, points: int, outputs: int, width: int = WIDTH) -> nn.Module:
+def relaxed(features: int, points: int, outputs: int, width: int = SET_WIDTH) -> nn.Module:
     """The same with a free path beside each layer that sees points."""
     free = FC if points <= FEW else FFC
     layers = [
         Relaxed([DeepSets(c, width, points), free(c, width, (points,), out_shape=(points,))])
         for c in (features, width)
     ]
-    return _network(layers, width, outputs)
-
-
-def _network(layers: Sequence[nn.Module], width: int, outputs: int) -> nn.Module:
-    first, second = layers
-    body = [first, nn.ReLU(), second, nn.ReLU(), SetPool("mean")]
-    return nn.Sequential(*body, nn.Linear(width, width), nn.ReLU(), nn.Linear(width, outputs))
+    return set_network(*layers, outputs=outputs, width=width)
 
 
 def terms(points: int) -> dict[str, str]:

@@ -2,24 +2,11 @@
 
 from collections.abc import Sequence
 from functools import partial
-from itertools import pairwise
-
-from torch import nn
 
 from symrazor.data import Dataset
 from symrazor.discovery.structures import Family, Structure
 from symrazor.discovery.user_groups import ON_PLACES, Offered
-
-WIDTH = 64
-
-
-def perceptron(features: int, outputs: int, hidden: int) -> nn.Module:
-    """A linear model, or one with hidden layers of `WIDTH` tanh units."""
-    widths = [features, *[WIDTH] * hidden, outputs]
-    layers: list[nn.Module] = []
-    for c_in, c_out in pairwise(widths):
-        layers += [nn.Linear(c_in, c_out), nn.Tanh()]
-    return nn.Sequential(*layers[:-1])
+from symrazor.layers.networks import perceptron
 
 
 def candidates(data: Dataset, groups: Sequence[Offered] | None = None) -> Family:

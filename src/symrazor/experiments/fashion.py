@@ -24,8 +24,8 @@ import symrazor as sr
 from symrazor.accelerate.device import device_of
 from symrazor.core.files import write_atomically
 from symrazor.data import Tensors, digits, fashion_mnist
-from symrazor.discovery import grids as maps
 from symrazor.experiments.command import Arguments, command
+from symrazor.layers.networks import convolutional
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ def plain_cnn(
     classes = int(train[1].max()) + 1
     with torch.random.fork_rng([]):
         torch.manual_seed(seed)
-        model = maps.convolutional(tuple(train[0].shape[1:]), classes).to(chosen)
+        model = convolutional(tuple(train[0].shape[1:]), classes).to(chosen)
     mean, scale = train[0].mean(), train[0].std()
     x, y = ((train[0] - mean) / scale).to(chosen), train[1].to(chosen)
     epochs = _train(model, (x, y), seconds, seed)

@@ -22,10 +22,10 @@ import symrazor as sr
 from symrazor.core.files import check_file
 from symrazor.data import Tensors, mnist, quadrants
 from symrazor.discovery import digits
-from symrazor.discovery import grids as maps
 from symrazor.experiments.command import Arguments, command
 from symrazor.experiments.options import Common
 from symrazor.experiments.results import add_runs, merged
+from symrazor.layers.networks import convolutional
 
 STARTS = (1.0, 10.0, 100.0, 1e4)
 NATS, PERCENT = 0.05, 1.0
@@ -108,7 +108,7 @@ def train(
     epochs = options.epochs or (max(1, base.epochs // 5) if options.small else base.epochs)
     torch.manual_seed(seed)
     shape = tuple(training[0].shape[1:])
-    network = maps.convolutional(shape, digits.CLASSES[task])
+    network = convolutional(shape, digits.CLASSES[task])
     model = sr.relax(network, training[0][:2], precision=precision)
     free = precision if start == "given" else None  # "near" has a precision of its own
     config = base.change(seed=seed, free_precision=free, start=start, epochs=epochs)

@@ -18,9 +18,9 @@ from symrazor.data import (
     read_npz,
 )
 from symrazor.data.resolution import moments, warn_if_coarse
-from symrazor.discovery.grids import convolutional, fully_connected
 from symrazor.groups.group_files import from_file, is_file
 from symrazor.layers.ella import ella_network
+from symrazor.layers.networks import convolutional, fully_connected
 from symrazor.runs.config import DataConfig, ModelConfig, imported
 from symrazor.symmetry.relax import relax
 
