@@ -18,7 +18,7 @@ from symrazor.discovery.question import Options
 from symrazor.discovery.structures import Structure
 from symrazor.invariance import Augmented
 from symrazor.layers import Relaxed
-from symrazor.symmetry.invariances import sentence
+from symrazor.symmetry.invariances import invariance_sentence
 from symrazor.training.checkpoint import Checkpoints, State
 
 
@@ -69,7 +69,7 @@ def test_only_widths_with_evidence_are_shown(found: sr.Discovery, supported: boo
     if supported:
         orbits = torch.tensor(page["examples"]["transformed"])
         assert orbits.shape == (6, 2 * invariances.SAMPLES, 1, 8, 8)
-        assert sentence(fit.reading.invariances).removesuffix(".") in answer.verdict
+        assert invariance_sentence(fit.reading.invariances).removesuffix(".") in answer.verdict
     else:
         assert "do not pay (-10 nats" in answer.verdict
 

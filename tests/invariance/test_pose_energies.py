@@ -9,8 +9,7 @@ from torch import Tensor, nn
 
 from symrazor.invariance import Augment, Augmented, Blur, TimeShift, Transformation, affine
 from symrazor.invariance.copies import lattice
-from symrazor.invariance.label_check import narrow_fails
-from symrazor.invariance.pose_energies import ALONG, looked_at, slices
+from symrazor.invariance.pose_energies import ALONG, looked_at, narrow_fails, slices
 from symrazor.invariance.poses import _crowded
 
 F64 = torch.float64

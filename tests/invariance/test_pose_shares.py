@@ -9,7 +9,7 @@ from torch import Tensor, nn
 import symrazor as sr
 from symrazor.data import digits
 from symrazor.invariance import Augment, Augmented, Choice, Flips, QuarterTurns, affine, find_reach_
-from symrazor.invariance.pose_shares import likeliest_shares
+from symrazor.invariance.poses import likeliest_shares
 
 NOISE = 0.7
 CORNER = torch.tensor([[[2.0, 0.0], [0.0, 0.0]]])

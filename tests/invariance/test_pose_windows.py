@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from symrazor.invariance.pose_windows import Windows
+from symrazor.invariance.poses import Windows
 
 
 def _seen(n: int = 7, s: int = 12) -> tuple[Tensor, Tensor]:

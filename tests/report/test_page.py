@@ -21,8 +21,7 @@ from torch import nn
 from symrazor.core.metrics import calibration_error
 from symrazor.layers import FFC, Conv, Relaxed, SConv
 from symrazor.report import pictures
-from symrazor.report.content import LEVELS, content, series, text_of
-from symrazor.report.dynamics import flow, with_flow
+from symrazor.report.content import LEVELS, content, flow, series, text_of, with_flow
 from symrazor.report.page import LIMIT, page_html, write_page
 from symrazor.training.extract import anchors_of, calibration_bins, filters_of, layer_costs
 

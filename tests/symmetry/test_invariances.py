@@ -12,7 +12,7 @@ import symrazor as sr
 from symrazor.groups.lie import so2
 from symrazor.invariance import Augment, Augmented, Flips, affine, lie
 from symrazor.layers import FFC, Conv, Relaxed
-from symrazor.symmetry.invariances import OPEN, Invariance, invariances_of, sentence
+from symrazor.symmetry.invariances import OPEN, Invariance, invariance_sentence, invariances_of
 from symrazor.symmetry.reading import Reading
 from symrazor.training.augmentation_by_likelihood import LikelihoodConfig, fit_by_likelihood
 from symrazor.training.fit_document import document_of
@@ -58,7 +58,9 @@ def test_a_reading_holds_the_widths(fitted: sr.Fit) -> None:
     assert Reading.from_dict(document) == found
     older = {k: v for k, v in document.items() if k != "invariances"} | {"schema": 2}
     assert Reading.from_dict(older).invariances == {}
-    assert "widths: rotation" in str(found) and sentence(found.invariances) in found.verdict
+    assert (
+        "widths: rotation" in str(found) and invariance_sentence(found.invariances) in found.verdict
+    )
     layer = next(layer for layer in found.layers if layer.relaxed)
     assert layer.name == "network.0" and layer.error is not None
 
@@ -138,7 +140,7 @@ def test_what_comes_out_takes_one_pass(fitted: sr.Fit, tmp_path: Path) -> None:
     ],
 )
 def test_words(widths: dict[str, tuple[float, str]], words: str) -> None:
-    assert sentence({name: Invariance(*one) for name, one in widths.items()}) == words
+    assert invariance_sentence({name: Invariance(*one) for name, one in widths.items()}) == words
 
 
 def test_thresholds_are_inclusive() -> None:

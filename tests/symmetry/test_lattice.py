@@ -23,7 +23,7 @@ from symrazor.layers import (
 )
 from symrazor.layers.relaxed import free_groups, start_near_
 from symrazor.symmetry.equivariance import layer_errors
-from symrazor.symmetry.lattice import sentence, support
+from symrazor.symmetry.verdict import support, supported_groups
 
 
 def layer(c: int = 2, d: int = 2) -> Relaxed:
@@ -81,7 +81,7 @@ def test_the_largest_group_that_nothing_breaks(
     found = support(layer(), shares, errors)
     assert [one.group for one in found if one.supported] == supported
     assert [one.group for one in found if one.largest] == largest
-    assert words in sentence("3", found)
+    assert words in supported_groups("3", found)
     assert found[0].outside == pytest.approx(shares[1] + shares[2])
     assert found[1].outside == pytest.approx(shares[2])
 

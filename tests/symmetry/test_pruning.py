@@ -13,8 +13,8 @@ from torch import nn
 import symrazor as sr
 from symrazor.data import digits
 from symrazor.layers import FFC, Conv, Relaxed
-from symrazor.symmetry import pruning
-from symrazor.symmetry.pruning import path_shares
+from symrazor.symmetry import collapse
+from symrazor.symmetry.collapse import path_shares
 from symrazor.testing import assert_close
 
 
@@ -128,7 +128,7 @@ def test_a_slow_choice_shows_its_progress(fit: sr.Fit, monkeypatch: pytest.Monke
     for patience, shown in ((1e9, False), (-1.0, True)):
         terminal = Terminal()
         monkeypatch.setattr(sys, "stderr", terminal)
-        monkeypatch.setattr(pruning, "PATIENCE", patience)
+        monkeypatch.setattr(collapse, "PROGRESS_BAR_DELAY_SECONDS", patience)
         fit.collapse()
         assert ("evidence" in terminal.getvalue()) is shown
 

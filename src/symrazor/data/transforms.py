@@ -26,6 +26,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int64
 from torch import Tensor
 
+from symrazor.core.resampling import resample
 from symrazor.data.batches import refusal
 from symrazor.data.embedded import on_canvas
 
@@ -132,13 +133,13 @@ def _resampled(
     if x.ndim != 4 or not x.is_floating_point():
         got = f"{list(x.shape)} of {x.dtype}"
         raise refusal("float x of shape [n, c, h, w]", got, "x.float() / 255 if x holds bytes")
-    n, (h, w) = len(x), x.shape[2:]
-    to_pixels = torch.tensor([w / 2, h / 2], device=x.device)  # from torch's [-1, 1] to pixels
-    moved = torch.zeros(n, 2, device=x.device) if shift is None else shift
-    affine = matrix * to_pixels / to_pixels.unsqueeze(1)
-    affine = torch.cat([affine.expand(n, 2, 2), (moved / to_pixels).unsqueeze(2)], 2).to(x.dtype)
-    parts = []
-    for images, maps in zip(x.split(_CHUNK), affine.split(_CHUNK), strict=True):
-        places = F.affine_grid(maps, list(images.shape), align_corners=False)
-        parts.append(F.grid_sample(images, places, padding_mode="zeros", align_corners=False))
+    half_width = x.shape[3] / 2  # the unit in which `resample` takes shifts
+    maps = torch.eye(3, dtype=x.dtype, device=x.device).repeat(len(x), 1, 1)
+    maps[:, :2, :2] = matrix
+    if shift is not None:
+        maps[:, :2, 2] = shift / half_width
+    parts = [
+        resample(images.unsqueeze(1), image_maps.unsqueeze(1)).flatten(0, 2)
+        for images, image_maps in zip(x.split(_CHUNK), maps.split(_CHUNK), strict=True)
+    ]
     return torch.cat(parts)

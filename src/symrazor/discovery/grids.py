@@ -19,8 +19,7 @@ from symrazor.discovery.user_groups import Offered
 from symrazor.layers.networks import conv_channels, convolutional, fully_connected
 from symrazor.layers.point_group import point_group
 from symrazor.layers.relaxed import Relaxed
-from symrazor.symmetry.grid_groups import GROUPS, TURNS
-from symrazor.symmetry.relax import relax
+from symrazor.symmetry.relax import GROUPS, TURNS, relax
 from symrazor.symmetry.relaxation import relaxation
 
 _WORDS = {

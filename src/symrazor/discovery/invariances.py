@@ -25,7 +25,7 @@ from symrazor.discovery.structures import Structure
 from symrazor.invariance.averaged_network import Augmented, Average
 from symrazor.invariance.copies import Augment
 from symrazor.invariance.transformation import Flips, affine
-from symrazor.symmetry.invariances import sentence
+from symrazor.symmetry.invariances import invariance_sentence
 from symrazor.training.fit import Fit, fit
 from symrazor.training.options import FitConfig
 
@@ -96,7 +96,7 @@ class Widths:
             return NO_TIME
         if not self.supported:
             return f"Averages over transformed pictures do not pay ({compared}, {n})."
-        text = sentence(self.averaged.reading.invariances).removesuffix(".")
+        text = invariance_sentence(self.averaged.reading.invariances).removesuffix(".")
         return f"{text} ({compared}, {n})."
 
     def to_dict(self) -> dict[str, Any]:

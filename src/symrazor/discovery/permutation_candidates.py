@@ -22,9 +22,8 @@ from symrazor.discovery.user_groups import ON_PLACES, Offered
 from symrazor.groups import Group, defining, equivariant_maps, symmetric, translations
 from symrazor.layers import FC, FFC, Relaxed, SetPool, relaxed_over
 from symrazor.layers.networks import fully_connected
-from symrazor.symmetry.lattice import SMALL_ERROR, listed
 from symrazor.symmetry.reading import Reading
-from symrazor.symmetry.verdict import percent
+from symrazor.symmetry.verdict import SMALL_ERROR, listed, percent
 
 WIDTH = 16
 FEW = 64

@@ -14,7 +14,7 @@ Regressions on eight numbers, by networks of two relaxed layers and a mean over 
 | at once | the same | S8 and all three rings | it is picked |
 
 A group is supported if the measured equivariance errors of all layers and that of the network are
-below 5 % (`symrazor.symmetry.lattice`). In row "hidden" three networks are trained, each with
+below 5 % (`symrazor.symmetry.verdict`). In row "hidden" three networks are trained, each with
 another ring beside its free paths, and the one with the highest evidence is picked. In row "at
 once" there is one network (`symrazor.layers.relaxed_over`), and the ring with the largest
 share is picked.
@@ -37,7 +37,7 @@ from symrazor.experiments.options import Common
 from symrazor.experiments.results import Run, gather
 from symrazor.groups import Group
 from symrazor.layers import SetPool, relaxed_over
-from symrazor.symmetry.lattice import SMALL_ERROR
+from symrazor.symmetry.verdict import SMALL_ERROR
 
 NAME = "hidden-symmetry"
 PLACES = 8

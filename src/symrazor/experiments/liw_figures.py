@@ -39,7 +39,7 @@ from symrazor.invariance import (
     train,
 )
 from symrazor.invariance.batched_training import Method
-from symrazor.invariance.sampling import midpoints
+from symrazor.invariance.lie_distributions import midpoints
 
 NAME = "liw-figures"
 ROWS = ("rings", "recovery", "escape", "methods", "relu", "bank")

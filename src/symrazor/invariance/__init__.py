@@ -5,17 +5,28 @@
 hyperparameters. May import: `inference`, `groups`, `data` and the packages below them.
 """
 
+from symrazor.core.resampling import act, adjoint_resample, resample
 from symrazor.invariance.averaged_network import Augmented, Average
 from symrazor.invariance.batched_training import Data, History, Member, Schedule, evaluate, train
 from symrazor.invariance.copies import Augment, Mixture
-from symrazor.invariance.feature_head import InvariantHead, NetworkFeatures
-from symrazor.invariance.features import Averaged, Features, RandomFourier, Rectified
-from symrazor.invariance.invariant_weights import InvariantWeights, Sampling
-from symrazor.invariance.lie_distributions import AffineLie, LieDistribution, capped
+from symrazor.invariance.features import (
+    Averaged,
+    Features,
+    NetworkFeatures,
+    RandomFourier,
+    Rectified,
+)
+from symrazor.invariance.invariant_weights import InvariantHead, InvariantWeights, Sampling
+from symrazor.invariance.lie_distributions import (
+    AffineLie,
+    LieDistribution,
+    Nodes,
+    capped,
+    draw,
+    fixed,
+)
 from symrazor.invariance.poses import find_reach_
-from symrazor.invariance.resampling import act, adjoint_resample, resample
 from symrazor.invariance.restarts import choose_starts
-from symrazor.invariance.sampling import Nodes, draw, fixed
 from symrazor.invariance.signals import (
     Blur,
     Brightness,

@@ -19,8 +19,8 @@ from symrazor.core.evidence import Evidence
 from symrazor.core.hyper import hyperparameters, weights
 from symrazor.invariance import mixture
 from symrazor.invariance.invariant_weights import InvariantWeights, Sampling, check_labels
+from symrazor.invariance.lie_distributions import Nodes, Random
 from symrazor.invariance.natural_gradient import NaturalSteps
-from symrazor.invariance.sampling import Nodes, Random
 
 Method = Literal["vi", "map", "ml"]
 

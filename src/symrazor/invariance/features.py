@@ -15,8 +15,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from symrazor.core.eval_mode import evaluating
 from symrazor.core.hyper import Hyper
-from symrazor.invariance.resampling import act, adjoint_resample, resample
+from symrazor.core.resampling import act, adjoint_resample, resample
 
 Where = Literal["weights", "input"]
 
@@ -73,7 +74,7 @@ class Features(Averaged):
         weight: [*lead, width, *shape], a filter for each feature.
         bias: [*lead, width].
         where: whether the maps act on the "weights" or on the "input".
-        blur: see `symrazor.invariance.resampling.resample`.
+        blur: see `symrazor.core.resampling.resample`.
     """
 
     weight: nn.Parameter
@@ -244,3 +245,44 @@ class Rectified(Features):
 
 def _repeated(weight: Tensor, bias: Tensor, lead: Sequence[int]) -> tuple[Tensor, Tensor]:
     return weight.expand(*lead, *weight.shape).clone(), bias.expand(*lead, *bias.shape).clone()
+
+
+class NetworkFeatures(Averaged):
+    """Features of a network under transformations of its input.
+
+    Args:
+        network: pictures [n, c, h, w] or vectors [n, d] -> features [n, width].
+        example: a few inputs, to see what comes out.
+
+    Raises:
+        ValueError: outputs that are not vectors.
+    """
+
+    def __init__(self, network: nn.Module, example: Tensor) -> None:
+        """Look at the features of an example; see the class."""
+        super().__init__()
+        if not example.is_floating_point():
+            raise ValueError(f"expected inputs of real numbers, got {example.dtype}; do x.float()")
+        with torch.no_grad(), evaluating(network):  # batch norms keep their averages
+            found = network(example)
+        if found.dim() != 2 or len(found) != len(example):
+            raise ValueError(
+                f"expected features [{len(example)}, width] from the network, got "
+                f"{list(found.shape)}; do add nn.Flatten()"
+            )
+        if example.dim() not in (2, 4):
+            raise ValueError(
+                f"expected pictures [n, c, h, w] or vectors [n, d], got {list(example.shape)}"
+            )
+        self.network, self.width, self.dim = network, found.shape[1], example.dim()
+        self.like = found
+
+    def raw(self, x: Tensor, maps: Tensor) -> Float[Tensor, "n s width"]:
+        """Each datum under each map through the network, as one large batch."""
+        if x.dim() != self.dim:
+            raise ValueError(f"expected inputs with {self.dim} dimensions, got {list(x.shape)}")
+        if not x.is_floating_point():
+            raise ValueError(f"expected inputs of real numbers, got {x.dtype}; do x.float()")
+        moved = act(x, maps) if self.dim == 2 else resample(x, maps)
+        found: Tensor = self.network(moved.flatten(0, 1))
+        return found.reshape(*moved.shape[:2], self.width)

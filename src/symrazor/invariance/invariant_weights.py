@@ -20,9 +20,8 @@ from symrazor.core.evidence import Evidence
 from symrazor.core.hyper import Hyper
 from symrazor.inference.variational.posteriors import BlockCholesky
 from symrazor.invariance import mixture
-from symrazor.invariance.features import Averaged
-from symrazor.invariance.lie_distributions import LieDistribution
-from symrazor.invariance.sampling import Nodes, Random
+from symrazor.invariance.features import Averaged, NetworkFeatures
+from symrazor.invariance.lie_distributions import LieDistribution, Nodes, Random
 
 Average = Literal["logits", "probs"]
 
@@ -33,7 +32,7 @@ class Sampling(NamedTuple):
     Attributes:
         samples: number S of transformations.
         draws: from the posterior of the output weights, in antithetic pairs.
-        scheme: of the transformations, see `symrazor.invariance.sampling`.
+        scheme: of the transformations, see `symrazor.invariance.lie_distributions`.
         generator: of all random numbers.
     """
 
@@ -255,3 +254,31 @@ class InvariantWeights(nn.Module):
             for part in x.split(batch, len(self.lead))
         ]
         return torch.cat(parts, len(self.lead))
+
+
+class InvariantHead(InvariantWeights):
+    """`InvariantWeights` on a network of your own: features are averaged, outputs integrated out.
+
+    The network's weights are point estimates. Any torch optimiser can raise `evidence` in
+    everything at once.
+
+    Args:
+        network: inputs -> features, see `NetworkFeatures`.
+        example: a few inputs.
+        distribution: over transformations of the input.
+        classes: number of classes.
+        average: see `InvariantWeights`.
+        scale: see `InvariantWeights`.
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        example: Tensor,
+        distribution: LieDistribution,
+        classes: int,
+        average: Average = "logits",
+        scale: float = 10.0,
+    ) -> None:
+        """Wrap the network; see the class."""
+        super().__init__(NetworkFeatures(network, example), distribution, classes, average, scale)

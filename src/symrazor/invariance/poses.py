@@ -28,27 +28,109 @@ Choices have shares in place of ranges (`shares`).
 """
 
 import math
+from collections.abc import Iterable
 
 import torch
-from jaxtyping import Float
+import torch.nn.functional as F
+from jaxtyping import Float, Int, Int64
 from torch import Tensor
 
 from symrazor.data import Tensors
 from symrazor.invariance.averaged_network import Augmented
 from symrazor.invariance.copies import UNKNOWN, Augment
-from symrazor.invariance.label_check import narrow_fails
 from symrazor.invariance.pose_energies import (
     check_joint,
     grid,
     looked_at,
+    narrow_fails,
     over_choices,
     pose_energies,
     slice_passes,
     slices,
 )
-from symrazor.invariance.pose_shares import likeliest_shares
-from symrazor.invariance.pose_windows import Windows
 from symrazor.invariance.transformation import Choice, Lie
+
+SMALLEST = 1e-200
+
+
+class Windows:
+    """Likelihoods of windows.
+
+    Args:
+        seen: logarithm of the density of each datum at each pose, up to a constant.
+        y: classes.
+        rest: length of the rest of the circle, in widths; None if there is no circle.
+    """
+
+    def __init__(self, seen: Float[Tensor, "n s"], y: Tensor, rest: float | None) -> None:
+        """Take out the highest density of each datum, which is the constant."""
+        top = seen.amax(1, keepdim=True)
+        self.size, self.circle = seen.shape[1], rest is not None and rest < 1
+        room = round(rest * self.size) if rest is not None and self.circle else 0
+        mass = torch.cat([(seen - top).exp(), seen.new_ones(1, self.size)])  # and of the width
+        self.mass = F.pad(mass, (0, room))
+        self.own = (y == y.unique().unsqueeze(1)).to(mass)  # no class without data
+        self.constant = float(top.sum())
+
+    def likelihoods(self, lengths: Iterable[int]) -> dict[int, float]:
+        """Logarithms, for windows of so many points."""
+        total, found = F.pad(torch.cat([self.mass, self.mass], 1).cumsum(1), (1, 0)), {}
+        for m in lengths:
+            starts = self._starts(m).to(total.device)
+            logs = (total[:, starts + m] - total[:, starts]).clamp(min=SMALLEST).log()
+            fits = (self.own @ (logs[:-1] - logs[-1])).logsumexp(1) - math.log(len(starts))
+            found[m] = float(fits.sum()) + self.constant
+        return found
+
+    def _starts(self, m: int) -> Int64[Tensor, " places"]:
+        """Where a window of m points can begin; the whole width is where it is."""
+        around = self.mass.shape[1]
+        start = torch.arange(1 if m == self.size else around)
+        possible = start + m <= self.size
+        if self.circle:
+            possible |= (start < self.size) & (start + m > around)
+        return start[possible]
+
+
+STEPS = 300
+"""Of EM."""
+START = 0.8
+"""Share of the identity where EM starts."""
+
+
+def likeliest_shares(
+    energies: Float[Tensor, "n e"], y: Int[Tensor, " n"], products: Int[Tensor, "e e"]
+) -> Float[Tensor, " e"]:
+    """Shares of the elements with the highest likelihood, the identity's the largest.
+
+    Args:
+        energies: logarithm of the density of each datum under each element, up to a constant.
+        y: classes.
+        products: number of the element h e, for each h and e; the identity is number 0.
+    """
+    n, e = energies.shape
+    seen = energies.double()[:, products.to(energies.device)]
+    own = F.one_hot(y.long()).to(seen)
+    even = seen.new_full((e,), 1 / e)
+    q = seen.new_full((e,), (1 - START) / max(e - 1, 1))
+    q[0] = START
+    for _ in range(STEPS):
+        terms = seen + q.clamp(min=1e-300).log()
+        standard = (own.T @ terms.logsumexp(2)).softmax(1)
+        q = torch.einsum("nh,nhe->e", own @ standard, terms.softmax(2)) / n
+    price = 0.5 * (e - 1) * math.log(n)
+    if log_likelihood(q, seen, own) - price <= log_likelihood(even, seen, own):
+        return even
+    return q[products[int(q.argmax())].to(q.device)]
+
+
+def log_likelihood(
+    q: Float[Tensor, " e"], seen: Float[Tensor, "n h e"], own: Float[Tensor, "n classes"]
+) -> float:
+    """See the module; `seen` are the energies under the product of h and e."""
+    data = (seen + q.clamp(min=1e-300).log()).logsumexp(2)
+    return float(((own.T @ data).logsumexp(1) - math.log(seen.shape[1])).sum())
+
 
 POINTS, SEARCH = 96, 256
 """Poses in which each datum is looked at, for one generator; for several, to find its own pose."""

@@ -14,9 +14,9 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 
 from symrazor.core.hyper import Hyper, interval, real
+from symrazor.core.resampling import act, check_images, resample
 from symrazor.groups.lie import LieAlgebra
 from symrazor.invariance.lie_distributions import AffineLie, Group, LieDistribution, Widths
-from symrazor.invariance.resampling import act, check_images, resample
 
 Poses = Literal["within", "anywhere", "none"]
 

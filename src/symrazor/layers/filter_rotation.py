@@ -39,6 +39,7 @@ def turns(group: PointGroup, kernel: int) -> Turns:
 
 def interpolation(group: PointGroup, kernel: int) -> Float[Tensor, "g p s"]:
     r"""$T_g[p, \delta] = \prod_d \max(0, 1 - |(R_g^{-1} \delta - p)_d|)$, in float64."""
+    # Not `core.resampling.resample`: the layer needs the weights, in float64 and in 3 dimensions.
     places = grid((kernel,) * group.dims)
     sources = torch.einsum("gij,sj->gsi", torch.linalg.inv(group.matrices), places)
     apart = (sources.unsqueeze(1) - places[:, None]).abs()

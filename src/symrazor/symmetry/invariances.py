@@ -112,7 +112,7 @@ def _split(item: tuple[str, float]) -> tuple[str, Invariance]:
     return name, Invariance(item[1], {"px": "pixels"}.get(unit, unit))
 
 
-def sentence(found: Mapping[str, Invariance]) -> str:
+def invariance_sentence(found: Mapping[str, Invariance]) -> str:
     """As in "Rotations up to 34 degrees leave the label alone; left-right flips do not."."""
     known = {n: one for n, one in found.items() if math.isfinite(one.width) and one.unit != "share"}
     if not known:

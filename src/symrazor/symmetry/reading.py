@@ -1,37 +1,77 @@
 """What was learned, as numbers: effective parameters, measured symmetry, fit and calibration."""
 
+import html
 import json
 import math
 import platform
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
-from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
+from typing import (
+    Any,
+    NamedTuple,
+    Protocol,
+    get_args,
+    get_origin,
+    get_type_hints,
+    runtime_checkable,
+)
 
 import torch
 from torch import nn
 
 from symrazor.accelerate.processes import unwrapped
 from symrazor.core.evidence import Evidence
-from symrazor.core.hyper import weights
+from symrazor.core.hyper import Prior, weights
 from symrazor.core.json_values import json_ready
 from symrazor.curvature.tape import Input
 from symrazor.inference.razor import Razor
 from symrazor.inference.razor_registry import latest_razor
 from symrazor.layers.relaxed import Relaxed, spatial_layers
 from symrazor.symmetry.equivariance import Errors, layer_errors
-from symrazor.symmetry.invariances import Invariance, invariances_of, sentence, shape_of
-from symrazor.symmetry.lattice import support
-from symrazor.symmetry.learned import Learned
+from symrazor.symmetry.invariances import Invariance, invariance_sentence, invariances_of, shape_of
 from symrazor.symmetry.verdict import (
     TRANSLATION,
     LayerReading,
     PathReading,
     as_range,
     percent,
+    support,
     table,
     words,
 )
+
+
+@runtime_checkable
+class Weighed(Protocol):
+    """A module and its weight tensors, by name."""
+
+    @property
+    def name(self) -> str: ...  # noqa: D102
+
+    @property
+    def tensors(self) -> Iterable[str]: ...  # noqa: D102
+
+
+@runtime_checkable
+class Learned(Protocol):
+    """What a reading is made of: a `Razor`, or a `Variational` network."""
+
+    @property
+    def model(self) -> nn.Module: ...  # noqa: D102
+
+    @property
+    def prior(self) -> Prior: ...  # noqa: D102
+
+    @property
+    def layers(self) -> Sequence[Weighed]: ...  # noqa: D102
+
+    @property
+    def at_bound(self) -> list[str]: ...  # noqa: D102
+
+    @property
+    def config(self) -> Any: ...  # noqa: D102
+
 
 SCHEMA = 3
 """Version of the JSON document, see docs/reading.md."""
@@ -148,8 +188,6 @@ class Reading:
 
     def _repr_html_(self) -> str:
         """What a notebook shows."""
-        from symrazor.symmetry.notebook import reading_html
-
         return reading_html(self)
 
 
@@ -240,7 +278,7 @@ def read(
     if TRANSLATION in off and others:
         in_words = f"{in_words.removesuffix('.')}; {', '.join(others)}."
     widths = invariances_of(razor.model, shape_of(x) if shape is None else shape)
-    told = [part for part in (in_words, sentence(widths), f"{numbers}.") if part]
+    told = [part for part in (in_words, invariance_sentence(widths), f"{numbers}.") if part]
     return Reading(
         verdict=" ".join(told),
         evidence=evidence.to_dict(),
@@ -310,3 +348,82 @@ def _paths(
         )
         for place, names in paths.items()
     ]
+
+
+KEPT, FREE, FIXED = "#2a8f87", "#cf6347", "#8a867c"
+"""Colours of bars that stand out on white and on black alike; text takes the notebook's."""
+
+_CELL = "padding:.15em .9em .15em 0;text-align:"
+
+
+def reading_html(reading: "Reading") -> str:
+    """Verdict, test figures and a row per layer with its bar."""
+    errors = any(layer.error is not None for layer in reading.layers)
+    heads = ["layer", "share of its paths", "effective", "of", *(["error"] if errors else [])]
+    head = "".join(
+        f'<th scope="col" style="{_CELL}{"left" if i < 2 else "right"}">{name}</th>'
+        for i, name in enumerate(heads)
+    )
+    rows = "".join(_row(layer, errors) for layer in reading.layers)
+    test = ", ".join(f"{html.escape(k)} {v:.4f}" for k, v in reading.test.items())
+    return (
+        '<div style="font-family:system-ui,sans-serif;max-width:46em;line-height:1.5">'
+        f'<p style="margin:.3em 0">{html.escape(reading.verdict)}</p>'
+        + (f'<p style="margin:.3em 0">Test: {test}</p>' if test else "")
+        + '<table style="border-collapse:collapse;font-variant-numeric:tabular-nums">'
+        f"<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>"
+    )
+
+
+def _row(layer: LayerReading, errors: bool) -> str:
+    cells = [
+        f"{layer.effective_parameters:,.1f}",
+        f"{sum(path.parameters for path in layer.paths):,}",
+    ]
+    if errors:
+        cells.append("" if layer.error is None else percent(layer.error))
+    named = ", ".join(f"{path.path} {percent(path.share)}" for path in layer.paths)
+    right = "".join(f'<td style="{_CELL}right">{html.escape(cell)}</td>' for cell in cells)
+    return (
+        f'<tr><th scope="row" style="{_CELL}left">{html.escape(layer.name or "network")}</th>'
+        f'<td style="{_CELL}left">{_bar(layer)}{html.escape(named)}</td>{right}</tr>'
+    )
+
+
+def _bar(layer: LayerReading) -> str:
+    """A strip of 8 em, split by share."""
+    parts = []
+    for path in layer.paths:
+        colour = KEPT if path.group else FREE if layer.relaxed else FIXED
+        width = f"{8 * path.share:.2f}em" if math.isfinite(path.share) else "0"
+        style = f"display:inline-block;height:.75em;width:{width};background:{colour}"
+        parts.append(f'<span style="{style}"></span>')
+    strip = "display:inline-block;width:8em;white-space:nowrap;margin-right:.8em;line-height:0"
+    return f'<span aria-hidden="true" style="{strip}">{"".join(parts)}</span>'
+
+
+def fit_html(reading: "Reading", history: Sequence[dict[str, Any]]) -> str:
+    """The reading, and the log evidence over training as a line."""
+    curve = [
+        (record["epoch"], record["log_evidence"])
+        for record in history
+        if math.isfinite(record.get("log_evidence", math.nan))
+    ]
+    return reading_html(reading) + (_sparkline(curve) if len(curve) > 1 else "")
+
+
+def _sparkline(curve: Sequence[tuple[Any, float]], width: int = 240, height: int = 48) -> str:
+    epochs, values = zip(*curve, strict=True)
+    low, high = min(values), max(values)
+    points = " ".join(
+        f"{width * (epoch - epochs[0]) / max(epochs[-1] - epochs[0], 1):.1f},"
+        f"{height - (height - 4) * (value - low) / ((high - low) or 1.0) - 2:.1f}"
+        for epoch, value in curve
+    )
+    words = f"log evidence {values[0]:,.0f} at epoch {epochs[0]}, {values[-1]:,.0f} at {epochs[-1]}"
+    return (
+        f'<svg role="img" aria-label="{words}" width="{width}" height="{height}" '
+        f'viewBox="0 0 {width} {height}"><polyline points="{points}" fill="none" '
+        f'stroke="{KEPT}" stroke-width="2"/></svg>'
+        f'<div style="font-family:system-ui,sans-serif;font-size:.9em">{words}</div>'
+    )

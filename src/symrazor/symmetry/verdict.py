@@ -2,12 +2,89 @@
 
 import math
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Literal
 
-from symrazor.symmetry.lattice import Support, sentence
+from symrazor.layers.path import Path
+from symrazor.layers.relaxed import Relaxed
+
+
+@dataclass(frozen=True)
+class Support:
+    """What speaks for one group in one layer.
+
+    Args:
+        group: its name.
+        outside: share of the layer's effective parameters in paths that break it.
+        error: measured equivariance error, if any.
+        supported: whether the layer keeps it.
+        largest: whether it does, and keeps no candidate that contains it.
+    """
+
+    group: str
+    outside: float
+    error: float | None
+    supported: bool
+    largest: bool = False
+
+
+def support(layer: Relaxed, shares: Sequence[float], errors: Mapping[str, float]) -> list[Support]:
+    """All groups of a layer's paths, with what speaks for them.
+
+    Args:
+        layer: its paths.
+        shares: of its effective parameters, path by path.
+        errors: group -> measured error.
+    """
+    paths = [layer.path(i) for i in range(len(layer.paths))]
+    by_name = {path.group: path for path in paths if path.group is not None}
+    found: dict[str, Support] = {}
+    for name, path in by_name.items():
+        outside = sum(s for p, s in zip(paths, shares, strict=True) if not p.keeps(path))
+        error = errors.get(name)
+        kept = outside < FREE_SHARE if error is None else error < SMALL_ERROR
+        found[name] = Support(name, outside, error, kept)
+    largest = [
+        name
+        for name, one in found.items()
+        if one.supported
+        and not any(
+            other.supported
+            and by_name[bigger].keeps(by_name[name])
+            and not _same(by_name, name, bigger)
+            for bigger, other in found.items()
+        )
+    ]
+    return [
+        Support(s.group, s.outside, s.error, s.supported, s.group in largest)
+        for s in found.values()
+    ]
+
+
+def supported_groups(name: str, found: Sequence[Support]) -> str:
+    """Which of several groups a layer supports, in words."""
+    largest = [one for one in found if one.largest]
+    others = [one.group for one in found if not one.supported]
+    if not largest:
+        return f"Layer {name} supports none of {listed([one.group for one in found])}."
+    text = f"Layer {name} supports {listed([one.group for one in largest])}"
+    contained = [one.group for one in found if one.supported and not one.largest]
+    if contained:
+        text += f", which contains {listed(contained)}"
+    return f"{text}, not {listed(others)}." if others else f"{text}."
+
+
+def listed(names: Sequence[str]) -> str:
+    """Names as in "a, b and c"."""
+    return " and ".join(part for part in (", ".join(names[:-1]), names[-1]) if part)
+
+
+def _same(by_name: Mapping[str, Path], one: str, two: str) -> bool:
+    """Whether two groups contain each other."""
+    return one == two or by_name[one].keeps(by_name[two])
+
 
 FREE_SHARE = 0.05
 """A layer whose free paths hold less of its effective parameters counts as convolutional.
@@ -144,7 +221,7 @@ def words(layers: Sequence[LayerReading], network: float | None) -> str:
     text = f"{text[0].upper()}{text[1:]}."
     for layer in layers:
         if len(layer.symmetry) > 1:
-            text += f" {sentence(layer.name or '(the model)', layer.symmetry)}"
+            text += f" {supported_groups(layer.name or '(the model)', layer.symmetry)}"
     if network is not None:
         more = network >= max(
             [LARGE_ERROR, *(2 * layer.error for layer in measured if layer.error)]

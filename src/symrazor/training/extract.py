@@ -10,7 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from symrazor.curvature.tape import Input, call
 from symrazor.layers import Basis, Conv, SConv
-from symrazor.symmetry.footprint import count
+from symrazor.symmetry.collapse import count
 
 AnyConv = nn.Conv1d | nn.Conv2d | nn.Conv3d
 

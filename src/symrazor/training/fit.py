@@ -38,8 +38,7 @@ from symrazor.invariance.copies import Augment
 from symrazor.invariance.poses import MOST_DATA, find_reach_
 from symrazor.layers.relaxed import NEAR, spatial_layers, start_near_
 from symrazor.layers.trace import is_ours
-from symrazor.symmetry.collapse import collapse
-from symrazor.symmetry.pruning import path_shares
+from symrazor.symmetry.collapse import collapse, path_shares
 from symrazor.symmetry.reading import Reading, read
 from symrazor.training.checkpoint import Checkpoints
 from symrazor.training.loop import (
@@ -152,7 +151,7 @@ class Fit:
 
     def _repr_html_(self) -> str:
         """What a notebook shows."""
-        from symrazor.symmetry.notebook import fit_html
+        from symrazor.symmetry.reading import fit_html
 
         return fit_html(self.reading, self.history)
 

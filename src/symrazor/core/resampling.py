@@ -110,15 +110,12 @@ def _check_maps(matrices: Tensor, lead: torch.Size) -> Tensor:
     return matrices
 
 
-def _places(maps: Tensor, h: int, w: int) -> Float[Tensor, "*lead s h w 2"]:
-    """Where each pixel reads, in torch's coordinates: -1 and 1 are the edges of the picture."""
-    ratio = h / w
-    rows = (2 * torch.arange(h, device=maps.device, dtype=maps.dtype) + 1 - h) / w
-    columns = (2 * torch.arange(w, device=maps.device, dtype=maps.dtype) + 1 - w) / w
-    y, x = torch.meshgrid(rows, columns, indexing="ij")
-    places = torch.einsum("...ij,jhw->...hwi", maps[..., :2, :2], torch.stack([x, y]))
-    places = places + maps[..., None, None, :2, 2]
-    return places if h == w else places / places.new_tensor([1.0, ratio])
+def _places(maps: Tensor, h: int, w: int) -> Float[Tensor, "b h w 2"]:
+    """Return where each pixel reads, in torch's coordinates: -1 and 1 are the image borders."""
+    affine = maps[..., :2, :].reshape(-1, 2, 3)
+    if h != w:  # torch's vertical unit is half the height, that of the maps half the width
+        affine = affine * affine.new_tensor([[1, h / w, 1], [w / h, 1, w / h]])
+    return F.affine_grid(affine, [len(affine), 1, h, w], align_corners=False)
 
 
 def _blurred(images: Float[Tensor, "n c h w"], sigma: float) -> Float[Tensor, "n c h w"]:
