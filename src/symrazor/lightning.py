@@ -37,7 +37,7 @@ from symrazor.core.evidence import Evidence
 from symrazor.core.hyper import hyperparameters, weights
 from symrazor.core.likelihood import Likelihood
 from symrazor.core.validation import fits
-from symrazor.curvature.tape import Input, each
+from symrazor.curvature.tape import Input, map_tensors
 from symrazor.inference.loading import sizes
 from symrazor.inference.razor import Razor
 from symrazor.symmetry.reading import Reading, read
@@ -150,7 +150,7 @@ class EvidenceCallback(pl.Callback):
         evidence = self.evidence()
         razor = self._started()
         device = next(razor.model.parameters()).device
-        inputs = None if x is None else each(x, lambda part: part.to(device))
+        inputs = None if x is None else map_tensors(x, lambda part: part.to(device))
         with evaluating(razor.model):
             return read(razor, evidence, {"n": razor.n_data}, x=inputs)
 

@@ -13,24 +13,24 @@ import symrazor as sr
 from symrazor.accelerate import cusolver
 from symrazor.accelerate.tf32 import tf32
 from symrazor.curvature import cuda_replay as replay
-from symrazor.curvature import eigenvalues as work
-from symrazor.curvature.eigen_schedule import Deal
-from symrazor.curvature.geometry import Geometry
-from symrazor.curvature.patch_factor import input_factor
+from symrazor.curvature.convolution import Geometry, input_factor
 from symrazor.data import TensorLoader, digits
 from symrazor.layers.ella import ella_network
-from symrazor.linalg.eigen_jobs import Piece
+from symrazor.linalg import eigen_jobs as work
+from symrazor.linalg.eigen_jobs import EigenJob, EigenSchedule
 from symrazor.linalg.factor import Factor
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
 
-def _all_by(who: str, pieces: Sequence[Piece]) -> Deal:
+def _all_by(who: str, pieces: Sequence[EigenJob]) -> EigenSchedule:
     numbers = list(range(len(pieces)))
     if who != "together":
-        return Deal([], numbers if who == "one by one" else [], numbers if who == "host" else [])
+        return EigenSchedule(
+            [], numbers if who == "one by one" else [], numbers if who == "host" else []
+        )
     sizes = dict.fromkeys(piece.shape[1] for piece in pieces)
-    return Deal([[n for n in numbers if pieces[n].shape[1] == d] for d in sizes], [], [])
+    return EigenSchedule([[n for n in numbers if pieces[n].shape[1] == d] for d in sizes], [], [])
 
 
 @pytest.mark.parametrize(
@@ -44,18 +44,18 @@ def test_eigenvalues_by_gpu_and_by_threads(
     if who == "without cuSOLVER":
         monkeypatch.setattr(cusolver, "solver", lambda device: None)
     elif who != "as planned":
-        monkeypatch.setattr(work, "dealt_out", lambda pieces, *_: _all_by(who, pieces))
+        monkeypatch.setattr(work, "schedule", lambda pieces, *_: _all_by(who, pieces))
     generator = torch.Generator().manual_seed(0)
     sizes = [(30, 7), (12, 33), (80, 80), (3, 300), (1, 1), (40, 160), (2, 1030)]
     rows = [
         torch.randn(2 * d, k, d, generator=generator, dtype=torch.float64).cuda() for k, d in sizes
     ]
     factors = [Factor.of_rows(part) for part in rows]
-    pieces = [piece for factor in factors for piece in Piece.of_factor(factor, "w", 1e-16)]
+    pieces = [piece for factor in factors for piece in EigenJob.of_factor(factor, "w", 1e-16)]
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        found = work.eigenvalues(pieces)
+        found = work.solve(pieces)
     finally:
         torch.set_num_threads(before)
     assert all(value.is_cuda for value in found)
@@ -135,9 +135,9 @@ def test_many_on_another_stream_and_by_several_threads() -> None:
 
 def test_an_error_among_the_threads_is_raised() -> None:
     bad = torch.full((2, 90, 90), float("nan"), dtype=torch.float64, device="cuda")
-    piece = Piece("layer", (2, 90), bad.device, lambda: bad, 1e-16)
+    piece = EigenJob("layer", (2, 90), bad.device, lambda: bad, 1e-16)
     with pytest.raises(sr.CurvatureError, match="layer"):
-        work.eigenvalues([piece] * 3)
+        work.solve([piece] * 3)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -160,12 +160,12 @@ def test_input_factor_of_a_convolution(
 def test_eigenvalues_need_the_memory_of_few_matrices() -> None:
     """Not of all blocks of a factor, and not one for every thread."""
     rows = torch.randn(1024, 12, 1024, device="cuda")
-    pieces = Piece.of_factor(Factor.of_rows(rows), "w", 1e-7)
+    pieces = EigenJob.of_factor(Factor.of_rows(rows), "w", 1e-7)
     del rows
-    work.eigenvalues(pieces[:1])
+    work.solve(pieces[:1])
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
-    work.eigenvalues(pieces)
+    work.solve(pieces)
     matrix = 8 * 1024**2
     assert torch.cuda.max_memory_allocated() - before < 14 * matrix
 

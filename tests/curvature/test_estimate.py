@@ -12,16 +12,14 @@ from symrazor.core.errors import CurvatureError
 from symrazor.core.hyper import LOG_PRECISION_BOUNDS
 from symrazor.core.likelihood import Categorical
 from symrazor.curvature import cuda_replay as replay
+from symrazor.curvature.accumulate import add_batches, settle
 from symrazor.curvature.coverage import layers
-from symrazor.curvature.eigenvalues import eigenvalues
 from symrazor.curvature.estimate import estimate_curvature
-from symrazor.curvature.statistics import Method, Source
-from symrazor.curvature.sums import add_batches, settle
+from symrazor.curvature.task import CurvatureTask, Method
 from symrazor.linalg import eigen_jobs as pieces_module
-from symrazor.linalg.blocks import Dense, Diag, Kron
-from symrazor.linalg.eigen_jobs import Piece
+from symrazor.linalg.blocks import ROW, Dense, Diag, Kron, StackedSpectra
+from symrazor.linalg.eigen_jobs import EigenJob, solve
 from symrazor.linalg.factor import Factor, _in_parts, gram
-from symrazor.linalg.stacked_spectra import ROW, Joined
 
 F64 = torch.float64
 EPS = torch.finfo(F64).eps
@@ -39,14 +37,14 @@ def test_pieces_of_a_factor_are_its_spectrum(
 ) -> None:
     monkeypatch.setattr(pieces_module, "GRAIN", grain)
     factor = Factor.of_rows(_rows(2 * i, k, i))
-    pieces = Piece.of_factor(factor, "w", EPS)
+    pieces = EigenJob.of_factor(factor, "w", EPS)
     assert sum(piece.shape[0] for piece in pieces) == k
     if i < 64 or grain == 2**40:
         assert len(pieces) == 1
     elif grain == 1:
         assert len(pieces) == k
     expected = torch.linalg.eigvalsh(factor.matrix)
-    found = eigenvalues(pieces)
+    found = solve(pieces)
     assert [tuple(part.shape) for part in found] == [piece.shape for piece in pieces]
     torch.testing.assert_close(torch.cat(found), expected, rtol=1e-10, atol=1e-9)
 
@@ -56,7 +54,7 @@ def test_small_pieces_keep_their_own_noise() -> None:
     rows = _rows(90, 1, 80)
     both = torch.cat([rows.float(), 1e-6 * rows.float()], 1)
     factor = Factor.of_rows(both)
-    (piece,) = Piece.of_factor(factor, "w", torch.finfo(torch.float32).eps)
+    (piece,) = EigenJob.of_factor(factor, "w", torch.finfo(torch.float32).eps)
     large, tiny = piece.find()
     assert torch.count_nonzero(large) == torch.count_nonzero(tiny) == 80
     torch.testing.assert_close(1e12 * tiny, large, rtol=1e-4, atol=1e-3)
@@ -111,7 +109,7 @@ def test_joined_log_determinants_are_their_sum(shape: tuple[int, ...]) -> None:
     blocks = _blocks()
     deltas = _precisions({name: shape if name == "b" else () for name in "abcde"})
     expected = torch.stack([block.logdet(deltas) for block in blocks]).sum()
-    joined = Joined(blocks)
+    joined = StackedSpectra(blocks)
     for _ in range(2):
         found = joined.logdet(deltas)
         assert found.item() == pytest.approx(expected.item(), rel=1e-13)
@@ -129,7 +127,7 @@ def test_joined_log_determinants_reach_what_made_the_factors() -> None:
         return Kron("w", A, G, 1.0, EPS, lambda w: w, lambda blocks: blocks)
 
     (wanted,) = torch.autograd.grad(block().logdet(delta), root)
-    (got,) = torch.autograd.grad(Joined([block()]).logdet(delta), root)
+    (got,) = torch.autograd.grad(StackedSpectra([block()]).logdet(delta), root)
     torch.testing.assert_close(got, wanted, rtol=1e-10, atol=1e-12)
 
 
@@ -175,7 +173,7 @@ def _batches(n: int) -> tuple[nn.Module, list[tuple[Tensor, Tensor]]]:
 def test_sums_of_a_batch_are_added_in_place() -> None:
     """As a recorded batch adds them: factors keep their memory, counts are set aside."""
     model, batches = _batches(2)
-    source = Source(model, layers(model), Categorical(), Method())
+    source = CurvatureTask(model, layers(model), Categorical(), Method())
     first, second = (source.batch(x, y, "here") for x, y in batches)
     places = {key: _place(value) for key, value in first.sums.items()}
     counts: dict[tuple[str, str], Tensor] = {}
@@ -200,7 +198,7 @@ def _place(value: Tensor | Factor) -> list[int]:
 
 def test_what_cannot_be_added_in_place_is_refused() -> None:
     model, batches = _batches(1)
-    source = Source(model, layers(model), Categorical(), Method())
+    source = CurvatureTask(model, layers(model), Categorical(), Method())
     (x, y), few = batches[0], 10
     total = source.batch(x, y, "here")
     with pytest.raises(RuntimeError, match="rows that wait"):
@@ -217,12 +215,12 @@ def test_inputs_larger_than_their_factor_come_first_and_are_let_go(
 ) -> None:
     """Before the backward pass; those of convolutions after it, and none that may be needed."""
     model, batches = _batches(1)
-    source = Source(model, layers(model), Categorical(), Method())
+    source = CurvatureTask(model, layers(model), Categorical(), Method())
     n = 64 if many else 63  # of 64 features each
     x, y = (part[:n] for part in batches[0])
     tape = source.forward(x, keep_graph)
     expected = source.batch(x, y, "here").sums
-    roots = source.look(tape.f, y, "here")[1]
+    roots = source.evaluate_outputs(tape.f, y, "here")[1]
     order: list[set[str]] = []
     for task in source.sums(tape, roots, keep_graph):
         sums = task().sums
@@ -242,7 +240,7 @@ def test_inputs_larger_than_their_factor_come_first_and_are_let_go(
 
 def test_rows_that_wait_are_multiplied_once_for_all_keys() -> None:
     model, batches = _batches(1)
-    source = Source(model, layers(model), Categorical(), Method())
+    source = CurvatureTask(model, layers(model), Categorical(), Method())
     (x, y) = batches[0]
     total = source.batch(x, y, "here").absorb(source.batch(x[:3], y[:3], "there"))
     before = {key: value for key, value in total.sums.items() if isinstance(value, Factor)}
@@ -277,7 +275,7 @@ def test_a_factor_is_made_a_matrix_if_more_rows_will_come(i: int) -> None:
 @pytest.mark.parametrize("expected", [40, 1000])
 def test_factors_are_matrices_at_once_where_many_data_are_expected(expected: int) -> None:
     model, batches = _batches(1)
-    source = Source(model, layers(model), Categorical(), Method())
+    source = CurvatureTask(model, layers(model), Categorical(), Method())
     (x, y), few = batches[0], 20
     total = source.batch(x[:few], y[:few], "here")
     before = {key: value for key, value in total.sums.items() if isinstance(value, Factor)}
@@ -297,7 +295,7 @@ def test_factors_are_matrices_at_once_where_many_data_are_expected(expected: int
 def test_no_rows_wait_after_the_first_batch_where_more_will_come(expected: int | None) -> None:
     """Of ten data each; a matrix is made of 64 features if there will be 48 rows."""
     model, batches = _batches(1)
-    source = Source(model, layers(model), Categorical(), Method(estimator="mc"))
+    source = CurvatureTask(model, layers(model), Categorical(), Method(estimator="mc"))
     (x, y) = batches[0]
     total = add_batches(
         (task() for i in (0, 10) for task in source.tasks(x[i : i + 10], y[i : i + 10], "here")),
@@ -313,7 +311,7 @@ def test_no_rows_wait_after_the_first_batch_where_more_will_come(expected: int |
 
 def test_sums_do_not_depend_on_what_is_expected() -> None:
     model, batches = _batches(2)
-    source = Source(model, layers(model), Categorical(), Method())
+    source = CurvatureTask(model, layers(model), Categorical(), Method())
     cut = [(x[i : i + 25], y[i : i + 25]) for x, y in batches for i in (0, 25)]
     numbered = [(number, x, y) for number, (x, y) in enumerate(cut)]
     found = [replay._summed(source, iter(numbered), expected) for expected in (None, 30, 100)]

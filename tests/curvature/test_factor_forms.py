@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import symrazor as sr
+from symrazor.curvature.accumulate import Statistics, absorb
 from symrazor.curvature.estimate import Curvature, estimate_curvature
-from symrazor.curvature.statistics import Method
-from symrazor.curvature.sums import Statistics, absorb
+from symrazor.curvature.task import Method
 from symrazor.layers import FC, FFC, Conv, Relaxed
 from symrazor.linalg import factor
 from symrazor.linalg.blocks import Dense, Kron
@@ -53,7 +53,7 @@ def test_factors_of_rows_in_any_number_of_parts(
     assert_close(vectors * values.unsqueeze(1) @ vectors.mT, expected, 1e-11)
     identity = torch.eye(vectors.shape[2], dtype=F64).expand(blocks, -1, -1)
     assert_close(vectors.mT @ vectors, identity, 1e-12)
-    assert_close(torch.linalg.eigvalsh(total.seen_by()(total)), found, 1e-11)
+    assert_close(torch.linalg.eigvalsh(total.projection()(total)), found, 1e-11)
 
 
 @settings(max_examples=60, deadline=None)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import symrazor as sr
 from symrazor.layers import FFC, Conv, Relaxed
-from symrazor.linalg.polar import polar_factors
+from symrazor.linalg.matrix_functions import polar_factors
 from symrazor.training.muon import MOMENTUM, OFFSET, matrix_forms
 from symrazor.training.options import FitConfig
 from symrazor.training.stepper import Stepper

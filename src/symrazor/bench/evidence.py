@@ -25,7 +25,7 @@ from symrazor.core.hyper import Prior, weights
 from symrazor.core.likelihood import Categorical, Probe
 from symrazor.curvature.coverage import layers
 from symrazor.curvature.estimate import collect
-from symrazor.curvature.statistics import Method, Source
+from symrazor.curvature.task import CurvatureTask, Method
 from symrazor.data import TensorLoader, digits
 from symrazor.inference.laplace import laplace_evidence
 
@@ -89,7 +89,7 @@ def estimate(model: nn.Module, loader: TensorLoader, method: Method) -> Callable
     generator = torch.Generator().manual_seed(0)
 
     def run() -> Evidence:
-        source = Source(model, layers(model), Categorical(), method, generator)
+        source = CurvatureTask(model, layers(model), Categorical(), method, generator)
         found = collect(source, loader).prepare()
         evidence = laplace_evidence(found, prior, theta)
         torch.autograd.grad(evidence.log_evidence, list(prior.parameters()))
@@ -216,7 +216,7 @@ def probes(seeds: int = 20, samples: tuple[int, ...] = (1, 2, 4)) -> list[ProbeE
 
     def measure(method: Method, seed: int) -> tuple[float, float, Tensor]:
         generator = torch.Generator().manual_seed(seed)
-        source = Source(model, layers(model), Categorical(), method, generator)
+        source = CurvatureTask(model, layers(model), Categorical(), method, generator)
         found = collect(source, loader).prepare()
         evidence = laplace_evidence(found, prior, theta)
         gradient = torch.autograd.grad(evidence.log_det, list(prior.parameters()))

@@ -5,7 +5,7 @@ the package only sees that format. May import: `linalg`, `data`, `core`, `accele
 """
 
 from symrazor.curvature.estimate import Curvature, estimate_curvature
-from symrazor.curvature.statistics import Method
+from symrazor.curvature.task import Method
 from symrazor.curvature.weight_sharing import Sharing, sharing
 
 __all__ = [

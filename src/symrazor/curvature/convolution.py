@@ -5,16 +5,364 @@ $i = (\text{channel}, \text{offset})$: the patch of the *padded* input under pos
 the padding mode.
 """
 
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from types import EllipsisType
 
+import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from symrazor.curvature.geometry import Conv, Geometry, all_patches, patches
-from symrazor.curvature.patch_factor import input_factor
 from symrazor.curvature.weight_sharing import Sharing, sharing
+from symrazor.linalg.factor import gram
+
+Conv = nn.Conv1d | nn.Conv2d | nn.Conv3d
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """What a convolution does with positions, whatever its weight is made of.
+
+    `amounts` is the padding as F.pad wants it: low and high, from the last axis to the first.
+    """
+
+    kernel_size: tuple[int, ...]
+    stride: tuple[int, ...]
+    dilation: tuple[int, ...]
+    padding_mode: str
+    amounts: tuple[int, ...]
+    groups: int = 1
+
+    @classmethod
+    def of(cls, conv: Conv) -> "Geometry":
+        """The geometry of a convolution of torch."""
+        amounts = tuple(conv._reversed_padding_repeated_twice)
+        return cls(
+            conv.kernel_size, conv.stride, conv.dilation, conv.padding_mode, amounts, conv.groups
+        )
+
+
+def pad(x: Tensor, shape: Geometry) -> Tensor:
+    """The input as the convolution sees it."""
+    mode = "constant" if shape.padding_mode == "zeros" else shape.padding_mode
+    amounts = shape.amounts
+    if not any(amounts):
+        return x
+    return pad_circular(x, amounts) if mode == "circular" else F.pad(x, amounts, mode=mode)
+
+
+def pad_circular(x: Tensor, amounts: Sequence[int]) -> Tensor:
+    """Circular F.pad that keeps the memory layout; `amounts` from the last axis to the first."""
+    for axis in range(len(amounts) // 2):
+        low, high = amounts[2 * axis : 2 * axis + 2]
+        dim, size = x.dim() - 1 - axis, x.shape[-1 - axis]
+        if max(low, high) > size:
+            raise ValueError(f"expected circular padding of at most {size}, got {max(low, high)}")
+        parts = [x.narrow(dim, size - low, low), x, x.narrow(dim, 0, high)]
+        x = torch.cat([part for part in parts if part.shape[dim]], dim) if low or high else x
+    return x
+
+
+def windows(
+    x: Float[Tensor, "n c *size"],
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    dilation: Sequence[int],
+) -> Float[Tensor, "n c *out_and_kernel"]:
+    """View of all windows: [n, c, *positions, *offsets], without copying."""
+    for d, (k, step, gap) in enumerate(zip(kernel, stride, dilation, strict=True)):
+        x = x.unfold(2 + d, gap * (k - 1) + 1, step)[..., ::gap]
+    return x
+
+
+def patches(
+    x: Float[Tensor, "n c *size"],
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+) -> Float[Tensor, "n t k i"]:
+    """Patches of an already padded input, i ordered as in a convolution weight."""
+    view = windows(x, kernel, stride, dilation)
+    n, c, dims = len(x), x.shape[1], len(kernel)
+    split = view.reshape(n, groups, c // groups, *view.shape[2:])
+    order = [0, *range(3, 3 + dims), 1, 2, *range(3 + dims, 3 + 2 * dims)]
+    features = c // groups * math.prod(kernel)
+    return split.permute(order).reshape(n, -1, groups, features)
+
+
+def all_patches(x: Float[Tensor, "n c *size"], shape: Geometry) -> Float[Tensor, "n t k i"]:
+    """Patches of an input that is not padded yet."""
+    return patches(pad(x, shape), shape.kernel_size, shape.stride, shape.dilation, shape.groups)
+
+
+PATCH_ENTRIES = 2**19
+"""Patches are made of so few data at a time that they stay in cache."""
+
+PATCH_ENTRIES_GPU = 2**24
+"""There launches count, and memory: 64 MB."""
+
+TERMS = 2**12
+"""A weight gradient adds up in float32 term by term: so many terms at most, then in float64."""
+
+
+def input_factor(x: Float[Tensor, "n c *size"], shape: Geometry) -> Float[Tensor, "k i i"]:
+    r"""$\sum_{n,t} a a^\top$, by the cheapest way for this shape."""
+    if shape.groups > 1:
+        return gram(all_patches(x, shape))
+    if _worth_correlating(x, shape):
+        return _by_correlation(x, shape)
+    return _by_patches(x, shape)
+
+
+def _by_patches(x: Float[Tensor, "n c *size"], shape: Geometry) -> Float[Tensor, "1 i i"]:
+    """The factor from patches ordered (offset, channel), so that whole pixels are copied.
+
+    On maps no larger than the kernel some offsets lie in the zero padding for every position: their
+    rows of the factor are zero, and only the others are computed.
+    """
+    live, positions = _live_offsets(x, shape), _positions(x, shape)
+    kernel, channels = [len(span) for span in live], x.shape[1]
+    features = math.prod(kernel) * channels
+    rows = max(PATCH_ENTRIES // features, 4 * features)
+    if x.is_cuda:
+        rows = PATCH_ENTRIES_GPU // features
+    chunk = max(1, rows // math.prod(positions))
+    parts = [gram(_pixel_patches(part, shape, live, positions)) for part in x.split(chunk)]
+    A = parts[0][0] if len(parts) == 1 else torch.stack(parts).sum(0, dtype=torch.float64)[0]
+    return _channels_first(A.view(*kernel, channels, *kernel, channels), shape.kernel_size, live)
+
+
+def _pixel_patches(
+    x: Float[Tensor, "n c *size"], shape: Geometry, live: Sequence[range], positions: Sequence[int]
+) -> Float[Tensor, "r 1 i"]:
+    """Patches of the live offsets, features ordered (offset, channel)."""
+    rows, dims = pad(x, shape).movedim(1, -1).contiguous(), len(live)
+    for d, (span, count) in enumerate(zip(live, positions, strict=True)):
+        gap, step = shape.dilation[d], shape.stride[d]
+        rows = rows.narrow(1 + d, span.start * gap, rows.shape[1 + d] - span.start * gap)
+        rows = rows.unfold(1 + d, gap * (len(span) - 1) + 1, step)[..., ::gap]
+        rows = rows.narrow(1 + d, 0, count)
+    order = [*range(1 + dims), *range(2 + dims, 2 + 2 * dims), 1 + dims]
+    features = math.prod(len(span) for span in live) * x.shape[1]
+    return rows.permute(order).reshape(-1, 1, features)
+
+
+def _positions(x: Tensor, shape: Geometry) -> list[int]:
+    """Size of the output map."""
+    amounts = shape.amounts
+    extra = [amounts[2 * d] + amounts[2 * d + 1] for d in reversed(range(x.dim() - 2))]
+    return [
+        (size + more - gap * (k - 1) - 1) // step + 1
+        for size, more, k, step, gap in zip(
+            x.shape[2:], extra, shape.kernel_size, shape.stride, shape.dilation, strict=True
+        )
+    ]
+
+
+def _live_offsets(x: Tensor, shape: Geometry) -> list[range]:
+    """Per axis, the offsets that see the image (and not only zero padding) from some position."""
+    if shape.padding_mode != "zeros":
+        return [range(k) for k in shape.kernel_size]
+    spans = []
+    for d, count in enumerate(_positions(x, shape)):
+        low = shape.amounts[2 * (x.dim() - 3 - d)]
+        gap, last = shape.dilation[d], (count - 1) * shape.stride[d]
+        size, k = x.shape[2 + d], shape.kernel_size[d]
+        seen = [o for o in range(k) if o * gap + last >= low and o * gap < low + size]
+        spans.append(range(seen[0], seen[-1] + 1) if seen else range(1))
+    return spans
+
+
+def _channels_first(
+    A: Float[Tensor, "*kernel_c_kernel_c"], full: Sequence[int], live: Sequence[range]
+) -> Float[Tensor, "1 i i"]:
+    """[*offsets, c, *offsets, c] of the live offsets -> [(c, offsets), (c, offsets)] of all."""
+    dims, channels = len(full), A.shape[len(full)]
+    order = [dims, *range(dims), 2 * dims + 1, *range(dims + 1, 2 * dims + 1)]
+    A = A.permute(order)
+    features = channels * math.prod(full)
+    if all(len(span) == k for span, k in zip(live, full, strict=True)):
+        return A.reshape(1, features, features)
+    amounts: list[int] = []
+    for span, k in zip(reversed(live), reversed(full), strict=True):
+        amounts += [span.start, k - span.stop]
+    return F.pad(A, [*amounts, 0, 0, *amounts]).reshape(1, features, features)
+
+
+def _worth_correlating(x: Tensor, shape: Geometry) -> bool:
+    """Whether shift correlations need clearly fewer multiplications than patches.
+
+    They come in many small operations, for which a GPU has no use.
+    """
+    if x.is_cuda or x.dim() > 4 or any(step != 1 for step in (*shape.stride, *shape.dilation)):
+        return False
+    positions, kernel = _positions(x, shape), shape.kernel_size
+    area = math.prod(t + k - 1 for t, k in zip(positions, kernel, strict=True))
+    shifts = (kernel[0] if len(kernel) > 1 else 1) * (2 * kernel[-1] - 1)
+    return shifts * area < 0.4 * math.prod(kernel) ** 2 * math.prod(positions)
+
+
+def _by_correlation(x: Float[Tensor, "n c *size"], shape: Geometry) -> Float[Tensor, "1 i i"]:
+    r"""The factor at stride 1, on one or two axes, from correlations of the padded input z.
+
+    With offsets d, e and $\delta = e - d$, the sum $\sum_t z[t + d]\, z[t + e]^\top$ runs over all
+    places $u = t + d$ of z but a few within a kernel of its edges. The sum over all places,
+
+    $$ C[\delta] = \sum_u z[u]\, z[u + \delta]^\top , $$
+
+    is the weight gradient of one convolution of z with itself, and $\delta$ takes $2k - 1$ values
+    per axis (on one axis k, by symmetry) where (d, e) takes $k^2$. What the edges add is taken
+    away: the columns outside of the windows, over all rows, then the rows outside. A circular map
+    that keeps its size has no edges.
+    """
+    positions, before = _positions(x, shape), list(shape.amounts[-2::-2])
+    wraps = (
+        shape.padding_mode == "circular"
+        and positions == list(x.shape[2:])
+        and all(k <= size + 1 for k, size in zip(shape.kernel_size, positions, strict=True))
+    )
+    if not wraps and shape.padding_mode != "zeros":
+        x, before = pad(x, shape), [0] * len(positions)
+    kernel = shape.kernel_size
+    if x.dim() == 3:
+        x, kernel, positions, before = x.unsqueeze(2), (1, *kernel), [1, *positions], [0, *before]
+    ky, kx = kernel
+    fold = _fold(x, kx)
+    reach = fold if fold > 1 else kx - 1
+    around = (reach, reach, 0, ky - 1)
+    wide = pad_circular(x, around) if wraps else F.pad(x, around)
+    C = _correlations(x, wide) if fold == 1 else _folded_correlations(x, wide, fold, kx)
+    apart = torch.arange(kx) - torch.arange(kx).unsqueeze(1) + kx - 1
+    pairs = C[apart]  # [dx, ex, ey - dy, c, c]
+    if not wraps:
+        pairs = pairs - _edge_columns(x, kernel, positions[1], before[1])
+    A = pairs.new_empty(ky, kx, x.shape[1], ky, kx, x.shape[1])
+    rows = None if wraps else _edge_rows(x, kernel, positions, before)
+    for d in range(ky):
+        for e in range(d, ky):
+            block = pairs[:, :, e - d].transpose(1, 2)  # [dx, c, ex, c]
+            block = block if rows is None else block - rows[d, e]
+            A[d, :, :, e] = block
+            A[e, :, :, d] = block.permute(2, 3, 0, 1)
+    return _channels_first(A, kernel, [range(ky), range(kx)])
+
+
+def _correlations(
+    x: Float[Tensor, "n c h w"], wide: Float[Tensor, "n c tall broad"]
+) -> Float[Tensor, "_ ky c c"]:
+    """C[dx, dy] over all places of x, in float64; `wide` is x with what lies around it."""
+    c, ky, span = x.shape[1], wide.shape[2] - x.shape[2] + 1, wide.shape[3] - x.shape[3] + 1
+    like = x.new_empty(c, c, ky, span)
+    steps: tuple[object, ...] = ([1, 1], [0, 0], [1, 1], False, [0, 0], 1, [False, True, False])
+    chunk = max(1, TERMS // x[0, 0].numel())
+    parts = [
+        torch.ops.aten.convolution_backward(g, z, like, None, *steps)[1]
+        for g, z in zip(x.split(chunk), wide.split(chunk), strict=True)
+    ]
+    return torch.stack(parts).sum(0, dtype=torch.float64).permute(3, 2, 0, 1)
+
+
+def _fold(x: Float[Tensor, "n c h w"], kx: int) -> int:
+    """How many neighbours in a row to take for one pixel, so that few channels fill a register."""
+    c, w = x.shape[1], x.shape[3]
+    folds = [f for f in range(max(kx - 1, 2), w + 1) if w % f == 0 and f * c <= 16]
+    return max(folds, default=1)
+
+
+def _folded_correlations(
+    x: Float[Tensor, "n c h w"], wide: Float[Tensor, "n c tall broad"], fold: int, kx: int
+) -> Float[Tensor, "_ ky c c"]:
+    """The same from rows cut in blocks of f pixels, all channels of a block side by side.
+
+    Pixels i and i + d of a row lie (i + d) // f blocks apart, at places i and (i + d) mod f.
+    """
+    c = x.shape[1]
+    blocks = [
+        z.permute(0, 2, 3, 1).reshape(len(z), z.shape[2], -1, fold * c).permute(0, 3, 1, 2)
+        for z in (x, wide)
+    ]
+    C = _correlations(*blocks)
+    C = C.view(*C.shape[:2], fold, c, fold, c)
+    place = torch.arange(fold)
+    other = place + torch.arange(1 - kx, kx).unsqueeze(1)
+    return C[other // fold + 1, :, place, :, other % fold].sum(1)
+
+
+def _edges(size: int, k: int, positions: int, before: int) -> list[tuple[range, int]]:
+    """Lines of the image among the first and the last k - 1 lines of the padded image.
+
+    Returns:
+        For both edges, the lines and the number of padding lines before them in their edge.
+    """
+    after = before + size
+    first = range(before, max(before, min(k - 1, after)))
+    start = max(positions, before)
+    last = range(start, max(start, min(positions + k - 1, after)))
+    return [
+        (range(first.start - before, first.stop - before), first.start),
+        (range(last.start - before, last.stop - before), last.start - positions),
+    ]
+
+
+def _outside(k: int, edges: Sequence[tuple[Float[Tensor, "_ _ *s"], int]]) -> Tensor:
+    """Sum over the lines that offsets d, e leave out, [k, k, *s].
+
+    The first edge loses the pairs of lines (d - j, e - j), j > 0; the last (d + j, e + j), j >= 0.
+    """
+    (first, skip), (last, skip_last) = edges
+    total = first.new_zeros(k, k, *first.shape[2:])
+    for j in range(1, k):
+        low = skip + j
+        r = min(len(first), k - low)
+        if r > 0:
+            total[low : low + r, low : low + r] += first[:r, :r]
+    for j in range(k - 1):
+        drop = max(0, j - skip_last)
+        low = max(0, skip_last - j)
+        r = len(last) - drop
+        if r > 0:
+            total[low : low + r, low : low + r] += last[drop:, drop:]
+    return total
+
+
+def _edge_columns(
+    x: Float[Tensor, "n c h w"], kernel: Sequence[int], positions: int, before: int
+) -> Float[Tensor, "kx kx ky c c"]:
+    """Pairs of columns outside of the windows: products over all rows, for rows 0 .. ky-1 apart."""
+    (ky, kx), (n, c, h, w) = kernel, x.shape
+    edges = []
+    for columns, skip in _edges(w, kx, positions, before):
+        r = len(columns)
+        strip = x[..., columns.start : columns.stop].permute(0, 2, 3, 1).reshape(n, h, r * c)
+        below = F.pad(strip, (0, 0, 0, ky - 1)).unfold(1, ky, 1).transpose(2, 3)
+        both = strip.reshape(n * h, r * c).T @ below.reshape(n * h, ky * r * c)
+        found = both.double().view(r, c, ky, r, c).permute(0, 3, 2, 1, 4)
+        edges.append((found, skip))
+    return _outside(kx, edges)
+
+
+def _edge_rows(
+    x: Float[Tensor, "n c h w"],
+    kernel: Sequence[int],
+    positions: Sequence[int],
+    before: Sequence[int],
+) -> Float[Tensor, "ky ky kx c kx c"]:
+    """Pairs of rows outside of the windows: products of their patches along the other axis."""
+    (ky, kx), (n, c, h, w) = kernel, x.shape
+    edges = []
+    for rows, skip in _edges(h, ky, positions[0], before[0]):
+        r = len(rows)
+        strip = x[:, :, rows.start : rows.stop].permute(0, 3, 2, 1)
+        after = positions[1] + kx - 1 - before[1] - w
+        strip = F.pad(strip, (0, 0, 0, 0, before[1], after)).unfold(1, kx, 1)
+        found = gram(strip.permute(0, 1, 2, 4, 3).reshape(n * positions[1], 1, r * kx * c))[0]
+        found = found.double().view(r, kx, c, r, kx, c).permute(0, 3, 1, 2, 4, 5)
+        edges.append((found, skip))
+    return _outside(ky, edges)
+
 
 ConvTranspose = nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d
 

@@ -30,11 +30,10 @@ from torch import Tensor, nn
 from symrazor.accelerate.cuda_graphs import no_garbage_collection
 from symrazor.accelerate.device import second_stream
 from symrazor.accelerate.threads import in_turn
-from symrazor.curvature.statistics import Source, check_inputs
-from symrazor.curvature.sums import Batch, Key, Statistics, Task, settle
-from symrazor.curvature.tape import Input, Tape, each
-from symrazor.linalg.factor import Factor
-from symrazor.linalg.symmetric import Symmetric
+from symrazor.curvature.accumulate import Batch, Key, Statistics, Task, settle
+from symrazor.curvature.tape import Input, Tape, map_tensors
+from symrazor.curvature.task import CurvatureTask, check_inputs
+from symrazor.linalg.factor import Factor, Symmetric
 
 log = logging.getLogger("symrazor")
 
@@ -44,7 +43,7 @@ _recorded_shapes: WeakKeyDictionary[nn.Module, set[torch.Size]] = WeakKeyDiction
 
 
 def summed(
-    source: Source,
+    source: CurvatureTask,
     batches: Iterable[tuple[int, Input, Tensor]],
     device: torch.device,
     expected: int | None = None,
@@ -82,11 +81,11 @@ def _next(
 def _used_on(stream: torch.cuda.Stream, *parts: Input) -> None:
     """Say so of what was made on another stream: its memory is not to be used again too soon."""
     for part in parts:
-        each(part, lambda t: t.record_stream(stream) if t.is_cuda else None)
+        map_tensors(part, lambda t: t.record_stream(stream) if t.is_cuda else None)
 
 
 def _summed(
-    source: Source,
+    source: CurvatureTask,
     batches: Iterator[tuple[int, Input, Tensor]],
     expected: int | None,
     caller: torch.cuda.Stream | None = None,
@@ -127,7 +126,7 @@ def _batches_before(model: nn.Module, x: Input) -> int:
     return 1 if known else EAGER
 
 
-def ready(source: Source, total: Batch, x: Input) -> bool:
+def ready(source: CurvatureTask, total: Batch, x: Input) -> bool:
     """Whether all that a batch adds can be added in place, on a GPU."""
     if not isinstance(x, Tensor) or not x.is_cuda or source.method.structure != "kron":
         return False
@@ -153,7 +152,9 @@ class Replay:
         RuntimeError: it cannot be recorded; nothing has been added.
     """
 
-    def __init__(self, source: Source, total: Batch, x: Tensor, y: Tensor, where: str) -> None:
+    def __init__(
+        self, source: CurvatureTask, total: Batch, x: Tensor, y: Tensor, where: str
+    ) -> None:
         """Record all graphs; the last needs to know how many columns of the root there are."""
         check_inputs(x, y, where)
         self.x, self.counts = x.clone(), dict[Key, Tensor]()
@@ -162,7 +163,7 @@ class Replay:
             tape = source.forward(self.x)
         self.f, self.premises = tape.f.detach(), _premises(source, tape)
         self.forward.replay()
-        self.roots = source.look(self.f, y, where)[1].clone()
+        self.roots = source.evaluate_outputs(self.f, y, where)[1].clone()
         first, last = source.of_inputs(tape)
         self._record(self.inputs, [*first, *last], total)
         self._record(self.backward, source.of_outputs(tape, self.roots), total)
@@ -187,7 +188,7 @@ class Replay:
         """Whether a batch is like the one that was recorded."""
         return isinstance(x, Tensor) and x.shape == self.x.shape and x.dtype == self.x.dtype
 
-    def holds(self, source: Source, x: Input) -> bool:
+    def holds(self, source: CurvatureTask, x: Input) -> bool:
         """Whether the sums are free, and this batch, kernel by kernel, is computed as recorded."""
         if self.loan() is not None or not self.fits(x):
             return False
@@ -220,7 +221,7 @@ class Replay:
 
     def add(
         self,
-        source: Source,
+        source: CurvatureTask,
         total: Batch,
         batch: tuple[Input, Tensor],
         caller: torch.cuda.Stream,
@@ -239,7 +240,7 @@ class Replay:
         caller.wait_stream(here)
         self.inputs.replay()
         with torch.cuda.stream(caller):
-            log_likelihood, roots = source.look(self.f, y, where)
+            log_likelihood, roots = source.evaluate_outputs(self.f, y, where)
         here.wait_stream(caller)
         _used_on(here, log_likelihood, roots)
         self.roots.copy_(roots)
@@ -260,7 +261,7 @@ def _panels(value: Tensor | Factor) -> list[Tensor]:
     return value.total.panels if isinstance(value, Factor) and value.total is not None else []
 
 
-def _premises(source: Source, tape: Tape) -> tuple[object, ...]:
+def _premises(source: CurvatureTask, tape: Tape) -> tuple[object, ...]:
     """What a recording depends on beside the values of weights and data: where, which, how."""
     model = source.model
     places = [(t.data_ptr(), t.shape, t.dtype, t.requires_grad) for t in _state(model)]
@@ -304,7 +305,9 @@ class _Last:
 _last = _Last()
 
 
-def _recorded(source: Source, total: Batch, x: Input, y: Tensor, where: str) -> Replay | None:
+def _recorded(
+    source: CurvatureTask, total: Batch, x: Input, y: Tensor, where: str
+) -> Replay | None:
     """A recording, or None where there can be none."""
     assert isinstance(x, Tensor)
     _last.drop(x.device)

@@ -17,17 +17,15 @@ from symrazor.accelerate.processes import together, unwrapped, world
 from symrazor.accelerate.threads import as_finished, in_turn, keep_pages
 from symrazor.core.hyper import weights
 from symrazor.core.likelihood import Likelihood, as_likelihood
-from symrazor.curvature.coverage import Layer, check_mode, layers
+from symrazor.curvature.accumulate import Batch, Statistics, Task, add_batches, over_processes
+from symrazor.curvature.coverage import check_mode, layers, verify
 from symrazor.curvature.cuda_replay import summed
-from symrazor.curvature.eigenvalues import eigenvalues
-from symrazor.curvature.exchange import over_processes
-from symrazor.curvature.statistics import FULL, Method, Source, tensors
-from symrazor.curvature.sums import Batch, Statistics, Task, add_batches
-from symrazor.curvature.tape import Input, call, each
-from symrazor.curvature.verify import verify
-from symrazor.linalg.blocks import Block, Dense, Diag, Kron
+from symrazor.curvature.tape import Input, call, map_tensors
+from symrazor.curvature.task import FULL, CurvatureTask, Method, tensors
+from symrazor.curvature.weight_sharing import Layer
+from symrazor.linalg.blocks import Block, Dense, Diag, Kron, StackedSpectra
+from symrazor.linalg.eigen_jobs import solve
 from symrazor.linalg.factor import Factor
-from symrazor.linalg.stacked_spectra import Joined
 
 Loader = Iterable[tuple[Input, Tensor]]
 
@@ -55,14 +53,14 @@ class Curvature:
     build: Callable[[Statistics], list[Block]] = field(repr=False)
 
     @cached_property
-    def joined(self) -> Joined:
+    def stacked(self) -> StackedSpectra:
         """The blocks, for log-determinants of all of them."""
-        return Joined(self.blocks)
+        return StackedSpectra(self.blocks)
 
     def prepare(self) -> "Curvature":
         """Compute all spectra now, side by side; see eigenvalues.py."""
         spectra = [spectrum for block in self.blocks for spectrum in block.prepare()]
-        values = iter(eigenvalues([piece for s in spectra for piece in s.pieces]))
+        values = iter(solve([piece for s in spectra for piece in s.pieces]))
         for spectrum in spectra:
             spectrum.put([next(values) for _ in spectrum.pieces])
         return self
@@ -98,11 +96,11 @@ def estimate_curvature(
     model = unwrapped(model)
     found = layers(model)
     check_mode(model)
-    source = Source(model, found, as_likelihood(likelihood), method or Method(), generator)
+    source = CurvatureTask(model, found, as_likelihood(likelihood), method or Method(), generator)
     return collect(source, _verified(source, loader), n_data=n_data, temperature=temperature)
 
 
-def _verified(source: Source, loader: Loader) -> Iterator[tuple[Input, Tensor]]:
+def _verified(source: CurvatureTask, loader: Loader) -> Iterator[tuple[Input, Tensor]]:
     """The loader's batches; the first one is used to verify the model."""
     for number, (x, y) in enumerate(loader):
         if number == 0:
@@ -111,7 +109,7 @@ def _verified(source: Source, loader: Loader) -> Iterator[tuple[Input, Tensor]]:
 
 
 def collect(
-    source: Source,
+    source: CurvatureTask,
     loader: Loader,
     *,
     n_data: int | None = None,
@@ -145,7 +143,7 @@ def collect(
     def over_batches() -> Batch | None:
         own = None if expected is None else expected // world().size
         if device.type == "cuda" and not keep_graph:
-            return summed(source, numbered(loader, source.pieces), device, own)
+            return summed(source, numbered_batches(loader, source.pieces), device, own)
         tasks = _tasks(source, loader, keep_graph)
         serial = keep_graph or not _on_cpu(source) or source.method.structure in ("block", "full")
         kron = source.method.structure == "kron" and not keep_graph
@@ -163,11 +161,11 @@ def collect(
     return Curvature(blocks, fit, n_data, total.n, scale, total.sums, build)
 
 
-def _tasks(source: Source, loader: Loader, keep_graph: bool) -> Iterator[Task]:
+def _tasks(source: CurvatureTask, loader: Loader, keep_graph: bool) -> Iterator[Task]:
     """The work of all batches; images run channels-last on a CPU if the model can take it."""
     arrange: Callable[[Input], Input] | None = None
     of_batch = source.passes()
-    for number, x, y in numbered(loader, source.pieces):
+    for number, x, y in numbered_batches(loader, source.pieces):
         if arrange is None:
             arrange = _plain if keep_graph else _arrangement(source, x)
         tasks = of_batch(number).tasks(arrange(x), y, f"batch {number}", keep_graph)
@@ -176,7 +174,7 @@ def _tasks(source: Source, loader: Loader, keep_graph: bool) -> Iterator[Task]:
             yield tasks.pop(0)
 
 
-def numbered(loader: Loader, pieces: int) -> Iterator[tuple[int, Input, Tensor]]:
+def numbered_batches(loader: Loader, pieces: int) -> Iterator[tuple[int, Input, Tensor]]:
     """At most so many pieces of every batch, with numbers that no other process has.
 
     Batches are numbered as `distributed.Shared` deals them, and pieces within their batch, so that
@@ -190,10 +188,10 @@ def numbered(loader: Loader, pieces: int) -> Iterator[tuple[int, Input, Tensor]]
             continue
         for number, start in enumerate(range(0, len(y), size), first):
             some = slice(start, start + size)
-            yield number, each(x, itemgetter(some)), y[some]
+            yield number, map_tensors(x, itemgetter(some)), y[some]
 
 
-def _on_cpu(source: Source) -> bool:
+def _on_cpu(source: CurvatureTask) -> bool:
     return all(w.device.type == "cpu" for w in weights(source.model).values())
 
 
@@ -206,7 +204,7 @@ def _channels_last(x: Input) -> Input:
     return x.contiguous(memory_format=torch.channels_last)
 
 
-def _arrangement(source: Source, x: Input) -> Callable[[Input], Input]:
+def _arrangement(source: CurvatureTask, x: Input) -> Callable[[Input], Input]:
     """Channels-last is faster for convolutions on a CPU, but a model with view() may refuse."""
     convolves = any(isinstance(layer.module, nn.Conv2d) for layer in source.layers)
     if not (convolves and isinstance(x, Tensor) and x.dim() == 4 and x.device.type == "cpu"):
@@ -219,7 +217,7 @@ def _arrangement(source: Source, x: Input) -> Callable[[Input], Input]:
     return _channels_last
 
 
-def _blocks(source: Source, sums: Statistics, scale: float) -> list[Block]:
+def _blocks(source: CurvatureTask, sums: Statistics, scale: float) -> list[Block]:
     """Turn sums into curvature blocks of the whole data set."""
     theta = weights(source.model)
     resolution = torch.finfo(next(iter(theta.values())).dtype).eps

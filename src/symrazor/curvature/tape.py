@@ -12,24 +12,21 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
+from operator import attrgetter
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.autograd.graph import (
     GradientEdge,
     Node,
     get_gradient_edge,
-    saved_tensors_hooks,
 )
-from torch.overrides import TorchFunctionMode
+from torch.func import functional_call, jacfwd
 
-from symrazor.curvature.coverage import Layer
-from symrazor.curvature.geometry import CircularPad
-from symrazor.curvature.tangents import shaped, tangents
+from symrazor.curvature.weight_sharing import Layer
 
 Input = Tensor | Sequence[Tensor] | Mapping[str, Tensor]
 
@@ -111,7 +108,7 @@ class Use:
             )
         return self.x
 
-    def let_go(self) -> None:
+    def release_input(self) -> None:
         """Forget the input: it has been seen for the last time."""
         self.x = self.x.new_empty(0)
         self.version = self.x._version
@@ -150,7 +147,7 @@ class Tape:
         return list(found)
 
 
-def each(x: Input, change: Callable[[Tensor], Any]) -> Any:
+def map_tensors(x: Input, change: Callable[[Tensor], Any]) -> Any:
     """Apply a function to every tensor of an input, keeping its form."""
     if isinstance(x, Tensor):
         return change(x)
@@ -248,149 +245,30 @@ def _listening(layers: Sequence[Layer], uses: list[Use]) -> Iterator[None]:
             handle.remove()
 
 
-class FastBackward(TorchFunctionMode):
-    """While active, some operations in any model get a cheaper backward pass to their input.
+def tangents(layer: Layer, x: Tensor) -> dict[str, Float[Tensor, "n y _"]]:
+    """Derivative of the layer's output in each of its shaping parameters, by full name."""
+    module = layer.module
+    found: dict[str, Tensor] = {}
+    for local, name in layer.shaping.items():
+        value: Tensor = attrgetter(local)(module)  # no parameter where weights are functional
 
-    Circular padding: autograd sends the gradient through a chain of slice copies, which costs more
-    than the convolution that follows. Strided convolutions of few channels, and those with one
-    output position: see `_Conv`. Others do not keep their input. Their weights, if leaves, get no
-    gradient: nobody asks for one.
-    """
+        def output(p: Tensor, local: str = local, value: Tensor = value) -> Tensor:
+            y: Tensor = functional_call(module, {local: p.reshape(value.shape)}, (x,))
+            return y.flatten(1)
 
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        """Replace F.pad(..., mode="circular") and F.conv2d where it pays."""
-        kwargs = kwargs or {}
-        if func in (F.pad, torch._C._nn.pad):
-            x, amounts = args[:2] if len(args) > 1 else (args[0], kwargs["pad"])
-            mode = args[2] if len(args) > 2 else kwargs.get("mode", "constant")
-            if mode == "circular" and all(p >= 0 for p in amounts):
-                return CircularPad.apply(x, tuple(amounts))  # type: ignore[no-untyped-call]
-        elif func is F.conv2d and not kwargs and len(args) == 7 and _gains(*args):
-            return _Conv.apply(*args[:5])  # type: ignore[no-untyped-call]
-        elif func in (F.conv1d, F.conv2d, F.conv3d) and len(args) > 1 and args[1].is_leaf:
-            place = _place(args[0])
-            if place is not None:
-                with saved_tensors_hooks(partial(_outline, place, args[0].shape), _of_outline):
-                    return func(*args, **kwargs)
-        return func(*args, **kwargs)
+        found[name] = jacfwd(output)(value.reshape(-1))
+    return found
 
 
-def _place(x: Tensor) -> int | None:
-    """Where a tensor is; None for what is traced or mapped over, and has no place of its own."""
-    if torch.compiler.is_compiling():
-        return None
-    try:
-        return x.data_ptr()
-    except RuntimeError:
-        return None
+def shaped(tangent: Float[Tensor, "n y p"], g: Tensor) -> Float[Tensor, "n p"]:
+    """Per-datum gradients of a shaping parameter from the cotangent of the layer's output."""
+    return torch.einsum("ny,nyp->np", g.flatten(1), tangent)
 
 
-@dataclass(frozen=True)
-class _Outline:
-    """A tensor without its values: where they went to, only the gradient of a weight would ask."""
-
-    size: torch.Size
-    stride: tuple[int, ...]
-    dtype: torch.dtype
-    device: torch.device
-
-
-def _outline(place: int, size: torch.Size, saved: Tensor) -> Tensor | _Outline:
-    """What autograd keeps of a convolution: of the input, which is there, only the outline.
-
-    (The input itself would be kept by the hooks, which autograd holds on to.)
-    """
-    if saved.shape != size or saved.data_ptr() != place:
-        return saved
-    return _Outline(saved.shape, saved.stride(), saved.dtype, saved.device)
-
-
-def _of_outline(kept: Tensor | _Outline) -> Tensor:
-    """A tensor for the backward pass, which looks at the shape of an input alone."""
-    if isinstance(kept, Tensor):
-        return kept
-    return torch.empty_strided(kept.size, kept.stride, dtype=kept.dtype, device=kept.device)
-
-
-def _gains(
-    x: Tensor, w: Tensor, b: Tensor | None, stride: Any, padding: Any, dilation: Any, groups: int
-) -> bool:
-    """Whether `_Conv` can and should stand in for a convolution."""
-    if x.device.type != "cpu" or x.dim() != 4 or not x.requires_grad:
-        return False
-    if not isinstance(stride, tuple) or not isinstance(padding, tuple):
-        return False
-    if groups != 1 or dilation != (1, 1) or not w.is_leaf or not (b is None or b.is_leaf):
-        return False
-    few = min(stride) > 1 and w.shape[1] <= FEW_CHANNELS
-    reach = [x.shape[2 + d] + 2 * padding[d] - w.shape[2 + d] for d in (0, 1)]
-    return few or all(0 <= r < step for r, step in zip(reach, stride, strict=True))
-
-
-FEW_CHANNELS = 8
-"""Vector units hold 16 numbers: the gradient of fewer input channels leaves them half empty."""
-
-
-class _Conv(torch.autograd.Function):
-    r"""F.conv2d whose backward pass to the input is a matrix product, or a convolution at stride 1.
-
-    With one output position, $\partial x = g W$. Else write input row $h = s j + m$ with block j
-    and $0 \le m < s$. Offset d of position t touches row $h = s t + d - p$, so that block j needs
-
-    $$ \partial x[s j + m] = \sum_b W_m[b]\, g[j + b], \qquad
-       W_m[b] = W[d], \; d = m + p - s b , $$
-
-    a convolution at stride 1 whose output channels are (m, channel), then unfolded into rows.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, w: Tensor, b: Tensor | None, stride: Any, padding: Any
-    ) -> Tensor:
-        ctx.size, ctx.stride, ctx.padding = x.shape, stride, padding
-        ctx.save_for_backward(w)
-        return F.conv2d(x, w, b, stride, padding)
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        (w,) = ctx.saved_tensors
-        n, c, height, width = ctx.size
-        if g.shape[2] == g.shape[3] == 1:
-            (ky, kx), (py, px) = w.shape[2:], ctx.padding
-            seen = F.pad(w, (-px, px + width - kx, -py, py + height - ky)).permute(0, 2, 3, 1)
-            found = (g.reshape(n, -1) @ seen.reshape(len(w), -1)).view(n, height, width, c)
-        else:
-            found = _input_gradient(g, w, ctx.size, ctx.stride, ctx.padding)
-        return found.permute(0, 3, 1, 2), None, None, None, None
-
-
-def _input_gradient(
-    g: Tensor, w: Tensor, size: torch.Size, stride: Sequence[int], padding: Sequence[int]
-) -> Float[Tensor, "n h w c"]:
-    (n, c, height, width), (sy, sx) = size, stride
-    rows, first, last = _taps(w.shape[2], sy, padding[0])
-    columns, left, right = _taps(w.shape[3], sx, padding[1])
-    kernel = w.new_zeros(sy, sx, c, len(w), last - first + 1, right - left + 1)
-    for m, d, b in rows:
-        for k, e, a in columns:
-            kernel[m, k, :, :, b - first, a - left] = w[:, :, d, e].T
-    j, i = -(-height // sy), -(-width // sx)
-    amounts = (-left, i + right - g.shape[3], -first, j + last - g.shape[2])
-    weight = kernel.flatten(0, 2).contiguous(memory_format=torch.channels_last)
-    blocks = F.conv2d(F.pad(g, amounts), weight).permute(0, 2, 3, 1)
-    split = blocks.reshape(n, j, i, sy, sx * c).transpose(2, 3)
-    return split.reshape(n, j * sy, i * sx, c)[:, :height, :width]
-
-
-def _taps(k: int, step: int, padding: int) -> tuple[list[tuple[int, int, int]], int, int]:
-    """(row m in a block, offset d, block distance b) of every offset; least and largest b."""
-    taps = [
-        (m, d, (m + padding - d) // step)
-        for m in range(step)
-        for d in range(k)
-        if (m + padding - d) % step == 0
-    ]
-    distances = [b for *_, b in taps]
-    return taps, min(distances), max(distances)
+def weight_gradients(
+    uses: Sequence[Use], inputs: Sequence[Tensor], formed: Sequence[Tensor]
+) -> Tensor:
+    """Per-datum gradients [n, p] of a layer's weight, flattened in the parameter's layout."""
+    each_use = zip(uses, inputs, formed, strict=True)
+    parts = [torch.einsum("nsko,nski->nkoi", g, use.inputs(x)) for use, x, g in each_use]
+    return torch.vmap(uses[0].layer.form.from_blocks)(torch.stack(parts).sum(0)).flatten(1)

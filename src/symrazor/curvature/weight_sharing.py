@@ -168,3 +168,24 @@ def _batch_norm(module: nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d) -> Sha
         return F.batch_norm(x, module.running_mean, module.running_var, eps=module.eps)
 
     return _elementwise(normalise, None)
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A module with at least one trainable weight, and its format.
+
+    `weight` and `bias` are full parameter names, None where absent or frozen; `shaping` maps the
+    format's names of further parameters to full ones.
+    """
+
+    name: str
+    module: nn.Module
+    form: Sharing
+    weight: str | None
+    bias: str | None
+    shaping: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def tensors(self) -> list[str]:
+        """Full names of all its weights."""
+        return [n for n in (self.bias, self.weight, *self.shaping.values()) if n is not None]

@@ -27,11 +27,11 @@ from torch import Tensor
 from symrazor.accelerate.processes import sum_
 from symrazor.core.evidence import Evidence
 from symrazor.core.hyper import Prior
-from symrazor.curvature.estimate import Curvature, Loader, numbered
-from symrazor.curvature.statistics import Source
-from symrazor.curvature.sums import Key
+from symrazor.curvature.accumulate import Key
+from symrazor.curvature.estimate import Curvature, Loader, numbered_batches
+from symrazor.curvature.task import CurvatureTask
+from symrazor.linalg.blocks import StackedSpectra
 from symrazor.linalg.factor import Factor
-from symrazor.linalg.stacked_spectra import Joined
 
 
 def log_precisions(prior: Prior, curvature: Curvature) -> dict[str, Tensor]:
@@ -46,7 +46,7 @@ def laplace_evidence(curvature: Curvature, prior: Prior, theta: Mapping[str, Ten
     precision, so one backward pass finds them for every structure.
     """
     shared = log_precisions(prior, curvature)
-    value = curvature.joined.logdet(shared)
+    value = curvature.stacked.logdet(shared)
     return Evidence(
         curvature.log_likelihood,
         -0.5 * prior.scatter(theta),
@@ -62,13 +62,15 @@ def effective_parameters(curvature: Curvature, prior: Prior) -> dict[str, float]
         name: value.detach().clone().requires_grad_()
         for name, value in log_precisions(prior, curvature).items()
     }
-    found = torch.autograd.grad(curvature.joined.logdet(own), list(own.values()), retain_graph=True)
+    found = torch.autograd.grad(
+        curvature.stacked.logdet(own), list(own.values()), retain_graph=True
+    )
     sums = torch.stack([-g.sum() for g in found]).tolist()  # one look at the device for all
     return dict(zip(own, sums, strict=True))
 
 
 def hyper_gradient(
-    source: Source,
+    source: CurvatureTask,
     curvature: Curvature,
     prior: Prior,
     loader: Loader,
@@ -96,7 +98,7 @@ def hyper_gradient(
         key: Factor.of_matrix(leaf) if isinstance(curvature.sums[key], Factor) else leaf
         for key, leaf in leaves.items()
     }
-    value = -0.5 * Joined(curvature.build({**curvature.sums, **seen})).logdet(deltas)
+    value = -0.5 * StackedSpectra(curvature.build({**curvature.sums, **seen})).logdet(deltas)
     found = torch.autograd.grad(value, list(leaves.values()))
     vectors = dict(zip(leaves, found, strict=True))
     scale = curvature.scale
@@ -104,7 +106,7 @@ def hyper_gradient(
     fit = [torch.zeros_like(t) for t in tensors]
     occam = [torch.zeros_like(t) for t in tensors]
     of_batch = source.passes()
-    for number, x, y in numbered(loader, source.pieces):
+    for number, x, y in numbered_batches(loader, source.pieces):
         batch = of_batch(number).batch(x, y, f"batch {number}", keep_graph=True)
         product = torch.zeros((), dtype=torch.float64)
         for key, vector in vectors.items():
@@ -121,7 +123,7 @@ def _view(key: Key, total: Tensor | Factor) -> Callable[[Any], Tensor]:
     """A linear map of sums to tensors that keeps all that a log-determinant sees of `total`."""
     if not isinstance(total, Factor):
         return torch.Tensor.clone
-    return total.seen_by() if key[1] in ("A", "G") else lambda factor: factor.matrix
+    return total.projection() if key[1] in ("A", "G") else lambda factor: factor.matrix
 
 
 def _add_gradient(total: list[Tensor], value: Tensor, eta: list[Tensor], retain: bool) -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from symrazor.accelerate.processes import Shared, world
-from symrazor.curvature.tape import Input, each
+from symrazor.curvature.tape import Input, map_tensors
 
 
 def batches(
@@ -38,10 +38,10 @@ def batches(
             return
         x, y = _unpack(batch)
         if left < len(y):
-            x, y = each(x, itemgetter(slice(int(left)))), y[: int(left)]
+            x, y = map_tensors(x, itemgetter(slice(int(left)))), y[: int(left)]
         left -= len(y)
         if not shared or number % here.size == here.rank:
-            yield each(x, lambda part: part.to(device)), y.to(device)
+            yield map_tensors(x, lambda part: part.to(device)), y.to(device)
 
 
 def check_count(seen: int, expected: int) -> None:

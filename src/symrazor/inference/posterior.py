@@ -18,10 +18,9 @@ from torch.nn.utils.stateless import _reparametrize_module
 
 from symrazor.core.hyper import Prior, weights
 from symrazor.core.likelihood import Bernoulli, Categorical, Gaussian, Likelihood, Poisson
-from symrazor.curvature.coverage import Layer
 from symrazor.curvature.estimate import Curvature
-from symrazor.curvature.statistics import weight_gradients
-from symrazor.curvature.tape import Input, call, record
+from symrazor.curvature.tape import Input, call, record, weight_gradients
+from symrazor.curvature.weight_sharing import Layer
 from symrazor.inference.laplace import log_precisions
 
 How = Literal["probit", "bridge", "mc", "sampling"]

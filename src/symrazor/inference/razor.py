@@ -32,11 +32,11 @@ from symrazor.core.errors import DivergenceError
 from symrazor.core.evidence import Evidence
 from symrazor.core.hyper import hyperparameters, weights
 from symrazor.core.likelihood import Gaussian, Likelihood, as_likelihood, check_suited
-from symrazor.curvature.coverage import Layer, check_mode, layers
+from symrazor.curvature.coverage import check_mode, layers, verify
 from symrazor.curvature.estimate import Curvature, Loader, collect
-from symrazor.curvature.statistics import Source
-from symrazor.curvature.tape import Input, call, each
-from symrazor.curvature.verify import verify
+from symrazor.curvature.tape import Input, call, map_tensors
+from symrazor.curvature.task import CurvatureTask
+from symrazor.curvature.weight_sharing import Layer
 from symrazor.inference import updates
 from symrazor.inference.laplace import hyper_gradient, laplace_evidence, log_precisions
 from symrazor.inference.loading import Order, Own, batches, check_count
@@ -237,10 +237,12 @@ class Razor:
     def _theta(self) -> dict[str, Tensor]:
         return {name: value.detach() for name, value in weights(self.model).items()}
 
-    def _source(self) -> Source:
+    def _source(self) -> CurvatureTask:
         """In pieces where the network has hyperparameters: their gradient keeps a graph's graph."""
         pieces = self.config.pieces if hyperparameters(self.model) else 1
-        return Source(self.model, self.layers, self.likelihood, self.method, self.generator, pieces)
+        return CurvatureTask(
+            self.model, self.layers, self.likelihood, self.method, self.generator, pieces
+        )
 
     def _collect(self, loader: Loader, subset: int | None, keep_graph: bool = False) -> Curvature:
         self._look_again()
@@ -298,7 +300,7 @@ class Razor:
         with tf32(False):
             verify(self.model, x)
         with torch.no_grad():
-            self._outputs = call(self.model, each(x, lambda part: part[:1])).shape[-1]
+            self._outputs = call(self.model, map_tensors(x, lambda part: part[:1])).shape[-1]
 
     # Updates.
 
@@ -307,7 +309,7 @@ class Razor:
         sizes = updates.squares(self.prior, theta)
         for _ in range(self.config.inner_steps):
             self.precision_optimiser.zero_grad()
-            value = found.joined.logdet(log_precisions(self.prior, found))
+            value = found.stacked.logdet(log_precisions(self.prior, found))
             if self.config.update == "adam":
                 (0.5 * value + 0.5 * self.prior.scatter(theta)).backward()
                 self.precision_optimiser.step()

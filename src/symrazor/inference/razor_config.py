@@ -9,10 +9,10 @@ from torch import nn
 
 from symrazor.core.hyper import Groups, Prior, weights
 from symrazor.core.validation import check_kinds
-from symrazor.curvature.coverage import Layer
-from symrazor.curvature.statistics import Method
+from symrazor.curvature.task import Method
+from symrazor.curvature.weight_sharing import Layer
 from symrazor.layers.relaxed import free_groups, path_groups
-from symrazor.linalg.blocks import one_per_weight
+from symrazor.linalg.blocks import per_weight_precision_error
 
 FREE_PRECISION = 30.0
 """Where free paths beside an equivariant one start, unless told otherwise."""
@@ -114,4 +114,4 @@ def check_prior_groups(layers: Iterable[Layer]) -> None:
     """
     for layer in layers:
         if layer.weight is not None and not layer.form.dense:
-            raise one_per_weight(layer.weight)
+            raise per_weight_precision_error(layer.weight)

@@ -13,8 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from symrazor.curvature.geometry import Geometry, all_patches
-from symrazor.curvature.patch_factor import input_factor
+from symrazor.curvature.convolution import Geometry, all_patches, input_factor
 from symrazor.curvature.weight_sharing import Sharing, sharing
 from symrazor.layers.filtered import Filter, Padding
 from symrazor.layers.trace import new_parameter

@@ -15,7 +15,8 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from symrazor.curvature.geometry import CircularPad, wrap
+from symrazor.curvature.convolution import pad_circular
+from symrazor.curvature.fast_backward import CircularPad
 from symrazor.layers.path import Path
 from symrazor.layers.subsampling import Subsample
 from symrazor.layers.trace import is_symbolic
@@ -68,7 +69,7 @@ def _wrapped(x: Tensor, amounts: tuple[int, ...]) -> Tensor:
     if is_symbolic(x):
         return F.pad(x, amounts, mode="circular")
     if not x.requires_grad or torch.compiler.is_compiling():  # a compiler joins the copies itself
-        return wrap(x, amounts)
+        return pad_circular(x, amounts)
     padded: Tensor = CircularPad.apply(x, amounts)  # type: ignore[no-untyped-call]
     return padded
 

@@ -22,8 +22,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from symrazor.curvature.geometry import Geometry, all_patches
-from symrazor.curvature.patch_factor import input_factor
+from symrazor.curvature.convolution import Geometry, all_patches, input_factor
 from symrazor.curvature.weight_sharing import Sharing, sharing
 from symrazor.layers.basis import Basis
 from symrazor.layers.filter_rotation import Turns, turned_basis, turns

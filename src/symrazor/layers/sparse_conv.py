@@ -14,9 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from symrazor.curvature.convolution import channels_to_features
-from symrazor.curvature.geometry import Geometry, all_patches
-from symrazor.curvature.patch_factor import input_factor
+from symrazor.curvature.convolution import Geometry, all_patches, channels_to_features, input_factor
 from symrazor.curvature.weight_sharing import Sharing, sharing
 from symrazor.layers.basis import Basis, basis_of, deviation, nearest, prior_groups
 from symrazor.layers.conv import Conv, check_kernel, is_strict

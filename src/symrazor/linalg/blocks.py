@@ -9,16 +9,17 @@ $\log(\lambda + \delta) - \log \delta$ is always $\log(1 + \lambda/\delta)$ by l
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 
 import torch
-from jaxtyping import Float
+import torch.nn.functional as F
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from symrazor.core.errors import CurvatureError
-from symrazor.linalg.eigen_jobs import Piece, Spectrum
+from symrazor.linalg.eigen_jobs import EigenJob, Spectrum
 from symrazor.linalg.factor import Factor
 from symrazor.linalg.spectra import LinAlgError, eigenvalues, symmetric
 
@@ -60,7 +61,7 @@ class Block(ABC):
         r"""$J (H + \Delta)^{-1} J^\top$ for each datum."""
 
 
-def one_per_weight(name: str) -> ValueError:
+def per_weight_precision_error(name: str) -> ValueError:
     """What to say about a Kronecker block whose weights have a precision each."""
     return ValueError(
         f"expected one prior precision for {name}, got one per weight: a Kronecker block plus a "
@@ -123,7 +124,7 @@ class Kron(Block):
     def _delta(self, log_precision: LogPrecisions) -> Tensor:
         log_delta = log_precision[self.name]
         if log_delta.dim():
-            raise one_per_weight(self.name)
+            raise per_weight_precision_error(self.name)
         return log_delta
 
     def factors(self) -> list[Tensor | Factor]:
@@ -139,7 +140,7 @@ class Kron(Block):
         def put(values: list[Tensor]) -> None:
             self.__dict__[f"spectrum_{side}"] = torch.cat(values)
 
-        return Spectrum(Piece.of_factor(factor, self.called(side), self.resolution), put)
+        return Spectrum(EigenJob.of_factor(factor, self.called(side), self.resolution), put)
 
     @cached_property
     def _vectors(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -236,7 +237,9 @@ class Dense(Block):
             self.__dict__["spectrum"] = values[0].squeeze(0)
 
         make, shape = partial(torch.unsqueeze, self.H, 0), (1, len(self.H))
-        return [Spectrum([Piece(self.names[0], shape, self.H.device, make, self.resolution)], put)]
+        return [
+            Spectrum([EigenJob(self.names[0], shape, self.H.device, make, self.resolution)], put)
+        ]
 
     def _cholesky(self, log_precision: LogPrecisions) -> Tensor:
         delta = self._expand(log_precision).exp()
@@ -314,3 +317,40 @@ class Diag(Block):
         """J D^-1 J'."""
         weighted = jacobian.double() * self._deviation(log_precision)
         return weighted @ weighted.mT
+
+
+ROW = 256
+"""Entries of a row; the last row of a block is filled up with zeros, which add nothing."""
+
+
+class StackedSpectra:
+    """Blocks whose log-determinants are asked for together.
+
+    Args:
+        blocks: all of them.
+    """
+
+    def __init__(self, blocks: Sequence[Block]) -> None:
+        """Keep them."""
+        self.blocks = blocks
+
+    def logdet(self, log_precision: LogPrecisions) -> Float[Tensor, ""]:
+        r"""$\sum_b \log|I + \Delta_b^{-1} H_b|$, differentiable as `Block.logdet` is."""
+        single = all(len(block.names) == 1 for block in self.blocks)
+        if not single or any(log_precision[b.names[0]].dim() for b in self.blocks):
+            return torch.stack([block.logdet(log_precision) for block in self.blocks]).sum()
+        rows, owner = self._rows
+        deltas = torch.stack([log_precision[block.names[0]] for block in self.blocks])
+        return torch.log1p(rows * (-deltas).exp()[owner].unsqueeze(1)).sum()
+
+    @cached_property
+    def _rows(self) -> tuple[Float[Tensor, "r w"], Int[Tensor, " r"]]:
+        """All eigenvalues, and the block of each row."""
+        parts, owner = [], list[int]()
+        for number, block in enumerate(self.blocks):
+            values = block.spectrum.flatten()
+            filled = F.pad(values, (0, -len(values) % ROW)).view(-1, ROW)
+            parts.append(filled)
+            owner += [number] * len(filled)
+        rows = torch.cat(parts)
+        return rows, torch.tensor(owner, device=rows.device)

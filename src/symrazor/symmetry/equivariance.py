@@ -25,7 +25,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from symrazor.core.eval_mode import evaluating
-from symrazor.curvature.tape import Input, call, each
+from symrazor.curvature.tape import Input, call, map_tensors
 from symrazor.groups import Group, GroupAction, Representation, Unmoved, action_on
 from symrazor.layers.gconv import GConv
 from symrazor.layers.group_readout import GReadout
@@ -292,7 +292,7 @@ def layer_errors(model: nn.Module, x: Input, *, count: int = 16, seed: int = 0) 
         seen[layer].append([*args, *kwargs.values()][0].clone())  # what follows may be in place
 
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
-    x = each(x, lambda part: part.to(device))
+    x = map_tensors(x, lambda part: part.to(device))
     with ExitStack() as stack, evaluating(model), torch.no_grad():
         for layer in seen:
             stack.enter_context(layer.register_forward_pre_hook(note, with_kwargs=True))

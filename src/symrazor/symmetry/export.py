@@ -29,7 +29,7 @@ import torch
 from torch import Tensor, nn
 
 from symrazor.core.version import __version__
-from symrazor.curvature.tape import Input, call, each
+from symrazor.curvature.tape import Input, call, map_tensors
 from symrazor.layers.trace import is_ours
 
 Format = Literal["torch", "safetensors", "onnx"]
@@ -127,7 +127,7 @@ def _describe(plain: nn.Module, x: Input) -> str:
     about = {
         "symrazor": __version__,
         "torch": str(torch.__version__),
-        "input": each(x, lambda part: ["n", *part.shape[1:]]),
+        "input": map_tensors(x, lambda part: ["n", *part.shape[1:]]),
         "output": ["n", *output.shape[1:]],
         "collapse": getattr(plain, "collapse_report", None),
     }
@@ -136,9 +136,9 @@ def _describe(plain: nn.Module, x: Input) -> str:
 
 def _arguments(x: Input) -> tuple[tuple[Any, ...], dict[str, Any], Any]:
     """Positional and named arguments with two data each, and which of their sizes are free."""
-    two = each(x, lambda part: torch.cat([part[:1], part[:1]]))
+    two = map_tensors(x, lambda part: torch.cat([part[:1], part[:1]]))
     batch = torch.export.Dim("batch")
-    free = each(x, lambda part: {0: batch})
+    free = map_tensors(x, lambda part: {0: batch})
     if isinstance(x, Tensor):
         return (two,), {}, (free,)
     if isinstance(x, Mapping):

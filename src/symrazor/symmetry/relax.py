@@ -23,7 +23,7 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.utils.parametrize import ParametrizationList, is_parametrized
 
 from symrazor.core.hyper import Hyper
-from symrazor.curvature.coverage import refusal
+from symrazor.curvature.coverage import unsupported_reason
 from symrazor.curvature.tape import Input
 from symrazor.groups import Group
 from symrazor.layers.conv import Conv
@@ -270,9 +270,10 @@ def _reason_to_leave(module: nn.Module, calls: Sequence[Call]) -> str | None:
     if is_parametrized(module) or "weight" not in module._parameters:
         return "its weight is computed from others (parametrized, weight-normed or pruned)"
     shapes = {seen.shape[2:] for seen in calls}
+    unsupported = unsupported_reason(module)
     reasons = {
         "never called for the example input": not calls,
-        f"a forward pass of its own: {refusal(module)}": refusal(module) is not None,
+        f"a forward pass of its own: {unsupported}": unsupported is not None,
         "called without a batch dimension, or not with one positional tensor": any(
             len(seen.shape) != 2 + len(module.kernel_size) for seen in calls
         ),

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from symrazor.curvature.tape import Input, call, each
+from symrazor.curvature.tape import Input, call, map_tensors
 from symrazor.layers.filtered import CONVOLUTIONS
 from symrazor.layers.relaxed import Relaxed
 from symrazor.symmetry.batchnorm import put
@@ -88,13 +88,13 @@ def watch(model: nn.Module, x: Input) -> tuple[Tensor, dict[int, list[Call]]]:
     handles = [module.register_forward_hook(note) for module in modes]
     try:
         with torch.no_grad(), torch.random.fork_rng(_cuda(model)):
-            copied = each(x, torch.clone)
-            each(copied, images.append)
+            copied = map_tensors(x, torch.clone)
+            map_tensors(copied, images.append)
             for module in modes:  # by hand: `eval` may draw new copies
                 module.training = False
             return call(model, copied), calls
     except Exception as error:
-        shapes = each(x, lambda part: list(getattr(part, "shape", [])))
+        shapes = map_tensors(x, lambda part: list(getattr(part, "shape", [])))
         raise ValueError(
             f"expected a model that runs on the example input of shape {shapes}, got "
             f"{type(error).__name__}: {error}"

@@ -8,10 +8,9 @@ from torch import Tensor, nn
 
 from symrazor.core.hyper import weights
 from symrazor.core.likelihood import Categorical
-from symrazor.curvature.coverage import layers
+from symrazor.curvature.coverage import layers, verify
 from symrazor.curvature.estimate import estimate_curvature
-from symrazor.curvature.statistics import Method
-from symrazor.curvature.verify import verify
+from symrazor.curvature.task import Method
 from symrazor.linalg.blocks import Kron
 from symrazor.testing.oracles import Head, assert_close, dense_block, dense_ggn
 

@@ -10,10 +10,9 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from symrazor.core.likelihood import Categorical
-from symrazor.curvature.coverage import layers
+from symrazor.curvature.coverage import layers, verify
 from symrazor.curvature.estimate import estimate_curvature
-from symrazor.curvature.statistics import Method
-from symrazor.curvature.verify import verify
+from symrazor.curvature.task import Method
 from symrazor.layers.path import Path
 from symrazor.layers.trace import is_ours
 from symrazor.linalg.blocks import Kron

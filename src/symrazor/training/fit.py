@@ -28,7 +28,7 @@ from symrazor.core.evidence import Evidence
 from symrazor.core.likelihood import Likelihood, as_likelihood
 from symrazor.core.metrics import scores
 from symrazor.core.progress import Record
-from symrazor.curvature.verify import refuse_coarse
+from symrazor.curvature.coverage import check_output_precision
 from symrazor.data import TensorLoader, Tensors, check_batch
 from symrazor.inference.posterior import How, Posterior, Prediction
 from symrazor.inference.razor import Razor
@@ -266,7 +266,7 @@ def _check_outputs(model: nn.Module, likelihood: Likelihood, data: Tensors, wher
             f"expected outputs [1, k] of the model for one datum, got {shape}; do: let its forward "
             "return one such tensor"
         )
-    refuse_coarse(f)
+    check_output_precision(f)
     likelihood.check(f.expand(len(y), -1), y)
 
 

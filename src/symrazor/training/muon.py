@@ -35,7 +35,7 @@ from torch import Tensor, nn
 from symrazor.accelerate.streams import side_by_side
 from symrazor.core.hyper import weights
 from symrazor.curvature.weight_sharing import registered_type, sharing
-from symrazor.linalg.polar import polar_factors
+from symrazor.linalg.matrix_functions import polar_factors
 
 MOMENTUM = 0.95
 OFFSET = 0.1

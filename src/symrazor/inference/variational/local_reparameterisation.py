@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from symrazor.curvature.tape import Input, call, each
+from symrazor.curvature.tape import Input, call, map_tensors
 from symrazor.inference.variational.gaussian import Draw, GaussianPosterior, Point
 from symrazor.inference.variational.posteriors import Full
 
@@ -38,8 +38,8 @@ def local_layers(
     modes = {module: module.training for module in model.modules()}
     model.eval()
     try:
-        two = each(x, lambda part: part[[0, -1]])
-        twice = each(x, lambda part: part[[0, 0]])
+        two = map_tensors(x, lambda part: part[[0, -1]])
+        twice = map_tensors(x, lambda part: part[[0, 0]])
         alone, beside = call(model, twice)[0], call(model, two)[0]
         if not torch.allclose(alone, beside, rtol=1e-4, atol=1e-6):
             return []  # data are mixed

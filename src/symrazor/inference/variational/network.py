@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from symrazor.core.evidence import Evidence
 from symrazor.core.hyper import Groups, Hyper, Prior, hyperparameters, weights
 from symrazor.core.likelihood import Gaussian, Likelihood, as_likelihood
-from symrazor.curvature.tape import Input, each
+from symrazor.curvature.tape import Input, map_tensors
 from symrazor.inference.loading import batches
 from symrazor.inference.posterior import Prediction, averaged
 from symrazor.inference.variational.assignment import assign
@@ -183,7 +183,7 @@ class Variational(nn.Module):
         like = self.posteriors[self.names[0]].mean
         if not drawn:  # all draws in one pass
             noise = RowNoise(self.generator, like, draws, antithetic)
-            again = each(x, lambda part: part.repeat(draws, *[1] * (part.dim() - 1)))
+            again = map_tensors(x, lambda part: part.repeat(draws, *[1] * (part.dim() - 1)))
             f = run(self.model, again, {}, local, noise)
             return f.reshape(draws, -1, *f.shape[1:])
         fresh = -(-draws // 2) if antithetic else draws

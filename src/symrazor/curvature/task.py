@@ -28,9 +28,10 @@ from torch import Tensor, nn
 from symrazor.core.errors import DivergenceError
 from symrazor.core.hyper import weights
 from symrazor.core.likelihood import Likelihood, Probe
-from symrazor.curvature.coverage import Layer
-from symrazor.curvature.sums import Batch, Key, Statistics, Task, add, add_batches
-from symrazor.curvature.tape import FastBackward, Input, Tape, Use, each, record
+from symrazor.curvature.accumulate import Batch, Key, Statistics, Task, add, add_batches
+from symrazor.curvature.fast_backward import FastBackward
+from symrazor.curvature.tape import Input, Tape, Use, map_tensors, record, weight_gradients
+from symrazor.curvature.weight_sharing import Layer
 from symrazor.data import check_batch
 from symrazor.linalg.factor import Factor
 
@@ -85,7 +86,7 @@ class Method:
 
 
 @dataclass(frozen=True)
-class Source:
+class CurvatureTask:
     """Everything but the data: model, layers, likelihood, method, randomness, pieces of a batch."""
 
     model: nn.Module
@@ -95,7 +96,7 @@ class Source:
     generator: torch.Generator | None = None
     pieces: int = 1
 
-    def passes(self) -> "Callable[[int], Source]":
+    def passes(self) -> "Callable[[int], CurvatureTask]":
         """For one pass over the data: the source of each batch, by its number.
 
         Each batch draws its probes from a generator of its own, so that they do not depend on
@@ -119,7 +120,7 @@ class Source:
         """Run the model on one batch; what remains to be done, in independent pieces."""
         check_inputs(x, y, where)
         tape = self.forward(x, keep_graph)
-        log_likelihood, roots = self.look(tape.f, y, where)
+        log_likelihood, roots = self.evaluate_outputs(tape.f, y, where)
         if not keep_graph:
             log_likelihood, roots = log_likelihood.detach(), roots.detach()
         fit = Batch(log_likelihood, len(y), {})
@@ -132,7 +133,7 @@ class Source:
         with FastBackward():
             return record(self.model, self.layers, x)
 
-    def look(self, f: Tensor, y: Tensor, where: str) -> tuple[Tensor, Tensor]:
+    def evaluate_outputs(self, f: Tensor, y: Tensor, where: str) -> tuple[Tensor, Tensor]:
         """Check outputs; their log likelihood, and the columns of the root [c, n, k] to be used."""
         self.likelihood.check(f, y)
         _check_outputs(f, where)
@@ -203,7 +204,7 @@ class Source:
             add(sums, (layer.weight, "A"), factor)
         if let_go:
             for use in uses:
-                use.let_go()
+                use.release_input()
         return sums
 
     def _output_sums(self, tape: Tape, roots: Tensor, once: bool, keep_graph: bool) -> Statistics:
@@ -312,15 +313,6 @@ def tensors(layers: Iterable[Layer]) -> list[str]:
     return [name for layer in layers for name in layer.tensors]
 
 
-def weight_gradients(
-    uses: Sequence[Use], inputs: Sequence[Tensor], formed: Sequence[Tensor]
-) -> Tensor:
-    """Per-datum gradients [n, p] of a layer's weight, flattened in the parameter's layout."""
-    each_use = zip(uses, inputs, formed, strict=True)
-    parts = [torch.einsum("nsko,nski->nkoi", g, use.inputs(x)) for use, x, g in each_use]
-    return torch.vmap(uses[0].layer.form.from_blocks)(torch.stack(parts).sum(0)).flatten(1)
-
-
 def _task(sums: Callable[[bool], Statistics], keep_graph: bool) -> Task:
     def run() -> Batch:
         with torch.set_grad_enabled(keep_graph):  # a format may use hyperparameters of its own
@@ -351,7 +343,7 @@ def _as_double(y: Tensor) -> Tensor:
 
 def check_inputs(x: Input, y: Tensor, where: str) -> None:
     """Refuse a batch that no model should see."""
-    each(x, lambda part: check_batch(part, y, where))
+    map_tensors(x, lambda part: check_batch(part, y, where))
 
 
 def _check_outputs(f: Tensor, where: str) -> None:

@@ -6,8 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from symrazor.linalg.factor import Factor
-from symrazor.linalg.symmetric import PANEL, Symmetric
+from symrazor.linalg.factor import PANEL, Factor, Symmetric
 
 
 def rows(r: int, k: int, i: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:

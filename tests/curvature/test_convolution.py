@@ -7,8 +7,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from symrazor.curvature import geometry, patch_factor, tape
-from symrazor.curvature.geometry import Geometry
+from symrazor.curvature import convolution, fast_backward
+from symrazor.curvature.convolution import Geometry
 from symrazor.curvature.weight_sharing import sharing
 from symrazor.linalg.factor import gram
 
@@ -18,7 +18,7 @@ MODES = ["zeros", "circular", "reflect", "replicate"]
 
 
 @st.composite
-def cases(draw: st.DrawFn, plain: bool = False) -> tuple[geometry.Conv, Tensor]:
+def cases(draw: st.DrawFn, plain: bool = False) -> tuple[convolution.Conv, Tensor]:
     """A convolution and an input it accepts; `plain`: stride and dilation 1, at most two axes."""
     dims = draw(st.integers(1, 2 if plain else 3))
 
@@ -43,9 +43,11 @@ def cases(draw: st.DrawFn, plain: bool = False) -> tuple[geometry.Conv, Tensor]:
     return module.double(), x
 
 
-def _expected(module: geometry.Conv, x: Tensor) -> Tensor:
-    padded = geometry.pad(x, Geometry.of(module))
-    a = geometry.patches(padded, module.kernel_size, module.stride, module.dilation, module.groups)
+def _expected(module: convolution.Conv, x: Tensor) -> Tensor:
+    padded = convolution.pad(x, Geometry.of(module))
+    a = convolution.patches(
+        padded, module.kernel_size, module.stride, module.dilation, module.groups
+    )
     return torch.einsum("ntki,ntkj->kij", a, a)
 
 
@@ -56,22 +58,22 @@ def _agree(got: Tensor, expected: Tensor) -> None:
 
 @settings(deadline=None, max_examples=200)
 @given(cases())
-def test_input_factor_is_the_gram_of_the_patches(case: tuple[geometry.Conv, Tensor]) -> None:
+def test_input_factor_is_the_gram_of_the_patches(case: tuple[convolution.Conv, Tensor]) -> None:
     module, x = case
-    _agree(patch_factor.input_factor(x, Geometry.of(module)), _expected(module, x))
+    _agree(convolution.input_factor(x, Geometry.of(module)), _expected(module, x))
 
 
 @settings(deadline=None, max_examples=200)
 @given(cases(plain=True))
-def test_both_ways_agree_on_every_shape(case: tuple[geometry.Conv, Tensor]) -> None:
+def test_both_ways_agree_on_every_shape(case: tuple[convolution.Conv, Tensor]) -> None:
     module, x = case
-    _agree(patch_factor._by_correlation(x, Geometry.of(module)), _expected(module, x))
-    _agree(patch_factor._by_patches(x, Geometry.of(module)), _expected(module, x))
+    _agree(convolution._by_correlation(x, Geometry.of(module)), _expected(module, x))
+    _agree(convolution._by_patches(x, Geometry.of(module)), _expected(module, x))
 
 
 @settings(deadline=None, max_examples=50)
 @given(cases())
-def test_patches_are_what_the_convolution_sees(case: tuple[geometry.Conv, Tensor]) -> None:
+def test_patches_are_what_the_convolution_sees(case: tuple[convolution.Conv, Tensor]) -> None:
     module, x = case
     form = sharing(module)
     weight = form.to_blocks(module.weight)
@@ -85,16 +87,16 @@ def test_patches_are_what_the_convolution_sees(case: tuple[geometry.Conv, Tensor
 def test_padding_by_name(mode: str, same: str, kernel: int | tuple[int, int]) -> None:
     module = nn.Conv2d(2, 1, kernel, padding=same, padding_mode=mode, dtype=F64)
     x = torch.randn(3, 2, 8, 9, dtype=F64)
-    _agree(patch_factor.input_factor(x, Geometry.of(module)), _expected(module, x))
+    _agree(convolution.input_factor(x, Geometry.of(module)), _expected(module, x))
     if same == "same":
-        _agree(patch_factor._by_correlation(x, Geometry.of(module)), _expected(module, x))
+        _agree(convolution._by_correlation(x, Geometry.of(module)), _expected(module, x))
 
 
 @pytest.mark.parametrize(("size", "kernel"), [(1, 3), (2, 5), (3, 5), (4, 5)])
 def test_circular_maps_smaller_than_the_kernel(size: int, kernel: int) -> None:
     module = nn.Conv2d(2, 1, kernel, padding=kernel // 2, padding_mode="circular", dtype=F64)
     for x in (torch.randn(3, 2, size, 6, dtype=F64), torch.randn(3, 2, 6, size, dtype=F64)):
-        _agree(patch_factor._by_correlation(x, Geometry.of(module)), _expected(module, x))
+        _agree(convolution._by_correlation(x, Geometry.of(module)), _expected(module, x))
 
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
@@ -104,15 +106,15 @@ def test_float32_in_any_layout(layout: torch.memory_format, mode: str, stride: i
     module = nn.Conv2d(6, 1, 3, stride, 1, padding_mode=mode)
     x = torch.randn(20, 6, 12, 12).contiguous(memory_format=layout)
     expected = _expected(module.double(), x.double())
-    error = (patch_factor.input_factor(x, Geometry.of(module.float())) - expected).abs().max()
+    error = (convolution.input_factor(x, Geometry.of(module.float())) - expected).abs().max()
     assert error < 4e-6 * expected.abs().max()
 
 
 def test_chunks_of_data_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
     module = nn.Conv2d(2, 1, 3, 2, 1, dtype=F64)
-    monkeypatch.setattr(patch_factor, "PATCH_ENTRIES", 1)
+    monkeypatch.setattr(convolution, "PATCH_ENTRIES", 1)
     x = torch.randn(40, 2, 6, 6, dtype=F64)  # 72 rows a chunk
-    _agree(patch_factor.input_factor(x, Geometry.of(module)), _expected(module, x))
+    _agree(convolution.input_factor(x, Geometry.of(module)), _expected(module, x))
 
 
 @pytest.mark.parametrize("mode", ["zeros", "circular", "replicate"])
@@ -122,7 +124,7 @@ def test_factor_is_differentiable_in_the_input(mode: str, stride: int) -> None:
     x = torch.randn(2, 2, 8, 8, dtype=F64, requires_grad=True)
     vector = torch.randn(18, 18, dtype=F64)
     found = torch.autograd.grad(
-        (patch_factor.input_factor(x, Geometry.of(module))[0] * vector).sum(), x
+        (convolution.input_factor(x, Geometry.of(module))[0] * vector).sum(), x
     )
     truth = torch.autograd.grad((_expected(module, x)[0] * vector).sum(), x)
     torch.testing.assert_close(found, truth)
@@ -149,9 +151,9 @@ def test_fast_backward_is_the_gradient_of_the_convolution(
     y = F.conv2d(x, w, None, stride, padding)
     g = torch.randn_like(y)
     (truth,) = torch.autograd.grad(y, x, g)
-    found = tape._input_gradient(g, w.detach(), x.shape, stride, padding)
+    found = fast_backward._input_gradient(g, w.detach(), x.shape, stride, padding)
     torch.testing.assert_close(found.permute(0, 3, 1, 2), truth)
-    with tape.FastBackward():
+    with fast_backward.FastBackward():
         y = F.conv2d(x, w, None, stride, padding, (1, 1), 1)
     torch.testing.assert_close(torch.autograd.grad(y, x, g)[0], truth)
 
@@ -164,7 +166,7 @@ def test_fast_backward_leaves_dilation_and_groups_alone(
     w = torch.randn(4, 2 // groups, 2, 2, dtype=F64)
     y = F.conv2d(x, w, None, (2, 2), (1, 1), dilation, groups)
     g = torch.randn_like(y)
-    with tape.FastBackward():
+    with fast_backward.FastBackward():
         again = F.conv2d(x, w, None, (2, 2), (1, 1), dilation, groups)
     assert torch.equal(again, y)
     torch.testing.assert_close(torch.autograd.grad(again, x, g), torch.autograd.grad(y, x, g))
@@ -176,7 +178,7 @@ def test_fast_backward_leaves_computed_weights_alone(stride: int) -> None:
     x = torch.randn(2, 2, 4, 4, dtype=F64, requires_grad=True)
     rest = None, (stride, stride), (0, 0), (1, 1), 1
     (expected,) = torch.autograd.grad(F.conv2d(x * 1, source * 2, *rest).sum(), source)
-    with tape.FastBackward():
+    with fast_backward.FastBackward():
         y = F.conv2d(x * 1, source * 2, *rest)
     (found,) = torch.autograd.grad(y.sum(), source)
     torch.testing.assert_close(found, expected)
@@ -196,7 +198,7 @@ def test_fast_backward_does_not_keep_the_input(dims: int, last: bool) -> None:
     w = torch.randn(5, 4, *[3] * dims, dtype=F64, requires_grad=True)
     b = torch.randn(5, dtype=F64, requires_grad=True)
     plain = convolve(made, w, b, padding=1)
-    with tape.FastBackward():
+    with fast_backward.FastBackward():
         y = convolve(made, w, b, padding=1)
     assert torch.equal(y, plain)
     for found, kept in ((plain, True), (y, False)):
@@ -217,14 +219,14 @@ def test_fast_backward_of_a_convolution_that_is_mapped_over() -> None:
 
     gradient = torch.func.vmap(torch.func.grad(total))
     expected = gradient(x)
-    with tape.FastBackward():
+    with fast_backward.FastBackward():
         torch.testing.assert_close(gradient(x), expected)
 
 
 @pytest.mark.parametrize("amounts", [(1, 1), (0, 2, 3, 1), (1, 0, 0, 0, 2, 2)])
 def test_wrap_is_circular_padding(amounts: tuple[int, ...]) -> None:
     x = torch.randn(2, 3, *[4] * (len(amounts) // 2))
-    assert torch.equal(geometry.wrap(x, amounts), F.pad(x, amounts, mode="circular"))
+    assert torch.equal(convolution.pad_circular(x, amounts), F.pad(x, amounts, mode="circular"))
 
 
 @pytest.mark.parametrize("rows", [5, 200, 1000])

@@ -17,8 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import symrazor as sr
-from symrazor.curvature.geometry import Geometry
-from symrazor.curvature.patch_factor import input_factor
+from symrazor.curvature.convolution import Geometry, input_factor
 
 F64 = torch.float64
 CONVS: dict[int, Any] = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
