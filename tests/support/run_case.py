@@ -5,7 +5,7 @@ import signal
 from pathlib import Path
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from symrazor.runs.config import RunConfig, read_config
 
@@ -59,3 +59,21 @@ def deadly(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
         Path(mark).touch()
         os.kill(os.getpid(), signal.SIGKILL)
     return x + 0.1 * torch.randn(x.shape, generator=generator, dtype=x.dtype)
+
+
+def ordinary() -> nn.Module:
+    """Return a network of torch modules, for a configuration."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(256, 10))
+
+
+class Own(nn.Module):
+    """A network of a user's own class."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(256, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Apply the layer."""
+        out: Tensor = self.layer(x.flatten(1))
+        return out

@@ -16,7 +16,7 @@ from symrazor.accelerate import processes as distributed
 from symrazor.cli.terminal import JsonFile, write_json
 from symrazor.core.files import check_file
 from symrazor.runs import fit_run as runs
-from symrazor.runs.config import RunConfig, read_config
+from symrazor.runs.config import RunConfig, read_config, refuse_code
 from symrazor.runs.fit_folder import fit_document
 
 OF_A_RUN = ("--data.", "--model.", "--fit.", "--help", "-h")
@@ -31,6 +31,7 @@ def fit_command(default: RunConfig) -> Callable[..., None]:
         config: Annotated[RunConfig, tyro.conf.arg(name="")] = default,
         out: Path = Path("run"),
         resume: bool = False,
+        trust_code: tyro.conf.FlagCreatePairsOff[bool] = False,
         json_file: JsonFile = None,
         quiet: bool = False,
     ) -> None:
@@ -44,6 +45,8 @@ def fit_command(default: RunConfig) -> Callable[..., None]:
             out: folder of the run.
             resume: go on with the run in that folder, if there is one; its own configuration
                 counts where no file is given.
+            trust_code: run the code that the configuration in the folder names, to resume the run
+                without a file. Code named in FILE is run in any case.
             json_file: write all that was learned to this file, as `symrazor report` does.
             quiet: no progress bar and no table.
         """
@@ -57,6 +60,7 @@ def fit_command(default: RunConfig) -> Callable[..., None]:
         except (KeyboardInterrupt, SystemExit):
             if distributed.speaks() and (out / runs.CHECKPOINTS).exists():
                 text = f"symrazor: to go on: symrazor fit --out {quote(str(out))} --resume"
+                text += " --trust-code" if config.code() else ""
                 Console(stderr=True).print(escape(text), soft_wrap=True, highlight=False)
             raise
         if distributed.speaks() and json_file is not None:
@@ -71,7 +75,8 @@ def given_config(arguments: Sequence[str]) -> RunConfig:
     """What the options of fit start from: the file, or the configuration of a run to resume.
 
     Raises:
-        ValueError: nothing to resume, and nothing that says what a new run is to be.
+        ValueError: nothing to resume, and nothing that says what a new run is to be; or a run to
+            resume whose configuration names code, without --trust-code.
     """
     file = next((Path(a) for a in arguments if a.endswith(".toml")), None)
     if file is None and "--resume" in arguments:
@@ -84,4 +89,9 @@ def given_config(arguments: Sequence[str]) -> RunConfig:
                 f"expected a run to go on with in {folder}, got none; do: name its folder, or the "
                 f"file of a new run: symrazor fit FILE.toml --out {quote(str(folder))} --resume"
             )
+        if file is not None:
+            config = read_config(file)
+            if not {"--trust-code", "--trust_code"} & set(arguments):
+                refuse_code(file, config.code())
+            return config
     return RunConfig() if file is None else read_config(file)

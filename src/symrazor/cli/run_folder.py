@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 import tyro
 
 from symrazor.cli.terminal import JsonFile, console, write_json
-from symrazor.discovery.folder import export_network, question_of, read_document
+from symrazor.discovery.folder import export_network, network_folder, read_document
 from symrazor.discovery.predictions import predict as predicted
 from symrazor.discovery.predictions import write_predictions
 from symrazor.report.page import write_page
@@ -14,6 +14,7 @@ from symrazor.runs.fit_folder import is_fit_run, is_own_file
 from symrazor.symmetry.export import SUFFIXES
 
 Run = tyro.conf.Positional[Path]
+TrustCode = tyro.conf.FlagCreatePairsOff[bool]
 
 
 def report(
@@ -46,6 +47,7 @@ def export(
     ] = "torch",
     out: Path | None = None,
     question: str | None = None,
+    trust_code: TrustCode = False,
     json_file: JsonFile = None,
     quiet: bool = False,
 ) -> None:
@@ -57,16 +59,15 @@ def export(
         out: file to write; RUN/network with the suffix of the format by default, RUN/plain where
             the run's own weights have that name.
         question: which network, if the run answered several questions.
+        trust_code: run the code that RUN/config.toml names, if the network needs it.
         json_file: write name and size of the file to this file.
         quiet: print nothing.
     """
-    document = read_document(run)
-    name = "" if "dynamics" in document else question_of(document, question)["name"]
-    inner = run / name if (run / name).is_dir() else run
+    inner = run if is_fit_run(run) else network_folder(run, question)
     target = inner / f"network{SUFFIXES[form]}" if out is None else out
     if out is None and is_fit_run(run) and is_own_file(run, target):
         target = target.with_name(f"plain{SUFFIXES[form]}")
-    file = export_network(run, form, target, question)
+    file = export_network(run, form, target, question, trust_code)
     write_json(json_file, {"file": str(file), "format": form, "bytes": file.stat().st_size})
     console(quiet).print(f"{file} ({file.stat().st_size:,} bytes)", highlight=False)
 
@@ -76,6 +77,7 @@ def predict(
     data: tyro.conf.Positional[Path],
     out: Path | None = None,
     question: str | None = None,
+    trust_code: TrustCode = False,
     json_file: JsonFile = None,
     quiet: bool = False,
 ) -> None:
@@ -86,10 +88,11 @@ def predict(
         data: inputs in any format that `discover` reads; labels are not needed.
         out: a .csv or .npz file; standard output (CSV) by default.
         question: which network, if the run answered several questions.
+        trust_code: run the code that RUN/config.toml names, if the network needs it.
         json_file: write the predictions to this file as JSON.
         quiet: print nothing but the predictions.
     """
-    found = predicted(run, data, question)
+    found = predicted(run, data, question, trust_code)
     write_json(json_file, found.to_dict())
     write_predictions(found, out)
     if out is not None:

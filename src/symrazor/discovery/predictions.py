@@ -14,7 +14,7 @@ from torch import Tensor
 
 from symrazor.core.files import write_atomically
 from symrazor.data.sources import read_inputs
-from symrazor.discovery.folder import load_network, question_of, read_document
+from symrazor.discovery.folder import input_dtype, load_network, question_of, read_document
 from symrazor.runs.fit_folder import as_trained, is_fit_run, predicted_mean
 
 BATCH = 500
@@ -47,20 +47,28 @@ class Predictions:
 
 
 @torch.no_grad()
-def predict(run: Path, data: Path, question: str | None = None) -> Predictions:
+def predict(
+    run: Path, data: Path, question: str | None = None, trust_code: bool = False
+) -> Predictions:
     """Read data and run the network of a run folder on them.
 
+    Args:
+        run: folder of the run.
+        data: file or folder of inputs.
+        question: which network, if the run answered several questions.
+        trust_code: see `symrazor.runs.fit_run.load_run`.
+
     Raises:
-        ValueError: no such run, or data of another kind or shape.
+        ValueError: no such run, data of another kind or shape, or code without `trust_code`.
     """
     document = read_document(run)
     classes = tuple(question_of(document, question).get("classes") or ())
-    network = load_network(run, question)
+    network = load_network(run, question, trust_code)
     found = read_inputs(data, document["kind"], document["data"]["shape"])
     if is_fit_run(run):
         x = as_trained(run, found)
     else:
-        x = found.to(getattr(torch, document["data"].get("dtype", "float32")))
+        x = found.to(input_dtype(document))
     f = torch.cat([network(part) for part in x.split(BATCH)])
     if is_fit_run(run):
         return Predictions(predicted_mean(run, f), classes)

@@ -21,7 +21,7 @@ from symrazor.data.resolution import moments, warn_if_coarse
 from symrazor.groups.group_files import from_file, is_file
 from symrazor.layers.ella import ella_network
 from symrazor.layers.networks import convolutional, fully_connected
-from symrazor.runs.config import DataConfig, ModelConfig, imported
+from symrazor.runs.config import DataConfig, ModelConfig, import_function
 from symrazor.symmetry.relax import relax
 
 Split = Literal["train", "test"]
@@ -86,6 +86,9 @@ def make_model(
 ) -> nn.Module:
     """The network, with fresh weights from torch's own generator.
 
+    This runs the code that "package.module:function" names: call it for configurations that the
+    user gave, and see `symrazor.runs.config.refuse_code` for others.
+
     Args:
         config: which one.
         shape: of one input.
@@ -105,7 +108,7 @@ def make_model(
         case "ella" if len(shape) == 3:
             model = ella_network(config.paths, shape[0], outputs, config.width, shape[-1])
         case name if ":" in name:
-            model = imported(name)(**config.arguments)
+            model = import_function(name)(**config.arguments)
         case name:
             raise ValueError(
                 "expected model.name 'convolutional', 'ella' (for inputs [channels, height, "

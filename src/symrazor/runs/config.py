@@ -17,6 +17,11 @@
 
 [fit] takes every field of `FitConfig`, [razor] every field of `RazorConfig`. What is left out keeps
 its default; what is not known is refused by name.
+
+A file can name code, "package.module:function", for the network and the augmentation. Reading a
+configuration imports nothing: names stay names until `import_function` is called for a
+configuration that the user gave. A configuration found in a run folder is checked with
+`refuse_code` first.
 """
 
 import difflib
@@ -30,10 +35,14 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal, get_type_hints
 
+import torch
+from torch import Tensor
+
 from symrazor.core.validation import called, fits
+from symrazor.data import flip_and_crop
 from symrazor.groups.group_files import is_file
 from symrazor.inference.razor_config import RazorConfig
-from symrazor.training.options import FitConfig, refuse_smoothing
+from symrazor.training.options import Augment, FitConfig, refuse_smoothing
 
 HIDDEN: dict[type[Any], tuple[str, ...]] = {
     FitConfig: ("save", "resume", "razor"),
@@ -41,8 +50,40 @@ HIDDEN: dict[type[Any], tuple[str, ...]] = {
 }
 """Fields that no section has: the folder of a run is given with it, [fit] has burn_in and seed."""
 
-SHORT = {"flip_and_crop": "symrazor.data:flip_and_crop"}
-"""Names of augmentations that need no module."""
+AUGMENTATIONS: dict[str, Augment] = {
+    "flip_and_crop": flip_and_crop,
+    "symrazor.data.augment:flip_and_crop": flip_and_crop,  # as earlier versions wrote it
+}
+"""Augmentations of this library, which are not code of a user."""
+
+
+class CodeName:
+    """Name of a function in a configuration, "package.module:function", which is not imported."""
+
+    def __init__(self, name: str) -> None:
+        """Keep the name."""
+        self.name = name
+
+    def __repr__(self) -> str:
+        """Return the name in quotes."""
+        return repr(self.name)
+
+    def __eq__(self, other: object) -> bool:
+        """Compare names."""
+        return isinstance(other, CodeName) and other.name == self.name
+
+    def __hash__(self) -> int:
+        """Hash the name."""
+        return hash(self.name)
+
+    def __call__(self, x: Tensor, generator: torch.Generator) -> Tensor:
+        """Raise ValueError: a name cannot be called.
+
+        The method makes the name acceptable as `FitConfig.augment`.
+        """
+        raise ValueError(
+            f"{self.name!r} is not imported yet. Train with symrazor.runs.fit_run.run."
+        )
 
 
 @dataclass(frozen=True)
@@ -88,8 +129,8 @@ class ModelConfig:
     """The network of a run.
 
     Args:
-        name: "convolutional", "fully-connected", "ella", or "package.module:function", which is
-            imported (the working directory counts) and called for a module.
+        name: "convolutional", "fully-connected", "ella", or "package.module:function", which
+            `make_model` imports (the working directory counts) and calls for a module.
         relax: put free paths beside every convolution, see `relax`.
         groups: the symmetries to relax, by name, or files of groups that end with .json; relative
             to the configuration file.
@@ -154,6 +195,13 @@ class RunConfig:
         model = replace(self.model, groups=groups)
         return replace(self, data=replace(self.data, **places), model=model)
 
+    def code(self) -> dict[str, str]:
+        """Return the code that the configuration names: its key -> "package.module:function"."""
+        found = {"model.name": self.model.name} if ":" in self.model.name else {}
+        if isinstance(self.fit.augment, CodeName):
+            found["fit.augment"] = self.fit.augment.name
+        return found
+
     def to_toml(self) -> str:
         """The configuration as a file that `read_config` takes."""
         parts: dict[str, Any] = {"data": self.data, "model": self.model}
@@ -199,8 +247,22 @@ def from_document(document: Mapping[str, Any]) -> RunConfig:
     return RunConfig(made["data"], made["model"], replace(made["fit"], razor=made["razor"]))
 
 
-def imported(path: str) -> Callable[..., Any]:
-    """The function that "package.module:function" names.
+def refuse_code(file: Path, code: Mapping[str, str]) -> None:
+    """Raise ValueError if a configuration in a run folder names code.
+
+    Args:
+        file: the configuration.
+        code: what `RunConfig.code` returned, or the part of it that would be run.
+    """
+    for key, name in code.items():
+        raise ValueError(
+            f"{file}: {key} names the code {name!r}. Code named in a run folder is not run. If you "
+            "trust it, add --trust-code (trust_code=True in Python)."
+        )
+
+
+def import_function(path: str) -> Callable[..., Any]:
+    """Import the function that "package.module:function" names. This runs code.
 
     Raises:
         ValueError: no such module or function.
@@ -236,7 +298,7 @@ def _make(kind: type[Any], section: str, values: Mapping[str, Any]) -> Any:
                 f"{_nearest(key, own)}"
             )
         if key == "augment":
-            given[key] = imported(SHORT.get(value, str(value)))
+            given[key] = AUGMENTATIONS.get(str(value)) or _code_name(value)
         elif not fits(value, hints[key]):
             raise ValueError(f"expected {section}.{key} as {called(hints[key])}, got {value!r}")
         else:
@@ -249,6 +311,14 @@ def _make(kind: type[Any], section: str, values: Mapping[str, Any]) -> Any:
 def _keys(kind: type[Any]) -> list[str]:
     """Return the keys that a section of a run file takes."""
     return [f.name for f in fields(kind) if f.name not in HIDDEN.get(kind, ())]
+
+
+def _code_name(value: Any) -> CodeName:
+    if not isinstance(value, str) or ":" not in value:
+        raise ValueError(
+            f"fit.augment is {value!r}, expected 'flip_and_crop' or 'package.module:function'"
+        )
+    return CodeName(value)
 
 
 def _nearest(word: str, known: Sequence[str]) -> str:
@@ -265,6 +335,14 @@ def _section(name: str, part: Any) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _function_name(function: Callable[..., Any]) -> str:
+    """Return the name that a configuration gives to a function."""
+    if isinstance(function, CodeName):
+        return function.name
+    own = [name for name, known in AUGMENTATIONS.items() if known is function]
+    return own[0] if own else f"{function.__module__}:{function.__qualname__}"
+
+
 def _value(value: Any) -> str:
     """A value as TOML writes it; None inside of a list or table does not occur."""
     if isinstance(value, Mapping):
@@ -276,5 +354,5 @@ def _value(value: Any) -> str:
     if isinstance(value, int | float):
         return repr(value)
     if callable(value):
-        return json.dumps(f"{value.__module__}:{value.__qualname__}")
+        return json.dumps(_function_name(value))
     return json.dumps(str(value), ensure_ascii=False)

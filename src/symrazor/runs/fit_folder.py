@@ -6,10 +6,21 @@ from typing import Any
 import torch
 from torch import nn
 
+from symrazor.core.likelihood import as_likelihood
 from symrazor.data.transforms import NORMALISATION, normalised
-from symrazor.layers.relaxed import spatial_layers
-from symrazor.runs.fit_run import CONFIG, EVENTS, NETWORK, RAZOR, READING, Run, load_run
-from symrazor.symmetry.collapse import collapse
+from symrazor.runs.fit_run import (
+    CONFIG,
+    EVENTS,
+    NETWORK,
+    PLAIN,
+    RAZOR,
+    READING,
+    RunRecord,
+    load_run,
+    plain_network,
+    read_run,
+)
+from symrazor.symmetry.architecture import ARCHITECTURE, read_network
 from symrazor.training.events import read_events
 
 KINDS = {1: "vector", 2: "series", 3: "image", 4: "volume"}
@@ -22,13 +33,15 @@ def is_fit_run(folder: Path) -> bool:
 
 def is_own_file(folder: Path, file: Path) -> bool:
     """Whether a file is one of those that the run is read from."""
-    own = (CONFIG, NETWORK, RAZOR, READING)
+    own = (CONFIG, NETWORK, RAZOR, READING, f"{PLAIN}/{NETWORK}")
     return file.resolve() in {(folder / name).resolve() for name in own}
 
 
 def fit_document(folder: Path) -> dict[str, Any]:
-    """The document of a fit: one question with one candidate."""
-    run = load_run(folder)
+    """Return the document of a fit: one question with one candidate. Builds no network."""
+    run = read_run(folder)
+    if len(run.shape) not in KINDS:
+        raise ValueError(f"{folder / NETWORK}: inputs of {len(run.shape)} dimensions, expected 1-4")
     by_epoch = {record["epoch"]: record for record in read_events(folder / EVENTS)}
     classifies = run.config.data.likelihood in ("categorical", "bernoulli")
     candidate = {
@@ -52,7 +65,7 @@ def fit_document(folder: Path) -> dict[str, Any]:
         "versions": dict(run.reading.versions),
         "data": {
             "path": str(run.config.data.path or run.config.data.name),
-            "n": run.razor.n_data,
+            "n": run.n_data,
             "shape": list(run.shape),
             "classes": _classes(run),
         },
@@ -60,34 +73,38 @@ def fit_document(folder: Path) -> dict[str, Any]:
     }
 
 
-def _classes(run: Run) -> list[str] | None:
-    """Numbers of the classes."""
+def _classes(run: RunRecord) -> list[str] | None:
+    """Return the numbers of the classes as text."""
     if run.config.data.likelihood != "categorical":
         return None
-    return [str(label) for label in range(fit_network(run.folder)(_example(run)).shape[1])]
+    return [str(label) for label in range(run.width)]
 
 
-def _example(run: Run) -> torch.Tensor:
+def fit_network(folder: Path, trust_code: bool = False) -> nn.Module:
+    """Return the network of a fit as plain torch modules, on data as the fit took them.
+
+    It is read from `plain/`. Without this folder it is rebuilt from `config.toml`.
+
+    Args:
+        folder: of the run.
+        trust_code: see `load_run`; only for a network without a description in `plain/`.
+    """
+    if (folder / PLAIN / ARCHITECTURE).is_file():
+        return read_network(folder / PLAIN)
+    run = load_run(folder, trust_code)
     generator = torch.Generator().manual_seed(0)
     dtype = getattr(torch, run.config.data.dtype)
-    return torch.rand(8, *run.shape, generator=generator).to(dtype)
-
-
-def fit_network(folder: Path) -> nn.Module:
-    """The network of a fit as plain torch modules, on data as the fit took them."""
-    run = load_run(folder)
-    if not spatial_layers(run.model):
-        return run.model.eval()
-    return collapse(run.model, _example(run), shares=run.reading)
+    example = torch.rand(8, *run.shape, generator=generator).to(dtype)
+    return plain_network(run.model, run.reading, example)
 
 
 def as_trained(folder: Path, x: torch.Tensor) -> torch.Tensor:
     """Data from a file as the fit took them: of its type, official images normalised."""
-    config = load_run(folder).config.data
+    config = read_run(folder).config.data
     x = x.to(getattr(torch, config.dtype))
     return normalised(x, config.name) if config.name in NORMALISATION else x
 
 
 def predicted_mean(folder: Path, f: torch.Tensor) -> torch.Tensor:
     """The mean of y at outputs of the network: probabilities, rates, or the outputs themselves."""
-    return load_run(folder).razor.likelihood.mean(f)
+    return as_likelihood(read_run(folder).config.data.likelihood).mean(f)

@@ -7,8 +7,10 @@
 | "onnx" | .onnx | `onnxruntime.InferenceSession(file)` |
 
 The number of data is free in programs and ONNX files. A file is read back and compared before it
-takes its name, so that it is there whole and right, or not at all. `torch.save(plain, file)` works
-as well, and `torch.load(file, weights_only=False)` for files that you trust.
+takes its name, so that it is there whole and right, or not at all.
+
+`torch.export.load` can unpickle, which can run code: load only .pt2 files that you made yourself.
+`symrazor.symmetry.architecture` writes and reads networks without that risk.
 
 Adaptive subsampling keeps the largest of several components. Where two are equal up to rounding,
 another runtime may keep the other one, and that datum's outputs are then those of a shifted map.
@@ -150,6 +152,7 @@ def _write_program(plain: nn.Module, file: Path, x: Input) -> Run:
     args, kwargs, free = _arguments(x)
     program = torch.export.export(plain, args, kwargs, dynamic_shapes=free)
     torch.export.save(program, file, extra_files={"network.json": _describe(plain, x)})
+    # safe although it can unpickle: the file was written above, in a private temporary folder
     again = torch.export.load(file).module()
     return lambda x: call(again, x)
 

@@ -1,0 +1,260 @@
+"""Files of a stranger run no code: configurations, networks and run folders."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from collapse_networks import line, shake, zoo
+from run_case import SMALL, Own, small
+from safetensors.torch import save_file, save_model
+from torch import nn
+
+import symrazor as sr
+from symrazor.cli import app as cli
+from symrazor.discovery.folder import export_network, load_network
+from symrazor.discovery.predictions import predict
+from symrazor.runs.config import CodeName, read_config
+from symrazor.runs.fit_run import load_run, run
+from symrazor.symmetry.architecture import (
+    ARCHITECTURE,
+    MAX_DEPTH,
+    WEIGHTS,
+    read_network,
+    write_architecture,
+)
+from symrazor.symmetry.description import UndescribedError
+
+ORDINARY = 'name = "run_case:ordinary"\nrelax = false'
+
+
+@pytest.fixture
+def stranger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a finished run folder whose configuration was then changed to run a command."""
+    folder = tmp_path / "run"
+    run(small(tmp_path), folder)
+    np.savez(tmp_path / "new.npz", x=np.zeros((3, 1, 16, 16), np.float32))
+    (tmp_path / "evil.py").write_text("open('imported', 'w').close()\ndef f(x, g): return x\n")
+    text = (folder / "config.toml").read_text()
+    text = text.replace('name = "convolutional"', 'name = "os:system"')
+    text = text.replace("arguments = {}", 'arguments = {command = "touch ran"}')
+    text = text.replace("[fit]", '[fit]\naugment = "evil:f"')
+    (folder / "config.toml").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    return folder
+
+
+def _refused(*command: str) -> None:
+    """Check that a command names the code, the file and the flag, and runs nothing."""
+    with pytest.raises(ValueError, match=r"config.toml: .*'(os:system|evil:f)'.* --trust-code"):
+        cli.run(list(command))
+    assert not Path("ran").exists() and not Path("imported").exists()
+
+
+def test_a_run_folder_runs_no_command(stranger: Path) -> None:
+    plain = stranger / "plain" / ARCHITECTURE
+    expected = predict(stranger, Path("new.npz")).values
+    cli.run(["report", str(stranger), "--quiet"])
+    cli.run(["predict", str(stranger), "new.npz", "--out", "p.csv"])
+    cli.run(["export", str(stranger), "--quiet"])
+    assert expected.shape == (3, 10) and not Path("ran").exists()
+    plain.unlink()  # now the network can only be rebuilt from the configuration
+    cli.run(["report", str(stranger), "--quiet"])
+    _refused("predict", str(stranger), "new.npz")
+    _refused("export", str(stranger))
+    _refused("fit", "--resume", "--out", str(stranger))
+    with pytest.raises(ValueError, match="'os:system'"):
+        load_run(stranger)
+    assert not Path("ran").exists() and not Path("imported").exists()
+    with pytest.raises(ValueError, match="expected a module from os:system, got int"):
+        load_run(stranger, trust_code=True)
+    assert Path("ran").exists()
+
+
+def test_reading_a_configuration_imports_nothing(stranger: Path) -> None:
+    config = read_config(stranger / "config.toml")
+    assert config.code() == {"model.name": "os:system", "fit.augment": "evil:f"}
+    assert config.fit.augment == CodeName("evil:f")
+    assert not Path("imported").exists() and "evil" not in sys.modules
+
+
+def test_code_in_a_file_that_the_user_gave_is_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And its network then predicts without the code, if it is made of torch modules."""
+    small(tmp_path, SMALL.replace("width = 2", ORDINARY))
+    folder = tmp_path / "run"
+    cli.run(["fit", str(tmp_path / "small.toml"), "--out", str(folder), "--quiet"])
+    expected = load_run(folder, trust_code=True).model
+    monkeypatch.setattr("symrazor.runs.building.import_function", None)
+    x = torch.rand(4, 1, 16, 16)
+    torch.testing.assert_close(load_network(folder)(x), expected(x))
+    assert "plain/architecture.json" in (folder / "README.txt").read_text()
+
+
+def test_a_network_of_an_own_class_needs_its_code(tmp_path: Path) -> None:
+    config = small(tmp_path, SMALL.replace("width = 2", ORDINARY.replace("ordinary", "Own")))
+    fit = run(config, tmp_path / "run")
+    text = (tmp_path / "run" / "README.txt").read_text()
+    assert "run_case.Own" in text and "need --trust-code" in text
+    with pytest.raises(ValueError, match=r"'run_case:Own'.* --trust-code"):
+        load_network(tmp_path / "run")
+    x = torch.rand(4, 1, 16, 16)
+    torch.testing.assert_close(load_network(tmp_path / "run", trust_code=True)(x), fit.model(x))
+
+
+def test_a_program_in_a_run_folder_is_never_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`torch.export.load` unpickles."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(60, 3, generator=generator)
+    found = sr.discover(x, x.sum(1, keepdim=True).sin(), epochs=1)
+    folder = found.save(tmp_path / "run")
+    np.savez(tmp_path / "new.npz", x=x.numpy())
+    (folder / "network.pt2").write_bytes(b"a pickle of a stranger")
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.export, "load", None)
+        patch.setattr(torch, "load", None)
+        values = predict(folder, tmp_path / "new.npz").values
+        export_network(folder, "safetensors", tmp_path / "n.safetensors")
+    torch.testing.assert_close(values, found.predict(x))
+    file = export_network(folder, "torch", folder / "network.pt2")
+    torch.testing.assert_close(torch.export.load(file).module()(x), found.predict(x))
+    assert "never reads it" in (folder / "README.txt").read_text()
+    (folder / ARCHITECTURE).unlink()
+    with pytest.raises(ValueError, match=r"No such file: .*architecture.json"):
+        load_network(folder)
+
+
+def test_a_question_is_no_path(tmp_path: Path) -> None:
+    questions = [{"name": "../elsewhere"}, {"name": "b"}]
+    (tmp_path / "discover.json").write_text(json.dumps({"schema": 1, "questions": questions}))
+    with pytest.raises(ValueError, match="is not the name of a folder"):
+        load_network(tmp_path, "../elsewhere")
+
+
+@pytest.mark.parametrize("make", [zoo, line])
+def test_a_described_network_is_the_same(make: Any, tmp_path: Path) -> None:
+    x = torch.randn(4, 2, 9) if make is line else torch.randn(4, 1, 8, 8)
+    plain = sr.collapse(shake(make()), x)
+    save_model(plain, str(tmp_path / WEIGHTS))
+    write_architecture(plain, tmp_path, x)
+    torch.testing.assert_close(read_network(tmp_path)(x), plain(x))
+
+
+def test_what_cannot_be_described(tmp_path: Path) -> None:
+    for network in (Own(), nn.Sequential(nn.MaxPool2d(2, return_indices=True))):
+        save_model(network, str(tmp_path / WEIGHTS))
+        (tmp_path / ARCHITECTURE).touch()  # of an earlier network
+        with pytest.raises(UndescribedError):
+            write_architecture(network.eval(), tmp_path, torch.rand(2, 1, 16, 16))
+        assert not (tmp_path / ARCHITECTURE).exists()
+
+
+def _graph(*steps: Any, **more: Any) -> dict[str, Any]:
+    first = {"call": "input", "target": "x"}
+    last = {"call": "output", "target": "output", "arguments": [{"step": 0}]}
+    return {"type": "Graph", "children": {}, "tensors": {}, "steps": [first, *steps, last]} | more
+
+
+def _linear(**changes: Any) -> dict[str, Any]:
+    arguments = {"in_features": 1, "out_features": 1, "bias": False} | changes
+    return {"type": "Linear", "arguments": arguments}
+
+
+def _nested(depth: int) -> dict[str, Any]:
+    inner = _linear()
+    for _ in range(depth):
+        inner = {"type": "Sequential", "children": {"0": inner}}
+    return inner
+
+
+INJECTED = 'x"),__import__("os").system("touch ran'
+
+
+@pytest.mark.parametrize(
+    ("network", "message"),
+    [
+        ({"type": "os:system", "arguments": {"command": "touch ran"}}, "'os:system' is not a mod"),
+        ({"type": "Transformer", "arguments": {}}, "'Transformer' is not a module"),
+        ({"type": ["Linear"]}, "is not a module"),
+        ([], "'None' is not a module"),
+        (_linear(bias="no"), "argument bias is 'no', expected bool"),
+        (_linear(in_features=1.5), "argument in_features"),
+        (_linear(in_features=2**60), "argument in_features"),
+        (_linear(in_features=-4), "no network can be built"),
+        (_linear(device="cpu"), "expected the keys"),
+        (_linear(in_features=2**24, out_features=2**24), r"has shape \[1, 1\]"),
+        (_nested(MAX_DEPTH + 1), "nested deeper"),
+        ({"type": "Sequential", "children": {INJECTED: _linear()}}, "not allowed as a name"),
+        ({"type": "Sequential", "children": {"forward": _linear()}}, "no network can be built"),
+        ({"type": "Sequential", "children": [1]}, "expected an object, got list"),
+        (_graph(steps=[{"call": "input", "target": INJECTED}]), "not allowed as a name"),
+        (_graph({"call": "function", "target": "eval"}), "function 'eval' is not in the voc"),
+        (_graph({"call": "method", "target": "numpy"}), "method 'numpy' is not in the voc"),
+        (_graph({"call": "tensor", "target": "__class__"}), "tensor '__class__' is not in"),
+        (_graph({"call": "module", "target": INJECTED}), "is not in the vocabulary"),
+        (
+            _graph({"call": "function", "target": "attribute", "arguments": [1, "__class__"]}),
+            "expected one of the attributes",
+        ),
+        (
+            _graph({"call": "method", "target": "sum", "keywords": {INJECTED: 1}}),
+            "not allowed as a name",
+        ),
+        (
+            _graph({"call": "method", "target": "sum", "arguments": [{"step": 9}]}),
+            "not allowed as an argument",
+        ),
+        (_graph(steps=[{"call": "input", "target": "x"}]), "expected one output"),
+        (
+            _graph(tensors={"w": {"kind": "buffer", "shape": [2**30], "dtype": "float32"}}),
+            "expected kind, shape and dtype",
+        ),
+    ],
+)
+def test_what_an_architecture_refuses(
+    network: Any, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    save_file({"0.weight": torch.zeros(1, 1)}, tmp_path / WEIGHTS)
+    if isinstance(network, dict) and network.get("type") == "Linear":
+        save_file({"weight": torch.zeros(1, 1)}, tmp_path / WEIGHTS)
+    (tmp_path / ARCHITECTURE).write_text(json.dumps({"schema": 1, "network": network}))
+    with pytest.raises(ValueError, match=message):
+        read_network(tmp_path)
+    assert not Path("ran").exists()
+
+
+@pytest.mark.parametrize("text", ["", "[" * 100_000, '{"schema": 2, "network": {}}', "3"])
+def test_files_that_are_no_architecture(text: str, tmp_path: Path) -> None:
+    save_file({"weight": torch.zeros(1, 1)}, tmp_path / WEIGHTS)
+    (tmp_path / ARCHITECTURE).write_text(text)
+    with pytest.raises(ValueError, match=ARCHITECTURE):
+        read_network(tmp_path)
+
+
+def test_a_quoted_string_stays_a_string(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Arguments reach the generated code of a graph as literals."""
+    monkeypatch.chdir(tmp_path)
+    text = "'),__import__('os').system('touch ran'"
+    step = {"call": "function", "target": "einsum", "arguments": [text, {"step": 0}]}
+    network = _graph(step)
+    save_file({}, tmp_path / WEIGHTS)
+    (tmp_path / ARCHITECTURE).write_text(json.dumps({"schema": 1, "network": network}))
+    with pytest.raises(Exception, match="einsum"):
+        read_network(tmp_path)(torch.ones(2))
+    assert not Path("ran").exists()
+
+
+def test_sizes_that_a_run_declares_are_bounded(tmp_path: Path) -> None:
+    run(small(tmp_path), tmp_path / "run")
+    about = {"input": "[1, 16, 16]", "outputs": "10", "width": str(10**12), "n_data": "60"}
+    save_file({"a": torch.zeros(1)}, tmp_path / "run" / WEIGHTS, about)
+    with pytest.raises(ValueError, match="1000000000000 outputs in network.safetensors"):
+        cli.run(["report", str(tmp_path / "run")])
