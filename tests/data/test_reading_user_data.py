@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import symrazor as sr
-from symrazor.cli.app import app as cli
+from symrazor.cli import app as cli
 from symrazor.data import dataset, read
 from symrazor.data.sources import read_inputs
 

@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 import symrazor as sr
-from symrazor.cli.app import app as cli
+from symrazor.cli import app as cli
 from symrazor.data import read
 from symrazor.discovery.folder import export_network, load_network, read_document
 from symrazor.discovery.motion import save_motion
