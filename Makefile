@@ -55,7 +55,7 @@ benchmarks: ## render docs/benchmarks.md and docs/benchmarks-all.md from benchma
 	$(PYTHON) tools/render_benchmarks.py $(ARGS)
 
 docs: $(DOCS_READY) ## build the documentation into site/
-	$(BIN)/mkdocs build --strict $(ARGS)
+	$(BIN)/sphinx-build -W --keep-going -q docs site $(ARGS)
 
 lint: $(READY) ## ruff, import contracts and mypy --strict
 	$(BIN)/ruff check $(SOURCES)

@@ -172,7 +172,7 @@ class EvidenceCallback(pl.Callback):
         if not pl_module.automatic_optimization:
             raise ValueError(
                 "expected automatic optimization, got manual; do call Razor in your training_step "
-                "yourself, see docs/your-own-loop.md"
+                "yourself, see docs/how-to/your-own-loop.md"
             )
         if trainer.world_size > 1:
             raise ValueError(

@@ -21,7 +21,7 @@ class UnsupportedParameterError(ValueError):
         super().__init__(
             f"{len(self.reasons)} trainable parameter(s) have no curvature:\n{lines}\n"
             "Freeze them (requires_grad_(False)), make them hyperparameters (symrazor.Hyper), or "
-            "register their layer (see docs/add-a-layer.md)."
+            "register their layer (see docs/how-to/add-a-layer.md)."
         )
 
 

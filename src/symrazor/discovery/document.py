@@ -13,7 +13,7 @@ _LOAD = """{name} = torch.export.load("{file}").module()
 
 
 def document(discovery: Discovery) -> dict[str, Any]:
-    """Plain dictionaries, lists, numbers and strings; see docs/discover.md for the keys."""
+    """Plain dictionaries, lists, numbers and strings; see docs/how-to/discover.md for the keys."""
     data = discovery.data or discovery.found[0].data
     found: dict[str, Any] = {
         "schema": SCHEMA,

@@ -22,7 +22,7 @@ from symrazor.runs.preparation import Preparation
 from symrazor.symmetry.reading import Reading
 
 SCHEMA = 1
-"""Version of the document, see docs/discover.md."""
+"""Version of the document, see docs/how-to/discover.md."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ class Discovery:
 
     @property
     def chosen(self) -> Candidate:
-        """The one to use: as a rule the best (docs/discover.md, which network wins)."""
+        """The one to use: as a rule the best (docs/how-to/discover.md, which network wins)."""
         return self._first.answer.choice
 
     @property
@@ -142,7 +142,7 @@ class Discovery:
         return f.softmax(-1) if data.task == "classification" else f
 
     def to_dict(self) -> dict[str, Any]:
-        """The document: all numbers of the discovery, ready for JSON (docs/discover.md)."""
+        """The document: all numbers of the discovery, ready for JSON (docs/how-to/discover.md)."""
         from symrazor.discovery.document import document
 
         found: dict[str, Any] = json_ready(document(self))

@@ -74,7 +74,7 @@ class Learned(Protocol):
 
 
 SCHEMA = 3
-"""Version of the JSON document, see docs/reading.md."""
+"""Version of the JSON document, see docs/how-to/read-a-result.md."""
 READABLE = (2, SCHEMA)  # one of schema 2 has no invariances
 
 WIDTH = 110
