@@ -12,13 +12,13 @@ author = copyright = "The symrazor authors"
 release = __version__
 
 extensions = [
-    "markdown_docstrings",
     "mathml",
     "myst_parser",
     "sphinx.ext.autodoc",
     "sphinx.ext.napoleon",
     "sphinx.ext.viewcode",
     "sphinx_copybutton",
+    "markdown_docstrings",
 ]
 exclude_patterns = ["_ext", "tutorials/*.ipynb"]
 

@@ -9,7 +9,7 @@ import re
 from sphinx.application import Sphinx
 
 TOKEN = re.compile(r"(`[^`]+`|\$[^$]+\$)")
-SPECIAL = re.compile(r"([*|]|\b_\B|(?<=\w)_(?=\W|$))")
+SPECIAL = re.compile(r"([*|]|\b_\B|(?<=\w)_(?=[^\w:]|$))")
 
 
 def inline(line: str) -> str:
@@ -27,9 +27,10 @@ def inline(line: str) -> str:
 
 def convert_lines(lines: list[str]) -> list[str]:
     """Convert a docstring; tables and displayed formulas become blocks of their own."""
+    # Code and formulas may be wrapped in the source, but must stand on one line here.
     text = re.sub(
-        r"(?<!\$)\$(?!\$)([^$]+?)\$(?!\$)",
-        lambda found: f"${' '.join(found[1].split())}$",
+        r"(?<!`)`(?!`)[^`]+`(?!`)|(?<!\$)\$(?!\$)[^$]+\$(?!\$)",
+        lambda found: " ".join(found[0].split()),
         "\n".join(lines),
     )
     output: list[str] = []
@@ -47,14 +48,14 @@ def convert_lines(lines: list[str]) -> list[str]:
             in_table = False
         if body.startswith("$$") and body.endswith("$$") and len(body) > 4:
             output += ["", f"{indent}.. math::", "", f"{indent}    {body[2:-2].strip()}", ""]
-        elif line.startswith("    ") and not output[-1:] == [""] and not body:
-            output.append(line)
         else:
             output.append(inline(line))
     return output
 
 
-def process(app: Sphinx, what: str, name: str, obj: object, options: object, lines: list[str]) -> None:
+def process(
+    app: Sphinx, what: str, name: str, obj: object, options: object, lines: list[str]
+) -> None:
     """Replace the lines of a docstring in place, as autodoc expects."""
     lines[:] = convert_lines(lines)
 

@@ -1,4 +1,4 @@
-"""Render formulas as MathML while the site is built, so that pages need no script and no network."""
+"""Render formulas as MathML while the site is built: pages need no script and no network."""
 
 from docutils import nodes
 from latex2mathml.converter import convert
