@@ -14,15 +14,17 @@ SPECIAL = re.compile(r"([*|]|\b_\B|(?<=\w)_(?=[^\w:]|$))")
 
 def inline(line: str) -> str:
     """Convert code and formulas of one line, and escape what has a meaning in reStructuredText."""
-
-    def convert(part: str) -> str:
-        if part.startswith("`") and part.endswith("`") and len(part) > 2:
-            return f"``{part[1:-1]}``"
-        if part.startswith("$") and part.endswith("$") and len(part) > 2:
-            return f":math:`{part[1:-1]}`"
-        return SPECIAL.sub(r"\\\1", part)
-
-    return "".join(convert(part) for part in TOKEN.split(line))
+    output = ""
+    for part in TOKEN.split(line):
+        if len(part) > 2 and part[0] == part[-1] == "`":
+            output += f"``{part[1:-1]}``"
+        elif len(part) > 2 and part[0] == part[-1] == "$":
+            output += f":math:`{part[1:-1]}`"
+        else:
+            # Markup must not touch a word: "`Group`s" needs an escaped space.
+            joint = "\\ " if output.endswith("`") and part[:1].isalnum() else ""
+            output += joint + SPECIAL.sub(r"\\\1", part)
+    return output
 
 
 def convert_lines(lines: list[str]) -> list[str]:
