@@ -94,7 +94,7 @@ def test_candidates_of_any_kind_keep_their_group() -> None:
             other = next(g for name, g in family.groups.items() if name != structure.name)
             assert (
                 sr.equivariance_error(
-                    model, x, (groups.action_on(other, x.shape), groups.Unmoved(other))
+                    model, x, (groups.action_on(other, x.shape), groups.TrivialAction(other))
                 )
                 > 1e-3
             )

@@ -240,7 +240,7 @@ def test_errors_of_any_group() -> None:
     assert equivariance_error(lambda x: x.norm(dim=1, keepdim=True), vectors, groups.so(3)) < 1e-14
     assert equivariance_error(lambda x: x.abs(), vectors, groups.so(3)) > 0.1
     group = groups.cyclic(4)
-    pair = groups.OnGrid(group, (6, 6)), groups.Unmoved(group)
+    pair = groups.OnGrid(group, (6, 6)), groups.TrivialAction(group)
     assert equivariance_error(lambda x: x.sum((2, 3)), x, pair) < 1e-14
 
 

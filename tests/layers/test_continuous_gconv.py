@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from symrazor.layers import Conv, GConv, Path, Relaxed, ScaleConv, SE2Conv
-from symrazor.layers.bank_filter import BankFilter
+from symrazor.layers.continuous_gconv import BankFilter
 from symrazor.symmetry.collapse import collapse
 from symrazor.testing import PathSuite, assert_close
 
@@ -116,7 +116,7 @@ def test_more_angles_cost_no_weights_and_collapse() -> None:
     layer = Relaxed([SE2Conv(8, 8, (6, 6), angles=4), GConv(8, 8, (6, 6)), Conv(8, 8, (6, 6))])
     x = torch.randn(2, 8, 6, 6)
     assert_close(collapse(layer, x)(x), layer(x), 1e-5)
-    assert layer.loose() == [2]  # the convolution is looser than the two of p4
+    assert layer.removable_paths() == [2]  # the convolution is looser than the two of p4
 
 
 def test_turns_by_other_angles_are_those_of_the_plane() -> None:

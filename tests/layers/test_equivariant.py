@@ -266,7 +266,7 @@ class TestBeyond(PathSuite):
     def make(self) -> Path:
         ring = groups.cyclic_permutations(5)
         larger = [groups.dihedral_permutations(5), groups.symmetric(5)]
-        return EquivariantLinear(2, 2, ring, beyond=larger)
+        return EquivariantLinear(2, 2, ring, orthogonal_to=larger)
 
 
 def test_every_map_belongs_to_one_path() -> None:
@@ -296,12 +296,12 @@ def test_every_map_belongs_to_one_path() -> None:
 
 def test_what_lies_beyond_must_be_something() -> None:
     with pytest.raises(ValueError, match="equivariant map between them"):
-        EquivariantLinear(1, 1, groups.alternating(4), beyond=[groups.symmetric(4)])
-    with pytest.raises(ValueError, match="beyond Z4 on its 4 places, got S5"):
-        EquivariantLinear(1, 1, groups.cyclic_permutations(4), beyond=[groups.symmetric(5)])
+        EquivariantLinear(1, 1, groups.alternating(4), orthogonal_to=[groups.symmetric(4)])
+    with pytest.raises(ValueError, match="places of Z4 .*got S5"):
+        EquivariantLinear(1, 1, groups.cyclic_permutations(4), orthogonal_to=[groups.symmetric(5)])
     for beyond in (groups.symmetric(4), ["S4"]):
-        with pytest.raises(ValueError, match="expected a list of groups as beyond"):
-            EquivariantLinear(1, 1, groups.cyclic_permutations(4), beyond=beyond)  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match="expected a list of groups as orthogonal_to"):
+            EquivariantLinear(1, 1, groups.cyclic_permutations(4), orthogonal_to=beyond)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="at least one group"):
         relaxed_over(1, 1, [])
 

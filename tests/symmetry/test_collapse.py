@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 import symrazor as sr
 from symrazor.layers import FC, FFC, BlockLinear, Conv, Path, Relaxed, Subsample
-from symrazor.layers.merge import merge
-from symrazor.layers.trace import is_ours
+from symrazor.layers.path import is_symrazor_module
+from symrazor.layers.plain import merge
 from symrazor.testing import assert_close
 
 
@@ -23,7 +23,7 @@ def test_plain_subsampling(reduction: str, size: tuple[int, ...], elements: int)
     torch.manual_seed(0)
     layer = Subsample(2, reduction, elements)
     plain = layer.plain((6, *size))
-    assert not any(is_ours(m) for m in plain.modules())
+    assert not any(is_symrazor_module(m) for m in plain.modules())
     for n in (1, 4):
         x = torch.randn(n, 6, *size, dtype=torch.float64)
         assert_close(plain(x), layer(x), 1e-12)

@@ -33,24 +33,36 @@ def layer(c: int = 2, d: int = 2) -> Relaxed:
 def test_a_path_keeps_its_subgroups() -> None:
     sets, ring, free = layer().paths
     reversals = EquivariantLinear(2, 2, groups.dihedral_permutations(4))
-    assert sets.keeps(ring) and sets.keeps(reversals) and reversals.keeps(ring)
-    assert not ring.keeps(sets) and not ring.keeps(reversals)
-    assert not free.keeps(ring) and not sets.keeps(free)
-    assert Conv(2, 2, (4,)).keeps(Conv(2, 2, (4,)))
-    assert not Conv(2, 2, (4,)).keeps(sets) and not sets.keeps(Conv(2, 2, (4,)))
-    assert not DeepSets(2, 2, 5).keeps(ring)
-    rest = EquivariantLinear(2, 2, groups.cyclic_permutations(4), beyond=[groups.symmetric(4)])
-    assert rest.keeps(ring) and not rest.keeps(sets) and not rest.keeps(reversals)
+    assert (
+        sets.is_equivariant_under(ring)
+        and sets.is_equivariant_under(reversals)
+        and reversals.is_equivariant_under(ring)
+    )
+    assert not ring.is_equivariant_under(sets) and not ring.is_equivariant_under(reversals)
+    assert not free.is_equivariant_under(ring) and not sets.is_equivariant_under(free)
+    assert Conv(2, 2, (4,)).is_equivariant_under(Conv(2, 2, (4,)))
+    assert not Conv(2, 2, (4,)).is_equivariant_under(sets) and not sets.is_equivariant_under(
+        Conv(2, 2, (4,))
+    )
+    assert not DeepSets(2, 2, 5).is_equivariant_under(ring)
+    rest = EquivariantLinear(
+        2, 2, groups.cyclic_permutations(4), orthogonal_to=[groups.symmetric(4)]
+    )
+    assert (
+        rest.is_equivariant_under(ring)
+        and not rest.is_equivariant_under(sets)
+        and not rest.is_equivariant_under(reversals)
+    )
     even, all_of_them = groups.alternating(30), groups.symmetric(30)  # the same linear maps
-    assert EquivariantLinear(1, 1, even).keeps(EquivariantLinear(1, 1, all_of_them))
+    assert EquivariantLinear(1, 1, even).is_equivariant_under(EquivariantLinear(1, 1, all_of_them))
     turns, mirrored = (EquivariantLinear(1, 1, g) for g in (groups.cyclic(4), groups.dihedral(4)))
-    assert mirrored.keeps(turns) and not turns.keeps(mirrored)
+    assert mirrored.is_equivariant_under(turns) and not turns.is_equivariant_under(mirrored)
 
 
 def test_loose_paths_start_small() -> None:
     torch.manual_seed(0)
     relaxed = layer()
-    assert relaxed.loose() == [1, 2]
+    assert relaxed.removable_paths() == [1, 2]
     assert free_groups(nn.Sequential(relaxed)) == {"0.paths.1", "0.paths.2"}
     x = torch.randn(50, 2, 4)
     start_near_(nn.Sequential(relaxed), x)
@@ -58,7 +70,7 @@ def test_loose_paths_start_small() -> None:
     for size in sizes[1:]:
         assert size == pytest.approx(sizes[0] / 10, rel=1e-4)
     rings = Relaxed([Circulant(1, 1, 4), EquivariantLinear(1, 1, groups.cyclic_permutations(4))])
-    assert rings.loose() == []  # the same group twice: neither is stricter
+    assert rings.removable_paths() == []  # the same group twice: neither is stricter
 
 
 @pytest.mark.parametrize(

@@ -125,7 +125,7 @@ def test_sharpness_aware_steps_leave_paths_out_that_are_not_computed(optimizer: 
     layer = Relaxed([Conv(1, 2, (4, 4)), FFC(1, 2, (4, 4))])
     model = nn.Sequential(layer, nn.Tanh(), nn.Flatten(), nn.Linear(32, 2))
     x, y = torch.randn(24, 1, 4, 4), torch.randint(0, 2, (24,))
-    layer.silent = frozenset({1})
+    layer.disabled = frozenset({1})
     stepper = _stepper(model, optimizer=optimizer, lr=0.01, warmup=0.0, sam_radius=0.1)
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     stepper.step(x, y)

@@ -95,7 +95,7 @@ def test_a_path_that_is_not_needed_is_switched_off(free: type[LayerPath]) -> Non
     assert shaved.reading.layers[0].free_share < 1e-6
     assert shaved.reading.layers[0].error == pytest.approx(0, abs=1e-5)
     assert "bound" not in shaved.reading.verdict
-    assert not any(m.silent for m in shaved.model.modules() if isinstance(m, Relaxed))
+    assert not any(m.disabled for m in shaved.model.modules() if isinstance(m, Relaxed))
     found = [record["trial"] for record in shaved.history if "trial" in record]
     assert [(one["paths"], one["stay_off"]) for one in found] == [(["0.paths.1"], True)]
     assert found[0]["without"] >= found[0]["with"] - trials.SAME
@@ -199,7 +199,7 @@ def test_a_branch_that_diverges_has_lost(monkeypatch: pytest.MonkeyPatch) -> Non
     model = network()
 
     def spoil(x: Tensor, generator: torch.Generator) -> Tensor:
-        return x * float("nan") if model[0].silent else x
+        return x * float("nan") if model[0].disabled else x
 
     fit = sr.fit(model, bars("content"), switch_off=True, augment=spoil, **OPTIONS)
     (trial,) = [record["trial"] for record in fit.history if "trial" in record]
@@ -245,7 +245,7 @@ def test_resumed_in_the_middle_of_a_trial_bit_for_bit(
         stopped = network()
         with pytest.raises(SystemExit):
             sr.fit(stopped, bars(task), resume=tmp_path, augment=Stop(step), **options)
-        assert not any(m.silent for m in stopped.modules() if isinstance(m, Relaxed))
+        assert not any(m.disabled for m in stopped.modules() if isinstance(m, Relaxed))
     saved = Checkpoints(tmp_path).load()
     assert saved is not None and saved["trials"]["trial"] is not None  # stopped in the middle
     assert saved["step"] == sum(steps) > 6 * saved["epoch"] + saved["batches_done"]  # went back
@@ -311,12 +311,12 @@ def test_the_cheapest_paths_are_tried_as_far_as_they_can_be_afforded(
 def test_a_silent_path_is_not_computed() -> None:
     layer = Relaxed([Conv(1, 2, (SIZE, SIZE)), FFC(1, 2, (SIZE, SIZE))])
     x = bars("place")[0][:5]
-    layer.silent = frozenset([1])
+    layer.disabled = frozenset([1])
     assert torch.equal(layer(x), layer.path(0)(x))
     for weight in layer.path(1).parameters():
         weight.zero_()
     quiet = layer(x)
-    layer.silent = frozenset()
+    layer.disabled = frozenset()
     assert torch.equal(layer(x), quiet)
 
 

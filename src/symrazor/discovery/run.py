@@ -29,7 +29,7 @@ from symrazor.discovery.refit import (
     winner,
 )
 from symrazor.discovery.structures import Structure
-from symrazor.groups import GroupAction, Unmoved, action_on
+from symrazor.groups import GroupAction, TrivialAction, action_on
 from symrazor.symmetry.equivariance import Action, equivariance_error
 from symrazor.training.fit import Fit, fit
 from symrazor.training.loop import outputs
@@ -175,7 +175,7 @@ def _train(
     if asked.ordered:
         moved["permutation"] = permutations(x.shape[2], options.seed)
     for name, group in asked.family.groups.items():
-        moved[name] = (action_on(group, x.shape), Unmoved(group))
+        moved[name] = (action_on(group, x.shape), TrivialAction(group))
     errors = {name: equivariance_error(model, x, how) for name, how in moved.items()}
     measured = {**done.reading.equivariance_error, **errors}
     done.reading = replace(done.reading, equivariance_error=measured)

@@ -21,7 +21,7 @@ from symrazor.dynamics.result import Discovered
 from symrazor.dynamics.simulator import ScaledSimulator
 from symrazor.dynamics.trajectories import Trajectories
 from symrazor.dynamics.units import given
-from symrazor.layers.trace import traced
+from symrazor.layers.path import traced
 from symrazor.training.checkpoint import fingerprint
 
 LONGEST, MOST = 0.1, 20

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from symrazor.groups import Group, cyclic_permutations, dihedral_permutations, from_file, symmetric
-from symrazor.groups.group_files import is_file
+from symrazor.groups.group_files import is_group_file
 
 Offered = str | Group
 """Name of a group, or the group itself."""
@@ -35,7 +35,7 @@ def as_groups(given: object) -> tuple[Offered, ...]:
                 "expected groups by name, as files that end with .json, or as Groups, got "
                 f"{type(one).__name__}"
             )
-        found.append(from_file(str(one)) if is_file(one) else one)
+        found.append(from_file(str(one)) if is_group_file(one) else one)
     return tuple(found)
 
 

@@ -43,7 +43,7 @@ from symrazor.experiments.options import OfTable
 from symrazor.experiments.results import Run, gather
 from symrazor.groups import OnGrid, cyclic, dihedral, octahedral
 from symrazor.layers import FFC, Conv, GConv, GroupPool, Relaxed, path_groups
-from symrazor.layers.relaxed import NEAR, start_near_
+from symrazor.layers.relaxed import FREE_PATH_PRECISION, start_near_
 
 NAME = "selection"
 NOISE = 0.1
@@ -153,8 +153,8 @@ def loosened(model: nn.Sequential, data: Tensors, config: sr.FitConfig) -> sr.Fi
     assert isinstance(layer, Relaxed)
     start_near_(model, data[0][: config.batch_size])
     precisions = dict.fromkeys(path_groups(model), 1.0)
-    for i in layer.loose():
-        precisions[f"0.paths.{i}"] = NEAR if layer.path(i).group is None else LOOSE
+    for i in layer.removable_paths():
+        precisions[f"0.paths.{i}"] = FREE_PATH_PRECISION if layer.path(i).group is None else LOOSE
     half = config.epochs // 2 * math.ceil(len(data[1]) / config.batch_size)
     return config.change(start="given", prior_precision=precisions, burn_in=half)
 

@@ -15,7 +15,7 @@ from symrazor.groups.action import (
     OnPositions,
     OnRegular,
     OnVectors,
-    Unmoved,
+    TrivialAction,
     action_on,
 )
 from symrazor.groups.builtin import (
@@ -56,7 +56,7 @@ __all__ = [
     "OnRegular",
     "OnVectors",
     "Representation",
-    "Unmoved",
+    "TrivialAction",
     "action_on",
     "affine2",
     "alternating",

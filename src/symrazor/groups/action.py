@@ -41,7 +41,7 @@ class GroupAction(ABC):
         return list(self.group.sample(count, seed))
 
 
-class Unmoved(GroupAction):
+class TrivialAction(GroupAction):
     """The trivial action: nothing changes; the output of an invariant map."""
 
     def __init__(self, group: Group) -> None:

@@ -19,14 +19,14 @@ from symrazor.groups.lie import LieAlgebra
 SUFFIX = ".json"
 """What the name of such a file ends with, where it stands for the name of a group."""
 
-LARGEST_FILE = 1 << 20
+MAX_FILE_BYTES = 1 << 20
 """Bytes of a file, at most."""
 
 LARGEST_SIZE = 4096
 """Places or dimensions, at most."""
 
 
-def is_file(name: object) -> bool:
+def is_group_file(name: object) -> bool:
     """Whether what stands for a group is the name of a file."""
     return isinstance(name, str) and name.lower().endswith(SUFFIX)
 
@@ -40,9 +40,11 @@ def from_file(path: str | Path) -> Group:
     """
     file = Path(path)
     with file.open("rb") as stream:
-        data = stream.read(LARGEST_FILE + 1)
-    if len(data) > LARGEST_FILE:
-        raise ValueError(f"expected a group of at most {LARGEST_FILE:,} bytes, got more in {file}")
+        data = stream.read(MAX_FILE_BYTES + 1)
+    if len(data) > MAX_FILE_BYTES:
+        raise ValueError(
+            f"expected a group of at most {MAX_FILE_BYTES:,} bytes, got more in {file}"
+        )
     try:
         document = json.loads(data)
     except (ValueError, RecursionError) as error:

@@ -130,7 +130,7 @@ class LieAlgebra:
         return LieAlgebra(tuple(names), units, self.generators[kept])
 
 
-PIXELS, RADIANS, LOG = "half-widths", "radians", "log factor"
+HALF_WIDTHS, RADIANS, LOG_FACTOR = "half-widths", "radians", "log factor"
 
 
 def affine2() -> LieAlgebra:
@@ -141,7 +141,9 @@ def affine2() -> LieAlgebra:
     A[3, 0, 0] = A[4, 1, 1] = 1
     A[5, 0, 1] = A[5, 1, 0] = 1
     names = ("x-translation", "y-translation", "rotation", "x-scale", "y-scale", "shear")
-    return LieAlgebra(names, (PIXELS, PIXELS, RADIANS, LOG, LOG, LOG), A)
+    return LieAlgebra(
+        names, (HALF_WIDTHS, HALF_WIDTHS, RADIANS, LOG_FACTOR, LOG_FACTOR, LOG_FACTOR), A
+    )
 
 
 def translation2() -> LieAlgebra:
@@ -157,7 +159,7 @@ def rotation2() -> LieAlgebra:
 def scale2() -> LieAlgebra:
     """Scalings of the plane, the same in both directions; 3 x 3."""
     both = affine2().generators[3:5].sum(0, keepdim=True)
-    return LieAlgebra(("scale",), (LOG,), both)
+    return LieAlgebra(("scale",), (LOG_FACTOR,), both)
 
 
 def se2() -> LieAlgebra:
@@ -182,4 +184,4 @@ def so3() -> LieAlgebra:
 def sl2() -> LieAlgebra:
     """Linear maps of the plane that keep areas: rotation, stretch, shear; 2 x 2."""
     A = torch.tensor([[[0, -1], [1, 0]], [[1, 0], [0, -1]], [[0, 1], [1, 0]]], dtype=torch.float64)
-    return LieAlgebra(("rotation", "stretch", "shear"), (RADIANS, LOG, LOG), A)
+    return LieAlgebra(("rotation", "stretch", "shear"), (RADIANS, LOG_FACTOR, LOG_FACTOR), A)

@@ -18,7 +18,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from symrazor.core.hyper import Hyper, Transform
-from symrazor.groups.lie import LOG, PIXELS, RADIANS, LieAlgebra, affine2
+from symrazor.groups.lie import HALF_WIDTHS, LOG_FACTOR, RADIANS, LieAlgebra, affine2
 from symrazor.linalg.matrix_functions import exponential
 
 Random = Literal["stochastic", "antithetic", "sobol", "shifted", "mirrored"]
@@ -383,13 +383,17 @@ def _widths(algebra: LieAlgebra, widths: Widths) -> Tensor:
 
 
 def _named(name: str, unit: str, pixels: float | None) -> str:
-    short = {RADIANS: "degrees", LOG: "factor", PIXELS: "half-widths" if pixels is None else "px"}
+    short = {
+        RADIANS: "degrees",
+        LOG_FACTOR: "factor",
+        HALF_WIDTHS: "half-widths" if pixels is None else "px",
+    }
     return f"{name} ({short.get(unit, unit)})" if short.get(unit, unit) else name
 
 
 def _converted(value: Tensor, unit: str, pixels: float | None) -> Tensor:
     if unit == RADIANS:
         return value.rad2deg()
-    if unit == LOG:
+    if unit == LOG_FACTOR:
         return value.exp()
-    return value * pixels if unit == PIXELS and pixels is not None else value
+    return value * pixels if unit == HALF_WIDTHS and pixels is not None else value

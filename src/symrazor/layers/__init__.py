@@ -30,19 +30,14 @@ from symrazor.layers.equivariant import (
     GraphLinear,
     relaxed_over,
 )
-from symrazor.layers.factored import FFC, BlockLinear
-from symrazor.layers.fully_connected import FC
-from symrazor.layers.gconv import GConv, GroupPool
-from symrazor.layers.group_factored import GFFC
-from symrazor.layers.group_readout import GReadout
+from symrazor.layers.fully_connected import FC, FFC, BlockLinear
+from symrazor.layers.gconv import GConv, GReadout, GroupPool, SGConv
+from symrazor.layers.group_factored import GFFC, SGFFC
 from symrazor.layers.path import Path
 from symrazor.layers.relaxed import Relaxed, path_groups
-from symrazor.layers.set_pool import SetPool
 from symrazor.layers.sparse_conv import SConv
 from symrazor.layers.sparse_factored import SFC
-from symrazor.layers.sparse_gconv import SGConv
-from symrazor.layers.sparse_group_factored import SGFFC
-from symrazor.layers.subsampling import Subsample, subsample
+from symrazor.layers.subsampling import SetPool, Subsample, subsample
 
 __all__ = [
     "Basis",

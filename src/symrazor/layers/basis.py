@@ -22,7 +22,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from symrazor.core.hyper import Hyper, positive, real
-from symrazor.layers.path import is_real, is_whole
+from symrazor.layers.path import is_integer, is_real
 
 Form = Literal["sum", "interpolate"]
 Role = Literal["fixed", "weight", "hyper"]
@@ -71,7 +71,7 @@ def anchor_count(anchors: int | float, pixels: int) -> int:
     """
     count = 0
     if is_real(anchors) and anchors > 0:
-        count = int(anchors) if is_whole(anchors) else max(round(float(anchors) * pixels), 1)
+        count = int(anchors) if is_integer(anchors) else max(round(float(anchors) * pixels), 1)
     if not 1 <= count <= pixels:
         raise ValueError(
             f"expected between 1 and {pixels} anchors (or a fraction of the pixels, as a float), "

@@ -9,21 +9,27 @@ elements of a sample is exact under translations and rotations together.
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from symrazor.groups import Group
-from symrazor.layers.conv import Conv, check_kernel, is_strict
-from symrazor.layers.filter_rotation import interpolation_error
-from symrazor.layers.filtered import AnyConv, Filtered, Padding
+from symrazor.layers.basis import basis_of, prior_groups
+from symrazor.layers.conv import (
+    CONVOLUTIONS,
+    AnyConv,
+    Conv,
+    Filtered,
+    Padding,
+    check_kernel,
+    is_strict,
+)
 from symrazor.layers.group_filter import Fields, GroupFilter
-from symrazor.layers.path import Map, Path, is_whole
-from symrazor.layers.point_group import PointGroup, point_group
+from symrazor.layers.path import Map, Path, is_integer, is_symbolic
+from symrazor.layers.point_group import PointGroup, interpolation_error, point_group
 from symrazor.layers.subsampling import Reduction, Subsample
-from symrazor.layers.trace import is_symbolic
 
 Kind = Literal["full", "lift", "pointwise", "separable", "depthwise-separable"]
 """Which connections a group convolution has.
@@ -171,14 +177,14 @@ class GConv(Filtered):
         inputs = self.in_channels if self.kind == "lift" else self.in_channels // order
         return Fields(inputs, self.out_channels // order, self.point_group)
 
-    def keeps(self, other: Path) -> bool:
+    def is_equivariant_under(self, other: Path) -> bool:
         """Whether its group, which has all translations, contains that of another path.
 
         And moves channels as that does: p4m and pm are not of one mind about that.
         """
         if not isinstance(other, GConv):
             return other.group in ("translation", self.group)
-        return self.point_group.keeps(other.point_group)
+        return self.point_group.contains(other.point_group)
 
     @property
     def label(self) -> str:
@@ -281,7 +287,7 @@ class GroupPool(nn.Module):
         order: object = given
         if isinstance(given, str | Group):
             order = given.finite().order if isinstance(given, Group) else point_group(given).order
-        if not isinstance(order, int) or not is_whole(order):
+        if not isinstance(order, int) or not is_integer(order):
             raise ValueError(f"expected a group or its number of elements, got {given!r}")
         self.elements = order
         self.how = how
@@ -299,3 +305,131 @@ class GroupPool(nn.Module):
     def extra_repr(self) -> str:
         """Options, for `print(model)`."""
         return f"elements={self.elements}, how={self.how!r}"
+
+
+class SGConv(GConv):
+    """`GConv` with P anchors in place of a full filter, for any number of rotations.
+
+    The arguments are those of `GConv`, and:
+
+    Args:
+        anchors: how many, or as a float which fraction of the filter's entries; or their places.
+        kind: "full", "lift" or "pointwise".
+        **basis: options of `symrazor.layers.basis.Basis`: omega, form, learn_omega, learn_anchors.
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        in_shape: Sequence[int],
+        stride: int = 1,
+        *,
+        group: str | Group = "p4",
+        kind: Kind = "full",
+        anchors: Any = 0.5,
+        kernel: int = 3,
+        padding: Padding = "circular",
+        reduction: Reduction = "l2",
+        **basis: Any,
+    ) -> None:
+        """Place the anchors and draw their values."""
+        if kind not in ("full", "lift", "pointwise"):
+            raise ValueError(f"expected kind 'full', 'lift' or 'pointwise', got {kind!r}")
+        super().__init__(
+            in_channels,
+            out_channels,
+            in_shape,
+            stride,
+            group=group,
+            kind=kind,
+            kernel=kernel,
+            padding=padding,
+            reduction=reduction,
+        )
+        R = self.point_group.matrices
+        if not bool(((R @ R.mT - R[0]).abs() < 1e-9).all()):
+            raise ValueError(f"expected rotations and reflections, got {self.group}")
+        fields = self._fields()
+        made = basis_of((kernel,) * self.point_group.dims, anchors, **basis)
+        fields = Fields(fields.inputs, fields.outputs, fields.group, kind)
+        self.conv = GroupFilter(fields, kernel, padding, basis=made)
+
+    @property
+    def interpolation_error(self) -> float:
+        """0: filters are functions of place, turned exactly."""
+        return 0.0
+
+    @property
+    def output_weights(self) -> list[nn.Parameter]:
+        """Anchor values and bias."""
+        (stage,) = self.stages
+        return [stage.weight, *([] if stage.bias is None else [stage.bias])]
+
+    def prior_groups(self) -> dict[str, list[str]]:
+        """Anchor values and bias, lengthscale, places of the anchors."""
+        return prior_groups(self)
+
+
+class GReadout(Path):
+    """The mean over the elements of a group, then a convolution of one pixel.
+
+    Beside a `Conv` with a kernel of one pixel it says whether the answer needs the orientation.
+
+    Args:
+        in_channels: fields times |G|.
+        out_channels: of the images that come out.
+        in_shape: spatial shape.
+        group: as for `GConv`.
+    """
+
+    conv: AnyConv
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        in_shape: Sequence[int],
+        group: str | Group = "p4",
+    ) -> None:
+        """Draw the weights."""
+        super().__init__(in_channels, out_channels, in_shape)
+        self.point_group = point_group(group)
+        self.point_group.check_map(self.in_shape)
+        self.group, order = self.point_group.name, self.point_group.order
+        self.strict = self.point_group.exact
+        if in_channels % order:
+            raise ValueError(
+                f"expected a number of channels in that the {order} elements of {self.group} "
+                f"divide, got {in_channels}"
+            )
+        self.pool = GroupPool(order, "mean")
+        self.conv = CONVOLUTIONS[len(self.in_shape)](in_channels // order, out_channels, 1)
+        with torch.no_grad():
+            assert self.conv.bias is not None
+            self.conv.bias.zero_()
+
+    def forward(self, x: Float[Tensor, "n c *size"]) -> Float[Tensor, "n d *size"]:
+        """Average, then mix the fields."""
+        self.check(x)
+        y: Tensor = self.conv(self.pool(x))
+        return y
+
+    @property
+    def affine(self) -> bool:
+        """True."""
+        return True
+
+    def transformations(self) -> list[tuple[Map, Map]]:
+        """What each element but the identity does to inputs and to outputs."""
+        act = self.point_group.act
+        return [
+            (partial(act, g), partial(act, g, regular=False))
+            for g in range(1, self.point_group.order)
+        ]
+
+    def is_equivariant_under(self, other: Path) -> bool:
+        """Whether its group, which has all translations, contains that of another path."""
+        if not isinstance(other, GReadout):
+            return other.group in ("translation", self.group)
+        return self.point_group.contains(other.point_group)

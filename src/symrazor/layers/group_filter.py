@@ -25,10 +25,9 @@ from torch import Tensor, nn
 from symrazor.curvature.convolution import Geometry, all_patches, input_factor
 from symrazor.curvature.weight_sharing import Sharing, sharing
 from symrazor.layers.basis import Basis
-from symrazor.layers.filter_rotation import Turns, turned_basis, turns
-from symrazor.layers.filtered import CONVOLUTIONS, AnyConv, Filter, Padding
-from symrazor.layers.point_group import PointGroup
-from symrazor.layers.trace import new_parameter
+from symrazor.layers.conv import CONVOLUTIONS, AnyConv, Filter, Padding
+from symrazor.layers.path import new_parameter
+from symrazor.layers.point_group import PointGroup, Turns, turned_basis, turns
 
 Mixing = Literal["lift", "full", "pointwise"]
 

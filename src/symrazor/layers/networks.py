@@ -11,7 +11,7 @@ from torch import nn
 
 from symrazor.layers.equivariant import DeepSets
 from symrazor.layers.relaxed import Relaxed
-from symrazor.layers.set_pool import SetPool
+from symrazor.layers.subsampling import SetPool
 
 MAX_CONVOLUTIONS = 3
 CONV_CHANNELS = {1: 16, 2: 8, 3: 4}

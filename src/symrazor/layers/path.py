@@ -5,10 +5,56 @@ from math import isfinite, prod
 from numbers import Integral, Real
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from symrazor.groups.representation import Representation
-from symrazor.layers.trace import is_symbolic, traced
+
+
+def traced(root: nn.Module | Callable[..., Tensor], name: str = "Plain") -> fx.GraphModule:
+    """The same map as a torch.fx graph: torch.nn modules, tensor calls, and the root's parameters.
+
+    Parameters are shared with the root, not copied. Modules of other classes than torch's are
+    traced through, so that none of them is needed to load the result.
+
+    Args:
+        root: a module or function whose code branches on no value and iterates over no shape.
+        name: of the graph's class, for `print`.
+
+    Raises:
+        ValueError: code that torch.fx cannot follow.
+    """
+    tracer = fx.Tracer()
+    try:
+        graph = tracer.trace(root)
+    except Exception as error:
+        raise ValueError(
+            f"expected a module that torch.fx can trace, got {type(root).__name__}: {error}; "
+            "override its method _plain() to return torch.nn modules"
+        ) from error
+    for node in list(graph.nodes):
+        if node.op == "call_module" and type(tracer.root.get_submodule(node.target)) is nn.Identity:
+            node.replace_all_uses_with(node.args[0])
+            graph.erase_node(node)
+        node.meta.clear()  # notes on where a call came from, in classes of this library
+        node.type = None  # annotations, which need jaxtyping
+    return fx.GraphModule(tracer.root, graph, name)
+
+
+def is_symbolic(x: object) -> bool:
+    """Whether x stands for a value while torch.fx traces."""
+    return isinstance(x, fx.Proxy)
+
+
+def is_symrazor_module(module: nn.Module) -> bool:
+    """Whether a module is of a class, or of a subclass of a class, of this library."""
+    return any(base.__module__.split(".")[0] == "symrazor" for base in type(module).__mro__)
+
+
+@torch.no_grad()
+def new_parameter(value: Tensor, like: Tensor) -> nn.Parameter:
+    """A parameter of the type and on the device of another one."""
+    return nn.Parameter(value.detach().to(like), requires_grad=like.requires_grad)
+
 
 Map = Callable[[Tensor], Tensor]
 Shape = tuple[int, ...]
@@ -16,7 +62,7 @@ Spaces = tuple[int, Shape, int, Shape]
 """(channels, shape) of an input and of an output."""
 
 
-def is_whole(value: object, least: int = 1) -> bool:
+def is_integer(value: object, least: int = 1) -> bool:
     """Whether a value is a whole number, no bool, of at least so much."""
     if isinstance(value, bool) or not isinstance(value, Integral):
         return False
@@ -37,12 +83,12 @@ def checked_shape(shape: object) -> Shape:
         ValueError: anything else than 1 to 3 positive whole numbers.
     """
     sizes = tuple(shape) if isinstance(shape, Sequence) and not isinstance(shape, str) else ()
-    if not 1 <= len(sizes) <= 3 or not all(map(is_whole, sizes)):
+    if not 1 <= len(sizes) <= 3 or not all(map(is_integer, sizes)):
         raise ValueError(f"expected a shape of 1 to 3 positive sizes, whole numbers, got {shape!r}")
     return sizes
 
 
-def halve(shape: Sequence[int], stride: int) -> Shape:
+def subsampled_shape(shape: Sequence[int], stride: int) -> Shape:
     """Spatial shape after subsampling.
 
     Raises:
@@ -89,12 +135,12 @@ class Path(nn.Module):
     ) -> None:
         """Check and keep the shapes."""
         super().__init__()
-        if not is_whole(in_channels) or not is_whole(out_channels):
+        if not is_integer(in_channels) or not is_integer(out_channels):
             raise ValueError(
                 "expected whole numbers, at least 1 channel in and out, got "
                 f"{in_channels!r} and {out_channels!r}"
             )
-        if not is_whole(stride):
+        if not is_integer(stride):
             raise ValueError(f"expected a whole number of at least 1 as stride, got {stride!r}")
         in_shape = checked_shape(in_shape)
         out_shape = None if out_shape is None else checked_shape(out_shape)
@@ -104,7 +150,9 @@ class Path(nn.Module):
             raise ValueError(f"expected an out_shape of {len(in_shape)} sizes, got {out_shape}")
         self.in_channels, self.out_channels = in_channels, out_channels
         self.in_shape: Shape = in_shape
-        self.out_shape: Shape = halve(in_shape, stride) if out_shape is None else out_shape
+        self.out_shape: Shape = (
+            subsampled_shape(in_shape, stride) if out_shape is None else out_shape
+        )
         self.stride = stride
 
     @property
@@ -172,7 +220,7 @@ class Path(nn.Module):
         """What each element of its group beside translations does to inputs and to outputs."""
         return []
 
-    def keeps(self, other: "Path") -> bool:
+    def is_equivariant_under(self, other: "Path") -> bool:
         """Whether every map of this path commutes with the group of another one.
 
         By name, or where both have representations by whether its group contains the other's.

@@ -12,7 +12,7 @@ those of D_n $r^0, r^0 m, r^1, r^1 m, \dots$ with the turn r and the mirror m of
 their rotation, each before its mirror image. So a map of C |G| channels for p4m is also one for p4
 with twice the fields, and so are p4 and p2, C8 and p4, Oh and O: paths of these groups can be added
 up. That does not go for p4m and pm or p2m, whose elements do not lie side by side
-(`PointGroup.keeps`).
+(`PointGroup.contains`).
 """
 
 import math
@@ -25,6 +25,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from symrazor.groups import Group, OnGrid, cyclic, dihedral, octahedral
+from symrazor.layers.basis import Basis, evaluate, grid
 from symrazor.layers.path import Shape
 
 NAMES = {"C1": "translation", "C2": "p2", "C4": "p4", "D1": "pm", "D2": "p2m", "D4": "p4m"}
@@ -122,7 +123,7 @@ class PointGroup:
         R = self.matrices
         return bool((R == R.round()).all() and (R.abs().sum(2) == 1).all())
 
-    def keeps(self, other: "PointGroup") -> bool:
+    def contains(self, other: "PointGroup") -> bool:
         """Whether it contains another group, which moves channels just as it does."""
         if not other.group.is_subgroup_of(self.group):
             return False
@@ -192,3 +193,58 @@ def point_group(group: str | Group) -> PointGroup:
         ValueError: an unknown name, or a group that is no finite one of 2 x 2 or 3 x 3 matrices.
     """
     return PointGroup(group) if isinstance(group, Group) else _by_name(str(group))
+
+
+@dataclass(frozen=True)
+class Turns:
+    """The maps T_g: an index where they are permutations, psi_g = v[index_g], else matrices."""
+
+    index: Int[Tensor, "g s"] | None = None
+    matrices: Float[Tensor, "g p s"] | None = None
+
+
+def turns(group: PointGroup, kernel: int) -> Turns:
+    """How a filter, of `kernel` values in every dimension, is turned."""
+    matrices = interpolation(group, kernel)
+    if group.exact:
+        return Turns(index=matrices.argmax(1))
+    return Turns(matrices=matrices)
+
+
+def interpolation(group: PointGroup, kernel: int) -> Float[Tensor, "g p s"]:
+    r"""$T_g[p, \delta] = \prod_d \max(0, 1 - |(R_g^{-1} \delta - p)_d|)$, in float64."""
+    # Not `core.resampling.resample`: the layer needs the weights, in float64 and in 3 dimensions.
+    places = grid((kernel,) * group.dims)
+    sources = torch.einsum("gij,sj->gsi", torch.linalg.inv(group.matrices), places)
+    apart = (sources.unsqueeze(1) - places[:, None]).abs()
+    return (1 - apart).clamp_min(0).prod(-1)
+
+
+def turned_basis(rotations: Float[Tensor, "g d d"], basis: Basis) -> Float[Tensor, "g p s"]:
+    r"""$\Phi_g[p, \delta] = \Phi[p, R_g^{-1} \delta]$: the basis of anchors at $R_g z_p$.
+
+    The basis depends on distances alone, which an orthogonal $R_g$ keeps.
+    """
+    z, omega = basis.anchors, basis.value("omega")
+    moved = torch.einsum("gij,pj->gpi", rotations.to(z), z)
+    return torch.stack([evaluate(places, basis.shape, omega, basis.form) for places in moved])
+
+
+def interpolation_error(group: PointGroup, kernel: int) -> float:
+    r"""Relative error of turning a smooth filter, the worst over elements; 0 for exact groups.
+
+    The filter is a Gaussian of width k / 6, an eighth of the kernel away from its middle: coarse
+    grids cannot hold it at other angles, fine ones can.
+    """
+    places, width = grid((kernel,) * group.dims), kernel / 6
+    centre = torch.tensor([kernel / 2 ** (3 + d) for d in range(group.dims)], dtype=torch.float64)
+
+    def bump(at: Tensor) -> Tensor:
+        return torch.exp(-(places - at).square().sum(-1) / (2 * width**2))
+
+    matrices = interpolation(group, kernel)
+    errors = []
+    for R, T in zip(group.matrices, matrices, strict=True):
+        wanted = bump(R @ centre)
+        errors.append(float((bump(centre) @ T - wanted).norm() / wanted.norm()))
+    return max(errors)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from symrazor.accelerate.streams import side_by_side
 from symrazor.core.hyper import weights
-from symrazor.layers.filtered import Filtered, convolved, is_heard
+from symrazor.layers.conv import Filtered, convolved, has_hooks
 from symrazor.layers.path import Path
 from symrazor.layers.subsampling import ADAPTIVE
 
@@ -28,7 +28,7 @@ def joint(paths: Sequence[nn.Module], least: int = 2) -> list[list[nn.Module]]:
     for i, path in enumerate(paths):
         key: object = i
         if isinstance(path, Filtered) and path.shrink.stride >= least:
-            alone = path.shrink.stride == 1 and is_heard(path)
+            alone = path.shrink.stride == 1 and has_hooks(path)
             key = i if alone else (path.shrink.stride, path.shrink.reduction)
         found.setdefault(key, []).append(path)
     return list(found.values())
@@ -61,10 +61,10 @@ class Relaxed(nn.Module):
         mean: divide by the number of paths.
 
     Attributes:
-        silent: paths whose output is known to be zero; they are not computed.
+        disabled: paths whose output is known to be zero; they are not computed.
     """
 
-    silent: frozenset[int] = frozenset()
+    disabled: frozenset[int] = frozenset()
 
     def __init__(self, paths: Sequence[Path], mean: bool = False) -> None:
         """Check that the paths fit together."""
@@ -92,7 +92,7 @@ class Relaxed(nn.Module):
 
     def forward(self, x: Float[Tensor, "n c *size"]) -> Float[Tensor, "n d *small"]:
         """Add the paths up."""
-        heard = [path for i, path in enumerate(self.paths) if i not in self.silent]
+        heard = [path for i, path in enumerate(self.paths) if i not in self.disabled]
         terms = side_by_side([partial(_together, paths, x) for paths in joint(heard, least=1)], [x])
         total = terms[0]
         for term in terms[1:]:
@@ -105,7 +105,7 @@ class Relaxed(nn.Module):
         assert isinstance(path, Path)
         return path
 
-    def loose(self) -> list[int]:
+    def removable_paths(self) -> list[int]:
         """Paths beside a stricter one: free ones, and those of a smaller group than another's."""
         paths = [self.path(i) for i in range(len(self.paths))]
         return [
@@ -113,7 +113,10 @@ class Relaxed(nn.Module):
             for i, one in enumerate(paths)
             if any(
                 other.group is not None
-                and (one.group is None or (other.keeps(one) and not one.keeps(other)))
+                and (
+                    one.group is None
+                    or (other.is_equivariant_under(one) and not one.is_equivariant_under(other))
+                )
                 for other in paths
             )
         ]
@@ -138,7 +141,9 @@ def _check_names(paths: Sequence[Path]) -> None:
     for i, one in enumerate(paths):
         for other in paths[:i]:
             alike = one.group is None or one.group != other.group
-            if not alike and not (one.keeps(other) and other.keeps(one)):
+            if not alike and not (
+                one.is_equivariant_under(other) and other.is_equivariant_under(one)
+            ):
                 raise ValueError(
                     f"expected a name of its own for each group of a layer, got {one.group!r} for "
                     "two that act differently; do: give one of them another name"
@@ -191,7 +196,7 @@ def free_groups(model: nn.Module) -> set[str]:
     free: set[str] = set()
     for prefix, layer in spatial_layers(model).items():
         start = f"{prefix}." if prefix else ""
-        loose = layer.loose() if isinstance(layer, Relaxed) else []
+        loose = layer.removable_paths() if isinstance(layer, Relaxed) else []
         free |= {f"{start}paths.{i}" for i in loose}
     return free
 
@@ -206,11 +211,11 @@ def balance_(model: nn.Module, group_of: Mapping[str, str]) -> None:
                 module.balance_()
 
 
-NEAR = 30.0
+FREE_PATH_PRECISION = 30.0
 """Precision of loose paths near the symmetric network: loose enough to learn what is left, tight
 enough not to learn what the equivariant path can (docs/results.md)."""
 
-SMALL = 0.1
+START_RATIO = 0.1
 """Output of a loose path near the symmetric network, over that of the stricter paths."""
 
 
@@ -231,7 +236,10 @@ def start_near_(model: nn.Module, x: Tensor) -> None:
 
     def scale(layer: nn.Module, args: tuple[Tensor]) -> None:
         assert isinstance(layer, Relaxed)
-        outputs, loose = [layer.path(i)(args[0]) for i in range(len(layer.paths))], layer.loose()
+        outputs, loose = (
+            [layer.path(i)(args[0]) for i in range(len(layer.paths))],
+            layer.removable_paths(),
+        )
         strict = [i for i in range(len(outputs)) if i not in loose]
         wanted = _size(torch.stack([outputs[i] for i in strict]).sum(0))
         if not loose or not wanted:
@@ -244,7 +252,7 @@ def start_near_(model: nn.Module, x: Tensor) -> None:
         for i in loose:
             size = _size(outputs[i])
             if size > 0:
-                layer.path(i).scale_(wanted * SMALL / size)
+                layer.path(i).scale_(wanted * START_RATIO / size)
 
     layers = [module for module in model.modules() if isinstance(module, Relaxed)]
     handles = [layer.register_forward_pre_hook(scale) for layer in layers]

@@ -17,8 +17,7 @@ from torch import Tensor, nn
 from symrazor.curvature.convolution import Geometry, all_patches, channels_to_features, input_factor
 from symrazor.curvature.weight_sharing import Sharing, sharing
 from symrazor.layers.basis import Basis, basis_of, deviation, nearest, prior_groups
-from symrazor.layers.conv import Conv, check_kernel, is_strict
-from symrazor.layers.filtered import Filter, Filtered, Padding
+from symrazor.layers.conv import Conv, Filter, Filtered, Padding, check_kernel, is_strict
 from symrazor.layers.path import checked_shape
 from symrazor.layers.subsampling import Reduction, Subsample
 

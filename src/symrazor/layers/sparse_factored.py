@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from symrazor.curvature.weight_sharing import Sharing, sharing
 from symrazor.layers.basis import Basis, basis_of, deviation, nearest, prior_groups
-from symrazor.layers.factored import FFC, Factored, PixelBias, block_product, is_wide
+from symrazor.layers.fully_connected import FFC, Factored, PixelBias, block_product, is_wide
 from symrazor.layers.path import Path, Spaces
 
 

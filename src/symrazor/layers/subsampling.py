@@ -21,8 +21,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from symrazor.layers.path import halve, is_whole
-from symrazor.layers.trace import traced
+from symrazor.layers.path import is_integer, is_symbolic, subsampled_shape, traced
 
 Reduction = Literal["l2", "max", "first", "average-pool", "max-pool"]
 """How to shrink a map.
@@ -52,14 +51,14 @@ def _check(stride: object, reduction: object, elements: object) -> None:
     if reduction not in get_args(Reduction):
         raise ValueError(f"expected reduction in {get_args(Reduction)}, got {reduction!r}")
     for name, value in (("stride", stride), ("number of group elements", elements)):
-        if not is_whole(value):
+        if not is_integer(value):
             raise ValueError(f"expected a whole {name} of at least 1, got {value!r}")
 
 
 def polyphase(x: Float[Tensor, "n c *size"], stride: int) -> Float[Tensor, "n p c *small"]:
     """All components x[..., i::stride, j::stride], phases in row-major order."""
     n, c, *shape = x.shape
-    small = halve(shape, stride)
+    small = subsampled_shape(shape, stride)
     dims = len(shape)
     split = x.reshape(n, c, *(part for size in small for part in (size, stride)))
     sizes = [2 + 2 * d for d in range(dims)]
@@ -87,7 +86,7 @@ def keep_largest(
         elements: group elements, each with c / elements channels.
     """
     channels, *shape = space
-    small, dims = halve(shape, stride), len(shape)
+    small, dims = subsampled_shape(shape, stride), len(shape)
     size = x.detach().square() if norm == "l2" else x.detach().abs()
     size = size.unflatten(1, (elements, -1))
     size = size.sum(2) if norm == "l2" else size.amax(2)
@@ -185,3 +184,34 @@ class Subsample(nn.Module):
         """Options, for `print(model)`."""
         more = f", elements={self.elements}" if self.elements > 1 else ""
         return f"stride={self.stride}, reduction={self.reduction!r}{more}"
+
+
+SetReduction = Literal["sum", "mean", "max"]
+
+
+class SetPool(nn.Module):
+    """The sum, mean or maximum over the places of [n, c, *shape].
+
+    Args:
+        reduction: which.
+    """
+
+    def __init__(self, reduction: SetReduction = "mean") -> None:
+        """Check the name."""
+        super().__init__()
+        if reduction not in ("sum", "mean", "max"):
+            raise ValueError(f"expected reduction 'sum', 'mean' or 'max', got {reduction!r}")
+        self.reduction = reduction
+
+    def forward(self, x: Float[Tensor, "n c *size"]) -> Float[Tensor, "n c"]:
+        """Reduce all places."""
+        if not is_symbolic(x) and (x.dim() < 3 or not x.numel()):
+            raise ValueError(f"expected maps [n, c, *size] with places, got {list(x.shape)}")
+        flat = x.flatten(2)
+        if self.reduction == "max":
+            return flat.amax(2)
+        return flat.sum(2) if self.reduction == "sum" else flat.mean(2)
+
+    def extra_repr(self) -> str:
+        """The reduction, for `print(model)`."""
+        return repr(self.reduction)

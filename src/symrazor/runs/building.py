@@ -18,7 +18,7 @@ from symrazor.data import (
     read_npz,
 )
 from symrazor.data.resolution import moments, warn_if_coarse
-from symrazor.groups.group_files import from_file, is_file
+from symrazor.groups.group_files import from_file, is_group_file
 from symrazor.layers.ella import ella_network
 from symrazor.layers.networks import convolutional, fully_connected
 from symrazor.runs.config import DataConfig, ModelConfig, import_function
@@ -119,6 +119,6 @@ def make_model(
         raise ValueError(f"expected a module from {config.name}, got {type(model).__name__}")
     model = model.to(dtype)
     if config.relax:
-        groups = [from_file(g) if is_file(g) else g for g in config.groups]
+        groups = [from_file(g) if is_group_file(g) else g for g in config.groups]
         model = relax(model, torch.zeros(2, *shape, dtype=dtype), groups, config.paths)
     return model

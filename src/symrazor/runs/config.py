@@ -40,7 +40,7 @@ from torch import Tensor
 
 from symrazor.core.validation import called, fits
 from symrazor.data import flip_and_crop
-from symrazor.groups.group_files import is_file
+from symrazor.groups.group_files import is_group_file
 from symrazor.inference.razor_config import RazorConfig
 from symrazor.training.options import Augment, FitConfig, refuse_smoothing
 
@@ -150,7 +150,7 @@ class ModelConfig:
         """Check what belongs together."""
         if self.arguments and ":" not in self.name:
             raise ValueError(f"expected model.arguments for a function alone, got {self.name!r}")
-        convolved = not any(is_file(group) for group in self.groups)  # else dense layers, too
+        convolved = not any(is_group_file(group) for group in self.groups)  # else dense layers, too
         if self.relax and self.name in ("fully-connected", "ella") and convolved:
             raise ValueError(
                 f"expected relax = false for {self.name!r}, which has no convolutions to relax"
@@ -189,7 +189,7 @@ class RunConfig:
             if (place := getattr(self.data, name)) is not None
         }
         groups = tuple(
-            str(Path(folder).absolute() / group) if is_file(group) else group
+            str(Path(folder).absolute() / group) if is_group_file(group) else group
             for group in self.model.groups
         )
         model = replace(self.model, groups=groups)

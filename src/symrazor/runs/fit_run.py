@@ -45,7 +45,7 @@ from symrazor.core.files import write_atomically
 from symrazor.core.likelihood import as_likelihood
 from symrazor.core.version import __version__
 from symrazor.data import Tensors
-from symrazor.groups.group_files import is_file
+from symrazor.groups.group_files import is_group_file
 from symrazor.inference.posterior import How, Prediction
 from symrazor.inference.razor import Razor
 from symrazor.layers.relaxed import spatial_layers
@@ -185,7 +185,7 @@ def _together(device: str) -> Iterator[distributed.World]:
 
 def _group_files(config: RunConfig) -> dict[str, tuple[str, bytes]]:
     """Groups that came as files -> what they are called in the folder of the run, and content."""
-    given = [group for group in config.model.groups if is_file(group)]
+    given = [group for group in config.model.groups if is_group_file(group)]
     return {
         group: (f"{GROUP}-{number}.json", Path(group).read_bytes())
         for number, group in enumerate(given)

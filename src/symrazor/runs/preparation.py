@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from symrazor.data import Dataset
 from symrazor.data.resolution import chunks, moments, warn_if_coarse
-from symrazor.layers.trace import traced
+from symrazor.layers.path import traced
 
 
 @dataclass(frozen=True)

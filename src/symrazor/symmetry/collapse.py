@@ -2,7 +2,7 @@ r"""A plain network out of a relaxed one: without the paths that the evidence sw
 
 A path's share is its part of its layer's effective parameters, $\gamma_p / \sum_q \gamma_q$. Paths
 with a share below a threshold are dropped, the others are merged where they can be
-(`symrazor.layers.merge`), and what is left is made of torch.nn modules and torch.fx graphs: it
+(`symrazor.layers.plain`), and what is left is made of torch.nn modules and torch.fx graphs: it
 loads and runs without this library.
 """
 
@@ -26,10 +26,9 @@ from symrazor.curvature.estimate import Loader
 from symrazor.curvature.tape import Input, call
 from symrazor.inference.razor import Razor
 from symrazor.invariance.averaged_network import Augmented
-from symrazor.layers.path import is_real
+from symrazor.layers.path import is_real, is_symrazor_module
 from symrazor.layers.plain import Rewriter
 from symrazor.layers.relaxed import Relaxed
-from symrazor.layers.trace import is_ours
 from symrazor.symmetry.reading import Reading
 
 Report = dict[str, Any]
@@ -284,7 +283,7 @@ def _checked(model: nn.Module) -> nn.Module:
             "collapse(model.network, x), which takes data as they are, or model.network itself if "
             "its layers are plain"
         )
-    if not any(is_ours(m) and not isinstance(m, Hyper) for m in model.modules()):
+    if not any(is_symrazor_module(m) and not isinstance(m, Hyper) for m in model.modules()):
         raise ValueError(
             f"expected a model with relaxed layers, got {type(model).__name__} without any layer "
             "of symrazor.layers; it is a plain network already"
@@ -318,7 +317,7 @@ def _as_given(threshold: float | None, shares: Shares | Reading | None) -> Choic
 def _rewritten(before: nn.Module, rewriter: Rewriter) -> nn.Module:
     """A copy in plain torch, in eval mode, that can have attributes."""
     plain = rewriter.rewrite(copy.deepcopy(before), "")
-    left = sorted({type(m).__name__ for m in plain.modules() if is_ours(m)})
+    left = sorted({type(m).__name__ for m in plain.modules() if is_symrazor_module(m)})
     if left:
         raise ValueError(f"expected layers that can be written in plain torch, got {left}")
     if isinstance(plain, torch.fx.GraphModule):  # copies of a graph lose their attributes

@@ -26,10 +26,9 @@ from torch import Tensor, nn
 
 from symrazor.core.eval_mode import evaluating
 from symrazor.curvature.tape import Input, call, map_tensors
-from symrazor.groups import Group, GroupAction, Representation, Unmoved, action_on
-from symrazor.layers.gconv import GConv
-from symrazor.layers.group_readout import GReadout
-from symrazor.layers.path import Path, Shape, is_whole
+from symrazor.groups import Group, GroupAction, Representation, TrivialAction, action_on
+from symrazor.layers.gconv import GConv, GReadout
+from symrazor.layers.path import Path, Shape, is_integer
 from symrazor.layers.point_group import point_group
 from symrazor.layers.relaxed import Relaxed, spatial_layers
 
@@ -64,7 +63,7 @@ def translations(
 
     A map of one position has no shifts; `out_shape` is None for vectors, which must not change.
     """
-    if not is_whole(count):
+    if not is_integer(count):
         raise ValueError(f"expected a count of at least 1 shift, a whole number, got {count!r}")
     total = math.prod(in_shape)
     chosen = dict.fromkeys(range(1, total) if total - 1 <= count else ())
@@ -108,7 +107,9 @@ def group_actions(symmetry: Symmetry, x: Tensor, y: Tensor, count: int, seed: in
         if y.shape[2:] == x.shape[2:] and (y.dim() > 2 or y.shape == x.shape):
             after = before
         else:
-            after = Unmoved(before.group) if y.dim() == 2 else action_on(before.group, y.shape)
+            after = (
+                TrivialAction(before.group) if y.dim() == 2 else action_on(before.group, y.shape)
+            )
     elements = before.sample(count, seed)
     return [Action(partial(before.act, g=g), (partial(after.act, g=g),)) for g in elements]
 
@@ -184,7 +185,7 @@ def _own_actions(f: object, name: str) -> list[Action]:
         return []
     group = point_group(name)
     for path in paths:
-        if isinstance(path, GConv | GReadout) and path.point_group.keeps(group):
+        if isinstance(path, GConv | GReadout) and path.point_group.contains(group):
             before = isinstance(path, GReadout) or path.kind != "lift"
             after = isinstance(path, GConv)
             return [

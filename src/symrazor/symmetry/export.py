@@ -32,7 +32,7 @@ from torch import Tensor, nn
 
 from symrazor.core.version import __version__
 from symrazor.curvature.tape import Input, call, map_tensors
-from symrazor.layers.trace import is_ours
+from symrazor.layers.path import is_symrazor_module
 
 Format = Literal["torch", "safetensors", "onnx"]
 SUFFIXES: dict[str, str] = {"torch": ".pt2", "safetensors": ".safetensors", "onnx": ".onnx"}
@@ -67,7 +67,7 @@ def save_network(
         ModuleNotFoundError: packages that the format needs.
     """
     kind, file = _target(Path(path), format)
-    ours = sorted({type(m).__name__ for m in plain.modules() if is_ours(m)})
+    ours = sorted({type(m).__name__ for m in plain.modules() if is_symrazor_module(m)})
     if ours:
         inner = (
             "fit.collapse(), the network inside" if "Augmented" in ours else "collapse(model, x)"

@@ -26,10 +26,8 @@ from symrazor.core.hyper import Hyper
 from symrazor.curvature.coverage import unsupported_reason
 from symrazor.curvature.tape import Input
 from symrazor.groups import Group
-from symrazor.layers.conv import Conv
-from symrazor.layers.factored import FFC
-from symrazor.layers.filtered import AnyConv
-from symrazor.layers.fully_connected import FC
+from symrazor.layers.conv import AnyConv, Conv
+from symrazor.layers.fully_connected import FC, FFC
 from symrazor.layers.gconv import GConv
 from symrazor.layers.path import Path
 from symrazor.layers.point_group import PointGroup, point_group

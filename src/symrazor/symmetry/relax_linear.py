@@ -19,8 +19,7 @@ from torch import Tensor, nn
 
 from symrazor.curvature.tape import Input
 from symrazor.groups import Group, defining, equivariant_maps, invariant
-from symrazor.layers.equivariant import EquivariantLinear, relaxed_over
-from symrazor.layers.equivariant_map import InvariantBias
+from symrazor.layers.equivariant import EquivariantLinear, InvariantBias, relaxed_over
 from symrazor.layers.fully_connected import FC
 from symrazor.layers.relaxed import Relaxed
 from symrazor.symmetry.batchnorm import copy_of

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from symrazor.curvature.tape import Input, call, map_tensors
-from symrazor.layers.filtered import CONVOLUTIONS
+from symrazor.layers.conv import CONVOLUTIONS
 from symrazor.layers.relaxed import Relaxed
 from symrazor.symmetry.batchnorm import put
 

@@ -42,7 +42,9 @@ def support(layer: Relaxed, shares: Sequence[float], errors: Mapping[str, float]
     by_name = {path.group: path for path in paths if path.group is not None}
     found: dict[str, Support] = {}
     for name, path in by_name.items():
-        outside = sum(s for p, s in zip(paths, shares, strict=True) if not p.keeps(path))
+        outside = sum(
+            s for p, s in zip(paths, shares, strict=True) if not p.is_equivariant_under(path)
+        )
         error = errors.get(name)
         kept = outside < FREE_SHARE if error is None else error < SMALL_ERROR
         found[name] = Support(name, outside, error, kept)
@@ -52,7 +54,7 @@ def support(layer: Relaxed, shares: Sequence[float], errors: Mapping[str, float]
         if one.supported
         and not any(
             other.supported
-            and by_name[bigger].keeps(by_name[name])
+            and by_name[bigger].is_equivariant_under(by_name[name])
             and not _same(by_name, name, bigger)
             for bigger, other in found.items()
         )
@@ -83,7 +85,7 @@ def listed(names: Sequence[str]) -> str:
 
 def _same(by_name: Mapping[str, Path], one: str, two: str) -> bool:
     """Whether two groups contain each other."""
-    return one == two or by_name[one].keeps(by_name[two])
+    return one == two or by_name[one].is_equivariant_under(by_name[two])
 
 
 FREE_SHARE = 0.05

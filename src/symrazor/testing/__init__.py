@@ -3,7 +3,7 @@
 May import: everything below `discovery`.
 """
 
-from symrazor.groups.suite import GroupSuite
+from symrazor.testing.groups import GroupSuite
 from symrazor.testing.layers import LayerSuite
 from symrazor.testing.likelihoods import LikelihoodSuite
 from symrazor.testing.oracles import Head, assert_close, dense_block, dense_ggn, output_hessian

@@ -13,8 +13,7 @@ from symrazor.core.likelihood import Categorical
 from symrazor.curvature.coverage import layers, verify
 from symrazor.curvature.estimate import estimate_curvature
 from symrazor.curvature.task import Method
-from symrazor.layers.path import Path
-from symrazor.layers.trace import is_ours
+from symrazor.layers.path import Path, is_symrazor_module
 from symrazor.linalg.blocks import Kron
 from symrazor.symmetry.equivariance import representation_actions
 from symrazor.testing.oracles import Head, NoCopies, assert_close, dense_block, dense_ggn
@@ -209,7 +208,7 @@ class PathSuite(ABC):
         """The plain network equals the path, at every batch size, without a class of ours."""
         path, x = self._case()
         plain = path.plain()
-        assert not [type(m).__name__ for m in plain.modules() if is_ours(m)]
+        assert not [type(m).__name__ for m in plain.modules() if is_symrazor_module(m)]
         with torch.no_grad():
             for n in (3, 1):
                 assert_close(plain(x[:n]), path(x[:n]), 1e-10)

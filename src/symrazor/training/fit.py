@@ -36,8 +36,8 @@ from symrazor.inference.razor_config import RazorConfig
 from symrazor.invariance.averaged_network import Augmented
 from symrazor.invariance.copies import Augment
 from symrazor.invariance.poses import MOST_DATA, find_reach_
-from symrazor.layers.relaxed import NEAR, spatial_layers, start_near_
-from symrazor.layers.trace import is_ours
+from symrazor.layers.path import is_symrazor_module
+from symrazor.layers.relaxed import FREE_PATH_PRECISION, spatial_layers, start_near_
 from symrazor.symmetry.collapse import collapse, path_shares
 from symrazor.symmetry.reading import Reading, read
 from symrazor.training.checkpoint import Checkpoints
@@ -120,7 +120,7 @@ class Fit:
         if isinstance(self.model, Augmented):
             inner = {k.removeprefix("network."): share for k, share in shares.items()}
             number = None if threshold == "evidence" else threshold
-            if not any(is_ours(module) for module in self.model.network.modules()):
+            if not any(is_symrazor_module(module) for module in self.model.network.modules()):
                 return copy.deepcopy(self.model.network).eval()
             return collapse(self.model.network, x, shares=inner, threshold=number)
         with alone():
@@ -301,12 +301,12 @@ def _with_start(options: FitConfig, n_data: int) -> RazorConfig:
     """Return the options of the razor, with the prior precision of `start="near"` if none is given.
 
     A prior that outweighs every fifteenth datum keeps a free path from learning, so the precision
-    is `NEAR` or less.
+    is `FREE_PATH_PRECISION` or less.
     """
     razor = options.razor
     if options.start == "given" or razor.free_precision is not None or not razor.has_free_precision:
         return razor
-    return replace(razor, free_precision=min(NEAR, n_data / 15))
+    return replace(razor, free_precision=min(FREE_PATH_PRECISION, n_data / 15))
 
 
 def _device(model: nn.Module, wanted: str) -> torch.device:

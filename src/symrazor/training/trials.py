@@ -170,7 +170,7 @@ class Trials:
         for name, layer in spatial_layers(self.razor.model).items():
             if isinstance(layer, Relaxed):
                 own = [f"{name}.paths.{i}".removeprefix(".") for i in range(len(layer.paths))]
-                layer.silent = frozenset(i for i, path in enumerate(own) if path in self._off)
+                layer.disabled = frozenset(i for i, path in enumerate(own) if path in self._off)
 
     def look(self, estimate: Evidence, progress: float, left: int) -> None:
         """After an evidence step: turn to the other branch, settle a trial, begin one.
@@ -191,7 +191,7 @@ class Trials:
         """Let the model compute all paths again, those with weights of zero too."""
         for layer in self.razor.model.modules():
             if isinstance(layer, Relaxed):
-                layer.silent = frozenset()
+                layer.disabled = frozenset()
 
     @torch.no_grad()
     def hold_(self) -> None:
