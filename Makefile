@@ -1,53 +1,54 @@
 # make run     find the symmetries of the embedded digits
-# make test    the fast tests
-# make help    everything else
+# make test    run the fast tests
+# make help    list all targets
 #
-# Each target builds what it needs from nothing but python3 (3.11 or newer), pip and make.
-# PYTHON=/path/to/python3 picks the interpreter; ARGS="..." is passed on to the command that runs.
+# Every target sets up what it needs; python3 (3.11 or newer), pip and make are enough.
+# PYTHON=/path/to/python3 chooses the interpreter. ARGS="..." is passed to the command.
 
 PYTHON ?= python3
 TORCH  := $(shell sed -n 's/^torch==//p' constraints.txt)
 JOBS   ?= 2
 ARGS   ?=
 
-BIN        := .venv/bin
-PEERS_BIN  := .venv-peers/bin
-READY      := .venv/.ready
-DOCS_READY := .venv/.ready-docs
+BIN         := .venv/bin
+PEERS_BIN   := .venv-peers/bin
+RUN_READY   := .venv/.ready-run
+DEV_READY   := .venv/.ready
+DOCS_READY  := .venv/.ready-docs
 PEERS_READY := .venv-peers/.ready
-SOURCES    := $(wildcard src tests tools benchmarks tools)
-TYPED      := $(wildcard src benchmarks tools)
-# One thread per worker: JOBS workers with a thread pool each would fight over the cores.
-PYTEST     := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(JOBS)
+SOURCES     := src tests benchmarks tools docs/conf.py docs/_ext
+TYPED       := src benchmarks tools
+# One thread per worker: JOBS workers with a thread pool each would compete for the cores.
+PYTEST      := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(JOBS)
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .PHONY: run test test-all bench bench-evidence bench-layers bench-fit bench-augment bench-peers benchmarks docs lint format clean distclean help
 
-run: $(READY) ## what the evidence says about the embedded digits
+run: $(RUN_READY) ## find the symmetries of the embedded digits
 	$(BIN)/symrazor discover $(ARGS)
 
-test: $(READY) ## the fast tests
+test: $(DEV_READY) ## run the fast tests
 	$(PYTEST) -m "not slow" $(ARGS)
 
-test-all: $(READY) ## every test, the slow ones too
+test-all: $(DEV_READY) ## run all tests, including the slow ones
 	$(PYTEST) --timeout 1800 $(ARGS)
 
-bench: bench-evidence bench-layers bench-fit bench-augment ## the next four
+bench: bench-evidence bench-layers bench-fit bench-augment ## run the next four
 
-bench-evidence: $(READY) ## time and memory of one evidence estimate
+bench-evidence: $(DEV_READY) ## time and memory of one evidence estimate
 	$(BIN)/python benchmarks/evidence.py $(ARGS)
 
-bench-layers: $(READY) ## the same of the paths and of relaxed networks
+bench-layers: $(DEV_READY) ## time and memory of layers and relaxed networks
 	$(BIN)/python benchmarks/layers.py $(ARGS)
 
-bench-fit: $(READY) ## time and memory of fit against plain training; two processes against one
+bench-fit: $(DEV_READY) ## time and memory of fit against plain training; two processes against one
 	$(BIN)/python benchmarks/fit.py $(ARGS)
 
-bench-augment: $(READY) ## time and memory of an estimate with its gradient in learned widths
+bench-augment: $(DEV_READY) ## time and memory of the evidence gradient in learned augmentation ranges
 	$(BIN)/python benchmarks/augment.py $(ARGS)
 
-bench-peers: $(PEERS_READY) ## the same for laplace-torch and its backends, in .venv-peers
+bench-peers: $(PEERS_READY) ## compare with laplace-torch and its backends, in .venv-peers
 	$(PEERS_BIN)/python benchmarks/peers.py $(ARGS)
 	$(PEERS_BIN)/python benchmarks/peers_groups.py
 
@@ -57,52 +58,59 @@ benchmarks: ## render docs/benchmarks.md and docs/benchmarks-all.md from benchma
 docs: $(DOCS_READY) ## build the documentation into site/
 	$(BIN)/sphinx-build -W --keep-going -q docs site $(ARGS)
 
-lint: $(READY) ## ruff, import contracts and mypy --strict
+lint: $(DEV_READY) ## run ruff, the import contracts and mypy --strict
 	$(BIN)/ruff check $(SOURCES)
 	$(BIN)/ruff format --check $(SOURCES)
 	$(BIN)/lint-imports
 	$(BIN)/mypy --strict $(TYPED)
 
-format: $(READY) ## let ruff format and fix what it can
+format: $(DEV_READY) ## format the code and fix what ruff can fix
 	$(BIN)/ruff format $(SOURCES)
 	$(BIN)/ruff check --fix $(SOURCES)
 
 clean: ## remove caches and build products
-	rm -rf build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	find $(SOURCES) -name __pycache__ -type d -prune -exec rm -rf {} +
 
-distclean: clean ## clean, and remove both virtual environments
+distclean: clean ## also remove both virtual environments
 	rm -rf .venv .venv-peers
 
-help: ## this list
+help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 22
 
-# A stamp is removed before an install begins and written after its check has passed, so that an
-# interrupted install is taken up again. The pinned torch goes in first, and alone.
+# Each stamp file is removed before an installation starts and written after its check passed, so that
+# an interrupted installation is repeated. The pinned torch is installed first, on its own: a range
+# would let pip replace it by a much larger build.
 
 define make_venv
 @$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
-  echo "expected Python 3.11 or newer, got: $$($(PYTHON) --version 2>&1);" \
-       "do: make $(or $(MAKECMDGOALS),run) PYTHON=/path/to/python3.11" >&2; exit 1; }
+  echo "symrazor needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) --version 2>&1)." \
+       "Run: make $(or $(MAKECMDGOALS),run) PYTHON=/path/to/python3.11" >&2; exit 1; }
 @$(1)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv $(patsubst %/bin,%,$(1))
 $(1)/python -m pip install -c constraints.txt torch==$(TORCH)
 endef
 
 define check_torch
 @$(1)/python -c 'import torch; v = torch.__version__; v.startswith("$(TORCH)") or exit( \
-  f"expected torch $(TORCH) in $(patsubst %/bin,%,$(1)), got {v}: an install replaced it; do: make distclean")'
+  f"torch $(TORCH) in $(patsubst %/bin,%,$(1)) was replaced by {v}. Run: make distclean")'
 endef
 
-$(READY): pyproject.toml constraints.txt
-	@rm -f $@ $(DOCS_READY)
+$(RUN_READY): pyproject.toml constraints.txt
+	@rm -f $@
 	$(call make_venv,$(BIN))
+	$(BIN)/python -m pip install -c constraints.txt -e .
+	$(call check_torch,$(BIN))
+	@touch $@
+
+$(DEV_READY): $(RUN_READY)
+	@rm -f $@
 	$(BIN)/python -m pip install -c constraints.txt -e ".[dev]"
 	$(call check_torch,$(BIN))
 	@touch $@
 
-$(DOCS_READY): $(READY)
+$(DOCS_READY): $(RUN_READY)
 	@rm -f $@
-	$(BIN)/python -m pip install -c constraints.txt -e ".[docs]"
+	$(BIN)/python -m pip install -c constraints.txt -e ".[docs,sklearn,lightning]"
 	$(call check_torch,$(BIN))
 	@touch $@
 

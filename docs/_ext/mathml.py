@@ -14,7 +14,7 @@ def visit_inline(self: HTML5Translator, node: nodes.math) -> None:
 
 def visit_display(self: HTML5Translator, node: nodes.math_block) -> None:
     """Write a displayed formula."""
-    self.body.append(f'<div class="math">{convert(node.astext(), display="block")}</div>')
+    self.body.append(f'<div class="formula">{convert(node.astext(), display="block")}</div>')
     raise nodes.SkipNode
 
 
