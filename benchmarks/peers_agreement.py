@@ -24,7 +24,8 @@ from torch.func import functional_call, jacrev, vmap
 
 from peers_laplace import BATCH, PEERS, Loader, fit_peer, peer_evidence
 from symrazor.bench.evidence import data, network
-from symrazor.core.hyper import Prior, weights
+from symrazor.core.parameters import weights
+from symrazor.core.prior import Prior
 from symrazor.curvature.estimate import estimate_curvature
 from symrazor.inference.laplace import laplace_evidence
 from symrazor.linalg.blocks import Dense, Kron

@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 import symrazor as sr
-from symrazor.core.metrics import calibration_error
+from symrazor.core.likelihood import calibration_error
 from symrazor.data import digits
 
 

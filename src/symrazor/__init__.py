@@ -6,8 +6,9 @@ from symrazor.core import startup as _startup  # isort: skip  # noqa: F401
 from symrazor import data, dynamics, groups, invariance, layers
 from symrazor.core.errors import CurvatureError, DivergenceError, UnsupportedParameterError
 from symrazor.core.evidence import Evidence
-from symrazor.core.hyper import Hyper, Prior, hyperparameters, interval, positive, real, weights
 from symrazor.core.likelihood import Bernoulli, Categorical, Gaussian, Likelihood, Poisson
+from symrazor.core.parameters import Hyper, hyperparameters, interval, positive, real, weights
+from symrazor.core.prior import Prior
 from symrazor.core.version import __version__
 from symrazor.discovery.api import discover
 from symrazor.discovery.result import Discovery

@@ -32,13 +32,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from symrazor.core.eval_mode import evaluating
 from symrazor.core.evidence import Evidence
-from symrazor.core.hyper import hyperparameters, weights
 from symrazor.core.likelihood import Likelihood
-from symrazor.core.validation import fits
+from symrazor.core.parameters import eval_mode, hyperparameters, weights
+from symrazor.core.validation import matches_type
 from symrazor.curvature.tape import Input, map_tensors
-from symrazor.inference.loading import sizes
+from symrazor.inference.loading import loader_sizes
 from symrazor.inference.razor import Razor
 from symrazor.symmetry.reading import Reading, read
 from symrazor.training.events import record_of, scalars
@@ -97,7 +96,7 @@ class EvidenceCallback(pl.Callback):
         """Note the options; see the class."""
         super().__init__()
         for name, value in (("every", every), ("subset", 1 if subset is None else subset)):
-            if not fits(value, int) or value < 1:
+            if not matches_type(value, int) or value < 1:
                 raise ValueError(f"expected {name} as a whole number from 1 on, got {value!r}")
         if isinstance(network, nn.Module) or not (network is None or callable(network)):
             raise ValueError(
@@ -138,7 +137,7 @@ class EvidenceCallback(pl.Callback):
         assert self._data is not None
         device = next(razor.model.parameters()).device  # Lightning takes modules off the GPU
         razor.prior.to(device), razor.likelihood.to(device)
-        with evaluating(razor.model):
+        with eval_mode(razor.model):
             return razor.evidence(self._data, self._part)
 
     def reading(self, x: Input | None = None) -> Reading:
@@ -151,7 +150,7 @@ class EvidenceCallback(pl.Callback):
         razor = self._started()
         device = next(razor.model.parameters()).device
         inputs = None if x is None else map_tensors(x, lambda part: part.to(device))
-        with evaluating(razor.model):
+        with eval_mode(razor.model):
             return read(razor, evidence, {"n": razor.n_data}, x=inputs)
 
     def restore_best(self) -> Evidence:
@@ -186,7 +185,7 @@ class EvidenceCallback(pl.Callback):
             self._pending = self.razor.state_dict()  # a second fit goes on, on this one's device
         loader = self._loader(trainer)
         self._data = _Batches(loader, trainer, pl_module, network)
-        n_data, once = sizes(loader)
+        n_data, once = loader_sizes(loader)
         once = min(once, self.subset or once)
         self._part = None if once == n_data else once
         options = {"burn_in": self._burn_in(trainer), **self.razor_options}
@@ -228,7 +227,7 @@ class EvidenceCallback(pl.Callback):
                 "expected callback.penalty() in the loss of training_step (prior='loss'), got no "
                 "call of it; do add it, or leave prior='auto'"
             )
-        with evaluating(razor.model):
+        with eval_mode(razor.model):
             found = razor.step(self._data, self._part)
         record = {"epoch": epoch, **record_of(razor, found)}
         self.history.append(record)

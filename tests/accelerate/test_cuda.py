@@ -16,7 +16,7 @@ from cuda_case import numbers, small_net
 from torch import Tensor, nn
 
 import symrazor as sr
-from symrazor.accelerate import processes as distributed
+from symrazor.accelerate import processes
 from symrazor.data import (
     TensorLoader,
     digits,
@@ -72,7 +72,7 @@ def test_messages_by_nccl_change_nothing(
         values: list[float] = []
         for structure in ("kron", "diag", "block", "full"):
             razor = sr.Razor(job.network().cuda(), "categorical", job.N, structure=structure)
-            loader = distributed.Shared(TensorLoader(x, y, 10))
+            loader = processes.ShardedLoader(TensorLoader(x, y, 10))
             for _ in range(2):
                 values += numbers(razor.step(loader))
         return values
@@ -85,10 +85,10 @@ def test_messages_by_nccl_change_nothing(
         )
     torch.cuda.set_device(0)
     with job.group_of_one(backend, tmp_path / "store"):
-        monkeypatch.setattr(distributed, "FEWEST", 1)
+        monkeypatch.setattr(processes, "MIN_PROCESSES", 1)
         got = found()
-        assert distributed.exchange("Grüße") == ["Grüße"]  # from the CPU
-        assert distributed.any_(True) and not distributed.any_(False)
+        assert processes.all_gather_text("Grüße") == ["Grüße"]  # from the CPU
+        assert processes.any_process(True) and not processes.any_process(False)
     assert {"all_reduce", "all_gather"} <= set(sent)
     assert got == pytest.approx(expected, rel=1e-9, abs=1e-9)
 
@@ -106,7 +106,7 @@ def test_fit_by_nccl(radius: float | None, tmp_path: Path, monkeypatch: pytest.M
     expected = found()
     torch.cuda.set_device(0)
     with job.group_of_one("nccl", tmp_path / "store"):
-        monkeypatch.setattr(distributed, "FEWEST", 1)
+        monkeypatch.setattr(processes, "MIN_PROCESSES", 1)
         got = found()
     assert got == pytest.approx(expected, rel=1e-6)
 
@@ -319,7 +319,7 @@ def test_steps_as_a_graph_are_those_of_the_cpu(
         stepper = Stepper(razor, config, 30)
         for some in [120, 120, 70] * 10:  # the last batch of an epoch is smaller
             stepper.step(large[:some], y[:some].to(device))
-        assert device == "cpu" or len(stepper.run.recorded) == 2  # type: ignore[attr-defined]
+        assert device == "cpu" or len(stepper.run.captured) == 2  # type: ignore[attr-defined]
         found.append({name: value.cpu() for name, value in model.state_dict().items()})
     for name, value in found[0].items():
         torch.testing.assert_close(found[1][name], value, rtol=1e-6, atol=1e-8)

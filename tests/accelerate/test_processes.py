@@ -12,24 +12,26 @@ import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 
-from symrazor.accelerate import processes as distributed
-from symrazor.accelerate.processes import World, share_out
+from symrazor.accelerate import processes
+from symrazor.accelerate.processes import World, assign_owners
 
 HERE = Path(__file__).parents[1] / "support"
 
 
-def torchrun(*arguments: str, processes: int = 2, **more: Any) -> subprocess.CompletedProcess[str]:
+def torchrun(
+    *arguments: str, n_processes: int = 2, **more: Any
+) -> subprocess.CompletedProcess[str]:
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command = [*launch, "--nproc-per-node", str(processes), *arguments]
+    command = [*launch, "--nproc-per-node", str(n_processes), *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=False, **more)
 
 
-def found_by_two(folder: Path, *cases: str, processes: int = 2) -> dict[str, list[Any]]:
-    done = torchrun(str(HERE / "distributed_job.py"), str(folder), *cases, processes=processes)
+def found_by_two(folder: Path, *cases: str, n_processes: int = 2) -> dict[str, list[Any]]:
+    done = torchrun(str(HERE / "distributed_job.py"), str(folder), *cases, n_processes=n_processes)
     assert done.returncode == 0, done.stderr
     return {
         case: [
-            json.loads((folder / f"{case}-{rank}.json").read_text()) for rank in range(processes)
+            json.loads((folder / f"{case}-{rank}.json").read_text()) for rank in range(n_processes)
         ]
         for case in cases
     }
@@ -70,10 +72,10 @@ def test_two_processes_find_what_one_finds(tmp_path: Path, cases: tuple[str, ...
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("processes", [2, 3])
-def test_every_optimiser(tmp_path: Path, processes: int) -> None:
+@pytest.mark.parametrize("n_processes", [2, 3])
+def test_every_optimiser(tmp_path: Path, n_processes: int) -> None:
     cases = ("sgd", "sam", "muon", "muon_sam", "tiny_batches", "evidence")
-    for case, (first, *_) in found_by_two(tmp_path, *cases, processes=processes).items():
+    for case, (first, *_) in found_by_two(tmp_path, *cases, n_processes=n_processes).items():
         assert_close(first, json.loads(json.dumps(job.CASES[case]())), case)
 
 
@@ -87,23 +89,23 @@ def test_an_error_in_one_process_is_one_in_all(tmp_path: Path) -> None:
     for said in (first, second):
         assert "expected 53 data from the loaders of all processes, got 106" in said["twice"]
         assert "expected one process for an evidence that keeps its graph" in said["graph"]
-        assert "expected the same data in every process" in said["data"]
-        assert "expected the same test data in every process" in said["test"]
+        assert "The data must be the same in every process" in said["data"]
+        assert "The test data must be the same in every process" in said["test"]
         for option in ("patience", "keep", "save"):
-            assert "expected the same patience, keep and wish to save in every" in said[option]
+            assert "The patience, keep and wish to save must be the same in every" in said[option]
 
 
 @pytest.mark.slow
 def test_sharded_models_are_refused(tmp_path: Path) -> None:
     for said in found_by_two(tmp_path, "sharded")["sharded"]:
         for asked in ("razor", "fit"):
-            assert "expected every process to hold the whole model" in said[asked]
+            assert "Every process must hold the whole model" in said[asked]
 
 
 @given(st.lists(st.integers(1, 10**6), max_size=40), st.integers(1, 8))
 def test_work_is_shared_out_evenly(work: list[int], size: int) -> None:
     """Each piece has an owner, and nobody has more than 4/3 of the best possible share (LPT)."""
-    owners = share_out(work, size)
+    owners = assign_owners(work, size)
     assert len(owners) == len(work) and set(owners) <= set(range(size))
     loads = [
         sum(w for w, owner in zip(work, owners, strict=True) if owner == r) for r in range(size)
@@ -116,7 +118,7 @@ def test_work_is_shared_out_evenly(work: list[int], size: int) -> None:
 
 @given(st.integers(0, 200), st.integers(1, 9))
 def test_parts_are_disjoint_and_complete(n: int, size: int) -> None:
-    parts = [range(n)[World(rank, size).part(n)] for rank in range(size)]
+    parts = [range(n)[World(rank, size).shard(n)] for rank in range(size)]
     assert [i for part in parts for i in part] == list(range(n))
     assert max(map(len, parts)) - min(map(len, parts)) <= 1
 
@@ -134,9 +136,9 @@ def test_messages_to_oneself_change_nothing(
             dist, name, lambda *a, s=send, n=name, **k: (sent.append(n), s(*a, **k))
         )
     with job.group_of_one("gloo", tmp_path / "store"):
-        assert not distributed.together()
-        monkeypatch.setattr(distributed, "FEWEST", 1)
-        assert distributed.together()
+        assert not processes.is_distributed()
+        monkeypatch.setattr(processes, "MIN_PROCESSES", 1)
+        assert processes.is_distributed()
         got = json.loads(json.dumps(job.CASES[case]()))
     assert {"all_reduce", "all_gather"} <= set(sent)
     assert_close(got, expected, case)
@@ -145,15 +147,15 @@ def test_messages_to_oneself_change_nothing(
 def test_a_difference_is_shown_where_it_is() -> None:
     """Of two long texts, not their equal beginnings."""
     a, b = (json.dumps({"a": "x" * 900, "seed": seed, "z": "y" * 900}) for seed in (3, 4))
-    ours, theirs = distributed.where_apart(a, b)
+    ours, theirs = processes.first_difference(a, b)
     assert '"seed": 3' in ours and '"seed": 4' in theirs
     assert len(ours) < 210 and ours.startswith("...")
-    assert distributed.where_apart("a", "b") == ("a", "b")
+    assert processes.first_difference("a", "b") == ("a", "b")
 
 
 def test_one_process_is_a_world_of_its_own() -> None:
-    assert distributed.world() == World(0, 1)
-    assert distributed.start() == World(0, 1)
-    assert list(distributed.Shared([1, 2, 3])) == [1, 2, 3]
-    assert distributed.exchange("x") == ["x"]
-    assert distributed.any_(True) and not distributed.any_(False)
+    assert processes.world() == World(0, 1)
+    assert processes.start() == World(0, 1)
+    assert list(processes.ShardedLoader([1, 2, 3])) == [1, 2, 3]
+    assert processes.all_gather_text("x") == ["x"]
+    assert processes.any_process(True) and not processes.any_process(False)

@@ -17,7 +17,7 @@ from symrazor.bench import fit as fit_bench
 from symrazor.bench import layers as layers_bench
 from symrazor.bench.measure import fresh_peak
 from symrazor.cli import app as cli
-from symrazor.core.files import check_file, write_atomically
+from symrazor.core.files import check_writable_file, write_atomically
 from symrazor.discovery.api import discover_digits
 from symrazor.discovery.question import Options
 
@@ -203,7 +203,7 @@ def test_links_and_pipes_stay_what_they_are(tmp_path: Path) -> None:
     assert link.is_symlink() and target.read_bytes() == b"second"
     os.mkfifo(pipe)
     reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
-    check_file(pipe)
+    check_writable_file(pipe)
     write_atomically(pipe, b"all of it")
     assert pipe.is_fifo() and os.read(reader, 100) == b"all of it"
     os.close(reader)

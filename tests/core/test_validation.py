@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import symrazor as sr
-from symrazor.core.validation import called, fits
+from symrazor.core.validation import describe_type, matches_type
 
 
 def _model() -> nn.Module:
@@ -115,9 +115,9 @@ def test_test_data_are_looked_at_before_the_training(test: Any, message: str) ->
 
 
 def test_what_is_no_module() -> None:
-    with pytest.raises(ValueError, match="expected a torch module, got function"):
+    with pytest.raises(ValueError, match="The model must be a torch.nn.Module, got function"):
         sr.fit(_data, _data(), epochs=1)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="expected a torch module, got str"):
+    with pytest.raises(ValueError, match="The model must be a torch.nn.Module, got str"):
         sr.Razor("model", "categorical", 20)  # type: ignore[arg-type]
 
 
@@ -174,10 +174,18 @@ def test_a_model_with_running_statistics_is_asked_in_eval_mode() -> None:
 
 
 def test_kinds_in_words() -> None:
-    assert called(int | None) == "int or None"
-    assert called(dict[str, float]) == "dict[str, float]"
-    assert fits(np.float64(1), float) and fits(1, float) and fits(torch.tensor(1.0), float)
-    assert not fits(True, float) and not fits(torch.ones(2), float) and not fits(1.0, int)
+    assert describe_type(int | None) == "int or None"
+    assert describe_type(dict[str, float]) == "dict[str, float]"
+    assert (
+        matches_type(np.float64(1), float)
+        and matches_type(1, float)
+        and matches_type(torch.tensor(1.0), float)
+    )
+    assert (
+        not matches_type(True, float)
+        and not matches_type(torch.ones(2), float)
+        and not matches_type(1.0, int)
+    )
 
 
 def test_fit_trains_where_gradients_are_off() -> None:

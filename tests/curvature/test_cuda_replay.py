@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import symrazor as sr
 from symrazor.accelerate import cusolver
-from symrazor.accelerate.tf32 import tf32
+from symrazor.accelerate.devices import tf32
 from symrazor.curvature import cuda_replay as replay
 from symrazor.curvature.convolution import Geometry, input_factor
 from symrazor.data import TensorLoader, digits

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 import symrazor as sr
 from symrazor.core.errors import CurvatureError
-from symrazor.core.hyper import LOG_PRECISION_BOUNDS
 from symrazor.core.likelihood import Categorical
+from symrazor.core.prior import LOG_PRECISION_BOUNDS
 from symrazor.curvature import cuda_replay as replay
 from symrazor.curvature.accumulate import add_batches, settle
 from symrazor.curvature.coverage import layers

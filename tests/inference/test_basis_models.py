@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 from torch.distributions import MultivariateNormal
 
-from symrazor.core.hyper import hyperparameters
+from symrazor.core.parameters import hyperparameters
 from symrazor.inference.basis_models import (
     RBF,
     BasisModel,

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import symrazor as sr
-from symrazor.core.metrics import calibration_error
+from symrazor.core.likelihood import calibration_error
 from symrazor.inference.posterior import laplace_bridge
 from symrazor.testing import assert_close
 

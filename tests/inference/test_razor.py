@@ -14,8 +14,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import symrazor as sr
 from symrazor import curvature
-from symrazor.accelerate.processes import Shared
-from symrazor.core.hyper import LOG_PRECISION_BOUNDS
+from symrazor.accelerate.processes import ShardedLoader
+from symrazor.core.prior import LOG_PRECISION_BOUNDS
 from symrazor.data import TensorLoader
 
 
@@ -265,7 +265,7 @@ SHUFFLED: dict[str, Callable[[TensorDataset], Any]] = {
     "its own generator": lambda d: DataLoader(
         d, batch_size=4, shuffle=True, generator=torch.Generator().manual_seed(1)
     ),
-    "shared": lambda d: Shared(TensorLoader(*d.tensors, 4, shuffle=True)),
+    "shared": lambda d: ShardedLoader(TensorLoader(*d.tensors, 4, shuffle=True)),
 }
 
 

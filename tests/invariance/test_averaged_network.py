@@ -7,7 +7,7 @@ import torch
 from augment_case import pictures, small_network
 from torch import Tensor, nn
 
-from symrazor.core.hyper import Hyper
+from symrazor.core.parameters import Hyper
 from symrazor.invariance import (
     Augment,
     Augmented,

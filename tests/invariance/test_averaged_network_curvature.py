@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import symrazor as sr
 from symrazor import curvature
-from symrazor.core.hyper import Hyper
+from symrazor.core.parameters import Hyper
 from symrazor.data import TensorLoader, digits
 from symrazor.invariance import Augment, Augmented, Flips, Transformation, affine
 from symrazor.training.augmentation_by_likelihood import LikelihoodConfig, fit_by_likelihood

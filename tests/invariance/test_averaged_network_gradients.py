@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 import symrazor as sr
 import symrazor.core.likelihood
-from symrazor.core.hyper import hyperparameters
+from symrazor.core.parameters import hyperparameters
 from symrazor.groups.lie import so3
 from symrazor.invariance import (
     Augment,

@@ -11,7 +11,7 @@ from augment_case import pictures, small_network
 from torch import Tensor, nn
 
 import symrazor as sr
-from symrazor.core.hyper import hyperparameters
+from symrazor.core.parameters import hyperparameters
 from symrazor.groups.lie import so3
 from symrazor.invariance import (
     AffineLie,

@@ -7,7 +7,7 @@ import torch
 from invariant_model import DOUBLE, labels, noise, small
 from torch import Tensor, nn
 
-from symrazor.core.hyper import hyperparameters, weights
+from symrazor.core.parameters import hyperparameters, weights
 from symrazor.groups.lie import so2
 from symrazor.inference.variational.posteriors import kl
 from symrazor.invariance import (

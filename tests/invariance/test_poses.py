@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import symrazor as sr
-from symrazor.core.hyper import Hyper
+from symrazor.core.parameters import Hyper
 from symrazor.groups.lie import LieAlgebra, so2, so3
 from symrazor.invariance import (
     Augment,

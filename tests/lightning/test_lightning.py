@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import symrazor as sr
 from symrazor.data import TensorLoader, digits
-from symrazor.inference.loading import sizes
+from symrazor.inference.loading import loader_sizes
 from symrazor.layers import FFC, Conv, Relaxed
 from symrazor.training.events import JsonLines, read_events
 
@@ -177,12 +177,12 @@ def test_loaders_of_all_kinds() -> None:
             return iter(zip(X, Y, strict=True))
 
     sampler = torch.utils.data.SubsetRandomSampler(range(100))
-    assert sizes(make_loader()) == (240, 240)
-    assert sizes(DataLoader(TensorDataset(X, Y), 50, drop_last=True)) == (240, 200)
-    assert sizes(DataLoader(TensorDataset(X, Y), 50, sampler=sampler)) == (100, 100)
-    assert sizes(DataLoader(Stream(), 50)) == (240, 240)
-    assert sizes(TensorLoader(X, Y, 50, drop_last=True)) == (240, 200)
-    assert sizes([(X[:7], Y[:7]), (X[:3], Y[:3])]) == (10, 10)
+    assert loader_sizes(make_loader()) == (240, 240)
+    assert loader_sizes(DataLoader(TensorDataset(X, Y), 50, drop_last=True)) == (240, 200)
+    assert loader_sizes(DataLoader(TensorDataset(X, Y), 50, sampler=sampler)) == (100, 100)
+    assert loader_sizes(DataLoader(Stream(), 50)) == (240, 240)
+    assert loader_sizes(TensorLoader(X, Y, 50, drop_last=True)) == (240, 200)
+    assert loader_sizes([(X[:7], Y[:7]), (X[:3], Y[:3])]) == (10, 10)
     train = DataLoader(TensorDataset(X, Y), 50, drop_last=True)
     for callback in (evidence_step(), evidence_step(subset=60), evidence_step(loader=[(X, Y)])):
         make_trainer(callback).fit(Module(), train)

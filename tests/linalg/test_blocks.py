@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from symrazor import CurvatureError
-from symrazor.accelerate.threads import in_parallel
+from symrazor.accelerate.devices import run_in_threads
 from symrazor.linalg import spectra
 from symrazor.linalg.blocks import Dense, Diag, Kron
 from symrazor.linalg.factor import Factor, gram
@@ -148,10 +148,10 @@ def test_parallel_tasks_keep_their_order_and_the_thread_count() -> None:
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
-        assert in_parallel([lambda i=i: i for i in range(20)]) == list(range(20))
+        assert run_in_threads([lambda i=i: i for i in range(20)]) == list(range(20))
         assert torch.get_num_threads() == 2
         with pytest.raises(CurvatureError):
-            in_parallel([lambda: 1, _raise])
+            run_in_threads([lambda: 1, _raise])
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from symrazor.accelerate.cusolver import WORKSPACE
+from symrazor.accelerate.cusolver import WORKSPACE_BYTES
 from symrazor.core.errors import CurvatureError
 from symrazor.linalg.eigen_jobs import (
     EigenJob,
@@ -60,7 +60,7 @@ def test_everything_is_dealt_out_once(sizes: Sizes, threads: int, many: bool) ->
     assert many or not together
     for group in deal.together:
         k, d = _shape(group, pieces)
-        assert len(group) == 1 or k * workspace(d) <= WORKSPACE
+        assert len(group) == 1 or k * workspace(d) <= WORKSPACE_BYTES
 
 
 @settings(max_examples=100, deadline=None)
@@ -95,7 +95,7 @@ def test_without_a_solver_for_many_threads_take_small_matrices() -> None:
 
 
 def test_calls_are_cut_at_the_workspace() -> None:
-    each = WORKSPACE // workspace(256)
+    each = WORKSPACE_BYTES // workspace(256)
     pieces = [_piece(1, 256)] * (2 * each + 1)
     calls = schedule(pieces, 16, True).together
     assert [len(call) for call in calls] == [each, each, 1]

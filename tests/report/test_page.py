@@ -18,7 +18,7 @@ from page_reader import Page
 from PIL import Image
 from torch import nn
 
-from symrazor.core.metrics import calibration_error
+from symrazor.core.likelihood import calibration_error
 from symrazor.layers import FFC, Conv, Relaxed, SConv
 from symrazor.report import pictures
 from symrazor.report.content import LEVELS, content, flow, series, text_of, with_flow

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import symrazor as sr
-from symrazor.accelerate import processes as distributed
+from symrazor.accelerate import processes
 from symrazor.core.errors import DivergenceError
 from symrazor.data import TensorLoader
 from symrazor.layers import FC, FFC, Conv, Relaxed
@@ -65,10 +65,12 @@ def evidence() -> dict[str, Any]:
     for structure in ("kron", "diag", "block", "full"):
         for estimator in ("exact", "mc", "empirical"):
             razor = sr.Razor(network(), "categorical", N, structure=structure, estimator=estimator)
-            loader = distributed.Shared(TensorLoader(x, y, 10))
+            loader = processes.ShardedLoader(TensorLoader(x, y, 10))
             found[f"{structure} {estimator}"] = _numbers(razor.evidence(loader))
             found[f"{structure} {estimator} subset"] = _numbers(razor.evidence(loader, 37))
-    one_batch = distributed.Shared(TensorLoader(x, y, N))  # nothing left for the second process
+    one_batch = processes.ShardedLoader(
+        TensorLoader(x, y, N)
+    )  # nothing left for the second process
     found["one batch"] = _numbers(sr.Razor(network(), "categorical", N).evidence(one_batch))
     return found
 
@@ -81,13 +83,13 @@ def large() -> dict[str, Any]:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(300, 4), nn.Tanh(), nn.Linear(4, 2)).double()
     razor = sr.Razor(model, "categorical", 270)
-    return {"evidence": _numbers(razor.evidence(distributed.Shared(TensorLoader(x, y, 90))))}
+    return {"evidence": _numbers(razor.evidence(processes.ShardedLoader(TensorLoader(x, y, 90))))}
 
 
 def own_shards() -> dict[str, Any]:
     """Each process reads data of its own, in batches of its own."""
     x, y = images()
-    here = distributed.world()
+    here = processes.world()
     mine = TensorLoader(x[here.rank :: here.size], y[here.rank :: here.size], 9)
     razor = sr.Razor(network(), "categorical", N)
     return {"evidence": _numbers(razor.evidence(mine))}
@@ -101,7 +103,7 @@ def steps() -> dict[str, Any]:
         torch.manual_seed(0)
         model = Wave().double()
         razor = sr.Razor(model, "gaussian", N, estimator=estimator)
-        loader = distributed.Shared(TensorLoader(x, y, 10))
+        loader = processes.ShardedLoader(TensorLoader(x, y, 10))
         for subset in (None, 30, None, 41):
             value = razor.step(loader, subset)
         found[estimator] = {
@@ -119,7 +121,7 @@ def fits(optimizer: str = "adamw", **changes: Any) -> dict[str, Any]:
     x, y = images()
     model = network()
     told: list[Any] = []
-    torch.manual_seed(100 + distributed.world().rank)
+    torch.manual_seed(100 + processes.world().rank)
     fit = sr.fit(
         model,
         (x, y),
@@ -134,7 +136,7 @@ def fits(optimizer: str = "adamw", **changes: Any) -> dict[str, Any]:
         del record["seconds"]
     weights = {k: v.flatten().tolist() for k, v in model.state_dict().items()}
     keep = {"evidence", "layers", "equivariance_error", "test"}
-    first = distributed.world().first
+    first = processes.world().is_main
     return {
         "reading": {k: v for k, v in reading.items() if k in keep},
         "history": history,
@@ -151,7 +153,7 @@ def jitter(x: Tensor, generator: torch.Generator) -> Tensor:
 def own_loop() -> dict[str, Any]:
     """The user's own DistributedDataParallel, 4 epochs of one full batch."""
     x, y = (part[:52] for part in images())
-    here = distributed.world()
+    here = processes.world()
     x, y = x[here.rank :: here.size], y[here.rank :: here.size]
     model = network()
     several = here.size > 1
@@ -179,19 +181,23 @@ DIFFERENT: dict[str, tuple[Any, Any]] = {
 
 def refusals() -> dict[str, Any]:
     """Errors of one process reach all of them, and none is left waiting."""
-    here = distributed.world()
+    here = processes.world()
     x, y = images()
     found: dict[str, Any] = {}
     bad = x.clone()
     bad[30, 0, 0, 0] = torch.nan
     razor = sr.Razor(network(), "categorical", N)
-    found["nan"] = _message(lambda: razor.evidence(distributed.Shared(TensorLoader(bad, y, 30))))
+    found["nan"] = _message(
+        lambda: razor.evidence(processes.ShardedLoader(TensorLoader(bad, y, 30)))
+    )
     huge = x.clone()
     huge[30] = 1e308
-    found["huge"] = _message(lambda: razor.evidence(distributed.Shared(TensorLoader(huge, y, 30))))
+    found["huge"] = _message(
+        lambda: razor.evidence(processes.ShardedLoader(TensorLoader(huge, y, 30)))
+    )
     found["twice"] = _message(lambda: razor.evidence(TensorLoader(x, y, 30)))
     found["graph"] = _message(
-        lambda: razor.evidence(distributed.Shared(TensorLoader(x, y, 30)), differentiable=True)
+        lambda: razor.evidence(processes.ShardedLoader(TensorLoader(x, y, 30)), differentiable=True)
     )
     other = x + here.rank
     found["data"] = _message(lambda: sr.fit(network(), (other, y), epochs=1))
@@ -230,7 +236,7 @@ def on_gpu() -> dict[str, Any]:
     found = {}
     for structure in ("kron", "diag", "full"):
         razor = sr.Razor(network().cuda(), "categorical", N, structure=structure)
-        loader = distributed.Shared(TensorLoader(x, y, 10))
+        loader = processes.ShardedLoader(TensorLoader(x, y, 10))
         found[structure] = _numbers(razor.evidence(loader))
         found[f"{structure} step"] = _numbers(razor.step(loader))
         found[f"{structure} after"] = _numbers(razor.evidence(loader))
@@ -277,11 +283,11 @@ CASES: dict[str, Callable[[], dict[str, Any]]] = {
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    here = distributed.start("cpu")
+    here = processes.start("cpu")
     for case in sys.argv[2:]:
         text = json.dumps(CASES[case]())
         (Path(sys.argv[1]) / f"{case}-{here.rank}.json").write_text(text)
-    distributed.finish()
+    processes.finish()
     if "sharded" in sys.argv[2:]:  # what torch remembers of a sharded model keeps the group
         os._exit(0)
     while gloo_threads():  # they may abort a process that ends; the system lists them a while

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import symrazor as sr
 from symrazor.data import Tensors
-from symrazor.inference.razor_state import copied
+from symrazor.inference.razor_state import copy_state
 from symrazor.layers import FC, FFC, SFC, Conv, Relaxed
 from symrazor.layers import Path as LayerPath
 from symrazor.training import trials
@@ -280,7 +280,7 @@ class Priced:
         return 0.25 + sum(price for price, zero in zip(self.prices, off, strict=True) if zero)
 
     def branch(self) -> dict[str, Any]:
-        return copied(self.model.state_dict())
+        return copy_state(self.model.state_dict())
 
     def load_branch_(self, state: dict[str, Any]) -> None:
         self.model.load_state_dict(state)

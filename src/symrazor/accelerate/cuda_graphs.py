@@ -1,7 +1,7 @@
-"""One training step as a CUDA graph: recorded once, then replayed without a word from Python.
+"""Capture training steps as CUDA graphs, with branches for independent work.
 
 Small networks on a large GPU wait for kernels to be launched, not for kernels to run. A graph holds
-the whole step (forward, backward, optimiser, prior) with its addresses, so that the next one costs
+the whole step (forward, backward, optimiser, prior) with its addresses, so that the next step costs
 one launch. Shapes are fixed, and whatever changes between steps lives in tensors that are written
 in place: the batch, the learning rate, the precisions.
 """
@@ -11,165 +11,217 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
-from symrazor.accelerate.device import second_stream
+from symrazor.accelerate.devices import side_stream
 
 log = logging.getLogger("symrazor")
 
-WARM_UP = 3
-"""Steps taken one kernel at a time before the recording: libraries choose their algorithms."""
+T = TypeVar("T")
 
-SHAPES = 2
-"""Shapes of batches that are recorded."""
+WARM_UP_STEPS = 3
+"""Steps launched kernel by kernel before the capture, in which libraries choose algorithms."""
+
+MAX_BATCH_SHAPES = 2
+"""Batch shapes that are captured: a full batch, and a smaller last one."""
+
+N_STREAMS = 4
+"""Branches of a graph, the current stream included."""
+
+CAPTURE_STREAM = 0
+"""Index of the side stream that captures; the branches use the indices from 2 on."""
+
+_FIRST_BRANCH_STREAM = 2
 
 Step = Callable[[Tensor, Tensor], Tensor]
 Shapes = tuple[torch.Size, torch.Size]
 
 
 @contextmanager
-def no_garbage_collection() -> Iterator[None]:
-    """For a recording: an older graph that the garbage collector came across would spoil it."""
-    collects = gc.isenabled()
+def pause_garbage_collection() -> Iterator[None]:
+    """Pause garbage collection: freeing an older graph during a capture would invalidate it."""
+    was_enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        if collects:
+        if was_enabled:
             gc.enable()
 
 
 @contextmanager
-def recording(
-    graph: torch.cuda.CUDAGraph, device: torch.device, memory: torch.cuda.CUDAGraph | None = None
+def capture(
+    graph: torch.cuda.CUDAGraph,
+    device: torch.device,
+    share_memory_with: torch.cuda.CUDAGraph | None = None,
 ) -> Iterator[None]:
-    """Record what is done inside.
-
-    Graphs of earlier trainings that nobody holds any more are freed before.
+    """Capture the kernels launched inside, after freeing graphs that are no longer referenced.
 
     Args:
-        graph: what is recorded.
-        device: where.
-        memory: a graph whose memory is used again; the two are never replayed at once.
+        graph: the graph to fill.
+        device: the GPU.
+        share_memory_with: a graph whose memory is reused; never replay both at once.
     """
     gc.collect()
-    pool, stream = None if memory is None else memory.pool(), second_stream(device)
-    with no_garbage_collection(), torch.cuda.graph(graph, pool, stream):
+    pool = None if share_memory_with is None else share_memory_with.pool()
+    stream = side_stream(device, CAPTURE_STREAM)
+    with pause_garbage_collection(), torch.cuda.graph(graph, pool, stream):
         yield
 
 
-class Recorded:
-    """A step, recorded for batches like (x, y) and not taken yet; see `GraphedStep`."""
+def _run_on_capture_stream(device: torch.device, step: Callable[[], T]) -> T:
+    """Run a step on the stream of the capture, so that libraries prepare their state there."""
+    stream = side_stream(device, CAPTURE_STREAM)
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        result = step()
+    torch.cuda.current_stream().wait_stream(stream)
+    return result
+
+
+class CapturedStep:
+    """A step captured for batches of one shape, and not run yet; see `CUDAGraphStep`."""
 
     def __init__(
-        self, step: Step, x: Tensor, y: Tensor, memory: torch.cuda.CUDAGraph | None
+        self,
+        step: Step,
+        x: Tensor,
+        y: Tensor,
+        share_memory_with: torch.cuda.CUDAGraph | None,
     ) -> None:
-        """Record it."""
         self.x, self.y, self.graph = x.clone(), y.clone(), torch.cuda.CUDAGraph()
-        with recording(self.graph, x.device, memory):
+        with capture(self.graph, x.device, share_memory_with):
             self.result = step(self.x, self.y)
 
     def __call__(self, x: Tensor, y: Tensor) -> Tensor:
-        """Take it on other data."""
+        """Replay the step on other data."""
         self.x.copy_(x)
         self.y.copy_(y)
         self.graph.replay()
         return self.result.clone()
 
 
-class GraphedStep:
-    """A step (x, y) -> statistic, replayed as a graph for the batches of an epoch.
+class CUDAGraphStep:
+    """A step (x, y) -> statistic that is replayed as a CUDA graph.
 
-    These have at most two shapes: the last one may be smaller. Batches of any other are stepped
-    kernel by kernel, and so are all where a step cannot be recorded.
+    Batches of more than `max_shapes` shapes, and steps that cannot be captured, are launched kernel
+    by kernel.
 
     Args:
-        step: trains on one batch and returns a tensor; must leave gradients at None before it
-            computes them. One that looks at values on the host is not recorded.
+        step: trains on one batch and returns a tensor. It must set gradients to None before it
+            computes them. A step that reads values on the host cannot be captured.
 
     Attributes:
-        recorded: by the shapes of x and y.
-        most: how many of them are recorded at most.
+        captured: shapes of x and y -> captured step.
+        max_shapes: number of shapes that are captured; 0 after a failed capture.
     """
 
     def __init__(self, step: Step) -> None:
-        """Record nothing yet."""
         self.step = step
-        self.recorded: dict[Shapes, Recorded] = {}
-        self.taken: Counter[Shapes] = Counter()
-        self.most = SHAPES
+        self.captured: dict[Shapes, CapturedStep] = {}
+        self.n_steps: Counter[Shapes] = Counter()
+        self.max_shapes = MAX_BATCH_SHAPES
 
     def __call__(self, x: Tensor, y: Tensor) -> Tensor:
         """Train on one batch."""
         shapes = x.shape, y.shape
-        if shapes not in self.recorded and len(self.recorded) < self.most:
-            self.taken[shapes] += 1
-            if self.taken[shapes] > WARM_UP:
-                self._record(x, y)
-        found = self.recorded.get(shapes)
-        return self._aside(x, y) if found is None else found(x, y)
+        if shapes not in self.captured and len(self.captured) < self.max_shapes:
+            self.n_steps[shapes] += 1
+            if self.n_steps[shapes] > WARM_UP_STEPS:
+                self._try_capture(x, y)
+        captured = self.captured.get(shapes)
+        if captured is None:
+            return _run_on_capture_stream(x.device, lambda: self.step(x, y))
+        return captured(x, y)
 
-    def _record(self, x: Tensor, y: Tensor) -> None:
-        """Record a step on batches like these, if it can be; nothing has been computed if not."""
-        memory = next((other.graph for other in self.recorded.values()), None)
+    def _try_capture(self, x: Tensor, y: Tensor) -> None:
+        """Capture a step for batches of these shapes; a failed capture has computed nothing."""
+        earlier = next((captured.graph for captured in self.captured.values()), None)
         try:
-            self.recorded[x.shape, y.shape] = Recorded(self.step, x, y, memory)
+            self.captured[x.shape, y.shape] = CapturedStep(self.step, x, y, earlier)
         except RuntimeError as error:
-            self.most = 0
+            self.max_shapes = 0
             log.warning(
-                "training steps of this model are launched kernel by kernel, which is slower: they "
-                "cannot be recorded as a CUDA graph (%s); does its forward pass look at values on "
-                "the host, or copy constants from there?",
+                "Training steps run without a CUDA graph, which is slower: the step could not be "
+                "captured (%s). Check whether the model's forward pass reads values on the host or "
+                "copies constants from the host.",
                 str(error).splitlines()[0],
             )
 
-    def _aside(self, x: Tensor, y: Tensor) -> Tensor:
-        """Step on the stream of the recording."""
-        stream = second_stream(x.device)
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            result = self.step(x, y)
-        torch.cuda.current_stream().wait_stream(stream)
-        return result
 
-
-class GraphedCall:
-    """A step without arguments, replayed as a graph: what changes lives in tensors.
+class CUDAGraphCall:
+    """A step without arguments that is replayed as a CUDA graph; its inputs live in tensors.
 
     Args:
-        step: must not look at values on the host, and must leave gradients at None before it
-            computes them.
-        generators: of the random numbers that it draws, on the device.
+        step: must not read values on the host, and must set gradients to None before it computes
+            them.
+        generators: generators of the random numbers that the step draws on the device.
     """
 
     def __init__(
         self, step: Callable[[], object], generators: Sequence[torch.Generator] = ()
     ) -> None:
-        """Record nothing yet."""
         self.step, self.generators = step, generators
         self.graph: torch.cuda.CUDAGraph | None = None
-        self.taken = 0
+        self.n_steps = 0
 
     def __call__(self) -> None:
         """Take one step."""
         if self.graph is not None:
             self.graph.replay()
             return
-        self.taken += 1
+        self.n_steps += 1
         device = torch.device("cuda", torch.cuda.current_device())
-        if self.taken <= WARM_UP:
-            stream = second_stream(device)
-            stream.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(stream):
-                self.step()
-            torch.cuda.current_stream().wait_stream(stream)
+        if self.n_steps <= WARM_UP_STEPS:
+            _run_on_capture_stream(device, self.step)
             return
         graph = torch.cuda.CUDAGraph()
         for generator in self.generators:
             graph.register_generator_state(generator)
-        with recording(graph, device):
+        with capture(graph, device):
             self.step()
         self.graph = graph
         graph.replay()
+
+
+def run_on_streams(tasks: Sequence[Callable[[], T]], inputs: Sequence[Tensor]) -> list[T]:
+    """Return the results of all tasks, which become parallel branches of a graph being captured.
+
+    A small kernel keeps a tenth of a large GPU busy, and on one stream the next kernel waits for
+    it. Branches run at the same time. Outside a capture the launches take longest, and a CPU has
+    its own threads (`devices`), so the tasks then run one after the other.
+
+    Args:
+        tasks: no task writes what another task reads, and no task runs a backward pass through
+            branches: that would free memory on a branch while the caller's stream still reads it.
+        inputs: at least one tensor; all tensors that were made for this step and that tasks read.
+            A capture must not reuse their memory, because it does not know when the last branch has
+            finished with them.
+    """
+    if len(tasks) < 2 or not _is_capturing(inputs[0].device):
+        return [task() for task in tasks]
+    main = torch.cuda.current_stream(inputs[0].device)
+    n_branches = min(N_STREAMS, len(tasks)) - 1
+    branches = [side_stream(main.device, _FIRST_BRANCH_STREAM + i) for i in range(n_branches)]
+    for stream in branches:
+        stream.wait_stream(main)
+        for tensor in inputs:
+            tensor.record_stream(stream)
+    streams = [main, *branches]
+    results = []
+    for number, task in enumerate(tasks):
+        with torch.cuda.stream(streams[number % len(streams)]):
+            results.append(task())
+    for stream in branches:
+        main.wait_stream(stream)
+    return results
+
+
+def _is_capturing(device: torch.device) -> bool:
+    """Return whether a CUDA graph is being captured; False while a compiler traces."""
+    if device.type != "cuda" or torch.compiler.is_compiling():
+        return False
+    return torch.cuda.is_current_stream_capturing()

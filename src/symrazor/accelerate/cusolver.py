@@ -20,7 +20,7 @@ from torch import Tensor
 
 log = logging.getLogger("symrazor")
 
-WORKSPACE = 128 * 2**20
+WORKSPACE_BYTES = 128 * 2**20
 """Bytes that one call may take: half a megabyte for the smallest matrix, 33 for 1,024 rows."""
 
 _VALUES_ONLY, _LOWER, _FLOAT64 = 0, 0, 1  # of cusolverEigMode_t, cublasFillMode_t, cudaDataType
@@ -119,7 +119,7 @@ class Solver:
         self._call("cusolverDnCreateParams", byref(self.options))
 
     def eigenvalues(
-        self, matrices: Float[Tensor, "k n n"], workspace: int = WORKSPACE
+        self, matrices: Float[Tensor, "k n n"], workspace: int = WORKSPACE_BYTES
     ) -> Float[Tensor, "k n"]:
         """Ascending eigenvalues, on the current stream; what does not converge is left to torch.
 

@@ -1,11 +1,12 @@
-"""Several processes as one: who works on what, and sums over all of them.
+"""Run on several processes: split the work between them and combine their results.
 
-    torchrun --nproc-per-node 2 train.py      # train.py calls symrazor.accelerate.processes.start()
+    torchrun --nproc-per-node 2 train.py      # train.py calls processes.start()
 
-Every process holds the whole model; data and eigenvalue problems are shared out. Without a process
-group `world()` is one process of one, and every function here returns at once.
+Every process holds the whole model; data and eigenvalue problems are split. Without a process group
+`world()` is a single process, and every function of this module returns at once.
 
-A function that talks to the others has to be called by all of them, in the same order.
+All processes must call a collective function (`all_reduce_`, `broadcast_`, `all_gather`, ...), in
+the same order.
 """
 
 import os
@@ -23,112 +24,107 @@ from torch import Tensor, nn
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
-BUCKET = 2**22
-"""Numbers that travel together, at most: few messages, and little memory to pack them."""
+BUCKET_ELEMENTS = 2**22
+"""Largest number of elements packed into one message: few messages, and little extra memory."""
 
-FEWEST = 2
-"""Processes from which on messages are sent."""
+MIN_PROCESSES = 2
+"""Smallest number of processes that exchange messages; tests lower it to 1."""
 
-_ALONE = ContextVar("symrazor_alone", default=False)
+_SINGLE_PROCESS = ContextVar("symrazor_single_process", default=False)
 
 
 @dataclass(frozen=True)
 class World:
-    """This process among all that work together.
-
-    Args:
-        rank: number of this process.
-        size: how many there are.
-    """
+    """The rank of this process and the number of processes."""
 
     rank: int = 0
     size: int = 1
 
     @property
-    def first(self) -> bool:
-        """Whether this is the process that writes files and speaks to the user."""
+    def is_main(self) -> bool:
+        """Whether this process writes files and reports to the user."""
         return self.rank == 0
 
-    def part(self, n: int) -> slice:
-        """This process's share of n things in a row; sizes differ by at most one."""
+    def shard(self, n: int) -> slice:
+        """Return this process's slice of n items; the sizes of slices differ by at most one."""
         return slice(n * self.rank // self.size, n * (self.rank + 1) // self.size)
 
 
 def world() -> World:
-    """This process among those of torch's process group, if there is one."""
-    if _ALONE.get() or not joined():
+    """Return this process's rank and the size of torch's process group."""
+    if _SINGLE_PROCESS.get() or not is_initialized():
         return World()
     return World(dist.get_rank(), dist.get_world_size())
 
 
-def joined() -> bool:
-    """Whether there is a process group, ours or the user's."""
+def is_initialized() -> bool:
+    """Return whether there is a process group, made by `start` or by the user."""
     return dist.is_available() and dist.is_initialized()
 
 
-def together() -> bool:
-    """Whether there are others to send messages to."""
-    return joined() and not _ALONE.get() and world().size >= FEWEST
+def is_distributed() -> bool:
+    """Return whether there are other processes to exchange messages with."""
+    return is_initialized() and not _SINGLE_PROCESS.get() and world().size >= MIN_PROCESSES
 
 
 @contextmanager
-def alone() -> Iterator[None]:
-    """Inside, this process works by itself: what only one of several is going to do."""
-    token = _ALONE.set(True)
+def single_process() -> Iterator[None]:
+    """Make this process work on its own inside the `with` block, without messages."""
+    token = _SINGLE_PROCESS.set(True)
     try:
         yield
     finally:
-        _ALONE.reset(token)
+        _SINGLE_PROCESS.reset(token)
 
 
 def started_by_torchrun() -> bool:
-    """Whether this process was started as one of several."""
+    """Return whether this process was started as one of several."""
     return int(os.environ.get("WORLD_SIZE", "1")) > 1
 
 
-def speaks() -> bool:
-    """Whether this process is the one to print, also before `start` and after `finish`."""
-    return world().first and int(os.environ.get("RANK", "0")) == 0
+def is_main_process() -> bool:
+    """Return whether this process prints, also before `start` and after `finish`."""
+    return world().is_main and int(os.environ.get("RANK", "0")) == 0
 
 
-def restarted() -> bool:
-    """Whether torchrun has started this run before, and a process of it died."""
+def was_restarted() -> bool:
+    """Return whether torchrun has restarted this run after a process died."""
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
 
 
 def start(device: str = "auto") -> World:
-    """Join the processes that torchrun started; nothing to do for a single one.
+    """Join the processes that torchrun started; does nothing for a single process.
 
-    Messages go by NCCL between GPUs and by gloo between CPUs. Each process takes the GPU of its
-    number on its machine.
+    GPUs communicate by NCCL and CPUs by gloo. Each process uses the GPU of its local rank.
 
     Args:
         device: "auto" for GPUs if there are any, "cuda" or "cpu".
 
     Raises:
-        ValueError: more processes on this machine than GPUs.
+        ValueError: there are more processes on this machine than GPUs.
     """
-    if not started_by_torchrun() or joined():
+    if not started_by_torchrun() or is_initialized():
         return world()
     if device == "cpu" or not torch.cuda.is_available():
         return _join("gloo")
-    local, gpus = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
-    if local >= gpus:
+    local_rank, n_gpus = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
+    if local_rank >= n_gpus:
         raise ValueError(
-            f"expected at most one process per GPU, got process {local + 1} on a machine with "
-            f"{gpus}; do: torchrun --nproc-per-node {gpus}, or run on the CPU"
+            f"Process {local_rank + 1} on this machine has no GPU: there are {n_gpus}. Use "
+            f"torchrun --nproc-per-node {n_gpus}, or run on the CPU."
         )
-    torch.cuda.set_device(local)
+    torch.cuda.set_device(local_rank)
     return _join("cpu:gloo,cuda:nccl")
 
 
 def _join(backend: str) -> World:
-    """Meet the others at the address that torchrun gave.
+    """Initialise the process group at the address that torchrun set.
 
-    Under names of this attempt: processes that were started again must not find the addresses that
-    the dead ones have left there.
+    Keys carry the number of the attempt: restarted processes must not find the addresses of the
+    processes that died.
     """
-    import_module("torch.distributed.nn")  # its defaults keep the group there is, past its end
+    # Importing torch.distributed.nn later would keep a reference to the group past its end.
+    import_module("torch.distributed.nn")
     store, rank, size = next(iter(rendezvous("env://")))
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     dist.init_process_group(
@@ -138,114 +134,108 @@ def _join(backend: str) -> World:
 
 
 def finish() -> None:
-    """Leave the other processes; every process that called `start` should."""
-    if joined():
+    """Leave the process group; every process that called `start` should call this."""
+    if is_initialized():
         dist.destroy_process_group()
 
 
-# Messages.
+@torch.no_grad()
+def all_reduce_(tensors: Iterable[Tensor]) -> None:
+    """Replace every tensor by its sum over all processes, identical in each of them."""
+    if is_distributed():
+        _send_in_buckets(tensors, dist.all_reduce)
 
 
 @torch.no_grad()
-def sum_(tensors: Iterable[Tensor]) -> None:
-    """Replace every tensor by its sum over all processes: bit for bit the same in each."""
-    if together():
-        _in_buckets(tensors, dist.all_reduce)
+def broadcast_(tensors: Iterable[Tensor]) -> None:
+    """Replace every tensor by that of the main process."""
+    if is_distributed():
+        _send_in_buckets(tensors, lambda flat: dist.broadcast(flat, 0))
 
 
-@torch.no_grad()
-def from_first_(tensors: Iterable[Tensor]) -> None:
-    """Replace every tensor by that of the first process."""
-    if together():
-        _in_buckets(tensors, lambda flat: dist.broadcast(flat, 0))
-
-
-def gather(rows: Tensor, counts: Sequence[int]) -> list[Tensor]:
-    """The rows of every process.
+def all_gather(rows: Tensor, counts: Sequence[int]) -> list[Tensor]:
+    """Return the rows of every process.
 
     Args:
-        rows: of this one, [counts[rank], ...].
-        counts: how many each of them has.
+        rows: rows of this process, [counts[rank], ...].
+        counts: number of rows of each process.
     """
-    if not together():
+    if not is_distributed():
         return [rows]
-    padded = rows.new_zeros(max(counts), *rows.shape[1:], device=_meeting_place(rows.device, False))
+    device = _message_device(rows.device, reduces=False)
+    padded = rows.new_zeros(max(counts), *rows.shape[1:], device=device)
     padded[: len(rows)] = rows
-    found = [torch.empty_like(padded) for _ in counts]
-    dist.all_gather(found, padded)
-    return [part[:n].to(rows.device) for part, n in zip(found, counts, strict=True)]
+    gathered = [torch.empty_like(padded) for _ in counts]
+    dist.all_gather(gathered, padded)
+    return [part[:n].to(rows.device) for part, n in zip(gathered, counts, strict=True)]
 
 
-def exchange(text: str) -> list[str]:
-    """What every process has to say, in the order of their numbers."""
-    if not together():
+def all_gather_text(text: str) -> list[str]:
+    """Return the text of every process, by rank."""
+    if not is_distributed():
         return [text]
-    place = _meeting_place(torch.device("cpu"))
-    said = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8).to(place)
-    lengths = gather(torch.tensor([len(said)], device=place), [1] * world().size)
+    device = _message_device(torch.device("cpu"))
+    encoded = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8).to(device)
+    lengths = all_gather(torch.tensor([len(encoded)], device=device), [1] * world().size)
     counts = [int(length) for length in lengths]
-    return [bytes(part.tolist()).decode() for part in gather(said, counts)]
+    return [bytes(part.tolist()).decode() for part in all_gather(encoded, counts)]
 
 
-def check_same(what: str, text: str) -> None:
-    """Refuse to go on where processes disagree.
-
-    Args:
-        what: to call it.
-        text: what has to be the same.
+def check_same(description: str, text: str) -> None:
+    """Check that `text` is the same in every process.
 
     Raises:
-        ValueError: names the process that differs from the first one.
+        ValueError: names the process that differs from the main one, and the difference.
     """
-    found = exchange(text)
-    for rank, other in enumerate(found):
-        if other != found[0]:
-            theirs, first = where_apart(other, found[0])
+    texts = all_gather_text(text)
+    for rank, other in enumerate(texts):
+        if other != texts[0]:
+            theirs, main = first_difference(other, texts[0])
             raise ValueError(
-                f"expected the same {what} in every process, got {theirs} in process {rank} "
-                f"and {first} in process 0"
+                f"The {description} must be the same in every process. Process {rank} has "
+                f"{theirs}, process 0 has {main}."
             )
 
 
-def where_apart(a: str, b: str, width: int = 200) -> tuple[str, str]:
-    """The parts of two texts, so wide at most, in which the first difference is."""
-    alike = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False)))
-    start = max(0, alike - width // 4)
-    before = "..." if start else ""
-    return before + a[start : start + width], before + b[start : start + width]
+def first_difference(a: str, b: str, width: int = 200) -> tuple[str, str]:
+    """Return the parts of two texts, at most `width` long, around their first difference."""
+    n_equal = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False)))
+    begin = max(0, n_equal - width // 4)
+    ellipsis = "..." if begin else ""
+    return ellipsis + a[begin : begin + width], ellipsis + b[begin : begin + width]
 
 
-def any_(here: bool) -> bool:
-    """Whether it is so in any process."""
-    if not together():
-        return here
-    flag = torch.tensor(float(here), device=_meeting_place(torch.device("cpu")))
-    dist.all_reduce(flag)
-    return bool(flag > 0)
+def any_process(flag: bool) -> bool:
+    """Return whether `flag` is true in any process."""
+    if not is_distributed():
+        return flag
+    total = torch.tensor(float(flag), device=_message_device(torch.device("cpu")))
+    dist.all_reduce(total)
+    return bool(total > 0)
 
 
-def largest(here: int) -> int:
-    """The largest of the numbers of all processes."""
-    return max(int(said) for said in exchange(str(here)))
+def max_over_processes(value: int) -> int:
+    """Return the largest value of all processes."""
+    return max(int(text) for text in all_gather_text(str(value)))
 
 
-def meet() -> None:
-    """Wait until every process has come here."""
-    any_(False)
+def barrier() -> None:
+    """Wait until every process has called this."""
+    any_process(False)
 
 
-def _in_buckets(tensors: Iterable[Tensor], send: Callable[[Tensor], Any]) -> None:
-    """Send tensors packed together, one kind of number at a time, and unpack what comes back."""
-    kinds: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
+def _send_in_buckets(tensors: Iterable[Tensor], send: Callable[[Tensor], Any]) -> None:
+    """Pack tensors of one dtype and device into messages, send them, and unpack the results."""
+    groups: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
     for tensor in tensors:
-        kinds.setdefault((tensor.dtype, tensor.device), []).append(tensor)
-    for (_, device), same in kinds.items():
-        place = _meeting_place(device)
-        for bucket in _buckets(same):
-            if len(bucket) == 1 and bucket[0].is_contiguous() and place == device:
+        groups.setdefault((tensor.dtype, tensor.device), []).append(tensor)
+    for (_, device), group in groups.items():
+        message_device = _message_device(device)
+        for bucket in _buckets(group):
+            if len(bucket) == 1 and bucket[0].is_contiguous() and message_device == device:
                 send(bucket[0].view(-1))
                 continue
-            flat = torch.cat([tensor.reshape(-1) for tensor in bucket]).to(place)
+            flat = torch.cat([tensor.reshape(-1) for tensor in bucket]).to(message_device)
             send(flat)
             parts = flat.to(device).split([tensor.numel() for tensor in bucket])
             for tensor, part in zip(bucket, parts, strict=True):
@@ -255,7 +245,7 @@ def _in_buckets(tensors: Iterable[Tensor], send: Callable[[Tensor], Any]) -> Non
 def _buckets(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
     bucket: list[Tensor] = []
     for tensor in tensors:
-        if bucket and sum(t.numel() for t in bucket) + tensor.numel() > BUCKET:
+        if bucket and sum(t.numel() for t in bucket) + tensor.numel() > BUCKET_ELEMENTS:
             yield bucket
             bucket = []
         bucket.append(tensor)
@@ -263,12 +253,12 @@ def _buckets(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
         yield bucket
 
 
-def _meeting_place(device: torch.device, reduces: bool = True) -> torch.device:
-    """Where a message between tensors of a device has to be: NCCL knows GPUs, gloo CPUs.
+def _message_device(device: torch.device, reduces: bool = True) -> torch.device:
+    """Return where a message has to be: NCCL sends between GPUs, gloo between CPUs.
 
     Args:
-        device: of the tensors.
-        reduces: whether it is a sum or a broadcast, the two that gloo also does on a GPU.
+        device: device of the tensors.
+        reduces: whether the message is a sum or a broadcast, which gloo also does on a GPU.
     """
     backend = dist.get_backend()
     if device.type == "cpu" and backend == "nccl":
@@ -278,66 +268,60 @@ def _meeting_place(device: torch.device, reduces: bool = True) -> torch.device:
     return device
 
 
-# Who works on what.
-
-
-def share_out(work: Sequence[float], size: int) -> list[int]:
-    """For each piece of work its owner: largest pieces first, each to whoever has least so far."""
-    owners, load = [0] * len(work), [0.0] * size
-    for piece in sorted(range(len(work)), key=lambda i: -work[i]):
-        owner = min(range(size), key=load.__getitem__)
-        owners[piece] = owner
-        load[owner] += work[piece]
+def assign_owners(costs: Sequence[float], n_processes: int) -> list[int]:
+    """Return the rank that owns each job: the largest first, each to the least loaded process."""
+    owners, load = [0] * len(costs), [0.0] * n_processes
+    for job in sorted(range(len(costs)), key=lambda i: -costs[i]):
+        owner = min(range(n_processes), key=load.__getitem__)
+        owners[job] = owner
+        load[owner] += costs[job]
     return owners
 
 
-class Shared:
-    """A loader that every process reads in the same order, each keeping every size-th batch.
+class ShardedLoader:
+    """A loader that all processes read in the same order, each keeping every size-th batch.
 
-    For data that are in the memory of every process. (A loader of one process's own data needs no
-    such thing: pass it as it is.)
+    For data that every process holds in memory. A loader of one process's own data needs no
+    wrapper.
 
     Args:
-        loader: of (x, y) batches, with the same batches in every process.
+        loader: iterable of (x, y) batches, identical in every process.
     """
 
     def __init__(self, loader: Iterable[Any]) -> None:
-        """Keep the loader."""
         self.loader = loader
 
     def __iter__(self) -> Iterator[Any]:
-        """This process's batches."""
-        here = world()
-        return (b for i, b in enumerate(self.loader) if i % here.size == here.rank)
+        process = world()
+        return (b for i, b in enumerate(self.loader) if i % process.size == process.rank)
 
 
-def unwrapped(model: nn.Module) -> nn.Module:
-    """The module inside torch's DistributedDataParallel, or the module itself.
+def unwrap(model: nn.Module) -> nn.Module:
+    """Return the module inside DistributedDataParallel, or the module itself.
 
     Raises:
-        ValueError: something that is not a module.
+        ValueError: `model` is not a module.
     """
     inner = model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
     if not isinstance(inner, nn.Module):
-        raise ValueError(f"expected a torch module, got {type(inner).__name__}")
+        raise ValueError(f"The model must be a torch.nn.Module, got {type(inner).__name__}.")
     return inner
 
 
-def refuse_sharded(model: nn.Module) -> None:
-    """Refuse a model of which a process holds pieces only.
+def check_not_sharded(model: nn.Module) -> None:
+    """Check that this process holds every parameter entirely.
 
     Raises:
-        ValueError: fully_shard (FSDP2), FullyShardedDataParallel or tensor parallel parameters.
+        ValueError: a parameter is sharded (FSDP, fully_shard, tensor parallel).
     """
-    pieces = [
+    sharded = [
         name
         for name, parameter in model.named_parameters()
         if hasattr(parameter, "device_mesh") or type(parameter).__name__ == "FlatParameter"
     ]
-    if pieces:
+    if sharded:
         raise ValueError(
-            f"expected every process to hold the whole model, got pieces of {pieces[:4]}: "
-            "curvature of sharded parameters (fully_shard, FSDP, tensor parallel) is not "
-            "supported; do: use DistributedDataParallel, or no wrapper, and symrazor shares out "
-            "data and eigenvalues"
+            f"Sharded parameters have no curvature here: {', '.join(sharded[:4])}. Every process "
+            "must hold the whole model: use DistributedDataParallel or no wrapper instead of "
+            "fully_shard, FSDP or tensor parallelism."
         )

@@ -22,7 +22,7 @@ from torch import nn
 import symrazor as sr
 from symrazor.bench.evidence import data, network
 from symrazor.bench.measure import Runs, fresh_peak, interleave, peak_memory, write_rows
-from symrazor.core.hyper import weights
+from symrazor.core.parameters import weights
 from symrazor.data import TensorLoader
 from symrazor.invariance import Augment, Augmented, affine
 from symrazor.linalg.factor import Factor

@@ -21,8 +21,9 @@ from torch import Tensor, nn
 
 from symrazor.bench.measure import Runs, fresh_peak, interleave, peak_memory, write_rows
 from symrazor.core.evidence import Evidence
-from symrazor.core.hyper import Prior, weights
 from symrazor.core.likelihood import Categorical, Probe
+from symrazor.core.parameters import weights
+from symrazor.core.prior import Prior
 from symrazor.curvature.coverage import layers
 from symrazor.curvature.estimate import collect
 from symrazor.curvature.task import CurvatureTask, Method

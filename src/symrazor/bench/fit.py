@@ -32,8 +32,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from symrazor.accelerate import processes as distributed
-from symrazor.accelerate.tf32 import tf32
+from symrazor.accelerate import processes
+from symrazor.accelerate.devices import tf32
 from symrazor.bench.measure import Runs, fresh_peak, interleave, peak_memory, write_rows
 from symrazor.data import TensorLoader
 from symrazor.inference.razor import Razor
@@ -173,7 +173,7 @@ def fitting(options: Options) -> tuple[Callable[[], object], Callable[[], object
 
     def estimate() -> None:
         model.eval()
-        razor.step(distributed.Shared(some), None if subset == options.images else subset)
+        razor.step(processes.ShardedLoader(some), None if subset == options.images else subset)
         _wait(options)
 
     return epoch, estimate
@@ -266,26 +266,26 @@ def _timed(run: Callable[[], object]) -> tuple[float, float]:
 def worker(options: Options) -> None:
     """One of two processes: estimates together and by the first alone, in turn."""
     torch.set_num_threads(1)
-    here = distributed.start("cpu")
+    here = processes.start("cpu")
     _, estimate = fitting(options)
     together: list[tuple[float, float]] = []
     single: list[tuple[float, float]] = []
     for _ in range(options.rounds + 1):  # the first round warms up
-        distributed.meet()
+        processes.barrier()
         wall, cpu = _timed(estimate)
         both = torch.zeros(here.size, dtype=torch.float64)
         both[here.rank] = cpu
-        distributed.sum_([both])
+        processes.all_reduce_([both])
         together.append((wall, float(both.max())))
-        if here.first:
-            with distributed.alone():
+        if here.is_main:
+            with processes.single_process():
                 single.append(_timed(estimate))
-    distributed.meet()
-    if here.first:
+    processes.barrier()
+    if here.is_main:
         rounds = list(zip(single, together, strict=True))[1:]
         wall, cpu = (median(one[i] / two[i] for one, two in rounds) for i in (0, 1))
         sys.stdout.write(f"{wall} {cpu}\n")
-    distributed.finish()
+    processes.finish()
 
 
 def _where(options: Options) -> str:

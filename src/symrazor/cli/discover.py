@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from symrazor.cli.terminal import JsonFile, console
-from symrazor.core.files import check_file, check_folder
+from symrazor.core.files import check_writable_file, check_writable_folder
 from symrazor.data.datasets import Kind, Task
 from symrazor.discovery.answer import Answer, Candidate
 from symrazor.discovery.api import discover as find
@@ -92,9 +92,9 @@ def discover(given: Annotated[Arguments, tyro.conf.arg(name="")]) -> None:
     Ctrl-C keeps what is finished; the same command then goes on.
     """
     options, out = given.options(), given.out
-    check_folder(out)
-    check_file(given.report)
-    check_file(given.json_file)
+    check_writable_folder(out)
+    check_writable_file(given.report)
+    check_writable_file(given.json_file)
     show = console(given.quiet)
 
     def tell(text: str) -> None:

@@ -12,9 +12,9 @@ import tyro
 from rich.console import Console
 from rich.markup import escape
 
-from symrazor.accelerate import processes as distributed
+from symrazor.accelerate import processes
 from symrazor.cli.terminal import JsonFile, write_json
-from symrazor.core.files import check_file
+from symrazor.core.files import check_writable_file
 from symrazor.runs import fit_run as runs
 from symrazor.runs.config import RunConfig, read_config, refuse_code
 from symrazor.runs.fit_folder import fit_document
@@ -52,20 +52,20 @@ def fit_command(default: RunConfig) -> Callable[..., None]:
         """
         if file is not None and file.suffix != ".toml":
             raise ValueError(f"expected a configuration NAME.toml, got {file}; do: name it so")
-        check_file(json_file)
+        check_writable_file(json_file)
         if quiet:
             config = replace(config, fit=replace(config.fit, progress=False))
         try:
             found = runs.run(config, out, resume)
         except (KeyboardInterrupt, SystemExit):
-            if distributed.speaks() and (out / runs.CHECKPOINTS).exists():
+            if processes.is_main_process() and (out / runs.CHECKPOINTS).exists():
                 text = f"symrazor: to go on: symrazor fit --out {quote(str(out))} --resume"
                 text += " --trust-code" if config.code() else ""
                 Console(stderr=True).print(escape(text), soft_wrap=True, highlight=False)
             raise
-        if distributed.speaks() and json_file is not None:
+        if processes.is_main_process() and json_file is not None:
             write_json(json_file, fit_document(out))
-        if distributed.speaks() and not quiet:
+        if processes.is_main_process() and not quiet:
             sys.stdout.write(f"{found.reading}\n")
 
     return fit

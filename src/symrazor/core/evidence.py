@@ -60,7 +60,7 @@ class Evidence:
         )
 
     @classmethod
-    def of_dict(
+    def from_dict(
         cls, values: Mapping[str, float], n_data: int, effective_parameters: dict[str, float]
     ) -> "Evidence":
         """The evidence that `to_dict` came from."""

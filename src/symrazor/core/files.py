@@ -1,9 +1,12 @@
 """Files that are there whole or not at all, and places that can be written to."""
 
+import math
 import os
 import secrets
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 
 def write_atomically(path: Path, content: bytes) -> None:
@@ -21,7 +24,7 @@ def write_atomically(path: Path, content: bytes) -> None:
         return
     path = Path(os.path.realpath(path))
     path.parent.mkdir(parents=True, exist_ok=True)
-    name = unfinished(path.parent, f".{path.name}.")
+    name = temporary_path(path.parent, f".{path.name}.")
     try:
         with name.open("xb") as file:
             file.write(content)
@@ -33,7 +36,7 @@ def write_atomically(path: Path, content: bytes) -> None:
         raise
 
 
-def unfinished(folder: Path, prefix: str) -> Path:
+def temporary_path(folder: Path, prefix: str) -> Path:
     """A hidden name in a folder that nothing has yet.
 
     For `open("x")` and `mkdir`, which leave permissions to the umask; `tempfile` makes things that
@@ -42,7 +45,7 @@ def unfinished(folder: Path, prefix: str) -> Path:
     return folder / f"{prefix}{secrets.token_hex(8)}"
 
 
-def check_folder(folder: Path) -> None:
+def check_writable_folder(folder: Path) -> None:
     """Make a folder to write to, and try it: before the work, which must not be lost to a bad path.
 
     Raises:
@@ -57,11 +60,24 @@ def check_folder(folder: Path) -> None:
         raise ValueError(f"expected a folder to write to, got {why}; do: choose another") from error
 
 
-def check_file(file: Path | None) -> None:
+def check_writable_file(file: Path | None) -> None:
     """The same for a file, if one is asked for."""
     if file is None:
         return
     if file.is_dir():
         raise ValueError(f"expected a file to write, got the folder {file}; do: name a file in it")
     if not file.exists() or file.is_file():  # else a pipe or a device
-        check_folder(file.parent)
+        check_writable_folder(file.parent)
+
+
+def json_ready(value: Any) -> Any:
+    """What JSON has a word for: other things by their number or their name."""
+    if isinstance(value, Mapping):
+        return {str(key): json_ready(part) for key, part in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [json_ready(part) for part in value]
+    if hasattr(value, "tolist"):  # numpy and torch
+        return json_ready(value.tolist())
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else None
+    return value if isinstance(value, (str, int, type(None))) else str(value)

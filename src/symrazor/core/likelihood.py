@@ -16,11 +16,11 @@ from typing import Literal
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from symrazor.accelerate.threads import in_parallel
-from symrazor.core.hyper import Hyper
+from symrazor.accelerate.devices import run_in_threads
+from symrazor.core.parameters import Hyper
 
 Probe = Literal["spectral", "label"]
 
@@ -144,7 +144,7 @@ def _eigenvectors(gram: Float[Tensor, "n c c"]) -> Float[Tensor, "n c c"]:
         vectors: Tensor = torch.linalg.eigh(gram)[1]
         return vectors
     parts = [partial(torch.linalg.eigh, part) for part in gram.cpu().split(100)]
-    return torch.cat([found[1] for found in in_parallel(parts)]).to(gram.device)
+    return torch.cat([found[1] for found in run_in_threads(parts)]).to(gram.device)
 
 
 class Categorical(Likelihood):
@@ -341,7 +341,7 @@ def _check_values(y: Tensor, wrong: Tensor, expected: str) -> None:
         raise ValueError(f"expected {expected}, got {y[first].tolist()} at position {first}")
 
 
-NAMES: dict[str, type[Likelihood]] = {
+LIKELIHOODS: dict[str, type[Likelihood]] = {
     "categorical": Categorical,
     "gaussian": Gaussian,
     "bernoulli": Bernoulli,
@@ -349,7 +349,7 @@ NAMES: dict[str, type[Likelihood]] = {
 }
 
 
-def check_suited(model: nn.Module, likelihood: Likelihood) -> None:
+def check_compatible(model: nn.Module, likelihood: Likelihood) -> None:
     """Ask a model that has a `check_likelihood` whether its outputs suit the likelihood."""
     check = getattr(model, "check_likelihood", None)
     if check is not None:
@@ -360,6 +360,48 @@ def as_likelihood(likelihood: str | Likelihood) -> Likelihood:
     """The likelihood itself, or the one of that name with its default settings."""
     if isinstance(likelihood, Likelihood):
         return likelihood
-    if likelihood not in NAMES:
-        raise ValueError(f"expected a Likelihood or one of {sorted(NAMES)}, got {likelihood!r}")
-    return NAMES[likelihood]()
+    if likelihood not in LIKELIHOODS:
+        raise ValueError(
+            f"expected a Likelihood or one of {sorted(LIKELIHOODS)}, got {likelihood!r}"
+        )
+    return LIKELIHOODS[likelihood]()
+
+
+def calibration_error(
+    probabilities: Float[Tensor, "n k"], labels: Int[Tensor, " n"], bins: int = 15
+) -> float:
+    r"""Expected calibration error.
+
+    $\sum_b \frac{n_b}{n} |\mathrm{accuracy}_b - \mathrm{confidence}_b|$ over bins b of equal width
+    in confidence, the probability of the predicted class.
+    """
+    confidence, predicted = probabilities.double().max(1)
+    correct = (predicted == labels).double()
+    index = (confidence * bins).long().clamp(max=bins - 1)
+    gaps = torch.zeros(bins, dtype=torch.float64, device=confidence.device)
+    gaps.index_add_(0, index, correct - confidence)
+    return float(gaps.abs().sum() / len(labels))
+
+
+def scores(
+    likelihood: Likelihood, f: Float[Tensor, "n k"] | Float[Tensor, "s n k"], y: Tensor
+) -> dict[str, float]:
+    """Test figures of outputs f: accuracy and calibration of a classifier, else squared error.
+
+    Outputs under several draws of the weights, [s, n, k], are scored as one mixture.
+    """
+    with torch.no_grad():
+        draws = f.double().reshape(-1, *f.shape[-2:])
+        log_p = torch.stack([-likelihood.nll(one, y) for one in draws])
+        nll = float((math.log(len(draws)) - log_p.logsumexp(0)).mean())
+        mean = torch.stack([likelihood.mean(one) for one in draws]).mean(0)
+        match likelihood:
+            case Categorical():
+                accuracy = float((mean.argmax(1) == y).double().mean())
+                return {"accuracy": accuracy, "nll": nll, "ece": calibration_error(mean, y)}
+            case Bernoulli():
+                hits = (mean > 0.5) == (y.reshape(mean.shape) > 0.5)
+                return {"accuracy": float(hits.double().mean()), "nll": nll}
+            case _:
+                error = mean - y.reshape(mean.shape).double()
+                return {"mse": float(error.square().mean()), "nll": nll}

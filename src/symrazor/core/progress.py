@@ -10,7 +10,7 @@ Show = Callable[[list[Record]], None]
 
 
 @contextmanager
-def progress(epochs: int, wanted: bool | None = None) -> Iterator[Show]:
+def epoch_bar(epochs: int, wanted: bool | None = None) -> Iterator[Show]:
     """A bar with epoch, nll, evidence, test figure and time left; or silence.
 
     Args:
@@ -39,7 +39,7 @@ def progress(epochs: int, wanted: bool | None = None) -> Iterator[Show]:
 
 
 @contextmanager
-def share_bar(wanted: bool | None = None) -> Iterator[Callable[[float, str], None]]:
+def fraction_bar(wanted: bool | None = None) -> Iterator[Callable[[float, str], None]]:
     """A bar for work without epochs: called with the share that is done and a line; or silence.
 
     Args:

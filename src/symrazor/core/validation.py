@@ -12,7 +12,7 @@ import numpy as np
 from torch import Tensor
 
 
-def check_kinds(options: Any) -> None:
+def check_types(options: Any) -> None:
     """Refuse a field of a dataclass that holds another kind of value than its annotation says.
 
     Whole numbers count as numbers, and those of NumPy become Python's own. Values of a `Literal`
@@ -24,19 +24,19 @@ def check_kinds(options: Any) -> None:
     hints = get_type_hints(type(options))
     for entry in fields(options):
         kind, value = hints[entry.name], getattr(options, entry.name)
-        if get_origin(kind) is not Literal and not fits(value, kind):
-            raise ValueError(f"expected {entry.name} as {called(kind)}, got {value!r}")
+        if get_origin(kind) is not Literal and not matches_type(value, kind):
+            raise ValueError(f"expected {entry.name} as {describe_type(kind)}, got {value!r}")
         if isinstance(value, np.generic):
             object.__setattr__(options, entry.name, value.item())  # the dataclass may be frozen
 
 
-def fits(value: Any, kind: Any) -> bool:
+def matches_type(value: Any, kind: Any) -> bool:
     """Whether a value is what an annotation says; what is inside of lists and mappings is not."""
     origin = get_origin(kind)
     if origin in (Union, UnionType):
-        return any(fits(value, one) for one in get_args(kind))
+        return any(matches_type(value, one) for one in get_args(kind))
     if origin is not None:
-        return _fits_generic(value, kind, origin)
+        return _matches_generic(value, kind, origin)
     if isinstance(value, bool | np.bool_):
         return kind in (bool, Any)
     if kind is float and isinstance(value, Tensor):
@@ -45,7 +45,7 @@ def fits(value: Any, kind: Any) -> bool:
     return isinstance(value, plain.get(kind, kind))
 
 
-def _fits_generic(value: Any, kind: Any, origin: Any) -> bool:
+def _matches_generic(value: Any, kind: Any, origin: Any) -> bool:
     """The same for annotations with brackets."""
     if origin is Literal:
         return value in get_args(kind)
@@ -55,10 +55,10 @@ def _fits_generic(value: Any, kind: Any, origin: Any) -> bool:
     return isinstance(value, (list, tuple) if list_like else Mapping)
 
 
-def called(kind: Any) -> str:
+def describe_type(kind: Any) -> str:
     """An annotation in words, as in "int or None"."""
     if get_origin(kind) in (Union, UnionType):
-        return " or ".join(called(one) for one in get_args(kind))
+        return " or ".join(describe_type(one) for one in get_args(kind))
     if kind is type(None):
         return "None"
     if get_origin(kind) is Callable:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from symrazor.accelerate.processes import exchange, gather, sum_, together
+from symrazor.accelerate.processes import all_gather, all_gather_text, all_reduce_, is_distributed
 from symrazor.core.errors import CurvatureError, DivergenceError
 from symrazor.linalg.factor import ENOUGH, Factor, Symmetric
 
@@ -116,7 +116,7 @@ def over_processes(collect: Callable[[], Batch | None], device: torch.device) ->
         ValueError: no data anywhere, or an error in another process.
         DivergenceError, CurvatureError: the same in another process.
     """
-    if not together():
+    if not is_distributed():
         own = collect()
         if own is None:
             raise ValueError("expected at least one batch, got an empty loader")
@@ -139,7 +139,7 @@ def _announce(own: Batch | None, failed: Exception | None) -> list[dict[str, Any
         "n": 0 if own is None else own.n,
         "sums": [] if own is None else _entries(own.sums),
     }
-    found: list[dict[str, Any]] = [json.loads(text) for text in exchange(json.dumps(mine))]
+    found: list[dict[str, Any]] = [json.loads(text) for text in all_gather_text(json.dumps(mine))]
     errors = {rank: said["error"] for rank, said in enumerate(found) if said["error"] is not None}
     if errors and failed is None:
         rank, error = next(iter(errors.items()))
@@ -194,7 +194,7 @@ def _total(
             total = _tensor(value, known["shape"], device)
             plain.append(total)
         sums |= dict.fromkeys(keys, total)
-    sum_(plain)
+    all_reduce_(plain)
     return Batch(log_likelihood, n, sums)
 
 
@@ -222,7 +222,7 @@ def _factor(
     if None not in rows and sum(rows) < ENOUGH * features:
         dtype = getattr(torch, known["dtype"])
         mine = torch.zeros(0, blocks, features, dtype=dtype, device=device)
-        return Factor(gather(mine if own is None else own.rows, rows))
+        return Factor(all_gather(mine if own is None else own.rows, rows))
     if own is None:
         return Factor([], Symmetric.zeros(blocks, features, device))
     return Factor([], own.squared)

@@ -8,9 +8,9 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
-from symrazor.accelerate.processes import refuse_sharded
+from symrazor.accelerate.processes import check_not_sharded
 from symrazor.core.errors import DivergenceError, UnsupportedParameterError
-from symrazor.core.hyper import weights
+from symrazor.core.parameters import weights
 from symrazor.curvature.tape import Input, Use, call, map_tensors, record, weight_gradients
 from symrazor.curvature.weight_sharing import Layer, Sharing, registered_type, sharing
 
@@ -30,7 +30,7 @@ def layers(model: nn.Module) -> list[Layer]:
             "expected a module whose layers can be watched, got a torch.compile'd one; pass the "
             "module it was made from (they share their weights)"
         )
-    refuse_sharded(model)
+    check_not_sharded(model)
     theta = weights(model)
     name_of = {id(parameter): name for name, parameter in theta.items()}
     found: list[Layer] = []

@@ -27,9 +27,8 @@ from weakref import WeakKeyDictionary, ref
 import torch
 from torch import Tensor, nn
 
-from symrazor.accelerate.cuda_graphs import no_garbage_collection
-from symrazor.accelerate.device import second_stream
-from symrazor.accelerate.threads import in_turn
+from symrazor.accelerate.cuda_graphs import pause_garbage_collection
+from symrazor.accelerate.devices import iter_sequentially, side_stream
 from symrazor.curvature.accumulate import Batch, Key, Statistics, Task, settle
 from symrazor.curvature.tape import Input, Tape, map_tensors
 from symrazor.curvature.task import CurvatureTask, check_inputs
@@ -112,7 +111,7 @@ def _summed(
         replay = None
         tasks = of_batch(number).tasks(x, y, where)
         del x, y
-        for part in in_turn(tasks.pop(0) for _ in range(len(tasks))):
+        for part in iter_sequentially(tasks.pop(0) for _ in range(len(tasks))):
             total = part if total is None else total.absorb(part)
         eager += 1
         if eager == 1 and total is not None and expected is not None:
@@ -173,7 +172,7 @@ class Replay:
     def _record(self, graph: torch.cuda.CUDAGraph, tasks: list[Task], total: Batch) -> None:
         """Tasks that add to the sums, each let go when it is done."""
         with _recording(graph, self.forward.pool()):
-            for part in in_turn(tasks.pop(0) for _ in range(len(tasks))):
+            for part in iter_sequentially(tasks.pop(0) for _ in range(len(tasks))):
                 add_in_place(total.sums, part.sums, self.counts)
 
     def _lend(self, sums: Statistics) -> None:
@@ -346,7 +345,7 @@ def add_in_place(total: Statistics, sums: Statistics, counts: dict[Key, Tensor])
 @contextmanager
 def _beside(device: torch.device) -> Iterator[torch.cuda.Stream]:
     """Work on the stream of the recordings, beside the one of the caller, which waits for it."""
-    stream, before = second_stream(device), torch.cuda.current_stream(device)
+    stream, before = side_stream(device, 0), torch.cuda.current_stream(device)
     stream.wait_stream(before)
     try:
         with torch.cuda.stream(stream):
@@ -372,7 +371,7 @@ def _pool(device: torch.device) -> torch.cuda.CUDAGraph:
 def _recording(graph: torch.cuda.CUDAGraph, pool: Any = None) -> Iterator[None]:
     """Record what is launched on the current stream, in the memory of another graph if given."""
     torch.cuda.synchronize()
-    with no_garbage_collection():
+    with pause_garbage_collection():
         graph.capture_begin(pool, capture_error_mode="thread_local")  # loaders may have threads
         try:
             yield

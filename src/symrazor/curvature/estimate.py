@@ -13,10 +13,10 @@ from operator import itemgetter
 import torch
 from torch import Tensor, nn
 
-from symrazor.accelerate.processes import together, unwrapped, world
-from symrazor.accelerate.threads import as_finished, in_turn, keep_pages
-from symrazor.core.hyper import weights
+from symrazor.accelerate.devices import iter_in_threads, iter_sequentially, keep_freed_memory
+from symrazor.accelerate.processes import is_distributed, unwrap, world
 from symrazor.core.likelihood import Likelihood, as_likelihood
+from symrazor.core.parameters import weights
 from symrazor.curvature.accumulate import Batch, Statistics, Task, add_batches, over_processes
 from symrazor.curvature.coverage import check_mode, layers, verify
 from symrazor.curvature.cuda_replay import summed
@@ -93,7 +93,7 @@ def estimate_curvature(
         UnsupportedParameterError: weights without curvature.
         ValueError: bad data or numbers, an empty loader, or a model in the wrong mode.
     """
-    model = unwrapped(model)
+    model = unwrap(model)
     found = layers(model)
     check_mode(model)
     source = CurvatureTask(model, found, as_likelihood(likelihood), method or Method(), generator)
@@ -132,11 +132,12 @@ def collect(
         raise ValueError(
             f"expected a positive temperature and n_data, got {temperature} and {n_data}"
         )
-    keep_pages()
-    if keep_graph and together():
+    keep_freed_memory()
+    if keep_graph and is_distributed():
         raise ValueError(
             "expected one process for an evidence that keeps its graph, got "
-            f"{world().size}; do: with symrazor.accelerate.processes.alone(), and pass all the data"
+            f"{world().size}; do: with symrazor.accelerate.processes.single_process(), and pass "
+            "all the data"
         )
     device = next(iter(weights(source.model).values())).device
 
@@ -147,7 +148,7 @@ def collect(
         tasks = _tasks(source, loader, keep_graph)
         serial = keep_graph or not _on_cpu(source) or source.method.structure in ("block", "full")
         kron = source.method.structure == "kron" and not keep_graph
-        parts = in_turn(tasks) if serial else as_finished(tasks)
+        parts = iter_sequentially(tasks) if serial else iter_in_threads(tasks)
         return add_batches(parts, own if kron else None)
 
     total = over_processes(over_batches, device)
@@ -177,7 +178,7 @@ def _tasks(source: CurvatureTask, loader: Loader, keep_graph: bool) -> Iterator[
 def numbered_batches(loader: Loader, pieces: int) -> Iterator[tuple[int, Input, Tensor]]:
     """At most so many pieces of every batch, with numbers that no other process has.
 
-    Batches are numbered as `distributed.Shared` deals them, and pieces within their batch, so that
+    Batches are numbered as `ShardedLoader` deals them, and pieces within their batch, so that
     a piece has the same number whichever process works on it.
     """
     here = world()

@@ -26,8 +26,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from symrazor.core.errors import DivergenceError
-from symrazor.core.hyper import weights
 from symrazor.core.likelihood import Likelihood, Probe
+from symrazor.core.parameters import weights
 from symrazor.curvature.accumulate import Batch, Key, Statistics, Task, add, add_batches
 from symrazor.curvature.fast_backward import FastBackward
 from symrazor.curvature.tape import Input, Tape, Use, map_tensors, record, weight_gradients

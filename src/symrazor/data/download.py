@@ -18,7 +18,7 @@ from http.client import HTTPResponse
 from pathlib import Path
 from typing import IO
 
-from symrazor.core.files import unfinished
+from symrazor.core.files import temporary_path
 from symrazor.data.batches import refusal
 
 TIMEOUT = 30.0
@@ -175,7 +175,7 @@ def _keep(
 ) -> None:
     """Write content that is right; refuse all other, and never read more than its size."""
     digest, size = hashlib.sha256(), 0
-    name = unfinished(folder, f".{file.name}.")
+    name = temporary_path(folder, f".{file.name}.")
     try:
         with name.open("xb") as out:
             while size <= file.size and (block := content.read(min(_BLOCK, file.size + 1 - size))):

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from symrazor.accelerate.device import device_of
+from symrazor.accelerate.devices import resolve_device
 from symrazor.data import Tensors
 from symrazor.discovery.budget import Make
 from symrazor.discovery.structures import Family
@@ -100,7 +100,7 @@ class Options:
 
     def place(self) -> str:
         """The device to train on."""
-        return device_of(self.device)
+        return resolve_device(self.device)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from symrazor.core.json_values import json_ready
+from symrazor.core.files import json_ready
 from symrazor.data import Dataset
 from symrazor.data.datasets import plural, shaped
 from symrazor.discovery.answer import Answer, Candidate

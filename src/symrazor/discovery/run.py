@@ -12,7 +12,7 @@ from dataclasses import replace
 import torch
 
 from symrazor.core.files import write_atomically
-from symrazor.core.metrics import scores
+from symrazor.core.likelihood import scores
 from symrazor.data import Tensors
 from symrazor.discovery.answer import Answer, Candidate, rank
 from symrazor.discovery.budget import Plan, timed

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from symrazor.core.progress import share_bar
+from symrazor.core.progress import fraction_bar
 from symrazor.dynamics.config import DiscoverConfig, TrainConfig
 from symrazor.dynamics.conserved import Quadratic
 from symrazor.dynamics.evaluate import mean_squared_error
@@ -99,7 +99,7 @@ def _teller(progress: Progress | bool | None) -> Iterator[Progress]:
     if callable(progress):
         yield progress
         return
-    with share_bar(progress) as bar:
+    with fraction_bar(progress) as bar:
         yield bar
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from symrazor.accelerate.cuda_graphs import GraphedCall
+from symrazor.accelerate.cuda_graphs import CUDAGraphCall
 from symrazor.dynamics.config import TrainConfig
 from symrazor.dynamics.integrators import named
 from symrazor.dynamics.likelihoods import Noise, predict
@@ -40,7 +40,7 @@ class Loop:
         if on_gpu:  # a recorded step reads its rates from tensors
             groups = [g | {"lr": torch.tensor(g["lr"], device=config.device)} for g in groups]
         self.optimiser = torch.optim.Adam(groups, capturable=on_gpu)
-        self.graphed: dict[int, GraphedCall] = {}
+        self.graphed: dict[int, CUDAGraphCall] = {}
         zero = torch.zeros((), device=config.device)
         self.nll, self.count, self.bad, self.row = zero.clone(), 0, zero.clone(), zero.clone()
         self.capped = zero.clone()
@@ -120,7 +120,7 @@ class Loop:
             self._step(flows)
         else:
             if flows not in self.graphed:
-                self.graphed = {flows: GraphedCall(partial(self._step, flows), [self.generator])}
+                self.graphed = {flows: CUDAGraphCall(partial(self._step, flows), [self.generator])}
             self.graphed[flows]()
         self.count += 1
 

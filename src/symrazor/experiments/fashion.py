@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import symrazor as sr
-from symrazor.accelerate.device import device_of
+from symrazor.accelerate.devices import resolve_device
 from symrazor.core.files import write_atomically
 from symrazor.data import Tensors, digits, fashion_mnist
 from symrazor.experiments.command import Arguments, command
@@ -109,7 +109,7 @@ def plain_cnn(
     train: Tensors, test: Tensors, seconds: float, seed: int, device: str = "auto"
 ) -> tuple[float, int]:
     """Test accuracy of a CNN trained for so many seconds without evidence, and its epochs."""
-    chosen = device_of(device)
+    chosen = resolve_device(device)
     classes = int(train[1].max()) + 1
     with torch.random.fork_rng([]):
         torch.manual_seed(seed)

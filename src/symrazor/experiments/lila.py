@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import symrazor as sr
-from symrazor.core.metrics import scores
+from symrazor.core.likelihood import scores
 from symrazor.data import Tensors, cifar10, digits, mnist, normalised, resized
 from symrazor.experiments.command import ROWS, Arguments, command
 from symrazor.experiments.options import OfTable

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from symrazor.accelerate.device import device_of
+from symrazor.accelerate.devices import resolve_device
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Common:
     @property
     def place(self) -> str:
         """The device."""
-        return device_of(self.device)
+        return resolve_device(self.device)
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from typing import Any, Literal
 import torch
 
 import symrazor as sr
-from symrazor.core.files import check_file
+from symrazor.core.files import check_writable_file
 from symrazor.data import Tensors, mnist, quadrants
 from symrazor.discovery import digits
 from symrazor.experiments.command import Arguments, command
@@ -206,7 +206,7 @@ def run(options: Options) -> str:
     """
     ways: tuple[Start, ...] = ("near", "given") if options.given else ("near",)
     starts = (STARTS[0], STARTS[-1]) if options.small else STARTS
-    check_file(options.json)
+    check_writable_file(options.json)
     rows = _merge(options.json, [], [])  # before the work: a run must not be lost to a bad path
     for task in options.task:
         for seed in options.seed:

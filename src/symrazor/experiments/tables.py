@@ -15,7 +15,7 @@ import torch
 
 import symrazor as sr
 from symrazor.core.errors import CurvatureError
-from symrazor.core.files import check_file, check_folder
+from symrazor.core.files import check_writable_file, check_writable_folder
 from symrazor.data import Tensors
 from symrazor.experiments.command import ROWS, Arguments, command
 from symrazor.experiments.figures import draw
@@ -118,13 +118,13 @@ def run(experiment: Experiment, options: Options) -> str:
         raise ValueError(f"expected files with results to merge, got none at {' '.join(missing)}")
     runs = merged([], [run for file in options.merge for run in read_runs(experiment.name, file)])
     check_figures(runs)
-    check_file(options.json)
+    check_writable_file(options.json)
     if options.json is not None:  # before the work: a run must not be lost to a bad path
         check_figures(read_runs(experiment.name, options.json))
         runs = add_runs(experiment.name, options.json, runs)
     for folder in (options.figure, options.events):
         if folder is not None:
-            check_folder(folder)
+            check_writable_folder(folder)
     loaded: dict[str, tuple[Tensors, Tensors]] = {}
     for row in chosen:
         if row.task not in loaded:

@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from symrazor.core.hyper import Hyper, hyperparameters, interval
+from symrazor.core.parameters import Hyper, hyperparameters, interval
 from symrazor.inference.exact import LinearGaussian, exact_evidence
 from symrazor.inference.posterior import Prediction
 

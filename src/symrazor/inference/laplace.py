@@ -24,9 +24,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from symrazor.accelerate.processes import sum_
+from symrazor.accelerate.processes import all_reduce_
 from symrazor.core.evidence import Evidence
-from symrazor.core.hyper import Prior
+from symrazor.core.prior import Prior
 from symrazor.curvature.accumulate import Key
 from symrazor.curvature.estimate import Curvature, Loader, numbered_batches
 from symrazor.curvature.task import CurvatureTask
@@ -115,7 +115,7 @@ def hyper_gradient(
         _add_gradient(fit, batch.log_likelihood * scale, tensors, retain=True)
         _add_gradient(occam, product, tensors, retain=False)
         del batch, product  # the graph of this batch goes before the next one comes
-    sum_([*fit, *occam])
+    all_reduce_([*fit, *occam])
     return {name: (f, o) for name, f, o in zip(names, fit, occam, strict=True)}
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from symrazor.accelerate.processes import Shared, world
+from symrazor.accelerate.processes import ShardedLoader, world
 from symrazor.curvature.tape import Input, map_tensors
 
 
@@ -17,7 +17,7 @@ def batches(
 ) -> Iterator[tuple[Input, Tensor]]:
     """This process's batches of a loader on a device, at most `subset` data of all processes.
 
-    Of a `distributed.Shared` loader the first data count, wherever they are; of any other each
+    Of a `processes.ShardedLoader` loader the first data count, wherever they are; of any other each
     process reads its part of the subset.
 
     Raises:
@@ -27,13 +27,13 @@ def batches(
         raise ValueError(f"expected a loader of batches (x, y), got {type(loader).__name__}")
     if subset is not None and subset < 1:
         raise ValueError(f"expected a subset of at least 1 datum, got {subset}")
-    if isinstance(loader, Own):
+    if isinstance(loader, ReplayableBatches):
         yield from loader
         return
-    here, shared = world(), isinstance(loader, Shared)
-    own = subset if shared or subset is None else len(range(subset)[here.part(subset)])
+    here, shared = world(), isinstance(loader, ShardedLoader)
+    own = subset if shared or subset is None else len(range(subset)[here.shard(subset)])
     left = math.inf if own is None else own
-    for number, batch in enumerate(loader.loader if isinstance(loader, Shared) else loader):
+    for number, batch in enumerate(loader.loader if isinstance(loader, ShardedLoader) else loader):
         if left <= 0:
             return
         x, y = _unpack(batch)
@@ -44,7 +44,7 @@ def batches(
             yield map_tensors(x, lambda part: part.to(device)), y.to(device)
 
 
-def check_count(seen: int, expected: int) -> None:
+def check_data_count(seen: int, expected: int) -> None:
     """Refuse sums over another number of data than they are to stand for.
 
     Raises:
@@ -60,11 +60,11 @@ def check_count(seen: int, expected: int) -> None:
     )
 
 
-class Own(list[tuple[Input, Tensor]]):
+class ReplayableBatches(list[tuple[Input, Tensor]]):
     """What `batches` gave, to be read again as it is."""
 
 
-class Order:
+class LoaderRNGState:
     """The order in which a loader is about to be read: that of its generators, and of torch's own.
 
     Probes belong to the data that they were drawn for. A second pass of a loader that shuffles
@@ -79,7 +79,7 @@ class Order:
         found = [torch.default_generator, *_generators(loader)]
         self.states = [(generator, generator.get_state()) for generator in found]
 
-    def again_(self) -> None:
+    def restore(self) -> None:
         """Let the next pass be as the one that began here."""
         for generator, state in self.states:
             generator.set_state(state)
@@ -94,7 +94,7 @@ def _generators(loader: object) -> Iterator[torch.Generator]:
             yield from _generators(inner)
 
 
-def sizes(loader: Iterable[Any]) -> tuple[int, int]:
+def loader_sizes(loader: Iterable[Any]) -> tuple[int, int]:
     """How many data a loader draws from, and how many of them one pass gives.
 
     Two numbers, because `drop_last` leaves a remainder out of each pass. A loader that does not

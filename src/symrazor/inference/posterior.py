@@ -16,8 +16,9 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.utils.stateless import _reparametrize_module
 
-from symrazor.core.hyper import Prior, weights
 from symrazor.core.likelihood import Bernoulli, Categorical, Gaussian, Likelihood, Poisson
+from symrazor.core.parameters import weights
+from symrazor.core.prior import Prior
 from symrazor.curvature.estimate import Curvature
 from symrazor.curvature.tape import Input, call, record, weight_gradients
 from symrazor.curvature.weight_sharing import Layer
@@ -149,7 +150,7 @@ class Posterior:
         if how == "mc":
             draws = _gaussian_draws(f, covariance, samples, generator)
             means = self.likelihood.mean(draws.flatten(0, 1)).unflatten(0, (samples, -1))
-            return averaged(self.likelihood, means)
+            return mixture_prediction(self.likelihood, means)
         if how == "bridge":
             if not isinstance(self.likelihood, Categorical):
                 raise ValueError("expected a categorical likelihood for how='bridge'; use 'probit'")
@@ -187,10 +188,10 @@ class Posterior:
                 self.likelihood.mean(call(partial(_with, self.model, draws, s), x).double())
                 for s in range(samples)
             ]
-        return averaged(self.likelihood, torch.stack(means))
+        return mixture_prediction(self.likelihood, torch.stack(means))
 
 
-def averaged(likelihood: Likelihood, means: Float[Tensor, "s n k"]) -> Prediction:
+def mixture_prediction(likelihood: Likelihood, means: Float[Tensor, "s n k"]) -> Prediction:
     """The prediction of a mixture, from the mean of y under each draw of the weights."""
     mean = means.mean(0)
     spread = means.var(0, correction=0)

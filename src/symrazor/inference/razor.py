@@ -26,12 +26,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from symrazor.accelerate.processes import from_first_, largest, unwrapped
-from symrazor.accelerate.tf32 import tf32
+from symrazor.accelerate.devices import tf32
+from symrazor.accelerate.processes import broadcast_, max_over_processes, unwrap
 from symrazor.core.errors import DivergenceError
 from symrazor.core.evidence import Evidence
-from symrazor.core.hyper import hyperparameters, weights
-from symrazor.core.likelihood import Gaussian, Likelihood, as_likelihood, check_suited
+from symrazor.core.likelihood import Gaussian, Likelihood, as_likelihood, check_compatible
+from symrazor.core.parameters import hyperparameters, weights
 from symrazor.curvature.coverage import check_mode, layers, verify
 from symrazor.curvature.estimate import Curvature, Loader, collect
 from symrazor.curvature.tape import Input, call, map_tensors
@@ -39,11 +39,16 @@ from symrazor.curvature.task import CurvatureTask
 from symrazor.curvature.weight_sharing import Layer
 from symrazor.inference import updates
 from symrazor.inference.laplace import hyper_gradient, laplace_evidence, log_precisions
-from symrazor.inference.loading import Order, Own, batches, check_count
+from symrazor.inference.loading import LoaderRNGState, ReplayableBatches, batches, check_data_count
 from symrazor.inference.posterior import Posterior
 from symrazor.inference.razor_config import RazorConfig, check_prior_groups, starting_prior
-from symrazor.inference.razor_registry import remember
-from symrazor.inference.razor_state import State, copied, load_, saved
+from symrazor.inference.razor_state import (
+    State,
+    copy_state,
+    load_razor_state,
+    razor_state,
+    remember_razor,
+)
 from symrazor.layers.relaxed import balance_
 
 
@@ -88,12 +93,12 @@ class Razor:
         except TypeError as error:
             known = sorted(RazorConfig.__dataclass_fields__)
             raise ValueError(f"expected options among {known}, got {sorted(changes)}") from error
-        self.model = model = unwrapped(model)
+        self.model = model = unwrap(model)
         self.n_data = n_data
         self.layers: list[Layer] = layers(model)
         first = next(iter(weights(model).values()))
         self.likelihood = as_likelihood(likelihood).to(first.device)
-        check_suited(model, self.likelihood)
+        check_compatible(model, self.likelihood)
         self.prior = starting_prior(model, self.config)
         self.method = self.config.method
         self.generator = torch.Generator().manual_seed(self.config.seed)
@@ -107,7 +112,7 @@ class Razor:
         self.precision_optimiser = torch.optim.Adam(moved, lr=self.config.lr)
         eta = list(self.eta.values())
         self.eta_optimiser = torch.optim.Adam(eta, lr=self.config.lr) if eta else None
-        remember(model, self)
+        remember_razor(model, self)
 
     @property
     def eta(self) -> dict[str, nn.Parameter]:
@@ -199,8 +204,8 @@ class Razor:
                 "needs a second pass), got a generator; pass a list of batches or a DataLoader"
             )
         if self.eta and subset is not None:  # the second pass must see the same data
-            loader = Own(self._batches(loader, subset))
-        start, order = self.generator.get_state(), Order(loader)
+            loader = ReplayableBatches(self._batches(loader, subset))
+        start, order = self.generator.get_state(), LoaderRNGState(loader)
         if self.training_steps >= self.config.burn_in:
             balance_(self.model, self.prior.group_of)
         found = self._collect(loader, subset).prepare()
@@ -213,11 +218,11 @@ class Razor:
         gradient = {}
         if self.eta:
             self.generator.set_state(start)
-            order.again_()
+            order.restore()
             gradient = self.hyper_gradient(loader, found, subset)
         self._update_precisions(found)
         self._update_hyperparameters(gradient)
-        from_first_([*self.prior.parameters(), *self.eta.values()])  # machines may round otherwise
+        broadcast_([*self.prior.parameters(), *self.eta.values()])  # machines may round otherwise
         self.at_bound = self.prior.clamp_()
         return now
 
@@ -256,8 +261,10 @@ class Razor:
                 keep_graph=keep_graph,
                 expected=expected,
             )
-        check_count(found.n_seen, expected)
-        self._outputs = largest(self._outputs or 0)  # a process without data has not seen any
+        check_data_count(found.n_seen, expected)
+        self._outputs = max_over_processes(
+            self._outputs or 0
+        )  # a process without data has not seen any
         return found
 
     def _look_again(self) -> None:
@@ -340,9 +347,9 @@ class Razor:
         if self.best is None or now.log_evidence > self.best.log_evidence:
             self.best = now
             self.best_state = {
-                "model": copied(self.model.state_dict()),
-                "prior": copied(self.prior.state_dict()),
-                "likelihood": copied(self.likelihood.state_dict()),
+                "model": copy_state(self.model.state_dict()),
+                "prior": copy_state(self.prior.state_dict()),
+                "likelihood": copy_state(self.likelihood.state_dict()),
             }
 
     def restore_best(self) -> Evidence:
@@ -361,7 +368,7 @@ class Razor:
 
     def state_dict(self) -> State:
         """All that is needed to go on, apart from the model: tensors, numbers, nested dicts."""
-        return saved(self)
+        return razor_state(self)
 
     def load_state_dict(self, state: State) -> None:
         """Continue from `state_dict()`.
@@ -369,7 +376,7 @@ class Razor:
         Raises:
             ValueError: a state of another data set or another model; nothing is changed then.
         """
-        load_(self, state)
+        load_razor_state(self, state)
 
 
 def _check_finite(now: Evidence) -> None:

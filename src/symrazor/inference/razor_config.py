@@ -7,8 +7,9 @@ from typing import Literal
 
 from torch import nn
 
-from symrazor.core.hyper import Groups, Prior, weights
-from symrazor.core.validation import check_kinds
+from symrazor.core.parameters import weights
+from symrazor.core.prior import Groups, Prior
+from symrazor.core.validation import check_types
 from symrazor.curvature.task import Method
 from symrazor.curvature.weight_sharing import Layer
 from symrazor.layers.relaxed import free_groups, path_groups
@@ -61,7 +62,7 @@ class RazorConfig(Method):
 
     def __post_init__(self) -> None:
         """Check what no other constructor checks."""
-        check_kinds(self)
+        check_types(self)
         super().__post_init__()
         if self.update not in ("mackay", "adam"):
             raise ValueError(f"expected update 'mackay' or 'adam', got {self.update!r}")

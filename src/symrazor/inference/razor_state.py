@@ -3,11 +3,12 @@
 from collections.abc import Mapping
 from copy import deepcopy
 from typing import TYPE_CHECKING, Any
+from weakref import ReferenceType, WeakKeyDictionary, ref
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from symrazor.core.evidence import Evidence
-from symrazor.core.hyper import weights
+from symrazor.core.parameters import weights
 
 if TYPE_CHECKING:
     from symrazor.inference.razor import Razor
@@ -15,15 +16,15 @@ if TYPE_CHECKING:
 State = dict[str, Any]
 
 
-def saved(razor: "Razor") -> State:
+def razor_state(razor: "Razor") -> State:
     """Tensors, numbers and nested dicts, copied."""
     best = None
     if razor.best is not None:
         best = {**razor.best.to_dict(), "gamma": dict(razor.best.effective_parameters)}
     eta = razor.eta_optimiser
     return {
-        "prior": copied(razor.prior.state_dict()),
-        "likelihood": copied(razor.likelihood.state_dict()),
+        "prior": copy_state(razor.prior.state_dict()),
+        "likelihood": copy_state(razor.likelihood.state_dict()),
         "tensors": _tensors(razor),
         "precision_optimiser": deepcopy(razor.precision_optimiser.state_dict()),
         "eta_optimiser": None if eta is None else deepcopy(eta.state_dict()),
@@ -35,7 +36,7 @@ def saved(razor: "Razor") -> State:
     }
 
 
-def load_(razor: "Razor", state: State) -> None:
+def load_razor_state(razor: "Razor", state: State) -> None:
     """Put a Razor where `saved` found one.
 
     Raises:
@@ -52,7 +53,7 @@ def load_(razor: "Razor", state: State) -> None:
     razor.best_state = state["best_state"]
     razor.best = razor.latest = None
     if state["best"] is not None:
-        razor.best = Evidence.of_dict(state["best"], razor.n_data, dict(state["best"]["gamma"]))
+        razor.best = Evidence.from_dict(state["best"], razor.n_data, dict(state["best"]["gamma"]))
 
 
 def _check(razor: "Razor", state: State) -> None:
@@ -79,9 +80,23 @@ def _tensors(razor: "Razor") -> dict[str, list[int]]:
     return {k: list(v.shape) for k, v in {**weights(razor.model), **razor.eta}.items()}
 
 
-def copied(state: Mapping[str, Any]) -> dict[str, Any]:
+def copy_state(state: Mapping[str, Any]) -> dict[str, Any]:
     """A state dict with tensors (and whatever a module calls its extra state) of its own."""
     return {
         key: value.detach().clone() if isinstance(value, Tensor) else deepcopy(value)
         for key, value in state.items()
     }
+
+
+_RAZORS: "WeakKeyDictionary[nn.Module, ReferenceType[Razor]]" = WeakKeyDictionary()
+
+
+def remember_razor(model: nn.Module, razor: "Razor") -> None:
+    """Note the Razor of a model; neither is kept alive by it."""
+    _RAZORS[model] = ref(razor)
+
+
+def latest_razor(model: nn.Module) -> "Razor | None":
+    """The Razor that was made last for this very model, while it is alive."""
+    found = _RAZORS.get(model)
+    return None if found is None else found()

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from symrazor.core.hyper import Prior
+from symrazor.core.prior import Prior
 
 TINY = torch.finfo(torch.float64).tiny
 

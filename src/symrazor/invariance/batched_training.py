@@ -14,9 +14,9 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from symrazor.accelerate.tf32 import tf32
+from symrazor.accelerate.devices import tf32
 from symrazor.core.evidence import Evidence
-from symrazor.core.hyper import hyperparameters, weights
+from symrazor.core.parameters import hyperparameters, weights
 from symrazor.invariance import mixture
 from symrazor.invariance.invariant_weights import InvariantWeights, Sampling, check_labels
 from symrazor.invariance.lie_distributions import Nodes, Random

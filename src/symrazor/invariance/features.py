@@ -15,8 +15,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from symrazor.core.eval_mode import evaluating
-from symrazor.core.hyper import Hyper
+from symrazor.core.parameters import Hyper, eval_mode
 from symrazor.core.resampling import act, adjoint_resample, resample
 
 Where = Literal["weights", "input"]
@@ -263,7 +262,7 @@ class NetworkFeatures(Averaged):
         super().__init__()
         if not example.is_floating_point():
             raise ValueError(f"expected inputs of real numbers, got {example.dtype}; do x.float()")
-        with torch.no_grad(), evaluating(network):  # batch norms keep their averages
+        with torch.no_grad(), eval_mode(network):  # batch norms keep their averages
             found = network(example)
         if found.dim() != 2 or len(found) != len(example):
             raise ValueError(

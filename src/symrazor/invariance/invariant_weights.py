@@ -17,7 +17,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from symrazor.core.evidence import Evidence
-from symrazor.core.hyper import Hyper
+from symrazor.core.parameters import Hyper
 from symrazor.inference.variational.posteriors import BlockCholesky
 from symrazor.invariance import mixture
 from symrazor.invariance.features import Averaged, NetworkFeatures

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from symrazor.core.hyper import Hyper, Transform
+from symrazor.core.parameters import Hyper, Transform
 from symrazor.groups.lie import HALF_WIDTHS, LOG_FACTOR, RADIANS, LieAlgebra, affine2
 from symrazor.linalg.matrix_functions import exponential
 

@@ -20,7 +20,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from symrazor.core.hyper import Hyper
+from symrazor.core.parameters import Hyper
 from symrazor.invariance.transformation import Poses, Transformation
 
 DIRECTIONS = 16

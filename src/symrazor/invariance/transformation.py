@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 
-from symrazor.core.hyper import Hyper, interval, real
+from symrazor.core.parameters import Hyper, interval, real
 from symrazor.core.resampling import act, check_images, resample
 from symrazor.groups.lie import LieAlgebra
 from symrazor.invariance.lie_distributions import AffineLie, Group, LieDistribution, Widths

@@ -21,7 +21,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from symrazor.core.hyper import Hyper, positive, real
+from symrazor.core.parameters import Hyper, positive, real
 from symrazor.layers.path import is_integer, is_real
 
 Form = Literal["sum", "interpolate"]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from symrazor.core.hyper import Hyper
+from symrazor.core.parameters import Hyper
 from symrazor.curvature.tape import Input, call
 from symrazor.layers.conv import CONVOLUTIONS, AnyConv, Conv, Filtered
 from symrazor.layers.fully_connected import FC

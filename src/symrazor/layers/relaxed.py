@@ -7,8 +7,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from symrazor.accelerate.streams import side_by_side
-from symrazor.core.hyper import weights
+from symrazor.accelerate.cuda_graphs import run_on_streams
+from symrazor.core.parameters import weights
 from symrazor.layers.conv import Filtered, convolved, has_hooks
 from symrazor.layers.path import Path
 from symrazor.layers.subsampling import ADAPTIVE
@@ -93,7 +93,9 @@ class Relaxed(nn.Module):
     def forward(self, x: Float[Tensor, "n c *size"]) -> Float[Tensor, "n d *small"]:
         """Add the paths up."""
         heard = [path for i, path in enumerate(self.paths) if i not in self.disabled]
-        terms = side_by_side([partial(_together, paths, x) for paths in joint(heard, least=1)], [x])
+        terms = run_on_streams(
+            [partial(_together, paths, x) for paths in joint(heard, least=1)], [x]
+        )
         total = terms[0]
         for term in terms[1:]:
             total = total + term

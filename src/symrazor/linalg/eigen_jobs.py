@@ -10,10 +10,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from symrazor.accelerate import cusolver
-from symrazor.accelerate.cusolver import WORKSPACE
-from symrazor.accelerate.device import second_stream, third_stream
-from symrazor.accelerate.processes import share_out, sum_, together, world
-from symrazor.accelerate.threads import in_parallel
+from symrazor.accelerate.cusolver import WORKSPACE_BYTES
+from symrazor.accelerate.devices import run_in_threads, side_stream
+from symrazor.accelerate.processes import all_reduce_, assign_owners, is_distributed, world
 from symrazor.core.errors import CurvatureError
 from symrazor.linalg.factor import Factor
 from symrazor.linalg.spectra import ALONE, of_symmetric, symmetric
@@ -98,7 +97,7 @@ class EigenSchedule:
         host: by threads of the CPU.
     """
 
-    together: list[list[int]]
+    is_distributed: list[list[int]]
     one_by_one: list[int]
     host: list[int]
 
@@ -159,7 +158,7 @@ def _calls(numbers: Sequence[int], pieces: Sequence[EigenJob]) -> list[list[int]
     for number in numbers:
         k, d = pieces[number].shape
         needed = k * workspace(d)
-        if not calls or used + needed > WORKSPACE:
+        if not calls or used + needed > WORKSPACE_BYTES:
             calls.append([])
             used = 0
         calls[-1].append(number)
@@ -201,7 +200,7 @@ HOST = torch.device("cpu")
 def solve(pieces: Sequence[EigenJob]) -> list[Tensor]:
     """What all pieces of work find, each on its own device."""
     here = world()
-    owners = share_out([piece.work for piece in pieces], here.size)
+    owners = assign_owners([piece.work for piece in pieces], here.size)
     mine = [number for number, owner in enumerate(owners) if owner == here.rank]
     failed: Exception | None = None
     found: dict[int, Tensor] = {}
@@ -209,7 +208,7 @@ def solve(pieces: Sequence[EigenJob]) -> list[Tensor]:
         found = dict(zip(mine, _found([pieces[number] for number in mine]), strict=True))
     except CurvatureError as error:
         failed = error
-    if failed is None and not together():
+    if failed is None and not is_distributed():
         return [found[number] for number in range(len(pieces))]
     return _told(pieces, found, failed)
 
@@ -230,7 +229,7 @@ def _found(pieces: Sequence[EigenJob]) -> list[Tensor]:
 
     for gpu in gpus:
         torch.cuda.synchronize(gpu)  # another thread has another stream
-    values = [value for part in in_parallel(tasks()) for value in part]
+    values = [value for part in run_in_threads(tasks()) for value in part]
     numbers = [*deal.one_by_one, *(n for group in deal.together for n in group), *deal.host]
     found = dict(zip(numbers, values, strict=True))
     return _at_home(pieces, [found[number] for number in range(len(pieces))])
@@ -242,13 +241,13 @@ def _listed(find: Callable[[], Tensor]) -> list[Tensor]:
 
 def _one_by_one(pieces: Sequence[EigenJob]) -> list[Tensor]:
     """By the GPU on a second stream: no copy to the host waits for them."""
-    with torch.cuda.stream(second_stream(pieces[0].device)):
+    with torch.cuda.stream(side_stream(pieces[0].device, 0)):
         return [piece.find().to(HOST) for piece in pieces]
 
 
 def _all_groups(groups: Sequence[Sequence[EigenJob]]) -> list[Tensor]:
     """By the GPU's solver for many, beside all else, a call for each group."""
-    with torch.cuda.stream(third_stream(groups[0][0].device)):
+    with torch.cuda.stream(side_stream(groups[0][0].device, 1)):
         return [value for group in groups for value in solve_batched(group)]
 
 
@@ -287,7 +286,7 @@ def _told(
         else torch.full(piece.shape, empty, dtype=torch.float64, device=piece.device)
         for number, piece in enumerate(pieces)
     ]
-    sum_(values)
+    all_reduce_(values)
     if failed is not None:
         raise failed
     for piece, value in zip(pieces, values, strict=True):

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from symrazor.accelerate.streams import side_by_side
+from symrazor.accelerate.cuda_graphs import run_on_streams
 
 TERMS = 12
 SCALED = 0.5
@@ -132,7 +132,7 @@ def polar_factors(
         partial(_of_group, [wide[number] for number in numbers], size)
         for size, numbers in alike.items()
     ]
-    factors = [factor for group in side_by_side(groups, wide) for factor in group]
+    factors = [factor for group in run_on_streams(groups, wide) for factor in group]
     order = [number for numbers in alike.values() for number in numbers]
     found = dict(zip(order, factors, strict=True))
     return [

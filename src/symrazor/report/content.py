@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from symrazor.core.json_values import json_ready
+from symrazor.core.files import json_ready
 from symrazor.report import pictures
 
 SCHEMA = 1

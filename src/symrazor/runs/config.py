@@ -38,7 +38,7 @@ from typing import Any, Literal, get_type_hints
 import torch
 from torch import Tensor
 
-from symrazor.core.validation import called, fits
+from symrazor.core.validation import describe_type, matches_type
 from symrazor.data import flip_and_crop
 from symrazor.groups.group_files import is_group_file
 from symrazor.inference.razor_config import RazorConfig
@@ -299,8 +299,10 @@ def _make(kind: type[Any], section: str, values: Mapping[str, Any]) -> Any:
             )
         if key == "augment":
             given[key] = AUGMENTATIONS.get(str(value)) or _code_name(value)
-        elif not fits(value, hints[key]):
-            raise ValueError(f"expected {section}.{key} as {called(hints[key])}, got {value!r}")
+        elif not matches_type(value, hints[key]):
+            raise ValueError(
+                f"expected {section}.{key} as {describe_type(hints[key])}, got {value!r}"
+            )
         else:
             given[key] = tuple(value) if isinstance(value, list) else value
     for key in ("path", "test") if kind is DataConfig else ():

@@ -40,7 +40,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
-from symrazor.accelerate import processes as distributed
+from symrazor.accelerate import processes
 from symrazor.core.files import write_atomically
 from symrazor.core.likelihood import as_likelihood
 from symrazor.core.version import __version__
@@ -114,11 +114,11 @@ def run(
     """
     folder, config = Path(out), config.beside(".")
     with _together(config.fit.device) as here:
-        resume = resume or distributed.restarted()
+        resume = resume or processes.was_restarted()
         _check_place(folder)
         taken = (folder / CONFIG).exists() and not resume
         begun = (folder / CHECKPOINTS).exists()
-        distributed.meet()  # all have looked before the first one writes
+        processes.barrier()  # all have looked before the first one writes
         if taken:
             raise ValueError(
                 f"expected a new folder, got {folder} with a run; do: resume it (--resume), or "
@@ -135,13 +135,13 @@ def run(
         files = _group_files(config)
         _check_groups(folder, files)
         about = _pointing_to(config, files).to_toml().encode()
-        if here.first and not begun:
+        if here.is_main and not begun:
             if (folder / CONFIG).exists():  # resumed, but from nothing: its epochs are others
                 (folder / EVENTS).unlink(missing_ok=True)
             write_atomically(folder / CONFIG, about)
             for name, content in files.values():
                 write_atomically(folder / name, content)
-        told: list[Callback] = [JsonLines(folder / EVENTS), *callbacks] if here.first else []
+        told: list[Callback] = [JsonLines(folder / EVENTS), *callbacks] if here.is_main else []
         augment = config.fit.augment
         if isinstance(augment, CodeName):
             augment = import_function(augment.name)
@@ -150,13 +150,13 @@ def run(
         try:
             found = fit(model, train, likelihood, test=test, config=options, callbacks=told)
         except Exception:
-            if here.first:
+            if here.is_main:
                 _forget(folder)
             raise
-        if here.first:  # only now: a run that is resumed may change some options, but not all
+        if here.is_main:  # only now: a run that is resumed may change some options, but not all
             write_atomically(folder / CONFIG, about)
             _write(folder, found, config, train[0], k)
-        distributed.meet()  # nobody leaves before the files are there
+        processes.barrier()  # nobody leaves before the files are there
     return found
 
 
@@ -172,15 +172,15 @@ def _check_place(folder: Path) -> None:
 
 
 @contextmanager
-def _together(device: str) -> Iterator[distributed.World]:
+def _together(device: str) -> Iterator[processes.World]:
     """Among the processes that torchrun started, joined here unless they already are."""
-    before = distributed.joined()
-    here = distributed.start(device)
+    before = processes.is_initialized()
+    here = processes.start(device)
     try:
         yield here
     finally:
         if not before:
-            distributed.finish()
+            processes.finish()
 
 
 def _group_files(config: RunConfig) -> dict[str, tuple[str, bytes]]:

@@ -11,7 +11,7 @@ from torch import Tensor, fx, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils.fusion import fuse_conv_bn_weights
 
-from symrazor.core.eval_mode import evaluating
+from symrazor.core.parameters import eval_mode
 from symrazor.curvature.tape import Input, call, map_tensors
 
 FoldsInto = nn.Conv1d | nn.Conv2d | nn.Conv3d | nn.Linear
@@ -66,7 +66,7 @@ def replace_batchnorm(
 @torch.no_grad()
 def _check_same(before: nn.Module, after: nn.Module, x: Input) -> None:
     """Raise ValueError unless both models have the same outputs on x in eval mode."""
-    with evaluating(before), evaluating(after):
+    with eval_mode(before), eval_mode(after):
         f, g = (call(model, map_tensors(x, torch.clone)) for model in (before, after))
     error = float((f - g).abs().max()) / (float(f.abs().max()) or 1.0)
     if not error <= torch.finfo(f.dtype).eps ** 0.5:

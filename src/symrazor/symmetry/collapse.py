@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
-from symrazor.core.hyper import Hyper, weights
+from symrazor.core.parameters import Hyper, weights
 from symrazor.curvature.estimate import Loader
 from symrazor.curvature.tape import Input, call
 from symrazor.inference.razor import Razor

@@ -24,7 +24,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from symrazor.core.eval_mode import evaluating
+from symrazor.core.parameters import eval_mode
 from symrazor.curvature.tape import Input, call, map_tensors
 from symrazor.groups import Group, GroupAction, Representation, TrivialAction, action_on
 from symrazor.layers.gconv import GConv, GReadout
@@ -163,7 +163,7 @@ def equivariance_error(
         actions = _own_actions(f, actions) or actions
     if isinstance(actions, Sequence) and not isinstance(actions, str) and not actions:
         raise ValueError("expected at least one action, got none; None for translations")
-    with evaluating(f):
+    with eval_mode(f):
         y = torch.cat([_image(f, part) for part in x.split(BATCH)])
         found = _listed(actions, x, y, count, seed)
         total = sum(_squares(f, x, y, action) for action in found)
@@ -294,7 +294,7 @@ def layer_errors(model: nn.Module, x: Input, *, count: int = 16, seed: int = 0) 
 
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     x = map_tensors(x, lambda part: part.to(device))
-    with ExitStack() as stack, evaluating(model), torch.no_grad():
+    with ExitStack() as stack, eval_mode(model), torch.no_grad():
         for layer in seen:
             stack.enter_context(layer.register_forward_pre_hook(note, with_kwargs=True))
         call(model, x)

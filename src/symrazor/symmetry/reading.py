@@ -20,13 +20,14 @@ from typing import (
 import torch
 from torch import nn
 
-from symrazor.accelerate.processes import unwrapped
+from symrazor.accelerate.processes import unwrap
 from symrazor.core.evidence import Evidence
-from symrazor.core.hyper import Prior, weights
-from symrazor.core.json_values import json_ready
+from symrazor.core.files import json_ready
+from symrazor.core.parameters import weights
+from symrazor.core.prior import Prior
 from symrazor.curvature.tape import Input
 from symrazor.inference.razor import Razor
-from symrazor.inference.razor_registry import latest_razor
+from symrazor.inference.razor_state import latest_razor
 from symrazor.layers.relaxed import Relaxed, spatial_layers
 from symrazor.symmetry.equivariance import Errors, layer_errors
 from symrazor.symmetry.invariances import Invariance, invariance_sentence, invariances_of, shape_of
@@ -224,7 +225,7 @@ def reading(
     Raises:
         ValueError: no razor, no evidence, or those of another model.
     """
-    model = unwrapped(model)
+    model = unwrap(model)
     razor = latest_razor(model) if razor is None else razor
     if razor is None:
         raise ValueError(

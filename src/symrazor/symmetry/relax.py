@@ -22,7 +22,7 @@ from torch.nn.modules.conv import _ConvTransposeNd
 from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.utils.parametrize import ParametrizationList, is_parametrized
 
-from symrazor.core.hyper import Hyper
+from symrazor.core.parameters import Hyper
 from symrazor.curvature.coverage import unsupported_reason
 from symrazor.curvature.tape import Input
 from symrazor.groups import Group

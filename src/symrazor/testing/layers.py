@@ -6,8 +6,8 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor, nn
 
-from symrazor.core.hyper import weights
 from symrazor.core.likelihood import Categorical
+from symrazor.core.parameters import weights
 from symrazor.curvature.coverage import layers, verify
 from symrazor.curvature.estimate import estimate_curvature
 from symrazor.curvature.task import Method

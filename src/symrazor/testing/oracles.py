@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.func import functional_call, hessian, jacrev
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from symrazor.core.hyper import weights
 from symrazor.core.likelihood import Likelihood
+from symrazor.core.parameters import weights
 from symrazor.linalg.blocks import Block, Dense, Diag, Kron
 
 

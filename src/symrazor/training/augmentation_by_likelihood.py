@@ -13,11 +13,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from symrazor.core.eval_mode import evaluating
-from symrazor.core.hyper import Hyper, hyperparameters, real, weights
-from symrazor.core.likelihood import Likelihood, as_likelihood, check_suited
-from symrazor.core.progress import progress
-from symrazor.core.validation import check_kinds
+from symrazor.core.likelihood import Likelihood, as_likelihood, check_compatible
+from symrazor.core.parameters import Hyper, eval_mode, hyperparameters, real, weights
+from symrazor.core.progress import epoch_bar
+from symrazor.core.validation import check_types
 from symrazor.data import TensorLoader, Tensors, check_batch
 from symrazor.invariance.copies import Augment
 from symrazor.invariance.transformation import Choice
@@ -50,7 +49,7 @@ class LikelihoodConfig:
 
     def __post_init__(self) -> None:
         """Check kinds and ranges."""
-        check_kinds(self)
+        check_types(self)
         for name in ("epochs", "batch_size", "lr"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"expected {name} above 0, got {getattr(self, name)}")
@@ -85,7 +84,7 @@ def fit_by_likelihood(
         raise ValueError(f"expected config as a LikelihoodConfig, got {type(given).__name__}")
     eta, theta = list(hyperparameters(model).values()), list(weights(model).values())
     rule = as_likelihood(likelihood).to(theta[0].device)
-    check_suited(model, rule)
+    check_compatible(model, rule)
     _check(model, rule, data)
     groups = [
         {"params": theta, "lr": options.lr, "weight_decay": options.decay},
@@ -96,7 +95,7 @@ def fit_by_likelihood(
     loader = TensorLoader(*data, options.batch_size, shuffle=True, generator=generator)
     total, done, history = options.epochs * len(loader), 0, []
     model.train()
-    with progress(options.epochs, options.progress) as show:
+    with epoch_bar(options.epochs, options.progress) as show:
         for _ in range(options.epochs):
             summed = 0.0
             for x, y in loader:
@@ -116,7 +115,7 @@ def _check(model: nn.Module, rule: Likelihood, data: Tensors) -> None:
     """Refuse data that are not finite, and labels that do not belong to the outputs."""
     x, y = data
     check_batch(x, y, "the training data")
-    with evaluating(model), torch.no_grad():
+    with eval_mode(model), torch.no_grad():
         f = model(x[:1])
     rule.check(f.expand(len(y), *f.shape[1:]), y)
 

@@ -15,9 +15,9 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor, nn
 
-from symrazor.core.hyper import Hyper, real
 from symrazor.core.likelihood import Likelihood, as_likelihood
-from symrazor.core.validation import check_kinds
+from symrazor.core.parameters import Hyper, real
+from symrazor.core.validation import check_types
 from symrazor.data import Tensors, check_batch
 from symrazor.invariance.averaged_network import Augmented
 from symrazor.invariance.transformation import QuarterTurns
@@ -49,7 +49,7 @@ class ValidationConfig:
 
     def __post_init__(self) -> None:
         """Check kinds and ranges."""
-        check_kinds(self)
+        check_types(self)
         if not self.grid:
             raise ValueError("expected a grid of one or more widths, got none")
         for entry in self.grid:

@@ -27,7 +27,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from symrazor.core.files import unfinished
+from symrazor.core.files import temporary_path
 from symrazor.core.version import __version__
 
 SCHEMA = 1
@@ -87,7 +87,7 @@ class Checkpoints:
         for rest in self.directory.glob(f"{UNFINISHED}*"):  # of a process that was killed
             shutil.rmtree(rest, ignore_errors=True)
         if not target.exists():
-            part = unfinished(self.directory, UNFINISHED)
+            part = temporary_path(self.directory, UNFINISHED)
             try:
                 part.mkdir()
                 _write(part, state)

@@ -16,8 +16,7 @@ from typing import Any, BinaryIO
 import torch
 
 from symrazor.core.evidence import Evidence
-from symrazor.core.files import check_folder
-from symrazor.core.json_values import json_ready
+from symrazor.core.files import check_writable_folder, json_ready
 from symrazor.inference.razor import Razor
 
 Record = Mapping[str, Any]
@@ -187,7 +186,7 @@ class TensorBoard:
                 "pip install symrazor[tensorboard]"
             ) from error
         self.directory = Path(directory)
-        check_folder(self.directory)
+        check_writable_folder(self.directory)
         self._open = SummaryWriter
         self._writer: SummaryWriter | None = None
 

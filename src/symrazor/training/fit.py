@@ -16,17 +16,16 @@ import torch
 from torch import Tensor, nn
 
 from symrazor.accelerate.processes import (
-    Shared,
-    alone,
-    refuse_sharded,
+    ShardedLoader,
+    check_not_sharded,
+    single_process,
     started_by_torchrun,
-    unwrapped,
+    unwrap,
     world,
 )
-from symrazor.core.eval_mode import evaluating
 from symrazor.core.evidence import Evidence
-from symrazor.core.likelihood import Likelihood, as_likelihood
-from symrazor.core.metrics import scores
+from symrazor.core.likelihood import Likelihood, as_likelihood, scores
+from symrazor.core.parameters import eval_mode
 from symrazor.core.progress import Record
 from symrazor.curvature.coverage import check_output_precision
 from symrazor.data import TensorLoader, Tensors, check_batch
@@ -81,7 +80,7 @@ class Fit:
 
     def posterior(self) -> Posterior:
         """The Laplace posterior over the weights; of several processes each makes its own."""
-        with alone():
+        with single_process():
             return self.razor.posterior(self.data)
 
     def predict(self, x: Tensor, how: How | Literal["map"] = "map") -> Prediction:
@@ -123,7 +122,7 @@ class Fit:
             if not any(is_symrazor_module(module) for module in self.model.network.modules()):
                 return copy.deepcopy(self.model.network).eval()
             return collapse(self.model.network, x, shares=inner, threshold=number)
-        with alone():
+        with single_process():
             return collapse(
                 self.model,
                 x,
@@ -193,8 +192,8 @@ def fit(
         KeyboardInterrupt: SIGINT, and with `save` or `resume` a checkpoint was written.
         SystemExit: SIGTERM, with `save` or `resume`, and a checkpoint was written.
     """
-    model = unwrapped(model)
-    refuse_sharded(model)
+    model = unwrap(model)
+    check_not_sharded(model)
     if not isinstance(config, FitConfig | None):
         raise ValueError(f"expected config as a FitConfig, got {type(config).__name__}")
     options = (config or FitConfig()).change(**changes)
@@ -218,7 +217,7 @@ def fit(
     burn_in, _ = options.burn_in_steps(options.epochs * len(loader))
     razor_options = replace(_with_start(options, len(y)), burn_in=burn_in, seed=options.seed)
     razor = Razor(model, likelihood, len(y), razor_options)
-    with evaluating(model):
+    with eval_mode(model):
         razor.verify(x[:2])  # not after the first epochs
     training = Training(razor, loader, options, test, callbacks, checkpoints)
     steps = training.curvature_data.batch_size  # a GPU has recorded such batches
@@ -230,7 +229,7 @@ def fit(
     if options.keep == "best" and razor.best is not None:
         razor.restore_best()
     model.eval()
-    evidence = razor.evidence(Shared(fixed))
+    evidence = razor.evidence(ShardedLoader(fixed))
     figures = scores(razor.likelihood, shared_outputs(model, test[0]), test[1]) if test else {}
     train = {"n": len(y), "epochs": len(history), "seconds": history[-1]["seconds"]}
     choice = torch.Generator().manual_seed(options.seed)
@@ -277,7 +276,7 @@ def _tried(model: nn.Module, x: Tensor, what: str) -> object:
         ValueError: it cannot take it.
     """
     try:
-        with evaluating(model), torch.no_grad():
+        with eval_mode(model), torch.no_grad():
             f: object = model(x[:1])
     except (RuntimeError, ValueError, IndexError, TypeError) as error:
         kind = f"{list(x.shape)} {str(x.dtype).removeprefix('torch.')}"

@@ -17,21 +17,21 @@ from itertools import islice
 import torch
 from torch import Tensor, nn
 
+from symrazor.accelerate.devices import tf32
 from symrazor.accelerate.processes import (
-    Shared,
-    any_,
+    ShardedLoader,
+    all_reduce_,
+    any_process,
+    broadcast_,
     check_same,
-    from_first_,
-    sum_,
-    together,
+    is_distributed,
     world,
 )
-from symrazor.accelerate.tf32 import tf32
 from symrazor.core.errors import CurvatureError, DivergenceError
 from symrazor.core.evidence import Evidence
-from symrazor.core.hyper import hyperparameters
-from symrazor.core.metrics import scores
-from symrazor.core.progress import Record, progress
+from symrazor.core.likelihood import scores
+from symrazor.core.parameters import hyperparameters
+from symrazor.core.progress import Record, epoch_bar
 from symrazor.data import TensorLoader, Tensors
 from symrazor.inference.razor import Razor
 from symrazor.training import state as states
@@ -64,13 +64,13 @@ def outputs(model: nn.Module, x: Tensor) -> Tensor:
 @torch.no_grad()
 def shared_outputs(model: nn.Module, x: Tensor) -> Tensor:
     """The same, by all processes together."""
-    if not together():
+    if not is_distributed():
         return outputs(model, x)
-    part = world().part(len(x))
+    part = world().shard(len(x))
     own = outputs(model, x[part] if part.start < part.stop else x[:1])
     found = own.new_zeros(len(x), own.shape[1])
     found[part] = own[: part.stop - part.start]
-    sum_([found])
+    all_reduce_([found])
     return found
 
 
@@ -121,7 +121,7 @@ class Training:
         self.epoch_start = data.generator.get_state()
         self.batches_done, self.stale, self.taken, self.told, self.seconds = 0, 0, 0, 0, 0.0
         self.summed_nll = torch.zeros((), dtype=torch.float64, device=data.x.device)
-        several = together()
+        several = is_distributed()
         self.belongs_to = states.belongs_to(self) if checkpoints or several else {}
         saved = checkpoints.load() if checkpoints else None
         if several:  # nobody writes before all have read
@@ -131,11 +131,13 @@ class Training:
             check_same("test data", fingerprint(*(test or ())))
             check_same("checkpoint", str(saved and saved["step"]))
             state = razor.model.state_dict().values()
-            from_first_(part for part in state if isinstance(part, Tensor))
+            broadcast_(part for part in state if isinstance(part, Tensor))
         if saved is not None:
             states.load_(self, saved)
             self.told = self._sure()
-        elif checkpoints is not None and world().first:  # at once: a bad place must not cost a run
+        elif (
+            checkpoints is not None and world().is_main
+        ):  # at once: a bad place must not cost a run
             checkpoints.save(states.state_of(self), 0, 0)
 
     def finished(self) -> bool:
@@ -169,8 +171,8 @@ class Training:
     def _run(self, started: float) -> list[Record]:
         with (
             Interruption(self.checkpoints is not None) as stop,
-            progress(
-                self.options.epochs, self.options.progress if world().first else False
+            epoch_bar(
+                self.options.epochs, self.options.progress if world().is_main else False
             ) as show,
         ):
             while not self.finished():
@@ -202,7 +204,7 @@ class Training:
                 self.batches_done += 1
                 self.taken += 1
                 self.seconds = time.perf_counter() - started
-                if not together() or self.stepper.done % AGREE_EVERY == 0:
+                if not is_distributed() or self.stepper.done % AGREE_EVERY == 0:
                     self._leave_if_asked(stop)
 
     def _augmented(self, x: Tensor) -> Tensor:
@@ -227,7 +229,7 @@ class Training:
         epoch, n = len(self.history) + 1, self.razor.n_data
         record: Record = {"epoch": epoch, "nll": float(self.summed_nll) / n}
         measured = epoch % self.options.every == 0 or epoch == self.options.epochs
-        from_first_(self.razor.model.buffers())  # running statistics of a batch norm
+        broadcast_(self.razor.model.buffers())  # running statistics of a batch norm
         if measured:
             subset = min(n, self.options.subset or EVIDENCE_SUBSET)
             estimate = self._estimate(None if subset == n else subset)
@@ -259,7 +261,7 @@ class Training:
         over = self.burn_in.over(self.stepper.done)
         look = self.razor.step if over else self.razor.evidence
         try:
-            return look(Shared(self.curvature_data), subset)
+            return look(ShardedLoader(self.curvature_data), subset)
         except (DivergenceError, CurvatureError):
             self.stepper.put_back_()
             raise
@@ -283,7 +285,7 @@ class Training:
     def _tell(self) -> None:
         """Each epoch once: those of a trial when it is settled which branch goes on."""
         for record in self.history[self.told : self._sure()]:
-            for callback in self.callbacks if world().first else ():
+            for callback in self.callbacks if world().is_main else ():
                 try:
                     callback(dict(record))
                 except Exception:
@@ -292,7 +294,7 @@ class Training:
 
     def _save(self) -> None:
         """Write a checkpoint; a full disk costs the checkpoint and not the run."""
-        if self.checkpoints is None or not world().first:
+        if self.checkpoints is None or not world().is_main:
             return
         try:
             self.checkpoints.save(states.state_of(self), self.taken, len(self.history))
@@ -300,10 +302,10 @@ class Training:
             log.exception("no checkpoint of step %d could be written", self.stepper.done)
 
     def _leave_if_asked(self, stop: Interruption) -> None:
-        if self.checkpoints is None or not any_(stop.received is not None):
+        if self.checkpoints is None or not any_process(stop.received is not None):
             return
         self._save()
-        if world().first:
+        if world().is_main:
             log.warning(
                 "stopped by %s after step %d of %d; to go on: fit(..., resume=%r)",
                 "another process" if stop.received is None else stop.received.name,

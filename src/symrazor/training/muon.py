@@ -32,8 +32,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from symrazor.accelerate.streams import side_by_side
-from symrazor.core.hyper import weights
+from symrazor.accelerate.cuda_graphs import run_on_streams
+from symrazor.core.parameters import weights
 from symrazor.curvature.weight_sharing import registered_type, sharing
 from symrazor.linalg.matrix_functions import polar_factors
 
@@ -117,7 +117,7 @@ class Muon(torch.optim.Optimizer):
         pairs = zip(forms, slopes, strict=True)
         factors = polar_factors([form.to_blocks(slope) for form, slope in pairs])
         moves = [partial(_move, *each) for each in zip(own, forms, factors, lengths, strict=True)]
-        side_by_side(moves, [*factors, *lengths])
+        run_on_streams(moves, [*factors, *lengths])
 
     def _slopes(self, theta: list[nn.Parameter], prior: list[Tensor]) -> list[Tensor]:
         """Smoothed gradients, a step of the smoothing ahead, with the prior's part."""
@@ -132,7 +132,7 @@ class Muon(torch.optim.Optimizer):
             partial(slope.addcmul_, t, delta)
             for slope, t, delta in zip(ahead, theta, prior, strict=True)
         ]
-        return side_by_side(sums, [*ahead, *prior])
+        return run_on_streams(sums, [*ahead, *prior])
 
 
 def _move(theta: nn.Parameter, form: Form, factor: Tensor, length: Tensor) -> None:

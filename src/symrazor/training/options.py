@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from symrazor.core.validation import check_kinds
+from symrazor.core.validation import check_types
 from symrazor.inference.razor_config import RazorConfig
 
 Augment = Callable[[Tensor, torch.Generator], Tensor]
@@ -95,7 +95,7 @@ class FitConfig:
         """Check kinds and ranges."""
         if isinstance(self.device, torch.device):
             object.__setattr__(self, "device", str(self.device))
-        check_kinds(self)
+        check_types(self)
         least = dict.fromkeys(("epochs", "batch_size", "every", "save_every", "patience"), 1)
         least |= {"evidence_batch": 1, "subset": 1, "burn_in": 0, "burn_in_most": 0}
         for name, bound in least.items():

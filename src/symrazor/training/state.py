@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from symrazor.inference.razor_state import copied
+from symrazor.inference.razor_state import copy_state
 from symrazor.training.checkpoint import State, compare, fingerprint
 from symrazor.training.options import FitConfig
 
@@ -64,7 +64,7 @@ def branch_of(run: "Training") -> State:
         "burn_in": run.burn_in.state_dict(),
         "history": list(run.history),
         "at_bound": list(run.razor.at_bound),
-        "model": copied(run.razor.model.state_dict()),
+        "model": copy_state(run.razor.model.state_dict()),
         "optimiser": deepcopy(run.stepper.state_dict()),
         "razor": run.razor.state_dict(),
         "rng": rng,

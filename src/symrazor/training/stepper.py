@@ -32,11 +32,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from symrazor.accelerate.cuda_graphs import GraphedStep
-from symrazor.accelerate.processes import sum_, together, world
-from symrazor.core.hyper import weights
+from symrazor.accelerate.cuda_graphs import CUDAGraphStep
+from symrazor.accelerate.processes import all_reduce_, is_distributed, world
+from symrazor.core.parameters import weights
 from symrazor.inference.razor import Razor
-from symrazor.inference.razor_state import copied
+from symrazor.inference.razor_state import copy_state
 from symrazor.training.muon import Muon, matrix_forms
 from symrazor.training.options import DEFAULT_LR, FitConfig
 
@@ -79,8 +79,8 @@ class Stepper:
         self.on_host = device.type == "cpu"
         if not self.on_host:  # the rate as a tensor: a recorded step reads it anew each time
             self.lr = torch.tensor(self.peak, device=device)
-            if not together():  # messages to other processes are not recorded
-                self.run = GraphedStep(self._run)
+            if not is_distributed():  # messages to other processes are not recorded
+                self.run = CUDAGraphStep(self._run)
         self.optimiser = self._optimiser()
         self.radius: float | None = None
         self.last_good = self._snapshot()
@@ -129,8 +129,8 @@ class Stepper:
 
     def record_anew(self) -> None:
         """The model computes other things than before: a recorded step is of no use any more."""
-        if isinstance(self.run, GraphedStep):
-            self.run = GraphedStep(self._run)
+        if isinstance(self.run, CUDAGraphStep):
+            self.run = CUDAGraphStep(self._run)
 
     def _set_radius(self) -> None:
         """That of this step; where it changes, the step has to be recorded anew."""
@@ -168,12 +168,12 @@ class Stepper:
         nll = self._nll(x, y)
         nll.backward()
         total = nll.detach()
-        sum_([total, *(theta.grad for theta in self.theta if theta.grad is not None)])
+        all_reduce_([total, *(theta.grad for theta in self.theta if theta.grad is not None)])
         return total
 
     def _nll(self, x: Tensor, y: Tensor) -> Tensor:
         """Of the batch's mean negative log likelihood, what this process's part adds to it."""
-        n, part = len(y), world().part(len(y))
+        n, part = len(y), world().shard(len(y))
         if part.start == part.stop:  # fewer data than processes
             return 0.0 * self.razor.likelihood.nll(self.razor.model(x[:1]), y[:1]).sum()
         return self.razor.likelihood.nll(self.razor.model(x[part]), y[part]).sum() / n
@@ -193,7 +193,7 @@ class Stepper:
             self._check(uphill)
 
     def _snapshot(self) -> dict[str, Tensor]:
-        return copied(self.razor.model.state_dict())
+        return copy_state(self.razor.model.state_dict())
 
     def put_back_(self) -> None:
         """The last state of the model that was looked at and found finite."""

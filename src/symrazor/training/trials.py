@@ -34,10 +34,11 @@ import torch
 from torch import Tensor, nn
 
 from symrazor.core.evidence import Evidence
-from symrazor.core.hyper import LOG_PRECISION_BOUNDS, weights
+from symrazor.core.parameters import weights
+from symrazor.core.prior import LOG_PRECISION_BOUNDS
 from symrazor.core.progress import Record
 from symrazor.inference.razor import Razor
-from symrazor.inference.razor_state import State, copied
+from symrazor.inference.razor_state import State, copy_state
 from symrazor.layers.path import Path
 from symrazor.layers.relaxed import Relaxed, free_groups, spatial_layers
 
@@ -298,7 +299,7 @@ class Trials:
     @torch.no_grad()
     def _affordable(self, candidates: Sequence[str]) -> list[str]:
         """Paths that can be switched off together, those that matter least first."""
-        start, theta = self.run.nll(), copied(self.theta)
+        start, theta = self.run.nll(), copy_state(self.theta)
         cost = {}
         for path in candidates:
             self._zero(path)

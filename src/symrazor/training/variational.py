@@ -9,9 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from symrazor.core.evidence import Evidence
-from symrazor.core.likelihood import Likelihood
-from symrazor.core.metrics import scores
-from symrazor.core.progress import Record, progress
+from symrazor.core.likelihood import Likelihood, scores
+from symrazor.core.progress import Record, epoch_bar
 from symrazor.data import TensorLoader, Tensors, check_batch
 from symrazor.inference.posterior import Prediction
 from symrazor.inference.variational.config import VariationalConfig
@@ -179,7 +178,7 @@ def _train(
     moved = [parameter for group in groups for parameter in group["params"]]
     history: list[Record] = []
     started = time.perf_counter()
-    with progress(options.epochs, options.progress) as show:
+    with epoch_bar(options.epochs, options.progress) as show:
         for epoch in range(1, options.epochs + 1):
             vi.model.train()
             nll = torch.zeros((), dtype=torch.float64, device=vi.device)

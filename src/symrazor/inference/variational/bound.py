@@ -21,7 +21,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from symrazor.core.evidence import Evidence
-from symrazor.core.hyper import Prior
+from symrazor.core.prior import Prior
 from symrazor.inference.variational.gaussian import GaussianPosterior, Point, kl
 
 

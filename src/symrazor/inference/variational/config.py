@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from symrazor.core.hyper import Groups
+from symrazor.core.prior import Groups
 from symrazor.inference.variational.assignment import Kind
 
 

@@ -29,11 +29,12 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from symrazor.core.evidence import Evidence
-from symrazor.core.hyper import Groups, Hyper, Prior, hyperparameters, weights
 from symrazor.core.likelihood import Gaussian, Likelihood, as_likelihood
+from symrazor.core.parameters import Hyper, hyperparameters, weights
+from symrazor.core.prior import Groups, Prior
 from symrazor.curvature.tape import Input, map_tensors
 from symrazor.inference.loading import batches
-from symrazor.inference.posterior import Prediction, averaged
+from symrazor.inference.posterior import Prediction, mixture_prediction
 from symrazor.inference.variational.assignment import assign
 from symrazor.inference.variational.bound import variational_evidence
 from symrazor.inference.variational.config import VariationalConfig
@@ -205,7 +206,7 @@ class Variational(nn.Module):
         """The posterior predictive: the likelihood's mean, averaged over draws of the weights."""
         f = self.outputs(x, draws, antithetic=draws > 1)
         means = self.likelihood.mean(f.flatten(0, 1)).unflatten(0, (draws, -1))
-        return averaged(self.likelihood, means)
+        return mixture_prediction(self.likelihood, means)
 
     # The bound.
 

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 import symrazor as sr
-from symrazor.accelerate import streams as lanes
-from symrazor.accelerate.streams import side_by_side
+from symrazor.accelerate.cuda_graphs import N_STREAMS, run_on_streams
 from symrazor.layers.ella import ella_network
 from symrazor.training.options import FitConfig
 from symrazor.training.stepper import Stepper
@@ -21,12 +20,12 @@ needs_a_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a 
 def test_results_come_in_order_and_are_differentiable() -> None:
     """More pieces than lanes; none at all."""
     x = torch.arange(3.0, requires_grad=True)
-    pieces = [partial(torch.mul, x, float(n)) for n in range(2 * lanes.LANES + 1)]
-    found = side_by_side(pieces, [x])
-    assert [float(y.detach()[1]) for y in found] == list(range(2 * lanes.LANES + 1))
+    pieces = [partial(torch.mul, x, float(n)) for n in range(2 * N_STREAMS + 1)]
+    found = run_on_streams(pieces, [x])
+    assert [float(y.detach()[1]) for y in found] == list(range(2 * N_STREAMS + 1))
     torch.stack(found).sum().backward()
-    torch.testing.assert_close(x.grad, torch.full((3,), float(sum(range(2 * lanes.LANES + 1)))))
-    assert side_by_side([], []) == []
+    torch.testing.assert_close(x.grad, torch.full((3,), float(sum(range(2 * N_STREAMS + 1)))))
+    assert run_on_streams([], []) == []
 
 
 @needs_a_gpu
@@ -37,13 +36,13 @@ def test_a_recording_has_branches() -> None:
     def where() -> int:
         return int(torch.cuda.current_stream().cuda_stream)
 
-    outside = side_by_side([where] * 6, [x])
+    outside = run_on_streams([where] * 6, [x])
     assert set(outside) == {torch.cuda.current_stream().cuda_stream}
     with torch.cuda.graph(torch.cuda.CUDAGraph()):
         x += 1  # a recording of nothing is warned of
-        inside = side_by_side([where] * 6, [x])
-    assert len(set(inside)) == lanes.LANES
-    assert inside[:2] == inside[lanes.LANES :]
+        inside = run_on_streams([where] * 6, [x])
+    assert len(set(inside)) == N_STREAMS
+    assert inside[:2] == inside[N_STREAMS:]
 
 
 @contextmanager
@@ -85,6 +84,6 @@ def test_replayed_steps_are_those_taken_kernel_by_kernel(
             continue
         with _tried(stepper):
             replayed = [stepper.step(x, y), *(theta.detach().clone() for theta in stepper.theta)]
-        assert stepper.run.recorded  # type: ignore[attr-defined]
+        assert stepper.run.captured  # type: ignore[attr-defined]
         for found, value in zip(replayed, [stepper._run(x, y), *stepper.theta], strict=True):
             torch.testing.assert_close(found, value.detach(), rtol=1e-8, atol=1e-10)

@@ -1,0 +1,142 @@
+"""Choose a device, its rounding mode and its streams, and run CPU work on several threads.
+
+LAPACK eigenvalue routines, thin matrix products and small convolutions scale badly inside one call,
+and an OpenMP team that waits for its next call burns CPU time. Running several calls at once, each
+on one thread, is faster.
+"""
+
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from functools import cache
+from typing import TypeVar
+
+import torch
+
+T = TypeVar("T")
+
+
+def resolve_device(name: str) -> str:
+    """Return `name`, or for "auto" the GPU if there is one and the CPU otherwise."""
+    if name != "auto":
+        return name
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+@cache
+def side_stream(device: torch.device, index: int) -> torch.cuda.Stream:
+    """Return a CUDA stream beside the default one, always the same for one device and index.
+
+    Streams are reused because cuBLAS keeps a workspace (32 MB on a recent GPU) for each stream of
+    each thread and never frees it.
+    """
+    return torch.cuda.Stream(device)
+
+
+@contextmanager
+def tf32(allowed: bool) -> Iterator[None]:
+    """Allow or forbid TF32 (10-bit mantissas) in CUDA matrix products and convolutions.
+
+    Training tolerates TF32 because its gradients are noisier than that. Curvature does not.
+    """
+    if not torch.cuda.is_available():
+        yield
+        return
+    matmul, convolutions = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = matmul.allow_tf32, convolutions.allow_tf32
+    matmul.allow_tf32 = convolutions.allow_tf32 = allowed
+    try:
+        yield
+    finally:
+        matmul.allow_tf32, convolutions.allow_tf32 = before
+
+
+def run_in_threads(tasks: Iterable[Callable[[], T]]) -> list[T]:
+    """Return the results of all tasks, in order; see `iter_in_threads`."""
+    return list(iter_in_threads(tasks))
+
+
+def iter_sequentially(tasks: Iterable[Callable[[], T]]) -> Iterator[T]:
+    """Yield the results one by one, freeing each task and its memory before the next is made."""
+    source = iter(tasks)
+    while (task := next(source, None)) is not None:
+        result = task()
+        del task
+        yield result
+        del result
+
+
+def iter_in_threads(tasks: Iterable[Callable[[], T]]) -> Iterator[T]:
+    """Run tasks on as many threads as torch may use and yield their results in order.
+
+    `tasks` may be lazy. Only the calling thread reads it, just far enough ahead to keep the workers
+    busy, and runs tasks itself in between. Whatever creates the tasks (a forward pass) therefore
+    runs in the calling thread, one at a time. No result depends on timing.
+    """
+    threads = torch.get_num_threads()
+    if threads == 1:
+        yield from iter_sequentially(tasks)
+        return
+    workers, source = _workers(threads - 1), iter(tasks)
+    pending: deque[tuple[Callable[[], T], Future[T]]] = deque()
+    torch.set_num_threads(1)
+    try:
+        while _read_ahead(source, pending, workers, 2 * threads - 1):
+            if pending[0][1].done() or not _run_next(pending):
+                yield pending.popleft()[1].result()
+    finally:
+        wait([future for _, future in pending if not future.cancel()])
+        torch.set_num_threads(threads)
+
+
+def _read_ahead(
+    source: Iterator[Callable[[], T]],
+    pending: deque[tuple[Callable[[], T], Future[T]]],
+    workers: Executor,
+    n_ahead: int,
+) -> bool:
+    """Submit tasks until `n_ahead` wait to be started; return False when none is left."""
+    while sum(not (f.running() or f.done()) for _, f in pending) < n_ahead:
+        task = next(source, None)
+        if task is None:
+            break
+        pending.append((task, workers.submit(task)))
+    return bool(pending)
+
+
+def _run_next(pending: deque[tuple[Callable[[], T], Future[T]]]) -> bool:
+    """Run the first task that no worker has started; return False if there is none."""
+    for i, (task, future) in enumerate(pending):
+        if not future.done() and future.cancel():
+            replacement: Future[T] = Future()
+            pending[i] = task, replacement
+            try:
+                replacement.set_result(task())
+            except Exception as error:
+                replacement.set_exception(error)
+            return True
+    return False
+
+
+@cache
+def keep_freed_memory() -> None:
+    """Let the C library keep the memory of freed tensors instead of returning it to the kernel.
+
+    glibc returns large blocks when they are freed, and the next tensor pays for zeroed pages again:
+    10 to 20% of an estimate. It keeps blocks up to the size of the largest freed so far, 32 MB at
+    most (mallopt(3), M_MMAP_THRESHOLD), so freeing one large block once is enough. Other C
+    libraries are not affected.
+    """
+    torch.empty(2**25 - 2**16, dtype=torch.uint8)
+
+
+@cache
+def _workers(count: int) -> Executor:
+    """Return threads that live on: each prepares every convolution anew on its first use."""
+    return ThreadPoolExecutor(count, "symrazor", torch.set_num_threads, (1,))
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_workers.cache_clear)
