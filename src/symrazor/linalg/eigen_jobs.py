@@ -97,7 +97,7 @@ class EigenSchedule:
         host: by threads of the CPU.
     """
 
-    is_distributed: list[list[int]]
+    together: list[list[int]]
     one_by_one: list[int]
     host: list[int]
 
