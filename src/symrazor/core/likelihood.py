@@ -26,7 +26,7 @@ Probe = Literal["spectral", "label"]
 
 
 class Likelihood(nn.Module, ABC):
-    """Base of all likelihoods; see docs/how-to/add-a-likelihood.md for the five methods of a new one."""
+    """Base of all likelihoods; docs/how-to/add-a-likelihood.md explains the five methods."""
 
     @abstractmethod
     def nll(self, f: Float[Tensor, "n k"], y: Tensor) -> Float[Tensor, " n"]:
