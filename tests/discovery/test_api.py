@@ -282,12 +282,12 @@ def test_a_verdict_does_not_contradict_itself(fitted: dict[str, sr.Fit], error: 
     answer = Answer("digit", "?", digits.family("digit"), [Candidate("relaxed", known)])
     if error < 1:
         assert answer.symmetric
-        assert "Position does not matter. Layers 1 to 3 are nearly translation-" in answer.verdict
+        assert "Layers 1 to 3 are approximately translation-" in answer.verdict
     else:
         assert answer.symmetric is None
-        assert "not trained enough to tell. Layers 1 to 3 are not settled" in answer.verdict
+        assert "The data do not determine whether layers 1 to 3" in answer.verdict
         assert "Position" not in answer.verdict
-    assert "use position" not in answer.verdict
+    assert "on position" not in answer.verdict
 
 
 def test_one_candidate_and_an_early_verdict(fitted: dict[str, sr.Fit]) -> None:

@@ -12,7 +12,12 @@ import symrazor as sr
 from symrazor.groups.lie import so2
 from symrazor.invariance import Augment, Augmented, Flips, affine, lie
 from symrazor.layers import FFC, Conv, Relaxed
-from symrazor.symmetry.invariances import OPEN, Invariance, invariance_sentence, invariances_of
+from symrazor.symmetry.invariances import (
+    MIN_OPEN_WIDTH,
+    Invariance,
+    invariance_sentence,
+    invariances_of,
+)
 from symrazor.symmetry.reading import Reading
 from symrazor.training.augmentation_by_likelihood import LikelihoodConfig, fit_by_likelihood
 from symrazor.training.fit_document import document_of
@@ -101,16 +106,16 @@ def test_what_comes_out_takes_one_pass(fitted: sr.Fit, tmp_path: Path) -> None:
         ({}, ""),
         (
             {"rotation": (34.2, "degrees"), "left-right flip": (0.07, "probability")},
-            "Rotations up to 34 degrees leave the label alone; left-right flips do not.",
+            "Invariant to rotations up to 34 degrees. No evidence for invariance to left-right "
+            "flips.",
         ),
         (
             {"rotation": (178.0, "degrees"), "x-scale": (1.5, "factor")},
-            "All rotations and stretches to the side by factors up to 1.5 leave the label alone.",
+            "Invariant to all rotations and horizontal scaling by factors up to 1.5.",
         ),
         (
             {"up-down flip": (0.3, "probability"), "x-translation": (2.25, "pixels")},
-            "Up-down flips (probability 0.3) and shifts to the side up to 2.2 pixels leave the "
-            "label alone.",
+            "Invariant to up-down flips (probability 0.3) and horizontal shifts up to 2.2 pixels.",
         ),
         (
             {
@@ -118,24 +123,28 @@ def test_what_comes_out_takes_one_pass(fitted: sr.Fit, tmp_path: Path) -> None:
                 "turn by 180 degrees": (0.14, "probability of 1/4"),
                 "turn by 270 degrees": (0.1, "probability of 1/4"),
             },
-            "Turns by 90 degrees and turns by 180 degrees (probability 0.14) leave the label "
-            "alone; turns by 270 degrees do not.",
+            "Invariant to rotations by 90 degrees and rotations by 180 degrees (probability 0.14). "
+            "No evidence for invariance to rotations by 270 degrees.",
         ),
-        ({"shear": (1.01, "factor")}, "Shears do not leave the label alone."),
-        ({"mode 1": (0.5, "share"), "A0": (0.2, "")}, "A0 up to 0.2 leave the label alone."),
+        ({"shear": (1.01, "factor")}, "No evidence for invariance to shear."),
+        ({"mode 1": (0.5, "share"), "A0": (0.2, "")}, "Invariant to A0 up to 0.2."),
         ({"rotation": (math.nan, "degrees")}, ""),
-        ({"A0": (1e-4, "")}, "A0 do not leave the label alone."),
+        ({"A0": (1e-4, "")}, "No evidence for invariance to A0."),
         (
             {
                 "mode 1: rotation": (23.0, "degrees"),
                 "mode 2: left-right flip": (0.1, "probability"),
             },
-            "Mode 1: rotations up to 23 degrees leave the label alone; mode 2: left-right flips do "
-            "not.",
+            "Invariant to mode 1: rotations up to 23 degrees. No evidence for invariance to mode "
+            "2: left-right flips.",
         ),
         (
             {"z-rotation": (29.0, "degrees")},
-            "Rotations about z up to 29 degrees leave the label alone.",
+            "Invariant to rotations about z up to 29 degrees.",
+        ),
+        (
+            {"shear": (1.0, "factor"), "rotation": (1.0, "degrees"), "blur": (0.1, "pixels")},
+            "No evidence for invariance to shear, rotations or blur.",
         ),
     ],
 )
@@ -144,7 +153,7 @@ def test_words(widths: dict[str, tuple[float, str]], words: str) -> None:
 
 
 def test_thresholds_are_inclusive() -> None:
-    for unit, least in OPEN.items():
+    for unit, least in MIN_OPEN_WIDTH.items():
         assert Invariance(least, unit).open and not Invariance(0.99 * least, unit).open
     assert not Invariance(0.0, "of one's own").open
 

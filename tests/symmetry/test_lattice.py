@@ -76,11 +76,17 @@ def test_loose_paths_start_small() -> None:
 @pytest.mark.parametrize(
     ("shares", "errors", "supported", "largest", "words"),
     [
-        ((0.97, 0.02, 0.01), {}, ["S4", "Z4"], ["S4"], "supports S4, which contains Z4."),
-        ((0.5, 0.48, 0.02), {}, ["Z4"], ["Z4"], "supports Z4, not S4."),
-        ((0.2, 0.2, 0.6), {}, [], [], "supports none of S4 and Z4."),
-        ((0.2, 0.2, 0.6), {"S4": 0.01, "Z4": 0.01}, ["S4", "Z4"], ["S4"], "supports S4"),
-        ((0.97, 0.02, 0.01), {"S4": 0.2, "Z4": 0.01}, ["Z4"], ["Z4"], "supports Z4, not S4."),
+        ((0.97, 0.02, 0.01), {}, ["S4", "Z4"], ["S4"], "equivariant to S4 (which contains Z4)."),
+        ((0.5, 0.48, 0.02), {}, ["Z4"], ["Z4"], "equivariant to Z4 but not to S4."),
+        ((0.2, 0.2, 0.6), {}, [], [], "equivariant to none of S4 and Z4."),
+        ((0.2, 0.2, 0.6), {"S4": 0.01, "Z4": 0.01}, ["S4", "Z4"], ["S4"], "equivariant to S4"),
+        (
+            (0.97, 0.02, 0.01),
+            {"S4": 0.2, "Z4": 0.01},
+            ["Z4"],
+            ["Z4"],
+            "equivariant to Z4 but not to S4.",
+        ),
     ],
 )
 def test_the_largest_group_that_nothing_breaks(
@@ -182,7 +188,7 @@ def test_a_reading_names_the_group() -> None:
         "Linear[S4]",
         "Linear[Z4]",
     ]
-    assert "Layer 0 supports" in fit.reading.verdict
+    assert "Layer 0 is equivariant to" in fit.reading.verdict
     assert "shift" not in str(fit.reading)
     plain = fit.collapse()
     assert float((plain(x) - fit.model(x)).detach().abs().max()) < 10

@@ -113,7 +113,7 @@ def test_razors_and_models_are_not_kept_alive_nor_changed() -> None:
     assert set(model.__dict__) == before
     for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
         assert latest_razor(twin) is None
-        with pytest.raises(ValueError, match="Razor, got none that is alive; make one.*razor="):
+        with pytest.raises(ValueError, match="no Razor. Make one with razor = .*razor="):
             sr.reading(twin, x)
     del razor
     gc.collect()
@@ -124,12 +124,14 @@ def test_razors_and_models_are_not_kept_alive_nor_changed() -> None:
 def test_what_reading_refuses() -> None:
     model, other, (x, _) = _model(), _model(), _data()
     razor = sr.Razor(model, "categorical", 40)
-    with pytest.raises(ValueError, match=r"call razor.evidence\(loader\) first"):
+    with pytest.raises(ValueError, match=r"Call razor.evidence\(loader\) first"):
         sr.reading(model, x)
-    with pytest.raises(ValueError, match="razor of this model"):
+    with pytest.raises(ValueError, match="Pass the razor of this model"):
         sr.reading(other, x, razor)
     _, evidence = _razor(nn.Sequential(nn.Flatten(), nn.Linear(64, 10)))
-    with pytest.raises(ValueError, match="evidence of this model, got one without .*0.paths.0"):
+    with pytest.raises(
+        ValueError, match="another model: it has no effective parameters for .*0.paths.0"
+    ):
         sr.reading(model, x, razor, evidence)
 
 
@@ -171,15 +173,6 @@ def test_a_model_that_is_one_relaxed_layer() -> None:
         {"conv.weight", "conv.bias"},
         {"linear.weight", "linear.bias"},
     ]
-
-
-# Words.
-
-
-# Table and JSON.
-
-
-# The loop we ship.
 
 
 def test_fit_measures_relaxed_layers_only(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -248,7 +241,7 @@ def test_borders_and_strides_are_named(make: Callable[[], nn.Module]) -> None:
     _razor_alive = _razor(model)
     found = sr.reading(model, _data()[0])
     assert found.layers[0].kind == "borders"
-    assert "Layer 0 is convolutional up to borders and strides" in found.verdict
+    assert "Layer 0 is translation-equivariant up to borders and strides" in found.verdict
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Readings in words, as tables and as JSON, of layers given by hand."""
+"""Readings in layer_verdict, as tables and as JSON, of layers given by hand."""
 
 import json
 import math
@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from symrazor.symmetry.reading import WIDTH, LayerReading, PathReading, Reading
-from symrazor.symmetry.verdict import FREE_SHARE, LARGE_ERROR, SMALL_ERROR, percent, words
+from symrazor.symmetry.reading import TABLE_WIDTH, LayerReading, PathReading, Reading
+from symrazor.symmetry.verdict import FREE_SHARE, LARGE_ERROR, SMALL_ERROR, layer_verdict, percent
 
 
 def _layer(
@@ -59,13 +59,13 @@ def test_relative_effective_parameters() -> None:
         (0.99 * SMALL_ERROR, 0.99 * FREE_SHARE, True, "equivariant"),
         (0.99 * SMALL_ERROR, FREE_SHARE, True, "unused freedom"),
         (SMALL_ERROR, 0.0, False, "borders"),
-        (SMALL_ERROR, 0.01, True, "nearly"),
-        (LARGE_ERROR, 0.01, True, "unsettled"),
+        (SMALL_ERROR, 0.01, True, "approximate"),
+        (LARGE_ERROR, 0.01, True, "undetermined"),
         (0.99, 0.01, False, "borders"),
-        (1.06, 0.01, False, "unsettled"),
-        (SMALL_ERROR, FREE_SHARE, True, "position"),
-        (SMALL_ERROR, FREE_SHARE, False, "position"),
-        (math.inf, 1.0, True, "position"),
+        (1.06, 0.01, False, "undetermined"),
+        (SMALL_ERROR, FREE_SHARE, True, "broken"),
+        (SMALL_ERROR, FREE_SHARE, False, "broken"),
+        (math.inf, 1.0, True, "broken"),
         (None, 1.0, True, None),
     ],
 )
@@ -77,32 +77,35 @@ def test_words() -> None:
     layers = [_layer(str(i), e, 0.01) for i, e in ((0, 0.0), (2, 0.003), (4, 0.0001))]
     layers.append(LayerReading("head", [PathReading("Linear", None, 1.0, 4, 9, {})]))
     layers.append(_layer("6", 0.12, 0.26))
-    assert words(layers, 0.345) == (
-        "Layers 0 to 4 are translation-equivariant (error at most 0.3 %); layer 6 uses position "
-        "(26 % of its effective parameters, error 12 %). Whole network: error 34 %, "
-        "more than that of its layers: small ones and subsampling add up."
+    assert layer_verdict(layers, 0.345) == (
+        "Layers 0 to 4 are translation-equivariant (error at most 0.3 %); layer 6 depends on "
+        "position (free paths hold 26 % of its effective parameters, error 12 %). Whole network: "
+        "equivariance error 34 %, larger than that of its layers because layer errors and "
+        "subsampling add up."
     )
-    assert words(layers, 0.2).endswith("error 12 %). Whole network: error 20 %.")
-    assert words([_layer("0", 0.0, 0.0)], 0.0).endswith("Whole network: error 0 %.")
-    none = words([_layer("0", 0.0, 0.0), _layer("1", 0.0, 0.0)], None)
+    assert layer_verdict(layers, 0.2).endswith("Whole network: equivariance error 20 %.")
+    assert layer_verdict([_layer("0", 0.0, 0.0)], 0.0).endswith(
+        "Whole network: equivariance error 0 %."
+    )
+    none = layer_verdict([_layer("0", 0.0, 0.0), _layer("1", 0.0, 0.0)], None)
     assert none == "Layers 0 and 1 are translation-equivariant (error 0 %)."
     more = [*layers, _layer("8", 1e-9, 0.0), _layer("9", 0.5, 0.5), _layer("", 0.2, 0.0, False)]
-    assert words(more, None) == (
+    assert layer_verdict(more, None) == (
         "Layers 0 to 4 and 8 are translation-equivariant (error at most 0.3 %); layer (the model) "
-        "is convolutional up to borders and strides (error 20 %); layers 6 and 9 use position "
-        "(26 to 50 % of their effective parameters, error 12 to 50 %)."
+        "is translation-equivariant up to borders and strides (error 20 %); layers 6 and 9 depend "
+        "on position (free paths hold 26 to 50 % of their effective parameters, error 12 to 50 %)."
     )
-    assert words([_layer("a.b", 0.03, 0.12)], None) == (
-        "Layer a.b is nearly translation-equivariant, with 12 % of its effective parameters in "
-        "free paths (error 3 %)."
+    assert layer_verdict([_layer("a.b", 0.03, 0.12)], None) == (
+        "Layer a.b is translation-equivariant (error 3 %), although free paths hold 12 % of its "
+        "effective parameters."
     )
     off = [_layer("0", 0.1, 0.01), _layer("3", 1.06, 0.0004, strict=False), _layer("6", 0.5, 0.0)]
-    assert words(off, None) == (
-        "Layer 0 is nearly translation-equivariant (error 10 %); layers 3 and 6 are not settled: "
-        "not translation-equivariant (error at most 106 %), with 0 to 0.04 % of their effective "
-        "parameters free."
+    assert layer_verdict(off, None) == (
+        "Layer 0 is approximately translation-equivariant (error 10 %); the data do not determine "
+        "whether layers 3 and 6 are translation-equivariant (error at most 106 %, free paths hold "
+        "0 to 0.04 % of their effective parameters)."
     )
-    assert words([_layer("0", None, 0.5)], 0.5) == ""
+    assert layer_verdict([_layer("0", None, 0.5)], 0.5) == ""
 
 
 @pytest.mark.parametrize(
@@ -129,10 +132,10 @@ def test_the_table_fits_the_terminal() -> None:
         long, [PathReading("ConvTranspose2d", None, 1.0, 1e6, 10**7, many)], {"translation": 1e-9}
     )
     test = {"accuracy": 0.9}
-    verdict = words([wide] * 3, 0.1) + " and so on" * 30
+    verdict = layer_verdict([wide] * 3, 0.1) + " and so on" * 30
     found = Reading(verdict, {}, {}, test, [_layer("0", 0.3, 0.2), wide])
     lines = str(found).splitlines()
-    assert max(map(len, lines)) <= WIDTH
+    assert max(map(len, lines)) <= TABLE_WIDTH
     assert all(
         f"{name} {value:.3g}" in " ".join(str(found).split()) for name, value in many.items()
     )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from symrazor.discovery.structures import Family
-from symrazor.symmetry.verdict import LayerReading, percent, words
+from symrazor.symmetry.verdict import LayerReading, layer_verdict, percent
 from symrazor.training.fit import Fit
 
 if TYPE_CHECKING:
@@ -124,9 +124,9 @@ class Answer:
         where nothing is relaxed, and where a layer is off for no reason that the data gave.
         """
         kinds = [layer.kind for layer in self.shown.reading.layers if layer.relaxed]
-        if not kinds or ("unsettled" in kinds and "position" not in kinds):
+        if not kinds or ("undetermined" in kinds and "broken" not in kinds):
             return None
-        return "position" not in kinds
+        return "broken" not in kinds
 
     @property
     def inseparable(self) -> list[Candidate]:
@@ -170,7 +170,7 @@ class Answer:
             found = [self.family.says(self.subject.name, reading)]
         if self.symmetric is None:
             found = ["This network is not trained enough to tell."]
-        text = words(numbered(reading.layers), None)
+        text = layer_verdict(numbered(reading.layers), None)
         for usual, here in self.family.terms.items():
             text = text.replace(usual, here)
         found.append(text)

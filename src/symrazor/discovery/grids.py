@@ -19,7 +19,7 @@ from symrazor.discovery.user_groups import Offered
 from symrazor.layers.networks import conv_channels, convolutional, fully_connected
 from symrazor.layers.point_group import point_group
 from symrazor.layers.relaxed import Relaxed
-from symrazor.symmetry.relax import GROUPS, TURNS, relax
+from symrazor.symmetry.relax import POINT_GROUPS, TRANSLATIONS, relax
 from symrazor.symmetry.relaxation import relaxation
 
 _WORDS = {
@@ -33,7 +33,7 @@ def relaxed(
     shape: Sequence[int],
     outputs: int,
     width: int | None = None,
-    groups: Sequence[Offered] = GROUPS,
+    groups: Sequence[Offered] = TRANSLATIONS,
 ) -> nn.Module:
     """The convolutional network with a free path beside every convolution."""
     return relax(convolutional(shape, outputs, width), torch.zeros(2, *shape), groups)
@@ -42,7 +42,7 @@ def relaxed(
 def width_for(shape: Sequence[int], groups: Sequence[Offered]) -> int:
     """Channels of the first convolution that all groups with turns can share out."""
     usual = conv_channels(shape)
-    whole = math.lcm(*(point_group(group).order for group in groups if group not in GROUPS))
+    whole = math.lcm(*(point_group(group).order for group in groups if group not in TRANSLATIONS))
     return whole * math.ceil(usual / whole)
 
 
@@ -57,7 +57,7 @@ def family(
     Raises:
         ValueError: groups of which no layer can have a path.
     """
-    groups = tuple(dict.fromkeys([*GROUPS, *(groups or ())]))  # all layers are convolutional
+    groups = tuple(dict.fromkeys([*TRANSLATIONS, *(groups or ())]))  # all layers are convolutional
     _check_names(groups)
     width = width_for(shape, groups)
     with torch.random.fork_rng([]):
@@ -69,13 +69,13 @@ def family(
     }
     structures = [Structure(name, make, label) for name, (make, label) in networks.items()]
     kept, broken = _WORDS[kind]
-    terms = {"uses position": "uses time", "use position": "use time"} if kind == "series" else {}
+    terms = {"on position": "on time"} if kind == "series" else {}
     return Family(structures, "relaxed", kept, broken, "convolutional", terms)
 
 
 def _check_names(groups: Sequence[Offered]) -> None:
     """Raise ValueError for a name that grids do not have."""
-    known = (*GROUPS, *TURNS)
+    known = (*TRANSLATIONS, *POINT_GROUPS)
     wrong = [group for group in groups if isinstance(group, str) and group not in known]
     if wrong:
         raise ValueError(
@@ -88,7 +88,7 @@ def _check_paths(model: nn.Module, groups: Sequence[Offered]) -> None:
     """Raise ValueError for a group that no layer has a path of; says why."""
     paths = [path for m in model.modules() if isinstance(m, Relaxed) for path in m.paths]
     for group in groups:
-        name = group if group in GROUPS else point_group(group).name
+        name = group if group in TRANSLATIONS else point_group(group).name
         if name not in [path.group for path in paths]:
             why = next(iter(relaxation(model).changed.values())).partition(f"no {name}: ")[2]
             raise ValueError(f"expected groups that fit the data, got {name}: {why}")

@@ -23,7 +23,7 @@ from symrazor.groups import Group, defining, equivariant_maps, symmetric, transl
 from symrazor.layers import FC, FFC, Relaxed, SetPool, relaxed_over
 from symrazor.layers.networks import fully_connected
 from symrazor.symmetry.reading import Reading
-from symrazor.symmetry.verdict import SMALL_ERROR, listed, percent
+from symrazor.symmetry.verdict import SMALL_ERROR, join_names, percent
 
 WIDTH = 16
 FEW = 64
@@ -65,13 +65,17 @@ def says(names: Sequence[str], network: str, reading: Reading) -> str:
     kept = [name for name in names if errors[name] < SMALL_ERROR]
     if not kept:
         nearest = min(errors, key=lambda name: errors[name])
-        none = f"{nearest} is not kept" if len(names) == 1 else f"None of {listed(names)} is kept"
+        none = (
+            f"{nearest} is not kept" if len(names) == 1 else f"None of {join_names(names)} is kept"
+        )
         return f"{none}: {nearest} changes the outputs by {percent(errors[nearest])}."
     symmetry = [one for layer in reading.layers for one in layer.symmetry]
     largest = {one.group for one in symmetry if one.largest} & {*kept} or {*kept}
     named = [name for name in kept if name in largest]
     changed, verb = percent(max(errors[name] for name in named)), "are" if named[1:] else "is"
-    return f"{listed(named)} {verb} kept: moving the inputs so changes the outputs by {changed}."
+    return (
+        f"{join_names(named)} {verb} kept: moving the inputs so changes the outputs by {changed}."
+    )
 
 
 def _label(group: str) -> str:
@@ -116,7 +120,7 @@ def _check_names(names: Sequence[str]) -> None:
     if len({slug(name) for name in (*fixed, *names)} - {""}) < len(names) + len(fixed):
         raise ValueError(
             f"expected a name of its own for each group, with letters or digits, and none of "
-            f"{listed(fixed)}, got {listed(names)}; do: change a name"
+            f"{join_names(fixed)}, got {join_names(names)}; do: change a name"
         )
 
 
@@ -131,7 +135,7 @@ def _on(group: Offered, data: Dataset, places: Sequence[int]) -> Group:
         known = [*ON_PLACES, "translation"]
         if group not in known:
             raise ValueError(
-                f"expected groups among {listed(known)}, or files of permutations, for "
+                f"expected groups among {join_names(known)}, or files of permutations, for "
                 f"{plural(data.kind)} in {data.source}, got {group!r}"
             )
         group = ON_PLACES[group](n) if group in ON_PLACES else translations(places)

@@ -17,7 +17,7 @@ from symrazor.experiments.options import OfTable
 from symrazor.experiments.results import Run
 from symrazor.groups.lie import affine2
 from symrazor.invariance import Augment, Augmented, Average, Flips, affine
-from symrazor.invariance.copies import UNKNOWN
+from symrazor.invariance.copies import UNMEASURED
 from symrazor.invariance.lie_distributions import Widths
 from symrazor.training.augmentation_by_likelihood import LikelihoodConfig, fit_by_likelihood
 from symrazor.training.augmentation_by_validation import ValidationConfig, fit_by_validation
@@ -192,7 +192,7 @@ def of_copies(model: nn.Module, shape: tuple[int, ...]) -> dict[str, float]:
     whole = copy.deepcopy(model.augment)
     if isinstance(whole, Augment):
         whole.reach.fill_(1)
-        whole.shares.fill_(UNKNOWN)
+        whole.shares.fill_(UNMEASURED)
     return whole.describe(shape)
 
 

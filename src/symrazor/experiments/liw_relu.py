@@ -26,18 +26,21 @@ from symrazor.invariance import (
     evaluate,
     train,
 )
-from symrazor.invariance.lie_distributions import GROUPS
+from symrazor.invariance.lie_distributions import AFFINE_SUBGROUPS
 from symrazor.invariance.restarts import Share
 
 VERSIONS = ("fully rotated", "translated", "scaled", "regular")
 ROWS = ("MLP", "rotation", "translation", "scale", "affine")
-NAMES = GROUPS["affine"]
+NAMES = AFFINE_SUBGROUPS["affine"]
 START = 0.1
 CLOSED = 0.2
 WIDE = (("rotation", 9.0), ("rotation", 30.0), ("translation", 4.0), ("scale", 5.0))
 TRIED: tuple[Share, ...] = (
     1.0,
-    *([share if name in GROUPS[group] else CLOSED for name in NAMES] for group, share in WIDE),
+    *(
+        [share if name in AFFINE_SUBGROUPS[group] else CLOSED for name in NAMES]
+        for group, share in WIDE
+    ),
 )
 """Shares of the starting widths that are compared, see `choose_starts`: a little of everything; or
 rotations of 52 or 172 degrees, shifts of 0.4 half-widths, factors of 1.65, and less of the rest."""
@@ -115,7 +118,7 @@ class Table:
 
 def masks(rows: Sequence[str]) -> Tensor:
     """Which of the six generators each row may use; for an MLP none."""
-    kept = [GROUPS.get(row, ()) for row in rows]
+    kept = [AFFINE_SUBGROUPS.get(row, ()) for row in rows]
     return torch.tensor([[float(name in names) for name in NAMES] for names in kept])
 
 

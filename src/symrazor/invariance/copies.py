@@ -16,9 +16,9 @@ from symrazor.core.parameters import Hyper, real
 from symrazor.invariance.lie_distributions import LieDistribution
 from symrazor.invariance.transformation import Choice, Lie, Transformation
 
-SMALLEST = 1e-4
+MIN_WIDTH = 1e-4
 """Width that stands for none in a description: a transform has no 0."""
-UNKNOWN = -1.0
+UNMEASURED = -1.0
 """Share of a pose before `find_reach_` has been asked."""
 Part = Transformation | Choice | LieDistribution
 Copies = tuple[Shaped[Tensor, "n s ..."], Float[Tensor, " s"]]
@@ -66,7 +66,7 @@ class Augment(nn.Module):
         self.register_buffer("lattice", lattice(self.n_samples, dim))
         self.register_buffer("reach", torch.ones(dim))
         sizes = [len(choice.probabilities) for choice in self._choosing]
-        self.register_buffer("shares", torch.full((sum(sizes),), UNKNOWN))
+        self.register_buffer("shares", torch.full((sum(sizes),), UNMEASURED))
         self.register_buffer("shift", torch.rand(dim, generator=self.generator))
 
     @property
@@ -254,7 +254,7 @@ def _narrowed(move: Transformation, reach: Float[Tensor, " k"]) -> Transformatio
         return move
     for width, own in zip(widths, reach.split(sizes), strict=True):
         narrow = width.value.detach().double() * own.double().view_as(width.raw)
-        width.value = narrow.clamp(min=SMALLEST)
+        width.value = narrow.clamp(min=MIN_WIDTH)
     return move
 
 

@@ -147,7 +147,7 @@ Widths = float | Mapping[str, float] | Tensor
 Group = Literal["rotation", "translation", "scale", "affine"]
 Form = Literal["sharp", "softplus", "tanh"]
 
-GROUPS: dict[str, tuple[str, ...]] = {
+AFFINE_SUBGROUPS: dict[str, tuple[str, ...]] = {
     "rotation": ("rotation",),
     "translation": ("x-translation", "y-translation"),
     "scale": ("x-scale", "y-scale"),
@@ -294,9 +294,9 @@ class AffineLie(LieDistribution):
         form: Form = "sharp",
     ) -> None:
         """Start at some widths; see the class."""
-        if isinstance(group, str) and group not in GROUPS:
-            raise ValueError(f"expected a group in {', '.join(GROUPS)}, got {group!r}")
-        names = GROUPS[group] if isinstance(group, str) else tuple(group)
+        if isinstance(group, str) and group not in AFFINE_SUBGROUPS:
+            raise ValueError(f"expected a group in {', '.join(AFFINE_SUBGROUPS)}, got {group!r}")
+        names = AFFINE_SUBGROUPS[group] if isinstance(group, str) else tuple(group)
         super().__init__(affine2().masked(names), widths, mask, cap, form)
 
 

@@ -37,7 +37,7 @@ from torch import Tensor
 
 from symrazor.data import Tensors
 from symrazor.invariance.averaged_network import Augmented
-from symrazor.invariance.copies import UNKNOWN, Augment
+from symrazor.invariance.copies import UNMEASURED, Augment
 from symrazor.invariance.pose_energies import (
     check_joint,
     grid,
@@ -134,7 +134,7 @@ def log_likelihood(
 
 POINTS, SEARCH = 96, 256
 """Poses in which each datum is looked at, for one generator; for several, to find its own pose."""
-MOST_DATA, MOST_PASSES = 1500, 160_000
+MAX_POSE_DATA, MOST_PASSES = 1500, 160_000
 """Data that are looked at, and data times poses."""
 CLOSED, MOST_LOOKED_AT = 0.01, 200
 """Share of the variance of the data that a width has to move, and data that are asked."""
@@ -161,7 +161,7 @@ def find_reach_(model: Augmented, data: Tensors) -> Float[Tensor, " k"]:
     k = len(free)
     points = 1 if k == 0 else POINTS if k == 1 else SEARCH
     passes = points + (slice_passes(k) if k > 1 else 0)
-    x, y = (part[: min(MOST_DATA, MOST_PASSES // passes)] for part in data)
+    x, y = (part[: min(MAX_POSE_DATA, MOST_PASSES // passes)] for part in data)
     ends = {j: far for j, far in enumerate(looked_at(augment)) if j in free}
     places = torch.zeros(points, augment.lattice.shape[1])
     places[:, free] = grid(points, k) * (ends[free[0]] if k == 1 else 1.0)
@@ -216,7 +216,7 @@ def _find_shares_(augment: Augment, energies: Float[Tensor, "n s e"], y: Tensor)
                 own = own.logsumexp(other + 1, keepdim=True)
         products = choice.products
         if products is None:
-            found.append(augment.shares.new_full((sizes[number],), UNKNOWN))
+            found.append(augment.shares.new_full((sizes[number],), UNMEASURED))
         else:
             shares = likeliest_shares(own.flatten(1), y, products)
             found.append(shares.to(augment.shares))

@@ -32,7 +32,7 @@ def write_page(document: Mapping[str, Any], file: str | Path) -> Path:
     """Write the page of a document, whole or not at all.
 
     Args:
-        document: see docs/how-to/read-the-page.md; sections appear where their part of the document is there.
+        document: see docs/how-to/read-the-page.md; only sections with data appear.
         file: where to.
 
     Returns:

@@ -349,7 +349,7 @@ def _fates(
 FEWEST_REPEATS = 5
 
 
-def count(x: Input) -> int:
+def batch_length(x: Input) -> int:
     """Number of data in an input."""
     return len(next(part for part in tree_leaves(x) if isinstance(part, Tensor)))
 
@@ -364,7 +364,7 @@ def flops(model: nn.Module, x: Input) -> int:
     """Floating-point operations of one datum: products and sums of matrices and convolutions."""
     with FlopCounterMode(display=False) as counter:
         call(model, x)
-    return int(counter.get_total_flops()) // count(x)
+    return int(counter.get_total_flops()) // batch_length(x)
 
 
 @torch.no_grad()
@@ -412,7 +412,7 @@ def compare(before: nn.Module, after: nn.Module, x: Input) -> Report:
     """Change of the outputs, and parameters, FLOPs and latency of both, on one input."""
     slow, fast = latencies([before, after], x)
     return {
-        "data": count(x),
+        "data": batch_length(x),
         "change": change(call(before, x), call(after, x)),
         "parameters": {"before": parameters(before), "after": parameters(after)},
         "flops": {"before": flops(before, x), "after": flops(after, x)},

@@ -1,7 +1,8 @@
-"""Which transformations leave the label alone: learned widths, and what they say in words.
+"""Describe the learned invariances of a network: their widths, and a sentence about them.
 
-A width counts as open where it is at least `OPEN` of its unit, and as complete from `WHOLE` on.
-Between the two, the words name the width; below, they say that the transformation matters.
+A width counts as open from `MIN_OPEN_WIDTH` and as full invariance from `FULL_WIDTH`. A width below
+`MIN_OPEN_WIDTH` is reported as "no evidence for invariance"; it never means that the transformation
+changes the label.
 """
 
 import math
@@ -12,9 +13,10 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from symrazor.invariance.averaged_network import Augmented
-from symrazor.invariance.copies import SMALLEST
+from symrazor.invariance.copies import MIN_WIDTH
+from symrazor.symmetry.verdict import join_names
 
-OPEN: dict[str, float] = {
+MIN_OPEN_WIDTH: dict[str, float] = {
     "degrees": 5.0,
     "pixels": 0.5,
     "half-widths": 0.05,
@@ -24,51 +26,51 @@ OPEN: dict[str, float] = {
     "deviations": 0.05,
     "steps": 0.5,
 }
-"""Unit -> smallest width that is worth words; for any other unit, any that is not closed.
+"""Unit -> smallest width that is reported as an invariance; other units: any width above 0.
 
-A probability of 0.25 is half of what full invariance to a flip takes, one of 0.125 half of what
-quarter turns take. The others are small beside what a person would notice: pictures that are not
-turned at all still give widths above 0.
+Full invariance to a flip has probability 0.5, to quarter turns 0.25 each; the thresholds are half
+of these. The other thresholds are barely visible to a person: images that are never transformed
+still give widths slightly above 0.
 """
 
-WHOLE: dict[str, float] = {"degrees": 170.0, "probability": 0.45, "probability of 1/4": 0.22}
-"""Unit -> width from which on the whole group leaves the label alone."""
+FULL_WIDTH: dict[str, float] = {"degrees": 170.0, "probability": 0.45, "probability of 1/4": 0.22}
+"""Unit -> width from which the network counts as invariant to the whole group."""
 
 _NOUNS = {
     "rotation": "rotations",
-    "x-translation": "shifts to the side",
-    "y-translation": "shifts up and down",
-    "x-scale": "stretches to the side",
-    "y-scale": "stretches up and down",
-    "shear": "shears",
+    "x-translation": "horizontal shifts",
+    "y-translation": "vertical shifts",
+    "x-scale": "horizontal scaling",
+    "y-scale": "vertical scaling",
+    "shear": "shear",
     "x-rotation": "rotations about x",
     "y-rotation": "rotations about y",
     "z-rotation": "rotations about z",
     "left-right flip": "left-right flips",
     "up-down flip": "up-down flips",
-    "turn by 90 degrees": "turns by 90 degrees",
-    "turn by 180 degrees": "turns by 180 degrees",
-    "turn by 270 degrees": "turns by 270 degrees",
-    "scale": "changes of size",
+    "turn by 90 degrees": "rotations by 90 degrees",
+    "turn by 180 degrees": "rotations by 180 degrees",
+    "turn by 270 degrees": "rotations by 270 degrees",
+    "scale": "scaling",
     "brightness": "changes of brightness",
     "contrast": "changes of contrast",
     "saturation": "changes of saturation",
-    "blur": "blurs",
-    "noise": "amounts of noise",
-    "jitter": "amounts of jitter",
-    "time shift": "shifts in time",
+    "blur": "blur",
+    "noise": "noise",
+    "jitter": "jitter",
+    "time shift": "time shifts",
     "time scale": "changes of speed",
 }
-"""Generator -> what a sentence calls its transformations; the names of others are as they are."""
+"""Generator -> its name in a sentence; other generators keep their name."""
 
 
 @dataclass(frozen=True)
 class Invariance:
-    """How far a transformation may go.
+    """The learned width of one transformation.
 
     Args:
-        width: largest amount to either side, or the probability of a discrete element.
-        unit: degrees, pixels, half-widths, factor, probability, or that of the data.
+        width: largest transformation in either direction, or probability of a discrete element.
+        unit: degrees, pixels, half-widths, factor, probability, or the unit of the data.
     """
 
     width: float
@@ -76,75 +78,73 @@ class Invariance:
 
     @property
     def open(self) -> bool:
-        """Whether it is worth words."""
-        return self.width >= OPEN.get(self.unit, 2 * SMALLEST)
+        """Return whether the width is large enough to be reported as an invariance."""
+        return self.width >= MIN_OPEN_WIDTH.get(self.unit, 2 * MIN_WIDTH)
 
     def __str__(self) -> str:
-        """Width and unit."""
+        """Return width and unit."""
         amount = f"{self.width:.3g}"
         return f"factor {amount}" if self.unit == "factor" else f"{amount} {self.unit}".strip()
 
 
 def invariances_of(model: nn.Module, shape: Sequence[int]) -> dict[str, Invariance]:
-    """Learned widths of all `Augmented` networks in a model, by generator.
+    """Return the learned widths of all `Augmented` networks in a model, by generator.
 
     Args:
-        model: any; without an `Augmented` in it there are none.
-        shape: of one datum, for widths in pixels.
+        model: any module; the result is empty if it contains no `Augmented` network.
+        shape: shape of one input, to convert widths to pixels.
     """
-    found: dict[str, Invariance] = {}
-    for place, module in model.named_modules():
+    invariances: dict[str, Invariance] = {}
+    for module_name, module in model.named_modules():
         if isinstance(module, Augmented):
-            own = module.invariances(shape)
-            prefix = f"{place}: " if place else ""
-            found |= {prefix + name: one for name, one in map(_split, own.items())}
-    return found
+            prefix = f"{module_name}: " if module_name else ""
+            for label, width in module.invariances(shape).items():
+                name, unit = _split_unit(label)
+                invariances[prefix + name] = Invariance(width, unit)
+    return invariances
 
 
-def shape_of(x: object) -> tuple[int, ...]:
-    """Of one datum; of anything but a tensor, none."""
+def input_shape(x: object) -> tuple[int, ...]:
+    """Return the shape of one input of a batch; () if the batch is not a tensor."""
     return tuple(x.shape[1:]) if isinstance(x, Tensor) else ()
 
 
-def _split(item: tuple[str, float]) -> tuple[str, Invariance]:
-    match = re.fullmatch(r"(.*) \(([^()]*)\)", item[0])
-    name, unit = match.groups() if match else (item[0], "")
-    return name, Invariance(item[1], {"px": "pixels"}.get(unit, unit))
+def _split_unit(label: str) -> tuple[str, str]:
+    """Split a label such as "rotation (degrees)" into name and unit."""
+    match = re.fullmatch(r"(.*) \(([^()]*)\)", label)
+    name, unit = match.groups() if match else (label, "")
+    return name, {"px": "pixels"}.get(unit, unit)
 
 
-def invariance_sentence(found: Mapping[str, Invariance]) -> str:
-    """As in "Rotations up to 34 degrees leave the label alone; left-right flips do not."."""
-    known = {n: one for n, one in found.items() if math.isfinite(one.width) and one.unit != "share"}
-    if not known:
-        return ""
-    yes = [_phrase(name, one) for name, one in known.items() if one.open]
-    no = [_noun(name) for name, one in known.items() if not one.open]
-    if yes and no:
-        text = f"{_and(yes)} leave the label alone; {_and(no)} do not"
-    elif yes:
-        text = f"{_and(yes)} leave the label alone"
-    else:
-        text = f"{_and(no)} do not leave the label alone"
-    return f"{text[0].upper()}{text[1:]}."
+def invariance_sentence(invariances: Mapping[str, Invariance]) -> str:
+    """Return sentences such as "Invariant to rotations up to 34 degrees."."""
+    known = {
+        name: entry
+        for name, entry in invariances.items()
+        if math.isfinite(entry.width) and entry.unit != "share"
+    }
+    opened = [_phrase(name, entry) for name, entry in known.items() if entry.open]
+    closed = [_noun(name) for name, entry in known.items() if not entry.open]
+    sentences = [f"Invariant to {join_names(opened)}."] if opened else []
+    if closed:
+        sentences.append(f"No evidence for invariance to {join_names(closed, 'or')}.")
+    return " ".join(sentences)
 
 
-def _phrase(name: str, one: Invariance) -> str:
+def _phrase(name: str, entry: Invariance) -> str:
+    """Return a transformation with its range, as in "rotations up to 34 degrees"."""
     noun = _noun(name)
-    if one.width >= WHOLE.get(one.unit, math.inf):
-        return noun if "probability" in one.unit else f"all {noun}"
-    if "probability" in one.unit:
-        return f"{noun} (probability {one.width:.2g})"
-    amount = f"{one.width:.0f}" if one.width >= 10 else f"{one.width:.2g}"
-    if one.unit == "factor":
+    if entry.width >= FULL_WIDTH.get(entry.unit, math.inf):
+        return noun if "probability" in entry.unit else f"all {noun}"
+    if "probability" in entry.unit:
+        return f"{noun} (probability {entry.width:.2g})"
+    amount = f"{entry.width:.0f}" if entry.width >= 10 else f"{entry.width:.2g}"
+    if entry.unit == "factor":
         return f"{noun} by factors up to {amount}"
-    return f"{noun} up to {amount} {one.unit}".rstrip()
+    return f"{noun} up to {amount} {entry.unit}".rstrip()
 
 
 def _noun(name: str) -> str:
-    """Of a generator; the part of the model or of a mixture that it belongs to stays in front."""
-    place, colon, own = name.rpartition(": ")
-    return place + colon + _NOUNS.get(own, own)
-
-
-def _and(parts: Sequence[str]) -> str:
-    return ", ".join(parts[:-1]) + (" and " if len(parts) > 1 else "") + parts[-1]
+    """Return the plural of a generator; a prefix such as "mode 1: " stays in front."""
+    prefix, colon, generator = name.rpartition(": ")
+    return prefix + colon + _NOUNS.get(generator, generator)

@@ -1,4 +1,7 @@
-"""What was learned, as numbers: effective parameters, measured symmetry, fit and calibration."""
+"""Collect what a model learned: effective parameters, measured symmetry, fit and calibration.
+
+A `Reading` prints as a table, converts to and from JSON, and shows itself in notebooks.
+"""
 
 import html
 import json
@@ -30,22 +33,35 @@ from symrazor.inference.razor import Razor
 from symrazor.inference.razor_state import latest_razor
 from symrazor.layers.relaxed import Relaxed, spatial_layers
 from symrazor.symmetry.equivariance import Errors, layer_errors
-from symrazor.symmetry.invariances import Invariance, invariance_sentence, invariances_of, shape_of
+from symrazor.symmetry.invariances import (
+    Invariance,
+    input_shape,
+    invariance_sentence,
+    invariances_of,
+)
 from symrazor.symmetry.verdict import (
     TRANSLATION,
     LayerReading,
     PathReading,
-    as_range,
+    layer_table,
+    layer_verdict,
     percent,
+    percent_range,
     support,
-    table,
-    words,
 )
+
+SCHEMA = 3
+"""Version of the JSON document, see docs/how-to/read-a-result.md."""
+READABLE_SCHEMAS = (2, SCHEMA)  # schema 2 has no invariances
+TABLE_WIDTH = 110
+"""Columns of the printed table."""
+EQUIVARIANT_COLOUR, FREE_COLOUR, PLAIN_COLOUR = "#2a8f87", "#cf6347", "#8a867c"
+"""Colours of notebook bars, readable on white and on black."""
 
 
 @runtime_checkable
-class Weighed(Protocol):
-    """A module and its weight tensors, by name."""
+class WeightLayer(Protocol):
+    """A module and the names of its weight tensors."""
 
     @property
     def name(self) -> str: ...  # noqa: D102
@@ -56,7 +72,7 @@ class Weighed(Protocol):
 
 @runtime_checkable
 class Learned(Protocol):
-    """What a reading is made of: a `Razor`, or a `Variational` network."""
+    """A trained model with a prior: a `Razor` or a `Variational` network."""
 
     @property
     def model(self) -> nn.Module: ...  # noqa: D102
@@ -65,7 +81,7 @@ class Learned(Protocol):
     def prior(self) -> Prior: ...  # noqa: D102
 
     @property
-    def layers(self) -> Sequence[Weighed]: ...  # noqa: D102
+    def layers(self) -> Sequence[WeightLayer]: ...  # noqa: D102
 
     @property
     def at_bound(self) -> list[str]: ...  # noqa: D102
@@ -74,16 +90,8 @@ class Learned(Protocol):
     def config(self) -> Any: ...  # noqa: D102
 
 
-SCHEMA = 3
-"""Version of the JSON document, see docs/how-to/read-a-result.md."""
-READABLE = (2, SCHEMA)  # one of schema 2 has no invariances
-
-WIDTH = 110
-"""Columns of the table."""
-
-
 class Spread(NamedTuple):
-    """Mean, smallest and largest of some values."""
+    """Mean, smallest and largest of several values."""
 
     mean: float
     min: float
@@ -92,19 +100,19 @@ class Spread(NamedTuple):
 
 @dataclass(frozen=True)
 class Reading:
-    """Everything a run learned, ready for a table, a page or JSON (see `to_json`).
+    """What a training run learned, ready for a table, a page or JSON.
 
     Args:
-        verdict: the outcome in words.
+        verdict: the result in sentences.
         evidence: log evidence and its terms.
-        train: what it was trained on.
-        test: figures on held-out data, if there were any.
-        layers: precision, effective parameters, share and measured error, by layer and path.
+        train: description of the training data.
+        test: metrics on held-out data, if there were any.
+        layers: precision, effective parameters, share and measured error of every layer and path.
         equivariance_error: group -> measured relative error of the whole network.
         invariances: generator -> learned width of an `Augmented` network.
         config: options of the evidence.
-        versions: of Python and torch.
-        schema: version of the document.
+        versions: versions of Python and torch.
+        schema: version of the JSON document.
     """
 
     verdict: str
@@ -119,126 +127,131 @@ class Reading:
     schema: int = SCHEMA
 
     def relative_effective_parameters(self) -> dict[str, Spread]:
-        r"""Type of path -> mean, min and max of its share over the relaxed layers (ELLA Table 3).
+        r"""Return the mean, min and max share of each path type over the relaxed layers.
 
-        $r_{l,p} = \gamma_{l,p} / \sum_{p'} \gamma_{l,p'}$ for layer l and path p; two paths of one
-        type in one layer count together.
+        The share of path p in layer l is $r_{l,p} = \gamma_{l,p} / \sum_{p'} \gamma_{l,p'}$ (ELLA,
+        Table 3); paths of the same type in one layer are added. Frozen paths are left out.
         """
         shares: dict[str, dict[str, float]] = {}
         for layer in self.layers:
-            trained = [path for path in layer.paths if path.parameters]  # a frozen one has no share
+            trained = [path for path in layer.paths if path.parameters]
             for path in trained if layer.relaxed else []:
                 of_type = shares.setdefault(path.path, {})
                 of_type[layer.name] = of_type.get(layer.name, 0.0) + path.share
         return {
-            kind: Spread(sum(r.values()) / len(r), min(r.values()), max(r.values()))
-            for kind, r in shares.items()
+            path_type: Spread(sum(r.values()) / len(r), min(r.values()), max(r.values()))
+            for path_type, r in shares.items()
         }
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain dictionaries, lists, numbers and strings; None for a number that is not finite."""
+        """Convert to dictionaries, lists, numbers and strings; non-finite numbers become None."""
         shares = self.relative_effective_parameters()
-        relative = {kind: spread._asdict() for kind, spread in shares.items()}
-        found: dict[str, Any] = json_ready(
+        relative = {path_type: spread._asdict() for path_type, spread in shares.items()}
+        document: dict[str, Any] = json_ready(
             {**asdict(self), "relative_effective_parameters": relative}
         )
-        return found
+        return document
 
     @classmethod
     def from_dict(cls, document: Mapping[str, Any]) -> "Reading":
-        """The reading that `to_dict` or a JSON document of it came from.
+        """Restore a reading from `to_dict` or from its JSON document.
 
-        A number that was not finite, null in JSON, comes back as not a number.
+        Numbers that were not finite, null in JSON, become nan.
 
         Raises:
-            ValueError: a document of another schema.
+            ValueError: if the document has an unknown schema.
         """
-        if document.get("schema") not in READABLE:
-            raise ValueError(f"expected a reading of schema {SCHEMA}, got {document.get('schema')}")
-        found: Reading = _revived(cls, document)
-        return found
+        schema = document.get("schema")
+        if schema not in READABLE_SCHEMAS:
+            raise ValueError(
+                f"Cannot read a reading of schema {schema}: this version reads schemas "
+                f"{', '.join(map(str, READABLE_SCHEMAS))}."
+            )
+        restored: Reading = _restore(cls, document)
+        return restored
 
     def to_json(self) -> str:
-        """The reading as a JSON document."""
+        """Return the reading as a JSON document."""
         return json.dumps(self.to_dict(), indent=1, allow_nan=False)
 
     def __str__(self) -> str:
-        """A table for the terminal, and the verdict."""
-        lines = table(self.layers, WIDTH)
+        """Return a table for the terminal, followed by the verdict."""
+        lines = layer_table(self.layers, TABLE_WIDTH)
         if any(layer.error is not None for layer in self.layers):
+            only_shifts = all(layer.group in (None, TRANSLATION) for layer in self.layers)
+            action = "shifted" if only_shifts else "transformed"
             lines.append(
-                "error: what a shifted input changes beyond a shift of the output, "
-                "relative to the output's spread"
-                if all(layer.group in (None, TRANSLATION) for layer in self.layers)
-                else "error: what moving the input by its group changes beyond moving the output, "
-                "relative to the output's spread"
+                f"error: output change beyond equivariance when the input is {action}, relative to "
+                "the output's spread"
             )
         shares = [
-            f"{kind} {percent(r.mean)} ({as_range(r)})"
-            for kind, r in self.relative_effective_parameters().items()
+            f"{path_type} {percent(spread.mean)} ({percent_range(spread)})"
+            for path_type, spread in self.relative_effective_parameters().items()
         ]
         if shares:
             lines.append(f"share over layers, mean (min to max): {', '.join(shares)}")
         if self.invariances:
-            widths = ", ".join(f"{name} {one}" for name, one in self.invariances.items())
-            lines.extend(textwrap.wrap(f"widths: {widths}", WIDTH))
+            widths = ", ".join(f"{name} {entry}" for name, entry in self.invariances.items())
+            lines.extend(textwrap.wrap(f"widths: {widths}", TABLE_WIDTH))
         if self.test:
             lines.append("test: " + ", ".join(f"{k} {v:.4f}" for k, v in self.test.items()))
-        verdict = textwrap.fill(self.verdict.replace(" %", "\0%"), WIDTH, break_on_hyphens=False)
+        # A null character keeps the percent sign on the line of its number.
+        glued = self.verdict.replace(" %", "\0%")
+        verdict = textwrap.fill(glued, TABLE_WIDTH, break_on_hyphens=False)
         return "\n".join([*lines, verdict.replace("\0%", " %")])
 
     def _repr_html_(self) -> str:
-        """What a notebook shows."""
+        """Return what a notebook shows."""
         return reading_html(self)
 
 
-def _revived(kind: Any, value: Any) -> Any:
-    """What `json_ready` and `asdict` made a document of, by its annotation."""
-    if is_dataclass(kind):
-        hints = get_type_hints(kind)
-        known = [f.name for f in fields(kind) if f.name in value]
-        return kind(**{name: _revived(hints[name], value[name]) for name in known})  # type: ignore[operator]
-    if kind is float and value is None:
+def _restore(annotation: Any, value: Any) -> Any:
+    """Invert `asdict` and `json_ready` for a value with a type annotation."""
+    if is_dataclass(annotation):
+        hints = get_type_hints(annotation)
+        known = [f.name for f in fields(annotation) if f.name in value]
+        return annotation(**{name: _restore(hints[name], value[name]) for name in known})  # type: ignore[operator]
+    if annotation is float and value is None:
         return math.nan
-    origin, parts = get_origin(kind), get_args(kind)
+    origin, parts = get_origin(annotation), get_args(annotation)
     if origin is list:
-        return [_revived(parts[0], part) for part in value]
+        return [_restore(parts[0], part) for part in value]
     if origin is tuple:
-        return tuple(_revived(parts[0], part) for part in value)
+        return tuple(_restore(parts[0], part) for part in value)
     if origin is dict:
-        return {key: _revived(parts[1], part) for key, part in value.items()}
+        return {key: _restore(parts[1], part) for key, part in value.items()}
     return value
 
 
 def reading(
     model: nn.Module, x: Input, razor: Razor | None = None, evidence: Evidence | None = None
 ) -> Reading:
-    """What was learned about a model: precisions, effective parameters, measured equivariance.
+    """Return what a model learned: precisions, effective parameters, measured equivariance.
 
     Args:
         model: the network.
-        x: some of its inputs, [n, c, *size]; the equivariance errors are measured on them.
-        razor: by default the one that was made last for this model.
-        evidence: by default what that razor found last. `Razor.step` looks before it moves the
-            precisions; call `razor.evidence(loader)` to see the state as it is.
+        x: some of its inputs, [n, c, *size], on which the equivariance errors are measured.
+        razor: the razor of the model; by default the latest one made for it.
+        evidence: the evidence to report; by default the latest one that the razor measured.
+            `Razor.step` measures before it changes the precisions; call `razor.evidence(loader)` to
+            report the current state.
 
     Raises:
-        ValueError: no razor, no evidence, or those of another model.
+        ValueError: if there is no razor or no evidence, or if they belong to another model.
     """
     model = unwrap(model)
     razor = latest_razor(model) if razor is None else razor
     if razor is None:
         raise ValueError(
-            "expected a model with a Razor, got none that is alive; make one, "
-            "razor = Razor(model, likelihood, n_data), or pass razor="
+            "This model has no Razor. Make one with razor = Razor(model, likelihood, n_data), keep "
+            "a reference to it, or pass razor=."
         )
     if razor.model is not model:
-        raise ValueError("expected the razor of this model, got that of another one")
+        raise ValueError("The razor belongs to another model. Pass the razor of this model.")
     evidence = razor.latest if evidence is None else evidence
     if evidence is None:
         raise ValueError(
-            "expected an evidence, got a razor that has not measured any; "
-            "call razor.evidence(loader) first"
+            "The razor has not measured an evidence yet. Call razor.evidence(loader) first."
         )
     return read(razor, evidence, {"n": razor.n_data}, x=x)
 
@@ -251,41 +264,38 @@ def read(
     x: Input | None = None,
     shape: Sequence[int] | None = None,
 ) -> Reading:
-    """The reading of a model as its razor sees it, with equivariance errors measured on inputs x.
+    """Build the reading of a trained model.
 
-    Learned widths in pixels need the `shape` of one datum, that of x unless told.
+    Args:
+        razor: the razor, or a variational network.
+        evidence: its evidence.
+        train: description of the training data.
+        test: metrics on held-out data.
+        x: inputs on which to measure equivariance errors; None to skip the measurement.
+        shape: shape of one input, to convert widths to pixels; by default the shape of x.
 
     Raises:
-        ValueError: an evidence without the effective parameters of this model's weights.
+        ValueError: if the evidence has no effective parameters for a weight of the model.
     """
     missing = sorted(set(weights(razor.model)) - set(evidence.effective_parameters))
     if missing:
-        raise ValueError(f"expected an evidence of this model, got one without {missing}")
+        raise ValueError(
+            f"The evidence belongs to another model: it has no effective parameters for {missing}."
+        )
     errors = Errors({}, {}) if x is None else layer_errors(razor.model, x)
-    found = _layers(razor, evidence.effective_parameters, errors.layers)
-    total = sum(path.parameters for layer in found for path in layer.paths)
-    used = sum(layer.effective_parameters for layer in found)
-    numbers = (
-        f"Log evidence {float(evidence.log_evidence):,.1f} ({float(evidence.per_datum):.3f} per "
-        f"datum): fit {float(evidence.log_likelihood):,.1f}, complexity "
-        f"{float(evidence.complexity):,.1f}; the data determine {used:,.0f} of {total:,} parameters"
-    )
-    if razor.at_bound:
-        numbers += f"; precision at its bound: {', '.join(razor.at_bound)}"
-    off = errors.network
-    described = [layer.group for layer in found if layer.group in off]
-    in_words = words(found, off.get(TRANSLATION, off[described[0]] if described else None))
-    others = [f"under {group} {percent(off[group])}" for group in off if group != TRANSLATION]
-    if TRANSLATION in off and others:
-        in_words = f"{in_words.removesuffix('.')}; {', '.join(others)}."
-    widths = invariances_of(razor.model, shape_of(x) if shape is None else shape)
-    told = [part for part in (in_words, invariance_sentence(widths), f"{numbers}.") if part]
+    layers = _layer_readings(razor, evidence.effective_parameters, errors.layers)
+    widths = invariances_of(razor.model, input_shape(x) if shape is None else shape)
+    sentences = [
+        _symmetry_sentences(layers, errors.network),
+        invariance_sentence(widths),
+        _evidence_sentences(razor, evidence, layers),
+    ]
     return Reading(
-        verdict=" ".join(told),
+        verdict=" ".join(sentence for sentence in sentences if sentence),
         evidence=evidence.to_dict(),
         train=train or {},
         test=test or {},
-        layers=found,
+        layers=layers,
         equivariance_error=errors.network,
         invariances=widths,
         config={f.name: json_ready(getattr(razor.config, f.name)) for f in fields(razor.config)},
@@ -293,79 +303,104 @@ def read(
     )
 
 
-def _layers(
+def _symmetry_sentences(layers: Sequence[LayerReading], network: Mapping[str, float]) -> str:
+    """Return the verdict on the layers, with the error of the network under every group."""
+    described = [layer.group for layer in layers if layer.group in network]
+    main = network.get(TRANSLATION, network[described[0]] if described else None)  # type: ignore[index]
+    text = layer_verdict(layers, main)
+    others = [
+        f"{percent(network[group])} under {group}" for group in network if group != TRANSLATION
+    ]
+    if TRANSLATION in network and others:
+        text = f"{text.removesuffix('.')}; {', '.join(others)}."
+    return text
+
+
+def _evidence_sentences(razor: Learned, evidence: Evidence, layers: Sequence[LayerReading]) -> str:
+    """Return log evidence, fit, complexity and the number of effective parameters."""
+    total = sum(path.parameters for layer in layers for path in layer.paths)
+    effective = sum(layer.effective_parameters for layer in layers)
+    text = (
+        f"Log evidence {float(evidence.log_evidence):,.1f} ({float(evidence.per_datum):.3f} per "
+        f"data point): fit {float(evidence.log_likelihood):,.1f}, complexity "
+        f"{float(evidence.complexity):,.1f}. Effective parameters: {effective:,.0f} of {total:,}."
+    )
+    if razor.at_bound:
+        text += f" Prior precision at its bound: {', '.join(razor.at_bound)}."
+    return text
+
+
+def _layer_readings(
     razor: Learned, gamma: dict[str, float], errors: dict[str, dict[str, float]]
 ) -> list[LayerReading]:
-    """One entry per relaxed layer with its paths, and per other layer with one path."""
+    """Return one entry per relaxed layer, with its paths, and per plain layer, with one path."""
     modules = dict(razor.model.named_modules())
-    tensors = {name: _places(name, layer) for name, layer in spatial_layers(razor.model).items()}
-    for layer in razor.layers:
-        owners = (o for o in tensors if not o or f"{layer.name}.".startswith(f"{o}."))
-        owner = next(owners, layer.name)
-        places = tensors.setdefault(owner, {owner: []})
-        place = next(p for p in places if not p or f"{layer.name}.".startswith(f"{p}."))
-        places[place].extend(layer.tensors)
-    found: list[LayerReading] = []
+    tensors = {
+        name: {path: list[str]() for path in _path_names(name, layer)}
+        for name, layer in spatial_layers(razor.model).items()
+    }
+    for weight_layer in razor.layers:
+        owners = (o for o in tensors if not o or f"{weight_layer.name}.".startswith(f"{o}."))
+        owner = next(owners, weight_layer.name)
+        paths = tensors.setdefault(owner, {owner: []})
+        path = next(p for p in paths if not p or f"{weight_layer.name}.".startswith(f"{p}."))
+        paths[path].extend(weight_layer.tensors)
+    readings: list[LayerReading] = []
     for name in sorted(tensors, key=list(modules).index):
         layer, measured = modules[name], errors.get(name, {})
-        paths = _paths(razor, modules, tensors[name], gamma)
+        path_readings = _path_readings(razor, modules, tensors[name], gamma)
         relaxed = isinstance(layer, Relaxed)
-        groups = support(layer, [p.share for p in paths], measured) if relaxed else []
-        found.append(LayerReading(name, paths, measured, relaxed, groups))
-    return found
+        supports = support(layer, [p.share for p in path_readings], measured) if relaxed else []
+        readings.append(LayerReading(name, path_readings, measured, relaxed, supports))
+    return readings
 
 
-def _places(name: str, layer: nn.Module) -> dict[str, list[str]]:
-    """Names of the paths of a layer, to be filled with the tensors of each."""
+def _path_names(name: str, layer: nn.Module) -> list[str]:
+    """Return the module names of a layer's paths; a plain layer is its own path."""
     if not isinstance(layer, Relaxed):
-        return {name: []}
-    return {f"{name}.paths.{i}".lstrip("."): [] for i in range(len(layer.paths))}
+        return [name]
+    return [f"{name}.paths.{i}".lstrip(".") for i in range(len(layer.paths))]
 
 
-def _paths(
+def _path_readings(
     razor: Learned,
     modules: dict[str, nn.Module],
-    paths: dict[str, list[str]],
+    tensors: dict[str, list[str]],
     gamma: dict[str, float],
 ) -> list[PathReading]:
     theta = weights(razor.model)
-    used = {place: sum(gamma[name] for name in names) for place, names in paths.items()}
-    total = sum(used.values())
+    effective = {path: sum(gamma[name] for name in names) for path, names in tensors.items()}
+    total = sum(effective.values())
     return [
         PathReading(
-            getattr(modules[place], "label", type(modules[place]).__name__),
-            getattr(modules[place], "group", None),
-            used[place] / total if total > 0 else 1 / len(paths),
-            used[place],
-            sum(theta[name].numel() for name in names),
-            {
-                name.removeprefix(f"{place}."): float(
-                    razor.prior.precision_of(name).detach().mean()
-                )
+            path=getattr(modules[path], "label", type(modules[path]).__name__),
+            group=getattr(modules[path], "group", None),
+            share=effective[path] / total if total > 0 else 1 / len(tensors),
+            effective_parameters=effective[path],
+            parameters=sum(theta[name].numel() for name in names),
+            precision={
+                name.removeprefix(f"{path}."): float(razor.prior.precision_of(name).detach().mean())
                 for name in names
                 if name in razor.prior.group_of  # a point estimate has no prior
             },
-            getattr(modules[place], "strict", True),
+            strict=getattr(modules[path], "strict", True),
         )
-        for place, names in paths.items()
+        for path, names in tensors.items()
     ]
 
-
-KEPT, FREE, FIXED = "#2a8f87", "#cf6347", "#8a867c"
-"""Colours of bars that stand out on white and on black alike; text takes the notebook's."""
 
 _CELL = "padding:.15em .9em .15em 0;text-align:"
 
 
-def reading_html(reading: "Reading") -> str:
-    """Verdict, test figures and a row per layer with its bar."""
-    errors = any(layer.error is not None for layer in reading.layers)
-    heads = ["layer", "share of its paths", "effective", "of", *(["error"] if errors else [])]
+def reading_html(reading: Reading) -> str:
+    """Return the verdict, the test metrics and a table of layers as HTML for notebooks."""
+    with_errors = any(layer.error is not None for layer in reading.layers)
+    heads = ["layer", "share of its paths", "effective", "of", *["error"] * with_errors]
     head = "".join(
         f'<th scope="col" style="{_CELL}{"left" if i < 2 else "right"}">{name}</th>'
         for i, name in enumerate(heads)
     )
-    rows = "".join(_row(layer, errors) for layer in reading.layers)
+    rows = "".join(_html_row(layer, with_errors) for layer in reading.layers)
     test = ", ".join(f"{html.escape(k)} {v:.4f}" for k, v in reading.test.items())
     return (
         '<div style="font-family:system-ui,sans-serif;max-width:46em;line-height:1.5">'
@@ -376,35 +411,36 @@ def reading_html(reading: "Reading") -> str:
     )
 
 
-def _row(layer: LayerReading, errors: bool) -> str:
+def _html_row(layer: LayerReading, with_errors: bool) -> str:
     cells = [
         f"{layer.effective_parameters:,.1f}",
         f"{sum(path.parameters for path in layer.paths):,}",
     ]
-    if errors:
+    if with_errors:
         cells.append("" if layer.error is None else percent(layer.error))
-    named = ", ".join(f"{path.path} {percent(path.share)}" for path in layer.paths)
+    shares = ", ".join(f"{path.path} {percent(path.share)}" for path in layer.paths)
     right = "".join(f'<td style="{_CELL}right">{html.escape(cell)}</td>' for cell in cells)
     return (
         f'<tr><th scope="row" style="{_CELL}left">{html.escape(layer.name or "network")}</th>'
-        f'<td style="{_CELL}left">{_bar(layer)}{html.escape(named)}</td>{right}</tr>'
+        f'<td style="{_CELL}left">{_html_bar(layer)}{html.escape(shares)}</td>{right}</tr>'
     )
 
 
-def _bar(layer: LayerReading) -> str:
-    """A strip of 8 em, split by share."""
+def _html_bar(layer: LayerReading) -> str:
+    """Return a bar 8 em wide, split by the shares of the paths."""
     parts = []
     for path in layer.paths:
-        colour = KEPT if path.group else FREE if layer.relaxed else FIXED
+        free = FREE_COLOUR if layer.relaxed else PLAIN_COLOUR
+        colour = EQUIVARIANT_COLOUR if path.group else free
         width = f"{8 * path.share:.2f}em" if math.isfinite(path.share) else "0"
         style = f"display:inline-block;height:.75em;width:{width};background:{colour}"
         parts.append(f'<span style="{style}"></span>')
-    strip = "display:inline-block;width:8em;white-space:nowrap;margin-right:.8em;line-height:0"
-    return f'<span aria-hidden="true" style="{strip}">{"".join(parts)}</span>'
+    bar = "display:inline-block;width:8em;white-space:nowrap;margin-right:.8em;line-height:0"
+    return f'<span aria-hidden="true" style="{bar}">{"".join(parts)}</span>'
 
 
-def fit_html(reading: "Reading", history: Sequence[dict[str, Any]]) -> str:
-    """The reading, and the log evidence over training as a line."""
+def fit_html(reading: Reading, history: Sequence[dict[str, Any]]) -> str:
+    """Return the reading as HTML, followed by the log evidence over training as a curve."""
     curve = [
         (record["epoch"], record["log_evidence"])
         for record in history
@@ -421,10 +457,10 @@ def _sparkline(curve: Sequence[tuple[Any, float]], width: int = 240, height: int
         f"{height - (height - 4) * (value - low) / ((high - low) or 1.0) - 2:.1f}"
         for epoch, value in curve
     )
-    words = f"log evidence {values[0]:,.0f} at epoch {epochs[0]}, {values[-1]:,.0f} at {epochs[-1]}"
+    label = f"log evidence {values[0]:,.0f} at epoch {epochs[0]}, {values[-1]:,.0f} at {epochs[-1]}"
     return (
-        f'<svg role="img" aria-label="{words}" width="{width}" height="{height}" '
+        f'<svg role="img" aria-label="{label}" width="{width}" height="{height}" '
         f'viewBox="0 0 {width} {height}"><polyline points="{points}" fill="none" '
-        f'stroke="{KEPT}" stroke-width="2"/></svg>'
-        f'<div style="font-family:system-ui,sans-serif;font-size:.9em">{words}</div>'
+        f'stroke="{EQUIVARIANT_COLOUR}" stroke-width="2"/></svg>'
+        f'<div style="font-family:system-ui,sans-serif;font-size:.9em">{label}</div>'
     )

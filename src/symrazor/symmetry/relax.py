@@ -38,8 +38,8 @@ from symrazor.symmetry.batchnorm import copy_of
 from symrazor.symmetry.relax_linear import relax_linear
 from symrazor.symmetry.relaxation import CONVS, Call, Relaxation, replaced, watch
 
-GROUPS = ("translation",)
-TURNS = ("p2", "p4", "pm", "p2m", "p4m", "O", "Oh")
+TRANSLATIONS = ("translation",)
+POINT_GROUPS = ("p2", "p4", "pm", "p2m", "p4m", "O", "Oh")
 """Groups of square and cubic grids with more than translations."""
 
 
@@ -54,7 +54,7 @@ def of_the_grid(group: Group) -> PointGroup | None:
 def named(group: str | Group) -> str | Group:
     """A group of the grid by its name, if we have one, as in p4 for cyclic(4); else as it is."""
     own = None if isinstance(group, str) else of_the_grid(group)
-    return group if own is None or own.name not in (*GROUPS, *TURNS) else own.name
+    return group if own is None or own.name not in (*TRANSLATIONS, *POINT_GROUPS) else own.name
 
 
 def check_groups(groups: object) -> None:
@@ -64,14 +64,14 @@ def check_groups(groups: object) -> None:
     same elements: data cannot tell these apart.
     """
     wanted: list[Any] = [*groups] if isinstance(groups, list | tuple | set) else [groups]
-    known = [*GROUPS, *TURNS]
+    known = [*TRANSLATIONS, *POINT_GROUPS]
     own = [group for group in wanted if isinstance(group, Group) and of_the_grid(group)]
-    if not set(GROUPS) <= set(wanted) or set(wanted) - {*known, *own}:
+    if not set(TRANSLATIONS) <= set(wanted) or set(wanted) - {*known, *own}:
         raise ValueError(
             f"expected groups among {known}, or finite ones of matrices that map the grid to "
             f"itself, translation in any case, got {wanted}"
         )
-    others = [point_group(group) for group in dict.fromkeys(wanted) if group not in GROUPS]
+    others = [point_group(group) for group in dict.fromkeys(wanted) if group not in TRANSLATIONS]
     for one in others:
         if one.order == 1:
             raise ValueError(
@@ -109,7 +109,7 @@ _log = logging.getLogger("symrazor")
 def relax(
     model: nn.Module,
     example_input: Input,
-    groups: Sequence[str | Group] = GROUPS,
+    groups: Sequence[str | Group] = TRANSLATIONS,
     paths: str = "f-fc+conv",
     precision: float | None = None,
     seed: int | None = None,
@@ -301,7 +301,7 @@ def _split(conv: AnyConv, seen: Call, groups: Sequence[str | Group]) -> tuple[li
     """Paths for the groups with rotations, the largest group first served; and why some are not."""
     found: list[Path] = []
     missing = ""
-    others = dict.fromkeys(group for group in groups if group not in GROUPS)
+    others = dict.fromkeys(group for group in groups if group not in TRANSLATIONS)
     for group in sorted(others, key=lambda one: -point_group(one).order):
         try:
             found.insert(0, GConv.split_off(conv, seen.shape[2:], group, seen.is_image))

@@ -1,26 +1,62 @@
-"""One layer as it was read; all of them as a table, and as a verdict in words."""
+r"""Turn the measurements of layers into a table and into verdict sentences.
+
+A layer is classified by its measured equivariance error and by the share of its effective
+parameters that is in free paths (`LayerReading.kind`). All thresholds of this classification are in
+this module.
+
+A relaxed layer may hold a path for each of several groups. A path that is equivariant to a group is
+also equivariant to its subgroups, so the sum of paths is equivariant to H up to the paths whose
+group does not contain H. The layer supports H if its measured error under H is small or, where no
+error was measured, if these paths hold a small share of its effective parameters. Verdicts name the
+largest supported groups.
+"""
 
 import math
 import textwrap
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import groupby
-from typing import Literal
+from typing import Literal, get_args
 
-from symrazor.layers.path import Path
 from symrazor.layers.relaxed import Relaxed
+
+FREE_SHARE = 0.05
+"""Share of a layer's effective parameters in free paths below which the layer counts as symmetric.
+
+Free paths never reach a share of zero, because no prior precision is infinite. They keep a few per
+cent where the data are symmetric, and a quarter or more where they are not.
+"""
+
+SMALL_ERROR = 0.05
+"""Equivariance error below which a layer counts as equivariant: 1/400 of the output variance.
+
+In five-block networks on embedded digits, layers measured 0.3 to 5 % where the label is independent
+of the position, and all but one layer 14 to 28 % where the label includes the position.
+"""
+
+LARGE_ERROR = 0.25
+"""Equivariance error above which a layer is not approximately equivariant: 1/16 of the variance.
+
+If free paths hold no share, an error this large is not evidence against the symmetry: the data do
+not determine the weights that cause it, as in a network after little training.
+"""
+
+TRANSLATION = "translation"
+"""Name of the translation group, which describes the layers of image networks."""
+
+Kind = Literal["equivariant", "approximate", "unused freedom", "borders", "broken", "undetermined"]
 
 
 @dataclass(frozen=True)
 class Support:
-    """What speaks for one group in one layer.
+    """The support of one layer for one group.
 
     Args:
-        group: its name.
-        outside: share of the layer's effective parameters in paths that break it.
-        error: measured equivariance error, if any.
-        supported: whether the layer keeps it.
-        largest: whether it does, and keeps no candidate that contains it.
+        group: name of the group.
+        outside: share of the layer's effective parameters in paths that break the symmetry.
+        error: measured equivariance error; None if not measured.
+        supported: whether the layer has the symmetry.
+        largest: whether the group is supported and no supported candidate contains it.
     """
 
     group: str
@@ -31,102 +67,75 @@ class Support:
 
 
 def support(layer: Relaxed, shares: Sequence[float], errors: Mapping[str, float]) -> list[Support]:
-    """All groups of a layer's paths, with what speaks for them.
+    """Return the support for the group of every path of a layer.
 
     Args:
-        layer: its paths.
-        shares: of its effective parameters, path by path.
-        errors: group -> measured error.
+        layer: the relaxed layer.
+        shares: share of the layer's effective parameters, for each path.
+        errors: group name -> measured equivariance error.
     """
     paths = [layer.path(i) for i in range(len(layer.paths))]
-    by_name = {path.group: path for path in paths if path.group is not None}
-    found: dict[str, Support] = {}
-    for name, path in by_name.items():
+    path_of = {path.group: path for path in paths if path.group is not None}
+    supports: dict[str, Support] = {}
+    for name, path in path_of.items():
         outside = sum(
             s for p, s in zip(paths, shares, strict=True) if not p.is_equivariant_under(path)
         )
         error = errors.get(name)
-        kept = outside < FREE_SHARE if error is None else error < SMALL_ERROR
-        found[name] = Support(name, outside, error, kept)
-    largest = [
-        name
-        for name, one in found.items()
-        if one.supported
-        and not any(
-            other.supported
-            and by_name[bigger].is_equivariant_under(by_name[name])
-            and not _same(by_name, name, bigger)
-            for bigger, other in found.items()
-        )
-    ]
+        supported = outside < FREE_SHARE if error is None else error < SMALL_ERROR
+        supports[name] = Support(name, outside, error, supported)
+
+    def strictly_contains(larger: str, smaller: str) -> bool:
+        return path_of[larger].is_equivariant_under(path_of[smaller]) and not path_of[
+            smaller
+        ].is_equivariant_under(path_of[larger])
+
+    supported_names = [name for name, entry in supports.items() if entry.supported]
     return [
-        Support(s.group, s.outside, s.error, s.supported, s.group in largest)
-        for s in found.values()
+        replace(
+            entry,
+            largest=entry.supported
+            and not any(strictly_contains(other, name) for other in supported_names),
+        )
+        for name, entry in supports.items()
     ]
 
 
-def supported_groups(name: str, found: Sequence[Support]) -> str:
-    """Which of several groups a layer supports, in words."""
-    largest = [one for one in found if one.largest]
-    others = [one.group for one in found if not one.supported]
+def supported_groups(layer: str, supports: Sequence[Support]) -> str:
+    """Return a sentence that names the groups to which a layer is equivariant."""
+    largest = [entry.group for entry in supports if entry.largest]
+    contained = [entry.group for entry in supports if entry.supported and not entry.largest]
+    unsupported = [entry.group for entry in supports if not entry.supported]
     if not largest:
-        return f"Layer {name} supports none of {listed([one.group for one in found])}."
-    text = f"Layer {name} supports {listed([one.group for one in largest])}"
-    contained = [one.group for one in found if one.supported and not one.largest]
+        return f"Layer {layer} is equivariant to none of {join_names(unsupported)}."
+    text = f"Layer {layer} is equivariant to {join_names(largest)}"
     if contained:
-        text += f", which contains {listed(contained)}"
-    return f"{text}, not {listed(others)}." if others else f"{text}."
+        text += f" (which contains {join_names(contained)})"
+    return f"{text} but not to {join_names(unsupported)}." if unsupported else f"{text}."
 
 
-def listed(names: Sequence[str]) -> str:
-    """Names as in "a, b and c"."""
-    return " and ".join(part for part in (", ".join(names[:-1]), names[-1]) if part)
+def join_names(names: Sequence[str], conjunction: str = "and") -> str:
+    """Join names as in "a, b and c"."""
+    return f" {conjunction} ".join(part for part in (", ".join(names[:-1]), names[-1]) if part)
 
 
-def _same(by_name: Mapping[str, Path], one: str, two: str) -> bool:
-    """Whether two groups contain each other."""
-    return one == two or by_name[one].is_equivariant_under(by_name[two])
-
-
-FREE_SHARE = 0.05
-"""A layer whose free paths hold less of its effective parameters counts as convolutional.
-
-Free paths are never switched off entirely, since no precision is infinite: where position does not
-matter they keep a few per cent, where it does a quarter and more.
-"""
-
-SMALL_ERROR = 0.05
-"""An equivariance error below this counts as small: 1/400 of the variance of the output.
-
-In five-block networks on embedded digits the layers of one that classifies them wherever they are
-measured 0.3 to 5 %, all but one layer of one that must also say where they are 14 to 28 %.
-"""
-
-LARGE_ERROR = 0.25
-"""From this error on a layer is not called nearly equivariant: 1/16 of the variance of the output.
-
-Where the free paths hold no share, such an error is no finding: the data have not decided on
-weights that are there all the same, as in a network that was hardly trained.
-"""
-
-TRANSLATION = "translation"
-"""The group of convolutions, in terms of which networks of images are described."""
-
-Kind = Literal["equivariant", "nearly", "unused freedom", "borders", "position", "unsettled"]
+def capitalize(text: str) -> str:
+    """Return the text with a capital first letter; the other letters are unchanged."""
+    return text[:1].upper() + text[1:]
 
 
 @dataclass(frozen=True)
 class PathReading:
-    """One path of a layer: what the evidence gave it.
+    """What the evidence determined about one path of a layer.
 
     Args:
-        path: its type.
-        group: the group it is equivariant to, None for a free path or a plain layer.
-        share: of the layer's effective parameters.
-        effective_parameters: how many of its parameters the data determined.
-        parameters: how many it has, without frozen ones.
-        precision: prior precision of each tensor, the mean where weights have their own.
-        strict: whether it is exactly equivariant, or only up to borders and strides.
+        path: type of the path.
+        group: group to which the path is equivariant; None for a free path or a plain layer.
+        share: share of the layer's effective parameters.
+        effective_parameters: number of parameters that the data determine.
+        parameters: number of trainable parameters.
+        precision: prior precision of each tensor; the mean if every weight has its own precision.
+        strict: whether the path is exactly equivariant, not only up to borders and strides.
     """
 
     path: str
@@ -140,14 +149,14 @@ class PathReading:
 
 @dataclass(frozen=True)
 class LayerReading:
-    """One layer; a plain layer has one path.
+    """What the evidence determined about one layer; a plain layer has one path.
 
     Args:
-        name: of the module.
-        paths: in order.
-        equivariance_error: group -> measured relative error, where it was measured.
-        relaxed: whether it is a sum of paths.
-        symmetry: what speaks for each of its groups, if it has several paths.
+        name: name of the module.
+        paths: its paths, in order.
+        equivariance_error: group -> measured relative error, where measured.
+        relaxed: whether the layer is a sum of paths.
+        symmetry: support for each of its groups, if the layer is relaxed.
     """
 
     name: str
@@ -158,54 +167,58 @@ class LayerReading:
 
     @property
     def effective_parameters(self) -> float:
-        """Of all paths together."""
+        """Return the number of effective parameters of all paths."""
         return sum(path.effective_parameters for path in self.paths)
 
     @property
     def free_share(self) -> float:
-        """Share of the effective parameters that sits in paths without a group."""
+        """Return the share of the effective parameters that is in paths without a group."""
         return sum(path.share for path in self.paths if path.group is None)
 
     @property
     def group(self) -> str | None:
-        """The group it is described by: translations, else the largest supported, else the best."""
+        """Return the group that describes the layer, None if no error was measured.
+
+        Translations come first, then the largest supported group, then the group with the smallest
+        error.
+        """
         if not self.equivariance_error or TRANSLATION in self.equivariance_error:
             return TRANSLATION if self.equivariance_error else None
-        largest = [one.group for one in self.symmetry if one.largest]
+        largest = [entry.group for entry in self.symmetry if entry.largest]
         return min(largest or self.equivariance_error, key=lambda g: self.equivariance_error[g])
 
     @property
     def error(self) -> float | None:
-        """The measured error under its group, if any."""
+        """Return the measured error under `group`."""
         return None if self.group is None else self.equivariance_error[self.group]
 
     @property
     def kind(self) -> Kind | None:
-        """What the layer turned out to be, by what it does and by what it is made of.
+        """Classify the layer by its equivariance error and the share of its free paths.
 
         | error | free share | kind |
         |---|---|---|
-        | small | small | equivariant |
-        | small | larger | unused freedom: free parameters that hardly break the symmetry |
-        | below 100 % | small, paths not strict | borders: convolutional up to borders and strides |
-        | below `LARGE_ERROR` | small | nearly: equivariant but for a little |
-        | larger | small | unsettled: not equivariant, by weights that no data ask for |
-        | larger | larger | position: the layer uses it |
+        | below `SMALL_ERROR` | small | equivariant |
+        | below `SMALL_ERROR` | large | unused freedom: free parameters that do not break it |
+        | below 100 % | small, paths not strict | borders: equivariant up to borders and strides |
+        | below `LARGE_ERROR` | small | approximate: approximately equivariant |
+        | larger | small | undetermined: weights that the data do not determine break the symmetry |
+        | larger | large | broken: the data break the symmetry |
         """
         if self.error is None:
             return None
-        convolutional = self.free_share < FREE_SHARE
+        few_free = self.free_share < FREE_SHARE
         if self.error < SMALL_ERROR:
-            return "equivariant" if convolutional else "unused freedom"
-        if not convolutional:
-            return "position"
+            return "equivariant" if few_free else "unused freedom"
+        if not few_free:
+            return "broken"
         if not all(path.strict for path in self.paths) and self.error < 1:
             return "borders"
-        return "nearly" if self.error < LARGE_ERROR else "unsettled"
+        return "approximate" if self.error < LARGE_ERROR else "undetermined"
 
 
 def percent(value: float) -> str:
-    """A fraction in words: two digits, "0 %" only if it is 0."""
+    """Format a fraction as a percentage with two digits; "0 %" only for an exact 0."""
     if not math.isfinite(value):
         return "infinite"
     if 0 < value < 1e-4:
@@ -213,114 +226,113 @@ def percent(value: float) -> str:
     return f"{100 * value:.0f} %" if value >= 0.0995 else f"{100 * value:.2g} %"
 
 
-def words(layers: Sequence[LayerReading], network: float | None) -> str:
-    """Which layers keep a symmetry and which break it, and how far the network is off."""
-    measured = [layer for layer in layers if layer.kind is not None]
-    if not measured:
-        return ""
-    kinds = sorted({layer.kind for layer in measured if layer.kind}, key=_PHRASES.index)
-    text = "; ".join(_phrase(kind, measured) for kind in kinds)
-    text = f"{text[0].upper()}{text[1:]}."
-    for layer in layers:
-        if len(layer.symmetry) > 1:
-            text += f" {supported_groups(layer.name or '(the model)', layer.symmetry)}"
-    if network is not None:
-        more = network >= max(
-            [LARGE_ERROR, *(2 * layer.error for layer in measured if layer.error)]
-        )
-        why = ", more than that of its layers: small ones and subsampling add up" if more else ""
-        text += f" Whole network: error {percent(network)}{why}."
-    return text
-
-
-_PHRASES: list[Kind] = [
-    "equivariant",
-    "nearly",
-    "unused freedom",
-    "borders",
-    "position",
-    "unsettled",
-]
-
-
-def _phrase(kind: Kind, layers: Sequence[LayerReading]) -> str:
-    of_kind = [layer for layer in layers if layer.kind == kind]
-    one = len(of_kind) == 1
-    names = _names(kind, layers)
-    be, their = ("is", "its") if one else ("are", "their")
-    group = " or ".join(dict.fromkeys(layer.group or "" for layer in of_kind))
-    errors = [layer.error for layer in of_kind if layer.error is not None]
-    largest = max(errors)
-    error = percent(largest)
-    exact = one or not largest or "below" in error
-    error = f"error {error}" if exact else f"error at most {error}"
-    free = f"{as_range([layer.free_share for layer in of_kind])} of {their} effective parameters"
-    match kind:
-        case "equivariant":
-            return f"{names} {be} {group}-equivariant ({error})"
-        case "unused freedom":
-            return f"{names} {be} nearly {group}-equivariant, with {free} in free paths ({error})"
-        case "nearly":
-            return f"{names} {be} nearly {group}-equivariant ({error})"
-        case "unsettled":
-            return f"{names} {be} not settled: not {group}-equivariant ({error}), with {free} free"
-        case "borders":
-            return f"{names} {be} convolutional up to borders and strides ({error})"
-        case "position":
-            does = f"{'uses' if one else 'use'} position"
-            if group != TRANSLATION:
-                does = f"{be} not {group}-equivariant"
-            return f"{names} {does} ({free}, error {as_range(errors)})"
-
-
-def _names(kind: Kind, layers: Sequence[LayerReading]) -> str:
-    """Names of the layers of a kind; three or more that follow each other as a range."""
-    count = sum(layer.kind == kind for layer in layers)
-    runs = []
-    for found, run in groupby(layers, key=lambda layer: layer.kind):
-        names = [layer.name or "(the model)" for layer in run]
-        if found == kind:
-            runs += [f"{names[0]} to {names[-1]}"] if len(names) > 2 else names
-    listed = ", ".join(runs[:-1]) + (" and " if len(runs) > 1 else "") + runs[-1]
-    return f"layer{'' if count == 1 else 's'} {listed}"
-
-
-def as_range(values: Sequence[float]) -> str:
-    """The smallest and the largest of some fractions."""
+def percent_range(values: Sequence[float]) -> str:
+    """Format the smallest and the largest of several fractions, as in "2 to 5 %"."""
     low, high = percent(min(values)), percent(max(values))
     return low if low == high else f"{low.removesuffix(' %')} to {high}"
 
 
-def table(layers: Sequence[LayerReading], width: int) -> list[str]:
-    """One line per path, the error beside the first of a layer; precisions wrap at the width."""
+def layer_verdict(layers: Sequence[LayerReading], network_error: float | None) -> str:
+    """Return sentences that say which layers have the symmetry and which break it.
+
+    Args:
+        layers: the layers; those without a measured error are left out.
+        network_error: equivariance error of the whole network, if measured.
+    """
+    measured = [layer for layer in layers if layer.kind is not None]
+    if not measured:
+        return ""
+    present = {layer.kind for layer in measured}
+    clauses = [_clause(kind, measured) for kind in get_args(Kind) if kind in present]
+    text = f"{capitalize('; '.join(clauses))}."
+    for layer in layers:
+        if len(layer.symmetry) > 1:
+            text += f" {supported_groups(layer.name or '(the model)', layer.symmetry)}"
+    if network_error is not None:
+        errors = [2 * layer.error for layer in measured if layer.error]
+        reason = (
+            ", larger than that of its layers because layer errors and subsampling add up"
+            if network_error >= max([LARGE_ERROR, *errors])
+            else ""
+        )
+        text += f" Whole network: equivariance error {percent(network_error)}{reason}."
+    return text
+
+
+def _clause(kind: Kind, layers: Sequence[LayerReading]) -> str:
+    """Return what the verdict says about the layers of one kind."""
+    of_kind = [layer for layer in layers if layer.kind == kind]
+    single = len(of_kind) == 1
+    names = _layer_names(kind, layers)
+    be, their = ("is", "its") if single else ("are", "their")
+    groups = " or ".join(dict.fromkeys(layer.group or "" for layer in of_kind))
+    errors = [layer.error for layer in of_kind if layer.error is not None]
+    largest = max(errors)
+    exact = single or not largest or "below" in percent(largest)
+    error = f"error {'' if exact else 'at most '}{percent(largest)}"
+    free_share = percent_range([layer.free_share for layer in of_kind])
+    free = f"free paths hold {free_share} of {their} effective parameters"
+    match kind:
+        case "equivariant":
+            return f"{names} {be} {groups}-equivariant ({error})"
+        case "approximate":
+            return f"{names} {be} approximately {groups}-equivariant ({error})"
+        case "unused freedom":
+            return f"{names} {be} {groups}-equivariant ({error}), although {free}"
+        case "borders":
+            return f"{names} {be} {groups}-equivariant up to borders and strides ({error})"
+        case "broken":
+            property_ = f"{'depends' if single else 'depend'} on position"
+            if groups != TRANSLATION:
+                property_ = f"{be} not {groups}-equivariant"
+            return f"{names} {property_} ({free}, error {percent_range(errors)})"
+        case "undetermined":
+            question = f"whether {names} {be} {groups}-equivariant"
+            return f"the data do not determine {question} ({error}, {free})"
+
+
+def _layer_names(kind: Kind, layers: Sequence[LayerReading]) -> str:
+    """Return the names of the layers of a kind, with runs of three or more as ranges."""
+    count = sum(layer.kind == kind for layer in layers)
+    parts: list[str] = []
+    for run_kind, run in groupby(layers, key=lambda layer: layer.kind):
+        names = [layer.name or "(the model)" for layer in run]
+        if run_kind == kind:
+            parts += [f"{names[0]} to {names[-1]}"] if len(names) > 2 else names
+    return f"layer{'' if count == 1 else 's'} {join_names(parts)}"
+
+
+def layer_table(layers: Sequence[LayerReading], width: int) -> list[str]:
+    """Return the lines of a table with one row per path; precisions wrap at the width."""
     short = [n if len(n) <= 24 else f"...{n[-21:]}" for n in (layer.name for layer in layers)]
-    names = max([5, *map(len, short)])
-    paths = max([10, *(len(path.path) for layer in layers for path in layer.paths)])
-    errors = 15 if any(layer.error is not None for layer in layers) else 0
-    head = f"{'layer':<{names}}  {'path':<{paths}}  share  effective         of"
-    head += f"{'error' if errors else '':>{errors}}   "
+    name_width = max([5, *map(len, short)])
+    path_width = max([10, *(len(path.path) for layer in layers for path in layer.paths)])
+    error_width = 15 if any(layer.error is not None for layer in layers) else 0
+    head = f"{'layer':<{name_width}}  {'path':<{path_width}}  share  effective         of"
+    head += f"{'error' if error_width else '':>{error_width}}   "
     lines = [head + "precision"]
     for layer, name in zip(layers, short, strict=True):
         for number, path in enumerate(layer.paths):
-            error = _error(layer, number)
-            row = f"{name:<{names}}  {path.path:<{paths}}{100 * path.share:>5.0f} %"
-            row += f"{path.effective_parameters:>11.1f}{path.parameters:>11,}{error:>{errors}}   "
-            for text in textwrap.wrap(_precisions(path), max(20, width - len(head))):
+            error = _error_cell(layer, number)
+            row = f"{name:<{name_width}}  {path.path:<{path_width}}{100 * path.share:>5.0f} %"
+            row += f"{path.effective_parameters:>11.1f}{path.parameters:>11,}"
+            row += f"{error:>{error_width}}   "
+            for text in textwrap.wrap(_precision_cell(path), max(20, width - len(head))):
                 lines.append(row + text)
                 row = " " * len(head)
     return lines
 
 
-def _error(layer: LayerReading, number: int) -> str:
-    """Beside a path the error of its group; that of the layer beside the first other one."""
+def _error_cell(layer: LayerReading, number: int) -> str:
+    """Return the error under the path's group, or under the layer's; each group only once."""
     errors = layer.equivariance_error
-    own = [path.group if path.group in errors else layer.group for path in layer.paths]
-    group = own[number]
-    return "" if group is None or group in own[:number] else percent(errors[group])
+    groups = [path.group if path.group in errors else layer.group for path in layer.paths]
+    group = groups[number]
+    return "" if group is None or group in groups[:number] else percent(errors[group])
 
 
-def _precisions(path: PathReading) -> str:
-    """One number if all tensors have the same."""
+def _precision_cell(path: PathReading) -> str:
+    """Return the precision of each tensor, or a single number if all are equal."""
     values = {name: f"{value:.3g}" for name, value in path.precision.items()}
     if not values:
         return "frozen"

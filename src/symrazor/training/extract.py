@@ -10,7 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from symrazor.curvature.tape import Input, call
 from symrazor.layers import Basis, Conv, SConv
-from symrazor.symmetry.collapse import count
+from symrazor.symmetry.collapse import batch_length
 
 AnyConv = nn.Conv1d | nn.Conv2d | nn.Conv3d
 
@@ -111,6 +111,6 @@ def layer_costs(model: nn.Module, x: Input, names: list[str]) -> dict[str, dict[
         of_layer = flops.get(f"{root}.{name}" if name else root, {})
         found[name] = {
             "parameters": sum(p.numel() for p in modules[name].parameters()),
-            "flops": sum(of_layer.values()) // count(x),
+            "flops": sum(of_layer.values()) // batch_length(x),
         }
     return found

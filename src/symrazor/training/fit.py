@@ -34,7 +34,7 @@ from symrazor.inference.razor import Razor
 from symrazor.inference.razor_config import RazorConfig
 from symrazor.invariance.averaged_network import Augmented
 from symrazor.invariance.copies import Augment
-from symrazor.invariance.poses import MOST_DATA, find_reach_
+from symrazor.invariance.poses import MAX_POSE_DATA, find_reach_
 from symrazor.layers.path import is_symrazor_module
 from symrazor.layers.relaxed import FREE_PATH_PRECISION, spatial_layers, start_near_
 from symrazor.symmetry.collapse import collapse, path_shares
@@ -291,7 +291,7 @@ def _tried(model: nn.Module, x: Tensor, what: str) -> object:
 def _find_poses(model: Augmented, x: Tensor, y: Tensor, seed: int) -> None:
     """How far the training data are moved, if the network is of a kind that can tell."""
     generator = torch.Generator().manual_seed(seed)
-    some = torch.randperm(len(x), generator=generator)[:MOST_DATA].to(x.device)
+    some = torch.randperm(len(x), generator=generator)[:MAX_POSE_DATA].to(x.device)
     if isinstance(model.augment, Augment) and not y.is_floating_point():
         find_reach_(model, (x[some], y[some]))
 
