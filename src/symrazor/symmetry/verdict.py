@@ -86,9 +86,8 @@ def support(layer: Relaxed, shares: Sequence[float], errors: Mapping[str, float]
         supports[name] = Support(name, outside, error, supported)
 
     def strictly_contains(larger: str, smaller: str) -> bool:
-        return path_of[larger].is_equivariant_under(path_of[smaller]) and not path_of[
-            smaller
-        ].is_equivariant_under(path_of[larger])
+        one, other = path_of[larger], path_of[smaller]
+        return one.is_equivariant_under(other) and not other.is_equivariant_under(one)
 
     supported_names = [name for name, entry in supports.items() if entry.supported]
     return [
