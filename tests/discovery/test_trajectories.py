@@ -14,10 +14,9 @@ from symrazor.cli import app as cli
 from symrazor.data import read
 from symrazor.discovery.folder import export_network, load_network, read_document
 from symrazor.discovery.motion import save_motion
-from symrazor.dynamics.files import read_trajectories
 from symrazor.dynamics.journal import Journal
 from symrazor.dynamics.systems import oscillators
-from symrazor.dynamics.trajectories import Trajectories, simulate
+from symrazor.dynamics.trajectories import Trajectories, read_trajectories, simulate
 from symrazor.dynamics.units import given
 
 

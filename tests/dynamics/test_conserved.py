@@ -12,10 +12,16 @@ from symrazor.dynamics import measures
 from symrazor.dynamics.algebra import Algebra, angular, unitary
 from symrazor.dynamics.analysis import parallelness
 from symrazor.dynamics.conserved import ConservedQuantities, Quadratic, cap_norm
-from symrazor.dynamics.hamiltonian import ACTIVATIONS, Activation, Energy, HamiltonianNetwork
+from symrazor.dynamics.hamiltonian import (
+    ACTIVATIONS,
+    Activation,
+    Energy,
+    Hamiltonian,
+    HamiltonianNetwork,
+    SymmetrisedNetwork,
+)
+from symrazor.dynamics.mechanics import gradient, is_symplectic, poisson_bracket
 from symrazor.dynamics.observables import Combination, Network, Observable, Polynomial
-from symrazor.dynamics.phase import gradient, is_symplectic, poisson_bracket
-from symrazor.dynamics.symmetrised import Hamiltonian, SymmetrisedNetwork
 from symrazor.linalg.matrix_functions import exponential
 
 
@@ -194,7 +200,7 @@ def test_quasi_draws_integrate_better() -> None:
 def test_wrong_names_are_refused() -> None:
     with pytest.raises(ValueError, match="expected a measure among cube"):
         measures.FlowTimes(1, "sphere")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="expected count >= 1 and std > 0"):
+    with pytest.raises(ValueError, match="needs count >= 1 and std > 0"):
         Quadratic(2, 1, std=0.0)
-    with pytest.raises(ValueError, match="expected flow times of 1 flows, got 2"):
+    with pytest.raises(ValueError, match="have 1 flows, but the flow times have dimension 2"):
         SymmetrisedNetwork(HamiltonianNetwork(2), Quadratic(2, 1), measures.FlowTimes(2))

@@ -12,10 +12,9 @@ from symrazor.dynamics.algebra import translations, unitary
 from symrazor.dynamics.config import TrainConfig
 from symrazor.dynamics.evaluate import long_rollout
 from symrazor.dynamics.functions import AnyFunctions
-from symrazor.dynamics.hamiltonian import HamiltonianNetwork
+from symrazor.dynamics.hamiltonian import HamiltonianNetwork, SymmetrisedNetwork
 from symrazor.dynamics.result import described
 from symrazor.dynamics.simulator import ScaledSimulator, Simulator
-from symrazor.dynamics.symmetrised import SymmetrisedNetwork
 from symrazor.dynamics.training import train
 from symrazor.dynamics.trajectories import Trajectories, simulate, transitions
 
@@ -30,12 +29,15 @@ def _train(width: int = 2, horizon: int = 1, **changes: Any) -> Any:
 
 
 CASES: list[tuple[Callable[[], Any], str]] = [
-    (lambda: Trajectories.of(STATES, TIMES, torch.ones(2, 2).bool()), r"observed \[5, 5\]"),
-    (lambda: Trajectories.of(STATES, TIMES, torch.ones(5, 5)), "of True and False"),
+    (
+        lambda: Trajectories.of(STATES, TIMES, torch.ones(2, 2).bool()),
+        r"shape \[5, 5\], got",
+    ),
+    (lambda: Trajectories.of(STATES, TIMES, torch.ones(5, 5)), "got torch.float32"),
     (lambda: Trajectories.of(STATES, torch.tensor([0.0, 1, 2, 3, torch.inf])), "rows 3 and 4"),
-    (lambda: transitions(DATA, noise=-1e-3), "variance of noise of 0 or more"),
-    (lambda: DATA.noisy(-1e-3, seed=0), "variance of noise of 0 or more"),
-    (lambda: simulate(OSCILLATOR, 0, 4, 0.2, seed=0), "expected count >= 1"),
+    (lambda: transitions(DATA, noise=-1e-3), "noise variance must not be negative"),
+    (lambda: DATA.with_noise(-1e-3, seed=0), "noise variance must not be negative"),
+    (lambda: simulate(OSCILLATOR, 0, 4, 0.2, seed=0), "needs count >= 1"),
     (lambda: simulate(OSCILLATOR, 1, 4, -0.2, seed=0), "dt > 0"),
     (lambda: TrainConfig(target="derivatives"), "expected target"),  # type: ignore[arg-type]
     (lambda: TrainConfig(batch_size=0), "expected batch_size >= 1"),

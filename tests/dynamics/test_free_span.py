@@ -6,22 +6,26 @@ import pytest
 import torch
 
 from symrazor.dynamics import analysis, systems
-from symrazor.dynamics.algebra import Algebra, all_nbody, generators, unitary
-from symrazor.dynamics.conserved import Quadratic
-from symrazor.dynamics.free_span import FreeSpan, evened
-from symrazor.dynamics.hamiltonian import HamiltonianNetwork
-from symrazor.dynamics.invariants import feature_gradients, matrices
+from symrazor.dynamics.algebra import Algebra, generators, nbody_invariants, unitary
+from symrazor.dynamics.conserved import (
+    FixedSpan,
+    FreeSpan,
+    Quadratic,
+    matrices,
+    monomial_gradients,
+    orthonormalise,
+)
+from symrazor.dynamics.hamiltonian import HamiltonianNetwork, SymmetrisedNetwork
 from symrazor.dynamics.measures import FlowTimes
-from symrazor.dynamics.nbody_system import nbody
 from symrazor.dynamics.proposals import slowest
-from symrazor.dynamics.rounding import WithinSpan, echelon, simple_span, simplified, worth
-from symrazor.dynamics.symmetrised import SymmetrisedNetwork
+from symrazor.dynamics.rounding import echelon, simple_span, simplified, worth
+from symrazor.dynamics.systems import nbody
 
 
 @pytest.mark.parametrize(
     ("system", "known"),
     [
-        (nbody(3, 2), all_nbody(3, 2)),
+        (nbody(3, 2), nbody_invariants(3, 2)),
         (systems.oscillators([1.0] * 3), unitary(3)),
         (systems.pendulum(), None),
     ],
@@ -29,7 +33,7 @@ from symrazor.dynamics.symmetrised import SymmetrisedNetwork
 )
 def test_true_invariants_come_first(system: systems.System, known: Algebra | None) -> None:
     x = system.start(500, torch.Generator().manual_seed(0))
-    rates, rows = slowest(feature_gradients(x), system.field(x))
+    rates, rows = slowest(monomial_gradients(x), system.field(x))
     A, b = matrices(rows, x.shape[1])
     slopes = torch.einsum("kij,mj->mki", A, x) + b
     torch.testing.assert_close(
@@ -49,7 +53,7 @@ def test_a_free_span_has_flows_of_one_length(m: int) -> None:
     x = 2 * torch.randn(300, 6, generator=g, dtype=torch.float64) + 0.5
     made = FreeSpan(torch.randn(m, 27, generator=g), x, 0.7, Quadratic(6, 1))
     with torch.no_grad():
-        made.rows.add_(0.2 * torch.randn(made.rows.shape, generator=g))
+        made.coefficients.add_(0.2 * torch.randn(made.coefficients.shape, generator=g))
     slopes = torch.einsum("kij,nj->nki", made.A.double(), x) + made.b.double()
     inner = torch.einsum("nki,nli->kl", slopes, slopes) / len(x)
     expected = 0.49 * torch.eye(m, dtype=torch.float64)
@@ -66,13 +70,13 @@ def test_the_inverse_root_is_that_of_an_eigendecomposition() -> None:
     metric = root @ root.mT + 8 * torch.eye(8, dtype=torch.float64)
     values, vectors = torch.linalg.eigh(rows @ metric @ rows.mT)
     expected = vectors @ torch.diag(values**-0.5) @ vectors.mT @ rows
-    torch.testing.assert_close(evened(rows, metric), expected)
-    scaled = evened(1e3 * rows, metric)  # only the span counts
+    torch.testing.assert_close(orthonormalise(rows, metric), expected)
+    scaled = orthonormalise(1e3 * rows, metric)  # only the span counts
     torch.testing.assert_close(scaled, expected)
 
 
 @pytest.mark.parametrize(
-    "known", [unitary(1), unitary(3), all_nbody(3, 2)], ids=["so2", "u3", "bodies"]
+    "known", [unitary(1), unitary(3), nbody_invariants(3, 2)], ids=["so2", "u3", "bodies"]
 )
 def test_rounding_finds_the_exact_span(known: Algebra) -> None:
     """Mixed by a random matrix and with 1 % of noise, every algebra comes back exactly."""
@@ -84,7 +88,7 @@ def test_rounding_finds_the_exact_span(known: Algebra) -> None:
     b = mix @ known.b + 0.01 * torch.randn(m, d, generator=g)
     learned = Quadratic.fixed(A + noise + noise.mT, b)
     model = simplified(SymmetrisedNetwork(HamiltonianNetwork(d), learned, FlowTimes(m)))
-    assert model is not None and isinstance(model.conserved, WithinSpan)
+    assert model is not None and isinstance(model.conserved, FixedSpan)
     found = analysis.spectrum(model.conserved)
     inside = analysis.parallelness(found.directions, known)
     torch.testing.assert_close(inside, torch.ones_like(inside), rtol=0, atol=1e-6)

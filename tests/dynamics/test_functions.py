@@ -6,12 +6,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from symrazor.dynamics.functions import AnyFunctions, Functions, Products, inverse_distance
-from symrazor.dynamics.hamiltonian import HamiltonianNetwork
+from symrazor.dynamics.hamiltonian import Hamiltonian, HamiltonianNetwork, SymmetrisedNetwork
 from symrazor.dynamics.measures import FlowTimes
 from symrazor.dynamics.observables import Combination
 from symrazor.dynamics.proposals import Proposals, rounded, slowest
 from symrazor.dynamics.rounding import canonical, whole_rows
-from symrazor.dynamics.symmetrised import Hamiltonian, SymmetrisedNetwork
 from symrazor.dynamics.systems import kepler
 from symrazor.dynamics.trajectories import simulate
 from symrazor.experiments.noether_controls import KEPLER, KEPLER_KNOWN, against

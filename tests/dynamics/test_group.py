@@ -7,16 +7,22 @@ import pytest
 import torch
 
 from symrazor.dynamics import analysis
-from symrazor.dynamics.algebra import Algebra, all_nbody, angular, euclidean, generators, unitary
+from symrazor.dynamics.algebra import (
+    Algebra,
+    angular,
+    euclidean,
+    generators,
+    nbody_invariants,
+    unitary,
+)
 from symrazor.dynamics.config import TrainConfig
 from symrazor.dynamics.conserved import Quadratic
 from symrazor.dynamics.evaluate import mean_squared_error
-from symrazor.dynamics.group import GroupOrbits, kind, period, whole_group
-from symrazor.dynamics.hamiltonian import HamiltonianNetwork
+from symrazor.dynamics.group import GroupOrbits, full_group, kind, period
+from symrazor.dynamics.hamiltonian import HamiltonianNetwork, SymmetrisedNetwork
 from symrazor.dynamics.measures import FlowTimes, Measure
-from symrazor.dynamics.nbody_system import nbody
 from symrazor.dynamics.rounding import simplified
-from symrazor.dynamics.symmetrised import SymmetrisedNetwork
+from symrazor.dynamics.systems import nbody
 from symrazor.dynamics.training import train
 from symrazor.dynamics.trajectories import simulate, transitions
 from symrazor.experiments import noether, noether_n_oscillators
@@ -70,7 +76,7 @@ def test_period_brings_every_state_back(rates: tuple[int, int], turns: float) ->
 @pytest.mark.parametrize("n", [1, 2, 3])
 def test_the_group_of_oscillators_is_the_oracles(n: int) -> None:
     known = unitary(n)
-    found = whole_group(_rounded(known), torch.randn(50, 2 * n))
+    found = full_group(_rounded(known), torch.randn(50, 2 * n))
     assert found is not None
     made, times = found
     assert made.count == made.flow_count == times.dimension == n * n
@@ -87,7 +93,7 @@ def test_who_is_told_the_group_averages_as_who_found_it(n: int) -> None:
     """The same quantities in the same order, so the same training to the last bit."""
     setting = noether_n_oscillators.setting(noether.Options(small=True), seed=0, n=n)
     told = noether.build(setting, "oracle", seed=0)
-    found = whole_group(_rounded(unitary(n)), setting.data.x)
+    found = full_group(_rounded(unitary(n)), setting.data.x)
     assert found is not None and told.conserved is not None and told.times is not None
     ours, theirs = found[0].state_dict(), told.conserved.state_dict()
     assert set(ours) == set(theirs)
@@ -98,9 +104,9 @@ def test_who_is_told_the_group_averages_as_who_found_it(n: int) -> None:
 
 @pytest.mark.parametrize("bodies", [2, 3])
 def test_products_of_momenta_add_nothing_to_translations(bodies: int) -> None:
-    known = all_nbody(bodies, 2)
+    known = nbody_invariants(bodies, 2)
     x = nbody(bodies, 2).start(500, torch.Generator().manual_seed(0))
-    found = whole_group(_rounded(known), 3 * x)
+    found = full_group(_rounded(known), 3 * x)
     assert found is not None
     made, times = found
     assert (made.count, made.flow_count, times.dimension) == (7, 4, 4)
@@ -108,7 +114,7 @@ def test_products_of_momenta_add_nothing_to_translations(bodies: int) -> None:
     assert report["span"] == report["dimension"] == 7
     assert min(report["recovered"]) > 1 - 1e-6
     # the shifts of all bodies: as far as their coordinates are spread, three times that of x
-    kinds = [kind(g) for g in generators(made.A_given, made.b_given)]
+    kinds = [kind(g) for g in generators(made.A_basis, made.b_basis)]
     assert kinds[:4] == ["turn", "turn", "shift", "shift"]
     far = made.flows(torch.eye(4)[None]).shift[0, 2:].norm(dim=1)
     spread = x[:, : 2 * bodies].var(dim=0, correction=0).reshape(bodies, 2).sum(0).sqrt()
@@ -119,7 +125,7 @@ def test_products_of_momenta_add_nothing_to_translations(bodies: int) -> None:
 @pytest.mark.parametrize("measure", ["ball", "cube"])
 def test_no_flow_of_a_group_is_cut_short(measure: Measure) -> None:
     x = nbody(3, 2).start(500, torch.Generator().manual_seed(0))
-    found = whole_group(_rounded(all_nbody(3, 2), measure), x)
+    found = full_group(_rounded(nbody_invariants(3, 2), measure), x)
     assert found is not None
     made, times = found
     flows = made.flows(times(1, 200, torch.Generator().manual_seed(1)))
@@ -132,13 +138,13 @@ def test_no_group_where_none_is_generated() -> None:
     x = torch.randn(50, 6, generator=torch.Generator().manual_seed(0))
     turns = angular(3)
     two = replace(turns, names=turns.names[:2], A=turns.A[:2], b=turns.b[:2])
-    assert whole_group(_rounded(turns), x) is not None
-    assert whole_group(_rounded(two), x) is None  # two rotations do not close
+    assert full_group(_rounded(turns), x) is not None
+    assert full_group(_rounded(two), x) is None  # two rotations do not close
     saddle = _algebra([[1.0, 0.0], [0.0, -1.0]])
-    assert whole_group(_rounded(saddle), x[:, :2]) is None
+    assert full_group(_rounded(saddle), x[:, :2]) is None
     network = HamiltonianNetwork(6, width=4)
-    assert whole_group(SymmetrisedNetwork(network), x) is None
-    assert whole_group(SymmetrisedNetwork(network, turns.quadratic()), x) is None  # not rounded
+    assert full_group(SymmetrisedNetwork(network), x) is None
+    assert full_group(SymmetrisedNetwork(network, turns.quadratic()), x) is None  # not rounded
 
 
 @pytest.mark.slow
@@ -159,9 +165,9 @@ def test_the_group_of_two_bodies_predicts_no_worse_than_the_given_one() -> None:
     """Beside SE(2) it turns the centre of mass on its own, and the data allow that."""
     system = nbody(2, 2)
     data = transitions(simulate(system, 30, 20, 0.5, seed=10_000), 1e-3, seed=30_000)
-    test = transitions(simulate(system.started_normal(1.0, 0.2), 20, 20, 0.5, seed=20_000))
+    test = transitions(simulate(system.with_normal_start(1.0, 0.2), 20, 20, 0.5, seed=20_000))
     config = TrainConfig(steps=300, batch_size=100, draws=2, flows=8, lr=1e-2, noise=1e-3)
-    group = whole_group(_rounded(all_nbody(2, 2)), data.x)
+    group = full_group(_rounded(nbody_invariants(2, 2)), data.x)
     assert group is not None
     errors = []
     for flows in (group, (euclidean(2, 2).quadratic(), FlowTimes(3, "ball"))):
@@ -174,7 +180,7 @@ def test_the_group_of_two_bodies_predicts_no_worse_than_the_given_one() -> None:
 
 def test_the_group_is_fixed_under_a_move() -> None:
     """The average over one turn is the same at every state of its orbit."""
-    found = whole_group(_rounded(unitary(1)), torch.randn(50, 2))
+    found = full_group(_rounded(unitary(1)), torch.randn(50, 2))
     assert found is not None
     made, times = found
     assert isinstance(made, GroupOrbits)

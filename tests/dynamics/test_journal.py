@@ -13,11 +13,10 @@ from symrazor import dynamics
 from symrazor.dynamics import journal as journals
 from symrazor.dynamics.config import TrainConfig
 from symrazor.dynamics.conserved import Quadratic
-from symrazor.dynamics.hamiltonian import HamiltonianNetwork
+from symrazor.dynamics.hamiltonian import HamiltonianNetwork, SymmetrisedNetwork
 from symrazor.dynamics.journal import Journal
 from symrazor.dynamics.measures import FlowTimes
-from symrazor.dynamics.selection import train_and_judge
-from symrazor.dynamics.symmetrised import SymmetrisedNetwork
+from symrazor.dynamics.selection import train_and_select
 from symrazor.dynamics.systems import oscillators
 from symrazor.dynamics.trained import Record, Trained
 from symrazor.dynamics.training import Progress, train
@@ -81,10 +80,10 @@ def test_a_training_goes_on_bit_for_bit(records: int, tmp_path: Path) -> None:
 @pytest.mark.parametrize("records", [1, 6, 12])
 def test_a_judged_run_goes_on_bit_for_bit(records: int, tmp_path: Path) -> None:
     model, data = problem()
-    whole = train_and_judge(model, data, CONFIG)
+    whole = train_and_select(model, data, CONFIG)
     with pytest.raises(KeyboardInterrupt):
-        train_and_judge(model, data, CONFIG, stop_after(records), Journal(tmp_path))
-    again = train_and_judge(model, data, CONFIG, None, Journal(tmp_path))
+        train_and_select(model, data, CONFIG, stop_after(records), Journal(tmp_path))
+    again = train_and_select(model, data, CONFIG, None, Journal(tmp_path))
     assert outcome(again) == outcome(whole)
 
 
@@ -150,7 +149,7 @@ def test_other_data_or_options_are_refused(tmp_path: Path) -> None:
 
 
 def test_discover_is_taken_up(tmp_path: Path) -> None:
-    data = simulate(oscillators(), 6, 5, 0.2, seed=0).noisy(1e-4, seed=1)
+    data = simulate(oscillators(), 6, 5, 0.2, seed=0).with_noise(1e-4, seed=1)
 
     def told(share: float, line: str) -> None:
         if share > 0.5:

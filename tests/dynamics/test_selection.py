@@ -9,18 +9,15 @@ import torch
 
 from symrazor.dynamics import analysis, planning, proposals, systems
 from symrazor.dynamics import selection as judge
-from symrazor.dynamics.algebra import all_nbody, energies, generators, unitary
+from symrazor.dynamics.algebra import energies, generators, nbody_invariants, unitary
 from symrazor.dynamics.config import TrainConfig
-from symrazor.dynamics.conserved import Quadratic
-from symrazor.dynamics.free_span import FreeSpan
-from symrazor.dynamics.hamiltonian import HamiltonianNetwork
+from symrazor.dynamics.conserved import FixedSpan, FreeSpan, Quadratic
+from symrazor.dynamics.hamiltonian import HamiltonianNetwork, SymmetrisedNetwork
 from symrazor.dynamics.measures import FlowTimes
-from symrazor.dynamics.nbody_system import nbody
 from symrazor.dynamics.observables import Combination
 from symrazor.dynamics.proposals import LENGTH, Proposals, charge, jumps, rounded
-from symrazor.dynamics.rounding import WithinSpan
-from symrazor.dynamics.selection import train_and_judge
-from symrazor.dynamics.symmetrised import SymmetrisedNetwork
+from symrazor.dynamics.selection import train_and_select
+from symrazor.dynamics.systems import nbody
 from symrazor.dynamics.trajectories import simulate, transitions
 from symrazor.dynamics.trial import Trial
 
@@ -56,13 +53,13 @@ def test_a_proposal_from_noisy_dynamics_is_the_exact_algebra(
     assert found.beyond(0, {0}) == found.beyond(6, {0, 6, 8}) == 7
     assert found.beyond(0, {0, 7}) is None and found.beyond(7, {0, 7}) is None  # no such rise
     free = found.first(7)
-    assert isinstance(free.conserved, FreeSpan) and free.conserved.rows.requires_grad
+    assert isinstance(free.conserved, FreeSpan) and free.conserved.coefficients.requires_grad
     assert charge(free.conserved, 100) == pytest.approx(0.5 * 7 * (90 - 7) * math.log(100))
     made = rounded(free)
-    assert made is not None and isinstance(made.conserved, WithinSpan) and made.times is not None
+    assert made is not None and isinstance(made.conserved, FixedSpan) and made.times is not None
     assert not any(p.requires_grad for p in made.conserved.parameters())
     assert charge(made.conserved, 100) == 0
-    known = all_nbody(3, 2)
+    known = nbody_invariants(3, 2)
     spectrum = analysis.spectrum(made.conserved)
     assert spectrum.dimension == 7
     inside = analysis.parallelness(generators(made.conserved.A, made.conserved.b), known)
@@ -78,7 +75,7 @@ def test_a_proposal_from_noisy_dynamics_is_the_exact_algebra(
 def test_the_energy_of_a_pendulum_is_proposed_from_functions(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    system = systems.pendulum().started_normal(1.5, 1.0)
+    system = systems.pendulum().with_normal_start(1.5, 1.0)
     x = system.start(500, torch.Generator().manual_seed(0))
     functions = [
         lambda x: 0.5 * x[..., 1] ** 2,
@@ -138,12 +135,12 @@ def test_the_evidence_takes_a_symmetry_and_refuses_what_is_none() -> None:
     config = TrainConfig(steps=240, draws=2, flows=8, batch_size=64, burn_in=0.5, noise=1e-3)
     for system, count in (
         (systems.oscillators(), 1),
-        (systems.pendulum().started_normal(1.5, 1.0), 0),
+        (systems.pendulum().with_normal_start(1.5, 1.0), 0),
     ):
         data = transitions(simulate(system, 20, 10, 0.3, seed=1), 1e-3, seed=2)
         offered = _offer(2, 3, width=16)
         before = copy.deepcopy(offered.state_dict())
-        trained = train_and_judge(offered, data, config)
+        trained = train_and_select(offered, data, config)
         for name, value in offered.state_dict().items():  # the given model is left alone
             torch.testing.assert_close(value, before[name])
         assert trained.trials[0]["quantities"] == 0
@@ -160,7 +157,7 @@ def test_judge_reports_every_stage() -> None:
     data = transitions(simulate(systems.oscillators(), 7, 4, 0.2, seed=1), 1e-3)
     config = TrainConfig(steps=10, draws=2, flows=4, record=5, burn_in=0.4)
     shares: list[float] = []
-    trained = train_and_judge(_offer(2, 2), data, config, lambda r: shares.append(r["share"]))
+    trained = train_and_select(_offer(2, 2), data, config, lambda r: shares.append(r["share"]))
     assert shares == sorted(shares) and shares[-1] == pytest.approx(1.0)
     short = [t for t in trained.trials if t["steps"] == 3]
     finals = trained.trials[len(short) :]
@@ -176,7 +173,7 @@ def test_judge_keeps_to_its_time(work_clock: Callable[[], float]) -> None:
     data = transitions(simulate(systems.oscillators(), 7, 4, 0.2, seed=1), 1e-3)
     config = TrainConfig(steps=100_000, minutes=0.04, draws=2, flows=4, burn_in=0.5)
     started = work_clock()
-    trained = train_and_judge(_offer(2, 2), data, config)
+    trained = train_and_select(_offer(2, 2), data, config)
     assert work_clock() - started < 2 * 60 * 0.04
     *short, last = (t["steps"] for t in trained.trials)
     assert len(set(short[:3])) == 1 and short[0] <= last < 100_000
@@ -205,7 +202,7 @@ def test_the_time_is_shared_out(
 
 def test_a_free_span_is_learned_and_held_afterwards() -> None:
     """Units in which the energy is q^2 + 3 p^2 / 2: not whole, so the span has to be learned."""
-    system = systems.own(lambda x: 0.5 * (x[..., 0] ** 2 + 1.5 * x[..., 1] ** 2), 2)
+    system = systems.from_energy(lambda x: 0.5 * (x[..., 0] ** 2 + 1.5 * x[..., 1] ** 2), 2)
     data = transitions(simulate(system, 10, 5, 0.2, seed=1), 1e-4)
     x = data.x
     rows = torch.tensor([[0.5, 0.0, 0.3, 0.1, 0.0]])  # q^2 + 0.6 p^2 + 0.1 q
@@ -220,5 +217,5 @@ def test_a_free_span_is_learned_and_held_afterwards() -> None:
     trials.run(model)
     assert not torch.allclose(free.A, before)
     held = judge._held(trials.trials[0], model)
-    assert held.conserved is free and not free.rows.requires_grad
+    assert held.conserved is free and not free.coefficients.requires_grad
     assert held.network is network

@@ -6,10 +6,16 @@ import pytest
 import torch
 from scipy.integrate import solve_ivp
 
-from symrazor.dynamics import integrators, systems
-from symrazor.dynamics.nbody_system import nbody
-from symrazor.dynamics.phase import freedom, is_symplectic, poisson_bracket, symplectic_form, turn
-from symrazor.dynamics.reference import solve
+from symrazor.dynamics import mechanics, systems
+from symrazor.dynamics.mechanics import (
+    apply_symplectic_form,
+    degrees_of_freedom,
+    is_symplectic,
+    poisson_bracket,
+    solve,
+    symplectic_form,
+)
+from symrazor.dynamics.systems import nbody
 from symrazor.dynamics.trajectories import Trajectories, simulate, transitions
 
 SYSTEMS = [
@@ -20,7 +26,7 @@ SYSTEMS = [
     systems.henon_heiles(),
     systems.rigid_body(),
     nbody(3, 1, masses=(1.0, 2.0, 0.5)),
-    systems.own(lambda x: (x**4).sum(-1) + x[..., 0] * x[..., 1], 2),
+    systems.from_energy(lambda x: (x**4).sum(-1) + x[..., 0] * x[..., 1], 2),
 ]
 
 
@@ -47,7 +53,7 @@ def test_field_is_the_gradient_turned() -> None:
     step = 1e-6 * torch.eye(8, dtype=torch.float64)
     slope = (system.energy(x[:, None] + step) - system.energy(x[:, None] - step)) / 2e-6
     torch.testing.assert_close(system.field(x), slope @ J.mT, rtol=1e-6, atol=1e-8)
-    torch.testing.assert_close(turn(slope), slope @ J.mT)
+    torch.testing.assert_close(apply_symplectic_form(slope), slope @ J.mT)
 
 
 def test_angular_momentum_and_energy_commute_and_position_does_not() -> None:
@@ -62,23 +68,23 @@ def test_angular_momentum_and_energy_commute_and_position_does_not() -> None:
     torch.testing.assert_close(bracket, x[:, 2])  # the velocity
 
 
-@pytest.mark.parametrize("name", integrators.INTEGRATORS)
-def test_integrators_have_their_order(name: integrators.Name) -> None:
+@pytest.mark.parametrize("name", mechanics.INTEGRATORS)
+def test_integrators_have_their_order(name: mechanics.IntegratorName) -> None:
     system = systems.pendulum()
-    step = integrators.named(name)
+    step = mechanics.integrator_by_name(name)
     x = torch.tensor([[0.7, 0.4]], dtype=torch.float64)
     truth = solve(system.field, x, torch.tensor([0.0, 1.0]), 1e-13)[:, -1]
     errors = [
-        (integrators.advance(step, system.field, x, 1.0, n) - truth).norm().item() for n in (16, 32)
+        (mechanics.advance(step, system.field, x, 1.0, n) - truth).norm().item() for n in (16, 32)
     ]
     order = math.log2(errors[0] / errors[1])
-    assert order == pytest.approx(integrators.ORDERS[name], abs=0.3)
+    assert order == pytest.approx(mechanics.ORDERS[name], abs=0.3)
 
 
 @pytest.mark.parametrize("name", ["implicit-midpoint", "leapfrog", "yoshida4"])
-def test_symplectic_integrators_are_symplectic(name: integrators.Name) -> None:
+def test_symplectic_integrators_are_symplectic(name: mechanics.IntegratorName) -> None:
     system = systems.henon_heiles()
-    step = integrators.named(name)
+    step = mechanics.integrator_by_name(name)
     x = torch.tensor([0.1, 0.2, -0.1, 0.15], dtype=torch.float64)
 
     def field(x: torch.Tensor) -> torch.Tensor:
@@ -89,35 +95,33 @@ def test_symplectic_integrators_are_symplectic(name: integrators.Name) -> None:
     h = 0.02 if name == "implicit-midpoint" else 0.3  # where its rounds have converged
     jacobian = torch.func.jacrev(lambda x: step(field, x, h))(x)
     assert is_symplectic(jacobian, 1e-8)
-    assert not is_symplectic(torch.func.jacrev(lambda x: integrators.euler(field, x, 0.3))(x))
+    assert not is_symplectic(torch.func.jacrev(lambda x: mechanics.euler(field, x, 0.3))(x))
 
 
 def test_steps_may_differ_from_datum_to_datum() -> None:
     system = systems.pendulum()
     x = torch.randn(3, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     h = torch.tensor([[0.1], [0.2], [0.3]], dtype=torch.float64)
-    together = integrators.rk4(system.field, x, h)
+    together = mechanics.rk4(system.field, x, h)
     for row in range(3):
-        alone = integrators.rk4(system.field, x[row], float(h[row]))
+        alone = mechanics.rk4(system.field, x[row], float(h[row]))
         torch.testing.assert_close(together[row], alone)
-    with pytest.raises(ValueError, match="expected an integrator among euler, .* got 'rk5'"):
-        integrators.named("rk5")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="Unknown integrator 'rk5'. Choose one of euler"):
+        mechanics.integrator_by_name("rk5")  # type: ignore[arg-type]
 
 
 def test_own_energy_and_bodies_are_checked() -> None:
     with pytest.raises(ValueError, match="even number of entries, got 3"):
-        systems.own(lambda x: x.sum(-1), 3)
-    with pytest.raises(ValueError, match=r"expected an energy \[3, 2\] -> \[3\]"):
-        systems.own(lambda x: x, 2)
-    with pytest.raises(ValueError, match="expected 3 positive masses, got"):
+        systems.from_energy(lambda x: x.sum(-1), 3)
+    with pytest.raises(ValueError, match=r"\[3, 2\] -> \[3\], got shape \[3, 2\]"):
+        systems.from_energy(lambda x: x, 2)
+    with pytest.raises(ValueError, match="masses must be 3 positive numbers, got"):
         nbody(3, 2, masses=(1.0, -1.0, 1.0))
-    assert freedom(6) == 3
+    assert degrees_of_freedom(6) == 3
 
 
 def test_trajectories_that_blow_up_are_reported() -> None:
-    with pytest.raises(
-        FloatingPointError, match="expected trajectories to a tolerance .* do soften"
-    ):
+    with pytest.raises(FloatingPointError, match="do not reach the tolerance .* Soften"):
         solve(lambda x: x**3, torch.full((1, 2), 1e3), torch.tensor([0.0, 2.0]))
 
 
@@ -131,12 +135,12 @@ def test_bad_trajectories_are_refused_by_row() -> None:
         Trajectories.of(x, torch.stack([t, torch.tensor([0.0, 1.0, 2.0, 1.0])]))
     with pytest.raises(ValueError, match="even number of entries, got 3"):
         Trajectories.of(torch.randn(2, 4, 3), t)
-    with pytest.raises(ValueError, match=r"expected times \[4\] or \[2, 4\], got \[5\]"):
+    with pytest.raises(ValueError, match=r"times must have shape \[4\] or \[2, 4\], got \[5\]"):
         Trajectories.of(x, torch.arange(5.0))
-    with pytest.raises(ValueError, match="expected states"):
+    with pytest.raises(ValueError, match="states must have shape"):
         Trajectories.of(x[0], t)
     x[1, 2, 0] = torch.inf
-    with pytest.raises(ValueError, match="infinity in trajectory 1, row 2"):
+    with pytest.raises(ValueError, match="Infinite state in trajectory 1, row 2"):
         Trajectories.of(x, t)
 
 
@@ -148,8 +152,8 @@ def test_missing_states_are_left_out() -> None:
     torch.testing.assert_close(data.y[:, 0] - data.x, torch.full((6, 2), 2.0, dtype=torch.float64))
     assert data.gaps[:, 0].tolist() == [1.0, 2.0, 1.0, 2.0, 1.0, 2.0]
     two = transitions(Trajectories.of(x, torch.arange(5.0)), horizon=2)
-    assert two.seen.tolist()[:2] == [[1.0, 0.0], [0.0, 1.0]]
-    with pytest.raises(ValueError, match="expected two states in a row"):
+    assert two.observed.tolist()[:2] == [[1.0, 0.0], [0.0, 1.0]]
+    with pytest.raises(ValueError, match="No two consecutive states"):
         transitions(Trajectories.of(torch.full((1, 2, 2), torch.nan), torch.arange(2.0)))
 
 
@@ -162,4 +166,4 @@ def test_seeds_keep_sets_apart_and_noise_is_drawn_once() -> None:
     assert torch.equal(first.y, second.y)
     clean = transitions(a)
     assert (first.x == clean.x).all() and (first.y != clean.y).all()
-    assert a.noisy(1e-2, 0).states.sub(a.states).std().item() == pytest.approx(0.1, rel=0.5)
+    assert a.with_noise(1e-2, 0).states.sub(a.states).std().item() == pytest.approx(0.1, rel=0.5)

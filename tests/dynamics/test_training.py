@@ -10,12 +10,11 @@ from symrazor.dynamics.algebra import unitary
 from symrazor.dynamics.config import TrainConfig
 from symrazor.dynamics.conserved import Quadratic
 from symrazor.dynamics.evaluate import long_rollout, mean_squared_error, relative_drift
-from symrazor.dynamics.hamiltonian import HamiltonianNetwork
-from symrazor.dynamics.integrators import rk4
+from symrazor.dynamics.hamiltonian import HamiltonianNetwork, SymmetrisedNetwork
 from symrazor.dynamics.likelihoods import Noise, rollout, velocities
+from symrazor.dynamics.mechanics import rk4
 from symrazor.dynamics.observables import Combination
 from symrazor.dynamics.simulator import Simulator
-from symrazor.dynamics.symmetrised import SymmetrisedNetwork
 from symrazor.dynamics.trained import bound, divergence
 from symrazor.dynamics.training import train
 from symrazor.dynamics.trajectories import Trajectories, simulate, transitions
@@ -90,7 +89,7 @@ def test_missing_states_do_not_count() -> None:
     nll = Noise(1e-2).double().nll(predicted, data)
     assert torch.isfinite(nll).all()
     per_state = math.log(2 * math.pi * 1e-2)
-    torch.testing.assert_close(nll[0], data.seen.sum(1) * per_state, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(nll[0], data.observed.sum(1) * per_state, rtol=1e-3, atol=1e-3)
 
 
 def test_velocities_are_second_order_on_irregular_times() -> None:
@@ -162,7 +161,7 @@ def test_wrong_options_are_refused() -> None:
         ({"steps": 0}, "expected steps >= 1"),
         ({"lr": 0.0}, "expected lr > 0"),
         ({"burn_in": 1.0}, "burn_in share"),
-        ({"integrator": "rk5"}, "expected an integrator"),
+        ({"integrator": "rk5"}, "Unknown integrator"),
         ({"objective": "map"}, "expected objective"),
     ):
         with pytest.raises(ValueError, match=message):

@@ -5,17 +5,16 @@ import math
 import pytest
 import torch
 
-from symrazor.dynamics.algebra import all_nbody
+from symrazor.dynamics.algebra import nbody_invariants
 from symrazor.dynamics.config import TrainConfig
 from symrazor.dynamics.conserved import Quadratic
-from symrazor.dynamics.group import whole_group
-from symrazor.dynamics.hamiltonian import HamiltonianNetwork
+from symrazor.dynamics.group import full_group
+from symrazor.dynamics.hamiltonian import HamiltonianNetwork, SymmetrisedNetwork
 from symrazor.dynamics.likelihoods import Noise
 from symrazor.dynamics.measures import FlowTimes
 from symrazor.dynamics.proposals import rounded
 from symrazor.dynamics.rounding import exact
 from symrazor.dynamics.selection import _summed
-from symrazor.dynamics.symmetrised import SymmetrisedNetwork
 from symrazor.dynamics.trained import Trained
 from symrazor.dynamics.trial import ERRORS, NARROW, Trial, decide, entrant, with_whole_coefficients
 
@@ -29,7 +28,7 @@ def models() -> dict[str, SymmetrisedNetwork]:
     )
     whole = rounded(learned)
     assert whole is not None
-    group = whole_group(whole, torch.randn(20, 2, generator=torch.Generator().manual_seed(1)))
+    group = full_group(whole, torch.randn(20, 2, generator=torch.Generator().manual_seed(1)))
     assert group is not None
     return {
         "none": SymmetrisedNetwork(network),
@@ -95,7 +94,7 @@ def test_a_difference_of_half_an_error_is_a_tie(models: dict[str, SymmetrisedNet
 
 def _whole(names: tuple[str, ...]) -> SymmetrisedNetwork:
     """Some of the seven quantities of two bodies, with whole coefficients."""
-    known = all_nbody(2, 2)
+    known = nbody_invariants(2, 2)
     index = [known.names.index(name) for name in names]
     A, b = known.A[index], known.b[index]
     network = HamiltonianNetwork(8, width=4, generator=torch.Generator().manual_seed(0))
@@ -104,7 +103,7 @@ def _whole(names: tuple[str, ...]) -> SymmetrisedNetwork:
 
 
 def test_a_tie_of_different_numbers_goes_to_what_closes() -> None:
-    names = all_nbody(2, 2).names
+    names = nbody_invariants(2, 2).names
     seven, six = _whole(names), _whole(names[:-1])  # without P_y^2, to which P_x P_y turns
     none = SymmetrisedNetwork(seven.network)
     learned = SymmetrisedNetwork(seven.network, Quadratic.fixed(torch.eye(8)[None]))

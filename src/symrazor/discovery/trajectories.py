@@ -16,7 +16,7 @@ from symrazor.data.resolution import moments, warn_if_coarse
 from symrazor.discovery.question import Options
 from symrazor.dynamics.config import DiscoverConfig
 from symrazor.dynamics.discovery import discover as find
-from symrazor.dynamics.integrators import advance
+from symrazor.dynamics.mechanics import advance
 from symrazor.dynamics.result import Discovered
 from symrazor.dynamics.simulator import ScaledSimulator
 from symrazor.dynamics.trajectories import Trajectories

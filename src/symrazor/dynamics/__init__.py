@@ -7,27 +7,23 @@ May import: `training`, `inference`, `data` and the packages below them.
 from symrazor.dynamics.algebra import Algebra
 from symrazor.dynamics.analysis import describe, parallelness, spectrum
 from symrazor.dynamics.config import DiscoverConfig, TrainConfig
-from symrazor.dynamics.conserved import Quadratic
+from symrazor.dynamics.conserved import FreeSpan, Quadratic
 from symrazor.dynamics.discovery import discover
-from symrazor.dynamics.files import read_trajectories
-from symrazor.dynamics.free_span import FreeSpan
 from symrazor.dynamics.functions import Products, inverse_distance
-from symrazor.dynamics.group import whole_group
-from symrazor.dynamics.hamiltonian import HamiltonianNetwork
+from symrazor.dynamics.group import full_group
+from symrazor.dynamics.hamiltonian import HamiltonianNetwork, SymmetrisedNetwork
 from symrazor.dynamics.invariants import quadratic_invariants
 from symrazor.dynamics.journal import Journal
 from symrazor.dynamics.likelihoods import velocities
 from symrazor.dynamics.measures import FlowTimes
-from symrazor.dynamics.nbody_system import nbody
 from symrazor.dynamics.observables import Combination, Network, Polynomial
 from symrazor.dynamics.result import Discovered
-from symrazor.dynamics.selection import train_and_judge
+from symrazor.dynamics.selection import train_and_select
 from symrazor.dynamics.simulator import Simulator
-from symrazor.dynamics.symmetrised import SymmetrisedNetwork
-from symrazor.dynamics.systems import System
+from symrazor.dynamics.systems import System, nbody
 from symrazor.dynamics.trained import Trained
 from symrazor.dynamics.training import train
-from symrazor.dynamics.trajectories import Trajectories, simulate, transitions
+from symrazor.dynamics.trajectories import Trajectories, read_trajectories, simulate, transitions
 
 __all__ = [
     "Algebra",
@@ -58,8 +54,8 @@ __all__ = [
     "simulate",
     "spectrum",
     "train",
-    "train_and_judge",
+    "train_and_select",
     "transitions",
     "velocities",
-    "whole_group",
+    "full_group",
 ]

@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from symrazor.dynamics.conserved import Quadratic
-from symrazor.dynamics.phase import freedom, symplectic_form
+from symrazor.dynamics.mechanics import degrees_of_freedom, symplectic_form
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Algebra:
 def generators(A: Float[Tensor, "k d d"], b: Float[Tensor, "k d"]) -> Float[Tensor, "k d e"]:
     r"""$(J A \mid J b)$ in float64."""
     wide, shift = A.detach().double().cpu(), b.detach().double().cpu()
-    J = symplectic_form(freedom(wide.shape[-1]))
+    J = symplectic_form(degrees_of_freedom(wide.shape[-1]))
     return torch.cat([J @ wide, (shift @ J.mT)[..., None]], dim=-1)
 
 
@@ -57,7 +57,7 @@ def quantities(
     generator: Float[Tensor, "k d e"],
 ) -> tuple[Float[Tensor, "k d d"], Float[Tensor, "k d"]]:
     r"""A and b back from $(JA \mid Jb)$: $J^{-1} = -J$."""
-    J = symplectic_form(freedom(generator.shape[-2]))
+    J = symplectic_form(degrees_of_freedom(generator.shape[-2]))
     back = -J @ generator
     return back[..., :-1], back[..., -1]
 
@@ -140,7 +140,7 @@ def euclidean(bodies: int, dimension: int) -> Algebra:
     return made.done()
 
 
-def all_nbody(bodies: int, dimension: int, masses: Sequence[float] | None = None) -> Algebra:
+def nbody_invariants(bodies: int, dimension: int, masses: Sequence[float] | None = None) -> Algebra:
     """Every quadratic invariant of bodies that attract each other: SE(d) and what P generates.
 
     Momenta, angular momentum of the whole, angular momentum of the centre of mass, products of

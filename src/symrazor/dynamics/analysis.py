@@ -12,10 +12,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from symrazor.dynamics.algebra import Algebra, generators, quantities, span
-from symrazor.dynamics.conserved import Quadratic
-from symrazor.dynamics.free_span import FreeSpan
-from symrazor.dynamics.rounding import WithinSpan, spanned
-from symrazor.dynamics.trajectories import Trajectories
+from symrazor.dynamics.conserved import FixedSpan, FreeSpan, Quadratic, span_basis
+from symrazor.dynamics.trajectories import Trajectories, noise_variance
 
 THRESHOLD = 0.05
 """Singular values below this share of the largest do not count."""
@@ -162,37 +160,6 @@ def drift(quantity: Algebra, data: Trajectories) -> Float[Tensor, "k"]:
     return (along / overall.clamp_min(1e-300)).sqrt()
 
 
-def noise_variance(data: Trajectories) -> Float[Tensor, "d"]:
-    r"""Of each entry of a state, from differences along the trajectories.
-
-    The k-th divided difference $\sum_i w_i x_i$, $w_i = \prod_{j \ne i} 1/(t_i - t_j)$, of
-    independent noise has the variance $\sigma^2 \sum_i w_i^2$, and that of a smooth motion comes on
-    top: each k gives too much rather than too little, so the least of k = 1, 2, 3 is taken.
-    Nothing has to be learned for it.
-    """
-    states = torch.where(data.observed[..., None], data.states, torch.nan).cpu()
-    clock = data.times.cpu()
-    found = [states.new_full(states.shape[-1:], torch.inf)]
-    for k in range(1, min(3, states.shape[1] - 1) + 1):
-        near, times = states.unfold(1, k + 1, 1), clock.unfold(1, k + 1, 1)
-        weights = _divided(times)[..., None, :]
-        change = (weights * near).sum(-1).flatten(0, 1)
-        change = change[change.isfinite().all(-1)]
-        if len(change):
-            found.append(change.square().mean(0))
-    return torch.stack(found).amin(0)
-
-
-def _divided(times: Float[Tensor, "*b k"]) -> Float[Tensor, "*b k"]:
-    """Weights of the divided difference over these times, of norm 1."""
-    apart = times[..., :, None] - times[..., None, :]
-    apart = apart / apart.abs().amax((-2, -1), keepdim=True)
-    apart = apart + torch.eye(times.shape[-1], dtype=times.dtype)
-    weights: Tensor = 1 / apart.prod(-1)
-    unit: Tensor = weights / weights.norm(dim=-1, keepdim=True)
-    return unit
-
-
 def drift_by_noise(quantity: Algebra, data: Trajectories) -> Float[Tensor, "k"]:
     r"""The `drift` that noise of `noise_variance` causes.
 
@@ -208,9 +175,9 @@ def drift_by_noise(quantity: Algebra, data: Trajectories) -> Float[Tensor, "k"]:
 
 def _within(conserved: Quadratic, found: Spectrum, known: Algebra) -> Float[Tensor, "k"]:
     """How much of each known quantity lies in the span that was taken, or else in the learned."""
-    if not isinstance(conserved, WithinSpan | FreeSpan):
+    if not isinstance(conserved, FixedSpan | FreeSpan):
         return recovered(found, known)
-    A, b = spanned(conserved)
+    A, b = span_basis(conserved)
     span = Algebra(("",) * len(b), A.double().cpu(), b.double().cpu())
     return parallelness(known.generators(), span)
 
@@ -221,17 +188,17 @@ def describe(
     """Everything about the learned quantities as plain numbers.
 
     "dimension" counts the directions with long flows; "span" those of the span that was taken as a
-    whole, where there is one (`WithinSpan`, `FreeSpan`): some of it may follow from the rest, as
+    whole, where there is one (`FixedSpan`, `FreeSpan`): some of it may follow from the rest, as
     products of conserved momenta do, and then the bound does not care how long its flows are.
     "recovered" is about the span.
     """
     found = spectrum(conserved)
     learned = found.learned()
-    as_whole = isinstance(conserved, WithinSpan | FreeSpan)
+    as_whole = isinstance(conserved, FixedSpan | FreeSpan)
     report: dict[str, Any] = {
         "singular_values": found.values.tolist(),
         "dimension": found.dimension,
-        "span": len(spanned(conserved)[1]) if as_whole else found.dimension,
+        "span": len(span_basis(conserved)[1]) if as_whole else found.dimension,
         "closure": closure(found.directions[: found.dimension]).outside,
     }
     if known is not None:

@@ -6,9 +6,8 @@ from typing import Any, Literal
 
 import torch
 
-from symrazor.dynamics.integrators import Name
-from symrazor.dynamics.integrators import named as integrator_named
 from symrazor.dynamics.likelihoods import NoiseKind, Target
+from symrazor.dynamics.mechanics import IntegratorName, integrator_by_name
 
 Objective = Literal["elbo", "likelihood"]
 
@@ -58,7 +57,7 @@ class TrainConfig:
     conserved_lr: float = 1e-2
     burn_in: float = 0.15
     clip: float = 100.0
-    integrator: Name = "midpoint"
+    integrator: IntegratorName = "midpoint"
     substeps: int = 1
     target: Target = "rollout"
     noise: float = 1e-3
@@ -70,7 +69,7 @@ class TrainConfig:
     record: int = 100
 
     def __post_init__(self) -> None:
-        integrator_named(self.integrator)
+        integrator_by_name(self.integrator)
         for name in ("steps", "draws", "flows", "late_flows", "substeps", "record"):
             if getattr(self, name) < 1:
                 raise ValueError(f"expected {name} >= 1, got {getattr(self, name)}")

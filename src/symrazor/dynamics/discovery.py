@@ -15,12 +15,11 @@ from symrazor.core.progress import fraction_bar
 from symrazor.dynamics.config import DiscoverConfig, TrainConfig
 from symrazor.dynamics.conserved import Quadratic
 from symrazor.dynamics.evaluate import mean_squared_error
-from symrazor.dynamics.hamiltonian import HamiltonianNetwork
+from symrazor.dynamics.hamiltonian import HamiltonianNetwork, SymmetrisedNetwork
 from symrazor.dynamics.journal import Journal
 from symrazor.dynamics.measures import FlowTimes
 from symrazor.dynamics.result import Discovered, described
-from symrazor.dynamics.selection import train_and_judge
-from symrazor.dynamics.symmetrised import SymmetrisedNetwork
+from symrazor.dynamics.selection import train_and_select
 from symrazor.dynamics.trained import Record, Trained
 from symrazor.dynamics.training import train
 from symrazor.dynamics.trajectories import Transitions, transitions
@@ -47,7 +46,7 @@ def discover(
     """Learn conserved quantities and a simulator from trajectories alone.
 
     What a network without quantities nearly conserves is proposed, and the evidence judges
-    (`train_and_judge`).
+    (`train_and_select`).
 
     Args:
         trajectories: states (q, p) [B, T, 2n], a tensor or array; NaN rows are missing states.
@@ -113,7 +112,7 @@ def _train_both(
     """With the quantities that the evidence takes, and without for as many steps."""
     minutes = config.minutes or 0.0
     judged = config.change(minutes=JUDGED * minutes)
-    learned = train_and_judge(model, data, judged, _part(tell, 0.0, JUDGED), journal)
+    learned = train_and_select(model, data, judged, _part(tell, 0.0, JUDGED), journal)
     there = learned if learned.model.conserved is None else learned.plain
     if there is not None:
         tell(1.0, "done")

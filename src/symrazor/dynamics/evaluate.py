@@ -4,9 +4,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from symrazor.dynamics.integrators import named
 from symrazor.dynamics.likelihoods import rollout
-from symrazor.dynamics.phase import Scalar
+from symrazor.dynamics.mechanics import Scalar, integrator_by_name
 from symrazor.dynamics.trained import Trained, predictions
 from symrazor.dynamics.trajectories import Transitions
 
@@ -30,9 +29,9 @@ def mean_squared_error(
     """
     total, count = 0.0, 0.0
     for piece, states in predictions(trained, data, draws, 0, mean_weights, flows):
-        error = (states.double().mean(0) - piece.y).square().mean(-1) * piece.seen
+        error = (states.double().mean(0) - piece.y).square().mean(-1) * piece.observed
         total += float(error.sum())
-        count += float(piece.seen.sum())
+        count += float(piece.observed.sum())
     return total / count
 
 
@@ -81,5 +80,7 @@ def long_rollout(
     flows, draws = 2 * config.flows, 1 if mean_weights else draws
     model = trained.model
     energy = model.mean(flows, generator) if mean_weights else model.draw(draws, flows, generator)
-    states = rollout(energy.field, data, draws, named(config.integrator), config.substeps)
+    states = rollout(
+        energy.field, data, draws, integrator_by_name(config.integrator), config.substeps
+    )
     return torch.cat([x[:, None], states.mean(0)], dim=1)

@@ -12,7 +12,7 @@ from torch import Tensor
 from symrazor.core.files import write_atomically
 from symrazor.dynamics.analysis import Spectrum, spectrum
 from symrazor.dynamics.conserved import Quadratic
-from symrazor.dynamics.phase import Field
+from symrazor.dynamics.mechanics import Field
 
 FRAMES, TAIL, PAUSE = 48, 12, 60
 """Pictures of an animation, those that a tail lasts, and milliseconds from one to the next."""

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from symrazor.dynamics.phase import freedom
+from symrazor.dynamics.mechanics import degrees_of_freedom
 
 Function = Callable[[Tensor], Tensor]
 """States [..., d] -> values [...]."""
@@ -103,7 +103,7 @@ class Products(Functions):
         self, phase: int, terms: Sequence[str], more: Mapping[str, Sloped] | None = None
     ) -> None:
         """Look up the factors; 1 fills terms that have few."""
-        n = freedom(phase)
+        n = degrees_of_freedom(phase)
         self.more = dict(more or {})
         names = [*(f"q{i + 1}" for i in range(n)), *(f"p{i + 1}" for i in range(n)), *self.more]
         places = {name: place for place, name in enumerate(names)}

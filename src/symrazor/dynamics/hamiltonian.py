@@ -1,8 +1,17 @@
-r"""A network $F_\theta: R^{2n} \to R$ with an analytic gradient in its input.
+r"""The Hamiltonian network and its average over the flows of conserved quantities.
 
-$F(x) = w^\top \phi(W_{L-1} \cdots \phi(W_1 x + b_1) \cdots + b_{L-1})$. Its gradient is one sweep
-back, $g \leftarrow W_l^\top(\phi'(a_l) \odot g)$, written out in ordinary operations: training then
-needs one reverse pass and no double backward. Everything is batched over R draws of the weights.
+The network is a perceptron $F_\theta: R^{2n} \to R$,
+$F(x) = w^\top \phi(W_{L-1} \cdots \phi(W_1 x + b_1) \cdots + b_{L-1})$. Its gradient in x is one
+backward sweep, $g \leftarrow W_l^\top(\phi'(a_l) \odot g)$, written out in ordinary operations, so
+that training needs a single reverse pass and no double backward. Everything is batched over R draws
+of the weights.
+
+The symmetrised Hamiltonian of Noether's razor is
+
+$$ H(x) = \int F_\theta(\Phi^\tau_C(x))\, d\mu(\tau), $$
+
+with the flow $\Phi^\tau_C$ of $\sum_k \tau_k C_k$. Averaged over the group that the flows generate,
+H is invariant under them, so by Noether's theorem its dynamics conserve every $C_k$.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,43 +22,45 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from symrazor.dynamics.phase import freedom
+from symrazor.dynamics.conserved import ConservedQuantities, Flows
+from symrazor.dynamics.measures import FlowTimes
+from symrazor.dynamics.mechanics import apply_symplectic_form, degrees_of_freedom
 from symrazor.inference.variational.posteriors import GaussianPosterior, MatrixNormal, Point
 
 Activation = Literal["softplus", "tanh", "elu", "elu2", "silu", "sin"]
-Slope = tuple[Tensor, Tensor]
+ValueAndSlope = tuple[Tensor, Tensor]
 """An activation and its derivative."""
 
 
-def _softplus(a: Tensor) -> Slope:
+def _softplus(a: Tensor) -> ValueAndSlope:
     return F.softplus(a), torch.sigmoid(a)
 
 
-def _tanh(a: Tensor) -> Slope:
+def _tanh(a: Tensor) -> ValueAndSlope:
     value = torch.tanh(a)
     return value, 1 - value.square()
 
 
-def _elu(a: Tensor, alpha: float = 1.0) -> Slope:
+def _elu(a: Tensor, alpha: float = 1.0) -> ValueAndSlope:
     value = F.elu(a, alpha)
     return value, torch.where(a > 0, 1.0, value + alpha)
 
 
-def _elu2(a: Tensor) -> Slope:
+def _elu2(a: Tensor) -> ValueAndSlope:
     return _elu(a, 2.0)
 
 
-def _silu(a: Tensor) -> Slope:
+def _silu(a: Tensor) -> ValueAndSlope:
     gate = torch.sigmoid(a)
     value = a * gate
     return value, gate + value * (1 - gate)
 
 
-def _sin(a: Tensor) -> Slope:
+def _sin(a: Tensor) -> ValueAndSlope:
     return torch.sin(a), torch.cos(a)
 
 
-ACTIVATIONS: dict[Activation, Callable[[Tensor], Slope]] = {
+ACTIVATIONS: dict[Activation, Callable[[Tensor], ValueAndSlope]] = {
     "softplus": _softplus,
     "tanh": _tanh,
     "elu": _elu,
@@ -59,11 +70,11 @@ ACTIVATIONS: dict[Activation, Callable[[Tensor], Slope]] = {
 }
 
 Weights = Sequence[Float[Tensor, "r _ _"]]
-"""A draw of every weight matrix of the network, [outputs, inputs], R times."""
+"""R draws of every weight matrix [outputs, inputs] of a network."""
 
 
 class Energy:
-    r"""$F$ for R draws of the weights: `energy(x)` and `energy.gradient(x)`.
+    r"""The network $F$ for R draws of its weights.
 
     Args:
         weights: one [R, out, in] for each layer; the last has one output.
@@ -74,18 +85,17 @@ class Energy:
     def __init__(
         self, weights: Weights, biases: Sequence[Tensor], activation: Activation = "softplus"
     ) -> None:
-        """Hold the draw."""
         self.weights, self.biases = list(weights), list(biases)
         self.activation = ACTIVATIONS[activation]
 
     def __call__(self, x: Float[Tensor, "r m d"]) -> Float[Tensor, "r m"]:
-        """Values at m states for each draw (or the same states for all draws, r = 1)."""
+        """Return F at m states for each draw (r = 1 for the same states in all draws)."""
         for W, b in zip(self.weights[:-1], self.biases, strict=True):
             x = self.activation(x @ W.mT + b)[0]
         return (x @ self.weights[-1].mT).squeeze(-1)
 
     def gradient(self, x: Float[Tensor, "r m d"]) -> Float[Tensor, "r m d"]:
-        """Gradients in the state, in closed form."""
+        r"""Return $\nabla F$ in closed form."""
         slopes = []
         for W, b in zip(self.weights[:-1], self.biases, strict=True):
             x, slope = self.activation(x @ W.mT + b)
@@ -96,32 +106,32 @@ class Energy:
         return g
 
 
-def matrix_normal(mean: Tensor, std: float) -> GaussianPosterior:
-    """The talk's posterior."""
+def matrix_normal_posterior(mean: Tensor, std: float) -> GaussianPosterior:
+    """Return a matrix normal posterior, as in the paper."""
     return MatrixNormal(mean.shape, std, mean)
 
 
-def point(mean: Tensor, std: float) -> GaussianPosterior:
-    """No posterior: maximum likelihood."""
+def point_posterior(mean: Tensor, std: float) -> GaussianPosterior:
+    """Return a point estimate, for maximum likelihood."""
     return Point(mean.shape, std, mean)
 
 
 class HamiltonianNetwork(nn.Module):
     """A multilayer perceptron with a posterior over every weight matrix.
 
-    Biases are point estimates, as in the paper; a bias of the last layer would not change the
-    dynamics and is left out.
+    Biases are point estimates, as in the paper. The last layer has no bias: a constant does not
+    change the dynamics.
 
     Args:
-        phase: entries of a state.
+        phase: number of entries of a state.
         posterior: (mean, std) -> posterior over a matrix; matrix normal by default, see
             `symrazor.inference.variational`.
-        width: hidden units of every layer.
-        hidden: hidden layers.
-        activation: smooth ones ("softplus", "tanh", "silu", "sin") have smooth dynamics; "elu" and
-            "elu2" are the published ones.
-        std: posterior standard deviation at the start, relative to the prior's of that layer.
-        generator: of the initial weights.
+        width: hidden units per layer.
+        hidden: number of hidden layers.
+        activation: "softplus", "tanh", "silu" and "sin" have smooth dynamics; "elu" and "elu2" are
+            used in the paper.
+        std: initial posterior standard deviation, relative to the prior of the layer.
+        generator: for the initial weights.
     """
 
     def __init__(
@@ -134,34 +144,108 @@ class HamiltonianNetwork(nn.Module):
         std: float = 0.1,
         generator: torch.Generator | None = None,
     ) -> None:
-        """Draw the initial means."""
         super().__init__()
-        freedom(phase)
+        degrees_of_freedom(phase)
         if activation not in ACTIVATIONS:
             names = ", ".join(ACTIVATIONS)
-            raise ValueError(f"expected an activation among {names}, got {activation!r}")
+            raise ValueError(f"Unknown activation {activation!r}. Choose one of {names}.")
         self.phase, self.activation = phase, activation
         sizes = [phase, *[width] * hidden, 1]
         scales = [1.0] + [1 / fan_in**0.5 for fan_in in sizes[1:-1]]
         layers, biases = [], []
         for fan_in, fan_out, scale in zip(sizes, sizes[1:], scales, strict=False):
             mean = scale * torch.randn(fan_out, fan_in, generator=generator)
-            layers.append((posterior or matrix_normal)(mean, std * scale))
+            layers.append((posterior or matrix_normal_posterior)(mean, std * scale))
             biases.append(torch.randn(fan_out, generator=generator))
         self.layers = nn.ModuleList(layers)
         self.biases = nn.ParameterList([nn.Parameter(b) for b in biases[:-1]])
 
     @property
     def posteriors(self) -> list[GaussianPosterior]:
-        """Of the weight matrices, first layer first."""
+        """Posteriors of the weight matrices, first layer first."""
         return [layer for layer in self.layers if isinstance(layer, GaussianPosterior)]
 
     def draw(self, count: int, generator: torch.Generator | None = None) -> Energy:
-        """R draws from the posterior, in pairs of opposite deviation."""
+        """Draw R networks from the posterior, in pairs of opposite deviation from the mean."""
         weights = [q.sample(count, generator, antithetic=count > 1) for q in self.posteriors]
         return Energy(weights, list(self.biases), self.activation)
 
     def mean(self) -> Energy:
-        """The network with mean weights, R = 1."""
+        """Return the network with mean weights, R = 1."""
         weights = [q.mean[None] for q in self.posteriors]
         return Energy(weights, list(self.biases), self.activation)
+
+
+class Hamiltonian:
+    """A symmetrised Hamiltonian for R draws of the weights, at states [r, n, 2n].
+
+    Args:
+        energy: R draws of the network F.
+        flows: S flows for each draw, or None for F itself.
+    """
+
+    def __init__(self, energy: Energy, flows: Flows | None = None) -> None:
+        self.energy, self.flows = energy, flows
+
+    def value(self, x: Float[Tensor, "r n d"]) -> Float[Tensor, "r n"]:
+        r"""Return $H(x) = \frac1S\sum_s F(\Phi_s x)$."""
+        if self.flows is None:
+            return self.energy(x)
+        moved, _ = self.flows.transport(x)
+        values = self.energy(moved.flatten(1, 2))
+        return values.reshape(moved.shape[:3]).mean(dim=1)
+
+    def gradient(self, x: Float[Tensor, "r n d"]) -> Float[Tensor, "r n d"]:
+        r"""Return $\frac1S\sum_s (\partial\Phi_s/\partial x)^\top \nabla F(\Phi_s x)$."""
+        if self.flows is None:
+            return self.energy.gradient(x)
+        moved, pull_back = self.flows.transport(x)
+        g = self.energy.gradient(moved.flatten(1, 2))
+        return pull_back(g.reshape(moved.shape))
+
+    def field(self, x: Float[Tensor, "r n d"]) -> Float[Tensor, "r n d"]:
+        r"""Return the vector field $J\nabla H$."""
+        return apply_symplectic_form(self.gradient(x))
+
+
+class SymmetrisedNetwork(nn.Module):
+    """A Hamiltonian network, averaged over the flows of conserved quantities.
+
+    Args:
+        network: F.
+        conserved: the quantities, learned or fixed; None for a plain Hamiltonian network.
+        times: measure over flow times; by default the cube with quasi-Monte-Carlo draws.
+    """
+
+    def __init__(
+        self,
+        network: HamiltonianNetwork,
+        conserved: ConservedQuantities | None = None,
+        times: FlowTimes | None = None,
+    ) -> None:
+        super().__init__()
+        self.network, self.conserved = network, conserved
+        if conserved is not None:
+            times = times or FlowTimes(conserved.flow_count, "cube", "quasi")
+            if times.dimension != conserved.flow_count:
+                raise ValueError(
+                    f"The conserved quantities have {conserved.flow_count} flows, but the flow "
+                    f"times have dimension {times.dimension}."
+                )
+        self.times = times
+
+    def draw(self, draws: int, flows: int, generator: torch.Generator | None = None) -> Hamiltonian:
+        """Draw R sets of weights from the posterior, and S flows for each."""
+        energy = self.network.draw(draws, generator)
+        return Hamiltonian(energy, self._draw_flows(draws, flows, generator))
+
+    def mean(self, flows: int, generator: torch.Generator | None = None) -> Hamiltonian:
+        """Return the Hamiltonian with mean weights and one set of S flows."""
+        return Hamiltonian(self.network.mean(), self._draw_flows(1, flows, generator))
+
+    def _draw_flows(
+        self, draws: int, flows: int, generator: torch.Generator | None
+    ) -> Flows | None:
+        if self.conserved is None or self.times is None:
+            return None
+        return self.conserved.flows(self.times(draws, flows, generator))

@@ -13,7 +13,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from symrazor.dynamics.algebra import Algebra
-from symrazor.dynamics.phase import Scalar, freedom, gradient, turn
+from symrazor.dynamics.conserved import matrices, monomial_gradients, monomials
+from symrazor.dynamics.mechanics import Scalar, apply_symplectic_form, degrees_of_freedom, gradient
 from symrazor.dynamics.systems import System
 from symrazor.dynamics.trajectories import Trajectories
 
@@ -70,11 +71,11 @@ def quadratic_invariants(
         elif phase is None:
             raise ValueError("expected phase=..., the entries of a state, for an energy function")
         else:
-            energy, d = source, 2 * freedom(phase)
+            energy, d = source, 2 * degrees_of_freedom(phase)
             generator = torch.Generator().manual_seed(seed)
             x = torch.randn(samples, d, generator=generator, dtype=torch.float64)
-        slopes = feature_gradients(x)
-        rows, limit = (slopes * turn(gradient(energy, x))[:, None]).sum(-1), 1e-8
+        slopes = monomial_gradients(x)
+        rows, limit = (slopes * apply_symplectic_form(gradient(energy, x))[:, None]).sum(-1), 1e-8
     features = d * (d + 1) // 2 + d
     if len(rows) < features:
         raise ValueError(
@@ -98,32 +99,9 @@ def _anywhere(system: System, samples: int, generator: torch.Generator) -> Float
     return x + ASIDE * x.std(dim=0) * noise
 
 
-def monomials(x: Float[Tensor, "*m d"]) -> Float[Tensor, "*m f"]:
-    """$x_i x_j$ for i <= j, then $x_i$."""
-    i, j = torch.triu_indices(x.shape[-1], x.shape[-1], device=x.device).unbind()
-    return torch.cat([x[..., i] * x[..., j], x], dim=-1)
-
-
-def feature_gradients(x: Float[Tensor, "m d"]) -> Float[Tensor, "m f d"]:
-    """Gradients of the `monomials`."""
-    d = x.shape[-1]
-    i, j = torch.triu_indices(d, d).unbind()
-    one = torch.eye(d, dtype=x.dtype)
-    products = x[:, i, None] * one[j] + x[:, j, None] * one[i]
-    return torch.cat([products, one.expand(len(x), d, d)], dim=1)
-
-
 def _changes(data: Trajectories) -> Float[Tensor, "m f"]:
     """Features minus their mean along each trajectory, at the states that were seen."""
     features = monomials(torch.nan_to_num(data.states))
     seen = data.observed[..., None].to(features)
     mean = (features * seen).sum(1, keepdim=True) / seen.sum(1, keepdim=True).clamp_min(1)
     return (features - mean)[data.observed]
-
-
-def matrices(c: Float[Tensor, "k f"], d: int) -> tuple[Tensor, Tensor]:
-    """A [k, d, d] and b [k, d] of quantities given by coefficients of the `monomials`."""
-    i, j = torch.triu_indices(d, d, device=c.device).unbind()
-    A = c.new_zeros(len(c), d, d)
-    A[:, i, j] = c[:, : len(i)]
-    return A + A.mT, c[:, len(i) :]

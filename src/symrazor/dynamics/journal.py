@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from symrazor.dynamics.config import TrainConfig
-from symrazor.dynamics.symmetrised import SymmetrisedNetwork
+from symrazor.dynamics.hamiltonian import SymmetrisedNetwork
 from symrazor.dynamics.trajectories import Transitions
 from symrazor.training.checkpoint import Checkpoints, State, compare, fingerprint
 from symrazor.training.interrupt import Interruption
@@ -62,7 +62,7 @@ class Journal:
         options = {key: value for key, value in asdict(config).items() if key != "device"}
         belongs = {
             "options": options,
-            "data": {"fingerprint": fingerprint(data.x, data.y, data.gaps, data.seen)},
+            "data": {"fingerprint": fingerprint(data.x, data.y, data.gaps, data.observed)},
             "model": {k: _kind(v) for k, v in model.state_dict().items()},
         }
         if number == len(self.pages):

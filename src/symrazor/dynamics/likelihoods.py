@@ -14,8 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from symrazor.dynamics.integrators import Integrator, advance
-from symrazor.dynamics.phase import Field
+from symrazor.dynamics.mechanics import Field, Integrator, advance
 from symrazor.dynamics.trajectories import Trajectories, Transitions
 
 Target = Literal["rollout", "derivative"]
@@ -106,14 +105,14 @@ class Noise(nn.Module):
         error = (predicted - data.y).square().sum(-1)
         constant = predicted.shape[-1] * torch.log(2 * math.pi * self.variance)
         each = 0.5 * (error / self.variance + constant)
-        return (each * data.seen).sum(-1)
+        return (each * data.observed).sum(-1)
 
     @torch.no_grad()
     def observe(self, predicted: Float[Tensor, "r n h d"], data: Transitions) -> None:
         """Move a closed-form variance towards the residuals of a batch."""
         if self.kind == "closed":
-            error = (predicted - data.y).square().mean(-1) * data.seen
-            mean = error.sum((1, 2)).mean() / data.seen.sum()
+            error = (predicted - data.y).square().mean(-1) * data.observed
+            mean = error.sum((1, 2)).mean() / data.observed.sum()
             new = (1 - self.rate) * self.variance + self.rate * torch.nan_to_num(mean, 0.0, 0.0)
             moved = new.clamp_min(self.floor).log()
             self.log_variance.copy_(torch.where(self.rate > 0, moved, self.log_variance))

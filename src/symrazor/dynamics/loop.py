@@ -9,9 +9,9 @@ from torch import Tensor
 
 from symrazor.accelerate.cuda_graphs import CUDAGraphCall
 from symrazor.dynamics.config import TrainConfig
-from symrazor.dynamics.integrators import named
+from symrazor.dynamics.hamiltonian import Hamiltonian, SymmetrisedNetwork
 from symrazor.dynamics.likelihoods import Noise, predict
-from symrazor.dynamics.symmetrised import Hamiltonian, SymmetrisedNetwork
+from symrazor.dynamics.mechanics import integrator_by_name
 from symrazor.dynamics.trained import Record, Trained, divergence
 from symrazor.dynamics.trajectories import Transitions
 from symrazor.training.checkpoint import State
@@ -153,7 +153,7 @@ class Loop:
             energy.field,
             batch,
             config.draws,
-            named(config.integrator),
+            integrator_by_name(config.integrator),
             config.substeps,
             config.target,
         )

@@ -7,7 +7,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from symrazor.dynamics.algebra import Algebra, all_nbody, generators, quantities, span, unitary
+from symrazor.dynamics.algebra import (
+    Algebra,
+    generators,
+    nbody_invariants,
+    quantities,
+    span,
+    unitary,
+)
 
 NAMED = 0.98
 """Share of a known quantity that must lie in the span for its name to be used."""
@@ -37,7 +44,7 @@ def candidates(n: int) -> list[Algebra]:
     found = [unitary(n)]
     for dimension in (1, 2, 3):
         if n % dimension == 0:
-            found.append(all_nbody(n // dimension, dimension))
+            found.append(nbody_invariants(n // dimension, dimension))
     return found
 
 

@@ -16,8 +16,7 @@ from torch import Tensor, nn
 from symrazor.dynamics.conserved import ConservedQuantities, Flows, Transported
 from symrazor.dynamics.functions import AnyFunctions, Function, Functions
 from symrazor.dynamics.hamiltonian import ACTIVATIONS, Activation
-from symrazor.dynamics.integrators import rk4
-from symrazor.dynamics.phase import freedom, turn
+from symrazor.dynamics.mechanics import apply_symplectic_form, degrees_of_freedom, rk4
 
 LIMIT = 1e3
 """States beyond this many units are held there: a flow may leave to infinity in a finite time."""
@@ -82,7 +81,7 @@ class SolvedFlows(Flows):
         observable = self.observable
 
         def field(state: Tensor) -> Tensor:
-            return turn(observable.gradient(state, tau))
+            return apply_symplectic_form(observable.gradient(state, tau))
 
         for _ in range(observable.steps):
             x = rk4(field, x, observable.scale / observable.steps)
@@ -119,7 +118,7 @@ class Polynomial(Observable):
     ) -> None:
         """List the monomials."""
         super().__init__(scale, steps)
-        freedom(phase)
+        degrees_of_freedom(phase)
         if degree < 1:
             raise ValueError(f"expected a degree of at least 1, got {degree}")
         terms = [
@@ -192,7 +191,7 @@ class Network(Observable):
     ) -> None:
         """Draw the start."""
         super().__init__(scale, steps)
-        freedom(phase)
+        degrees_of_freedom(phase)
         self.activation: Activation = activation
         self.inner = nn.Parameter(torch.randn(count * width, phase, generator=generator))
         self.bias = nn.Parameter(torch.randn(count * width, generator=generator))

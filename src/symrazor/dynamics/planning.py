@@ -4,8 +4,8 @@ from collections.abc import Callable
 from dataclasses import astuple, dataclass, replace
 
 from symrazor.dynamics.config import TrainConfig
+from symrazor.dynamics.hamiltonian import SymmetrisedNetwork
 from symrazor.dynamics.journal import Journal
-from symrazor.dynamics.symmetrised import SymmetrisedNetwork
 from symrazor.dynamics.training import seconds_per_step
 from symrazor.dynamics.trajectories import Transitions
 

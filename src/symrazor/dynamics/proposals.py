@@ -15,13 +15,17 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from symrazor.dynamics.conserved import ConservedQuantities, Quadratic
-from symrazor.dynamics.free_span import FreeSpan
-from symrazor.dynamics.invariants import feature_gradients
+from symrazor.dynamics.conserved import (
+    ConservedQuantities,
+    FixedSpan,
+    FreeSpan,
+    Quadratic,
+    monomial_gradients,
+)
+from symrazor.dynamics.hamiltonian import SymmetrisedNetwork
 from symrazor.dynamics.measures import FlowTimes
 from symrazor.dynamics.observables import Combination
-from symrazor.dynamics.rounding import WithinSpan, simplified, whole_rows, worth
-from symrazor.dynamics.symmetrised import SymmetrisedNetwork
+from symrazor.dynamics.rounding import simplified, whole_rows, worth
 
 LENGTH = 1.0
 """Root mean square length of the flows of a proposal, relative to that of the states."""
@@ -64,7 +68,7 @@ class Proposals:
         self.size = float(x.square().sum(-1).mean().sqrt())
         wide = self.states.double()
         if isinstance(like, Quadratic):
-            slopes = feature_gradients(wide)
+            slopes = monomial_gradients(wide)
         else:
             slopes = like.functions.slopes(wide)
         self.rates, self.rows = slowest(slopes, field)
@@ -183,7 +187,7 @@ def jumps(rates: Float[Tensor, "f"], most: int, count: int) -> list[int]:
 
 def is_rounded(conserved: ConservedQuantities | None) -> bool:
     """Whether the span of the quantities was rounded to whole coefficients."""
-    return isinstance(conserved, WithinSpan) or (
+    return isinstance(conserved, FixedSpan) or (
         isinstance(conserved, Combination) and conserved.rounded
     )
 

@@ -8,9 +8,8 @@ from torch import nn
 
 from symrazor.dynamics import analysis
 from symrazor.dynamics.algebra import Algebra
-from symrazor.dynamics.conserved import Quadratic
+from symrazor.dynamics.conserved import Quadratic, span_basis
 from symrazor.dynamics.naming import formula, named
-from symrazor.dynamics.rounding import spanned
 from symrazor.dynamics.simulator import ScaledSimulator, Simulator
 from symrazor.dynamics.trained import Trained
 from symrazor.dynamics.trajectories import Trajectories
@@ -126,7 +125,7 @@ def described(
     """
     if not isinstance(conserved, Quadratic):
         return [], [], {"closure": 0.0, "structure_constants": []}
-    basis = named(*spanned(conserved))
+    basis = named(*span_basis(conserved))
     taken = Algebra(
         tuple(one.name for one in basis),
         torch.stack([one.A for one in basis]),

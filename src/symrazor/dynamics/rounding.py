@@ -12,56 +12,14 @@ from collections.abc import Sequence
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
 from symrazor.dynamics.algebra import generators
-from symrazor.dynamics.conserved import Quadratic
-from symrazor.dynamics.phase import freedom, symplectic_form
-from symrazor.dynamics.symmetrised import SymmetrisedNetwork
+from symrazor.dynamics.conserved import FixedSpan, Quadratic
+from symrazor.dynamics.hamiltonian import SymmetrisedNetwork
 
 NEAR = 0.35
 """Farthest an entry of the echelon form may be from a whole number."""
-
-
-class WithinSpan(Quadratic):
-    r"""K quadratic quantities that are combinations of m given ones.
-
-    Args:
-        A: [m, d, d] of the given.
-        b: [m, d].
-        mix: [K, m] at the start; learned.
-        like: where the scale and the cap come from.
-    """
-
-    A_given: Tensor
-    b_given: Tensor
-
-    def __init__(self, A: Tensor, b: Tensor, mix: Tensor, like: Quadratic) -> None:
-        """Hold the span."""
-        nn.Module.__init__(self)
-        self.scale, self.norm_cap, self.commutators = like.scale, like.norm_cap, False
-        self.mix = nn.Parameter(mix.clone())
-        self.register_buffer("A_given", A)
-        self.register_buffer("b_given", b)
-        form = symplectic_form(freedom(A.shape[-1])).to(mix)
-        self.register_buffer("J", form, persistent=False)
-
-    @property
-    def A(self) -> Float[Tensor, "k d d"]:
-        """Symmetric matrices."""
-        return torch.einsum("km,mij->kij", self.mix, self.A_given)
-
-    @property
-    def b(self) -> Float[Tensor, "k d"]:  # type: ignore[override]
-        """Linear parts."""
-        return self.mix @ self.b_given
-
-
-def spanned(conserved: Quadratic) -> tuple[Float[Tensor, "m d d"], Float[Tensor, "m d"]]:
-    """A and b of the given quantities, or of the quantities themselves where none were given."""
-    if isinstance(conserved, WithinSpan):
-        return conserved.A_given, conserved.b_given
-    return conserved.A.detach(), conserved.b.detach()
 
 
 def echelon(rows: Float[Tensor, "m f"]) -> Float[Tensor, "m f"]:
@@ -136,7 +94,7 @@ def _matrices(rows: Float[Tensor, "m f"], d: int) -> tuple[Tensor, Tensor]:
 
 
 @torch.no_grad()
-def exact(A: Float[Tensor, "m d d"], b: Float[Tensor, "m d"], like: Quadratic) -> WithinSpan:
+def exact(A: Float[Tensor, "m d d"], b: Float[Tensor, "m d"], like: Quadratic) -> FixedSpan:
     """Known quantities in the form in which learned ones with the same span would be rounded.
 
     Args:
@@ -145,7 +103,7 @@ def exact(A: Float[Tensor, "m d d"], b: Float[Tensor, "m d"], like: Quadratic) -
         like: where type, scale and cap come from.
     """
     A, b = (part.to(like.A) for part in _matrices(canonical(_entries(A, b)), A.shape[-1]))
-    made = WithinSpan(A, b, torch.eye(len(A)).to(A), like)
+    made = FixedSpan(A, b, torch.eye(len(A)).to(A), like)
     return made.requires_grad_(False)
 
 
@@ -165,7 +123,7 @@ def simplified(model: SymmetrisedNetwork) -> SymmetrisedNetwork | None:
     basis, learned = generators(A, b).flatten(1), generators(conserved.A, conserved.b).flatten(1)
     mix = torch.linalg.lstsq(basis.mT, learned.mT).solution.mT
     like = conserved.A
-    made = WithinSpan(A.to(like), b.to(like), mix.to(like), conserved)
+    made = FixedSpan(A.to(like), b.to(like), mix.to(like), conserved)
     return SymmetrisedNetwork(model.network, made, model.times)
 
 

@@ -23,18 +23,18 @@ import torch
 from symrazor.dynamics.algebra import generators
 from symrazor.dynamics.config import TrainConfig
 from symrazor.dynamics.conserved import Quadratic
-from symrazor.dynamics.group import whole_group
+from symrazor.dynamics.group import full_group
+from symrazor.dynamics.hamiltonian import SymmetrisedNetwork
 from symrazor.dynamics.journal import Journal
 from symrazor.dynamics.planning import FIRST_LOOK, PROPOSALS, TRIALS, kept, planned
 from symrazor.dynamics.proposals import Proposals, charge, rounded
-from symrazor.dynamics.symmetrised import SymmetrisedNetwork
 from symrazor.dynamics.trained import Trained
 from symrazor.dynamics.training import Progress, train
 from symrazor.dynamics.trajectories import Transitions
 from symrazor.dynamics.trial import Trial, decide, entrant, with_whole_coefficients
 
 
-def train_and_judge(
+def train_and_select(
     model: SymmetrisedNetwork,
     data: Transitions,
     config: TrainConfig | None = None,
@@ -184,7 +184,7 @@ def _with_and_group(
 ) -> list[SymmetrisedNetwork]:
     """Fresh networks with the quantities of a trial, and with the group that they generate."""
     whole = with_whole_coefficients(trials, enters)
-    group = whole_group(_held(whole, given), data.x)
+    group = full_group(_held(whole, given), data.x)
     held = [_held(enters, given)]
     return held if group is None else [*held, SymmetrisedNetwork(given.network, *group)]
 

@@ -11,10 +11,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from symrazor.dynamics.conserved import AffineFlows, Flows
-from symrazor.dynamics.hamiltonian import Energy
-from symrazor.dynamics.integrators import Integrator, advance, named
+from symrazor.dynamics.hamiltonian import Energy, Hamiltonian
+from symrazor.dynamics.mechanics import Integrator, advance, integrator_by_name
 from symrazor.dynamics.observables import SolvedFlows
-from symrazor.dynamics.symmetrised import Hamiltonian
 from symrazor.dynamics.trained import Trained
 from symrazor.dynamics.units import Units
 
@@ -54,7 +53,7 @@ class Simulator(nn.Module):
         elif isinstance(drawn.flows, SolvedFlows):
             self.observable = copy.deepcopy(drawn.flows.observable).requires_grad_(False)
             _hold(self, {"tau": drawn.flows.tau})
-        self.integrator: Integrator = named(trained.config.integrator)
+        self.integrator: Integrator = integrator_by_name(trained.config.integrator)
         self.longest = longest
 
     @property

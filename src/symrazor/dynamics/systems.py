@@ -1,6 +1,6 @@
-r"""Hamiltonian systems: an energy function, and where trajectories start.
+r"""Hamiltonian systems: an energy function and a distribution of initial states.
 
-Every factory returns a `System`; `System(name, n, energy)` is all it takes for one of your own.
+Every factory returns a `System`. Use `from_energy` for an energy function of your own.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,20 +10,21 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from symrazor.dynamics.phase import Field, Scalar, freedom, hamiltonian_field
+from symrazor.dynamics.mechanics import Field, Scalar, degrees_of_freedom, hamiltonian_field
 
 Start = Callable[[int, torch.Generator], Tensor]
+"""(count, generator) -> initial states [count, 2n]."""
 
 
 @dataclass(frozen=True)
-class Normal:
+class NormalStart:
     """Initial states with independent normal positions and momenta.
 
     Args:
         n: degrees of freedom.
         q: standard deviation of positions.
         p: standard deviation of momenta.
-        shift: added to every position.
+        shift: mean of every position.
     """
 
     n: int
@@ -32,7 +33,7 @@ class Normal:
     shift: float = 0.0
 
     def __call__(self, count: int, generator: torch.Generator) -> Float[Tensor, "b d"]:
-        """`count` states in float64."""
+        """Draw `count` states in float64."""
         z = torch.randn(count, 2 * self.n, generator=generator, dtype=torch.float64)
         return torch.cat([self.shift + self.q * z[:, : self.n], self.p * z[:, self.n :]], dim=1)
 
@@ -44,40 +45,40 @@ class System:
     Args:
         name: for reports.
         n: degrees of freedom; states have 2n entries $(q, p)$.
-        energy: $H$: [..., 2n] -> [...], differentiable.
-        start: how trajectories start; standard normal positions and momenta of half that size
-            where nothing is said.
-        separable: whether $H = T(p) + V(q)$, which leapfrog needs.
+        energy: differentiable $H$: [..., 2n] -> [...].
+        start: draws initial states; by default normal, with standard deviation 1 for positions and
+            0.5 for momenta.
+        separable: whether $H = T(p) + V(q)$, as `leapfrog` and `yoshida4` require.
     """
 
     name: str
     n: int
     energy: Scalar
-    start: Start = None  # type: ignore[assignment]  # set below, where n is known
+    start: Start = None  # type: ignore[assignment]  # set in __post_init__, where n is known
     separable: bool = False
 
     def __post_init__(self) -> None:
         if self.n < 1:
-            raise ValueError(f"expected at least one degree of freedom, got n={self.n}")
+            raise ValueError(f"n must be at least 1 degree of freedom, got {self.n}.")
         if self.start is None:
-            object.__setattr__(self, "start", Normal(self.n))
+            object.__setattr__(self, "start", NormalStart(self.n))
 
     @property
     def field(self) -> Field:
-        r"""$J\nabla H$, by automatic differentiation."""
+        r"""The vector field $J\nabla H$, by automatic differentiation."""
         return hamiltonian_field(self.energy)
 
-    def started(self, start: Start) -> "System":
-        """The same system with trajectories that start elsewhere."""
+    def with_start(self, start: Start) -> "System":
+        """Return the same system with another distribution of initial states."""
         return replace(self, start=start)
 
-    def started_normal(self, q: float = 1.0, p: float = 0.5, shift: float = 0.0) -> "System":
-        """The same system started from normal positions and momenta."""
-        return self.started(Normal(self.n, q, p, shift))
+    def with_normal_start(self, q: float = 1.0, p: float = 0.5, shift: float = 0.0) -> "System":
+        """Return the same system with a `NormalStart`."""
+        return self.with_start(NormalStart(self.n, q, p, shift))
 
 
 def oscillators(frequencies: Sequence[float] = (1.0,)) -> System:
-    r"""$H = \tfrac12 \sum_i \omega_i (q_i^2 + p_i^2)$: U(n) symmetric if all $\omega$ are equal."""
+    r"""Oscillators, $H = \tfrac12 \sum_i \omega_i (q_i^2 + p_i^2)$; U(n) symmetric if isotropic."""
     omega = torch.tensor(list(frequencies), dtype=torch.float64)
 
     def energy(x: Tensor) -> Tensor:
@@ -91,7 +92,7 @@ def oscillators(frequencies: Sequence[float] = (1.0,)) -> System:
 
 
 def pendulum(gravity: float = 1.0) -> System:
-    r"""$H = \tfrac12 p^2 - g\cos q$: no quadratic quantity is conserved."""
+    r"""Pendulum, $H = \tfrac12 p^2 - g\cos q$; it conserves no quadratic quantity."""
 
     def energy(x: Tensor) -> Tensor:
         return 0.5 * x[..., 1].square() - gravity * x[..., 0].cos()
@@ -100,7 +101,7 @@ def pendulum(gravity: float = 1.0) -> System:
 
 
 def double_pendulum(gravity: float = 1.0, lengths: tuple[float, float] = (1.0, 1.0)) -> System:
-    """Two unit masses on rods, angles from the vertical; chaotic at high energy."""
+    """Double pendulum: unit masses, angles from the vertical; chaotic at high energy."""
     l1, l2 = lengths
 
     def energy(x: Tensor) -> Tensor:
@@ -116,9 +117,9 @@ def double_pendulum(gravity: float = 1.0, lengths: tuple[float, float] = (1.0, 1
 
 
 def henon_heiles(strength: float = 1.0) -> System:
-    r"""$H = \tfrac12|p|^2 + \tfrac12|q|^2 + \lambda (q_1^2 q_2 - q_2^3/3)$.
+    r"""Henon-Heiles, $H = \tfrac12|p|^2 + \tfrac12|q|^2 + \lambda (q_1^2 q_2 - q_2^3/3)$.
 
-    Started well inside the bounded region $H < 1/(6\lambda^2)$.
+    Initial states lie well inside the bounded region $H < 1/(6\lambda^2)$.
     """
 
     def energy(x: Tensor) -> Tensor:
@@ -126,13 +127,14 @@ def henon_heiles(strength: float = 1.0) -> System:
         well = 0.5 * (q1.square() + q2.square() + p1.square() + p2.square())
         return well + strength * (q1.square() * q2 - q2**3 / 3)
 
-    return System("Henon-Heiles", 2, energy, Normal(2, q=0.15, p=0.15), separable=True)
+    return System("Henon-Heiles", 2, energy, NormalStart(2, q=0.15, p=0.15), separable=True)
 
 
 def kepler(dimension: int = 2, softening: float = 0.0, mass: float = 1.0) -> System:
-    r"""$H = |p|^2/2m - 1/\sqrt{|q|^2 + \epsilon^2}$, started on bound, not too eccentric orbits.
+    r"""Kepler problem, $H = |p|^2/2m - 1/\sqrt{|q|^2 + \epsilon^2}$; bound orbits.
 
-    Angular momentum is quadratic; the Runge-Lenz vector ($\epsilon = 0$) is not.
+    It conserves the angular momentum, which is quadratic, and for $\epsilon = 0$ the Runge-Lenz
+    vector, which is not. Orbits start at an apsis.
     """
 
     def energy(x: Tensor) -> Tensor:
@@ -143,22 +145,23 @@ def kepler(dimension: int = 2, softening: float = 0.0, mass: float = 1.0) -> Sys
     def start(count: int, generator: torch.Generator) -> Tensor:
         z = torch.randn(2, count, dimension, generator=generator, dtype=torch.float64)
         direction = z[0] / z[0].norm(dim=1, keepdim=True)
-        across = z[1] - (z[1] * direction).sum(1, keepdim=True) * direction
-        across = across / across.norm(dim=1, keepdim=True)
+        tangent = z[1] - (z[1] * direction).sum(1, keepdim=True) * direction
+        tangent = tangent / tangent.norm(dim=1, keepdim=True)
         u = torch.rand(2, count, 1, generator=generator, dtype=torch.float64)
         radius = 0.7 + 0.6 * u[0]
         speed = (0.8 + 0.35 * u[1]) * (mass / radius).sqrt()
-        return torch.cat([radius * direction, speed * across], dim=1)
+        return torch.cat([radius * direction, speed * tangent], dim=1)
 
     return System(f"Kepler, {dimension}-D", dimension, energy, start, separable=True)
 
 
 def rigid_body(inertia: tuple[float, float, float] = (1.0, 2.0, 3.0)) -> System:
-    r"""A free rigid body in canonical coordinates: Euler angles (z-x-z) and their momenta.
+    r"""Free rigid body in canonical coordinates: Euler angles (z-x-z) and their momenta.
 
-    $H = \tfrac12 \sum_i L_i^2 / I_i$ with body components of the angular momentum
-    $L_1 = ((p_\phi - p_\psi\cos\theta)\sin\psi)/\sin\theta + p_\theta\cos\psi$ and so on. It is
-    started away from the poles $\theta = 0, \pi$, where the angles are singular.
+    $H = \tfrac12 \sum_i L_i^2 / I_i$ with the body components of the angular momentum,
+    $L_{1,2} = \ell\,(\sin\psi, \cos\psi) + p_\theta (\cos\psi, -\sin\psi)$,
+    $\ell = (p_\phi - p_\psi\cos\theta)/\sin\theta$, and $L_3 = p_\psi$. Initial states avoid the
+    poles $\theta = 0, \pi$, where the angles are singular.
     """
     i1, i2, i3 = inertia
 
@@ -171,27 +174,74 @@ def rigid_body(inertia: tuple[float, float, float] = (1.0, 2.0, 3.0)) -> System:
 
     def start(count: int, generator: torch.Generator) -> Tensor:
         u = torch.rand(count, 6, generator=generator, dtype=torch.float64)
-        low = torch.tensor([-1.0, 1.2, -1.0, -0.3, -0.3, -0.3], dtype=torch.float64)
-        wide = torch.tensor([2.0, 0.7, 2.0, 0.6, 0.6, 0.6], dtype=torch.float64)
-        return low + wide * u
+        lower = torch.tensor([-1.0, 1.2, -1.0, -0.3, -0.3, -0.3], dtype=torch.float64)
+        width = torch.tensor([2.0, 0.7, 2.0, 0.6, 0.6, 0.6], dtype=torch.float64)
+        return lower + width * u
 
     return System("rigid body", 3, energy, start)
 
 
-def own(energy: Scalar, phase: int, name: str = "user's", start: Start | None = None) -> System:
-    """A system from any differentiable energy.
+def nbody(
+    bodies: int = 3,
+    dimension: int = 2,
+    masses: Sequence[float] | None = None,
+    softening: float = 1.0,
+    gravity: float = 1.0,
+) -> System:
+    r"""Point masses with softened gravity, in any dimension.
+
+    $$ H = \sum_i \frac{|p_i|^2}{2 m_i}
+       - G \sum_{i<j} \frac{m_i m_j}{\sqrt{|q_i-q_j|^2 + \epsilon^2}} $$
+
+    States are all positions, body by body, then all momenta. Equal masses in the plane conserve
+    seven quadratic quantities: $P_x$, $P_y$, the total angular momentum, the angular momentum of
+    the centre of mass, and the three products of $P_x$ and $P_y$.
+
+    Raises:
+        ValueError: fewer than two bodies, or masses that are not positive or not one per body.
+    """
+    mass = [1.0] * bodies if masses is None else list(masses)
+    if bodies < 2 or dimension < 1:
+        raise ValueError(
+            f"nbody needs at least 2 bodies in at least 1 dimension, got {bodies} in {dimension}."
+        )
+    if len(mass) != bodies or min(mass) <= 0:
+        raise ValueError(f"masses must be {bodies} positive numbers, got {mass}.")
+    m = torch.tensor(mass, dtype=torch.float64)
+    first, second = torch.triu_indices(bodies, bodies, offset=1).unbind()
+    strengths = gravity * m[first] * m[second]
+
+    def energy(x: Tensor) -> Tensor:
+        q, p = (half.unflatten(-1, (bodies, dimension)) for half in x.chunk(2, dim=-1))
+        kinetic = (p.square().sum(-1) / (2 * m.to(x))).sum(-1)
+        gap = q[..., first.to(x.device), :] - q[..., second.to(x.device), :]
+        distance = (gap.square().sum(-1) + softening**2).sqrt()
+        total: Tensor = kinetic - (strengths.to(x) / distance).sum(-1)
+        return total
+
+    n = bodies * dimension
+    return System(f"{bodies} bodies, {dimension}-D", n, energy, NormalStart(n), separable=True)
+
+
+def from_energy(
+    energy: Scalar, phase: int, name: str = "user-defined", start: Start | None = None
+) -> System:
+    """Return a system with any differentiable energy, after checking its shape.
 
     Args:
         energy: [..., phase] -> [...].
-        phase: entries of a state, twice the degrees of freedom.
+        phase: number of entries of a state, twice the degrees of freedom.
         name: for reports.
-        start: (count, generator) -> states; normal by default.
+        start: (count, generator) -> states; standard normal by default.
 
     Raises:
-        ValueError: an odd `phase`, or an energy that does not return one number for each state.
+        ValueError: `phase` is odd, or the energy does not return one number per state.
     """
-    n = freedom(phase)
+    n = degrees_of_freedom(phase)
     probe = energy(torch.zeros(3, phase, dtype=torch.float64).uniform_(0.5, 1.0))
     if probe.shape != (3,):
-        raise ValueError(f"expected an energy [3, {phase}] -> [3], got shape {tuple(probe.shape)}")
-    return System(name, n, energy, start or Normal(n))
+        raise ValueError(
+            "The energy must return one number per state: "
+            f"[3, {phase}] -> [3], got shape {list(probe.shape)}."
+        )
+    return System(name, n, energy, start or NormalStart(n))

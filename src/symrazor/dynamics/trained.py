@@ -8,9 +8,9 @@ from torch import Tensor
 
 from symrazor.dynamics.config import TrainConfig
 from symrazor.dynamics.conserved import Quadratic
-from symrazor.dynamics.integrators import named
+from symrazor.dynamics.hamiltonian import SymmetrisedNetwork
 from symrazor.dynamics.likelihoods import Noise, predict
-from symrazor.dynamics.symmetrised import SymmetrisedNetwork
+from symrazor.dynamics.mechanics import integrator_by_name
 from symrazor.dynamics.trajectories import Transitions
 from symrazor.inference.variational.posteriors import collapsed_kl
 
@@ -34,8 +34,8 @@ class Trained:
         skipped: steps without a finite gradient.
         bound: "nll", "kl" and "neg_elbo", each per datum, of the training data at the end, and the
             standard "error" of their estimate.
-        trials: of `train_and_judge`: how many quantities were tried, and what they cost in nats.
-        plain: of `train_and_judge`, where a trial is returned: the one without quantities.
+        trials: of `train_and_select`: how many quantities were tried, and what they cost in nats.
+        plain: of `train_and_select`, where a trial is returned: the one without quantities.
     """
 
     model: SymmetrisedNetwork
@@ -110,6 +110,6 @@ def predictions(
     size = max(1, CHUNK // (draws * flows if model.conserved is not None else draws))
     for index in torch.arange(len(data), device=mean.device).split(size):
         piece = data.at(index)
-        integrator = named(config.integrator)
+        integrator = integrator_by_name(config.integrator)
         predicted = predict(energy.field, piece, draws, integrator, config.substeps, config.target)
         yield piece, predicted

@@ -14,9 +14,9 @@ from collections.abc import Callable
 from contextlib import closing
 
 from symrazor.dynamics.config import TrainConfig
+from symrazor.dynamics.hamiltonian import SymmetrisedNetwork
 from symrazor.dynamics.journal import Journal, Page
 from symrazor.dynamics.loop import Loop
-from symrazor.dynamics.symmetrised import SymmetrisedNetwork
 from symrazor.dynamics.trained import Record, Trained, bound
 from symrazor.dynamics.trajectories import Transitions
 from symrazor.training.interrupt import Interruption

@@ -1,19 +1,28 @@
-"""Trajectories and the transitions in them."""
+"""Trajectories and their transitions: in memory, from NPZ and CSV files, or simulated."""
 
+import zipfile
 from dataclasses import dataclass
+from pathlib import Path
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from symrazor.dynamics.phase import freedom
-from symrazor.dynamics.reference import solve
+from symrazor.data.csv_columns import MADE_UP, read_columns
+from symrazor.data.csv_tables import read_trajectories as table_of_trajectories
+from symrazor.data.times import continued
+from symrazor.dynamics.mechanics import degrees_of_freedom, solve
 from symrazor.dynamics.systems import System
+
+STATES_KEYS = ("states", "trajectories", "x")
+"""Names of the array of states in an NPZ file; the first that is present is read."""
+TIMES_KEYS = ("times", "time", "t")
 
 
 @dataclass(frozen=True)
 class Trajectories:
-    """B trajectories of T states each.
+    """B trajectories of T states each; see `Trajectories.of`.
 
     Args:
         states: [B, T, 2n], float64.
@@ -27,54 +36,56 @@ class Trajectories:
 
     @classmethod
     def of(cls, states: Tensor, times: Tensor, observed: Tensor | None = None) -> "Trajectories":
-        """Check and complete: shared times are repeated, missing states found by their NaN.
+        """Check states and times; repeat shared times and mark NaN states as missing.
 
         Raises:
-            ValueError: not [B, T, 2n], times that do not fit or do not increase, infinite states;
-                the trajectory and the row are named.
+            ValueError: shapes that do not fit, times that do not increase, or infinite states. The
+                message names the trajectory and the row.
         """
         if states.ndim != 3 or states.shape[1] < 2:
             raise ValueError(
-                "expected states [trajectories, times >= 2, 2n], got shape "
-                f"{tuple(states.shape)}; do stack trajectories of equal length, or pad with NaN"
+                "states must have shape [trajectories, times >= 2, 2n], got "
+                f"{list(states.shape)}. Stack trajectories of equal length, or pad them with NaN."
             )
-        freedom(states.shape[2])
-        wide, clock = states.double(), times.double()
+        degrees_of_freedom(states.shape[2])
+        states64, clock = states.double(), times.double()
         if clock.ndim == 1:
-            clock = clock.expand(len(wide), -1)
-        if clock.shape != wide.shape[:2]:
+            clock = clock.expand(len(states64), -1)
+        if clock.shape != states64.shape[:2]:
             raise ValueError(
-                f"expected times [{wide.shape[1]}] or {list(wide.shape[:2])}, "
-                f"got {list(times.shape)}"
+                f"times must have shape [{states64.shape[1]}] or {list(states64.shape[:2])}, "
+                f"got {list(times.shape)}."
             )
-        _check_clock(clock)
-        infinite = torch.isinf(wide).any(-1)
+        _check_times_increase(clock)
+        infinite = torch.isinf(states64).any(-1)
         if infinite.any():
             b, t = (int(i) for i in infinite.nonzero()[0])
-            raise ValueError(f"expected finite states, got infinity in trajectory {b}, row {t}")
-        seen = torch.isfinite(wide).all(-1)
+            raise ValueError(
+                f"Infinite state in trajectory {b}, row {t}. Mark missing states with NaN."
+            )
+        present = torch.isfinite(states64).all(-1)
         if observed is not None:
-            if observed.shape != seen.shape or observed.dtype != torch.bool:
+            if observed.shape != present.shape or observed.dtype != torch.bool:
                 raise ValueError(
-                    f"expected observed {list(seen.shape)} of True and False, got "
-                    f"{list(observed.shape)} of {observed.dtype}"
+                    f"observed must be a boolean tensor of shape {list(present.shape)}, got "
+                    f"{observed.dtype} of shape {list(observed.shape)}."
                 )
-            seen = seen & observed
-        return cls(wide, clock, seen)
+            present = present & observed
+        return cls(states64, clock, present)
 
     @property
     def phase(self) -> int:
-        """Entries of a state."""
+        """Number of entries of a state, 2n."""
         return self.states.shape[2]
 
     def __len__(self) -> int:
         return len(self.states)
 
-    def noisy(self, variance: float, seed: int) -> "Trajectories":
-        """The same with independent normal noise on every state.
+    def with_noise(self, variance: float, seed: int) -> "Trajectories":
+        """Return a copy with independent normal noise on every state.
 
         Raises:
-            ValueError: a variance below 0.
+            ValueError: the variance is negative.
         """
         _check_variance(variance)
         generator = torch.Generator().manual_seed(seed)
@@ -82,87 +93,87 @@ class Trajectories:
         return Trajectories(self.states + variance**0.5 * noise, self.times, self.observed)
 
     def to(self, device: torch.device | str) -> "Trajectories":
-        """The same on another device."""
-        parts = (self.states, self.times, self.observed)
-        return Trajectories(*(part.to(device) for part in parts))
+        """Return the trajectories on another device."""
+        tensors = (self.states, self.times, self.observed)
+        return Trajectories(*(tensor.to(device) for tensor in tensors))
 
 
 def _check_variance(variance: float) -> None:
     if not variance >= 0:
-        raise ValueError(f"expected a variance of noise of 0 or more, got {variance}")
+        raise ValueError(f"The noise variance must not be negative, got {variance}.")
 
 
-def _check_clock(clock: Float[Tensor, "b t"]) -> None:
-    wrong = ~(clock.diff(dim=1) > 0) | clock[:, 1:].isinf()  # also NaN
+def _check_times_increase(clock: Float[Tensor, "b t"]) -> None:
+    wrong = ~(clock.diff(dim=1) > 0) | clock[:, 1:].isinf()  # NaN compares as False
     if wrong.any():
         b, t = (int(i) for i in wrong.nonzero()[0])
         raise ValueError(
-            f"expected finite, increasing times, got {clock[b, t]:g} then {clock[b, t + 1]:g} in "
-            f"trajectory {b}, rows {t} and {t + 1}"
+            f"Times must be finite and increase, got {clock[b, t]:g} then {clock[b, t + 1]:g} in "
+            f"trajectory {b}, rows {t} and {t + 1}. Sort the rows and drop duplicates."
         )
 
 
 @dataclass(frozen=True)
 class Transitions:
-    """N data: from a state over a time to the H states that follow.
+    """N data for training: an initial state and the H states that follow it.
 
     Args:
-        x: [N, 2n], where they start.
-        y: [N, H, 2n], what was seen.
-        gaps: [N, H], the time from the state before.
-        seen: [N, H], 1 where there is something to compare with, else 0.
+        x: [N, 2n], initial states.
+        y: [N, H, 2n], the states that follow.
+        gaps: [N, H], time since the previous state.
+        observed: [N, H], 1 where y was observed, else 0.
     """
 
     x: Float[Tensor, "n d"]
     y: Float[Tensor, "n h d"]
     gaps: Float[Tensor, "n h"]
-    seen: Float[Tensor, "n h"]
+    observed: Float[Tensor, "n h"]
 
     def __len__(self) -> int:
         return len(self.x)
 
     def at(self, index: Tensor) -> "Transitions":
-        """Some of them."""
-        return Transitions(self.x[index], self.y[index], self.gaps[index], self.seen[index])
+        """Return the transitions with these indices."""
+        return Transitions(self.x[index], self.y[index], self.gaps[index], self.observed[index])
 
-    def to(self, *where: torch.device | torch.dtype | str) -> "Transitions":
-        """On another device or of another type."""
-        parts = [self.x, self.y, self.gaps, self.seen]
-        for place in where:
-            parts = [part.to(place) for part in parts]
-        return Transitions(*parts)
+    def to(self, *targets: torch.device | torch.dtype | str) -> "Transitions":
+        """Convert to a device, a dtype or both."""
+        tensors = [self.x, self.y, self.gaps, self.observed]
+        for target in targets:
+            tensors = [tensor.to(target) for tensor in tensors]
+        return Transitions(*tensors)
 
 
 def transitions(
     data: Trajectories, noise: float = 0.0, seed: int = 0, horizon: int = 1
 ) -> Transitions:
-    """Every window of `horizon` steps that starts at a state that was seen.
+    """Return every window of `horizon` steps that starts at an observed state.
 
     Args:
         data: the trajectories.
-        noise: variance of noise added to the targets, drawn once.
+        noise: variance of normal noise added to the targets, drawn once.
         seed: of the noise.
-        horizon: steps of a window; 1 is the paper's.
+        horizon: number of steps per window; the paper uses 1.
 
     Raises:
-        ValueError: no window is left, or a variance below 0.
+        ValueError: there is no such window, or the variance is negative.
     """
     _check_variance(noise)
     length = data.states.shape[1]
     if not 1 <= horizon < length:
-        raise ValueError(f"expected a horizon of 1 to {length - 1} steps, got {horizon}")
-    starts = length - horizon
-    index = torch.arange(starts)[:, None] + torch.arange(1, horizon + 1)
-    x = data.states[:, :starts].flatten(0, 1)
+        raise ValueError(f"horizon must be between 1 and {length - 1} steps, got {horizon}.")
+    n_starts = length - horizon
+    index = torch.arange(n_starts)[:, None] + torch.arange(1, horizon + 1)
+    x = data.states[:, :n_starts].flatten(0, 1)
     y = data.states[:, index].flatten(0, 1)
     gaps = data.times.diff(dim=1)[:, index - 1].flatten(0, 1)
-    seen = data.observed[:, index].flatten(0, 1)
-    use = data.observed[:, :starts].flatten() & seen.any(1)
+    observed = data.observed[:, index].flatten(0, 1)
+    use = data.observed[:, :n_starts].flatten() & observed.any(1)
     if not use.any():
-        raise ValueError("expected two states in a row that were both seen, got none")
+        raise ValueError("No two consecutive states are observed: there is nothing to learn from.")
     generator = torch.Generator().manual_seed(seed)
     y = y + noise**0.5 * torch.randn(y.shape, generator=generator, dtype=y.dtype).to(y.device)
-    return Transitions(x[use], torch.nan_to_num(y)[use], gaps[use], seen.to(y)[use])
+    return Transitions(x[use], torch.nan_to_num(y)[use], gaps[use], observed.to(y)[use])
 
 
 def simulate(
@@ -173,17 +184,132 @@ def simulate(
     seed: int,
     tolerance: float = 1e-10,
 ) -> Trajectories:
-    """`count` true trajectories of `steps` steps from the system's own starts.
+    """Simulate `count` trajectories of `steps` steps from the system's initial states.
 
     Raises:
-        ValueError: no trajectory or no step, or `dt` that is not positive.
+        ValueError: `count` or `steps` is below 1, or `dt` is not positive.
         FloatingPointError: the tolerance is not reached.
     """
     if count < 1 or steps < 1 or not dt > 0:
         raise ValueError(
-            f"expected count >= 1, steps >= 1 and dt > 0, got {count}, {steps} and {dt}"
+            f"simulate needs count >= 1, steps >= 1 and dt > 0, got {count}, {steps} and {dt}."
         )
     generator = torch.Generator().manual_seed(seed)
     start = system.start(count, generator)
     times = dt * torch.arange(steps + 1, dtype=torch.float64)
     return Trajectories.of(solve(system.field, start, times, tolerance), times)
+
+
+def noise_variance(data: Trajectories) -> Float[Tensor, "d"]:
+    r"""Estimate the noise variance of each entry of a state, from differences along trajectories.
+
+    The k-th divided difference $\sum_i w_i x_i$, $w_i \propto \prod_{j \ne i} 1/(t_i - t_j)$ with
+    $\sum_i w_i^2 = 1$, of independent noise has the variance $\sigma^2$. The motion adds to it, so
+    every k overestimates; the smallest value over k = 1, 2, 3 is returned. No model is needed.
+    """
+    states = torch.where(data.observed[..., None], data.states, torch.nan).cpu()
+    clock = data.times.cpu()
+    estimates = [states.new_full(states.shape[-1:], torch.inf)]
+    for k in range(1, min(3, states.shape[1] - 1) + 1):
+        windows, times = states.unfold(1, k + 1, 1), clock.unfold(1, k + 1, 1)
+        weights = _divided_difference_weights(times)[..., None, :]
+        differences = (weights * windows).sum(-1).flatten(0, 1)
+        differences = differences[differences.isfinite().all(-1)]
+        if len(differences):
+            estimates.append(differences.square().mean(0))
+    return torch.stack(estimates).amin(0)
+
+
+def _divided_difference_weights(times: Float[Tensor, "*b k"]) -> Float[Tensor, "*b k"]:
+    """Return the weights of the divided difference over these times, with unit norm."""
+    gaps = times[..., :, None] - times[..., None, :]
+    gaps = gaps / gaps.abs().amax((-2, -1), keepdim=True)
+    gaps = gaps + torch.eye(times.shape[-1], dtype=times.dtype)  # skip the factor j = i
+    weights: Tensor = 1 / gaps.prod(-1)
+    unit: Tensor = weights / weights.norm(dim=-1, keepdim=True)
+    return unit
+
+
+# ------------------------------------------------------------------------------------------- files
+
+
+def read_trajectories(path: Path | str, positions: bool = False) -> Trajectories:
+    """Read trajectories from a file.
+
+    - `.npz`: "states" [B, T, 2n], with NaN for missing states, and "times" [T] or [B, T].
+    - `.csv`: a header, then rows `trajectory,time,q1,...,qn,p1,...,pn`, sorted by time on reading.
+      Empty cells are missing states, and trajectories may differ in length.
+
+    Args:
+        path: the file.
+        positions: whether states are positions only; momenta are then finite differences, see
+            `with_velocities`.
+
+    Raises:
+        ValueError: unsupported format or invalid content; the message names the row.
+        OSError: the file does not exist.
+    """
+    path = Path(path)
+    if path.suffix.lower() == ".npz":
+        states, times = _read_npz(path)
+        times = continued(states, times)
+    elif path.suffix.lower() == ".csv":
+        states, times = _read_csv(path)
+    else:
+        raise ValueError(f"{path.name}: trajectories must be in a .npz or .csv file.")
+    if positions:
+        states = with_velocities(states, times)
+    return Trajectories.of(states, times)
+
+
+def with_velocities(states: Tensor, times: Tensor) -> Tensor:
+    """Append second-order finite differences: positions [B, T, n] -> (q, dq/dt) [B, T, 2n].
+
+    Velocities equal momenta only for unit masses, and differences amplify noise; callers should
+    warn about both.
+
+    Raises:
+        ValueError: fewer than three times.
+    """
+    if states.ndim != 3 or states.shape[1] < 3:
+        raise ValueError(
+            "Finite differences need positions of shape [trajectories, times >= 3, n], got "
+            f"{list(states.shape)}."
+        )
+    q = states.double()
+    clock = times.double().expand(len(q), -1)
+    gaps, rates = clock.diff(dim=1)[..., None], q.diff(dim=1) / clock.diff(dim=1)[..., None]
+    before, after = gaps[:, :-1], gaps[:, 1:]
+    inner = (rates[:, :-1] * after + rates[:, 1:] * before) / (before + after)
+    first = rates[:, :1] + (rates[:, :1] - inner[:, :1])
+    last = rates[:, -1:] + (rates[:, -1:] - inner[:, -1:])
+    return torch.cat([q, torch.cat([first, inner, last], dim=1)], dim=2)
+
+
+def _read_npz(path: Path) -> tuple[Tensor, Tensor]:
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            states = next((file[name] for name in STATES_KEYS if name in file), None)
+            times = next((file[name] for name in TIMES_KEYS if name in file), None)
+            names = ", ".join(file.files)
+    except (ValueError, AttributeError, zipfile.BadZipFile) as error:
+        raise ValueError(
+            f"{path.name} is not a NumPy archive of numbers ({error}). Write it with "
+            "np.savez(file, states=..., times=...), and pad short trajectories with NaN."
+        ) from error
+    if states is None or times is None:
+        raise ValueError(f"{path.name} needs arrays 'states' and 'times', but has {names}.")
+    for name, array in (("states", states), ("times", times)):
+        if array.dtype.kind not in "fiu":
+            raise ValueError(f"{path.name}: {name!r} must hold numbers, got {array.dtype}.")
+    return torch.from_numpy(states.astype(np.float64)), torch.from_numpy(times.astype(np.float64))
+
+
+def _read_csv(path: Path) -> tuple[Tensor, Tensor]:
+    columns = read_columns(path)
+    if MADE_UP in columns:
+        first = ",".join(fields[0] for fields in columns.values())
+        raise ValueError(
+            f"{path.name} needs a header trajectory,time,q1,...,p1,... but starts with {first!r}."
+        )
+    return table_of_trajectories(columns, path)

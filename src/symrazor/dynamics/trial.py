@@ -27,10 +27,10 @@ from dataclasses import dataclass
 
 from symrazor.dynamics.algebra import generators
 from symrazor.dynamics.analysis import closure
+from symrazor.dynamics.conserved import FixedSpan
 from symrazor.dynamics.group import CLOSED, GroupOrbits
+from symrazor.dynamics.hamiltonian import SymmetrisedNetwork
 from symrazor.dynamics.proposals import is_rounded
-from symrazor.dynamics.rounding import WithinSpan
-from symrazor.dynamics.symmetrised import SymmetrisedNetwork
 from symrazor.dynamics.trained import Record, Trained
 
 ERRORS = 3.0
@@ -73,9 +73,9 @@ class Trial:
         These generate a group.
         """
         conserved = self.model.conserved
-        if not isinstance(conserved, WithinSpan):
+        if not isinstance(conserved, FixedSpan):
             return False
-        return closure(generators(conserved.A_given, conserved.b_given)).outside <= CLOSED
+        return closure(generators(conserved.A_basis, conserved.b_basis)).outside <= CLOSED
 
     def ties(self, other: "Trial") -> bool:
         """Whether the errors of two costs are too large to tell them apart."""

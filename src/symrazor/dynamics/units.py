@@ -9,9 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from symrazor.data.times import continued
-from symrazor.dynamics.analysis import noise_variance
-from symrazor.dynamics.files import with_velocities
-from symrazor.dynamics.trajectories import Trajectories
+from symrazor.dynamics.trajectories import Trajectories, noise_variance, with_velocities
 
 Given = Float[Tensor, "b t d"] | np.ndarray | Trajectories
 

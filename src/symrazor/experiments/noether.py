@@ -11,15 +11,14 @@ import torch
 from symrazor.dynamics import analysis
 from symrazor.dynamics.algebra import Algebra
 from symrazor.dynamics.config import TrainConfig
-from symrazor.dynamics.conserved import Quadratic
+from symrazor.dynamics.conserved import FixedSpan, Quadratic
 from symrazor.dynamics.evaluate import long_rollout, mean_squared_error, relative_drift
-from symrazor.dynamics.group import whole_group
-from symrazor.dynamics.hamiltonian import HamiltonianNetwork, point
+from symrazor.dynamics.group import full_group
+from symrazor.dynamics.hamiltonian import HamiltonianNetwork, SymmetrisedNetwork, point_posterior
 from symrazor.dynamics.measures import Draws, FlowTimes, Measure
-from symrazor.dynamics.phase import Scalar
-from symrazor.dynamics.rounding import WithinSpan, exact
-from symrazor.dynamics.selection import train_and_judge
-from symrazor.dynamics.symmetrised import SymmetrisedNetwork
+from symrazor.dynamics.mechanics import Scalar
+from symrazor.dynamics.rounding import exact
+from symrazor.dynamics.selection import train_and_select
 from symrazor.dynamics.trained import Trained
 from symrazor.dynamics.training import train
 from symrazor.dynamics.trajectories import Trajectories, Transitions
@@ -110,7 +109,7 @@ def build(setting: Setting, model: Model, seed: int) -> SymmetrisedNetwork:
     phase = setting.data.x.shape[1]
     network = HamiltonianNetwork(
         phase,
-        point if model == "likelihood" else None,
+        point_posterior if model == "likelihood" else None,
         setting.width,
         setting.hidden,
         setting.activation,
@@ -129,7 +128,7 @@ def _told(setting: Setting, network: HamiltonianNetwork) -> SymmetrisedNetwork:
     known, fixed = setting.oracle, setting.oracle.quadratic()
     times = _times(setting, len(known))
     span = SymmetrisedNetwork(network, exact(known.A, known.b, fixed), times)
-    group = whole_group(span, setting.data.x)
+    group = full_group(span, setting.data.x)
     return SymmetrisedNetwork(network, *(group or (fixed, times)))
 
 
@@ -176,7 +175,7 @@ def figures(trained: Trained, setting: Setting) -> Row:
         row |= analysis.describe(conserved, setting.known, setting.held_out)
         found = analysis.spectrum(conserved)
         row["total_parallelness"] = analysis.weighted_parallelness(found, setting.known)
-        row["rounded"] = isinstance(conserved, WithinSpan)
+        row["rounded"] = isinstance(conserved, FixedSpan)
         row["A"], row["b"] = conserved.A.tolist(), conserved.b.tolist()
     return row
 
@@ -215,7 +214,7 @@ def run_one(problem: Setting, model: Any, config: TrainConfig) -> Row:
 
 def _trained(problem: Setting, model: Model, config: TrainConfig) -> Trained:
     network = build(problem, model, config.seed)
-    work = train_and_judge if model == "learned" else train
+    work = train_and_select if model == "learned" else train
     return work(network, problem.data, config)
 
 

@@ -24,12 +24,11 @@ from symrazor.dynamics.algebra import energies, unitary
 from symrazor.dynamics.config import TrainConfig
 from symrazor.dynamics.evaluate import mean_squared_error
 from symrazor.dynamics.functions import AnyFunctions, Functions, Products, inverse_distance
-from symrazor.dynamics.hamiltonian import HamiltonianNetwork
+from symrazor.dynamics.hamiltonian import HamiltonianNetwork, SymmetrisedNetwork
 from symrazor.dynamics.likelihoods import velocities
 from symrazor.dynamics.measures import FlowTimes
 from symrazor.dynamics.observables import Combination
-from symrazor.dynamics.selection import train_and_judge
-from symrazor.dynamics.symmetrised import SymmetrisedNetwork
+from symrazor.dynamics.selection import train_and_select
 from symrazor.dynamics.systems import System, kepler, oscillators, pendulum
 from symrazor.dynamics.trained import Trained
 from symrazor.dynamics.trajectories import Trajectories, Transitions, simulate, transitions
@@ -67,7 +66,7 @@ KEPLER_KNOWN = (
 
 def _wide(small: bool) -> tuple[System, Trajectories, Trajectories]:
     """A pendulum with swings of up to a half turn, where it is far from an oscillator."""
-    system = pendulum().started_normal(1.5, 1.0)
+    system = pendulum().with_normal_start(1.5, 1.0)
     count = 40 if small else 100
     train_set = simulate(system, count, 10, 0.3, seed=10_000)
     return system, train_set, simulate(system, 50, 20, 0.3, seed=20_000)
@@ -181,7 +180,7 @@ def functions_row(
     count = len(truth[1]) + 2
     offered = Combination(functions, count, scale=2.0, steps=4, generator=generator)
     model = SymmetrisedNetwork(network, offered, FlowTimes(offered.count, "ball", "antithetic"))
-    trained = train_and_judge(model, pairs, config)
+    trained = train_and_select(model, pairs, config)
     tests = transitions(held_out)
     if system is not None:
         tests = velocities(held_out, system.field(held_out.states))

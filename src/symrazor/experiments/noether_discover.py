@@ -23,9 +23,8 @@ from symrazor.dynamics.algebra import Algebra, generators
 from symrazor.dynamics.config import DiscoverConfig
 from symrazor.dynamics.discovery import discover
 from symrazor.dynamics.invariants import quadratic_invariants
-from symrazor.dynamics.nbody_system import nbody
 from symrazor.dynamics.result import Discovered
-from symrazor.dynamics.systems import System, kepler, oscillators, pendulum
+from symrazor.dynamics.systems import System, kepler, nbody, oscillators, pendulum
 from symrazor.dynamics.trajectories import simulate
 from symrazor.experiments import noether
 from symrazor.experiments.noether_results import Row, cell, document, save
@@ -58,7 +57,7 @@ def _cases() -> dict[str, Case]:
         "two-bodies": Case(nbody(2, 2), 80, 12, 0.4),
         "kepler": Case(kepler(), 60, 20, noise=1e-4),
         "anisotropic": Case(oscillators((1.0, math.sqrt(3))), 40, 12),
-        "pendulum": Case(pendulum().started_normal(1.5, 1.0), 40, 10, 0.3),
+        "pendulum": Case(pendulum().with_normal_start(1.5, 1.0), 40, 10, 0.3),
     }
 
 
@@ -112,7 +111,7 @@ def run(options: noether.Options, rows: tuple[str, ...] = ROWS, minutes: float =
         for seed in options.seed:
             data = simulate(case.system, case.count, case.steps, case.dt, seed=10_000 + seed)
             found = discover(
-                data.noisy(case.noise, seed=30_000 + seed),
+                data.with_noise(case.noise, seed=30_000 + seed),
                 minutes=minutes / 10 if options.small else minutes,
                 seed=seed,
                 progress=False,

@@ -11,9 +11,9 @@ and a fifth of the data.
 
 from functools import partial
 
-from symrazor.dynamics.algebra import all_nbody, euclidean
+from symrazor.dynamics.algebra import euclidean, nbody_invariants
 from symrazor.dynamics.config import TrainConfig
-from symrazor.dynamics.nbody_system import nbody
+from symrazor.dynamics.systems import nbody
 from symrazor.dynamics.trajectories import simulate, transitions
 from symrazor.experiments import noether
 
@@ -49,13 +49,13 @@ def setting(options: noether.Options, seed: int, noise: float) -> noether.Settin
     starts = {"test": (1.0, 0.0), "moved": (1.0, 1.0), "wider": (3.0, 0.0)}
     tests = {}
     for number, (name, (q, shift)) in enumerate(starts.items()):
-        other = system.started_normal(q, 0.2, shift)
+        other = system.with_normal_start(q, 0.2, shift)
         tests[name] = simulate(other, 100, 20, dt, seed=20_000 + 1_000 * number + seed)
     config = SMALL if options.small else FULL
     return noether.Setting(
         transitions(train, noise, seed=30_000 + seed),
         {name: transitions(data) for name, data in tests.items()},
-        all_nbody(3, 2),
+        nbody_invariants(3, 2),
         euclidean(3, 2),
         tests["test"],
         config.change(noise=noise),
