@@ -131,7 +131,7 @@ def test_groups_of_the_grid_may_be_groups() -> None:
     cnn, x = _cnn(), torch.randn(3, 2, 8, 8, dtype=torch.float64)
     model = sr.relax(cnn, x, groups=["translation", groups.cyclic(4)])
     assert [path.label for path in model[0].paths] == ["Conv", "GConv p4", "FFC"]
-    with pytest.raises(ValueError, match=r"groups among .* got .*<Group S3 on 3 places"):
+    with pytest.raises(ValueError, match=r"groups must include .* got .*<Group S3 on 3 places"):
         sr.relax(cnn, x, groups=["translation", groups.symmetric(3)])
 
 
@@ -148,14 +148,14 @@ def test_groups_of_the_grid_may_be_the_users_own() -> None:
     assert_close(path(before(x)), after(path(x)), 1e-12)
     assert float((path(x) - after(path(x))).detach().abs().max()) > 0.01
     twice = groups.Group.from_matrices("quarters", [[[0.0, 1.0], [-1.0, 0.0]]])
-    with pytest.raises(ValueError, match="different elements, got p4 and quarters"):
+    with pytest.raises(ValueError, match="p4 and quarters have the same elements"):
         sr.relax(cnn, x, groups=["translation", "p4", twice])
     nothing = groups.Group.from_matrices("nothing", [[[1.0, 0.0], [0.0, 1.0]]])
-    with pytest.raises(ValueError, match="turn or mirror the grid, got nothing, which leaves all"):
+    with pytest.raises(ValueError, match="Group nothing is trivial"):
         sr.relax(cnn, x, groups=["translation", nothing])
-    with pytest.raises(ValueError, match="translation in any case"):
+    with pytest.raises(ValueError, match="must include .translation."):
         sr.relax(cnn, x, groups=[swap])
-    with pytest.raises(ValueError, match="that map the grid to itself, .* got .*C8"):
+    with pytest.raises(ValueError, match="that map the grid to itself, got .*C8"):
         sr.relax(cnn, x, groups=["translation", groups.cyclic(8)])
     about_z = [[0.0, -1.0, 0.0], [1.0, 0.0, 0.0], [0.0, 0.0, 1.0]]
     with pytest.raises(ValueError, match="the elements of O, got others by that name"):
@@ -196,7 +196,7 @@ def test_reading_names_the_groups() -> None:
     layer = found.layers[0]
     assert set(layer.equivariance_error) == {"translation", "p4"} == set(found.equivariance_error)
     assert set(found.relative_effective_parameters()) == {"Conv", "GConv p4", "FFC"}
-    assert "upports" in found.verdict and "under p4" in found.verdict and "p4" in str(found)
+    assert "equivariant to" in found.verdict and "under p4" in found.verdict and "p4" in str(found)
 
 
 def test_which_groups_a_path_keeps() -> None:

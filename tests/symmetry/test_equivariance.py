@@ -214,7 +214,7 @@ def test_batches_modes_gradients_and_precision(monkeypatch: pytest.MonkeyPatch) 
     assert [f.training, f[1].training, f[2].training] == [True, False, True]
     assert equivariance_error(f.float(), x.float()) == pytest.approx(error, rel=1e-5)
     f.double()
-    monkeypatch.setattr("symrazor.symmetry.equivariance.BATCH", 4)
+    monkeypatch.setattr("symrazor.symmetry.equivariance.BATCH_SIZE", 4)
     assert equivariance_error(f, x) == pytest.approx(error, rel=1e-12)
 
     def fail(x: Tensor) -> Tensor:
@@ -300,18 +300,21 @@ X = torch.zeros(2, 1, 4, 4)
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: equivariance_error(lambda x: x, X[0, 0]), r"1 to 3 dimensions, got \[4, 4\]"),
+        (
+            lambda: equivariance_error(lambda x: x, X[0, 0]),
+            r"1 to 3 dimensions of size, got \[4, 4\]",
+        ),
         (lambda: equivariance_error(lambda x: x, X[:0]), r"got \[0, 1, 4, 4\]"),
-        (lambda: equivariance_error(lambda x: x, [X]), "1 to 3 dimensions, got list"),
+        (lambda: equivariance_error(lambda x: x, [X]), "1 to 3 dimensions of size, got list"),
         (lambda: equivariance_error(lambda x: x[:, 0], X), r"vectors \[2, k\], got \[2, 4, 4\]"),
         (lambda: equivariance_error(lambda x: x[:1], X), r"\[2, d, .* got \[1, 1, 4, 4\]"),
         (lambda: equivariance_error(lambda x: (x, x), X), r"got tuple"),
-        (lambda: equivariance_error(lambda x: x / 0, X), "finite outputs"),
+        (lambda: equivariance_error(lambda x: x / 0, X), "outputs are not finite"),
         (
             lambda: equivariance_error(lambda x: x, X, count=0),
-            "at least 1 shift, .* got 0",
+            "positive integer, got 0",
         ),
-        (lambda: equivariance_error(lambda x: x, X, actions=[]), "at least one action, got none"),
+        (lambda: equivariance_error(lambda x: x, X, actions=[]), "actions is empty"),
     ],
 )
 def test_bad_input(make: Callable[[], object], message: str) -> None:

@@ -113,9 +113,11 @@ def test_safetensors_carry_the_report(tmp_path: File) -> None:
 
 def test_files_that_cannot_be_written(tmp_path: File, monkeypatch: pytest.MonkeyPatch) -> None:
     net, x = nn.Linear(2, 2).eval(), torch.ones(2, 2)
-    with pytest.raises(FileNotFoundError, match="folder that exists, got .*nowhere"):
+    with pytest.raises(FileNotFoundError, match="No such folder: .*nowhere"):
         sr.save_network(net, tmp_path / "nowhere" / "a.pt2", x)
-    with pytest.raises(ValueError, match="relative difference .*nothing was written"):
+    with pytest.raises(
+        ValueError, match="(?s)differ from those of the network.*nothing was written"
+    ):
         sr.save_network(net, tmp_path / "a.safetensors", x, tolerance=-1.0)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ModuleNotFoundError, match=r"pip install symrazor\[onnx\]"):
@@ -128,6 +130,8 @@ def test_double_precision_without_a_kernel_in_the_runtime(tmp_path: File) -> Non
     pytest.importorskip("onnxscript")
     net = nn.Sequential(nn.Conv2d(1, 2, 3, padding=1), nn.Flatten()).double().eval()
     x = torch.ones(2, 1, 4, 4, dtype=torch.float64)
-    with pytest.raises(ValueError, match=r"has kernels for, got \['torch.float64'\].*x.float\(\)"):
+    with pytest.raises(
+        ValueError, match=r"(?s)cannot run this network of \['torch.float64'\].*x.float\(\)"
+    ):
         sr.save_network(net, tmp_path / "a.onnx", x)
     assert not list(tmp_path.iterdir())

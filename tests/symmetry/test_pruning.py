@@ -136,7 +136,7 @@ def test_a_slow_choice_shows_its_progress(fit: sr.Fit, monkeypatch: pytest.Monke
 def test_the_table_and_the_report(fit: sr.Fit) -> None:
     plain = fit.collapse()
     text = sr.collapse_table(plain)
-    for word in ("FFC", "Conv", "dropped", "parameters", "FLOPs per datum", "ms for 32 data"):
+    for word in ("FFC", "Conv", "dropped", "parameters", "FLOPs per input", "ms for 32 inputs"):
         assert word in text
     assert "chosen by evidence" in text
     assert json.loads(json.dumps(plain.collapse_report)) == plain.collapse_report

@@ -1,4 +1,4 @@
-r"""Networks without BatchNorm, which couples the data of a batch so that no evidence exists."""
+"""Replace BatchNorm, which couples the inputs of a batch so that no evidence is defined."""
 
 import copy
 import logging
@@ -15,41 +15,40 @@ from symrazor.core.parameters import eval_mode
 from symrazor.curvature.tape import Input, call, map_tensors
 
 FoldsInto = nn.Conv1d | nn.Conv2d | nn.Conv3d | nn.Linear
-MOST_GROUPS, FEWEST_CHANNELS = 32, 4
+MAX_GROUPS, MIN_CHANNELS_PER_GROUP = 32, 4  # of a GroupNorm
 _log = logging.getLogger("symrazor")
 
 
 def replace_batchnorm(
     model: nn.Module, fold: bool = False, example_input: Input | None = None
 ) -> nn.Module:
-    r"""A copy without BatchNorm: with GroupNorm in its place, or folded into the layers before it.
+    r"""Return a copy of a model with every BatchNorm replaced by GroupNorm or folded away.
 
-    GroupNorm is another function: train on. It gets the scale, shift and eps of the BatchNorm, and
-    as many groups, up to 32, as divide the channels and leave at least 4 channels to each (one
-    group if nothing does).
+    GroupNorm computes another function, so the model needs further training. It takes over scale,
+    shift and eps. The number of groups is the largest one up to 32 that divides the channels and
+    leaves at least 4 channels per group (1 if there is none).
 
-    Folding leaves the outputs of a trained network in eval mode as they are: with running mean m
-    and variance v, scale $\gamma$ and shift $\beta$,
+    Folding keeps the outputs of a trained network in eval mode. With running mean m and variance v,
+    scale $\gamma$ and shift $\beta$,
 
     $$ W \leftarrow \mathrm{diag}(s)\, W, \qquad b \leftarrow s\,(b - m) + \beta, \qquad
        s = \gamma / \sqrt{v + \epsilon} . $$
 
-    It needs a forward pass that `torch.fx` can trace and, before each BatchNorm, a convolution or
-    linear layer that feeds nothing else. A linear layer must act on [n, features]: on [n, l, c]
-    BatchNorm scales positions l, which no weight of it can do, and only an example input tells the
-    two apart. An nn.Identity is left in place of the BatchNorm.
+    Folding needs a forward pass that `torch.fx` can trace and, before each BatchNorm, a convolution
+    or linear layer whose output goes nowhere else. A linear layer must act on [n, features]: on [n,
+    l, c] BatchNorm scales positions l, which the weights of the layer cannot do; only an example
+    input distinguishes the two cases. An nn.Identity takes the place of the BatchNorm.
 
     Args:
-        model: any module; it stays as it is.
+        model: any module; it is not changed.
         fold: whether to fold.
-        example_input: a batch as the model takes it, on which the outputs in eval mode before and
-            after folding are compared; needed where a linear layer is before a BatchNorm.
+        example_input: a batch of inputs on which the outputs before and after folding are compared;
+            required if a linear layer precedes a BatchNorm.
 
     Raises:
-        ValueError: the BatchNorm layers that cannot be folded, by name, and why; outputs that
-            folding changed.
+        ValueError: if a BatchNorm layer cannot be folded, or if folding changed the outputs.
     """
-    original, model = model, copy_of(model)
+    original, model = model, copy_model(model)
     norms = {name: m for name, m in model.named_modules() if isinstance(m, _BatchNorm)}
     new: dict[int, nn.Module] = {id(norm): _group_norm(norm) for norm in norms.values()}
     if fold and norms:
@@ -57,7 +56,7 @@ def replace_batchnorm(
         new = {id(norm): nn.Identity().train(norm.training) for norm in norms.values()}
     done = "folded" if fold else "replaced by GroupNorm"
     _log.info("BatchNorm %s: %s", done, ", ".join(norms) or "none found")
-    model = put(model, new)
+    model = replace_modules(model, new)
     if fold and example_input is not None:
         _check_same(original, model, example_input)
     return model
@@ -71,24 +70,24 @@ def _check_same(before: nn.Module, after: nn.Module, x: Input) -> None:
     error = float((f - g).abs().max()) / (float(f.abs().max()) or 1.0)
     if not error <= torch.finfo(f.dtype).eps ** 0.5:
         raise ValueError(
-            f"expected the outputs to stay, got a relative difference of {error:.1e}; does a "
-            "linear layer before a BatchNorm act on [n, l, c]? use fold=False"
+            f"Folding BatchNorm changed the outputs by {error:.1e} (relative). A linear layer "
+            "before a BatchNorm may act on [n, l, c]. Use fold=False."
         )
 
 
-def copy_of(model: nn.Module) -> nn.Module:
-    """A deep copy, without the wrappers of torch.compile.
+def copy_model(model: nn.Module) -> nn.Module:
+    """Return a deep copy of a model without the wrappers of torch.compile.
 
-    Tensors that a forward pre-hook computes anew in every call, as `nn.utils.weight_norm` and
-    `prune` do, are copied without their history, which deepcopy would refuse.
+    Tensors that a forward pre-hook recomputes in every call, as in `nn.utils.weight_norm` and
+    `prune`, are detached first, because deepcopy rejects tensors with a gradient history.
 
     Raises:
-        ValueError: a model that cannot be copied, or that is scripted.
+        ValueError: if the model is scripted or cannot be copied.
     """
     if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
         raise ValueError(
-            "expected modules written in Python, got torch.jit ones; pass the module they were "
-            "made from"
+            "Modules compiled by torch.jit cannot be changed. Pass the Python module they were "
+            "made from."
         )
     computed = {
         id(value): value.detach().clone()
@@ -99,12 +98,14 @@ def copy_of(model: nn.Module) -> nn.Module:
     try:
         twin: nn.Module = copy.deepcopy(getattr(model, "_orig_mod", model), cast(Any, computed))
     except (RuntimeError, TypeError, ValueError) as error:
-        raise ValueError(f"expected a model that copy.deepcopy can copy, got: {error}") from error
-    return put(twin, {id(m): m._orig_mod for m in twin.modules() if hasattr(m, "_orig_mod")})
+        raise ValueError(f"copy.deepcopy cannot copy this model: {error}") from error
+    return replace_modules(
+        twin, {id(m): m._orig_mod for m in twin.modules() if hasattr(m, "_orig_mod")}
+    )
 
 
-def put(model: nn.Module, new: Mapping[int, Any]) -> nn.Module:
-    """Put new[id(module)] at every place where that module is registered; returns the root."""
+def replace_modules(model: nn.Module, new: Mapping[int, Any]) -> nn.Module:
+    """Replace every registered module m by new[id(m)] and return the root module."""
     for parent in list(model.modules()):
         for key, child in parent._modules.items():
             parent._modules[key] = new.get(id(child), child)
@@ -113,9 +114,9 @@ def put(model: nn.Module, new: Mapping[int, Any]) -> nn.Module:
 
 
 def _group_norm(norm: _BatchNorm) -> nn.GroupNorm:
-    """The norm of each datum alone, with the scale and shift of a BatchNorm."""
+    """Return a GroupNorm with the scale and shift of a BatchNorm."""
     c = norm.num_features
-    most = max(1, min(MOST_GROUPS, c // FEWEST_CHANNELS))
+    most = max(1, min(MAX_GROUPS, c // MIN_CHANNELS_PER_GROUP))
     groups = max(g for g in range(1, most + 1) if c % g == 0)
     new = nn.GroupNorm(groups, c, eps=norm.eps, affine=norm.affine)
     new.weight, new.bias = norm.weight, norm.bias
@@ -123,37 +124,37 @@ def _group_norm(norm: _BatchNorm) -> nn.GroupNorm:
 
 
 @torch.no_grad()
-def _fold(model: nn.Module, norms: Mapping[str, _BatchNorm], compared: bool) -> None:
-    """Fold every BatchNorm into the layer before it, in place; the outputs may be `compared`."""
+def _fold(model: nn.Module, norms: Mapping[str, _BatchNorm], has_example: bool) -> None:
+    """Fold every BatchNorm into the layer before it, in place."""
     moving = [name for name, m in norms.items() if m.training or m.running_mean is None]
     if moving:
         raise ValueError(
-            f"expected running statistics in eval mode, got BatchNorm on those of the batch at "
-            f"{moving}; call model.eval(), or use fold=False"
+            f"BatchNorm at {moving} uses batch statistics, which cannot be folded. Call "
+            "model.eval() first, or use fold=False."
         )
     layers = _layers_before(model)
     tied = Counter(id(p) for _, p in model.named_parameters(remove_duplicate=False))
-    refused = [
+    unfoldable = [
         name
         for name in norms
         if name not in layers or any(tied[id(p)] > 1 for p in layers[name].parameters())
     ]
-    if refused:
+    if unfoldable:
         raise ValueError(
-            "expected before each BatchNorm a convolution or linear layer with weights of its own "
-            f"that feeds nothing else, got none before {refused}; use fold=False"
+            f"BatchNorm at {unfoldable} cannot be folded: it must follow a convolution or linear "
+            "layer that shares no weights and feeds nothing else. Use fold=False."
         )
     linear = {name: m for name in norms if isinstance(m := layers[name], nn.Linear)}
-    if linear and not compared:
+    if linear and not has_example:
         raise ValueError(
-            "expected an example input, to see whether a linear layer acts on [n, features], got "
-            f"none for BatchNorm at {list(linear)}; pass example_input=..., or use fold=False"
+            f"Folding BatchNorm at {list(linear)} into a linear layer needs an example input, to "
+            "check that the layer acts on [n, features]. Pass example_input=, or use fold=False."
         )
-    longer = [name for name, m in linear.items() if m.out_features != norms[name].num_features]
-    if longer:
+    on_maps = [name for name, m in linear.items() if m.out_features != norms[name].num_features]
+    if on_maps:
         raise ValueError(
-            "expected a linear layer on [n, features] before each BatchNorm, got one on maps of "
-            f"positions before {longer}; use fold=False"
+            f"BatchNorm at {on_maps} follows a linear layer that acts on [n, l, c], not on "
+            "[n, features], and cannot be folded. Use fold=False."
         )
     for name, norm in norms.items():
         layer = layers[name]
@@ -165,13 +166,13 @@ def _fold(model: nn.Module, norms: Mapping[str, _BatchNorm], compared: bool) -> 
 
 
 def _layers_before(model: nn.Module) -> dict[str, FoldsInto]:
-    """Name of a module called once -> the plain layer, called once, that feeds it and only it."""
+    """Map each module called once to the plain layer that feeds it and nothing else."""
     try:
         nodes = fx.Tracer().trace(model).nodes
     except Exception as error:
         raise ValueError(
-            "expected a forward pass that torch.fx can trace, to find the layer before each "
-            f"BatchNorm, got {type(error).__name__}: {error}; use fold=False"
+            "torch.fx cannot trace the forward pass, which is needed to find the layer before each "
+            f"BatchNorm ({type(error).__name__}: {error}). Use fold=False."
         ) from error
     modules = dict(model.named_modules())
     used = [str(n.target) for n in nodes if n.op == "call_module"]

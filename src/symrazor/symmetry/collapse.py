@@ -1,9 +1,9 @@
-r"""A plain network out of a relaxed one: without the paths that the evidence switched off.
+r"""Collapse a relaxed network to a plain one, without the paths that the evidence switched off.
 
-A path's share is its part of its layer's effective parameters, $\gamma_p / \sum_q \gamma_q$. Paths
-with a share below a threshold are dropped, the others are merged where they can be
-(`symrazor.layers.plain`), and what is left is made of torch.nn modules and torch.fx graphs: it
-loads and runs without this library.
+The share of a path is its part of its layer's effective parameters, $\gamma_p / \sum_q \gamma_q$.
+Paths with a share below a threshold are dropped, and the others are merged if possible
+(`symrazor.layers.merge`). The threshold is given, or the evidence chooses it. The result consists
+of torch.nn modules and torch.fx graphs: it loads and runs without this library.
 """
 
 import copy
@@ -39,18 +39,18 @@ Dropped = dict[str, set[int]]
 """Layer name -> paths to drop."""
 
 PROGRESS_BAR_DELAY_SECONDS = 2.0
-"""Seconds without a progress bar."""
+"""Time before a progress bar appears."""
 
-SLACK = 1e-6
-"""How far rounding may move a share out of [0, 1]."""
+ROUNDING_TOLERANCE = 1e-6
+"""Amount by which rounding may move a share out of [0, 1]."""
 
 
 def path_shares(model: nn.Module, effective_parameters: Mapping[str, float]) -> Shares:
-    """Share of each path of each relaxed layer in the layer's effective parameters.
+    """Return the share of each path of each relaxed layer in the layer's effective parameters.
 
-    None for a path without trainable weights: the evidence has nothing to say about it.
+    The share is None for a path without trainable weights, which has no evidence.
     """
-    found: dict[str, list[float | None]] = {}
+    shares: dict[str, list[float | None]] = {}
     for name, layer in model.named_modules():
         if not isinstance(layer, Relaxed):
             continue
@@ -60,71 +60,79 @@ def path_shares(model: nn.Module, effective_parameters: Mapping[str, float]) -> 
             for prefix in prefixes
         ]
         total = sum(map(sum, gamma))
-        even = 1 / max(1, sum(map(bool, gamma)))
-        found[name] = [(sum(g) / total if total > 0 else even) if g else None for g in gamma]
-    return found
+        equal_share = 1 / max(1, sum(map(bool, gamma)))
+        shares[name] = [
+            (sum(g) / total if total > 0 else equal_share) if g else None for g in gamma
+        ]
+    return shares
 
 
 def match_shares(shares: Shares | Reading | None, relaxed: Mapping[str, Relaxed]) -> Shares:
-    """Shares for exactly the layers there are.
+    """Return shares for exactly the given layers.
 
     Raises:
-        ValueError: no mapping, other layers or numbers of paths, or numbers outside of [0, 1].
+        ValueError: if the shares are not a mapping, name other layers or numbers of paths, or are
+            outside [0, 1].
     """
     if shares is None:
         return {name: [None] * len(layer.paths) for name, layer in relaxed.items()}
     if isinstance(shares, Reading):
-        read = {
+        by_name = {
             layer.name: [path.share if path.parameters else None for path in layer.paths]
             for layer in shares.layers
         }
-        shares = {name: read[name] for name in relaxed if name in read}
-    given: Any = shares
-    if not isinstance(given, Mapping) or not all(
-        isinstance(values, list | tuple) for values in given.values()
+        shares = {name: by_name[name] for name in relaxed if name in by_name}
+    value: Any = shares
+    if not isinstance(value, Mapping) or not all(
+        isinstance(values, list | tuple) for values in value.values()
     ):
-        raise ValueError(f"expected shares as {{layer: [share of each path]}}, got {given!r}")
-    wild = {
+        raise ValueError(f"shares must be {{layer name: [share of each path]}}, got {value!r}.")
+    out_of_range = {
         name: list(values)
         for name, values in shares.items()
-        if not all(s is None or (is_real(s) and -SLACK <= s <= 1 + SLACK) for s in values)
+        if not all(
+            s is None or (is_real(s) and -ROUNDING_TOLERANCE <= s <= 1 + ROUNDING_TOLERANCE)
+            for s in values
+        )
     }
-    if wild:
-        raise ValueError(f"expected shares from 0 to 1, or None for a frozen path, got {wild}")
+    if out_of_range:
+        raise ValueError(
+            f"shares must be between 0 and 1, or None for a frozen path, got {out_of_range}."
+        )
     sizes = {name: len(layer.paths) for name, layer in relaxed.items()}
     got = {name: len(values) for name, values in shares.items()}
     if sizes != got:
         wrong = sorted(n for n in {*sizes, *got} if sizes.get(n) != got.get(n))
         raise ValueError(
-            f"expected one share for each path of the relaxed layers, {sizes}, got {got}; see the "
-            f"layers {wrong}"
+            f"shares must have one entry for each path of each relaxed layer. Layers {wrong}: the "
+            f"model has {sizes} paths, shares has {got} entries."
         )
     return shares
 
 
 def dropped_paths(relaxed: Mapping[str, Relaxed], shares: Shares, threshold: float) -> Dropped:
-    """Paths with zero output and paths with a share below the threshold, never all of a layer."""
-    found: Dropped = {}
+    """Return paths with zero output or a share below the threshold, but never all of a layer."""
+    dropped: Dropped = {}
     for name, layer in relaxed.items():
-        size = [math.inf if share is None else share for share in shares[name]]
-        zero = [layer.path(i).is_zero() for i in range(len(size))]
-        found[name] = {i for i, s in enumerate(size) if zero[i] or s < threshold}
-        if len(found[name]) == len(size):
-            found[name].remove(max(found[name], key=lambda i: (not zero[i], size[i])))
-    return found
+        sizes = [math.inf if share is None else share for share in shares[name]]
+        is_zero = [layer.path(i).is_zero() for i in range(len(sizes))]
+        dropped[name] = {i for i, s in enumerate(sizes) if is_zero[i] or s < threshold}
+        if len(dropped[name]) == len(sizes):
+            dropped[name].remove(max(dropped[name], key=lambda i: (not is_zero[i], sizes[i])))
+    return dropped
 
 
 @dataclass
 class Choice:
-    """A threshold, and why."""
+    """A threshold and how it was chosen."""
 
     value: float | None
     chosen_by: str
     candidates: list[dict[str, Any]] = field(default_factory=list)
 
 
-class _Nothing(nn.Module):
-    """In place of a path that was dropped, so that the others keep their names."""
+class _DroppedPath(nn.Module):
+    """Takes the place of a dropped path, so that the other paths keep their names."""
 
     group = None
 
@@ -135,7 +143,7 @@ class _Nothing(nn.Module):
 def choose_by_evidence(
     model: nn.Module, relaxed: Mapping[str, Relaxed], shares: Shares, razor: Razor, loader: Loader
 ) -> Choice:
-    """The threshold after which the evidence is highest; of equals the largest."""
+    """Return the threshold with the highest evidence, the largest one of equals."""
     distinct = sorted({s for values in shares.values() for s in values if s is not None})
     trials: list[tuple[float, Dropped]] = []
     for threshold in (0.0, *(math.nextafter(share, math.inf) for share in distinct)):
@@ -144,7 +152,7 @@ def choose_by_evidence(
             drop = {name: set() for name in relaxed}
         if not trials or drop != trials[-1][1]:
             trials.append((threshold, drop))
-    pruned = copy.deepcopy(model)  # each trial drops what the one before it did, and more
+    pruned = copy.deepcopy(model)  # every trial drops the paths of the previous trial, and more
     layers = {name: pruned.get_submodule(name) for name in relaxed}
     candidates: list[dict[str, Any]] = []
     with _progress(len(trials)) as advance:
@@ -152,7 +160,7 @@ def choose_by_evidence(
             for name, layer in layers.items():
                 assert isinstance(layer, Relaxed)
                 for i in drop[name]:
-                    layer.paths[i] = _Nothing()
+                    layer.paths[i] = _DroppedPath()
             value = float(_same_prior(razor, pruned).evidence(loader).log_evidence)
             dropped = sum(map(len, drop.values()))
             candidates.append({"threshold": threshold, "dropped": dropped, "log_evidence": value})
@@ -162,19 +170,19 @@ def choose_by_evidence(
 
 
 def _same_prior(razor: Razor, model: nn.Module) -> Razor:
-    """A razor for a part of another one's weights, with the same precision for each of them."""
+    """Return a razor for some of another razor's weights, with the same prior precisions."""
     groups = "diagonal" if razor.prior.diagonal else "tensor"
     config = replace(razor.config, prior_groups=groups, prior_precision=1.0, free_precision=None)
-    found = Razor(model, copy.deepcopy(razor.likelihood), razor.n_data, config)
+    same_prior = Razor(model, copy.deepcopy(razor.likelihood), razor.n_data, config)
     with torch.no_grad():
         for name in weights(model):
-            found.prior.log_of(name).copy_(razor.prior.log_of(name))
-    return found
+            same_prior.prior.log_of(name).copy_(razor.prior.log_of(name))
+    return same_prior
 
 
 @contextmanager
 def _progress(total: int) -> Iterator[Callable[[], None]]:
-    """A progress bar, on a terminal, if it takes a while; or silence."""
+    """Show a progress bar on a terminal if the work takes a while."""
     from rich.console import Console
     from rich.progress import Progress
 
@@ -195,8 +203,8 @@ def _progress(total: int) -> Iterator[Callable[[], None]]:
         bar.stop()
 
 
-THRESHOLD = 0.01
-"""Share below which a path is dropped, unless another one is given."""
+DEFAULT_THRESHOLD = 0.01
+"""Default share below which a path is dropped."""
 
 
 def collapse(
@@ -208,51 +216,52 @@ def collapse(
     razor: Razor | None = None,
     loader: Loader | None = None,
 ) -> nn.Module:
-    """The network without the paths that the evidence switched off, as plain torch modules.
+    """Return the network as plain torch modules, without the paths that the evidence switched off.
 
-    Layers of this library are replaced: a convolution at stride 1 is a bare nn.Conv1d to 3d, a
-    dense path an nn.Linear, adaptive subsampling and factored paths are torch.fx graphs. Several
-    paths of a layer are merged where that costs no more. Convolutions with adaptive subsampling
-    choose which pixels to keep from their own output, so they cannot be merged with other paths.
-    Modules of your own classes stay; they must not reach into the layers they call.
+    Layers of this library are replaced. A convolution at stride 1 becomes an nn.Conv1d to
+    nn.Conv3d, a dense path an nn.Linear; adaptive subsampling and factored paths become torch.fx
+    graphs. Paths of a layer are merged if that does not increase the cost. Convolutions with
+    adaptive subsampling choose the pixels to keep from their own output, so they cannot be merged
+    with other paths. Other modules stay; they must not access the insides of the layers they call.
 
     Args:
-        model: with relaxed layers; it is not changed.
-        example_input: a batch as the model takes it; the report is measured on it.
-        shares: of each path of each relaxed layer, or a reading. Without any, only paths whose
-            output is zero for every input are dropped. These are always dropped.
-        threshold: drop the paths with a smaller share, but never all of a layer; None for 0.01.
-            "evidence" tries every threshold that makes a difference, none included, and takes the
-            one after which the Laplace evidence, with weights and precisions as they are, is
-            highest.
-        razor: of the model, for "evidence".
+        model: a network with relaxed layers; it is not changed.
+        example_input: a batch of inputs, on which the report is measured.
+        shares: share of each path of each relaxed layer, or a reading. Without shares, only paths
+            whose output is zero for every input are dropped; these are always dropped.
+        threshold: paths with a smaller share are dropped, but never all paths of a layer; None for
+            0.01. "evidence" tries every threshold that changes the result and takes the one with
+            the highest Laplace evidence, at the current weights and precisions.
+        razor: the razor of the model, for "evidence".
         loader: the training data, for "evidence".
 
     Returns:
-        A copy in eval mode. Its attribute `collapse_report` is a dictionary ready for JSON: what
-        became of each path; parameters, FLOPs and latency before and after; relative change of the
-        outputs; how the threshold was chosen. `collapse_table` prints it.
+        A copy in eval mode. Its attribute `collapse_report` is a JSON-ready dictionary with the
+            fate of
+        each path; parameters, FLOPs and latency before and after; the relative change of the
+            outputs;
+        and how the threshold was chosen. `collapse_table` prints it.
 
     Raises:
-        ValueError: no relaxed layers, shares that do not match them, a threshold without shares,
-            or layers of this library that cannot be written in plain torch.
+        ValueError: if the model has no relaxed layers, the shares do not match them, a threshold is
+            given without shares, or a layer cannot be written in plain torch.
     """
     before = copy.deepcopy(_checked(model)).eval()
     relaxed = {name: m for name, m in before.named_modules() if isinstance(m, Relaxed)}
     if threshold == "evidence":
-        razor, loader = _training_of(model, razor, loader)
+        razor, loader = _check_training(model, razor, loader)
         if shares is None:
             shares = path_shares(model, razor.evidence(loader).effective_parameters)
         known = match_shares(shares, relaxed)
         choice = choose_by_evidence(before, relaxed, known, razor, loader)
     else:
-        choice = _as_given(threshold, shares)
+        choice = _fixed_threshold(threshold, shares)
         known = match_shares(shares, relaxed)
     rewriter = Rewriter(before, example_input, dropped_paths(relaxed, known, choice.value or 0.0))
-    plain = _rewritten(before, rewriter)
+    plain = _rewrite(before, rewriter)
     plain.collapse_report = {  # type: ignore[assignment]
         "layers": [
-            _fates(name, layer, known[name], rewriter.terms[name])
+            _layer_report(name, layer, known[name], rewriter.terms[name])
             for name, layer in relaxed.items()
         ],
         "threshold": asdict(choice),
@@ -262,73 +271,72 @@ def collapse(
 
 
 def collapse_table(plain: nn.Module) -> str:
-    """The report of a collapsed network, for the terminal."""
+    """Return the report of a collapsed network as a table for the terminal."""
     report = getattr(plain, "collapse_report", None)
     if not isinstance(report, dict):
-        raise ValueError(f"expected a network made by collapse, got {type(plain).__name__}")
+        raise ValueError(f"This {type(plain).__name__} was not made by collapse().")
     return _table(report)
 
 
 def _checked(model: nn.Module) -> nn.Module:
     if not isinstance(model, nn.Module):
-        raise ValueError(f"expected a torch.nn.Module, got {type(model).__name__}")
+        raise ValueError(f"model must be a torch.nn.Module, got {type(model).__name__}.")
     if hasattr(model, "_orig_mod"):
         raise ValueError(
-            "expected a module whose layers can be replaced, got a torch.compile'd one; pass the "
-            "module it was made from"
+            "The layers of a compiled module cannot be replaced. Pass the module that was given to "
+            "torch.compile."
         )
     if any(isinstance(m, Augmented) for m in model.modules()):
         raise ValueError(
-            "expected a network of one pass over each datum, got an Augmented one; do: "
-            "collapse(model.network, x), which takes data as they are, or model.network itself if "
-            "its layers are plain"
+            "An Augmented network averages over transformed copies and cannot be collapsed. Use "
+            "collapse(model.network, x), or model.network itself if its layers are plain."
         )
     if not any(is_symrazor_module(m) and not isinstance(m, Hyper) for m in model.modules()):
         raise ValueError(
-            f"expected a model with relaxed layers, got {type(model).__name__} without any layer "
-            "of symrazor.layers; it is a plain network already"
+            f"This {type(model).__name__} is a plain network already: it has no layers of "
+            "symrazor.layers to collapse."
         )
     return model
 
 
-def _training_of(
+def _check_training(
     model: nn.Module, razor: Razor | None, loader: Loader | None
 ) -> tuple[Razor, Loader]:
-    """Both, if they can measure the evidence of this model."""
+    """Check that the razor and the loader can measure the evidence of the model."""
     if razor is None or loader is None or razor.model is not model:
         raise ValueError(
-            "expected a razor of this very model and a loader with its training data for "
-            'threshold="evidence", got something else; pass both, or a number as threshold'
+            'threshold="evidence" needs razor=, the razor of this model, and loader=, its training '
+            "data. Pass both, or a number as threshold."
         )
     return razor, loader
 
 
-def _as_given(threshold: float | None, shares: Shares | Reading | None) -> Choice:
-    """A threshold that is not searched for."""
-    number = THRESHOLD if threshold is None else threshold
+def _fixed_threshold(threshold: float | None, shares: Shares | Reading | None) -> Choice:
+    """Return the given or the default threshold."""
+    number = DEFAULT_THRESHOLD if threshold is None else threshold
     if not is_real(number) or not 0 <= number <= 1:
-        raise ValueError(f'expected a threshold from 0 to 1 or "evidence", got {threshold!r}')
+        raise ValueError(f'threshold must be between 0 and 1 or "evidence", got {threshold!r}.')
     if threshold is not None and shares is None:
-        raise ValueError(f"expected shares for the threshold {threshold}, got none; pass shares=")
+        raise ValueError(f"A threshold of {threshold} needs the shares of the paths. Pass shares=.")
     by = "by default" if threshold is None else "as given"
     return Choice(None if shares is None else float(number), by)
 
 
-def _rewritten(before: nn.Module, rewriter: Rewriter) -> nn.Module:
-    """A copy in plain torch, in eval mode, that can have attributes."""
+def _rewrite(before: nn.Module, rewriter: Rewriter) -> nn.Module:
+    """Return a copy in plain torch, in eval mode, that can hold attributes."""
     plain = rewriter.rewrite(copy.deepcopy(before), "")
-    left = sorted({type(m).__name__ for m in plain.modules() if is_symrazor_module(m)})
-    if left:
-        raise ValueError(f"expected layers that can be written in plain torch, got {left}")
-    if isinstance(plain, torch.fx.GraphModule):  # copies of a graph lose their attributes
+    remaining = sorted({type(m).__name__ for m in plain.modules() if is_symrazor_module(m)})
+    if remaining:
+        raise ValueError(f"These layers cannot be written in plain torch: {remaining}.")
+    if isinstance(plain, torch.fx.GraphModule):  # a copied GraphModule loses its attributes
         plain = nn.Sequential(plain)
     return plain.eval()
 
 
-def _fates(
+def _layer_report(
     name: str, layer: Relaxed, shares: Sequence[float | None], terms: list[list[int]]
 ) -> Report:
-    """What became of each path of a layer; `terms` are the paths of each term that is left."""
+    """Describe what became of each path of a layer; `terms` lists the paths of each kept term."""
     together = {i: len(term) for term in terms for i in term}
     fates = {0: "dropped", 1: "kept"}
     return {
@@ -346,22 +354,22 @@ def _fates(
     }
 
 
-FEWEST_REPEATS = 5
+MIN_TIMED_PASSES = 5
 
 
 def batch_length(x: Input) -> int:
-    """Number of data in an input."""
+    """Return the number of inputs in a batch."""
     return len(next(part for part in tree_leaves(x) if isinstance(part, Tensor)))
 
 
 def parameters(model: nn.Module) -> int:
-    """Number of parameters, shared ones once."""
+    """Return the number of parameters; shared ones count once."""
     return sum(p.numel() for p in model.parameters())
 
 
 @torch.no_grad()
 def flops(model: nn.Module, x: Input) -> int:
-    """Floating-point operations of one datum: products and sums of matrices and convolutions."""
+    """Return the floating-point operations per input of matrix products and convolutions."""
     with FlopCounterMode(display=False) as counter:
         call(model, x)
     return int(counter.get_total_flops()) // batch_length(x)
@@ -369,23 +377,23 @@ def flops(model: nn.Module, x: Input) -> int:
 
 @torch.no_grad()
 def latencies(models: list[nn.Module], x: Input, seconds: float = 0.3) -> list[float]:
-    """Median time of a forward pass in seconds, of several models in turn.
+    """Return the median time of a forward pass in seconds, for several models.
 
-    In turn, so that a busy machine slows all of them alike; each pass comes after another one of
-    the same model, which finds the caches as the other models left them and does not count. Each
-    runs at least a few times, and as often as fits into the given time.
+    The models take turns, so that a busy machine slows all of them alike. Each timed pass follows
+    an untimed one of the same model, which fills the caches. Every model runs at least
+    `MIN_TIMED_PASSES` times, and for `seconds` in total.
     """
-    found: list[list[float]] = [[] for _ in models]
+    durations: list[list[float]] = [[] for _ in models]
     end = time.perf_counter() + seconds
-    while len(found[-1]) < FEWEST_REPEATS or time.perf_counter() < end:
-        for model, times in zip(models, found, strict=True):
+    while len(durations[-1]) < MIN_TIMED_PASSES or time.perf_counter() < end:
+        for model, times in zip(models, durations, strict=True):
             call(model, x)
             _wait()
             start = time.perf_counter()
             call(model, x)
             _wait()
             times.append(time.perf_counter() - start)
-    return [statistics.median(times) for times in found]
+    return [statistics.median(times) for times in durations]
 
 
 def _wait() -> None:
@@ -394,10 +402,10 @@ def _wait() -> None:
 
 
 def change(before: Tensor, after: Tensor) -> dict[str, float]:
-    r"""Relative change of outputs [n, ...].
+    r"""Return the relative change of outputs [n, ...].
 
-    "rms" is $\mathrm{rms}(f' - f) / \mathrm{rms}(f)$ over all data, "largest" the largest
-    $\mathrm{rms}(f'_n - f_n) / \mathrm{rms}(f)$ of one datum.
+    "rms" is $\mathrm{rms}(f' - f) / \mathrm{rms}(f)$ over all inputs, "largest" the largest
+    $\mathrm{rms}(f'_n - f_n) / \mathrm{rms}(f)$ of a single input.
     """
     scale = float(before.double().square().mean().sqrt()) or 1.0
     squares = (after.double() - before.double()).square().reshape(len(before), -1).mean(1)
@@ -409,7 +417,7 @@ def change(before: Tensor, after: Tensor) -> dict[str, float]:
 
 @torch.no_grad()
 def compare(before: nn.Module, after: nn.Module, x: Input) -> Report:
-    """Change of the outputs, and parameters, FLOPs and latency of both, on one input."""
+    """Return the change of the outputs, and parameters, FLOPs and latency of both models."""
     slow, fast = latencies([before, after], x)
     return {
         "data": batch_length(x),
@@ -421,7 +429,7 @@ def compare(before: nn.Module, after: nn.Module, x: Input) -> Report:
 
 
 def _table(report: Report) -> str:
-    """A collapse report for the terminal."""
+    """Format a collapse report for the terminal."""
     width = max([5, *(len(layer["name"]) for layer in report["layers"])])
     lines = [f"{'layer':<{width}}  {'path':<12}{'share':>8}   fate"] if report["layers"] else []
     for layer in report["layers"]:
@@ -432,24 +440,24 @@ def _table(report: Report) -> str:
     lines.append(f"{'':<26}{'before':>14}{'after':>14}")
     for key, title, form in (
         ("parameters", "parameters", ",d"),
-        ("flops", "FLOPs per datum", ",d"),
-        ("latency_ms", f"ms for {report['data']} data", ",.3f"),
+        ("flops", "FLOPs per input", ",d"),
+        ("latency_ms", f"ms for {report['data']} inputs", ",.3f"),
     ):
         pair = report[key]
         lines.append(f"{title:<26}{pair['before']:>14{form}}{pair['after']:>14{form}}")
     moved = report["change"]
     lines.append(
-        f"outputs change by {moved['rms']:.1e} (rms; {moved['largest']:.1e} for one datum)"
+        f"outputs change by {moved['rms']:.1e} (rms), at most {moved['largest']:.1e} for one input"
     )
     return "\n".join([*lines, _threshold(report["threshold"])])
 
 
 def _threshold(chosen: Report) -> str:
-    """How the paths to drop were chosen, in words."""
+    """Say how the dropped paths were chosen."""
     if chosen["value"] is None:
-        return "only paths with zero output were dropped: no shares were given"
+        return "only paths with zero output were dropped, because no shares were given"
     text = f"threshold on shares: {chosen['value']:.3g}, {chosen['chosen_by']}"
     if chosen["candidates"]:
         full, best = chosen["candidates"][0], max(c["log_evidence"] for c in chosen["candidates"])
-        text += f": {full['log_evidence']:,.1f} with all paths, {best:,.1f} with those kept"
+        text += f": {full['log_evidence']:,.1f} with all paths, {best:,.1f} with the kept paths"
     return text

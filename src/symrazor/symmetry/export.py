@@ -1,4 +1,4 @@
-"""Files of a plain network, which load and run without this library.
+"""Write a plain network to a file that loads and runs without this library.
 
 | format | file | load |
 |---|---|---|
@@ -6,14 +6,15 @@
 | "safetensors" | .safetensors, weights alone | `safetensors.torch.load_model(network, file)` |
 | "onnx" | .onnx | `onnxruntime.InferenceSession(file)` |
 
-The number of data is free in programs and ONNX files. A file is read back and compared before it
-takes its name, so that it is there whole and right, or not at all.
+Programs and ONNX files accept any batch size. A file is written under a temporary name, read back
+and compared; it takes its final name only if the outputs agree.
 
 `torch.export.load` can unpickle, which can run code: load only .pt2 files that you made yourself.
 `symrazor.symmetry.architecture` writes and reads networks without that risk.
 
-Adaptive subsampling keeps the largest of several components. Where two are equal up to rounding,
-another runtime may keep the other one, and that datum's outputs are then those of a shifted map.
+Adaptive subsampling keeps the largest of several components. If two are equal up to rounding,
+another runtime may keep the other one, and the outputs for this input are then those of a shifted
+map.
 """
 
 import importlib.util
@@ -36,8 +37,8 @@ from symrazor.layers.path import is_symrazor_module
 
 Format = Literal["torch", "safetensors", "onnx"]
 SUFFIXES: dict[str, str] = {"torch": ".pt2", "safetensors": ".safetensors", "onnx": ".onnx"}
-ONNX_LIMIT = 2**31 - 2**20
-"""Bytes: an ONNX file is one protocol buffer, which ends at 2 GiB."""
+MAX_ONNX_BYTES = 2**31 - 2**20
+"""Maximal size: an ONNX file is one protocol buffer, which is limited to 2 GiB."""
 
 
 def save_network(
@@ -50,60 +51,67 @@ def save_network(
     """Write a plain network to a file.
 
     Args:
-        plain: what `collapse` returned, or any module without layers of this library.
+        plain: a network made by `collapse`, or any module without layers of this library.
         path: a file, or a folder for "network.pt2", "network.safetensors" or "network.onnx".
-        example_input: a batch as the network takes it, for shapes and for the comparison.
-        format: "torch", "safetensors" or "onnx"; by default what the suffix of the file says.
-        tolerance: largest difference between the outputs of the file, read back, and of the
-            network, relative to the largest output.
+        example_input: a batch of inputs, for shapes and for the comparison.
+        format: "torch", "safetensors" or "onnx"; by default given by the suffix of the file.
+        tolerance: maximal difference between the outputs of the file and of the network, relative
+            to the largest output.
 
     Returns:
-        The file.
+        The path of the file.
 
     Raises:
-        ValueError: an unknown format, layers of this library, a network in training mode, one that
-            is too large for ONNX or that its runtime cannot run, or outputs that differ.
-        FileNotFoundError: a folder that does not exist.
-        ModuleNotFoundError: packages that the format needs.
+        ValueError: if the format is unknown, the network contains layers of this library, is in
+            training mode, is too large for ONNX or not supported by its runtime, or if the outputs
+            differ.
+        FileNotFoundError: if the folder does not exist.
+        ModuleNotFoundError: if a package that the format needs is not installed.
     """
-    kind, file = _target(Path(path), format)
+    chosen_format, file = _target(Path(path), format)
     ours = sorted({type(m).__name__ for m in plain.modules() if is_symrazor_module(m)})
     if ours:
         inner = (
-            "fit.collapse(), the network inside" if "Augmented" in ours else "collapse(model, x)"
+            "fit.collapse(), which returns the network inside"
+            if "Augmented" in ours
+            else "collapse(model, x)"
         )
-        raise ValueError(f"expected a plain network, got layers {ours}; do: {inner}")
+        raise ValueError(
+            f"Only plain networks can be saved; this one has the layers {ours}. Use {inner}."
+        )
     training = [name or "(root)" for name, m in plain.named_modules() if m.training]
     if training:
         raise ValueError(
-            f"expected a network in eval mode, got modules in training mode: {training[:8]}; call "
-            ".eval() first"
+            f"The network must be in eval mode, but these modules are in training mode: "
+            f"{training[:8]}. Call .eval() first."
         )
-    write = {"torch": _write_program, "safetensors": _write_weights, "onnx": _write_onnx}[kind]
+    write = {"torch": _write_program, "safetensors": _write_weights, "onnx": _write_onnx}[
+        chosen_format
+    ]
     with torch.no_grad():
         expected = call(plain, example_input)
     with tempfile.TemporaryDirectory(dir=file.parent, prefix=f".{file.name}.") as folder:
-        part = Path(folder) / file.name
-        again = write(plain, part, example_input)
+        temporary = Path(folder) / file.name
+        reloaded = write(plain, temporary, example_input)
         with torch.no_grad():
-            _compare(again(example_input), expected, tolerance, kind)
-        os.replace(part, file)
+            _compare(reloaded(example_input), expected, tolerance, chosen_format)
+        os.replace(temporary, file)
     return file
 
 
 def _target(path: Path, format: str | None) -> tuple[str, Path]:
-    """The format and the file."""
+    """Return the format and the file."""
     known = {suffix: name for name, suffix in SUFFIXES.items()}
     chosen = known.get(path.suffix) if format is None else format
     if chosen not in SUFFIXES:
         raise ValueError(
-            f"expected a format in {sorted(SUFFIXES)} or a file ending in {sorted(known)}, got "
-            f"format={format!r} and {path.name!r}"
+            f"Unknown format: format={format!r}, file {path.name!r}. Use a format among "
+            f"{sorted(SUFFIXES)} or a file ending in {sorted(known)}."
         )
     file = path / f"network{SUFFIXES[chosen]}" if path.is_dir() else path
     if not file.parent.is_dir():
         raise FileNotFoundError(
-            f"expected a folder that exists, got {str(file.parent)!r}; do: mkdir -p {file.parent}"
+            f"No such folder: {file.parent}. Create it with: mkdir -p {file.parent}"
         )
     return chosen, file
 
@@ -113,9 +121,9 @@ def _compare(got: Tensor, expected: Tensor, tolerance: float, format: str) -> No
     error = float((got.to(expected) - expected).abs().max()) / scale
     if not error <= tolerance:
         raise ValueError(
-            f"expected the outputs of the {format} file within {tolerance:g} of the network's, got "
-            f"a relative difference of {error:.1e}; nothing was written. Pass a larger tolerance "
-            "if that is good enough"
+            f"The outputs of the {format} file differ from those of the network by {error:.1e} "
+            f"(relative), more than tolerance={tolerance:g}; nothing was written. Pass a larger "
+            "tolerance to accept this."
         )
 
 
@@ -123,7 +131,7 @@ Run = Callable[[Input], Tensor]
 
 
 def _describe(plain: nn.Module, x: Input) -> str:
-    """Shapes, versions and the collapse report as JSON."""
+    """Return shapes, versions and the collapse report as JSON."""
     with torch.no_grad():
         output = call(plain, x)
     about = {
@@ -137,7 +145,7 @@ def _describe(plain: nn.Module, x: Input) -> str:
 
 
 def _arguments(x: Input) -> tuple[tuple[Any, ...], dict[str, Any], Any]:
-    """Positional and named arguments with two data each, and which of their sizes are free."""
+    """Return positional and keyword arguments with two inputs each, and their free dimensions."""
     two = map_tensors(x, lambda part: torch.cat([part[:1], part[:1]]))
     batch = torch.export.Dim("batch")
     free = map_tensors(x, lambda part: {0: batch})
@@ -149,12 +157,12 @@ def _arguments(x: Input) -> tuple[tuple[Any, ...], dict[str, Any], Any]:
 
 
 def _write_program(plain: nn.Module, file: Path, x: Input) -> Run:
-    args, kwargs, free = _arguments(x)
-    program = torch.export.export(plain, args, kwargs, dynamic_shapes=free)
+    args, kwargs, dynamic_shapes = _arguments(x)
+    program = torch.export.export(plain, args, kwargs, dynamic_shapes=dynamic_shapes)
     torch.export.save(program, file, extra_files={"network.json": _describe(plain, x)})
     # safe although it can unpickle: the file was written above, in a private temporary folder
-    again = torch.export.load(file).module()
-    return lambda x: call(again, x)
+    reloaded = torch.export.load(file).module()
+    return lambda x: call(reloaded, x)
 
 
 def _write_weights(plain: nn.Module, file: Path, x: Input) -> Run:
@@ -163,12 +171,12 @@ def _write_weights(plain: nn.Module, file: Path, x: Input) -> Run:
     from safetensors.torch import load_model, save_model
 
     save_model(plain, str(file), metadata={"format": "pt", "network": _describe(plain, x)})
-    again = deepcopy(plain)
+    reloaded = deepcopy(plain)
     with torch.no_grad():
-        for tensor in again.state_dict().values():
+        for tensor in reloaded.state_dict().values():
             tensor.zero_()
-    load_model(again, str(file))
-    return lambda x: call(again, x)
+    load_model(reloaded, str(file))
+    return lambda x: call(reloaded, x)
 
 
 def _write_onnx(plain: nn.Module, file: Path, x: Input) -> Run:
@@ -176,16 +184,18 @@ def _write_onnx(plain: nn.Module, file: Path, x: Input) -> Run:
     missing = [name for name in needed if importlib.util.find_spec(name) is None]
     if missing:
         raise ModuleNotFoundError(
-            f"expected the packages {', '.join(needed)}, got no {', '.join(missing)}; do: "
+            f"ONNX export needs the packages {', '.join(missing)}. Install them with: "
             "pip install symrazor[onnx]"
         )
     size = sum(tensor.nbytes for tensor in plain.state_dict().values())
-    if size > ONNX_LIMIT:
-        raise ValueError(f"expected a network below 2 GiB for an ONNX file, got {size:,} bytes")
-    args, kwargs, free = _arguments(x)
+    if size > MAX_ONNX_BYTES:
+        raise ValueError(
+            f"ONNX files are limited to 2 GiB; this network has {size:,} bytes. Use format='torch'."
+        )
+    args, kwargs, dynamic = _arguments(x)
     with _quiet():
         program = torch.onnx.export(
-            plain, args, kwargs=kwargs, dynamic_shapes=free, dynamo=True, verbose=False
+            plain, args, kwargs=kwargs, dynamic_shapes=dynamic, dynamo=True, verbose=False
         )
     assert program is not None
     program.model.metadata_props["network"] = _describe(plain, x)
@@ -196,7 +206,7 @@ def _write_onnx(plain: nn.Module, file: Path, x: Input) -> Run:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without what the exporter says about its own parts, such as a torchvision that is missing."""
+    """Silence the exporter's messages about its own parts, such as a missing torchvision."""
     log = logging.getLogger("torch.onnx")
     level = log.level
     log.setLevel(logging.ERROR)
@@ -213,10 +223,10 @@ def _onnx_session(file: Path, dtypes: list[str]) -> Run:
 
     try:
         session = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
-    except Exception as error:  # classes of its compiled module, without a common base
+    except Exception as error:  # its error classes have no common base
         raise ValueError(
-            f"expected a network that ONNX Runtime has kernels for, got {dtypes}: {error}; nothing "
-            "was written. Convert the network and its input first: plain.float(), x.float()"
+            f"ONNX Runtime cannot run this network of {dtypes}: {error}. Nothing was written. "
+            "Convert the network and its input first: plain.float(), x.float()."
         ) from error
     names = [value.name for value in session.get_inputs()]
 

@@ -1,11 +1,11 @@
-r"""An ordinary network with its convolutions relaxed, in one call.
+r"""Relax the convolutions of a network in one call.
 
 $$ \mathrm{conv}(x) \;\longrightarrow\; \mathrm{conv}(x) + \sum_p \mathrm{free}_p(x) $$
 
-Every convolution becomes the equivariant path of a `Relaxed` layer; the free paths beside it start
-at zero, so that the network computes what it did before and the evidence decides what they may add.
-A relaxed layer knows its positions one by one: the network then takes inputs of the example's
-spatial shape only.
+Every convolution becomes the equivariant path of a `Relaxed` layer. The free paths beside it start
+at zero: the outputs stay the same, and the evidence decides what the free paths contribute. Free
+paths have weights for every position, so the relaxed network only accepts the spatial shape of the
+example input.
 """
 
 import logging
@@ -34,55 +34,62 @@ from symrazor.layers.point_group import PointGroup, point_group
 from symrazor.layers.relaxed import Relaxed, spatial_layers
 from symrazor.layers.sparse_conv import SConv
 from symrazor.layers.sparse_factored import SFC
-from symrazor.symmetry.batchnorm import copy_of
+from symrazor.symmetry.batchnorm import copy_model
 from symrazor.symmetry.relax_linear import relax_linear
-from symrazor.symmetry.relaxation import CONVS, Call, Relaxation, replaced, watch
+from symrazor.symmetry.relaxation import (
+    CONVS,
+    ModuleCall,
+    Relaxation,
+    record_calls,
+    replace_and_check,
+)
 
 TRANSLATIONS = ("translation",)
+"""The groups that `relax` relaxes by default."""
 POINT_GROUPS = ("p2", "p4", "pm", "p2m", "p4m", "O", "Oh")
-"""Groups of square and cubic grids with more than translations."""
+"""Named groups of rotations and reflections of square and cubic grids."""
 
 
-def of_the_grid(group: Group) -> PointGroup | None:
-    """A finite group of matrices that map square or cubic grids to themselves; None for others."""
+def grid_point_group(group: Group) -> PointGroup | None:
+    """Return a matrix group as a point group if it maps the grid to itself, else None."""
     if group.permutations is not None or group.size not in (2, 3) or not group.is_discrete:
         return None
-    own = point_group(group)
-    return own if own.exact else None
+    points = point_group(group)
+    return points if points.exact else None
 
 
-def named(group: str | Group) -> str | Group:
-    """A group of the grid by its name, if we have one, as in p4 for cyclic(4); else as it is."""
-    own = None if isinstance(group, str) else of_the_grid(group)
-    return group if own is None or own.name not in (*TRANSLATIONS, *POINT_GROUPS) else own.name
+def canonical_name(group: str | Group) -> str | Group:
+    """Return the name of a group of the grid, as in p4 for cyclic(4); other groups unchanged."""
+    points = None if isinstance(group, str) else grid_point_group(group)
+    is_known = points is not None and points.name in (*TRANSLATIONS, *POINT_GROUPS)
+    return points.name if points is not None and is_known else group
 
 
 def check_groups(groups: object) -> None:
-    """Raise ValueError for what no convolution can be relaxed with.
+    """Raise ValueError for groups that convolutions cannot be relaxed with.
 
-    That is a group that is none of the grid, none at all, one that moves nothing, or two with the
-    same elements: data cannot tell these apart.
+    These are groups that do not map the grid to itself, trivial groups, lists without translations,
+    and lists with two groups of the same elements, which no data can distinguish.
     """
-    wanted: list[Any] = [*groups] if isinstance(groups, list | tuple | set) else [groups]
+    requested: list[Any] = [*groups] if isinstance(groups, list | tuple | set) else [groups]
     known = [*TRANSLATIONS, *POINT_GROUPS]
-    own = [group for group in wanted if isinstance(group, Group) and of_the_grid(group)]
-    if not set(TRANSLATIONS) <= set(wanted) or set(wanted) - {*known, *own}:
+    custom = [group for group in requested if isinstance(group, Group) and grid_point_group(group)]
+    if not set(TRANSLATIONS) <= set(requested) or set(requested) - {*known, *custom}:
         raise ValueError(
-            f"expected groups among {known}, or finite ones of matrices that map the grid to "
-            f"itself, translation in any case, got {wanted}"
+            f"groups must include 'translation', and otherwise hold names among {known} or finite "
+            f"groups of matrices that map the grid to itself, got {requested}."
         )
-    others = [point_group(group) for group in dict.fromkeys(wanted) if group not in TRANSLATIONS]
-    for one in others:
-        if one.order == 1:
+    others = [point_group(group) for group in dict.fromkeys(requested) if group not in TRANSLATIONS]
+    for group in others:
+        if group.order == 1:
             raise ValueError(
-                f"expected groups that turn or mirror the grid, got {one.name}, which leaves all "
-                "as it is; do: leave it out"
+                f"Group {group.name} is trivial: it has only the identity. Leave it out."
             )
-    for one, other in combinations(others, 2):
-        if one.order == other.order and one.group.is_subgroup_of(other.group):
+    for group, other in combinations(others, 2):
+        if group.order == other.order and group.group.is_subgroup_of(other.group):
             raise ValueError(
-                f"expected groups with different elements, got {one.name} and {other.name}, which "
-                "have the same; do: leave one of them out"
+                f"Groups {group.name} and {other.name} have the same elements. Leave one of them "
+                "out."
             )
 
 
@@ -90,16 +97,16 @@ FromConv = Callable[[AnyConv, Sequence[int]], Path]
 
 
 def _sparse(conv: AnyConv, in_shape: Sequence[int]) -> Path:
-    """Anchors fitted to a convolution; where a stride or padding forbids it, the convolution."""
+    """Fit anchors to a convolution; keep the convolution if its stride or padding forbids it."""
     path = Conv.wrap(conv, in_shape)
     return SConv.from_conv(path) if SConv.can_fit(path) else path
 
 
 EQUIVARIANT: dict[str, FromConv] = {"conv": Conv.wrap, "s-conv": _sparse}
-"""Name -> a path made of (convolution, in_shape); its `out_shape` is the convolution's."""
+"""Name -> constructor of a path from (convolution, in_shape)."""
 
 FREE: dict[str, Callable[..., Path]] = {"f-fc": FFC, "fc": FC, "s-fc": SFC}
-"""Name -> a path made of (in_channels, out_channels, in_shape, out_shape=...)."""
+"""Name -> constructor of a path from (in_channels, out_channels, in_shape, out_shape=...)."""
 
 NORMS = (nn.GroupNorm, nn.LayerNorm, nn.RMSNorm, _InstanceNorm)
 NOT_LISTED = (*NORMS, nn.PReLU, Hyper, ParametrizationList)
@@ -114,84 +121,86 @@ def relax(
     precision: float | None = None,
     seed: int | None = None,
 ) -> nn.Module:
-    """A copy of a network in which every convolution on a map is a `Relaxed` layer.
+    """Return a copy of a network in which every convolution on a map is a `Relaxed` layer.
 
-    The equivariant path is the convolution itself, with its stride, padding and frozen weights; the
-    free paths map the same input to the same output shape, in its precision and on its device. They
-    are trainable even where the convolution is frozen. `relaxation(model)` says what was changed
-    and what was left, and why.
+    The equivariant path is the convolution itself, with its stride, padding and frozen weights. The
+    free paths map the same input to the same output shape, on the same device and with the same
+    dtype. They are trainable even if the convolution is frozen. `relaxation(model)` lists which
+    layers were changed, and why the others were not.
 
     Args:
-        model: any module; it stays as it is. Convolutions may be nested and called several times.
-        example_input: one batch, whose spatial shape becomes that of the network; a tuple or
-            dictionary of tensors is spread over the arguments of the model.
-        groups: the symmetries to relax: ["translation"], or with rotations and reflections as in
-            ["translation", "p4", "p4m"] (in three dimensions "O" and "Oh", those of a
-            cube); or with any finite group of matrices that map the grid to itself, as in
-            ["translation", symrazor.groups.cyclic(4)]. For each of these the
-            part of a convolution that is equivariant to it becomes a path of its own,
-            and the convolution keeps the rest (`GConv.split_off`), the largest group
-            first served.
-            Channels are taken as a regular representation, (element, field);
-            the first convolution sees an image. Where channels, strides or maps do not fit the
-            group, there is no such path, and the account says why. Or `symrazor.groups.Group`s,
-            on n places: then dense layers on c n features (channel, place), and those that the
-            places of [batch, n, c] share, get a strict path for each, and a free one for the rest;
-            `paths`, `precision` and `seed` are not used.
-        paths: names joined by "+", one of them equivariant: "f-fc+conv", "fc+conv", "s-fc+conv",
-            "s-fc+s-conv", "conv". S-CONV is fitted to the convolution by least squares, so that
-            outputs change; convolutions with a stride of their own stay CONV.
-        precision: free paths are drawn from a prior of this precision, relative to their usual
-            start, see `Relaxed.scale_free_paths`. None: the last factor of each is zero and the
-            others are drawn, so that the outputs are those of `model`, yet no saddle.
-        seed: of that draw; None for the global random state, which nothing else here moves.
+        model: any module; it is not changed. Convolutions may be nested and called several times.
+        example_input: one batch, whose spatial shape the network keeps; a tuple or dictionary of
+            tensors is passed as the arguments of the model.
+        groups: the symmetries to relax. ["translation"]; or with rotations and reflections, as in
+            ["translation", "p4", "p4m"] ("O" and "Oh" in three dimensions); or with any finite
+            group of matrices that map the grid to itself, as in ["translation",
+            symrazor.groups.cyclic(4)]. For each further group, the part of a convolution that is
+            equivariant to it becomes a separate path and the convolution keeps the remainder
+            (`GConv.split_off`), the largest group first. Channels are a regular representation,
+            (element, field); the first convolution acts on an image. If channels, strides or maps
+            do not fit a group, the layer has no path for it, and `relaxation` gives the reason.
+            Alternatively only `symrazor.groups.Group`s on n places: dense layers on c n features
+            (channel, place), and dense layers that the places of [batch, n, c] share, then get a
+            strict path for each group and a free path; `paths`, `precision` and `seed` have no
+            effect here.
+        paths: path names joined by "+", exactly one of them equivariant: "f-fc+conv", "fc+conv",
+            "s-fc+conv", "s-fc+s-conv", "conv". S-CONV is fitted to the convolution by least
+            squares, so the outputs change; convolutions with a stride stay CONV.
+        precision: prior precision from which the free paths are drawn, relative to their usual
+            initialisation, see `Relaxed.scale_free_paths`. None: the last factor of each free path
+            is zero and the others are drawn, so the outputs are unchanged but the gradient is not
+            zero.
+        seed: random seed of this draw; None uses the global random state.
 
     Raises:
-        ValueError: bad options, an input that the model cannot take, BatchNorm, no layer to relax,
-            or a forward pass that reaches around its modules.
+        ValueError: if an option is invalid, the model does not run on the example input, contains
+            BatchNorm, has no layer to relax, or bypasses its modules in the forward pass.
     """
-    alone: object = groups
-    if isinstance(alone, Group):
-        raise ValueError(f"expected a list of groups, got {alone!r}; do: put it into a list")
-    given = [group for group in groups if isinstance(group, Group)] if groups else []
+    single: object = groups
+    if isinstance(single, Group):
+        raise ValueError(f"groups must be a list: pass groups=[{single!r}].")
+    custom = [group for group in groups if isinstance(group, Group)] if groups else []
     on_maps = isinstance(example_input, Tensor) and example_input.dim() > 3
-    turns = on_maps and all(of_the_grid(group) for group in given)  # translations are missing
-    if given and len(given) == len(groups) and not turns and isinstance(model, nn.Module):
-        return relax_linear(model, example_input, given)
-    groups = [named(group) for group in groups] if given else groups
+    # Point groups on maps need translations too; `check_groups` says so.
+    point_groups = on_maps and all(grid_point_group(group) for group in custom)
+    only_custom = bool(custom) and len(custom) == len(groups)
+    if only_custom and not point_groups and isinstance(model, nn.Module):
+        return relax_linear(model, example_input, custom)
+    groups = [canonical_name(group) for group in groups] if custom else groups
     _check_options(model, example_input, groups, precision)
     listed = [groups] if isinstance(groups, str) else groups
     equivariant, free = _parse(paths)
-    relaxed = copy_of(model)
+    relaxed = copy_model(model)
     coupled = [name for name, m in relaxed.named_modules() if isinstance(m, _BatchNorm)]
     if coupled:
         raise ValueError(
-            f"expected a model that treats data one by one, got BatchNorm at {coupled}; replace it "
-            "first: symrazor.replace_batchnorm(model), or with fold=True if the model is trained"
+            f"BatchNorm at {coupled} couples the inputs of a batch. Replace it first with "
+            "symrazor.replace_batchnorm(model), or with fold=True if the model is trained."
         )
-    before, calls = watch(relaxed, example_input)
-    account, new, missing = Relaxation({}, {}), dict[int, Relaxed](), dict[int, str]()
+    before, calls = record_calls(relaxed, example_input)
+    report, new, missing = Relaxation({}, {}), dict[int, Relaxed](), dict[int, str]()
     with torch.random.fork_rng([], enabled=seed is not None):
         if seed is not None:
             torch.default_generator.manual_seed(seed)
-        for name, conv in _convolutions(relaxed, calls, account.left):
+        for name, conv in _convolutions(relaxed, calls, report.left):
             if id(conv) not in new:
-                seen = calls[id(conv)][0]
-                turned, missing[id(conv)] = _split(conv, seen, listed)
-                layer = _relaxed(conv, seen.shape[2:], equivariant, free, turned)
+                call = calls[id(conv)][0]
+                group_paths, missing[id(conv)] = _split_off(conv, call, listed)
+                layer = _relaxed(conv, call.shape[2:], equivariant, free, group_paths)
                 layer.scale_free_paths(math.inf if precision is None else precision)
                 new[id(conv)] = layer
-            account.changed[name] = _describe(new[id(conv)]) + missing[id(conv)]
+            report.changed[name] = _describe(new[id(conv)]) + missing[id(conv)]
     exact = precision is None and equivariant == Conv.wrap
-    relaxed = replaced(relaxed, {**new}, example_input, before if exact else None, account)
-    _log.info("%s", account)
+    relaxed = replace_and_check(relaxed, {**new}, example_input, before if exact else None, report)
+    _log.info("%s", report)
     return relaxed
 
 
 def _convolutions(
-    model: nn.Module, calls: Mapping[int, Sequence[Call]], left: dict[str, str]
+    model: nn.Module, calls: Mapping[int, Sequence[ModuleCall]], left: dict[str, str]
 ) -> Iterator[tuple[str, AnyConv]]:
-    """Those to relax, by name; why other modules with weights are not is written to `left`."""
+    """Yield the convolutions to relax; write to `left` why other layers are not relaxed."""
     old = {id(layer): layer for layer in spatial_layers(model).values()}
     inside = {id(m) for layer in old.values() for m in layer.modules()}
     done: list[str] = []
@@ -215,65 +224,69 @@ def _convolutions(
 
 
 def _already(layer: nn.Module) -> str:
-    """Why a layer of this library is left."""
+    """Return the reason why a layer of this library is not relaxed."""
     kind = "relaxed layer" if isinstance(layer, Relaxed) else f"path: {type(layer).__name__}"
     return f"already a {kind}"
 
 
 def _check_options(model: object, example_input: object, groups: object, precision: Any) -> None:
-    """Raise ValueError for what no network can be relaxed with."""
+    """Raise ValueError for invalid options."""
     if not isinstance(model, nn.Module):
-        raise ValueError(f"expected a torch.nn.Module, got {type(model).__name__}")
+        raise ValueError(f"model must be a torch.nn.Module, got {type(model).__name__}.")
     check_groups(groups)
     number = isinstance(precision, int | float)
     if precision is not None and not (number and precision > 0):
-        raise ValueError(f"expected a positive precision or None, got {precision!r}")
+        raise ValueError(f"precision must be a positive number or None, got {precision!r}.")
     if not isinstance(example_input, Tensor | Mapping | list | tuple):
         raise ValueError(
-            "expected example_input as a tensor, or a tuple or dictionary of tensors, got "
-            f"{type(example_input).__name__}"
+            "example_input must be a tensor, or a tuple or dictionary of tensors, got "
+            f"{type(example_input).__name__}."
         )
 
 
 def _parse(paths: str) -> tuple[FromConv, list[Callable[..., Path]]]:
-    """The equivariant path and the free ones of a string such as "f-fc+conv"."""
-    given: object = paths
-    if not isinstance(given, str):
-        raise ValueError(f'expected paths as a string such as "f-fc+conv", got {given!r}')
+    """Return the equivariant and the free paths of a string such as "f-fc+conv"."""
+    value: object = paths
+    if not isinstance(value, str):
+        raise ValueError(f'paths must be a string such as "f-fc+conv", got {value!r}.')
     known = {name.replace("-", ""): name for name in (*FREE, *EQUIVARIANT)}
     parts = [part.strip().lower().replace("-", "") for part in paths.split("+")]
     if set(parts) - set(known):
-        raise ValueError(f"expected paths among {list(known.values())}, got {paths!r}")
+        raise ValueError(f"paths must be names among {list(known.values())}, got {paths!r}.")
     names = [known[part] for part in parts]
     if sum(name in EQUIVARIANT for name in names) != 1 or len(set(names)) < len(names):
         raise ValueError(
-            f"expected exactly one path among {list(EQUIVARIANT)} and each of {list(FREE)} at most "
-            f"once, got {paths!r}"
+            f"paths must name exactly one of {list(EQUIVARIANT)} and each of {list(FREE)} at most "
+            f"once, got {paths!r}."
         )
     (equivariant,) = (EQUIVARIANT[name] for name in names if name in EQUIVARIANT)
     return equivariant, [FREE[name] for name in names if name in FREE]
 
 
-def _reason_to_leave(module: nn.Module, calls: Sequence[Call]) -> str | None:
-    """Why a module with weights cannot be relaxed, or None."""
+def _reason_to_leave(module: nn.Module, calls: Sequence[ModuleCall]) -> str | None:
+    """Return why a module with weights cannot be relaxed, or None if it can."""
     if isinstance(module, nn.Linear):
-        if calls and all(seen.is_map for seen in calls):
-            return "already free: every position has its own weights"
-        if any(len(seen.shape) > 2 for seen in calls):
+        if calls and all(call.is_map for call in calls):
+            return "already free: separate weights for every position"
+        if any(len(call.shape) > 2 for call in calls):
             return "shared by all positions: acts on features"
         return "no positions: acts on features"
     if not isinstance(module, CONVS):
-        turned = isinstance(module, _ConvTransposeNd)
-        return "a transposed convolution" if turned else f"{type(module).__name__} has no free path"
+        transposed = isinstance(module, _ConvTransposeNd)
+        return (
+            "a transposed convolution"
+            if transposed
+            else f"{type(module).__name__} has no free path"
+        )
     if is_parametrized(module) or "weight" not in module._parameters:
-        return "its weight is computed from others (parametrized, weight-normed or pruned)"
-    shapes = {seen.shape[2:] for seen in calls}
+        return "its weight is computed (parametrized, weight-normed or pruned)"
+    shapes = {call.shape[2:] for call in calls}
     unsupported = unsupported_reason(module)
     reasons = {
         "never called for the example input": not calls,
-        f"a forward pass of its own: {unsupported}": unsupported is not None,
+        f"custom forward pass: {unsupported}": unsupported is not None,
         "called without a batch dimension, or not with one positional tensor": any(
-            len(seen.shape) != 2 + len(module.kernel_size) for seen in calls
+            len(call.shape) != 2 + len(module.kernel_size) for call in calls
         ),
         f"called on maps of different shapes: {sorted(shapes)}": len(shapes) > 1,
         "only one position": any(prod(shape) == 1 for shape in shapes),
@@ -286,38 +299,40 @@ def _relaxed(
     in_shape: Sequence[int],
     equivariant: FromConv,
     free: Sequence[Callable[..., Path]],
-    turned: Sequence[Path] = (),
+    group_paths: Sequence[Path] = (),
 ) -> Relaxed:
-    """The sum of all paths, where and in what precision the convolution is."""
+    """Return the sum of all paths, with the device and dtype of the convolution."""
     mode, like = conv.training, conv.weight
     first = equivariant(conv, in_shape)
     channels = conv.in_channels, conv.out_channels
-    with torch.device("cpu"):  # one draw for all devices
+    with torch.device("cpu"):  # the same random draw on every device
         others = [make(*channels, in_shape, out_shape=first.out_shape) for make in free]
-    return Relaxed([first, *turned, *others]).to(like).train(mode)
+    return Relaxed([first, *group_paths, *others]).to(like).train(mode)
 
 
-def _split(conv: AnyConv, seen: Call, groups: Sequence[str | Group]) -> tuple[list[Path], str]:
-    """Paths for the groups with rotations, the largest group first served; and why some are not."""
-    found: list[Path] = []
+def _split_off(
+    conv: AnyConv, call: ModuleCall, groups: Sequence[str | Group]
+) -> tuple[list[Path], str]:
+    """Split off a path for each further group, the largest first; also return what is missing."""
+    paths: list[Path] = []
     missing = ""
     others = dict.fromkeys(group for group in groups if group not in TRANSLATIONS)
-    for group in sorted(others, key=lambda one: -point_group(one).order):
+    for group in sorted(others, key=lambda group: -point_group(group).order):
         try:
-            found.insert(0, GConv.split_off(conv, seen.shape[2:], group, seen.is_image))
+            paths.insert(0, GConv.split_off(conv, call.shape[2:], group, call.is_image))
         except ValueError as error:
             missing += f"; no {point_group(group).name}: {error}"
-    return found, missing
+    return paths, missing
 
 
 def _describe(layer: Relaxed) -> str:
-    """Spaces and numbers of parameters, as in "1x8x8 -> 4x8x8: Conv (40) + FFC (512)"."""
+    """Describe shapes and parameter counts, as in "1x8x8 -> 4x8x8: Conv (40) + FFC (512)"."""
     first = cast(Path, layer.paths[0])
     c, in_shape, d, out_shape = first.spaces
     sizes = [
         f"{path.label} ({sum(p.numel() for p in path.parameters()):,})"
         for path in cast(Iterable[Path], layer.paths)
     ]
-    near = "" if first.strict else ", equivariant up to borders and strides"
+    note = "" if first.strict else ", equivariant up to borders and strides"
     spaces = f"{'x'.join(map(str, (c, *in_shape)))} -> {'x'.join(map(str, (d, *out_shape)))}"
-    return f"{spaces}: {' + '.join(sizes)}{near}"
+    return f"{spaces}: {' + '.join(sizes)}{note}"
