@@ -1,4 +1,4 @@
-"""The page as a file: what it holds, what it refuses, and what it never lets through."""
+"""Test the page as a file: its content, its errors, and that it never runs foreign text."""
 
 import base64
 import copy
@@ -21,29 +21,36 @@ from torch import nn
 from symrazor.core.likelihood import calibration_error
 from symrazor.layers import FFC, Conv, Relaxed, SConv
 from symrazor.report import pictures
-from symrazor.report.content import LEVELS, content, flow, series, text_of, with_flow
-from symrazor.report.page import LIMIT, page_html, write_page
+from symrazor.report.content import (
+    LEVELS,
+    add_flow,
+    flow,
+    history_columns,
+    page_content,
+    visible_text,
+)
+from symrazor.report.page import MAX_PAGE_BYTES, page_html, write_page
 from symrazor.training.extract import anchors_of, calibration_bins, filters_of, layer_costs
 
 
 def decoded(address: str) -> np.ndarray:
-    """A data address by somebody else's decoder."""
+    """Decode a data URL with an independent decoder."""
     raw = base64.b64decode(address.removeprefix("data:image/png;base64,"))
     return np.asarray(Image.open(io.BytesIO(raw)))
 
 
-def test_one_file_that_asks_for_nothing(tmp_path: Path) -> None:
+def test_one_file_without_external_resources(tmp_path: Path) -> None:
     file = write_page(page_document.document(), tmp_path / "new" / "report.html")
     text = file.read_text("utf-8")
     page = Page(text)
-    assert file.stat().st_size < LIMIT
+    assert file.stat().st_size < MAX_PAGE_BYTES
     for tag, attributes in page.elements:
         assert tag not in ("iframe", "object", "embed", "base", "form")
         for key in ("src", "href", "action", "srcset"):
             value = attributes.get(key) or ""
             assert not value or value.startswith(("#", "data:")), (tag, value)
     assert "http" not in text.replace("http://www.w3.org/2000/svg", "").replace("http-equiv", "")
-    assert list(tmp_path.joinpath("new").iterdir()) == [file]  # no half-written file is left
+    assert list(tmp_path.joinpath("new").iterdir()) == [file]  # no partial file is left
 
 
 def test_untrusted_names_stay_text() -> None:
@@ -71,16 +78,34 @@ def test_any_text_is_only_text(name: str, more: str) -> None:
     assert [tag for tag, _ in page.elements if tag != "bdi"] == [
         tag for tag, _ in empty.elements if tag != "bdi"
     ]
-    assert page.data["command"] == text_of(wild)
+    assert page.data["command"] == visible_text(wild)
     assert page.scripts[1] == empty.scripts[1]
 
 
-def test_hidden_characters_are_seen() -> None:
-    assert text_of("a\u202eb\x00c\ud800") == "a\ufffdb\ufffdc?"
-    assert len(text_of("x" * 5000)) == 2003
+@pytest.mark.parametrize(
+    ("verdict", "html"),
+    [
+        ("Yes. 3 % & more.", "<strong>Yes.</strong> 3&nbsp;% &amp; more."),
+        (
+            "**Translation-invariant.** Every layer is.",
+            "<strong>Translation-invariant.</strong> Every",
+        ),
+        ("Error 0.3 % at most", "<strong>Error 0.3&nbsp;% at most</strong></p>"),
+        ("", "<strong></strong></p>"),
+    ],
+)
+def test_the_answer_is_bold(verdict: str, html: str) -> None:
+    document = page_document.document()
+    document["questions"][0]["verdict"] = verdict
+    assert f'<p class="verdict">{html}' in page_html(document)
 
 
-def test_policy_names_the_very_script_and_style() -> None:
+def test_invisible_characters_are_replaced() -> None:
+    assert visible_text("a\u202eb\x00c\ud800") == "a\ufffdb\ufffdc?"
+    assert len(visible_text("x" * 5000)) == 2003
+
+
+def test_policy_allows_only_the_hashed_script_and_style() -> None:
     text = page_html(page_document.document())
     policy = re.search(r'Content-Security-Policy" content="([^"]*)"', text)
     style = re.search(r"<style>(.*?)</style>", text, re.DOTALL)
@@ -92,7 +117,7 @@ def test_policy_names_the_very_script_and_style() -> None:
     assert "default-src 'none'" in policy[1] and "unsafe" not in policy[1]
 
 
-def test_parts_that_are_not_there_are_left_out() -> None:
+def test_parts_without_data_are_left_out() -> None:
     candidate = {"name": "a", "reading": {"layers": []}}
     page = Page(page_html({"questions": [{"candidates": [candidate]}]}))
     assert page.data["questions"] == [
@@ -104,7 +129,7 @@ def test_parts_that_are_not_there_are_left_out() -> None:
     ]
 
 
-def test_a_longer_training_comes_with_its_curves() -> None:
+def test_a_longer_training_has_its_curves() -> None:
     document = page_document.document()
     document["questions"][0]["final"] = {
         **document["questions"][0]["candidates"][0],
@@ -120,14 +145,14 @@ def test_a_longer_training_comes_with_its_curves() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"questions": []}, 'expected a document with a list "questions"'),
-        ({"questions": None}, 'expected a document with a list "questions"'),
-        ({"schema": 7}, "expected a document of schema 1, got 7"),
-        ({"questions": [{"question": "?"}]}, "expected question 1 with candidates"),
-        ({"questions": [{"candidates": [{"name": "a"}]}]}, "expected a candidate with a reading"),
+        ({"questions": []}, 'has no "questions"'),
+        ({"questions": None}, 'has no "questions"'),
+        ({"schema": 7}, "schema 7; this version reads schema 1"),
+        ({"questions": [{"question": "?"}]}, "Question 1 has no candidates"),
+        ({"questions": [{"candidates": [{"name": "a"}]}]}, "candidate must have a reading"),
     ],
 )
-def test_wrong_documents_are_refused(change: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_invalid_documents_raise(change: dict[str, Any], message: str, tmp_path: Path) -> None:
     file = tmp_path / "page.html"
     file.write_text("before")
     with pytest.raises(ValueError, match=message):
@@ -147,14 +172,14 @@ def test_wrong_documents_are_refused(change: dict[str, Any], message: str, tmp_p
         [[[1.0, 2.0], [3.0]]],
     ],
 )
-def test_wrong_pictures_are_refused(images: Any) -> None:
+def test_invalid_images_raise(images: Any) -> None:
     document = page_document.document()
     document["questions"][0]["examples"] = {"images": images}
-    with pytest.raises(ValueError, match="expected"):
+    with pytest.raises(ValueError, match="must be|differ in size"):
         page_html(document)
 
 
-def test_large_documents_get_fewer_pictures_and_then_a_refusal() -> None:
+def test_large_documents_get_fewer_images_and_then_raise() -> None:
     generator = np.random.default_rng(0)
     document = page_document.document()
     first = document["questions"][0]
@@ -162,42 +187,49 @@ def test_large_documents_get_fewer_pictures_and_then_a_refusal() -> None:
     document["questions"] = [copy.copy(first) for _ in range(10)]
     text = page_html(document)
     shown = Page(text).data["questions"][0]["examples"]["images"]
-    assert len(text.encode()) <= LIMIT and 4 <= len(shown) < 24
+    assert len(text.encode()) <= MAX_PAGE_BYTES and 4 <= len(shown) < 24
     document["questions"] = document["questions"][:1]
     document["versions"] = {str(i): "x" * 1900 for i in range(2000)}
-    with pytest.raises(ValueError, match="expected a document whose page fits into 3,000,000"):
+    with pytest.raises(ValueError, match="more than the limit of 3,000,000"):
         page_html(document)
 
 
-def test_pictures_come_out_as_they_went_in() -> None:
+def test_images_round_trip() -> None:
     generator = np.random.default_rng(1)
     for shape in ((5, 7), (4, 3, 3), (2, 2, 4)):
         pixels = generator.integers(0, 256, shape, np.uint8)
-        assert np.array_equal(decoded(pictures.address(pixels)), pixels)
-    found = decoded(pictures.signed(np.array([[1.0, -2.0], [0.0, 2.0]]), 2.0))
+        assert np.array_equal(decoded(pictures.data_url(pixels)), pixels)
+    found = decoded(pictures.signed_data_url(np.array([[1.0, -2.0], [0.0, 2.0]]), 2.0))
     assert found[..., 3].tolist() == [[128, 255], [0, 255]]
     assert (
         tuple(found[0, 1, :3]) == pictures.NEGATIVE and tuple(found[1, 1, :3]) == pictures.POSITIVE
     )
-    assert pictures.shrink(np.arange(16.0).reshape(4, 4), 2).tolist() == [[2.5, 4.5], [10.5, 12.5]]
-    assert pictures.shrink(np.ones((130, 33)), 64).shape == (44, 11)
-    address = pictures.address(np.zeros((2, 2), np.uint8))
-    assert pictures.encoded(address) == pictures.encoded(address.partition(",")[2]) == address
+    assert pictures.downsample(np.arange(16.0).reshape(4, 4), 2).tolist() == [
+        [2.5, 4.5],
+        [10.5, 12.5],
+    ]
+    assert pictures.downsample(np.ones((130, 33)), 64).shape == (44, 11)
+    address = pictures.data_url(np.zeros((2, 2), np.uint8))
+    assert (
+        pictures.checked_data_url(address)
+        == pictures.checked_data_url(address.partition(",")[2])
+        == address
+    )
 
 
-def test_images_are_scaled_together_and_colours_keep_their_place() -> None:
+def test_images_share_one_scale_and_keep_their_colours() -> None:
     document = page_document.document()
     red = np.zeros((1, 3, 2, 2))
     red[:, 0] = 4.0
     document["questions"][0]["examples"] = {"images": red, "transformed": red[None]}
-    found = content(document, LEVELS[0])["questions"][0]["examples"]
+    found = page_content(document, LEVELS[0])["questions"][0]["examples"]
     assert decoded(found["images"][0])[0, 0].tolist() == [255, 0, 0]
     assert decoded(found["transformed"][0][0])[0, 0].tolist() == [255, 0, 0]
 
 
 def test_series_are_columns_summed_by_path() -> None:
     records = page_document.history(1000)
-    found = series(records, ["0.paths.0", "0.paths.1", "head"], 40)
+    found = history_columns(records, ["0.paths.0", "0.paths.1", "head"], 40)
     assert len(found["epoch"]) <= 40 and found["epoch"][-1] == 1000
     assert {len(column) for column in (found["nll"], found["log_evidence"])} == {
         len(found["epoch"])
@@ -212,7 +244,7 @@ def test_series_are_columns_summed_by_path() -> None:
 
 
 def dynamics() -> dict[str, Any]:
-    """What the discovery of conserved quantities writes, in small."""
+    """Return a small document of conserved quantities."""
     entry = {
         "name": "energy",
         "formula": "q^2 + p^2",
@@ -234,7 +266,7 @@ def dynamics() -> dict[str, Any]:
     }
 
 
-def test_dynamics_are_a_question_of_their_own() -> None:
+def test_dynamics_become_a_question() -> None:
     data = Page(page_html({"questions": [], "dynamics": dynamics()})).data
     (question,) = data["questions"]
     assert question["verdict"] == "1 quantity is conserved: energy." and question["margin"] == 25
@@ -245,29 +277,29 @@ def test_dynamics_are_a_question_of_their_own() -> None:
     assert "conserved" not in plain["reading"]
     assert learned["reading"]["conserved"][0]["axes"] == ["q", "p"]
     flow = np.array(learned["reading"]["conserved"][0]["flow"]) * dynamics()["scale"]
-    energy = (flow**2).sum(-1)  # along each curve the quantity that generates it stays
+    energy = (flow**2).sum(-1)  # constant along each curve
     assert flow.shape == (3, 60, 2) and np.ptp(energy, axis=1) == pytest.approx(0, abs=1e-4)
     assert np.ptp(flow, axis=1).min() > 0.3
 
 
-def test_flows_are_shown_where_they_turn() -> None:
+def test_flows_are_shown_in_their_plane_of_rotation() -> None:
     momentum = torch.zeros(4, 4)
     momentum[0, 3] = momentum[3, 0] = 1.0
     momentum[1, 2] = momentum[2, 1] = -1.0  # q1 p2 - q2 p1 turns q1 and q2, and p1 and p2
-    found = with_flow({"name": "angular momentum", "matrix": momentum.tolist()})
+    found = add_flow({"name": "angular momentum", "matrix": momentum.tolist()})
     radius = np.linalg.norm(np.array(found["flow"]), axis=-1)
     assert found["axes"] in (["q1", "q2"], ["p1", "p2"], ["q1", "p2"], ["q2", "p1"])
     assert np.ptp(radius, axis=1) == pytest.approx(0, abs=1e-9)
-    straight = with_flow({"matrix": np.zeros((4, 4)).tolist(), "linear": [0.0, 0.0, 1.0, 0.0]})
+    straight = add_flow({"matrix": np.zeros((4, 4)).tolist(), "linear": [0.0, 0.0, 1.0, 0.0]})
     assert "q1" in straight["axes"]
-    assert "flow" not in with_flow({"matrix": [[1.0, 2.0, 3.0]]})
+    assert "flow" not in add_flow({"matrix": [[1.0, 2.0, 3.0]]})
     spring = {"matrix": np.eye(2).tolist(), "linear": [-10.0, 0.0]}  # about q = 10
-    radius = np.linalg.norm(np.array(with_flow(spring, [1.0, 1.0], [10.0, 0.0])["flow"]), axis=-1)
+    radius = np.linalg.norm(np.array(add_flow(spring, [1.0, 1.0], [10.0, 0.0])["flow"]), axis=-1)
     assert np.ptp(radius, axis=1) == pytest.approx(0, abs=1e-9)
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_flows_keep_the_quantity_that_generates_them(seed: int) -> None:
+def test_flows_conserve_their_generating_quantity(seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     A = torch.randn(2, 2, generator=generator, dtype=torch.float64)
     A, b = A + A.T, torch.randn(2, generator=generator, dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""The page in a real browser: Chromium without a window, driven as a reader would use it."""
+"""Test the page in headless Chromium, driven as a reader would use it."""
 
 import base64
 import csv
@@ -31,8 +31,9 @@ pytestmark = pytest.mark.skipif(
 )
 
 Driver = webdriver.Chrome
-PATIENCE = 60
-"""Seconds to wait for the page, on a machine that has other things to do."""
+TIMEOUT_SECONDS = 60
+"""Time to wait for the page on a busy machine."""
+OPEN_DETAILS = "document.querySelectorAll('details').forEach(d => d.open = true)"
 TABLE = ("caption", "thead", "tbody")
 RESOURCES = "performance.getEntriesByType('resource').filter(e => !e.name.startsWith('data:'))"
 
@@ -57,7 +58,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def page(browser: Driver, file: Path) -> Iterator[Driver]:
-    """The page at the width of a desk, in light colours; no word of complaint when it is left."""
+    """Show the page at desktop width in light colours; check that it logs no errors."""
     show(browser, file)
     yield browser
     assert browser.get_log("browser") == []
@@ -73,19 +74,18 @@ def show(browser: Driver, file: Path, width: int = 1200, colours: str = "light")
     browser.get(file.as_uri())
     browser.execute_script("localStorage.clear()")
     browser.get(file.as_uri())
-    WebDriverWait(browser, PATIENCE).until(
-        lambda d: d.execute_script(
-            "return 'ready' in document.documentElement.dataset && "
-            "[...document.querySelectorAll('figure > div')].every(box => box.children.length)"
-        )
-    )
+    ready = "return 'ready' in document.documentElement.dataset"
+    WebDriverWait(browser, TIMEOUT_SECONDS).until(lambda d: d.execute_script(ready))
+    browser.execute_script(OPEN_DETAILS)
+    drawn = "[...document.querySelectorAll('figure > div')].every(box => box.children.length)"
+    WebDriverWait(browser, TIMEOUT_SECONDS).until(lambda d: ask(d, drawn))
 
 
 def ask(browser: Driver, script: str, *values: object) -> Any:
     return browser.execute_script(f"return {script}", *values)
 
 
-def test_loads_without_complaint_and_asks_nobody(page: Driver) -> None:
+def test_loads_without_errors_or_network_requests(page: Driver) -> None:
     requests = [
         json.loads(entry["message"])["message"]["params"].get("request", {}).get("url", "")
         for entry in page.get_log("performance")
@@ -97,7 +97,7 @@ def test_loads_without_complaint_and_asks_nobody(page: Driver) -> None:
     assert page_document.XSS in page.find_element(By.CSS_SELECTOR, "#q1 .verdict").text
 
 
-def test_policy_stops_what_is_not_ours(browser: Driver, file: Path) -> None:
+def test_policy_blocks_foreign_content(browser: Driver, file: Path) -> None:
     show(browser, file)
     browser.execute_script(
         "window.stopped = []; window.hacked = 0;"
@@ -112,7 +112,7 @@ def test_policy_stops_what_is_not_ours(browser: Driver, file: Path) -> None:
         "fetch('http://localhost:9/').catch(() => {});"
     )
     wanted = {"script-src-elem", "img-src", "style-src-elem", "style-src-attr", "connect-src"}
-    WebDriverWait(browser, PATIENCE).until(lambda d: wanted <= set(ask(d, "stopped")))
+    WebDriverWait(browser, TIMEOUT_SECONDS).until(lambda d: wanted <= set(ask(d, "stopped")))
     assert ask(browser, "window.hacked") == 0
 
 
@@ -136,20 +136,20 @@ def test_landmarks_and_headings_in_order(page: Driver) -> None:
 def test_every_part_of_the_document_is_drawn(page: Driver) -> None:
     titles = ask(page, "[...document.querySelectorAll('h3')].map(e => e.textContent)")
     first = [
-        "The candidates",
-        "What each layer kept",
-        "What leaves the answer alone",
+        "Evidence of the candidates",
+        "Symmetry of each layer",
+        "Learned invariances",
         "Fit and complexity",
-        "Precision over training",
+        "Prior precision over training",
         "Effective parameters over training",
         "Learned filters",
         "Anchors",
-        "Orbits",
+        "Transformed examples",
         "Examples",
         "Calibration",
-        "What it costs",
+        "Cost",
     ]
-    assert titles == [*first, "The layers", "What is conserved", "Networks", "Paths"]
+    assert titles == [*first, "Layers", "Conserved quantities", "Networks", "Paths"]
     assert ask(page, "[...document.images].every(i => i.complete && i.naturalWidth > 0)")
     assert len(page.find_elements(By.CSS_SELECTOR, ".orbit .images img")) == 10
     bars = page.find_elements(By.CSS_SELECTOR, "#q0 li:nth-child(2) .split span")
@@ -157,10 +157,10 @@ def test_every_part_of_the_document_is_drawn(page: Driver) -> None:
     assert widths[0] / sum(widths) == pytest.approx(0.7, abs=0.02)
 
 
-def test_layers_by_mouse_by_tap_and_by_keyboard(page: Driver) -> None:
+def test_layers_by_mouse_and_by_keyboard(page: Driver) -> None:
     rows = page.find_elements(By.CSS_SELECTOR, "#q0 .row")
     panel = page.find_element(By.CSS_SELECTOR, "#q0 .panel")
-    assert panel.text.startswith("Layer 1")  # the one that uses position
+    assert panel.text.startswith("Layer 1")  # the layer with the largest share of free paths
     ActionChains(page).move_to_element(rows[0]).perform()
     assert panel.text.startswith("Layer 0") and "translation error 1" in panel.text
     ActionChains(page).move_to_element(page.find_element(By.TAG_NAME, "h1")).perform()
@@ -174,7 +174,7 @@ def test_layers_by_mouse_by_tap_and_by_keyboard(page: Driver) -> None:
     assert outline == "solid"
 
 
-def test_layers_by_finger(browser: Driver, file: Path) -> None:
+def test_layers_by_touch(browser: Driver, file: Path) -> None:
     show(browser, file, width=360)
     row = browser.find_elements(By.CSS_SELECTOR, "#q0 .row")[0]
     browser.execute_script("arguments[0].scrollIntoView({ block: 'center' })", row)
@@ -203,6 +203,20 @@ def test_charts_are_read_by_arrow_keys_and_by_pointer(page: Driver) -> None:
     assert readout.text.startswith("Epoch 5:")
 
 
+def test_details_are_folded_and_stay_open_across_tabs(browser: Driver, file: Path) -> None:
+    show(browser, file)
+    browser.refresh()
+    is_open = "[...document.querySelectorAll('details.fold')].map(d => d.open)"
+    assert len(ask(browser, is_open)) >= 6 and not any(ask(browser, is_open))
+    summary = browser.find_element(By.CSS_SELECTOR, "#q0 [role=tabpanel] .fold > summary")
+    summary.click()
+    browser.find_elements(By.CSS_SELECTOR, "#q0 [role=tab]")[1].click()
+    redrawn = browser.find_element(By.CSS_SELECTOR, "#q0 [role=tabpanel] .fold")
+    assert redrawn.get_attribute("open") is not None
+    chart = redrawn.find_element(By.CSS_SELECTOR, "svg")
+    WebDriverWait(browser, TIMEOUT_SECONDS).until(lambda _: chart.size["width"] > 100)
+
+
 def test_tabs_by_click_and_by_arrow_keys(page: Driver) -> None:
     tabs = page.find_elements(By.CSS_SELECTOR, "#q0 [role=tab]")
     panel = page.find_element(By.CSS_SELECTOR, "#q0 [role=tabpanel]")
@@ -219,7 +233,7 @@ def test_tabs_by_click_and_by_arrow_keys(page: Driver) -> None:
 def test_the_longer_training_has_a_tab_and_curves(
     browser: Driver, tmp_path: Path, number: int
 ) -> None:
-    """Shown first if it is of the network that the verdict is about; it is not compared."""
+    """It is selected first if the verdict is about its network, and it is not compared."""
     document = page_document.document()
     (question,) = document["questions"] = document["questions"][:1]
     of = question["candidates"][number]
@@ -242,12 +256,12 @@ def test_the_longer_training_has_a_tab_and_curves(
     assert browser.get_log("browser") == []
 
 
-def test_parts_that_are_not_there_are_left_out(browser: Driver, tmp_path: Path) -> None:
+def test_parts_without_data_are_left_out(browser: Driver, tmp_path: Path) -> None:
     bare = {"questions": [{"question": "?", "candidates": [{"name": "a", "reading": {}}]}]}
     late = page_document.document()
     late["questions"] = late["questions"][:1]
     history = late["questions"][0]["candidates"][0]["history"]
-    del history[4]["log_likelihood"]  # a curve with a hole
+    del history[4]["log_likelihood"]  # a curve with a gap
     for name, document in (("bare", bare), ("late", late)):
         show(browser, write_page(document, tmp_path / f"{name}.html"))
         assert browser.get_log("browser") == []
@@ -289,7 +303,7 @@ def test_tables_are_copied_as_csv(page: Driver) -> None:
     buttons = page.find_elements(By.CSS_SELECTOR, "#numbers .tools button")
     buttons[0].click()
     status = page.find_element(By.CSS_SELECTOR, "#numbers .tools [role=status]")
-    WebDriverWait(page, PATIENCE).until(lambda _: status.text == "Copied 3 rows")
+    WebDriverWait(page, TIMEOUT_SECONDS).until(lambda _: status.text == "Copied 3 rows")
     copied = page.execute_async_script("navigator.clipboard.readText().then(arguments[0])")
     rows = list(csv.DictReader(io.StringIO(copied, newline="")))
     assert [row["Network"] for row in rows] == ["relaxed", "plain", page_document.XSS]
@@ -309,7 +323,7 @@ CONTRAST = (Path(__file__).parents[1] / "support" / "contrast.js").read_text()
 
 @pytest.mark.parametrize("colours", ["light", "dark"])
 @pytest.mark.parametrize("width", [1200, 360])
-def test_all_text_stands_out_and_fits(
+def test_all_text_has_contrast_and_fits(
     browser: Driver, file: Path, colours: str, width: int
 ) -> None:
     show(browser, file, width, colours)
@@ -339,12 +353,12 @@ def test_colours_follow_the_reader(browser: Driver, file: Path) -> None:
     button.click()
     assert ask(browser, paper) == dark and button.text == "Light"
     browser.refresh()
-    assert ask(browser, paper) == dark  # it is remembered
+    assert ask(browser, paper) == dark  # remembered
     browser.find_element(By.ID, "theme").send_keys(Keys.ENTER)
     assert ask(browser, paper) == light
 
 
-def test_everything_is_reached_by_keyboard(page: Driver) -> None:
+def test_everything_is_reachable_by_keyboard(page: Driver) -> None:
     page.execute_script("document.activeElement.blur(); scrollTo(0, 0)")
     reached = []
     for _ in range(120):
@@ -367,7 +381,7 @@ def test_prints(page: Driver) -> None:
     assert base64.b64decode(printed["data"]).startswith(b"%PDF")
 
 
-def test_without_script_the_verdict_is_there(browser: Driver, file: Path) -> None:
+def test_the_verdict_is_readable_without_javascript(browser: Driver, file: Path) -> None:
     browser.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": True})
     try:
         browser.get(file.as_uri())

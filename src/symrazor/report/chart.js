@@ -1,6 +1,6 @@
-// Charts that follow the width of the page, and their values by pointer and by arrow keys.
+// Charts that adapt to the page width; values are read by pointer or by arrow keys.
 
-// A figure that is drawn again whenever its width changes.
+// Return a figure that is redrawn whenever its width changes.
 function figure(caption, draw) {
   const box = h("div", {});
   let width = 0;
@@ -14,24 +14,24 @@ function figure(caption, draw) {
   return h("figure", {}, box, caption && h("figcaption", {}, caption));
 }
 
-// Lines over training. series: [{name, x, y, tone, dash}]; options: label, log, height, band, small.
+// Draw curves over training. series: [{name, x, y, tone, dash}]; options: label, log, height, band, small.
 function lineChart(series, options) {
-  const clean = series
-    .map(one => {
-      const points = one.x
-        .map((x, i) => [x, one.y[i]])
+  const drawable = series
+    .map(curve => {
+      const points = curve.x
+        .map((x, i) => [x, curve.y[i]])
         .filter(([x, y]) => known(x) && known(y) && (!options.log || y > 0));
-      return { ...one, points };
+      return { ...curve, points };
     })
-    .filter(one => one.points.length);
-  if (!clean.length) return null;
+    .filter(curve => curve.points.length);
+  if (!drawable.length) return null;
   const readout = options.small ? null : h("p", { class: "readout", "aria-hidden": "true" });
   const result = figure(options.caption, (box, width) => {
     const old = box.querySelector("svg"),
       active = old && old === document.activeElement;
     const legend =
-      !options.small && width < 560 && clean.length > 1 && keys(clean.map(one => [one.name, one.tone]));
-    box.replaceChildren(...[legend, drawLines(clean, options, width, readout), readout].filter(Boolean));
+      !options.small && width < 560 && drawable.length > 1 && keys(drawable.map(curve => [curve.name, curve.tone]));
+    box.replaceChildren(...[legend, drawLines(drawable, options, width, readout), readout].filter(Boolean));
     if (active) box.querySelector("svg").focus();
   });
   if (options.small) result.prepend(h("h4", {}, options.title));
@@ -48,10 +48,10 @@ function drawLines(series, options, width, readout) {
   const height = options.small ? 108 : Math.max(200, Math.min(300, width * 0.42));
   const labelled = !options.small && width >= 560;
   const left = 52,
-    right = labelled ? 12 + 7.2 * Math.max(...series.map(one => Math.min(one.name.length, 24))) : 8,
+    right = labelled ? 12 + 7.2 * Math.max(...series.map(curve => Math.min(curve.name.length, 24))) : 8,
     top = 10,
     bottom = options.small ? 20 : 34;
-  const all = series.flatMap(one => one.points);
+  const all = series.flatMap(curve => curve.points);
   const xs = all.map(p => p[0]),
     ys = all.map(p => p[1]);
   const [x0, x1] = [Math.min(...xs), Math.max(...xs)];
@@ -85,10 +85,10 @@ function drawLines(series, options, width, readout) {
     ),
   );
   const path = points => "M" + points.map(([x, y]) => X(x).toFixed(1) + " " + Y(y).toFixed(1)).join("L");
-  const lines = series.map(one =>
-    one.points.length > 1
-      ? s("path", { class: `line s${one.tone} ${one.dash ? "dash" + one.dash : ""}`, d: path(one.points) })
-      : s("circle", { class: "f" + one.tone, r: 3, cx: X(one.points[0][0]), cy: Y(one.points[0][1]) }),
+  const lines = series.map(curve =>
+    curve.points.length > 1
+      ? s("path", { class: `line s${curve.tone} ${curve.dash ? "dash" + curve.dash : ""}`, d: path(curve.points) })
+      : s("circle", { class: "f" + curve.tone, r: 3, cx: X(curve.points[0][0]), cy: Y(curve.points[0][1]) }),
   );
   const band =
     options.band &&
@@ -97,7 +97,7 @@ function drawLines(series, options, width, readout) {
       class: "area f" + series[1].tone,
       d: path(series[0].points) + "L" + path([...series[1].points].reverse()).slice(1) + "Z",
     });
-  const [upper, lower] = series.map(one => one.points.length);
+  const [upper, lower] = series.map(curve => curve.points.length);
   const middle = Math.floor(lower / 2);
   const gap =
     band &&
@@ -116,7 +116,7 @@ function drawLines(series, options, width, readout) {
   const names = labelled ? endLabels(series, Y, width - right + 8) : [];
   const cursor = s("g", {});
   const first = series
-    .map(one => `${one.name} from ${number(one.points[0][1])} to ${number(one.points.at(-1)[1])}`)
+    .map(curve => `${curve.name} from ${number(curve.points[0][1])} to ${number(curve.points.at(-1)[1])}`)
     .join("; ");
   const svg = s(
     "svg",
@@ -141,9 +141,9 @@ function drawLines(series, options, width, readout) {
 
 const clockOf = series => series[0].clock || "epoch";
 
-// Names at the ends of their lines, far enough apart to be read.
+// Place names at the ends of their curves, far enough apart to be readable.
 function endLabels(series, Y, x) {
-  const ends = series.map(one => ({ one, y: Y(one.points.at(-1)[1]) })).sort((a, b) => a.y - b.y);
+  const ends = series.map(curve => ({ curve, y: Y(curve.points.at(-1)[1]) })).sort((a, b) => a.y - b.y);
   ends.forEach((end, i) => {
     if (i) end.y = Math.max(end.y, ends[i - 1].y + 15);
   });
@@ -152,38 +152,38 @@ function endLabels(series, Y, x) {
         0,
         (ends.at(-1).y -
           ends[0].y -
-          (Y(ends.at(-1).one.points.at(-1)[1]) - Y(ends[0].one.points.at(-1)[1]))) /
+          (Y(ends.at(-1).curve.points.at(-1)[1]) - Y(ends[0].curve.points.at(-1)[1]))) /
           2,
       )
     : 0;
-  return ends.map(({ one, y }) =>
+  return ends.map(({ curve, y }) =>
     s(
       "text",
-      { x, y: y - over + 4, class: `name f${one.tone}` },
-      one.name.length > 24 ? one.name.slice(0, 22) + "..." : one.name,
+      { x, y: y - over + 4, class: `name f${curve.tone}` },
+      curve.name.length > 24 ? curve.name.slice(0, 22) + "..." : curve.name,
     ),
   );
 }
 
-// Values under the pointer, or under the arrow keys.
+// Show the values at the pointer, or at the position chosen by arrow keys.
 function reader(svg, series, frame, cursor, readout) {
-  const epochs = [...new Set(series.flatMap(one => one.points.map(p => p[0])))].sort((a, b) => a - b);
+  const epochs = [...new Set(series.flatMap(curve => curve.points.map(p => p[0])))].sort((a, b) => a - b);
   const clock = clockOf(series);
   let at = epochs.length - 1;
   const show = index => {
     at = Math.max(0, Math.min(epochs.length - 1, index));
     const epoch = epochs[at];
-    const here = series.map(one => [one, one.points.find(p => p[0] === epoch)]).filter(([, p]) => p);
+    const here = series.map(curve => [curve, curve.points.find(p => p[0] === epoch)]).filter(([, p]) => p);
     const text =
       `${clock[0].toUpperCase()}${clock.slice(1)} ${epoch}: ` +
-      here.map(([one, p]) => `${one.name} ${number(p[1], 4)}`).join(", ");
+      here.map(([curve, p]) => `${curve.name} ${number(p[1], 4)}`).join(", ");
     svg.setAttribute("aria-valuenow", epoch);
     svg.setAttribute("aria-valuetext", text);
     readout.textContent = text;
     cursor.replaceChildren(
       s("line", { class: "cursor", x1: frame.X(epoch), x2: frame.X(epoch), y1: frame.top, y2: frame.bottom }),
-      ...here.map(([one, p]) =>
-        s("circle", { class: "f" + one.tone, cx: frame.X(epoch), cy: frame.Y(p[1]), r: 4 }),
+      ...here.map(([curve, p]) =>
+        s("circle", { class: "f" + curve.tone, cx: frame.X(epoch), cy: frame.Y(p[1]), r: 4 }),
       ),
     );
   };

@@ -1,5 +1,5 @@
 "use strict";
-// Primitives: elements, numbers, ticks. Text is only ever set as text, never parsed as markup.
+// Primitives: elements, numbers, ticks. Strings are always inserted as text, never parsed as markup.
 
 const SVG = "http://www.w3.org/2000/svg";
 const NBSP = "\u00a0",
@@ -42,22 +42,30 @@ const signed = value => (value > 0 ? "+" : "") + number(value);
 function percent(value) {
   if (!known(value)) return "";
   if (value > 0 && value < 1e-4) return "<" + NBSP + "0.01" + NBSP + "%";
-  const hundred = 100 * value;
-  return (hundred >= 9.95 ? hundred.toFixed(0) : String(Number(hundred.toPrecision(2)))) + NBSP + "%";
+  const scaled = 100 * value;
+  return (scaled >= 9.95 ? scaled.toFixed(0) : String(Number(scaled.toPrecision(2)))) + NBSP + "%";
 }
 
 function ticks(low, high, count) {
   const raw = (high - low) / Math.max(1, count),
     power = 10 ** Math.floor(Math.log10(raw));
   const step = [1, 2, 5, 10].find(m => m * power >= raw * 0.999) * power;
-  const found = [];
-  for (let k = Math.ceil(low / step - 1e-9); k * step <= high + step * 1e-9; k += 1) found.push(k * step);
-  return found.length < 2 && count < 9 ? ticks(low, high, count + 1) : found;
+  const marks = [];
+  for (let k = Math.ceil(low / step - 1e-9); k * step <= high + step * 1e-9; k += 1) marks.push(k * step);
+  return marks.length < 2 && count < 9 ? ticks(low, high, count + 1) : marks;
 }
 function logTicks(low, high) {
-  const found = [];
-  for (let k = Math.floor(Math.log10(low)); k <= Math.ceil(Math.log10(high)); k += 1) found.push(10 ** k);
-  const inside = found.filter(v => v >= low * 0.999 && v <= high * 1.001);
+  const marks = [];
+  for (let k = Math.floor(Math.log10(low)); k <= Math.ceil(Math.log10(high)); k += 1) marks.push(10 ** k);
+  const inside = marks.filter(v => v >= low * 0.999 && v <= high * 1.001);
   if (inside.length > 1) return inside.filter((_, i) => inside.length < 6 || i % 2 === 0);
   return [low, high];
+}
+
+// Fold nodes away under a summary. A section that the reader opened stays open when a tab redraws it.
+const opened = new Set();
+function fold(summary, ...nodes) {
+  const details = h("details", { class: "fold", open: opened.has(summary) }, h("summary", {}, summary), nodes);
+  details.addEventListener("toggle", () => opened[details.open ? "add" : "delete"](summary));
+  return details;
 }

@@ -1,5 +1,5 @@
-// A question: its figures, candidates, layers and curves. Each part returns nodes, or nothing where the
-// document has nothing to show.
+// Parts of a question: key figures, candidates, layers and training curves. Each function returns nodes, or
+// null if the document has no data for it.
 
 const GROUPS = new Map([["translation", "-kept"]]);
 const NETWORKS = new Map([
@@ -23,16 +23,16 @@ const place = (layer, i) =>
   layer.relaxed ? (layer.name ? layer.name + "." : "") + "paths." + i : layer.name;
 const layerName = layer => (layer.number ? `${layer.number}` : layer.name === "" ? "network" : layer.name);
 const moduleOf = layer => (layer.number ? `${layer.number} (${layer.name})` : layerName(layer));
-// Filters and costs are of one network; its layers are called what the verdict calls them.
+// Filters and costs belong to one network, whose layers have the names that the verdict uses.
 const numbered = (question, name) => {
   const shown = question.candidates.find(c => c.name === question.network) || question.candidates[0];
-  const layer = (shown.reading.layers || []).find(one => one.name === name);
+  const layer = (shown.reading.layers || []).find(entry => entry.name === name);
   return layer ? layerName(layer) : name || "network";
 };
 const ofNetwork = question =>
-  question.network && question.candidates.length > 1 ? `Of the network “${question.network}”. ` : "";
+  question.network && question.candidates.length > 1 ? `Network: “${question.network}”. ` : "";
 const kindOfPath = (path, layer) =>
-  path.group ? path.group + "-equivariant" : layer.relaxed ? "free: may use position" : "fixed layer";
+  path.group ? path.group + "-equivariant" : layer.relaxed ? "free (not equivariant)" : "plain layer";
 
 function facts(question, chosen) {
   const reading = chosen.reading,
@@ -46,23 +46,23 @@ function facts(question, chosen) {
   const rows = [
     others &&
       known(question.margin) && [
-        "Margin",
+        "Evidence margin",
         `${number(question.margin)}${NBSP}nats`,
-        "between the best and the second",
+        "best over second-best candidate",
       ],
     known(test.accuracy) && [
       `Test accuracy${tested}`,
       percentExact(test.accuracy),
       known(test.ece) ? `calibration error ${number(test.ece, 2)}` : null,
     ],
-    known(test.mse) && [`Test error${tested}`, number(test.mse), "mean square"],
+    known(test.mse) && [`Test error${tested}`, number(test.mse), "mean squared error"],
     known(e.log_evidence) && [
       `Log evidence${of}`,
       number(e.log_evidence),
-      known(e.per_datum) ? `${number(e.per_datum)} per datum` : null,
+      known(e.per_datum) ? `${number(e.per_datum)} per data point` : null,
     ],
     layers.length > 0 && [
-      `Parameters the data determine${of}`,
+      `Effective parameters${of}`,
       amount(sum(layers.map(effective))),
       `of ${number(sum(layers.map(parameters)))}`,
     ],
@@ -104,7 +104,7 @@ function comparison(question) {
   const classifier = rows.some(c => known((c.reading.test || {}).accuracy));
   const heads = [
     "Network",
-    "Nats behind",
+    "Behind best (nats)",
     "",
     "Log evidence",
     "Fit",
@@ -125,14 +125,14 @@ function comparison(question) {
       return { name, clock, x: epoch, y: log_evidence, tone: network(name) };
     });
   return [
-    h("h3", {}, "The candidates"),
+    h("h3", {}, "Evidence of the candidates"),
     h(
       "div",
       { class: "scroll", tabindex: 0, role: "group", "aria-label": "Candidates by evidence" },
       h(
         "table",
         {},
-        captioned("Log evidence = fit − complexity, in nats. Three nats are odds of twenty to one."),
+        captioned("Log evidence = fit − complexity, in nats. A difference of 3 nats means odds of 20 to 1."),
         h("thead", {}, head),
         h(
           "tbody",
@@ -144,8 +144,8 @@ function comparison(question) {
     lineChart(curves, {
       label: "Log evidence over training",
       caption:
-        "Log evidence of each candidate over training, from the training data alone. " +
-        "The table has the state that was kept.",
+        "Log evidence of each candidate over training, computed from the training data only. " +
+        "The table shows the state that was kept.",
     }),
   ];
 }
@@ -154,7 +154,7 @@ function picture(candidate) {
   const layers = candidate.reading.layers || [];
   if (!layers.length) return null;
   const errors = layers.some(layer => Object.keys(layer.equivariance_error || {}).length);
-  const panel = h("div", { class: "panel", role: "status", "aria-label": "The chosen layer" });
+  const panel = h("div", { class: "panel", role: "status", "aria-label": "The selected layer" });
   const buttons = layers.map(layer => {
     const bars = h(
       "span",
@@ -182,10 +182,10 @@ function picture(candidate) {
     return h(
       "button",
       { type: "button", class: "row", "aria-pressed": "false" },
-      h("b", {}, heard("Layer "), tail(layerName(layer)), heard(`: ${said}; `)),
+      h("b", {}, spoken("Layer "), tail(layerName(layer)), spoken(`: ${said}; `)),
       bars,
-      h("span", { class: "num" }, amount(effective(layer)), heard(" effective parameters")),
-      h("span", { class: "num" }, error !== null && [heard("; error "), percent(error)]),
+      h("span", { class: "num" }, amount(effective(layer)), spoken(" effective parameters")),
+      h("span", { class: "num" }, error !== null && [spoken("; error "), percent(error)]),
     );
   });
   const free = layer =>
@@ -217,15 +217,15 @@ function picture(candidate) {
     layer.paths.forEach(path => tones.set(kindOfPath(path, layer), toneOfPath(path, layer))),
   );
   return [
-    h("h3", {}, layers.some(layer => layer.relaxed) ? "What each layer kept" : "The layers"),
+    h("h3", {}, layers.some(layer => layer.relaxed) ? "Symmetry of each layer" : "Layers"),
     h(
       "p",
       { class: "note" },
-      "From input to output. A bar is a layer, split by the share of each path in its effective parameters: " +
-        "those that the data determine rather than the prior. ",
+      "One bar per layer, from input to output, split by the share of each path in the effective parameters " +
+        "(parameters that the data determine, not the prior). ",
       errors &&
-        "The error is what a transformed input changes beyond the transformation of the output; " +
-          "0 is exactly equivariant, 141 % nothing of the kind.",
+        "The equivariance error is the change of the output beyond its transformation when the input is " +
+          "transformed: 0 % is exactly equivariant, about 141 % is unrelated to the symmetry.",
     ),
     keys([...tones]),
     h(
@@ -238,7 +238,7 @@ function picture(candidate) {
           "div",
           { class: "head", "aria-hidden": "true" },
           h("span", {}, "Layer"),
-          h("span", {}, "Share of its paths"),
+          h("span", {}, "Share of paths"),
           h("span", { class: "num" }, "Effective"),
           h("span", { class: "num" }, errors ? "Error" : ""),
         ),
@@ -253,7 +253,7 @@ function picture(candidate) {
   ];
 }
 const tail = name => (name.length > 20 ? "..." + name.slice(-17) : name);
-const heard = text => h("span", { class: "heard" }, text); // by screen readers alone
+const spoken = text => h("span", { class: "spoken" }, text); // for screen readers only
 const worst = layer => {
   const all = Object.values(layer.equivariance_error || {}).filter(known);
   return all.length ? Math.max(...all) : null;
@@ -290,9 +290,9 @@ function describe(layer) {
   ].flat(2);
 }
 
-// The first dozen panels, and the rest when asked for.
-function some(panels) {
-  const rest =
+// Show the first dozen panels, and fold the others.
+function foldedGrid(panels) {
+  const others =
     panels.length > 12 &&
     h(
       "details",
@@ -300,23 +300,23 @@ function some(panels) {
       h("summary", {}, `All ${panels.length} layers`),
       h("div", { class: "grid" }, panels.slice(12)),
     );
-  return h("div", {}, h("div", { class: "grid" }, panels.slice(0, 12)), rest);
+  return h("div", {}, h("div", { class: "grid" }, panels.slice(0, 12)), others);
 }
 
 function overTraining(candidate) {
   const data = candidate.series;
   if (!data) return null;
   const layers = candidate.reading.layers || [],
-    found = [];
+    parts = [];
   if (data.log_evidence) {
     const curve = (name, y, tone) => ({ name, clock: data.clock, x: data.epoch, y, tone });
-    found.push(
+    parts.push(
       lineChart([curve("Fit", data.log_likelihood || [], 0), curve("Evidence", data.log_evidence, 2)], {
         label: "Evidence and fit over training",
         band: "complexity",
         caption:
-          "The evidence is the fit less the complexity, the shaded gap: " +
-          "what the fit has to pay for the parameters that it pins down.",
+          "The evidence is the fit minus the complexity (the shaded gap), " +
+          "the price of the parameters that the fit determines.",
       }),
     );
   }
@@ -327,9 +327,9 @@ function overTraining(candidate) {
   const small = (title, lines, options) => lineChart(lines, { ...options, small: true, title, label: title });
   const of = (values, layer) =>
     layer.paths.flatMap((path, i) => {
-      const held = values[place(layer, i)];
-      if (!held) return [];
-      const columns = Array.isArray(held) ? [[path.path, held]] : Object.entries(held);
+      const stored = values[place(layer, i)];
+      if (!stored) return [];
+      const columns = Array.isArray(stored) ? [[path.path, stored]] : Object.entries(stored);
       return columns.map(([name, y], dash) => ({
         name: columns.length > 1 ? name : path.path,
         x: data.epoch,
@@ -345,21 +345,21 @@ function overTraining(candidate) {
     : [];
   const effectives = grid(data.effective_parameters || {}, { zero: true });
   if (precisions.length)
-    found.push(
-      h("h3", {}, "Precision over training"),
+    parts.push(
+      h("h3", {}, "Prior precision over training"),
       h(
         "p",
         { class: "note" },
-        "Of the prior of each path, one scale for all layers. " +
-          "A high precision holds weights near zero: it takes a path away.",
+        "Prior precision of each path, on the same scale for all layers. " +
+          "A high precision keeps the weights near zero, which switches the path off.",
       ),
-      some(precisions),
+      foldedGrid(precisions),
     );
   if (effectives.length)
-    found.push(
+    parts.push(
       h("h3", {}, "Effective parameters over training"),
-      h("p", { class: "note" }, "How many parameters of each path the data determine."),
-      some(effectives),
+      h("p", { class: "note" }, "Number of parameters of each path that the data determine."),
+      foldedGrid(effectives),
     );
-  return found.length && [h("h3", {}, "Fit and complexity"), ...found];
+  return parts.length && fold("Training curves", h("h3", {}, "Fit and complexity"), ...parts);
 }

@@ -1,4 +1,4 @@
-// The page: questions with their candidates, then what is common to all of them.
+// The page: the questions with their candidates, then the sections they share.
 
 const DOCUMENT = JSON.parse(document.getElementById("document").textContent);
 const tags = nodes => [nodes].flat(Infinity).filter(node => node instanceof Node);
@@ -20,10 +20,10 @@ function question(data, index) {
   );
 }
 
-// The candidates, and the one that was trained again for longer.
+// Return the candidates, and the one that was trained for longer.
 const trained = data => [...data.candidates, ...(data.final ? [data.final] : [])];
 
-// One network at a time: tabs, with arrow keys between them.
+// Show one network at a time in tabs, with arrow keys between them.
 function networks(data, index, subject) {
   const render = candidate =>
     tags([picture(candidate), invariances(candidate), dynamics(candidate), overTraining(candidate)]);
@@ -61,10 +61,10 @@ function networks(data, index, subject) {
 
 function loading() {
   if (!document.querySelector('nav a[href="#load"]')) return null;
-  const given = DOCUMENT.load;
+  const instructions = DOCUMENT.load;
   const code =
-    typeof given === "string"
-      ? given
+    typeof instructions === "string"
+      ? instructions
       : [
           "import torch",
           "",
@@ -78,7 +78,7 @@ function loading() {
     h(
       "p",
       { class: "note" },
-      "The collapsed network is made of plain torch modules: it runs without symrazor.",
+      "The collapsed network consists of plain torch modules and runs without symrazor.",
     ),
     h("pre", { tabindex: 0 }, code),
   );
@@ -116,7 +116,7 @@ function numbers() {
     ["log_evidence", "Log evidence"],
     ["log_likelihood", "Fit"],
     ["complexity", "Complexity"],
-    ["per_datum", "Per datum"],
+    ["per_datum", "Per data point"],
     ["effective", "Effective"],
     ["parameters", "Parameters"],
     ["accuracy", "Accuracy"],
@@ -168,18 +168,23 @@ function numbers() {
     h(
       "p",
       { class: "note" },
-      "Choose a heading to sort by it. What is copied has six digits, in the order that is shown.",
+      "Select a column heading to sort. Copies have six digits and keep the order shown.",
     ),
-    h("h3", {}, "Networks"),
-    ...tags(sortable(first, totals, "Evidence, size and test figures of each network")),
-    paths.length > 0 && [
-      h("h3", {}, "Paths"),
-      sortable(columns, paths, "Every path of every layer; precision is the geometric mean over its tensors"),
-    ],
+    fold(
+      "Networks",
+      h("h3", {}, "Networks"),
+      sortable(first, totals, "Evidence, size and test metrics of each network"),
+    ),
+    paths.length > 0 &&
+      fold(
+        "Paths",
+        h("h3", {}, "Paths"),
+        sortable(columns, paths, "All paths of all layers; precision is the geometric mean over tensors"),
+      ),
   );
 }
 
-function made() {
+function provenance() {
   const pairs = [
     ...Object.entries(DOCUMENT.versions || {}),
     ...Object.entries(DOCUMENT.data || {})
@@ -198,9 +203,9 @@ function made() {
     );
   return end(
     "made",
-    "How it was made",
+    "How this report was made",
     DOCUMENT.command && [
-      h("p", { class: "note" }, "The command, to run it again:"),
+      h("p", { class: "note" }, "Command:"),
       h("pre", { tabindex: 0 }, DOCUMENT.command),
     ],
     list(pairs),
@@ -216,7 +221,7 @@ function theme() {
   const stored = () => {
     try {
       return localStorage.getItem("symrazor-theme");
-    } catch (refused) {
+    } catch (error) {
       return null;
     }
   };
@@ -230,7 +235,7 @@ function theme() {
     root.dataset.theme = now() === "dark" ? "light" : "dark";
     try {
       localStorage.setItem("symrazor-theme", root.dataset.theme);
-    } catch (refused) {
+    } catch (error) {
       /* a private window */
     }
     label();
@@ -242,5 +247,6 @@ function theme() {
 
 theme();
 DOCUMENT.questions.forEach(question);
-document.querySelector("main").append(...tags([loading(), numbers(), made()]));
+document.querySelector("main").append(...tags([loading(), numbers(), provenance()]));
+addEventListener("beforeprint", () => document.querySelectorAll("details").forEach(d => (d.open = true)));
 document.documentElement.dataset.ready = "";

@@ -1,4 +1,4 @@
-"""A document in, a page out: style, script and data in one file that asks nobody for anything."""
+"""Write a document as one self-contained HTML page: style, script and data in a single file."""
 
 import base64
 import hashlib
@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from symrazor.core.files import write_atomically
-from symrazor.report.content import LEVELS, Content, content
+from symrazor.report.content import LEVELS, Content, page_content
 
-LIMIT = 3_000_000
-"""Bytes of a page."""
+MAX_PAGE_BYTES = 3_000_000
+"""Maximal size of a page."""
 
 SCRIPTS = (
     "draw.js",
@@ -29,18 +29,18 @@ SCRIPTS = (
 
 
 def write_page(document: Mapping[str, Any], file: str | Path) -> Path:
-    """Write the page of a document, whole or not at all.
+    """Write the page of a document atomically.
 
     Args:
         document: see docs/how-to/read-the-page.md; only sections with data appear.
-        file: where to.
+        file: the HTML file.
 
     Returns:
-        The file.
+        The path of the file.
 
     Raises:
-        ValueError: a document without questions, of another schema, or too large for a page.
-        OSError: the folder cannot be written to.
+        ValueError: if the document has no questions, has another schema, or is too large.
+        OSError: if the folder cannot be written to.
     """
     path = Path(file)
     write_atomically(path, page_html(document).encode())
@@ -48,20 +48,20 @@ def write_page(document: Mapping[str, Any], file: str | Path) -> Path:
 
 
 def page_html(document: Mapping[str, Any]) -> str:
-    """The page of a document as one string of HTML, with fewer and smaller pictures if it must be.
+    """Return the page of a document as HTML, with fewer and smaller images if it is too large.
 
     Raises:
         ValueError: see `write_page`.
     """
     size = 0
     for detail in LEVELS:
-        page = _assemble(content(document, detail))
+        page = _assemble(page_content(document, detail))
         size = len(page.encode())
-        if size <= LIMIT:
+        if size <= MAX_PAGE_BYTES:
             return page
     raise ValueError(
-        f"expected a document whose page fits into {LIMIT:,} bytes, got {size:,} with the fewest "
-        "pictures; do: fewer candidates, or readings with fewer layers"
+        f"The page has {size:,} bytes even with the fewest images, more than the limit of "
+        f"{MAX_PAGE_BYTES:,}. Use fewer candidates or readings with fewer layers."
     )
 
 
@@ -71,9 +71,9 @@ def _assemble(data: Content) -> str:
         f"default-src 'none'; img-src data:; style-src '{_digest(style)}'; "
         f"script-src '{_digest(script)}'; base-uri 'none'; form-action 'none'"
     )
-    heading = data.get("title") or "What the data ask for"
-    only = data["questions"][0]["question"] if len(data["questions"]) == 1 else heading
-    title = data.get("title") or only
+    heading = data.get("title") or "Symmetry report"
+    single_question = data["questions"][0]["question"] if len(data["questions"]) == 1 else heading
+    title = data.get("title") or single_question
     parts = {
         "policy": policy,
         "title": html.escape(title),
@@ -82,19 +82,19 @@ def _assemble(data: Content) -> str:
         "intro": _intro(data),
         "contents": _contents(data),
         "questions": "\n".join(_question(q, i) for i, q in enumerate(data["questions"])),
-        "data": embedded(data),
+        "data": embedded_json(data),
         "script": script,
     }
     page = _asset("page.html")
-    head, *rest = page.split("{{")
-    for piece in rest:  # one pass: what is put in is never looked at again
+    head, *pieces = page.split("{{")
+    for piece in pieces:  # a single pass: inserted text is never expanded again
         name, _, tail = piece.partition("}}")
         head += parts[name] + tail
     return head
 
 
-def embedded(data: Content) -> str:
-    """JSON that no HTML parser mistakes for markup."""
+def embedded_json(data: Content) -> str:
+    """Return JSON without characters that an HTML parser could take for markup."""
     text = json.dumps(data, allow_nan=False, separators=(",", ":"))
     return text.replace("<", r"\u003c").replace(">", r"\u003e").replace("&", r"\u0026")
 
@@ -105,21 +105,21 @@ def _asset(name: str) -> str:
 
 
 def _digest(source: str) -> str:
-    """A source as the page's policy names it: nothing else may run."""
+    """Return the hash of a source for the content security policy; nothing else may run."""
     return f"sha256-{base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()}"
 
 
 def _intro(data: Content) -> str:
-    """What the data are, in one line."""
-    known = data.get("data")
+    """Describe the data in one line."""
+    description = data.get("data")
     facts = [data.get("kind"), data.get("task")]
-    if isinstance(known, dict):
-        shape = known.get("shape")
-        classes = known.get("classes")
+    if isinstance(description, dict):
+        shape = description.get("shape")
+        classes = description.get("classes")
         count = len(classes) if isinstance(classes, list) else classes
         facts = [
-            known.get("path"),
-            f"{known['n']:,} data" if isinstance(known.get("n"), int) else None,
+            description.get("path"),
+            f"{description['n']:,} data" if isinstance(description.get("n"), int) else None,
             " × ".join(str(size) for size in shape) if isinstance(shape, list) else shape,
             f"{count} classes" if count else None,
             *facts,
@@ -128,27 +128,34 @@ def _intro(data: Content) -> str:
 
 
 def _contents(data: Content) -> str:
-    """Links to the questions and to what follows them."""
+    """Return links to the questions and to the sections that follow them."""
     questions = data["questions"]
     links = [(f"q{i}", q["question"]) for i, q in enumerate(questions)] * (len(questions) > 1)
     layers = any(c["reading"].get("layers") for q in questions for c in q["candidates"])
     links += [("load", "Load the network")] * bool(layers or data.get("load"))
-    links += [("numbers", "All numbers"), ("made", "How it was made")]
+    links += [("numbers", "All numbers"), ("made", "How this report was made")]
     return "".join(f'<li><a href="#{to}">{html.escape(text)}</a></li>' for to, text in links)
 
 
 def _question(question: Content, number: int) -> str:
-    """The question and its verdict: these are there without any script."""
+    """Return a question and its verdict, which are readable without JavaScript."""
     heading = html.escape(question["question"])
     return (
         f'<section class="question" id="q{number}" aria-labelledby="q{number}-title">'
         f'<h2 id="q{number}-title">{heading}</h2>'
-        f'<p class="verdict">{_set(question["verdict"])}</p>'
+        f'<p class="verdict">{_verdict(question["verdict"])}</p>'
         f'<div class="parts"></div></section>'
     )
 
 
-def _set(text: str) -> str:
-    """Running text, in which a number has a minus and stays with its unit."""
+def _verdict(text: str) -> str:
+    """Return a verdict with its first sentence, or its leading **bold** text, in bold."""
+    match = re.match(r"\*\*(.+?)\*\*\s*", text) or re.match(r"(.+?[.!?])(?:\s+(?=\S)|\s*$)", text)
+    answer, rest = (match[1], text[match.end() :]) if match else (text, "")
+    return f"<strong>{_typeset(answer)}</strong> {_typeset(rest)}".rstrip()
+
+
+def _typeset(text: str) -> str:
+    """Escape running text; use minus signs and keep numbers with their units."""
     together = re.sub(r"(?<=\d) (?=%|nats\b)", "&nbsp;", html.escape(text))
     return re.sub(r"(?<=[\s(])-(?=\d)", "&minus;", together)

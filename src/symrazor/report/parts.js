@@ -1,9 +1,9 @@
-// A question: filters, examples, calibration, costs.
+// Parts of a question: filters, examples, calibration and cost.
 
 const pathName = (question, name) => {
-  const found = /^(.*?)\.?paths\.(\d+)$/.exec(name);
-  const layer = numbered(question, found ? found[1] : name);
-  return found ? `Layer ${layer}, path ${Number(found[2]) + 1}` : `Layer ${layer}`;
+  const match = /^(.*?)\.?paths\.(\d+)$/.exec(name);
+  const layer = numbered(question, match ? match[1] : name);
+  return match ? `Layer ${layer}, path ${Number(match[2]) + 1}` : `Layer ${layer}`;
 };
 const image = (source, text) => h("img", { src: source, alt: text });
 function filters(question) {
@@ -12,14 +12,15 @@ function filters(question) {
     ([, a]) => Array.isArray(a.points) && Array.isArray(a.shape),
   );
   if (!layers.length && !anchors.length) return null;
-  return [
+  return fold(
+    "Learned filters",
     h("h3", {}, "Learned filters"),
     layers.length > 0 &&
       h(
         "p",
         { class: "note" },
         ofNetwork(question),
-        "Positive weights in green, negative in red; strength is the opacity, by layer.",
+        "Positive weights are green, negative weights red. Opacity is the magnitude, relative to the layer.",
       ),
     h(
       "div",
@@ -71,28 +72,28 @@ function filters(question) {
         );
       }),
     ),
-  ];
+  );
 }
 
 function examples(question) {
-  const held = question.examples || {},
-    labels = held.labels || [],
-    images = held.images || [];
+  const data = question.examples || {},
+    labels = data.labels || [],
+    images = data.images || [];
   const label = i => (labels[i] === undefined ? `example ${i + 1}` : labels[i]);
-  const found = [];
-  if (held.transformed) {
-    found.push(
-      h("h3", {}, "Orbits"),
+  const nodes = [];
+  if (data.transformed) {
+    nodes.push(
+      h("h3", {}, "Transformed examples"),
       h(
         "p",
         { class: "note" },
-        "An example and draws from the learned distribution of its transformations: to the network they are the same.",
+        "An example, followed by draws from the learned distribution of transformations, to which the network is invariant.",
       ),
-      held.transformed.map((orbit, i) =>
+      data.transformed.map((orbit, i) =>
         h(
           "div",
           { class: "orbit" },
-          images[i] && image(images[i], `${label(i)}, as it is`),
+          images[i] && image(images[i], `${label(i)}, original`),
           h(
             "ul",
             { class: "images" },
@@ -103,7 +104,7 @@ function examples(question) {
     );
   }
   if (images.length)
-    found.push(
+    nodes.push(
       h("h3", {}, "Examples"),
       h(
         "ul",
@@ -113,13 +114,13 @@ function examples(question) {
         ),
       ),
     );
-  if (held.lines)
-    found.push(
+  if (data.lines)
+    nodes.push(
       h("h3", {}, "Examples"),
       h(
         "div",
         { class: "grid" },
-        held.lines.map((y, i) =>
+        data.lines.map((y, i) =>
           lineChart([{ name: label(i), x: y.map((_, t) => t), y, tone: 0 }], {
             small: true,
             title: label(i),
@@ -128,7 +129,7 @@ function examples(question) {
         ),
       ),
     );
-  return found;
+  return nodes.length > 0 && fold("Examples", ...nodes);
 }
 
 function calibration(question) {
@@ -153,13 +154,15 @@ function calibration(question) {
       s(
         "circle",
         { class: "f0", cx: X(p), cy: Y(c.accuracy[i]), r: 3 + 7 * Math.sqrt(c.count[i] / most) },
-        s("title", {}, `says ${percent(p)}, right ${percent(c.accuracy[i])}, ${number(c.count[i])} data`),
+        s("title", {}, `confidence ${percent(p)}, accuracy ${percent(c.accuracy[i])}, ${number(c.count[i])} data`),
       ),
     ]);
-    const said = c.confidence.map((p, i) => `says ${percent(p)}, right ${percent(c.accuracy[i])}`).join("; ");
+    const values = c.confidence
+      .map((p, i) => `confidence ${percent(p)}, accuracy ${percent(c.accuracy[i])}`)
+      .join("; ");
     const svg = s(
       "svg",
-      { viewBox: `0 0 ${side} ${side + 12}`, role: "img", "aria-label": `Reliability: ${said}` },
+      { viewBox: `0 0 ${side} ${side + 12}`, role: "img", "aria-label": `Reliability: ${values}` },
       grid,
       s("line", { class: "base dash1", x1: X(0), y1: Y(0), x2: X(1), y2: Y(1) }),
       dots,
@@ -169,20 +172,21 @@ function calibration(question) {
     svg.style.maxWidth = `${side}px`;
     box.replaceChildren(svg);
   };
-  return [
+  return fold(
+    "Calibration",
     h("h3", {}, "Calibration"),
     beside(
-      `How sure the network${c.network ? ` “${c.network}”` : ""} is, and how often it is right, over ${number(total)} ${c.on || "data"}. ` +
-        "On the dashed line it knows what it knows; larger dots stand for more data.",
+      `Confidence and accuracy of the network${c.network ? ` “${c.network}”` : ""} on ${number(total)} ${c.on || "data"}. ` +
+        "A calibrated network lies on the dashed line; larger dots stand for more data.",
       draw,
     ),
-  ];
+  );
 }
 
 function beside(caption, draw) {
-  const found = figure(caption, draw);
-  found.className = "beside";
-  return found;
+  const node = figure(caption, draw);
+  node.className = "beside";
+  return node;
 }
 
 function cost(question) {
@@ -210,37 +214,36 @@ function cost(question) {
     );
   const wrap = (label, table) =>
     h("div", { class: "scroll", tabindex: 0, role: "group", "aria-label": label }, table);
-  const found = [h("h3", {}, "What it costs")];
-  if (typeof c === "string") found.push(h("pre", {}, c));
+  const nodes = [h("h3", {}, "Cost")];
+  if (typeof c === "string") nodes.push(h("pre", {}, c));
   else if (c && c.refused)
-    found.push(h("p", { class: "note" }, `The network was not collapsed: ${c.refused}`));
+    nodes.push(h("p", { class: "note" }, `The network was not collapsed: ${c.refused}`));
   else if (c) {
     const totals = [
       ["Parameters", c.parameters],
-      ["Operations per datum", c.flops],
-      [`Milliseconds for ${number(c.data)} data`, c.latency_ms],
+      ["Operations per input", c.flops],
+      [`Milliseconds for ${number(c.data)} inputs`, c.latency_ms],
     ].filter(([, pair]) => pair);
-    const fates = (c.layers || []).flatMap(layer =>
+    const dropped = (c.layers || []).flatMap(layer =>
       layer.paths
         .filter(path => path.fate === "dropped")
         .map(path => `${path.path} of layer ${numbered(question, layer.name)}`),
     );
-    found.push(
+    nodes.push(
       h(
         "p",
         { class: "note" },
         ofNetwork(question),
-        fates.length
-          ? `Collapsed to a plain network, without ${fates.join(", ")}.`
-          : "Collapsed to a plain network: no path was dropped.",
-        c.change ? ` Outputs change by ${number(c.change.rms, 2)} of their size.` : "",
+        "Collapsed to a plain network. ",
+        dropped.length ? `Dropped paths: ${dropped.join(", ")}.` : "No path was dropped.",
+        c.change ? ` Relative change of the outputs: ${number(c.change.rms, 2)}.` : "",
       ),
       wrap(
         "Cost before and after",
         h(
           "table",
           {},
-          captioned("The whole network, before and after"),
+          captioned("Whole network before and after collapsing"),
           heads(["Cost", "Before", "After", "Change"]),
           h(
             "tbody",
@@ -253,35 +256,35 @@ function cost(question) {
       ),
     );
   }
-  const after = layers.some(one => known(one.flops_after));
+  const after = layers.some(entry => known(entry.flops_after));
   if (layers.length)
-    found.push(
+    nodes.push(
       wrap(
         "Cost of each layer",
         h(
           "table",
           {},
-          captioned("Each layer: parameters, and operations per datum"),
+          captioned("Parameters and operations per input of each layer"),
           heads(["Layer", "Parameters", after && "After", "Operations", after && "After"].filter(Boolean)),
           h(
             "tbody",
             {},
-            layers.map(one =>
+            layers.map(entry =>
               row(
-                `${numbered(question, one.layer)} ${one.type || ""}`,
+                `${numbered(question, entry.layer)} ${entry.type || ""}`,
                 after
                   ? [
-                      number(one.parameters),
-                      number(one.parameters_after),
-                      number(one.flops),
-                      number(one.flops_after),
+                      number(entry.parameters),
+                      number(entry.parameters_after),
+                      number(entry.flops),
+                      number(entry.flops_after),
                     ]
-                  : [number(one.parameters), number(one.flops)],
+                  : [number(entry.parameters), number(entry.flops)],
               ),
             ),
           ),
         ),
       ),
     );
-  return found;
+  return fold("Cost", ...nodes);
 }

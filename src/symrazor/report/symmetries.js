@@ -1,10 +1,10 @@
-// A question: what leaves the answer alone, and what is conserved.
+// Parts of a question: learned invariances and conserved quantities.
 
 function invariances(candidate) {
-  const held = Object.entries(candidate.reading.invariances || {})
+  const entries = Object.entries(candidate.reading.invariances || {})
     .map(([name, value]) => (known(value) ? { name, width: value, unit: "" } : { name, ...value }))
     .filter(row => known(row.width));
-  if (!held.length) return null;
+  if (!entries.length) return null;
   const arc = row => {
     const degrees = /deg|°/.test(row.unit || "")
       ? row.width
@@ -32,17 +32,17 @@ function invariances(candidate) {
     return (sided ? "±" + NBSP : "") + number(row.width) + (row.unit ? NBSP + row.unit : "");
   };
   return [
-    h("h3", {}, "What leaves the answer alone"),
+    h("h3", {}, "Learned invariances"),
     h(
       "p",
       { class: "note" },
-      "Widths of the learned distribution of transformations, to both sides. " +
-        "Near zero, a factor near one, means that the transformation changes the answer.",
+      "Widths of the learned distribution of transformations, in both directions. A width near zero (a " +
+        "factor near one) means no evidence for invariance, not that the transformation changes the label.",
     ),
     h(
       "dl",
       { class: "facts" },
-      held.map(row =>
+      entries.map(row =>
         h(
           "div",
           {},
@@ -56,22 +56,22 @@ function invariances(candidate) {
 }
 
 function dynamics(candidate) {
-  const held = candidate.reading.conserved;
-  if (!Array.isArray(held) || !held.length) return null;
-  const largest = Math.max(...held.map(one => one.singular_value || 0)) || 1;
-  const rows = held.map(one => {
+  const quantities = candidate.reading.conserved;
+  if (!Array.isArray(quantities) || !quantities.length) return null;
+  const largest = Math.max(...quantities.map(quantity => quantity.singular_value || 0)) || 1;
+  const rows = quantities.map(quantity => {
     const meter = h("span", { class: "meter b1" });
-    meter.style.width = `${(100 * (one.singular_value || 0)) / largest}%`;
+    meter.style.width = `${(100 * (quantity.singular_value || 0)) / largest}%`;
     return h(
       "tr",
       {},
-      h("th", { scope: "row" }, one.name),
+      h("th", { scope: "row" }, quantity.name),
       h("td", { class: "bars" }, meter),
-      [one.singular_value, one.parallelness, one.drift].map(v => h("td", { class: "num" }, number(v))),
+      [quantity.singular_value, quantity.parallelness, quantity.drift].map(v => h("td", { class: "num" }, number(v))),
     );
   });
   return [
-    h("h3", {}, "What is conserved"),
+    h("h3", {}, "Conserved quantities"),
     h(
       "div",
       { class: "scroll", tabindex: 0, role: "group", "aria-label": "Conserved quantities" },
@@ -79,8 +79,8 @@ function dynamics(candidate) {
         "table",
         {},
         captioned(
-          "Learned generators by their singular values. Parallelness is how much of one lies in the space " +
-            "of known symmetries; drift is how far the quantity moves along a trajectory.",
+          "Learned generators by singular value. Parallelness is the part of a generator that lies in the " +
+            "space of known symmetries; drift is the change of the quantity along a trajectory.",
         ),
         h(
           "thead",
@@ -101,24 +101,24 @@ function dynamics(candidate) {
     h(
       "div",
       { class: "grid" },
-      held
-        .filter(one => Array.isArray(one.matrix) || one.flow)
-        .map(one =>
+      quantities
+        .filter(quantity => Array.isArray(quantity.matrix) || quantity.flow)
+        .map(quantity =>
           h(
             "div",
             {},
-            h("h4", {}, one.name),
-            one.formula && h("p", { class: "soft" }, one.formula),
-            matrix(one),
-            flow(one),
+            h("h4", {}, quantity.name),
+            quantity.formula && h("p", { class: "soft" }, quantity.formula),
+            matrix(quantity),
+            flow(quantity),
           ),
         ),
     ),
   ];
 }
 
-function matrix(one) {
-  const values = one.matrix;
+function matrix(quantity) {
+  const values = quantity.matrix;
   if (!Array.isArray(values) || !Array.isArray(values[0])) return null;
   const n = values[0].length,
     most = Math.max(...values.flat().map(Math.abs));
@@ -147,25 +147,25 @@ function matrix(one) {
       viewBox: `0 0 ${40 * n} ${40 * values.length}`,
       role: "img",
       "aria-label":
-        `Generator of ${one.name}: ` + values.map(row => row.map(v => number(v, 2)).join(" ")).join("; "),
+        `Generator of ${quantity.name}: ` + values.map(row => row.map(v => number(v, 2)).join(" ")).join("; "),
     },
     s("rect", { class: "base", fill: "none", width: 40 * n - 1, height: 40 * values.length - 1 }),
     cells,
   );
 }
 
-// Points of one curve, several curves, or arrows [x, y, dx, dy].
-function flow(one) {
-  if (!Array.isArray(one.flow) || !one.flow.length) return null;
-  const arrows = !Array.isArray(one.flow[0][0]) && one.flow[0].length === 4;
+// Draw points of one curve, several curves, or arrows [x, y, dx, dy].
+function flow(quantity) {
+  if (!Array.isArray(quantity.flow) || !quantity.flow.length) return null;
+  const arrows = !Array.isArray(quantity.flow[0][0]) && quantity.flow[0].length === 4;
   const curves = arrows
-    ? one.flow.map(([x, y, dx, dy]) => [
+    ? quantity.flow.map(([x, y, dx, dy]) => [
         [x, y],
         [x + dx, y + dy],
       ])
-    : Array.isArray(one.flow[0][0])
-      ? one.flow
-      : [one.flow];
+    : Array.isArray(quantity.flow[0][0])
+      ? quantity.flow
+      : [quantity.flow];
   const points = curves.flat().filter(([x, y]) => known(x) && known(y));
   if (!points.length) return null;
   const reach = 1.22 * Math.max(1e-9, ...points.flat().map(Math.abs));
@@ -184,10 +184,10 @@ function flow(one) {
   ]);
   return s(
     "svg",
-    { viewBox: "-100 -100 200 200", role: "img", "aria-label": `Phase portrait of the flow of ${one.name}` },
+    { viewBox: "-100 -100 200 200", role: "img", "aria-label": `Phase portrait of the flow of ${quantity.name}` },
     s("line", { class: "axis", x1: -100, x2: 100 }),
     s("line", { class: "axis", y1: -100, y2: 100 }),
     lines,
-    (one.axes || []).map((name, i) => s("text", i ? { x: 4, y: -90 } : { x: 86, y: 12 }, name)),
+    (quantity.axes || []).map((name, i) => s("text", i ? { x: 4, y: -90 } : { x: 86, y: 12 }, name)),
   );
 }

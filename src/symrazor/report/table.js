@@ -1,6 +1,6 @@
-// Tables: sorting, copying.
+// Tables that sort and copy.
 
-// A table that sorts. columns: [{name, key, text?}]; numbers sort as numbers, empty cells last.
+// Return a sortable table. columns: [{name, key, text?}]; numbers sort as numbers, empty cells last.
 function sortable(columns, rows, caption) {
   const body = h("tbody", {});
   const isNumber = column => rows.some(row => known(row[column.key]));
@@ -78,7 +78,7 @@ function sortable(columns, rows, caption) {
     h("div", { class: "tools" }, copy, status),
   ];
 }
-// A spreadsheet takes text that starts with = + - @ for a formula; numbers are left as they are.
+// Quote text that starts with = + - @, which a spreadsheet would run as a formula; keep numbers.
 function cell(value) {
   if (value === null || value === undefined) return "";
   if (known(value)) return String(value);
@@ -89,7 +89,7 @@ async function copied(text) {
   try {
     await navigator.clipboard.writeText(text);
     return true;
-  } catch (refused) {
+  } catch (error) {
     const area = h("textarea", { "aria-hidden": "true", class: "skip" });
     area.value = text;
     document.body.append(area);
