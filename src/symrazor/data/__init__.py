@@ -7,15 +7,13 @@ standardisation. Random functions take a seed and never touch the global random 
 """
 
 from symrazor.data.arrays import read_npz
-from symrazor.data.augment import flip_and_crop
 from symrazor.data.batches import TensorLoader, Tensors, check_batch
 from symrazor.data.binary_files import read_cifar, read_idx
 from symrazor.data.datasets import Dataset, dataset
-from symrazor.data.embedded import digits, on_canvas
+from symrazor.data.embedded import digits, on_canvas, rings
 from symrazor.data.official import cifar10, fashion_mnist, mnist
 from symrazor.data.sources import read
-from symrazor.data.toy import rings
-from symrazor.data.transforms import normalised, quadrants, resized, rotated, scaled, translated
+from symrazor.data.transforms import flip_and_crop, normalised, quadrants, resized, rotated, scaled, translated
 
 __all__ = [
     "Dataset",

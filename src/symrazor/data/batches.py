@@ -1,4 +1,4 @@
-"""Batches of tensors that are already in memory, and the check that they can be used."""
+"""Batches of tensors in memory, and the checks that every batch must pass."""
 
 from collections.abc import Iterator
 
@@ -9,16 +9,15 @@ Tensors = tuple[Tensor, Tensor]
 
 
 class TensorLoader:
-    """A re-iterable loader of batches from two tensors that are already in memory.
+    """Iterate over batches of two tensors that are already in memory, any number of times.
 
     Args:
-        x: Inputs, data along the first dimension.
+        x: Inputs, samples along the first dimension.
         y: Targets, one for each input.
-        batch_size: Data per batch; the last batch may be smaller.
+        batch_size: Samples per batch; the last batch may be smaller.
         shuffle: Draw a new order for every pass.
-        generator: Where the order comes from; the same generator state gives the same batches.
-            Without one, the loader makes its own, with seed 0.
-        drop_last: Leave out a last batch that is smaller than the others.
+        generator: Source of the order. By default a new generator with seed 0.
+        drop_last: Drop the last batch if it is smaller than the others.
     """
 
     def __init__(
@@ -32,7 +31,7 @@ class TensorLoader:
     ) -> None:
         check_lengths(x, y, "TensorLoader")
         if batch_size < 1:
-            raise refusal("batch_size of 1 or more", f"{batch_size}", "batch_size=128")
+            raise ValueError(f"batch_size must be at least 1, got {batch_size}.")
         self.x, self.y = x, y
         self.batch_size = batch_size
         self.shuffle = shuffle
@@ -41,58 +40,64 @@ class TensorLoader:
 
     @property
     def n_data(self) -> int:
-        """Number of data, those that drop_last leaves out included."""
+        """Number of samples, including those that drop_last drops."""
         return len(self.x)
 
     def __len__(self) -> int:
-        full, rest = divmod(self.n_data, self.batch_size)
-        return full + (rest > 0 and not self.drop_last)
+        full_batches, remainder = divmod(self.n_data, self.batch_size)
+        return full_batches + (remainder > 0 and not self.drop_last)
 
     def __iter__(self) -> Iterator[Tensors]:
         order = torch.arange(self.n_data)
         if self.shuffle:
-            place = self.generator.device
-            order = torch.randperm(self.n_data, generator=self.generator, device=place)
-        order = order.to(self.x.device)  # all at once: a copy waits for whatever a GPU has to do
+            device = self.generator.device
+            order = torch.randperm(self.n_data, generator=self.generator, device=device)
+        # One copy for the whole pass: each copy to a GPU waits for the work queued there.
+        order = order.to(self.x.device)
         for index in order.split(self.batch_size)[: len(self)]:
             yield self.x.index_select(0, index), self.y.index_select(0, index.to(self.y.device))
 
+    def __repr__(self) -> str:
+        return f"TensorLoader({self.n_data:,} samples, batch_size={self.batch_size})"
+
 
 def check_batch(x: Tensor, y: Tensor, where: str) -> None:
-    """Refuse a batch that no evidence can be computed from, and name the culprit.
+    """Check that a batch is dense, non-empty, paired and finite.
 
     Args:
-        x: Inputs, data along the first dimension.
+        x: Inputs, samples along the first dimension.
         y: Targets, one for each input.
-        where: What the message calls this batch, for example "training data, batch 3".
+        where: Name of the batch in error messages, for example "training data, batch 3".
 
     Raises:
-        ValueError: If the batch is empty or sparse, the lengths differ, or a value is not finite.
+        ValueError: The batch fails a check; the message names the first offending sample.
     """
     check_lengths(x, y, where)
     for name, values in (("x", x), ("y", y)):
         if values.layout is not torch.strided:
-            raise refusal(f"a dense {name} in {where}", str(values.layout), f"{name}.to_dense()")
+            raise ValueError(
+                f"{name} in {where} must be dense, got layout {values.layout}. "
+                f"Use {name}.to_dense()."
+            )
         if not (values.is_floating_point() or values.is_complex()):
             continue
-        bad = ~torch.isfinite(values)
-        if bool(bad.any()):
-            first = int(torch.nonzero(bad.reshape(len(values), -1).any(dim=1))[0, 0])
+        not_finite = ~torch.isfinite(values)
+        if bool(not_finite.any()):
+            first = int(torch.nonzero(not_finite.reshape(len(values), -1).any(dim=1))[0, 0])
             n_nan = int(torch.isnan(values).sum())
-            n_inf = int(bad.sum()) - n_nan
-            got = f"{n_nan} NaN and {n_inf} infinite values, the first in sample {first}"
-            raise refusal(f"finite {name} in {where}", got, "remove or repair these samples")
+            n_infinite = int(not_finite.sum()) - n_nan
+            raise ValueError(
+                f"{name} in {where} has {n_nan} NaN and {n_infinite} infinite values, the first "
+                f"in sample {first}. Remove or repair these samples."
+            )
 
 
 def check_lengths(x: Tensor, y: Tensor, where: str) -> None:
-    """Refuse inputs and targets that do not pair up, or of which there are none."""
+    """Check that x and y have the same, non-zero number of samples."""
     if x.ndim == 0 or y.ndim == 0 or len(x) != len(y):
-        got = f"shapes {list(x.shape)} and {list(y.shape)}"
-        raise refusal(f"x and y of the same length in {where}", got, "pass the y of these x")
+        raise ValueError(
+            f"x and y in {where} must have the same number of samples, got shapes "
+            f"{list(x.shape)} and {list(y.shape)}."
+        )
     if len(x) == 0:
-        raise refusal(f"at least one sample in {where}", "none", "check where the data come from")
-
-
-def refusal(expected: str, got: str, do: str) -> ValueError:
-    """The error to raise: one form for every message."""
-    return ValueError(f"expected {expected}, got {got}; do {do}")
+        raise ValueError(f"No samples in {where}.")

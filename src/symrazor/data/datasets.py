@@ -1,25 +1,29 @@
-"""Data of any kind as one typed value, and what kind they are."""
+"""Data of any kind as one typed value, and the rules that recognise the kind."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypeVar, get_args
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
-from symrazor.data.batches import Tensors, check_batch, check_lengths, refusal
-from symrazor.data.times import continued
+from symrazor.data.batches import Tensors, check_batch, check_lengths
 
 Kind = Literal["image", "volume", "series", "set", "vector", "trajectory"]
 Task = Literal["classification", "regression"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 TASKS: tuple[Task, ...] = get_args(Task)
 
-LEAST = 20
-"""Fewer samples than this say nothing about a structure."""
-MOST_CLASSES = 1000
-FEW_CLASSES = 50
-"""Whole numbers that are not of an integer type are classes if there are at most so many."""
+MIN_SAMPLES = 20
+"""Fewer samples carry no information about structure."""
+MAX_CLASSES = 1000
+MAX_INFERRED_CLASSES = 50
+"""Integers stored as floats are classes if they are below this number."""
+MIN_IMAGE_SIDE = 8
+"""Smallest side, in pixels, of arrays that are recognised as images or volumes by their shape."""
+MAX_SET_FEATURES = 4
+"""Arrays [n, m, d] are recognised as sets of m points if d is at most this."""
 SHAPES: dict[str, str] = {
     "image": "[n, channels, height, width]",
     "volume": "[n, channels, depth, height, width]",
@@ -32,25 +36,26 @@ _EXACT_AS_FLOAT32 = (
     *(torch.float32, torch.float16, torch.bfloat16),
     *(torch.uint8, torch.int8, torch.uint16, torch.int16, torch.bool),
 )
-_DIMS = {"image": 4, "volume": 5, "series": 3, "set": 3, "vector": 2, "trajectory": 3}
+_DIMENSIONS = {"image": 4, "volume": 5, "series": 3, "set": 3, "vector": 2, "trajectory": 3}
+_COLOUR_CHANNELS = (1, 3, 4)
 
 
 @dataclass(frozen=True)
 class Dataset:
-    """Inputs and labels, and what they are.
+    """Inputs and labels together with their kind.
 
     Args:
-        x: in the shape that `SHAPES` gives for the kind; float32 where that holds the data
-            exactly, else float64.
-        y: int64 classes 0 to K-1 [n], or float64 targets [n, k]; None where nothing is asked
-            (trajectories, or data to predict).
-        kind: what x is.
-        task: what y is; trajectories are a regression on their own future.
-        names: of the classes, or of the targets.
-        times: of the steps of trajectories, [time] or [n, time].
-        test: held-out inputs and labels that came with the data.
-        source: where the data came from, for messages and the document.
-        columns: names of the features or channels of x, where the file has them.
+        x: Inputs in the shape that `SHAPES` gives for the kind; float32 if that represents the data
+            exactly, otherwise float64.
+        y: Classes 0 to K-1, int64 [n], or targets, float64 [n, k]; None for trajectories and for
+            inputs to predict.
+        kind: Kind of the inputs.
+        task: Classification or regression. Trajectories are a regression on their own future.
+        names: Names of the classes or of the targets.
+        times: Times of the steps of trajectories, [time] or [n, time].
+        test: Held-out inputs and labels that came with the data.
+        source: Where the data came from, for messages and reports.
+        columns: Names of the features or channels of x, if the file has them.
     """
 
     x: Tensor
@@ -65,25 +70,24 @@ class Dataset:
 
     @property
     def outputs(self) -> int:
-        """Outputs that a network needs: classes or targets."""
-        if self.y is None:
-            raise refusal(f"labels in {self.source}", "none", "save them beside x, as y")
-        return len(self.names) if self.task == "classification" else self.y.shape[1]
+        """Number of outputs that a network needs: classes or targets."""
+        _, y = self.labelled
+        return len(self.names) if self.task == "classification" else y.shape[1]
 
     @property
     def labelled(self) -> Tensors:
         """Inputs and labels.
 
         Raises:
-            ValueError: there is no y.
+            ValueError: The data have no labels.
         """
         if self.y is None:
-            raise refusal(f"labels in {self.source}", "none", "save them beside x, as y")
+            raise ValueError(f"{self.source} has no labels. Save them next to x, as y.")
         return self.x, self.y
 
     def describe(self) -> str:
-        """One line: how many, of what kind and shape, and what is asked of them."""
-        size = " x ".join(str(part) for part in self.x.shape[1:])
+        """Return one line with the number, kind and shape of the samples and the task."""
+        size = " x ".join(str(length) for length in self.x.shape[1:])
         text = f"{len(self.x):,} {plural(self.kind)} of {size}"
         if self.y is None:
             return text
@@ -92,16 +96,15 @@ class Dataset:
         return f"{text}, {self.outputs} target{'s' if self.outputs > 1 else ''} (regression)"
 
     def __repr__(self) -> str:
-        """What they are, not all numbers."""
         return f"Dataset({self.source}: {self.describe()})"
 
     def part(self, index: Tensor) -> "Dataset":
-        """The samples of an index."""
+        """Return the samples with the given indices."""
         return replace(self, x=self.x[index], y=None if self.y is None else self.y[index])
 
 
 def plural(kind: str) -> str:
-    """Several of a kind, in words."""
+    """Return the plural of the name of a kind."""
     return {"series": "series", "trajectory": "trajectories"}.get(kind, f"{kind}s")
 
 
@@ -116,153 +119,96 @@ def dataset(
     test: Tensors | None = None,
     source: str = "x and y",
 ) -> Dataset:
-    """Inputs and labels as a `Dataset`; kind and task are recognised where they are not given.
+    """Make a `Dataset` of tensors; kind and task are recognised unless they are given.
 
     | x | kind |
     |---|---|
     | [n, d] | vector |
-    | [n, h, w], bytes or square from 8 x 8 on | image of one channel |
+    | [n, h, w], bytes or square from 8 x 8 on | image with one channel |
     | [n, m, d] with d of at most 4 and m > d | set of m points |
     | [n, c, t] otherwise | series |
     | [n, t, 2k] without labels, or with times | trajectory |
     | [n, c, h, w], or [n, h, w, c] with c of 1, 3 or 4 | image |
-    | [n, d, h, w] with more than 4 slices, all sizes from 8 on | volume of one channel |
+    | [n, d, h, w] with more than 4 slices, all sizes from 8 on | volume with one channel |
     | [n, c, d, h, w] | volume |
 
-    Labels are classes if they are integers, or floats that are whole numbers from 0 to 49;
-    regression targets otherwise.
+    Labels are classes if they are integers, or floats with integer values from 0 to 49. Otherwise
+    they are regression targets.
 
     Args:
-        x: numbers; bytes are divided by 255 unless they are vectors.
-        y: classes or targets, one for each x.
-        kind: instead of the one that the table gives.
-        task: instead of the one that y gives.
-        names: of the classes 0, 1, ..., or of the targets.
-        times: of the steps of trajectories.
-        test: held-out x and y, as `x` and `y`.
-        source: what messages call these data.
+        x: Inputs. Bytes are divided by 255 unless they are vectors, sets or trajectories.
+        y: Classes or targets, one for each sample.
+        kind: Kind of the inputs, if the table does not apply.
+        task: Task, if the rule for labels does not apply.
+        names: Names of the classes 0, 1, ..., or of the targets.
+        times: Times of the steps of trajectories.
+        test: Held-out x and y.
+        source: Name of the data in messages.
 
     Raises:
-        ValueError: too few data, values that are not finite, one class, or a kind or task that
-            they cannot have.
+        ValueError: There are too few samples or classes, a value is not finite, or the data do not
+            fit the kind or task.
     """
-    found = recognised(x, y, times, source) if kind is None else _known(kind, KINDS, "kind")
-    values = shaped(x, found, source)
-    if found == "trajectory":
-        times = None if times is None else continued(values, times)
-        _check_states(values, times, source)
+    kind = recognise_kind(x, y, times, source) if kind is None else _check(kind, KINDS, "kind")
+    inputs = as_kind(x, kind, source)
+    if kind == "trajectory":
+        times = None if times is None else extrapolate_times(inputs, times)
+        _check_states(inputs, times, source)
     if y is None:
-        if found != "trajectory":
-            check_batch(values, torch.zeros(len(values)), source)
-        return Dataset(values, None, found, task or "regression", times=times, source=source)
+        if kind != "trajectory":
+            check_batch(inputs, torch.zeros(len(inputs)), source)
+        return Dataset(inputs, None, kind, task or "regression", times=times, source=source)
     check_lengths(x, y, source)
-    if len(y) < LEAST:
-        what = f"at least {LEAST} samples in {source}"
-        raise refusal(what, f"{len(y)}", "collect more: fewer say nothing about a structure")
-    if bool((values == values[:1]).all()):
-        raise refusal(f"inputs that differ in {source}", "the same for all samples", "check x")
-    asked = _task(y) if task is None else _known(task, TASKS, "task")
-    tested = None if test is None else _held(test[0], values, found, source)
-    if asked == "regression":
-        if names and not y.is_floating_point():
-            got = f"the classes {', '.join(list(names)[:3])}, ..."
-            raise refusal(f"numbers as targets in {source}", got, "--task classification")
-        targets = _columns(y)
-        check_batch(values, targets, source)
+    if len(y) < MIN_SAMPLES:
+        raise ValueError(f"{source} has {len(y)} samples; at least {MIN_SAMPLES} are needed.")
+    if bool((inputs == inputs[:1]).all()):
+        raise ValueError(f"All inputs in {source} are equal. Check x.")
+    task = recognise_task(y) if task is None else _check(task, TASKS, "task")
+    test_inputs = None if test is None else _test_inputs(test[0], inputs, kind, source)
+    if task == "regression":
+        targets = _targets(y, names, source)
+        check_batch(inputs, targets, source)
         if bool((targets == targets[:1]).all(0).any()):
-            raise refusal(f"targets that vary in {source}", "a constant", "check the label column")
-        held = None if test is None or tested is None else (tested, _columns(test[1]))
-        return Dataset(values, targets, found, asked, tuple(names), None, held, source)
-    check_batch(values, y, source)
-    labels, names, held_labels = _classes(
-        y, tuple(names), None if test is None else test[1], source
-    )
-    held = None if tested is None or held_labels is None else (tested, held_labels)
-    return Dataset(values, labels, found, asked, names, None, held, source)
+            raise ValueError(f"A target in {source} is constant. Check the label column.")
+        held_out = None if test is None or test_inputs is None else (test_inputs, _columns(test[1]))
+        return Dataset(inputs, targets, kind, task, tuple(names), None, held_out, source)
+    check_batch(inputs, y, source)
+    test_y = None if test is None else test[1]
+    labels, class_names, test_labels = _classes(y, tuple(names), test_y, source)
+    held_out = None if test_inputs is None or test_labels is None else (test_inputs, test_labels)
+    return Dataset(inputs, labels, kind, task, class_names, None, held_out, source)
 
 
-def _held(x: Tensor, train: Tensor, kind: Kind, source: str) -> Tensor:
-    """Test inputs, like those for training."""
-    found = shaped(x, kind, f"the test data of {source}")
-    if found.shape[1:] != train.shape[1:]:
-        what = f"test data of shape {list(train.shape[1:])} in {source}"
-        raise refusal(what, f"{list(found.shape[1:])}", "convert them as the training data were")
-    check_batch(found, torch.zeros(len(found)), f"the test data of {source}")
-    return found
-
-
-def _check_states(x: Tensor, times: Tensor | None, source: str) -> None:
-    """Refuse states that are infinite or not in order, and name the row; NaN is a missing one."""
-    bad = x.isinf().any(2).nonzero()
-    if len(bad):
-        got = f"infinity in trajectory {int(bad[0, 0])}, row {int(bad[0, 1])}"
-        raise refusal(f"finite states in {source}", got, "repair it, or leave it out as NaN")
-    if times is None:
-        return
-    if times.shape not in (x.shape[1:2], x.shape[:2]):
-        got = f"shape {list(times.shape)}"
-        what = f"{x.shape[1]} times as t in {source}"
-        raise refusal(what, got, "save one time for each row")
-    unknown = (~times.isfinite()).nonzero()
-    if len(unknown):
-        *b, row = unknown[0].tolist()
-        got = f"none in {_of(b)}row {row}"
-        raise refusal(f"a time for every state in {source}", got, "fill it in")
-    late = (~(times.diff(dim=-1) > 0)).nonzero()
-    if len(late):
-        *b, row = late[0].tolist()
-        before, after = (float(times[(*b, r)]) for r in (row, row + 1))
-        got = f"{_of(b)}rows {row} and {row + 1} at {before:.9g} and {after:.9g}"
-        do = "sort the rows by time" if after < before else "drop one of the two"
-        raise refusal(f"times that increase in {source}", got, do)
-
-
-def _of(trajectory: list[int]) -> str:
-    return f"trajectory {trajectory[0]}, " if trajectory else ""
-
-
-def _columns(y: Tensor) -> Tensor:
-    return y.reshape(len(y), -1).double()
-
-
-_T = TypeVar("_T")
-
-
-def _known(value: _T, among: tuple[_T, ...], what: str) -> _T:
-    if value not in among:
-        listed = ", ".join(str(part) for part in among)
-        raise refusal(f"a {what} among {listed}", repr(value), f"--{what} {among[0]}")
-    return value
-
-
-def recognised(x: Tensor, y: Tensor | None, times: Tensor | None, source: str) -> Kind:
-    """What the table of `dataset` says."""
+def recognise_kind(x: Tensor, y: Tensor | None, times: Tensor | None, source: str) -> Kind:
+    """Return the kind of inputs by the table in `dataset`."""
     shape = x.shape[1:]
-    found: Kind
+    kind: Kind
     match len(shape):
         case 1:
-            found = "vector"
+            kind = "vector"
         case 2 if times is not None:
-            found = "trajectory"
-        case 2 if x.dtype == torch.uint8 or (shape[0] == shape[1] and shape[0] >= 8):
-            found = "image"
+            kind = "trajectory"
+        case 2 if x.dtype == torch.uint8 or (shape[0] == shape[1] and shape[0] >= MIN_IMAGE_SIDE):
+            kind = "image"
         case 2 if y is None and shape[1] % 2 == 0 and shape[0] > shape[1]:
-            found = "trajectory"
+            kind = "trajectory"
         case 2:
-            found = "set" if shape[1] <= 4 and shape[0] > shape[1] else "series"
+            kind = "set" if shape[1] <= MAX_SET_FEATURES and shape[0] > shape[1] else "series"
         case 3:
-            thick = shape[0] > 4 and shape[-1] not in (1, 3, 4) and min(shape) >= 8
-            found = "volume" if thick else "image"
+            has_slices = shape[0] > max(_COLOUR_CHANNELS) and shape[-1] not in _COLOUR_CHANNELS
+            kind = "volume" if has_slices and min(shape) >= MIN_IMAGE_SIDE else "image"
         case 4:
-            found = "volume"
+            kind = "volume"
         case _:
-            got = f"shape {list(x.shape)}"
-            raise refusal(f"x with 2 to 5 dimensions in {source}", got, "reshape it, see --kind")
-    return found
+            raise ValueError(
+                f"x in {source} must have 2 to 5 dimensions, got shape {list(x.shape)}. "
+                "Reshape it."
+            )
+    return kind
 
 
-def shaped(x: Tensor, kind: Kind, source: str) -> Tensor:
-    """Return inputs in the shape of the kind: float32 if that is exact for their type, or float64.
+def as_kind(x: Tensor, kind: Kind, source: str) -> Tensor:
+    """Return inputs in the shape of a kind, as float32 if that is exact, otherwise as float64.
 
     Bytes of images, volumes and series are divided by 255.
     """
@@ -271,57 +217,156 @@ def shaped(x: Tensor, kind: Kind, source: str) -> Tensor:
         values = values / 255
     if kind == "vector" and values.ndim != 2:
         values = values.reshape(len(values), -1)
-    if kind in ("image", "volume", "series") and values.ndim == _DIMS[kind] - 1:
+    if kind in ("image", "volume", "series") and values.ndim == _DIMENSIONS[kind] - 1:
         values = values.unsqueeze(1)
-    if (
-        kind == "image"
-        and values.ndim == 4
-        and values.shape[1] > 4
-        and values.shape[3] in (1, 3, 4)
-    ):
+    channels_last = values.ndim == 4 and values.shape[3] in _COLOUR_CHANNELS
+    if kind == "image" and channels_last and values.shape[1] > max(_COLOUR_CHANNELS):
         values = values.permute(0, 3, 1, 2).contiguous()
-    if values.ndim != _DIMS[kind] or 0 in values.shape[1:]:
-        got = f"shape {list(x.shape)}"
-        raise refusal(
-            f"x of shape {SHAPES[kind]} in {source}", got, "reshape it, or another --kind"
+    if values.ndim != _DIMENSIONS[kind] or 0 in values.shape[1:]:
+        raise ValueError(
+            f"x in {source} must have shape {SHAPES[kind]} for kind {kind!r}, got {list(x.shape)}. "
+            "Reshape it or choose another kind (--kind)."
         )
     return values
 
 
-def _task(y: Tensor) -> Task:
-    """Whole numbers are classes; so are floats that are few whole numbers from 0 on."""
+def recognise_task(y: Tensor) -> Task:
+    """Return the task that labels suggest by the rule in `dataset`."""
     if y.ndim > 1 and y.shape[1:].numel() > 1:
         return "regression"
     if not y.is_floating_point():
         return "classification"
-    few = bool(((y == y.round()) & (y >= 0) & (y < FEW_CLASSES)).all())
-    return "classification" if few else "regression"
+    are_classes = bool(((y == y.round()) & (y >= 0) & (y < MAX_INFERRED_CLASSES)).all())
+    return "classification" if are_classes else "regression"
+
+
+def extrapolate_times(states: Tensor, times: Tensor) -> Tensor:
+    """Continue the times of trajectories that are padded with NaN at the end.
+
+    Args:
+        states: [n, time, d], NaN where a state is missing.
+        times: [n, time]; times of any other shape are returned unchanged.
+
+    Returns:
+        The times. A time that is still NaN belongs to an observed state, or precedes one.
+    """
+    if times.ndim != 2 or times.shape != states.shape[:2] or not times.isnan().any():
+        return times
+    extended = times.clone()
+    for row, path in zip(extended, states, strict=True):
+        _extrapolate_row(row, path)
+    return extended
+
+
+def _extrapolate_row(times: Float[Tensor, "t"], path: Tensor) -> None:
+    known = (~times.isnan()).nonzero()[:, 0]
+    if len(known) == 0:
+        return
+    first, last = int(known[0]), int(known[-1])
+    if not path[last + 1 :].isnan().any(1).all():
+        return
+    step = (times[last] - times[first]) / (last - first) if last > first else 1.0
+    for row in range(last + 1, len(times)):
+        times[row] = times[row - 1] + step
+
+
+def _test_inputs(x: Tensor, train: Tensor, kind: Kind, source: str) -> Tensor:
+    where = f"the test data of {source}"
+    inputs = as_kind(x, kind, where)
+    if inputs.shape[1:] != train.shape[1:]:
+        raise ValueError(
+            f"Training samples have shape {list(train.shape[1:])}, but samples in {where} have "
+            f"{list(inputs.shape[1:])}."
+        )
+    check_batch(inputs, torch.zeros(len(inputs)), where)
+    return inputs
+
+
+def _check_states(x: Tensor, times: Tensor | None, source: str) -> None:
+    """Check states and times of trajectories; NaN marks a missing state."""
+    infinite = x.isinf().any(2).nonzero()
+    if len(infinite):
+        raise ValueError(
+            f"{source}, trajectory {int(infinite[0, 0])}, row {int(infinite[0, 1])}: an infinite "
+            "state. Repair it, or mark it as missing with NaN."
+        )
+    if times is None:
+        return
+    if times.shape not in (x.shape[1:2], x.shape[:2]):
+        raise ValueError(
+            f"{source} has {x.shape[1]} steps, but times of shape {list(times.shape)}. Save one "
+            "time for each step."
+        )
+    missing = (~times.isfinite()).nonzero()
+    if len(missing):
+        *trajectory, row = missing[0].tolist()
+        raise ValueError(f"{source}, {_row_name(trajectory, row)}: no time. Fill it in.")
+    not_increasing = (~(times.diff(dim=-1) > 0)).nonzero()
+    if len(not_increasing):
+        *trajectory, row = not_increasing[0].tolist()
+        before, after = (float(times[(*trajectory, r)]) for r in (row, row + 1))
+        action = "Sort the rows by time." if after < before else "Drop one of the two rows."
+        raise ValueError(
+            f"{source}, {_row_name(trajectory, row)} and row {row + 1}: times must increase, got "
+            f"{before:.9g} and {after:.9g}. {action}"
+        )
+
+
+def _row_name(trajectory: list[int], row: int) -> str:
+    return f"trajectory {trajectory[0]}, row {row}" if trajectory else f"row {row}"
+
+
+_T = TypeVar("_T")
+
+
+def _check(value: _T, choices: tuple[_T, ...], option: str) -> _T:
+    if value not in choices:
+        listed = ", ".join(str(choice) for choice in choices)
+        raise ValueError(f"Unknown {option} {value!r}. Choose one of: {listed}.")
+    return value
+
+
+def _columns(y: Tensor) -> Tensor:
+    return y.reshape(len(y), -1).double()
+
+
+def _targets(y: Tensor, names: Sequence[str], source: str) -> Tensor:
+    if names and not y.is_floating_point():
+        raise ValueError(
+            f"Regression needs numbers as targets, but {source} has the classes "
+            f"{', '.join(list(names)[:3])}, ... Use --task classification."
+        )
+    return _columns(y)
 
 
 def _classes(
     y: Tensor, names: tuple[str, ...], test: Tensor | None, source: str
 ) -> tuple[Tensor, tuple[str, ...], Tensor | None]:
-    """Labels as 0 to K-1, the names of the classes, and the labels of the test data likewise."""
+    """Return labels 0 to K-1, the class names, and the test labels with the same numbers."""
     flat = y.reshape(-1)
     if len(flat) != len(y) or (y.is_floating_point() and bool((y != y.round()).any())):
-        got = f"{y.dtype} of shape {list(y.shape)}"
-        raise refusal(f"one whole number per sample as y in {source}", got, "--task regression")
+        raise ValueError(
+            f"Classification needs one integer per sample, but y in {source} is {y.dtype} of shape "
+            f"{list(y.shape)}. Use --task regression."
+        )
     values, labels = torch.unique(flat.long(), return_inverse=True)
     if len(values) < 2:
-        got = f"the one class {int(values[0])}"
-        raise refusal(f"at least two classes in {source}", got, "check the labels, or regress")
-    if len(values) > min(MOST_CLASSES, len(y) // 2):
-        got = f"{len(values):,} for {len(y):,} samples"
-        raise refusal(f"several samples per class in {source}", got, "--task regression")
-    listed = values.tolist()
-    named = tuple(names[v] if 0 <= v < len(names) else str(v) for v in listed)
+        raise ValueError(f"{source} has only the class {int(values[0])}. Check the labels.")
+    if len(values) > min(MAX_CLASSES, len(y) // 2):
+        raise ValueError(
+            f"{source} has {len(values):,} classes for {len(y):,} samples. If y holds quantities, "
+            "use --task regression."
+        )
+    class_names = tuple(names[v] if 0 <= v < len(names) else str(v) for v in values.tolist())
     if test is None:
-        return labels, named, None
-    place = torch.searchsorted(values, test.reshape(-1).long()).clamp(max=len(values) - 1)
-    unknown = values[place] != test.reshape(-1).long()
-    if bool(unknown.any()):
-        value = int(test.reshape(-1)[unknown][0])
-        got = names[value] if 0 <= value < len(names) else f"{value}"
-        what = f"only classes of the training data in the test data of {source}"
-        raise refusal(what, f"the class {got}", "check both files of labels")
-    return labels, named, place
+        return labels, class_names, None
+    test_values = test.reshape(-1).long()
+    test_labels = torch.searchsorted(values, test_values).clamp(max=len(values) - 1)
+    is_unknown = values[test_labels] != test_values
+    if bool(is_unknown.any()):
+        value = int(test_values[is_unknown][0])
+        name = names[value] if 0 <= value < len(names) else f"{value}"
+        raise ValueError(
+            f"The test data of {source} have the class {name}, which the training data do not have."
+        )
+    return labels, class_names, test_labels

@@ -1,7 +1,8 @@
-"""Official data sets from the places that publish them, when asked, and only if they are right.
+"""Download the official data sets, only when the user asks for it.
 
-Every file is unpacked while it is fetched, held to the size it must have, and compared with a
-SHA-256 sum of its content before it takes its name: it is there whole and right, or not at all.
+Each file is unpacked while it is downloaded, limited to its known size, and compared with the
+SHA-256 sum of its content before it gets its name. pooch verifies sums of the compressed download
+only and has no size limit, which is why it is not used here.
 """
 
 import gzip
@@ -19,17 +20,16 @@ from pathlib import Path
 from typing import IO
 
 from symrazor.core.files import temporary_path
-from symrazor.data.batches import refusal
 
-TIMEOUT = 30.0
-_BLOCK = 1 << 20
+TIMEOUT_SECONDS = 30.0
+_BLOCK_BYTES = 1 << 20
 
-Show = Callable[[str, int], object]
+ShowProgress = Callable[[str, int], object]
 
 
 @dataclass(frozen=True)
-class File:
-    """A file as it has to be once it is unpacked: name, bytes, SHA-256 of the content."""
+class PublishedFile:
+    """Name, size in bytes and SHA-256 sum of a file after unpacking."""
 
     name: str
     size: int
@@ -37,27 +37,27 @@ class File:
 
 
 @dataclass(frozen=True)
-class Source:
+class Publisher:
     """Where a data set is published.
 
     Args:
-        url: of the folder.
-        files: that make it up.
-        archive: the tar archive that holds all files; "" if each is gzipped by itself.
-        about: what it is, in a few words.
+        url: Address of the folder.
+        files: Files of the data set.
+        archive: Tar archive with all files; "" if each file is gzipped on its own.
+        description: One line for users.
     """
 
     url: str
-    files: tuple[File, ...]
+    files: tuple[PublishedFile, ...]
     archive: str = ""
-    about: str = ""
+    description: str = ""
 
 
-def _idx_files(sums: tuple[str, str, str, str]) -> tuple[File, ...]:
+def _idx_files(sums: tuple[str, str, str, str]) -> tuple[PublishedFile, ...]:
     sizes = {"train": (47_040_016, 60_008), "t10k": (7_840_016, 10_008)}
     kinds = ("images-idx3-ubyte", "labels-idx1-ubyte")
     parts = [(f"{s}-{k}", n) for s in sizes for k, n in zip(kinds, sizes[s], strict=True)]
-    return tuple(File(name, n, digest) for (name, n), digest in zip(parts, sums, strict=True))
+    return tuple(PublishedFile(name, n, digest) for (name, n), digest in zip(parts, sums, strict=True))
 
 
 _CIFAR = {
@@ -69,8 +69,8 @@ _CIFAR = {
     "test_batch": "8e2eb146ae340b09e24670f29cabc6326dba54da8789dab6768acf480273f65b",
 }
 
-SOURCES: dict[str, Source] = {
-    "mnist": Source(
+PUBLISHERS: dict[str, Publisher] = {
+    "mnist": Publisher(
         "https://ossci-datasets.s3.amazonaws.com/mnist/",
         _idx_files(
             (
@@ -80,9 +80,9 @@ SOURCES: dict[str, Source] = {
                 "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
             )
         ),
-        about="70,000 handwritten digits, 28 x 28",
+        description="70,000 handwritten digits, 28 x 28",
     ),
-    "fashion-mnist": Source(
+    "fashion-mnist": Publisher(
         "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
         _idx_files(
             (
@@ -92,11 +92,11 @@ SOURCES: dict[str, Source] = {
                 "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34",
             )
         ),
-        about="70,000 pictures of clothes, 28 x 28",
+        description="70,000 pictures of clothes, 28 x 28",
     ),
-    "cifar-10": Source(
+    "cifar-10": Publisher(
         "https://www.cs.toronto.edu/~kriz/",
-        tuple(File(f"{name}.bin", 30_730_000, digest) for name, digest in _CIFAR.items()),
+        tuple(PublishedFile(f"{name}.bin", 30_730_000, digest) for name, digest in _CIFAR.items()),
         "cifar-10-binary.tar.gz",
         "60,000 colour photographs, 32 x 32",
     ),
@@ -104,91 +104,103 @@ SOURCES: dict[str, Source] = {
 
 
 def download(
-    source: Source, folder: Path, url: str | None = None, show: Show = lambda name, size: None
+    publisher: Publisher,
+    folder: Path,
+    url: str | None = None,
+    show: ShowProgress = lambda name, size: None,
 ) -> list[Path]:
-    """Fetch the files of a data set that are not there yet.
+    """Download the files of a data set that are missing or wrong.
 
     Args:
-        source: what to fetch.
-        folder: where to; files that are there and right are left alone.
-        url: of another server with the same files.
-        show: is told the name of each file and the bytes of it that have arrived.
+        publisher: Data set to download.
+        folder: Target folder.
+        url: Address of a mirror with the same files.
+        show: Called with the name of a file and the number of its bytes that have arrived.
 
     Returns:
         The files.
 
     Raises:
-        ValueError: a file that is not what it has to be; nothing is kept of it.
-        OSError: a server that cannot be reached, or a folder that cannot be written to.
+        ValueError: A file has another size or content; nothing of it is kept.
+        OSError: The server cannot be reached, or the folder cannot be written to.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    missing = [file for file in source.files if not _is_right(folder / file.name, file)]
-    base = (url or source.url).rstrip("/") + "/"
-    if missing and source.archive:
-        _from_archive(base + source.archive, missing, folder, show)
+    missing = [file for file in publisher.files if not _is_complete(folder / file.name, file)]
+    base = (url or publisher.url).rstrip("/") + "/"
+    if missing and publisher.archive:
+        _download_archive(base + publisher.archive, missing, folder, show)
     elif missing:
         for file in missing:
-            with _opened(f"{base}{file.name}.gz") as answer, gzip.GzipFile(fileobj=answer) as data:
-                _keep(data, file, folder, show, f"{base}{file.name}.gz")
-    return [folder / file.name for file in source.files]
+            address = f"{base}{file.name}.gz"
+            with _open_url(address) as response, gzip.GzipFile(fileobj=response) as content:
+                _write_verified(content, file, folder, show, address)
+    return [folder / file.name for file in publisher.files]
 
 
-def _is_right(path: Path, file: File) -> bool:
+def _is_complete(path: Path, file: PublishedFile) -> bool:
     if not path.is_file() or path.stat().st_size != file.size:
         return False
     with path.open("rb") as content:
         return hashlib.file_digest(content, "sha256").hexdigest() == file.sha256
 
 
-def _opened(address: str) -> HTTPResponse:
-    """The answer of a server, as a file."""
+def _open_url(address: str) -> HTTPResponse:
     if not address.startswith(("http://", "https://")):
-        raise refusal(
-            "an address that starts with http:// or https://", address, "--url https://..."
-        )
+        raise ValueError(f"Not a web address: {address}. It must start with http:// or https://.")
     try:
-        answer: HTTPResponse = urllib.request.urlopen(address, timeout=TIMEOUT)
+        response: HTTPResponse = urllib.request.urlopen(address, timeout=TIMEOUT_SECONDS)
     except urllib.error.URLError as error:
         reason = getattr(error, "reason", error)
-        raise OSError(f"expected an answer from {address}, got: {reason}; do: try --url") from error
-    return answer
+        raise OSError(f"Cannot download {address}: {reason}. Try a mirror with --url.") from error
+    return response
 
 
-def _from_archive(address: str, wanted: list[File], folder: Path, show: Show) -> None:
-    """Keep the wanted files of a tar archive, by their last name, whatever its folders."""
-    left = {file.name: file for file in wanted}
+def _download_archive(
+    address: str, files: list[PublishedFile], folder: Path, show: ShowProgress
+) -> None:
+    """Extract the given files from a tar archive; its folders are ignored."""
+    missing = {file.name: file for file in files}
     try:
-        with _opened(address) as answer, tarfile.open(fileobj=answer, mode="r|gz") as archive:
+        with _open_url(address) as response, tarfile.open(fileobj=response, mode="r|gz") as archive:
             for member in archive:
-                file = left.pop(Path(member.name).name, None) if member.isfile() else None
+                file = missing.pop(Path(member.name).name, None) if member.isfile() else None
                 content = archive.extractfile(member) if file is not None else None
                 if file is not None and content is not None:
-                    _keep(content, file, folder, show, address)
+                    _write_verified(content, file, folder, show, address)
     except (tarfile.TarError, zlib.error, EOFError) as error:
-        raise refusal("a whole tar archive", f"{address}: {error}", "try again") from error
-    if left:
-        raise refusal(f"the file {next(iter(left))} in {address}", "none", "try another --url")
+        raise ValueError(f"{address} is not a complete tar archive: {error}. Try again.") from error
+    if missing:
+        raise ValueError(f"{address} does not contain {next(iter(missing))}. Try another --url.")
 
 
-def _keep(
-    content: io.BufferedIOBase | IO[bytes], file: File, folder: Path, show: Show, address: str
+def _write_verified(
+    content: io.BufferedIOBase | IO[bytes],
+    file: PublishedFile,
+    folder: Path,
+    show: ShowProgress,
+    address: str,
 ) -> None:
-    """Write content that is right; refuse all other, and never read more than its size."""
+    """Write the content if size and sum match; never read more than the expected size."""
     digest, size = hashlib.sha256(), 0
-    name = temporary_path(folder, f".{file.name}.")
+    part = temporary_path(folder, f".{file.name}.")
     try:
-        with name.open("xb") as out:
-            while size <= file.size and (block := content.read(min(_BLOCK, file.size + 1 - size))):
+        with part.open("xb") as out:
+            while size <= file.size:
+                block = content.read(min(_BLOCK_BYTES, file.size + 1 - size))
+                if not block:
+                    break
                 digest.update(block)
                 size += len(block)
                 out.write(block)
                 show(file.name, size)
         if size != file.size or digest.hexdigest() != file.sha256:
-            what = f"{file.name} of {file.size:,} bytes and SHA-256 {file.sha256[:12]}..."
-            got = f"{size:,} bytes and {digest.hexdigest()[:12]}... from {address}"
-            raise refusal(what, got, "try again, or another --url")
-        os.replace(name, folder / file.name)
+            raise ValueError(
+                f"{address}: wrong content for {file.name} ({size:,} bytes, SHA-256 "
+                f"{digest.hexdigest()[:12]}...; expected {file.size:,} bytes, "
+                f"{file.sha256[:12]}...). Try again or use another --url."
+            )
+        os.replace(part, folder / file.name)
     except (gzip.BadGzipFile, zlib.error, EOFError, io.UnsupportedOperation) as error:
-        raise refusal("a whole gzip file", f"{address}: {error}", "try again") from error
+        raise ValueError(f"{address} is not a complete gzip file: {error}. Try again.") from error
     finally:
-        name.unlink(missing_ok=True)
+        part.unlink(missing_ok=True)

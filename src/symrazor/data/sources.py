@@ -1,14 +1,14 @@
-"""From a path to a `Dataset`: the format is seen from names and contents.
+"""Read a file or a folder as a `Dataset`; the format is recognised by names and contents.
 
 | path | read as |
 |---|---|
 | FILE.npz | x and y (or x_train, ...); optional x_test, y_test, kind, names; or states and times |
-| FILE.npy, or a folder with x.npy and y.npy | x; the labels are in the file with y for x |
-| FILE.csv | see `symrazor.data.csv_tables` |
-| an IDX file of images, or a folder of them | MNIST's files; labels lie beside the images |
+| FILE.npy, or a folder with x.npy and y.npy | x; labels from the file with y in place of x |
+| FILE.csv | see `symrazor.data.csv_files` |
+| an IDX file of images, or a folder of them | MNIST's files; labels are next to the images |
 | FILE.bin, or a folder of them | CIFAR-10 and CIFAR-100, binary version |
-| a folder of folders of images | one class each |
-| a folder that `datasets` saved | Hugging Face data sets, where that package is installed |
+| a folder of folders of images | one class per folder |
+| a folder that `datasets` saved | Hugging Face data sets, if that package is installed |
 """
 
 from collections.abc import Callable, Sequence
@@ -20,25 +20,25 @@ import torch
 from torch import Tensor
 
 from symrazor.data.arrays import Array, as_both_labels, as_inputs, as_labels, read_archive, read_npy
-from symrazor.data.batches import Tensors, refusal
+from symrazor.data.batches import Tensors
 from symrazor.data.binary_files import read_cifar, read_idx
-from symrazor.data.csv_tables import read_csv
+from symrazor.data.csv_files import read_csv
 from symrazor.data.datasets import KINDS, Dataset, Kind, Task, dataset, plural
-from symrazor.data.hub import is_hub_folder, read_hub
+from symrazor.data.hugging_face import is_saved_dataset, read_saved_dataset
 from symrazor.data.image_folders import SUFFIXES, class_folders, read_files, read_images
 
-TABLES = (".csv", ".tsv")
-_STATES, _TIMES = ("states", "trajectories"), ("times", "time")
-_SPELLINGS = {
+TABLE_SUFFIXES = (".csv", ".tsv")
+_STATE_KEYS, _TIME_KEYS = ("states", "trajectories"), ("times", "time")
+_ALTERNATIVE_KEYS = {
     **{"X": "x", "x_train": "x", "X_train": "x", "X_test": "x_test"},
     **{"Y": "y", "y_train": "y", "Y_train": "y", "Y_test": "y_test"},
 }
-"""Other names of arrays in an .npz file."""
+"""Alternative keys of arrays in an .npz file -> the usual key."""
 
 
 @dataclass(frozen=True)
-class Raw:
-    """What a file holds, before it is known what it is."""
+class FileContents:
+    """Arrays of a file, before kind and task are recognised; the fields are those of `Dataset`."""
 
     x: Tensor
     y: Tensor | None = None
@@ -55,211 +55,226 @@ def read(
     task: Task | None = None,
     labelled: bool = True,
 ) -> Dataset:
-    """Read data of any format that this package knows.
+    """Read data in any format of the table in this module.
 
     Args:
-        path: a file or a folder, see the module.
-        kind: what x is, instead of what is recognised.
-        task: what y is, instead of what is recognised.
-        labelled: False to leave labels out, and accept data without them.
+        path: A file or a folder.
+        kind: Kind of the inputs, if it is not the recognised one.
+        task: Task, if it is not the recognised one.
+        labelled: False to ignore labels and to accept data without them.
 
     Raises:
-        FileNotFoundError: no such file.
-        ValueError: a file that is damaged, too large, or of no known format.
-        ModuleNotFoundError: a package that the format needs.
+        FileNotFoundError: The path does not exist.
+        ValueError: The file is damaged, too large, or of an unknown format.
+        ModuleNotFoundError: The format needs a package that is not installed.
     """
     path = Path(path)
     if not path.exists():
-        raise FileNotFoundError(f"expected a file or a folder, got {path}, which is not there")
-    raw = _folder(path, labelled) if path.is_dir() else _file(path, labelled)
-    chosen = raw.kind if kind is None else kind
-    if raw.y is None and chosen is None and raw.times is None and labelled:
-        _check_trajectories(raw.x, path)
-    found = dataset(
-        raw.x,
-        raw.y if labelled else None,
-        kind=chosen,
+        raise FileNotFoundError(f"No such file or folder: {path}")
+    contents = _read_folder(path, labelled) if path.is_dir() else _read_file(path, labelled)
+    chosen_kind = contents.kind if kind is None else kind
+    if contents.y is None and chosen_kind is None and contents.times is None and labelled:
+        _check_is_trajectory(contents.x, path)
+    data = dataset(
+        contents.x,
+        contents.y if labelled else None,
+        kind=chosen_kind,
         task=task,
-        names=raw.names,
-        times=raw.times,
-        test=raw.test if labelled else None,
+        names=contents.names,
+        times=contents.times,
+        test=contents.test if labelled else None,
         source=str(path),
     )
-    return replace(found, columns=raw.columns)
+    return replace(data, columns=contents.columns)
 
 
 def read_inputs(path: str | Path, kind: Kind, shape: Sequence[int]) -> Tensor:
-    """Inputs alone, to predict. A CSV file may have labels too, where `discover` looks for them.
+    """Read inputs to predict. A CSV file may also have the label column of the training data.
 
     Args:
-        path: as for `read`.
-        kind: what they are.
-        shape: of one of them.
+        path: A file or a folder, as for `read`.
+        kind: Kind of the inputs.
+        shape: Shape of one input.
 
     Raises:
-        ValueError: inputs of another shape, and what `read` raises.
+        ValueError: The inputs have another shape, or `read` fails.
     """
     path = Path(path)
-    table = path.is_file() and path.suffix.lower() in TABLES
-    found: Tensor | None = None
+    is_table = path.is_file() and path.suffix.lower() in TABLE_SUFFIXES
+    x: Tensor | None = None
     try:
-        found = read(path, kind, labelled=False).x
+        x = read(path, kind, labelled=False).x
     except ValueError:
-        if not table:
+        if not is_table:
             raise
-    if table and (found is None or list(found.shape[1:]) != list(shape)):
-        found = dataset(_csv(path, labelled=True).x, kind=kind, source=str(path)).x
-    assert found is not None
-    if list(found.shape[1:]) != list(shape):
-        what = f"{plural(kind)} of shape {list(shape)} in {path}"
-        got = f"{list(found.shape[1:])}"
-        raise refusal(what, got, "convert them as the training data were")
-    return found
+    if is_table and (x is None or list(x.shape[1:]) != list(shape)):
+        x = dataset(_read_table(path, labelled=True).x, kind=kind, source=str(path)).x
+    assert x is not None
+    if list(x.shape[1:]) != list(shape):
+        raise ValueError(
+            f"The network takes {plural(kind)} of shape {list(shape)}, but {path} has shape "
+            f"{list(x.shape[1:])}. Convert the data like the training data."
+        )
+    return x
 
 
-def _check_trajectories(x: Tensor, path: Path) -> None:
-    """Data without labels have to be trajectories [n, time, an even number of coordinates]."""
+def _check_is_trajectory(x: Tensor, path: Path) -> None:
+    """Check that data without labels have the shape [n, time, even number of coordinates]."""
     if x.ndim != 3 or x.shape[2] % 2 or x.shape[1] <= x.shape[2]:
-        got = f"x of shape {list(x.shape)} alone"
-        raise refusal(f"labels y in {path}", got, "save them beside x, as y")
+        raise ValueError(
+            f"{path} has no labels, only x of shape {list(x.shape)}. Save the labels as y."
+        )
 
 
-def _file(path: Path, labelled: bool) -> Raw:
-    readers: dict[str, Callable[[Path], Raw]] = {
-        ".npz": _npz,
-        ".npy": _npy,
-        ".bin": _cifar,
-        **dict.fromkeys(TABLES, lambda p: _csv(p, labelled)),
+def _read_file(path: Path, labelled: bool) -> FileContents:
+    readers: dict[str, Callable[[Path], FileContents]] = {
+        ".npz": _read_npz,
+        ".npy": _read_npy,
+        ".bin": _read_cifar,
+        **dict.fromkeys(TABLE_SUFFIXES, lambda p: _read_table(p, labelled)),
     }
     if path.suffix.lower() in readers:
         return readers[path.suffix.lower()](path)
     with path.open("rb") as file:
-        head = file.read(4)
-    if "idx" in path.name or head[:2] == b"\0\0":
-        return _idx(path)
-    known = "a .npz, .npy, .csv, .bin or IDX file"
-    got = f"{path}, which starts with the bytes {head.hex(' ') or '(none)'}"
-    raise refusal(known, got, "convert it: numpy.savez('data.npz', x=x, y=y)")
+        first_bytes = file.read(4)
+    if "idx" in path.name or first_bytes[:2] == b"\0\0":
+        return _read_idx(path)
+    raise ValueError(
+        f"Unknown format: {path} (first bytes {first_bytes.hex(' ') or 'none'}). Supported are "
+        ".npz, .npy, .csv, .bin and IDX. To convert: numpy.savez('data.npz', x=x, y=y)."
+    )
 
 
-def _folder(path: Path, labelled: bool) -> Raw:
-    if is_hub_folder(path):
-        x, y, names, tested = read_hub(path)
-        return Raw(x, y, names, test=tested)
+def _read_folder(path: Path, labelled: bool) -> FileContents:
+    if is_saved_dataset(path):
+        x, y, names, test = read_saved_dataset(path)
+        return FileContents(x, y, names, test=test)
     if (path / "x.npy").is_file():
-        return _npy(path / "x.npy")
-    idx = _images_in(path)
-    if idx is not None:
-        train, test = idx
-        found = _idx(train)
-        held = None if test is None else _idx(test)
-        both = None if held is None or held.y is None else (held.x, held.y)
-        return Raw(found.x, found.y, test=both)
-    binary = sorted(path.glob("data_batch_*.bin")) or sorted(path.glob("train.bin"))
-    if binary:
-        parts = [_cifar(file) for file in binary]
+        return _read_npy(path / "x.npy")
+    train_images, test_images = _find_idx_images(path)
+    if train_images is not None:
+        train = _read_idx(train_images)
+        held_out = None if test_images is None else _read_idx(test_images)
+        return replace(train, kind=None, test=_labelled_pair(held_out))
+    batches = sorted(path.glob("data_batch_*.bin")) or sorted(path.glob("train.bin"))
+    if batches:
+        parts = [_read_cifar(file) for file in batches]
         y = torch.cat([part.y for part in parts if part.y is not None])
         tests = [f for f in (path / "test_batch.bin", path / "test.bin") if f.is_file()]
-        held = _cifar(tests[0]) if tests else None
-        both = None if held is None or held.y is None else (held.x, held.y)
-        return Raw(torch.cat([part.x for part in parts]), y, test=both)
-    flat = sorted(p for p in path.iterdir() if p.suffix.lower() in SUFFIXES)
-    if flat and not labelled and not class_folders(path):
-        return Raw(read_files(flat), kind="image")
-    if any(inner.is_dir() for inner in path.iterdir()) and class_folders(path):
+        held_out = _read_cifar(tests[0]) if tests else None
+        x = torch.cat([part.x for part in parts])
+        return FileContents(x, y, test=_labelled_pair(held_out))
+    images = sorted(p for p in path.iterdir() if p.suffix.lower() in SUFFIXES)
+    has_classes = bool(class_folders(path))
+    if images and not labelled and not has_classes:
+        return FileContents(read_files(images), kind="image")
+    if has_classes:
         x, y, names = read_images(path)
-        return Raw(x, y, names, "image")
-    what = f"x.npy and y.npy, IDX or CIFAR files, or a folder of images per class in {path}"
-    inside = sorted(p.name for p in path.iterdir())[:6]
-    raise refusal(what, f"{inside}" if inside else "nothing", "point to the folder with them")
+        return FileContents(x, y, names, "image")
+    contents = sorted(p.name for p in path.iterdir())[:6]
+    raise ValueError(
+        f"No data found in {path} ({contents or 'the folder is empty'}). Supported are x.npy and "
+        "y.npy, IDX or CIFAR files, or a folder of images per class."
+    )
 
 
-def _name_states(found: dict[str, Array]) -> None:
-    """States are x, and their times t."""
-    states = next((found[name] for name in _STATES if name in found), None)
-    if states is not None and "x" not in found:
-        found |= {"x": states, "kind": np.array("trajectory")}
-    for name in ("times",) if states is None else _TIMES:
-        if name in found:
-            found.setdefault("t", found[name])
+def _labelled_pair(contents: FileContents | None) -> Tensors | None:
+    return None if contents is None or contents.y is None else (contents.x, contents.y)
 
 
-def _npz(path: Path) -> Raw:
-    others = ("x", "y", "x_test", "y_test", "t", "kind", "names", *_STATES, *_TIMES)
-    found = read_archive(path, (), (*others, *_SPELLINGS))
-    for other, usual in _SPELLINGS.items():
-        if other in found:
-            found.setdefault(usual, found[other])
-    _name_states(found)
-    if "x" not in found:
-        read_archive(path, ("x",))  # refuses, and says what is there
-    x = as_inputs(found["x"], path)
+def _rename_states(arrays: dict[str, Array]) -> None:
+    """Store states of trajectories as x and their times as t."""
+    states = next((arrays[name] for name in _STATE_KEYS if name in arrays), None)
+    if states is not None and "x" not in arrays:
+        arrays |= {"x": states, "kind": np.array("trajectory")}
+    for name in ("times",) if states is None else _TIME_KEYS:
+        if name in arrays:
+            arrays.setdefault("t", arrays[name])
+
+
+def _read_npz(path: Path) -> FileContents:
+    keys = ("x", "y", "x_test", "y_test", "t", "kind", "names", *_STATE_KEYS, *_TIME_KEYS)
+    arrays = read_archive(path, (), (*keys, *_ALTERNATIVE_KEYS))
+    for alternative, usual in _ALTERNATIVE_KEYS.items():
+        if alternative in arrays:
+            arrays.setdefault(usual, arrays[alternative])
+    _rename_states(arrays)
+    if "x" not in arrays:
+        read_archive(path, ("x",))  # raises an error that lists the keys
+    x = as_inputs(arrays["x"], path)
     test: Tensors | None = None
     y: Tensor | None = None
     names: tuple[str, ...] = ()
-    if "y" in found and ("x_test" in found) != ("y_test" in found):
-        got = "one of them"
-        raise refusal(f"both x_test and y_test in {path}, or neither", got, "add or drop one")
-    if "y" in found and "x_test" in found:
-        y, tested, names = as_both_labels(found["y"], found["y_test"], path)
-        test = as_inputs(found["x_test"], path), tested
-    elif "y" in found:
-        y, names = as_labels(found["y"], path)
-    if "names" in found:
-        names = tuple(str(name) for name in found["names"].reshape(-1))
+    if "y" in arrays and ("x_test" in arrays) != ("y_test" in arrays):
+        raise ValueError(f"{path} has only one of x_test and y_test. Add the other or drop both.")
+    if "y" in arrays and "x_test" in arrays:
+        y, test_y, names = as_both_labels(arrays["y"], arrays["y_test"], path)
+        test = as_inputs(arrays["x_test"], path), test_y
+    elif "y" in arrays:
+        y, names = as_labels(arrays["y"], path)
+    if "names" in arrays:
+        names = tuple(str(name) for name in arrays["names"].reshape(-1))
     kind = None
-    if "kind" in found:
-        kind = next((k for k in KINDS if k == str(found["kind"])), None)
+    if "kind" in arrays:
+        kind = next((k for k in KINDS if k == str(arrays["kind"])), None)
         if kind is None:
-            raise refusal(f"a kind among {KINDS} in {path}", str(found["kind"]), "save another")
+            raise ValueError(
+                f"{path} has the unknown kind {str(arrays['kind'])!r}. Choose one of: "
+                f"{', '.join(KINDS)}."
+            )
     times = None
-    if "t" in found:
-        as_inputs(found["t"], path)  # refuses what is no number
-        times = torch.from_numpy(found["t"].astype(np.float64))
-    return Raw(x, y, names, kind, times, test)
+    if "t" in arrays:
+        as_inputs(arrays["t"], path)  # raises an error if the times are not numbers
+        times = torch.from_numpy(arrays["t"].astype(np.float64))
+    return FileContents(x, y, names, kind, times, test)
 
 
-def _npy(path: Path) -> Raw:
-    """Inputs from one file, labels from its partner."""
+def _read_npy(path: Path) -> FileContents:
+    """Read inputs, and labels from the file with the matching name."""
     x = as_inputs(read_npy(path), path)
     for old, new in (("images", "labels"), ("inputs", "targets"), ("x", "y"), ("X", "y")):
-        partner = path.with_name(path.name.replace(old, new, 1))
-        if old in path.stem and partner != path and partner.is_file():
-            y, names = as_labels(read_npy(partner), partner)
-            return Raw(x, y, names)
-    return Raw(x)
+        label_file = path.with_name(path.name.replace(old, new, 1))
+        if old in path.stem and label_file != path and label_file.is_file():
+            y, names = as_labels(read_npy(label_file), label_file)
+            return FileContents(x, y, names)
+    return FileContents(x)
 
 
-def _csv(path: Path, labelled: bool) -> Raw:
-    found = read_csv(path, labelled)
-    return Raw(found.x, found.y, found.names, found.kind, found.times, columns=found.columns)
+def _read_table(path: Path, labelled: bool) -> FileContents:
+    table = read_csv(path, labelled)
+    return FileContents(
+        table.x, table.y, table.names, table.kind, table.times, columns=table.columns
+    )
 
 
-def _cifar(path: Path) -> Raw:
-    """CIFAR-10 and CIFAR-100 are told apart by the length of a record."""
+def _read_cifar(path: Path) -> FileContents:
+    """Read a CIFAR batch; the record size tells CIFAR-10 from CIFAR-100."""
     size = path.stat().st_size
     classes = 100 if size % 3073 and size % 3074 == 0 else 10
     x, y = read_cifar(path, classes)
-    return Raw(x, y, kind="image")
+    return FileContents(x, y, kind="image")
 
 
-def _images_in(folder: Path) -> tuple[Path, Path | None] | None:
-    """IDX files of images for training, and for testing if there are any."""
-    found = sorted(p for p in folder.iterdir() if "images" in p.name and "idx" in p.name)
-    train = [p for p in found if not p.name.startswith(("t10k", "test"))]
-    test = [p for p in found if p not in train]
-    return (train[0], test[0] if test else None) if train else None
+def _find_idx_images(folder: Path) -> tuple[Path | None, Path | None]:
+    """Return the IDX files with training and test images; None for each that is missing."""
+    files = sorted(p for p in folder.iterdir() if "images" in p.name and "idx" in p.name)
+    train = [p for p in files if not p.name.startswith(("t10k", "test"))]
+    test = [p for p in files if p not in train]
+    return (train[0] if train else None, test[0] if test else None)
 
 
-def _idx(path: Path) -> Raw:
-    """Images from one file, labels from the one beside it."""
+def _read_idx(path: Path) -> FileContents:
+    """Read images, and labels from the file next to them."""
     x = read_idx(path)
     if x.ndim < 2:
-        got = f"{path} of shape {list(x.shape)}"
-        raise refusal("an IDX file of images", got, "point to the images; labels lie beside them")
+        raise ValueError(
+            f"{path} holds labels, not images (shape {list(x.shape)}). Name the file with the "
+            "images; the labels are read from next to it."
+        )
     stem = path.name.replace("images", "labels").replace("idx3", "idx1").removesuffix(".gz")
     for name in (stem, f"{stem}.gz"):
-        partner = path.with_name(name)
-        if partner != path and partner.is_file():
-            return Raw(x, read_idx(partner).long(), kind="image" if x.ndim == 3 else None)
-    return Raw(x, kind="image" if x.ndim == 3 else None)
+        label_file = path.with_name(name)
+        if label_file != path and label_file.is_file():
+            y = read_idx(label_file).long()
+            return FileContents(x, y, kind="image" if x.ndim == 3 else None)
+    return FileContents(x, kind="image" if x.ndim == 3 else None)

@@ -1,0 +1,323 @@
+"""Read tables, series, sets and trajectories from CSV files.
+
+| columns | read as |
+|---|---|
+| numbers, and a `y`, `label`, `class` or `target` (otherwise the last column) | one vector per row |
+| `t0, t1, t2, ...` and a label | one series with one channel per row |
+| `series`, `time`, values, label | series, one step per row |
+| `set`, values, label | sets, one point per row |
+| `trajectory`, `time`, coordinates | trajectories, one step per row |
+
+In a file without a header the last column is the label. Labels are classes if they are text or at
+most `MAX_INFERRED_CLASSES` different integers.
+"""
+
+import csv
+import re
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from itertools import islice, pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from symrazor.data.datasets import MAX_INFERRED_CLASSES, Kind
+
+MAX_CSV_BYTES = 200_000_000
+"""Size limit of a CSV file, in bytes. Text takes about ten times its size while it is read."""
+MAX_FIELD_CHARACTERS = 4096
+MAX_EXACT_INTEGER = 2**53
+"""Above this, every float64 number is an integer, so integers do not indicate classes."""
+FIRST_UNNAMED_COLUMN = "column 1"
+"""Name of the first column of a file without a header."""
+LABEL_COLUMNS = ("y", "label", "labels", "class", "target")
+ID_COLUMNS: dict[str, Kind] = {"series": "series", "set": "set", "trajectory": "trajectory"}
+TIME_COLUMNS = ("time", "t")
+MIN_SERIES_STEPS = 8
+"""Columns t0, t1, ... are read as one series if there are at least this many."""
+_STEP_NAME = re.compile(r"t_?\d+")
+
+Numbers = np.ndarray[Any, np.dtype[Any]]
+Columns = dict[str, tuple[str, ...]]
+"""Column name in lower case -> text of every row."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """The contents of a CSV file.
+
+    Args:
+        x: Inputs, float64.
+        y: Classes or targets; None if there are none.
+        names: Names of the classes.
+        kind: Kind of the inputs.
+        times: Times of trajectories.
+        columns: Names of the columns of x, if each is a feature or a channel.
+    """
+
+    x: Tensor
+    y: Tensor | None
+    names: tuple[str, ...]
+    kind: Kind
+    times: Tensor | None = None
+    columns: tuple[str, ...] = ()
+
+
+def read_csv(path: str | Path, labelled: bool = True) -> Table:
+    """Read a CSV file; the module docstring lists what is recognised.
+
+    Args:
+        path: UTF-8 file with commas, semicolons or tabs between the fields.
+        labelled: False if the file may have no labels, as for `symrazor predict`.
+
+    Raises:
+        ValueError: Rows or groups have different lengths, a number is not readable, or the file is
+            too large. The message names the row.
+    """
+    path = Path(path)
+    columns = read_columns(path)
+    id_column = next((name for name in ID_COLUMNS if name in columns), None)
+    label = next((name for name in LABEL_COLUMNS if name in columns), None)
+    if id_column == "trajectory":
+        labels = {name for name in LABEL_COLUMNS if name != "y"}  # y is a coordinate here
+        states = {name: text for name, text in columns.items() if name not in labels}
+        x, times = read_trajectories(states, path)
+        # Exact comparison: calendar times are large compared with their steps.
+        share_times = bool((times == times[:1]).all())
+        return Table(x, None, (), "trajectory", times[0] if share_times else times)
+    if label is None and labelled:
+        label = list(columns)[-1]
+    y, names = (None, ()) if label is None else _parse_labels(columns.pop(label), path)
+    if id_column is None:
+        values = torch.from_numpy(parse_numbers(columns, path))
+        is_series = len(columns) >= MIN_SERIES_STEPS and all(map(_STEP_NAME.fullmatch, columns))
+        if is_series:
+            return Table(values, y, names, "series")
+        return Table(values, y, names, "vector", columns=tuple(columns))
+    ids = columns.pop(id_column)
+    rows_of = _rows_by_id(ids, _pop_times(columns, path))
+    table = _group_rows(parse_numbers(columns, path), y, rows_of, ID_COLUMNS[id_column], path)
+    return replace(table, names=names, columns=tuple(columns))
+
+
+def read_columns(path: Path) -> Columns:
+    """Return the text of every column; without a header they are "column 1", "column 2", ...
+
+    Raises:
+        ValueError: The file is empty, too large or not UTF-8, a row has another number of fields,
+            or two columns have the same name.
+    """
+    header, rows = _read_rows(path)
+    names = [name.strip().lower() for name in header]
+    return dict(zip(names, zip(*rows, strict=True), strict=True))
+
+
+def _read_rows(path: Path) -> tuple[list[str], list[list[str]]]:
+    if path.stat().st_size > MAX_CSV_BYTES:
+        raise ValueError(
+            f"{path} has {path.stat().st_size / 1e6:,.0f} MB, more than the limit of "
+            f"{MAX_CSV_BYTES / 1e6:.0f} MB for CSV files. Save the data as .npz."
+        )
+    csv.field_size_limit(MAX_FIELD_CHARACTERS)
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            first_lines = "".join(islice(file, 2))
+            file.seek(0)
+            delimiter = max(",;\t", key=first_lines.count)
+            rows = [row for row in csv.reader(file, delimiter=delimiter) if row]
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise ValueError(f"Cannot read {path} as a UTF-8 CSV file: {error}.") from error
+    if len(rows) < 2:
+        raise ValueError(f"{path} has {len(rows)} rows; at least 2 are needed.")
+    width = len(rows[0])
+    for number, row in enumerate(rows, 1):
+        if len(row) != width:
+            raise ValueError(
+                f"{path}, row {number}: {len(row)} fields, but the first row has {width}."
+            )
+    if any(not is_number(field) for field in rows[0][: max(1, width - 1)]):
+        header = rows.pop(0)
+    else:
+        header = [f"column {number}" for number in range(1, width + 1)]
+    if len({name.strip().lower() for name in header}) < width:
+        raise ValueError(f"{path} has two columns with the same name: {header[:8]}. Rename one.")
+    return header, rows
+
+
+def is_number(field: str) -> bool:
+    """Return whether a field can be read as a number."""
+    try:
+        float(field)
+    except ValueError:
+        return False
+    return True
+
+
+def parse_numbers(columns: Mapping[str, tuple[str, ...]], path: Path) -> Numbers:
+    """Return columns as a float64 array [rows, columns]; empty fields are NaN.
+
+    Raises:
+        ValueError: There are no columns, or a field is not a number; the message names it.
+    """
+    if not columns:
+        raise ValueError(
+            f"{path} has no input columns besides the label. Separate columns by commas, "
+            "semicolons or tabs."
+        )
+    arrays = []
+    for name, fields in columns.items():
+        try:
+            arrays.append(np.array([field.strip() or "nan" for field in fields], np.float64))
+        except ValueError:
+            row, field = next((i, f) for i, f in enumerate(fields, 1) if not is_number(f or "nan"))
+            if is_number(field.replace(",", ".", 1)):
+                action = "Write numbers with a decimal point."
+            else:
+                action = "Remove the row, fill in the value, or drop the column."
+            raise ValueError(
+                f"{path}, column {name!r}, data row {row}: not a number ({field!r}). {action}"
+            ) from None
+    return np.stack(arrays, 1)
+
+
+def read_trajectories(columns: Columns, path: Path) -> tuple[Tensor, Tensor]:
+    """Return states [n, time, d] and times [n, time] from an id, a time and coordinates.
+
+    Rows are sorted by time. Shorter trajectories are padded with NaN. If all coordinates form pairs
+    such as q1 and p1, or x and px, positions come first, with a warning if that changes the order.
+
+    Args:
+        columns: The id is "trajectory", otherwise the first column; the time is "time" or "t".
+        path: The file, for error messages.
+
+    Raises:
+        ValueError: There is no id or time, a state is infinite, or a time occurs twice; the message
+            names the row.
+    """
+    coordinates = dict(columns)
+    id_column = "trajectory" if "trajectory" in coordinates else next(iter(coordinates))
+    ids = coordinates.pop(id_column)
+    row_times = _pop_times(coordinates, path)
+    if row_times is None:
+        raise ValueError(f"{path} has no column 'time' or 't'. Add the time of each row.")
+    blank = next((row for row, name in enumerate(ids, 1) if not name.strip()), None)
+    if blank is not None:
+        raise ValueError(
+            f"{path}, data row {blank}: the trajectory id is empty. Fill it in or drop the row."
+        )
+    names = _positions_first(list(coordinates))
+    if names != list(coordinates):
+        warnings.warn(f"{path}: using the columns in the order {', '.join(names)}", stacklevel=2)
+    values = parse_numbers({name: coordinates[name] for name in names}, path)
+    rows_of = _rows_by_id(ids, row_times)
+    _check_trajectory_rows(values, row_times, rows_of, path)
+    n_steps = max(len(rows) for rows in rows_of.values())
+    x = torch.full((len(rows_of), n_steps, values.shape[1]), torch.nan, dtype=torch.float64)
+    times = torch.zeros(len(rows_of), n_steps, dtype=torch.float64)
+    for number, rows in enumerate(rows_of.values()):
+        x[number, : len(rows)] = torch.from_numpy(values[rows])
+        known = torch.from_numpy(row_times[rows])
+        step = (known[-1] - known[0]) / (len(rows) - 1) if len(rows) > 1 else 1.0
+        times[number, : len(rows)] = known
+        times[number, len(rows) :] = known[-1] + step * torch.arange(1, n_steps - len(rows) + 1)
+    return x, times
+
+
+def _positions_first(names: list[str]) -> list[str]:
+    """Order names as positions, then momenta, if every name belongs to such a pair."""
+    momentum_of: dict[str, str] = {}
+    for name in names:
+        if name[0:1] in ("p", "v"):
+            suffix = name[1:]
+            candidates = (f"q{suffix}", suffix, suffix.removeprefix("_"))
+            position = next((other for other in candidates if other in names), None)
+            if position is not None:
+                momentum_of[position] = name
+    positions = [name for name in names if name in momentum_of]
+    is_complete = {*positions, *momentum_of.values()} == set(names)
+    if not is_complete or 2 * len(positions) != len(names):
+        return names
+    return positions + [momentum_of[name] for name in positions]
+
+
+def _pop_times(columns: Columns, path: Path) -> Numbers | None:
+    name = next((name for name in TIME_COLUMNS if name in columns), None)
+    return None if name is None else parse_numbers({name: columns.pop(name)}, path)[:, 0]
+
+
+def _rows_by_id(ids: tuple[str, ...], times: Numbers | None) -> dict[str, list[int]]:
+    """Return the row numbers of each id, sorted by time if there is one."""
+    rows_of: dict[str, list[int]] = {}
+    for row, name in enumerate(ids):
+        rows_of.setdefault(name, []).append(row)
+    if times is None:
+        return rows_of
+    return {name: sorted(rows, key=lambda r: times[r]) for name, rows in rows_of.items()}
+
+
+def _parse_labels(fields: tuple[str, ...], path: Path) -> tuple[Tensor, tuple[str, ...]]:
+    stripped = [field.strip() for field in fields]
+    if not all(map(is_number, stripped)):
+        if "" in stripped:
+            row = stripped.index("") + 1
+            raise ValueError(
+                f"{path}, data row {row}: the label is empty. Fill it in or drop the row."
+            )
+        names, index = np.unique(np.array(stripped), return_inverse=True)
+        return torch.from_numpy(index.astype(np.int64)), tuple(names.tolist())
+    values = np.array(stripped, np.float64)
+    are_integers = all(abs(v) < MAX_EXACT_INTEGER and v == round(v) for v in values)
+    if are_integers and len(np.unique(values)) <= MAX_INFERRED_CLASSES:
+        return torch.from_numpy(values.astype(np.int64)), ()
+    return torch.from_numpy(values), ()
+
+
+def _group_rows(
+    values: Numbers, y: Tensor | None, rows_of: dict[str, list[int]], kind: Kind, path: Path
+) -> Table:
+    """Combine the rows of each id into one sample."""
+    lengths = {name: len(rows) for name, rows in rows_of.items()}
+    first = next(iter(lengths))
+    other = next((name for name in lengths if lengths[name] != lengths[first]), None)
+    if other is not None:
+        raise ValueError(
+            f"{path}: {kind} {first!r} has {lengths[first]} rows and {kind} {other!r} has "
+            f"{lengths[other]}. Cut or pad them to the same length."
+        )
+    index = np.array(list(rows_of.values()))
+    x = torch.from_numpy(values[index])
+    if y is not None:
+        row_labels = y[torch.from_numpy(index)]
+        is_mixed = (row_labels != row_labels[:, :1]).any(1)
+        if bool(is_mixed.any()):
+            culprit = list(rows_of)[int(is_mixed.nonzero()[0])]
+            raise ValueError(
+                f"{path}: {kind} {culprit!r} has several labels. Repeat one label in all its rows."
+            )
+        y = row_labels[:, 0]
+    if kind == "series":
+        x = x.transpose(1, 2).contiguous()
+    return Table(x, y, (), kind)
+
+
+def _check_trajectory_rows(
+    values: Numbers, times: Numbers, rows_of: dict[str, list[int]], path: Path
+) -> None:
+    infinite = np.isinf(values).any(1)
+    for is_bad, problem in ((~np.isfinite(times), "no time"), (infinite, "an infinite state")):
+        if is_bad.any():
+            row = int(is_bad.argmax()) + 1
+            raise ValueError(
+                f"{path}, data row {row}: {problem}. Fill in the value or drop the row."
+            )
+    for name, rows in rows_of.items():
+        for before, after in pairwise(rows):
+            if not times[after] > times[before]:
+                raise ValueError(
+                    f"{path}, data rows {before + 1} and {after + 1}: trajectory {name!r} has two "
+                    f"states at time {times[after]:g}. Drop one of them."
+                )

@@ -1,0 +1,126 @@
+"""Read folders that the Hugging Face package `datasets` saved, if that package is installed."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from symrazor.data.arrays import Array, as_inputs, as_labels, check_size
+from symrazor.data.batches import Tensors
+
+_MARKER_FILES = ("dataset_info.json", "dataset_dict.json")
+_LABEL_COLUMNS = ("label", "labels", "y", "target", "fine_label")
+_TEST_SPLITS = ("test", "validation", "valid")
+
+Contents = tuple[Tensor, Tensor | None, tuple[str, ...], Tensors | None]
+
+
+def is_saved_dataset(folder: Path) -> bool:
+    """Return whether `datasets.save_to_disk` wrote this folder."""
+    return any((folder / name).is_file() for name in _MARKER_FILES)
+
+
+def read_saved_dataset(folder: Path) -> Contents:
+    """Return inputs, labels, class names and test data of a saved data set.
+
+    The split "train" is used for training and "test" or "validation" for testing. The inputs are
+    the image column, the only other column, or all other columns if they are numbers.
+
+    Raises:
+        ModuleNotFoundError: `datasets` is not installed.
+        ValueError: The folder is damaged, or no column can be read.
+    """
+    train, test = _load_splits(folder)
+    label = next((name for name in _LABEL_COLUMNS if name in train.features), None)
+    x = _read_inputs(train, label, folder)
+    if label is None:
+        return x, None, (), None
+    columns = [_read_column(split, label) for split in (train, test) if split]
+    names = tuple(getattr(train.features[label], "names", None) or ())
+    # Both splits together, so that text gets the same numbers in both.
+    y, text_names = as_labels(np.concatenate(columns), folder)
+    test_data = None
+    has_test_labels = not (names and (columns[-1] < 0).any())  # -1 marks a missing label
+    if test and has_test_labels:
+        test_data = (_read_inputs(test, label, folder), y[len(train) :])
+    return x, y[: len(train)], names or text_names, test_data
+
+
+def _load_splits(folder: Path) -> tuple[Any, Any]:
+    """Return the training split and the test split, or None."""
+    try:
+        import datasets
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            f"Reading {folder} needs the package datasets: pip install datasets. Or save the data "
+            "as .npz."
+        ) from error
+    try:
+        loaded: Any = datasets.load_from_disk(str(folder))
+    except Exception as error:  # its readers of JSON and Arrow raise many types
+        raise ValueError(
+            f"datasets {datasets.__version__} cannot read {folder}: {type(error).__name__}: "
+            f"{error}. Save it again."
+        ) from error
+    if not isinstance(loaded, datasets.DatasetDict):
+        train, test = loaded, None
+    else:
+        train = loaded["train" if "train" in loaded else next(iter(loaded))]
+        test = next((loaded[name] for name in _TEST_SPLITS if name in loaded), None)
+    if len(train) == 0:
+        raise ValueError(f"The training split in {folder} is empty.")
+    return train, None if test is train or test is None or len(test) == 0 else test
+
+
+def _read_inputs(split: Any, label: str | None, folder: Path) -> Tensor:
+    import datasets
+
+    names = [name for name in split.features if name != label]
+    images = [name for name in names if isinstance(split.features[name], datasets.Image)]
+    if images:
+        return _read_images(split[images[0]], folder)
+    try:
+        columns = [_read_column(split, name) for name in names]
+        values = columns[0] if len(columns) == 1 else np.stack(columns, 1)
+    except (ValueError, IndexError) as error:
+        problem = f"{names} have different lengths" if names else "there are none"
+        raise ValueError(f"The columns in {folder} must have one shape: {problem}.") from error
+    if values.dtype.kind not in "biuf":
+        raise ValueError(f"The columns {names} in {folder} are neither numbers nor images.")
+    return as_inputs(values[:, None] if values.ndim == 1 else values, folder)
+
+
+def _read_column(split: Any, name: str) -> Array:
+    """Return a column with its own number type.
+
+    The default of `with_format("numpy")` rounds float64 to float32.
+    """
+    feature = split.features[name]
+    while isinstance(feature, list) or hasattr(feature, "feature"):
+        feature = feature[0] if isinstance(feature, list) else feature.feature
+    is_double = getattr(feature, "dtype", None) == "float64"
+    options = {"dtype": np.float64} if is_double else {}
+    return np.asarray(split.with_format("numpy", **options)[name])
+
+
+def _read_images(column: Any, folder: Path) -> Tensor:
+    """Return images as bytes; each is decoded once."""
+    pixels: list[Any] = []
+    first: Any = None
+    for image in column:
+        if first is None:
+            first = image
+            channels = 1 if image.mode in ("1", "L") else 3
+            check_size(len(column) * image.width * image.height * channels, folder)
+        if image.size != first.size:
+            raise ValueError(
+                f"Images in {folder} must have one size, got {first.width} x {first.height} and "
+                f"{image.width} x {image.height}. Resize them."
+            )
+        pixels.append(np.asarray(image.convert("L" if image.mode in ("1", "L") else "RGB")))
+    if len({array.ndim for array in pixels}) > 1:  # some grey, some in colour
+        pixels = [np.stack([p] * 3, -1) if p.ndim == 2 else p for p in pixels]
+    stacked = np.stack(pixels).reshape(len(pixels), first.height, first.width, -1)
+    return torch.from_numpy(stacked).permute(0, 3, 1, 2).contiguous()
