@@ -21,7 +21,7 @@ from torch import Tensor
 
 from symrazor.data import Dataset
 from symrazor.data.arrays import as_inputs
-from symrazor.data.datasets import KINDS, Kind, Task, recognised, shaped
+from symrazor.data.datasets import KINDS, Kind, Task, as_kind, recognise_kind
 from symrazor.discovery.api import discover
 from symrazor.groups import Group
 
@@ -80,10 +80,10 @@ class _Symmetry(BaseEstimator):  # type: ignore[misc]
 
     def _fit(self, X: Array, y: Tensor, names: tuple[str, ...]) -> None:
         x = self._inputs(X)
-        kind = recognised(x, y, None, "X") if self.kind is None else self.kind
+        kind = recognise_kind(x, y, None, "X") if self.kind is None else self.kind
         if kind not in KINDS or kind == "trajectory":
             raise ValueError(f"expected a kind among {KINDS[:-1]}, got {kind!r}")
-        data = Dataset(shaped(x, kind, "X"), y, kind, self._task, names, source="X")
+        data = Dataset(as_kind(x, kind, "X"), y, kind, self._task, names, source="X")
         seed = self.random_state
         if not isinstance(seed, (int, np.integer)):
             seed = check_random_state(seed).randint(_LARGEST_SEED)
@@ -106,8 +106,8 @@ class _Symmetry(BaseEstimator):  # type: ignore[misc]
         check_is_fitted(self, "network_")
         values = validate_data(self, X, reset=False, dtype=_FLOATS)
         x = self._inputs(values)
-        kind = recognised(x, None, None, "X") if self.kind is None else self.kind
-        parts = shaped(x, kind, "X").split(500)
+        kind = recognise_kind(x, None, None, "X") if self.kind is None else self.kind
+        parts = as_kind(x, kind, "X").split(500)
         return torch.cat([self.network_(part) for part in parts]).double()
 
     def __getstate__(self) -> dict[str, Any]:

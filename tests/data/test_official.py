@@ -55,10 +55,10 @@ def test_cifar_byte_by_byte(tmp_path: Path, classes: int, head: int) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "whole records of 1 \\+ 3072 bytes, got .* of 0 bytes"),
-        (bytes(3072), "got .* of 3072 bytes; do fetch"),
-        (bytes(2 * 3073 - 1), "got .* of 6145 bytes"),
-        (b"\x0a" + bytes(3072), "labels 0 to 9, got 10 in"),
+        (b"", "has 0 bytes, not a multiple of the record size 1 \\+ 3072"),
+        (bytes(3072), "has 3072 bytes.* Download"),
+        (bytes(2 * 3073 - 1), "has 6145 bytes"),
+        (b"\x0a" + bytes(3072), "has the label 10; CIFAR-10 has labels 0 to 9"),
     ],
     ids=["empty", "headless", "truncated", "label"],
 )
@@ -69,7 +69,7 @@ def test_damaged_cifar_is_refused(tmp_path: Path, content: bytes, message: str) 
 
 
 def test_cifar_of_other_classes_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="expected 10 or 100 classes, got 20; do "):
+    with pytest.raises(ValueError, match="classes must be 10 or 100, got 20"):
         read_cifar(tmp_path / "a.bin", 20)
 
 
@@ -89,10 +89,10 @@ def test_cifar_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, inner: st
         assert torch.equal(x[4 * batch : 4 * batch + 4], expected)
     assert cifar10(tmp_path, "test")[1].tolist() == _records(4, seed=5)[:, 0].tolist()
     (folder / "data_batch_3.bin").write_bytes(_records(3).tobytes())
-    with pytest.raises(ValueError, match="expected 4 images, got 3 in .*data_batch_3"):
+    with pytest.raises(ValueError, match="data_batch_3.bin has 3 images instead of 4"):
         cifar10(tmp_path)
     (folder / "data_batch_2.bin").unlink()
-    with pytest.raises(FileNotFoundError, match="expected one of .*data_batch_2.bin.* got none"):
+    with pytest.raises(FileNotFoundError, match="None of these files exists: .*data_batch_2.bin"):
         cifar10(tmp_path)
 
 
@@ -143,11 +143,15 @@ def test_mnist_folder(tmp_path: Path, read: Callable, name: str, zipped: bool) -
     ("file", "content", "message"),
     [
         ("train-images-idx3-ubyte", _idx(np.zeros((5, 28, 28), np.uint8)), r"shape \[6, 28, 28\]"),
-        ("train-images-idx3-ubyte", _idx(np.zeros((6, 8, 8), np.uint8)), r"got .* \[6, 8, 8\]"),
-        ("train-images-idx3-ubyte", _idx(np.zeros(6, np.uint8)), "check which file is which"),
+        ("train-images-idx3-ubyte", _idx(np.zeros((6, 8, 8), np.uint8)), r"holds .* \[6, 8, 8\]"),
+        ("train-images-idx3-ubyte", _idx(np.zeros(6, np.uint8)), "Check which file is which"),
         ("train-labels-idx1-ubyte", _idx(np.full(6, 10, np.uint8)), "labels up to 10"),
-        ("train-labels-idx1-ubyte", _idx(np.zeros(6, np.uint8))[:-1], "6 bytes of elements"),
-        ("train-labels-idx1-ubyte", b"PK\3\4....", "an IDX file"),
+        (
+            "train-labels-idx1-ubyte",
+            _idx(np.zeros(6, np.uint8))[:-1],
+            "6 bytes of elements",
+        ),
+        ("train-labels-idx1-ubyte", b"PK\3\4....", "not an IDX file"),
     ],
     ids=["fewer", "smaller", "labels for images", "label 10", "truncated", "magic"],
 )
@@ -162,7 +166,7 @@ def test_missing_files_and_unknown_splits(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="mnist/train-images-idx3-ubyte.gz"):
         mnist(tmp_path)
     for read in (mnist, cifar10):
-        with pytest.raises(ValueError, match="split 'train' or 'test', got 'valid'; do "):
+        with pytest.raises(ValueError, match="split must be 'train' or 'test', got 'valid'"):
             read(tmp_path, "valid")  # type: ignore[arg-type]
 
 
@@ -236,8 +240,8 @@ def test_whole_pixels_and_no_change_are_exact() -> None:
     x = digits("test")[0][:50]
     for same in (rotated(x, 0.0), translated(x, 0.0), scaled(x, 1.0)):
         torch.testing.assert_close(same, x, atol=1e-5, rtol=0)
-    assert pytest.approx(54 / 7) == transforms.TRANSLATION["mnist"]
-    assert pytest.approx(64 / 7) == transforms.TRANSLATION["cifar-10"]
+    assert pytest.approx(54 / 7) == transforms.MAX_SHIFT_PIXELS["mnist"]
+    assert pytest.approx(64 / 7) == transforms.MAX_SHIFT_PIXELS["cifar-10"]
 
 
 def test_transforms_follow_their_seed_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -254,7 +258,7 @@ def test_transforms_follow_their_seed_and_no_other(monkeypatch: pytest.MonkeyPat
         assert torch.equal(state, torch.get_rng_state()), "the global generator is left alone"
         assert torch.equal(a, make(1))
         assert not torch.equal(a, make(2))
-        monkeypatch.setattr(transforms, "_CHUNK", 100)  # in parts, the same
+        monkeypatch.setattr(transforms, "_IMAGES_PER_CHUNK", 100)  # in parts, the same
         torch.testing.assert_close(make(1), a, atol=1e-6, rtol=0)
 
 
@@ -273,9 +277,9 @@ def test_transforms_cover_their_range() -> None:
 
 
 def test_transforms_refuse_bytes_and_factors_below_one() -> None:
-    with pytest.raises(ValueError, match=r"expected float x of shape .* torch.uint8; do x.float"):
+    with pytest.raises(ValueError, match=r"floating point of shape .* torch.uint8 .* x.float"):
         rotated(torch.zeros(2, 1, 4, 4, dtype=torch.uint8), 90)
-    with pytest.raises(ValueError, match="expected a factor of at least 1, got 0.5"):
+    with pytest.raises(ValueError, match="factor must be at least 1, got 0.5"):
         scaled(torch.zeros(2, 1, 4, 4), 0.5)
 
 
@@ -306,9 +310,9 @@ def test_normalisation(name: str, value: list[float], expected: list[float]) -> 
 
 
 def test_normalisation_refuses_what_it_does_not_know() -> None:
-    with pytest.raises(ValueError, match=r"expected x of shape \[n, 3, h, w\], got \[2, 1, 4, 4\]"):
+    with pytest.raises(ValueError, match=r"x must have shape \[n, 3, h, w\], got \[2, 1, 4, 4\]"):
         normalised(torch.zeros(2, 1, 4, 4), "cifar-10")
-    with pytest.raises(ValueError, match="a data set in .*'mnist'.* got 'svhn'; do "):
+    with pytest.raises(ValueError, match="Unknown data set 'svhn'. Choose one of: .*'mnist'"):
         normalised(torch.zeros(2, 1, 4, 4), "svhn")
 
 

@@ -209,11 +209,11 @@ def test_hugging_face_folders_that_are_refused(tmp_path: Path) -> None:
     datasets = pytest.importorskip("datasets", reason="an optional package")
     ragged = {"x": [[1.0, 2.0], [1.0]] * 20, "label": [0, 1] * 20}
     datasets.Dataset.from_dict(ragged).save_to_disk(tmp_path / "ragged")
-    with pytest.raises(ValueError, match="expected columns of one shape"):
+    with pytest.raises(ValueError, match="must have one shape"):
         read(tmp_path / "ragged")
     text = {"text": ["a", "b"] * 20, "label": [0, 1] * 20}
     datasets.Dataset.from_dict(text).save_to_disk(tmp_path / "text")
-    with pytest.raises(ValueError, match="expected columns of numbers or images"):
+    with pytest.raises(ValueError, match="neither numbers nor images"):
         read(tmp_path / "text")
 
 
@@ -222,9 +222,9 @@ def test_classes_are_numbered_and_unknown_ones_of_the_test_data_refused() -> Non
     found = dataset(x, torch.from_numpy(10 + 5 * LABELS), names=[str(i) for i in range(21)])
     assert found.names == ("10", "15", "20")
     assert found.outputs == 3
-    with pytest.raises(ValueError, match="the class 7; do"):
+    with pytest.raises(ValueError, match="the class 7, which the training data do not have"):
         dataset(x, torch.from_numpy(LABELS), test=(x[:1], torch.tensor([7])))
-    with pytest.raises(ValueError, match="several samples per class"):
+    with pytest.raises(ValueError, match="classes for .* samples"):
         dataset(x, torch.arange(N))
-    with pytest.raises(ValueError, match="a kind among image, .* got 'picture'"):
+    with pytest.raises(ValueError, match="Unknown kind 'picture'. Choose one of: image"):
         dataset(x, torch.from_numpy(LABELS), kind="picture")  # type: ignore[arg-type]

@@ -7,7 +7,7 @@ import torch
 from invariant_model import labels, noise, small
 from torch import Tensor
 
-from symrazor.data.toy import rings
+from symrazor.data import rings
 from symrazor.groups.lie import so2
 from symrazor.invariance import (
     AffineLie,

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from symrazor.cli.terminal import JsonFile, console, write_json
-from symrazor.data.download import SOURCES, download
+from symrazor.data.download import PUBLISHERS, download
 
 
 def data(
@@ -31,13 +31,13 @@ def data(
     """
     show = console(quiet)
     if action == "list":
-        for known, source in SOURCES.items():
-            show.print(f"{known:<14} {source.about}, from {source.url}", highlight=False)
-        write_json(json_file, {known: source.url for known, source in SOURCES.items()})
+        for known, source in PUBLISHERS.items():
+            show.print(f"{known:<14} {source.description}, from {source.url}", highlight=False)
+        write_json(json_file, {known: source.url for known, source in PUBLISHERS.items()})
         return
     if name is None:
-        raise ValueError(f"expected a name among {sorted(SOURCES)}, got none; do: data get mnist")
-    source = SOURCES[name]
+        raise ValueError(f"Name the data set to download: one of {sorted(PUBLISHERS)}.")
+    source = PUBLISHERS[name]
     with Progress(console=Console(stderr=True, quiet=quiet), transient=True) as bar:
         tasks = {file.name: bar.add_task(file.name, total=file.size) for file in source.files}
         files = download(source, out / name, url, lambda f, n: bar.update(tasks[f], completed=n))

@@ -13,7 +13,15 @@ from symrazor.data.datasets import Dataset, dataset
 from symrazor.data.embedded import digits, on_canvas, rings
 from symrazor.data.official import cifar10, fashion_mnist, mnist
 from symrazor.data.sources import read
-from symrazor.data.transforms import flip_and_crop, normalised, quadrants, resized, rotated, scaled, translated
+from symrazor.data.transforms import (
+    flip_and_crop,
+    normalised,
+    quadrants,
+    resized,
+    rotated,
+    scaled,
+    translated,
+)
 
 __all__ = [
     "Dataset",

@@ -48,7 +48,9 @@ def read_idx(path: str | Path) -> Shaped[Tensor, "..."]:
             with gzip.GzipFile(fileobj=raw) as file:
                 return _parse_idx(file, path, max_bytes)
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-            raise ValueError(f"{path} is a damaged gzip file: {error}. Download it again.") from error
+            raise ValueError(
+                f"{path} is a damaged gzip file: {error}. Download it again."
+            ) from error
 
 
 def _parse_idx(file: io.BufferedIOBase, path: Path, max_bytes: int) -> Shaped[Tensor, "..."]:
@@ -60,8 +62,8 @@ def _parse_idx(file: io.BufferedIOBase, path: Path, max_bytes: int) -> Shaped[Te
     dimensions = magic[3]
     if not 1 <= dimensions <= _IDX_MAX_DIMENSIONS:
         raise ValueError(
-            f"{path} is a damaged IDX file: {dimensions} dimensions (1 to {_IDX_MAX_DIMENSIONS} are "
-            "possible). Download it again."
+            f"{path} is a damaged IDX file: {dimensions} dimensions, not 1 to "
+            f"{_IDX_MAX_DIMENSIONS}. Download it again."
         )
     header = file.read(4 * dimensions)
     if len(header) < 4 * dimensions:

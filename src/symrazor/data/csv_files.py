@@ -2,8 +2,8 @@
 
 | columns | read as |
 |---|---|
-| numbers, and a `y`, `label`, `class` or `target` (otherwise the last column) | one vector per row |
-| `t0, t1, t2, ...` and a label | one series with one channel per row |
+| numbers, and `y`, `label`, `class` or `target` (otherwise the last column) | a vector per row |
+| `t0, t1, t2, ...` and a label | a series with one channel per row |
 | `series`, `time`, values, label | series, one step per row |
 | `set`, values, label | sets, one point per row |
 | `trajectory`, `time`, coordinates | trajectories, one step per row |

@@ -201,8 +201,7 @@ def recognise_kind(x: Tensor, y: Tensor | None, times: Tensor | None, source: st
             kind = "volume"
         case _:
             raise ValueError(
-                f"x in {source} must have 2 to 5 dimensions, got shape {list(x.shape)}. "
-                "Reshape it."
+                f"x in {source} must have 2 to 5 dimensions, got shape {list(x.shape)}. Reshape it."
             )
     return kind
 

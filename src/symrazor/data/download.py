@@ -57,7 +57,9 @@ def _idx_files(sums: tuple[str, str, str, str]) -> tuple[PublishedFile, ...]:
     sizes = {"train": (47_040_016, 60_008), "t10k": (7_840_016, 10_008)}
     kinds = ("images-idx3-ubyte", "labels-idx1-ubyte")
     parts = [(f"{s}-{k}", n) for s in sizes for k, n in zip(kinds, sizes[s], strict=True)]
-    return tuple(PublishedFile(name, n, digest) for (name, n), digest in zip(parts, sums, strict=True))
+    return tuple(
+        PublishedFile(name, n, digest) for (name, n), digest in zip(parts, sums, strict=True)
+    )
 
 
 _CIFAR = {

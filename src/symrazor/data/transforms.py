@@ -8,9 +8,9 @@ r"""Transform images as in the papers (ELLA section 6, LILA, Table 3), and augme
 | digit and (digit, quadrant) MNIST | `quadrants(x, y, task)` |
 
 `rotated`, `translated` and `scaled` draw once per image. They read the image at
-$A(q - m) + m + t$ for the pixel at q, with m the centre, bilinearly and with zeros outside. The same
-seed gives the same draws on every device. Apply them before `normalised`, which moves black to a
-negative value.
+$A(q - m) + m + t$ for the pixel at q, with m the centre, bilinearly and with zeros outside. The
+same seed gives the same draws on every device. Apply them before `normalised`, which moves black to
+a negative value.
 
 Differences from the reference implementation, on purpose: images stay float32 after a
 transformation, where the reference rounds them to integers; the random numbers differ. Its
@@ -39,7 +39,11 @@ NORMALISATION: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
 }
 """Data set -> mean and standard deviation of each channel."""
 
-MAX_SHIFT_PIXELS = {"mnist": 8 / 14 * 27 / 2, "fashion-mnist": 8 / 14 * 27 / 2, "cifar-10": 8 / 14 * 16}
+MAX_SHIFT_PIXELS = {
+    "mnist": 8 / 14 * 27 / 2,
+    "fashion-mnist": 8 / 14 * 27 / 2,
+    "cifar-10": 8 / 14 * 16,
+}
 """Data set -> largest shift of its translated version, in pixels."""
 
 _IMAGES_PER_CHUNK = 10_000  # resampled at a time, to bound the memory of the grid
@@ -101,7 +105,7 @@ def quadrants(
     seed: int = 0,
     size: int = 32,
 ) -> tuple[Float[Tensor, "n 1 {size} {size}"], Int64[Tensor, "n"]]:
-    """Place MNIST digits in a quadrant of a 56 x 56 canvas, resize and normalise (ELLA section 6.2).
+    """Place MNIST digits in a quadrant of a canvas, resize and normalise (ELLA section 6.2).
 
     The images depend on `seed` only, not on `task` (see `on_canvas`).
 
@@ -143,7 +147,9 @@ def _resampled(
         maps[:, :2, 2] = shift / half_width
     parts = [
         resample(images.unsqueeze(1), image_maps.unsqueeze(1)).flatten(0, 2)
-        for images, image_maps in zip(x.split(_IMAGES_PER_CHUNK), maps.split(_IMAGES_PER_CHUNK), strict=True)
+        for images, image_maps in zip(
+            x.split(_IMAGES_PER_CHUNK), maps.split(_IMAGES_PER_CHUNK), strict=True
+        )
     ]
     return torch.cat(parts)
 

@@ -13,8 +13,7 @@ from torch import Tensor
 from symrazor.core.likelihood import Categorical, Gaussian, Likelihood
 from symrazor.data import Dataset, Tensors, dataset, read
 from symrazor.data.arrays import Array, as_both_labels, as_inputs, as_labels
-from symrazor.data.batches import refusal
-from symrazor.data.datasets import Kind, Task, shaped
+from symrazor.data.datasets import Kind, Task, as_kind
 from symrazor.discovery import digits, invariances, trajectories
 from symrazor.discovery.answer import Answer
 from symrazor.discovery.question import Asked, Options, Tell
@@ -65,7 +64,7 @@ def discover(
     tell(f"{data.source}: {data.describe()}")
     if data.kind == "trajectory":
         if chosen.groups is not None:
-            raise refusal("no groups for trajectories", "some", "drop them")
+            raise ValueError("groups= has no effect on trajectories. Remove it.")
         return Discovery(dynamics=trajectories.discover(data, chosen), data=data)
     found = [_ask(data, chosen, tell)]
     return Discovery(found)
@@ -161,9 +160,11 @@ def _dataset(x: Any, y: Any, test: Any, kind: Kind | None, task: Task | None) ->
         return read(x, kind, task)
     if isinstance(x, Dataset):
         if y is not None or test is not None or task not in (None, x.task):
-            got = "y, test or a task beside it"
-            raise refusal("a Dataset alone", got, "dataset(x, y, task=..., test=...) with these")
-        return x if kind is None else replace(x, x=shaped(x.x, kind, x.source), kind=kind)
+            raise ValueError(
+                "y, test and task have no effect beside a Dataset. Pass them to "
+                "dataset(x, y, task=..., test=...)."
+            )
+        return x if kind is None else replace(x, x=as_kind(x.x, kind, x.source), kind=kind)
     labels, names = (None, ()) if y is None else as_labels(_array(y), "y")
     held = None
     if y is not None and test is not None:
@@ -179,7 +180,7 @@ def _tensor(values: Any) -> Tensor:
     try:
         return as_inputs(np.ascontiguousarray(values), "x")
     except ValueError as error:  # rows of different lengths, or no numbers
-        raise refusal("x as an array of numbers", f"{error}", "numpy.array(x)") from error
+        raise ValueError(f"x is not an array of numbers: {error}") from error
 
 
 def _array(values: Any) -> Array:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from symrazor.core.files import json_ready
 from symrazor.data import Dataset
-from symrazor.data.datasets import plural, shaped
+from symrazor.data.datasets import as_kind, plural
 from symrazor.discovery.answer import Answer, Candidate
 from symrazor.layers.relaxed import spatial_layers
 from symrazor.runs.preparation import Preparation
@@ -128,7 +128,7 @@ class Discovery:
             ValueError: another shape.
         """
         data = self._first.data
-        values = shaped(torch.as_tensor(x), data.kind, "x")
+        values = as_kind(torch.as_tensor(x), data.kind, "x")
         network = self.network()
         if values.shape[1:] != data.x.shape[1:]:
             raise ValueError(

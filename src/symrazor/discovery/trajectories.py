@@ -11,7 +11,6 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from symrazor.data import Dataset
-from symrazor.data.batches import refusal
 from symrazor.data.resolution import moments, warn_if_coarse
 from symrazor.discovery.question import Options
 from symrazor.dynamics.config import DiscoverConfig
@@ -66,9 +65,11 @@ def discover(data: Dataset, options: Options) -> Dynamics:
     """
     times = data.times
     if data.x.shape[2] % 2 and not options.positions:
-        what = f"positions, then as many momenta in {data.source}"
-        do = "add the momenta, or --positions if these are positions only, or --kind series"
-        raise refusal(what, f"{data.x.shape[2]} coordinates", do)
+        raise ValueError(
+            f"{data.source} has {data.x.shape[2]} coordinates; trajectories need as many momenta "
+            "as positions. Add the momenta, or use --positions for positions only, or "
+            "--kind series."
+        )
     if times is None:
         warnings.warn(f"no times in {data.source}: states are taken to be 1 apart", stacklevel=3)
         times = torch.arange(data.x.shape[1], dtype=torch.float64)

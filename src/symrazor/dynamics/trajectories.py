@@ -9,9 +9,9 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from symrazor.data.csv_columns import MADE_UP, read_columns
-from symrazor.data.csv_tables import read_trajectories as table_of_trajectories
-from symrazor.data.times import continued
+from symrazor.data.csv_files import FIRST_UNNAMED_COLUMN, read_columns
+from symrazor.data.csv_files import read_trajectories as parse_trajectories
+from symrazor.data.datasets import extrapolate_times
 from symrazor.dynamics.mechanics import degrees_of_freedom, solve
 from symrazor.dynamics.systems import System
 
@@ -252,7 +252,7 @@ def read_trajectories(path: Path | str, positions: bool = False) -> Trajectories
     path = Path(path)
     if path.suffix.lower() == ".npz":
         states, times = _read_npz(path)
-        times = continued(states, times)
+        times = extrapolate_times(states, times)
     elif path.suffix.lower() == ".csv":
         states, times = _read_csv(path)
     else:
@@ -307,9 +307,9 @@ def _read_npz(path: Path) -> tuple[Tensor, Tensor]:
 
 def _read_csv(path: Path) -> tuple[Tensor, Tensor]:
     columns = read_columns(path)
-    if MADE_UP in columns:
+    if FIRST_UNNAMED_COLUMN in columns:
         first = ",".join(fields[0] for fields in columns.values())
         raise ValueError(
             f"{path.name} needs a header trajectory,time,q1,...,p1,... but starts with {first!r}."
         )
-    return table_of_trajectories(columns, path)
+    return parse_trajectories(columns, path)

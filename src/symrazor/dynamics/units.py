@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from symrazor.data.times import continued
+from symrazor.data.datasets import extrapolate_times
 from symrazor.dynamics.trajectories import Trajectories, noise_variance, with_velocities
 
 Given = Float[Tensor, "b t d"] | np.ndarray | Trajectories
@@ -150,7 +150,7 @@ def given(trajectories: Given, times: Any, positions: bool) -> Trajectories:
         raise ValueError("expected times [T] or [B, T] beside the states, got none")
     else:
         states = _tensor(trajectories, "states")
-    clock = continued(states, _tensor(times, "times"))
+    clock = extrapolate_times(states, _tensor(times, "times"))
     return Trajectories.of(with_velocities(states, clock) if positions else states, clock)
 
 

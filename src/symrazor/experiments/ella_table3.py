@@ -23,7 +23,7 @@ from symrazor.data import (
     rotated,
     translated,
 )
-from symrazor.data.transforms import TRANSLATION
+from symrazor.data.transforms import MAX_SHIFT_PIXELS
 from symrazor.experiments.results import Run
 from symrazor.experiments.tables import Experiment, Options, Row, main
 
@@ -82,7 +82,7 @@ def data(task: str, options: Options) -> tuple[Tensors, Tensors]:
     read = mnist if name == "mnist" else cifar10
     found = []
     for part, seed in (("train", 1), ("test", 0)):
-        x, y = moved(read(options.data, part), task, seed, TRANSLATION[name])  # type: ignore[arg-type]
+        x, y = moved(read(options.data, part), task, seed, MAX_SHIFT_PIXELS[name])  # type: ignore[arg-type]
         found.append((resized(normalised(x, name), 32), y))
     return found[0], found[1]
 

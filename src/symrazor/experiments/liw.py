@@ -21,7 +21,7 @@ from symrazor.data import (
     scaled,
     translated,
 )
-from symrazor.data.transforms import TRANSLATION
+from symrazor.data.transforms import MAX_SHIFT_PIXELS
 from symrazor.experiments.command import ROWS, Arguments, command
 from symrazor.experiments.options import OfTable
 from symrazor.experiments.results import Run, add_runs
@@ -115,7 +115,7 @@ def load(name: str, versions: Sequence[str], options: Options) -> tuple[Data, Da
     parts = []
     for split, seed in (("train", 1), ("test", 0)):
         x, y = _pictures(name, split, options)
-        shift = TRANSLATION[name] * x.shape[-1] / (32 if name == "cifar-10" else 28)
+        shift = MAX_SHIFT_PIXELS[name] * x.shape[-1] / (32 if name == "cifar-10" else 28)
         sets: list[Tensors] = []
         for version in versions:
             moved = VERSIONS[version](x.to(options.place), seed, shift)

@@ -18,7 +18,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from symrazor.data.toy import rings
+from symrazor.data import rings
 from symrazor.experiments import liw_table1
 from symrazor.experiments.liw import Options, Progress, check, degrees, load, main, save
 from symrazor.experiments.liw_drawing import draw, draw_bank

@@ -52,7 +52,6 @@ HIDDEN: dict[type[Any], tuple[str, ...]] = {
 
 AUGMENTATIONS: dict[str, Augment] = {
     "flip_and_crop": flip_and_crop,
-    "symrazor.data.augment:flip_and_crop": flip_and_crop,  # as earlier versions wrote it
 }
 """Augmentations of this library, which are not code of a user."""
 
