@@ -175,19 +175,19 @@ def test_states_without_times_are_taken_to_be_one_apart(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda x, t: (x[..., :1], t), "as many momenta in .* got 1 coordinates"),
+        (lambda x, t: (x[..., :1], t), "odd number of coordinates .1.; .* as many momenta"),
         (lambda x, t: (np.where(np.arange(8)[:, None] == 5, np.inf, x), t), "trajectory 0, row 5"),
         (lambda x, t: (np.nan * x, t), "all are missing"),
-        (lambda x, t: (x, t[::-1].copy()), "times that increase in .*, got rows 0 and 1"),
-        (lambda x, t: (x, np.minimum(t, 0.5)), "got rows 2 and 3 at 0.5 and 0.5; do drop one"),
+        (lambda x, t: (x, t[::-1].copy()), "row 0 and row 1: times must increase"),
+        (lambda x, t: (x, np.minimum(t, 0.5)), "row 2 and row 3: times must increase, got 0.5 and 0.5. Drop"),
         (
             lambda x, t: (x, np.where(t == 0.5, np.nan, t)),
-            "a time for every state .* none in row 2",
+            "row 2: no time",
         ),
-        (lambda x, t: (x, t[:5]), r"expected 8 times as t in .*, got shape \[5\]"),
+        (lambda x, t: (x, t[:5]), r"8 steps, but times of shape \[5\]"),
         (
             lambda x, t: (np.array([x[0], x[1][:3]], dtype=object), t),
-            "states of type object, as of lists of unequal length",
+            "states has type object .lists of unequal length",
         ),
     ],
 )
@@ -203,12 +203,12 @@ def test_archives_that_are_refused(tmp_path: Path, change: object, message: str)
     [
         (
             lambda rows: [*rows[:4], "0,,1,1", *rows[5:]],
-            "a time in every row, .* row 4",
+            "data row 4: no time",
         ),
-        (lambda rows: [*rows[:4], ",0.75,1,1", *rows[5:]], "the id of a traj.* none in data row 4"),
-        (lambda rows: [*rows[:4], "0,0.75,inf,1", *rows[5:]], "finite states .* in data row 4 of"),
-        (lambda rows: [*rows[:4], rows[3], *rows[5:]], "got 0.5 in data rows 3 and 4 of"),
-        (lambda rows: [row.rsplit(",", 1)[0] for row in rows], "got 1 coordinates"),
+        (lambda rows: [*rows[:4], ",0.75,1,1", *rows[5:]], "data row 4: the trajectory id is empty"),
+        (lambda rows: [*rows[:4], "0,0.75,inf,1", *rows[5:]], "data row 4: an infinite state"),
+        (lambda rows: [*rows[:4], rows[3], *rows[5:]], "data rows 3 and 4: trajectory .* at time 0.5"),
+        (lambda rows: [row.rsplit(",", 1)[0] for row in rows], "odd number of coordinates"),
     ],
 )
 def test_tables_that_are_refused(tmp_path: Path, change: object, message: str) -> None:

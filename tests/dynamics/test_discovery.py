@@ -53,11 +53,11 @@ def test_npz_and_csv_say_the_same(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.csv", "k,t,q,p\n0,0.0,1,2\n0,1.0,x,2\n", "got 'x' in column 'q', data row 2 of"),
-        ("a.csv", "k,t,q,p\n0,0.0,1\n", "expected 4 fields .* got 3 in row 2 of"),
-        ("a.csv", "k,t,q,p\n", "expected a CSV file with rows, got .*a.csv with 1"),
-        ("a.csv", "k,t,q,p\n0,1.0,1,2\n0,1.0,1,2\n", "got 1 in data rows 1 and 2 of"),
-        ("a.csv", "k,s,q,p\n0,1.0,1,2\n0,1.0,1,2\n", "expected a column 'time' in"),
+        ("a.csv", "k,t,q,p\n0,0.0,1,2\n0,1.0,x,2\n", "column 'q', data row 2: not a number"),
+        ("a.csv", "k,t,q,p\n0,0.0,1\n", "row 2: 3 fields, but the first row has 4"),
+        ("a.csv", "k,t,q,p\n", "a.csv has fewer than two rows"),
+        ("a.csv", "k,t,q,p\n0,1.0,1,2\n0,1.0,1,2\n", "data rows 1 and 2: trajectory .* two states at time 1"),
+        ("a.csv", "k,s,q,p\n0,1.0,1,2\n0,1.0,1,2\n", "has no column 'time'"),
         ("a.csv", "k,t,q\n0,0.0,1\n0,0.5,1\n", "even number of entries, got 1"),
         ("a.txt", "", "must be in a .npz or .csv file"),
         ("a.csv", "0,0.0,1,2\n0,0.1,1,2\n", "needs a header .* starts with '0,0.0,1,2'"),
@@ -81,7 +81,7 @@ def test_npz_without_times_is_refused(tmp_path: Path) -> None:
 
 def test_text_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_bytes(b"k,t,q,p\n0,0,\xff,1\n")
-    with pytest.raises(ValueError, match="expected a CSV file in UTF-8, got .*a.csv"):
+    with pytest.raises(ValueError, match="a.csv as a UTF-8 CSV file"):
         read_trajectories(str(tmp_path / "a.csv"))
 
 

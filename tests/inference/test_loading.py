@@ -38,7 +38,7 @@ def test_dictionary_and_tuple_inputs() -> None:
         ([(torch.full_like(X, math.nan), Y)], "NaN"),
         ([(X.index_fill(0, torch.tensor([7]), math.inf), Y)], "sample 7"),
         ([(X, Y + 1)], "labels between 0 and 2"),
-        ([(X, Y[:20])], "same length"),
+        ([(X, Y[:20])], "same number of samples"),
         ([(X, Y.double())], "integer class labels"),
         ([X], r"batches \(x, y\)"),
     ],

@@ -196,7 +196,7 @@ def test_bad_data_leave_the_model_untouched() -> None:
     for data, test, message in (
         ((spoiled, y), None, "sample 17"),
         ((x, y + 1), None, "labels between"),
-        ((x, y[:-1]), None, "same length"),
+        ((x, y[:-1]), None, "same number of samples"),
         ((x, y), (spoiled, y), "the test data"),
         ((x, y), (x, y + 1), "labels between"),
         (([1.0], y), None, "a pair of tensors"),

@@ -132,7 +132,7 @@ def _read_rows(path: Path) -> tuple[list[str], list[list[str]]]:
     except (UnicodeDecodeError, csv.Error) as error:
         raise ValueError(f"Cannot read {path} as a UTF-8 CSV file: {error}.") from error
     if len(rows) < 2:
-        raise ValueError(f"{path} has {len(rows)} rows; at least 2 are needed.")
+        raise ValueError(f"{path} has fewer than two rows.")
     width = len(rows[0])
     for number, row in enumerate(rows, 1):
         if len(row) != width:

@@ -66,8 +66,8 @@ def discover(data: Dataset, options: Options) -> Dynamics:
     times = data.times
     if data.x.shape[2] % 2 and not options.positions:
         raise ValueError(
-            f"{data.source} has {data.x.shape[2]} coordinates; trajectories need as many momenta "
-            "as positions. Add the momenta, or use --positions for positions only, or "
+            f"{data.source} has an odd number of coordinates ({data.x.shape[2]}); trajectories need "
+            "as many momenta as positions. Add the momenta, or use --positions for positions only, or "
             "--kind series."
         )
     if times is None:
