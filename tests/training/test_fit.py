@@ -200,7 +200,7 @@ def test_bad_data_leave_the_model_untouched() -> None:
         ((x, y), (spoiled, y), "the test data"),
         ((x, y), (x, y + 1), "labels between"),
         (([1.0], y), None, "a pair of tensors"),
-        ((x.to_sparse(), y), None, "expected a dense x in the training data"),
+        ((x.to_sparse(), y), None, "x in the training data must be dense"),
     ):
         with pytest.raises(ValueError, match=message):
             sr.fit(model, data, test=test, epochs=1)

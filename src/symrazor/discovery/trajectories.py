@@ -66,9 +66,9 @@ def discover(data: Dataset, options: Options) -> Dynamics:
     times = data.times
     if data.x.shape[2] % 2 and not options.positions:
         raise ValueError(
-            f"{data.source} has an odd number of coordinates ({data.x.shape[2]}); trajectories need "
-            "as many momenta as positions. Add the momenta, or use --positions for positions only, or "
-            "--kind series."
+            f"{data.source} has an odd number of coordinates ({data.x.shape[2]}); trajectories "
+            "need as many momenta as positions. Add the momenta, or use --positions for positions "
+            "only, or --kind series."
         )
     if times is None:
         warnings.warn(f"no times in {data.source}: states are taken to be 1 apart", stacklevel=3)
