@@ -19,7 +19,7 @@ from symrazor.data.resolution import MIN_LEVELS, moments
 from symrazor.discovery.api import _dataset
 from symrazor.discovery.predictions import predict
 from symrazor.discovery.trajectories import _warn_if_coarse
-from symrazor.dynamics.naming import formula
+from symrazor.dynamics.result import formula
 from symrazor.runs.preparation import prepare
 
 N = 40

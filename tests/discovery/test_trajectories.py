@@ -17,7 +17,7 @@ from symrazor.discovery.motion import save_motion
 from symrazor.dynamics.journal import Journal
 from symrazor.dynamics.systems import oscillators
 from symrazor.dynamics.trajectories import Trajectories, read_trajectories, simulate
-from symrazor.dynamics.units import given
+from symrazor.dynamics.units import as_trajectories
 
 
 def _oscillator(count: int = 6, steps: int = 8) -> tuple[np.ndarray, np.ndarray]:
@@ -272,7 +272,7 @@ def test_times_may_be_padded_as_states_are(tmp_path: Path) -> None:
     expected = torch.from_numpy(np.tile(times, (len(states), 1))).double()
     for got in (found.times, read_trajectories(tmp_path / "a.npz").times):
         torch.testing.assert_close(got, expected)
-    torch.testing.assert_close(given(states, clock, False).times, expected)
+    torch.testing.assert_close(as_trajectories(states, clock, False).times, expected)
     clock[2, 3] = np.nan  # there is a state
     with pytest.raises(ValueError, match="trajectory 2, rows 2 and 3"):
-        given(states, clock, False)
+        as_trajectories(states, clock, False)

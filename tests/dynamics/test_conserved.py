@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from symrazor.dynamics import measures
-from symrazor.dynamics.algebra import Algebra, angular, unitary
+from symrazor.dynamics.algebra import Algebra, rotations, unitary
 from symrazor.dynamics.analysis import parallelness
 from symrazor.dynamics.conserved import ConservedQuantities, Quadratic, cap_norm
 from symrazor.dynamics.hamiltonian import (
@@ -77,7 +77,7 @@ def test_quadratic_flow_is_symplectic_and_conserves() -> None:
 
 def test_commutators_are_flowed_along_too() -> None:
     """Angular momenta about x and y generate the one about z."""
-    known = angular(3)
+    known = rotations(3)
     two = Quadratic(6, 2, commutators=True)
     with torch.no_grad():
         two.A_raw.copy_(known.A[:2])
@@ -198,7 +198,7 @@ def test_quasi_draws_integrate_better() -> None:
 
 
 def test_wrong_names_are_refused() -> None:
-    with pytest.raises(ValueError, match="expected a measure among cube"):
+    with pytest.raises(ValueError, match="Unknown measure 'sphere'. Choose one of cube"):
         measures.FlowTimes(1, "sphere")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="needs count >= 1 and std > 0"):
         Quadratic(2, 1, std=0.0)

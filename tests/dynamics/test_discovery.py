@@ -10,13 +10,11 @@ import torch
 from PIL import Image
 
 from symrazor.dynamics import figures, systems
-from symrazor.dynamics import units as given
 from symrazor.dynamics.algebra import Algebra, euclidean, nbody_invariants, unitary
 from symrazor.dynamics.config import DiscoverConfig
 from symrazor.dynamics.discovery import discover
 from symrazor.dynamics.mechanics import solve
-from symrazor.dynamics.naming import formula, named
-from symrazor.dynamics.result import described
+from symrazor.dynamics.result import describe_quantities, formula, name_quantities
 from symrazor.dynamics.systems import nbody
 from symrazor.dynamics.trajectories import (
     Trajectories,
@@ -24,6 +22,7 @@ from symrazor.dynamics.trajectories import (
     simulate,
     with_velocities,
 )
+from symrazor.dynamics.units import as_trajectories, choose_stride, choose_units, interleave
 
 
 def test_npz_and_csv_say_the_same(tmp_path: Path) -> None:
@@ -92,8 +91,8 @@ def test_text_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
 def test_units_make_states_and_rates_about_one() -> None:
     data = simulate(systems.oscillators(), 8, 6, 0.2, seed=0)
     for size, pace_ in ((1.0, 1.0), (1e200, 1e-6), (1e-200, 1e6)):
-        own = given.given(size * data.states.numpy(), (pace_ * data.times[0]).numpy(), False)
-        scaled = given.units(own).scaled(own)
+        own = as_trajectories(size * data.states.numpy(), (pace_ * data.times[0]).numpy(), False)
+        scaled = choose_units(own).to_scaled(own)
         assert float(scaled.states.square().mean()) == pytest.approx(1.0)
         rates = scaled.states.diff(dim=1) / scaled.times.diff(dim=1)[..., None]
         assert float(rates.square().mean()) == pytest.approx(1.0)
@@ -106,7 +105,7 @@ def test_the_unit_of_time_minds_neither_short_nor_long_steps() -> None:
     system = systems.oscillators()
     start = system.start(40, torch.Generator().manual_seed(0))
     data = Trajectories.of(solve(system.field, start, times), times).with_noise(1e-4, seed=1)
-    assert given.units(data).clock == pytest.approx(1.0, rel=0.05)
+    assert choose_units(data).time == pytest.approx(1.0, rel=0.05)
     found = discover(data, minutes=0.05, steps=2, progress=False)
     assert found.n_data == 7 * 32  # the long step is left out, and so is a fifth of the data
 
@@ -119,9 +118,9 @@ def test_states_that_hardly_change_are_taken_further_apart(
 ) -> None:
     """With noise of 0.05 a step should still change a state by 0.08 of its size or more."""
     data = simulate(systems.oscillators(), 20, length - 1, dt, seed=0).with_noise(2.5e-3, seed=1)
-    found = given.stride(data)
+    found = choose_stride(data)
     assert found == every
-    apart = given.spaced(data, found)
+    apart = interleave(data, found)
     assert apart.states.shape == (20 * found, length // found, 2)
     for values, all_values in ((apart.states, data.states), (apart.times, data.times)):
         first = all_values[3, 1::found][: length // found] if found > 1 else all_values[3]
@@ -134,7 +133,7 @@ def test_every_other_state_will_do() -> None:
     states = data.states.clone()
     states[:, 1::2] = torch.nan
     holes = Trajectories.of(states, data.times)
-    assert given.stride(holes) == 2
+    assert choose_stride(holes) == 2
     found = discover(holes, minutes=0.05, steps=2, progress=False)
     assert found.n_data == 5 * 15
 
@@ -142,7 +141,7 @@ def test_every_other_state_will_do() -> None:
 def test_long_steps_are_taken_in_parts() -> None:
     data = simulate(systems.oscillators(), 8, 6, 2.0, seed=0)
     found = discover(data, minutes=0.05, steps=2, progress=False)
-    longest = 2.0 / found.units.clock
+    longest = 2.0 / found.units.time
     assert found.learned.config.integrator == "rk4"
     assert found.learned.config.substeps == math.ceil(longest / 1.0) > 1
 
@@ -159,15 +158,15 @@ def test_units_move_what_is_far_from_zero() -> None:
     """A spring on a wall: its energy comes back in the user's coordinates."""
     data = simulate(systems.oscillators(), 8, 6, 0.2, seed=0)
     away = data.states + torch.tensor([10.0, 0.0])
-    own = given.units(given.given(away, data.times[0], False))
+    own = choose_units(as_trajectories(away, data.times[0], False))
     assert float(own.centre[0]) == pytest.approx(10, abs=0.5) and float(own.centre[1]) == 0
-    x = own.scaled(given.given(away, data.times[0], False)).states
+    x = own.to_scaled(as_trajectories(away, data.times[0], False)).states
     centre, scale = own.centre[0], own.scale
     q, p = (x * scale + own.centre).unbind(-1)
     A = torch.diag(scale.square())  # of ((q - 10)^2 + p^2) / 2, scaled
     b = torch.stack([(centre - 10) * scale[0], 0 * centre])
     inner = 0.5 * torch.einsum("...i,ij,...j->...", x, A, x) + x @ b
-    matrix, linear = own.quantity(A, b)
+    matrix, linear = own.to_user(A, b)
     states = torch.stack([q, p], -1)
     outer = 0.5 * torch.einsum("...i,ij,...j->...", states, matrix, states) + states @ linear
     ratio = outer.diff(dim=0) / inner.diff(dim=0)
@@ -176,18 +175,18 @@ def test_units_move_what_is_far_from_zero() -> None:
 
 def test_other_ways_to_give_trajectories() -> None:
     data = simulate(systems.oscillators(), 4, 6, 0.2, seed=0)
-    assert given.given(data, None, False) is data
-    with pytest.raises(ValueError, match="expected no times beside Trajectories"):
-        given.given(data, data.times, False)
-    with pytest.raises(ValueError, match="expected times .* got none"):
-        given.given(data.states, None, False)
-    with pytest.raises(ValueError, match="got list .* pad trajectories of unequal length"):
-        given.given([[[1.0, 2.0]], [[1.0, 2.0], [3.0, 4.0]]], data.times[0], False)  # type: ignore[arg-type]
+    assert as_trajectories(data, None, False) is data
+    with pytest.raises(ValueError, match="Trajectories have their own times"):
+        as_trajectories(data, data.times, False)
+    with pytest.raises(ValueError, match="Pass the times of the states"):
+        as_trajectories(data.states, None, False)
+    with pytest.raises(ValueError, match="got list .* Pad trajectories of unequal length"):
+        as_trajectories([[[1.0, 2.0]], [[1.0, 2.0], [3.0, 4.0]]], data.times[0], False)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="all are missing"):
-        given.units(given.given(torch.nan * data.states, data.times, False))
-    with pytest.raises(ValueError, match="got constant ones"):
+        choose_units(as_trajectories(torch.nan * data.states, data.times, False))
+    with pytest.raises(ValueError, match="States are constant in time"):
         rows = torch.tensor([[1.0, 2.0], [-1.0, 3.0]])[:, None].expand(2, 3, 2)
-        given.units(given.given(rows, torch.arange(3.0), False))
+        choose_units(as_trajectories(rows, torch.arange(3.0), False))
 
 
 def test_velocities_of_a_parabola_are_exact() -> None:
@@ -215,7 +214,7 @@ def test_a_span_is_named_by_the_algebra_that_it_is(known: Algebra) -> None:
     g = torch.Generator().manual_seed(0)
     mix = torch.randn(len(known), len(known), generator=g, dtype=torch.float64)
     A, b = torch.einsum("km,mij->kij", mix, known.A), mix @ known.b
-    found = named(A, b)
+    found = name_quantities(A, b)
     assert [one.name for one in found] == list(known.names)
     for one, a in zip(found, known.A, strict=True):
         assert one.parallelness == pytest.approx(1.0)
@@ -224,26 +223,28 @@ def test_a_span_is_named_by_the_algebra_that_it_is(known: Algebra) -> None:
 
 def test_what_has_no_name_gets_a_formula() -> None:
     zero = torch.zeros(1, 2, dtype=torch.float64)
-    (one,) = named(torch.diag(torch.tensor([1.0, -1.0]).double())[None], zero)
+    (one,) = name_quantities(torch.diag(torch.tensor([1.0, -1.0]).double())[None], zero)
     assert one.name == "" and formula(one.A, one.b) == "0.35 q1^2 - 0.35 p1^2"
     assert one.parallelness == 0.0
-    (one,) = named(torch.diag(torch.tensor([-1.0, -4.0]).double())[None], zero)
+    (one,) = name_quantities(torch.diag(torch.tensor([-1.0, -4.0]).double())[None], zero)
     assert one.name == "energy-like" and formula(one.A, one.b) == "0.49 p1^2 + 0.12 q1^2"
 
 
 def test_entries_are_in_the_units_of_the_user() -> None:
     data = simulate(systems.oscillators(), 6, 6, 0.2, seed=0)
-    own = given.given(data.states * torch.tensor([10.0, 0.1]), data.times[0], False)
-    scale = given.units(own)
-    holds, doubtful, algebra = described(unitary(1).quadratic(), scale, scale.scaled(own))
+    own = as_trajectories(data.states * torch.tensor([10.0, 0.1]), data.times[0], False)
+    scale = choose_units(own)
+    holds, doubtful, algebra = describe_quantities(
+        unitary(1).quadratic(), scale, scale.to_scaled(own)
+    )
     (entry,) = (*holds, *doubtful)
     assert entry["name"] == "energy (rotation of phase space)"
     A = np.array(entry["matrix"])
     ratio = float(scale.scale[0] / scale.scale[1]) ** 2
     assert A[1, 1] / A[0, 0] == pytest.approx(ratio, rel=1e-4)
     assert algebra == {"closure": 0.0, "structure_constants": [[[0.0]]]}
-    assert described(None, scale, data)[0] == []
-    entries, _, algebra = described(unitary(2).quadratic(), given.units(_two()), _two())
+    assert describe_quantities(None, scale, data)[0] == []
+    entries, _, algebra = describe_quantities(unitary(2).quadratic(), choose_units(_two()), _two())
     assert algebra["closure"] == pytest.approx(0.0, abs=1e-9)
     constants = np.array(algebra["structure_constants"])
     np.testing.assert_allclose(constants, -constants.transpose(1, 0, 2), atol=1e-9)
@@ -253,8 +254,8 @@ def test_entries_are_in_the_units_of_the_user() -> None:
 def test_what_drifts_more_than_noise_explains_is_doubtful() -> None:
     """Rotations for a pendulum; and momenta of bodies at rest together, which are all but zero."""
     data = simulate(systems.pendulum().with_normal_start(1.5, 1.0), 30, 20, 0.3, seed=0)
-    own = given.units(data)
-    holds, doubtful, _ = described(unitary(1).quadratic(), own, own.scaled(data))
+    own = choose_units(data)
+    holds, doubtful, _ = describe_quantities(unitary(1).quadratic(), own, own.to_scaled(data))
     assert not holds and doubtful[0]["drift"] > 0.3
     q, p = torch.randn(2, 20, 4, generator=torch.Generator().manual_seed(0)).double()
     p = p - p.view(20, 2, 2).mean(1, keepdim=True).expand(20, 2, 2).reshape(20, 4)
@@ -263,9 +264,9 @@ def test_what_drifts_more_than_noise_explains_is_doubtful() -> None:
     still = simulate(system.with_start(lambda n, g: start[:n]), 20, 8, 0.2, seed=0).with_noise(
         1e-4, seed=1
     )
-    own = given.units(still)
-    inner = own.scaled(still)
-    holds, doubtful, _ = described(euclidean(2, 2).quadratic(), own, inner)
+    own = choose_units(still)
+    inner = own.to_scaled(still)
+    holds, doubtful, _ = describe_quantities(euclidean(2, 2).quadratic(), own, inner)
     assert [one["name"] for one in holds] == list(euclidean(2, 2).names) and not doubtful
     assert holds[0]["drift"] > 0.5
 
@@ -304,22 +305,22 @@ def test_discover_warns_about_positions_and_refuses_bad_input() -> None:
             data.states[..., :1], data.times[0], minutes=0.03, positions=True, count=1, steps=4
         )
     assert found.units.scale.shape == (2,)
-    with pytest.raises(ValueError, match="expected minutes > 0"):
+    with pytest.raises(ValueError, match="minutes must be positive"):
         discover(data.states, data.times[0], minutes=0)
     with pytest.raises(ValueError, match="even number of entries, got 1"):
         discover(data.states[..., :1], data.times[0])
     for wrong in (0 * data.states, 0 * data.states + 3):
-        with pytest.raises(ValueError, match="that vary, got constant ones"):
+        with pytest.raises(ValueError, match="Positions or momenta are constant"):
             discover(wrong, data.times[0])
     with pytest.raises(ValueError, match="complex numbers"):
         discover(data.states + 1j, data.times[0])
-    with pytest.raises(ValueError, match="expected a device that is there, got 'tpu'"):
+    with pytest.raises(ValueError, match="Device 'tpu' is not available"):
         discover(data, device="tpu")
-    with pytest.raises(ValueError, match="expected at least one quantity on offer"):
+    with pytest.raises(ValueError, match="count must be at least 1"):
         discover(data, count=0)
-    with pytest.raises(ValueError, match="expected options among minutes, .* got hours"):
+    with pytest.raises(ValueError, match="Unknown option hours. The options are minutes"):
         discover(data, hours=1)
-    with pytest.raises(ValueError, match="expected steps >= 1, got 0"):
+    with pytest.raises(ValueError, match="steps must be at least 1, got 0"):
         discover(data, config=DiscoverConfig(minutes=1), steps=0)
 
 
@@ -341,7 +342,9 @@ def test_animations_are_drawn(tmp_path: Path) -> None:
     data = simulate(systems.oscillators(), 2, 7, 0.2, seed=0)
     motion = data.states.transpose(0, 1)
     files = {
-        figures.flow_animation(learned, data.states[:, 0], tmp_path / "f.gif"): figures.FRAMES,
+        figures.flow_animation(
+            learned, data.states[:, 0], tmp_path / "f.gif"
+        ): figures.ANIMATION_FRAMES,
         figures.motion_animation({"true": motion, "same": motion}, tmp_path / "m.gif"): 8,
     }
     for file, frames in files.items():
@@ -354,7 +357,7 @@ def test_animations_are_drawn(tmp_path: Path) -> None:
         later = np.asarray(picture.convert("RGB"))
     assert (panels != later).any(-1).sum() > 20  # it moves
     assert panels[:, :half].shape == panels[:, half : 2 * half].shape
-    with pytest.raises(ValueError, match=r"expected motions of one length, got \[5, 8\]"):
+    with pytest.raises(ValueError, match=r"must have the same length, got \[5, 8\]"):
         figures.motion_animation({"a": motion, "b": motion[:5]}, tmp_path / "x.gif")
 
 

@@ -7,16 +7,15 @@ import pytest
 import torch
 
 from symrazor.dynamics import analysis, systems
-from symrazor.dynamics import units as given
 from symrazor.dynamics.algebra import translations, unitary
 from symrazor.dynamics.config import TrainConfig
-from symrazor.dynamics.evaluate import long_rollout
-from symrazor.dynamics.functions import AnyFunctions
 from symrazor.dynamics.hamiltonian import HamiltonianNetwork, SymmetrisedNetwork
-from symrazor.dynamics.result import described
-from symrazor.dynamics.simulator import ScaledSimulator, Simulator
+from symrazor.dynamics.observables import AnyFunctions
+from symrazor.dynamics.result import describe_quantities
+from symrazor.dynamics.trained import ScaledSimulator, Simulator, long_rollout
 from symrazor.dynamics.training import train
 from symrazor.dynamics.trajectories import Trajectories, simulate, transitions
+from symrazor.dynamics.units import as_trajectories, choose_units
 
 OSCILLATOR = systems.oscillators()
 DATA = simulate(OSCILLATOR, 5, 4, 0.2, seed=0)
@@ -39,16 +38,22 @@ CASES: list[tuple[Callable[[], Any], str]] = [
     (lambda: DATA.with_noise(-1e-3, seed=0), "noise variance must not be negative"),
     (lambda: simulate(OSCILLATOR, 0, 4, 0.2, seed=0), "needs count >= 1"),
     (lambda: simulate(OSCILLATOR, 1, 4, -0.2, seed=0), "dt > 0"),
-    (lambda: TrainConfig(target="derivatives"), "expected target"),  # type: ignore[arg-type]
-    (lambda: TrainConfig(batch_size=0), "expected batch_size >= 1"),
-    (lambda: TrainConfig(minutes=-1.0), "expected minutes > 0"),
+    (lambda: TrainConfig(target="derivatives"), "target must be rollout"),  # type: ignore[arg-type]
+    (lambda: TrainConfig(batch_size=0), "batch_size must be at least 1"),
+    (lambda: TrainConfig(minutes=-1.0), "minutes must be positive"),
     (lambda: _train(width=4), "states of 4 entries.*got 2"),
     (lambda: _train(horizon=3, target="derivative"), "windows of 3 steps"),
-    (lambda: analysis.parallelness(unitary(1).generators(), unitary(2)), "of 2 variables, got 4"),
-    (lambda: Simulator(_train())(torch.zeros(3, 4), 0.5), r"\[\.\.\., 2\], got shape \[3, 4\]"),
-    (lambda: Simulator(_train())(torch.zeros(3, 2), torch.nan), "finite time"),
-    (lambda: AnyFunctions([lambda x: x[..., 0], lambda x: x])(STATES), "of function 1"),
-    (lambda: long_rollout(_train(), STATES[0, 0], 0.2, 3), r"states \[b, 2n\]"),
+    (
+        lambda: analysis.parallelness(unitary(1).generators(), unitary(2)),
+        "have 2 variables",
+    ),
+    (lambda: Simulator(_train())(torch.zeros(3, 4), 0.5), r"\[\.\.\., 2\], got \[3, 4\]"),
+    (lambda: Simulator(_train())(torch.zeros(3, 2), torch.nan), "time must be finite"),
+    (
+        lambda: AnyFunctions([lambda x: x[..., 0], lambda x: x])(STATES),
+        "Function 1 must return",
+    ),
+    (lambda: long_rollout(_train(), STATES[0, 0], 0.2, 3), r"initial states \[b, 2n\]"),
 ]
 
 
@@ -60,7 +65,7 @@ def test_refused_with_the_reason(call: Callable[[], Any], message: str) -> None:
 
 def test_simulators_keep_fractions_of_whole_numbers() -> None:
     simulator = Simulator(_train())
-    own = ScaledSimulator(simulator, given.units(DATA))
+    own = ScaledSimulator(simulator, choose_units(DATA))
     whole = torch.tensor([[2, 1], [0, 3]])
     for one in (simulator, own):
         expected = one(whole.double(), 0.5)
@@ -73,7 +78,7 @@ def test_masked_positions_are_not_used() -> None:
     seen[0, 2] = False
     wild = STATES[..., :1].clone()
     wild[0, 2] = 1e6
-    found = given.given(Trajectories(wild, DATA.times, seen), None, positions=True)
+    found = as_trajectories(Trajectories(wild, DATA.times, seen), None, positions=True)
     assert not found.observed[0, 1:4].any() and found.observed[1:].all()
     assert float(found.states[found.observed].abs().max()) < 1e2
 
@@ -81,6 +86,8 @@ def test_masked_positions_are_not_used() -> None:
 def test_two_states_are_no_excuse_for_a_drift() -> None:
     """Then all motion might be noise; the momentum of an oscillator is not conserved for that."""
     short = simulate(OSCILLATOR, 40, 1, 0.4, seed=0)
-    own = given.units(short)
-    holds, doubtful, _ = described(translations(1, 1).quadratic(), own, own.scaled(short))
+    own = choose_units(short)
+    holds, doubtful, _ = describe_quantities(
+        translations(1, 1).quadratic(), own, own.to_scaled(short)
+    )
     assert not holds and doubtful[0]["drift"] > 0.15

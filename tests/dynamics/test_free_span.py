@@ -17,8 +17,13 @@ from symrazor.dynamics.conserved import (
 )
 from symrazor.dynamics.hamiltonian import HamiltonianNetwork, SymmetrisedNetwork
 from symrazor.dynamics.measures import FlowTimes
-from symrazor.dynamics.proposals import slowest
-from symrazor.dynamics.rounding import echelon, simple_span, simplified, worth
+from symrazor.dynamics.proposals import (
+    bic_cost,
+    echelon,
+    integer_span,
+    most_conserved,
+    round_quadratic,
+)
 from symrazor.dynamics.systems import nbody
 
 
@@ -33,7 +38,7 @@ from symrazor.dynamics.systems import nbody
 )
 def test_true_invariants_come_first(system: systems.System, known: Algebra | None) -> None:
     x = system.start(500, torch.Generator().manual_seed(0))
-    rates, rows = slowest(monomial_gradients(x), system.field(x))
+    rates, rows = most_conserved(monomial_gradients(x), system.field(x))
     A, b = matrices(rows, x.shape[1])
     slopes = torch.einsum("kij,mj->mki", A, x) + b
     torch.testing.assert_close(
@@ -87,7 +92,7 @@ def test_rounding_finds_the_exact_span(known: Algebra) -> None:
     noise = 0.01 * torch.randn(m, d, d, generator=g)
     b = mix @ known.b + 0.01 * torch.randn(m, d, generator=g)
     learned = Quadratic.fixed(A + noise + noise.mT, b)
-    model = simplified(SymmetrisedNetwork(HamiltonianNetwork(d), learned, FlowTimes(m)))
+    model = round_quadratic(SymmetrisedNetwork(HamiltonianNetwork(d), learned, FlowTimes(m)))
     assert model is not None and isinstance(model.conserved, FixedSpan)
     found = analysis.spectrum(model.conserved)
     inside = analysis.parallelness(found.directions, known)
@@ -99,7 +104,7 @@ def test_rounding_finds_the_exact_span(known: Algebra) -> None:
 
 def test_a_span_far_from_simple_is_left_alone() -> None:
     A = torch.diag(torch.tensor([1.0, 0.45]))[None]
-    assert simple_span(Quadratic.fixed(A)) is None  # would become q^2 alone
+    assert integer_span(Quadratic.fixed(A)) is None  # would become q^2 alone
     rows = echelon(torch.tensor([[1.0, 2.0, 3.0], [2.0, 4.0, 7.0]]))
     assert sorted(rows.abs().sum(1).tolist()) == pytest.approx([1.0, 1.5])
-    assert worth(1, 5, 28) == pytest.approx(2 * math.log(28))
+    assert bic_cost(1, 5, 28) == pytest.approx(2 * math.log(28))

@@ -9,20 +9,20 @@ import torch
 from symrazor.dynamics import analysis
 from symrazor.dynamics.algebra import (
     Algebra,
-    angular,
     euclidean,
     generators,
     nbody_invariants,
+    rotations,
     unitary,
 )
 from symrazor.dynamics.config import TrainConfig
 from symrazor.dynamics.conserved import Quadratic
-from symrazor.dynamics.evaluate import mean_squared_error
-from symrazor.dynamics.group import GroupOrbits, full_group, kind, period
+from symrazor.dynamics.group import GroupOrbits, classify_flow, full_group, period
 from symrazor.dynamics.hamiltonian import HamiltonianNetwork, SymmetrisedNetwork
 from symrazor.dynamics.measures import FlowTimes, Measure
-from symrazor.dynamics.rounding import simplified
+from symrazor.dynamics.proposals import round_quadratic
 from symrazor.dynamics.systems import nbody
+from symrazor.dynamics.trained import mean_squared_error
 from symrazor.dynamics.training import train
 from symrazor.dynamics.trajectories import simulate, transitions
 from symrazor.experiments import noether, noether_n_oscillators
@@ -36,7 +36,7 @@ def _rounded(algebra: Algebra, measure: Measure = "ball") -> SymmetrisedNetwork:
     model = SymmetrisedNetwork(
         HamiltonianNetwork(d, width=4), Quadratic.fixed(A, b), FlowTimes(m, measure, "antithetic")
     )
-    found = simplified(model)
+    found = round_quadratic(model)
     assert found is not None
     return found
 
@@ -52,12 +52,18 @@ def test_flows_are_known_by_their_matrices() -> None:
     saddle, none = [[1.0, 0.0], [0.0, -1.0]], [[0.0, 0.0], [0.0, 0.0]]
     b = [[0.0, 0.0]] * 3 + [[0.0, 1.0], [3.0, 0.0]]  # the last: a turn around another point
     made = _algebra(energy, free, saddle, none, energy, b=b).generators()
-    assert [kind(g) for g in made] == ["turn", "shear", None, "shift", "turn"]
+    assert [classify_flow(g) for g in made] == [
+        "rotation",
+        "shear",
+        None,
+        "translation",
+        "rotation",
+    ]
     fall = _algebra(free, b=[[1.0, 0.0]]).generators()[0]  # p^2 / 2 + q: a uniform force
-    assert kind(fall) == "shear"
+    assert classify_flow(fall) == "shear"
     # two equal oscillators and an exchange of energy that is not diagonalisable
     growing = torch.tensor([[0.0, 1, 1, 0], [-1, 0, 0, 1], [0, 0, 0, 1], [0, 0, -1, 0]]).double()
-    assert kind(torch.cat([growing, torch.zeros(4, 1)], dim=1)) is None
+    assert classify_flow(torch.cat([growing, torch.zeros(4, 1)], dim=1)) is None
 
 
 @pytest.mark.parametrize(
@@ -114,8 +120,8 @@ def test_products_of_momenta_add_nothing_to_translations(bodies: int) -> None:
     assert report["span"] == report["dimension"] == 7
     assert min(report["recovered"]) > 1 - 1e-6
     # the shifts of all bodies: as far as their coordinates are spread, three times that of x
-    kinds = [kind(g) for g in generators(made.A_basis, made.b_basis)]
-    assert kinds[:4] == ["turn", "turn", "shift", "shift"]
+    kinds = [classify_flow(g) for g in generators(made.A_basis, made.b_basis)]
+    assert kinds[:4] == ["rotation", "rotation", "translation", "translation"]
     far = made.flows(torch.eye(4)[None]).shift[0, 2:].norm(dim=1)
     spread = x[:, : 2 * bodies].var(dim=0, correction=0).reshape(bodies, 2).sum(0).sqrt()
     expected = (3 * spread).to(far)
@@ -136,7 +142,7 @@ def test_no_flow_of_a_group_is_cut_short(measure: Measure) -> None:
 
 def test_no_group_where_none_is_generated() -> None:
     x = torch.randn(50, 6, generator=torch.Generator().manual_seed(0))
-    turns = angular(3)
+    turns = rotations(3)
     two = replace(turns, names=turns.names[:2], A=turns.A[:2], b=turns.b[:2])
     assert full_group(_rounded(turns), x) is not None
     assert full_group(_rounded(two), x) is None  # two rotations do not close

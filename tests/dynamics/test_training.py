@@ -9,13 +9,18 @@ from symrazor.dynamics import systems
 from symrazor.dynamics.algebra import unitary
 from symrazor.dynamics.config import TrainConfig
 from symrazor.dynamics.conserved import Quadratic
-from symrazor.dynamics.evaluate import long_rollout, mean_squared_error, relative_drift
 from symrazor.dynamics.hamiltonian import HamiltonianNetwork, SymmetrisedNetwork
 from symrazor.dynamics.likelihoods import Noise, rollout, velocities
 from symrazor.dynamics.mechanics import rk4
 from symrazor.dynamics.observables import Combination
-from symrazor.dynamics.simulator import Simulator
-from symrazor.dynamics.trained import bound, divergence
+from symrazor.dynamics.trained import (
+    Simulator,
+    evidence_bound,
+    kl_divergence,
+    long_rollout,
+    mean_squared_error,
+    relative_drift,
+)
 from symrazor.dynamics.training import train
 from symrazor.dynamics.trajectories import Trajectories, simulate, transitions
 
@@ -139,8 +144,8 @@ def _start() -> Quadratic:
 def test_bound_is_fit_plus_divergence() -> None:
     data = transitions(DATA, 1e-3)
     trained = train(_model(), data, TrainConfig(steps=3, draws=2))
-    value = bound(trained, data, draws=64)
-    assert value["kl"] == pytest.approx(float(divergence(trained.model).detach()) / len(data))
+    value = evidence_bound(trained, data, draws=64)
+    assert value["kl"] == pytest.approx(float(kl_divergence(trained.model).detach()) / len(data))
     assert value["neg_elbo"] == pytest.approx(value["nll"] + value["kl"])
 
 
@@ -158,11 +163,11 @@ def test_overflow_is_skipped_and_training_goes_on() -> None:
 
 def test_wrong_options_are_refused() -> None:
     for change, message in (
-        ({"steps": 0}, "expected steps >= 1"),
-        ({"lr": 0.0}, "expected lr > 0"),
-        ({"burn_in": 1.0}, "burn_in share"),
+        ({"steps": 0}, "steps must be at least 1"),
+        ({"lr": 0.0}, "lr must be positive"),
+        ({"burn_in": 1.0}, "burn_in must be in"),
         ({"integrator": "rk5"}, "Unknown integrator"),
-        ({"objective": "map"}, "expected objective"),
+        ({"objective": "map"}, "objective must be elbo"),
     ):
         with pytest.raises(ValueError, match=message):
             TrainConfig(**change)  # type: ignore[arg-type]

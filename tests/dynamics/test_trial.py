@@ -12,11 +12,17 @@ from symrazor.dynamics.group import full_group
 from symrazor.dynamics.hamiltonian import HamiltonianNetwork, SymmetrisedNetwork
 from symrazor.dynamics.likelihoods import Noise
 from symrazor.dynamics.measures import FlowTimes
-from symrazor.dynamics.proposals import rounded
-from symrazor.dynamics.rounding import exact
-from symrazor.dynamics.selection import _summed
+from symrazor.dynamics.proposals import canonical_span, round_quantities
+from symrazor.dynamics.selection import (
+    MAX_DEFICIT_PER_DATUM,
+    TIE_STANDARD_ERRORS,
+    Trial,
+    _combine,
+    best_rounded,
+    finalist,
+    select_trial,
+)
 from symrazor.dynamics.trained import Trained
-from symrazor.dynamics.trial import ERRORS, NARROW, Trial, decide, entrant, with_whole_coefficients
 
 
 @pytest.fixture
@@ -26,7 +32,7 @@ def models() -> dict[str, SymmetrisedNetwork]:
     learned = SymmetrisedNetwork(
         network, Quadratic.fixed(torch.eye(2)[None]), FlowTimes(1, "cube", "quasi")
     )
-    whole = rounded(learned)
+    whole = round_quantities(learned)
     assert whole is not None
     group = full_group(whole, torch.randn(20, 2, generator=torch.Generator().manual_seed(1)))
     assert group is not None
@@ -74,20 +80,20 @@ def test_a_tie_goes_to_the_most_exact(
         name: Trial(cost, model, None, 10.0 if cost < math.inf else math.inf)
         for (name, model), cost in zip(models.items(), costs, strict=True)
     }
-    assert decide(list(trials.values())) is trials[expected]
-    assert decide(list(trials.values())[::-1]) is trials[expected]
+    assert select_trial(list(trials.values())) is trials[expected]
+    assert select_trial(list(trials.values())[::-1]) is trials[expected]
 
 
 def test_a_difference_of_half_an_error_is_a_tie(models: dict[str, SymmetrisedNetwork]) -> None:
     """As of two oscillators once: the group was 98 nats worse, with errors of 74 and 177."""
     short = Trial(-77_612.3, models["whole"], _trained(models["whole"]), 74.3)
     group = Trial(-77_514.5, models["group"], _trained(models["group"]), 176.6)
-    assert abs(short.cost - group.cost) < ERRORS * math.hypot(short.error, group.error)
-    assert decide([short, group]) is group
+    assert abs(short.cost - group.cost) < TIE_STANDARD_ERRORS * math.hypot(short.error, group.error)
+    assert select_trial([short, group]) is group
     # the last trainings are decided by the same rule, beside the winner of the short trials
     first, none = _trained(models["none"]), Trial(-75_115.7, models["none"], None, 25.5)
     winner = Trial(-76_364.8, models["whole"], _trained(models["whole"]), 73.6)
-    done = _summed(first, [none, winner], [short, group], winner)
+    done = _combine(first, [none, winner], [short, group], winner)
     assert done is group.trained and done.model is models["group"]
     assert [t["group"] for t in done.trials] == [0, 0, 0, 1]
 
@@ -98,7 +104,7 @@ def _whole(names: tuple[str, ...]) -> SymmetrisedNetwork:
     index = [known.names.index(name) for name in names]
     A, b = known.A[index], known.b[index]
     network = HamiltonianNetwork(8, width=4, generator=torch.Generator().manual_seed(0))
-    made = exact(A, b, Quadratic.fixed(A, b))
+    made = canonical_span(A, b, Quadratic.fixed(A, b))
     return SymmetrisedNetwork(network, made, FlowTimes(len(index), "ball"))
 
 
@@ -107,26 +113,28 @@ def test_a_tie_of_different_numbers_goes_to_what_closes() -> None:
     seven, six = _whole(names), _whole(names[:-1])  # without P_y^2, to which P_x P_y turns
     none = SymmetrisedNetwork(seven.network)
     learned = SymmetrisedNetwork(seven.network, Quadratic.fixed(torch.eye(8)[None]))
-    assert Trial(0.0, seven, None).closes and not Trial(0.0, six, None).closes
-    assert not Trial(0.0, none, None).closes and not Trial(0.0, learned, None).closes
+    assert Trial(0.0, seven, None).is_closed and not Trial(0.0, six, None).is_closed
+    assert not Trial(0.0, none, None).is_closed and not Trial(0.0, learned, None).is_closed
     # three bodies once: 565 nats, with errors of 405 and 488
     first, other = Trial(-204_581.0, six, None, 405.2), Trial(-204_016.0, seven, None, 487.5)
     lost = Trial(-179_754.0, none, None, 30.0)
-    assert decide([lost, first, other]) is other
-    assert decide([lost, first, Trial(-200_000.0, seven, None, 487.5)]) is first  # no tie
-    assert decide([lost, Trial(-204_581.0, learned, None, 405.2), other]) is other
+    assert select_trial([lost, first, other]) is other
+    assert select_trial([lost, first, Trial(-200_000.0, seven, None, 487.5)]) is first  # no tie
+    assert select_trial([lost, Trial(-204_581.0, learned, None, 405.2), other]) is other
     few = _whole(names[:2])  # both momenta alone close too: then the cost decides
-    assert decide([first, Trial(-204_300.0, few, None, 400.0), other]).model is few
-    assert decide([Trial(-204_581.0, none, None, 400.0), other]).model is none  # nothing invented
+    assert select_trial([first, Trial(-204_300.0, few, None, 400.0), other]).model is few
+    assert (
+        select_trial([Trial(-204_581.0, none, None, 400.0), other]).model is none
+    )  # nothing invented
 
 
 def test_equal_costs_tie_without_errors(models: dict[str, SymmetrisedNetwork]) -> None:
     whole, group = Trial(1.0, models["whole"], None), Trial(1.0, models["group"], None)
-    assert whole.ties(group) and decide([whole, group]) is group
+    assert whole.ties_with(group) and select_trial([whole, group]) is group
     lost = Trial(math.inf, models["group"], None)
-    assert not whole.ties(lost) and lost.ties(Trial(math.inf, models["none"], None))
+    assert not whole.ties_with(lost) and lost.ties_with(Trial(math.inf, models["none"], None))
     group.cost = math.nextafter(1.0, 2.0)
-    assert decide([whole, group]) is whole
+    assert select_trial([whole, group]) is whole
 
 
 def test_who_loses_narrowly_to_none_is_trained_in_full(
@@ -134,17 +142,19 @@ def test_who_loses_narrowly_to_none_is_trained_in_full(
 ) -> None:
     free = models["learned"]
     none = Trial(50.0, models["none"], _trained(models["none"]))
-    near, far = (Trial(50 + 100 * NARROW + by, free, _trained(free)) for by in (-1, 1))
-    assert entrant([none, near], none, 100) is near
-    assert entrant([none, far], none, 100) is None
-    assert entrant([none, Trial(math.inf, free, None)], none, 100) is None
+    near, far = (
+        Trial(50 + 100 * MAX_DEFICIT_PER_DATUM + by, free, _trained(free)) for by in (-1, 1)
+    )
+    assert finalist([none, near], none, 100) is near
+    assert finalist([none, far], none, 100) is None
+    assert finalist([none, Trial(math.inf, free, None)], none, 100) is None
     better = Trial(10.0, free, _trained(free))
-    assert entrant([none, better], better, 100) is better
+    assert finalist([none, better], better, 100) is better
 
 
 def test_a_group_is_made_of_whole_coefficients(models: dict[str, SymmetrisedNetwork]) -> None:
     learned = Trial(10.0, models["learned"], _trained(models["learned"]))
     whole = Trial(99.0, models["whole"], _trained(models["whole"]))
     diverged = Trial(math.inf, models["whole"], None)
-    assert with_whole_coefficients([learned, whole, diverged], learned) is whole
-    assert with_whole_coefficients([learned, diverged], learned) is learned
+    assert best_rounded([learned, whole, diverged], learned) is whole
+    assert best_rounded([learned, diverged], learned) is learned

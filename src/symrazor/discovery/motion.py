@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from symrazor.dynamics.figures import FRAMES, motion_animation
+from symrazor.dynamics.figures import ANIMATION_FRAMES, motion_animation
 from symrazor.dynamics.trajectories import Trajectories
 
 SHOWN = 4
@@ -37,8 +37,8 @@ def save_motion(simulator: nn.Module, seen: Trajectories, path: Path) -> bool:
 
 def _whole(seen: Trajectories) -> tuple[Float[Tensor, "m t d"], Float[Tensor, "m t"]]:
     """The first few trajectories without gaps, as long as an animation lasts."""
-    index = seen.observed[:, :FRAMES].all(dim=1).nonzero()[:SHOWN, 0]
-    return seen.states[index, :FRAMES], seen.times[index, :FRAMES]
+    index = seen.observed[:, :ANIMATION_FRAMES].all(dim=1).nonzero()[:SHOWN, 0]
+    return seen.states[index, :ANIMATION_FRAMES], seen.times[index, :ANIMATION_FRAMES]
 
 
 def _follow(

@@ -17,9 +17,9 @@ from symrazor.dynamics.config import DiscoverConfig
 from symrazor.dynamics.discovery import discover as find
 from symrazor.dynamics.mechanics import advance
 from symrazor.dynamics.result import Discovered
-from symrazor.dynamics.simulator import ScaledSimulator
+from symrazor.dynamics.trained import ScaledSimulator
 from symrazor.dynamics.trajectories import Trajectories
-from symrazor.dynamics.units import given
+from symrazor.dynamics.units import as_trajectories
 from symrazor.layers.path import traced
 from symrazor.training.checkpoint import fingerprint
 
@@ -86,7 +86,7 @@ def discover(data: Dataset, options: Options) -> Dynamics:
         steps=options.epochs or DiscoverConfig.steps,
         resume=_place(data.x, times, options),
     )
-    seen = given(data.x, times, options.positions)
+    seen = as_trajectories(data.x, times, options.positions)
     return Dynamics(found, float(gaps.median()), seen)
 
 
@@ -118,7 +118,7 @@ class _Step(nn.Module):
         self.simulator = copy.deepcopy(simulator.simulator).cpu().float()
         self.register_buffer("centre", simulator.centre.detach().cpu().double())
         self.register_buffer("scale", simulator.scale.detach().cpu().double())
-        self.dt = dt / simulator.clock
+        self.dt = dt / simulator.time_unit
         self.steps = min(MOST, max(1, round(self.dt / LONGEST + 0.5)))
 
     def forward(self, state: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:

@@ -5,25 +5,33 @@ May import: `training`, `inference`, `data` and the packages below them.
 """
 
 from symrazor.dynamics.algebra import Algebra
-from symrazor.dynamics.analysis import describe, parallelness, spectrum
+from symrazor.dynamics.analysis import describe, parallelness, quadratic_invariants, spectrum
 from symrazor.dynamics.config import DiscoverConfig, TrainConfig
 from symrazor.dynamics.conserved import FreeSpan, Quadratic
 from symrazor.dynamics.discovery import discover
-from symrazor.dynamics.functions import Products, inverse_distance
 from symrazor.dynamics.group import full_group
 from symrazor.dynamics.hamiltonian import HamiltonianNetwork, SymmetrisedNetwork
-from symrazor.dynamics.invariants import quadratic_invariants
 from symrazor.dynamics.journal import Journal
 from symrazor.dynamics.likelihoods import velocities
 from symrazor.dynamics.measures import FlowTimes
-from symrazor.dynamics.observables import Combination, Network, Polynomial
+from symrazor.dynamics.observables import (
+    Combination,
+    Network,
+    Polynomial,
+    Products,
+    inverse_distance,
+)
 from symrazor.dynamics.result import Discovered
 from symrazor.dynamics.selection import train_and_select
-from symrazor.dynamics.simulator import Simulator
 from symrazor.dynamics.systems import System, nbody
-from symrazor.dynamics.trained import Trained
+from symrazor.dynamics.trained import Simulator, Trained
 from symrazor.dynamics.training import train
-from symrazor.dynamics.trajectories import Trajectories, read_trajectories, simulate, transitions
+from symrazor.dynamics.trajectories import (
+    Trajectories,
+    read_trajectories,
+    simulate,
+    transitions,
+)
 
 __all__ = [
     "Algebra",
@@ -46,6 +54,7 @@ __all__ = [
     "Trajectories",
     "describe",
     "discover",
+    "full_group",
     "inverse_distance",
     "nbody",
     "parallelness",
@@ -57,5 +66,4 @@ __all__ = [
     "train_and_select",
     "transitions",
     "velocities",
-    "full_group",
 ]

@@ -1,7 +1,14 @@
-r"""What the learned conserved quantities are.
+r"""Analysis of conserved quantities: spectrum, comparison with known ones, drift, exact invariants.
 
-K learned quantities are a redundant description of a subspace: their generators, stacked and
-flattened, have singular values (how far a direction is used) and singular vectors (the directions).
+K learned quantities describe a subspace redundantly. Their stacked, flattened generators have
+singular vectors, the learned directions, and singular values, which measure how long the flows
+along them are.
+
+`quadratic_invariants` computes all quadratic invariants without learning. C is conserved by H if
+and only if $\{C, H\} = \nabla C \cdot J\nabla H = 0$ everywhere. For $C = \sum_j c_j \phi_j$ over
+the monomials of degree one and two this is linear in c; sampled at many states, the invariants are
+its null space. From trajectories alone, c lies in the null space of the monomials centred on each
+trajectory.
 """
 
 from dataclasses import dataclass
@@ -11,21 +18,34 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from symrazor.dynamics.algebra import Algebra, generators, quantities, span
-from symrazor.dynamics.conserved import FixedSpan, FreeSpan, Quadratic, span_basis
+from symrazor.dynamics.algebra import Algebra, closure, from_generators, generators
+from symrazor.dynamics.conserved import (
+    FixedSpan,
+    FreeSpan,
+    Quadratic,
+    matrices,
+    monomial_gradients,
+    monomials,
+    span_basis,
+)
+from symrazor.dynamics.mechanics import (
+    Scalar,
+    apply_symplectic_form,
+    degrees_of_freedom,
+    gradient,
+)
+from symrazor.dynamics.systems import System
 from symrazor.dynamics.trajectories import Trajectories, noise_variance
 
-THRESHOLD = 0.05
-"""Singular values below this share of the largest do not count."""
-LEAST = 0.25
-"""Nor do those below this: with a flow time of pi a full rotation has the singular value 1.4."""
-
-
-COMMUTES = 0.2
-"""Norm of the commutators of unit generators below which they are hardly any."""
-DRIFT = 0.3
-"""A direction that drifts more along true trajectories is not conserved: short flows across the
-dynamics serve to smooth the energy, which the bound likes where data are few."""
+MIN_RELATIVE_SINGULAR_VALUE = 0.05
+"""Directions with a singular value below this fraction of the largest do not count as learned."""
+MIN_SINGULAR_VALUE = 0.25
+"""Nor do directions below this value; a full rotation with a flow time of pi has 1.4."""
+MAX_DRIFT = 0.3
+"""Directions that drift more along true trajectories are not conserved. With few data the bound
+also rewards short flows across the dynamics, because they smooth the energy."""
+START_JITTER = 0.1
+"""Noise added to a system's initial states, relative to their standard deviation."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +53,7 @@ class Spectrum:
     """Singular values and directions of learned generators.
 
     Args:
-        values: descending.
+        values: singular values, descending.
         directions: [m, 2n, 2n + 1], unit generators.
     """
 
@@ -42,54 +62,59 @@ class Spectrum:
 
     @property
     def dimension(self) -> int:
-        """How many directions were learned."""
+        """Number of learned directions."""
         largest = float(self.values[0])
-        return int((self.values > max(THRESHOLD * largest, LEAST)).sum())
+        threshold = max(MIN_RELATIVE_SINGULAR_VALUE * largest, MIN_SINGULAR_VALUE)
+        return int((self.values > threshold).sum())
 
     def learned(self) -> Algebra:
-        """The directions that count, as quantities."""
-        A, b = quantities(self.directions[: self.dimension])
+        """Return the learned directions as quantities."""
+        A, b = from_generators(self.directions[: self.dimension])
         names = tuple(f"C{k + 1}" for k in range(self.dimension))
         return Algebra(names, A, b)
 
 
 def spectrum(conserved: Quadratic) -> Spectrum:
-    """Singular value decomposition of the learned generators, in float64."""
+    """Return the singular value decomposition of the learned generators, in float64."""
     stacked = generators(conserved.A, conserved.b)
     _, s, vectors = torch.linalg.svd(stacked.flatten(1), full_matrices=False)
     return Spectrum(s, vectors.unflatten(1, stacked.shape[1:]))
 
 
 def parallelness(directions: Float[Tensor, "m d e"], known: Algebra) -> Float[Tensor, "m"]:
-    r"""$\|P_g v\| / \|v\|$: 1 for a direction inside the known algebra, 0 for one across it.
+    r"""Return $\|P_g v\| / \|v\|$: 1 for a direction inside the known algebra, 0 if orthogonal.
 
     Raises:
-        ValueError: directions of another phase space.
+        ValueError: directions and algebra have different numbers of variables.
     """
     flat, basis = directions.flatten(1), known.basis()
     if flat.shape[1] != basis.shape[1]:
-        own, theirs = directions.shape[1], known.A.shape[-1]
-        raise ValueError(f"expected known quantities of {own} variables, got {theirs}")
+        raise ValueError(
+            f"The directions have {directions.shape[1]} variables, but the known quantities have "
+            f"{known.A.shape[-1]}."
+        )
     norm = flat.norm(dim=1).clamp_min(1e-300)
     inside: Tensor = (flat @ basis.mT).norm(dim=1) / norm
     return inside
 
 
-def recovered(found: Spectrum, known: Algebra) -> Float[Tensor, "k"]:
-    """The other way round: how much of each known quantity lies in the learned span."""
-    if found.dimension == 0:
+def recovered(learned: Spectrum, known: Algebra) -> Float[Tensor, "k"]:
+    """Return the fraction of each known quantity that lies in the learned span."""
+    if learned.dimension == 0:
         return torch.zeros(len(known), dtype=torch.float64)
-    return parallelness(known.generators(), found.learned())
+    return parallelness(known.generators(), learned.learned())
 
 
-def weighted_parallelness(found: Spectrum, known: Algebra) -> float:
-    r"""One number for all: $\sqrt{\sum_k s_k^2 \|P v_k\|^2 / \sum_k s_k^2}$."""
-    share = found.values.square() / found.values.square().sum()
-    return float((share * parallelness(found.directions, known).square()).sum().sqrt())
+def weighted_parallelness(learned: Spectrum, known: Algebra) -> float:
+    r"""Return $\sqrt{\sum_k s_k^2 \|P v_k\|^2 / \sum_k s_k^2}$ over the singular directions."""
+    weights = learned.values.square() / learned.values.square().sum()
+    return float((weights * parallelness(learned.directions, known).square()).sum().sqrt())
 
 
-def best_names(directions: Float[Tensor, "m d e"], known: Algebra, least: float = 0.9) -> list[str]:
-    """For each direction the known quantity it is most parallel to, or a sum of the largest."""
+def best_names(
+    directions: Float[Tensor, "m d e"], known: Algebra, min_overlap: float = 0.9
+) -> list[str]:
+    """Name each direction after the known quantity it is most parallel to, or as a mixture."""
     flat = directions.flatten(1)
     unit = known.generators().flatten(1)
     unit = unit / unit.norm(dim=1, keepdim=True)
@@ -98,115 +123,172 @@ def best_names(directions: Float[Tensor, "m d e"], known: Algebra, least: float 
         overlap = unit @ direction
         order = overlap.abs().argsort(descending=True)
         inside = float((known.basis() @ direction).norm())
-        if inside < least:
+        if inside < min_overlap:
             names.append("unknown")
-        elif overlap[order[0]].abs() >= least:
+        elif overlap[order[0]].abs() >= min_overlap:
             names.append(known.names[int(order[0])])
         else:
-            most = [int(k) for k in order[:3] if overlap[k].abs() > 0.3] or [int(order[0])]
-            names.append("mix of " + ", ".join(known.names[k] for k in most))
+            largest = [int(k) for k in order[:3] if overlap[k].abs() > 0.3] or [int(order[0])]
+            names.append("mix of " + ", ".join(known.names[k] for k in largest))
     return names
 
 
-@dataclass(frozen=True)
-class Closure:
-    r"""$[G_i, G_j] = \sum_k c_{ijk} G_k$ plus what lies outside.
-
-    Args:
-        constants: structure constants [m, m, m] in the orthonormal basis.
-        outside: norm of all that lies outside the span, relative to all commutators or, where these
-            nearly vanish, to `COMMUTES`; 0 for an algebra.
-    """
-
-    constants: Float[Tensor, "m m m"]
-    outside: float
-
-    @property
-    def commutes(self) -> bool:
-        """Whether the algebra is commutative."""
-        return bool(self.constants.abs().max() < 1e-6) if self.constants.numel() else True
-
-
-def commutators(directions: Float[Tensor, "m d e"]) -> Float[Tensor, "m m d e"]:
-    """All commutators of affine generators."""
-    square = torch.nn.functional.pad(directions, (0, 0, 0, 1))
-    products = square[:, None] @ square[None]
-    return (products - products.transpose(0, 1))[..., :-1, :]
-
-
-def closure(directions: Float[Tensor, "m d e"]) -> Closure:
-    """Structure constants, and how far the directions are from an algebra."""
-    if not len(directions):
-        return Closure(torch.zeros(0, 0, 0, dtype=torch.float64), 0.0)
-    basis = span(directions)
-    unit = basis.unflatten(1, directions.shape[1:])
-    brackets = commutators(unit).flatten(2)
-    constants = brackets @ basis.mT
-    outside = (brackets - constants @ basis).norm()
-    return Closure(constants, float(outside / brackets.norm().clamp_min(COMMUTES)))
-
-
 def drift(quantity: Algebra, data: Trajectories) -> Float[Tensor, "k"]:
-    """How far each quantity varies along trajectories, relative to its variation between states.
+    """Return the standard deviation of each quantity along trajectories, divided by the overall.
 
-    0 for a conserved quantity, about 1 for any other.
+    It is 0 for a conserved quantity and about 1 for any other.
     """
     x = torch.nan_to_num(data.states.cpu())
-    values = 0.5 * torch.einsum("bti,kij,btj->btk", x, quantity.A, x) + x @ quantity.b.mT
-    seen = data.observed.cpu()[..., None].to(values)
-    mean = (values * seen).sum(1, keepdim=True) / seen.sum(1, keepdim=True).clamp_min(1)
-    along = ((values - mean).square() * seen).sum((0, 1)) / seen.sum((0, 1))
+    values = _values(quantity, x)
+    observed = data.observed.cpu()[..., None].to(values)
+    mean = (values * observed).sum(1, keepdim=True) / observed.sum(1, keepdim=True).clamp_min(1)
+    along = ((values - mean).square() * observed).sum((0, 1)) / observed.sum((0, 1))
     overall = values[data.observed.cpu()].var(dim=0, correction=0)
     return (along / overall.clamp_min(1e-300)).sqrt()
 
 
 def drift_by_noise(quantity: Algebra, data: Trajectories) -> Float[Tensor, "k"]:
-    r"""The `drift` that noise of `noise_variance` causes.
+    r"""Return the `drift` that noise of `noise_variance` causes.
 
     $$ \sqrt{E \sum_i \sigma_i^2 (\partial_i C)^2 / \mathrm{Var}\, C} $$
     """
     x = data.states.cpu()[data.observed.cpu()]
     slopes = torch.einsum("kij,mj->mki", quantity.A, x) + quantity.b
-    values = 0.5 * torch.einsum("mi,kij,mj->mk", x, quantity.A, x) + x @ quantity.b.mT
-    overall = values.var(dim=0, correction=0).clamp_min(1e-300)
+    overall = _values(quantity, x).var(dim=0, correction=0).clamp_min(1e-300)
     caused = (slopes.square() * noise_variance(data)).sum(-1).mean(0)
     return (caused / overall).sqrt()
 
 
-def _within(conserved: Quadratic, found: Spectrum, known: Algebra) -> Float[Tensor, "k"]:
-    """How much of each known quantity lies in the span that was taken, or else in the learned."""
-    if not isinstance(conserved, FixedSpan | FreeSpan):
-        return recovered(found, known)
-    A, b = span_basis(conserved)
-    span = Algebra(("",) * len(b), A.double().cpu(), b.double().cpu())
-    return parallelness(known.generators(), span)
+def _values(quantity: Algebra, x: Float[Tensor, "*m d"]) -> Float[Tensor, "*m k"]:
+    return 0.5 * torch.einsum("...i,kij,...j->...k", x, quantity.A, x) + x @ quantity.b.mT
 
 
 def describe(
     conserved: Quadratic, known: Algebra | None = None, held_out: Trajectories | None = None
 ) -> dict[str, Any]:
-    """Everything about the learned quantities as plain numbers.
+    """Return all figures about learned quantities as plain numbers.
 
-    "dimension" counts the directions with long flows; "span" those of the span that was taken as a
-    whole, where there is one (`FixedSpan`, `FreeSpan`): some of it may follow from the rest, as
-    products of conserved momenta do, and then the bound does not care how long its flows are.
-    "recovered" is about the span.
+    "dimension" is the number of directions with long flows. "span" is the dimension of the span
+    that was selected as a whole (`FixedSpan`, `FreeSpan`). The span can be larger: products of
+    conserved momenta follow from the momenta, and the bound does not depend on their flow lengths.
+    "recovered" refers to the span.
     """
-    found = spectrum(conserved)
-    learned = found.learned()
-    as_whole = isinstance(conserved, FixedSpan | FreeSpan)
+    learned = spectrum(conserved)
+    quantities = learned.learned()
+    has_span = isinstance(conserved, FixedSpan | FreeSpan)
     report: dict[str, Any] = {
-        "singular_values": found.values.tolist(),
-        "dimension": found.dimension,
-        "span": len(span_basis(conserved)[1]) if as_whole else found.dimension,
-        "closure": closure(found.directions[: found.dimension]).outside,
+        "singular_values": learned.values.tolist(),
+        "dimension": learned.dimension,
+        "span": len(span_basis(conserved)[1]) if has_span else learned.dimension,
+        "closure": closure(learned.directions[: learned.dimension]).outside,
     }
     if known is not None:
-        report["parallelness"] = parallelness(found.directions, known).tolist()
-        report["recovered"] = _within(conserved, found, known).tolist()
-        report["names"] = best_names(found.directions[: found.dimension], known)
+        report["parallelness"] = parallelness(learned.directions, known).tolist()
+        report["recovered"] = _recovered_by_span(conserved, learned, known).tolist()
+        report["names"] = best_names(learned.directions[: learned.dimension], known)
     if held_out is not None:
-        drifts = drift(learned, held_out).tolist() if len(learned) else []
+        drifts = drift(quantities, held_out).tolist() if len(quantities) else []
         report["drift"] = drifts
-        report["conserved"] = sum(value <= DRIFT for value in drifts)
+        report["conserved"] = sum(value <= MAX_DRIFT for value in drifts)
     return report
+
+
+def _recovered_by_span(
+    conserved: Quadratic, learned: Spectrum, known: Algebra
+) -> Float[Tensor, "k"]:
+    """Return the fraction of each known quantity in the selected span, else in the learned one."""
+    if not isinstance(conserved, FixedSpan | FreeSpan):
+        return recovered(learned, known)
+    A, b = span_basis(conserved)
+    selected = Algebra(("",) * len(b), A.double().cpu(), b.double().cpu())
+    return parallelness(known.generators(), selected)
+
+
+# -------------------------------------------------------------------------------- exact invariants
+
+
+@dataclass(frozen=True)
+class Invariants:
+    """Quadratic invariants.
+
+    Args:
+        algebra: the invariants, orthonormal in A and b.
+        singular_values: of the linear map whose null space they are, ascending and relative to the
+            largest. A gap separates the invariants from the rest.
+    """
+
+    algebra: Algebra
+    singular_values: Float[Tensor, "m"]
+
+    @property
+    def dimension(self) -> int:
+        """Number of invariants."""
+        return len(self.algebra)
+
+
+def quadratic_invariants(
+    source: System | Trajectories | Scalar,
+    phase: int | None = None,
+    tolerance: float | None = None,
+    samples: int = 400,
+    seed: int = 0,
+) -> Invariants:
+    """Compute the quadratic invariants of a system, an energy function, or trajectories.
+
+    Args:
+        source: a `System`, a differentiable energy (then pass `phase` too), or `Trajectories`.
+        phase: number of entries of a state, for an energy function.
+        tolerance: relative singular value below which a direction counts as invariant. By default
+            1e-8 for functions and 1e-4 for trajectories; raise it for noisy ones.
+        samples: random states at which functions are evaluated.
+        seed: of these states.
+
+    Raises:
+        ValueError: an energy function without `phase`, or too few states.
+    """
+    if isinstance(source, Trajectories):
+        rows, default_tolerance = _centred_monomials(source), 1e-4
+        d = source.phase
+    else:
+        if isinstance(source, System):
+            energy, d = source.energy, 2 * source.n
+            x = _random_states(source, samples, torch.Generator().manual_seed(seed))
+        elif phase is None:
+            raise ValueError("Pass phase=..., the number of entries of a state, with an energy.")
+        else:
+            energy, d = source, 2 * degrees_of_freedom(phase)
+            generator = torch.Generator().manual_seed(seed)
+            x = torch.randn(samples, d, generator=generator, dtype=torch.float64)
+        field = apply_symplectic_form(gradient(energy, x))
+        rows, default_tolerance = (monomial_gradients(x) * field[:, None]).sum(-1), 1e-8
+    n_monomials = d * (d + 1) // 2 + d
+    if len(rows) < n_monomials:
+        raise ValueError(
+            f"{n_monomials} monomials of {d} variables need at least {n_monomials} states, got "
+            f"{len(rows)}. Add trajectories or samples."
+        )
+    size = rows.square().mean(0).sqrt().clamp_min(1e-12 * rows.abs().max() + 1e-300)
+    _, s, vectors = torch.linalg.svd(rows / size, full_matrices=False)
+    null = s <= (default_tolerance if tolerance is None else tolerance) * s.max()
+    A, b = matrices(vectors[null] / size, d)
+    norm = (A.square().sum((1, 2)) + b.square().sum(1)).sqrt()
+    A, b = A / norm[:, None, None], b / norm[:, None]
+    names = tuple(f"invariant {k + 1}" for k in range(len(A)))
+    return Invariants(Algebra(names, A, b), (s / s.max()).flip(0))
+
+
+def _random_states(
+    system: System, samples: int, generator: torch.Generator
+) -> Float[Tensor, "m d"]:
+    """Draw states near the initial ones, which may be special, such as the apsides of orbits."""
+    x = system.start(samples, generator)
+    noise = torch.randn(x.shape, generator=generator, dtype=x.dtype)
+    return x + START_JITTER * x.std(dim=0) * noise
+
+
+def _centred_monomials(data: Trajectories) -> Float[Tensor, "m f"]:
+    """Return the monomials at observed states, minus their mean along each trajectory."""
+    values = monomials(torch.nan_to_num(data.states))
+    observed = data.observed[..., None].to(values)
+    mean = (values * observed).sum(1, keepdim=True) / observed.sum(1, keepdim=True).clamp_min(1)
+    return (values - mean)[data.observed]

@@ -1,4 +1,4 @@
-"""Options of a training, and of a discovery."""
+"""Options of training and of the discovery of conserved quantities."""
 
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -14,36 +14,39 @@ Objective = Literal["elbo", "likelihood"]
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """How a (symmetrised) Hamiltonian network is trained.
+    """Options of training a (symmetrised) Hamiltonian network.
 
     Args:
-        steps: of the optimiser.
-        minutes: stop after this time even if there are steps left; the learning rate falls by
-            the share of time or steps that is used up, whichever is larger.
-        batch_size: transitions for each step; None for all of them.
-        draws: R, of the weights, for each step.
-        flows: S, for each draw of the weights.
-        late_flows: factor on S in the last quarter, where the learned quantities settle.
-        lr: of posterior, biases and noise.
-        spread_lr: of the logarithms of posterior scales, relative to `lr`. They have a long way to
-            go, from a tenth of the prior's scale to all of it for a weight that is not needed, and
-            until they have arrived the divergence says little.
-        conserved_lr: of the conserved quantities.
-        burn_in: share of the steps before the conserved quantities move: a network that has seen
-            no data tells nothing about symmetry.
-        clip: largest norm of the gradient of each of the two groups.
-        integrator: by name; the same is used to predict.
-        substeps: of the integrator between two data.
+        steps: optimiser steps.
+        minutes: stop after this time even if steps are left. The learning rate is annealed by the
+            fraction of steps or of time used, whichever is larger.
+        batch_size: transitions per step; None for all of them.
+        draws: R, draws of the weights per step.
+        flows: S, flows per draw of the weights.
+        late_flows: factor on S in the last quarter of training, where the quantities converge.
+        lr: learning rate of posterior means, biases and noise.
+        spread_lr: learning rate of the logarithms of the posterior scales, relative to `lr`. The
+            scale of an unneeded weight has to grow from a tenth of the prior scale to all of it,
+            and the divergence is meaningful only then.
+        conserved_lr: learning rate of the conserved quantities.
+        burn_in: fraction of the steps before the conserved quantities are updated; an untrained
+            network holds no information about symmetry.
+        clip: largest gradient norm of each parameter group.
+        integrator: by name; also used for predictions.
+        substeps: integrator steps between two data.
         target: "rollout" or "derivative".
-        noise: variance of the data.
-        noise_kind: "fixed", "learned" or "closed".
-        noise_hold: share of the steps for which noise in closed form stays at `noise`. The
-            residuals of a network that has seen few data are no noise: taken for it, they make the
-            data count for little, and the network learns slowly.
-        objective: "elbo", or "likelihood" for the control without a posterior.
+        noise: initial noise variance.
+        noise_kind: "fixed", "learned" or "closed", see `Noise`.
+        noise_hold: fraction of the steps for which a closed-form variance stays at `noise`. Early
+            residuals come from the untrained network; taken as noise they would down-weight the
+            data and slow learning.
+        objective: "elbo", or "likelihood" for the control experiment without a posterior.
         seed: of draws and batches.
         device: "cpu", "cuda", ...
         record: steps between two records of the history.
+
+    Raises:
+        ValueError: an option is out of range.
     """
 
     steps: int = 1200
@@ -72,42 +75,42 @@ class TrainConfig:
         integrator_by_name(self.integrator)
         for name in ("steps", "draws", "flows", "late_flows", "substeps", "record"):
             if getattr(self, name) < 1:
-                raise ValueError(f"expected {name} >= 1, got {getattr(self, name)}")
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
         for name in ("lr", "spread_lr", "conserved_lr", "clip", "noise"):
             if not getattr(self, name) > 0:
-                raise ValueError(f"expected {name} > 0, got {getattr(self, name)}")
+                raise ValueError(f"{name} must be positive, got {getattr(self, name)}.")
         for name in ("burn_in", "noise_hold"):
             if not 0 <= getattr(self, name) < 1:
-                raise ValueError(f"expected a {name} share in [0, 1), got {getattr(self, name)}")
+                raise ValueError(f"{name} must be in [0, 1), got {getattr(self, name)}.")
         if self.batch_size is not None and self.batch_size < 1:
-            raise ValueError(f"expected batch_size >= 1 or None, got {self.batch_size}")
+            raise ValueError(f"batch_size must be at least 1 or None, got {self.batch_size}.")
         if self.minutes is not None and not self.minutes > 0:
-            raise ValueError(f"expected minutes > 0 or None, got {self.minutes}")
+            raise ValueError(f"minutes must be positive or None, got {self.minutes}.")
         if self.target not in ("rollout", "derivative"):
-            raise ValueError(f"expected target rollout or derivative, got {self.target!r}")
+            raise ValueError(f"target must be rollout or derivative, got {self.target!r}.")
         if self.objective not in ("elbo", "likelihood"):
-            raise ValueError(f"expected objective elbo or likelihood, got {self.objective!r}")
+            raise ValueError(f"objective must be elbo or likelihood, got {self.objective!r}.")
 
     def change(self, **changes: Any) -> "TrainConfig":
-        """A copy with other values."""
+        """Return a copy with some options changed."""
         return replace(self, **changes)
 
 
 @dataclass(frozen=True)
 class DiscoverConfig:
-    """How conserved quantities are looked for in a user's trajectories.
+    """Options of `discover`.
 
     Args:
-        minutes: time to spend, about.
+        minutes: approximate run time.
         seed: of weights, draws and the split.
-        positions: the states are positions; velocities by finite differences stand for momenta.
+        positions: whether states are positions only; momenta are then finite differences.
         device: where to train.
-        steps: most steps of each training, if there is time left.
-        count: most quantities to be proposed; None for more than any usual system has.
-        resume: directory for checkpoints; a run that was stopped goes on from there.
+        steps: maximum steps of each training.
+        count: maximum number of quantities to propose; None for more than common systems have.
+        resume: directory for checkpoints; an interrupted run continues from there.
 
     Raises:
-        ValueError: options that cannot be.
+        ValueError: an option is out of range.
     """
 
     minutes: float = 5.0
@@ -120,28 +123,30 @@ class DiscoverConfig:
 
     def __post_init__(self) -> None:
         if not self.minutes > 0:
-            raise ValueError(f"expected minutes > 0, got {self.minutes}")
+            raise ValueError(f"minutes must be positive, got {self.minutes}.")
         if self.steps < 1:
-            raise ValueError(f"expected steps >= 1, got {self.steps}")
+            raise ValueError(f"steps must be at least 1, got {self.steps}.")
         if self.count is not None and self.count < 1:
-            raise ValueError(f"expected at least one quantity on offer, got count={self.count}")
+            raise ValueError(f"count must be at least 1 quantity or None, got {self.count}.")
         try:
-            there = torch.device(self.device).type != "cuda" or torch.cuda.is_available()
+            available = torch.device(self.device).type != "cuda" or torch.cuda.is_available()
         except RuntimeError:
-            there = False
-        if not there:
+            available = False
+        if not available:
             raise ValueError(
-                f"expected a device that is there, got {self.device!r}; do leave out device="
+                f"Device {self.device!r} is not available. Leave out device= to use the CPU."
             )
 
     def change(self, **changes: Any) -> "DiscoverConfig":
-        """A copy with other values.
+        """Return a copy with some options changed.
 
         Raises:
-            ValueError: an option that is not there.
+            ValueError: an option does not exist.
         """
-        known = [f.name for f in fields(self)]
-        wrong = sorted(set(changes) - set(known))
-        if wrong:
-            raise ValueError(f"expected options among {', '.join(known)}, got {', '.join(wrong)}")
+        names = [field.name for field in fields(self)]
+        unknown = sorted(set(changes) - set(names))
+        if unknown:
+            raise ValueError(
+                f"Unknown option {', '.join(unknown)}. The options are {', '.join(names)}."
+            )
         return replace(self, **changes)

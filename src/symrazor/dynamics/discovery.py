@@ -1,4 +1,4 @@
-"""Trajectories in; conserved quantities, their algebra and a simulator out."""
+"""Discover the conserved quantities of trajectories, and a simulator of them."""
 
 import copy
 import math
@@ -14,30 +14,37 @@ from torch import Tensor
 from symrazor.core.progress import fraction_bar
 from symrazor.dynamics.config import DiscoverConfig, TrainConfig
 from symrazor.dynamics.conserved import Quadratic
-from symrazor.dynamics.evaluate import mean_squared_error
 from symrazor.dynamics.hamiltonian import HamiltonianNetwork, SymmetrisedNetwork
 from symrazor.dynamics.journal import Journal
 from symrazor.dynamics.measures import FlowTimes
-from symrazor.dynamics.result import Discovered, described
+from symrazor.dynamics.result import Discovered, describe_quantities
 from symrazor.dynamics.selection import train_and_select
-from symrazor.dynamics.trained import Record, Trained
+from symrazor.dynamics.trained import Record, Trained, mean_squared_error
 from symrazor.dynamics.training import train
 from symrazor.dynamics.trajectories import Transitions, transitions
-from symrazor.dynamics.units import Given, given, spaced, split, stride, units
+from symrazor.dynamics.units import (
+    TrajectoryInput,
+    as_trajectories,
+    choose_stride,
+    choose_units,
+    interleave,
+    split,
+)
 
 Progress = Callable[[float, str], None]
-"""Called with the share that is done, and a line about it."""
-RATE = 2e-2
-"""Of learning, for networks of width 32 and 64."""
-LONG, STEP = 3.0, 1.0
-"""Longest time from one state to the next that is learned from, where states change by about 1 in
-a unit of time, and longest step of the integrator on the way."""
-JUDGED = 0.85
-"""Share of the time for finding the quantities; the rest for the network without."""
+"""Called with the fraction done and a status line."""
+LEARNING_RATE = 2e-2
+"""For networks of width 32 and 64."""
+MAX_GAP = 3.0
+"""Longest time between two states to learn from, in units in which states change by about 1."""
+MAX_INTEGRATOR_STEP = 1.0
+"""Longest step of the integrator, in the same units."""
+SELECTION_TIME_FRACTION = 0.85
+"""Fraction of the time for selecting quantities; the rest is for the network without."""
 
 
 def discover(
-    trajectories: Given,
+    trajectories: TrajectoryInput,
     times: Tensor | Sequence[float] | np.ndarray | None = None,
     config: DiscoverConfig | None = None,
     progress: Progress | bool | None = None,
@@ -45,56 +52,60 @@ def discover(
 ) -> Discovered:
     """Learn conserved quantities and a simulator from trajectories alone.
 
-    What a network without quantities nearly conserves is proposed, and the evidence judges
-    (`train_and_select`).
+    Quantities that a network without symmetries nearly conserves are proposed, and the evidence
+    selects among them (`train_and_select`).
 
     Args:
-        trajectories: states (q, p) [B, T, 2n], a tensor or array; NaN rows are missing states.
-            Or what `read_trajectories` returned.
-        times: [T] or [B, T]; not with `Trajectories`, which have their own.
-        config: all options; single ones can be given by name, as in
+        trajectories: states (q, p) [B, T, 2n] as a tensor or array, with NaN for missing states, or
+            the `Trajectories` of `read_trajectories`.
+        times: [T] or [B, T]; leave out for `Trajectories`, which have their own.
+        config: all options. Single options can be given by name, as in
             `discover(states, times, minutes=2, seed=1)`.
-        progress: called with a share and a line; or whether to show a bar, None for "if this is a
-            terminal".
-        **changes: those single options, see `DiscoverConfig`.
+        progress: called with a fraction and a status line; or whether to show a progress bar, by
+            default if the output is a terminal.
+        **changes: single options of `DiscoverConfig`.
 
     Raises:
-        ValueError: options that cannot be, or trajectories that cannot be used; the row is named.
-        KeyboardInterrupt: SIGINT; with `resume` a checkpoint was written.
-        SystemExit: SIGTERM, with `resume`, and a checkpoint was written.
+        ValueError: invalid options or trajectories; the message names the row.
+        KeyboardInterrupt: SIGINT; with `resume`, after writing a checkpoint.
+        SystemExit: SIGTERM with `resume`, after writing a checkpoint.
     """
-    chosen = (config or DiscoverConfig()).change(**changes)
-    if chosen.positions:
+    config = (config or DiscoverConfig()).change(**changes)
+    if config.positions:
         warnings.warn(
-            "momenta are finite differences of positions: right for unit masses only, and noisier",
+            "momenta are finite differences of positions: exact for unit masses only, and noisier "
+            "than measured momenta",
             stacklevel=2,
         )
-    data = given(trajectories, times, chosen.positions)
-    every = stride(data)
-    own = units(spaced(data, every))
-    kept, aside = (spaced(part, every) for part in split(own.scaled(data), chosen.seed))
-    pairs, tests = _near(transitions(kept)), _near(transitions(aside))
-    with _teller(progress) as tell:
-        journal = None if chosen.resume is None else Journal(chosen.resume)
-        model = _model(data.phase, chosen.count or _offered(data.phase), chosen.seed)
-        learned, plain = _train_both(model, pairs, _config(pairs, chosen), tell, journal)
+    data = as_trajectories(trajectories, times, config.positions)
+    stride = choose_stride(data)
+    units = choose_units(interleave(data, stride))
+    training, held_out = (
+        interleave(part, stride) for part in split(units.to_scaled(data), config.seed)
+    )
+    train_set = _without_long_gaps(transitions(training))
+    test_set = _without_long_gaps(transitions(held_out))
+    with _progress_callback(progress) as report:
+        journal = None if config.resume is None else Journal(config.resume)
+        model = _model(data.phase, config.count or _default_count(data.phase), config.seed)
+        options = _train_config(train_set, config)
+        learned, plain = _train_both(model, train_set, options, report, journal)
     errors = {
-        "learned": mean_squared_error(learned, tests),
-        "plain": mean_squared_error(plain, tests),
+        "learned": mean_squared_error(learned, test_set),
+        "plain": mean_squared_error(plain, test_set),
     }
-    found = described(learned.model.conserved, own, aside)
-    return Discovered(learned, plain, own, *found, errors, len(pairs))
+    described = describe_quantities(learned.model.conserved, units, held_out)
+    return Discovered(learned, plain, units, *described, errors, len(train_set))
 
 
-def _near(data: Transitions) -> Transitions:
-    """Those that do not take too long to be followed: it would tell little and cost much."""
-    use = data.gaps[:, 0] <= max(LONG, float(data.gaps.min()))
+def _without_long_gaps(data: Transitions) -> Transitions:
+    """Leave out transitions over long times, which cost much to integrate and say little."""
+    use = data.gaps[:, 0] <= max(MAX_GAP, float(data.gaps.min()))
     return data.at(use.nonzero()[:, 0])
 
 
 @contextmanager
-def _teller(progress: Progress | bool | None) -> Iterator[Progress]:
-    """What to call with news."""
+def _progress_callback(progress: Progress | bool | None) -> Iterator[Progress]:
     if callable(progress):
         yield progress
         return
@@ -106,45 +117,47 @@ def _train_both(
     model: SymmetrisedNetwork,
     data: Transitions,
     config: TrainConfig,
-    tell: Progress,
+    report: Progress,
     journal: Journal | None,
 ) -> tuple[Trained, Trained]:
-    """With the quantities that the evidence takes, and without for as many steps."""
+    """Train with the selected quantities, and without any for as many steps."""
     minutes = config.minutes or 0.0
-    judged = config.change(minutes=JUDGED * minutes)
-    learned = train_and_select(model, data, judged, _part(tell, 0.0, JUDGED), journal)
-    there = learned if learned.model.conserved is None else learned.plain
-    if there is not None:
-        tell(1.0, "done")
-        return learned, there
-    own = learned.config.change(minutes=(1 - JUDGED) * minutes)
+    selection = config.change(minutes=SELECTION_TIME_FRACTION * minutes)
+    stage = _stage(report, 0.0, SELECTION_TIME_FRACTION)
+    learned = train_and_select(model, data, selection, stage, journal)
+    plain = learned if learned.model.conserved is None else learned.plain
+    if plain is not None:
+        report(1.0, "done")
+        return learned, plain
+    comparison = learned.config.change(minutes=(1 - SELECTION_TIME_FRACTION) * minutes)
     network = SymmetrisedNetwork(copy.deepcopy(model.network))
-    return learned, train(network, data, own, _part(tell, JUDGED, 1.0), journal)
+    stage = _stage(report, SELECTION_TIME_FRACTION, 1.0)
+    return learned, train(network, data, comparison, stage, journal)
 
 
-def _offered(phase: int) -> int:
-    """How many quantities may be proposed: more than u(n) or any number of bodies has."""
-    all_of_them = phase * (phase + 1) // 2 + phase
-    return min(all_of_them - 1, max(3, (phase // 2) ** 2 + 2))
+def _default_count(phase: int) -> int:
+    """Return a count of quantities above that of u(n) and of any number of bodies."""
+    n_monomials = phase * (phase + 1) // 2 + phase
+    return min(n_monomials - 1, max(3, (phase // 2) ** 2 + 2))
 
 
-def _config(data: Transitions, chosen: DiscoverConfig) -> TrainConfig:
-    spread = float((data.y[:, 0] - data.x).square().mean())
+def _train_config(data: Transitions, config: DiscoverConfig) -> TrainConfig:
+    step_variance = float((data.y[:, 0] - data.x).square().mean())
     longest = float(data.gaps.max())
     return TrainConfig(
-        steps=chosen.steps,
-        minutes=chosen.minutes,
+        steps=config.steps,
+        minutes=config.minutes,
         batch_size=200,
         draws=2,
         flows=16,
-        lr=RATE,
+        lr=LEARNING_RATE,
         integrator="rk4" if longest > 0.3 else "midpoint",
-        substeps=math.ceil(longest / STEP),
-        noise=max(1e-6, 0.05 * spread),
+        substeps=math.ceil(longest / MAX_INTEGRATOR_STEP),
+        noise=max(1e-6, 0.05 * step_variance),
         noise_kind="closed",
         burn_in=0.5,
-        seed=chosen.seed,
-        device=chosen.device,
+        seed=config.seed,
+        device=config.device,
     )
 
 
@@ -152,13 +165,15 @@ def _model(phase: int, count: int, seed: int) -> SymmetrisedNetwork:
     generator = torch.Generator().manual_seed(seed)
     width = 32 if phase <= 4 else 64
     network = HamiltonianNetwork(phase, None, width, activation="elu", generator=generator)
-    learned = Quadratic(phase, count, generator=generator)
-    return SymmetrisedNetwork(network, learned, FlowTimes(count, "ball", "antithetic"))
+    conserved = Quadratic(phase, count, generator=generator)
+    return SymmetrisedNetwork(network, conserved, FlowTimes(count, "ball", "antithetic"))
 
 
-def _part(tell: Progress, start: float, end: float) -> Callable[[Record], None]:
-    def report(record: Record) -> None:
+def _stage(report: Progress, start: float, end: float) -> Callable[[Record], None]:
+    """Return a callback that maps the progress of one training to [start, end]."""
+
+    def report_record(record: Record) -> None:
         line = f"step {record['step']:.0f}  -ELBO/n {record['neg_elbo']:.3f}"
-        tell(start + (end - start) * record["share"], line)
+        report(start + (end - start) * record["share"], line)
 
-    return report
+    return report_record

@@ -1,4 +1,4 @@
-"""Pictures: phase portraits, learned generators, and flows, at rest or in motion."""
+"""Figures: phase portraits, learned generators and flows, as images and animations."""
 
 import io
 from collections.abc import Mapping, Sequence
@@ -14,38 +14,40 @@ from symrazor.dynamics.analysis import Spectrum, spectrum
 from symrazor.dynamics.conserved import Quadratic
 from symrazor.dynamics.mechanics import Field
 
-FRAMES, TAIL, PAUSE = 48, 12, 60
-"""Pictures of an animation, those that a tail lasts, and milliseconds from one to the next."""
+ANIMATION_FRAMES = 48
+TAIL_FRAMES = 12
+"""Number of past frames that the tail behind a moving state shows."""
+FRAME_MILLISECONDS = 60
 COLOURS = ("#33518f", "#c8553d", "#1b7f79", "#8a6d3b")
 
 
-def generators_figure(conserved: Quadratic, path: Path | str, most: int = 8) -> Path:
-    """Singular values of the learned generators, and the largest directions as matrices.
+def generators_figure(conserved: Quadratic, path: Path | str, max_shown: int = 8) -> Path:
+    """Plot the singular values of the learned generators, and the main directions as matrices.
 
     Args:
         conserved: learned quantities.
-        path: of the PNG.
-        most: directions to show.
+        path: of the PNG file.
+        max_shown: number of directions to show, at most.
     """
-    found = spectrum(conserved)
-    shown = min(most, len(found.values))
+    learned = spectrum(conserved)
+    shown = min(max_shown, len(learned.values))
     figure = _figure((2.2 * (shown + 1), 2.4))
     axes = figure.subplots(1, shown + 1, squeeze=False)[0]
-    _draw_values(axes[0], found)
+    _draw_values(axes[0], learned)
     for k in range(shown):
-        G = found.directions[k]
+        G = learned.directions[k]
         size = float(G.abs().max())
         axes[k + 1].imshow(G, cmap="RdBu", vmin=-size, vmax=size)
-        axes[k + 1].set_title(f"G{k + 1}: {float(found.values[k]):.2f}", fontsize=9)
+        axes[k + 1].set_title(f"G{k + 1}: {float(learned.values[k]):.2f}", fontsize=9)
         axes[k + 1].set(xticks=(), yticks=())
     return _save(figure, path)
 
 
-def _draw_values(ax: Any, found: Spectrum) -> None:
-    numbers = range(1, len(found.values) + 1)
-    colours = [COLOURS[0 if k <= found.dimension else 3] for k in numbers]
-    ax.bar(list(numbers), found.values.tolist(), color=colours)
-    ax.set_title(f"{found.dimension} learned", fontsize=9)
+def _draw_values(ax: Any, learned: Spectrum) -> None:
+    numbers = range(1, len(learned.values) + 1)
+    colours = [COLOURS[0 if k <= learned.dimension else 3] for k in numbers]
+    ax.bar(list(numbers), learned.values.tolist(), color=colours)
+    ax.set_title(f"{learned.dimension} learned", fontsize=9)
     ax.set(ylabel="singular value")
     ax.spines[["top", "right"]].set_visible(False)
 
@@ -53,13 +55,13 @@ def _draw_values(ax: Any, found: Spectrum) -> None:
 def phase_portrait(
     fields: dict[str, Field], path: Path | str, extent: float = 2.0, states: Tensor | None = None
 ) -> Path:
-    """Stream lines of one degree of freedom, a panel for each field.
+    """Plot stream lines of systems with one degree of freedom, a panel for each field.
 
     Args:
-        fields: name -> [m, 2] -> [m, 2].
-        path: of the PNG.
+        fields: name -> vector field [m, 2] -> [m, 2].
+        path: of the PNG file.
         extent: largest position and momentum.
-        states: [B, T, 2], trajectories to draw on top.
+        states: [B, T, 2], trajectories to plot on top.
     """
     figure = _figure((3.2 * len(fields), 3.2))
     axes = figure.subplots(1, len(fields), squeeze=False)[0]
@@ -69,8 +71,8 @@ def phase_portrait(
         speed = field(torch.stack([q.flatten(), p.flatten()], -1)).detach().cpu().double()
         dq, dp = (part.reshape(q.shape).numpy() for part in speed.unbind(-1))
         ax.streamplot(q.numpy(), p.numpy(), dq, dp, color=COLOURS[0], linewidth=0.6, density=0.9)
-        for one in () if states is None else states.cpu().numpy():
-            ax.plot(one[:, 0], one[:, 1], "o-", ms=2.5, lw=1.5, color=COLOURS[1])
+        for trajectory in () if states is None else states.cpu().numpy():
+            ax.plot(trajectory[:, 0], trajectory[:, 1], "o-", ms=2.5, lw=1.5, color=COLOURS[1])
         ax.set(
             xlim=(-extent, extent), ylim=(-extent, extent), xlabel="q", ylabel="p", aspect="equal"
         )
@@ -81,13 +83,13 @@ def phase_portrait(
 def flow_figure(
     conserved: Quadratic, start: Tensor, path: Path | str, axes_shown: tuple[int, int] = (0, 1)
 ) -> Path:
-    """Orbits of states under the flow of each learned direction.
+    """Plot orbits of states under the flow of each learned direction.
 
     Args:
         conserved: learned quantities.
-        start: [m, 2n], where orbits start.
-        path: of the PNG.
-        axes_shown: the two entries of a state to draw.
+        start: [m, 2n], initial states of the orbits.
+        path: of the PNG file.
+        axes_shown: the two entries of a state to plot.
     """
     orbits = _orbits(conserved, start, torch.linspace(-1.5, 1.5, 121, dtype=torch.float64))
     figure = _figure((3.0 * len(orbits), 3.0))
@@ -95,8 +97,8 @@ def flow_figure(
     axes = figure.subplots(1, len(orbits), squeeze=False)[0]
     starts = start.cpu().numpy()
     for ax, (name, moved) in zip(axes, orbits.items(), strict=True):
-        for one in moved.transpose(0, 1).numpy():
-            ax.plot(one[:, i], one[:, j], lw=1.2, color=COLOURS[0])
+        for orbit in moved.transpose(0, 1).numpy():
+            ax.plot(orbit[:, i], orbit[:, j], lw=1.2, color=COLOURS[0])
         ax.plot(starts[:, i], starts[:, j], "o", ms=3, color=COLOURS[1])
         ax.set_title(name, fontsize=10)
     return _save(figure, path)
@@ -105,12 +107,12 @@ def flow_figure(
 def _orbits(
     conserved: Quadratic, start: Tensor, times: Float[Tensor, "t"]
 ) -> dict[str, Float[Tensor, "t m d"]]:
-    """States under the flow of each learned direction, by its name."""
-    found = spectrum(conserved)
+    """Return states under the flow of each learned direction, by its name."""
+    learned = spectrum(conserved)
     states = torch.nn.functional.pad(start.double().cpu(), (0, 1), value=1.0)
     orbits = {}
-    for k in range(max(1, found.dimension)):
-        square = torch.nn.functional.pad(found.directions[k], (0, 0, 0, 1))
+    for k in range(max(1, learned.dimension)):
+        square = torch.nn.functional.pad(learned.directions[k], (0, 0, 0, 1))
         maps = torch.linalg.matrix_exp(times[:, None, None] * square)
         orbits[f"flow of C{k + 1}"] = (states @ maps.mT)[..., :-1]
     return orbits
@@ -119,15 +121,15 @@ def _orbits(
 def flow_animation(
     conserved: Quadratic, start: Tensor, path: Path | str, axes_shown: tuple[int, int] = (0, 1)
 ) -> Path:
-    """States that move along the flow of each learned direction, as an animated GIF.
+    """Animate states that move along the flow of each learned direction, as a GIF.
 
     Args:
         conserved: learned quantities.
-        start: [m, 2n], where they start.
-        path: of the GIF.
-        axes_shown: the two entries of a state to draw.
+        start: [m, 2n], initial states.
+        path: of the GIF file.
+        axes_shown: the two entries of a state to plot.
     """
-    times = torch.linspace(0.0, 2 * torch.pi, FRAMES, dtype=torch.float64)
+    times = torch.linspace(0.0, 2 * torch.pi, ANIMATION_FRAMES, dtype=torch.float64)
     return motion_animation(_orbits(conserved, start, times), path, axes_shown)
 
 
@@ -136,27 +138,28 @@ def motion_animation(
     path: Path | str,
     axes_shown: tuple[int, int] = (0, 1),
 ) -> Path:
-    """Moving states with their tails, a panel for each motion, as an animated GIF.
+    """Animate moving states with tails, a panel for each motion, as a GIF.
 
-    All panels show the same part of the plane: where the motions are, or at most twice the width of
+    All panels have the same axis limits. They contain all motions, but are at most twice as wide as
     the first.
 
     Args:
-        motions: name -> states at T times, such as true and learned trajectories; all of one T.
-        path: of the GIF.
-        axes_shown: the two entries of a state to draw.
+        motions: name -> states at T times, such as true and learned trajectories, with equal T.
+        path: of the GIF file.
+        axes_shown: the two entries of a state to plot.
 
     Raises:
         ValueError: no motion, or motions of different lengths.
     """
     lengths = sorted({len(states) for states in motions.values()})
     if len(lengths) != 1:
-        raise ValueError(f"expected motions of one length, got {lengths or 'none'}")
+        lengths_text = lengths or "no motion"
+        raise ValueError(f"All motions must have the same length, got {lengths_text}.")
     figure = _figure((3.0 * len(motions), 3.0))
     shown = [states.detach().cpu()[..., list(axes_shown)].double() for states in motions.values()]
     lines = []
     axes = figure.subplots(1, len(motions), squeeze=False)[0]
-    xlim, ylim = _window(shown)
+    xlim, ylim = _axis_limits(shown)
     for ax, name in zip(axes, motions, strict=True):
         ax.set(xlim=xlim, ylim=ylim, aspect="equal")
         ax.set_title(name, fontsize=10)
@@ -164,30 +167,31 @@ def motion_animation(
         (heads,) = ax.plot([], [], "o", ms=4, color=COLOURS[1])
         lines.append((tails, heads))
     figure.canvas.draw()
-    figure.set_layout_engine("none")  # once is enough
+    figure.set_layout_engine("none")  # the layout does not change between frames
     frames = []
     for time in range(lengths[0]):
         for (tails, heads), states in zip(lines, shown, strict=True):
-            recent = states[max(0, time - TAIL) : time + 1]
-            apart = torch.nn.functional.pad(recent, (0, 0, 0, 0, 0, 1), value=torch.nan)
-            tails.set_data(*apart.transpose(0, 1).flatten(0, 1).unbind(1))
+            recent = states[max(0, time - TAIL_FRAMES) : time + 1]
+            # NaN breaks the line between the tails of different states.
+            separated = torch.nn.functional.pad(recent, (0, 0, 0, 0, 0, 1), value=torch.nan)
+            tails.set_data(*separated.transpose(0, 1).flatten(0, 1).unbind(1))
             heads.set_data(*recent[-1].unbind(1))
-        frames.append(_picture(figure))
+        frames.append(_render(figure))
     return _save_frames(frames, path)
 
 
-def _window(shown: Sequence[Float[Tensor, "t m 2"]]) -> list[tuple[float, float]]:
-    """From where to where a square reaches around the first motion, and others near it."""
+def _axis_limits(shown: Sequence[Float[Tensor, "t m 2"]]) -> list[tuple[float, float]]:
+    """Return the limits of a square around the first motion, and around others near it."""
     points = shown[0].flatten(0, 1)
     low, high = points.amin(0), points.amax(0)
-    middle, own = (low + high) / 2, float((high - low).max()) / 2
-    every = max(float((states - middle).abs().max()) for states in shown)
-    reach = 1.1 * (min(every, 2 * own) or every or 1.0)
-    return [(centre - reach, centre + reach) for centre in middle.tolist()]
+    middle, first = (low + high) / 2, float((high - low).max()) / 2
+    largest = max(float((states - middle).abs().max()) for states in shown)
+    half_width = 1.1 * (min(largest, 2 * first) or largest or 1.0)
+    return [(centre - half_width, centre + half_width) for centre in middle.tolist()]
 
 
-def _picture(figure: Any) -> Any:
-    """What a figure looks like now, with few colours."""
+def _render(figure: Any) -> Any:
+    """Render a figure to an image with 32 colours."""
     from PIL import Image
 
     figure.canvas.draw()
@@ -199,7 +203,8 @@ def _picture(figure: Any) -> Any:
 def _save_frames(frames: Sequence[Any], path: Path | str) -> Path:
     buffer = io.BytesIO()
     first, *others = frames
-    first.save(buffer, format="GIF", save_all=True, append_images=others, duration=PAUSE, loop=0)
+    options = {"append_images": others, "duration": FRAME_MILLISECONDS, "loop": 0}
+    first.save(buffer, format="GIF", save_all=True, **options)
     write_atomically(Path(path), buffer.getvalue())
     return Path(path)
 

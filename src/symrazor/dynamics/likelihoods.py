@@ -1,10 +1,10 @@
-r"""What a Hamiltonian predicts, compared with what was seen.
+r"""Gaussian likelihoods of trajectories under a Hamiltonian.
 
-- rollout: the state after each of H steps from a given state, $N(y_h \mid \hat x_h, \sigma^2 I)$;
-  with H = 1 the one-step likelihood of the paper.
+- rollout: the state after each of H steps from an initial state,
+  $N(y_h \mid \hat x_h, \sigma^2 I)$; H = 1 is the one-step likelihood of Noether's razor.
 - derivative: the velocity, $N(\dot x \mid J\nabla H(x), \sigma^2 I)$.
 
-Steps may be irregular, and states that were not seen do not count.
+Time steps may be irregular, and missing states are left out.
 """
 
 import math
@@ -28,7 +28,7 @@ def rollout(
     integrator: Integrator,
     substeps: int = 1,
 ) -> Float[Tensor, "r n h d"]:
-    """Predicted states at every step of every window, for each draw."""
+    """Predict the state at every step of every window, for each of R draws of the weights."""
     x = data.x.expand(draws, *data.x.shape)
     states = []
     for gap in data.gaps.unbind(dim=1):
@@ -38,36 +38,41 @@ def rollout(
 
 
 def velocities(data: Trajectories, velocity: Tensor | None = None) -> Transitions:
-    """Data for derivative matching: states and their velocities.
+    """Return states and their velocities, the data of derivative matching.
 
     Args:
         data: the trajectories.
-        velocity: [B, T, 2n] if it was measured; else by central differences of second order on
-            the (irregular) times, without the first and the last state.
+        velocity: measured velocities [B, T, 2n]. By default second-order central differences on
+            the (possibly irregular) times, which leave out the first and the last state.
+
+    Raises:
+        ValueError: no state has a velocity.
     """
-    states, times, seen = data.states, data.times, data.observed
+    states, times, observed = data.states, data.times, data.observed
     if velocity is None:
-        back, ahead = times.diff(dim=1)[:, :-1, None], times.diff(dim=1)[:, 1:, None]
+        before, after = times.diff(dim=1)[:, :-1, None], times.diff(dim=1)[:, 1:, None]
         steps = states.diff(dim=1)
-        velocity = (steps[:, :-1] / back * ahead + steps[:, 1:] / ahead * back) / (back + ahead)
-        states, seen = states[:, 1:-1], seen[:, 1:-1] & seen[:, :-2] & seen[:, 2:]
-    use = seen.flatten() & torch.isfinite(velocity).all(-1).flatten()
+        velocity = steps[:, :-1] / before * after + steps[:, 1:] / after * before
+        velocity = velocity / (before + after)
+        observed = observed[:, 1:-1] & observed[:, :-2] & observed[:, 2:]
+        states = states[:, 1:-1]
+    use = observed.flatten() & torch.isfinite(velocity).all(-1).flatten()
     if not use.any():
-        raise ValueError("expected three states in a row that were seen, got none")
+        raise ValueError("No three consecutive states are observed: there is no velocity to learn.")
     x, y = states.flatten(0, 1)[use], velocity.flatten(0, 1)[use]
-    one = torch.ones(len(x), 1, dtype=x.dtype, device=x.device)
-    return Transitions(x, y[:, None], one, one)
+    ones = torch.ones(len(x), 1, dtype=x.dtype, device=x.device)
+    return Transitions(x, y[:, None], ones, ones)
 
 
 class Noise(nn.Module):
-    r"""Normal noise of one variance $\sigma^2$.
+    r"""Observation noise with one variance $\sigma^2$ for all entries of a state.
 
     Args:
-        variance: to start with, or for good.
-        kind: "fixed", "learned" (by gradient) or "closed": the mean squared residual of recent
-            batches, $\sigma^2 \leftarrow (1 - r)\sigma^2 + r \overline{|y - \hat x|^2}$.
+        variance: initial variance.
+        kind: "fixed", "learned" by gradient, or "closed": a running mean of the squared residuals,
+            $\sigma^2 \leftarrow (1 - r)\sigma^2 + r \overline{|y - \hat x|^2}$.
         rate: r.
-        floor: least variance.
+        floor: smallest variance.
     """
 
     rate: Tensor
@@ -79,37 +84,36 @@ class Noise(nn.Module):
         rate: float = 0.05,
         floor: float = 1e-9,
     ) -> None:
-        """Start at `variance`."""
         super().__init__()
         if kind not in ("fixed", "learned", "closed"):
-            raise ValueError(f"expected fixed, learned or closed noise, got {kind!r}")
+            raise ValueError(f"kind of noise must be fixed, learned or closed, got {kind!r}.")
         if not variance > 0:
-            raise ValueError(f"expected a positive variance, got {variance}")
-        self.kind, self.pace, self.floor = kind, rate, floor
+            raise ValueError(f"The noise variance must be positive, got {variance}.")
+        self.kind, self.closed_form_rate, self.floor = kind, rate, floor
         self.register_buffer("rate", torch.tensor(rate), persistent=False)
         start = torch.tensor(math.log(variance))
         self.log_variance = nn.Parameter(start, requires_grad=kind == "learned")
 
     @property
     def variance(self) -> Tensor:
-        r"""$\sigma^2$."""
+        r"""The variance $\sigma^2$."""
         return self.log_variance.exp().clamp_min(self.floor)
 
-    def hold(self, held: bool) -> None:
-        """Let a closed-form variance stay as it is for now, or move again."""
-        if self.kind == "closed":  # a tensor: steps may be recorded on a GPU
-            self.rate.fill_(0.0 if held else self.pace)
+    def hold(self, frozen: bool) -> None:
+        """Freeze a closed-form variance, or let it move again."""
+        if self.kind == "closed":  # the rate is a tensor because CUDA graphs replay its value
+            self.rate.fill_(0.0 if frozen else self.closed_form_rate)
 
     def nll(self, predicted: Float[Tensor, "r n h d"], data: Transitions) -> Float[Tensor, "r n"]:
-        """Negative log-likelihood of each datum, all constants included."""
+        """Return the negative log-likelihood of each datum, with all constants."""
         error = (predicted - data.y).square().sum(-1)
         constant = predicted.shape[-1] * torch.log(2 * math.pi * self.variance)
-        each = 0.5 * (error / self.variance + constant)
-        return (each * data.observed).sum(-1)
+        per_state = 0.5 * (error / self.variance + constant)
+        return (per_state * data.observed).sum(-1)
 
     @torch.no_grad()
     def observe(self, predicted: Float[Tensor, "r n h d"], data: Transitions) -> None:
-        """Move a closed-form variance towards the residuals of a batch."""
+        """Update a closed-form variance with the residuals of a batch."""
         if self.kind == "closed":
             error = (predicted - data.y).square().mean(-1) * data.observed
             mean = error.sum((1, 2)).mean() / data.observed.sum()
@@ -126,7 +130,7 @@ def predict(
     substeps: int,
     target: Target,
 ) -> Float[Tensor, "r n h d"]:
-    """What the target of the data should be, for each draw."""
+    """Predict the target of the data, states or velocities, for each draw of the weights."""
     if target == "derivative":
         return field(data.x.expand(draws, *data.x.shape)).unsqueeze(2)
     return rollout(field, data, draws, integrator, substeps)

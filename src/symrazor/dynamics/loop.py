@@ -12,7 +12,7 @@ from symrazor.dynamics.config import TrainConfig
 from symrazor.dynamics.hamiltonian import Hamiltonian, SymmetrisedNetwork
 from symrazor.dynamics.likelihoods import Noise, predict
 from symrazor.dynamics.mechanics import integrator_by_name
-from symrazor.dynamics.trained import Record, Trained, divergence
+from symrazor.dynamics.trained import Record, Trained, kl_divergence
 from symrazor.dynamics.trajectories import Transitions
 from symrazor.training.checkpoint import State
 
@@ -160,7 +160,7 @@ class Loop:
         nll = self.noise.nll(predicted, batch).mean()
         if config.objective == "likelihood":
             return nll, nll, predicted.detach()
-        return nll + divergence(self.model) / len(self.data), nll, predicted.detach()
+        return nll + kl_divergence(self.model) / len(self.data), nll, predicted.detach()
 
     def _clip(self, parameters: list[Tensor]) -> Tensor:
         """Shorten a long gradient; put zero in place of one that is not finite."""
@@ -201,7 +201,7 @@ class Loop:
                 "lr or conserved_lr, or scale the states to about 1"
             )
         nll = float(self.nll) / self.count
-        kl = 0.0 if self.config.objective == "likelihood" else float(divergence(self.model))
+        kl = 0.0 if self.config.objective == "likelihood" else float(kl_divergence(self.model))
         kl /= len(self.data)
         record = {"step": self.done, "share": min(self.share, 1.0), "seconds": self.seconds}
         record |= {"nll": nll, "kl": kl, "neg_elbo": nll + kl, "noise": float(self.noise.variance)}

@@ -1,6 +1,6 @@
-r"""Measures over flow times $\tau \in R^K$, antithetic and quasi-Monte-Carlo.
+r"""Probability measures over flow times $\tau \in R^K$, with variance-reduced sampling.
 
-All are symmetric under $\tau \to -\tau$, so that draws in pairs of opposite sign are fair.
+All measures are symmetric under $\tau \to -\tau$, so antithetic pairs are unbiased.
 """
 
 import math
@@ -16,36 +16,36 @@ Draws = Literal["independent", "antithetic", "quasi"]
 
 
 class FlowTimes:
-    r"""Draws $\tau \sim \mu$ on $R^K$.
+    r"""Sampler of flow times $\tau \sim \mu$ on $R^K$.
 
     - cube: uniform on $[-1, 1]^K$
     - ball: uniform in the unit ball
     - 1-ball: uniform in $\sum_k |\tau_k| \le 1$
     - one-hot: one coordinate uniform on $[-1, 1]$, the others 0
-    - gaussian: standard normal, divided by $\sqrt 3$ so that it is as wide as the cube
+    - gaussian: normal with variance 1/3, the variance of the cube
 
     Args:
         dimension: K.
-        measure: which.
-        draws: "quasi" for randomly shifted low-discrepancy points (stratified if K = 1; for more,
-            a scrambled Sobol sequence), "antithetic" for pairs $\pm\tau$, or "independent".
+        measure: by name, as above.
+        draws: "quasi" for randomly shifted low-discrepancy points (an equidistant grid for K = 1, a
+            Sobol sequence in antithetic pairs otherwise), "antithetic" for pairs $\pm\tau$, or
+            "independent".
     """
 
     def __init__(
         self, dimension: int, measure: Measure = "cube", draws: Draws = "antithetic"
     ) -> None:
-        """Check the names."""
         if measure not in MEASURES:
-            raise ValueError(f"expected a measure among {', '.join(MEASURES)}, got {measure!r}")
+            raise ValueError(f"Unknown measure {measure!r}. Choose one of {', '.join(MEASURES)}.")
         if draws not in ("independent", "antithetic", "quasi"):
-            raise ValueError(f"expected independent, antithetic or quasi draws, got {draws!r}")
+            raise ValueError(f"draws must be independent, antithetic or quasi, got {draws!r}.")
         if dimension < 1:
-            raise ValueError(f"expected at least one flow, got {dimension}")
+            raise ValueError(f"dimension must be at least 1 flow, got {dimension}.")
         self.dimension, self.measure, self.draws = dimension, measure, draws
 
     @property
     def variance(self) -> float:
-        """Of each coordinate."""
+        """Variance of each coordinate."""
         K = self.dimension
         return {
             "cube": 1 / 3,
@@ -58,10 +58,9 @@ class FlowTimes:
     def __call__(
         self, sets: int, count: int, generator: torch.Generator | None = None
     ) -> Float[Tensor, "sets count k"]:
-        """`count` times in each of `sets` independent sets, on the generator's device.
+        """Draw `sets` independent sets of `count` flow times, on the generator's device.
 
-        Pairs are adjacent: with antithetic draws entry 2i + 1 is minus entry 2i. Quasi-Monte-Carlo
-        points of several dimensions are used in pairs too.
+        Antithetic pairs are adjacent: entry 2i + 1 is minus entry 2i.
         """
         if self.draws == "quasi" and self.dimension == 1 and self.measure != "gaussian":
             return self._stratified(sets, count, generator)
@@ -71,7 +70,7 @@ class FlowTimes:
         return torch.stack([half, -half], dim=2).flatten(1, 2)[:, :count]
 
     def _stratified(self, sets: int, count: int, generator: torch.Generator | None) -> Tensor:
-        """An equidistant grid on [-1, 1), shifted at random: exact for periodic integrands."""
+        """Return a randomly shifted grid on [-1, 1), accurate for periodic integrands."""
         device = "cpu" if generator is None else generator.device
         shift = torch.rand(sets, 1, 1, generator=generator, device=device)
         grid = torch.arange(count, device=device).view(1, -1, 1)
@@ -89,8 +88,8 @@ class FlowTimes:
         if self.measure == "1-ball":
             side = 2 * u[..., :K] - 1
             size = -torch.log1p(-side.abs())
-            rest = -torch.log(u[..., K:])
-            return side.sign() * size / (size.sum(-1, keepdim=True) + rest)
+            slack = -torch.log(u[..., K:])
+            return side.sign() * size / (size.sum(-1, keepdim=True) + slack)
         normal = math.sqrt(2) * torch.erfinv(2 * u[..., :K] - 1)
         if self.measure == "gaussian":
             return normal / math.sqrt(3)
@@ -101,7 +100,7 @@ class FlowTimes:
     def _uniforms(
         self, sets: int, count: int, dimension: int, generator: torch.Generator | None
     ) -> Tensor:
-        """Numbers strictly between 0 and 1."""
+        """Return uniform numbers strictly between 0 and 1."""
         device = "cpu" if generator is None else generator.device
         if self.draws == "quasi":
             points = _sobol(count, dimension).to(device)
@@ -114,5 +113,5 @@ class FlowTimes:
 
 
 def _sobol(count: int, dimension: int) -> Float[Tensor, "count dimension"]:
-    """The first points of Sobol's sequence; a random shift makes each of them uniform."""
+    """Return the first points of the Sobol sequence; a random shift makes each uniform."""
     return torch.quasirandom.SobolEngine(dimension).draw(count)

@@ -1,20 +1,27 @@
-r"""Conserved quantities to be judged: what a trained network changes least.
+r"""Candidate conserved quantities: the ones a trained network changes least, and their rounding.
 
-Of all quadratic functions, or of all combinations of given functions, the first m in the order of
+**Proposal.** Combinations of monomials, or of given functions, are ranked by
 
 $$ E_x \{C, H\}^2 \,/\, E_x |\nabla C|^2 $$
 
-over the states of the data are those along whose flows the learned energy changes least. This is a
-generalised eigenvalue problem. They get flows about as long as the states. Quadratic ones are only
-where the evidence starts to learn their span (`FreeSpan`).
+over the states of the data: the mean squared rate at which the learned dynamics change C. This is a
+generalised eigenvalue problem. The first m get flows about as long as the states. For quadratic
+quantities they are the starting point of a learned span (`FreeSpan`).
+
+**Rounding.** Coefficients are point estimates: the bound does not charge for them, and few noisy
+data move them. The reduced row echelon form of a span of simple quantities (momenta, energies,
+angular momenta in equal units) has small integer entries. Rounded to these, m quantities over f
+monomials have $m (f - m)$ fewer parameters, each worth $\tfrac12 \log N$ nats (BIC).
 """
 
-from collections.abc import Collection
+import math
+from collections.abc import Collection, Sequence
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from symrazor.dynamics.algebra import generators
 from symrazor.dynamics.conserved import (
     ConservedQuantities,
     FixedSpan,
@@ -25,179 +32,309 @@ from symrazor.dynamics.conserved import (
 from symrazor.dynamics.hamiltonian import SymmetrisedNetwork
 from symrazor.dynamics.measures import FlowTimes
 from symrazor.dynamics.observables import Combination
-from symrazor.dynamics.rounding import simplified, whole_rows, worth
 
-LENGTH = 1.0
-"""Root mean square length of the flows of a proposal, relative to that of the states."""
-SOLVED = 0.5
-"""The same for flows that are solved for, which may leave the data fast."""
-FEW = 3
-"""With so few quantities on offer a single one is always proposed."""
-RISE = 2.0
-"""Least ratio of two rates for another proposal."""
-MOST = 4096
-"""States that are looked at."""
+RELATIVE_FLOW_LENGTH = 1.0
+"""Root mean square flow length of a proposal, relative to the root mean square of the states."""
+RELATIVE_INTEGRATED_FLOW_LENGTH = 0.5
+"""The same for flows that are integrated numerically, which may leave the data quickly."""
+MAX_COUNT_ALWAYS_TRY_ONE = 3
+"""If at most this many quantities may be proposed, a single one is always proposed."""
+MIN_RATE_RATIO = 2.0
+"""Smallest ratio of consecutive rates that justifies another proposal."""
+MAX_STATES = 4096
+"""States at which the dynamics are evaluated, at most."""
+ROUNDING_TOLERANCE = 0.35
+"""Largest distance between an entry of the echelon form and the nearest integer."""
 
 
 class Proposals:
-    """All combinations of what is on offer, in the order in which a model conserves them.
+    """Candidate quantities, in the order in which a model conserves them.
 
     Args:
-        offered: a model with quadratic quantities, or a combination of functions; its values are
-            not used.
-        judge: whose dynamics are looked at.
+        template: a model with `Quadratic` or `Combination` quantities, which define the candidates;
+            their values are not used.
+        reference: the model whose dynamics rank the candidates.
         x: states of the data.
 
     Raises:
-        ValueError: quantities of another kind.
+        ValueError: the template has other quantities.
     """
 
     rates: Float[Tensor, "f"]
-    """Mean squared rates, relative to the dynamics, ascending."""
+    """Mean squared rates of change, relative to the dynamics, ascending."""
 
     def __init__(
-        self, offered: SymmetrisedNetwork, judge: SymmetrisedNetwork, x: Float[Tensor, "n d"]
+        self, template: SymmetrisedNetwork, reference: SymmetrisedNetwork, x: Float[Tensor, "n d"]
     ) -> None:
-        """Solve the eigenvalue problem."""
-        like, times = offered.conserved, offered.times
-        if not isinstance(like, Quadratic | Combination) or times is None:
-            kind = "none" if like is None else type(like).__name__
-            raise ValueError(f"expected Quadratic or Combination quantities on offer, got {kind}")
-        self.offered, self.like, self.times = offered, like, times
-        self.states, field = mean_field(judge, x)
+        conserved, times = template.conserved, template.times
+        if not isinstance(conserved, Quadratic | Combination) or times is None:
+            kind = "none" if conserved is None else type(conserved).__name__
+            raise ValueError(
+                f"The model must have Quadratic or Combination quantities to propose, got {kind}."
+            )
+        self.network, self.conserved, self.times = template.network, conserved, times
+        self.states, field = mean_weight_field(reference, x)
         self.size = float(x.square().sum(-1).mean().sqrt())
-        wide = self.states.double()
-        if isinstance(like, Quadratic):
-            slopes = monomial_gradients(wide)
+        states = self.states.double()
+        if isinstance(conserved, Quadratic):
+            gradients = monomial_gradients(states)
         else:
-            slopes = like.functions.slopes(wide)
-        self.rates, self.rows = slowest(slopes, field)
+            gradients = conserved.functions.gradients(states)
+        self.rates, self.rows = most_conserved(gradients, field)
 
-    def jumps(self, count: int) -> list[int]:
-        """The m, up to the number on offer, where the rates rise most; the steepest first."""
-        most = min(self.like.count, len(self.rates) - 1)
-        found = jumps(self.rates, most, most)
-        if most <= FEW:
-            found = [1, *(m for m in found if m > 1)]
-        return found[:count]
+    @property
+    def max_count(self) -> int:
+        """Largest number of quantities that may be proposed."""
+        return min(self.conserved.count, len(self.rates) - 1)
 
-    def beyond(self, count: int, tried: Collection[int]) -> int | None:
-        """The steepest jump at a number above `count` that was not tried; None if all are low.
+    def best_counts(self, number: int) -> list[int]:
+        """Return the counts m with the largest gaps between consecutive rates, largest first."""
+        counts = largest_gaps(self.rates, self.max_count, self.max_count)
+        if self.max_count <= MAX_COUNT_ALWAYS_TRY_ONE:
+            counts = [1, *(m for m in counts if m > 1)]
+        return counts[:number]
 
-        For a look at a model with `count` quantities, which conserves these by itself. With few on
-        offer the first look has tried nearly all numbers.
+    def next_count(self, count: int, tried: Collection[int]) -> int | None:
+        """Return the untried count above `count` with the largest gap; None if all are small.
+
+        For a reference model with `count` quantities, which it conserves by construction. If few
+        quantities may be proposed, `best_counts` has covered nearly all counts.
         """
-        most = min(self.like.count, len(self.rates) - 1)
-        if most <= FEW:
+        if self.max_count <= MAX_COUNT_ALWAYS_TRY_ONE:
             return None
-        safe = self.rates.clamp_min(1e-12)
-        rises = {m: float(safe[m] / safe[m - 1]) for m in range(count + 1, most + 1)}
-        rises = {m: rise for m, rise in rises.items() if m not in tried and rise >= RISE}
-        return max(rises, key=lambda m: rises[m], default=None)
+        rates = self.rates.clamp_min(1e-12)
+        ratios = {m: float(rates[m] / rates[m - 1]) for m in range(count + 1, self.max_count + 1)}
+        ratios = {m: r for m, r in ratios.items() if m not in tried and r >= MIN_RATE_RATIO}
+        return max(ratios, key=lambda m: ratios[m], default=None)
 
-    def first(self, m: int) -> SymmetrisedNetwork:
-        """The offered network (shared) with the first m: a span to learn, or held as they are."""
-        own = FlowTimes(m, self.times.measure, self.times.draws)
+    def model_with(self, m: int) -> SymmetrisedNetwork:
+        """Return the network (shared) with the first m candidates.
+
+        Quadratic candidates become a `FreeSpan`; combinations of functions are fixed.
+        """
+        times = FlowTimes(m, self.times.measure, self.times.draws)
         if m == 1:
-            own = FlowTimes(1, "cube", "quasi")
-        like, rows = self.like, self.rows[:m]
-        reach = LENGTH if isinstance(like, Quadratic) else SOLVED
-        length = reach * self.size / (like.scale * own.variance**0.5 * m**0.5)
-        made: ConservedQuantities
-        if isinstance(like, Quadratic):
-            made = FreeSpan(rows, self.states, length, like)
+            times = FlowTimes(1, "cube", "quasi")
+        template, rows = self.conserved, self.rows[:m]
+        relative = RELATIVE_FLOW_LENGTH
+        if not isinstance(template, Quadratic):
+            relative = RELATIVE_INTEGRATED_FLOW_LENGTH
+        length = relative * self.size / (template.scale * times.variance**0.5 * m**0.5)
+        candidates: ConservedQuantities
+        if isinstance(template, Quadratic):
+            candidates = FreeSpan(rows, self.states, length, template)
         else:
-            made = like.with_coefficients(length * rows)
-        made.to(next(like.parameters()))
-        return SymmetrisedNetwork(self.offered.network, made, own)
+            candidates = template.with_coefficients(length * rows)
+        candidates.to(next(template.parameters()))
+        return SymmetrisedNetwork(self.network, candidates, times)
 
 
-def rounded(model: SymmetrisedNetwork) -> SymmetrisedNetwork | None:
-    """The same network (shared) with whole coefficients near those of its quantities, held.
-
-    The quantities stay what they are, projected on the span with whole coefficients; None where
-    there is none near.
-    """
-    conserved, found = model.conserved, None
-    if isinstance(conserved, Quadratic):
-        found = simplified(model)
-    elif isinstance(conserved, Combination):
-        rows = conserved.coefficients.detach().double().cpu()
-        whole = whole_rows(rows, (1, 2))  # as in p^2 / 2 - 1 / r
-        if whole is not None:
-            near = torch.linalg.lstsq(whole.mT, rows.mT).solution.mT @ whole
-            made = conserved.with_coefficients(near, rounded=True)
-            found = SymmetrisedNetwork(model.network, made.to(conserved.coefficients), model.times)
-    if found is not None and found.conserved is not None:
-        found.conserved.requires_grad_(False)
-    return found
-
-
-def slowest(
-    slopes: Float[Tensor, "m f d"], field: Float[Tensor, "m d"]
+def most_conserved(
+    gradients: Float[Tensor, "m f d"], field: Float[Tensor, "m d"]
 ) -> tuple[Float[Tensor, "k"], Float[Tensor, "k f"]]:
-    r"""Combinations of f functions, those that a vector field changes least first.
+    r"""Return combinations of f functions, ordered by how little a vector field changes them.
 
     Args:
-        slopes: gradients of the functions at m states, in float64.
-        field: $J\nabla H$ there.
+        gradients: of the functions at m states, in float64.
+        field: $J\nabla H$ at these states.
 
     Returns:
         The mean squared rates, ascending, relative to the mean square of the field; and the
-        coefficients of combinations with $E|\nabla C|^2 = 1$.
+        coefficients of the combinations, normalised to $E|\nabla C|^2 = 1$.
     """
     field = field.double()
-    size = slopes.square().sum(-1).mean(0).sqrt().clamp_min(1e-150)
-    slopes = slopes / size[:, None]
-    rates = (slopes * field[:, None]).sum(-1)
-    metric = torch.einsum("mfd,mgd->fg", slopes, slopes) / len(slopes)
+    size = gradients.square().sum(-1).mean(0).sqrt().clamp_min(1e-150)
+    gradients = gradients / size[:, None]
+    rates = (gradients * field[:, None]).sum(-1)
+    metric = torch.einsum("mfd,mgd->fg", gradients, gradients) / len(gradients)
     values, vectors = torch.linalg.eigh(metric)
-    keep = values > 1e-10 * values[-1]
-    white = vectors[:, keep] / values[keep].sqrt()
-    inner = white.mT @ (rates.mT @ rates / len(slopes)) @ white
-    slow, combination = torch.linalg.eigh(inner)
-    relative = slow.clamp_min(0) / field.square().sum(-1).mean()
-    return relative, (white @ combination).mT / size
+    independent = values > 1e-10 * values[-1]
+    whitening = vectors[:, independent] / values[independent].sqrt()
+    rate_matrix = whitening.mT @ (rates.mT @ rates / len(gradients)) @ whitening
+    squared_rates, combinations = torch.linalg.eigh(rate_matrix)
+    relative = squared_rates.clamp_min(0) / field.square().sum(-1).mean()
+    return relative, (whitening @ combinations).mT / size
 
 
 @torch.no_grad()
-def mean_field(
+def mean_weight_field(
     model: SymmetrisedNetwork, x: Float[Tensor, "n d"], flows: int = 256
 ) -> tuple[Float[Tensor, "m d"], Float[Tensor, "m d"]]:
-    """Up to `MOST` of the states, and the dynamics there of a model with mean weights, on the CPU.
+    """Return up to `MAX_STATES` of the states and the model's vector field there, on the CPU.
 
     Args:
-        model: its flows, if it has any, are averaged over.
+        model: evaluated with mean weights and averaged over its flows, if it has any.
         x: states of the data.
-        flows: of that average.
+        flows: number of flows of that average.
     """
     mean = model.network.posteriors[0].mean
-    x = x[:: -(-len(x) // MOST)].to(mean)
+    x = x[:: -(-len(x) // MAX_STATES)].to(mean)
     energy = model.mean(flows, torch.Generator(mean.device).manual_seed(0))
-    field = torch.cat([energy.field(part[None])[0] for part in x.split(256)])
+    field = torch.cat([energy.field(chunk[None])[0] for chunk in x.split(256)])
     return x.cpu(), field.cpu()
 
 
-def jumps(rates: Float[Tensor, "f"], most: int, count: int) -> list[int]:
-    """The m of 1..most with the largest ratio of the next rate to the m-th, best first."""
-    safe = rates.clamp_min(1e-12)
-    ratio = safe[1 : most + 1] / safe[:-1][:most]
-    return [int(m) + 1 for m in ratio.argsort(descending=True)[:count]]
+def largest_gaps(rates: Float[Tensor, "f"], max_count: int, number: int) -> list[int]:
+    """Return the m of 1..max_count with the largest ratio of rate m + 1 to rate m, best first."""
+    positive = rates.clamp_min(1e-12)
+    ratio = positive[1 : max_count + 1] / positive[:-1][:max_count]
+    return [int(m) + 1 for m in ratio.argsort(descending=True)[:number]]
+
+
+# ---------------------------------------------------------------------------------------- rounding
+
+
+def round_quantities(model: SymmetrisedNetwork) -> SymmetrisedNetwork | None:
+    """Return the network (shared) with its quantities projected on a span of integer coefficients.
+
+    The quantities are fixed. Returns None if there is no such span nearby.
+    """
+    conserved, rounded = model.conserved, None
+    if isinstance(conserved, Quadratic):
+        rounded = round_quadratic(model)
+    elif isinstance(conserved, Combination):
+        rows = conserved.coefficients.detach().double().cpu()
+        basis = integer_rows(rows, (1, 2))  # halves for energies such as p^2 / 2 - 1 / r
+        if basis is not None:
+            projected = torch.linalg.lstsq(basis.mT, rows.mT).solution.mT @ basis
+            combination = conserved.with_coefficients(projected, rounded=True)
+            combination = combination.to(conserved.coefficients)
+            rounded = SymmetrisedNetwork(model.network, combination, model.times)
+    if rounded is not None and rounded.conserved is not None:
+        rounded.conserved.requires_grad_(False)
+    return rounded
+
+
+@torch.no_grad()
+def round_quadratic(model: SymmetrisedNetwork) -> SymmetrisedNetwork | None:
+    """Return the network with quadratic quantities in the rounded span, or None.
+
+    The new quantities are the projections of the learned ones.
+    """
+    conserved = model.conserved
+    if not isinstance(conserved, Quadratic) or conserved.commutators:
+        return None
+    basis = integer_span(conserved)
+    if basis is None:
+        return None
+    A, b = basis
+    rows = generators(A, b).flatten(1)
+    learned = generators(conserved.A, conserved.b).flatten(1)
+    mix = torch.linalg.lstsq(rows.mT, learned.mT).solution.mT
+    like = conserved.A
+    rounded = FixedSpan(A.to(like), b.to(like), mix.to(like), conserved)
+    return SymmetrisedNetwork(model.network, rounded, model.times)
+
+
+@torch.no_grad()
+def integer_span(conserved: Quadratic) -> tuple[Tensor, Tensor] | None:
+    """Return A and b of a basis with integer entries near the learned span, or None.
+
+    The basis depends on the rounded span only, not on the learned quantities.
+    """
+    rows = integer_rows(_upper_triangle(conserved.A, conserved.b))
+    return None if rows is None else _symmetric(canonical_rows(rows), conserved.A.shape[-1])
+
+
+@torch.no_grad()
+def canonical_span(
+    A: Float[Tensor, "m d d"], b: Float[Tensor, "m d"], template: Quadratic
+) -> FixedSpan:
+    """Return known quantities in the basis that rounding the same span would give.
+
+    Args:
+        A: matrices of the known quantities.
+        b: their linear parts.
+        template: quantities that define dtype, flow time scale and norm cap.
+    """
+    basis = _symmetric(canonical_rows(_upper_triangle(A, b)), A.shape[-1])
+    A, b = (part.to(template.A) for part in basis)
+    return FixedSpan(A, b, torch.eye(len(A)).to(A), template).requires_grad_(False)
+
+
+def integer_rows(
+    rows: Float[Tensor, "m f"], denominators: Sequence[int] = (1,)
+) -> Float[Tensor, "m f"] | None:
+    """Return rows with integer entries and nearly the same span, or None.
+
+    Args:
+        rows: of full rank.
+        denominators: tried in this order; 1 for integers, 2 for halves, and so on.
+    """
+    entries = echelon(rows)
+    for denominator in denominators:
+        rounded = (denominator * entries).round() / denominator
+        if float((entries - rounded).abs().max()) <= ROUNDING_TOLERANCE / denominator:
+            return rounded
+    return None
+
+
+def echelon(rows: Float[Tensor, "m f"]) -> Float[Tensor, "m f"]:
+    """Return a reduced row echelon form of full-rank rows, choosing the largest pivots first."""
+    rows = rows.clone()
+    unused = torch.ones(rows.shape[0], dtype=torch.bool)
+    for _ in range(len(rows)):
+        size = torch.where(unused[:, None], rows.abs(), 0.0)
+        i, j = divmod(int(size.argmax()), rows.shape[1])
+        unused[i] = False
+        _eliminate(rows, i, j)
+    return rows
+
+
+def canonical_rows(rows: Float[Tensor, "m f"]) -> Float[Tensor, "m f"]:
+    """Return the unique reduced row echelon form of a span, with pivots from the left."""
+    rows, rank = rows.clone(), 0
+    for j in range(rows.shape[1]):
+        if rank == len(rows):
+            break
+        i = rank + int(rows[rank:, j].abs().argmax())
+        if float(rows[i, j].abs()) < 1e-9:
+            continue
+        rows[[rank, i]] = rows[[i, rank]]
+        _eliminate(rows, rank, j)
+        rank += 1
+    return rows[:rank]
+
+
+def _eliminate(rows: Float[Tensor, "m f"], i: int, j: int) -> None:
+    """Scale row i to 1 in column j, and clear that column in all other rows, in place."""
+    rows[i] = rows[i] / rows[i, j]
+    others = torch.arange(len(rows)) != i
+    rows[others] -= rows[others, j : j + 1] * rows[i]
+
+
+def _upper_triangle(A: Float[Tensor, "m d d"], b: Float[Tensor, "m d"]) -> Float[Tensor, "m f"]:
+    """Return the entries of A on and above the diagonal, then b, in float64."""
+    i, j = torch.triu_indices(A.shape[-1], A.shape[-1]).unbind()
+    return torch.cat([A.cpu()[:, i, j], b.cpu()], dim=1).double()
+
+
+def _symmetric(rows: Float[Tensor, "m f"], d: int) -> tuple[Tensor, Tensor]:
+    """Return A and b from `_upper_triangle`."""
+    i, j = torch.triu_indices(d, d).unbind()
+    A = rows.new_zeros(len(rows), d, d)
+    A[:, i, j] = A[:, j, i] = rows[:, : len(i)]
+    return A, rows[:, len(i) :]
 
 
 def is_rounded(conserved: ConservedQuantities | None) -> bool:
-    """Whether the span of the quantities was rounded to whole coefficients."""
+    """Return whether the quantities span a space with integer coefficients."""
     return isinstance(conserved, FixedSpan) or (
         isinstance(conserved, Combination) and conserved.rounded
     )
 
 
-def charge(conserved: ConservedQuantities | None, n_data: int) -> float:
-    """Nats for the free coefficients of the span; nothing for a rounded one."""
+def coefficient_cost(conserved: ConservedQuantities | None, n_data: int) -> float:
+    """Return the BIC cost in nats of the free coefficients; 0 for a rounded span."""
     if conserved is None or is_rounded(conserved):
         return 0.0
     if isinstance(conserved, Quadratic):
         d = conserved.A.shape[-1]
-        return worth(conserved.count, d * (d + 3) // 2, n_data)
+        return bic_cost(conserved.count, d * (d + 3) // 2, n_data)
     assert isinstance(conserved, Combination)
-    return worth(conserved.count, len(conserved.functions), n_data)
+    return bic_cost(conserved.count, len(conserved.functions), n_data)
+
+
+def bic_cost(m: int, f: int, n_data: int) -> float:
+    r"""Return $\tfrac12 m (f - m) \log N$, the cost of an m-dimensional span of f functions."""
+    return 0.5 * m * (f - m) * math.log(max(n_data, 2))

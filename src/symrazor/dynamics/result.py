@@ -1,41 +1,56 @@
-"""What was found in trajectories: conserved quantities in words and numbers, and a simulator."""
+"""The result of `discover`: conserved quantities with names and formulas, and a simulator."""
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from jaxtyping import Float
+from torch import Tensor, nn
 
 from symrazor.dynamics import analysis
-from symrazor.dynamics.algebra import Algebra
+from symrazor.dynamics.algebra import (
+    Algebra,
+    closure,
+    from_generators,
+    generators,
+    nbody_invariants,
+    span,
+    unitary,
+)
 from symrazor.dynamics.conserved import Quadratic, span_basis
-from symrazor.dynamics.naming import formula, named
-from symrazor.dynamics.simulator import ScaledSimulator, Simulator
-from symrazor.dynamics.trained import Trained
+from symrazor.dynamics.trained import ScaledSimulator, Simulator, Trained
 from symrazor.dynamics.trajectories import Trajectories
 from symrazor.dynamics.units import Units
 
-DOUBT, NOISY = 0.15, 3.0
-"""A quantity that drifts more than this along trajectories set aside, and more than so many times
-what noise explains, does not hold."""
-FEW = 150
-"""Steps of a trial below which it says little."""
+MAX_DRIFT = 0.15
+"""Quantities that drift less on held-out trajectories are accepted."""
+MAX_DRIFT_OVER_NOISE = 3.0
+"""So are quantities that drift by less than this multiple of what noise explains."""
+MIN_TRIAL_STEPS = 150
+"""Trials with fewer steps are inconclusive."""
+MIN_NAMED_OVERLAP = 0.98
+"""Fraction of a known quantity that must lie in the span for its name to be used."""
+SIGN_TOLERANCE = 0.1
+"""Eigenvalues below this fraction of the largest count as zero."""
 
 
 @dataclass
 class Discovered:
-    """What was found in trajectories.
+    """Conserved quantities of trajectories.
 
     Args:
-        learned: the model with the quantities that the evidence took, in scaled units.
+        learned: the model with the quantities that the evidence selected, in scaled units.
         plain: the model without, trained for as many steps.
         units: of states and times.
-        conserved: one entry for each quantity of a basis of what was taken: name, formula,
+        conserved: one entry for each quantity of a basis of the selected span: name, formula,
             singular value, parallelness, drift, matrix and linear part in the user's units.
-        doubtful: the same of those that drift along trajectories set aside.
-        algebra: "closure", how far the quantities are from an algebra, and "structure_constants".
-        held_out: mean squared one-step errors of both models on trajectories set aside, scaled.
-        n_data: transitions used.
+        doubtful: the same for quantities that drift along held-out trajectories.
+        algebra: "closure", the distance from closing under Poisson brackets, and
+            "structure_constants".
+        held_out: mean squared one-step errors of both models on held-out trajectories, in scaled
+            units.
+        n_data: number of training transitions.
     """
 
     learned: Trained
@@ -49,47 +64,53 @@ class Discovered:
 
     @property
     def margin(self) -> float:
-        """Nats by which the evidence bound with the quantities exceeds that without."""
+        """Log odds of the model with quantities against the one without, by evidence bounds."""
         gain = self.plain.bound["neg_elbo"] - self.learned.bound["neg_elbo"]
         return gain * self.n_data
 
     @property
     def verdict(self) -> str:
-        """In words."""
-        parts = [self._found()]
-        for entry in self.doubtful:
-            drift = f"{100 * entry['drift']:.0f} % along held-out trajectories"
-            parts.append(
-                f"The evidence would also take {entry['name']}, which drifts by {drift}: it is not "
-                "conserved, or the data are too noisy or the training too short to tell."
+        """The result in words, the answer first."""
+        sentences = [self._answer()]
+        if self.doubtful:
+            drifting = "; ".join(
+                f"{entry['name']} (drift {100 * entry['drift']:.0f} %)" for entry in self.doubtful
             )
-        steps = min((int(trial["steps"]) for trial in self.learned.trials), default=FEW)
-        if steps < FEW:
-            parts.append(
-                f"Each trial had only {steps} step{'s' if steps > 1 else ''}: allow more time."
+            sentences.append(
+                f"Not confirmed: {drifting}. The evidence selects this, but it drifts on held-out "
+                "trajectories: it is not conserved, or the data are too noisy or the training too "
+                "short to tell."
             )
-        return " ".join(parts)
+        steps = min((int(trial["steps"]) for trial in self.learned.trials), default=MIN_TRIAL_STEPS)
+        if steps < MIN_TRIAL_STEPS:
+            unit = "step" if steps == 1 else "steps"
+            sentences.append(f"Each trial had only {steps} {unit}: allow more time.")
+        return " ".join(sentences)
 
-    def _found(self) -> str:
+    def _answer(self) -> str:
         if not self.conserved:
             return (
-                "No quadratic conserved quantity was found. "
-                f"One-step error on held-out trajectories: {self.held_out['plain']:.2g} (scaled)."
+                "No quadratic conserved quantity was found. One-step error on held-out "
+                f"trajectories: {self.held_out['plain']:.2g} (scaled)."
             )
         names = ", ".join(entry["name"] for entry in self.conserved)
-        many = "quantities are" if len(self.conserved) > 1 else "quantity is"
-        worst = max(entry["drift"] for entry in self.conserved)
-        text = f"{len(self.conserved)} {many} conserved: {names}. "
-        text += f"Evidence bound: {self.margin:+,.0f} nats against none. "
-        text += f"Largest drift on held-out trajectories: {100 * worst:.1f} %."
+        drift = 100 * max(entry["drift"] for entry in self.conserved)
+        evidence = f"log odds {self.margin:+,.0f}"
+        if len(self.conserved) > 1:
+            text = f"Conserved: {names} (drift at most {drift:.1f} % of the spread, {evidence})."
+        else:
+            entry = self.conserved[0]
+            if entry["formula"] not in names:
+                names += f" = {entry['formula']}"
+            text = f"Conserved: {names} (drift {drift:.1f} % of its spread, {evidence})."
         if self.margin < 0:
-            text += " But the evidence without them is higher: do not trust them."
+            text += " The evidence is higher without conserved quantities: do not rely on this."
         return text
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain numbers for JSON."""
-        apart = self.plain is not self.learned and self.plain is not self.learned.plain
-        trained = [self.learned, self.plain] if apart else [self.learned]
+        """Return plain numbers for JSON."""
+        separate = self.plain is not self.learned and self.plain is not self.learned.plain
+        trainings = [self.learned, self.plain] if separate else [self.learned]
         return {
             "verdict": self.verdict,
             "conserved": self.conserved,
@@ -102,54 +123,189 @@ class Discovered:
             **self.units.to_dict(),
             "noise": float(self.learned.noise.variance.detach()),
             "n_data": self.n_data,
-            "seconds": sum(one.seconds for one in trained),
-            "skipped_steps": sum(one.skipped for one in trained),
+            "seconds": sum(training.seconds for training in trainings),
+            "skipped_steps": sum(training.skipped for training in trainings),
             "history": {"learned": self.learned.history, "plain": self.plain.history},
         }
 
     def simulator(self) -> ScaledSimulator:
-        """A plain module: state and time in, state out, in the user's units."""
+        """Return a plain module that maps a state and a time to a state, in the user's units."""
         return ScaledSimulator(Simulator(self.learned), self.units)
 
 
 @torch.no_grad()
-def described(
-    conserved: nn.Module | None, units: Units, aside: Trajectories
+def describe_quantities(
+    conserved: nn.Module | None, units: Units, held_out: Trajectories
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]], dict[str, Any]]:
-    """Entries for the quantities that were taken: those that hold, and not; and their algebra.
+    """Return entries for confirmed and doubtful quantities, and their algebra.
 
     Args:
-        conserved: of a model, in scaled units.
-        units: the user's.
-        aside: trajectories for the drift, scaled.
+        conserved: quantities of a model, in scaled units.
+        units: of the user.
+        held_out: scaled trajectories along which the drift is measured.
     """
     if not isinstance(conserved, Quadratic):
         return [], [], {"closure": 0.0, "structure_constants": []}
-    basis = named(*span_basis(conserved))
-    taken = Algebra(
-        tuple(one.name for one in basis),
-        torch.stack([one.A for one in basis]),
-        torch.stack([one.b for one in basis]),
+    basis = name_quantities(*span_basis(conserved))
+    algebra = Algebra(
+        tuple(quantity.name for quantity in basis),
+        torch.stack([quantity.A for quantity in basis]),
+        torch.stack([quantity.b for quantity in basis]),
     )
     values = [*analysis.spectrum(conserved).values.tolist(), *[0.0] * len(basis)]
-    drifts = analysis.drift(taken, aside)
-    noise = analysis.drift_by_noise(taken, aside) if aside.states.shape[1] > 2 else 0 * drifts
-    fine = drifts <= (NOISY * noise).clamp_min(DOUBT)  # two states do not tell noise from motion
-    holds: list[dict[str, Any]] = []
+    drifts = analysis.drift(algebra, held_out)
+    noise = 0 * drifts
+    if held_out.states.shape[1] > 2:  # noise and motion cannot be told apart from two states
+        noise = analysis.drift_by_noise(algebra, held_out)
+    confirmed = drifts <= (MAX_DRIFT_OVER_NOISE * noise).clamp_min(MAX_DRIFT)
+    accepted: list[dict[str, Any]] = []
     doubtful: list[dict[str, Any]] = []
-    for k, one in enumerate(basis):
-        matrix, linear = units.quantity(one.A, one.b)
+    for k, quantity in enumerate(basis):
+        matrix, linear = units.to_user(quantity.A, quantity.b)
         terms = formula(matrix, linear, units.centre, units.scale)
+        name = quantity.name
         entry = {
-            "name": one.name if one.parallelness else ": ".join(filter(None, (one.name, terms))),
+            "name": name if quantity.parallelness else ": ".join(filter(None, (name, terms))),
             "formula": terms,
             "singular_value": values[k],
-            "parallelness": one.parallelness,
+            "parallelness": quantity.parallelness,
             "drift": float(drifts[k]),
             "matrix": matrix.tolist(),
             "linear": linear.tolist(),
         }
-        (holds if bool(fine[k]) else doubtful).append(entry)
-    closed = analysis.closure(taken.generators())
+        (accepted if bool(confirmed[k]) else doubtful).append(entry)
+    closed = closure(algebra.generators())
     constants = closed.constants.tolist()
-    return holds, doubtful, {"closure": closed.outside, "structure_constants": constants}
+    return accepted, doubtful, {"closure": closed.outside, "structure_constants": constants}
+
+
+# --------------------------------------------------------------------------- names and formulas
+
+
+@dataclass(frozen=True)
+class NamedQuantity:
+    """A quantity of a span.
+
+    Args:
+        name: of the known quantity whose projection it is, "energy-like", or "" if unknown.
+        A: its matrix, of norm 1 together with b.
+        b: its linear part.
+        parallelness: fraction of the known quantity inside the span; 0 for an unknown quantity.
+    """
+
+    name: str
+    A: Float[Tensor, "d d"]
+    b: Float[Tensor, "d"]
+    parallelness: float
+
+
+def name_quantities(A: Float[Tensor, "k d d"], b: Float[Tensor, "k d"]) -> list[NamedQuantity]:
+    """Return a basis of the span: known quantities as far as they lie in it, then the remainder.
+
+    Args:
+        A: symmetric matrices, in units in which states are about 1.
+        b: linear parts.
+    """
+    rows = span(generators(A, b))
+    shape = (A.shape[-1], A.shape[-1] + 1)
+    choices = [_inside(rows, known) for known in candidate_algebras(A.shape[-1] // 2)]
+    matched = max(choices, key=lambda choice: sum(overlap for *_, overlap in choice))
+    projections = torch.stack([row for _, row, _ in matched]) if matched else rows[:0]
+    named = [_quantity(row.view(shape), name, overlap) for name, row, overlap in matched]
+    for row in _complement(rows, projections):
+        named.append(_quantity(row.view(shape), None, 0.0))
+    return named
+
+
+def candidate_algebras(n: int) -> list[Algebra]:
+    """Return the known algebras with n degrees of freedom."""
+    algebras = [unitary(n)]
+    for dimension in (1, 2, 3):
+        if n % dimension == 0:
+            algebras.append(nbody_invariants(n // dimension, dimension))
+    return algebras
+
+
+def _inside(rows: Float[Tensor, "m f"], known: Algebra) -> list[tuple[str, Tensor, float]]:
+    """Return independent known quantities near the span: name, projection, fraction inside."""
+    unit = known.generators().flatten(1)
+    unit = unit / unit.norm(dim=1, keepdim=True)
+    overlaps = (unit @ rows.mT).norm(dim=1)
+    matched: list[tuple[str, Tensor, float]] = []
+    for k in range(len(known)):
+        projection = unit[k] @ rows.mT @ rows
+        previous = torch.stack([row for _, row, _ in matched]) if matched else rows[:0]
+        new = _complement(projection[None], previous)
+        if len(matched) < len(rows) and float(overlaps[k]) >= MIN_NAMED_OVERLAP and len(new):
+            matched.append((known.names[k], projection, float(overlaps[k])))
+    return matched
+
+
+def _complement(rows: Float[Tensor, "m f"], others: Float[Tensor, "t f"]) -> Float[Tensor, "r f"]:
+    """Return orthonormal rows that span the part of `rows` orthogonal to `others`."""
+    if len(others):
+        basis = torch.linalg.qr(others.mT)[0].mT
+        rows = rows - rows @ basis.mT @ basis
+    _, s, vectors = torch.linalg.svd(rows, full_matrices=False)
+    remainder: Tensor = vectors[s > 0.1]
+    return remainder
+
+
+def _quantity(generator: Float[Tensor, "d e"], name: str | None, overlap: float) -> NamedQuantity:
+    A, b = (part[0] for part in from_generators(generator[None]))
+    norm = (A.square().sum() + b.square().sum()).sqrt()
+    A, b = A / norm, b / norm
+    if name is None:
+        A, b = (-A, -b) if float(A.trace()) < 0 else (A, b)
+        name = "energy-like" if _is_energy_like(torch.linalg.eigvalsh(A)) else ""
+    return NamedQuantity(name, A, b, overlap)
+
+
+def _is_energy_like(eigenvalues: Float[Tensor, "d"]) -> bool:
+    """Return whether a form is positive semidefinite of rank 2 or more."""
+    tolerance = SIGN_TOLERANCE * float(eigenvalues.abs().max())
+    return float(eigenvalues.min()) > -tolerance and int((eigenvalues > tolerance).sum()) > 1
+
+
+def formula(
+    A: Float[Tensor, "d d"],
+    b: Float[Tensor, "d"],
+    centre: Float[Tensor, "d"] | None = None,
+    scale: Float[Tensor, "d"] | None = None,
+    terms: int = 4,
+) -> str:
+    """Return the largest terms of a quadratic function, such as "0.71 q1 p2 - 0.7 q2 p1".
+
+    Args:
+        A: matrix.
+        b: linear part.
+        centre: write the function in terms of x - centre.
+        scale: size of the entries of x - centre, which weights the terms; 1 by default.
+        terms: maximum number of terms; "+ ..." marks further ones above 5 % of the largest.
+    """
+    d = len(b)
+    n, size = d // 2, torch.ones(d) if scale is None else scale
+    names = [f"q{i + 1}" for i in range(n)] + [f"p{i + 1}" for i in range(n)]
+    if centre is not None:
+        b = b + A @ centre
+        offsets = zip(names, centre.tolist(), size.tolist(), strict=True)
+        names = [_relative_to(name, offset, unit) for name, offset, unit in offsets]
+    parts = [(float(b[i]), float(b[i] * size[i]), names[i]) for i in range(d)]
+    for i in range(d):
+        for j in range(i, d):
+            c = float(A[i, j]) * (0.5 if i == j else 1.0)
+            name = f"{names[i]}^2" if i == j else f"{names[i]} {names[j]}"
+            parts.append((c, c * float(size[i] * size[j]), name))
+    parts = sorted(parts, key=lambda part: -abs(part[1]))
+    large = [part for part in parts if abs(part[1]) > 0.05 * abs(parts[0][1])]
+    shown = [f"{'-' if c < 0 else '+'} {abs(c):.2g} {name}" for c, _, name in large[:terms]]
+    text = " ".join([*shown, "+ ..."] if len(large) > terms else shown)
+    return text.removeprefix("+ ")
+
+
+def _relative_to(name: str, centre: float, scale: float) -> str:
+    """Return a coordinate relative to its centre, written to 1 % of the scale or 3 digits."""
+    if centre == 0:
+        return name
+    digits = max(3, 3 + math.floor(math.log10(abs(centre) / scale)))
+    return f"({name} {'-' if centre > 0 else '+'} {abs(centre):.{digits}g})"

@@ -1,37 +1,73 @@
-r"""Propose conserved quantities, and let the evidence judge them.
+r"""Selection of conserved quantities by the evidence.
 
-A network that was trained without quantities shows what it nearly conserves. The first m of these
-are a proposal where the rate jumps from the m-th to the next (`Proposals`), at the two steepest
-jumps; then the winner so far is looked at for one more. Every proposal is put into the average with
-flows about as long as the states, and trained at that length: a symmetry of the data then costs no
-fit and saves weights, and anything else ruins the fit. With free lengths the bound would also like
-short flows across the dynamics, which only smooth the energy. The span of a proposal is learned
-(`FreeSpan`) and pays for its coefficients; it is also tried with whole ones, which are free of
-charge, where it is near such. Then a fresh network is trained with the winner, and where its
-quantities, made whole, close under the bracket another one with the group that they generate
-(`symrazor.dynamics.group`); the evidence chooses again, by the same rule as among the trials
-(`symrazor.dynamics.trial`).
+`train_and_select` proceeds as follows.
+
+1. Train a network without conserved quantities.
+2. Propose the first m quantities that it changes least, at the two counts m with the largest gaps
+   between consecutive rates (`Proposals`).
+3. Train a short trial with each proposal, and one without. Flows are about as long as the states:
+   at that length a symmetry of the data costs no fit and saves weights, and anything else ruins the
+   fit. (With free flow lengths the bound also rewards short flows across the dynamics, which only
+   smooth the energy.) The span of a proposal is learned (`FreeSpan`) and pays for its coefficients;
+   a nearby span with integer coefficients is tried too, and pays nothing.
+4. Propose one more count from the dynamics of the best trial.
+5. Train fresh networks in full: with the selected quantities, and with the group that they generate
+   if they are closed under the Poisson bracket (`symrazor.dynamics.group`).
+6. Select among these by the rule of `select_trial`.
+
+**The rule.** The cost of a trial is $-\mathrm{ELBO}$ plus the cost of free coefficients. It is
+estimated from draws of the weights and has a standard error. Two costs within
+`TIE_STANDARD_ERRORS` of their combined error are a tie. (Errors are combined as if independent.
+They are positively correlated, because all trials use the same draws, so ties are declared rather
+too often than too rarely.)
+
+Among trials with the same number of quantities, a tie goes to the more exact one: the full group
+before flows of finite length, integer coefficients before learned ones. The spans are nearly equal;
+only the average over the full group has the symmetry exactly, and integers cannot fit noise.
+
+Among different numbers of quantities, a tie goes to integer coefficients that are closed under the
+Poisson bracket: the bracket of two conserved quantities is conserved, so a span that is not closed
+is incomplete. Otherwise, and against no quantities at all, the lowest cost wins.
 """
 
 import copy
 import math
 import time
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import astuple, dataclass, field, replace
 
 import torch
 
-from symrazor.dynamics.algebra import generators
+from symrazor.dynamics.algebra import closure, generators
 from symrazor.dynamics.config import TrainConfig
-from symrazor.dynamics.conserved import Quadratic
-from symrazor.dynamics.group import full_group
+from symrazor.dynamics.conserved import FixedSpan, Quadratic
+from symrazor.dynamics.group import CLOSURE_TOLERANCE, GroupOrbits, full_group
 from symrazor.dynamics.hamiltonian import SymmetrisedNetwork
 from symrazor.dynamics.journal import Journal
-from symrazor.dynamics.planning import FIRST_LOOK, PROPOSALS, TRIALS, kept, planned
-from symrazor.dynamics.proposals import Proposals, charge, rounded
-from symrazor.dynamics.trained import Trained
-from symrazor.dynamics.training import Progress, train
+from symrazor.dynamics.proposals import (
+    Proposals,
+    coefficient_cost,
+    is_rounded,
+    round_quantities,
+)
+from symrazor.dynamics.trained import Record, Trained
+from symrazor.dynamics.training import Progress, seconds_per_step, train
 from symrazor.dynamics.trajectories import Transitions
-from symrazor.dynamics.trial import Trial, decide, entrant, with_whole_coefficients
+
+TIE_STANDARD_ERRORS = 3.0
+"""Two costs within this many standard errors of their difference are a tie."""
+MAX_DEFICIT_PER_DATUM = 0.2
+"""A trial that loses to no quantities by less than this, in nats per datum, is trained in full."""
+INITIAL_PROPOSALS = 2
+"""Counts of quantities proposed by the network without quantities."""
+PROPOSALS = INITIAL_PROPOSALS + 1
+"""Counts of quantities that are tried: one more is proposed by the best trial."""
+TRIALS_PER_PROPOSAL = 3
+"""Trials per count, at most: rounded, learned, and rounded after learning."""
+PLANNED_TIME_FRACTION = 0.75
+"""Fraction of the time that is planned; the rest is for everything but training steps."""
+FIRST_TIME_FRACTION, TRIALS_TIME_FRACTION = 0.2, 0.4
+"""Fractions of the planned time for the network without quantities and for all trials."""
 
 
 def train_and_select(
@@ -41,187 +77,292 @@ def train_and_select(
     progress: Progress | None = None,
     journal: Journal | None = None,
 ) -> Trained:
-    """Train without quantities, try what is nearly conserved, train again with what wins.
+    """Train a Hamiltonian network with the conserved quantities that the evidence selects.
 
-    The burn-in share of the steps goes to the network without quantities, half of the rest to
-    each trial that starts from it: none, and up to three for each of `PROPOSALS` numbers of
-    quantities, the last of which the winner among the others proposes. Then fresh networks are
-    trained for all steps: with the best, and with the whole group that it generates, if it does;
-    without, if that was best, and with who lost narrowly.
-    With `minutes`, there are as many steps as fit.
+    The burn-in fraction of the steps goes to the network without quantities, and half of the rest
+    to each trial. The final networks are trained for all steps. With `minutes`, the steps are
+    reduced to fit.
 
     Args:
-        model: a network and as many quantities as may be proposed, `Quadratic` or `Combination`,
-            whose values are not used; not changed.
+        model: a network, and as many quantities (`Quadratic` or `Combination`) as may be proposed;
+            their values are not used. Not changed.
         data: transitions.
         config: options.
         progress: called with each record.
-        journal: keeps checkpoints; the same call with it goes on where the last one was stopped.
+        journal: keeps checkpoints; the same call continues an interrupted run.
 
     Returns:
-        The best of the last trainings, or the trial that won where time was too short for more; its
-        history and time are those of all, and `trials` says what was tried.
+        The best of the final networks, or the best trial if there was no time for more. History
+        and time include all trainings; `trials` lists the candidates.
+
+    Raises:
+        FloatingPointError: no training of the selected model succeeded.
     """
     config = config or TrainConfig()
     started = time.monotonic() - (journal.seconds if journal else 0.0)
-    plan = kept(journal, "plan", lambda: planned(model, data, config))
-    told = _Told(progress, plan.first + plan.trial * (1 + PROPOSALS * TRIALS) + 2 * plan.last)
-    whole = config.change(minutes=None, burn_in=0.0)
-    offered = copy.deepcopy(model).to(config.device)
-    plain = SymmetrisedNetwork(offered.network)
-    first = train(plain, data, whole.change(steps=plan.first), told.next(plan.first), journal)
-    found = Proposals(offered, plain, data.x)
-    tried = _Trials(data, whole.change(steps=plan.trial), told, journal)
-    tried.run(plain)
-    for m in found.jumps(FIRST_LOOK):
-        tried.propose(found.first(m))
-    _look_again(tried, offered)
-    winner = decide(tried.trials)
-    told.skip_to(told.total - 2 * plan.last)
-    enters = entrant(tried.trials, winner, len(data))
-    last = [] if enters is None else _with_and_group(tried.trials, enters, model, data)
+    plan = _journalled(journal, "plan", lambda: plan_steps(model, data, config))
+    report = _ProgressReport(progress, plan.total)
+    untimed = config.change(minutes=None, burn_in=0.0)
+    template = copy.deepcopy(model).to(config.device)
+    plain = SymmetrisedNetwork(template.network)
+    first = train(plain, data, untimed.change(steps=plan.first), report.stage(plan.first), journal)
+    proposals = Proposals(template, plain, data.x)
+    trials = _TrialRunner(data, untimed.change(steps=plan.trial), report, journal)
+    trials.run(plain)
+    for m in proposals.best_counts(INITIAL_PROPOSALS):
+        trials.run_proposal(proposals.model_with(m))
+    _propose_from_winner(trials, template)
+    winner = select_trial(trials.done)
+    report.skip_to(report.total - 2 * plan.last)
+    candidate = finalist(trials.done, winner, len(data))
+    models = [] if candidate is None else _final_models(trials.done, candidate, model, data)
     if winner.count == 0:
-        last.append(SymmetrisedNetwork(model.network))
-    slowest = (enters or winner).trained
-    if config.minutes is not None and slowest is not None:
-        left = 60 * config.minutes - (time.monotonic() - started)
-        each, now = slowest.seconds / plan.trial, plan
-        plan = kept(journal, "last", lambda: now.within(left, each, len(last), config.steps))
-    final = _Trials(data, whole.change(steps=plan.last), told, journal)
-    for one in last:
-        final.run(one, (told.total - told.done) / (len(last) - len(final.trials)))
-    return _summed(first, tried.trials, final.trials, winner)
+        models.append(SymmetrisedNetwork(model.network))
+    timed = (candidate or winner).trained
+    if config.minutes is not None and timed is not None:
+        seconds_left = 60 * config.minutes - (time.monotonic() - started)
+        per_step, planned = timed.seconds / plan.trial, plan
+        plan = _journalled(
+            journal,
+            "last",
+            lambda: planned.fit_last(seconds_left, per_step, len(models), config.steps),
+        )
+    finals = _TrialRunner(data, untimed.change(steps=plan.last), report, journal)
+    for number, final in enumerate(models):
+        finals.run(final, (report.total - report.done) / (len(models) - number))
+    return _combine(first, trials.done, finals.done, winner)
+
+
+# ------------------------------------------------------------------------------------------ trials
 
 
 @dataclass
-class _Told:
-    """Progress over trainings of which not all may take place; `total` in steps."""
+class Trial:
+    r"""A candidate model and its cost.
+
+    Args:
+        cost: $-\mathrm{ELBO}$ plus the cost of free coefficients, in nats; infinite if it diverged.
+        model: the candidate.
+        trained: the result, None if it diverged.
+        error: standard error of the cost.
+    """
+
+    cost: float
+    model: SymmetrisedNetwork
+    trained: Trained | None
+    error: float = 0.0
+
+    @property
+    def count(self) -> int:
+        """Number of conserved quantities."""
+        return 0 if self.model.conserved is None else self.model.conserved.count
+
+    @property
+    def exactness(self) -> int:
+        """2 for a full group, 1 for integer coefficients, 0 for learned ones."""
+        conserved = self.model.conserved
+        return 2 if isinstance(conserved, GroupOrbits) else int(is_rounded(conserved))
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it has quantities with integer coefficients that are closed under brackets."""
+        conserved = self.model.conserved
+        if not isinstance(conserved, FixedSpan):
+            return False
+        basis = generators(conserved.A_basis, conserved.b_basis)
+        return closure(basis).outside <= CLOSURE_TOLERANCE
+
+    def ties_with(self, other: "Trial") -> bool:
+        """Return whether the difference of two costs is within their standard errors."""
+        if self.cost == other.cost:
+            return True
+        gap = abs(self.cost - other.cost)
+        return gap < math.inf and gap <= TIE_STANDARD_ERRORS * math.hypot(self.error, other.error)
+
+    def to_record(self) -> Record:
+        """Return plain numbers; only costs of trials with equal "steps" are comparable."""
+        return {
+            "quantities": self.count,
+            "rounded": float(self.exactness > 0),
+            "group": float(self.exactness > 1),
+            "steps": 0 if self.trained is None else self.trained.config.steps,
+            "cost": self.cost,
+            "error": self.error,
+        }
+
+
+def select_trial(trials: Sequence[Trial]) -> Trial:
+    """Return the trial with the lowest cost, or the preferred one among ties (see the module)."""
+    best = min(trials, key=lambda t: t.cost)
+    tied = [t for t in trials if t.ties_with(best)]
+    if best.count and not best.is_closed and any(t.is_closed for t in tied):
+        best = min((t for t in tied if t.is_closed), key=lambda t: t.cost)
+        tied = [t for t in tied if t.ties_with(best)]
+    return min((t for t in tied if t.count == best.count), key=lambda t: (-t.exactness, t.cost))
+
+
+def finalist(trials: Sequence[Trial], winner: Trial, n_data: int) -> Trial | None:
+    """Return the trial whose quantities are trained in full, or None.
+
+    It is the winner, or the best trial with quantities if it lost narrowly to none: a network with
+    flows takes more steps to reach its bound, so short trials favour none.
+
+    Args:
+        trials: all trials, with equally many steps.
+        winner: `select_trial(trials)`.
+        n_data: number of training transitions.
+    """
+    if winner.count:
+        return winner
+    others = [t for t in trials if t.count and t.trained is not None]
+    if not others:
+        return None
+    best = select_trial(others)
+    return best if best.cost - winner.cost < MAX_DEFICIT_PER_DATUM * n_data else None
+
+
+def best_rounded(trials: Sequence[Trial], winner: Trial) -> Trial:
+    """Return the best trial with integer coefficients and the winner's count, else the winner.
+
+    Its group may be better in the end even if learned coefficients won the short trial.
+    """
+    rounded = [t for t in trials if t.count == winner.count and t.trained and t.exactness > 0]
+    return min(rounded, key=lambda t: t.cost, default=winner)
+
+
+@dataclass
+class _ProgressReport:
+    """Maps the progress of several trainings to one fraction; `total` in steps."""
 
     progress: Progress | None
     total: float
     done: float = 0.0
 
-    def next(self, width: float) -> Progress | None:
-        """What the next training of so many steps calls."""
+    def stage(self, width: float) -> Progress | None:
+        """Return the callback of the next training, which covers `width` steps of the total."""
         start, self.done = self.done, self.done + width
-        tell = self.progress
-        if tell is None:
+        callback = self.progress
+        if callback is None:
             return None
-        return lambda r: tell(r | {"share": min(1.0, (start + width * r["share"]) / self.total)})
+
+        def report(record: Record) -> None:
+            share = (start + width * record["share"]) / self.total
+            callback(record | {"share": min(1.0, share)})
+
+        return report
 
     def skip_to(self, done: float) -> None:
-        """Leave out what does not take place."""
+        """Skip trainings that do not take place."""
         self.done = done
 
 
 @dataclass
-class _Trials:
-    """Trains proposals alike, each with a copy of its network."""
+class _TrialRunner:
+    """Trains candidates with the same options, each with a copy of its network."""
 
     data: Transitions
     config: TrainConfig
-    told: _Told
+    report: _ProgressReport
     journal: Journal | None = None
-    trials: list[Trial] = field(default_factory=list)
+    done: list[Trial] = field(default_factory=list)
 
     def run(self, model: SymmetrisedNetwork, width: float | None = None) -> Trial:
-        """Train one; flows that overflow have lost."""
-        own = SymmetrisedNetwork(copy.deepcopy(model.network), model.conserved, model.times)
-        tell = self.told.next(self.config.steps if width is None else width)
+        """Train one candidate; a training that diverges has infinite cost."""
+        candidate = SymmetrisedNetwork(copy.deepcopy(model.network), model.conserved, model.times)
+        progress = self.report.stage(self.config.steps if width is None else width)
         n = len(self.data)
         try:
-            trained = train(own, self.data, self.config, tell, self.journal)
+            trained = train(candidate, self.data, self.config, progress, self.journal)
         except FloatingPointError:
-            self.trials.append(Trial(math.inf, own, None))
-            return self.trials[-1]
-        cost = trained.bound["neg_elbo"] * n + charge(own.conserved, n)
+            self.done.append(Trial(math.inf, candidate, None))
+            return self.done[-1]
+        cost = trained.bound["neg_elbo"] * n + coefficient_cost(candidate.conserved, n)
         cost = cost if math.isfinite(cost) else math.inf
-        self.trials.append(Trial(cost, own, trained, trained.bound["error"] * n))
-        return self.trials[-1]
+        self.done.append(Trial(cost, candidate, trained, trained.bound["error"] * n))
+        return self.done[-1]
 
-    def propose(self, free: SymmetrisedNetwork) -> None:
-        """Try quantities with whole coefficients, with learned ones, and those made whole."""
-        whole = rounded(free)
-        if whole is not None:
-            self.run(whole)
-        if whole is not None and not isinstance(free.conserved, Quadratic):
-            return  # flows that are solved for: one trial is dear enough
+    def run_proposal(self, free: SymmetrisedNetwork) -> None:
+        """Try a proposal rounded, learned, and rounded again after learning."""
+        rounded = round_quantities(free)
+        if rounded is not None:
+            self.run(rounded)
+        if rounded is not None and not isinstance(free.conserved, Quadratic):
+            return  # numerically integrated flows are expensive: one trial is enough
         learned = self.run(free)
-        again = None if learned.trained is None else rounded(learned.model)
-        if again is not None and not _same(again, whole):
-            self.run(SymmetrisedNetwork(free.network, again.conserved, again.times))
+        rounded_after = None if learned.trained is None else round_quantities(learned.model)
+        if rounded_after is not None and not _same_span(rounded_after, rounded):
+            self.run(SymmetrisedNetwork(free.network, rounded_after.conserved, rounded_after.times))
 
 
-def _look_again(tried: _Trials, offered: SymmetrisedNetwork) -> None:
-    """Try one more number of quantities: where the rates of the winner jump.
+def _propose_from_winner(trials: _TrialRunner, template: SymmetrisedNetwork) -> None:
+    """Try one more count, proposed by the dynamics of the best trial so far.
 
-    With some of the quantities, or more steps, its dynamics are nearer to the truth than those of
-    the network without any, and what is left to find stands out. Not where flows are solved for:
-    trials of those are dear.
+    These are closer to the truth than those of the first network, so further conserved quantities
+    stand out. Left out for numerically integrated flows, whose trials are expensive.
     """
-    winner = decide(tried.trials)
-    if not isinstance(offered.conserved, Quadratic):
+    winner = select_trial(trials.done)
+    if not isinstance(template.conserved, Quadratic):
         return
-    found = Proposals(offered, winner.model, tried.data.x)
-    m = found.beyond(winner.count, {trial.count for trial in tried.trials})
+    proposals = Proposals(template, winner.model, trials.data.x)
+    m = proposals.next_count(winner.count, {trial.count for trial in trials.done})
     if m is not None:
-        tried.propose(found.first(m))
+        trials.run_proposal(proposals.model_with(m))
 
 
-def _same(one: SymmetrisedNetwork, other: SymmetrisedNetwork | None) -> bool:
-    """Whether two models have quantities with the same span."""
+def _same_span(model: SymmetrisedNetwork, other: SymmetrisedNetwork | None) -> bool:
+    """Return whether two models have quantities with the same span."""
     if other is None:
         return False
-    a, b = one.conserved, other.conserved
+    a, b = model.conserved, other.conserved
     if not isinstance(a, Quadratic) or not isinstance(b, Quadratic):
         return True
-    both = torch.cat([generators(q.A, q.b).flatten(1) for q in (a, b)])
-    return int(torch.linalg.matrix_rank(both, rtol=1e-5)) == a.count
+    stacked = torch.cat([generators(q.A, q.b).flatten(1) for q in (a, b)])
+    return int(torch.linalg.matrix_rank(stacked, rtol=1e-5)) == a.count
 
 
-def _with_and_group(
-    trials: list[Trial], enters: Trial, given: SymmetrisedNetwork, data: Transitions
+def _final_models(
+    trials: list[Trial], candidate: Trial, initial: SymmetrisedNetwork, data: Transitions
 ) -> list[SymmetrisedNetwork]:
-    """Fresh networks with the quantities of a trial, and with the group that they generate."""
-    whole = with_whole_coefficients(trials, enters)
-    group = full_group(_held(whole, given), data.x)
-    held = [_held(enters, given)]
-    return held if group is None else [*held, SymmetrisedNetwork(given.network, *group)]
+    """Return fresh networks with the quantities of a trial, and with the group they generate."""
+    rounded = best_rounded(trials, candidate)
+    group = full_group(_with_frozen_quantities(rounded, initial), data.x)
+    models = [_with_frozen_quantities(candidate, initial)]
+    return models if group is None else [*models, SymmetrisedNetwork(initial.network, *group)]
 
 
-def _held(best: Trial, given: SymmetrisedNetwork) -> SymmetrisedNetwork:
-    """A fresh network with the winner's quantities, held as they are."""
-    won = best.model
-    if won.conserved is not None:
-        won.conserved.requires_grad_(False)
-    return SymmetrisedNetwork(given.network, won.conserved, won.times)
+def _with_frozen_quantities(trial: Trial, initial: SymmetrisedNetwork) -> SymmetrisedNetwork:
+    """Return the initial network with the quantities of a trial, which are frozen."""
+    conserved = trial.model.conserved
+    if conserved is not None:
+        conserved.requires_grad_(False)
+    return SymmetrisedNetwork(initial.network, conserved, trial.model.times)
 
 
-def _summed(first: Trained, trials: list[Trial], finals: list[Trial], winner: Trial) -> Trained:
-    """The best of the last trainings and the trial that won, with the records and time of all.
+def _combine(first: Trained, trials: list[Trial], finals: list[Trial], winner: Trial) -> Trained:
+    """Return the best of the final networks and the winning trial, with the history of all.
 
     Raises:
-        FloatingPointError: none of them came to an end.
+        FloatingPointError: all of them diverged.
     """
-    best = decide((*finals, winner))
+    best = select_trial((*finals, winner))
     if best.trained is None:
         raise FloatingPointError(
-            f"expected finite gradients with {best.count} quantities, got none in {len(finals)} "
-            "trainings; do lower lr, or scale the states to about 1"
+            f"All {len(finals)} trainings with {best.count} conserved quantities diverged. Lower "
+            "lr, or scale the states to about 1."
         )
     records = [t.to_record() for t in (*trials, *finals)]
     if best is winner:
         best.trained.plain = trials[0].trained
-    done = first
+    result = first
     for trial in (*(t for t in (*trials, *finals) if t is not best), best):
         if trial.trained is not None:
-            done = _continued(done, trial.trained)
-    done.trials = records
-    return done
+            result = _append_history(result, trial.trained)
+    result.trials = records
+    return result
 
 
-def _continued(first: Trained, second: Trained) -> Trained:
-    """The second training with the history and the time of both."""
+def _append_history(first: Trained, second: Trained) -> Trained:
+    """Return the second training with the history and time of both."""
     last = first.history[-1]
     for record in second.history:
         record["step"] += last["step"]
@@ -230,3 +371,61 @@ def _continued(first: Trained, second: Trained) -> Trained:
     second.seconds += first.seconds
     second.skipped += first.skipped
     return second
+
+
+# ------------------------------------------------------------------------------------ step planning
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Number of steps of each training.
+
+    Args:
+        first: of the network without quantities.
+        trial: of each trial.
+        last: of each final network.
+    """
+
+    first: int
+    trial: int
+    last: int
+
+    @property
+    def total(self) -> int:
+        """Steps of all trainings, at most."""
+        trials = 1 + PROPOSALS * TRIALS_PER_PROPOSAL
+        return self.first + self.trial * trials + 2 * self.last
+
+    def fit_last(self, seconds: float, per_step: float, trainings: int, max_steps: int) -> "Plan":
+        """Return the plan with as many last steps as fit in the time, at least those of a trial."""
+        steps = int(PLANNED_TIME_FRACTION * seconds / (trainings * per_step))
+        return replace(self, last=max(self.trial, min(max_steps, steps)))
+
+
+def plan_steps(model: SymmetrisedNetwork, data: Transitions, config: TrainConfig) -> Plan:
+    """Divide the steps among the trainings; with `minutes`, take no more than fit in the time."""
+    burn_in, steps = config.burn_in, config.steps
+    plan = Plan(
+        max(1, round(burn_in * steps)), max(1, round((1 - burn_in) / 2 * steps)), max(1, steps)
+    )
+    if config.minutes is None:
+        return plan
+    plain = seconds_per_step(SymmetrisedNetwork(model.network), data, config)
+    flows = seconds_per_step(model, data, config)
+    seconds = PLANNED_TIME_FRACTION * 60 * config.minutes
+    trials_cost = plain + PROPOSALS * TRIALS_PER_PROPOSAL * flows
+    first = int(FIRST_TIME_FRACTION * seconds / plain)
+    trial = int(TRIALS_TIME_FRACTION * seconds / trials_cost)
+    last = int((1 - FIRST_TIME_FRACTION - TRIALS_TIME_FRACTION) * seconds / (2 * flows))
+    return Plan(
+        max(1, min(plan.first, first)),
+        max(1, min(plan.trial, trial)),
+        max(1, min(plan.last, last)),
+    )
+
+
+def _journalled(journal: Journal | None, name: str, make: Callable[[], Plan]) -> Plan:
+    """Return a plan, which a resumed run repeats although the machine's speed may differ."""
+    if journal is None:
+        return make()
+    return Plan(*journal.remember(name, lambda: list(astuple(make()))))

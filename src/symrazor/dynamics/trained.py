@@ -1,41 +1,46 @@
-"""A trained model: its bound, and what it predicts."""
+"""A trained model: its evidence bound, its predictions, and a simulator as a plain module."""
 
+import copy
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor
+from jaxtyping import Float
+from torch import Tensor, nn
 
 from symrazor.dynamics.config import TrainConfig
-from symrazor.dynamics.conserved import Quadratic
-from symrazor.dynamics.hamiltonian import SymmetrisedNetwork
-from symrazor.dynamics.likelihoods import Noise, predict
-from symrazor.dynamics.mechanics import integrator_by_name
+from symrazor.dynamics.conserved import AffineFlows, Flows, Quadratic
+from symrazor.dynamics.hamiltonian import Energy, Hamiltonian, SymmetrisedNetwork
+from symrazor.dynamics.likelihoods import Noise, predict, rollout
+from symrazor.dynamics.mechanics import Integrator, Scalar, advance, integrator_by_name
+from symrazor.dynamics.observables import IntegratedFlows
 from symrazor.dynamics.trajectories import Transitions
+from symrazor.dynamics.units import Units
 from symrazor.inference.variational.posteriors import collapsed_kl
 
 Record = dict[str, float]
-BOUND = 1 << 19
-"""States times flows times draws from which a bound is estimated, if they can be so few."""
-CHUNK = 1 << 17
-"""States times flows times draws that are worked on at once outside training."""
+TARGET_BOUND_EVALUATIONS = 1 << 19
+"""States x flows x draws from which `evidence_bound` estimates a bound."""
+MAX_CHUNK_EVALUATIONS = 1 << 17
+"""States x flows x draws that `predictions` evaluates at once, to limit memory."""
 
 
 @dataclass
 class Trained:
-    """A trained model and how it got there.
+    """A trained model and its training history.
 
     Args:
         model: the (symmetrised) network.
-        noise: of the data.
-        config: of the training.
-        history: a record every so many steps.
-        seconds: of training.
+        noise: observation noise.
+        config: options of the training.
+        history: a record every `config.record` steps.
+        seconds: training time.
         skipped: steps without a finite gradient.
-        bound: "nll", "kl" and "neg_elbo", each per datum, of the training data at the end, and the
-            standard "error" of their estimate.
-        trials: of `train_and_select`: how many quantities were tried, and what they cost in nats.
-        plain: of `train_and_select`, where a trial is returned: the one without quantities.
+        bound: "nll", "kl" and "neg_elbo" per datum on the training data, and the standard "error"
+            of their estimate; see `evidence_bound`.
+        trials: candidate models of `train_and_select`, with their cost in nats.
+        plain: where `train_and_select` returns a trial: the trial without conserved quantities.
     """
 
     model: SymmetrisedNetwork
@@ -49,35 +54,42 @@ class Trained:
     plain: "Trained | None" = None
 
 
-def divergence(model: SymmetrisedNetwork) -> Tensor:
-    """Sum of the collapsed divergences of all layers, in float64."""
+def kl_divergence(model: SymmetrisedNetwork) -> Tensor:
+    r"""Return $\sum_l \min_v \mathrm{KL}(q_l \,\|\, N(0, v))$ over all layers, in float64."""
     return torch.stack([collapsed_kl(q) for q in model.network.posteriors]).sum()
 
 
 @torch.no_grad()
-def bound(trained: Trained, data: Transitions, draws: int | None = None) -> dict[str, float]:
-    """The bound per datum with many draws: "nll", "kl", their sum "neg_elbo", and its "error".
+def evidence_bound(
+    trained: Trained, data: Transitions, draws: int | None = None
+) -> dict[str, float]:
+    """Estimate the evidence lower bound per datum with many draws of the weights.
 
     Args:
         trained: the model.
-        data: it was trained on.
-        draws: from the posterior; 16 to 256, fewer for more data, and an eighth of it, at least
-            4, where flows have to be solved for.
+        data: its training data.
+        draws: from the posterior. By default 16 to 256, fewer for more data, and an eighth of that
+            (at least 4) for flows that are integrated numerically.
+
+    Returns:
+        "nll", "kl", their sum "neg_elbo", and its standard "error".
     """
     if draws is None:
         flows = 1 if trained.model.conserved is None else 2 * trained.config.flows
-        draws = max(16, min(256, BOUND // (len(data) * flows)))
+        draws = max(16, min(256, TARGET_BOUND_EVALUATIONS // (len(data) * flows)))
         if not isinstance(trained.model.conserved, Quadratic | None):
             draws = max(4, draws // 8)
     total = torch.zeros(draws, dtype=torch.float64)
-    for piece, predicted in predictions(trained, data, draws=draws, seed=trained.config.seed + 1):
-        total += trained.noise.nll(predicted, piece).sum(1, dtype=torch.float64).cpu()
-    each = total / len(data)
-    pairs = each[: draws // 2 * 2].view(-1, 2).mean(1) if draws > 3 else each  # they are opposite
-    nll, error = float(each.mean()), float(pairs.std(correction=0)) / len(pairs) ** 0.5
+    for chunk, predicted in predictions(trained, data, draws=draws, seed=trained.config.seed + 1):
+        total += trained.noise.nll(predicted, chunk).sum(1, dtype=torch.float64).cpu()
+    per_draw = total / len(data)
+    # Draws come in antithetic pairs, which are not independent: average each pair first.
+    independent = per_draw[: draws // 2 * 2].view(-1, 2).mean(1) if draws > 3 else per_draw
+    nll = float(per_draw.mean())
+    error = float(independent.std(correction=0)) / len(independent) ** 0.5
     kl = 0.0
     if trained.config.objective == "elbo":
-        kl = float(divergence(trained.model)) / len(data)
+        kl = float(kl_divergence(trained.model)) / len(data)
     return {"nll": nll, "kl": kl, "neg_elbo": nll + kl, "error": error}
 
 
@@ -90,15 +102,15 @@ def predictions(
     mean_weights: bool = False,
     flows: int | None = None,
 ) -> Iterator[tuple[Transitions, Tensor]]:
-    """Pieces of the data, and the predicted states [R, N, H, 2n] of each, by the same draws.
+    """Yield chunks of the data with predicted states [R, N, H, 2n], all from the same draws.
 
     Args:
         trained: the model.
-        data: where to start and how long to go.
+        data: initial states and time steps.
         draws: R, from the posterior.
         seed: of draws and flows.
-        mean_weights: one prediction with the mean weights instead.
-        flows: S; twice the training's by default.
+        mean_weights: predict once with the mean weights instead.
+        flows: S; by default twice that of training.
     """
     model, config = trained.model, trained.config
     mean = model.network.posteriors[0].mean
@@ -107,9 +119,209 @@ def predictions(
     draws = 1 if mean_weights else draws
     generator = torch.Generator(mean.device).manual_seed(seed)
     energy = model.mean(flows, generator) if mean_weights else model.draw(draws, flows, generator)
-    size = max(1, CHUNK // (draws * flows if model.conserved is not None else draws))
-    for index in torch.arange(len(data), device=mean.device).split(size):
-        piece = data.at(index)
-        integrator = integrator_by_name(config.integrator)
-        predicted = predict(energy.field, piece, draws, integrator, config.substeps, config.target)
-        yield piece, predicted
+    per_state = draws * flows if model.conserved is not None else draws
+    integrator = integrator_by_name(config.integrator)
+    for index in torch.arange(len(data), device=mean.device).split(
+        max(1, MAX_CHUNK_EVALUATIONS // per_state)
+    ):
+        chunk = data.at(index)
+        predicted = predict(energy.field, chunk, draws, integrator, config.substeps, config.target)
+        yield chunk, predicted
+
+
+@torch.no_grad()
+def mean_squared_error(
+    trained: Trained,
+    data: Transitions,
+    draws: int = 32,
+    mean_weights: bool = False,
+    flows: int | None = None,
+) -> float:
+    """Return the mean squared error of the posterior-mean prediction.
+
+    Args:
+        trained: the model.
+        data: noise-free transitions.
+        draws: from the posterior.
+        mean_weights: predict with the mean weights instead.
+        flows: of the average over flows; by default twice that of training.
+    """
+    total, count = 0.0, 0.0
+    for chunk, states in predictions(trained, data, draws, 0, mean_weights, flows):
+        error = (states.double().mean(0) - chunk.y).square().mean(-1) * chunk.observed
+        total += float(error.sum())
+        count += float(chunk.observed.sum())
+    return total / count
+
+
+@torch.no_grad()
+def relative_drift(
+    energy: Scalar, states: Float[Tensor, "b t d"]
+) -> tuple[float, Float[Tensor, "b"]]:
+    """Return the largest change of a quantity along trajectories, divided by its spread.
+
+    Returns:
+        The largest value over all trajectories, and the value of each.
+    """
+    values = energy(states.double())
+    change = (values - values[:, :1]).abs().amax(1)
+    spread = values.std().clamp_min(1e-12)
+    return float(change.max() / spread), change / spread
+
+
+@torch.no_grad()
+def long_rollout(
+    trained: Trained,
+    start: Float[Tensor, "b d"],
+    dt: float,
+    steps: int,
+    draws: int = 16,
+    mean_weights: bool = False,
+) -> Float[Tensor, "b t d"]:
+    """Predict long trajectories, including the initial state.
+
+    Args:
+        trained: the model.
+        start: initial states.
+        dt: time between two states.
+        steps: number of steps.
+        draws: posterior draws whose trajectories are averaged. The average drifts even if every
+            draw conserves the energy, because their phases separate.
+        mean_weights: predict one trajectory with the mean weights instead.
+
+    Raises:
+        ValueError: `start` is not [b, 2n], or `steps` is below 1.
+    """
+    if start.ndim != 2 or steps < 1:
+        raise ValueError(
+            f"long_rollout needs initial states [b, 2n] and steps >= 1, got shape "
+            f"{list(start.shape)} and {steps} steps."
+        )
+    model, config = trained.model, trained.config
+    mean = model.network.posteriors[0].mean
+    x = start.to(mean)
+    gaps = torch.full((len(x), steps), dt, dtype=x.dtype, device=x.device)
+    data = Transitions(x, x[:, None].expand(-1, steps, -1), gaps, torch.ones_like(gaps))
+    generator = torch.Generator(mean.device).manual_seed(config.seed)
+    flows, draws = 2 * config.flows, 1 if mean_weights else draws
+    energy = model.mean(flows, generator) if mean_weights else model.draw(draws, flows, generator)
+    integrator = integrator_by_name(config.integrator)
+    states = rollout(energy.field, data, draws, integrator, config.substeps)
+    return torch.cat([x[:, None], states.mean(0)], dim=1)
+
+
+# --------------------------------------------------------------------------------------- simulator
+
+
+class Simulator(nn.Module):
+    """The dynamics of a trained model, with mean weights and flows that are drawn once.
+
+    All numbers are frozen parameters, so `to`, `state_dict` and `torch.save` include them.
+
+    Args:
+        trained: the model; copied.
+        flows: number of flows of the average.
+        max_step: longest integrator step.
+        seed: of the flows.
+    """
+
+    weight0: Tensor
+    linear: Tensor
+    shift: Tensor
+    tau: Tensor
+
+    def __init__(
+        self, trained: Trained, flows: int = 64, max_step: float = 0.1, seed: int = 0
+    ) -> None:
+        super().__init__()
+        if not max_step > 0:
+            raise ValueError(f"max_step must be positive, got {max_step}.")
+        model = trained.model
+        device = model.network.posteriors[0].mean.device
+        with torch.no_grad():
+            drawn = model.mean(flows, torch.Generator(device).manual_seed(seed))
+        self.activation = model.network.activation
+        self.hidden = len(drawn.energy.biases)
+        _register_frozen(self, {f"weight{k}": w for k, w in enumerate(drawn.energy.weights)})
+        _register_frozen(self, {f"bias{k}": b for k, b in enumerate(drawn.energy.biases)})
+        if isinstance(drawn.flows, AffineFlows):
+            _register_frozen(self, {"linear": drawn.flows.linear, "shift": drawn.flows.shift})
+        elif isinstance(drawn.flows, IntegratedFlows):
+            self.observable = copy.deepcopy(drawn.flows.observable).requires_grad_(False)
+            _register_frozen(self, {"tau": drawn.flows.tau})
+        self.integrator: Integrator = integrator_by_name(trained.config.integrator)
+        self.max_step = max_step
+
+    @property
+    def hamiltonian(self) -> Hamiltonian:
+        """The learned Hamiltonian, averaged over the flows."""
+        weights = [getattr(self, f"weight{k}") for k in range(self.hidden + 1)]
+        biases = [getattr(self, f"bias{k}") for k in range(self.hidden)]
+        flows: Flows | None = None
+        if hasattr(self, "linear"):
+            flows = AffineFlows(self.linear, self.shift)
+        elif hasattr(self, "tau"):
+            flows = IntegratedFlows(self.observable, self.tau)
+        return Hamiltonian(Energy(weights, biases, self.activation), flows)
+
+    @torch.no_grad()
+    def forward(self, state: Float[Tensor, "*b d"], t: float) -> Float[Tensor, "*b d"]:
+        """Return the states after a time t, which may be negative.
+
+        Raises:
+            ValueError: states of another dimension, or a time that is not finite.
+        """
+        t = float(t)
+        if not math.isfinite(t):
+            raise ValueError(f"The time must be finite, got {t}.")
+        steps = max(1, round(abs(t) / self.max_step + 0.5))
+        x = advance(self.integrator, self.hamiltonian.field, self._flatten(state), t, steps)
+        return _cast_like(x.reshape(state.shape), state)
+
+    @torch.no_grad()
+    def energy(self, state: Float[Tensor, "*b d"]) -> Float[Tensor, "*b"]:
+        """Return the learned energy."""
+        values = self.hamiltonian.value(self._flatten(state))
+        return _cast_like(values.reshape(state.shape[:-1]), state)
+
+    def _flatten(self, state: Tensor) -> Float[Tensor, "one m d"]:
+        phase = self.weight0.shape[-1]
+        if state.ndim < 1 or state.shape[-1] != phase:
+            raise ValueError(f"States must have shape [..., {phase}], got {list(state.shape)}.")
+        return state.reshape(1, -1, state.shape[-1]).to(self.weight0)
+
+
+class ScaledSimulator(nn.Module):
+    """A simulator in the user's units: `simulator(state, t)`.
+
+    Args:
+        simulator: in scaled units.
+        units: of the user.
+    """
+
+    centre: Tensor
+    scale: Tensor
+
+    def __init__(self, simulator: Simulator, units: Units) -> None:
+        super().__init__()
+        self.simulator, self.time_unit = simulator, units.time
+        _register_frozen(self, {"centre": units.centre, "scale": units.scale})
+
+    def forward(self, state: Float[Tensor, "*b d"], t: float) -> Float[Tensor, "*b d"]:
+        """Return the states after a time t."""
+        scale, centre = self.scale.to(state.device), self.centre.to(state.device)
+        scaled = (state.double() - centre) / scale
+        moved: Tensor = self.simulator(scaled, float(t) / self.time_unit)
+        return _cast_like(moved * scale + centre, state)
+
+
+def _cast_like(values: Tensor, like: Tensor) -> Tensor:
+    """Return values with dtype and device of `like`, but never as integers."""
+    return values.to(like) if like.is_floating_point() else values.to(like.device)
+
+
+def _register_frozen(module: nn.Module, tensors: dict[str, Tensor]) -> None:
+    """Register copies of tensors as parameters without gradients."""
+    for name, value in tensors.items():
+        parameter = nn.Parameter(value.detach().clone(), requires_grad=False)
+        module.register_parameter(name, parameter)

@@ -17,7 +17,7 @@ from symrazor.dynamics.config import TrainConfig
 from symrazor.dynamics.hamiltonian import SymmetrisedNetwork
 from symrazor.dynamics.journal import Journal, Page
 from symrazor.dynamics.loop import Loop
-from symrazor.dynamics.trained import Record, Trained, bound
+from symrazor.dynamics.trained import Record, Trained, evidence_bound
 from symrazor.dynamics.trajectories import Transitions
 from symrazor.training.interrupt import Interruption
 
@@ -56,7 +56,7 @@ def train(
         loop.load_state_dict(page.loop)
     if page is None or page.result is None:
         result = _run(loop, progress, page)
-        result.bound = bound(result, data)
+        result.bound = evidence_bound(result, data)
         if page is not None:
             page.finish(loop.state_dict(), {"bound": result.bound})
         return result

@@ -12,14 +12,13 @@ from symrazor.dynamics import analysis
 from symrazor.dynamics.algebra import Algebra
 from symrazor.dynamics.config import TrainConfig
 from symrazor.dynamics.conserved import FixedSpan, Quadratic
-from symrazor.dynamics.evaluate import long_rollout, mean_squared_error, relative_drift
 from symrazor.dynamics.group import full_group
 from symrazor.dynamics.hamiltonian import HamiltonianNetwork, SymmetrisedNetwork, point_posterior
 from symrazor.dynamics.measures import Draws, FlowTimes, Measure
 from symrazor.dynamics.mechanics import Scalar
-from symrazor.dynamics.rounding import exact
+from symrazor.dynamics.proposals import canonical_span
 from symrazor.dynamics.selection import train_and_select
-from symrazor.dynamics.trained import Trained
+from symrazor.dynamics.trained import Trained, long_rollout, mean_squared_error, relative_drift
 from symrazor.dynamics.training import train
 from symrazor.dynamics.trajectories import Trajectories, Transitions
 from symrazor.experiments.command import Arguments, command
@@ -127,7 +126,7 @@ def _told(setting: Setting, network: HamiltonianNetwork) -> SymmetrisedNetwork:
     """A network that is told the group, and averages over it as one that found it would."""
     known, fixed = setting.oracle, setting.oracle.quadratic()
     times = _times(setting, len(known))
-    span = SymmetrisedNetwork(network, exact(known.A, known.b, fixed), times)
+    span = SymmetrisedNetwork(network, canonical_span(known.A, known.b, fixed), times)
     group = full_group(span, setting.data.x)
     return SymmetrisedNetwork(network, *(group or (fixed, times)))
 

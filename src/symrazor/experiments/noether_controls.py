@@ -22,15 +22,19 @@ import torch
 
 from symrazor.dynamics.algebra import energies, unitary
 from symrazor.dynamics.config import TrainConfig
-from symrazor.dynamics.evaluate import mean_squared_error
-from symrazor.dynamics.functions import AnyFunctions, Functions, Products, inverse_distance
 from symrazor.dynamics.hamiltonian import HamiltonianNetwork, SymmetrisedNetwork
 from symrazor.dynamics.likelihoods import velocities
 from symrazor.dynamics.measures import FlowTimes
-from symrazor.dynamics.observables import Combination
+from symrazor.dynamics.observables import (
+    AnyFunctions,
+    Combination,
+    Functions,
+    Products,
+    inverse_distance,
+)
 from symrazor.dynamics.selection import train_and_select
 from symrazor.dynamics.systems import System, kepler, oscillators, pendulum
-from symrazor.dynamics.trained import Trained
+from symrazor.dynamics.trained import Trained, mean_squared_error
 from symrazor.dynamics.trajectories import Trajectories, Transitions, simulate, transitions
 from symrazor.experiments import noether, noether_oscillator
 from symrazor.experiments.noether_results import cell, document, save

@@ -20,9 +20,9 @@ import torch
 
 from symrazor.dynamics import analysis
 from symrazor.dynamics.algebra import Algebra, generators
+from symrazor.dynamics.analysis import quadratic_invariants
 from symrazor.dynamics.config import DiscoverConfig
 from symrazor.dynamics.discovery import discover
-from symrazor.dynamics.invariants import quadratic_invariants
 from symrazor.dynamics.result import Discovered
 from symrazor.dynamics.systems import System, kepler, nbody, oscillators, pendulum
 from symrazor.dynamics.trajectories import simulate
