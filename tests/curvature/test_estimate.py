@@ -17,9 +17,9 @@ from symrazor.curvature.coverage import layers
 from symrazor.curvature.estimate import estimate_curvature
 from symrazor.curvature.task import CurvatureTask, Method
 from symrazor.linalg import eigen_jobs as pieces_module
-from symrazor.linalg.blocks import ROW, Dense, Diag, Kron, StackedSpectra
+from symrazor.linalg.blocks import STACKED_ROW, Dense, Diag, Kron, StackedSpectra
 from symrazor.linalg.eigen_jobs import EigenJob, solve
-from symrazor.linalg.factor import Factor, _in_parts, gram
+from symrazor.linalg.factor import Factor, _gram_in_parts, gram
 
 F64 = torch.float64
 EPS = torch.finfo(F64).eps
@@ -35,7 +35,7 @@ def _rows(r: int, k: int, i: int, seed: int = 0) -> Tensor:
 def test_pieces_of_a_factor_are_its_spectrum(
     k: int, i: int, grain: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pieces_module, "GRAIN", grain)
+    monkeypatch.setattr(pieces_module, "MIN_JOB_WORK", grain)
     factor = Factor.of_rows(_rows(2 * i, k, i))
     pieces = EigenJob.of_factor(factor, "w", EPS)
     assert sum(piece.shape[0] for piece in pieces) == k
@@ -55,7 +55,7 @@ def test_small_pieces_keep_their_own_noise() -> None:
     both = torch.cat([rows.float(), 1e-6 * rows.float()], 1)
     factor = Factor.of_rows(both)
     (piece,) = EigenJob.of_factor(factor, "w", torch.finfo(torch.float32).eps)
-    large, tiny = piece.find()
+    large, tiny = piece.solve()
     assert torch.count_nonzero(large) == torch.count_nonzero(tiny) == 80
     torch.testing.assert_close(1e12 * tiny, large, rtol=1e-4, atol=1e-3)
 
@@ -77,7 +77,7 @@ def test_an_error_names_the_factor_and_its_side() -> None:
 def test_sums_over_many_rows_in_parts(dtype: torch.dtype, extra: int) -> None:
     rows = _rows(2 * 4096 + extra, 1, 6).to(dtype)
     expected = gram(rows.double())
-    error = (_in_parts(rows.squeeze(1)) - expected).abs().max() / expected.abs().max()
+    error = (_gram_in_parts(rows.squeeze(1)) - expected).abs().max() / expected.abs().max()
     assert float(error) < 10 * torch.finfo(dtype).eps
 
 
@@ -90,8 +90,8 @@ def _blocks() -> list[Kron | Dense | Diag]:
     return [
         kron("a", 2, 3, 4),
         Dense({"b": torch.Size([7])}, H, EPS),
-        kron("c", 1, 40, ROW // 10),
-        Diag("d", _rows(1, 1, ROW).square()),
+        kron("c", 1, 40, STACKED_ROW // 10),
+        Diag("d", _rows(1, 1, STACKED_ROW).square()),
         kron("e", 3, 1, 1),
     ]
 
@@ -260,14 +260,14 @@ def test_a_factor_is_made_a_matrix_if_more_rows_will_come(i: int) -> None:
     rows = [_rows(20, 2, i, seed) for seed in range(3)]
     first = Factor.of_rows(rows[0])
     enough = 0.75 * i / 20
-    assert first.for_more(0.99 * enough) is first
-    early = first.for_more(enough)
-    assert first.small and not early.small and not early.parts
+    assert first.prepared_for(0.99 * enough) is first
+    early = first.prepared_for(enough)
+    assert first.is_rows and not early.is_rows and not early.parts
     place = early.total.panels[0].data_ptr() if early.total is not None else 0
     for more in rows[1:]:
         early = early.absorb(Factor.of_rows(more))
-    early = early.settled()
-    assert early.for_more(100.0) is early
+    early = early.multiplied()
+    assert early.prepared_for(100.0) is early
     torch.testing.assert_close(early.matrix, gram(torch.cat(rows)), rtol=1e-13, atol=1e-13)
     assert early.total is not None and (i > 40 or early.total.panels[0].data_ptr() == place)
 
@@ -279,15 +279,17 @@ def test_factors_are_matrices_at_once_where_many_data_are_expected(expected: int
     (x, y), few = batches[0], 20
     total = source.batch(x[:few], y[:few], "here")
     before = {key: value for key, value in total.sums.items() if isinstance(value, Factor)}
-    assert before["3.weight", "A"].small
-    settle(total.sums, methodcaller("for_more", expected / total.n))
+    assert before["3.weight", "A"].is_rows
+    settle(total.sums, methodcaller("prepared_for", expected / total.n))
     for key, value in before.items():
         own = total.sums[key]
         assert isinstance(own, Factor)
-        assert own.small == (value.small and expected * value.size < 0.75 * few * value.features)
+        assert own.is_rows == (
+            value.is_rows and expected * value.size < 0.75 * few * value.features
+        )
         torch.testing.assert_close(own.matrix, value.matrix, rtol=1e-13, atol=1e-13)
     assert isinstance(found := total.sums["3.weight", "A"], Factor)
-    assert found.small == (expected == 40)
+    assert found.is_rows == (expected == 40)
     assert total.sums["3.bias", "H"] is total.sums["3.weight", "G"]
 
 
@@ -303,7 +305,7 @@ def test_no_rows_wait_after_the_first_batch_where_more_will_come(expected: int |
     )
     assert total is not None
     found = total.sums["3.weight", "A"]
-    assert isinstance(found, Factor) and found.small == (expected != 1000)
+    assert isinstance(found, Factor) and found.is_rows == (expected != 1000)
     truth = source.batch(x[:20], y[:20], "here").sums["3.weight", "A"]
     assert isinstance(truth, Factor)
     torch.testing.assert_close(found.matrix, truth.matrix, rtol=1e-12, atol=1e-13)

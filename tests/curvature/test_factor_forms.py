@@ -43,7 +43,7 @@ def test_factors_of_rows_in_any_number_of_parts(
         total = total + piece
     expected = torch.einsum("rki,rkj->kij", a, a)
     assert (total.blocks, total.features) == (blocks, features)
-    assert total.small == (rows < factor.ENOUGH * features)
+    assert total.is_rows == (rows < factor.ROWS_PER_FEATURE * features)
     assert_close(total.matrix, expected, 1e-12)
     values = torch.linalg.eigvalsh(expected)
     found = total.spectrum("w", EPS)
@@ -66,7 +66,7 @@ def test_a_running_sum_in_place_is_the_sum_bit_for_bit(
     value, running = (Factor.of_rows(pieces[0].clone()) for _ in range(2))
     for piece in pieces[1:]:
         value, running = value + Factor.of_rows(piece), running.absorb(Factor.of_rows(piece))
-    assert running.small == value.small
+    assert running.is_rows == value.is_rows
     assert torch.equal(running.matrix, value.matrix)
 
 
@@ -90,7 +90,7 @@ def test_rows_in_any_memory_layout() -> None:
     last = a.permute(1, 2, 0).contiguous().permute(2, 0, 1)
     assert last.stride(0) == 1
     both = Factor.of_rows(last[:3]) + Factor.of_rows(last[3:])
-    assert both.small
+    assert both.is_rows
     assert_close(both.spectrum("w", EPS), Factor.of_rows(a).spectrum("w", EPS), 1e-14)
     assert_close(both.matrix, torch.einsum("rki,rkj->kij", a, a), 1e-14)
 
@@ -178,8 +178,8 @@ def test_evidence_and_gradients_are_those_of_the_large_space(
     The second route reads the data again in another order, which must not matter.
     """
     answers = []
-    for enough in (factor.ENOUGH, 0.0):
-        monkeypatch.setattr(factor, "ENOUGH", enough)
+    for enough in (factor.ROWS_PER_FEATURE, 0.0):
+        monkeypatch.setattr(factor, "ROWS_PER_FEATURE", enough)
         razor, batches = _case(n, batch, **options)
         evidence = razor.evidence(batches, differentiable=True)
         moved = [*razor.prior.log_precision, *razor.eta.values()]
@@ -187,7 +187,7 @@ def test_evidence_and_gradients_are_those_of_the_large_space(
         razor, batches = _case(n, batch, **options)
         start = razor.generator.get_state()
         found = razor._collect(batches, None)
-        small = {name: f.small for name, f in _factors(found).items()}
+        small = {name: f.is_rows for name, f in _factors(found).items()}
         assert any(small.values()) == (enough > 0)
         assert not all(small.values())
         razor.generator.set_state(start)
@@ -230,8 +230,8 @@ def test_blocks_against_the_dense_curvature(n: int) -> None:
     model = nn.Sequential(nn.Linear(9, 12), nn.Tanh(), nn.Linear(12, 3)).double()
     x, y = torch.randn(n, 9, dtype=F64), torch.arange(n) % 3
     found = estimate_curvature(model, "categorical", [(x, y)], Method())
-    assert _factors(found)["0.weight A"].small
-    assert _factors(found)["0.weight G"].small
+    assert _factors(found)["0.weight A"].is_rows
+    assert _factors(found)["0.weight G"].is_rows
     exact = dense_ggn(model, sr.Categorical(), x, y, ("0.weight", "0.bias"))
     blocks = {block.names[0]: block for block in found.blocks}
     bias = blocks["0.bias"]

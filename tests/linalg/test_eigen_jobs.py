@@ -1,4 +1,4 @@
-"""Eigenvalues dealt out to a GPU and to the threads of a CPU, by the time that they should take."""
+"""Check how eigenvalue jobs are assigned to GPU solvers and CPU threads, and batched."""
 
 import pytest
 import torch
@@ -12,11 +12,11 @@ from symrazor.linalg.eigen_jobs import (
     EigenJob,
     EigenSchedule,
     schedule,
+    seconds_batched,
     seconds_on_cpu,
     seconds_on_gpu,
-    seconds_together,
     solve_batched,
-    workspace,
+    workspace_bytes,
 )
 from symrazor.linalg.factor import Factor
 
@@ -27,90 +27,90 @@ Sizes = list[tuple[int, int]]
 SIZES = st.lists(st.tuples(st.integers(1, 40), st.integers(1, 2000)), min_size=1, max_size=40)
 
 
-def _piece(k: int, d: int, device: torch.device = CUDA) -> EigenJob:
+def _job(k: int, d: int, device: torch.device = CUDA) -> EigenJob:
     return EigenJob("w", (k, d), device, lambda: torch.eye(d).expand(k, d, d), EPS)
 
 
-def _shape(group: list[int], pieces: list[EigenJob]) -> tuple[int, int]:
-    (d,) = {pieces[number].shape[1] for number in group}
-    return sum(pieces[number].shape[0] for number in group), d
+def _shape(group: list[int], jobs: list[EigenJob]) -> tuple[int, int]:
+    (d,) = {jobs[number].shape[1] for number in group}
+    return sum(jobs[number].shape[0] for number in group), d
 
 
 def _busy(
-    deal: EigenSchedule, pieces: list[EigenJob], threads: int
+    plan: EigenSchedule, jobs: list[EigenJob], threads: int
 ) -> tuple[float, float, list[float]]:
-    """Seconds of the two solvers of a GPU, and of the threads beside them."""
-    many = sum(seconds_together(_shape(group, pieces)) for group in deal.together)
-    single = sum(seconds_on_gpu(pieces[number].shape) for number in deal.one_by_one)
-    others = [0.0] * max(1, threads - (2 if deal.together else 1))
-    for number in deal.host:
-        others[others.index(min(others))] += seconds_on_cpu(pieces[number].shape)
+    """Return the seconds of the two GPU solvers and of each thread."""
+    many = sum(seconds_batched(_shape(group, jobs)) for group in plan.batched)
+    single = sum(seconds_on_gpu(jobs[number].shape) for number in plan.one_by_one)
+    others = [0.0] * max(1, threads - (2 if plan.batched else 1))
+    for number in plan.host:
+        others[others.index(min(others))] += seconds_on_cpu(jobs[number].shape)
     return many, single, others
 
 
 @settings(max_examples=100, deadline=None)
 @given(sizes=SIZES, threads=st.integers(1, 32), many=st.booleans())
-def test_everything_is_dealt_out_once(sizes: Sizes, threads: int, many: bool) -> None:
-    pieces = [_piece(k, d, CUDA if number % 5 else CPU) for number, (k, d) in enumerate(sizes)]
-    deal = schedule(pieces, threads, many)
-    assert deal == schedule(pieces, threads, many)
-    together = [number for group in deal.together for number in group]
-    assert sorted([*together, *deal.one_by_one, *deal.host]) == list(range(len(pieces)))
-    assert set(range(0, len(pieces), 5)) <= set(deal.host)
+def test_every_job_is_assigned_once(sizes: Sizes, threads: int, many: bool) -> None:
+    jobs = [_job(k, d, CUDA if number % 5 else CPU) for number, (k, d) in enumerate(sizes)]
+    plan = schedule(jobs, threads, many)
+    assert plan == schedule(jobs, threads, many)
+    together = [number for group in plan.batched for number in group]
+    assert sorted([*together, *plan.one_by_one, *plan.host]) == list(range(len(jobs)))
+    assert set(range(0, len(jobs), 5)) <= set(plan.host)
     assert many or not together
-    for group in deal.together:
-        k, d = _shape(group, pieces)
-        assert len(group) == 1 or k * workspace(d) <= WORKSPACE_BYTES
+    for group in plan.batched:
+        k, d = _shape(group, jobs)
+        assert len(group) == 1 or k * workspace_bytes(d) <= WORKSPACE_BYTES
 
 
 @settings(max_examples=100, deadline=None)
 @given(sizes=SIZES, threads=st.integers(1, 32), many=st.booleans())
-def test_all_is_done_no_later_than_by_the_gpu_alone(sizes: Sizes, threads: int, many: bool) -> None:
-    pieces = [_piece(k, d) for k, d in sizes]
-    deal = schedule(pieces, threads, many)
-    together, single, others = _busy(deal, pieces, threads)
-    alone = threads <= (2 if deal.together else 1)
+def test_the_schedule_is_no_slower_than_the_gpu_alone(sizes: Sizes, threads: int, many: bool) -> None:
+    jobs = [_job(k, d) for k, d in sizes]
+    plan = schedule(jobs, threads, many)
+    together, single, others = _busy(plan, jobs, threads)
+    alone = threads <= (2 if plan.batched else 1)
     last = max(together, single + others[0] if alone else max(single, *others))
-    assert last <= sum(seconds_on_gpu(piece.shape) for piece in pieces) * (1 + 1e-9)
+    assert last <= sum(seconds_on_gpu(job.shape) for job in jobs) * (1 + 1e-9)
 
 
-def test_what_comes_in_large_numbers_is_found_together() -> None:
-    """Small matrices of one size from many layers in few calls; not a few, not large ones."""
-    pieces = (
-        [_piece(1, 1024)] * 23 + [_piece(4, 160)] * 20 + [_piece(2, 180)] + [_piece(32, 80)] * 5
+def test_sizes_that_occur_often_are_batched() -> None:
+    """Only many small matrices of one size are batched."""
+    jobs = (
+        [_job(1, 1024)] * 23 + [_job(4, 160)] * 20 + [_job(2, 180)] + [_job(32, 80)] * 5
     )
-    deal = schedule(pieces, 16, True)
-    shapes = [_shape(group, pieces) for group in deal.together]
+    plan = schedule(jobs, 16, True)
+    shapes = [_shape(group, jobs) for group in plan.batched]
     assert shapes == [(56, 160), (24, 160), (96, 80), (64, 80)]
-    assert {pieces[number].shape[1] for number in deal.host} == {1024, 180}
-    assert {pieces[number].shape[1] for number in deal.one_by_one} == {1024}
-    together, single, others = _busy(deal, pieces, 16)
+    assert {jobs[number].shape[1] for number in plan.host} == {1024, 180}
+    assert {jobs[number].shape[1] for number in plan.one_by_one} == {1024}
+    together, single, others = _busy(plan, jobs, 16)
     assert max(together, single, *others) < 0.14  # the GPU alone: 0.25 s, 16 threads alone: 0.27 s
 
 
-def test_without_a_solver_for_many_threads_take_small_matrices() -> None:
-    pieces = [_piece(1, 4000)] * 2 + [_piece(32, 80)] * 10
-    assert schedule(pieces, 16, False) == EigenSchedule([], [0, 1], list(range(2, 12)))
-    assert schedule(pieces[:2], 1, False) == EigenSchedule([], [0, 1], [])
+def test_without_a_batched_solver_threads_take_small_matrices() -> None:
+    jobs = [_job(1, 4000)] * 2 + [_job(32, 80)] * 10
+    assert schedule(jobs, 16, False) == EigenSchedule([], [0, 1], list(range(2, 12)))
+    assert schedule(jobs[:2], 1, False) == EigenSchedule([], [0, 1], [])
 
 
-def test_calls_are_cut_at_the_workspace() -> None:
-    each = WORKSPACE_BYTES // workspace(256)
-    pieces = [_piece(1, 256)] * (2 * each + 1)
-    calls = schedule(pieces, 16, True).together
+def test_calls_are_split_by_workspace() -> None:
+    each = WORKSPACE_BYTES // workspace_bytes(256)
+    jobs = [_job(1, 256)] * (2 * each + 1)
+    calls = schedule(jobs, 16, True).batched
     assert [len(call) for call in calls] == [each, each, 1]
 
 
-def test_pieces_of_other_arithmetic_are_not_joined() -> None:
+def test_jobs_of_different_precision_are_not_batched_together() -> None:
     other = EigenJob("w", (30, 70), CUDA, lambda: torch.empty(0), 1e-7)
-    assert schedule([_piece(30, 70), other, _piece(30, 70)], 4, True).together == [[0, 2], [1]]
+    assert schedule([_job(30, 70), other, _job(30, 70)], 4, True).batched == [[0, 2], [1]]
 
 
 @pytest.mark.parametrize("threads", [2, 5])
-def test_equal_matrices_are_shared_out_by_speed(threads: int) -> None:
-    pieces = [_piece(1, 256)] * 60
+def test_equal_matrices_are_distributed_by_speed(threads: int) -> None:
+    jobs = [_job(1, 256)] * 60
     gpu, cpu = seconds_on_gpu((1, 256)), seconds_on_cpu((1, 256))
-    there = len(schedule(pieces, threads, False).one_by_one)
+    there = len(schedule(jobs, threads, False).one_by_one)
     best = 60 / (1 / gpu + (threads - 1) / cpu)  # if matrices could be cut
     assert there * gpu <= best + max(gpu, cpu)
     assert -(-(60 - there) // (threads - 1)) * cpu <= best + max(gpu, cpu)
@@ -120,9 +120,9 @@ def test_equal_matrices_are_shared_out_by_speed(threads: int) -> None:
     ("d", "measured"),
     [(40, 0.77), (64, 0.97), (80, 1.12), (160, 2.02), (256, 3.5), (360, 5.6), (1024, 33.2)],
 )
-def test_the_workspace_is_not_underrated(d: int, measured: float) -> None:
-    """Megabytes for a matrix, on an H200 with CUDA 13."""
-    assert measured * 2**20 <= workspace(d) <= 1.25 * measured * 2**20
+def test_the_workspace_estimate_is_not_too_small(d: int, measured: float) -> None:
+    """The measured values are megabytes per matrix on an H200 with CUDA 13."""
+    assert measured * 2**20 <= workspace_bytes(d) <= 1.25 * measured * 2**20
 
 
 def _factor(k: int, d: int, scale: float) -> Factor:
@@ -131,24 +131,24 @@ def _factor(k: int, d: int, scale: float) -> Factor:
 
 
 @pytest.mark.parametrize("d", [9, 70])
-def test_together_each_matrix_is_treated_as_if_alone(d: int) -> None:
-    """The noise of one does not touch another that is a million times smaller."""
+def test_batched_matrices_are_solved_independently(d: int) -> None:
+    """Rounding noise of one matrix does not affect one that is a million times smaller."""
     factors = [_factor(2, d, 1.0), _factor(3, d, 1e-6)]
-    pieces = [piece for f in factors for piece in EigenJob.of_factor(f, "w", 1e-7)]
-    found = solve_batched(pieces)
-    for piece, value in zip(pieces, found, strict=True):
-        assert value.shape == piece.shape
-        torch.testing.assert_close(value, piece.find(), rtol=1e-12, atol=0)
+    jobs = [job for f in factors for job in EigenJob.of_factor(f, "w", 1e-7)]
+    found = solve_batched(jobs)
+    for job, value in zip(jobs, found, strict=True):
+        assert value.shape == job.shape
+        torch.testing.assert_close(value, job.solve(), rtol=1e-12, atol=0)
         assert torch.count_nonzero(value) == value.numel()
 
 
 @pytest.mark.parametrize("bad", [float("nan"), -1.0])
-def test_together_an_error_names_its_piece(bad: float) -> None:
+def test_a_batched_error_names_the_tensor(bad: float) -> None:
     def spoiled() -> Tensor:
         matrix = torch.eye(5, dtype=torch.float64).repeat(2, 1, 1)
         matrix[1, 3, 3] = bad
         return matrix
 
-    pieces = [_piece(4, 5, CPU), EigenJob("culprit", (2, 5), CPU, spoiled, EPS)]
+    jobs = [_job(4, 5, CPU), EigenJob("culprit", (2, 5), CPU, spoiled, EPS)]
     with pytest.raises(CurvatureError, match="culprit"):
-        solve_batched(pieces)
+        solve_batched(jobs)

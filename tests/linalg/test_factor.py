@@ -1,4 +1,4 @@
-"""Large factors kept by panels: the same sums as dense matrices, in half of the memory."""
+"""Compare factors stored as panels with dense matrices: same sums, half of the memory."""
 
 import pytest
 import torch
@@ -25,9 +25,7 @@ def dense(a: Tensor) -> Tensor:
     sizes=st.lists(st.integers(1, 320), min_size=1, max_size=5),
     seed=st.integers(0, 99),
 )
-def test_running_sums_are_those_of_dense_matrices(
-    k: int, i: int, sizes: list[int], seed: int
-) -> None:
+def test_running_sums_match_dense_matrices(k: int, i: int, sizes: list[int], seed: int) -> None:
     parts = [rows(r, k, i, seed + number) for number, r in enumerate(sizes)]
     expected = dense(torch.cat(parts))
     summed, absorbed = Factor.of_rows(parts[0]), Factor.of_rows(parts[0])
@@ -38,14 +36,14 @@ def test_running_sums_are_those_of_dense_matrices(
     assert torch.allclose(summed.matrix, expected, rtol=0, atol=tolerance)
     assert torch.equal(summed.matrix, absorbed.matrix)
     for block in range(k):
-        alone = absorbed.some(block, block + 1).matrix[0]
+        alone = absorbed.select(block, block + 1).matrix[0]
         assert torch.allclose(alone, expected[block], rtol=0, atol=tolerance)
     mean = absorbed.averaged().matrix
     assert torch.allclose(mean[0], expected.mean(0), rtol=0, atol=tolerance)
 
 
 @pytest.mark.parametrize("i", [2 * PANEL, 2 * PANEL + 1, 8 * PANEL])
-def test_a_large_matrix_takes_little_more_than_half(i: int) -> None:
+def test_a_large_matrix_takes_little_more_than_half_of_the_memory(i: int) -> None:
     matrix = dense(rows(4, 2, i))
     matrix = (matrix + matrix.mT) / 2
     kept = Symmetric.of(matrix)
@@ -56,7 +54,7 @@ def test_a_large_matrix_takes_little_more_than_half(i: int) -> None:
     assert not Symmetric.zeros(2, i, matrix.device).matrix.any()
 
 
-def test_a_small_matrix_and_one_with_a_gradient_are_kept_whole() -> None:
+def test_small_matrices_and_those_with_a_gradient_are_stored_whole() -> None:
     small = dense(rows(4, 2, 2 * PANEL - 1))
     assert Symmetric.of(small).panels[0] is small
     large = dense(rows(2, 1, 2 * PANEL)).requires_grad_()
@@ -78,17 +76,17 @@ def test_eigenvalues_of_panels() -> None:
 
 
 @pytest.mark.parametrize("i", [40, 300])
-def test_lent_matrices_are_told_by_their_loan(i: int) -> None:
-    """Whatever shares their memory has it, and what is written out does not share their memory."""
+def test_borrowed_matrices_keep_their_loan(i: int) -> None:
+    """Views keep the loan; full matrices are copies."""
     matrix = torch.randn(3, i, i, dtype=torch.float64)
     matrix = matrix + matrix.mT
     lent = Symmetric.of(matrix.clone())
     lent.loan = object()
-    assert lent.some(1, 3).loan is lent.loan
-    assert lent.some(1, 3).panels[0].data_ptr() == lent.panels[0][1:].data_ptr()
+    assert lent.select(1, 3).loan is lent.loan
+    assert lent.select(1, 3).panels[0].data_ptr() == lent.panels[0][1:].data_ptr()
     for other in (lent + lent, lent.mean(), Symmetric.of(matrix)):
         assert other.loan is None
-    found, part = lent.matrix, lent.some(1, 3).matrix
+    full, part = lent.matrix, lent.select(1, 3).matrix
     for panel in lent.panels:
         panel.zero_()
-    assert torch.equal(found, matrix) and torch.equal(part, matrix[1:])
+    assert torch.equal(full, matrix) and torch.equal(part, matrix[1:])

@@ -232,7 +232,7 @@ class _Wayward(nn.Module):
         ("around", {}, "first.weight: the uses of its module do not explain"),
         ("coupled", {}, "treats data one by one"),
         ("random", {}, "a deterministic model"),
-        ("", {"prior_groups": "diagonal"}, "one prior precision for first.weight, got one per"),
+        ("", {"prior_groups": "diagonal"}, "first.weight has one prior precision per weight"),
     ],
 )
 def test_what_has_no_evidence_is_refused_before_any_training(

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from symrazor.accelerate.processes import all_gather, all_gather_text, all_reduce_, is_distributed
 from symrazor.core.errors import CurvatureError, DivergenceError
-from symrazor.linalg.factor import ENOUGH, Factor, Symmetric
+from symrazor.linalg.factor import ROWS_PER_FEATURE, Factor, Symmetric
 
 Key = tuple[str, str]
 Statistics = dict[Key, Tensor | Factor]
@@ -63,13 +63,13 @@ def add_batches(parts: Iterable[Batch], expected: int | None = None) -> Batch | 
     for part in parts:
         batches += part.n > 0
         if total is not None and part.n and batches == 2 and expected is not None:
-            settle(total.sums, methodcaller("for_more", expected / total.n))
+            settle(total.sums, methodcaller("prepared_for", expected / total.n))
         total = part if total is None else total.absorb(part)
         del part  # before the next one is made
     return total
 
 
-def settle(sums: Statistics, settled: Callable[[Factor], Factor] = Factor.settled) -> None:
+def settle(sums: Statistics, settled: Callable[[Factor], Factor] = Factor.multiplied) -> None:
     """Multiply rows that still wait: now, and not once for every block by some other thread.
 
     Or do something else to every factor; two keys of one factor stay two keys of one factor.
@@ -162,7 +162,7 @@ def _entries(sums: Statistics) -> list[Entry]:
             by_object[id(value)] = {
                 "keys": [list(key)],
                 "shape": [value.blocks, value.features],
-                "rows": value.size if value.small else None,
+                "rows": value.size if value.is_rows else None,
                 "dtype": str(value.dtype).removeprefix("torch."),
             }
         else:
@@ -219,10 +219,10 @@ def _factor(
     """The rows of all processes; or this one's matrix, still to be added up."""
     blocks, features = known["shape"]
     rows = [0 if entry is None else entry["rows"] for entry in entries]
-    if None not in rows and sum(rows) < ENOUGH * features:
+    if None not in rows and sum(rows) < ROWS_PER_FEATURE * features:
         dtype = getattr(torch, known["dtype"])
         mine = torch.zeros(0, blocks, features, dtype=dtype, device=device)
         return Factor(all_gather(mine if own is None else own.rows, rows))
     if own is None:
         return Factor([], Symmetric.zeros(blocks, features, device))
-    return Factor([], own.squared)
+    return Factor([], own.outer_products)

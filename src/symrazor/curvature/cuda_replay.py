@@ -115,7 +115,7 @@ def _summed(
             total = part if total is None else total.absorb(part)
         eager += 1
         if eager == 1 and total is not None and expected is not None:
-            settle(total.sums, methodcaller("for_more", expected / total.n))
+            settle(total.sums, methodcaller("prepared_for", expected / total.n))
     return total
 
 

@@ -60,9 +60,9 @@ class Curvature:
     def prepare(self) -> "Curvature":
         """Compute all spectra now, side by side; see eigenvalues.py."""
         spectra = [spectrum for block in self.blocks for spectrum in block.prepare()]
-        values = iter(solve([piece for s in spectra for piece in s.pieces]))
+        values = iter(solve([piece for s in spectra for piece in s.jobs]))
         for spectrum in spectra:
-            spectrum.put([next(values) for _ in spectrum.pieces])
+            spectrum.store([next(values) for _ in spectrum.jobs])
         return self
 
 
@@ -250,7 +250,7 @@ def _share_spectrum(sums: Statistics, blocks: list[Block], scale: float) -> None
     match blocks:
         case [Dense() as bias, Kron() as weight]:
             if sums[bias.names[0], "H"] is sums[weight.name, "G"]:
-                bias.known = lambda: scale * weight.spectrum_G[0]
+                bias.known_spectrum = lambda: scale * weight.spectrum_G[0]
 
 
 def _kron(

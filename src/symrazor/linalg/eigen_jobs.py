@@ -1,4 +1,19 @@
-"""Eigenvalues of blocks as work that is shared out: over processes, threads, and a GPU."""
+"""Compute the eigenvalues of all factors: on all processes, and in each on its GPU and CPU threads.
+
+Eigenvalue problems are split into jobs (`EigenJob`). `schedule` assigns every job to a solver
+before any is started, by the time that the solver should take:
+
+| solver | seconds for k matrices of d rows, about (H200, torch 2.11, CUDA 13) |
+|---|---|
+| GPU, batched | 3e-4 + 1e-7 k d up to 80 rows, 0.015 up to 256, then 1e-4 d |
+| GPU, one by one | 1.05e-5 k d |
+| one CPU thread, while other threads work | k (4e-6 d + 1.2e-10 d^3) |
+
+One batched call is slow for a single matrix but hardly slower for a hundred, and the other GPU
+solver can run beside it. Sizes that occur often therefore go to the batched solver; of the others,
+large matrices go to the GPU and to threads, small ones to threads. The schedule depends on sizes
+and on the number of threads, never on timing.
+"""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -15,149 +30,257 @@ from symrazor.accelerate.devices import run_in_threads, side_stream
 from symrazor.accelerate.processes import all_reduce_, assign_owners, is_distributed, world
 from symrazor.core.errors import CurvatureError
 from symrazor.linalg.factor import Factor
-from symrazor.linalg.spectra import ALONE, of_symmetric, symmetric
+from symrazor.linalg.spectra import MIN_ROWS_UNBATCHED, eigenvalues_of_symmetric, symmetric_part
 
-GRAIN = 2**24
-"""Work of one piece, at least, in cubes of sizes: one matrix of 256 rows, 64 of 64."""
+MIN_JOB_WORK = 2**24
+"""Smallest work of one job, in cubes of sizes: one matrix of 256 rows, or 64 of 64 rows."""
+HOST = torch.device("cpu")
+Shape = tuple[int, int]
 
 
 @dataclass(frozen=True)
 class EigenJob:
-    """Eigenvalues of some matrices of one size: work for one thread or one process.
+    """Eigenvalues of k matrices of one size, as work for one thread or one process.
 
     Args:
-        name: whose they are.
-        shape: of the result, [k, d].
-        device: where the matrices are.
-        matrices: makes them, [k, d, d].
-        resolution: machine epsilon of the arithmetic that made them.
+        name: the tensor that the matrices belong to, for error messages.
+        shape: shape [k, d] of the result.
+        device: device of the matrices.
+        matrices: returns the matrices, [k, d, d].
+        resolution: machine epsilon of the arithmetic that computed the matrices.
     """
 
     name: str
-    shape: tuple[int, int]
+    shape: Shape
     device: torch.device
     matrices: Callable[[], Tensor]
     resolution: float
 
     @classmethod
     def of_factor(cls, factor: Factor, name: str, resolution: float) -> "list[EigenJob]":
-        """All blocks of a factor: large matrices one by one, small ones some at a time."""
-        step = factor.blocks if factor.size < ALONE else max(1, GRAIN // factor.size**3)
+        """Split the blocks of a factor into jobs: large matrices alone, small ones in groups."""
+        step = factor.blocks
+        if factor.size >= MIN_ROWS_UNBATCHED:
+            step = max(1, MIN_JOB_WORK // factor.size**3)
         if step >= factor.blocks:
             parts = [factor]
         else:
-            parts = [factor.some(i, i + step) for i in range(0, factor.blocks, step)]
+            parts = [factor.select(i, i + step) for i in range(0, factor.blocks, step)]
         return [
-            cls(name, (part.blocks, part.size), part.device, part.smaller, resolution)
+            cls(name, (part.blocks, part.size), part.device, part.smaller_matrix, resolution)
             for part in parts
         ]
 
     @property
     def work(self) -> float:
-        """In proportion to the time that it takes."""
+        """Estimate of the work, proportional to time."""
         return float(self.shape[0] * self.shape[1] ** 3)
 
-    def find(self) -> Float[Tensor, "k d"]:
-        """The eigenvalues, where the matrices are, which are not kept beside their copy."""
-        return of_symmetric(symmetric(self.matrices(), self.name), self.name, self.resolution)
+    def solve(self) -> Float[Tensor, "k d"]:
+        """Return the eigenvalues, computed on the device of the matrices."""
+        # The unsymmetrised matrices are not bound to a name: they are freed before the solver runs.
+        symmetric = symmetric_part(self.matrices(), self.name)
+        return eigenvalues_of_symmetric(symmetric, self.name, self.resolution)
 
-    def fetched(self) -> Callable[[], Tensor]:
-        """What is left to do on the host, for any thread: matrices of a GPU are copied now."""
+    def on_host(self) -> Callable[[], Tensor]:
+        """Return the remaining CPU work, for any thread; matrices on a GPU are copied now."""
         if self.device.type == "cpu":
-            return self.find
-        matrices = symmetric(self.matrices(), self.name)
+            return self.solve
+        matrices = symmetric_part(self.matrices(), self.name)
         host = torch.empty(matrices.shape, dtype=matrices.dtype, pin_memory=True)
-        host.copy_(matrices)  # 30 times as fast as to memory that is not pinned
-        return partial(of_symmetric, host, self.name, self.resolution)
+        host.copy_(matrices)  # 30 times as fast as a copy to memory that is not pinned
+        return partial(eigenvalues_of_symmetric, host, self.name, self.resolution)
 
 
 @dataclass(frozen=True)
 class Spectrum:
-    """Eigenvalues that a block will need, in independent pieces.
+    """Eigenvalues that a block needs, as independent jobs.
 
     Args:
-        pieces: all of them.
-        put: takes their results, in order.
+        jobs: all jobs.
+        store: receives their results, in order.
     """
 
-    pieces: list[EigenJob]
-    put: Callable[[list[Tensor]], None]
+    jobs: list[EigenJob]
+    store: Callable[[list[Tensor]], None]
 
 
-Shape = tuple[int, int]
+def solve(jobs: Sequence[EigenJob]) -> list[Tensor]:
+    """Return the eigenvalues of every job, each on the device of its matrices."""
+    process = world()
+    owners = assign_owners([job.work for job in jobs], process.size)
+    local = [number for number, owner in enumerate(owners) if owner == process.rank]
+    error: Exception | None = None
+    values: dict[int, Tensor] = {}
+    try:
+        values = dict(zip(local, _solve_locally([jobs[n] for n in local]), strict=True))
+    except CurvatureError as failure:
+        error = failure
+    if error is None and not is_distributed():
+        return [values[number] for number in range(len(jobs))]
+    return _all_reduce(jobs, values, error)
+
+
+def _solve_locally(jobs: Sequence[EigenJob]) -> list[Tensor]:
+    """Solve the jobs of this process on threads and GPUs, largest first."""
+    gpus = {job.device for job in jobs if job.device.type == "cuda"}
+    has_batched_solver = all(cusolver.solver(gpu) is not None for gpu in gpus)
+    plan = schedule(jobs, torch.get_num_threads(), has_batched_solver)
+
+    def tasks() -> Iterator[Callable[[], list[Tensor]]]:
+        if plan.one_by_one:
+            yield partial(_solve_one_by_one, [jobs[number] for number in plan.one_by_one])
+        if plan.batched:
+            yield partial(_solve_groups, [[jobs[n] for n in group] for group in plan.batched])
+        for number in plan.host:  # only this thread reads the generator and copies from a GPU
+            yield partial(_as_list, jobs[number].on_host())
+
+    for gpu in gpus:
+        torch.cuda.synchronize(gpu)  # other threads use other streams
+    values = [value for part in run_in_threads(tasks()) for value in part]
+    numbers = [*plan.one_by_one, *(n for group in plan.batched for n in group), *plan.host]
+    by_number = dict(zip(numbers, values, strict=True))
+    return _to_devices(jobs, [by_number[number] for number in range(len(jobs))])
+
+
+def _as_list(task: Callable[[], Tensor]) -> list[Tensor]:
+    return [task()]
+
+
+def _solve_one_by_one(jobs: Sequence[EigenJob]) -> list[Tensor]:
+    """Solve on the GPU's second stream, so that no copy to the host waits for it."""
+    with torch.cuda.stream(side_stream(jobs[0].device, 0)):
+        return [job.solve().to(HOST) for job in jobs]
+
+
+def _solve_groups(groups: Sequence[Sequence[EigenJob]]) -> list[Tensor]:
+    """Solve each group by one batched call on the GPU's third stream."""
+    with torch.cuda.stream(side_stream(groups[0][0].device, 1)):
+        return [value for group in groups for value in solve_batched(group)]
+
+
+def solve_batched(jobs: Sequence[EigenJob]) -> list[Tensor]:
+    """Return the eigenvalues of jobs of one size, as `EigenJob.solve` does, on the host."""
+    resolution = jobs[0].resolution
+    try:
+        matrices = torch.cat([job.matrices() for job in jobs])
+        matrices = symmetric_part(matrices, "one of several tensors")
+        values = eigenvalues_of_symmetric(
+            matrices, "one of several tensors", resolution, cusolver.eigvalsh
+        )
+    except CurvatureError:
+        return [job.solve().to(HOST) for job in jobs]  # raises an error that names the tensor
+    return list(values.to(HOST).split([job.shape[0] for job in jobs]))
+
+
+def _to_devices(jobs: Sequence[EigenJob], values: Sequence[Tensor]) -> list[Tensor]:
+    """Copy the values to the devices of the jobs, in one copy if there is one device."""
+    devices = {job.device for job in jobs}
+    if devices <= {HOST}:
+        return list(values)
+    if len(devices) > 1:
+        return [value.to(job.device) for job, value in zip(jobs, values, strict=True)]
+    flat = torch.cat([value.flatten() for value in values]).to(devices.pop())
+    parts = flat.split([value.numel() for value in values])
+    return [part.view(job.shape) for job, part in zip(jobs, parts, strict=True)]
+
+
+def _all_reduce(
+    jobs: Sequence[EigenJob], local: dict[int, Tensor], error: Exception | None
+) -> list[Tensor]:
+    """Sum the eigenvalues over processes: each contributes zeros for jobs it did not solve.
+
+    A process with an error contributes NaN instead, so that all processes fail together.
+    """
+    empty = 0.0 if error is None else torch.nan
+    values = [
+        local[number].clone()
+        if number in local
+        else torch.full(job.shape, empty, dtype=torch.float64, device=job.device)
+        for number, job in enumerate(jobs)
+    ]
+    all_reduce_(values)
+    if error is not None:
+        raise error
+    for job, value in zip(jobs, values, strict=True):
+        if not bool(torch.isfinite(value).all()):
+            raise CurvatureError(
+                f"The eigenvalues of {job.name} could not be computed because another process "
+                "failed. The message of that process names the factor."
+            )
+    return values
 
 
 @dataclass(frozen=True)
 class EigenSchedule:
-    """Numbers of pieces of work, by who does them.
+    """Numbers of jobs by solver.
 
     Args:
-        together: by the GPU; each group is of one size, and one call of its solver for many.
-        one_by_one: by the GPU.
-        host: by threads of the CPU.
+        batched: for the GPU's batched solver; each group has one size and is one call.
+        one_by_one: for the GPU's solver of single matrices.
+        host: for CPU threads.
     """
 
-    together: list[list[int]]
+    batched: list[list[int]]
     one_by_one: list[int]
     host: list[int]
 
 
-def schedule(pieces: Sequence[EigenJob], threads: int, many: bool) -> EigenSchedule:
-    """What comes in large numbers first; then each piece goes to whoever is done with it first.
+def schedule(jobs: Sequence[EigenJob], threads: int, has_batched_solver: bool) -> EigenSchedule:
+    """Assign sizes that occur often to the batched solver, every other job to the first free one.
 
-    A thread keeps each solver of the GPU busy, the others work themselves; a single one does all.
+    One thread keeps each GPU solver busy, the others solve themselves; a single thread does all.
 
     Args:
-        pieces: in any order; each list of the result has the largest first.
-        threads: of the CPU.
-        many: whether the GPU has a solver for many at once.
+        jobs: in any order; each list of the result has the largest first.
+        threads: number of CPU threads.
+        has_batched_solver: whether the GPU has one.
     """
-    order = sorted(range(len(pieces)), key=lambda number: -pieces[number].work)
-    groups = _groups([n for n in order if pieces[n].device.type == "cuda"], pieces) if many else []
-    taken = {number for group in groups for number in group}
-    gpu, others = 0.0, [0.0] * max(0, threads - (2 if groups else 1))
-    deal = EigenSchedule(groups, [], [])
+    order = sorted(range(len(jobs)), key=lambda number: -jobs[number].work)
+    groups: list[list[int]] = []
+    if has_batched_solver:
+        groups = _batched_groups([n for n in order if jobs[n].device.type == "cuda"], jobs)
+    assigned = {number for group in groups for number in group}
+    gpu_seconds, thread_seconds = 0.0, [0.0] * max(0, threads - (2 if groups else 1))
+    plan = EigenSchedule(groups, [], [])
     for number in order:
-        if number in taken:
+        if number in assigned:
             continue
-        piece = pieces[number]
-        here, there = seconds_on_cpu(piece.shape), seconds_on_gpu(piece.shape)
-        first = min(range(len(others)), key=others.__getitem__, default=None)
-        wait = 0.0 if first is None else others[first] - gpu
-        if piece.device.type == "cuda" and there < wait + here:
-            deal.one_by_one.append(number)
-            gpu += there
+        job = jobs[number]
+        on_cpu, on_gpu = seconds_on_cpu(job.shape), seconds_on_gpu(job.shape)
+        first_free = min(range(len(thread_seconds)), key=thread_seconds.__getitem__, default=None)
+        wait = 0.0 if first_free is None else thread_seconds[first_free] - gpu_seconds
+        if job.device.type == "cuda" and on_gpu < wait + on_cpu:
+            plan.one_by_one.append(number)
+            gpu_seconds += on_gpu
         else:
-            deal.host.append(number)
-            if first is not None:
-                others[first] += here
-    return deal
+            plan.host.append(number)
+            if first_free is not None:
+                thread_seconds[first_free] += on_cpu
+    return plan
 
 
-def _groups(numbers: Sequence[int], pieces: Sequence[EigenJob]) -> list[list[int]]:
-    """Pieces that a GPU's solver for many should take, by calls; of one size, as it comes."""
-    alike: dict[tuple[object, ...], list[int]] = {}
+def _batched_groups(numbers: Sequence[int], jobs: Sequence[EigenJob]) -> list[list[int]]:
+    """Return the groups of equal size for which the batched solver is the fastest."""
+    by_size: dict[tuple[object, ...], list[int]] = {}
     for number in numbers:
-        piece = pieces[number]
-        alike.setdefault((piece.device, piece.resolution, piece.shape[1]), []).append(number)
+        job = jobs[number]
+        by_size.setdefault((job.device, job.resolution, job.shape[1]), []).append(number)
     chosen = []
-    for same in alike.values():
-        calls = _calls(same, pieces)
-        shapes = [
-            (sum(pieces[n].shape[0] for n in call), pieces[call[0]].shape[1]) for call in calls
-        ]
-        whole = (sum(k for k, _ in shapes), shapes[0][1])
-        if sum(map(seconds_together, shapes)) < min(seconds_on_gpu(whole), seconds_on_cpu(whole)):
+    for same_size in by_size.values():
+        calls = _split_by_workspace(same_size, jobs)
+        shapes = [(sum(jobs[n].shape[0] for n in call), jobs[call[0]].shape[1]) for call in calls]
+        total = (sum(k for k, _ in shapes), shapes[0][1])
+        if sum(map(seconds_batched, shapes)) < min(seconds_on_gpu(total), seconds_on_cpu(total)):
             chosen += calls
     return chosen
 
 
-def _calls(numbers: Sequence[int], pieces: Sequence[EigenJob]) -> list[list[int]]:
-    """Cut where the workspace of a call would be too large."""
+def _split_by_workspace(numbers: Sequence[int], jobs: Sequence[EigenJob]) -> list[list[int]]:
     calls, used = list[list[int]](), 0
     for number in numbers:
-        k, d = pieces[number].shape
-        needed = k * workspace(d)
+        k, d = jobs[number].shape
+        needed = k * workspace_bytes(d)
         if not calls or used + needed > WORKSPACE_BYTES:
             calls.append([])
             used = 0
@@ -166,13 +289,13 @@ def _calls(numbers: Sequence[int], pieces: Sequence[EigenJob]) -> list[list[int]
     return calls
 
 
-def workspace(d: int) -> int:
-    """Bytes that the solver for many takes for a matrix of d rows, about, and rather too many."""
+def workspace_bytes(d: int) -> int:
+    """Return an upper estimate of the batched solver's workspace for one matrix of d rows."""
     return 2**19 + 6000 * d + 32 * d * d
 
 
-def seconds_together(shape: Shape) -> float:
-    """Of one call of the GPU's solver for many."""
+def seconds_batched(shape: Shape) -> float:
+    """Return the estimated time of one call of the batched GPU solver."""
     k, d = shape
     if d <= 80:
         return 3e-4 + 1e-7 * k * d
@@ -180,119 +303,16 @@ def seconds_together(shape: Shape) -> float:
 
 
 def seconds_on_gpu(shape: Shape) -> float:
-    """One by one: the time of launches, a few for each row; small matrices are not for it.
+    """Return the estimated time of the GPU, one by one: a few launches per row.
 
-    (Up to 32 rows torch takes many in one go, but with half a megabyte of workspace for each.)
+    Infinite for small matrices. (Up to 32 rows torch solves many in one call, but with half a
+    megabyte of workspace for each.)
     """
     k, d = shape
-    return k * 1.05e-5 * d if d >= ALONE else math.inf
+    return k * 1.05e-5 * d if d >= MIN_ROWS_UNBATCHED else math.inf
 
 
 def seconds_on_cpu(shape: Shape) -> float:
-    """On one thread."""
+    """Return the estimated time on one CPU thread."""
     k, d = shape
     return k * (4e-6 * d + 1.2e-10 * d**3)
-
-
-HOST = torch.device("cpu")
-
-
-def solve(pieces: Sequence[EigenJob]) -> list[Tensor]:
-    """What all pieces of work find, each on its own device."""
-    here = world()
-    owners = assign_owners([piece.work for piece in pieces], here.size)
-    mine = [number for number, owner in enumerate(owners) if owner == here.rank]
-    failed: Exception | None = None
-    found: dict[int, Tensor] = {}
-    try:
-        found = dict(zip(mine, _found([pieces[number] for number in mine]), strict=True))
-    except CurvatureError as error:
-        failed = error
-    if failed is None and not is_distributed():
-        return [found[number] for number in range(len(pieces))]
-    return _told(pieces, found, failed)
-
-
-def _found(pieces: Sequence[EigenJob]) -> list[Tensor]:
-    """The eigenvalues of this process's pieces, largest first, on threads and on a GPU."""
-    gpus = {piece.device for piece in pieces if piece.device.type == "cuda"}
-    many = all(cusolver.solver(gpu) is not None for gpu in gpus)
-    deal = schedule(pieces, torch.get_num_threads(), many)
-
-    def tasks() -> Iterator[Callable[[], list[Tensor]]]:
-        if deal.one_by_one:
-            yield partial(_one_by_one, [pieces[number] for number in deal.one_by_one])
-        if deal.together:
-            yield partial(_all_groups, [[pieces[n] for n in group] for group in deal.together])
-        for number in deal.host:  # read by this thread alone: no other one copies from a GPU
-            yield partial(_listed, pieces[number].fetched())
-
-    for gpu in gpus:
-        torch.cuda.synchronize(gpu)  # another thread has another stream
-    values = [value for part in run_in_threads(tasks()) for value in part]
-    numbers = [*deal.one_by_one, *(n for group in deal.together for n in group), *deal.host]
-    found = dict(zip(numbers, values, strict=True))
-    return _at_home(pieces, [found[number] for number in range(len(pieces))])
-
-
-def _listed(find: Callable[[], Tensor]) -> list[Tensor]:
-    return [find()]
-
-
-def _one_by_one(pieces: Sequence[EigenJob]) -> list[Tensor]:
-    """By the GPU on a second stream: no copy to the host waits for them."""
-    with torch.cuda.stream(side_stream(pieces[0].device, 0)):
-        return [piece.find().to(HOST) for piece in pieces]
-
-
-def _all_groups(groups: Sequence[Sequence[EigenJob]]) -> list[Tensor]:
-    """By the GPU's solver for many, beside all else, a call for each group."""
-    with torch.cuda.stream(side_stream(groups[0][0].device, 1)):
-        return [value for group in groups for value in solve_batched(group)]
-
-
-def solve_batched(pieces: Sequence[EigenJob]) -> list[Tensor]:
-    """The eigenvalues of pieces of one size, as `EigenJob.find` finds them, on the host."""
-    resolution = pieces[0].resolution
-    try:
-        matrices = torch.cat([piece.matrices() for piece in pieces])
-        matrices = symmetric(matrices, "one of several factors")
-        found = of_symmetric(matrices, "one of them", resolution, cusolver.eigvalsh)
-    except CurvatureError:
-        return [piece.find().to(HOST) for piece in pieces]  # this will say which it is
-    return list(found.to(HOST).split([piece.shape[0] for piece in pieces]))
-
-
-def _at_home(pieces: Sequence[EigenJob], values: Sequence[Tensor]) -> list[Tensor]:
-    """The values on the devices of the pieces, in one copy."""
-    homes = {piece.device for piece in pieces}
-    if homes <= {HOST}:
-        return list(values)
-    if len(homes) > 1:
-        return [value.to(piece.device) for piece, value in zip(pieces, values, strict=True)]
-    joined = torch.cat([value.flatten() for value in values]).to(homes.pop())
-    parts = joined.split([value.numel() for value in values])
-    return [part.view(piece.shape) for piece, part in zip(pieces, parts, strict=True)]
-
-
-def _told(
-    pieces: Sequence[EigenJob], own: dict[int, Tensor], failed: Exception | None
-) -> list[Tensor]:
-    """Sums of what is zero but in the process that found it; not a number after an error in one."""
-    empty = 0.0 if failed is None else torch.nan
-    values = [
-        own[number].clone()
-        if number in own
-        else torch.full(piece.shape, empty, dtype=torch.float64, device=piece.device)
-        for number, piece in enumerate(pieces)
-    ]
-    all_reduce_(values)
-    if failed is not None:
-        raise failed
-    for piece, value in zip(pieces, values, strict=True):
-        if not bool(torch.isfinite(value).all()):
-            raise CurvatureError(
-                f"expected finite eigenvalues of {piece.name} from every process, got an error in "
-                "another one; its message says which factor it was"
-            )
-    return values

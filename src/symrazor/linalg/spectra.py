@@ -1,4 +1,4 @@
-"""Eigenvalues of positive semi-definite matrices in float64: robust, checked, free of noise."""
+"""Compute eigenvalues of positive semi-definite matrices in float64, checked and without noise."""
 
 from collections.abc import Callable
 from typing import TypeVar, cast
@@ -10,127 +10,123 @@ from torch import Tensor
 from symrazor.core.errors import CurvatureError
 
 T = TypeVar("T")
-Routine = Callable[[Tensor], Tensor]
+Solver = Callable[[Tensor], Tensor]
 LinAlgError: type[RuntimeError] = torch.linalg.LinAlgError  # type: ignore[attr-defined]
 
-
-ALONE = 64
-"""On a CPU, matrices of this size are worked on one by one: together they leave the cache."""
+MIN_ROWS_UNBATCHED = 64
+"""On a CPU, matrices with at least this many rows are solved one by one to stay in the cache."""
 
 
 def eigenvalues(
     matrix: Float[Tensor, "*k d d"], name: str, resolution: float
 ) -> Float[Tensor, "*k d"]:
-    """Eigenvalues of positive semi-definite matrices in float64, without rounding noise.
+    """Return the eigenvalues of positive semi-definite matrices in float64, without rounding noise.
 
-    The most negative one tells how large the noise is: whatever is not above twice its size, or
-    not above machine epsilon times the largest, is zero. (A product in float32 of fewer rows than
-    columns has many such eigenvalues, and a small prior precision would take them for information.)
+    The most negative eigenvalue measures the noise. Eigenvalues below twice its size, or below
+    machine epsilon times the largest eigenvalue, are set to zero. (A float32 product of fewer rows
+    than columns has many of them, and a small prior precision would count them as information.)
 
     Args:
         matrix: symmetric up to rounding.
-        name: what to call it in an error.
-        resolution: machine epsilon of the arithmetic that made the matrix; a negative eigenvalue
-            beyond what that explains is an error, not something to clamp away.
+        name: the tensor that the matrix belongs to, for error messages.
+        resolution: machine epsilon of the arithmetic that computed the matrix. A negative
+            eigenvalue larger than this rounding error is reported, not clamped.
 
     Raises:
-        CurvatureError: entries that are not finite, or a matrix that is not PSD.
+        CurvatureError: if entries are not finite or the matrix is not positive semi-definite.
     """
-    return of_symmetric(symmetric(matrix, name), name, resolution)
+    return eigenvalues_of_symmetric(symmetric_part(matrix, name), name, resolution)
 
 
-def of_symmetric(
-    matrix: Float[Tensor, "*k d d"],
-    name: str,
-    resolution: float,
-    routine: Routine | None = None,
+def eigenvalues_of_symmetric(
+    matrix: Float[Tensor, "*k d d"], name: str, resolution: float, solver: Solver | None = None
 ) -> Float[Tensor, "*k d"]:
-    """`eigenvalues` of what `symmetric` has made, on any device, by torch or another routine."""
-    routine = routine or torch.linalg.eigvalsh
-    apart = matrix.device.type == "cpu" and matrix.dim() > 2 and matrix.shape[-1] >= ALONE
-    if apart:
-        values = torch.stack([_values(one, name, routine) for one in matrix])
+    """Return `eigenvalues` of the output of `symmetric_part`, by torch or another solver."""
+    solver = solver or torch.linalg.eigvalsh
+    on_cpu = matrix.device.type == "cpu"
+    if on_cpu and matrix.dim() > 2 and matrix.shape[-1] >= MIN_ROWS_UNBATCHED:
+        values = torch.stack([_solve(single, name, solver) for single in matrix])
     else:
-        values = _values(matrix, name, routine)
+        values = _solve(matrix, name, solver)
     return _without_noise(values, name, resolution)
 
 
-def _values(matrix: Float[Tensor, "*k d d"], name: str, routine: Routine) -> Float[Tensor, "*k d"]:
-    """Eigenvalues of a symmetric matrix; a zero on its diagonal is a zero row, and left out."""
-    values: Tensor
+def _solve(matrix: Float[Tensor, "*k d d"], name: str, solver: Solver) -> Float[Tensor, "*k d"]:
+    # A zero on the diagonal of a positive semi-definite matrix means a zero row: leave it out.
     if not matrix.requires_grad and matrix.dim() == 2:
-        live = matrix.diagonal().nonzero().squeeze(1)
-        if len(live) < len(matrix):
+        nonzero = matrix.diagonal().nonzero().squeeze(1)
+        if len(nonzero) < len(matrix):
             values = matrix.new_zeros(len(matrix))
-            if len(live):
-                part = matrix.index_select(0, live).index_select(1, live)
-                values[-len(live) :] = _robust(routine, part, name)
+            if len(nonzero):
+                part = matrix.index_select(0, nonzero).index_select(1, nonzero)
+                values[-len(nonzero) :] = _solve_robustly(solver, part, name)
             return values
-    values = _robust(routine, matrix, name)
-    return values
+    return _solve_robustly(solver, matrix, name)
 
 
 def eigenvectors(
     matrix: Float[Tensor, "*k d d"], name: str, resolution: float
 ) -> tuple[Float[Tensor, "*k d"], Float[Tensor, "*k d d"]]:
-    """Eigenvalues clamped at zero, and eigenvectors; see `eigenvalues`."""
-    values, vectors = _robust(torch.linalg.eigh, symmetric(matrix, name), name)
+    """Return eigenvalues as `eigenvalues` does, and the eigenvectors in columns."""
+    values, vectors = _solve_robustly(torch.linalg.eigh, symmetric_part(matrix, name), name)
     return _without_noise(values, name, resolution), vectors
 
 
-def symmetric(matrix: Tensor, name: str) -> Tensor:
-    """The symmetric part in float64; raises CurvatureError for entries that are not finite."""
+def symmetric_part(matrix: Tensor, name: str) -> Tensor:
+    """Return the symmetric part in float64; raise CurvatureError if entries are not finite."""
     if not bool(torch.isfinite(matrix).all()):
         raise CurvatureError(
-            f"expected a finite curvature factor for {name}, got NaN or infinity; the weights or "
-            "activations of this layer have probably diverged (lower the learning rate)"
+            f"The curvature factor of {name} contains NaN or infinity. The weights or activations "
+            "of this layer have probably diverged: lower the learning rate."
         )
     matrix = matrix.double()
     return (matrix + matrix.mT).mul_(0.5)
 
 
-def _robust(routine: Callable[[Tensor], T], matrix: Tensor, name: str) -> T:
-    """Run an eigenvalue routine; where it fails, again on the CPU, then with unit scale."""
+def _solve_robustly(solver: Callable[[Tensor], T], matrix: Tensor, name: str) -> T:
+    """Run an eigenvalue solver; if it does not converge, retry on the CPU with unit scale."""
     try:
-        return routine(matrix)
-    except LinAlgError as first:
+        return solver(matrix)
+    except LinAlgError as first_error:
         try:
             scale = matrix.abs().amax().clamp(min=torch.finfo(matrix.dtype).tiny)
-            result = routine((matrix / scale).cpu())
+            result = solver((matrix / scale).cpu())
         except LinAlgError:
             raise CurvatureError(
-                f"the eigenvalues of the factor of {name} failed: {first}"
-            ) from first
-    where = matrix.device
+                f"The eigenvalue solver failed for the curvature factor of {name}: {first_error}"
+            ) from first_error
+    device = matrix.device
     if isinstance(result, Tensor):
-        return result.to(where) * scale  # type: ignore[return-value]
+        return result.to(device) * scale  # type: ignore[return-value]
     values, vectors = cast(tuple[Tensor, Tensor], result)
-    return values.to(where) * scale, vectors.to(where)  # type: ignore[return-value]
+    return values.to(device) * scale, vectors.to(device)  # type: ignore[return-value]
 
 
 def _without_noise(values: Float[Tensor, "*k d"], name: str, resolution: float) -> Tensor:
-    """Zero what rounding made: negative eigenvalues, and positive ones no larger than those."""
+    """Set eigenvalues to zero that are negative, or no larger than the negative ones."""
     if values.numel() == 0:
         return values
     low, high = (end(values.detach(), -1, keepdim=True) for end in (torch.amin, torch.amax))
-    _check_psd(low, high, values.shape[-1], name, resolution)
+    _check_positive_semidefinite(low, high, values.shape[-1], name, resolution)
     noise = (-2 * low).clamp(min=_underflow(resolution))
     return torch.where(values > torch.maximum(noise, resolution * high), values, 0.0)
 
 
 def _underflow(resolution: float) -> float:
-    """Below this, numbers of that arithmetic lose digits: a dead layer's factors are such noise."""
-    kind = torch.finfo(torch.float32 if resolution > 1e-10 else torch.float64)
-    return kind.tiny / kind.eps
+    """Return the magnitude below which numbers lose digits: factors of a dead layer are there."""
+    info = torch.finfo(torch.float32 if resolution > 1e-10 else torch.float64)
+    return info.tiny / info.eps
 
 
-def _check_psd(low: Tensor, high: Tensor, rows: int, name: str, resolution: float) -> None:
-    """Each matrix by its own least and largest eigenvalue."""
+def _check_positive_semidefinite(
+    low: Tensor, high: Tensor, rows: int, name: str, resolution: float
+) -> None:
     rounding = 16 * rows * (resolution * high).clamp(min=_underflow(resolution))
-    bad = low < -rounding
-    if bool(bad.any()):
-        worst = int(low[bad].argmin())
+    negative = low < -rounding
+    if bool(negative.any()):
+        worst = int(low[negative].argmin())
         raise CurvatureError(
-            f"expected a positive semi-definite factor for {name}, got an eigenvalue "
-            f"{float(low[bad][worst]):.3e} beside the largest {float(high[bad][worst]):.3e}"
+            f"The curvature factor of {name} is not positive semi-definite: its smallest "
+            f"eigenvalue is {float(low[negative][worst]):.3e}, its largest "
+            f"{float(high[negative][worst]):.3e}."
         )
