@@ -65,7 +65,9 @@ def test_every_job_is_assigned_once(sizes: Sizes, threads: int, many: bool) -> N
 
 @settings(max_examples=100, deadline=None)
 @given(sizes=SIZES, threads=st.integers(1, 32), many=st.booleans())
-def test_the_schedule_is_no_slower_than_the_gpu_alone(sizes: Sizes, threads: int, many: bool) -> None:
+def test_the_schedule_is_no_slower_than_the_gpu_alone(
+    sizes: Sizes, threads: int, many: bool
+) -> None:
     jobs = [_job(k, d) for k, d in sizes]
     plan = schedule(jobs, threads, many)
     together, single, others = _busy(plan, jobs, threads)
@@ -76,9 +78,7 @@ def test_the_schedule_is_no_slower_than_the_gpu_alone(sizes: Sizes, threads: int
 
 def test_sizes_that_occur_often_are_batched() -> None:
     """Only many small matrices of one size are batched."""
-    jobs = (
-        [_job(1, 1024)] * 23 + [_job(4, 160)] * 20 + [_job(2, 180)] + [_job(32, 80)] * 5
-    )
+    jobs = [_job(1, 1024)] * 23 + [_job(4, 160)] * 20 + [_job(2, 180)] + [_job(32, 80)] * 5
     plan = schedule(jobs, 16, True)
     shapes = [_shape(group, jobs) for group in plan.batched]
     assert shapes == [(56, 160), (24, 160), (96, 80), (64, 80)]
