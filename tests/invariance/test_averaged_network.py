@@ -122,8 +122,8 @@ class _Places(nn.Module):
 @pytest.mark.parametrize(
     ("at", "words"),
     [
-        ("unused", "expected the network to call 'unused'"),
-        ("twice", "'twice' to be called once.* in call 2"),
+        ("unused", "network did not call 'unused'"),
+        ("twice", "'twice' must be called once.* in call 2"),
         ("memory", "got tuple in call 1"),
     ],
 )

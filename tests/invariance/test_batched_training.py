@@ -112,7 +112,7 @@ def test_starts_are_compared_by_the_bound() -> None:
     means = model.posterior.mean.detach().abs().amax((1, 2))
     assert means[0] > 0.1  # the posterior of the trial stays
     assert means[1] == 0
-    with pytest.raises(ValueError, match="expected positive shares"):
+    with pytest.raises(ValueError, match="must be positive"):
         choose_starts(model, data, members, PLAN, (0.0,))
     with pytest.raises(ValueError, match="below \\[3.14"):
         choose_starts(model, data, members, PLAN, (2.0,))
@@ -136,7 +136,7 @@ def test_starts_differ_by_generator_and_a_masked_one_is_no_new_trial() -> None:
     widths = model.distribution.widths.detach()
     torch.testing.assert_close(widths[0], torch.tensor([2.0, 0.1]))
     assert widths[1, 0] == 0
-    with pytest.raises(ValueError, match="one number or of 2, one for each generator"):
+    with pytest.raises(ValueError, match="one number or 2 numbers, one for each generator"):
         choose_starts(model, data, [Member(), Member()], PLAN, ((1.0, 1.0, 1.0),))
 
 
@@ -154,9 +154,9 @@ def test_models_are_taken_out_of_a_batch_and_put_back() -> None:
     again = model.predict(data.x.expand(3, -1, -1))
     assert torch.equal(again[1], part.predict(data.x.expand(3, -1, -1))[1])
     assert torch.equal(again[2], both[0][2])
-    with pytest.raises(ValueError, match="expected places between 0 and 2, got \\[3\\]"):
+    with pytest.raises(ValueError, match="places must be between 0 and 2, got \\[3\\]"):
         model.select([3])
-    with pytest.raises(ValueError, match="expected 2 models, got \\[3\\]"):
+    with pytest.raises(ValueError, match="2 models must replace 2 places, got \\[3\\]"):
         model.replace([0, 1], part)
 
 
@@ -178,7 +178,7 @@ def test_wrong_members_and_schedules_are_refused() -> None:
         train(model, data, [Member(data=3)], plan)
     with pytest.raises(ValueError, match="expected method in .*, got 'mle'"):
         train(model, data, [Member(method="mle")], plan)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="expected labels between 0 and 1, got 2"):
+    with pytest.raises(ValueError, match="Labels must be between 0 and 1, got 2"):
         train(model, Data(data.x, data.y + 1), [Member()], plan)
     model.distribution = LieDistribution(so2(), 0.2)
     with pytest.raises(ValueError, match="expected widths \\[1, 1\\], a row for each member"):

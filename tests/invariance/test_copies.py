@@ -259,7 +259,7 @@ def test_a_plain_network_behind_copies_is_saved_as_it_is(tmp_path: Path) -> None
     assert sr.save_network(plain, tmp_path / "network.safetensors", x).exists()
     with pytest.raises(ValueError, match="model.network itself"):
         sr.collapse(model, x)
-    with pytest.raises(ValueError, match=r"do: fit.collapse\(\)"):
+    with pytest.raises(ValueError, match=r"Use fit.collapse\(\)"):
         sr.save_network(model, tmp_path / "network.safetensors", x)
 
 
@@ -281,21 +281,21 @@ def test_relaxing_behind_copies() -> None:
     ("make", "words"),
     [
         (lambda: Augment([]), "one or more transformations"),
-        (lambda: Augment("rotation"), "choices, got 'rotation'; do: Augment"),  # type: ignore[arg-type]
+        (lambda: Augment("rotation"), "choices, got 'rotation'. Example: Augment"),  # type: ignore[arg-type]
         (lambda: Augment(Flips), "one or more transformations"),  # type: ignore[arg-type]
-        (lambda: Augment(affine(), 2.0), "whole n_samples"),  # type: ignore[arg-type]
-        (lambda: Augment(affine(), True), "whole n_samples"),
-        (lambda: affine("rotation", "a"), "widths as numbers, got 'a'"),  # type: ignore[arg-type]
-        (lambda: Augment(affine(), 2).copies([1.0]), "tensor of data, got list"),  # type: ignore[arg-type]
-        (lambda: Augment(affine(), 2).copies(torch.tensor(1.0)), "got one number"),
-        (lambda: Augment(Contrast(), 2).copies(pictures().byte()), "got torch.uint8; do: x.float"),
+        (lambda: Augment(affine(), 2.0), "n_samples must be an integer"),  # type: ignore[arg-type]
+        (lambda: Augment(affine(), True), "n_samples must be an integer"),
+        (lambda: affine("rotation", "a"), "widths must be numbers such as 0.1, got 'a'"),  # type: ignore[arg-type]
+        (lambda: Augment(affine(), 2).copies([1.0]), "as a tensor, got list"),  # type: ignore[arg-type]
+        (lambda: Augment(affine(), 2).copies(torch.tensor(1.0)), "got a scalar"),
+        (lambda: Augment(Contrast(), 2).copies(pictures().byte()), "got torch.uint8. Use x.float"),
         (lambda: find_reach_(_joint(), (pictures(0), torch.arange(0))), "at least one sample"),
-        (lambda: Augment(affine(), 2).refined(2.5), "whole n_samples"),  # type: ignore[arg-type]
+        (lambda: Augment(affine(), 2).refined(2.5), "n_samples must be an integer"),  # type: ignore[arg-type]
         (lambda: Augmented(abs, Augment(Flips())), "torch.nn.Module, got builtin"),  # type: ignore[arg-type]
         (lambda: Mixture(Augment(Flips())), "two or more"),  # type: ignore[arg-type]
         (lambda: Flips((-1,), "a"), "below 1/2, got 'a'"),  # type: ignore[arg-type]
-        (lambda: Flips((-1.0,)), "counted from the end"),  # type: ignore[arg-type]
-        (lambda: Blur("a"), "positive width for Blur, got 'a'"),  # type: ignore[arg-type]
+        (lambda: Flips((-1.0,)), "distinct negative integers"),  # type: ignore[arg-type]
+        (lambda: Blur("a"), "Blur needs a positive, finite width, got 'a'"),  # type: ignore[arg-type]
         (lambda: Augment(Brightness(), 2).copies(torch.ones(2, 1)), "two numbers or more"),
         (
             lambda: fit_by_likelihood(_joint(), (pictures() * math.nan, torch.arange(5) % 3)),
@@ -309,41 +309,44 @@ def test_relaxing_behind_copies() -> None:
             "expected labels",
         ),
         (lambda: Augmented(small_network(4), Flips()), "Augment or a Mixture, got Flips"),  # type: ignore[arg-type]
-        (lambda: Mixture([Flips(), Flips()]), "type Augment, got Flips, Flips"),  # type: ignore[list-item]
+        (lambda: Mixture([Flips(), Flips()]), "must be Augment, got Flips, Flips"),  # type: ignore[list-item]
         (lambda: Mixture([]), "two or more"),
-        (lambda: Flips(-1), r"do: Flips\(\(-1,\)\)"),  # type: ignore[arg-type]
+        (lambda: Flips(-1), r"use Flips\(\(-1,\)\)"),  # type: ignore[arg-type]
         (lambda: Flips((-1,), 0.6), "above 0 and below 1/2"),
-        (lambda: lie("rotation"), "expected a LieAlgebra"),  # type: ignore[arg-type]
+        (lambda: lie("rotation"), "must be a LieAlgebra"),  # type: ignore[arg-type]
         (lambda: Augment(AffineLie("rotation", torch.tensor([[0.1], [0.2]]))), "one width for"),
         (lambda: Augment(lie(so3()), 2).copies(pictures()), "vectors of 3 numbers"),
         (lambda: Augment(lie(so3()), 2).copies(torch.zeros(2, 5, 2)), "vectors of 3 numbers"),
         (lambda: TimeShift()(torch.zeros(2, 1, 1), torch.zeros(2, 1)), "two steps or more"),
-        (lambda: sr.Razor(_joint(), "gaussian", 5), "do: average='outputs'"),
+        (lambda: sr.Razor(_joint(), "gaussian", 5), "Use average='outputs'"),
         (lambda: sr.Razor(_joint(), "bernoulli", 5), "got Bernoulli"),
         (
             lambda: fit_by_likelihood(_joint(), (pictures(), torch.zeros(5, 1)), "gaussian"),
-            "expected a categorical likelihood",
+            "needs a categorical likelihood",
         ),
-        (lambda: Augment(affine(), 0), "n_samples of at least 1, got 0"),
-        (lambda: affine("rotation", 30.0), "below 3.142 .*; do use radians"),
-        (lambda: affine("rotation", 0.0), "do use a mask for a width of 0"),
-        (lambda: Contrast(-0.1), "expected a positive width for Contrast, got -0.1"),
+        (lambda: Augment(affine(), 0), "n_samples must be an integer of at least 1, got 0"),
+        (lambda: affine("rotation", 30.0), "below 3.142 .*in radians"),
+        (lambda: affine("rotation", 0.0), "Use a mask for a width of 0"),
+        (lambda: Contrast(-0.1), "Contrast needs a positive, finite width, got -0.1"),
         (lambda: LikelihoodConfig(epochs=0), "epochs above 0, got 0"),
         (lambda: LikelihoodConfig(strength=-1.0), "strength of at least 0"),
         (lambda: LikelihoodConfig(lr="fast"), "expected lr as"),  # type: ignore[arg-type]
-        (lambda: Augmented(nn.Linear(2, 2), Augment(Flips()), at="x"), "name of a module"),
+        (
+            lambda: Augmented(nn.Linear(2, 2), Augment(Flips()), at="x"),
+            "no module 'x' to average at",
+        ),
         (
             lambda: Augmented(small_network(4), Augment(Flips()), "1", "probabilities"),
             "at the end of the network",
         ),
         (lambda: Augmented(small_network(4), Augment(Flips()), average="x"), "'outputs', 'prob"),  # type: ignore[arg-type]
-        (lambda: Flips((1,)), "counted from the end"),
+        (lambda: Flips((1,)), "distinct negative integers"),
         (lambda: QuarterTurns(1.5), "between 0 and 1"),
         (lambda: Mixture([Augment(Flips())]), "two or more"),
         (lambda: Saturation()(pictures(), torch.zeros(5, 1)), r"\[n, 3, h, w\]"),
         (lambda: TimeShift()(pictures(), torch.zeros(5, 1)), r"series \[n, channels, time\]"),
-        (lambda: Flips((-3,))(torch.zeros(2, 4, 4)), "data with axes"),
-        (lambda: affine()(torch.zeros(2, 1, 1, 4, 4), torch.zeros(2, 6)), "expected pictures"),
+        (lambda: Flips((-3,))(torch.zeros(2, 4, 4)), "do not have the axes"),
+        (lambda: affine()(torch.zeros(2, 1, 1, 4, 4), torch.zeros(2, 6)), "must be images"),
         (lambda: QuarterTurns()(torch.zeros(2, 1, 4, 5)), "square"),
     ],
 )

@@ -223,20 +223,20 @@ def test_predictions_do_not_depend_on_how_many_are_made_at_once(average: str) ->
 
 def test_wrong_models_are_refused() -> None:
     features, group = Rectified((1, 6, 6), 5), AffineLie("rotation")
-    with pytest.raises(ValueError, match="expected average='logits' or 'probs', got 'votes'"):
+    with pytest.raises(ValueError, match="average must be 'logits' or 'probs', got 'votes'"):
         InvariantWeights(features, group, 3, "votes")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="at least 2 classes"):
         InvariantWeights(features, group, 1)
     model = InvariantWeights(features, group, 3)
-    with pytest.raises(ValueError, match="expected inputs \\['n', 1, 6, 6\\], got \\[4, 36\\]"):
+    with pytest.raises(ValueError, match="must have shape \\['n', 1, 6, 6\\], got \\[4, 36\\]"):
         model.evidence(torch.zeros(4, 36), labels(4), 4)
-    with pytest.raises(ValueError, match="got S = 0"):
+    with pytest.raises(ValueError, match="at least 1 transformation, got 0"):
         model.evidence(torch.zeros(4, 1, 6, 6), labels(4), 4, Sampling(0))
     with pytest.raises(ValueError, match="the leading dimension 1, one place for each"):
         train(model, Data(torch.zeros(1, 4, 1, 6, 6), labels(4)[None]), [Member()])
-    with pytest.raises(ValueError, match="do add nn.Flatten"):
+    with pytest.raises(ValueError, match="Add nn.Flatten"):
         InvariantHead(nn.Conv2d(1, 2, 3), torch.zeros(2, 1, 6, 6), group, 3)
-    with pytest.raises(ValueError, match="inputs of real numbers, got torch.uint8; do x.float"):
+    with pytest.raises(ValueError, match="floating-point numbers, got torch.uint8. Use x.float"):
         InvariantHead(nn.Flatten(), torch.zeros(2, 1, 6, 6, dtype=torch.uint8), group, 3)
     with pytest.raises(ValueError, match="data sets of the same shape"):
         Data.of([(torch.zeros(3, 2), labels(3)), (torch.zeros(4, 2), labels(4))])
@@ -246,26 +246,26 @@ def test_wrong_models_are_refused() -> None:
         Data.of([])
     with pytest.raises(ValueError, match="at least 1 feature"):
         Rectified((2,), 0)
-    with pytest.raises(ValueError, match="expected where='weights' or 'input'"):
+    with pytest.raises(ValueError, match="where must be 'weights' or 'input'"):
         Rectified((2,), 4, where="output")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
     ("y", "message"),
     [
-        (labels(4, 4), "expected labels between 0 and 2, got 3"),
-        (labels(4) - 1, "expected labels between 0 and 2, got -1"),
-        (labels(4).float(), "expected integer class labels of shape \\[4\\], got torch.float32"),
-        (labels(0), "of shape \\[4\\], got torch.int64 \\[0\\]"),
-        (labels(3), "of shape \\[4\\], got torch.int64 \\[3\\]"),
-        (nn.functional.one_hot(labels(4)), "of shape \\[4\\], got torch.int64 \\[4, 3\\]"),
+        (labels(4, 4), "Labels must be between 0 and 2, got 3"),
+        (labels(4) - 1, "Labels must be between 0 and 2, got -1"),
+        (labels(4).float(), "integer class labels of shape \\[4\\], got torch.float32"),
+        (labels(0), "of shape \\[4\\], got torch.int64 of shape \\[0\\]"),
+        (labels(3), "of shape \\[4\\], got torch.int64 of shape \\[3\\]"),
+        (nn.functional.one_hot(labels(4)), "of shape \\[4\\], got torch.int64 of shape \\[4, 3\\]"),
     ],
 )
 def test_wrong_labels_are_refused(y: Tensor, message: str) -> None:
     model = InvariantWeights(Rectified((1, 6, 6), 5), AffineLie("rotation"), 3)
     with pytest.raises(ValueError, match=message):
         model.evidence(torch.zeros(4, 1, 6, 6), y, 4)
-    with pytest.raises(ValueError, match="expected at least 1 datum, got none"):
+    with pytest.raises(ValueError, match="batch is empty"):
         model.evidence(torch.zeros(0, 1, 6, 6), labels(0), 4)
-    with pytest.raises(ValueError, match="n_data of at least 1, got 0"):
+    with pytest.raises(ValueError, match="n_data must be at least 1, got 0"):
         model.evidence(torch.zeros(4, 1, 6, 6), labels(4), 0)

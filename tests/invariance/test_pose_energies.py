@@ -9,8 +9,13 @@ from torch import Tensor, nn
 
 from symrazor.invariance import Augment, Augmented, Blur, TimeShift, Transformation, affine
 from symrazor.invariance.copies import lattice
-from symrazor.invariance.pose_energies import ALONG, looked_at, narrow_fails, slices
-from symrazor.invariance.poses import _crowded
+from symrazor.invariance.pose_energies import (
+    POSES_PER_GENERATOR,
+    energy_profiles,
+    narrow_range_fails,
+    search_ranges,
+)
+from symrazor.invariance.poses import _accumulates_at_end
 
 F64 = torch.float64
 
@@ -48,7 +53,7 @@ def test_labels_that_no_copy_explains_are_not_lost_by_a_narrow_window(
     x = torch.stack([pose, 1.0 - 2 * y], 1).to(F64)
     model = Augmented(Sign(), Augment(Shift(1), 4), average="joint").eval()
     places = torch.linspace(-2, 2, 41, dtype=F64).unsqueeze(1)
-    assert narrow_fails(model, x, y, places, 3) is fails
+    assert narrow_range_fails(model, x, y, places, 3) is fails
 
 
 class Ridge(nn.Module):
@@ -65,8 +70,8 @@ def test_slices_go_along_every_generator_twice() -> None:
     y = torch.zeros(3, dtype=torch.long)
     network = Ridge()
     model = Augmented(network, Augment(Shift(2), 4), average="joint").eval()
-    found = slices(model, x, y, torch.zeros(3, 2, dtype=F64), {0: 1.0, 1: 2.0})
-    places = [2 * (i + 0.5) / ALONG - 1 for i in range(ALONG)]
+    found = energy_profiles(model, x, y, torch.zeros(3, 2, dtype=F64), {0: 1.0, 1: 2.0})
+    places = [2 * (i + 0.5) / POSES_PER_GENERATOR - 1 for i in range(POSES_PER_GENERATOR)]
     for n in range(3):
         pose, seen = [0.0, 0.0], [[0.0], [0.0]]
         for j, end in [(0, 1.0), (1, 2.0), (0, 1.0), (1, 2.0)]:
@@ -79,7 +84,7 @@ def test_slices_go_along_every_generator_twice() -> None:
 
 def test_circles_are_closed_and_what_has_no_pose_stays() -> None:
     moves = [affine("rotation", 0.5), affine("translation", 0.2), TimeShift(0.1), Blur(1.0)]
-    assert looked_at(Augment(moves, 4)) == [1.0, 2.0, 2.0, 2.0, 1.0]
+    assert search_ranges(Augment(moves, 4)) == [1.0, 2.0, 2.0, 2.0, 1.0]
 
 
 @pytest.mark.parametrize("end", [slice(0, 6), slice(90, 96)])
@@ -88,7 +93,7 @@ def test_poses_crowd_where_twice_their_share_is_at_an_end(end: slice) -> None:
     for share, expected in [(1 / 16, False), (0.12, False), (0.13, True)]:
         shares = torch.full((3, 96), (1 - share) / 90, dtype=F64)
         shares[:, end] = share / 6
-        assert _crowded(shares.log()) is expected
+        assert _accumulates_at_end(shares.log()) is expected
 
 
 @pytest.mark.parametrize(("dim", "golden"), [(2, (1 + math.sqrt(5)) / 2), (3, 1.324717957244746)])

@@ -341,7 +341,7 @@ def test_only_where_poses_have_weights() -> None:
     with pytest.raises(ValueError, match="an Augmented network, got Upright"):
         find_reach_(Upright(), data)  # type: ignore[arg-type]
     joint = Augmented(Upright(), Augment(lie(so2()), 2), average="joint")
-    with pytest.raises(ValueError, match="whole numbers"):
+    with pytest.raises(ValueError, match="integer classes"):
         find_reach_(joint, (data[0], torch.rand(4)))
     flips = Augmented(Upright(), Augment(Flips((-1,), 0.2)), average="joint")
     assert find_reach_(flips, data).numel() == 0

@@ -1,14 +1,15 @@
-r"""Affine maps applied to pictures and to vectors, differentiable in the map.
+r"""Apply affine maps to images and vectors, differentiably in the map.
 
-A picture x is a function on the plane, known at its pixels and zero outside; the map T reads it
-at other places, $(T x)(q) = x(T q)$, bilinearly. The origin is the middle, and one unit is half
-the width, in both directions: a rotation turns, whatever the format.
+An image x is a function on the plane, known at its pixels and zero outside. The map T reads it at
+other places, $(T x)(q) = x(T q)$, by bilinear interpolation. The origin is the image centre, and
+the unit is half the width in both directions, so that a rotation is a rotation for any aspect
+ratio.
 
-The adjoint reads weights instead. Since
+The adjoint transforms weights instead of inputs. Since
 
 $$ \int w(q)\, x(Tq)\, dq = |T|^{-1} \int w(T^{-1} p)\, x(p)\, dp, $$
 
-transforming every input by T is, up to interpolation, transforming the filters once:
+transforming every input by T equals, up to interpolation, transforming the filters once:
 $(W \circ T) x = W (T \circ x)$ (Learning Invariant Weights, section 3.2).
 """
 
@@ -25,23 +26,22 @@ def resample(
     matrices: Float[Tensor, "*lead s 3 3"],
     blur: float = 0.0,
 ) -> Float[Tensor, "*lead n s c h w"]:
-    """Every picture under every map: bilinear, zeros outside.
+    """Return every image under every map: bilinear, zeros outside.
 
-    Pictures that share their maps are read together, so that places and weights of the
-    interpolation are computed once for all of them. For maps of their own, give each picture a
-    leading dimension.
+    Images that share their maps are interpolated together, so that the interpolation weights are
+    computed once. To give every image its own maps, add a leading dimension.
 
     Args:
-        images: pictures; real numbers.
+        images: floating-point images.
         matrices: homogeneous maps, with the leading dimensions of `images` or none.
-        blur: standard deviation in pixels of a Gaussian filter before the reading; 0 for none.
+        blur: standard deviation in pixels of a Gaussian filter applied first; 0 for none.
 
     Raises:
-        ValueError: something that is not a picture, maps of another shape, a negative blur.
+        ValueError: if the images or maps have another shape, or if the blur is negative.
     """
     check_images(images)
     if not blur >= 0:
-        raise ValueError(f"expected a blur of at least 0 pixels, got {blur}")
+        raise ValueError(f"blur must be at least 0 pixels, got {blur}.")
     lead, (n, c, h, w) = images.shape[:-4], images.shape[-4:]
     maps = _check_maps(matrices, lead)
     places = _places(maps.to(images.dtype), h, w)
@@ -59,27 +59,27 @@ def adjoint_resample(
     matrices: Float[Tensor, "*lead s 3 3"],
     blur: float = 0.0,
 ) -> Float[Tensor, "*lead n s c h w"]:
-    r"""Filters $|T|^{-1} w(T^{-1} q)$, whose products with x are those of w with $T x$."""
+    """Return filters $|T|^{-1} w(T^{-1} q)$, whose products with x are those of w with $T x$."""
     inverse = torch.linalg.inv_ex(matrices)[0]
     (a, b), (c, d) = (row.unbind(-1) for row in inverse[..., :2, :2].unbind(-2))
     area = (a * d - b * c).abs().to(filters.dtype)[..., None, :, None, None, None]
-    found: Tensor = resample(filters, inverse, blur) * area
-    return found
+    resampled: Tensor = resample(filters, inverse, blur) * area
+    return resampled
 
 
 def act(
     x: Float[Tensor, "*lead n d"], matrices: Float[Tensor, "*lead s e e"]
 ) -> Float[Tensor, "*lead n s d"]:
-    """Every vector under every map: linear (e = d) or affine (e = d + 1, homogeneous).
+    """Return every vector under every map: linear (e = d) or affine (e = d + 1, homogeneous).
 
     Raises:
-        ValueError: maps of another size.
+        ValueError: if the maps have another size.
     """
     d, e = x.shape[-1], matrices.shape[-1]
     if matrices.shape[-2] != e or e not in (d, d + 1):
         raise ValueError(
-            f"expected maps of size {d} (linear) or {d + 1} (affine) for vectors of {d} numbers, "
-            f"got {list(matrices.shape[-2:])}"
+            f"Maps of vectors with {d} entries must be {d} x {d} (linear) or {d + 1} x {d + 1} "
+            f"(affine), got {list(matrices.shape[-2:])}."
         )
     maps = matrices.to(x.dtype)
     moved = torch.einsum("...sij,...nj->...nsi", maps[..., :d, :d], x)
@@ -87,25 +87,25 @@ def act(
 
 
 def check_images(images: Tensor) -> None:
-    """Refuse what is not a batch of pictures [..., n, c, h, w] of real numbers."""
+    """Raise ValueError unless images are floating-point numbers [..., n, c, h, w]."""
     if images.dim() < 4 or not images.is_floating_point():
         raise ValueError(
-            f"expected pictures [n, channels, height, width] of real numbers for a transformation "
-            f"of images, got {list(images.shape)} of {images.dtype}; reshape them, or use an "
-            "action on vectors"
+            "Images must be floating-point tensors [n, channels, height, width], got "
+            f"{list(images.shape)} of {images.dtype}. Reshape or convert them, or use an action on "
+            "vectors."
         )
 
 
 def _check_maps(matrices: Tensor, lead: torch.Size) -> Tensor:
     if matrices.dim() < 3 or matrices.shape[-2:] != (3, 3) or not matrices.shape[-3]:
         raise ValueError(
-            f"expected affine maps of the plane [..., s, 3, 3], at least one, got "
-            f"{list(matrices.shape)}"
+            "Affine maps of the plane must have shape [..., s, 3, 3] with s >= 1, got "
+            f"{list(matrices.shape)}."
         )
     if matrices.shape[:-3] not in (lead, torch.Size()):
         raise ValueError(
-            f"expected maps with the leading dimensions {list(lead)} of the pictures or none, "
-            f"got {list(matrices.shape[:-3])}"
+            f"The maps must have the leading dimensions {list(lead)} of the images or none, got "
+            f"{list(matrices.shape[:-3])}."
         )
     return matrices
 
@@ -119,7 +119,7 @@ def _places(maps: Tensor, h: int, w: int) -> Float[Tensor, "b h w 2"]:
 
 
 def _blurred(images: Float[Tensor, "n c h w"], sigma: float) -> Float[Tensor, "n c h w"]:
-    """A separable Gaussian filter with zeros outside."""
+    """Apply a separable Gaussian filter with zeros outside."""
     radius = max(1, math.ceil(3 * sigma))
     steps = torch.arange(-radius, radius + 1, device=images.device, dtype=images.dtype)
     taps = (-0.5 * (steps / sigma).square()).softmax(0)

@@ -1,17 +1,17 @@
-r"""A network averaged over transformed copies of its input (LILA).
+r"""Average a network over transformed copies of its input (LILA).
 
 $$ f(x; \eta) = \sum_s w_s\, g_\theta(T_s x), \qquad T_s \sim p_\eta $$
 
-or, for classes, the logarithm of $\sum_s w_s\, \mathrm{softmax}\, g_\theta(T_s x)$ (a mean of
-logits forgives copies that say nothing, a mean of probabilities does not), or that of
-$\sum_s w_s \exp g_\theta(T_s x)$: Bayes' rule for a datum in an unknown pose, where
-$\exp g_y(x)$ stands for the density of x in a standard pose together with y, so that a copy weighs
-what it is worth.
+For classes, the average may also be the logarithm of $\sum_s w_s\, \mathrm{softmax}\,
+g_\theta(T_s x)$, which unlike a mean of logits penalises uninformative copies, or the logarithm of
+$\sum_s w_s \exp g_\theta(T_s x)$. The last one ("joint") is Bayes' rule for an input in an unknown
+pose: $\exp g_y(x)$ stands for the joint density of y and of x in a standard pose, so that likely
+poses dominate the sum.
 
-The copies of a datum follow each other in the first dimension, [(n s), ...]: for the curvature they
-are further uses of each weight by the same datum, and the evidence of f is differentiable in the
-widths $\eta$ and the probabilities in $w$. Symmetry never lowers the training loss, but it raises
-the evidence; so the widths grow until the labels object.
+The copies of one input are adjacent in the first dimension, [(n s), ...]. The curvature treats them
+as several uses of each weight by the same input, and the evidence of f is differentiable in the
+widths $\eta$ and in the probabilities in $w$. Invariance never lowers the training loss, but it
+raises the evidence; the widths grow until they contradict the labels.
 """
 
 from collections.abc import Sequence
@@ -32,18 +32,18 @@ class Augmented(nn.Module):
     """A network averaged over transformed copies of its input.
 
     Args:
-        network: any; relaxed ones too.
-        augment: what makes the copies.
-        at: name of the module of `network` whose output is averaged, as `named_modules` has it;
-            None for the outputs of the network. Averaging early is cheaper, averaging late is
-            more expressive.
-        average: "outputs"; or, for a network whose outputs are logits of classes, "probabilities"
-            or "joint" (the exponentials of logits, see the module). What comes out then are logits
+        network: any network, including relaxed ones.
+        augment: makes the copies.
+        at: name in `named_modules` of the module of `network` whose output is averaged; None for
+            the outputs of the network. Averaging early is cheaper, averaging late is more
+            expressive.
+        average: "outputs"; or, for a network that returns logits of classes, "probabilities" or
+            "joint" (exponentials of logits, see the module docstring). The result then are logits,
             too.
 
     Raises:
-        ValueError: a module that is not there, or probabilities inside of the network; and, later,
-            a likelihood that is not of classes for an average that is.
+        ValueError: if the module does not exist, or if probabilities are to be averaged inside the
+            network; later, if the likelihood is not categorical for such an average.
     """
 
     def __init__(
@@ -53,32 +53,33 @@ class Augmented(nn.Module):
         at: str | None = None,
         average: Average = "outputs",
     ) -> None:
-        """Check that the place is there."""
         super().__init__()
-        given: object = network
-        if not isinstance(given, nn.Module):
-            kind = type(given).__name__
-            raise ValueError(f"expected the network as a torch.nn.Module, got {kind}")
+        value: object = network
+        if not isinstance(value, nn.Module):
+            kind = type(value).__name__
+            raise ValueError(f"network must be a torch.nn.Module, got {kind}.")
         if not hasattr(augment, "copies"):
             kind = type(augment).__name__
-            raise ValueError(f"expected an Augment or a Mixture, got {kind}; do: Augment(...)")
+            raise ValueError(
+                f"augment must be an Augment or a Mixture, got {kind}. Use Augment(...)."
+            )
         if average not in ("outputs", "probabilities", "joint"):
             raise ValueError(
-                f"expected average 'outputs', 'probabilities' or 'joint', got {average!r}"
+                f"average must be 'outputs', 'probabilities' or 'joint', got {average!r}."
             )
         if average != "outputs" and at is not None:
             raise ValueError(
-                f"expected probabilities at the end of the network, got at={at!r}; do: at=None"
+                f"Probabilities are averaged at the end of the network; use at=None, not {at!r}."
             )
         if at is not None and at not in dict(network.named_modules()):
             names = ", ".join(name for name, _ in network.named_modules() if name)
             raise ValueError(
-                f"expected the name of a module to average at, among {names}; got {at!r}"
+                f"The network has no module {at!r} to average at. Its modules are {names}."
             )
         self.network, self.augment, self.at, self.average = network, augment, at, average
 
     def forward(self, x: Shaped[Tensor, "n ..."]) -> Tensor:
-        """Outputs, averaged there or at `at`."""
+        """Return the outputs, averaged at the end or at `at`."""
         copies, weights = self.augment.copies(x)
         announce_copies(weights)
         calls = 0
@@ -103,43 +104,43 @@ class Augmented(nn.Module):
             return average(self.network(copies.flatten(0, 1)))
         handle = self.network.get_submodule(self.at).register_forward_hook(hook)
         try:
-            found: Tensor = self.network(copies.flatten(0, 1))
+            outputs: Tensor = self.network(copies.flatten(0, 1))
         finally:
             handle.remove()
         if calls == 0:
             raise ValueError(
-                f"expected the network to call {self.at!r}, where copies are averaged, got a pass "
-                "without it; do: at=None, or the name of a module that is used"
+                f"The network did not call {self.at!r}, where copies are averaged. Use at=None, or "
+                "the name of a module that is called."
             )
-        return found
+        return outputs
 
     def _check_place(self, f: object, rows: int, calls: int) -> None:
-        """One tensor with a row for each copy, and once in a pass."""
-        good = isinstance(f, Tensor) and f.dim() > 0 and len(f) == rows
-        if not good or calls > 1:
+        """Check that the module returned one tensor with a row per copy, once per pass."""
+        is_valid = isinstance(f, Tensor) and f.dim() > 0 and len(f) == rows
+        if not is_valid or calls > 1:
             got = list(f.shape) if isinstance(f, Tensor) else type(f).__name__
             raise ValueError(
-                f"expected module {self.at!r} to be called once, and to give a tensor with {rows} "
-                f"rows, one for each copy, got {got} in call {calls}; do: average at another module"
+                f"Module {self.at!r} must be called once and return a tensor with {rows} rows, one "
+                f"for each copy, got {got} in call {calls}. Average at another module."
             )
 
     def check_likelihood(self, likelihood: Likelihood) -> None:
-        """Refuse averages of probabilities where outputs are not logits of classes."""
+        """Raise ValueError if probabilities are averaged but the outputs are not logits."""
         if self.average != "outputs" and not isinstance(likelihood, Categorical):
             raise ValueError(
-                f"expected a categorical likelihood for average={self.average!r}, got "
-                f"{type(likelihood).__name__}; do: average='outputs', or two logits for two classes"
+                f"average={self.average!r} needs a categorical likelihood, got "
+                f"{type(likelihood).__name__}. Use average='outputs', or one logit per class."
             )
 
     def refined(self, n_samples: int) -> "Augmented":
-        """The same network, not a copy of it, averaged over more points: for predictions.
+        """Return the same network, not a copy, averaged over another number of points.
 
         Raises:
-            ValueError: no points at all.
+            ValueError: if n_samples is not a positive integer.
         """
         finer = self.augment.refined(n_samples)
         return Augmented(self.network, finer, self.at, self.average).train(self.training)
 
     def invariances(self, shape: Sequence[int]) -> dict[str, float]:
-        """What was learned: widths and probabilities by name and unit."""
+        """Return the learned widths and probabilities by name and unit."""
         return self.augment.describe(shape)

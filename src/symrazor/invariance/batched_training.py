@@ -228,7 +228,7 @@ class _State:
 
     def _probabilities(self, number: int, x: Tensor, y: Tensor, rate: float) -> Tensor:
         """Probabilities are averaged, see `mixture.py`; the curvature is that of one draw."""
-        h, shares = self.model.every(x, self.how)
+        h, shares = self.model.features_per_map(x, self.how)
         f = mixture.outputs(self.model.posterior, h, self.how.draws, self.how.generator, self.noise)
         log_p, joint = mixture.log_mixture(f, shares)
         fit = self._raise(number, log_p, y)

@@ -1,8 +1,8 @@
-r"""x -> transformed copies of x, with weights that add up to 1.
+"""Make transformed copies of inputs, with weights that sum to 1.
 
-The copies of a datum follow each other, [n, s, ...]: points of a lattice, moved by every
-transformation, then every element of every choice. They are differentiable in the widths, their
-weights in the probabilities. What is averaged over them is for `averaged` to say.
+The copies of one input are adjacent, [n, s, ...]: points of a lattice, moved by every
+transformation, then every element of every choice. The copies are differentiable in the widths, and
+their weights in the probabilities. `averaged_network` averages over them.
 """
 
 import copy
@@ -17,29 +17,29 @@ from symrazor.invariance.lie_distributions import LieDistribution
 from symrazor.invariance.transformation import Choice, Lie, Transformation
 
 MIN_WIDTH = 1e-4
-"""Width that stands for none in a description: a transform has no 0."""
+"""Smallest width in a description; a parameter transform cannot represent 0."""
 UNMEASURED = -1.0
-"""Share of a pose before `find_reach_` has been asked."""
+"""Share of a pose that `find_reach_` has not measured."""
 Part = Transformation | Choice | LieDistribution
 Copies = tuple[Shaped[Tensor, "n s ..."], Float[Tensor, " s"]]
 
 
 class Augment(nn.Module):
-    """Copies of every datum, each moved by all transformations, one after the other.
+    """Copies of every input, each moved by all transformations in order.
 
-    In training every datum has fresh points: a lattice of `n_samples` points, shifted at random.
-    In evaluation all data share one shift, drawn whenever training ends and kept in the state: the
-    network is then a fixed function of one datum, as the evidence needs it. A state that is loaded
-    brings its shift, which stays until there is training again.
+    In training every input has its own random points: a lattice of `n_samples` points with a random
+    shift. In evaluation all inputs share one shift, drawn whenever training ends and kept in the
+    state: the network is then a deterministic function, as the evidence requires. A loaded state
+    brings its shift, which stays until training starts again.
 
     Args:
-        transformations: applied in order; then every element of every choice. A `LieDistribution`
-            stands for `Lie` of it.
-        n_samples: points for each datum (1 if there are only choices).
-        seed: of the shifts on a CPU; a GPU uses torch's generator of the device.
+        transformations: applied in order, followed by every element of every choice. A
+            `LieDistribution` is wrapped in `Lie`.
+        n_samples: points per input (1 if there are only choices).
+        seed: random seed of the shifts on a CPU; a GPU uses torch's generator of the device.
 
     Raises:
-        ValueError: nothing to do, or no samples.
+        ValueError: if there are no transformations, or n_samples is not a positive integer.
     """
 
     shift: Tensor
@@ -53,7 +53,6 @@ class Augment(nn.Module):
         n_samples: int = 20,
         seed: int = 0,
     ) -> None:
-        """Set the lattice up; see the class."""
         super().__init__()
         parts = _parts(transformations)
         check_samples(n_samples)
@@ -78,16 +77,17 @@ class Augment(nn.Module):
         return [part for part in self.choices if isinstance(part, Choice)]
 
     def copies(self, x: Shaped[Tensor, "n ..."], at: Tensor | None = None) -> Copies:
-        """The copies and their weights, which add up to 1.
+        """Return the copies and their weights.
 
         Args:
-            x: data.
-            at: points of the cube, [s, k] for all data or [n, s, k]; by default those of a lattice.
+            x: inputs.
+            at: points of the cube, [s, k] for all inputs or [n, s, k]; by default points of a
+                lattice.
         """
-        given: object = x
-        if not isinstance(given, Tensor) or not given.dim():
-            got = "one number" if isinstance(given, Tensor) else type(given).__name__
-            raise ValueError(f"expected a tensor of data, got {got}; do: torch.as_tensor(...)")
+        value: object = x
+        if not isinstance(value, Tensor) or not value.dim():
+            got = "a scalar" if isinstance(value, Tensor) else type(value).__name__
+            raise ValueError(f"x must be a batch of inputs as a tensor, got {got}.")
         n, s = len(x), self.n_samples if at is None else at.shape[-2]
         moved = x.unsqueeze(1)
         if self._moving:
@@ -99,7 +99,9 @@ class Augment(nn.Module):
                 flat = move(flat, points[:, start : start + move.dim])
                 start += move.dim
             moved = flat.unflatten(0, (n, s))
-        real = x.dtype if x.is_floating_point() else torch.get_default_dtype()  # tokens are whole
+        real = (
+            x.dtype if x.is_floating_point() else torch.get_default_dtype()
+        )  # tokens are integers
         weights = x.new_full((s,), 1 / s, dtype=real)
         for choice in self._choosing:
             moved = choice(moved.flatten(0, 1)).unflatten(0, (n, len(weights))).flatten(1, 2)
@@ -107,12 +109,12 @@ class Augment(nn.Module):
         return moved, weights
 
     def points(self, x: Tensor) -> Float[Tensor, "m k"]:
-        """One point of the cube for every copy of every datum."""
+        """Return one point of the cube [-1, 1]^k for every copy of every input."""
         n, dim = len(x), self.lattice.shape[1]
         self.loaded = self.loaded and not self.training
         if not self.training:
             shift = self.shift.expand(n, 1, dim)
-        elif x.is_cuda:  # the device's own generator, which a CUDA graph knows how to move on
+        elif x.is_cuda:  # the device's generator, which a CUDA graph advances correctly
             shift = torch.rand(n, 1, dim, device=x.device)
         else:
             shift = torch.rand(n, 1, dim, generator=self.generator)
@@ -120,20 +122,20 @@ class Augment(nn.Module):
         return (2 * places - 1).flatten(0, 1)
 
     def refined(self, n_samples: int) -> "Augment":
-        """The same with another number of points: a finer average once training is over.
+        """Return a copy with another number of points, for a finer average after training.
 
         Raises:
-            ValueError: no points at all.
+            ValueError: if n_samples is not a positive integer.
         """
         check_samples(n_samples)
-        found = copy.deepcopy(self)
+        refined = copy.deepcopy(self)
         dim = self.lattice.shape[1]
-        found.n_samples = n_samples if dim else 1
-        found.lattice = lattice(found.n_samples, dim).to(self.lattice)
-        return found
+        refined.n_samples = n_samples if dim else 1
+        refined.lattice = lattice(refined.n_samples, dim).to(self.lattice)
+        return refined
 
     def train(self, mode: bool = True) -> "Augment":
-        """Training, or evaluation, which begins with a new shift, or with one that was loaded."""
+        """Set the mode; evaluation starts with a new shift, or with a loaded one."""
         if self.training and not mode and not self.loaded and self.shift.numel():
             fresh = torch.rand(self.shift.shape, generator=self.generator)
             self.shift.copy_(fresh)
@@ -142,124 +144,125 @@ class Augment(nn.Module):
         return self
 
     def get_extra_state(self) -> Tensor:
-        """The generator's: a run that is taken up again draws what it would have drawn."""
+        """Return the state of the generator, so that a resumed run draws the same numbers."""
         return self.generator.get_state()
 
     def set_extra_state(self, state: Tensor) -> None:
-        """Continue from `get_extra_state`; an evaluation that comes next keeps the loaded shift."""
+        """Restore the generator; the next evaluation keeps the loaded shift."""
         self.generator.set_state(state.cpu())
         self.loaded = True
 
     def describe(self, shape: Sequence[int]) -> dict[str, float]:
-        """All widths and probabilities, by name and unit, for data of a shape.
+        """Return all widths and probabilities by name and unit, for inputs of a shape.
 
-        Widths are those of the copies, or the ranges within them that `find_reach_` has found;
-        probabilities too, or the shares.
+        Widths are those of the copies, or the ranges within them that `find_reach_` measured;
+        likewise for probabilities and shares.
         """
-        found: dict[str, float] = {}
+        description: dict[str, float] = {}
         parts = self.reach.split([move.dim for move in self._moving])
         for move, reach in zip(self._moving, parts, strict=True):
-            found |= _narrowed(move, reach).describe(shape)
+            description |= _narrowed(move, reach).describe(shape)
         measured = self.shares.split([len(choice.probabilities) for choice in self._choosing])
-        for choice, q in zip(self._choosing, measured, strict=True):
-            known = bool((q >= 0).all())
-            found |= choice.describe_shares(shape, q) if known else choice.describe(shape)
-        return found
+        for choice, shares in zip(self._choosing, measured, strict=True):
+            is_measured = bool((shares >= 0).all())
+            description |= (
+                choice.describe_shares(shape, shares) if is_measured else choice.describe(shape)
+            )
+        return description
 
     def extra_repr(self) -> str:
-        """Size, for `print(model)`."""
+        """Return the number of samples, for `print(model)`."""
         return f"{self.n_samples} samples"
 
 
 class Mixture(nn.Module):
-    """Several augmentations, each with a learned share: for distributions of several modes.
+    """Several augmentations with learned mixture weights, for multimodal distributions.
 
     Args:
         parts: the components.
-        shares: where their probabilities start; even by default.
+        shares: initial mixture weights; equal by default.
     """
 
     def __init__(self, parts: Sequence[Augment], shares: Sequence[float] | None = None) -> None:
-        """Start at some shares."""
         super().__init__()
-        several: object = parts
-        given = list(several) if isinstance(several, Iterable) else [several]
-        parts = [part for part in given if isinstance(part, Augment)]
-        if len(parts) < len(given):
-            kinds = ", ".join(type(part).__name__ for part in given)
-            raise ValueError(f"expected components of type Augment, got {kinds}; do: Augment(part)")
-        even = [1 / max(1, len(parts))] * len(parts)
-        start = torch.tensor([float(share) for share in (even if shares is None else shares)])
+        value: object = parts
+        components = list(value) if isinstance(value, Iterable) else [value]
+        parts = [part for part in components if isinstance(part, Augment)]
+        if len(parts) < len(components):
+            kinds = ", ".join(type(part).__name__ for part in components)
+            raise ValueError(
+                f"The components of a Mixture must be Augment, got {kinds}. Use Augment(part)."
+            )
+        equal = [1 / max(1, len(parts))] * len(parts)
+        start = torch.tensor([float(share) for share in (equal if shares is None else shares)])
         if len(parts) < 2 or len(start) != len(parts) or not bool((start > 0).all()):
             raise ValueError(
-                f"expected two or more components with positive shares, got {len(parts)} with "
-                f"{start.tolist()}; do: Mixture([a, b], shares=[0.7, 0.3]), say"
+                f"A Mixture needs two or more components with positive shares, got {len(parts)} "
+                f"with {start.tolist()}. Example: Mixture([a, b], shares=[0.7, 0.3])."
             )
         self.parts = nn.ModuleList(parts)
         self.logits = Hyper(start.log(), real)
 
     def copies(self, x: Shaped[Tensor, "n ..."]) -> Copies:
-        """The copies of all components, one component after the other."""
+        """Return the copies of all components, one component after the other."""
         share = self.logits.value.softmax(0)
-        found = [part.copies(x) for part in self.parts]  # type: ignore[operator]
-        weights = [p.to(w) * w for p, (_, w) in zip(share, found, strict=True)]
-        return torch.cat([moved for moved, _ in found], 1), torch.cat(weights)
+        copies = [part.copies(x) for part in self.parts]  # type: ignore[operator]
+        weights = [p.to(w) * w for p, (_, w) in zip(share, copies, strict=True)]
+        return torch.cat([moved for moved, _ in copies], 1), torch.cat(weights)
 
     def refined(self, n_samples: int) -> "Mixture":
-        """The same with another number of points in every component, see `Augment.refined`."""
-        found = copy.deepcopy(self)
-        found.parts = nn.ModuleList(part.refined(n_samples) for part in self.parts)  # type: ignore[operator]
-        return found
+        """Return a copy with another number of points per component, see `Augment.refined`."""
+        refined = copy.deepcopy(self)
+        refined.parts = nn.ModuleList(part.refined(n_samples) for part in self.parts)  # type: ignore[operator]
+        return refined
 
     def describe(self, shape: Sequence[int]) -> dict[str, float]:
-        """Shares, and the widths of every component."""
+        """Return the mixture weights and the widths of every component."""
         share = self.logits.value.detach().softmax(0).tolist()
-        found: dict[str, float] = {}
+        description: dict[str, float] = {}
         for number, (part, p) in enumerate(zip(self.parts, share, strict=True), 1):
-            found[f"mode {number} (share)"] = p
-            own = part.describe(shape)  # type: ignore[operator]
-            found |= {f"mode {number}: {name}": value for name, value in own.items()}
-        return found
+            description[f"mode {number} (share)"] = p
+            widths = part.describe(shape)  # type: ignore[operator]
+            description |= {f"mode {number}: {name}": value for name, value in widths.items()}
+        return description
 
 
-def check_samples(given: object) -> None:
-    """Refuse what is no number of points."""
-    if not isinstance(given, int) or isinstance(given, bool) or given < 1:
-        raise ValueError(
-            f"expected a whole n_samples of at least 1, got {given!r}; do: n_samples=20, say"
-        )
+def check_samples(value: object) -> None:
+    """Raise ValueError unless the value is a positive integer."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ValueError(f"n_samples must be an integer of at least 1, got {value!r}.")
 
 
-def _parts(given: object) -> list[Transformation | Choice]:
-    """As a list; distributions become transformations."""
-    many = isinstance(given, Iterable) and not isinstance(given, str)
-    found = list(given) if many else [given]  # type: ignore[call-overload]
-    found = [Lie(part) if isinstance(part, LieDistribution) else part for part in found]
-    parts = [part for part in found if isinstance(part, (Transformation, Choice))]
-    wrong = [repr(part) for part in found if not isinstance(part, (Transformation, Choice))]
+def _parts(value: object) -> list[Transformation | Choice]:
+    """Return transformations and choices as a list; wrap distributions in `Lie`."""
+    is_sequence = isinstance(value, Iterable) and not isinstance(value, str)
+    items = list(value) if is_sequence else [value]  # type: ignore[call-overload]
+    items = [Lie(part) if isinstance(part, LieDistribution) else part for part in items]
+    parts = [part for part in items if isinstance(part, (Transformation, Choice))]
+    wrong = [repr(part) for part in items if not isinstance(part, (Transformation, Choice))]
     if wrong or not parts:
         raise ValueError(
-            f"expected one or more transformations or choices, got {', '.join(wrong) or 'none'}; "
-            "do: Augment([affine('rotation'), Flips()]), say"
+            "Augment needs one or more transformations or choices, got "
+            f"{', '.join(wrong) or 'none'}. Example: Augment([affine('rotation'), Flips()])."
         )
     return parts
 
 
 def _narrowed(move: Transformation, reach: Float[Tensor, " k"]) -> Transformation:
-    """The same with its widths times the reach, if each number of a point has one width."""
+    """Multiply the widths by the measured reach, if there is one width per dimension."""
     move = move if bool((reach == 1).all()) else copy.deepcopy(move)
     widths = [part for part in move.modules() if isinstance(part, Hyper)]
     sizes = [width.raw.numel() for width in widths]
     if bool((reach == 1).all()) or sum(sizes) != move.dim:
         return move
-    for width, own in zip(widths, reach.split(sizes), strict=True):
-        narrow = width.value.detach().double() * own.double().view_as(width.raw)
+    for width, part_reach in zip(widths, reach.split(sizes), strict=True):
+        narrow = width.value.detach().double() * part_reach.double().view_as(width.raw)
         width.value = narrow.clamp(min=MIN_WIDTH)
     return move
 
 
 def lattice(n: int, dim: int) -> Float[Tensor, "n k"]:
-    r"""A lattice in the unit cube: even in the first direction, golden in the others.
+    r"""Return a lattice in the unit cube: equidistant in the first dimension, golden in the others.
 
     Point i is $(i/n, \{i/g\}, \{i/g^2\}, \dots)$ with $g^k = g + 1$: evenly spread for any n.
     """
@@ -267,7 +270,7 @@ def lattice(n: int, dim: int) -> Float[Tensor, "n k"]:
         return torch.zeros(n, 0)
     number = torch.arange(n, dtype=torch.float64).unsqueeze(1)
     golden = 2.0
-    for _ in range(40):  # the root of g^dim = g + 1
+    for _ in range(40):  # fixed-point iteration for g^dim = g + 1
         golden = (1 + golden) ** (1 / dim) if dim > 1 else golden
     steps = golden ** -torch.arange(1, dim, dtype=torch.float64)
     others = (number * steps) % 1

@@ -1,10 +1,10 @@
-r"""Hidden layers whose features are averaged over transformations.
+r"""Compute hidden features averaged over transformations.
 
 $$ \bar\phi(x) = \sum_s c_s\, \phi(W_1 T_s x + b) $$
 
-(Learning Invariant Weights, eqs. 1, 2, 6). The maps act on the rows of $W_1$, as filter banks that
-all data of a batch share, or on the inputs; up to interpolation both are the same. Everything takes
-leading dimensions: many models side by side.
+(Learning Invariant Weights, eqs. 1, 2, 6). The maps act on the rows of $W_1$, as filter banks
+shared by all inputs of a batch, or on the inputs; up to interpolation both are equal. All functions
+accept leading dimensions for many models side by side.
 """
 
 import math
@@ -22,10 +22,10 @@ Where = Literal["weights", "input"]
 
 
 class Averaged(nn.Module):
-    """Features under every map, and their average.
+    """Base class of features under every map, and of their average.
 
-    Subclasses say what `raw` features are, how many (`width`), for how many models side by side
-    (`lead`), and name one of their tensors (`like`), whose type and device the outputs follow.
+    Subclasses define the `raw` features, their number (`width`), the shape of models side by side
+    (`lead`), and a tensor (`like`) whose dtype and device the outputs have.
     """
 
     lead: tuple[int, ...] = ()
@@ -34,11 +34,11 @@ class Averaged(nn.Module):
 
     @property
     def scale(self) -> float:
-        """Factor of every feature, so that their squares add up to about 1."""
+        """Return the factor of every feature, so that their squares sum to about 1."""
         return 1 / math.sqrt(self.width)
 
     def raw(self, x: Tensor, maps: Tensor) -> Float[Tensor, "*lead n s width"]:
-        """Features before the scale."""
+        """Return the features before scaling."""
         raise NotImplementedError
 
     def forward(
@@ -47,27 +47,27 @@ class Averaged(nn.Module):
         maps: Float[Tensor, "*lead s d d"],
         weights: Float[Tensor, "s"] | None = None,
     ) -> Float[Tensor, "*lead n width"]:
-        """Averaged features: pictures or vectors [*lead, n, ...] -> [*lead, n, width].
+        """Return averaged features: images or vectors [*lead, n, ...] -> [*lead, n, width].
 
         Args:
-            x: the inputs.
-            maps: the transformations.
-            weights: of the transformations, with sum 1; all the same by default.
+            x: inputs.
+            maps: transformations.
+            weights: weights of the transformations with sum 1; equal by default.
         """
-        every = self.raw(x, maps)
+        per_map = self.raw(x, maps)
         if weights is None:
-            return self.scale * every.mean(-2)
-        return self.scale * (every * weights.unsqueeze(-1)).sum(-2)
+            return self.scale * per_map.mean(-2)
+        return self.scale * (per_map * weights.unsqueeze(-1)).sum(-2)
 
-    def every(
+    def per_map(
         self, x: Tensor, maps: Float[Tensor, "*lead s d d"]
     ) -> Float[Tensor, "*lead n s width"]:
-        """The features under every map."""
+        """Return the features under every map."""
         return self.scale * self.raw(x, maps)
 
 
 class Features(Averaged):
-    """A hidden layer on pictures [n, c, h, w] or vectors [n, d], seen through transformations.
+    """A hidden layer on images [n, c, h, w] or vectors [n, d] under transformations.
 
     Args:
         weight: [*lead, width, *shape], a filter for each feature.
@@ -82,99 +82,105 @@ class Features(Averaged):
     def __init__(
         self, weight: Tensor, bias: Tensor, where: Where = "weights", blur: float = 0.0
     ) -> None:
-        """Keep the parameters; see the class."""
         super().__init__()
         if where not in ("weights", "input"):
-            raise ValueError(f"expected where='weights' or 'input', got {where!r}")
+            raise ValueError(f"where must be 'weights' or 'input', got {where!r}.")
         self.lead = tuple(bias.shape[:-1])
         self.shape = weight.shape[bias.dim() :]
         if weight.shape[: bias.dim()] != bias.shape or len(self.shape) not in (1, 3):
             raise ValueError(
-                f"expected weights [..., width, channels, height, width] or [..., width, d] and a "
-                f"bias for each, got {list(weight.shape)} and {list(bias.shape)}"
+                "weight must have shape [..., features, channels, height, width] or "
+                f"[..., features, d], with a bias [..., features], got {list(weight.shape)} "
+                f"and {list(bias.shape)}."
             )
         if not bias.numel():
-            raise ValueError(f"expected at least 1 feature, got weights {list(weight.shape)}")
+            raise ValueError(f"There must be at least 1 feature, got weights {list(weight.shape)}.")
         self.where, self.blur = where, blur
         self.weight, self.bias = nn.Parameter(weight), nn.Parameter(bias)
         self.width = bias.shape[-1]
 
     @property
     def like(self) -> Tensor:  # type: ignore[override]
-        """The weights."""
+        """Return the weights."""
         return self.weight
 
     def frequency(self) -> Tensor | None:
-        """Factor of the linear part, one per model; None for 1."""
+        """Return the factor of the linear part, one per model; None for 1."""
         return None
 
     def activation(self, z: Tensor) -> Tensor:
-        """What is applied to each pre-activation, but for the scale."""
+        """Apply the activation function, without the scale."""
         raise NotImplementedError
 
     def raw(self, x: Tensor, maps: Tensor) -> Float[Tensor, "*lead n s width"]:
-        """Activations."""
+        """Return the activations."""
         return self.activation(self.preactivations(x, maps))
 
     def preactivations(
         self, x: Tensor, maps: Float[Tensor, "*lead s d d"]
     ) -> Float[Tensor, "*lead n s width"]:
-        r"""$W_1 T_s x + b$ for every datum and map."""
+        """Return $W_1 T_s x + b$ for every input and map."""
         if (
             x.shape[len(self.lead) + 1 :] != self.shape
             or tuple(x.shape[: len(self.lead)]) != self.lead
         ):
             raise ValueError(
-                f"expected inputs {[*self.lead, 'n', *self.shape]}, got {list(x.shape)}"
+                f"Inputs must have shape {[*self.lead, 'n', *self.shape]}, got {list(x.shape)}."
             )
         factor, weight = self.frequency(), torch.as_tensor(self.weight)
-        if factor is not None:  # the smaller of the two: pictures, or the weights of vectors
+        if factor is not None:  # scale the smaller one: images, or the weights of vectors
             factor = factor.reshape(*self.lead, *[1] * (1 + len(self.shape)))
             x, weight = (x, weight * factor) if len(self.shape) == 1 else (x * factor, weight)
-        by = self._by_input if self.where == "input" else self._by_weights
-        found = by(x, weight, maps)
-        return found.add_(self.bias[..., None, None, :])
+        product = self._by_input if self.where == "input" else self._by_weights
+        linear = product(x, weight, maps)
+        return linear.add_(self.bias[..., None, None, :])
 
     def filters(self, maps: Float[Tensor, "*lead s d d"]) -> Float[Tensor, "*lead s width c h w"]:
-        r"""The filter banks $W_1 \circ T_s$ of pictures."""
+        r"""Return the filter banks $W_1 \circ T_s$ of images."""
         bank = adjoint_resample(self.weight, maps, self.blur)
         return bank.transpose(-5, -4)
 
     def _by_weights(self, x: Tensor, weight: Tensor, maps: Tensor) -> Tensor:
-        """One filter bank per map, [*lead, width * s, pixels], and one product with all data."""
+        """Multiply all inputs with one filter bank per map, [*lead, width * s, pixels]."""
         if len(self.shape) == 1:
             return self._vectors(x, weight, maps)
         bank = adjoint_resample(weight, maps, self.blur)
         s = bank.shape[-4]
         flat = bank.reshape(*self.lead, self.width * s, -1)
-        seen: Tensor = x.flatten(-3) @ flat.mT
-        return seen.reshape(*seen.shape[:-1], self.width, s).mT
+        products: Tensor = x.flatten(-3) @ flat.mT
+        return products.reshape(*products.shape[:-1], self.width, s).mT
 
     def _by_input(self, x: Tensor, weight: Tensor, maps: Tensor) -> Tensor:
-        moved = act(x, maps) if len(self.shape) == 1 else resample(x, maps, self.blur).flatten(-3)
+        transformed = (
+            act(x, maps) if len(self.shape) == 1 else resample(x, maps, self.blur).flatten(-3)
+        )
         flat = weight.flatten(len(self.lead) + 1)
-        seen: Tensor = moved.flatten(-3, -2) @ flat.mT  # no batch dimension to be repeated for
-        return seen.reshape(*moved.shape[:-1], self.width)
+        products: Tensor = (
+            transformed.flatten(-3, -2) @ flat.mT
+        )  # one matrix product, without a repeated batch
+        return products.reshape(*transformed.shape[:-1], self.width)
 
     def _vectors(self, x: Tensor, weight: Tensor, maps: Tensor) -> Tensor:
-        """W T x + W t, the linear and the constant part of an affine map."""
+        """Return W T x + W t, the linear and the constant part of an affine map."""
         d = self.shape[0]
-        act(x[..., :1, :], maps)  # checks the sizes
+        act(x[..., :1, :], maps)  # only checks the sizes
         banks = torch.einsum("...wi,...sij->...swj", weight, maps[..., :d, :].to(x.dtype))
-        seen = torch.einsum("...swj,...nj->...nsw", banks[..., :d], x)
-        return seen if banks.shape[-1] == d else seen + banks[..., d].unsqueeze(-3)
+        products = torch.einsum("...swj,...nj->...nsw", banks[..., :d], x)
+        return products if banks.shape[-1] == d else products + banks[..., d].unsqueeze(-3)
 
 
 class RandomFourier(Features):
-    r"""$\phi = \sqrt{2 / D} \cos(\sigma W x + b)$ with W and b drawn once: a Gaussian kernel.
+    r"""Random Fourier features $\phi = \sqrt{2 / D} \cos(\sigma W x + b)$ of a Gaussian kernel.
+
+    W and b are drawn once.
 
     Args:
-        shape: of one input, [c, h, w] or [d].
+        shape: shape of one input, [c, h, w] or [d].
         width: number D of features.
-        sigma: deviation of the frequencies, the inverse of the kernel's lengthscale; a
+        sigma: standard deviation of the frequencies, the inverse lengthscale of the kernel; a
             hyperparameter.
         lead: leading dimensions; all models start with the same draw.
-        generator: of the draw.
+        generator: random generator of the draw.
         where: see `Features`.
         blur: see `Features`.
     """
@@ -189,7 +195,6 @@ class RandomFourier(Features):
         where: Where = "weights",
         blur: float = 0.0,
     ) -> None:
-        """Draw frequencies and phases; see the class."""
         weight = torch.randn(width, *shape, generator=generator)
         phase = 2 * math.pi * torch.rand(width, generator=generator)
         super().__init__(*_repeated(weight, phase, lead), where, blur)
@@ -198,27 +203,27 @@ class RandomFourier(Features):
         self.sigma = Hyper(torch.full(tuple(lead), sigma))
 
     def frequency(self) -> Tensor:
-        r"""$\sigma$."""
+        r"""Return $\sigma$."""
         return self.sigma.value
 
     @property
     def scale(self) -> float:
-        r"""$\sqrt{2 / D}$."""
+        r"""Return $\sqrt{2 / D}$."""
         return math.sqrt(2 / self.width)
 
     def activation(self, z: Tensor) -> Tensor:
-        """The cosine."""
+        """Apply the cosine."""
         return z.cos()
 
 
 class Rectified(Features):
-    r"""$\phi = D^{-1/2} \max(0, W x + b)$ with W and b learned as point estimates (Xavier).
+    r"""Features $\phi = D^{-1/2} \max(0, W x + b)$ with learned W and b (Xavier).
 
     Args:
-        shape: of one input, [c, h, w] or [d].
+        shape: shape of one input, [c, h, w] or [d].
         width: number D of features.
         lead: leading dimensions; all models start with the same draw.
-        generator: of the draw.
+        generator: random generator of the draw.
         where: see `Features`.
         blur: see `Features`.
     """
@@ -232,13 +237,12 @@ class Rectified(Features):
         where: Where = "weights",
         blur: float = 0.0,
     ) -> None:
-        """Draw the weights; see the class."""
         bound = math.sqrt(6 / (math.prod(shape) + width))
         weight = bound * (2 * torch.rand(width, *shape, generator=generator) - 1)
         super().__init__(*_repeated(weight, torch.zeros(width), lead), where, blur)
 
     def activation(self, z: Tensor) -> Tensor:
-        """The positive part."""
+        """Apply the rectifier."""
         return z.relu()
 
 
@@ -247,41 +251,44 @@ def _repeated(weight: Tensor, bias: Tensor, lead: Sequence[int]) -> tuple[Tensor
 
 
 class NetworkFeatures(Averaged):
-    """Features of a network under transformations of its input.
+    """Features of any network under transformations of its input.
 
     Args:
-        network: pictures [n, c, h, w] or vectors [n, d] -> features [n, width].
-        example: a few inputs, to see what comes out.
+        network: images [n, c, h, w] or vectors [n, d] -> features [n, width].
+        example: a few inputs, to determine the features' shape.
 
     Raises:
-        ValueError: outputs that are not vectors.
+        ValueError: if the outputs are not vectors.
     """
 
     def __init__(self, network: nn.Module, example: Tensor) -> None:
-        """Look at the features of an example; see the class."""
         super().__init__()
         if not example.is_floating_point():
-            raise ValueError(f"expected inputs of real numbers, got {example.dtype}; do x.float()")
-        with torch.no_grad(), eval_mode(network):  # batch norms keep their averages
-            found = network(example)
-        if found.dim() != 2 or len(found) != len(example):
             raise ValueError(
-                f"expected features [{len(example)}, width] from the network, got "
-                f"{list(found.shape)}; do add nn.Flatten()"
+                f"Inputs must be floating-point numbers, got {example.dtype}. Use x.float()."
+            )
+        with torch.no_grad(), eval_mode(network):  # BatchNorm keeps its statistics
+            output = network(example)
+        if output.dim() != 2 or len(output) != len(example):
+            raise ValueError(
+                f"The network must return features [{len(example)}, width], got "
+                f"{list(output.shape)}. Add nn.Flatten()."
             )
         if example.dim() not in (2, 4):
             raise ValueError(
-                f"expected pictures [n, c, h, w] or vectors [n, d], got {list(example.shape)}"
+                f"Inputs must be images [n, c, h, w] or vectors [n, d], got {list(example.shape)}."
             )
-        self.network, self.width, self.dim = network, found.shape[1], example.dim()
-        self.like = found
+        self.network, self.width, self.dim = network, output.shape[1], example.dim()
+        self.like = output
 
     def raw(self, x: Tensor, maps: Tensor) -> Float[Tensor, "n s width"]:
-        """Each datum under each map through the network, as one large batch."""
+        """Pass each input under each map through the network, as one large batch."""
         if x.dim() != self.dim:
-            raise ValueError(f"expected inputs with {self.dim} dimensions, got {list(x.shape)}")
+            raise ValueError(f"Inputs must have {self.dim} dimensions, got {list(x.shape)}.")
         if not x.is_floating_point():
-            raise ValueError(f"expected inputs of real numbers, got {x.dtype}; do x.float()")
-        moved = act(x, maps) if self.dim == 2 else resample(x, maps)
-        found: Tensor = self.network(moved.flatten(0, 1))
-        return found.reshape(*moved.shape[:2], self.width)
+            raise ValueError(
+                f"Inputs must be floating-point numbers, got {x.dtype}. Use x.float()."
+            )
+        transformed = act(x, maps) if self.dim == 2 else resample(x, maps)
+        features: Tensor = self.network(transformed.flatten(0, 1))
+        return features.reshape(*transformed.shape[:2], self.width)

@@ -1,11 +1,11 @@
-r"""Invariant weights: a network whose features are averaged over learned transformations.
+r"""Learn a network whose features are averaged over learned transformations (invariant weights).
 
 $$ \log p(D \mid \eta) \ge \mathrm{E}_{q(W_2)} \mathrm{E}_T \log p(y \mid \hat f(x; \eta))
    - \mathrm{KL}(q(W_2) \,\|\, p(W_2)) $$
 
-(Learning Invariant Weights, eqs. 9 and 10). The bound is raised in the posterior of the output
-weights and in the widths $\eta$ of the transformations alike: invariance does not help the fit, but
-it leaves less for the weights to say.
+(Learning Invariant Weights, eqs. 9 and 10). The bound is maximised in the posterior of the output
+weights and in the widths $\eta$ of the transformations. Invariance does not improve the fit, but it
+lowers the complexity of the weights.
 """
 
 import copy
@@ -27,13 +27,14 @@ Average = Literal["logits", "probs"]
 
 
 class Sampling(NamedTuple):
-    """How an average is taken.
+    """How an average over transformations and weights is sampled.
 
     Attributes:
         samples: number S of transformations.
-        draws: from the posterior of the output weights, in antithetic pairs.
-        scheme: of the transformations, see `symrazor.invariance.lie_distributions`.
-        generator: of all random numbers.
+        draws: number of draws from the posterior of the output weights, in antithetic pairs.
+        scheme: sampling scheme of the transformations, see
+            `symrazor.invariance.lie_distributions.draw`.
+        generator: random generator.
     """
 
     samples: int = 32
@@ -43,37 +44,38 @@ class Sampling(NamedTuple):
 
 
 def check_labels(y: Tensor, classes: int, shape: tuple[int, ...]) -> None:
-    """Refuse what are not labels 0..classes-1 of the data.
+    """Raise ValueError unless y holds labels 0..classes-1 of the given shape.
 
     Raises:
-        ValueError: another type or shape, no labels, or a label that is no class.
+        ValueError: if y has another dtype or shape, is empty, or holds a label that is not a class.
     """
     if y.is_floating_point() or y.is_complex() or y.dtype == torch.bool or y.shape != shape:
         raise ValueError(
-            f"expected integer class labels of shape {list(shape)}, got {y.dtype} {list(y.shape)}"
+            f"y must hold integer class labels of shape {list(shape)}, got {y.dtype} of shape "
+            f"{list(y.shape)}."
         )
     if not y.numel():
-        raise ValueError("expected at least 1 datum, got none")
+        raise ValueError("The batch is empty.")
     least, most = (int(value) for value in y.aminmax())
     if least < 0 or most >= classes:
         wrong = least if least < 0 else most
-        raise ValueError(f"expected labels between 0 and {classes - 1}, got {wrong}")
+        raise ValueError(f"Labels must be between 0 and {classes - 1}, got {wrong}.")
 
 
 class InvariantWeights(nn.Module):
-    r"""$p(y \mid x) = \mathrm{softmax}(\alpha W_2 \bar\phi(x))$ with $W_2 \sim N(0, I)$.
+    r"""The model $p(y \mid x) = \mathrm{softmax}(\alpha W_2 \bar\phi(x))$ with $W_2 \sim N(0, I)$.
 
-    `average="logits"` averages what enters the softmax: by linearity the features, once, so that
-    outputs are drawn directly with their exact distribution (local reparameterisation).
-    `average="probs"` averages probabilities, as the paper writes; S times the cost. Both bound the
-    evidence of their model from below.
+    `average="logits"` averages the inputs of the softmax. By linearity this averages the features,
+    so that outputs are drawn directly from their exact distribution (local reparameterisation).
+    `average="probs"` averages probabilities, as in the paper, at S times the cost. Both give a
+    lower bound on the evidence of their model.
 
     Args:
-        features: the hidden layer; for features of a network of your own see `InvariantHead`.
-        distribution: over transformations.
+        features: the hidden layer; see `InvariantHead` for features of any network.
+        distribution: distribution over transformations.
         classes: number of classes.
         average: see above.
-        scale: where the prior deviation $\alpha$ of the outputs starts; learned.
+        scale: initial prior standard deviation $\alpha$ of the outputs; learned.
     """
 
     def __init__(
@@ -84,16 +86,15 @@ class InvariantWeights(nn.Module):
         average: Average = "logits",
         scale: float = 10.0,
     ) -> None:
-        """Start at the prior: mean 0, covariance I."""
         super().__init__()
         if average not in ("logits", "probs"):
-            raise ValueError(f"expected average='logits' or 'probs', got {average!r}")
+            raise ValueError(f"average must be 'logits' or 'probs', got {average!r}.")
         if classes < 2:
-            raise ValueError(f"expected at least 2 classes, got {classes}")
+            raise ValueError(f"There must be at least 2 classes, got {classes}.")
         self.features, self.distribution, self.average = features, distribution, average
         self.lead = tuple(features.lead)
         if len(self.lead) > 1:
-            raise ValueError(f"expected at most one leading dimension, got {list(self.lead)}")
+            raise ValueError(f"There can be at most one leading dimension, got {list(self.lead)}.")
         batch = self.lead[0] if self.lead else None
         like = features.like
         self.posterior = BlockCholesky(
@@ -102,22 +103,22 @@ class InvariantWeights(nn.Module):
         self.scale = Hyper(torch.full(self.lead, scale, dtype=like.dtype, device=like.device))
 
     def averaged(self, x: Tensor, how: Sampling) -> Float[Tensor, "*lead n width"]:
-        r"""$\alpha \bar\phi(x)$ at transformations drawn anew."""
+        r"""Return $\alpha \bar\phi(x)$ at newly drawn transformations."""
         maps, _ = self.distribution.draw(how.samples, how.scheme, how.generator)
         averaged: Tensor = self.scale.value[..., None, None] * self.features(x, maps)
         return averaged
 
-    def every(
+    def features_per_map(
         self, x: Tensor, how: Sampling
     ) -> tuple[Float[Tensor, "*lead n s width"], Float[Tensor, " s"]]:
-        r"""$\alpha \phi(T_s x)$ under each of transformations drawn anew, and their weights."""
+        r"""Return $\alpha \phi(T_s x)$ for newly drawn transformations, and their weights."""
         maps, weights = self.distribution.draw(how.samples, how.scheme, how.generator)
-        return self.scale.value[..., None, None, None] * self.features.every(x, maps), weights
+        return self.scale.value[..., None, None, None] * self.features.per_map(x, maps), weights
 
     def log_likelihood(
         self, x: Tensor, y: Int64[Tensor, "*lead n"], how: Sampling
     ) -> Float[Tensor, "*lead n"]:
-        """Expected log probability of each label, by draws of outputs and transformations."""
+        """Estimate the expected log probability of each label by sampling."""
         drawn = self.distribution.draw(how.samples, how.scheme, how.generator)
         log_p = self.log_probabilities(x, drawn, how.draws, how.generator)
         picked = log_p.gather(-1, y.expand(log_p.shape[:-1]).unsqueeze(-1)).squeeze(-1)
@@ -130,46 +131,46 @@ class InvariantWeights(nn.Module):
         draws: int,
         generator: torch.Generator | None = None,
     ) -> Float[Tensor, "draws *lead n classes"]:
-        """Log probabilities of the classes, for draws from the posterior in antithetic pairs.
+        """Return log probabilities of classes, for draws from the posterior in antithetic pairs.
 
         Args:
             x: inputs [*lead, n, ...].
             transformations: maps and their weights.
-            draws: from the posterior, anew for each datum.
-            generator: of the draws.
+            draws: number of draws from the posterior, independent for each input.
+            generator: random generator of the draws.
         """
         maps, weights = transformations
         if self.average == "logits":
             h = self.scale.value[..., None, None] * self.features(x, maps, weights)
             return self.posterior.linear(h, draws, generator, draws > 1).log_softmax(-1)
-        every = self.scale.value[..., None, None, None] * self.features.every(x, maps)
+        per_map = self.scale.value[..., None, None, None] * self.features.per_map(x, maps)
         return mixture.log_mixture(
-            mixture.outputs(self.posterior, every, draws, generator), weights
+            mixture.outputs(self.posterior, per_map, draws, generator), weights
         )[0]
 
     def evidence(
         self, x: Tensor, y: Int64[Tensor, "*lead n"], n_data: int, how: Sampling | None = None
     ) -> Evidence:
-        """The lower bound for n_data data, from a batch of them; [*lead] values.
+        """Return the lower bound for n_data data, estimated from a batch; values are [*lead].
 
         Args:
             x: inputs [*lead, n, ...].
             y: labels.
-            n_data: number of data the batch stands for.
-            how: transformations and draws.
+            n_data: number of data that the batch represents.
+            how: sampling of transformations and weights.
 
         Raises:
-            ValueError: inputs of another shape, labels that are none of the classes.
+            ValueError: if the inputs have another shape or a label is not a class.
         """
         if n_data < 1:
-            raise ValueError(f"expected n_data of at least 1, got {n_data}")
+            raise ValueError(f"n_data must be at least 1, got {n_data}.")
         check_labels(y, self.posterior.shape[0], (*self.lead, x.shape[len(self.lead)]))
         per_datum = self.log_likelihood(x, y, Sampling() if how is None else how)
         fit = per_datum.mean(-1).double() * n_data
         return self.bound(fit, n_data)
 
     def bound(self, fit: Tensor, n_data: int) -> Evidence:
-        r"""The evidence with a given expected log likelihood.
+        r"""Return the evidence for a given expected log likelihood.
 
         Its complexity is the divergence $\tfrac12 [\|\mu\|^2 + \mathrm{tr}\,\Sigma - D -
         \log|\Sigma|]$.
@@ -180,12 +181,13 @@ class InvariantWeights(nn.Module):
 
     @torch.no_grad()
     def rescale(self) -> Float[Tensor, "*lead"]:
-        r"""Set the outputs' scale to the best one in closed form, and leave the outputs alone.
+        r"""Set the scale of the outputs to its closed-form optimum without changing the outputs.
 
-        The weights $\alpha W_2$ have prior variance $\alpha^2$, whose best value is the mean of
-        their squares under the posterior, $v^* = \alpha^2 (\mathrm{tr}\,\Sigma + \|\mu\|^2) / D$:
-        with $k^2 = v^* / \alpha^2$ the scale becomes $k \alpha$, and $W_2$ is divided by k. The fit
-        stays, the divergence falls to the collapsed one. Where the gradient vanishes, k = 1.
+        The weights $\alpha W_2$ have prior variance $\alpha^2$, whose optimum is the mean of their
+        squares under the posterior, $v^* = \alpha^2 (\mathrm{tr}\,\Sigma + \|\mu\|^2) / D$. With
+        $k^2 = v^* / \alpha^2$ the scale becomes $k \alpha$, and $W_2$ is divided by k. The fit is
+        unchanged, and the divergence falls to its value at the optimal scale. At a stationary
+        point, k = 1.
 
         Returns:
             The factors k.
@@ -200,17 +202,17 @@ class InvariantWeights(nn.Module):
 
     @torch.no_grad()
     def select(self, places: Sequence[int]) -> "InvariantWeights":
-        """Some of the models side by side as a model of their own; a place may appear twice.
+        """Return some of the models side by side as a new model; an index may appear twice.
 
         Args:
-            places: which of them.
+            places: indices of the models.
 
         Raises:
-            ValueError: a model without a leading dimension, a place that it does not have.
+            ValueError: if the model has no leading dimension or no such index.
         """
         count = self.lead[0] if self.lead else 0
         if not places or not all(0 <= place < count for place in places):
-            raise ValueError(f"expected places between 0 and {count - 1}, got {list(places)}")
+            raise ValueError(f"places must be between 0 and {count - 1}, got {list(places)}.")
         part = copy.deepcopy(self)
         part.lead = part.features.lead = part.posterior.lead = (len(places),)
         part.posterior.batch = len(places)
@@ -220,31 +222,33 @@ class InvariantWeights(nn.Module):
 
     @torch.no_grad()
     def replace(self, places: Sequence[int], other: "InvariantWeights") -> None:
-        """Put the models of another batch in some places: the inverse of `select`."""
+        """Replace the models at some indices by another batch; inverse of `select`."""
         if other.lead != (len(places),):
-            raise ValueError(f"expected {len(places)} models, got {list(other.lead)}")
+            raise ValueError(
+                f"{len(places)} models must replace {len(places)} places, got {list(other.lead)}."
+            )
         for mine, new in zip(self._batched(), other._batched(), strict=True):
             mine[list(places)] = new
 
     def _batched(self) -> list[Tensor]:
-        """Every tensor with the leading dimension of the models, in one order."""
-        rest = [self.distribution.generators]
+        """Return every tensor with the leading dimension of the models, in fixed order."""
+        unbatched = [self.distribution.generators]
         if self.distribution.mask.dim() == 1:
-            rest.append(self.distribution.mask)
-        shared = {id(values) for values in rest}
+            unbatched.append(self.distribution.mask)
+        shared = {id(values) for values in unbatched}
         return [v for v in (*self.parameters(), *self.buffers()) if id(v) not in shared]
 
     @torch.no_grad()
     def predict(
         self, x: Tensor, nodes: Nodes | None = None, draws: int = 8, batch: int = 500
     ) -> Float[Tensor, "*lead n classes"]:
-        """Class probabilities: fixed transformations, averaged over the posterior.
+        """Return class probabilities at fixed transformations, averaged over the posterior.
 
         Args:
             x: inputs [*lead, n, ...].
-            nodes: of the transformations; about 64 fixed ones by default.
-            draws: from the posterior.
-            batch: data at a time.
+            nodes: nodes of the transformations; by default about 64 fixed ones.
+            draws: number of draws from the posterior.
+            batch: inputs per batch.
         """
         nodes = self.distribution.nodes(64) if nodes is None else nodes
         generator = torch.Generator(x.device).manual_seed(0)
@@ -257,15 +261,16 @@ class InvariantWeights(nn.Module):
 
 
 class InvariantHead(InvariantWeights):
-    """`InvariantWeights` on a network of your own: features are averaged, outputs integrated out.
+    """`InvariantWeights` on the features of any network.
 
-    The network's weights are point estimates. Any torch optimiser can raise `evidence` in
-    everything at once.
+    Features are averaged, output weights integrated out, and the network's weights are point
+    estimates. Any torch optimiser can maximise `evidence` in all
+    parameters.
 
     Args:
         network: inputs -> features, see `NetworkFeatures`.
         example: a few inputs.
-        distribution: over transformations of the input.
+        distribution: distribution over transformations of the input.
         classes: number of classes.
         average: see `InvariantWeights`.
         scale: see `InvariantWeights`.
@@ -280,5 +285,4 @@ class InvariantHead(InvariantWeights):
         average: Average = "logits",
         scale: float = 10.0,
     ) -> None:
-        """Wrap the network; see the class."""
         super().__init__(NetworkFeatures(network, example), distribution, classes, average, scale)

@@ -1,9 +1,23 @@
-r"""Distributions over the elements of a Lie group, with widths that can be learned.
+r"""Distributions over the elements of a Lie group with learned widths, and their sampling.
 
 $$ T = \exp\Big(\sum_i \epsilon_i \eta_i G_i\Big), \qquad \epsilon \sim U[-1, 1]^k $$
 
 (Learning Invariant Weights, eq. 3). A width $\eta_i = 0$ is no invariance to the i-th generator; a
-rotation of width $\pi$ is all rotations, evenly.
+rotation of width $\pi$ is the uniform distribution over all rotations. An average over T is a
+weighted sum over `Nodes` in the cube $[-1, 1]^k$:
+
+| scheme | points |
+|---|---|
+| `stochastic` | independent uniform numbers |
+| `antithetic` | the same in pairs e, -e |
+| `sobol` | scrambled Sobol points |
+| `shifted` | Sobol points with one random shift, modulo the cube; for k = 1 a shifted grid |
+| `mirrored` | half as many shifted points and their mirror images, so that odd terms cancel |
+| `grid` | n points in each direction, evenly spaced |
+| `gauss` | Gauss-Legendre nodes, n in each direction |
+
+An average is even in every width, so at small widths odd terms are most of the noise in its
+gradient. Use `mirrored` for several generators and `shifted` on a whole circle.
 """
 
 import math
@@ -26,13 +40,13 @@ Fixed = Literal["grid", "gauss"]
 
 
 class Nodes(NamedTuple):
-    """Points of the cube and their weights, which add up to 1 (over the last dimension)."""
+    """Points of the cube and their weights, which sum to 1."""
 
     points: Float[Tensor, "*lead n k"]
     weights: Float[Tensor, "n"]
 
     def to(self, like: Tensor) -> "Nodes":
-        """With the device and the type of a tensor."""
+        """Return the nodes with the device and dtype of a tensor."""
         return Nodes(self.points.to(like), self.weights.to(like))
 
 
@@ -43,17 +57,17 @@ def draw(
     generator: torch.Generator | None = None,
     lead: Sequence[int] = (),
 ) -> Nodes:
-    """Random nodes; every point is uniform on the cube.
+    """Draw random nodes; every point is uniform on the cube.
 
     Args:
         n: number of points.
         k: dimension of the cube.
-        scheme: see the module.
-        generator: of the random numbers; the points are on its device.
-        lead: leading dimensions, as many independent sets of n points (one per datum, say).
+        scheme: sampling scheme, see the module docstring.
+        generator: random generator; the points are on its device.
+        lead: leading dimensions for independent sets of n points, such as one per input.
 
     Raises:
-        ValueError: no points, no dimension, an unknown scheme.
+        ValueError: if n or k is below 1, or the scheme is unknown.
     """
     _check(n, k, scheme, get_args(Random))
     lead = tuple(lead)
@@ -75,25 +89,27 @@ def draw(
 
 
 def fixed(n: int, k: int, scheme: Fixed = "grid", periodic: Sequence[bool] | None = None) -> Nodes:
-    r"""Deterministic nodes, $n^k$ of them, in float64.
+    r"""Return $n^k$ deterministic nodes in float64.
 
-    Directions that are periodic (a rotation, whose -1 and 1 meet at a width of $\pi$) never hold
-    both ends: the spacing is 2/n whether n is even or odd. The others are midpoints of n cells.
+    Periodic directions (a rotation, for which -1 and 1 coincide at a width of $\pi$) never contain
+    both ends: the spacing is 2/n for even and odd n. The other directions use the midpoints of n
+    cells.
 
     Args:
         n: points in each direction.
-        k: dimension; more than 100,000 points are refused.
+        k: dimension; at most 100,000 points in total.
         scheme: "grid" or "gauss".
-        periodic: which directions are; none by default. A Gauss-Legendre rule has no end points.
+        periodic: which directions are periodic; none by default. Gauss-Legendre has no end points.
     """
     _check(n, k, scheme, get_args(Fixed))
     if n**k > 100_000:
         raise ValueError(
-            f"expected at most 100,000 nodes, got {n} ** {k}; do draw random ones (scheme='sobol')"
+            f"A fixed rule can have at most 100,000 nodes, got {n} ** {k}. Draw random nodes with "
+            "scheme='sobol'."
         )
     flags = [False] * k if periodic is None else list(periodic)
     if len(flags) != k:
-        raise ValueError(f"expected {k} flags in periodic, got {len(flags)}")
+        raise ValueError(f"periodic must have {k} entries, got {len(flags)}.")
     if scheme == "gauss":
         places, masses = (torch.from_numpy(v) for v in np.polynomial.legendre.leggauss(n))
         lines, shares = [places] * k, [masses / 2] * k
@@ -106,12 +122,12 @@ def fixed(n: int, k: int, scheme: Fixed = "grid", periodic: Sequence[bool] | Non
 
 
 def midpoints(n: int) -> Float[Tensor, "n"]:
-    """The middles of n equal cells of [-1, 1]."""
+    """Return the midpoints of n equal cells of [-1, 1]."""
     return (2 * torch.arange(n, dtype=torch.float64) + 1) / n - 1
 
 
 def periodic_line(n: int) -> Float[Tensor, "n"]:
-    """Points with spacing 2/n on a circle [-1, 1): middles for odd n; for even n 0 and 1 too."""
+    """Return points with spacing 2/n on the circle [-1, 1): never both ends."""
     return midpoints(n) if n % 2 else midpoints(n) + 1 / n
 
 
@@ -124,7 +140,7 @@ def _scrambled(n: int, k: int, lead: tuple[int, ...], generator: torch.Generator
 
 @lru_cache(maxsize=32)
 def _sobol(n: int, k: int) -> Tensor:
-    """Sobol points; in one dimension an even grid for every n."""
+    """Return Sobol points; in one dimension an even grid for every n."""
     if k == 1:
         return torch.arange(n, dtype=torch.float32).unsqueeze(1) / n
     return torch.quasirandom.SobolEngine(k).draw(n)
@@ -136,11 +152,11 @@ def _device(generator: torch.Generator | None) -> torch.device:
 
 def _check(n: int, k: int, scheme: str, known: tuple[str, ...]) -> None:
     if n < 1:
-        raise ValueError(f"expected at least 1 transformation to average over, got S = {n}")
+        raise ValueError(f"An average needs at least 1 transformation, got {n}.")
     if k < 1:
-        raise ValueError(f"expected at least 1 generator, got {k}")
+        raise ValueError(f"There must be at least 1 generator, got {k}.")
     if scheme not in known:
-        raise ValueError(f"expected a scheme in {', '.join(known)}, got {scheme!r}")
+        raise ValueError(f"scheme must be one of {', '.join(known)}, got {scheme!r}.")
 
 
 Widths = float | Mapping[str, float] | Tensor
@@ -156,25 +172,26 @@ AFFINE_SUBGROUPS: dict[str, tuple[str, ...]] = {
 """Subgroup of the affine maps of the plane -> its generators."""
 
 
-LARGEST = 16.0
-"""Norm of generators times coefficients up to which exponentials are exact to rounding."""
+MAX_EXPONENT_NORM = 16.0
+"""Norm of a generator combination up to which its exponential is exact to rounding."""
 
 
 class LieDistribution(nn.Module):
-    r"""$T = \exp(\sum_i \epsilon_i \eta_i G_i)$ for any Lie algebra.
+    r"""The distribution of $T = \exp(\sum_i \epsilon_i \eta_i G_i)$ for any Lie algebra.
 
     Args:
-        algebra: names, units and generators; or generators alone, [k, d, d].
-        widths: where $\eta$ starts: one number, generator name -> number, or a tensor [*lead, k],
-            whose leading dimensions are those of many distributions side by side. In the units of
-            the algebra (radians, half-widths of the picture, log factors).
-        mask: [k] or [*lead, k], 0 where a width is and stays zero.
-        cap: largest width of generators in radians; $\pi$ is the whole circle.
-        form: how a width follows from its raw parameter, see `capped`: "sharp", nearly linear up to
-            the cap; "tanh", a slow approach to it; "softplus", positive and without a cap.
+        algebra: names, units and generators; or only generators, [k, d, d].
+        widths: initial $\eta$: a number, generator name -> number, or a tensor [*lead, k], whose
+            leading dimensions are many distributions side by side. In the units of the algebra
+            (radians, half-widths of the image, log factors).
+        mask: [k] or [*lead, k], 0 where a width is fixed at zero.
+        cap: maximal width of generators in radians; $\pi$ is the whole circle.
+        form: parametrisation of a width, see `capped`: "sharp", nearly linear up to the cap;
+            "tanh", a slow approach to the cap; "softplus", positive without a cap.
 
     Raises:
-        ValueError: a width that is not positive or at the cap, an unknown generator or form.
+        ValueError: if a width is not positive or reaches the cap, or a generator or form is
+            unknown.
     """
 
     generators: Tensor
@@ -188,54 +205,54 @@ class LieDistribution(nn.Module):
         cap: float = math.pi,
         form: Form = "sharp",
     ) -> None:
-        """Start at some widths; see the class."""
         super().__init__()
         if form not in get_args(Form):
-            raise ValueError(f"expected a form in {', '.join(get_args(Form))}, got {form!r}")
+            raise ValueError(f"form must be one of {', '.join(get_args(Form))}, got {form!r}.")
         algebra = LieAlgebra.of(algebra) if isinstance(algebra, Tensor) else algebra
         self.algebra = algebra
         start = _widths(algebra, widths)
-        ends = form != "softplus"
-        caps = torch.tensor([cap if ends and u == RADIANS else math.inf for u in algebra.units])
+        has_cap = form != "softplus"
+        caps = torch.tensor([cap if has_cap and u == RADIANS else math.inf for u in algebra.units])
         if not bool(((start > 0) & (start < caps)).all()):
-            below = f" and below {cap:.4g} for generators in radians" if ends else ""
-            do = "use a mask for a width of 0" if bool((start <= 0).any()) else "use radians"
-            raise ValueError(f"expected widths above 0{below}, got {start.tolist()}; do {do}")
+            below = f" and below {cap:.4g} for generators in radians" if has_cap else ""
+            too_small = bool((start <= 0).any())
+            advice = "Use a mask for a width of 0." if too_small else "Give widths in radians."
+            raise ValueError(f"Widths must be above 0{below}, got {start.tolist()}. {advice}")
         self.width = Hyper(start, capped(caps, form))
         mask = torch.ones(algebra.dim) if mask is None else mask
         if mask.shape not in (start.shape, start.shape[-1:]):
-            raise ValueError(f"expected a mask {list(start.shape)}, got {list(mask.shape)}")
+            raise ValueError(f"mask must have shape {list(start.shape)}, got {list(mask.shape)}.")
         if not bool(((mask == 0) | (mask == 1)).all()):
-            raise ValueError(f"expected a mask of zeros and ones, got {mask.tolist()}")
+            raise ValueError(f"mask must hold zeros and ones, got {mask.tolist()}.")
         self.register_buffer("mask", mask.to(start.dtype))
         self.register_buffer("generators", algebra.generators.to(start.dtype))
 
     @property
     def dim(self) -> int:
-        """Number k of generators."""
+        """Return the number k of generators."""
         return self.algebra.dim
 
     @property
     def periodic(self) -> list[bool]:
-        """Which generators turn: at the cap their two ends meet."""
+        """Return which generators are rotations, whose two ends meet at the cap."""
         return [unit == RADIANS for unit in self.algebra.units]
 
     @property
     def widths(self) -> Float[Tensor, "*lead k"]:
-        r"""$\eta$, differentiable; exactly 0 where masked."""
+        r"""Return $\eta$, differentiably; exactly 0 where masked."""
         return self.width.value * self.mask
 
     def matrices(self, points: Float[Tensor, "*#lead n k"]) -> Float[Tensor, "*#lead n d d"]:
-        """The transformations at some points of the cube."""
+        """Return the transformations at points of the cube."""
         if points.shape[-1] != self.dim:
             raise ValueError(
-                f"expected points of {self.dim} numbers, one for each of "
-                f"{', '.join(self.algebra.names)}, got {points.shape[-1]}"
+                f"Points must have {self.dim} numbers, one for each of "
+                f"{', '.join(self.algebra.names)}, got {points.shape[-1]}."
             )
         widths = self.widths
         coefficients = points.to(widths) * widths.unsqueeze(-2)
         combined = torch.einsum("...k,kij->...ij", coefficients, self.generators)
-        return exponential(combined, LARGEST).to(combined.dtype)
+        return exponential(combined, MAX_EXPONENT_NORM).to(combined.dtype)
 
     def draw(
         self,
@@ -244,44 +261,44 @@ class LieDistribution(nn.Module):
         generator: torch.Generator | None = None,
         lead: Sequence[int] = (),
     ) -> tuple[Float[Tensor, "*lead n d d"], Float[Tensor, "n"]]:
-        """Random transformations and their weights; see `draw`."""
+        """Return random transformations and their weights; see `draw`."""
         return self.at(draw(n, self.dim, scheme, generator, lead))
 
     def at(self, nodes: Nodes) -> tuple[Float[Tensor, "*lead n d d"], Float[Tensor, "n"]]:
-        """Transformations and weights at given nodes."""
+        """Return the transformations and weights at given nodes."""
         points, weights = nodes.to(self.mask)
         return self.matrices(points), weights
 
     def nodes(self, n: int, scheme: Fixed = "grid") -> Nodes:
-        """About n fixed nodes: a grid for at most two generators, else n Sobol points."""
+        """Return about n fixed nodes: a grid for at most two generators, else n Sobol points."""
         if self.dim <= 2:
             side = n if self.dim == 1 else max(1, round(math.sqrt(n)))
             return fixed(side, self.dim, scheme, self.periodic)
         return draw(n, self.dim, "sobol", torch.Generator().manual_seed(0))
 
     def describe(self, pixels: float | None = None) -> dict[str, Tensor]:
-        """Widths by name in units a person thinks in, [*lead] each.
+        """Return the widths by name in common units, [*lead] each.
 
-        Angles in degrees, log factors as factors, translations in pixels if told how many a
-        half-width is (half the width of the picture), else in half-widths.
+        Angles are in degrees and log factors become factors. Translations are in pixels if `pixels`
+        per half-width are given (half the width of the image), else in half-widths.
         """
         widths = self.widths.detach().unbind(-1)
         units = zip(self.algebra.names, self.algebra.units, widths, strict=True)
         return {_named(name, unit, pixels): _converted(v, unit, pixels) for name, unit, v in units}
 
     def extra_repr(self) -> str:
-        """Generators, for `print(model)`."""
+        """Return the generators, for `print(model)`."""
         return ", ".join(self.algebra.names)
 
 
 class AffineLie(LieDistribution):
-    """Affine maps of the plane, or a subgroup: rotation, translation, scale, affine.
+    """A distribution over affine maps of the plane or a subgroup of them.
 
     Args:
-        group: which; or the names of some of the six generators.
+        group: name of the subgroup, or names of some of the six generators.
         widths: see `LieDistribution`.
         mask: see `LieDistribution`.
-        cap: largest rotation, in radians.
+        cap: maximal rotation in radians.
         form: see `LieDistribution`.
     """
 
@@ -293,28 +310,27 @@ class AffineLie(LieDistribution):
         cap: float = math.pi,
         form: Form = "sharp",
     ) -> None:
-        """Start at some widths; see the class."""
         if isinstance(group, str) and group not in AFFINE_SUBGROUPS:
-            raise ValueError(f"expected a group in {', '.join(AFFINE_SUBGROUPS)}, got {group!r}")
+            raise ValueError(f"group must be one of {', '.join(AFFINE_SUBGROUPS)}, got {group!r}.")
         names = AFFINE_SUBGROUPS[group] if isinstance(group, str) else tuple(group)
         super().__init__(affine2().masked(names), widths, mask, cap, form)
 
 
 SHARPNESS = 10.0
-"""Inverse of the distance from 0 and from a cap within which a width begins to saturate."""
+"""Inverse of the distance from 0 and from the cap at which a width starts to saturate."""
 
 
 def capped(caps: Float[Tensor, "k"], form: Form = "sharp") -> Transform:
-    r"""Positive numbers below a cap c; inf for none.
+    r"""Return a transform to positive numbers below a cap c; inf for no cap.
 
     With the softplus $s_\beta(r) = \log(1 + e^{\beta r}) / \beta$:
 
     - "sharp": $c - s_\beta(c - s_\beta(r))$ with a large $\beta$, nearly r itself between the ends:
-      an optimiser crosses the whole circle at an even pace, and can leave a cap again;
+      an optimiser crosses the whole circle at an even pace, and can leave the cap again;
     - "softplus": $s_1(r)$, for widths without a cap;
-    - "tanh": $c \tanh(s_1(r) / c)$, and $s_1(r)$ where there is no cap.
+    - "tanh": $c \tanh(s_1(r) / c)$, and $s_1(r)$ without a cap.
     """
-    limits = caps.tolist()  # numbers, not a tensor: nothing to copy to a device
+    limits = caps.tolist()  # Python numbers need no copy to a device
     text = f"positive (below {limits})"
     beta = SHARPNESS if form == "sharp" else 1.0
     bend, straighten = (_tanh, _untanh) if form == "tanh" else (_fold, _unfold)
@@ -338,7 +354,7 @@ def _cap(raw: Tensor, limits: Sequence[float], beta: float, bend: Bend) -> Tenso
 
 
 def _uncap(value: Tensor, limits: Sequence[float], beta: float, straighten: Bend) -> Tensor:
-    exact = value.double()  # a small width is less than the rounding of a cap in single precision
+    exact = value.double()  # in float32 a small width vanishes beside the cap
     raw = [
         _unsoftplus(part if math.isinf(limit) else straighten(part, limit, beta), beta)
         for part, limit in zip(exact.unbind(-1), limits, strict=True)
@@ -369,15 +385,17 @@ def _unsoftplus(value: Tensor, beta: float) -> Tensor:
 def _widths(algebra: LieAlgebra, widths: Widths) -> Tensor:
     if isinstance(widths, Mapping):
         if set(widths) != set(algebra.names):
-            raise ValueError(f"expected a width for each of {algebra.names}, got {list(widths)}")
+            raise ValueError(
+                f"widths must have an entry for each of {algebra.names}, got {list(widths)}."
+            )
         return torch.tensor([widths[name] for name in algebra.names])
     if isinstance(widths, str):
-        raise ValueError(f"expected widths as numbers, got {widths!r}; do: widths=0.1, say")
+        raise ValueError(f"widths must be numbers such as 0.1, got {widths!r}.")
     start = torch.as_tensor(widths, dtype=None if isinstance(widths, Tensor) else torch.float32)
     if start.dim() and start.shape[-1] != algebra.dim:
         raise ValueError(
-            f"expected {algebra.dim} widths, one for each of {', '.join(algebra.names)}, got shape "
-            f"{list(start.shape)}"
+            f"widths must have {algebra.dim} entries, one for each of "
+            f"{', '.join(algebra.names)}, got shape {list(start.shape)}."
         )
     return start if start.dim() else start.expand(algebra.dim).clone()
 

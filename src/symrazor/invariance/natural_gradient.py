@@ -1,4 +1,4 @@
-r"""Natural-gradient steps for the posterior of a linear output under a softmax.
+r"""Natural-gradient steps for the posterior of a linear output layer under a softmax.
 
 With $q(w_c) = N(\mu_c, \Lambda_c^{-1})$ for each class c, a prior of precision $\delta$ and
 features h,
@@ -8,8 +8,8 @@ $$ \Lambda_c \leftarrow (1-\rho) \Lambda_c
    \mu_c \leftarrow \mu_c + \rho \Lambda_c^{-1} \Big(\sum_n (y_{nc} - \mathrm{E}_q p_{nc}) h_n
      - \delta \mu_c\Big). $$
 
-These are the natural gradients of the evidence lower bound in a Gaussian's mean and precision, with
-sums over data replaced by those over a batch. A million entries of a Cholesky factor converge in
+These are the natural gradients of the evidence lower bound in the mean and precision of a Gaussian,
+with sums over data estimated from a batch. A million entries of a Cholesky factor converge in
 hundreds of steps instead of tens of thousands.
 """
 
@@ -19,28 +19,27 @@ from torch import Tensor
 
 from symrazor.inference.variational.posteriors import BlockCholesky
 
-WARM_UP = 4
-"""Batches whose curvature is averaged before the mean moves for the first time."""
+WARM_UP_BATCHES = 4
+"""Number of batches whose curvature is averaged before the first step of the mean."""
 
-SLOWEST = 0.005
-"""Least share of a new batch in the precision, which has to follow the features."""
+MIN_BATCH_WEIGHT = 0.005
+"""Minimal weight of a new batch in the precision, which has to follow changing features."""
 
 
 class NaturalSteps:
-    """Moves a `BlockCholesky` posterior over [classes, width], of one model or of many.
+    """Updates a `BlockCholesky` posterior over [classes, width], of one model or of many.
 
-    The precision follows every batch; its inverse factor, which the posterior holds, is renewed
-    every few steps and early on more often. A step of the mean is cut so that logits of the batch
-    move by 1 at most (root mean square).
+    The precision follows every batch. Its inverse factor, which the posterior holds, is recomputed
+    every few steps, and more often at the start. A step of the mean is shortened so that the logits
+    of the batch change by at most 1 (root mean square).
 
     Args:
         q: the posterior.
-        prior: precision of the prior, one number or one per model.
-        every: steps between two factorisations.
+        prior: prior precision, one number or one per model.
+        every: number of steps between two factorisations.
     """
 
     def __init__(self, q: BlockCholesky, prior: float | Tensor = 1.0, every: int = 20) -> None:
-        """Start at the prior's precision."""
         self.q, self.every, self.taken = q, every, 0
         self.prior = torch.as_tensor(prior).to(q.mean)[..., None, None]
         width = q.shape[1]
@@ -59,17 +58,17 @@ class NaturalSteps:
         n_data: int,
         rate: float,
     ) -> None:
-        r"""Take in one batch.
+        r"""Update the posterior with one batch.
 
         Args:
             h: features.
             residual: $y - \mathrm{E}_q p$.
             curvature: $\mathrm{E}_q[p (1 - p)]$.
-            n_data: number of data that the batch stands for.
+            n_data: number of data that the batch represents.
             rate: $\rho$, between 0 and 1.
         """
         scale = n_data / h.shape[-2]
-        # The same factor twice: positive semidefinite whatever the rounding of products.
+        # A product of a matrix with its transpose is positive semidefinite despite rounding.
         rows = h.unsqueeze(-3) * (scale * curvature.mT.unsqueeze(-1)).sqrt()
         self.follow(rows.mT @ rows, scale * residual.mT @ h, h, rate)
 
@@ -81,47 +80,47 @@ class NaturalSteps:
         h: Float[Tensor, "*lead rows width"],
         rate: float,
     ) -> None:
-        r"""Take in curvature and gradient of the expected fit of all data.
+        r"""Update the posterior with the curvature and gradient of the expected fit of all data.
 
         Args:
-            information: the negative second derivatives, or what stands in for them.
-            gradient: in the means.
-            h: features whose outputs shall not move by more than 1; see the class.
+            information: the negative second derivatives, or the Fisher information.
+            gradient: gradient in the means.
+            h: features whose outputs may change by at most 1; see the class docstring.
             rate: $\rho$, between 0 and 1.
         """
         self.taken += 1
         new = information + self.prior.unsqueeze(-1) * self._eye
-        self.precision.lerp_(new, max(rate, SLOWEST, 1 / self.taken))
-        if self.taken >= WARM_UP and (
+        self.precision.lerp_(new, max(rate, MIN_BATCH_WEIGHT, 1 / self.taken))
+        if self.taken >= WARM_UP_BATCHES and (
             self.taken % self.every == 0 or (self.taken & (self.taken - 1)) == 0
         ):
             self.renew()
-        if self.taken >= WARM_UP:
+        if self.taken >= WARM_UP_BATCHES:
             self._move(h, gradient, rate)
 
     def _move(self, h: Tensor, gradient: Tensor, rate: float) -> None:
         root = self.q.root.matrix()
         gradient = (gradient - self.prior * self.q.mean).unsqueeze(-1)
         change = rate * (root @ (root.mT @ gradient)).squeeze(-1)
-        moved = (h @ change.mT).square().mean((-2, -1), keepdim=True).sqrt()
-        self.q.mean.add_(change / moved.clamp_min(1.0))
+        logit_change = (h @ change.mT).square().mean((-2, -1), keepdim=True).sqrt()
+        self.q.mean.add_(change / logit_change.clamp_min(1.0))
 
     @torch.no_grad()
     def renew(self) -> None:
-        r"""Give the posterior the lower factor L of $\Lambda^{-1} = L L^\top$, by float64.
+        r"""Recompute the posterior's factor L of $\Lambda^{-1} = L L^\top$ in float64.
 
         With J the reversal of the order and $J \Lambda J = G G^\top$, $L = J G^{-\top} J$. A block
-        that cannot be factorised keeps the factor it had.
+        that cannot be factorised keeps its previous factor.
         """
         blocks = self.precision.reshape(-1, *self.precision.shape[-2:])
         eye = self._eye.double()
-        parts, sound = [], []
+        parts, is_valid = [], []
         for block in blocks.split(self.q.shape[0]):
             flipped = block.double().flip(-2, -1)
             factor, info = torch.linalg.cholesky_ex(0.5 * (flipped + flipped.mT))
-            sound.append(info == 0)
+            is_valid.append(info == 0)
             inverse = torch.linalg.solve_triangular(factor, eye.expand_as(factor), upper=False)
             parts.append(inverse.mT.flip(-2, -1).to(block.dtype))
-        good = torch.cat(sound).reshape(*self.precision.shape[:-2], 1, 1)
-        found = torch.cat(parts).reshape(self.precision.shape)
-        self.q.root.set_(torch.where(good, found, self.q.root.matrix()))
+        keep_new = torch.cat(is_valid).reshape(*self.precision.shape[:-2], 1, 1)
+        factors = torch.cat(parts).reshape(self.precision.shape)
+        self.q.root.set_(torch.where(keep_new, factors, self.q.root.matrix()))

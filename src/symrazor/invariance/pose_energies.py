@@ -1,15 +1,15 @@
-r"""Energies of data in all poses, as a network that is averaged with "joint" sees them.
+"""Compute the energies of inputs in all poses, for a network averaged with "joint".
 
-Of one generator all its places are looked at. Of several a grid of all places would be large, and
-poses are sharp. So each datum is first brought to its likeliest pose, by a search on a coarse
-lattice and then along one generator after the other; along each generator its energies are those
-with all others at that pose.
+The energy of an input x with label y in pose e is $g_y(T_e x)$, its log density up to a constant.
+For one generator, all poses on a grid are evaluated. For several generators a full grid would be
+large, and energies are sharply peaked. So the likeliest pose of each input is searched first, on a
+coarse lattice and then along one generator after the other; the energies along each generator are
+those with all others at that pose.
 
-Which pose a network takes for the standard one is its own choice, and need not be in the middle:
-large digits are easier to tell apart, so that the standard one may be large. Data at the other
-end are then further from it than the width of the copies. So where no circle closes, poses are
-looked for up to `FURTHER` widths away: a standard pose at the end of the width, and data at the
-other end of theirs.
+The network chooses its standard pose, which need not be at the centre: large digits are easier to
+distinguish, so the standard digit may be large. Inputs at the other end are then further from it
+than the width of the copies. So poses of non-periodic generators are searched up to `SEARCH_WIDTHS`
+widths away.
 """
 
 from collections.abc import Mapping
@@ -24,32 +24,33 @@ from symrazor.invariance.averaged_network import Augmented
 from symrazor.invariance.copies import Augment, lattice
 from symrazor.invariance.transformation import Choice, Lie, Transformation
 
-ALONG, SWEEPS = 64, 2
-"""Places along each of several generators, and how often each datum goes along all of them."""
-FURTHER = 2.0
-"""How far from the middle poses are looked for, in widths, where no circle closes."""
-AT_ONCE, NUMBERS = 10_000, 400_000
-"""Copies in one batch, and on a CPU, where caches are small, numbers in all of them."""
+POSES_PER_GENERATOR, SWEEPS = 64, 2
+"""Poses along each of several generators, and number of sweeps over all generators."""
+SEARCH_WIDTHS = 2.0
+"""Search range of non-periodic generators, in widths from the centre."""
+MAX_COPIES, MAX_CPU_NUMBERS = 10_000, 400_000
+"""Maximal copies per batch, and on a CPU, whose caches are small, maximal numbers per batch."""
 
 
-def check_joint(model: Augmented, data: Tensors) -> Augment:
-    """The augmentation of a model whose poses have weights."""
+def joint_augmentation(model: Augmented, data: Tensors) -> Augment:
+    """Return the augmentation of a model whose poses have weights, else raise ValueError."""
     if not isinstance(model, Augmented):
-        raise ValueError(f"expected an Augmented network, got {type(model).__name__}")
+        raise ValueError(
+            f"Poses can only be measured for an Augmented network, got {type(model).__name__}."
+        )
     if model.average != "joint" or not isinstance(model.augment, Augment):
         raise ValueError(
-            "expected one augmentation and average 'joint', got "
-            f"{type(model.augment).__name__} and {model.average!r}; poses have no weights of "
-            "their own otherwise"
+            "Poses have weights only for an Augment with average 'joint', got "
+            f"{type(model.augment).__name__} with average {model.average!r}."
         )
-    check_lengths(*data, "the data whose poses are looked for")
+    check_lengths(*data, "the data whose poses are measured")
     if data[1].is_floating_point():
-        raise ValueError(f"expected labels of classes as whole numbers, got {data[1].dtype}")
+        raise ValueError(f"Labels must be integer classes, got {data[1].dtype}.")
     return model.augment
 
 
-def grid(points: int, k: int) -> Float[Tensor, "s k"]:
-    """Points of the cube, evenly spread; of one generator, the middles of equal parts."""
+def pose_grid(points: int, k: int) -> Float[Tensor, "s k"]:
+    """Return evenly spread points of the cube; for one generator, the midpoints of equal cells."""
     return 2 * ((lattice(points, k) + 0.5 / points) % 1) - 1
 
 
@@ -59,27 +60,31 @@ def pose_energies(
     y: Tensor,
     points: Float[Tensor, "s k"] | Float[Tensor, "n s k"],
 ) -> Float[Tensor, "n s e"]:
-    r"""$g_y(T_e x)$ at the label of each datum, for every point and combination of choices.
+    """Return $g_y(T_e x)$ at the label of each input, for every point and combination of choices.
 
-    Points are the same for all data, or each datum has its own.
+    The points are the same for all inputs, or each input has its own.
     """
-    augment, found = model.augment, []
+    augment, energies = model.augment, []
     assert isinstance(augment, Augment)
     s = points.shape[-2]
-    most = AT_ONCE if x.is_cuda else min(AT_ONCE, NUMBERS // max(1, x[:1].numel()))
-    many = max(1, most // s)
-    for start in range(0, len(x), many):
-        part, labels = x[start : start + many], y[start : start + many]
-        at = points if points.dim() == 2 else points[start : start + many]
-        moved, _ = augment.copies(part, at)
-        g = model.network(moved.flatten(0, 1)).double().unflatten(0, (len(part), -1))
-        own = g.gather(2, labels.view(-1, 1, 1).expand(-1, g.shape[1], 1))[..., 0]
-        found.append(own.unflatten(1, (s, -1)))
-    return torch.cat(found)
+    max_copies = (
+        MAX_COPIES if x.is_cuda else min(MAX_COPIES, MAX_CPU_NUMBERS // max(1, x[:1].numel()))
+    )
+    batch = max(1, max_copies // s)
+    for start in range(0, len(x), batch):
+        inputs, labels = x[start : start + batch], y[start : start + batch]
+        at = points if points.dim() == 2 else points[start : start + batch]
+        moved, _ = augment.copies(inputs, at)
+        g = model.network(moved.flatten(0, 1)).double().unflatten(0, (len(inputs), -1))
+        at_label = g.gather(2, labels.view(-1, 1, 1).expand(-1, g.shape[1], 1))[..., 0]
+        energies.append(at_label.unflatten(1, (s, -1)))
+    return torch.cat(energies)
 
 
-def over_choices(augment: Augment, energies: Float[Tensor, "n s e"]) -> Float[Tensor, "n s"]:
-    """Logarithms of means over the elements of all choices, with their probabilities."""
+def average_over_choices(
+    augment: Augment, energies: Float[Tensor, "n s e"]
+) -> Float[Tensor, "n s"]:
+    """Return log means over the elements of all choices, weighted by their probabilities."""
     weights = energies.new_ones(1)
     for choice in augment.choices:
         assert isinstance(choice, Choice)
@@ -87,78 +92,93 @@ def over_choices(augment: Augment, energies: Float[Tensor, "n s e"]) -> Float[Te
     return (energies + weights.log()).logsumexp(2)
 
 
-def looked_at(augment: Augment) -> list[float]:
-    """How far from the middle poses of each generator are looked for, in widths."""
-    found: list[float] = []
+def search_ranges(augment: Augment) -> list[float]:
+    """Return the search range of each generator, in widths from the centre."""
+    ranges: list[float] = []
     for move in augment.moves:
         assert isinstance(move, Transformation)
-        turns = move.distribution.periodic if isinstance(move, Lie) else [False] * move.dim
-        found += [FURTHER if move.poses == "anywhere" and not turn else 1.0 for turn in turns]
-    return found
+        periodic = move.distribution.periodic if isinstance(move, Lie) else [False] * move.dim
+        ranges += [
+            SEARCH_WIDTHS if move.poses == "anywhere" and not is_periodic else 1.0
+            for is_periodic in periodic
+        ]
+    return ranges
 
 
-def slice_passes(k: int) -> int:
-    """Poses of each datum that `slices` looks at."""
-    return ALONG * SWEEPS * k
+def profile_evaluations(k: int) -> int:
+    """Return the number of poses per input that `energy_profiles` evaluates."""
+    return POSES_PER_GENERATOR * SWEEPS * k
 
 
-def slices(
+def energy_profiles(
     model: Augmented,
     x: Tensor,
     y: Tensor,
     best: Float[Tensor, "n k"],
     ends: Mapping[int, float],
 ) -> list[Float[Tensor, "n along"]]:
-    """Energies along some generators, with the others at the likeliest pose of the datum.
+    """Return energies along some generators, with the others at the likeliest pose of the input.
 
     Args:
         model: averaged with "joint".
-        x: data.
+        x: inputs.
         y: classes.
         best: poses to start from.
-        ends: generator -> how far from the middle, in widths; others stay where `best` has them.
+        ends: generator -> search range in widths; other generators stay at `best`.
     """
-    augment, best = check_joint(model, (x, y)), best.clone()
-    places = grid(ALONG, 1)[:, 0].to(best)
-    found: list[Tensor] = []
+    augment, best = joint_augmentation(model, (x, y)), best.clone()
+    places = pose_grid(POSES_PER_GENERATOR, 1)[:, 0].to(best)
+    profiles: list[Tensor] = []
     for _ in range(SWEEPS):
-        found = []
+        profiles = []
         for j, end in ends.items():
-            points = best.unsqueeze(1).repeat(1, ALONG, 1)
+            points = best.unsqueeze(1).repeat(1, POSES_PER_GENERATOR, 1)
             points[:, :, j] = end * places
-            found.append(over_choices(augment, pose_energies(model, x, y, points)))
-            best[:, j] = end * places[found[-1].argmax(1)]
-    return found
+            profiles.append(average_over_choices(augment, pose_energies(model, x, y, points)))
+            best[:, j] = end * places[profiles[-1].argmax(1)]
+    return profiles
 
 
-ASKED = 300
-"""Data whose labels are predicted."""
-MOST_WRONG = 0.05
-"""Share of the data that may be wrong in a narrow window and right with all copies."""
+LABEL_CHECK_INPUTS = 300
+"""Number of inputs whose labels are predicted."""
+MAX_LOST_LABELS = 0.05
+"""Maximal share of labels that a narrow window may lose relative to all copies."""
 
 
-def narrow_fails(
+def narrow_range_fails(
     model: Augmented, x: Tensor, y: Tensor, places: Float[Tensor, "s k"], length: int
 ) -> bool:
-    """Whether windows of so many places lose more labels than `MOST_WRONG`.
+    r"""Return whether a narrow range of poses explains fewer labels than all copies.
+
+    Energies compare an image with transformed ones, and interpolation blurs those. With few pixels,
+    a network may take sharpness for the standard pose, and every input for one that was never
+    moved. The labels reveal this error. With poses of class y restricted to a narrow window $V_y$,
+
+    $$ p(y \mid x) \propto \sum_{e \in V_y} \exp g_y(T_e x) , $$
+
+    and each window placed where the inputs of its class are likeliest. If the inputs were never
+    moved, this predicts labels about as well as all copies; if they were moved, it cannot. The
+    result is True if more than `MAX_LOST_LABELS` of the labels are lost.
 
     Args:
         model: averaged with "joint".
-        x: data.
+        x: inputs.
         y: classes.
         places: poses along one generator, in order.
-        length: of the windows, in places.
+        length: length of the windows, in places.
     """
     augment = model.augment
     assert isinstance(augment, Augment)
-    x, y, within = x[:ASKED], y[:ASKED], (places.abs() <= 1).all(1)
+    x, y, within = x[:LABEL_CHECK_INPUTS], y[:LABEL_CHECK_INPUTS], (places.abs() <= 1).all(1)
     whole, narrow = [], []
     for label in y.unique():
-        own = over_choices(augment, pose_energies(model, x, label.expand_as(y), places))
-        windows = own.unfold(1, length, 1).logsumexp(2)
+        energies = average_over_choices(
+            augment, pose_energies(model, x, label.expand_as(y), places)
+        )
+        windows = energies.unfold(1, length, 1).logsumexp(2)
         narrow.append(windows[:, windows[y == label].sum(0).argmax()])
-        whole.append(own[:, within.to(own.device)].logsumexp(1))
+        whole.append(energies[:, within.to(energies.device)].logsumexp(1))
     classes = y.unique()
-    right = [classes[torch.stack(seen, 1).argmax(1)] == y for seen in (narrow, whole)]
-    lost = float(right[1].double().mean() - right[0].double().mean())
-    return lost > MOST_WRONG
+    correct = [classes[torch.stack(scores, 1).argmax(1)] == y for scores in (narrow, whole)]
+    lost = float(correct[1].double().mean() - correct[0].double().mean())
+    return lost > MAX_LOST_LABELS

@@ -1,6 +1,6 @@
-r"""Transformations that change values rather than places: light, blur, noise; and time series.
+r"""Transform values rather than positions: light, blur and noise; and transform time series.
 
-All are the identity at $\epsilon = 0$, and smooth in their widths.
+Every transformation is the identity at $\epsilon = 0$ and smooth in its width.
 
 | class | data | $t(x; e)$ with $e = \eta \epsilon$ | unit of $\eta$ |
 |---|---|---|---|
@@ -8,9 +8,9 @@ All are the identity at $\epsilon = 0$, and smooth in their widths.
 | `Contrast` | any | $\bar x + e^{e} (x - \bar x)$ | log factor, shown as a factor |
 | `Saturation` | [n, 3, h, w] | $g + e^{e} (x - g)$, g the mean over colours | the same |
 | `Blur` | [n, c, h, w] | Gaussian filter of deviation $|e|$ | pixels |
-| `Noise` | any | $x + e\, z$, z normal | that of x |
+| `Noise` | any | $x + e\, z$, z normal | unit of x |
 | `TimeShift`, `TimeScale` | [n, c, t] | $x(t + e)$, $x(e^{e} t)$ | steps; factor |
-| `Jitter` | [n, s, d] | $x + e\, z$, z normal, each point | that of x |
+| `Jitter` | [n, s, d] | $x + e\, z$, z normal, each point | unit of x |
 """
 
 import math
@@ -23,12 +23,12 @@ from torch import Tensor
 from symrazor.core.parameters import Hyper
 from symrazor.invariance.transformation import Poses, Transformation
 
-DIRECTIONS = 16
-"""Different draws of the noise in evaluation."""
+NOISE_DRAWS = 16
+"""Number of different noise draws in evaluation."""
 
 
 class _OneWidth(Transformation):
-    """What they have in common: a single positive width."""
+    """Base class of transformations with a single positive width."""
 
     dim = 1
     poses: Poses = "anywhere"
@@ -36,102 +36,101 @@ class _OneWidth(Transformation):
     unit: str
 
     def __init__(self, width: float = 0.1) -> None:
-        """Start at some width."""
         super().__init__()
-        name, number = type(self).__name__, isinstance(width, int | float | Tensor)
-        if not number or not 0 < width < math.inf:
+        name, is_number = type(self).__name__, isinstance(width, int | float | Tensor)
+        if not is_number or not 0 < width < math.inf:
             raise ValueError(
-                f"expected a positive width for {name}, got {width!r}; do: {name}(0.1)"
+                f"{name} needs a positive, finite width, got {width!r}. Example: {name}(0.1)."
             )
         self.width = Hyper(width)
 
     def forward(
         self, x: Float[Tensor, "n ..."], points: Float[Tensor, "n 1"]
     ) -> Float[Tensor, "n ..."]:
-        """Move each datum by the width times its point."""
+        """Transform each input by the width times its point."""
         self.check(x)
         return self.move(x, self.amount(x, points))
 
     def amount(self, x: Tensor, points: Tensor) -> Tensor:
-        """How far each datum is moved, [n, 1, ...]."""
+        """Return the amount by which each input is transformed, [n, 1, ...]."""
         if not x.is_floating_point():
             name = type(self).__name__
-            raise ValueError(f"expected real numbers for {name}, got {x.dtype}; do: x.float()")
-        found = points.to(x) * self.width.value.to(x)
-        return found.reshape(-1, *(1,) * (x.dim() - 1))
+            raise ValueError(f"{name} needs floating-point inputs, got {x.dtype}. Use x.float().")
+        amount = points.to(x) * self.width.value.to(x)
+        return amount.reshape(-1, *(1,) * (x.dim() - 1))
 
     def check(self, x: Tensor) -> None:
-        """Refuse data of another kind."""
+        """Raise ValueError for inputs of another kind."""
 
     def move(self, x: Tensor, amount: Tensor) -> Tensor:
-        """By an amount [n, 1, ...]."""
+        """Transform by an amount [n, 1, ...]."""
         raise NotImplementedError
 
     def describe(self, shape: Sequence[int]) -> dict[str, float]:
-        """The width."""
+        """Return the width by name and unit."""
         width = self.width.value.detach()
         return {
             f"{self.label} ({self.unit})": float(width.exp() if "factor" in self.unit else width)
         }
 
 
-def _expect(x: Tensor, good: bool, what: str) -> None:
-    if not good:
-        raise ValueError(f"expected {what}, got {list(x.shape)}")
+def _expect(x: Tensor, is_valid: bool, what: str) -> None:
+    if not is_valid:
+        raise ValueError(f"Expected {what}, got {list(x.shape)}.")
 
 
 class Brightness(_OneWidth):
-    """Lighter and darker."""
+    """Change of brightness."""
 
     label, unit = "brightness", "deviations"
 
     def check(self, x: Tensor) -> None:
-        """One number alone has no deviation."""
-        _expect(x, x[:1].numel() > 1 or not len(x), "data of two numbers or more")
+        """Require two numbers or more, since a single number has no deviation."""
+        _expect(x, x[:1].numel() > 1 or not len(x), "inputs of two numbers or more")
 
     def move(self, x: Tensor, amount: Tensor) -> Tensor:
-        """Add a multiple of the standard deviation of each datum."""
+        """Add a multiple of the standard deviation of each input."""
         spread = x.flatten(1).std(1).reshape(amount.shape)
         return x + amount * spread
 
 
 class Contrast(_OneWidth):
-    """Stronger and weaker deviations from the mean of each datum."""
+    """Scaling of the deviations from the mean of each input."""
 
     label, unit = "contrast", "factor"
 
     def move(self, x: Tensor, amount: Tensor) -> Tensor:
-        """Scale deviations."""
+        """Scale the deviations from the mean."""
         mean = x.flatten(1).mean(1).reshape(amount.shape)
         return mean + amount.exp() * (x - mean)
 
 
 class Saturation(_OneWidth):
-    """More and less colour."""
+    """Scaling of the deviations from grey."""
 
     label, unit = "saturation", "factor"
 
     def check(self, x: Tensor) -> None:
-        """Pictures of three colours."""
-        _expect(x, x.dim() == 4 and x.shape[1] == 3, "pictures [n, 3, h, w]")
+        """Require images with three colours."""
+        _expect(x, x.dim() == 4 and x.shape[1] == 3, "images [n, 3, h, w]")
 
     def move(self, x: Tensor, amount: Tensor) -> Tensor:
-        """Scale deviations from grey."""
+        """Scale the deviations from the mean over colours."""
         grey = x.mean(1, keepdim=True)
         return grey + amount.exp() * (x - grey)
 
 
 class Blur(_OneWidth):
-    """A Gaussian filter, the wider the further the point is from 0; computed by Fourier series."""
+    """Gaussian filter, wider for points further from 0; computed by Fourier series."""
 
     label, unit, poses = "blur", "pixels", "none"
 
     def check(self, x: Tensor) -> None:
-        """Pictures."""
-        _expect(x, x.dim() == 4, "pictures [n, c, h, w]")
+        """Require images."""
+        _expect(x, x.dim() == 4, "images [n, c, h, w]")
 
     def move(self, x: Tensor, amount: Tensor) -> Tensor:
-        """Multiply frequencies by a Gaussian; opposite borders touch."""
+        """Multiply frequencies by a Gaussian, with periodic borders."""
         h, w = x.shape[-2:]
         rows = torch.fft.fftfreq(h, device=x.device, dtype=x.dtype).reshape(-1, 1)
         columns = torch.fft.rfftfreq(w, device=x.device, dtype=x.dtype)
@@ -142,10 +141,11 @@ class Blur(_OneWidth):
 
 
 class Noise(_OneWidth):
-    """Independent normal noise on every number, drawn from torch's own generator.
+    """Independent normal noise on every number, drawn from torch's global generator.
 
-    In evaluation the noise is the same for every datum, so that the network stays a function; it
-    is one of `DIRECTIONS`, which the point says, so that copies differ in more than its strength.
+    In evaluation the noise is the same for every input, so that the network stays a deterministic
+    function. The point selects one of `NOISE_DRAWS` fixed draws, so that copies differ in more than
+    the strength of the noise.
     """
 
     label, unit, poses = "noise", "in the unit of the data", "none"
@@ -159,59 +159,61 @@ class Noise(_OneWidth):
         if self.training:
             return x + amount * torch.randn_like(x)
         generator = torch.Generator().manual_seed(0)
-        fixed = torch.randn(DIRECTIONS, *x.shape[1:], generator=generator).to(x)
-        which = (0.5 * (points[:, 0].detach() + 1) * DIRECTIONS).long().clamp(0, DIRECTIONS - 1)
+        fixed = torch.randn(NOISE_DRAWS, *x.shape[1:], generator=generator).to(x)
+        which = (0.5 * (points[:, 0].detach() + 1) * NOISE_DRAWS).long().clamp(0, NOISE_DRAWS - 1)
         return x + amount * fixed[which.to(x.device)]
 
 
 class Jitter(Noise):
-    """The same for sets of points [n, s, d]."""
+    """Noise on sets of points [n, s, d]."""
 
     label = "jitter"
 
     def check(self, x: Tensor) -> None:
-        """Sets of points."""
+        """Require sets of points."""
         _expect(x, x.dim() == 3, "sets of points [n, s, d]")
 
 
 class _Time(_OneWidth):
+    """Base class of transformations of the time axis."""
+
     def check(self, x: Tensor) -> None:
-        """Series."""
-        good = x.dim() == 3 and x.shape[-1] > 1
-        _expect(x, good, "series [n, channels, time] of two steps or more")
+        """Require series of two steps or more."""
+        is_valid = x.dim() == 3 and x.shape[-1] > 1
+        _expect(x, is_valid, "series [n, channels, time] of two steps or more")
 
     def places(self, x: Tensor, amount: Tensor) -> Tensor:
-        """Where to read, in steps from the middle, [n, t]."""
+        """Return the times to read, in steps from the middle, [n, t]."""
         raise NotImplementedError
 
     def move(self, x: Tensor, amount: Tensor) -> Tensor:
-        """Read linearly between steps; the ends go on as they are."""
+        """Interpolate linearly between steps; beyond the ends, repeat the end values."""
         t = x.shape[-1]
         middle = (t - 1) / 2
         places = (self.places(x, amount.flatten(1)) + middle).clamp(0, t - 1)
         low = places.detach().floor().clamp(max=t - 2).long()
-        part = (places - low).unsqueeze(1)
+        fraction = (places - low).unsqueeze(1)
         index = low.unsqueeze(1).expand(-1, x.shape[1], -1)
-        return (1 - part) * x.gather(2, index) + part * x.gather(2, index + 1)
+        return (1 - fraction) * x.gather(2, index) + fraction * x.gather(2, index + 1)
 
 
 class TimeShift(_Time):
-    """Earlier and later."""
+    """Shift in time."""
 
     label, unit = "time shift", "steps"
 
     def places(self, x: Tensor, amount: Tensor) -> Tensor:
-        """Moved steps."""
+        """Return shifted steps."""
         return _steps(x) + amount
 
 
 class TimeScale(_Time):
-    """Faster and slower."""
+    """Change of speed."""
 
     label, unit = "time scale", "factor"
 
     def places(self, x: Tensor, amount: Tensor) -> Tensor:
-        """Stretched steps."""
+        """Return scaled steps."""
         return _steps(x) * amount.exp()
 
 

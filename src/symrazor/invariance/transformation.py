@@ -1,8 +1,9 @@
-r"""A transformation of one datum, with widths that can be learned, and Lie groups as such.
+r"""Define transformations of one input with learned widths, and finite groups with probabilities.
 
-A `Transformation` takes a point $\epsilon \in [-1, 1]^k$ for every datum and moves the datum by it:
-$x' = t(x; \eta \epsilon)$ with widths $\eta$. At width 0 it leaves x alone. A `Choice` is a finite
-group whose elements have learned probabilities; it has no points, all elements are taken.
+A `Transformation` takes a point $\epsilon \in [-1, 1]^k$ for every input and transforms the input
+by it: $x' = t(x; \eta \epsilon)$ with widths $\eta$; at width 0 it is the identity. A `Choice` is a
+finite group whose elements have learned probabilities; it takes no points, since all elements are
+used.
 """
 
 from abc import ABC, abstractmethod
@@ -22,15 +23,15 @@ Poses = Literal["within", "anywhere", "none"]
 
 
 class Transformation(nn.Module, ABC):
-    """Moves each datum by a point of the cube; see the module.
+    """A transformation of each input by a point of the cube; see the module docstring.
 
     Attributes:
-        dim: numbers in a point.
-        poses: where `find_reach_` looks for the poses of data: "within" the cube; "anywhere", if
-            points outside of it move data further in the same way; "none", if a datum cannot be
-            moved back, so that the reading is the width of the copies. If its `Hyper`s have `dim`
-            numbers in all, in the order of a point, readings narrow them to the poses found; else
-            they show the width of the copies.
+        dim: dimension of a point.
+        poses: where `find_reach_` searches for poses of the inputs: "within" the cube; "anywhere",
+            if points outside of the cube continue the transformation; "none", if a transformation
+            cannot be inverted, so that readings show the width of the copies. If its `Hyper`s have
+            `dim` numbers in total, in the order of a point, readings multiply them by the measured
+            reach; else readings show the width of the copies.
     """
 
     dim: int
@@ -40,11 +41,11 @@ class Transformation(nn.Module, ABC):
     def forward(
         self, x: Float[Tensor, "n ..."], points: Float[Tensor, "n k"]
     ) -> Float[Tensor, "n ..."]:
-        """Datum i, moved by point i."""
+        """Transform input i by point i."""
 
     @abstractmethod
     def describe(self, shape: Sequence[int]) -> dict[str, float]:
-        """Widths by name, in units a person thinks in, for data of a shape (without the first)."""
+        """Return widths by name in common units, for one input of a shape."""
 
 
 class Choice(nn.Module, ABC):
@@ -53,48 +54,48 @@ class Choice(nn.Module, ABC):
     @property
     @abstractmethod
     def probabilities(self) -> Float[Tensor, " e"]:
-        """Of the elements, differentiable."""
+        """Return the probabilities of the elements, differentiably."""
 
     @abstractmethod
     def forward(self, x: Shaped[Tensor, "n ..."]) -> Shaped[Tensor, "n e ..."]:
-        """Every datum under every element."""
+        """Return every input under every element."""
 
     @abstractmethod
     def describe(self, shape: Sequence[int]) -> dict[str, float]:
-        """Probabilities by name."""
+        """Return probabilities by name."""
 
     @property
     def products(self) -> Int[Tensor, "e e"] | None:
-        """Number of the element h e for each h and e; None if shares of poses are not wanted."""
+        """Return the index of the product h e for each h and e; None to not measure shares."""
         return None
 
     def describe_shares(
         self, shape: Sequence[int], shares: Float[Tensor, " e"]
     ) -> dict[str, float]:
-        """`describe` with shares of poses, at most the probabilities of copies; for `products`."""
+        """Return measured shares by name, at most the probabilities; needs `products`."""
         raise NotImplementedError(f"{type(self).__name__} has products, but no describe_shares")
 
 
 class Lie(Transformation):
-    """Pictures, vectors or sets of points moved by a Lie group of the plane or of space.
+    """Images, vectors or sets of points transformed by a Lie group of the plane or of space.
 
-    Pictures [n, c, h, w] are resampled (`transforms.resample`); vectors [n, d] and sets of points
-    [n, s, d] are multiplied (`transforms.act`), all points of a set by the same element.
+    Images [n, c, h, w] are resampled (`core.resampling.resample`). Vectors [n, d] and sets of
+    points [n, s, d] are multiplied by matrices (`core.resampling.act`), all points of a set by the
+    same one.
 
     Args:
-        distribution: the group, with its widths.
+        distribution: the group and its widths.
     """
 
     poses = "anywhere"
 
     def __init__(self, distribution: LieDistribution) -> None:
-        """Keep the distribution."""
         super().__init__()
-        given: object = distribution
-        if not isinstance(given, LieDistribution) or given.width.raw.dim() != 1:
+        value: object = distribution
+        if not isinstance(value, LieDistribution) or value.width.raw.dim() != 1:
             raise ValueError(
-                "expected a LieDistribution with one width for each generator, got "
-                f"{distribution!r}; do: affine('rotation') for pictures, say"
+                "Lie needs a LieDistribution with one width for each generator, got "
+                f"{distribution!r}. Example: affine('rotation') for images."
             )
         self.distribution = distribution
         self.dim = distribution.dim
@@ -102,7 +103,7 @@ class Lie(Transformation):
     def forward(
         self, x: Float[Tensor, "n ..."], points: Float[Tensor, "n k"]
     ) -> Float[Tensor, "n ..."]:
-        """Each datum under its own element."""
+        """Transform each input by its own group element."""
         self._check(x)
         matrices = self.distribution.matrices(points).unsqueeze(1)
         if x.dim() == 4:
@@ -112,30 +113,30 @@ class Lie(Transformation):
         if x.dim() == 3:
             return act(x, matrices).squeeze(2)
         raise ValueError(
-            "expected pictures [n, c, h, w], sets of points [n, s, d] or vectors [n, d], got "
-            f"{list(x.shape)}"
+            "Inputs must be images [n, c, h, w], sets of points [n, s, d] or vectors [n, d], got "
+            f"{list(x.shape)}."
         )
 
     def _check(self, x: Tensor) -> None:
-        """Maps of pictures, and of vectors with one number less than their size, are affine."""
+        """Check that maps of images, and of vectors with one entry less, are affine."""
         size = self.distribution.algebra.generators.shape[-1]
         homogeneous = x.dim() == 4 or x.shape[-1] == size - 1
         if homogeneous and bool(self.distribution.algebra.generators[:, -1].any()):
             raise ValueError(
-                f"expected vectors of {size} numbers for {self.distribution.extra_repr()}, got "
-                f"{list(x.shape)}; do: affine(...) for pictures"
+                f"{self.distribution.extra_repr()} acts on vectors of {size} numbers, got inputs "
+                f"{list(x.shape)}. Use affine(...) for images."
             )
 
     def describe(self, shape: Sequence[int]) -> dict[str, float]:
-        """Degrees, pixels and factors; shifts of points are in the unit of the data."""
+        """Return widths in degrees, pixels and factors; shifts of points in the data's unit."""
         pixels = shape[-1] / 2 if len(shape) == 3 else None
-        found = self.distribution.describe(pixels)
+        widths = self.distribution.describe(pixels)
         units = {"half-widths": "in the unit of the data"}
-        return {_renamed(name, units): float(width) for name, width in found.items()}
+        return {_renamed(name, units): float(width) for name, width in widths.items()}
 
 
-def _number(given: object) -> bool:
-    return isinstance(given, int | float)
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float)
 
 
 def _renamed(name: str, units: Mapping[str, str]) -> str:
@@ -144,74 +145,75 @@ def _renamed(name: str, units: Mapping[str, str]) -> str:
 
 
 def affine(group: Group | Sequence[str] = "affine", widths: Widths = 0.1) -> Lie:
-    """Rotations, shifts, scalings or all six affine generators of pictures, or some by name."""
+    """Return rotations, shifts, scalings, all six affine generators of images, or some by name."""
     return Lie(AffineLie(group, widths))
 
 
 def lie(algebra: LieAlgebra, widths: Widths = 0.1) -> Lie:
-    """Any Lie algebra: `groups.lie.so3()` for sets of points in space, say."""
+    """Return the transformation of a Lie algebra, such as `groups.lie.so3()` for points."""
     if not isinstance(algebra, LieAlgebra):
         raise ValueError(
-            f"expected a LieAlgebra, as groups.lie.so3(), got {type(algebra).__name__}; do: "
-            "affine('rotation') for pictures, say"
+            f"algebra must be a LieAlgebra such as groups.lie.so3(), got {type(algebra).__name__}. "
+            "Use affine('rotation') for images."
         )
     return Lie(LieDistribution(algebra, widths))
 
 
 class Flips(Choice):
-    """Mirror images: each of some axes is turned over with a learned probability below 1/2.
+    """Reflections: each axis is flipped with a learned probability below 1/2.
 
     Args:
-        axes: of one datum, counted from the end: -1 turns left and right, -2 up and down.
-        probability: where each starts; 1/2 is full invariance.
+        axes: axes of one input, counted from the end: -1 flips left and right, -2 up and down.
+        probability: initial probability of each flip; 1/2 is full invariance.
     """
 
     def __init__(self, axes: Sequence[int] = (-1,), probability: float = 0.1) -> None:
-        """Start at some probability."""
         super().__init__()
         if isinstance(axes, int):
-            raise ValueError(f"expected a tuple of axes, got {axes}; do: Flips(({axes},))")
-        if not _number(probability) or not 0 < probability < 0.5:
-            raise ValueError(f"expected a probability above 0 and below 1/2, got {probability!r}")
-        whole = all(type(axis) is int and axis < 0 for axis in axes)
-        if not axes or not whole or len(set(axes)) < len(axes):
-            raise ValueError(f"expected different axes counted from the end, got {list(axes)}")
+            raise ValueError(f"axes must be a tuple: use Flips(({axes},)).")
+        if not _is_number(probability) or not 0 < probability < 0.5:
+            raise ValueError(f"probability must be above 0 and below 1/2, got {probability!r}.")
+        are_negative = all(type(axis) is int and axis < 0 for axis in axes)
+        if not axes or not are_negative or len(set(axes)) < len(axes):
+            raise ValueError(f"axes must be distinct negative integers, got {list(axes)}.")
         self.axes = tuple(axes)
         start = torch.full((len(axes),), float(probability))
         self.probability = Hyper(start, interval(0.0, 0.5))
 
     @property
     def probabilities(self) -> Float[Tensor, " e"]:
-        """Products over the axes."""
+        """Return the products of the probabilities of all axes."""
         p = self.probability.value
-        found = p.new_ones(1)
-        for one in p:
-            found = torch.cat([found * (1 - one), found * one])
-        return found
+        products = p.new_ones(1)
+        for flip in p:
+            products = torch.cat([products * (1 - flip), products * flip])
+        return products
 
     def forward(self, x: Shaped[Tensor, "n ..."]) -> Shaped[Tensor, "n e ..."]:
-        """All combinations of flips."""
+        """Return all combinations of flips."""
         if x.dim() - 1 < -min(self.axes):
-            raise ValueError(f"expected data with axes {self.axes}, got {list(x.shape[1:])} each")
-        found = x.unsqueeze(1)
+            raise ValueError(
+                f"Inputs of shape {list(x.shape[1:])} do not have the axes {self.axes}."
+            )
+        copies = x.unsqueeze(1)
         for axis in self.axes:
-            found = torch.cat([found, found.flip(axis)], 1)
-        return found
+            copies = torch.cat([copies, copies.flip(axis)], 1)
+        return copies
 
     def describe(self, shape: Sequence[int]) -> dict[str, float]:
-        """Probability by axis."""
+        """Return the probability of each axis."""
         return self._named(self.probability.value.detach().tolist())
 
     @property
     def products(self) -> Int[Tensor, "e e"]:
-        """Two flips of an axis are none."""
+        """Return the group table: two flips of the same axis cancel."""
         number = torch.arange(2 ** len(self.axes))
         return number.unsqueeze(1) ^ number
 
     def describe_shares(
         self, shape: Sequence[int], shares: Float[Tensor, " e"]
     ) -> dict[str, float]:
-        """Share of each axis; which side is the standard one is not known, so up to 1/2."""
+        """Return the share of each axis, at most 1/2 since the standard side is unknown."""
         number = torch.arange(len(shares))
         bits = [number.bitwise_right_shift(i) % 2 == 1 for i in range(len(self.axes))]
         values = [float(shares.cpu()[bit].sum()) for bit in bits]
@@ -227,55 +229,55 @@ class Flips(Choice):
 
 
 class QuarterTurns(Choice):
-    """Rotations of pictures by multiples of 90 degrees, exact; each with a learned probability.
+    """Exact rotations of images by multiples of 90 degrees, each with a learned probability.
 
     Args:
-        probability: of all turns but the identity together, at the start; 3/4 is invariance.
+        probability: initial probability of all rotations except the identity; 3/4 is full
+            invariance.
     """
 
     def __init__(self, probability: float = 0.1) -> None:
-        """Start near the identity."""
         super().__init__()
         self.logits = Hyper(torch.zeros(4), real)
         self.set_probability_(probability)
 
     def set_probability_(self, probability: float) -> None:
-        """Of all turns together, the same for each of the three.
+        """Set the total probability of the three rotations, equal for each.
 
         Raises:
-            ValueError: not between 0 and 1.
+            ValueError: if the probability is not between 0 and 1.
         """
-        if not _number(probability) or not 0 < probability < 1:
-            raise ValueError(f"expected a probability between 0 and 1, got {probability!r}")
+        if not _is_number(probability) or not 0 < probability < 1:
+            raise ValueError(f"probability must be between 0 and 1, got {probability!r}.")
         p = torch.tensor([1 - probability, *(probability / 3,) * 3])
         self.logits.value = p.log()
 
     @property
     def probabilities(self) -> Float[Tensor, " e"]:
-        """Of 0, 90, 180 and 270 degrees."""
+        """Return the probabilities of 0, 90, 180 and 270 degrees."""
         return self.logits.value.softmax(0)
 
     def forward(self, x: Shaped[Tensor, "n c h w"]) -> Shaped[Tensor, "n 4 c h w"]:
-        """All four turns."""
+        """Return all four rotations."""
         check_images(x)
         if x.shape[-1] != x.shape[-2]:
-            raise ValueError(f"expected square pictures for quarter turns, got {list(x.shape)}")
+            raise ValueError(f"QuarterTurns needs square images, got {list(x.shape)}.")
         return torch.stack([x.rot90(k, (-2, -1)) for k in range(4)], 1)
 
     def describe(self, shape: Sequence[int]) -> dict[str, float]:
-        """Probability by angle; 1/4 each is invariance."""
+        """Return the probability of each angle; 1/4 each is full invariance."""
         return self.describe_shares(shape, torch.ones(4))
 
     @property
     def products(self) -> Int[Tensor, "e e"]:
-        """Angles add up."""
+        """Return the group table: angles add up."""
         number = torch.arange(4)
         return (number.unsqueeze(1) + number) % 4
 
     def describe_shares(
         self, shape: Sequence[int], shares: Float[Tensor, " e"]
     ) -> dict[str, float]:
-        """The same by share."""
+        """Return the share of each angle, at most its probability."""
         values = torch.minimum(shares, self.probabilities.detach().to(shares)).tolist()
         unit = "probability of 1/4"
         return {f"turn by {90 * k} degrees ({unit})": p for k, p in enumerate(values) if k}
