@@ -8,6 +8,7 @@ from invariant_model import DOUBLE, labels, noise, small
 from torch import Tensor, nn
 
 from symrazor.core.parameters import hyperparameters, weights
+from symrazor.core.resampling import act, resample
 from symrazor.groups.lie import so2
 from symrazor.inference.variational.posteriors import kl
 from symrazor.invariance import (
@@ -20,8 +21,6 @@ from symrazor.invariance import (
     RandomFourier,
     Rectified,
     Sampling,
-    act,
-    resample,
     train,
 )
 

@@ -5,7 +5,6 @@
 hyperparameters. May import: `inference`, `groups`, `data` and the packages below them.
 """
 
-from symrazor.core.resampling import act, adjoint_resample, resample
 from symrazor.invariance.averaged_network import Augmented, Average
 from symrazor.invariance.batched_training import Data, History, Member, Schedule, evaluate, train
 from symrazor.invariance.copies import Augment, Mixture
@@ -80,8 +79,6 @@ __all__ = [
     "TimeScale",
     "TimeShift",
     "Transformation",
-    "act",
-    "adjoint_resample",
     "affine",
     "capped",
     "choose_starts",
@@ -90,6 +87,5 @@ __all__ = [
     "find_reach_",
     "fixed",
     "lie",
-    "resample",
     "train",
 ]

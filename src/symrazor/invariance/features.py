@@ -181,8 +181,7 @@ class RandomFourier(Features):
             hyperparameter.
         lead: leading dimensions; all models start with the same draw.
         generator: random generator of the draw.
-        where: see `Features`.
-        blur: see `Features`.
+        where, blur: see `Features`.
     """
 
     def __init__(
@@ -224,8 +223,7 @@ class Rectified(Features):
         width: number D of features.
         lead: leading dimensions; all models start with the same draw.
         generator: random generator of the draw.
-        where: see `Features`.
-        blur: see `Features`.
+        where, blur: see `Features`.
     """
 
     def __init__(

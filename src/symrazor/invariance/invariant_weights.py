@@ -272,8 +272,7 @@ class InvariantHead(InvariantWeights):
         example: a few inputs.
         distribution: distribution over transformations of the input.
         classes: number of classes.
-        average: see `InvariantWeights`.
-        scale: see `InvariantWeights`.
+        average, scale: see `InvariantWeights`.
     """
 
     def __init__(

@@ -21,7 +21,7 @@ gradient. Use `mirrored` for several generators and `shifted` on a whole circle.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache, partial
 from typing import Literal, NamedTuple, get_args
 
@@ -71,7 +71,7 @@ def draw(
     """
     _check(n, k, scheme, get_args(Random))
     lead = tuple(lead)
-    device = torch.device("cpu") if generator is None else generator.device
+    device = _device(generator)
     if scheme == "sobol":
         points = _scrambled(n, k, lead, generator).to(device)
     elif scheme in ("shifted", "mirrored"):
@@ -296,10 +296,7 @@ class AffineLie(LieDistribution):
 
     Args:
         group: name of the subgroup, or names of some of the six generators.
-        widths: see `LieDistribution`.
-        mask: see `LieDistribution`.
-        cap: maximal rotation in radians.
-        form: see `LieDistribution`.
+        widths, mask, cap, form: see `LieDistribution`.
     """
 
     def __init__(
@@ -331,51 +328,36 @@ def capped(caps: Float[Tensor, "k"], form: Form = "sharp") -> Transform:
     - "tanh": $c \tanh(s_1(r) / c)$, and $s_1(r)$ without a cap.
     """
     limits = caps.tolist()  # Python numbers need no copy to a device
-    text = f"positive (below {limits})"
     beta = SHARPNESS if form == "sharp" else 1.0
-    bend, straighten = (_tanh, _untanh) if form == "tanh" else (_fold, _unfold)
+    options = {"limits": limits, "beta": beta, "by_tanh": form == "tanh"}
     return Transform(
-        partial(_cap, limits=limits, beta=beta, bend=bend),
-        partial(_uncap, limits=limits, beta=beta, straighten=straighten),
-        text,
+        partial(_cap, **options), partial(_uncap, **options), f"positive (below {limits})"
     )
 
 
-Bend = Callable[[Tensor, float, float], Tensor]
+def _cap(raw: Tensor, limits: Sequence[float], beta: float, by_tanh: bool) -> Tensor:
+    def below(value: Tensor, limit: float) -> Tensor:
+        if math.isinf(limit):
+            return value
+        if by_tanh:
+            return limit * (value / limit).tanh()
+        return limit - F.softplus(limit - value, beta)
 
-
-def _cap(raw: Tensor, limits: Sequence[float], beta: float, bend: Bend) -> Tensor:
     values = F.softplus(raw, beta).unbind(-1)
-    capped = [
-        value if math.isinf(limit) else bend(value, limit, beta)
-        for value, limit in zip(values, limits, strict=True)
-    ]
-    return torch.stack(capped, -1)
+    return torch.stack([below(v, limit) for v, limit in zip(values, limits, strict=True)], -1)
 
 
-def _uncap(value: Tensor, limits: Sequence[float], beta: float, straighten: Bend) -> Tensor:
-    exact = value.double()  # in float32 a small width vanishes beside the cap
-    raw = [
-        _unsoftplus(part if math.isinf(limit) else straighten(part, limit, beta), beta)
-        for part, limit in zip(exact.unbind(-1), limits, strict=True)
-    ]
+def _uncap(value: Tensor, limits: Sequence[float], beta: float, by_tanh: bool) -> Tensor:
+    def uncapped(width: Tensor, limit: float) -> Tensor:
+        if math.isinf(limit):
+            return width
+        if by_tanh:
+            return limit * (width / limit).atanh()
+        return limit - _unsoftplus(limit - width, beta)
+
+    exact = value.double().unbind(-1)  # in float32 a small width vanishes beside the cap
+    raw = [_unsoftplus(uncapped(w, limit), beta) for w, limit in zip(exact, limits, strict=True)]
     return torch.stack(raw, -1).to(value)
-
-
-def _fold(value: Tensor, limit: float, beta: float) -> Tensor:
-    return limit - F.softplus(limit - value, beta)
-
-
-def _unfold(value: Tensor, limit: float, beta: float) -> Tensor:
-    return limit - _unsoftplus(limit - value, beta)
-
-
-def _tanh(value: Tensor, limit: float, beta: float) -> Tensor:
-    return limit * (value / limit).tanh()
-
-
-def _untanh(value: Tensor, limit: float, beta: float) -> Tensor:
-    return limit * (value / limit).atanh()
 
 
 def _unsoftplus(value: Tensor, beta: float) -> Tensor:

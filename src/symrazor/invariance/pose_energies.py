@@ -105,11 +105,6 @@ def search_ranges(augment: Augment) -> list[float]:
     return ranges
 
 
-def profile_evaluations(k: int) -> int:
-    """Return the number of poses per input that `energy_profiles` evaluates."""
-    return POSES_PER_GENERATOR * SWEEPS * k
-
-
 def energy_profiles(
     model: Augmented,
     x: Tensor,

@@ -38,13 +38,14 @@ from symrazor.data import Tensors
 from symrazor.invariance.averaged_network import Augmented
 from symrazor.invariance.copies import UNMEASURED, Augment
 from symrazor.invariance.pose_energies import (
+    POSES_PER_GENERATOR,
+    SWEEPS,
     average_over_choices,
     energy_profiles,
     joint_augmentation,
     narrow_range_fails,
     pose_energies,
     pose_grid,
-    profile_evaluations,
     search_ranges,
 )
 from symrazor.invariance.transformation import Choice, Lie
@@ -189,7 +190,7 @@ def find_reach_(model: Augmented, data: Tensors) -> Float[Tensor, " k"]:
     generators, uncovered = open_generators(augment, data[0]), uncovered_circle(augment)
     k = len(generators)
     points = 1 if k == 0 else SINGLE_GENERATOR_POSES if k == 1 else COARSE_SEARCH_POSES
-    evaluations = points + (profile_evaluations(k) if k > 1 else 0)
+    evaluations = points + (POSES_PER_GENERATOR * SWEEPS * k if k > 1 else 0)
     x, y = (
         fraction[: min(MAX_POSE_DATA, MAX_POSE_EVALUATIONS // evaluations)] for fraction in data
     )

@@ -48,10 +48,10 @@ class _OneWidth(Transformation):
         self, x: Float[Tensor, "n ..."], points: Float[Tensor, "n 1"]
     ) -> Float[Tensor, "n ..."]:
         """Transform each input by the width times its point."""
-        self.check(x)
-        return self.move(x, self.amount(x, points))
+        self._check(x)
+        return self._move(x, self._amount(x, points))
 
-    def amount(self, x: Tensor, points: Tensor) -> Tensor:
+    def _amount(self, x: Tensor, points: Tensor) -> Tensor:
         """Return the amount by which each input is transformed, [n, 1, ...]."""
         if not x.is_floating_point():
             name = type(self).__name__
@@ -59,11 +59,10 @@ class _OneWidth(Transformation):
         amount = points.to(x) * self.width.value.to(x)
         return amount.reshape(-1, *(1,) * (x.dim() - 1))
 
-    def check(self, x: Tensor) -> None:
+    def _check(self, x: Tensor) -> None:
         """Raise ValueError for inputs of another kind."""
 
-    def move(self, x: Tensor, amount: Tensor) -> Tensor:
-        """Transform by an amount [n, 1, ...]."""
+    def _move(self, x: Tensor, amount: Tensor) -> Tensor:
         raise NotImplementedError
 
     def describe(self, shape: Sequence[int]) -> dict[str, float]:
@@ -84,12 +83,10 @@ class Brightness(_OneWidth):
 
     label, unit = "brightness", "deviations"
 
-    def check(self, x: Tensor) -> None:
-        """Require two numbers or more, since a single number has no deviation."""
+    def _check(self, x: Tensor) -> None:
         _expect(x, x[:1].numel() > 1 or not len(x), "inputs of two numbers or more")
 
-    def move(self, x: Tensor, amount: Tensor) -> Tensor:
-        """Add a multiple of the standard deviation of each input."""
+    def _move(self, x: Tensor, amount: Tensor) -> Tensor:
         spread = x.flatten(1).std(1).reshape(amount.shape)
         return x + amount * spread
 
@@ -99,8 +96,7 @@ class Contrast(_OneWidth):
 
     label, unit = "contrast", "factor"
 
-    def move(self, x: Tensor, amount: Tensor) -> Tensor:
-        """Scale the deviations from the mean."""
+    def _move(self, x: Tensor, amount: Tensor) -> Tensor:
         mean = x.flatten(1).mean(1).reshape(amount.shape)
         return mean + amount.exp() * (x - mean)
 
@@ -110,12 +106,10 @@ class Saturation(_OneWidth):
 
     label, unit = "saturation", "factor"
 
-    def check(self, x: Tensor) -> None:
-        """Require images with three colours."""
+    def _check(self, x: Tensor) -> None:
         _expect(x, x.dim() == 4 and x.shape[1] == 3, "images [n, 3, h, w]")
 
-    def move(self, x: Tensor, amount: Tensor) -> Tensor:
-        """Scale the deviations from the mean over colours."""
+    def _move(self, x: Tensor, amount: Tensor) -> Tensor:
         grey = x.mean(1, keepdim=True)
         return grey + amount.exp() * (x - grey)
 
@@ -125,12 +119,10 @@ class Blur(_OneWidth):
 
     label, unit, poses = "blur", "pixels", "none"
 
-    def check(self, x: Tensor) -> None:
-        """Require images."""
+    def _check(self, x: Tensor) -> None:
         _expect(x, x.dim() == 4, "images [n, c, h, w]")
 
-    def move(self, x: Tensor, amount: Tensor) -> Tensor:
-        """Multiply frequencies by a Gaussian, with periodic borders."""
+    def _move(self, x: Tensor, amount: Tensor) -> Tensor:
         h, w = x.shape[-2:]
         rows = torch.fft.fftfreq(h, device=x.device, dtype=x.dtype).reshape(-1, 1)
         columns = torch.fft.rfftfreq(w, device=x.device, dtype=x.dtype)
@@ -154,8 +146,8 @@ class Noise(_OneWidth):
         self, x: Float[Tensor, "n ..."], points: Float[Tensor, "n 1"]
     ) -> Float[Tensor, "n ..."]:
         """Add noise."""
-        self.check(x)
-        amount = self.amount(x, points)
+        self._check(x)
+        amount = self._amount(x, points)
         if self.training:
             return x + amount * torch.randn_like(x)
         generator = torch.Generator().manual_seed(0)
@@ -169,30 +161,26 @@ class Jitter(Noise):
 
     label = "jitter"
 
-    def check(self, x: Tensor) -> None:
-        """Require sets of points."""
+    def _check(self, x: Tensor) -> None:
         _expect(x, x.dim() == 3, "sets of points [n, s, d]")
 
 
 class _Time(_OneWidth):
     """Base class of transformations of the time axis."""
 
-    def check(self, x: Tensor) -> None:
-        """Require series of two steps or more."""
+    def _check(self, x: Tensor) -> None:
         is_valid = x.dim() == 3 and x.shape[-1] > 1
         _expect(x, is_valid, "series [n, channels, time] of two steps or more")
 
-    def places(self, x: Tensor, amount: Tensor) -> Tensor:
-        """Return the times to read, in steps from the middle, [n, t]."""
+    def _times(self, x: Tensor, amount: Tensor) -> Tensor:
         raise NotImplementedError
 
-    def move(self, x: Tensor, amount: Tensor) -> Tensor:
-        """Interpolate linearly between steps; beyond the ends, repeat the end values."""
+    def _move(self, x: Tensor, amount: Tensor) -> Tensor:
         t = x.shape[-1]
         middle = (t - 1) / 2
-        places = (self.places(x, amount.flatten(1)) + middle).clamp(0, t - 1)
-        low = places.detach().floor().clamp(max=t - 2).long()
-        fraction = (places - low).unsqueeze(1)
+        times = (self._times(x, amount.flatten(1)) + middle).clamp(0, t - 1)
+        low = times.detach().floor().clamp(max=t - 2).long()
+        fraction = (times - low).unsqueeze(1)
         index = low.unsqueeze(1).expand(-1, x.shape[1], -1)
         return (1 - fraction) * x.gather(2, index) + fraction * x.gather(2, index + 1)
 
@@ -202,8 +190,7 @@ class TimeShift(_Time):
 
     label, unit = "time shift", "steps"
 
-    def places(self, x: Tensor, amount: Tensor) -> Tensor:
-        """Return shifted steps."""
+    def _times(self, x: Tensor, amount: Tensor) -> Tensor:
         return _steps(x) + amount
 
 
@@ -212,8 +199,7 @@ class TimeScale(_Time):
 
     label, unit = "time scale", "factor"
 
-    def places(self, x: Tensor, amount: Tensor) -> Tensor:
-        """Return scaled steps."""
+    def _times(self, x: Tensor, amount: Tensor) -> Tensor:
         return _steps(x) * amount.exp()
 
 

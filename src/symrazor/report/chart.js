@@ -147,15 +147,9 @@ function endLabels(series, Y, x) {
   ends.forEach((end, i) => {
     if (i) end.y = Math.max(end.y, ends[i - 1].y + 15);
   });
-  const over = ends.length
-    ? Math.max(
-        0,
-        (ends.at(-1).y -
-          ends[0].y -
-          (Y(ends.at(-1).curve.points.at(-1)[1]) - Y(ends[0].curve.points.at(-1)[1]))) /
-          2,
-      )
-    : 0;
+  const height = (first, last) => Y(last.curve.points.at(-1)[1]) - Y(first.curve.points.at(-1)[1]);
+  const [first, last] = [ends[0], ends.at(-1)];
+  const over = ends.length ? Math.max(0, (last.y - first.y - height(first, last)) / 2) : 0;
   return ends.map(({ curve, y }) =>
     s(
       "text",

@@ -24,16 +24,8 @@ SCHEMA = 1
 
 Content = dict[str, Any]
 _READING_KEYS = (
-    "verdict",
-    "evidence",
-    "train",
-    "test",
-    "layers",
-    "equivariance_error",
-    "config",
-    "versions",
-    "invariances",
-    "conserved",
+    *("verdict", "evidence", "train", "test", "layers", "equivariance_error"),
+    *("config", "versions", "invariances", "conserved"),
 )
 _QUESTION_KEYS = (
     *("name", "question", "verdict", "margin", "network", "chosen"),
@@ -306,7 +298,9 @@ def dynamics_question(dynamics: Mapping[str, Any]) -> dict[str, Any]:
                     "layers": [],
                     "conserved": conserved if key == "learned" else None,
                 },
-                "history": [_record(record, n) for record in histories.get(key) or ()],
+                "history": [
+                    {**record, **_evidence(record, n)} for record in histories.get(key) or ()
+                ],
             }
             for key, title in (
                 ("learned", "with conserved quantities"),
@@ -324,10 +318,6 @@ def _evidence(bound: Mapping[str, float], n: int) -> dict[str, float]:
         "log_likelihood": -n * bound["nll"],
         "per_datum": -bound["neg_elbo"],
     }
-
-
-def _record(record: Mapping[str, Any], n: int) -> dict[str, Any]:
-    return {**record, **_evidence(record, n)}
 
 
 def add_flow(

@@ -225,7 +225,7 @@ function picture(candidate) {
         "(parameters that the data determine, not the prior). ",
       errors &&
         "The equivariance error is the change of the output beyond its transformation when the input is " +
-          "transformed: 0 % is exactly equivariant, about 141 % is unrelated to the symmetry.",
+          `transformed: 0${NBSP}% is exactly equivariant, about 141${NBSP}% is unrelated to the symmetry.`,
     ),
     keys([...tones]),
     h(

@@ -17,15 +17,7 @@ from symrazor.report.content import LEVELS, Content, page_content
 MAX_PAGE_BYTES = 3_000_000
 """Maximal size of a page."""
 
-SCRIPTS = (
-    "draw.js",
-    "chart.js",
-    "table.js",
-    "layers.js",
-    "symmetries.js",
-    "parts.js",
-    "page.js",
-)
+SCRIPTS = "draw.js chart.js table.js layers.js symmetries.js parts.js page.js".split()
 
 
 def write_page(document: Mapping[str, Any], file: str | Path) -> Path:

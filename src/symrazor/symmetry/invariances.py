@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from torch import Tensor, nn
+from torch import nn
 
 from symrazor.invariance.averaged_network import Augmented
 from symrazor.invariance.copies import MIN_WIDTH
@@ -102,11 +102,6 @@ def invariances_of(model: nn.Module, shape: Sequence[int]) -> dict[str, Invarian
                 name, unit = _split_unit(label)
                 invariances[prefix + name] = Invariance(width, unit)
     return invariances
-
-
-def input_shape(x: object) -> tuple[int, ...]:
-    """Return the shape of one input of a batch; () if the batch is not a tensor."""
-    return tuple(x.shape[1:]) if isinstance(x, Tensor) else ()
 
 
 def _split_unit(label: str) -> tuple[str, str]:

@@ -17,11 +17,10 @@ from typing import (
     get_args,
     get_origin,
     get_type_hints,
-    runtime_checkable,
 )
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from symrazor.accelerate.processes import unwrap
 from symrazor.core.evidence import Evidence
@@ -35,7 +34,6 @@ from symrazor.layers.relaxed import Relaxed, spatial_layers
 from symrazor.symmetry.equivariance import Errors, layer_errors
 from symrazor.symmetry.invariances import (
     Invariance,
-    input_shape,
     invariance_sentence,
     invariances_of,
 )
@@ -59,7 +57,6 @@ EQUIVARIANT_COLOUR, FREE_COLOUR, PLAIN_COLOUR = "#2a8f87", "#cf6347", "#8a867c"
 """Colours of notebook bars, readable on white and on black."""
 
 
-@runtime_checkable
 class WeightLayer(Protocol):
     """A module and the names of its weight tensors."""
 
@@ -70,7 +67,6 @@ class WeightLayer(Protocol):
     def tensors(self) -> Iterable[str]: ...  # noqa: D102
 
 
-@runtime_checkable
 class Learned(Protocol):
     """A trained model with a prior: a `Razor` or a `Variational` network."""
 
@@ -284,7 +280,9 @@ def read(
         )
     errors = Errors({}, {}) if x is None else layer_errors(razor.model, x)
     layers = _layer_readings(razor, evidence.effective_parameters, errors.layers)
-    widths = invariances_of(razor.model, input_shape(x) if shape is None else shape)
+    if shape is None:
+        shape = x.shape[1:] if isinstance(x, Tensor) else ()
+    widths = invariances_of(razor.model, shape)
     sentences = [
         _symmetry_sentences(layers, errors.network),
         invariance_sentence(widths),

@@ -209,7 +209,8 @@ def _convolutions(
             continue
         if id(module) in old:
             done.append(name)
-            left[name] = _already(module)
+            path = f"path: {type(module).__name__}"
+            left[name] = f"already a {'relaxed layer' if isinstance(module, Relaxed) else path}"
             continue
         weighty = isinstance(module, CONVS) or any(True for _ in module.parameters(False))
         if isinstance(module, NOT_LISTED) or not weighty:
@@ -221,12 +222,6 @@ def _convolutions(
             yield name, cast(AnyConv, module)
         else:
             left[name] = reason
-
-
-def _already(layer: nn.Module) -> str:
-    """Return the reason why a layer of this library is not relaxed."""
-    kind = "relaxed layer" if isinstance(layer, Relaxed) else f"path: {type(layer).__name__}"
-    return f"already a {kind}"
 
 
 def _check_options(model: object, example_input: object, groups: object, precision: Any) -> None:
