@@ -1,4 +1,4 @@
-"""Networks, flows and their averages: against automatic differentiation and exact flows."""
+"""Networks, flows and their averages: compare_spans automatic differentiation and exact flows."""
 
 import math
 

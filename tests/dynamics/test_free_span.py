@@ -1,4 +1,4 @@
-"""What a field changes least, spans that are free, and rounding, against known algebras."""
+"""What a field changes least, spans that are free, and rounding, compare_spans known algebras."""
 
 import math
 

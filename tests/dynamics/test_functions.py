@@ -23,7 +23,7 @@ from symrazor.dynamics.proposals import (
 )
 from symrazor.dynamics.systems import kepler
 from symrazor.dynamics.trajectories import simulate
-from symrazor.experiments.noether_controls import KEPLER, KEPLER_KNOWN, against
+from symrazor.experiments.noether_controls import KEPLER_KNOWN, KEPLER_TERMS, compare_spans
 
 VARIABLES = ("q1", "q2", "p1", "p2", "1/r")
 
@@ -70,12 +70,12 @@ def test_training_sees_the_same_flows_either_way() -> None:
     g = torch.Generator().manual_seed(0)
     x = simulate(kepler(), 4, 1, 0.1, seed=0).states[:, 0]
     network = HamiltonianNetwork(4, width=5, activation="softplus", generator=g).double()
-    rows = torch.tensor([[one.get(name, 0.0) for name in KEPLER] for one in KEPLER_KNOWN])
+    rows = torch.tensor([[one.get(name, 0.0) for name in KEPLER_TERMS] for one in KEPLER_KNOWN])
     tau = torch.rand(1, 3, 4, generator=g, dtype=torch.float64)
     found = []
     kinds: list[Functions] = [
-        Products(4, KEPLER, {"1/r": inverse_distance}),
-        _one_by_one(list(KEPLER)),
+        Products(4, KEPLER_TERMS, {"1/r": inverse_distance}),
+        _one_by_one(list(KEPLER_TERMS)),
     ]
     for functions in kinds:
         C = Combination(functions, 4, scale=0.5, steps=2).with_coefficients(0.3 * rows).double()
@@ -93,7 +93,7 @@ def test_the_runge_lenz_vector_is_proposed_with_exact_coefficients() -> None:
     """From the true dynamics and from noisy ones; energy has halves."""
     system = kepler()
     data = simulate(system, 60, 10, 0.2, seed=3).states.flatten(0, 1)
-    functions = Products(4, KEPLER, {"1/r": inverse_distance})
+    functions = Products(4, KEPLER_TERMS, {"1/r": inverse_distance})
     noise = torch.randn(data.shape, generator=torch.Generator().manual_seed(0)).double()
     for size in (0.0, 0.02):
         rates, rows = most_conserved(functions.gradients(data), system.field(data) + size * noise)
@@ -102,14 +102,14 @@ def test_the_runge_lenz_vector_is_proposed_with_exact_coefficients() -> None:
         model = SymmetrisedNetwork(HamiltonianNetwork(4, width=4), free, FlowTimes(4, "ball"))
         whole = round_quantities(model)
         assert whole is not None and isinstance(whole.conserved, Combination)
-        inside = against(whole.conserved, KEPLER, KEPLER_KNOWN)["parallelness"]
+        inside = compare_spans(whole.conserved, KEPLER_TERMS, KEPLER_KNOWN)["parallelness"]
         assert min(inside) == pytest.approx(1.0, abs=1e-6)
 
 
 def test_flows_of_what_kepler_conserves_conserve_its_energy() -> None:
     system = kepler()
     x = simulate(system, 20, 5, 0.2, seed=3).states.flatten(0, 1)
-    functions = Products(4, KEPLER, {"1/r": inverse_distance})
+    functions = Products(4, KEPLER_TERMS, {"1/r": inverse_distance})
     network = HamiltonianNetwork(4, width=4).double()
     offered = Combination(functions, 6, scale=2.0, steps=4).double()
     model = SymmetrisedNetwork(network, offered, FlowTimes(6, "ball", "antithetic"))

@@ -158,7 +158,7 @@ def test_learned_oscillators_predict_as_the_oracle_does() -> None:
     options = noether.Options(small=True, device="cpu")
     setting = noether_n_oscillators.setting(options, seed=0, n=2)
     config = TrainConfig(steps=500, batch_size=100, draws=2, flows=8, noise=1e-3, burn_in=0.4)
-    learned, oracle = (noether.run_one(setting, model, config) for model in ("learned", "oracle"))
+    learned, oracle = (noether.run_model(setting, model, config) for model in ("learned", "oracle"))
     assert learned["span"] == 4 and min(learned["recovered"]) > 0.9999
     assert learned["trials"][-1]["group"] == 1
     # the group was taken: the same network from the same seed as that which is told, and no better

@@ -215,12 +215,12 @@ def test_evidence_learns_the_rotation_and_likelihood_does_not() -> None:
 
     problem = noether_oscillator.setting(noether.Options(small=True), 0)
     config = problem.config.change(steps=500, burn_in=0.2)
-    row = noether.figures(
+    row = noether.metrics(
         train(noether.build(problem, "learned", 0), problem.data, config), problem
     )
     assert row["parallelness"][0] > 0.98 and row["singular_values"][0] > 1
     config = config.change(objective="likelihood")
-    row = noether.figures(
+    row = noether.metrics(
         train(noether.build(problem, "likelihood", 0), problem.data, config), problem
     )
     assert row["dimension"] == 0

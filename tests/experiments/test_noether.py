@@ -63,7 +63,7 @@ def test_a_drift_that_does_not_exist_is_left_out_of_the_mean() -> None:
 def test_a_model_without_conserved_quantities_has_no_drift() -> None:
     options = noether.Options(small=True, device="cpu", steps=2, set=("flows=2",))
     problem = noether_oscillator.setting(options, 0)
-    trained = noether._trained(problem, "hnn", noether.configured(problem.config, options, 0))
+    trained = noether.train_model(problem, "hnn", noether.with_options(problem.config, options, 0))
     assert noether_controls.quantity_drift(trained, problem.held_out) is None
 
 
@@ -147,11 +147,17 @@ def test_help_tells_every_option(module: str, own: str) -> None:
     [
         (
             lambda o: noether_oscillator.run(noether.Options(models=("gp",))),
-            "expected models among",
+            "Unknown model .gp.. Choose from",
         ),
-        (lambda o: noether_oscillator.run(noether.Options(set=("lr",))), "expected name=value"),
-        (lambda o: noether_controls.run(o, ("planets",)), "expected rows among pendulum"),
-        (lambda o: noether_discover.run(o, ("planets",)), "expected rows among two-bodies"),
+        (lambda o: noether_oscillator.run(noether.Options(set=("lr",))), "must be name=value"),
+        (
+            lambda o: noether_controls.run(o, ("planets",)),
+            "Unknown row .planets.. Choose from pendulum",
+        ),
+        (
+            lambda o: noether_discover.run(o, ("planets",)),
+            "Unknown row .planets.. Choose from two-bodies",
+        ),
     ],
 )
 def test_wrong_options_are_refused(run: object, message: str) -> None:

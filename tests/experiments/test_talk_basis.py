@@ -7,17 +7,17 @@ import pytest
 import torch
 
 from symrazor.experiments import talk_basis
-from symrazor.experiments.talk_basis import Found, Options, same_order
+from symrazor.experiments.talk_basis import Results, Options, same_order
 
 
 def test_evidence_orders_models_as_the_test_error_does() -> None:
     for seed in range(3):
-        found = Found()
-        talk_basis.four_panels(found, seed)
-        assert same_order(found.panels)
-        by_name = {row["model"]: row for row in found.panels}
-        best_fit = min(found.panels, key=lambda row: row["train"])
-        best = max(found.panels, key=lambda row: row["log_evidence"])
+        results = Results()
+        talk_basis.four_panels(results, seed)
+        assert same_order(results.panels)
+        by_name = {row["model"]: row for row in results.panels}
+        best_fit = min(results.panels, key=lambda row: row["train"])
+        best = max(results.panels, key=lambda row: row["log_evidence"])
         assert best is by_name["medium, symmetric"]
         assert (
             best_fit is by_name["high frequencies"]
@@ -25,10 +25,10 @@ def test_evidence_orders_models_as_the_test_error_does() -> None:
 
 
 def test_training_error_falls_with_size_and_test_error_does_not() -> None:
-    found = Found()
-    talk_basis.error_by_size(found, 0, repeats=2)
-    plain = [row for row in found.sizes if not row["symmetric"]]
-    symmetric = [row for row in found.sizes if row["symmetric"]]
+    results = Results()
+    talk_basis.error_by_size(results, 0, repeats=2)
+    plain = [row for row in results.sizes if not row["symmetric"]]
+    symmetric = [row for row in results.sizes if row["symmetric"]]
     for rows in (plain, symmetric):
         assert rows[-1]["train"] < rows[0]["train"]
     assert plain[-1]["test"] > 2 * plain[0]["test"]
@@ -52,12 +52,12 @@ def test_files_and_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
 @pytest.mark.slow
 def test_deep_network_by_three_objectives() -> None:
     """Maximum likelihood fits best and generalises worst; both evidences lower the frequency."""
-    found = Found()
-    talk_basis.deep_demo(found, 0)
-    loss, laplace, bound = found.deep
+    results = Results()
+    talk_basis.deep_demo(results, 0)
+    loss, laplace, bound = results.deep
     assert loss["train"] < min(laplace["train"], bound["train"])
     assert loss["test"] > 2 * max(laplace["test"], bound["test"])
-    assert max(laplace["omega2"], bound["omega2"]) < talk_basis.DEEP_START < loss["omega2"]
+    assert max(laplace["omega2"], bound["omega2"]) < talk_basis.DEEP_INITIAL_OMEGA2 < loss["omega2"]
 
 
 def test_options_are_those_of_every_experiment() -> None:

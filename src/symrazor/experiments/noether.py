@@ -1,4 +1,4 @@
-"""What the experiments on conserved quantities share: three models, their figures, their files."""
+"""Shared code of the experiments on conserved quantities: models, metrics and the command line."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -26,13 +26,13 @@ from symrazor.experiments.noether_results import Row, document, markdown, save
 
 Model = Literal["hnn", "learned", "oracle", "bound", "likelihood"]
 MODELS: tuple[Model, ...] = ("hnn", "learned", "oracle")
+"""A plain Hamiltonian network, selected quantities, and the true group built in."""
 CONTROLS: tuple[Model, ...] = ("bound", "likelihood")
-"""Quantities that are learned from a random start, without a judge: by the bound, and by maximum
-likelihood, which has no posterior and is else the same."""
-ROLLOUT = 50
-"""Steps of a long rollout."""
-EVALUATED = 16
-"""Flows of a test error on a GPU, relative to those of a training step."""
+"""Quantities learned by gradient from a random start, without selection: by the evidence bound, and
+by maximum likelihood, which has no posterior and is otherwise the same."""
+ROLLOUT_STEPS = 50
+GPU_TEST_FLOWS_FACTOR = 16
+"""Flows for a test error on a GPU, relative to those of a training step."""
 
 
 @dataclass(frozen=True)
@@ -40,14 +40,14 @@ class Options:
     """Options of an experiment.
 
     Args:
-        small: a smaller version, minutes on two cores.
-        data: not used; the data are simulated.
+        small: run a smaller version, which takes minutes on two cores.
+        data: has no effect; the data are simulated.
         device: "cpu", "cuda", ..., or "auto" for a GPU if there is one.
-        seed: one or more, of data, initial weights and draws.
-        json: file for all figures, written after every model.
-        models: which of hnn, learned, oracle, and of the controls bound and likelihood.
-        steps: of training, in place of the experiment's own number.
-        set: changes of the training, as in lr=0.01 flows=32 (see TrainConfig).
+        seed: one or more seeds of data, initial weights and draws.
+        json: file for all results, written after every model.
+        models: any of hnn, learned, oracle, and of the controls bound and likelihood.
+        steps: training steps; each experiment has its own default.
+        set: training options, such as lr=0.01 flows=32 (see TrainConfig).
     """
 
     small: bool = False
@@ -61,7 +61,7 @@ class Options:
 
     @property
     def place(self) -> str:
-        """The device."""
+        """The device to train on."""
         if self.device != "auto":
             return self.device
         return "cuda" if torch.cuda.is_available() else "cpu"
@@ -69,22 +69,22 @@ class Options:
 
 @dataclass(frozen=True)
 class Setting:
-    """One problem.
+    """Data and model sizes of an experiment.
 
     Args:
-        data: for training.
-        tests: name -> clean transitions; "test" first.
-        known: every quadratic invariant, to compare with.
-        oracle: the quantities of the fixed model.
-        held_out: true trajectories for the drift of what was learned.
-        config: of the training.
-        count: K, how many quantities to learn.
+        data: training transitions.
+        tests: name -> noise-free transitions; "test" first.
+        known: every quadratic invariant, for comparison.
+        oracle: quantities of the model with a built-in group.
+        held_out: noise-free trajectories, for the drift of learned quantities.
+        config: training options.
+        count: K, the maximum number of quantities.
         measure: over flow times.
-        draws: of flow times.
-        width: of the network.
-        hidden: layers.
+        draws: sampling of flow times.
+        width: hidden units per layer.
+        hidden: number of hidden layers.
         activation: of the network.
-        energy: the true one, for its drift along a long rollout.
+        energy: true energy, for its drift along a long rollout.
     """
 
     data: Transitions
@@ -103,7 +103,7 @@ class Setting:
 
 
 def build(setting: Setting, model: Model, seed: int) -> SymmetrisedNetwork:
-    """A network, and the quantities that this model averages over."""
+    """Return the network and conserved quantities of a model."""
     generator = torch.Generator().manual_seed(seed)
     phase = setting.data.x.shape[1]
     network = HamiltonianNetwork(
@@ -117,29 +117,29 @@ def build(setting: Setting, model: Model, seed: int) -> SymmetrisedNetwork:
     if model == "hnn":
         return SymmetrisedNetwork(network)
     if model == "oracle":
-        return _told(setting, network)
-    learned = Quadratic(phase, setting.count, generator=generator)
-    return SymmetrisedNetwork(network, learned, _times(setting, setting.count))
+        return _with_oracle_group(setting, network)
+    conserved = Quadratic(phase, setting.count, generator=generator)
+    return SymmetrisedNetwork(network, conserved, _flow_times(setting, setting.count))
 
 
-def _told(setting: Setting, network: HamiltonianNetwork) -> SymmetrisedNetwork:
-    """A network that is told the group, and averages over it as one that found it would."""
+def _with_oracle_group(setting: Setting, network: HamiltonianNetwork) -> SymmetrisedNetwork:
+    """Return a network averaged over the true group, exactly as if the group had been learned."""
     known, fixed = setting.oracle, setting.oracle.quadratic()
-    times = _times(setting, len(known))
+    times = _flow_times(setting, len(known))
     span = SymmetrisedNetwork(network, canonical_span(known.A, known.b, fixed), times)
     group = full_group(span, setting.data.x)
     return SymmetrisedNetwork(network, *(group or (fixed, times)))
 
 
-def _times(setting: Setting, count: int) -> FlowTimes:
-    """Flow times of given or offered quantities; of a single one stratified, as in the judge."""
+def _flow_times(setting: Setting, count: int) -> FlowTimes:
+    """Return the flow times; a single quantity has a stratified grid, as in `train_and_select`."""
     if count == 1:
         return FlowTimes(1, "cube", "quasi")
     return FlowTimes(count, setting.measure, setting.draws)
 
 
-def figures(trained: Trained, setting: Setting) -> Row:
-    """All numbers of one model."""
+def metrics(trained: Trained, setting: Setting) -> Row:
+    """Return all results of one trained model."""
     row: Row = {
         "neg_elbo_per_datum": trained.bound["neg_elbo"],
         "nll_per_datum": trained.bound["nll"],
@@ -151,17 +151,18 @@ def figures(trained: Trained, setting: Setting) -> Row:
     }
     if trained.trials:
         row["trials"] = trained.trials
-    on_gpu = trained.config.device.startswith("cuda")  # flows of an average are noise in its error
-    flows = EVALUATED * trained.config.flows if on_gpu else None
+    # More flows reduce the sampling error of the average over flows; a GPU can afford them.
+    on_gpu = trained.config.device.startswith("cuda")
+    flows = GPU_TEST_FLOWS_FACTOR * trained.config.flows if on_gpu else None
     for name, data in setting.tests.items():
         row[f"{name}_mse"] = mean_squared_error(trained, data, flows=flows)
     row["train_mse"] = mean_squared_error(trained, setting.data)
     if setting.energy is not None:
         start, dt = setting.held_out.states[:10, 0], float(setting.data.gaps[0, 0])
-        states = long_rollout(trained, start, dt, ROLLOUT, mean_weights=True).cpu()
+        states = long_rollout(trained, start, dt, ROLLOUT_STEPS, mean_weights=True).cpu()
         row["energy_drift"] = relative_drift(setting.energy, states)[0]
     conserved = trained.model.conserved
-    if conserved is None:  # a plain network, or all directions were dropped
+    if conserved is None:  # a plain network, or no quantity was selected
         row |= {
             "dimension": 0,
             "span": 0,
@@ -172,8 +173,8 @@ def figures(trained: Trained, setting: Setting) -> Row:
         row["recovered"] = [0.0] * len(setting.known)
     if isinstance(conserved, Quadratic):
         row |= analysis.describe(conserved, setting.known, setting.held_out)
-        found = analysis.spectrum(conserved)
-        row["total_parallelness"] = analysis.weighted_parallelness(found, setting.known)
+        learned = analysis.spectrum(conserved)
+        row["total_parallelness"] = analysis.weighted_parallelness(learned, setting.known)
         row["rounded"] = isinstance(conserved, FixedSpan)
         row["A"], row["b"] = conserved.A.tolist(), conserved.b.tolist()
     return row
@@ -182,50 +183,55 @@ def figures(trained: Trained, setting: Setting) -> Row:
 def run(
     name: str, setting: Callable[[Options, int], Setting], options: Options, paper: Sequence[str]
 ) -> str:
-    """Train the models of every seed; returns markdown with the paper's lines below ours.
+    """Train the models for every seed and return a markdown table, the paper's results below.
 
     Raises:
-        ValueError: options that fit nothing.
+        ValueError: an unknown model or option.
     """
-    known = (*MODELS, *CONTROLS)
+    names = (*MODELS, *CONTROLS)
     for model in options.models:
-        if model not in known:
-            raise ValueError(f"expected models among {', '.join(known)}, got {model!r}")
+        if model not in names:
+            raise ValueError(f"Unknown model {model!r}. Choose from {', '.join(names)}.")
     rows: list[Row] = []
     for seed in options.seed:
         problem = setting(options, seed)
-        config = configured(problem.config, options, seed)
+        config = with_options(problem.config, options, seed)
         for model in options.models:
-            rows.append({"model": model, "seed": seed} | run_one(problem, model, config))
+            rows.append({"model": model, "seed": seed} | run_model(problem, model, config))
             save(options.json, document(name, rows, options.small, options.place))
     return markdown(rows, paper)
 
 
-def run_one(problem: Setting, model: Any, config: TrainConfig) -> Row:
-    """Train one model; a run that diverges is written down as such."""
+def run_model(problem: Setting, model: Any, config: TrainConfig) -> Row:
+    """Train one model and return its results, or an "error" if it diverged."""
     if model == "likelihood":
         config = config.change(objective="likelihood")
     try:
-        return figures(_trained(problem, model, config), problem)
+        return metrics(train_model(problem, model, config), problem)
     except FloatingPointError as error:
         return {"error": str(error)}
 
 
-def _trained(problem: Setting, model: Model, config: TrainConfig) -> Trained:
+def train_model(problem: Setting, model: Model, config: TrainConfig) -> Trained:
+    """Train one model, selecting its quantities if it is "learned"."""
     network = build(problem, model, config.seed)
-    work = train_and_select if model == "learned" else train
-    return work(network, problem.data, config)
+    train_network = train_and_select if model == "learned" else train
+    return train_network(network, problem.data, config)
 
 
-def configured(config: TrainConfig, options: Options, seed: int) -> TrainConfig:
-    """A training with the changes that were asked for."""
+def with_options(config: TrainConfig, options: Options, seed: int) -> TrainConfig:
+    """Return the training options with the changes of the command line.
+
+    Raises:
+        ValueError: a change is not of the form name=value.
+    """
     changes: dict[str, Any] = {"seed": seed, "device": options.place}
     if options.steps is not None:
         changes["steps"] = options.steps
     for text in options.set:
         key, equals, value = text.partition("=")
         if not equals or key not in TrainConfig.__dataclass_fields__:
-            raise ValueError(f"expected name=value with a name of TrainConfig, got {text!r}")
+            raise ValueError(f"--set {text!r} must be name=value with an option of TrainConfig.")
         try:
             changes[key] = json.loads(value)
         except ValueError:
@@ -236,29 +242,37 @@ def configured(config: TrainConfig, options: Options, seed: int) -> TrainConfig:
 def main(
     name: str,
     run_options: Callable[..., str],
-    own: Arguments | None = None,
+    extra: Arguments | None = None,
     arguments: Sequence[str] | None = None,
 ) -> None:
-    """An experiment as a command of its own, without further packages.
+    """Run an experiment as a command that needs no optional packages.
 
     Args:
         name: of the experiment.
-        run_options: `Options`, and what `own` adds by keyword -> markdown.
-        own: options of this experiment alone.
-        arguments: of the command line, by default the process's.
+        run_options: function of `Options`, and of the extra options by keyword, to markdown.
+        extra: options of this experiment only.
+        arguments: of the command line, by default those of the process.
     """
     common: Arguments = {
-        "--small": {"help": "minutes on two cores"},
-        "--data": {"help": "not used: the data are simulated"},
-        "--json": {"help": "write all figures to this file"},
-        "--models": {"nargs": "+", "default": list(MODELS), "help": "also: bound, likelihood"},
-        "--steps": {"type": int, "help": "of training"},
-        "--set": {"nargs": "*", "default": [], "help": "as in lr=0.01 flows=32"},
+        "--small": {"help": "run a smaller version, which takes minutes on two cores"},
+        "--data": {"help": "has no effect: the data are simulated"},
+        "--json": {"help": "write all results to this file"},
+        "--models": {
+            "nargs": "+",
+            "default": list(MODELS),
+            "help": f"models to train, default {' '.join(MODELS)}; also {' '.join(CONTROLS)}",
+        },
+        "--steps": {"type": int, "help": "training steps"},
+        "--set": {
+            "nargs": "*",
+            "default": [],
+            "help": "training options, such as lr=0.01 flows=32",
+        },
     }
     names = set(Options.__dataclass_fields__)
 
-    def told(**values: Any) -> str:
+    def run_command(**values: Any) -> str:
         options = Options(**{key: value for key, value in values.items() if key in names})
         return run_options(options, **{k: v for k, v in values.items() if k not in names})
 
-    command(name, told, {**common, **(own or {})}, arguments)
+    command(name, run_command, {**common, **(extra or {})}, arguments)

@@ -1,17 +1,16 @@
-"""Controls: is anything invented where there is nothing, and is it the evidence that finds it?
+"""Controls: no quantity is selected where none is conserved, and the evidence is what selects.
 
     python -m symrazor.experiments.noether_controls [--rows pendulum likelihood] [--json FILE]
 
-- pendulum: no quadratic quantity is conserved; up to three are proposed.
+- pendulum: no quadratic quantity is conserved; up to three may be selected.
 - anisotropic: two oscillators with incommensurate frequencies; only their energies are conserved.
-- bound, likelihood: the oscillator again, three quantities from a random start without a judge, by
-  the bound and by maximum likelihood, where symmetry is of no use.
+- bound, likelihood: the oscillator, with three quantities learned from a random start without
+  selection, by the evidence bound and by maximum likelihood, which does not reward symmetry.
 - pendulum-energy: the energy of a pendulum, which is not quadratic, from five functions of the
-  state by flows that are solved for.
+  state, by numerically integrated flows.
 - kepler: angular momentum, energy and the Runge-Lenz vector from nineteen functions, likewise.
 
-In all but these two what a network without quantities nearly conserves is proposed, and the
-evidence judges.
+All rows but bound and likelihood select quantities by `train_and_select`.
 """
 
 import math
@@ -42,20 +41,19 @@ from symrazor.experiments.noether_results import cell, document, save
 NAME = "noether-controls"
 ROWS = ("pendulum", "anisotropic", "bound", "likelihood", "pendulum-energy", "kepler")
 NOISE = 1e-3
-EARLY = 0.2
-"""Share of the steps after which quantities from a random start move."""
+RANDOM_START_BURN_IN = 0.2
+"""Fraction of the steps before quantities from a random start are updated."""
 KEPLER_NOISE = 1e-2
-SWING = {
+PENDULUM_FUNCTIONS = {
     "p^2 / 2": lambda x: 0.5 * x[..., 1].square(),
     "-cos q": lambda x: -x[..., 0].cos(),
     "q^2 / 2": lambda x: 0.5 * x[..., 0].square(),
     "q p": lambda x: x[..., 0] * x[..., 1],
     "sin q": lambda x: x[..., 0].sin(),
 }
-ENERGY = ({"p^2 / 2": 1.0, "-cos q": 1.0},)
-
-
-KEPLER = (
+PENDULUM_KNOWN = ({"p^2 / 2": 1.0, "-cos q": 1.0},)
+"""What is conserved, as coefficients by name."""
+KEPLER_TERMS = (
     *("q1", "q2", "p1", "p2", "q1 q1", "q1 q2", "q2 q2", "p1 p1", "p1 p2", "p2 p2"),
     *("q1 p2", "q2 p1", "p2 p2 q1", "p1 p2 q2", "p1 p1 q2", "p1 p2 q1"),
     *("1/r", "q1 1/r", "q2 1/r"),
@@ -68,17 +66,17 @@ KEPLER_KNOWN = (
 )
 
 
-def _wide(small: bool) -> tuple[System, Trajectories, Trajectories]:
-    """A pendulum with swings of up to a half turn, where it is far from an oscillator."""
+def _large_swings(small: bool) -> tuple[Trajectories, Trajectories]:
+    """Return training and test trajectories of a pendulum far from the harmonic regime."""
     system = pendulum().with_normal_start(1.5, 1.0)
     count = 40 if small else 100
     train_set = simulate(system, count, 10, 0.3, seed=10_000)
-    return system, train_set, simulate(system, 50, 20, 0.3, seed=20_000)
+    return train_set, simulate(system, 50, 20, 0.3, seed=20_000)
 
 
 def pendulum_setting(options: noether.Options, seed: int) -> noether.Setting:
-    """Three quadratic quantities offered to a pendulum."""
-    _, data, test = _wide(options.small)
+    """Return the setting of a pendulum with up to three quadratic quantities."""
+    data, test = _large_swings(options.small)
     config = TrainConfig(
         steps=800 if options.small else 3000, batch_size=200, draws=2, flows=16, burn_in=0.5
     )
@@ -96,7 +94,7 @@ def pendulum_setting(options: noether.Options, seed: int) -> noether.Setting:
 
 
 def anisotropic_setting(options: noether.Options, seed: int) -> noether.Setting:
-    """Six quadratic quantities offered to two oscillators that do not resonate."""
+    """Return the setting of two incommensurate oscillators with up to six quadratic quantities."""
     system = oscillators((1.0, math.sqrt(3)))
     data = simulate(system, 60 if options.small else 200, 10, 0.2, seed=10_000 + seed)
     test = simulate(system, 50, 20, 0.2, seed=20_000 + seed)
@@ -117,8 +115,8 @@ def anisotropic_setting(options: noether.Options, seed: int) -> noether.Setting:
 
 
 def pendulum_energy(options: noether.Options, seed: int) -> dict[str, Any]:
-    """One combination of five functions whose flow leaves the Hamiltonian as it is."""
-    _, data, test = _wide(options.small)
+    """Return results for the energy of a pendulum, as a combination of five functions."""
+    data, test = _large_swings(options.small)
     config = TrainConfig(
         steps=800 if options.small else 2000,
         batch_size=64,
@@ -129,16 +127,16 @@ def pendulum_energy(options: noether.Options, seed: int) -> dict[str, Any]:
         noise=NOISE,
     )
     pairs = transitions(data, NOISE, seed=30_000 + seed)
-    offered = AnyFunctions(list(SWING.values()))
-    own = noether.configured(config, options, seed)
-    return functions_row(offered, (SWING, ENERGY), (pairs, test), own)
+    functions = AnyFunctions(list(PENDULUM_FUNCTIONS.values()))
+    config = noether.with_options(config, options, seed)
+    return functions_row(functions, (PENDULUM_FUNCTIONS, PENDULUM_KNOWN), (pairs, test), config)
 
 
 def kepler_row(options: noether.Options, seed: int) -> dict[str, Any]:
-    """Angular momentum, energy and the Runge-Lenz vector among nineteen functions.
+    """Return results for angular momentum, energy and Runge-Lenz vector, from nineteen functions.
 
-    From states and their velocities: where flows begin at data, and not after half a step, their
-    second derivatives are not needed.
+    The targets are velocities: flows then start at the data and not at predicted states, so that
+    their second derivatives are not needed.
     """
     system = kepler()
     data = simulate(system, 100, 20, 0.1, seed=10_000 + seed)
@@ -155,9 +153,10 @@ def kepler_row(options: noether.Options, seed: int) -> dict[str, Any]:
     generator = torch.Generator().manual_seed(30_000 + seed)
     noise = torch.randn(data.states.shape, generator=generator, dtype=torch.float64)
     measured = velocities(data, system.field(data.states) + KEPLER_NOISE**0.5 * noise)
-    offered = Products(4, KEPLER, {"1/r": inverse_distance})
-    own = noether.configured(config, options, seed)
-    return functions_row(offered, (KEPLER, KEPLER_KNOWN), (measured, test), own, system)
+    functions = Products(4, KEPLER_TERMS, {"1/r": inverse_distance})
+    config = noether.with_options(config, options, seed)
+    known = (KEPLER_TERMS, KEPLER_KNOWN)
+    return functions_row(functions, known, (measured, test), config, system)
 
 
 def functions_row(
@@ -167,14 +166,14 @@ def functions_row(
     config: TrainConfig,
     system: System | None = None,
 ) -> dict[str, Any]:
-    """Propose combinations of functions, judge them by solved flows, compare with the truth.
+    """Select combinations of functions, and compare them with what is conserved.
 
     Args:
-        functions: on offer.
-        truth: their names, and what is conserved as coefficients by name.
-        data: for training, and true trajectories for the test.
-        config: of the training; its seed is that of the weights too.
-        system: true dynamics, where velocities are the target.
+        functions: candidates.
+        truth: names of the functions, and the conserved combinations as coefficients by name.
+        data: training transitions, and noise-free test trajectories.
+        config: training options; the seed is also used for the weights.
+        system: true dynamics, if velocities are the target.
     """
     generator = torch.Generator().manual_seed(config.seed)
     pairs, held_out = data
@@ -182,8 +181,8 @@ def functions_row(
     width = 32 if phase == 2 else 64
     network = HamiltonianNetwork(phase, width=width, activation="elu", generator=generator)
     count = len(truth[1]) + 2
-    offered = Combination(functions, count, scale=2.0, steps=4, generator=generator)
-    model = SymmetrisedNetwork(network, offered, FlowTimes(offered.count, "ball", "antithetic"))
+    conserved = Combination(functions, count, scale=2.0, steps=4, generator=generator)
+    model = SymmetrisedNetwork(network, conserved, FlowTimes(count, "ball", "antithetic"))
     trained = train_and_select(model, pairs, config)
     tests = transitions(held_out)
     if system is not None:
@@ -198,35 +197,35 @@ def functions_row(
     }
     learned = trained.model.conserved
     if isinstance(learned, Combination):
-        row |= against(learned, *truth)
+        row |= compare_spans(learned, *truth)
         row["drift"] = quantity_drift(trained, held_out)
     return row
 
 
 @torch.no_grad()
-def against(
+def compare_spans(
     learned: Combination, names: Iterable[str], known: Sequence[Mapping[str, float]]
 ) -> dict[str, Any]:
-    """Cosines between the spans of coefficients, learned and true, and the coefficients."""
+    """Return the cosines of the angles between learned and true span, and the coefficients."""
     rows, names = learned.coefficients.double().cpu(), list(names)
     truth = torch.tensor(
-        [[one.get(name, 0.0) for name in names] for one in known], dtype=torch.float64
+        [[quantity.get(name, 0.0) for name in names] for quantity in known], dtype=torch.float64
     )
-    ours, true = (torch.linalg.qr(m.mT)[0] for m in (rows, truth))
+    learned_basis, true_basis = (torch.linalg.qr(m.mT)[0] for m in (rows, truth))
     return {
         "coefficients": [dict(zip(names, row.tolist(), strict=True)) for row in rows],
         "rounded": learned.rounded,
         "span": learned.count,
-        "parallelness": torch.linalg.svdvals(true.mT @ ours).tolist(),
+        "parallelness": torch.linalg.svdvals(true_basis.mT @ learned_basis).tolist(),
         "singular_values": torch.linalg.svdvals(rows).tolist(),
     }
 
 
 @torch.no_grad()
 def quantity_drift(trained: Trained, data: Trajectories) -> float | None:
-    """Return the largest variation of a learned quantity along true trajectories.
+    """Return the largest standard deviation of a learned quantity along true trajectories.
 
-    Relative to its variation between states; None for a model without conserved quantities.
+    It is relative to the standard deviation over all states; None without conserved quantities.
     """
     conserved = trained.model.conserved
     if conserved is None:
@@ -244,35 +243,38 @@ def _row(name: str, options: noether.Options, seed: int) -> dict[str, Any]:
         return kepler_row(options, seed)
     if name in noether.CONTROLS:
         problem = noether_oscillator.setting(options, seed)
-        config = noether.configured(problem.config.change(burn_in=EARLY), options, seed)
-        return noether.run_one(problem, name, config)
-    make = pendulum_setting if name == "pendulum" else anisotropic_setting
-    problem = make(options, seed)
-    return noether.run_one(problem, "learned", noether.configured(problem.config, options, seed))
+        config = noether.with_options(
+            problem.config.change(burn_in=RANDOM_START_BURN_IN), options, seed
+        )
+        return noether.run_model(problem, name, config)
+    setting = pendulum_setting if name == "pendulum" else anisotropic_setting
+    problem = setting(options, seed)
+    config = noether.with_options(problem.config, options, seed)
+    return noether.run_model(problem, "learned", config)
 
 
 def run(options: noether.Options, rows: tuple[str, ...] = ROWS) -> str:
-    """The table as markdown.
+    """Run the experiment and return a markdown table.
 
     Args:
-        options: of the experiment; `models` is not used.
-        rows: which controls.
+        options: of the experiment; `models` has no effect.
+        rows: names of controls.
 
     Raises:
-        ValueError: no such row.
+        ValueError: an unknown row.
     """
-    found: list[dict[str, Any]] = []
+    results: list[dict[str, Any]] = []
     for name in rows:
         if name not in ROWS:
-            raise ValueError(f"expected rows among {', '.join(ROWS)}, got {name!r}")
+            raise ValueError(f"Unknown row {name!r}. Choose from {', '.join(ROWS)}.")
         for seed in options.seed:
-            found.append({"model": name, "seed": seed} | _row(name, options, seed))
-            save(options.json, document(NAME, found, options.small, options.place, top=None))
-    return markdown(found)
+            results.append({"model": name, "seed": seed} | _row(name, options, seed))
+            save(options.json, document(NAME, results, options.small, options.place, top=None))
+    return markdown(results)
 
 
 def markdown(rows: Sequence[dict[str, Any]]) -> str:
-    """A table of all runs."""
+    """Return a table of all runs."""
     lines = [
         "| control | seed | used | conserved | singular values | parallelness | drift | s |",
         "|---|---|---|---|---|---|---|---|",
@@ -297,5 +299,5 @@ def markdown(rows: Sequence[dict[str, Any]]) -> str:
 
 if __name__ == "__main__":
     noether.main(
-        NAME, run, {"--rows": {"nargs": "+", "default": list(ROWS), "help": "some of these"}}
+        NAME, run, {"--rows": {"nargs": "+", "default": list(ROWS), "help": "rows to run"}}
     )

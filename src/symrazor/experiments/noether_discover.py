@@ -1,14 +1,14 @@
-"""What `dynamics.discover` finds in simulated trajectories, from noisy states and nothing else.
+"""Conserved quantities that `dynamics.discover` finds in noisy simulated trajectories.
 
     python -m symrazor.experiments.noether_discover [--rows pendulum] [--minutes 2] [--json FILE]
 
-- two-bodies: in the plane; momenta, angular momentum and what follows, seven in all.
-- kepler: angular momentum is the only quadratic one.
-- anisotropic: two oscillators of different frequencies; their two energies.
-- pendulum: nothing quadratic is conserved.
+- two-bodies: in the plane; momenta, angular momenta and products of momenta, seven in all.
+- kepler: angular momentum is the only quadratic quantity.
+- anisotropic: two oscillators of different frequencies conserve their two energies.
+- pendulum: no quadratic quantity is conserved.
 
-What is true is the null space of the Poisson bracket with the energy (`quadratic_invariants`).
-`--small` has a tenth of the time.
+The true quantities are the null space of the Poisson bracket with the energy
+(`quadratic_invariants`). `--small` takes a tenth of the time.
 """
 
 import math
@@ -35,14 +35,14 @@ MINUTES = 2.0
 
 @dataclass(frozen=True)
 class Case:
-    """Trajectories of a system.
+    """A simulated data set.
 
     Args:
-        system: that is simulated.
-        count: of trajectories.
-        steps: of each.
+        system: the system.
+        count: number of trajectories.
+        steps: steps per trajectory.
         dt: time between two states.
-        noise: variance on all states.
+        noise: variance of the noise on all states.
     """
 
     system: System
@@ -64,8 +64,8 @@ def _cases() -> dict[str, Case]:
 ROWS = tuple(_cases())
 
 
-def figures(found: Discovered, known: Algebra) -> Row:
-    """All numbers of one discovery, the true algebra beside them."""
+def metrics(found: Discovered, known: Algebra) -> Row:
+    """Return all results of one discovery, compared with the true algebra."""
     row: Row = {
         "neg_elbo_per_datum": found.learned.bound["neg_elbo"],
         "test_mse": found.held_out["learned"],
@@ -87,25 +87,25 @@ def figures(found: Discovered, known: Algebra) -> Row:
         row["parallelness"] = analysis.parallelness(generators(A, b), known).tolist()
         learned = Algebra(names, A, b)
         row["recovered"] = analysis.parallelness(known.generators(), learned).tolist()
-    told = found.to_dict()
-    return row | {"seconds": told["seconds"], "discovered": told}
+    discovered = found.to_dict()
+    return row | {"seconds": discovered["seconds"], "discovered": discovered}
 
 
 def run(options: noether.Options, rows: tuple[str, ...] = ROWS, minutes: float = MINUTES) -> str:
-    """The table as markdown.
+    """Run the experiment and return a markdown table.
 
     Args:
-        options: of the experiment; `models` and `set` are not used, `steps` are at most.
-        rows: which systems.
-        minutes: for each.
+        options: of the experiment; `models` and `set` have no effect, `steps` is a maximum.
+        rows: names of systems.
+        minutes: for each system.
 
     Raises:
-        ValueError: no such row.
+        ValueError: an unknown row.
     """
-    cases, done = _cases(), []
+    cases, results = _cases(), []
     for name in rows:
         if name not in cases:
-            raise ValueError(f"expected rows among {', '.join(ROWS)}, got {name!r}")
+            raise ValueError(f"Unknown row {name!r}. Choose from {', '.join(ROWS)}.")
         case = cases[name]
         known = quadratic_invariants(case.system).algebra
         for seed in options.seed:
@@ -118,30 +118,30 @@ def run(options: noether.Options, rows: tuple[str, ...] = ROWS, minutes: float =
                 device=options.place,
                 steps=options.steps or DiscoverConfig.steps,
             )
-            done.append({"model": name, "seed": seed} | figures(found, known))
-            save(options.json, document(NAME, done, options.small, options.place, top=None))
-    return markdown(done)
+            results.append({"model": name, "seed": seed} | metrics(found, known))
+            save(options.json, document(NAME, results, options.small, options.place, top=None))
+    return markdown(results)
 
 
 def markdown(rows: Sequence[dict[str, Any]]) -> str:
-    """A table of all runs."""
+    """Return a table of all runs."""
     lines = [
-        "| system | seed | found / there are | parallelness | names | cost of none / taken, nats "
+        "| system | seed | found / true | parallelness | names | cost without / with, nats "
         "| largest drift | s |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for row in rows:
-        worst = cell(min(row["parallelness"], default=None), ".4f")
+        smallest = cell(min(row["parallelness"], default=None), ".4f")
         entries = row["discovered"]["conserved"]
         names = ", ".join(entry["name"] for entry in entries) or "none"
         drift = f"{100 * max(entry['drift'] for entry in entries):.1f} %" if entries else "none"
-        plain, taken = (
+        without, with_quantities = (
             row["discovered"]["n_data"] * row[key]
             for key in ("plain_neg_elbo_per_datum", "neg_elbo_per_datum")
         )
         lines.append(
-            f"| {row['model']} | {row['seed']} | {row['span']} / {row['known']} | {worst} | "
-            f"{names} | {plain:,.0f} / {taken:,.0f} | "
+            f"| {row['model']} | {row['seed']} | {row['span']} / {row['known']} | {smallest} | "
+            f"{names} | {without:,.0f} / {with_quantities:,.0f} | "
             f"{drift} | {row['seconds']:.0f} |"
         )
     return "\n".join(lines)
@@ -152,7 +152,7 @@ if __name__ == "__main__":
         NAME,
         run,
         {
-            "--rows": {"nargs": "+", "default": list(ROWS), "help": "some of these"},
-            "--minutes": {"type": float, "default": MINUTES, "help": "for each system"},
+            "--rows": {"nargs": "+", "default": list(ROWS), "help": "systems to run"},
+            "--minutes": {"type": float, "default": MINUTES, "help": "minutes for each system"},
         },
     )

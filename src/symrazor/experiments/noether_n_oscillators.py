@@ -1,10 +1,9 @@
-"""n equal oscillators: are all n^2 conserved quantities of U(n) found, and nothing else?
+"""n equal oscillators: are exactly the n^2 conserved quantities of U(n) learned?
 
     python -m symrazor.experiments.noether_n_oscillators [--n 3] [--device cuda] [--json FILE]
 
-Up to 30 quantities may be proposed, among those that a network without them nearly conserves; n^2
-should be taken by the evidence, and lie in u(n). `--small` is n = 2 with up to 6 and 600
-transitions.
+Up to 30 quantities may be selected. The evidence should select n^2, all inside u(n). `--small` is
+n = 2 with up to 6 quantities and 600 transitions.
 """
 
 from dataclasses import replace
@@ -41,8 +40,8 @@ FULL = TrainConfig(
     record=200,
 )
 SINGLE = FULL.change(lr=1e-2)
-"""One oscillator has a narrower network, and rates go with the inverse width."""
-HELP = "how many oscillators; one or more numbers"
+"""One oscillator has a narrower network; learning rates scale with the inverse width."""
+HELP = "numbers of oscillators"
 PAPER = (
     "Paper (three oscillators): test MSE 2.141e-5 hnn, 9.94e-6 learned, 8.98e-6 U(n); "
     "-ELBO/N -6.77, -9.63, -9.94.",
@@ -50,7 +49,7 @@ PAPER = (
 
 
 def setting(options: noether.Options, seed: int, n: int) -> noether.Setting:
-    """Data and sizes for n oscillators."""
+    """Return the data and model sizes for n oscillators."""
     system = oscillators([1.0] * n)
     count, steps = (60, 10) if options.small else (200, 50)
     train = simulate(system, count, steps, dt=0.2, seed=10_000 + seed)
@@ -73,19 +72,19 @@ def setting(options: noether.Options, seed: int, n: int) -> noether.Setting:
 
 
 def run(options: noether.Options, n: tuple[int, ...] = ()) -> str:
-    """A table for each number of oscillators, as markdown.
+    """Run the experiment and return a markdown table for each number of oscillators.
 
     Args:
         options: of the experiment.
-        n: how many oscillators; 3, or 2 where `small`.
+        n: numbers of oscillators; by default 3, or 2 for the small version.
     """
     texts = []
     for oscillator_count in n or ((2,) if options.small else (3,)):
-        own = options
+        run_options = options
         if options.json is not None and len(n) > 1:
             file = options.json
-            own = replace(options, json=file.with_stem(f"{file.stem}-{oscillator_count}"))
-        table = noether.run(NAME, partial(setting, n=oscillator_count), own, PAPER)
+            run_options = replace(options, json=file.with_stem(f"{file.stem}-{oscillator_count}"))
+        table = noether.run(NAME, partial(setting, n=oscillator_count), run_options, PAPER)
         texts.append(f"n = {oscillator_count}\n\n{table}")
     return "\n\n".join(texts)
 

@@ -1,12 +1,10 @@
-"""Three bodies in the plane: are momentum, angular momentum and all that follows found?
+"""Three bodies in the plane: are momentum, angular momentum and their products learned?
 
     python -m symrazor.experiments.noether_nbody [--noise 0.01] [--device cuda] [--json FILE]
 
-Seven quadratic quantities are conserved; ten are offered. The oracle averages over SE(2). Test
-trajectories start like the training ones but slower, one unit away ("moved"), or three times as
-far apart ("wider"). What a network without quantities nearly conserves is proposed, with rounded
-coefficients where they are nearly whole, and the evidence judges. `--small` has a narrow network
-and a fifth of the data.
+Seven quadratic quantities are conserved, and up to ten may be selected. The oracle averages over
+SE(2). Test trajectories start as in training with lower momenta ("test"), one unit away ("moved"),
+or three times as far apart ("wider"). `--small` has a narrow network and a fifth of the data.
 """
 
 from functools import partial
@@ -34,14 +32,14 @@ FULL = TrainConfig(
     record=200,
 )
 PAPER = (
-    "Paper (steps of 1.0 by Euler's rule, ours 0.5: compare the ratios). "
+    "Paper (Euler steps of 1.0; here 0.5: compare the ratios). "
     "Test MSE 0.0016 hnn, 0.0006 learned, 0.0006 SE(2); moved 0.0035, 0.0004, 0.0006; "
     "-ELBO/N -9.52, -12.81, -11.32.",
 )
 
 
 def setting(options: noether.Options, seed: int, noise: float) -> noether.Setting:
-    """Data and sizes."""
+    """Return the data and model sizes."""
     system = nbody(3, 2)
     dt = 0.5
     count, steps = (100, 20) if options.small else (500, 20)
@@ -49,8 +47,8 @@ def setting(options: noether.Options, seed: int, noise: float) -> noether.Settin
     starts = {"test": (1.0, 0.0), "moved": (1.0, 1.0), "wider": (3.0, 0.0)}
     tests = {}
     for number, (name, (q, shift)) in enumerate(starts.items()):
-        other = system.with_normal_start(q, 0.2, shift)
-        tests[name] = simulate(other, 100, 20, dt, seed=20_000 + 1_000 * number + seed)
+        test_system = system.with_normal_start(q, 0.2, shift)
+        tests[name] = simulate(test_system, 100, 20, dt, seed=20_000 + 1_000 * number + seed)
     config = SMALL if options.small else FULL
     return noether.Setting(
         transitions(train, noise, seed=30_000 + seed),
@@ -68,11 +66,11 @@ def setting(options: noether.Options, seed: int, noise: float) -> noether.Settin
 
 
 def run(options: noether.Options, noise: float = NOISE) -> str:
-    """The table as markdown.
+    """Run the experiment and return a markdown table.
 
     Args:
         options: of the experiment.
-        noise: variance of the noise on the targets; the paper's is 0.001.
+        noise: variance of the noise on the targets; 0.001 in the paper.
     """
     return noether.run(NAME, partial(setting, noise=noise), options, PAPER)
 

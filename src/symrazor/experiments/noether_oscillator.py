@@ -1,11 +1,10 @@
-"""A harmonic oscillator from 28 transitions: is the rotation of phase space found?
+"""A harmonic oscillator from 28 transitions: is the rotation of phase space learned?
 
     python -m symrazor.experiments.noether_oscillator [--seed 0 1 2 3 4] [--json FILE]
 
-Seven trajectories of four steps, noise of variance 0.001 on the targets, as in the talk. A plain
-Hamiltonian network, one that may learn up to three conserved quantities, and one with SO(2) built
-in. What a network without quantities nearly conserves is proposed, its span learned and rounded,
-and the evidence judges.
+The data are seven trajectories of four steps with noise of variance 0.001 on the targets, as in
+the talk. The models are a plain Hamiltonian network, one that may select up to three conserved
+quantities, and one with SO(2) built in.
 """
 
 import torch
@@ -19,13 +18,13 @@ from symrazor.experiments import noether
 NAME = "noether-oscillator"
 NOISE = 1e-3
 PAPER = (
-    "Paper (prior variance 1, other posterior: compare the order, not the size): test MSE 0.005 "
-    "hnn, 0.002 learned, 0.002 SO(2); -ELBO/N 3314.7, 3302.1, 3295.1.",
+    "Paper (prior variance 1 and another posterior: compare the order, not the values): test MSE "
+    "0.005 hnn, 0.002 learned, 0.002 SO(2); -ELBO/N 3314.7, 3302.1, 3295.1.",
 )
 
 
 def setting(options: noether.Options, seed: int) -> noether.Setting:
-    """Data and sizes."""
+    """Return the data and model sizes."""
     system = oscillators()
     train = simulate(system, count=7, steps=4, dt=0.2, seed=10_000 + seed)
     test = simulate(system, count=100, steps=20, dt=0.2, seed=20_000 + seed)
@@ -44,9 +43,10 @@ def setting(options: noether.Options, seed: int) -> noether.Setting:
 
 
 def run(options: noether.Options) -> str:
-    """The table as markdown."""
+    """Run the experiment and return a markdown table."""
     threads = torch.get_num_threads()
-    torch.set_num_threads(1 if options.place == "cpu" else threads)  # matrices are tiny
+    # The matrices are tiny: one thread is faster than several.
+    torch.set_num_threads(1 if options.place == "cpu" else threads)
     try:
         return noether.run(NAME, setting, options, PAPER)
     finally:

@@ -1,4 +1,4 @@
-"""Results of the experiments on conserved quantities: JSON by model and seed, and a table."""
+"""Results of the experiments on conserved quantities, as JSON and as markdown tables."""
 
 import json
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from typing import Any
 from symrazor.core.files import write_atomically
 
 Row = dict[str, Any]
-HEADLINE = (
+HEADLINE_KEYS = (
     "parallelness",
     "singular_values",
     "dimension",
@@ -23,42 +23,43 @@ HEADLINE = (
 def document(
     name: str, rows: Sequence[Row], small: bool, device: str, top: str | None = "learned"
 ) -> Row:
-    """The results as JSON: by model (means, and figures of each seed), and all runs.
+    """Return the results for JSON: means and seeds of each model, and all runs.
 
     Args:
         name: of the experiment.
         rows: runs, each with its "model" and "seed".
-        small: whether the experiment is.
+        small: whether this is the small version.
         device: where it ran.
-        top: the model whose first run has its figures on top; None for the only run, if so.
+        top: model whose first run has its main results at the top level; None for the only run, if
+            there is exactly one.
     """
     models: Row = {}
     for model in dict.fromkeys(row["model"] for row in rows):
-        own = [row for row in rows if row["model"] == model and "error" not in row]
-        names = {key for row in own for key, value in row.items() if isinstance(value, float)}
+        runs = [row for row in rows if row["model"] == model and "error" not in row]
+        names = {key for row in runs for key, value in row.items() if isinstance(value, float)}
         models[model] = {
-            key: mean(row[key] for row in own if row.get(key) is not None) for key in sorted(names)
+            key: mean(row[key] for row in runs if row.get(key) is not None) for key in sorted(names)
         }
-        models[model]["seeds"] = {str(row["seed"]): _headline(row) for row in own}
-    found: Row = {"experiment": name, "small": small, "device": device}
+        models[model]["seeds"] = {str(row["seed"]): _headline(row) for row in runs}
+    results: Row = {"experiment": name, "small": small, "device": device}
     first = [row for row in rows if top in (row["model"], None) and "error" not in row]
     if first and (top is not None or len(rows) == 1):
-        found |= _headline(first[0])
-    return found | {"models": models, "runs": list(rows)}
+        results |= _headline(first[0])
+    return results | {"models": models, "runs": list(rows)}
 
 
 def _headline(row: Row) -> Row:
-    return {key: row[key] for key in HEADLINE if key in row}
+    return {key: row[key] for key in HEADLINE_KEYS if key in row}
 
 
-def save(file: Path | None, found: Row) -> None:
-    """Write results, if there is a file for them."""
+def save(file: Path | None, results: Row) -> None:
+    """Write results as JSON, unless the file is None."""
     if file is not None:
-        write_atomically(file, (json.dumps(found, indent=1) + "\n").encode())
+        write_atomically(file, (json.dumps(results, indent=1) + "\n").encode())
 
 
 def markdown(rows: Sequence[Row], paper: Sequence[str]) -> str:
-    """A table of all runs."""
+    """Return a table of all runs, with ratios between models and lines about the paper below."""
     lines = [
         "| model | seed | -ELBO/N | NLL/N | KL/N | test MSE | other MSE "
         "| energy drift | found | parallelness | recovered | s |",
@@ -70,13 +71,13 @@ def markdown(rows: Sequence[Row], paper: Sequence[str]) -> str:
             lines.append(f"| {row['model']} | {row['seed']} | {row['error']} |{cells}")
             continue
         others = [f"{k[:-4]} {v:.3g}" for k, v in row.items() if k in ("moved_mse", "wider_mse")]
-        kept = row.get("parallelness", [])[: row.get("dimension", 0)]
-        least = f"{min(kept):.4f} to {max(kept):.4f}" if kept else "none"
+        inside = row.get("parallelness", [])[: row.get("dimension", 0)]
+        range_inside = f"{min(inside):.4f} to {max(inside):.4f}" if inside else "none"
         lines.append(
             f"| {row['model']} | {row['seed']} | {row['neg_elbo_per_datum']:.3f} | "
             f"{row['nll_per_datum']:.3f} | {row['kl_per_datum']:.3f} | {row['test_mse']:.3g} | "
             f"{', '.join(others) or 'none'} | {cell(row.get('energy_drift'), '.2g')} | "
-            f"{cell(row.get('span'))} | {least} | "
+            f"{cell(row.get('span'))} | {range_inside} | "
             f"{cell(min(row.get('recovered', []), default=None), '.4f')} | "
             f"{row['seconds']:.0f} |"
         )
@@ -85,19 +86,19 @@ def markdown(rows: Sequence[Row], paper: Sequence[str]) -> str:
 
 
 def cell(value: float | None, form: str = "") -> str:
-    """Return a number as a cell of a table, "none" where there is none."""
+    """Return a number as a table cell, "none" if it is None."""
     return "none" if value is None else format(value, form)
 
 
 def _ratios(rows: Sequence[Row]) -> list[str]:
-    """The learned model against the other two, over all seeds."""
+    """Return ratios of mean errors between the learned model and the other two."""
 
-    def ratio(one: str, other: str, key: str) -> float | None:
-        found = [
-            [row[key] for row in rows if row["model"] == model and key in row]
-            for model in (one, other)
+    def ratio(model: str, other: str, key: str) -> float | None:
+        errors = [
+            [row[key] for row in rows if row["model"] == name and key in row]
+            for name in (model, other)
         ]
-        return mean(found[0]) / mean(found[1]) if all(found) else None
+        return mean(errors[0]) / mean(errors[1]) if all(errors) else None
 
     lines = []
     for key in (key for key in ("test_mse", "moved_mse", "wider_mse") if key in rows[0]):
@@ -105,7 +106,7 @@ def _ratios(rows: Sequence[Row]) -> list[str]:
             "learned / oracle": ratio("learned", "oracle", key),
             "hnn / learned": ratio("hnn", "learned", key),
         }
-        known = [f"{name} {value:.3f}" for name, value in ratios.items() if value is not None]
-        if known:
-            lines.append(f"{key[:-4]} MSE: {', '.join(known)}")
+        parts = [f"{name} {value:.3f}" for name, value in ratios.items() if value is not None]
+        if parts:
+            lines.append(f"{key[:-4]} MSE: {', '.join(parts)}")
     return lines

@@ -1,9 +1,9 @@
-"""The talk's first part: basis functions, their evidence, and what the training loss cannot see.
+"""Basis functions and their evidence: the first part of the talk.
 
-An even function with noise is learned from few data. Printed: the talk's four panels (frequencies
-too low, right and symmetric, right, too high), errors against the number of features, the amount of
-symmetry that evidence and likelihood choose, and the deep demo. The talk gives no data, so its
-figures stand beside ours for their order only.
+An even function is learned from few noisy data. The output has four parts: four models (low
+frequencies, medium and symmetric, medium, high), the error by number of features, the amount of
+symmetry that evidence and likelihood select, and a deep network. The talk does not give its data,
+so only the order of its results can be compared.
 """
 
 import json
@@ -25,27 +25,28 @@ from symrazor.inference.basis_models import BasisModel, Features, Fourier, Symme
 
 F64 = torch.float64
 NOISE = 0.2
-FEATURES = 300
-SIZES = (5, 10, 20, 40, 100, 300, 1000)
-PANELS = {  # name -> omega^2, symmetric, the talk's log evidence, train and test error
+N_FEATURES = 300
+FEATURE_COUNTS = (5, 10, 20, 40, 100, 300, 1000)
+PANELS = {  # name -> omega^2, symmetric, (log evidence, train error, test error) of the talk
     "low frequencies": (0.5, False, (-38.75, 0.88, 1.22)),
     "medium, symmetric": (4.0, True, (-16.97, 0.06, 0.28)),
     "medium": (4.0, False, (-21.25, 0.06, 0.59)),
     "high frequencies": (30.0, False, (-20.36, 0.00, 0.85)),
 }
-DEEP_START = 20.0
+DEEP_INITIAL_OMEGA2 = 20.0
+"""Initial frequency of the deep network, far too high."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """What the experiment can be told.
+    """Options of the experiment.
 
     Args:
         small: leave out the deep network.
-        data: not needed.
-        device: not needed, it runs on the CPU.
-        seed: of the data and the features, one.
-        json: write all numbers to this file.
+        data: has no effect.
+        device: has no effect; the experiment runs on the CPU.
+        seed: of the data and the features.
+        json: write all results to this file.
         figure: draw the figure into this PNG file.
     """
 
@@ -58,8 +59,8 @@ class Options:
 
 
 @dataclass
-class Found:
-    """What came out: rows of numbers, and curves for the figure."""
+class Results:
+    """Rows of numbers, and curves for the figure."""
 
     panels: list[dict[str, Any]] = field(default_factory=list)
     sizes: list[dict[str, Any]] = field(default_factory=list)
@@ -70,12 +71,12 @@ class Found:
 
 
 def truth(x: Tensor) -> Tensor:
-    """An even function of two frequencies."""
+    """Return the true function, which is even and has two frequencies."""
     return torch.cos(3 * x) * torch.exp(-0.15 * x.square()) + 0.3 * torch.cos(7 * x)
 
 
 def sample(n: int, seed: int, half: float = 2.5) -> tuple[Tensor, Tensor]:
-    """Noisy data between -half and half."""
+    """Return n noisy data with inputs in [-half, half]."""
     generator = torch.Generator().manual_seed(seed)
     x = half * (2 * torch.rand(n, 1, generator=generator, dtype=F64) - 1)
     noise = NOISE * torch.randn(n, 1, generator=generator, dtype=F64)
@@ -83,58 +84,58 @@ def sample(n: int, seed: int, half: float = 2.5) -> tuple[Tensor, Tensor]:
 
 
 def grid(half: float = 3.0) -> tuple[Tensor, Tensor]:
-    """Test inputs and noiseless targets."""
+    """Return test inputs and noise-free targets."""
     x = torch.linspace(-half, half, 400, dtype=F64).unsqueeze(1)
     return x, truth(x).squeeze(1)
 
 
 def features(size: int, omega2: float, symmetric: bool, seed: int) -> Features:
-    """Random cosines, or their average over x and -x."""
+    """Return random Fourier features, or their average over x and -x."""
     waves = Fourier(size, omega2=omega2, seed=seed)
     return Symmetrised(waves) if symmetric else waves
 
 
 def errors(model: BasisModel, data: tuple[Tensor, Tensor], half: float = 3.0) -> dict[str, float]:
-    """Mean squared errors of the predictive mean on training data and on the grid."""
+    """Return mean squared errors of the predictive mean on training data and on the grid."""
     new, target = grid(half)
     train = model.predict(*data, data[0]).mean.squeeze(1) - data[1]
     test = model.predict(*data, new).mean.squeeze(1) - target
     return {"train": float(train.square().mean()), "test": float(test.square().mean())}
 
 
-def four_panels(found: Found, seed: int) -> None:
-    """Fixed frequencies, known noise, unit weight variance: the exact evidence of each."""
+def four_panels(results: Results, seed: int) -> None:
+    """Compute the exact evidence of four models with fixed frequencies and known noise."""
     data = sample(24, seed)
-    found.curves |= {"x": data[0].flatten().tolist(), "y": data[1].tolist()}
-    found.curves |= {"grid": grid()[0].flatten().tolist(), "truth": grid()[1].tolist()}
+    results.curves |= {"x": data[0].flatten().tolist(), "y": data[1].tolist()}
+    results.curves |= {"grid": grid()[0].flatten().tolist(), "truth": grid()[1].tolist()}
     for name, (omega2, symmetric, _) in PANELS.items():
-        model = BasisModel(features(FEATURES, omega2, symmetric, seed), 1.0, NOISE)
+        model = BasisModel(features(N_FEATURES, omega2, symmetric, seed), 1.0, NOISE)
         value = float(model.log_evidence(*data).detach())
-        found.panels.append({"model": name, "log_evidence": value, **errors(model, data)})
+        results.panels.append({"model": name, "log_evidence": value, **errors(model, data)})
         prediction = model.predict(*data, grid()[0])
         assert prediction.variance is not None
-        found.curves[name] = prediction.mean.flatten().tolist()
-        found.curves[f"{name} spread"] = prediction.variance.sqrt().flatten().tolist()
+        results.curves[name] = prediction.mean.flatten().tolist()
+        results.curves[f"{name} spread"] = prediction.variance.sqrt().flatten().tolist()
 
 
-def error_by_size(found: Found, seed: int, repeats: int = 5) -> None:
-    """Next to no prior (maximum likelihood): errors against the number of features."""
+def error_by_size(results: Results, seed: int, repeats: int = 5) -> None:
+    """Compute errors by number of features with a flat prior, which is maximum likelihood."""
     for symmetric in (False, True):
-        for size in SIZES:
+        for size in FEATURE_COUNTS:
             runs = []
             for repeat in range(repeats):
                 data = sample(40, seed + 100 + repeat)
                 model = BasisModel(features(size, 6.0, symmetric, repeat), 1e3, NOISE)
                 runs.append(errors(model, data, half=2.5))
             row = {key: mean(run[key] for run in runs) for key in ("train", "test")}
-            found.sizes.append({"symmetric": symmetric, "features": size, **row})
+            results.sizes.append({"symmetric": symmetric, "features": size, **row})
 
 
-def amounts_of_symmetry(found: Found, seed: int) -> None:
-    """The amount of symmetry and the frequency, learned by evidence and by likelihood."""
+def amounts_of_symmetry(results: Results, seed: int) -> None:
+    """Learn the amount of symmetry and the frequency by evidence and by likelihood."""
     data = sample(24, seed)
     for objective in ("evidence", "likelihood"):
-        waves = Fourier(FEATURES, omega2=1.5, seed=seed)
+        waves = Fourier(N_FEATURES, omega2=1.5, seed=seed)
         model = BasisModel(Symmetrised(waves, amount=0.5), 1.0, NOISE)
         if objective == "likelihood":
             model.variance.requires_grad_(False)
@@ -142,99 +143,99 @@ def amounts_of_symmetry(found: Found, seed: int) -> None:
         history = model.learn(*data, objective, steps=150)
         for name in ("features.amount", "features.features.omega2"):
             key = f"{objective} {'amount' if name.endswith('amount') else 'omega2'}"
-            found.amounts[key] = [step[name] for step in history]
+            results.amounts[key] = [step[name] for step in history]
 
 
-def deep_demo(found: Found, seed: int) -> None:
-    """Frequencies of a deep network, from a start that is far too high."""
+def deep_demo(results: Results, seed: int) -> None:
+    """Learn the frequency of a deep network by three objectives."""
     x, y = (part.float() for part in sample(40, seed))
     new, target = (part.float() for part in grid(2.5))
     for name, learn in METHODS.items():
-        run = learn(DEEP_START, x, y.unsqueeze(1), seed)
+        run = learn(DEEP_INITIAL_OMEGA2, x, y.unsqueeze(1), seed)
         with torch.no_grad():
             train = run["predict"](x).squeeze(1) - y
             test = run["predict"](new).squeeze(1) - target
         row = {"method": name, "omega2": run["path"][-1], "log_evidence": run["log_evidence"]}
         row |= {"train": float(train.square().mean()), "test": float(test.square().mean())}
-        found.deep.append(row | {"path": run["path"]})
+        results.deep.append(row | {"path": run["path"]})
 
 
 def same_order(panels: Sequence[dict[str, Any]]) -> bool:
-    """Whether the model of higher evidence is always the one of lower test error."""
+    """Return whether the order by evidence is the reverse of the order by test error."""
     by_evidence = sorted(panels, key=lambda row: -row["log_evidence"])
     tests = [row["test"] for row in by_evidence]
     return tests == sorted(tests)
 
 
 def run(options: Options) -> str:
-    """Everything; returns markdown.
+    """Run the experiment and return markdown tables.
 
     Raises:
-        OSError: files that cannot be written.
+        OSError: a file cannot be written.
     """
     started = time.perf_counter()
-    found = Found()
-    four_panels(found, options.seed)
-    error_by_size(found, options.seed)
-    amounts_of_symmetry(found, options.seed)
+    results = Results()
+    four_panels(results, options.seed)
+    error_by_size(results, options.seed)
+    amounts_of_symmetry(results, options.seed)
     if not options.small:
-        deep_demo(found, options.seed)
-    found.seconds = time.perf_counter() - started
+        deep_demo(results, options.seed)
+    results.seconds = time.perf_counter() - started
     if options.json is not None:
-        document = {"experiment": "talk-basis", "seed": options.seed, **vars(found)}
+        document = {"experiment": "talk-basis", "seed": options.seed, **vars(results)}
         write_atomically(options.json, (json.dumps(document, indent=1) + "\n").encode())
     if options.figure is not None:
         from symrazor.experiments.talk_figure import draw
 
-        draw(found, options.figure)
-    return markdown(found)
+        draw(results, options.figure)
+    return markdown(results)
 
 
-def markdown(found: Found) -> str:
-    """The numbers as tables, the talk's beside ours."""
+def markdown(results: Results) -> str:
+    """Return the results as tables, with those of the talk."""
     lines = ["| panel | log evidence | talk | train | talk | test | talk |", "|" + "---|" * 7]
-    for row in found.panels:
-        theirs = PANELS[row["model"]][2]
+    for row in results.panels:
+        talk = PANELS[row["model"]][2]
         cells = [f"{row[key]:.3f}" for key in ("train", "test")]
         lines.append(
-            f"| {row['model']} | {row['log_evidence']:.2f} | {theirs[0]:.2f} | {cells[0]} | "
-            f"{theirs[1]:.2f} | {cells[1]} | {theirs[2]:.2f} |"
+            f"| {row['model']} | {row['log_evidence']:.2f} | {talk[0]:.2f} | {cells[0]} | "
+            f"{talk[1]:.2f} | {cells[1]} | {talk[2]:.2f} |"
         )
-    is_or_not = "equals" if same_order(found.panels) else "differs from"
-    lines += ["", f"The order by evidence {is_or_not} the order by test error.", ""]
+    comparison = "equals" if same_order(results.panels) else "differs from"
+    lines += ["", f"The order by evidence {comparison} the order by test error.", ""]
     lines += ["| features | train | test | train, symmetric | test, symmetric |", "|" + "---|" * 5]
-    half = len(found.sizes) // 2
-    for plain, symmetric in zip(found.sizes[:half], found.sizes[half:], strict=True):
+    half = len(results.sizes) // 2
+    for plain, symmetric in zip(results.sizes[:half], results.sizes[half:], strict=True):
         cells = [f"{row[key]:.3f}" for row in (plain, symmetric) for key in ("train", "test")]
         lines.append(f"| {plain['features']} | {' | '.join(cells)} |")
-    ends = {key: values[-1] for key, values in found.amounts.items()}
+    ends = {key: values[-1] for key, values in results.amounts.items()}
     lines += ["", "| learned by | amount of symmetry | omega^2 |", "|---|---|---|"]
     for objective in ("evidence", "likelihood"):
         pair = (ends[f"{objective} amount"], ends[f"{objective} omega2"])
         lines.append(f"| {objective} | {pair[0]:.3f} | {pair[1]:.2f} |")
-    if found.deep:
+    if results.deep:
         lines += ["", "| deep network | omega^2 | log evidence | train | test |", "|" + "---|" * 5]
-        for row in found.deep:
+        for row in results.deep:
             value = row["log_evidence"]
-            known = "" if value is None or not math.isfinite(value) else f"{value:.1f}"
+            evidence = "" if value is None or not math.isfinite(value) else f"{value:.1f}"
             lines.append(
-                f"| {row['method']} | {DEEP_START:g} to {row['omega2']:.2f} | {known} | "
-                f"{row['train']:.3f} | {row['test']:.3f} |"
+                f"| {row['method']} | {DEEP_INITIAL_OMEGA2:g} to {row['omega2']:.2f} | "
+                f"{evidence} | {row['train']:.3f} | {row['test']:.3f} |"
             )
-    return "\n".join([*lines, "", f"{found.seconds:.1f} s"])
+    return "\n".join([*lines, "", f"{results.seconds:.1f} s"])
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """The experiment as a command of its own, without further packages."""
-    own: Arguments = {
-        "--small": {"help": "without the deep network"},
-        "--data": {"help": "not needed"},
-        "--device": {"default": "cpu", "help": "not needed"},
+    """Run the experiment as a command that needs no optional packages."""
+    options: Arguments = {
+        "--small": {"help": "leave out the deep network"},
+        "--data": {"help": "has no effect"},
+        "--device": {"default": "cpu", "help": "has no effect"},
         "--seed": {"nargs": None, "default": 0},
-        "--json": {"help": "write all numbers to this file"},
+        "--json": {"help": "write all results to this file"},
         "--figure": {"type": Path, "help": "draw into this PNG file"},
     }
-    command("talk-basis", lambda **told: run(Options(**told)), own, arguments)
+    command("talk-basis", lambda **values: run(Options(**values)), options, arguments)
 
 
 if __name__ == "__main__":

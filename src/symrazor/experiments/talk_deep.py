@@ -1,8 +1,8 @@
-r"""The talk's deep demo, $W_3\, \mathrm{relu}(W_2 \cos(\omega^2 W_1 x))$: who finds $\omega^2$?
+r"""The deep network of the talk, $W_3\, \mathrm{relu}(W_2 \cos(\omega^2 W_1 x))$.
 
-$W_1$ is drawn once and kept, so that $\omega^2$ alone sets the frequencies; $W_2$ and $W_3$ are
-weights. Maximum likelihood moves $\omega^2$ along the gradient of the training loss, the two others
-along that of the evidence: Laplace's with a `Razor`, or the lower bound of a `Variational` network.
+$W_1$ is fixed, so that $\omega^2$ alone sets the frequencies; $W_2$ and $W_3$ are weights. The
+frequency follows the gradient of the training loss (maximum likelihood), of the Laplace evidence (a
+`Razor`), or of the evidence lower bound (a `Variational` network).
 """
 
 from collections.abc import Callable
@@ -16,22 +16,21 @@ import symrazor as sr
 STEPS = 400
 EVIDENCE_EVERY = 10
 HYPER_LR = 0.3
-"""Of the logarithm of omega^2, where it moves at every step."""
+"""Learning rate of the logarithm of omega^2, if it is updated at every step."""
 NOISE = 0.2
-"""Standard deviation to start with; the bound keeps it, or it would explain all by noise."""
+"""Initial noise standard deviation; fixed for the bound, which would explain all data by noise."""
 
 
 class CosineNetwork(nn.Module):
     r"""$W_3\, \mathrm{relu}(W_2 \cos(\omega^2 W_1 x))$ with a learned $\omega^2$.
 
     Args:
-        omega2: $\omega^2$ to start with.
+        omega2: initial $\omega^2$.
         width: of both hidden layers.
-        seed: of all three matrices.
+        seed: of the three matrices.
     """
 
     def __init__(self, omega2: float, width: int = 32, seed: int = 0) -> None:
-        """Draw the matrices."""
         super().__init__()
         generator = torch.Generator().manual_seed(seed)
         self.W1: Tensor
@@ -43,14 +42,14 @@ class CosineNetwork(nn.Module):
             layer.weight.data = drawn * (2 / width) ** 0.5
 
     def forward(self, x: Tensor) -> Tensor:
-        """The network."""
+        """Return the outputs."""
         hidden = torch.cos(self.omega2.value * (x @ self.W1.T))
         output: Tensor = self.W3(torch.relu(self.W2(hidden)))
         return output
 
 
 def maximum_likelihood(omega2: float, x: Tensor, y: Tensor, seed: int) -> dict[str, Any]:
-    """Weights and frequencies by the training loss alone."""
+    """Learn weights and frequency by the training loss."""
     model = CosineNetwork(omega2, seed=seed)
     theta, eta = sr.weights(model).values(), sr.hyperparameters(model).values()
     groups = [{"params": list(theta), "lr": 1e-2}, {"params": list(eta), "lr": HYPER_LR}]
@@ -67,7 +66,7 @@ def maximum_likelihood(omega2: float, x: Tensor, y: Tensor, seed: int) -> dict[s
 
 
 def laplace(omega2: float, x: Tensor, y: Tensor, seed: int) -> dict[str, Any]:
-    """Weights by their posterior, frequencies, precisions and noise by the Laplace evidence."""
+    """Learn weights by their posterior; frequency, precisions and noise by the Laplace evidence."""
     model = CosineNetwork(omega2, seed=seed)
     likelihood = sr.Gaussian(NOISE)
     razor = sr.Razor(model, likelihood, len(y), burn_in=STEPS // 8, damping=0.3, lr=0.2)
@@ -87,7 +86,7 @@ def laplace(omega2: float, x: Tensor, y: Tensor, seed: int) -> dict[str, Any]:
 
 
 def bound(omega2: float, x: Tensor, y: Tensor, seed: int) -> dict[str, Any]:
-    """Posteriors, frequencies and precisions by the evidence lower bound."""
+    """Learn posteriors, frequency and precisions by the evidence lower bound."""
     model = CosineNetwork(omega2, seed=seed)
     path = [omega2]
     fit = sr.fit_variational(

@@ -1,29 +1,29 @@
-"""The figure of `talk_basis`: the talk's four panels above, what the training loss misses below."""
+"""The figure of `talk_basis`: four models above, learned hyperparameters below."""
 
 import io
 from pathlib import Path
 from typing import Any
 
 from symrazor.core.files import write_atomically
-from symrazor.experiments.talk_basis import PANELS, Found
+from symrazor.experiments.talk_basis import PANELS, Results
 
 BLUE, TEAL, RED = "#33518f", "#1b7f79", "#c8553d"
 
 
-def draw(found: Found, path: Path) -> Path:
-    """Draw everything that was found into a PNG file."""
+def draw(results: Results, path: Path) -> Path:
+    """Draw all results into a PNG file."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(14, 6.6), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots(2, 4)
-    for ax, row in zip(axes[0], found.panels, strict=True):
-        _fit(ax, found, row)
-    _sizes(axes[1][0], found)
-    _amount(axes[1][1], found, "amount", "symmetry $\\lambda$")
-    _amount(axes[1][2], found, "omega2", "frequency $\\omega^2$")
-    _deep(axes[1][3], found)
+    for ax, row in zip(axes[0], results.panels, strict=True):
+        _fit(ax, results, row)
+    _sizes(axes[1][0], results)
+    _amount(axes[1][1], results, "amount", "symmetry $\\lambda$")
+    _amount(axes[1][2], results, "omega2", "frequency $\\omega^2$")
+    _deep(axes[1][3], results)
     for ax in axes.flat:
         ax.spines[["top", "right"]].set_visible(False)
         ax.grid(alpha=0.25)
@@ -33,13 +33,13 @@ def draw(found: Found, path: Path) -> Path:
     return path
 
 
-def _fit(ax: Any, found: Found, row: dict[str, Any]) -> None:
-    """Data, truth, and the predictive distribution of one model."""
-    name, curves = row["model"], found.curves
+def _fit(ax: Any, results: Results, row: dict[str, Any]) -> None:
+    """Plot data, truth and predictive distribution of one model."""
+    name, curves = row["model"], results.curves
     middle, spread = curves[name], curves[f"{name} spread"]
     low = [m - 2 * s for m, s in zip(middle, spread, strict=True)]
     high = [m + 2 * s for m, s in zip(middle, spread, strict=True)]
-    best = max(found.panels, key=lambda other: other["log_evidence"])["model"] == name
+    best = max(results.panels, key=lambda other: other["log_evidence"])["model"] == name
     colour = TEAL if best else BLUE
     ax.fill_between(curves["grid"], low, high, color=colour, alpha=0.15, lw=0)
     ax.plot(curves["grid"], curves["truth"], color="black", lw=1, ls=":", label="truth")
@@ -57,21 +57,21 @@ def _fit(ax: Any, found: Found, row: dict[str, Any]) -> None:
         ax.legend(frameon=False, fontsize=8, loc="lower left")
 
 
-def _sizes(ax: Any, found: Found) -> None:
+def _sizes(ax: Any, results: Results) -> None:
     for symmetric, colour, word in ((False, RED, "free"), (True, TEAL, "symmetric")):
-        rows = [row for row in found.sizes if row["symmetric"] == symmetric]
+        rows = [row for row in results.sizes if row["symmetric"] == symmetric]
         size = [row["features"] for row in rows]
         ax.plot(size, [row["train"] for row in rows], color=colour, ls="--", label=f"{word}, train")
         ax.plot(size, [row["test"] for row in rows], color=colour, lw=2, label=f"{word}, test")
     ax.set(xscale="log", yscale="log", xlabel="features", ylabel="squared error")
-    ax.set(ylim=(ax.get_ylim()[0], 20 * ax.get_ylim()[1]))  # room for the legend
+    ax.set(ylim=(ax.get_ylim()[0], 20 * ax.get_ylim()[1]))  # leaves space for the legend
     ax.set_title("More features: training error falls", loc="left", fontsize=10)
     ax.legend(frameon=False, fontsize=8, loc="upper left", ncols=2)
 
 
-def _amount(ax: Any, found: Found, what: str, label: str) -> None:
+def _amount(ax: Any, results: Results, what: str, label: str) -> None:
     for objective, colour in (("evidence", TEAL), ("likelihood", RED)):
-        ax.plot(found.amounts[f"{objective} {what}"], color=colour, lw=2, label=objective)
+        ax.plot(results.amounts[f"{objective} {what}"], color=colour, lw=2, label=objective)
     ax.set(xlabel="step", ylabel=label)
     if what == "amount":
         ax.set(ylim=(-0.02, 1.02))
@@ -82,11 +82,11 @@ def _amount(ax: Any, found: Found, what: str, label: str) -> None:
     ax.legend(frameon=False, fontsize=8)
 
 
-def _deep(ax: Any, found: Found) -> None:
-    """Frequencies of the deep network over training."""
-    for row, colour in zip(found.deep, (RED, BLUE, TEAL), strict=False):
+def _deep(ax: Any, results: Results) -> None:
+    """Plot the frequency of the deep network during training."""
+    for row, colour in zip(results.deep, (RED, BLUE, TEAL), strict=False):
         ax.plot(row["path"], color=colour, lw=2, label=f"{row['method']}: test {row['test']:.3f}")
     ax.set(yscale="log", xlabel="step", ylabel="$\\omega^2$")
     ax.set_title("Deep: $W_3$ relu($W_2$ cos($\\omega^2 W_1 x$))", loc="left", fontsize=10)
-    if found.deep:
+    if results.deep:
         ax.legend(frameon=False, fontsize=8)
