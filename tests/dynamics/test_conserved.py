@@ -1,4 +1,4 @@
-"""Networks, flows and their averages: compare_spans automatic differentiation and exact flows."""
+"""Networks, flows and averages, against automatic differentiation and exact flows."""
 
 import math
 
@@ -32,7 +32,7 @@ def _energy(activation: Activation = "softplus", draws: int = 2, phase: int = 4)
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
-def test_analytic_gradient_is_that_of_autodiff(activation: Activation) -> None:
+def test_energy_gradient_matches_autograd(activation: Activation) -> None:
     energy = _energy(activation)
     x = torch.randn(2, 5, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     torch.testing.assert_close(energy.gradient(x), gradient(energy, x))
@@ -40,7 +40,7 @@ def test_analytic_gradient_is_that_of_autodiff(activation: Activation) -> None:
 
 @settings(max_examples=30, deadline=None)
 @given(st.integers(1, 7), st.floats(0.01, 16.0), st.integers(0, 10_000))
-def test_exponential_is_torchs(size: int, norm: float, seed: int) -> None:
+def test_exponential_matches_torch(size: int, norm: float, seed: int) -> None:
     g = torch.Generator().manual_seed(seed)
     M = torch.randn(3, size, size, dtype=torch.float64, generator=g)
     M = M * norm / M.square().sum((1, 2), keepdim=True).sqrt()
@@ -49,7 +49,7 @@ def test_exponential_is_torchs(size: int, norm: float, seed: int) -> None:
     assert error.max() < 1e-10
 
 
-def test_long_flows_are_cut_short_and_counted() -> None:
+def test_long_flows_are_capped_and_counted() -> None:
     M = torch.stack([torch.eye(2), 100 * torch.eye(2)]).double()
     capped, over = cap_norm(M, 8.0)
     assert over.tolist() == [False, True]
@@ -62,7 +62,7 @@ def test_long_flows_are_cut_short_and_counted() -> None:
     assert torch.isfinite(flows.transport(torch.ones(1, 1, 2))[0]).all()
 
 
-def test_quadratic_flow_is_symplectic_and_conserves() -> None:
+def test_quadratic_flow_is_symplectic_and_conserves_its_quantity() -> None:
     g = torch.Generator().manual_seed(2)
     C = Quadratic(4, 3, std=0.4, generator=g).double()
     tau = torch.rand(2, 5, 3, generator=g)
@@ -75,8 +75,8 @@ def test_quadratic_flow_is_symplectic_and_conserves() -> None:
     torch.testing.assert_close(after, before.expand_as(after), rtol=1e-9, atol=1e-9)
 
 
-def test_commutators_are_flowed_along_too() -> None:
-    """Angular momenta about x and y generate the one about z."""
+def test_commutators_add_the_missing_rotation() -> None:
+    """Check that angular momenta about x and y generate the one about z."""
     known = rotations(3)
     two = Quadratic(6, 2, commutators=True)
     with torch.no_grad():
@@ -105,12 +105,12 @@ def _observables() -> list[Observable]:
 
 
 @pytest.mark.parametrize("C", _observables(), ids=lambda c: type(c).__name__)
-def test_observables_have_their_gradient_and_flow(C: Observable) -> None:
+def test_observable_gradient_matches_autograd_and_flow_conserves_it(C: Observable) -> None:
     g = torch.Generator().manual_seed(5)
     x = torch.randn(3, 4, dtype=torch.float64, generator=g)
     tau = torch.rand(3, 2, generator=g, dtype=torch.float64)
-    own = gradient(lambda x: (C(x) * tau).sum(-1), x)
-    torch.testing.assert_close(C.gradient(x, tau).detach(), own)
+    expected = gradient(lambda x: (C(x) * tau).sum(-1), x)
+    torch.testing.assert_close(C.gradient(x, tau).detach(), expected)
     times = torch.rand(1, 2, 2, generator=g, dtype=torch.float64)
     moved, _ = C.flows(times).transport(x[None])
     before = (C(x)[None, None] * times[:, :, None]).sum(-1)
@@ -118,7 +118,7 @@ def test_observables_have_their_gradient_and_flow(C: Observable) -> None:
     torch.testing.assert_close(after, before.expand_as(after), rtol=1e-4, atol=1e-5)
 
 
-def test_solved_flow_of_a_quadratic_is_the_matrix_exponential() -> None:
+def test_integrated_flow_of_a_quadratic_matches_matrix_exponential() -> None:
     A = torch.tensor([[1.0, 0.3], [0.3, -0.5]], dtype=torch.float64)
     exact = Quadratic.fixed(A[None]).double()
     solved = Combination([lambda x: 0.5 * ((x @ A) * x).sum(-1)], steps=64).double()
@@ -138,15 +138,15 @@ def test_solved_flow_of_a_quadratic_is_the_matrix_exponential() -> None:
 
 
 @pytest.mark.parametrize("C", [Quadratic(4, 2, std=0.3).double(), *_observables()[:2]])
-def test_symmetrised_gradient_is_that_of_the_average(C: ConservedQuantities) -> None:
+def test_symmetrised_gradient_matches_autograd_of_the_average(C: ConservedQuantities) -> None:
     g = torch.Generator().manual_seed(6)
     H = Hamiltonian(_energy(), C.flows(torch.rand(2, 3, 2, generator=g)))
     x = torch.randn(2, 5, 4, dtype=torch.float64, generator=g)
     torch.testing.assert_close(H.gradient(x).detach(), gradient(H.value, x), rtol=1e-8, atol=1e-9)
 
 
-def test_average_over_a_group_conserves_its_quantity() -> None:
-    """A full turn in many steps: what Noether's theorem says, to rounding."""
+def test_average_over_rotations_conserves_their_generator() -> None:
+    """Check Noether's theorem for an average over a full turn, up to rounding errors."""
     C = unitary(1).quadratic().double()
     tau = measures.FlowTimes(1, "cube", "quasi")(1, 64, torch.Generator().manual_seed(0))
     H = Hamiltonian(_energy(draws=1, phase=2), C.flows(tau.double()))
@@ -166,7 +166,7 @@ def test_average_over_a_group_conserves_its_quantity() -> None:
 @pytest.mark.parametrize("measure", measures.MEASURES)
 @pytest.mark.parametrize("draws", ["independent", "antithetic", "quasi"])
 @pytest.mark.parametrize("K", [1, 3])
-def test_measures_have_their_moments(
+def test_measures_have_expected_moments(
     measure: measures.Measure, draws: measures.Draws, K: int
 ) -> None:
     tau = measures.FlowTimes(K, measure, draws)(20, 1024, torch.Generator().manual_seed(0)).double()
@@ -189,7 +189,7 @@ def test_measures_have_their_moments(
         torch.testing.assert_close(tau[:, ::2], -tau[:, 1::2])
 
 
-def test_quasi_draws_integrate_better() -> None:
+def test_quasi_monte_carlo_reduces_integration_error() -> None:
     def spread(draws: measures.Draws) -> float:
         tau = measures.FlowTimes(1, "cube", draws)(200, 16, torch.Generator().manual_seed(0))
         return float((math.pi * tau).cos().square().mean((1, 2)).std())
@@ -197,7 +197,7 @@ def test_quasi_draws_integrate_better() -> None:
     assert spread("quasi") < 1e-5 < spread("antithetic")
 
 
-def test_wrong_names_are_refused() -> None:
+def test_invalid_arguments_raise() -> None:
     with pytest.raises(ValueError, match="Unknown measure 'sphere'. Choose one of cube"):
         measures.FlowTimes(1, "sphere")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="needs count >= 1 and std > 0"):

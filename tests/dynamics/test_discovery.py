@@ -1,4 +1,4 @@
-"""Trajectories from files to conserved quantities, and what is refused on the way."""
+"""From trajectories in files to named conserved quantities and figures."""
 
 import json
 import math
@@ -11,21 +11,24 @@ from PIL import Image
 
 from symrazor.dynamics import figures, systems
 from symrazor.dynamics.algebra import Algebra, euclidean, nbody_invariants, unitary
-from symrazor.dynamics.config import DiscoverConfig
+from symrazor.dynamics.config import DiscoverConfig, TrainConfig
 from symrazor.dynamics.discovery import discover
+from symrazor.dynamics.hamiltonian import HamiltonianNetwork, SymmetrisedNetwork
+from symrazor.dynamics.likelihoods import Noise
 from symrazor.dynamics.mechanics import solve
-from symrazor.dynamics.result import describe_quantities, formula, name_quantities
+from symrazor.dynamics.result import Discovered, describe_quantities, formula, name_quantities
 from symrazor.dynamics.systems import nbody
+from symrazor.dynamics.trained import Trained
 from symrazor.dynamics.trajectories import (
     Trajectories,
     read_trajectories,
     simulate,
     with_velocities,
 )
-from symrazor.dynamics.units import as_trajectories, choose_stride, choose_units, interleave
+from symrazor.dynamics.units import Units, as_trajectories, choose_stride, choose_units, interleave
 
 
-def test_npz_and_csv_say_the_same(tmp_path: Path) -> None:
+def test_npz_and_csv_give_equal_trajectories(tmp_path: Path) -> None:
     data = simulate(systems.oscillators(), 3, 4, 0.2, seed=0)
     np.savez(tmp_path / "a.npz", states=data.states, times=data.times[0])
     lines = ["trajectory,time,q1,p1"]
@@ -38,13 +41,13 @@ def test_npz_and_csv_say_the_same(tmp_path: Path) -> None:
         read = read_trajectories(tmp_path / name)
         torch.testing.assert_close(read.states, data.states)
         torch.testing.assert_close(read.times, data.times)
-    short = "\n".join([*lines[:8], "1,0.4,,"])  # two trajectories, five states and three
+    short = "\n".join([*lines[:8], "1,0.4,,"])  # trajectories of five and three states
     (tmp_path / "b.csv").write_text(short)
     read = read_trajectories(tmp_path / "b.csv")
     assert read.observed.sum(1).tolist() == [5, 2]
     assert (read.times.diff(dim=1) > 0).all()
-    turned = "\n".join([lines[0], *reversed(lines[1:])])  # rows are sorted by time
-    (tmp_path / "c.csv").write_text(turned.replace(",", ";"))
+    reversed_rows = "\n".join([lines[0], *reversed(lines[1:])])  # rows are sorted by time
+    (tmp_path / "c.csv").write_text(reversed_rows.replace(",", ";"))
     read = read_trajectories(tmp_path / "c.csv")
     torch.testing.assert_close(read.states, data.states.flip(0))
 
@@ -67,13 +70,13 @@ def test_npz_and_csv_say_the_same(tmp_path: Path) -> None:
         ("a.npz", "junk", "a.npz is not a NumPy archive of numbers"),
     ],
 )
-def test_bad_files_are_refused(tmp_path: Path, name: str, content: str, message: str) -> None:
+def test_invalid_files_raise(tmp_path: Path, name: str, content: str, message: str) -> None:
     (tmp_path / name).write_text(content)
     with pytest.raises(ValueError, match=message):
         read_trajectories(tmp_path / name)
 
 
-def test_npz_without_times_is_refused(tmp_path: Path) -> None:
+def test_npz_without_times_or_numbers_raises(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", states=np.zeros((2, 3, 2)))
     with pytest.raises(ValueError, match="needs arrays 'states' and 'times', but has states"):
         read_trajectories(tmp_path / "a.npz")
@@ -82,98 +85,98 @@ def test_npz_without_times_is_refused(tmp_path: Path) -> None:
         read_trajectories(tmp_path / "b.npz")
 
 
-def test_text_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
+def test_csv_that_is_not_utf8_raises(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_bytes(b"k,t,q,p\n0,0,\xff,1\n")
     with pytest.raises(ValueError, match="a.csv as a UTF-8 CSV file"):
         read_trajectories(str(tmp_path / "a.csv"))
 
 
-def test_units_make_states_and_rates_about_one() -> None:
+def test_scaled_states_and_rates_have_unit_size() -> None:
     data = simulate(systems.oscillators(), 8, 6, 0.2, seed=0)
-    for size, pace_ in ((1.0, 1.0), (1e200, 1e-6), (1e-200, 1e6)):
-        own = as_trajectories(size * data.states.numpy(), (pace_ * data.times[0]).numpy(), False)
-        scaled = choose_units(own).to_scaled(own)
+    for size, time_scale in ((1.0, 1.0), (1e200, 1e-6), (1e-200, 1e6)):
+        data_in_units = as_trajectories(
+            size * data.states.numpy(), (time_scale * data.times[0]).numpy(), False
+        )
+        scaled = choose_units(data_in_units).to_scaled(data_in_units)
         assert float(scaled.states.square().mean()) == pytest.approx(1.0)
         rates = scaled.states.diff(dim=1) / scaled.times.diff(dim=1)[..., None]
         assert float(rates.square().mean()) == pytest.approx(1.0)
 
 
-def test_the_unit_of_time_minds_neither_short_nor_long_steps() -> None:
-    """Short ones show noise, long ones where the motion was by chance; of frequency 1 it is 1."""
+def test_time_unit_ignores_very_short_and_very_long_steps() -> None:
+    """An oscillator of frequency 1 has the time unit 1."""
     gaps = torch.tensor([0.2, 1e-6, 0.2, 0.3, 0.25, 60.0, 0.2, 0.2], dtype=torch.float64)
     times = torch.cat([torch.zeros(1), gaps.cumsum(0)]).double()
     system = systems.oscillators()
     start = system.start(40, torch.Generator().manual_seed(0))
     data = Trajectories.of(solve(system.field, start, times), times).with_noise(1e-4, seed=1)
     assert choose_units(data).time == pytest.approx(1.0, rel=0.05)
-    found = discover(data, minutes=0.05, steps=2, progress=False)
-    assert found.n_data == 7 * 32  # the long step is left out, and so is a fifth of the data
+    result = discover(data, minutes=0.05, steps=2, progress=False)
+    assert result.n_data == 7 * 32  # the long step is left out, and so is a fifth of the data
 
 
 @pytest.mark.parametrize(
     ("dt", "length", "every"), [(0.25, 16, 1), (2.0, 16, 1), (1e-3, 800, 128), (1e-3, 40, 8)]
 )
-def test_states_that_hardly_change_are_taken_further_apart(
-    dt: float, length: int, every: int
-) -> None:
-    """With noise of 0.05 a step should still change a state by 0.08 of its size or more."""
+def test_densely_recorded_states_get_a_larger_stride(dt: float, length: int, every: int) -> None:
+    """A step should change a state by at least 0.08 of its size beyond the noise, here 0.05."""
     data = simulate(systems.oscillators(), 20, length - 1, dt, seed=0).with_noise(2.5e-3, seed=1)
-    found = choose_stride(data)
-    assert found == every
-    apart = interleave(data, found)
-    assert apart.states.shape == (20 * found, length // found, 2)
-    for values, all_values in ((apart.states, data.states), (apart.times, data.times)):
-        first = all_values[3, 1::found][: length // found] if found > 1 else all_values[3]
-        torch.testing.assert_close(values[3 * found + int(found > 1)], first)
-    assert bool((apart.times.diff(dim=1) > 0).all())
+    stride = choose_stride(data)
+    assert stride == every
+    interleaved = interleave(data, stride)
+    assert interleaved.states.shape == (20 * stride, length // stride, 2)
+    for values, all_values in ((interleaved.states, data.states), (interleaved.times, data.times)):
+        first = all_values[3, 1::stride][: length // stride] if stride > 1 else all_values[3]
+        torch.testing.assert_close(values[3 * stride + int(stride > 1)], first)
+    assert bool((interleaved.times.diff(dim=1) > 0).all())
 
 
-def test_every_other_state_will_do() -> None:
+def test_every_second_state_missing() -> None:
     data = simulate(systems.oscillators(), 6, 31, 0.1, seed=0)
     states = data.states.clone()
     states[:, 1::2] = torch.nan
     holes = Trajectories.of(states, data.times)
     assert choose_stride(holes) == 2
-    found = discover(holes, minutes=0.05, steps=2, progress=False)
-    assert found.n_data == 5 * 15
+    result = discover(holes, minutes=0.05, steps=2, progress=False)
+    assert result.n_data == 5 * 15
 
 
-def test_long_steps_are_taken_in_parts() -> None:
+def test_long_time_steps_use_several_integrator_steps() -> None:
     data = simulate(systems.oscillators(), 8, 6, 2.0, seed=0)
-    found = discover(data, minutes=0.05, steps=2, progress=False)
-    longest = 2.0 / found.units.time
-    assert found.learned.config.integrator == "rk4"
-    assert found.learned.config.substeps == math.ceil(longest / 1.0) > 1
+    result = discover(data, minutes=0.05, steps=2, progress=False)
+    longest = 2.0 / result.units.time
+    assert result.learned.config.integrator == "rk4"
+    assert result.learned.config.substeps == math.ceil(longest / 1.0) > 1
 
 
-def test_formula_minds_units_and_the_centre() -> None:
-    """(q - 10)^2 / 200 + 50 p^2, where q varies by 11 and p by 0.1: both terms are as large."""
+def test_formula_is_relative_to_centre_and_weighted_by_scale() -> None:
+    """Both terms of (q - 10)^2 / 200 + 50 p^2 are equally large with scales 11 and 0.1."""
     A = torch.diag(torch.tensor([0.01, 100.0]).double())
     b = torch.tensor([-0.1, 0.0]).double()
     centre, scale = torch.tensor([10.0, 0.0]).double(), torch.tensor([11.0, 0.1]).double()
     assert formula(A, b, centre, scale) == "0.005 (q1 - 10)^2 + 50 p1^2"
 
 
-def test_units_move_what_is_far_from_zero() -> None:
-    """A spring on a wall: its energy comes back in the user's coordinates."""
+def test_quantities_of_centred_states_in_user_coordinates() -> None:
+    """The energy of an oscillator around q = 10 is constant up to scale in user coordinates."""
     data = simulate(systems.oscillators(), 8, 6, 0.2, seed=0)
     away = data.states + torch.tensor([10.0, 0.0])
-    own = choose_units(as_trajectories(away, data.times[0], False))
-    assert float(own.centre[0]) == pytest.approx(10, abs=0.5) and float(own.centre[1]) == 0
-    x = own.to_scaled(as_trajectories(away, data.times[0], False)).states
-    centre, scale = own.centre[0], own.scale
-    q, p = (x * scale + own.centre).unbind(-1)
+    units = choose_units(as_trajectories(away, data.times[0], False))
+    assert float(units.centre[0]) == pytest.approx(10, abs=0.5) and float(units.centre[1]) == 0
+    x = units.to_scaled(as_trajectories(away, data.times[0], False)).states
+    centre, scale = units.centre[0], units.scale
+    q, p = (x * scale + units.centre).unbind(-1)
     A = torch.diag(scale.square())  # of ((q - 10)^2 + p^2) / 2, scaled
     b = torch.stack([(centre - 10) * scale[0], 0 * centre])
     inner = 0.5 * torch.einsum("...i,ij,...j->...", x, A, x) + x @ b
-    matrix, linear = own.to_user(A, b)
+    matrix, linear = units.to_user(A, b)
     states = torch.stack([q, p], -1)
     outer = 0.5 * torch.einsum("...i,ij,...j->...", states, matrix, states) + states @ linear
     ratio = outer.diff(dim=0) / inner.diff(dim=0)
     torch.testing.assert_close(ratio, ratio[:1, :1].expand_as(ratio))
 
 
-def test_other_ways_to_give_trajectories() -> None:
+def test_as_trajectories_validates_its_input() -> None:
     data = simulate(systems.oscillators(), 4, 6, 0.2, seed=0)
     assert as_trajectories(data, None, False) is data
     with pytest.raises(ValueError, match="Trajectories have their own times"):
@@ -189,55 +192,58 @@ def test_other_ways_to_give_trajectories() -> None:
         choose_units(as_trajectories(rows, torch.arange(3.0), False))
 
 
-def test_velocities_of_a_parabola_are_exact() -> None:
+def test_finite_differences_are_exact_for_a_parabola() -> None:
     t = torch.tensor([0.0, 0.1, 0.3, 0.4, 0.6], dtype=torch.float64)
     q = (3 * t**2 - t)[None, :, None]
-    found = with_velocities(q, t)
-    torch.testing.assert_close(found[0, 1:-1, 1], (6 * t - 1)[1:-1])
-    assert found.shape == (1, 5, 2)
+    states = with_velocities(q, t)
+    torch.testing.assert_close(states[0, 1:-1, 1], (6 * t - 1)[1:-1])
+    assert states.shape == (1, 5, 2)
     with pytest.raises(ValueError, match="times >= 3"):
         with_velocities(q[:, :2], t[:2])
 
 
-def test_formula_names_the_largest_terms() -> None:
+def test_formula_shows_the_largest_terms() -> None:
     A = torch.tensor([[2.0, 0.0], [0.0, 1.0]])
     assert formula(A, torch.tensor([0.0, -0.7])) == "1 q1^2 - 0.7 p1 + 0.5 p1^2"
-    total = "0.5 q1^2 + 0.5 q2^2 + 0.5 q3^2 + 0.5 p1^2 + ..."  # not all there is
+    total = "0.5 q1^2 + 0.5 q2^2 + 0.5 q3^2 + 0.5 p1^2 + ..."  # incomplete
     assert formula(torch.eye(6), torch.zeros(6)) == total
 
 
 @pytest.mark.parametrize(
     "known", [unitary(2), unitary(3), nbody_invariants(3, 2), nbody_invariants(2, 3)]
 )
-def test_a_span_is_named_by_the_algebra_that_it_is(known: Algebra) -> None:
-    """Mixed by a random matrix, the names come back, and the quantities with them."""
+def test_name_quantities_recovers_the_names_of_a_mixed_algebra(known: Algebra) -> None:
+    """Names and quantities are recovered from a random mixture."""
     g = torch.Generator().manual_seed(0)
     mix = torch.randn(len(known), len(known), generator=g, dtype=torch.float64)
     A, b = torch.einsum("km,mij->kij", mix, known.A), mix @ known.b
-    found = name_quantities(A, b)
-    assert [one.name for one in found] == list(known.names)
-    for one, a in zip(found, known.A, strict=True):
-        assert one.parallelness == pytest.approx(1.0)
-        torch.testing.assert_close(one.A * a.norm(), a * one.A.norm())
+    named = name_quantities(A, b)
+    assert [quantity.name for quantity in named] == list(known.names)
+    for quantity, a in zip(named, known.A, strict=True):
+        assert quantity.parallelness == pytest.approx(1.0)
+        torch.testing.assert_close(quantity.A * a.norm(), a * quantity.A.norm())
 
 
-def test_what_has_no_name_gets_a_formula() -> None:
+def test_unknown_quantities_get_a_formula() -> None:
     zero = torch.zeros(1, 2, dtype=torch.float64)
-    (one,) = name_quantities(torch.diag(torch.tensor([1.0, -1.0]).double())[None], zero)
-    assert one.name == "" and formula(one.A, one.b) == "0.35 q1^2 - 0.35 p1^2"
-    assert one.parallelness == 0.0
-    (one,) = name_quantities(torch.diag(torch.tensor([-1.0, -4.0]).double())[None], zero)
-    assert one.name == "energy-like" and formula(one.A, one.b) == "0.49 p1^2 + 0.12 q1^2"
-
-
-def test_entries_are_in_the_units_of_the_user() -> None:
-    data = simulate(systems.oscillators(), 6, 6, 0.2, seed=0)
-    own = as_trajectories(data.states * torch.tensor([10.0, 0.1]), data.times[0], False)
-    scale = choose_units(own)
-    holds, doubtful, algebra = describe_quantities(
-        unitary(1).quadratic(), scale, scale.to_scaled(own)
+    (quantity,) = name_quantities(torch.diag(torch.tensor([1.0, -1.0]).double())[None], zero)
+    assert quantity.name == "" and formula(quantity.A, quantity.b) == "0.35 q1^2 - 0.35 p1^2"
+    assert quantity.parallelness == 0.0
+    (quantity,) = name_quantities(torch.diag(torch.tensor([-1.0, -4.0]).double())[None], zero)
+    assert (
+        quantity.name == "energy-like"
+        and formula(quantity.A, quantity.b) == "0.49 p1^2 + 0.12 q1^2"
     )
-    (entry,) = (*holds, *doubtful)
+
+
+def test_described_quantities_are_in_user_units() -> None:
+    data = simulate(systems.oscillators(), 6, 6, 0.2, seed=0)
+    trajectories = as_trajectories(data.states * torch.tensor([10.0, 0.1]), data.times[0], False)
+    scale = choose_units(trajectories)
+    accepted, doubtful, algebra = describe_quantities(
+        unitary(1).quadratic(), scale, scale.to_scaled(trajectories)
+    )
+    (entry,) = (*accepted, *doubtful)
     assert entry["name"] == "energy (rotation of phase space)"
     A = np.array(entry["matrix"])
     ratio = float(scale.scale[0] / scale.scale[1]) ** 2
@@ -251,12 +257,14 @@ def test_entries_are_in_the_units_of_the_user() -> None:
     assert all(entry["drift"] < 1e-6 for entry in entries)
 
 
-def test_what_drifts_more_than_noise_explains_is_doubtful() -> None:
-    """Rotations for a pendulum; and momenta of bodies at rest together, which are all but zero."""
+def test_quantities_that_drift_more_than_noise_explains_are_doubtful() -> None:
+    """A pendulum does not conserve rotations; momenta near zero drift by noise only."""
     data = simulate(systems.pendulum().with_normal_start(1.5, 1.0), 30, 20, 0.3, seed=0)
-    own = choose_units(data)
-    holds, doubtful, _ = describe_quantities(unitary(1).quadratic(), own, own.to_scaled(data))
-    assert not holds and doubtful[0]["drift"] > 0.3
+    units = choose_units(data)
+    accepted, doubtful, _ = describe_quantities(
+        unitary(1).quadratic(), units, units.to_scaled(data)
+    )
+    assert not accepted and doubtful[0]["drift"] > 0.3
     q, p = torch.randn(2, 20, 4, generator=torch.Generator().manual_seed(0)).double()
     p = p - p.view(20, 2, 2).mean(1, keepdim=True).expand(20, 2, 2).reshape(20, 4)
     system = nbody(2, 2)
@@ -264,47 +272,47 @@ def test_what_drifts_more_than_noise_explains_is_doubtful() -> None:
     still = simulate(system.with_start(lambda n, g: start[:n]), 20, 8, 0.2, seed=0).with_noise(
         1e-4, seed=1
     )
-    own = choose_units(still)
-    inner = own.to_scaled(still)
-    holds, doubtful, _ = describe_quantities(euclidean(2, 2).quadratic(), own, inner)
-    assert [one["name"] for one in holds] == list(euclidean(2, 2).names) and not doubtful
-    assert holds[0]["drift"] > 0.5
+    units = choose_units(still)
+    inner = units.to_scaled(still)
+    accepted, doubtful, _ = describe_quantities(euclidean(2, 2).quadratic(), units, inner)
+    assert [entry["name"] for entry in accepted] == list(euclidean(2, 2).names) and not doubtful
+    assert accepted[0]["drift"] > 0.5
 
 
-def test_little_training_is_no_excuse_for_a_drift() -> None:
-    """After four steps anything may be taken; along clean trajectories it is seen to drift."""
+def test_drifting_quantities_are_rejected_after_a_short_training() -> None:
+    """Noise-free trajectories expose the drift of whatever four steps select."""
     data = simulate(systems.pendulum().with_normal_start(1.5, 1.0), 10, 12, 0.2, seed=0)
-    found = discover(data, minutes=0.05, steps=4, progress=False)
-    assert all(entry["drift"] <= 0.15 for entry in found.conserved)
+    result = discover(data, minutes=0.05, steps=4, progress=False)
+    assert all(entry["drift"] <= 0.15 for entry in result.conserved)
 
 
 def _two() -> Trajectories:
     return simulate(systems.oscillators([1.0, 1.0]), 6, 6, 0.2, seed=0)
 
 
-def test_discover_returns_everything_in_a_moment() -> None:
+def test_discover_result_progress_and_simulator() -> None:
     data = simulate(systems.oscillators(), 10, 6, 0.2, seed=0)
     shares: list[float] = []
     scaled = data.states * torch.tensor([10.0, 0.1])
-    found = discover(
+    result = discover(
         scaled, data.times[0], minutes=0.05, seed=0, progress=lambda share, _: shares.append(share)
     )
-    text = json.dumps(found.to_dict())
+    text = json.dumps(result.to_dict())
     wanted = {"verdict", "conserved", "evidence", "held_out_mse", "trials", "structure_constants"}
     assert wanted <= set(json.loads(text))
     assert shares == sorted(shares) and shares[-1] == pytest.approx(1.0)
-    moved = found.simulator()(scaled[:, 0], 0.2)
+    moved = result.simulator()(scaled[:, 0], 0.2)
     assert moved.shape == (10, 2) and moved.dtype == torch.float64
-    assert ("No quadratic" in found.verdict) == (not found.conserved)
+    assert ("No quadratic" in result.verdict) == (not result.conserved)
 
 
-def test_discover_warns_about_positions_and_refuses_bad_input() -> None:
+def test_discover_warns_about_positions_and_validates_its_input() -> None:
     data = simulate(systems.oscillators(), 6, 6, 0.2, seed=0)
     with pytest.warns(UserWarning, match="momenta are finite differences"):
-        found = discover(
+        result = discover(
             data.states[..., :1], data.times[0], minutes=0.03, positions=True, count=1, steps=4
         )
-    assert found.units.scale.shape == (2,)
+    assert result.units.scale.shape == (2,)
     with pytest.raises(ValueError, match="minutes must be positive"):
         discover(data.states, data.times[0], minutes=0)
     with pytest.raises(ValueError, match="even number of entries, got 1"):
@@ -324,7 +332,7 @@ def test_discover_warns_about_positions_and_refuses_bad_input() -> None:
         discover(data, config=DiscoverConfig(minutes=1), steps=0)
 
 
-def test_pictures_are_written(tmp_path: Path) -> None:
+def test_figures_are_png_files(tmp_path: Path) -> None:
     learned = unitary(1).quadratic()
     system = systems.pendulum()
     data = simulate(system, 2, 5, 0.2, seed=0)
@@ -337,7 +345,7 @@ def test_pictures_are_written(tmp_path: Path) -> None:
         assert file.read_bytes().startswith(b"\x89PNG")
 
 
-def test_animations_are_drawn(tmp_path: Path) -> None:
+def test_animations_are_gif_files_that_move(tmp_path: Path) -> None:
     learned = unitary(1).quadratic()
     data = simulate(systems.oscillators(), 2, 7, 0.2, seed=0)
     motion = data.states.transpose(0, 1)
@@ -361,14 +369,14 @@ def test_animations_are_drawn(tmp_path: Path) -> None:
         figures.motion_animation({"a": motion, "b": motion[:5]}, tmp_path / "x.gif")
 
 
-def test_motions_are_seen_through_one_window(
+def test_animation_panels_share_axis_limits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = []
     blank = figures._figure
     monkeypatch.setattr(figures, "_figure", lambda size: made.append(blank(size)) or made[-1])
     angle = torch.linspace(0.0, 3.0, 4)[:, None]
-    seen = torch.stack([100 + angle.cos(), angle.sin()], dim=-1)  # far from zero
+    seen = torch.stack([100 + angle.cos(), angle.sin()], dim=-1)  # centred far from zero
     for other, widest in ((seen / 1.001, 2.5), (50 * seen, 4.5), (seen[:1].expand(4, 1, 2), 2.3)):
         figures.motion_animation({"seen": seen, "learned": other}, tmp_path / "m.gif")
         one, two = made[-1].axes
@@ -379,3 +387,34 @@ def test_motions_are_seen_through_one_window(
     figures.motion_animation({"seen": still}, tmp_path / "m.gif")
     low, high = made[-1].axes[0].get_xlim()
     assert low < 1 < high
+
+
+def _verdict(names: list[str], drifts: list[float], doubtful: list[str], margin: float) -> str:
+    """Return the verdict for entries with these names, and the log odds `margin`."""
+    bounds = {"learned": 0.0, "plain": margin / 10}
+    learned, plain = (
+        Trained(SymmetrisedNetwork(HamiltonianNetwork(2, width=2)), Noise(), TrainConfig())
+        for _ in bounds
+    )
+    learned.bound, plain.bound = ({"neg_elbo": value} for value in bounds.values())
+    entries = [
+        {"name": name, "formula": "0.5 q1^2 + 0.5 p1^2", "drift": drift}
+        for name, drift in zip(names, drifts, strict=True)
+    ]
+    unconfirmed = [{"name": name, "formula": name, "drift": 0.6} for name in doubtful]
+    units = Units(torch.zeros(2), torch.ones(2), 1.0)
+    errors = {"learned": 0.01, "plain": 0.02}
+    return Discovered(learned, plain, units, entries, unconfirmed, {}, errors, 10).verdict
+
+
+def test_verdict_gives_the_answer_first() -> None:
+    assert _verdict(["energy"], [0.003], [], 41.0) == (
+        "Conserved: energy = 0.5 q1^2 + 0.5 p1^2 (drift 0.3 % of its spread, log odds +41)."
+    )
+    assert _verdict(["momentum x", "momentum y"], [0.003, 0.02], [], 1234.0) == (
+        "Conserved: momentum x, momentum y (drift at most 2.0 % of the spread, log odds +1,234)."
+    )
+    assert _verdict([], [], [], 0.0).startswith("No quadratic conserved quantity was found.")
+    uncertain = _verdict(["energy"], [0.0], ["q1 p1"], -2.0)
+    assert "Not confirmed: q1 p1 (drift 60 %)." in uncertain
+    assert "The evidence is higher without conserved quantities" in uncertain

@@ -1,4 +1,4 @@
-"""What the pieces of `symrazor.dynamics` refuse, and what masks and short records mean."""
+"""Error messages, masked states and very short trajectories."""
 
 from collections.abc import Callable
 from typing import Any
@@ -58,36 +58,36 @@ CASES: list[tuple[Callable[[], Any], str]] = [
 
 
 @pytest.mark.parametrize(("call", "message"), CASES)
-def test_refused_with_the_reason(call: Callable[[], Any], message: str) -> None:
+def test_invalid_arguments_raise(call: Callable[[], Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         call()
 
 
-def test_simulators_keep_fractions_of_whole_numbers() -> None:
+def test_simulators_return_floats_for_integer_states() -> None:
     simulator = Simulator(_train())
-    own = ScaledSimulator(simulator, choose_units(DATA))
-    whole = torch.tensor([[2, 1], [0, 3]])
-    for one in (simulator, own):
-        expected = one(whole.double(), 0.5)
-        torch.testing.assert_close(one(whole, torch.tensor(0.5)), expected, check_dtype=False)
+    scaled = ScaledSimulator(simulator, choose_units(DATA))
+    integers = torch.tensor([[2, 1], [0, 3]])
+    for module in (simulator, scaled):
+        expected = module(integers.double(), 0.5)
+        torch.testing.assert_close(module(integers, torch.tensor(0.5)), expected, check_dtype=False)
 
 
-def test_masked_positions_are_not_used() -> None:
-    """A state that is there but masked makes no velocity."""
-    seen = torch.ones(5, 5, dtype=torch.bool)
-    seen[0, 2] = False
-    wild = STATES[..., :1].clone()
-    wild[0, 2] = 1e6
-    found = as_trajectories(Trajectories(wild, DATA.times, seen), None, positions=True)
-    assert not found.observed[0, 1:4].any() and found.observed[1:].all()
-    assert float(found.states[found.observed].abs().max()) < 1e2
+def test_masked_positions_give_no_velocity() -> None:
+    """A masked state is not used for the velocities of its neighbours."""
+    observed = torch.ones(5, 5, dtype=torch.bool)
+    observed[0, 2] = False
+    positions = STATES[..., :1].clone()
+    positions[0, 2] = 1e6
+    result = as_trajectories(Trajectories(positions, DATA.times, observed), None, positions=True)
+    assert not result.observed[0, 1:4].any() and result.observed[1:].all()
+    assert float(result.states[result.observed].abs().max()) < 1e2
 
 
-def test_two_states_are_no_excuse_for_a_drift() -> None:
-    """Then all motion might be noise; the momentum of an oscillator is not conserved for that."""
+def test_two_states_per_trajectory_do_not_excuse_drift_as_noise() -> None:
+    """With two states all motion could be noise; the momentum still counts as drifting."""
     short = simulate(OSCILLATOR, 40, 1, 0.4, seed=0)
-    own = choose_units(short)
-    holds, doubtful, _ = describe_quantities(
-        translations(1, 1).quadratic(), own, own.to_scaled(short)
+    units = choose_units(short)
+    accepted, doubtful, _ = describe_quantities(
+        translations(1, 1).quadratic(), units, units.to_scaled(short)
     )
-    assert not holds and doubtful[0]["drift"] > 0.15
+    assert not accepted and doubtful[0]["drift"] > 0.15

@@ -1,4 +1,4 @@
-"""Proposals of conserved quantities, and the evidence as their judge."""
+"""Selection of conserved quantities by the evidence: trials, ties and step planning."""
 
 import copy
 import math
@@ -6,151 +6,78 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from dynamics_case import proposal_template
 
-from symrazor.dynamics import analysis, proposals, systems
-from symrazor.dynamics import selection as judge
+from symrazor.dynamics import analysis, proposals, selection, systems
 from symrazor.dynamics.algebra import energies, generators, nbody_invariants, unitary
 from symrazor.dynamics.config import TrainConfig
-from symrazor.dynamics.conserved import FixedSpan, FreeSpan, Quadratic
+from symrazor.dynamics.conserved import FreeSpan, Quadratic
+from symrazor.dynamics.group import full_group
 from symrazor.dynamics.hamiltonian import HamiltonianNetwork, SymmetrisedNetwork
+from symrazor.dynamics.likelihoods import Noise
 from symrazor.dynamics.measures import FlowTimes
 from symrazor.dynamics.observables import Combination
 from symrazor.dynamics.proposals import (
-    RELATIVE_FLOW_LENGTH,
-    Proposals,
-    coefficient_cost,
-    largest_gaps,
+    canonical_span,
     round_quantities,
 )
-from symrazor.dynamics.selection import Trial, train_and_select
-from symrazor.dynamics.systems import nbody
+from symrazor.dynamics.selection import (
+    MAX_DEFICIT_PER_DATUM,
+    TIE_STANDARD_ERRORS,
+    Trial,
+    _combine,
+    best_rounded,
+    finalist,
+    select_trial,
+    train_and_select,
+)
+from symrazor.dynamics.trained import Trained
 from symrazor.dynamics.trajectories import simulate, transitions
 
 
-def _offer(phase: int, count: int, width: int = 8) -> SymmetrisedNetwork:
-    g = torch.Generator().manual_seed(0)
-    network = HamiltonianNetwork(phase, width=width, activation="elu", generator=g)
-    return SymmetrisedNetwork(
-        network, Quadratic(phase, count, generator=g), FlowTimes(count, "ball", "antithetic")
-    )
-
-
-def test_jumps_are_ordered_by_their_ratio() -> None:
-    rates = torch.tensor([1e-4, 1e-4, 2e-3, 2e-3, 1e-1, 1.0])
-    assert largest_gaps(rates, max_count=5, number=3) == [4, 2, 5]
-    assert largest_gaps(rates, max_count=3, number=1) == [2]
-    assert largest_gaps(rates, max_count=1, number=2) == [1]
-
-
-def test_a_proposal_from_noisy_dynamics_is_the_exact_algebra(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Rates of the true field with 3 % of noise: seven come first, and are rounded exactly."""
-    system = nbody(3, 2)
-    g = torch.Generator().manual_seed(0)
-    x = system.start(2000, g)
-    field = system.field(x)
-    field = field + 0.03 * field.std() * torch.randn(field.shape, generator=g, dtype=field.dtype)
-    model = _offer(12, 10)
-    monkeypatch.setattr(proposals, "mean_weight_field", lambda judge, x: (x, field))
-    found = Proposals(model, SymmetrisedNetwork(model.network), x)
-    assert found.best_counts(1) == [7]
-    assert found.next_count(0, {0}) == found.next_count(6, {0, 6, 8}) == 7
-    assert (
-        found.next_count(0, {0, 7}) is None and found.next_count(7, {0, 7}) is None
-    )  # no such rise
-    free = found.model_with(7)
-    assert isinstance(free.conserved, FreeSpan) and free.conserved.coefficients.requires_grad
-    assert coefficient_cost(free.conserved, 100) == pytest.approx(
-        0.5 * 7 * (90 - 7) * math.log(100)
-    )
-    made = round_quantities(free)
-    assert made is not None and isinstance(made.conserved, FixedSpan) and made.times is not None
-    assert not any(p.requires_grad for p in made.conserved.parameters())
-    assert coefficient_cost(made.conserved, 100) == 0
-    known = nbody_invariants(3, 2)
-    spectrum = analysis.spectrum(made.conserved)
-    assert spectrum.dimension == 7
-    inside = analysis.parallelness(generators(made.conserved.A, made.conserved.b), known)
-    torch.testing.assert_close(inside, torch.ones_like(inside), rtol=0, atol=1e-6)
-    slopes = torch.einsum("kij,mj->mki", made.conserved.A.double(), x) + made.conserved.b.double()
-    speed = slopes.square().sum((1, 2)).mean().sqrt() * made.times.variance**0.5
-    reach = torch.pi * float(speed / x.square().sum(-1).mean().sqrt())
-    assert reach == pytest.approx(RELATIVE_FLOW_LENGTH, rel=0.05)
-    with pytest.raises(ValueError, match="must have Quadratic or Combination quantities"):
-        Proposals(SymmetrisedNetwork(model.network), model, x)
-
-
-def test_the_energy_of_a_pendulum_is_proposed_from_functions(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    system = systems.pendulum().with_normal_start(1.5, 1.0)
-    x = system.start(500, torch.Generator().manual_seed(0))
-    functions = [
-        lambda x: 0.5 * x[..., 1] ** 2,
-        lambda x: -x[..., 0].cos(),
-        lambda x: x[..., 0] * x[..., 1],
-        lambda x: x[..., 0].sin(),
-    ]
-    network = HamiltonianNetwork(2, width=4)
-    offered = SymmetrisedNetwork(network, Combination(functions, 2), FlowTimes(2, "ball"))
-    monkeypatch.setattr(proposals, "mean_weight_field", lambda judge, x: (x, system.field(x)))
-    found = Proposals(offered, SymmetrisedNetwork(network), x)
-    assert found.best_counts(1) == [1]
-    assert found.next_count(0, {0}) is None  # two on offer: both are tried anyway
-    whole = round_quantities(found.model_with(1))
-    made = None if whole is None else whole.conserved
-    assert isinstance(made, Combination) and made.rounded
-    assert not made.coefficients.requires_grad
-    c = made.coefficients.detach().double()[0]
-    torch.testing.assert_close(c / c[0], torch.tensor([1.0, 1.0, 0.0, 0.0]).double())
-    free = Combination(functions, 2)
-    assert coefficient_cost(free, 100) == pytest.approx(0.5 * 2 * 2 * math.log(100))
-
-
-def test_the_winner_is_looked_at_for_what_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two oscillators of different frequencies: one energy won, the other one is proposed too."""
+def test_best_trial_proposes_one_more_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two anisotropic oscillators: one energy is selected, and both are proposed next."""
     system = systems.oscillators((1.0, math.sqrt(3)))
     data = transitions(simulate(system, 10, 6, 0.2, seed=1), 1e-3)
-    offered = _offer(4, 5)
-    plain = SymmetrisedNetwork(offered.network)
-    one = SymmetrisedNetwork(offered.network, Quadratic.fixed(energies(2).A[:1]))
-    looked_at = []
+    template = proposal_template(4, 5)
+    plain = SymmetrisedNetwork(template.network)
+    single = SymmetrisedNetwork(template.network, Quadratic.fixed(energies(2).A[:1]))
+    reference_models = []
 
     def field(model: SymmetrisedNetwork, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        looked_at.append(model)
+        reference_models.append(model)
         return x, system.field(x)
 
     monkeypatch.setattr(proposals, "mean_weight_field", field)
     config = TrainConfig(steps=2, draws=2, flows=4, burn_in=0.0)
-    for costs, model in (((9.0, 5.0), one), ((5.0, 9.0), plain)):
-        tried = judge._TrialRunner(data, config, judge._ProgressReport(None, 1.0))
-        tried.done = [Trial(costs[0], plain, None), Trial(costs[1], one, None)]
-        judge._propose_from_winner(tried, offered)
-        assert looked_at[-1] is model
-        found = tried.done[2:]
-        assert found and {trial.count for trial in found} == {2}
-        made = found[0].model.conserved
-        assert isinstance(made, Quadratic)
-        inside = analysis.parallelness(generators(made.A, made.b), energies(2))
+    for costs, model in (((9.0, 5.0), single), ((5.0, 9.0), plain)):
+        runner = selection._TrialRunner(data, config, selection._ProgressReport(None, 1.0))
+        runner.done = [Trial(costs[0], plain, None), Trial(costs[1], single, None)]
+        selection._propose_from_winner(runner, template)
+        assert reference_models[-1] is model
+        new_trials = runner.done[2:]
+        assert new_trials and {trial.count for trial in new_trials} == {2}
+        conserved = new_trials[0].model.conserved
+        assert isinstance(conserved, Quadratic)
+        inside = analysis.parallelness(generators(conserved.A, conserved.b), energies(2))
         torch.testing.assert_close(inside, torch.ones_like(inside), rtol=0, atol=1e-6)
-    functions = SymmetrisedNetwork(offered.network, Combination([lambda x: x[..., 0]], 1))
-    judge._propose_from_winner(tried, functions)  # dear: not tried
-    assert tried.done[2:] == found
+    functions = SymmetrisedNetwork(template.network, Combination([lambda x: x[..., 0]], 1))
+    selection._propose_from_winner(runner, functions)  # expensive flows: no new trial
+    assert runner.done[2:] == new_trials
 
 
 @pytest.mark.slow
-def test_the_evidence_takes_a_symmetry_and_refuses_what_is_none() -> None:
+def test_evidence_selects_a_true_symmetry_only() -> None:
     config = TrainConfig(steps=240, draws=2, flows=8, batch_size=64, burn_in=0.5, noise=1e-3)
     for system, count in (
         (systems.oscillators(), 1),
         (systems.pendulum().with_normal_start(1.5, 1.0), 0),
     ):
         data = transitions(simulate(system, 20, 10, 0.3, seed=1), 1e-3, seed=2)
-        offered = _offer(2, 3, width=16)
-        before = copy.deepcopy(offered.state_dict())
-        trained = train_and_select(offered, data, config)
-        for name, value in offered.state_dict().items():  # the given model is left alone
+        template = proposal_template(2, 3, width=16)
+        before = copy.deepcopy(template.state_dict())
+        trained = train_and_select(template, data, config)
+        for name, value in template.state_dict().items():  # the argument is unchanged
             torch.testing.assert_close(value, before[name])
         assert trained.trials[0]["quantities"] == 0
         finals = [t for t in trained.trials if t["steps"] == 240]
@@ -162,69 +89,216 @@ def test_the_evidence_takes_a_symmetry_and_refuses_what_is_none() -> None:
             assert float(inside.min()) > 0.999
 
 
-def test_judge_reports_every_stage() -> None:
+def test_train_and_select_reports_progress_and_trials() -> None:
     data = transitions(simulate(systems.oscillators(), 7, 4, 0.2, seed=1), 1e-3)
     config = TrainConfig(steps=10, draws=2, flows=4, record=5, burn_in=0.4)
     shares: list[float] = []
-    trained = train_and_select(_offer(2, 2), data, config, lambda r: shares.append(r["share"]))
+    trained = train_and_select(
+        proposal_template(2, 2), data, config, lambda r: shares.append(r["share"])
+    )
     assert shares == sorted(shares) and shares[-1] == pytest.approx(1.0)
     short = [t for t in trained.trials if t["steps"] == 3]
     finals = trained.trials[len(short) :]
-    assert 3 <= len(short) <= 1 + judge.PROPOSALS * judge.TRIALS_PER_PROPOSAL
+    assert 3 <= len(short) <= 1 + selection.PROPOSALS * selection.TRIALS_PER_PROPOSAL
     assert {t["quantities"] for t in short} == {0, 1, 2}
     assert {t["steps"] for t in finals} == {10}
     assert trained.history[-1]["step"] == 4 + sum(t["steps"] for t in trained.trials)
     assert trained.trials[0]["quantities"] == 0 and trained.trials[0]["rounded"] == 0
 
 
-def test_judge_keeps_to_its_time(work_clock: Callable[[], float]) -> None:
-    """More steps than fit are asked for; all trials still get equally many."""
+def test_train_and_select_respects_minutes(work_clock: Callable[[], float]) -> None:
+    """With more steps than fit in the time, all trials still have equally many."""
     data = transitions(simulate(systems.oscillators(), 7, 4, 0.2, seed=1), 1e-3)
     config = TrainConfig(steps=100_000, minutes=0.04, draws=2, flows=4, burn_in=0.5)
     started = work_clock()
-    trained = train_and_select(_offer(2, 2), data, config)
+    trained = train_and_select(proposal_template(2, 2), data, config)
     assert work_clock() - started < 2 * 60 * 0.04
     *short, last = (t["steps"] for t in trained.trials)
     assert len(set(short[:3])) == 1 and short[0] <= last < 100_000
 
 
 @pytest.mark.parametrize(("plain", "flows"), [(0.01, 0.03), (0.002, 0.002)])
-def test_the_time_is_shared_out(
+def test_plan_steps_divides_the_time(
     plain: float, flows: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of three quarters of the time: a fifth without quantities, two fifths for ten trials."""
+    """Of 75 % of the time, a fifth is for the first network and two fifths for ten trials."""
 
-    def each(model: SymmetrisedNetwork, *_: object) -> float:
+    def seconds_per_step(model: SymmetrisedNetwork, *_: object) -> float:
         return plain if model.conserved is None else flows
 
-    monkeypatch.setattr(judge, "seconds_per_step", each)
+    monkeypatch.setattr(selection, "seconds_per_step", seconds_per_step)
     data = transitions(simulate(systems.oscillators(), 7, 4, 0.2, seed=1), 1e-3)
     config = TrainConfig(steps=100_000, minutes=10, burn_in=0.5)
-    plan, seconds = judge.plan_steps(_offer(2, 2), data, config), 0.75 * 600
+    plan, seconds = selection.plan_steps(proposal_template(2, 2), data, config), 0.75 * 600
     assert plan.first * plain == pytest.approx(seconds / 5, abs=plain)
     trials = plan.trial * (plain + 3 * 3 * flows)
     assert trials == pytest.approx(2 * seconds / 5, abs=plain + 9 * flows)
     assert 2 * plan.last * flows == pytest.approx(2 * seconds / 5, abs=2 * flows)
-    few = judge.plan_steps(_offer(2, 2), data, config.change(steps=100))
-    assert few == judge.Plan(first=50, trial=25, last=100)  # no more than was asked for
+    plan = selection.plan_steps(proposal_template(2, 2), data, config.change(steps=100))
+    assert plan == selection.Plan(first=50, trial=25, last=100)  # limited by the steps
 
 
-def test_a_free_span_is_learned_and_held_afterwards() -> None:
-    """Units in which the energy is q^2 + 3 p^2 / 2: not whole, so the span has to be learned."""
+def test_free_span_is_learned_in_a_trial_and_frozen_afterwards() -> None:
+    """The energy (q^2 + 1.5 p^2) / 2 has no integer coefficients, so the span must be learned."""
     system = systems.from_energy(lambda x: 0.5 * (x[..., 0] ** 2 + 1.5 * x[..., 1] ** 2), 2)
     data = transitions(simulate(system, 10, 5, 0.2, seed=1), 1e-4)
     x = data.x
     rows = torch.tensor([[0.5, 0.0, 0.3, 0.1, 0.0]])  # q^2 + 0.6 p^2 + 0.1 q
-    start = _offer(2, 1)
+    start = proposal_template(2, 1)
     assert isinstance(start.conserved, Quadratic)
     free = FreeSpan(rows, x, 0.5, start.conserved)
     network = HamiltonianNetwork(2, width=8, generator=torch.Generator().manual_seed(0))
     model = SymmetrisedNetwork(network, free, FlowTimes(1, "cube", "quasi"))
     before = free.A.detach().clone()
     config = TrainConfig(steps=3, draws=2, flows=4, burn_in=0.0)
-    trials = judge._TrialRunner(data, config, judge._ProgressReport(None, 1.0))
+    trials = selection._TrialRunner(data, config, selection._ProgressReport(None, 1.0))
     trials.run(model)
     assert not torch.allclose(free.A, before)
-    held = judge._with_frozen_quantities(trials.done[0], model)
-    assert held.conserved is free and not free.coefficients.requires_grad
-    assert held.network is network
+    frozen = selection._with_frozen_quantities(trials.done[0], model)
+    assert frozen.conserved is free and not free.coefficients.requires_grad
+    assert frozen.network is network
+
+
+# ------------------------------------------------------------------------------------- ties
+
+
+@pytest.fixture
+def models() -> dict[str, SymmetrisedNetwork]:
+    """Return oscillator models with no quantity, learned, rounded, and averaged over the group."""
+    network = HamiltonianNetwork(2, width=4, generator=torch.Generator().manual_seed(0))
+    learned = SymmetrisedNetwork(
+        network, Quadratic.fixed(torch.eye(2)[None]), FlowTimes(1, "cube", "quasi")
+    )
+    rounded = round_quantities(learned)
+    assert rounded is not None
+    group = full_group(rounded, torch.randn(20, 2, generator=torch.Generator().manual_seed(1)))
+    assert group is not None
+    return {
+        "none": SymmetrisedNetwork(network),
+        "learned": learned,
+        "rounded": rounded,
+        "group": SymmetrisedNetwork(network, *group),
+    }
+
+
+def _trained(model: SymmetrisedNetwork) -> Trained:
+    return Trained(model, Noise(), TrainConfig(), [{"step": 1.0, "seconds": 1.0}])
+
+
+def test_trial_records(models: dict[str, SymmetrisedNetwork]) -> None:
+    trials = {name: Trial(1.0, model, None, 0.5) for name, model in models.items()}
+    assert [t.exactness for t in trials.values()] == [0, 0, 1, 2]
+    assert [t.count for t in trials.values()] == [0, 1, 1, 1]
+    record = trials["group"].to_record()
+    assert (record["rounded"], record["group"], record["steps"]) == (1.0, 1.0, 0)
+    assert (trials["rounded"].to_record()["group"], record["error"]) == (0.0, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("costs", "expected"),
+    [
+        # costs of none, learned, rounded, group; standard error 10, of a difference 14.1
+        ((500.0, 100.0, 90.0, 80.0), "group"),  # the lowest cost is also the most exact
+        ((500.0, 100.0, 90.0, 120.0), "group"),  # a tie: 30 nats, within three errors
+        ((500.0, 100.0, 90.0, 132.0), "group"),  # 42: just within
+        ((500.0, 100.0, 90.0, 133.0), "rounded"),  # 43: outside
+        ((500.0, 100.0, 140.0, 150.0), "rounded"),  # only rounded coefficients tie
+        ((500.0, 100.0, 150.0, 150.0), "learned"),  # no tie
+        ((80.0, 100.0, 90.0, 85.0), "none"),  # between counts the cost decides
+        ((95.0, 100.0, 90.0, 96.0), "group"),  # one quantity wins; the group ties with it
+        ((500.0, 100.0, math.inf, math.inf), "learned"),  # both diverged
+        ((500.0, math.inf, math.inf, math.inf), "none"),
+    ],
+)
+def test_ties_go_to_the_most_exact_trial(
+    models: dict[str, SymmetrisedNetwork], costs: tuple[float, ...], expected: str
+) -> None:
+    trials = {
+        name: Trial(cost, model, None, 10.0 if cost < math.inf else math.inf)
+        for (name, model), cost in zip(models.items(), costs, strict=True)
+    }
+    assert select_trial(list(trials.values())) is trials[expected]
+    assert select_trial(list(trials.values())[::-1]) is trials[expected]
+
+
+def test_difference_within_standard_errors_is_a_tie(models: dict[str, SymmetrisedNetwork]) -> None:
+    """Costs measured for two oscillators: the group is 98 nats worse, with errors 74 and 177."""
+    short = Trial(-77_612.3, models["rounded"], _trained(models["rounded"]), 74.3)
+    group = Trial(-77_514.5, models["group"], _trained(models["group"]), 176.6)
+    assert abs(short.cost - group.cost) < TIE_STANDARD_ERRORS * math.hypot(short.error, group.error)
+    assert select_trial([short, group]) is group
+    # The same rule selects among the final networks and the winner of the short trials.
+    first, plain_trial = _trained(models["none"]), Trial(-75_115.7, models["none"], None, 25.5)
+    winner = Trial(-76_364.8, models["rounded"], _trained(models["rounded"]), 73.6)
+    result = _combine(first, [plain_trial, winner], [short, group], winner)
+    assert result is group.trained and result.model is models["group"]
+    assert [t["group"] for t in result.trials] == [0, 0, 0, 1]
+
+
+def _two_bodies(names: tuple[str, ...]) -> SymmetrisedNetwork:
+    """Return a model with some of the seven quantities of two bodies, rounded."""
+    known = nbody_invariants(2, 2)
+    index = [known.names.index(name) for name in names]
+    A, b = known.A[index], known.b[index]
+    network = HamiltonianNetwork(8, width=4, generator=torch.Generator().manual_seed(0))
+    conserved = canonical_span(A, b, Quadratic.fixed(A, b))
+    return SymmetrisedNetwork(network, conserved, FlowTimes(len(index), "ball"))
+
+
+def test_ties_between_counts_go_to_closed_spans() -> None:
+    names = nbody_invariants(2, 2).names
+    seven, six = _two_bodies(names), _two_bodies(names[:-1])  # not closed without P_y^2
+    plain = SymmetrisedNetwork(seven.network)
+    learned = SymmetrisedNetwork(seven.network, Quadratic.fixed(torch.eye(8)[None]))
+    assert Trial(0.0, seven, None).is_closed and not Trial(0.0, six, None).is_closed
+    assert not Trial(0.0, plain, None).is_closed and not Trial(0.0, learned, None).is_closed
+    # Costs measured for three bodies: 565 nats apart, with errors 405 and 488.
+    six_trial, seven_trial = (
+        Trial(-204_581.0, six, None, 405.2),
+        Trial(-204_016.0, seven, None, 487.5),
+    )
+    loser = Trial(-179_754.0, plain, None, 30.0)
+    assert select_trial([loser, six_trial, seven_trial]) is seven_trial
+    worse = Trial(-200_000.0, seven, None, 487.5)  # no tie
+    assert select_trial([loser, six_trial, worse]) is six_trial
+    learned_trial = Trial(-204_581.0, learned, None, 405.2)
+    assert select_trial([loser, learned_trial, seven_trial]) is seven_trial
+    # The two momenta are closed, too: the cost decides.
+    momenta = Trial(-204_300.0, _two_bodies(names[:2]), None, 400.0)
+    assert select_trial([six_trial, momenta, seven_trial]) is momenta
+    # Against no quantities the cost decides.
+    plain_trial = Trial(-204_581.0, plain, None, 400.0)
+    assert select_trial([plain_trial, seven_trial]) is plain_trial
+
+
+def test_equal_costs_are_a_tie(models: dict[str, SymmetrisedNetwork]) -> None:
+    rounded, group = Trial(1.0, models["rounded"], None), Trial(1.0, models["group"], None)
+    assert rounded.ties_with(group) and select_trial([rounded, group]) is group
+    diverged = Trial(math.inf, models["group"], None)
+    assert not rounded.ties_with(diverged)
+    assert diverged.ties_with(Trial(math.inf, models["none"], None))
+    group.cost = math.nextafter(1.0, 2.0)
+    assert select_trial([rounded, group]) is rounded
+
+
+def test_finalist_includes_a_narrow_loser_to_no_quantities(
+    models: dict[str, SymmetrisedNetwork],
+) -> None:
+    free = models["learned"]
+    plain_trial = Trial(50.0, models["none"], _trained(models["none"]))
+    near, far = (
+        Trial(50 + 100 * MAX_DEFICIT_PER_DATUM + by, free, _trained(free)) for by in (-1, 1)
+    )
+    assert finalist([plain_trial, near], plain_trial, 100) is near
+    assert finalist([plain_trial, far], plain_trial, 100) is None
+    assert finalist([plain_trial, Trial(math.inf, free, None)], plain_trial, 100) is None
+    better = Trial(10.0, free, _trained(free))
+    assert finalist([plain_trial, better], better, 100) is better
+
+
+def test_best_rounded(models: dict[str, SymmetrisedNetwork]) -> None:
+    learned = Trial(10.0, models["learned"], _trained(models["learned"]))
+    rounded = Trial(99.0, models["rounded"], _trained(models["rounded"]))
+    diverged = Trial(math.inf, models["rounded"], None)
+    assert best_rounded([learned, rounded, diverged], learned) is rounded
+    assert best_rounded([learned, diverged], learned) is learned

@@ -1,4 +1,4 @@
-"""Systems, true trajectories, integrators: against scipy, closed forms and convergence rates."""
+"""Mechanics, systems and trajectories, against scipy, closed forms and convergence rates."""
 
 import math
 
@@ -31,7 +31,7 @@ SYSTEMS = [
 
 
 @pytest.mark.parametrize("system", SYSTEMS, ids=lambda s: s.name)
-def test_true_trajectories_agree_with_scipy(system: systems.System) -> None:
+def test_solve_agrees_with_scipy_and_conserves_energy(system: systems.System) -> None:
     start = system.start(2, torch.Generator().manual_seed(3))
     times = torch.tensor([0.0, 0.3, 1.0])
     states = solve(system.field, start, times)
@@ -46,7 +46,7 @@ def test_true_trajectories_agree_with_scipy(system: systems.System) -> None:
     assert (energy - energy[:, :1]).abs().max() < 1e-8
 
 
-def test_field_is_the_gradient_turned() -> None:
+def test_field_matches_finite_differences_of_the_energy() -> None:
     system = nbody(2, 2, masses=(1.0, 3.0), softening=0.5)
     x = system.start(4, torch.Generator().manual_seed(0))
     J = symplectic_form(4)
@@ -56,7 +56,7 @@ def test_field_is_the_gradient_turned() -> None:
     torch.testing.assert_close(apply_symplectic_form(slope), slope @ J.mT)
 
 
-def test_angular_momentum_and_energy_commute_and_position_does_not() -> None:
+def test_poisson_brackets_of_the_kepler_problem() -> None:
     system = systems.kepler(2)
     x = system.start(5, torch.Generator().manual_seed(1))
 
@@ -69,7 +69,7 @@ def test_angular_momentum_and_energy_commute_and_position_does_not() -> None:
 
 
 @pytest.mark.parametrize("name", mechanics.INTEGRATORS)
-def test_integrators_have_their_order(name: mechanics.IntegratorName) -> None:
+def test_integrators_converge_with_their_order(name: mechanics.IntegratorName) -> None:
     system = systems.pendulum()
     step = mechanics.integrator_by_name(name)
     x = torch.tensor([[0.7, 0.4]], dtype=torch.float64)
@@ -92,13 +92,13 @@ def test_symplectic_integrators_are_symplectic(name: mechanics.IntegratorName) -
         return torch.stack([p1, p2, -q1 - 2 * q1 * q2, -q2 - q1**2 + q2**2], -1)
 
     torch.testing.assert_close(field(x), system.field(x))
-    h = 0.02 if name == "implicit-midpoint" else 0.3  # where its rounds have converged
+    h = 0.02 if name == "implicit-midpoint" else 0.3  # where the fixed-point iteration converges
     jacobian = torch.func.jacrev(lambda x: step(field, x, h))(x)
     assert is_symplectic(jacobian, 1e-8)
     assert not is_symplectic(torch.func.jacrev(lambda x: mechanics.euler(field, x, 0.3))(x))
 
 
-def test_steps_may_differ_from_datum_to_datum() -> None:
+def test_step_sizes_may_differ_between_states() -> None:
     system = systems.pendulum()
     x = torch.randn(3, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     h = torch.tensor([[0.1], [0.2], [0.3]], dtype=torch.float64)
@@ -110,7 +110,7 @@ def test_steps_may_differ_from_datum_to_datum() -> None:
         mechanics.integrator_by_name("rk5")  # type: ignore[arg-type]
 
 
-def test_own_energy_and_bodies_are_checked() -> None:
+def test_from_energy_and_nbody_validate_their_input() -> None:
     with pytest.raises(ValueError, match="even number of entries, got 3"):
         systems.from_energy(lambda x: x.sum(-1), 3)
     with pytest.raises(ValueError, match=r"\[3, 2\] -> \[3\], got shape \[3, 2\]"):
@@ -120,15 +120,15 @@ def test_own_energy_and_bodies_are_checked() -> None:
     assert degrees_of_freedom(6) == 3
 
 
-def test_trajectories_that_blow_up_are_reported() -> None:
+def test_solve_raises_if_the_tolerance_is_not_reached() -> None:
     with pytest.raises(FloatingPointError, match="do not reach the tolerance .* Soften"):
         solve(lambda x: x**3, torch.full((1, 2), 1e3), torch.tensor([0.0, 2.0]))
 
 
-# -------------------------------------------------------------------------------- bad trajectories
+# ------------------------------------------------------------------------------------ trajectories
 
 
-def test_bad_trajectories_are_refused_by_row() -> None:
+def test_invalid_trajectories_raise_with_trajectory_and_row() -> None:
     x = torch.randn(2, 4, 2, dtype=torch.float64)
     t = torch.arange(4.0)
     with pytest.raises(ValueError, match="got 2 then 1 in trajectory 1, rows 2 and 3"):
@@ -144,7 +144,7 @@ def test_bad_trajectories_are_refused_by_row() -> None:
         Trajectories.of(x, t)
 
 
-def test_missing_states_are_left_out() -> None:
+def test_transitions_leave_out_missing_states() -> None:
     x = torch.arange(20.0, dtype=torch.float64).view(2, 5, 2)
     x[0, 2, 1] = torch.nan
     data = transitions(Trajectories.of(x, torch.tensor([0.0, 1.0, 3.0, 4.0, 6.0])))
@@ -157,7 +157,7 @@ def test_missing_states_are_left_out() -> None:
         transitions(Trajectories.of(torch.full((1, 2, 2), torch.nan), torch.arange(2.0)))
 
 
-def test_seeds_keep_sets_apart_and_noise_is_drawn_once() -> None:
+def test_seeds_of_simulation_and_noise() -> None:
     system = systems.oscillators()
     a, again, b = (simulate(system, 3, 2, 0.2, seed) for seed in (1, 1, 2))
     assert torch.equal(a.states, again.states)

@@ -1,4 +1,4 @@
-"""Training: the bound, its pieces, and what it learns on tiny problems."""
+"""Training: likelihood, bound, and small learning problems."""
 
 import math
 
@@ -33,8 +33,8 @@ def _model(seed: int = 0, conserved: Quadratic | None = None) -> SymmetrisedNetw
     return SymmetrisedNetwork(HamiltonianNetwork(2, width=8, generator=g), conserved)
 
 
-def test_weights_start_at_the_size_that_keeps_activations() -> None:
-    """Normal with variance one over the inputs, of the first layer one; as are the deviations."""
+def test_initial_weights_have_inverse_fan_in_variance() -> None:
+    """The first layer has variance 1; posterior deviations scale likewise."""
     network = HamiltonianNetwork(4, width=400, std=0.1, generator=torch.Generator().manual_seed(0))
     for posterior, size in zip(network.posteriors, (1.0, 1 / 20, 1 / 20), strict=True):
         assert float(posterior.mean.detach().std()) == pytest.approx(size, rel=0.1)
@@ -42,7 +42,7 @@ def test_weights_start_at_the_size_that_keeps_activations() -> None:
         assert float(deviation) == pytest.approx(0.1 * size, rel=1e-5)
 
 
-def test_likelihood_of_the_truth_is_its_noise() -> None:
+def test_nll_matches_normal_distribution() -> None:
     data = transitions(DATA, 1e-2, horizon=3)
     predicted = rollout(OSCILLATOR.field, data, 1, rk4, substeps=4)
     clean = transitions(DATA, horizon=3)
@@ -52,7 +52,7 @@ def test_likelihood_of_the_truth_is_its_noise() -> None:
     torch.testing.assert_close(noise.nll(predicted, data)[0], -truth, rtol=1e-5, atol=1e-5)
 
 
-def test_closed_noise_finds_the_variance() -> None:
+def test_closed_form_noise_converges_to_the_residual_variance() -> None:
     data = transitions(DATA, 4e-2)
     predicted = rollout(OSCILLATOR.field, data, 1, rk4)
     noise = Noise(1.0, "closed", rate=0.2)
@@ -62,7 +62,7 @@ def test_closed_noise_finds_the_variance() -> None:
     assert float(noise.variance) == pytest.approx(residual, rel=1e-3)
 
 
-def test_closed_noise_can_be_held() -> None:
+def test_closed_form_noise_can_be_frozen() -> None:
     data = transitions(DATA, 4e-2)
     predicted = rollout(OSCILLATOR.field, data, 1, rk4)
     noise = Noise(0.3, "closed", rate=0.2)
@@ -77,7 +77,7 @@ def test_closed_noise_can_be_held() -> None:
     assert set(noise.state_dict()) == {"log_variance"}
 
 
-def test_residuals_of_a_new_network_are_not_taken_for_noise() -> None:
+def test_closed_form_noise_stays_fixed_during_noise_hold() -> None:
     config = TrainConfig(steps=12, draws=2, flows=4, record=2, noise=1e-3, noise_kind="closed")
     data = transitions(DATA, 1e-3)
     levels = [r["noise"] for r in train(_model(), data, config).history]
@@ -86,7 +86,7 @@ def test_residuals_of_a_new_network_are_not_taken_for_noise() -> None:
     assert moved[0]["noise"] > 2e-3
 
 
-def test_missing_states_do_not_count() -> None:
+def test_nll_leaves_out_missing_states() -> None:
     states = DATA.states.clone()
     states[2, 2] = torch.nan
     data = transitions(Trajectories.of(states, DATA.times), horizon=2)
@@ -119,7 +119,7 @@ def test_velocities_are_second_order_on_irregular_times() -> None:
     ],
     ids=str,
 )
-def test_training_lowers_the_bound(change: dict[str, object]) -> None:
+def test_training_improves_the_bound(change: dict[str, object]) -> None:
     config = TrainConfig(steps=40, draws=2, flows=4, record=10).change(**change)
     data = velocities(DATA) if config.target == "derivative" else transitions(DATA, 1e-3)
     trained = train(_model(conserved=Quadratic(2, 1)), data, config)
@@ -130,7 +130,7 @@ def test_training_lowers_the_bound(change: dict[str, object]) -> None:
         assert trained.seconds < 2 * 60 * config.minutes
 
 
-def test_same_seed_same_result() -> None:
+def test_equal_seeds_give_equal_results() -> None:
     config = TrainConfig(steps=5, draws=2, flows=4, batch_size=8)
     data = transitions(DATA, 1e-3)
     first, second = (train(_model(conserved=_start()), data, config).bound for _ in range(2))
@@ -141,7 +141,7 @@ def _start() -> Quadratic:
     return Quadratic(2, 1, generator=torch.Generator().manual_seed(3))
 
 
-def test_bound_is_fit_plus_divergence() -> None:
+def test_bound_is_nll_plus_kl() -> None:
     data = transitions(DATA, 1e-3)
     trained = train(_model(), data, TrainConfig(steps=3, draws=2))
     value = evidence_bound(trained, data, draws=64)
@@ -149,7 +149,7 @@ def test_bound_is_fit_plus_divergence() -> None:
     assert value["neg_elbo"] == pytest.approx(value["nll"] + value["kl"])
 
 
-def test_overflow_is_skipped_and_training_goes_on() -> None:
+def test_steps_that_overflow_are_skipped_and_counted() -> None:
     data = transitions(DATA, 1e-3)
     broken = data.at(torch.arange(len(data)))
     broken.y[0, 0, 0] = 1e30
@@ -161,7 +161,7 @@ def test_overflow_is_skipped_and_training_goes_on() -> None:
         train(_model(), broken, TrainConfig(steps=60, draws=2, record=60))
 
 
-def test_wrong_options_are_refused() -> None:
+def test_invalid_options_raise() -> None:
     for change, message in (
         ({"steps": 0}, "steps must be at least 1"),
         ({"lr": 0.0}, "lr must be positive"),
@@ -173,8 +173,8 @@ def test_wrong_options_are_refused() -> None:
             TrainConfig(**change)  # type: ignore[arg-type]
 
 
-def test_simulator_goes_there_and_back() -> None:
-    """With SO(2) built in, radius and learned energy stay along a long rollout."""
+def test_simulator_is_reversible_and_conserves_energy() -> None:
+    """With SO(2) built in, radius and learned energy are constant along a long rollout."""
     data = transitions(DATA, 1e-3)
     config = TrainConfig(steps=150, draws=2, flows=8, integrator="rk4")
     trained = train(_model(conserved=unitary(1).quadratic()), data, config)
@@ -191,8 +191,8 @@ def test_simulator_goes_there_and_back() -> None:
 
 
 @pytest.mark.parametrize("kind", ["none", "affine", "solved"])
-def test_simulator_is_saved_and_moved_like_any_module(kind: str) -> None:
-    """Weights and flows are in its state, and states may be of any type."""
+def test_simulator_state_dict_and_dtype(kind: str) -> None:
+    """The state dict holds weights and flows, and states may have any dtype."""
     solved = Combination([lambda x: x.square().sum(-1)], 1, std=0.5, steps=2)
     conserved = {"none": None, "affine": unitary(1).quadratic(), "solved": solved}[kind]
     one, other = (
@@ -210,7 +210,7 @@ def test_simulator_is_saved_and_moved_like_any_module(kind: str) -> None:
 
 
 @pytest.mark.slow
-def test_evidence_learns_the_rotation_and_likelihood_does_not() -> None:
+def test_bound_learns_the_rotation_but_likelihood_does_not() -> None:
     from symrazor.experiments import noether, noether_oscillator
 
     problem = noether_oscillator.setting(noether.Options(small=True), 0)

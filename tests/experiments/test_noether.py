@@ -1,4 +1,4 @@
-"""The experiments on conserved quantities: their files and commands, with hardly any training."""
+"""Files and commands of the experiments on conserved quantities, with minimal training."""
 
 import json
 import subprocess
@@ -20,8 +20,8 @@ from symrazor.experiments import (
 KEYS = ("parallelness", "singular_values", "test_mse", "neg_elbo_per_datum")
 
 
-def test_ratios_of_the_models_that_were_run() -> None:
-    """A model that was left out has none; those of several seeds are ratios of means."""
+def test_ratios_only_between_models_that_were_run() -> None:
+    """Ratios over several seeds are ratios of means."""
     row = {"seed": 0, "neg_elbo_per_datum": 0.0, "nll_per_datum": 0.0, "kl_per_datum": 0.0}
     row |= {"seconds": 1.0}
     errors = {"learned": [1.0, 3.0], "hnn": [6.0, 4.0]}
@@ -37,8 +37,8 @@ def _cells(table: str) -> list[str]:
     return [text.strip() for text in table.splitlines()[2].split("|")[1:-1]]
 
 
-def test_tables_say_none_where_there_is_no_value() -> None:
-    """As for a plain network, which has no conserved quantities."""
+def test_tables_show_none_for_missing_values() -> None:
+    """A plain network has no conserved quantities."""
     row = {"model": "hnn", "seed": 0, "seconds": 1.0, "dimension": 0, "conserved": 0}
     row |= {"singular_values": [], "parallelness": [], "drift": None, "test_mse": 0.5}
     row |= {"neg_elbo_per_datum": 0.1, "nll_per_datum": 0.2, "kl_per_datum": 0.3}
@@ -55,19 +55,19 @@ def test_tables_say_none_where_there_is_no_value() -> None:
     assert found == ["hnn", "0", "0 / 1", "none", "none", "1 / 1", "none", "1"]
 
 
-def test_a_drift_that_does_not_exist_is_left_out_of_the_mean() -> None:
+def test_missing_drift_is_left_out_of_the_mean() -> None:
     rows = [{"model": "a", "seed": seed, "drift": d} for seed, d in enumerate((None, 0.5, 1.5))]
     assert noether_results.document("x", rows, True, "cpu")["models"]["a"]["drift"] == 1.0
 
 
-def test_a_model_without_conserved_quantities_has_no_drift() -> None:
+def test_quantity_drift_is_none_without_conserved_quantities() -> None:
     options = noether.Options(small=True, device="cpu", steps=2, set=("flows=2",))
     problem = noether_oscillator.setting(options, 0)
     trained = noether.train_model(problem, "hnn", noether.with_options(problem.config, options, 0))
     assert noether_controls.quantity_drift(trained, problem.held_out) is None
 
 
-def test_oscillator_writes_its_keys(tmp_path: Path) -> None:
+def test_oscillator_results_have_all_keys(tmp_path: Path) -> None:
     file = tmp_path / "a.json"
     options = noether.Options(small=True, device="cpu", json=file, steps=4)
     text = noether_oscillator.run(options)
@@ -98,7 +98,7 @@ def test_other_experiments_run(tmp_path: Path) -> None:
     assert set(found["models"]) == set(noether_controls.ROWS) and "test_mse" not in found
 
 
-def test_a_control_alone_has_its_keys_on_top(tmp_path: Path) -> None:
+def test_single_control_has_its_results_at_the_top_level(tmp_path: Path) -> None:
     file = tmp_path / "c.json"
     options = noether.Options(small=True, device="cpu", steps=2, set=("flows=2",), json=file)
     noether_controls.run(options, ("likelihood",))
@@ -106,7 +106,7 @@ def test_a_control_alone_has_its_keys_on_top(tmp_path: Path) -> None:
     assert all(key in document for key in KEYS)
 
 
-def test_discover_has_a_row_for_each_system(tmp_path: Path) -> None:
+def test_discover_experiment_has_a_row_per_system(tmp_path: Path) -> None:
     file = tmp_path / "d.json"
     options = noether.Options(small=True, device="cpu", steps=2, json=file)
     text = noether_discover.run(options, ("pendulum",), minutes=0.02)
@@ -131,7 +131,7 @@ def test_discover_has_a_row_for_each_system(tmp_path: Path) -> None:
         ("noether_discover", "--minutes"),
     ],
 )
-def test_help_tells_every_option(module: str, own: str) -> None:
+def test_help_lists_every_option(module: str, own: str) -> None:
     told = subprocess.run(
         [sys.executable, "-m", f"symrazor.experiments.{module}", "--help"],
         capture_output=True,
@@ -160,6 +160,6 @@ def test_help_tells_every_option(module: str, own: str) -> None:
         ),
     ],
 )
-def test_wrong_options_are_refused(run: object, message: str) -> None:
+def test_invalid_options_raise(run: object, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         run(noether.Options(small=True, steps=1, device="cpu"))  # type: ignore[operator]

@@ -1,4 +1,4 @@
-"""The talk's first part as an experiment: what its figure claims, and its files."""
+"""The experiment on the first part of the talk: its claims and its files."""
 
 import json
 from pathlib import Path
@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from symrazor.experiments import talk_basis
-from symrazor.experiments.talk_basis import Results, Options, same_order
+from symrazor.experiments.talk_basis import Options, Results, same_order
 
 
-def test_evidence_orders_models_as_the_test_error_does() -> None:
+def test_order_by_evidence_is_the_order_by_test_error() -> None:
     for seed in range(3):
         results = Results()
         talk_basis.four_panels(results, seed)
@@ -24,7 +24,7 @@ def test_evidence_orders_models_as_the_test_error_does() -> None:
         )  # the training error chooses the worst but one
 
 
-def test_training_error_falls_with_size_and_test_error_does_not() -> None:
+def test_training_error_falls_with_size_but_test_error_does_not() -> None:
     results = Results()
     talk_basis.error_by_size(results, 0, repeats=2)
     plain = [row for row in results.sizes if not row["symmetric"]]
@@ -36,7 +36,9 @@ def test_training_error_falls_with_size_and_test_error_does_not() -> None:
     assert symmetric[-1]["test"] < plain[-1]["test"]
 
 
-def test_files_and_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_writes_tables_json_and_figure(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     file, figure = tmp_path / "new" / "a.json", tmp_path / "a.png"
     talk_basis.main(["--small", "--seed", "1", "--json", str(file), "--figure", str(figure)])
     text = capsys.readouterr().out
@@ -60,7 +62,7 @@ def test_deep_network_by_three_objectives() -> None:
     assert max(laplace["omega2"], bound["omega2"]) < talk_basis.DEEP_INITIAL_OMEGA2 < loss["omega2"]
 
 
-def test_options_are_those_of_every_experiment() -> None:
+def test_common_options_and_even_truth() -> None:
     assert {"small", "data", "device", "seed", "json"} <= set(Options.__dataclass_fields__)
     x, y = talk_basis.sample(5, 0)
     assert x.shape == (5, 1) and y.shape == (5,)
