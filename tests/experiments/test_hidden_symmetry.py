@@ -39,7 +39,7 @@ def test_results_merge_and_print(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert [one["seed"] for one in runs] == [0, 1]
     assert markdown(runs) == text and "of 2 |" in text
     assert set(runs[0]["shares"]) == {"S8"} and len(runs[0]["free_shares"]) == 2
-    with pytest.raises(ValueError, match="expected rows among set, order"):
+    with pytest.raises(ValueError, match="Rows: set, order"):
         run(Options(rows=("sets",)))
 
 

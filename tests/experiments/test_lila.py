@@ -51,12 +51,12 @@ def test_resnet_by_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
 @pytest.mark.parametrize("name", ["lila_recovery", "lila_resnet"])
 def test_rows_that_are_not_there(name: str) -> None:
     module = {"lila_recovery": lila_recovery, "lila_resnet": lila_resnet}[name]
-    with pytest.raises(ValueError, match="expected rows"):
+    with pytest.raises(ValueError, match="No row matches"):
         module.run(lila.Options(small=True, rows=("nonsense",)))
 
 
 def test_no_data(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(ValueError, match="expected --data DIR"):
+    with pytest.raises(ValueError, match="Use --data DIR"):
         lila_small_data.run(lila.Options(rows=("mnist/312/none",)))
     with pytest.raises(SystemExit, match="2"):
         lila.main("lila-resnet", lila_resnet.run, ["--rows", "none"])

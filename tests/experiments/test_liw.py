@@ -107,7 +107,7 @@ def test_a_sparse_gaussian_process_pays_the_same_divergence() -> None:
 
 def test_without_gpytorch_there_is_a_word(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "gpytorch", None)
-    with pytest.raises(ValueError, match="expected gpytorch, got none; do: pip install gpytorch"):
+    with pytest.raises(ValueError, match="pip install gpytorch"):
         liw_gp.gaussian_process(torch.rand(5, 3), 2)
     with pytest.raises(ValueError, match="expected rows in fully rotated, translated"):
         liw_gp.run(Options(small=True, rows=("table 9",)))
@@ -191,7 +191,7 @@ def test_rings_have_their_radii() -> None:
     outer = radius > 0.7
     assert torch.allclose(radius[outer], torch.tensor(1.0))
     assert float(angle[outer | (y == 0)].abs().max()) <= 60
-    with pytest.raises(ValueError, match="arc of up to 360"):
+    with pytest.raises(ValueError, match="degrees <= 360"):
         rings(10, 400)
 
 
@@ -206,7 +206,7 @@ def test_wrong_options_end_with_a_word(tmp_path: Path, capsys: pytest.CaptureFix
         Options(kept_scale=0.0)
     with pytest.raises(ValueError, match="--kept-scale and --learn-scales, got both"):
         Options(kept_scale=3.0, learn_scales=True)
-    with pytest.raises(ValueError, match="expected --data DIR"):
+    with pytest.raises(ValueError, match="Use --data DIR"):
         liw_table2.run(Options(device="cpu"))
     with pytest.raises(ValueError, match="expected rows in rings, recovery"):
         liw_figures.run(Options(small=True, rows=("figure 9",)))

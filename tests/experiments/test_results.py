@@ -49,12 +49,12 @@ def test_a_run_that_diverged_has_the_setting_of_the_others() -> None:
 @pytest.mark.parametrize(
     ("runs", "message"),
     [
-        (5, "expected a list of runs in .*, got int; do: choose another file"),
-        ({}, "expected a list of runs in .*, got dict"),
-        ([{}], "seed 0, got one without epochs, accuracy, nll, evidence, free_shares, seconds, "),
+        (5, "its runs are a int, not a list"),
+        ({}, "its runs are a dict, not a list"),
+        ([{}], "seed 0 lacks epochs, accuracy, nll, evidence, free_shares, seconds, "),
         (
             [{"error": "diverged"}],
-            "expected a whole run of row .*, got one without epochs; do: rem",
+            "run of row .* lacks epochs",
         ),
     ],
 )
@@ -98,9 +98,12 @@ def test_events_of_a_resumed_run_go_on(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"seed": ()}, "expected one seed or more, got none; do --seed 0 1 2"),
-        ({"set": ("save=run",), "seed": (0, 1)}, "expected one row and seed with --set save=run"),
-        ({"set": ("resume=run",), "rows": ("*/conv/map",)}, "with --set resume=run, got 2 runs"),
+        ({"seed": ()}, "No seeds given"),
+        ({"set": ("save=run",), "seed": (0, 1)}, "--set save=run allows one run"),
+        (
+            {"set": ("resume=run",), "rows": ("*/conv/map",)},
+            "--set resume=run allows one run, but 2",
+        ),
     ],
 )
 def test_many_runs_and_none(change: dict[str, Any], message: str) -> None:

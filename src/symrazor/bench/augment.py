@@ -1,14 +1,14 @@
-r"""What the gradient of the evidence in learned widths costs, in epochs of SGD.
+"""Measure the cost of the evidence gradient in learned augmentation ranges, in epochs of SGD.
 
 | comparison | goal |
 |---|---|
-| one estimate with its gradient in six widths, S = 20, over an SGD epoch on all copies | 10 |
+| one estimate with its gradient in six ranges, S = 20, over an SGD epoch on all copies | 10 |
 | its memory over that of one SGD step on a batch of all copies, plus the factors | 1 |
 
 The network is the eight-convolution net of `bench.evidence` behind an affine augmentation. Both see
-the same pictures, N data of S copies each; a Razor works on each batch in two pieces unless told
-otherwise. Everything is timed in turn, and medians are divided.
-Memory is that of a fresh process; the factors are counted in float64.
+the same images, N samples with S copies each; a Razor splits each batch in two pieces by default.
+Variants are timed in turn, and medians are compared. Memory is that of a fresh process; the factors
+are counted in float64.
 """
 
 from collections.abc import Callable
@@ -33,9 +33,9 @@ GOAL = "evidence and gradient, one probe"
 
 @dataclass(frozen=True)
 class Row:
-    """One variant: its time over that of the SGD epoch, and its peak memory.
+    """One variant: its time relative to the SGD epoch, and its peak memory.
 
-    `of_batch` is the peak over that of the SGD epoch plus the size of the factors.
+    `of_batch` is the peak relative to that of the SGD epoch plus the size of the factors.
     """
 
     variant: str
@@ -48,7 +48,7 @@ class Row:
 
 
 def variants(alpha: int, n: int, batch: int) -> Runs:
-    """An SGD epoch, and estimates without and with the gradient in the widths."""
+    """Return an SGD epoch, and estimates without and with the gradient in the ranges."""
     torch.manual_seed(0)
     model = Augmented(network(alpha), Augment(affine("affine", 0.1), SAMPLES)).eval()
     x, y = data(n)
@@ -83,7 +83,7 @@ def _gradient(razor: sr.Razor, loader: TensorLoader) -> object:
 
 
 def factors_mb(alpha: int) -> float:
-    """Megabytes of the Kronecker factors and dense blocks of the network, in float64."""
+    """Return the size of the Kronecker factors and dense blocks in float64, in megabytes."""
     x, y = data(2)
     razor = sr.Razor(network(alpha).eval(), "categorical", 2, estimator="mc")
     sums = razor._collect(TensorLoader(x, y, 2), None).sums.values()
@@ -92,7 +92,7 @@ def factors_mb(alpha: int) -> float:
 
 
 def first_peak(alpha: int, name: str, n: int, batch: int, threads: int) -> float:
-    """`peak_memory` of one variant in a process that has so far run it on 2 data only."""
+    """Return the `peak_memory` of one variant after a warm-up on 2 samples only."""
     torch.set_num_threads(threads)
     variants(alpha, 2, 1)[name]()
     return peak_memory(variants(alpha, n, batch)[name])
@@ -101,7 +101,7 @@ def first_peak(alpha: int, name: str, n: int, batch: int, threads: int) -> float
 def main(
     rounds: int = 3, file: Path | None = None, alpha: int = 4, n: int = 48, batch: int = 12
 ) -> list[Row]:
-    """All variants; also written to a file if one is given."""
+    """Measure all variants and write the rows to a file if one is given."""
     runs, threads = variants(alpha, n, batch), torch.get_num_threads()
     times = interleave(runs, rounds)
     base = times["SGD epoch"]

@@ -1,12 +1,13 @@
-r"""What one evidence estimate costs, in epochs of plain SGD over the same data.
+"""Measure the cost of one evidence estimate, in epochs of plain SGD over the same data.
 
 The network is the eight-convolution net of ELLA section 6.2 (channels 3, a, 2a, 2a, 4a, 4a, 8a, 8a,
-16a; strides 1, 2, 1, 2, 1, 2, 2, 2; then 16a -> 64a -> 10). An estimate is everything: factors,
+16a; strides 1, 2, 1, 2, 1, 2, 2, 2; then 16a -> 64a -> 10). An estimate includes the factors,
 float64 eigenvalues, the evidence and its gradient in all log precisions. Variants are timed in
-turn, round after round, so that a busy machine slows all of them alike, and medians are compared.
+turn, round after round, so that other load on the machine affects all of them equally, and medians
+are compared.
 
-Two more tables: `growth`, the cost against the number of data and of outputs; `probes`, the error
-of the Monte Carlo estimators against the exact one.
+Two more tables: `growth`, the cost against the number of samples and outputs; `probes`, the error
+of the Monte Carlo estimators relative to the exact one.
 """
 
 import statistics
@@ -51,7 +52,7 @@ class Row:
 def network(
     alpha: int, padding: Padding = "zeros", outputs: int = OUTPUTS, seed: int = 0
 ) -> nn.Module:
-    """The eight-convolution net for 32 x 32 colour images."""
+    """Return the eight-convolution net for 32 x 32 colour images."""
     torch.manual_seed(seed)
     channels = [3, *(alpha * m for m in (1, 2, 2, 4, 4, 8, 8, 16))]
     blocks: list[nn.Module] = []
@@ -64,14 +65,14 @@ def network(
 
 
 def data(n: int, outputs: int = OUTPUTS) -> tuple[Tensor, Tensor]:
-    """Noise images and labels: the cost does not depend on what is in them."""
+    """Return random images and labels; the cost does not depend on their content."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(n, 3, 32, 32, generator=generator)
     return x, torch.randint(0, outputs, (n,), generator=generator)
 
 
 def sgd_epoch(model: nn.Module, loader: TensorLoader) -> Callable[[], None]:
-    """One epoch of SGD with momentum."""
+    """Run one epoch of SGD with momentum."""
     optimiser = torch.optim.SGD(model.parameters(), lr=1e-5, momentum=0.9)
 
     def run() -> None:
@@ -84,7 +85,7 @@ def sgd_epoch(model: nn.Module, loader: TensorLoader) -> Callable[[], None]:
 
 
 def estimate(model: nn.Module, loader: TensorLoader, method: Method) -> Callable[[], Evidence]:
-    """One evidence estimate with its gradient in the log precisions."""
+    """Compute one evidence estimate with its gradient in the log precisions."""
     theta = weights(model)
     prior = Prior(theta, 1.0)
     generator = torch.Generator().manual_seed(0)
@@ -108,7 +109,7 @@ METHODS = {
 
 
 def variants(alpha: int, padding: Padding, n: int) -> Runs:
-    """SGD epochs and all estimators on one network."""
+    """Return SGD epochs and all estimators on one network."""
     model, sgd = network(alpha, padding), network(alpha, padding)
     last = network(alpha, padding).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     x, y = data(n)
@@ -122,14 +123,14 @@ def variants(alpha: int, padding: Padding, n: int) -> Runs:
 
 
 def first_peak(alpha: int, padding: Padding, name: str, n: int, threads: int) -> float:
-    """`peak_memory` of one variant in a process that has so far run it on 8 data only."""
+    """Return the `peak_memory` of one variant after a warm-up on 8 samples only."""
     torch.set_num_threads(threads)
     variants(alpha, padding, 8)[name]()
     return peak_memory(variants(alpha, padding, n)[name])
 
 
 def compare(alpha: int, padding: Padding, n: int = 1000, rounds: int = 5) -> list[Row]:
-    """All estimators against SGD on one network."""
+    """Compare all estimators with SGD on one network."""
     runs, threads = variants(alpha, padding, n), torch.get_num_threads()
     times = interleave(runs, rounds)
     base, rows = times["SGD epoch"], []
@@ -144,7 +145,7 @@ def compare(alpha: int, padding: Padding, n: int = 1000, rounds: int = 5) -> lis
 
 @dataclass(frozen=True)
 class Growth:
-    """Cost of one estimate relative to the smallest value of what varies."""
+    """Cost of one estimate relative to the smallest value of the varied quantity."""
 
     varies: str
     value: int
@@ -154,7 +155,10 @@ class Growth:
 
 
 def growth(alpha: int = 4, rounds: int = 5) -> list[Growth]:
-    """Linear in the number of data; in that of outputs linear if exact, flat with one probe."""
+    """Measure the growth of the cost with the number of samples and outputs.
+
+    It is linear in the samples. In the outputs it is linear if exact, and constant with one probe.
+    """
     cases = [("data", n, n, OUTPUTS) for n in (250, 500, 1000, 2000)]
     cases += [("outputs", k, 500, k) for k in (5, 10, 20, 40)]
     runs: Runs = {}
@@ -191,7 +195,7 @@ class ProbeError:
 
 
 def trained(epochs: int = 5, width: int = 8) -> tuple[nn.Module, TensorLoader]:
-    """A small convolutional net after a few epochs on the embedded digits, and 1000 of them."""
+    """Return a small convolutional net trained on the embedded digits, and 1000 of them."""
     x, y = digits()
     torch.manual_seed(0)
     model = nn.Sequential(
@@ -210,7 +214,7 @@ def trained(epochs: int = 5, width: int = 8) -> tuple[nn.Module, TensorLoader]:
 
 
 def probes(seeds: int = 20, samples: tuple[int, ...] = (1, 2, 4)) -> list[ProbeError]:
-    """Errors of spectral and label probes on a trained net."""
+    """Measure the errors of spectral and label probes on a trained net."""
     model, loader = trained()
     theta = weights(model)
     prior = Prior(theta, 1.0)
@@ -246,11 +250,11 @@ class Options:
     """What to measure.
 
     Args:
-        alphas: widths of the network.
-        paddings: padding modes.
-        rounds: interleaved repeats.
-        threads: torch threads.
-        json: file for the rows.
+        alphas: Widths of the network.
+        paddings: Padding modes.
+        rounds: Interleaved repeats.
+        threads: Torch threads.
+        json: File for the rows.
     """
 
     alphas: tuple[int, ...] = (10, 4)
@@ -261,7 +265,7 @@ class Options:
 
 
 def main(options: Options) -> list[Row]:
-    """Measure, and write the rows as JSON if asked."""
+    """Measure, and write the rows as JSON if a file is given."""
     before = torch.get_num_threads()
     torch.set_num_threads(options.threads)
     rows = [

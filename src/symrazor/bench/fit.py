@@ -1,4 +1,4 @@
-r"""What learning by the evidence costs beside plain training of the same network.
+"""Measure the cost of learning by the evidence relative to plain training of the same network.
 
 Seconds of an epoch and of an estimate, megabytes, and these ratios:
 
@@ -9,11 +9,11 @@ Seconds of an epoch and of an estimate, megabytes, and these ratios:
 | peak memory of an epoch and an estimate, over that of a plain epoch | 1.5 at most |
 | one estimate by one process, over the same by two, one thread each | 1.7 at least |
 
-The network is the F-FC+CONV one of ELLA's tables, the estimate one evidence step of `fit`: one
-probe per datum, at most 5,000 data, precisions updated. Plain training is AdamW on the cross
-entropy, as one writes it. Everything compared is timed in turn, round after round, and medians are
-divided (of CPU time with one thread, else of time). The two processes of the last line are timed in
-turn with one of them, the other waiting; the median of the ratios of all rounds counts.
+The network is F-FC+CONV of ELLA's tables. The estimate is one evidence step of `fit`: one probe per
+sample, at most 5,000 samples, precisions updated. Plain training is AdamW on the cross entropy.
+Variants are timed in turn, round after round, and medians are compared (CPU time with one thread,
+otherwise wall time). The two processes of the last line alternate with a single one while the other
+waits; the median of the ratios over all rounds counts.
 
     python -m symrazor.bench.fit [--device cuda] [--only times memory scaling] [--json FILE]
 """
@@ -49,17 +49,17 @@ PARTS = ("times", "memory", "scaling")
 
 @dataclass(frozen=True)
 class Options:
-    """What to measure, and on what.
+    """What to measure, and on which network and data.
 
     Args:
         device: "cpu" or "cuda".
-        alpha: width of the network.
-        images: their number.
-        batch: data per training step.
-        rounds: interleaved repeats.
-        threads: of torch, on a CPU.
-        only: which of "times", "memory" and "scaling" (two processes, on a CPU).
-        json: file for the rows.
+        alpha: Width of the network.
+        images: Number of images.
+        batch: Samples per training step.
+        rounds: Interleaved repeats.
+        threads: Torch threads on a CPU.
+        only: Parts to run: "times", "memory", "scaling" (two processes, on a CPU).
+        json: File for the rows.
     """
 
     device: str = "cpu"
@@ -72,25 +72,24 @@ class Options:
     json: Path | None = None
 
     def __post_init__(self) -> None:
-        """Check sizes, and that the device is there."""
+        """Check the sizes and that the device exists."""
         for name in ("alpha", "images", "batch", "rounds", "threads"):
             if getattr(self, name) < 1:
-                raise ValueError(f"expected {name} of at least 1, got {getattr(self, name)}")
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
         if not set(self.only) <= set(PARTS) or not self.only:
-            raise ValueError(f"expected some of {', '.join(PARTS)}, got {' '.join(self.only)}")
+            raise ValueError(f"--only takes some of {', '.join(PARTS)}, got {' '.join(self.only)}.")
         kind, _, number = self.device.partition(":")
         gpus = torch.cuda.device_count()
         if kind not in ("cpu", "cuda") or (kind == "cuda" and int(number or 0) >= gpus):
             raise ValueError(
-                f"expected the device cpu, or cuda where there is one, got {self.device!r} on a "
-                f"machine with {gpus} CUDA devices; do: --device cpu"
+                f"Device {self.device!r} is not available ({gpus} CUDA devices). Use --device cpu."
             )
         if kind == "cuda" and self.only == ("scaling",):
-            raise ValueError("expected --device cpu for scaling, got cuda: it is timed on a CPU")
+            raise ValueError("scaling is measured on a CPU. Use --device cpu.")
 
     @classmethod
     def on(cls, device: str, **changes: object) -> "Options":
-        """The sizes of ELLA's second table for a GPU, smaller ones for a CPU."""
+        """Return the sizes of ELLA's second table for a GPU, smaller ones for a CPU."""
         large: dict[str, object] = {"alpha": 10, "images": 50_000}
         sizes = large if device.startswith("cuda") else {}
         return cls(device, **{**sizes, **changes})  # type: ignore[arg-type]
@@ -101,14 +100,14 @@ class Row:
     """One figure.
 
     Args:
-        figure: what was measured.
-        value: seconds, megabytes or a ratio.
+        figure: Name of the figure.
+        value: Seconds, megabytes or a ratio.
         unit: "s", "MB", or "" for a ratio.
-        goal: what it should be, as in "<= 1.25"; "" for none.
-        on: what it was measured on.
+        goal: Goal, for example "<= 1.25"; "" for none.
+        on: What it was measured on.
 
     Attributes:
-        reached: whether the value is on the right side of the goal.
+        reached: Whether the value meets the goal.
     """
 
     figure: str
@@ -119,20 +118,20 @@ class Row:
     reached: bool = field(init=False)
 
     def __post_init__(self) -> None:
-        """Compare with the goal."""
+        """Compare the value with the goal."""
         side, bound = self.goal.split() if self.goal else (">=", "-inf")
         within = self.value <= float(bound) if side == "<=" else self.value >= float(bound)
         object.__setattr__(self, "reached", within)
 
 
 def network(options: Options) -> nn.Module:
-    """The F-FC+CONV network of ELLA's tables, for colour images."""
+    """Return the F-FC+CONV network of ELLA's tables, for colour images."""
     torch.manual_seed(0)
     return ella_network("f-fc+conv", 3, 10, options.alpha).to(options.device)
 
 
 def loader(options: Options) -> TensorLoader:
-    """Noise images on the device: the cost does not depend on what is in them."""
+    """Return random images on the device; the cost does not depend on their content."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(options.images, 3, 32, 32, generator=generator).to(options.device)
     y = torch.randint(0, 10, (options.images,), generator=generator).to(options.device)
@@ -140,7 +139,7 @@ def loader(options: Options) -> TensorLoader:
 
 
 def plain_epoch(options: Options) -> Callable[[], object]:
-    """Training as one writes it, without this library."""
+    """Return one epoch of plain PyTorch training, without this library."""
     model, data = network(options), loader(options)
     optimiser = torch.optim.AdamW(model.parameters(), lr=1e-4)
 
@@ -156,7 +155,7 @@ def plain_epoch(options: Options) -> Callable[[], object]:
 
 
 def fitting(options: Options) -> tuple[Callable[[], object], Callable[[], object]]:
-    """An epoch of `fit`, and one of its evidence steps."""
+    """Return an epoch of `fit`, and one of its evidence steps."""
     model, data = network(options), loader(options)
     razor = Razor(model, "categorical", options.images, estimator="mc")
     stepper = Stepper(razor, FitConfig(lr=1e-4), 10**6)
@@ -185,7 +184,7 @@ def _wait(options: Options) -> None:
 
 
 def times(options: Options) -> list[Row]:
-    """Time of an epoch and of an estimate, against a plain epoch."""
+    """Measure an epoch and an estimate relative to a plain epoch."""
     epoch, estimate = fitting(options)
     runs: Runs = {"plain": plain_epoch(options), "epoch": epoch, "estimate": estimate}
     alone = options.threads == 1 and not options.device.startswith("cuda")  # others may work, too
@@ -206,7 +205,7 @@ def times(options: Options) -> list[Row]:
 
 
 def first_peak(options: Options, what: str) -> float:
-    """Megabytes that a plain epoch ("plain"), or an epoch and an estimate, take at their peak."""
+    """Return the peak memory of a plain epoch, or of an epoch and an estimate, in megabytes."""
     if not options.device.startswith("cuda"):
         torch.set_num_threads(options.threads)
     if what == "plain":
@@ -226,7 +225,7 @@ def first_peak(options: Options, what: str) -> float:
 
 
 def memory(options: Options) -> list[Row]:
-    """Both peaks, each in a process of its own: an old one has memory to reuse."""
+    """Measure both peaks, each in a new process: an old one has memory to reuse."""
     plain, fit = (
         fresh_peak("symrazor.bench.fit", replace(options, json=None), what)
         for what in ("plain", "fit")
@@ -239,9 +238,9 @@ def memory(options: Options) -> list[Row]:
 
 
 def scaling(options: Options) -> list[Row]:
-    """One estimate by one and by two processes, one thread each, on a CPU.
+    """Measure one estimate by one and by two processes, one thread each, on a CPU.
 
-    The CPU time tells the same on a machine that others use as well.
+    The CPU time is reliable on a machine with other load as well.
     """
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     launch += ["--nproc-per-node", "2", "-m", "symrazor.bench.fit", "--worker"]
@@ -257,14 +256,14 @@ def scaling(options: Options) -> list[Row]:
 
 
 def _timed(run: Callable[[], object]) -> tuple[float, float]:
-    """Seconds that passed, and that this process worked."""
+    """Return wall time and CPU time of a call in seconds."""
     wall, cpu = time.perf_counter(), time.process_time()
     run()
     return time.perf_counter() - wall, time.process_time() - cpu
 
 
 def worker(options: Options) -> None:
-    """One of two processes: estimates together and by the first alone, in turn."""
+    """Run one of two processes: estimates by both and by the first alone, in turn."""
     torch.set_num_threads(1)
     here = processes.start("cpu")
     _, estimate = fitting(options)
@@ -294,7 +293,7 @@ def _where(options: Options) -> str:
 
 
 def main(options: Options) -> list[Row]:
-    """Measure, and write the rows as JSON if asked."""
+    """Measure, and write the rows as JSON if a file is given."""
     before = torch.get_num_threads()
     if not options.device.startswith("cuda"):
         torch.set_num_threads(options.threads)
@@ -312,7 +311,7 @@ def main(options: Options) -> list[Row]:
 
 
 def markdown(rows: Sequence[Row]) -> str:
-    """One table, below what it was measured on."""
+    """Return one table, below a line that says what it was measured on."""
     lines = [rows[0].on, "", "| figure | | goal | reached |", "|---|---|---|---|"]
     for row in rows:
         reached = ("yes" if row.reached else "NO") if row.goal else ""
@@ -322,7 +321,7 @@ def markdown(rows: Sequence[Row]) -> str:
 
 
 def command(arguments: Sequence[str] | None = None) -> None:
-    """The benchmark without further packages."""
+    """Run the benchmark as a command with argparse."""
     parser = argparse.ArgumentParser(prog="symrazor.bench.fit")
     parser.add_argument("--device", default="cpu")
     for name in ("alpha", "images", "batch", "rounds", "threads"):

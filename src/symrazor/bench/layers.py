@@ -1,4 +1,4 @@
-r"""What the paths cost: F-FC against a convolution, and the evidence of relaxed networks.
+r"""Measure the cost of layers: F-FC against a convolution, and the evidence of relaxed networks.
 
 | comparison | goal |
 |---|---|
@@ -9,11 +9,12 @@ r"""What the paths cost: F-FC against a convolution, and the evidence of relaxed
 | one evidence estimate of the F-FC+CONV net over that of the CONV net; width 10, N = 1000 | 2.5 |
 
 Rows without a goal are for information: the dense path FC; a network of S-FC; the estimate with one
-probe; and how the estimate grows. A block of i features and r rows (data x uses x columns of the
-root) costs $\min(r, i)^3$ for its eigenvalues and $r\, i\, \min(r, i)$ for its products, so that
-the dense path is affordable for few data: in the pixels S it should grow linearly while r < i.
+probe; and the growth of the estimate. A block with i features and r rows (samples x uses x columns
+of the root) costs $\min(r, i)^3$ for its eigenvalues and $r\, i\, \min(r, i)$ for its products, so
+that the dense path is affordable for few samples: it should grow linearly in the pixels while
+r < i.
 
-Everything compared is timed in turn, round after round, and medians are divided.
+Variants are timed in turn, round after round, and medians are compared.
 """
 
 from collections.abc import Callable, Sequence
@@ -38,7 +39,7 @@ Make = Callable[..., LayerPath]
 
 @dataclass(frozen=True)
 class Row:
-    """One variant: its time over that of the first of its comparison, and its peak memory."""
+    """One variant: its time relative to the first of its comparison, and its peak memory."""
 
     comparison: str
     variant: str
@@ -51,13 +52,13 @@ class Row:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Variants that are timed together; ratios are to the first one.
+    """Variants that are timed together; ratios are relative to the first one.
 
     Args:
-        name: of the comparison.
-        runs: variant -> what to time.
-        goals: variant -> the largest ratio that is good enough.
-        inner: calls per measurement, for short runs; each has one more before it, untimed.
+        name: Name of the comparison.
+        runs: Variant -> function to time.
+        goals: Variant -> largest acceptable ratio.
+        inner: Calls per measurement, for short runs; each has one more before it, untimed.
     """
 
     name: str
@@ -66,7 +67,7 @@ class Comparison:
     inner: int = 1
 
     def times(self, rounds: int) -> dict[str, Timing]:
-        """Interleaved medians, in seconds per call."""
+        """Return interleaved medians, in seconds per call."""
         repeated: Runs = {
             name: partial(_repeat, run, self.inner) for name, run in self.runs.items()
         }
@@ -82,7 +83,7 @@ def _repeat(run: Callable[[], object], times: int) -> None:
 def forward_backward(
     layer: nn.Module, x: Tensor, out_shape: Sequence[int] | None = None
 ) -> Callable[[], object]:
-    """One forward pass, by default into the same space, and the gradients of input and weights."""
+    """Return a forward pass with the gradients of input and weights."""
     x = x.clone().requires_grad_()
     wanted = [x, *layer.parameters()]
     shape = x.shape if out_shape is None else out_shape
@@ -91,7 +92,7 @@ def forward_backward(
 
 
 def network(paths: Sequence[Make], alpha: int = 10, size: int = 32) -> nn.Module:
-    """The eight-block network of ELLA section 6.2, each block the sum of some paths."""
+    """Return the eight-block network of ELLA section 6.2, each block the sum of some paths."""
     torch.manual_seed(0)
     channels = [3, *(alpha * m for m in (1, 2, 2, 4, 4, 8, 8, 16))]
     blocks: list[nn.Module] = []
@@ -103,7 +104,7 @@ def network(paths: Sequence[Make], alpha: int = 10, size: int = 32) -> nn.Module
 
 
 def layers(batch: int = 128) -> Comparison:
-    """F-FC, and FC for information, against a 3 x 3 convolution between the same spaces."""
+    """Compare F-FC, and FC for information, with a 3 x 3 convolution."""
     torch.manual_seed(0)
     x = torch.randn(batch, 20, 16, 16)
     runs: Runs = {
@@ -115,7 +116,7 @@ def layers(batch: int = 128) -> Comparison:
 
 
 def sparse_convolution(batch: int = 128) -> Comparison:
-    """S-CONV against CONV; also with a random lengthscale, and a basis that is solved for anew."""
+    """Compare S-CONV with CONV, also with a learned lengthscale."""
     torch.manual_seed(0)
     x, sizes = torch.randn(batch, 20, 16, 16), (20, 20, (16, 16))
     runs: Runs = {
@@ -127,7 +128,7 @@ def sparse_convolution(batch: int = 128) -> Comparison:
 
 
 def sparse_factors(batch: int = 128) -> Comparison:
-    """S-FC against F-FC; also with random lengthscales, in both forms of the basis."""
+    """Compare S-FC with F-FC; also with learned lengthscales, in both forms of the basis."""
     torch.manual_seed(0)
     x, sizes = torch.randn(batch, 20, 16, 16), (20, 20, (16, 16))
     random: dict[str, Any] = {"learn_omega": "weight"}
@@ -141,7 +142,7 @@ def sparse_factors(batch: int = 128) -> Comparison:
 
 
 def sparse_network(batch: int = 128) -> Comparison:
-    """The eight-block network of S-FC alone against that of F-FC alone."""
+    """Compare the eight-block network of S-FC with that of F-FC."""
     x = torch.randn(batch, 3, 32, 32, generator=torch.Generator().manual_seed(0))
     runs: Runs = {
         "F-FC, eight blocks": forward_backward(network([FFC]), x, (batch, 10)),
@@ -151,7 +152,7 @@ def sparse_network(batch: int = 128) -> Comparison:
 
 
 def group_convolution(batch: int = 128) -> Comparison:
-    """GCONV against a convolution of as many channels, which does the same arithmetic."""
+    """Compare GCONV with a convolution of as many channels, which does the same arithmetic."""
     torch.manual_seed(0)
     x, sizes = torch.randn(batch, 32, 16, 16), (32, 32, (16, 16))
     runs: Runs = {
@@ -164,7 +165,7 @@ def group_convolution(batch: int = 128) -> Comparison:
 
 
 def collapsed(batch: int = 32) -> Comparison:
-    """A CNN written by hand, and the same after it was relaxed and collapsed."""
+    """Compare a CNN written by hand with the same after it was relaxed and collapsed."""
     torch.manual_seed(0)
     channels, blocks = [3, 10, 20, 40, 80], list[nn.Module]()
     for c, d, stride in zip(channels[:-1], channels[1:], (1, 2, 1, 2), strict=True):
@@ -186,7 +187,7 @@ def _forward(network: nn.Module, x: Tensor) -> Callable[[], object]:
 
 
 def evidence(name: str = "exact", alpha: int = 10, n: int = 1000) -> Comparison:
-    """One estimate for the F-FC+CONV net against the CONV net."""
+    """Compare one estimate for the F-FC+CONV net with one for the CONV net."""
     loader = TensorLoader(*data(n), 250)
     runs: Runs = {
         "CONV": estimate(network([Conv], alpha), loader, METHODS[name]),
@@ -197,7 +198,7 @@ def evidence(name: str = "exact", alpha: int = 10, n: int = 1000) -> Comparison:
 
 
 def growth_in_data() -> Comparison:
-    """A dense path with 3,072 features in and 10,240 out, for few data."""
+    """Measure a dense path with 3,072 input and 10,240 output features, for few samples."""
     model = nn.Sequential(FC(3, 10, (32, 32)), nn.Tanh(), nn.Flatten(), nn.Linear(10_240, 10))
     runs: Runs = {
         f"N={n}": estimate(model, TensorLoader(*data(n), 250), METHODS["exact"])
@@ -207,7 +208,7 @@ def growth_in_data() -> Comparison:
 
 
 def growth_in_pixels(n: int = 16) -> Comparison:
-    """F-FC blocks of S = 256, 1024 and 4096 pixels, for 16 data (144 rows at most)."""
+    """Measure F-FC blocks of S = 256, 1024 and 4096 pixels, for 16 samples (at most 144 rows)."""
     runs: Runs = {}
     for size in (16, 32, 64):
         path = FFC(3, 10, (size, size))
@@ -233,7 +234,7 @@ COMPARISONS: dict[str, Callable[[], Comparison]] = {
 
 
 def first_peak(comparison: str, variant: str, threads: int) -> float:
-    """`peak_memory` of one variant in a process that has so far run small layers only."""
+    """Return the `peak_memory` of one variant after a warm-up with small layers only."""
     torch.set_num_threads(threads)
     for run in layers(batch=2).runs.values():
         run()
@@ -241,7 +242,7 @@ def first_peak(comparison: str, variant: str, threads: int) -> float:
 
 
 def measure(key: str, rounds: int, threads: int) -> list[Row]:
-    """The rows of one comparison."""
+    """Return the rows of one comparison."""
     comparison = COMPARISONS[key]()
     times = comparison.times(rounds)
     base = next(iter(times.values()))
@@ -265,13 +266,13 @@ def main(
     threads: int = 2,
     only: Sequence[str] = tuple(COMPARISONS),
 ) -> list[Row]:
-    """Measure, and write the rows as JSON if asked.
+    """Measure, and write the rows as JSON if a file is given.
 
     Args:
-        rounds: interleaved repeats.
-        json_file: file for the rows.
-        threads: torch threads.
-        only: keys of `COMPARISONS`.
+        rounds: Interleaved repeats.
+        json_file: File for the rows.
+        threads: Torch threads.
+        only: Keys of `COMPARISONS`.
     """
     before = torch.get_num_threads()
     torch.set_num_threads(threads)

@@ -1,4 +1,4 @@
-"""How benchmarks measure: interleaved times, peaks of memory, rows in a file."""
+"""Measure interleaved times and peak memory, and write rows to a file."""
 
 import json
 import statistics
@@ -13,7 +13,7 @@ from typing import Any
 from symrazor.core.files import write_atomically
 
 Runs = dict[str, Callable[[], object]]
-"""Variant -> what to time."""
+"""Variant -> function to time."""
 
 
 @dataclass
@@ -25,13 +25,13 @@ class Timing:
 
 
 def interleave(variants: Runs, rounds: int, warm: Runs | None = None) -> dict[str, Timing]:
-    """Time every variant once per round, after one warm-up, and take medians.
+    """Time every variant once per round, after one warm-up, and return medians.
 
     Args:
-        variants: what to time.
-        rounds: how often.
-        warm: what to call, untimed, right before each time: a short run is slower after a larger
-            one, which has left neither caches nor memory as it needs them.
+        variants: Functions to time.
+        rounds: Number of rounds.
+        warm: Functions to call, untimed, before each measurement: a short run is slower after a
+            larger one, which leaves caches and memory in another state.
     """
     cpu: dict[str, list[float]] = {name: [] for name in variants}
     wall: dict[str, list[float]] = {name: [] for name in variants}
@@ -49,7 +49,7 @@ def interleave(variants: Runs, rounds: int, warm: Runs | None = None) -> dict[st
 
 
 def peak_memory(run: Callable[[], object]) -> float:
-    """Megabytes of resident memory that `run` adds at its peak (Linux; NaN elsewhere)."""
+    """Return the peak of resident memory that `run` adds, in MB (Linux; NaN elsewhere)."""
     status, reset = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
     def read(field: str) -> float:
@@ -66,11 +66,11 @@ def peak_memory(run: Callable[[], object]) -> float:
 
 
 def fresh_peak(module: str, *args: object) -> float:
-    """A benchmark's `first_peak` in a new process: an old one has memory to reuse.
+    """Call a benchmark's `first_peak` in a new process: an old one has memory to reuse.
 
     Args:
-        module: of the benchmark.
-        *args: of its `first_peak`, such that what `repr` writes can be read back there.
+        module: Module of the benchmark.
+        *args: Arguments of its `first_peak`, which `repr` must represent.
     """
     code = f"from {module} import *; print(first_peak{args})"
     done = subprocess.run(
@@ -80,7 +80,7 @@ def fresh_peak(module: str, *args: object) -> float:
 
 
 def write_rows(rows: Sequence[Any], file: Path | None) -> None:
-    """Dataclass rows as JSON, if a file is given."""
+    """Write dataclass rows as JSON, if a file is given."""
     if file is not None:
         text = json.dumps([asdict(row) for row in rows], indent=1) + "\n"
         write_atomically(file, text.encode())

@@ -1,4 +1,4 @@
-"""An experiment as a command of its own: `python -m`, with argparse and no further packages."""
+"""Run an experiment as a command (`python -m`) with argparse, for machines without tyro."""
 
 import argparse
 import sys
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 Arguments = Mapping[str, Mapping[str, Any]]
-"""Option -> what `ArgumentParser.add_argument` is told about it."""
+"""Option -> keyword arguments of `ArgumentParser.add_argument`."""
 
 COMMON: Arguments = {
     "--small": {"action": "store_true"},
@@ -16,22 +16,22 @@ COMMON: Arguments = {
     "--seed": {"type": int, "nargs": "+", "default": [0]},
     "--json": {"type": Path, "help": "merge the results into this file"},
 }
-"""Options that every experiment has."""
+"""Options of every experiment."""
 
 ROWS: Arguments = {"--rows": {"nargs": "*", "default": ["*"], "help": "patterns of rows"}}
-"""And those of a table."""
+"""Options of a table."""
 
 
 def command(
     name: str, run: Callable[..., str], own: Arguments, arguments: Sequence[str] | None = None
 ) -> None:
-    """Read options, run, and write the table; what went wrong is one line and status 2.
+    """Parse options, run the experiment and print its table; errors are one line and exit code 2.
 
     Args:
-        name: of the experiment.
-        run: options by keyword -> markdown.
-        own: options beside `COMMON`; one of the same name adds to what is said there.
-        arguments: of the command line, by default the process's.
+        name: Name of the experiment.
+        run: Function from options (by keyword) to markdown.
+        own: Further options; an option of `COMMON` is extended.
+        arguments: Command line; by default that of the process.
     """
     parser = argparse.ArgumentParser(prog=f"symrazor experiment {name}")
     for option in (*COMMON, *(option for option in own if option not in COMMON)):

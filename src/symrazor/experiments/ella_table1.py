@@ -1,10 +1,11 @@
-"""ELLA Table 1: is the digit asked for, or the digit and where it is? The images are the same.
+"""ELLA Table 1: the same images, with labels that depend on position or do not.
 
-MNIST digits in one of the four quadrants. A network of convolutions cannot tell the quadrants
-apart (24.7 %), one of dense layers does not know that a digit is the same everywhere; one that
-chooses by the evidence should be good at both, with symmetry broken only where it has to be.
+MNIST digits are placed in one of four quadrants. A convolutional network cannot distinguish the
+quadrants (24.7 %), and a dense network has to learn every digit at every position. A network whose
+symmetry is learned by the evidence should do well on both tasks and break the symmetry only where
+the labels require it.
 
-Unlike the reference we train on all 60,000 images, not on 50,000 of them.
+Difference from the reference: training uses all 60,000 images, not 50,000 of them.
 """
 
 from typing import Literal
@@ -35,22 +36,23 @@ def _row(name: str) -> Row:
 
 
 def data(task: str, options: Options) -> tuple[Tensors, Tensors]:
-    """Training and test images, quadrants drawn with seeds 1 and 0 for every run."""
+    """Return training and test images; the quadrants are drawn with seeds 1 and 0 for every run."""
     kind: Literal["digit", "quadrant"] = "digit" if task == "digit" else "quadrant"
     if options.small:
         train, test = digits("train"), digits("test")
         return on_canvas(*train, seed=1, task=kind), on_canvas(*test, seed=0, task=kind)
     if options.data is None:
-        raise ValueError("expected --data DIR with MNIST's files, got none; or do --small")
+        raise ValueError("No data. Use --data DIR with the files of MNIST, or --small.")
     train, test = mnist(options.data, "train"), mnist(options.data, "test")
     return quadrants(*train, kind, seed=1), quadrants(*test, kind, seed=0)
 
 
 def config(row: Row, small: bool) -> sr.FitConfig:
-    """The training of a row; a dense network has slow factors, and its evidence is taken less.
+    """Return the training options of a row.
 
-    Where free paths are learned, Muon comes to more evidence than AdamW in the same epochs, and
-    with sharpness-aware steps to fewer errors.
+    Muon reaches more evidence than AdamW in the same number of epochs where free paths are learned,
+    and sharpness-aware steps reduce test errors. Dense networks have large factors, so their
+    evidence is estimated less often.
     """
     if small:
         epochs = {"fc": 15, "conv": 30, "f-fc+conv": 60}[row.paths]

@@ -1,7 +1,7 @@
-"""ELLA Table 2: eleven networks on CIFAR-10, by maximum a posteriori and by the evidence.
+"""ELLA Table 2: eleven networks on CIFAR-10, trained by MAP and by the evidence.
 
-Training images are mirrored and cropped at random, each on its own; the reference draws one flip
-and one crop for a whole batch. Test images never are; the reference's are.
+Training images are flipped and cropped, each with its own draw; the reference uses one draw per
+batch. Test images are not augmented; the reference augments them.
 """
 
 import symrazor as sr
@@ -38,21 +38,22 @@ def _rows() -> list[Row]:
 
 
 def data(task: str, options: Options) -> tuple[Tensors, Tensors]:
-    """CIFAR-10, normalised; or the embedded digits, magnified to 16 x 16."""
+    """Return CIFAR-10, normalised, or the embedded digits resized to 16 x 16."""
     if options.small:
         (x, y), (x_test, y_test) = digits("train"), digits("test")
         return (resized(x, 16), y), (resized(x_test, 16), y_test)
     if options.data is None:
-        raise ValueError("expected --data DIR with CIFAR-10's files, got none; or do --small")
+        raise ValueError("No data. Use --data DIR with the files of CIFAR-10, or --small.")
     (x, y), (x_test, y_test) = cifar10(options.data, "train"), cifar10(options.data, "test")
     return (normalised(x, "cifar-10"), y), (normalised(x_test, "cifar-10"), y_test)
 
 
 def config(row: Row, small: bool) -> sr.FitConfig:
-    """The training of a row: Muon, but for dense paths, and for free paths by MAP.
+    """Return the training options of a row.
 
-    Matrices of 10,000 rows are too large to be made orthogonal at every step. Free paths under a
-    prior that stays as wide as 1 diverge at Muon's rate (docs/results.md).
+    Muon is used except for dense paths, whose matrices of 10,000 rows are too large to
+    orthogonalise at every step, and except for free paths trained by MAP, which diverge at Muon's
+    learning rate.
     """
     if small:
         base = sr.FitConfig(epochs=8, batch_size=64, lr=4e-3, every=2, start="given")

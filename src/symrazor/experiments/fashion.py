@@ -1,11 +1,11 @@
-"""`discover` on real images, beside a plain CNN of the same size trained for the same time.
+"""Compare `discover` on Fashion-MNIST with a plain CNN that is trained for the same time.
 
     python -m symrazor.experiments.fashion --data DIR [--minutes 10] [--json FILE]
 
-10,000 images of Fashion-MNIST. Discovery has the minutes for all its networks together: a third to
-compare them, by their evidence and by the log likelihood of training data left out, the rest for
-the winner. The plain CNN, the convolutional one of discovery trained by AdamW with weight decay and
-a cosine over time, has all of them for itself. Accuracies are on the 10,000 test images.
+10,000 training images. `discover` spends its time on all candidates: a third to compare them by
+evidence and by the log likelihood of held-out training data, the rest to train the winner. The
+plain CNN is the convolutional candidate trained by AdamW with weight decay and a cosine schedule
+over the whole time. Accuracies are on the 10,000 test images.
 """
 
 import json
@@ -30,16 +30,16 @@ from symrazor.layers.networks import convolutional
 
 @dataclass(frozen=True)
 class Options:
-    """What the experiment can be told.
+    """Options of the experiment.
 
     Args:
-        small: the embedded digits instead.
-        data: folder with the official files (not needed with small).
-        device: "auto" for a GPU if there is one.
-        seed: of initial weights, shuffling and probes.
-        json: write the figures to this file.
-        minutes: for discovery, and again for the plain CNN.
-        images: of the training data.
+        small: Use the embedded digits instead.
+        data: Folder with the official files (not needed with small).
+        device: "auto" uses a GPU if there is one.
+        seed: Seed of initial weights, shuffling and probes.
+        json: File for the figures.
+        minutes: Time for `discover`, and again for the plain CNN.
+        images: Number of training images.
     """
 
     small: bool = False
@@ -52,7 +52,7 @@ class Options:
 
 
 def run(options: Options) -> str:
-    """Discover, train the plain CNN, and put their accuracies side by side, as markdown."""
+    """Run `discover`, train the plain CNN, and return their accuracies as markdown."""
     train, test = _data(options)
     found = sr.discover(
         *train,
@@ -100,7 +100,7 @@ def _data(options: Options) -> tuple[Tensors, Tensors]:
     if options.small:
         return digits("train"), digits("test")
     if options.data is None:
-        raise ValueError("expected a folder with Fashion-MNIST, got none; do: --data DIR")
+        raise ValueError("No data. Use --data DIR with the files of Fashion-MNIST, or --small.")
     x, y = fashion_mnist(options.data, "train")
     return (x[: options.images], y[: options.images]), fashion_mnist(options.data, "test")
 
@@ -108,7 +108,7 @@ def _data(options: Options) -> tuple[Tensors, Tensors]:
 def plain_cnn(
     train: Tensors, test: Tensors, seconds: float, seed: int, device: str = "auto"
 ) -> tuple[float, int]:
-    """Test accuracy of a CNN trained for so many seconds without evidence, and its epochs."""
+    """Train a CNN for some seconds without evidence; return test accuracy and epochs."""
     chosen = resolve_device(device)
     classes = int(train[1].max()) + 1
     with torch.random.fork_rng([]):
@@ -125,7 +125,7 @@ def plain_cnn(
 
 
 def _train(model: nn.Module, data: Tensors, seconds: float, seed: int) -> int:
-    """AdamW, the learning rate a cosine of the time that has passed."""
+    """Train by AdamW with a cosine schedule over elapsed time; return the number of epochs."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=1e-2)
     generator = torch.Generator().manual_seed(seed)
     started, epochs = time.perf_counter(), 0
@@ -143,7 +143,7 @@ def _train(model: nn.Module, data: Tensors, seconds: float, seed: int) -> int:
 
 
 def markdown(rows: list[dict[str, Any]]) -> str:
-    """The rows as a table."""
+    """Return the rows as a table."""
     head = "| network | log evidence | data left out | test accuracy % | data | epochs | seconds |"
     lines = [head, "|---|---|---|---|---|---|---|"]
     for row in rows:
@@ -157,7 +157,7 @@ def markdown(rows: list[dict[str, Any]]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """The experiment as a command of its own."""
+    """Run the experiment as a command."""
     own: Arguments = {
         "--small": {"help": "the embedded digits instead"},
         "--seed": {"nargs": None, "default": 0},
@@ -165,7 +165,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "--minutes": {"type": float, "default": Options.minutes},
         "--images": {"type": int, "default": Options.images},
     }
-    command("fashion", lambda **told: run(Options(**told)), own, arguments)
+    command("fashion", lambda **values: run(Options(**values)), own, arguments)
 
 
 if __name__ == "__main__":

@@ -1,14 +1,14 @@
-"""Pictures of ELLA's tables, from the JSON of their runs: Fig. 3 and the curves of App. D.
+"""Draw figures of ELLA's tables from their JSON results: Fig. 3 and the curves of App. D.
 
-    symrazor experiment ella-table2 --rows --json FILE --figure DIR     # of results that are there
+    symrazor experiment ella-table2 --rows --json FILE --figure DIR     # from existing results
     python -m symrazor.experiments.figures FILE DIR
 
 For every row with relaxed layers, as PNG and SVG:
 
-- ROW-shares: of each layer's effective parameters, how many are in which path (Fig. 3). Mean over
-  seeds, whiskers from the smallest to the largest.
+- ROW-shares: the share of each layer's effective parameters by path (Fig. 3). Mean over seeds,
+  whiskers from the smallest to the largest.
 - ROW-training: prior precision (App. D.1) and effective parameters (App. D.2) of each path at every
-  evidence step. A colour per path, from light at the first layer to dark at the last; one seed.
+  evidence step. One colour per path, from light (first layer) to dark (last layer); one seed.
 """
 
 import argparse
@@ -35,32 +35,32 @@ FORMATS = ("png", "svg")
 
 
 def draw(runs: Sequence[Run], folder: Path) -> list[Path]:
-    """Draw every row that has relaxed layers; returns the files."""
+    """Draw every row that has relaxed layers and return the files."""
     files = []
-    for row, of_row in _rows(runs):
+    for row, row_runs in _rows(runs):
         name = row.replace("/", "-").replace("+", "_")
-        files += _save(shares_figure(row, of_row), folder / f"{name}-shares")
-        if any("precisions" in record for record in of_row[0].get("history", ())):
-            files += _save(training_figure(row, of_row[0]), folder / f"{name}-training")
+        files += _save(shares_figure(row, row_runs), folder / f"{name}-shares")
+        if any("precisions" in record for record in row_runs[0].get("history", ())):
+            files += _save(training_figure(row, row_runs[0]), folder / f"{name}-training")
     return files
 
 
 def _rows(runs: Sequence[Run]) -> Iterator[tuple[str, list[Run]]]:
-    """Rows with relaxed layers, and their runs by seed; those that diverged left out."""
+    """Yield rows with relaxed layers and their runs sorted by seed, without diverged runs."""
     for row in dict.fromkeys(run["row"] for run in runs):
-        of_row = [run for run in runs if run["row"] == row and "reading" in run]
-        of_row.sort(key=lambda run: run["seed"])
-        if of_row and any(len(layer["paths"]) > 1 for layer in relaxed(of_row[0])):
-            yield row, of_row
+        row_runs = [run for run in runs if run["row"] == row and "reading" in run]
+        row_runs.sort(key=lambda run: run["seed"])
+        if row_runs and any(len(layer["paths"]) > 1 for layer in relaxed(row_runs[0])):
+            yield row, row_runs
 
 
 def relaxed(run: Run) -> list[dict[str, Any]]:
-    """The relaxed layers of a run's reading."""
+    """Return the relaxed layers in the reading of a run."""
     return [layer for layer in run["reading"]["layers"] if layer["relaxed"]]
 
 
 def shares(runs: Sequence[Run]) -> dict[str, list[list[float]]]:
-    """Type of path -> for every relaxed layer its share of the effective parameters, by seed."""
+    """Return, for each type of path and each relaxed layer, the shares over seeds."""
     kinds = [path["path"] for path in relaxed(runs[0])[0]["paths"]]
     return {
         kind: [
@@ -72,13 +72,12 @@ def shares(runs: Sequence[Run]) -> dict[str, list[list[float]]]:
 
 
 def curves(run: Run, what: str) -> dict[tuple[str, int], list[tuple[int, float]]]:
-    """(type of path, number of the relaxed layer) -> (epoch, value) at every evidence step.
+    """Return (epoch, value) at every evidence step, by type of path and relaxed layer.
 
     Args:
-        run: with a history.
-        what: "precisions", by prior group, where the mean over the groups of a path is taken, and
-            none of a path that is switched off: nothing is under it; or "effective_parameters",
-            by tensor, where they are added up.
+        run: A run with a history.
+        what: "precisions": the mean over the prior groups of a path, without paths that are
+            switched off. "effective_parameters": the sum over the tensors of a path.
     """
     found: dict[tuple[str, int], list[tuple[int, float]]] = {}
     for number, layer in enumerate(relaxed(run), 1):
@@ -98,7 +97,7 @@ def curves(run: Run, what: str) -> dict[tuple[str, int], list[tuple[int, float]]
 
 
 def shares_figure(row: str, runs: Sequence[Run]) -> Any:
-    """A bar for every layer, split by path."""
+    """Draw one bar per layer, split by path."""
     found = shares(runs)
     layers = range(1, 1 + len(relaxed(runs[0])))
     figure, ax = _figure(1, (1.6 + 0.55 * len(layers), 3.0))
@@ -121,7 +120,7 @@ def shares_figure(row: str, runs: Sequence[Run]) -> Any:
 
 
 def training_figure(row: str, run: Run) -> Any:
-    """Precisions and effective parameters of every path over training, on logarithmic axes."""
+    """Draw precisions and effective parameters of every path over training, on logarithmic axes."""
     figure, (left, right) = _figure(2, (9.5, 3.4))
     count = max(1, len(relaxed(run)) - 1)
     for ax, what in ((left, "precisions"), (right, "effective_parameters")):
@@ -144,7 +143,7 @@ def _colour(kind: str, depth: float) -> Any:
 
 
 def _figure(columns: int, size: tuple[float, float]) -> tuple[Any, Any]:
-    """A figure that needs no screen, and its axes."""
+    """Create a figure that needs no display, with its axes."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -166,7 +165,7 @@ def _save(figure: Any, stem: Path) -> list[Path]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Draw the runs of a file of results."""
+    """Draw the runs of a result file."""
     parser = argparse.ArgumentParser(prog="symrazor.experiments.figures")
     parser.add_argument("file", type=Path, help="JSON of ella-table1 or ella-table2")
     parser.add_argument("folder", type=Path, help="for the pictures")
@@ -174,7 +173,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         runs = json.loads(given.file.read_text())["runs"]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        parser.exit(2, f"{parser.prog}: expected results of a table, got {given.file}: {error}\n")
+        parser.exit(2, f"{parser.prog}: {given.file} has no results of a table: {error}\n")
     for file in draw(runs, given.folder):
         sys.stdout.write(f"{file}\n")
 

@@ -1,23 +1,22 @@
-r"""Beyond images: does the evidence find the symmetry of sets, of periodic signals, a hidden one?
+r"""Find the symmetry of sets, of periodic signals, and a hidden one, by the evidence.
 
     python -m symrazor.experiments.hidden_symmetry [--seed 0 1 2 3 4] [--json FILE]
 
-Regressions on eight numbers, by networks of two relaxed layers and a mean over places:
+Regressions on eight numbers, by networks of two relaxed layers and a mean over positions:
 
-| row | target | paths beside the free one | right if |
+| row | target | paths next to the free one | correct if |
 |---|---|---|---|
-| set | a sum over things, $\sum_s f(x_s)$ | S8 | S8 is supported |
-| order | the same, every place with a weight of its own | S8 | S8 is not |
+| set | a sum over elements, $\sum_s f(x_s)$ | S8 | S8 is supported |
+| order | the same, with a weight for each position | S8 | S8 is not supported |
 | periodic | products of neighbours on a ring | Z8 | Z8 is supported |
-| position | the same, every pair with a weight of its own | Z8 | Z8 is not |
-| hidden | neighbours on a ring whose places were relabelled | one ring of three | it is picked |
-| at once | the same | S8 and all three rings | it is picked |
+| position | the same, with a weight for each pair | Z8 | Z8 is not supported |
+| hidden | neighbours on a ring with relabelled positions | one of three rings | it is chosen |
+| at once | the same | S8 and all three rings | it is chosen |
 
-A group is supported if the measured equivariance errors of all layers and that of the network are
-below 5 % (`symrazor.symmetry.verdict`). In row "hidden" three networks are trained, each with
-another ring beside its free paths, and the one with the highest evidence is picked. In row "at
-once" there is one network (`symrazor.layers.relaxed_over`), and the ring with the largest
-share is picked.
+A group is supported if the measured equivariance errors of all layers and of the network are below
+5 % (`symrazor.symmetry.verdict`). In row "hidden" three networks are trained, each with another
+ring next to its free paths, and the one with the highest evidence is chosen. In row "at once" there
+is one network (`symrazor.layers.relaxed_over`), and the ring with the largest share is chosen.
 """
 
 import time
@@ -49,15 +48,15 @@ ROWS = ("set", "order", "periodic", "position", "hidden", "at once")
 
 @dataclass(frozen=True)
 class Options(Common):
-    """What the experiment can be told.
+    """Options of the experiment.
 
     Args:
-        small: a third of the training: a look, not a result.
-        data: not used; the data are drawn.
-        device: "auto" for a GPU if there is one.
-        seed: one or more, of the data, the relabellings and the networks.
-        json: file to merge the results into, run by run.
-        rows: which tasks, see the module.
+        small: Train for a third of the time.
+        data: Not used; the data are generated.
+        device: "auto" uses a GPU if there is one.
+        seed: One or more seeds of the data, the relabelling and the networks.
+        json: File to merge the results into after each run.
+        rows: Names of tasks, see the module.
     """
 
     seed: tuple[int, ...] = (0, 1, 2, 3, 4)
@@ -66,7 +65,7 @@ class Options(Common):
 
 @dataclass(frozen=True)
 class Task:
-    """Data, the groups to choose from, and which of them the data have."""
+    """Data, the candidate groups, and the group that the data have."""
 
     x: Tensor
     y: Tensor
@@ -75,7 +74,7 @@ class Task:
 
 
 def ring(order: Sequence[int], name: str) -> Group:
-    """Circular shifts along a ring that visits the places in this order."""
+    """Return the circular shifts along a ring that visits positions in the given order."""
     step = torch.empty(len(order), dtype=torch.long)
     places = torch.tensor(order)
     step[places] = places.roll(-1)
@@ -83,10 +82,10 @@ def ring(order: Sequence[int], name: str) -> Group:
 
 
 def make_task(row: str, seed: int, n: int = 512) -> Task:
-    """Draw one.
+    """Generate the data of a row.
 
     Raises:
-        ValueError: an unknown row.
+        ValueError: The row is unknown.
     """
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(n, 1, PLACES, generator=generator)
@@ -107,7 +106,7 @@ def make_task(row: str, seed: int, n: int = 512) -> Task:
             along = places[:, orders[right]]
             f = (along * along.roll(-1, 1)).sum(1)
         case _:
-            raise ValueError(f"expected a row of {ROWS}, got {row!r}")
+            raise ValueError(f"Unknown row {row!r}. Rows: {ROWS}.")
     f = (f - f.mean()) / f.std()
     y = f + NOISE * torch.randn(n, generator=generator)
     kept = None if row in ("order", "position") else truth
@@ -115,14 +114,14 @@ def make_task(row: str, seed: int, n: int = 512) -> Task:
 
 
 def network(candidates: Sequence[Group]) -> nn.Module:
-    """Two relaxed layers with a path per candidate, and a mean over places."""
+    """Return two relaxed layers with one path per candidate group, and a mean over positions."""
     first, second = (relaxed_over(c, WIDTH, candidates) for c in (1, WIDTH))
     body = [first, nn.Tanh(), second, nn.Tanh()]
     return nn.Sequential(*body, SetPool("mean"), nn.Linear(WIDTH, 1))
 
 
 def train(task: Task, candidates: Sequence[Group], seed: int, options: Options) -> sr.Reading:
-    """One network with these candidates, and what it learned."""
+    """Train one network with the given candidate groups and return its reading."""
     epochs = CONFIG.epochs // 3 if options.small else CONFIG.epochs
     torch.manual_seed(seed)
     config = CONFIG.change(seed=seed, device=options.place, epochs=epochs, progress=False)
@@ -131,7 +130,7 @@ def train(task: Task, candidates: Sequence[Group], seed: int, options: Options) 
 
 
 def run_row(row: str, seed: int, options: Options) -> Run:
-    """Train one network, or one for each candidate, and note what was found."""
+    """Train one network, or one per candidate group, and return the result."""
     task = make_task(row, seed)
     started = time.process_time()
     everything = groups.symmetric(PLACES)
@@ -173,57 +172,57 @@ def run_row(row: str, seed: int, options: Options) -> Run:
 
 
 def _supported(name: str, reading: sr.Reading) -> bool:
-    """Whether all layers keep a group, and the network does."""
+    """Return whether all layers and the network are equivariant to a group."""
     found = [one for layer in reading.layers for one in layer.symmetry if one.group == name]
     return all(one.supported for one in found) and reading.equivariance_error[name] < SMALL_ERROR
 
 
 def run(options: Options) -> str:
-    """All rows and seeds; returns a table as markdown.
+    """Run all rows and seeds and return a table as markdown.
 
     Raises:
-        ValueError: an unknown row.
+        ValueError: A row is unknown.
     """
     unknown = [row for row in options.rows if row not in ROWS]
     if unknown:
-        raise ValueError(f"expected rows among {', '.join(ROWS)}, got {', '.join(unknown)}")
+        raise ValueError(f"Unknown rows {', '.join(unknown)}. Rows: {', '.join(ROWS)}.")
     jobs = [partial(run_row, row, seed, options) for row in options.rows for seed in options.seed]
     runs = gather(NAME, options.json, jobs)
     return markdown([one for one in runs if one["small"] == options.small])
 
 
 def markdown(runs: Sequence[Run]) -> str:
-    """One line per row: how often it was right, shares, errors, evidence."""
+    """Return one line per row: number of correct results, shares, errors, evidence."""
     head = ["row", "truth", "right", "free share by layer %", "network error %", "-log ev/N"]
     head += ["margin, nats", "CPU seconds"]
     lines = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
     for row in sorted({one["row"] for one in runs}, key=ROWS.index):
-        of_row = [one for one in runs if one["row"] == row]
-        layers = zip(*(one["free_shares"] for one in of_row), strict=True)
+        row_runs = [one for one in runs if one["row"] == row]
+        layers = zip(*(one["free_shares"] for one in row_runs), strict=True)
         free = " / ".join(f"{100 * min(s):.0f} to {100 * max(s):.0f}" for s in layers)
-        errors = [100 * min(one["network_error"].values()) for one in of_row]
-        truth = {one["truth"] or "none" for one in of_row}
-        margins = [one["margin"] for one in of_row if one["margin"] is not None]
+        errors = [100 * min(one["network_error"].values()) for one in row_runs]
+        truth = {one["truth"] or "none" for one in row_runs}
+        margins = [one["margin"] for one in row_runs if one["margin"] is not None]
         lines.append(
             f"| {row} | {truth.pop() if row in ROWS[:4] else 'one of three'} | "
-            f"{sum(one['right'] for one in of_row)} of {len(of_row)} | {free} | "
+            f"{sum(one['right'] for one in row_runs)} of {len(row_runs)} | {free} | "
             f"{min(errors):.1f} to {max(errors):.1f} | "
-            f"{mean(one['evidence'] for one in of_row):.3f} | "
+            f"{mean(one['evidence'] for one in row_runs):.3f} | "
             f"{f'{min(margins):.0f} to {max(margins):.0f}' if margins else ''} | "
-            f"{mean(one['seconds'] for one in of_row):.0f} |"
+            f"{mean(one['seconds'] for one in row_runs):.0f} |"
         )
     return "\n".join(lines)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """The experiment as a command of its own."""
+    """Run the experiment as a command."""
     own: Arguments = {
         "--small": {"help": "a third of the training"},
-        "--data": {"help": "not used"},
+        "--data": {"help": "no effect"},
         "--seed": {"default": list(Options.seed)},
         "--rows": {"nargs": "+", "default": list(Options.rows)},
     }
-    command(NAME, lambda **told: run(Options(**told)), own, arguments)
+    command(NAME, lambda **values: run(Options(**values)), own, arguments)
 
 
 if __name__ == "__main__":

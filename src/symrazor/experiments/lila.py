@@ -1,4 +1,4 @@
-"""What the experiments on learned invariances have in common: data, networks, methods."""
+"""Share data, networks and methods among the experiments on learned invariances."""
 
 import copy
 import time
@@ -25,7 +25,7 @@ from symrazor.training.loop import outputs
 
 SAMPLES = 10
 NARROW = {"rotation": 0.3}
-"""Where the narrow start is, if it is not 0.1: radians."""
+"""Narrow starting width where it is not 0.1, in radians."""
 FLIPPED = "affine and flips"
 WIDE: dict[str, Widths] = {
     "rotation": 2.5,
@@ -34,31 +34,31 @@ WIDE: dict[str, Widths] = {
     "affine": {name: 2.5 if name == "rotation" else 0.3 for name in affine2().names},
     FLIPPED: 0.3,
 }
-"""Where the wide start is: radians, half-widths, log factors."""
+"""Wide starting widths: radians, half-widths, log factors."""
 STRENGTH = 0.01
-"""Augerino's own choice for its regulariser."""
+"""Weight of Augerino's regulariser, as in its paper."""
 GRID: dict[str, tuple[float, ...]] = {
     "rotation": (0.1, 0.4, 0.8, 1.6, 3.1),
     "flip": (0.05, 0.25, 0.45),
 }
-"""Widths that are tried on held-out data; for all other kinds, `OTHERS`."""
+"""Widths that are tried on held-out data; `OTHERS` for all other kinds."""
 OTHERS = (0.05, 0.15, 0.4)
 
 
 @dataclass(frozen=True)
 class Options(OfTable):
-    """What an experiment can be told.
+    """Options of an experiment.
 
     Args:
-        small: few pictures of 14 x 14 (the embedded digits without data), minutes on two cores.
-        data: folder with the official files.
-        device: "auto" for a GPU if there is one.
-        seed: one or more, of the data's subset, initial weights and shuffling.
-        json: file to merge the results into, run by run.
-        rows: patterns of rows to run, as in "rotation 90/*"; none for the table of the file alone.
-        epochs: in place of the experiment's own number.
-        n: training pictures, in place of the experiment's own number.
-        average: "outputs", "probabilities" or "joint" of the copies; None for "joint".
+        small: Use few images of 14 x 14 (the embedded digits without data), minutes on two cores.
+        data: Folder with the official files.
+        device: "auto" uses a GPU if there is one.
+        seed: One or more seeds of the subset, initial weights and shuffling.
+        json: File to merge the results into after each run.
+        rows: Patterns of the rows to run, for example "rotation 90/*"; empty to show the file only.
+        epochs: Number of epochs, if not the experiment's default.
+        n: Number of training images, if not the experiment's default.
+        average: Average over "outputs", "probabilities" or "joint"; None for "joint".
     """
 
     epochs: int | None = None
@@ -67,10 +67,10 @@ class Options(OfTable):
 
 
 def pictures(name: str, options: Options, n: int, seed: int) -> tuple[Tensors, Tensors]:
-    """A random part of the training data, and test data, as they are."""
+    """Return a random subset of the training data, and the test data."""
     if options.data is None:
         if not options.small or name != "mnist":
-            raise ValueError("expected --data DIR with the official files, or --small, got neither")
+            raise ValueError("No data. Use --data DIR with the official files, or --small.")
         train, test = digits("train"), digits("test")
     else:
         read = cifar10 if name == "cifar-10" else mnist
@@ -89,7 +89,7 @@ def _small(x: Tensor) -> Tensor:
 
 
 def convolutional(x: Tensor, classes: int = 10, width: int = 8) -> nn.Module:
-    """Two or three convolutions with max pooling, then one dense layer."""
+    """Return two or three convolutions with max pooling, then one dense layer."""
     blocks: list[nn.Module] = []
     channels, size = x.shape[1], x.shape[-1]
     while size > 7:
@@ -102,7 +102,7 @@ def convolutional(x: Tensor, classes: int = 10, width: int = 8) -> nn.Module:
 
 
 def augmentation(kind: str, wide: bool, samples: int = SAMPLES) -> Augment:
-    """What is to be learned, from a narrow or a wide start."""
+    """Return the augmentation to learn, with narrow or wide starting ranges."""
     narrow = 0.05 if kind == "flip" else 0.25
     flips = Flips((-1,), 0.4 if wide else narrow)
     if kind == "flip":
@@ -117,15 +117,15 @@ class Job:
     """One network to train.
 
     Args:
-        kind: of augmentation.
+        kind: Kind of augmentation.
         method: "learned", "likelihood", "augerino", "grid" or "none".
-        train: training data, on the device.
-        test: test data, on the device.
-        seed: of weights and shuffling.
-        config: of `fit`; the baselines take its epochs, batch size and learning rate.
-        samples: copies of each picture.
-        average: what is averaged over them.
-        starts: of a learned width; True for a wide one.
+        train: Training data, on the device.
+        test: Test data, on the device.
+        seed: Seed of weights and shuffling.
+        config: Options of `fit`; the baselines use its epochs, batch size and learning rate.
+        samples: Copies of each image.
+        average: What is averaged over the copies.
+        starts: Starts of a learned width; True for a wide one.
     """
 
     kind: str
@@ -140,7 +140,7 @@ class Job:
 
 
 def run(job: Job, network: Callable[[Tensor], nn.Module] = convolutional) -> Run:
-    """Train; of a learned width, from every start, the one with more evidence."""
+    """Train a network; with several starts, return the one with the highest evidence."""
     began = time.perf_counter()
     if job.method == "learned":
         fits = [_learned(job, network, wide) for wide in job.starts]
@@ -180,13 +180,13 @@ def _with_evidence(job: Job, model: nn.Module, shape: tuple[int, ...]) -> Run:
 
 
 def tested(model: nn.Module, test: Tensors) -> dict[str, float]:
-    """Figures on test data, once: `fit` would ask for them at every evidence step."""
+    """Return test figures, computed once at the end."""
     found = scores(sr.Categorical(), outputs(model, test[0]), test[1])
     return {"accuracy": 100 * found["accuracy"], "nll": found["nll"]}
 
 
 def of_copies(model: nn.Module, shape: tuple[int, ...]) -> dict[str, float]:
-    """Widths of the copies, whatever the range of poses within them; none without copies."""
+    """Return the ranges of the copies, without the range of poses within them."""
     if not isinstance(model, Augmented):
         return {}
     whole = copy.deepcopy(model.augment)
@@ -218,7 +218,7 @@ def _by_likelihood(job: Job, network: Callable[[Tensor], nn.Module]) -> Run:
 
 
 def main(name: str, run: Callable[[Options], str], arguments: Sequence[str] | None = None) -> None:
-    """An experiment as a command of its own, without further packages."""
+    """Run an experiment as a command."""
     own: Arguments = {
         **ROWS,
         "--small": {"help": "few small pictures"},
@@ -226,4 +226,4 @@ def main(name: str, run: Callable[[Options], str], arguments: Sequence[str] | No
         "--n": {"type": int, "help": "training pictures"},
         "--average": {"choices": ["outputs", "probabilities", "joint"]},
     }
-    command(name, lambda **told: run(Options(**told)), own, arguments)
+    command(name, lambda **values: run(Options(**values)), own, arguments)

@@ -1,13 +1,13 @@
-"""Is the width that the evidence learns the one the data were made with?
+"""Test whether the range learned by the evidence is the one the data were made with.
 
     python -m symrazor.experiments.lila_recovery --data DIR --json FILE [--rows "rotation*/learned"]
     python -m symrazor.experiments.lila_recovery --small
 
-MNIST turned, moved, scaled or mirrored by known amounts, each picture once; a small convolutional
-network averaged over transformed copies. The width is learned by the evidence (from two starts, of
-which the evidence chooses; what is shown is the range of poses within it), or by the training loss,
-or taken from a grid on held-out data, or there is none. "affine 90" opens all six affine generators
-on pictures that are only turned.
+MNIST rotated, translated, scaled or flipped by known amounts, each image once, and a small
+convolutional network averaged over transformed copies. The range is learned by the evidence (from
+two starts, of which the evidence chooses one; the table shows the range of poses), learned by the
+training loss, chosen from a grid on held-out data, or absent. "affine 90" opens all six affine
+generators on images that are only rotated.
 """
 
 from dataclasses import replace
@@ -25,7 +25,7 @@ NAME = "lila-recovery"
 METHODS = ("learned", "likelihood", "grid", "none")
 AVERAGE: Average = "joint"
 SAMPLES = 16
-"""Copies of each picture: with few, the network cannot tell poses apart."""
+"""Copies of each image: with few copies the network cannot distinguish poses."""
 TASKS: dict[str, tuple[str, float]] = {
     "rotation 0": ("rotation", 0),
     "rotation 30": ("rotation", 30),
@@ -44,7 +44,7 @@ TASKS: dict[str, tuple[str, float]] = {
 
 
 def moved(x: torch.Tensor, kind: str, amount: float, seed: int) -> torch.Tensor:
-    """Pictures, each transformed once."""
+    """Return images, each transformed once."""
     if kind in ("rotation", "affine"):
         return rotated(x, amount, seed) if amount else x
     if kind == "translation":
@@ -56,7 +56,7 @@ def moved(x: torch.Tensor, kind: str, amount: float, seed: int) -> torch.Tensor:
 
 
 def data(task: str, options: lila.Options, seed: int) -> tuple[Tensors, Tensors]:
-    """Training and test data of a task, on the device."""
+    """Return training and test data of a task, on the device."""
     n = options.n or (500 if options.small else 2000)
     kind, amount = TASKS[task]
     pairs = [
@@ -71,7 +71,7 @@ def data(task: str, options: lila.Options, seed: int) -> tuple[Tensors, Tensors]
 
 
 def config(options: lila.Options) -> sr.FitConfig:
-    """An evidence step after every epoch, in batches as large as they come: there is memory."""
+    """Return training options with an evidence step after every epoch, in large batches."""
     epochs = options.epochs or (30 if options.small else 45)
     base = sr.FitConfig(epochs=epochs, batch_size=128, lr=5e-3, every=1, device=options.place)
     large = base.change(evidence_batch=500, pieces=1)
@@ -79,13 +79,15 @@ def config(options: lila.Options) -> sr.FitConfig:
 
 
 def run(options: lila.Options) -> str:
-    """Train the rows that were asked for; the table as markdown."""
+    """Train the requested rows and return the table as markdown."""
     runs: list[Run] = []
     if options.json is not None:
         runs = add_runs(NAME, options.json, [])
     jobs = [(t, m) for t in TASKS for m in METHODS if options.wants(f"{t}/{m}")]
     if options.rows and not jobs:
-        raise ValueError(f"expected rows like 'rotation 90/learned', got {' '.join(options.rows)}")
+        raise ValueError(
+            f"No row matches {' '.join(options.rows)}. Rows look like 'rotation 90/learned'."
+        )
     for seed in options.seed:
         for task, method in jobs:
             train, test = data(task, options, seed)
@@ -101,7 +103,7 @@ def run(options: lila.Options) -> str:
 
 
 def markdown(runs: list[Run]) -> str:
-    """Learned widths, accuracy and NLL by method."""
+    """Return learned ranges, accuracy and NLL by method."""
     lines = [
         "| data | method | learned | accuracy % | test NLL | seeds |",
         "|---|---|---|---|---|---|",
@@ -120,7 +122,7 @@ def markdown(runs: list[Run]) -> str:
 
 
 def _listed(found: list[Run]) -> str:
-    """As in "rotation (degrees) 30.10 29.50": a width for each seed."""
+    """Format one range per seed, for example "rotation (degrees) 30.10 29.50"."""
     return "; ".join(
         f"{name} " + " ".join(f"{r['widths'][name]:.2f}" for r in found)
         for name in found[0]["widths"]

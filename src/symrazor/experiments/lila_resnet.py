@@ -1,12 +1,12 @@
-"""A residual network on CIFAR-10 turned and shifted at will: is a learned augmentation worth it?
+"""Measure the benefit of learned augmentation for a residual network on transformed CIFAR-10.
 
     python -m symrazor.experiments.lila_resnet --data DIR --device cuda --json FILE [--n 10000]
     python -m symrazor.experiments.lila_resnet --small
 
-Every picture is turned by any angle and shifted by up to 4 pixels, once, and so is every test
-picture. A residual network with group norm is averaged over turned and shifted copies, widths
-learned by the evidence from a narrow and from a wide start; or trained as it is. Each row is
-written to the file as soon as it is done; "learned" in the table is the start with more evidence.
+Every training and test image is rotated by any angle and shifted by up to 4 pixels, once. A
+residual network with group norm is averaged over rotated and shifted copies, with ranges learned by
+the evidence from a narrow and a wide start, or trained without copies. Each row is saved as soon as
+it is finished; "learned" in the table is the start with the higher evidence.
 """
 
 from statistics import mean, median
@@ -24,23 +24,23 @@ from symrazor.invariance import Augment, Augmented, Average, affine
 NAME = "lila-resnet"
 ROWS = ("learned/narrow", "learned/wide", "none")
 SHIFT = 4.0
-"""Pixels."""
+"""Largest shift in pixels."""
 STARTS = {
     "learned/narrow": {"rotation": 0.5, "x-translation": 0.1, "y-translation": 0.1},
     "learned/wide": {"rotation": 2.5, "x-translation": 0.25, "y-translation": 0.25},
 }
-"""Radians, and half-widths of the picture."""
+"""Starting ranges in radians, and in half-widths of the image."""
 SAMPLES, FINER = 8, 32
-"""Copies of each picture in training, and in the test."""
+"""Copies of each image in training and in the test."""
 WIDTH = 16
 """Channels of the first stage."""
 
 
 class Block(nn.Module):
-    """Two convolutions with group norms, added to what came in."""
+    """Two convolutions with group norms and a residual connection."""
 
     def __init__(self, channels: int, out_channels: int, stride: int, groups: int) -> None:
-        """Make the layers."""
+        """Create the layers."""
         super().__init__()
         self.first = nn.Conv2d(channels, out_channels, 3, stride, 1, bias=False)
         self.second = nn.Conv2d(out_channels, out_channels, 3, 1, 1, bias=False)
@@ -49,14 +49,14 @@ class Block(nn.Module):
         self.short = nn.Conv2d(channels, out_channels, 1, stride) if change else nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
-        """The sum."""
+        """Return the output."""
         h = F.relu(self.norms[0](self.first(x)))
         found: Tensor = F.relu(self.norms[1](self.second(h)) + self.short(x))
         return found
 
 
 def network(x: Tensor, width: int = WIDTH, classes: int = 10) -> nn.Module:
-    """Three stages of a block each, a mean over positions, one dense layer."""
+    """Return three stages of one block each, a mean over positions and one dense layer."""
     groups = min(8, width)
     stem = [nn.Conv2d(x.shape[1], width, 3, 1, 1), nn.ReLU()]
     stages = [
@@ -69,7 +69,7 @@ def network(x: Tensor, width: int = WIDTH, classes: int = 10) -> nn.Module:
 
 
 def data(options: lila.Options, seed: int) -> tuple[Tensors, Tensors]:
-    """Training and test pictures, each moved once, on the device."""
+    """Return training and test images, each transformed once, on the device."""
     n = options.n or (60 if options.small else 10_000)
     name = "mnist" if options.small else "cifar-10"
     train, test = (
@@ -81,7 +81,7 @@ def data(options: lila.Options, seed: int) -> tuple[Tensors, Tensors]:
 
 
 def config(options: lila.Options, seed: int) -> sr.FitConfig:
-    """About 20 evidence steps after the burn-in."""
+    """Return training options with about 20 evidence steps after the burn-in."""
     epochs = options.epochs or (2 if options.small else 40)
     every = max(1, epochs // 20)
     base = sr.FitConfig(epochs=epochs, batch_size=128, lr=4e-3, every=every, seed=seed)
@@ -90,7 +90,7 @@ def config(options: lila.Options, seed: int) -> sr.FitConfig:
 
 
 def train(row: str, options: lila.Options, seed: int, average: Average) -> Run:
-    """One network."""
+    """Train one network."""
     pair, test = data(options, seed)
     torch.manual_seed(seed)
     model = network(pair[0], 4 if options.small else WIDTH)
@@ -115,7 +115,7 @@ def train(row: str, options: lila.Options, seed: int, average: Average) -> Run:
 
 
 def _costs(fit: sr.Fit) -> dict[str, float]:
-    """Seconds of an epoch, and of an evidence step after it: medians."""
+    """Return the median seconds of an epoch and of an evidence step."""
     plain, both, before = list[float](), list[float](), 0.0
     for record in fit.history:
         kind = both if "log_evidence" in record else plain
@@ -126,11 +126,11 @@ def _costs(fit: sr.Fit) -> dict[str, float]:
 
 
 def run(options: lila.Options) -> str:
-    """Train the rows that were asked for; the table as markdown."""
+    """Train the requested rows and return the table as markdown."""
     runs: list[Run] = add_runs(NAME, options.json, []) if options.json is not None else []
     rows = [row for row in ROWS if options.wants(row)]
     if options.rows and not rows:
-        raise ValueError(f"expected rows among {ROWS}, got {' '.join(options.rows)}")
+        raise ValueError(f"No row matches {' '.join(options.rows)}. Rows: {ROWS}.")
     for seed in options.seed:
         for row in rows:
             found: Run = {"row": row, "seed": seed, "small": options.small}
@@ -145,7 +145,7 @@ def run(options: lila.Options) -> str:
 
 
 def markdown(runs: list[Run]) -> str:
-    """Accuracy, NLL and evidence of every row, and of the better start of each seed."""
+    """Return accuracy, NLL and evidence of every row, and of the better start of each seed."""
     starts = sorted((r for r in runs if r["row"] in STARTS), key=lambda r: -float(r["evidence"]))
     best = {r["seed"]: r for r in starts}  # the last of a seed: least -log evidence
     by_row = {"learned": list(best.values())}

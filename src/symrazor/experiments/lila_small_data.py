@@ -1,12 +1,12 @@
-"""Is a learned augmentation worth most where data are few?
+"""Measure the benefit of learned augmentation for small data sets.
 
     python -m symrazor.experiments.lila_small_data --data DIR --json FILE [--rows "mnist/*"]
 
-312, 1,250 and 5,000 pictures of MNIST or CIFAR-10; all six affine generators, of CIFAR-10 also
-flips, learned by the evidence (of CIFAR-10 from two starts, of which it chooses), by Augerino's
-regularised training loss, one width for all of them from a grid on held-out data, or no
-augmentation. Test figures are for the whole test set. With `--json FILE` a picture is drawn beside
-it.
+312, 1,250 and 5,000 images of MNIST or CIFAR-10. All six affine generators, for CIFAR-10 also
+flips, are learned by the evidence (for CIFAR-10 from two starts, of which the evidence chooses
+one), by Augerino's regularised training loss, with one width for all from a grid on held-out data,
+or there is no augmentation. Test figures are for the whole test set. With `--json FILE` a figure is
+drawn next to the file.
 """
 
 from collections.abc import Callable
@@ -22,15 +22,15 @@ NAME = "lila-small-data"
 SIZES = (312, 1250, 5000)
 METHODS = ("learned", "augerino", "grid", "none")
 FAMILIES = {"mnist": "affine", "cifar-10": lila.FLIPPED}
-"""What is learned: a mirrored digit is another one, a mirrored cat is a cat."""
+"""Generators to learn: a mirrored digit is another digit, a mirrored cat is a cat."""
 STARTS = {"mnist": (False,), "cifar-10": (False, True)}
-"""True for a wide one."""
+"""Starts; True for a wide one."""
 STEPS = 1500
-"""Training steps of every network, whatever the number of its data."""
+"""Training steps of every network, for any number of images."""
 
 
 def config(n: int, options: lila.Options) -> sr.FitConfig:
-    """Equal numbers of steps, and of evidence steps."""
+    """Return training options with equal numbers of training and evidence steps."""
     batch = min(128, max(16, n // 8))
     steps = 400 if options.small else STEPS
     epochs = options.epochs or max(20, steps * batch // n)
@@ -41,7 +41,7 @@ def config(n: int, options: lila.Options) -> sr.FitConfig:
 
 
 def run(options: lila.Options) -> str:
-    """Train the rows that were asked for; the table as markdown."""
+    """Train the requested rows and return the table as markdown."""
     runs: list[Run] = add_runs(NAME, options.json, []) if options.json is not None else []
     sets = ("mnist",) if options.small else ("mnist", "cifar-10")
     sizes = (100, 300) if options.small else SIZES
@@ -79,7 +79,7 @@ def _key(row: str) -> tuple[str, int, int]:
 
 
 def markdown(runs: list[Run]) -> str:
-    """Accuracy and NLL by number of data and method."""
+    """Return accuracy and NLL by number of images and method."""
     lines = [
         "| data | pictures | method | accuracy % | test NLL | seeds |",
         "|---|---|---|---|---|---|",
@@ -94,7 +94,7 @@ def markdown(runs: list[Run]) -> str:
 
 
 def figure(runs: list[Run], file: Path) -> None:
-    """Test NLL against the number of data, a panel for each data set."""
+    """Draw test NLL against the number of images, one panel for each data set."""
     import matplotlib.pyplot as plt
     from matplotlib.ticker import NullLocator
 

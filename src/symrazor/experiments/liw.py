@@ -1,4 +1,4 @@
-"""What the experiments of Learning Invariant Weights have in common: data, options, results."""
+"""Share data, options and results among the experiments of Learning Invariant Weights."""
 
 import math
 import sys
@@ -30,33 +30,33 @@ from symrazor.invariance.invariant_weights import Average
 
 SMALL_SIZE, SMALL_TRAIN, SMALL_TEST = 14, 1000, 500
 KEPT, LEARNED = 3.0, 10.0
-"""The outputs' scale where it is kept, and where it starts if it is learned."""
+"""Scale of the outputs where it is fixed, and its start where it is learned."""
 
 SIGMA, SMALL_SIGMA = 0.3, 0.6
-"""The frequencies' deviation, and the same with `--small`, where pictures have fewer pixels."""
+"""Standard deviation of the frequencies, and the same with `--small`, where images are smaller."""
 
 
 @dataclass(frozen=True)
 class Options(OfTable):
-    """What an experiment can be told.
+    """Options of an experiment.
 
     Args:
-        small: pictures of 14 x 14 and a small network, in a minute or two on two cores; the
-            embedded digits if there is no folder with data.
-        data: folder with the official files.
-        device: "auto" for a GPU if there is one.
-        seed: one or more, of features, batches and transformations.
-        json: file to merge the results into; of figures, also where pictures go.
-        rows: patterns of rows to run.
-        steps: in place of the experiment's own number.
-        batch: in place of the experiment's own number.
-        samples: transformations in a step, in place of the experiment's own number.
-        average: of "logits", or of "probs" (probabilities) as in the paper, at several times the
-            cost.
-        kept_scale: where Table 1 and Figure 2 keep the outputs' scale, in place of their own
-            number. Both keep it, and the frequencies' deviation as it starts, as the paper does.
-        sigma: the frequencies' deviation in Table 1 and the figures, in place of their own number.
-        learn_scales: learn both instead.
+        small: Use images of 14 x 14 and a small network, a minute or two on two cores; the embedded
+            digits if there is no data folder.
+        data: Folder with the official files.
+        device: "auto" uses a GPU if there is one.
+        seed: One or more seeds of features, batches and transformations.
+        json: File to merge the results into; figures are saved next to it.
+        rows: Patterns of the rows to run.
+        steps: Number of steps, if not the experiment's default.
+        batch: Batch size, if not the experiment's default.
+        samples: Transformations in a step, if not the experiment's default.
+        average: Average over "logits", or over "probs" (probabilities) as in the paper, which costs
+            several times as much.
+        kept_scale: Fixed scale of the outputs in Table 1 and Figure 2, if not the default. Both
+            it and the standard deviation of the frequencies fixed, as the paper does.
+        sigma: Standard deviation of the frequencies in Table 1 and the figures.
+        learn_scales: Learn both scales instead.
     """
 
     steps: int | None = None
@@ -71,30 +71,30 @@ class Options(OfTable):
         """Check the scales."""
         for name, value in (("kept scale", self.kept_scale), ("sigma", self.sigma)):
             if value is not None and not value > 0:
-                raise ValueError(f"expected a {name} above 0, got {value}")
+                raise ValueError(f"{name} must be positive, got {value}.")
         if self.kept_scale is not None and self.learn_scales:
-            raise ValueError("expected one of --kept-scale and --learn-scales, got both")
+            raise ValueError("--kept-scale and --learn-scales exclude each other.")
 
     @property
     def scale(self) -> float:
-        """Where the outputs' scale starts, or is kept."""
+        """Scale of the outputs, at the start or fixed."""
         if self.learn_scales:
             return LEARNED
         return KEPT if self.kept_scale is None else self.kept_scale
 
     @property
     def frequency(self) -> float:
-        """Where the frequencies' deviation starts, or is kept."""
+        """Standard deviation of the frequencies, at the start or fixed."""
         own = SMALL_SIGMA if self.small else SIGMA
         return own if self.sigma is None else self.sigma
 
     def named(self, row: str) -> str:
-        """The name of a row in files, where different models may meet."""
-        told: list[str] = [self.average] if self.average != "logits" else []
-        told += ["learned scales"] if self.learn_scales else []
-        told += [] if self.kept_scale is None else [f"kept scale {self.kept_scale:g}"]
-        told += [] if self.sigma is None else [f"sigma {self.sigma:g}"]
-        return f"{row} ({', '.join(told)})" if told else row
+        """Return the name of a row in result files, which distinguishes models."""
+        options: list[str] = [self.average] if self.average != "logits" else []
+        options += ["learned scales"] if self.learn_scales else []
+        options += [] if self.kept_scale is None else [f"kept scale {self.kept_scale:g}"]
+        options += [] if self.sigma is None else [f"sigma {self.sigma:g}"]
+        return f"{row} ({', '.join(options)})" if options else row
 
 
 VERSIONS: dict[str, Callable[[Tensor, int, float], Tensor]] = {
@@ -104,13 +104,13 @@ VERSIONS: dict[str, Callable[[Tensor, int, float], Tensor]] = {
     "scaled": lambda x, seed, shift: scaled(x, 2.0, seed),
     "regular": lambda x, seed, shift: x,
 }
-"""Version of a data set -> (pictures, seed, largest shift) -> pictures."""
+"""Version of a data set -> function of (images, seed, largest shift) that transforms them."""
 
 
 def load(name: str, versions: Sequence[str], options: Options) -> tuple[Data, Data]:
-    """Training and test data in several versions, on the device.
+    """Return training and test data in several versions, on the device.
 
-    Every picture is transformed once: training data with seed 1, test data with seed 0.
+    Every image is transformed once: training data with seed 1, test data with seed 0.
     """
     parts = []
     for split, seed in (("train", 1), ("test", 0)):
@@ -127,7 +127,7 @@ def load(name: str, versions: Sequence[str], options: Options) -> tuple[Data, Da
 
 def _pictures(name: str, split: Any, options: Options) -> Tensors:
     if options.data is None and not options.small:
-        raise ValueError("expected --data DIR with the official files, or --small, got neither")
+        raise ValueError("No data. Use --data DIR with the official files, or --small.")
     if options.data is None:
         x, y = digits(split)
         return resized(x, SMALL_SIZE), y
@@ -139,21 +139,21 @@ def _pictures(name: str, split: Any, options: Options) -> Tensors:
 
 
 class Progress:
-    """A line on standard error now and then: step, seconds, fit and widths of some models."""
+    """Print step, seconds, fit and ranges of some models to standard error from time to time."""
 
     def __init__(self, name: str, steps: int, show: Sequence[int], lines: int = 10) -> None:
-        """Begin counting seconds."""
+        """Start the clock."""
         self.name, self.steps, self.start = name, steps, time.perf_counter()
         self.show = list(show)
         self.gap, self.next = max(1, steps // lines), 0
 
     @property
     def seconds(self) -> float:
-        """Since the beginning."""
+        """Seconds since the start."""
         return time.perf_counter() - self.start
 
     def __call__(self, step: int, model: InvariantWeights, history: History) -> None:
-        """Write a line if one is due."""
+        """Print a line if one is due."""
         if step < self.next and step < self.steps - 1:
             return
         self.next = step + self.gap
@@ -167,7 +167,7 @@ class Progress:
 
 
 def check(experiment: str, options: Options) -> None:
-    """Refuse a file of something else before the work, not after it."""
+    """Check the result file before the work, not after it."""
     if options.json is not None:
         add_runs(experiment, options.json, [])
 
@@ -187,17 +187,17 @@ def _finite(value: Any) -> Any:
 
 
 def widths_of(model: InvariantWeights, place: int, pixels: float) -> dict[str, float]:
-    """Widths of one model by name, in units."""
+    """Return the ranges of one model by name, with units."""
     return {k: round(v[place].item(), 4) for k, v in model.distribution.describe(pixels).items()}
 
 
 def degrees(history: History, place: int) -> list[float]:
-    """The rotation's width of one model over training."""
+    """Return the rotation range of one model over training."""
     return [round(math.degrees(w[place, 0].item()), 2) for w in history.widths]
 
 
 def main(name: str, run: Callable[[Options], str], arguments: Sequence[str] | None = None) -> None:
-    """An experiment as a command of its own, without further packages."""
+    """Run an experiment as a command."""
     own: Arguments = {
         **ROWS,
         "--small": {"help": "14 x 14 pictures, in a minute or two"},
@@ -209,4 +209,4 @@ def main(name: str, run: Callable[[Options], str], arguments: Sequence[str] | No
         "--sigma": {"type": float, "help": "deviation of the frequencies"},
         "--learn-scales": {"action": "store_true", "help": "of outputs and frequencies"},
     }
-    command(name, lambda **told: run(Options(**told)), own, arguments)
+    command(name, lambda **values: run(Options(**values)), own, arguments)

@@ -1,4 +1,4 @@
-"""Pictures of Learning Invariant Weights: angles over training, and banks of filters."""
+"""Draw figures of Learning Invariant Weights: angles over training, and banks of filters."""
 
 import io
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from symrazor.experiments.results import Run
 
 
 def draw(options: Options, name: str, panels: Sequence[tuple[str, Sequence[Run]]]) -> None:
-    """Learned angle against step, a panel for each group of runs."""
+    """Draw the learned angle against the step, one panel for each group of runs."""
     if options.json is None:
         return
     from matplotlib.figure import Figure
@@ -34,7 +34,7 @@ def draw(options: Options, name: str, panels: Sequence[tuple[str, Sequence[Run]]
 
 
 def draw_bank(options: Options, banks: Sequence[Tensor], times: Sequence[int]) -> None:
-    """Two filters, seven rotations across, training time down."""
+    """Draw two filters: seven rotations across, training time down."""
     if options.json is None:
         return
     from matplotlib.figure import Figure

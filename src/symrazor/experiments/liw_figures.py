@@ -3,13 +3,13 @@
     python -m symrazor.experiments.liw_figures --data DIR --json DIR2/figures.json [--device cuda]
     python -m symrazor.experiments.liw_figures --small --json DIR2/figures.json
 
-Rows: `recovery` (Figure 2: five starting angles, three versions of MNIST, scales kept as in
+Rows: `recovery` (Figure 2: five starting angles, three versions of MNIST, scales fixed as in
 Table 1; the other rows learn them), `escape` (the start from which the paper's method fails, 175
-degrees on partially rotated pictures, probabilities averaged: by the gradient alone, and after
+degrees on partially rotated images with averaged probabilities: by the gradient alone, and after
 `choose_starts`), `methods` (Figure 5: the bound against maximum likelihood and a point estimate
-with a prior, 1,000 pictures), `relu` (the same for a network that learns its filters), `bank`
+with a prior, 1,000 images), `relu` (the same for a network that learns its filters), `bank`
 (Figure 3: one filter under seven rotations over training) and `rings` (the same question in the
-plane). Pictures go beside the JSON file.
+plane). Figures are saved next to the JSON file.
 """
 
 from collections.abc import Sequence
@@ -46,27 +46,28 @@ ROWS = ("rings", "recovery", "escape", "methods", "relu", "bank")
 METHODS: tuple[Method, ...] = ("vi", "map", "ml")
 FILTERS = 7
 RESTARTS = (1.0, 0.5, 0.25)
-"""Shares of the starting angle that are tried before the training, see `choose_starts`."""
+"""Fractions of the starting angle that are tried before the training, see `choose_starts`."""
 
 STEPS, BATCH, SAMPLES = 800, 500, 16
-"""A shorter training than Table 1's: a figure shows where widths go."""
+"""A shorter training than for Table 1: a figure only shows where the ranges go."""
 
 BY_HEART = 1000
-"""Training pictures where methods are compared, few enough for maximum likelihood to learn them by
-heart: 60,000 are more than 1,024 features can fit, and then averages help the fit as well."""
+"""Training images where methods are compared: few enough for maximum likelihood to memorise them.
+With 60,000 images 1,024 features cannot fit all, and averages improve the fit as well.
+"""
 
 FEW, FEW_AT_ONCE, SHORT = 300, 100, 60
-"""With `--small`: training pictures, those in a batch, steps of a trial."""
+"""With `--small`: training images, images in a batch, steps of a trial."""
 
 Cells = Sequence[tuple[str, float, Method]]
 """Version of the data, starting angle in degrees, method."""
 
 
 def run(options: Options) -> str:
-    """Train what was asked for; draw pictures; return a table of starts and ends."""
+    """Train the requested rows, draw figures, and return a table of starts and results."""
     check(NAME, options)
     if not any(options.wants(row) for row in ROWS):
-        raise ValueError(f"expected rows in {', '.join(ROWS)}, got {' '.join(options.rows)}")
+        raise ValueError(f"No row matches {' '.join(options.rows)}. Rows: {', '.join(ROWS)}.")
     makers = {
         "rings": _rings,
         "recovery": _recovery,
@@ -109,7 +110,7 @@ def _angles(
 
 
 def _free(options: Options) -> Options:
-    """Scales are kept in Figure 2, as in Table 1, and learned in the others unless told."""
+    """Return whether scales are learned: fixed in Figure 2 as in Table 1, learned in the others."""
     return options if options.kept_scale is not None else replace(options, learn_scales=True)
 
 
@@ -122,7 +123,7 @@ def _pictures(
 
 
 def _plan(options: Options, seed: int) -> Schedule:
-    """Table 1's training, shorter, with the rate of learned filters."""
+    """Return Table 1's training, shortened, with a learning rate for the filters."""
     if options.small:
         options = replace(options, batch=options.batch or FEW_AT_ONCE)
     else:
@@ -159,7 +160,7 @@ def _runs(
 
 
 def _recovery(options: Options, seed: int) -> list[Run]:
-    """Figure 2."""
+    """Run Figure 2."""
     versions = liw_table1.VERSIONS
     starts = liw_table1.ANGLES[::2] if options.small else liw_table1.ANGLES
     cells: Cells = [(version, start, "vi") for version in versions for start in starts]
@@ -170,7 +171,7 @@ def _recovery(options: Options, seed: int) -> list[Run]:
 
 
 def _escape(options: Options, seed: int) -> list[Run]:
-    """From 175 degrees on partially rotated pictures, with and without a look at other starts."""
+    """Start at 175 degrees on partially rotated images, with and without trying other starts."""
     options = replace(options, average="probs")
     cells: Cells = [("partially rotated", 175.0, "vi")]
     ways = {"gradient": (), "chosen start": RESTARTS}
@@ -183,7 +184,7 @@ def _escape(options: Options, seed: int) -> list[Run]:
 
 
 def _methods(options: Options, seed: int) -> list[Run]:
-    """Figure 5."""
+    """Run Figure 5."""
     starts = (5.0, 90.0) if options.small else liw_table1.ANGLES
     cells: Cells = [("fully rotated", start, method) for method in METHODS for start in starts]
     runs = _angles("methods", options, seed, ("fully rotated",), cells)
@@ -194,7 +195,7 @@ def _methods(options: Options, seed: int) -> list[Run]:
 
 
 def _relu(options: Options, seed: int) -> list[Run]:
-    """Figure 5's question for a network that learns its filters and can fit anything."""
+    """Run Figure 5 with a network that learns its filters and can fit anything."""
     methods: tuple[Method, ...] = ("vi", "ml")
     starts = (5.0, 90.0) if options.small else (5.0, 45.0, 90.0)
     cells: Cells = [("fully rotated", start, method) for method in methods for start in starts]
@@ -210,7 +211,7 @@ def _weight_rate(options: Options) -> float:
 
 
 def _rings(options: Options, seed: int) -> list[Run]:
-    """Figure 5's question in the plane: whole rings, and arcs of 120 degrees."""
+    """Run Figure 5 in the plane: whole rings, and arcs of 120 degrees."""
     sets = ("rings", "arcs")
     data, test = (
         Data.of([rings(n, angle, seed=seed + s) for angle in (360, 120)], options.place)
@@ -243,7 +244,7 @@ def _rings(options: Options, seed: int) -> list[Run]:
 
 
 def _bank(options: Options, seed: int) -> list[Run]:
-    """Figure 3: filters of a ReLU network at seven rotations between -eta and eta."""
+    """Run Figure 3: filters of a ReLU network at seven rotations between -eta and eta."""
     training, test = _pictures(("fully rotated",), options)
     size, width = training.x.shape[-1], 96 if options.small else 1024
     generator = torch.Generator().manual_seed(seed)
@@ -273,7 +274,7 @@ def _bank(options: Options, seed: int) -> list[Run]:
 
 @torch.no_grad()
 def _filters(model: InvariantWeights) -> Tensor:
-    """Every filter at seven evenly spaced rotations, [7, width, h, w]."""
+    """Return every filter at seven evenly spaced rotations, [7, width, h, w]."""
     points = midpoints(FILTERS).unsqueeze(1).to(model.distribution.mask)
     assert isinstance(model.features, Rectified)
     banks = model.features.filters(model.distribution.matrices(points))
@@ -281,7 +282,7 @@ def _filters(model: InvariantWeights) -> Tensor:
 
 
 def markdown(runs: Sequence[Run]) -> str:
-    """Where every run started and where it ended."""
+    """Return the start and the result of every run."""
     lines = ["| run | start | end | bound / n | accuracy % |", "|---|---|---|---|---|"]
     for r in runs:
         bound = "" if r["elbo_per_datum"] is None else f"{r['elbo_per_datum']:.3f}"

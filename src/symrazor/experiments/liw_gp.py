@@ -1,12 +1,12 @@
-"""A sparse Gaussian process beside Table 2 of Learning Invariant Weights, by gpytorch.
+"""Fit a sparse Gaussian process, for comparison with Table 2 of Learning Invariant Weights.
 
     python -m symrazor.experiments.liw_gp --small
     python -m symrazor.experiments.liw_gp --data DIR --device cuda --json FILE
 
-A reference that knows of no transformations: a Gaussian kernel with one lengthscale, inducing
-points that are learned, one latent function per class under a softmax, and a variational bound on
-the evidence of the same kind as ours. The paper's row is a sparse Gaussian process too, but a
-regression on labels. gpytorch is a development extra: `pip install gpytorch`.
+A reference without transformations: a Gaussian kernel with one lengthscale, learned inducing
+points, one latent function per class under a softmax, and a variational bound on the evidence. The
+paper's row is also a sparse Gaussian process, but regresses on labels. Needs `pip install
+gpytorch`.
 """
 
 from collections.abc import Sequence
@@ -23,23 +23,23 @@ NAME = "liw-gp"
 PAPER = (91.19, 89.22, 72.10, 97.52)
 CLASSES, RATE = 10, 0.02
 INDUCING, STEPS, BATCH = (1024, 96), (5000, 200), (1000, 250)
-"""Of full size, and with `--small`."""
+"""At full size, and with `--small`."""
 
 
 def gaussian_process(inducing: Tensor, classes: int) -> Any:
-    """A sparse Gaussian process classifier: (latent functions, likelihood).
+    """Return the latent functions and the likelihood of a sparse Gaussian process classifier.
 
     Args:
-        inducing: points to start with, [m, d].
-        classes: number of latent functions, all with the same kernel and inducing points.
+        inducing: Initial inducing points, [m, d].
+        classes: Number of latent functions, all with the same kernel and inducing points.
 
     Raises:
-        ValueError: without gpytorch.
+        ValueError: gpytorch is not installed.
     """
     try:
         import gpytorch
     except ImportError as error:
-        raise ValueError("expected gpytorch, got none; do: pip install gpytorch") from error
+        raise ValueError("This experiment needs gpytorch: pip install gpytorch") from error
     from gpytorch.variational import (
         CholeskyVariationalDistribution,
         IndependentMultitaskVariationalStrategy,
@@ -47,7 +47,7 @@ def gaussian_process(inducing: Tensor, classes: int) -> Any:
     )
 
     class Latent(gpytorch.models.ApproximateGP):  # type: ignore[misc]
-        """One function per class."""
+        """One latent function per class."""
 
         def __init__(self) -> None:
             batch = torch.Size([classes])
@@ -61,7 +61,7 @@ def gaussian_process(inducing: Tensor, classes: int) -> Any:
             self.kernel.outputscale = 10.0
 
         def forward(self, x: Tensor) -> Any:
-            """The prior at some points."""
+            """Return the prior at some points."""
             return gpytorch.distributions.MultivariateNormal(self.mean(x), self.kernel(x))
 
     likelihood = gpytorch.likelihoods.SoftmaxLikelihood(
@@ -71,7 +71,7 @@ def gaussian_process(inducing: Tensor, classes: int) -> Any:
 
 
 def fit(x: Tensor, y: Tensor, options: Options, seed: int) -> Any:
-    """Raise the bound by Adam; returns latent functions, likelihood and objective."""
+    """Maximise the bound by Adam; return latent functions, likelihood and objective."""
     generator = torch.Generator().manual_seed(seed)
     order = torch.randperm(len(x), generator=generator)
     latent, likelihood = gaussian_process(
@@ -96,7 +96,7 @@ def fit(x: Tensor, y: Tensor, options: Options, seed: int) -> Any:
 
 @torch.no_grad()
 def scores(found: Any, x: Tensor, y: Tensor, batch: int = 500) -> tuple[float, float]:
-    """Bound per datum, if x and y are all training data, and the share of right classes."""
+    """Return the bound per sample, if x and y are all training data, and the accuracy."""
     latent, likelihood, objective = found
     bound, right = 0.0, 0
     for part, target in zip(x.split(batch), y.split(batch), strict=True):
@@ -107,11 +107,11 @@ def scores(found: Any, x: Tensor, y: Tensor, batch: int = 500) -> tuple[float, f
 
 
 def run(options: Options) -> str:
-    """Fit the versions that were asked for; returns a table as markdown."""
+    """Fit the requested versions and return a table as markdown."""
     check(NAME, options)
     versions = [version for version in VERSIONS if options.wants(version)]
     if not versions:
-        raise ValueError(f"expected rows in {', '.join(VERSIONS)}, got {' '.join(options.rows)}")
+        raise ValueError(f"No row matches {' '.join(options.rows)}. Rows: {', '.join(VERSIONS)}.")
     runs: list[Run] = []
     for version in versions:
         train, test = (part for part in load("mnist", (version,), options))
@@ -127,7 +127,7 @@ def run(options: Options) -> str:
 
 
 def markdown(runs: Sequence[Run]) -> str:
-    """Accuracy beside the paper's, and the bound."""
+    """Return accuracy next to the paper's, and the bound."""
     paper = dict(zip(VERSIONS, PAPER, strict=True))
     lines = ["| version | seed | accuracy % | paper (SGPR) | bound / n |", "|---|---|---|---|---|"]
     for r in runs:

@@ -1,10 +1,10 @@
-"""What Tables 2 and 3 of Learning Invariant Weights share: a ReLU network and four groups of maps.
+"""Train the ReLU network of Tables 2 and 3 of Learning Invariant Weights.
 
-The first layer is learned as a point estimate, the output layer has a posterior. Without
-transformations (MLP), or with rotations, translations, scalings, or all six affine generators.
-Short trainings first compare where widths may begin: at almost nothing, or with one kind of map
-wide open (`choose_starts`). A first layer that has learned the pictures by heart has no use for a
-wide average any more, and would not open it. Models of one version of the data are trained at once.
+The first layer is learned as a point estimate; the output layer has a posterior. The rows are no
+transformation (MLP), rotations, translations, scalings, and all six affine generators. Short
+trainings first compare starting ranges: almost closed, or one kind of transformation wide open
+(`choose_starts`). A first layer that has memorised the images gains nothing from a wide average and
+would not open it. Models of one version of the data are trained at once.
 """
 
 from collections.abc import Mapping, Sequence
@@ -42,8 +42,9 @@ TRIED: tuple[Share, ...] = (
         for group, share in WIDE
     ),
 )
-"""Shares of the starting widths that are compared, see `choose_starts`: a little of everything; or
-rotations of 52 or 172 degrees, shifts of 0.4 half-widths, factors of 1.65, and less of the rest."""
+"""Fractions of the starting ranges that are compared, see `choose_starts`: a little of all; or
+rotations of 52 or 172 degrees, shifts of 0.4 half-widths, factors of 1.65, and less of the others.
+"""
 
 SCHEDULE = Schedule(
     steps=10_000,
@@ -72,10 +73,10 @@ class Table:
     """A table.
 
     Args:
-        name: of the command.
-        data: name of the data set.
-        paper: row -> accuracy in per cent on the four versions.
-        steps: of the training on pictures of full size.
+        name: Name of the command.
+        data: Name of the data set.
+        paper: Row -> accuracy in per cent on the four versions.
+        steps: Training steps on images of full size.
     """
 
     name: str
@@ -84,23 +85,23 @@ class Table:
     steps: int
 
     def run(self, options: Options) -> str:
-        """Train the rows that were asked for, version by version; the table as markdown."""
+        """Train the requested rows version by version and return the table as markdown."""
         check(self.name, options)
         if options.kept_scale is not None or options.sigma is not None:
-            raise ValueError(
-                f"expected --kept-scale and --sigma for Table 1 or figures, got one for {self.name}"
-            )
+            raise ValueError("--kept-scale and --sigma have an effect on Table 1 and figures only.")
         runs: list[Run] = []
         for version in VERSIONS:
             rows = [row for row in ROWS if options.wants(f"{version}/{row}")]
             if rows:
                 runs += self._version(version, rows, options)
         if not runs:
-            raise ValueError(f"expected rows like 'regular/affine', got {' '.join(options.rows)}")
+            raise ValueError(
+                f"No row matches {' '.join(options.rows)}. Rows look like 'regular/affine'."
+            )
         return markdown(self, runs)
 
     def _version(self, version: str, rows: Sequence[str], options: Options) -> list[Run]:
-        """Rows of one version of the data: an MLP alone, the others side by side."""
+        """Train the rows of one version of the data: the MLP on its own, the others together."""
         data = load(self.data, (version,), options)
         groups = [[row for row in rows if (row == "MLP") == plain] for plain in (True, False)]
         pairs = [(seed, group) for seed in options.seed for group in groups if group]
@@ -109,7 +110,7 @@ class Table:
         ]
 
     def schedule(self, options: Options, rows: Sequence[str], seed: int) -> Schedule:
-        """The training of some rows, with what the options change; an MLP has one map."""
+        """Return the training of some rows with the changes of the options."""
         base = SMALL if options.small else replace(SCHEDULE, steps=self.steps)
         samples = 1 if rows == ["MLP"] else options.samples or base.samples
         steps, batch = options.steps or base.steps, options.batch or base.batch
@@ -117,7 +118,7 @@ class Table:
 
 
 def masks(rows: Sequence[str]) -> Tensor:
-    """Which of the six generators each row may use; for an MLP none."""
+    """Return which of the six generators each row may use; none for an MLP."""
     kept = [AFFINE_SUBGROUPS.get(row, ()) for row in rows]
     return torch.tensor([[float(name in names) for name in NAMES] for names in kept])
 
@@ -130,7 +131,7 @@ def _train(
     seed: int,
     data: tuple[Data, Data],
 ) -> list[Run]:
-    """Rows of one version side by side; they are in the file when they are done."""
+    """Train rows of one version together, and save them."""
     training, test = data
     plan = table.schedule(options, rows, seed)
     generator = torch.Generator().manual_seed(seed)
@@ -170,7 +171,7 @@ def _train(
 
 
 def markdown(table: Table, runs: Sequence[Run]) -> str:
-    """Accuracies beside the paper's, mean over seeds; then the learned widths of the affine row."""
+    """Return accuracies next to the paper's, and the learned ranges of the affine row."""
     head = ["row"]
     for version in VERSIONS:
         head += [f"{version} %", "paper"]
@@ -191,5 +192,5 @@ def markdown(table: Table, runs: Sequence[Run]) -> str:
 
 
 def _plain(row: str) -> str:
-    """A row's name without the average."""
+    """Return the name of a row without the average."""
     return row.split(" (", maxsplit=1)[0]

@@ -1,17 +1,16 @@
-"""Table 1 of Learning Invariant Weights: does the bound know how much rotation there is?
+"""Table 1 of Learning Invariant Weights: learn how much rotation the data have.
 
     python -m symrazor.experiments.liw_table1 --data DIR --json FILE [--device cuda]
     python -m symrazor.experiments.liw_table1 --small
     python -m symrazor.experiments.liw_table1 --data DIR --learn-scales [--average probs]
 
-Random Fourier features, 1,024 of them, averaged over rotations; fully rotated, partially rotated
-and regular MNIST; the width fixed at five angles, or learned. A learned width begins at the best of
-the same five angles by the bound after a short training of the posterior. The prior's scale of the
-outputs and the deviation of the frequencies are kept, as in the paper: averages over wide angles
-have smaller features, and a kept scale holds that against them. With `--learn-scales` the bound is
-higher and forgives a width that is too large. All eighteen models are trained at once. With a file,
-figures of the unfinished models are written every quarter of the steps; the last ones take their
-place.
+1,024 random Fourier features averaged over rotations, on fully rotated, partially rotated and
+regular MNIST, with the range fixed at five angles or learned. A learned range starts at the best of
+the same five angles by the bound after a short training of the posterior. The prior scale of the
+outputs and the standard deviation of the frequencies are fixed as in the paper: averages over wide
+angles have smaller features, which a fixed scale penalises. With `--learn-scales` the bound is
+higher and tolerates a range that is too large. All eighteen models are trained at once. Figures of
+unfinished models are written to the file every quarter of the steps.
 """
 
 from collections.abc import Mapping, Sequence
@@ -41,7 +40,7 @@ VERSIONS = ("fully rotated", "partially rotated", "regular")
 ANGLES = (5.0, 45.0, 90.0, 135.0, 175.0)
 START = 5.0
 TRIED = tuple(angle / START for angle in ANGLES)
-"""Shares of the starting angle that learned rows compare before they begin, see `choose_starts`."""
+"""Fractions of the starting angle that learned rows compare first, see `choose_starts`."""
 
 PAPER: dict[str, tuple[tuple[float, float], ...]] = {
     "fixed 5": ((79.29, -1.07), (86.71, -0.80), (96.00, -0.36)),
@@ -51,7 +50,7 @@ PAPER: dict[str, tuple[tuple[float, float], ...]] = {
     "fixed 175": ((91.57, -0.43), (90.47, -0.47), (90.97, -0.45)),
     "learned": ((91.72, -0.43), (92.34, -0.42), (96.40, -0.26)),
 }
-"""Row -> (accuracy in per cent, bound per datum) on the three versions."""
+"""Row -> (accuracy in per cent, bound per sample) on the three versions."""
 
 SCHEDULE = Schedule(
     steps=5000, batch=1000, samples=32, width_rate=0.03, rates=(0.2, 0.002), note_every=20
@@ -70,15 +69,15 @@ SMALL = Schedule(
 
 PROBS = {"batch": 500, "samples": 16}
 SMALL_PROBS = {"batch": 125, "samples": 8}
-"""Where probabilities are averaged, a step costs several times as much."""
+"""Settings for averaged probabilities, where a step costs several times as much."""
 
 PARTS = 4
 SUBSET = 5000
-"""Data on which the fit of unfinished models is measured."""
+"""Number of samples on which the fit of unfinished models is measured."""
 
 
 def schedule(options: Options, seed: int) -> Schedule:
-    """The training, with what the options change."""
+    """Return the training with the changes of the options."""
     base = vars(SMALL if options.small else SCHEDULE)
     if options.average == "probs":
         base = base | (SMALL_PROBS if options.small else PROBS)
@@ -92,7 +91,7 @@ def schedule(options: Options, seed: int) -> Schedule:
 def network(
     size: int, angles: list[float], options: Options, seed: int, relu: bool = False
 ) -> InvariantWeights:
-    """Models side by side, one for each starting angle in degrees."""
+    """Return models side by side, one for each starting angle in degrees."""
     generator = torch.Generator().manual_seed(seed)
     width = 96 if options.small else 1024
     shape, lead = (1, size, size), (len(angles),)
@@ -106,7 +105,7 @@ def network(
 
 
 def run_seed(options: Options, seed: int) -> list[Run]:
-    """Train the rows that were asked for, all at once."""
+    """Train the requested rows, all at once."""
     cells = [
         (row, place, version)
         for row in PAPER
@@ -114,7 +113,9 @@ def run_seed(options: Options, seed: int) -> list[Run]:
         if options.wants(f"{version}/{row}")
     ]
     if not cells:
-        raise ValueError(f"expected rows like 'regular/learned', got {' '.join(options.rows)}")
+        raise ValueError(
+            f"No row matches {' '.join(options.rows)}. Rows look like 'regular/learned'."
+        )
     data = load("mnist", VERSIONS, options)
     learned = [row == "learned" for row, _, _ in cells]
     angles = [
@@ -153,14 +154,14 @@ def figures(
     history: History,
     most: int | None = None,
 ) -> list[Run]:
-    """What is known of every model: bound, accuracy, widths.
+    """Return bound, accuracy and ranges of every model.
 
     Args:
-        model: trained, or on the way.
-        data: for training and for testing.
-        members: what each model is.
-        history: of the training.
-        most: training data to measure the fit on; all by default.
+        model: Trained or unfinished models.
+        data: Training and test data.
+        members: Description of each model.
+        history: History of the training.
+        most: Number of training samples to measure the fit on; by default all.
     """
     training, test = data
     part = Data(training.x[:, :most], training.y[:, :most])
@@ -201,7 +202,7 @@ def run(options: Options) -> str:
 
 
 def markdown(runs: list[Run]) -> str:
-    """Accuracy and bound of every row beside the paper's, mean over seeds."""
+    """Return accuracy and bound of every row next to the paper's, mean over seeds."""
     head = ["row"]
     for version in VERSIONS:
         head += [f"{version} %", "paper", "bound / n", "paper"]

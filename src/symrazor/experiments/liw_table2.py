@@ -1,9 +1,9 @@
-"""Table 2 of Learning Invariant Weights: which transformations does MNIST need?
+"""Table 2 of Learning Invariant Weights: learn which transformations MNIST needs.
 
     python -m symrazor.experiments.liw_table2 --data DIR --json FILE [--rows "scaled/*"]
     python -m symrazor.experiments.liw_table2 --small
 
-See `liw_relu`. Fully rotated, translated, scaled and regular MNIST.
+Fully rotated, translated, scaled and regular MNIST; see `liw_relu`.
 """
 
 from symrazor.experiments.liw import main

@@ -1,8 +1,8 @@
-"""Table 3 of Learning Invariant Weights: which transformations does CIFAR-10 need?
+"""Table 3 of Learning Invariant Weights: learn which transformations CIFAR-10 needs.
 
     python -m symrazor.experiments.liw_table3 --data DIR --json FILE [--rows "*/affine"]
 
-See `liw_relu`. Fully rotated, translated, scaled and regular CIFAR-10.
+Fully rotated, translated, scaled and regular CIFAR-10; see `liw_relu`.
 """
 
 from symrazor.experiments.liw import main

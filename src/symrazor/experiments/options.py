@@ -1,4 +1,4 @@
-"""What every experiment can be told."""
+"""Define the options that all experiments share."""
 
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -9,14 +9,14 @@ from symrazor.accelerate.devices import resolve_device
 
 @dataclass(frozen=True)
 class Common:
-    """Options of every experiment; each says more of what they mean there.
+    """Options of every experiment.
 
     Args:
-        small: the shape of the result, in minutes on two cores.
-        data: folder with the official files.
-        device: "auto" for a GPU if there is one.
-        seed: one or more.
-        json: file for the results.
+        small: Run a reduced version, in minutes on two cores.
+        data: Folder with the official files.
+        device: "auto" uses a GPU if there is one.
+        seed: One or more seeds.
+        json: File for the results.
     """
 
     small: bool = False
@@ -27,7 +27,7 @@ class Common:
 
     @property
     def place(self) -> str:
-        """The device."""
+        """Name of the device to use."""
         return resolve_device(self.device)
 
 
@@ -36,11 +36,11 @@ class OfTable(Common):
     """Options of a table.
 
     Args:
-        rows: patterns of rows to run, as in "digit/*".
+        rows: Patterns of the rows to run, for example "digit/*".
     """
 
     rows: tuple[str, ...] = ("*",)
 
     def wants(self, row: str) -> bool:
-        """Whether a row was asked for."""
+        """Return whether a row matches one of the patterns."""
         return any(fnmatchcase(row, pattern) for pattern in self.rows)

@@ -1,11 +1,11 @@
-"""Does a layer turn to the path of rotations when the data are turned, and only then?
+"""Test whether the rotation path grows when the data are rotated, and only then.
 
     python -m symrazor.experiments.rotated_share --small --seed 0 1 2 3 4
 
-The same network, CONV + GCONV(p4) in every layer, on digits as they are and on digits turned by
-random quarter turns. The rotation path's share of the effective parameters, the mean over layers,
-should be higher on the turned ones with every seed: 5 of 5. Images are turned once, with seeds 1
-(training) and 0 (test).
+The same network, CONV + GCONV(p4) in every layer, is trained on upright digits and on digits
+rotated by random quarter turns. The share of the rotation path in the effective parameters,
+averaged over layers, should be higher on the rotated digits for every seed. Images are rotated
+once, with seeds 1 (training) and 0 (test).
 """
 
 import json
@@ -26,16 +26,16 @@ from symrazor.layers import Conv, GConv, GroupPool, Relaxed
 
 @dataclass(frozen=True)
 class Options(Common):
-    """What the experiment can be told.
+    """Options of the experiment.
 
     Args:
-        small: the embedded digits of 8 x 8; else MNIST in 16 x 16.
-        data: folder with MNIST's files (not needed with small).
-        device: "auto" for a GPU if there is one.
-        seed: one or more, of initial weights, shuffling and probes.
-        json: file for the rows.
-        epochs: in place of the experiment's own number.
-        images: so many for training and as many for testing, the first ones; all if not given.
+        small: Use the embedded digits of 8 x 8; otherwise MNIST at 16 x 16.
+        data: Folder with MNIST's files (not needed with small).
+        device: "auto" uses a GPU if there is one.
+        seed: One or more seeds of initial weights, shuffling and probes.
+        json: File for the rows.
+        epochs: Number of epochs, if not the experiment's default.
+        images: Number of training images and of test images; by default all.
     """
 
     seed: tuple[int, ...] = (0, 1, 2, 3, 4)
@@ -44,12 +44,12 @@ class Options(Common):
 
     @property
     def width(self) -> int:
-        """Fields of the first layer: two for images of 8 x 8."""
+        """Fields of the first layer."""
         return 2 if self.small else 4
 
     @property
     def config(self) -> sr.FitConfig:
-        """How long to train, and how fast: small batches for few images."""
+        """Training options; small batches for few images."""
         base = sr.FitConfig(epochs=20, batch_size=256, lr=4e-3, every=2)
         if self.small:
             base = sr.FitConfig(epochs=24, batch_size=64, lr=6e-3, every=3)
@@ -59,14 +59,14 @@ class Options(Common):
 
 
 def turned(x: Tensor, seed: int) -> Tensor:
-    """Each image turned by 0, 90, 180 or 270 degrees."""
+    """Rotate each image by 0, 90, 180 or 270 degrees."""
     turns = torch.randint(0, 4, (len(x),), generator=torch.Generator().manual_seed(seed))
     every = torch.stack([torch.rot90(x, k, (2, 3)) for k in range(4)])
     return every[turns, torch.arange(len(x))]
 
 
 def network(size: int, width: int) -> nn.Sequential:
-    """Relaxed layers of p4 and translations down to one pixel, then two dense ones."""
+    """Return relaxed layers of p4 and translations down to one pixel, then two dense layers."""
     channels = 4 * width
     lift = (1, channels, (size, size))
     blocks: list[nn.Module] = [Relaxed([GConv(*lift, kind="lift"), Conv(*lift)]), nn.ReLU()]
@@ -81,11 +81,11 @@ def network(size: int, width: int) -> nn.Sequential:
 
 
 def data(options: Options) -> tuple[Tensors, Tensors]:
-    """Upright training and test images."""
+    """Return upright training and test images."""
     if options.small:
         return digits("train"), digits("test")
     if options.data is None:
-        raise ValueError("expected --data DIR with MNIST's files, got none; or do --small")
+        raise ValueError("No data. Use --data DIR with the files of MNIST, or --small.")
     (x, y), (xt, yt) = mnist(options.data, "train"), mnist(options.data, "test")
     kept = slice(options.images)
     x, y, xt, yt = x[kept], y[kept], xt[kept], yt[kept]
@@ -93,7 +93,7 @@ def data(options: Options) -> tuple[Tensors, Tensors]:
 
 
 def row(options: Options, seed: int, turn: bool, sets: tuple[Tensors, Tensors]) -> dict[str, Any]:
-    """One training, and the share of the rotation path."""
+    """Train one network and return the share of the rotation path."""
     (x, y), (xt, yt) = sets
     if turn:
         x, xt = turned(x, 1), turned(xt, 0)
@@ -114,7 +114,7 @@ def row(options: Options, seed: int, turn: bool, sets: tuple[Tensors, Tensors]) 
 
 
 def markdown(rows: Sequence[dict[str, Any]]) -> str:
-    """Upright and turned side by side, and in how many seeds the share is higher."""
+    """Return a table of both data sets, and for how many seeds the share is higher."""
     head = ["seed", "share of p4 %, upright", "turned", "error under p4 %, upright", "turned"]
     head += ["accuracy %, upright", "turned"]
     lines = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
@@ -130,7 +130,7 @@ def markdown(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def run(options: Options) -> str:
-    """Train twice with every seed; returns the table as markdown."""
+    """Train two networks for every seed and return the table as markdown."""
     sets = data(options)
     rows: list[dict[str, Any]] = []
     for seed in options.seed:
@@ -141,7 +141,7 @@ def run(options: Options) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """The experiment as a command of its own."""
+    """Run the experiment as a command."""
     own: Arguments = {
         "--small": {"help": "embedded digits, in minutes"},
         "--data": {"help": "folder with MNIST's files"},
@@ -150,7 +150,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "--epochs": {"type": int},
         "--images": {"type": int, "help": "the first so many of MNIST; all if not given"},
     }
-    command("rotated-share", lambda **told: run(Options(**told)), own, arguments)
+    command("rotated-share", lambda **values: run(Options(**values)), own, arguments)
 
 
 if __name__ == "__main__":

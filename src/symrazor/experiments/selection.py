@@ -1,26 +1,25 @@
-r"""Which symmetry does a layer of images or volumes have? Several on offer, side by side.
+r"""Choose among several symmetries of one layer, for images and for volumes.
 
     python -m symrazor.experiments.selection [--seed 0 1 2 3 4] [--json FILE]
 
-One relaxed layer with GCONV(p4m), GCONV(p4), CONV and F-FC, each with a prior of its own, then tanh
-and a mean over everything. Its images are noise, and its targets are made by a filter K that is
-used in one of four ways:
+One relaxed layer with GCONV(p4m), GCONV(p4), CONV and F-FC, each with its own prior, then tanh and
+a mean over everything. The images are noise. The targets are made by a filter K in these ways:
 
-| row | target: the mean over places p of | the largest group that fits |
+| row | target: the mean over positions p of | largest group of the target |
 |---|---|---|
 | p4m | $\sum_g \tanh(2\,gK * x)(p)$ over quarter turns and reflections g | p4m |
 | p4 | the same over quarter turns | p4 |
 | translation | $\tanh(2\,K * x)(p)$ | translations |
-| none | the same, every place with a weight of its own, 1 on average | none |
+| none | the same, with a weight for each position, 1 on average | none |
 | volumes/O | the first in three dimensions, over the 24 rotations of a cube | O |
 | volumes/translation, volumes/none | as above | translations; none |
 
-`fit` starts every path but that of the largest group small and under a precision of 30 ("near").
-Started "loose", those with a group have a precision of 0.1, and precisions move from the middle of
-the training on only: smaller groups may then learn more, also what the largest one could. With
-`--starts near loose` a network is trained from both, and the one with more evidence counts.
+With start "near", `fit` starts every path except that of the largest group small and with a
+precision of 30. With start "loose", paths with a group start with a precision of 0.1, and
+precisions change only from the middle of the training on. With `--starts near loose` a network is
+trained from both, and the one with the higher evidence counts.
 
-A row is right if the reading says that this group is the largest that the layer supports: the
+A row is correct if the reading says that this group is the largest that the layer supports: the
 measured equivariance error under it is below 5 %.
 """
 
@@ -49,7 +48,7 @@ NAME = "selection"
 NOISE = 0.1
 CONFIG = sr.FitConfig(epochs=60, batch_size=64, lr=2e-2, every=3)
 LOOSE = 0.1
-"""Precision of paths of smaller groups until the first evidence step, if they are loose."""
+"""Precision of the paths of smaller groups until the first evidence step, with start "loose"."""
 Start = Literal["near", "loose"]
 STARTS: tuple[Start, ...] = ("near", "loose")
 ROWS = ("p4m", "p4", "translation", "none", "volumes/O", "volumes/translation", "volumes/none")
@@ -57,13 +56,13 @@ ROWS = ("p4m", "p4", "translation", "none", "volumes/O", "volumes/translation", 
 
 @dataclass(frozen=True)
 class Space:
-    """What a layer maps, and what it may choose from.
+    """Inputs of a layer and the groups to choose from.
 
     Args:
         dims: 2 for images, 3 for volumes.
-        size: in every dimension.
-        fields: of the largest group.
-        groups: with rotations, the largest first.
+        size: Length of each dimension.
+        fields: Fields of the largest group.
+        groups: Groups with rotations, the largest first.
     """
 
     dims: int
@@ -73,7 +72,7 @@ class Space:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of one channel."""
+        """Shape of one channel."""
         return (self.size,) * self.dims
 
 
@@ -81,22 +80,23 @@ PLANE, CUBE = Space(2, 6, 4, ("p4m", "p4")), Space(3, 4, 2, ("O",))
 
 
 def space_of(row: str) -> Space:
-    """Whether a row is about images or about volumes."""
+    """Return the space of a row: images or volumes."""
     return CUBE if row.startswith("volumes/") else PLANE
 
 
 @dataclass(frozen=True)
 class Options(OfTable):
-    """What the experiment can be told.
+    """Options of the experiment.
 
     Args:
-        small: half of the images and of the training.
-        data: not used; the images are drawn.
-        device: "auto" for a GPU if there is one.
-        seed: one or more, of images, filter and network.
-        json: file to merge the results into, run by run.
-        rows: patterns of rows, see the module.
-        starts: how smaller groups start, see the module; of several the one with most evidence.
+        small: Use half of the images and of the training.
+        data: Not used; the images are generated.
+        device: "auto" uses a GPU if there is one.
+        seed: One or more seeds of images, filter and network.
+        json: File to merge the results into after each run.
+        rows: Patterns of rows, see the module.
+        starts: How the paths of smaller groups start, see the module. Of several, the one with
+            the highest evidence counts.
     """
 
     seed: tuple[int, ...] = (0, 1, 2, 3, 4)
@@ -105,11 +105,11 @@ class Options(OfTable):
     def __post_init__(self) -> None:
         """Check the names of starts."""
         if not self.starts or set(self.starts) - {*STARTS}:
-            raise ValueError(f"expected starts among {STARTS}, got {self.starts}")
+            raise ValueError(f"Unknown starts {self.starts}. Choose from {STARTS}.")
 
 
 def target(x: Tensor, row: str, generator: torch.Generator) -> Tensor:
-    """What a filter makes of images, used in one of four ways; mean 0, variance 1."""
+    """Apply a filter to images as a row requires; standardised to mean 0 and variance 1."""
     dims, name = space_of(row).dims, row.rpartition("/")[2]
     K = torch.randn(1, 1, *(3,) * dims, generator=generator)
     turns = {"p4m": dihedral(4), "p4": cyclic(4), "O": octahedral()}
@@ -128,7 +128,7 @@ def target(x: Tensor, row: str, generator: torch.Generator) -> Tensor:
 
 
 def make_task(row: str, seed: int, n: int) -> Tensors:
-    """Draw images and noisy targets."""
+    """Generate images and noisy targets."""
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(n, 1, *space_of(row).shape, generator=generator)
     y = target(x, row, generator) + NOISE * torch.randn(n, generator=generator)
@@ -136,7 +136,7 @@ def make_task(row: str, seed: int, n: int) -> Tensors:
 
 
 def network(space: Space = PLANE) -> nn.Sequential:
-    """A layer that may choose, and a head that no group changes."""
+    """Return a layer with several paths, and a head that is invariant to all groups."""
     pool = GroupPool(space.groups[0], "mean")
     sizes = (1, pool.elements * space.fields, space.shape)
     turned = [GConv(*sizes, group=group, kind="lift") for group in space.groups]
@@ -148,7 +148,7 @@ def network(space: Space = PLANE) -> nn.Sequential:
 
 
 def loosened(model: nn.Sequential, data: Tensors, config: sr.FitConfig) -> sr.FitConfig:
-    """Small paths as `fit` makes them, and options that leave those with a group loose."""
+    """Shrink the paths as `fit` does, and return options that leave paths with a group loose."""
     layer = model[0]
     assert isinstance(layer, Relaxed)
     start_near_(model, data[0][: config.batch_size])
@@ -160,7 +160,7 @@ def loosened(model: nn.Sequential, data: Tensors, config: sr.FitConfig) -> sr.Fi
 
 
 def train(row: str, seed: int, start: Start, options: Options) -> sr.Reading:
-    """One network from one start."""
+    """Train one network from one start."""
     data = make_task(row, seed, 600 if options.small else 1200)
     epochs = CONFIG.epochs // 2 if options.small else CONFIG.epochs
     torch.manual_seed(seed)
@@ -172,7 +172,7 @@ def train(row: str, seed: int, start: Start, options: Options) -> sr.Reading:
 
 
 def run_row(row: str, seed: int, options: Options) -> Run:
-    """Train one network, or one from each start, and note what its layer supports."""
+    """Train one network, or one from each start, and return what its layer supports."""
     readings = {start: train(row, seed, start, options) for start in options.starts}
     evidences = {start: one.evidence["per_datum"] for start, one in readings.items()}
     best = max(evidences, key=lambda start: evidences[start])
@@ -195,26 +195,26 @@ def run_row(row: str, seed: int, options: Options) -> Run:
 
 
 def _named(row: str, starts: Sequence[Start]) -> str:
-    """A row, with its starts unless they are the usual ones."""
+    """Return the name of a row, with its starts if they are not the default."""
     return row if tuple(starts) == STARTS[:1] else f"{row}, {' or '.join(starts)}"
 
 
 def run(options: Options) -> str:
-    """All rows and seeds; returns a table as markdown.
+    """Run all rows and seeds and return a table as markdown.
 
     Raises:
-        ValueError: patterns that fit no row.
+        ValueError: No row matches the patterns.
     """
     rows = [row for row in ROWS if options.wants(row)]
     if options.rows and not rows:
-        raise ValueError(f"expected rows among {', '.join(ROWS)}, got {' '.join(options.rows)}")
+        raise ValueError(f"No row matches {' '.join(options.rows)}. Rows: {', '.join(ROWS)}.")
     jobs = [partial(run_row, row, seed, options) for row in rows for seed in options.seed]
     runs = gather(NAME, options.json, jobs)
     return markdown([one for one in runs if one["small"] == options.small])
 
 
 def markdown(runs: Sequence[Run]) -> str:
-    """A table of images and one of volumes."""
+    """Return a table of images and one of volumes."""
     tables = [
         _table([one for one in runs if space_of(one["row"]) is space], space)
         for space in (PLANE, CUBE)
@@ -224,7 +224,7 @@ def markdown(runs: Sequence[Run]) -> str:
 
 
 def _table(runs: Sequence[Run], space: Space) -> str:
-    """One line per row: how often it was right, errors by group, shares by path."""
+    """Return one line per row: number of correct results, errors by group, shares by path."""
     names = (*space.groups, "translation")
     head = ["largest group of the data", "found", *(f"error under {name} %" for name in names)]
     head += [f"share of GCONV {' / '.join((*space.groups, 'CONV', 'F-FC'))} %", "-log ev/N"]
@@ -232,28 +232,31 @@ def _table(runs: Sequence[Run], space: Space) -> str:
     order = {row: number for number, row in enumerate(ROWS)}
     rows = {one["row"]: order[one["row"].partition(", ")[0]] for one in runs}
     for row in sorted(rows, key=lambda row: (row.partition(", ")[2], rows[row])):
-        of_row = [one for one in runs if one["row"] == row]
-        cells = [row.rpartition("/")[2], f"{sum(one['right'] for one in of_row)} of {len(of_row)}"]
+        row_runs = [one for one in runs if one["row"] == row]
+        cells = [
+            row.rpartition("/")[2],
+            f"{sum(one['right'] for one in row_runs)} of {len(row_runs)}",
+        ]
         for name in names:
-            errors = [100 * one["errors"][name] for one in of_row]
+            errors = [100 * one["errors"][name] for one in row_runs]
             cells.append(f"{min(errors):.1f} to {max(errors):.1f}")
-        shares = zip(*(one["shares"] for one in of_row), strict=True)
+        shares = zip(*(one["shares"] for one in row_runs), strict=True)
         cells.append(" / ".join(f"{100 * mean(path):.0f}" for path in shares))
-        cells.append(f"{mean(one['evidence'] for one in of_row):.3f}")
+        cells.append(f"{mean(one['evidence'] for one in row_runs):.3f}")
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """The experiment as a command of its own."""
+    """Run the experiment as a command."""
     own: Arguments = {
         **PATTERNS,
         "--small": {"help": "half of the images and of the training"},
-        "--data": {"help": "not used"},
+        "--data": {"help": "no effect"},
         "--seed": {"default": list(Options.seed)},
         "--starts": {"nargs": "+", "default": list(Options.starts), "choices": list(STARTS)},
     }
-    command(NAME, lambda **told: run(Options(**told)), own, arguments)
+    command(NAME, lambda **values: run(Options(**values)), own, arguments)
 
 
 if __name__ == "__main__":

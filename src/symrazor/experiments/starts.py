@@ -1,13 +1,13 @@
-"""Does what is learned depend on where one starts? Free paths from loose to tight, two tasks.
+"""Test whether the result depends on the starting precision of free paths, on two tasks.
 
     python -m symrazor.experiments.starts [--seed 0 1 2] [--json FILE]
     python -m symrazor.experiments.starts --data DIR --seed 0 --device cuda [--task digit]
 
-The relaxed network of `symrazor discover` on the embedded digits, or a wider one on MNIST, its free
-paths drawn from priors of precision 1 to 10,000 and starting there. From all of them `fit` should
-come to the same end: -log evidence / N within 0.05 of the best, the same verdict on every layer,
-test accuracy within 1 %. `--given` trains them also by `fit(..., start="given")`, which takes the
-free paths as they were drawn.
+The relaxed network of `symrazor discover` on the embedded digits, or a wider one on MNIST. Its free
+paths are drawn from priors with precisions from 1 to 10,000. From all of them `fit` should reach
+the same result: -log evidence / N within 0.05 of the best, the same verdict for every layer, test
+accuracy within 1 %. `--given` also trains with `fit(..., start="given")`, which uses the free paths
+as they were drawn.
 """
 
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ from symrazor.layers.networks import convolutional
 
 STARTS = (1.0, 10.0, 100.0, 1e4)
 NATS, PERCENT = 0.05, 1.0
-"""How far apart ends may be: in -log evidence / N from the best, in test accuracy altogether."""
+"""Largest accepted differences: in -log evidence / N from the best, and in test accuracy."""
 
 MNIST = sr.FitConfig(epochs=20, batch_size=256, lr=4e-3, every=2).change(estimator="mc")
 BATCHES = 16  # in an epoch, at least, of fewer images than there are
@@ -39,19 +39,19 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Options(Common):
-    """What the experiment can be told.
+    """Options of the experiment.
 
     Args:
-        small: a fifth of the epochs and the outermost starts: the shape of the result only.
-        data: folder with MNIST's files; without it, the embedded digits.
-        device: "auto" for a GPU if there is one.
-        seed: one or more, of data placement, initial weights, shuffling and probes.
-        json: file to merge the rows into, run by run, with the comparisons.
-        given: also with free paths as they were drawn, for comparison.
-        task: which of "digit" and "quadrant".
-        epochs: in place of the data's own number.
-        switch_off: try to do without free paths, see `FitConfig`.
-        limit: train and test on the first so many images only, at least 16 batches of them.
+        small: Use a fifth of the epochs and the two outermost starts only.
+        data: Folder with MNIST's files; by default the embedded digits are used.
+        device: "auto" uses a GPU if there is one.
+        seed: One or more seeds of data placement, initial weights, shuffling and probes.
+        json: File to merge rows and comparisons into after each run.
+        given: Also train from free paths as they were drawn.
+        task: Tasks: "digit", "quadrant".
+        epochs: Number of epochs, if not the default of the data.
+        switch_off: Try to remove free paths, see `FitConfig`.
+        limit: Use only the first images for training and testing.
     """
 
     seed: tuple[int, ...] = (0, 1, 2)
@@ -65,22 +65,22 @@ class Options(Common):
         """Check the numbers and the tasks."""
         for name, value in (("epochs", self.epochs), ("limit", self.limit)):
             if value is not None and value < 1:
-                raise ValueError(f"expected {name} of at least 1, got {value}")
+                raise ValueError(f"{name} must be at least 1, got {value}.")
         if not self.seed:
-            raise ValueError("expected one seed or more, got none; do --seed 0 1 2")
+            raise ValueError("No seeds given. For example: --seed 0 1 2")
         unknown = sorted(set(self.task) - set(digits.QUESTIONS))
         if unknown or not self.task:
-            raise ValueError(f"expected tasks among {list(digits.QUESTIONS)}, got {unknown}")
+            raise ValueError(f"Unknown tasks {unknown}. Choose from {list(digits.QUESTIONS)}.")
 
     @property
     def images(self) -> str:
-        """Which data, for rows of others to stay apart."""
+        """Name of the data, which separates rows of different data."""
         name = "digits" if self.data is None else "mnist"
         return name if self.limit is None else f"{name}[:{self.limit}]"
 
 
 def data(task: digits.Task, options: Options, seed: int) -> tuple[Tensors, Tensors]:
-    """Training and test images of a task."""
+    """Return training and test images of a task."""
     if options.data is None:
         train, test = digits.canvas(task, seed)
     else:
@@ -99,7 +99,7 @@ def train(
     options: Options | None = None,
     images: tuple[Tensors, Tensors] | None = None,
 ) -> Row:
-    """One training, and what it learned; of `data`, if it is not told of which images."""
+    """Train one network and return its figures; by default on the images of `data`."""
     options = Options() if options is None else options
     training, test = data(task, options, seed) if images is None else images
     base = digits.DEFAULTS if options.data is None else MNIST
@@ -136,10 +136,10 @@ def train(
 
 
 def compare(rows: Sequence[Row]) -> list[Row]:
-    """For every task, seed and way to start: how far apart the ends are, and whether that is fine.
+    """Compare the results of all starts for every task, seed and way to start.
 
-    The best evidence is the best that was found for the task and seed, however it started. One
-    start, as of a command that was stopped, or runs of several settings show nothing.
+    The best evidence is the highest found for the task and seed, from any start. A single start, or
+    runs with different settings, are not compared.
     """
 
     def key(row: Row) -> tuple[str, int, str]:
@@ -168,7 +168,7 @@ def compare(rows: Sequence[Row]) -> list[Row]:
 
 
 def markdown(rows: Sequence[Row]) -> str:
-    """The rows as a table, then the comparisons."""
+    """Return the rows as a table, followed by the comparisons."""
     head = "| task | start | precision | seed | -log ev/N | accuracy % | free share by layer % |"
     lines = [f"{head} verdict by layer |", "|---|---|---|---|---|---|---|---|"]
     for row in rows:
@@ -191,7 +191,7 @@ def markdown(rows: Sequence[Row]) -> str:
 
 
 def _outcome(pair: Row) -> str:
-    """Of a comparison, in a word or two."""
+    """Return the outcome of a comparison."""
     if pair["starts"] < 2:
         return "one start only"
     if pair["settings"] > 1:
@@ -200,9 +200,9 @@ def _outcome(pair: Row) -> str:
 
 
 def run(options: Options) -> str:
-    """Train from every start; returns the tables as markdown, of all such runs in the file too.
+    """Train from every start and return the tables as markdown, including earlier runs in the file.
 
-    The file is whole after every run, and other processes may add to it.
+    The file is complete after every run, and other processes may add to it.
     """
     ways: tuple[Start, ...] = ("near", "given") if options.given else ("near",)
     starts = (STARTS[0], STARTS[-1]) if options.small else STARTS
@@ -221,19 +221,19 @@ def run(options: Options) -> str:
 
 
 def _place(row: Row) -> tuple[str, int, bool, float]:
-    """Where a row stands in the table."""
+    """Return the sort key of a row."""
     return row["task"], row["seed"], row["start"] == "given", row["precision"]
 
 
 def _merge(file: Path | None, old: Sequence[Row], new: Sequence[Row]) -> list[Row]:
-    """Old and new runs, and those in the file."""
+    """Merge old and new runs with those in the file."""
     if file is None:
         return merged(old, new)
     return merged(old, add_runs("starts", file, new, _comparisons))
 
 
 def _comparisons(rows: Sequence[Row]) -> dict[str, list[Row]]:
-    """What is alike is compared: runs of one size on the same images."""
+    """Compare runs of one size on the same images."""
     kinds = sorted({(row["small"], row["images"]) for row in rows})
     found = []
     for small, images in kinds:
@@ -243,9 +243,9 @@ def _comparisons(rows: Sequence[Row]) -> dict[str, list[Row]]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """The experiment as a command of its own, without further packages."""
+    """Run the experiment as a command."""
     own: Arguments = {
-        "--small": {"help": "the shape of the result only"},
+        "--small": {"help": "reduced version"},
         "--data": {"help": "folder with MNIST's files"},
         "--seed": {"default": list(Options.seed)},
         "--json": {"help": "merge rows and comparisons into this file"},
@@ -253,9 +253,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "--task": {"nargs": "+", "default": list(Options.task)},
         "--epochs": {"type": int},
         "--switch-off": {"action": "store_true", "help": "try without free paths"},
-        "--limit": {"type": int, "help": "only the first so many images"},
+        "--limit": {"type": int, "help": "use only the first images"},
     }
-    command("starts", lambda **told: run(Options(**told)), own, arguments)
+    command("starts", lambda **values: run(Options(**values)), own, arguments)
 
 
 if __name__ == "__main__":

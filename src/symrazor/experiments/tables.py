@@ -1,7 +1,7 @@
-"""What ELLA's tables have in common: their options, and one training run of one row.
+"""Run the tables of ELLA: their options, and one training run of one row.
 
-Rows with method "map" keep every precision at 1, as plain weight decay; rows with "laplace" learn
-them by the evidence. Everything else is the same for both.
+Rows with method "map" keep every precision at 1, which is plain weight decay. Rows with "laplace"
+learn the precisions by the evidence. Everything else is the same for both.
 """
 
 import json
@@ -24,25 +24,25 @@ from symrazor.experiments.results import Run, add_runs, check_figures, markdown,
 from symrazor.layers.ella import Prior, ella_network
 
 BURN_IN_EPOCHS = 10
-"""Before the first update of a precision, as in the paper; in a short run, half of it."""
+"""Epochs before the first update of a precision, as in the paper; at most half of a short run."""
 
 
 @dataclass(frozen=True)
 class Options(OfTable):
-    """What an experiment can be told.
+    """Options of a table of ELLA.
 
     Args:
-        small: the embedded digits and a small network, in minutes on two cores.
-        data: folder with the official files (not needed with small).
-        device: "auto" for a GPU if there is one.
-        seed: one or more, of initial weights, shuffling and probes.
-        json: file to merge the results into, run by run.
-        rows: patterns of rows to run, as in "digit/*"; none for the table of the file alone.
-        epochs: in place of the experiment's own number.
-        merge: further files with results, to be merged and shown.
-        figure: folder for pictures of the rows with relaxed layers, see `figures`.
-        set: changes of the training, as in lr=0.01 every=3 (see FitConfig and RazorConfig).
-        events: folder for the record of every epoch as it is done, one file of JSON lines a run.
+        small: Use the embedded digits and a small network, in minutes on two cores.
+        data: Folder with the official files (not needed with small).
+        device: "auto" uses a GPU if there is one.
+        seed: One or more seeds of initial weights, shuffling and probes.
+        json: File to merge the results into after each run.
+        rows: Patterns of the rows to run, for example "digit/*"; empty to show the file only.
+        epochs: Number of epochs, if not the experiment's default.
+        merge: Further files with results to merge and show.
+        figure: Folder for figures of the rows with relaxed layers, see `figures`.
+        set: Changes of the training, for example lr=0.01 every=3 (see FitConfig and RazorConfig).
+        events: Folder for one JSON-lines file per run with a record of every epoch.
     """
 
     epochs: int | None = None
@@ -54,16 +54,16 @@ class Options(OfTable):
 
 @dataclass(frozen=True)
 class Row:
-    """One cell of a table: a task, the paths of the network, and how it is trained.
+    """One row of a table: a task, the paths of the network, and the method.
 
     Args:
-        name: what `--rows` matches.
-        task: which data.
-        paths: see `ella_network`.
+        name: Name that `--rows` matches.
+        task: Name of the data.
+        paths: See `ella_network`.
         method: "map" or "laplace".
-        prior: see `ella_network`.
-        paper: the paper's figures: "accuracy" in per cent, "nll", "evidence" (-log evidence / N).
-        small: whether there is such a row on the embedded digits.
+        prior: See `ella_network`.
+        paper: Figures of the paper: "accuracy" in per cent, "nll", "evidence" (-log evidence / N).
+        small: Whether the row exists for the embedded digits.
     """
 
     name: str
@@ -77,16 +77,16 @@ class Row:
 
 @dataclass(frozen=True)
 class Experiment:
-    """A table.
+    """A table of ELLA.
 
     Args:
-        name: of the command.
-        rows: all of them.
-        data: (task, options) -> training and test data, on the CPU.
-        classes: task -> number of classes.
-        config: (row, whether small) -> the training.
-        alpha: width of the network on the real data and on the embedded digits.
-        more: runs of one size -> what follows the table.
+        name: Name of the command.
+        rows: All rows.
+        data: Function from task and options to training and test data on the CPU.
+        classes: Function from task to number of classes.
+        config: Function from row and `small` to training options.
+        alpha: Width of the network on the real data and on the embedded digits.
+        more: Function from runs of one size to text after the table.
     """
 
     name: str
@@ -99,23 +99,23 @@ class Experiment:
 
 
 def run(experiment: Experiment, options: Options) -> str:
-    """Train the rows that were asked for, one after the other; returns the table as markdown.
+    """Train the requested rows one after the other and return the table as markdown.
 
-    Results go to the file after every run; a run that diverges is written down as such.
+    Results are saved after every run; a run that diverges is saved with its error.
 
     Raises:
-        ValueError: options that fit nothing.
+        ValueError: An option matches nothing.
     """
     there = [row for row in experiment.rows if row.small or not options.small]
     chosen = [row for row in there if options.wants(row.name)]
     idle = [rows for rows in options.rows if not any(fnmatchcase(row.name, rows) for row in there)]
     if idle:
         names = ", ".join(row.name for row in there)
-        raise ValueError(f"expected rows among {names}, got {' '.join(idle)}")
+        raise ValueError(f"No row matches {' '.join(idle)}. Rows: {names}.")
     _check_many(options, len(chosen) * len(options.seed))
     missing = [str(file) for file in options.merge if not file.exists()]
     if missing:
-        raise ValueError(f"expected files with results to merge, got none at {' '.join(missing)}")
+        raise ValueError(f"No such result files: {' '.join(missing)}")
     runs = merged([], [run for file in options.merge for run in read_runs(experiment.name, file)])
     check_figures(runs)
     check_writable_file(options.json)
@@ -143,14 +143,14 @@ def run(experiment: Experiment, options: Options) -> str:
 
 
 def _check_many(options: Options, runs: int) -> None:
-    """Refuse what leaves nothing to run, and one folder of checkpoints for many runs."""
+    """Check that there is something to run, and no checkpoint folder shared by several runs."""
     if not options.seed:
-        raise ValueError("expected one seed or more, got none; do --seed 0 1 2")
+        raise ValueError("No seeds given. For example: --seed 0 1 2")
     folders = [text for text in options.set if text.partition("=")[0] in ("save", "resume")]
     if folders and runs > 1:
         raise ValueError(
-            f"expected one row and seed with --set {folders[0]}, got {runs} runs: a folder has the "
-            "checkpoints of one; do a command for each, with a folder of its own"
+            f"--set {folders[0]} allows one run, but {runs} are requested: a folder holds the "
+            "checkpoints of one run. Use one command and folder for each."
         )
 
 
@@ -161,7 +161,7 @@ def run_row(
     seed: int,
     data: tuple[Tensors, Tensors],
 ) -> Run:
-    """Train one network and note everything about it."""
+    """Train one network and return its figures."""
     train, test = data
     base = experiment.config(row, options.small)
     config = _config(base, row, options, len(train[1])).change(seed=seed)
@@ -197,10 +197,10 @@ def run_row(
 
 
 def _config(base: sr.FitConfig, row: Row, options: Options, n: int) -> sr.FitConfig:
-    """The training of a row."""
+    """Return the training options of a row."""
     changes = dict(_setting(text) for text in options.set)
     if "seed" in changes:
-        raise ValueError(f"expected no seed in --set, got {changes['seed']}; do --seed 0 1 2")
+        raise ValueError(f"Use --seed {changes['seed']} instead of --set seed={changes['seed']}.")
     if options.epochs is not None:
         changes = {"epochs": options.epochs, **changes}
     told = base.change(**changes)
@@ -214,10 +214,10 @@ def _config(base: sr.FitConfig, row: Row, options: Options, n: int) -> sr.FitCon
 
 
 def _setting(text: str) -> tuple[str, Any]:
-    """A name and a value from "name=value"."""
+    """Parse "name=value"."""
     name, equals, value = text.partition("=")
     if not equals:
-        raise ValueError(f"expected name=value, got {text!r}; do --set lr=0.01")
+        raise ValueError(f"--set takes name=value, got {text!r}. For example: --set lr=0.01")
     try:
         return name, json.loads(value)
     except ValueError:
@@ -225,7 +225,7 @@ def _setting(text: str) -> tuple[str, Any]:
 
 
 def _plain(config: sr.FitConfig) -> dict[str, Any]:
-    """A configuration as JSON has words for; the evidence's part is in the reading."""
+    """Return training options as JSON values; the options of the evidence are in the reading."""
     values = {f.name: getattr(config, f.name) for f in fields(config) if f.name != "razor"}
     simple = (str, int, float, bool, type(None))
     return {
@@ -240,7 +240,7 @@ def _device_name(device: str) -> str:
 
 
 def main(experiment: Experiment, arguments: Sequence[str] | None = None) -> None:
-    """The experiment as a command of its own, without further packages."""
+    """Run the table as a command."""
     own: Arguments = {
         "--small": {"help": "embedded digits, in minutes"},
         "--rows": {**ROWS["--rows"], "help": "patterns; none: only the table"},
@@ -250,4 +250,4 @@ def main(experiment: Experiment, arguments: Sequence[str] | None = None) -> None
         "--set": {"nargs": "*", "default": [], "help": "as in lr=0.01 every=3"},
         "--events": {"type": Path, "help": "folder for a line per epoch as it is done"},
     }
-    command(experiment.name, lambda **told: run(experiment, Options(**told)), own, arguments)
+    command(experiment.name, lambda **values: run(experiment, Options(**values)), own, arguments)
