@@ -60,7 +60,7 @@ def test_no_data(capsys: pytest.CaptureFixture[str]) -> None:
         lila_small_data.run(lila.Options(rows=("mnist/312/none",)))
     with pytest.raises(SystemExit, match="2"):
         lila.main("lila-resnet", lila_resnet.run, ["--rows", "none"])
-    assert "expected --data DIR" in capsys.readouterr().err
+    assert "Use --data DIR" in capsys.readouterr().err
     with pytest.raises(SystemExit, match="2"):
         lila.main("lila-resnet", lila_resnet.run, ["--average", "medians"])
 

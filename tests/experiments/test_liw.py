@@ -109,7 +109,7 @@ def test_without_gpytorch_there_is_a_word(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setitem(sys.modules, "gpytorch", None)
     with pytest.raises(ValueError, match="pip install gpytorch"):
         liw_gp.gaussian_process(torch.rand(5, 3), 2)
-    with pytest.raises(ValueError, match="expected rows in fully rotated, translated"):
+    with pytest.raises(ValueError, match="Rows: fully rotated, translated"):
         liw_gp.run(Options(small=True, rows=("table 9",)))
 
 
@@ -199,7 +199,7 @@ def test_wrong_options_end_with_a_word(tmp_path: Path, capsys: pytest.CaptureFix
     with pytest.raises(SystemExit) as stop:
         main("liw-table1", liw_table1.run, ["--rows", "regular/fixed 7", "--small"])
     assert stop.value.code == 2
-    assert "expected rows like 'regular/learned'" in capsys.readouterr().err
+    assert "Rows look like 'regular/learned'" in capsys.readouterr().err
     with pytest.raises(ValueError, match="expected --kept-scale and --sigma for Table 1"):
         liw_table2.run(Options(small=True, device="cpu", kept_scale=3.0))
     with pytest.raises(ValueError, match="expected a kept scale above 0, got 0"):

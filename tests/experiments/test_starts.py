@@ -111,4 +111,4 @@ def test_starts_merge(
     capsys.readouterr()
     with pytest.raises(SystemExit):
         starts.main(["--epochs", "0", *common])
-    assert "expected epochs of at least 1, got 0" in capsys.readouterr().err
+    assert "epochs must be at least 1, got 0" in capsys.readouterr().err

@@ -297,7 +297,7 @@ def test_a_command_without_data_ends_with_2(capsys: pytest.CaptureFixture[str]) 
     with pytest.raises(SystemExit) as stopped:
         tables.main(ella_table2.EXPERIMENT, [])
     assert stopped.value.code == 2
-    assert "expected --data DIR with CIFAR-10's files" in capsys.readouterr().err
+    assert "Use --data DIR with the files of CIFAR-10" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -54,7 +54,7 @@ class Options(OfTable):
         average: Average over "logits", or over "probs" (probabilities) as in the paper, which costs
             several times as much.
         kept_scale: Fixed scale of the outputs in Table 1 and Figure 2, if not the default. Both
-            it and the standard deviation of the frequencies fixed, as the paper does.
+            keep it and the standard deviation of the frequencies fixed, as the paper does.
         sigma: Standard deviation of the frequencies in Table 1 and the figures.
         learn_scales: Learn both scales instead.
     """
