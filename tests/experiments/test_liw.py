@@ -200,13 +200,13 @@ def test_wrong_options_end_with_a_word(tmp_path: Path, capsys: pytest.CaptureFix
         main("liw-table1", liw_table1.run, ["--rows", "regular/fixed 7", "--small"])
     assert stop.value.code == 2
     assert "Rows look like 'regular/learned'" in capsys.readouterr().err
-    with pytest.raises(ValueError, match="expected --kept-scale and --sigma for Table 1"):
+    with pytest.raises(ValueError, match="--kept-scale and --sigma have an effect on Table 1"):
         liw_table2.run(Options(small=True, device="cpu", kept_scale=3.0))
-    with pytest.raises(ValueError, match="expected a kept scale above 0, got 0"):
+    with pytest.raises(ValueError, match="must be positive, got 0"):
         Options(kept_scale=0.0)
-    with pytest.raises(ValueError, match="--kept-scale and --learn-scales, got both"):
+    with pytest.raises(ValueError, match="--kept-scale and --learn-scales exclude each other"):
         Options(kept_scale=3.0, learn_scales=True)
     with pytest.raises(ValueError, match="Use --data DIR"):
         liw_table2.run(Options(device="cpu"))
-    with pytest.raises(ValueError, match="expected rows in rings, recovery"):
+    with pytest.raises(ValueError, match="Rows: rings, recovery"):
         liw_figures.run(Options(small=True, rows=("figure 9",)))
