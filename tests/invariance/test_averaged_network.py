@@ -1,4 +1,4 @@
-"""Copies where they are easily got wrong: loaded states, tokens, noise, parts of your own."""
+"""Test edge cases of copies: loaded states, tokens, noise, custom transformations."""
 
 from collections.abc import Sequence
 
@@ -20,8 +20,8 @@ from symrazor.invariance import (
 )
 
 
-def test_a_state_that_is_loaded_brings_its_shift() -> None:
-    """Also into a model that was just made, which is in training until `eval`."""
+def test_a_loaded_state_restores_its_shift() -> None:
+    """Also in a new model, which is in training mode until `eval`."""
     x = pictures()
     model = Augmented(small_network(36), Augment(affine("rotation", 1.0), 4)).double().eval()
     other = Augmented(small_network(36), Augment(affine("rotation", 0.3), 4, seed=3)).double()
@@ -35,8 +35,8 @@ def test_a_state_that_is_loaded_brings_its_shift() -> None:
     assert not torch.equal(other.eval()(x), model(x))
 
 
-def test_copies_of_whole_numbers_have_weights() -> None:
-    """Tokens: weights are not rounded to 0."""
+def test_copies_of_integers_have_fractional_weights() -> None:
+    """The weights of tokens are not rounded to 0."""
     torch.manual_seed(0)
     tokens = torch.randint(0, 9, (5, 4))
     network = nn.Sequential(nn.Embedding(9, 3), nn.Flatten(), nn.Linear(12, 2))
@@ -49,7 +49,7 @@ def test_copies_of_whole_numbers_have_weights() -> None:
 
 
 @pytest.mark.parametrize("kind", [Noise, Jitter])
-def test_noise_of_copies_is_not_all_in_one_direction(kind: type[Noise]) -> None:
+def test_copies_have_different_noise(kind: type[Noise]) -> None:
     x = torch.zeros(2, 5, 3, dtype=torch.float64)
     moved, _ = Augment(kind(0.5), 8).double().eval().copies(x)
     assert torch.linalg.matrix_rank(moved[0].flatten(1)) == 8
@@ -57,7 +57,7 @@ def test_noise_of_copies_is_not_all_in_one_direction(kind: type[Noise]) -> None:
 
 
 class _Light(Transformation):
-    """Two widths, each of its own."""
+    """A transformation with two widths."""
 
     dim = 2
     poses = "anywhere"
@@ -75,7 +75,7 @@ class _Light(Transformation):
 
 
 class _Fixed(Transformation):
-    """No width to learn."""
+    """A transformation without a width."""
 
     dim = 1
 
@@ -86,24 +86,24 @@ class _Fixed(Transformation):
         return {"gain": 0.5}
 
 
-def test_readings_of_a_transformation_of_your_own() -> None:
-    """Whatever number of hyperparameters it has."""
+def test_descriptions_of_custom_transformations() -> None:
+    """With any number of hyperparameters."""
     augment = Augment([_Light(), _Fixed()], 3)
     augment.reach.copy_(torch.tensor([0.5, 0.2, 0.1]))
-    found = augment.describe((1, 6, 6))
-    assert found == pytest.approx({"gain": 0.5, "offset": 0.05})  # that of the fixed one is last
+    result = augment.describe((1, 6, 6))
+    assert result == pytest.approx({"gain": 0.5, "offset": 0.05})  # that of the fixed one is last
     only = Augment(_Light(), 3)
     only.reach.copy_(torch.tensor([0.5, 0.2]))
     assert only.describe((1, 6, 6)) == pytest.approx({"gain": 0.25, "offset": 0.05})
 
 
 def test_shifts_of_points_are_in_the_unit_of_the_data() -> None:
-    found = Augment(affine("translation", 0.2), 3)
-    assert set(found.describe((5, 2))) == {
+    result = Augment(affine("translation", 0.2), 3)
+    assert set(result.describe((5, 2))) == {
         "x-translation (in the unit of the data)",
         "y-translation (in the unit of the data)",
     }
-    assert found.describe((1, 8, 8))["x-translation (px)"] == pytest.approx(0.8)
+    assert result.describe((1, 8, 8))["x-translation (px)"] == pytest.approx(0.8)
 
 
 class _Places(nn.Module):
@@ -127,7 +127,7 @@ class _Places(nn.Module):
         ("memory", "got tuple in call 1"),
     ],
 )
-def test_a_place_that_cannot_be_averaged_at(at: str, words: str) -> None:
+def test_modules_that_cannot_be_averaged_raise(at: str, words: str) -> None:
     model = Augmented(_Places(), Augment(affine("rotation", 0.3), 3), at=at)
     with pytest.raises(ValueError, match=words):
         model(pictures().float())

@@ -1,4 +1,4 @@
-"""The curvature of networks that are averaged over copies of their data."""
+"""Test the curvature of networks averaged over copies of their inputs."""
 
 import math
 from collections.abc import Sequence
@@ -18,40 +18,40 @@ from symrazor.training.loop import Training
 
 
 def test_copies_fold_into_the_shared_index() -> None:
-    """Blocks of an averaged network are those of autodiff."""
+    """The blocks of an averaged network equal those of automatic differentiation."""
     x = pictures(4)
     model = Augmented(small_network(36), Augment([affine("rotation", 1.0), Flips()], 3), at="2")
     model = model.double().eval()
     method = curvature.Method(structure="full")
-    found = curvature.estimate_curvature(
+    result = curvature.estimate_curvature(
         model, sr.Gaussian(noise=1.0), [(x, x.new_zeros(4, 3))], method
     )
     theta = {k: v.detach() for k, v in sr.weights(model).items()}
     J = torch.func.jacrev(lambda p: torch.func.functional_call(model, p, (x,)))(theta)
-    rows = torch.cat([J[name].reshape(12, -1) for name in found.blocks[0].names], 1)
-    torch.testing.assert_close(found.blocks[0].H, rows.T @ rows, rtol=1e-9, atol=1e-12)
+    rows = torch.cat([J[name].reshape(12, -1) for name in result.blocks[0].names], 1)
+    torch.testing.assert_close(result.blocks[0].H, rows.T @ rows, rtol=1e-9, atol=1e-12)
 
 
 def test_curvature_of_averaged_probabilities_is_that_of_autodiff() -> None:
-    """The full GGN, with the Hessian of the averaged log-probabilities by autodiff too."""
+    """Compare the full GGN, with the Hessian of the averaged log probabilities by autodiff."""
     x, y = pictures(4), torch.tensor([0, 1, 2, 0])
     parts = [affine("rotation", 1.0), Flips()]
     model = Augmented(small_network(36), Augment(parts, 3), average="probabilities").double().eval()
-    found = curvature.estimate_curvature(
+    result = curvature.estimate_curvature(
         model, sr.Categorical(), [(x, y)], curvature.Method(structure="full")
     )
     theta = {k: v.detach() for k, v in sr.weights(model).items()}
     J = torch.func.jacrev(lambda p: torch.func.functional_call(model, p, (x,)))(theta)
-    rows = torch.cat([J[name].reshape(4, 3, -1) for name in found.blocks[0].names], 2)
+    rows = torch.cat([J[name].reshape(4, 3, -1) for name in result.blocks[0].names], 2)
     p = model(x).detach().exp()
     torch.testing.assert_close(p.sum(1), p.new_ones(4))
     middle = torch.diag_embed(p) - p.unsqueeze(2) * p.unsqueeze(1)
     expected = torch.einsum("nkp,nkl,nlq->pq", rows, middle, rows)
-    torch.testing.assert_close(found.blocks[0].H, expected, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(result.blocks[0].H, expected, rtol=1e-9, atol=1e-12)
 
 
-def test_a_copy_that_has_no_say_has_no_curvature() -> None:
-    """Of two copies with "joint" one is impossible: the factors are those of the other alone."""
+def test_an_impossible_copy_has_no_curvature() -> None:
+    """With "joint", the factors are those of the possible copy alone."""
 
     class Away(Transformation):
         dim = 1
@@ -71,16 +71,16 @@ def test_a_copy_that_has_no_say_has_no_curvature() -> None:
     data = [(x, torch.arange(6) % 3)]
     both = Augmented(network, Augment(Away(), 2), average="joint").double().eval()
     for precision in (0.1, 10.0):
-        found, alone = (
+        result, alone = (
             sr.Razor(model, "categorical", 6, prior_precision=precision).evidence(data)
             for model in (both, network)
         )
-        torch.testing.assert_close(found.log_det, alone.log_det, rtol=1e-9, atol=1e-9)
-        torch.testing.assert_close(found.log_likelihood, alone.log_likelihood)
+        torch.testing.assert_close(result.log_det, alone.log_det, rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(result.log_likelihood, alone.log_likelihood)
 
 
 def test_kronecker_factors_over_poses_follow_dense_blocks() -> None:
-    """Digits that are shifted half out of sight: all of the curvature is in the others."""
+    """Digits shifted half out of the image contribute no curvature."""
     x, y = digits("train")
     x, y = x[:60], y[:60]
     torch.manual_seed(0)
@@ -100,8 +100,8 @@ def test_kronecker_factors_over_poses_follow_dense_blocks() -> None:
     assert change["kron"] == pytest.approx(change["block"], abs=0.35)
 
 
-def test_copies_that_are_alike_change_nothing() -> None:
-    """Symmetric pictures under flips: the factors are those of the network without copies."""
+def test_equal_copies_change_nothing() -> None:
+    """For symmetric images under flips, the factors equal those without copies."""
     half = pictures(6)
     x, y = half + half.flip(-1), torch.tensor([0, 1, 2, 0, 1, 2])
     torch.manual_seed(0)
@@ -109,13 +109,13 @@ def test_copies_that_are_alike_change_nothing() -> None:
     network = nn.Sequential(body, small_network(72)).double()
     plain = sr.Razor(network, "categorical", 6).evidence([(x, y)])
     averaged = Augmented(network, Augment(Flips((-1,), 0.2), 1)).double().eval()
-    found = sr.Razor(averaged, "categorical", 6).evidence([(x, y)])
-    assert float(found.log_det) == pytest.approx(float(plain.log_det), rel=1e-10)
+    result = sr.Razor(averaged, "categorical", 6).evidence([(x, y)])
+    assert float(result.log_det) == pytest.approx(float(plain.log_det), rel=1e-10)
 
 
 @pytest.mark.parametrize("estimator", ["exact", "mc"])
-def test_pieces_of_a_batch_change_no_exact_figure_and_are_small(estimator: str) -> None:
-    """Gradients in pieces are those of whole batches; no pass sees more than a piece."""
+def test_pieces_of_a_batch_give_the_same_results(estimator: str) -> None:
+    """Gradients in pieces equal those of whole batches; no pass exceeds a piece."""
     x, y = pictures(9), torch.tensor([0, 1, 2] * 3)
     model = Augmented(small_network(36), Augment(affine("rotation", 0.6), 3)).double().eval()
     seen: list[int] = []
@@ -124,10 +124,10 @@ def test_pieces_of_a_batch_change_no_exact_figure_and_are_small(estimator: str) 
     for pieces in (1, 2, 4):
         razor = sr.Razor(model, "categorical", 9, pieces=pieces, estimator=estimator)
         batches = [(x[:5], y[:5]), (x[5:], y[5:])]
-        found = razor._collect(batches, None)
+        result = razor._collect(batches, None)
         seen.clear()
         state = razor.generator.get_state()
-        (gradient,) = razor.hyper_gradient(batches, found).values()
+        (gradient,) = razor.hyper_gradient(batches, result).values()
         razor.generator.set_state(state)
         assert max(seen) == -(-5 // pieces) and sum(seen) == 9
         values[pieces] = float(sum(gradient))
@@ -143,7 +143,7 @@ def test_pieces_of_a_batch_change_no_exact_figure_and_are_small(estimator: str) 
 
 
 def test_evidence_batches_of_a_fit() -> None:
-    """As large as training batches where widths are learned, larger where there are none."""
+    """They are as large as training batches if widths are learned, and larger otherwise."""
     x, y = pictures(12), torch.tensor([0, 1, 2] * 4)
     loader = TensorLoader(x, y, 4, True, torch.Generator())
     for model, options, expected in (

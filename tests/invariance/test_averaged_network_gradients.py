@@ -1,4 +1,4 @@
-"""The gradient of the evidence in the widths of series, points, colours and mixtures."""
+"""Test the gradient of the evidence in the widths of series, points, colours and mixtures."""
 
 from collections.abc import Callable
 
@@ -47,7 +47,7 @@ CASES: dict[str, tuple[Callable[[], Augment | Mixture], Tensor, dict[str, str]]]
 
 @pytest.mark.parametrize("copies", ["reduce", "expand"])
 @pytest.mark.parametrize("case", CASES)
-def test_gradient_is_that_of_finite_differences(case: str, copies: str) -> None:
+def test_gradient_equals_finite_differences(case: str, copies: str) -> None:
     make, x, options = CASES[case]
     torch.manual_seed(0)
     network = nn.Sequential(nn.Flatten(), nn.Linear(x[0].numel(), 6), nn.Tanh(), nn.Linear(6, 3))
@@ -55,9 +55,9 @@ def test_gradient_is_that_of_finite_differences(case: str, copies: str) -> None:
     y = torch.tensor([0, 1, 2, 0, 1])
     batches = [(x[:3], y[:3]), (x[3:], y[3:])]
     razor = sr.Razor(model, "categorical", 5, copies=copies)
-    found = razor.hyper_gradient(batches, razor._collect(batches, None))
+    result = razor.hyper_gradient(batches, razor._collect(batches, None))
     for key, raw in hyperparameters(model).items():
-        exact, flat, step = sum(found[key]).reshape(-1), raw.data.view(-1), 1e-5
+        exact, flat, step = sum(result[key]).reshape(-1), raw.data.view(-1), 1e-5
         for i in range(raw.numel()):
             values = []
             for move in (step, -2 * step, step):
@@ -75,19 +75,19 @@ def _one(estimator: str = "exact", n: int = 5) -> tuple[Augmented, sr.Razor]:
     return model, sr.Razor(model, "categorical", n, estimator=estimator)
 
 
-def test_a_monte_carlo_estimate_has_the_gradient_of_its_own_probes(
+def test_the_gradient_of_a_monte_carlo_estimate(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The same probes at every width, in a basis that does not move with it."""
+    """Use the same probes at every width, in a basis that does not depend on the width."""
     monkeypatch.setattr(symrazor.core.likelihood, "LARGEST_SPECTRAL_PROBE", 0)
     model, razor = _one("mc")
     batches, state = [(_data(1, 5, 5), torch.tensor([0, 1, 2, 0, 1]))], razor.generator.get_state()
     slopes, exact = [], []
     collected = razor._collect(batches, None)
     razor.generator.set_state(state)
-    found = razor.hyper_gradient(batches, collected)
+    result = razor.hyper_gradient(batches, collected)
     for key, raw in hyperparameters(model).items():
-        exact += sum(found[key]).reshape(-1).tolist()
+        exact += sum(result[key]).reshape(-1).tolist()
         flat, step = raw.data.view(-1), 1e-5
         for i in range(raw.numel()):
             values = []
@@ -100,8 +100,8 @@ def test_a_monte_carlo_estimate_has_the_gradient_of_its_own_probes(
 
 
 @pytest.mark.parametrize("parts", [1, 2, 3])
-def test_a_gradient_does_not_depend_on_how_many_batches_were_used(parts: int) -> None:
-    """Parts of the data that are all alike: one of three, or all, stand for the same N."""
+def test_the_gradient_is_independent_of_the_number_of_batches(parts: int) -> None:
+    """One of three equal parts of the data, or all of them, represent the same N."""
     _, razor = _one(n=15)
     batch = (_data(1, 5, 5), torch.tensor([0, 1, 2, 0, 1]))
     whole = razor.hyper_gradient([batch] * 3, razor._collect([batch] * 3, None))

@@ -1,4 +1,4 @@
-"""Learned invariances: copies of data, and the gradient of the evidence in their widths."""
+"""Test copies of inputs and the gradient of the evidence in their widths."""
 
 import copy
 import math
@@ -56,7 +56,7 @@ AVERAGES = ["all, probabilities", "rotation, probabilities", "all, joint", "rota
 
 
 @pytest.mark.parametrize("name", [*IMAGES, *AVERAGES])
-def test_gradient_in_every_width_is_that_of_finite_differences(name: str) -> None:
+def test_gradient_in_every_width_equals_finite_differences(name: str) -> None:
     name, _, average = name.partition(", ")
     x, y = pictures(), torch.tensor([0, 1, 2, 0, 1])
     torch.manual_seed(0)
@@ -71,9 +71,9 @@ def test_gradient_in_every_width_is_that_of_finite_differences(name: str) -> Non
     def value() -> float:
         return float(razor.evidence(batches).log_evidence)
 
-    found = razor.hyper_gradient(batches, razor._collect(batches, None))
+    result = razor.hyper_gradient(batches, razor._collect(batches, None))
     for key, raw in eta.items():
-        fit, occam = found[key]
+        fit, occam = result[key]
         for i in range(raw.numel()):
             entry, step = raw.data.view(-1), 1e-5
             entry[i] += step
@@ -85,7 +85,7 @@ def test_gradient_in_every_width_is_that_of_finite_differences(name: str) -> Non
             assert float((fit + occam).reshape(-1)[i]) == pytest.approx(slope, rel=1e-5, abs=1e-7)
 
 
-def test_average_is_the_average() -> None:
+def test_averages_by_hand_for_copies() -> None:
     x = pictures(3)
     network = small_network(36).double()
     augment = Augment([affine("rotation", 0.5), Flips((-1,), 0.25)], 4).double().eval()
@@ -95,8 +95,8 @@ def test_average_is_the_average() -> None:
     expected = sum(w * network(moved[:, s]) for s, w in enumerate(weights))
     torch.testing.assert_close(Augmented(network, augment)(x), expected)
     mixed = sum(w * network(moved[:, s]).softmax(1) for s, w in enumerate(weights))
-    found = Augmented(network, augment, average="probabilities")(x)
-    torch.testing.assert_close(found.exp(), mixed)
+    result = Augmented(network, augment, average="probabilities")(x)
+    torch.testing.assert_close(result.exp(), mixed)
     weighed = sum(w * network(moved[:, s]).exp() for s, w in enumerate(weights))
     joint = Augmented(network, augment, average="joint")(x)
     torch.testing.assert_close(joint.softmax(1), weighed / weighed.sum(1, keepdim=True))
@@ -134,7 +134,7 @@ def test_flips_and_turns_are_exact() -> None:
     ],
     ids=lambda part: type(part).__name__,
 )
-def test_nothing_happens_at_the_origin(part: Transformation, x: Tensor) -> None:
+def test_transformations_are_the_identity_at_zero(part: Transformation, x: Tensor) -> None:
     part = part.double()
     still = part(x, x.new_zeros(len(x), part.dim))
     torch.testing.assert_close(still, x, rtol=0, atol=1e-12)
@@ -158,7 +158,7 @@ def test_closed_forms_of_signals() -> None:
     torch.testing.assert_close(torch.cdist(turned, turned), torch.cdist(points, points))
 
 
-def test_evaluation_is_fixed_and_training_is_not() -> None:
+def test_evaluation_is_deterministic_and_training_is_random() -> None:
     x = pictures()
     model = Augmented(small_network(36), Augment(affine("rotation", 1.0), 4)).double()
     assert not torch.equal(model(x), model(x))
@@ -175,7 +175,7 @@ def test_evaluation_is_fixed_and_training_is_not() -> None:
     assert torch.equal(other(x), model(x))
 
 
-def test_a_finer_average_is_the_same_network_at_more_points() -> None:
+def test_a_refined_average_uses_more_points() -> None:
     x = pictures()
     parts = [affine("rotation", 1.0), Flips((-1,), 0.3)]
     model = Augmented(small_network(36), Augment(parts, 4), average="joint").double().eval()
@@ -190,7 +190,7 @@ def test_a_finer_average_is_the_same_network_at_more_points() -> None:
         model.refined(0)
 
 
-def test_a_finer_mixture_has_finer_parts() -> None:
+def test_a_refined_mixture_refines_its_components() -> None:
     x, network = pictures(3), small_network(36).double()
     mixture = Mixture([Augment(affine("rotation", 0.5), 3), Augment(Flips())], [0.7, 0.3])
     model = Augmented(network, mixture).double().eval()
@@ -203,8 +203,8 @@ def test_a_finer_mixture_has_finer_parts() -> None:
     torch.testing.assert_close(finer(x), 0.7 * turned + 0.3 * mirrored)
 
 
-def test_a_fixed_augmentation_stays_as_it_is() -> None:
-    """Widths without a gradient are no hyperparameters; the precisions still are."""
+def test_a_fixed_augmentation_is_not_learned() -> None:
+    """Widths without a gradient are not learned; the precisions are."""
     model = Augmented(small_network(36), Augment([affine("rotation", 0.5), Flips()], 3))
     model.augment.requires_grad_(False)
     before = model.invariances((1, 6, 6))
@@ -214,7 +214,7 @@ def test_a_fixed_augmentation_stays_as_it_is() -> None:
     assert len({record["log_evidence"] for record in fit.history}) == 3
 
 
-def test_mean_over_shifts_is_the_mean_over_the_cube() -> None:
+def test_shifted_lattices_are_unbiased() -> None:
     augment = Augment([affine("rotation", 1.0), Brightness()], 5, seed=3).double()
     x = pictures(4000)
     points = augment.points(x).reshape(4000, 5, 2)
@@ -224,7 +224,7 @@ def test_mean_over_shifts_is_the_mean_over_the_cube() -> None:
     )
 
 
-def test_mixture_adds_up() -> None:
+def test_mixture_weights_sum_to_one() -> None:
     x = pictures(3)
     parts = [Augment(affine("rotation", 0.2), 2), Augment(Flips(), 1)]
     mixture = Mixture(parts, [0.75, 0.25]).double().eval()
@@ -241,7 +241,7 @@ def _joint() -> Augmented:
     return Augmented(small_network(36, 1), Augment(Flips()), average="joint")
 
 
-def test_a_distribution_is_a_transformation() -> None:
+def test_a_distribution_is_wrapped_in_a_transformation() -> None:
     x = pictures()
     short = Augment(AffineLie("rotation", 0.3), 4).double().eval()
     long = Augment(affine("rotation", 0.3), 4).double().eval()
@@ -250,7 +250,7 @@ def test_a_distribution_is_a_transformation() -> None:
     assert list(both.describe((1, 6, 6))) == ["rotation (degrees)", "left-right flip (probability)"]
 
 
-def test_a_plain_network_behind_copies_is_saved_as_it_is(tmp_path: Path) -> None:
+def test_the_plain_network_inside_is_saved_unchanged(tmp_path: Path) -> None:
     x = pictures().float()
     model = Augmented(small_network(36), Augment(affine("rotation", 0.5), 3))
     fit = sr.fit(model, (x, torch.arange(5) % 3), epochs=1, progress=False)
@@ -263,8 +263,8 @@ def test_a_plain_network_behind_copies_is_saved_as_it_is(tmp_path: Path) -> None
         sr.save_network(model, tmp_path / "network.safetensors", x)
 
 
-def test_relaxing_behind_copies() -> None:
-    """Layers of an averaged network in training become relaxed ones; its outputs stay."""
+def test_relaxing_an_averaged_network() -> None:
+    """Relaxing the layers of an averaged network keeps its outputs."""
     torch.manual_seed(0)
     network = nn.Sequential(nn.Conv2d(1, 2, 3, padding=1), nn.Tanh(), small_network(72))
     model = Augmented(network, Augment([affine("rotation", 0.5), Flips()], 3), average="joint")

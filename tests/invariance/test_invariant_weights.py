@@ -1,4 +1,4 @@
-"""Invariant weights: features, averages, the bound and a head, against brute force."""
+"""Test features, averages, the bound and a head of invariant weights against brute force."""
 
 import math
 
@@ -28,18 +28,18 @@ from symrazor.invariance import (
 @pytest.mark.parametrize("kind", [RandomFourier, Rectified])
 def test_vectors_weights_and_inputs_agree_exactly(kind: type) -> None:
     maps = AffineLie("affine", torch.full((6,), 0.5, dtype=DOUBLE)).matrices(noise(4, 6) / 3)
-    x, found = noise(5, 2, seed=1), []
+    x, result = noise(5, 2, seed=1), []
     for where in ("weights", "input"):
         layer = kind((2,), 9, generator=torch.Generator().manual_seed(0), where=where).double()
         with torch.no_grad():
             layer.bias.copy_(noise(9, seed=3))
-        found.append(layer(x, maps))
+        result.append(layer(x, maps))
         by_hand = [
             layer.activation(act(x, maps)[:, s] @ _weight(layer).T + layer.bias) for s in range(4)
         ]
         expected = layer.scale * torch.stack(by_hand).mean(0)
-        assert torch.allclose(found[-1], expected, atol=1e-12)
-    assert torch.allclose(*found, atol=1e-12)
+        assert torch.allclose(result[-1], expected, atol=1e-12)
+    assert torch.allclose(*result, atol=1e-12)
 
 
 def _weight(layer: nn.Module) -> Tensor:
@@ -48,29 +48,29 @@ def _weight(layer: nn.Module) -> Tensor:
     return weight if factor is None else factor * weight
 
 
-def test_pictures_by_hand_with_leading_dimensions_and_weights() -> None:
+def test_images_by_hand_with_leading_dimensions_and_weights() -> None:
     layer = Rectified((2, 5, 5), 6, (3,), torch.Generator().manual_seed(0), where="input").double()
     with torch.no_grad():
         layer.weight.add_(0.1 * noise(*layer.weight.shape))
     maps = AffineLie("affine", torch.full((3, 6), 0.3, dtype=DOUBLE)).matrices(noise(4, 6) / 3)
     x, shares = noise(3, 5, 2, 5, 5, seed=1), torch.tensor([0.1, 0.2, 0.3, 0.4], dtype=DOUBLE)
-    found = layer(x, maps, shares)
+    result = layer(x, maps, shares)
     for m in range(3):
         moved = resample(x[m], maps[m]).flatten(2)
         z = (moved @ layer.weight[m].flatten(1).T + layer.bias[m]).relu() / math.sqrt(6)
-        assert torch.allclose(found[m], torch.einsum("nsw,s->nw", z, shares), atol=1e-12)
+        assert torch.allclose(result[m], torch.einsum("nsw,s->nw", z, shares), atol=1e-12)
 
 
 @pytest.mark.parametrize("degrees", [90, 180])
-def test_pictures_quarter_turns_agree_exactly(degrees: float) -> None:
+def test_quarter_turns_of_images_agree_exactly(degrees: float) -> None:
     angle = torch.tensor([[math.radians(degrees)]], dtype=DOUBLE)
     maps = torch.linalg.matrix_exp(angle.unsqueeze(-1) * AffineLie("rotation").generators.double())
-    x, found = noise(4, 2, 6, 6), []
+    x, result = noise(4, 2, 6, 6), []
     for where in ("weights", "input"):
         generator = torch.Generator().manual_seed(0)
         layer = RandomFourier((2, 6, 6), 8, 0.5, (), generator, where)  # type: ignore[arg-type]
-        found.append(layer.double()(x, maps))
-    assert torch.allclose(*found, atol=1e-10)
+        result.append(layer.double()(x, maps))
+    assert torch.allclose(*result, atol=1e-10)
 
 
 def test_features_approach_a_gaussian_kernel() -> None:
@@ -83,18 +83,18 @@ def test_features_approach_a_gaussian_kernel() -> None:
 
 @pytest.mark.parametrize("average", ["logits", "probs"])
 def test_averages_by_hand(average: str) -> None:
-    """With hardly any posterior variance, what the model is can be written down."""
+    """With almost no posterior variance the model has a closed form."""
     model, x, y = small(average), noise(6, 2, seed=2), labels(6)
     with torch.no_grad():
         model.posterior.root.set_(1e-9 * torch.eye(7, dtype=DOUBLE).expand(3, 7, 7))
     how = Sampling(5, 2, "stochastic", torch.Generator().manual_seed(1))
-    found = model.log_likelihood(x, y, how)
+    result = model.log_likelihood(x, y, how)
     maps, _ = model.distribution.draw(5, "stochastic", torch.Generator().manual_seed(1))
     f = torch.stack(
         [2.0 * model.features(x, maps[s : s + 1]) @ model.posterior.mean.T for s in range(5)]
     )
     p = f.mean(0).softmax(-1) if average == "logits" else f.softmax(-1).mean(0)
-    assert torch.allclose(found, p.gather(1, y[:, None]).squeeze(1).log(), atol=1e-6)
+    assert torch.allclose(result, p.gather(1, y[:, None]).squeeze(1).log(), atol=1e-6)
 
 
 @pytest.mark.parametrize("images", [False, True])
@@ -140,14 +140,14 @@ def test_local_reparameterisation_has_the_moments_of_draws() -> None:
 
 def test_complexity_is_the_divergence() -> None:
     model, q = small(), small().posterior
-    found = model.evidence(noise(6, 2), labels(6), 50).complexity
+    result = model.evidence(noise(6, 2), labels(6), 50).complexity
     root = q.root.matrix()
     mine = torch.distributions.MultivariateNormal(q.mean, scale_tril=root)
     prior = torch.distributions.MultivariateNormal(
         torch.zeros(3, 7, dtype=DOUBLE), torch.eye(7, dtype=DOUBLE).expand(3, 7, 7)
     )
     expected = torch.distributions.kl_divergence(mine, prior).sum()
-    assert found.item() == pytest.approx(expected.item(), rel=1e-10)
+    assert result.item() == pytest.approx(expected.item(), rel=1e-10)
     assert kl(q, 1.0).item() == pytest.approx(expected.item(), rel=1e-10)
 
 
@@ -180,7 +180,7 @@ def test_predictions_are_invariant_at_the_whole_circle() -> None:
     assert torch.allclose(model.predict(x, nodes), model.predict(turned, nodes), atol=1e-6)
 
 
-def test_a_head_on_any_network_learns_everything_at_once() -> None:
+def test_a_head_on_any_network_learns_all_parameters() -> None:
     torch.manual_seed(0)
     network = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 16))
     x, y = torch.randn(20, 1, 8, 8), labels(20)
@@ -201,7 +201,7 @@ def test_a_head_on_any_network_learns_everything_at_once() -> None:
     assert "distribution.width.raw" in hyperparameters(model)
 
 
-def test_a_head_leaves_the_network_as_it_was() -> None:
+def test_a_head_does_not_change_the_network() -> None:
     norm = nn.BatchNorm2d(1)
     network = nn.Sequential(norm, nn.Dropout(), nn.Flatten())
     InvariantHead(network, torch.ones(4, 1, 6, 6), AffineLie("rotation"), 3)
@@ -211,16 +211,16 @@ def test_a_head_leaves_the_network_as_it_was() -> None:
 
 
 @pytest.mark.parametrize("average", ["logits", "probs"])
-def test_predictions_do_not_depend_on_how_many_are_made_at_once(average: str) -> None:
+def test_predictions_are_independent_of_the_batch_size(average: str) -> None:
     model, x = small(average), noise(7, 2, seed=4)
     with torch.no_grad():  # a posterior without spread: nothing is drawn
         model.posterior.root.set_(1e-12 * torch.eye(7, dtype=DOUBLE).expand(3, 7, 7))
-    found = model.predict(x, batch=3)
-    assert found.shape == (7, 3)
-    assert torch.allclose(found, model.predict(x), atol=1e-9)
+    result = model.predict(x, batch=3)
+    assert result.shape == (7, 3)
+    assert torch.allclose(result, model.predict(x), atol=1e-9)
 
 
-def test_wrong_models_are_refused() -> None:
+def test_invalid_models_raise() -> None:
     features, group = Rectified((1, 6, 6), 5), AffineLie("rotation")
     with pytest.raises(ValueError, match="average must be 'logits' or 'probs', got 'votes'"):
         InvariantWeights(features, group, 3, "votes")  # type: ignore[arg-type]
@@ -260,7 +260,7 @@ def test_wrong_models_are_refused() -> None:
         (nn.functional.one_hot(labels(4)), "of shape \\[4\\], got torch.int64 of shape \\[4, 3\\]"),
     ],
 )
-def test_wrong_labels_are_refused(y: Tensor, message: str) -> None:
+def test_invalid_labels_raise(y: Tensor, message: str) -> None:
     model = InvariantWeights(Rectified((1, 6, 6), 5), AffineLie("rotation"), 3)
     with pytest.raises(ValueError, match=message):
         model.evidence(torch.zeros(4, 1, 6, 6), y, 4)

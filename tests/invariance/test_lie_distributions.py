@@ -1,4 +1,4 @@
-"""Points of the cube, Lie distributions, and maps of pictures and vectors, against brute force."""
+"""Test points of the cube and Lie distributions against closed forms."""
 
 import math
 
@@ -30,15 +30,15 @@ def test_random_points_are_uniform(scheme: str, k: int) -> None:
 
 @pytest.mark.parametrize("scheme", ["sobol", "shifted", "antithetic"])
 def test_schemes_have_less_variance(scheme: str) -> None:
-    """The mean of a smooth function of two numbers, over 16 points."""
+    """Compare the variance of the mean of a smooth function over 16 points."""
 
     def error(name: str) -> float:
         generator = torch.Generator().manual_seed(1)
-        found = []
+        result = []
         for _ in range(200):
             points = draw(16, 2, name, generator).points  # type: ignore[arg-type]
-            found.append((points[:, 0] + 0.5 * points[:, 1] ** 3).exp().mean())
-        return float(torch.stack(found).std())
+            result.append((points[:, 0] + 0.5 * points[:, 1] ** 3).exp().mean())
+        return float(torch.stack(result).std())
 
     assert error(scheme) < 0.5 * error("stochastic")
 
@@ -61,7 +61,7 @@ def test_antithetic_points_cancel(scheme: str) -> None:
 
 
 @pytest.mark.parametrize("n", [1, 2, 5, 7, 8, 12])
-def test_periodic_grids_never_hold_both_ends(n: int) -> None:
+def test_periodic_grids_never_contain_both_ends(n: int) -> None:
     points = fixed(n, 1, periodic=[True]).points.squeeze(1)
     assert torch.allclose(points.diff(), torch.full((n - 1,), 2 / n, dtype=DOUBLE))
     ends = (
@@ -77,11 +77,11 @@ def test_gauss_nodes_integrate_polynomials() -> None:
     points, weights = fixed(4, 2, "gauss")
     assert len(points) == 16
     assert float(weights.sum()) == pytest.approx(1)
-    found = (weights * points[:, 0] ** 6 * points[:, 1] ** 4).sum()
-    assert float(found) == pytest.approx(1 / 7 / 5)
+    result = (weights * points[:, 0] ** 6 * points[:, 1] ** 4).sum()
+    assert float(result) == pytest.approx(1 / 7 / 5)
 
 
-def test_wrong_numbers_of_points_are_refused() -> None:
+def test_invalid_numbers_of_points_raise() -> None:
     with pytest.raises(ValueError, match="at least 1 transformation, got 0"):
         draw(0, 1)
     with pytest.raises(ValueError, match="at least 1 generator"):
@@ -95,11 +95,11 @@ def test_wrong_numbers_of_points_are_refused() -> None:
 # -------------------------------------------------------------------------------- Lie distributions
 
 
-def test_rotations_and_translations_are_the_papers() -> None:
+def test_rotations_and_translations_match_the_paper() -> None:
     points = torch.tensor([[0.5], [-1.0]])
-    found = AffineLie("rotation", 0.8).matrices(points).double()
+    result = AffineLie("rotation", 0.8).matrices(points).double()
     expected = torch.stack([rotation(math.degrees(0.4)), rotation(math.degrees(-0.8))])
-    assert torch.allclose(found, expected, atol=1e-6)  # eq. 4
+    assert torch.allclose(result, expected, atol=1e-6)  # eq. 4
     widths = {"x-translation": 0.3, "y-translation": 0.6}
     moved = AffineLie("translation", widths).matrices(torch.tensor([[1.0, -0.5]]))[0]
     expected = torch.tensor([[1.0, 0.0, 0.3], [0.0, 1.0, -0.3], [0.0, 0.0, 1.0]])
@@ -108,14 +108,14 @@ def test_rotations_and_translations_are_the_papers() -> None:
 
 def test_masked_widths_are_exactly_zero() -> None:
     mask = torch.tensor([0.0, 0, 1, 0, 0, 0])
-    found = AffineLie("affine", 0.5, mask)
+    result = AffineLie("affine", 0.5, mask)
     only = AffineLie("rotation", 0.5)
     points = 2 * torch.rand(4, 6) - 1
-    assert torch.allclose(found.widths, 0.5 * mask)
-    assert torch.equal(found.widths == 0, mask == 0)
-    assert torch.allclose(found.matrices(points), only.matrices(points[:, 2:3]), atol=1e-6)
-    found.matrices(points).sum().backward()
-    grad = found.width.raw.grad
+    assert torch.allclose(result.widths, 0.5 * mask)
+    assert torch.equal(result.widths == 0, mask == 0)
+    assert torch.allclose(result.matrices(points), only.matrices(points[:, 2:3]), atol=1e-6)
+    result.matrices(points).sum().backward()
+    grad = result.width.raw.grad
     assert grad is not None
     assert torch.equal(grad != 0, mask.bool())
 
@@ -130,17 +130,17 @@ def test_many_distributions_side_by_side() -> None:
 
 
 @pytest.mark.parametrize("degrees", [0.5, 5, 90, 175, 179.9])
-def test_widths_survive_their_parameterisation(degrees: float) -> None:
-    found = AffineLie("rotation", torch.tensor([math.radians(degrees)], dtype=DOUBLE))
-    assert found.widths.item() == pytest.approx(math.radians(degrees), rel=1e-6)
-    found.widths.sum().backward()
-    slope = found.width.raw.grad.item()  # type: ignore[union-attr]
+def test_widths_survive_their_parametrisation(degrees: float) -> None:
+    result = AffineLie("rotation", torch.tensor([math.radians(degrees)], dtype=DOUBLE))
+    assert result.widths.item() == pytest.approx(math.radians(degrees), rel=1e-6)
+    result.widths.sum().backward()
+    slope = result.width.raw.grad.item()  # type: ignore[union-attr]
     assert 0 < slope <= 1
     if 5 <= degrees <= 175:  # an even pace, also near the ends
         assert slope > 0.5
     with torch.no_grad():
-        found.width.raw.fill_(100.0)
-    assert found.widths.item() == pytest.approx(math.pi)
+        result.width.raw.fill_(100.0)
+    assert result.widths.item() == pytest.approx(math.pi)
 
 
 @pytest.mark.parametrize("width", [1e-10, 4e-8, 1e-6, 1e-3])
@@ -154,36 +154,36 @@ def test_small_widths_can_be_set_in_single_precision(width: float) -> None:
 
 @pytest.mark.parametrize("form", ["softplus", "tanh"])
 def test_other_forms_of_widths(form: str) -> None:
-    """The same distribution; only the raw parameter that an optimiser moves is another."""
+    """The distribution is the same; only the raw parameter differs."""
     start = torch.tensor([0.3, 2.0], dtype=DOUBLE)
-    found = AffineLie(("x-scale", "rotation"), start, form=form)  # type: ignore[arg-type]
-    assert torch.allclose(found.widths, start, atol=1e-12)
-    raw = found.width.raw.detach()
+    result = AffineLie(("x-scale", "rotation"), start, form=form)  # type: ignore[arg-type]
+    assert torch.allclose(result.widths, start, atol=1e-12)
+    raw = result.width.raw.detach()
     expected = (1 + raw.exp()).log()
     if form == "tanh":
         expected[1] = math.pi * (expected[1] / math.pi).tanh()
-    assert torch.allclose(found.widths, expected, atol=1e-12)
+    assert torch.allclose(result.widths, expected, atol=1e-12)
     points = torch.tensor([[0.7, -0.4]], dtype=DOUBLE)
     sharp = AffineLie(("x-scale", "rotation"), start).matrices(points)
-    assert torch.allclose(found.matrices(points), sharp, atol=1e-12)
+    assert torch.allclose(result.matrices(points), sharp, atol=1e-12)
     with torch.no_grad():
-        found.width.raw.fill_(30.0)
-    assert found.widths[1].item() == pytest.approx(30 if form == "softplus" else math.pi, rel=1e-3)
+        result.width.raw.fill_(30.0)
+    assert result.widths[1].item() == pytest.approx(30 if form == "softplus" else math.pi, rel=1e-3)
     if form == "softplus":  # turns more than once are turns too
         assert AffineLie("rotation", 4.0, form="softplus").widths.item() == pytest.approx(4.0)
 
 
 def test_any_algebra_and_gradients_in_the_widths() -> None:
-    found = LieDistribution(so3(), torch.tensor([0.3, 0.7, 1.1], dtype=DOUBLE))
+    result = LieDistribution(so3(), torch.tensor([0.3, 0.7, 1.1], dtype=DOUBLE))
     points = draw(5, 3, generator=torch.Generator().manual_seed(0)).points.double()
-    maps = found.matrices(points)
+    maps = result.matrices(points)
     eye = torch.eye(3, dtype=DOUBLE).expand(5, 3, 3)
     assert torch.allclose(maps @ maps.mT, eye, atol=1e-12)
 
     def value(raw: Tensor) -> Tensor:
-        return torch.func.functional_call(_Maps(found), {"inner.width.raw": raw}, (points,))
+        return torch.func.functional_call(_Maps(result), {"inner.width.raw": raw}, (points,))
 
-    assert torch.autograd.gradcheck(value, (found.width.raw.detach().requires_grad_(),))
+    assert torch.autograd.gradcheck(value, (result.width.raw.detach().requires_grad_(),))
 
 
 class _Maps(torch.nn.Module):
@@ -195,21 +195,21 @@ class _Maps(torch.nn.Module):
         return self.inner.matrices(points)
 
 
-def test_widths_in_units_a_person_thinks_in() -> None:
+def test_widths_in_common_units() -> None:
     widths = torch.tensor([0.5, 0.25, math.pi / 2, math.log(2), 0.1, 0.1])
-    found = AffineLie("affine", widths).describe(pixels=14)
-    assert list(found)[:3] == ["x-translation (px)", "y-translation (px)", "rotation (degrees)"]
-    values = [float(v) for v in found.values()]
+    result = AffineLie("affine", widths).describe(pixels=14)
+    assert list(result)[:3] == ["x-translation (px)", "y-translation (px)", "rotation (degrees)"]
+    values = [float(v) for v in result.values()]
     assert values[:4] == pytest.approx([7, 3.5, 90, 2], rel=1e-5)
 
 
-def test_generators_of_ones_own() -> None:
+def test_custom_generators() -> None:
     own = LieDistribution(so2().generators, 0.3)
     points = torch.tensor([[0.5]])
     assert torch.allclose(own.matrices(points), LieDistribution(so2(), 0.3).matrices(points))
 
 
-def test_wrong_distributions_are_refused() -> None:
+def test_invalid_distributions_raise() -> None:
     with pytest.raises(ValueError, match="expected generators \\[k, d, d\\] .*, got \\[1, 2, 3\\]"):
         LieDistribution(torch.zeros(1, 2, 3))
     with pytest.raises(ValueError, match="group must be one of rotation, .* got 'mirror'"):

@@ -1,4 +1,4 @@
-"""Natural gradients of the posterior, with averaged features and probabilities."""
+"""Test natural gradients of the posterior, with averaged features and probabilities."""
 
 import pytest
 import torch
@@ -22,7 +22,7 @@ from symrazor.invariance import (
 from symrazor.invariance.natural_gradient import NaturalSteps
 
 
-def test_renewed_factor_is_a_root_of_the_inverse() -> None:
+def test_the_factor_is_a_root_of_the_inverse_precision() -> None:
     q = small().posterior
     steps = NaturalSteps(q)
     A = noise(3, 7, 20)
@@ -33,7 +33,7 @@ def test_renewed_factor_is_a_root_of_the_inverse() -> None:
     assert torch.equal(root, root.tril())
 
 
-def test_a_block_without_a_factor_keeps_the_old_one() -> None:
+def test_a_block_without_a_factor_keeps_its_previous_factor() -> None:
     q = small().posterior
     steps, before = NaturalSteps(q), q.root.matrix().detach().clone()
     steps.precision[1] = -steps.precision[1]
@@ -113,18 +113,18 @@ def test_score_and_information_of_a_mixture_by_autodiff() -> None:
             information += log_p[n, c].exp() * g.flatten().outer(g.flatten())
     assert torch.allclose(score, slope, atol=1e-12)
     blocks = [information[5 * k : 5 * k + 5, 5 * k : 5 * k + 5] for k in range(3)]
-    found = mixture.information(joint, log_p, shares, h)
-    assert torch.allclose(found, torch.stack(blocks), atol=1e-12)
+    result = mixture.information(joint, log_p, shares, h)
+    assert torch.allclose(result, torch.stack(blocks), atol=1e-12)
     same = h[:, :1].expand(-1, 4, -1)  # all maps alike: the curvature of a plain softmax
     log_p, joint = mixture.log_mixture(same @ w.T, shares)
     curvature = (log_p.exp() * (1 - log_p.exp())).T[..., None] * h[:, 0]
-    found = mixture.information(joint, log_p, shares, same)
-    assert torch.allclose(found, curvature.mT @ h[:, 0], atol=1e-12)
+    result = mixture.information(joint, log_p, shares, same)
+    assert torch.allclose(result, curvature.mT @ h[:, 0], atol=1e-12)
 
 
-def test_averaged_probabilities_are_trained_like_features() -> None:
-    """Without any width both averages are the same model, and end at the same bound."""
-    found = []
+def test_averaged_probabilities_and_features_reach_the_same_bound() -> None:
+    """At width zero both averages are the same model."""
+    result = []
     for average in ("logits", "probs"):
         features = RandomFourier((2,), 24, 5.0, (1,), torch.Generator().manual_seed(0))
         group = LieDistribution(so2(), torch.full((1, 1), 1e-6))
@@ -133,6 +133,6 @@ def test_averaged_probabilities_are_trained_like_features() -> None:
         train(model, data, members, Schedule(100, 120, 2, rates=(0.3, 0.02), every=8))
         model.average = "logits"  # the same draws for both
         bound, accuracy = evaluate(model, data, members, model.distribution.nodes(2))
-        found.append((bound.per_datum.item(), accuracy.item()))
-    assert found[0][0] == pytest.approx(found[1][0], abs=0.01)
-    assert found[1][1] > 0.95
+        result.append((bound.per_datum.item(), accuracy.item()))
+    assert result[0][0] == pytest.approx(result[1][0], abs=0.01)
+    assert result[1][1] > 0.95

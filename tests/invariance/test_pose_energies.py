@@ -1,4 +1,4 @@
-"""Where poses of data are looked for, and how well the network likes them there."""
+"""Test the search ranges and energies of poses."""
 
 import math
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ F64 = torch.float64
 
 
 class Shift(Transformation):
-    """Points are added to the first entries of a datum."""
+    """Add the point to the first entries of an input."""
 
     def __init__(self, dim: int) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ class Shift(Transformation):
 
 
 class Sign(nn.Module):
-    """Data are pose and sign, which is seen near pose 0; elsewhere the first class is likelier."""
+    """Inputs are pose and sign; the sign is visible near pose 0, elsewhere class 0 is likelier."""
 
     def forward(self, x: Tensor) -> Tensor:
         pose, sign = x.unbind(1)
@@ -44,10 +44,8 @@ class Sign(nn.Module):
 
 
 @pytest.mark.parametrize(("moved", "fails"), [(0.0, False), (0.8, True), (1.6, False)])
-def test_labels_that_no_copy_explains_are_not_lost_by_a_narrow_window(
-    moved: float, fails: bool
-) -> None:
-    """A fifth of the data is moved: nowhere, to where copies are, and further than they go."""
+def test_labels_that_no_copy_explains_do_not_count_as_lost(moved: float, fails: bool) -> None:
+    """A fifth of the inputs is moved: not at all, within the copies, and beyond them."""
     y = torch.arange(100) % 2
     pose = moved * (torch.arange(100) % 10 < 2)
     x = torch.stack([pose, 1.0 - 2 * y], 1).to(F64)
@@ -57,7 +55,7 @@ def test_labels_that_no_copy_explains_are_not_lost_by_a_narrow_window(
 
 
 class Ridge(nn.Module):
-    """A density with a ridge along the diagonal, and a second class that nobody asks for."""
+    """A density with a ridge along the diagonal, and a second class that is not used."""
 
     def forward(self, x: Tensor) -> Tensor:
         a, b = x.unbind(1)
@@ -65,12 +63,12 @@ class Ridge(nn.Module):
         return torch.stack([g, torch.zeros_like(g)], 1)
 
 
-def test_slices_go_along_every_generator_twice() -> None:
+def test_profiles_sweep_every_generator_twice() -> None:
     x = torch.tensor([[0.3, -0.5], [-0.7, 0.1], [0.2, 0.6]], dtype=F64)
     y = torch.zeros(3, dtype=torch.long)
     network = Ridge()
     model = Augmented(network, Augment(Shift(2), 4), average="joint").eval()
-    found = energy_profiles(model, x, y, torch.zeros(3, 2, dtype=F64), {0: 1.0, 1: 2.0})
+    result = energy_profiles(model, x, y, torch.zeros(3, 2, dtype=F64), {0: 1.0, 1: 2.0})
     places = [2 * (i + 0.5) / POSES_PER_GENERATOR - 1 for i in range(POSES_PER_GENERATOR)]
     for n in range(3):
         pose, seen = [0.0, 0.0], [[0.0], [0.0]]
@@ -79,17 +77,17 @@ def test_slices_go_along_every_generator_twice() -> None:
             seen[j] = network(x[n] + torch.tensor(tried, dtype=F64))[:, 0].tolist()
             pose = tried[seen[j].index(max(seen[j]))]
         for j in (0, 1):
-            torch.testing.assert_close(found[j][n], torch.tensor(seen[j], dtype=F64))
+            torch.testing.assert_close(result[j][n], torch.tensor(seen[j], dtype=F64))
 
 
-def test_circles_are_closed_and_what_has_no_pose_stays() -> None:
+def test_search_ranges_of_rotations_and_of_transformations_without_poses() -> None:
     moves = [affine("rotation", 0.5), affine("translation", 0.2), TimeShift(0.1), Blur(1.0)]
     assert search_ranges(Augment(moves, 4)) == [1.0, 2.0, 2.0, 2.0, 1.0]
 
 
 @pytest.mark.parametrize("end", [slice(0, 6), slice(90, 96)])
-def test_poses_crowd_where_twice_their_share_is_at_an_end(end: slice) -> None:
-    """A sixteenth of 96 places has an eighth of the poses, a bit more or a bit less."""
+def test_poses_accumulate_at_an_end_with_twice_their_share(end: slice) -> None:
+    """One sixteenth of 96 places holds slightly more or less than an eighth of the poses."""
     for share, expected in [(1 / 16, False), (0.12, False), (0.13, True)]:
         shares = torch.full((3, 96), (1 - share) / 90, dtype=F64)
         shares[:, end] = share / 6

@@ -1,4 +1,4 @@
-"""How often data are mirrored or turned, as a network with a known standard pose sees it."""
+"""Test measured shares of flips and quarter turns for networks with known standard poses."""
 
 import math
 
@@ -13,7 +13,7 @@ from symrazor.invariance.poses import likeliest_shares
 
 NOISE = 0.7
 CORNER = torch.tensor([[[2.0, 0.0], [0.0, 0.0]]])
-"""A picture that looks different under every flip and every turn."""
+"""An image that differs under every flip and rotation."""
 
 
 class Corner(nn.Module):
@@ -30,7 +30,7 @@ class Corner(nn.Module):
 
 
 def _posed(choice: Choice, shares: list[float], n: int = 500) -> tuple[Tensor, Tensor]:
-    """Draws in some pose with given shares; labels say nothing."""
+    """Draw inputs in poses with given shares; labels carry no information."""
     generator = torch.Generator().manual_seed(0)
     x = CORNER + NOISE * torch.randn(n, 1, 2, 2, generator=generator)
     pose = torch.multinomial(torch.tensor(shares), n, True, generator=generator)
@@ -45,8 +45,8 @@ def test_shares_of_flips(p: tuple[float, float], turns: tuple[int, ...]) -> None
     flips = Flips((-1, -2), 0.49)
     model = Augmented(Corner(turns), Augment(flips), average="joint").eval()
     find_reach_(model, _posed(flips, shares))
-    found = list(model.invariances((1, 2, 2)).values())
-    assert found == pytest.approx([a, b], abs=0.06)
+    result = list(model.invariances((1, 2, 2)).values())
+    assert result == pytest.approx([a, b], abs=0.06)
 
 
 @pytest.mark.parametrize("turns", [(0, 0), (0, 1), (3, 2)])
@@ -58,14 +58,14 @@ def test_shares_of_quarter_turns(shares: list[float], turns: tuple[int, ...]) ->
     choice.logits.raw.data.zero_()
     model = Augmented(Corner(turns), Augment(choice), average="joint").eval()
     find_reach_(model, _posed(choice, shares))
-    found = model.augment.shares.sort(descending=True).values.tolist()
-    assert found == pytest.approx(sorted(shares, reverse=True), abs=0.06)
-    assert float(model.augment.shares[0]) == max(found)
+    result = model.augment.shares.sort(descending=True).values.tolist()
+    assert result == pytest.approx(sorted(shares, reverse=True), abs=0.06)
+    assert float(model.augment.shares[0]) == max(result)
 
 
 @pytest.mark.parametrize(("n", "classes", "strength"), [(60, 3, 3.0), (120, 40, 2.0)])
-def test_it_is_the_brute_force_maximum(n: int, classes: int, strength: float) -> None:
-    """Of 40 classes with 3 data each the standard pose stays in doubt."""
+def test_estimate_equals_the_brute_force_maximum(n: int, classes: int, strength: float) -> None:
+    """With 40 classes of 3 inputs each the standard poses remain uncertain."""
     generator = torch.Generator().manual_seed(1)
     y = torch.arange(n) % classes
     energies = torch.randn(n, 2, generator=generator, dtype=torch.float64)
@@ -83,37 +83,37 @@ def test_it_is_the_brute_force_maximum(n: int, classes: int, strength: float) ->
         return total
 
     best = max((i / 1000 for i in range(501)), key=likelihood)
-    found = likeliest_shares(energies, y, Flips().products)
+    result = likeliest_shares(energies, y, Flips().products)
     assert 0.01 < best < 0.3
-    assert float(found[1]) == pytest.approx(best, abs=2e-3)
+    assert float(result[1]) == pytest.approx(best, abs=2e-3)
 
 
-def test_uneven_shares_must_be_worth_their_price() -> None:
+def test_unequal_shares_must_pay_for_their_complexity() -> None:
     y = torch.zeros(40, dtype=torch.long)
     alike = likeliest_shares(torch.zeros(40, 2), y, Flips().products)
     assert alike.tolist() == [0.5, 0.5]
     hints = torch.tensor([[0.1, 0.0]]).repeat(40, 1)  # worth 1.3 nats; the price is 1.8
     assert likeliest_shares(hints, y, Flips().products).tolist() == [0.5, 0.5]
-    found = likeliest_shares(3 * hints, y, Flips().products)
-    assert float(found[1]) < 0.05
+    result = likeliest_shares(3 * hints, y, Flips().products)
+    assert float(result[1]) < 0.05
 
 
-def test_two_choices_and_a_move_are_told_apart() -> None:
+def test_two_choices_and_a_transformation_are_separated() -> None:
     left_right, up_down = Flips((-1,), 0.49), Flips((-2,), 0.49)
     parts = [affine("translation", 1e-3), left_right, up_down]
     model = Augmented(Corner(), Augment(parts, 2), average="joint").eval()
     find_reach_(model, _posed(left_right, [0.7, 0.3], 150))
-    found = model.invariances((1, 2, 2))
-    assert found["left-right flip (probability)"] == pytest.approx(0.3, abs=0.1)
-    assert found["up-down flip (probability)"] == pytest.approx(0, abs=0.05)
+    result = model.invariances((1, 2, 2))
+    assert result["left-right flip (probability)"] == pytest.approx(0.3, abs=0.1)
+    assert result["up-down flip (probability)"] == pytest.approx(0, abs=0.05)
 
 
-def test_shares_are_at_most_the_copies_and_the_state_keeps_them() -> None:
+def test_shares_are_bounded_by_the_probabilities_and_saved() -> None:
     flips = Flips((-1,), 0.1)
     model = Augmented(Corner(), Augment(flips), average="joint").eval()
     find_reach_(model, _posed(flips, [0.5, 0.5]))
-    (found,) = model.invariances((1, 2, 2)).values()
-    assert found == pytest.approx(0.1)
+    (result,) = model.invariances((1, 2, 2)).values()
+    assert result == pytest.approx(0.1)
     find_reach_(model, _posed(flips, [1.0, 0.0]))
     again = Augmented(Corner(), Augment(Flips((-1,), 0.4)), average="joint")
     again.load_state_dict(model.state_dict())
@@ -142,7 +142,7 @@ def test_a_choice_without_products_keeps_its_probabilities() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("mirrored", "low", "high"), [(0.0, 0.0, 0.1), (0.5, 0.4, 0.5)])
 def test_mirrored_digits(mirrored: float, low: float, high: float) -> None:
-    """The embedded digits as they are, or half of them mirrored, from a wide start."""
+    """The embedded digits, unchanged or half of them mirrored, from a wide start."""
     x, y = digits("train")
     x, y = x[:400], y[:400]
     chosen = torch.rand(400, generator=torch.Generator().manual_seed(0)) < mirrored
@@ -154,5 +154,5 @@ def test_mirrored_digits(mirrored: float, low: float, high: float) -> None:
     model = Augmented(network, Augment(Flips((-1,), 0.4)), average="joint")
     options = {"epochs": 30, "batch_size": 50, "lr": 1e-2, "every": 2, "estimator": "mc"}
     fit = sr.fit(model, (x, y), progress=False, **options)  # type: ignore[arg-type]
-    (found,) = fit.reading.invariances.values()
-    assert low <= found.width <= high
+    (result,) = fit.reading.invariances.values()
+    assert low <= result.width <= high

@@ -1,4 +1,4 @@
-"""Likelihoods of windows of poses against loops over data, places and poses."""
+"""Test likelihoods of windows of poses against loops over inputs, places and poses."""
 
 import math
 
@@ -16,7 +16,7 @@ def _seen(n: int = 7, s: int = 12) -> tuple[Tensor, Tensor]:
 
 
 def _ends_are_seen(c: int, m: int, s: int, around: int, circle: bool) -> bool:
-    """Whether the points next to both ends, within and without, are on the right side."""
+    """Check that the points next to both ends, inside and outside, are on the right side."""
     inside = [(c + i) % around < s for i in range(m)]
     wraps = c + m > around
     return inside[0] and inside[-1] and (all(inside) or circle) and (not wraps or circle)
@@ -40,12 +40,12 @@ def test_likelihood_by_loops(rest: float | None, m: int) -> None:
             density = kernel.roll(c)[:s] / kernel.roll(c)[:s].sum()
             fits.append((seen[y == label].exp() @ density).clamp(min=1e-300).log().sum())
         expected += float(torch.stack(fits).logsumexp(0)) - math.log(len(places))
-    found = Windows(seen, y, rest).likelihoods([m])
-    assert found == {m: pytest.approx(expected, rel=1e-9)}
+    result = Windows(seen, y, rest).likelihoods([m])
+    assert result == {m: pytest.approx(expected, rel=1e-9)}
 
 
-def test_the_whole_circle_is_free() -> None:
-    """No choice of a middle, and nothing to pay for one."""
+def test_the_whole_circle_has_no_penalty() -> None:
+    """There is no centre to choose, so nothing to pay for the choice."""
     seen, y = _seen()
     (value,) = Windows(seen, y, 0.0).likelihoods([12]).values()
     assert value == pytest.approx(float((seen.logsumexp(1) - math.log(12)).sum()))

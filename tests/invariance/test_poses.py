@@ -1,4 +1,4 @@
-"""How far data are moved, as a network with a known standard pose sees it."""
+"""Test measured ranges of poses for networks with known standard poses."""
 
 import math
 from collections.abc import Sequence
@@ -34,7 +34,7 @@ class Upright(nn.Module):
 
 
 def _turned(n: int, degrees: float, seed: int = 0) -> tuple[Tensor, Tensor]:
-    """Draws of that density, turned by an angle uniform within some degrees."""
+    """Draw from that density, rotated by a uniform angle."""
     generator = torch.Generator().manual_seed(seed)
     y = torch.randint(2, (n,), generator=generator)
     own = torch.randn(n, generator=generator) / math.sqrt(20)
@@ -45,15 +45,15 @@ def _turned(n: int, degrees: float, seed: int = 0) -> tuple[Tensor, Tensor]:
 
 @pytest.mark.parametrize("degrees", [0.0, 20.0, 45.0, 80.0, 110.0])
 @pytest.mark.parametrize("width", [2.2, 3.0])
-def test_range_of_poses_is_the_true_one(degrees: float, width: float) -> None:
+def test_the_measured_range_equals_the_true_range(degrees: float, width: float) -> None:
     model = Augmented(Upright(), Augment(lie(so2(), width), 4), average="joint").eval()
     find_reach_(model, _turned(500, degrees))
-    (found,) = model.invariances((2,)).values()
-    assert found == pytest.approx(degrees, abs=8)
+    (result,) = model.invariances((2,)).values()
+    assert result == pytest.approx(degrees, abs=8)
 
 
 class Reader(nn.Module):
-    """Data are pose, sign and sharpness; signs can be read near pose 0, sharp data are likely."""
+    """Inputs are pose, sign and sharpness; signs are visible near pose 0, sharp inputs likely."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Log densities of two classes; without a sign to be seen, the first is likelier."""
@@ -63,7 +63,7 @@ class Reader(nn.Module):
 
 
 class Softening(Transformation):
-    """A move that costs sharpness unless it is none, as pixels soften a picture."""
+    """A transformation that costs sharpness unless it is the identity, like interpolation."""
 
     dim = 1
 
@@ -84,8 +84,8 @@ class Softening(Transformation):
 
 
 @pytest.mark.parametrize(("moved", "shown"), [(0.0, 0.0), (1.0, 1.1)])
-def test_sharpness_is_no_pose(moved: float, shown: float) -> None:
-    """Where labels can only be read from copies, data have not been left alone."""
+def test_sharpness_is_not_mistaken_for_a_pose(moved: float, shown: float) -> None:
+    """If labels are visible only in copies, the inputs were transformed."""
     generator = torch.Generator().manual_seed(0)
     pose = moved * (2 * torch.rand(300, generator=generator) - 1)
     y = torch.randint(2, (300,), generator=generator)
@@ -95,7 +95,7 @@ def test_sharpness_is_no_pose(moved: float, shown: float) -> None:
     assert model.invariances((3,))["move"] == pytest.approx(shown, abs=0.03)
 
 
-def test_it_is_the_brute_force_maximum() -> None:
+def test_estimate_equals_the_brute_force_maximum() -> None:
     x, y = _turned(300, 60)
     model = Augmented(Upright(), Augment(lie(so2(), 2.0), 4), average="joint").eval()
     (reach,) = find_reach_(model, (x, y)).tolist()
@@ -112,8 +112,8 @@ def test_it_is_the_brute_force_maximum() -> None:
 
 
 @pytest.mark.parametrize("offsets", [(50.0, -30.0), (170.0, 100.0)])
-def test_the_standard_pose_of_a_class_may_be_any(offsets: tuple[float, float]) -> None:
-    """A network that takes turned pictures for upright ones, each class in its own way."""
+def test_the_standard_pose_of_a_class_is_arbitrary(offsets: tuple[float, float]) -> None:
+    """The network takes rotated images for upright ones, by another angle for each class."""
 
     class Offset(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
@@ -123,18 +123,18 @@ def test_the_standard_pose_of_a_class_may_be_any(offsets: tuple[float, float]) -
 
     model = Augmented(Offset(), Augment(lie(so2(), 3.1), 4), average="joint").eval()
     find_reach_(model, _turned(500, 45))
-    (found,) = model.invariances((2,)).values()
-    assert found == pytest.approx(45, abs=8)
+    (result,) = model.invariances((2,)).values()
+    assert result == pytest.approx(45, abs=8)
 
 
-def test_the_whole_circle_is_the_whole_circle() -> None:
+def test_a_full_circle_is_measured_as_a_full_circle() -> None:
     model = Augmented(Upright(), Augment(lie(so2(), 3.14), 4), average="joint").eval()
     find_reach_(model, _turned(500, 180))
-    (found,) = model.invariances((2,)).values()
-    assert found > 170
+    (result,) = model.invariances((2,)).values()
+    assert result > 170
 
 
-def test_data_that_look_alike_in_all_poses_have_no_say() -> None:
+def test_inputs_that_look_the_same_in_all_poses_do_not_count() -> None:
     x, y = _turned(200, 40)
     model = Augmented(Upright(), Augment(lie(so2(), 2.5), 4), average="joint").eval()
     alone = find_reach_(model, (x, y)).clone()
@@ -144,7 +144,7 @@ def test_data_that_look_alike_in_all_poses_have_no_say() -> None:
 
 
 @pytest.mark.parametrize("algebra,size", [(so2(), 2), (so3(), 3)])
-def test_a_network_that_sees_no_pose_has_the_whole_width(algebra: LieAlgebra, size: int) -> None:
+def test_a_network_that_ignores_poses_has_the_whole_width(algebra: LieAlgebra, size: int) -> None:
     class Lengths(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             return torch.stack([x.square().sum(1), -x.square().sum(1)], 1)
@@ -157,7 +157,7 @@ def test_a_network_that_sees_no_pose_has_the_whole_width(algebra: LieAlgebra, si
 
 
 def test_two_generators_that_are_both_sharp() -> None:
-    """A coarse lattice alone would miss the poses of many data."""
+    """A coarse lattice alone would miss the poses of many inputs."""
 
     class Spot(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
@@ -168,12 +168,12 @@ def test_two_generators_that_are_both_sharp() -> None:
     z, up = (0.7 * (2 * torch.rand(300, generator=generator) - 1) for _ in range(2))
     x = torch.stack([z.cos() * up.cos(), z.sin() * up.cos(), up.sin()], 1).unsqueeze(1)
     model = Augmented(Spot(), Augment(lie(so3(), 1.4), 4), average="joint").eval()
-    found = (1.4 * find_reach_(model, (x, torch.zeros(300, dtype=torch.long)))).sort().values
-    assert found.tolist() == pytest.approx([0.7, 0.7, 1.4], abs=0.15)  # it cannot see its own spin
+    result = (1.4 * find_reach_(model, (x, torch.zeros(300, dtype=torch.long)))).sort().values
+    assert result.tolist() == pytest.approx([0.7, 0.7, 1.4], abs=0.15)  # it cannot see its own spin
 
 
-def test_of_several_generators_each_has_its_own_range() -> None:
-    """Points in space near a pole, turned about one horizontal axis only."""
+def test_each_generator_has_its_own_range() -> None:
+    """Points in space near a pole, rotated about one horizontal axis only."""
 
     class Pole(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
@@ -185,14 +185,14 @@ def test_of_several_generators_each_has_its_own_range() -> None:
     augment = Augment([lie(so3(), 1.2), Flips((-1,), 1e-4)], 4)
     model = Augmented(Pole(), augment, average="joint").eval()
     find_reach_(model, (x, torch.zeros(400, dtype=torch.long)))
-    found = list(model.invariances((3,)).values())
-    units = sorted(found[:3])
-    assert units[0] < 15 and max(found[:3]) == pytest.approx(50, abs=12)
-    assert found[3] == pytest.approx(0, abs=1e-4)
+    result = list(model.invariances((3,)).values())
+    units = sorted(result[:3])
+    assert units[0] < 15 and max(result[:3]) == pytest.approx(50, abs=12)
+    assert result[3] == pytest.approx(0, abs=1e-4)
 
 
 class Large(nn.Module):
-    """Log densities of lengths: the standard one is e^middle in every direction, within 7 %."""
+    """Log densities of lengths; the standard length is e^middle in every direction, within 7 %."""
 
     def __init__(self, middle: float) -> None:
         super().__init__()
@@ -208,20 +208,20 @@ class Large(nn.Module):
 def test_a_standard_pose_near_the_end_of_the_width(
     directions: int, middle: float, spread: float
 ) -> None:
-    """Large digits are taken for the standard ones: small ones are further away than the width."""
+    """Large digits are the standard pose, so small ones are further away than the width."""
     generator, shape = torch.Generator().manual_seed(0), (300, directions)
     own = torch.randn(shape, generator=generator) / math.sqrt(200)
     x = (own + spread * (2 * torch.rand(shape, generator=generator) - 1)).exp()
     stretches = LieAlgebra.of(torch.diag_embed(torch.eye(directions)))
     model = Augmented(Large(middle), Augment(lie(stretches, 0.6), 4), average="joint").eval()
-    found = 0.6 * find_reach_(model, (x, torch.zeros(300, dtype=torch.long)))
-    assert found.tolist() == pytest.approx([min(spread, 0.6)] * directions, abs=0.06)
+    result = 0.6 * find_reach_(model, (x, torch.zeros(300, dtype=torch.long)))
+    assert result.tolist() == pytest.approx([min(spread, 0.6)] * directions, abs=0.06)
 
 
 @pytest.mark.parametrize("directions", [1, 2])
 @pytest.mark.parametrize("spread", [0.0, 0.4])
-def test_no_range_where_poses_crowd_at_an_end(directions: int, spread: float) -> None:
-    """The larger the likelier, whatever the datum: that says nothing about how large data are."""
+def test_no_range_if_poses_accumulate_at_an_end(directions: int, spread: float) -> None:
+    """If larger is always likelier, the data do not determine the range."""
 
     class Larger(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
@@ -235,7 +235,7 @@ def test_no_range_where_poses_crowd_at_an_end(directions: int, spread: float) ->
     assert find_reach_(model, (x, torch.arange(200) % 2)).tolist() == [1.0] * directions
 
 
-def test_a_transformation_of_ones_own_is_asked_within_the_cube() -> None:
+def test_custom_transformations_are_searched_within_the_cube() -> None:
     class Turn(Transformation):
         dim = 1
 
@@ -252,12 +252,12 @@ def test_a_transformation_of_ones_own_is_asked_within_the_cube() -> None:
 
     x = torch.linspace(-0.2, 0.2, 200).exp().unsqueeze(1)
     model = Augmented(Large(0.0), Augment(Turn(), 4), average="joint").eval()
-    found = 0.5 * find_reach_(model, (x, torch.zeros(200, dtype=torch.long)))
-    assert found.tolist() == pytest.approx([0.2], abs=0.04)
+    result = 0.5 * find_reach_(model, (x, torch.zeros(200, dtype=torch.long)))
+    assert result.tolist() == pytest.approx([0.2], abs=0.04)
 
 
 def test_noise_and_blur_have_no_poses() -> None:
-    """What cannot be undone is no pose: readings give the width of the copies."""
+    """Transformations without an inverse have no poses; readings show the width of the copies."""
 
     class Sum(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
@@ -271,8 +271,8 @@ def test_noise_and_blur_have_no_poses() -> None:
     assert list(model.invariances((1, 4, 4)).values()) == pytest.approx([0.7, 0.8])
 
 
-def test_closed_generators_leave_the_work_to_the_others() -> None:
-    """Ten classes, each with a pole of its own; two of three generators move next to nothing."""
+def test_closed_generators_are_skipped() -> None:
+    """Ten classes with a pole each; two of three generators change almost nothing."""
     generator = torch.Generator().manual_seed(0)
     y = torch.randint(10, (1200,), generator=generator)
     turn = math.radians(40) * (2 * torch.rand(1200, generator=generator) - 1)
@@ -290,16 +290,16 @@ def test_closed_generators_leave_the_work_to_the_others() -> None:
     augment = Augment([lie(so3(), widths), Flips((-1,), 1e-3)], 4)
     assert open_generators(augment, x) == turns and len(turns) == 1
     model = Augmented(Poles(), augment, average="joint").eval()
-    found = find_reach_(model, (x, y))
-    assert [float(found[j]) for j in range(3) if j not in turns] == [1.0, 1.0]
-    assert math.degrees(2 * float(found[turns[0]])) == pytest.approx(40, abs=6)
+    result = find_reach_(model, (x, y))
+    assert [float(result[j]) for j in range(3) if j not in turns] == [1.0, 1.0]
+    assert math.degrees(2 * float(result[turns[0]])) == pytest.approx(40, abs=6)
     nothing = Augment(lie(so3(), 0.01), 4)
     assert open_generators(nothing, x) == []
     still = Augmented(Poles(), nothing, average="joint").eval()
     assert find_reach_(still, (x[:50], y[:50])).tolist() == [1.0] * 3
 
 
-def test_fit_reports_poses_and_the_state_keeps_them() -> None:
+def test_fit_measures_and_saves_poses() -> None:
     x, y = _turned(80, 30)
     torch.manual_seed(0)
     model = Augmented(nn.Linear(2, 2), Augment(lie(so2(), 2.0), 4), average="joint")
@@ -323,15 +323,15 @@ def test_a_closed_width_can_be_described(width: float) -> None:
 
 
 def test_seven_generators_have_points_in_all_bins() -> None:
-    """The lattice of seven dimensions comes back to few places in one of them."""
+    """A lattice of seven dimensions visits few places in one of them."""
     moves = [lie(so3(), 0.5), lie(so3(), 0.4), Jitter(0.1)]
     network = nn.Sequential(nn.Flatten(), nn.Linear(6, 2))
     model = Augmented(network, Augment(moves, 2), average="joint").eval()
-    found = find_reach_(model, (torch.randn(4, 2, 3), torch.tensor([0, 1, 0, 1])))
-    assert len(found) == 7 and bool(((found >= 0) & (found <= 1)).all())
+    result = find_reach_(model, (torch.randn(4, 2, 3), torch.tensor([0, 1, 0, 1])))
+    assert len(result) == 7 and bool(((result >= 0) & (result <= 1)).all())
 
 
-def test_only_where_poses_have_weights() -> None:
+def test_poses_need_a_joint_average() -> None:
     data = _turned(4, 10)
     outputs = Augmented(Upright(), Augment(lie(so2()), 2))
     mixture = Mixture([Augment(lie(so2()), 2), Augment(lie(so2()), 2)])

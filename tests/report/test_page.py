@@ -111,8 +111,8 @@ def test_policy_allows_only_the_hashed_script_and_style() -> None:
     style = re.search(r"<style>(.*?)</style>", text, re.DOTALL)
     script = re.search(r"<script>(.*?)</script>", text, re.DOTALL)
     assert policy and style and script
-    for part, found in (("style-src", style), ("script-src", script)):
-        digest = base64.b64encode(hashlib.sha256(found[1].encode()).digest()).decode()
+    for part, result in (("style-src", style), ("script-src", script)):
+        digest = base64.b64encode(hashlib.sha256(result[1].encode()).digest()).decode()
         assert f"{part} 'sha256-{digest}'" in policy[1]
     assert "default-src 'none'" in policy[1] and "unsafe" not in policy[1]
 
@@ -135,11 +135,11 @@ def test_a_longer_training_has_its_curves() -> None:
         **document["questions"][0]["candidates"][0],
         "history": page_document.history(60),
     }
-    found = Page(page_html(document)).data["questions"][0]
-    assert (found["final"]["of"], found["final"]["name"]) == ("relaxed", "relaxed, longer")
-    assert found["final"]["series"]["epoch"][-1] == 60
-    assert found["final"]["series"]["precisions"]["0.paths.1"]["0.paths.1"][-1] == 60.0
-    assert len(found["candidates"]) == len(document["questions"][0]["candidates"])
+    result = Page(page_html(document)).data["questions"][0]
+    assert (result["final"]["of"], result["final"]["name"]) == ("relaxed", "relaxed, longer")
+    assert result["final"]["series"]["epoch"][-1] == 60
+    assert result["final"]["series"]["precisions"]["0.paths.1"]["0.paths.1"][-1] == 60.0
+    assert len(result["candidates"]) == len(document["questions"][0]["candidates"])
 
 
 @pytest.mark.parametrize(
@@ -199,10 +199,11 @@ def test_images_round_trip() -> None:
     for shape in ((5, 7), (4, 3, 3), (2, 2, 4)):
         pixels = generator.integers(0, 256, shape, np.uint8)
         assert np.array_equal(decoded(pictures.data_url(pixels)), pixels)
-    found = decoded(pictures.signed_data_url(np.array([[1.0, -2.0], [0.0, 2.0]]), 2.0))
-    assert found[..., 3].tolist() == [[128, 255], [0, 255]]
+    result = decoded(pictures.signed_data_url(np.array([[1.0, -2.0], [0.0, 2.0]]), 2.0))
+    assert result[..., 3].tolist() == [[128, 255], [0, 255]]
     assert (
-        tuple(found[0, 1, :3]) == pictures.NEGATIVE and tuple(found[1, 1, :3]) == pictures.POSITIVE
+        tuple(result[0, 1, :3]) == pictures.NEGATIVE
+        and tuple(result[1, 1, :3]) == pictures.POSITIVE
     )
     assert pictures.downsample(np.arange(16.0).reshape(4, 4), 2).tolist() == [
         [2.5, 4.5],
@@ -222,25 +223,25 @@ def test_images_share_one_scale_and_keep_their_colours() -> None:
     red = np.zeros((1, 3, 2, 2))
     red[:, 0] = 4.0
     document["questions"][0]["examples"] = {"images": red, "transformed": red[None]}
-    found = page_content(document, LEVELS[0])["questions"][0]["examples"]
-    assert decoded(found["images"][0])[0, 0].tolist() == [255, 0, 0]
-    assert decoded(found["transformed"][0][0])[0, 0].tolist() == [255, 0, 0]
+    result = page_content(document, LEVELS[0])["questions"][0]["examples"]
+    assert decoded(result["images"][0])[0, 0].tolist() == [255, 0, 0]
+    assert decoded(result["transformed"][0][0])[0, 0].tolist() == [255, 0, 0]
 
 
 def test_series_are_columns_summed_by_path() -> None:
     records = page_document.history(1000)
-    found = history_columns(records, ["0.paths.0", "0.paths.1", "head"], 40)
-    assert len(found["epoch"]) <= 40 and found["epoch"][-1] == 1000
-    assert {len(column) for column in (found["nll"], found["log_evidence"])} == {
-        len(found["epoch"])
+    result = history_columns(records, ["0.paths.0", "0.paths.1", "head"], 40)
+    assert len(result["epoch"]) <= 40 and result["epoch"][-1] == 1000
+    assert {len(column) for column in (result["nll"], result["log_evidence"])} == {
+        len(result["epoch"])
     }
-    assert found["effective_parameters"]["0.paths.0"][-1] == 40.0
-    assert found["effective_parameters"]["head"][-1] == 5.0
-    assert found["precisions"]["head"] == {
-        "head.weight": found["precisions"]["head"]["head.weight"]
+    assert result["effective_parameters"]["0.paths.0"][-1] == 40.0
+    assert result["effective_parameters"]["head"][-1] == 5.0
+    assert result["precisions"]["head"] == {
+        "head.weight": result["precisions"]["head"]["head.weight"]
     }
-    at = next(i for i, epoch in enumerate(found["epoch"]) if epoch % 5)
-    assert found["log_evidence"][at] is None and found["effective_parameters"]["head"][at] is None
+    at = next(i for i, epoch in enumerate(result["epoch"]) if epoch % 5)
+    assert result["log_evidence"][at] is None and result["effective_parameters"]["head"][at] is None
 
 
 def dynamics() -> dict[str, Any]:
@@ -286,9 +287,9 @@ def test_flows_are_shown_in_their_plane_of_rotation() -> None:
     momentum = torch.zeros(4, 4)
     momentum[0, 3] = momentum[3, 0] = 1.0
     momentum[1, 2] = momentum[2, 1] = -1.0  # q1 p2 - q2 p1 turns q1 and q2, and p1 and p2
-    found = add_flow({"name": "angular momentum", "matrix": momentum.tolist()})
-    radius = np.linalg.norm(np.array(found["flow"]), axis=-1)
-    assert found["axes"] in (["q1", "q2"], ["p1", "p2"], ["q1", "p2"], ["q2", "p1"])
+    result = add_flow({"name": "angular momentum", "matrix": momentum.tolist()})
+    radius = np.linalg.norm(np.array(result["flow"]), axis=-1)
+    assert result["axes"] in (["q1", "q2"], ["p1", "p2"], ["q1", "p2"], ["q2", "p1"])
     assert np.ptp(radius, axis=1) == pytest.approx(0, abs=1e-9)
     straight = add_flow({"matrix": np.zeros((4, 4)).tolist(), "linear": [0.0, 0.0, 1.0, 0.0]})
     assert "q1" in straight["axes"]
@@ -320,13 +321,13 @@ def test_calibration_bins_against_a_loop(n: int, k: int, bins: int, seed: int) -
     for row, label in zip(p.tolist(), y.tolist(), strict=True):
         top = max(row)
         held.setdefault(min(int(top * bins), bins - 1), []).append((top, row.index(top) == label))
-    found = calibration_bins(p, y, bins)
+    result = calibration_bins(p, y, bins)
     expected = [held[b] for b in sorted(held)]
-    assert found["count"] == [len(part) for part in expected]
+    assert result["count"] == [len(part) for part in expected]
     for key, at in (("confidence", 0), ("accuracy", 1)):
         means = [sum(pair[at] for pair in part) / len(part) for part in expected]
-        assert found[key] == pytest.approx(means)
-    gaps = zip(found["count"], found["accuracy"], found["confidence"], strict=True)
+        assert result[key] == pytest.approx(means)
+    gaps = zip(result["count"], result["accuracy"], result["confidence"], strict=True)
     error = sum(count * abs(a - c) for count, a, c in gaps) / n
     assert error == pytest.approx(calibration_error(p, y, bins))
 
@@ -342,16 +343,16 @@ def test_filters_of_every_kind_of_convolution() -> None:
             "point": nn.Conv2d(4, 4, 1),
         }
     )
-    found = filters_of(model, most=5)
-    assert {name: tuple(w.shape) for name, w in found.items()} == {
+    result = filters_of(model, most=5)
+    assert {name: tuple(w.shape) for name, w in result.items()} == {
         "relaxed.paths.0": (5, 3, 3),
         "sparse": (2, 3, 3),
         "line": (5, 1, 5),
         "cube": (2, 3, 3),
     }
     conv = model["relaxed"].paths[0].conv  # type: ignore[union-attr, index]
-    assert torch.equal(found["relaxed.paths.0"][3], conv.weight[1, 1])
-    assert torch.equal(found["cube"][1], model["cube"].weight[1, 0, 1])
+    assert torch.equal(result["relaxed.paths.0"][3], conv.weight[1, 1])
+    assert torch.equal(result["cube"][1], model["cube"].weight[1, 0, 1])
     basis = anchors_of(model)
     assert len(basis) == 1
     assert all(len(held["points"]) == 4 for held in basis.values())
@@ -359,8 +360,8 @@ def test_filters_of_every_kind_of_convolution() -> None:
 
 def test_costs_of_layers_by_hand() -> None:
     model = nn.Sequential(nn.Conv2d(2, 3, 3, padding=1), nn.Flatten(), nn.Linear(3 * 16, 5))
-    found = layer_costs(model, torch.zeros(7, 2, 4, 4), ["0", "2", "missing"])
-    assert found == {
+    result = layer_costs(model, torch.zeros(7, 2, 4, 4), ["0", "2", "missing"])
+    assert result == {
         "0": {"parameters": 2 * 3 * 9 + 3, "flops": 2 * 16 * 3 * 2 * 9},
         "2": {"parameters": 48 * 5 + 5, "flops": 2 * 48 * 5},
     }

@@ -314,8 +314,8 @@ def test_tables_are_copied_as_csv(page: Driver) -> None:
 
 def test_text_that_looks_like_a_formula_is_copied_as_text(page: Driver) -> None:
     cells = ["=1+1", "-2", -2, 'a,"b"', None, 1e-9]
-    found = ask(page, "arguments[0].map(v => cell(v))", cells)
-    assert found == ["'=1+1", "'-2", "-2", '"a,""b"""', "", "1e-9"]
+    result = ask(page, "arguments[0].map(v => cell(v))", cells)
+    assert result == ["'=1+1", "'-2", "-2", '"a,""b"""', "", "1e-9"]
 
 
 CONTRAST = (Path(__file__).parents[1] / "support" / "contrast.js").read_text()

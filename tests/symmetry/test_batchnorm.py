@@ -1,4 +1,4 @@
-"""BatchNorm replaced by GroupNorm, or folded into the layer before it."""
+"""Test the replacement of BatchNorm by GroupNorm and its folding into the layer before it."""
 
 from collections.abc import Callable
 
@@ -16,14 +16,14 @@ def _seed() -> None:
     torch.manual_seed(0)
 
 
-def test_batch_norm_is_refused_by_name() -> None:
+def test_relax_names_the_batch_norm_layers() -> None:
     message = r"BatchNorm at \['blocks.0.norm1', .*symrazor.replace_batchnorm\(model\)"
     with pytest.raises(ValueError, match=message):
         sr.relax(ResNet(norm=nn.BatchNorm2d), torch.randn(2, 1, 8, 8))
 
 
 def trained(norm: type = nn.BatchNorm2d) -> nn.Module:
-    """A network whose batch norms have seen something."""
+    """Return a network whose BatchNorm layers have running statistics."""
     model = ResNet(norm=norm)
     for m in model.modules():
         if isinstance(m, nn.BatchNorm2d):
@@ -57,7 +57,7 @@ def test_number_of_groups(channels: int, groups: int) -> None:
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-12)])
-def test_folding_leaves_the_outputs(dtype: torch.dtype, tolerance: float) -> None:
+def test_folding_keeps_the_outputs(dtype: torch.dtype, tolerance: float) -> None:
     model, x = trained().to(dtype), torch.randn(4, 1, 8, 8, dtype=dtype)
     model.blocks[0].conv1.requires_grad_(False)
     folded = sr.replace_batchnorm(model, fold=True)
@@ -106,7 +106,7 @@ def test_a_linear_layer_before_a_batch_norm_needs_an_example() -> None:
 
 
 class Fork(nn.Module):
-    """A convolution whose output goes on beside the norm, as well as through it."""
+    """A convolution whose output also bypasses the norm."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -158,7 +158,7 @@ def _twice() -> nn.Module:
         (lambda: nn.Sequential(nn.LazyBatchNorm2d()), "deepcopy cannot copy this model: .*uninit"),
     ],
 )
-def test_what_cannot_be_folded(make: Callable[[], nn.Module], message: str) -> None:
+def test_layers_that_cannot_be_folded_raise(make: Callable[[], nn.Module], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         sr.replace_batchnorm(make(), fold=True)
 

@@ -1,4 +1,4 @@
-"""Plain networks out of relaxed ones: equal outputs, no class of ours."""
+"""Test that collapsed networks are plain and have the same outputs."""
 
 import copy
 import io
@@ -123,7 +123,7 @@ def test_merging(case: str, mean: bool) -> None:
     assert all(torch.equal(before[k], v) for k, v in layer.state_dict().items())
 
 
-def test_a_single_convolution_is_bare() -> None:
+def test_a_single_convolution_becomes_a_torch_convolution() -> None:
     model = nn.Sequential(Relaxed([Conv(2, 3, (4, 4))]), nn.ReLU())
     plain = sr.collapse(model, torch.randn(2, 2, 4, 4))
     assert type(plain[0]) is nn.Conv2d
@@ -133,7 +133,7 @@ def test_a_single_convolution_is_bare() -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_outputs_are_equal_and_nothing_of_ours_is_left(case: str) -> None:
+def test_outputs_are_equal_and_all_layers_are_plain(case: str) -> None:
     make, shape = CASES[case]
     model = shake(make()).double().train()
     before = copy.deepcopy(model.state_dict())
@@ -158,7 +158,7 @@ def test_outputs_are_equal_and_nothing_of_ours_is_left(case: str) -> None:
     assert report["flops"]["after"] <= report["flops"]["before"]
 
 
-def test_a_layer_that_is_used_twice_stays_one() -> None:
+def test_a_layer_called_twice_is_rewritten_once() -> None:
     plain = sr.collapse(Residual(), torch.randn(2, 1, 8, 8))
     assert plain.block["main"][0] is plain.block["again"]
     assert [p["fate"] for p in plain.collapse_report["layers"][0]["paths"]] == [
@@ -180,8 +180,8 @@ def test_roots_and_small_parts() -> None:
     assert_close(sr.collapse(block, x)(x), block(x), 1e-6)
 
 
-def test_relax_and_collapse_is_the_network_as_it_was() -> None:
-    """Free paths start at zero: they are dropped, and the convolutions are what they were."""
+def test_collapse_undoes_relax() -> None:
+    """Free paths start at zero, so they are dropped and the convolutions are unchanged."""
     ordinary = nn.Sequential(nn.Conv2d(1, 4, 3, 2, 1), nn.ReLU(), nn.Flatten(), nn.Linear(64, 3))
     x = torch.randn(4, 1, 8, 8)
     plain = sr.collapse(sr.relax(ordinary, x), x)
@@ -238,7 +238,7 @@ def test_bad_input(make: Callable[[], object], message: str) -> None:
         make()
 
 
-def test_code_that_cannot_be_traced_is_named() -> None:
+def test_layers_that_cannot_be_traced_are_named() -> None:
     class Odd(Path):
         def forward(self, x: Tensor) -> Tensor:
             return x if float(x.sum()) > 0 else -x

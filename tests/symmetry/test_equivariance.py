@@ -1,4 +1,4 @@
-"""The measured equivariance error, against loops over all shifts and maps whose error is known."""
+"""Test the equivariance error against brute force and maps whose error is known."""
 
 import copy
 import itertools
@@ -25,7 +25,7 @@ def _input(*shape: int, n: int = 5, dtype: torch.dtype = torch.float64) -> Tenso
 
 
 def _by_loops(f: Callable[[Tensor], Tensor], x: Tensor) -> float:
-    """Every shift, sample and output shift one by one; the output shift must be near t * out/in."""
+    """Loop over every shift, sample and output shift near t * out/in."""
     with torch.no_grad():
         y = f(x)
         shape, small = x.shape[2:], y.shape[2:]
@@ -71,7 +71,7 @@ def _path(make: Callable[[], nn.Module]) -> nn.Module:
     ],
     ids=["ffc", "fc 1d", "zeros", "fixed", "pool 3d", "valid", "odd stride", "up", "vectors"],
 )
-def test_equals_loops_over_everything(make: Callable[[], nn.Module], shape: tuple[int]) -> None:
+def test_error_equals_brute_force(make: Callable[[], nn.Module], shape: tuple[int]) -> None:
     f, x = _path(make), _input(*shape)
     expected = _by_loops(f, x)
     assert expected > 0.01
@@ -89,7 +89,7 @@ STRICT: list[Callable[[], Path]] = [
 
 
 @pytest.mark.parametrize("make", STRICT)
-def test_a_free_path_at_zero_is_exact_equivariance_and_its_scale_breaks_it(
+def test_error_grows_with_the_scale_of_the_free_path(
     make: Callable[[], Path],
 ) -> None:
     strict = _path(make)
@@ -112,7 +112,7 @@ def test_free_paths_have_an_error_of_order_one(make: Callable[[], Path]) -> None
     assert 1.0 < equivariance_error(_path(make), _input(2, 4, 4, n=50)) < 2.0
 
 
-def test_borders_and_fixed_strides_break_it() -> None:
+def test_borders_and_fixed_strides_break_equivariance() -> None:
     def error(size: int, **options: object) -> float:
         return equivariance_error(
             _path(lambda: Conv(2, 3, (size, size), **options)), _input(2, size, size, n=20)
@@ -126,7 +126,7 @@ def test_borders_and_fixed_strides_break_it() -> None:
         assert error(8, stride=2, reduction=reduction) < 1e-12
 
 
-def test_a_pixel_bias_alone_breaks_it_and_a_channel_bias_does_not() -> None:
+def test_a_pixel_bias_breaks_equivariance_and_a_channel_bias_does_not() -> None:
     pixels = FFC(2, 3, (4, 4), bias=True).double()
     with torch.no_grad():
         pixels.second.weight.zero_()
@@ -162,7 +162,7 @@ def test_constant_maps_and_single_positions() -> None:
     assert equivariance_error(_path(lambda: FFC(2, 3, (1, 1))), _input(2, 1, 1)) == 0.0
 
 
-def test_whole_networks_are_measured_by_invariance() -> None:
+def test_networks_with_vector_outputs_are_measured_by_invariance() -> None:
     torch.manual_seed(0)
     convolutional = nn.Sequential(
         Conv(1, 4, (8, 8), 2), nn.ReLU(), Conv(4, 4, (4, 4), 4), nn.Flatten(), nn.Linear(4, 3)
@@ -173,7 +173,7 @@ def test_whole_networks_are_measured_by_invariance() -> None:
     assert equivariance_error(dense, x) > 1.0
 
 
-def test_the_choice_of_shifts() -> None:
+def test_choice_of_shifts() -> None:
     def shifts(*args: object, **options: object) -> list[int]:
         marks = torch.zeros(1, 1, 6, 5)
         marks[0, 0, 0, 0] = 1
@@ -186,7 +186,7 @@ def test_the_choice_of_shifts() -> None:
     assert translations((1, 1), (1, 1)) == []
 
 
-def test_few_shifts_estimate_all_of_them() -> None:
+def test_a_few_shifts_estimate_the_error_of_all() -> None:
     path, x = _path(lambda: FFC(1, 4, (12, 12))), _input(1, 12, 12, n=64)
     exact = equivariance_error(path, x, count=1000)
     assert equivariance_error(path, x) == pytest.approx(exact, rel=0.1)
@@ -195,7 +195,7 @@ def test_few_shifts_estimate_all_of_them() -> None:
 
 
 def test_other_groups_are_lists_of_actions() -> None:
-    """Flips: a convolution with symmetric filters commutes with them, another does not."""
+    """Flips commute with a convolution only if its filters are symmetric."""
     flip = Action(lambda x: x.flip(3), (lambda y: y.flip(3),))
     conv = _path(lambda: nn.Conv2d(2, 3, 3, padding=1))
     x = _input(2, 5, 5)
@@ -227,7 +227,7 @@ def test_batches_modes_gradients_and_precision(monkeypatch: pytest.MonkeyPatch) 
 
 
 class Residual(nn.Module):
-    """A relaxed layer used twice, with in-place sums, and one that never runs."""
+    """A relaxed layer called twice, with in-place sums, and one that is never called."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -243,23 +243,23 @@ class Residual(nn.Module):
         return self.head(self.lone(x.relu_()).flatten(1))
 
 
-def test_layers_are_measured_on_what_they_see() -> None:
+def test_layers_are_measured_on_their_own_inputs() -> None:
     model, x = _path(Residual), _input(2, 4, 4)
     model.train()
-    found = layer_errors(model, x)
+    result = layer_errors(model, x)
     with torch.no_grad():
         second = x + model.layer(x)
         third = (second + model.layer(second)).relu()
-    assert found.layers == {
+    assert result.layers == {
         "layer": {"translation": equivariance_error(model.layer, torch.cat([x, second]))},
         "lone": {"translation": equivariance_error(model.lone, third)},
     }
-    assert found.network == {"translation": equivariance_error(model, x)}
+    assert result.network == {"translation": equivariance_error(model, x)}
     assert not any(m._forward_pre_hooks for m in model.modules())
     assert model.training
 
 
-def test_the_network_is_left_out_where_its_input_is_no_map() -> None:
+def test_the_network_is_not_measured_if_its_input_is_not_a_map() -> None:
     class Vectors(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -271,27 +271,27 @@ def test_the_network_is_left_out_where_its_input_is_no_map() -> None:
 
     model = Vectors().double()
     for x in (_input(16), _input(4, 4), (_input(16), torch.ones(1).double())):
-        found = layer_errors(model, x)
-        assert found.network == {}
-        assert found.layers["layer"]["translation"] < 1e-12
+        result = layer_errors(model, x)
+        assert result.network == {}
+        assert result.layers["layer"]["translation"] < 1e-12
     plain = nn.Sequential(nn.Flatten(), nn.Linear(16, 2)).double()
     assert layer_errors(plain, _input(16)) == Errors({}, {})
     assert layer_errors(plain, _input(4, 4)).network["translation"] > 0.5
 
 
-def test_the_network_is_left_out_for_one_datum() -> None:
+def test_the_network_is_not_measured_on_a_single_input() -> None:
     model = nn.Sequential(Relaxed([FFC(1, 2, (4, 4))]), nn.Flatten(), nn.Linear(32, 3)).double()
     assert set(layer_errors(model, _input(1, 4, 4, n=2)).network) == {"translation"}
-    found = layer_errors(model, _input(1, 4, 4, n=1))
-    assert found.network == {}
-    assert 0 < found.layers["0"]["translation"] < math.inf
+    result = layer_errors(model, _input(1, 4, 4, n=1))
+    assert result.network == {}
+    assert 0 < result.layers["0"]["translation"] < math.inf
 
 
 def test_a_model_that_is_one_layer() -> None:
     layer = _path(lambda: Relaxed([FFC(1, 2, (4,))]))
     x = _input(1, 4)
-    found = layer_errors(layer, x)
-    assert found.layers[""] == found.network == {"translation": equivariance_error(layer, x)}
+    result = layer_errors(layer, x)
+    assert result.layers[""] == result.network == {"translation": equivariance_error(layer, x)}
 
 
 X = torch.zeros(2, 1, 4, 4)

@@ -1,4 +1,4 @@
-"""Files of plain networks that load and run alone: torch.export, safetensors, ONNX."""
+"""Test files that load and run without this library: torch.export, safetensors, ONNX."""
 
 import json
 import subprocess
@@ -38,7 +38,7 @@ print("loaded")
 """
 
 
-def test_files_load_and_run_where_this_library_is_not(tmp_path: File) -> None:
+def test_files_load_and_run_without_this_library(tmp_path: File) -> None:
     model = shake(zoo())
     x = torch.randn(4, 1, 8, 8)
     plain = sr.collapse(model, x)
@@ -99,7 +99,7 @@ def test_round_trip_of_eight_blocks(tmp_path: File) -> None:
     _round_trip(shake(ella()), (3, 32, 32), tmp_path)
 
 
-def test_safetensors_carry_the_report(tmp_path: File) -> None:
+def test_safetensors_contain_the_report(tmp_path: File) -> None:
     from safetensors import safe_open
 
     x = torch.randn(2, 2, 9)
@@ -111,7 +111,9 @@ def test_safetensors_carry_the_report(tmp_path: File) -> None:
     assert about["collapse"] == plain.collapse_report
 
 
-def test_files_that_cannot_be_written(tmp_path: File, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_exports_raise_and_write_nothing(
+    tmp_path: File, monkeypatch: pytest.MonkeyPatch
+) -> None:
     net, x = nn.Linear(2, 2).eval(), torch.ones(2, 2)
     with pytest.raises(FileNotFoundError, match="No such folder: .*nowhere"):
         sr.save_network(net, tmp_path / "nowhere" / "a.pt2", x)
@@ -125,7 +127,7 @@ def test_files_that_cannot_be_written(tmp_path: File, monkeypatch: pytest.Monkey
     assert not list(tmp_path.iterdir())
 
 
-def test_double_precision_without_a_kernel_in_the_runtime(tmp_path: File) -> None:
+def test_dtypes_that_onnx_runtime_does_not_support_raise(tmp_path: File) -> None:
     pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
     net = nn.Sequential(nn.Conv2d(1, 2, 3, padding=1), nn.Flatten()).double().eval()

@@ -1,4 +1,4 @@
-"""Learned widths in a reading, on a page and in words; networks with them trained and taken out."""
+"""Test learned widths in readings, pages and sentences, and how they are trained."""
 
 import json
 import math
@@ -29,7 +29,7 @@ def _relaxed() -> nn.Module:
 
 
 def _bars(n: int = 60) -> tuple[Tensor, Tensor]:
-    """Pictures with a bar at random; the label says in which half it is."""
+    """Return images with a bar at a random position; the label is its half."""
     generator = torch.Generator().manual_seed(0)
     x = 0.2 * torch.randn(n, 1, 6, 6, generator=generator)
     where = torch.randint(0, 6, (n,), generator=generator)
@@ -49,35 +49,36 @@ def fitted() -> sr.Fit:
     return _fit()
 
 
-def test_a_reading_holds_the_widths(fitted: sr.Fit) -> None:
-    found = fitted.reading
-    assert list(found.invariances) == ["rotation", "left-right flip", "up-down flip"]
+def test_a_reading_contains_the_widths(fitted: sr.Fit) -> None:
+    result = fitted.reading
+    assert list(result.invariances) == ["rotation", "left-right flip", "up-down flip"]
     assert isinstance(fitted.model, Augmented)
     widths = fitted.model.invariances((1, 6, 6))
-    assert found.invariances["rotation"] == Invariance(widths["rotation (degrees)"], "degrees")
-    document = json.loads(found.to_json())
+    assert result.invariances["rotation"] == Invariance(widths["rotation (degrees)"], "degrees")
+    document = json.loads(result.to_json())
     assert document["invariances"]["rotation"] == {
         "width": pytest.approx(widths["rotation (degrees)"]),
         "unit": "degrees",
     }
-    assert Reading.from_dict(document) == found
+    assert Reading.from_dict(document) == result
     older = {k: v for k, v in document.items() if k != "invariances"} | {"schema": 2}
     assert Reading.from_dict(older).invariances == {}
     assert (
-        "widths: rotation" in str(found) and invariance_sentence(found.invariances) in found.verdict
+        "widths: rotation" in str(result)
+        and invariance_sentence(result.invariances) in result.verdict
     )
-    layer = next(layer for layer in found.layers if layer.relaxed)
+    layer = next(layer for layer in result.layers if layer.relaxed)
     assert layer.name == "network.0" and layer.error is not None
 
 
-def test_widths_move_by_the_evidence_and_again_the_same(fitted: sr.Fit) -> None:
+def test_widths_are_learned_reproducibly(fitted: sr.Fit) -> None:
     again = _fit()
     assert again.reading.invariances == fitted.reading.invariances
     assert float(again.evidence.log_evidence) == float(fitted.evidence.log_evidence)
     assert fitted.reading.invariances["rotation"].width != pytest.approx(math.degrees(0.4), abs=0.1)
 
 
-def test_a_page_shows_widths_and_orbits(fitted: sr.Fit, tmp_path: Path) -> None:
+def test_a_page_shows_widths_and_transformed_examples(fitted: sr.Fit, tmp_path: Path) -> None:
     question = document_of(fitted)["questions"][0]
     orbits = torch.tensor(question["examples"]["transformed"])
     assert orbits.shape == (6, 12, 1, 6, 6)
@@ -89,7 +90,7 @@ def test_a_page_shows_widths_and_orbits(fitted: sr.Fit, tmp_path: Path) -> None:
     assert "left-right flip" in page
 
 
-def test_what_comes_out_takes_one_pass(fitted: sr.Fit, tmp_path: Path) -> None:
+def test_the_collapsed_network_makes_no_copies(fitted: sr.Fit, tmp_path: Path) -> None:
     x = _bars()[0]
     with pytest.raises(ValueError, match=r"collapse\(model.network, x\)"):
         sr.collapse(fitted.model, x)
@@ -158,16 +159,16 @@ def test_thresholds_are_inclusive() -> None:
     assert not Invariance(0.0, "of one's own").open
 
 
-def test_widths_of_a_part_are_named_after_it() -> None:
+def test_widths_of_a_submodule_have_its_name() -> None:
     part = Augmented(nn.Linear(2, 3), Augment(lie(so2(), 0.5), 2))
-    found = invariances_of(nn.Sequential(part, nn.Linear(3, 2)), (2,))
-    (name,) = found
-    assert name.startswith("0: ") and found[name].width == pytest.approx(math.degrees(0.5))
+    result = invariances_of(nn.Sequential(part, nn.Linear(3, 2)), (2,))
+    (name,) = result
+    assert name.startswith("0: ") and result[name].width == pytest.approx(math.degrees(0.5))
     assert invariances_of(nn.Linear(2, 2), (2,)) == {}
 
 
 def _points(n: int = 100) -> tuple[Tensor, Tensor]:
-    """Directions in the plane at random, and the quarter of the plane that each is in."""
+    """Return random directions in the plane and the quadrant of each."""
     generator = torch.Generator().manual_seed(0)
     angle = 2 * math.pi * torch.rand(n, generator=generator)
     x = torch.stack([angle.cos(), angle.sin()], 1)
@@ -180,8 +181,8 @@ def _turned() -> Augmented:
     return Augmented(network, Augment(lie(so2(), 0.8), 6), average="probabilities")
 
 
-def test_likelihood_closes_a_width_and_augerino_can_open_any() -> None:
-    """Neither asks whether the labels allow it: a quarter of the plane is no invariant."""
+def test_likelihood_closes_a_width_and_augerino_opens_any_width() -> None:
+    """Neither method respects the labels, although a quadrant is not invariant to rotations."""
     widths = {}
     for strength in (0.0, 0.3):
         model = _turned()
@@ -192,8 +193,8 @@ def test_likelihood_closes_a_width_and_augerino_can_open_any() -> None:
     assert widths[0.0] < 10 and widths[0.3] > 170
 
 
-def test_evidence_opens_a_width_where_no_turn_matters() -> None:
-    """Points whose label is their distance from the middle."""
+def test_evidence_opens_the_width_of_an_invariant_problem() -> None:
+    """The label depends on the distance from the origin only."""
     x, _ = _points()
     radius = 0.5 + torch.rand(100, generator=torch.Generator().manual_seed(1))
     torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""What a reading says: shares, measured errors, words, JSON; and where it finds its razor."""
+"""Test readings: shares, measured errors, sentences, JSON, and the choice of the razor."""
 
 import copy
 import gc
@@ -50,33 +50,33 @@ def _razor(model: nn.Module, **options: Any) -> tuple[sr.Razor, Evidence]:
 def test_reading_of_the_latest_razor() -> None:
     model, (x, _) = _model(), _data()
     razor, evidence = _razor(model)
-    found = sr.reading(model, x)
-    assert isinstance(found, Reading)
-    assert found == read(razor, evidence, {"n": 40}, x=x)
-    assert [(layer.name, layer.relaxed) for layer in found.layers] == [
+    result = sr.reading(model, x)
+    assert isinstance(result, Reading)
+    assert result == read(razor, evidence, {"n": 40}, x=x)
+    assert [(layer.name, layer.relaxed) for layer in result.layers] == [
         ("0", True),
         ("2", False),
         ("4", False),
     ]
     errors = layer_errors(model, x)
-    assert found.equivariance_error == errors.network
-    assert [layer.equivariance_error for layer in found.layers] == [
+    assert result.equivariance_error == errors.network
+    assert [layer.equivariance_error for layer in result.layers] == [
         errors.layers["0"],
         errors.layers["2"],
         {},
     ]
     gamma = evidence.effective_parameters
-    (lone,) = found.layers[1].paths
+    (lone,) = result.layers[1].paths
     assert (lone.path, lone.group, lone.share, lone.parameters) == ("FFC", None, 1.0, 2 * 3 * 32)
     assert lone.effective_parameters == pytest.approx(
         gamma["2.first.weight"] + gamma["2.second.weight"]
     )
     assert set(lone.precision) == {"first.weight", "second.weight"}
-    total = sum(layer.effective_parameters for layer in found.layers)
+    total = sum(layer.effective_parameters for layer in result.layers)
     assert total == pytest.approx(sum(gamma.values()))
 
 
-def test_given_razor_and_evidence_win() -> None:
+def test_explicit_razor_and_evidence_take_precedence() -> None:
     model, (x, _) = _model(), _data()
     first, early = _razor(model, prior_precision=100.0)
     second, _ = _razor(model)
@@ -105,7 +105,7 @@ def test_the_latest_evidence() -> None:
     assert razor.latest is None
 
 
-def test_razors_and_models_are_not_kept_alive_nor_changed() -> None:
+def test_the_registry_holds_weak_references() -> None:
     model, (x, _) = _model(), _data()
     before = set(model.__dict__)
     razor, _ = _razor(model)
@@ -121,7 +121,7 @@ def test_razors_and_models_are_not_kept_alive_nor_changed() -> None:
         sr.reading(model, x)
 
 
-def test_what_reading_refuses() -> None:
+def test_reading_errors() -> None:
     model, other, (x, _) = _model(), _model(), _data()
     razor = sr.Razor(model, "categorical", 40)
     with pytest.raises(ValueError, match=r"Call razor.evidence\(loader\) first"):
@@ -135,7 +135,7 @@ def test_what_reading_refuses() -> None:
         sr.reading(model, x, razor, evidence)
 
 
-def test_the_module_keeps_its_name() -> None:
+def test_reading_is_importable_and_picklable() -> None:
     from symrazor import reading as function
     from symrazor.symmetry.reading import reading
 
@@ -146,17 +146,17 @@ def test_the_module_keeps_its_name() -> None:
 # Layers and shares.
 
 
-def test_frozen_paths_and_layers_are_shown() -> None:
+def test_frozen_paths_and_layers_are_listed() -> None:
     model, (x, _) = _model(), _data()
     model[0].paths[1].requires_grad_(False)
     model[2].requires_grad_(False)
     _razor_alive = _razor(model)
-    found = sr.reading(model, x)
-    frozen = found.layers[0].paths[1]
+    result = sr.reading(model, x)
+    frozen = result.layers[0].paths[1]
     assert (frozen.share, frozen.effective_parameters, frozen.parameters) == (0.0, 0.0, 0)
-    assert found.layers[1].name == "2"
-    assert found.layers[1].error > 0.5
-    assert str(found).count("frozen") == 2
+    assert result.layers[1].name == "2"
+    assert result.layers[1].error > 0.5
+    assert str(result).count("frozen") == 2
 
 
 def test_a_model_that_is_one_relaxed_layer() -> None:
@@ -201,8 +201,8 @@ def test_fit_measures_relaxed_layers_only(monkeypatch: pytest.MonkeyPatch) -> No
     assert plain.reading.verdict.startswith("Log evidence")
 
 
-def test_switching_the_free_path_off_is_read_as_equivariant() -> None:
-    """A free path at zero under a huge precision: exact equivariance, and the words say so."""
+def test_a_switched_off_free_path_reads_as_equivariant() -> None:
+    """A free path at zero with a huge prior precision is exactly equivariant."""
     model, (x, y) = _model()[:2], _data()
     model.extend([Conv(3, 10, (4, 4), 4), nn.Flatten()])
     model.double()
@@ -217,11 +217,11 @@ def test_switching_the_free_path_off_is_read_as_equivariant() -> None:
         for parameter in model[0].paths[1].parameters():
             parameter.zero_()
     razor.evidence([(x.double(), y)])
-    found = sr.reading(model, x.double())
-    assert found.layers[0].error < 1e-12
-    assert found.layers[0].free_share < 1e-4
-    assert found.equivariance_error["translation"] < 1e-12
-    assert found.verdict.startswith(
+    result = sr.reading(model, x.double())
+    assert result.layers[0].error < 1e-12
+    assert result.layers[0].free_share < 1e-4
+    assert result.equivariance_error["translation"] < 1e-12
+    assert result.verdict.startswith(
         "Layers 0 and 2 are translation-equivariant (error below 0.01 %)"
     )
 
@@ -239,9 +239,9 @@ def test_borders_and_strides_are_named(make: Callable[[], nn.Module]) -> None:
     head = nn.Linear(3 * path.pixels_out, 10)
     model = nn.Sequential(Relaxed([path]), nn.Flatten(), head)
     _razor_alive = _razor(model)
-    found = sr.reading(model, _data()[0])
-    assert found.layers[0].kind == "borders"
-    assert "Layer 0 is translation-equivariant up to borders and strides" in found.verdict
+    result = sr.reading(model, _data()[0])
+    assert result.layers[0].kind == "borders"
+    assert "Layer 0 is translation-equivariant up to borders and strides" in result.verdict
 
 
 @pytest.mark.parametrize(
@@ -259,13 +259,13 @@ def test_json_is_plain(options: dict[str, Any]) -> None:
         razor.config = sr.RazorConfig(**options)
     else:
         razor, evidence = _razor(model, **options)
-    found = read(razor, evidence, x=x)
+    result = read(razor, evidence, x=x)
 
     def refuse(constant: str) -> None:
         raise AssertionError(constant)
 
-    document = json.loads(found.to_json(), parse_constant=refuse)
-    assert document == found.to_dict()
+    document = json.loads(result.to_json(), parse_constant=refuse)
+    assert document == result.to_dict()
     assert document["schema"] == SCHEMA == 3
     precision = document["config"]["prior_precision"]
     assert precision == ({"all": 2.0} if isinstance(precision, dict) else pytest.approx(precision))

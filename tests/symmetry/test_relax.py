@@ -1,4 +1,4 @@
-"""Ordinary networks, relaxed in one call: the same outputs, curvature, learning."""
+"""Test that relaxed networks have the same outputs, a curvature, and can learn."""
 
 import copy
 from typing import Any
@@ -25,10 +25,10 @@ def test_a_nested_residual_network(dtype: torch.dtype, tolerance: float, paths: 
     model = ResNet().to(dtype)
     relaxed = same(model, torch.randn(3, 1, 8, 6, dtype=dtype), tolerance, paths=paths)
     assert all(p.dtype == dtype for p in relaxed.parameters())
-    account = sr.relaxation(relaxed)
+    report = sr.relaxation(relaxed)
     convs = [n for n, m in model.named_modules() if isinstance(m, nn.Conv2d)]
-    assert list(account.changed) == convs
-    assert account.left == {"head.1": "no positions: acts on features"}
+    assert list(report.changed) == convs
+    assert report.left == {"head.1": "no positions: acts on features"}
     kinds = {tuple(type(p) for p in m.paths) for m in relaxed.modules() if isinstance(m, Relaxed)}
     (kind,) = kinds
     assert kind[0] is Conv
@@ -77,7 +77,7 @@ def test_a_bare_convolution() -> None:
     assert "(root)  relaxed  1x5x5 -> 2x3x3: Conv (20) + FFC (68)" in str(sr.relaxation(relaxed))
 
 
-def test_the_relaxed_model_can_leave_the_symmetry() -> None:
+def test_the_relaxed_model_can_break_the_symmetry() -> None:
     x = torch.randn(2, 1, 6, 6)
     conv = nn.Conv2d(1, 2, 3, padding=1, padding_mode="circular")
     relaxed = sr.relax(conv, x, precision=1.0)
@@ -87,7 +87,7 @@ def test_the_relaxed_model_can_leave_the_symmetry() -> None:
     assert_close(relaxed.paths[0](x), conv(x), 1e-6)
 
 
-def test_the_model_stays_as_it_was() -> None:
+def test_the_model_is_not_changed() -> None:
     model = ResNet().train()
     model.blocks[0].eval()
     state = copy.deepcopy(model.state_dict())
@@ -135,13 +135,13 @@ def test_free_paths_drawn_from_their_prior() -> None:
     assert_close(b(x), a(x) / 10, 1e-6)
 
 
-def test_one_module_at_two_places_stays_one() -> None:
+def test_a_shared_module_stays_shared() -> None:
     conv = nn.Conv2d(2, 2, 3, padding=1)
     model = nn.Sequential(conv, nn.ReLU(), nn.Sequential(conv, nn.Flatten()))
     relaxed = same(model, torch.randn(2, 2, 4, 4))
     assert relaxed[0] is relaxed[2][0]
-    account = sr.relaxation(relaxed)
-    assert list(account.changed) == ["0", "2.0"] and not account.left
+    report = sr.relaxation(relaxed)
+    assert list(report.changed) == ["0", "2.0"] and not report.left
 
 
 def test_tuples_and_dictionaries() -> None:
@@ -180,8 +180,8 @@ def test_compiled_modules_are_unwrapped() -> None:
     ids=str,
 )
 @pytest.mark.parametrize("paths", ["f-fc+conv", "fc+conv"])
-def test_the_curvature_knows_every_relaxed_layer(conv: nn.Conv2d, paths: str) -> None:
-    """Also for a layer that is used twice; `Razor` verifies every gradient before it believes."""
+def test_the_curvature_supports_every_relaxed_layer(conv: nn.Conv2d, paths: str) -> None:
+    """Also for a layer that is called twice; `Razor` verifies every gradient."""
     conv = copy.deepcopy(conv)
     model = nn.Sequential(conv, nn.Tanh(), conv, nn.Conv2d(2, 3, 2, stride=2), nn.Flatten())
     x, y = torch.randn(6, 2, 5, 4), torch.randint(0, 12, (6,))
@@ -208,8 +208,8 @@ def test_a_relaxed_residual_network_learns_from_the_evidence() -> None:
     assert len(sr.relaxation(relaxed).changed) == 6
 
 
-def test_free_paths_that_start_at_zero_grow_where_the_data_need_them() -> None:
-    """In which quadrant is the digit? No convolution under a global mean can say."""
+def test_free_paths_grow_if_the_label_depends_on_position() -> None:
+    """A convolution with a global mean cannot predict the quadrant of a digit."""
     x = digits("train")[0][:300]
     y = torch.arange(300) % 4
     canvas = torch.zeros(300, 1, 2, 8, 2, 8)
@@ -230,7 +230,7 @@ def test_free_paths_that_start_at_zero_grow_where_the_data_need_them() -> None:
 
 
 def test_sparse_paths() -> None:
-    """S-FC starts at zero; S-CONV is fitted where it can be, and its loss is what 5 of 9 cost."""
+    """S-FC starts at zero; S-CONV with 5 of 9 anchors has the least-squares error."""
     torch.manual_seed(0)
     cnn = nn.Sequential(
         nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 4, 3, stride=2), nn.Flatten()

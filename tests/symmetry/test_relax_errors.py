@@ -1,4 +1,4 @@
-"""What relax leaves, and why; what it refuses."""
+"""Test which layers relax does not change, the reasons it gives, and its errors."""
 
 import copy
 import logging
@@ -22,7 +22,7 @@ def _seed() -> None:
 
 
 class Left(nn.Module):
-    """One of everything that cannot be relaxed, after one convolution that can."""
+    """A convolution that can be relaxed, and one layer for each reason not to."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -60,12 +60,12 @@ class Left(nn.Module):
         return self.scale * self.fc2(self.fc1(self.norm(x).flatten(1)))
 
 
-def test_every_reason_to_leave_a_module(caplog: pytest.LogCaptureFixture) -> None:
+def test_every_reason_not_to_relax_a_module(caplog: pytest.LogCaptureFixture) -> None:
     model = Left()
     with caplog.at_level(logging.INFO, "symrazor"):
         relaxed = same(model, torch.randn(2, 1, 4, 4))
-    account = sr.relaxation(relaxed)
-    assert account.changed == {
+    report = sr.relaxation(relaxed)
+    assert report.changed == {
         "good": "1x4x4 -> 2x4x4: Conv (20) + FFC (64), equivariant up to borders and strides"
     }
     reasons = {
@@ -82,21 +82,21 @@ def test_every_reason_to_leave_a_module(caplog: pytest.LogCaptureFixture) -> Non
         "fc1": "already free: separate weights for every position",
         "fc2": "no positions: acts on features",
     }
-    assert list(account.left) == list(reasons)
+    assert list(report.left) == list(reasons)
     for name, reason in reasons.items():
-        assert reason in account.left[name]
-    table = str(account).splitlines()
+        assert reason in report.left[name]
+    table = str(report).splitlines()
     assert len(table) == 1 + 1 + len(reasons)
     assert table[1].split()[:2] == ["good", "relaxed"]
     assert table[-1] == "fc2      left     no positions: acts on features"
-    assert str(account) in caplog.text
+    assert str(report) in caplog.text
 
 
-def test_the_account_survives_copies() -> None:
+def test_the_relaxation_report_survives_copies() -> None:
     relaxed = sr.relax(ResNet(), torch.randn(2, 1, 8, 8))
-    account = sr.relaxation(relaxed)
-    assert sr.relaxation(copy.deepcopy(relaxed)) == account
-    assert sr.relaxation(pickle.loads(pickle.dumps(relaxed))) == account
+    report = sr.relaxation(relaxed)
+    assert sr.relaxation(copy.deepcopy(relaxed)) == report
+    assert sr.relaxation(pickle.loads(pickle.dumps(relaxed))) == report
     assert not any("relaxation" in key for key in relaxed.state_dict())
     with pytest.raises(ValueError, match=r"This Linear was not made by relax\(\)"):
         sr.relaxation(nn.Linear(1, 1))
@@ -153,19 +153,19 @@ def test_nothing_to_relax() -> None:
         sr.relax(None, X)
 
 
-def test_one_line_for_each_layer_that_is_relaxed_already() -> None:
+def test_layers_that_are_already_relaxed_are_listed_once() -> None:
     layer = sr.relax(classifier(nn.Conv2d(1, 2, 3, padding=1)), X)[0]
     more = [layer, nn.ReLU(), FFC(2, 2, (5, 5)), nn.Conv2d(2, 1, 3, padding=1), layer]
-    account = sr.relaxation(sr.relax(nn.Sequential(*more), X))
-    assert list(account.changed) == ["3"]
-    assert account.left == {
+    report = sr.relaxation(sr.relax(nn.Sequential(*more), X))
+    assert list(report.changed) == ["3"]
+    assert report.left == {
         "0": "already a relaxed layer",
         "2": "already a path: FFC",
         "4": "already a relaxed layer",
     }
 
 
-def test_a_convolution_of_a_path_that_is_used_elsewhere_too() -> None:
+def test_a_convolution_shared_with_a_path_is_not_relaxed() -> None:
     conv = nn.Conv2d(1, 1, 3, padding=1)
     model = nn.Sequential(Conv.wrap(conv, (5, 5)), conv, nn.Conv2d(1, 2, 3))
     relaxed = sr.relax(model, X, precision=float("inf"))
@@ -176,7 +176,7 @@ def test_a_convolution_of_a_path_that_is_used_elsewhere_too() -> None:
     assert relaxed[0].conv is relaxed[1]
 
 
-def test_a_linear_layer_that_positions_share() -> None:
+def test_a_linear_layer_shared_by_positions_is_not_relaxed() -> None:
     model = nn.Sequential(
         nn.Conv2d(1, 2, 3), nn.Flatten(2), nn.Linear(9, 4), nn.Flatten(), nn.Linear(8, 3)
     )
@@ -194,7 +194,7 @@ def test_a_linear_layer_that_positions_share() -> None:
         ("type", "The outputs changed"),
     ],
 )
-def test_forward_passes_that_reach_around_their_modules(how: str, message: str) -> None:
+def test_forward_passes_that_bypass_their_modules_raise(how: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         sr.relax(Looking(how), X + 1)
 

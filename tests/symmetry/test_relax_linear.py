@@ -1,4 +1,4 @@
-"""Dense layers relaxed: outputs stay, the strict part is the mean over the group."""
+"""Test relaxed dense layers: equal outputs, and a strict path that is the group average."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ from symrazor.testing import assert_close
 
 
 def _averaged(W: Tensor, group: groups.Group) -> Tensor:
-    """The mean of rho(g)^-1 W rho(g) over all elements, W[o, t, i, s]."""
+    """Return the mean of rho(g)^-1 W rho(g) over all elements, W[o, t, i, s]."""
     every = group.finite()
     total = torch.zeros_like(W)
     for g in every.elements:
@@ -24,7 +24,7 @@ def _averaged(W: Tensor, group: groups.Group) -> Tensor:
 @pytest.mark.parametrize(
     "group", [groups.symmetric(4), groups.cyclic_permutations(5), groups.cyclic(3)]
 )
-def test_the_strict_part_is_the_mean_over_the_group(group: groups.Group) -> None:
+def test_the_strict_path_is_the_group_average(group: groups.Group) -> None:
     torch.manual_seed(0)
     n = group.size
     W, b = torch.randn(3 * n, 2 * n, dtype=torch.float64), torch.randn(3 * n, dtype=torch.float64)
@@ -47,8 +47,8 @@ def test_a_network_on_vectors() -> None:
     group = groups.cyclic_permutations(6)
     relaxed = sr.relax(mlp, x, groups=[group])
     assert_close(relaxed(x), mlp(x), 1e-5)
-    account = sr.relaxation(relaxed)
-    assert list(account.changed) == ["0", "2", "4"] and not account.left
+    report = sr.relaxation(relaxed)
+    assert list(report.changed) == ["0", "2", "4"] and not report.left
     with torch.no_grad():  # the strict part alone is invariant: the head is
         for module in relaxed.modules():
             if isinstance(module, Relaxed):
@@ -58,7 +58,7 @@ def test_a_network_on_vectors() -> None:
     assert_close(sr.collapse(relaxed, x)(x), relaxed(x), 1e-5)
 
 
-def test_a_layer_that_places_share_and_several_groups() -> None:
+def test_a_shared_layer_with_several_groups() -> None:
     torch.manual_seed(0)
 
     class Sets(nn.Module):
@@ -74,8 +74,8 @@ def test_a_layer_that_places_share_and_several_groups() -> None:
     both = [groups.symmetric(4), groups.cyclic_permutations(4)]
     relaxed = sr.relax(model, x, groups=both)
     assert_close(relaxed(x), model(x), 1e-5)
-    account = sr.relaxation(relaxed)
-    assert list(account.changed) == ["inner"] and "outer" in account.left
+    report = sr.relaxation(relaxed)
+    assert list(report.changed) == ["inner"] and "outer" in report.left
     mlp = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
     left = sr.relaxation(sr.relax(mlp, torch.randn(6, 4), groups=both)).left
     assert left == {"2": "its 1 outputs are not a multiple of 4 places, which needs a single group"}
@@ -87,17 +87,17 @@ def test_a_layer_that_places_share_and_several_groups() -> None:
     assert_close(sr.collapse(relaxed, x)(x), relaxed(x), 1e-5)
 
 
-def test_the_evidence_decides_about_a_relaxed_mlp() -> None:
+def test_the_evidence_of_a_relaxed_mlp() -> None:
     torch.manual_seed(0)
     x = torch.randn(128, 4)
     y = torch.sin(2 * x).sum(1, keepdim=True)
     mlp = nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 1))
     relaxed = sr.relax(mlp, x, groups=[groups.symmetric(4)])
     fit = sr.fit(relaxed, (x, y), "gaussian", epochs=4, batch_size=32, lr=0.02, progress=False)
-    assert [found.group for found in fit.reading.layers[0].symmetry] == ["S4"]
+    assert [result.group for result in fit.reading.layers[0].symmetry] == ["S4"]
 
 
-def test_what_cannot_be_relaxed_is_named() -> None:
+def test_relax_linear_errors() -> None:
     mlp = nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 2))
     with pytest.raises(ValueError, match=r"acts on .3, 5., not on .batch, c x 4. or .batch, 4, c."):
         sr.relax(mlp, torch.randn(3, 5), groups=[groups.symmetric(4)])
@@ -109,9 +109,9 @@ def test_what_cannot_be_relaxed_is_named() -> None:
         sr.relax(mlp, torch.randn(3, 5), groups=groups.symmetric(5))  # type: ignore[arg-type]
 
 
-def test_a_last_layer_without_invariants_is_left() -> None:
-    """Rotations leave no number alone that is linear in a vector."""
+def test_a_last_layer_without_invariants_is_not_relaxed() -> None:
+    """No linear function of a vector is invariant to rotations."""
     mlp = nn.Sequential(nn.Linear(3, 6), nn.Tanh(), nn.Linear(6, 1))
-    account = sr.relaxation(sr.relax(mlp, torch.randn(4, 3), groups=[groups.so(3)]))
-    assert list(account.changed) == ["0"]
-    assert account.left == {"2": "no linear map of 3 numbers is invariant to SO(3)"}
+    report = sr.relaxation(sr.relax(mlp, torch.randn(4, 3), groups=[groups.so(3)]))
+    assert list(report.changed) == ["0"]
+    assert report.left == {"2": "no linear map of 3 numbers is invariant to SO(3)"}

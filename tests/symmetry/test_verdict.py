@@ -1,4 +1,4 @@
-"""Readings in layer_verdict, as tables and as JSON, of layers given by hand."""
+"""Test sentences, tables and JSON of layers constructed by hand."""
 
 import json
 import math
@@ -25,7 +25,7 @@ def _reading(layers: list[LayerReading], **fields: Any) -> Reading:
 
 
 def test_relative_effective_parameters() -> None:
-    """Shares by path type over relaxed layers, as in Table 3; twins in one layer count together."""
+    """Shares by path type over relaxed layers; paths of one type in a layer are added."""
     twins = LayerReading(
         "2",
         [
@@ -36,8 +36,8 @@ def test_relative_effective_parameters() -> None:
         relaxed=True,
     )
     plain = LayerReading("3", [PathReading("Linear", None, 1.0, 4, 9, {})])
-    found = _reading([_layer("0", None, 0.1), _layer("1", None, 0.4), twins, plain])
-    got = found.relative_effective_parameters()
+    result = _reading([_layer("0", None, 0.1), _layer("1", None, 0.4), twins, plain])
+    got = result.relative_effective_parameters()
     expected = {
         "Conv": ((0.9 + 0.6 + 0.7) / 3, 0.6, 0.9),
         "FFC": (0.25, 0.1, 0.4),
@@ -47,7 +47,7 @@ def test_relative_effective_parameters() -> None:
         kind: pytest.approx(values) for kind, values in expected.items()
     }
     assert got["FFC"].max == 0.4
-    assert "share over layers, mean (min to max): Conv 73 % (60 to 90 %)" in str(found)
+    assert "share over layers, mean (min to max): Conv 73 % (60 to 90 %)" in str(result)
     assert _reading([plain]).relative_effective_parameters() == {}
     assert "share over" not in str(_reading([plain]))
 
@@ -133,11 +133,11 @@ def test_the_table_fits_the_terminal() -> None:
     )
     test = {"accuracy": 0.9}
     verdict = layer_verdict([wide] * 3, 0.1) + " and so on" * 30
-    found = Reading(verdict, {}, {}, test, [_layer("0", 0.3, 0.2), wide])
-    lines = str(found).splitlines()
+    result = Reading(verdict, {}, {}, test, [_layer("0", 0.3, 0.2), wide])
+    lines = str(result).splitlines()
     assert max(map(len, lines)) <= TABLE_WIDTH
     assert all(
-        f"{name} {value:.3g}" in " ".join(str(found).split()) for name, value in many.items()
+        f"{name} {value:.3g}" in " ".join(str(result).split()) for name, value in many.items()
     )
     assert "30 %" in lines[1]
     assert "30 %" not in lines[2]
@@ -150,6 +150,6 @@ def test_the_table_fits_the_terminal() -> None:
 
 
 def test_an_infinite_error_is_null() -> None:
-    found = _reading([_layer("0", math.inf, 0.5)])
-    assert json.loads(found.to_json())["layers"][0]["equivariance_error"] == {"translation": None}
-    assert "infinite" in str(found)
+    result = _reading([_layer("0", math.inf, 0.5)])
+    assert json.loads(result.to_json())["layers"][0]["equivariance_error"] == {"translation": None}
+    assert "infinite" in str(result)

@@ -1,4 +1,4 @@
-"""Which paths go: thresholds, shares, and the evidence that chooses."""
+"""Test which paths collapse drops: thresholds, shares, and the choice by evidence."""
 
 import copy
 import io
@@ -19,7 +19,7 @@ from symrazor.testing import assert_close
 
 
 @pytest.mark.parametrize("mean", [False, True])
-def test_a_threshold_drops_the_shares_below_it(mean: bool) -> None:
+def test_a_threshold_drops_smaller_shares(mean: bool) -> None:
     model = pair(mean)
     x = torch.randn(16, 1, 8, 8)
     shares = {"0": [0.005, 0.995], "2": [0.02, 0.98]}
@@ -37,14 +37,14 @@ def test_a_threshold_drops_the_shares_below_it(mean: bool) -> None:
     assert sum(p.numel() for p in both.parameters()) == 40 + 148 + 650
 
 
-def test_without_a_threshold_it_is_a_hundredth() -> None:
+def test_the_default_threshold() -> None:
     shares = {"0": [0.005, 0.995], "2": [0.02, 0.98]}
     plain = sr.collapse(pair(), torch.randn(2, 1, 8, 8), shares=shares, threshold=None)
     assert plain.collapse_report["threshold"]["value"] == 0.01
     assert "threshold on shares: 0.01, by default" in sr.collapse_table(plain)
 
 
-def test_zero_paths_go_without_being_asked() -> None:
+def test_zero_paths_are_always_dropped() -> None:
     model = pair()
     with torch.no_grad():
         model[0].paths[0].second.weight.zero_()
@@ -59,7 +59,7 @@ def test_zero_paths_go_without_being_asked() -> None:
     assert "no shares were given" in sr.collapse_table(plain)
 
 
-def test_frozen_paths_stay() -> None:
+def test_frozen_paths_are_kept() -> None:
     model = pair()
     model[0].paths[0].requires_grad_(False)
     gamma = dict.fromkeys(sr.weights(model), 1.0)
@@ -109,7 +109,7 @@ def test_the_evidence_chooses_the_threshold(fit: sr.Fit) -> None:
     assert candidates[1]["log_evidence"] == pytest.approx(expected, rel=1e-6)
 
 
-def test_a_reading_and_a_razor_have_shares_too(fit: sr.Fit) -> None:
+def test_shares_from_a_reading_or_a_razor(fit: sr.Fit) -> None:
     x = fit.data.x[:4]
     by_reading = sr.collapse(fit.model, x, shares=fit.reading, threshold=0.3)
     by_fit = fit.collapse(threshold=0.3, example_input=x)
@@ -120,7 +120,7 @@ def test_a_reading_and_a_razor_have_shares_too(fit: sr.Fit) -> None:
     assert by_razor == fit.collapse().collapse_report["threshold"]
 
 
-def test_a_slow_choice_shows_its_progress(fit: sr.Fit, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_choice_shows_a_progress_bar(fit: sr.Fit, monkeypatch: pytest.MonkeyPatch) -> None:
     class Terminal(io.StringIO):
         def isatty(self) -> bool:
             return True
@@ -142,7 +142,7 @@ def test_the_table_and_the_report(fit: sr.Fit) -> None:
     assert json.loads(json.dumps(plain.collapse_report)) == plain.collapse_report
 
 
-def test_a_frozen_convolution_has_no_share_and_stays() -> None:
+def test_a_frozen_convolution_has_no_share_and_is_kept() -> None:
     torch.manual_seed(0)
     layer = Relaxed([Conv(1, 2, (4, 4)), FFC(1, 2, (4, 4))])
     layer.paths[0].requires_grad_(False)

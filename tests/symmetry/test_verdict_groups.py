@@ -1,4 +1,4 @@
-"""Which of several groups a layer keeps: relations, supports, readings, starts."""
+"""Test which of several groups a layer supports, and how readings report it."""
 
 import json
 
@@ -30,7 +30,7 @@ def layer(c: int = 2, d: int = 2) -> Relaxed:
     return Relaxed([DeepSets(c, d, 4), Circulant(c, d, 4), FC(c, d, (4,))])
 
 
-def test_a_path_keeps_its_subgroups() -> None:
+def test_a_path_is_equivariant_under_subgroups() -> None:
     sets, ring, free = layer().paths
     reversals = EquivariantLinear(2, 2, groups.dihedral_permutations(4))
     assert (
@@ -59,7 +59,7 @@ def test_a_path_keeps_its_subgroups() -> None:
     assert mirrored.is_equivariant_under(turns) and not turns.is_equivariant_under(mirrored)
 
 
-def test_loose_paths_start_small() -> None:
+def test_less_symmetric_paths_start_small() -> None:
     torch.manual_seed(0)
     relaxed = layer()
     assert relaxed.removable_paths() == [1, 2]
@@ -89,19 +89,19 @@ def test_loose_paths_start_small() -> None:
         ),
     ],
 )
-def test_the_largest_group_that_nothing_breaks(
+def test_the_largest_supported_group(
     shares: tuple[float, ...],
     errors: dict[str, float],
     supported: list[str],
     largest: list[str],
     words: str,
 ) -> None:
-    found = support(layer(), shares, errors)
-    assert [one.group for one in found if one.supported] == supported
-    assert [one.group for one in found if one.largest] == largest
-    assert words in supported_groups("3", found)
-    assert found[0].outside == pytest.approx(shares[1] + shares[2])
-    assert found[1].outside == pytest.approx(shares[2])
+    result = support(layer(), shares, errors)
+    assert [one.group for one in result if one.supported] == supported
+    assert [one.group for one in result if one.largest] == largest
+    assert words in supported_groups("3", result)
+    assert result[0].outside == pytest.approx(shares[1] + shares[2])
+    assert result[1].outside == pytest.approx(shares[2])
 
 
 def test_errors_by_group() -> None:
@@ -121,8 +121,8 @@ def test_errors_by_group() -> None:
     assert errors.layers["0"]["S4"] > 0.1 and errors.network["S4"] > 0.1
 
 
-def test_two_groups_of_one_name_are_refused_in_a_layer() -> None:
-    """The reading would show one of them, with the other's error."""
+def test_two_groups_with_one_name_raise() -> None:
+    """A reading could show only one of them, with the error of the other."""
     one, two = ([[1, 2, 3, 4, 0]], [[2, 3, 1, 4, 0]])
     rings = [groups.Group.from_permutations("ring", rows) for rows in (one, two)]
     with pytest.raises(ValueError, match="'ring' for two that act differently; do: give"):
@@ -133,8 +133,8 @@ def test_two_groups_of_one_name_are_refused_in_a_layer() -> None:
     Relaxed([GConv(4, 4, (5, 5), group="p4"), SGConv(4, 4, (5, 5), group=turns)])
 
 
-def test_a_network_is_measured_by_the_group_that_acts_on_its_inputs() -> None:
-    """Not by that of a later layer of the same name, on other places."""
+def test_a_network_is_measured_under_the_group_of_its_inputs() -> None:
+    """A later layer may use the same group name on other places."""
     torch.manual_seed(0)
     ring, small = (groups.Group.from_permutations("ring", [[*range(1, n), 0]]) for n in (6, 3))
     model = nn.Sequential(
@@ -147,7 +147,7 @@ def test_a_network_is_measured_by_the_group_that_acts_on_its_inputs() -> None:
     assert layer_errors(model, x).network == {"ring": pytest.approx(whole)}
 
 
-def test_names_of_the_grid_stand_for_their_groups() -> None:
+def test_names_of_grid_groups_are_reserved() -> None:
     quarter, mirror = [[[0.0, -1], [1, 0]]], [[[-1.0, 0], [0, 1]]]
     make = groups.Group.from_matrices
     assert GConv(4, 4, (4, 4), group=make("p4", quarter)).group == "p4"
@@ -160,8 +160,8 @@ def test_names_of_the_grid_stand_for_their_groups() -> None:
 
 
 @pytest.mark.parametrize("name", ["p2", "p4", "p4m"])
-def test_a_named_group_moves_the_channels_of_its_layers(name: str) -> None:
-    """Else a layer that is exactly equivariant would have an error near the square root of 2."""
+def test_a_named_group_acts_on_the_channels_of_its_layers(name: str) -> None:
+    """Otherwise an exactly equivariant layer would have an error near the square root of 2."""
     torch.manual_seed(0)
     image, maps = (torch.randn(3, c, 6, 6, dtype=torch.float64) for c in (1, 8))
     lift = GConv(1, 8, (6, 6), group="p4m", kind="lift").double()
