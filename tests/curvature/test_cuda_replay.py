@@ -189,7 +189,7 @@ def test_replayed_batches_are_those_of_the_cpu(
     added: list[str] = []
     add = replay.Replay.add
     monkeypatch.setattr(
-        replay.Replay, "add", lambda self, *a: (added.append(a[-1]), add(self, *a))[1]
+        replay.Replay, "add", lambda self, *a: (added.append(a[1].name), add(self, *a))[1]
     )
     x, y = digits("train")
     x, y = x[:1320].double(), y[:1320]
@@ -241,7 +241,7 @@ def test_streams_wait_for_each_other() -> None:
     razor = sr.Razor(model, _Slow(), 1280)
     for _ in range(3):
         assert numbers(razor.evidence(_Late(x, y))) == pytest.approx(expected, rel=1e-9)
-    assert replay._last.of(model) is not None
+    assert replay._last_recordings.of(model) is not None
 
 
 def test_replayed_batches_of_factored_layers() -> None:
@@ -310,7 +310,7 @@ def _slow(x: Tensor, y: Tensor, model: nn.Module) -> list[float]:
     """The evidence kernel by kernel."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(replay, "EAGER", 10**9)
-        patch.setattr(replay, "_last", replay._Last())
+        patch.setattr(replay, "_last_recordings", replay.LastRecordings())
         patch.setattr(replay, "_recorded_shapes", {})
         razor = sr.Razor(model, "categorical", len(y))
         return numbers(razor.evidence(TensorLoader(x, y, 128)))
@@ -327,7 +327,7 @@ def test_a_recording_is_used_again_where_it_still_holds(change: str) -> None:
     model = model.double().cuda()
     loader = TensorLoader(x, y, 128)
     sr.Razor(model, "categorical", 1280).evidence(loader)
-    recorded = replay._last.of(model)
+    recorded = replay._last_recordings.of(model)
     assert recorded is not None
     middle = model[4]
     assert isinstance(middle, nn.Linear) and isinstance(model[2], _Slope)
@@ -343,7 +343,7 @@ def test_a_recording_is_used_again_where_it_still_holds(change: str) -> None:
         elif change == "replaced":
             model[5] = nn.Sigmoid()
     found = numbers(sr.Razor(model, "categorical", 1280).evidence(loader))
-    assert (replay._last.of(model) is recorded) == (change in ("nothing", "weights"))
+    assert (replay._last_recordings.of(model) is recorded) == (change in ("nothing", "weights"))
     assert found == pytest.approx(_slow(x, y, model), rel=1e-9)
 
 
@@ -352,13 +352,13 @@ def test_what_was_found_does_not_change_with_the_next_estimate() -> None:
     x, y = (part[:1280].cuda() for part in digits("train"))
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 30), nn.Tanh(), nn.Linear(30, 10)).cuda()
     posterior = sr.Razor(model, "categorical", 1280).posterior(TensorLoader(x, y, 128))
-    recorded = [replay._last.of(model)]
+    recorded = [replay._last_recordings.of(model)]
     before = posterior.functional(x[:5])[1]
     with torch.no_grad():
         next(model.parameters()).mul_(0.1)
     for _ in range(2):
         sr.Razor(model, "categorical", 1280).evidence(TensorLoader(x, y, 128))
-        recorded.append(replay._last.of(model))
+        recorded.append(replay._last_recordings.of(model))
     assert None not in recorded and recorded[0] is not recorded[1] is recorded[2]
     with torch.no_grad():
         next(model.parameters()).mul_(10.0)
@@ -369,8 +369,8 @@ def test_a_recording_goes_with_its_model() -> None:
     x, y = (part[:1280].cuda() for part in digits("train"))
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 100), nn.Tanh(), nn.Linear(100, 10)).cuda()
     sr.Razor(model, "categorical", 1280).evidence(TensorLoader(x, y, 128))
-    assert replay._last.of(model) is not None
+    assert replay._last_recordings.of(model) is not None
     held = torch.cuda.memory_allocated()
     del model
     gc.collect()
-    assert not replay._last.kept and torch.cuda.memory_allocated() < held
+    assert not replay._last_recordings.kept and torch.cuda.memory_allocated() < held

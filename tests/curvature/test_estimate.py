@@ -12,7 +12,7 @@ from symrazor.core.errors import CurvatureError
 from symrazor.core.likelihood import Categorical
 from symrazor.core.prior import LOG_PRECISION_BOUNDS
 from symrazor.curvature import cuda_replay as replay
-from symrazor.curvature.accumulate import add_batches, settle
+from symrazor.curvature.accumulate import NumberedBatch, Total, map_factors
 from symrazor.curvature.coverage import layers
 from symrazor.curvature.estimate import estimate_curvature
 from symrazor.curvature.task import CurvatureTask, Method
@@ -174,7 +174,7 @@ def test_sums_of_a_batch_are_added_in_place() -> None:
     """As a recorded batch adds them: factors keep their memory, counts are set aside."""
     model, batches = _batches(2)
     source = CurvatureTask(model, layers(model), Categorical(), Method())
-    first, second = (source.batch(x, y, "here") for x, y in batches)
+    first, second = (source.batch_sums(x, y, "here") for x, y in batches)
     places = {key: _place(value) for key, value in first.sums.items()}
     counts: dict[tuple[str, str], Tensor] = {}
     replay.add_in_place(first.sums, second.sums, counts)
@@ -200,12 +200,12 @@ def test_what_cannot_be_added_in_place_is_refused() -> None:
     model, batches = _batches(1)
     source = CurvatureTask(model, layers(model), Categorical(), Method())
     (x, y), few = batches[0], 10
-    total = source.batch(x, y, "here")
-    with pytest.raises(RuntimeError, match="rows that wait"):
-        replay.add_in_place(total.sums, source.batch(x[:few], y[:few], "here").sums, {})
-    with pytest.raises(RuntimeError, match="a new one"):
+    total = source.batch_sums(x, y, "here")
+    with pytest.raises(RuntimeError, match="pending rows"):
+        replay.add_in_place(total.sums, source.batch_sums(x[:few], y[:few], "here").sums, {})
+    with pytest.raises(RuntimeError, match="is new"):
         replay.add_in_place({}, total.sums, {})
-    assert not replay.ready(source, total, x)  # not on a GPU
+    assert not replay.can_record(source, total, x)  # not on a GPU
 
 
 @pytest.mark.parametrize("many", [False, True])
@@ -219,10 +219,10 @@ def test_inputs_larger_than_their_factor_come_first_and_are_let_go(
     n = 64 if many else 63  # of 64 features each
     x, y = (part[:n] for part in batches[0])
     tape = source.forward(x, keep_graph)
-    expected = source.batch(x, y, "here").sums
+    expected = source.batch_sums(x, y, "here").sums
     roots = source.evaluate_outputs(tape.f, y, "here")[1]
     order: list[set[str]] = []
-    for task in source.sums(tape, roots, keep_graph):
+    for task in source.structure.jobs(source, tape, roots, keep_graph):
         sums = task().sums
         order.append({kind for _, kind in sums} - {"count"})
         for key in sums:
@@ -242,11 +242,11 @@ def test_rows_that_wait_are_multiplied_once_for_all_keys() -> None:
     model, batches = _batches(1)
     source = CurvatureTask(model, layers(model), Categorical(), Method())
     (x, y) = batches[0]
-    total = source.batch(x, y, "here").absorb(source.batch(x[:3], y[:3], "there"))
+    total = source.batch_sums(x, y, "here").absorb(source.batch_sums(x[:3], y[:3], "there"))
     before = {key: value for key, value in total.sums.items() if isinstance(value, Factor)}
     assert any(value.parts for value in before.values())
     assert before["3.bias", "H"] is before["3.weight", "G"]
-    settle(total.sums)
+    map_factors(total.sums, Factor.multiplied)
     assert total.sums["3.bias", "H"] is total.sums["3.weight", "G"]
     for key, value in before.items():
         own = total.sums[key]
@@ -277,10 +277,10 @@ def test_factors_are_matrices_at_once_where_many_data_are_expected(expected: int
     model, batches = _batches(1)
     source = CurvatureTask(model, layers(model), Categorical(), Method())
     (x, y), few = batches[0], 20
-    total = source.batch(x[:few], y[:few], "here")
+    total = source.batch_sums(x[:few], y[:few], "here")
     before = {key: value for key, value in total.sums.items() if isinstance(value, Factor)}
     assert before["3.weight", "A"].is_rows
-    settle(total.sums, methodcaller("prepared_for", expected / total.n))
+    map_factors(total.sums, methodcaller("prepared_for", expected / total.n))
     for key, value in before.items():
         own = total.sums[key]
         assert isinstance(own, Factor)
@@ -299,14 +299,14 @@ def test_no_rows_wait_after_the_first_batch_where_more_will_come(expected: int |
     model, batches = _batches(1)
     source = CurvatureTask(model, layers(model), Categorical(), Method(estimator="mc"))
     (x, y) = batches[0]
-    total = add_batches(
-        (task() for i in (0, 10) for task in source.tasks(x[i : i + 10], y[i : i + 10], "here")),
-        expected,
-    )
-    assert total is not None
-    found = total.sums["3.weight", "A"]
+    total = Total(expected)
+    for i in (0, 10):
+        for job in source.jobs(x[i : i + 10], y[i : i + 10], "here"):
+            total.add(job())
+    assert total.value is not None
+    found = total.value.sums["3.weight", "A"]
     assert isinstance(found, Factor) and found.is_rows == (expected != 1000)
-    truth = source.batch(x[:20], y[:20], "here").sums["3.weight", "A"]
+    truth = source.batch_sums(x[:20], y[:20], "here").sums["3.weight", "A"]
     assert isinstance(truth, Factor)
     torch.testing.assert_close(found.matrix, truth.matrix, rtol=1e-12, atol=1e-13)
 
@@ -315,8 +315,14 @@ def test_sums_do_not_depend_on_what_is_expected() -> None:
     model, batches = _batches(2)
     source = CurvatureTask(model, layers(model), Categorical(), Method())
     cut = [(x[i : i + 25], y[i : i + 25]) for x, y in batches for i in (0, 25)]
-    numbered = [(number, x, y) for number, (x, y) in enumerate(cut)]
-    found = [replay._summed(source, iter(numbered), expected) for expected in (None, 30, 100)]
+    numbered = [NumberedBatch(number, x, y) for number, (x, y) in enumerate(cut)]
+    found = []
+    for expected in (None, 30, 100):
+        running = Total(expected)
+        scheduler = replay.GraphReplayScheduler(source)
+        for contribution in scheduler.contributions_on(None, iter(numbered), running):
+            running.add(contribution)
+        found.append(running.value)
     for total in found[1:]:
         assert total is not None and found[0] is not None and total.n == found[0].n == 100
         for key, value in found[0].sums.items():

@@ -26,7 +26,7 @@ from symrazor.core.likelihood import Categorical, Probe
 from symrazor.core.parameters import weights
 from symrazor.core.prior import Prior
 from symrazor.curvature.coverage import layers
-from symrazor.curvature.estimate import collect
+from symrazor.curvature.estimate import collect_curvature
 from symrazor.curvature.task import CurvatureTask, Method
 from symrazor.data import TensorLoader, digits
 from symrazor.inference.laplace import laplace_evidence
@@ -92,7 +92,7 @@ def estimate(model: nn.Module, loader: TensorLoader, method: Method) -> Callable
 
     def run() -> Evidence:
         source = CurvatureTask(model, layers(model), Categorical(), method, generator)
-        found = collect(source, loader).prepare()
+        found = collect_curvature(source, loader).prepare()
         evidence = laplace_evidence(found, prior, theta)
         torch.autograd.grad(evidence.log_evidence, list(prior.parameters()))
         return evidence.detach()
@@ -222,7 +222,7 @@ def probes(seeds: int = 20, samples: tuple[int, ...] = (1, 2, 4)) -> list[ProbeE
     def measure(method: Method, seed: int) -> tuple[float, float, Tensor]:
         generator = torch.Generator().manual_seed(seed)
         source = CurvatureTask(model, layers(model), Categorical(), method, generator)
-        found = collect(source, loader).prepare()
+        found = collect_curvature(source, loader).prepare()
         evidence = laplace_evidence(found, prior, theta)
         gradient = torch.autograd.grad(evidence.log_det, list(prior.parameters()))
         flat = torch.cat([g.reshape(-1) for g in gradient])

@@ -5,13 +5,21 @@ the package only sees that format. May import: `linalg`, `data`, `core`, `accele
 """
 
 from symrazor.curvature.estimate import Curvature, estimate_curvature
+from symrazor.curvature.structures import (
+    GradientStructure,
+    Structure,
+    register_structure,
+)
 from symrazor.curvature.task import Method
 from symrazor.curvature.weight_sharing import Sharing, sharing
 
 __all__ = [
     "Curvature",
+    "GradientStructure",
     "Method",
     "Sharing",
+    "Structure",
     "estimate_curvature",
+    "register_structure",
     "sharing",
 ]

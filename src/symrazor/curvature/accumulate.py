@@ -1,45 +1,98 @@
-"""Sums over data, by the tensor that they belong to and by their kind, and how they add up."""
+"""Add up the contributions of all batches: the sums, and the schedulers that compute them.
+
+A scheduler turns batches into contributions: one after the other (`SerialScheduler`), in threads
+(`ThreadedScheduler`), by replayed CUDA graphs (`cuda_replay.GraphReplayScheduler`), or in several
+processes (`ProcessScheduler`, around one of the others). The loop that adds the contributions is
+in `estimate.py`.
+"""
 
 import json
+from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from operator import methodcaller
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from symrazor.accelerate.processes import all_gather, all_gather_text, all_reduce_, is_distributed
+from symrazor.accelerate.devices import iter_in_threads, iter_sequentially
+from symrazor.accelerate.processes import all_gather, all_gather_text, all_reduce_
 from symrazor.core.errors import CurvatureError, DivergenceError
+from symrazor.curvature.tape import Input
 from symrazor.linalg.factor import ROWS_PER_FEATURE, Factor, Symmetric
 
 Key = tuple[str, str]
+"""Name of a tensor, and the kind of sum: "A", "G", "count", "H" or "h"."""
 Statistics = dict[Key, Tensor | Factor]
 
 
 @dataclass
-class Batch:
-    """What one batch contributes: its log likelihood, its size and its sums."""
+class BatchSums:
+    """Contribution of one or several batches: log likelihood, number of samples and sums."""
 
     log_likelihood: Tensor
     n: int
     sums: Statistics
 
-    def absorb(self, other: "Batch") -> "Batch":
-        """Two batches as one, in the memory of the first; neither is to be used any more."""
-        return Batch(
+    def absorb(self, other: "BatchSums") -> "BatchSums":
+        """Return the sum of both, in the memory of this one; neither may be used afterwards."""
+        return BatchSums(
             self.log_likelihood + other.log_likelihood,
             self.n + other.n,
             absorb(self.sums, other.sums),
         )
 
 
-Task = Callable[[], Batch]
+Job = Callable[[], BatchSums]
+Contributions = Generator[BatchSums, None, None]
+
+
+class NumberedBatch(NamedTuple):
+    """A batch with a number that is unique over all processes."""
+
+    number: int
+    x: Input
+    y: Tensor
+
+    @property
+    def name(self) -> str:
+        """Name of the batch in error messages."""
+        return f"batch {self.number}"
+
+
+class Total:
+    """Running sum of contributions.
+
+    Args:
+        expected: number of samples in all batches, if known. Factors that will become matrices
+            are then multiplied after the first batch, and no rows wait for later batches.
+    """
+
+    def __init__(self, expected: int | None = None) -> None:
+        self.expected = expected
+        self.value: BatchSums | None = None
+        self._batches = 0
+
+    def add(self, contribution: BatchSums) -> None:
+        """Add a contribution, which may not be used afterwards."""
+        # Several contributions may belong to one batch; only the first of them has n > 0.
+        self._batches += contribution.n > 0
+        if contribution.n and self._batches == 2:
+            self.prepare_for_more()
+        self.value = contribution if self.value is None else self.value.absorb(contribution)
+
+    def prepare_for_more(self) -> None:
+        """Switch factors to matrix form now if the expected batches would force it anyway."""
+        if self.value is not None and self.expected is not None:
+            n_batches = self.expected / self.value.n
+            map_factors(self.value.sums, methodcaller("prepared_for", n_batches))
 
 
 def add(sums: Statistics, key: Key, value: Tensor | Factor) -> None:
-    """Add to the sum of this key, if there is one."""
+    """Add a value to the sum of a key, or start the sum."""
     sums[key] = _plus(sums[key], value) if key in sums else value
 
 
@@ -50,110 +103,178 @@ def _plus(left: Tensor | Factor, right: Tensor | Factor) -> Tensor | Factor:
     return left + right
 
 
-def add_batches(parts: Iterable[Batch], expected: int | None = None) -> Batch | None:
-    """Sum of contributions, which are used up; None if there is none.
-
-    Args:
-        parts: of one batch after the other, the one with its size first.
-        expected: how many data they have, where that is known: factors that become matrices are
-            multiplied out after the first batch, and no rows wait for the next ones.
-    """
-    total: Batch | None = None
-    batches = 0
-    for part in parts:
-        batches += part.n > 0
-        if total is not None and part.n and batches == 2 and expected is not None:
-            settle(total.sums, methodcaller("prepared_for", expected / total.n))
-        total = part if total is None else total.absorb(part)
-        del part  # before the next one is made
-    return total
-
-
-def settle(sums: Statistics, settled: Callable[[Factor], Factor] = Factor.multiplied) -> None:
-    """Multiply rows that still wait: now, and not once for every block by some other thread.
-
-    Or do something else to every factor; two keys of one factor stay two keys of one factor.
-    """
+def map_factors(sums: Statistics, change: Callable[[Factor], Factor]) -> None:
+    """Replace every factor in place; keys that share one factor keep sharing one."""
     factors = {id(value): value for value in sums.values() if isinstance(value, Factor)}
-    done = {name: settled(factor) for name, factor in factors.items()}
+    changed = {number: change(factor) for number, factor in factors.items()}
     for key, value in sums.items():
         if isinstance(value, Factor):
-            sums[key] = done[id(value)]
+            sums[key] = changed[id(value)]
 
 
 def absorb(left: Statistics, right: Statistics) -> Statistics:
-    """Sum of statistics, key by key; two keys of one factor stay two keys of one factor."""
+    """Add statistics key by key; keys that share one factor keep sharing one."""
     total = {**left, **right}
-    held = Counter(map(id, left.values()))
+    users = Counter(map(id, left.values()))
     pairs: dict[tuple[int, int], list[Key]] = {}
     for key, value in right.items():
         if key in left:
             pairs.setdefault((id(left[key]), id(value)), []).append(key)
-    for (own, _), keys in pairs.items():
-        mine, theirs = left[keys[0]], right[keys[0]]
-        if isinstance(mine, Factor) and isinstance(theirs, Factor) and held[own] == len(keys):
-            found: Tensor | Factor = mine.absorb(theirs)
-        else:  # another key still needs it as it is
-            found = _plus(mine, theirs)
-        total |= dict.fromkeys(keys, found)
+    for (left_id, _), keys in pairs.items():
+        a, b = left[keys[0]], right[keys[0]]
+        if isinstance(a, Factor) and isinstance(b, Factor) and users[left_id] == len(keys):
+            result: Tensor | Factor = a.absorb(b)
+        else:  # another key still needs the left value unchanged
+            result = _plus(a, b)
+        total |= dict.fromkeys(keys, result)
     return total
 
 
-Entry = dict[str, Any]
-"""One sum as it is announced: its keys, its shape, for a factor the number of rows."""
+class Scheduler(ABC):
+    """Compute the contributions of batches; subclasses differ in speed only."""
+
+    @abstractmethod
+    def contributions(self, batches: Iterable[NumberedBatch], total: Total) -> Contributions:
+        """Yield the contributions of all batches, in order.
+
+        Args:
+            batches: read lazily, by the calling thread.
+            total: the caller adds each contribution to it before it asks for the next. Only graph
+                replay uses it: replayed batches are added to its sums in place.
+        """
+
+    def sharing_errors(self) -> AbstractContextManager[None]:
+        """Return a context in which an error is passed on to all other processes."""
+        return nullcontext()
+
+    def reduce(self, local: BatchSums | None) -> BatchSums:
+        """Return the sums of all processes; `local` is None for a process without batches."""
+        if local is None:
+            raise ValueError("The loader is empty: at least one batch is needed.")
+        return local
 
 
-def over_processes(collect: Callable[[], Batch | None], device: torch.device) -> Batch:
-    """What all processes have collected.
-
-    An error in one of them is an error in all of them, and none waits for the others.
+@dataclass(frozen=True)
+class SerialScheduler(Scheduler):
+    """Run the jobs of every batch one after the other.
 
     Args:
-        collect: the sums over this process's own data; None for no data.
-        device: where the sums are.
-
-    Raises:
-        ValueError: no data anywhere, or an error in another process.
-        DivergenceError, CurvatureError: the same in another process.
+        jobs: runs the model on a batch and returns the remaining work.
     """
-    if not is_distributed():
-        own = collect()
-        if own is None:
-            raise ValueError("expected at least one batch, got an empty loader")
-        return own
-    failed: Exception | None = None
-    try:
-        own = collect()
-    except Exception as error:
-        own, failed = None, error
-    announced = _announce(own, failed)
-    if failed is not None:
-        raise failed
-    return _total(own, announced, device)
+
+    jobs: Callable[[NumberedBatch], list[Job]]
+
+    def contributions(self, batches: Iterable[NumberedBatch], total: Total) -> Contributions:
+        """Yield the contributions of all batches, in order."""
+        yield from iter_sequentially(self._all_jobs(batches))
+
+    def _all_jobs(self, batches: Iterable[NumberedBatch]) -> Iterator[Job]:
+        for batch in batches:
+            jobs = self.jobs(batch)
+            del batch
+            while jobs:
+                yield jobs.pop(0)  # a job holds activations: no reference may outlive it
 
 
-def _announce(own: Batch | None, failed: Exception | None) -> list[dict[str, Any]]:
-    """Tell the others what this process has, and hear what they have."""
-    mine = {
-        "error": None if failed is None else f"{type(failed).__name__}: {failed}",
-        "n": 0 if own is None else own.n,
-        "sums": [] if own is None else _entries(own.sums),
+class ThreadedScheduler(SerialScheduler):
+    """Run the jobs in CPU threads; forward passes stay in the calling thread."""
+
+    def contributions(self, batches: Iterable[NumberedBatch], total: Total) -> Contributions:
+        """Yield the contributions of all batches, in order."""
+        yield from iter_in_threads(self._all_jobs(batches))
+
+
+@dataclass(frozen=True)
+class ProcessScheduler(Scheduler):
+    """Compute the batches of this process by another scheduler and add up all processes.
+
+    A factor is sent in the smaller of its two forms. Rows are gathered while the rows of all
+    processes together are clearly fewer than the features; otherwise matrices are summed.
+
+    Args:
+        local: the scheduler of this process.
+        device: device of the sums.
+    """
+
+    local: Scheduler
+    device: torch.device
+
+    def contributions(self, batches: Iterable[NumberedBatch], total: Total) -> Contributions:
+        """Yield the contributions of this process."""
+        yield from self.local.contributions(batches, total)
+
+    @contextmanager
+    def sharing_errors(self) -> Iterator[None]:
+        """Announce an error, so that all processes fail and none waits for another."""
+        try:
+            yield
+        except Exception as error:
+            _announce(None, error)
+            raise
+
+    def reduce(self, local: BatchSums | None) -> BatchSums:
+        """Return the sums of all processes.
+
+        Raises:
+            ValueError: if no process has data, or another process failed.
+            DivergenceError, CurvatureError: if another process raised it.
+        """
+        announced = _announce(local, None)
+        n = sum(entry["n"] for entry in announced)
+        if n == 0:
+            raise ValueError("The loaders of all processes are empty: one batch is needed.")
+        log_likelihood = torch.zeros((), dtype=torch.float64, device=self.device)
+        if local is not None:
+            log_likelihood += local.log_likelihood.to(self.device)
+        sums: Statistics = {}
+        to_reduce: list[Tensor] = [log_likelihood]
+        for keys, entries in _entries_by_keys(announced).items():
+            value = None if local is None else local.sums.get(keys[0])
+            known = next(entry for entry in entries if entry is not None)
+            total: Tensor | Factor
+            if "rows" in known:
+                assert value is None or isinstance(value, Factor)
+                total = _gather_factor(value, known, entries, self.device)
+                to_reduce += [] if total.total is None else total.total.panels
+            else:
+                total = torch.zeros(tuple(known["shape"]), dtype=torch.float64, device=self.device)
+                if value is not None:
+                    assert isinstance(value, Tensor)
+                    total.copy_(value)
+                to_reduce.append(total)
+            sums |= dict.fromkeys(keys, total)
+        all_reduce_(to_reduce)
+        return BatchSums(log_likelihood, n, sums)
+
+
+Entry = dict[str, Any]
+"""Description of one sum: its keys, its shape, and for a factor the number of rows."""
+_RECOVERABLE: dict[str, type[Exception]] = {
+    c.__name__: c for c in (DivergenceError, CurvatureError)
+}
+"""Errors that training can recover from: every process has to raise the same one."""
+
+
+def _announce(local: BatchSums | None, error: Exception | None) -> list[dict[str, Any]]:
+    """Send the description of this process's sums, or its error, and receive those of all."""
+    message = {
+        "error": None if error is None else f"{type(error).__name__}: {error}",
+        "n": 0 if local is None else local.n,
+        "sums": [] if local is None else _entries(local.sums),
     }
-    found: list[dict[str, Any]] = [json.loads(text) for text in all_gather_text(json.dumps(mine))]
-    errors = {rank: said["error"] for rank, said in enumerate(found) if said["error"] is not None}
-    if errors and failed is None:
-        rank, error = next(iter(errors.items()))
-        kind = _ALIKE.get(error.partition(":")[0], ValueError)
-        raise kind(f"expected sums from every process, got an error in {rank}: {error}")
-    return found
-
-
-_ALIKE: dict[str, type[Exception]] = {c.__name__: c for c in (DivergenceError, CurvatureError)}
-"""What a training may go on after: all processes have to see it, to go on alike."""
+    announced: list[dict[str, Any]] = [
+        json.loads(text) for text in all_gather_text(json.dumps(message))
+    ]
+    errors = {rank: other["error"] for rank, other in enumerate(announced) if other["error"]}
+    if errors and error is None:
+        rank, text = next(iter(errors.items()))
+        kind = _RECOVERABLE.get(text.partition(":")[0], ValueError)
+        raise kind(f"Process {rank} failed while it computed the curvature. {text}")
+    return announced
 
 
 def _entries(sums: Statistics) -> list[Entry]:
-    """A description of every sum; keys of one and the same factor stand together."""
+    """Describe every sum; keys that share one factor are listed together."""
     by_object: dict[int, Entry] = {}
     for key, value in sums.items():
         if id(value) in by_object:
@@ -170,59 +291,28 @@ def _entries(sums: Statistics) -> list[Entry]:
     return list(by_object.values())
 
 
-def _total(
-    own: Batch | None, announced: Sequence[Mapping[str, Any]], device: torch.device
-) -> Batch:
-    n = sum(said["n"] for said in announced)
-    if n == 0:
-        raise ValueError("expected at least one batch in some process, got empty loaders in all")
-    mine = {} if own is None else own.sums
-    log_likelihood = torch.zeros((), dtype=torch.float64, device=device)
-    if own is not None:
-        log_likelihood += own.log_likelihood.to(device)
-    sums: Statistics = {}
-    plain: list[Tensor] = [log_likelihood]
-    for keys, entries in _by_keys(announced).items():
-        value, known = mine.get(keys[0]), next(entry for entry in entries if entry is not None)
-        total: Tensor | Factor
-        if "rows" in known:
-            assert value is None or isinstance(value, Factor)
-            total = _factor(value, known, entries, device)
-            plain += [] if total.total is None else total.total.panels
-        else:
-            assert value is None or isinstance(value, Tensor)
-            total = _tensor(value, known["shape"], device)
-            plain.append(total)
-        sums |= dict.fromkeys(keys, total)
-    all_reduce_(plain)
-    return Batch(log_likelihood, n, sums)
-
-
-def _by_keys(announced: Sequence[Mapping[str, Any]]) -> dict[tuple[Key, ...], list[Entry | None]]:
-    """Keys of one sum -> its entry in every process, None where it has none."""
-    every = [
-        {tuple((a, b) for a, b in entry["keys"]): entry for entry in said["sums"]}
-        for said in announced
+def _entries_by_keys(
+    announced: Sequence[Mapping[str, Any]],
+) -> dict[tuple[Key, ...], list[Entry | None]]:
+    """Map the keys of a sum to its entry in every process, None if a process has none."""
+    by_process = [
+        {tuple((a, b) for a, b in entry["keys"]): entry for entry in message["sums"]}
+        for message in announced
     ]
-    names = list(dict.fromkeys(keys for found in every for keys in found))
-    return {keys: [found.get(keys) for found in every] for keys in names}
+    all_keys = list(dict.fromkeys(keys for entries in by_process for keys in entries))
+    return {keys: [entries.get(keys) for entries in by_process] for keys in all_keys}
 
 
-def _tensor(own: Tensor | None, shape: Sequence[int], device: torch.device) -> Tensor:
-    total = torch.zeros(tuple(shape), dtype=torch.float64, device=device)
-    return total if own is None else total.copy_(own)
-
-
-def _factor(
-    own: Factor | None, known: Entry, entries: Sequence[Entry | None], device: torch.device
+def _gather_factor(
+    local: Factor | None, known: Entry, entries: Sequence[Entry | None], device: torch.device
 ) -> Factor:
-    """The rows of all processes; or this one's matrix, still to be added up."""
+    """Return the rows of all processes, or the local matrix, which is still to be reduced."""
     blocks, features = known["shape"]
     rows = [0 if entry is None else entry["rows"] for entry in entries]
     if None not in rows and sum(rows) < ROWS_PER_FEATURE * features:
         dtype = getattr(torch, known["dtype"])
-        mine = torch.zeros(0, blocks, features, dtype=dtype, device=device)
-        return Factor(all_gather(mine if own is None else own.rows, rows))
-    if own is None:
+        none = torch.zeros(0, blocks, features, dtype=dtype, device=device)
+        return Factor(all_gather(none if local is None else local.rows, rows))
+    if local is None:
         return Factor([], Symmetric.zeros(blocks, features, device))
-    return Factor([], own.outer_products)
+    return Factor([], local.outer_products)

@@ -258,11 +258,11 @@ def _by_format(
         if layer.bias is not None:
             pieces[layer.bias] = formed.sum(1).flatten(1) if per_datum else None
         if layer.weight is not None:
-            inputs = use.seen.detach()
+            inputs = use.input.detach()
             j = weight_gradients([use], [inputs], [formed]).detach() if per_datum else None
             pieces[layer.weight] = j
         for name in layer.shaping.values():
-            pieces[name] = use.shaped(name, g).detach() if per_datum else None
+            pieces[name] = use.shaping_gradient(name, g).detach() if per_datum else None
         for name, j in pieces.items():
             before = got.get(name, torch.zeros(()))
             got[name] = None if j is None or before is None else before.to(j) + j

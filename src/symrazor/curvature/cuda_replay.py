@@ -1,26 +1,27 @@
-"""Sums over many batches on a GPU: three CUDA graphs, recorded once for a model, then replayed.
+"""Sum over many batches on a GPU by three CUDA graphs, recorded once for a model, then replayed.
 
-A batch is six hundred small kernels, and a GPU waits for their launches for longer than it works.
-After a few batches, when libraries have chosen their algorithms and factors have become matrices
-(after one, where both are known to come), one is recorded: its forward pass; the sums over inputs;
-the backward pass with the sums over cotangents. Sums are added to where they are.
+A batch is about six hundred small kernels, and launching them takes longer than running them. After
+a few batches, when libraries have chosen their algorithms and factors have become matrices (after
+one batch if both are known to happen), one batch is recorded: its forward pass; the sums over
+inputs; the backward pass with the sums over cotangents. The recorded sums are added in place.
 
-Outputs have to be looked at and probes drawn before there is a backward pass: on the stream of the
-caller, kernel by kernel as ever, while the stream of the recordings is at the sums over inputs.
-The next batch is read there, too, during the backward pass of this one. What cannot be recorded (a
-model that looks at values on the host, batches of another shape) goes on kernel by kernel.
+Outputs have to be evaluated and probes drawn before the backward pass. This happens kernel by
+kernel on the caller's stream, while the recording's stream computes the sums over inputs. The next
+batch is read on the caller's stream, too, during the backward pass of this one. What cannot be
+recorded (a model that reads values on the host, batches of another shape) is computed kernel by
+kernel.
 
-The last recording of a GPU is kept, with its sums, for the model's next estimate, which begins by
-computing one batch kernel by kernel: if weights are where they were, and layers are called as they
-were and come to the same outputs, the recording still holds. The sums are lent to the caller: as
-long as one of their factors lives, their memory is not used again, and a new recording is made.
+The last recording of a GPU is kept, with its sums, for the next estimate of the same model. That
+estimate computes one batch kernel by kernel first. The recording is valid if weights are at the
+same addresses, layers are called in the same way, and the outputs agree. The sums are lent to the
+caller: their memory is not reused while one of their factors lives; a new recording is made
+instead.
 """
 
 import logging
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache
-from operator import methodcaller
 from typing import Any
 from weakref import WeakKeyDictionary, ref
 
@@ -29,105 +30,102 @@ from torch import Tensor, nn
 
 from symrazor.accelerate.cuda_graphs import pause_garbage_collection
 from symrazor.accelerate.devices import iter_sequentially, side_stream
-from symrazor.curvature.accumulate import Batch, Key, Statistics, Task, settle
+from symrazor.curvature.accumulate import (
+    BatchSums,
+    Contributions,
+    Job,
+    Key,
+    NumberedBatch,
+    Scheduler,
+    Statistics,
+    Total,
+    map_factors,
+)
 from symrazor.curvature.tape import Input, Tape, map_tensors
 from symrazor.curvature.task import CurvatureTask, check_inputs
 from symrazor.linalg.factor import Factor, Symmetric
 
 log = logging.getLogger("symrazor")
 
-EAGER = 3
-"""Batches before the recording, at least; one, where a batch of this shape was recorded before."""
+MIN_EAGER_BATCHES = 3
+"""Batches before a recording; one is enough if a batch of this shape was recorded before."""
 _recorded_shapes: WeakKeyDictionary[nn.Module, set[torch.Size]] = WeakKeyDictionary()
 
 
-def summed(
-    source: CurvatureTask,
-    batches: Iterable[tuple[int, Input, Tensor]],
-    device: torch.device,
-    expected: int | None = None,
-) -> Batch | None:
-    """The sums over numbered batches, worked on in turn; None for no batch.
+class GraphReplayScheduler(Scheduler):
+    """Record one batch as CUDA graphs and replay it for all others.
 
     Args:
-        source: of all batches.
-        batches: with their numbers.
-        device: of the model.
-        expected: how many data they have, where that is known.
+        task: model, likelihood and method; the model is on a GPU.
     """
-    with _beside(device) as caller:
-        total = _summed(source, iter(batches), expected, caller)
-        if total is not None:
-            settle(total.sums)
-        return total
+
+    def __init__(self, task: CurvatureTask) -> None:
+        self.task = task
+
+    def contributions(self, batches: Iterable[NumberedBatch], total: Total) -> Contributions:
+        """Yield contributions; replayed batches have added their factors to `total` in place."""
+        with _on_side_stream(self.task.device) as caller:
+            yield from self.contributions_on(caller, iter(batches), total)
+            if total.value is not None:
+                map_factors(total.value.sums, Factor.multiplied)
+
+    def contributions_on(
+        self, caller: torch.cuda.Stream | None, batches: Iterator[NumberedBatch], total: Total
+    ) -> Contributions:
+        """Yield contributions computed on the current stream; record nothing without a caller."""
+        task_of = self.task.by_batch()
+        kept = _last_recordings.of(self.task.model)
+        replay: Replay | None = None
+        eager_batches, tried = 0, False
+        while (batch := _next(batches, None if replay is None else caller)) is not None:
+            task = task_of(batch.number)
+            if kept is not None and total.value is None and kept.is_valid_for(task, batch.x):
+                total.value, replay, tried = kept.empty_sums(), kept, True
+            due = not tried and eager_batches >= _batches_before_recording(task.model, batch.x)
+            if total.value is not None and due and can_record(task, total.value, batch.x):
+                replay, tried = _record(task, total.value, batch), True
+            if total.value is not None and replay is not None and replay.fits(batch.x):
+                assert caller is not None
+                yield replay.add(task, batch, caller)
+                continue
+            replay = None
+            jobs = task.jobs(batch.x, batch.y, batch.name)
+            del batch
+            yield from iter_sequentially(jobs.pop(0) for _ in range(len(jobs)))
+            eager_batches += 1
+            if eager_batches == 1:
+                total.prepare_for_more()
 
 
 def _next(
-    batches: Iterator[tuple[int, Input, Tensor]], reader: torch.cuda.Stream | None
-) -> tuple[int, Input, Tensor] | None:
-    """The next batch, made on the stream of the reader, if given, for the current one."""
+    batches: Iterator[NumberedBatch], reader: torch.cuda.Stream | None
+) -> NumberedBatch | None:
+    """Return the next batch, read on the reader's stream if there is one, for the current one."""
     if reader is None:
         return next(batches, None)
     with torch.cuda.stream(reader):
         batch = next(batches, None)
-    here = torch.cuda.current_stream(reader.device)
-    here.wait_stream(reader)
+    current = torch.cuda.current_stream(reader.device)
+    current.wait_stream(reader)
     if batch is not None:
-        _used_on(here, *batch[1:])
+        _mark_used_on(current, batch.x, batch.y)
     return batch
 
 
-def _used_on(stream: torch.cuda.Stream, *parts: Input) -> None:
-    """Say so of what was made on another stream: its memory is not to be used again too soon."""
+def _mark_used_on(stream: torch.cuda.Stream, *parts: Input) -> None:
+    """Keep the memory of tensors of another stream until this stream has used them."""
     for part in parts:
         map_tensors(part, lambda t: t.record_stream(stream) if t.is_cuda else None)
 
 
-def _summed(
-    source: CurvatureTask,
-    batches: Iterator[tuple[int, Input, Tensor]],
-    expected: int | None,
-    caller: torch.cuda.Stream | None = None,
-) -> Batch | None:
-    """See `summed`; nothing is recorded without the stream of a caller."""
-    of_batch = source.passes()
-    total: Batch | None = None
-    kept = _last.of(source.model)
-    replay: Replay | None = None
-    eager, tried = 0, False
-    while (batch := _next(batches, None if replay is None else caller)) is not None:
-        number, x, y = batch
-        del batch
-        where = f"batch {number}"
-        if kept is not None and total is None and kept.holds(of_batch(number), x):
-            total, replay, tried = kept.empty(), kept, True
-        due = not tried and eager >= _batches_before(source.model, x)
-        if total is not None and due and ready(source, total, x):
-            replay, tried = _recorded(of_batch(number), total, x, y, where), True
-        if total is not None and replay is not None and replay.fits(x):
-            assert caller is not None
-            replay.add(of_batch(number), total, (x, y), caller, where)
-            continue
-        replay = None
-        tasks = of_batch(number).tasks(x, y, where)
-        del x, y
-        for part in iter_sequentially(tasks.pop(0) for _ in range(len(tasks))):
-            total = part if total is None else total.absorb(part)
-        eager += 1
-        if eager == 1 and total is not None and expected is not None:
-            settle(total.sums, methodcaller("prepared_for", expected / total.n))
-    return total
-
-
-def _batches_before(model: nn.Module, x: Input) -> int:
-    """How many come before one like x is recorded."""
+def _batches_before_recording(model: nn.Module, x: Input) -> int:
     known = isinstance(x, Tensor) and x.shape in _recorded_shapes.get(model, ())
-    return 1 if known else EAGER
+    return 1 if known else MIN_EAGER_BATCHES
 
 
-def ready(source: CurvatureTask, total: Batch, x: Input) -> bool:
-    """Whether all that a batch adds can be added in place, on a GPU."""
-    if not isinstance(x, Tensor) or not x.is_cuda or source.method.structure != "kron":
+def can_record(task: CurvatureTask, total: BatchSums, x: Input) -> bool:
+    """Return whether all sums of a batch can be added in place, on a GPU."""
+    if not isinstance(x, Tensor) or not x.is_cuda or not task.structure.replayable:
         return False
     return all(
         value.total is not None and value.total.mutable and not value.parts
@@ -138,45 +136,42 @@ def ready(source: CurvatureTask, total: Batch, x: Input) -> bool:
 
 
 class Replay:
-    """One batch, recorded, and the sums that it is added to.
+    """One recorded batch, and the sums that it is added to.
 
     Args:
-        source: of this batch.
-        total: what batches are added to; its factors have to stay where they are.
-        x: of this batch, like x of all others.
-        y: its labels.
-        where: its name in an error.
+        task: task of the recorded batch.
+        total: sums that batches are added to; its factors must stay where they are.
+        batch: the batch to record; all replayed batches have the same shape.
 
     Raises:
-        RuntimeError: it cannot be recorded; nothing has been added.
+        RuntimeError: if the batch cannot be recorded; nothing has been added then.
     """
 
-    def __init__(
-        self, source: CurvatureTask, total: Batch, x: Tensor, y: Tensor, where: str
-    ) -> None:
-        """Record all graphs; the last needs to know how many columns of the root there are."""
-        check_inputs(x, y, where)
+    def __init__(self, task: CurvatureTask, total: BatchSums, batch: NumberedBatch) -> None:
+        x, y = batch.x, batch.y
+        assert isinstance(x, Tensor)
+        check_inputs(x, y, batch.name)
         self.x, self.counts = x.clone(), dict[Key, Tensor]()
         self.forward, self.inputs, self.backward = (torch.cuda.CUDAGraph() for _ in range(3))
-        with _recording(self.forward, _pool(x.device).pool()):
-            tape = source.forward(self.x)
-        self.f, self.premises = tape.f.detach(), _premises(source, tape)
+        with _recording(self.forward, _memory_pool(x.device).pool()):
+            tape = task.forward(self.x)
+        self.f, self.premises = tape.f.detach(), _premises(task, tape)
+        # The backward graph needs the number of columns of the root: evaluate the outputs once.
         self.forward.replay()
-        self.roots = source.evaluate_outputs(self.f, y, where)[1].clone()
-        first, last = source.of_inputs(tape)
+        self.roots = task.evaluate_outputs(self.f, y, batch.name)[1].clone()
+        first, last = task.structure.input_jobs(task, tape)
         self._record(self.inputs, [*first, *last], total)
-        self._record(self.backward, source.of_outputs(tape, self.roots), total)
+        self._record(self.backward, task.structure.output_jobs(task, tape, self.roots), total)
         self.panels = {key: _panels(value) for key, value in total.sums.items()}
         self._lend(total.sums)
 
-    def _record(self, graph: torch.cuda.CUDAGraph, tasks: list[Task], total: Batch) -> None:
-        """Tasks that add to the sums, each let go when it is done."""
+    def _record(self, graph: torch.cuda.CUDAGraph, jobs: list[Job], total: BatchSums) -> None:
         with _recording(graph, self.forward.pool()):
-            for part in iter_sequentially(tasks.pop(0) for _ in range(len(tasks))):
+            for part in iter_sequentially(jobs.pop(0) for _ in range(len(jobs))):
                 add_in_place(total.sums, part.sums, self.counts)
 
     def _lend(self, sums: Statistics) -> None:
-        """Note that the memory of the sums is in use as long as a factor in it lives."""
+        """Mark the memory of the sums as in use as long as one of the factors lives."""
         loan = _Loan()
         self.loan = ref(loan)
         for value in sums.values():
@@ -184,116 +179,103 @@ class Replay:
                 value.total.loan = loan
 
     def fits(self, x: Input) -> bool:
-        """Whether a batch is like the one that was recorded."""
+        """Return whether a batch has the recorded shape and dtype."""
         return isinstance(x, Tensor) and x.shape == self.x.shape and x.dtype == self.x.dtype
 
-    def holds(self, source: CurvatureTask, x: Input) -> bool:
-        """Whether the sums are free, and this batch, kernel by kernel, is computed as recorded."""
+    def is_valid_for(self, task: CurvatureTask, x: Input) -> bool:
+        """Return whether the sums are free and a batch is still computed as it was recorded."""
         if self.loan() is not None or not self.fits(x):
             return False
         assert isinstance(x, Tensor)
-        tape = source.forward(x)
-        f, premises = tape.f.detach(), _premises(source, tape)
+        tape = task.forward(x)
+        f, premises = tape.f.detach(), _premises(task, tape)
         del tape
         if premises != self.premises:
             return False
         self.x.copy_(x)
         self.forward.replay()
-        most = 100 * torch.finfo(f.dtype).eps * f.abs().max()
-        return bool(((self.f - f).abs() <= most).all())
+        tolerance = 100 * torch.finfo(f.dtype).eps * f.abs().max()
+        return bool(((self.f - f).abs() <= tolerance).all())
 
-    def empty(self) -> Batch:
-        """Sums over no data, to be added to; two keys of one factor stay two keys of one factor."""
+    def empty_sums(self) -> BatchSums:
+        """Return zero sums in the recorded memory; keys that share a factor keep sharing it."""
         sums: Statistics = {}
-        made: dict[int, Factor] = {}
+        by_address: dict[int, Factor] = {}
         for key, panels in self.panels.items():
             if not panels:
                 sums[key] = torch.zeros((), dtype=torch.float64)
                 continue
-            place = panels[0].data_ptr()
-            if place not in made:
-                torch._foreach_zero_(panels)
-                made[place] = Factor([], Symmetric(panels))
-            sums[key] = made[place]
+            address = panels[0].data_ptr()
+            if address not in by_address:
+                for panel in panels:
+                    panel.zero_()
+                by_address[address] = Factor([], Symmetric(panels))
+            sums[key] = by_address[address]
         self._lend(sums)
-        return Batch(torch.zeros((), dtype=torch.float64, device=self.x.device), 0, sums)
+        return BatchSums(torch.zeros((), dtype=torch.float64, device=self.x.device), 0, sums)
 
     def add(
-        self,
-        source: CurvatureTask,
-        total: Batch,
-        batch: tuple[Input, Tensor],
-        caller: torch.cuda.Stream,
-        where: str,
-    ) -> None:
-        """Add a batch to the sums, on the current stream; look at it on the caller's.
+        self, task: CurvatureTask, batch: NumberedBatch, caller: torch.cuda.Stream
+    ) -> BatchSums:
+        """Add the factors of a batch in place and return the rest of its contribution.
 
-        The first one was made on the current stream, but whoever compares or records has waited.
+        The graphs run on the current stream; outputs are evaluated on the caller's stream.
         """
-        (x, y), here = batch, torch.cuda.current_stream(self.x.device)
+        x, y = batch.x, batch.y
         assert isinstance(x, Tensor)
+        current = torch.cuda.current_stream(self.x.device)
         with torch.cuda.stream(caller):
-            check_inputs(x, y, where)
+            check_inputs(x, y, batch.name)
         self.x.copy_(x)
         self.forward.replay()
-        caller.wait_stream(here)
+        caller.wait_stream(current)
         self.inputs.replay()
         with torch.cuda.stream(caller):
-            log_likelihood, roots = source.evaluate_outputs(self.f, y, where)
-        here.wait_stream(caller)
-        _used_on(here, log_likelihood, roots)
+            log_likelihood, roots = task.evaluate_outputs(self.f, y, batch.name)
+        current.wait_stream(caller)
+        _mark_used_on(current, log_likelihood, roots)
         self.roots.copy_(roots)
         self.backward.replay()
-        total.log_likelihood, total.n = total.log_likelihood + log_likelihood, total.n + len(y)
-        for key, count in self.counts.items():
-            value = total.sums[key]
-            assert isinstance(value, Tensor)
-            total.sums[key] = value + count
+        return BatchSums(log_likelihood, len(y), dict(self.counts))
 
 
 class _Loan:
-    """Held by factors whose memory is that of a recording."""
+    """Held by factors whose memory belongs to a recording."""
 
 
 def _panels(value: Tensor | Factor) -> list[Tensor]:
-    """Where a factor is; nowhere for a number on the host."""
+    """Return the memory of a factor; none for a number on the host."""
     return value.total.panels if isinstance(value, Factor) and value.total is not None else []
 
 
-def _premises(source: CurvatureTask, tape: Tape) -> tuple[object, ...]:
-    """What a recording depends on beside the values of weights and data: where, which, how."""
-    model = source.model
-    places = [(t.data_ptr(), t.shape, t.dtype, t.requires_grad) for t in _state(model)]
+def _premises(task: CurvatureTask, tape: Tape) -> tuple[object, ...]:
+    """Return everything that a recording depends on except the values of weights and data."""
+    state = [*task.model.parameters(), *task.model.buffers()]
+    addresses = [(t.data_ptr(), t.shape, t.dtype, t.requires_grad) for t in state]
     calls = [
         (use.layer.name, use.layer.tensors, use.x.shape, use.y_shape, use.copies)
         for use in tape.uses
     ]
-    return source.method, tape.f.shape, tape.f.dtype, places, calls
+    return task.method, tape.f.shape, tape.f.dtype, addresses, calls
 
 
-def _state(model: nn.Module) -> Iterator[Tensor]:
-    yield from model.parameters()
-    yield from model.buffers()
-
-
-class _Last:
-    """The last recording of each GPU, for as long as its model lives."""
+class LastRecordings:
+    """The last recording of each GPU, as long as its model lives."""
 
     def __init__(self) -> None:
-        """None yet."""
         self.kept: dict[torch.device, tuple[ref[nn.Module], Replay]] = {}
 
     def of(self, model: nn.Module) -> Replay | None:
-        """That of this model, if it is the last one."""
-        return next((found for its, found in self.kept.values() if its() is model), None)
+        """Return the recording of this model, if it is the last one of a GPU."""
+        return next((replay for owner, replay in self.kept.values() if owner() is model), None)
 
     def keep(self, model: nn.Module, replay: Replay) -> None:
-        """In place of the one before."""
+        """Replace the recording of the GPU."""
         device = replay.x.device
         self.kept[device] = ref(model, lambda gone: self._forget(device, gone)), replay
 
     def drop(self, device: torch.device) -> None:
-        """Before a recording: the next one is made in the memory of the last."""
+        """Free the recording of a GPU: the next one is made in its memory."""
         self.kept.pop(device, None)
 
     def _forget(self, device: torch.device, gone: object) -> None:
@@ -301,65 +283,63 @@ class _Last:
             del self.kept[device]
 
 
-_last = _Last()
+_last_recordings = LastRecordings()
 
 
-def _recorded(
-    source: CurvatureTask, total: Batch, x: Input, y: Tensor, where: str
-) -> Replay | None:
-    """A recording, or None where there can be none."""
-    assert isinstance(x, Tensor)
-    _last.drop(x.device)
+def _record(task: CurvatureTask, total: BatchSums, batch: NumberedBatch) -> Replay | None:
+    """Return a recording of a batch, or None if it cannot be recorded."""
+    assert isinstance(batch.x, Tensor)
+    _last_recordings.drop(batch.x.device)
     try:
-        found = Replay(source, total, x, y, where)
+        replay = Replay(task, total, batch)
     except RuntimeError as error:
-        log.debug("the sums over batches are not recorded as a graph: %s", error)
-        _pool.cache_clear()  # torch takes its memory to be in use
+        log.debug("The sums over batches cannot be recorded as a CUDA graph: %s", error)
+        _memory_pool.cache_clear()  # torch considers its memory to be in use
         return None
-    _recorded_shapes.setdefault(source.model, set()).add(x.shape)
-    _last.keep(source.model, found)
-    return found
+    _recorded_shapes.setdefault(task.model, set()).add(batch.x.shape)
+    _last_recordings.keep(task.model, replay)
+    return replay
 
 
 def add_in_place(total: Statistics, sums: Statistics, counts: dict[Key, Tensor]) -> None:
-    """Add factors where they are; numbers on the host, which a graph does not see, are set aside.
+    """Add factors in place; collect numbers on the host, which a graph cannot add, in `counts`.
 
     Raises:
-        RuntimeError: a factor that is new, or whose rows would have to wait.
+        RuntimeError: for a new key, or for rows that cannot be multiplied yet.
     """
     done: set[int] = set()
     for key, value in sums.items():
-        own = total.get(key)
-        if isinstance(value, Factor) and isinstance(own, Factor):
+        current = total.get(key)
+        if isinstance(value, Factor) and isinstance(current, Factor):
             if id(value) not in done:
-                after = own.absorb(value)
-                if after.parts or after.total is not own.total:
-                    raise RuntimeError(f"expected to add to {key} in place, got rows that wait")
+                after = current.absorb(value)
+                if after.parts or after.total is not current.total:
+                    raise RuntimeError(f"The sum {key} has pending rows and cannot be in place.")
             done.add(id(value))
-        elif isinstance(value, Tensor) and value.device.type == "cpu" and own is not None:
+        elif isinstance(value, Tensor) and value.device.type == "cpu" and current is not None:
             counts[key] = counts[key] + value if key in counts else value
         else:
-            raise RuntimeError(f"expected {key} among the sums, got a new one")
+            raise RuntimeError(f"The sum {key} is new and cannot be added in place.")
 
 
 @contextmanager
-def _beside(device: torch.device) -> Iterator[torch.cuda.Stream]:
-    """Work on the stream of the recordings, beside the one of the caller, which waits for it."""
-    stream, before = side_stream(device, 0), torch.cuda.current_stream(device)
-    stream.wait_stream(before)
+def _on_side_stream(device: torch.device) -> Iterator[torch.cuda.Stream]:
+    """Work on the stream of the recordings; yield the caller's stream, which waits for it."""
+    stream, caller = side_stream(device, 0), torch.cuda.current_stream(device)
+    stream.wait_stream(caller)
     try:
         with torch.cuda.stream(stream):
-            yield before
+            yield caller
     finally:
-        before.wait_stream(stream)
+        caller.wait_stream(stream)
 
 
 @cache
-def _pool(device: torch.device) -> torch.cuda.CUDAGraph:
-    """A recording of next to nothing, in whose memory all others are made, one after the other.
+def _memory_pool(device: torch.device) -> torch.cuda.CUDAGraph:
+    """Return a nearly empty recording in whose memory all others are made.
 
-    Memory of a recording that is gone is not used again before a GPU is full, unless some other
-    recording lives in it.
+    The memory of a deleted recording is not reused before the GPU is full, unless another
+    recording still uses the same pool.
     """
     graph = torch.cuda.CUDAGraph()
     with _recording(graph):
@@ -369,10 +349,11 @@ def _pool(device: torch.device) -> torch.cuda.CUDAGraph:
 
 @contextmanager
 def _recording(graph: torch.cuda.CUDAGraph, pool: Any = None) -> Iterator[None]:
-    """Record what is launched on the current stream, in the memory of another graph if given."""
+    """Record the kernels of the current stream, in the memory pool of another graph if given."""
     torch.cuda.synchronize()
     with pause_garbage_collection():
-        graph.capture_begin(pool, capture_error_mode="thread_local")  # loaders may have threads
+        # Other threads, such as those of a data loader, may use the GPU meanwhile.
+        graph.capture_begin(pool, capture_error_mode="thread_local")
         try:
             yield
         finally:

@@ -89,7 +89,7 @@ class Use:
         split: Tensor = self.layer.form.outputs(y).unflatten(0, (-1, self.copies))
         return split.sum(1)
 
-    def shaped(self, name: str, g: Tensor) -> Float[Tensor, "n p"]:
+    def shaping_gradient(self, name: str, g: Tensor) -> Float[Tensor, "n p"]:
         """Gradients of a parameter that shapes the weight, by datum."""
         found = shaped(self.tangents[name], g)
         return found if self.copies == 1 else found.unflatten(0, (-1, self.copies)).sum(1)
@@ -99,7 +99,7 @@ class Use:
         return formed if self.copies == 1 else split.flatten(1, 2)
 
     @property
-    def seen(self) -> Tensor:
+    def input(self) -> Tensor:
         """The input, provided nobody has overwritten it since."""
         if self.x._version != self.version:
             raise ValueError(
@@ -116,7 +116,7 @@ class Use:
     @cached_property
     def tangents(self) -> dict[str, Tensor]:
         """Derivatives of the output in the parameters that shape the layer's weight."""
-        return tangents(self.layer, self.seen)
+        return tangents(self.layer, self.input)
 
 
 @dataclass

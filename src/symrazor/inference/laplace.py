@@ -105,9 +105,9 @@ def hyper_gradient(
     names, tensors = list(eta), list(eta.values())
     fit = [torch.zeros_like(t) for t in tensors]
     occam = [torch.zeros_like(t) for t in tensors]
-    of_batch = source.passes()
+    of_batch = source.by_batch()
     for number, x, y in numbered_batches(loader, source.pieces):
-        batch = of_batch(number).batch(x, y, f"batch {number}", keep_graph=True)
+        batch = of_batch(number).batch_sums(x, y, f"batch {number}", keep_graph=True)
         product = torch.zeros((), dtype=torch.float64)
         for key, vector in vectors.items():
             if key in batch.sums:

@@ -55,10 +55,10 @@ def jacobians(
                 pieces.append((layer.bias, formed.sum(1).flatten(1)))
             if layer.weight is not None:
                 pieces.append(
-                    (layer.weight, weight_gradients([use], [use.seen.detach()], [formed]))
+                    (layer.weight, weight_gradients([use], [use.input.detach()], [formed]))
                 )
             for name in layer.shaping.values():
-                pieces.append((name, use.shaped(name, g).detach()))
+                pieces.append((name, use.shaping_gradient(name, g).detach()))
             for name, j in pieces:
                 found[name] = found[name] + j if name in found else j
         for name, j in found.items():

@@ -33,7 +33,8 @@ from symrazor.core.evidence import Evidence
 from symrazor.core.likelihood import Gaussian, Likelihood, as_likelihood, check_compatible
 from symrazor.core.parameters import hyperparameters, weights
 from symrazor.curvature.coverage import check_mode, layers, verify
-from symrazor.curvature.estimate import Curvature, Loader, collect
+from symrazor.curvature.estimate import Curvature, Loader, collect_curvature
+from symrazor.curvature.structures import STRUCTURES
 from symrazor.curvature.tape import Input, call, map_tensors
 from symrazor.curvature.task import CurvatureTask
 from symrazor.curvature.weight_sharing import Layer
@@ -253,7 +254,7 @@ class Razor:
         self._look_again()
         expected = self.n_data if subset is None else min(subset, self.n_data)
         with tf32(False):
-            found = collect(
+            found = collect_curvature(
                 self._source(),
                 self._batches(loader, subset),
                 n_data=self.n_data,
@@ -302,7 +303,7 @@ class Razor:
                 has no determinant for.
         """
         check_mode(self.model)
-        if self.prior.diagonal and self.config.structure == "kron":
+        if self.prior.diagonal and not STRUCTURES[self.config.structure].supports_weight_precisions:
             check_prior_groups(self.layers)
         with tf32(False):
             verify(self.model, x)

@@ -27,6 +27,7 @@ from torch import Tensor
 from symrazor.accelerate import cusolver
 from symrazor.accelerate.cusolver import WORKSPACE_BYTES
 from symrazor.accelerate.devices import run_in_threads, side_stream
+from symrazor.accelerate.plain import is_plain
 from symrazor.accelerate.processes import all_reduce_, assign_owners, is_distributed, world
 from symrazor.core.errors import CurvatureError
 from symrazor.linalg.factor import Factor
@@ -123,6 +124,8 @@ def solve(jobs: Sequence[EigenJob]) -> list[Tensor]:
 
 def _solve_locally(jobs: Sequence[EigenJob]) -> list[Tensor]:
     """Solve the jobs of this process on threads and GPUs, largest first."""
+    if is_plain():
+        return [job.solve() for job in jobs]
     gpus = {job.device for job in jobs if job.device.type == "cuda"}
     has_batched_solver = all(cusolver.solver(gpu) is not None for gpu in gpus)
     plan = schedule(jobs, torch.get_num_threads(), has_batched_solver)

@@ -1,0 +1,452 @@
+r"""Define the structures of the curvature: Kronecker, diagonal, dense per tensor, or full.
+
+With inputs $a$ and cotangents $g$ in the weight-sharing format, and one cotangent $g_c$ per column
+of the root of the output Hessian, the exact GGN of a weight is
+$\sum_{n,c} J_{nc} J_{nc}^\top$ where
+
+$$ J_{nc}[k, o, i] = \sum_s g_c[n, s, k, o]\, a[n, s, k, i] . $$
+
+A structure says which sums one batch contributes (`collect`) and how blocks are made of the sums
+over all batches (`build`):
+
+| key | sum over n (and c) | used by |
+|---|---|---|
+| A, G | $aa^\top$, $g_cg_c^\top$, also over s; or of the mean / sum over s ("reduce") | "kron" |
+| count | number of terms in A | "kron" |
+| H | $JJ^\top$ | "block", "full"; biases and norm scales under "kron" |
+| h | $J \circ J$ | "diag" |
+
+The Kronecker block is $G_k \otimes A_k / \text{count}$ ("expand" and "reduce" of Eschenhagen et al.
+2023). A bias has $a = 1$, so that $J_{nc}[k, o] = \sum_s g_c$ and its block is exact and cheap.
+
+To add a structure, subclass `Structure` or `GradientStructure` and call `register_structure`.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from symrazor.curvature.accumulate import BatchSums, Job, Key, Statistics, add
+from symrazor.curvature.tape import Tape, Use, weight_gradients
+from symrazor.curvature.weight_sharing import Layer
+from symrazor.linalg.blocks import Block, Dense, Diag, Kron
+from symrazor.linalg.factor import Factor
+
+if TYPE_CHECKING:
+    from symrazor.curvature.task import CurvatureTask
+
+FULL_KEY: Key = ("", "H")
+MAX_DENSE_ENTRIES = 4096
+"""Under "kron", biases and norm scales with more entries get a diagonal block."""
+COLUMNS_PER_JOB = 3
+"""Columns of the root per job under "kron": rows of small factors are multiplied together."""
+MAX_COLLECTED_ENTRIES = 2**18
+"""Cotangents with at most this many entries are collected before they are multiplied."""
+
+Gradients = dict[str, list[Tensor]]
+"""Per-sample gradients [n, p] of each tensor, one entry per column of the root."""
+
+
+class Structure(ABC):
+    """Which sums a batch contributes, and how blocks are built from the sums.
+
+    Attributes:
+        columns_per_job: columns of the root of the output Hessian that one job handles.
+        runs_in_threads: whether several jobs may run at once; False if one needs much memory.
+        replayable: whether all sums are factors or counts, so that CUDA graphs can add to them.
+        supports_weight_precisions: whether a prior may have one precision per weight.
+    """
+
+    columns_per_job = 1
+    runs_in_threads = False
+    replayable = False
+    supports_weight_precisions = True
+
+    @abstractmethod
+    def collect(
+        self,
+        task: "CurvatureTask",
+        cotangents: Iterable[tuple[list[Use], list[Tensor]]],
+        keep_graph: bool,
+    ) -> Statistics:
+        """Return the sums of one batch over some columns of the root.
+
+        Args:
+            task: model, layers and method.
+            cotangents: for every column and every layer, the calls of the layer and the gradients
+                with respect to their outputs; computed lazily.
+            keep_graph: whether the sums are differentiated afterwards.
+        """
+
+    def input_jobs(
+        self, task: "CurvatureTask", tape: Tape, keep_graph: bool = False
+    ) -> tuple[list[Job], list[Job]]:
+        """Return the jobs that need no cotangents: those that release inputs, and the others."""
+        return [], []
+
+    @abstractmethod
+    def build(self, task: "CurvatureTask", sums: Statistics, scale: float) -> list[Block]:
+        """Build the blocks of the whole data set.
+
+        Args:
+            task: model, layers and method.
+            sums: the sums over all batches.
+            scale: factor that scales them to the whole data set.
+        """
+
+    def jobs(
+        self, task: "CurvatureTask", tape: Tape, roots: Tensor, keep_graph: bool = False
+    ) -> list[Job]:
+        """Return all jobs of a batch after its forward pass, to be run in this order.
+
+        Inputs that take more memory than the factor A they are the rows of come first and are
+        released. All other inputs come last, when the graph is no longer in memory.
+        """
+        first, last = self.input_jobs(task, tape, keep_graph)
+        return [*first, *self.output_jobs(task, tape, roots, keep_graph), *last]
+
+    def output_jobs(
+        self, task: "CurvatureTask", tape: Tape, roots: Tensor, keep_graph: bool = False
+    ) -> list[Job]:
+        """Return the jobs that need cotangents, each for some columns of the root."""
+        parts = roots.split(self.columns_per_job)
+        release_graph = len(parts) == 1 and not keep_graph
+
+        def sums(columns: Tensor) -> Statistics:
+            cotangents = _layer_cotangents(tape, columns, release_graph, keep_graph)
+            return self.collect(task, cotangents, keep_graph)
+
+        return [as_job(partial(sums, columns), keep_graph) for columns in parts]
+
+
+class GradientStructure(Structure):
+    """A structure whose sums are computed from per-sample gradients of every tensor."""
+
+    def collect(
+        self,
+        task: "CurvatureTask",
+        cotangents: Iterable[tuple[list[Use], list[Tensor]]],
+        keep_graph: bool,
+    ) -> Statistics:
+        """Return the sums of one batch over some columns of the root."""
+        gradients: Gradients = {}
+        for uses, gs in cotangents:
+            layer, formed = uses[0].layer, _formed(uses, gs)
+            _add_shaping_gradients(gradients, uses, gs)
+            if layer.bias is not None:
+                gradients.setdefault(layer.bias, []).append(_over_uses(formed).flatten(1))
+            if layer.weight is not None:
+                _add_weight_gradient(gradients, uses, formed, keep_graph)
+        return self.reduce(task, {name: torch.cat(js) for name, js in gradients.items()})
+
+    @abstractmethod
+    def reduce(
+        self, task: "CurvatureTask", gradients: dict[str, Float[Tensor, "cn p"]]
+    ) -> Statistics:
+        """Return the sums of per-sample gradients, by tensor."""
+
+    def build(self, task: "CurvatureTask", sums: Statistics, scale: float) -> list[Block]:
+        """Build one block per tensor."""
+        return [tensor_block(task, sums, name, scale) for name in task.tensors]
+
+
+class DiagonalStructure(GradientStructure):
+    """The diagonal of the GGN."""
+
+    runs_in_threads = True
+
+    def reduce(
+        self, task: "CurvatureTask", gradients: dict[str, Float[Tensor, "cn p"]]
+    ) -> Statistics:
+        """Sum the squares of the gradients."""
+        return {(name, "h"): j.double().square().sum(0) for name, j in gradients.items()}
+
+
+class BlockStructure(GradientStructure):
+    """One dense block per tensor."""
+
+    def reduce(
+        self, task: "CurvatureTask", gradients: dict[str, Float[Tensor, "cn p"]]
+    ) -> Statistics:
+        """Sum the outer products of the gradients, by tensor."""
+        return {(name, "H"): Factor.of_rows(j.unsqueeze(1)) for name, j in gradients.items()}
+
+
+class FullStructure(GradientStructure):
+    """One dense block for all tensors."""
+
+    def reduce(
+        self, task: "CurvatureTask", gradients: dict[str, Float[Tensor, "cn p"]]
+    ) -> Statistics:
+        """Sum the outer products of the concatenated gradients."""
+        theta, any_j = task.theta, next(iter(gradients.values()))
+        rows = [  # zeros for a layer that does not act on the outputs: a path that is off
+            gradients.get(name, any_j.new_zeros(len(any_j), theta[name].numel()))
+            for name in task.tensors
+        ]
+        return {FULL_KEY: Factor.of_rows(torch.cat(rows, 1).unsqueeze(1))}
+
+    def build(self, task: "CurvatureTask", sums: Statistics, scale: float) -> list[Block]:
+        """Build the one block."""
+        shapes = {name: task.theta[name].shape for name in task.tensors}
+        H = sums[FULL_KEY]
+        assert isinstance(H, Factor)
+        return [Dense(shapes, H.matrix[0] * scale, task.resolution)]
+
+
+class KroneckerStructure(Structure):
+    """Kronecker factors for weights; exact blocks for biases, norm scales and shaping tensors."""
+
+    columns_per_job = COLUMNS_PER_JOB
+    runs_in_threads = True
+    replayable = True
+    supports_weight_precisions = False
+
+    def input_jobs(
+        self, task: "CurvatureTask", tape: Tape, keep_graph: bool = False
+    ) -> tuple[list[Job], list[Job]]:
+        """Return the jobs of the input factors A."""
+        by_layer: dict[str, list[Use]] = {}
+        for use in tape.uses:
+            by_layer.setdefault(use.layer.name, []).append(use)
+        first: list[Job] = []
+        last: list[Job] = []
+        for uses in by_layer.values():
+            release = not keep_graph and _input_exceeds_factor(uses)
+            job = as_job(partial(_input_sums, task, uses, release, keep_graph), keep_graph)
+            (first if release else last).append(job)
+        return first, last
+
+    def collect(
+        self,
+        task: "CurvatureTask",
+        cotangents: Iterable[tuple[list[Use], list[Tensor]]],
+        keep_graph: bool,
+    ) -> Statistics:
+        """Return the output factors G, and H or h of all other tensors."""
+        sums: Statistics = {}
+        gradients: Gradients = {}
+        small: dict[str, list[Tensor]] = {}  # rows of G, one entry per column
+        shared: dict[str, str] = {}  # biases whose H is the G of their weight
+        for uses, gs in cotangents:
+            layer, formed = uses[0].layer, _formed(uses, gs)
+            _add_shaping_gradients(gradients, uses, gs)
+            if layer.bias is not None and _bias_shares_factor(layer, formed):
+                shared[layer.bias] = str(layer.weight)
+            elif layer.bias is not None:
+                gradients.setdefault(layer.bias, []).append(_over_uses(formed).flatten(1))
+            if layer.weight is None:
+                continue
+            if layer.form.dense:
+                _add_weight_gradient(gradients, uses, formed, keep_graph)
+                continue
+            for rows in _rows_of_G(task, uses, gs, formed):
+                flat = rows.reshape(-1, *rows.shape[-2:])
+                if rows.numel() <= MAX_COLLECTED_ENTRIES:
+                    small.setdefault(layer.weight, []).append(flat)
+                else:
+                    add(sums, (layer.weight, "G"), Factor.of_rows(flat))
+        for name, parts in small.items():
+            add(sums, (name, "G"), Factor(parts))
+        sums |= _dense_or_diagonal(gradients)
+        for bias, weight in shared.items():
+            sums[bias, "H"] = sums[weight, "G"]
+        return sums
+
+    def build(self, task: "CurvatureTask", sums: Statistics, scale: float) -> list[Block]:
+        """Build a Kronecker block per weight and an exact block for every other tensor."""
+        blocks: list[Block] = []
+        for layer in task.layers:
+            for name in layer.tensors:
+                if name != layer.weight or layer.form.dense:
+                    blocks.append(tensor_block(task, sums, name, scale))
+                    continue
+                block = _kronecker_block(task, sums, layer, scale)
+                bias = blocks[-1] if layer.bias is not None else None
+                if isinstance(bias, Dense) and isinstance(block, Kron):
+                    _share_spectrum(sums, bias, block, scale)
+                blocks.append(block)
+        return blocks
+
+
+STRUCTURES: dict[str, Structure] = {}
+"""Structures by the name that users give as `structure=`."""
+
+
+def register_structure(name: str, structure: Structure) -> None:
+    """Make a structure available as `structure=name`."""
+    if name in STRUCTURES:
+        raise ValueError(f"A curvature structure named {name!r} exists already: choose another.")
+    STRUCTURES[name] = structure
+
+
+register_structure("kron", KroneckerStructure())
+register_structure("diag", DiagonalStructure())
+register_structure("block", BlockStructure())
+register_structure("full", FullStructure())
+
+
+def as_job(sums: Callable[[], Statistics], keep_graph: bool) -> Job:
+    """Wrap a function that computes sums as a job; it contributes no samples of its own."""
+
+    def job() -> BatchSums:
+        # A format may depend on hyperparameters: their graph is needed if it is kept.
+        with torch.set_grad_enabled(keep_graph):
+            return BatchSums(torch.zeros((), dtype=torch.float64), 0, sums())
+
+    return job
+
+
+def tensor_block(task: "CurvatureTask", sums: Statistics, name: str, scale: float) -> Block:
+    """Build the block of one tensor from its "H" or "h"; zero if its layer was never used."""
+    value = task.theta[name]
+    H = sums.get((name, "H"))
+    if isinstance(H, Factor):
+        return Dense({name: value.shape}, H.matrix[0] * scale, task.resolution)
+    h = sums.get((name, "h"))
+    if not isinstance(h, Tensor):
+        h = torch.zeros(value.shape, dtype=torch.float64, device=value.device)
+    return Diag(name, h.reshape(value.shape) * scale)
+
+
+def _kronecker_block(task: "CurvatureTask", sums: Statistics, layer: Layer, scale: float) -> Block:
+    name, form = layer.weight, layer.form
+    assert name is not None
+    A, G = sums.get((name, "A")), sums.get((name, "G"))
+    if not (isinstance(A, Factor) and isinstance(G, Factor)):  # the layer was never used
+        return Diag(name, torch.zeros_like(task.theta[name], dtype=torch.float64))
+    if task.method.blocks == "averaged":
+        G = G.averaged()
+    count = sums[name, "count"]
+    assert isinstance(count, Tensor)
+    return Kron(name, A, G, scale / float(count), task.resolution, form.to_blocks, form.from_blocks)
+
+
+def _share_spectrum(sums: Statistics, bias: Dense, weight: Kron, scale: float) -> None:
+    """Reuse the eigenvalues of a weight's G for its bias if both have the same factor."""
+    if sums[bias.names[0], "H"] is sums[weight.name, "G"]:
+        bias.known_spectrum = lambda: scale * weight.spectrum_G[0]
+
+
+def _dense_or_diagonal(gradients: Gradients) -> Statistics:
+    sums: Statistics = {}
+    for name, parts in gradients.items():
+        j = torch.cat(parts)
+        if j.shape[1] > MAX_DENSE_ENTRIES:
+            sums[name, "h"] = j.double().square().sum(0)
+        else:
+            sums[name, "H"] = Factor.of_rows(j.unsqueeze(1))
+    return sums
+
+
+def _layer_cotangents(
+    tape: Tape, columns: Tensor, release_graph: bool, keep_graph: bool
+) -> Iterator[tuple[list[Use], list[Tensor]]]:
+    """Yield the calls of every layer and their cotangents, column by column.
+
+    With `release_graph` the backward pass of the last column frees the graph on its way.
+    """
+    for number, root in enumerate(columns, 1):
+        retain = not release_graph or number < len(columns)
+        cotangents = tape.cotangents(root, create_graph=keep_graph, retain_graph=retain)
+        by_layer: dict[str, tuple[list[Use], list[Tensor]]] = {}
+        for use, g in zip(tape.uses, cotangents, strict=True):
+            if g is not None:
+                uses, gs = by_layer.setdefault(use.layer.name, ([], []))
+                uses.append(use)
+                gs.append(g)
+        yield from by_layer.values()
+
+
+def _formed(uses: Sequence[Use], gs: Sequence[Tensor]) -> list[Float[Tensor, "n s k o"]]:
+    return [use.outputs(g) for use, g in zip(uses, gs, strict=True)]
+
+
+def _over_uses(formed: Sequence[Tensor]) -> Float[Tensor, "n k o"]:
+    """Sum over all calls and all positions."""
+    total = formed[0].sum(1) if formed[0].shape[1] > 1 else formed[0].squeeze(1)
+    for g in formed[1:]:
+        total = total + g.sum(1)
+    return total
+
+
+def _add_shaping_gradients(gradients: Gradients, uses: Sequence[Use], gs: Sequence[Tensor]) -> None:
+    for name in uses[0].layer.shaping.values():
+        j = [use.shaping_gradient(name, g) for use, g in zip(uses, gs, strict=True)]
+        gradients.setdefault(name, []).append(torch.stack(j).sum(0))
+
+
+def _add_weight_gradient(
+    gradients: Gradients, uses: Sequence[Use], formed: Sequence[Tensor], keep_graph: bool
+) -> None:
+    inputs = [use.input if keep_graph else use.input.detach() for use in uses]
+    name = uses[0].layer.weight
+    assert name is not None
+    gradients.setdefault(name, []).append(weight_gradients(uses, inputs, formed))
+
+
+def _rows_of_G(
+    task: "CurvatureTask", uses: list[Use], gs: list[Tensor], formed: list[Tensor]
+) -> list[Tensor]:
+    """Return cotangents as the method's flavour needs them, [n, ..., k, o] each."""
+    if task.method.flavour == "reduce":
+        return [_over_uses(formed)]
+    if task.method.copies == "expand":
+        return formed
+    return [use.summed_output(g) for use, g in zip(uses, gs, strict=True)]
+
+
+def _bias_shares_factor(layer: Layer, formed: Sequence[Tensor]) -> bool:
+    """Return whether the weight is used once per sample, so that G is also H of the bias."""
+    if layer.form.dense or layer.weight is None:
+        return False
+    positions, blocks, features = formed[0].shape[1:]
+    return len(formed) == positions == blocks == 1 and features <= MAX_DENSE_ENTRIES
+
+
+def _input_exceeds_factor(uses: Sequence[Use]) -> bool:
+    """Return whether the inputs take more memory than A and are needed for nothing else."""
+    layer, form = uses[0].layer, uses[0].layer.form
+    if layer.weight is None or form.weight is None or form.dense:
+        return False
+    if form.input_factor is not None or layer.shaping:
+        return False
+    k, _, i = form.to_blocks(getattr(layer.module, form.weight).detach()).shape
+    return sum(use.x.nbytes for use in uses) >= 8 * k * i * i
+
+
+def _input_sums(
+    task: "CurvatureTask", uses: list[Use], release: bool, keep_graph: bool
+) -> Statistics:
+    """Return A and its count for one layer, then release the inputs if nothing else needs them."""
+    layer, method = uses[0].layer, task.method
+    if layer.weight is None or layer.form.dense:
+        return {}
+    inputs = [use.input if keep_graph else use.input.detach() for use in uses]
+    form, input_factor = layer.form, layer.form.input_factor
+    if method.flavour == "reduce":
+        parts = [use.inputs(x) for use, x in zip(uses, inputs, strict=True)]
+        positions = sum(a.shape[1] for a in parts)
+        mean = torch.stack([a.sum(1) for a in parts]).sum(0) / positions
+        factors, count = [Factor.of_rows(mean)], len(mean)
+    else:
+        reduced = method.copies == "reduce"
+        if reduced:
+            inputs = [use.mean_input(x) for use, x in zip(uses, inputs, strict=True)]
+        factors = [
+            Factor.of_matrix(input_factor(x)) if input_factor else Factor.of_rows(form.inputs(x))
+            for x in inputs
+        ]
+        count = sum(use.rows // (use.copies if reduced and use.averaged else 1) for use in uses)
+    sums: Statistics = {(layer.weight, "count"): torch.tensor(float(count), dtype=torch.float64)}
+    for factor in factors:
+        add(sums, (layer.weight, "A"), factor)
+    if release:
+        for use in uses:
+            use.release_input()
+    return sums
