@@ -151,7 +151,7 @@ def test_groups_of_the_grid_may_be_the_users_own() -> None:
     with pytest.raises(ValueError, match="p4 and quarters have the same elements"):
         sr.relax(cnn, x, groups=["translation", "p4", twice])
     nothing = groups.Group.from_matrices("nothing", [[[1.0, 0.0], [0.0, 1.0]]])
-    with pytest.raises(ValueError, match="Group nothing is trivial"):
+    with pytest.raises(ValueError, match="Group nothing has only the identity"):
         sr.relax(cnn, x, groups=["translation", nothing])
     with pytest.raises(ValueError, match="must include .translation."):
         sr.relax(cnn, x, groups=[swap])

@@ -56,8 +56,7 @@ def choose_starts(
 
     Returns:
         The bounds per data point that were compared; nan for models with fixed widths and for
-            shares
-        that were not tried again.
+        shares that were not tried again.
 
     Raises:
         ValueError: if there are no shares, or a share leads to a width at the cap.

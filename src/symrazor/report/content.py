@@ -170,10 +170,8 @@ def history_columns(history: Sequence[Mapping[str, Any]], paths: list[str], poin
 
     Returns:
         The epochs (or steps: "clock" says which), a column for each number, and columns by path
-            under
-        "precisions" (by prior group) and "effective_parameters" (summed). None where an epoch has
-            no
-        value.
+        under "precisions" (by prior group) and "effective_parameters" (summed). None where an epoch
+        has no value.
     """
     measured = [record for record in history if "log_evidence" in record]
     chosen = {id(record) for part in (history, measured) for record in _thinned(part, points // 2)}

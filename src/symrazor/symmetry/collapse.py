@@ -44,82 +44,11 @@ PROGRESS_BAR_DELAY_SECONDS = 2.0
 ROUNDING_TOLERANCE = 1e-6
 """Amount by which rounding may move a share out of [0, 1]."""
 
+DEFAULT_THRESHOLD = 0.01
+"""Default share below which a path is dropped."""
 
-def path_shares(model: nn.Module, effective_parameters: Mapping[str, float]) -> Shares:
-    """Return the share of each path of each relaxed layer in the layer's effective parameters.
-
-    The share is None for a path without trainable weights, which has no evidence.
-    """
-    shares: dict[str, list[float | None]] = {}
-    for name, layer in model.named_modules():
-        if not isinstance(layer, Relaxed):
-            continue
-        prefixes = [f"{name}.paths.{i}.".removeprefix(".") for i in range(len(layer.paths))]
-        gamma = [
-            [g for key, g in effective_parameters.items() if key.startswith(prefix)]
-            for prefix in prefixes
-        ]
-        total = sum(map(sum, gamma))
-        equal_share = 1 / max(1, sum(map(bool, gamma)))
-        shares[name] = [
-            (sum(g) / total if total > 0 else equal_share) if g else None for g in gamma
-        ]
-    return shares
-
-
-def match_shares(shares: Shares | Reading | None, relaxed: Mapping[str, Relaxed]) -> Shares:
-    """Return shares for exactly the given layers.
-
-    Raises:
-        ValueError: if the shares are not a mapping, name other layers or numbers of paths, or are
-            outside [0, 1].
-    """
-    if shares is None:
-        return {name: [None] * len(layer.paths) for name, layer in relaxed.items()}
-    if isinstance(shares, Reading):
-        by_name = {
-            layer.name: [path.share if path.parameters else None for path in layer.paths]
-            for layer in shares.layers
-        }
-        shares = {name: by_name[name] for name in relaxed if name in by_name}
-    value: Any = shares
-    if not isinstance(value, Mapping) or not all(
-        isinstance(values, list | tuple) for values in value.values()
-    ):
-        raise ValueError(f"shares must be {{layer name: [share of each path]}}, got {value!r}.")
-    out_of_range = {
-        name: list(values)
-        for name, values in shares.items()
-        if not all(
-            s is None or (is_real(s) and -ROUNDING_TOLERANCE <= s <= 1 + ROUNDING_TOLERANCE)
-            for s in values
-        )
-    }
-    if out_of_range:
-        raise ValueError(
-            f"shares must be between 0 and 1, or None for a frozen path, got {out_of_range}."
-        )
-    sizes = {name: len(layer.paths) for name, layer in relaxed.items()}
-    got = {name: len(values) for name, values in shares.items()}
-    if sizes != got:
-        wrong = sorted(n for n in {*sizes, *got} if sizes.get(n) != got.get(n))
-        raise ValueError(
-            f"shares must have one entry for each path of each relaxed layer. Layers {wrong}: the "
-            f"model has {sizes} paths, shares has {got} entries."
-        )
-    return shares
-
-
-def dropped_paths(relaxed: Mapping[str, Relaxed], shares: Shares, threshold: float) -> Dropped:
-    """Return paths with zero output or a share below the threshold, but never all of a layer."""
-    dropped: Dropped = {}
-    for name, layer in relaxed.items():
-        sizes = [math.inf if share is None else share for share in shares[name]]
-        is_zero = [layer.path(i).is_zero() for i in range(len(sizes))]
-        dropped[name] = {i for i, s in enumerate(sizes) if is_zero[i] or s < threshold}
-        if len(dropped[name]) == len(sizes):
-            dropped[name].remove(max(dropped[name], key=lambda i: (not is_zero[i], sizes[i])))
-    return dropped
+MIN_TIMED_PASSES = 5
+"""Minimal number of forward passes that are timed per model."""
 
 
 @dataclass
@@ -129,82 +58,6 @@ class Choice:
     value: float | None
     chosen_by: str
     candidates: list[dict[str, Any]] = field(default_factory=list)
-
-
-class _DroppedPath(nn.Module):
-    """Takes the place of a dropped path, so that the other paths keep their names."""
-
-    group = None
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x.new_zeros(())
-
-
-def choose_by_evidence(
-    model: nn.Module, relaxed: Mapping[str, Relaxed], shares: Shares, razor: Razor, loader: Loader
-) -> Choice:
-    """Return the threshold with the highest evidence, the largest one of equals."""
-    distinct = sorted({s for values in shares.values() for s in values if s is not None})
-    trials: list[tuple[float, Dropped]] = []
-    for threshold in (0.0, *(math.nextafter(share, math.inf) for share in distinct)):
-        drop = dropped_paths(relaxed, shares, threshold)
-        if threshold == 0:
-            drop = {name: set() for name in relaxed}
-        if not trials or drop != trials[-1][1]:
-            trials.append((threshold, drop))
-    pruned = copy.deepcopy(model)  # every trial drops the paths of the previous trial, and more
-    layers = {name: pruned.get_submodule(name) for name in relaxed}
-    candidates: list[dict[str, Any]] = []
-    with _progress(len(trials)) as advance:
-        for threshold, drop in trials:
-            for name, layer in layers.items():
-                assert isinstance(layer, Relaxed)
-                for i in drop[name]:
-                    layer.paths[i] = _DroppedPath()
-            value = float(_same_prior(razor, pruned).evidence(loader).log_evidence)
-            dropped = sum(map(len, drop.values()))
-            candidates.append({"threshold": threshold, "dropped": dropped, "log_evidence": value})
-            advance()
-    best = max(candidates, key=lambda c: (c["log_evidence"], c["threshold"]))
-    return Choice(best["threshold"], "chosen by evidence", candidates)
-
-
-def _same_prior(razor: Razor, model: nn.Module) -> Razor:
-    """Return a razor for some of another razor's weights, with the same prior precisions."""
-    groups = "diagonal" if razor.prior.diagonal else "tensor"
-    config = replace(razor.config, prior_groups=groups, prior_precision=1.0, free_precision=None)
-    same_prior = Razor(model, copy.deepcopy(razor.likelihood), razor.n_data, config)
-    with torch.no_grad():
-        for name in weights(model):
-            same_prior.prior.log_of(name).copy_(razor.prior.log_of(name))
-    return same_prior
-
-
-@contextmanager
-def _progress(total: int) -> Iterator[Callable[[], None]]:
-    """Show a progress bar on a terminal if the work takes a while."""
-    from rich.console import Console
-    from rich.progress import Progress
-
-    start, done = time.perf_counter(), 0
-    bar = Progress(console=Console(stderr=True), disable=not sys.stderr.isatty(), transient=True)
-    task = bar.add_task("evidence without each path", total=total)
-
-    def advance() -> None:
-        nonlocal done
-        done += 1
-        bar.update(task, completed=done)
-        if time.perf_counter() - start > PROGRESS_BAR_DELAY_SECONDS:
-            bar.start()
-
-    try:
-        yield advance
-    finally:
-        bar.stop()
-
-
-DEFAULT_THRESHOLD = 0.01
-"""Default share below which a path is dropped."""
 
 
 def collapse(
@@ -237,10 +90,8 @@ def collapse(
 
     Returns:
         A copy in eval mode. Its attribute `collapse_report` is a JSON-ready dictionary with the
-            fate of
-        each path; parameters, FLOPs and latency before and after; the relative change of the
-            outputs;
-        and how the threshold was chosen. `collapse_table` prints it.
+        fate of each path; parameters, FLOPs and latency before and after; the relative change of
+        the outputs; and how the threshold was chosen. `collapse_table` prints it.
 
     Raises:
         ValueError: if the model has no relaxed layers, the shares do not match them, a threshold is
@@ -354,7 +205,153 @@ def _layer_report(
     }
 
 
-MIN_TIMED_PASSES = 5
+def path_shares(model: nn.Module, effective_parameters: Mapping[str, float]) -> Shares:
+    """Return the share of each path of each relaxed layer in the layer's effective parameters.
+
+    The share is None for a path without trainable weights, which has no evidence.
+    """
+    shares: dict[str, list[float | None]] = {}
+    for name, layer in model.named_modules():
+        if not isinstance(layer, Relaxed):
+            continue
+        prefixes = [f"{name}.paths.{i}.".removeprefix(".") for i in range(len(layer.paths))]
+        gamma = [
+            [g for key, g in effective_parameters.items() if key.startswith(prefix)]
+            for prefix in prefixes
+        ]
+        total = sum(map(sum, gamma))
+        equal_share = 1 / max(1, sum(map(bool, gamma)))
+        shares[name] = [
+            (sum(g) / total if total > 0 else equal_share) if g else None for g in gamma
+        ]
+    return shares
+
+
+def match_shares(shares: Shares | Reading | None, relaxed: Mapping[str, Relaxed]) -> Shares:
+    """Return shares for exactly the given layers.
+
+    Raises:
+        ValueError: if the shares are not a mapping, name other layers or numbers of paths, or are
+            outside [0, 1].
+    """
+    if shares is None:
+        return {name: [None] * len(layer.paths) for name, layer in relaxed.items()}
+    if isinstance(shares, Reading):
+        by_name = {
+            layer.name: [path.share if path.parameters else None for path in layer.paths]
+            for layer in shares.layers
+        }
+        shares = {name: by_name[name] for name in relaxed if name in by_name}
+    value: Any = shares
+    if not isinstance(value, Mapping) or not all(
+        isinstance(values, list | tuple) for values in value.values()
+    ):
+        raise ValueError(f"shares must be {{layer name: [share of each path]}}, got {value!r}.")
+    out_of_range = {
+        name: list(values)
+        for name, values in shares.items()
+        if not all(
+            s is None or (is_real(s) and -ROUNDING_TOLERANCE <= s <= 1 + ROUNDING_TOLERANCE)
+            for s in values
+        )
+    }
+    if out_of_range:
+        raise ValueError(
+            f"shares must be between 0 and 1, or None for a frozen path, got {out_of_range}."
+        )
+    sizes = {name: len(layer.paths) for name, layer in relaxed.items()}
+    got = {name: len(values) for name, values in shares.items()}
+    if sizes != got:
+        wrong = sorted(n for n in {*sizes, *got} if sizes.get(n) != got.get(n))
+        raise ValueError(
+            f"shares must have one entry for each path of each relaxed layer. Layers {wrong}: the "
+            f"model has {sizes} paths, shares has {got} entries."
+        )
+    return shares
+
+
+def dropped_paths(relaxed: Mapping[str, Relaxed], shares: Shares, threshold: float) -> Dropped:
+    """Return paths with zero output or a share below the threshold, but never all of a layer."""
+    dropped: Dropped = {}
+    for name, layer in relaxed.items():
+        sizes = [math.inf if share is None else share for share in shares[name]]
+        is_zero = [layer.path(i).is_zero() for i in range(len(sizes))]
+        dropped[name] = {i for i, s in enumerate(sizes) if is_zero[i] or s < threshold}
+        if len(dropped[name]) == len(sizes):
+            dropped[name].remove(max(dropped[name], key=lambda i: (not is_zero[i], sizes[i])))
+    return dropped
+
+
+class _DroppedPath(nn.Module):
+    """Takes the place of a dropped path, so that the other paths keep their names."""
+
+    group = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.new_zeros(())
+
+
+def choose_by_evidence(
+    model: nn.Module, relaxed: Mapping[str, Relaxed], shares: Shares, razor: Razor, loader: Loader
+) -> Choice:
+    """Return the threshold with the highest evidence, the largest one of equals."""
+    distinct = sorted({s for values in shares.values() for s in values if s is not None})
+    trials: list[tuple[float, Dropped]] = []
+    for threshold in (0.0, *(math.nextafter(share, math.inf) for share in distinct)):
+        drop = dropped_paths(relaxed, shares, threshold)
+        if threshold == 0:
+            drop = {name: set() for name in relaxed}
+        if not trials or drop != trials[-1][1]:
+            trials.append((threshold, drop))
+    pruned = copy.deepcopy(model)  # every trial drops the paths of the previous trial, and more
+    layers = {name: pruned.get_submodule(name) for name in relaxed}
+    candidates: list[dict[str, Any]] = []
+    with _progress(len(trials)) as advance:
+        for threshold, drop in trials:
+            for name, layer in layers.items():
+                assert isinstance(layer, Relaxed)
+                for i in drop[name]:
+                    layer.paths[i] = _DroppedPath()
+            value = float(_same_prior(razor, pruned).evidence(loader).log_evidence)
+            dropped = sum(map(len, drop.values()))
+            candidates.append({"threshold": threshold, "dropped": dropped, "log_evidence": value})
+            advance()
+    best = max(candidates, key=lambda c: (c["log_evidence"], c["threshold"]))
+    return Choice(best["threshold"], "chosen by evidence", candidates)
+
+
+def _same_prior(razor: Razor, model: nn.Module) -> Razor:
+    """Return a razor for some of another razor's weights, with the same prior precisions."""
+    groups = "diagonal" if razor.prior.diagonal else "tensor"
+    config = replace(razor.config, prior_groups=groups, prior_precision=1.0, free_precision=None)
+    same_prior = Razor(model, copy.deepcopy(razor.likelihood), razor.n_data, config)
+    with torch.no_grad():
+        for name in weights(model):
+            same_prior.prior.log_of(name).copy_(razor.prior.log_of(name))
+    return same_prior
+
+
+@contextmanager
+def _progress(total: int) -> Iterator[Callable[[], None]]:
+    """Show a progress bar on a terminal if the work takes a while."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    start, done = time.perf_counter(), 0
+    bar = Progress(console=Console(stderr=True), disable=not sys.stderr.isatty(), transient=True)
+    task = bar.add_task("evidence without each path", total=total)
+
+    def advance() -> None:
+        nonlocal done
+        done += 1
+        bar.update(task, completed=done)
+        if time.perf_counter() - start > PROGRESS_BAR_DELAY_SECONDS:
+            bar.start()
+
+    try:
+        yield advance
+    finally:
+        bar.stop()
 
 
 def batch_length(x: Input) -> int:

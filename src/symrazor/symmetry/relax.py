@@ -61,8 +61,9 @@ def grid_point_group(group: Group) -> PointGroup | None:
 def canonical_name(group: str | Group) -> str | Group:
     """Return the name of a group of the grid, as in p4 for cyclic(4); other groups unchanged."""
     points = None if isinstance(group, str) else grid_point_group(group)
-    is_known = points is not None and points.name in (*TRANSLATIONS, *POINT_GROUPS)
-    return points.name if points is not None and is_known else group
+    if points is None or points.name not in (*TRANSLATIONS, *POINT_GROUPS):
+        return group
+    return points.name
 
 
 def check_groups(groups: object) -> None:
@@ -82,9 +83,7 @@ def check_groups(groups: object) -> None:
     others = [point_group(group) for group in dict.fromkeys(requested) if group not in TRANSLATIONS]
     for group in others:
         if group.order == 1:
-            raise ValueError(
-                f"Group {group.name} is trivial: it has only the identity. Leave it out."
-            )
+            raise ValueError(f"Group {group.name} has only the identity. Leave it out.")
     for group, other in combinations(others, 2):
         if group.order == other.order and group.group.is_subgroup_of(other.group):
             raise ValueError(
@@ -201,19 +200,19 @@ def _convolutions(
     model: nn.Module, calls: Mapping[int, Sequence[ModuleCall]], left: dict[str, str]
 ) -> Iterator[tuple[str, AnyConv]]:
     """Yield the convolutions to relax; write to `left` why other layers are not relaxed."""
-    old = {id(layer): layer for layer in spatial_layers(model).values()}
-    inside = {id(m) for layer in old.values() for m in layer.modules()}
+    existing = {id(layer): layer for layer in spatial_layers(model).values()}
+    inside = {id(m) for layer in existing.values() for m in layer.modules()}
     done: list[str] = []
     for name, module in model.named_modules(remove_duplicate=False):
         if any(not layer or name.startswith(f"{layer}.") for layer in done):
             continue
-        if id(module) in old:
+        if id(module) in existing:
             done.append(name)
             path = f"path: {type(module).__name__}"
             left[name] = f"already a {'relaxed layer' if isinstance(module, Relaxed) else path}"
             continue
-        weighty = isinstance(module, CONVS) or any(True for _ in module.parameters(False))
-        if isinstance(module, NOT_LISTED) or not weighty:
+        has_weights = isinstance(module, CONVS) or any(True for _ in module.parameters(False))
+        if isinstance(module, NOT_LISTED) or not has_weights:
             continue
         reason = _reason_to_leave(module, calls.get(id(module), []))
         if id(module) in inside:
@@ -267,12 +266,9 @@ def _reason_to_leave(module: nn.Module, calls: Sequence[ModuleCall]) -> str | No
             return "shared by all positions: acts on features"
         return "no positions: acts on features"
     if not isinstance(module, CONVS):
+        name = type(module).__name__
         transposed = isinstance(module, _ConvTransposeNd)
-        return (
-            "a transposed convolution"
-            if transposed
-            else f"{type(module).__name__} has no free path"
-        )
+        return "a transposed convolution" if transposed else f"{name} has no free path"
     if is_parametrized(module) or "weight" not in module._parameters:
         return "its weight is computed (parametrized, weight-normed or pruned)"
     shapes = {call.shape[2:] for call in calls}
