@@ -82,13 +82,16 @@ def test_every_optimiser(tmp_path: Path, n_processes: int) -> None:
 @pytest.mark.slow
 def test_an_error_in_one_process_is_one_in_all(tmp_path: Path) -> None:
     first, second = found_by_two(tmp_path, "refusals")["refusals"]
-    assert "got an error in 1: ValueError: expected finite x" in first["nan"]
+    assert (
+        "Process 1 failed while it computed the curvature. ValueError: expected finite x"
+        in first["nan"]
+    )
     assert second["nan"].startswith("expected finite x in batch 1")
-    assert first["huge"].startswith("diverged: expected sums from every process, got an error in 1")
-    assert second["huge"].startswith("diverged: expected finite model outputs")
+    assert first["huge"].startswith("diverged: Process 1 failed")
+    assert second["huge"].startswith("diverged: The model outputs of sample")
     for said in (first, second):
         assert "expected 53 data from the loaders of all processes, got 106" in said["twice"]
-        assert "expected one process for an evidence that keeps its graph" in said["graph"]
+        assert "A differentiable evidence needs one process" in said["graph"]
         assert "The data must be the same in every process" in said["data"]
         assert "The test data must be the same in every process" in said["test"]
         for option in ("patience", "keep", "save"):

@@ -171,7 +171,7 @@ def test_a_radius_that_is_too_large_is_named() -> None:
         ({"lr": -1.0}, "positive, finite lr"),
         ({"keep": "all"}, "keep 'best' or 'last'"),
         ({"learning_rate": 0.1}, "expected options among"),
-        ({"structure": "kronecker"}, "expected structure"),
+        ({"structure": "kronecker"}, "structure must be one of"),
     ],
 )
 def test_bad_options(change: dict[str, object], message: str) -> None:
