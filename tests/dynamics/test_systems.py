@@ -68,8 +68,21 @@ def test_poisson_brackets_of_the_kepler_problem() -> None:
     torch.testing.assert_close(bracket, x[:, 2])  # the velocity
 
 
-@pytest.mark.parametrize("name", mechanics.INTEGRATORS)
-def test_integrators_converge_with_their_order(name: mechanics.IntegratorName) -> None:
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("euler", 1),
+        ("heun", 2),
+        ("midpoint", 2),
+        ("rk4", 4),
+        ("implicit-midpoint", 2),
+        ("leapfrog", 2),
+        ("yoshida4", 4),
+    ],
+)
+def test_integrators_converge_with_their_order(
+    name: mechanics.IntegratorName, expected: int
+) -> None:
     system = systems.pendulum()
     step = mechanics.integrator_by_name(name)
     x = torch.tensor([[0.7, 0.4]], dtype=torch.float64)
@@ -78,7 +91,7 @@ def test_integrators_converge_with_their_order(name: mechanics.IntegratorName) -
         (mechanics.advance(step, system.field, x, 1.0, n) - truth).norm().item() for n in (16, 32)
     ]
     order = math.log2(errors[0] / errors[1])
-    assert order == pytest.approx(mechanics.ORDERS[name], abs=0.3)
+    assert order == pytest.approx(expected, abs=0.3)
 
 
 @pytest.mark.parametrize("name", ["implicit-midpoint", "leapfrog", "yoshida4"])

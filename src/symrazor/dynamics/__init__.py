@@ -26,12 +26,7 @@ from symrazor.dynamics.selection import train_and_select
 from symrazor.dynamics.systems import System, nbody
 from symrazor.dynamics.trained import Simulator, Trained
 from symrazor.dynamics.training import train
-from symrazor.dynamics.trajectories import (
-    Trajectories,
-    read_trajectories,
-    simulate,
-    transitions,
-)
+from symrazor.dynamics.trajectories import Trajectories, read_trajectories, simulate, transitions
 
 __all__ = [
     "Algebra",

@@ -28,12 +28,7 @@ from symrazor.dynamics.conserved import (
     monomials,
     span_basis,
 )
-from symrazor.dynamics.mechanics import (
-    Scalar,
-    apply_symplectic_form,
-    degrees_of_freedom,
-    gradient,
-)
+from symrazor.dynamics.mechanics import Scalar, apply_symplectic_form, degrees_of_freedom, gradient
 from symrazor.dynamics.systems import System
 from symrazor.dynamics.trajectories import Trajectories, noise_variance
 

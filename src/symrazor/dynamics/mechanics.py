@@ -60,11 +60,11 @@ def apply_symplectic_form(gradient: Float[Tensor, "*b d"]) -> Float[Tensor, "*b 
     return torch.cat([dp, -dq], dim=-1)
 
 
-def gradient(scalar: Scalar, x: Float[Tensor, "*b d"], create_graph: bool = False) -> Tensor:
+def gradient(scalar: Scalar, x: Float[Tensor, "*b d"]) -> Float[Tensor, "*b d"]:
     """Return the gradient of a scalar function at many states, by reverse-mode differentiation."""
     with torch.enable_grad():
-        states = x if create_graph and x.requires_grad else x.detach().requires_grad_()
-        (slope,) = torch.autograd.grad(scalar(states).sum(), states, create_graph=create_graph)
+        states = x.detach().requires_grad_()
+        (slope,) = torch.autograd.grad(scalar(states).sum(), states)
     return slope
 
 
@@ -155,15 +155,6 @@ INTEGRATORS: dict[IntegratorName, Integrator] = {
     "implicit-midpoint": implicit_midpoint,
     "leapfrog": leapfrog,
     "yoshida4": yoshida4,
-}
-ORDERS: dict[IntegratorName, int] = {
-    "euler": 1,
-    "heun": 2,
-    "midpoint": 2,
-    "rk4": 4,
-    "implicit-midpoint": 2,
-    "leapfrog": 2,
-    "yoshida4": 4,
 }
 
 

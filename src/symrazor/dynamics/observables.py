@@ -99,6 +99,12 @@ class AnyFunctions(Functions):
         return gradient
 
 
+def coordinate_names(phase: int) -> list[str]:
+    """Return q1, ..., qn, p1, ..., pn."""
+    numbers = range(1, degrees_of_freedom(phase) + 1)
+    return [f"{letter}{i}" for letter in "qp" for i in numbers]
+
+
 class Products(Functions):
     r"""Products of the coordinates $q_1, \dots, p_n$ and of further variables, by name.
 
@@ -117,9 +123,8 @@ class Products(Functions):
         terms: Sequence[str],
         more: Mapping[str, FunctionWithGradient] | None = None,
     ) -> None:
-        n = degrees_of_freedom(phase)
         self.more = dict(more or {})
-        names = [*(f"q{i + 1}" for i in range(n)), *(f"p{i + 1}" for i in range(n)), *self.more]
+        names = [*coordinate_names(phase), *self.more]
         index = {name: i for i, name in enumerate(names)}
         if not terms:
             raise ValueError("The list of terms is empty; pass at least one.")
@@ -243,81 +248,6 @@ class IntegratedFlows(Flows):
         return x
 
 
-class Polynomial(Observable):
-    r"""Polynomials $C_k(x) = \sum_j c_{kj} m_j(x)$ over all monomials of degree 1 to `degree`.
-
-    Args:
-        phase: number of entries of a state.
-        count: K.
-        degree: largest degree.
-        std: standard deviation of the initial coefficients.
-        scale: see `Observable`.
-        steps: see `Observable`.
-        generator: for the initial coefficients.
-    """
-
-    coefficients: nn.Parameter
-    powers: Tensor
-
-    def __init__(
-        self,
-        phase: int,
-        count: int = 1,
-        degree: int = 4,
-        std: float = 0.02,
-        scale: float = pi,
-        steps: int = 8,
-        generator: torch.Generator | None = None,
-    ) -> None:
-        super().__init__(scale, steps)
-        degrees_of_freedom(phase)
-        if degree < 1:
-            raise ValueError(f"degree must be at least 1, got {degree}.")
-        terms = [
-            [term.count(i) for i in range(phase)]
-            for order in range(1, degree + 1)
-            for term in combinations_with_replacement(range(phase), order)
-        ]
-        self.register_buffer("powers", torch.tensor(terms), persistent=False)
-        start = std * torch.randn(count, len(terms), generator=generator)
-        self.coefficients = nn.Parameter(start)
-
-    @property
-    def count(self) -> int:
-        """K."""
-        return len(self.coefficients)
-
-    def _power_tables(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the powers of each entry, [..., d, degree + 1], and their derivatives."""
-        degree = int(self.powers.max())
-        powers = [torch.ones_like(x)]
-        for _ in range(degree):
-            powers.append(powers[-1] * x)
-        slopes = [torch.zeros_like(x)] + [(k + 1) * powers[k] for k in range(degree)]
-        return torch.stack(powers, -1), torch.stack(slopes, -1)
-
-    def forward(self, x: Float[Tensor, "*n d"]) -> Float[Tensor, "*n k"]:
-        """Return the values of the K polynomials."""
-        powers, _ = self._power_tables(x)
-        columns = torch.arange(x.shape[-1], device=x.device)
-        return powers[..., columns, self.powers].prod(-1) @ self.coefficients.mT.to(x)
-
-    def gradient(
-        self, x: Float[Tensor, "*n d"], tau: Float[Tensor, "*n k"]
-    ) -> Float[Tensor, "*n d"]:
-        """Return the weighted gradient in closed form."""
-        power_table, slope_table = self._power_tables(x)
-        columns = torch.arange(x.shape[-1], device=x.device)
-        factors = power_table[..., columns, self.powers]
-        slopes = slope_table[..., columns, self.powers]
-        weights = tau @ self.coefficients.to(x)
-        partials = []
-        for i in range(x.shape[-1]):
-            parts = [factors[..., :i], slopes[..., i : i + 1], factors[..., i + 1 :]]
-            partials.append((torch.cat(parts, -1).prod(-1) * weights).sum(-1))
-        return torch.stack(partials, -1)
-
-
 class Network(Observable):
     """K small perceptrons with one hidden layer each.
 
@@ -423,3 +353,36 @@ class Combination(Observable):
     ) -> Float[Tensor, "*n d"]:
         """Return the weighted gradient of the functions."""
         return self.functions.gradient(x, tau @ self.coefficients.to(x))
+
+
+class Polynomial(Combination):
+    r"""Polynomials $C_k(x) = \sum_j c_{kj} m_j(x)$ over all monomials of degree 1 to `degree`.
+
+    Args:
+        phase: number of entries of a state.
+        count: K.
+        degree: largest degree.
+        std: standard deviation of the initial coefficients.
+        scale: see `Observable`.
+        steps: see `Observable`.
+        generator: for the initial coefficients.
+    """
+
+    def __init__(
+        self,
+        phase: int,
+        count: int = 1,
+        degree: int = 4,
+        std: float = 0.02,
+        scale: float = pi,
+        steps: int = 8,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        if degree < 1:
+            raise ValueError(f"degree must be at least 1, got {degree}.")
+        terms = [
+            " ".join(factors)
+            for order in range(1, degree + 1)
+            for factors in combinations_with_replacement(coordinate_names(phase), order)
+        ]
+        super().__init__(Products(phase, terms), count, std, scale, steps, generator)

@@ -19,6 +19,7 @@ from symrazor.dynamics.algebra import (
     unitary,
 )
 from symrazor.dynamics.conserved import Quadratic, span_basis
+from symrazor.dynamics.observables import coordinate_names
 from symrazor.dynamics.trained import ScaledSimulator, Simulator, Trained
 from symrazor.dynamics.trajectories import Trajectories
 from symrazor.dynamics.units import Units
@@ -284,8 +285,8 @@ def formula(
         terms: maximum number of terms; "+ ..." marks further ones above 5 % of the largest.
     """
     d = len(b)
-    n, size = d // 2, torch.ones(d) if scale is None else scale
-    names = [f"q{i + 1}" for i in range(n)] + [f"p{i + 1}" for i in range(n)]
+    size = torch.ones(d) if scale is None else scale
+    names = coordinate_names(d)
     if centre is not None:
         b = b + A @ centre
         offsets = zip(names, centre.tolist(), size.tolist(), strict=True)

@@ -44,12 +44,7 @@ from symrazor.dynamics.conserved import FixedSpan, Quadratic
 from symrazor.dynamics.group import CLOSURE_TOLERANCE, GroupOrbits, full_group
 from symrazor.dynamics.hamiltonian import SymmetrisedNetwork
 from symrazor.dynamics.journal import Journal
-from symrazor.dynamics.proposals import (
-    Proposals,
-    coefficient_cost,
-    is_rounded,
-    round_quantities,
-)
+from symrazor.dynamics.proposals import Proposals, coefficient_cost, is_rounded, round_quantities
 from symrazor.dynamics.trained import Record, Trained
 from symrazor.dynamics.training import Progress, seconds_per_step, train
 from symrazor.dynamics.trajectories import Transitions

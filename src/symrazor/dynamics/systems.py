@@ -48,14 +48,12 @@ class System:
         energy: differentiable $H$: [..., 2n] -> [...].
         start: draws initial states; by default normal, with standard deviation 1 for positions and
             0.5 for momenta.
-        separable: whether $H = T(p) + V(q)$, as `leapfrog` and `yoshida4` require.
     """
 
     name: str
     n: int
     energy: Scalar
     start: Start = None  # type: ignore[assignment]  # set in __post_init__, where n is known
-    separable: bool = False
 
     def __post_init__(self) -> None:
         if self.n < 1:
@@ -88,7 +86,7 @@ def oscillators(frequencies: Sequence[float] = (1.0,)) -> System:
     n = len(omega)
     same = len(set(frequencies)) == 1
     name = "oscillator" if n == 1 else f"{n} oscillators{'' if same else ', anisotropic'}"
-    return System(name, n, energy, separable=True)
+    return System(name, n, energy)
 
 
 def pendulum(gravity: float = 1.0) -> System:
@@ -97,7 +95,7 @@ def pendulum(gravity: float = 1.0) -> System:
     def energy(x: Tensor) -> Tensor:
         return 0.5 * x[..., 1].square() - gravity * x[..., 0].cos()
 
-    return System("pendulum", 1, energy, separable=True)
+    return System("pendulum", 1, energy)
 
 
 def double_pendulum(gravity: float = 1.0, lengths: tuple[float, float] = (1.0, 1.0)) -> System:
@@ -127,7 +125,7 @@ def henon_heiles(strength: float = 1.0) -> System:
         well = 0.5 * (q1.square() + q2.square() + p1.square() + p2.square())
         return well + strength * (q1.square() * q2 - q2**3 / 3)
 
-    return System("Henon-Heiles", 2, energy, NormalStart(2, q=0.15, p=0.15), separable=True)
+    return System("Henon-Heiles", 2, energy, NormalStart(2, q=0.15, p=0.15))
 
 
 def kepler(dimension: int = 2, softening: float = 0.0, mass: float = 1.0) -> System:
@@ -152,7 +150,7 @@ def kepler(dimension: int = 2, softening: float = 0.0, mass: float = 1.0) -> Sys
         speed = (0.8 + 0.35 * u[1]) * (mass / radius).sqrt()
         return torch.cat([radius * direction, speed * tangent], dim=1)
 
-    return System(f"Kepler, {dimension}-D", dimension, energy, start, separable=True)
+    return System(f"Kepler, {dimension}-D", dimension, energy, start)
 
 
 def rigid_body(inertia: tuple[float, float, float] = (1.0, 2.0, 3.0)) -> System:
@@ -220,7 +218,7 @@ def nbody(
         return total
 
     n = bodies * dimension
-    return System(f"{bodies} bodies, {dimension}-D", n, energy, NormalStart(n), separable=True)
+    return System(f"{bodies} bodies, {dimension}-D", n, energy, NormalStart(n))
 
 
 def from_energy(

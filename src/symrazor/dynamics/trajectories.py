@@ -92,11 +92,6 @@ class Trajectories:
         noise = torch.randn(self.states.shape, generator=generator, dtype=torch.float64)
         return Trajectories(self.states + variance**0.5 * noise, self.times, self.observed)
 
-    def to(self, device: torch.device | str) -> "Trajectories":
-        """Return the trajectories on another device."""
-        tensors = (self.states, self.times, self.observed)
-        return Trajectories(*(tensor.to(device) for tensor in tensors))
-
 
 def _check_variance(variance: float) -> None:
     if not variance >= 0:

@@ -163,13 +163,8 @@ def metrics(trained: Trained, setting: Setting) -> Row:
         row["energy_drift"] = relative_drift(setting.energy, states)[0]
     conserved = trained.model.conserved
     if conserved is None:  # a plain network, or no quantity was selected
-        row |= {
-            "dimension": 0,
-            "span": 0,
-            "conserved": 0,
-            "singular_values": [],
-            "parallelness": [],
-        }
+        row |= {"dimension": 0, "span": 0, "conserved": 0}
+        row |= {"singular_values": [], "parallelness": []}
         row["recovered"] = [0.0] * len(setting.known)
     if isinstance(conserved, Quadratic):
         row |= analysis.describe(conserved, setting.known, setting.held_out)
@@ -257,17 +252,9 @@ def main(
         "--small": {"help": "run a smaller version, which takes minutes on two cores"},
         "--data": {"help": "has no effect: the data are simulated"},
         "--json": {"help": "write all results to this file"},
-        "--models": {
-            "nargs": "+",
-            "default": list(MODELS),
-            "help": f"models to train, default {' '.join(MODELS)}; also {' '.join(CONTROLS)}",
-        },
+        "--models": {"nargs": "+", "default": list(MODELS), "help": "also: bound, likelihood"},
         "--steps": {"type": int, "help": "training steps"},
-        "--set": {
-            "nargs": "*",
-            "default": [],
-            "help": "training options, such as lr=0.01 flows=32",
-        },
+        "--set": {"nargs": "*", "default": [], "help": "training options: lr=0.01 flows=32"},
     }
     names = set(Options.__dataclass_fields__)
 

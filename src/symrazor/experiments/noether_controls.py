@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from symrazor.dynamics.algebra import energies, unitary
+from symrazor.dynamics.algebra import Algebra, energies, unitary
 from symrazor.dynamics.config import TrainConfig
 from symrazor.dynamics.hamiltonian import HamiltonianNetwork, SymmetrisedNetwork
 from symrazor.dynamics.likelihoods import velocities
@@ -76,21 +76,8 @@ def _large_swings(small: bool) -> tuple[Trajectories, Trajectories]:
 
 def pendulum_setting(options: noether.Options, seed: int) -> noether.Setting:
     """Return the setting of a pendulum with up to three quadratic quantities."""
-    data, test = _large_swings(options.small)
-    config = TrainConfig(
-        steps=800 if options.small else 3000, batch_size=200, draws=2, flows=16, burn_in=0.5
-    )
-    return noether.Setting(
-        transitions(data, NOISE, seed=30_000 + seed),
-        {"test": transitions(test)},
-        unitary(1),
-        unitary(1),
-        test,
-        config.change(noise=NOISE),
-        count=3,
-        measure="ball",
-        draws="antithetic",
-    )
+    steps = 800 if options.small else 3000
+    return _setting(*_large_swings(options.small), unitary(1), seed, steps, count=3)
 
 
 def anisotropic_setting(options: noether.Options, seed: int) -> noether.Setting:
@@ -98,17 +85,20 @@ def anisotropic_setting(options: noether.Options, seed: int) -> noether.Setting:
     system = oscillators((1.0, math.sqrt(3)))
     data = simulate(system, 60 if options.small else 200, 10, 0.2, seed=10_000 + seed)
     test = simulate(system, 50, 20, 0.2, seed=20_000 + seed)
-    config = TrainConfig(
-        steps=800 if options.small else 4000, batch_size=200, draws=2, flows=16, burn_in=0.5
-    )
+    return _setting(data, test, energies(2), seed, 800 if options.small else 4000, count=6)
+
+
+def _setting(
+    data: Trajectories, test: Trajectories, known: Algebra, seed: int, steps: int, count: int
+) -> noether.Setting:
     return noether.Setting(
         transitions(data, NOISE, seed=30_000 + seed),
         {"test": transitions(test)},
-        energies(2),
-        energies(2),
+        known,
+        known,
         test,
-        config.change(noise=NOISE),
-        count=6,
+        TrainConfig(steps=steps, batch_size=200, draws=2, flows=16, burn_in=0.5, noise=NOISE),
+        count=count,
         measure="ball",
         draws="antithetic",
     )
