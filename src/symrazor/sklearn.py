@@ -1,12 +1,12 @@
-"""`discover` as scikit-learn estimators: `fit`, `predict`, `predict_proba`, `score`.
+"""Provide `discover` as scikit-learn estimators with `fit`, `predict` and `score`.
 
     from symrazor.sklearn import SymmetryClassifier
 
     model = SymmetryClassifier(shape=(8, 8)).fit(X, y)
     print(model.verdict_)
 
-Rows of X are vectors, or with `shape` images, series, volumes or sets. Networks are trained for a
-number of epochs by default, not for a time, so that the same call gives the same result.
+Rows of X are vectors, or with `shape` images, series, volumes or sets. By default networks are
+trained for a number of epochs, so that the same call gives the same result.
 """
 
 from typing import Any
@@ -21,28 +21,29 @@ from torch import Tensor
 
 from symrazor.data import Dataset
 from symrazor.data.arrays import as_inputs
-from symrazor.data.datasets import KINDS, Kind, Task, as_kind, recognise_kind
+from symrazor.data.datasets import Task, as_kind, recognise_kind
 from symrazor.discovery.api import discover
+from symrazor.discovery.candidates import registered_kinds
 from symrazor.groups import Group
 
 Array = np.ndarray[Any, np.dtype[Any]]
 _FLOATS = [np.float64, np.float32]
-"""Number types that are kept; all others become float64."""
-_LARGEST_SEED = 2**31 - 1
+"""Number types that are accepted; all others are converted to float64."""
+_MAX_SEED = 2**31 - 1
 
 
 class _Symmetry(BaseEstimator):  # type: ignore[misc]
-    """What both estimators share.
+    """Base class of both estimators.
 
     Args:
-        shape: of one datum, as (28, 28) or (3, 32, 32); None for vectors.
-        kind: "image", "series", "volume", "set" or "vector"; None for what the shape suggests.
+        shape: shape of one sample, such as (28, 28) or (3, 32, 32); None for vectors.
+        kind: "image", "series", "volume", "set" or "vector"; None to recognise it by the shape.
         epochs: passes over the data for each candidate.
-        minutes: a time for all candidates together, instead of `epochs`.
-        groups: symmetries to relax, by name, as files or as `symrazor.groups.Group`s; None for
-            those of the kind.
+        minutes: training time of all candidates together; replaces `epochs`.
+        groups: symmetries to relax: names, files or `symrazor.groups.Group`s; None for the default
+            of the kind.
         device: "auto", "cpu", "cuda", ...
-        random_state: seed of initial weights, shuffling and probes.
+        random_state: seed of initial weights, shuffling and random probes.
     """
 
     _task: Task
@@ -51,7 +52,7 @@ class _Symmetry(BaseEstimator):  # type: ignore[misc]
         self,
         shape: tuple[int, ...] | None = None,
         *,
-        kind: Kind | None = None,
+        kind: str | None = None,
         epochs: int = 50,
         minutes: float | None = None,
         groups: tuple[str | Group, ...] | None = None,
@@ -67,26 +68,26 @@ class _Symmetry(BaseEstimator):  # type: ignore[misc]
         self.random_state = random_state
 
     def _inputs(self, X: Array) -> Tensor:
-        """Rows as data of the shape."""
+        """Return the rows in the shape of one sample."""
         x = as_inputs(X, "X")
         if self.shape is None:
             return x
         if int(np.prod(self.shape)) != x.shape[1]:
             raise ValueError(
-                f"expected {int(np.prod(self.shape))} features for shape {tuple(self.shape)}, got "
-                f"{x.shape[1]}; do: SymmetryClassifier(shape=...) with the shape of one row"
+                f"X has {x.shape[1]} features, but shape={tuple(self.shape)} needs "
+                f"{int(np.prod(self.shape))}."
             )
         return x.reshape(len(x), *self.shape)
 
     def _fit(self, X: Array, y: Tensor, names: tuple[str, ...]) -> None:
         x = self._inputs(X)
         kind = recognise_kind(x, y, None, "X") if self.kind is None else self.kind
-        if kind not in KINDS or kind == "trajectory":
-            raise ValueError(f"expected a kind among {KINDS[:-1]}, got {kind!r}")
+        if kind not in registered_kinds():
+            raise ValueError(f"Unknown kind {kind!r}. Use {', '.join(registered_kinds())}.")
         data = Dataset(as_kind(x, kind, "X"), y, kind, self._task, names, source="X")
         seed = self.random_state
         if not isinstance(seed, (int, np.integer)):
-            seed = check_random_state(seed).randint(_LARGEST_SEED)
+            seed = check_random_state(seed).randint(_MAX_SEED)
         self.discovery_ = discover(
             data,
             minutes=2.0 if self.minutes is None else self.minutes,
@@ -99,7 +100,7 @@ class _Symmetry(BaseEstimator):  # type: ignore[misc]
         )
         self.verdict_ = self.discovery_.verdict
         self.network_ = self.discovery_.network().cpu()
-        self.n_iter_ = len(self.discovery_.found[0].answer.delivered.history)
+        self.n_iter_ = len(self.discovery_.results[0].answer.recommended_fit.history)
 
     @torch.no_grad()
     def _outputs(self, X: Any) -> Tensor:
@@ -111,28 +112,28 @@ class _Symmetry(BaseEstimator):  # type: ignore[misc]
         return torch.cat([self.network_(part) for part in parts]).double()
 
     def __getstate__(self) -> dict[str, Any]:
-        """What is pickled: the network and the verdict, not the training data."""
+        """Return the state to pickle: network and verdict, without the training data."""
         state: dict[str, Any] = dict(super().__getstate__())
         state.pop("discovery_", None)
         return state
 
 
 class SymmetryClassifier(ClassifierMixin, _Symmetry):  # type: ignore[misc]
-    """A classifier whose structure is chosen by the evidence.
+    """Classifier whose structure is chosen by the evidence.
 
     Attributes:
         classes_: labels, in the order of the probabilities.
-        verdict_: what was found out, in words.
-        network_: the best network as plain torch modules, logits out.
+        verdict_: the result in words.
+        network_: the recommended network as plain torch modules; returns logits.
         discovery_: the `Discovery`; it is not pickled.
-        n_iter_: epochs.
+        n_iter_: number of epochs.
     """
 
-    __doc__ += (_Symmetry.__doc__ or "").partition("share.\n")[2]
+    __doc__ += (_Symmetry.__doc__ or "").partition("estimators.\n")[2]
     _task: Task = "classification"
 
     def fit(self, X: Any, y: Any) -> "SymmetryClassifier":
-        """Train the candidates and keep the best.
+        """Train the candidates and keep the recommended one.
 
         Args:
             X: [n, features].
@@ -142,37 +143,36 @@ class SymmetryClassifier(ClassifierMixin, _Symmetry):  # type: ignore[misc]
         check_classification_targets(y)
         self.classes_, labels = np.unique(y, return_inverse=True)
         if len(self.classes_) < 2:
-            raise ValueError(f"expected at least two classes, got one class: {self.classes_[0]!r}")
+            raise ValueError(f"y needs at least two classes, got one class: {self.classes_[0]!r}.")
         self._fit(X, torch.from_numpy(labels.astype(np.int64)), tuple(map(str, self.classes_)))
         return self
 
     def predict_proba(self, X: Any) -> Array:
-        """Probability of each class [n, classes]."""
-        found: Array = self._outputs(X).softmax(-1).numpy()
-        return found
+        """Return the probability of each class [n, classes]."""
+        probabilities: Array = self._outputs(X).softmax(-1).numpy()
+        return probabilities
 
     def predict(self, X: Any) -> Array:
-        """The most probable class of each row."""
-        best = self._outputs(X).argmax(-1).numpy()
-        found: Array = self.classes_[best]
-        return found
+        """Return the most probable class of each row."""
+        labels: Array = self.classes_[self._outputs(X).argmax(-1).numpy()]
+        return labels
 
 
 class SymmetryRegressor(RegressorMixin, _Symmetry):  # type: ignore[misc]
-    """A regressor with learned noise, whose structure is chosen by the evidence.
+    """Regressor with learned noise whose structure is chosen by the evidence.
 
     Attributes:
-        verdict_: what was found out, in words.
-        network_: the best network as plain torch modules, targets out.
+        verdict_: the result in words.
+        network_: the recommended network as plain torch modules; returns targets.
         discovery_: the `Discovery`; it is not pickled.
-        n_iter_: epochs.
+        n_iter_: number of epochs.
     """
 
-    __doc__ += (_Symmetry.__doc__ or "").partition("share.\n")[2]
+    __doc__ += (_Symmetry.__doc__ or "").partition("estimators.\n")[2]
     _task: Task = "regression"
 
     def fit(self, X: Any, y: Any) -> "SymmetryRegressor":
-        """Train the candidates and keep the best.
+        """Train the candidates and keep the recommended one.
 
         Args:
             X: [n, features].
@@ -187,12 +187,12 @@ class SymmetryRegressor(RegressorMixin, _Symmetry):  # type: ignore[misc]
         return self
 
     def predict(self, X: Any) -> Array:
-        """The mean of the target for each row."""
-        found: Array = self._outputs(X).numpy()
-        return found[:, 0] if self._flat else found
+        """Return the mean of the target for each row."""
+        targets: Array = self._outputs(X).numpy()
+        return targets[:, 0] if self._flat else targets
 
     def __sklearn_tags__(self) -> Any:
-        """Several targets are fine."""
+        """Return tags that allow several targets."""
         tags = super().__sklearn_tags__()
         tags.target_tags.single_output = True
         tags.target_tags.multi_output = True

@@ -72,12 +72,12 @@ def test_discover_on_the_embedded_digits(tmp_path: Path) -> None:
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_the_evidence_picks_the_symmetry_that_is_there(seed: int) -> None:
     """Full runs: translation symmetry is kept for digits and given up where position is asked."""
-    answers = [one.answer for one in discover_digits(Options(seed=seed, progress=False)).found]
+    answers = [one.answer for one in discover_digits(Options(seed=seed, progress=False)).results]
     digit, quadrant = answers
     assert digit.symmetric
     assert not quadrant.symmetric
-    assert "Position does not matter" in digit.verdict
-    assert "Position matters" in quadrant.verdict
+    assert "position does not matter" in digit.verdict
+    assert "position matters" in quadrant.verdict
     shares = [layer.free_share for layer in quadrant.named("relaxed").fit.reading.layers[:3]]
     assert shares[0] < 0.05  # symmetry is broken late, not at the first layer
     assert max(shares) > 0.08
@@ -155,8 +155,8 @@ def test_an_experiment_prints_its_table_unless_asked_not_to(call: Call, quiet: b
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("discover", "--epochs", "0"), "epochs of at least 1, got 0"),
-        (("discover", "--epochs", "1", "--groups"), "at least one group, got none"),
+        (("discover", "--epochs", "0"), "epochs must be at least 1, got 0"),
+        (("discover", "--epochs", "1", "--groups"), "groups is empty"),
         (("discover", "--epochs", "1", "--out", "/dev/null/x"), "Not a directory"),
     ],
 )

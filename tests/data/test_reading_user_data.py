@@ -26,7 +26,7 @@ def test_text_labels_of_test_data_are_numbered_with_those_of_training(tmp_path: 
     assert found.test is not None
     assert found.test[1].tolist() == Y[late].tolist()
     given = sr.discover(X, TEXT.tolist(), test=(X[late], TEXT[late].tolist()), epochs=1)
-    held = given.found[0].test
+    held = given.results[0].test
     assert held is not None
     assert held[1].tolist() == Y[late].tolist()
     with pytest.raises(ValueError, match="the class dog, which the training data do not have"):

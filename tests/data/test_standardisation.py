@@ -16,10 +16,10 @@ from torch import Tensor, nn
 import symrazor as sr
 from symrazor.data import Dataset, dataset, read
 from symrazor.data.resolution import MIN_LEVELS, moments
-from symrazor.discovery.api import _dataset
-from symrazor.discovery.predictions import predict
+from symrazor.discovery.api import as_dataset
 from symrazor.discovery.trajectories import _warn_if_coarse
 from symrazor.dynamics.result import formula
+from symrazor.runs.predictions import predict
 from symrazor.runs.preparation import prepare
 
 N = 40
@@ -75,9 +75,9 @@ def _read_all(x: np.ndarray, folder: Path) -> dict[str, Dataset]:
     with (folder / "a.csv").open("w", newline="") as file:
         csv.writer(file).writerows([["day", "metre", "y"], *np.column_stack([x, y]).tolist()])
     found = {name: read(folder / name) for name in ("a.npz", "x.npy", "a.csv")}
-    found["array"] = _dataset(x, y, None, None, None)
-    found["lists"] = _dataset(x.tolist(), y.tolist(), None, None, None)
-    found["tensor"] = _dataset(torch.from_numpy(x), torch.from_numpy(y), None, None, None)
+    found["array"] = as_dataset(x, y, None, None, None)
+    found["lists"] = as_dataset(x.tolist(), y.tolist(), None, None, None)
+    found["tensor"] = as_dataset(torch.from_numpy(x), torch.from_numpy(y), None, None, None)
     return found
 
 

@@ -19,16 +19,16 @@ from discover_data import some_data
 
 import symrazor as sr
 from symrazor.cli import app as cli
-from symrazor.discovery import digits
+from symrazor.discovery import api as digits
 from symrazor.discovery.answer import Answer, Candidate
-from symrazor.discovery.folder import export_network, load_network, read_document
-from symrazor.discovery.registry import CANDIDATES
+from symrazor.discovery.candidates import registered_kinds
+from symrazor.runs import run as fit_run
 from symrazor.runs.config import DataConfig, ModelConfig, RunConfig
-from symrazor.runs.fit_run import run as fit_run
+from symrazor.runs.folder import export_network, load_network, read_document
 
 
 @pytest.mark.parametrize("task", ["classification", "regression"])
-@pytest.mark.parametrize("kind", [*CANDIDATES])
+@pytest.mark.parametrize("kind", registered_kinds())
 def test_every_kind_gives_a_document_and_a_plain_network(kind: str, task: str) -> None:
     found = sr.discover(some_data(kind, task), epochs=1)
     document = json.loads(json.dumps(found.to_dict(), allow_nan=False))
@@ -44,7 +44,7 @@ def test_every_kind_gives_a_document_and_a_plain_network(kind: str, task: str) -
     network = found.network()
     assert not any(type(m).__module__.startswith("symrazor") for m in network.modules())
     # the plain network takes data as they came: against scaling by hand and the trained model
-    data = found.found[0].data
+    data = found.results[0].data
     x = some_data(kind, task).x[:7]
     moved = x.transpose(1, 2) if kind == "set" else x
     train = data.x.transpose(1, 2) if kind == "set" else data.x
@@ -101,7 +101,7 @@ def test_the_run_folder_and_what_can_be_done_with_it(
     with pytest.raises(ValueError, match=r"images of shape \[1, 8, 8\]"):
         np.savez(tmp_path / "b.npz", x=np.zeros((3, 1, 9, 9), np.float32))
         cli.run(["predict", str(run), str(tmp_path / "b.npz")])
-    with pytest.raises(ValueError, match="expected a run folder with discover.json"):
+    with pytest.raises(ValueError, match="is not a run folder: it has no discover.json"):
         cli.run(["report", str(tmp_path)])
 
 
@@ -117,7 +117,7 @@ def test_runs_of_fit_are_taken_too(tmp_path: Path, capsys: pytest.CaptureFixture
     cli.run(["report", str(run)])
     assert "What did the network learn?" in capsys.readouterr().out
     assert "<html" in (run / "report.html").read_text()[:500]
-    x, _ = digits.canvas("digit")[1]
+    x, _ = digits.digits_on_canvas("digit")[1]
     np.savez(tmp_path / "x.npz", x=x[:5].numpy())
     cli.run(["predict", str(run), str(tmp_path / "x.npz"), "--out", str(tmp_path / "p.npz")])
     with torch.no_grad(), np.load(tmp_path / "p.npz") as saved:
@@ -153,13 +153,13 @@ def test_a_stopped_run_is_taken_up_and_ends_as_if_it_had_not_stopped(tmp_path: P
     assert kept == {"plan.json", "linear-model", "one-hidden-layer"}
     told: list[str] = []
     again = sr.discover(data, epochs=3, out=tmp_path, tell=told.append)
-    assert any("going on" in text for text in told)
+    assert any("resuming" in text for text in told)
     assert [c.log_evidence for c in again.candidates] == [c.log_evidence for c in whole.candidates]
     told.clear()
     sr.discover(
         data, epochs=3, seed=1, out=tmp_path, tell=told.append
     )  # another run: from its start
-    assert not any("going on" in text for text in told)
+    assert not any("resuming" in text for text in told)
 
 
 @pytest.mark.slow
@@ -181,14 +181,14 @@ def test_ctrl_c_ends_with_130_and_the_same_command_goes_on(tmp_path: Path) -> No
         process.send_signal(signal.SIGINT)
         _, said = process.communicate()
     assert process.returncode == 130
-    assert "the same command goes on" in said
+    assert "run the same command to resume" in said
     assert "Traceback" not in said
     with _running(command) as again:
         assert again.stdout is not None
         lines = [again.stdout.readline() for _ in range(4)]
         again.send_signal(signal.SIGINT)
         again.communicate()
-    assert any("going on with an unfinished run" in line for line in lines)
+    assert any("resuming an unfinished run" in line for line in lines)
 
 
 def _later(checkpoints: Iterable[Path]) -> list[Path]:
@@ -224,8 +224,8 @@ class _Known(Candidate):
 @pytest.fixture(scope="module")
 def fitted() -> dict[str, sr.Fit]:
     torch.manual_seed(0)
-    (x, y), _ = digits.canvas("digit")
-    family = digits.family("digit")
+    (x, y), _ = digits.digits_on_canvas("digit")
+    family = digits.digit_family("digit")
     data = (x[:64], y[:64])
     return {s.name: sr.fit(s.make(), data, epochs=1, estimator="mc") for s in family.structures}
 
@@ -233,28 +233,23 @@ def fitted() -> dict[str, sr.Fit]:
 @pytest.mark.parametrize(
     ("values", "spread", "said", "not_said"),
     [
-        ((0, 0, 0), 0, "does not separate it from a plain CNN and a fully", "take that"),
+        ((0, 0, 0), 0, "does not separate a relaxed CNN from a plain CNN and a fully", "clear"),
         ((0, -400, -900), 0, "+400 nats against a plain CNN, +900 nats against", "separate"),
-        ((0, -10, -900), 0, "+10 nats against a plain CNN", "separate"),
+        ((0, -10, -900), 0, "The evidence is clear: at least 10 nats", "separate"),
         (
             (0, -10, -900),
             9,
-            "The evidence does not separate it from a plain CNN.",
+            "The evidence does not separate a relaxed CNN from a plain CNN.",
             "fully connected network and",
         ),
-        ((0, 50, -900), 0, "A plain CNN says the same with less: take that.", "separate"),
         (
-            (0, -50, 70),
+            (0, 50, -900),
             0,
-            "A fully connected network has the highest evidence, so take that;",
-            "less",
+            "Recommended network: a plain CNN, which has the same symmetry and fewer parameters.",
+            "separate",
         ),
-        (
-            (0, 0, 70),
-            0,
-            "A fully connected network has the highest evidence, so take that;",
-            "less",
-        ),
+        ((0, -50, 70), 0, "A fully connected network has the highest evidence. ", "fewer"),
+        ((0, 0, 70), 0, "A fully connected network has the highest evidence. ", "fewer"),
     ],
 )
 def test_verdicts(
@@ -263,10 +258,12 @@ def test_verdicts(
     names = ("relaxed", "convolutional", "fully connected")
     known = type("K", (_Known,), {"values": dict(zip(names, values, strict=True))})
     found = sorted((known(n, fitted[n], spread) for n in names), key=lambda c: -c.log_evidence)
-    answer = Answer("digit", "?", digits.family("digit"), found)
+    answer = Answer("digit", "?", digits.digit_family("digit"), found)
     assert said in answer.verdict
     assert not_said not in answer.verdict
-    assert "Position does not matter." in answer.verdict
+    assert "ranslation-invariant: position does not matter." in answer.verdict
+    assert answer.verdict == f"{answer.headline} {answer.details}"
+    assert answer.headline.count(".") == 1
 
 
 @pytest.mark.parametrize("error", [0.1, 1.06])
@@ -279,22 +276,25 @@ def test_a_verdict_does_not_contradict_itself(fitted: dict[str, sr.Fit], error: 
     ]
     assert all(layer.free_share < 0.01 for layer in layers if layer.relaxed)
     known = replace(fit, reading=replace(fit.reading, layers=layers))
-    answer = Answer("digit", "?", digits.family("digit"), [Candidate("relaxed", known)])
+    answer = Answer("digit", "?", digits.digit_family("digit"), [Candidate("relaxed", known)])
     if error < 1:
         assert answer.symmetric
+        assert answer.headline == "Translation-invariant: position does not matter."
         assert "Layers 1 to 3 are approximately translation-" in answer.verdict
     else:
         assert answer.symmetric is None
+        assert answer.headline == "Undecided: a relaxed CNN has not converged."
         assert "The data do not determine whether layers 1 to 3" in answer.verdict
-        assert "Position" not in answer.verdict
+        assert "position does not matter" not in answer.verdict
     assert "on position" not in answer.verdict
 
 
 def test_one_candidate_and_an_early_verdict(fitted: dict[str, sr.Fit]) -> None:
     only = [Candidate("relaxed", fitted["relaxed"])]
-    answer = Answer("digit", "?", digits.family("digit"), only, ("Early.",))
+    answer = Answer("digit", "?", digits.digit_family("digit"), only, ("Early.",))
     assert answer.margin is None
-    assert answer.verdict.endswith("no time to train another network to compare with. Early.")
+    certainty = "Not compared: there was no time to train another network. Early."
+    assert answer.details.startswith(certainty)
 
 
 # Time, splits, networks.
@@ -319,9 +319,9 @@ def _bumps(n: int = 500) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 def test_series_what_and_when() -> None:
     x, what, when = _bumps()
     kept = sr.discover(x, what, kind="series", epochs=40)
-    assert "When it happens does not matter." in kept.verdict
+    assert "Invariant to shifts in time" in kept.verdict
     broken = sr.discover(x, when, kind="series", epochs=40)
-    assert "When it happens matters." in broken.verdict
+    assert "Not invariant to shifts in time" in broken.verdict
     assert broken.best.name != "convolutional"
 
 
@@ -329,9 +329,9 @@ def test_series_what_and_when() -> None:
 def test_sets_with_and_without_order() -> None:
     x = torch.randn(600, 8, 2, generator=torch.Generator().manual_seed(0))
     kept = sr.discover(x, x.square().sum(2).mean(1), kind="set", epochs=60)
-    assert "The order of the points does not matter." in kept.verdict
+    assert "Permutation-invariant: the order of the points does not matter." in kept.verdict
     broken = sr.discover(x, (x[:, 0, 0] > x[:, 1, 0]).long(), kind="set", epochs=60)
-    assert "The order of the points matters." in broken.verdict
+    assert "Not permutation-invariant: the order of the points matters." in broken.verdict
     assert broken.best.name != "shared"
 
 
@@ -342,7 +342,7 @@ def test_vectors_linear_and_not() -> None:
     noise = 0.1 * torch.randn(400, generator=generator)
     linear = sr.discover(x, x @ torch.tensor([1.0, -2.0, 0.5, 0.0]) + noise, epochs=80)
     assert linear.best.name == "linear model"
-    assert "The data ask for a linear model." in linear.verdict
+    assert "Recommended network: a linear model." in linear.verdict
     wave = sr.discover(x, (2 * x[:, 0]).sin() * x[:, 1] + noise, epochs=80)
     assert wave.best.name != "linear model"
     assert wave.best.fit.reading.test["mse"] < 0.2

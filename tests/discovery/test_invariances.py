@@ -12,10 +12,15 @@ import symrazor as sr
 from symrazor.cli.discover import Arguments
 from symrazor.data import Dataset, dataset
 from symrazor.discovery import invariances
-from symrazor.discovery.grids import family
-from symrazor.discovery.invariances import NO_TIME, Widths, averaged, wanted
+from symrazor.discovery.candidates import Structure
+from symrazor.discovery.grids import grid_family
+from symrazor.discovery.invariances import (
+    LearnedInvariances,
+    averaged_structure,
+    not_tested,
+    wants_invariances,
+)
 from symrazor.discovery.question import Options
-from symrazor.discovery.structures import Structure
 from symrazor.invariance import Augmented
 from symrazor.layers import Relaxed
 from symrazor.symmetry.invariances import invariance_sentence
@@ -35,13 +40,13 @@ def found() -> sr.Discovery:
 
 
 def test_a_verdict_says_what_transformations_do(found: sr.Discovery, tmp_path: Path) -> None:
-    widths = found.found[0].answer.widths
+    widths = found.results[0].answer.invariances
     assert widths is not None and widths.verdict in found.verdict
     assert widths.network == found.best.name
     a, b = widths.averaged, widths.without
     assert widths.gain == float(a.evidence.log_evidence) - float(b.evidence.log_evidence)
     assert torch.equal(a.data.x, b.data.x) and len(a.history) == len(b.history) == 12
-    assert set(a.reading.invariances) == {*invariances.START, "left-right flip"}
+    assert set(a.reading.invariances) == {*invariances.INITIAL_WIDTHS, "left-right flip"}
     document = json.loads(json.dumps(found.to_dict()))
     told = document["questions"][0]["invariances"]
     assert told["gain"] == pytest.approx(widths.gain)
@@ -52,31 +57,33 @@ def test_a_verdict_says_what_transformations_do(found: sr.Discovery, tmp_path: P
 
 @pytest.mark.parametrize("supported", [False, True])
 def test_only_widths_with_evidence_are_shown(found: sr.Discovery, supported: bool) -> None:
-    one = found.found[0]
-    widths = one.answer.widths
+    one = found.results[0]
+    widths = one.answer.invariances
     assert widths is not None
     shift = 10.0 if supported else -10.0
     other = widths.averaged.evidence.log_likelihood - widths.gain + shift
     evidence = replace(widths.averaged.evidence, log_likelihood=other)
     fit = replace(widths.averaged, evidence=evidence)
-    changed = Widths(widths.network, fit, widths.without)
+    changed = LearnedInvariances(widths.network, fit, widths.without)
     assert changed.gain == pytest.approx(shift) and changed.supported is supported
-    answer = replace(one.answer, widths=changed)
+    answer = replace(one.answer, invariances=changed)
     page = sr.Discovery([replace(one, answer=answer)]).to_dict()["questions"][0]
     readings = [c["reading"]["invariances"] for c in page["candidates"]]
     assert any(readings) is supported
     assert ("transformed" in page["examples"]) is supported
     if supported:
         orbits = torch.tensor(page["examples"]["transformed"])
-        assert orbits.shape == (6, 2 * invariances.SAMPLES, 1, 8, 8)
+        assert orbits.shape == (6, 2 * invariances.COPIES, 1, 8, 8)
         assert invariance_sentence(fit.reading.invariances).removesuffix(".") in answer.verdict
     else:
-        assert "do not pay (-10 nats" in answer.verdict
+        assert (
+            "No evidence for invariance to the tested transformations (-10 nats" in answer.verdict
+        )
 
 
 def test_relaxed_networks_are_averaged_too() -> None:
-    relaxed = next(s for s in family((1, 8, 8), 2).structures if s.name == "relaxed")
-    both = averaged(relaxed)
+    relaxed = next(s for s in grid_family((1, 8, 8), 2).structures if s.name == "relaxed")
+    both = averaged_structure(relaxed)
     torch.manual_seed(0)
     model = both.make()
     assert isinstance(both, Structure) and isinstance(model, Augmented)
@@ -114,9 +121,11 @@ def test_widths_that_were_stopped_are_taken_up(
     assert folder.name == place and (folder.parent / "widths.json").is_file()
     before = {path.name for path in folder.iterdir()}
     told: list[str] = []
-    again = sr.discover(_pictures(), options=options, tell=told.append).found[0].answer.widths
-    whole = found.found[0].answer.widths
-    assert any("going on" in text for text in told)
+    again = (
+        sr.discover(_pictures(), options=options, tell=told.append).results[0].answer.invariances
+    )
+    whole = found.results[0].answer.invariances
+    assert any("resuming" in text for text in told)
     assert before - {path.name for path in folder.iterdir()}  # older checkpoints made room
     assert again is not None and whole is not None
     assert again.gain == whole.gain
@@ -126,12 +135,12 @@ def test_widths_that_were_stopped_are_taken_up(
 
 def test_when_it_is_done() -> None:
     data, small = _pictures(), _pictures(size=6)
-    assert wanted(data, Options()) and not wanted(data, Options(epochs=3))
-    assert wanted(data, Options(epochs=3, invariances=True))
-    assert not wanted(data, Options(invariances=False))
-    assert not wanted(small, Options(invariances=True))
+    assert wants_invariances(data, Options()) and not wants_invariances(data, Options(epochs=3))
+    assert wants_invariances(data, Options(epochs=3, invariances=True))
+    assert not wants_invariances(data, Options(invariances=False))
+    assert not wants_invariances(small, Options(invariances=True))
     x = torch.randn(30, 5)
-    assert not wanted(dataset(x, x[:, 0], kind="vector"), Options(invariances=True))
+    assert not wants_invariances(dataset(x, x[:, 0], kind="vector"), Options(invariances=True))
 
 
 @pytest.mark.parametrize(
@@ -144,20 +153,36 @@ def test_flags_of_the_command(flags: list[str], expected: bool | None) -> None:
 
 def test_flags_that_exclude_each_other() -> None:
     both = tyro.cli(Arguments, args=["--invariances", "--no-invariances"])
-    with pytest.raises(ValueError, match="expected --invariances or --no-invariances, got both"):
+    with pytest.raises(ValueError, match="--invariances and --no-invariances exclude each other"):
         both.options()
 
 
 def test_too_few_steps_say_nothing(found: sr.Discovery) -> None:
-    widths = found.found[0].answer.widths
-    assert widths is not None and widths.settled
+    widths = found.results[0].answer.invariances
+    assert widths is not None and widths.converged
     early = replace(widths.averaged, history=widths.averaged.history[:5])
-    changed = Widths(widths.network, early, widths.without)
-    assert not changed.supported and changed.verdict == NO_TIME
+    changed = LearnedInvariances(widths.network, early, widths.without)
+    assert not changed.supported and "not tested (needs at least 10 evidence" in changed.verdict
 
 
 def test_no_time_is_a_note() -> None:
     told: list[str] = []
     found = sr.discover(_pictures(), minutes=1e-4, tell=told.append)
-    assert found.found[0].answer.widths is None and NO_TIME in found.verdict
-    assert not any("widths" in text for text in told)
+    text = found.results[0].answer.invariances
+    assert isinstance(text, str) and text in found.verdict
+    assert text.startswith("Invariances: not tested (needs about ")
+    assert not any("invariances" in line for line in told)
+
+
+@pytest.mark.parametrize(
+    ("minutes", "needed", "expected"),
+    [
+        (4.0, 7.2, "needs about 4 more minutes; run with `--minutes 8`"),
+        (0.5, 0.9, "needs about 0.5 more minutes; run with `--minutes 1`"),
+        (2.0, 2.0, "needs about 1 more minutes; run with `--minutes 3`"),
+    ],
+)
+def test_untested_invariances_name_the_time_they_need(
+    minutes: float, needed: float, expected: str
+) -> None:
+    assert not_tested(minutes, needed) == f"Invariances: not tested ({expected})."

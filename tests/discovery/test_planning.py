@@ -11,22 +11,39 @@ import torch
 import symrazor as sr
 from symrazor.core.likelihood import Categorical, Gaussian
 from symrazor.data import dataset
-from symrazor.discovery import digits, planning, run
+from symrazor.discovery import api as digits
+from symrazor.discovery import budget, comparison
 from symrazor.discovery.answer import Answer, Candidate, numbered
-from symrazor.discovery.budget import SUBSET, Cost, often, plan, timed
-from symrazor.discovery.conditional_evidence import ahead, better, log_scores, rest
-from symrazor.discovery.question import Asked, Options
-from symrazor.discovery.refit import Longer, learned_precisions, longer_plan, unsettled, winner
-from symrazor.discovery.registry import candidates
+from symrazor.discovery.budget import (
+    EVIDENCE_SUBSET,
+    Cost,
+    RefitPlan,
+    evidence_interval,
+    initial_precisions,
+    plan_comparison,
+    plan_question,
+    plan_refit,
+    timed_config,
+)
+from symrazor.discovery.candidates import candidates_for
+from symrazor.discovery.question import Options, Question
+from symrazor.discovery.selection import (
+    conditional_gain,
+    left_out_samples,
+    log_scores,
+    predicts_better,
+    recommend,
+    unconverged_rival,
+)
 from symrazor.training.options import FitConfig
 
 
 @pytest.fixture(scope="module")
 def fitted() -> dict[str, sr.Fit]:
     torch.manual_seed(0)
-    (x, y), _ = digits.canvas("digit")
+    (x, y), _ = digits.digits_on_canvas("digit")
     data = (x[:64], y[:64])
-    structures = digits.family("digit").structures
+    structures = digits.digit_family("digit").structures
     return {s.name: sr.fit(s.make(), data, epochs=1, estimator="mc") for s in structures}
 
 
@@ -51,25 +68,25 @@ class _Known(Candidate):
         ((0, -1, 70), True, "convolutional"),
     ],
 )
-def test_the_winner(
+def test_the_recommend(
     fitted: dict[str, sr.Fit], values: tuple[float, ...], early: bool, expected: str
 ) -> None:
     names = ("relaxed", "convolutional", "fully connected")
     known = type("K", (_Known,), {"values": dict(zip(names, values, strict=True))})
     found = sorted((known(n, fitted[n]) for n in names), key=lambda c: -c.log_evidence)
-    answer = Answer("digit", "?", digits.family("digit"), found)
+    answer = Answer("digit", "?", digits.digit_family("digit"), found)
     assert answer.symmetric
-    assert winner(answer, early) == expected
+    assert recommend(answer, early) == expected
 
 
 def test_data_that_were_left_out_are_predicted_by_the_trained_weights(
     fitted: dict[str, sr.Fit],
 ) -> None:
-    (x, y), _ = digits.canvas("digit")
+    (x, y), _ = digits.digits_on_canvas("digit")
     used = torch.arange(0, len(y), 2)
-    left_out = rest((x, y), used)
+    left_out = left_out_samples((x, y), used)
     assert left_out is not None and torch.equal(left_out[0], x[1::2])
-    assert rest((x, y), torch.arange(len(y))) is None
+    assert left_out_samples((x, y), torch.arange(len(y))) is None
     fit = fitted["convolutional"]
     found = log_scores(fit, left_out)
     with torch.no_grad():
@@ -97,19 +114,21 @@ def test_what_is_predicted_better_wins(
     values = {"fully connected": 70.0, "relaxed": 0.0, "convolutional": -50.0}
     known = type("K", (_Known,), {"values": values})
     found = [
-        known(name, fitted[name], unseen=-2 + gain + 0.01 * noise.roll(number))
+        known(name, fitted[name], left_out=-2 + gain + 0.01 * noise.roll(number))
         for number, (name, gain) in enumerate(gains.items())
     ]
-    answer = Answer("digit", "?", digits.family("digit"), found)
-    gap = ahead(found[1], found[0])
+    answer = Answer("digit", "?", digits.digit_family("digit"), found)
+    gap = conditional_gain(found[1], found[0])
     assert gap is not None and gap[0] == pytest.approx(200 * relaxed, abs=0.5)
     difference = 0.01 * (noise.roll(1) - noise)
     assert gap[1] == pytest.approx(float(difference.std()) * 200**0.5)
-    assert better(found[1], found[0]) is (relaxed > 0)
-    assert winner(answer, early) == expected
-    said = replace(answer, chosen=winner(answer, early)).verdict
-    assert ("that it had not seen better than a fully" in said) is (not early and relaxed > 0)
-    assert said.count("take that") == (not early)
+    assert predicts_better(found[1], found[0]) is (relaxed > 0)
+    assert recommend(answer, early) == expected
+    said = replace(answer, recommended_name=recommend(answer, early)).verdict
+    predicts = "training samples left out of the comparison better than a fully"
+    has_same_symmetry = expected == "convolutional"
+    assert (predicts in said) is (not early and relaxed > 0 and not has_same_symmetry)
+    assert said.count("Recommended network: ") == 1
 
 
 @pytest.mark.parametrize(("spread", "expected"), [(0.1, True), (1.0, False)])
@@ -119,16 +138,16 @@ def test_an_advantage_within_its_error_is_none(
     """400 data, 10 nats ahead in all; the standard error is 20 times the spread."""
     known = type("K", (_Known,), {"values": {"relaxed": 0.0, "convolutional": 0.0}})
     scatter = torch.tensor([spread, -spread], dtype=torch.float64).repeat(200)
-    one = known("relaxed", fitted["relaxed"], unseen=-1 + 0.025 + scatter)
-    other = known("convolutional", fitted["convolutional"], unseen=torch.full_like(scatter, -1))
-    assert better(one, other) is expected
+    one = known("relaxed", fitted["relaxed"], left_out=-1 + 0.025 + scatter)
+    other = known("convolutional", fitted["convolutional"], left_out=torch.full_like(scatter, -1))
+    assert predicts_better(one, other) is expected
 
 
 def test_a_longer_training_starts_with_the_prior_that_was_learned(
     fitted: dict[str, sr.Fit],
 ) -> None:
     razor = fitted["convolutional"].razor
-    found = learned_precisions(razor, 64)
+    found = initial_precisions(razor, 64)
     assert found == {k: min(float(v), 64 / 15) for k, v in razor.prior.precisions.items()}
     again = sr.Razor(fitted["convolutional"].model, "categorical", 64, prior_precision=found)
     assert {k: float(v) for k, v in again.prior.precisions.items()} == pytest.approx(found)
@@ -137,16 +156,16 @@ def test_a_longer_training_starts_with_the_prior_that_was_learned(
 def test_a_longer_training_keeps_the_learned_precisions_of_free_paths(
     fitted: dict[str, sr.Fit], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (x, y), _ = digits.canvas("digit")
-    family = digits.family("digit")
-    asked = Asked("digit", "?", family, (x[:64], y[:64]), None, Categorical)
+    (x, y), _ = digits.digits_on_canvas("digit")
+    family = digits.digit_family("digit")
+    asked = Question("digit", "?", family, (x[:64], y[:64]), None, Categorical)
     names = fitted["relaxed"].razor.prior.names
     learned = {name: 0.5 + 0.25 * number for number, name in enumerate(names)}
     # No evidence step, which would change the precisions.
     never = {"epochs": 1, "burn_in": 10**9}
-    monkeypatch.setattr(run, "timed", lambda config, *_: config.change(**never))
-    plan = Longer("relaxed", 1, 64, 1, learned)
-    found = run._train_longer(asked, plan, FitConfig(), Options(device="cpu"))
+    monkeypatch.setattr(comparison, "timed_config", lambda config, *_: config.change(**never))
+    plan = RefitPlan("relaxed", 1, 64, 1, learned)
+    found = comparison._refit(asked, plan, FitConfig(), Options(device="cpu"))
     assert {k: float(v) for k, v in found.fit.razor.prior.precisions.items()} == pytest.approx(
         learned
     )
@@ -171,55 +190,59 @@ def test_a_gap_that_closes_is_not_settled(
         known = type("K", (_Known,), {"values": {name: values[-1]}})
         found.append(known(name, replace(fitted[name], history=records)))
     found.sort(key=lambda c: -c.log_evidence)
-    late = unsettled(Answer("digit", "?", digits.family("digit"), found))
+    late = unconverged_rival(Answer("digit", "?", digits.digit_family("digit"), found))
     assert (None if late is None else late.name) == expected
 
 
 def test_a_comparison_may_take_more_of_a_short_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """A third of the time where that makes steps enough, else more than half."""
     x = torch.randn(300, 3, generator=torch.Generator().manual_seed(0))
-    family = candidates(dataset(x, x[:, 0], kind="vector"))
-    asked = Asked("a", "?", family, (x, x[:, :1]), None, Gaussian)
+    family = candidates_for(dataset(x, x[:, 0], kind="vector"))
+    asked = Question("a", "?", family, (x, x[:, :1]), None, Gaussian)
     cost = {s.name: Cost(1e-4, 0.0, 0.0) for s in family.structures}
-    monkeypatch.setattr(planning, "costs_of", lambda *given: cost)
+    monkeypatch.setattr(budget, "measure_costs", lambda *given: cost)
     for minutes, part in ((0.1, 0.55), (1.0, 1 / 3)):
-        found = planning.planned(asked, Options(minutes=minutes), lambda text: None)[2]
-        expected = plan(cost, 300, part * 60 * minutes)
+        found = plan_question(asked, Options(minutes=minutes), lambda text: None)[1]
+        expected = plan_comparison(cost, 300, part * 60 * minutes)
         assert abs(found.epochs - expected.epochs) <= 1, minutes
-        assert (plan(cost, 300, 20 * minutes).steps < 400) is (part > 0.5)
+        assert (plan_comparison(cost, 300, 20 * minutes).steps < 400) is (part > 0.5)
 
 
 @pytest.mark.parametrize("seconds", [5.0, 60.0, 1e4])
 @pytest.mark.parametrize("n", [30, 1000, 60_000])
 def test_the_longer_plan_is_the_longest_that_fits(n: int, seconds: float) -> None:
     cost = Cost(1e-4, 2e-4, 0.5)
-    found = longer_plan("a", cost, n, seconds)
+    found = plan_refit("a", cost, n, seconds)
     assert found is not None
-    assert cost.total(found.data, found.epochs, found.measured) <= 0.95 * seconds
-    steps = min(n, SUBSET) * 2e-4  # seconds of an evidence step
-    assert found.measured == 20 or (found.measured + 1) * steps > 0.2 * 0.95 * seconds
-    assert found.measured == 6 or found.measured * steps <= 0.2 * 0.95 * seconds
-    if found.data < n:
-        assert cost.total(n, 3, found.measured) > 0.95 * seconds
+    assert cost.total_seconds(found.samples, found.epochs, found.evidence_steps) <= 0.95 * seconds
+    steps = min(n, EVIDENCE_SUBSET) * 2e-4  # seconds of an evidence step
+    assert found.evidence_steps == 20 or (found.evidence_steps + 1) * steps > 0.2 * 0.95 * seconds
+    assert found.evidence_steps == 6 or found.evidence_steps * steps <= 0.2 * 0.95 * seconds
+    if found.samples < n:
+        assert cost.total_seconds(n, 3, found.evidence_steps) > 0.95 * seconds
     most = found.epochs == 1000 or found.steps >= 10_000 or found.epochs == 100
-    assert most or cost.total(found.data, found.epochs + 1, found.measured) > 0.95 * seconds
-    assert longer_plan("a", cost, n, 0.3) is None
+    assert (
+        most
+        or cost.total_seconds(found.samples, found.epochs + 1, found.evidence_steps)
+        > 0.95 * seconds
+    )
+    assert plan_refit("a", cost, n, 0.3) is None
 
 
 def test_cost_is_that_of_the_run() -> None:
     """By hand: 20 epochs measure the evidence at 4, 8, 12, 16 and 20, and once on all data."""
-    config = timed(FitConfig(), 20, 5000, 5)
-    assert (config.every, config.subset, config.batch_size) == (4, SUBSET, 128)
-    assert [often(epochs, 10) for epochs in (1, 10, 11, 30)] == [1, 1, 2, 3]
+    config = timed_config(FitConfig(), 20, 5000, 5)
+    assert (config.every, config.subset, config.batch_size) == (4, EVIDENCE_SUBSET, 128)
+    assert [evidence_interval(epochs, 10) for epochs in (1, 10, 11, 30)] == [1, 1, 2, 3]
     expected = 20 * 5000 * 1e-3 + (5 * 1000 + 5000) * 1e-2 + 3
-    assert Cost(1e-3, 1e-2, 3.0).total(5000, 20, 5) == pytest.approx(expected)
+    assert Cost(1e-3, 1e-2, 3.0).total_seconds(5000, 20, 5) == pytest.approx(expected)
     expected = 20 * 5000 * 1e-3 + (10 * 1000 + 5000) * 1e-2 + 3
-    assert Cost(1e-3, 1e-2, 3.0).total(5000, 20) == pytest.approx(expected)
+    assert Cost(1e-3, 1e-2, 3.0).total_seconds(5000, 20) == pytest.approx(expected)
     loop = 20 * 5000 * 1e-3 + 10 * 1000 * 1e-2
-    slower = Cost(1e-3, 1e-2, 3.0).seen(5000, 20, 2 * loop, 7.0)
-    assert slower.total(5000, 20) == pytest.approx(2 * (expected - 3) + 7)
-    assert Cost(1e-3, 1e-2, 3.0).seen(5000, 20, 99 * loop, 0).training == pytest.approx(3e-3)
-    assert Longer("a", 3, 1000).steps == 3 * 32  # batches of 32
+    slower = Cost(1e-3, 1e-2, 3.0).corrected(5000, 20, 2 * loop, 7.0)
+    assert slower.total_seconds(5000, 20) == pytest.approx(2 * (expected - 3) + 7)
+    assert Cost(1e-3, 1e-2, 3.0).corrected(5000, 20, 99 * loop, 0).training == pytest.approx(3e-3)
+    assert RefitPlan("a", 3, 1000).steps == 3 * 32  # batches of 32
 
 
 @pytest.mark.usefixtures("work_clock")
@@ -227,15 +250,15 @@ def test_the_final_network_is_the_one_that_is_saved(tmp_path: Path) -> None:
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(120, 3, generator=generator)
     found = sr.discover(x, x[:, 0] + 0.1 * torch.randn(120, generator=generator), minutes=0.12)
-    answer = found.found[0].answer
+    answer = found.results[0].answer
     assert answer.final is not None
     assert answer.final.name == answer.best.name
     assert len(answer.final.fit.history) > len(answer.best.fit.history)
-    assert "trained for the rest of the time, has a mean squared error" in found.verdict
+    assert "After the final training its mean squared error on held-out data is" in found.verdict
     with torch.no_grad():
-        prepared = found.found[0].prepared(x[:5])
+        prepared = found.results[0].prepared(x[:5])
         expected = answer.final.fit.model(prepared)
-        y = found.found[0].data.y
+        y = found.results[0].data.y
         assert y is not None
         expected = expected * y.std(0, correction=0) + y.mean(0)
         torch.testing.assert_close(found.predict(x[:5]), expected, rtol=1e-4, atol=1e-4)

@@ -12,12 +12,12 @@ from PIL import Image
 import symrazor as sr
 from symrazor.cli import app as cli
 from symrazor.data import read
-from symrazor.discovery.folder import export_network, load_network, read_document
-from symrazor.discovery.motion import save_motion
+from symrazor.discovery.trajectories import save_animation
 from symrazor.dynamics.journal import Journal
 from symrazor.dynamics.systems import oscillators
 from symrazor.dynamics.trajectories import Trajectories, read_trajectories, simulate
 from symrazor.dynamics.units import as_trajectories
+from symrazor.runs.folder import export_network, load_network, read_document
 
 
 def _oscillator(count: int = 6, steps: int = 8) -> tuple[np.ndarray, np.ndarray]:
@@ -61,7 +61,7 @@ def test_a_file_becomes_a_run_folder(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert document["verdict"] in capsys.readouterr().out
     file = export_network(run, "safetensors", tmp_path / "n.safetensors")
     assert file.stat().st_size > 100
-    with pytest.raises(ValueError, match="got one of conserved quantities"):
+    with pytest.raises(ValueError, match="A run on trajectories predicts no classes"):
         cli.run(["predict", str(run), str(tmp_path / "a.npz")])
 
 
@@ -80,7 +80,7 @@ def test_a_run_that_was_stopped_goes_on(tmp_path: Path, monkeypatch: pytest.Monk
     command = ["discover", str(tmp_path / "a.npz"), "--epochs", "20", "--out", str(run)]
     with monkeypatch.context() as patch:
         patch.setattr(Journal, "save", stop)
-        with pytest.raises(KeyboardInterrupt, match="the same command goes on"):
+        with pytest.raises(KeyboardInterrupt, match="run the same command to resume"):
             cli.run(command)
     (folder,) = (run / "unfinished").iterdir()
     assert len(Journal(folder).pages) == 2 and kept == [1, 2]
@@ -97,7 +97,7 @@ def test_the_network_is_the_simulator() -> None:
     data = sr.data.dataset(torch.from_numpy(states), times=torch.from_numpy(times))
     found = sr.discover(data, epochs=20)
     x = data.x[:, 0]
-    expected = found.dynamics.found.simulator()(x, found.dynamics.dt)
+    expected = found.dynamics.discovered.simulator()(x, found.dynamics.dt)
     with torch.no_grad():
         torch.testing.assert_close(found.network()(x), expected.double(), rtol=1e-4, atol=1e-5)
 
@@ -119,14 +119,14 @@ def test_motion_shows_what_was_seen_whole(tmp_path: Path) -> None:
             return self.factor * state
 
     still = Still(1.0)
-    assert save_motion(still, seen, file) and file.read_bytes().startswith(b"GIF8")
+    assert save_animation(still, seen, file) and file.read_bytes().startswith(b"GIF8")
     first = torch.stack(still.starts[::9])
     torch.testing.assert_close(first, states[1:5, 0])  # four, and not the one with a gap
     assert still.gaps == pytest.approx([0.2] * 36)
     gone = tmp_path / "n.gif"
-    assert not save_motion(Still(1e300), seen, gone) and not gone.exists()
+    assert not save_animation(Still(1e300), seen, gone) and not gone.exists()
     blind = Trajectories(states, seen.times, torch.zeros_like(seen.observed))
-    assert not save_motion(still, blind, gone) and not gone.exists()
+    assert not save_animation(still, blind, gone) and not gone.exists()
 
 
 def test_missing_states_and_short_trajectories_are_read(tmp_path: Path) -> None:
@@ -144,7 +144,9 @@ def test_missing_states_and_short_trajectories_are_read(tmp_path: Path) -> None:
     missing = data.x.isnan().any(2)
     assert missing.nonzero().tolist() == [[0, 3], [5, 5], [5, 6], [5, 7]]
     found = sr.discover(data, epochs=2)
-    kept = found.dynamics.found.n_data  # five of six trajectories: 7 steps each, 2 or 3 missing
+    kept = (
+        found.dynamics.discovered.n_data
+    )  # five of six trajectories: 7 steps each, 2 or 3 missing
     assert kept in (5 * 7 - 2, 5 * 7 - 3, 5 * 7 - 5)
 
 
@@ -167,7 +169,7 @@ def test_positions_alone_are_enough_where_they_are_said_to_be(
 def test_states_without_times_are_taken_to_be_one_apart(tmp_path: Path) -> None:
     states, _ = _oscillator()
     np.savez(tmp_path / "a.npz", states=states)
-    with pytest.warns(UserWarning, match=r"no times in .*a.npz: states are taken to be 1 apart"):
+    with pytest.warns(UserWarning, match=r"a.npz has no times; states are assumed to be 1 apart"):
         found = sr.discover(tmp_path / "a.npz", epochs=2)
     assert found.dynamics.dt == 1
 

@@ -7,27 +7,27 @@ from typing import Any
 import pytest
 
 from symrazor.data import Tensors
-from symrazor.discovery import digits
+from symrazor.discovery import api as digits
 from symrazor.experiments import starts
 
 
 @pytest.fixture
 def few_digits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the canvas."""
-    whole = digits.canvas
+    whole = digits.digits_on_canvas
 
     def canvas(*of: Any) -> tuple[Tensors, Tensors]:
         (x, y), (xt, yt) = whole(*of)
         return (x[:300], y[:300]), (xt[:50], yt[:50])
 
-    monkeypatch.setattr(digits, "canvas", canvas)
+    monkeypatch.setattr(digits, "digits_on_canvas", canvas)
 
 
 @pytest.mark.usefixtures("few_digits")
 def test_starts_that_differ_end_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two epochs: `fit` makes the same start of a loose and of a tight prior."""
-    short = digits.DEFAULTS.change(epochs=2, progress=False)
-    monkeypatch.setattr(digits, "DEFAULTS", short)
+    short = digits.DIGIT_CONFIG.change(epochs=2, progress=False)
+    monkeypatch.setattr(digits, "DIGIT_CONFIG", short)
     near = [starts.train("digit", precision, "near", 0) for precision in (1.0, 1e4)]
     given = [starts.train("digit", precision, "given", 0) for precision in (1.0, 1e4)]
     assert near[0]["evidence"] == pytest.approx(near[1]["evidence"], rel=0.02)
@@ -75,7 +75,7 @@ def test_one_start_or_two_settings_show_nothing() -> None:
 
 @pytest.mark.usefixtures("few_digits")
 def test_starts_by_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(digits, "DEFAULTS", digits.DEFAULTS.change(epochs=1))
+    monkeypatch.setattr(digits, "DIGIT_CONFIG", digits.DIGIT_CONFIG.change(epochs=1))
     file = tmp_path / "starts.json"
     starts.main(["--small", "--seed", "0", "--json", str(file), "--device", "cpu"])
     document = json.loads(file.read_text())
@@ -88,7 +88,7 @@ def test_starts_merge(
 ) -> None:
     """One seed at a time, as several machines do, into one file; sizes are not mixed up."""
     monkeypatch.setattr(starts, "STARTS", (1.0, 10.0))
-    monkeypatch.setattr(digits, "DEFAULTS", digits.DEFAULTS.change(epochs=1))
+    monkeypatch.setattr(digits, "DIGIT_CONFIG", digits.DIGIT_CONFIG.change(epochs=1))
     file = tmp_path / "starts.json"
     common = ["--task", "digit", "--json", str(file), "--device", "cpu"]
     starts.main(["--seed", "1", "--small", *common])

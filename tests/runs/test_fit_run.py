@@ -18,15 +18,15 @@ from run_case import SMALL, small
 
 import symrazor as sr
 from symrazor.cli import app as cli
-from symrazor.cli.fit import given_config
+from symrazor.cli.fit import initial_config
 from symrazor.cli.run_folder import export
 from symrazor.core.files import write_atomically
 from symrazor.data import TensorLoader, flip_and_crop
 from symrazor.inference.razor_config import RazorConfig
-from symrazor.runs import fit_run as runs
+from symrazor.runs import load_run, run
+from symrazor.runs import records as runs
 from symrazor.runs.config import DataConfig, ModelConfig, RunConfig, from_document, read_config
-from symrazor.runs.fit_folder import fit_document
-from symrazor.runs.fit_run import load_run, run
+from symrazor.runs.records import fit_document
 
 
 def test_a_run_comes_back_from_its_folder(tmp_path: Path) -> None:
@@ -113,7 +113,7 @@ def test_a_file_of_another_name_is_refused(tmp_path: Path) -> None:
     """It would not be read, and the defaults be trained."""
     (tmp_path / "small.cfg").write_text(SMALL)
     out = tmp_path / "run"
-    with pytest.raises(ValueError, match=r"expected a configuration NAME.toml, got .*small.cfg"):
+    with pytest.raises(ValueError, match=r"small.cfg must have the suffix .toml"):
         cli.run(["fit", str(tmp_path / "small.cfg"), "--out", str(out), "--fit.epochs", "1"])
     assert not out.exists()
 
@@ -161,19 +161,19 @@ def test_what_a_configuration_refuses(document: dict[str, Any], message: str) ->
 
 
 def test_folders_that_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="without config.toml"):
+    with pytest.raises(ValueError, match="it has no config.toml"):
         load_run(tmp_path)
     config = small(tmp_path)
     run(config, tmp_path / "run")
-    with pytest.raises(ValueError, match="with a run; do: resume it"):
+    with pytest.raises(ValueError, match="already has a run. Add --resume"):
         run(config, tmp_path / "run")
     again = run(config, tmp_path / "run", resume=True)  # done already: nothing is trained
     assert len(again.history) == 2
     (tmp_path / "run" / runs.READING).unlink()
-    with pytest.raises(ValueError, match="expected a finished run"):
+    with pytest.raises(ValueError, match="is not finished: it has no reading.json"):
         load_run(tmp_path / "run")
     for place in (tmp_path / "small.toml", tmp_path / "small.toml" / "run"):
-        with pytest.raises(ValueError, match=r"expected a folder to leave the run in, .* a file"):
+        with pytest.raises(ValueError, match=r"No run can be written to .* is a file"):
             run(config, place)
     bad = replace(config, model=ModelConfig(name="conv"))
     with pytest.raises(ValueError, match="got 'conv' for inputs"):
@@ -237,16 +237,16 @@ def test_a_file_of_notepad_is_read(tmp_path: Path) -> None:
 def test_the_configuration_of_a_run_to_resume(arguments: tuple[str, ...], tmp_path: Path) -> None:
     write_atomically(tmp_path / "config.toml", b"[fit]\nepochs = 7\n")
     given = [part.replace("RUN", str(tmp_path)) for part in arguments]
-    assert given_config(["--resume", *given]).fit.epochs == 7
-    assert given_config(given).fit.epochs == 60
+    assert initial_config(["--resume", *given]).fit.epochs == 7
+    assert initial_config(given).fit.epochs == 60
 
 
 def test_resuming_nothing_is_no_run_of_the_defaults(tmp_path: Path) -> None:
     nothing = ["--resume", "--out", str(tmp_path / "typo")]
-    with pytest.raises(ValueError, match="expected a run to go on with in .*typo, got none; do: "):
-        given_config([*nothing, "--quiet"])
+    with pytest.raises(ValueError, match="There is no run to resume in .*typo"):
+        initial_config([*nothing, "--quiet"])
     for told in ("--fit.epochs=3", "--help"):  # a new run that may be stopped, or no run
-        assert given_config([*nothing, told]) == RunConfig()
+        assert initial_config([*nothing, told]) == RunConfig()
 
 
 def command(*arguments: str) -> list[str]:
@@ -272,7 +272,7 @@ def test_the_command_stops_and_goes_on(tmp_path: Path) -> None:
     stopped = call(file, CTRL_C="8")
     assert stopped.returncode == 130, stopped.stderr
     assert "stopped by SIGINT after step 8 of 18" in stopped.stderr
-    assert f"to go on: symrazor fit --out '{out}' --resume --trust-code" in stopped.stderr
+    assert f"to resume: symrazor fit --out '{out}' --resume --trust-code" in stopped.stderr
     assert call("--resume").returncode == 2  # the folder names code
     done = call("--resume", "--trust-code")
     assert done.returncode == 0, done.stderr
@@ -317,7 +317,7 @@ def test_an_export_leaves_the_run_as_it_is(tmp_path: Path) -> None:
     export(tmp_path / "run", "safetensors", quiet=True)
     assert (tmp_path / "run" / "plain.safetensors").is_file()
     for name in ("network.safetensors", "razor.safetensors"):
-        with pytest.raises(ValueError, match="would be lost; do: --out"):
+        with pytest.raises(ValueError, match="would be overwritten. Use --out"):
             export(tmp_path / "run", "safetensors", tmp_path / "run" / name, quiet=True)
     assert all(file.read_bytes() == content for file, content in before.items())
     load_run(tmp_path / "run")

@@ -8,9 +8,9 @@ import pytest
 import torch
 from run_case import SMALL, small
 
-from symrazor.runs import fit_run as runs
+from symrazor.runs import load_run, run
+from symrazor.runs.building import make_data
 from symrazor.runs.config import RunConfig
-from symrazor.runs.fit_run import load_run, run
 
 
 def test_groups_from_files_stay_with_a_run(tmp_path: Path) -> None:
@@ -32,7 +32,7 @@ def test_groups_from_files_stay_with_a_run(tmp_path: Path) -> None:
     x = config_data(config)
     assert torch.equal(again.model(x), found.model.eval()(x))
     mirror.write_text('{"name": "mirror", "matrices": [[[1, 0], [0, -1]]]}')
-    with pytest.raises(ValueError, match="the group that the run began with, .*group-0.json"):
+    with pytest.raises(ValueError, match="differs from .*group-0.json, with which the run began"):
         run(config, tmp_path / "moved", resume=True)
     with pytest.raises(OSError, match=r"not.json"):
         run(replace(config, model=replace(config.model, groups=("not.json",))), tmp_path / "new")
@@ -40,7 +40,7 @@ def test_groups_from_files_stay_with_a_run(tmp_path: Path) -> None:
 
 
 def config_data(config: RunConfig) -> torch.Tensor:
-    return runs.make_data(config.data)[0][0][:5]
+    return make_data(config.data)[0][0][:5]
 
 
 def test_dense_networks_are_relaxed_over_groups_from_files(tmp_path: Path) -> None:

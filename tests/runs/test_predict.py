@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 import symrazor as sr
-from symrazor.discovery.folder import export_network
-from symrazor.discovery.predictions import predict
+from symrazor.runs import run
 from symrazor.runs.config import DataConfig, ModelConfig, RunConfig
-from symrazor.runs.fit_run import run
+from symrazor.runs.folder import export_network
+from symrazor.runs.predictions import predict
 
 MEANS = {"poisson": torch.exp, "bernoulli": torch.sigmoid, "gaussian": torch.clone}
 """Likelihood -> the mean of y at the outputs of the network."""

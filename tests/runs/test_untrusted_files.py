@@ -15,10 +15,10 @@ from torch import nn
 
 import symrazor as sr
 from symrazor.cli import app as cli
-from symrazor.discovery.folder import export_network, load_network
-from symrazor.discovery.predictions import predict
+from symrazor.runs import load_run, run
 from symrazor.runs.config import CodeName, read_config
-from symrazor.runs.fit_run import load_run, run
+from symrazor.runs.folder import export_network, load_network
+from symrazor.runs.predictions import predict
 from symrazor.symmetry.architecture import (
     ARCHITECTURE,
     MAX_DEPTH,
@@ -125,7 +125,7 @@ def test_a_program_in_a_run_folder_is_never_read(
     torch.testing.assert_close(values, found.predict(x))
     file = export_network(folder, "torch", folder / "network.pt2")
     torch.testing.assert_close(torch.export.load(file).module()(x), found.predict(x))
-    assert "never reads it" in (folder / "README.txt").read_text()
+    assert "symrazor never reads a .pt2 file" in (folder / "README.txt").read_text()
     (folder / ARCHITECTURE).unlink()
     with pytest.raises(ValueError, match=r"No such file: .*architecture.json"):
         load_network(folder)

@@ -37,8 +37,8 @@ def test_rows_as_images_pipelines_and_pickles() -> None:
     model.fit(x[:90], y[:90])
     found = model[-1]
     assert list(found.classes_) == ["one", "two", "zero"]
-    assert found.discovery_.found[0].data.kind == "image"
-    assert len(found.discovery_.found[0].data.x) == 90  # nothing is held out
+    assert found.discovery_.results[0].data.kind == "image"
+    assert len(found.discovery_.results[0].data.x) == 90  # nothing is held out
     p = model.predict_proba(x[90:])
     np.testing.assert_allclose(p.sum(1), 1, rtol=1e-12)
     assert list(model.predict(x[90:])) == list(found.classes_[p.argmax(1)])
@@ -47,7 +47,7 @@ def test_rows_as_images_pipelines_and_pickles() -> None:
     np.testing.assert_array_equal(again.predict_proba(x[90:]), p)
     assert again[-1].verdict_ == found.verdict_
     assert not hasattr(again[-1], "discovery_")
-    with pytest.raises(ValueError, match="expected 64 features for shape"):
+    with pytest.raises(ValueError, match=r"X has 10 features, but shape=\(8, 8\) needs 64"):
         SymmetryClassifier((8, 8), epochs=1).fit(x[:, :10], y)
 
 

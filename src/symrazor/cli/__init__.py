@@ -1,4 +1,1 @@
-"""The command `symrazor`: one file for each subcommand, without logic of its own.
-
-May import: everything.
-"""
+"""Provide the command `symrazor`. May import: everything."""

@@ -1,24 +1,37 @@
-"""The command `symrazor`: verbs, each in a file of `commands`; no logic here."""
+"""Define the command `symrazor`; each subcommand is a function of another module."""
 
 import os
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import tyro
 from rich.console import Console
 from rich.markup import escape
 
 from symrazor.cli.bench import bench
-from symrazor.cli.completion import completion
 from symrazor.cli.data import data
 from symrazor.cli.discover import discover
 from symrazor.cli.experiment import experiment
-from symrazor.cli.fit import fit_command, given_config
+from symrazor.cli.fit import fit_command, initial_config
 from symrazor.cli.run_folder import export, predict, report
 from symrazor.core import startup
 from symrazor.core.version import __version__
 from symrazor.runs.config import RunConfig
+
+USER_ERROR, STOPPED, CLOSED_PIPE = 2, 130, 141
+"""Exit codes; the last two are those of shells for SIGINT and SIGPIPE."""
+
+
+def completion(shell: tyro.conf.Positional[Literal["bash", "zsh"]]) -> None:
+    """Print the completion script for a shell.
+
+    For bash: symrazor completion bash > ~/.local/share/bash-completion/completions/symrazor
+
+    Args:
+        shell: bash or zsh.
+    """
+    run(["--tyro-print-completion", shell])
 
 
 def version() -> None:
@@ -38,38 +51,41 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "completion": completion,
     "version": version,
 }
+DESCRIPTION = """Learn which symmetries a neural network should have, by Bayesian model selection.
+
+Start with: symrazor discover data.npz"""
 
 
 def run(arguments: Sequence[str] | None = None) -> None:
-    """Parse the arguments, by default those of the process, and run a verb."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
+    """Parse the arguments (by default those of the process) and run a subcommand."""
+    args = list(sys.argv[1:] if arguments is None else arguments)
     commands, config = dict(COMMANDS), [tyro.conf.OmitSubcommandPrefixes]
-    if given[:1] == ["fit"]:  # its sections share names: --fit.lr, --fit.razor.lr
-        commands["fit"] = fit_command(given_config(given[1:]))
+    if args[:1] == ["fit"]:  # keeps prefixes, since its sections share names: --fit.lr, --razor.lr
+        commands["fit"] = fit_command(initial_config(args[1:]))
     else:
         config.append(tyro.conf.OmitArgPrefixes)
     tyro.extras.subcommand_cli_from_dict(
-        commands, prog="symrazor", args=given, config=tuple(config)
+        commands, prog="symrazor", description=DESCRIPTION, args=args, config=tuple(config)
     )
 
 
 def main() -> None:
-    """Entry point: exit code 2 for what the user can mend, with one line that says how."""
+    """Run the command; errors that the user can fix end with one line and exit code 2."""
     startup.loaded()
     try:
         run()
         sys.stdout.flush()
-    except BrokenPipeError:  # whoever read our output has seen enough
+    except BrokenPipeError:  # the reader of our output has closed it, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(141)
+        sys.exit(CLOSED_PIPE)
     except (ValueError, OSError, FloatingPointError, ModuleNotFoundError) as error:
-        shown = escape(str(error))
-        Console(stderr=True).print(f"[red]symrazor:[/red] {shown}", soft_wrap=True, highlight=False)
-        sys.exit(2)
+        text = f"[red]symrazor:[/red] {escape(str(error))}"
+        Console(stderr=True).print(text, soft_wrap=True, highlight=False)
+        sys.exit(USER_ERROR)
     except KeyboardInterrupt as stop:
-        said = f"\nsymrazor: stopped{f'; {stop}' if str(stop) else ''}"
-        Console(stderr=True).print(escape(said), soft_wrap=True, highlight=False)
-        sys.exit(130)
+        text = f"\nsymrazor: stopped{f'; {stop}' if str(stop) else ''}"
+        Console(stderr=True).print(escape(text), soft_wrap=True, highlight=False)
+        sys.exit(STOPPED)
 
 
 if __name__ == "__main__":

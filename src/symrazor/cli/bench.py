@@ -1,4 +1,4 @@
-"""`symrazor bench`: measurements with a goal."""
+"""Define `symrazor bench`: measure run time and memory against their goals."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -19,18 +19,18 @@ from symrazor.cli.terminal import JsonFile, console
 
 @dataclass(frozen=True)
 class Arguments:
-    """What the command can be told.
+    """Arguments of the command.
 
     Args:
-        name: which benchmark; the next four options but rounds belong to `evidence`.
+        name: name of the benchmark.
         json_file: write the rows to this file.
-        rounds: interleaved repeats; medians are reported.
-        alphas: widths of the eight-convolution net.
-        paddings: padding modes of its convolutions.
-        growth: also the cost against the number of data and of outputs.
-        probes: also the errors of the Monte Carlo estimators.
-        device: "cpu" or "cuda", for `fit`.
-        quiet: print nothing; give a JSON file then.
+        rounds: interleaved repetitions; medians are reported.
+        alphas: widths of the network with eight convolutions (evidence only).
+        paddings: padding modes of its convolutions (evidence only).
+        growth: also measure the cost by number of samples and outputs (evidence only).
+        probes: also measure the errors of the Monte Carlo estimators (evidence only).
+        device: cpu or cuda (fit only).
+        quiet: print nothing; use with --json.
     """
 
     name: tyro.conf.Positional[Literal["evidence", "layers", "fit", "augment"]]
@@ -45,23 +45,23 @@ class Arguments:
 
 
 def bench(arguments: Annotated[Arguments, tyro.conf.arg(name="")]) -> None:
-    """Measure what an evidence estimate costs, what the paths, what fit, what learned widths."""
+    """Measure the cost of evidence estimates, layers, fit or learned augmentation."""
     rounds, file = arguments.rounds, arguments.json_file
     show = partial(_show, quiet=arguments.quiet)
     match arguments.name:
         case "layers":
-            show("Paths and relaxed networks", lambda: layers_bench.main(rounds, file))
+            show("Layers and relaxed networks", lambda: layers_bench.main(rounds, file))
         case "fit":
             sizes = fit_bench.Options.on(arguments.device, rounds=rounds, json=file)
             show("fit against plain training", lambda: fit_bench.main(sizes))
         case "augment":
-            show("Learned widths, in epochs of SGD", lambda: augment_bench.main(rounds, file))
+            show("Learned augmentation, in epochs of SGD", lambda: augment_bench.main(rounds, file))
         case "evidence":
             _evidence(arguments, show)
 
 
 def _evidence(arguments: Arguments, show: Callable[..., None]) -> None:
-    """The benchmark with options of its own."""
+    """Run the benchmark of evidence estimates and its optional parts."""
     options = evidence_bench.Options(
         arguments.alphas, arguments.paddings, arguments.rounds, json=arguments.json_file
     )
@@ -73,7 +73,7 @@ def _evidence(arguments: Arguments, show: Callable[..., None]) -> None:
 
 
 def _show(title: str, measure: Callable[[], Sequence[Any]], quiet: bool) -> None:
-    """Measure, with a clock running, and print the dataclass rows as a table."""
+    """Measure while showing a clock, and print the rows as a table."""
     columns = (SpinnerColumn(), TextColumn(title), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True, quiet=quiet), transient=True) as clock:
         clock.add_task("")

@@ -1,10 +1,11 @@
-"""`symrazor data`: official data sets, fetched only when asked."""
+"""Define `symrazor data`: list and download official data sets."""
 
 from pathlib import Path
 from typing import Literal
 
 import tyro
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import Progress
 
 from symrazor.cli.terminal import JsonFile, console, write_json
@@ -19,27 +20,29 @@ def data(
     json_file: JsonFile = None,
     quiet: bool = False,
 ) -> None:
-    """List official data sets, or get one: checked by SHA-256, whole or not at all.
+    """List official data sets, or download one and check it by SHA-256.
 
     Args:
-        action: list them, or get one.
-        name: of the data set.
-        out: folder; the files go to OUT/NAME.
+        action: list the data sets, or get one.
+        name: name of the data set.
+        out: folder; the files are written to OUT/NAME.
         url: another server with the same files.
         json_file: write the names of the files to this file.
         quiet: print nothing.
     """
-    show = console(quiet)
+    terminal = console(quiet)
     if action == "list":
         for known, source in PUBLISHERS.items():
-            show.print(f"{known:<14} {source.description}, from {source.url}", highlight=False)
+            text = f"{known:<14} {source.description}, from {source.url}"
+            terminal.print(escape(text), highlight=False)
         write_json(json_file, {known: source.url for known, source in PUBLISHERS.items()})
         return
     if name is None:
-        raise ValueError(f"Name the data set to download: one of {sorted(PUBLISHERS)}.")
+        raise ValueError(f"Name a data set: symrazor data get {' | '.join(sorted(PUBLISHERS))}.")
     source = PUBLISHERS[name]
     with Progress(console=Console(stderr=True, quiet=quiet), transient=True) as bar:
         tasks = {file.name: bar.add_task(file.name, total=file.size) for file in source.files}
         files = download(source, out / name, url, lambda f, n: bar.update(tasks[f], completed=n))
     write_json(json_file, [str(file) for file in files])
-    show.print(f"{out / name}: {len(files)} files, checked. Next: symrazor discover {out / name}")
+    text = f"{out / name}: {len(files)} files, checked. Next: symrazor discover {out / name}"
+    terminal.print(escape(text))

@@ -1,8 +1,10 @@
-"""`symrazor discover`: from a data file to a verdict, a page and a plain network."""
+"""Define `symrazor discover`: from a data file to a verdict, a report and a plain network."""
 
 import logging
 import shutil
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,53 +13,51 @@ import tyro
 from rich.markup import escape
 from rich.table import Table
 
-from symrazor.cli.terminal import JsonFile, console
+from symrazor.cli.terminal import JsonFile, console, print_verdict
 from symrazor.core.files import check_writable_file, check_writable_folder
 from symrazor.data.datasets import Kind, Task
 from symrazor.discovery.answer import Answer, Candidate
-from symrazor.discovery.api import discover as find
+from symrazor.discovery.api import discover as run_discovery
 from symrazor.discovery.api import discover_digits
-from symrazor.discovery.folder import DOCUMENT
 from symrazor.discovery.question import Options
+from symrazor.runs.folder import DOCUMENT
 
 
 @dataclass(frozen=True)
 class Arguments:
-    """What the command can be told.
+    """Arguments of the command.
 
     Args:
-        data: a .npz, .npy, .csv, IDX or CIFAR file, a folder of images per class, ...; without it,
-            the embedded digits, asked two questions.
-        report: write the page to this file too.
-        json_file: write all numbers to this file too.
-        out: run folder: numbers, page, picture, network.
-        minutes: for the training of all networks together; 2 by default, the digits take what they
-            need.
-        seed: of splits, initial weights and shuffling.
+        data: a .npz, .npy, .csv, IDX or CIFAR file, or a folder of images per class; without it,
+            the embedded digits are used.
+        minutes: training time of all networks together (2 by default; the digits need no limit).
+        out: run folder for numbers, report, figures and network.
+        report: write the report to this file, too.
+        json_file: write all numbers to this file, too.
+        groups: symmetries to relax: names (translation, p4, p4m, O, permutation, cyclic, ...) or
+            .json files.
+        kind: kind of the inputs; recognised by default.
+        task: kind of the labels; recognised by default.
+        seed: seed of splits, initial weights and shuffling.
         device: auto, cpu or cuda.
-        groups: symmetries to relax, by name (translation, p4, p4m, O, permutation, cyclic, ...)
-            or as files that end with .json; by default those of the kind.
-        kind: what the inputs are, instead of what is recognised.
-        task: what the labels are, instead of what is recognised.
-        epochs: passes over the data, instead of a time.
-        invariances: learn which transformations of pictures leave their label alone, also with a
-            number of epochs; with a time that is the default.
-        no_invariances: do not learn that.
-        positions: trajectories are positions only; velocities by finite differences stand for
-            momenta.
-        quiet: print only the verdicts.
+        epochs: passes over the data for each network; replaces --minutes.
+        invariances: learn invariances of images (rotations, shifts, scales, flips) also with
+            --epochs.
+        no_invariances: do not learn invariances of images.
+        positions: trajectories are positions only; momenta are estimated by finite differences.
+        quiet: print only the verdict.
     """
 
     data: tyro.conf.Positional[Path | None] = None
+    minutes: float | None = None
+    out: Path = Path("run")
     report: Path | None = None
     json_file: JsonFile = None
-    out: Path = Path("run")
-    minutes: float | None = None
-    seed: int = 0
-    device: str = "auto"
     groups: tuple[str, ...] | None = None
     kind: Kind | None = None
     task: Task | None = None
+    seed: int = 0
+    device: str = "auto"
     epochs: int | None = None
     invariances: tyro.conf.FlagCreatePairsOff[bool] = False
     no_invariances: tyro.conf.FlagCreatePairsOff[bool] = False
@@ -65,20 +65,20 @@ class Arguments:
     quiet: bool = False
 
     def options(self) -> Options:
-        """The part that `discover` takes as options.
+        """Return the options of `discover`.
 
         Raises:
             ValueError: options that exclude each other.
         """
         if self.invariances and self.no_invariances:
-            raise ValueError("expected --invariances or --no-invariances, got both; do: drop one")
-        learned = True if self.invariances else None
+            raise ValueError("--invariances and --no-invariances exclude each other. Omit one.")
+        invariances = True if self.invariances else None
         return Options().change(
             seed=self.seed,
             device=self.device,
             groups=self.groups,
             epochs=self.epochs,
-            invariances=False if self.no_invariances else learned,
+            invariances=False if self.no_invariances else invariances,
             positions=self.positions,
             out=self.out,
             progress=False if self.quiet else None,
@@ -86,84 +86,99 @@ class Arguments:
         )
 
 
-def discover(given: Annotated[Arguments, tyro.conf.arg(name="")]) -> None:
-    """Find out which structure the data ask for: verdict, page and a plain network.
+def discover(arguments: Annotated[Arguments, tyro.conf.arg(name="")]) -> None:
+    """Find the structure of a data set, and train a network that has it.
 
-    Ctrl-C keeps what is finished; the same command then goes on.
+    Example: symrazor discover data.npz --minutes 5
+
+    Prints a verdict and writes a run folder with a report and a plain PyTorch network. After Ctrl-C
+    the same command resumes the run.
     """
-    options, out = given.options(), given.out
+    options, out = arguments.options(), arguments.out
     check_writable_folder(out)
-    check_writable_file(given.report)
-    check_writable_file(given.json_file)
-    show = console(given.quiet)
+    check_writable_file(arguments.report)
+    check_writable_file(arguments.json_file)
+    terminal = console(arguments.quiet)
 
     def tell(text: str) -> None:
-        show.print(escape(text), highlight=False)
+        terminal.print(escape(text), highlight=False)
 
-    def answered(found: Answer) -> None:
-        show.print(_table(found))
-        console().print(escape(found.verdict), style="bold green", soft_wrap=True)
+    def show_answer(answer: Answer) -> None:
+        terminal.print(_table(answer))
+        print_verdict(console(), answer.headline, answer.details)
+
+    with _one_line_warnings():
+        try:
+            if arguments.data is None:
+                discovery = discover_digits(options, tell, show_answer)
+            else:
+                kind, task = arguments.kind, arguments.task
+                discovery = run_discovery(
+                    arguments.data, kind=kind, task=task, options=options, tell=tell
+                )
+                for result in discovery.results:
+                    show_answer(result.answer)
+            if discovery.dynamics is not None:
+                print_verdict(console(), discovery.verdict, "")
+            discovery.save(out)
+        except KeyboardInterrupt as stop:
+            text = str(stop) or f"finished parts are in {out}; run the same command to resume"
+            raise KeyboardInterrupt(text) from stop
+    if arguments.report is not None:
+        discovery.report(arguments.report)
+    if arguments.json_file is not None:
+        shutil.copyfile(out / DOCUMENT, arguments.json_file)
+    tell(f"\nRun folder: {out} ({', '.join(sorted(p.name for p in out.iterdir()))})")
+
+
+@contextmanager
+def _one_line_warnings() -> Iterator[None]:
+    """Print warnings in one line, and hide log messages on Ctrl-C, which the command explains."""
 
     def warn(message: Warning | str, *_: object) -> None:
         console().print(f"warning: {escape(str(message))}", style="yellow", soft_wrap=True)
 
     log = logging.getLogger("symrazor")
-    level, shown = log.level, warnings.showwarning
-    log.setLevel(logging.ERROR)  # Ctrl-C is explained by the command
-    warnings.showwarning = warn  # type: ignore[assignment]  # in one line
+    level, showwarning = log.level, warnings.showwarning
+    log.setLevel(logging.ERROR)
+    warnings.showwarning = warn  # type: ignore[assignment]
     try:
-        if given.data is None:
-            found = discover_digits(options, tell, answered)
-        else:
-            found = find(given.data, kind=given.kind, task=given.task, options=options, tell=tell)
-            for one in found.found:
-                answered(one.answer)
-        if not found.found:
-            console().print(escape(found.verdict), style="bold green", soft_wrap=True)
-        found.save(out)
-    except KeyboardInterrupt as stop:
-        said = str(stop) or f"what is finished is in {out}; the same command goes on"
-        raise KeyboardInterrupt(said) from stop
+        yield
     finally:
-        warnings.showwarning = shown
+        warnings.showwarning = showwarning
         log.setLevel(level)
-    if given.report is not None:
-        found.report(given.report)
-    if given.json_file is not None:
-        shutil.copyfile(out / DOCUMENT, given.json_file)
-    tell(f"\nRun folder: {out} ({', '.join(sorted(p.name for p in out.iterdir()))})")
 
 
-def _table(found: Answer) -> Table:
-    figures = list(dict.fromkeys(key for c in found.candidates for key in c.fit.reading.test))
-    table = Table("network", "log evidence", "fit", "complexity", "effective")
-    left_out = any(c.unseen is not None for c in found.candidates)
-    if left_out:
-        table.add_column("nats of data left out")
-    for key in figures:
-        table.add_column(f"test {key}")
-    trained = found.candidates if found.final is None else [*found.candidates, found.final]
+def _table(answer: Answer) -> Table:
+    """Return a table of the candidates, best evidence first."""
+    keys = list(dict.fromkeys(key for c in answer.candidates for key in c.fit.reading.test))
+    has_left_out = any(c.left_out is not None for c in answer.candidates)
+    table = Table("network", "log evidence", "log likelihood", "complexity", "effective parameters")
+    if has_left_out:
+        table.add_column("left-out log likelihood")
+    for key in keys:
+        table.add_column(f"held-out {key}")
+    trained = [*answer.candidates, *([] if answer.final is None else [answer.final])]
     for candidate in trained:
-        longer = f", {len(candidate.fit.history)} epochs" if candidate is found.final else ""
-        value, test = candidate.fit.evidence, candidate.fit.reading.test
+        epochs = f", {len(candidate.fit.history)} epochs" if candidate is answer.final else ""
+        evidence, test = candidate.fit.evidence, candidate.fit.reading.test
         table.add_row(
-            candidate.name + longer,
-            f"{float(value.log_evidence):,.0f}",
-            f"{float(value.log_likelihood):,.0f}",
-            f"{float(value.complexity):,.0f}",
-            f"{sum(value.effective_parameters.values()):,.0f}",
-            *([] if not left_out else [_nats(candidate)]),
-            *(_figure(key, test.get(key)) for key in figures),
+            escape(candidate.name + epochs),
+            f"{float(evidence.log_evidence):,.0f}",
+            f"{float(evidence.log_likelihood):,.0f}",
+            f"{float(evidence.complexity):,.0f}",
+            f"{sum(evidence.effective_parameters.values()):,.0f}",
+            *([_left_out(candidate)] if has_left_out else []),
+            *(_score(key, test.get(key)) for key in keys),
         )
     return table
 
 
-def _nats(candidate: Candidate) -> str:
-    """Log likelihood of the training data that it had not seen."""
-    return "" if candidate.unseen is None else f"{float(candidate.unseen.sum()):,.0f}"
+def _left_out(candidate: Candidate) -> str:
+    return "" if candidate.left_out is None else f"{float(candidate.left_out.sum()):,.0f}"
 
 
-def _figure(key: str, value: Any) -> str:
+def _score(key: str, value: Any) -> str:
     if value is None:
         return ""
     return f"{100 * value:.1f} %" if key == "accuracy" else f"{value:.3f}"

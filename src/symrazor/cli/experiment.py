@@ -1,4 +1,4 @@
-"""`symrazor experiment`: tables and figures of the papers, each a verb of its own."""
+"""Define `symrazor experiment`: reproduce tables and figures of the papers."""
 
 import sys
 from collections.abc import Callable
@@ -44,121 +44,121 @@ Augmented = Annotated[lila.Options, _no_prefix]
 
 
 def ella_table_1(options: Tables) -> str:
-    """ELLA's table 1: is position read where it must be?"""
+    """Reproduce ELLA table 1: is position used where the task needs it?"""
     return tables.run(ella_table1.EXPERIMENT, options)
 
 
 def ella_table_2(options: Tables) -> str:
-    """ELLA's table 2: eleven networks on CIFAR-10."""
+    """Reproduce ELLA table 2: eleven networks on CIFAR-10."""
     return tables.run(ella_table2.EXPERIMENT, options)
 
 
 def ella_table_3(options: Tables) -> str:
-    """ELLA's table 3: no symmetry, translations, or quarter turns too, layer by layer."""
+    """Reproduce ELLA table 3: no symmetry, translations or rotations in each layer."""
     return tables.run(ella_table3.EXPERIMENT, options)
 
 
 def sets_and_rings(options: Annotated[hidden_symmetry.Options, _no_prefix]) -> str:
-    """Sets, periodic signals and a hidden group: is the symmetry found?"""
+    """Find the symmetry of sets, of periodic signals and of a hidden group."""
     return hidden_symmetry.run(options)
 
 
 def rotated_shares(options: Annotated[rotated_share.Options, _no_prefix]) -> str:
-    """The share of the rotation path on upright and on turned digits."""
+    """Compare the share of the rotation path on upright and rotated digits."""
     return rotated_share.run(options)
 
 
 def among_groups(options: Annotated[selection.Options, _no_prefix]) -> str:
-    """One layer of images with four symmetries to choose from: is the right one found?"""
+    """Choose among four symmetries of one layer on images."""
     return selection.run(options)
 
 
 def from_starts(options: Starts) -> str:
-    """Does what is learned depend on where free paths start?"""
+    """Test whether the result depends on the initial weights of free paths."""
     return starts.run(options)
 
 
 def liw_table_1(options: Invariant) -> str:
-    """Learning Invariant Weights, table 1: does the bound know how much rotation there is?"""
+    """Reproduce Learning Invariant Weights table 1: does the bound find the range of rotations?"""
     return liw_table1.run(options)
 
 
 def liw_table_2(options: Invariant) -> str:
-    """Learning Invariant Weights, table 2: the transformations that four versions of MNIST need."""
+    """Reproduce Learning Invariant Weights table 2: transformations of four versions of MNIST."""
     return liw_table2.run(options)
 
 
 def liw_table_3(options: Invariant) -> str:
-    """Learning Invariant Weights, table 3: the same for CIFAR-10."""
+    """Reproduce Learning Invariant Weights table 3: transformations of CIFAR-10."""
     return liw_table3.run(options)
 
 
 def liw_gaussian_process(options: Invariant) -> str:
-    """A sparse Gaussian process beside table 2, by gpytorch (a development extra)."""
+    """Compare table 2 with a sparse Gaussian process (needs gpytorch)."""
     return liw_gp.run(options)
 
 
 def liw_pictures(options: Invariant) -> str:
-    """Learning Invariant Weights, figures 2, 3 and 5: rotations learned over training."""
+    """Reproduce Learning Invariant Weights figures 2, 3 and 5: rotations during training."""
     return liw_figures.run(options)
 
 
 def recovery(options: Augmented) -> str:
-    """Learned augmentation: is the width the one the data were made with?"""
+    """Test whether learned augmentation recovers the width that generated the data."""
     return lila_recovery.run(options)
 
 
 def small_data(options: Augmented) -> str:
-    """Learned augmentation where data are few, beside Augerino and none."""
+    """Compare learned augmentation with Augerino and no augmentation on small data sets."""
     return lila_small_data.run(options)
 
 
 def residual(options: Augmented) -> str:
-    """Learned augmentation of a residual network on CIFAR-10, turned and shifted at will."""
+    """Learn the augmentation of a residual network on rotated and shifted CIFAR-10."""
     return lila_resnet.run(options)
 
 
 def fashion_mnist(options: Annotated[fashion.Options, _no_prefix]) -> str:
-    """Discover on real images, beside a plain CNN trained for the same time."""
+    """Compare discover on Fashion-MNIST with a plain CNN trained for the same time."""
     return fashion.run(options)
 
 
 def talk_of_basis_functions(options: Annotated[talk_basis.Options, _no_prefix]) -> str:
-    """The talk's first part: basis functions and a deep network, by evidence and by loss."""
+    """Compare basis functions and a deep network by evidence and by loss."""
     return talk_basis.run(options)
 
 
 def oscillator(options: Dynamical) -> str:
-    """Noether's razor: the rotation of an oscillator's phase space from 28 transitions."""
+    """Find the rotation of an oscillator's phase space from 28 transitions (Noether's razor)."""
     return noether_oscillator.run(options)
 
 
 def n_oscillators(options: Dynamical, n: tuple[int, ...] = ()) -> str:
-    """Noether's razor: the unitary group of n equal oscillators.
+    """Find the unitary group of n equal oscillators (Noether's razor).
 
     Args:
-        options: where it runs and where results go.
-        n: how many oscillators, one or more numbers.
+        options: device, seeds and files of the experiment.
+        n: numbers of oscillators.
     """
     return noether_n_oscillators.run(options, n)
 
 
 def bodies(options: Dynamical, noise: float = noether_nbody.NOISE) -> str:
-    """Noether's razor: the invariants of three bodies in the plane.
+    """Find the invariants of three bodies in the plane (Noether's razor).
 
     Args:
-        options: where it runs and where results go.
-        noise: variance of the noise on the targets.
+        options: device, seeds and files of the experiment.
+        noise: noise variance of the targets.
     """
     return noether_nbody.run(options, noise)
 
 
 def controls(options: Dynamical, rows: tuple[str, ...] = noether_controls.ROWS) -> str:
-    """Noether's razor: nothing invented, nothing learned by likelihood, not only quadratic.
+    """Run the controls of Noether's razor: no symmetry, maximum likelihood, not quadratic.
 
     Args:
-        options: of the experiment; its models are not used.
-        rows: which controls.
+        options: options of the experiment; its models are not used.
+        rows: names of the controls.
     """
     return noether_controls.run(options, rows)
 
@@ -168,12 +168,12 @@ def discovered(
     rows: tuple[str, ...] = noether_discover.ROWS,
     minutes: float = noether_discover.MINUTES,
 ) -> str:
-    """Noether's razor: what discover finds in noisy trajectories of four systems.
+    """Run discover on noisy trajectories of four systems (Noether's razor).
 
     Args:
-        options: of the experiment; its models are not used.
-        rows: which systems.
-        minutes: for each.
+        options: options of the experiment; its models are not used.
+        rows: names of the systems.
+        minutes: training time of each system.
     """
     return noether_discover.run(options, rows, minutes)
 
@@ -202,7 +202,7 @@ EXPERIMENTS: dict[str, Callable[..., str]] = {
     "lila-small-data": small_data,
     "lila-resnet": residual,
 }
-"""Name -> what runs it and returns markdown; its arguments are those of the command."""
+"""Name -> function that runs the experiment and returns markdown; its arguments are options."""
 
 _Experiment: Any = Union[  # noqa: UP007  (of a tuple)
     tuple(
@@ -213,11 +213,11 @@ _Experiment: Any = Union[  # noqa: UP007  (of a tuple)
 
 
 def experiment(result: _Experiment, quiet: bool = False) -> None:
-    """Make a table or a figure of a paper, with its numbers beside ours.
+    """Reproduce a table or figure of a paper, with the published numbers beside ours.
 
     Args:
         result: the experiment.
-        quiet: do not print the table; give a JSON file then.
+        quiet: do not print the table; use with --json.
     """
     if not quiet:
         sys.stdout.write(f"{result}\n")

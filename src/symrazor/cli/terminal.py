@@ -1,4 +1,4 @@
-"""What the verbs share: where they print, and how."""
+"""Print to the terminal and write JSON files, for all subcommands."""
 
 import json
 import sys
@@ -7,19 +7,29 @@ from typing import Annotated, Any
 
 import tyro
 from rich.console import Console
+from rich.text import Text
 
 from symrazor.core.files import write_atomically
 
 JsonFile = Annotated[Path | None, tyro.conf.arg(name="json")]
 """An option `--json FILE`."""
+TABLE_WIDTH = 140
+"""Columns of output that is not a terminal; wide enough for the tables."""
 
 
 def console(quiet: bool = False) -> Console:
-    """Standard output; wide enough for our tables where it is not a terminal."""
-    return Console(quiet=quiet, width=None if sys.stdout.isatty() else 140)
+    """Return a console on standard output."""
+    return Console(quiet=quiet, width=None if sys.stdout.isatty() else TABLE_WIDTH)
+
+
+def print_verdict(target: Console, headline: str, details: str) -> None:
+    """Print a verdict with a bold headline; brackets in the text are not markup."""
+    text = Text(headline, style="bold green")
+    text.append(f" {details}" if details else "", style="not bold default")
+    target.print(text, soft_wrap=True, highlight=False)
 
 
 def write_json(file: Path | None, value: Any) -> None:
-    """A value as a JSON file, if one is asked for."""
+    """Write a value as a JSON file, if a file is given."""
     if file is not None:
         write_atomically(file, (json.dumps(value, indent=1, default=str) + "\n").encode())

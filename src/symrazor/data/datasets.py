@@ -1,6 +1,6 @@
 """Data of any kind as one typed value, and the rules that recognise the kind."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypeVar, get_args
 
@@ -36,8 +36,27 @@ _EXACT_AS_FLOAT32 = (
     *(torch.float32, torch.float16, torch.bfloat16),
     *(torch.uint8, torch.int8, torch.uint16, torch.int16, torch.bool),
 )
-_DIMENSIONS = {"image": 4, "volume": 5, "series": 3, "set": 3, "vector": 2, "trajectory": 3}
 _COLOUR_CHANNELS = (1, 3, 4)
+Recognise = Callable[[Tensor, Tensor | None], bool]
+_RECOGNISERS: dict[str, Recognise] = {}
+
+
+def register_shape(kind: str, shape: str, recognise: Recognise | None = None) -> None:
+    """Add a kind of data that is not built in.
+
+    Args:
+        kind: Name of the kind, a singular noun.
+        shape: Axes of its inputs, such as "[n, channels, time]".
+        recognise: Returns whether inputs x with labels y (or None) are of this kind; called before
+            the built-in rules. None if the kind always has to be named.
+    """
+    SHAPES[kind] = shape
+    if recognise is not None:
+        _RECOGNISERS[kind] = recognise
+
+
+def _n_dimensions(kind: str) -> int:
+    return SHAPES[kind].count(",") + 1
 
 
 @dataclass(frozen=True)
@@ -60,7 +79,7 @@ class Dataset:
 
     x: Tensor
     y: Tensor | None
-    kind: Kind
+    kind: str
     task: Task
     names: tuple[str, ...] = ()
     times: Tensor | None = None
@@ -112,7 +131,7 @@ def dataset(
     x: Tensor,
     y: Tensor | None = None,
     *,
-    kind: Kind | None = None,
+    kind: str | None = None,
     task: Task | None = None,
     names: Sequence[str] = (),
     times: Tensor | None = None,
@@ -149,7 +168,9 @@ def dataset(
         ValueError: There are too few samples or classes, a value is not finite, or the data do not
             fit the kind or task.
     """
-    kind = recognise_kind(x, y, times, source) if kind is None else _check(kind, KINDS, "kind")
+    kind = (
+        recognise_kind(x, y, times, source) if kind is None else _check(kind, tuple(SHAPES), "kind")
+    )
     inputs = as_kind(x, kind, source)
     if kind == "trajectory":
         times = None if times is None else extrapolate_times(inputs, times)
@@ -179,8 +200,11 @@ def dataset(
     return Dataset(inputs, labels, kind, task, class_names, None, held_out, source)
 
 
-def recognise_kind(x: Tensor, y: Tensor | None, times: Tensor | None, source: str) -> Kind:
+def recognise_kind(x: Tensor, y: Tensor | None, times: Tensor | None, source: str) -> str:
     """Return the kind of inputs by the table in `dataset`."""
+    for registered, recognise in _RECOGNISERS.items():
+        if recognise(x, y):
+            return registered
     shape = x.shape[1:]
     kind: Kind
     match len(shape):
@@ -206,22 +230,22 @@ def recognise_kind(x: Tensor, y: Tensor | None, times: Tensor | None, source: st
     return kind
 
 
-def as_kind(x: Tensor, kind: Kind, source: str) -> Tensor:
+def as_kind(x: Tensor, kind: str, source: str) -> Tensor:
     """Return inputs in the shape of a kind, as float32 if that is exact, otherwise as float64.
 
     Bytes of images, volumes and series are divided by 255.
     """
     values = x.float() if x.dtype in _EXACT_AS_FLOAT32 else x.double()
-    if x.dtype == torch.uint8 and kind not in ("vector", "set", "trajectory"):
+    if x.dtype == torch.uint8 and kind in ("image", "volume", "series"):
         values = values / 255
     if kind == "vector" and values.ndim != 2:
         values = values.reshape(len(values), -1)
-    if kind in ("image", "volume", "series") and values.ndim == _DIMENSIONS[kind] - 1:
+    if kind in ("image", "volume", "series") and values.ndim == _n_dimensions(kind) - 1:
         values = values.unsqueeze(1)
     channels_last = values.ndim == 4 and values.shape[3] in _COLOUR_CHANNELS
     if kind == "image" and channels_last and values.shape[1] > max(_COLOUR_CHANNELS):
         values = values.permute(0, 3, 1, 2).contiguous()
-    if values.ndim != _DIMENSIONS[kind] or 0 in values.shape[1:]:
+    if values.ndim != _n_dimensions(kind) or 0 in values.shape[1:]:
         raise ValueError(
             f"x in {source} must have shape {SHAPES[kind]} for kind {kind!r}, got {list(x.shape)}. "
             "Reshape it or choose another kind (--kind)."
@@ -269,7 +293,7 @@ def _extrapolate_row(times: Float[Tensor, "t"], path: Tensor) -> None:
         times[row] = times[row - 1] + step
 
 
-def _test_inputs(x: Tensor, train: Tensor, kind: Kind, source: str) -> Tensor:
+def _test_inputs(x: Tensor, train: Tensor, kind: str, source: str) -> Tensor:
     where = f"the test data of {source}"
     inputs = as_kind(x, kind, where)
     if inputs.shape[1:] != train.shape[1:]:

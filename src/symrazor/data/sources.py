@@ -23,7 +23,7 @@ from symrazor.data.arrays import Array, as_both_labels, as_inputs, as_labels, re
 from symrazor.data.batches import Tensors
 from symrazor.data.binary_files import read_cifar, read_idx
 from symrazor.data.csv_files import read_csv
-from symrazor.data.datasets import KINDS, Dataset, Kind, Task, dataset, plural
+from symrazor.data.datasets import SHAPES, Dataset, Task, dataset, plural
 from symrazor.data.hugging_face import is_saved_dataset, read_saved_dataset
 from symrazor.data.image_folders import SUFFIXES, class_folders, read_files, read_images
 
@@ -43,7 +43,7 @@ class FileContents:
     x: Tensor
     y: Tensor | None = None
     names: tuple[str, ...] = ()
-    kind: Kind | None = None
+    kind: str | None = None
     times: Tensor | None = None
     test: Tensors | None = None
     columns: tuple[str, ...] = ()
@@ -51,7 +51,7 @@ class FileContents:
 
 def read(
     path: str | Path,
-    kind: Kind | None = None,
+    kind: str | None = None,
     task: Task | None = None,
     labelled: bool = True,
 ) -> Dataset:
@@ -88,7 +88,7 @@ def read(
     return replace(data, columns=contents.columns)
 
 
-def read_inputs(path: str | Path, kind: Kind, shape: Sequence[int]) -> Tensor:
+def read_inputs(path: str | Path, kind: str, shape: Sequence[int]) -> Tensor:
     """Read inputs to predict. A CSV file may also have the label column of the training data.
 
     Args:
@@ -216,11 +216,11 @@ def _read_npz(path: Path) -> FileContents:
         names = tuple(str(name) for name in arrays["names"].reshape(-1))
     kind = None
     if "kind" in arrays:
-        kind = next((k for k in KINDS if k == str(arrays["kind"])), None)
+        kind = next((k for k in SHAPES if k == str(arrays["kind"])), None)
         if kind is None:
             raise ValueError(
                 f"{path} has the unknown kind {str(arrays['kind'])!r}. Choose one of: "
-                f"{', '.join(KINDS)}."
+                f"{', '.join(SHAPES)}."
             )
     times = None
     if "t" in arrays:

@@ -1,18 +1,25 @@
 """Find the structure of a data set: train candidate networks and compare their evidence.
 
-`discover` is the entry point. May import: everything except `cli`, `experiments` and `bench`.
+`discover` is the entry point; `register_kind` adds a kind of data. May import: everything except
+`cli`, `experiments` and `bench`.
 """
 
 from symrazor.discovery.answer import Answer, Candidate
 from symrazor.discovery.api import discover, discover_digits
+from symrazor.discovery.candidates import DataKind, Family, Structure, Wording, register_kind
 from symrazor.discovery.question import Options
 from symrazor.discovery.result import Discovery
 
 __all__ = [
     "Answer",
     "Candidate",
+    "DataKind",
     "Discovery",
+    "Family",
     "Options",
+    "Structure",
+    "Wording",
     "discover",
     "discover_digits",
+    "register_kind",
 ]

@@ -1,55 +1,52 @@
-"""The candidates of one question, ranked by evidence, and what that says in words."""
+"""Rank the candidates of one question by evidence, and state the result in words."""
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 
-from symrazor.discovery.structures import Family
-from symrazor.symmetry.verdict import LayerReading, layer_verdict, percent
+from symrazor.discovery.candidates import NEUTRAL, Family
+from symrazor.discovery.invariances import LearnedInvariances
+from symrazor.discovery.question import MIN_LOG_ODDS
+from symrazor.symmetry.verdict import LayerReading, join_names, layer_verdict, percent
 from symrazor.training.fit import Fit
-
-if TYPE_CHECKING:
-    from symrazor.discovery.invariances import Widths
-
-ODDS = 3.0
-"""Nats below which the evidence of two networks does not separate them: odds of 20 to 1."""
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """One network, trained.
+    """One trained network.
 
     Args:
-        name: of its structure.
-        fit: what training gave.
+        name: name of its structure.
+        fit: the result of its training.
         spread: standard deviation of its log evidence over random probes; 0 if not measured.
-        unseen: log likelihood of each training datum that it was not trained on; None if it was
-            trained on all (`symrazor.discovery.conditional_evidence`).
+        left_out: log likelihood of each training sample that was left out of the comparison; None
+            if there is none (`symrazor.discovery.selection`).
     """
 
     name: str
     fit: Fit
     spread: float = 0.0
-    unseen: Tensor | None = field(default=None, compare=False, repr=False)
+    left_out: Tensor | None = field(default=None, compare=False, repr=False)
 
     @property
     def log_evidence(self) -> float:
-        """Natural log of the evidence."""
+        """Natural logarithm of the evidence."""
         return float(self.fit.evidence.log_evidence)
 
     def to_dict(self) -> dict[str, object]:
-        """Plain numbers for JSON."""
+        """Return plain numbers for JSON."""
+        left_out = None
+        if self.left_out is not None:
+            left_out = {"n": len(self.left_out), "log_likelihood": float(self.left_out.sum())}
         return {
             "name": self.name,
             "reading": self.fit.reading.to_dict(),
             "history": self.fit.history,
             "spread": self.spread,
-            "unseen": None
-            if self.unseen is None
-            else {"n": len(self.unseen), "log_likelihood": float(self.unseen.sum())},
+            "unseen": left_out,
         }
 
 
@@ -58,15 +55,16 @@ class Answer:
     """All candidates of one question, best evidence first.
 
     Args:
-        name: of the question.
-        question: in words.
-        family: what was compared.
-        candidates: those that were trained.
-        notes: sentences on what the verdict cannot be trusted for.
-        widths: what transformations of the input may do, if that was asked
-            (`symrazor.discovery.invariances`).
-        final: the winner, trained again for the time that was left; not compared with the others.
-        chosen: name of the winner, the candidate to use; "" for the one with the highest evidence.
+        name: name of the question.
+        question: the question in words.
+        family: the structures that were compared.
+        candidates: the trained networks, best evidence first.
+        notes: sentences on limits of the result.
+        invariances: learned invariances of images; or a sentence on why they were not tested.
+        final: the recommended network, trained again for the remaining time; not comparable with
+            the candidates.
+        recommended_name: name of the recommended candidate; "" for the one with the highest
+            evidence.
     """
 
     name: str
@@ -74,9 +72,9 @@ class Answer:
     family: Family
     candidates: list[Candidate]
     notes: tuple[str, ...] = ()
-    widths: "Widths | None" = None
+    invariances: LearnedInvariances | str | None = None
     final: Candidate | None = None
-    chosen: str = ""
+    recommended_name: str = ""
 
     @property
     def best(self) -> Candidate:
@@ -85,168 +83,202 @@ class Answer:
 
     @property
     def margin(self) -> float | None:
-        """Nats between the best and the second; None if there is only one."""
+        """Nats between the best and the second candidate; None if there is only one."""
         if len(self.candidates) < 2:
             return None
         return self.candidates[0].log_evidence - self.candidates[1].log_evidence
 
     def named(self, name: str) -> Candidate:
-        """The candidate of a name."""
+        """Return the candidate of a name."""
         return next(c for c in self.candidates if c.name == name)
 
     @property
     def subject(self) -> Candidate:
-        """The candidate of the verdict: the one that learned a structure, or the best."""
-        return self.named(self.family.learned) if self.family.learned else self.best
+        """The candidate that the verdict describes: the relaxed one, or else the best."""
+        return self.named(self.family.relaxed) if self.family.relaxed else self.best
 
     @property
-    def shown(self) -> Fit:
-        """Of the subject: its longest training."""
+    def subject_fit(self) -> Fit:
+        """The longest training of the subject."""
         if self.final is not None and self.final.name == self.subject.name:
             return self.final.fit
         return self.subject.fit
 
     @property
-    def delivered(self) -> Fit:
-        """Of the network to use: the winner's longest training."""
-        return self.choice.fit if self.final is None else self.final.fit
+    def recommended(self) -> Candidate:
+        """The candidate to use."""
+        return self.named(self.recommended_name) if self.recommended_name else self.best
 
     @property
-    def choice(self) -> Candidate:
-        """The candidate to use."""
-        return self.named(self.chosen) if self.chosen else self.best
+    def recommended_fit(self) -> Fit:
+        """The longest training of the recommended candidate."""
+        return self.recommended.fit if self.final is None else self.final.fit
 
     @property
     def symmetric(self) -> bool | None:
         """Whether no relaxed layer breaks the symmetry.
 
-        A layer breaks it if its free paths hold a share and its measured error is not small. None
-        where nothing is relaxed, and where a layer is off for no reason that the data gave.
+        A layer breaks it if its free paths hold a share of the effective parameters and its
+        measured equivariance error is not small. None if no layer is relaxed, or if a layer has a
+        large error without such a share, which means that it has not converged.
         """
-        kinds = [layer.kind for layer in self.shown.reading.layers if layer.relaxed]
+        kinds = [layer.kind for layer in self.subject_fit.reading.layers if layer.relaxed]
         if not kinds or ("undetermined" in kinds and "broken" not in kinds):
             return None
         return "broken" not in kinds
 
     @property
     def inseparable(self) -> list[Candidate]:
-        """Candidates whose evidence is too near to that of the subject to tell which is better."""
-        own = self.subject
-        return [c for c in self.candidates if c is not own and not separated(own, c)]
+        """Candidates that the evidence does not separate from the subject."""
+        subject = self.subject
+        return [c for c in self.candidates if c is not subject and not separated(subject, c)]
+
+    @property
+    def headline(self) -> str:
+        """The answer in one sentence."""
+        if self._other_structure_leads:
+            return f"{_capitalised(self._label(self.best))} has the highest evidence."
+        return self._statement()
+
+    @property
+    def details(self) -> str:
+        """How sure the answer is, the evidence for it, and the recommended network."""
+        parts = [self._certainty(), *self.notes]
+        if self._other_structure_leads:
+            statement = self._statement()
+            parts.append(f"For comparison, {self._label(self.subject)}: {_lowered(statement)}")
+        parts += [self._layers(), self._evidence(), self._recommendation(), self._final_score()]
+        if isinstance(self.invariances, LearnedInvariances):
+            parts.append(self.invariances.verdict)
+        elif self.invariances:
+            parts.append(self.invariances)
+        return " ".join(part for part in parts if part)
 
     @property
     def verdict(self) -> str:
-        """What was learned, the evidence beside that of the others, and how sure that is."""
-        own, best = self.subject, self.best
-        near = [self.family.label(c.name) for c in self.inseparable]
-        best_label = self.family.label(best.name)
-        less = best.name == self.family.simplest and bool(self.symmetric)
-        led = best is not own and separated(own, best) and not less
-        named = self.family.label(own.name) if led else "this structure"
-        parts = [*self._learned(), self._against(named)]
-        if led:
-            take = ", so take that" if self.choice is best else ""
-            lead = f"{_upper(best_label)} has the highest evidence{take}; "
-            lead += f"{self.family.label(own.name)} says: {parts[0]}"
-            parts[0] = lead
-        parts.append(self._predicts())
-        if near:
-            parts.append(f"The evidence does not separate it from {_and(near)}.")
-        elif best is not own and less:
-            take = ": take that" if self.choice is best else ""
-            parts.append(f"{_upper(best_label)} says the same with less{take}.")
-        parts.append(self._trained())
-        if self.widths is not None:
-            parts.append(self.widths.verdict)
-        return " ".join(part for part in (*parts, *self.notes) if part)
+        """Headline and details as one paragraph."""
+        return f"{self.headline} {self.details}"
 
-    def _learned(self) -> list[str]:
-        """The symmetry that was kept or broken, and where."""
-        reading = self.shown.reading
+    @property
+    def _other_structure_leads(self) -> bool:
+        """Whether a fixed structure beats the relaxed one, other than by needing no free paths."""
+        has_same_symmetry = self.best.name == self.family.built_in and bool(self.symmetric)
+        is_better = self.best is not self.subject and separated(self.subject, self.best)
+        return is_better and not has_same_symmetry
+
+    def _label(self, candidate: Candidate) -> str:
+        return self.family.label(candidate.name)
+
+    def _statement(self) -> str:
+        """Return what the subject says about the symmetry."""
+        reading = self.subject_fit.reading
         if not any(layer.relaxed for layer in reading.layers):
-            return [f"The data ask for {self.family.label(self.subject.name)}."]
-        found = [self.family.kept if self.symmetric else self.family.broken]
-        if self.family.says is not None:
-            found = [self.family.says(self.subject.name, reading)]
+            return f"Recommended network: {self._label(self.recommended)}."
         if self.symmetric is None:
-            found = ["This network is not trained enough to tell."]
+            return f"Undecided: {self._label(self.subject)} has not converged."
+        if self.family.describe is not None:
+            return self.family.describe(self.subject.name, reading)
+        wording = self.family.wording or NEUTRAL
+        return wording.invariant if self.symmetric else wording.not_invariant
+
+    def _certainty(self) -> str:
+        if len(self.candidates) < 2:
+            return "Not compared: there was no time to train another network."
+        subject = self._label(self.subject)
+        if self.inseparable:
+            labels = join_names([self._label(c) for c in self.inseparable])
+            return f"The evidence does not separate {subject} from {labels}."
+        gaps = [abs(g) for g in self._gaps().values()]
+        odds = f"{MIN_LOG_ODDS:g} nats are odds of 20 to 1"
+        return f"The evidence is clear: at least {min(gaps):,d} nats ({odds})."
+
+    def _gaps(self) -> dict[str, int]:
+        """Return the nats of the subject relative to every other candidate, by label."""
+        others = [c for c in self.candidates if c is not self.subject]
+        return {self._label(c): round(self.subject.log_evidence - c.log_evidence) for c in others}
+
+    def _layers(self) -> str:
+        """Return the symmetry of the layers, with measured errors."""
+        reading = self.subject_fit.reading
         text = layer_verdict(numbered(reading.layers), None)
-        for usual, here in self.family.terms.items():
-            text = text.replace(usual, here)
-        found.append(text)
+        text = (self.family.wording or NEUTRAL).apply_terms(text)
         if "permutation" in reading.equivariance_error:
-            changed = percent(reading.equivariance_error["permutation"])
-            found.append(f"Another order of the points changes the outputs by {changed}.")
-        return found
+            change = percent(reading.equivariance_error["permutation"])
+            text += f" Permuting the points changes the output by {change}."
+        return text.strip()
 
-    def _against(self, named: str) -> str:
-        own = self.subject
-        others = sorted((c for c in self.candidates if c is not own), key=lambda c: c.log_evidence)
-        if not others:
-            return "There was no time to train another network to compare with."
-        gaps = [(round(own.log_evidence - c.log_evidence), c.name) for c in reversed(others)]
-        listed = [f"{gap:+,d} nats against {self.family.label(name)}" for gap, name in gaps]
-        return f"Evidence for {named}: {', '.join(listed)}."
-
-    def _predicts(self) -> str:
-        """Why another network is used than the one with the highest evidence."""
-        one, best = self.choice.unseen, self.best.unseen
-        if self.choice is self.best or one is None or best is None:
+    def _evidence(self) -> str:
+        gaps = [f"{gap:+,d} nats against {label}" for label, gap in self._gaps().items()]
+        if not gaps:
             return ""
-        gap = float((one - best).sum())
-        label, other = self.family.label(self.choice.name), self.family.label(self.best.name)
-        if gap <= 0:  # chosen for its symmetry, or because this came early
-            return ""
-        n = f"{len(one):,} training data that it had not seen"
-        return f"{_upper(label)} predicts {n} better than {other} (by {gap:,.0f} nats): take that."
+        return f"Log evidence of {self._label(self.subject)}: {', '.join(gaps)}."
 
-    def _trained(self) -> str:
-        """How good the network became in the rest of the time."""
+    def _recommendation(self) -> str:
+        """Return which network to use, and why if it is not the one with the highest evidence."""
+        recommended, best = self.recommended, self.best
+        reason = ""
+        if recommended.name == self.family.built_in and self.symmetric:
+            reason = ", which has the same symmetry and fewer parameters"
+        elif recommended is not best and recommended.left_out is not None:
+            gain = 0.0
+            if best.left_out is not None:
+                gain = float((recommended.left_out - best.left_out).sum())
+            if gain > 0:  # otherwise recommended for its symmetry, or the comparison was too short
+                samples = (
+                    f"{len(recommended.left_out):,} training samples left out of the comparison"
+                )
+                reason = f", which predicts {samples} better than {self._label(best)}"
+                reason += f" (by {gain:,.0f} nats)"
+        text = f"Recommended network: {self._label(recommended)}{reason}."
+        return "" if text == self.headline else text
+
+    def _final_score(self) -> str:
+        """Return the held-out score of the final training."""
         test = {} if self.final is None else self.final.fit.reading.test
-        if self.final is None or not test:
-            return ""
-        figure = f"{100 * test['accuracy']:.1f} % of" if "accuracy" in test else ""
-        label = _upper(self.family.label(self.final.name))
-        if figure:
-            return f"{label}, trained for the rest of the time, is right on {figure} held-out data."
-        error = f"a mean squared error of {test['mse']:.3g} (variance 1)"
-        return f"{label}, trained for the rest of the time, has {error} on held-out data."
+        if "accuracy" in test:
+            share = f"{100 * test['accuracy']:.1f} %"
+            return f"After the final training it classifies {share} of the held-out data correctly."
+        if "mse" in test:
+            error = f"{test['mse']:.3g} (targets have variance 1)"
+            return f"After the final training its mean squared error on held-out data is {error}."
+        return ""
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain numbers for JSON."""
-        moved = {} if self.widths is None else {"invariances": self.widths.to_dict()}
+        """Return plain numbers for JSON."""
+        invariances = {}
+        if isinstance(self.invariances, LearnedInvariances):
+            invariances = {"invariances": self.invariances.to_dict()}
         return {
             "name": self.name,
             "question": self.question,
+            "headline": self.headline,
             "verdict": self.verdict,
             "margin": self.margin,
-            "chosen": self.choice.name,
-            **moved,
+            "chosen": self.recommended.name,
+            **invariances,
             "candidates": [c.to_dict() for c in self.candidates],
             "final": None if self.final is None else self.final.to_dict(),
         }
 
 
-def separated(one: Candidate, other: Candidate) -> bool:
-    """Whether two evidences differ by more than odds of 20 to 1, and than two spreads of probes."""
-    gap = abs(one.log_evidence - other.log_evidence)
-    return gap >= max(ODDS, 2 * math.hypot(one.spread, other.spread))
+def separated(first: Candidate, second: Candidate) -> bool:
+    """Return whether the evidence separates two candidates.
+
+    Their gap must exceed `MIN_LOG_ODDS` and two standard deviations over random probes.
+    """
+    gap = abs(first.log_evidence - second.log_evidence)
+    return gap >= max(MIN_LOG_ODDS, 2 * math.hypot(first.spread, second.spread))
 
 
 def numbered(layers: Sequence[LayerReading]) -> list[LayerReading]:
-    """The relaxed layers, named 1, 2, ... instead of by their modules."""
+    """Return the relaxed layers, named 1, 2, ... instead of by their modules."""
     relaxed = [layer for layer in layers if layer.relaxed]
     return [replace(layer, name=str(number)) for number, layer in enumerate(relaxed, 1)]
 
 
-def rank(candidates: list[Candidate]) -> list[Candidate]:
-    """Sorted by evidence, the best first."""
-    return sorted(candidates, key=lambda c: -c.log_evidence)
-
-
-def _and(names: list[str]) -> str:
-    return ", ".join(names[:-1]) + (" and " if len(names) > 1 else "") + names[-1]
-
-
-def _upper(text: str) -> str:
+def _capitalised(text: str) -> str:
     return text[0].upper() + text[1:]
+
+
+def _lowered(text: str) -> str:
+    return text[0].lower() + text[1:]

@@ -1,158 +1,331 @@
-"""How much training fits into the time given, from a timed first try of every candidate."""
+"""Plan how much training fits into the available time.
 
+A short timed trial of every candidate gives its `Cost`. From the costs follow the plan of the
+comparison (the same epochs and samples for all candidates) and of the refit (the recommended
+network, trained again for the remaining time). With a run folder, the plan is stored beside the
+checkpoints, so that an interrupted run resumes with the same plan.
+"""
+
+import json
 import math
+import shutil
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
+from pathlib import Path
+from typing import Any
 
 import torch
+from torch import Tensor
 
-from symrazor.core.likelihood import Likelihood
+from symrazor.core.files import write_atomically
 from symrazor.data import Tensors
-from symrazor.discovery.structures import Structure
+from symrazor.discovery.candidates import Structure
+from symrazor.discovery.groups import groups_as_json
+from symrazor.discovery.question import MakeLikelihood, Options, Question, Tell, subsample
+from symrazor.inference.razor import Razor
+from symrazor.training.checkpoint import fingerprint
 from symrazor.training.fit import fit
 from symrazor.training.options import FitConfig
 
-Make = Callable[[], Likelihood]
-TRIED = 512
-"""Data of a timed try."""
-SAFETY = 0.8
-"""Part of the time that is planned; the rest is for what a short try does not show."""
-LEAST_EPOCHS, STEPS, MOST_EPOCHS = 30, 2000, 400
-"""At least so many passes, on fewer data if need be; at most as many as make `STEPS` steps.
+TRIAL_SAMPLES = 512
+PLANNED_SHARE = 0.8
+"""Share of the available time that is planned; the rest covers what a short trial does not show."""
+MIN_EPOCHS, MAX_STEPS, MAX_EPOCHS = 30, 2000, 400
+"""Limits of a comparison: at least `MIN_EPOCHS` epochs, on fewer samples if necessary.
 
-Laplace's method belongs to a mode: weights on their way there make the network look best that fits
-soonest. So passes go before data.
+The Laplace approximation is valid at a mode. Weights that are still on their way favour the network
+that fits soonest. So epochs take precedence over samples.
 """
-LEAST_DATA = 500
-UNSEEN, MANY = 0.2, 1000
-"""Of so many data or more, this part is left out of the comparison, to be predicted."""
-MEASURED = 10
-"""Evidence steps in a run."""
-SLOWER = 3.0
-"""Short runs say little about the speed of long ones: a larger factor is not believed."""
-SUBSET = 1000
-"""Data of an evidence step in a run that has to fit into a time."""
+MIN_SAMPLES = 500
+LEFT_OUT_SHARE, LEFT_OUT_MIN_SAMPLES = 0.2, 1000
+"""Share of the training data left out of the comparison, to be predicted, and from how many on."""
+EVIDENCE_STEPS = 10
+EVIDENCE_SUBSET = 1000
+"""Samples of an evidence step in a run with limited time."""
+MAX_SLOWDOWN = 3.0
+"""Largest correction of a cost by a later run; short runs predict the speed of long ones poorly."""
+
+COMPARISON_SHARE, LONG_COMPARISON_SHARE = 1 / 3, 0.55
+"""Share of the time for the comparison; the second if the first allows too few training steps."""
+MIN_STEPS = 400
+"""Training steps below which a comparison is provisional."""
+
+REFIT_PLANNED_SHARE = 0.95
+"""Share of the remaining time that is planned; the cost is known from the comparison."""
+MIN_REFIT_EPOCHS = 3
+"""Epochs below which a refit uses fewer samples."""
+MAX_REFIT_STEPS, MAX_REFIT_EPOCHS = 10_000, 1000
+REFIT_EVIDENCE_STEPS, MIN_REFIT_EVIDENCE_STEPS, EVIDENCE_TIME_SHARE = 20, 6, 0.2
+"""Evidence steps of a refit: the most that take this share of the time, within these limits."""
+SAMPLES_PER_PRECISION = 15
+"""A refit starts with precisions of at most n / 15; larger ones keep weights from learning."""
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Seconds of one candidate: per datum and pass, per datum of an evidence, and once."""
+    """Time that one candidate takes.
+
+    Args:
+        training: seconds per sample and epoch.
+        evidence: seconds per sample of an evidence step.
+        once: further seconds per run.
+    """
 
     training: float
     evidence: float
     once: float
 
-    def loop(self, n: int, epochs: int, measured: int = MEASURED) -> float:
-        """Of the passes and the evidence steps between them."""
-        steps = math.ceil(epochs / often(epochs, measured))
-        return n * epochs * self.training + steps * min(n, SUBSET) * self.evidence
+    def loop_seconds(self, n: int, epochs: int, evidence_steps: int = EVIDENCE_STEPS) -> float:
+        """Return the time of the epochs and of the evidence steps between them."""
+        steps = math.ceil(epochs / evidence_interval(epochs, evidence_steps))
+        return n * epochs * self.training + steps * min(n, EVIDENCE_SUBSET) * self.evidence
 
-    def total(self, n: int, epochs: int, measured: int = MEASURED) -> float:
-        """Of a whole run."""
-        return self.loop(n, epochs, measured) + n * self.evidence + self.once
+    def total_seconds(self, n: int, epochs: int, evidence_steps: int = EVIDENCE_STEPS) -> float:
+        """Return the time of a whole run."""
+        return self.loop_seconds(n, epochs, evidence_steps) + n * self.evidence + self.once
 
-    def seen(self, n: int, epochs: int, loop: float, after: float) -> "Cost":
-        """The cost after a run: so many times what was expected, at most `SLOWER`.
+    def corrected(self, n: int, epochs: int, loop: float, after: float) -> "Cost":
+        """Return the cost after a run was timed; the correction is at most `MAX_SLOWDOWN`.
 
         Args:
-            n: data of that run.
-            epochs: its passes.
-            loop: seconds they took.
-            after: seconds until all was measured.
+            n: samples of the run.
+            epochs: its epochs.
+            loop: seconds that they took.
+            after: further seconds of the run.
         """
-        factor = min(SLOWER, loop / self.loop(n, epochs))
+        factor = min(MAX_SLOWDOWN, loop / self.loop_seconds(n, epochs))
         return Cost(factor * self.training, factor * self.evidence, after)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """So many passes over so many data.
+    """Plan of a comparison.
 
     Args:
-        epochs: passes.
-        data: how many.
-        seconds: name -> what each candidate should take.
-        costs: name -> what that was computed from.
+        epochs: epochs of each candidate.
+        samples: training samples.
+        seconds: candidate -> planned time.
+        costs: candidate -> cost; empty if the number of epochs was given.
     """
 
     epochs: int
-    data: int
-    seconds: dict[str, float]
+    samples: int
+    seconds: dict[str, float] = field(default_factory=dict)
     costs: dict[str, Cost] = field(default_factory=dict)
 
     @property
     def steps(self) -> int:
-        """Of training, for each candidate."""
-        return self.epochs * math.ceil(self.data / batch_size(self.data))
+        """Training steps of each candidate."""
+        return training_steps(self.epochs, self.samples)
 
 
-def every(epochs: int) -> int:
-    """Epochs between evidence steps."""
-    return max(1, epochs // MEASURED)
+@dataclass(frozen=True)
+class RefitPlan:
+    """Plan of the final training of one network.
 
+    Args:
+        name: name of the structure.
+        epochs: epochs.
+        samples: training samples.
+        evidence_steps: number of evidence steps.
+        precisions: prior group -> initial precision; empty for the default of a new network.
+    """
 
-def often(epochs: int, measured: int) -> int:
-    """Epochs between evidence steps of which there are at most so many."""
-    return max(1, math.ceil(epochs / measured))
+    name: str
+    epochs: int
+    samples: int
+    evidence_steps: int = REFIT_EVIDENCE_STEPS
+    precisions: dict[str, float] = field(default_factory=dict)
 
-
-def timed(config: FitConfig, epochs: int, data: int, measured: int = MEASURED) -> FitConfig:
-    """Options of a run of so many passes over so many data, of which `Cost.total` is the time."""
-    return replace(
-        config,
-        epochs=epochs,
-        every=often(epochs, measured),
-        subset=min(data, SUBSET),
-        batch_size=batch_size(data),
-    )
+    @property
+    def steps(self) -> int:
+        """Training steps."""
+        return training_steps(self.epochs, self.samples)
 
 
 def batch_size(n: int) -> int:
-    """A power of 2 between 16 and 128: 20 or more steps per pass."""
+    """Return a power of 2 between 16 and 128 that gives at least 20 steps per epoch if possible."""
     return 1 << min(7, max(4, int(math.log2(max(1, n / 20)))))
 
 
-def cost(structure: Structure, data: Tensors, likelihood: Make, config: FitConfig) -> Cost:
-    """Time four passes over some data; every second one measures the evidence too.
+def training_steps(epochs: int, n: int) -> int:
+    """Return the number of optimiser steps."""
+    return epochs * math.ceil(n / batch_size(n))
 
-    What happens only the first time (imports, threads) is not counted: the cheaper pass of each
-    sort is taken.
+
+def evidence_interval(epochs: int, max_steps: int) -> int:
+    """Return the interval between evidence steps that gives at most `max_steps` of them."""
+    return max(1, math.ceil(epochs / max_steps))
+
+
+def default_evidence_interval(epochs: int) -> int:
+    """Return the interval that gives at least `EVIDENCE_STEPS` evidence steps, if possible."""
+    return max(1, epochs // EVIDENCE_STEPS)
+
+
+def timed_config(
+    config: FitConfig, epochs: int, n: int, evidence_steps: int = EVIDENCE_STEPS
+) -> FitConfig:
+    """Return training options whose time is `Cost.total_seconds(n, epochs, evidence_steps)`."""
+    return replace(
+        config,
+        epochs=epochs,
+        every=evidence_interval(epochs, evidence_steps),
+        subset=min(n, EVIDENCE_SUBSET),
+        batch_size=batch_size(n),
+    )
+
+
+def measure_costs(
+    structures: Sequence[Structure], data: Tensors, likelihood: MakeLikelihood, config: FitConfig
+) -> dict[str, Cost]:
+    """Return the cost of each candidate, by name."""
+    with torch.random.fork_rng([]):
+        return {s.name: _measure_cost(s, data, likelihood, config) for s in structures}
+
+
+def _measure_cost(
+    structure: Structure, data: Tensors, likelihood: MakeLikelihood, config: FitConfig
+) -> Cost:
+    """Time four epochs on a few samples, with an evidence step after every second one.
+
+    The cheaper epoch of each sort counts, which leaves out one-time work (imports, threads).
     """
-    x, y = data[0][:TRIED], data[1][:TRIED]
-    tried = config.change(epochs=4, every=2, burn_in=0, progress=False)
+    x, y = data[0][:TRIAL_SAMPLES], data[1][:TRIAL_SAMPLES]
+    trial = config.change(epochs=4, every=2, burn_in=0, progress=False)
     started = time.perf_counter()
-    found = fit(structure.make(), (x, y), likelihood(), config=tried)
-    whole = time.perf_counter() - started
-    ends = [0.0, *(record["seconds"] for record in found.history)]
-    passes = [after - before for before, after in pairwise(ends)]
-    training = min(passes[0::2])
-    evidence = max(min(passes[1::2]) - training, 0.0)
-    once = max(whole - ends[-1] - evidence, 0.0)
+    history = fit(structure.make(), (x, y), likelihood(), config=trial).history
+    total = time.perf_counter() - started
+    ends = [0.0, *(record["seconds"] for record in history)]
+    epochs = [after - before for before, after in pairwise(ends)]
+    training = min(epochs[0::2])
+    evidence = max(min(epochs[1::2]) - training, 0.0)
+    once = max(total - ends[-1] - evidence, 0.0)
     return Cost(training / len(y), evidence / len(y), once)
 
 
-def plan(costs: dict[str, Cost], n: int, seconds: float) -> Plan:
-    """As many passes as fit, the same for all candidates; fewer data before too few passes."""
+def plan_comparison(costs: dict[str, Cost], n: int, seconds: float) -> Plan:
+    """Return the plan with the most epochs that fit, the same for all candidates.
 
-    def total(data: int, epochs: int) -> float:
-        return sum(c.total(data, epochs) for c in costs.values())
+    Samples are reduced before epochs fall below `MIN_EPOCHS`.
+    """
 
-    limit = SAFETY * seconds
-    least = min(n, LEAST_DATA)
-    data = n if n < MANY else int((1 - UNSEEN) * n)
-    while data > least and total(data, LEAST_EPOCHS) > limit:
-        data = max(least, int(0.9 * data))
-    most = min(MOST_EPOCHS, max(50, math.ceil(STEPS * batch_size(data) / data)))
-    epochs = max((e for e in range(1, most + 1) if total(data, e) <= limit), default=1)
-    each = {name: c.total(data, epochs) for name, c in costs.items()}
-    return Plan(epochs, data, each, costs)
+    def total(samples: int, epochs: int) -> float:
+        return sum(cost.total_seconds(samples, epochs) for cost in costs.values())
+
+    limit = PLANNED_SHARE * seconds
+    min_samples = min(n, MIN_SAMPLES)
+    samples = n if n < LEFT_OUT_MIN_SAMPLES else int((1 - LEFT_OUT_SHARE) * n)
+    while samples > min_samples and total(samples, MIN_EPOCHS) > limit:
+        samples = max(min_samples, int(0.9 * samples))
+    max_epochs = min(MAX_EPOCHS, max(50, math.ceil(MAX_STEPS * batch_size(samples) / samples)))
+    epochs = max((e for e in range(1, max_epochs + 1) if total(samples, e) <= limit), default=1)
+    each = {name: cost.total_seconds(samples, epochs) for name, cost in costs.items()}
+    return Plan(epochs, samples, each, costs)
 
 
-def costs_of(
-    structures: Sequence[Structure], data: Tensors, likelihood: Make, config: FitConfig
-) -> dict[str, Cost]:
-    """Name -> cost of each candidate."""
-    with torch.random.fork_rng([]):
-        return {s.name: cost(s, data, likelihood, config) for s in structures}
+def plan_refit(name: str, cost: Cost, n: int, seconds: float) -> RefitPlan | None:
+    """Return the plan with the most epochs that fit; None if no epoch fits.
+
+    Samples are reduced before epochs fall below `MIN_REFIT_EPOCHS`.
+    """
+    limit = REFIT_PLANNED_SHARE * seconds
+    seconds_per_evidence = max(min(n, EVIDENCE_SUBSET) * cost.evidence, 1e-9)
+    affordable = int(min(REFIT_EVIDENCE_STEPS, EVIDENCE_TIME_SHARE * limit / seconds_per_evidence))
+    evidence_steps = max(MIN_REFIT_EVIDENCE_STEPS, affordable)
+
+    def fits(samples: int, epochs: int) -> bool:
+        return cost.total_seconds(samples, epochs, evidence_steps) <= limit
+
+    samples, min_samples = n, min(n, MIN_SAMPLES)
+    while samples > min_samples and not fits(samples, MIN_REFIT_EPOCHS):
+        samples = max(min_samples, int(0.9 * samples))
+    wanted = max(100, math.ceil(MAX_REFIT_STEPS * batch_size(samples) / samples))
+    max_epochs = min(MAX_REFIT_EPOCHS, wanted)
+    epochs = max((e for e in range(1, max_epochs + 1) if fits(samples, e)), default=0)
+    return RefitPlan(name, epochs, samples, evidence_steps) if epochs else None
+
+
+def initial_precisions(razor: Razor, n: int) -> dict[str, float]:
+    """Return prior precisions for a refit on n samples: the learned ones, limited from above.
+
+    A precision describes the size of the weights, whatever the number of samples. One above
+    n / `SAMPLES_PER_PRECISION` would keep the weights from learning.
+    """
+    learned = razor.prior.precisions
+    return {name: min(float(value), n / SAMPLES_PER_PRECISION) for name, value in learned.items()}
+
+
+def plan_question(question: Question, options: Options, tell: Tell) -> tuple[FitConfig, Plan]:
+    """Return training options and plan of a comparison; resume the stored plan if there is one."""
+    n = len(question.train[1])
+    default = FitConfig(lr=1e-2, batch_size=batch_size(n)).change(estimator="mc")
+    config = replace(question.config or default, seed=options.seed, progress=options.progress)
+    key, folder = _plan_key(question, options), options.unfinished_folder(question.name)
+    file = None if folder is None else folder / "plan.json"
+    stored = _read_plan(file, key)
+    if stored is None and file is not None:
+        shutil.rmtree(file.parent, ignore_errors=True)  # checkpoints of another run
+    if options.epochs is not None or question.config is not None:
+        epochs = options.epochs or config.epochs
+        plan = Plan(epochs, n)
+        every = config.every if question.config else default_evidence_interval(epochs)
+        config = replace(config, epochs=epochs, every=every)
+    else:
+        plan = stored or _plan_by_time(question, options, config, tell)
+        config = timed_config(config, plan.epochs, plan.samples)
+    if stored is not None:
+        tell("  resuming an unfinished run of the same command")
+    elif file is not None:
+        write_atomically(file, json.dumps({"key": key, **asdict(plan)}).encode())
+    if plan.samples < n:
+        limit = f"to stay within {options.minutes:g} minutes"
+        tell(f"  comparing on {plan.samples:,} of {n:,} training samples, {limit}")
+    return config, plan
+
+
+def _plan_by_time(question: Question, options: Options, config: FitConfig, tell: Tell) -> Plan:
+    tell("  timing a short trial of each network")
+    started = time.perf_counter()
+    trial = replace(config, device=options.resolved_device())
+    costs = measure_costs(question.family.structures, question.train, question.likelihood, trial)
+    left = 60 * options.minutes - (time.perf_counter() - started)
+    n = len(question.train[1])
+    plan = plan_comparison(costs, n, COMPARISON_SHARE * left)
+    if plan.steps < MIN_STEPS:
+        plan = plan_comparison(costs, n, LONG_COMPARISON_SHARE * left)
+    return plan
+
+
+def used_samples(question: Question, plan: Plan, options: Options) -> Tensor:
+    """Return the indices of the training samples of a comparison."""
+    return subsample(len(question.train[1]), plan.samples, options.seed)
+
+
+def _plan_key(question: Question, options: Options) -> dict[str, Any]:
+    """Return what two runs must share for one to resume the other."""
+    return {
+        "data": fingerprint(*question.train),
+        "candidates": [s.name for s in question.family.structures],
+        "minutes": options.minutes,
+        "epochs": options.epochs,
+        "seed": options.seed,
+        "groups": groups_as_json(options.groups),
+        "torch": str(torch.__version__),
+    }
+
+
+def _read_plan(file: Path | None, key: dict[str, Any]) -> Plan | None:
+    """Return the stored plan; None if there is none, or one of another run."""
+    if file is None or not file.is_file():
+        return None
+    try:
+        stored = json.loads(file.read_text())
+        if stored["key"] != key:
+            return None
+        costs = {name: Cost(**parts) for name, parts in stored["costs"].items()}
+        return Plan(int(stored["epochs"]), int(stored["samples"]), dict(stored["seconds"]), costs)
+    except (ValueError, KeyError, TypeError):
+        return None

@@ -1,14 +1,14 @@
-"""Which transformations of a picture leave its label alone, for the network that was chosen.
+"""Learn to which transformations of an image the chosen network should be invariant.
 
-The network is trained again, averaged over turned, shifted, scaled and mirrored copies of its input
-whose widths the evidence learns; and once without, on the same data for as many passes, so that the
-two evidences can be compared.
+The network is trained again, averaged over rotated, shifted, scaled and mirrored copies of its
+input; the evidence learns the widths of these transformations. The same network is trained without
+copies, on the same data for as many epochs, and the two evidences are compared.
 """
 
 import contextlib
 import json
+import math
 import time
-from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -18,10 +18,16 @@ from torch import nn
 from symrazor.core.files import write_atomically
 from symrazor.core.likelihood import Categorical
 from symrazor.data import Dataset
-from symrazor.discovery.answer import ODDS, Answer
-from symrazor.discovery.budget import SAFETY, SUBSET, batch_size, costs_of
-from symrazor.discovery.question import Asked, Options, Tell, some
-from symrazor.discovery.structures import Structure
+from symrazor.discovery.budget import EVIDENCE_SUBSET, PLANNED_SHARE, batch_size, measure_costs
+from symrazor.discovery.candidates import Structure
+from symrazor.discovery.question import (
+    MIN_LOG_ODDS,
+    Options,
+    Question,
+    Tell,
+    select,
+    subsample,
+)
 from symrazor.invariance.averaged_network import Augmented, Average
 from symrazor.invariance.copies import Augment
 from symrazor.invariance.transformation import Flips, affine
@@ -29,42 +35,37 @@ from symrazor.symmetry.invariances import invariance_sentence
 from symrazor.training.fit import Fit, fit
 from symrazor.training.options import FitConfig
 
-SHARE = 0.35
-"""Part of the time that goes to the widths."""
-SAMPLES = 4
-"""Copies of each picture, before mirrored ones double them: few, to be quick."""
-LEAST_SIDE = 8
-"""Pixels of the shorter side below which pictures are not transformed."""
-START = {
+TIME_SHARE = 0.35
+"""Share of the available time for learning invariances."""
+COPIES = 4
+"""Copies of each image, before mirroring doubles them; few, to be fast."""
+MIN_SIDE_PIXELS = 8
+"""Images whose shorter side is smaller are not transformed."""
+INITIAL_WIDTHS = {
     "rotation": 0.3,
     "x-translation": 0.1,
     "y-translation": 0.1,
     "x-scale": 0.1,
     "y-scale": 0.1,
 }
-"""Generator -> width at the start: radians, half-widths of the picture, log factors."""
-LEAST_DATA, MOST_DATA = 300, 2000
-"""Fewer data say little about widths; with more, more passes are worth more."""
-LEAST_EPOCHS, MOST_EPOCHS = 20, 60
-STEPS = 20
-"""Evidence steps in a run."""
-LEAST_STEPS = 10
-"""With fewer, the widths are still where they started, and the verdict is silent about them."""
-TRIED = 128
-"""Data of the timed try."""
-
-
-NO_TIME = "There was no time to learn which transformations leave the label alone."
+"""Generator -> initial width: radians, half-widths of the image, log factors."""
+MIN_SAMPLES, MAX_SAMPLES = 300, 2000
+"""Fewer samples say little about widths; beyond the maximum, more epochs are worth more."""
+MIN_EPOCHS, MAX_EPOCHS = 20, 60
+EVIDENCE_STEPS = 20
+MIN_EVIDENCE_STEPS = 10
+"""With fewer evidence steps the widths are still close to their initial values."""
+TRIAL_SAMPLES = 128
 
 
 @dataclass(frozen=True)
-class Widths:
-    """Learned widths, and whether they are worth it.
+class LearnedInvariances:
+    """Learned widths of transformations, and the evidence for them.
 
     Args:
         network: name of the structure.
-        averaged: the network over copies, trained.
-        without: the same network, data and passes, without copies.
+        averaged: the network averaged over copies, trained.
+        without: the same network without copies, on the same data for as many epochs.
     """
 
     network: str
@@ -73,34 +74,37 @@ class Widths:
 
     @property
     def gain(self) -> float:
-        """Nats of evidence for the copies."""
-        with_, without = self.averaged.evidence, self.without.evidence
-        return float(with_.log_evidence) - float(without.log_evidence)
+        """Nats of evidence in favour of the copies."""
+        with_copies, without = self.averaged.evidence, self.without.evidence
+        return float(with_copies.log_evidence) - float(without.log_evidence)
 
     @property
-    def settled(self) -> bool:
-        """Whether the widths had steps enough to go somewhere."""
-        return sum("log_evidence" in record for record in self.averaged.history) >= LEAST_STEPS
+    def converged(self) -> bool:
+        """Whether there were enough evidence steps to learn the widths."""
+        steps = sum("log_evidence" in record for record in self.averaged.history)
+        return steps >= MIN_EVIDENCE_STEPS
 
     @property
     def supported(self) -> bool:
         """Whether the evidence prefers the copies by more than odds of 20 to 1."""
-        return self.settled and self.gain >= ODDS
+        return self.converged and self.gain >= MIN_LOG_ODDS
 
     @property
     def verdict(self) -> str:
-        """In words, with the evidence for it."""
-        compared = f"{self.gain:+,.0f} nats against the same network without copies"
-        n = f"{self.averaged.razor.n_data:,} data"
-        if not self.settled:
-            return NO_TIME
+        """The invariances in words, with the evidence for them."""
+        if not self.converged:
+            needed = f"{MIN_EVIDENCE_STEPS} evidence steps"
+            remedy = f"`--epochs {MIN_EVIDENCE_STEPS}` or more"
+            return f"Invariances: not tested (needs at least {needed}; run with {remedy})."
+        samples = f"{self.averaged.razor.n_data:,} samples"
+        evidence = f"{self.gain:+,.0f} nats against the same network without averaging, {samples}"
         if not self.supported:
-            return f"Averages over transformed pictures do not pay ({compared}, {n})."
-        text = invariance_sentence(self.averaged.reading.invariances).removesuffix(".")
-        return f"{text} ({compared}, {n})."
+            return f"No evidence for invariance to the tested transformations ({evidence})."
+        sentence = invariance_sentence(self.averaged.reading.invariances).removesuffix(".")
+        return f"{sentence} ({evidence})."
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain numbers for JSON."""
+        """Return plain numbers for JSON."""
         return {
             "network": self.network,
             "verdict": self.verdict,
@@ -111,120 +115,135 @@ class Widths:
         }
 
 
-def wanted(data: Dataset, options: Options) -> bool:
-    """Whether to learn widths: of pictures, if asked to or if there is a time to share."""
-    if data.kind != "image" or min(data.x.shape[2:]) < LEAST_SIDE:
+def wants_invariances(data: Dataset, options: Options) -> bool:
+    """Return whether to learn invariances: for images, if requested or if the run is timed."""
+    if data.kind != "image" or min(data.x.shape[2:]) < MIN_SIDE_PIXELS:
         return False
     return options.epochs is None if options.invariances is None else options.invariances
 
 
-def augmentation(seed: int = 0) -> Augment:
-    """All that is tried on pictures."""
-    moves = affine(tuple(START), START)
-    return Augment([moves, Flips((-1,), 0.1)], SAMPLES, seed)
-
-
-def averaged(structure: Structure, seed: int = 0, average: Average = "joint") -> Structure:
-    """A structure over copies of its input."""
+def averaged_structure(
+    structure: Structure, seed: int = 0, average: Average = "joint"
+) -> Structure:
+    """Return a structure averaged over transformed copies of its input."""
 
     def make() -> nn.Module:
-        return Augmented(structure.make(), augmentation(seed), average=average)
+        transformations = affine(tuple(INITIAL_WIDTHS), INITIAL_WIDTHS)
+        augment = Augment([transformations, Flips((-1,), 0.1)], COPIES, seed)
+        return Augmented(structure.make(), augment, average=average)
 
     return Structure(f"{structure.name}, averaged", make, f"{structure.label} over copies")
 
 
-def learn_widths(asked: Asked, found: Answer, options: Options, tell: Tell) -> Answer:
-    """Train the network that was chosen again, with and without copies.
+def learn_invariances(
+    question: Question, network: str, options: Options, tell: Tell
+) -> LearnedInvariances | str:
+    """Train the chosen network again, with and without copies.
 
     Args:
-        asked: the question.
-        found: its answer so far.
-        options: `minutes` is what is left for this; with `out`, what was stopped is taken up.
-        tell: is told what is going on.
+        question: the question.
+        network: name of the structure to train.
+        options: `minutes` is the time for this step; an interrupted run resumes from `out`.
+        tell: called with progress messages.
 
     Returns:
-        The answer with its widths, or with a note that there was no time for them.
+        The learned invariances, or a sentence that says how much time is missing.
     """
-    n = len(asked.train[1])
+    n = len(question.train[1])
     config = FitConfig(lr=1e-2, batch_size=batch_size(n), seed=options.seed, progress=False)
-    config = replace(config.change(estimator="mc"), device=options.place())
-    size = _kept_size(asked, found.choice.name, options, config)
-    if size is None:
-        return replace(found, notes=(*found.notes, NO_TIME))
-    config = replace(config, epochs=size.epochs, every=max(1, size.epochs // STEPS))
-    config = replace(config, batch_size=batch_size(size.data), subset=min(size.data, SUBSET))
-    used = some(n, size.data, options.seed)
-    train = (asked.train[0][used], asked.train[1][used])
-    folder = options.work(asked.name)
+    config = replace(config.change(estimator="mc"), device=options.resolved_device())
+    plan = _read_or_make_plan(question, network, options, config)
+    if isinstance(plan, str):
+        return plan
+    config = replace(
+        config,
+        epochs=plan.epochs,
+        every=max(1, plan.epochs // EVIDENCE_STEPS),
+        batch_size=batch_size(plan.samples),
+        subset=min(plan.samples, EVIDENCE_SUBSET),
+    )
+    train = select(question.train, subsample(n, plan.samples, options.seed))
+    folder = options.unfinished_folder(question.name)
     started, fits = time.perf_counter(), []
     for place, structure in zip(
-        ("widths", "no-widths"), _both(asked, size.name, options.seed), strict=True
+        ("widths", "no-widths"), _structures(question, plan.network, options.seed), strict=True
     ):
         with torch.random.fork_rng([]):
             torch.manual_seed(options.seed)
-            model, likelihood = structure.make(), asked.likelihood()
-            own = replace(config, resume=folder and folder / place)
-            fits.append(fit(model, train, likelihood, test=asked.test, config=own))
+            model, likelihood = structure.make(), question.likelihood()
+            resumed = replace(config, resume=folder and folder / place)
+            fits.append(fit(model, train, likelihood, test=question.test, config=resumed))
     seconds = time.perf_counter() - started
-    tell(
-        f"  widths of transformations: {size.data:,} data, {size.epochs} epochs in {seconds:.0f} s"
-    )
-    return replace(found, widths=Widths(size.name, *fits))
+    size = f"{plan.samples:,} samples, {plan.epochs} epochs"
+    tell(f"  invariances to transformations: {size} in {seconds:.0f} s")
+    return LearnedInvariances(plan.network, *fits)
 
 
-def _both(asked: Asked, name: str, seed: int) -> list[Structure]:
-    """The network over copies, and as it is."""
-    plain = next(s for s in asked.family.structures if s.name == name)
-    classes = isinstance(asked.likelihood(), Categorical)
-    return [averaged(plain, seed, "joint" if classes else "outputs"), plain]
+def _structures(question: Question, name: str, seed: int) -> list[Structure]:
+    """Return the network averaged over copies, and the network itself."""
+    plain = question.family.structure(name)
+    is_classifier = isinstance(question.likelihood(), Categorical)
+    return [averaged_structure(plain, seed, "joint" if is_classifier else "outputs"), plain]
 
 
 @dataclass(frozen=True)
-class Size:
-    """A network, its passes and its data."""
+class _Plan:
+    """A network, its epochs and its number of samples."""
 
-    name: str
+    network: str
     epochs: int
-    data: int
+    samples: int
 
 
-def _kept_size(asked: Asked, name: str, options: Options, config: FitConfig) -> Size | None:
-    """As it was begun before, or as it is planned now; None if there is no time."""
-    folder = options.work(asked.name)
+def _read_or_make_plan(
+    question: Question, network: str, options: Options, config: FitConfig
+) -> _Plan | str:
+    """Return the stored plan of an interrupted run, or a new one, or why there is none."""
+    folder = options.unfinished_folder(question.name)
     file = folder and folder / "widths.json"
     if file is not None:
         with contextlib.suppress(OSError, ValueError, TypeError):
-            return Size(**json.loads(file.read_text()))
-    planned = _size(_both(asked, name, options.seed), asked, options, config)
-    if planned is None:
-        return None
-    size = Size(name, *planned)
-    if file is not None:
-        write_atomically(file, json.dumps(asdict(size)).encode())
-    return size
+            return _Plan(**json.loads(file.read_text()))
+    plan = _make_plan(question, network, options, config)
+    if file is not None and isinstance(plan, _Plan):
+        write_atomically(file, json.dumps(asdict(plan)).encode())
+    return plan
 
 
-def _size(
-    both: Sequence[Structure], asked: Asked, options: Options, config: FitConfig
-) -> tuple[int, int] | None:
-    """Passes and data: the most data for which the least number of passes fits; None if none do."""
-    n = min(len(asked.train[1]), MOST_DATA)
+def _make_plan(
+    question: Question, network: str, options: Options, config: FitConfig
+) -> _Plan | str:
+    """Plan the most samples for which `MIN_EPOCHS` fit, or say how much time is missing."""
+    n = min(len(question.train[1]), MAX_SAMPLES)
     if options.epochs is not None:
-        return options.epochs, n
+        return _Plan(network, options.epochs, n)
     started = time.perf_counter()
-    few = (asked.train[0][:TRIED], asked.train[1][:TRIED])
-    costs = costs_of(both, few, asked.likelihood, config).values()
-    left = SAFETY * (60 * options.minutes - (time.perf_counter() - started))
-    data = n
-    while True:
-        epochs = _most(lambda e, d=data: sum(c.total(d, e, STEPS) for c in costs) <= left)  # type: ignore[misc]
-        if epochs >= LEAST_EPOCHS:
-            return epochs, data
-        if data <= LEAST_DATA:
-            return None
-        data = max(min(n, LEAST_DATA), int(0.8 * data))
+    trial = (question.train[0][:TRIAL_SAMPLES], question.train[1][:TRIAL_SAMPLES])
+    structures = _structures(question, network, options.seed)
+    costs = measure_costs(structures, trial, question.likelihood, config).values()
+    spent = time.perf_counter() - started
+    limit = PLANNED_SHARE * (60 * options.minutes - spent)
+
+    def seconds(samples: int, epochs: int) -> float:
+        return sum(cost.total_seconds(samples, epochs, EVIDENCE_STEPS) for cost in costs)
+
+    min_samples, samples = min(n, MIN_SAMPLES), n
+    while seconds(samples, MIN_EPOCHS) > limit:
+        if samples <= min_samples:
+            needed = (seconds(min_samples, MIN_EPOCHS) / PLANNED_SHARE + spent) / 60
+            return not_tested(options.minutes / TIME_SHARE, needed / TIME_SHARE)
+        samples = max(min_samples, int(0.8 * samples))
+    epochs = max(e for e in range(MIN_EPOCHS, MAX_EPOCHS + 1) if seconds(samples, e) <= limit)
+    return _Plan(network, epochs, samples)
 
 
-def _most(fits: Callable[[int], bool]) -> int:
-    """The largest number of passes that fits."""
-    return max((e for e in range(1, MOST_EPOCHS + 1) if fits(e)), default=0)
+def not_tested(minutes: float, needed: float) -> str:
+    """Return a sentence on invariances that did not fit into the time of a run.
+
+    Args:
+        minutes: time of the run.
+        needed: time that it would need.
+    """
+    total = max(math.ceil(needed), math.floor(minutes) + 1)
+    missing = f"needs about {total - minutes:.2g} more minutes"
+    return f"Invariances: not tested ({missing}; run with `--minutes {total}`)."

@@ -1,4 +1,4 @@
-"""What `discover` returns: verdict, candidates, a plain network, and files of them."""
+"""Define the result of `discover`: verdict, candidates, plain network, document and files."""
 
 import copy
 import html
@@ -14,75 +14,102 @@ import torch
 from torch import Tensor, nn
 
 from symrazor.core.files import json_ready
-from symrazor.data import Dataset
+from symrazor.data import Dataset, Tensors
 from symrazor.data.datasets import as_kind, plural
 from symrazor.discovery.answer import Answer, Candidate
+from symrazor.discovery.evidence_figure import save_evidence_figure
+from symrazor.discovery.invariances import LearnedInvariances
+from symrazor.discovery.trajectories import Dynamics
 from symrazor.layers.relaxed import spatial_layers
+from symrazor.report.content import SCHEMA
+from symrazor.report.page import write_page
+from symrazor.runs.folder import ANIMATION, FIGURE, write_discovery
 from symrazor.runs.preparation import Preparation
 from symrazor.symmetry.reading import Reading
+from symrazor.training.fit_document import orbits_of, parts_of, versions
 
-SCHEMA = 1
-"""Version of the document, see docs/how-to/discover.md."""
+BATCH_SIZE = 500
+MAX_LISTED_CLASSES = 12
 
 
 @dataclass(frozen=True)
-class Found:
-    """One question with its data, and its answer.
+class QuestionResult:
+    """The data and the answer of one question.
 
     Args:
-        data: what was asked.
-        answer: the candidates, ranked.
-        preparation: between data and network; None where the network takes data as they are.
-        test: held-out data as they came.
+        data: the training data.
+        answer: the ranked candidates.
+        preparation: standardisation of inputs and targets; None if networks take the data as is.
+        test: held-out data, not standardised.
     """
 
     data: Dataset
     answer: Answer
     preparation: Preparation | None = None
-    test: tuple[Tensor, Tensor] | None = None
+    test: Tensors | None = None
 
     @cached_property
     def network(self) -> nn.Module:
-        """The network of the answer as plain torch modules, on data as they came."""
-        fit = self.answer.delivered
+        """The recommended network as plain torch modules, on data that are not standardised."""
+        fit = self.answer.recommended_fit
         plain = fit.collapse() if spatial_layers(fit.model) else copy.deepcopy(fit.model).eval()
         if self.preparation is None:
             return plain.cpu()
         return self.preparation.attach(plain.cpu(), self.data.x.ndim)
 
     def prepared(self, x: Tensor) -> Tensor:
-        """Data as the trained networks take them."""
+        """Return inputs as the trained networks take them."""
         return x if self.preparation is None else self.preparation.inputs(x)
+
+    def prepared_test(self) -> Tensors | None:
+        """Return held-out data as the trained networks take them."""
+        if self.test is None or self.preparation is None:
+            return self.test
+        return self.preparation.data(self.test)
+
+    def usage(self, file: str) -> str:
+        """Return Python code that loads the network from a file and calls it."""
+        shape = ", ".join(map(str, self.data.x.shape[1:]))
+        is_scaled = self.data.kind in ("image", "volume", "series")
+        scale = ", bytes divided by 255" if is_scaled else ""
+        output = "targets, float64"
+        if self.data.task == "classification":
+            output = "logits of the classes " + ", ".join(self.data.names[:MAX_LISTED_CLASSES])
+        return (
+            f'network = torch.export.load("{file}").module()\n'
+            f"outputs = network(x)  # x: {_dtype_name(self.data)} [n, {shape}]{scale}\n"
+            f"# outputs: {output}"
+        )
 
 
 @dataclass(frozen=True)
 class Discovery:
-    """What the data say about the structure of a network.
+    """Result of `discover`.
 
     Args:
-        found: an entry for each question; the properties below speak of the first.
-        dynamics: instead, what trajectories say: an object with `verdict` and `to_dict()`.
-        command: what made it.
-        data: the data of trajectories.
+        results: one result per question; the properties below refer to the first.
+        dynamics: result for trajectories, instead of `results`.
+        command: the command that made it.
+        data: the trajectories.
     """
 
-    found: Sequence[Found] = ()
-    dynamics: Any = None
+    results: Sequence[QuestionResult] = ()
+    dynamics: Dynamics | None = None
     command: str = field(default_factory=lambda: shlex.join(sys.orig_argv))
     data: Dataset | None = None
 
     @property
     def verdict(self) -> str:
-        """In words; a paragraph for each question."""
+        """The result in words; one paragraph per question."""
         if self.dynamics is not None:
-            return str(self.dynamics.verdict)
-        return "\n".join(one.answer.verdict for one in self.found)
+            return self.dynamics.verdict
+        return "\n".join(result.answer.verdict for result in self.results)
 
     @property
-    def _first(self) -> Found:
-        if not self.found:
-            raise ValueError("expected networks, got the discovery of a conserved quantity")
-        return self.found[0]
+    def _first(self) -> QuestionResult:
+        if not self.results:
+            raise ValueError("A discovery on trajectories has no candidates. Use .dynamics.")
+        return self.results[0]
 
     @property
     def candidates(self) -> list[Candidate]:
@@ -91,97 +118,195 @@ class Discovery:
 
     @property
     def best(self) -> Candidate:
-        """The one with the highest evidence."""
+        """The candidate with the highest evidence."""
         return self._first.answer.best
 
     @property
     def chosen(self) -> Candidate:
-        """The one to use: as a rule the best (docs/how-to/discover.md, which network wins)."""
-        return self._first.answer.choice
+        """The recommended candidate; usually the best (docs/how-to/discover.md, which network wins)."""
+        return self._first.answer.recommended
 
     @property
     def reading(self) -> Reading:
-        """Of the network that the verdict is about."""
-        return self._first.answer.shown.reading
+        """Reading of the network that the verdict describes."""
+        return self._first.answer.subject_fit.reading
 
     def network(self) -> nn.Module:
-        """The network to use as plain torch modules: data as they came in, logits or targets out.
+        """Return the recommended network as plain torch modules.
 
-        Of trajectories: states in, states one step of the data later out.
+        It maps data that are not standardised to logits or targets; for trajectories, states to
+        states one time step later.
         """
-        if self.dynamics is not None:
-            moved: nn.Module = self.dynamics.network()
-            return moved
-        return self._first.network
+        return self._first.network if self.dynamics is None else self.dynamics.network()
 
     @torch.no_grad()
     def predict(self, x: Any) -> Tensor:
-        """Probabilities of the classes, or means of the targets, for inputs as they came.
+        """Return float32 probabilities of the classes, or float64 means of the targets.
 
         Args:
-            x: tensor or array in the shape of the training data.
-
-        Returns:
-            float32 probabilities, or float64 targets.
+            x: inputs in the shape of the training data, not standardised.
 
         Raises:
-            ValueError: another shape.
+            ValueError: inputs of another shape.
         """
         data = self._first.data
         values = as_kind(torch.as_tensor(x), data.kind, "x")
         network = self.network()
         if values.shape[1:] != data.x.shape[1:]:
             raise ValueError(
-                f"expected {plural(data.kind)} of shape {list(data.x.shape[1:])}, got "
-                f"{list(values.shape[1:])}; do: convert them as the training data were"
+                f"x has {plural(data.kind)} of shape {list(values.shape[1:])}, the training data "
+                f"{list(data.x.shape[1:])}. Convert x like the training data."
             )
-        place = next(network.parameters()).device
-        values = values.to(data.x.dtype)
-        parts = [network(part.to(place)) for part in values.split(500)]
-        f = torch.cat(parts).cpu()
+        device = next(network.parameters()).device
+        batches = values.to(data.x.dtype).split(BATCH_SIZE)
+        f = torch.cat([network(batch.to(device)) for batch in batches]).cpu()
         return f.softmax(-1) if data.task == "classification" else f
 
     def to_dict(self) -> dict[str, Any]:
-        """The document: all numbers of the discovery, ready for JSON (docs/how-to/discover.md)."""
-        from symrazor.discovery.document import document
-
-        found: dict[str, Any] = json_ready(document(self))
-        return found
+        """Return the document: all numbers, ready for JSON (docs/how-to/discover.md)."""
+        document: dict[str, Any] = json_ready(_document(self))
+        return document
 
     def report(self, file: str | Path) -> Path:
-        """Write the page, one HTML file."""
-        from symrazor.report.page import write_page
-
+        """Write the report as one HTML file."""
         return write_page(self.to_dict(), file)
 
     def save(self, folder: str | Path) -> Path:
-        """Write everything to a run folder, see `symrazor.discovery.folder`."""
-        from symrazor.discovery.folder import save
-
-        return save(self, Path(folder))
+        """Write a run folder: document, report, figures and networks (`symrazor.runs.folder`)."""
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        networks: dict[str, tuple[nn.Module, Tensor]] = {}
+        if self.dynamics is not None:
+            self.dynamics.save_animation(folder / ANIMATION)
+            generator = torch.Generator().manual_seed(0)
+            states = torch.rand(8, self.dynamics.size, generator=generator, dtype=torch.float64)
+            networks[""] = (self.network(), states)
+        else:
+            save_evidence_figure([result.answer for result in self.results], folder / FIGURE)
+        for result in self.results:
+            subfolder = result.answer.name if len(self.results) > 1 else ""
+            networks[subfolder] = (result.network.cpu(), result.data.x[:8])
+        return write_discovery(folder, self.to_dict(), networks)
 
     def __repr__(self) -> str:
-        """What was asked, and the winner; not all numbers."""
-        asked = [f"{one.answer.name}: {one.answer.choice.name}" for one in self.found]
-        return f"Discovery({', '.join(asked) or self.verdict})"
+        """Return the questions and their recommended networks."""
+        names = [f"{r.answer.name}: {r.answer.recommended.name}" for r in self.results]
+        return f"Discovery({', '.join(names) or self.verdict})"
 
     def __str__(self) -> str:
-        """The verdict."""
+        """Return the verdict."""
         return self.verdict
 
     def _repr_html_(self) -> str:
-        """Verdict and a table of the candidates, for notebooks."""
-        parts = []
-        for one in self.found:
-            rows = "".join(
-                f"<tr><td>{html.escape(c.name)}</td><td>{c.log_evidence:,.0f}</td><td>"
-                + html.escape(", ".join(f"{k} {v:.4g}" for k, v in c.fit.reading.test.items()))
-                + "</td></tr>"
-                for c in one.answer.candidates
-            )
-            parts.append(
-                f"<h4>{html.escape(one.answer.question)}</h4><p>{html.escape(one.answer.verdict)}"
-                "</p><table><thead><tr><th>network</th><th>log evidence</th><th>held-out data</th>"
-                f"</tr></thead><tbody>{rows}</tbody></table>"
-            )
+        """Return verdict and candidates as HTML, for notebooks."""
+        parts = [_answer_html(result.answer) for result in self.results]
         return "".join(parts) or f"<p>{html.escape(self.verdict)}</p>"
+
+
+def _answer_html(answer: Answer) -> str:
+    rows = "".join(
+        f"<tr><td>{html.escape(c.name)}</td><td>{c.log_evidence:,.0f}</td><td>"
+        + html.escape(", ".join(f"{k} {v:.4g}" for k, v in c.fit.reading.test.items()))
+        + "</td></tr>"
+        for c in answer.candidates
+    )
+    head = "<tr><th>network</th><th>log evidence</th><th>held-out data</th></tr>"
+    return (
+        f"<h4>{html.escape(answer.question)}</h4><p><b>{html.escape(answer.headline)}</b> "
+        f"{html.escape(answer.details)}</p><table><thead>{head}</thead><tbody>{rows}</tbody></table>"
+    )
+
+
+def _document(discovery: Discovery) -> dict[str, Any]:
+    """Return dictionaries, lists, numbers and strings; docs/how-to/discover.md describes the keys."""
+    data = discovery.data or discovery.results[0].data
+    document: dict[str, Any] = {
+        "schema": SCHEMA,
+        "kind": data.kind,
+        "task": data.task,
+        "command": discovery.command,
+        "versions": versions(),
+        "data": {
+            "path": data.source,
+            "n": len(data.x),
+            "shape": list(data.x.shape[1:]),
+            "dtype": _dtype_name(data),
+            "classes": _class_names(data),
+        },
+        "questions": [_question_document(result) for result in discovery.results],
+        "load": _loading_code(discovery),
+    }
+    if discovery.dynamics is not None:
+        document["dynamics"] = discovery.dynamics.to_dict()
+        document["verdict"] = discovery.verdict
+    return document
+
+
+def _dtype_name(data: Dataset) -> str:
+    """Return the number type of the inputs that the plain network takes."""
+    return "float64" if data.kind == "trajectory" else str(data.x.dtype).removeprefix("torch.")
+
+
+def _class_names(data: Dataset) -> list[str] | None:
+    return list(data.names) if data.task == "classification" else None
+
+
+def _loading_code(discovery: Discovery) -> str:
+    """Return Python code that loads the networks of a run folder."""
+    parts = ["import torch  # in the run folder"]
+    if discovery.dynamics is not None:
+        dynamics = discovery.dynamics
+        comment = f"float64 [n, {dynamics.size}] -> the same after a time of {dynamics.dt:g}"
+        parts.append(
+            f'step = torch.export.load("network.pt2").module()\nlater = step(states)  # {comment}'
+        )
+    for result in discovery.results:
+        subfolder = f"{result.answer.name}/" if len(discovery.results) > 1 else ""
+        parts.append(result.usage(f"{subfolder}network.pt2"))
+    return "\n\n".join(parts)
+
+
+def _question_document(result: QuestionResult) -> dict[str, Any]:
+    answer, test, names = result.answer, result.prepared_test(), result.data.names or None
+    parts = parts_of(answer.subject_fit, test=test, classes=names)
+    if answer.recommended_fit is not answer.subject_fit:  # calibration of the network to use
+        recommended = parts_of(answer.recommended_fit, test=test, classes=names)
+        parts |= {key: recommended[key] for key in ("calibration",) if key in recommended}
+    if "calibration" in parts:
+        final = answer.final  # the page calls its training "longer"
+        network = answer.recommended.name if final is None else f"{final.name}, longer"
+        parts["calibration"]["network"] = network
+    document = answer.to_dict()
+    _number_layers(document)
+    if isinstance(answer.invariances, LearnedInvariances) and answer.invariances.supported:
+        _add_invariances(document, parts, answer.invariances)
+    return {
+        **document,
+        "network": answer.subject.name,
+        "best": answer.best.name,
+        "symmetric": answer.symmetric,
+        "classes": _class_names(result.data),
+        **parts,
+    }
+
+
+def _number_layers(document: dict[str, Any]) -> None:
+    """Add to each layer the number that the verdict gives it; it counts relaxed layers only."""
+    for candidate in (*document["candidates"], document["final"]):
+        layers = [] if candidate is None else candidate["reading"]["layers"]
+        relaxed = [layer["relaxed"] for layer in layers]
+        if relaxed == sorted(relaxed, reverse=True):  # relaxed layers come first
+            for number, layer in enumerate(layers, 1):
+                layer["number"] = number
+
+
+def _add_invariances(
+    document: dict[str, Any], parts: dict[str, Any], invariances: LearnedInvariances
+) -> None:
+    """Add the widths to the candidate they belong to, and transformed copies to the examples."""
+    for candidate in (*document["candidates"], document["final"] or {}):
+        if candidate.get("name") == invariances.network:
+            reading = invariances.averaged.reading.to_dict()
+            candidate["reading"]["invariances"] = reading["invariances"]
+    orbits = orbits_of(invariances.averaged, parts["examples"]["images"])
+    parts["examples"]["transformed"] = orbits.tolist()

@@ -1,4 +1,4 @@
-"""Trajectories: which quantities are conserved, and a network that moves states by one step."""
+"""Find conserved quantities in trajectories, and animate the learned dynamics."""
 
 import copy
 import warnings
@@ -14,7 +14,8 @@ from symrazor.data import Dataset
 from symrazor.data.resolution import moments, warn_if_coarse
 from symrazor.discovery.question import Options
 from symrazor.dynamics.config import DiscoverConfig
-from symrazor.dynamics.discovery import discover as find
+from symrazor.dynamics.discovery import discover as discover_dynamics
+from symrazor.dynamics.figures import ANIMATION_FRAMES, motion_animation
 from symrazor.dynamics.mechanics import advance
 from symrazor.dynamics.result import Discovered
 from symrazor.dynamics.trained import ScaledSimulator
@@ -23,88 +24,100 @@ from symrazor.dynamics.units import as_trajectories
 from symrazor.layers.path import traced
 from symrazor.training.checkpoint import fingerprint
 
-LONGEST, MOST = 0.1, 20
-"""Longest step of the integrator within a step of the data, and how many of them at most."""
+MAX_STEP, MAX_STEPS = 0.1, 20
+"""Largest step of the integrator, and how many of them per time step of the data."""
+MAX_ANIMATED = 4
+"""Largest number of trajectories in an animation."""
 
 
 @dataclass(frozen=True)
 class Dynamics:
-    """What was found, and the step of the data.
+    """The learned dynamics of trajectories.
 
     Args:
-        found: by `symrazor.dynamics.discovery`.
-        dt: time between two states, the median.
-        seen: the data, with momenta.
+        discovered: result of `symrazor.dynamics.discovery`.
+        dt: median time between two states.
+        observed: the data, with momenta.
     """
 
-    found: Discovered
+    discovered: Discovered
     dt: float
-    seen: Trajectories
+    observed: Trajectories
 
     @property
     def verdict(self) -> str:
-        """In words."""
-        return self.found.verdict
+        """The conserved quantities in words."""
+        return self.discovered.verdict
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain numbers for JSON."""
-        return {**self.found.to_dict(), "dt": self.dt}
+        """Return plain numbers for JSON."""
+        return {**self.discovered.to_dict(), "dt": self.dt}
+
+    @property
+    def size(self) -> int:
+        """Number of coordinates of a state: positions and momenta."""
+        return len(self.discovered.units.scale)
 
     def network(self) -> nn.Module:
-        """Plain torch modules: states [n, 2k] in, states after `dt` out, in the data's units."""
-        step = _Step(self.found.simulator(), self.dt)
+        """Return plain torch modules that map states [n, 2k] to states after `dt`."""
+        step = _Step(self.discovered.simulator(), self.dt)
         return nn.Sequential(traced(step, "Step")).eval()
 
+    def save_animation(self, file: Path) -> bool:
+        """Write observed and learned trajectories as a GIF, see `save_animation`."""
+        return save_animation(self.discovered.simulator(), self.observed, file)
 
-def discover(data: Dataset, options: Options) -> Dynamics:
-    """What `symrazor.dynamics.discovery` finds.
+
+def learn_dynamics(data: Dataset, options: Options) -> Dynamics:
+    """Learn the dynamics of trajectories and their conserved quantities.
 
     Raises:
         ValueError: an odd number of coordinates, or times that do not fit or increase.
-        KeyboardInterrupt: stopped; the same call goes on, if there is a run folder.
+        KeyboardInterrupt: stopped; with a run folder, the same call resumes.
     """
-    times = data.times
-    if data.x.shape[2] % 2 and not options.positions:
+    times, coordinates = data.times, data.x.shape[2]
+    if coordinates % 2 and not options.positions:
         raise ValueError(
-            f"{data.source} has an odd number of coordinates ({data.x.shape[2]}); trajectories "
-            "need as many momenta as positions. Add the momenta, or use --positions for positions "
-            "only, or --kind series."
+            f"{data.source} has an odd number of coordinates ({coordinates}); trajectories need as "
+            "many momenta as positions. Add the momenta, or use --positions for positions only, or "
+            "--kind series."
         )
     if times is None:
-        warnings.warn(f"no times in {data.source}: states are taken to be 1 apart", stacklevel=3)
+        warnings.warn(f"{data.source} has no times; states are assumed to be 1 apart", stacklevel=3)
         times = torch.arange(data.x.shape[1], dtype=torch.float64)
     gaps = times.double().diff(dim=-1)
     _warn_if_coarse(data, times, gaps)
-    found = find(
+    discovered = discover_dynamics(
         data.x,
         times,
         minutes=options.minutes,
         seed=options.seed,
         progress=options.progress,
         positions=options.positions,
-        device=options.place(),
+        device=options.resolved_device(),
         steps=options.epochs or DiscoverConfig.steps,
-        resume=_place(data.x, times, options),
+        resume=_resume_folder(data.x, times, options),
     )
-    seen = as_trajectories(data.x, times, options.positions)
-    return Dynamics(found, float(gaps.median()), seen)
+    return Dynamics(
+        discovered, float(gaps.median()), as_trajectories(data.x, times, options.positions)
+    )
 
 
 def _warn_if_coarse(data: Dataset, times: Tensor, gaps: Tensor) -> None:
     """Warn about coordinates and times whose changes are lost to rounding."""
     latest, gap = times.double().abs().max().reshape(1), gaps.median().reshape(1)
     warn_if_coarse(latest, gap, times.dtype, ["the times"], data.source)
-    seen = data.x[~data.x.isnan().any(2)]
-    if len(seen):
-        names = [f"x[:, :, {k}]" for k in range(seen.shape[1])]
-        warn_if_coarse(*moments(seen), data.x.dtype, names, data.source)
+    observed = data.x[~data.x.isnan().any(2)]
+    if len(observed):
+        names = [f"x[:, :, {k}]" for k in range(observed.shape[1])]
+        warn_if_coarse(*moments(observed), data.x.dtype, names, data.source)
 
 
-def _place(states: Tensor, times: Tensor, options: Options) -> Path | None:
-    """Where the run is kept while it is unfinished; another one for other data or options."""
-    asked = [options.minutes, options.seed, options.epochs, options.positions, options.device]
-    numbers = torch.tensor([ord(c) for c in repr(asked)])
-    return options.work(f"trajectories {fingerprint(states, times, numbers)[:12]}")
+def _resume_folder(states: Tensor, times: Tensor, options: Options) -> Path | None:
+    """Return the folder of the unfinished run; it depends on data and options."""
+    key = [options.minutes, options.seed, options.epochs, options.positions, options.device]
+    characters = torch.tensor([ord(c) for c in repr(key)])
+    return options.unfinished_folder(f"trajectories {fingerprint(states, times, characters)[:12]}")
 
 
 class _Step(nn.Module):
@@ -119,10 +132,46 @@ class _Step(nn.Module):
         self.register_buffer("centre", simulator.centre.detach().cpu().double())
         self.register_buffer("scale", simulator.scale.detach().cpu().double())
         self.dt = dt / simulator.time_unit
-        self.steps = min(MOST, max(1, round(self.dt / LONGEST + 0.5)))
+        self.steps = min(MAX_STEPS, max(1, round(self.dt / MAX_STEP + 0.5)))
 
     def forward(self, state: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
         x = ((state.double() - self.centre) / self.scale).float().unsqueeze(0)
         field = self.simulator.hamiltonian.field
         x = advance(self.simulator.integrator, field, x, self.dt, self.steps)
         return x.squeeze(0).double() * self.scale + self.centre
+
+
+def save_animation(simulator: nn.Module, observed: Trajectories, path: Path) -> bool:
+    """Write observed trajectories and learned ones from the same initial states as a GIF.
+
+    Args:
+        simulator: maps a state and a time to a state.
+        observed: the data.
+        path: the GIF file.
+
+    Returns:
+        Whether the file was written: it needs a trajectory without missing states, and learned
+        trajectories that stay finite.
+    """
+    complete = observed.observed[:, :ANIMATION_FRAMES].all(dim=1).nonzero()[:MAX_ANIMATED, 0]
+    states, times = (
+        observed.states[complete, :ANIMATION_FRAMES],
+        observed.times[complete, :ANIMATION_FRAMES],
+    )
+    if not len(states):
+        return False
+    learned = torch.stack([_simulate(simulator, s, t) for s, t in zip(states, times, strict=True)])
+    if not bool(learned.isfinite().all()):
+        return False
+    motion_animation({"seen": states.transpose(0, 1), "learned": learned.transpose(0, 1)}, path)
+    return True
+
+
+def _simulate(
+    simulator: nn.Module, states: Float[Tensor, "t d"], times: Float[Tensor, "t"]
+) -> Float[Tensor, "t d"]:
+    """Return the learned trajectory from the first state, at the same times."""
+    trajectory = [states[0]]
+    for gap in times.diff().tolist():
+        trajectory.append(simulator(trajectory[-1], gap))
+    return torch.stack(trajectory)

@@ -21,7 +21,7 @@ import torch
 import symrazor as sr
 from symrazor.core.files import check_writable_file
 from symrazor.data import Tensors, mnist, quadrants
-from symrazor.discovery import digits
+from symrazor.discovery import api as digits
 from symrazor.experiments.command import Arguments, command
 from symrazor.experiments.options import Common
 from symrazor.experiments.results import add_runs, merged
@@ -56,7 +56,7 @@ class Options(Common):
 
     seed: tuple[int, ...] = (0, 1, 2)
     given: bool = False
-    task: tuple[digits.Task, ...] = ("digit", "quadrant")
+    task: tuple[digits.DigitTask, ...] = ("digit", "quadrant")
     epochs: int | None = None
     switch_off: bool = False
     limit: int | None = None
@@ -68,9 +68,9 @@ class Options(Common):
                 raise ValueError(f"{name} must be at least 1, got {value}.")
         if not self.seed:
             raise ValueError("No seeds given. For example: --seed 0 1 2")
-        unknown = sorted(set(self.task) - set(digits.QUESTIONS))
+        unknown = sorted(set(self.task) - set(digits.DIGIT_QUESTIONS))
         if unknown or not self.task:
-            raise ValueError(f"Unknown tasks {unknown}. Choose from {list(digits.QUESTIONS)}.")
+            raise ValueError(f"Unknown tasks {unknown}. Choose from {list(digits.DIGIT_QUESTIONS)}.")
 
     @property
     def images(self) -> str:
@@ -79,10 +79,10 @@ class Options(Common):
         return name if self.limit is None else f"{name}[:{self.limit}]"
 
 
-def data(task: digits.Task, options: Options, seed: int) -> tuple[Tensors, Tensors]:
+def data(task: digits.DigitTask, options: Options, seed: int) -> tuple[Tensors, Tensors]:
     """Return training and test images of a task."""
     if options.data is None:
-        train, test = digits.canvas(task, seed)
+        train, test = digits.digits_on_canvas(task, seed)
     else:
         train, test = mnist(options.data, "train"), mnist(options.data, "test")
     (x, y), (xt, yt) = ((x[: options.limit], y[: options.limit]) for x, y in (train, test))
@@ -92,7 +92,7 @@ def data(task: digits.Task, options: Options, seed: int) -> tuple[Tensors, Tenso
 
 
 def train(
-    task: digits.Task,
+    task: digits.DigitTask,
     precision: float,
     start: Start,
     seed: int,
@@ -102,13 +102,13 @@ def train(
     """Train one network and return its figures; by default on the images of `data`."""
     options = Options() if options is None else options
     training, test = data(task, options, seed) if images is None else images
-    base = digits.DEFAULTS if options.data is None else MNIST
+    base = digits.DIGIT_CONFIG if options.data is None else MNIST
     if options.limit is not None:
         base = base.change(batch_size=min(base.batch_size, -(-len(training[1]) // BATCHES)))
     epochs = options.epochs or (max(1, base.epochs // 5) if options.small else base.epochs)
     torch.manual_seed(seed)
     shape = tuple(training[0].shape[1:])
-    network = convolutional(shape, digits.CLASSES[task])
+    network = convolutional(shape, digits.DIGIT_CLASSES[task])
     model = sr.relax(network, training[0][:2], precision=precision)
     free = precision if start == "given" else None  # "near" has a precision of its own
     config = base.change(seed=seed, free_precision=free, start=start, epochs=epochs)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from symrazor.data import Dataset
+from symrazor.data import Dataset, Tensors
 from symrazor.data.resolution import chunks, moments, warn_if_coarse
 from symrazor.layers.path import traced
 
@@ -46,6 +46,10 @@ class Preparation:
         if not y.is_floating_point():
             return y
         return ((y.double() - self.target_mean) / self.target_scale).float()
+
+    def data(self, data: Tensors) -> Tensors:
+        """Return standardised inputs and targets."""
+        return self.inputs(data[0]), self.targets(data[1])
 
     def attach(self, network: nn.Module, dims: int) -> nn.Module:
         """Return the network with standardisation before and after it; plain torch modules.

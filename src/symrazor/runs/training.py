@@ -1,0 +1,151 @@
+"""Train a network as a configuration says, and leave a run folder (`symrazor fit`)."""
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from symrazor.accelerate import processes
+from symrazor.core.files import write_atomically
+from symrazor.groups.group_files import is_group_file
+from symrazor.runs.building import make_data, make_model, outputs_for
+from symrazor.runs.config import CodeName, RunConfig, import_function
+from symrazor.runs.folder import write_fit
+from symrazor.runs.records import CHECKPOINTS, CONFIG, EVENTS
+from symrazor.training.events import JsonLines
+from symrazor.training.fit import Fit, fit
+from symrazor.training.loop import Callback
+from symrazor.training.options import FitConfig
+
+GROUP_FILE = "group-{}.json"
+GroupFiles = Mapping[str, tuple[str, bytes]]
+"""File of the user -> its name and content in the run folder."""
+
+
+def run(
+    config: RunConfig,
+    out: str | Path,
+    resume: bool = False,
+    callbacks: Sequence[Callback] = (),
+) -> Fit:
+    """Train a network and write a run folder, in one process or in several started by torchrun.
+
+    Args:
+        config: data, network and training options. Code that it names is imported and run.
+        out: the run folder, see `symrazor.runs.folder`.
+        resume: resume the run in the folder, if there is one. A run that torchrun restarts after a
+            process died is always resumed.
+        callbacks: as in `fit`.
+
+    Raises:
+        ValueError: a folder with a run, or anything that data, network and `fit` reject.
+        KeyboardInterrupt, SystemExit: stopped by a signal, after a checkpoint.
+    """
+    folder, config = Path(out), config.beside(".")
+    with _process_group(config.fit.device) as world:
+        resume = resume or processes.was_restarted()
+        _check_folder(folder)
+        is_taken = (folder / CONFIG).exists() and not resume
+        has_checkpoints = (folder / CHECKPOINTS).exists()
+        processes.barrier()  # every process has looked before the first one writes
+        if is_taken:
+            raise ValueError(f"{folder} already has a run. Add --resume, or use another folder.")
+        train, test = make_data(config.data)
+        targets = [train[1]] if test is None else [train[1], test[1]]
+        n_outputs = outputs_for(config.data.likelihood, *targets)
+        torch.manual_seed(config.fit.seed)
+        model = make_model(config.model, train[0].shape[1:], n_outputs, train[0].dtype)
+        files = _group_files(config)
+        _check_groups(folder, files)
+        stored_config = _with_group_files(config, files).to_toml().encode()
+        if world.is_main and not has_checkpoints:
+            if (folder / CONFIG).exists():  # resumed without checkpoints: starts at epoch 1
+                (folder / EVENTS).unlink(missing_ok=True)
+            write_atomically(folder / CONFIG, stored_config)
+            for name, content in files.values():
+                write_atomically(folder / name, content)
+        if world.is_main:
+            callbacks = [JsonLines(folder / EVENTS), *callbacks]
+        else:
+            callbacks = []
+        options = _fit_options(config, folder)
+        likelihood = config.data.likelihood
+        try:
+            result = fit(model, train, likelihood, test=test, config=options, callbacks=callbacks)
+        except Exception:
+            if world.is_main:
+                _clean_up(folder)
+            raise
+        if world.is_main:  # not earlier: a resumed run may change some options, but not all
+            write_atomically(folder / CONFIG, stored_config)
+            write_fit(folder, result, config, train[0], n_outputs)
+        processes.barrier()  # no process leaves before the files are written
+    return result
+
+
+def _fit_options(config: RunConfig, folder: Path) -> FitConfig:
+    """Return the training options with device, checkpoints and imported augmentation."""
+    device, augment = config.fit.device, config.fit.augment
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    if isinstance(augment, CodeName):
+        augment = import_function(augment.name)
+    return replace(config.fit, device=device, resume=folder / CHECKPOINTS, augment=augment)
+
+
+def _check_folder(folder: Path) -> None:
+    """Raise ValueError if the folder cannot be created or written to; creates nothing."""
+    existing = next(place for place in (folder, *folder.absolute().parents) if place.exists())
+    if not existing.is_dir() or not os.access(existing, os.W_OK):
+        reason = "is a file" if existing.is_file() else "cannot be written to"
+        raise ValueError(f"No run can be written to {folder}: {existing} {reason}.")
+
+
+@contextmanager
+def _process_group(device: str) -> Iterator[processes.World]:
+    """Join the processes that torchrun started, unless the caller has already joined them."""
+    was_joined = processes.is_initialized()
+    world = processes.start(device)
+    try:
+        yield world
+    finally:
+        if not was_joined:
+            processes.finish()
+
+
+def _group_files(config: RunConfig) -> dict[str, tuple[str, bytes]]:
+    """Return the group files of the user, with their names and contents in the run folder."""
+    files = [group for group in config.model.groups if is_group_file(group)]
+    return {
+        file: (GROUP_FILE.format(number), Path(file).read_bytes())
+        for number, file in enumerate(files)
+    }
+
+
+def _with_group_files(config: RunConfig, files: GroupFiles) -> RunConfig:
+    """Return the configuration with the group files of the run folder."""
+    groups = [files[group][0] if group in files else group for group in config.model.groups]
+    return replace(config, model=replace(config.model, groups=tuple(groups)))
+
+
+def _check_groups(folder: Path, files: GroupFiles) -> None:
+    """Raise ValueError if a run is resumed with a changed group."""
+    for file, (name, content) in files.items():
+        stored = folder / name
+        if stored.is_file() and stored.read_bytes() != content:
+            raise ValueError(
+                f"{file} differs from {stored}, with which the run began. Use a new folder."
+            )
+
+
+def _clean_up(folder: Path) -> None:
+    """Remove the files of a run that failed before its first checkpoint."""
+    if not (folder / CHECKPOINTS).exists():
+        groups = folder.glob(GROUP_FILE.format("*"))
+        for file in (folder / CONFIG, folder / EVENTS, *groups):
+            file.unlink(missing_ok=True)
+        if not any(folder.iterdir()):
+            folder.rmdir()
