@@ -101,8 +101,8 @@ def test_a_dataset_says_what_it_is_itself() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"device": "tpu"}, "expected a device: auto, cpu or cuda, got 'tpu'"),
-        ({"seed": 2**64}, "a seed of 64 bits"),
+        ({"device": "tpu"}, "Unknown device 'tpu'. Use auto, cpu or cuda"),
+        ({"seed": 2**64}, "seed must fit into 64 bits"),
     ],
 )
 def test_options_are_checked_before_the_work(options: dict[str, Any], message: str) -> None:
@@ -141,7 +141,7 @@ def test_predictions_take_data_as_they_came(pictures: tuple[np.ndarray, sr.Disco
     expected = found.network()(first).softmax(-1)
     assert torch.allclose(found.predict(x), expected, atol=1e-6)
     assert torch.allclose(found.predict(first.double()), expected, atol=1e-6)
-    with pytest.raises(ValueError, match=r"images of shape \[3, 8, 9\], got \[3, 7, 9\]"):
+    with pytest.raises(ValueError, match=r"shape \[3, 7, 9\], the training data \[3, 8, 9\]"):
         found.predict(x[:, :7])
     assert repr(found) == f"Discovery(x and y: {found.chosen.name})"
 

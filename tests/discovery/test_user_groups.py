@@ -239,7 +239,7 @@ def test_too_many_maps_and_trajectories_are_refused(tmp_path: Path) -> None:
     times = np.linspace(0, 1, 30)
     states = torch.randn(4, 30, 2)
     moving = dataset(states, kind="trajectory", times=torch.from_numpy(times))
-    with pytest.raises(ValueError, match="groups does not apply to trajectories"):
+    with pytest.raises(ValueError, match="groups has no effect on trajectories"):
         sr.discover(moving, groups=["cyclic"])
     (tmp_path / "bad.json").write_text('{"permutations": [[0, 0]]}')
     with pytest.raises(ValueError, match=r"bad.json: expected a permutation of 0 to 1 in row 0"):

@@ -197,7 +197,7 @@ def dataset(
     test_y = None if test is None else test[1]
     labels, class_names, test_labels = _classes(y, tuple(names), test_y, source)
     held_out = None if test_inputs is None or test_labels is None else (test_inputs, test_labels)
-    return Dataset(inputs, labels, kind, task, class_names, None, held_out, source)
+    return Dataset(inputs, labels, kind, "classification", class_names, None, held_out, source)
 
 
 def recognise_kind(x: Tensor, y: Tensor | None, times: Tensor | None, source: str) -> str:

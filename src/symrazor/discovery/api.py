@@ -72,7 +72,7 @@ def discover(
     tell(f"{data.source}: {data.describe()}")
     if data.kind == "trajectory":
         if options.groups is not None:
-            raise ValueError("The option groups does not apply to trajectories. Omit it.")
+            raise ValueError("groups has no effect on trajectories. Remove it.")
         return Discovery(dynamics=learn_dynamics(data, options), data=data)
     return Discovery([analyse(data, options, tell)])
 
@@ -137,8 +137,8 @@ def as_dataset(x: Any, y: Any, test: Any, kind: str | None, task: Task | None) -
     if isinstance(x, Dataset):
         if y is not None or test is not None or task not in (None, x.task):
             raise ValueError(
-                "A Dataset already has labels, test data and a task. Use dataset(x, y, task=..., "
-                "test=...) to change them."
+                "y, test and task have no effect beside a Dataset. Pass them to "
+                "dataset(x, y, task=..., test=...)."
             )
         return x if kind is None else replace(x, x=as_kind(x.x, kind, x.source), kind=kind)
     labels, names = (None, ()) if y is None else as_labels(_label_array(y), "y")
@@ -155,7 +155,7 @@ def _input_tensor(values: Any) -> Tensor:
     try:
         return as_inputs(np.ascontiguousarray(values), "x")
     except ValueError as error:  # rows of different lengths, or no numbers
-        raise ValueError(f"x must be an array of numbers: {error}") from error
+        raise ValueError(f"x is not an array of numbers: {error}") from error
 
 
 def _label_array(values: Any) -> Array:

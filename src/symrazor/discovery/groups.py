@@ -139,7 +139,8 @@ def describe_invariance(names: Sequence[str], network: str, reading: Reading) ->
     largest = {support.group for support in supports if support.largest} & {*kept} or {*kept}
     named = [name for name in kept if name in largest]
     change = percent(max(errors[name] for name in named))
-    return f"Invariant under {join_names(named)} (transforming the input changes the output by {change})."
+    effect = f"transforming the input changes the output by {change}"
+    return f"Invariant under {join_names(named)} ({effect})."
 
 
 def _label(group: str) -> str:
@@ -185,8 +186,8 @@ def _check_names(names: Sequence[str]) -> None:
     reserved = ("relaxed", "fully connected")
     if len({slug(name) for name in (*reserved, *names)} - {""}) < len(names) + len(reserved):
         raise ValueError(
-            f"Groups need different names with letters or digits, other than {join_names(reserved)}; "
-            f"got {join_names(names)}. Rename a group."
+            "Groups need different names with letters or digits, other than "
+            f"{join_names(reserved)}; got {join_names(names)}. Rename a group."
         )
 
 

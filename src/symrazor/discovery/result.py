@@ -123,7 +123,7 @@ class Discovery:
 
     @property
     def chosen(self) -> Candidate:
-        """The recommended candidate; usually the best (docs/how-to/discover.md, which network wins)."""
+        """The recommended candidate; usually the best, see docs/how-to/discover.md."""
         return self._first.answer.recommended
 
     @property
@@ -218,7 +218,7 @@ def _answer_html(answer: Answer) -> str:
 
 
 def _document(discovery: Discovery) -> dict[str, Any]:
-    """Return dictionaries, lists, numbers and strings; docs/how-to/discover.md describes the keys."""
+    """Return dictionaries, lists, numbers and strings; for the keys see docs/how-to/discover.md."""
     data = discovery.data or discovery.results[0].data
     document: dict[str, Any] = {
         "schema": SCHEMA,

@@ -35,11 +35,11 @@ def relaxed_deep_sets(
 ) -> nn.Module:
     """Return `deep_sets` with a free path beside each layer on points."""
     free = FC if points <= MAX_DENSE_POSITIONS else FFC
-    layers = [
+    first, second = (
         Relaxed([DeepSets(c, width, points), free(c, width, (points,), out_shape=(points,))])
         for c in (features, width)
-    ]
-    return set_network(*layers, outputs=outputs, width=width)
+    )
+    return set_network(first, second, outputs, width)
 
 
 def _set_candidates(data: Dataset, groups: Sequence[UserGroup] | None = None) -> Family:

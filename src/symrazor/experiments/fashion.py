@@ -67,7 +67,7 @@ def run(options: Options) -> str:
         {
             "network": c.name,
             "log_evidence": c.log_evidence,
-            "unseen": None if c.unseen is None else float(c.unseen.sum()),
+            "unseen": None if c.left_out is None else float(c.left_out.sum()),
             "accuracy": c.fit.reading.test["accuracy"],
             "data": c.fit.data.n_data,
             "epochs": len(c.fit.history),
@@ -75,7 +75,7 @@ def run(options: Options) -> str:
         }
         for c in found.candidates
     ]
-    final = found.found[0].answer.final
+    final = found.results[0].answer.final
     if final is not None:
         rows.append(
             {

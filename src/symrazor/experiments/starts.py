@@ -70,7 +70,9 @@ class Options(Common):
             raise ValueError("No seeds given. For example: --seed 0 1 2")
         unknown = sorted(set(self.task) - set(digits.DIGIT_QUESTIONS))
         if unknown or not self.task:
-            raise ValueError(f"Unknown tasks {unknown}. Choose from {list(digits.DIGIT_QUESTIONS)}.")
+            raise ValueError(
+                f"Unknown tasks {unknown}. Choose from {list(digits.DIGIT_QUESTIONS)}."
+            )
 
     @property
     def images(self) -> str:

@@ -68,8 +68,8 @@ def fully_connected(shape: Sequence[int], outputs: int, width: int = 64) -> nn.M
 
 def deep_sets(features: int, points: int, outputs: int, width: int = SET_WIDTH) -> nn.Module:
     """Return a permutation-invariant network for inputs [n, features, points]."""
-    layers = [Relaxed([DeepSets(c, width, points)]) for c in (features, width)]
-    return set_network(*layers, outputs=outputs, width=width)
+    first, second = (Relaxed([DeepSets(c, width, points)]) for c in (features, width))
+    return set_network(first, second, outputs, width)
 
 
 def set_network(
