@@ -153,3 +153,9 @@ def test_an_infinite_error_is_null() -> None:
     result = _reading([_layer("0", math.inf, 0.5)])
     assert json.loads(result.to_json())["layers"][0]["equivariance_error"] == {"translation": None}
     assert "infinite" in str(result)
+
+
+def test_notebooks_show_the_answer_in_bold() -> None:
+    reading = Reading("Layer 0 <b> is equivariant. Log evidence -1.0.", {}, {}, {}, [])
+    text = reading._repr_html_()
+    assert "<strong>Layer 0 &lt;b&gt; is equivariant.</strong> Log evidence &minus;1.0." in text

@@ -177,12 +177,12 @@ function picture(candidate) {
         return bar;
       }),
     );
-    const said = layer.paths.map(path => `${path.path} ${percent(path.share)}`).join(", ");
+    const shares = layer.paths.map(path => `${path.path} ${percent(path.share)}`).join(", ");
     const error = worst(layer);
     return h(
       "button",
       { type: "button", class: "row", "aria-pressed": "false" },
-      h("b", {}, spoken("Layer "), tail(layerName(layer)), spoken(`: ${said}; `)),
+      h("b", {}, spoken("Layer "), tail(layerName(layer)), spoken(`: ${shares}; `)),
       bars,
       h("span", { class: "num" }, amount(effective(layer)), spoken(" effective parameters")),
       h("span", { class: "num" }, error !== null && [spoken("; error "), percent(error)]),

@@ -135,16 +135,16 @@ def _question(question: Content, number: int) -> str:
     return (
         f'<section class="question" id="q{number}" aria-labelledby="q{number}-title">'
         f'<h2 id="q{number}-title">{heading}</h2>'
-        f'<p class="verdict">{_verdict(question["verdict"])}</p>'
+        f'<p class="verdict">{verdict_html(question["verdict"])}</p>'
         f'<div class="parts"></div></section>'
     )
 
 
-def _verdict(text: str) -> str:
+def verdict_html(text: str) -> str:
     """Return a verdict with its first sentence, or its leading **bold** text, in bold."""
     match = re.match(r"\*\*(.+?)\*\*\s*", text) or re.match(r"(.+?[.!?])(?:\s+(?=\S)|\s*$)", text)
-    answer, rest = (match[1], text[match.end() :]) if match else (text, "")
-    return f"<strong>{_typeset(answer)}</strong> {_typeset(rest)}".rstrip()
+    answer, details = (match[1], text[match.end() :]) if match else (text, "")
+    return f"<strong>{_typeset(answer)}</strong> {_typeset(details)}".rstrip()
 
 
 def _typeset(text: str) -> str:

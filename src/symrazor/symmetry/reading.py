@@ -31,6 +31,7 @@ from symrazor.curvature.tape import Input
 from symrazor.inference.razor import Razor
 from symrazor.inference.razor_state import latest_razor
 from symrazor.layers.relaxed import Relaxed, spatial_layers
+from symrazor.report.page import verdict_html
 from symrazor.symmetry.equivariance import Errors, layer_errors
 from symrazor.symmetry.invariances import (
     Invariance,
@@ -402,7 +403,7 @@ def reading_html(reading: Reading) -> str:
     test = ", ".join(f"{html.escape(k)} {v:.4f}" for k, v in reading.test.items())
     return (
         '<div style="font-family:system-ui,sans-serif;max-width:46em;line-height:1.5">'
-        f'<p style="margin:.3em 0">{html.escape(reading.verdict)}</p>'
+        f'<p style="margin:.3em 0">{verdict_html(reading.verdict)}</p>'
         + (f'<p style="margin:.3em 0">Test: {test}</p>' if test else "")
         + '<table style="border-collapse:collapse;font-variant-numeric:tabular-nums">'
         f"<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>"
