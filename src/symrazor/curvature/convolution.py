@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from symrazor.accelerate.torch_internals import conv_padding, weight_gradient_of_conv2d
 from symrazor.curvature.weight_sharing import Sharing, sharing
 from symrazor.linalg.factor import gram
 
@@ -38,7 +39,7 @@ class Geometry:
     @classmethod
     def of(cls, conv: Conv) -> "Geometry":
         """The geometry of a convolution of torch."""
-        amounts = tuple(conv._reversed_padding_repeated_twice)
+        amounts = conv_padding(conv)
         return cls(
             conv.kernel_size, conv.stride, conv.dilation, conv.padding_mode, amounts, conv.groups
         )
@@ -256,10 +257,9 @@ def _correlations(
     """C[dx, dy] over all places of x, in float64; `wide` is x with what lies around it."""
     c, ky, span = x.shape[1], wide.shape[2] - x.shape[2] + 1, wide.shape[3] - x.shape[3] + 1
     like = x.new_empty(c, c, ky, span)
-    steps: tuple[object, ...] = ([1, 1], [0, 0], [1, 1], False, [0, 0], 1, [False, True, False])
     chunk = max(1, TERMS // x[0, 0].numel())
     parts = [
-        torch.ops.aten.convolution_backward(g, z, like, None, *steps)[1]
+        weight_gradient_of_conv2d(g, z, like)
         for g, z in zip(x.split(chunk), wide.split(chunk), strict=True)
     ]
     return torch.stack(parts).sum(0, dtype=torch.float64).permute(3, 2, 0, 1)

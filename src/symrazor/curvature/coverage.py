@@ -5,10 +5,9 @@ from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.modules.dropout import _DropoutNd
 
 from symrazor.accelerate.processes import check_not_sharded
+from symrazor.accelerate.torch_internals import BatchNorm, Dropout, is_compiled
 from symrazor.core.errors import DivergenceError, UnsupportedParameterError
 from symrazor.core.parameters import weights
 from symrazor.curvature.tape import Input, Use, call, map_tensors, record, weight_gradients
@@ -25,7 +24,7 @@ def layers(model: nn.Module) -> list[Layer]:
             modules share, or that sit in a BatchNorm in training mode or in a subclass that
             overrides the forward pass of a registered layer.
     """
-    if hasattr(model, "_orig_mod"):
+    if is_compiled(model):
         raise ValueError(
             "expected a module whose layers can be watched, got a torch.compile'd one; pass the "
             "module it was made from (they share their weights)"
@@ -92,7 +91,7 @@ def unsupported_reason(module: nn.Module) -> str | None:
     """Why the curvature of this module would be wrong, or None."""
     kind = type(module)
     base = registered_type(kind)
-    if isinstance(module, _BatchNorm):
+    if isinstance(module, BatchNorm):
         if module.training or module.running_mean is None:
             return (
                 "a BatchNorm on batch statistics couples the data of a batch, so that no per-datum "
@@ -125,7 +124,7 @@ def check_mode(model: nn.Module) -> None:
     noisy = [
         name
         for name, module in model.named_modules()
-        if isinstance(module, _DropoutNd) and module.training and module.p > 0
+        if isinstance(module, Dropout) and module.training and module.p > 0
     ]
     if noisy:
         raise ValueError(
@@ -135,7 +134,7 @@ def check_mode(model: nn.Module) -> None:
     coupled = [
         name
         for name, module in model.named_modules()
-        if isinstance(module, _BatchNorm) and (module.training or module.running_mean is None)
+        if isinstance(module, BatchNorm) and (module.training or module.running_mean is None)
     ]
     if coupled:
         raise ValueError(

@@ -30,6 +30,7 @@ from torch import Tensor, nn
 
 from symrazor.accelerate.cuda_graphs import pause_garbage_collection
 from symrazor.accelerate.devices import iter_sequentially, side_stream
+from symrazor.accelerate.torch_internals import foreach_zero_
 from symrazor.curvature.accumulate import (
     BatchSums,
     Contributions,
@@ -207,8 +208,7 @@ class Replay:
                 continue
             address = panels[0].data_ptr()
             if address not in by_address:
-                for panel in panels:
-                    panel.zero_()
+                foreach_zero_(panels)
                 by_address[address] = Factor([], Symmetric(panels))
             sums[key] = by_address[address]
         self._lend(sums)

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.overrides import TorchFunctionMode
 
+from symrazor.accelerate.torch_internals import PAD_FUNCTIONS
 from symrazor.curvature.convolution import pad_circular
 
 
@@ -71,7 +72,7 @@ class FastBackward(TorchFunctionMode):
     ) -> Any:
         """Replace F.pad(..., mode="circular") and F.conv2d where it pays."""
         kwargs = kwargs or {}
-        if func in (F.pad, torch._C._nn.pad):
+        if func in PAD_FUNCTIONS:
             x, amounts = args[:2] if len(args) > 1 else (args[0], kwargs["pad"])
             mode = args[2] if len(args) > 2 else kwargs.get("mode", "constant")
             if mode == "circular" and all(p >= 0 for p in amounts):

@@ -1,7 +1,7 @@
-r"""Run a model on a batch and read, for every layer, its inputs and its output cotangents.
+r"""Run a model on a batch and record, for every layer, its inputs and its output cotangents.
 
-No module or parameter is changed: forward hooks note what each layer saw, and gradient edges (the
-places in the autograd graph, which in-place activations cannot move) say where to read
+No module or parameter is changed. Forward hooks record what each layer was called with. Gradient
+edges (positions in the autograd graph, which in-place activations cannot move) allow reading
 
 $$ g_c = \left(\frac{\partial f}{\partial y}\right)^{\!\top} r_c $$
 
@@ -19,13 +19,10 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.autograd.graph import (
-    GradientEdge,
-    Node,
-    get_gradient_edge,
-)
+from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 from torch.func import functional_call, jacfwd
 
+from symrazor.accelerate.torch_internals import tensor_version
 from symrazor.curvature.weight_sharing import Layer
 
 Input = Tensor | Sequence[Tensor] | Mapping[str, Tensor]
@@ -35,15 +32,16 @@ Input = Tensor | Sequence[Tensor] | Mapping[str, Tensor]
 class Use:
     r"""One call of one layer, in the weight-sharing format.
 
-    A model may show a layer several copies of each datum, one after the other in the first
+    A model may pass several copies of each sample through a layer, one after the other in the first
     dimension: transformed images, frames of a film. They are further uses of the weight by the same
-    datum, so that [(n copies), s, k, f] is read as [n, (copies s), k, f].
+    sample, so that [(n copies), s, k, f] is read as [n, (copies s), k, f].
 
-    If the model averages over copies and says so (`announce_copies`), Kronecker factors may be
-    reduced over them: the gradient of one datum $\sum_c g_c a_c^\top$, with input $a_c$, cotangent
-    $g_c$ and weight $w_c$ of copy c, is taken for $(\sum_c g_c)(\sum_c w_c a_c)^\top$. So the
-    curvature falls as the copies grow apart, which tells the evidence how far they may. Weights are
-    those of the average, or differ from datum to datum: a copy that has no say has no weight.
+    If the model averages over copies and announces it (`announce_copies`), Kronecker factors may be
+    reduced over them. The gradient of one sample is $\sum_c g_c a_c^\top$, with input $a_c$,
+    cotangent $g_c$ and weight $w_c$ of copy c; it is approximated by
+    $(\sum_c g_c)(\sum_c w_c a_c)^\top$. The curvature then falls as the copies grow apart, which
+    tells the evidence how far apart they may be. Weights are shared by all samples or differ from
+    sample to sample; a copy that does not contribute has weight zero.
     """
 
     layer: Layer
@@ -61,11 +59,11 @@ class Use:
         return formed.shape[0] * formed.shape[1]
 
     def inputs(self, x: Tensor) -> Float[Tensor, "n s k i"]:
-        """What the layer was called with, by datum."""
+        """Return an input of the layer in the format, by sample."""
         return self._fold(self.layer.form.inputs(x))
 
     def outputs(self, y: Tensor) -> Float[Tensor, "n s k o"]:
-        """A tensor of the shape of the layer's output, by datum."""
+        """Return a tensor of the layer's output shape in the format, by sample."""
         return self._fold(self.layer.form.outputs(y))
 
     @property
@@ -75,7 +73,7 @@ class Use:
         return self.copies > 1 and weights is not None and weights.shape[-1] == self.copies
 
     def mean_input(self, x: Tensor) -> Tensor:
-        """What the layer was called with, averaged over the copies of each datum."""
+        """Average an input of the layer over the copies of each sample."""
         if not self.averaged or self.copy_weights is None:
             return x
         split: Tensor = x.unflatten(0, (-1, self.copies))
@@ -83,16 +81,20 @@ class Use:
         return torch.einsum("nc...,nc->n...", split, weights)
 
     def summed_output(self, y: Tensor) -> Float[Tensor, "n s k o"]:
-        """A cotangent of the layer's output, summed over the copies of each datum."""
+        """Sum a cotangent of the layer's output over the copies of each sample."""
         if not self.averaged:
             return self.outputs(y)
         split: Tensor = self.layer.form.outputs(y).unflatten(0, (-1, self.copies))
         return split.sum(1)
 
     def shaping_gradient(self, name: str, g: Tensor) -> Float[Tensor, "n p"]:
-        """Gradients of a parameter that shapes the weight, by datum."""
-        found = shaped(self.tangents[name], g)
-        return found if self.copies == 1 else found.unflatten(0, (-1, self.copies)).sum(1)
+        r"""Return the gradients of a parameter that shapes the weight, by sample.
+
+        $J_n[p] = \sum_y g_n[y]\, \partial y_n / \partial p$: the cotangent of the output times the
+        derivative of the output. Lengthscales and anchor positions are few, so that this is cheap.
+        """
+        gradient = torch.einsum("ny,nyp->np", g.flatten(1), self._tangents[name])
+        return gradient if self.copies == 1 else gradient.unflatten(0, (-1, self.copies)).sum(1)
 
     def _fold(self, formed: Tensor) -> Tensor:
         split: Tensor = formed.unflatten(0, (-1, self.copies))
@@ -100,28 +102,39 @@ class Use:
 
     @property
     def input(self) -> Tensor:
-        """The input, provided nobody has overwritten it since."""
-        if self.x._version != self.version:
+        """The input; raises ValueError if it was overwritten after the call."""
+        if tensor_version(self.x) != self.version:
             raise ValueError(
-                f"expected the input of layer {self.layer.name!r} to stay as it was, got an "
-                "in-place change after the layer was called; use the out-of-place operation"
+                f"The input of layer {self.layer.name!r} was changed in-place after the layer was "
+                "called. Use the out-of-place operation."
             )
         return self.x
 
     def release_input(self) -> None:
-        """Forget the input: it has been seen for the last time."""
+        """Free the input; it may not be used afterwards."""
         self.x = self.x.new_empty(0)
-        self.version = self.x._version
+        self.version = tensor_version(self.x)
 
     @cached_property
-    def tangents(self) -> dict[str, Tensor]:
-        """Derivatives of the output in the parameters that shape the layer's weight."""
-        return tangents(self.layer, self.input)
+    def _tangents(self) -> dict[str, Float[Tensor, "n y p"]]:
+        """Derivatives of the output in each shaping parameter, by forward-mode differentiation."""
+        module = self.layer.module
+        tangents: dict[str, Tensor] = {}
+        for local, name in self.layer.shaping.items():
+            # Under functional_call the attribute is a tensor, not a parameter.
+            value: Tensor = attrgetter(local)(module)
+
+            def output(p: Tensor, local: str = local, value: Tensor = value) -> Tensor:
+                y: Tensor = functional_call(module, {local: p.reshape(value.shape)}, (self.input,))
+                return y.flatten(1)
+
+            tangents[name] = jacfwd(output)(value.reshape(-1))
+        return tangents
 
 
 @dataclass
 class Tape:
-    """What one forward pass left behind: the outputs f and every use of every layer."""
+    """Record of one forward pass: the outputs f and every use of every layer."""
 
     f: Float[Tensor, "n k"]
     uses: list[Use]
@@ -129,14 +142,14 @@ class Tape:
     def cotangents(
         self, root: Float[Tensor, "n k"], create_graph: bool = False, retain_graph: bool = True
     ) -> list[Tensor | None]:
-        """Gradient of sum(f * root) with respect to the output of each use, in order.
+        """Return the gradients of sum(f * root) in the output of each use, in order.
 
-        Without `retain_graph` it is the last time.
+        Without `retain_graph` the graph is freed, and this is the last call.
         """
         edges = [use.edge for use in self.uses]
         if not edges:
             return []
-        found = torch.autograd.grad(
+        gradients = torch.autograd.grad(
             self.f,
             edges,
             root,
@@ -144,11 +157,11 @@ class Tape:
             create_graph=create_graph,
             allow_unused=True,
         )
-        return list(found)
+        return list(gradients)
 
 
 def map_tensors(x: Input, change: Callable[[Tensor], Any]) -> Any:
-    """Apply a function to every tensor of an input, keeping its form."""
+    """Apply a function to every tensor of an input, which may be a sequence or a mapping."""
     if isinstance(x, Tensor):
         return change(x)
     if isinstance(x, Mapping):
@@ -157,7 +170,7 @@ def map_tensors(x: Input, change: Callable[[Tensor], Any]) -> Any:
 
 
 def call(model: Callable[..., Any], x: Input) -> Tensor:
-    """model(x), spreading tuples and dictionaries over its arguments."""
+    """Return model(x), model(*x) or model(**x), depending on the type of x."""
     if isinstance(x, Tensor):
         f = model(x)
     elif isinstance(x, Mapping):
@@ -165,29 +178,29 @@ def call(model: Callable[..., Any], x: Input) -> Tensor:
     else:
         f = model(*x)
     if not isinstance(f, Tensor):
-        raise ValueError(f"expected a tensor of outputs [n, k], got {type(f).__name__}")
+        raise ValueError(f"The model must return a tensor [n, k], got {type(f).__name__}.")
     return f
 
 
 def record(model: Callable[..., Any], layers: Sequence[Layer], x: Input) -> Tape:
-    """Run the model on one batch and note every use of its layers that acts on the outputs."""
+    """Run the model on one batch and record every use of its layers that acts on the outputs."""
     uses: list[Use] = []
     _copies.weights, _copies.recording = None, True
     try:
-        with _listening(layers, uses), torch.enable_grad():
+        with _recording_hooks(layers, uses), torch.enable_grad():
             f = call(model, x)
     finally:
         weights, _copies.weights, _copies.recording = _copies.weights, None, False
     if not f.requires_grad:
         raise ValueError(
-            "expected outputs that depend on the trainable weights, got outputs without a "
-            "gradient; does the model run under torch.no_grad() or detach?"
+            "The model outputs do not depend on the trainable weights. Does the model run under "
+            "torch.no_grad() or call detach()?"
         )
     acting = _ancestors(f)
     uses = [use for use in uses if use.edge.node in acting]
     for use in uses:
-        copies, rest = divmod(use.y_shape[0], len(f))
-        use.copies = copies if copies and not rest else 1  # else `verify` says what is wrong
+        copies, remainder = divmod(use.y_shape[0], len(f))
+        use.copies = copies if copies and not remainder else 1  # else `verify` reports the layer
         use.copy_weights = weights
     return Tape(f, uses)
 
@@ -196,48 +209,48 @@ _copies = threading.local()
 
 
 def announce_copies(weights: Float[Tensor, " c"] | Float[Tensor, "n c"]) -> None:
-    """For a model that averages over copies of each datum: with which weights it does.
+    """Announce the weights with which a model averages over copies of each sample.
 
-    The same for all data, or of each datum; these add up to 1. Kept while a pass is recorded, else
-    nobody would let go of the graph behind them.
+    Weights add up to 1; they are the same for all samples, or given for each sample. They are kept
+    only while a pass is recorded: otherwise the graph behind them would never be freed.
     """
     if getattr(_copies, "recording", False):
         _copies.weights = weights
 
 
 def _ancestors(f: Tensor) -> set[Node]:
-    """All nodes of the autograd graph that f depends on."""
+    """Return all nodes of the autograd graph that f depends on."""
     assert f.grad_fn is not None
-    found: set[Node] = {f.grad_fn}
-    waiting = [f.grad_fn]
-    while waiting:
-        for node, _ in waiting.pop().next_functions:
-            if node is not None and node not in found:
-                found.add(node)
-                waiting.append(node)
-    return found
+    nodes: set[Node] = {f.grad_fn}
+    pending = [f.grad_fn]
+    while pending:
+        for node, _ in pending.pop().next_functions:
+            if node is not None and node not in nodes:
+                nodes.add(node)
+                pending.append(node)
+    return nodes
 
 
 @contextmanager
-def _listening(layers: Sequence[Layer], uses: list[Use]) -> Iterator[None]:
+def _recording_hooks(layers: Sequence[Layer], uses: list[Use]) -> Iterator[None]:
     by_module = {id(layer.module): layer for layer in layers}
     thread = threading.get_ident()
 
-    def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], y: Any) -> None:
-        if threading.get_ident() != thread:  # somebody else runs the same model
+    def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], y: Any) -> None:
+        if threading.get_ident() != thread:  # another thread runs the same model
             return
         layer = by_module[id(module)]
         x = args[0] if args else next(iter(kwargs.values()))
         if not isinstance(y, Tensor) or not isinstance(x, Tensor):
-            raise ValueError(f"expected layer {layer.name!r} to map a tensor to a tensor")
+            raise ValueError(f"Layer {layer.name!r} must map one tensor to one tensor.")
         if not y.requires_grad:
             raise ValueError(
-                f"expected layer {layer.name!r} to be recorded by autograd, got an output without "
-                "a gradient; is it called under torch.no_grad()?"
+                f"The output of layer {layer.name!r} has no gradient. Is the layer called under "
+                "torch.no_grad()?"
             )
-        uses.append(Use(layer, x, get_gradient_edge(y), x._version, y.shape))
+        uses.append(Use(layer, x, get_gradient_edge(y), tensor_version(x), y.shape))
 
-    handles = [layer.module.register_forward_hook(note, with_kwargs=True) for layer in layers]
+    handles = [layer.module.register_forward_hook(hook, with_kwargs=True) for layer in layers]
     try:
         yield
     finally:
@@ -245,30 +258,10 @@ def _listening(layers: Sequence[Layer], uses: list[Use]) -> Iterator[None]:
             handle.remove()
 
 
-def tangents(layer: Layer, x: Tensor) -> dict[str, Float[Tensor, "n y _"]]:
-    """Derivative of the layer's output in each of its shaping parameters, by full name."""
-    module = layer.module
-    found: dict[str, Tensor] = {}
-    for local, name in layer.shaping.items():
-        value: Tensor = attrgetter(local)(module)  # no parameter where weights are functional
-
-        def output(p: Tensor, local: str = local, value: Tensor = value) -> Tensor:
-            y: Tensor = functional_call(module, {local: p.reshape(value.shape)}, (x,))
-            return y.flatten(1)
-
-        found[name] = jacfwd(output)(value.reshape(-1))
-    return found
-
-
-def shaped(tangent: Float[Tensor, "n y p"], g: Tensor) -> Float[Tensor, "n p"]:
-    """Per-datum gradients of a shaping parameter from the cotangent of the layer's output."""
-    return torch.einsum("ny,nyp->np", g.flatten(1), tangent)
-
-
 def weight_gradients(
     uses: Sequence[Use], inputs: Sequence[Tensor], formed: Sequence[Tensor]
-) -> Tensor:
-    """Per-datum gradients [n, p] of a layer's weight, flattened in the parameter's layout."""
-    each_use = zip(uses, inputs, formed, strict=True)
-    parts = [torch.einsum("nsko,nski->nkoi", g, use.inputs(x)) for use, x, g in each_use]
+) -> Float[Tensor, "n p"]:
+    """Return per-sample gradients of a layer's weight, flattened in the parameter's layout."""
+    triples = zip(uses, inputs, formed, strict=True)
+    parts = [torch.einsum("nsko,nski->nkoi", g, use.inputs(x)) for use, x, g in triples]
     return torch.vmap(uses[0].layer.form.from_blocks)(torch.stack(parts).sum(0)).flatten(1)

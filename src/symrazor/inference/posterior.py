@@ -14,8 +14,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.nn.utils.stateless import _reparametrize_module
 
+from symrazor.accelerate.torch_internals import reparametrize_module
 from symrazor.core.likelihood import Bernoulli, Categorical, Gaussian, Likelihood, Poisson
 from symrazor.core.parameters import weights
 from symrazor.core.prior import Prior
@@ -113,7 +113,7 @@ class Posterior:
     def functional(self, x: Input) -> tuple[Float[Tensor, "n k"], Float[Tensor, "n k k"]]:
         r"""Mean $f_*(x)$ and covariance $J \Sigma J^\top$ of the linearised outputs, in float64."""
         mean = {name: value.requires_grad_() for name, value in self.mean.items()}
-        with _reparametrize_module(self.model, mean):  # a format may look at its module's weights
+        with reparametrize_module(self.model, mean):  # a format may look at its module's weights
             f, J = jacobians(self.model, self.layers, x)
         covariance = torch.zeros(
             len(f), f.shape[1], f.shape[1], dtype=torch.float64, device=f.device

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from symrazor.accelerate.torch_internals import conv_padding, has_hooks
 from symrazor.curvature.convolution import pad_circular
 from symrazor.curvature.fast_backward import CircularPad
 from symrazor.layers.path import Path, checked_shape, is_integer, is_symbolic
@@ -85,20 +86,12 @@ def _filter_of(conv: nn.Module) -> Filter | None:
     around = [k // 2 for k in reversed(conv.kernel_size) for _ in range(2)]
     plain = set(conv.stride) | set(conv.dilation) == {1}
     odd = all(k % 2 for k in conv.kernel_size)
-    if not plain or not odd or list(conv._reversed_padding_repeated_twice) != around:
+    if not plain or not odd or list(conv_padding(conv)) != around:
         return None
     match conv.padding_mode:
         case "circular" | "zeros" as padding:
             return Filter(conv.weight, conv.bias, padding, conv.groups)
     return None
-
-
-def has_hooks(module: nn.Module) -> bool:
-    """Whether a hook waits for a call of the module or of one in it."""
-    return any(
-        m._forward_hooks or m._forward_pre_hooks or m._backward_hooks or m._backward_pre_hooks
-        for m in module.modules()
-    )
 
 
 class Filtered(Path):
@@ -278,5 +271,5 @@ class Conv(Filtered):
 
 def _padding(conv: AnyConv) -> list[int]:
     """Lines of padding in every dimension, both sides together."""
-    amounts = conv._reversed_padding_repeated_twice
+    amounts = conv_padding(conv)
     return [low + high for low, high in zip(amounts[-2::-2], amounts[-1::-2], strict=True)]

@@ -15,6 +15,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from symrazor.accelerate.torch_internals import conv_padding
 from symrazor.groups import Group
 from symrazor.layers.basis import basis_of, prior_groups
 from symrazor.layers.conv import (
@@ -136,7 +137,7 @@ class GConv(Filtered):
         """
         around = [k // 2 for k in conv.kernel_size for _ in range(2)]
         alike = len(set(conv.kernel_size)) == 1 and len(set(conv.stride)) == 1
-        same = list(conv._reversed_padding_repeated_twice) == around
+        same = list(conv_padding(conv)) == around
         if not alike or not same or set(conv.dilation) | {conv.groups} != {1}:
             raise ValueError(f"expected a convolution padded to the same size, got {conv}")
         path = cls(

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from symrazor.accelerate.torch_internals import child_modules, conv_padding
 from symrazor.core.parameters import Hyper
 from symrazor.curvature.tape import Input, call
 from symrazor.layers.conv import CONVOLUTIONS, AnyConv, Conv, Filtered
@@ -112,7 +113,7 @@ def _convolutions(fixed: dict[int, AnyConv]) -> list[Part]:
 
 def _offset(small: AnyConv, large: AnyConv) -> list[int] | None:
     """Where the small kernel sits inside the large one, or None if it does not fit there."""
-    pads = [list(conv._reversed_padding_repeated_twice) for conv in (small, large)]
+    pads = [list(conv_padding(conv)) for conv in (small, large)]
     same_border = small.padding_mode == large.padding_mode or not any(pads[0])
     alike = ("stride", "dilation", "groups")
     if not same_border or any(getattr(small, k) != getattr(large, k) for k in alike):
@@ -237,10 +238,10 @@ class Rewriter:
         self.done[id(module)] = (module, plain)
         if plain is module:
             module.__dict__.pop("_relaxation", None)  # the account of `relax`, a class of ours
-            for key, child in module._modules.items():
+            for key, child in child_modules(module).items():
                 if child is not None:
                     inside = f"{name}.{key}".removeprefix(".")
-                    module._modules[key] = self.rewrite(child, inside)
+                    child_modules(module)[key] = self.rewrite(child, inside)
         return plain
 
     def plain(self, module: nn.Module, name: str) -> nn.Module:

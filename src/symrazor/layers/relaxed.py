@@ -8,8 +8,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from symrazor.accelerate.cuda_graphs import run_on_streams
+from symrazor.accelerate.torch_internals import has_hooks
 from symrazor.core.parameters import weights
-from symrazor.layers.conv import Filtered, convolved, has_hooks
+from symrazor.layers.conv import Filtered, convolved
 from symrazor.layers.path import Path
 from symrazor.layers.subsampling import ADAPTIVE
 

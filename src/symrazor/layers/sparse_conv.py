@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from symrazor.accelerate.torch_internals import conv_padding
 from symrazor.curvature.convolution import Geometry, all_patches, channels_to_features, input_factor
 from symrazor.curvature.weight_sharing import Sharing, sharing
 from symrazor.layers.basis import Basis, basis_of, deviation, nearest, prior_groups
@@ -136,7 +137,7 @@ class SConv(Filtered):
             and set(inner.kernel_size) == {kernel}
             and kernel % 2 == 1
             and inner.padding_mode in ("circular", "zeros")
-            and list(inner._reversed_padding_repeated_twice) == around
+            and list(conv_padding(inner)) == around
         )
 
     @classmethod

@@ -8,9 +8,16 @@ from typing import Any, cast, get_args
 
 import torch
 from torch import Tensor, fx, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils.fusion import fuse_conv_bn_weights
 
+from symrazor.accelerate.torch_internals import (
+    BatchNorm,
+    child_modules,
+    has_forward_pre_hooks,
+    is_compiled,
+    local_parameters,
+    uncompiled,
+)
 from symrazor.core.parameters import eval_mode
 from symrazor.curvature.tape import Input, call, map_tensors
 
@@ -49,7 +56,7 @@ def replace_batchnorm(
         ValueError: if a BatchNorm layer cannot be folded, or if folding changed the outputs.
     """
     original, model = model, copy_model(model)
-    norms = {name: m for name, m in model.named_modules() if isinstance(m, _BatchNorm)}
+    norms = {name: m for name, m in model.named_modules() if isinstance(m, BatchNorm)}
     new: dict[int, nn.Module] = {id(norm): _group_norm(norm) for norm in norms.values()}
     if fold and norms:
         _fold(model, norms, example_input is not None)
@@ -92,28 +99,26 @@ def copy_model(model: nn.Module) -> nn.Module:
     computed = {
         id(value): value.detach().clone()
         for module in model.modules()
-        for value in (vars(module).values() if module._forward_pre_hooks else ())
+        for value in (vars(module).values() if has_forward_pre_hooks(module) else ())
         if isinstance(value, Tensor) and not value.is_leaf
     }
     try:
-        twin: nn.Module = copy.deepcopy(getattr(model, "_orig_mod", model), cast(Any, computed))
+        twin: nn.Module = copy.deepcopy(uncompiled(model), cast(Any, computed))
     except (RuntimeError, TypeError, ValueError) as error:
         raise ValueError(f"copy.deepcopy cannot copy this model: {error}") from error
-    return replace_modules(
-        twin, {id(m): m._orig_mod for m in twin.modules() if hasattr(m, "_orig_mod")}
-    )
+    return replace_modules(twin, {id(m): uncompiled(m) for m in twin.modules() if is_compiled(m)})
 
 
 def replace_modules(model: nn.Module, new: Mapping[int, Any]) -> nn.Module:
     """Replace every registered module m by new[id(m)] and return the root module."""
     for parent in list(model.modules()):
-        for key, child in parent._modules.items():
-            parent._modules[key] = new.get(id(child), child)
+        for key, child in child_modules(parent).items():
+            child_modules(parent)[key] = new.get(id(child), child)
     root: nn.Module = new.get(id(model), model)
     return root
 
 
-def _group_norm(norm: _BatchNorm) -> nn.GroupNorm:
+def _group_norm(norm: BatchNorm) -> nn.GroupNorm:
     """Return a GroupNorm with the scale and shift of a BatchNorm."""
     c = norm.num_features
     most = max(1, min(MAX_GROUPS, c // MIN_CHANNELS_PER_GROUP))
@@ -124,7 +129,7 @@ def _group_norm(norm: _BatchNorm) -> nn.GroupNorm:
 
 
 @torch.no_grad()
-def _fold(model: nn.Module, norms: Mapping[str, _BatchNorm], has_example: bool) -> None:
+def _fold(model: nn.Module, norms: Mapping[str, BatchNorm], has_example: bool) -> None:
     """Fold every BatchNorm into the layer before it, in place."""
     moving = [name for name, m in norms.items() if m.training or m.running_mean is None]
     if moving:
@@ -185,5 +190,5 @@ def _layers_before(model: nn.Module) -> dict[str, FoldsInto]:
         if node.op == source.op == "call_module"
         and len(source.users) == uses[str(source.target)] == uses[str(node.target)] == 1
         and type(modules[str(source.target)]) in get_args(FoldsInto)
-        and "weight" in modules[str(source.target)]._parameters
+        and "weight" in local_parameters(modules[str(source.target)])
     }

@@ -18,9 +18,9 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
+from symrazor.accelerate.torch_internals import is_compiled, tree_leaves
 from symrazor.core.parameters import Hyper, weights
 from symrazor.curvature.estimate import Loader
 from symrazor.curvature.tape import Input, call
@@ -132,7 +132,7 @@ def collapse_table(plain: nn.Module) -> str:
 def _checked(model: nn.Module) -> nn.Module:
     if not isinstance(model, nn.Module):
         raise ValueError(f"model must be a torch.nn.Module, got {type(model).__name__}.")
-    if hasattr(model, "_orig_mod"):
+    if is_compiled(model):
         raise ValueError(
             "The layers of a compiled module cannot be replaced. Pass the module that was given to "
             "torch.compile."

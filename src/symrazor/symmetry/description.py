@@ -5,6 +5,12 @@ from typing import Any
 
 from torch import Tensor, fx, nn
 
+from symrazor.accelerate.torch_internals import (
+    child_modules,
+    has_forward_hooks,
+    local_buffers,
+    local_parameters,
+)
 from symrazor.symmetry.vocabulary import CALLS, FUNCTIONS, METHODS, MODULES
 
 _FUNCTION_NAMES = {id(function): name for name, function in FUNCTIONS.items()}
@@ -25,13 +31,13 @@ def describe(module: nn.Module, where: str = "") -> dict[str, Any]:
         UndescribedError: a class, function or argument outside the vocabulary.
     """
     kind, place = type(module), where or "the network"
-    if module._forward_hooks or module._forward_pre_hooks:
+    if has_forward_hooks(module):
         raise UndescribedError(f"{place} has forward hooks.")
     if kind in MODULES:
         return {"type": kind.__name__, "arguments": _constructor_arguments(module)}
     children = {
         name: describe(child, f"{where}.{name}".lstrip("."))
-        for name, child in module._modules.items()
+        for name, child in child_modules(module).items()
         if child is not None
     }
     if kind in (nn.Sequential, nn.ModuleList):
@@ -62,7 +68,7 @@ def _is_list(value: object) -> bool:
 def _held_tensors(module: nn.Module) -> dict[str, Any]:
     """Return kind, shape and type of the tensors that a module itself holds."""
     kinds: dict[str, Mapping[str, Tensor | None]]
-    kinds = {"parameter": module._parameters, "buffer": module._buffers}
+    kinds = {"parameter": local_parameters(module), "buffer": local_buffers(module)}
     return {
         name: {
             "kind": kind,

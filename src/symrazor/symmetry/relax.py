@@ -17,11 +17,14 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.modules.conv import _ConvTransposeNd
-from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.utils.parametrize import ParametrizationList, is_parametrized
 
+from symrazor.accelerate.torch_internals import (
+    BatchNorm,
+    ConvTranspose,
+    InstanceNorm,
+    local_parameters,
+)
 from symrazor.core.parameters import Hyper
 from symrazor.curvature.coverage import unsupported_reason
 from symrazor.curvature.tape import Input
@@ -107,7 +110,7 @@ EQUIVARIANT: dict[str, FromConv] = {"conv": Conv.wrap, "s-conv": _sparse}
 FREE: dict[str, Callable[..., Path]] = {"f-fc": FFC, "fc": FC, "s-fc": SFC}
 """Name -> constructor of a path from (in_channels, out_channels, in_shape, out_shape=...)."""
 
-NORMS = (nn.GroupNorm, nn.LayerNorm, nn.RMSNorm, _InstanceNorm)
+NORMS = (nn.GroupNorm, nn.LayerNorm, nn.RMSNorm, InstanceNorm)
 NOT_LISTED = (*NORMS, nn.PReLU, Hyper, ParametrizationList)
 _log = logging.getLogger("symrazor")
 
@@ -171,7 +174,7 @@ def relax(
     listed = [groups] if isinstance(groups, str) else groups
     equivariant, free = _parse(paths)
     relaxed = copy_model(model)
-    coupled = [name for name, m in relaxed.named_modules() if isinstance(m, _BatchNorm)]
+    coupled = [name for name, m in relaxed.named_modules() if isinstance(m, BatchNorm)]
     if coupled:
         raise ValueError(
             f"BatchNorm at {coupled} couples the inputs of a batch. Replace it first with "
@@ -267,9 +270,9 @@ def _reason_to_leave(module: nn.Module, calls: Sequence[ModuleCall]) -> str | No
         return "no positions: acts on features"
     if not isinstance(module, CONVS):
         name = type(module).__name__
-        transposed = isinstance(module, _ConvTransposeNd)
+        transposed = isinstance(module, ConvTranspose)
         return "a transposed convolution" if transposed else f"{name} has no free path"
-    if is_parametrized(module) or "weight" not in module._parameters:
+    if is_parametrized(module) or "weight" not in local_parameters(module):
         return "its weight is computed (parametrized, weight-normed or pruned)"
     shapes = {call.shape[2:] for call in calls}
     unsupported = unsupported_reason(module)

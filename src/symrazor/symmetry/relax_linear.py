@@ -17,6 +17,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from symrazor.accelerate.torch_internals import local_parameters
 from symrazor.curvature.tape import Input
 from symrazor.groups import Group, defining, equivariant_maps, invariant
 from symrazor.layers.equivariant import EquivariantLinear, InvariantBias, relaxed_over
@@ -85,7 +86,7 @@ def _relaxed(
     n = groups[0].size
     if len(shape) == 3 and shape[1] == n:
         identity = torch.eye(n).to(linear.weight)
-        shared_bias = linear._parameters["bias"]
+        shared_bias = local_parameters(linear)["bias"]
         bias = None if shared_bias is None else shared_bias.repeat_interleave(n)
         weight = torch.kron(linear.weight.detach().contiguous(), identity)
         layer = split_dense(weight, bias, groups)

@@ -7,8 +7,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.func import functional_call, hessian, jacrev
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from symrazor.accelerate.torch_internals import COPY_OPERATIONS, TorchDispatchMode
 from symrazor.core.likelihood import Likelihood
 from symrazor.core.parameters import weights
 from symrazor.linalg.blocks import Block, Dense, Diag, Kron
@@ -105,7 +105,7 @@ class NoCopies(TorchDispatchMode):
     ) -> Any:
         """Look at where a copy goes, then make it."""
         kwargs = kwargs or {}
-        if func in (torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default):
+        if func in COPY_OPERATIONS:
             into = func is torch.ops.aten.copy_.default
             what = args[1] if into else args[0]
             there = args[0].device if into else torch.device(kwargs.get("device") or what.device)

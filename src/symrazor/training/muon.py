@@ -33,6 +33,14 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from symrazor.accelerate.cuda_graphs import run_on_streams
+from symrazor.accelerate.torch_internals import (
+    foreach_add_,
+    foreach_div,
+    foreach_lerp,
+    foreach_lerp_,
+    foreach_mul,
+    foreach_norm,
+)
 from symrazor.core.parameters import weights
 from symrazor.curvature.weight_sharing import registered_type, sharing
 from symrazor.linalg.matrix_functions import polar_factors
@@ -109,10 +117,10 @@ class Muon(torch.optim.Optimizer):
         prior = [decay[number] for number in moved]
         slopes = self._slopes(own, prior)
         reach = lr * torch.stack([self.reaches[number] for number in moved])
-        brakes = torch._foreach_mul(prior, (reach / _norms(slopes)).unbind())
-        torch._foreach_add_(brakes, 1.0)
+        brakes = foreach_mul(prior, (reach / _norms(slopes)).unbind())
+        foreach_add_(brakes, 1.0)
         width = lr * torch.stack([self.lengths[number] for number in moved])
-        lengths = torch._foreach_div(width.unbind(), brakes)
+        lengths = foreach_div(width.unbind(), brakes)
         forms = [self.forms[number] for number in moved]
         pairs = zip(forms, slopes, strict=True)
         factors = polar_factors([form.to_blocks(slope) for form, slope in pairs])
@@ -126,8 +134,8 @@ class Muon(torch.optim.Optimizer):
                 self.state[t]["momentum"] = torch.zeros_like(t)
         gradients = [t.grad for t in theta if t.grad is not None]
         momenta = [self.state[t]["momentum"] for t in theta]
-        torch._foreach_lerp_(momenta, gradients, 1 - MOMENTUM)
-        ahead = torch._foreach_lerp(momenta, gradients, 1 - MOMENTUM)
+        foreach_lerp_(momenta, gradients, 1 - MOMENTUM)
+        ahead = foreach_lerp(momenta, gradients, 1 - MOMENTUM)
         sums = [
             partial(slope.addcmul_, t, delta)
             for slope, t, delta in zip(ahead, theta, prior, strict=True)
@@ -142,5 +150,5 @@ def _move(theta: nn.Parameter, form: Form, factor: Tensor, length: Tensor) -> No
 
 def _norms(tensors: list[Tensor]) -> Float[Tensor, "_"]:
     """Norms; one whose squares are too small for numbers is a small number: all stays as it is."""
-    norms = torch.stack(list(torch._foreach_norm(tensors)))
+    norms = torch.stack(list(foreach_norm(tensors)))
     return norms.clamp_min(torch.finfo(norms.dtype).tiny)

@@ -34,6 +34,12 @@ from torch import Tensor
 
 from symrazor.accelerate.cuda_graphs import CUDAGraphStep
 from symrazor.accelerate.processes import all_reduce_, is_distributed, world
+from symrazor.accelerate.torch_internals import (
+    foreach_add_,
+    foreach_copy_,
+    foreach_mul,
+    foreach_norm,
+)
 from symrazor.core.parameters import weights
 from symrazor.inference.razor import Razor
 from symrazor.inference.razor_state import copy_state
@@ -182,13 +188,13 @@ class Stepper:
         """Replace the gradient by the one a distance `radius` up the slope."""
         moved = [theta.detach() for theta in self.theta if theta.grad is not None]
         slopes = [theta.grad for theta in self.theta if theta.grad is not None]
-        before = torch._foreach_mul(moved, 1.0)
-        norm = torch.stack(list(torch._foreach_norm(slopes))).norm()
-        torch._foreach_add_(moved, torch._foreach_mul(slopes, radius / norm.clamp_min(1e-12)))
+        before = foreach_mul(moved, 1.0)
+        norm = torch.stack(list(foreach_norm(slopes))).norm()
+        foreach_add_(moved, foreach_mul(slopes, radius / norm.clamp_min(1e-12)))
         try:
             uphill = self._differentiate(x, y)
         finally:
-            torch._foreach_copy_(moved, before)
+            foreach_copy_(moved, before)
         if self.on_host:
             self._check(uphill)
 

@@ -33,6 +33,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
+from symrazor.accelerate.torch_internals import foreach_zero_
 from symrazor.core.evidence import Evidence
 from symrazor.core.parameters import weights
 from symrazor.core.prior import LOG_PRECISION_BOUNDS
@@ -199,7 +200,7 @@ class Trials:
         """Keep the weights of paths that are off at zero."""
         held: list[Tensor] = [self.theta[name] for path in self.off for name in self.members[path]]
         if held:
-            torch._foreach_zero_(held)
+            foreach_zero_(held)
 
     def _hold_all_(self) -> None:
         """The largest precision for groups that are off altogether; that is no bound to report."""
@@ -316,7 +317,7 @@ class Trials:
         return chosen
 
     def _zero(self, path: str) -> None:
-        torch._foreach_zero_([self.theta[name] for name in self.members[path]])
+        foreach_zero_([self.theta[name] for name in self.members[path]])
 
     def _put_back(self, path: str, theta: dict[str, Tensor]) -> None:
         for name in self.members[path]:

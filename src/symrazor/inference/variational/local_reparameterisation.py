@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from symrazor.accelerate.torch_internals import BatchNorm
 from symrazor.curvature.tape import Input, call, map_tensors
 from symrazor.inference.variational.gaussian import Draw, GaussianPosterior, Point
 from symrazor.inference.variational.posteriors import Full
@@ -31,9 +32,7 @@ def local_layers(
     a NaN reaches the outputs of the network, the weight is used elsewhere, too.
     """
     candidates = _candidates(model, posteriors)
-    if not candidates or any(
-        isinstance(m, nn.modules.batchnorm._BatchNorm) for m in model.modules()
-    ):
+    if not candidates or any(isinstance(m, BatchNorm) for m in model.modules()):
         return []
     modes = {module: module.training for module in model.modules()}
     model.eval()
