@@ -24,7 +24,7 @@ import symrazor as sr
 from symrazor.accelerate.devices import resolve_device
 from symrazor.core.files import write_atomically
 from symrazor.data import Tensors, digits, fashion_mnist
-from symrazor.experiments.command import Arguments, command
+from symrazor.experiments.command import command
 from symrazor.layers.networks import convolutional
 
 
@@ -158,14 +158,7 @@ def markdown(rows: list[dict[str, Any]]) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the experiment as a command."""
-    own: Arguments = {
-        "--small": {"help": "the embedded digits instead"},
-        "--seed": {"nargs": None, "default": 0},
-        "--json": {"help": "write the figures to this file"},
-        "--minutes": {"type": float, "default": Options.minutes},
-        "--images": {"type": int, "default": Options.images},
-    }
-    command("fashion", lambda **values: run(Options(**values)), own, arguments)
+    command("fashion", run, Options, arguments)
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ from torch import Tensor, nn
 import symrazor as sr
 from symrazor import groups
 from symrazor.data import Tensors
-from symrazor.experiments.command import Arguments, command
+from symrazor.experiments.command import command
 from symrazor.experiments.options import Common
 from symrazor.experiments.results import Run, gather
 from symrazor.groups import Group
@@ -216,13 +216,7 @@ def markdown(runs: Sequence[Run]) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the experiment as a command."""
-    own: Arguments = {
-        "--small": {"help": "a third of the training"},
-        "--data": {"help": "no effect"},
-        "--seed": {"default": list(Options.seed)},
-        "--rows": {"nargs": "+", "default": list(Options.rows)},
-    }
-    command(NAME, lambda **values: run(Options(**values)), own, arguments)
+    command(NAME, run, Options, arguments)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import symrazor as sr
 from symrazor.core.likelihood import scores
 from symrazor.data import Tensors, cifar10, digits, mnist, normalised, resized
-from symrazor.experiments.command import ROWS, Arguments, command
+from symrazor.experiments.command import command
 from symrazor.experiments.options import OfTable
 from symrazor.experiments.results import Run
 from symrazor.groups.lie import affine2
@@ -219,11 +219,4 @@ def _by_likelihood(job: Job, network: Callable[[Tensor], nn.Module]) -> Run:
 
 def main(name: str, run: Callable[[Options], str], arguments: Sequence[str] | None = None) -> None:
     """Run an experiment as a command."""
-    own: Arguments = {
-        **ROWS,
-        "--small": {"help": "few small pictures"},
-        "--epochs": {"type": int},
-        "--n": {"type": int, "help": "training pictures"},
-        "--average": {"choices": ["outputs", "probabilities", "joint"]},
-    }
-    command(name, lambda **values: run(Options(**values)), own, arguments)
+    command(name, run, Options, arguments)

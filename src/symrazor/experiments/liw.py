@@ -5,7 +5,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -22,7 +22,7 @@ from symrazor.data import (
     translated,
 )
 from symrazor.data.transforms import MAX_SHIFT_PIXELS
-from symrazor.experiments.command import ROWS, Arguments, command
+from symrazor.experiments.command import command
 from symrazor.experiments.options import OfTable
 from symrazor.experiments.results import Run, add_runs
 from symrazor.invariance import Data, History, InvariantWeights
@@ -198,15 +198,4 @@ def degrees(history: History, place: int) -> list[float]:
 
 def main(name: str, run: Callable[[Options], str], arguments: Sequence[str] | None = None) -> None:
     """Run an experiment as a command."""
-    own: Arguments = {
-        **ROWS,
-        "--small": {"help": "14 x 14 pictures, in a minute or two"},
-        "--steps": {"type": int},
-        "--batch": {"type": int},
-        "--samples": {"type": int, "help": "transformations in a step"},
-        "--average": {"choices": get_args(Average), "default": "logits"},
-        "--kept-scale": {"type": float, "help": "of the outputs, in place of Table 1's own"},
-        "--sigma": {"type": float, "help": "deviation of the frequencies"},
-        "--learn-scales": {"action": "store_true", "help": "of outputs and frequencies"},
-    }
-    command(name, lambda **values: run(Options(**values)), own, arguments)
+    command(name, run, Options, arguments)

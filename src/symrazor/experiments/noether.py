@@ -3,7 +3,6 @@
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -23,6 +22,7 @@ from symrazor.dynamics.training import train
 from symrazor.dynamics.trajectories import Trajectories, Transitions
 from symrazor.experiments.command import Arguments, command
 from symrazor.experiments.noether_results import Row, document, markdown, save
+from symrazor.experiments.options import Common
 
 Model = Literal["hnn", "learned", "oracle", "bound", "likelihood"]
 MODELS: tuple[Model, ...] = ("hnn", "learned", "oracle")
@@ -36,7 +36,7 @@ GPU_TEST_FLOWS_FACTOR = 16
 
 
 @dataclass(frozen=True)
-class Options:
+class Options(Common):
     """Options of an experiment.
 
     Args:
@@ -50,21 +50,9 @@ class Options:
         set: training options, such as lr=0.01 flows=32 (see TrainConfig).
     """
 
-    small: bool = False
-    data: Path | None = None
-    device: str = "auto"
-    seed: tuple[int, ...] = (0,)
-    json: Path | None = None
     models: tuple[str, ...] = MODELS
     steps: int | None = None
     set: tuple[str, ...] = ()
-
-    @property
-    def place(self) -> str:
-        """The device to train on."""
-        if self.device != "auto":
-            return self.device
-        return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 @dataclass(frozen=True)
@@ -248,18 +236,4 @@ def main(
         extra: options of this experiment only.
         arguments: of the command line, by default those of the process.
     """
-    common: Arguments = {
-        "--small": {"help": "run a smaller version, which takes minutes on two cores"},
-        "--data": {"help": "has no effect: the data are simulated"},
-        "--json": {"help": "write all results to this file"},
-        "--models": {"nargs": "+", "default": list(MODELS), "help": "also: bound, likelihood"},
-        "--steps": {"type": int, "help": "training steps"},
-        "--set": {"nargs": "*", "default": [], "help": "training options: lr=0.01 flows=32"},
-    }
-    names = set(Options.__dataclass_fields__)
-
-    def run_command(**values: Any) -> str:
-        options = Options(**{key: value for key, value in values.items() if key in names})
-        return run_options(options, **{k: v for k, v in values.items() if k not in names})
-
-    command(name, run_command, {**common, **(extra or {})}, arguments)
+    command(name, run_options, Options, arguments, extra)

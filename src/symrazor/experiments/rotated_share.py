@@ -19,7 +19,7 @@ from torch import Tensor, nn
 import symrazor as sr
 from symrazor.core.files import write_atomically
 from symrazor.data import Tensors, digits, mnist, normalised, resized
-from symrazor.experiments.command import Arguments, command
+from symrazor.experiments.command import command
 from symrazor.experiments.options import Common
 from symrazor.layers import Conv, GConv, GroupPool, Relaxed
 
@@ -142,15 +142,7 @@ def run(options: Options) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the experiment as a command."""
-    own: Arguments = {
-        "--small": {"help": "embedded digits, in minutes"},
-        "--data": {"help": "folder with MNIST's files"},
-        "--seed": {"default": list(Options.seed)},
-        "--json": {"help": "write the rows to this file"},
-        "--epochs": {"type": int},
-        "--images": {"type": int, "help": "the first so many of MNIST; all if not given"},
-    }
-    command("rotated-share", lambda **values: run(Options(**values)), own, arguments)
+    command("rotated-share", run, Options, arguments)
 
 
 if __name__ == "__main__":

@@ -36,8 +36,7 @@ from torch import Tensor, nn
 
 import symrazor as sr
 from symrazor.data import Tensors
-from symrazor.experiments.command import ROWS as PATTERNS
-from symrazor.experiments.command import Arguments, command
+from symrazor.experiments.command import command
 from symrazor.experiments.options import OfTable
 from symrazor.experiments.results import Run, gather
 from symrazor.groups import OnGrid, cyclic, dihedral, octahedral
@@ -249,14 +248,7 @@ def _table(runs: Sequence[Run], space: Space) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the experiment as a command."""
-    own: Arguments = {
-        **PATTERNS,
-        "--small": {"help": "half of the images and of the training"},
-        "--data": {"help": "no effect"},
-        "--seed": {"default": list(Options.seed)},
-        "--starts": {"nargs": "+", "default": list(Options.starts), "choices": list(STARTS)},
-    }
-    command(NAME, lambda **values: run(Options(**values)), own, arguments)
+    command(NAME, run, Options, arguments)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ import symrazor as sr
 from symrazor.core.files import check_writable_file
 from symrazor.data import Tensors, mnist, quadrants
 from symrazor.discovery import api as digits
-from symrazor.experiments.command import Arguments, command
+from symrazor.experiments.command import command
 from symrazor.experiments.options import Common
 from symrazor.experiments.results import add_runs, merged
 from symrazor.layers.networks import convolutional
@@ -246,18 +246,7 @@ def _comparisons(rows: Sequence[Row]) -> dict[str, list[Row]]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the experiment as a command."""
-    own: Arguments = {
-        "--small": {"help": "reduced version"},
-        "--data": {"help": "folder with MNIST's files"},
-        "--seed": {"default": list(Options.seed)},
-        "--json": {"help": "merge rows and comparisons into this file"},
-        "--given": {"action": "store_true", "help": "also start='given'"},
-        "--task": {"nargs": "+", "default": list(Options.task)},
-        "--epochs": {"type": int},
-        "--switch-off": {"action": "store_true", "help": "try without free paths"},
-        "--limit": {"type": int, "help": "use only the first images"},
-    }
-    command("starts", lambda **values: run(Options(**values)), own, arguments)
+    command("starts", run, Options, arguments)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,7 +18,7 @@ import symrazor as sr
 from symrazor.core.errors import CurvatureError
 from symrazor.core.files import check_writable_file, check_writable_folder
 from symrazor.data import Tensors
-from symrazor.experiments.command import ROWS, Arguments, command
+from symrazor.experiments.command import command
 from symrazor.experiments.figures import draw
 from symrazor.experiments.options import OfTable
 from symrazor.experiments.results import Run, add_runs, check_figures, markdown, merged, read_runs
@@ -241,13 +242,4 @@ def _device_name(device: str) -> str:
 
 def main(experiment: Experiment, arguments: Sequence[str] | None = None) -> None:
     """Run the table as a command."""
-    own: Arguments = {
-        "--small": {"help": "embedded digits, in minutes"},
-        "--rows": {**ROWS["--rows"], "help": "patterns; none: only the table"},
-        "--epochs": {"type": int},
-        "--merge": {"type": Path, "nargs": "*", "default": [], "help": "further results"},
-        "--figure": {"type": Path, "help": "folder for pictures"},
-        "--set": {"nargs": "*", "default": [], "help": "as in lr=0.01 every=3"},
-        "--events": {"type": Path, "help": "folder for a line per epoch as it is done"},
-    }
-    command(experiment.name, lambda **values: run(experiment, Options(**values)), own, arguments)
+    command(experiment.name, partial(run, experiment), Options, arguments)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from symrazor.core.files import write_atomically
-from symrazor.experiments.command import Arguments, command
+from symrazor.experiments.command import command
 from symrazor.experiments.talk_deep import METHODS
 from symrazor.inference.basis_models import BasisModel, Features, Fourier, Symmetrised
 
@@ -227,15 +227,7 @@ def markdown(results: Results) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the experiment as a command that needs no optional packages."""
-    options: Arguments = {
-        "--small": {"help": "leave out the deep network"},
-        "--data": {"help": "has no effect"},
-        "--device": {"default": "cpu", "help": "has no effect"},
-        "--seed": {"nargs": None, "default": 0},
-        "--json": {"help": "write all results to this file"},
-        "--figure": {"type": Path, "help": "draw into this PNG file"},
-    }
-    command("talk-basis", lambda **values: run(Options(**values)), options, arguments)
+    command("talk-basis", run, Options, arguments)
 
 
 if __name__ == "__main__":
