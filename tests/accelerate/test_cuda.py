@@ -27,9 +27,9 @@ from symrazor.data import (
     translated,
 )
 from symrazor.layers.ella import Prior, ella_network
-from symrazor.training.burn_in import BurnIn
+from symrazor.training.optimisers import Stepper
 from symrazor.training.options import FitConfig
-from symrazor.training.stepper import Stepper
+from symrazor.training.schedule import BurnIn
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 

@@ -11,8 +11,8 @@ from torch import Tensor
 import symrazor as sr
 from symrazor.accelerate.cuda_graphs import N_STREAMS, run_on_streams
 from symrazor.layers.ella import ella_network
+from symrazor.training.optimisers import Stepper
 from symrazor.training.options import FitConfig
-from symrazor.training.stepper import Stepper
 
 needs_a_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 

@@ -73,8 +73,8 @@ def test_a_run_that_was_stopped_goes_on(tmp_path: Path, monkeypatch: pytest.Monk
 
     def stop(journal: Journal) -> None:  # after the second training
         save(journal)
-        kept.append(journal.at)
-        if journal.at == 2:
+        kept.append(journal.n_started)
+        if journal.n_started == 2:
             raise KeyboardInterrupt
 
     command = ["discover", str(tmp_path / "a.npz"), "--epochs", "20", "--out", str(run)]
@@ -83,8 +83,10 @@ def test_a_run_that_was_stopped_goes_on(tmp_path: Path, monkeypatch: pytest.Monk
         with pytest.raises(KeyboardInterrupt, match="run the same command to resume"):
             cli.run(command)
     (folder,) = (run / "unfinished").iterdir()
-    assert len(Journal(folder).pages) == 2 and kept == [1, 2]
-    monkeypatch.setattr(Journal, "save", lambda journal: (kept.append(journal.at), save(journal)))
+    assert len(Journal(folder).trainings) == 2 and kept == [1, 2]
+    monkeypatch.setattr(
+        Journal, "save", lambda journal: (kept.append(journal.n_started), save(journal))
+    )
     cli.run(command)
     assert kept[2] == 3  # the first two were not trained again
     assert not (run / "unfinished").exists()

@@ -90,7 +90,7 @@ def test_a_judged_run_goes_on_bit_for_bit(records: int, tmp_path: Path) -> None:
 def test_checkpoints_in_between_survive_a_kill(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(journals, "EVERY", 0.0)  # after every step
+    monkeypatch.setattr(journals, "SAVE_INTERVAL", 0.0)  # after every step
 
     class Killed(BaseException):
         pass
@@ -106,7 +106,7 @@ def test_checkpoints_in_between_survive_a_kill(
         train(model, data, CONFIG, kill, Journal(tmp_path))
     model, data = problem()
     kept = Journal(tmp_path)
-    assert kept.pages[0]["loop"]["done"] == 11
+    assert kept.trainings[0]["state"]["done"] == 12  # before its record
     assert outcome(train(model, data, CONFIG, None, kept)) == outcome(whole)
 
 
@@ -133,18 +133,18 @@ def test_a_diverged_training_is_remembered(tmp_path: Path) -> None:
         train(model, data, CONFIG, None, Journal(tmp_path))
 
     for _ in range(2):
-        with pytest.raises(FloatingPointError, match="expected finite gradients"):
+        with pytest.raises(FloatingPointError, match="had no finite gradients"):
             diverge()
-    assert "error" in Journal(tmp_path).pages[0]["result"]
+    assert "error" in Journal(tmp_path).trainings[0]["result"]
 
 
 def test_other_data_or_options_are_refused(tmp_path: Path) -> None:
     model, data = problem()
     train(model, data, CONFIG, None, Journal(tmp_path))
-    with pytest.raises(ValueError, match=r"expected the options of the checkpoint.*lr"):
+    with pytest.raises(ValueError, match=r"differ in the options: lr"):
         train(model, data, CONFIG.change(lr=0.1), None, Journal(tmp_path))
     other = problem(noise=2e-3)[1]
-    with pytest.raises(ValueError, match="expected the data of the checkpoint"):
+    with pytest.raises(ValueError, match="differ in the data"):
         train(model, other, CONFIG, None, Journal(tmp_path))
 
 
@@ -158,8 +158,9 @@ def test_discover_is_taken_up(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         dynamics.discover(data, minutes=0.05, steps=30, progress=told, resume=tmp_path)
     before = Journal(tmp_path)
-    assert before.pages and before.told["plan"]
+    assert before.trainings and before.decisions["plan"]
     found = dynamics.discover(data, minutes=0.05, steps=30, progress=False, resume=tmp_path)
     after = Journal(tmp_path)
-    assert after.told["plan"] == before.told["plan"] and len(after.pages) >= len(before.pages)
+    assert after.decisions["plan"] == before.decisions["plan"]
+    assert len(after.trainings) >= len(before.trainings)
     assert found.verdict

@@ -157,7 +157,7 @@ def test_steps_that_overflow_are_skipped_and_counted() -> None:
     assert 0 < trained.skipped < 40
     assert all(torch.isfinite(p).all() for p in trained.model.parameters())
     broken.y[:] = 1e30
-    with pytest.raises(FloatingPointError, match="expected finite gradients, got none"):
+    with pytest.raises(FloatingPointError, match="had no finite gradients"):
         train(_model(), broken, TrainConfig(steps=60, draws=2, record=60))
 
 

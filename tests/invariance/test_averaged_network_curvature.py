@@ -13,8 +13,8 @@ from symrazor import curvature
 from symrazor.core.parameters import Hyper
 from symrazor.data import TensorLoader, digits
 from symrazor.invariance import Augment, Augmented, Flips, Transformation, affine
-from symrazor.training.augmentation_by_likelihood import LikelihoodConfig, fit_by_likelihood
-from symrazor.training.loop import Training
+from symrazor.training.augmentation_baselines import LikelihoodConfig, fit_by_likelihood
+from symrazor.training.evidence_training import Training
 
 
 def test_copies_fold_into_the_shared_index() -> None:

@@ -34,7 +34,7 @@ from symrazor.invariance import (
     find_reach_,
     lie,
 )
-from symrazor.training.augmentation_by_likelihood import LikelihoodConfig, fit_by_likelihood
+from symrazor.training.augmentation_baselines import LikelihoodConfig, fit_by_likelihood
 
 Part = Transformation | Choice
 

@@ -13,16 +13,14 @@ from symrazor.groups.lie import so2
 from symrazor.inference.variational.posteriors import kl
 from symrazor.invariance import (
     AffineLie,
-    Data,
     InvariantHead,
     InvariantWeights,
     LieDistribution,
-    Member,
     RandomFourier,
     Rectified,
     Sampling,
-    train,
 )
+from symrazor.training.batched_training import Data, Member, train
 
 
 @pytest.mark.parametrize("kind", [RandomFourier, Rectified])

@@ -7,19 +7,9 @@ from torch import Tensor
 
 from symrazor.data import rings
 from symrazor.groups.lie import so2
-from symrazor.invariance import (
-    Data,
-    InvariantWeights,
-    LieDistribution,
-    Member,
-    RandomFourier,
-    Rectified,
-    Schedule,
-    evaluate,
-    mixture,
-    train,
-)
+from symrazor.invariance import InvariantWeights, LieDistribution, RandomFourier, Rectified, mixture
 from symrazor.invariance.natural_gradient import NaturalSteps
+from symrazor.training.batched_training import BatchedConfig, Data, Member, evaluate, train
 
 
 def test_the_factor_is_a_root_of_the_inverse_precision() -> None:
@@ -130,7 +120,7 @@ def test_averaged_probabilities_and_features_reach_the_same_bound() -> None:
         group = LieDistribution(so2(), torch.full((1, 1), 1e-6))
         model = InvariantWeights(features, group, 2, average)  # type: ignore[arg-type]
         data, members = Data.of([rings(120)]), [Member(learn=False)]
-        train(model, data, members, Schedule(100, 120, 2, rates=(0.3, 0.02), every=8))
+        train(model, data, members, BatchedConfig(100, 120, 2, rates=(0.3, 0.02), every=8))
         model.average = "logits"  # the same draws for both
         bound, accuracy = evaluate(model, data, members, model.distribution.nodes(2))
         result.append((bound.per_datum.item(), accuracy.item()))

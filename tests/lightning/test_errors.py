@@ -53,7 +53,10 @@ class Manual(Module):
         (Manual(), "automatic optimization, got manual"),
         (Module(optimiser=lambda net: torch.optim.AdamW(net.parameters())), "weight_decay=0.0"),
         (Module(optimiser=lambda net: torch.optim.SGD(net[1].parameters(), 0.1)), "'3.bias'"),
-        (Module(optimiser=lambda net: torch.optim.LBFGS(net.parameters())), "with LBFGS"),
+        (
+            Module(optimiser=lambda net: torch.optim.LBFGS(net.parameters())),
+            "LBFGS needs the prior",
+        ),
     ],
 )
 def test_what_is_refused(module: Module, message: str) -> None:

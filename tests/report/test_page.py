@@ -30,7 +30,7 @@ from symrazor.report.content import (
     visible_text,
 )
 from symrazor.report.page import MAX_PAGE_BYTES, page_html, write_page
-from symrazor.training.extract import anchors_of, calibration_bins, filters_of, layer_costs
+from symrazor.training.fit_document import anchors_of, calibration_bins, filters_of, layer_costs
 
 
 def decoded(address: str) -> np.ndarray:

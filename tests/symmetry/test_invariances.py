@@ -19,7 +19,7 @@ from symrazor.symmetry.invariances import (
     invariances_of,
 )
 from symrazor.symmetry.reading import Reading
-from symrazor.training.augmentation_by_likelihood import LikelihoodConfig, fit_by_likelihood
+from symrazor.training.augmentation_baselines import LikelihoodConfig, fit_by_likelihood
 from symrazor.training.fit_document import document_of
 
 

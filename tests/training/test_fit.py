@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import symrazor as sr
 from symrazor.data import TensorLoader
-from symrazor.training.loop import evidence_batch
+from symrazor.training.evidence_training import evidence_batch
 
 
 def _blobs(n: int = 120, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -166,11 +166,11 @@ def test_a_radius_that_is_too_large_is_named() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"epochs": 0}, "epochs of at least 1"),
-        ({"optimizer": "lion"}, "expected optimizer"),
-        ({"lr": -1.0}, "positive, finite lr"),
-        ({"keep": "all"}, "keep 'best' or 'last'"),
-        ({"learning_rate": 0.1}, "expected options among"),
+        ({"epochs": 0}, "epochs must be at least 1"),
+        ({"optimizer": "lion"}, "optimizer must be one of"),
+        ({"lr": -1.0}, "lr must be positive and finite"),
+        ({"keep": "all"}, "keep must be one of"),
+        ({"learning_rate": 0.1}, "Unknown options"),
         ({"structure": "kronecker"}, "structure must be one of"),
     ],
 )
@@ -180,10 +180,10 @@ def test_bad_options(change: dict[str, object], message: str) -> None:
 
 
 def test_bad_models_and_devices() -> None:
-    with pytest.raises(ValueError, match="without any"):
+    with pytest.raises(ValueError, match="has no parameters"):
         sr.fit(nn.Flatten(), _blobs())
     if not torch.cuda.is_available():
-        with pytest.raises(ValueError, match="with 0 CUDA devices"):
+        with pytest.raises(ValueError, match="has 0 CUDA devices"):
             sr.fit(_net(), _blobs(), device="cuda")
 
 
@@ -256,7 +256,7 @@ def test_weights_that_diverge_in_the_last_step_come_back(spoil: str) -> None:
     model = nn.Sequential(*hidden, nn.Linear(width, 3))
     if spoil == "weights":
         model[0].weight.register_hook(lambda slope: slope * math.inf)
-    with pytest.raises(FloatingPointError, match="diverged|finite training loss"):
+    with pytest.raises(FloatingPointError, match="diverged|The training loss is"):
         sr.fit(model, (x, y), epochs=1, batch_size=len(y), lr=1e18 if spoil == "outputs" else 1e-3)
     assert bool(torch.isfinite(model(x)).all())
 

@@ -98,8 +98,8 @@ def test_a_path_that_is_not_needed_is_switched_off(free: type[LayerPath]) -> Non
     assert not any(m.disabled for m in shaved.model.modules() if isinstance(m, Relaxed))
     found = [record["trial"] for record in shaved.history if "trial" in record]
     assert [(one["paths"], one["stay_off"]) for one in found] == [(["0.paths.1"], True)]
-    assert found[0]["without"] >= found[0]["with"] - trials.SAME
-    assert shaved.evidence.per_datum >= found[0]["with"] - 2 * trials.SAME
+    assert found[0]["without"] >= found[0]["with"] - trials.TOLERANCE
+    assert shaved.evidence.per_datum >= found[0]["with"] - 2 * trials.TOLERANCE
     plain = shaved.collapse(0.0)
     x = bars("content")[0]
     assert torch.allclose(plain(x), shaved.model(x), atol=1e-5)
@@ -301,7 +301,7 @@ def test_the_cheapest_paths_are_tried_as_far_as_they_can_be_afforded(
     run = Priced(prices)
     before = run.branch()
     several = trials.Trials(run)
-    several.look(run.latest, 0.6, 5)
+    several.update(run.latest, 0.6, 5)
     found = None if several.trial is None else several.trial.paths
     assert found == (None if expected is None else [f"{k}.paths.1" for k in expected])
     assert all(torch.equal(value, before[name]) for name, value in run.branch().items())

@@ -38,9 +38,9 @@ from symrazor.bench.measure import Runs, fresh_peak, interleave, peak_memory, wr
 from symrazor.data import TensorLoader
 from symrazor.inference.razor import Razor
 from symrazor.layers.ella import ella_network
-from symrazor.training.loop import EVIDENCE_SUBSET, evidence_batch
+from symrazor.training.evidence_training import EVIDENCE_SUBSET, evidence_batch
+from symrazor.training.optimisers import Stepper
 from symrazor.training.options import FitConfig
-from symrazor.training.stepper import Stepper
 
 EVERY = 5
 """Epochs between two estimates."""

@@ -34,8 +34,8 @@ from symrazor.discovery.selection import (
 )
 from symrazor.groups import GroupAction, TrivialAction, action_on
 from symrazor.symmetry.equivariance import Action, equivariance_error
+from symrazor.training.evidence_training import outputs
 from symrazor.training.fit import Fit, fit
-from symrazor.training.loop import outputs
 from symrazor.training.options import FitConfig
 
 EXTRA_PROBES = 3

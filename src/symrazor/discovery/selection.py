@@ -22,8 +22,8 @@ from torch import Tensor
 from symrazor.data import Tensors
 from symrazor.discovery.answer import Answer, Candidate, separated
 from symrazor.discovery.question import MIN_LOG_ODDS, select
+from symrazor.training.evidence_training import outputs
 from symrazor.training.fit import Fit
-from symrazor.training.loop import outputs
 
 MAX_LEFT_OUT = 5000
 """Largest number of left-out samples that are predicted."""

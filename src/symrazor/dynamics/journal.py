@@ -1,8 +1,9 @@
-"""A run of several trainings that can be taken up again: what is done, and how far the next is.
+"""Store a sequence of trainings so that an interrupted run continues where it stopped.
 
-The same calls are made again, in the same order. A training that is finished gives its result at
-once, one that was stopped goes on bit for bit (on the CPU, with a number of steps), and decisions
-that depended on the clock are read back. Files are those of `symrazor.training.checkpoint`.
+A resumed run makes the same calls in the same order. A finished training returns its result at
+once, an interrupted one continues (bit for bit, on the CPU and with a number of steps rather than a
+time limit), and decisions that depended on the clock are read back. The files are those of
+`symrazor.training.checkpoint`.
 """
 
 import time
@@ -11,119 +12,124 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
 from symrazor.dynamics.config import TrainConfig
 from symrazor.dynamics.hamiltonian import SymmetrisedNetwork
 from symrazor.dynamics.trajectories import Transitions
-from symrazor.training.checkpoint import Checkpoints, State, compare, fingerprint
-from symrazor.training.interrupt import Interruption
+from symrazor.training.checkpoint import Checkpoints, State, compare, describe_tensor, fingerprint
 
-EVERY = 30.0
-"""Seconds between two checkpoints of a training."""
+SAVE_INTERVAL = 30.0
+"""Seconds between checkpoints of a training."""
 
 
 class Journal:
-    """What a run has done so far, in a directory of its own.
+    """The trainings and decisions of a run, stored in one directory.
 
     Args:
-        directory: of its checkpoints; where there are some the run goes on.
+        directory: directory of the checkpoints; existing ones are continued.
+
+    Attributes:
+        trainings: identity, state and result of each training.
+        decisions: values of `remember`, by name.
+        n_started: trainings that this process has started or read back.
 
     Raises:
-        ValueError: a directory with other things, or a damaged checkpoint.
+        ValueError: the directory contains other files, or a damaged checkpoint.
     """
 
     def __init__(self, directory: str | Path) -> None:
         """Read the newest checkpoint, if there is one."""
         self.checkpoints = Checkpoints(directory)
         saved = self.checkpoints.load() or {}
-        self.told: dict[str, Any] = saved.get("told", {})
-        self.pages: list[State] = saved.get("pages", [])
-        self.at = 0
+        self.decisions: dict[str, Any] = saved.get("decisions", {})
+        self.trainings: list[State] = saved.get("trainings", [])
+        self.n_started = 0
 
     @property
     def seconds(self) -> float:
-        """Of all trainings so far."""
-        return float(sum(page["loop"]["seconds"] for page in self.pages))
+        """Total time of all trainings."""
+        return float(sum(training["state"]["seconds"] for training in self.trainings))
 
     def remember(self, name: str, make: Callable[[], Any]) -> Any:
-        """What was decided under this name, or what is decided now: plain numbers and lists."""
-        if name not in self.told:
-            self.told[name] = make()
-        return self.told[name]
+        """Return the stored decision `name`, or make and store it (plain numbers and lists)."""
+        if name not in self.decisions:
+            self.decisions[name] = make()
+        return self.decisions[name]
 
-    def next(self, model: SymmetrisedNetwork, data: Transitions, config: TrainConfig) -> "Page":
-        """The page of the next training.
+    def next(self, model: SymmetrisedNetwork, data: Transitions, config: TrainConfig) -> "Entry":
+        """Return the entry of the next training.
 
         Raises:
-            ValueError: it belongs to other data, another model or other options.
+            ValueError: the stored training has other data, another model or other options.
         """
-        number, self.at = self.at, self.at + 1
+        number, self.n_started = self.n_started, self.n_started + 1
         options = {key: value for key, value in asdict(config).items() if key != "device"}
-        belongs = {
+        belongs_to = {
             "options": options,
             "data": {"fingerprint": fingerprint(data.x, data.y, data.gaps, data.observed)},
-            "model": {k: _kind(v) for k, v in model.state_dict().items()},
+            "model": {k: describe_tensor(v) for k, v in model.state_dict().items()},
         }
-        if number == len(self.pages):
-            self.pages.append({"belongs_to": belongs, "loop": {"seconds": 0.0}})
+        if number == len(self.trainings):
+            self.trainings.append({"belongs_to": belongs_to, "state": {"seconds": 0.0}})
         else:
-            for name, expected in self.pages[number]["belongs_to"].items():
-                compare(name, expected, belongs[name])
-        return Page(self, number)
+            for name, saved in self.trainings[number]["belongs_to"].items():
+                compare(name, saved, belongs_to[name])
+        return Entry(self, number)
 
     def save(self) -> None:
         """Write a checkpoint."""
-        steps = sum(int(page["loop"].get("done", 0)) for page in self.pages)
-        finished = sum("result" in page for page in self.pages)
-        self.checkpoints.save({"told": self.told, "pages": self.pages}, steps, finished)
+        steps = sum(int(training["state"].get("done", 0)) for training in self.trainings)
+        n_finished = sum("result" in training for training in self.trainings)
+        state = {"decisions": self.decisions, "trainings": self.trainings}
+        self.checkpoints.save(state, steps, n_finished)
 
 
-class Page:
-    """One training in a journal.
+class Entry:
+    """One training in a journal; saves its checkpoints.
 
     Args:
-        journal: it is in.
-        number: of the training.
+        journal: the journal.
+        number: index of the training.
     """
 
     def __init__(self, journal: Journal, number: int) -> None:
-        """Hold both."""
-        self.journal, self.number, self.saved = journal, number, time.monotonic()
+        """Start the time to the first checkpoint."""
+        self.journal, self.number, self.saved_at = journal, number, time.monotonic()
+        self._current_state: Callable[[], State] = dict
 
     @property
-    def loop(self) -> State | None:
-        """The state of the loop, if it has begun."""
-        found: State = self.journal.pages[self.number]["loop"]
-        return found if "done" in found else None
+    def directory(self) -> Path:
+        """Directory to resume from."""
+        return self.journal.checkpoints.directory
+
+    @property
+    def state(self) -> State | None:
+        """The stored state of the training, or None if it has not started."""
+        state: State = self.journal.trainings[self.number]["state"]
+        return state if "done" in state else None
 
     @property
     def result(self) -> dict[str, Any] | None:
-        """What came out, if it is finished: its bound, or "error"."""
-        found: dict[str, Any] | None = self.journal.pages[self.number].get("result")
-        return found
+        """The result of a finished training ("bound" or "error"), or None."""
+        result: dict[str, Any] | None = self.journal.trainings[self.number].get("result")
+        return result
 
-    def turn(self, stop: Interruption, state: Callable[[], State]) -> None:
-        """Between two steps: save if that is due, and leave if a signal asked for it.
+    def track(self, current_state: Callable[[], State]) -> None:
+        """Set the function that returns the state to be saved."""
+        self._current_state = current_state
 
-        Raises:
-            KeyboardInterrupt: SIGINT.
-            SystemExit: SIGTERM.
-        """
-        if stop.received is None and time.monotonic() - self.saved < EVERY:
-            return
-        self.journal.pages[self.number]["loop"] = state()
+    def due(self, round_ended: bool) -> bool:
+        """Return whether the last checkpoint is older than `SAVE_INTERVAL`."""
+        return time.monotonic() - self.saved_at >= SAVE_INTERVAL
+
+    def save(self) -> None:
+        """Write a checkpoint of the current state."""
+        self.journal.trainings[self.number]["state"] = self._current_state()
         self.journal.save()
-        self.saved = time.monotonic()
-        if stop.received is not None:
-            stop.leave()
+        self.saved_at = time.monotonic()
 
-    def finish(self, state: State, result: dict[str, Any]) -> None:
-        """Write down how it ended; the optimiser is not needed any more."""
+    def finish(self, result: dict[str, Any]) -> None:
+        """Store the result and the final state, without the optimiser."""
+        state = self._current_state()
         state.pop("optimiser", None)
-        self.journal.pages[self.number] |= {"loop": state, "result": result}
+        self.journal.trainings[self.number] |= {"state": state, "result": result}
         self.journal.save()
-
-
-def _kind(value: object) -> str:
-    return f"{list(value.shape)} {value.dtype}" if isinstance(value, Tensor) else str(value)

@@ -1,27 +1,46 @@
-r"""Training by the evidence lower bound.
+r"""Train a Hamiltonian network by the evidence lower bound.
 
 $$ \mathrm{ELBO}/N = E_q[\log p(y \mid x, H_{\theta,\eta})]
    - \tfrac1N \sum_l \mathrm{KL}(q_l \,\|\, N(0, v_l^*)) $$
 
-with the best prior variance $v_l^*$ of every layer in closed form (the collapsed divergence). The
-posterior q and the conserved quantities eta maximise the same bound: a symmetry that the data have
-costs no fit and needs less of a posterior.
+with the optimal prior variance $v_l^*$ of every layer in closed form (the collapsed divergence).
+The posterior q and the conserved quantities eta maximise the same bound: a symmetry of the data
+costs no fit and leaves less to learn for the posterior.
 """
 
 import copy
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import closing
+from functools import partial
+from typing import Any
 
+import torch
+from torch import Tensor
+
+from symrazor.accelerate.cuda_graphs import CUDAGraphCall
+from symrazor.accelerate.processes import single_process
 from symrazor.dynamics.config import TrainConfig
-from symrazor.dynamics.hamiltonian import SymmetrisedNetwork
-from symrazor.dynamics.journal import Journal, Page
-from symrazor.dynamics.loop import Loop
-from symrazor.dynamics.trained import Record, Trained, evidence_bound
+from symrazor.dynamics.hamiltonian import Hamiltonian, SymmetrisedNetwork
+from symrazor.dynamics.journal import Journal
+from symrazor.dynamics.likelihoods import Noise, predict
+from symrazor.dynamics.mechanics import integrator_by_name
+from symrazor.dynamics.trained import Record, Trained, evidence_bound, kl_divergence
 from symrazor.dynamics.trajectories import Transitions
-from symrazor.training.interrupt import Interruption
+from symrazor.training.checkpoint import State
+from symrazor.training.loop import Loop, Task
+from symrazor.training.schedule import Schedule
 
 Progress = Callable[[Record], None]
+
+MAX_SKIPPED_STEPS = 50
+"""Consecutive steps without a finite gradient after which training gives up."""
+LATE_FLOWS_FROM = 0.75
+"""Fraction of the training after which `late_flows` applies."""
+LOG_SCALES = ("log_diagonal", "log_scale")
+"""Names of parameters that are logarithms of posterior scales."""
+COUNTERS = ("nll", "n_skipped", "n_skipped_in_a_row", "n_capped")
+"""Counters of a task that are tensors, so that steps need not wait for a device."""
 
 
 def train(
@@ -31,93 +50,304 @@ def train(
     progress: Progress | None = None,
     journal: Journal | None = None,
 ) -> Trained:
-    """Maximise the bound (or the likelihood) by Adam, with a cosine to zero.
+    """Maximise the bound (or the likelihood) by Adam on a cosine schedule.
 
-    A step whose flows or gradients overflow is skipped and counted; training goes on.
+    A step whose flows or gradients overflow is skipped and counted.
 
     Args:
-        model: changed in place.
+        model: trained in place.
         data: transitions, see `transitions`.
         config: options.
         progress: called with each record.
-        journal: keeps checkpoints; a training that is in it goes on, or has its result at once.
+        journal: stores checkpoints. A training that it contains continues from its last checkpoint,
+            or returns its result at once.
 
     Raises:
-        ValueError: data that do not fit the model or the target.
-        FloatingPointError: nothing but such steps.
-        KeyboardInterrupt: SIGINT, and with a journal a checkpoint was written.
-        SystemExit: SIGTERM, with a journal, and a checkpoint was written.
+        ValueError: the data do not suit the model or the target.
+        FloatingPointError: too many consecutive steps were skipped.
+        KeyboardInterrupt: on SIGINT; with a journal after a checkpoint.
+        SystemExit: on SIGTERM with a journal, after a checkpoint.
     """
     config = config or TrainConfig()
     _check(model, data, config)
-    page = None if journal is None else journal.next(model, data, config)
-    loop = Loop(model, data, config)
-    if page is not None and page.loop is not None:
-        loop.load_state_dict(page.loop)
-    if page is None or page.result is None:
-        result = _run(loop, progress, page)
-        result.bound = evidence_bound(result, data)
-        if page is not None:
-            page.finish(loop.state_dict(), {"bound": result.bound})
-        return result
-    if "error" in page.result:
-        raise FloatingPointError(page.result["error"])
-    result = loop.result()
-    result.bound = page.result["bound"]
-    return result
+    entry = None if journal is None else journal.next(model, data, config)
+    task = DynamicsTask(model, data, config)
+    if entry is not None:
+        entry.track(task.state_dict)
+        if entry.state is not None:
+            task.load_state_dict(entry.state)
+        if entry.result is not None:
+            if "error" in entry.result:
+                raise FloatingPointError(entry.result["error"])
+            trained = task.result()
+            trained.bound = entry.result["bound"]
+            return trained
+    # Each process of a distributed run trains by itself.
+    with closing(task), single_process():
+        try:
+            Loop(task, () if progress is None else (progress,), entry).run()
+        except FloatingPointError as error:
+            if entry is not None:
+                entry.finish({"error": str(error)})
+            raise
+    trained = task.result()
+    trained.bound = evidence_bound(trained, data)
+    if entry is not None:
+        entry.finish({"bound": trained.bound})
+    return trained
 
 
 def _check(model: SymmetrisedNetwork, data: Transitions, config: TrainConfig) -> None:
-    """Refuse data of another phase space, and windows of several steps as velocities."""
-    phase, got = model.network.phase, data.x.shape[1]
-    if phase != got:
-        raise ValueError(f"expected states of {phase} entries, as the network has, got {got}")
-    if config.target == "derivative" and data.y.shape[1] != 1:
+    expected, got = model.network.phase, data.x.shape[1]
+    if expected != got:
+        raise ValueError(f"The network takes states of {expected} entries, the data have {got}.")
+    horizon = data.y.shape[1]
+    if config.target == "derivative" and horizon != 1:
         raise ValueError(
-            f"expected velocities for target='derivative', got windows of {data.y.shape[1]} steps; "
-            "do make them with velocities(trajectories)"
+            f"target='derivative' needs velocities, got windows of {horizon} steps. Create the "
+            "data with velocities(trajectories)."
         )
-
-
-def _run(loop: Loop, progress: Progress | None, page: Page | None) -> Trained:
-    """Take the steps that are left."""
-    config = loop.config
-    started = time.monotonic() - loop.seconds
-    with Interruption(page is not None) as stop, closing(loop):
-        while loop.done < config.steps and loop.share < 1:
-            loop.step(loop.share)
-            loop.tick(time.monotonic() - started)
-            if loop.done % config.record == 0 or loop.done == config.steps or loop.share >= 1:
-                try:
-                    loop.history.append(loop.read())
-                except FloatingPointError as error:
-                    if page is not None:
-                        page.finish(loop.state_dict(), {"error": str(error)})
-                    raise
-                if progress is not None:
-                    progress(loop.history[-1])
-            if page is not None:
-                page.turn(stop, loop.state_dict)
-    return loop.result()
 
 
 def seconds_per_step(
     model: SymmetrisedNetwork, data: Transitions, config: TrainConfig, steps: int = 8
 ) -> float:
-    """What a step of training costs here, from a few steps of a copy.
+    """Measure the duration of a training step on this machine.
 
     Args:
-        model: not changed.
+        model: a copy of it is trained.
         data: transitions.
-        config: of the training.
-        steps: that are timed, after as many that are not.
+        config: options of the training.
+        steps: steps that are timed, after as many that are not.
     """
     started = 0.0
-    with closing(Loop(copy.deepcopy(model), data, config)) as loop:
+    with closing(DynamicsTask(copy.deepcopy(model), data, config)) as task:
         for step in range(2 * steps):
             if step == steps:
-                loop.skipped()  # waits for a device
+                task.synchronise()
                 started = time.monotonic()
-            loop.step(0.0)
-        loop.skipped()
+            task.step_at(0.0)
+        task.synchronise()
         return (time.monotonic() - started) / steps
+
+
+class DynamicsTask(Task):
+    """Model, optimiser and counters of a training; a round ends with a record.
+
+    Attributes:
+        done: steps taken.
+        n_since_record: steps since the last record.
+    """
+
+    def __init__(self, model: SymmetrisedNetwork, data: Transitions, config: TrainConfig) -> None:
+        """Create the optimiser."""
+        super().__init__()
+        self.model, self.config = model.to(config.device), config
+        dtype = model.network.posteriors[0].mean.dtype
+        self.data = data.to(config.device, dtype)
+        self.noise = Noise(config.noise, config.noise_kind).to(config.device)
+        self.generator = torch.Generator(config.device).manual_seed(config.seed)
+        groups = [group for group in self._parameter_groups() if group["params"]]
+        self.peaks: list[float] = [group["lr"] for group in groups]
+        self.schedules = [Schedule(hold=group.pop("hold")) for group in groups]
+        self.parameters: list[Tensor] = [p for group in groups for p in group["params"]]
+        on_gpu = self.generator.device.type == "cuda"
+        if on_gpu:  # a recorded CUDA graph reads the current rates from tensors
+            groups = [g | {"lr": torch.tensor(g["lr"], device=config.device)} for g in groups]
+        self.optimiser = torch.optim.Adam(groups, capturable=on_gpu)
+        self.graphs: dict[int, CUDAGraphCall] = {}
+        for name in COUNTERS:
+            setattr(self, name, torch.zeros((), device=config.device))
+        self.done = self.n_since_record = 0
+
+    nll: Tensor
+    n_skipped: Tensor
+    n_skipped_in_a_row: Tensor
+    n_capped: Tensor
+
+    def _parameter_groups(self) -> list[dict[str, Any]]:
+        """Return weights, posterior scales and conserved quantities with rate and hold."""
+        model, config = self.model, self.config
+        named = [(k, p) for k, p in model.network.named_parameters() if p.requires_grad]
+        scales = [p for k, p in named if k.rsplit(".")[-1] in LOG_SCALES]
+        others = [p for k, p in named if k.rsplit(".")[-1] not in LOG_SCALES]
+        others += [p for p in self.noise.parameters() if p.requires_grad]
+        conserved = [] if model.conserved is None else list(model.conserved.parameters())
+        conserved = [p for p in conserved if p.requires_grad]
+        return [
+            {"params": others, "lr": config.lr, "hold": 0.0},
+            {"params": scales, "lr": config.spread_lr * config.lr, "hold": 0.0},
+            {"params": conserved, "lr": config.conserved_lr, "hold": config.burn_in},
+        ]
+
+    @property
+    def share(self) -> float:
+        """Fraction of the training that is done, by steps or time, whichever is larger."""
+        share = self.done / self.config.steps
+        if self.config.minutes is not None:
+            share = max(share, self.seconds / (60 * self.config.minutes))
+        return share
+
+    def finished(self) -> bool:
+        """Return whether steps or time are used up and the last record is written."""
+        return self.share >= 1 and self.n_since_record == 0
+
+    def batches(self) -> Iterator[None]:
+        """Yield once per step until a record is due; steps draw their own batches."""
+        while not self._record_due():
+            yield None
+
+    def _record_due(self) -> bool:
+        due = self.done % self.config.record == 0 or self.share >= 1
+        return due and self.n_since_record > 0
+
+    def step(self, batch: None) -> None:
+        """Take the next step."""
+        self.step_at(self.share)
+        self.done += 1
+
+    def step_at(self, share: float) -> None:
+        """Take one step of Adam at a fraction of the training; on a GPU as a recorded graph."""
+        config = self.config
+        for number, group in enumerate(self.optimiser.param_groups):
+            rate = self.peaks[number] * self.schedules[number](min(share, 1.0))
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(rate)
+            else:
+                group["lr"] = rate
+        self.noise.hold(share < config.noise_hold)
+        flows = config.flows * (config.late_flows if share >= LATE_FLOWS_FROM else 1)
+        if self.generator.device.type != "cuda":
+            self._step(flows)
+        else:
+            if flows not in self.graphs:
+                self.graphs = {flows: CUDAGraphCall(partial(self._step, flows), [self.generator])}
+            self.graphs[flows]()
+        self.n_since_record += 1
+
+    def _step(self, flows: int) -> None:
+        """Take one step without reading any value on the host."""
+        batch = self._draw_batch()
+        energy = self.model.draw(self.config.draws, flows, self.generator)
+        loss, nll, predicted = self._loss(energy, batch)
+        self.optimiser.zero_grad(set_to_none=True)
+        loss.backward(inputs=self.parameters)  # not to the states where flows start
+        finite = torch.isfinite(loss.detach())
+        for group in self.optimiser.param_groups:
+            finite = finite & self._clip(group["params"])
+        self.optimiser.step()
+        self.noise.observe(predicted, batch)
+        self._count(finite, nll.detach(), energy)
+
+    def _draw_batch(self) -> Transitions:
+        size = self.config.batch_size
+        if size is None or size >= len(self.data):
+            return self.data
+        index = torch.randint(
+            len(self.data), (size,), generator=self.generator, device=self.config.device
+        )
+        return self.data.at(index)
+
+    def _loss(self, energy: Hamiltonian, batch: Transitions) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the negative bound per datum, its negative log likelihood, and predictions."""
+        config = self.config
+        predicted = predict(
+            energy.field,
+            batch,
+            config.draws,
+            integrator_by_name(config.integrator),
+            config.substeps,
+            config.target,
+        )
+        nll = self.noise.nll(predicted, batch).mean()
+        if config.objective == "likelihood":
+            return nll, nll, predicted.detach()
+        return nll + kl_divergence(self.model) / len(self.data), nll, predicted.detach()
+
+    def _clip(self, parameters: list[Tensor]) -> Tensor:
+        """Clip gradients, zero non-finite ones, and return whether all were finite."""
+        gradients = [p.grad for p in parameters if p.grad is not None]
+        norm = torch.nn.utils.get_total_norm(gradients)
+        finite = torch.isfinite(norm)
+        factor = (self.config.clip / norm.clamp_min(1e-12)).clamp(max=1.0)
+        factor = torch.where(finite, factor, 0.0)
+        for gradient in gradients:
+            gradient.nan_to_num_(0.0, 0.0, 0.0).mul_(factor)
+        return finite
+
+    def _count(self, finite: Tensor, nll: Tensor, energy: Hamiltonian) -> None:
+        self.n_skipped.add_((~finite).to(self.n_skipped))
+        in_a_row = torch.where(finite, 0.0, self.n_skipped_in_a_row + 1)
+        self.n_skipped_in_a_row.copy_(in_a_row)
+        self.nll.add_(torch.where(finite, nll, 0.0).to(self.nll))
+        if energy.flows is not None and energy.flows.capped is not None:
+            self.n_capped.add_(energy.flows.capped)
+
+    @torch.no_grad()
+    def evaluate(self) -> None:
+        """Append a record of the averages since the last one.
+
+        Raises:
+            FloatingPointError: too many consecutive steps were skipped.
+        """
+        if self.n_skipped_in_a_row >= min(MAX_SKIPPED_STEPS, self.config.record):
+            raise FloatingPointError(
+                f"The last {int(self.n_skipped_in_a_row)} steps had no finite gradients. Lower lr "
+                "or conserved_lr, or scale the states to about 1."
+            )
+        nll = float(self.nll) / self.n_since_record
+        kl = 0.0 if self.config.objective == "likelihood" else float(kl_divergence(self.model))
+        kl /= len(self.data)
+        record = {"step": self.done, "share": min(self.share, 1.0), "seconds": self.seconds}
+        record |= {"nll": nll, "kl": kl, "neg_elbo": nll + kl, "noise": float(self.noise.variance)}
+        record |= {"skipped": float(self.n_skipped), "capped": float(self.n_capped)}
+        self.history.append(record)
+        self.nll.zero_()
+        self.n_since_record = 0
+
+    def position(self) -> str:
+        """Describe the current step."""
+        return f"step {self.done} of {self.config.steps}"
+
+    def result(self) -> Trained:
+        """Return the trained model, without its final bound."""
+        return Trained(
+            self.model, self.noise, self.config, self.history, self.seconds, int(self.n_skipped)
+        )
+
+    def synchronise(self) -> None:
+        """Wait until the device has finished all steps."""
+        int(self.n_skipped)
+
+    def close(self) -> None:
+        """Free recorded graphs now, not while another task records its own."""
+        self.synchronise()
+        self.graphs.clear()
+
+    def state_dict(self) -> State:
+        """Return everything that the rest of the training depends on."""
+        return {
+            "model": self.model.state_dict(),
+            "noise": self.noise.state_dict(),
+            "optimiser": self.optimiser.state_dict()["state"],
+            f"generator_{self.generator.device.type}": self.generator.get_state(),
+            "counters": {name: getattr(self, name) for name in COUNTERS},
+            **{name: getattr(self, name) for name in ("n_since_record", "done", "seconds")},
+            "history": self.history,
+        }
+
+    def load_state_dict(self, state: State) -> None:
+        """Continue from `state_dict()`; bit for bit on the same device."""
+        self.model.load_state_dict(state["model"])
+        self.noise.load_state_dict(state["noise"])
+        if "optimiser" in state:
+            current = self.optimiser.state_dict()
+            self.optimiser.load_state_dict(current | {"state": state["optimiser"]})
+        generator = state.get(f"generator_{self.generator.device.type}")
+        if generator is not None:  # generators of other device types draw other numbers
+            self.generator.set_state(generator)
+        for name, value in state["counters"].items():
+            getattr(self, name).copy_(value)
+        for name in ("n_since_record", "done", "seconds"):
+            setattr(self, name, state[name])
+        self.history = [dict(record) for record in state["history"]]

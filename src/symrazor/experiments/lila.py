@@ -19,9 +19,13 @@ from symrazor.groups.lie import affine2
 from symrazor.invariance import Augment, Augmented, Average, Flips, affine
 from symrazor.invariance.copies import UNMEASURED
 from symrazor.invariance.lie_distributions import Widths
-from symrazor.training.augmentation_by_likelihood import LikelihoodConfig, fit_by_likelihood
-from symrazor.training.augmentation_by_validation import ValidationConfig, fit_by_validation
-from symrazor.training.loop import outputs
+from symrazor.training.augmentation_baselines import (
+    LikelihoodConfig,
+    ValidationConfig,
+    fit_by_likelihood,
+    fit_by_validation,
+)
+from symrazor.training.evidence_training import outputs
 
 SAMPLES = 10
 NARROW = {"rotation": 0.3}

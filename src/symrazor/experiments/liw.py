@@ -25,8 +25,9 @@ from symrazor.data.transforms import MAX_SHIFT_PIXELS
 from symrazor.experiments.command import command
 from symrazor.experiments.options import OfTable
 from symrazor.experiments.results import Run, add_runs
-from symrazor.invariance import Data, History, InvariantWeights
+from symrazor.invariance import InvariantWeights
 from symrazor.invariance.invariant_weights import Average
+from symrazor.training.batched_training import Data, History
 
 SMALL_SIZE, SMALL_TRAIN, SMALL_TEST = 14, 1000, 500
 KEPT, LEARNED = 3.0, 10.0

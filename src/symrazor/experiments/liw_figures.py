@@ -26,20 +26,22 @@ from symrazor.experiments.results import Run
 from symrazor.groups.lie import so2
 from symrazor.invariance import (
     AffineLie,
-    Data,
-    History,
     InvariantWeights,
     LieDistribution,
-    Member,
     RandomFourier,
     Rectified,
-    Schedule,
+)
+from symrazor.invariance.lie_distributions import midpoints
+from symrazor.training.batched_training import (
+    BatchedConfig,
+    Data,
+    History,
+    Member,
+    Method,
     choose_starts,
     evaluate,
     train,
 )
-from symrazor.invariance.batched_training import Method
-from symrazor.invariance.lie_distributions import midpoints
 
 NAME = "liw-figures"
 ROWS = ("rings", "recovery", "escape", "methods", "relu", "bank")
@@ -122,7 +124,7 @@ def _pictures(
     return Data(training.x[:, :most], training.y[:, :most]), test
 
 
-def _plan(options: Options, seed: int) -> Schedule:
+def _plan(options: Options, seed: int) -> BatchedConfig:
     """Return Table 1's training, shortened, with a learning rate for the filters."""
     if options.small:
         options = replace(options, batch=options.batch or FEW_AT_ONCE)
@@ -228,7 +230,7 @@ def _rings(options: Options, seed: int) -> list[Run]:
     model = InvariantWeights(
         features, LieDistribution(so2(), widths), 2, options.average, free.scale
     ).to(options.place)
-    plan = Schedule(
+    plan = BatchedConfig(
         steps=250, batch=120, samples=16, width_rate=0.03, rates=(0.3, 0.1), every=8, note_every=5
     )
     rate = plan.scale_rate if free.learn_scales else 0.0

@@ -15,19 +15,17 @@ from torch import Tensor
 
 from symrazor.experiments.liw import Options, Progress, check, load, save, widths_of
 from symrazor.experiments.results import Run
-from symrazor.invariance import (
-    AffineLie,
+from symrazor.invariance import AffineLie, InvariantWeights, Rectified
+from symrazor.invariance.lie_distributions import AFFINE_SUBGROUPS
+from symrazor.training.batched_training import (
+    BatchedConfig,
     Data,
-    InvariantWeights,
     Member,
-    Rectified,
-    Schedule,
+    Share,
     choose_starts,
     evaluate,
     train,
 )
-from symrazor.invariance.lie_distributions import AFFINE_SUBGROUPS
-from symrazor.invariance.restarts import Share
 
 VERSIONS = ("fully rotated", "translated", "scaled", "regular")
 ROWS = ("MLP", "rotation", "translation", "scale", "affine")
@@ -46,7 +44,7 @@ TRIED: tuple[Share, ...] = (
 rotations of 52 or 172 degrees, shifts of 0.4 half-widths, factors of 1.65, and less of the others.
 """
 
-SCHEDULE = Schedule(
+SCHEDULE = BatchedConfig(
     steps=10_000,
     batch=500,
     samples=32,
@@ -55,7 +53,7 @@ SCHEDULE = Schedule(
     every=40,
     note_every=100,
 )
-SMALL = Schedule(
+SMALL = BatchedConfig(
     steps=150,
     batch=250,
     samples=8,
@@ -109,7 +107,7 @@ class Table:
             r for seed, group in pairs for r in _train(self, options, version, group, seed, data)
         ]
 
-    def schedule(self, options: Options, rows: Sequence[str], seed: int) -> Schedule:
+    def schedule(self, options: Options, rows: Sequence[str], seed: int) -> BatchedConfig:
         """Return the training of some rows with the changes of the options."""
         base = SMALL if options.small else replace(SCHEDULE, steps=self.steps)
         samples = 1 if rows == ["MLP"] else options.samples or base.samples

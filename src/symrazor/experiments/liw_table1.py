@@ -20,16 +20,12 @@ import torch
 
 from symrazor.experiments.liw import Options, Progress, check, degrees, load, main, save, widths_of
 from symrazor.experiments.results import Run
-from symrazor.invariance import (
-    AffineLie,
+from symrazor.invariance import AffineLie, Features, InvariantWeights, RandomFourier, Rectified
+from symrazor.training.batched_training import (
+    BatchedConfig,
     Data,
-    Features,
     History,
-    InvariantWeights,
     Member,
-    RandomFourier,
-    Rectified,
-    Schedule,
     choose_starts,
     evaluate,
     train,
@@ -52,10 +48,10 @@ PAPER: dict[str, tuple[tuple[float, float], ...]] = {
 }
 """Row -> (accuracy in per cent, bound per sample) on the three versions."""
 
-SCHEDULE = Schedule(
+SCHEDULE = BatchedConfig(
     steps=5000, batch=1000, samples=32, width_rate=0.03, rates=(0.2, 0.002), note_every=20
 )
-SMALL = Schedule(
+SMALL = BatchedConfig(
     steps=150,
     batch=250,
     samples=16,
@@ -76,7 +72,7 @@ SUBSET = 5000
 """Number of samples on which the fit of unfinished models is measured."""
 
 
-def schedule(options: Options, seed: int) -> Schedule:
+def schedule(options: Options, seed: int) -> BatchedConfig:
     """Return the training with the changes of the options."""
     base = vars(SMALL if options.small else SCHEDULE)
     if options.average == "probs":
@@ -85,7 +81,7 @@ def schedule(options: Options, seed: int) -> Schedule:
         base = base | {"scale_rate": 0.0}
     given = {"steps": options.steps, "batch": options.batch, "samples": options.samples}
     changed = {key: value for key, value in given.items() if value is not None}
-    return Schedule(**(base | changed | {"seed": seed}))
+    return BatchedConfig(**(base | changed | {"seed": seed}))
 
 
 def network(

@@ -6,7 +6,6 @@ hyperparameters. May import: `inference`, `groups`, `data` and the packages belo
 """
 
 from symrazor.invariance.averaged_network import Augmented, Average
-from symrazor.invariance.batched_training import Data, History, Member, Schedule, evaluate, train
 from symrazor.invariance.copies import Augment, Mixture
 from symrazor.invariance.features import (
     Averaged,
@@ -25,7 +24,6 @@ from symrazor.invariance.lie_distributions import (
     fixed,
 )
 from symrazor.invariance.poses import find_reach_
-from symrazor.invariance.restarts import choose_starts
 from symrazor.invariance.signals import (
     Blur,
     Brightness,
@@ -56,16 +54,13 @@ __all__ = [
     "Brightness",
     "Choice",
     "Contrast",
-    "Data",
     "Features",
     "Flips",
-    "History",
     "InvariantHead",
     "InvariantWeights",
     "Jitter",
     "Lie",
     "LieDistribution",
-    "Member",
     "Mixture",
     "NetworkFeatures",
     "Nodes",
@@ -75,17 +70,13 @@ __all__ = [
     "Rectified",
     "Sampling",
     "Saturation",
-    "Schedule",
     "TimeScale",
     "TimeShift",
     "Transformation",
     "affine",
     "capped",
-    "choose_starts",
     "draw",
-    "evaluate",
     "find_reach_",
     "fixed",
     "lie",
-    "train",
 ]

@@ -42,7 +42,7 @@ from symrazor.core.validation import describe_type, matches_type
 from symrazor.data import flip_and_crop
 from symrazor.groups.group_files import is_group_file
 from symrazor.inference.razor_config import RazorConfig
-from symrazor.training.options import Augment, FitConfig, refuse_smoothing
+from symrazor.training.options import Augment, FitConfig, reject_label_smoothing
 
 HIDDEN: dict[type[Any], tuple[str, ...]] = {
     FitConfig: ("save", "resume", "razor"),
@@ -283,7 +283,7 @@ def _make(kind: type[Any], section: str, values: Mapping[str, Any]) -> Any:
     hints = get_type_hints(kind)
     own = _keys(kind)
     given: dict[str, Any] = {}
-    refuse_smoothing(values)
+    reject_label_smoothing(values)
     for key, value in values.items():
         if key not in own:
             homes = [f"[{name}]" for name, other in SECTIONS.items() if key in _keys(other)]

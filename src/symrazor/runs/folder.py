@@ -65,8 +65,8 @@ from symrazor.symmetry.description import UndescribedError
 from symrazor.symmetry.export import Format, save_network
 from symrazor.symmetry.reading import Reading
 from symrazor.symmetry.vocabulary import DTYPES
+from symrazor.training.evidence_training import outputs
 from symrazor.training.fit import Fit
-from symrazor.training.loop import outputs
 
 DOCUMENT, PAGE, FIGURE, ANIMATION = "discover.json", "report.html", "evidence.png", "motion.gif"
 PROGRAM = "network.pt2"

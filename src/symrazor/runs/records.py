@@ -21,7 +21,7 @@ from symrazor.runs.building import make_data, make_model
 from symrazor.runs.config import RunConfig, read_config, refuse_code
 from symrazor.symmetry.reading import Reading
 from symrazor.training.events import read_events
-from symrazor.training.loop import outputs
+from symrazor.training.evidence_training import outputs
 
 CONFIG, CHECKPOINTS, EVENTS = "config.toml", "checkpoints", "events.jsonl"
 NETWORK, RAZOR, READING = "network.safetensors", "razor.safetensors", "reading.json"

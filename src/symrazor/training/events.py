@@ -1,8 +1,8 @@
-"""What happens in training, epoch by epoch, written where it survives: JSON lines, TensorBoard.
+"""Write the records of a training as JSON lines or TensorBoard scalars.
 
-A record is a dictionary, one per epoch: "epoch", "nll", "seconds", figures of the test data as
-"test_accuracy" and so on; after an evidence step also what `record_of` says. A writer is anything
-that can be called with a record:
+A record is a dictionary, one per epoch: "epoch", "nll", "seconds", test figures as "test_accuracy"
+and so on, and after an evidence step the entries of `record_of`. A writer is any function of a
+record:
 
     fit(model, data, callbacks=[JsonLines("run/events.jsonl"), TensorBoard("run")])
 """
@@ -23,17 +23,17 @@ Record = Mapping[str, Any]
 
 
 def record_of(razor: Razor, evidence: Evidence) -> dict[str, Any]:
-    r"""What an evidence step adds to the record of its epoch: plain numbers, ready for JSON.
+    r"""Return what an evidence step adds to the record of its epoch, as plain numbers.
 
     Args:
-        razor: after the step; its precisions are taken as they are now.
-        evidence: what the step returned, measured before it moved the precisions.
+        razor: the razor after the step; its current precisions are recorded.
+        evidence: the evidence that the step returned, measured before precisions changed.
 
     Returns:
-        The parts of the evidence ("log_evidence", "log_likelihood", "log_prior", "log_det",
+        The terms of the evidence ("log_evidence", "log_likelihood", "log_prior", "log_det",
         "per_datum"), "complexity" $= \tfrac12$ log_det - log_prior, "precisions" {group: value} and
-        "effective_parameters" {tensor: value}. A group with a precision for every weight is
-        written as their mean.
+        "effective_parameters" {tensor: value}. A group with one precision per weight is recorded as
+        their mean.
     """
     return {
         **evidence.to_dict(),
@@ -46,7 +46,7 @@ def record_of(razor: Razor, evidence: Evidence) -> dict[str, Any]:
 
 
 def scalars(record: Record) -> dict[str, float]:
-    """The numbers of a record under the tags that a logger shows; what is not there is left out.
+    """Return the numbers of a record under the tags of a logger.
 
     | in the record | tag |
     |---|---|
@@ -58,22 +58,22 @@ def scalars(record: Record) -> dict[str, float]:
     | precisions | precision/GROUP |
     | effective_parameters | effective_parameters/TENSOR |
 
-    "epoch" is no scalar but the place on the axis.
+    "epoch" is the position on the axis and has no tag.
     """
     tags = {"log_evidence": "evidence/log_evidence", "per_datum": "evidence/per_datum"}
     tags |= {"log_likelihood": "evidence/fit", "complexity": "evidence/complexity"}
-    found: dict[str, float] = {}
+    values: dict[str, Any] = {}
     for key, value in record.items():
         if isinstance(value, Mapping):
             family = "precision" if key == "precisions" else key
-            found |= {f"{family}/{name}": part for name, part in value.items()}
+            values |= {f"{family}/{name}": part for name, part in value.items()}
         elif key.startswith("test_"):
-            found[f"test/{key.removeprefix('test_')}"] = value
+            values[f"test/{key.removeprefix('test_')}"] = value
         elif key not in ("epoch", "log_prior", "log_det"):
-            found[tags.get(key, f"train/{key}")] = value
+            values[tags.get(key, f"train/{key}")] = value
     if "log_det" in record and "complexity" not in record:
-        found["evidence/complexity"] = 0.5 * record["log_det"] - record["log_prior"]
-    return {tag: float(value) for tag, value in found.items() if _is_number(value)}
+        values["evidence/complexity"] = 0.5 * record["log_det"] - record["log_prior"]
+    return {tag: float(value) for tag, value in values.items() if _is_number(value)}
 
 
 def _is_number(value: Any) -> bool:
@@ -83,39 +83,38 @@ def _is_number(value: Any) -> bool:
 
 
 class JsonLines:
-    """Appends one line of JSON per record to a file, and sees it on the disk before it returns.
+    """Append each record to a file as one line of JSON, flushed to disk.
 
-    Each line is a whole JSON object; a number that is not finite is written as null. A process that
-    is killed while it writes leaves at most one line unfinished, the last. Whoever appends next
-    mends it first: a last line that is a whole record without its end of line gets one, any other
-    is dropped. So an interrupted run loses at most the record it was writing, and a resumed run
-    goes on in the same file. (Epochs that are run again are written again; the later line counts:
-    `{r["epoch"]: r for r in read_events(path)}`.)
+    Numbers that are not finite are written as null. A process that is killed while it writes leaves
+    at most one incomplete line, the last. The next writer repairs it: a complete record without a
+    line end gets one, anything else is removed. So an interrupted run loses at most one record, and
+    a resumed run appends to the same file. Epochs that are repeated are written again; the later
+    line counts: `{r["epoch"]: r for r in read_events(path)}`.
 
     Args:
-        path: the file; it and its folders are made if they are not there.
+        path: the file; it and its folders are created if they do not exist.
     """
 
     def __init__(self, path: str | Path) -> None:
-        """Open the file once, so that a path that cannot be written is found before training."""
+        """Open the file once, so that a path that cannot be written to fails before training."""
         self.path = Path(path)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self.path.touch()
         with self.path.open("r+b") as file:
-            _mend(file)
+            _repair_last_line(file)
 
     def __call__(self, record: Record) -> None:
         """Append a record."""
         line = json.dumps(json_ready(record), allow_nan=False).encode() + b"\n"
         with self.path.open("r+b") as file:
-            _mend(file)
+            _repair_last_line(file)
             file.write(line)
             file.flush()
             os.fsync(file.fileno())
 
 
-def _mend(file: BinaryIO) -> None:
-    """Complete or drop a last line without its end, and go to the end of the file."""
+def _repair_last_line(file: BinaryIO) -> None:
+    """Complete or remove a last line without its end, and seek to the end of the file."""
     end = file.seek(0, os.SEEK_END)
     if end == 0:
         return
@@ -133,21 +132,21 @@ def _mend(file: BinaryIO) -> None:
 
 
 def _parse(line: bytes) -> dict[str, Any] | None:
-    """A record, or None for anything that is not one."""
+    """Return the record in a line, or None if there is none."""
     try:
-        found = json.loads(line)
-    except ValueError:  # of JSON and of UTF-8 alike
+        record = json.loads(line)
+    except ValueError:  # neither JSON nor, possibly, UTF-8
         return None
-    return found if isinstance(found, dict) else None
+    return record if isinstance(record, dict) else None
 
 
 def read_events(path: str | Path) -> list[dict[str, Any]]:
-    """The records of a file of JSON lines, in the order of writing.
+    """Return the records of a file of JSON lines, in the order of writing.
 
-    A last line that is not finished (the run was killed, or is writing at this moment) is left out.
+    An incomplete last line (the run was killed, or is writing now) is skipped.
 
     Raises:
-        ValueError: any other line that is not a JSON object, by its number.
+        ValueError: another line is not a JSON object.
     """
     lines = Path(path).read_bytes().split(b"\n")
     records = []
@@ -157,33 +156,31 @@ def read_events(path: str | Path) -> list[dict[str, Any]]:
             records.append(record)
         elif number < len(lines):
             raise ValueError(
-                f"expected a JSON object in every line of {path}, got {line[:40]!r} in line "
-                f"{number}; do remove that line"
+                f"{path}, line {number}: not a JSON object ({line[:40]!r}). Remove the line."
             )
     return records
 
 
 class TensorBoard:
-    """Writes the numbers of each record as TensorBoard scalars, see `scalars` for their tags.
+    """Write the numbers of each record as TensorBoard scalars, with the tags of `scalars`.
 
-    The first record opens the event file. It hides what an earlier run had written in the same
-    folder for that epoch and later ones, so a resumed run continues its curves.
+    The first record opens the event file and hides what an earlier run wrote to the same folder for
+    this epoch and later ones, so a resumed run continues its curves.
 
     Args:
-        directory: where `tensorboard --logdir` will look.
+        directory: the directory for `tensorboard --logdir`.
 
     Raises:
         ValueError: TensorBoard is not installed, or the directory cannot be written to.
     """
 
     def __init__(self, directory: str | Path) -> None:
-        """Find the writer, and try the directory before training; see the class."""
+        """Import the writer and check the directory before training."""
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
             raise ValueError(
-                f"expected the package tensorboard, got none ({error}); do "
-                "pip install symrazor[tensorboard]"
+                f"TensorBoard is not installed ({error}). Run pip install symrazor[tensorboard]."
             ) from error
         self.directory = Path(directory)
         check_writable_folder(self.directory)
@@ -200,7 +197,7 @@ class TensorBoard:
         self._writer.flush()
 
     def close(self) -> None:
-        """Finish the event file; a further record opens another."""
+        """Close the event file; a further record opens another."""
         if self._writer is not None:
             self._writer.close()
             self._writer = None

@@ -1,8 +1,9 @@
-r"""The training loop we ship: maximum a posteriori steps on the weights, evidence steps in between.
+r"""Train a network and learn its hyperparameters by the evidence.
 
-Weights: one of the optimisers of `stepper`, on a warm-up and a cosine. Hyperparameters:
-`Razor.step` every few epochs after a burn-in (`burn_in`). The state with the highest
-evidence is what comes out. `training` is the loop itself, `checkpoint` its files.
+`fit` alternates optimiser steps on the weights (`optimisers`, on the learning rate of `schedule`)
+with evidence steps on prior precisions and other hyperparameters (`Razor.step`, every few epochs
+after a burn-in), and returns the state with the highest evidence. `evidence_training` is the
+training itself.
 """
 
 import copy
@@ -38,37 +39,41 @@ from symrazor.invariance.poses import MAX_POSE_DATA, find_reach_
 from symrazor.layers.path import is_symrazor_module
 from symrazor.layers.relaxed import FREE_PATH_PRECISION, spatial_layers, start_near_
 from symrazor.symmetry.collapse import collapse, path_shares
-from symrazor.symmetry.reading import Reading, read
+from symrazor.symmetry.reading import Reading, fit_html, read
 from symrazor.training.checkpoint import Checkpoints
-from symrazor.training.loop import (
+from symrazor.training.evidence_training import (
     EVALUATION_BATCH,
-    Callback,
     Training,
-    check_callbacks,
-    most_data,
+    max_curvature_batch,
     outputs,
     shared_outputs,
 )
+from symrazor.training.loop import Callback
 from symrazor.training.options import FitConfig
 
 log = logging.getLogger("symrazor")
 
 __all__ = ["Fit", "FitConfig", "fit"]
 
-MEASURED = 128  # training inputs on which the equivariance of relaxed layers is measured
+EQUIVARIANCE_SAMPLES = 128
+"""Training inputs on which the equivariance of relaxed layers is measured."""
+COLLAPSE_SAMPLES = 32
+"""Training inputs on which the report of `Fit.collapse` is measured."""
+DATA_PER_FREE_PRECISION = 15
+"""A free path learns only if its prior precision is at most one per this many examples."""
 
 
 @dataclass
 class Fit:
-    """What `fit` returns.
+    """Result of `fit`.
 
     Args:
-        model: the network, trained in place, in eval mode.
+        model: the trained network, in eval mode; the same object that was passed to `fit`.
         razor: its prior, likelihood and evidence.
-        evidence: of the returned state, on all data, by the estimator of the razor.
+        evidence: evidence of the returned state on all training data.
         reading: precisions, effective parameters, measured equivariance, test figures; `print` it.
-        history: one dictionary per epoch.
-        data: the training loader.
+        history: one record (a dictionary of numbers) per epoch.
+        data: loader of the training data.
     """
 
     model: nn.Module
@@ -79,20 +84,23 @@ class Fit:
     data: TensorLoader
 
     def posterior(self) -> Posterior:
-        """The Laplace posterior over the weights; of several processes each makes its own."""
+        """Compute the Laplace posterior over the weights, in each process by itself."""
         with single_process():
             return self.razor.posterior(self.data)
 
     def predict(self, x: Tensor, how: How | Literal["map"] = "map") -> Prediction:
-        """Predictive mean at x: by the weights as they are ("map"), or see `Posterior.predict`.
+        """Return the predictive mean at x.
+
+        Args:
+            x: inputs.
+            how: "map" uses the trained weights; for other values see `Posterior.predict`.
 
         Raises:
-            ValueError: x that the model does not take.
+            ValueError: the model cannot process x.
         """
         if not isinstance(x, Tensor):
-            got = type(x).__name__
-            raise ValueError(f"expected x as a tensor, got {got}; do torch.as_tensor(x)")
-        _tried(self.model, x.to(self.data.x.device), "x")
+            raise ValueError(f"x must be a tensor, got {type(x).__name__}. Use torch.as_tensor(x).")
+        _forward_first(self.model, x.to(self.data.x.device), "x")
         if how != "map":
             return self.posterior().predict(x, how)
         f = outputs(self.model, x)
@@ -103,19 +111,19 @@ class Fit:
         threshold: float | Literal["evidence"] = "evidence",
         example_input: Tensor | None = None,
     ) -> nn.Module:
-        """The network without the paths that were switched off, as plain torch modules.
+        """Return the network without its unused paths, as plain torch modules.
 
-        See `symrazor.collapse`, which does it, for what comes out and for its report. Of an
-        `Augmented` model it is the network inside, for one pass over a datum as it is.
+        See `symrazor.collapse`. For an `Augmented` model this is the network inside, which takes
+        one pass over an input without averaging.
 
         Args:
-            threshold: drop paths with a smaller share of their layer's effective parameters;
-                "evidence" for the threshold after which the evidence is highest (of an
-                `Augmented` model: for the default of `collapse`).
-            example_input: what the report is measured on; by default the first 32 training data.
+            threshold: remove paths with a smaller share of their layer's effective parameters;
+                "evidence" selects the threshold with the highest evidence (for an `Augmented`
+                model: the default of `collapse`).
+            example_input: inputs for the report; by default the first 32 training inputs.
         """
         shares = path_shares(self.model, self.evidence.effective_parameters)
-        x = self.data.x[:32] if example_input is None else example_input
+        x = self.data.x[:COLLAPSE_SAMPLES] if example_input is None else example_input
         if isinstance(self.model, Augmented):
             inner = {k.removeprefix("network."): share for k, share in shares.items()}
             number = None if threshold == "evidence" else threshold
@@ -133,15 +141,15 @@ class Fit:
             )
 
     def report(self, file: str | Path, **about: Any) -> Path:
-        """Write the page of this fit: one HTML file that needs nothing else.
+        """Write a self-contained HTML report.
 
         Args:
-            file: where to.
+            file: path of the report.
             **about: options of `symrazor.training.fit_document.document_of`: `question`, `name`,
-                held-out data as `test` for the calibration, names of the `classes`, the `command`.
+                `test` (held-out data for the calibration), `classes` (their names), `command`.
 
         Returns:
-            The file.
+            The path of the report.
         """
         from symrazor.report.page import write_page
         from symrazor.training.fit_document import document_of
@@ -149,9 +157,6 @@ class Fit:
         return write_page(document_of(self, **about), file)
 
     def _repr_html_(self) -> str:
-        """What a notebook shows."""
-        from symrazor.symmetry.reading import fit_html
-
         return fit_html(self.reading, self.history)
 
     @property
@@ -173,172 +178,188 @@ def fit(
 ) -> Fit:
     """Train a model and learn its hyperparameters by the evidence, from training data alone.
 
+    Example:
+        `fit(model, (x, y), epochs=30, estimator="mc", seed=1)`
+
     Args:
-        model: any module whose trainable weights sit in registered layers; trained in place.
-        data: training inputs and labels.
-        likelihood: a Likelihood or its name.
-        test: held-out data, only ever looked at for the report.
-        config: all options; single ones can be given by name, of `FitConfig` and `RazorConfig`
-            alike, as in `fit(model, (x, y), epochs=30, estimator="mc", seed=1)`.
-        callbacks: each is called after every epoch with the epoch's record, a dictionary of
-            numbers; what it raises is logged and does not end the run.
-        **changes: those single options.
+        model: a module whose trainable weights are in registered layers; trained in place.
+        data: training inputs and labels, a pair of tensors.
+        likelihood: a `Likelihood` or its name; default "categorical".
+        test: held-out inputs and labels, used for the report only; default None.
+        config: all options as one `FitConfig`; default `FitConfig()`.
+        callbacks: functions called with the record of every epoch (a dictionary of numbers). An
+            exception in a callback is logged and does not end the run.
+        **changes: single options of `FitConfig` or `RazorConfig`, which override `config`.
 
     Raises:
-        ValueError: bad data or options, or a checkpoint that does not belong to them; the model is
-            then untouched.
-        UnsupportedParameterError: weights without curvature.
-        FloatingPointError: training diverged; the model is put back to its last good state.
-        KeyboardInterrupt: SIGINT, and with `save` or `resume` a checkpoint was written.
-        SystemExit: SIGTERM, with `save` or `resume`, and a checkpoint was written.
+        ValueError: invalid data or options, or a checkpoint that does not belong to them; the
+            model is unchanged.
+        UnsupportedParameterError: the model has weights without curvature.
+        FloatingPointError: training diverged; the model is restored to its last good state.
+        KeyboardInterrupt: on SIGINT; with `save` or `resume` after a checkpoint.
+        SystemExit: on SIGTERM with `save` or `resume`, after a checkpoint.
     """
     model = unwrap(model)
     check_not_sharded(model)
     if not isinstance(config, FitConfig | None):
-        raise ValueError(f"expected config as a FitConfig, got {type(config).__name__}")
+        raise ValueError(f"config must be a FitConfig, got {type(config).__name__}.")
     options = (config or FitConfig()).change(**changes)
-    check_callbacks(callbacks)
+    _check_callbacks(callbacks)
     if started_by_torchrun() and world().size == 1:
         log.warning(
-            "one of several processes trains by itself; to train together: "
-            "symrazor.accelerate.processes.start() before fit"
+            "torchrun started several processes, but each trains by itself. To train together, "
+            "call symrazor.accelerate.processes.start() before fit."
         )
-    checkpoints = _checkpoints(options)
-    device = _device(model, options.device)
-    x, y = _pair(data, "the training data", device)
-    if test is not None:
-        test = _pair(test, "the test data", device)
-    generator = torch.Generator().manual_seed(options.seed)
-    loader = TensorLoader(x, y, options.batch_size, shuffle=True, generator=generator)
+    checkpoints = _open_checkpoints(options)
+    device = _move_model(model, options.device)
+    x, y = _to_device(data, "the training data", device)
     likelihood = as_likelihood(likelihood)
     _check_outputs(model, likelihood, (x, y), "the training data")
     if test is not None:
+        test = _to_device(test, "the test data", device)
         _check_outputs(model, likelihood, test, "the test data")
+    generator = torch.Generator().manual_seed(options.seed)
+    loader = TensorLoader(x, y, options.batch_size, shuffle=True, generator=generator)
     burn_in, _ = options.burn_in_steps(options.epochs * len(loader))
-    razor_options = replace(_with_start(options, len(y)), burn_in=burn_in, seed=options.seed)
+    razor_options = replace(_starting_prior(options, len(y)), burn_in=burn_in, seed=options.seed)
     razor = Razor(model, likelihood, len(y), razor_options)
     with eval_mode(model):
-        razor.verify(x[:2])  # not after the first epochs
+        razor.verify(x[:2])  # now, not after the first epochs
     training = Training(razor, loader, options, test, callbacks, checkpoints)
-    steps = training.curvature_data.batch_size  # a GPU has recorded such batches
-    many = steps if x.is_cuda else min(EVALUATION_BATCH, most_data(x))
-    fixed = TensorLoader(x, y, min(len(y), many))
     if options.start == "near" and training.stepper.done == 0:
         start_near_(model, x[:EVALUATION_BATCH])
     history = training.run()
     if options.keep == "best" and razor.best is not None:
         razor.restore_best()
     model.eval()
-    evidence = razor.evidence(ShardedLoader(fixed))
+    return _summarise(training, history)
+
+
+def _summarise(training: Training, history: list[Record]) -> Fit:
+    """Evaluate the final state on all data and read it."""
+    razor, test, seed = training.razor, training.test, training.options.seed
+    model, x, y = razor.model, training.data.x, training.data.y
+    # A GPU has already recorded batches of the size of evidence steps.
+    on_cpu = min(EVALUATION_BATCH, max_curvature_batch(x))
+    batch_size = training.curvature_data.batch_size if x.is_cuda else on_cpu
+    unshuffled = TensorLoader(x, y, min(len(y), batch_size))
+    evidence = razor.evidence(ShardedLoader(unshuffled))
     figures = scores(razor.likelihood, shared_outputs(model, test[0]), test[1]) if test else {}
-    train = {"n": len(y), "epochs": len(history), "seconds": history[-1]["seconds"]}
-    choice = torch.Generator().manual_seed(options.seed)
-    some = torch.randperm(len(x), generator=choice)[:MEASURED].to(device)
-    inputs = x[some] if spatial_layers(model) else None
+    about = {"n": len(y), "epochs": len(history), "seconds": history[-1]["seconds"]}
+    inputs = x[_subsample(x, EQUIVARIANCE_SAMPLES, seed)] if spatial_layers(model) else None
     if isinstance(model, Augmented) and model.average == "joint":
-        _find_poses(model, x, y, options.seed)
-    found = read(razor, evidence, train, figures, inputs, x.shape[1:])
-    return Fit(model, razor, evidence, found, history, fixed)
+        _find_poses(model, x, y, seed)
+    reading = read(razor, evidence, about, figures, inputs, x.shape[1:])
+    return Fit(model, razor, evidence, reading, history, unshuffled)
 
 
-def _pair(data: Any, where: str, device: torch.device) -> Tensors:
-    """Inputs and labels on a device, checked."""
-    pair = isinstance(data, tuple | list) and len(data) == 2
-    if not pair or not all(isinstance(part, Tensor) for part in data):
-        got = f"({', '.join(type(p).__name__ for p in data)})" if pair else type(data).__name__
+def _subsample(x: Tensor, count: int, seed: int) -> Tensor:
+    """Return at most `count` random indices."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randperm(len(x), generator=generator)[:count].to(x.device)
+
+
+def _check_callbacks(callbacks: object) -> None:
+    if not isinstance(callbacks, Sequence) or not all(map(callable, callbacks)):
         raise ValueError(
-            f"expected {where} as a pair of tensors (x, y), got {got}; do torch.as_tensor(...), "
-            "or use Razor with a loader of your own"
+            f"callbacks must be a list of functions, got {callbacks!r}. Use callbacks=[function]."
+        )
+
+
+def _to_device(data: Any, name: str, device: torch.device) -> Tensors:
+    """Check a pair (x, y) and move it to a device."""
+    is_pair = isinstance(data, tuple | list) and len(data) == 2
+    if not is_pair or not all(isinstance(part, Tensor) for part in data):
+        got = f"({', '.join(type(p).__name__ for p in data)})" if is_pair else type(data).__name__
+        raise ValueError(
+            f"{name.capitalize()} must be a pair of tensors (x, y), got {got}. Use "
+            "torch.as_tensor(...), or use Razor with a loader of your own."
         )
     x, y = (part.to(device) for part in data)
-    check_batch(x, y, where)
+    check_batch(x, y, name)
     return x, y
 
 
-def _check_outputs(model: nn.Module, likelihood: Likelihood, data: Tensors, where: str) -> None:
-    """Refuse inputs that the model cannot take, and labels that its outputs cannot explain."""
+def _check_outputs(model: nn.Module, likelihood: Likelihood, data: Tensors, name: str) -> None:
+    """Check that the model accepts the inputs and that its outputs suit the labels."""
     x, y = data
-    f = _tried(model, x, f"x of {where}")
+    f = _forward_first(model, x, f"x of {name}")
     shape = list(f.shape) if isinstance(f, Tensor) else type(f).__name__
     if not isinstance(f, Tensor) or f.dim() != 2 or len(f) != 1:
         raise ValueError(
-            f"expected outputs [1, k] of the model for one datum, got {shape}; do: let its forward "
-            "return one such tensor"
+            f"The model must return a tensor [1, k] for one example, got {shape}. Change its "
+            "forward method."
         )
     check_output_precision(f)
     likelihood.check(f.expand(len(y), -1), y)
 
 
-def _tried(model: nn.Module, x: Tensor, what: str) -> object:
-    """What the model makes of the first datum.
+def _forward_first(model: nn.Module, x: Tensor, name: str) -> object:
+    """Return the model output for the first example.
 
     Raises:
-        ValueError: it cannot take it.
+        ValueError: the model cannot process it.
     """
     try:
         with eval_mode(model), torch.no_grad():
             f: object = model(x[:1])
     except (RuntimeError, ValueError, IndexError, TypeError) as error:
-        kind = f"{list(x.shape)} {str(x.dtype).removeprefix('torch.')}"
-        own = str(next(model.parameters()).dtype).removeprefix("torch.")
+        x_dtype = str(x.dtype).removeprefix("torch.")
+        weight_dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
         raise ValueError(
-            f"expected {what} as the model takes them, got {kind} for weights in {own}: "
-            f"{error}; do: look at shape and dtype"
+            f"The model cannot process {name}, of shape {list(x.shape)} and dtype {x_dtype} (its "
+            f"weights are {weight_dtype}): {error}. Check shape and dtype."
         ) from error
     return f
 
 
 def _find_poses(model: Augmented, x: Tensor, y: Tensor, seed: int) -> None:
-    """How far the training data are moved, if the network is of a kind that can tell."""
-    generator = torch.Generator().manual_seed(seed)
-    some = torch.randperm(len(x), generator=generator)[:MAX_POSE_DATA].to(x.device)
+    """Estimate the range of poses in the training data of a classifier."""
+    index = _subsample(x, MAX_POSE_DATA, seed)
     if isinstance(model.augment, Augment) and not y.is_floating_point():
-        find_reach_(model, (x[some], y[some]))
+        find_reach_(model, (x[index], y[index]))
 
 
-def _with_start(options: FitConfig, n_data: int) -> RazorConfig:
-    """Return the options of the razor, with the prior precision of `start="near"` if none is given.
-
-    A prior that outweighs every fifteenth datum keeps a free path from learning, so the precision
-    is `FREE_PATH_PRECISION` or less.
-    """
+def _starting_prior(options: FitConfig, n_data: int) -> RazorConfig:
+    """Return the razor's options, with the free precision of `start="near"` unless one is set."""
     razor = options.razor
     if options.start == "given" or razor.free_precision is not None or not razor.has_free_precision:
         return razor
-    return replace(razor, free_precision=min(FREE_PATH_PRECISION, n_data / 15))
+    return replace(razor, free_precision=min(FREE_PATH_PRECISION, n_data / DATA_PER_FREE_PRECISION))
 
 
-def _device(model: nn.Module, wanted: str) -> torch.device:
-    """Move the model where it is wanted."""
+def _move_model(model: nn.Module, name: str) -> torch.device:
+    """Move the model to a device and return the device."""
     if next(model.parameters(), None) is None:
-        raise ValueError("expected a model with parameters, got one without any")
-    if wanted != "auto":
+        raise ValueError("The model has no parameters.")
+    if name != "auto":
         try:
-            device = torch.device(wanted)
+            device = torch.device(name)
         except RuntimeError as error:
-            raise ValueError(f"expected a device as torch names them, got {wanted!r}") from error
-        if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+            raise ValueError(f"Unknown device {name!r}. Use 'auto', 'cpu' or 'cuda'.") from error
+        n_cuda = torch.cuda.device_count()
+        if device.type == "cuda" and (device.index or 0) >= n_cuda:
             raise ValueError(
-                f"expected a device that is there, got {wanted!r} on a machine with "
-                f"{torch.cuda.device_count()} CUDA devices; do device='auto'"
+                f"Device {name!r} is not available: this machine has {n_cuda} CUDA devices. Use "
+                "device='auto'."
             )
         try:
             model.to(device)
         except (RuntimeError, AssertionError) as error:
-            raise ValueError(f"expected a device that is there, got {wanted!r}: {error}") from error
+            raise ValueError(f"Device {name!r} is not available: {error}") from error
     return next(model.parameters()).device
 
 
-def _checkpoints(options: FitConfig) -> Checkpoints | None:
-    """Where to save and what to continue from."""
+def _open_checkpoints(options: FitConfig) -> Checkpoints | None:
+    """Return the checkpoints to continue from or to save to."""
     if options.resume is not None:
         return Checkpoints(options.resume)
     if options.save is None:
         return None
-    found = Checkpoints(options.save)
-    if found.found():
+    checkpoints = Checkpoints(options.save)
+    if checkpoints.paths():
         raise ValueError(
-            f"expected a new directory to save to, got {options.save} with the checkpoints of "
-            f"another run; do: resume={str(options.save)!r} to continue it, or remove it"
+            f"{options.save} already has the checkpoints of another run. Use "
+            f"resume={str(options.save)!r} to continue that run, or choose a new directory."
         )
-    return found
+    return checkpoints

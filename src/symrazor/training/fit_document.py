@@ -1,5 +1,10 @@
-"""The document of a `Fit`: everything its page shows, as plain numbers, lists and strings."""
+"""Build the document of a `Fit`: everything its report shows, as plain numbers, lists and strings.
 
+`document_of` is the entry point. It collects examples, calibration, filters, anchors and costs of
+the trained network.
+"""
+
+import math
 import platform
 import shlex
 import sys
@@ -7,22 +12,33 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
+from jaxtyping import Float, Int
 from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from symrazor.core.likelihood import Bernoulli, Categorical
+from symrazor.core.version import __version__
+from symrazor.curvature.tape import Input, call
 from symrazor.data import Tensors
 from symrazor.invariance.averaged_network import Augmented
+from symrazor.layers import Basis, Conv, SConv
 from symrazor.layers.relaxed import Relaxed
 from symrazor.report.content import SCHEMA
-from symrazor.symmetry.collapse import collapse
-from symrazor.training.extract import anchors_of, calibration_bins, filters_of, layer_costs
+from symrazor.symmetry.collapse import batch_length, collapse
 
 if TYPE_CHECKING:
     from symrazor.training.fit import Fit
 
-EXAMPLES = 24
-ORBITS, DRAWS = 6, 12  # examples that are shown transformed, and copies of each
-MEASURED = 32  # data on which costs are measured
+MAX_EXAMPLES = 24
+"""Training inputs that a report shows."""
+MAX_TRANSFORMED, N_COPIES = 6, 12
+"""Training inputs that are shown transformed, and copies of each."""
+COST_SAMPLES = 32
+"""Training inputs on which costs are measured."""
+MAX_FILTERS = 48
+"""Filters per layer that a report shows."""
+
+AnyConv = nn.Conv1d | nn.Conv2d | nn.Conv3d
 
 
 def document_of(
@@ -34,23 +50,23 @@ def document_of(
     classes: Sequence[str] | None = None,
     command: str | None = None,
 ) -> dict[str, Any]:
-    """The document of one fit, for `write_page`.
+    """Return the document of a fit, for `write_page`.
 
     Args:
-        fit: what `fit` returned.
-        question: what was asked of the data.
-        name: of the network.
-        test: held-out data for the calibration; without them it is that of the training data, and
-            the page says so.
+        fit: result of `fit`.
+        question: question that the report answers.
+        name: name of the network.
+        test: held-out data for the calibration; by default the calibration is measured on the
+            training data, and the report says so.
         classes: names of the classes.
-        command: what made it; by default the command of this process.
+        command: command that produced the fit; by default the command of this process.
     """
     x = fit.data.x
-    vectors = x.dim() == 2
+    is_classifier = isinstance(fit.razor.likelihood, (Categorical, Bernoulli))
     return {
         "schema": SCHEMA,
-        "kind": "vector" if vectors else {3: "series", 4: "image", 5: "volume"}.get(x.dim()),
-        "task": "classification" if _is_classifier(fit) else "regression",
+        "kind": {2: "vector", 3: "series", 4: "image", 5: "volume"}.get(x.dim()),
+        "task": "classification" if is_classifier else "regression",
         "command": shlex.join(sys.orig_argv) if command is None else command,
         "versions": versions(),
         "data": {
@@ -73,28 +89,28 @@ def document_of(
 
 
 def document_of_runs(experiment: str, runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The document of an experiment's runs: a question for each row, its seeds as candidates.
+    """Return the document of an experiment: one question per row, its seeds as candidates.
 
     Args:
-        experiment: its name.
-        runs: as `experiments.results.read_runs` returns them; those that diverged are named.
+        experiment: name of the experiment.
+        runs: runs as `experiments.results.read_runs` returns them; diverged runs are listed.
 
     Raises:
-        ValueError: no run with a reading.
+        ValueError: no run has a reading.
     """
     done = [run for run in runs if "reading" in run]
     if not done:
-        raise ValueError(f"expected runs with a reading, got {len(runs)} runs without any")
+        raise ValueError(f"None of the {len(runs)} runs has a reading.")
     rows: dict[str, list[Mapping[str, Any]]] = {}
     for run in done:
         rows.setdefault(str(run["row"]), []).append(run)
-    lost = [f"{run['row']}, seed {run['seed']}" for run in runs if "reading" not in run]
+    diverged = [f"{run['row']}, seed {run['seed']}" for run in runs if "reading" not in run]
     return {
         "schema": SCHEMA,
         "title": f"Experiment {experiment}",
         "command": f"symrazor experiment {experiment}",
         "versions": {**versions(), **done[0]["reading"].get("versions", {})},
-        "data": {"diverged": lost} if lost else None,
+        "data": {"diverged": diverged} if diverged else None,
         "questions": [
             {
                 "name": row,
@@ -110,9 +126,7 @@ def document_of_runs(experiment: str, runs: Sequence[Mapping[str, Any]]) -> dict
 
 
 def versions() -> dict[str, str]:
-    """Of what made a page."""
-    from symrazor.core.version import __version__
-
+    """Return the versions of the software that produced a report."""
     return {
         "symrazor": __version__,
         "torch": torch.__version__,
@@ -124,14 +138,14 @@ def versions() -> dict[str, str]:
 def parts_of(
     fit: "Fit", *, test: Tensors | None = None, classes: Sequence[str] | None = None
 ) -> dict[str, Any]:
-    """What a question shows beside its candidates, of the network it is about.
+    """Return what a question shows about its network, besides the candidates.
 
     Args:
-        fit: of that network.
-        test: held-out data.
+        fit: result of `fit`.
+        test: held-out data for the calibration.
         classes: names of the classes.
     """
-    found: dict[str, Any] = {
+    parts: dict[str, Any] = {
         "examples": examples_of(fit, classes),
         "filters": {name: w.tolist() for name, w in filters_of(fit.model).items()},
         "anchors": anchors_of(fit.model),
@@ -141,36 +155,32 @@ def parts_of(
         x, y = (fit.data.x, fit.data.y) if test is None else test
         with torch.no_grad():
             p = fit.predict(x).mean
-        found["calibration"] = {
+        parts["calibration"] = {
             **calibration_bins(p, y),
             "on": "training data" if test is None else "held-out data",
         }
-    return {key: value for key, value in found.items() if value}
-
-
-def _is_classifier(fit: "Fit") -> bool:
-    return isinstance(fit.razor.likelihood, (Categorical, Bernoulli))
+    return {key: value for key, value in parts.items() if value}
 
 
 def examples_of(fit: "Fit", classes: Sequence[str] | None = None) -> dict[str, Any]:
-    """The first images or series of the training data and their labels; {} for other data."""
-    x, y = fit.data.x[:EXAMPLES].detach().cpu(), fit.data.y[:EXAMPLES].detach().cpu()
+    """Return the first training images or series with their labels; {} for other data."""
+    x, y = fit.data.x[:MAX_EXAMPLES].detach().cpu(), fit.data.y[:MAX_EXAMPLES].detach().cpu()
     if x.dim() == 3 and x.shape[1] == 1:
-        x = x[:, 0]  # one channel of a series
+        x = x[:, 0]  # a series with one channel
     elif x.dim() != 4:
         return {}
-    found = {"images": x.tolist(), "labels": [_label(value, classes) for value in y]}
+    examples = {"images": x.tolist(), "labels": [_label(value, classes) for value in y]}
     if any(isinstance(module, Augmented) for module in fit.model.modules()) and x.dim() == 4:
-        found["transformed"] = orbits_of(fit, found["images"]).tolist()
-    return found
+        examples["transformed"] = orbits_of(fit, examples["images"]).tolist()
+    return examples
 
 
 @torch.no_grad()
 def orbits_of(fit: "Fit", images: Any) -> Tensor:
-    """Copies of the first of some pictures, as an `Augmented` network sees them."""
-    x = torch.as_tensor(images[:ORBITS]).to(fit.data.x)
+    """Return transformed copies of the first images, as an `Augmented` network sees them."""
+    x = torch.as_tensor(images[:MAX_TRANSFORMED]).to(fit.data.x)
     augmented = next(m for m in fit.model.modules() if isinstance(m, Augmented))
-    return augmented.augment.copies(x)[0][:, :DRAWS].detach().cpu()
+    return augmented.augment.copies(x)[0][:, :N_COPIES].detach().cpu()
 
 
 def _label(value: Tensor, classes: Sequence[str] | None) -> str:
@@ -182,38 +192,140 @@ def _label(value: Tensor, classes: Sequence[str] | None) -> str:
     return f"{number:.4g}" if isinstance(number, float) else str(number)
 
 
-def costs_of(fit: "Fit") -> dict[str, Any]:
-    """The report of `collapse` by the shares of the reading, and the cost of each layer.
+def calibration_bins(
+    probabilities: Float[Tensor, "n k"], labels: Int[Tensor, " n"], bins: int = 10
+) -> dict[str, list[float]]:
+    """Compare the confidence of a classifier with its accuracy, in bins of equal width.
 
-    A network that cannot be collapsed says why, under "refused".
+    Args:
+        probabilities: probability of each class.
+        labels: true classes.
+        bins: number of bins of the confidence, the probability of the predicted class.
+
+    Returns:
+        Mean confidence, accuracy and count of each bin that is not empty. The gaps, weighted by the
+        counts, sum to `calibration_error` with the same number of bins.
     """
-    x = fit.data.x[:MEASURED]
+    confidence, predicted = probabilities.detach().double().max(1)
+    correct = (predicted == labels.to(predicted.device)).double()
+    index = (confidence * bins).long().clamp(max=bins - 1)
+    sums = [
+        torch.zeros(bins, dtype=torch.float64, device=confidence.device).index_add_(0, index, v)
+        for v in (confidence, correct, torch.ones_like(correct))
+    ]
+    count = sums[2]
+    filled = count > 0
+    return {
+        "confidence": (sums[0] / count)[filled].tolist(),
+        "accuracy": (sums[1] / count)[filled].tolist(),
+        "count": [int(value) for value in count[filled].tolist()],
+    }
+
+
+@torch.no_grad()
+def filters_of(
+    model: nn.Module, max_filters: int = MAX_FILTERS
+) -> dict[str, Float[Tensor, "_ _ _"]]:
+    """Return the filters [m, h, w] of every convolution with more than one position, by layer.
+
+    Covers `Conv` and `SConv` paths and torch's convolutions, in the order of (output, input) pairs.
+    Filters of one dimension have height 1; of three dimensions, the middle slice is returned.
+
+    Args:
+        model: the network.
+        max_filters: filters per layer.
+    """
+    filters: dict[str, Tensor] = {}
+    visited_paths: list[str] = []
+    for name, module in model.named_modules():
+        if any(name.startswith(f"{path}.") for path in visited_paths):
+            continue
+        if isinstance(module, (Conv, SConv)):
+            dense = module.dense()
+            weight = dense.conv.weight if isinstance(dense, Conv) else None
+            visited_paths.append(name)
+        else:
+            weight = module.weight if isinstance(module, AnyConv) else None
+        if isinstance(weight, Tensor) and math.prod(weight.shape[2:]) > 1:
+            filters[name or "network"] = _planes(weight.detach())[:max_filters].cpu().clone()
+    return filters
+
+
+def _planes(weight: Float[Tensor, "d c *size"]) -> Float[Tensor, "m h w"]:
+    flat = weight.flatten(0, 1)
+    match flat.dim():
+        case 2:
+            return flat.unsqueeze(1)
+        case 4:
+            return flat[:, flat.shape[1] // 2]
+        case _:
+            return flat
+
+
+@torch.no_grad()
+def anchors_of(model: nn.Module) -> dict[str, dict[str, Any]]:
+    """Return map shape and anchor positions of every 2-D `Basis`, in pixels from the centre."""
+    return {
+        name: {
+            "shape": list(module.shape),
+            "points": module.anchors.tolist(),
+            "omega": abs(float(module.value("omega"))),
+        }
+        for name, module in model.named_modules()
+        if isinstance(module, Basis) and len(module.shape) == 2
+    }
+
+
+def costs_of(fit: "Fit") -> dict[str, Any]:
+    """Return the cost of each layer, and the report of `collapse` for relaxed networks.
+
+    If the network cannot be collapsed, "collapse" is {"refused": reason}.
+    """
+    x = fit.data.x[:COST_SAMPLES]
     names = [layer.name for layer in fit.reading.layers]
     before = layer_costs(fit.model, x, names)
     if not any(isinstance(module, Relaxed) for module in fit.model.modules()):
-        return {"costs": _costs(fit.model, names, before, {})}
+        return {"costs": _cost_rows(fit.model, before, {})}
     try:
         plain = collapse(fit.model, x, shares=fit.reading)
     except ValueError as error:
-        return {"collapse": {"refused": str(error)}, "costs": _costs(fit.model, names, before, {})}
+        return {"collapse": {"refused": str(error)}, "costs": _cost_rows(fit.model, before, {})}
     after = layer_costs(plain, x, names)
-    return {"collapse": plain.collapse_report, "costs": _costs(fit.model, names, before, after)}
+    return {"collapse": plain.collapse_report, "costs": _cost_rows(fit.model, before, after)}
 
 
-def _costs(
-    model: nn.Module,
-    names: list[str],
-    before: dict[str, dict[str, int]],
-    after: dict[str, dict[str, int]],
+@torch.no_grad()
+def layer_costs(model: nn.Module, x: Input, names: list[str]) -> dict[str, dict[str, int]]:
+    """Return parameters and floating-point operations per example of the named modules.
+
+    Names that the model does not have are left out.
+    """
+    with FlopCounterMode(display=False) as counter:
+        call(model, x)
+    flops = counter.get_flop_counts()
+    modules = dict(model.named_modules())
+    root = type(model).__name__
+    return {
+        name: {
+            "parameters": sum(p.numel() for p in modules[name].parameters()),
+            "flops": sum(flops.get(f"{root}.{name}" if name else root, {}).values())
+            // batch_length(x),
+        }
+        for name in names
+        if name in modules
+    }
+
+
+def _cost_rows(
+    model: nn.Module, before: dict[str, dict[str, int]], after: dict[str, dict[str, int]]
 ) -> list[dict[str, Any]]:
     modules = dict(model.named_modules())
     return [
         {
             "layer": name,
             "type": type(modules[name]).__name__,
-            **before[name],
+            **costs,
             **{f"{key}_after": value for key, value in after.get(name, {}).items()},
         }
-        for name in names
-        if name in before
+        for name, costs in before.items()
     ]

@@ -1,27 +1,28 @@
-r"""Networks without some of their free paths, tried while they train: the razor itself.
+r"""Try to remove free paths during training, and let the evidence decide.
 
-A free path that does no harm is not the same as one that is needed. F-FC can compute maps that are
-equivariant (the mean of a channel, added to every pixel), and a convolution beside it then has no
-reason to learn what does the same. The evidence of the network as it is cannot tell; that of the
-network without the path, after some more training, can.
+A free path that does no harm is not necessarily needed. F-FC can compute equivariant maps (such as
+the mean of a channel, added to every pixel), and a convolution beside it then has no reason to
+learn them. The evidence of the whole network cannot tell; the evidence of the network without the
+path, after some more training, can.
 
-So, from the middle of a training on, some free paths are put on trial: as many as together raise
-the negative log likelihood by less than `AFFORDABLE` at once, those that matter least first. The
-training is continued twice from the same state, with these paths and without them, on the same
-batches at the same learning rates, and measured at every evidence step on the same data with the
-same probes. The branch that has lost weights has to make that good first, so the gap between the
-two is followed (`verdict`) until it is clear, at the latest at the end of the training: where the
-branch without the paths has as much evidence as the other (to `SAME`), it is the one that goes on,
-and the paths stay off. Else the branch with the paths goes on as if nothing had been tried, and
-half of the paths are tried next; a path that fails alone is needed, and is not tried again.
+From the middle of a training on, some free paths are therefore put on trial: those that matter
+least first, as many as together raise the negative log likelihood by less than
+`MAX_INITIAL_LOSS`. Training continues twice from the same state, with and without these paths, on
+the same batches and learning rates, and both branches are measured at every evidence step on the
+same data with the same probes. The branch without the paths first has to make up for the weights it
+lost, so the gap between the branches is followed (`verdict`) until the outcome is clear, at the
+latest until the end of training. If the branch without the paths reaches the evidence of the other
+(up to `TOLERANCE`), it continues and the paths stay off. Otherwise the branch with the paths
+continues as if nothing had happened, and half of the paths are tried next. A path that fails alone
+is needed and is not tried again.
 
-Both branches have had the same training. To compare with the evidence from before the trial would
-count what any further training brings as a merit of the branch without the paths. The price is
-that the epochs of a trial are trained twice.
+Both branches are trained equally long. A comparison with the evidence before the trial would credit
+the branch without the paths with the gain of any further training. The price is that the epochs of
+a trial are trained twice.
 
-A path that is off has weights of exactly zero, which every training step leaves there, and the
-largest precision: no output, no effective parameters, no part in the evidence. It is not computed
-either, so that training and evidence take less time from then on.
+A path that is off has weights of exactly zero, which every training step keeps, and the largest
+precision: it has no output, no effective parameters and no effect on the evidence. It is not
+computed either, so training and evidence become faster.
 """
 
 import logging
@@ -45,45 +46,45 @@ from symrazor.layers.relaxed import Relaxed, free_groups, spatial_layers
 
 log = logging.getLogger("symrazor")
 
-AFFORDABLE = 0.5
+MAX_INITIAL_LOSS = 0.5
 """Nats per datum that switching paths off may cost before any further training."""
-SAME = 0.01
-"""Nats per datum by which two estimates may differ and still count as equal."""
-DEAD = 0.01
-"""Share of a layer's effective parameters up to which a path is as good as off."""
-FIRST, LAST = 0.5, 0.85
-"""The part of a training in which a trial may begin."""
+TOLERANCE = 0.01
+"""Nats per datum up to which two estimates count as equal."""
+DEAD_SHARE = 0.01
+"""Share of a layer's effective parameters up to which a path counts as off."""
+EARLIEST, LATEST = 0.5, 0.85
+"""Fractions of the training between which a trial may begin."""
 
 
 @runtime_checkable
 class Run(Protocol):
-    """What a trial has to know of a training."""
+    """The part of a training that trials need."""
 
     razor: Razor
     history: list[Record]
 
     def nll(self) -> float:
-        """How well the model fits, on the same data always and the same in every process."""
+        """Return the mean negative log likelihood of fixed data, equal in all processes."""
 
     def branch(self) -> State:
-        """A copy of all that further training depends on."""
+        """Copy everything that further training depends on."""
 
     def load_branch_(self, state: State) -> None:
-        """Go on from `branch()`."""
+        """Continue from `branch()`."""
 
 
 @dataclass
 class Trial:
-    """Two branches of a training, one of which is under way.
+    """Two branches of a training, one of which is active.
 
     Args:
-        paths: which one branch has and the other has not.
-        begun: epoch at the end of which they parted.
-        other: the state of the branch that waits.
-        without: whether the branch under way is the one without the paths.
-        gaps: by how much evidence per datum the branch without them was behind, look by look.
-        rival: evidence per datum of the branch with the paths, to be compared with.
-        gamma: effective parameters of that branch.
+        paths: paths that one branch has and the other lacks.
+        begun: number of epochs before the branches separated.
+        other: state of the inactive branch.
+        without: whether the active branch is the one without the paths.
+        gaps: evidence per datum by which that branch was behind, at each evidence step.
+        rival: evidence per datum of the branch with the paths.
+        gamma: effective parameters of the branch with the paths.
     """
 
     paths: list[str]
@@ -95,71 +96,72 @@ class Trial:
     gamma: Mapping[str, float] | None = None
 
     def state_dict(self) -> State:
-        """As plain as the branch in it."""
+        """Return the fields for a checkpoint."""
         return {f.name: getattr(self, f.name) for f in fields(self)}
 
 
 def verdict(gaps: Sequence[float], left: int) -> bool | None:
-    """Whether paths stay off; None for: train both branches on.
+    """Return whether paths stay off, or None to continue both branches.
 
-    They stay off where the gap is at most `SAME` at the end of the training or, from the second
-    look on, now and by the straight line through all looks at the end as well. A lead alone is not
-    enough: the branch that has lost weights has fewer to pay for at once, while the other one's
-    precisions still rise, and such a lead can melt. Paths stay on where the gap is larger than
-    `SAME` and does not shrink, or shrinks by a factor that will not do.
+    Paths stay off if the gap is at most `TOLERANCE` at the end of training, or, from the second
+    evidence step on, now and also at the end by linear extrapolation of all gaps. A lead alone is
+    not enough: the branch without the paths has fewer parameters to pay for at once, while
+    precisions of the other branch still rise, so the lead can shrink. Paths stay on if the gap
+    exceeds `TOLERANCE` and does not shrink, or shrinks too slowly.
 
     Args:
-        gaps: by how much evidence per datum the branch without the paths was behind, look by look.
-        left: evidence steps to come.
+        gaps: evidence per datum by which the branch without the paths was behind.
+        left: remaining evidence steps.
     """
     gap = gaps[-1]
     if left == 0:
-        return gap <= SAME
+        return gap <= TOLERANCE
     if len(gaps) == 1:
         return None
-    if gap <= SAME:
+    if gap <= TOLERANCE:
         growth = linear_regression(range(len(gaps)), gaps).slope
-        return True if gap + left * growth <= SAME else None
-    closes = gap < gaps[-2] and gap * (gap / gaps[-2]) ** left <= SAME
-    return None if closes else False
+        return True if gap + left * growth <= TOLERANCE else None
+    will_close = gap < gaps[-2] and gap * (gap / gaps[-2]) ** left <= TOLERANCE
+    return None if will_close else False
 
 
-def _members(model: nn.Module, theta: Mapping[str, Tensor]) -> dict[str, list[str]]:
-    """All weights of each free path, whatever their priors.
+def _path_weights(model: nn.Module, theta: Mapping[str, Tensor]) -> dict[str, list[str]]:
+    """Return the names of all weights of each removable free path.
 
-    Not of a path with a part that is frozen: it would still have an output.
+    A path with frozen output weights is not removable: it would still have an output.
     """
-    found = {}
+    members = {}
     for path in sorted(free_groups(model)):
         module = model.get_submodule(path)
         assert isinstance(module, Path)
-        own = [name for name in theta if name.startswith(f"{path}.")]
-        if own and all(weight.requires_grad for weight in module.output_weights):
-            found[path] = own
-    return found
+        names = [name for name in theta if name.startswith(f"{path}.")]
+        if names and all(weight.requires_grad for weight in module.output_weights):
+            members[path] = names
+    return members
 
 
 class Trials:
-    """Which free paths of a model are off, and which of them on trial.
+    """Track which free paths of a model are off, and which are on trial.
 
     Args:
         run: the training.
 
     Attributes:
-        trial: the one under way, or None.
+        trial: the current trial, or None.
         needed: paths that failed alone.
+        max_paths: largest number of paths in the next trial.
     """
 
     def __init__(self, run: Run) -> None:
-        """Nothing is off."""
+        """Start with all paths on."""
         self.run, self.razor = run, run.razor
         theta = weights(self.razor.model)
-        self.members = _members(self.razor.model, theta)
+        self.members = _path_weights(self.razor.model, theta)
         self.theta = {name: theta[name] for names in self.members.values() for name in names}
         self.off = []
         self.needed: list[str] = []
         self.trial: Trial | None = None
-        self.most = len(self.members)
+        self.max_paths = len(self.members)
 
     @property
     def off(self) -> list[str]:
@@ -171,26 +173,27 @@ class Trials:
         self._off = list(paths)
         for name, layer in spatial_layers(self.razor.model).items():
             if isinstance(layer, Relaxed):
-                own = [f"{name}.paths.{i}".removeprefix(".") for i in range(len(layer.paths))]
-                layer.disabled = frozenset(i for i, path in enumerate(own) if path in self._off)
+                names = [f"{name}.paths.{i}".removeprefix(".") for i in range(len(layer.paths))]
+                layer.disabled = frozenset(i for i, path in enumerate(names) if path in self._off)
 
-    def look(self, estimate: Evidence, progress: float, left: int) -> None:
-        """After an evidence step: turn to the other branch, settle a trial, begin one.
+    def update(self, estimate: Evidence, progress: float, left: int) -> None:
+        """After an evidence step, switch branches, decide the trial, or begin one.
 
         Args:
-            estimate: what the step found.
-            progress: the part of the training that is done.
-            left: evidence steps to come.
+            estimate: the evidence that the step returned.
+            progress: fraction of the training that is done.
+            left: remaining evidence steps.
         """
-        self._hold_all_()
+        self._hold_off_()
         gamma: Mapping[str, float] | None = estimate.effective_parameters
         if self.trial is not None:
             gamma = self._compare(self.trial, estimate, left)
-        if gamma is not None and FIRST <= progress <= LAST and self.razor.best is not None:
+        can_begin = EARLIEST <= progress <= LATEST and self.razor.best is not None
+        if gamma is not None and can_begin:
             self._begin(gamma)
 
     def finish(self) -> None:
-        """Let the model compute all paths again, those with weights of zero too."""
+        """Let the model compute all paths again, including those with zero weights."""
         for layer in self.razor.model.modules():
             if isinstance(layer, Relaxed):
                 layer.disabled = frozenset()
@@ -198,143 +201,148 @@ class Trials:
     @torch.no_grad()
     def hold_(self) -> None:
         """Keep the weights of paths that are off at zero."""
-        held: list[Tensor] = [self.theta[name] for path in self.off for name in self.members[path]]
-        if held:
-            foreach_zero_(held)
+        zero: list[Tensor] = [self.theta[name] for path in self.off for name in self.members[path]]
+        if zero:
+            foreach_zero_(zero)
 
-    def _hold_all_(self) -> None:
-        """The largest precision for groups that are off altogether; that is no bound to report."""
+    def _hold_off_(self) -> None:
+        """Also set the largest precision for prior groups that are completely off.
+
+        That precision is not reported as touching its bound.
+        """
         self.hold_()
         prior = self.razor.prior
-        dead = {name for path in self.off for name in self.members[path]}
+        off = {name for path in self.off for name in self.members[path]}
         for group, log_delta in zip(prior.names, prior.log_precision, strict=True):
-            if dead.issuperset(prior.members(group)):
+            if off.issuperset(prior.members(group)):
                 log_delta.data.fill_(LOG_PRECISION_BOUNDS[1])
                 if group in self.razor.at_bound:
                     self.razor.at_bound.remove(group)
 
-    # Trials.
-
     def _begin(self, gamma: Mapping[str, float]) -> None:
-        """Make the branch without some paths; the one with them goes on first."""
-        chosen = self._affordable(self._alive(gamma))
+        """Create the branch without some paths; the branch with them continues first."""
+        chosen = self._affordable(self._candidates(gamma))
         if not chosen:
             return
         off, present = self.off, self.run.branch()
         self.off = [*off, *chosen]
-        self._hold_all_()
+        self._hold_off_()
         self.razor.best = self.razor.best_state = None
         self.trial = Trial(chosen, len(self.run.history), self.run.branch())
         self.off = off
         self.run.load_branch_(present)
-        log.info("on trial: %s", ", ".join(chosen))
+        log.info("Trial without the free paths %s begins.", ", ".join(chosen))
 
     def _compare(self, trial: Trial, estimate: Evidence, left: int) -> Mapping[str, float] | None:
-        """After an evidence step of one branch: the other one's turn, or the end of the trial.
+        """After an evidence step of one branch, switch to the other or end the trial.
 
         Returns:
-            At the end, the effective parameters of the network that goes on.
+            At the end, the effective parameters of the branch that continues; else None.
         """
-        own, gamma = float(estimate.per_datum), estimate.effective_parameters
+        per_datum, gamma = float(estimate.per_datum), estimate.effective_parameters
         if not trial.without:
-            trial.rival, trial.gamma = own, dict(gamma)
-            self._turn(trial)
+            trial.rival, trial.gamma = per_datum, dict(gamma)
+            self._switch_branch(trial)
             return None
-        trial.gaps.append(trial.rival - own)
+        trial.gaps.append(trial.rival - per_datum)
         stay_off = verdict(trial.gaps, left)
         if not stay_off:
-            self._turn(trial)
+            self._switch_branch(trial)
         if stay_off is None:
             return None
-        self._end(trial, own)
+        self._end(trial, per_datum)
         return gamma if stay_off else trial.gamma
 
     def give_up(self) -> bool:
-        """Whether what diverged was the branch without some paths; the other one then goes on."""
+        """Continue with the other branch if the one without the paths diverged.
+
+        Returns:
+            Whether that was the case.
+        """
         if self.trial is None or not self.trial.without:
             return False
-        self._turn(self.trial)
+        self._switch_branch(self.trial)
         self._end(self.trial, None)
         return True
 
-    def _end(self, trial: Trial, own: float | None) -> None:
-        """Of the two branches, the one that goes on is under way.
+    def _end(self, trial: Trial, evidence_without: float | None) -> None:
+        """End a trial; the active branch continues.
 
         Args:
-            trial: settled by now.
-            own: evidence per datum without the paths, None if it has diverged.
+            trial: the trial.
+            evidence_without: evidence per datum without the paths, None if that branch diverged.
         """
         if trial.without:
-            self.most = len(self.members)
+            self.max_paths = len(self.members)
         else:
             self.needed += trial.paths if len(trial.paths) == 1 else []
-            self.most = max(1, len(trial.paths) // 2)
+            self.max_paths = max(1, len(trial.paths) // 2)
         self.trial = None
         self.run.history[-1]["trial"] = {
             "paths": trial.paths,
             "with": trial.rival,
-            "without": own,
+            "without": evidence_without,
             "stay_off": trial.without,
         }
-        log.info("%s: %s", "stay off" if trial.without else "stay on", ", ".join(trial.paths))
+        outcome = "stay off" if trial.without else "stay on"
+        log.info("Trial ends: the free paths %s %s.", ", ".join(trial.paths), outcome)
 
-    def _turn(self, trial: Trial) -> None:
-        """To the other branch."""
+    def _switch_branch(self, trial: Trial) -> None:
         present = self.run.branch()
         self.run.load_branch_(trial.other)
         trial.other, trial.without = present, not trial.without
         kept = [path for path in self.off if path not in trial.paths]
         self.off = [*kept, *trial.paths] if trial.without else kept
 
-    def _alive(self, gamma: Mapping[str, float]) -> list[str]:
-        """Paths that may be tried and have more than `DEAD` of their layer's parameters."""
-        found = []
+    def _candidates(self, gamma: Mapping[str, float]) -> list[str]:
+        """Return paths that may be tried and have more than `DEAD_SHARE` of their layer."""
+        candidates = []
         for path, names in self.members.items():
             layer = path.rpartition("paths.")[0]
-            whole = sum(value for name, value in gamma.items() if name.startswith(layer))
-            own = sum(gamma[name] for name in names)
-            if own > DEAD * whole and path not in self.off and path not in self.needed:
-                found.append(path)
-        return found
+            of_layer = sum(value for name, value in gamma.items() if name.startswith(layer))
+            of_path = sum(gamma[name] for name in names)
+            excluded = path in self.off or path in self.needed
+            if of_path > DEAD_SHARE * of_layer and not excluded:
+                candidates.append(path)
+        return candidates
 
     @torch.no_grad()
     def _affordable(self, candidates: Sequence[str]) -> list[str]:
-        """Paths that can be switched off together, those that matter least first."""
+        """Return paths that can be switched off together, those that matter least first."""
         start, theta = self.run.nll(), copy_state(self.theta)
-        cost = {}
+        nll_without = {}
         for path in candidates:
             self._zero(path)
-            cost[path] = self.run.nll()
-            self._put_back(path, theta)
+            nll_without[path] = self.run.nll()
+            self._restore(path, theta)
         chosen: list[str] = []
-        for path in sorted(cost, key=lambda path: cost[path])[: self.most]:
+        for path in sorted(nll_without, key=lambda path: nll_without[path])[: self.max_paths]:
             self._zero(path)
-            if not self.run.nll() <= start + AFFORDABLE:
+            if not self.run.nll() <= start + MAX_INITIAL_LOSS:
                 break
             chosen.append(path)
         for path in candidates:
-            self._put_back(path, theta)
+            self._restore(path, theta)
         return chosen
 
     def _zero(self, path: str) -> None:
         foreach_zero_([self.theta[name] for name in self.members[path]])
 
-    def _put_back(self, path: str, theta: dict[str, Tensor]) -> None:
+    def _restore(self, path: str, theta: dict[str, Tensor]) -> None:
         for name in self.members[path]:
             self.theta[name].copy_(theta[name])
 
-    # State.
-
     def state_dict(self) -> State:
-        """All that the rest of the trials depends on."""
+        """Return everything that further trials depend on."""
         return {
             "off": self.off,
             "needed": list(self.needed),
-            "most": self.most,
+            "max_paths": self.max_paths,
             "trial": None if self.trial is None else self.trial.state_dict(),
         }
 
     def load_state_dict(self, state: State) -> None:
         """Continue from `state_dict()`."""
-        self.off, self.needed, self.most = state["off"], list(state["needed"]), state["most"]
+        self.off, self.needed = state["off"], list(state["needed"])
+        self.max_paths = state["max_paths"]
         self.trial = None if state["trial"] is None else Trial(**state["trial"])

@@ -1,7 +1,6 @@
-"""The training loop for variational networks: Adam on the bound, on a warm-up and a cosine."""
+"""Train a variational network: Adam on the evidence lower bound."""
 
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -10,35 +9,34 @@ from torch import Tensor, nn
 
 from symrazor.core.evidence import Evidence
 from symrazor.core.likelihood import Likelihood, scores
-from symrazor.core.progress import Record, epoch_bar
+from symrazor.core.progress import Record
 from symrazor.data import TensorLoader, Tensors, check_batch
 from symrazor.inference.posterior import Prediction
 from symrazor.inference.variational.config import VariationalConfig
 from symrazor.inference.variational.network import Variational
 from symrazor.symmetry.reading import Reading, read
-from symrazor.training.loop import EVALUATION_BATCH
-from symrazor.training.stepper import learning_rate
-
-Callback = Callable[[Record], object]
+from symrazor.training.evidence_training import EVALUATION_BATCH
+from symrazor.training.loop import Callback, Loop, Task
+from symrazor.training.schedule import Schedule
 
 
 @dataclass(frozen=True)
 class VariationalFitConfig:
-    """Everything `fit_variational` can be told.
+    """Options of `fit_variational`.
 
     Args:
-        epochs: passes over the data.
-        batch_size: data per step.
-        lr: peak learning rate of means and covariances (Adam).
-        hyper_lr: peak learning rate of hyperparameters that follow the gradient.
-        warmup: fraction of all steps in which the learning rate rises linearly; a cosine follows.
-        burn_in: steps before precisions move in closed form; None for a third of all steps.
-        clip: largest norm of the gradient.
-        every: epochs between records with the bound of all data and test figures.
-        draws: of the weights for these.
-        seed: of shuffling and draws.
-        device: "auto" (where the model is), "cpu", "cuda", ...
-        progress: show a progress bar; None for "if this is a terminal".
+        epochs: passes over the training data; default 100.
+        batch_size: examples per step; default 128.
+        lr: peak learning rate of posterior means and covariances (Adam); default 0.01.
+        hyper_lr: peak learning rate of hyperparameters without a closed form; default 0.01.
+        warmup: fraction of all steps with a rising learning rate, then a cosine; default 0.02.
+        burn_in: steps before precisions are updated in closed form; default a third of all steps.
+        clip: maximum norm of the gradient; default infinity.
+        every: epochs between records with the bound on all data and test figures; default 10.
+        draws: draws of the weights for these records; default 16.
+        seed: seed of shuffling and draws; default 0.
+        device: "auto" (default, the device of the model), "cpu", "cuda", ...
+        progress: whether to show a progress bar; default None, if standard error is a terminal.
         variational: options of the posteriors.
     """
 
@@ -60,41 +58,43 @@ class VariationalFitConfig:
         """Check ranges."""
         for name in ("epochs", "batch_size", "every", "draws"):
             if getattr(self, name) < 1:
-                raise ValueError(f"expected {name} of at least 1, got {getattr(self, name)}")
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
         for name in ("lr", "hyper_lr", "clip"):
             if not getattr(self, name) > 0:
-                raise ValueError(f"expected a positive {name}, got {getattr(self, name)}")
+                raise ValueError(f"{name} must be positive, got {getattr(self, name)}.")
         if not 0 <= self.warmup < 1:
-            raise ValueError(f"expected warmup as a fraction in [0, 1), got {self.warmup}")
+            raise ValueError(f"warmup must be in [0, 1), got {self.warmup}.")
 
     def change(self, **changes: Any) -> "VariationalFitConfig":
-        """A copy with some fields of this config or of its `variational` replaced.
+        """Return a copy with changed fields, of this config or of its `variational`.
 
-        `draws`, `burn_in` and `seed` are those of this config; the draws of a training step are
+        `draws`, `burn_in` and `seed` belong to this config; the draws of a training step are
         `variational.draws`.
 
         Raises:
-            ValueError: a field that neither has.
+            ValueError: neither config has such a field.
         """
-        mine = {f.name for f in fields(self)}
-        inner = {key: changes.pop(key) for key in list(changes) if key not in mine}
-        known = mine | {f.name for f in fields(VariationalConfig)}
-        if not set(inner) <= known:
-            unknown = sorted(set(inner) - known)
-            raise ValueError(f"expected options among {sorted(known)}, got {unknown}")
+        fit_names = {f.name for f in fields(self)}
+        known = fit_names | {f.name for f in fields(VariationalConfig)}
+        unknown = sorted(set(changes) - known)
+        if unknown:
+            raise ValueError(
+                f"Unknown options {unknown}. Known options: {', '.join(sorted(known))}."
+            )
+        inner = {key: changes.pop(key) for key in list(changes) if key not in fit_names}
         base = changes.pop("variational", self.variational)
         return replace(self, variational=base.change(**inner), **changes)
 
 
 @dataclass
 class VariationalFit:
-    """What `fit_variational` returns.
+    """Result of `fit_variational`.
 
     Args:
         variational: the network with its posteriors, trained in place.
-        evidence: its bound, of all data.
+        evidence: evidence lower bound on all training data.
         reading: precisions, effective parameters, test figures; `print` it.
-        history: one dictionary per epoch.
+        history: one record (a dictionary of numbers) per epoch.
     """
 
     variational: Variational
@@ -104,11 +104,11 @@ class VariationalFit:
 
     @property
     def model(self) -> nn.Module:
-        """The network, with the means of the posteriors as weights."""
+        """The network, with the posterior means as weights."""
         return self.variational.model
 
     def predict(self, x: Tensor, draws: int = 32) -> Prediction:
-        """The posterior predictive at x."""
+        """Return the posterior predictive at x."""
         return self.variational.predict(x.to(self.variational.device), draws)
 
 
@@ -122,20 +122,21 @@ def fit_variational(
     callbacks: Sequence[Callback] = (),
     **changes: Any,
 ) -> VariationalFit:
-    """Train posteriors and hyperparameters of a model by the evidence lower bound.
+    """Train the posteriors and hyperparameters of a model by the evidence lower bound.
 
     Args:
-        model: any module; its weights become the means of the posteriors.
+        model: any module; its weights become the posterior means.
         data: training inputs and labels.
-        likelihood: a Likelihood or its name.
-        test: held-out data, only ever looked at for the report.
-        config: all options; single ones can be given by name, of `VariationalFitConfig` and
-            `VariationalConfig` alike, as in `fit_variational(model, data, posterior="diagonal")`.
-        callbacks: each is called after every epoch with the epoch's record.
-        **changes: those single options.
+        likelihood: a `Likelihood` or its name.
+        test: held-out data, used for the report only.
+        config: all options as one `VariationalFitConfig`.
+        callbacks: functions called with the record of every epoch. An exception in a callback is
+            logged and does not end the run.
+        **changes: single options of `VariationalFitConfig` or `VariationalConfig`, as in
+            `fit_variational(model, data, posterior="diagonal")`.
 
     Raises:
-        ValueError: bad data or options.
+        ValueError: invalid data or options.
         FloatingPointError: training diverged.
     """
     options = (config or VariationalFitConfig()).change(**changes)
@@ -150,71 +151,79 @@ def fit_variational(
     if test is not None:
         test = (test[0].to(vi.device), test[1].to(vi.device))
         check_batch(*test, "the test data")
-    shuffling = torch.Generator().manual_seed(options.seed)
-    loader = TensorLoader(x, y, options.batch_size, shuffle=True, generator=shuffling)
-    fixed = TensorLoader(x, y, min(len(y), EVALUATION_BATCH))
-    history = _train(vi, loader, fixed, options, test, callbacks)
+    task = _VariationalTask(vi, (x, y), options, test)
+    history = Loop(task, callbacks, n_rounds=options.epochs, show_progress=options.progress).run()
     model.eval()
-    evidence = vi.evidence(fixed, options.draws)
-    train = {"n": len(y), "epochs": len(history), "seconds": history[-1]["seconds"]}
-    found = read(vi, evidence, train, _scores(vi, test, options.draws))
-    return VariationalFit(vi, evidence, found, history)
+    evidence = vi.evidence(task.unshuffled, options.draws)
+    about = {"n": len(y), "epochs": len(history), "seconds": history[-1]["seconds"]}
+    reading = read(vi, evidence, about, task.test_scores())
+    return VariationalFit(vi, evidence, reading, history)
 
 
-def _train(
-    vi: Variational,
-    loader: TensorLoader,
-    fixed: TensorLoader,
-    options: VariationalFitConfig,
-    test: Tensors | None,
-    callbacks: Sequence[Callback],
-) -> list[Record]:
-    groups = vi.groups(options.lr, options.hyper_lr)
-    optimiser = torch.optim.Adam(groups)
-    total = options.epochs * len(loader)
-    schedule = torch.optim.lr_scheduler.LambdaLR(
-        optimiser, lambda step: learning_rate(min(step, total - 1), total, options.warmup)
-    )
-    moved = [parameter for group in groups for parameter in group["params"]]
-    history: list[Record] = []
-    started = time.perf_counter()
-    with epoch_bar(options.epochs, options.progress) as show:
-        for epoch in range(1, options.epochs + 1):
-            vi.model.train()
-            nll = torch.zeros((), dtype=torch.float64, device=vi.device)
-            for x, y in loader:
-                optimiser.zero_grad()
-                now = vi.bound(x, y)
-                (-now.per_datum).backward()
-                norm = torch.nn.utils.clip_grad_norm_(moved, options.clip)
-                if not bool(norm.isfinite()):
-                    raise FloatingPointError(
-                        f"expected finite gradients, got {float(norm)} in epoch {epoch}: {now}; "
-                        "do: a smaller lr, or clip=1"
-                    )
-                optimiser.step()
-                schedule.step()
-                nll -= now.log_likelihood.detach() * (len(y) / vi.n_data)
-            record: Record = {"epoch": epoch, "nll": float(nll) / vi.n_data}
-            if epoch % options.every == 0 or epoch == options.epochs:
-                vi.model.eval()
-                record |= vi.evidence(fixed, options.draws).to_dict()
-                figures = _scores(vi, test, options.draws)
-                record |= {f"test_{name}": value for name, value in figures.items()}
-            record["seconds"] = time.perf_counter() - started
-            history.append(record)
-            show(history)
-            for callback in callbacks:
-                callback(dict(record))
-    return history
+class _VariationalTask(Task):
+    """Epochs of Adam steps on the bound."""
 
+    def __init__(
+        self, vi: Variational, data: Tensors, options: VariationalFitConfig, test: Tensors | None
+    ) -> None:
+        super().__init__()
+        self.vi, self.options, self.test = vi, options, test
+        x, y = data
+        generator = torch.Generator().manual_seed(options.seed)
+        self.loader = TensorLoader(x, y, options.batch_size, shuffle=True, generator=generator)
+        self.unshuffled = TensorLoader(x, y, min(len(y), EVALUATION_BATCH))
+        groups = vi.groups(options.lr, options.hyper_lr)
+        self.parameters = [parameter for group in groups for parameter in group["params"]]
+        self.optimiser = torch.optim.Adam(groups)
+        self.peaks = [group["lr"] for group in self.optimiser.param_groups]
+        total = options.epochs * len(self.loader)
+        self.schedule = Schedule.with_warmup(total, options.warmup)
+        self.done = 0
+        self.nll = torch.zeros((), dtype=torch.float64, device=vi.device)
 
-@torch.no_grad()
-def _scores(vi: Variational, test: Tensors | None, draws: int) -> dict[str, float]:
-    """Test figures of the posterior predictive."""
-    if test is None:
-        return {}
-    outputs = [
-        vi.outputs(part, draws, antithetic=draws > 1) for part in test[0].split(EVALUATION_BATCH)
-    ]
-    return scores(vi.likelihood, torch.cat(outputs, 1), test[1])
+    def finished(self) -> bool:
+        return len(self.history) == self.options.epochs
+
+    def batches(self) -> TensorLoader:
+        self.vi.model.train()
+        self.nll.zero_()
+        return self.loader
+
+    def step(self, batch: tuple[Tensor, Tensor]) -> None:
+        x, y = batch
+        for group, peak in zip(self.optimiser.param_groups, self.peaks, strict=True):
+            group["lr"] = peak * self.schedule(self.done)
+        self.optimiser.zero_grad()
+        bound = self.vi.bound(x, y)
+        (-bound.per_datum).backward()
+        norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.options.clip)
+        if not bool(norm.isfinite()):
+            raise FloatingPointError(
+                f"The norm of the gradient is {float(norm)} in epoch {len(self.history) + 1} "
+                f"({bound}). Lower lr, or set clip=1."
+            )
+        self.optimiser.step()
+        self.nll -= bound.log_likelihood.detach() * (len(y) / self.vi.n_data)
+        self.done += 1
+
+    def evaluate(self) -> None:
+        epoch, options = len(self.history) + 1, self.options
+        record: Record = {"epoch": epoch, "nll": float(self.nll) / self.vi.n_data}
+        if epoch % options.every == 0 or epoch == options.epochs:
+            self.vi.model.eval()
+            record |= self.vi.evidence(self.unshuffled, options.draws).to_dict()
+            record |= {f"test_{name}": value for name, value in self.test_scores().items()}
+        record["seconds"] = self.update_clock()
+        self.history.append(record)
+
+    @torch.no_grad()
+    def test_scores(self) -> dict[str, float]:
+        """Return the test figures of the posterior predictive."""
+        if self.test is None:
+            return {}
+        draws = self.options.draws
+        outputs = [
+            self.vi.outputs(part, draws, antithetic=draws > 1)
+            for part in self.test[0].split(EVALUATION_BATCH)
+        ]
+        return scores(self.vi.likelihood, torch.cat(outputs, 1), self.test[1])

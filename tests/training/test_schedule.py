@@ -13,8 +13,14 @@ from resume_job import Interrupted, outcome, run
 from torch import Tensor, nn
 
 import symrazor as sr
-from symrazor.training.burn_in import PARTS, SLOW, WINDOW, BurnIn, settled
 from symrazor.training.checkpoint import Checkpoints
+from symrazor.training.schedule import (
+    N_INTERVALS,
+    SETTLED_FRACTION,
+    WINDOW,
+    BurnIn,
+    has_settled,
+)
 
 CPU = torch.device("cpu")
 
@@ -26,34 +32,34 @@ def test_an_exponential_fall_settles_when_the_formula_says() -> None:
     """With l = q^t, medians are at the middle of the windows, and noise is second order."""
     q = 0.8
     losses = [q**t for t in range(60)]
-    first = next(n for n in range(1, 61) if settled(losses[:n]))
+    first = next(n for n in range(1, 61) if has_settled(losses[:n]))
 
     def still_falls(n: int) -> bool:
         newer, older = q ** (n - 2), q ** (n - 2 - WINDOW)
         bends = sorted(q ** (n - 1 - k) * (1 / q - 1) ** 2 for k in range(1, 2 * WINDOW - 1))
-        return older - newer > max(SLOW * (q - newer), (bends[1] + bends[2]) / 4)
+        return older - newer > max(SETTLED_FRACTION * (q - newer), (bends[1] + bends[2]) / 4)
 
     assert first == next(n for n in range(6, 61) if not still_falls(n))
-    assert all(settled(losses[:n]) for n in range(first, 61))
+    assert all(has_settled(losses[:n]) for n in range(first, 61))
 
 
 def test_a_steady_fall_does_not_settle_before_it_is_a_small_part_of_the_whole() -> None:
     losses = [100.0 - t for t in range(60)]
-    assert not any(settled(losses[:n]) for n in range(61))
-    assert settled([1000.0] * 3 + losses)  # 3 of more than 900
+    assert not any(has_settled(losses[:n]) for n in range(61))
+    assert has_settled([1000.0] * 3 + losses)  # 3 of more than 900
 
 
 def test_what_was_at_rest_from_the_start_has_settled_whatever_its_noise() -> None:
     generator = torch.Generator().manual_seed(0)
     noisy = (1 + 0.1 * torch.randn(200, 6, generator=generator)).tolist()
-    assert sum(settled(losses) for losses in noisy) > 0.75 * len(noisy)
-    assert settled([2.0] * 6)
-    assert not settled([2.0] * 5)  # too few to tell
+    assert sum(has_settled(losses) for losses in noisy) > 0.75 * len(noisy)
+    assert has_settled([2.0] * 6)
+    assert not has_settled([2.0] * 5)  # too few to tell
 
 
 def test_a_bad_first_step_does_not_make_all_that_follows_look_small() -> None:
     losses = [1e6] + [3 * 0.9**t for t in range(9)]
-    assert not settled(losses)
+    assert not has_settled(losses)
 
 
 @given(
@@ -64,7 +70,7 @@ def test_a_bad_first_step_does_not_make_all_that_follows_look_small() -> None:
 def test_unit_and_zero_do_not_matter(losses: list[float], unit: float, zero: float) -> None:
     grid = [round(loss * 64) / 64 for loss in losses]  # sums of these are exact
     unit, zero = 2.0 ** round(math.log2(unit)), float(round(zero))
-    assert settled(grid) == settled([unit * loss + zero for loss in grid])
+    assert has_settled(grid) == has_settled([unit * loss + zero for loss in grid])
 
 
 # Steps.
@@ -73,14 +79,14 @@ def test_unit_and_zero_do_not_matter(losses: list[float], unit: float, zero: flo
 @pytest.mark.parametrize("total", [7, 59, 60, 61, 150, 1234])
 def test_parts_have_the_means_of_their_steps(total: int) -> None:
     losses = torch.rand(total, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    burn_in, parts = BurnIn(0, total, total, CPU), min(PARTS, total)
+    burn_in, parts = BurnIn(0, total, total, CPU), min(N_INTERVALS, total)
     for done in range(total + 1):
         expected = []
         for part in range(parts):
             own = [t for t in range(total) if t * parts // total == part]
             if own[-1] < done:
                 expected.append(float(losses[own].mean()))
-        assert burn_in._losses(done) == pytest.approx(expected, rel=1e-12)
+        assert burn_in.mean_losses(done) == pytest.approx(expected, rel=1e-12)
         if done < total:
             burn_in.add(losses[done], done)
 
@@ -159,5 +165,5 @@ def test_resumed_in_the_middle_of_the_burn_in_bit_for_bit(
             run("relaxed", resume=tmp_path, augment=stop, **options)
     saved = Checkpoints(tmp_path).load()
     assert saved is not None and saved["step"] == sum(steps)
-    assert not saved["burn_in"]["found"]
+    assert not saved["burn_in"]["ended"]
     assert outcome(run("relaxed", resume=tmp_path, **options)) == outcome(whole)

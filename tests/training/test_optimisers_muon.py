@@ -11,9 +11,8 @@ from torch import Tensor, nn
 import symrazor as sr
 from symrazor.layers import FFC, Conv, Relaxed
 from symrazor.linalg.matrix_functions import polar_factors
-from symrazor.training.muon import MOMENTUM, OFFSET, matrix_forms
+from symrazor.training.optimisers import MUON_BIAS_STEP, MUON_MOMENTUM, Stepper, matrix_forms
 from symrazor.training.options import FitConfig
-from symrazor.training.stepper import Stepper
 
 SIZES = st.tuples(st.integers(1, 4), st.integers(1, 20), st.integers(1, 20))
 
@@ -134,10 +133,10 @@ def test_two_steps_by_hand(groups: str) -> None:
         slopes = torch.autograd.grad(nn.functional.cross_entropy(model(x), y), theta)
         stepper.step(x, y)
         for n, g in enumerate(slopes):
-            momenta[n] = MOMENTUM * momenta[n] + (1 - MOMENTUM) * g
-            D = MOMENTUM * momenta[n] + (1 - MOMENTUM) * g + 2 / 9 * value[n]
+            momenta[n] = MUON_MOMENTUM * momenta[n] + (1 - MUON_MOMENTUM) * g
+            D = MUON_MOMENTUM * momenta[n] + (1 - MUON_MOMENTUM) * g + 2 / 9 * value[n]
             if D.dim() == 1:
-                step = 0.3 * OFFSET * D / D.square().mean().sqrt()
+                step = 0.3 * MUON_BIAS_STEP * D / D.square().mean().sqrt()
             else:
                 o, i = D.flatten(1).shape
                 step = 0.3 * max(1, o / i) ** 0.5 * _polar(D.flatten(1)).reshape(D.shape)

@@ -11,14 +11,16 @@ from symrazor.data import rings
 from symrazor.groups.lie import so2
 from symrazor.invariance import (
     AffineLie,
-    Data,
     InvariantWeights,
     LieDistribution,
-    Member,
     RandomFourier,
     Rectified,
     Sampling,
-    Schedule,
+)
+from symrazor.training.batched_training import (
+    BatchedConfig,
+    Data,
+    Member,
     choose_starts,
     evaluate,
     train,
@@ -34,7 +36,7 @@ def _rings(starts: list[float], methods: list[str]) -> tuple[InvariantWeights, D
     return InvariantWeights(features, LieDistribution(so2(), widths), 2), data, members
 
 
-PLAN = Schedule(steps=120, batch=120, samples=8, width_rate=0.08, rates=(0.3, 0.1), every=8)
+PLAN = BatchedConfig(steps=120, batch=120, samples=8, width_rate=0.08, rates=(0.3, 0.1), every=8)
 
 
 def test_the_bound_learns_the_rotation_and_maximum_likelihood_does_not() -> None:
@@ -53,7 +55,7 @@ def test_the_bound_learns_the_rotation_and_maximum_likelihood_does_not() -> None
 def test_fixed_widths_stay_and_notes_are_taken() -> None:
     model, data, _ = _rings([30.0, 30.0], ["vi", "vi"])
     members = [Member(learn=False), Member()]
-    plan = Schedule(steps=21, batch=50, samples=4, note_every=5)
+    plan = BatchedConfig(steps=21, batch=50, samples=4, note_every=5)
     seen: list[int] = []
     history = train(model, data, members, plan, lambda step, m, h: seen.append(step))
     assert seen == history.steps == [0, 5, 10, 15, 20]
@@ -85,7 +87,7 @@ def test_the_closed_form_scale_leaves_outputs_and_raises_the_bound() -> None:
 def test_the_scale_learned_by_gradient_is_that_in_closed_form() -> None:
     model, data, _ = _rings([60.0], ["vi"])
     model.features.requires_grad_(False)
-    plan = Schedule(150, 120, 4, scale_rate=0.1, rates=(0.3, 0.02), every=4)
+    plan = BatchedConfig(150, 120, 4, scale_rate=0.1, rates=(0.3, 0.02), every=4)
     train(model, data, [Member(learn=False)], plan)
     assert model.scale.value.item() != pytest.approx(10, rel=0.1)  # where it started
     assert model.rescale().item() == pytest.approx(1.0, abs=0.03)
@@ -95,7 +97,7 @@ def test_same_seed_same_result() -> None:
     found = []
     for _ in range(2):
         model, data, members = _rings([20.0], ["vi"])
-        train(model, data, members, Schedule(steps=10, batch=40, samples=4))
+        train(model, data, members, BatchedConfig(steps=10, batch=40, samples=4))
         found.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
     assert torch.equal(*found)
 
@@ -136,20 +138,20 @@ def test_starts_differ_by_generator_and_a_masked_one_is_no_new_trial() -> None:
     widths = model.distribution.widths.detach()
     torch.testing.assert_close(widths[0], torch.tensor([2.0, 0.1]))
     assert widths[1, 0] == 0
-    with pytest.raises(ValueError, match="one number or 2 numbers, one for each generator"):
+    with pytest.raises(ValueError, match="one number or 2 numbers, one per generator"):
         choose_starts(model, data, [Member(), Member()], PLAN, ((1.0, 1.0, 1.0),))
 
 
 def test_models_are_taken_out_of_a_batch_and_put_back() -> None:
     model, data, members = _rings([20.0, 60.0, 100.0], ["vi", "vi", "vi"])
-    train(model, data, members, Schedule(steps=10, batch=40, samples=4))
+    train(model, data, members, BatchedConfig(steps=10, batch=40, samples=4))
     part = model.select([2, 0, 2])
     both = model.predict(data.x.expand(3, -1, -1)), part.predict(data.x.expand(3, -1, -1))
     assert torch.equal(both[0][2], both[1][2])  # in the same place, with the same draws
     for mine, new in zip(model.posterior.parameters(), part.posterior.parameters(), strict=True):
         assert torch.equal(mine[[2, 0, 2]], new)
     assert part.distribution.describe()["rotation (degrees)"].shape == (3,)
-    train(part, data, members, Schedule(steps=3, batch=40, samples=4))  # a model like any other
+    train(part, data, members, BatchedConfig(steps=3, batch=40, samples=4))
     model.replace([1], part.select([1]))
     again = model.predict(data.x.expand(3, -1, -1))
     assert torch.equal(again[1], part.predict(data.x.expand(3, -1, -1))[1])
@@ -165,7 +167,7 @@ def test_learned_filters_raise_the_bound() -> None:
     for rate in (0.03, 0.0):
         features = Rectified((2,), 32, (1,), torch.Generator().manual_seed(0))
         model = InvariantWeights(features, LieDistribution(so2(), torch.full((1, 1), 0.1)), 2)
-        plan = Schedule(80, 120, 4, weight_rate=rate, rates=(0.3, 0.1), every=8)
+        plan = BatchedConfig(80, 120, 4, weight_rate=rate, rates=(0.3, 0.1), every=8)
         train(model, data, [Member()], plan)
         found.append(evaluate(model, data, [Member()])[0].per_datum.item())
     assert found[0] > found[1] + 0.02
@@ -173,17 +175,17 @@ def test_learned_filters_raise_the_bound() -> None:
 
 def test_wrong_members_and_schedules_are_refused() -> None:
     model, data, _ = _rings([30.0], ["vi"])
-    plan = Schedule(steps=2)
-    with pytest.raises(ValueError, match="between 0 and 0, got data=3"):
+    plan = BatchedConfig(steps=2)
+    with pytest.raises(ValueError, match="data must be between 0 and 0, got 3"):
         train(model, data, [Member(data=3)], plan)
-    with pytest.raises(ValueError, match="expected method in .*, got 'mle'"):
+    with pytest.raises(ValueError, match="method must be one of .*, got 'mle'"):
         train(model, data, [Member(method="mle")], plan)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="Labels must be between 0 and 1, got 2"):
         train(model, Data(data.x, data.y + 1), [Member()], plan)
     model.distribution = LieDistribution(so2(), 0.2)
-    with pytest.raises(ValueError, match="expected widths \\[1, 1\\], a row for each member"):
+    with pytest.raises(ValueError, match="the shape \\[1, 1\\], one row per member"):
         train(model, data, [Member()], plan)
-    with pytest.raises(ValueError, match="expected samples of at least 1, got 0"):
-        Schedule(samples=0)
-    with pytest.raises(ValueError, match="expected rates above 0"):
-        Schedule(rates=(0.1, 0.0))
+    with pytest.raises(ValueError, match="samples must be at least 1, got 0"):
+        BatchedConfig(samples=0)
+    with pytest.raises(ValueError, match="rates must be above 0"):
+        BatchedConfig(rates=(0.1, 0.0))
