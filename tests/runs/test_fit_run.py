@@ -139,7 +139,7 @@ def test_the_same_run_leaves_the_same_bytes(tmp_path: Path) -> None:
         ({"fitt": {}}, r"got \[fitt\]; did you mean 'fit'"),
         (
             {"fit": {"label_smoothing": 0.1}},
-            "label_smoothing is not supported: .* not a likelihood",
+            "label_smoothing is not supported",
         ),
         ({"fit": {"epoch": 3}}, "got 'epoch'; did you mean 'epochs'"),
         ({"razor": {"estimater": "mc"}}, "got 'estimater'; did you mean 'estimator'"),
