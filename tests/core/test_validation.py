@@ -35,35 +35,35 @@ def _data(n: int = 20) -> tuple[torch.Tensor, torch.Tensor]:
         ({"every": 2.5}, "expected every as int"),
         ({"save_every": 1.5}, "expected save_every as int"),
         ({"patience": 1.5}, "expected patience as int or None, got 1.5"),
-        ({"subset": 0}, "expected subset of at least 1, got 0"),
+        ({"subset": 0}, "subset must be at least 1, got 0."),
         ({"subset": 2.5}, "expected subset as int or None"),
-        ({"burn_in": -1}, "expected burn_in of at least 0, got -1"),
+        ({"burn_in": -1}, "burn_in must be at least 0, got -1."),
         ({"burn_in": "a"}, "expected burn_in as int or None, got 'a'"),
         ({"evidence_batch": 2.5}, "expected evidence_batch as int or None"),
         ({"lr": "x"}, "expected lr as float or None, got 'x'"),
-        ({"lr": float("inf")}, "expected a positive, finite lr, got inf"),
+        ({"lr": float("inf")}, "lr must be positive and finite, got inf."),
         ({"warmup": "a"}, "expected warmup as float"),
         ({"seed": 1.5}, "expected seed as int, got 1.5"),
-        ({"seed": 2**64}, "expected a seed from -2^63 to 2^63 - 1, got 18446744073709551616"),
+        ({"seed": 2**64}, "seed must be between -2^63 and 2^63 - 1, got 18446"),
         ({"save": 3}, "expected save as str or Path or None, got 3"),
         ({"switch_off": "yes"}, "expected switch_off as bool, got 'yes'"),
         ({"device": None}, "expected device as str, got None"),
-        ({"device": "nonsense"}, "expected a device as torch names them, got 'nonsense'"),
-        ({"device": "cuda:99"}, "expected a device that is there, got 'cuda:99' on a machine with"),
-        ({"razor": 3}, "expected razor as a RazorConfig, got 3"),
+        ({"device": "nonsense"}, "Unknown device 'nonsense'. Use 'auto', 'cpu' or 'cuda'."),
+        ({"device": "cuda:99"}, "Device 'cuda:99' is not available: this machine has "),
+        ({"razor": 3}, "razor must be a RazorConfig, got 3."),
         ({"damping": "a"}, "expected damping as float, got 'a'"),
         ({"samples": 1.5}, "expected samples as int, got 1.5"),
         ({"inner_steps": -1}, "expected inner_steps of at least 0, got -1"),
-        ({"config": {"epochs": 1}}, "expected config as a FitConfig, got dict"),
-        ({"callbacks": print}, "expected callbacks as a list of functions"),
-        ({"callbacks": [3]}, "expected callbacks as a list of functions"),
+        ({"config": {"epochs": 1}}, "config must be a FitConfig, got dict."),
+        ({"callbacks": print}, "callbacks must be a list of functions"),
+        ({"callbacks": [3]}, "callbacks must be a list of functions"),
     ],
     ids=str,
 )
 def test_options_of_another_kind(options: dict[str, Any], message: str) -> None:
     model, data = _model(), _data()
     before = [p.clone() for p in model.parameters()]
-    with pytest.raises(ValueError, match="^expected ") as error:
+    with pytest.raises(ValueError) as error:
         sr.fit(model, data, **options)
     assert str(error.value).startswith(message)
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
@@ -76,7 +76,7 @@ def test_numbers_of_numpy_and_devices_of_torch_are_fine() -> None:
 
 
 X, Y = _data()
-PAIR = "expected the training data as a pair of tensors (x, y), got"
+PAIR = "The training data must be a pair of tensors (x, y), got"
 
 
 @pytest.mark.parametrize(
@@ -85,14 +85,14 @@ PAIR = "expected the training data as a pair of tensors (x, y), got"
         (X, f"{PAIR} Tensor"),
         (None, f"{PAIR} NoneType"),
         ((X, Y, Y), f"{PAIR} tuple"),
-        ((X.numpy(), Y.numpy()), f"{PAIR} (ndarray, ndarray); do torch.as_tensor"),
+        ((X.numpy(), Y.numpy()), f"{PAIR} (ndarray, ndarray). Use torch.as_tensor"),
         (DataLoader(TensorDataset(X, Y)), f"{PAIR} DataLoader"),
-        ((X.double(), Y), "expected x of the training data as the model takes them, got [20, 3]"),
-        ((X[:, :2], Y), "expected x of the training data as the model takes them, got [20, 2]"),
+        ((X.double(), Y), "The model cannot process x of the training data, of shape [20, 3]"),
+        ((X[:, :2], Y), "The model cannot process x of the training data, of shape [20, 2]"),
     ],
 )
 def test_data_that_are_none(data: Any, message: str) -> None:
-    with pytest.raises(ValueError, match="^expected ") as error:
+    with pytest.raises(ValueError) as error:
         sr.fit(_model(), data, epochs=1)
     assert str(error.value).startswith(message)
 
@@ -100,15 +100,15 @@ def test_data_that_are_none(data: Any, message: str) -> None:
 @pytest.mark.parametrize(
     ("test", "message"),
     [
-        (X, "expected the test data as a pair of tensors"),
-        ((X,), "expected the test data as a pair of tensors"),
-        ((X[:, :2], Y), "expected x of the test data as the model takes them"),
+        (X, "The test data must be a pair of tensors"),
+        ((X,), "The test data must be a pair of tensors"),
+        ((X[:, :2], Y), "The model cannot process x of the test data"),
         ((X, Y + 1), "expected labels between 0 and 1"),
     ],
 )
 def test_test_data_are_looked_at_before_the_training(test: Any, message: str) -> None:
     seen: list[Any] = []
-    with pytest.raises(ValueError, match="^expected ") as error:
+    with pytest.raises(ValueError) as error:
         sr.fit(_model(), _data(), test=test, epochs=2, every=2, callbacks=[seen.append])
     assert str(error.value).startswith(message)
     assert not seen
@@ -119,6 +119,9 @@ def test_what_is_no_module() -> None:
         sr.fit(_data, _data(), epochs=1)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="The model must be a torch.nn.Module, got str"):
         sr.Razor("model", "categorical", 20)  # type: ignore[arg-type]
+
+
+OUTPUTS = "The model must return a tensor [1, k] for one example, got"
 
 
 class Returns(nn.Module):
@@ -135,18 +138,24 @@ class Returns(nn.Module):
 @pytest.mark.parametrize(
     ("how", "message"),
     [
-        (lambda f: (f, f), "expected outputs [1, k] of the model for one datum, got tuple; do: "),
-        (lambda f: {"logits": f}, "expected outputs [1, k] of the model for one datum, got dict; "),
-        (lambda f: f[:, 0], "expected outputs [1, k] of the model for one datum, got [1]; do: "),
-        (lambda f: f[:, :, None], "expected outputs [1, k] of the model for one datum, got [1, 2,"),
+        (lambda f: (f, f), f"{OUTPUTS} tuple."),
+        (
+            lambda f: {"logits": f},
+            f"{OUTPUTS} dict.",
+        ),
+        (lambda f: f[:, 0], f"{OUTPUTS} [1]."),
+        (
+            lambda f: f[:, :, None],
+            f"{OUTPUTS} [1, 2,",
+        ),
         (lambda f: f.half(), "expected outputs in float32 or float64, got torch.float16"),
-        (lambda f, g: f, "expected x of the training data as the model takes them, got [20, 3]"),
+        (lambda f, g: f, "The model cannot process x of the training data, of shape [20, 3]"),
     ],
 )
 def test_outputs_are_looked_at_before_the_training(how: Any, message: str) -> None:
     model = Returns(how)
     before = model.fc.weight.detach().clone()
-    with pytest.raises(ValueError, match="^expected ") as error:
+    with pytest.raises(ValueError) as error:
         sr.fit(model, _data(), epochs=2, every=2)
     assert str(error.value).startswith(message)
     assert torch.equal(model.fc.weight, before)
@@ -198,9 +207,9 @@ def test_fit_trains_where_gradients_are_off() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda x: x.numpy(), r"expected x as a tensor, got ndarray; do torch.as_tensor\(x\)"),
-        (lambda x: x.double(), r"got \[20, 3\] float64 for weights in float32"),
-        (lambda x: x[:, :2], r"expected x as the model takes them, got \[20, 2\] float32"),
+        (lambda x: x.numpy(), r"x must be a tensor, got ndarray. Use torch.as_tensor\(x\)"),
+        (lambda x: x.double(), r"of shape \[20, 3\] and dtype float64 \(its weights are float32"),
+        (lambda x: x[:, :2], r"cannot process x, of shape \[20, 2\] and dtype float32"),
     ],
 )
 @pytest.mark.parametrize("how", ["map", "probit"])

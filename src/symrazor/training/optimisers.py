@@ -36,7 +36,15 @@ from torch.optim import Optimizer
 
 from symrazor.accelerate.cuda_graphs import CUDAGraphStep, run_on_streams
 from symrazor.accelerate.processes import all_reduce_, is_distributed, world
-from symrazor.accelerate.torch_internals import foreach_add_, foreach_copy_, foreach_div, foreach_lerp, foreach_lerp_, foreach_mul, foreach_norm
+from symrazor.accelerate.torch_internals import (
+    foreach_add_,
+    foreach_copy_,
+    foreach_div,
+    foreach_lerp,
+    foreach_lerp_,
+    foreach_mul,
+    foreach_norm,
+)
 from symrazor.core.parameters import weights
 from symrazor.curvature.weight_sharing import registered_type, sharing
 from symrazor.inference.razor import Razor
