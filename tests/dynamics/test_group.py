@@ -105,10 +105,10 @@ def test_built_in_group_equals_learned_group(n: int) -> None:
     assert (
         result is not None and oracle_model.conserved is not None and oracle_model.times is not None
     )
-    ours, theirs = result[0].state_dict(), oracle_model.conserved.state_dict()
-    assert set(ours) == set(theirs)
-    for name, value in ours.items():
-        torch.testing.assert_close(value, theirs[name], rtol=0, atol=0)
+    learned, built_in = result[0].state_dict(), oracle_model.conserved.state_dict()
+    assert set(learned) == set(built_in)
+    for name, value in learned.items():
+        torch.testing.assert_close(value, built_in[name], rtol=0, atol=0)
     assert vars(result[1]) == vars(oracle_model.times)
 
 

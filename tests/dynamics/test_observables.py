@@ -28,7 +28,7 @@ from symrazor.experiments.noether_controls import KEPLER_KNOWN, KEPLER_TERMS, co
 VARIABLES = ("q1", "q2", "p1", "p2", "1/r")
 
 
-def _one_by_one(terms: list[str]) -> AnyFunctions:
+def _separate_functions(terms: list[str]) -> AnyFunctions:
     """Return the same products as separate functions."""
 
     def product(term: str):  # type: ignore[no-untyped-def]
@@ -47,7 +47,10 @@ def _one_by_one(terms: list[str]) -> AnyFunctions:
 @settings(max_examples=25, deadline=None)
 def test_products_match_autograd(parts: list[list[str]]) -> None:
     terms = [" ".join(part) for part in parts]
-    products, any_functions = Products(4, terms, {"1/r": inverse_distance}), _one_by_one(terms)
+    products, any_functions = (
+        Products(4, terms, {"1/r": inverse_distance}),
+        _separate_functions(terms),
+    )
     g = torch.Generator().manual_seed(len(terms))
     x = 0.5 + torch.rand(2, 3, 4, generator=g, dtype=torch.float64)
     weights = torch.randn(2, 3, len(terms), generator=g, dtype=torch.float64)
@@ -70,12 +73,12 @@ def test_training_gradients_agree_between_products_and_any_functions() -> None:
     g = torch.Generator().manual_seed(0)
     x = simulate(kepler(), 4, 1, 0.1, seed=0).states[:, 0]
     network = HamiltonianNetwork(4, width=5, activation="softplus", generator=g).double()
-    rows = torch.tensor([[one.get(name, 0.0) for name in KEPLER_TERMS] for one in KEPLER_KNOWN])
+    rows = torch.tensor([[terms.get(name, 0.0) for name in KEPLER_TERMS] for terms in KEPLER_KNOWN])
     tau = torch.rand(1, 3, 4, generator=g, dtype=torch.float64)
-    results = []
+    gradients = []
     kinds: list[Functions] = [
         Products(4, KEPLER_TERMS, {"1/r": inverse_distance}),
-        _one_by_one(list(KEPLER_TERMS)),
+        _separate_functions(list(KEPLER_TERMS)),
     ]
     for functions in kinds:
         C = Combination(functions, 4, scale=0.5, steps=2).with_coefficients(0.3 * rows).double()
@@ -83,9 +86,9 @@ def test_training_gradients_agree_between_products_and_any_functions() -> None:
         middle = x[None] + 0.1 * energy.field(x[None])
         network.zero_grad()
         energy.field(middle).square().sum().backward()
-        results.append([p.grad.clone() for p in network.parameters() if p.grad is not None])
-    assert len(results[0]) == len(results[1]) > 3
-    for products, any_functions in zip(*results, strict=True):
+        gradients.append([p.grad.clone() for p in network.parameters() if p.grad is not None])
+    assert len(gradients[0]) == len(gradients[1]) > 3
+    for products, any_functions in zip(*gradients, strict=True):
         torch.testing.assert_close(products, any_functions)
 
 
@@ -111,15 +114,15 @@ def test_flows_of_kepler_invariants_conserve_the_energy() -> None:
     x = simulate(system, 20, 5, 0.2, seed=3).states.flatten(0, 1)
     functions = Products(4, KEPLER_TERMS, {"1/r": inverse_distance})
     network = HamiltonianNetwork(4, width=4).double()
-    offered = Combination(functions, 6, scale=2.0, steps=4).double()
-    model = SymmetrisedNetwork(network, offered, FlowTimes(6, "ball", "antithetic"))
+    template = Combination(functions, 6, scale=2.0, steps=4).double()
+    model = SymmetrisedNetwork(network, template, FlowTimes(6, "ball", "antithetic"))
     proposals = Proposals(model, SymmetrisedNetwork(network), x)
     proposals.rows = most_conserved(functions.gradients(x), system.field(x))[1]
-    model_with_four = proposals.model_with(4)
-    assert model_with_four.conserved is not None and model_with_four.times is not None
-    tau = model_with_four.times(1, 16, torch.Generator().manual_seed(0)).double()
+    proposed = proposals.model_with(4)
+    assert proposed.conserved is not None and proposed.times is not None
+    tau = proposed.times(1, 16, torch.Generator().manual_seed(0)).double()
     with torch.no_grad():
-        moved, _ = model_with_four.conserved.flows(tau).transport(x[None])
+        moved, _ = proposed.conserved.flows(tau).transport(x[None])
     assert float((moved - x).norm(dim=-1).square().mean().sqrt()) > 0.3
     change = (system.energy(moved) - system.energy(x)).abs()
     assert float(change.flatten().quantile(0.99)) < 2e-3

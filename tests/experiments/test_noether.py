@@ -45,14 +45,14 @@ def test_tables_show_none_for_missing_values() -> None:
     row |= {"span": 0, "known": 1, "discovered": {"conserved": [], "n_data": 10}}
     row |= {"plain_neg_elbo_per_datum": 0.1}
     known = ["hnn", "0", "0.100", "0.200", "0.300", "0.5"]
-    found = _cells(noether_results.markdown([row], []))
-    assert found == [*known, "none", "none", "0", "none", "none", "1"]
+    cells = _cells(noether_results.markdown([row], []))
+    assert cells == [*known, "none", "none", "0", "none", "none", "1"]
     bare = {key: value for key, value in row.items() if key != "span"}
     assert _cells(noether_results.markdown([bare], []))[8] == "none"
-    found = _cells(noether_controls.markdown([row]))
-    assert found == ["hnn", "0", "0", "0", "none", "none", "none", "1"]
-    found = _cells(noether_discover.markdown([row]))
-    assert found == ["hnn", "0", "0 / 1", "none", "none", "1 / 1", "none", "1"]
+    cells = _cells(noether_controls.markdown([row]))
+    assert cells == ["hnn", "0", "0", "0", "none", "none", "none", "1"]
+    cells = _cells(noether_discover.markdown([row]))
+    assert cells == ["hnn", "0", "0 / 1", "none", "none", "1 / 1", "none", "1"]
 
 
 def test_missing_drift_is_left_out_of_the_mean() -> None:
@@ -87,15 +87,15 @@ def test_other_experiments_run(tmp_path: Path) -> None:
     common = {"small": True, "device": "cpu", "steps": 2, "set": ("draws=2", "flows=2")}
     options = noether.Options(**common, models=("learned",), json=tmp_path / "n.json")  # type: ignore[arg-type]
     noether_n_oscillators.run(options, (1, 2))
-    found = json.loads((tmp_path / "n-2.json").read_text())
-    assert len(found["runs"][0]["recovered"]) == 4
+    document = json.loads((tmp_path / "n-2.json").read_text())
+    assert len(document["runs"][0]["recovered"]) == 4
     options = noether.Options(**common, models=("oracle",), json=tmp_path / "b.json")  # type: ignore[arg-type]
     assert "moved" in noether_nbody.run(options, noise=1e-2)
     options = noether.Options(**common, json=tmp_path / "c.json")  # type: ignore[arg-type]
     text = noether_controls.run(options)
     assert all(row in text for row in noether_controls.ROWS)
-    found = json.loads((tmp_path / "c.json").read_text())
-    assert set(found["models"]) == set(noether_controls.ROWS) and "test_mse" not in found
+    document = json.loads((tmp_path / "c.json").read_text())
+    assert set(document["models"]) == set(noether_controls.ROWS) and "test_mse" not in document
 
 
 def test_single_control_has_its_results_at_the_top_level(tmp_path: Path) -> None:
@@ -123,7 +123,7 @@ def test_discover_experiment_has_a_row_per_system(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("module", "own"),
+    ("module", "extra"),
     [
         ("noether_nbody", "--noise"),
         ("noether_n_oscillators", "--n"),
@@ -131,15 +131,24 @@ def test_discover_experiment_has_a_row_per_system(tmp_path: Path) -> None:
         ("noether_discover", "--minutes"),
     ],
 )
-def test_help_lists_every_option(module: str, own: str) -> None:
-    told = subprocess.run(
+def test_help_lists_every_option(module: str, extra: str) -> None:
+    help_text = subprocess.run(
         [sys.executable, "-m", f"symrazor.experiments.{module}", "--help"],
         capture_output=True,
         text=True,
         check=True,
     ).stdout
-    for option in ("--small", "--device", "--seed", "--json", "--models", "--steps", "--set", own):
-        assert f"{option} " in told or f"[{option}]" in told
+    for option in (
+        "--small",
+        "--device",
+        "--seed",
+        "--json",
+        "--models",
+        "--steps",
+        "--set",
+        extra,
+    ):
+        assert f"{option} " in help_text or f"[{option}]" in help_text
 
 
 @pytest.mark.parametrize(
