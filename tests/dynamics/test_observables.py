@@ -131,9 +131,9 @@ def test_flows_of_kepler_invariants_conserve_the_energy() -> None:
 def test_half_integers_only_with_denominator_two() -> None:
     rows = torch.tensor([[0.48, 1.0, 0.0], [0.02, 0.0, 1.0]], dtype=torch.float64)
     assert integer_rows(rows) is None
-    results = integer_rows(rows, (1, 2))
-    assert results is not None
-    torch.testing.assert_close(results[0], torch.tensor([0.5, 1.0, 0.0], dtype=torch.float64))
+    halves = integer_rows(rows, (1, 2))
+    assert halves is not None
+    torch.testing.assert_close(halves[0], torch.tensor([0.5, 1.0, 0.0], dtype=torch.float64))
 
 
 @given(st.integers(0, 10_000), st.integers(1, 4))
@@ -142,6 +142,6 @@ def test_canonical_rows_depend_on_the_span_only(seed: int, m: int) -> None:
     g = torch.Generator().manual_seed(seed)
     rows = torch.randint(-1, 2, (m, 6), generator=g).double()
     mix = torch.randn(m, m, generator=g, dtype=torch.float64) + 3 * torch.eye(m)
-    products, any_functions = canonical_rows(rows), canonical_rows(mix.double() @ rows)
-    assert len(products) == int(torch.linalg.matrix_rank(rows))
-    torch.testing.assert_close(products, any_functions)
+    canonical, canonical_mixed = canonical_rows(rows), canonical_rows(mix.double() @ rows)
+    assert len(canonical) == int(torch.linalg.matrix_rank(rows))
+    torch.testing.assert_close(canonical, canonical_mixed)
