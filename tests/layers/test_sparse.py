@@ -8,7 +8,13 @@ from torch import Tensor, nn
 from torch.func import grad, jacfwd, jacrev
 
 from symrazor.layers import FFC, SFC, Basis, Conv, Path, Relaxed, SConv
-from symrazor.layers.basis import NOISE, Form, evaluate, grid, spread
+from symrazor.layers.basis import (
+    INTERPOLATION_NOISE,
+    Form,
+    evaluate_basis,
+    grid_positions,
+    spread_anchors,
+)
 from symrazor.testing import PathSuite, assert_close
 
 
@@ -60,7 +66,7 @@ class TestSFCOtherShape(PathSuite):
 @pytest.mark.parametrize("form", ["sum", "interpolate"])
 def test_basis_by_its_definition(form: Form) -> None:
     basis = Basis((3, 5), 6, omega=0.7, form=form).double()
-    z, t = spread(6, (3, 5)), grid((3, 5))
+    z, t = spread_anchors(6, (3, 5)), grid_positions((3, 5))
     K = torch.tensor(
         [[torch.exp(-0.49 * sum((a - b) ** 2)) for b in t] for a in z], dtype=torch.float64
     )
@@ -70,25 +76,27 @@ def test_basis_by_its_definition(form: Form) -> None:
     noisy = among + 1e-4 * torch.eye(6, dtype=torch.float64)
     expected = K if form == "sum" else torch.linalg.inv(noisy) @ K
     assert_close(basis.matrix(), expected, 1e-5)  # the anchors are rounded to float32
-    exact = evaluate(z, (3, 5), torch.tensor(0.7, dtype=torch.float64), form)
+    exact = evaluate_basis(z, (3, 5), torch.tensor(0.7, dtype=torch.float64), form)
     assert_close(exact, expected, 1e-10)
 
 
 def test_derivatives_of_an_interpolating_basis() -> None:
     """First and second, in every mode, against those of an inverse written out."""
     torch.manual_seed(0)
-    z = spread(9, (5, 4))
+    z = spread_anchors(9, (5, 4))
 
     def solved(omega: Tensor, moved: Tensor) -> Tensor:
-        return evaluate(z + moved, (5, 4), omega, "interpolate").square().sum()
+        return evaluate_basis(z + moved, (5, 4), omega, "interpolate").square().sum()
 
     def inverted(omega: Tensor, moved: Tensor) -> Tensor:
         at = z + moved
         among, across = (
             torch.exp(-(omega**2) * (at[:, None] - to).square().sum(-1))
-            for to in (at, grid((5, 4)))
+            for to in (at, grid_positions((5, 4)))
         )
-        inverse: Tensor = torch.linalg.inv(among + NOISE**2 * torch.eye(9, dtype=z.dtype))
+        inverse: Tensor = torch.linalg.inv(
+            among + INTERPOLATION_NOISE**2 * torch.eye(9, dtype=z.dtype)
+        )
         return (inverse @ across).square().sum()
 
     at = torch.tensor(0.7, dtype=torch.float64), 0.1 * torch.randn(9, 2, dtype=torch.float64)
@@ -113,7 +121,7 @@ def test_an_interpolating_basis_goes_through_its_values() -> None:
 
 @pytest.mark.parametrize(("count", "shape"), [(1, (3, 3)), (4, (3, 3)), (7, (9,)), (40, (4, 5, 6))])
 def test_anchors_are_spread(count: int, shape: tuple[int, ...]) -> None:
-    z = spread(count, shape)
+    z = spread_anchors(count, shape)
     assert z.shape == (count, len(shape))
     for d, size in enumerate(shape):
         assert float(z[:, d].abs().max()) <= (size - 1) / 2
@@ -164,7 +172,7 @@ def test_reduction_is_the_nearest() -> None:
 
 def _smooth(shape: tuple[int, ...]) -> Tensor:
     """A smooth image sampled at any resolution."""
-    t = grid(shape) / torch.tensor(shape)
+    t = grid_positions(shape) / torch.tensor(shape)
     return torch.stack([torch.cos(3 * t[:, 0]) + t[:, 1], torch.sin(4 * t[:, 1])]).reshape(
         1, 2, *shape
     )

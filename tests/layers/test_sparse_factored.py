@@ -11,7 +11,7 @@ from torch.func import functional_call, jacfwd, jacrev, vmap
 from torch.utils.flop_counter import FlopCounterMode
 
 from symrazor.layers import FFC, SFC
-from symrazor.layers.basis import evaluate
+from symrazor.layers.basis import evaluate_basis
 from symrazor.layers.sparse_factored import SparseBlocks, basis_first
 from symrazor.testing import assert_close
 
@@ -35,7 +35,7 @@ def _path(channels: int, **options: Any) -> SFC:
 
 def _phi(part: SparseBlocks) -> Tensor:
     basis = part.basis
-    return evaluate(basis.anchors, basis.shape, basis.value("omega"), basis.form)
+    return evaluate_basis(basis.anchors, basis.shape, basis.value("omega"), basis.form)
 
 
 def _by_definition(path: SFC, x: Tensor) -> Tensor:

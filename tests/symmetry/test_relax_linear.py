@@ -32,9 +32,9 @@ def test_the_strict_path_is_the_group_average(group: groups.Group) -> None:
     strict, free = layer.paths
     assert isinstance(strict, EquivariantLinear) and isinstance(free, FC)
     expected = _averaged(W.reshape(3, n, 2, n), group).reshape(3 * n, 2 * n)
-    assert_close(strict.map.written(), expected, 1e-10)
-    assert_close(strict.map.written() + free.linear.weight, W, 1e-10)
-    inner = (strict.map.written() * free.linear.weight).sum()
+    assert_close(strict.map.matrix(), expected, 1e-10)
+    assert_close(strict.map.matrix() + free.linear.weight, W, 1e-10)
+    inner = (strict.map.matrix() * free.linear.weight).sum()
     assert abs(float(inner.detach())) < 1e-9
     x = torch.randn(4, 2, n, dtype=torch.float64)
     assert_close(layer(x).flatten(1), nn.functional.linear(x.flatten(1), W, b), 1e-10)

@@ -1,4 +1,4 @@
-"""Provide layers that are equivariant to a group, layers that relax it, and their sum.
+"""Provide equivariant layers, layers that relax their symmetry, and `Relaxed`, the sum of both.
 
 | layer | equivariant to | weights |
 |---|---|---|
@@ -10,8 +10,8 @@
 | `SFC` | nothing | DC(P + P') |
 | `SGConv` | as `GConv`, rotations by any angle | DCP / |G| |
 | `SE2Conv` | as `GConv`, filters on position and angle | DCP / |G|^2 |
-| `ScaleConv` | translations, scales up to pixels | DCP / n^2, n scales |
-| `GReadout` | as `GConv`, images out | DC / |G| |
+| `ScaleConv` | translations, scales up to the pixel grid | DCP / n^2, n scales |
+| `GReadout` | as `GConv`, with images as outputs | DC / |G| |
 | `GFFC` | nothing | DC(S + S') / |G| |
 | `SGFFC` | nothing | DC(P + P') / |G| |
 | `EquivariantLinear` | any group of permutations or matrices | DCB, B basis maps |
@@ -31,13 +31,13 @@ from symrazor.layers.equivariant import (
     relaxed_over,
 )
 from symrazor.layers.fully_connected import FC, FFC, BlockLinear
-from symrazor.layers.gconv import GConv, GReadout, GroupPool, SGConv
+from symrazor.layers.gconv import GConv, GReadout, SGConv
 from symrazor.layers.group_factored import GFFC, SGFFC
 from symrazor.layers.path import Path
 from symrazor.layers.relaxed import Relaxed, path_groups
 from symrazor.layers.sparse_conv import SConv
 from symrazor.layers.sparse_factored import SFC
-from symrazor.layers.subsampling import SetPool, Subsample, subsample
+from symrazor.layers.subsampling import GroupPool, SetPool, Subsample, subsample
 
 __all__ = [
     "Basis",

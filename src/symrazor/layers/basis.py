@@ -1,15 +1,14 @@
-r"""Filters from few anchors: an exponential basis on a grid of positions (ELLA Eq. 6).
+r"""Build smooth functions of position from a few anchors: an exponential basis (ELLA Eq. 6).
 
-Anchors $z_j$ with values $u_j$ make a smooth function of position, $s(t) = \sum_j u_j \Phi[j, t]$.
-Two forms of the basis:
+Anchors $z_j$ with values $u_j$ define $s(t) = \sum_j u_j \Phi[j, t]$. The basis has two forms:
 
-- "sum", the paper's: $\Phi[j, t] = \exp(-\omega^2 |t - z_j|^2)$;
+- "sum", as in the paper: $\Phi[j, t] = \exp(-\omega^2 |t - z_j|^2)$;
 - "interpolate": $\Phi = (K_{zz} + \epsilon^2 I)^{-1} K_{zt}$ with the same kernel, so that $u_j$ is
-  (nearly) the value of the function at its anchor, whatever the number of anchors.
+  nearly the value of the function at its anchor, for any number of anchors.
 
 Positions are in pixels, with the origin in the middle of the grid. The inverse lengthscale $\omega$
-says how fast the function may change with position: at $\omega = 0$ it is constant, and a layer of
-such functions cannot tell positions apart.
+limits how fast the function changes with position. At $\omega = 0$ it is constant, and a layer of
+such functions does not distinguish positions.
 """
 
 import math
@@ -26,18 +25,25 @@ from symrazor.layers.path import is_integer, is_real
 
 Form = Literal["sum", "interpolate"]
 Role = Literal["fixed", "weight", "hyper"]
-"""What omega or the anchors' places are.
+"""Role of omega or of the anchor positions.
 
-"fixed": a constant. "weight": a random variable with a Gaussian prior and curvature of its own,
+"fixed": a constant. "weight": a random variable with its own Gaussian prior and curvature, which is
 integrated out. "hyper": a hyperparameter that follows the gradient of the evidence.
 """
 
-NOISE = 1e-2
-"""epsilon of the interpolating form: how far values may be from the function at their anchors."""
+INTERPOLATION_NOISE = 1e-2
+"""epsilon of the interpolating form: distance allowed between values and function at anchors."""
+
+CACHE_SIZE = 16
+"""Number of basis matrices that are cached."""
+
+BASIS_OPTIONS = ("omega", "form", "learn_omega", "learn_anchors")
+
+_cache: OrderedDict[tuple[object, ...], Tensor] = OrderedDict()
 
 
-def grid(shape: Sequence[int]) -> Float[Tensor, "s dims"]:
-    """Positions of the pixels of a map in row-major order, origin in the middle."""
+def grid_positions(shape: Sequence[int]) -> Float[Tensor, "s dims"]:
+    """Return the positions of all pixels in row-major order, with the origin in the middle."""
     axes = [_axis(size) for size in shape]
     return torch.stack(torch.meshgrid(*axes, indexing="ij"), -1).reshape(-1, len(shape))
 
@@ -46,14 +52,15 @@ def _axis(size: int, device: torch.device | None = None) -> Float[Tensor, " size
     return torch.arange(size, dtype=torch.float64, device=device) - (size - 1) / 2
 
 
-def spread(count: int, shape: Sequence[int]) -> Float[Tensor, "p dims"]:
-    r"""So many anchors, evenly over a map: on its pixels if there is one for each.
+def spread_anchors(count: int, shape: Sequence[int]) -> Float[Tensor, "p dims"]:
+    r"""Return `count` anchors spread evenly over a map; the pixels themselves if there is one each.
 
-    Else the points $\{ \tfrac12 + j\, \phi^{-i} \}$ of an additive recurrence, where $\phi$ solves
-    $\phi^{d+1} = \phi + 1$: deterministic, and without the clusters and holes of random points.
+    Otherwise they are the points $\{ \tfrac12 + j\, \phi^{-i} \}$ of an additive recurrence, where
+    $\phi$ solves $\phi^{d+1} = \phi + 1$. It is deterministic and, unlike random points, leaves no
+    clusters and holes.
     """
     if count == math.prod(shape):
-        return grid(shape)
+        return grid_positions(shape)
     dims = len(shape)
     phi = 2.0
     for _ in range(40):
@@ -64,58 +71,70 @@ def spread(count: int, shape: Sequence[int]) -> Float[Tensor, "p dims"]:
 
 
 def anchor_count(anchors: int | float, pixels: int) -> int:
-    """A number of anchors, or (for a float) a fraction of the pixels, at least one.
+    """Return a number of anchors, given as an int or, as a float, as a fraction of the pixels.
 
     Raises:
-        ValueError: more anchors than pixels, or none.
+        ValueError: fewer than one anchor, or more anchors than pixels.
     """
     count = 0
     if is_real(anchors) and anchors > 0:
         count = int(anchors) if is_integer(anchors) else max(round(float(anchors) * pixels), 1)
     if not 1 <= count <= pixels:
         raise ValueError(
-            f"expected between 1 and {pixels} anchors (or a fraction of the pixels, as a float), "
-            f"got {anchors!r}"
+            f"anchors must be an int from 1 to {pixels}, or a float: a fraction of the pixels; "
+            f"got {anchors!r}."
         )
     return count
 
 
-def _among(z: Float[Tensor, "p dims"], omega: Float[Tensor, ""]) -> Float[Tensor, "p p"]:
-    r"""$\exp(-\omega^2 |z_i - z_j|^2)$ between anchors."""
-    apart = z.new_zeros(())
-    for along in z.unbind(1):  # a last axis of 2 or 3 would be slow to sum over
-        apart = apart + (along.unsqueeze(1) - along).square()
-    return torch.exp(-omega.square() * apart)
+def _kernel_between_anchors(
+    z: Float[Tensor, "p dims"], omega: Float[Tensor, ""]
+) -> Float[Tensor, "p p"]:
+    squared = z.new_zeros(())
+    for coordinate in z.unbind(1):  # summing over a last axis of size 2 or 3 would be slow
+        squared = squared + (coordinate.unsqueeze(1) - coordinate).square()
+    return torch.exp(-omega.square() * squared)
 
 
-def _to_grid(
+def _kernel_to_grid(
     z: Float[Tensor, "p dims"], shape: Sequence[int], omega: Float[Tensor, ""]
 ) -> Float[Tensor, "p s"]:
-    r"""$\exp(-\omega^2 |z_i - t|^2)$ at the pixels t of a grid: a product over its axes."""
+    """Evaluate the kernel at the pixels of a grid, as a product over its axes."""
     total = z.new_ones(len(z), 1)
     for d, size in enumerate(shape):
-        apart = z[:, d : d + 1] - _axis(size, z.device).to(z)
-        along = torch.exp(-(omega * apart).square())
-        total = (total.unsqueeze(2) * along.unsqueeze(1)).flatten(1)
+        difference = z[:, d : d + 1] - _axis(size, z.device).to(z)
+        along_axis = torch.exp(-(omega * difference).square())
+        total = (total.unsqueeze(2) * along_axis.unsqueeze(1)).flatten(1)
     return total
 
 
-KEPT = 16
-"""Matrices that are remembered."""
-
-_known: OrderedDict[tuple[object, ...], Tensor] = OrderedDict()
+def evaluate_basis(
+    anchors: Float[Tensor, "p dims"],
+    shape: Sequence[int],
+    omega: Float[Tensor, ""],
+    form: Form,
+) -> Float[Tensor, "p s"]:
+    """Return Phi on a grid in the dtype of the anchors; linear systems are solved in float64."""
+    if form == "sum":
+        return _kernel_to_grid(anchors, shape, omega)
+    z, w = anchors.double(), omega.double()
+    noise = INTERPOLATION_NOISE**2 * torch.eye(len(z), dtype=z.dtype, device=z.device)
+    # Cholesky, because derivatives of forward-mode derivatives of linalg.solve are wrong
+    # (pytorch issue 192540).
+    root = torch.linalg.cholesky_ex(_kernel_between_anchors(z, w) + noise)[0]
+    return torch.cholesky_solve(_kernel_to_grid(z, shape, w), root).to(anchors.dtype)
 
 
 class Basis(nn.Module):
-    r"""The matrix $\Phi[p, s]$ and what it is made of.
+    r"""The matrix $\Phi[p, s]$ of p anchors on a grid of s positions.
 
     Args:
-        shape: the grid of positions s.
-        anchors: how many, see `anchor_count`; or their places, in pixels from the middle.
-        omega: the inverse lengthscale, per pixel.
+        shape: shape of the grid.
+        anchors: their number, see `anchor_count`; or their positions, in pixels from the middle.
+        omega: inverse lengthscale, per pixel.
         form: "sum" or "interpolate".
         learn_omega: role of omega.
-        learn_anchors: role of the anchors' offsets from where they start (2P numbers on an image).
+        learn_anchors: role of the anchors' offsets from their start (2P numbers on an image).
     """
 
     start: Tensor
@@ -130,7 +149,6 @@ class Basis(nn.Module):
         learn_omega: Role = "fixed",
         learn_anchors: Role = "fixed",
     ) -> None:
-        """Place the anchors."""
         super().__init__()
         for name, value, allowed in (
             ("form", form, get_args(Form)),
@@ -138,29 +156,29 @@ class Basis(nn.Module):
             ("learn_anchors", learn_anchors, get_args(Role)),
         ):
             if value not in allowed:
-                raise ValueError(f"expected {name} in {allowed}, got {value!r}")
+                raise ValueError(f"{name} must be one of {allowed}, got {value!r}.")
         if not is_real(omega) or omega < 0:
-            raise ValueError(f"expected an omega of at least 0, got {omega!r}")
+            raise ValueError(f"omega must be at least 0, got {omega!r}.")
         self.shape, self.form = tuple(shape), form
         self.learn_omega, self.learn_anchors = learn_omega, learn_anchors
         dtype = anchors.dtype if isinstance(anchors, Tensor) else torch.get_default_dtype()
         if not isinstance(anchors, Tensor):
-            anchors = spread(anchor_count(anchors, math.prod(shape)), shape)
+            anchors = spread_anchors(anchor_count(anchors, math.prod(shape)), shape)
         elif anchors.dim() != 2 or anchors.shape[1] != len(shape):
             raise ValueError(
-                f"expected anchors [p, {len(shape)}] on a grid of shape {self.shape}, "
-                f"got {list(anchors.shape)}"
+                f"anchors must be [p, {len(shape)}] on a grid of shape {self.shape}, "
+                f"got {list(anchors.shape)}."
             )
         elif not dtype.is_floating_point or not bool(anchors.isfinite().all()):
             got = "nan or infinity" if dtype.is_floating_point else dtype
-            raise ValueError(f"expected finite floating-point places of anchors, got {got}")
+            raise ValueError(f"Anchor positions must be finite floating-point numbers, got {got}.")
         self.register_buffer("start", anchors.detach().to(dtype).clone())
-        self._hold("omega", torch.tensor(omega, dtype=dtype), learn_omega)
-        self._hold("offsets", torch.zeros_like(self.start), learn_anchors)
-        known = learn_omega == learn_anchors == "fixed"
-        self.register_buffer("fixed", self._remembered() if known else None)
+        self._register("omega", torch.tensor(omega, dtype=dtype), learn_omega)
+        self._register("offsets", torch.zeros_like(self.start), learn_anchors)
+        constant = learn_omega == learn_anchors == "fixed"
+        self.register_buffer("fixed", self._cached_matrix() if constant else None)
 
-    def _hold(self, name: str, value: Tensor, role: Role) -> None:
+    def _register(self, name: str, value: Tensor, role: Role) -> None:
         match role:
             case "fixed":
                 self.register_buffer(name, value)
@@ -175,20 +193,20 @@ class Basis(nn.Module):
         return len(self.start)
 
     def value(self, name: Literal["omega", "offsets"]) -> Tensor:
-        """Omega or the offsets, whatever their role."""
-        held = getattr(self, name)
-        value: Tensor = held.value if isinstance(held, Hyper) else held
+        """Return omega or the offsets, whatever their role."""
+        holder = getattr(self, name)
+        value: Tensor = holder.value if isinstance(holder, Hyper) else holder
         return value
 
     @property
     def shaping(self) -> tuple[str, ...]:
-        """Names of the parameters that are weights with a prior of their own."""
+        """Names of the parameters that are weights with their own prior."""
         roles = {"omega": self.learn_omega, "offsets": self.learn_anchors}
         return tuple(name for name, role in roles.items() if role == "weight")
 
     @property
     def options(self) -> dict[str, Any]:
-        """What it was made with, omega as it is now."""
+        """Options to construct an equal basis, with the current value of omega."""
         return {
             "omega": abs(float(self.value("omega").detach())),
             "form": self.form,
@@ -197,99 +215,80 @@ class Basis(nn.Module):
         }
 
     def stretched(self, shape: Sequence[int], ratio: float) -> "Basis":
-        """The same functions of place on a grid that is `ratio` times as fine."""
+        """Return the same functions of position on a grid that is `ratio` times as fine."""
         options = {**self.options, "omega": self.options["omega"] / ratio}
         return Basis(shape, self.anchors.detach() * ratio, **options)
 
     @property
     def anchors(self) -> Float[Tensor, "p dims"]:
-        """Where the anchors are."""
+        """Current positions of the anchors."""
         return self.start + self.value("offsets")
 
-    def _remembered(self) -> Float[Tensor, "p s"]:
-        """Phi of places that nothing moves: solved once for all layers of a kind."""
+    def _cached_matrix(self) -> Float[Tensor, "p s"]:
+        """Return a constant Phi; layers of the same kind share the computation."""
         if self.start.device.type != "cpu":
             return self._matrix()
-        places, options = self.start.double().numpy().tobytes(), str(self.options)
-        key = places, str(self.start.dtype), options, self.shape
-        if key not in _known:
-            _known[key] = self._matrix()
-            if len(_known) > KEPT:
-                _known.popitem(last=False)
-        return _known[key].clone()
+        positions = self.start.double().numpy().tobytes()
+        key = positions, str(self.start.dtype), str(self.options), self.shape
+        if key not in _cache:
+            _cache[key] = self._matrix()
+            if len(_cache) > CACHE_SIZE:
+                _cache.popitem(last=False)
+        return _cache[key].clone()
 
     def _matrix(self) -> Float[Tensor, "p s"]:
-        return evaluate(self.anchors, self.shape, self.value("omega"), self.form)
+        return evaluate_basis(self.anchors, self.shape, self.value("omega"), self.form)
 
     def matrix(self) -> Float[Tensor, "p s"]:
-        """Phi, differentiable in whatever is learned."""
+        """Return Phi, differentiable in omega and the anchors if these are learned."""
         return self._matrix() if self.fixed is None else self.fixed
 
     def extra_repr(self) -> str:
-        """Sizes and form, for `print(model)`."""
+        """Return the sizes and the form."""
         return f"{self.count} anchors -> {self.shape}, form={self.form!r}"
 
 
-OPTIONS = ("omega", "form", "learn_omega", "learn_anchors")
-
-
-def basis_of(shape: Sequence[int], anchors: Any, **options: Any) -> Basis:
-    """A basis of no more anchors than pixels, with options by name.
+def make_basis(shape: Sequence[int], anchors: Any, **options: Any) -> Basis:
+    """Return a basis with no more anchors than pixels.
 
     Raises:
-        ValueError: an unknown option, too many anchors, or what `Basis` refuses.
+        ValueError: an unknown option, too many anchors, or invalid arguments of `Basis`.
     """
-    unknown = sorted(set(options) - set(OPTIONS))
+    unknown = sorted(set(options) - set(BASIS_OPTIONS))
     if unknown:
-        raise ValueError(f"expected options among {list(OPTIONS)}, got {unknown}")
+        raise ValueError(f"Unknown options {unknown}. Available: {list(BASIS_OPTIONS)}.")
     pixels = math.prod(shape)
     if isinstance(anchors, Tensor) and anchors.dim() == 2 and not 1 <= len(anchors) <= pixels:
-        raise ValueError(f"expected between 1 and {pixels} anchors, got {len(anchors)}")
+        raise ValueError(f"The number of anchors must be 1 to {pixels}, got {len(anchors)}.")
     return Basis(shape, anchors, **options)
 
 
-def evaluate(
-    anchors: Float[Tensor, "p dims"],
-    shape: Sequence[int],
-    omega: Float[Tensor, ""],
-    form: Form,
-) -> Float[Tensor, "p s"]:
-    """Phi on a grid, in the precision of the anchors; solved in float64."""
-    if form == "sum":
-        return _to_grid(anchors, shape, omega)
-    z, w = anchors.double(), omega.double()
-    noisy = _among(z, w) + NOISE**2 * torch.eye(len(z), dtype=z.dtype, device=z.device)
-    # by Cholesky: derivatives of forward-mode ones of linalg.solve are wrong (pytorch 192540)
-    root = torch.linalg.cholesky_ex(noisy)[0]
-    return torch.cholesky_solve(_to_grid(z, shape, w), root).to(anchors.dtype)
-
-
-def deviation(phi: Float[Tensor, "p s"], variance: float) -> float:
-    """Standard deviation of u for which u Phi has this variance, averaged over positions."""
+def value_deviation(phi: Float[Tensor, "p s"], variance: float) -> float:
+    """Return the standard deviation of u that gives u Phi this variance, averaged over s."""
     return math.sqrt(variance / float(phi.square().sum(0).mean()))
 
 
-def nearest(phi: Float[Tensor, "p s"], dense: Float[Tensor, "... s"]) -> Float[Tensor, "... p"]:
-    """The u for which u Phi is nearest to the dense values, by least squares."""
+def fit_values(phi: Float[Tensor, "p s"], dense: Float[Tensor, "... s"]) -> Float[Tensor, "... p"]:
+    """Return the values u whose function u Phi is nearest to `dense`, by least squares."""
     flat = dense.detach().double().reshape(-1, dense.shape[-1])
-    found: Tensor = torch.linalg.lstsq(phi.detach().double().T, flat.T, driver="gelsd").solution
-    return found.T.reshape(*dense.shape[:-1], -1).to(dense)
+    values: Tensor = torch.linalg.lstsq(phi.detach().double().T, flat.T, driver="gelsd").solution
+    return values.T.reshape(*dense.shape[:-1], -1).to(dense)
 
 
-def prior_groups(path: nn.Module) -> dict[str, list[str]]:
-    """Names of the parameters of a path with bases, by the prior they belong to.
+def basis_prior_groups(path: nn.Module) -> dict[str, list[str]]:
+    """Return the parameter names of each prior of a path with bases.
 
-    Anchor values and channel biases together, named ""; lengthscales "omega"; anchors' offsets
-    "anchors". Where lengthscales are random, pixel biases are with them: then both are what breaks
-    the symmetry, and the values alone cannot.
+    "" holds anchor values and channel biases, "omega" lengthscales, "anchors" the anchors' offsets.
+    If lengthscales are random, pixel biases share their prior: only the two together break the
+    symmetry, the anchor values cannot.
     """
     groups: dict[str, list[str]] = {}
     names = [name for name, _ in path.named_parameters()]
-    random = any(name.endswith("basis.omega") for name in names)
+    random_omega = any(name.endswith("basis.omega") for name in names)
     for name in names:
         if name.endswith("basis.offsets"):
             group = "anchors"
-        elif random and (name.endswith("basis.omega") or name.startswith("offset.")):
+        elif random_omega and (name.endswith("basis.omega") or name.startswith("offset.")):
             group = "omega"
         else:
             group = ""

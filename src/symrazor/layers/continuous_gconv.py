@@ -1,8 +1,8 @@
-r"""S-GCONV with basis functions on the group itself: position and angle, position and scale.
+r"""Define group convolutions with basis functions on the group: position and angle, or and scale.
 
-A filter of a group convolution is a function $\psi(\delta, \theta)$ of a place and of the element
-that an input field is at, relative to that of the output. Here it is a sum over P anchors
-$(z_p, \tau_p)$ on the continuous group, sampled at those n elements that the channels hold:
+A filter of a group convolution is a function $\psi(\delta, \theta)$ of an offset and of the element
+of an input field relative to that of the output. Here it is a sum over P anchors $(z_p, \tau_p)$ on
+the continuous group, sampled at the n elements that the channels represent:
 
 | group | $\psi(\delta, \cdot)$ | at the element g |
 |---|---|---|
@@ -12,8 +12,14 @@ $(z_p, \tau_p)$ on the continuous group, sampled at those n elements that the ch
   $s_g^{-2}\, \psi(\delta / s_g,\; \ln s_h - \ln s_g)$: at $s_g z_p$, of widths $s_g / \omega$ |
 
 Nothing is interpolated, the number of weights DCP does not grow with n, and the same anchors serve
-any n (ELLA App. B, "continuous kernels"). The product of the two functions, at every element, is
-the basis B of a `BankFilter`.
+any n (ELLA App. B, "continuous kernels"). The products of both functions at every element form the
+basis B of a bank of filters,
+
+$$ y[g, o](t) = \sum_{h, c, \delta} \psi_g[o, h, c](\delta)\, x[h, c](t + \delta) + b[o] ,\qquad
+   \psi_g[o, h, c](\delta) = \sum_p u[o, c, p]\, B[g, p, h, \delta] . $$
+
+In the weight-sharing format an element g is one more use of u, on
+$a[n, (g, t), (c, p)] = \sum_{h, \delta} B[g, p, h, \delta]\, x[n, h, c](t + \delta)$.
 """
 
 import math
@@ -27,20 +33,26 @@ from torch import Tensor, nn
 
 from symrazor.curvature.convolution import Geometry, all_patches, input_factor
 from symrazor.curvature.weight_sharing import Sharing, sharing
-from symrazor.layers.basis import anchor_count, evaluate, spread
-from symrazor.layers.conv import Conv, Filter, Filtered, Padding, check_kernel, is_strict
+from symrazor.layers.basis import anchor_count, evaluate_basis, spread_anchors
+from symrazor.layers.conv import AnyConv, Conv, Filter, FilterPath, Padding, check_kernel, is_strict
 from symrazor.layers.gconv import GConv
-from symrazor.layers.path import is_integer, is_real, new_parameter
+from symrazor.layers.group_filter import same_size_convolution
+from symrazor.layers.path import is_integer, is_real
 from symrazor.layers.subsampling import Subsample
+
+Lifting = Literal["full", "lift"]
+MAX_ANGLES = 999
 
 
 class BankFilter(nn.Module):
-    """A convolution with the bank of filters u B; see the module.
+    """Convolve with the bank of filters u B; see the module.
+
+    The values u are drawn such that the filters have the variance of He's initialisation.
 
     Args:
-        inputs: fields in.
-        outputs: fields out.
-        basis: B, of g output elements, p anchors, h input elements (1 for an image), s offsets.
+        inputs: number of input fields.
+        outputs: number of output fields.
+        basis: B, for g output elements, p anchors, h input elements (1 for an image), s offsets.
         padding: "circular" or "zeros".
     """
 
@@ -51,28 +63,27 @@ class BankFilter(nn.Module):
     def __init__(
         self, inputs: int, outputs: int, basis: Float[Tensor, "g p h s"], padding: Padding
     ) -> None:
-        """Draw u so that filters have the variance of He's initialisation."""
         super().__init__()
-        elements, anchors, relatives, places = basis.shape
-        size = float(basis.square().sum(1).mean())
-        bound = math.sqrt(6 / (inputs * relatives * places * max(size, 1e-12)))
+        elements, anchors, relatives, offsets = basis.shape
+        basis_power = float(basis.square().sum(1).mean())
+        bound = math.sqrt(6 / (inputs * relatives * offsets * max(basis_power, 1e-12)))
         values = torch.empty(outputs, inputs, anchors).uniform_(-bound, bound)
         self.weight, self.bias = nn.Parameter(values), nn.Parameter(torch.zeros(outputs))
-        here = basis.to(values.device)  # in float64, and cast where used
-        self.register_buffer("basis", here, persistent=False)
+        # In float64, and cast where used.
+        self.register_buffer("basis", basis.to(values.device), persistent=False)
         self.elements, self.relatives, self.inputs = elements, relatives, inputs
-        self.kernel, self.padding = math.isqrt(places), padding
-        around = (self.kernel // 2,) * 4
-        self.geometry = Geometry((self.kernel,) * 2, (1, 1), (1, 1), padding, around)
+        self.kernel, self.padding = math.isqrt(offsets), padding
+        margins = (self.kernel // 2,) * 4
+        self.geometry = Geometry((self.kernel,) * 2, (1, 1), (1, 1), padding, margins)
 
     def kernels(self) -> Float[Tensor, "d c k k"]:
-        """The bank as conv2d wants it, channels (element, field)."""
+        """Return the bank in the layout of conv2d, with channels (element, field)."""
         bank = torch.einsum("ocp,gphs->gohcs", self.weight, self.basis.to(self.weight))
         channels = self.relatives * self.inputs
         return bank.reshape(-1, channels, self.kernel, self.kernel)
 
     def as_filter(self) -> Filter:
-        """The bank as one filter."""
+        """Return the bank as one filter."""
         return Filter(self.kernels(), self.bias.repeat(self.elements), self.padding)
 
     def forward(self, x: Float[Tensor, "n c h w"]) -> Float[Tensor, "n d h w"]:
@@ -80,23 +91,13 @@ class BankFilter(nn.Module):
         return self.as_filter()(x)
 
     @torch.no_grad()
-    def convolution(self) -> nn.Conv2d:
-        """The same map as one convolution of torch."""
-        weight, around = self.kernels(), self.kernel // 2
-        conv = nn.Conv2d(
-            weight.shape[1],
-            len(weight),
-            self.kernel,
-            padding=around,
-            padding_mode=self.padding if around else "zeros",
-            device="meta",
-        )
-        conv.weight = new_parameter(weight, self.weight)
-        conv.bias = new_parameter(self.bias.repeat(self.elements), self.bias)
-        return conv
+    def convolution(self) -> AnyConv:
+        """Return the same map as one torch convolution."""
+        bias = self.bias.repeat(self.elements)
+        return same_size_convolution(self.kernels(), bias, self.padding, 1, like=self.weight)
 
     def extra_repr(self) -> str:
-        """Sizes, for `print(model)`."""
+        """Return the sizes."""
         outputs, inputs, anchors = self.weight.shape
         return (
             f"{inputs} x {self.relatives} -> {outputs} x {self.elements}, {anchors} anchors, "
@@ -122,8 +123,8 @@ def _bank_filter(module: BankFilter) -> Sharing:
         A = input_factor(x, module.geometry)[0]
         rows = torch.einsum("gphs,hcsj->gcpj", module.basis.to(A), A.reshape(*split, -1))
         columns = rows.reshape(*rows.shape[:3], *split)
-        found = torch.einsum("gqit,gcpidt->cpdq", module.basis.to(A), columns)
-        return found.reshape(1, shape[1] * shape[2], -1)
+        projected = torch.einsum("gqit,gcpidt->cpdq", module.basis.to(A), columns)
+        return projected.reshape(1, shape[1] * shape[2], -1)
 
     return Sharing(
         inputs=inputs,
@@ -134,68 +135,56 @@ def _bank_filter(module: BankFilter) -> Sharing:
     )
 
 
-Lifting = Literal["full", "lift"]
-MOST_ANGLES = 999
-
-
-def _anchors(
+def _group_anchors(
     anchors: float, kernel: int, elements: int, reach: float, disc: bool
 ) -> tuple[Float[Tensor, "p 2"], Float[Tensor, " p"]]:
-    """Places up to `reach` pixels from the middle, and along the elements from 0 to n - 1."""
+    """Return positions up to `reach` pixels from the middle, and coordinates from 0 to n - 1."""
     shape = (kernel, kernel, elements)
-    found = spread(anchor_count(anchors, math.prod(shape)), shape)
-    z = found[:, :2] * (2 * reach / max(1, kernel - 1))
-    if disc:  # squares around the middle become circles
+    spread = spread_anchors(anchor_count(anchors, math.prod(shape)), shape)
+    z = spread[:, :2] * (2 * reach / max(1, kernel - 1))
+    if disc:  # map squares around the middle to circles
         z = z * (z.abs().amax(1) / z.norm(dim=1).clamp_min(1e-12)).unsqueeze(1)
-    return z, found[:, 2] + (elements - 1) / 2
+    return z, spread[:, 2] + (elements - 1) / 2
 
 
 def _reach(half: float, omega: float) -> float:
-    """How far out anchors may be so that a filter of this half-width holds their functions."""
+    """Return how far anchors may be from the middle of a filter that must hold their functions."""
     return max(half - 1 / omega, half / 2)
 
 
-def _both_widths(widths: Sequence[float]) -> tuple[float, float]:
-    given = tuple(widths) if isinstance(widths, list | tuple) else ()
-    if len(given) != 2 or not all(is_real(one) and one > 0 for one in given):
-        raise ValueError(f"expected two positive widths, in space and beyond, got {widths!r}")
-    return given[0], given[1]
-
-
-def _written_out(path: Filtered, conv: nn.Module) -> Conv:
-    """A path with a bank of filters as `Conv`."""
-    assert isinstance(conv, BankFilter)
-    found = Conv.wrap(conv.convolution(), path.in_shape)
-    found.shrink, found.out_shape, found.stride = path.shrink, path.out_shape, path.stride
-    return found
+def _checked_widths(widths: Sequence[float]) -> tuple[float, float]:
+    values = tuple(widths) if isinstance(widths, list | tuple) else ()
+    if len(values) != 2 or not all(is_real(width) and width > 0 for width in values):
+        raise ValueError(
+            "widths must be two positive numbers, for position and for angle or scale, "
+            f"got {widths!r}."
+        )
+    return values[0], values[1]
 
 
 class SE2Conv(GConv):
-    r"""A group convolution with anchors in position and angle, on n directions.
+    r"""Group convolution on SE(2) with anchors in position and angle, at n angles.
 
-    With four angles it is exactly equivariant to p4; with more, up to what pixels can hold.
+    With four angles the path is exactly equivariant to p4; with more, up to the pixel grid.
 
-    The first four arguments are those of `Path`, channels counted as in the map: (angle, field).
+    The first four arguments are those of `Path`, with channels counted as in the map:
+    (angle, field).
 
     Args:
-        angles: n directions, the elements of C_n.
+        angles: number n of directions, the elements of C_n.
         kind: "full", or "lift" for an image.
-        anchors: how many, or as a float which fraction of the filter's entries.
+        anchors: their number, or as a float their fraction of the filter's entries.
         kernel: size of the filter; odd.
         padding: "circular" or "zeros".
         widths: omega, the inverse width in space, per pixel; kappa, the concentration in angle.
 
     Attributes:
-        anchors: z_p, in pixels, and tau_p, in steps of angle. Where turns do not map the grid to
-            itself, they are in a disc, in whose filters every turn of their functions fits.
+        anchors: z_p, in pixels, and tau_p, in steps of angle. If rotations do not map the grid to
+            itself, the z_p are in a disc, so that the filter holds every rotation of its functions.
     """
 
-    def __init__(
+    def _build(  # type: ignore[override]
         self,
-        in_channels: int,
-        out_channels: int,
-        in_shape: Sequence[int],
-        stride: int = 1,
         *,
         angles: int = 8,
         kind: Lifting = "full",
@@ -204,35 +193,36 @@ class SE2Conv(GConv):
         padding: Padding = "circular",
         widths: tuple[float, float] = (0.8, 2.0),
     ) -> None:
-        """Place the anchors and draw their values."""
         if kind not in get_args(Lifting):
-            raise ValueError(f"expected kind in {get_args(Lifting)}, got {kind!r}")
-        if not is_integer(angles) or angles > MOST_ANGLES:
-            raise ValueError(
-                f"expected a whole number of angles, 1 to {MOST_ANGLES}, got {angles!r}"
-            )
-        omega, kappa = _both_widths(widths)
-        shapes = in_channels, out_channels, in_shape, stride
-        super().__init__(*shapes, group=f"C{angles}", kind=kind, kernel=kernel, padding=padding)
+            raise ValueError(f"kind must be 'full' or 'lift', got {kind!r}.")
+        if not is_integer(angles) or angles > MAX_ANGLES:
+            raise ValueError(f"angles must be an integer from 1 to {MAX_ANGLES}, got {angles!r}.")
+        omega, kappa = _checked_widths(widths)
+        super()._build(group=f"C{angles}", kind=kind, kernel=kernel, padding=padding)
         relatives = angles if kind == "full" else 1
         with torch.device("cpu"):
             half, exact = (kernel - 1) / 2, self.point_group.exact
             reach = half if exact else _reach(half, omega)
-            self.anchors = z, at = _anchors(anchors, kernel, relatives, reach, not exact)
-            width = torch.tensor(omega, dtype=torch.float64)
-            moved = torch.einsum("gij,pj->gpi", self.point_group.matrices, z)
-            space = torch.stack([evaluate(one, (kernel, kernel), width, "sum") for one in moved])
-            steps = torch.arange(relatives, dtype=torch.float64)
-            turn = 2 * math.pi / relatives * (steps - at.unsqueeze(1))
-            along = torch.exp(kappa * (turn.cos() - 1))  # [p, h']
-            relative = self.point_group.relative if kind == "full" else torch.zeros(angles, 1).int()
-            basis = along[:, relative.long()].transpose(0, 1).unsqueeze(3) * space.unsqueeze(2)
+            self.anchors = _group_anchors(anchors, kernel, relatives, reach, not exact)
+            basis = self._basis(relatives, omega, kappa)
         fields = self._fields()
         self.conv = BankFilter(fields.inputs, fields.outputs, basis, padding)
 
+    def _basis(self, relatives: int, omega: float, kappa: float) -> Float[Tensor, "g p h s"]:
+        z, tau = self.anchors
+        width, size = torch.tensor(omega, dtype=torch.float64), (self.kernel, self.kernel)
+        rotated = torch.einsum("gij,pj->gpi", self.point_group.matrices, z)
+        space = torch.stack([evaluate_basis(anchors, size, width, "sum") for anchors in rotated])
+        steps = torch.arange(relatives, dtype=torch.float64)
+        angle = 2 * math.pi / relatives * (steps - tau.unsqueeze(1))
+        angular = torch.exp(kappa * (angle.cos() - 1))  # [p, h']
+        order = self.point_group.order
+        relative = self.point_group.relative if relatives > 1 else torch.zeros(order, 1).int()
+        return angular[:, relative.long()].transpose(0, 1).unsqueeze(3) * space.unsqueeze(2)
+
     @property
     def interpolation_error(self) -> float:
-        """0: filters are functions of place and angle, turned exactly."""
+        """0: filters are functions of position and angle and rotate exactly."""
         return 0.0
 
     @property
@@ -241,28 +231,28 @@ class SE2Conv(GConv):
         return list(self.conv.parameters())
 
     def dense(self) -> Conv:
-        """The same map as `Conv`."""
-        return _written_out(self, self.conv)
+        """Return the same map as a `Conv`."""
+        return Conv.from_filters(self, self.without_subsampling())
 
-    def unshrunk(self) -> nn.Module:
-        """The bank alone, as a convolution of torch."""
+    def without_subsampling(self) -> AnyConv:
+        """Return the bank alone, as a torch convolution."""
         assert isinstance(self.conv, BankFilter)
         return self.conv.convolution()
 
 
-class ScaleConv(Filtered):
-    r"""A convolution over translations and scales, with anchors in position and log-scale.
+class ScaleConv(FilterPath):
+    r"""Convolution over translations and scales, with anchors in position and log-scale.
 
-    Channels are ordered (scale, field). A picture magnified by $s_{g+1} / s_g$ moves the map of
-    scale g to scale g + 1, and magnifies it: as far as pixels can hold the filters, and but for
-    maps that enter at the ends of the scales. To translations it is exactly equivariant.
+    Channels are ordered (scale, field). An image magnified by $s_{g+1} / s_g$ moves the map of
+    scale g to scale g + 1 and magnifies it. This holds up to the pixel grid, and except for maps
+    that enter at the ends of the scales. Equivariance to translations is exact.
 
-    The first four arguments are those of `Path`, channels counted as in the map.
+    The first four arguments are those of `Path`, with channels counted as in the map.
 
     Args:
-        scales: s_g, growing, by equal factors, from 1: (1, 1.5, 2.25).
+        scales: s_g, increasing from 1 by equal factors: (1, 1.5, 2.25).
         kind: "full", or "lift" for an image.
-        anchors: how many, or as a float which fraction of the entries of the smallest filter.
+        anchors: their number, or as a float their fraction of the entries of the smallest filter.
         kernel: size of the filter at the largest scale; odd.
         padding: "circular" or "zeros".
         widths: omega, the inverse width in space, per pixel at scale 1; sigma, the width in
@@ -272,12 +262,10 @@ class ScaleConv(Filtered):
         anchors: z_p, in pixels at scale 1, and tau_p, in steps of log-scale.
     """
 
-    def __init__(
+    conv: BankFilter
+
+    def _build(
         self,
-        in_channels: int,
-        out_channels: int,
-        in_shape: Sequence[int],
-        stride: int = 1,
         *,
         scales: Sequence[float] = (1.0, 1.5, 2.25),
         kind: Lifting = "full",
@@ -286,62 +274,53 @@ class ScaleConv(Filtered):
         padding: Padding = "circular",
         widths: tuple[float, float] = (1.2, 0.7),
     ) -> None:
-        """Place the anchors and draw their values."""
-        super().__init__(in_channels, out_channels, in_shape, stride)
         check_kernel(kernel, self.in_shape, padding)
         if kind not in get_args(Lifting):
-            raise ValueError(f"expected kind in {get_args(Lifting)}, got {kind!r}")
+            raise ValueError(f"kind must be 'full' or 'lift', got {kind!r}.")
         if len(self.in_shape) != 2:
-            raise ValueError(f"expected maps in 2 dimensions, got {self.in_shape}")
-        omega, sigma = _both_widths(widths)
+            raise ValueError(f"ScaleConv needs maps in 2 dimensions, got {self.in_shape}.")
+        omega, sigma = _checked_widths(widths)
         s = _checked_scales(scales)
-        count = len(s)
-        wrong = [c for c, on in ((in_channels, kind == "full"), (out_channels, True)) if on]
-        if any(c % count for c in wrong):
-            raise ValueError(f"expected channels that {count} scales divide, got {wrong}")
+        count, relatives = len(s), len(s) if kind == "full" else 1
+        if self.in_channels % relatives or self.out_channels % count:
+            raise ValueError(
+                f"The {count} scales must divide the number of channels, got "
+                f"{self.in_channels} in and {self.out_channels} out."
+            )
         self.scales, self.kind, self.kernel = s, kind, kernel
-        self.strict = is_strict(padding, stride, "l2", kernel)
-        relatives = count if kind == "full" else 1
-        inputs = in_channels // relatives
+        self.strict = is_strict(padding, self.stride, "l2", kernel)
         with torch.device("cpu"):
             reach = _reach((kernel - 1) / 2 / s[-1], omega)
-            least = 2 * math.ceil(reach) + 1
-            z, at = _anchors(anchors, least, 2 * relatives - 1, reach, disc=False)
-            self.anchors = z, at - (relatives - 1)
-            basis = _scaled_basis(s, self.anchors, relatives, kernel, (omega, sigma))
-        self.conv = BankFilter(inputs, out_channels // count, basis, padding)
-        self.shrink = Subsample(stride, "l2")
+            smallest = 2 * math.ceil(reach) + 1
+            z, tau = _group_anchors(anchors, smallest, 2 * relatives - 1, reach, disc=False)
+            self.anchors = z, tau - (relatives - 1)
+            basis = self._basis(relatives, omega, sigma)
+        inputs, outputs = self.in_channels // relatives, self.out_channels // count
+        self.conv = BankFilter(inputs, outputs, basis, padding)
+        self.subsampling = Subsample(self.stride, "l2")
+
+    def _basis(self, relatives: int, omega: float, sigma: float) -> Float[Tensor, "g p h s"]:
+        (z, tau), size = self.anchors, (self.kernel, self.kernel)
+        width = torch.tensor(omega, dtype=torch.float64)
+        steps = torch.arange(relatives, dtype=torch.float64)
+        per_scale = []
+        for g, scale in enumerate(self.scales):
+            space = evaluate_basis(scale * z, size, width / scale, "sum") / scale**2
+            difference = steps - (g if relatives > 1 else 0) - tau.unsqueeze(1)
+            along_scale = torch.exp(-difference.square() / (2 * sigma**2))
+            per_scale.append(along_scale.unsqueeze(2) * space.unsqueeze(1))
+        return torch.stack(per_scale)
 
     def dense(self) -> Conv:
-        """The same map as `Conv`."""
-        return _written_out(self, self.conv)
+        """Return the same map as a `Conv`."""
+        return Conv.from_filters(self, self.conv.convolution())
 
 
 def _checked_scales(scales: Sequence[float]) -> tuple[float, ...]:
-    """Scales from 1 that grow by one factor."""
     s = tuple(scales) if isinstance(scales, list | tuple) else ()
     grows = bool(s) and all(map(is_real, s)) and s[0] == 1 and (len(s) < 2 or s[1] > 1)
     if not grows or any(abs(b / a - s[1]) > 1e-6 * s[1] for a, b in pairwise(s)):
         raise ValueError(
-            f"expected scales from 1 that grow by one factor, as in (1, 1.5, 2.25), got {scales!r}"
+            f"scales must increase from 1 by equal factors, as in (1, 1.5, 2.25), got {scales!r}."
         )
     return s
-
-
-def _scaled_basis(
-    scales: Sequence[float],
-    anchors: tuple[Float[Tensor, "p 2"], Float[Tensor, " p"]],
-    relatives: int,
-    kernel: int,
-    widths: tuple[float, float],
-) -> Float[Tensor, "g p h s"]:
-    """B of `ScaleConv`."""
-    (z, at), (omega, sigma) = anchors, (torch.tensor(w, dtype=torch.float64) for w in widths)
-    places = torch.arange(len(scales), dtype=torch.float64)
-    found = []
-    for g, scale in enumerate(scales):
-        space = evaluate(scale * z, (kernel, kernel), omega / scale, "sum") / scale**2
-        apart = places[:relatives] - (g if relatives > 1 else 0) - at.unsqueeze(1)
-        along = torch.exp(-apart.square() / (2 * sigma**2))
-        found.append(along.unsqueeze(2) * space.unsqueeze(1))
-    return torch.stack(found)

@@ -1,7 +1,16 @@
-"""FC: a dense matrix from every input pixel and channel to every output pixel and channel."""
+r"""Define paths without a symmetry: fully connected (FC), and factored fully connected (F-FC).
+
+The factored path (ELLA Eq. 5) replaces the dense matrix by two block-wise products,
+
+$$ h[n, d, c] = \sum_s \theta_2[d, c, s]\, x[n, c, s], \qquad
+   y[n, d, o] = \sum_c \theta_1[o, d, c]\, h[n, d, c] , $$
+
+with DC(S + S') weights instead of DCSS'. Both products are a `BlockLinear`, which is the
+weight-sharing format itself: the first has one block per input channel, the second has one block
+per output channel.
+"""
 
 import math
-from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -13,30 +22,19 @@ from symrazor.layers.path import Path
 
 
 class FC(Path):
-    r"""$y = W\,\mathrm{vec}(x) + b$, with strides inside the matrix: DCSS' weights and DS' biases.
+    r"""Fully connected layer (FC): $y = W\,\mathrm{vec}(x) + b$.
 
-    It contains every other path and is equivariant to nothing. Its curvature is that of nn.Linear.
+    It has DCSS' weights and DS' biases, contains every other path, and is equivariant to nothing.
+    Its curvature is that of `nn.Linear`.
 
-    The first four arguments are those of `Path`.
+    The first five arguments are those of `Path`.
 
     Args:
-        bias: one bias per output channel and pixel.
-        out_shape: spatial shape of the output, in place of a stride.
+        bias: add one bias per output channel and pixel.
     """
 
-    def __init__(
-        self,
-        in_channels: int,
-        out_channels: int,
-        in_shape: Sequence[int],
-        stride: int = 1,
-        *,
-        bias: bool = True,
-        out_shape: Sequence[int] | None = None,
-    ) -> None:
-        """Make the matrix."""
-        super().__init__(in_channels, out_channels, in_shape, stride, out_shape)
-        features = in_channels * self.pixels_in, out_channels * self.pixels_out
+    def _build(self, *, bias: bool = True) -> None:
+        features = self.in_channels * self.pixels_in, self.out_channels * self.pixels_out
         self.linear = nn.Linear(*features, bias=bias)
         nn.init.kaiming_uniform_(self.linear.weight, nonlinearity="relu")
         if bias:
@@ -48,30 +46,29 @@ class FC(Path):
         return True
 
     def _plain(self) -> nn.Module:
-        """Flatten, the matrix itself, unflatten."""
         return nn.Sequential(
             nn.Flatten(), self.linear, nn.Unflatten(1, (self.out_channels, *self.out_shape))
         )
 
     def forward(self, x: Float[Tensor, "n c *size"]) -> Float[Tensor, "n d *small"]:
-        """Flatten, multiply, restore the shape."""
+        """Multiply the flattened input by the matrix."""
         self.check(x)
         y: Tensor = self.linear(x.flatten(1))
         return y.reshape(len(x), self.out_channels, *self.out_shape)
 
 
 def is_wide(inputs: int, outputs: int) -> bool:
-    """Whether a block has many outputs and, with few inputs, little work for each of them."""
+    """Return whether a block has so many outputs that copying them dominates the cost."""
     return outputs >= 4 * inputs
 
 
 def block_product(
     x: Float[Tensor, "n k i"], W: Float[Tensor, "k o i"], wide: bool = False
 ) -> Float[Tensor, "n k o"]:
-    """One batched product.
+    """Multiply each block by its matrix.
 
-    Stored as [k, o, n]: so a next one, over o, needs no copy. Or, if `wide`, as [k, n, o], from
-    which images are copied in whole rows: faster where copies count, see `is_wide`.
+    The result is stored as [k, o, n], so that a following product over o needs no copy. If `wide`,
+    it is stored as [k, n, o], from which images are copied in contiguous rows; see `is_wide`.
     """
     if wide:
         return torch.bmm(x.transpose(0, 1), W.mT).transpose(0, 1)
@@ -79,7 +76,16 @@ def block_product(
 
 
 class BlockLinear(nn.Module):
-    r"""$y[n, k, o] = \sum_i W[k, o, i]\, x[n, k, i]$: one small matrix for each block k."""
+    r"""Multiply by one matrix per block: $y[n, k, o] = \sum_i W[k, o, i]\, x[n, k, i]$.
+
+    W is drawn uniformly with variance 1 / in_features.
+
+    Args:
+        blocks: number of blocks.
+        in_features: inputs per block.
+        out_features: outputs per block.
+        last: whether no product follows, see `block_product`.
+    """
 
     weight: nn.Parameter
     wide = False
@@ -87,7 +93,6 @@ class BlockLinear(nn.Module):
     def __init__(
         self, blocks: int, in_features: int, out_features: int, *, last: bool = False
     ) -> None:
-        """Draw W uniformly with variance 1 / in_features; `last` if no product follows."""
         super().__init__()
         self.wide = last and is_wide(in_features, out_features)
         bound = math.sqrt(3 / in_features)
@@ -104,7 +109,7 @@ class BlockLinear(nn.Module):
         return block_product(x, self.weight, self.wide)
 
     def extra_repr(self) -> str:
-        """Sizes, for `print(model)`."""
+        """Return the sizes."""
         blocks, outputs, inputs = self.weight.shape
         return f"{blocks} blocks, {inputs} -> {outputs}"
 
@@ -124,21 +129,20 @@ def _block_linear(module: BlockLinear) -> Sharing:
 
 
 class PixelBias(nn.Module):
-    """One bias per output position, shared by the channels: b[o], as in the reference."""
+    """Add one bias b[o] per output position, shared by the channels, initially zero."""
 
     bias: nn.Parameter
 
     def __init__(self, pixels: int) -> None:
-        """Start at zero."""
         super().__init__()
         self.bias = nn.Parameter(torch.zeros(pixels))
 
     def forward(self, y: Float[Tensor, "n d o"]) -> Float[Tensor, "n d o"]:
-        """Add it."""
+        """Add the bias."""
         return y + self.bias
 
     def extra_repr(self) -> str:
-        """Size, for `print(model)`."""
+        """Return the size."""
         return f"{len(self.bias)} pixels"
 
 
@@ -153,7 +157,7 @@ def _pixel_bias(module: PixelBias) -> Sharing:
 
 @runtime_checkable
 class BlockProduct(Protocol):
-    """A block-wise product, linear in one parameter."""
+    """A block-wise product that is linear in one parameter."""
 
     @property
     def factor(self) -> nn.Parameter:
@@ -163,19 +167,24 @@ class BlockProduct(Protocol):
         """Multiply each block."""
 
 
-class Factored(Path):
-    """Two block-wise products and a bias per pixel: what factored paths have in common."""
+class FactoredPath(Path):
+    """Base class of factored paths: two block-wise products and a bias per pixel."""
 
     first: BlockProduct
     second: BlockProduct
     offset: nn.Module
 
     def forward(self, x: Float[Tensor, "n c *size"]) -> Float[Tensor, "n d *small"]:
-        """Two batched products; the layout in memory is that of any image."""
+        """Apply both products and add the bias."""
         self.check(x)
         hidden = self.first(x.flatten(2)).transpose(1, 2)
         y: Tensor = self.offset(self.second(hidden)).contiguous().unflatten(2, self.out_shape)
         return y
+
+    @property
+    def has_bias(self) -> bool:
+        """Whether the path has pixel biases."""
+        return isinstance(self.offset, PixelBias)
 
     @property
     def affine(self) -> bool:
@@ -184,7 +193,7 @@ class Factored(Path):
 
     @property
     def factors(self) -> tuple[nn.Parameter, nn.Parameter]:
-        """theta_2 and theta_1, or the anchor values of both."""
+        """Both factors, or the anchor values of both."""
         return self.first.factor, self.second.factor
 
     @property
@@ -193,39 +202,28 @@ class Factored(Path):
         return [self.second.factor, *self.offset.parameters()]
 
 
-class FFC(Factored):
-    """The factored path of ELLA: position-dependent, with 1/S-th of the weights of FC.
+class FFC(FactoredPath):
+    """Factored fully connected layer (F-FC, ELLA Eq. 5), with DC(S + S') weights.
 
-    Biases: none by default; with `bias=True` one per output pixel, shared by the channels. The
-    reference has D + S' biases, of which the D ones inside the product act like a further column of
-    the first factor; a convolutional path beside this one already has a bias per channel. So ours
-    has D fewer.
+    The path is equivariant to nothing. By default it has no biases; with `bias=True` it has one per
+    output pixel, shared by the channels. The reference implementation has D further biases inside
+    the product. They act like another column of the first factor, and a convolutional path beside
+    this one already has a bias per channel, so that this path omits them.
 
-    The two factors matter only as a product, and the evidence lets their precisions drift apart
-    (one to 1e5, the other to 1e-4) without an effect: tie them with one prior group per path.
+    Only the product of the two factors matters, and the evidence lets separate precisions of the
+    factors drift apart without an effect (one to 1e5, the other to 1e-4). Tie them with one prior
+    group per path, as `path_groups` does.
 
-    The first four arguments are those of `Path`.
+    The first five arguments are those of `Path`.
 
     Args:
-        bias: one bias per output pixel.
-        out_shape: spatial shape of the output, in place of a stride.
+        bias: add one bias per output pixel.
     """
 
     first: BlockLinear
     second: BlockLinear
 
-    def __init__(
-        self,
-        in_channels: int,
-        out_channels: int,
-        in_shape: Sequence[int],
-        stride: int = 1,
-        *,
-        bias: bool = False,
-        out_shape: Sequence[int] | None = None,
-    ) -> None:
-        """Make both factors."""
-        super().__init__(in_channels, out_channels, in_shape, stride, out_shape)
-        self.first = BlockLinear(in_channels, self.pixels_in, out_channels)
-        self.second = BlockLinear(out_channels, in_channels, self.pixels_out, last=True)
+    def _build(self, *, bias: bool = False) -> None:
+        self.first = BlockLinear(self.in_channels, self.pixels_in, self.out_channels)
+        self.second = BlockLinear(self.out_channels, self.in_channels, self.pixels_out, last=True)
         self.offset = PixelBias(self.pixels_out) if bias else nn.Identity()

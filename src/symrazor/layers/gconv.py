@@ -1,10 +1,10 @@
-r"""GCONV: a convolution over translations and rotations, and with p4m also reflections.
+r"""Define group convolutions: over translations and rotations, and with p4m also reflections.
 
-Maps are of a regular representation: |G| images for each field, one for each element, channels
-ordered (element, field); see `symrazor.layers.point_group` for how the group acts on them. All
-elements share the coordinates of the image. So a translation moves all channels alike, a path to
-`Conv` or `FFC` sees an ordinary map of C |G| channels, and one adaptive subsampling for all
-elements of a sample is exact under translations and rotations together.
+Maps are of a regular representation: every field has |G| images, one per element, with channels
+ordered (element, field); `symrazor.layers.point_group` defines how the group acts on them. All
+elements share the coordinates of the image. Therefore a translation moves all channels in the same
+way, `Conv` and `FFC` treat the map as an ordinary map of C |G| channels, and one adaptive
+subsampling for all elements of a sample is equivariant to translations and rotations.
 """
 
 from collections.abc import Sequence
@@ -17,84 +17,80 @@ from torch import Tensor, nn
 
 from symrazor.accelerate.torch_internals import conv_padding
 from symrazor.groups import Group
-from symrazor.layers.basis import basis_of, prior_groups
+from symrazor.layers.basis import basis_prior_groups, make_basis
 from symrazor.layers.conv import (
     CONVOLUTIONS,
     AnyConv,
     Conv,
-    Filtered,
+    FilterPath,
     Padding,
     check_kernel,
     is_strict,
 )
 from symrazor.layers.group_filter import Fields, GroupFilter
-from symrazor.layers.path import Map, Path, is_integer, is_symbolic
+from symrazor.layers.path import Map, Path
 from symrazor.layers.point_group import PointGroup, interpolation_error, point_group
-from symrazor.layers.subsampling import Reduction, Subsample
+from symrazor.layers.subsampling import GroupPool, Reduction, Subsample
 
 Kind = Literal["full", "lift", "pointwise", "separable", "depthwise-separable"]
-"""Which connections a group convolution has.
+"""Connections of a group convolution.
 
-"full": every element to every other (Cohen and Welling 2016). "lift": of an image, to every
-element. "pointwise": every element to itself alone. "separable": a filter for each field on every
-element alone, then fields and elements at one place. "depthwise-separable": that filter, then
-elements field by field, then fields.
+"full": every element to every other (Cohen and Welling 2016). "lift": from an image to every
+element. "pointwise": every element to itself only. "separable": a filter per field on every element
+separately, then a mixing of fields and elements at each position. "depthwise-separable": the same
+filter, then a mixing of elements per field, then a mixing of fields.
 """
 
 
-def filters(kind: Kind, fields: Fields, kernel: int, padding: Padding) -> nn.Module:
-    """The filters of a kind, one after the other; the last one has the bias."""
+def filters_of_kind(kind: Kind, fields: Fields, kernel: int, padding: Padding) -> nn.Module:
+    """Return the filters of a kind in sequence; only the last has a bias."""
     c, d, group = fields.inputs, fields.outputs, fields.group
-    alone = Fields(c, c, group, "pointwise", depthwise=True)
+    per_field = Fields(c, c, group, "pointwise", depthwise=True)
     match kind:
         case "full" | "lift" | "pointwise":
             return GroupFilter(Fields(c, d, group, kind), kernel, padding)
         case "separable":
-            spatial = GroupFilter(alone, kernel, padding, bias=False)
+            spatial = GroupFilter(per_field, kernel, padding, bias=False)
             return nn.Sequential(spatial, GroupFilter(Fields(c, d, group), 1, padding))
         case "depthwise-separable":
             return nn.Sequential(
-                GroupFilter(alone, kernel, padding, bias=False),
+                GroupFilter(per_field, kernel, padding, bias=False),
                 GroupFilter(Fields(c, c, group, depthwise=True), 1, padding, bias=False),
                 GroupFilter(Fields(c, d, group, "pointwise"), 1, padding),
             )
 
 
-class GConv(Filtered):
-    r"""One filter for all elements of a group, turned for each; one bias per field.
+class GConv(FilterPath):
+    r"""Group convolution (GCONV): one filter, rotated for every group element; one bias per field.
 
     $$ y[g, o](t) = \sum_{h, c, \delta} \psi[o, g^{-1} h, c, R_g^{-1} \delta]\, x[h, c](t + \delta)
        + b[o] $$
 
-    With circular padding and adaptive subsampling it is exactly equivariant to translations and to
-    its rotations and reflections where those map the grid to itself: p2, p4, pm, p2m, p4m. Other
-    angles interpolate filters; `interpolation_error` says how well, and `strict` is False. On maps
-    in 3 dimensions the rotations of a cube are exact: "O", 24 of them, and "Oh", 48 with
-    reflections.
+    With circular padding and adaptive subsampling the path is exactly equivariant to translations
+    and to rotations and reflections that map the grid to itself: p2, p4, pm, p2m, p4m. Other angles
+    interpolate the filters: `interpolation_error` is the error, and `strict` is False. In three
+    dimensions the rotations of a cube are exact: "O" with 24 elements, and "Oh" with reflections,
+    48.
 
-    The first four arguments are those of `Path`, channels counted as in the map: |G| times the
+    The first four arguments are those of `Path`, with channels counted as in the map: |G| times the
     number of fields.
 
     Args:
-        group: "p4" (quarter turns), "p4m" (with reflections), "p2", "pm", as in "C8" and "D8", in
-            space "O" and "Oh"; or a finite group of 2 x 2 or 3 x 3 matrices.
-        kind: see `Kind`; for "lift" the input is an image of any number of channels.
+        group: "p4" (quarter turns), "p4m" (with reflections), "p2", "pm", "C8", "D8" and so on, in
+            three dimensions "O" and "Oh"; or a finite group of 2 x 2 or 3 x 3 matrices.
+        kind: see `Kind`; for "lift" the input is an image with any number of channels.
         kernel: size of the filter in every dimension; odd.
         padding: "circular" or "zeros".
-        reduction: how a stride shrinks the map, see `symrazor.layers.subsampling`.
+        reduction: how a stride shrinks the map, see `symrazor.layers.subsampling.Reduction`.
 
     Raises:
-        ValueError: channels that |G| does not divide, or a map that is not square (or a cube).
+        ValueError: |G| does not divide the channels, or the map is not square (or cubic).
     """
 
     conv: nn.Module
 
-    def __init__(
+    def _build(
         self,
-        in_channels: int,
-        out_channels: int,
-        in_shape: Sequence[int],
-        stride: int = 1,
         *,
         group: str | Group = "p4",
         kind: Kind = "full",
@@ -102,44 +98,43 @@ class GConv(Filtered):
         padding: Padding = "circular",
         reduction: Reduction = "l2",
     ) -> None:
-        """Draw the filters."""
-        super().__init__(in_channels, out_channels, in_shape, stride)
         check_kernel(kernel, self.in_shape, padding)
         if kind not in get_args(Kind):
-            raise ValueError(f"expected kind in {get_args(Kind)}, got {kind!r}")
+            raise ValueError(f"kind must be one of {get_args(Kind)}, got {kind!r}.")
         self.point_group, self.kind = point_group(group), kind
         self.point_group.check_map(self.in_shape)
         self.group = self.point_group.name
-        self.strict = self.point_group.exact and is_strict(padding, stride, reduction, kernel)
+        exact = self.point_group.exact
+        self.strict = exact and is_strict(padding, self.stride, reduction, kernel)
         self.kernel = kernel
-        self.conv = filters(kind, self._fields(), kernel, padding)
-        self.shrink = Subsample(stride, reduction)
+        self.conv = filters_of_kind(kind, self._fields(), kernel, padding)
+        self.subsampling = Subsample(self.stride, reduction)
 
     @classmethod
     @torch.no_grad()
     def split_off(
         cls, conv: AnyConv, in_shape: Sequence[int], group: str | Group, lift: bool
     ) -> "GConv":
-        """The part of a convolution that is equivariant to a group, which loses it.
+        """Subtract the equivariant part from a convolution and return it as a path.
 
-        The two are orthogonal and add up to what the convolution was. A frozen convolution stays
-        as it is, and the path starts at zero.
+        The two parts are orthogonal, and their sum is the original convolution. A frozen
+        convolution is not changed, and the path starts at zero.
 
         Args:
-            conv: with an odd square filter, padded to the same size, no dilation or groups; its
-                channels are taken as (element, field).
-            in_shape: of its input.
-            group: see the class; of the grid.
+            conv: a convolution with an odd square filter, padded to the same size, without dilation
+                and groups; its channels are interpreted as (element, field).
+            in_shape: spatial shape of its input.
+            group: a group that maps the grid to itself, see the class.
             lift: whether its input is an image.
 
         Raises:
             ValueError: another convolution, or channels or maps that do not fit the group.
         """
-        around = [k // 2 for k in conv.kernel_size for _ in range(2)]
-        alike = len(set(conv.kernel_size)) == 1 and len(set(conv.stride)) == 1
-        same = list(conv_padding(conv)) == around
-        if not alike or not same or set(conv.dilation) | {conv.groups} != {1}:
-            raise ValueError(f"expected a convolution padded to the same size, got {conv}")
+        margins = [k // 2 for k in conv.kernel_size for _ in range(2)]
+        square = len(set(conv.kernel_size)) == 1 and len(set(conv.stride)) == 1
+        same_size = list(conv_padding(conv)) == margins
+        if not square or not same_size or set(conv.dilation) | {conv.groups} != {1}:
+            raise ValueError(f"The convolution must be padded to the same size, got {conv}.")
         path = cls(
             conv.in_channels,
             conv.out_channels,
@@ -148,40 +143,40 @@ class GConv(Filtered):
             group=group,
             kind="lift" if lift else "full",
             kernel=conv.kernel_size[0],
-            padding=conv.padding_mode,  # type: ignore[arg-type]
+            padding=conv.padding_mode,
             reduction="first",
         ).to(conv.weight)
         if not path.point_group.exact:
-            raise ValueError(f"expected a group of the grid, got {path.group}")
+            raise ValueError(f"The group {path.group} does not map the grid to itself.")
         (stage,) = path.stages
         if not conv.weight.requires_grad:
             path.scale_(0.0)
             return path
         stage.project_(conv.weight, conv.bias)
-        own = stage.convolution()
-        conv.weight.sub_(own.weight)
-        if conv.bias is not None and own.bias is not None:
-            conv.bias.sub_(own.bias)
+        equivariant_part = stage.convolution()
+        conv.weight.sub_(equivariant_part.weight)
+        if conv.bias is not None and equivariant_part.bias is not None:
+            conv.bias.sub_(equivariant_part.bias)
         return path
 
     def _fields(self) -> Fields:
         order = self.point_group.order
-        wanted = [("out", self.out_channels)]
+        sides = [("out_channels", self.out_channels)]
         if self.kind != "lift":
-            wanted.append(("in", self.in_channels))
-        for side, channels in wanted:
+            sides.append(("in_channels", self.in_channels))
+        for name, channels in sides:
             if channels % order:
                 raise ValueError(
-                    f"expected a number of channels {side} that the {order} elements of "
-                    f"{self.group} divide, got {channels}"
+                    f"{name} must be a multiple of {order}, the number of elements of "
+                    f"{self.group}, got {channels}."
                 )
         inputs = self.in_channels if self.kind == "lift" else self.in_channels // order
         return Fields(inputs, self.out_channels // order, self.point_group)
 
     def is_equivariant_under(self, other: Path) -> bool:
-        """Whether its group, which has all translations, contains that of another path.
+        """Return whether its group, translations included, contains the group of another path.
 
-        And moves channels as that does: p4m and pm are not of one mind about that.
+        The two groups must also permute channels in the same way, which p4m and pm do not.
         """
         if not isinstance(other, GConv):
             return other.group in ("translation", self.group)
@@ -189,23 +184,23 @@ class GConv(Filtered):
 
     @property
     def label(self) -> str:
-        """With its group: a layer may have one for several."""
+        """Class and group, because a layer may have paths of several groups."""
         return f"{type(self).__name__} {self.group}"
 
     @property
     def stages(self) -> list[GroupFilter]:
-        """Its filters in order."""
-        found = list(self.conv) if isinstance(self.conv, nn.Sequential) else [self.conv]
-        return [stage for stage in found if isinstance(stage, GroupFilter)]
+        """Filters in the order of application."""
+        modules = list(self.conv) if isinstance(self.conv, nn.Sequential) else [self.conv]
+        return [module for module in modules if isinstance(module, GroupFilter)]
 
     @property
     def interpolation_error(self) -> float:
-        """Relative error of a smooth filter at the worst angle; 0 for groups of the grid."""
+        """Relative error of a smooth filter at the worst angle; 0 if the group is exact."""
         exact = self.point_group.exact
         return 0.0 if exact else interpolation_error(self.point_group, self.kernel)
 
     def extra_repr(self) -> str:
-        """Spaces and group, and how well filters are turned, for `print(model)`."""
+        """Return the spaces, the group, and the interpolation error if there is one."""
         error = self.interpolation_error
         return super().extra_repr() + (f", interpolation error {error:.2g}" if error else "")
 
@@ -215,27 +210,27 @@ class GConv(Filtered):
         return list(self.stages[-1].parameters())
 
     @property
-    def balanced(self) -> tuple[nn.Parameter, ...]:
-        """The filters of separable kinds: of each input field only their product matters."""
+    def balanced_parameters(self) -> tuple[nn.Parameter, ...]:
+        """Filters of separable kinds: only their product matters for each input field."""
         return tuple(stage.weight for stage in self.stages) if len(self.stages) > 1 else ()
 
     @torch.no_grad()
     def balance_(self) -> None:
-        """Give all filters that a field goes through the same norm; the map stays what it is."""
-        if not self.balanced:
+        """Give all filters that a field passes through the same norm, without changing the map."""
+        if not self.balanced_parameters:
             return
-        *own, last = self.balanced  # own[c, ...] and last[d, h, c, 1]
-        parts = [*own, last.transpose(0, 2)]
-        norms = torch.stack([part.flatten(1).norm(dim=1) for part in parts])
-        alive = (norms > 0).all(0)
-        wanted = norms.clamp_min(torch.finfo(norms.dtype).tiny).log().mean(0).exp()
-        scales = torch.where(alive, wanted / norms, 1.0)
-        for weight, scale in zip(own, scales, strict=False):
+        *first, last = self.balanced_parameters  # first[c, ...] and last[d, h, c, 1]
+        per_field = [*first, last.transpose(0, 2)]
+        norms = torch.stack([weight.flatten(1).norm(dim=1) for weight in per_field])
+        nonzero = (norms > 0).all(0)
+        geometric_mean = norms.clamp_min(torch.finfo(norms.dtype).tiny).log().mean(0).exp()
+        scales = torch.where(nonzero, geometric_mean / norms, 1.0)
+        for weight, scale in zip(first, scales, strict=False):
             weight.mul_(scale.reshape(-1, 1, 1, 1))
         last.mul_(scales[-1].reshape(1, 1, -1, 1))
 
     def transformations(self) -> list[tuple[Map, Map]]:
-        """What each element but the identity does to inputs and to outputs."""
+        """Return how each element but the identity acts on inputs and on outputs."""
         group: PointGroup = self.point_group
         lifts = self.kind == "lift"
         return [
@@ -245,20 +240,18 @@ class GConv(Filtered):
 
     @torch.no_grad()
     def dense(self) -> "Conv | GConv":
-        """The same map as `Conv`, with all turned filters written out, where none are apart."""
+        """Return the same map as a `Conv` with all rotated filters, unless it is separable."""
         if self.kind not in ("full", "lift"):
             return self
-        path = Conv.wrap(self.stages[0].convolution(), self.in_shape)
-        path.shrink, path.out_shape, path.stride = self.shrink, self.out_shape, self.stride
-        return path
+        return Conv.from_filters(self, self.stages[0].convolution())
 
     @torch.no_grad()
-    def unshrunk(self) -> nn.Module:
-        """The filters alone, as convolutions of torch."""
+    def without_subsampling(self) -> nn.Module:
+        """Return the filters alone, as torch convolutions."""
         first, *others = self.stages
         if not others:
             return first.convolution()
-        # elements and fields at one place: one filter of one pixel, whatever it is made of
+        # All later stages act at one position: together they are one filter of one pixel.
         mixed: Tensor = others[0].weight
         if self.kind == "depthwise-separable":
             mixed = others[1].weight * others[0].weight.transpose(0, 2)
@@ -269,62 +262,25 @@ class GConv(Filtered):
         return nn.Sequential(first.convolution(), whole.convolution())
 
 
-class GroupPool(nn.Module):
-    """One image for each field from one for each element: their maximum or their mean.
-
-    Rotations then act on the output as on any image; on maps of one pixel they do nothing.
-
-    Args:
-        elements: of the group, |G|; or any finite group, or the name of one of the grid.
-        how: "max" or "mean".
-    """
-
-    def __init__(self, elements: int | str | Group, how: Literal["max", "mean"] = "max") -> None:
-        """Keep the options."""
-        super().__init__()
-        if how not in ("max", "mean"):
-            raise ValueError(f"expected how as 'max' or 'mean', got {how!r}")
-        given: object = elements
-        order: object = given
-        if isinstance(given, str | Group):
-            order = given.finite().order if isinstance(given, Group) else point_group(given).order
-        if not isinstance(order, int) or not is_integer(order):
-            raise ValueError(f"expected a group or its number of elements, got {given!r}")
-        self.elements = order
-        self.how = how
-
-    def forward(self, x: Float[Tensor, "n c *size"]) -> Float[Tensor, "n d *size"]:
-        """Pool over elements."""
-        if not is_symbolic(x) and x.shape[1] % self.elements:
-            raise ValueError(
-                f"expected channels that {self.elements} elements divide, got {x.shape[1]}"
-            )
-        split = x.unflatten(1, (self.elements, -1))
-        y: Tensor = split.amax(1) if self.how == "max" else split.mean(1)
-        return y
-
-    def extra_repr(self) -> str:
-        """Options, for `print(model)`."""
-        return f"elements={self.elements}, how={self.how!r}"
-
-
 class SGConv(GConv):
-    """`GConv` with P anchors in place of a full filter, for any number of rotations.
+    r"""Sparse group convolution (S-GCONV): `GConv` with P anchors per filter, at any angle.
+
+    A filter is $\psi(\delta) = \sum_p u[p]\, \phi(|\delta - z_p|)$, see `symrazor.layers.basis`.
+    Its rotation by any angle is the same sum with rotated anchors,
+    $\psi(R_g^{-1} \delta) = \sum_p u[p]\, \phi(|\delta - R_g z_p|)$, without interpolation. With n
+    rotations the path samples SO(2), and with translations SE(2), arbitrarily finely; the remaining
+    equivariance error comes from the pixel grid alone.
 
     The arguments are those of `GConv`, and:
 
     Args:
-        anchors: how many, or as a float which fraction of the filter's entries; or their places.
+        anchors: their number, or as a float their fraction of the filter's entries; or positions.
         kind: "full", "lift" or "pointwise".
         **basis: options of `symrazor.layers.basis.Basis`: omega, form, learn_omega, learn_anchors.
     """
 
-    def __init__(
+    def _build(
         self,
-        in_channels: int,
-        out_channels: int,
-        in_shape: Sequence[int],
-        stride: int = 1,
         *,
         group: str | Group = "p4",
         kind: Kind = "full",
@@ -334,31 +290,20 @@ class SGConv(GConv):
         reduction: Reduction = "l2",
         **basis: Any,
     ) -> None:
-        """Place the anchors and draw their values."""
         if kind not in ("full", "lift", "pointwise"):
-            raise ValueError(f"expected kind 'full', 'lift' or 'pointwise', got {kind!r}")
-        super().__init__(
-            in_channels,
-            out_channels,
-            in_shape,
-            stride,
-            group=group,
-            kind=kind,
-            kernel=kernel,
-            padding=padding,
-            reduction=reduction,
-        )
+            raise ValueError(f"kind must be 'full', 'lift' or 'pointwise', got {kind!r}.")
+        super()._build(group=group, kind=kind, kernel=kernel, padding=padding, reduction=reduction)
         R = self.point_group.matrices
         if not bool(((R @ R.mT - R[0]).abs() < 1e-9).all()):
-            raise ValueError(f"expected rotations and reflections, got {self.group}")
+            raise ValueError(f"SGConv needs rotations and reflections, got {self.group}.")
         fields = self._fields()
-        made = basis_of((kernel,) * self.point_group.dims, anchors, **basis)
+        filter_basis = make_basis((kernel,) * self.point_group.dims, anchors, **basis)
         fields = Fields(fields.inputs, fields.outputs, fields.group, kind)
-        self.conv = GroupFilter(fields, kernel, padding, basis=made)
+        self.conv = GroupFilter(fields, kernel, padding, basis=filter_basis)
 
     @property
     def interpolation_error(self) -> float:
-        """0: filters are functions of place, turned exactly."""
+        """0: filters are functions of position and rotate exactly."""
         return 0.0
 
     @property
@@ -368,18 +313,22 @@ class SGConv(GConv):
         return [stage.weight, *([] if stage.bias is None else [stage.bias])]
 
     def prior_groups(self) -> dict[str, list[str]]:
-        """Anchor values and bias, lengthscale, places of the anchors."""
-        return prior_groups(self)
+        """Return separate priors for values and bias, lengthscale, and anchor positions."""
+        return basis_prior_groups(self)
 
 
 class GReadout(Path):
-    """The mean over the elements of a group, then a convolution of one pixel.
+    r"""Group read-out: the mean over group elements, then a convolution of one pixel.
 
-    Beside a `Conv` with a kernel of one pixel it says whether the answer needs the orientation.
+    $$ y[o](t) = b[o] + \sum_c W[o, c]\, \frac1{|G|} \sum_g x[g, c](t) $$
+
+    is the only linear map of one pixel from a regular representation to images that commutes with
+    the group. A dense head must have this form if the output is not to depend on orientation.
+    Beside a `Conv` with a kernel of one pixel, it tests whether the output needs the orientation.
 
     Args:
-        in_channels: fields times |G|.
-        out_channels: of the images that come out.
+        in_channels: number of fields times |G|.
+        out_channels: number of output channels.
         in_shape: spatial shape.
         group: as for `GConv`.
     """
@@ -393,25 +342,28 @@ class GReadout(Path):
         in_shape: Sequence[int],
         group: str | Group = "p4",
     ) -> None:
-        """Draw the weights."""
-        super().__init__(in_channels, out_channels, in_shape)
+        super().__init__(in_channels, out_channels, in_shape, group=group)
+
+    def _build(self, *, group: str | Group) -> None:
         self.point_group = point_group(group)
         self.point_group.check_map(self.in_shape)
         self.group, order = self.point_group.name, self.point_group.order
         self.strict = self.point_group.exact
-        if in_channels % order:
+        if self.in_channels % order:
             raise ValueError(
-                f"expected a number of channels in that the {order} elements of {self.group} "
-                f"divide, got {in_channels}"
+                f"in_channels must be a multiple of {order}, the number of elements of "
+                f"{self.group}, got {self.in_channels}."
             )
         self.pool = GroupPool(order, "mean")
-        self.conv = CONVOLUTIONS[len(self.in_shape)](in_channels // order, out_channels, 1)
+        self.conv = CONVOLUTIONS[len(self.in_shape)](
+            self.in_channels // order, self.out_channels, 1
+        )
         with torch.no_grad():
             assert self.conv.bias is not None
             self.conv.bias.zero_()
 
     def forward(self, x: Float[Tensor, "n c *size"]) -> Float[Tensor, "n d *size"]:
-        """Average, then mix the fields."""
+        """Average over the elements, then mix the fields."""
         self.check(x)
         y: Tensor = self.conv(self.pool(x))
         return y
@@ -422,7 +374,7 @@ class GReadout(Path):
         return True
 
     def transformations(self) -> list[tuple[Map, Map]]:
-        """What each element but the identity does to inputs and to outputs."""
+        """Return how each element but the identity acts on inputs and on outputs."""
         act = self.point_group.act
         return [
             (partial(act, g), partial(act, g, regular=False))
@@ -430,7 +382,7 @@ class GReadout(Path):
         ]
 
     def is_equivariant_under(self, other: Path) -> bool:
-        """Whether its group, which has all translations, contains that of another path."""
+        """Return whether its group, translations included, contains the group of another path."""
         if not isinstance(other, GReadout):
             return other.group in ("translation", self.group)
         return self.point_group.contains(other.point_group)

@@ -1,17 +1,17 @@
-r"""One convolution of maps of a regular representation, its filter turned for every element.
+r"""Convolve maps of a regular representation, with the filter rotated for every group element.
 
 $$ y[g, o](t) = b[o] + \sum_{h', c, \delta} \psi_g[o, h', c, \delta]\, x[g h', c](t + \delta) ,
    \qquad \psi_g[\delta] = \psi(R_g^{-1} \delta) , $$
 
-with the values of $\psi$ as weights (turned.py), in the plane or in space. All turned filters make
-one bank, and the bank one convolution. The sum over h' runs over the group ("full"), over the
-identity alone ("pointwise"), or is absent where x is an image ("lift"). Depthwise, an output
-channel sees its own input channel only.
+in two or three dimensions; `symrazor.layers.point_group` computes $\psi_g$ from the weights. All
+rotated filters form one bank, which is applied as one convolution. The sum over h' runs over the
+group ("full"), over the identity only ("pointwise"), or is absent if x is an image ("lift").
+Depthwise, an output field depends on the input field of the same index only.
 
-In the weight-sharing format an element is one more use of the weight, on an input that is turned
+In the weight-sharing format, an element is one more use of the weight, on an input that is rotated
 back: $a[n, (g, t), (h', c, p)] = \sum_\delta T_g[p, \delta]\, x[n, g h', c, t + \delta]$. The input
-factor is then a sum of that of a plain convolution, its rows and columns permuted for every
-element.
+factor is then a sum over elements of the factor of a plain convolution with its rows and columns
+permuted.
 """
 
 import math
@@ -27,21 +27,26 @@ from symrazor.curvature.weight_sharing import Sharing, sharing
 from symrazor.layers.basis import Basis
 from symrazor.layers.conv import CONVOLUTIONS, AnyConv, Filter, Padding
 from symrazor.layers.path import new_parameter
-from symrazor.layers.point_group import PointGroup, Turns, turned_basis, turns
+from symrazor.layers.point_group import (
+    FilterRotation,
+    PointGroup,
+    filter_rotation,
+    rotated_basis,
+)
 
 Mixing = Literal["lift", "full", "pointwise"]
 
 
 @dataclass(frozen=True)
 class Fields:
-    """What a filter connects: numbers of fields, and which elements of the group.
+    """Fields and group elements that a filter connects.
 
     Args:
-        inputs: fields in, each an image for every element (or an image, for "lift").
-        outputs: fields out, each an image for every element.
-        group: of rotations and reflections.
+        inputs: number of input fields, each with one image per element (or one, for "lift").
+        outputs: number of output fields, each with one image per element.
+        group: rotations and reflections.
         mixing: "lift", "full" or "pointwise".
-        depthwise: field o sees field o only.
+        depthwise: whether output field o depends on input field o only.
     """
 
     inputs: int
@@ -52,30 +57,32 @@ class Fields:
 
     @property
     def relatives(self) -> int:
-        """Elements h' in the filter."""
+        """Number of relative elements h' in the filter."""
         return self.group.order if self.mixing == "full" else 1
 
     @property
-    def seen(self) -> int:
-        """Input fields of one output field."""
+    def inputs_per_output(self) -> int:
+        """Number of input fields that an output field depends on."""
         return 1 if self.depthwise else self.inputs
 
     @property
     def blocks(self) -> int:
-        """Parts of the channels that are not mixed: `groups` of torch's convolutions."""
+        """Number of channel groups that are not mixed: `groups` of torch convolutions."""
         elements = self.group.order if self.mixing == "pointwise" else 1
         return elements * (self.inputs if self.depthwise else 1)
 
 
 class GroupFilter(nn.Module):
-    """The convolution; see the module.
+    """Apply one convolution with the filters of all group elements; see the module.
+
+    Weights are drawn such that the filter has the variance of He's initialisation.
 
     Args:
-        fields: what it connects.
+        fields: fields and elements it connects.
         kernel: size of the filter in every dimension; odd.
         padding: "circular" or "zeros".
-        bias: one for each output field.
-        basis: filters from anchors, turned with their anchors; by default a filter is its values.
+        bias: add one bias per output field.
+        basis: compute filters from anchors, which are rotated; by default from filter entries.
     """
 
     weight: nn.Parameter
@@ -94,83 +101,83 @@ class GroupFilter(nn.Module):
         bias: bool = True,
         basis: Basis | None = None,
     ) -> None:
-        """Draw the values so that the filter has the variance of He's initialisation."""
         super().__init__()
         self.fields, self.kernel, self.padding = fields, kernel, padding
         with torch.device("cpu"):
-            turned = turns(fields.group, kernel)
+            rotation = filter_rotation(fields.group, kernel)
         if basis is not None:
-            turned = Turns(matrices=turned_basis(fields.group.matrices, basis).detach())
-        matrices = turned.matrices
+            rotation = FilterRotation(matrices=rotated_basis(fields.group.matrices, basis).detach())
+        matrices = rotation.matrices
         learned = basis is not None and basis.fixed is None
         self.basis = basis if learned else None
-        self.places: int = kernel**fields.group.dims
-        values = self.places if matrices is None else matrices.shape[1]
-        shape = (fields.outputs, fields.relatives, fields.seen, values)
-        fan_in = fields.relatives * fields.seen * self.places
-        spread = 1.0 if matrices is None else float(matrices[0].square().sum(0).mean())
-        bound = math.sqrt(6 / (fan_in * max(spread, 1e-6)))
+        self.filter_entries: int = kernel**fields.group.dims
+        values = self.filter_entries if matrices is None else matrices.shape[1]
+        shape = (fields.outputs, fields.relatives, fields.inputs_per_output, values)
+        fan_in = fields.relatives * fields.inputs_per_output * self.filter_entries
+        basis_power = 1.0 if matrices is None else float(matrices[0].square().sum(0).mean())
+        bound = math.sqrt(6 / (fan_in * max(basis_power, 1e-6)))
         self.weight = nn.Parameter(torch.empty(shape).uniform_(-bound, bound))
         self.bias = nn.Parameter(torch.zeros(fields.outputs)) if bias else None
         constants = {
-            "index_back": None if turned.index is None else turned.index.argsort(1),
+            "index_back": None if rotation.index is None else rotation.index.argsort(1),
             "matrices": None if learned else matrices,  # in float64, and cast where used
             "rotations": fields.group.matrices if learned else None,
-            "sources": self._sources(turned.index),
+            "sources": self._bank_sources(rotation.index),
             "table": fields.group.table,
         }
         for name, value in constants.items():
-            here = None if value is None else value.to(self.weight.device)
-            self.register_buffer(name, here, persistent=False)
-        ones, around = (1,) * fields.group.dims, (kernel // 2,) * (2 * fields.group.dims)
-        self.geometry = Geometry((kernel,) * len(ones), ones, ones, padding, around)
+            on_device = None if value is None else value.to(self.weight.device)
+            self.register_buffer(name, on_device, persistent=False)
+        ones, margins = (1,) * fields.group.dims, (kernel // 2,) * (2 * fields.group.dims)
+        self.geometry = Geometry((kernel,) * len(ones), ones, ones, padding, margins)
 
-    def _sources(self, index: Tensor | None) -> Int[Tensor, " f"]:
-        """For every entry (g, h, offset) of the bank, the value (relative, place) that it is.
+    def _bank_sources(self, index: Tensor | None) -> Int[Tensor, " f"]:
+        """Return for every entry (g, h, offset) of the bank the index of its value.
 
-        Where filters are no permutations, for every (g, h) the turned filter (g, relative).
+        Values are indexed (relative, entry). If rotations are not permutations, return for every
+        (g, h) the index of the rotated filter (g, relative).
         """
         order, relatives = self.fields.group.order, self.fields.relatives
-        found = torch.zeros(order, 1, dtype=torch.long, device="cpu")
+        relative = torch.zeros(order, 1, dtype=torch.long, device="cpu")
         if self.fields.mixing == "full":
-            found = self.fields.group.relative
+            relative = self.fields.group.relative
         if index is None:
             first = relatives * torch.arange(order, device="cpu")
-            return (found + first.unsqueeze(1)).flatten()
-        return (self.places * found.unsqueeze(2) + index.unsqueeze(1)).flatten()
+            return (relative + first.unsqueeze(1)).flatten()
+        return (self.filter_entries * relative.unsqueeze(2) + index.unsqueeze(1)).flatten()
 
-    def spatial(self) -> Float[Tensor, "g p s"] | None:
-        """T_g of every element, where it is not a permutation; differentiable in its basis."""
+    def rotation_matrices(self) -> Float[Tensor, "g p s"] | None:
+        """Return T_g, differentiable in its basis, or None if they are permutations."""
         if self.basis is not None and self.rotations is not None:
-            return turned_basis(self.rotations, self.basis)
+            return rotated_basis(self.rotations, self.basis)
         return self.matrices
 
     def bank(self) -> Float[Tensor, "g o h c s"]:
-        """The filters psi_g of every element g, on the elements h and fields c of the input."""
-        split, matrices = (self.fields.group.order, self.fields.relatives), self.spatial()
+        """Return the filters psi_g of every element g, on elements h and fields c of the input."""
+        split, matrices = (self.fields.group.order, self.fields.relatives), self.rotation_matrices()
         if matrices is None:
             values = self.weight.transpose(1, 2).flatten(2)
             picked: Tensor = values.index_select(2, self.sources).unflatten(2, (*split, -1))
             return picked.permute(2, 0, 3, 1, 4)
-        turned = torch.einsum("orcp,gps->grocs", self.weight, matrices.to(self.weight.dtype))
-        every: Tensor = turned.flatten(0, 1).index_select(0, self.sources)
-        picked = every.unflatten(0, split)
+        rotated = torch.einsum("orcp,gps->grocs", self.weight, matrices.to(self.weight.dtype))
+        selected: Tensor = rotated.flatten(0, 1).index_select(0, self.sources)
+        picked = selected.unflatten(0, split)
         return picked.transpose(1, 2)
 
     def kernels(self) -> Float[Tensor, "d c *k"]:
-        """The bank as torch's convolutions want it; field by field where those are apart."""
-        bank = self.bank().transpose(0, 1) if self._by_field else self.bank()
+        """Return the bank in the layout of torch convolutions, fields first if depthwise."""
+        bank = self.bank().transpose(0, 1) if self._fields_first else self.bank()
         size = (self.kernel,) * self.fields.group.dims
         return bank.reshape(-1, bank.shape[2] * bank.shape[3], *size)
 
     @property
-    def _by_field(self) -> bool:
-        """Whether the channels of an element must be apart: parts that are not mixed are fields."""
+    def _fields_first(self) -> bool:
+        """Whether channel groups are fields, so that elements of a field must be adjacent."""
         return self.fields.depthwise and self.fields.mixing == "full"
 
     def as_filter(self) -> Filter | None:
-        """The bank as one filter, where it takes the channels as they come."""
-        if self._by_field:
+        """Return the bank as one filter, or None if the channels must be reordered."""
+        if self._fields_first:
             return None
         bias = None if self.bias is None else self.bias.repeat(self.fields.group.order)
         return Filter(self.kernels(), bias, self.padding, self.fields.blocks)
@@ -180,64 +187,54 @@ class GroupFilter(nn.Module):
         whole, order = self.as_filter(), self.fields.group.order
         if whole is not None:
             return whole(x)
-        apart = Filter(self.kernels(), None, self.padding, self.fields.blocks)
-        y = swap(apart(swap(x, order)), self.fields.outputs)
+        per_field = Filter(self.kernels(), None, self.padding, self.fields.blocks)
+        y = swap_channels(per_field(swap_channels(x, order)), self.fields.outputs)
         if self.bias is None:
             return y
         return y + self.bias.repeat(order).reshape(-1, *(1,) * self.fields.group.dims)
 
     @torch.no_grad()
     def project_(self, kernels: Float[Tensor, "d c *k"], bias: Float[Tensor, " d"] | None) -> None:
-        r"""Take the values whose bank is nearest to a filter of ordinary channels, and its bias.
+        r"""Set the weights whose bank is nearest to a filter of ordinary channels, and the bias.
 
-        $\psi[o, h', c, \delta'] = \frac1{|G|} \sum_g K[g, o, g h', c, R_g \delta']$: the mean of
-        what every element sees, turned back. For groups of the grid, full or lifting.
+        $\psi[o, h', c, \delta'] = \frac1{|G|} \sum_g K[g, o, g h', c, R_g \delta']$: the mean over
+        elements of the filter rotated back. For exact groups, "full" or "lift".
         """
         order = self.fields.group.order
-        split = kernels.reshape(order, self.fields.outputs, -1, self.fields.inputs, self.places)
-        self.weight.copy_(torch.stack([self.back(g, split[g]) for g in range(order)]).mean(0))
+        split = kernels.reshape(
+            order, self.fields.outputs, -1, self.fields.inputs, self.filter_entries
+        )
+        rotated = [self.rotate_back(g, split[g]) for g in range(order)]
+        self.weight.copy_(torch.stack(rotated).mean(0))
         if self.bias is not None and bias is not None:
             self.bias.copy_(bias.reshape(order, -1).mean(0))
 
-    def back(self, g: int, patches: Float[Tensor, "*n h c s"]) -> Float[Tensor, "*n r c p"]:
-        """Patches as element g sees them: on its relatives first to last, turned back."""
+    def rotate_back(self, g: int, patches: Float[Tensor, "*n h c s"]) -> Float[Tensor, "*n r c p"]:
+        """Return patches in the frame of element g: indexed by relative element, rotated back."""
         if self.fields.mixing == "full":
             patches = patches.index_select(-3, self.table[g])
         elif self.fields.mixing == "pointwise":
             patches = patches.narrow(-3, g, 1)
         if self.index_back is not None:
             return patches.index_select(-1, self.index_back[g])
-        matrices = self.spatial()
+        matrices = self.rotation_matrices()
         assert matrices is not None
         return patches @ matrices[g].to(patches.dtype).T
 
     @torch.no_grad()
     def convolution(self) -> AnyConv:
-        """The same map as one convolution of torch."""
+        """Return the same map as one torch convolution."""
         fields, order = self.fields, self.fields.group.order
         bank, groups = self.bank(), fields.blocks
-        if self._by_field:  # every element with every other, fields apart: zeros between them
+        if self._fields_first:  # all elements are mixed, fields are not: zeros between fields
             eye = torch.eye(fields.inputs).to(bank).reshape(1, fields.inputs, 1, -1, 1)
             bank, groups = bank * eye, 1
-        size, around = (self.kernel,) * fields.group.dims, self.kernel // 2
-        weight = bank.reshape(order * fields.outputs, -1, *size)
-        conv = CONVOLUTIONS[len(size)](
-            weight.shape[1] * groups,
-            len(weight),
-            self.kernel,
-            padding=around,
-            padding_mode=self.padding if around else "zeros",
-            groups=groups,
-            bias=self.bias is not None,
-            device="meta",
-        )
-        conv.weight = new_parameter(weight, self.weight)
-        if self.bias is not None:
-            conv.bias = new_parameter(self.bias.repeat(order), self.bias)
-        return conv
+        weight = bank.reshape(order * fields.outputs, -1, *(self.kernel,) * fields.group.dims)
+        bias = None if self.bias is None else self.bias.repeat(order)
+        return same_size_convolution(weight, bias, self.padding, groups, like=self.weight)
 
     def extra_repr(self) -> str:
-        """Sizes, for `print(model)`."""
+        """Return the sizes."""
         f = self.fields
         depth = ", depthwise" if f.depthwise else ""
         return (
@@ -246,8 +243,33 @@ class GroupFilter(nn.Module):
         )
 
 
-def swap(x: Float[Tensor, "n ab *size"], a: int) -> Float[Tensor, "n ba *size"]:
-    """Channels (a, b) as channels (b, a)."""
+def same_size_convolution(
+    weight: Float[Tensor, "d c *k"],
+    bias: Float[Tensor, " d"] | None,
+    padding: Padding,
+    groups: int,
+    like: nn.Parameter,
+) -> AnyConv:
+    """Return a torch convolution that preserves the shape, with parameters like another one."""
+    margin = weight.shape[2] // 2
+    conv = CONVOLUTIONS[weight.dim() - 2](
+        weight.shape[1] * groups,
+        len(weight),
+        weight.shape[2],
+        padding=margin,
+        padding_mode=padding if margin else "zeros",
+        groups=groups,
+        bias=bias is not None,
+        device="meta",
+    )
+    conv.weight = new_parameter(weight, like)
+    if bias is not None:
+        conv.bias = new_parameter(bias, like)
+    return conv
+
+
+def swap_channels(x: Float[Tensor, "n ab *size"], a: int) -> Float[Tensor, "n ba *size"]:
+    """Reorder channels (a, b) as (b, a)."""
     y: Tensor = x.unflatten(1, (a, -1)).transpose(1, 2).flatten(1, 2)
     return y
 
@@ -259,8 +281,8 @@ def _group_filter(module: GroupFilter) -> Sharing:
 
     def inputs(x: Float[Tensor, "n c *size"]) -> Float[Tensor, "n s k i"]:
         patches = all_patches(x, module.geometry)
-        patches = patches.reshape(*patches.shape[:2], -1, fields.inputs, module.places)
-        a = torch.stack([module.back(g, patches) for g in range(order)], 1).flatten(1, 2)
+        patches = patches.reshape(*patches.shape[:2], -1, fields.inputs, module.filter_entries)
+        a = torch.stack([module.rotate_back(g, patches) for g in range(order)], 1).flatten(1, 2)
         if fields.depthwise:
             return a.transpose(2, 3).flatten(3)
         return a.flatten(2).unsqueeze(2)
@@ -271,23 +293,23 @@ def _group_filter(module: GroupFilter) -> Sharing:
         return split.unsqueeze(3 if fields.depthwise else 2)
 
     def factor(x: Float[Tensor, "n c *size"]) -> Float[Tensor, "1 i i"]:
-        width = (fields.inputs, module.places)
+        width = (fields.inputs, module.filter_entries)
         if fields.mixing == "pointwise":
             parts = x.unflatten(1, (order, -1)).unbind(1)
-            every = [input_factor(part, module.geometry)[0] for part in parts]
+            factors = [input_factor(part, module.geometry)[0] for part in parts]
         else:
-            every = [input_factor(x, module.geometry)[0]] * order
+            factors = [input_factor(x, module.geometry)[0]] * order
         total: Tensor | None = None
-        for g, A in enumerate(every):
+        for g, A in enumerate(factors):
             rows = A.reshape(len(A), -1, *width)
             if fields.mixing == "pointwise":
                 rows = rows.expand(-1, order, -1, -1)
-            half = module.back(g, rows).flatten(1).T
+            half = module.rotate_back(g, rows).flatten(1).T
             columns = half.reshape(len(half), -1, *width)
             if fields.mixing == "pointwise":
                 columns = columns.expand(-1, order, -1, -1)
-            found = module.back(g, columns).flatten(1)
-            total = found if total is None else total + found
+            rotated = module.rotate_back(g, columns).flatten(1)
+            total = rotated if total is None else total + rotated
         assert total is not None
         return total.unsqueeze(0)
 

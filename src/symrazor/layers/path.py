@@ -1,129 +1,131 @@
-"""What all paths share: the spaces they map between, and the group they are equivariant to."""
+"""Define `Path`, the base class of every layer that can be a term of a relaxed layer.
 
+A path maps between two spaces of images. Its constructor checks these spaces once; a subclass makes
+its weights in `_build`, whose keyword arguments become options of the constructor. The page
+docs/how-to/add-a-layer.md shows a complete path.
+"""
+
+import inspect
 from collections.abc import Callable, Sequence
 from math import isfinite, prod
 from numbers import Integral, Real
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, fx, nn
 
 from symrazor.groups.representation import Representation
 
-
-def traced(root: nn.Module | Callable[..., Tensor], name: str = "Plain") -> fx.GraphModule:
-    """The same map as a torch.fx graph: torch.nn modules, tensor calls, and the root's parameters.
-
-    Parameters are shared with the root, not copied. Modules of other classes than torch's are
-    traced through, so that none of them is needed to load the result.
-
-    Args:
-        root: a module or function whose code branches on no value and iterates over no shape.
-        name: of the graph's class, for `print`.
-
-    Raises:
-        ValueError: code that torch.fx cannot follow.
-    """
-    tracer = fx.Tracer()
-    try:
-        graph = tracer.trace(root)
-    except Exception as error:
-        raise ValueError(
-            f"expected a module that torch.fx can trace, got {type(root).__name__}: {error}; "
-            "override its method _plain() to return torch.nn modules"
-        ) from error
-    for node in list(graph.nodes):
-        if node.op == "call_module" and type(tracer.root.get_submodule(node.target)) is nn.Identity:
-            node.replace_all_uses_with(node.args[0])
-            graph.erase_node(node)
-        node.meta.clear()  # notes on where a call came from, in classes of this library
-        node.type = None  # annotations, which need jaxtyping
-    return fx.GraphModule(tracer.root, graph, name)
-
-
-def is_symbolic(x: object) -> bool:
-    """Whether x stands for a value while torch.fx traces."""
-    return isinstance(x, fx.Proxy)
-
-
-def is_symrazor_module(module: nn.Module) -> bool:
-    """Whether a module is of a class, or of a subclass of a class, of this library."""
-    return any(base.__module__.split(".")[0] == "symrazor" for base in type(module).__mro__)
-
-
-@torch.no_grad()
-def new_parameter(value: Tensor, like: Tensor) -> nn.Parameter:
-    """A parameter of the type and on the device of another one."""
-    return nn.Parameter(value.detach().to(like), requires_grad=like.requires_grad)
-
-
 Map = Callable[[Tensor], Tensor]
 Shape = tuple[int, ...]
 Spaces = tuple[int, Shape, int, Shape]
-"""(channels, shape) of an input and of an output."""
+"""(channels, shape) of the input, then of the output."""
 
 
-def is_integer(value: object, least: int = 1) -> bool:
-    """Whether a value is a whole number, no bool, of at least so much."""
+def is_integer(value: object, minimum: int = 1) -> bool:
+    """Return whether a value is an integer, but not a bool, of at least `minimum`."""
     if isinstance(value, bool) or not isinstance(value, Integral):
         return False
-    return int(value) >= least
+    return int(value) >= minimum
 
 
 def is_real(value: object) -> bool:
-    """Whether a value is a finite real number and no bool."""
+    """Return whether a value is a finite real number, but not a bool."""
     if isinstance(value, bool) or not isinstance(value, Real):
         return False
     return isfinite(value)
 
 
 def checked_shape(shape: object) -> Shape:
-    """A spatial shape as a tuple.
-
-    Raises:
-        ValueError: anything else than 1 to 3 positive whole numbers.
-    """
+    """Return a spatial shape as a tuple, or raise ValueError."""
     sizes = tuple(shape) if isinstance(shape, Sequence) and not isinstance(shape, str) else ()
     if not 1 <= len(sizes) <= 3 or not all(map(is_integer, sizes)):
-        raise ValueError(f"expected a shape of 1 to 3 positive sizes, whole numbers, got {shape!r}")
+        raise ValueError(f"A shape has 1 to 3 sizes, all positive integers, got {shape!r}.")
     return sizes
 
 
 def subsampled_shape(shape: Sequence[int], stride: int) -> Shape:
-    """Spatial shape after subsampling.
-
-    Raises:
-        ValueError: a stride that does not divide the shape.
-    """
+    """Return the spatial shape after subsampling, or raise ValueError."""
     if stride < 1 or any(size % stride for size in shape):
-        raise ValueError(f"expected a stride that divides the shape {tuple(shape)}, got {stride}")
+        raise ValueError(f"The stride {stride} does not divide the shape {tuple(shape)}.")
     return tuple(size // stride for size in shape)
 
 
-class Path(nn.Module):
-    """A map from images [n, c, *in_shape] to images [n, d, *out_shape], linear in its weights.
+def traced(root: nn.Module | Callable[..., Tensor], name: str = "Plain") -> fx.GraphModule:
+    """Convert a module to a torch.fx graph that loads and runs without this library.
 
-    A relaxed layer is a sum of paths between the same spaces (`Relaxed`). Every parameter of a path
-    belongs to the prior of that path, biases included: a bias that breaks a symmetry must be
-    counted where the symmetry is allowed to break.
+    The graph shares the parameters of the root. It contains torch.nn modules and tensor calls only:
+    modules of other classes are traced through.
 
     Args:
-        in_channels: c.
-        out_channels: d.
+        root: a module or function that neither branches on values nor iterates over shapes.
+        name: class name of the graph in its `repr`.
+
+    Raises:
+        ValueError: torch.fx cannot trace the code.
+    """
+    tracer = fx.Tracer()
+    try:
+        graph = tracer.trace(root)
+    except Exception as error:
+        raise ValueError(
+            f"torch.fx cannot trace {type(root).__name__}: {error}. "
+            "Override its method _plain() to return torch.nn modules."
+        ) from error
+    for node in list(graph.nodes):
+        if node.op == "call_module" and type(tracer.root.get_submodule(node.target)) is nn.Identity:
+            node.replace_all_uses_with(node.args[0])
+            graph.erase_node(node)
+        # Both refer to classes that the loaded graph must not need: layers of this library and
+        # jaxtyping annotations.
+        node.meta.clear()
+        node.type = None
+    return fx.GraphModule(tracer.root, graph, name)
+
+
+def is_symbolic(x: object) -> bool:
+    """Return whether x is a placeholder of a torch.fx trace."""
+    return isinstance(x, fx.Proxy)
+
+
+def is_symrazor_module(module: nn.Module) -> bool:
+    """Return whether the class of a module, or one of its base classes, is from this library."""
+    return any(base.__module__.split(".")[0] == "symrazor" for base in type(module).__mro__)
+
+
+@torch.no_grad()
+def new_parameter(value: Tensor, like: Tensor) -> nn.Parameter:
+    """Return a parameter with the dtype, device and `requires_grad` of another one."""
+    return nn.Parameter(value.detach().to(like), requires_grad=like.requires_grad)
+
+
+class Path(nn.Module):
+    """Map images [n, c, *in_shape] to images [n, d, *out_shape], linearly in the weights.
+
+    A relaxed layer is a sum of paths between the same spaces (`Relaxed`). All parameters of a path,
+    biases included, belong to the prior of that path: a bias that breaks a symmetry must be counted
+    where the symmetry is allowed to break.
+
+    Args:
+        in_channels: number of input channels, c.
+        out_channels: number of output channels, d.
         in_shape: spatial shape of the input, in 1, 2 or 3 dimensions.
-        stride: subsampling, the same in every dimension.
-        out_shape: spatial shape of the output, in place of a stride; for paths without a group,
+        stride: subsampling factor in every dimension.
+        out_shape: spatial shape of the output, instead of a stride; for paths without a group,
             which can map any shape to any other.
+        **options: keyword arguments of the subclass's `_build`.
 
     Attributes:
         group: name of the group the path is equivariant to, or None for a free path.
-        strict: whether that holds exactly, or only up to borders and strides.
-        representations: what the generators of the group do to the places of input and output, in
-            row-major order; None for a free path, and for translations, which need none.
+        strict: whether equivariance is exact, or only holds up to borders and strides.
+        representations: how the generators of the group act on the positions of input and output,
+            in row-major order. None for free paths and for groups of translations.
     """
 
     group: str | None = None
     strict: bool = True
     representations: tuple[Representation, Representation] | None = None
+    takes_out_shape: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -132,32 +134,59 @@ class Path(nn.Module):
         in_shape: Sequence[int],
         stride: int = 1,
         out_shape: Sequence[int] | None = None,
+        **options: Any,
     ) -> None:
-        """Check and keep the shapes."""
+        if out_shape is not None and not self.takes_out_shape:
+            raise TypeError(f"{type(self).__name__} takes a stride, not an out_shape.")
+        self._set_spaces(in_channels, out_channels, in_shape, stride, out_shape)
+        self._build(**options)
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Show the options of `_build` in the signature of the class, for `help` and the docs."""
+        super().__init_subclass__(**kwargs)
+        parameters = list(inspect.signature(cls.__init__).parameters.values())[1:]
+        if cls.__init__ is Path.__init__ and "_build" in vars(cls):
+            common = parameters[: 5 if cls.takes_out_shape else 4]
+            built = list(inspect.signature(cls._build).parameters.values())[1:]
+            parameters = [*common, *built]
+        cls.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+
+    def _set_spaces(
+        self,
+        in_channels: int,
+        out_channels: int,
+        in_shape: Sequence[int],
+        stride: int = 1,
+        out_shape: Sequence[int] | None = None,
+    ) -> None:
         super().__init__()
-        if not is_integer(in_channels) or not is_integer(out_channels):
-            raise ValueError(
-                "expected whole numbers, at least 1 channel in and out, got "
-                f"{in_channels!r} and {out_channels!r}"
-            )
-        if not is_integer(stride):
-            raise ValueError(f"expected a whole number of at least 1 as stride, got {stride!r}")
+        for name, value in (
+            ("in_channels", in_channels),
+            ("out_channels", out_channels),
+            ("stride", stride),
+        ):
+            if not is_integer(value):
+                raise ValueError(f"{name} must be a positive integer, got {value!r}.")
         in_shape = checked_shape(in_shape)
-        out_shape = None if out_shape is None else checked_shape(out_shape)
-        if out_shape is not None and stride != 1:
-            raise ValueError(f"expected a stride or an out_shape, got both: {stride}, {out_shape}")
-        if out_shape is not None and len(out_shape) != len(in_shape):
-            raise ValueError(f"expected an out_shape of {len(in_shape)} sizes, got {out_shape}")
+        if out_shape is None:
+            out_shape = subsampled_shape(in_shape, stride)
+        elif stride != 1:
+            raise ValueError(f"Pass a stride or an out_shape, not both: {stride}, {out_shape}.")
         self.in_channels, self.out_channels = in_channels, out_channels
         self.in_shape: Shape = in_shape
-        self.out_shape: Shape = (
-            subsampled_shape(in_shape, stride) if out_shape is None else out_shape
-        )
+        self.out_shape: Shape = checked_shape(out_shape)
         self.stride = stride
+        if len(self.out_shape) != len(in_shape):
+            raise ValueError(f"out_shape must have {len(in_shape)} sizes, got {self.out_shape}.")
+
+    def _build(self, *args: Any, **options: Any) -> None:
+        """Make the weights; the spaces are set. Override with keyword-only options."""
+        if options:
+            raise TypeError(f"{type(self).__name__} has no options {sorted(options)}.")
 
     @property
     def label(self) -> str:
-        """What it is called in readings."""
+        """Name of the path in readings."""
         return type(self).__name__
 
     @property
@@ -172,58 +201,58 @@ class Path(nn.Module):
 
     @property
     def spaces(self) -> Spaces:
-        """(channels, shape) of the input and of the output."""
+        """(channels, shape) of the input, then of the output."""
         return self.in_channels, self.in_shape, self.out_channels, self.out_shape
 
     @property
     def output_weights(self) -> list[nn.Parameter]:
-        """The parameters that the output is proportional to, biases included."""
+        """Parameters that the output is proportional to, biases included."""
         return list(self.parameters())
 
     @torch.no_grad()
     def scale_(self, factor: float) -> None:
-        """Multiply the output by a factor; the other factors of a product stay as they are."""
+        """Multiply the output by a factor, by scaling `output_weights`."""
         for parameter in self.output_weights:
             parameter.mul_(factor)
 
     @property
     def factors(self) -> tuple[nn.Parameter, nn.Parameter] | None:
-        """Factors a[c, d, i] and b[d, o, c]: only their products over each pair (c, d) matter."""
+        """Factors a[c, d, i] and b[d, o, c], if the map depends on their products per (c, d)."""
         return None
 
     @property
-    def balanced(self) -> tuple[nn.Parameter, ...]:
-        """The parameters among which `balance_` shares out sizes: its factors, or none."""
+    def balanced_parameters(self) -> tuple[nn.Parameter, ...]:
+        """Parameters whose norms `balance_` equalises."""
         return self.factors or ()
 
     @torch.no_grad()
     def balance_(self) -> None:
-        r"""Give both factors of each product the same norm; the map stays what it is.
+        r"""Give both factors of each product the same norm, without changing the map.
 
         Of all $(s a, b / s)$ this one has the smallest $|a|^2 + |b|^2$, hence the highest prior
-        density under one precision. A product that is zero is left alone.
+        density under one precision. Products that are zero are left unchanged.
         """
         if self.factors is None:
             return
         a, b = self.factors
         norm_a, norm_b = a.flatten(2).norm(dim=2), b.flatten(1, -2).norm(dim=1).T
-        alive = (norm_a > 0) & (norm_b > 0)
-        scale = torch.where(alive, (norm_b / norm_a).sqrt(), 1.0)
+        nonzero = (norm_a > 0) & (norm_b > 0)
+        scale = torch.where(nonzero, (norm_b / norm_a).sqrt(), 1.0)
         a.mul_(scale.unsqueeze(2))
         b.div_(scale.T.unsqueeze(1))
 
     def prior_groups(self) -> dict[str, list[str]]:
-        """Names of its parameters, by the prior they belong to: one for all, named ""."""
+        """Return the parameter names of each prior; by default all share one, called ""."""
         return {"": [name for name, _ in self.named_parameters()]}
 
     def transformations(self) -> list[tuple[Map, Map]]:
-        """What each element of its group beside translations does to inputs and to outputs."""
+        """Return how each group element, translations excepted, acts on inputs and on outputs."""
         return []
 
     def is_equivariant_under(self, other: "Path") -> bool:
-        """Whether every map of this path commutes with the group of another one.
+        """Return whether every map of this path commutes with the group of another path.
 
-        By name, or where both have representations by whether its group contains the other's.
+        Groups are compared by name, or by inclusion where both paths have representations.
         """
         if self.group is None or other.group is None:
             return False
@@ -232,46 +261,50 @@ class Path(nn.Module):
         return other.representations[0].group.is_subgroup_of(self.representations[0].group)
 
     def dense(self) -> "Path":
-        """The same map with its weights written out, for paths whose weights are made of others."""
+        """Return the same map with explicit weights, if these are computed from other parameters."""
         return self
 
     @property
     def affine(self) -> bool:
-        """Whether, for fixed weights, the output is an affine function of the input."""
+        """Whether the output is an affine function of the input, for fixed weights."""
         return False
 
     def plain(self) -> nn.Module:
-        """The same map of torch.nn modules and plain tensor code, sharing the tensors of `dense()`.
+        """Return the same map as torch.nn modules and tensor code.
 
-        To change it, override `_plain`.
+        It shares the tensors of `dense()`. To change the result, override `_plain`.
         """
         return self.dense()._plain()
 
     def _plain(self) -> nn.Module:
-        """By default a torch.fx trace of `forward`, which for that must branch on no value."""
         return traced(self, f"Plain{type(self).__name__}")
 
     @torch.no_grad()
     def is_zero(self) -> bool:
-        """Whether the output is zero for every input; of a product one factor is enough."""
-        own: list[Tensor] = [*self.output_weights]
-        if self.factors is not None:
+        """Return whether the output is zero for every input."""
+        tensors: list[Tensor] = [*self.output_weights]
+        if self.factors is not None:  # a product is zero if either factor is
             a, b = self.factors
-            alive = a.flatten(2).any(2) & b.flatten(1, -2).any(1).T
-            own = [alive, *(value for value in own if value is not b)]
-        return bool(own) and not any(bool(value.any()) for value in own)
+            nonzero = a.flatten(2).any(2) & b.flatten(1, -2).any(1).T
+            tensors = [nonzero, *(tensor for tensor in tensors if tensor is not b)]
+        return bool(tensors) and not any(bool(tensor.any()) for tensor in tensors)
 
     def check(self, x: Tensor) -> None:
-        """Raise ValueError unless x is [n, in_channels, *in_shape]; a traced x has no shape yet."""
+        """Raise ValueError unless x is [n, in_channels, *in_shape]; skipped while tracing."""
         if is_symbolic(x):
             return
         expected = (self.in_channels, *self.in_shape)
         if tuple(x.shape[1:]) != expected:
-            raise ValueError(f"expected input [n, {str(list(expected))[1:]}, got {list(x.shape)}")
+            shape = ", ".join(map(str, expected))
+            raise ValueError(
+                f"The input of {type(self).__name__} must be [n, {shape}], got {list(x.shape)}."
+            )
 
     def extra_repr(self) -> str:
-        """Spaces and group, for `print(model)`."""
-        return (
-            f"{self.in_channels} x {self.in_shape} -> {self.out_channels} x {self.out_shape}, "
-            f"group={self.group}"
-        )
+        """Return the spaces and the group."""
+        spaces = ((self.in_channels, *self.in_shape), (self.out_channels, *self.out_shape))
+        before, after = ("x".join(map(str, space)) for space in spaces)
+        return f"{before} -> {after}, group={self.group}"
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.extra_repr()})"

@@ -1,4 +1,4 @@
-"""A relaxed layer: the sum of paths between the same spaces, each with a prior of its own."""
+"""Define `Relaxed`, the sum of paths between the same spaces, each with its own prior."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -10,252 +10,265 @@ from torch import Tensor, nn
 from symrazor.accelerate.cuda_graphs import run_on_streams
 from symrazor.accelerate.torch_internals import has_hooks
 from symrazor.core.parameters import weights
-from symrazor.layers.conv import Filtered, convolved
+from symrazor.layers.conv import FilterPath, sum_of_convolutions
 from symrazor.layers.path import Path
-from symrazor.layers.subsampling import ADAPTIVE
+from symrazor.layers.subsampling import ADAPTIVE_REDUCTIONS
+
+FREE_PATH_PRECISION = 30.0
+"""Prior precision of removable paths that start near the symmetric network.
+
+Low enough to learn what the equivariant path cannot represent, high enough not to learn what it can
+(docs/benchmarks-all.md).
+"""
+
+START_RATIO = 0.1
+"""Initial output of a removable path, relative to the output of the paths that remain."""
 
 
-def joint(paths: Sequence[nn.Module], least: int = 2) -> list[list[nn.Module]]:
-    """Paths by their subsampling: filters that are shrunk alike are shrunk together.
+def paths_by_subsampling(paths: Sequence[nn.Module], min_stride: int = 2) -> list[list[nn.Module]]:
+    """Group filter paths with the same subsampling, which must be applied to their sum.
 
-    Each of them alone would keep the component with its own largest norm, and a shift would move
-    their outputs by different steps: the sum would not be equivariant though every term is.
+    Separately, each path would keep the component with its own largest norm. A shift could then
+    move the outputs by different steps, and the sum would not be equivariant although every term
+    is.
 
     Args:
-        paths: of a layer.
-        least: filters with a smaller stride stay alone.
+        paths: paths of one layer.
+        min_stride: filter paths with a smaller stride are not grouped.
     """
-    found: dict[object, list[nn.Module]] = {}
+    groups: dict[object, list[nn.Module]] = {}
     for i, path in enumerate(paths):
         key: object = i
-        if isinstance(path, Filtered) and path.shrink.stride >= least:
-            alone = path.shrink.stride == 1 and has_hooks(path)
-            key = i if alone else (path.shrink.stride, path.shrink.reduction)
-        found.setdefault(key, []).append(path)
-    return list(found.values())
+        if isinstance(path, FilterPath) and path.subsampling.stride >= min_stride:
+            separate = path.subsampling.stride == 1 and has_hooks(path)
+            key = i if separate else (path.subsampling.stride, path.subsampling.reduction)
+        groups.setdefault(key, []).append(path)
+    return list(groups.values())
 
 
-def _together(paths: Sequence[nn.Module], x: Tensor) -> Tensor:
-    """The sum of paths that are shrunk together."""
-    filters = [path for path in paths if isinstance(path, Filtered)]
+def _sum_of_paths(paths: Sequence[nn.Module], x: Tensor) -> Tensor:
+    """Return the output of one path, or of several filter paths with a common subsampling."""
+    filters = [path for path in paths if isinstance(path, FilterPath)]
     if len(filters) < 2:
         y: Tensor = paths[0](x)
         return y
     filters[0].check(x)
-    y = filters[0].shrink(convolved([path.conv for path in filters], x))
+    y = filters[0].subsampling(sum_of_convolutions([path.conv for path in filters], x))
     return y
 
 
 class Relaxed(nn.Module):
-    r"""$y = \sum_p \mathrm{path}_p(x)$; filters with a stride are added up before they are shrunk.
+    r"""Relaxed layer: $y = \sum_p \mathrm{path}_p(x)$, where each path has its own prior.
 
-    The sum, not the mean: with the mean of two paths, one of them small, every layer halves the
-    signal, and eight of them do not start to train.
+    Filters with a stride are added before the subsampling. The paths are summed, not averaged: with
+    the mean of two paths, one of which is small, every layer would halve the signal, and a network
+    of eight layers would not start to train.
 
-    Start near the symmetric solution: `scale_free_paths(precision)` draws the paths without a group
-    from their prior, while the equivariant one keeps its He initialisation. Not at zero: a product
-    of two factors has a saddle there, and the evidence would switch off a path that never had a
-    chance.
+    Start near the symmetric solution: `scale_free_paths(precision)` shrinks the paths without a
+    group, while the equivariant path keeps its He initialisation. Do not start at zero: a product
+    of two factors has a saddle point there, and the evidence would remove a path before it could
+    learn.
 
     Args:
-        paths: at least one, all between the same spaces; different groups by different names.
-        mean: divide by the number of paths.
+        paths: at least one path, all between the same spaces; different groups need different
+            names.
+        mean: divide the sum by the number of paths.
 
     Attributes:
-        disabled: paths whose output is known to be zero; they are not computed.
+        disabled: indices of paths whose output is known to be zero; they are not computed.
     """
 
     disabled: frozenset[int] = frozenset()
 
     def __init__(self, paths: Sequence[Path], mean: bool = False) -> None:
-        """Check that the paths fit together."""
         super().__init__()
         if not isinstance(paths, Sequence | nn.ModuleList):
-            raise ValueError(f"expected a sequence of paths, got {type(paths).__name__}")
+            raise ValueError(f"paths must be a sequence of paths, got {type(paths).__name__}.")
         if not paths:
-            raise ValueError("expected at least one path, got none")
-        given: list[object] = [*paths]
-        others = [type(path).__name__ for path in given if not isinstance(path, Path)]
+            raise ValueError("A relaxed layer needs at least one path.")
+        modules: list[object] = [*paths]
+        others = [type(module).__name__ for module in modules if not isinstance(module, Path)]
         if others:
             raise ValueError(
-                f"expected paths of symrazor.layers, got {others}; for a torch.nn convolution: "
-                "Conv.wrap(convolution, in_shape)"
+                f"paths must contain paths of symrazor.layers, got {others}. For a torch.nn "
+                "convolution, use Conv.wrap(convolution, in_shape)."
             )
         if len({id(path) for path in paths}) < len(paths):
-            raise ValueError("expected distinct paths, got one of them twice")
+            raise ValueError("paths contains the same path twice.")
         spaces = {path.spaces for path in paths}
         if len(spaces) > 1:
-            raise ValueError(f"expected paths between the same spaces, got {sorted(spaces)}")
-        _check_names(paths)
-        _check_choices(paths)
+            raise ValueError(f"All paths must map between the same spaces, got {sorted(spaces)}.")
+        _check_group_names(paths)
+        _check_reductions(paths)
         self.paths = nn.ModuleList(paths)
         self.mean = mean
 
     def forward(self, x: Float[Tensor, "n c *size"]) -> Float[Tensor, "n d *small"]:
-        """Add the paths up."""
-        heard = [path for i, path in enumerate(self.paths) if i not in self.disabled]
-        terms = run_on_streams(
-            [partial(_together, paths, x) for paths in joint(heard, least=1)], [x]
-        )
+        """Return the sum of the enabled paths."""
+        enabled = [path for i, path in enumerate(self.paths) if i not in self.disabled]
+        groups = paths_by_subsampling(enabled, min_stride=1)
+        terms = run_on_streams([partial(_sum_of_paths, paths, x) for paths in groups], [x])
         total = terms[0]
         for term in terms[1:]:
             total = total + term
         return total / len(self.paths) if self.mean else total
 
     def path(self, i: int) -> Path:
-        """The i-th path."""
+        """Return the i-th path."""
         path = self.paths[i]
         assert isinstance(path, Path)
         return path
 
     def removable_paths(self) -> list[int]:
-        """Paths beside a stricter one: free ones, and those of a smaller group than another's."""
+        """Return the indices of paths with less symmetry than another path of the layer.
+
+        These are free paths beside an equivariant path, and paths of a subgroup of another's group.
+        """
         paths = [self.path(i) for i in range(len(self.paths))]
         return [
             i
-            for i, one in enumerate(paths)
-            if any(
-                other.group is not None
-                and (
-                    one.group is None
-                    or (other.is_equivariant_under(one) and not one.is_equivariant_under(other))
-                )
-                for other in paths
-            )
+            for i, path in enumerate(paths)
+            if any(_has_more_symmetry(other, path) for other in paths)
         ]
 
     @torch.no_grad()
     def scale_free_paths(self, precision: float) -> None:
-        """Draw the paths without a group from a prior of this precision relative to their start.
+        """Divide the output of paths without a group by sqrt(precision).
 
-        Their output shrinks by sqrt(precision). Infinity makes it zero, exactly; it is still no
-        saddle, because only the last factor of a product is scaled: the first one keeps its size,
-        and with it the last one has a gradient.
+        Infinity makes their output exactly zero. This is not a saddle point, because only the last
+        factor of a product is scaled: the first factor keeps its size and gives the last factor a
+        gradient.
         """
         if not precision > 0:
-            raise ValueError(f"expected a positive precision, got {precision}")
+            raise ValueError(f"precision must be positive, got {precision}.")
         for path in self.paths:
             if path.group is None:
                 path.scale_(precision**-0.5)
 
+    def __repr__(self) -> str:
+        paths = [self.path(i) for i in range(len(self.paths))]
+        return f"Relaxed({' + '.join(map(repr, paths))})"
 
-def _check_names(paths: Sequence[Path]) -> None:
-    """Readings tell groups apart by name: two of one name would be taken for one."""
-    for i, one in enumerate(paths):
+
+def _has_more_symmetry(path: Path, other: Path) -> bool:
+    if path.group is None:
+        return False
+    if other.group is None:
+        return True
+    return path.is_equivariant_under(other) and not other.is_equivariant_under(path)
+
+
+def _check_group_names(paths: Sequence[Path]) -> None:
+    """Raise ValueError if two different groups have the same name, which readings would confuse."""
+    for i, path in enumerate(paths):
         for other in paths[:i]:
-            alike = one.group is None or one.group != other.group
-            if not alike and not (
-                one.is_equivariant_under(other) and other.is_equivariant_under(one)
-            ):
+            if path.group is None or path.group != other.group:
+                continue
+            if not (path.is_equivariant_under(other) and other.is_equivariant_under(path)):
                 raise ValueError(
-                    f"expected a name of its own for each group of a layer, got {one.group!r} for "
-                    "two that act differently; do: give one of them another name"
+                    f"Two different groups of the layer are called {path.group!r}. Rename one of "
+                    "them."
                 )
 
 
-def _check_choices(paths: Sequence[Path]) -> None:
-    """Two choices of a component: shifts move their outputs by different steps."""
-    shrunk = [path.shrink for path in paths if isinstance(path, Filtered)]
-    found = {one.reduction for one in shrunk if one.stride > 1 and one.reduction in ADAPTIVE}
-    if len(found) > 1:
+def _check_reductions(paths: Sequence[Path]) -> None:
+    """Raise ValueError for two adaptive reductions, whose outputs a shift moves differently."""
+    subsamplings = [path.subsampling for path in paths if isinstance(path, FilterPath)]
+    adaptive = {
+        subsampling.reduction
+        for subsampling in subsamplings
+        if subsampling.stride > 1 and subsampling.reduction in ADAPTIVE_REDUCTIONS
+    }
+    if len(adaptive) > 1:
         raise ValueError(
-            f"expected one reduction for all paths of a layer, got {' and '.join(sorted(found))}: "
-            "each is equivariant, and their sum is not; do: use one of them"
+            f"Paths with different reductions are equivariant, but their sum is not: "
+            f"{' and '.join(sorted(adaptive))}. Use the same reduction for all paths of a layer."
         )
 
 
 def spatial_layers(model: nn.Module) -> dict[str, Relaxed | Path]:
-    """Every relaxed layer, and every path outside of one, by name."""
-    found: dict[str, Relaxed | Path] = {}
+    """Return by name every relaxed layer, and every path outside of a relaxed layer."""
+    layers: dict[str, Relaxed | Path] = {}
     for name, module in model.named_modules():
-        inside = any(not outer or name.startswith(f"{outer}.") for outer in found)
+        inside = any(not outer or name.startswith(f"{outer}.") for outer in layers)
         if isinstance(module, (Relaxed, Path)) and not inside:
-            found[name] = module
-    return found
+            layers[name] = module
+    return layers
 
 
 def path_groups(model: nn.Module) -> dict[str, list[str]]:
-    """Prior groups with one precision per path; what `Razor(..., prior_groups="path")` uses.
+    """Return prior groups with one precision per path, as `Razor(..., prior_groups="path")` uses.
 
-    All tensors of a path share a group, so that the two factors of `FFC` are tied and its biases
-    count where its weights do; lengthscales and anchors of sparse paths have groups of their own.
-    Every tensor outside of a path is a group of its own.
+    All tensors of a path share a group: the two factors of `FFC` are tied, and biases count where
+    the weights do. Lengthscales and anchors of sparse paths have separate groups, and so has every
+    tensor outside of a path.
     """
     theta = weights(model)
     groups: dict[str, list[str]] = {}
     for prefix, module in model.named_modules():
-        if isinstance(module, Path):
-            start = f"{prefix}." if prefix else ""
-            for role, names in module.prior_groups().items():
-                own = [start + name for name in names if start + name in theta]
-                if own:
-                    groups[".".join(part for part in (prefix or "path", role) if part)] = own
+        if not isinstance(module, Path):
+            continue
+        start = f"{prefix}." if prefix else ""
+        for role, names in module.prior_groups().items():
+            members = [start + name for name in names if start + name in theta]
+            if members:
+                groups[".".join(part for part in (prefix or "path", role) if part)] = members
     inside = {name for names in groups.values() for name in names}
     return groups | {name: [name] for name in theta if name not in inside}
 
 
 def free_groups(model: nn.Module) -> set[str]:
-    """Those groups of `path_groups` that a relaxed layer with a stricter path could lack."""
+    """Return the groups of `path_groups` that belong to removable paths."""
     free: set[str] = set()
     for prefix, layer in spatial_layers(model).items():
         start = f"{prefix}." if prefix else ""
-        loose = layer.removable_paths() if isinstance(layer, Relaxed) else []
-        free |= {f"{start}paths.{i}" for i in loose}
+        removable = layer.removable_paths() if isinstance(layer, Relaxed) else []
+        free |= {f"{start}paths.{i}" for i in removable}
     return free
 
 
 def balance_(model: nn.Module, group_of: Mapping[str, str]) -> None:
-    """Balance the factors of every path whose factors share a prior group; see `Path.balance_`."""
+    """Balance every path whose factors share a prior group; see `Path.balance_`."""
     name_of = {id(parameter): name for name, parameter in model.named_parameters()}
     for module in model.modules():
-        if isinstance(module, Path) and module.balanced:
-            groups = {group_of.get(name_of[id(factor)]) for factor in module.balanced}
+        if isinstance(module, Path) and module.balanced_parameters:
+            groups = {group_of.get(name_of[id(factor)]) for factor in module.balanced_parameters}
             if len(groups) == 1 and None not in groups:
                 module.balance_()
 
 
-FREE_PATH_PRECISION = 30.0
-"""Precision of loose paths near the symmetric network: loose enough to learn what is left, tight
-enough not to learn what the equivariant path can (docs/results.md)."""
-
-START_RATIO = 0.1
-"""Output of a loose path near the symmetric network, over that of the stricter paths."""
-
-
-def _size(y: Tensor) -> float:
-    """Root mean square."""
+def _root_mean_square(y: Tensor) -> float:
     return float(y.square().mean().sqrt())
 
 
 @torch.no_grad()
 def start_near_(model: nn.Module, x: Tensor) -> None:
-    """Scale the output of loose paths to a tenth of that of the stricter paths beside them.
+    """Scale the output of removable paths to a tenth of the output of the paths that remain.
 
-    The ratio is that of root mean squares on the inputs x, layer after layer: whatever the scale a
-    loose path was drawn with, it starts alike. An output that is zero stays so. Where a convolution
-    is among the loose paths, the stricter ones take over from it: they add up to what the largest
-    of all paths with a group had, and not to the sum, which would grow from layer to layer.
+    The ratio is one of root mean squares on the inputs x, layer by layer, so that the start does
+    not depend on the initial scale of the removable paths. Outputs that are zero remain zero. If a
+    convolution is removable, the remaining paths replace it: their sum is scaled to the largest
+    output of all paths with a group. The sum of all would grow from layer to layer.
     """
 
     def scale(layer: nn.Module, args: tuple[Tensor]) -> None:
         assert isinstance(layer, Relaxed)
-        outputs, loose = (
-            [layer.path(i)(args[0]) for i in range(len(layer.paths))],
-            layer.removable_paths(),
-        )
-        strict = [i for i in range(len(outputs)) if i not in loose]
-        wanted = _size(torch.stack([outputs[i] for i in strict]).sum(0))
-        if not loose or not wanted:
+        outputs = [layer.path(i)(args[0]) for i in range(len(layer.paths))]
+        removable = layer.removable_paths()
+        remaining = [i for i in range(len(outputs)) if i not in removable]
+        target = _root_mean_square(torch.stack([outputs[i] for i in remaining]).sum(0))
+        if not removable or not target:
             return
-        if any(layer.path(i).group for i in loose):
-            largest = max(_size(y) for i, y in enumerate(outputs) if layer.path(i).group)
-            for i in strict:
-                layer.path(i).scale_(largest / wanted)
-            wanted = largest
-        for i in loose:
-            size = _size(outputs[i])
+        if any(layer.path(i).group for i in removable):
+            with_group = [y for i, y in enumerate(outputs) if layer.path(i).group]
+            largest = max(map(_root_mean_square, with_group))
+            for i in remaining:
+                layer.path(i).scale_(largest / target)
+            target = largest
+        for i in removable:
+            size = _root_mean_square(outputs[i])
             if size > 0:
-                layer.path(i).scale_(wanted * START_RATIO / size)
+                layer.path(i).scale_(target * START_RATIO / size)
 
     layers = [module for module in model.modules() if isinstance(module, Relaxed)]
     handles = [layer.register_forward_pre_hook(scale) for layer in layers]

@@ -1,16 +1,16 @@
-r"""Equivariant subsampling: each sample chooses its own polyphase component.
+r"""Reduce maps: equivariant subsampling, and pooling over positions or group elements.
 
-Subsampling at fixed places breaks translation equivariance: a shift by one pixel changes which
-pixels survive. Adaptive polyphase sampling (Chaman and Dokmanic 2021) splits the map into its $s^d$
-polyphase components and keeps the one with the largest norm, so that a shifted input gives the same
-component, shifted. The choice is made for each sample alone, from that sample alone. On features of
-a larger group all elements choose together where they share the coordinates of the image, as those
-of `GConv` do: then shifts and turns are both followed. Where each element has a frame of its own, a
-shift of the image moves them in different directions, and each chooses for itself (`elements`; Xu
-et al. 2021).
+Subsampling at fixed positions breaks translation equivariance, because a shift by one pixel changes
+which pixels are kept. Adaptive polyphase sampling (Chaman and Dokmanic 2021) splits a map into its
+$s^d$ polyphase components and keeps the component with the largest norm. A shifted input then gives
+the same component, shifted. Every sample chooses its component from its own values alone.
 
-Where several components have the largest norm, the first of them is kept. A map that a turn or a
-shift leaves as it is has such ties, and no choice of one component follows that element.
+On maps of a larger group, all group elements choose together if they share the coordinates of the
+image, as in `GConv`: the result is equivariant to translations and rotations. If each element has
+its own coordinate frame, each chooses for itself (`elements`; Xu et al. 2021).
+
+If several components have the largest norm, the first is kept. Such ties occur for maps that are
+invariant under an element of the group; no choice of one component is equivariant to it.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,18 +21,23 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from symrazor.groups import Group
 from symrazor.layers.path import is_integer, is_symbolic, subsampled_shape, traced
+from symrazor.layers.point_group import point_group
 
 Reduction = Literal["l2", "max", "first", "average-pool", "max-pool"]
 """How to shrink a map.
 
-"l2" and "max": the polyphase component with the largest l2 norm or absolute value, equivariant.
-"first": always the first component, as a strided convolution does. "average-pool" and "max-pool":
-the mean or maximum of each cell. The last three are equivariant only to shifts by the stride.
+"l2" and "max": keep the polyphase component with the largest l2 norm or absolute value; equivariant
+to all translations. "first": keep the first component, as a strided convolution does.
+"average-pool" and "max-pool": take the mean or maximum of each cell. The last three are equivariant
+only to shifts by multiples of the stride.
 """
 
-ADAPTIVE = ("l2", "max")
-"""Those that choose a component for each sample."""
+ADAPTIVE_REDUCTIONS = ("l2", "max")
+"""Reductions that choose a component for each sample."""
+
+SetReduction = Literal["sum", "mean", "max"]
 
 AVERAGE_POOLS: dict[int, Callable[[int], nn.Module]] = {
     1: nn.AvgPool1d,
@@ -46,17 +51,16 @@ MAX_POOLS: dict[int, Callable[[int], nn.Module]] = {
 }
 
 
-def _check(stride: object, reduction: object, elements: object) -> None:
-    """Refuse options that no map can be shrunk with."""
+def _check_options(stride: object, reduction: object, elements: object) -> None:
     if reduction not in get_args(Reduction):
-        raise ValueError(f"expected reduction in {get_args(Reduction)}, got {reduction!r}")
-    for name, value in (("stride", stride), ("number of group elements", elements)):
+        raise ValueError(f"reduction must be one of {get_args(Reduction)}, got {reduction!r}.")
+    for name, value in (("stride", stride), ("elements", elements)):
         if not is_integer(value):
-            raise ValueError(f"expected a whole {name} of at least 1, got {value!r}")
+            raise ValueError(f"{name} must be a positive integer, got {value!r}.")
 
 
 def polyphase(x: Float[Tensor, "n c *size"], stride: int) -> Float[Tensor, "n p c *small"]:
-    """All components x[..., i::stride, j::stride], phases in row-major order."""
+    """Return all components x[..., i::stride, j::stride], phases in row-major order."""
     n, c, *shape = x.shape
     small = subsampled_shape(shape, stride)
     dims = len(shape)
@@ -73,17 +77,17 @@ def keep_largest(
     norm: Literal["l2", "max"],
     elements: int = 1,
 ) -> Float[Tensor, "n c *small"]:
-    """The polyphase component with the largest norm, for each sample and group element.
+    """Return the polyphase component with the largest norm, per sample and group element.
 
-    Only the kept pixels are copied. All sizes but the number of data are constants, so that
-    torch.fx can trace it (see `Subsample.plain`).
+    Only the kept pixels are copied. All sizes but the batch size are constants, so that torch.fx
+    can trace the function (see `Subsample.plain`).
 
     Args:
         x: maps.
         space: (c, *size), the shape of x without its first dimension.
-        stride: how much to shrink.
+        stride: subsampling factor.
         norm: "l2" or "max".
-        elements: group elements, each with c / elements channels.
+        elements: number of group elements, each with c / elements channels.
     """
     channels, *shape = space
     small, dims = subsampled_shape(shape, stride), len(shape)
@@ -94,12 +98,12 @@ def keep_largest(
         size = size.unflatten(d, (-1, stride))
     positions = list(range(2, 2 + 2 * dims, 2))
     size = size.sum(positions) if norm == "l2" else size.amax(positions)
-    best = size.flatten(2).argmax(2)
+    largest = size.flatten(2).argmax(2)
     pixels = torch.arange(prod(shape), device=x.device)
     split = pixels.reshape([part for length in small for part in (length, stride)])
     order = [*range(1, 2 * dims, 2), *range(0, 2 * dims, 2)]
-    places = split.permute(order).reshape(stride**dims, prod(small))
-    index = places[best].unsqueeze(2).expand(-1, -1, channels // elements, -1)
+    pixels_of_component = split.permute(order).reshape(stride**dims, prod(small))
+    index = pixels_of_component[largest].unsqueeze(2).expand(-1, -1, channels // elements, -1)
     kept = torch.gather(x.flatten(2).unflatten(1, (elements, -1)), 3, index)
     y: Tensor = kept.flatten(1, 2).unflatten(2, small)
     return y
@@ -110,27 +114,25 @@ def subsample(
 ) -> Float[Tensor, "n c *small"]:
     """Shrink a map by the stride in every dimension.
 
-    Differentiable in the values that are kept; no sample sees another; no host synchronisation.
+    The result is differentiable in the kept values. Samples do not depend on each other, and the
+    host is not synchronised with the device.
 
     Args:
         x: maps; every size must be a multiple of the stride.
-        stride: how much to shrink.
+        stride: subsampling factor.
         reduction: see `Reduction`; norms run over channels and positions together.
-        elements: the channels are so many group elements, one after the other, and each element
-            chooses its own component.
+        elements: number of group elements, whose channels follow each other. Each element chooses
+            its own component.
 
     Raises:
-        ValueError: an unknown reduction, no spatial dimensions, or a stride or number of elements
-            that does not divide.
+        ValueError: the reduction is unknown, x has no spatial dimensions, or the stride or the
+            number of elements does not divide the shape of x.
     """
-    _check(stride, reduction, elements)
+    _check_options(stride, reduction, elements)
     if x.dim() < 3:
-        raise ValueError(f"expected maps [n, c, *size], got {list(x.shape)}")
+        raise ValueError(f"x must be maps [n, c, *size], got {list(x.shape)}.")
     if x.shape[1] % elements:
-        raise ValueError(
-            f"expected a number of group elements that divides {x.shape[1]} channels, "
-            f"got {elements}"
-        )
+        raise ValueError(f"elements={elements} does not divide {x.shape[1]} channels.")
     if stride == 1:
         return x
     match reduction:
@@ -145,21 +147,20 @@ def subsample(
 
 
 class Subsample(nn.Module):
-    """`subsample` as a module."""
+    """Apply `subsample`; the arguments are the same."""
 
     def __init__(self, stride: int = 2, reduction: Reduction = "l2", elements: int = 1) -> None:
-        """Keep the options."""
         super().__init__()
-        _check(stride, reduction, elements)
+        _check_options(stride, reduction, elements)
         self.stride, self.elements = stride, elements
         self.reduction: Reduction = reduction
 
     def forward(self, x: Float[Tensor, "n c *size"]) -> Float[Tensor, "n c *small"]:
-        """Shrink."""
+        """Shrink the maps."""
         return subsample(x, self.stride, self.reduction, self.elements)
 
     def plain(self, space: Sequence[int]) -> nn.Module:
-        """The same map of torch.nn modules or plain tensor code.
+        """Return the same map as a torch.nn module or plain tensor code.
 
         Args:
             space: (c, *size), the shape of the input without its first dimension.
@@ -181,37 +182,73 @@ class Subsample(nn.Module):
                 )
 
     def extra_repr(self) -> str:
-        """Options, for `print(model)`."""
-        more = f", elements={self.elements}" if self.elements > 1 else ""
-        return f"stride={self.stride}, reduction={self.reduction!r}{more}"
-
-
-SetReduction = Literal["sum", "mean", "max"]
+        """Return the options."""
+        elements = f", elements={self.elements}" if self.elements > 1 else ""
+        return f"stride={self.stride}, reduction={self.reduction!r}{elements}"
 
 
 class SetPool(nn.Module):
-    """The sum, mean or maximum over the places of [n, c, *shape].
+    """Take the sum, mean or maximum over the positions of [n, c, *shape].
+
+    The result is invariant to permutations of the positions.
 
     Args:
-        reduction: which.
+        reduction: "sum", "mean" or "max".
     """
 
     def __init__(self, reduction: SetReduction = "mean") -> None:
-        """Check the name."""
         super().__init__()
-        if reduction not in ("sum", "mean", "max"):
-            raise ValueError(f"expected reduction 'sum', 'mean' or 'max', got {reduction!r}")
+        if reduction not in get_args(SetReduction):
+            raise ValueError(f"reduction must be 'sum', 'mean' or 'max', got {reduction!r}.")
         self.reduction = reduction
 
     def forward(self, x: Float[Tensor, "n c *size"]) -> Float[Tensor, "n c"]:
-        """Reduce all places."""
+        """Reduce all positions."""
         if not is_symbolic(x) and (x.dim() < 3 or not x.numel()):
-            raise ValueError(f"expected maps [n, c, *size] with places, got {list(x.shape)}")
+            raise ValueError(f"x must be non-empty maps [n, c, *size], got {list(x.shape)}.")
         flat = x.flatten(2)
         if self.reduction == "max":
             return flat.amax(2)
         return flat.sum(2) if self.reduction == "sum" else flat.mean(2)
 
     def extra_repr(self) -> str:
-        """The reduction, for `print(model)`."""
+        """Return the reduction."""
         return repr(self.reduction)
+
+
+class GroupPool(nn.Module):
+    """Take the maximum or mean over the group elements of every field.
+
+    Rotations then act on the output as on any image; on maps of one pixel the output is invariant.
+
+    Args:
+        elements: number of group elements, |G|; or a finite group; or the name of a point group.
+        how: "max" or "mean".
+    """
+
+    def __init__(self, elements: int | str | Group, how: Literal["max", "mean"] = "max") -> None:
+        super().__init__()
+        if how not in ("max", "mean"):
+            raise ValueError(f"how must be 'max' or 'mean', got {how!r}.")
+        order: object = elements
+        if isinstance(elements, Group):
+            order = elements.finite().order
+        elif isinstance(elements, str):
+            order = point_group(elements).order
+        if not isinstance(order, int) or not is_integer(order):
+            raise ValueError(
+                f"elements must be a group or its number of elements, got {elements!r}."
+            )
+        self.elements, self.how = order, how
+
+    def forward(self, x: Float[Tensor, "n c *size"]) -> Float[Tensor, "n d *size"]:
+        """Pool over the elements."""
+        if not is_symbolic(x) and x.shape[1] % self.elements:
+            raise ValueError(f"{self.elements} group elements do not divide {x.shape[1]} channels.")
+        split = x.unflatten(1, (self.elements, -1))
+        y: Tensor = split.amax(1) if self.how == "max" else split.mean(1)
+        return y
+
+    def extra_repr(self) -> str:
+        """Return the options."""
+        return f"elements={self.elements}, how={self.how!r}"

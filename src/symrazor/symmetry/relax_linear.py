@@ -60,7 +60,7 @@ def split_dense(
         path.map.weight.copy_(
             torch.einsum("bts,otis->oib", path.maps.matrices().to(remainder), remainder) / t
         )
-        remainder = remainder - path.map.written().reshape(d, t, c, n)
+        remainder = remainder - path.map.matrix().reshape(d, t, c, n)
         if isinstance(path.offset, InvariantBias):
             basis = path.offset.basis
             path.offset.values.copy_(remaining_bias @ basis.T / basis.square().sum(1))
