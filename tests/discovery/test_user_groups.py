@@ -218,7 +218,7 @@ def test_digits_are_asked_for_the_groups_that_were_given(monkeypatch: pytest.Mon
         ("image", [Group.from_permutations("1", [[*range(64)]])], None),
         ("image", ["O"], "Group O does not fit the data: "),
         ("image", ["teapot"], "Unknown group 'teapot'. Use translation, "),
-        ("image", [groups.so(2)], "a finite group, got the continuous SO"),
+        ("image", [groups.so(2)], "is continuous"),
         ("image", ["cyclic"], None),
         ("image", [3], "A group must be a name, .* or a Group, got int"),
     ],

@@ -76,8 +76,8 @@ def test_every_network_maps_images_to_classes(paths: str, size: int, blocks: int
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"paths": "hconv"}, "expected paths in .* got 'hconv'"),
-        ({"size": 28}, "32 x 32 or 16 x 16, got size 28"),
+        ({"paths": "hconv"}, "paths must be one of .* got 'hconv'"),
+        ({"size": 28}, "size must be 32 or 16, got 28"),
         ({"prior": "omega"}, "'omega' for sparse paths, got 'omega'"),
     ],
 )

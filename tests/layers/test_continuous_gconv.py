@@ -134,24 +134,24 @@ def test_turns_by_other_angles_are_those_of_the_plane() -> None:
     assert not path.strict and path.interpolation_error == 0
 
 
-def test_wrong_options_are_refused() -> None:
+def test_invalid_options_raise() -> None:
     for wrong, message in [
-        ({"angles": 0}, "whole number of angles"),
+        ({"angles": 0}, "angles must be an integer"),
         ({"kind": "separable"}, "kind"),
-        ({"widths": (0.0, 1.0)}, "two positive widths"),
-        ({"widths": 2.0}, "two positive widths"),
+        ({"widths": (0.0, 1.0)}, "two positive numbers"),
+        ({"widths": 2.0}, "two positive numbers"),
         ({"anchors": 0}, "anchors"),
-        ({"angles": 3}, "3 elements"),
+        ({"angles": 3}, "multiple of 3"),
     ]:
         with pytest.raises(ValueError, match=message):
             SE2Conv(8, 8, (6, 6), **wrong)  # type: ignore[arg-type]
     for wrong, message in [
-        ({"scales": (1.0, 2.0, 3.0)}, "grow by one factor"),
-        ({"scales": (2.0, 4.0)}, "scales from 1"),
-        ({"scales": 2.0}, "scales from 1"),
+        ({"scales": (1.0, 2.0, 3.0)}, "by equal factors"),
+        ({"scales": (2.0, 4.0)}, "increase from 1"),
+        ({"scales": 2.0}, "increase from 1"),
         ({"kind": "pointwise"}, "kind"),
-        ({"widths": (1.0,)}, "two positive widths"),
-        ({"scales": (1.0, 2.0)}, "2 scales divide"),
+        ({"widths": (1.0,)}, "two positive numbers"),
+        ({"scales": (1.0, 2.0)}, "2 scales must divide"),
     ]:
         with pytest.raises(ValueError, match=message):
             ScaleConv(3, 3, (8, 8), **wrong)  # type: ignore[arg-type]

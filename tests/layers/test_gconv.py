@@ -174,7 +174,7 @@ def test_the_table_is_that_of_the_matrices(rotations: int, mirrored: bool) -> No
 def test_interpolated_filters_get_better_with_resolution() -> None:
     errors = [GConv(8, 8, (33, 33), group="C8", kernel=k).interpolation_error for k in (5, 9, 17)]
     assert errors[0] > 2 * errors[1] > 4 * errors[2] > 0
-    assert f"group=C8, interpolation error {errors[0]:.2g}\n" in str(
+    assert f"group=C8, interpolation error {errors[0]:.2g})" in str(
         GConv(8, 8, (33, 33), group="C8", kernel=5)
     )
     assert GConv(4, 4, (8, 8)).interpolation_error == 0
@@ -183,15 +183,15 @@ def test_interpolated_filters_get_better_with_resolution() -> None:
 
 
 def test_wrong_inputs_are_refused() -> None:
-    with pytest.raises(ValueError, match="expected a number of channels in that the 4 elements"):
+    with pytest.raises(ValueError, match="in_channels must be a multiple of 4"):
         GConv(6, 8, (4, 4))
-    with pytest.raises(ValueError, match="channels out"):
+    with pytest.raises(ValueError, match="out_channels must be a multiple of 4"):
         GConv(3, 6, (4, 4), kind="lift")
-    with pytest.raises(ValueError, match="expected square maps"):
+    with pytest.raises(ValueError, match="needs square maps"):
         GConv(4, 4, (4, 6))
-    with pytest.raises(ValueError, match="expected a group among"):
+    with pytest.raises(ValueError, match="Unknown group"):
         GConv(4, 4, (4, 4), group="p5")
-    with pytest.raises(ValueError, match="expected kind in"):
+    with pytest.raises(ValueError, match="kind must be one of"):
         GConv(4, 4, (4, 4), kind="half")
     with pytest.raises(ValueError, match="'max' or 'mean'"):
         GroupPool(4, "sum")
@@ -302,7 +302,7 @@ def test_any_finite_group_of_the_plane() -> None:
 def test_group_pool_says_what_it_needs() -> None:
     x = torch.randn(2, 8, 3, 3)
     assert torch.equal(GroupPool(groups.cyclic(4))(x), GroupPool("p4")(x))
-    with pytest.raises(ValueError, match="4 elements divide, got 6"):
+    with pytest.raises(ValueError, match="4 group elements do not divide 6 channels"):
         GroupPool("p4")(x[:, :6])
     with pytest.raises(ValueError, match="number of elements, got 0"):
         GroupPool(0)

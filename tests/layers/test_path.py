@@ -1,5 +1,6 @@
 """Paths: every one inherits the public suite; parameter counts are pinned."""
 
+import inspect
 import itertools
 from collections.abc import Callable
 from functools import partial
@@ -9,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from symrazor.layers import FC, FFC, SFC, Conv, Path, Relaxed, SConv, Subsample, subsample
+from symrazor.layers import FC, FFC, SFC, Conv, GReadout, Path, Relaxed, SConv, Subsample, subsample
 from symrazor.testing import PathSuite, assert_close
 
 
@@ -182,8 +183,9 @@ def test_a_product_is_zero_with_either_factor() -> None:
         assert not path(torch.randn(2, 2, 4, 4)).any()
 
 
-def test_blocks_say_their_sizes() -> None:
-    shown = str(Relaxed([FFC(2, 3, (4, 4), bias=True), SFC(2, 3, (4, 4)), SConv(2, 3, (4, 4))]))
+def test_representations_of_blocks_show_their_sizes() -> None:
+    paths = [FFC(2, 3, (4, 4), bias=True), SFC(2, 3, (4, 4)), SConv(2, 3, (4, 4))]
+    shown = "".join(repr(module) for path in paths for module in path.children())
     for text in (
         "BlockLinear(2 blocks, 16 -> 3)",
         "PixelBias(16 pixels)",
@@ -192,6 +194,25 @@ def test_blocks_say_their_sizes() -> None:
         "2 -> 3, kernel=(3, 3), padding='circular'",
     ):
         assert text in shown
+
+
+def test_representations_are_one_line() -> None:
+    conv, free = Conv(2, 3, (4, 4), stride=2), FFC(2, 3, (4, 4), out_shape=(2, 2))
+    assert repr(conv) == "Conv(2x4x4 -> 3x2x2, group=translation)"
+    assert repr(free) == "FFC(2x4x4 -> 3x2x2, group=None)"
+    assert repr(Relaxed([conv, free])) == "Relaxed(2x4x4 -> 3x2x2: Conv + FFC)"
+
+
+def test_signatures_show_the_options_of_a_path() -> None:
+    assert list(inspect.signature(Conv).parameters) == [
+        *("in_channels", "out_channels", "in_shape", "stride", "kernel", "padding", "reduction")
+    ]
+    assert list(inspect.signature(FFC).parameters)[3:] == ["stride", "out_shape", "bias"]
+    assert list(inspect.signature(GReadout).parameters)[3:] == ["group"]
+    with pytest.raises(TypeError, match="unexpected keyword argument 'kernal'"):
+        Conv(2, 3, (4, 4), kernal=3)
+    with pytest.raises(TypeError, match="Conv takes a stride, not an out_shape"):
+        Conv(2, 3, (4, 4), out_shape=(2, 2))
 
 
 def _twice() -> list[Path]:
@@ -252,53 +273,65 @@ def test_subsampling_by_brute_force(norm: str) -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Conv(0, 3, (4, 4)), "at least 1 channel in and out, got 0 and 3"),
-        (lambda: Conv(2, 3, (5, 4), stride=2), r"divides the shape \(5, 4\), got 2"),
-        (lambda: Conv(2, 3, (4, 4), kernel=2), "odd kernel size, got 2"),
+        (lambda: Conv(0, 3, (4, 4)), "in_channels must be a positive integer, got 0"),
+        (lambda: Conv(2, 3, (5, 4), stride=2), r"stride 2 does not divide the shape \(5, 4\)"),
+        (lambda: Conv(2, 3, (4, 4), kernel=2), "odd positive integer, got 2"),
         (lambda: Conv(2, 3, (2, 2), kernel=7), r"at most 5 .*\(2, 2\), got 7"),
         (lambda: Conv(2, 3, (4, 4), padding="reflect"), "'circular' or 'zeros', got 'reflect'"),
         (lambda: Conv(2, 3, (2, 2), kernel=7, padding="zeros"), r"at most 5 .*\(2, 2\), got 7"),
-        (lambda: FC(2, 3, (1, 1, 1, 1)), "1 to 3 positive sizes"),
-        (lambda: subsample(torch.zeros(1, 3, 4, 4), elements=2), "divides 3 channels, got 2"),
-        (lambda: Subsample(2, "mean"), "reduction in .*, got 'mean'"),
+        (lambda: FC(2, 3, (1, 1, 1, 1)), "1 to 3 sizes"),
+        (
+            lambda: subsample(torch.zeros(1, 3, 4, 4), elements=2),
+            "does not divide 3 channels",
+        ),
+        (lambda: Subsample(2, "mean"), "reduction must be one of .*, got 'mean'"),
         (lambda: Relaxed([]), "at least one path"),
         (lambda: Relaxed([FC(2, 3, (4,)), FC(2, 4, (4,))]), "the same spaces"),
-        (lambda: Relaxed([FC(2, 3, (4,))]).scale_free_paths(0.0), "positive precision"),
+        (lambda: Relaxed([FC(2, 3, (4,))]).scale_free_paths(0.0), "precision must be positive"),
         (
             lambda: Conv(2, 3, (4, 4))(torch.zeros(1, 2, 4, 5)),
             r"\[n, 2, 4, 4\], got \[1, 2, 4, 5\]",
         ),
         (lambda: FC(2, 3, (4, 4))(torch.zeros(1, 3, 4, 4)), r"\[n, 2, 4, 4\], got \[1, 3, 4, 4\]"),
-        (lambda: subsample(torch.zeros(1, 1, 4, 4), 2, "l1"), "reduction in .*, got 'l1'"),
+        (
+            lambda: subsample(torch.zeros(1, 1, 4, 4), 2, "l1"),
+            "must be one of .*, got 'l1'",
+        ),
         (lambda: subsample(torch.zeros(2, 4)), r"maps \[n, c, \*size\], got \[2, 4\]"),
-        (lambda: subsample(torch.zeros(1, 1, 4, 4), 2.0), "whole stride of at least 1, got 2.0"),
-        (lambda: Subsample(0), "whole stride of at least 1, got 0"),
-        (lambda: Subsample("2"), "whole stride of at least 1, got '2'"),
-        (lambda: Subsample(2, elements=0), "group elements of at least 1, got 0"),
-        (lambda: Conv(2.0, 3, (4, 4)), "whole numbers, .* got 2.0 and 3"),
-        (lambda: FC(2, "3", (4, 4)), "whole numbers, .* got 2 and '3'"),
-        (lambda: FFC(2, True, (4, 4)), "whole numbers, .* got 2 and True"),
-        (lambda: Conv(2, 3, (4, 4), stride=2.0), "whole number .* as stride, got 2.0"),
-        (lambda: Conv(2, 3, (4, 4), stride=(2, 2)), r"as stride, got \(2, 2\)"),
-        (lambda: FC(2, 3, (4, 4), stride=0), "as stride, got 0"),
-        (lambda: Conv(2, 3, (4, 4), kernel=(3, 3)), r"odd kernel size, got \(3, 3\)"),
-        (lambda: Conv(2, 3, (4, 4), kernel="3"), "odd kernel size, got '3'"),
-        (lambda: SConv(2, 3, (4, 4), kernel=3.0), "odd kernel size, got 3.0"),
-        (lambda: Conv(2, 3, 4), "1 to 3 positive sizes, whole numbers, got 4"),
-        (lambda: Conv(2, 3, "44"), "1 to 3 positive sizes, .* got '44'"),
-        (lambda: FC(2, 3, (4.0, 4)), r"1 to 3 positive sizes, .* got \(4.0, 4\)"),
-        (lambda: FC(2, 3, (4, 4), out_shape=(0, 2)), r"positive sizes, .* got \(0, 2\)"),
-        (lambda: Relaxed([nn.Conv2d(2, 3, 3)]), r"paths of .*, got \['Conv2d'\]; .*Conv.wrap"),
+        (
+            lambda: subsample(torch.zeros(1, 1, 4, 4), 2.0),
+            "stride must be a positive integer, got 2.0",
+        ),
+        (lambda: Subsample(0), "stride must be a positive integer, got 0"),
+        (lambda: Subsample("2"), "stride must be a positive integer, got '2'"),
+        (lambda: Subsample(2, elements=0), "elements must be a positive integer, got 0"),
+        (lambda: Conv(2.0, 3, (4, 4)), "in_channels must be a positive integer, got 2.0"),
+        (lambda: FC(2, "3", (4, 4)), "out_channels must be a positive integer, got '3'"),
+        (lambda: FFC(2, True, (4, 4)), "out_channels must be a positive integer, got True"),
+        (lambda: Conv(2, 3, (4, 4), stride=2.0), "stride must be .* integer, got 2.0"),
+        (
+            lambda: Conv(2, 3, (4, 4), stride=(2, 2)),
+            r"stride must be .* integer, got \(2, 2\)",
+        ),
+        (lambda: FC(2, 3, (4, 4), stride=0), "stride must be a positive integer, got 0"),
+        (lambda: Conv(2, 3, (4, 4), kernel=(3, 3)), r"odd positive integer, got \(3, 3\)"),
+        (lambda: Conv(2, 3, (4, 4), kernel="3"), "odd positive integer, got '3'"),
+        (lambda: SConv(2, 3, (4, 4), kernel=3.0), "odd positive integer, got 3.0"),
+        (lambda: Conv(2, 3, 4), "1 to 3 sizes, all positive integers, got 4"),
+        (lambda: Conv(2, 3, "44"), "1 to 3 sizes, .* got '44'"),
+        (lambda: FC(2, 3, (4.0, 4)), r"1 to 3 sizes, .* got \(4.0, 4\)"),
+        (lambda: FC(2, 3, (4, 4), out_shape=(0, 2)), r"positive integers, got \(0, 2\)"),
+        (lambda: Relaxed([nn.Conv2d(2, 3, 3)]), r"paths of .*, got \['Conv2d'\]. .*Conv.wrap"),
         (lambda: Relaxed(FC(2, 3, (4,))), "a sequence of paths, got FC"),
-        (lambda: Relaxed(_twice()), "distinct paths, got one of them twice"),
+        (lambda: Relaxed(_twice()), "the same path twice"),
         (lambda: Conv.wrap(nn.Linear(2, 3), (4, 4)), "nn.Conv1d, .* got Linear"),
-        (lambda: Conv.wrap(nn.Conv2d(3, 2, 3), (4,)), r"in_shape of 2 sizes .*, got \(4,\)"),
+        (lambda: Conv.wrap(nn.Conv2d(3, 2, 3), (4,)), r"in_shape must have 2 sizes .*, got \(4,\)"),
         (
             lambda: Conv.wrap(nn.Conv2d(3, 2, 5), (4, 4)),
-            r"kernel no larger than the input of shape \(4, 4\) .*, got Conv2d",
+            r"kernel of Conv2d.* is larger than the padded input of shape \(4, 4\)",
         ),
     ],
 )
-def test_bad_shapes(make: Callable[[], object], message: str) -> None:
+def test_invalid_arguments_raise(make: Callable[[], object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make()

@@ -26,7 +26,7 @@ def test_sum_and_mean_of_paths() -> None:
 def test_one_choice_of_a_component_for_all_paths() -> None:
     """Two would move by different steps, and the sum of equivariant paths would not be one."""
     spaces = (2, 3, (4, 4), 2)
-    with pytest.raises(ValueError, match="one reduction for all paths of a layer, got l2 and max"):
+    with pytest.raises(ValueError, match="l2 and max. Use the same reduction"):
         Relaxed([Conv(*spaces), Conv(*spaces, reduction="max")])
     layer = Relaxed([Conv(*spaces, reduction="max"), Conv(*spaces, reduction="max"), FFC(*spaces)])
     layer.path(2).scale_(0.0)

@@ -243,5 +243,5 @@ def test_layers_that_cannot_be_traced_are_named() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return x if float(x.sum()) > 0 else -x
 
-    with pytest.raises(ValueError, match=r"can trace, got Odd.* _plain\(\)"):
+    with pytest.raises(ValueError, match=r"cannot trace Odd.* _plain\(\)"):
         sr.collapse(nn.Sequential(Odd(1, 1, (2, 2))), torch.randn(1, 1, 2, 2))

@@ -54,6 +54,7 @@ class Filter:
         return Filter(self.weight + other.weight, bias, self.padding, self.groups)
 
     def __call__(self, x: Float[Tensor, "n c *size"]) -> Float[Tensor, "n d *size"]:
+        """Convolve."""
         margins = [k // 2 for k in self.weight.shape[2:]]
         convolve = CONVOLVE[len(margins)]
         if self.padding == "circular" and any(margins):

@@ -211,8 +211,15 @@ class EquivariantLinear(Path):
         in_shape = (before.size,) if in_shape is None else in_shape
         if out_shape is None:
             out_shape = in_shape if after is before else (after.size, *(1,) * (len(in_shape) - 1))
-        options = {"maps_between": (before, after), "bias": bias, "orthogonal_to": orthogonal_to}
-        super().__init__(in_channels, out_channels, in_shape, out_shape=out_shape, **options)
+        super().__init__(
+            in_channels,
+            out_channels,
+            in_shape,
+            out_shape=out_shape,
+            maps_between=(before, after),
+            bias=bias,
+            orthogonal_to=orthogonal_to,
+        )
 
     def _build(
         self,
@@ -343,9 +350,15 @@ def relaxed_over(
             for other in groups
             if _maps_commute(other, group) and not _maps_commute(group, other)
         ]
-        shapes = {"in_shape": shape, "out_shape": shape}
         paths.append(
-            EquivariantLinear(in_channels, out_channels, group, **shapes, orthogonal_to=larger)
+            EquivariantLinear(
+                in_channels,
+                out_channels,
+                group,
+                in_shape=shape,
+                out_shape=shape,
+                orthogonal_to=larger,
+            )
         )
     if free:
         positions = (groups[0].size,) if shape is None else shape

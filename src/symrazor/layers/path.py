@@ -261,7 +261,7 @@ class Path(nn.Module):
         return other.representations[0].group.is_subgroup_of(self.representations[0].group)
 
     def dense(self) -> "Path":
-        """Return the same map with explicit weights, if these are computed from other parameters."""
+        """Return the same map with explicit weights, if they are computed from other parameters."""
         return self
 
     @property
@@ -300,11 +300,14 @@ class Path(nn.Module):
                 f"The input of {type(self).__name__} must be [n, {shape}], got {list(x.shape)}."
             )
 
+    def describe_spaces(self) -> str:
+        """Return the spaces as in "3x8x8 -> 4x4x4"."""
+        spaces = ((self.in_channels, *self.in_shape), (self.out_channels, *self.out_shape))
+        return " -> ".join("x".join(map(str, space)) for space in spaces)
+
     def extra_repr(self) -> str:
         """Return the spaces and the group."""
-        spaces = ((self.in_channels, *self.in_shape), (self.out_channels, *self.out_shape))
-        before, after = ("x".join(map(str, space)) for space in spaces)
-        return f"{before} -> {after}, group={self.group}"
+        return f"{self.describe_spaces()}, group={self.group}"
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.extra_repr()})"

@@ -210,7 +210,7 @@ def _by_name(name: str) -> PointGroup:
 
 
 def point_group(group: str | Group) -> PointGroup:
-    """Return a point group by name ("p4", "p4m", "p2", "pm", "C8", "D8", "O", "Oh") or from a group.
+    """Return a point group by name ("p4", "p4m", "pm", "C8", "D8", "O", "Oh") or from a `Group`.
 
     Raises:
         ValueError: an unknown name, or not a finite group of 2 x 2 or 3 x 3 matrices.

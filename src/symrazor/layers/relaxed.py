@@ -146,8 +146,8 @@ class Relaxed(nn.Module):
                 path.scale_(precision**-0.5)
 
     def __repr__(self) -> str:
-        paths = [self.path(i) for i in range(len(self.paths))]
-        return f"Relaxed({' + '.join(map(repr, paths))})"
+        labels = " + ".join(self.path(i).label for i in range(len(self.paths)))
+        return f"Relaxed({self.path(0).describe_spaces()}: {labels})"
 
 
 def _has_more_symmetry(path: Path, other: Path) -> bool:

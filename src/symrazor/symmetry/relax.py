@@ -315,7 +315,7 @@ def _split_off(
         try:
             paths.insert(0, GConv.split_off(conv, call.shape[2:], group, call.is_image))
         except ValueError as error:
-            missing += f"; no {point_group(group).name}: {error}"
+            missing += f"; no {point_group(group).name}: {str(error).removesuffix('.')}"
     return paths, missing
 
 
