@@ -2,7 +2,7 @@ r"""Collapse a relaxed network to a plain one, without the paths that the eviden
 
 The share of a path is its part of its layer's effective parameters, $\gamma_p / \sum_q \gamma_q$.
 Paths with a share below a threshold are dropped, and the others are merged if possible
-(`symrazor.layers.plain.merge`). The threshold is given, or the evidence chooses it. The result consists
+(`symrazor.layers.plain`). The threshold is given, or the evidence chooses it. The result consists
 of torch.nn modules and torch.fx graphs: it loads and runs without this library.
 """
 
