@@ -251,7 +251,7 @@ class Noisy(nn.Module):
         return F.dropout(h, 0.5, True) if self.how == "random" else h - h.mean(0)
 
 
-@pytest.mark.parametrize(("how", "hint"), [("random", "second call"), ("coupled", "datum alone")])
+@pytest.mark.parametrize(("how", "hint"), [("random", "second call"), ("coupled", "sample alone")])
 def test_random_and_coupled_outputs(how: str, hint: str) -> None:
     with pytest.raises(ValueError, match=hint):
         _razor(Noisy(how)).evidence([(torch.randn(10, 4), torch.arange(10) % 3)])

@@ -230,8 +230,8 @@ class _Wayward(nn.Module):
     ("how", "options", "message"),
     [
         ("around", {}, "first.weight: the uses of its module do not explain"),
-        ("coupled", {}, "treats data one by one"),
-        ("random", {}, "a deterministic model"),
+        ("coupled", {}, "couples the samples"),
+        ("random", {}, "not deterministic"),
         ("", {"prior_groups": "diagonal"}, "first.weight has one prior precision per weight"),
     ],
 )

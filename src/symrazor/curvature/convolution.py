@@ -1,8 +1,11 @@
-r"""Convolutions in the weight-sharing format: patches with the true padding, and their factor.
+r"""Describe convolutions in the weight-sharing format and compute their input factor.
 
 A convolution is $y[n, t, k, o] = \sum_i W[k, o, i]\, a[n, t, k, i]$ with positions t, groups k and
-$i = (\text{channel}, \text{offset})$: the patch of the *padded* input under position t, whatever
-the padding mode.
+$i = (\text{channel}, \text{offset})$: the patch of the *padded* input at position t, for every
+padding mode.
+
+The input factor $\sum_{n,t} a a^\top$ is computed without storing all patches: at stride 1 on a CPU
+from shift correlations of the padded input, otherwise from patches of a few samples at a time.
 """
 
 import math
@@ -24,9 +27,9 @@ Conv = nn.Conv1d | nn.Conv2d | nn.Conv3d
 
 @dataclass(frozen=True)
 class Geometry:
-    """What a convolution does with positions, whatever its weight is made of.
+    """Kernel size, stride, dilation, padding and groups of a convolution.
 
-    `amounts` is the padding as F.pad wants it: low and high, from the last axis to the first.
+    `amounts` is the padding as F.pad expects it: low and high, from the last axis to the first.
     """
 
     kernel_size: tuple[int, ...]
@@ -38,7 +41,7 @@ class Geometry:
 
     @classmethod
     def of(cls, conv: Conv) -> "Geometry":
-        """The geometry of a convolution of torch."""
+        """Return the geometry of a torch convolution."""
         amounts = conv_padding(conv)
         return cls(
             conv.kernel_size, conv.stride, conv.dilation, conv.padding_mode, amounts, conv.groups
@@ -46,7 +49,7 @@ class Geometry:
 
 
 def pad(x: Tensor, shape: Geometry) -> Tensor:
-    """The input as the convolution sees it."""
+    """Pad the input as the convolution does."""
     mode = "constant" if shape.padding_mode == "zeros" else shape.padding_mode
     amounts = shape.amounts
     if not any(amounts):
@@ -55,12 +58,14 @@ def pad(x: Tensor, shape: Geometry) -> Tensor:
 
 
 def pad_circular(x: Tensor, amounts: Sequence[int]) -> Tensor:
-    """Circular F.pad that keeps the memory layout; `amounts` from the last axis to the first."""
+    """Pad circularly like F.pad, but keep the memory layout."""
     for axis in range(len(amounts) // 2):
         low, high = amounts[2 * axis : 2 * axis + 2]
         dim, size = x.dim() - 1 - axis, x.shape[-1 - axis]
         if max(low, high) > size:
-            raise ValueError(f"expected circular padding of at most {size}, got {max(low, high)}")
+            raise ValueError(
+                f"Circular padding of {max(low, high)} exceeds the size {size} of the input."
+            )
         parts = [x.narrow(dim, size - low, low), x, x.narrow(dim, 0, high)]
         x = torch.cat([part for part in parts if part.shape[dim]], dim) if low or high else x
     return x
@@ -72,7 +77,7 @@ def windows(
     stride: Sequence[int],
     dilation: Sequence[int],
 ) -> Float[Tensor, "n c *out_and_kernel"]:
-    """View of all windows: [n, c, *positions, *offsets], without copying."""
+    """Return a view of all windows, [n, c, *positions, *offsets], without copying."""
     for d, (k, step, gap) in enumerate(zip(kernel, stride, dilation, strict=True)):
         x = x.unfold(2 + d, gap * (k - 1) + 1, step)[..., ::gap]
     return x
@@ -85,7 +90,7 @@ def patches(
     dilation: Sequence[int],
     groups: int,
 ) -> Float[Tensor, "n t k i"]:
-    """Patches of an already padded input, i ordered as in a convolution weight."""
+    """Return the patches of a padded input; features are ordered as in a convolution weight."""
     view = windows(x, kernel, stride, dilation)
     n, c, dims = len(x), x.shape[1], len(kernel)
     split = view.reshape(n, groups, c // groups, *view.shape[2:])
@@ -95,22 +100,22 @@ def patches(
 
 
 def all_patches(x: Float[Tensor, "n c *size"], shape: Geometry) -> Float[Tensor, "n t k i"]:
-    """Patches of an input that is not padded yet."""
+    """Pad an input and return its patches."""
     return patches(pad(x, shape), shape.kernel_size, shape.stride, shape.dilation, shape.groups)
 
 
 PATCH_ENTRIES = 2**19
-"""Patches are made of so few data at a time that they stay in cache."""
+"""Entries of the patches that are made at a time on a CPU: they stay in the cache."""
 
 PATCH_ENTRIES_GPU = 2**24
-"""There launches count, and memory: 64 MB."""
+"""Entries of the patches that are made at a time on a GPU: few launches, 64 MB."""
 
-TERMS = 2**12
-"""A weight gradient adds up in float32 term by term: so many terms at most, then in float64."""
+MAX_FLOAT32_TERMS = 2**12
+"""Terms that a weight gradient may sum in float32; longer sums are split and added in float64."""
 
 
 def input_factor(x: Float[Tensor, "n c *size"], shape: Geometry) -> Float[Tensor, "k i i"]:
-    r"""$\sum_{n,t} a a^\top$, by the cheapest way for this shape."""
+    r"""Return $\sum_{n,t} a a^\top$ over patches, by the cheapest way for this shape."""
     if shape.groups > 1:
         return gram(all_patches(x, shape))
     if _worth_correlating(x, shape):
@@ -119,10 +124,10 @@ def input_factor(x: Float[Tensor, "n c *size"], shape: Geometry) -> Float[Tensor
 
 
 def _by_patches(x: Float[Tensor, "n c *size"], shape: Geometry) -> Float[Tensor, "1 i i"]:
-    """The factor from patches ordered (offset, channel), so that whole pixels are copied.
+    """Compute the factor from patches ordered (offset, channel), so that whole pixels are copied.
 
-    On maps no larger than the kernel some offsets lie in the zero padding for every position: their
-    rows of the factor are zero, and only the others are computed.
+    On maps no larger than the kernel, some offsets lie in the zero padding for every position.
+    Their rows of the factor are zero; only the others ("live" offsets) are computed.
     """
     live, positions = _live_offsets(x, shape), _positions(x, shape)
     kernel, channels = [len(span) for span in live], x.shape[1]
@@ -139,7 +144,7 @@ def _by_patches(x: Float[Tensor, "n c *size"], shape: Geometry) -> Float[Tensor,
 def _pixel_patches(
     x: Float[Tensor, "n c *size"], shape: Geometry, live: Sequence[range], positions: Sequence[int]
 ) -> Float[Tensor, "r 1 i"]:
-    """Patches of the live offsets, features ordered (offset, channel)."""
+    """Return patches of the live offsets, features ordered (offset, channel)."""
     rows, dims = pad(x, shape).movedim(1, -1).contiguous(), len(live)
     for d, (span, count) in enumerate(zip(live, positions, strict=True)):
         gap, step = shape.dilation[d], shape.stride[d]
@@ -152,7 +157,7 @@ def _pixel_patches(
 
 
 def _positions(x: Tensor, shape: Geometry) -> list[int]:
-    """Size of the output map."""
+    """Return the size of the output map."""
     amounts = shape.amounts
     extra = [amounts[2 * d] + amounts[2 * d + 1] for d in reversed(range(x.dim() - 2))]
     return [
@@ -164,7 +169,7 @@ def _positions(x: Tensor, shape: Geometry) -> list[int]:
 
 
 def _live_offsets(x: Tensor, shape: Geometry) -> list[range]:
-    """Per axis, the offsets that see the image (and not only zero padding) from some position."""
+    """Return, per axis, the offsets that reach the image and not only its zero padding."""
     if shape.padding_mode != "zeros":
         return [range(k) for k in shape.kernel_size]
     spans = []
@@ -172,15 +177,15 @@ def _live_offsets(x: Tensor, shape: Geometry) -> list[range]:
         low = shape.amounts[2 * (x.dim() - 3 - d)]
         gap, last = shape.dilation[d], (count - 1) * shape.stride[d]
         size, k = x.shape[2 + d], shape.kernel_size[d]
-        seen = [o for o in range(k) if o * gap + last >= low and o * gap < low + size]
-        spans.append(range(seen[0], seen[-1] + 1) if seen else range(1))
+        live = [o for o in range(k) if o * gap + last >= low and o * gap < low + size]
+        spans.append(range(live[0], live[-1] + 1) if live else range(1))
     return spans
 
 
 def _channels_first(
     A: Float[Tensor, "*kernel_c_kernel_c"], full: Sequence[int], live: Sequence[range]
 ) -> Float[Tensor, "1 i i"]:
-    """[*offsets, c, *offsets, c] of the live offsets -> [(c, offsets), (c, offsets)] of all."""
+    """Map [*offsets, c, *offsets, c] of live offsets to [(c, offsets), (c, offsets)] of all."""
     dims, channels = len(full), A.shape[len(full)]
     order = [dims, *range(dims), 2 * dims + 1, *range(dims + 1, 2 * dims + 1)]
     A = A.permute(order)
@@ -194,9 +199,9 @@ def _channels_first(
 
 
 def _worth_correlating(x: Tensor, shape: Geometry) -> bool:
-    """Whether shift correlations need clearly fewer multiplications than patches.
+    """Return whether shift correlations need clearly fewer multiplications than patches.
 
-    They come in many small operations, for which a GPU has no use.
+    They are many small operations, which are slow on a GPU.
     """
     if x.is_cuda or x.dim() > 4 or any(step != 1 for step in (*shape.stride, *shape.dilation)):
         return False
@@ -207,17 +212,17 @@ def _worth_correlating(x: Tensor, shape: Geometry) -> bool:
 
 
 def _by_correlation(x: Float[Tensor, "n c *size"], shape: Geometry) -> Float[Tensor, "1 i i"]:
-    r"""The factor at stride 1, on one or two axes, from correlations of the padded input z.
+    r"""Compute the factor at stride 1, on one or two axes, from correlations of the padded input z.
 
     With offsets d, e and $\delta = e - d$, the sum $\sum_t z[t + d]\, z[t + e]^\top$ runs over all
-    places $u = t + d$ of z but a few within a kernel of its edges. The sum over all places,
+    positions $u = t + d$ of z except a few within a kernel of its edges. The sum over all of them,
 
     $$ C[\delta] = \sum_u z[u]\, z[u + \delta]^\top , $$
 
     is the weight gradient of one convolution of z with itself, and $\delta$ takes $2k - 1$ values
-    per axis (on one axis k, by symmetry) where (d, e) takes $k^2$. What the edges add is taken
-    away: the columns outside of the windows, over all rows, then the rows outside. A circular map
-    that keeps its size has no edges.
+    per axis (on one axis k, by symmetry) where (d, e) takes $k^2$. The contribution of the edges
+    is subtracted: the columns outside of the windows, over all rows, then the rows outside. A
+    circular map that keeps its size has no edges.
     """
     positions, before = _positions(x, shape), list(shape.amounts[-2::-2])
     wraps = (
@@ -254,10 +259,10 @@ def _by_correlation(x: Float[Tensor, "n c *size"], shape: Geometry) -> Float[Ten
 def _correlations(
     x: Float[Tensor, "n c h w"], wide: Float[Tensor, "n c tall broad"]
 ) -> Float[Tensor, "_ ky c c"]:
-    """C[dx, dy] over all places of x, in float64; `wide` is x with what lies around it."""
+    """Return C[dx, dy] over all positions of x in float64; `wide` is x with its surroundings."""
     c, ky, span = x.shape[1], wide.shape[2] - x.shape[2] + 1, wide.shape[3] - x.shape[3] + 1
     like = x.new_empty(c, c, ky, span)
-    chunk = max(1, TERMS // x[0, 0].numel())
+    chunk = max(1, MAX_FLOAT32_TERMS // x[0, 0].numel())
     parts = [
         weight_gradient_of_conv2d(g, z, like)
         for g, z in zip(x.split(chunk), wide.split(chunk), strict=True)
@@ -266,7 +271,7 @@ def _correlations(
 
 
 def _fold(x: Float[Tensor, "n c h w"], kx: int) -> int:
-    """How many neighbours in a row to take for one pixel, so that few channels fill a register."""
+    """Return how many neighbouring pixels to treat as one, so that few channels fill a register."""
     c, w = x.shape[1], x.shape[3]
     folds = [f for f in range(max(kx - 1, 2), w + 1) if w % f == 0 and f * c <= 16]
     return max(folds, default=1)
@@ -275,9 +280,9 @@ def _fold(x: Float[Tensor, "n c h w"], kx: int) -> int:
 def _folded_correlations(
     x: Float[Tensor, "n c h w"], wide: Float[Tensor, "n c tall broad"], fold: int, kx: int
 ) -> Float[Tensor, "_ ky c c"]:
-    """The same from rows cut in blocks of f pixels, all channels of a block side by side.
+    """Return `_correlations` from rows split into blocks of f pixels, with f times the channels.
 
-    Pixels i and i + d of a row lie (i + d) // f blocks apart, at places i and (i + d) mod f.
+    Pixels i and i + d of a row are (i + d) // f blocks apart, at indices i and (i + d) mod f.
     """
     c = x.shape[1]
     blocks = [
@@ -286,16 +291,15 @@ def _folded_correlations(
     ]
     C = _correlations(*blocks)
     C = C.view(*C.shape[:2], fold, c, fold, c)
-    place = torch.arange(fold)
-    other = place + torch.arange(1 - kx, kx).unsqueeze(1)
-    return C[other // fold + 1, :, place, :, other % fold].sum(1)
+    index = torch.arange(fold)
+    other = index + torch.arange(1 - kx, kx).unsqueeze(1)
+    return C[other // fold + 1, :, index, :, other % fold].sum(1)
 
 
 def _edges(size: int, k: int, positions: int, before: int) -> list[tuple[range, int]]:
-    """Lines of the image among the first and the last k - 1 lines of the padded image.
+    """Return, for both edges, the image lines within k - 1 lines of the padded image's edge.
 
-    Returns:
-        For both edges, the lines and the number of padding lines before them in their edge.
+    The second number of each pair counts the padding lines before them in their edge.
     """
     after = before + size
     first = range(before, max(before, min(k - 1, after)))
@@ -308,7 +312,7 @@ def _edges(size: int, k: int, positions: int, before: int) -> list[tuple[range, 
 
 
 def _outside(k: int, edges: Sequence[tuple[Float[Tensor, "_ _ *s"], int]]) -> Tensor:
-    """Sum over the lines that offsets d, e leave out, [k, k, *s].
+    """Return the sums over the lines that offsets d, e leave out, [k, k, *s].
 
     The first edge loses the pairs of lines (d - j, e - j), j > 0; the last (d + j, e + j), j >= 0.
     """
@@ -331,7 +335,7 @@ def _outside(k: int, edges: Sequence[tuple[Float[Tensor, "_ _ *s"], int]]) -> Te
 def _edge_columns(
     x: Float[Tensor, "n c h w"], kernel: Sequence[int], positions: int, before: int
 ) -> Float[Tensor, "kx kx ky c c"]:
-    """Pairs of columns outside of the windows: products over all rows, for rows 0 .. ky-1 apart."""
+    """Return products of pairs of columns outside of the windows, for rows 0 .. ky-1 apart."""
     (ky, kx), (n, c, h, w) = kernel, x.shape
     edges = []
     for columns, skip in _edges(w, kx, positions, before):
@@ -339,8 +343,8 @@ def _edge_columns(
         strip = x[..., columns.start : columns.stop].permute(0, 2, 3, 1).reshape(n, h, r * c)
         below = F.pad(strip, (0, 0, 0, ky - 1)).unfold(1, ky, 1).transpose(2, 3)
         both = strip.reshape(n * h, r * c).T @ below.reshape(n * h, ky * r * c)
-        found = both.double().view(r, c, ky, r, c).permute(0, 3, 2, 1, 4)
-        edges.append((found, skip))
+        products = both.double().view(r, c, ky, r, c).permute(0, 3, 2, 1, 4)
+        edges.append((products, skip))
     return _outside(kx, edges)
 
 
@@ -350,7 +354,7 @@ def _edge_rows(
     positions: Sequence[int],
     before: Sequence[int],
 ) -> Float[Tensor, "ky ky kx c kx c"]:
-    """Pairs of rows outside of the windows: products of their patches along the other axis."""
+    """Return products of the patches of pairs of rows outside of the windows."""
     (ky, kx), (n, c, h, w) = kernel, x.shape
     edges = []
     for rows, skip in _edges(h, ky, positions[0], before[0]):
@@ -358,9 +362,9 @@ def _edge_rows(
         strip = x[:, :, rows.start : rows.stop].permute(0, 3, 2, 1)
         after = positions[1] + kx - 1 - before[1] - w
         strip = F.pad(strip, (0, 0, 0, 0, before[1], after)).unfold(1, kx, 1)
-        found = gram(strip.permute(0, 1, 2, 4, 3).reshape(n * positions[1], 1, r * kx * c))[0]
-        found = found.double().view(r, kx, c, r, kx, c).permute(0, 3, 1, 2, 4, 5)
-        edges.append((found, skip))
+        products = gram(strip.permute(0, 1, 2, 4, 3).reshape(n * positions[1], 1, r * kx * c))[0]
+        products = products.double().view(r, kx, c, r, kx, c).permute(0, 3, 1, 2, 4, 5)
+        edges.append((products, skip))
     return _outside(ky, edges)
 
 
@@ -368,7 +372,7 @@ ConvTranspose = nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d
 
 
 def channels_to_features(groups: int, g: Tensor) -> Float[Tensor, "n t k o"]:
-    """Output-shaped tensor [n, k*o, *positions] -> the format."""
+    """Map a tensor [n, k*o, *positions] of the output shape to the format."""
     last = g.movedim(1, -1)
     return last.reshape(len(g), -1, groups, g.shape[1] // groups)
 
@@ -391,7 +395,7 @@ def _convolution(module: Conv) -> Sharing:
 @sharing.register(nn.ConvTranspose2d)
 @sharing.register(nn.ConvTranspose3d)
 def _transposed(module: ConvTranspose) -> Sharing:
-    """A transposed convolution is one at stride 1, kernel flipped, of the spread-out input."""
+    """Describe a transposed convolution: stride 1, flipped kernel, on the spread-out input."""
     groups, (c_in, c_out, *kernel) = module.groups, module.weight.shape
     dims = len(kernel)
     flipped = list(range(-dims, 0))

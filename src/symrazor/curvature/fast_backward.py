@@ -1,4 +1,4 @@
-"""Cheaper backward passes for some operations of any model."""
+"""Replace some operations of any model by versions with a cheaper backward pass to their input."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,9 +17,9 @@ from symrazor.curvature.convolution import pad_circular
 
 
 class CircularPad(torch.autograd.Function):
-    """`pad_circular` whose backward pass folds the padded border back onto the other side.
+    """`pad_circular` whose backward pass adds the padded border to the other side.
 
-    Autograd would send the gradient through a chain of slice copies, some thirty kernels, which
+    Autograd would send the gradient through a chain of slice copies, about thirty kernels, which
     cost more than the convolution that follows.
     """
 
@@ -27,17 +27,17 @@ class CircularPad(torch.autograd.Function):
 
     @staticmethod
     def forward(x: Tensor, amounts: tuple[int, ...]) -> Tensor:
-        """Pad."""
+        """Pad the last axes."""
         return pad_circular(x, amounts)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, tuple[int, ...]], output: Tensor) -> None:
-        """Remember how much was padded."""
+        """Store the amounts of padding."""
         ctx.amounts = inputs[1]
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
-        """Fold."""
+        """Add the gradient of the border to the pixels it was copied from."""
         for axis in range(len(ctx.amounts) // 2):
             low, high = ctx.amounts[2 * axis : 2 * axis + 2]
             dim = g.dim() - 1 - axis
@@ -54,41 +54,40 @@ class CircularPad(torch.autograd.Function):
 
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor, _: None) -> Tensor:
-        """It is linear."""
+        """Pad the tangent: the operation is linear."""
         return pad_circular(tangent, ctx.amounts)
 
 
 class FastBackward(TorchFunctionMode):
-    """While active, some operations in any model get a cheaper backward pass to their input.
+    """Replace operations while active; weights that are leaves get no gradient.
 
-    Circular padding: autograd sends the gradient through a chain of slice copies, which costs more
-    than the convolution that follows. Strided convolutions of few channels, and those with one
-    output position: see `_Conv`. Others do not keep their input. Their weights, if leaves, get no
-    gradient: nobody asks for one.
+    Circular padding uses `CircularPad`. Strided convolutions of few channels, and convolutions with
+    one output position, use `_Conv`. All other convolutions do not store their input, which only
+    the gradient of a weight would need.
     """
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        """Replace F.pad(..., mode="circular") and F.conv2d where it pays."""
+        """Replace F.pad(..., mode="circular") and F.conv2d if that is faster."""
         kwargs = kwargs or {}
         if func in PAD_FUNCTIONS:
             x, amounts = args[:2] if len(args) > 1 else (args[0], kwargs["pad"])
             mode = args[2] if len(args) > 2 else kwargs.get("mode", "constant")
             if mode == "circular" and all(p >= 0 for p in amounts):
                 return CircularPad.apply(x, tuple(amounts))  # type: ignore[no-untyped-call]
-        elif func is F.conv2d and not kwargs and len(args) == 7 and _gains(*args):
+        elif func is F.conv2d and not kwargs and len(args) == 7 and _is_faster(*args):
             return _Conv.apply(*args[:5])  # type: ignore[no-untyped-call]
         elif func in (F.conv1d, F.conv2d, F.conv3d) and len(args) > 1 and args[1].is_leaf:
-            place = _place(args[0])
-            if place is not None:
-                with saved_tensors_hooks(partial(_outline, place, args[0].shape), _of_outline):
+            address = _address(args[0])
+            if address is not None:
+                with saved_tensors_hooks(partial(_pack, address, args[0].shape), _unpack):
                     return func(*args, **kwargs)
         return func(*args, **kwargs)
 
 
-def _place(x: Tensor) -> int | None:
-    """Where a tensor is; None for what is traced or mapped over, and has no place of its own."""
+def _address(x: Tensor) -> int | None:
+    """Return the address of a tensor; None for traced or vmapped tensors, which have none."""
     if torch.compiler.is_compiling():
         return None
     try:
@@ -98,8 +97,8 @@ def _place(x: Tensor) -> int | None:
 
 
 @dataclass(frozen=True)
-class _Outline:
-    """A tensor without its values: where they went to, only the gradient of a weight would ask."""
+class _Layout:
+    """Shape and memory layout of a tensor whose values are not stored."""
 
     size: torch.Size
     stride: tuple[int, ...]
@@ -107,47 +106,47 @@ class _Outline:
     device: torch.device
 
 
-def _outline(place: int, size: torch.Size, saved: Tensor) -> Tensor | _Outline:
-    """What autograd keeps of a convolution: of the input, which is there, only the outline.
+def _pack(address: int, size: torch.Size, saved: Tensor) -> Tensor | _Layout:
+    """Store only the layout of a convolution's input, recognised by its address.
 
-    (The input itself would be kept by the hooks, which autograd holds on to.)
+    (A reference to the input itself would be kept alive by the hooks, which autograd stores.)
     """
-    if saved.shape != size or saved.data_ptr() != place:
+    if saved.shape != size or saved.data_ptr() != address:
         return saved
-    return _Outline(saved.shape, saved.stride(), saved.dtype, saved.device)
+    return _Layout(saved.shape, saved.stride(), saved.dtype, saved.device)
 
 
-def _of_outline(kept: Tensor | _Outline) -> Tensor:
-    """A tensor for the backward pass, which looks at the shape of an input alone."""
-    if isinstance(kept, Tensor):
-        return kept
-    return torch.empty_strided(kept.size, kept.stride, dtype=kept.dtype, device=kept.device)
+def _unpack(stored: Tensor | _Layout) -> Tensor:
+    """Return a tensor for the backward pass, which only reads the shape of the input."""
+    if isinstance(stored, Tensor):
+        return stored
+    return torch.empty_strided(stored.size, stored.stride, dtype=stored.dtype, device=stored.device)
 
 
-def _gains(
+def _is_faster(
     x: Tensor, w: Tensor, b: Tensor | None, stride: Any, padding: Any, dilation: Any, groups: int
 ) -> bool:
-    """Whether `_Conv` can and should stand in for a convolution."""
+    """Return whether `_Conv` can replace a convolution and is faster."""
     if x.device.type != "cpu" or x.dim() != 4 or not x.requires_grad:
         return False
     if not isinstance(stride, tuple) or not isinstance(padding, tuple):
         return False
     if groups != 1 or dilation != (1, 1) or not w.is_leaf or not (b is None or b.is_leaf):
         return False
-    few = min(stride) > 1 and w.shape[1] <= FEW_CHANNELS
+    few_channels = min(stride) > 1 and w.shape[1] <= MAX_FEW_CHANNELS
     reach = [x.shape[2 + d] + 2 * padding[d] - w.shape[2 + d] for d in (0, 1)]
-    return few or all(0 <= r < step for r, step in zip(reach, stride, strict=True))
+    return few_channels or all(0 <= r < step for r, step in zip(reach, stride, strict=True))
 
 
-FEW_CHANNELS = 8
-"""Vector units hold 16 numbers: the gradient of fewer input channels leaves them half empty."""
+MAX_FEW_CHANNELS = 8
+"""Vector units hold 16 numbers: the gradient of at most this many channels leaves half unused."""
 
 
 class _Conv(torch.autograd.Function):
-    r"""F.conv2d whose backward pass to the input is a matrix product, or a convolution at stride 1.
+    r"""F.conv2d whose backward pass to the input is a matrix product or a stride-1 convolution.
 
-    With one output position, $\partial x = g W$. Else write input row $h = s j + m$ with block j
-    and $0 \le m < s$. Offset d of position t touches row $h = s t + d - p$, so that block j needs
+    With one output position, $\partial x = g W$. Otherwise write input row $h = s j + m$ with block
+    j and $0 \le m < s$. Offset d of position t touches row $h = s t + d - p$, so that block j needs
 
     $$ \partial x[s j + m] = \sum_b W_m[b]\, g[j + b], \qquad
        W_m[b] = W[d], \; d = m + p - s b , $$
@@ -169,11 +168,11 @@ class _Conv(torch.autograd.Function):
         n, c, height, width = ctx.size
         if g.shape[2] == g.shape[3] == 1:
             (ky, kx), (py, px) = w.shape[2:], ctx.padding
-            seen = F.pad(w, (-px, px + width - kx, -py, py + height - ky)).permute(0, 2, 3, 1)
-            found = (g.reshape(n, -1) @ seen.reshape(len(w), -1)).view(n, height, width, c)
+            kernel = F.pad(w, (-px, px + width - kx, -py, py + height - ky)).permute(0, 2, 3, 1)
+            gradient = (g.reshape(n, -1) @ kernel.reshape(len(w), -1)).view(n, height, width, c)
         else:
-            found = _input_gradient(g, w, ctx.size, ctx.stride, ctx.padding)
-        return found.permute(0, 3, 1, 2), None, None, None, None
+            gradient = _input_gradient(g, w, ctx.size, ctx.stride, ctx.padding)
+        return gradient.permute(0, 3, 1, 2), None, None, None, None
 
 
 def _input_gradient(
@@ -195,7 +194,7 @@ def _input_gradient(
 
 
 def _taps(k: int, step: int, padding: int) -> tuple[list[tuple[int, int, int]], int, int]:
-    """(row m in a block, offset d, block distance b) of every offset; least and largest b."""
+    """Return (row m in a block, offset d, block distance b) of all taps; smallest and largest b."""
     taps = [
         (m, d, (m + padding - d) // step)
         for m in range(step)

@@ -1,12 +1,12 @@
-r"""The one weight-sharing format, and the plain torch layers written in it.
+r"""Define the weight-sharing format and describe the layers of torch in it.
 
-Every parametrised linear operation of every layer is
+Every linear operation with parameters is
 
 $$ y[n, s, k, o] = \sum_i W[k, o, i]\, a[n, s, k, i] + b[k, o] $$
 
-with n data, s shared uses of the weight (positions, tokens, group elements), k independent blocks,
-and i / o features in and out. The curvature engine knows nothing else about a layer, so a new layer
-type is one function registered with `sharing`:
+with n samples, s shared uses of the weight (positions, tokens, group elements), k independent
+blocks, and i input and o output features. The curvature engine knows nothing else about a layer. A
+new layer type is one function registered with `sharing`:
 
     @symrazor.curvature.sharing.register
     def _(module: MyLinear) -> symrazor.curvature.Sharing:
@@ -42,20 +42,20 @@ def _drop_block(blocks: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Sharing:
-    """How one module is the weight-sharing format.
+    """Description of one module in the weight-sharing format.
 
     Args:
-        inputs: what the module was called with -> a[n, s, k, i].
-        outputs: a tensor of the module's output shape -> [n, s, k, o]; applied to cotangents.
+        inputs: maps the input of the module to a[n, s, k, i].
+        outputs: maps a tensor of the module's output shape to [n, s, k, o]; applied to cotangents.
         weight: name of the module's weight parameter, or None.
         bias: name of its bias b[k, o], flattened in that order, or None.
-        to_blocks: weight parameter -> W[k, o, i].
-        from_blocks: its inverse.
-        input_factor: optional short cut for the sum of a a' over n and s, [k, i, i].
-        dense: store the exact dense block of the weight rather than Kronecker factors; for weights
-            with few entries per layer, such as the scale of a norm.
-        shaping: names of further parameters, of the module or its children, which shape the weight
-            (lengthscales, say); few entries, exact blocks (tangents.py).
+        to_blocks: maps the weight parameter to W[k, o, i].
+        from_blocks: the inverse of `to_blocks`.
+        input_factor: optional faster sum of a a' over n and s, [k, i, i].
+        dense: whether the weight gets an exact dense block instead of Kronecker factors; for
+            weights with few entries, such as the scale of a norm.
+        shaping: names of further parameters of the module or its children that shape the weight
+            (lengthscales, for example); they have few entries and exact blocks.
     """
 
     inputs: Map
@@ -71,12 +71,12 @@ class Sharing:
 
 @singledispatch
 def sharing(module: nn.Module) -> Sharing:
-    """The format of a module, by its type; raises TypeError for a type nobody registered."""
-    raise TypeError(f"no weight-sharing format is registered for {type(module).__name__}")
+    """Return the format of a module, by its type; raise TypeError if none is registered."""
+    raise TypeError(f"No weight-sharing format is registered for {type(module).__name__}.")
 
 
 def registered_type(kind: type) -> type | None:
-    """The class in the ancestry of `kind` whose registration `sharing` would use."""
+    """Return the base class of `kind` whose registration `sharing` would use, or None."""
     return next((c for c in kind.__mro__ if c in sharing.registry and c is not object), None)
 
 
@@ -116,7 +116,7 @@ def _embedding(module: nn.Embedding) -> Sharing:
 
 
 def _elementwise(normalise: Map, features_last: int | None, bias: str | None = "bias") -> Sharing:
-    """Format of y = w * xhat + b; the features are the last dimensions, or dimension 1 if None."""
+    """Describe y = w * xhat + b; features are the last dimensions, or dimension 1 if None."""
 
     def blocks(x: Tensor) -> Float[Tensor, "n s k 1"]:
         if features_last is None:
@@ -162,7 +162,7 @@ def _group_norm(module: nn.GroupNorm) -> Sharing:
 @sharing.register(nn.BatchNorm2d)
 @sharing.register(nn.BatchNorm3d)
 def _batch_norm(module: nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d) -> Sharing:
-    """In eval mode a batch norm is a fixed normalisation; training mode is refused elsewhere."""
+    """Describe a batch norm in eval mode, a fixed normalisation; see `coverage.check_mode`."""
 
     def normalise(x: Tensor) -> Tensor:
         return F.batch_norm(x, module.running_mean, module.running_var, eps=module.eps)
@@ -174,8 +174,8 @@ def _batch_norm(module: nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d) -> Sha
 class Layer:
     """A module with at least one trainable weight, and its format.
 
-    `weight` and `bias` are full parameter names, None where absent or frozen; `shaping` maps the
-    format's names of further parameters to full ones.
+    `weight` and `bias` are full parameter names, None if absent or frozen. `shaping` maps local
+    names of shaping parameters to full names.
     """
 
     name: str
@@ -187,5 +187,5 @@ class Layer:
 
     @property
     def tensors(self) -> list[str]:
-        """Full names of all its weights."""
+        """Full names of all its trainable tensors: bias, weight, shaping parameters."""
         return [n for n in (self.bias, self.weight, *self.shaping.values()) if n is not None]
