@@ -113,7 +113,7 @@ def train_and_select(
     models = [] if candidate is None else _final_models(trials.done, candidate, model, data)
     if winner.count == 0:
         models.append(SymmetrisedNetwork(model.network))
-    timed = (candidate or winner).trained
+    timed = (candidate or winner).trained  # its speed tells how many final steps fit
     if config.minutes is not None and timed is not None:
         seconds_left = 60 * config.minutes - (time.monotonic() - started)
         per_step, planned = timed.seconds / plan.trial, plan
