@@ -25,7 +25,7 @@ from torch.func import functional_call, jacrev, vmap
 from peers_laplace import BATCH, PEERS, Loader, fit_peer, peer_evidence
 from symrazor.bench.evidence import data, network
 from symrazor.core.parameters import weights
-from symrazor.core.prior import Prior
+from symrazor.core.prior import GaussianPrior
 from symrazor.curvature.estimate import estimate_curvature
 from symrazor.inference.laplace import laplace_evidence
 from symrazor.linalg.blocks import Dense, Kron
@@ -66,7 +66,7 @@ def log_det(factors: list[Tensor]) -> float:
 def own_terms(model: nn.Module, loader: Loader) -> Terms:
     """The estimate by symrazor."""
     theta = weights(model)
-    prior = Prior(theta, 1.0)
+    prior = GaussianPrior(theta, 1.0)
     found = estimate_curvature(model, "categorical", loader).prepare()
     evidence = laplace_evidence(found, prior, theta)
     gradients = torch.autograd.grad(evidence.log_evidence, list(prior.parameters()))

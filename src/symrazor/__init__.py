@@ -6,9 +6,16 @@ from symrazor.core import startup as _startup  # isort: skip  # noqa: F401
 from symrazor import data, dynamics, groups, invariance, layers
 from symrazor.core.errors import CurvatureError, DivergenceError, UnsupportedParameterError
 from symrazor.core.evidence import Evidence
-from symrazor.core.likelihood import Bernoulli, Categorical, Gaussian, Likelihood, Poisson
+from symrazor.core.likelihood import (
+    Bernoulli,
+    Categorical,
+    Gaussian,
+    Likelihood,
+    Poisson,
+    register_likelihood,
+)
 from symrazor.core.parameters import Hyper, hyperparameters, interval, positive, real, weights
-from symrazor.core.prior import Prior
+from symrazor.core.prior import GaussianPrior, Prior
 from symrazor.core.version import __version__
 from symrazor.discovery.api import discover
 from symrazor.discovery.result import Discovery
@@ -40,6 +47,7 @@ __all__ = [
     "Fit",
     "FitConfig",
     "Gaussian",
+    "GaussianPrior",
     "Hyper",
     "JsonLines",
     "Likelihood",
@@ -73,6 +81,7 @@ __all__ = [
     "positive",
     "read_events",
     "reading",
+    "register_likelihood",
     "real",
     "relax",
     "relaxation",

@@ -95,17 +95,42 @@ def test_wide_categorical_uses_plain_signs_and_stays_unbiased() -> None:
 @pytest.mark.parametrize(
     ("likelihood", "f", "y", "message"),
     [
-        (sr.Categorical(), torch.zeros(2, 3), torch.tensor([0, 3]), "got 3 at position 1"),
-        (sr.Categorical(), torch.zeros(2, 3), torch.tensor([-1, 0]), "got -1 at position 0"),
-        (sr.Categorical(), torch.zeros(2, 3), torch.tensor([0.0, 1.0]), "integer class labels"),
-        (sr.Categorical(), torch.zeros(2, 1), torch.tensor([0, 0]), "use Bernoulli"),
+        (sr.Categorical(), torch.zeros(2, 3), torch.tensor([0, 3]), "Label 3 at position 1"),
+        (sr.Categorical(), torch.zeros(2, 3), torch.tensor([-1, 0]), "Label -1 at position 0"),
+        (
+            sr.Categorical(),
+            torch.zeros(2, 3),
+            torch.tensor([0.0, 1.0]),
+            "labels must be integers",
+        ),
+        (sr.Categorical(), torch.zeros(2, 1), torch.tensor([0, 0]), "Use the Bernoulli"),
         (sr.Categorical(), torch.zeros(2), torch.tensor([0, 0]), r"shape \[n, k\]"),
-        (sr.Categorical(), torch.zeros(2, 3), torch.tensor([0]), "expected 2 labels"),
-        (sr.Bernoulli(), torch.zeros(2, 1), torch.tensor([0, 2]), "labels 0 or 1, got 2"),
-        (sr.Poisson(), torch.zeros(2, 1), torch.tensor([1, -1]), "counts, got -1"),
-        (sr.Poisson(), torch.zeros(2, 1), torch.tensor([1.0, 0.5]), "counts, got 0.5"),
-        (sr.Gaussian(), torch.zeros(2, 3), torch.zeros(2, 2), r"targets of shape \[2, 3\]"),
-        (sr.Gaussian(outputs=2), torch.zeros(2, 3), torch.zeros(2, 3), "expected 2 outputs"),
+        (sr.Categorical(), torch.zeros(2, 3), torch.tensor([0]), "2 outputs but 1 labels"),
+        (sr.Bernoulli(), torch.zeros(2, 1), torch.tensor([0, 2]), "Labels must be 0 or 1, got 2"),
+        (
+            sr.Poisson(),
+            torch.zeros(2, 1),
+            torch.tensor([1, -1]),
+            "integers from 0 on, got -1",
+        ),
+        (
+            sr.Poisson(),
+            torch.zeros(2, 1),
+            torch.tensor([1.0, 0.5]),
+            "integers from 0 on, got 0.5",
+        ),
+        (
+            sr.Gaussian(),
+            torch.zeros(2, 3),
+            torch.zeros(2, 2),
+            r"shape \[2, 3\], got \[2, 2\]",
+        ),
+        (
+            sr.Gaussian(outputs=2),
+            torch.zeros(2, 3),
+            torch.zeros(2, 3),
+            "2 noise scales",
+        ),
     ],
 )
 def test_bad_labels_are_named(

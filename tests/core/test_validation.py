@@ -1,8 +1,8 @@
-"""What `fit` is told wrongly is refused before it trains, in one line that names the culprit."""
+"""Wrong options, data and models raise before training starts, in one line that names them."""
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -11,7 +11,12 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import symrazor as sr
-from symrazor.core.validation import describe_type, matches_type
+from symrazor.core.validation import (
+    check_choice,
+    describe_type,
+    matches_type,
+    replace_options,
+)
 
 
 def _model() -> nn.Module:
@@ -27,40 +32,40 @@ def _data(n: int = 20) -> tuple[torch.Tensor, torch.Tensor]:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"epochs": "10"}, "expected epochs as int, got '10'"),
-        ({"epochs": 2.5}, "expected epochs as int, got 2.5"),
-        ({"epochs": True}, "expected epochs as int, got True"),
-        ({"epochs": None}, "expected epochs as int, got None"),
-        ({"batch_size": 2.5}, "expected batch_size as int"),
-        ({"every": 2.5}, "expected every as int"),
-        ({"save_every": 1.5}, "expected save_every as int"),
-        ({"patience": 1.5}, "expected patience as int or None, got 1.5"),
+        ({"epochs": "10"}, "epochs must be an integer, got '10'"),
+        ({"epochs": 2.5}, "epochs must be an integer, got 2.5"),
+        ({"epochs": True}, "epochs must be an integer, got True"),
+        ({"epochs": None}, "epochs must be an integer, got None"),
+        ({"batch_size": 2.5}, "batch_size must be an integer"),
+        ({"every": 2.5}, "every must be an integer"),
+        ({"save_every": 1.5}, "save_every must be an integer"),
+        ({"patience": 1.5}, "patience must be an integer or None, got 1.5"),
         ({"subset": 0}, "subset must be at least 1, got 0."),
-        ({"subset": 2.5}, "expected subset as int or None"),
+        ({"subset": 2.5}, "subset must be an integer or None"),
         ({"burn_in": -1}, "burn_in must be at least 0, got -1."),
-        ({"burn_in": "a"}, "expected burn_in as int or None, got 'a'"),
-        ({"evidence_batch": 2.5}, "expected evidence_batch as int or None"),
-        ({"lr": "x"}, "expected lr as float or None, got 'x'"),
+        ({"burn_in": "a"}, "burn_in must be an integer or None, got 'a'"),
+        ({"evidence_batch": 2.5}, "evidence_batch must be an integer or None"),
+        ({"lr": "x"}, "lr must be a number or None, got 'x'"),
         ({"lr": float("inf")}, "lr must be positive and finite, got inf."),
-        ({"warmup": "a"}, "expected warmup as float"),
-        ({"seed": 1.5}, "expected seed as int, got 1.5"),
+        ({"warmup": "a"}, "warmup must be a number"),
+        ({"seed": 1.5}, "seed must be an integer, got 1.5"),
         ({"seed": 2**64}, "seed must be between -2^63 and 2^63 - 1, got 18446"),
-        ({"save": 3}, "expected save as str or Path or None, got 3"),
-        ({"switch_off": "yes"}, "expected switch_off as bool, got 'yes'"),
-        ({"device": None}, "expected device as str, got None"),
+        ({"save": 3}, "save must be a string, a path or None, got 3"),
+        ({"switch_off": "yes"}, "switch_off must be True or False, got 'yes'"),
+        ({"device": None}, "device must be a string, got None"),
         ({"device": "nonsense"}, "Unknown device 'nonsense'. Use 'auto', 'cpu' or 'cuda'."),
         ({"device": "cuda:99"}, "Device 'cuda:99' is not available: this machine has "),
         ({"razor": 3}, "razor must be a RazorConfig, got 3."),
-        ({"damping": "a"}, "expected damping as float, got 'a'"),
-        ({"samples": 1.5}, "expected samples as int, got 1.5"),
-        ({"inner_steps": -1}, "expected inner_steps of at least 0, got -1"),
+        ({"damping": "a"}, "damping must be a number, got 'a'"),
+        ({"samples": 1.5}, "samples must be an integer, got 1.5"),
+        ({"inner_steps": -1}, "inner_steps must be at least 0, got -1"),
         ({"config": {"epochs": 1}}, "config must be a FitConfig, got dict."),
         ({"callbacks": print}, "callbacks must be a list of functions"),
         ({"callbacks": [3]}, "callbacks must be a list of functions"),
     ],
     ids=str,
 )
-def test_options_of_another_kind(options: dict[str, Any], message: str) -> None:
+def test_options_of_the_wrong_type(options: dict[str, Any], message: str) -> None:
     model, data = _model(), _data()
     before = [p.clone() for p in model.parameters()]
     with pytest.raises(ValueError) as error:
@@ -69,7 +74,7 @@ def test_options_of_another_kind(options: dict[str, Any], message: str) -> None:
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
 
 
-def test_numbers_of_numpy_and_devices_of_torch_are_fine() -> None:
+def test_numpy_numbers_and_torch_devices_are_accepted() -> None:
     options = {"epochs": np.int64(1), "lr": np.float32(0.01), "seed": np.int32(3)}
     found = sr.fit(_model(), _data(), device=torch.device("cpu"), prior_precision=2, **options)
     assert len(found.history) == 1
@@ -91,7 +96,7 @@ PAIR = "The training data must be a pair of tensors (x, y), got"
         ((X[:, :2], Y), "The model cannot process x of the training data, of shape [20, 2]"),
     ],
 )
-def test_data_that_are_none(data: Any, message: str) -> None:
+def test_invalid_training_data(data: Any, message: str) -> None:
     with pytest.raises(ValueError) as error:
         sr.fit(_model(), data, epochs=1)
     assert str(error.value).startswith(message)
@@ -103,10 +108,10 @@ def test_data_that_are_none(data: Any, message: str) -> None:
         (X, "The test data must be a pair of tensors"),
         ((X,), "The test data must be a pair of tensors"),
         ((X[:, :2], Y), "The model cannot process x of the test data"),
-        ((X, Y + 1), "expected labels between 0 and 1"),
+        ((X, Y + 1), "Label 2 at position 1 of the batch is not between 0 and 1"),
     ],
 )
-def test_test_data_are_looked_at_before_the_training(test: Any, message: str) -> None:
+def test_test_data_are_checked_before_training(test: Any, message: str) -> None:
     seen: list[Any] = []
     with pytest.raises(ValueError) as error:
         sr.fit(_model(), _data(), test=test, epochs=2, every=2, callbacks=[seen.append])
@@ -114,7 +119,7 @@ def test_test_data_are_looked_at_before_the_training(test: Any, message: str) ->
     assert not seen
 
 
-def test_what_is_no_module() -> None:
+def test_models_that_are_not_modules() -> None:
     with pytest.raises(ValueError, match="The model must be a torch.nn.Module, got function"):
         sr.fit(_data, _data(), epochs=1)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="The model must be a torch.nn.Module, got str"):
@@ -124,8 +129,8 @@ def test_what_is_no_module() -> None:
 OUTPUTS = "The model must return a tensor [1, k] for one example, got"
 
 
-class Returns(nn.Module):
-    """A linear map whose outputs go through a function."""
+class LinearThen(nn.Module):
+    """A linear layer followed by a function."""
 
     def __init__(self, how: Callable[[Tensor], Any]) -> None:
         super().__init__()
@@ -152,8 +157,8 @@ class Returns(nn.Module):
         (lambda f, g: f, "The model cannot process x of the training data, of shape [20, 3]"),
     ],
 )
-def test_outputs_are_looked_at_before_the_training(how: Any, message: str) -> None:
-    model = Returns(how)
+def test_outputs_are_checked_before_training(how: Any, message: str) -> None:
+    model = LinearThen(how)
     before = model.fc.weight.detach().clone()
     with pytest.raises(ValueError) as error:
         sr.fit(model, _data(), epochs=2, every=2)
@@ -163,7 +168,7 @@ def test_outputs_are_looked_at_before_the_training(how: Any, message: str) -> No
 
 @pytest.mark.parametrize("estimator", ["exact", "mc", "empirical"])
 @pytest.mark.parametrize("kind", [torch.int32, torch.int16, torch.uint8])
-def test_labels_of_any_whole_number_are_fine(kind: torch.dtype, estimator: str) -> None:
+def test_labels_of_any_integer_dtype(kind: torch.dtype, estimator: str) -> None:
     def evidence(y: Tensor) -> float:
         torch.manual_seed(0)
         fit = sr.fit(_model(), (X, y), test=(X, y), epochs=1, estimator=estimator)
@@ -172,32 +177,37 @@ def test_labels_of_any_whole_number_are_fine(kind: torch.dtype, estimator: str) 
     assert evidence(Y.to(kind)) == evidence(Y)
 
 
-def test_a_model_with_running_statistics_is_asked_in_eval_mode() -> None:
+def test_a_model_with_running_statistics_is_checked_in_eval_mode() -> None:
     """One datum has no statistics of its own; the model's mode stays as it was when refused."""
     layers = [nn.Linear(3, 4), nn.BatchNorm1d(4, affine=False), nn.Tanh(), nn.Linear(4, 2)]
     model = nn.Sequential(*layers)
-    with pytest.raises(ValueError, match="expected labels"):
+    with pytest.raises(ValueError, match="is not between 0 and 1"):
         sr.fit(model, (X, Y + 1), epochs=1)
     assert all(module.training for module in model.modules())
     assert len(sr.fit(model, (X, Y), epochs=1).history) == 1
 
 
-def test_kinds_in_words() -> None:
-    assert describe_type(int | None) == "int or None"
-    assert describe_type(dict[str, float]) == "dict[str, float]"
-    assert (
-        matches_type(np.float64(1), float)
-        and matches_type(1, float)
-        and matches_type(torch.tensor(1.0), float)
-    )
-    assert (
-        not matches_type(True, float)
-        and not matches_type(torch.ones(2), float)
-        and not matches_type(1.0, int)
-    )
+def test_types_in_words() -> None:
+    assert describe_type(int | None) == "an integer or None"
+    assert describe_type(dict[str, float]) == "a mapping"
+    assert describe_type(Literal["a", "b"] | None) == "'a', 'b' or None"
+    assert all(matches_type(value, float) for value in (np.float64(1), 1, torch.tensor(1.0)))
+    assert not any(matches_type(value, float) for value in (True, torch.ones(2), "1"))
+    assert not matches_type(1.0, int)
 
 
-def test_fit_trains_where_gradients_are_off() -> None:
+def test_choices_come_from_the_annotation() -> None:
+    """A `Literal` is the only list of choices; an unknown option names the closest one."""
+    with pytest.raises(ValueError, match="update must be 'mackay' or 'adam', got 'newton'"):
+        sr.RazorConfig(update="newton")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="how must be 'a' or 'b', got 'c'"):
+        check_choice("how", "c", Literal["a", "b"])
+    with pytest.raises(ValueError, match="Unknown option 'dampin'. Did you mean 'damping'?"):
+        replace_options(sr.RazorConfig(), {"dampin": 0.1})
+    assert replace_options(sr.RazorConfig(), {"damping": 0.1}).damping == 0.1
+
+
+def test_fit_trains_inside_no_grad() -> None:
     with torch.no_grad():
         off = sr.fit(_model(), _data(), epochs=2)
     on = sr.fit(_model(), _data(), epochs=2)
@@ -213,7 +223,7 @@ def test_fit_trains_where_gradients_are_off() -> None:
     ],
 )
 @pytest.mark.parametrize("how", ["map", "probit"])
-def test_predictions_of_what_the_model_does_not_take(
+def test_predictions_of_invalid_inputs(
     change: Callable[[Tensor], Any], message: str, how: Any
 ) -> None:
     fit = sr.fit(_model(), _data(), epochs=1)
@@ -222,7 +232,7 @@ def test_predictions_of_what_the_model_does_not_take(
 
 
 @pytest.mark.parametrize("name", ["seed", "burn_in"])
-def test_razor_options_that_fit_sets_itself_are_refused(name: str) -> None:
+def test_razor_options_that_fit_sets_itself_raise(name: str) -> None:
     razor = replace(sr.RazorConfig(), **{name: 3})  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=rf"RazorConfig\({name}=3\) .* FitConfig\({name}=3\)"):
         sr.fit(_model(), _data(), razor=razor)

@@ -186,7 +186,7 @@ def test_evidence_and_gradients_are_those_of_the_large_space(
         kept = torch.autograd.grad(evidence.log_evidence, moved)
         razor, batches = _case(n, batch, **options)
         start = razor.generator.get_state()
-        found = razor._collect(batches, None)
+        found = razor._curvature(batches, None)
         small = {name: f.is_rows for name, f in _factors(found).items()}
         assert any(small.values()) == (enough > 0)
         assert not all(small.values())
@@ -216,8 +216,8 @@ def test_derivative_in_a_hyperparameter_by_finite_differences() -> None:
 def test_scaling_a_subset_up_scales_the_eigenvalues() -> None:
     razor, batches = _case(6, 3)
     razor.n_data = 60
-    found = razor._collect(batches, 6)
-    whole = _case(6, 6)[0]._collect(batches, None)
+    found = razor._curvature(batches, 6)
+    whole = _case(6, 6)[0]._curvature(batches, None)
     for big, little in zip(found.blocks, whole.blocks, strict=True):
         if isinstance(big, Kron) and isinstance(little, Kron):
             assert_close(big.spectrum, 10 * little.spectrum, 1e-12)

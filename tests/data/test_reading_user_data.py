@@ -167,10 +167,10 @@ def test_targets_of_variance_one_keep_their_mean() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--out", "FILE"], "expected a folder to write to, got"),
-        (["--out", "FILE/run"], "expected a folder to write to, got"),
-        (["--json", "FOLDER"], "expected a file to write, got the folder"),
-        (["--report", "FILE/page.html"], "expected a folder to write to, got"),
+        (["--out", "FILE"], "Cannot write to"),
+        (["--out", "FILE/run"], "Cannot write to"),
+        (["--json", "FOLDER"], "is a folder. Give the name of a file"),
+        (["--report", "FILE/page.html"], "Cannot write to"),
     ],
 )
 def test_bad_paths_before_the_work(

@@ -112,5 +112,5 @@ def test_many_runs_and_none(change: dict[str, Any], message: str) -> None:
 
 
 def test_a_folder_is_no_file_for_results(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="expected a file to write, got the folder"):
+    with pytest.raises(ValueError, match="is a folder. Give the name of a file"):
         starts.run(starts.Options(small=True, json=tmp_path))

@@ -132,7 +132,7 @@ def test_gradient_in_every_hyperparameter_by_finite_differences(
     evidence = razor.evidence(batches, differentiable=True)
     moved = [*razor.prior.log_precision, *razor.eta.values()]
     kept = torch.autograd.grad(evidence.log_evidence, moved)
-    found = razor._collect(batches, None)
+    found = razor._curvature(batches, None)
     products = razor.hyper_gradient(batches, found)
     for (name, parameter), got in zip(
         razor.eta.items(), kept[len(razor.prior.names) :], strict=True
@@ -162,7 +162,7 @@ def test_both_routes_agree_for_every_estimator(estimator: str, flavour: str) -> 
     evidence = razor.evidence(batches, differentiable=True)
     kept = torch.autograd.grad(evidence.log_evidence, list(razor.eta.values()))
     razor.generator.set_state(start)
-    found = razor._collect(batches, None)
+    found = razor._curvature(batches, None)
     razor.generator.set_state(start)
     products = razor.hyper_gradient(batches, found)
     assert float(found.log_likelihood) == pytest.approx(float(evidence.log_likelihood.detach()))
@@ -190,7 +190,7 @@ def test_vector_products_hold_one_batch_at_a_time() -> None:
     torch.manual_seed(0)
     batches = [(torch.randn(4, 3, dtype=F64), torch.arange(4) % 3) for _ in range(8)]
     razor = sr.Razor(Watched(), "categorical", 32)
-    found = razor._collect(batches, None)
+    found = razor._curvature(batches, None)
     alive.clear()
     seen.clear()
     razor.hyper_gradient(batches, found)
@@ -204,7 +204,7 @@ def test_temperature_tempers_fit_and_curvature() -> None:
     warm, _ = _case("categorical", structure="full")
     a, b = cold.evidence(batches), warm.evidence(batches)
     assert float(a.log_likelihood) == pytest.approx(2 * float(b.log_likelihood))
-    (block,) = warm._collect(batches, None).blocks
+    (block,) = warm._curvature(batches, None).blocks
     assert float(a.log_det) == pytest.approx(
         float(torch.linalg.slogdet(torch.eye(len(block.H), dtype=F64) + 2 * block.H / 0.7)[1])
     )
@@ -213,7 +213,7 @@ def test_temperature_tempers_fit_and_curvature() -> None:
 def test_effective_parameters_by_their_definition() -> None:
     razor, batches = _case("categorical", structure="full")
     evidence = razor.evidence(batches)
-    (block,) = razor._collect(batches, None).blocks
+    (block,) = razor._curvature(batches, None).blocks
     posterior = torch.linalg.inv(block.H + 0.7 * torch.eye(len(block.H), dtype=F64))
     share = (block.H @ posterior).diagonal()
     sizes = [block.shapes[name].numel() for name in block.names]

@@ -40,7 +40,7 @@ def test_named_groups() -> None:
         "weights": 4.0,
         "biases": 0.1,
     }
-    with pytest.raises(ValueError, match=r"'0\.bias' in exactly one prior group, got None"):
+    with pytest.raises(ValueError, match=r"'0\.bias' must be in exactly one .* but matches none"):
         sr.Razor(mlp(), "categorical", 40, prior_groups={"weights": ["*.weight"]})
     with pytest.raises(ValueError, match="exactly one prior group"):
         sr.Razor(mlp(), "categorical", 40, prior_groups={"a": ["*"], "b": ["0.*"]})

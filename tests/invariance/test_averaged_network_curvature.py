@@ -124,7 +124,7 @@ def test_pieces_of_a_batch_give_the_same_results(estimator: str) -> None:
     for pieces in (1, 2, 4):
         razor = sr.Razor(model, "categorical", 9, pieces=pieces, estimator=estimator)
         batches = [(x[:5], y[:5]), (x[5:], y[5:])]
-        result = razor._collect(batches, None)
+        result = razor._curvature(batches, None)
         seen.clear()
         state = razor.generator.get_state()
         (gradient,) = razor.hyper_gradient(batches, result).values()

@@ -55,7 +55,7 @@ def test_gradient_equals_finite_differences(case: str, copies: str) -> None:
     y = torch.tensor([0, 1, 2, 0, 1])
     batches = [(x[:3], y[:3]), (x[3:], y[3:])]
     razor = sr.Razor(model, "categorical", 5, copies=copies)
-    result = razor.hyper_gradient(batches, razor._collect(batches, None))
+    result = razor.hyper_gradient(batches, razor._curvature(batches, None))
     for key, raw in hyperparameters(model).items():
         exact, flat, step = sum(result[key]).reshape(-1), raw.data.view(-1), 1e-5
         for i in range(raw.numel()):
@@ -79,11 +79,11 @@ def test_the_gradient_of_a_monte_carlo_estimate(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Use the same probes at every width, in a basis that does not depend on the width."""
-    monkeypatch.setattr(symrazor.core.likelihood, "LARGEST_SPECTRAL_PROBE", 0)
+    monkeypatch.setattr(symrazor.core.likelihood, "MAX_SPECTRAL_COLUMNS", 0)
     model, razor = _one("mc")
     batches, state = [(_data(1, 5, 5), torch.tensor([0, 1, 2, 0, 1]))], razor.generator.get_state()
     slopes, exact = [], []
-    collected = razor._collect(batches, None)
+    collected = razor._curvature(batches, None)
     razor.generator.set_state(state)
     result = razor.hyper_gradient(batches, collected)
     for key, raw in hyperparameters(model).items():
@@ -104,9 +104,9 @@ def test_the_gradient_is_independent_of_the_number_of_batches(parts: int) -> Non
     """One of three equal parts of the data, or all of them, represent the same N."""
     _, razor = _one(n=15)
     batch = (_data(1, 5, 5), torch.tensor([0, 1, 2, 0, 1]))
-    whole = razor.hyper_gradient([batch] * 3, razor._collect([batch] * 3, None))
+    whole = razor.hyper_gradient([batch] * 3, razor._curvature([batch] * 3, None))
     used = ([batch] * parts, 5 * parts)
-    some = razor.hyper_gradient(used[0], razor._collect(*used), used[1])
+    some = razor.hyper_gradient(used[0], razor._curvature(*used), used[1])
     for key, (fit, occam) in whole.items():
         torch.testing.assert_close(some[key][0], fit, rtol=1e-8, atol=1e-10)
         torch.testing.assert_close(some[key][1], occam, rtol=1e-8, atol=1e-10)

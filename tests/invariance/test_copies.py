@@ -71,7 +71,7 @@ def test_gradient_in_every_width_equals_finite_differences(name: str) -> None:
     def value() -> float:
         return float(razor.evidence(batches).log_evidence)
 
-    result = razor.hyper_gradient(batches, razor._collect(batches, None))
+    result = razor.hyper_gradient(batches, razor._curvature(batches, None))
     for key, raw in eta.items():
         fit, occam = result[key]
         for i in range(raw.numel()):

@@ -130,7 +130,7 @@ def test_gradient_of_the_evidence_in_omega_and_anchors(
     loader = [(x[:4], y[:4]), (x[4:], y[4:])]
     evidence = razor.evidence(loader, differentiable=True)
     kept = torch.autograd.grad(evidence.log_evidence, list(razor.eta.values()))
-    found = razor._collect(loader, None).prepare()
+    found = razor._curvature(loader, None).prepare()
     batchwise = razor.hyper_gradient(loader, found)
     for (name, raw), gradient in zip(razor.eta.items(), kept, strict=True):
         assert_close(sum(batchwise[name]), gradient, 1e-8)

@@ -195,10 +195,10 @@ def test_bad_data_leave_the_model_untouched() -> None:
     spoiled[17, 2] = math.nan
     for data, test, message in (
         ((spoiled, y), None, "sample 17"),
-        ((x, y + 1), None, "labels between"),
+        ((x, y + 1), None, "not between"),
         ((x, y[:-1]), None, "same number of samples"),
         ((x, y), (spoiled, y), "the test data"),
-        ((x, y), (x, y + 1), "labels between"),
+        ((x, y), (x, y + 1), "not between"),
         (([1.0], y), None, "a pair of tensors"),
         ((x.to_sparse(), y), None, "x in the training data must be dense"),
     ):

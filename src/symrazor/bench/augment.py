@@ -77,7 +77,7 @@ def _epoch(model: nn.Module, loader: TensorLoader) -> None:
 
 def _gradient(razor: sr.Razor, loader: TensorLoader) -> object:
     state = razor.generator.get_state()
-    found = razor._collect(loader, None).prepare()
+    found = razor._curvature(loader, None).prepare()
     razor.generator.set_state(state)
     return razor.hyper_gradient(loader, found)
 
@@ -86,7 +86,7 @@ def factors_mb(alpha: int) -> float:
     """Return the size of the Kronecker factors and dense blocks in float64, in megabytes."""
     x, y = data(2)
     razor = sr.Razor(network(alpha).eval(), "categorical", 2, estimator="mc")
-    sums = razor._collect(TensorLoader(x, y, 2), None).sums.values()
+    sums = razor._curvature(TensorLoader(x, y, 2), None).sums.values()
     matrices = [part.matrix if isinstance(part, Factor) else part for part in sums]
     return 8 * sum(matrix.numel() for matrix in matrices) / 2**20
 

@@ -24,7 +24,7 @@ from symrazor.bench.measure import Runs, fresh_peak, interleave, peak_memory, wr
 from symrazor.core.evidence import Evidence
 from symrazor.core.likelihood import Categorical, Probe
 from symrazor.core.parameters import weights
-from symrazor.core.prior import Prior
+from symrazor.core.prior import GaussianPrior
 from symrazor.curvature.coverage import layers
 from symrazor.curvature.estimate import collect_curvature
 from symrazor.curvature.task import CurvatureTask, Method
@@ -87,7 +87,7 @@ def sgd_epoch(model: nn.Module, loader: TensorLoader) -> Callable[[], None]:
 def estimate(model: nn.Module, loader: TensorLoader, method: Method) -> Callable[[], Evidence]:
     """Compute one evidence estimate with its gradient in the log precisions."""
     theta = weights(model)
-    prior = Prior(theta, 1.0)
+    prior = GaussianPrior(theta, 1.0)
     generator = torch.Generator().manual_seed(0)
 
     def run() -> Evidence:
@@ -217,7 +217,7 @@ def probes(seeds: int = 20, samples: tuple[int, ...] = (1, 2, 4)) -> list[ProbeE
     """Measure the errors of spectral and label probes on a trained net."""
     model, loader = trained()
     theta = weights(model)
-    prior = Prior(theta, 1.0)
+    prior = GaussianPrior(theta, 1.0)
 
     def measure(method: Method, seed: int) -> tuple[float, float, Tensor]:
         generator = torch.Generator().manual_seed(seed)

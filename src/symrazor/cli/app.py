@@ -71,7 +71,7 @@ def run(arguments: Sequence[str] | None = None) -> None:
 
 def main() -> None:
     """Run the command; errors that the user can fix end with one line and exit code 2."""
-    startup.loaded()
+    startup.raise_on_interrupt()
     try:
         run()
         sys.stdout.flush()

@@ -1,21 +1,22 @@
-"""The library's own exceptions.
+"""Define the exceptions that a training loop may want to catch on their own.
 
-Bad arguments raise `ValueError` with "expected ..., got ..."; these classes exist because a
-training loop may want to catch them apart.
+Bad arguments raise `ValueError`.
 """
 
 from collections.abc import Mapping
 
 
 class UnsupportedParameterError(ValueError):
-    """Trainable parameters for which no curvature can be computed, each with its reason.
+    """Some trainable parameters have no curvature.
 
-    The evidence integrates over every weight, so a weight without curvature would make it wrong
-    without a sign of it. Nothing is skipped: the parameters are named here instead.
+    The evidence integrates over every weight. A weight without curvature would make it wrong
+    without any sign of it, so no weight is skipped.
+
+    Args:
+        reasons: parameter name -> what is wrong and what to do.
     """
 
     def __init__(self, reasons: Mapping[str, str]) -> None:
-        """Build the message from `reasons`, parameter name -> what is wrong and what to do."""
         self.reasons = dict(reasons)
         lines = "\n".join(f"  {name}: {reason}" for name, reason in self.reasons.items())
         super().__init__(
@@ -26,8 +27,8 @@ class UnsupportedParameterError(ValueError):
 
 
 class DivergenceError(ValueError, FloatingPointError):
-    """Outputs or an evidence that are not finite: the weights have diverged."""
+    """The outputs or the evidence are not finite because the weights have diverged."""
 
 
 class CurvatureError(RuntimeError):
-    """A curvature factor that cannot be used: not finite, or not positive semi-definite."""
+    """A curvature factor is not finite or not positive semi-definite."""

@@ -1,7 +1,7 @@
-r"""The one type that every evidence estimator returns."""
+r"""Define `Evidence`, the value that every estimator of the evidence returns."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -9,21 +9,22 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Evidence:
-    r"""The log evidence $\log p(D \mid \eta)$ of a whole data set, all constants included.
+    r"""The log evidence $\log p(D \mid \eta)$ of a whole data set, with all constants.
 
-    Natural logarithm; log_evidence = log_likelihood + log_prior - log_det / 2. The parts are
-    described as exact and Laplace estimates have them. A variational one is a lower bound: its
-    first part is expected under the posterior, and its third has all of the divergence that is not
-    in the second (`evidence.variational`), so that `complexity` is the divergence.
+    Natural logarithm; log_evidence = log_likelihood + log_prior - log_det / 2. The terms below are
+    those of exact and Laplace estimates. A variational estimate is a lower bound: its
+    `log_likelihood` is an expectation under the posterior, and its `log_det` holds the part of the
+    divergence that is not in `log_prior`, so that `complexity` is the divergence
+    (`inference.variational.bound`).
 
     Args:
-        log_likelihood: $\log p(D \mid \theta_*, \eta)$ at the weights in use (divided by the
-            temperature).
+        log_likelihood: $\log p(D \mid \theta_*, \eta)$ at the present weights, divided by the
+            temperature.
         log_prior: $-\tfrac12 \theta_*^\top \Delta \theta_*$, the log prior density relative to its
             peak.
         log_det: $\log |I + \Delta^{-1} H|$, twice the log ratio of the prior's to the posterior's
-            volume; the Gaussian normalisers $(2\pi)^{P/2}$ of the two cancel.
-        n_data: number of data the figures stand for.
+            volume. The Gaussian normalisers $(2\pi)^{P/2}$ of the two cancel.
+        n_data: number of data.
         effective_parameters: tensor name -> $\gamma = \mathrm{tr}\, H (H + \Delta)^{-1}$, between 0
             and the number of weights: how many of them the data determined.
     """
@@ -36,7 +37,7 @@ class Evidence:
 
     @property
     def complexity(self) -> Tensor:
-        """Occam's share: what the fit has to pay, log_likelihood - log_evidence."""
+        """The Occam factor in nats: log_likelihood - log_evidence."""
         return 0.5 * self.log_det - self.log_prior
 
     @property
@@ -50,28 +51,23 @@ class Evidence:
         return self.log_evidence / self.n_data
 
     def detach(self) -> "Evidence":
-        """The same values without a graph."""
-        return Evidence(
-            self.log_likelihood.detach(),
-            self.log_prior.detach(),
-            self.log_det.detach(),
-            self.n_data,
-            self.effective_parameters,
-        )
+        """Return the same values without a graph."""
+        terms = ("log_likelihood", "log_prior", "log_det")
+        return replace(self, **{name: getattr(self, name).detach() for name in terms})
 
     @classmethod
     def from_dict(
         cls, values: Mapping[str, float], n_data: int, effective_parameters: dict[str, float]
     ) -> "Evidence":
-        """The evidence that `to_dict` came from."""
-        fit, prior, det = (
-            torch.tensor(values[part], dtype=torch.float64)
-            for part in ("log_likelihood", "log_prior", "log_det")
+        """Return the evidence that `to_dict` was called on."""
+        log_likelihood, log_prior, log_det = (
+            torch.tensor(values[term], dtype=torch.float64)
+            for term in ("log_likelihood", "log_prior", "log_det")
         )
-        return cls(fit, prior, det, n_data, effective_parameters)
+        return cls(log_likelihood, log_prior, log_det, n_data, effective_parameters)
 
     def to_dict(self) -> dict[str, float]:
-        """Plain numbers, as they stand in a report."""
+        """Return the terms as plain numbers."""
         return {
             "log_evidence": float(self.log_evidence),
             "log_likelihood": float(self.log_likelihood),
@@ -81,7 +77,6 @@ class Evidence:
         }
 
     def __repr__(self) -> str:
-        """The value and its two terms."""
         with torch.no_grad():
             return (
                 f"Evidence({float(self.log_evidence):.3f} = "

@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all, and places that can be written to."""
+"""Write files atomically, check that paths are writable, and convert values for JSON."""
 
 import math
 import os
@@ -10,10 +10,10 @@ from typing import Any
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Write a file so that it is there whole or not at all, readable by whom the umask lets.
+    """Write a file so that readers see the old content or the whole new one, never a part.
 
-    A link stays and what it points to is replaced; a pipe or a device, as /dev/stdout, is written
-    to.
+    Permissions follow the umask. The target of a symbolic link is replaced and the link kept; a
+    pipe or a device such as /dev/stdout is written to.
 
     Raises:
         OSError: the folder cannot be written to.
@@ -24,54 +24,59 @@ def write_atomically(path: Path, content: bytes) -> None:
         return
     path = Path(os.path.realpath(path))
     path.parent.mkdir(parents=True, exist_ok=True)
-    name = temporary_path(path.parent, f".{path.name}.")
+    temporary = temporary_path(path.parent, f".{path.name}.")
     try:
-        with name.open("xb") as file:
+        with temporary.open("xb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(name, path)
+        os.replace(temporary, path)
     except BaseException:
-        name.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
 
 
 def temporary_path(folder: Path, prefix: str) -> Path:
-    """A hidden name in a folder that nothing has yet.
+    """Return an unused name in a folder, for `open("x")` or `mkdir`.
 
-    For `open("x")` and `mkdir`, which leave permissions to the umask; `tempfile` makes things that
-    nobody else can read, and a run on a shared disk is there for others.
+    `tempfile` would create files that nobody else can read; a run on a shared disk is for others,
+    too.
     """
     return folder / f"{prefix}{secrets.token_hex(8)}"
 
 
 def check_writable_folder(folder: Path) -> None:
-    """Make a folder to write to, and try it: before the work, which must not be lost to a bad path.
+    """Create a folder and check that it can be written to, before a long run starts.
 
     Raises:
-        ValueError: it cannot be made, or not written to.
+        ValueError: the folder cannot be created or written to.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
-        why = f"{folder}: {error.strerror}"
-        raise ValueError(f"expected a folder to write to, got {why}; do: choose another") from error
+        raise ValueError(
+            f"Cannot write to {folder}: {error.strerror}. Choose another folder."
+        ) from error
 
 
 def check_writable_file(file: Path | None) -> None:
-    """The same for a file, if one is asked for."""
+    """Check that a file can be written; None is accepted.
+
+    Raises:
+        ValueError: the path is a folder, or its folder cannot be written to.
+    """
     if file is None:
         return
     if file.is_dir():
-        raise ValueError(f"expected a file to write, got the folder {file}; do: name a file in it")
-    if not file.exists() or file.is_file():  # else a pipe or a device
+        raise ValueError(f"{file} is a folder. Give the name of a file in it.")
+    if not file.exists() or file.is_file():  # pipes and devices are not checked
         check_writable_folder(file.parent)
 
 
 def json_ready(value: Any) -> Any:
-    """What JSON has a word for: other things by their number or their name."""
+    """Convert a value to JSON types: arrays to lists, NaN and infinity to None, others to text."""
     if isinstance(value, Mapping):
         return {str(key): json_ready(part) for key, part in value.items()}
     if isinstance(value, (list, tuple, set, frozenset)):

@@ -1,8 +1,7 @@
 r"""Tell the weights of a model from its hyperparameters.
 
-A network has two kinds of trainable tensors: weights $\theta$, which are integrated out, and
-hyperparameters $\eta$, which maximise the evidence. A tensor is a hyperparameter if and only if it
-lives in a `Hyper`; nothing is recognised by its name.
+Weights $\theta$ are integrated out; hyperparameters $\eta$ maximise the evidence. A tensor is a
+hyperparameter if and only if it lives in a `Hyper` module. Names of parameters play no role.
 """
 
 from collections.abc import Callable, Iterator
@@ -16,40 +15,44 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class Transform:
-    """An invertible map from the raw parameter (any real) to the value a user thinks in."""
+    """An invertible map from an unconstrained raw parameter to the value that a model uses."""
 
     forward: Callable[[Tensor], Tensor]
     inverse: Callable[[Tensor], Tensor]
     domain: str
 
 
-def _same(value: Tensor) -> Tensor:
+def _identity(value: Tensor) -> Tensor:
     return value
 
 
-def _squash(raw: Tensor, low: float, high: float) -> Tensor:
+def _scaled_sigmoid(raw: Tensor, low: float, high: float) -> Tensor:
     return low + (high - low) * torch.sigmoid(raw)
 
 
-def _unsquash(value: Tensor, low: float, high: float) -> Tensor:
+def _scaled_logit(value: Tensor, low: float, high: float) -> Tensor:
     return torch.logit((value - low) / (high - low))
 
 
-real = Transform(_same, _same, "real")
+real = Transform(_identity, _identity, "real")
 positive = Transform(torch.exp, torch.log, "positive")
 
 
 def interval(low: float, high: float) -> Transform:
-    """Values strictly between `low` and `high`, by a scaled sigmoid."""
+    """Return the scaled sigmoid, whose values lie strictly between `low` and `high`."""
     return Transform(
-        partial(_squash, low=low, high=high),
-        partial(_unsquash, low=low, high=high),
+        partial(_scaled_sigmoid, low=low, high=high),
+        partial(_scaled_logit, low=low, high=high),
         f"between {low} and {high}",
     )
 
 
 class Hyper(nn.Module):
-    """A hyperparameter: `raw` is what an optimiser moves, `value` what the model uses.
+    """A hyperparameter: an optimiser moves `raw`, the model uses `value`.
+
+    Args:
+        value: starting value.
+        transform: `positive` (default), `real` or `interval(low, high)`.
 
     >>> width = Hyper(0.5)
     >>> width.value = 2.0
@@ -60,7 +63,6 @@ class Hyper(nn.Module):
     raw: nn.Parameter
 
     def __init__(self, value: float | Tensor, transform: Transform = positive) -> None:
-        """Start at `value`; `transform` is `positive` (default), `real` or `interval(a, b)`."""
         super().__init__()
         self.transform = transform
         self.raw = nn.Parameter(self._invert(torch.as_tensor(value)))
@@ -80,16 +82,19 @@ class Hyper(nn.Module):
         value = value.to(torch.get_default_dtype()) if not value.is_floating_point() else value
         raw = self.transform.inverse(value.detach())
         if not bool(torch.isfinite(raw).all()):
-            raise ValueError(f"expected a {self.transform.domain} value, got {value}")
+            raise ValueError(
+                f"The value of this hyperparameter must be {self.transform.domain}, got "
+                f"{value.tolist()}."
+            )
         return raw.clone()
 
     def extra_repr(self) -> str:
-        """The value, for `print(model)`."""
+        """Show the value in `print(model)`."""
         return f"value={self.value.detach().cpu().tolist()}, {self.transform.domain}"
 
 
 def hyperparameters(model: nn.Module) -> dict[str, nn.Parameter]:
-    r"""The trainable $\eta$ of a model: raw parameters of its `Hyper` modules, by name."""
+    r"""Return the trainable $\eta$ of a model by name: the raw parameters of its `Hyper`s."""
     return {
         f"{prefix}.raw" if prefix else "raw": module.raw
         for prefix, module in model.named_modules()
@@ -98,7 +103,7 @@ def hyperparameters(model: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def weights(model: nn.Module) -> dict[str, nn.Parameter]:
-    r"""The trainable $\theta$ of a model: every other parameter with requires_grad, by name."""
+    r"""Return the trainable $\theta$ of a model by name: all parameters not in a `Hyper`."""
     eta = {id(parameter) for parameter in hyperparameters(model).values()}
     return {
         name: parameter
@@ -108,9 +113,9 @@ def weights(model: nn.Module) -> dict[str, nn.Parameter]:
 
 
 @contextmanager
-def eval_mode(f: object) -> Iterator[None]:
-    """Every module of f in eval mode, for a while."""
-    training = [m for m in f.modules() if m.training] if isinstance(f, nn.Module) else []
+def eval_mode(model: object) -> Iterator[None]:
+    """Put every module of `model` into eval mode, and back at the end of the `with` block."""
+    training = [m for m in model.modules() if m.training] if isinstance(model, nn.Module) else []
     for module in training:
         module.training = False
     try:

@@ -1,4 +1,4 @@
-"""A progress bar on standard error, if there is anybody to see it."""
+"""Show a progress bar on standard error."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -6,59 +6,58 @@ from contextlib import contextmanager
 from typing import Any
 
 Record = dict[str, Any]
-Show = Callable[[list[Record]], None]
 
 
 @contextmanager
-def epoch_bar(epochs: int, wanted: bool | None = None) -> Iterator[Show]:
-    """A bar with epoch, nll, evidence, test figure and time left; or silence.
+def epoch_bar(epochs: int, enabled: bool | None = None) -> Iterator[Callable[[list[Record]], None]]:
+    """Show a bar with epoch, nll, evidence, test score and remaining time.
 
     Args:
-        epochs: length of the bar.
-        wanted: None for "if standard error is a terminal".
+        epochs: number of epochs.
+        enabled: None to show it only if standard error is a terminal.
+
+    Yields:
+        A function to call with the history after each epoch.
     """
-    if not (sys.stderr.isatty() if wanted is None else wanted):
-        yield lambda history: None
+    with _bar(epochs, enabled, "epoch {task.completed}/{task.total}") as update:
+        yield lambda history: update(len(history), lambda: _describe(history))
+
+
+@contextmanager
+def fraction_bar(enabled: bool | None = None) -> Iterator[Callable[[float, str], None]]:
+    """Show a bar for work without epochs.
+
+    Args:
+        enabled: None to show it only if standard error is a terminal.
+
+    Yields:
+        A function to call with the completed fraction and a description.
+    """
+    with _bar(1.0, enabled) as update:
+        yield lambda fraction, text: update(fraction, lambda: text)
+
+
+@contextmanager
+def _bar(
+    total: float, enabled: bool | None, label: str | None = None
+) -> Iterator[Callable[[float, Callable[[], str]], None]]:
+    if not (sys.stderr.isatty() if enabled is None else enabled):
+        yield lambda completed, describe: None
         return
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-    columns = (
-        TextColumn("epoch {task.completed}/{task.total}"),
-        BarColumn(),
-        TextColumn("{task.description}"),
-        TimeRemainingColumn(),
-    )
+    labels = [] if label is None else [TextColumn(label)]
+    columns = (*labels, BarColumn(), TextColumn("{task.description}"), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task("", total=epochs)
-
-        def show(history: list[Record]) -> None:
-            bar.update(task, completed=len(history), description=_describe(history))
-
-        yield show
-
-
-@contextmanager
-def fraction_bar(wanted: bool | None = None) -> Iterator[Callable[[float, str], None]]:
-    """A bar for work without epochs: called with the share that is done and a line; or silence.
-
-    Args:
-        wanted: None for "if standard error is a terminal".
-    """
-    if not (sys.stderr.isatty() if wanted is None else wanted):
-        yield lambda share, line: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (BarColumn(), TextColumn("{task.description}"), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task("", total=1.0)
-        yield lambda share, line: bar.update(task, completed=share, description=line)
+        task = bar.add_task("", total=total)
+        yield lambda completed, describe: bar.update(
+            task, completed=completed, description=describe()
+        )
 
 
 def _describe(history: list[Record]) -> str:
-    """The latest figures in one line."""
+    """Return the latest figures in one line."""
     parts = [f"nll {history[-1]['nll']:.3f}"]
     measured = [record["per_datum"] for record in history if "per_datum" in record]
     if measured:

@@ -1,6 +1,6 @@
-"""Ctrl-C while the command loads torch: it ends at once, as shells expect, without a traceback.
+"""Let Ctrl-C end the `symrazor` command at once, without a traceback, while torch is loading.
 
-This comes before all other imports of the package. In a program of somebody else nothing happens.
+The package imports this module before all others. It changes nothing in other programs.
 """
 
 import signal
@@ -11,23 +11,24 @@ from pathlib import Path
 
 
 def is_command() -> bool:
-    """Whether this process is `symrazor` or `python -m symrazor`."""
-    if sys.argv[:1] == ["-m"]:  # the package is loaded before its module __main__
+    """Return whether this process is `symrazor` or `python -m symrazor`."""
+    if sys.argv[:1] == ["-m"]:  # the package is imported before its module __main__
         return ("-m", "symrazor") in pairwise(sys.orig_argv)
     return Path(*sys.argv[:1]).name in ("symrazor", "symrazor.exe")
 
 
-def loading() -> None:
-    """Let Ctrl-C end the command at once."""
-    here = threading.current_thread() is threading.main_thread()
-    if here and is_command() and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+def exit_on_interrupt() -> None:
+    """Let Ctrl-C end the command at once, as shells expect."""
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    has_default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if in_main_thread and is_command() and has_default:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
-def loaded() -> None:
-    """From now on Ctrl-C is an exception again, which the command explains."""
+def raise_on_interrupt() -> None:
+    """Make Ctrl-C raise KeyboardInterrupt again, which the command handles."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-loading()
+exit_on_interrupt()

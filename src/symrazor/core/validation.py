@@ -1,67 +1,119 @@
-"""Whether values are of the kinds that a dataclass of options says."""
+"""Check option values against the annotations of their dataclass.
 
+Annotations are the only list of allowed types and choices: a `Literal` names its choices.
+"""
+
+import difflib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from numbers import Integral, Real
 from os import PathLike
 from pathlib import Path
 from types import UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 from torch import Tensor
 
+T = TypeVar("T")
+
+_DESCRIPTIONS: dict[Any, str] = {
+    int: "an integer",
+    float: "a number",
+    bool: "True or False",
+    str: "a string",
+    Path: "a path",
+    type(None): "None",
+}
+
 
 def check_types(options: Any) -> None:
-    """Refuse a field of a dataclass that holds another kind of value than its annotation says.
+    """Check every field of a dataclass against its annotation.
 
-    Whole numbers count as numbers, and those of NumPy become Python's own. Values of a `Literal`
-    are left to the dataclass's own words.
+    Integers count as numbers. NumPy scalars are converted to Python scalars.
 
     Raises:
-        ValueError: by the name of the field.
+        ValueError: names the first field whose value has another type or is no choice.
     """
     hints = get_type_hints(type(options))
-    for entry in fields(options):
-        kind, value = hints[entry.name], getattr(options, entry.name)
-        if get_origin(kind) is not Literal and not matches_type(value, kind):
-            raise ValueError(f"expected {entry.name} as {describe_type(kind)}, got {value!r}")
+    for field in fields(options):
+        expected, value = hints[field.name], getattr(options, field.name)
+        if not matches_type(value, expected):
+            raise ValueError(f"{field.name} must be {describe_type(expected)}, got {value!r}.")
         if isinstance(value, np.generic):
-            object.__setattr__(options, entry.name, value.item())  # the dataclass may be frozen
+            object.__setattr__(options, field.name, value.item())  # the dataclass may be frozen
 
 
-def matches_type(value: Any, kind: Any) -> bool:
-    """Whether a value is what an annotation says; what is inside of lists and mappings is not."""
-    origin = get_origin(kind)
+def check_choice(name: str, value: Any, choices: Any) -> None:
+    """Check that a value is one of the choices of a `Literal`.
+
+    Raises:
+        ValueError: names the choices.
+    """
+    if value not in get_args(choices):
+        raise ValueError(f"{name} must be {describe_type(choices)}, got {value!r}.")
+
+
+def replace_options(options: T, changes: Mapping[str, Any]) -> T:
+    """Return a copy of a dataclass with some fields replaced.
+
+    Raises:
+        ValueError: names the first change that is no field, and the closest field.
+    """
+    known = [field.name for field in fields(options)]  # type: ignore[arg-type]
+    for name in changes:
+        if name not in known:
+            close = difflib.get_close_matches(name, known, 1)
+            hint = f"Did you mean {close[0]!r}?" if close else f"Options: {', '.join(known)}."
+            raise ValueError(f"Unknown option {name!r}. {hint}")
+    return replace(options, **changes)  # type: ignore[type-var]
+
+
+def matches_type(value: Any, expected: Any) -> bool:
+    """Return whether a value has an annotated type; items of lists and mappings are not checked."""
+    origin = get_origin(expected)
     if origin in (Union, UnionType):
-        return any(matches_type(value, one) for one in get_args(kind))
+        return any(matches_type(value, option) for option in get_args(expected))
     if origin is not None:
-        return _matches_generic(value, kind, origin)
+        return _matches_generic(value, expected, origin)
     if isinstance(value, bool | np.bool_):
-        return kind in (bool, Any)
-    if kind is float and isinstance(value, Tensor):
+        return expected in (bool, Any)
+    if expected is float and isinstance(value, Tensor):
         return value.numel() == 1
-    plain: dict[Any, Any] = {int: Integral, float: Real, Path: (str, PathLike), Any: object}
-    return isinstance(value, plain.get(kind, kind))
+    abstract: dict[Any, Any] = {int: Integral, float: Real, Path: (str, PathLike), Any: object}
+    return isinstance(value, abstract.get(expected, expected))
 
 
-def _matches_generic(value: Any, kind: Any, origin: Any) -> bool:
-    """The same for annotations with brackets."""
+def _matches_generic(value: Any, expected: Any, origin: Any) -> bool:
+    """Return whether a value has an annotated type such as `list[int]` or `Literal["a"]`."""
     if origin is Literal:
-        return value in get_args(kind)
+        return isinstance(value, str | int | float | bool) and value in get_args(expected)
     if origin is Callable:
         return callable(value)
     list_like = origin is tuple or issubclass(origin, Sequence)
     return isinstance(value, (list, tuple) if list_like else Mapping)
 
 
-def describe_type(kind: Any) -> str:
-    """An annotation in words, as in "int or None"."""
-    if get_origin(kind) in (Union, UnionType):
-        return " or ".join(describe_type(one) for one in get_args(kind))
-    if kind is type(None):
-        return "None"
-    if get_origin(kind) is Callable:
-        return "a function"
-    name = str(kind).replace("typing.", "").replace("pathlib.", "").replace("collections.abc.", "")
-    return name if "[" in name else getattr(kind, "__name__", name)
+def describe_type(expected: Any) -> str:
+    """Return an annotation in words, such as "an integer or None"."""
+    return _join_alternatives(_alternatives(expected))
+
+
+def _alternatives(expected: Any) -> list[str]:
+    origin = get_origin(expected)
+    if origin in (Union, UnionType):
+        return [text for option in get_args(expected) for text in _alternatives(option)]
+    if origin is Literal:
+        return [repr(choice) for choice in get_args(expected)]
+    if origin is Callable:
+        return ["a function"]
+    if origin is not None and issubclass(origin, Mapping):
+        return ["a mapping"]
+    if expected in _DESCRIPTIONS:
+        return [_DESCRIPTIONS[expected]]
+    name = str(expected).replace("typing.", "").replace("collections.abc.", "")
+    return [name if "[" in name else getattr(expected, "__name__", name)]
+
+
+def _join_alternatives(texts: Sequence[str]) -> str:
+    return " or ".join([", ".join(texts[:-1]), texts[-1]] if len(texts) > 1 else texts)

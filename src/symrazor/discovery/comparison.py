@@ -11,7 +11,6 @@ from dataclasses import asdict, replace
 import torch
 
 from symrazor.core.files import write_atomically
-from symrazor.core.likelihood import scores
 from symrazor.data import Tensors
 from symrazor.discovery.answer import Answer, Candidate
 from symrazor.discovery.budget import (
@@ -207,7 +206,7 @@ def _train(
         n = len(question.test[1])
         index = subsample(n, n if is_refit else MAX_SCORED_SAMPLES, options.seed)
         x, y = (part.to(trained.data.x.device) for part in select(question.test, index))
-        test = scores(trained.razor.likelihood, outputs(model, x), y)
+        test = trained.razor.likelihood.scores(outputs(model, x), y)
         trained.reading = replace(trained.reading, test=test)
     _measure_invariances(question, trained, train[0], options.seed)
     return Candidate(structure.name, trained)

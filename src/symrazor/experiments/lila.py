@@ -10,7 +10,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import symrazor as sr
-from symrazor.core.likelihood import scores
 from symrazor.data import Tensors, cifar10, digits, mnist, normalised, resized
 from symrazor.experiments.command import command
 from symrazor.experiments.options import OfTable
@@ -185,7 +184,7 @@ def _with_evidence(job: Job, model: nn.Module, shape: tuple[int, ...]) -> Run:
 
 def tested(model: nn.Module, test: Tensors) -> dict[str, float]:
     """Return test figures, computed once at the end."""
-    found = scores(sr.Categorical(), outputs(model, test[0]), test[1])
+    found = sr.Categorical().scores(outputs(model, test[0]), test[1])
     return {"accuracy": 100 * found["accuracy"], "nll": found["nll"]}
 
 

@@ -1,21 +1,22 @@
-r"""Laplace evidence of a network, differentiable in every hyperparameter.
+r"""Compute the Laplace evidence of a network, differentiable in every hyperparameter.
 
 $$ \log p(D \mid \eta) \approx \log p(D \mid \theta_*, \eta)
    - \tfrac12 \theta_*^\top \Delta \theta_* - \tfrac12 \log |I + \Delta^{-1} H_\eta| $$
 
-Its derivative in $\eta$ is taken at fixed weights: at a mode the first two terms are stationary in
-$\theta$, and the drift of the curvature with the mode is neglected, as everywhere in this field.
+for a Gaussian prior; `Prior.evidence_term` and `Prior.log_curvature` define the second and third
+term of other families. The derivative in $\eta$ is taken at fixed weights: at a mode the first two
+terms are stationary in $\theta$, and the drift of the curvature with the mode is neglected.
 
-Hyperparameters that enter the forward pass reach the log-determinant through $H_\eta$. Two ways
-lead to the same derivative. `keep_graph=True` keeps the graph of all batches. `hyper_gradient`
-needs the memory of one batch: with
-$V_Q = -\tfrac12\, \partial \log|I + \Delta^{-1} H| / \partial Q$ for every sum $Q$ that H is made
+Hyperparameters of the forward pass enter the log-determinant through $H_\eta$. Two methods compute
+the same derivative. `keep_graph=True` keeps the graph of all batches. `hyper_gradient` needs the
+memory of one batch: with
+$V_Q = -\tfrac12\, \partial \log|I + \Delta^{-1} H| / \partial Q$ for every sum $Q$ that H consists
 of, computed once, the derivative is that of
 
 $$ \sum_b \Big[ \log p(D_b \mid \theta_*, \eta) + \sum_Q \langle V_Q, Q_b(\eta) \rangle \Big] , $$
 
-a sum over batches in which each $Q_b$ is computed with its graph, differentiated, and forgotten.
-Where Q is kept as rows (see factor.py), Q and all $Q_b$ are seen in a basis of these rows.
+a sum over batches in which each $Q_b$ is computed with its graph, differentiated, and freed. Where
+Q is kept as rows (`linalg.factor`), Q and all $Q_b$ are projected to the span of these rows.
 """
 
 from collections.abc import Callable, Mapping
@@ -34,102 +35,143 @@ from symrazor.linalg.blocks import StackedSpectra
 from symrazor.linalg.factor import Factor
 
 
-def log_precisions(prior: Prior, curvature: Curvature) -> dict[str, Tensor]:
-    """Tensor name -> log precision, for every tensor that has curvature."""
-    return {name: prior.log_of(name) for block in curvature.blocks for name in block.names}
+def log_curvatures(
+    prior: Prior, curvature: Curvature, theta: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """Return the prior's log curvature of every tensor that has a curvature block."""
+    names = [name for block in curvature.blocks for name in block.names]
+    return prior.log_curvature({name: theta[name] for name in names})
 
 
 def laplace_evidence(curvature: Curvature, prior: Prior, theta: Mapping[str, Tensor]) -> Evidence:
-    """The Laplace evidence, differentiable in the prior precisions and in whatever made the blocks.
-
-    The effective parameters of a tensor are minus the derivative of the log-determinant in its log
-    precision, so one backward pass finds them for every structure.
-    """
-    shared = log_precisions(prior, curvature)
-    value = curvature.stacked.logdet(shared)
+    """Return the Laplace evidence, differentiable in prior, weights and curvature blocks."""
+    log_curvature = log_curvatures(prior, curvature, theta)
     return Evidence(
         curvature.log_likelihood,
-        -0.5 * prior.scatter(theta),
-        value,
+        prior.evidence_term(theta),
+        curvature.stacked.logdet(log_curvature),
         curvature.n_data,
-        effective_parameters(curvature, prior),
+        effective_parameters(curvature, log_curvature),
     )
 
 
-def effective_parameters(curvature: Curvature, prior: Prior) -> dict[str, float]:
-    r"""$\gamma = \mathrm{tr}\, H (H + \Delta)^{-1}$ of each tensor."""
-    own = {
-        name: value.detach().clone().requires_grad_()
-        for name, value in log_precisions(prior, curvature).items()
-    }
-    found = torch.autograd.grad(
-        curvature.stacked.logdet(own), list(own.values()), retain_graph=True
-    )
-    sums = torch.stack([-g.sum() for g in found]).tolist()  # one look at the device for all
-    return dict(zip(own, sums, strict=True))
+def effective_parameters(
+    curvature: Curvature, log_curvature: Mapping[str, Tensor]
+) -> dict[str, float]:
+    r"""Return $\gamma = \mathrm{tr}\, H (H + \Delta)^{-1}$ of each tensor.
+
+    $\gamma$ is minus the derivative of the log-determinant in the log curvature of the prior, so
+    one backward pass computes it for every structure.
+    """
+    leaves = {name: v.detach().clone().requires_grad_() for name, v in log_curvature.items()}
+    log_det = curvature.stacked.logdet(leaves)
+    gradients = torch.autograd.grad(log_det, list(leaves.values()), retain_graph=True)
+    gamma = torch.stack([-g.sum() for g in gradients]).tolist()  # one synchronisation for all
+    return dict(zip(leaves, gamma, strict=True))
 
 
 def hyper_gradient(
-    source: CurvatureTask,
+    task: CurvatureTask,
     curvature: Curvature,
-    prior: Prior,
+    log_curvature: Mapping[str, Tensor],
     loader: Loader,
     eta: Mapping[str, Tensor],
 ) -> dict[str, tuple[Tensor, Tensor]]:
-    """Derivatives of log likelihood and of -log_det/2 in each hyperparameter of the forward pass.
+    """Return derivatives of log likelihood and -log_det/2 in hyperparameters of the forward pass.
 
     Args:
-        source: what `curvature` was computed from, with its generator as it was before.
+        task: the task that `curvature` was computed by, with its generator reset.
         curvature: a detached estimate over the same data.
-        prior: the prior precisions.
-        loader: the data again.
+        log_curvature: log curvature of the prior, by tensor.
+        loader: the same data again.
         eta: hyperparameters, by name.
 
     Returns:
         name -> (d log_likelihood, d (-log_det / 2)).
     """
+    views, sensitivities = _sensitivities(curvature, log_curvature)
+    parameters = list(eta.values())
+    fit = [torch.zeros_like(parameter) for parameter in parameters]
+    occam = [torch.zeros_like(parameter) for parameter in parameters]
+    task_of_batch = task.by_batch()
+    for number, x, y in numbered_batches(loader, task.pieces):
+        batch = task_of_batch(number).batch_sums(x, y, f"batch {number}", keep_graph=True)
+        product = torch.zeros((), dtype=torch.float64)
+        for key, sensitivity in sensitivities.items():
+            if key in batch.sums:
+                product = product + (sensitivity * views[key](batch.sums[key])).sum()
+        _add_gradient(fit, batch.log_likelihood * curvature.scale, parameters, retain=True)
+        _add_gradient(occam, product, parameters, retain=False)
+        del batch, product  # frees the graph of this batch before the next one is made
+    all_reduce_([*fit, *occam])
+    return {name: (f, o) for name, f, o in zip(eta, fit, occam, strict=True)}
+
+
+View = Callable[[Any], Tensor]
+
+
+def _sensitivities(
+    curvature: Curvature, log_curvature: Mapping[str, Tensor]
+) -> tuple[dict[Key, View], dict[Key, Tensor]]:
+    r"""Return a linear view of each sum Q, and $V_Q$ in the coordinates of that view."""
     views = {key: _view(key, Q) for key, Q in curvature.sums.items() if key[1] != "count"}
     leaves = {
         key: view(curvature.sums[key]).detach().clone().requires_grad_()
         for key, view in views.items()
     }
-    deltas = {k: v.detach() for k, v in log_precisions(prior, curvature).items()}
-    seen = {
+    sums = {
         key: Factor.of_matrix(leaf) if isinstance(curvature.sums[key], Factor) else leaf
         for key, leaf in leaves.items()
     }
-    value = -0.5 * StackedSpectra(curvature.build({**curvature.sums, **seen})).logdet(deltas)
-    found = torch.autograd.grad(value, list(leaves.values()))
-    vectors = dict(zip(leaves, found, strict=True))
-    scale = curvature.scale
-    names, tensors = list(eta), list(eta.values())
-    fit = [torch.zeros_like(t) for t in tensors]
-    occam = [torch.zeros_like(t) for t in tensors]
-    of_batch = source.by_batch()
-    for number, x, y in numbered_batches(loader, source.pieces):
-        batch = of_batch(number).batch_sums(x, y, f"batch {number}", keep_graph=True)
-        product = torch.zeros((), dtype=torch.float64)
-        for key, vector in vectors.items():
-            if key in batch.sums:
-                product = product + (vector * views[key](batch.sums[key])).sum()
-        _add_gradient(fit, batch.log_likelihood * scale, tensors, retain=True)
-        _add_gradient(occam, product, tensors, retain=False)
-        del batch, product  # the graph of this batch goes before the next one comes
-    all_reduce_([*fit, *occam])
-    return {name: (f, o) for name, f, o in zip(names, fit, occam, strict=True)}
+    blocks = curvature.build({**curvature.sums, **sums})
+    fixed = {name: value.detach() for name, value in log_curvature.items()}
+    value = -0.5 * StackedSpectra(blocks).logdet(fixed)
+    gradients = torch.autograd.grad(value, list(leaves.values()))
+    return views, dict(zip(leaves, gradients, strict=True))
 
 
-def _view(key: Key, total: Tensor | Factor) -> Callable[[Any], Tensor]:
-    """A linear map of sums to tensors that keeps all that a log-determinant sees of `total`."""
+def _view(key: Key, total: Tensor | Factor) -> View:
+    """Return a linear map of sums to tensors that keeps what the log-determinant depends on."""
     if not isinstance(total, Factor):
         return torch.Tensor.clone
     return total.projection() if key[1] in ("A", "G") else lambda factor: factor.matrix
 
 
-def _add_gradient(total: list[Tensor], value: Tensor, eta: list[Tensor], retain: bool) -> None:
+def _add_gradient(
+    totals: list[Tensor], value: Tensor, parameters: list[Tensor], retain: bool
+) -> None:
     if not value.requires_grad:
         return
-    found = torch.autograd.grad(value, eta, retain_graph=retain, allow_unused=True)
-    for sum_so_far, g in zip(total, found, strict=True):
-        if g is not None:
-            sum_so_far.add_(g)
+    gradients = torch.autograd.grad(value, parameters, retain_graph=retain, allow_unused=True)
+    for total, gradient in zip(totals, gradients, strict=True):
+        if gradient is not None:
+            total.add_(gradient)
+
+
+@torch.no_grad()
+def update_noise_(
+    log_sigma: Tensor,
+    fit: Tensor,
+    occam: Tensor,
+    n_targets: float,
+    temperature: float,
+    damping: float,
+) -> None:
+    r"""Move $\log\sigma$ towards $\tfrac12 \log \mathrm{SSE} / (n - T\gamma)$.
+
+    There the evidence is stationary in the noise of a Gaussian likelihood: $n - \gamma$ targets are
+    left to determine the noise once $\gamma$ parameters are determined. As
+    $T\, \partial_{\log\sigma} \log p = \mathrm{SSE}/\sigma^2 - n$ and
+    $-\tfrac12 \partial_{\log\sigma} \log\det = \gamma$, the two gradients suffice.
+
+    Args:
+        log_sigma: one value, or one per output.
+        fit: derivative of the log likelihood.
+        occam: derivative of -log_det / 2.
+        n_targets: number of targets behind each noise scale.
+        temperature: T.
+        damping: fraction of the way.
+    """
+    errors = (n_targets + temperature * fit).clamp(min=torch.finfo(torch.float64).tiny)
+    free = (n_targets - temperature * occam).clamp(min=1e-3 * n_targets)
+    log_sigma.add_(damping * 0.5 * (errors / free).log())

@@ -1,4 +1,4 @@
-"""Any iterable of (x, y) batches, read as the engine needs it: on one device, cut to a subset."""
+"""Read batches (x, y) from any loader: on one device, cut to a subset, repeatably."""
 
 import math
 from collections.abc import Iterable, Iterator
@@ -15,90 +15,94 @@ from symrazor.curvature.tape import Input, map_tensors
 def batches(
     loader: Iterable[Any], device: torch.device, subset: int | None = None
 ) -> Iterator[tuple[Input, Tensor]]:
-    """This process's batches of a loader on a device, at most `subset` data of all processes.
+    """Yield this process's batches on a device, at most `subset` data over all processes.
 
-    Of a `processes.ShardedLoader` loader the first data count, wherever they are; of any other each
-    process reads its part of the subset.
+    A `ShardedLoader` yields the first `subset` data of the whole loader. Of any other loader each
+    process reads its share of the subset.
 
     Raises:
-        ValueError: a loader that is not one, or whose batches are not pairs (x, y).
+        ValueError: the loader cannot be iterated, or its batches are not pairs (x, y).
     """
     if not isinstance(loader, Iterable):
-        raise ValueError(f"expected a loader of batches (x, y), got {type(loader).__name__}")
+        raise ValueError(
+            f"The loader must be an iterable of batches (x, y), got {type(loader).__name__}."
+        )
     if subset is not None and subset < 1:
-        raise ValueError(f"expected a subset of at least 1 datum, got {subset}")
+        raise ValueError(f"subset must be at least 1, got {subset}.")
     if isinstance(loader, ReplayableBatches):
         yield from loader
         return
-    here, shared = world(), isinstance(loader, ShardedLoader)
-    own = subset if shared or subset is None else len(range(subset)[here.shard(subset)])
-    left = math.inf if own is None else own
+    process, sharded = world(), isinstance(loader, ShardedLoader)
+    share = subset if sharded or subset is None else len(range(subset)[process.shard(subset)])
+    remaining = math.inf if share is None else share
     for number, batch in enumerate(loader.loader if isinstance(loader, ShardedLoader) else loader):
-        if left <= 0:
+        if remaining <= 0:
             return
         x, y = _unpack(batch)
-        if left < len(y):
-            x, y = map_tensors(x, itemgetter(slice(int(left)))), y[: int(left)]
-        left -= len(y)
-        if not shared or number % here.size == here.rank:
+        if remaining < len(y):
+            x, y = map_tensors(x, itemgetter(slice(int(remaining)))), y[: int(remaining)]
+        remaining -= len(y)
+        if not sharded or number % process.size == process.rank:
             yield map_tensors(x, lambda part: part.to(device)), y.to(device)
 
 
-def check_data_count(seen: int, expected: int) -> None:
-    """Refuse sums over another number of data than they are to stand for.
+def check_data_count(n_read: int, expected: int) -> None:
+    """Check that a loader gave as many data as an estimate stands for.
 
     Raises:
-        ValueError: with both numbers.
+        ValueError: gives both numbers.
     """
-    if seen == expected:
+    if n_read == expected:
         return
-    several = world().size > 1
+    if world().size > 1:
+        raise ValueError(
+            f"The loaders of all processes gave {n_read} data, but n_data or subset is {expected}. "
+            "Exactly one process must read each datum, once."
+        )
     raise ValueError(
-        f"expected {expected} data from the loader{'s of all processes' if several else ''}, got "
-        f"{seen}; give n_data its true size, or pass subset=... to scale a part of the data up"
-        + ("; each datum has to be read by one process, once" if several else "")
+        f"The loader gave {n_read} data, but n_data or subset is {expected}. Set n_data to the "
+        "size of the data set, or pass subset=... to scale up a part of it."
     )
 
 
 class ReplayableBatches(list[tuple[Input, Tensor]]):
-    """What `batches` gave, to be read again as it is."""
+    """Batches that were read from a loader, to be read again unchanged."""
 
 
 class LoaderRNGState:
-    """The order in which a loader is about to be read: that of its generators, and of torch's own.
+    """The state of all random generators that decide the order of a loader's next pass.
 
-    Probes belong to the data that they were drawn for. A second pass of a loader that shuffles
-    would give them to others, and differentiate another estimate than the first one found.
+    Random probes belong to the data that they were drawn for. A second pass in another order would
+    differentiate another estimate than the one of the first pass.
 
     Args:
-        loader: of torch, `TensorLoader`, or one inside of another as its `loader`.
+        loader: a torch DataLoader, a `TensorLoader`, or a wrapper with an attribute `loader`.
     """
 
     def __init__(self, loader: object) -> None:
-        """Note where all generators are."""
-        found = [torch.default_generator, *_generators(loader)]
-        self.states = [(generator, generator.get_state()) for generator in found]
+        generators = [torch.default_generator, *_generators(loader)]
+        self.states = [(generator, generator.get_state()) for generator in generators]
 
     def restore(self) -> None:
-        """Let the next pass be as the one that began here."""
+        """Make the next pass repeat the one that began when this state was taken."""
         for generator, state in self.states:
             generator.set_state(state)
 
 
 def _generators(loader: object) -> Iterator[torch.Generator]:
-    """Those of a loader, of its samplers and of the loader inside of it."""
-    if isinstance(own := getattr(loader, "generator", None), torch.Generator):
-        yield own
+    """Yield the generators of a loader, of its samplers and of the loader it wraps."""
+    if isinstance(generator := getattr(loader, "generator", None), torch.Generator):
+        yield generator
     for name in ("loader", "batch_sampler", "sampler"):
         if (inner := getattr(loader, name, None)) is not None:
             yield from _generators(inner)
 
 
 def loader_sizes(loader: Iterable[Any]) -> tuple[int, int]:
-    """How many data a loader draws from, and how many of them one pass gives.
+    """Return the number of data that a loader draws from, and the number that one pass gives.
 
-    Two numbers, because `drop_last` leaves a remainder out of each pass. A loader that does not
-    say (no `sampler` of known length, no `n_data`) is read once and counted.
+    The two differ if `drop_last` leaves out a remainder. A loader of unknown size (no `n_data`, no
+    `sampler` with a length) is read once and counted.
     """
     size = getattr(loader, "n_data", None) or _length(getattr(loader, "sampler", None))
     if size is None:
@@ -110,14 +114,16 @@ def loader_sizes(loader: Iterable[Any]) -> tuple[int, int]:
     return size, size
 
 
-def _length(of: Any) -> int | None:
+def _length(sampler: Any) -> int | None:
     try:
-        return len(of)
+        return len(sampler)
     except TypeError:
         return None
 
 
 def _unpack(batch: Any) -> tuple[Input, Tensor]:
     if not isinstance(batch, (tuple, list)) or len(batch) != 2 or not isinstance(batch[1], Tensor):
-        raise ValueError(f"expected batches (x, y) from the loader, got {type(batch).__name__}")
+        raise ValueError(
+            f"The loader must give pairs (x, y) with a tensor y, got {type(batch).__name__}."
+        )
     return batch[0], batch[1]

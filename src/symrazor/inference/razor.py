@@ -1,26 +1,25 @@
-r"""The evidence step, for anybody's training loop.
+r"""Estimate the evidence of a model and update its hyperparameters, in any training loop.
 
     razor = Razor(model, "categorical", n_data=len(train))
     for epoch in range(60):
         for x, y in loader:
             loss = F.cross_entropy(model(x), y) + razor.penalty()    # maximum a posteriori
             ...
-        razor.step(loader)                                           # evidence, then update eta
+        razor.step(loader)                                           # evidence, then update
 
-Weights follow the gradient of the log posterior; hyperparameters follow the evidence, by one of two
-updates.
+Weights follow the gradient of the log posterior. Hyperparameters follow the evidence, by one of two
+updates:
 
-MacKay's fixed point (default, see updates.py): `inner_steps` damped moves of the log precisions
-with the eigenvalues kept, and one of the noise of a Gaussian likelihood.
-
-Adam. Gradient ascent in all log precisions (`inner_steps` steps) and hyperparameters (one step).
+- "mackay" (default): `inner_steps` damped fixed-point updates of the prior precisions, with the
+  eigenvalues kept, and one of the noise of a Gaussian likelihood.
+- "adam": gradient ascent in the log precisions (`inner_steps` steps) and in all other
+  hyperparameters (one step).
 
 Hyperparameters inside the network have no fixed point and always move by Adam.
 """
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -32,17 +31,23 @@ from symrazor.core.errors import DivergenceError
 from symrazor.core.evidence import Evidence
 from symrazor.core.likelihood import Gaussian, Likelihood, as_likelihood, check_compatible
 from symrazor.core.parameters import hyperparameters, weights
+from symrazor.core.prior import Prior
+from symrazor.core.validation import replace_options
 from symrazor.curvature.coverage import check_mode, layers, verify
 from symrazor.curvature.estimate import Curvature, Loader, collect_curvature
 from symrazor.curvature.structures import STRUCTURES
 from symrazor.curvature.tape import Input, call, map_tensors
 from symrazor.curvature.task import CurvatureTask
 from symrazor.curvature.weight_sharing import Layer
-from symrazor.inference import updates
-from symrazor.inference.laplace import hyper_gradient, laplace_evidence, log_precisions
+from symrazor.inference.laplace import (
+    hyper_gradient,
+    laplace_evidence,
+    log_curvatures,
+    update_noise_,
+)
 from symrazor.inference.loading import LoaderRNGState, ReplayableBatches, batches, check_data_count
 from symrazor.inference.posterior import Posterior
-from symrazor.inference.razor_config import RazorConfig, check_prior_groups, starting_prior
+from symrazor.inference.razor_config import RazorConfig, check_no_kronecker, starting_prior
 from symrazor.inference.razor_state import (
     State,
     copy_state,
@@ -57,25 +62,27 @@ class Razor:
     """Prior, evidence and hyperparameter updates of one model.
 
     Args:
-        model: any module whose trainable weights sit in registered layers; the module inside of
-            DistributedDataParallel is taken out.
+        model: a module whose trainable weights sit in registered layers; DistributedDataParallel is
+            unwrapped.
         likelihood: a Likelihood or its name.
-        n_data: size of the training set, that of all processes together.
-        config: all options; single ones can be given by name, as in
+        n_data: size of the training set, over all processes.
+        config: all options; single options can be given by name, as in
             `Razor(model, "categorical", 1000, estimator="mc", prior_precision=10.0)`.
-        **changes: those single options.
+        prior: a prior of another family, in place of the Gaussian one that `prior_precision`,
+            `free_precision` and `prior_groups` define.
+        **changes: single options.
 
     Attributes:
-        prior: the precisions, `razor.prior.precisions`.
+        prior: the prior; `razor.prior.precisions` are its precisions.
         likelihood: the likelihood, with its noise if it has one.
-        best: the highest evidence seen by `step`, or None.
-        best_state: model, prior and likelihood as they were then, or None.
-        latest: what `evidence` or `step` found last, or None.
-        at_bound: prior groups whose precision touches a bound.
+        best: the highest evidence that `step` has found, or None.
+        best_state: model, prior and likelihood at the highest evidence, or None.
+        latest: the latest result of `evidence` or `step`, or None.
+        at_bound: prior groups whose precision is at a bound.
 
     Raises:
-        UnsupportedParameterError: weights without curvature, by name.
-        ValueError: options or sizes that make no sense.
+        UnsupportedParameterError: some weights have no curvature.
+        ValueError: an option or a size is invalid.
     """
 
     def __init__(
@@ -84,23 +91,22 @@ class Razor:
         likelihood: str | Likelihood,
         n_data: int,
         config: RazorConfig | None = None,
+        prior: Prior | None = None,
         **changes: Any,
     ) -> None:
-        """Check the model and set up its prior; see the class."""
         if n_data < 1 or n_data != int(n_data):
-            raise ValueError(f"expected a whole n_data of at least 1, got {n_data}")
-        try:
-            self.config = replace(config or RazorConfig(), **changes)
-        except TypeError as error:
-            known = sorted(RazorConfig.__dataclass_fields__)
-            raise ValueError(f"expected options among {known}, got {sorted(changes)}") from error
+            raise ValueError(f"n_data must be a positive integer, got {n_data}.")
+        ignored = {"prior_precision", "free_precision", "prior_groups"} & set(changes)
+        if prior is not None and ignored:
+            raise ValueError(f"{', '.join(sorted(ignored))} has no effect beside prior=....")
+        self.config = replace_options(config or RazorConfig(), changes)
         self.model = model = unwrap(model)
         self.n_data = n_data
         self.layers: list[Layer] = layers(model)
-        first = next(iter(weights(model).values()))
-        self.likelihood = as_likelihood(likelihood).to(first.device)
+        device = next(iter(weights(model).values())).device
+        self.likelihood = as_likelihood(likelihood).to(device)
         check_compatible(model, self.likelihood)
-        self.prior = starting_prior(model, self.config)
+        self.prior = starting_prior(model, self.config) if prior is None else prior.to(device)
         self.method = self.config.method
         self.generator = torch.Generator().manual_seed(self.config.seed)
         self.training_steps = 0
@@ -108,61 +114,57 @@ class Razor:
         self.latest: Evidence | None = None
         self.at_bound: list[str] = []
         self.best_state: State | None = None
-        self._outputs: int | None = None
-        moved = list(self.prior.parameters())
-        self.precision_optimiser = torch.optim.Adam(moved, lr=self.config.lr)
+        self._n_outputs: int | None = None  # None until the model has been verified
+        self.precision_optimiser = torch.optim.Adam(self.prior.parameters(), lr=self.config.lr)
         eta = list(self.eta.values())
         self.eta_optimiser = torch.optim.Adam(eta, lr=self.config.lr) if eta else None
         remember_razor(model, self)
 
+    def __repr__(self) -> str:
+        evidence = "" if self.latest is None else f",\n      {self.latest!r}"
+        names = f"{type(self.model).__name__}, {type(self.likelihood).__name__}"
+        return f"Razor({names}, n_data={self.n_data}, {self.prior!r}{evidence})"
+
     @property
     def eta(self) -> dict[str, nn.Parameter]:
-        """Hyperparameters of the network and the likelihood (the precisions are in `prior`)."""
-        own = {f"likelihood:{k}": v for k, v in hyperparameters(self.likelihood).items()}
-        return {**hyperparameters(self.model), **own}
+        """Hyperparameters of the network and the likelihood, without those of `prior`."""
+        noise = {f"likelihood:{k}": v for k, v in hyperparameters(self.likelihood).items()}
+        return {**hyperparameters(self.model), **noise}
 
-    # The weights' side of the bargain.
+    # The prior in the training of the weights.
+
+    @property
+    def _penalty_scale(self) -> float:
+        return self.config.temperature / self.n_data
 
     def penalty(self) -> Tensor:
-        r"""$-\log p(\theta) / N$ up to a constant: add it to the mean negative log likelihood."""
+        r"""Return $-\log p(\theta) / N$ up to a constant, to add to the mean nll."""
         self.training_steps += 1
-        terms = [
-            (delta.to(theta.dtype) * theta.square()).sum() for theta, delta in self._weighted()
-        ]
-        return torch.stack(terms).sum() * (0.5 * self.config.temperature / self.n_data)
+        return self.prior.penalty(weights(self.model)) * self._penalty_scale
 
-    @torch.no_grad()
     def add_penalty_gradient_(self) -> None:
-        r"""Add $\Delta \theta / N$, the gradient of `penalty`, to each `.grad`; one kernel each."""
+        r"""Add the gradient of `penalty`, $\Delta \theta / N$, to each `.grad`."""
         self.training_steps += 1
-        named = weights(self.model)
-        for theta, delta in zip(named.values(), self.penalty_precisions(), strict=True):
-            if theta.grad is None:
-                theta.grad = delta * theta
-            else:
-                theta.grad.addcmul_(theta, delta)
+        self.prior.add_penalty_gradient_(weights(self.model), self._penalty_scale)
 
-    @torch.no_grad()
-    def penalty_precisions(self) -> list[Tensor]:
-        r"""Of every weight $T \delta / N$: the gradient of `penalty` divided by the weight."""
-        return self.prior.precisions_of(weights(self.model), self.config.temperature / self.n_data)
+    def weight_decays(self) -> list[Tensor]:
+        r"""Return $T \delta / N$ of every tensor: the gradient of `penalty` over the weight."""
+        return self.prior.weight_decays(weights(self.model), self._penalty_scale)
 
-    @torch.no_grad()
     def shrink_(self, lr: float | Tensor | Mapping[str, float]) -> None:
-        r"""The prior's part of a gradient step, taken implicitly: stable for any precision.
+        r"""Take the prior's part of a gradient step implicitly: stable for any precision.
 
-        $\theta \leftarrow \theta / (1 + \text{lr}\, \delta / N)$, in place of `penalty`, after the
-        optimiser's step. With heavy-ball momentum m pass lr / (1 - m): the same stationary point.
-        A mapping weight name -> lr is for optimisers with several (`optimisers.step_sizes`).
+        $\theta \leftarrow \theta / (1 + \text{lr}\, \delta / N)$ for a Gaussian prior. Call it in
+        place of `penalty`, after the optimiser's step. With heavy-ball momentum m pass lr / (1 - m)
+        for the same stationary point.
+
+        Args:
+            lr: learning rate, or weight name -> learning rate for optimisers with several.
         """
         self.training_steps += 1
-        named = weights(self.model)
-        for (name, theta), delta in zip(named.items(), self.penalty_precisions(), strict=True):
-            theta.div_(1 + (lr[name] if isinstance(lr, Mapping) else lr) * delta)
-
-    def _weighted(self) -> Iterator[tuple[nn.Parameter, Tensor]]:
-        for name, theta in weights(self.model).items():
-            yield theta, self.prior.precision_of(name).detach()
+        theta = weights(self.model)
+        step_sizes = lr if isinstance(lr, Mapping) else dict.fromkeys(theta, lr)
+        self.prior.shrink_(theta, self._penalty_scale, step_sizes)
 
     # The evidence.
 
@@ -170,161 +172,164 @@ class Razor:
     def evidence(
         self, loader: Loader, subset: int | None = None, differentiable: bool = False
     ) -> Evidence:
-        """The log evidence of the hyperparameters as they are.
+        """Return the log evidence of the present hyperparameters.
 
         Args:
             loader: (x, y) batches of the training data.
-            subset: read only so many data and scale by n_data / subset.
+            subset: read only this many data and scale by n_data / subset.
             differentiable: keep the graph, so that `torch.autograd.grad` of `log_evidence` reaches
-                the prior precisions and every hyperparameter; holds all batches in memory.
+                the prior and every hyperparameter; holds all batches in memory.
         """
-        found = self._collect(loader, subset, keep_graph=differentiable)
+        curvature = self._curvature(loader, subset, keep_graph=differentiable)
         theta = weights(self.model) if differentiable else self._theta()
-        now = laplace_evidence(found.prepare(), self.prior, theta)
-        _check_finite(now)
-        self.latest = now.detach()
-        return now if differentiable else self.latest
+        evidence = laplace_evidence(curvature.prepare(), self.prior, theta)
+        _check_finite(evidence)
+        self.latest = evidence.detach()
+        return evidence if differentiable else self.latest
 
     @torch.enable_grad()
     def step(self, loader: Loader, subset: int | None = None) -> Evidence:
         """Estimate the evidence, then update the hyperparameters (after the burn-in).
 
-        Factors of which only the product matters (`FFC`, `SFC`) are balanced before, which changes
-        nothing but their prior density.
+        Factors of which only the product matters (`FFC`, `SFC`) are balanced first, which changes
+        only their prior density.
 
         Returns:
-            The estimate, for the hyperparameters as they were before the update.
+            The evidence of the hyperparameters before the update.
 
         Raises:
-            ValueError: bad data, a model in the wrong mode, an evidence that is not finite; model
-                and hyperparameters are then as they were.
+            ValueError: bad data, a model in the wrong mode, or an evidence that is not finite;
+                model and hyperparameters are then unchanged.
         """
         if self.eta and iter(loader) is loader:
             raise ValueError(
-                "expected a loader that can be read twice (the gradient of the hyperparameters "
-                "needs a second pass), got a generator; pass a list of batches or a DataLoader"
+                "The loader is a generator, which can be read only once. The gradient of the "
+                "hyperparameters needs a second pass: pass a list of batches or a DataLoader."
             )
-        if self.eta and subset is not None:  # the second pass must see the same data
+        if self.eta and subset is not None:  # the second pass must read the same data
             loader = ReplayableBatches(self._batches(loader, subset))
-        start, order = self.generator.get_state(), LoaderRNGState(loader)
-        if self.training_steps >= self.config.burn_in:
+        probe_state, loader_state = self.generator.get_state(), LoaderRNGState(loader)
+        past_burn_in = self.training_steps >= self.config.burn_in
+        if past_burn_in:
             balance_(self.model, self.prior.group_of)
-        found = self._collect(loader, subset).prepare()
-        now = laplace_evidence(found, self.prior, self._theta()).detach()
-        _check_finite(now)
-        self.latest = now
-        if self.training_steps < self.config.burn_in:
-            return now
-        self._keep_if_best(now)
+        curvature = self._curvature(loader, subset).prepare()
+        evidence = laplace_evidence(curvature, self.prior, self._theta()).detach()
+        _check_finite(evidence)
+        self.latest = evidence
+        if not past_burn_in:
+            return evidence
+        self._keep_if_best(evidence)
         gradient = {}
         if self.eta:
-            self.generator.set_state(start)
-            order.restore()
-            gradient = self.hyper_gradient(loader, found, subset)
-        self._update_precisions(found)
+            self.generator.set_state(probe_state)
+            loader_state.restore()
+            gradient = self.hyper_gradient(loader, curvature, subset)
+        self._update_prior(curvature)
         self._update_hyperparameters(gradient)
-        broadcast_([*self.prior.parameters(), *self.eta.values()])  # machines may round otherwise
+        # Processes on different machines may round differently.
+        broadcast_([*self.prior.parameters(), *self.eta.values()])
         self.at_bound = self.prior.clamp_()
-        return now
+        return evidence
 
     def hyper_gradient(
-        self, loader: Loader, found: Curvature, subset: int | None = None
+        self, loader: Loader, curvature: Curvature, subset: int | None = None
     ) -> dict[str, tuple[Tensor, Tensor]]:
-        """Derivatives of fit and of -log_det/2 in `eta`, at the memory of one batch."""
-        again = self._batches(loader, subset)
+        """Return derivatives of fit and -log_det/2 in `eta`, at the memory of one batch."""
+        log_curvature = log_curvatures(self.prior, curvature, self._theta())
+        data = self._batches(loader, subset)
         with tf32(False):
-            return hyper_gradient(self._source(), found, self.prior, again, self.eta)
+            return hyper_gradient(self._task(), curvature, log_curvature, data, self.eta)
 
     def posterior(self, loader: Loader, subset: int | None = None) -> Posterior:
-        """The Laplace posterior at the present weights."""
-        found = self._collect(loader, subset)
-        return Posterior(self.model, self.likelihood, self.layers, found, self.prior)
+        """Return the Laplace posterior at the present weights."""
+        curvature = self._curvature(loader, subset)
+        return Posterior(self.model, self.likelihood, self.layers, curvature, self.prior)
 
     def _theta(self) -> dict[str, Tensor]:
         return {name: value.detach() for name, value in weights(self.model).items()}
 
-    def _source(self) -> CurvatureTask:
-        """In pieces where the network has hyperparameters: their gradient keeps a graph's graph."""
+    def _task(self) -> CurvatureTask:
+        # A gradient in hyperparameters of the network differentiates a backward pass, which takes
+        # more memory than a training step: process a batch in pieces.
         pieces = self.config.pieces if hyperparameters(self.model) else 1
         return CurvatureTask(
             self.model, self.layers, self.likelihood, self.method, self.generator, pieces
         )
 
-    def _collect(self, loader: Loader, subset: int | None, keep_graph: bool = False) -> Curvature:
-        self._look_again()
+    def _curvature(self, loader: Loader, subset: int | None, keep_graph: bool = False) -> Curvature:
+        self._refresh_layers()
         expected = self.n_data if subset is None else min(subset, self.n_data)
         with tf32(False):
-            found = collect_curvature(
-                self._source(),
+            curvature = collect_curvature(
+                self._task(),
                 self._batches(loader, subset),
                 n_data=self.n_data,
                 temperature=self.config.temperature,
                 keep_graph=keep_graph,
                 expected=expected,
             )
-        check_data_count(found.n_seen, expected)
-        self._outputs = max_over_processes(
-            self._outputs or 0
-        )  # a process without data has not seen any
-        return found
+        check_data_count(curvature.n_seen, expected)
+        # A process without data has not seen any outputs.
+        self._n_outputs = max_over_processes(self._n_outputs or 0)
+        return curvature
 
-    def _look_again(self) -> None:
-        """The model may have changed since the last look: modes, modules, frozen weights."""
-        found = layers(self.model)
+    def _refresh_layers(self) -> None:
+        """Check the model again: modes, modules and frozen weights may have changed."""
+        present = layers(self.model)
         check_mode(self.model)
-        missing = set(weights(self.model)) ^ set(self.prior.group_of)
-        if missing:
+        changed = set(weights(self.model)) ^ set(self.prior.group_of)
+        if changed:
             raise ValueError(
-                f"expected the trainable weights that this Razor was made with, got a change in "
-                f"{sorted(missing)}; make a new Razor"
+                f"The trainable weights have changed since this Razor was made: "
+                f"{', '.join(sorted(changed))}. Make a new Razor."
             )
-        same = [a.module is b.module for a, b in zip(found, self.layers, strict=False)]
-        if len(found) != len(self.layers) or not all(same):
-            self._outputs = None  # verify anew
-        self.layers = found
+        same = [a.module is b.module for a, b in zip(present, self.layers, strict=False)]
+        if len(present) != len(self.layers) or not all(same):
+            self._n_outputs = None  # verify again
+        self.layers = present
 
     def _batches(self, loader: Loader, subset: int | None) -> Iterator[tuple[Input, Tensor]]:
-        """Batches on the model's device; the very first one is used to verify the model."""
+        """Yield batches on the model's device; the very first one verifies the model."""
         device = next(iter(weights(self.model).values())).device
         for x, y in batches(loader, device, subset):
-            if self._outputs is None:
+            if self._n_outputs is None:
                 self.verify(x)
             yield x, y
 
     def verify(self, x: Input) -> None:
-        """See, on two data, that the layers explain every gradient; done once by itself.
+        """Check on two data that the layers explain every gradient; called once automatically.
 
         Args:
-            x: inputs, of which the first two are taken, for a model in eval mode.
+            x: inputs, of which the first two are used, for a model in eval mode.
 
         Raises:
-            UnsupportedParameterError: weights whose gradient is not explained, by name.
-            ValueError: outputs that are random or depend on other data; a prior that the structure
-                has no determinant for.
+            UnsupportedParameterError: the gradient of some weights is not explained.
+            ValueError: outputs are random or depend on other data; or the structure has no
+                determinant for this prior.
         """
         check_mode(self.model)
-        if self.prior.diagonal and not STRUCTURES[self.config.structure].supports_weight_precisions:
-            check_prior_groups(self.layers)
+        structure = STRUCTURES[self.config.structure]
+        if self.prior.diagonal and not structure.supports_weight_precisions:
+            check_no_kronecker(self.layers)
         with tf32(False):
             verify(self.model, x)
         with torch.no_grad():
-            self._outputs = call(self.model, map_tensors(x, lambda part: part[:1])).shape[-1]
+            self._n_outputs = call(self.model, map_tensors(x, lambda part: part[:1])).shape[-1]
 
     # Updates.
 
-    def _update_precisions(self, found: Curvature) -> None:
-        theta = self._theta()
-        sizes = updates.squares(self.prior, theta)
-        for _ in range(self.config.inner_steps):
+    def _update_prior(self, curvature: Curvature) -> None:
+        theta, log_det = self._theta(), curvature.stacked.logdet
+        steps, damping = self.config.inner_steps, self.config.damping
+        if self.config.update == "mackay":
+            self.prior.fixed_point_(log_det, theta, steps, damping)
+            return
+        for _ in range(steps):
             self.precision_optimiser.zero_grad()
-            value = found.stacked.logdet(log_precisions(self.prior, found))
-            if self.config.update == "adam":
-                (0.5 * value + 0.5 * self.prior.scatter(theta)).backward()
-                self.precision_optimiser.step()
-                self.prior.clamp_()
-            else:
-                value.backward()
-                updates.precisions_(self.prior, sizes, self.config.damping)
+            value = log_det(self.prior.log_curvature(theta))
+            (0.5 * value - self.prior.evidence_term(theta)).backward()
+            self.precision_optimiser.step()
+            self.prior.clamp_()
 
     def _update_hyperparameters(self, gradient: Mapping[str, tuple[Tensor, Tensor]]) -> None:
         if self.eta_optimiser is None or not gradient:
@@ -335,8 +340,8 @@ class Razor:
         for name, parameter in self.eta.items():
             fit, occam = gradient[name]
             if parameter is noise and self.config.update == "mackay":
-                targets = self.n_data * (self._outputs or 1) / parameter.numel()
-                updates.noise_(parameter, fit, occam, targets, temperature, damping)
+                n_targets = self.n_data * (self._n_outputs or 1) / parameter.numel()
+                update_noise_(parameter, fit, occam, n_targets, temperature, damping)
             else:
                 parameter.grad = -(fit + occam).to(parameter)
         self.eta_optimiser.step()
@@ -344,9 +349,9 @@ class Razor:
 
     # State.
 
-    def _keep_if_best(self, now: Evidence) -> None:
-        if self.best is None or now.log_evidence > self.best.log_evidence:
-            self.best = now
+    def _keep_if_best(self, evidence: Evidence) -> None:
+        if self.best is None or evidence.log_evidence > self.best.log_evidence:
+            self.best = evidence
             self.best_state = {
                 "model": copy_state(self.model.state_dict()),
                 "prior": copy_state(self.prior.state_dict()),
@@ -354,13 +359,13 @@ class Razor:
             }
 
     def restore_best(self) -> Evidence:
-        """Put model, prior and likelihood back to where the evidence was highest.
+        """Restore model, prior and likelihood of the highest evidence.
 
         Raises:
-            ValueError: if `step` has not been past the burn-in yet.
+            ValueError: `step` has not been called after the burn-in.
         """
         if self.best is None or self.best_state is None:
-            raise ValueError("expected at least one step() after the burn-in, got none")
+            raise ValueError("There is no best state yet: call step() after the burn-in first.")
         self.model.load_state_dict(self.best_state["model"])
         self.prior.load_state_dict(self.best_state["prior"])
         self.likelihood.load_state_dict(self.best_state["likelihood"])
@@ -368,18 +373,21 @@ class Razor:
         return self.best
 
     def state_dict(self) -> State:
-        """All that is needed to go on, apart from the model: tensors, numbers, nested dicts."""
+        """Return all state but the model's: tensors, numbers and nested dicts."""
         return razor_state(self)
 
     def load_state_dict(self, state: State) -> None:
         """Continue from `state_dict()`.
 
         Raises:
-            ValueError: a state of another data set or another model; nothing is changed then.
+            ValueError: the state is of another data set or model; nothing is changed then.
         """
         load_razor_state(self, state)
 
 
-def _check_finite(now: Evidence) -> None:
-    if not math.isfinite(float(now.log_evidence.detach())):
-        raise DivergenceError(f"expected a finite evidence, got {now}; have the weights diverged?")
+def _check_finite(evidence: Evidence) -> None:
+    if not math.isfinite(float(evidence.log_evidence.detach())):
+        raise DivergenceError(
+            f"The evidence is not finite ({evidence}). The weights may have diverged: lower the "
+            "learning rate."
+        )

@@ -1,4 +1,4 @@
-"""How a `Razor` works: its options, and the prior that they start with."""
+"""Options of a `Razor`, and the prior that it starts with."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -8,7 +8,7 @@ from typing import Literal
 from torch import nn
 
 from symrazor.core.parameters import weights
-from symrazor.core.prior import Groups, Prior
+from symrazor.core.prior import GaussianPrior, PriorGroups
 from symrazor.core.validation import check_types
 from symrazor.curvature.task import Method
 from symrazor.curvature.weight_sharing import Layer
@@ -16,12 +16,12 @@ from symrazor.layers.relaxed import free_groups, path_groups
 from symrazor.linalg.blocks import per_weight_precision_error
 
 FREE_PRECISION = 30.0
-"""Where free paths beside an equivariant one start, unless told otherwise."""
+"""Default starting precision of free paths beside an equivariant one."""
 
 
 @dataclass(frozen=True)
 class RazorConfig(Method):
-    """How a `Razor` measures the evidence and moves the hyperparameters.
+    """How a `Razor` estimates the evidence and updates the hyperparameters.
 
     Args:
         structure: "kron", "diag", "block" or "full" curvature.
@@ -31,27 +31,27 @@ class RazorConfig(Method):
         flavour: "expand" or "reduce", for "kron".
         blocks: "own" or "averaged" output factors of block-wise layers, for "kron".
         copies: "reduce" or "expand" over copies of a datum (see `Augmented`), for "kron".
-        update: "mackay" or "adam".
+        update: "mackay" (fixed point) or "adam".
         prior_precision: starting precision, for all groups or by group name.
         free_precision: starting precision of free paths beside an equivariant one, where
-            `prior_precision` is one number and groups are "path"; None for 30, unless `fit` starts
+            `prior_precision` is one number and groups are "path". None for 30, unless `fit` starts
             near the symmetric network (see `FitConfig`).
         prior_groups: "path" (the tensors of a path together, any other tensor alone), "tensor",
-            "scalar", "layer", "diagonal" or name -> glob patterns.
+            "scalar", "layer", "diagonal" or a mapping name -> glob patterns.
         temperature: T of the tempered likelihood p^(1/T).
-        damping: fraction of the way to the fixed point, in log precision.
+        damping: fraction of the way to the fixed point that an update takes, in log precision.
         inner_steps: updates of the precisions per estimate.
-        lr: step size of Adam in log precisions and hyperparameters.
+        lr: learning rate of Adam in log precisions and hyperparameters.
         burn_in: training steps (calls of penalty or shrink_) before the first update.
-        pieces: parts in which a batch of the loader is worked on if the network itself has
-            hyperparameters: the gradient in them then needs no more memory than a training step.
-        seed: randomness of the "mc" estimator.
+        pieces: number of parts of a batch that are processed one after the other if the network has
+            hyperparameters. The gradient in them then needs no more memory than a training step.
+        seed: seed of the "mc" estimator.
     """
 
     update: Literal["mackay", "adam"] = "mackay"
     prior_precision: float | Mapping[str, float] = 1.0
     free_precision: float | None = None
-    prior_groups: Groups = "path"
+    prior_groups: PriorGroups = "path"
     temperature: float = 1.0
     damping: float = 0.5
     inner_steps: int = 5
@@ -61,17 +61,14 @@ class RazorConfig(Method):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        """Check what no other constructor checks."""
         check_types(self)
         super().__post_init__()
-        if self.update not in ("mackay", "adam"):
-            raise ValueError(f"expected update 'mackay' or 'adam', got {self.update!r}")
         if not 0 < self.damping <= 1:
-            raise ValueError(f"expected damping in (0, 1], got {self.damping}")
+            raise ValueError(f"damping must be above 0 and at most 1, got {self.damping}.")
         if not self.temperature > 0:
-            raise ValueError(f"expected a positive temperature, got {self.temperature}")
+            raise ValueError(f"temperature must be positive, got {self.temperature}.")
         if not 0 < self.lr < math.inf:
-            raise ValueError(f"expected a positive, finite lr of the razor, got {self.lr}")
+            raise ValueError(f"lr of the razor must be positive and finite, got {self.lr}.")
         if self.free_precision is not None and not self.has_free_precision:
             other = "prior_groups" if self.prior_groups != "path" else "prior_precision"
             raise ValueError(
@@ -82,36 +79,36 @@ class RazorConfig(Method):
             )
         for name, least in (("pieces", 1), ("inner_steps", 0), ("burn_in", 0)):
             if getattr(self, name) < least:
-                raise ValueError(f"expected {name} of at least {least}, got {getattr(self, name)}")
+                raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}.")
 
     @property
     def has_free_precision(self) -> bool:
-        """Whether free paths start with a precision of their own, not one of `prior_precision`."""
+        """Whether free paths start with `free_precision` instead of `prior_precision`."""
         return self.prior_groups == "path" and not isinstance(self.prior_precision, Mapping)
 
     @property
     def method(self) -> Method:
-        """The part that curvature needs."""
+        """The options of the curvature."""
         return Method(**{f.name: getattr(self, f.name) for f in fields(Method)})
 
 
-def starting_prior(model: nn.Module, config: RazorConfig) -> Prior:
+def starting_prior(model: nn.Module, config: RazorConfig) -> GaussianPrior:
     """Return the prior of a config, with `free_precision` for free paths where it applies."""
     if config.prior_groups != "path":
-        return Prior(weights(model), config.prior_precision, config.prior_groups)
+        return GaussianPrior(weights(model), config.prior_precision, config.prior_groups)
     groups, precision = path_groups(model), config.prior_precision
     if not isinstance(precision, Mapping):
         free = FREE_PRECISION if config.free_precision is None else config.free_precision
         names = free_groups(model)
         precision = {group: free if group in names else precision for group in groups}
-    return Prior(weights(model), precision, groups)
+    return GaussianPrior(weights(model), precision, groups)
 
 
-def check_prior_groups(layers: Iterable[Layer]) -> None:
-    """Refuse one precision for every weight beside Kronecker blocks.
+def check_no_kronecker(layers: Iterable[Layer]) -> None:
+    """Check that no layer has a Kronecker block, which one precision per weight rules out.
 
     Raises:
-        ValueError: names a weight that has such a block.
+        ValueError: names a weight with a Kronecker block.
     """
     for layer in layers:
         if layer.weight is not None and not layer.form.dense:

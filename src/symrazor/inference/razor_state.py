@@ -1,4 +1,4 @@
-"""The state of a Razor: all that is needed to go on, apart from the model, and back."""
+"""Save and load the state of a `Razor`, and find the latest `Razor` of a model."""
 
 from collections.abc import Mapping
 from copy import deepcopy
@@ -15,19 +15,32 @@ if TYPE_CHECKING:
 
 State = dict[str, Any]
 
+_RAZORS: "WeakKeyDictionary[nn.Module, ReferenceType[Razor]]" = WeakKeyDictionary()
+
+
+def remember_razor(model: nn.Module, razor: "Razor") -> None:
+    """Register the latest Razor of a model, without keeping either alive."""
+    _RAZORS[model] = ref(razor)
+
+
+def latest_razor(model: nn.Module) -> "Razor | None":
+    """Return the latest Razor of this model, or None."""
+    reference = _RAZORS.get(model)
+    return None if reference is None else reference()
+
 
 def razor_state(razor: "Razor") -> State:
-    """Tensors, numbers and nested dicts, copied."""
+    """Return a copy of all state but the model's: tensors, numbers and nested dicts."""
     best = None
     if razor.best is not None:
         best = {**razor.best.to_dict(), "gamma": dict(razor.best.effective_parameters)}
-    eta = razor.eta_optimiser
+    eta_optimiser = razor.eta_optimiser
     return {
         "prior": copy_state(razor.prior.state_dict()),
         "likelihood": copy_state(razor.likelihood.state_dict()),
-        "tensors": _tensors(razor),
+        "tensors": _tensor_shapes(razor),
         "precision_optimiser": deepcopy(razor.precision_optimiser.state_dict()),
-        "eta_optimiser": None if eta is None else deepcopy(eta.state_dict()),
+        "eta_optimiser": None if eta_optimiser is None else deepcopy(eta_optimiser.state_dict()),
         "generator": razor.generator.get_state(),
         "training_steps": razor.training_steps,
         "n_data": razor.n_data,
@@ -37,10 +50,10 @@ def razor_state(razor: "Razor") -> State:
 
 
 def load_razor_state(razor: "Razor", state: State) -> None:
-    """Put a Razor where `saved` found one.
+    """Load what `razor_state` returned.
 
     Raises:
-        ValueError: a state of another data set or another model; nothing is changed then.
+        ValueError: the state is of another data set or model; nothing is changed then.
     """
     _check(razor, state)
     razor.likelihood.load_state_dict(state["likelihood"])
@@ -57,46 +70,33 @@ def load_razor_state(razor: "Razor", state: State) -> None:
 
 
 def _check(razor: "Razor", state: State) -> None:
-    """That a state is one, of this data set and this model."""
+    """Check that a state is of this data set and this model."""
     if "tensors" not in state:
-        raise ValueError("expected what Razor.state_dict() returned, got something else")
+        raise ValueError("The state was not saved by Razor.state_dict().")
     if state["n_data"] != razor.n_data:
-        raise ValueError(f"expected a state for {razor.n_data} data, got {state['n_data']}")
-    mine, theirs = razor.prior.state_dict(), state["prior"]
-    if {k: v.shape for k, v in mine.items()} != {k: v.shape for k, v in theirs.items()}:
         raise ValueError(
-            f"expected a state with {len(mine)} prior groups of the same shapes, got "
-            f"{len(theirs)}; was it saved for another model or other prior_groups?"
+            f"The state is of a Razor with n_data={state['n_data']}, but this one has "
+            f"n_data={razor.n_data}."
         )
-    if state["tensors"] != _tensors(razor):
+    prior, saved = razor.prior.state_dict(), state["prior"]
+    if {k: v.shape for k, v in prior.items()} != {k: v.shape for k, v in saved.items()}:
         raise ValueError(
-            "expected a state for the weights and hyperparameters of this model, got one for "
-            f"{state['tensors']}"
+            f"The state has {len(saved)} prior groups, which do not match the {len(prior)} of this "
+            "Razor. Check the model and prior_groups."
+        )
+    if state["tensors"] != _tensor_shapes(razor):
+        raise ValueError(
+            f"The state is of a model with other weights or hyperparameters: {state['tensors']}."
         )
 
 
-def _tensors(razor: "Razor") -> dict[str, list[int]]:
-    """Names and shapes of what a state belongs to."""
+def _tensor_shapes(razor: "Razor") -> dict[str, list[int]]:
     return {k: list(v.shape) for k, v in {**weights(razor.model), **razor.eta}.items()}
 
 
 def copy_state(state: Mapping[str, Any]) -> dict[str, Any]:
-    """A state dict with tensors (and whatever a module calls its extra state) of its own."""
+    """Return a state dict whose tensors (and other values) are copies."""
     return {
         key: value.detach().clone() if isinstance(value, Tensor) else deepcopy(value)
         for key, value in state.items()
     }
-
-
-_RAZORS: "WeakKeyDictionary[nn.Module, ReferenceType[Razor]]" = WeakKeyDictionary()
-
-
-def remember_razor(model: nn.Module, razor: "Razor") -> None:
-    """Note the Razor of a model; neither is kept alive by it."""
-    _RAZORS[model] = ref(razor)
-
-
-def latest_razor(model: nn.Module) -> "Razor | None":
-    """The Razor that was made last for this very model, while it is alive."""
-    found = _RAZORS.get(model)
-    return None if found is None else found()

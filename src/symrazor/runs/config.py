@@ -299,9 +299,7 @@ def _make(kind: type[Any], section: str, values: Mapping[str, Any]) -> Any:
         if key == "augment":
             given[key] = AUGMENTATIONS.get(str(value)) or _code_name(value)
         elif not matches_type(value, hints[key]):
-            raise ValueError(
-                f"expected {section}.{key} as {describe_type(hints[key])}, got {value!r}"
-            )
+            raise ValueError(f"{section}.{key} must be {describe_type(hints[key])}, got {value!r}.")
         else:
             given[key] = tuple(value) if isinstance(value, list) else value
     for key in ("path", "test") if kind is DataConfig else ():

@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 import torch
@@ -322,13 +322,8 @@ def choose_by_evidence(
 
 def _same_prior(razor: Razor, model: nn.Module) -> Razor:
     """Return a razor for some of another razor's weights, with the same prior precisions."""
-    groups = "diagonal" if razor.prior.diagonal else "tensor"
-    config = replace(razor.config, prior_groups=groups, prior_precision=1.0, free_precision=None)
-    same_prior = Razor(model, copy.deepcopy(razor.likelihood), razor.n_data, config)
-    with torch.no_grad():
-        for name in weights(model):
-            same_prior.prior.log_of(name).copy_(razor.prior.log_of(name))
-    return same_prior
+    prior, likelihood = razor.prior.restrict(weights(model)), copy.deepcopy(razor.likelihood)
+    return Razor(model, likelihood, razor.n_data, razor.config, prior)
 
 
 @contextmanager

@@ -34,7 +34,6 @@ from symrazor.accelerate.processes import (
 )
 from symrazor.core.errors import CurvatureError, DivergenceError
 from symrazor.core.evidence import Evidence
-from symrazor.core.likelihood import scores
 from symrazor.core.parameters import hyperparameters
 from symrazor.core.progress import Record
 from symrazor.data import TensorLoader, Tensors
@@ -220,7 +219,7 @@ class Training(Task):
                 record["off"] = self.trials.off
         if self.test is not None and measured:
             f = shared_outputs(self.razor.model, self.test[0])
-            figures = scores(self.razor.likelihood, f, self.test[1])
+            figures = self.razor.likelihood.scores(f, self.test[1])
             record |= {f"test_{name}": value for name, value in figures.items()}
         record["seconds"] = self.update_clock()
         self.history.append(record)

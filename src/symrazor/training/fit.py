@@ -25,7 +25,7 @@ from symrazor.accelerate.processes import (
     world,
 )
 from symrazor.core.evidence import Evidence
-from symrazor.core.likelihood import Likelihood, as_likelihood, scores
+from symrazor.core.likelihood import Likelihood, as_likelihood
 from symrazor.core.parameters import eval_mode
 from symrazor.core.progress import Record
 from symrazor.curvature.coverage import check_output_precision
@@ -244,7 +244,7 @@ def _summarise(training: Training, history: list[Record]) -> Fit:
     batch_size = training.curvature_data.batch_size if x.is_cuda else on_cpu
     unshuffled = TensorLoader(x, y, min(len(y), batch_size))
     evidence = razor.evidence(ShardedLoader(unshuffled))
-    figures = scores(razor.likelihood, shared_outputs(model, test[0]), test[1]) if test else {}
+    figures = razor.likelihood.scores(shared_outputs(model, test[0]), test[1]) if test else {}
     about = {"n": len(y), "epochs": len(history), "seconds": history[-1]["seconds"]}
     inputs = x[_subsample(x, EQUIVARIANCE_SAMPLES, seed)] if spatial_layers(model) else None
     if isinstance(model, Augmented) and model.average == "joint":

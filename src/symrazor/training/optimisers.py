@@ -95,7 +95,7 @@ class Stepper:
         name, fused = self.options.optimizer, not self.on_cpu
         if name == "muon":
             forms = matrix_forms(self.razor.model)
-            return Muon(self.theta, forms, self.razor.penalty_precisions, self.lr)
+            return Muon(self.theta, forms, self.razor.weight_decays, self.lr)
         if name == "adamw":
             return torch.optim.AdamW(
                 self.theta, lr=self.lr, weight_decay=0.0, capturable=fused, fused=fused

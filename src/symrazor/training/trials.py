@@ -37,7 +37,6 @@ from torch import Tensor, nn
 from symrazor.accelerate.torch_internals import foreach_zero_
 from symrazor.core.evidence import Evidence
 from symrazor.core.parameters import weights
-from symrazor.core.prior import LOG_PRECISION_BOUNDS
 from symrazor.core.progress import Record
 from symrazor.inference.razor import Razor
 from symrazor.inference.razor_state import State, copy_state
@@ -211,13 +210,10 @@ class Trials:
         That precision is not reported as touching its bound.
         """
         self.hold_()
-        prior = self.razor.prior
-        off = {name for path in self.off for name in self.members[path]}
-        for group, log_delta in zip(prior.names, prior.log_precision, strict=True):
-            if off.issuperset(prior.members(group)):
-                log_delta.data.fill_(LOG_PRECISION_BOUNDS[1])
-                if group in self.razor.at_bound:
-                    self.razor.at_bound.remove(group)
+        switched_off = {name for path in self.off for name in self.members[path]}
+        for group in self.razor.prior.switch_off_(switched_off):
+            if group in self.razor.at_bound:
+                self.razor.at_bound.remove(group)
 
     def _begin(self, gamma: Mapping[str, float]) -> None:
         """Create the branch without some paths; the branch with them continues first."""

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from symrazor.core.evidence import Evidence
-from symrazor.core.likelihood import Likelihood, scores
+from symrazor.core.likelihood import Likelihood
 from symrazor.core.progress import Record
 from symrazor.data import TensorLoader, Tensors, check_batch
 from symrazor.inference.posterior import Prediction
@@ -226,4 +226,4 @@ class _VariationalTask(Task):
             self.vi.outputs(part, draws, antithetic=draws > 1)
             for part in self.test[0].split(EVALUATION_BATCH)
         ]
-        return scores(self.vi.likelihood, torch.cat(outputs, 1), self.test[1])
+        return self.vi.likelihood.scores(torch.cat(outputs, 1), self.test[1])

@@ -1,4 +1,4 @@
-"""Which posterior each weight tensor gets: one for all, or by patterns of parameter names."""
+"""Give each weight tensor its variational posterior."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -15,11 +15,11 @@ from symrazor.inference.variational.posteriors import (
     MatrixNormal,
 )
 
-Make = Callable[..., GaussianPosterior]
-Kind = str | Make | GaussianPosterior
-"""A name, a class (or function of shape, scale and mean), or a posterior that is ready."""
+PosteriorFactory = Callable[..., GaussianPosterior]
+PosteriorSpec = str | PosteriorFactory | GaussianPosterior
+"""A name, a class (or a function of shape, scale and mean), or a posterior object."""
 
-NAMES: dict[str, Make] = {
+POSTERIORS: dict[str, PosteriorFactory] = {
     "matrix-normal": MatrixNormal,
     "block": BlockCholesky,
     "diagonal": Diagonal,
@@ -27,63 +27,69 @@ NAMES: dict[str, Make] = {
     "full": Full,
     "point": Point,
 }
-MATRICES = {"matrix-normal", "block"}
-"""Where one of these is asked for all tensors, vectors get a diagonal posterior."""
+MATRIX_POSTERIORS = {"matrix-normal", "block"}
+"""Where one of these is chosen for all tensors, vectors get a diagonal posterior."""
 
 
-def assign(
-    theta: Mapping[str, nn.Parameter], posterior: Kind | Mapping[str, Kind], scale: float
+def assign_posteriors(
+    theta: Mapping[str, nn.Parameter],
+    spec: PosteriorSpec | Mapping[str, PosteriorSpec],
+    scale: float,
 ) -> dict[str, GaussianPosterior]:
-    """A posterior for every tensor, whose mean is that very parameter.
+    """Return a posterior for every tensor, whose mean is the parameter itself.
 
     Args:
         theta: the weights, by name.
-        posterior: one kind for all, or glob pattern -> kind; the first pattern that fits counts.
-        scale: deviation to start with, relative to the root mean square of each tensor.
+        spec: one posterior for all, or glob pattern -> posterior; the first match counts.
+        scale: starting standard deviation, relative to the root mean square of each tensor.
 
     Raises:
-        ValueError: a pattern that fits no parameter, a parameter that fits no pattern, an unknown
-            name, or a posterior of another shape.
+        ValueError: a pattern without a parameter, a parameter without a pattern, an unknown name,
+            or a posterior of another shape.
     """
-    patterns = posterior if isinstance(posterior, Mapping) else {"*": posterior}
+    patterns = spec if isinstance(spec, Mapping) else {"*": spec}
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in theta):
             raise ValueError(
-                f"expected a posterior for a parameter of the model, got one for {pattern!r}, "
-                f"which fits none of {list(theta)}"
+                f"No parameter of the model matches {pattern!r} in posterior=.... Parameters: "
+                f"{', '.join(theta)}."
             )
-    found = {}
+    posteriors = {}
     for name, parameter in theta.items():
-        kind = next((k for pattern, k in patterns.items() if fnmatchcase(name, pattern)), None)
-        if kind is None:
+        chosen = next((s for pattern, s in patterns.items() if fnmatchcase(name, pattern)), None)
+        if chosen is None:
             raise ValueError(
-                f"expected a posterior for every weight, got none for {name!r}; add it, or "
-                "'*': 'point' at the end for point estimates of all others"
+                f"posterior=... has no pattern for {name!r}. Add one, or '*': 'point' at the end "
+                "for point estimates of all other weights."
             )
-        if not isinstance(posterior, Mapping) and kind in MATRICES and parameter.dim() < 2:
-            kind = "diagonal"
-        found[name] = _make(name, parameter, kind, scale)
-    return found
+        if not isinstance(spec, Mapping) and chosen in MATRIX_POSTERIORS and parameter.dim() < 2:
+            chosen = "diagonal"
+        posteriors[name] = _make(name, parameter, chosen, scale)
+    return posteriors
 
 
-def _make(name: str, parameter: nn.Parameter, kind: Kind, scale: float) -> GaussianPosterior:
-    if isinstance(kind, str):
-        if kind not in NAMES:
-            raise ValueError(f"expected a posterior among {list(NAMES)}, got {kind!r} for {name!r}")
-        kind = NAMES[kind]
-    if not isinstance(kind, GaussianPosterior):
-        kind = kind(parameter.shape, scale=scale * _size(parameter), mean=parameter)
-    if kind.mean.shape != parameter.shape:
+def _make(
+    name: str, parameter: nn.Parameter, spec: PosteriorSpec, scale: float
+) -> GaussianPosterior:
+    if isinstance(spec, str):
+        if spec not in POSTERIORS:
+            names = ", ".join(repr(known) for known in POSTERIORS)
+            raise ValueError(f"Unknown posterior {spec!r} for {name!r}. Use one of {names}.")
+        spec = POSTERIORS[spec]
+    posterior = spec
+    if not isinstance(posterior, GaussianPosterior):
+        posterior = posterior(parameter.shape, scale=scale * _rms(parameter), mean=parameter)
+    if posterior.mean.shape != parameter.shape:
         raise ValueError(
-            f"expected a posterior of shape {list(parameter.shape)} for {name!r}, got "
-            f"{list(kind.mean.shape)}"
+            f"The posterior of {name!r} must have shape {list(parameter.shape)}, got "
+            f"{list(posterior.mean.shape)}."
         )
-    kind.to(device=parameter.device, dtype=parameter.dtype)
-    kind.mean = parameter
-    return kind
+    posterior.to(device=parameter.device, dtype=parameter.dtype)
+    posterior.mean = parameter
+    return posterior
 
 
-def _size(parameter: Tensor) -> float:
-    """Root mean square of a tensor; 1 for one that is all zero."""
-    size = float(parameter.detach().double().square().mean().sqrt())
-    return size if size > 0 and math.isfinite(size) else 1.0
+def _rms(parameter: Tensor) -> float:
+    """Return the root mean square of a tensor; 1 for a tensor of zeros."""
+    rms = float(parameter.detach().double().square().mean().sqrt())
+    return rms if rms > 0 and math.isfinite(rms) else 1.0

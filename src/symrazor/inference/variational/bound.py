@@ -21,14 +21,14 @@ from jaxtyping import Float
 from torch import Tensor
 
 from symrazor.core.evidence import Evidence
-from symrazor.core.prior import Prior
+from symrazor.core.prior import GaussianPrior
 from symrazor.inference.variational.gaussian import GaussianPosterior, Point, kl
 
 
 def variational_evidence(
     log_likelihood: Tensor,
     posteriors: Mapping[str, GaussianPosterior],
-    prior: Prior,
+    prior: GaussianPrior,
     n_data: int,
     effective: bool = True,
 ) -> Evidence:
@@ -45,7 +45,7 @@ def variational_evidence(
     zero = torch.zeros((), dtype=torch.float64, device=log_likelihood.device)
     log_prior, log_det = zero, zero
     if own:
-        log_prior = -0.5 * prior.scatter({name: q.mean for name, q in own.items()})
+        log_prior = -0.5 * prior.squared_norm({name: q.mean for name, q in own.items()})
         paid = torch.stack([kl(q, prior.precision_of(name)) for name, q in own.items()]).sum()
         log_det = 2 * (paid + log_prior)
     gamma = effective_parameters(posteriors, prior) if effective else {}
@@ -54,7 +54,7 @@ def variational_evidence(
 
 @torch.no_grad()
 def effective_parameters(
-    posteriors: Mapping[str, GaussianPosterior], prior: Prior
+    posteriors: Mapping[str, GaussianPosterior], prior: GaussianPrior
 ) -> dict[str, float]:
     r"""$\gamma = D - \mathrm{tr}\, \Delta \Sigma$ of each tensor."""
     found = {}

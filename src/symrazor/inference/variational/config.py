@@ -1,11 +1,15 @@
-"""How a `Variational` network works: its options, checked."""
+"""Options of a `Variational` network."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
-from symrazor.core.prior import Groups
-from symrazor.inference.variational.assignment import Kind
+from symrazor.core.prior import PriorGroups
+from symrazor.core.validation import check_choice, replace_options
+from symrazor.inference.variational.assignment import PosteriorSpec
+
+PriorUpdate = Literal["collapsed", "closed-form", "gradient", "fixed"]
+NoiseUpdate = Literal["closed-form", "gradient", "fixed"]
 
 
 @dataclass(frozen=True)
@@ -13,32 +17,34 @@ class VariationalConfig:
     r"""Options of a `Variational` network.
 
     Args:
-        posterior: "matrix-normal", "block", "diagonal", "low-rank", "full", "point", or a class;
-            or pattern of parameter names -> one of these, or a posterior that is ready.
-        scale: deviation of the weights to start with, relative to the size of each tensor.
-        prior_update: how precisions move. "collapsed": to the best one, $1/v^*$, at every step, so
+        posterior: "matrix-normal", "block", "diagonal", "low-rank", "full", "point", or a class; or
+            a mapping from patterns of parameter names to one of these or to a posterior object.
+        scale: starting standard deviation of the weights, relative to the RMS of each tensor.
+        prior_update: how precisions move. "collapsed": to the optimum $1/v^*$ at every step, so
             that the bound is that of the best prior; "closed-form": the fraction `damping` of the
-            way; "gradient": they are parameters like any other; "fixed".
-        noise_update: of a Gaussian likelihood: "closed-form": its variance moves the fraction
-            `damping` of the way to the expected squared error of each batch; "gradient"; "fixed".
+            way; "gradient": with the optimiser, like any parameter; "fixed": not at all.
+        noise_update: how the noise of a Gaussian likelihood moves. "closed-form": its variance
+            moves the fraction `damping` of the way to the expected squared error of each batch;
+            "gradient"; "fixed".
         prior_precision: starting precision, for all groups or by group name.
         prior_groups: "path" (the tensors of a path together, any other tensor alone), "tensor",
-            "scalar", "layer", "diagonal" or name -> glob patterns, of tensors with a posterior.
-        draws: of the weights per training step.
-        antithetic: draw in pairs of opposite deviation.
+            "scalar", "layer", "diagonal" or a mapping name -> glob patterns, of tensors with a
+            posterior.
+        draws: samples of the weights per training step.
+        antithetic: sample in pairs of opposite deviation.
         local: use local reparameterisation where it is exact.
         damping: see above; 1 for "closed-form" is "collapsed".
-        burn_in: calls of `bound` before precisions move in closed form. A posterior that knows
-            nothing yet is best served by a prior around zero, from which it may not come back.
-        seed: of the draws.
+        burn_in: calls of `bound` before precisions move in closed form. For a posterior that has
+            learned nothing yet the best prior is around zero, from which it may not come back.
+        seed: seed of the samples.
     """
 
-    posterior: Kind | Mapping[str, Kind] = "matrix-normal"
+    posterior: PosteriorSpec | Mapping[str, PosteriorSpec] = "matrix-normal"
     scale: float = 0.1
-    prior_update: Literal["collapsed", "closed-form", "gradient", "fixed"] = "collapsed"
-    noise_update: Literal["closed-form", "gradient", "fixed"] = "gradient"
+    prior_update: PriorUpdate = "collapsed"
+    noise_update: NoiseUpdate = "gradient"
     prior_precision: float | Mapping[str, float] = 1.0
-    prior_groups: Groups = "path"
+    prior_groups: PriorGroups = "path"
     draws: int = 2
     antithetic: bool = True
     local: bool = True
@@ -47,33 +53,15 @@ class VariationalConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        """Check ranges."""
-        if self.prior_update not in ("collapsed", "closed-form", "gradient", "fixed"):
-            raise ValueError(
-                "expected prior_update 'collapsed', 'closed-form', 'gradient' or 'fixed', got "
-                f"{self.prior_update!r}"
-            )
-        if self.noise_update not in ("closed-form", "gradient", "fixed"):
-            raise ValueError(
-                "expected noise_update 'closed-form', 'gradient' or 'fixed', got "
-                f"{self.noise_update!r}"
-            )
+        check_choice("prior_update", self.prior_update, PriorUpdate)
+        check_choice("noise_update", self.noise_update, NoiseUpdate)
         if self.draws < 1:
-            raise ValueError(f"expected at least 1 draw per step, got {self.draws}")
+            raise ValueError(f"draws must be at least 1, got {self.draws}.")
         if not 0 < self.damping <= 1:
-            raise ValueError(f"expected damping in (0, 1], got {self.damping}")
+            raise ValueError(f"damping must be above 0 and at most 1, got {self.damping}.")
         if not self.scale > 0:
-            raise ValueError(f"expected a positive scale, got {self.scale}")
+            raise ValueError(f"scale must be positive, got {self.scale}.")
 
     def change(self, **changes: Any) -> "VariationalConfig":
-        """A copy with some fields replaced.
-
-        Raises:
-            ValueError: a field that it does not have.
-        """
-        known = sorted(self.__dataclass_fields__)
-        if not set(changes) <= set(known):
-            raise ValueError(
-                f"expected options among {known}, got {sorted(set(changes) - set(known))}"
-            )
-        return replace(self, **changes)
+        """Return a copy with some fields replaced; unknown fields raise ValueError."""
+        return replace_options(self, changes)

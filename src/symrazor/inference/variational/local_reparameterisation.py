@@ -85,7 +85,7 @@ def _call_with(model: nn.Module, tensors: Mapping[str, Tensor], *args: Any, **kw
     return functional_call(model, dict(tensors), args, kwargs)
 
 
-def run(
+def run_with_noise(
     model: nn.Module,
     x: Input,
     drawn: Mapping[str, Tensor],
