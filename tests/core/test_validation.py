@@ -153,7 +153,7 @@ class LinearThen(nn.Module):
             lambda f: f[:, :, None],
             f"{OUTPUTS} [1, 2,",
         ),
-        (lambda f: f.half(), "expected outputs in float32 or float64, got torch.float16"),
+        (lambda f: f.half(), "The model outputs are torch.float16, which is too coarse"),
         (lambda f, g: f, "The model cannot process x of the training data, of shape [20, 3]"),
     ],
 )

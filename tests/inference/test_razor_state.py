@@ -63,7 +63,7 @@ def test_state_of_another_model_is_refused() -> None:
         razor.load_state_dict({})
     with pytest.raises(ValueError, match="n_data=39, but this one has n_data=40"):
         razor.load_state_dict(sr.Razor(mlp(), "categorical", 39).state_dict())
-    with pytest.raises(ValueError, match="other prior_groups"):
+    with pytest.raises(ValueError, match="do not match the 4 of this Razor"):
         razor.load_state_dict(
             sr.Razor(mlp(), "categorical", 40, prior_groups="scalar").state_dict()
         )
