@@ -95,7 +95,7 @@ def test_an_error_in_one_process_is_one_in_all(tmp_path: Path) -> None:
         assert "The data must be the same in every process" in said["data"]
         assert "The test data must be the same in every process" in said["test"]
         for option in ("patience", "keep", "save"):
-            assert "The patience, keep and wish to save must be the same in every" in said[option]
+            assert "The patience, keep and checkpoints must be the same in every" in said[option]
 
 
 @pytest.mark.slow

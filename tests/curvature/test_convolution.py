@@ -1,4 +1,4 @@
-"""The input factor of a convolution is the Gram matrix of its patches, by whatever short cut."""
+"""Compare the input factor of a convolution with the Gram matrix of its patches."""
 
 import pytest
 import torch
@@ -19,7 +19,7 @@ MODES = ["zeros", "circular", "reflect", "replicate"]
 
 @st.composite
 def cases(draw: st.DrawFn, plain: bool = False) -> tuple[convolution.Conv, Tensor]:
-    """A convolution and an input it accepts; `plain`: stride and dilation 1, at most two axes."""
+    """Draw a convolution and an input; `plain` means stride and dilation 1, at most two axes."""
     dims = draw(st.integers(1, 2 if plain else 3))
 
     def each(low: int, high: int) -> tuple[int, ...]:
@@ -65,7 +65,9 @@ def test_input_factor_is_the_gram_of_the_patches(case: tuple[convolution.Conv, T
 
 @settings(deadline=None, max_examples=200)
 @given(cases(plain=True))
-def test_both_ways_agree_on_every_shape(case: tuple[convolution.Conv, Tensor]) -> None:
+def test_correlations_and_patches_agree(
+    case: tuple[convolution.Conv, Tensor],
+) -> None:
     module, x = case
     _agree(convolution._by_correlation(x, Geometry.of(module)), _expected(module, x))
     _agree(convolution._by_patches(x, Geometry.of(module)), _expected(module, x))
@@ -73,7 +75,7 @@ def test_both_ways_agree_on_every_shape(case: tuple[convolution.Conv, Tensor]) -
 
 @settings(deadline=None, max_examples=50)
 @given(cases())
-def test_patches_are_what_the_convolution_sees(case: tuple[convolution.Conv, Tensor]) -> None:
+def test_patches_reproduce_the_convolution(case: tuple[convolution.Conv, Tensor]) -> None:
     module, x = case
     form = sharing(module)
     weight = form.to_blocks(module.weight)
@@ -110,7 +112,7 @@ def test_float32_in_any_layout(layout: torch.memory_format, mode: str, stride: i
     assert error < 4e-6 * expected.abs().max()
 
 
-def test_chunks_of_data_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_factors_of_chunks_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
     module = nn.Conv2d(2, 1, 3, 2, 1, dtype=F64)
     monkeypatch.setattr(convolution, "PATCH_ENTRIES", 1)
     x = torch.randn(40, 2, 6, 6, dtype=F64)  # 72 rows a chunk
@@ -138,7 +140,7 @@ def test_factor_is_differentiable_in_the_input(mode: str, stride: int) -> None:
     st.tuples(*[st.integers(1, 9)] * 2),
     st.integers(1, 3),
 )
-def test_fast_backward_is_the_gradient_of_the_convolution(
+def test_fast_backward_matches_autograd(
     kernel: tuple[int, int],
     stride: tuple[int, int],
     padding: tuple[int, int],
@@ -159,7 +161,7 @@ def test_fast_backward_is_the_gradient_of_the_convolution(
 
 
 @pytest.mark.parametrize(("dilation", "groups"), [((2, 1), 1), ((1, 1), 2)])
-def test_fast_backward_leaves_dilation_and_groups_alone(
+def test_fast_backward_does_not_replace_dilation_and_groups(
     dilation: tuple[int, int], groups: int
 ) -> None:
     x = torch.randn(2, 2, 7, 7, dtype=F64, requires_grad=True)
@@ -173,7 +175,7 @@ def test_fast_backward_leaves_dilation_and_groups_alone(
 
 
 @pytest.mark.parametrize("stride", [1, 2])
-def test_fast_backward_leaves_computed_weights_alone(stride: int) -> None:
+def test_fast_backward_keeps_gradients_of_computed_weights(stride: int) -> None:
     source = torch.randn(3, 2, 2, 2, dtype=F64, requires_grad=True)
     x = torch.randn(2, 2, 4, 4, dtype=F64, requires_grad=True)
     rest = None, (stride, stride), (0, 0), (1, 1), 1
@@ -186,8 +188,8 @@ def test_fast_backward_leaves_computed_weights_alone(stride: int) -> None:
 
 @pytest.mark.parametrize("last", [False, True])
 @pytest.mark.parametrize("dims", [1, 2, 3])
-def test_fast_backward_does_not_keep_the_input(dims: int, last: bool) -> None:
-    """In any layout; the gradient is the same, bit for bit."""
+def test_fast_backward_does_not_store_the_input(dims: int, last: bool) -> None:
+    """The gradient is bitwise the same in every memory layout."""
     convolve = (F.conv1d, F.conv2d, F.conv3d)[dims - 1]
     x = torch.randn(3, 4, *[6] * dims, dtype=F64, requires_grad=True)
     made = x * 2
@@ -210,8 +212,8 @@ def test_fast_backward_does_not_keep_the_input(dims: int, last: bool) -> None:
     assert torch.equal(found, torch.autograd.grad(plain, x, g)[0])
 
 
-def test_fast_backward_of_a_convolution_that_is_mapped_over() -> None:
-    """Such tensors have no place in memory, and no hooks."""
+def test_fast_backward_under_vmap() -> None:
+    """Tensors under vmap have no address and no hooks."""
     x, w = torch.randn(3, 2, 1, 5, 5, dtype=F64), torch.randn(2, 1, 3, 3, dtype=F64)
 
     def total(part: Tensor) -> Tensor:
@@ -224,13 +226,13 @@ def test_fast_backward_of_a_convolution_that_is_mapped_over() -> None:
 
 
 @pytest.mark.parametrize("amounts", [(1, 1), (0, 2, 3, 1), (1, 0, 0, 0, 2, 2)])
-def test_wrap_is_circular_padding(amounts: tuple[int, ...]) -> None:
+def test_pad_circular_matches_torch(amounts: tuple[int, ...]) -> None:
     x = torch.randn(2, 3, *[4] * (len(amounts) // 2))
     assert torch.equal(convolution.pad_circular(x, amounts), F.pad(x, amounts, mode="circular"))
 
 
 @pytest.mark.parametrize("rows", [5, 200, 1000])
 @pytest.mark.parametrize("width", [1, 3, 10, 16, 100, 129, 300])
-def test_gram_by_every_detour(rows: int, width: int) -> None:
+def test_gram_of_narrow_and_wide_rows(rows: int, width: int) -> None:
     a = torch.randn(rows, 1, width, dtype=F64)
     torch.testing.assert_close(gram(a)[0], a[:, 0].T @ a[:, 0], rtol=1e-10, atol=1e-10)

@@ -1,4 +1,4 @@
-"""Nothing is skipped silently: every weight without curvature is named, with what to do."""
+"""Check that weights without curvature are reported by name, with the next action."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from symrazor import curvature
 
 
 class Masked(nn.Linear):
-    """A Linear that is not one any more."""
+    """A Linear with another forward pass."""
 
     def forward(self, x: Tensor) -> Tensor:
         return F.linear(x, self.weight.tril(), self.bias)
@@ -22,7 +22,7 @@ class HookedConv(nn.Conv2d):
 
 
 class Renamed(nn.Linear):
-    """A subclass that adds nothing to the forward pass is fine."""
+    """A subclass with the same forward pass, which is supported."""
 
     def extra_repr(self) -> str:
         return "renamed"
@@ -74,21 +74,21 @@ def _razor(model: nn.Module) -> sr.Razor:
         ),
     ],
 )
-def test_refused_by_name(model: nn.Module, names: list[str], hint: str) -> None:
+def test_unsupported_weights_are_named(model: nn.Module, names: list[str], hint: str) -> None:
     with pytest.raises(sr.UnsupportedParameterError, match=hint) as error:
         _razor(model)
     assert set(names) <= set(error.value.reasons)
     assert "requires_grad_(False)" in str(error.value)
 
 
-def test_forward_replaced_on_the_instance_is_refused() -> None:
+def test_forward_replaced_on_the_instance_is_rejected() -> None:
     model = nn.Linear(4, 3)
     model.forward = lambda x: F.linear(x, model.weight) ** 2  # type: ignore[method-assign]
     with pytest.raises(sr.UnsupportedParameterError, match="overrides forward"):
         _razor(model)
 
 
-def test_what_is_accepted() -> None:
+def test_supported_models() -> None:
     _razor(Renamed(4, 3))
     frozen = Loose()
     frozen.gain.requires_grad_(False)
@@ -98,7 +98,7 @@ def test_what_is_accepted() -> None:
 
 
 class Sideways(nn.Module):
-    """Uses a weight a second time behind its module's back."""
+    """Uses a weight a second time outside of its module."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -120,7 +120,7 @@ class Bypassed(nn.Module):
 
 
 @pytest.mark.parametrize("kind", [Sideways, Bypassed])
-def test_use_outside_of_the_module_is_found_by_the_gradient(kind: type[nn.Module]) -> None:
+def test_use_outside_of_the_module_is_detected(kind: type[nn.Module]) -> None:
     torch.manual_seed(0)
     model, x = kind(), torch.randn(10, 4)
     with pytest.raises(sr.UnsupportedParameterError, match="do not explain its gradient") as error:
@@ -146,7 +146,7 @@ def _wrong(module: Wrong) -> curvature.Sharing:
     )
 
 
-def test_a_wrong_format_is_found_by_the_gradient() -> None:
+def test_a_wrong_format_is_detected() -> None:
     torch.manual_seed(0)
     with pytest.raises(sr.UnsupportedParameterError, match="registered format wrong"):
         _razor(Wrong()).evidence([(torch.randn(10, 4), torch.arange(10) % 3)])
@@ -189,7 +189,7 @@ def test_input_overwritten_in_place() -> None:
 
 
 class Flattens(nn.Module):
-    """Hides the data in a longer first dimension, but not datum after datum."""
+    """Folds the samples into a longer first dimension, but not sample after sample."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -202,7 +202,7 @@ class Flattens(nn.Module):
 
 
 class SequenceFirst(nn.Module):
-    """Two data of two steps: transposed, the shape is the same."""
+    """Transposes samples and steps, which have the same size for two samples of two steps."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -214,7 +214,7 @@ class SequenceFirst(nn.Module):
 
 
 class ZeroHead(Sideways):
-    """The gradient below a head of zeros is zero, and hides what is wrong there."""
+    """Has a head of zeros, below which every gradient is zero and hides errors."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -226,7 +226,7 @@ class ZeroHead(Sideways):
 
 
 @pytest.mark.parametrize("kind", [Flattens, SequenceFirst, ZeroHead])
-def test_what_a_summed_gradient_would_not_show(kind: type[nn.Module]) -> None:
+def test_errors_that_a_summed_gradient_would_hide(kind: type[nn.Module]) -> None:
     torch.manual_seed(0)
     model, x, y = kind(), torch.randn(10, 4), torch.arange(10) % 3
     with pytest.raises(sr.UnsupportedParameterError, match=r"first dimension|explain"):
@@ -269,7 +269,7 @@ def test_batch_norm_without_weights_in_training_mode() -> None:
     assert float(model[1].running_mean.abs().max()) == 0
 
 
-def test_changes_to_the_model_are_seen() -> None:
+def test_changes_to_the_model_are_detected() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
     data = [(torch.randn(10, 4), torch.arange(10) % 3)]
@@ -291,7 +291,7 @@ def test_half_precision_and_compiled_models() -> None:
 
 
 class Keeps(nn.Module):
-    """Remembers an activation, so that it cannot be copied."""
+    """Stores an activation, so that it cannot be copied."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Evidence estimates on a GPU: eigenvalues, factors, recorded batches; run where there is one."""
+"""Check evidence estimates on a GPU: eigenvalues, factors and recorded batches."""
 
 import gc
 from collections.abc import Iterator, Sequence
@@ -40,7 +40,7 @@ def _all_by(who: str, pieces: Sequence[EigenJob]) -> EigenSchedule:
 def test_eigenvalues_by_gpu_and_by_threads(
     who: str, threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever finds them."""
+    """Every solver returns the same values."""
     if who == "without cuSOLVER":
         monkeypatch.setattr(cusolver, "solver", lambda device: None)
     elif who != "as planned":
@@ -65,7 +65,7 @@ def test_eigenvalues_by_gpu_and_by_threads(
 
 
 def _matrices(k: int, n: int) -> Tensor:
-    """On the GPU; the first is singular, the second has repeated eigenvalues, the third is zero."""
+    """Return matrices on the GPU: singular, with repeated eigenvalues, and zero."""
     generator = torch.Generator().manual_seed(n)
     rows = torch.randn(k, n, n, generator=generator, dtype=torch.float64)
     rows[0, n // 2 :] = 0
@@ -76,14 +76,14 @@ def _matrices(k: int, n: int) -> Tensor:
 
 
 def _same(found: Tensor, matrices: Tensor) -> None:
-    """As on a CPU, to 1e-12 of the largest eigenvalue of each."""
+    """Compare with the CPU, to 1e-12 of the largest eigenvalue of each matrix."""
     expected = torch.linalg.eigvalsh(matrices.cpu())
     largest = expected.abs().amax(-1, keepdim=True).clamp(min=1e-12)
     assert found.shape == expected.shape and found.is_cuda
     assert float(((found.cpu() - expected) / largest).abs().max()) < 1e-12
 
 
-def test_cusolver_is_used_where_it_can_be() -> None:
+def test_cusolver_is_used_if_available() -> None:
     version = tuple(map(int, (torch.version.cuda or "0.0").split(".")))
     assert (cusolver.solver(torch.device("cuda", 0)) is not None) == (version >= (12, 6))
 
@@ -91,7 +91,7 @@ def test_cusolver_is_used_where_it_can_be() -> None:
 @pytest.mark.parametrize(
     "sizes", [range(1, 34, 4), (32, 33, 64, 65, 80, 81), (96, 97, 128, 129, 160), (256, 257, 300)]
 )
-def test_many_in_one_call(sizes: Sequence[int]) -> None:
+def test_batched_eigenvalues_in_one_call(sizes: Sequence[int]) -> None:
     for n in sizes:
         matrices = _matrices(6, n)
         before = matrices.clone()
@@ -100,7 +100,7 @@ def test_many_in_one_call(sizes: Sequence[int]) -> None:
 
 
 @pytest.mark.parametrize("n", [20, 160])
-def test_many_in_several_calls_take_the_workspace_of_one(n: int) -> None:
+def test_several_batched_calls_take_the_workspace_of_one(n: int) -> None:
     solver = cusolver.solver(torch.device("cuda", 0))
     if solver is None:
         pytest.skip("needs CUDA 12.6")
@@ -114,8 +114,8 @@ def test_many_in_several_calls_take_the_workspace_of_one(n: int) -> None:
     assert peaks[1] < 2**24 + matrices.nbytes < peaks[0]
 
 
-def test_many_on_another_stream_and_by_several_threads() -> None:
-    """Each call sees what was done before it on its own stream."""
+def test_batched_eigenvalues_on_other_streams_and_threads() -> None:
+    """Each call waits for earlier work on its own stream."""
 
     def find(n: int) -> tuple[Tensor, Tensor]:
         stream = torch.cuda.Stream()
@@ -133,7 +133,7 @@ def test_many_on_another_stream_and_by_several_threads() -> None:
             _same(values, matrices)
 
 
-def test_an_error_among_the_threads_is_raised() -> None:
+def test_an_error_in_a_thread_is_raised() -> None:
     bad = torch.full((2, 90, 90), float("nan"), dtype=torch.float64, device="cuda")
     piece = EigenJob("layer", (2, 90), bad.device, lambda: bad, 1e-16)
     with pytest.raises(sr.CurvatureError, match="layer"):
@@ -146,7 +146,7 @@ def test_an_error_among_the_threads_is_raised() -> None:
 def test_input_factor_of_a_convolution(
     dtype: torch.dtype, channels: int, size: int, stride: int, mode: str
 ) -> None:
-    """From patches in large chunks, against the CPU's way."""
+    """Compare patches in large chunks with the CPU algorithm."""
     conv = nn.Conv2d(channels, 4, 3, stride, 1, padding_mode=mode)
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(40, channels, size, size, generator=generator, dtype=torch.float64)
@@ -158,7 +158,7 @@ def test_input_factor_of_a_convolution(
 
 
 def test_eigenvalues_need_the_memory_of_few_matrices() -> None:
-    """Not of all blocks of a factor, and not one for every thread."""
+    """The memory depends neither on the number of blocks nor on the number of threads."""
     rows = torch.randn(1024, 12, 1024, device="cuda")
     pieces = EigenJob.of_factor(Factor.of_rows(rows), "w", 1e-7)
     del rows
@@ -170,21 +170,21 @@ def test_eigenvalues_need_the_memory_of_few_matrices() -> None:
     assert torch.cuda.max_memory_allocated() - before < 14 * matrix
 
 
-class _Looks(nn.Module):
-    """A layer that looks at a value on the host: no graph can hold it."""
+class _ReadsOnHost(nn.Module):
+    """A layer that reads a value on the host, which cannot be recorded as a graph."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x if float(x.detach().abs().sum()) >= 0 else -x
 
 
-@pytest.mark.parametrize("looks", [False, True])
+@pytest.mark.parametrize("reads_on_host", [False, True])
 @pytest.mark.parametrize("estimator", ["exact", "mc"])
-def test_replayed_batches_are_those_of_the_cpu(
-    estimator: str, looks: bool, monkeypatch: pytest.MonkeyPatch
+def test_replayed_batches_match_the_cpu(
+    estimator: str, reads_on_host: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ten batches and a shorter one, most of them replayed; or none, where none can be.
+    """Use ten batches and a shorter one, most of them replayed unless recording is impossible.
 
-    Three come before the recording, and none before it is used again in the next estimate.
+    Three batches come before the recording, none before its reuse in the next estimate.
     """
     added: list[str] = []
     add = replay.Replay.add
@@ -196,18 +196,18 @@ def test_replayed_batches_are_those_of_the_cpu(
     values = []
     for device in ("cpu", "cuda"):
         model = small_net().double().to(device)
-        model.insert(1, _Looks() if looks else nn.Identity())
+        model.insert(1, _ReadsOnHost() if reads_on_host else nn.Identity())
         razor = sr.Razor(model, "categorical", 1320, estimator=estimator)
         loader = TensorLoader(x.to(device), y.to(device), 128)
         for _ in range(2):
             found = razor.step(loader)
             values.append(numbers(found))
-    assert len(added) == (0 if looks else 7 + 10)
+    assert len(added) == (0 if reads_on_host else 7 + 10)
     assert values[2:] == [pytest.approx(value, rel=1e-8, abs=1e-8) for value in values[:2]]
 
 
 class _Slow(sr.Categorical):
-    """A likelihood that keeps its stream waiting, before and after it has looked at outputs."""
+    """A likelihood that delays its stream before and after it evaluates outputs."""
 
     def hessian_root(self, f: Tensor) -> Tensor:
         torch.cuda._sleep(10**6)
@@ -217,7 +217,7 @@ class _Slow(sr.Categorical):
 
 
 class _Late:
-    """A loader whose batches are long in the making."""
+    """A loader whose batches take long to compute."""
 
     def __init__(self, x: Tensor, y: Tensor) -> None:
         self.x, self.y = x, y
@@ -229,7 +229,7 @@ class _Late:
 
 
 def test_streams_wait_for_each_other() -> None:
-    """Batches, outputs and probes are there before they are used, and as long as they are."""
+    """Batches, outputs and probes are complete before they are used and live as long as needed."""
     x, y = (part[:1280].cuda() for part in digits("train"))
     x = x.double()
     model = nn.Sequential(
@@ -245,7 +245,7 @@ def test_streams_wait_for_each_other() -> None:
 
 
 def test_replayed_batches_of_factored_layers() -> None:
-    """Large factors, kept by panels, biases that share the factor of their weight; branches."""
+    """Cover factors stored as panels, biases that share a factor, and branches."""
     torch.manual_seed(0)
     x, y = torch.randn(1500, 3, 32, 32, dtype=torch.float64), torch.arange(1500) % 10
     values = []
@@ -261,11 +261,11 @@ def test_replayed_batches_of_factored_layers() -> None:
     assert values[0] == pytest.approx(values[1], rel=1e-9, abs=1e-6)
 
 
-def test_estimates_use_the_memory_of_those_before() -> None:
-    """Recordings of another network, and one that failed, do not keep them from it."""
+def test_estimates_reuse_the_memory_of_earlier_ones() -> None:
+    """Recordings of another network and failed recordings do not prevent it."""
     x, y = (part[:1280].cuda() for part in digits("train"))
     models = [nn.Sequential(nn.Flatten(), nn.Linear(64, w), nn.Linear(w, 10)) for w in (150, 120)]
-    models.append(nn.Sequential(nn.Flatten(), _Looks(), nn.Linear(64, 10)))
+    models.append(nn.Sequential(nn.Flatten(), _ReadsOnHost(), nn.Linear(64, 10)))
     razors = [sr.Razor(model.cuda(), "categorical", 1280) for model in models]
     loader = TensorLoader(x, y, 128)
     reserved, values = [], []
@@ -279,8 +279,8 @@ def test_estimates_use_the_memory_of_those_before() -> None:
     assert values[4::2] == pytest.approx([values[1]] * 5, rel=1e-5)
 
 
-def test_bad_data_are_found_in_a_replay() -> None:
-    """In the tenth batch; the sums that were recorded are not used any more."""
+def test_bad_data_are_reported_in_a_replay() -> None:
+    """The tenth batch is bad; the recorded sums are not used afterwards."""
     x, y = (part[:1280].cuda() for part in digits("train"))
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.Linear(32, 10)).cuda()
     razor = sr.Razor(model, "categorical", 1280)
@@ -296,7 +296,7 @@ def test_bad_data_are_found_in_a_replay() -> None:
 
 
 class _Slope(nn.Module):
-    """A plain number in the forward pass: nobody hears of a change of it."""
+    """A layer with a Python number, whose changes a recording cannot detect by itself."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -307,7 +307,7 @@ class _Slope(nn.Module):
 
 
 def _slow(x: Tensor, y: Tensor, model: nn.Module) -> list[float]:
-    """The evidence kernel by kernel."""
+    """Return the evidence computed kernel by kernel."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(replay, "EAGER", 10**9)
         patch.setattr(replay, "_last_recordings", replay.LastRecordings())
@@ -317,7 +317,7 @@ def _slow(x: Tensor, y: Tensor, model: nn.Module) -> list[float]:
 
 
 @pytest.mark.parametrize("change", ["nothing", "weights", "number", "frozen", "moved", "replaced"])
-def test_a_recording_is_used_again_where_it_still_holds(change: str) -> None:
+def test_a_valid_recording_is_reused(change: str) -> None:
     x, y = (part[:1280].cuda() for part in digits("train"))
     x = x.double()
     model = nn.Sequential(
@@ -347,8 +347,8 @@ def test_a_recording_is_used_again_where_it_still_holds(change: str) -> None:
     assert found == pytest.approx(_slow(x, y, model), rel=1e-9)
 
 
-def test_what_was_found_does_not_change_with_the_next_estimate() -> None:
-    """Sums that are still in use are not written to: there is a new recording, once."""
+def test_a_result_does_not_change_with_the_next_estimate() -> None:
+    """Sums in use are not overwritten: one new recording is made."""
     x, y = (part[:1280].cuda() for part in digits("train"))
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 30), nn.Tanh(), nn.Linear(30, 10)).cuda()
     posterior = sr.Razor(model, "categorical", 1280).posterior(TensorLoader(x, y, 128))
@@ -365,7 +365,7 @@ def test_what_was_found_does_not_change_with_the_next_estimate() -> None:
     torch.testing.assert_close(posterior.functional(x[:5])[1], before, rtol=1e-4, atol=1e-6)
 
 
-def test_a_recording_goes_with_its_model() -> None:
+def test_a_recording_is_freed_with_its_model() -> None:
     x, y = (part[:1280].cuda() for part in digits("train"))
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 100), nn.Tanh(), nn.Linear(100, 10)).cuda()
     sr.Razor(model, "categorical", 1280).evidence(TensorLoader(x, y, 128))

@@ -1,4 +1,4 @@
-"""Eigenvalues in pieces, log-determinants of all blocks at once, sums added in place."""
+"""Check eigenvalue jobs of factors, stacked log-determinants, and sums added in place."""
 
 import math
 from operator import methodcaller
@@ -16,7 +16,7 @@ from symrazor.curvature.accumulate import NumberedBatch, Total, map_factors
 from symrazor.curvature.coverage import layers
 from symrazor.curvature.estimate import estimate_curvature
 from symrazor.curvature.task import CurvatureTask, Method
-from symrazor.linalg import eigen_jobs as pieces_module
+from symrazor.linalg import eigen_jobs
 from symrazor.linalg.blocks import STACKED_ROW, Dense, Diag, Kron, StackedSpectra
 from symrazor.linalg.eigen_jobs import EigenJob, solve
 from symrazor.linalg.factor import Factor, _gram_in_parts, gram
@@ -32,10 +32,10 @@ def _rows(r: int, k: int, i: int, seed: int = 0) -> Tensor:
 
 @pytest.mark.parametrize("grain", [1, 2**21, 2**40])
 @pytest.mark.parametrize(("k", "i"), [(7, 5), (5, 70), (3, 300), (1, 64)])
-def test_pieces_of_a_factor_are_its_spectrum(
+def test_jobs_of_a_factor_yield_its_spectrum(
     k: int, i: int, grain: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pieces_module, "MIN_JOB_WORK", grain)
+    monkeypatch.setattr(eigen_jobs, "MIN_JOB_WORK", grain)
     factor = Factor.of_rows(_rows(2 * i, k, i))
     pieces = EigenJob.of_factor(factor, "w", EPS)
     assert sum(piece.shape[0] for piece in pieces) == k
@@ -49,8 +49,8 @@ def test_pieces_of_a_factor_are_its_spectrum(
     torch.testing.assert_close(torch.cat(found), expected, rtol=1e-10, atol=1e-9)
 
 
-def test_small_pieces_keep_their_own_noise() -> None:
-    """Large matrices are freed of rounding noise one by one, whatever stands beside them."""
+def test_rounding_noise_is_removed_matrix_by_matrix() -> None:
+    """The noise threshold of a large matrix does not apply to its neighbours."""
     rows = _rows(90, 1, 80)
     both = torch.cat([rows.float(), 1e-6 * rows.float()], 1)
     factor = Factor.of_rows(both)
@@ -104,8 +104,8 @@ def _precisions(shapes: dict[str, tuple[int, ...]]) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("shape", [(), (7,)])
-def test_joined_log_determinants_are_their_sum(shape: tuple[int, ...]) -> None:
-    """Value and derivatives; with a precision for every weight of one block as well."""
+def test_stacked_log_determinants_match_the_sum(shape: tuple[int, ...]) -> None:
+    """Compare value and derivatives, also with one precision per weight of a block."""
     blocks = _blocks()
     deltas = _precisions({name: shape if name == "b" else () for name in "abcde"})
     expected = torch.stack([block.logdet(deltas) for block in blocks]).sum()
@@ -118,7 +118,7 @@ def test_joined_log_determinants_are_their_sum(shape: tuple[int, ...]) -> None:
     torch.testing.assert_close(got, wanted, rtol=1e-12, atol=1e-12)
 
 
-def test_joined_log_determinants_reach_what_made_the_factors() -> None:
+def test_stacked_log_determinants_are_differentiable_in_the_factors() -> None:
     root = _rows(20, 1, 5).requires_grad_()
     delta = _precisions({"w": ()})
 
@@ -171,10 +171,10 @@ def _batches(n: int) -> tuple[nn.Module, list[tuple[Tensor, Tensor]]]:
 
 
 def test_sums_of_a_batch_are_added_in_place() -> None:
-    """As a recorded batch adds them: factors keep their memory, counts are set aside."""
+    """Factors keep their memory and counts are collected, as in a recorded batch."""
     model, batches = _batches(2)
-    source = CurvatureTask(model, layers(model), Categorical(), Method())
-    first, second = (source.batch_sums(x, y, "here") for x, y in batches)
+    task = CurvatureTask(model, layers(model), Categorical(), Method())
+    first, second = (task.batch_sums(x, y, "here") for x, y in batches)
     places = {key: _place(value) for key, value in first.sums.items()}
     counts: dict[tuple[str, str], Tensor] = {}
     replay.add_in_place(first.sums, second.sums, counts)
@@ -196,34 +196,32 @@ def _place(value: Tensor | Factor) -> list[int]:
     return [panel.data_ptr() for panel in value.total.panels]
 
 
-def test_what_cannot_be_added_in_place_is_refused() -> None:
+def test_sums_that_cannot_be_added_in_place_are_rejected() -> None:
     model, batches = _batches(1)
-    source = CurvatureTask(model, layers(model), Categorical(), Method())
+    task = CurvatureTask(model, layers(model), Categorical(), Method())
     (x, y), few = batches[0], 10
-    total = source.batch_sums(x, y, "here")
+    total = task.batch_sums(x, y, "here")
     with pytest.raises(RuntimeError, match="pending rows"):
-        replay.add_in_place(total.sums, source.batch_sums(x[:few], y[:few], "here").sums, {})
+        replay.add_in_place(total.sums, task.batch_sums(x[:few], y[:few], "here").sums, {})
     with pytest.raises(RuntimeError, match="is new"):
         replay.add_in_place({}, total.sums, {})
-    assert not replay.can_record(source, total, x)  # not on a GPU
+    assert not replay.can_record(task, total, x)  # not on a GPU
 
 
 @pytest.mark.parametrize("many", [False, True])
 @pytest.mark.parametrize("keep_graph", [False, True])
-def test_inputs_larger_than_their_factor_come_first_and_are_let_go(
-    keep_graph: bool, many: bool
-) -> None:
-    """Before the backward pass; those of convolutions after it, and none that may be needed."""
+def test_inputs_larger_than_their_factor_are_released_first(keep_graph: bool, many: bool) -> None:
+    """Inputs of convolutions come after the backward pass; needed inputs are not released."""
     model, batches = _batches(1)
-    source = CurvatureTask(model, layers(model), Categorical(), Method())
+    task = CurvatureTask(model, layers(model), Categorical(), Method())
     n = 64 if many else 63  # of 64 features each
     x, y = (part[:n] for part in batches[0])
-    tape = source.forward(x, keep_graph)
-    expected = source.batch_sums(x, y, "here").sums
-    roots = source.evaluate_outputs(tape.f, y, "here")[1]
+    tape = task.forward(x, keep_graph)
+    expected = task.batch_sums(x, y, "here").sums
+    roots = task.evaluate_outputs(tape.f, y, "here")[1]
     order: list[set[str]] = []
-    for task in source.structure.jobs(source, tape, roots, keep_graph):
-        sums = task().sums
+    for job in task.structure.jobs(task, tape, roots, keep_graph):
+        sums = job().sums
         order.append({kind for _, kind in sums} - {"count"})
         for key in sums:
             if key[1] == "A":
@@ -238,11 +236,11 @@ def test_inputs_larger_than_their_factor_come_first_and_are_let_go(
         assert inputs == [0, len(order) - 1] and conv and not linear
 
 
-def test_rows_that_wait_are_multiplied_once_for_all_keys() -> None:
+def test_pending_rows_are_multiplied_once_for_all_keys() -> None:
     model, batches = _batches(1)
-    source = CurvatureTask(model, layers(model), Categorical(), Method())
+    task = CurvatureTask(model, layers(model), Categorical(), Method())
     (x, y) = batches[0]
-    total = source.batch_sums(x, y, "here").absorb(source.batch_sums(x[:3], y[:3], "there"))
+    total = task.batch_sums(x, y, "here").absorb(task.batch_sums(x[:3], y[:3], "there"))
     before = {key: value for key, value in total.sums.items() if isinstance(value, Factor)}
     assert any(value.parts for value in before.values())
     assert before["3.bias", "H"] is before["3.weight", "G"]
@@ -255,8 +253,8 @@ def test_rows_that_wait_are_multiplied_once_for_all_keys() -> None:
 
 
 @pytest.mark.parametrize("i", [40, 300])
-def test_a_factor_is_made_a_matrix_if_more_rows_will_come(i: int) -> None:
-    """Enough of them, that is; the sum in place is then the sum of all rows."""
+def test_a_factor_becomes_a_matrix_early_if_enough_rows_will_follow(i: int) -> None:
+    """The running sum is then taken in place."""
     rows = [_rows(20, 2, i, seed) for seed in range(3)]
     first = Factor.of_rows(rows[0])
     enough = 0.75 * i / 20
@@ -273,11 +271,11 @@ def test_a_factor_is_made_a_matrix_if_more_rows_will_come(i: int) -> None:
 
 
 @pytest.mark.parametrize("expected", [40, 1000])
-def test_factors_are_matrices_at_once_where_many_data_are_expected(expected: int) -> None:
+def test_factors_become_matrices_at_once_if_many_samples_are_expected(expected: int) -> None:
     model, batches = _batches(1)
-    source = CurvatureTask(model, layers(model), Categorical(), Method())
+    task = CurvatureTask(model, layers(model), Categorical(), Method())
     (x, y), few = batches[0], 20
-    total = source.batch_sums(x[:few], y[:few], "here")
+    total = task.batch_sums(x[:few], y[:few], "here")
     before = {key: value for key, value in total.sums.items() if isinstance(value, Factor)}
     assert before["3.weight", "A"].is_rows
     map_factors(total.sums, methodcaller("prepared_for", expected / total.n))
@@ -294,32 +292,34 @@ def test_factors_are_matrices_at_once_where_many_data_are_expected(expected: int
 
 
 @pytest.mark.parametrize("expected", [None, 20, 1000])
-def test_no_rows_wait_after_the_first_batch_where_more_will_come(expected: int | None) -> None:
-    """Of ten data each; a matrix is made of 64 features if there will be 48 rows."""
+def test_no_rows_are_pending_after_the_first_batch_if_more_follow(
+    expected: int | None,
+) -> None:
+    """With ten samples per batch, 64 features become a matrix if 48 rows are expected."""
     model, batches = _batches(1)
-    source = CurvatureTask(model, layers(model), Categorical(), Method(estimator="mc"))
+    task = CurvatureTask(model, layers(model), Categorical(), Method(estimator="mc"))
     (x, y) = batches[0]
     total = Total(expected)
     for i in (0, 10):
-        for job in source.jobs(x[i : i + 10], y[i : i + 10], "here"):
+        for job in task.jobs(x[i : i + 10], y[i : i + 10], "here"):
             total.add(job())
     assert total.value is not None
     found = total.value.sums["3.weight", "A"]
     assert isinstance(found, Factor) and found.is_rows == (expected != 1000)
-    truth = source.batch_sums(x[:20], y[:20], "here").sums["3.weight", "A"]
+    truth = task.batch_sums(x[:20], y[:20], "here").sums["3.weight", "A"]
     assert isinstance(truth, Factor)
     torch.testing.assert_close(found.matrix, truth.matrix, rtol=1e-12, atol=1e-13)
 
 
-def test_sums_do_not_depend_on_what_is_expected() -> None:
+def test_sums_do_not_depend_on_the_expected_number() -> None:
     model, batches = _batches(2)
-    source = CurvatureTask(model, layers(model), Categorical(), Method())
+    task = CurvatureTask(model, layers(model), Categorical(), Method())
     cut = [(x[i : i + 25], y[i : i + 25]) for x, y in batches for i in (0, 25)]
     numbered = [NumberedBatch(number, x, y) for number, (x, y) in enumerate(cut)]
     found = []
     for expected in (None, 30, 100):
         running = Total(expected)
-        scheduler = replay.GraphReplayScheduler(source)
+        scheduler = replay.GraphReplayScheduler(task)
         for contribution in scheduler.contributions_on(None, iter(numbered), running):
             running.add(contribution)
         found.append(running.value)

@@ -1,4 +1,4 @@
-"""Factors kept as rows against the same factors as matrices, and against dense curvature."""
+"""Compare factors kept as rows with factors kept as matrices and with dense curvature."""
 
 import math
 
@@ -58,9 +58,7 @@ def test_factors_of_rows_in_any_number_of_parts(
 
 @settings(max_examples=60, deadline=None)
 @given(SIZES, st.integers(0, 99))
-def test_a_running_sum_in_place_is_the_sum_bit_for_bit(
-    sizes: tuple[int, int, int, int], seed: int
-) -> None:
+def test_absorb_matches_addition_bitwise(sizes: tuple[int, int, int, int], seed: int) -> None:
     rows, features, blocks, parts = sizes
     pieces = _normal(2 * rows, blocks, features, seed=seed).float().tensor_split(min(parts, rows))
     value, running = (Factor.of_rows(pieces[0].clone()) for _ in range(2))
@@ -70,7 +68,7 @@ def test_a_running_sum_in_place_is_the_sum_bit_for_bit(
     assert torch.equal(running.matrix, value.matrix)
 
 
-def test_a_factor_under_two_keys_is_added_to_once_or_not_in_place() -> None:
+def test_a_factor_shared_by_two_keys_is_added_once_or_out_of_place() -> None:
     shared = Factor.of_rows(_normal(9, 1, 3))
     before = shared.matrix.clone()
     first, second = (Factor.of_rows(_normal(9, 1, 3, seed=seed)) for seed in (1, 2))
@@ -110,10 +108,10 @@ def _kron(rows_a: Tensor, rows_g: Tensor, whole: bool) -> Kron:
     st.floats(-12, 12),
     st.integers(0, 99),
 )
-def test_kron_of_rows_is_kron_of_matrices(
+def test_kron_of_rows_matches_kron_of_matrices(
     rows: tuple[int, int], blocks: tuple[int, int], log_delta: float, seed: int
 ) -> None:
-    """Log-determinant, its derivative, draws and covariance, with few rows on either side."""
+    """Compare log-determinant, derivative, draws and covariance with few rows on either side."""
     a = _normal(rows[0], blocks[0], 7, seed=seed)
     g = _normal(rows[1], blocks[1], 5, seed=seed + 1)
     small, whole = _kron(a, g, whole=False), _kron(a, g, whole=True)
@@ -135,7 +133,7 @@ def test_kron_of_rows_is_kron_of_matrices(
 
 
 class Wide(nn.Module):
-    """More features than data in every layer, blocks, two uses of one weight, and a `Hyper`."""
+    """Return a model with more features than samples, a weight used twice, and a `Hyper`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -170,7 +168,7 @@ def _factors(found: Curvature) -> dict[str, Factor]:
     ids=["exact", "reduce", "mc", "tempered"],
 )
 @pytest.mark.parametrize(("n", "batch"), [(5, 5), (9, 2), (40, 7)])
-def test_evidence_and_gradients_are_those_of_the_large_space(
+def test_evidence_and_gradients_do_not_depend_on_the_form(
     n: int, batch: int, options: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Log-determinant, effective parameters, and both routes to the derivative in a `Hyper`.
@@ -225,7 +223,7 @@ def test_scaling_a_subset_up_scales_the_eigenvalues() -> None:
 
 @pytest.mark.parametrize("n", [1, 4])
 def test_blocks_against_the_dense_curvature(n: int) -> None:
-    """Of one datum G x A is the exact curvature of a dense layer; of several its trace is near."""
+    """For one sample G x A is exact for a dense layer; for several its trace is close."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(9, 12), nn.Tanh(), nn.Linear(12, 3)).double()
     x, y = torch.randn(n, 9, dtype=F64), torch.arange(n) % 3
@@ -252,7 +250,7 @@ def test_blocks_against_the_dense_curvature(n: int) -> None:
 
 
 def test_a_dense_path_of_ten_thousand_features_needs_no_matrix_of_that_size() -> None:
-    """10,240 x 3,072 weights, 4 data: the determinant of a 12 x 12 and of a 4 x 4 matrix."""
+    """10,240 x 3,072 weights and 4 samples need determinants of a 12 x 12 and a 4 x 4 matrix."""
     torch.manual_seed(0)
     model = nn.Sequential(FC(3, 10, (32, 32)), nn.Tanh(), nn.Flatten(), nn.Linear(10_240, 4))
     x, y = torch.randn(4, 3, 32, 32), torch.arange(4)

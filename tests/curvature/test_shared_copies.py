@@ -1,4 +1,4 @@
-"""Several copies of each datum in the first dimension are further uses of a weight."""
+"""Check that copies of a sample in the first dimension count as further uses of a weight."""
 
 from typing import Literal
 
@@ -14,7 +14,7 @@ from symrazor.layers import SConv
 
 
 class Averages(nn.Module):
-    """The mean over scaled copies of x; flat or with an index of their own."""
+    """Averages over scaled copies of x, folded into the first dimension or with their own index."""
 
     def __init__(self, flat: bool) -> None:
         super().__init__()
@@ -31,7 +31,7 @@ class Averages(nn.Module):
 
 
 class Films(nn.Module):
-    """A sparse convolution of every frame, whose lengthscale is a weight."""
+    """Applies a sparse convolution with a trainable lengthscale to every frame."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ class Films(nn.Module):
 
 
 def _dense(model: nn.Module, x: Tensor) -> dict[str, Tensor]:
-    """Blocks of the Gauss-Newton matrix of a Gaussian with unit noise, by autodiff."""
+    """Return the blocks of the Gauss-Newton matrix of a unit Gaussian by autodiff."""
     theta = {k: v.detach() for k, v in model.named_parameters() if v.requires_grad}
     J = jacrev(lambda p: functional_call(model, p, (x,)))(theta)
     flat = {name: j.reshape(j.shape[0] * j.shape[1], -1) for name, j in J.items()}
@@ -53,7 +53,7 @@ def _dense(model: nn.Module, x: Tensor) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("kind", [lambda: Averages(flat=True), Films])
-def test_blocks_are_those_of_autodiff(kind: type[nn.Module]) -> None:
+def test_blocks_match_autodiff(kind: type[nn.Module]) -> None:
     model = kind().double()
     x = torch.randn((6, 2, 4, 4) if isinstance(model, Films) else (6, 4), dtype=torch.float64)
     likelihood = sr.Gaussian(noise=1.0)
@@ -69,7 +69,7 @@ def test_blocks_are_those_of_autodiff(kind: type[nn.Module]) -> None:
 
 @pytest.mark.parametrize("flavour", ["expand", "reduce"])
 @pytest.mark.parametrize("estimator", ["exact", "mc"])
-def test_flat_copies_are_copies_with_an_index(
+def test_folded_copies_match_copies_with_an_index(
     flavour: Literal["expand", "reduce"], estimator: Literal["exact", "mc"]
 ) -> None:
     x, y = torch.randn(8, 4, dtype=torch.float64), torch.arange(8) % 3

@@ -1,4 +1,4 @@
-"""Every registered layer type against the dense Gauss-Newton matrix."""
+"""Compare every registered layer type with the dense Gauss-Newton matrix."""
 
 import pytest
 import torch
@@ -108,7 +108,7 @@ class TestConvSame(LayerSuite):
 
 
 class TestConvOnePosition(LayerSuite):
-    """One datum, one position: the Kronecker block is exact."""
+    """For one sample and one position the Kronecker block is exact."""
 
     def make(self) -> nn.Module:
         return nn.Conv2d(2, 3, 3)
@@ -218,7 +218,7 @@ class ResNet(nn.Module):
 
 
 @pytest.mark.parametrize("flatten_by_view", [False, True])
-def test_residual_network_whatever_its_memory_layout(flatten_by_view: bool) -> None:
+def test_residual_network_in_every_memory_layout(flatten_by_view: bool) -> None:
     torch.manual_seed(0)
     model = ResNet(flatten_by_view).double()
     x, y = torch.randn(5, 1, 4, 4).double(), torch.arange(5) % 3
@@ -238,8 +238,8 @@ def _small() -> tuple[nn.Module, Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("flavour", ["expand", "reduce"])
-def test_kron_flavours_by_their_definition(flavour: str) -> None:
-    """Brute-force sums over data, positions and outputs of the two Kronecker flavours."""
+def test_kron_flavours_match_their_definition(flavour: str) -> None:
+    """Compare the two Kronecker flavours with brute-force sums."""
     model, x, y = _small()
     found = curvature.estimate_curvature(
         model, "categorical", [(x, y)], curvature.Method(flavour=flavour)
@@ -332,7 +332,7 @@ def test_partly_frozen_layers() -> None:
 
 
 class Scaled(nn.Module):
-    """A user's own layer: y = (theta * mask) x."""
+    """A user-defined layer: y = (theta * mask) x."""
 
     def __init__(self) -> None:
         super().__init__()
