@@ -189,7 +189,7 @@ def test_loaders_of_all_kinds() -> None:
         assert callback.razor is not None
         assert callback.razor.n_data == 240
     pairs = {"a": make_loader(), "b": make_loader()}
-    with pytest.raises(ValueError, match=r"one training DataLoader.*loader=\.\.\."):
+    with pytest.raises(ValueError, match=r"must be one DataLoader.*loader=\.\.\."):
         make_trainer(evidence_step()).fit(Module(), pairs)
 
 

@@ -1,6 +1,5 @@
-"""One maximum a posteriori step, and what the loop does around it."""
+"""Test the steps to the posterior mode, and options of `fit` around them."""
 
-import math
 from typing import Any
 
 import pytest
@@ -25,22 +24,8 @@ def _stepper(model: nn.Module, n: int = 24, precision: float = 3.0, **options: A
     return Stepper(razor, FitConfig(**options), 100)
 
 
-def test_schedule_rises_then_falls() -> None:
-    schedule = Schedule.with_warmup(100, 0.1)
-    rates = [schedule(t) for t in range(100)]
-    assert rates[:3] == pytest.approx([1 / 11, 2 / 11, 3 / 11])
-    assert max(rates) == rates[10] == 1.0
-    assert rates[55] == pytest.approx(0.5)
-    assert rates[10:] == sorted(rates[10:], reverse=True)
-    assert 0 < rates[99] < 1e-3
-    assert [Schedule.with_warmup(7)(t) for t in range(7)] == pytest.approx(
-        [0.5 * (1 + math.cos(math.pi * t / 7)) for t in range(7)]
-    )
-    assert Schedule.with_warmup(1, 0.99)(0) == 1.0
-
-
 def _gradient(model: nn.Module, x: Tensor, y: Tensor, radius: float | None) -> list[Tensor]:
-    """By autograd, a distance `radius` up the slope of the nll; the model is left as it is."""
+    """Return the gradient at a distance `radius` uphill, by autograd; the model is unchanged."""
     theta = list(model.parameters())
     slopes = torch.autograd.grad(nn.functional.cross_entropy(model(x), y), theta)
     if radius is None:
@@ -54,8 +39,8 @@ def _gradient(model: nn.Module, x: Tensor, y: Tensor, radius: float | None) -> l
 
 @pytest.mark.parametrize("radius", [None, 0.2])
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
-def test_first_step_by_hand(optimizer: str, radius: float | None) -> None:
-    """Momentum is the gradient itself then, Adam's is its sign."""
+def test_first_step_matches_the_formula(optimizer: str, radius: float | None) -> None:
+    """In the first step, momentum equals the gradient and Adam's update its sign."""
     model, x, y = _problem()
     stepper = _stepper(model, optimizer=optimizer, lr=0.1, warmup=0.0, sam_radius=radius)
     before = [t.detach().clone() for t in model.parameters()]
@@ -76,10 +61,8 @@ def test_first_step_by_hand(optimizer: str, radius: float | None) -> None:
 
 @pytest.mark.parametrize("plain_steps", [0, 2])
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw", "muon"])
-def test_sharpness_aware_steps_are_the_optimisers_own_with_a_gradient_from_uphill(
-    optimizer: str, plain_steps: int
-) -> None:
-    """Five steps beside torch's optimiser (or Muon's) that is fed by hand, prior and all."""
+def test_sharpness_aware_steps_use_the_uphill_gradient(optimizer: str, plain_steps: int) -> None:
+    """Compare five steps with the same optimiser, given gradients and prior by hand."""
     (model, x, y), (twin, _, _) = _problem(), _problem()
     options = {"optimizer": optimizer, "lr": 0.05, "warmup": 0.0}
     stepper = _stepper(model, sam_radius=0.3, sam_from=plain_steps / 100, **options)
@@ -106,11 +89,11 @@ def test_sharpness_aware_steps_are_the_optimisers_own_with_a_gradient_from_uphil
         float((a - b).detach().abs().max())
         for a, b in zip(model.parameters(), plain.parameters(), strict=True)
     )
-    assert moved > 1e-3  # the radius does something
+    assert moved > 1e-3  # the radius has an effect
 
 
 @pytest.mark.parametrize(("optimizer", "lr"), [("sgd", 0.2), ("adamw", 0.05), ("muon", 0.05)])
-def test_rests_at_the_posterior_mode(optimizer: str, lr: float) -> None:
+def test_training_converges_to_the_posterior_mode(optimizer: str, lr: float) -> None:
     model, x, y = _problem()
     options = {"optimizer": optimizer, "lr": lr, "batch_size": 24, "epochs": 1500}
     sr.fit(model, (x, y), burn_in=10**9, every=1500, prior_precision=3.0, **options)
@@ -121,8 +104,8 @@ def test_rests_at_the_posterior_mode(optimizer: str, lr: float) -> None:
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw", "muon"])
-def test_sharpness_aware_steps_leave_paths_out_that_are_not_computed(optimizer: str) -> None:
-    """Such weights have no gradient: no way up, and a step of their prior alone, towards zero."""
+def test_sharpness_aware_steps_skip_disabled_paths(optimizer: str) -> None:
+    """Their weights have no gradient and follow the prior alone, towards zero."""
     torch.manual_seed(0)
     layer = Relaxed([Conv(1, 2, (4, 4)), FFC(1, 2, (4, 4))])
     model = nn.Sequential(layer, nn.Tanh(), nn.Flatten(), nn.Linear(32, 2))
@@ -139,7 +122,7 @@ def test_sharpness_aware_steps_leave_paths_out_that_are_not_computed(optimizer: 
                 torch.testing.assert_close(p / p.norm(), before[name] / before[name].norm())
 
 
-def test_sam_is_put_back_when_the_way_up_fails() -> None:
+def test_model_is_restored_when_the_uphill_loss_is_not_finite() -> None:
     model, x, y = _problem()
     stepper = _stepper(model, optimizer="sgd", sam_radius=1e308)
     before = [p.detach().clone() for p in model.parameters()]
@@ -148,7 +131,7 @@ def test_sam_is_put_back_when_the_way_up_fails() -> None:
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
 
 
-def test_loading_keeps_a_learning_rate_that_is_a_tensor() -> None:
+def test_loading_keeps_the_tensor_of_the_learning_rate() -> None:
     model, x, y = _problem()
     stepper = _stepper(model)
     stepper.step(x, y)
@@ -159,7 +142,7 @@ def test_loading_keeps_a_learning_rate_that_is_a_tensor() -> None:
 
 
 def test_patience_stops_after_evidence_steps_without_a_new_best() -> None:
-    """A model at its best, then trained on noise: its evidence can only fall."""
+    """Train a good model on noise, so that its evidence can only decrease."""
 
     def noise(x: Tensor, generator: torch.Generator) -> Tensor:
         return 3 * torch.randn(x.shape, generator=generator, dtype=x.dtype)
@@ -178,7 +161,7 @@ def test_patience_stops_after_evidence_steps_without_a_new_best() -> None:
     assert len(sr.fit(model, (x, y), burn_in=10**9, patience=1, **spoilt).history) == 20
 
 
-def test_augmentation_sees_training_batches_only() -> None:
+def test_augmentation_is_applied_to_training_batches_only() -> None:
     model, x, y = _problem()
     seen: list[int] = []
 
@@ -197,20 +180,20 @@ def test_augmentation_sees_training_batches_only() -> None:
 
 
 @pytest.mark.parametrize("wrong", [lambda x, g: x[:3], lambda x, g: None])
-def test_augmentation_that_changes_the_number_of_data(wrong: Any) -> None:
+def test_augmentation_must_keep_the_number_of_examples(wrong: Any) -> None:
     model, x, y = _problem()
     with pytest.raises(ValueError, match="augment must return a tensor of 24 examples, got"):
         sr.fit(model, (x, y), augment=wrong)
 
 
-def test_augmentation_that_changes_the_type() -> None:
+def test_augmentation_must_keep_the_dtype() -> None:
     model, x, y = _problem()
     other = torch.float32 if x.dtype == torch.float64 else torch.float64
     with pytest.raises(ValueError, match=f"like its input, got {other} on cpu. End"):
         sr.fit(model, (x, y), augment=lambda x, g: x.to(other))
 
 
-def test_callbacks_get_records_and_cannot_lose_the_run(caplog: pytest.LogCaptureFixture) -> None:
+def test_exceptions_in_callbacks_are_logged(caplog: pytest.LogCaptureFixture) -> None:
     model, x, y = _problem()
     seen: list[dict[str, float]] = []
 
@@ -239,7 +222,7 @@ def test_callbacks_get_records_and_cannot_lose_the_run(caplog: pytest.LogCapture
         ({"label_smoothing": 0.1}, "not a likelihood"),
     ],
 )
-def test_bad_options(change: dict[str, Any], message: str) -> None:
+def test_invalid_options_are_rejected(change: dict[str, Any], message: str) -> None:
     model, x, y = _problem()
     with pytest.raises(ValueError, match=message):
         sr.fit(model, (x, y), **change)
