@@ -204,7 +204,7 @@ def test_models_with_several_outputs() -> None:
         def forward(self, x: Tensor) -> Any:
             return self.conv(x), x
 
-    with pytest.raises(ValueError, match=r"expected a tensor of outputs \[n, k\], got tuple"):
+    with pytest.raises(ValueError, match=r"must return a tensor \[n, k\], got tuple"):
         sr.relax(Both(""), X)
 
 

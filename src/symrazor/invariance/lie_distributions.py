@@ -329,9 +329,11 @@ def capped(caps: Float[Tensor, "k"], form: Form = "sharp") -> Transform:
     """
     limits = caps.tolist()  # Python numbers need no copy to a device
     beta = SHARPNESS if form == "sharp" else 1.0
-    options = {"limits": limits, "beta": beta, "by_tanh": form == "tanh"}
+    by_tanh = form == "tanh"
     return Transform(
-        partial(_cap, **options), partial(_uncap, **options), f"positive (below {limits})"
+        partial(_cap, limits=limits, beta=beta, by_tanh=by_tanh),
+        partial(_uncap, limits=limits, beta=beta, by_tanh=by_tanh),
+        f"positive (below {limits})",
     )
 
 

@@ -135,6 +135,10 @@ class Lie(Transformation):
         return {_renamed(name, units): float(width) for name, width in widths.items()}
 
 
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float)
+
+
 def _renamed(name: str, units: Mapping[str, str]) -> str:
     label, _, unit = name.removesuffix(")").rpartition(" (")
     return f"{label} ({units[unit]})" if unit in units else name
@@ -167,7 +171,7 @@ class Flips(Choice):
         super().__init__()
         if isinstance(axes, int):
             raise ValueError(f"axes must be a tuple: use Flips(({axes},)).")
-        if not isinstance(probability, int | float) or not 0 < probability < 0.5:
+        if not _is_number(probability) or not 0 < probability < 0.5:
             raise ValueError(f"probability must be above 0 and below 1/2, got {probability!r}.")
         are_negative = all(type(axis) is int and axis < 0 for axis in axes)
         if not axes or not are_negative or len(set(axes)) < len(axes):
@@ -243,7 +247,7 @@ class QuarterTurns(Choice):
         Raises:
             ValueError: if the probability is not between 0 and 1.
         """
-        if not isinstance(probability, int | float) or not 0 < probability < 1:
+        if not _is_number(probability) or not 0 < probability < 1:
             raise ValueError(f"probability must be between 0 and 1, got {probability!r}.")
         p = torch.tensor([1 - probability, *(probability / 3,) * 3])
         self.logits.value = p.log()
