@@ -242,7 +242,7 @@ def test_too_many_maps_and_trajectories_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="groups has no effect on trajectories"):
         sr.discover(moving, groups=["cyclic"])
     (tmp_path / "bad.json").write_text('{"permutations": [[0, 0]]}')
-    with pytest.raises(ValueError, match=r"bad.json: expected a permutation of 0 to 1 in row 0"):
+    with pytest.raises(ValueError, match=r"bad.json: Row 0 is not a permutation of 0 to 1"):
         Options(groups=(str(tmp_path / "bad.json"),))
     for missing in (tmp_path / "not-there.json", str(tmp_path / "not-there.json")):
         with pytest.raises(OSError, match=r"not-there.json"):

@@ -11,7 +11,7 @@ from work import Work
 
 from symrazor import groups
 from symrazor.groups import FiniteGroup, Group, lie
-from symrazor.groups.closure import permutation_matrix
+from symrazor.groups.generators import permutation_matrix
 from symrazor.groups.orbits import pair_orbits
 from symrazor.testing import GroupSuite, assert_close
 
@@ -105,7 +105,7 @@ def test_orbits_of_pairs_by_brute_force(generators: list[list[int]]) -> None:
 
 
 def test_a_table_that_is_no_group_is_refused_by_name() -> None:
-    with pytest.raises(ValueError, match=r"associative table in loop, got \(.*\)·.* != "):
+    with pytest.raises(ValueError, match=r"table of loop is not associative: \(.*\)·.* != "):
         # a loop of order 5: identity and unique division, not associative
         table = [
             [0, 1, 2, 3, 4],
@@ -115,19 +115,19 @@ def test_a_table_that_is_no_group_is_refused_by_name() -> None:
             [4, 3, 1, 2, 0],
         ]
         FiniteGroup.from_table("loop", table)
-    with pytest.raises(ValueError, match=r"expected a·b in bad, got 7"):
+    with pytest.raises(ValueError, match=r"a·b is not an element of bad: 7"):
         FiniteGroup.from_table("bad", [[0, 7], [1, 0]], ["a", "b"])
-    with pytest.raises(ValueError, match="inverse for every element of monoid, got none for 'z'"):
+    with pytest.raises(ValueError, match="'z' of monoid has no inverse"):
         FiniteGroup.from_table("monoid", [[0, 1], [1, 1]], ["e", "z"])
-    with pytest.raises(ValueError, match="identity in left"):
+    with pytest.raises(ValueError, match="table of left has no identity"):
         FiniteGroup.from_table("left", [[0, 0], [1, 1]])
     with pytest.raises(ValueError, match="square table"):
         FiniteGroup.from_table("flat", [0, 1])
-    with pytest.raises(ValueError, match=r"indices in half, got numbers with a point of shape"):
+    with pytest.raises(ValueError, match=r"half needs a square table of integers, got torch.float"):
         FiniteGroup.from_table("half", [[0.0, 1.0], [1.0, 0.0]])
     z3 = groups.cyclic_permutations(3).finite()
     for table in (z3.table[:2], z3.table.double()):
-        with pytest.raises(ValueError, match="square table of indices in Z3"):
+        with pytest.raises(ValueError, match="Z3 needs a square table"):
             FiniteGroup("Z3", table, z3.names, z3.generators).check()
 
 
@@ -147,7 +147,7 @@ def test_generators_as_lists_of_arrays_or_tensors() -> None:
     matrices = [permutation_matrix(swap), permutation_matrix(cycle)]
     assert Group.from_matrices("S3", matrices).finite().order == 6
     assert Group.from_matrices("S3", [m.numpy() for m in matrices]).finite().order == 6
-    with pytest.raises(ValueError, match="expected square matrices"):
+    with pytest.raises(ValueError, match="Pass square matrices"):
         Group.from_matrices("none", [torch.eye(2), torch.eye(3)])
 
 
@@ -155,23 +155,23 @@ def test_products_and_reflections_of_something_else_are_refused() -> None:
     for product in (lambda: groups.cyclic(4) * 3, lambda: groups.cyclic(4) @ "C4"):
         with pytest.raises(TypeError, match="unsupported operand"):
             product()
-    with pytest.raises(ValueError, match="whole number of at least 1 as dims, got 2.0"):
+    with pytest.raises(ValueError, match="dims must be a positive integer, got 2.0"):
         groups.reflections(2.0)  # type: ignore[arg-type]
     assert groups.reflections(5).finite().order == 32
 
 
 def test_generators_that_are_none_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"permutation of 0 to 2 in row 1, got \[0, 0, 1\]"):
+    with pytest.raises(ValueError, match=r"Row 1 is not a permutation of 0 to 2: \[0, 0, 1\]"):
         Group.from_permutations("bad", [[0, 1, 2], [0, 0, 1]])
-    with pytest.raises(ValueError, match="invertible matrix in row 0"):
+    with pytest.raises(ValueError, match="Matrix 0 is not invertible"):
         Group.from_matrices("bad", [[[1.0, 0.0], [1.0, 0.0]]])
-    with pytest.raises(ValueError, match="at most 2000 elements in shears"):
+    with pytest.raises(ValueError, match="shears has more than 2000 elements"):
         Group.from_matrices("shears", [[[1.0, 1.0], [0.0, 1.0]]]).finite()
-    with pytest.raises(ValueError, match="continuous SO"):
+    with pytest.raises(ValueError, match=r"SO.* is continuous"):
         groups.so(3).finite()
-    with pytest.raises(ValueError, match="of size 3 in odd, got {'matrices': 2}"):
+    with pytest.raises(ValueError, match="odd must have size 3, got {'matrices': 2}"):
         Group("odd", 3, matrices=torch.eye(2).double().unsqueeze(0))
-    with pytest.raises(ValueError, match="whole number of at least 1"):
+    with pytest.raises(ValueError, match="must be a positive integer"):
         groups.cyclic(0)
 
 
@@ -179,7 +179,7 @@ def test_generators_that_are_none_are_refused() -> None:
 def test_groups_of_infinite_order_are_groups_all_the_same(matrix: list[list[float]]) -> None:
     group = Group.from_matrices("powers", [matrix])
     group.check()
-    with pytest.raises(ValueError, match="of finite order in powers, got"):
+    with pytest.raises(ValueError, match="generators of powers must have finite order"):
         group.finite()
 
 
@@ -191,10 +191,10 @@ def test_large_groups_are_checked_with_little_work() -> None:
     assert work.numbers < 720**3 / 10
     table = every.table.clone()
     table[[40, 41]] = table[[41, 40]]
-    with pytest.raises(ValueError, match=r"S6, got \("):
+    with pytest.raises(ValueError, match=r"S6 is not associative: \("):
         FiniteGroup("S6", table, every.names, every.generators).check()
     few = FiniteGroup("S6", every.table, every.names, every.generators[:1], every.permutations)
-    assert few._enough() == every.elements  # one generator does not reach all
+    assert few._sufficient_elements() == every.elements  # one generator does not reach all
 
 
 def test_subgroups() -> None:
@@ -275,13 +275,13 @@ def test_exponentials_are_differentiable_and_batched() -> None:
 
 def test_what_is_not_an_algebra_is_refused_by_name() -> None:
     open_ones = lie.so3().masked(("x-rotation", "y-rotation"))
-    with pytest.raises(ValueError, match=r"got \[x-rotation, y-rotation\] outside"):
+    with pytest.raises(ValueError, match=r"bracket \[x-rotation, y-rotation\] is outside"):
         open_ones.check()
-    with pytest.raises(ValueError, match="names among"):
+    with pytest.raises(ValueError, match="Unknown generators"):
         lie.so3().masked(("w",))
-    with pytest.raises(ValueError, match="independent generators"):
+    with pytest.raises(ValueError, match="linearly dependent"):
         lie.LieAlgebra.of(torch.ones(2, 2, 2)).check()
-    with pytest.raises(ValueError, match=r"expected generators \[k, d, d\]"):
+    with pytest.raises(ValueError, match=r"real matrices \[k, d, d\]"):
         lie.LieAlgebra.of(torch.ones(2, 2, 3))
-    with pytest.raises(ValueError, match="a name and a unit"):
+    with pytest.raises(ValueError, match="needs a name and a unit"):
         lie.LieAlgebra(("a",), (), torch.ones(1, 2, 2))

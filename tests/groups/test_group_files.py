@@ -41,26 +41,29 @@ def test_numbers_of_a_file_are_not_rounded(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("document", "message"),
     [
-        ("{", "expected JSON"),
-        ("[" * 100_000, "expected JSON"),
+        ("{", "not valid JSON"),
+        ("[" * 100_000, "not valid JSON"),
         ([1], 'with "permutations", or'),
         ({"permutations": [[0]], "matrices": [[[1]]]}, "or with"),
-        ({"permutations": [[0]], "run": "x"}, r"got \['run'\] too"),
-        ({"permutations": []}, "list of permutations"),
-        ({"permutations": [[0, 1], [0]]}, "2 numbers in row 1 of permutations"),
-        ({"permutations": [[0, 1], [0, 0.5]]}, "numbers in row 1 of permutations, got 0.5"),
-        ({"permutations": [[0, 1], [1, 1]]}, "permutation of 0 to 1 in row 1"),
-        ({"permutations": [[True, 0]]}, "numbers in row 0 of permutations, got True"),
-        ({"matrices": [[[1, 0], [0, 1]], [[1, 2]]]}, "2 x 2 numbers in row 1 of matrices"),
-        ({"matrices": [[[1, 0], [0, "x"]]]}, "numbers in row 0 of matrices, got 'x'"),
-        ('{"matrices": [[[NaN]]]}', "numbers in row 0 of matrices, got nan"),
-        ({"matrices": [[[1e7]]]}, "numbers in row 0 of matrices, got 10000000.0"),
-        ({"matrices": [[[0]]]}, "invertible matrix in row 0"),
-        ({"name": 3, "permutations": [[0]]}, "a name of 1 to 200"),
+        ({"permutations": [[0]], "run": "x"}, r"Unknown keys \['run'\]"),
+        ({"permutations": []}, "permutations must be a list with at least one entry"),
+        ({"permutations": [[0, 1], [0]]}, "Row 1 of permutations must have 2 numbers"),
+        (
+            {"permutations": [[0, 1], [0, 0.5]]},
+            "Row 1 of permutations must contain integers, got 0.5",
+        ),
+        ({"permutations": [[0, 1], [1, 1]]}, "Row 1 is not a permutation of 0 to 1"),
+        ({"permutations": [[True, 0]]}, "Row 0 of permutations .* integers, got True"),
+        ({"matrices": [[[1, 0], [0, 1]], [[1, 2]]]}, "Row 1 of matrices must have 2 x 2 numbers"),
+        ({"matrices": [[[1, 0], [0, "x"]]]}, "Row 0 of matrices must contain numbers, got 'x'"),
+        ('{"matrices": [[[NaN]]]}', "Row 0 of matrices must contain numbers, got nan"),
+        ({"matrices": [[[1e7]]]}, "Row 0 of matrices must contain numbers, got 10000000.0"),
+        ({"matrices": [[[0]]]}, "Matrix 0 is not invertible"),
+        ({"name": 3, "permutations": [[0]]}, "name must have 1 to 200"),
         ({"name": "a\x1b[31m\nb", "permutations": [[0]]}, "200 printable characters"),
-        ({"permutations": [1, 0]}, "each in brackets of its own, got 1 in row 0"),
-        ({"permutations": [[1.0, 0.0]]}, "whole numbers in row 0 of permutations, got 1.0"),
-        ({"matrices": [[[10**60]]]}, "of matrices, got 10{39}$"),
+        ({"permutations": [1, 0]}, "must be a list of lists, got 1 in row 0"),
+        ({"permutations": [[1.0, 0.0]]}, "Row 0 of permutations .* integers, got 1.0"),
+        ({"matrices": [[[10**60]]]}, "of matrices .*, got 10{39}.$"),
         ({"permutations": [[0] * 5000]}, "1 to 4096 entries"),
         (" " * (1 << 20) + "{}", "at most 1,048,576 bytes"),
     ],
@@ -73,12 +76,12 @@ def test_a_bad_file_is_refused_by_row(tmp_path: Path, document: object, message:
 def test_a_lie_algebra_from_a_file(tmp_path: Path) -> None:
     flow, mirror = [[0, -1], [1, 0]], [[-1, 0], [0, 1]]
     group = groups.from_file(write(tmp_path, {"name": "turns", "lie": [flow]}))
-    assert repr(group) == "<Group turns on 2 numbers, generators: 1 continuous>"
+    assert repr(group) == "<Group turns on 2 dimensions, generators: 1 continuous>"
     assert group.is_subgroup_of(groups.so(2)) and groups.so(2).is_subgroup_of(group)
     both = groups.from_file(write(tmp_path, {"lie": [flow], "matrices": [mirror]}))
     assert both.is_subgroup_of(groups.o(2)) and groups.o(2).is_subgroup_of(both)
     open_algebra = {"lie": [[[0, 1], [0, 0]], [[0, 0], [1, 0]]]}
-    with pytest.raises(ValueError, match=r"brackets inside the algebra, got \[A0, A1\] outside"):
+    with pytest.raises(ValueError, match=r"bracket \[A0, A1\] is outside of the algebra"):
         groups.from_file(write(tmp_path, open_algebra))
 
 
@@ -107,7 +110,7 @@ def test_automorphisms_of_known_graphs() -> None:
     assert complete.is_symmetric and complete.permutations is not None
     assert len(complete.permutations) == 29
     assert groups.automorphisms(torch.zeros(100, 100)).is_symmetric
-    with pytest.raises(ValueError, match="adjacency matrix"):
+    with pytest.raises(ValueError, match="adjacency must be a matrix|adjacency matrix"):
         groups.automorphisms(torch.ones(2, 3))
 
 
@@ -137,16 +140,19 @@ def test_automorphisms_of_graphs_with_hidden_parts() -> None:
     ("make", "message"),
     [
         (lambda: Group.from_permutations("x", [[0, 1], [0, 1, 2]]), "permutations .m, n.*list"),
-        (lambda: Group.from_matrices([[[0, 1], [1, 0]]]), "name of a group first, got list"),  # type: ignore[arg-type]
-        (lambda: Group.from_permutations(None, [[1, 0]]), "name of a group first, got None"),  # type: ignore[arg-type]
+        (lambda: Group.from_matrices([[[0, 1], [1, 0]]]), "name of the group, got list"),  # type: ignore[arg-type]
+        (lambda: Group.from_permutations(None, [[1, 0]]), "name of the group, got None"),  # type: ignore[arg-type]
         (lambda: Group.from_permutations("x", "abc"), "permutations .m, n.*str"),
         (lambda: Group.from_permutations("x", None), "NoneType"),
         (lambda: Group.from_matrices("x", [[[1, 1], [1]]]), "square matrices.*list"),
         (lambda: Group.from_matrices("x", "abc"), "square matrices.*str"),
-        (lambda: Group.from_matrices("x", [[[1j]]]), r"complex numbers; do: a \+ bi as"),
-        (lambda: Group.from_permutations("x", [1, 0]), r"one row for each, got .* shape \[2\]"),
+        (lambda: Group.from_matrices("x", [[[1j]]]), r"complex numbers. Write a \+ bi as"),
+        (lambda: Group.from_permutations("x", [1, 0]), r"one row each, got .* shape \[2\]"),
         (lambda: groups.FiniteGroup.from_table("x", [[0, 1], [1]]), "square table.*list"),
-        (lambda: Group.from_permutations("x", [[1, 0, 2], [0, 2, 1]], "a"), "letter for each of 2"),
+        (
+            lambda: Group.from_permutations("x", [[1, 0, 2], [0, 2, 1]], "a"),
+            "each of its 2",
+        ),
         (lambda: groups.translations(4), "shape of a grid"),  # type: ignore[arg-type]
         (lambda: groups.automorphisms(torch.full((3, 3), math.nan)), "nan"),
         (lambda: groups.OnPositions(groups.so(3)), "OnVectors"),

@@ -44,7 +44,7 @@ def test_translations_belong_to_the_motions_of_the_plane() -> None:
     assert Group.from_matrices("shifts", [shift]).is_subgroup_of(groups.se2())
     sheared = matrix([[1, 3, 0], [0, 1, 0], [0, 0, 1]])
     assert groups.affine2().contains(sheared)
-    with pytest.raises(ValueError, match="whose elements can be told"):
+    with pytest.raises(ValueError, match="cannot be decided"):
         groups.se2().contains(sheared)
 
 
@@ -58,13 +58,13 @@ def test_elements_of_a_flow_are_told_to_eight_digits() -> None:
     shift[1, 2] = 1e-10
     assert group.contains(shift)
     shift[1, 2] = 1e-7
-    with pytest.raises(ValueError, match="a group whose elements can be told"):
+    with pytest.raises(ValueError, match="cannot be decided"):
         group.contains(shift)
 
 
 def test_rotations_beside_magnifications_are_not_taken_for_rotations_alone() -> None:
     group = Group.from_matrices("similar", [[[2.0, 0.0], [0.0, 2.0]]], groups.so(2).lie)
-    with pytest.raises(ValueError, match="whose elements can be told"):
+    with pytest.raises(ValueError, match="cannot be decided"):
         group.contains(2 * torch.eye(2, dtype=F64))
     assert groups.dihedral(4).is_subgroup_of(groups.o(2))
 
@@ -150,20 +150,26 @@ def test_more_generators_than_letters() -> None:
     rows = torch.arange(54).repeat(27, 1)
     for k, row in enumerate(rows):
         row[[2 * k, 2 * k + 1]] = torch.tensor([2 * k + 1, 2 * k])
-    with pytest.raises(ValueError, match="expected at most 27"):
+    with pytest.raises(ValueError, match="more than 27 elements"):
         FiniteGroup.from_permutations("many", rows, limit=27)
 
 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Group.from_permutations("x", [[1, 0, 2], [0, 2, 1]], "aa"), "different letters"),
-        (lambda: Group.from_permutations("x", [[1, 0]], "e"), "for the identity alone"),
-        (lambda: Group.from_permutations("x", [[True, False]]), "got true and false"),
-        (lambda: Group.from_matrices("x", lie=[[[0, 1], [-1, 0]]]), "do: LieAlgebra.of"),  # type: ignore[arg-type]
-        (lambda: FiniteGroup.from_table("x", [[0, 1], [1, 0]], ["e"]), "for each of 2 elements"),
-        (lambda: FiniteGroup.from_table("x", [[0, 1], [1, 0]], "ee"), "name of its own"),
-        (lambda: groups.invariant(groups.so(3), -1), "at least 1 invariants"),
+        (
+            lambda: Group.from_permutations("x", [[1, 0, 2], [0, 2, 1]], "aa"),
+            "must be distinct",
+        ),
+        (lambda: Group.from_permutations("x", [[1, 0]], "e"), "reserved for the identity"),
+        (lambda: Group.from_permutations("x", [[True, False]]), "got torch.bool"),
+        (lambda: Group.from_matrices("x", lie=[[[0, 1], [-1, 0]]]), "Use LieAlgebra.of"),  # type: ignore[arg-type]
+        (
+            lambda: FiniteGroup.from_table("x", [[0, 1], [1, 0]], ["e"]),
+            "The 2 elements of x",
+        ),
+        (lambda: FiniteGroup.from_table("x", [[0, 1], [1, 0]], "ee"), "need distinct names"),
+        (lambda: groups.invariant(groups.so(3), -1), "size must be a positive integer"),
     ],
 )
 def test_what_is_ambiguous_is_refused(make: Callable[[], object], message: str) -> None:
@@ -182,7 +188,7 @@ def test_discrete_generators_must_keep_the_algebra() -> None:
     about_z = LieAlgebra.of([[[0.0, -1, 0], [1, 0, 0], [0, 0, 0]]], ["about z"])
     quarter_about_x = [[[1.0, 0, 0], [0, 0, -1], [0, 1, 0]]]
     group = Group.from_matrices("no group", quarter_about_x, about_z, "x")
-    with pytest.raises(ValueError, match="for the pair x, about z; add it as a generator"):
+    with pytest.raises(ValueError, match="for the pair x, about z. Add it as a generator"):
         group.check()
     flip = [[[1.0, 0, 0], [0, -1, 0], [0, 0, -1]]]
     Group.from_matrices("turns and flips", flip, about_z).check()
@@ -192,8 +198,8 @@ def test_discrete_generators_must_keep_the_algebra() -> None:
     ("group", "discrete", "flows", "message"),
     [
         (groups.o(2), [[[1.0]]], [[[0.5]]], "for the pair m, rotation"),
-        (groups.o(2), [[[0.0]]], [[[0.0]]], "invertible images"),
-        (groups.o(2), [[[1.0]]], torch.zeros(1, 2, 2), "finite numbers for O"),
+        (groups.o(2), [[[0.0]]], [[[0.0]]], "is not invertible"),
+        (groups.o(2), [[[1.0]]], torch.zeros(1, 2, 2), "Images of O.* must be finite matrices"),
         (groups.cyclic_permutations(3), [[[math.nan]]], None, "got nan or infinity"),
         (groups.so(2), None, torch.full((1, 2, 2), math.nan), "got nan or infinity"),
         (groups.cyclic(3), torch.ones(1, 2, 3), None, r"got \[1, 2, 3\]"),

@@ -210,7 +210,7 @@ def test_custom_generators() -> None:
 
 
 def test_invalid_distributions_raise() -> None:
-    with pytest.raises(ValueError, match="expected generators \\[k, d, d\\] .*, got \\[1, 2, 3\\]"):
+    with pytest.raises(ValueError, match="real matrices \\[k, d, d\\], .* \\[1, 2, 3\\]"):
         LieDistribution(torch.zeros(1, 2, 3))
     with pytest.raises(ValueError, match="group must be one of rotation, .* got 'mirror'"):
         AffineLie("mirror")  # type: ignore[arg-type]
@@ -224,7 +224,7 @@ def test_invalid_distributions_raise() -> None:
         AffineLie("scale", form="relu")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="mask must hold zeros and ones, got"):
         AffineLie("scale", mask=torch.tensor([1.0, -1.0]))
-    with pytest.raises(ValueError, match="expected generators \\[k, d, d\\]"):
+    with pytest.raises(ValueError, match="real matrices \\[k, d, d\\]"):
         LieDistribution(LieAlgebra.of(torch.ones(2, 3)))
     with pytest.raises(ValueError, match="Points must have 1 numbers, .* rotation, got 2"):
         LieDistribution(so2()).matrices(torch.zeros(5, 2))

@@ -131,7 +131,7 @@ def test_groups_of_the_grid_may_be_groups() -> None:
     cnn, x = _cnn(), torch.randn(3, 2, 8, 8, dtype=torch.float64)
     model = sr.relax(cnn, x, groups=["translation", groups.cyclic(4)])
     assert [path.label for path in model[0].paths] == ["Conv", "GConv p4", "FFC"]
-    with pytest.raises(ValueError, match=r"groups must include .* got .*<Group S3 on 3 places"):
+    with pytest.raises(ValueError, match=r"groups must include .* got .*<Group S3 on 3 positions"):
         sr.relax(cnn, x, groups=["translation", groups.symmetric(3)])
 
 

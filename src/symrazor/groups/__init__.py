@@ -1,4 +1,4 @@
-"""Define groups by their generators, and how they act on data.
+"""Define groups by their generators, and their actions on data.
 
     from symrazor import groups
 

@@ -1,4 +1,4 @@
-"""What a group does to data: one interface, `act(x, g)`, for vectors, sets, grids and channels.
+"""Apply group elements to data: `act(x, g)` for vectors, sets, grids and channels.
 
 | action | x | the element g is |
 |---|---|---|
@@ -23,54 +23,55 @@ from torch import Tensor
 from symrazor.groups.group import Element, Group
 
 Outside = Literal["zeros", "border", "reflection"]
-WHOLE = 1e-9
-"""A place this near to a pixel, in pixels, is on it."""
+PIXEL_TOLERANCE = 1e-9
+"""A position at most this far from a pixel, in pixels, is on it."""
 
 
 class GroupAction(ABC):
-    """How the elements of a group act on data."""
+    """Base class of actions of a group on data."""
 
     group: Group
 
     @abstractmethod
     def act(self, x: Tensor, g: Element) -> Tensor:
-        """The moved data, g x."""
+        """Return the transformed data, g x."""
 
     def sample(self, count: int, seed: int = 0) -> list[Element]:
-        """Elements other than the identity to try; all of a small group."""
+        """Return elements other than the identity; all of a small group."""
         return list(self.group.sample(count, seed))
+
+    def __repr__(self) -> str:
+        shape = getattr(self, "shape", None)
+        return f"{type(self).__name__}({self.group.name}" + (f", {shape})" if shape else ")")
 
 
 class TrivialAction(GroupAction):
-    """The trivial action: nothing changes; the output of an invariant map."""
+    """The trivial action, which changes nothing: on the outputs of an invariant map."""
 
     def __init__(self, group: Group) -> None:
-        """Of any group."""
         self.group = group
 
     def act(self, x: Tensor, g: Element) -> Tensor:
-        """The data as they are."""
+        """Return the data unchanged."""
         return x
 
 
 class OnVectors(GroupAction):
-    """Matrices on the last dimension."""
+    """Matrices or permutations acting on the last dimension."""
 
     def __init__(self, group: Group) -> None:
-        """Of a group of matrices or permutations of as many numbers."""
         self.group = group
 
     def act(self, x: Shaped[Tensor, "... d"], g: Element) -> Shaped[Tensor, "... d"]:
-        """Multiply, or permute."""
+        """Multiply by the matrix, or permute."""
         element = self.group.element(g)
-        _expect(x.shape[-1] == self.group.size, f"[..., {self.group.size}]", x)
+        _check_data(x.shape[-1] == self.group.size, f"[..., {self.group.size}]", x)
         if element.dim() == 1:
             return x[..., element.argsort().to(x.device)]
         whole = not element.is_floating_point() or bool((element == element.round()).all())
         if not whole and not (x.is_floating_point() or x.is_complex()):
             raise ValueError(
-                f"expected floating-point data for a matrix with fractions, got {x.dtype}; do: "
-                "x.float()"
+                f"A matrix with fractions needs floating-point data, got {x.dtype}. Use x.float()."
             )
         return x @ element.to(x).mT
 
@@ -79,126 +80,123 @@ class OnPositions(GroupAction):
     """Permutations of the positions of maps [n, c, *shape], in row-major order.
 
     Args:
-        group: of permutations.
-        shape: of the positions; by default they are one dimension.
+        group: a group of permutations.
+        shape: shape of the positions, by default one-dimensional.
     """
 
     def __init__(self, group: Group, shape: Sequence[int] | None = None) -> None:
-        """Check that the sizes agree."""
         self.group, self.shape = group, tuple(shape or (group.size,))
         if group.permutations is None:
             raise ValueError(
-                f"expected a group of permutations, got {group.name}; do: OnVectors for vectors, "
-                "OnGrid for images"
+                f"OnPositions needs a group of permutations, got {group!r}. Use OnVectors for "
+                "vectors and OnGrid for images."
             )
         if math.prod(self.shape) != group.size:
             raise ValueError(
-                f"expected {group.size} positions for {group.name}, got the shape {self.shape}"
+                f"{group.name} acts on {group.size} positions, got the shape {self.shape}."
             )
 
     def act(self, x: Shaped[Tensor, "n c *s"], g: Element) -> Shaped[Tensor, "n c *s"]:
-        """Move what is at i to p[i]."""
-        _expect(tuple(x.shape[2:]) == self.shape, f"[n, c, {str(list(self.shape))[1:]}", x)
+        """Move the values at position i to position p[i]."""
+        _check_data(tuple(x.shape[2:]) == self.shape, f"[n, c, {str(list(self.shape))[1:]}", x)
         p = self.group.element(g)
         if p.dim() != 1:
-            raise ValueError(f"expected a permutation, got an element of shape {list(p.shape)}")
+            raise ValueError(f"g must be a permutation, got the shape {list(p.shape)}.")
         return _moved(x, p.argsort())
 
 
 class OnGrid(GroupAction):
-    r"""Linear or affine maps of coordinates on images: $(g x)(p) = x(g^{-1} p)$.
+    r"""Linear or affine maps of coordinates, acting on images: $(g x)(p) = x(g^{-1} p)$.
 
     The origin is the middle of the grid. Matrices have as many rows as the grid has dimensions, or
-    one more for homogeneous coordinates, whose translations are in half-widths: half the last axis,
-    in every direction, so that a rotation turns whatever the format. Elements that map the grid to
-    itself move pixels, exactly; others interpolate, linearly between pixels.
+    one more for homogeneous coordinates. Translations are in half-widths: half the last axis, in
+    every direction, so that rotations do not distort images that are not square. Elements that map
+    the grid to itself permute pixels exactly; others interpolate linearly.
 
     Args:
-        group: of matrices, on coordinates (x, y) or (x, y, z): x is the last axis.
-        shape: of the grid, in 1 to 3 dimensions.
-        outside: what is beyond the border.
+        group: a group of matrices on coordinates (x, y) or (x, y, z), where x is the last axis.
+        shape: shape of the grid, in 1 to 3 dimensions.
+        outside: values beyond the border.
     """
 
     def __init__(self, group: Group, shape: Sequence[int], outside: Outside = "zeros") -> None:
-        """Check that the sizes agree."""
         self.shape = _sizes(shape)
         if outside not in get_args(Outside):
-            raise ValueError(f"expected outside in {get_args(Outside)}, got {outside!r}")
+            raise ValueError(f"outside must be one of {get_args(Outside)}, got {outside!r}.")
         self.group, self.outside = group, outside
         dims = len(self.shape)
         if group.permutations is not None:
             raise ValueError(
-                f"expected matrices acting on coordinates, got the permutations of {group.name}; "
-                "do: OnPositions(group, shape)"
+                f"OnGrid needs matrices on coordinates, but {group.name} has permutations. Use "
+                "OnPositions(group, shape)."
             )
         if dims not in (1, 2, 3) or group.size not in (dims, dims + 1):
             raise ValueError(
-                "expected a grid of 1 to 3 dimensions and matrices of as many rows, or one more, "
-                f"got {self.shape} and {group.name} of size {group.size}"
+                "A grid has 1 to 3 dimensions, and matrices as many rows or one more, got "
+                f"{self.shape} and {group.name} of size {group.size}."
             )
         if group.size > dims and not _is_affine(group):
             raise ValueError(
-                f"expected homogeneous coordinates on a grid of {dims} dimensions, matrices with "
-                f"the last row 0, ..., 0, 1, got {group.name}; does it act on {dims + 1} of them?"
+                f"On a grid of {dims} dimensions, matrices of size {dims + 1} need the last row "
+                f"0, ..., 0, 1 of homogeneous coordinates; {group.name} does not have it."
             )
 
-    def _places(self, g: Element) -> Float[Tensor, "s dims"]:
-        """For every pixel p, where g^-1 p is, in pixels along the axes of the tensor."""
+    def _sources(self, g: Element) -> Float[Tensor, "s dims"]:
+        """Return for every pixel p the position g^-1 p, in pixels along the axes of the tensor."""
         matrix = self.group.element(g)
         if matrix.dim() == 1:
-            raise ValueError(
-                "expected a matrix acting on coordinates; for permutations OnPositions"
-            )
-        back, singular = torch.linalg.inv_ex(matrix.double().cpu())
+            raise ValueError("g must be a matrix; use OnPositions for permutations.")
+        inverse, singular = torch.linalg.inv_ex(matrix.double().cpu())
         if bool(singular):
-            raise ValueError(f"expected an invertible matrix, got {matrix.tolist()}")
-        if bool((matrix == matrix.round()).all()):  # no rounding where there need not be
-            back = torch.where((back - back.round()).abs() < WHOLE, back.round(), back)
+            raise ValueError(f"g must be invertible, got {matrix.tolist()}.")
+        if bool((matrix == matrix.round()).all()):  # remove rounding errors of exact elements
+            near = (inverse - inverse.round()).abs() < PIXEL_TOLERANCE
+            inverse = torch.where(near, inverse.round(), inverse)
         axes = [torch.arange(m, dtype=torch.float64) - (m - 1) / 2 for m in self.shape]
         grid = torch.stack(torch.meshgrid(*axes, indexing="ij"), -1).reshape(-1, len(self.shape))
         dims = len(self.shape)
-        linear = back[:dims, :dims].flip(0, 1)
+        linear = inverse[:dims, :dims].flip(0, 1)
         moved = grid @ linear.T
-        if len(back) > dims:
-            moved = moved + back[:dims, dims].flip(0) * self.shape[-1] / 2
-        places: Tensor = moved + (torch.tensor(self.shape, dtype=torch.float64) - 1) / 2
-        return places
+        if len(inverse) > dims:
+            moved = moved + inverse[:dims, dims].flip(0) * self.shape[-1] / 2
+        sources: Tensor = moved + (torch.tensor(self.shape, dtype=torch.float64) - 1) / 2
+        return sources
 
     def permutation(self, g: Element) -> Int[Tensor, " s"] | None:
-        """For every pixel, in row-major order, the pixel it takes its value from; None if inexact.
+        """Return for every pixel the index of the pixel it takes its value from; None if inexact.
 
-        g x is x.flatten(2)[:, :, permutation].
+        Indices are in row-major order, and g x is x.flatten(2)[:, :, permutation].
         """
-        places = self._places(g)
-        whole = places.round()
-        limits = torch.tensor(self.shape)
-        if bool(((places - whole).abs() > WHOLE).any()):
+        positions = self._sources(g)
+        pixels = positions.round()
+        if bool(((positions - pixels).abs() > PIXEL_TOLERANCE).any()):
             return None
-        if bool(((whole < 0) | (whole >= limits)).any()):
+        if bool(((pixels < 0) | (pixels >= torch.tensor(self.shape))).any()):
             return None
         strides = torch.tensor([math.prod(self.shape[i + 1 :]) for i in range(len(self.shape))])
-        source: Tensor = (whole.long() * strides).sum(1)
+        source: Tensor = (pixels.long() * strides).sum(1)
         return source
 
     def is_exact(self, g: Element) -> bool:
-        """Whether an element only moves pixels."""
+        """Return whether an element permutes pixels."""
         return self.permutation(g) is not None
 
     def act(self, x: Shaped[Tensor, "n c *s"], g: Element) -> Shaped[Tensor, "n c *s"]:
-        """Move pixels, or interpolate."""
-        _expect(tuple(x.shape[2:]) == self.shape, f"[n, c, {str(list(self.shape))[1:]}", x)
+        """Permute pixels, or interpolate."""
+        _check_data(tuple(x.shape[2:]) == self.shape, f"[n, c, {str(list(self.shape))[1:]}", x)
         source = self.permutation(g)
         if source is not None:
             return _moved(x, source)
         if not x.is_floating_point():
             raise ValueError(
-                f"expected floating-point data, which can be interpolated, got {x.dtype}; do: "
-                "x.float()"
+                f"Interpolation needs floating-point data, got {x.dtype}. Use x.float()."
             )
         sizes = torch.tensor(self.shape, dtype=torch.float64)
-        unit = (2 * self._places(g) + 1) / sizes - 1
+        unit = (2 * self._sources(g) + 1) / sizes - 1
         shape = self.shape
-        if len(shape) == 1:  # torch interpolates in 2 and 3 dimensions: an image of one row
+        if (
+            len(shape) == 1
+        ):  # torch interpolates in 2 and 3 dimensions only: use an image of one row
             shape, unit = (1, *shape), F.pad(unit, (1, 0))
         grid = unit.flip(1).reshape(1, *shape, -1).expand(len(x), *shape, -1).to(x)
         rows = x.reshape(*x.shape[:2], *shape)
@@ -207,14 +205,15 @@ class OnGrid(GroupAction):
 
     @torch.no_grad()
     def interpolation_error(self, x: Float[Tensor, "n c *s"], count: int = 16) -> float:
-        r"""How far there and back is from nowhere, $|g^{-1} (g x) - x|$ relative to x.
+        r"""Return the error of transforming back and forth, $|g^{-1} (g x) - x|$ relative to x.
 
-        A root mean square over elements, data and the pixels of the inscribed ball less one pixel,
-        which no rotation moves out of the image; of those, the ones that the element leaves in it.
-        0 for exact elements; for smooth images it falls with the square of the resolution.
+        It is a root mean square over elements, data and pixels. Pixels are those of the inscribed
+        ball less one pixel, which no rotation moves out of the image, that the element leaves
+        inside. The error is 0 for exact elements; for smooth images it decreases with the square of
+        the resolution.
 
         Raises:
-            ValueError: a grid of fewer than 4 pixels, or elements that leave none of them in it.
+            ValueError: fewer than 4 pixels along an axis, or no pixel stays inside.
         """
         radius = torch.stack(
             torch.meshgrid(
@@ -223,70 +222,71 @@ class OnGrid(GroupAction):
             )
         ).norm(dim=0)
         ball = radius < min(self.shape) / 2 - 1
-        total, size, seen = 0.0, 0.0, False
+        total, size, has_pixels = 0.0, 0.0, False
         elements = [self.group.element(g) for g in self.sample(count)]
         inexact = [g for g in elements if not self.is_exact(g)]
         for g in elements if inexact else ():
-            there = self._places(torch.linalg.inv(g))
+            destinations = self._sources(torch.linalg.inv(g))
             last = torch.tensor(self.shape) - 1.5
-            stays = ((there >= 0.5) & (there <= last)).all(1).reshape(self.shape)
+            stays = ((destinations >= 0.5) & (destinations <= last)).all(1).reshape(self.shape)
             inside = (ball & stays).to(x)
             back = self.act(self.act(x, g), torch.linalg.inv(g))
             total += float(((back - x) * inside).square().sum())
             size += float((x * inside).square().sum())
-            seen = seen or int(inside.sum()) > 1  # the middle pixel alone says nothing
-        if inexact and not seen:
+            has_pixels = has_pixels or int(inside.sum()) > 1  # the middle pixel does not count
+        if inexact and not has_pixels:
             raise ValueError(
-                f"expected a grid of at least 4 pixels along each axis, of which {self.group.name} "
-                f"leaves some inside, got {self.shape}"
+                f"The grid needs at least 4 pixels along each axis, some of which "
+                f"{self.group.name} leaves inside, got {self.shape}."
             )
         return math.sqrt(total / size) if total else 0.0
 
 
 class OnRegular(GroupAction):
-    r"""A regular representation: $(g x)[h] = g\,(x[g^{-1} h])$ for x[n, c, order, *shape].
+    r"""The regular representation: $(g x)[h] = g\,(x[g^{-1} h])$ for x[n, c, order, *shape].
 
     Args:
-        group: a finite one.
-        inner: what it does to each channel beside, such as rotating its grid.
+        group: a finite group.
+        inner: additional action on each channel, such as rotating its grid.
     """
 
     def __init__(self, group: Group, inner: GroupAction | None = None) -> None:
-        """Enumerate the group."""
         if inner is not None and not isinstance(inner, GroupAction):
-            raise ValueError(f"expected an action, as in OnGrid(group, shape), got {inner!r}")
+            raise ValueError(
+                f"inner must be an action such as OnGrid(group, shape), got {inner!r}."
+            )
         self.group, self.inner, self.finite = group, inner, group.finite()
 
     def sample(self, count: int, seed: int = 0) -> list[Element]:
-        """Indices of elements."""
-        found = [self.finite.find(g) for g in self.group.sample(count, seed)]
-        return [g for g in found if g is not None]
+        """Return indices of elements."""
+        indices = [self.finite.find(g) for g in self.group.sample(count, seed)]
+        return [index for index in indices if index is not None]
 
     def act(self, x: Shaped[Tensor, "n c g *s"], g: Element) -> Shaped[Tensor, "n c g *s"]:
-        """Permute the channels, then move each."""
+        """Permute the channels, then transform each."""
         element = self.group.element(g)
         index = self.finite.find(element)
         if index is None:
-            raise ValueError(f"expected an element of {self.group.name}, got another one")
-        _expect(
+            raise ValueError(f"g is not an element of {self.group.name}.")
+        _check_data(
             x.dim() > 2 and x.shape[2] == self.finite.order, f"[n, c, {self.finite.order}, ...]", x
         )
         source = self.finite.table[self.finite.inverse[index]].to(x.device)
         moved = x[:, :, source]
         if self.inner is None:
             return moved
-        # by what it is, not by its index: the inner action may be one of a larger group
+        # Pass the element, not its index: the inner action may be of a larger group.
         return self.inner.act(moved.flatten(1, 2), element).reshape(moved.shape)
 
 
 def action_on(group: Group, shape: Sequence[int]) -> GroupAction:
-    """How a group acts on data of a shape, [n, d] or [n, c, *size], by what its generators are.
+    """Return the action of a group on data of shape [n, d] or [n, c, *size].
 
-    Permutations move the positions; matrices move coordinates of a grid, or vectors [n, d] and
+    Permutations act on positions; matrices act on coordinates of a grid, or on vectors [n, d] and
     [n, c, d].
 
     Raises:
-        ValueError: a group that does not fit.
+        ValueError: the group does not fit the shape.
     """
     size = tuple(shape[2:])
     if len(shape) == 2 and shape[1] == group.size:
@@ -298,35 +298,35 @@ def action_on(group: Group, shape: Sequence[int]) -> GroupAction:
     if group.permutations is None and len(size) in (2, 3) and group.size - len(size) in (0, 1):
         return OnGrid(group, size)
     raise ValueError(
-        f"expected data that {group.name} of size {group.size} acts on, got {list(shape)}; "
-        "do: pass an action, such as OnGrid(group, shape)"
+        f"{group.name} of size {group.size} does not act on data of shape {list(shape)}. Pass an "
+        "action, such as OnGrid(group, shape)."
     )
 
 
 def _is_affine(group: Group) -> bool:
-    """Whether the last row of its elements is that of maps on homogeneous coordinates."""
+    """Return whether the last row of all elements is 0, ..., 0, 1."""
     last = torch.eye(group.size, dtype=torch.float64)[-1]
     flows = 0 * last if group.lie is None else group.lie.generators[:, -1]
     return bool((group.discrete[:, -1] == last).all()) and not bool(flows.any())
 
 
 def _moved(x: Tensor, source: Int[Tensor, " s"]) -> Tensor:
-    """Position i takes its value from position source[i]."""
+    """Return x with the value at position i taken from position source[i]."""
     return x.flatten(2)[:, :, source.to(x.device)].reshape(x.shape)
 
 
-def _expect(right: bool, shape: str, x: object) -> None:
+def _check_data(is_valid: bool, shape: str, x: object) -> None:
     if not isinstance(x, Tensor):
         raise ValueError(
-            f"expected data {shape} as a tensor, got {type(x).__name__}; do: torch.as_tensor(x)"
+            f"x must be a tensor {shape}, got {type(x).__name__}. Use torch.as_tensor(x)."
         )
-    if not right:
-        raise ValueError(f"expected data {shape}, got {list(x.shape)}")
+    if not is_valid:
+        raise ValueError(f"x must be {shape}, got {list(x.shape)}.")
 
 
 def _sizes(shape: object) -> tuple[int, ...]:
-    """A shape as positive whole numbers."""
-    found = tuple(shape) if isinstance(shape, Sequence) and not isinstance(shape, str) else ()
-    if not found or not all(hasattr(m, "__index__") and m >= 1 for m in found):
-        raise ValueError(f"expected the shape of a grid, as in (8, 8), got {shape!r}")
-    return tuple(int(m) for m in found)
+    """Return a shape as a tuple of positive integers, or raise ValueError."""
+    sizes = tuple(shape) if isinstance(shape, Sequence) and not isinstance(shape, str) else ()
+    if not sizes or not all(hasattr(m, "__index__") and m >= 1 for m in sizes):
+        raise ValueError(f"The shape of a grid is a tuple such as (8, 8), got {shape!r}.")
+    return tuple(int(m) for m in sizes)

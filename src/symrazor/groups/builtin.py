@@ -1,8 +1,8 @@
-"""Groups that are there from the start.
+"""Construct common groups: permutations, rotations, reflections and Lie groups.
 
-Rotations and reflections are matrices acting on coordinates (x, y) or (x, y, z), which come in the
-opposite order of the axes of a tensor: x is the last one. On an image, whose rows grow downwards, a
-positive angle turns clockwise.
+Rotations and reflections are matrices on coordinates (x, y) or (x, y, z), in the opposite order of
+the axes of a tensor: x is the last axis. On an image, whose rows are numbered downwards, a positive
+angle is a clockwise rotation.
 """
 
 import itertools
@@ -17,20 +17,22 @@ from symrazor.groups import lie
 from symrazor.groups.group import Group
 
 
-def _whole(name: str, value: object) -> int:
+def _positive_integer(name: str, value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < 1:
-        raise ValueError(f"expected a whole number of at least 1 as {name}, got {value!r}")
+        raise ValueError(f"{name} must be a positive integer, got {value!r}.")
     return int(value)
 
 
 def trivial(n: int) -> Group:
-    """The identity alone, on n places."""
-    return Group.from_permutations("1", torch.arange(_whole("n", n)).unsqueeze(0), ("e",))
+    """Return the trivial group on n positions."""
+    return Group.from_permutations(
+        "1", torch.arange(_positive_integer("n", n)).unsqueeze(0), ("e",)
+    )
 
 
 def symmetric(n: int) -> Group:
-    """All permutations of n places, from a transposition and a cycle."""
-    _whole("n", n)
+    """Return all permutations of n positions, from a transposition and a cycle."""
+    _positive_integer("n", n)
     if n == 1:
         return Group.from_permutations("S1", torch.zeros(1, 1, dtype=torch.long), ("e",))
     swap = torch.arange(n)
@@ -39,9 +41,9 @@ def symmetric(n: int) -> Group:
 
 
 def alternating(n: int) -> Group:
-    """Even permutations of n >= 3 places, from cycles of three."""
-    if _whole("n", n) < 3:
-        raise ValueError(f"expected n of at least 3, got {n}")
+    """Return the even permutations of n >= 3 positions, from cycles of three."""
+    if _positive_integer("n", n) < 3:
+        raise ValueError(f"n must be at least 3, got {n}.")
     rows = torch.arange(n).repeat(n - 2, 1)
     for k in range(n - 2):
         rows[k, [0, 1, k + 2]] = torch.tensor([1, k + 2, 0])
@@ -49,13 +51,13 @@ def alternating(n: int) -> Group:
 
 
 def translations(shape: Sequence[int]) -> Group:
-    """Circular shifts of a grid (Z^d modulo its shape), on its places in row-major order."""
-    given: object = shape
-    if not isinstance(given, Sequence) or isinstance(given, str):
-        raise ValueError(f"expected the shape of a grid, as in (8, 8), got {given!r}")
-    sizes = [_whole("size", size) for size in shape]
+    """Return the circular shifts of a grid, on its positions in row-major order."""
+    value: object = shape
+    if not isinstance(value, Sequence) or isinstance(value, str):
+        raise ValueError(f"The shape of a grid is a tuple such as (8, 8), got {value!r}.")
+    sizes = [_positive_integer("size", size) for size in shape]
     if not sizes:
-        raise ValueError("expected at least one size, got none")
+        raise ValueError("The shape of a grid needs at least one size.")
     grid = torch.arange(math.prod(sizes)).reshape(sizes)
     rows = [torch.roll(grid, -1, axis).reshape(-1) for axis in range(len(sizes))]
     name = f"translations of {' x '.join(map(str, sizes))}"
@@ -64,14 +66,14 @@ def translations(shape: Sequence[int]) -> Group:
 
 
 def cyclic_permutations(n: int) -> Group:
-    """Circular shifts of n places."""
-    rows = _shift(_whole("n", n)).unsqueeze(0)
+    """Return the circular shifts of n positions."""
+    rows = _shift(_positive_integer("n", n)).unsqueeze(0)
     return Group.from_permutations(f"Z{n}", rows, ("t",))
 
 
 def dihedral_permutations(n: int) -> Group:
-    """Circular shifts and reversals of n places: the symmetries of a polygon's corners."""
-    flip = torch.arange(_whole("n", n)).flip(0)
+    """Return circular shifts and reversals of n positions: symmetries of a polygon's corners."""
+    flip = torch.arange(_positive_integer("n", n)).flip(0)
     return Group.from_permutations(f"Dih{n}", torch.stack([_shift(n), flip]), ("t", "f"))
 
 
@@ -79,8 +81,8 @@ def _shift(n: int) -> Tensor:
     return (torch.arange(n) + 1) % n
 
 
-def _turn(n: int) -> Tensor:
-    """A rotation by 360/n degrees, without rounding where it maps a square grid to itself."""
+def _rotation(n: int) -> Tensor:
+    """Return a rotation by 360/n degrees, without rounding errors if it maps the grid to itself."""
     cosine, sine = math.cos(2 * math.pi / n), math.sin(2 * math.pi / n)
     if n in (1, 2, 4):
         cosine, sine = round(cosine), round(sine)
@@ -92,19 +94,21 @@ def _mirror() -> Tensor:
 
 
 def cyclic(n: int) -> Group:
-    """Rotations of the plane by multiples of 360/n degrees; exact on square grids for 1, 2, 4."""
-    return Group.from_matrices(f"C{_whole('n', n)}", _turn(n).unsqueeze(0), letters=("r",))
+    """Return rotations of the plane by multiples of 360/n degrees; exact on grids for 1, 2, 4."""
+    return Group.from_matrices(
+        f"C{_positive_integer('n', n)}", _rotation(n).unsqueeze(0), letters=("r",)
+    )
 
 
 def dihedral(n: int) -> Group:
-    """Those rotations and the reflection of x; exact on square grids for n in 1, 2, 4."""
-    rows = torch.stack([_turn(_whole("n", n)), _mirror()])
+    """Return the rotations of `cyclic(n)` and the reflection of x; exact on grids for 1, 2, 4."""
+    rows = torch.stack([_rotation(_positive_integer("n", n)), _mirror()])
     return Group.from_matrices(f"D{n}", rows, letters=("r", "m"))
 
 
 def reflections(dims: int = 2) -> Group:
-    """Reflections of each coordinate."""
-    _whole("dims", dims)
+    """Return the reflections of each coordinate."""
+    _positive_integer("dims", dims)
     unit = torch.ones(dims, dims, dtype=torch.float64) - 2 * torch.eye(dims, dtype=torch.float64)
     letters = [f"m{axis}" for axis in ("xyzw" if dims <= 4 else range(dims))][:dims]
     name = " x ".join(["reflection"] * dims)
@@ -112,7 +116,7 @@ def reflections(dims: int = 2) -> Group:
 
 
 def octahedral(reflected: bool = False) -> Group:
-    """The 24 rotations of a cube, exact on cubic grids; with reflections 48."""
+    """Return the 24 rotations of a cube, exact on cubic grids; 48 elements with reflections."""
     about_x = torch.tensor([[1, 0, 0], [0, 0, -1], [0, 1, 0]], dtype=torch.float64)
     about_z = torch.tensor([[0, -1, 0], [1, 0, 0], [0, 0, 1]], dtype=torch.float64)
     rows, letters = [about_x, about_z], ["x", "z"]
@@ -122,9 +126,9 @@ def octahedral(reflected: bool = False) -> Group:
 
 
 def so(n: int) -> Group:
-    """Rotations of vectors in n >= 2 dimensions."""
-    if _whole("n", n) < 2:
-        raise ValueError(f"expected at least 2 dimensions, got {n}")
+    """Return the rotations of vectors in n >= 2 dimensions."""
+    if _positive_integer("n", n) < 2:
+        raise ValueError(f"n must be at least 2, got {n}.")
     known = {2: lie.so2, 3: lie.so3}
     if n in known:
         return Group.from_matrices(f"SO({n})", lie=known[n]())
@@ -135,28 +139,28 @@ def so(n: int) -> Group:
 
 
 def o(n: int) -> Group:
-    """Rotations and reflections of vectors in n dimensions."""
-    mirror = torch.eye(_whole("n", n), dtype=torch.float64)
+    """Return the rotations and reflections of vectors in n dimensions."""
+    mirror = torch.eye(_positive_integer("n", n), dtype=torch.float64)
     mirror[0, 0] = -1
     algebra = so(n).lie if n > 1 else None
     return Group.from_matrices(f"O({n})", mirror.unsqueeze(0), algebra, ("m",))
 
 
 def rotations() -> Group:
-    """SO(2) on homogeneous coordinates (x, y, 1)."""
+    """Return SO(2) on homogeneous coordinates (x, y, 1)."""
     return Group.from_matrices("SO(2)", lie=lie.rotation2())
 
 
 def se2() -> Group:
-    """SE(2), rotations and translations, on homogeneous coordinates (x, y, 1)."""
+    """Return SE(2), rotations and translations, on homogeneous coordinates (x, y, 1)."""
     return Group.from_matrices("SE(2)", lie=lie.se2())
 
 
 def scalings() -> Group:
-    """Scalings of the plane, on homogeneous coordinates (x, y, 1)."""
+    """Return scalings of the plane on homogeneous coordinates (x, y, 1)."""
     return Group.from_matrices("scalings", lie=lie.scale2())
 
 
 def affine2() -> Group:
-    """Affine(2), the part connected to the identity, on homogeneous coordinates (x, y, 1)."""
+    """Return the identity component of Affine(2) on homogeneous coordinates (x, y, 1)."""
     return Group.from_matrices("Affine(2)", lie=lie.affine2())

@@ -1,12 +1,13 @@
-r"""Finite groups: elements are indices, composition is a table.
+r"""Enumerate finite groups: elements are indices, composition is a table.
 
-A group is closed by brute force from a few generators, permutations or matrices. Conventions: a
-permutation p sends place i to place p[i], products act from the right, (a·b)(i) = a(b(i)), and the
-matrix of p has a 1 at [p[i], i], so that matrices compose as their elements do.
+A group is closed by breadth-first search from a few generators, permutations or matrices.
+Conventions: a permutation p sends position i to position p[i]; products act from the right,
+(a·b)(i) = a(b(i)); and the matrix of p has a 1 at [p[i], i], so that matrices compose as their
+elements do.
 """
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -14,33 +15,110 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from symrazor.groups.closure import (
-    LIMIT,
-    TOLERANCE,
+from symrazor.groups.generators import (
+    ELEMENT_TOLERANCE,
     as_numbers,
     check_matrices,
     check_permutations,
-    close,
     permutation_matrix,
-    table_of,
-    words,
 )
 
-LARGEST = 1e4
-"""Entries of an element: beyond, powers grow and the group is taken as infinite."""
+MAX_ELEMENTS = 2000
+"""Default limit on the number of elements; the table has the square of it as entries."""
+
+MAX_ENTRY = 1e4
+"""A matrix element with larger entries is taken as evidence of an infinite group."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
+class _Closure:
+    """Elements, the (parent, generator) of each, and right[k][a], the index of a·generator k."""
+
+    elements: Tensor
+    parents: list[tuple[int, int]]
+    right: list[list[int]]
+
+    def generators(self) -> tuple[int, ...]:
+        """Return the indices of the generators."""
+        return tuple(products[0] for products in self.right)
+
+    def table(self) -> Int[Tensor, "g g"]:
+        """Return the multiplication table, column by column: a·b = (a·parent of b)·generator."""
+        order = len(self.parents)
+        right = torch.tensor(self.right).reshape(-1, order)
+        columns = torch.empty(order, order, dtype=torch.long)  # [b, a]
+        columns[0] = torch.arange(order)
+        for b in range(1, order):
+            parent, k = self.parents[b]
+            columns[b] = right[k][columns[parent]]
+        return columns.T.contiguous()
+
+    def words(self, names: Sequence[str]) -> tuple[str, ...]:
+        """Return every element as a word in the generators, "e" for the identity."""
+        letters = [*names] or [_letter(k) for k in range(len(self.right))]
+        words: list[tuple[str, ...]] = [()]
+        for parent, k in self.parents[1:]:
+            words.append((*words[parent], letters[k]))
+        return tuple(_spell(word) for word in words)
+
+
+def _letter(k: int) -> str:
+    """Return a, b, ..., z, a1, b1, ..., without e, which is the identity."""
+    alphabet = "abcdfghijklmnopqrstuvwxyz"
+    return alphabet[k % 25] + (str(k // 25) if k >= 25 else "")
+
+
+def _spell(word: Sequence[str]) -> str:
+    """Return a word with powers, as in r^2·m."""
+    runs = [(letter, len(list(run))) for letter, run in itertools.groupby(word)]
+    powers = [letter if count == 1 else f"{letter}^{count}" for letter, count in runs]
+    return "·".join(powers) or "e"
+
+
+def _close(
+    identity: Tensor,
+    generators: Tensor,
+    compose: Callable[[Tensor, Tensor], Tensor],
+    find: Callable[[Tensor], list[int]],
+    limit: int,
+    name: str,
+) -> _Closure:
+    """Multiply by generators from the right, breadth first, until no new element appears."""
+    elements, parents = [identity.unsqueeze(0)], [(0, 0)]
+    right: list[list[int]] = [[] for _ in generators]
+    start, count = 0, 1
+    while start < count:
+        frontier = elements[-1]
+        new: list[Tensor] = []
+        for k, generator in enumerate(generators):
+            products = compose(frontier, generator)
+            indices = find(products)
+            right[k] += indices
+            for row, index in enumerate(indices):
+                if index == len(parents):
+                    parents.append((start + row, k))
+                    new.append(products[row])
+            if len(parents) > limit:
+                raise ValueError(
+                    f"{name} has more than {limit} elements. Check that its generators have finite "
+                    "order and are in float64, or raise the limit."
+                )
+        start, count = count, len(parents)
+        elements.append(torch.stack(new) if new else identity.new_empty(0, *identity.shape))
+    return _Closure(torch.cat(elements), parents, right)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
 class FiniteGroup:
-    """All elements of a group, how they compose, and what they do to a space if they do.
+    """All elements of a group, their multiplication table, and their action on a space, if any.
 
     Args:
-        name: for reports.
+        name: name of the group in reports.
         table: table[a, b] is the index of a·b.
-        names: one per element.
+        names: names of the elements.
         generators: indices of elements that generate the group.
-        permutations: what each element does to n places, p[i] being where i goes.
-        matrices: what each element does to vectors.
+        permutations: action of each element on n positions; position i moves to p[i].
+        matrices: action of each element on vectors.
     """
 
     name: str
@@ -52,20 +130,21 @@ class FiniteGroup:
 
     @classmethod
     def from_table(cls, name: str, table: object, names: Sequence[str] = ()) -> "FiniteGroup":
-        """A group from its table alone; it is checked.
+        """Return a group with a given multiplication table, after checking the axioms.
 
         Raises:
-            ValueError: what makes it no group.
+            ValueError: the table violates an axiom.
         """
-        found = as_numbers(table, "a square table of indices")
-        _check_table(found, name)
-        named = tuple(names) or tuple(f"g{i}" for i in range(len(found)))
-        if len(named) != len(found) or len(set(named)) < len(named):
+        entries = as_numbers(table, "a square table of indices")
+        _check_table(entries, name)
+        order = len(entries)
+        named = tuple(names) or tuple(f"g{i}" for i in range(order))
+        if len(named) != order or len(set(named)) < order:
             raise ValueError(
-                f"expected a name of its own for each of {len(found)} elements of {name}, got "
-                f"{', '.join(map(str, named))}"
+                f"The {order} elements of {name} need distinct names, got "
+                f"{', '.join(map(str, named))}."
             )
-        group = cls(name, found.long(), named, tuple(range(len(found))))
+        group = cls(name, entries.long(), named, tuple(range(order)))
         group.check()
         return group
 
@@ -75,12 +154,12 @@ class FiniteGroup:
         name: str,
         generators: Int[Tensor, "m n"],
         names: Sequence[str] = (),
-        limit: int = LIMIT,
+        limit: int = MAX_ELEMENTS,
     ) -> "FiniteGroup":
-        """The closure of some permutations.
+        """Return the group that permutations generate.
 
         Raises:
-            ValueError: rows that are no permutations, or more than `limit` elements.
+            ValueError: rows that are not permutations, or more than `limit` elements.
         """
         rows = check_permutations(generators)
         identity = torch.arange(rows.shape[1])
@@ -89,10 +168,9 @@ class FiniteGroup:
         def find(products: Tensor) -> list[int]:
             return [index.setdefault(row.numpy().tobytes(), len(index)) for row in products]
 
-        closed = close(identity, rows, lambda some, g: some[:, g], find, limit, name)
-        table = table_of(closed)
-        chosen = tuple(closed.right[k][0] for k in range(len(rows)))
-        return cls(name, table, words(closed, names), chosen, permutations=closed.elements)
+        closure = _close(identity, rows, lambda elements, g: elements[:, g], find, limit, name)
+        words, generating = closure.words(names), closure.generators()
+        return cls(name, closure.table(), words, generating, permutations=closure.elements)
 
     @classmethod
     def from_matrices(
@@ -100,43 +178,47 @@ class FiniteGroup:
         name: str,
         generators: Float[Tensor, "m d d"],
         names: Sequence[str] = (),
-        limit: int = LIMIT,
+        limit: int = MAX_ELEMENTS,
     ) -> "FiniteGroup":
-        """The closure of some matrices, equal up to `TOLERANCE`.
+        """Return the group that matrices generate, equal up to `ELEMENT_TOLERANCE`.
 
         Raises:
-            ValueError: matrices that are singular or generate more than `limit` elements, or grow.
+            ValueError: singular matrices, more than `limit` elements, or an infinite group.
         """
-        given = check_matrices(generators)
-        sizes = torch.linalg.det(given).abs()
-        if bool(((sizes - 1).abs() > LARGEST * TOLERANCE).any()):
+        matrices = check_matrices(generators)
+        volumes = torch.linalg.det(matrices).abs()
+        if bool(((volumes - 1).abs() > MAX_ENTRY * ELEMENT_TOLERANCE).any()):
             raise ValueError(
-                f"expected generators of finite order in {name}, got one that changes volumes"
+                f"The generators of {name} must have finite order, but one changes volumes."
             )
-        known = torch.eye(given.shape[-1], dtype=torch.float64).reshape(1, -1)
+        known = torch.eye(matrices.shape[-1], dtype=torch.float64).reshape(1, -1)
 
         def find(products: Tensor) -> list[int]:
             nonlocal known
-            found = []
-            if not float(products.abs().max()) < LARGEST:
+            indices = []
+            if not float(products.abs().max()) < MAX_ENTRY:
                 raise ValueError(
-                    f"expected generators of finite order in {name}, got products that grow "
-                    "without bound"
+                    f"The generators of {name} must have finite order, but their products grow "
+                    "without bound."
                 )
             for product in products.flatten(1):
-                apart = (known - product).abs().amax(1)
-                nearest = int(apart.argmin())
-                if float(apart[nearest]) > TOLERANCE * max(1.0, float(product.abs().max())):
+                distance = (known - product).abs().amax(1)
+                nearest = int(distance.argmin())
+                scale = max(1.0, float(product.abs().max()))
+                if float(distance[nearest]) > ELEMENT_TOLERANCE * scale:
                     nearest = len(known)
                     known = torch.cat([known, product.unsqueeze(0)])
-                found.append(nearest)
-            return found
+                indices.append(nearest)
+            return indices
 
-        unit = torch.eye(given.shape[-1], dtype=torch.float64)
-        closed = close(unit, given, torch.matmul, find, limit, name)
-        chosen = tuple(closed.right[k][0] for k in range(len(given)))
-        named = words(closed, names)
-        return cls(name, table_of(closed), named, chosen, matrices=closed.elements)
+        unit = torch.eye(matrices.shape[-1], dtype=torch.float64)
+        closure = _close(unit, matrices, torch.matmul, find, limit, name)
+        words, generating = closure.words(names), closure.generators()
+        return cls(name, closure.table(), words, generating, matrices=closure.elements)
+
+    def __repr__(self) -> str:
+        space = "abstract" if self.space is None else f"on {self.space} dimensions"
+        return f"<FiniteGroup {self.name}, {self.order} elements, {space}>"
 
     @property
     def order(self) -> int:
@@ -145,57 +227,54 @@ class FiniteGroup:
 
     @property
     def elements(self) -> range:
-        """Their indices."""
+        """Indices of the elements."""
         return range(self.order)
 
     @cached_property
     def identity(self) -> int:
-        """Index of the neutral element.
+        """Index of the identity.
 
         Raises:
-            ValueError: a table without one.
+            ValueError: the table has none.
         """
-        everything = torch.arange(self.order)
-        left = (self.table == everything).all(1)
-        right = (self.table == everything.unsqueeze(1)).all(0)
-        found = (left & right).nonzero().flatten().tolist()
-        if not found:
-            raise ValueError(f"expected an identity in {self.name}, got a table without one")
-        return int(found[0])
+        indices = torch.arange(self.order)
+        left = (self.table == indices).all(1)
+        right = (self.table == indices.unsqueeze(1)).all(0)
+        identities = (left & right).nonzero().flatten().tolist()
+        if not identities:
+            raise ValueError(f"The table of {self.name} has no identity.")
+        return int(identities[0])
 
     @cached_property
     def inverse(self) -> Int[Tensor, " g"]:
         """Index of the inverse of every element.
 
         Raises:
-            ValueError: an element without one.
+            ValueError: an element has none.
         """
         both = (self.table == self.identity) & (self.table.T == self.identity)
         without = (~both.any(1)).nonzero().flatten().tolist()
         if without:
-            raise ValueError(
-                f"expected an inverse for every element of {self.name}, got none for "
-                f"{self.names[without[0]]!r}"
-            )
+            raise ValueError(f"{self.names[without[0]]!r} of {self.name} has no inverse.")
         return both.long().argmax(1)
 
     @property
     def space(self) -> int | None:
-        """Number of places or dimensions it acts on, or None for an abstract group."""
+        """Number of positions or dimensions it acts on, or None for an abstract group."""
         if self.permutations is not None:
             return self.permutations.shape[1]
         return None if self.matrices is None else self.matrices.shape[1]
 
     def matrix(self, g: int) -> Float[Tensor, "d d"]:
-        """What an element does to vectors."""
+        """Return the action of an element on vectors as a matrix."""
         if self.matrices is not None:
             return self.matrices[g]
         if self.permutations is None:
-            raise ValueError(f"expected a group that acts on a space, got the abstract {self.name}")
+            raise ValueError(f"The abstract group {self.name} does not act on a space.")
         return permutation_matrix(self.permutations[g])
 
     def __mul__(self, other: "FiniteGroup") -> "FiniteGroup":
-        """The direct product: pairs (a, b) with index a |H| + b, on both spaces side by side."""
+        """Return the direct product: pairs (a, b) with index a |H| + b, on both spaces."""
         h = other.order
         left, right = self.table, other.table
         table = (left[:, None, :, None] * h + right[None, :, None, :]).reshape(self.order * h, -1)
@@ -214,10 +293,10 @@ class FiniteGroup:
         return FiniteGroup(name, table, names, generators, matrices=torch.stack(blocks))
 
     def subgroup(self, generators: Sequence[int], name: str | None = None) -> "FiniteGroup":
-        """The subgroup that some elements generate, with the action restricted to it."""
+        """Return the subgroup that elements generate, with the restricted action."""
         wrong = [g for g in generators if not 0 <= g < self.order]
         if wrong:
-            raise ValueError(f"expected elements 0 to {self.order - 1}, got {wrong}")
+            raise ValueError(f"Elements have indices 0 to {self.order - 1}, got {wrong}.")
         members = {self.identity: 0}
         waiting = [self.identity]
         for a in waiting:
@@ -239,7 +318,7 @@ class FiniteGroup:
         )
 
     def find(self, element: Tensor) -> int | None:
-        """Index of a permutation or matrix, or None if it is no element."""
+        """Return the index of a permutation or matrix, or None if it is not an element."""
         if self.permutations is not None and element.dim() == 1:
             if element.shape != self.permutations.shape[1:]:
                 return None
@@ -247,83 +326,82 @@ class FiniteGroup:
         else:
             if self.space is None or tuple(element.shape) != (self.space, self.space):
                 return None
-            every = self.matrices
-            if every is None:
-                every = torch.stack([self.matrix(g) for g in self.elements])
+            matrices = self.matrices
+            if matrices is None:
+                matrices = torch.stack([self.matrix(g) for g in self.elements])
             scale = max(1.0, float(element.abs().max()))
-            hits = (every - element).abs().amax((1, 2)) <= 10 * TOLERANCE * scale
+            hits = (matrices - element).abs().amax((1, 2)) <= 10 * ELEMENT_TOLERANCE * scale
         return int(hits.long().argmax()) if bool(hits.any()) else None
 
     def is_subgroup_of(self, other: "FiniteGroup") -> bool:
-        """Whether every element is one of the other group, as they act on the same space."""
+        """Return whether every element belongs to the other group; both act on the same space."""
         if self.space is None or self.space != other.space:
             return False
-        own = self.matrices if self.permutations is None else self.permutations
-        assert own is not None
-        if self.permutations is not None and other.permutations is None:
-            own = torch.stack([self.matrix(g) for g in self.generators])
-            return all(other.find(element) is not None for element in own)
-        return all(other.find(own[g]) is not None for g in self.generators)
+        if self.permutations is not None and other.permutations is not None:
+            return all(other.find(self.permutations[g]) is not None for g in self.generators)
+        return all(other.find(self.matrix(g)) is not None for g in self.generators)
 
     def check(self) -> None:
-        """Verify the axioms, and that the action composes as the table says.
+        """Check the axioms, and that the action composes as the table does.
 
         Raises:
-            ValueError: names the entry, the pair or the triple that fails.
+            ValueError: names the entry, pair or triple that fails.
         """
         _check_table(self.table, self.name)
         outside = ((self.table < 0) | (self.table >= self.order)).nonzero().tolist()
         if outside:
             a, b = (self.names[i] for i in outside[0])
-            raise ValueError(f"expected {a}·{b} in {self.name}, got {int(self.table[*outside[0]])}")
-        for b in self._enough():  # (a b) c = a (b c), a matrix over a and c at a time
+            raise ValueError(
+                f"{a}·{b} is not an element of {self.name}: {int(self.table[*outside[0]])}."
+            )
+        for b in self._sufficient_elements():  # (a b) c = a (b c), for all a and c at a time
             wrong = (self.table[self.table[:, b]] != self.table[:, self.table[b]]).nonzero()
             if len(wrong):
                 a, c = wrong[0].tolist()
                 x, y, z = (self.names[i] for i in (a, b, c))
                 raise ValueError(
-                    f"expected an associative table in {self.name}, got ({x}·{y})·{z} != "
-                    f"{x}·({y}·{z})"
+                    f"The table of {self.name} is not associative: ({x}·{y})·{z} != {x}·({y}·{z})."
                 )
         _ = self.identity, self.inverse
         self._check_action()
 
-    def _enough(self) -> Sequence[int]:
-        """Elements b for which (a b) c = a (b c) and rho(a b) = rho(a) rho(b) say so for all.
+    def _sufficient_elements(self) -> Sequence[int]:
+        """Return elements b for which (a b) c = a (b c) must be checked, to hold for all.
 
-        Those that pass are closed under products (Light's test), so that generators will do.
+        Elements that pass are closed under products (Light's test), so that generators suffice. The
+        same holds for rho(a b) = rho(a) rho(b).
         """
         reached, waiting = {*self.generators}, [*self.generators]
         for a in waiting:
-            fresh = {int(self.table[a, g]) for g in self.generators} - reached
-            reached |= fresh
-            waiting += sorted(fresh)
+            new = {int(self.table[a, g]) for g in self.generators} - reached
+            reached |= new
+            waiting += sorted(new)
         return self.generators if len(reached) == self.order else self.elements
 
     def _check_action(self) -> None:
-        own = self.matrices if self.permutations is None else self.permutations
-        if own is None:
+        action = self.matrices if self.permutations is None else self.permutations
+        if action is None:
             return
-        for b in self._enough():
-            image = own[self.table[:, b]]
+        for b in self._sufficient_elements():
+            image = action[self.table[:, b]]
             if self.permutations is not None:
                 wrong = (self.permutations[:, self.permutations[b]] != image).any(1)
             else:
                 scale = image.abs().amax((1, 2)).clamp(min=1)
-                wrong = (own @ own[b] - image).abs().amax((1, 2)) > 100 * TOLERANCE * scale
+                difference = (action @ action[b] - image).abs().amax((1, 2))
+                wrong = difference > 100 * ELEMENT_TOLERANCE * scale
             if bool(wrong.any()):
                 a = int(wrong.long().argmax())
                 raise ValueError(
-                    f"expected the action of {self.name} to compose as its table, got another one "
-                    f"for the pair {self.names[a]}, {self.names[b]}"
+                    f"The action of {self.name} does not compose as its table for the pair "
+                    f"{self.names[a]}, {self.names[b]}."
                 )
 
 
 def _check_table(table: Tensor, name: str) -> None:
-    """Raise ValueError for what is no square of whole numbers."""
-    broken = table.is_floating_point()
-    if broken or table.dim() != 2 or table.shape[0] != table.shape[1]:
-        got = "numbers with a point of shape" if broken else "shape"
+    """Raise ValueError unless the table is a square of integers."""
+    if table.is_floating_point() or table.dim() != 2 or table.shape[0] != table.shape[1]:
         raise ValueError(
-            f"expected a square table of indices in {name}, got {got} {list(table.shape)}"
+            f"{name} needs a square table of integers, got {table.dtype} of shape "
+            f"{list(table.shape)}."
         )

@@ -1,8 +1,8 @@
-r"""A group is its generators: discrete ones, permutations or matrices, and a Lie algebra.
+r"""Define `Group` by its generators: permutations or matrices, and a Lie algebra.
 
-Layers need no more than that: what commutes with every generator commutes with the group. So a
-group may be infinite, or as large as the permutations of a hundred things, at no cost; `finite()`
-lists the elements of those that are small.
+Layers need only the generators, because maps that commute with every generator commute with the
+group. Groups may therefore be infinite, or as large as the permutations of a hundred points, at no
+cost. `finite()` lists the elements of small groups.
 """
 
 from collections.abc import Sequence
@@ -14,43 +14,38 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from symrazor.groups.closure import (
-    LIMIT,
-    TOLERANCE,
-    as_numbers,
-    check_matrices,
-    check_permutations,
-    permutation_matrix,
-)
-from symrazor.groups.finite import FiniteGroup
+from symrazor.groups.finite import MAX_ELEMENTS, FiniteGroup
 from symrazor.groups.generators import (
+    ELEMENT_TOLERANCE,
+    as_numbers,
     as_permutation,
-    check_flows,
     check_letters,
-    check_lie,
+    check_matrices,
     check_name,
-    joined_letters,
+    check_permutations,
+    permutation_matrices,
+    permutation_matrix,
+    product_letters,
 )
 from symrazor.groups.lie import LieAlgebra
-from symrazor.groups.membership import in_continuous
 from symrazor.groups.orbits import pair_orbits
 
 Element = int | str | Tensor | Sequence[Any]
-"""Index or name of an element of a finite group, or a permutation [n], or a matrix [d, d]; lists
-of numbers are taken for tensors."""
+"""Index or name of an element of a finite group, or a permutation [n], or a matrix [d, d], as a
+tensor or as nested lists."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Group:
-    """A group acting on n places, by permutations, or on vectors of n numbers, by matrices.
+    """A group acting on n positions, by permutations, or on n-dimensional vectors, by matrices.
 
     Args:
-        name: for reports.
+        name: name in reports.
         size: n.
-        permutations: discrete generators; p[i] is where place i goes.
-        matrices: discrete generators, in place of permutations.
-        lie: continuous generators, beside matrices.
-        letters: names of the discrete generators, of which those of elements are made.
+        permutations: discrete generators; position i moves to p[i].
+        matrices: discrete generators, instead of permutations.
+        lie: continuous generators, together with matrices.
+        letters: names of the discrete generators, of which names of elements are composed.
     """
 
     name: str
@@ -61,11 +56,10 @@ class Group:
     letters: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        """Check the name and the generators."""
         check_name(self.name)
-        check_lie(self.lie, self.name)
+        _check_lie(self.lie, self.name)
         if self.permutations is not None and (self.matrices is not None or self.lie is not None):
-            raise ValueError(f"expected permutations or matrices in {self.name}, got both")
+            raise ValueError(f"{self.name} needs permutations or matrices, got both.")
         if self.permutations is not None:
             object.__setattr__(self, "permutations", check_permutations(self.permutations))
         if self.matrices is not None:
@@ -77,23 +71,21 @@ class Group:
         }
         wrong = {k: size for k, size in sizes.items() if size not in (None, self.size)}
         if wrong:
-            raise ValueError(f"expected generators of size {self.size} in {self.name}, got {wrong}")
+            raise ValueError(f"Generators of {self.name} must have size {self.size}, got {wrong}.")
         generators = self.matrices if self.permutations is None else self.permutations
         check_letters(self.letters, generators, self.name)
 
     def __repr__(self) -> str:
-        """Name, space and generators, in a line."""
-        discrete, flows = self.counts
-        space = f"{self.size} {'numbers' if self.permutations is None else 'places'}"
-        kinds = {"discrete": discrete, "continuous": flows}
-        made = " and ".join(f"{count} {kind}" for kind, count in kinds.items() if count)
-        return f"<Group {self.name} on {space}, generators: {made or 'none'}>"
+        space = f"{self.size} {'dimensions' if self.permutations is None else 'positions'}"
+        counts = dict(zip(("discrete", "continuous"), self.counts, strict=True))
+        listed = " and ".join(f"{count} {kind}" for kind, count in counts.items() if count)
+        return f"<Group {self.name} on {space}, generators: {listed or 'none'}>"
 
     @classmethod
     def from_permutations(
         cls, name: str, permutations: object, letters: Sequence[str] = ()
     ) -> "Group":
-        """The group that some permutations [m, n] generate."""
+        """Return the group that permutations [m, n] generate."""
         check_name(name)
         rows = check_permutations(permutations)
         return cls(name, rows.shape[1], permutations=rows, letters=tuple(letters))
@@ -106,28 +98,28 @@ class Group:
         lie: LieAlgebra | None = None,
         letters: Sequence[str] = (),
     ) -> "Group":
-        """The group that some matrices [m, d, d] and a Lie algebra generate."""
+        """Return the group that matrices [m, d, d] and a Lie algebra generate."""
         check_name(name)
-        check_lie(lie, name)
-        given = as_numbers(matrices, "square matrices [m, d, d]").double()
-        if lie is not None and not given.numel():
-            given = given.new_empty(0, lie.size, lie.size)
-        found = check_matrices(given)
-        return cls(name, found.shape[1], matrices=found, lie=lie, letters=tuple(letters))
+        _check_lie(lie, name)
+        discrete = as_numbers(matrices, "square matrices [m, d, d]").double()
+        if lie is not None and not discrete.numel():
+            discrete = discrete.new_empty(0, lie.size, lie.size)
+        discrete = check_matrices(discrete)
+        return cls(name, discrete.shape[1], matrices=discrete, lie=lie, letters=tuple(letters))
 
     @property
     def is_discrete(self) -> bool:
-        """Whether it has no continuous generators."""
+        """Whether the group has no continuous generators."""
         return self.lie is None or self.lie.dim == 0
 
     @property
     def counts(self) -> tuple[int, int]:
         """Numbers of discrete and of continuous generators."""
-        given = self.matrices if self.permutations is None else self.permutations
-        return 0 if given is None else len(given), 0 if self.lie is None else self.lie.dim
+        discrete = self.matrices if self.permutations is None else self.permutations
+        return 0 if discrete is None else len(discrete), 0 if self.lie is None else self.lie.dim
 
     def is_same(self, other: "Group") -> bool:
-        """Whether both are given by equal generators: perhaps two objects, but one group."""
+        """Return whether both groups have equal generators."""
         if self is other:
             return True
         parts = [(g.permutations, g.matrices, g.lie and g.lie.generators) for g in (self, other)]
@@ -140,40 +132,40 @@ class Group:
     def discrete(self) -> Float[Tensor, "m n n"]:
         """Discrete generators as matrices."""
         if self.permutations is not None:
-            rows = [permutation_matrix(p) for p in self.permutations]
-            return torch.stack(rows) if rows else torch.empty(0, self.size, self.size).double()
+            return permutation_matrices(self.permutations)
         if self.matrices is not None:
             return self.matrices
         return torch.empty(0, self.size, self.size, dtype=torch.float64)
 
     @cached_property
-    def _finite(self) -> dict[str, FiniteGroup]:
+    def _cache(self) -> dict[str, FiniteGroup]:
         return {}
 
-    def finite(self, limit: int = LIMIT) -> FiniteGroup:
-        """All elements.
+    def finite(self, limit: int = MAX_ELEMENTS) -> FiniteGroup:
+        """Return all elements.
 
         Raises:
-            ValueError: a continuous group, or one of more than `limit` elements.
+            ValueError: a continuous group, or more than `limit` elements.
         """
         if not self.is_discrete:
-            raise ValueError(f"expected a finite group, got the continuous {self.name}")
-        if "all" not in self._finite:
+            raise ValueError(f"{self.name} is continuous: its elements cannot be enumerated.")
+        if "finite" not in self._cache:
             if self.permutations is not None:
-                found = FiniteGroup.from_permutations(
+                finite = FiniteGroup.from_permutations(
                     self.name, self.permutations, self.letters, limit
                 )
             else:
-                found = FiniteGroup.from_matrices(self.name, self.discrete, self.letters, limit)
-            self._finite["all"] = found
-        return self._finite["all"]
+                finite = FiniteGroup.from_matrices(self.name, self.discrete, self.letters, limit)
+            self._cache["finite"] = finite
+        return self._cache["finite"]
 
     def element(self, g: Element) -> Tensor:
-        """A permutation or matrix; an index or name is looked up among those of a finite group.
+        """Return an element as a permutation or matrix; indices and names are looked up.
+
+        Whether a permutation or matrix belongs to the group is not checked, see `contains`.
 
         Raises:
-            ValueError: no such index or name, or a permutation or matrix of another size. Whether
-                it belongs to the group is not asked, see `contains`.
+            ValueError: an unknown index or name, or a permutation or matrix of another size.
         """
         if (not isinstance(g, str) and not hasattr(g, "__index__")) or isinstance(g, Tensor):
             g = as_numbers(g, f"an element of {self.name}")
@@ -184,45 +176,48 @@ class Group:
             if g.dim() == 1 or tuple(g.shape) != (n, n):
                 form = f"a permutation of 0 to {n - 1}" if g.dim() == 1 else f"a {n} x {n} matrix"
                 raise ValueError(
-                    f"expected {form} for {self.name}, got "
-                    f"{g[:12].tolist() if g.dim() == 1 else list(g.shape)}"
+                    f"An element of {self.name} is {form}, got "
+                    f"{g[:12].tolist() if g.dim() == 1 else list(g.shape)}."
                 )
             if not bool(g.isfinite().all()):
-                raise ValueError(f"expected finite numbers as an element of {self.name}, got nan")
+                raise ValueError(f"An element of {self.name} has finite entries, got nan.")
             return g
-        fraction = isinstance(g, Tensor) and (g.is_floating_point() or g.dtype == torch.bool)
-        if isinstance(g, bool) or fraction:
-            raise ValueError(f"expected a whole number as an element of {self.name}, got {g!r}")
-        every = self.finite()
-        if isinstance(g, str) and g not in every.names:
-            some = ", ".join(every.names[:12])
-            raise ValueError(f"expected the name of an element of {self.name}: {some}; got {g!r}")
-        index = every.names.index(g) if isinstance(g, str) else int(g)
-        if not 0 <= index < every.order:
-            raise ValueError(f"expected an element 0 to {every.order - 1}, got {index}")
-        found = every.matrix(index) if every.permutations is None else every.permutations[index]
-        return found.clone()
+        not_integer = isinstance(g, Tensor) and (g.is_floating_point() or g.dtype == torch.bool)
+        if isinstance(g, bool) or not_integer:
+            raise ValueError(f"The index of an element of {self.name} is an integer, got {g!r}.")
+        finite = self.finite()
+        if isinstance(g, str) and g not in finite.names:
+            names = ", ".join(finite.names[:12])
+            raise ValueError(f"{self.name} has no element {g!r}. Elements: {names}.")
+        index = finite.names.index(g) if isinstance(g, str) else int(g)
+        if not 0 <= index < finite.order:
+            raise ValueError(
+                f"Elements of {self.name} have indices 0 to {finite.order - 1}, got {index}."
+            )
+        if finite.permutations is None:
+            return finite.matrix(index).clone()
+        return finite.permutations[index].clone()
 
     def sample(self, count: int, seed: int = 0, reach: float = 1.0) -> list[Tensor]:
-        """Elements other than the identity: all of a small finite group, else random ones.
+        """Return elements other than the identity: all of a small finite group, else random ones.
 
         A random element is a product of random generators and their inverses, and of exponentials
         of coefficients between -reach and reach.
         """
-        given: object = count
-        if isinstance(given, bool) or not isinstance(given, int) or count < 1:
-            raise ValueError(f"expected a count of at least 1, a whole number, got {count!r}")
+        number: object = count
+        if isinstance(number, bool) or not isinstance(number, int) or count < 1:
+            raise ValueError(f"count must be a positive integer, got {count!r}.")
         generator = torch.Generator().manual_seed(seed)
-        every = self._small()
-        if every is not None:
-            others = [g for g in every.elements if g != every.identity]
+        finite = self.finite_or_none()
+        if finite is not None:
+            others = [g for g in finite.elements if g != finite.identity]
             order = torch.randperm(len(others), generator=generator).tolist()
             chosen = others if len(others) <= count else sorted(others[i] for i in order[:count])
             return [self.element(g) for g in chosen]
         return [self._random(generator, reach) for _ in range(count)]
 
-    def _small(self) -> FiniteGroup | None:
-        """All elements, if they are few."""
+    def finite_or_none(self) -> FiniteGroup | None:
+        """Return all elements, or None if they cannot be enumerated."""
         try:
             return self.finite() if self.is_discrete else None
         except ValueError:
@@ -230,10 +225,10 @@ class Group:
 
     def _random(self, generator: torch.Generator, reach: float) -> Tensor:
         if self.permutations is not None:
-            found = torch.arange(self.size)
+            permutation = torch.arange(self.size)
             for k in torch.randint(len(self.permutations), (4 * self.size,), generator=generator):
-                found = found[self.permutations[int(k)]]
-            return found
+                permutation = permutation[self.permutations[int(k)]]
+            return permutation
         product = torch.eye(self.size, dtype=torch.float64)
         if len(self.discrete):
             for k in torch.randint(len(self.discrete), (8,), generator=generator):
@@ -244,49 +239,49 @@ class Group:
         return product
 
     def __mul__(self, other: "Group") -> "Group":
-        """The direct product, acting on both spaces side by side: n + n' places or numbers."""
+        """Return the direct product, acting on the sum of both spaces: n + n' dimensions."""
         if not isinstance(other, Group):
             return NotImplemented
         name, size = f"{self.name} x {other.name}", self.size + other.size
-        letters = joined_letters(self.letters, other.letters)
+        letters = product_letters(self.letters, other.letters)
         if self.permutations is not None and other.permutations is not None:
             left = torch.arange(size).repeat(len(self.permutations), 1)
             right = torch.arange(size).repeat(len(other.permutations), 1)
             left[:, : self.size] = self.permutations
             right[:, self.size :] = other.permutations + self.size
             return Group(name, size, permutations=torch.cat([left, right]), letters=letters)
-        ours, theirs = _unit(self.size), _unit(other.size)
-        blocks = [torch.block_diag(m, theirs) for m in self.discrete]
-        blocks += [torch.block_diag(ours, m) for m in other.discrete]
-        zeros = (torch.zeros_like(ours), torch.zeros_like(theirs))
+        left, right = _unit(self.size), _unit(other.size)
+        blocks = [torch.block_diag(m, right) for m in self.discrete]
+        blocks += [torch.block_diag(left, m) for m in other.discrete]
+        zeros = (torch.zeros_like(left), torch.zeros_like(right))
         flows = [torch.block_diag(A, zeros[1]) for A in _flows(self)]
         flows += [torch.block_diag(zeros[0], A) for A in _flows(other)]
-        return _of_matrices(name, size, blocks, _joined(self, other, flows), letters)
+        return _matrix_group(name, size, blocks, _product_algebra(self, other, flows), letters)
 
     def __matmul__(self, other: "Group") -> "Group":
-        """The direct product, acting on pairs of places, or on tensor products: n n' of them."""
+        """Return the direct product, acting on pairs of positions or tensor products: n n'."""
         if not isinstance(other, Group):
             return NotImplemented
         name, size = f"{self.name} x {other.name}", self.size * other.size
-        letters = joined_letters(self.letters, other.letters)
+        letters = product_letters(self.letters, other.letters)
         if self.permutations is not None and other.permutations is not None:
             grid = torch.arange(size).reshape(self.size, other.size)
             rows = [grid[p].reshape(-1) for p in self.permutations]
             rows += [grid[:, p].reshape(-1) for p in other.permutations]
             return Group(name, size, permutations=torch.stack(rows), letters=letters)
-        ours, theirs = _unit(self.size), _unit(other.size)
-        products = [torch.kron(m, theirs) for m in self.discrete]
-        products += [torch.kron(ours, m) for m in other.discrete]
-        flows = [torch.kron(A, theirs) for A in _flows(self)]
-        flows += [torch.kron(ours, A) for A in _flows(other)]
-        return _of_matrices(name, size, products, _joined(self, other, flows), letters)
+        left, right = _unit(self.size), _unit(other.size)
+        products = [torch.kron(m, right) for m in self.discrete]
+        products += [torch.kron(left, m) for m in other.discrete]
+        flows = [torch.kron(A, right) for A in _flows(self)]
+        flows += [torch.kron(left, A) for A in _flows(other)]
+        return _matrix_group(name, size, products, _product_algebra(self, other, flows), letters)
 
     @property
     def is_symmetric(self) -> bool:
-        """Whether it is visibly all permutations of its places.
+        """Whether the group is recognised as all permutations of its positions.
 
-        A group that can move any pair of places to any other and contains a transposition is
-        (Jordan); looked for among the generators.
+        By a theorem of Jordan, this holds if it is 2-transitive and contains a transposition, which
+        is looked for among the generators.
         """
         if self.permutations is None:
             return False
@@ -296,58 +291,67 @@ class Group:
         return bool((moved == 2).any()) and len(pair_orbits(self.permutations).unique()) == 2
 
     def contains(self, element: object) -> bool:
-        """Whether a permutation or matrix belongs to the group.
+        """Return whether a permutation or matrix belongs to the group.
 
         Raises:
-            ValueError: no numbers, or a continuous group for which this is not known.
+            ValueError: not numbers, or a continuous group for which this cannot be decided.
         """
-        given = as_numbers(element, f"an element of {self.name}").detach().cpu()
-        if given.dim() not in (1, 2) or {*given.shape} != {self.size}:
+        tensor = as_numbers(element, f"an element of {self.name}").detach().cpu()
+        if tensor.dim() not in (1, 2) or {*tensor.shape} != {self.size}:
             return False
-        if not bool(given.isfinite().all()):
+        if not bool(tensor.isfinite().all()):
             return False
-        permutation = as_permutation(given)
-        if given.dim() == 1 or self.permutations is not None:
+        permutation = as_permutation(tensor)
+        if tensor.dim() == 1 or self.permutations is not None:
             if permutation is None:
                 return False
             if self.is_symmetric:
                 return True
-            given = permutation
+            tensor = permutation
         if self.permutations is None:
-            given = permutation_matrix(given) if given.dim() == 1 else given.double()
+            tensor = permutation_matrix(tensor) if tensor.dim() == 1 else tensor.double()
         if self.is_discrete:
-            return self.finite().find(given) is not None
+            return self.finite().find(tensor) is not None
         assert self.lie is not None
-        return in_continuous(self.lie, self.discrete, given, self.name)
+        return self.lie.contains(tensor, self.discrete, self.name)
 
     def is_subgroup_of(self, other: "Group") -> bool:
-        """Whether every generator belongs to the other group, as both act on the same space."""
+        """Return whether every generator belongs to the other group; both act on the same space."""
         if self.size != other.size:
             return False
         if not self.is_discrete:
             assert self.lie is not None
             if other.is_discrete or other.lie is None:
                 return False
-            apart = other.lie.coordinates(self.lie.generators)[1]
-            if bool((apart > TOLERANCE * self.lie.generators.flatten(1).norm(dim=1)).any()):
+            distance = other.lie.coordinates(self.lie.generators)[1]
+            sizes = self.lie.generators.flatten(1).norm(dim=1)
+            if bool((distance > ELEMENT_TOLERANCE * sizes).any()):
                 return False
-        own = self.discrete
+        generators = self.discrete
         if self.permutations is not None and other.permutations is not None:
-            own = self.permutations
-        return all(other.contains(element) for element in own)
+            generators = self.permutations
+        return all(other.contains(element) for element in generators)
 
     def check(self) -> None:
-        """Verify what makes it a group; those with few elements are enumerated.
+        """Check the axioms of a group; small groups are enumerated.
 
         Raises:
             ValueError: names the pair or triple that fails.
         """
         if self.lie is not None:
             self.lie.check()
-            check_flows(self.lie, self.discrete, self.letters, self.name)
-        every = self._small()
-        if every is not None:
-            every.check()
+            self.lie.check_normalised_by(self.discrete, self.letters, self.name)
+        finite = self.finite_or_none()
+        if finite is not None:
+            finite.check()
+
+
+def _check_lie(lie: object, name: str) -> None:
+    if lie is not None and not isinstance(lie, LieAlgebra):
+        raise ValueError(
+            f"lie of {name} must be a LieAlgebra, got {type(lie).__name__}. Use "
+            "LieAlgebra.of(generators)."
+        )
 
 
 def _unit(size: int) -> Float[Tensor, "n n"]:
@@ -358,18 +362,18 @@ def _flows(group: Group) -> Sequence[Tensor]:
     return [] if group.lie is None else list(group.lie.generators)
 
 
-def _joined(one: Group, two: Group, flows: Sequence[Tensor]) -> LieAlgebra | None:
-    """The Lie algebra of a product; equal names are told apart by a prime."""
+def _product_algebra(first: Group, second: Group, flows: Sequence[Tensor]) -> LieAlgebra | None:
+    """Return the Lie algebra of a product; equal names are distinguished by a prime."""
     if not flows:
         return None
-    ours = () if one.lie is None else one.lie.names
-    theirs = () if two.lie is None else two.lie.names
-    units = tuple(u for g in (one, two) if g.lie is not None for u in g.lie.units)
-    names = ours + tuple(f"{name}'" if name in ours else name for name in theirs)
+    taken = () if first.lie is None else first.lie.names
+    others = () if second.lie is None else second.lie.names
+    units = tuple(u for g in (first, second) if g.lie is not None for u in g.lie.units)
+    names = taken + tuple(f"{name}'" if name in taken else name for name in others)
     return LieAlgebra(names, units, torch.stack(list(flows)))
 
 
-def _of_matrices(
+def _matrix_group(
     name: str,
     size: int,
     matrices: Sequence[Tensor],

@@ -1,32 +1,36 @@
-r"""Representations: what the generators of a group do to a space.
+r"""Define representations: the action of the generators of a group on a space.
 
-A homomorphism is known by the images of the generators, and that is all that is stored. Sums and
-products of representations are those of their spaces: `a + b` acts on both side by side, `a * b` on
-their tensor product.
+A homomorphism is determined by the images of the generators, and only these are stored. `a + b`
+acts on the direct sum of two spaces, `a * b` on their tensor product.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from symrazor.groups.closure import TOLERANCE, as_numbers, check_permutations, permutation_matrix
+from symrazor.groups.generators import (
+    ELEMENT_TOLERANCE,
+    as_numbers,
+    check_permutations,
+    permutation_matrices,
+)
 from symrazor.groups.group import Group
 from symrazor.linalg.matrix_functions import matrix_exponential
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Representation:
-    """Images of the generators, on a space of so many dimensions.
+    """Images of the generators of a group on a d-dimensional space.
 
     Args:
-        group: whose generators they are.
+        group: the group.
         size: d.
-        permutations: of the discrete generators, if they permute coordinates.
-        matrices: of the discrete generators, in place of permutations.
-        flows: of the continuous generators.
+        permutations: images of the discrete generators, if they permute coordinates.
+        matrices: images of the discrete generators, instead of permutations.
+        flows: images of the continuous generators.
     """
 
     group: Group
@@ -36,60 +40,62 @@ class Representation:
     flows: Float[Tensor, "k d d"]
 
     def __post_init__(self) -> None:
-        """Check that there is one image per generator."""
-        given = self.permutations if self.matrices is None else self.matrices
-        count = 0 if given is None else len(given)
-        wanted = self.group.counts
-        if (count, len(self.flows)) != wanted:
+        discrete = self.permutations if self.matrices is None else self.matrices
+        counts = (0 if discrete is None else len(discrete), len(self.flows))
+        if counts != self.group.counts:
+            expected = self.group.counts
             raise ValueError(
-                f"expected {wanted[0]} discrete and {wanted[1]} continuous generators of "
-                f"{self.group.name}, got {count} and {len(self.flows)}"
+                f"{self.group.name} has {expected[0]} discrete and {expected[1]} continuous "
+                f"generators, got images of {counts[0]} and {counts[1]}."
             )
         for images in (self.matrices, self.flows):
             wrong = images is not None and tuple(images.shape[1:]) != (self.size, self.size)
             if images is not None and (wrong or not bool(images.isfinite().all())):
                 got = list(images.shape) if wrong else "nan or infinity"
                 raise ValueError(
-                    f"expected images [m, {self.size}, {self.size}] of finite numbers for "
-                    f"{self.group.name}, got {got}"
+                    f"Images of {self.group.name} must be finite matrices "
+                    f"[m, {self.size}, {self.size}], got {got}."
                 )
+
+    def __repr__(self) -> str:
+        return f"<Representation of {self.group.name} on {self.size} dimensions>"
 
     @classmethod
     def of(cls, group: Group, discrete: object = None, flows: object = None) -> "Representation":
-        """A representation of one's own: permutations [m, d] or matrices [m, d, d], and flows.
+        """Return a representation by permutations [m, d] or matrices [m, d, d], and flows.
 
-        For a group with few elements it is checked to be a homomorphism.
+        For small groups it is checked to be a homomorphism.
 
         Raises:
-            ValueError: images that do not compose as the group does.
+            ValueError: the images do not compose as the group does.
         """
-        given = None if discrete is None else as_numbers(discrete, "matrices [m, d, d]")
+        images = None if discrete is None else as_numbers(discrete, "matrices [m, d, d]")
         moves = None if flows is None else as_numbers(flows, "flows [k, d, d]").double()
-        if given is not None and given.dim() == 2:
-            rows = check_permutations(given)
+        if images is not None and images.dim() == 2:
+            rows = check_permutations(images)
             empty = torch.empty(0, rows.shape[1], rows.shape[1], dtype=torch.float64)
-            found = cls(group, rows.shape[1], rows, None, empty)
+            representation = cls(group, rows.shape[1], rows, None, empty)
         else:
-            some = moves if given is None else given
-            if some is None:
-                raise ValueError(f"expected images of the generators of {group.name}, got none")
-            size = some.shape[-1] if some.dim() else 0
+            first = moves if images is None else images
+            if first is None:
+                raise ValueError(f"Pass images of the generators of {group.name}.")
+            size = first.shape[-1] if first.dim() else 0
             empty = torch.empty(0, size, size, dtype=torch.float64)
-            matrices = empty if given is None else given.double()
-            found = cls(group, size, None, matrices, empty if moves is None else moves)
-        found.check()
-        return found
+            matrices = empty if images is None else images.double()
+            flow_images = empty if moves is None else moves
+            representation = cls(group, size, None, matrices, flow_images)
+        representation.check()
+        return representation
 
     @property
     def discrete(self) -> Float[Tensor, "m d d"]:
         """Images of the discrete generators as matrices."""
         if self.permutations is not None:
-            rows = [permutation_matrix(p) for p in self.permutations]
-            return torch.stack(rows) if rows else torch.empty(0, self.size, self.size).double()
+            return permutation_matrices(self.permutations)
         return self.flows[:0] if self.matrices is None else self.matrices
 
     def check(self) -> None:
-        """Verify that images compose as elements do, for groups with few elements and algebras.
+        """Check that images compose as elements do, for small groups and Lie algebras.
 
         Raises:
             ValueError: names the pair that fails.
@@ -98,54 +104,57 @@ class Representation:
         if lie is not None and lie.dim:
             f = lie.structure_constants()
             brackets = lie.bracket(self.flows[:, None], self.flows[None])
-            wanted = torch.einsum("ijl,lab->ijab", f, self.flows)
-            wrong = ((brackets - wanted).abs().amax((2, 3)) > 1e3 * TOLERANCE).nonzero().tolist()
+            expected = torch.einsum("ijl,lab->ijab", f, self.flows)
+            wrong = (
+                ((brackets - expected).abs().amax((2, 3)) > 1e3 * ELEMENT_TOLERANCE)
+                .nonzero()
+                .tolist()
+            )
             if wrong:
                 i, j = (lie.names[k] for k in wrong[0])
                 raise ValueError(
-                    f"expected flows that compose as {self.group.name}, got others: {i}, {j}"
+                    f"The flows do not compose as {self.group.name} for the pair {i}, {j}."
                 )
-            self._check_turned_flows()
-        every = self.group._small()
-        if every is None:
+            self._check_conjugated_flows()
+        finite = self.group.finite_or_none()
+        if finite is None:
             return
-        images: dict[int, Tensor] = {every.identity: torch.eye(self.size, dtype=torch.float64)}
-        waiting = [every.identity]
-        for a in waiting:  # the image of a·g by two words must be one matrix
-            for g, matrix in zip(every.generators, self.discrete, strict=True):
-                product, image = int(every.table[a, g]), images[a] @ matrix
+        images: dict[int, Tensor] = {finite.identity: torch.eye(self.size, dtype=torch.float64)}
+        waiting = [finite.identity]
+        for a in waiting:  # two words for the same element must have the same image
+            for g, matrix in zip(finite.generators, self.discrete, strict=True):
+                product, image = int(finite.table[a, g]), images[a] @ matrix
                 if product not in images:
                     images[product] = image
                     waiting.append(product)
-                elif float((images[product] - image).abs().max()) > 1e3 * TOLERANCE:
+                elif float((images[product] - image).abs().max()) > 1e3 * ELEMENT_TOLERANCE:
                     raise ValueError(
-                        f"expected images that compose as {self.group.name}, got others for the "
-                        f"pair {every.names[a]}, {every.names[g]}"
+                        f"The images do not compose as {self.group.name} for the pair "
+                        f"{finite.names[a]}, {finite.names[g]}."
                     )
 
-    def _check_turned_flows(self) -> None:
-        """Images of g A g^-1 must be those of g and A: for groups with both kinds of generators."""
+    def _check_conjugated_flows(self) -> None:
+        """Check that the image of g A g^-1 is that of g, A and g^-1 together."""
         lie = self.group.lie
         assert lie is not None
         for k, (g, image) in enumerate(zip(self.group.discrete, self.discrete, strict=True)):
             if int(torch.linalg.matrix_rank(image)) < self.size:
                 raise ValueError(
-                    f"expected invertible images of {self.group.name}, got another for the "
-                    f"discrete generator {k}"
+                    f"The image of discrete generator {k} of {self.group.name} is not invertible."
                 )
             c = lie.coordinates(g @ lie.generators @ torch.linalg.inv(g))[0]
-            wanted = torch.einsum("ij,jab->iab", c, self.flows)
-            apart = (image @ self.flows - wanted @ image).abs().amax((1, 2))
-            wrong = (apart > 1e3 * TOLERANCE).nonzero().flatten().tolist()
+            expected = torch.einsum("ij,jab->iab", c, self.flows)
+            difference = (image @ self.flows - expected @ image).abs().amax((1, 2))
+            wrong = (difference > 1e3 * ELEMENT_TOLERANCE).nonzero().flatten().tolist()
             if wrong:
                 letter = self.group.letters[k] if self.group.letters else f"generator {k}"
                 raise ValueError(
-                    f"expected images that compose as {self.group.name}, got others for the pair "
-                    f"{letter}, {lie.names[wrong[0]]}"
+                    f"The images do not compose as {self.group.name} for the pair {letter}, "
+                    f"{lie.names[wrong[0]]}."
                 )
 
     def __add__(self, other: "Representation") -> "Representation":
-        """On both spaces side by side."""
+        """Return the representation on the direct sum."""
         self._same_group(other)
         size = self.size + other.size
         flows = _pairs(torch.block_diag, self.flows, other.flows, size)
@@ -156,59 +165,61 @@ class Representation:
         return Representation(self.group, size, None, blocks, flows)
 
     def __mul__(self, other: "Representation") -> "Representation":
-        """On the tensor product, coordinates in row-major order."""
+        """Return the representation on the tensor product, coordinates in row-major order."""
         self._same_group(other)
         size = self.size * other.size
-        ours, theirs = (torch.eye(r.size, dtype=torch.float64) for r in (self, other))
+        left, right = (torch.eye(r.size, dtype=torch.float64) for r in (self, other))
         flows = [
-            torch.kron(a, theirs) + torch.kron(ours, b)
+            torch.kron(a, right) + torch.kron(left, b)
             for a, b in zip(self.flows, other.flows, strict=True)
         ]
-        joined = torch.stack(flows) if flows else torch.empty(0, size, size, dtype=torch.float64)
+        stacked = torch.stack(flows) if flows else torch.empty(0, size, size, dtype=torch.float64)
         if self.permutations is not None and other.permutations is not None:
             pairs = self.permutations.unsqueeze(2) * other.size + other.permutations.unsqueeze(1)
-            return Representation(self.group, size, pairs.flatten(1), None, joined)
+            return Representation(self.group, size, pairs.flatten(1), None, stacked)
         products = _pairs(torch.kron, self.discrete, other.discrete, size)
-        return Representation(self.group, size, None, products, joined)
+        return Representation(self.group, size, None, products, stacked)
 
     def _same_group(self, other: "Representation") -> None:
         if not other.group.is_same(self.group):
             raise ValueError(
-                f"expected representations of one group, got {self.group.name} and "
-                f"{other.group.name}, whose generators differ"
+                f"The generators of {self.group.name} and {other.group.name} differ. Use "
+                "representations of one group."
             )
 
     def moves(self, count: int = 16, seed: int = 0) -> list[Tensor]:
-        """Images of the generators, then of random words in them; permutations or matrices.
+        """Return images of the generators, then of random words, as permutations or matrices.
 
-        The words depend on the group and the seed alone, so that two representations move alike.
+        The words depend on the group and the seed only, so that two representations correspond.
         """
         generator = torch.Generator().manual_seed(seed)
-        own = self.discrete if self.permutations is None or len(self.flows) else self.permutations
-        letters = [*own, *(matrix_exponential(A) for A in self.flows)]
-        found = list(letters[:count])
-        while letters and len(found) < count:
+        permutes = self.permutations is not None and not len(self.flows)
+        discrete = self.permutations if permutes else self.discrete
+        assert discrete is not None
+        letters = [*discrete, *(matrix_exponential(A) for A in self.flows)]
+        images = list(letters[:count])
+        while letters and len(images) < count:
             word = torch.randint(len(letters), (4,), generator=generator).tolist()
             size = 2 * torch.rand(len(self.flows), generator=generator, dtype=torch.float64) - 1
             product = _product([letters[k] for k in word])
             for A, c in zip(self.flows, size, strict=True):
                 product = product @ matrix_exponential(c * A)
-            found.append(product)
-        return found
+            images.append(product)
+        return images
 
 
 def defining(group: Group) -> Representation:
-    """The space that the group is given on."""
+    """Return the representation on the space on which the group is defined."""
     none = torch.empty(0, group.size, group.size, dtype=torch.float64)
     flows = none if group.lie is None else group.lie.generators
     return Representation(group, group.size, group.permutations, group.matrices, flows)
 
 
 def invariant(group: Group, size: int = 1) -> Representation:
-    """So many numbers that no element changes."""
-    given: object = size
-    if isinstance(given, bool) or not isinstance(given, int) or given < 1:
-        raise ValueError(f"expected a whole number of at least 1 invariants, got {size!r}")
+    """Return the trivial representation on `size` numbers, which no element changes."""
+    value: object = size
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(f"size must be a positive integer, got {size!r}.")
     lie = 0 if group.lie is None else group.lie.dim
     flows = torch.zeros(lie, size, size, dtype=torch.float64)
     rows = torch.arange(size).repeat(group.counts[0], 1)
@@ -216,22 +227,23 @@ def invariant(group: Group, size: int = 1) -> Representation:
 
 
 def regular(group: Group) -> Representation:
-    """One coordinate per element of a finite group: h goes to g·h."""
-    every = group.finite()
-    rows = every.table[list(every.generators)]
-    empty = torch.empty(0, every.order, every.order, dtype=torch.float64)
-    return Representation(group, every.order, rows, None, empty)
+    """Return the regular representation of a finite group: element h moves to g·h."""
+    finite = group.finite()
+    rows = finite.table[list(finite.generators)]
+    empty = torch.empty(0, finite.order, finite.order, dtype=torch.float64)
+    return Representation(group, finite.order, rows, None, empty)
 
 
-def _pairs(join: object, ours: Tensor, theirs: Tensor, size: int) -> Float[Tensor, "m d d"]:
-    assert callable(join)
-    rows = [join(a, b) for a, b in zip(ours, theirs, strict=True)]
+def _pairs(
+    combine: Callable[[Tensor, Tensor], Tensor], first: Tensor, second: Tensor, size: int
+) -> Float[Tensor, "m d d"]:
+    rows = [combine(a, b) for a, b in zip(first, second, strict=True)]
     return torch.stack(rows) if rows else torch.empty(0, size, size, dtype=torch.float64)
 
 
 def _product(letters: Sequence[Tensor]) -> Tensor:
-    """Of permutations or of matrices."""
-    found = letters[0]
+    """Return the product of permutations or of matrices."""
+    product = letters[0]
     for letter in letters[1:]:
-        found = found[letter] if found.dim() == 1 else found @ letter
-    return found
+        product = product[letter] if product.dim() == 1 else product @ letter
+    return product

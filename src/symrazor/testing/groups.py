@@ -6,7 +6,7 @@ import torch
 from torch.testing import assert_close as close
 
 from symrazor.groups.action import OnVectors
-from symrazor.groups.closure import permutation_matrix
+from symrazor.groups.generators import permutation_matrix
 from symrazor.groups.group import Group
 from symrazor.groups.maps import equivariant_maps
 from symrazor.groups.representation import defining
