@@ -48,6 +48,8 @@ COLUMNS_PER_JOB = 3
 MAX_COLLECTED_ENTRIES = 2**18
 """Cotangents with at most this many entries are collected before they are multiplied."""
 
+Cotangents = Iterable[tuple[list[Use], list[Tensor]]]
+"""Calls of one layer and their cotangents, for every column of the root and every layer."""
 Gradients = dict[str, list[Tensor]]
 """Per-sample gradients [n, p] of each tensor, one entry per column of the root."""
 
@@ -69,10 +71,7 @@ class Structure(ABC):
 
     @abstractmethod
     def collect(
-        self,
-        task: "CurvatureTask",
-        cotangents: Iterable[tuple[list[Use], list[Tensor]]],
-        keep_graph: bool,
+        self, task: "CurvatureTask", cotangents: Cotangents, keep_graph: bool
     ) -> Statistics:
         """Return the sums of one batch over some columns of the root.
 
@@ -128,10 +127,7 @@ class GradientStructure(Structure):
     """A structure whose sums are computed from per-sample gradients of every tensor."""
 
     def collect(
-        self,
-        task: "CurvatureTask",
-        cotangents: Iterable[tuple[list[Use], list[Tensor]]],
-        keep_graph: bool,
+        self, task: "CurvatureTask", cotangents: Cotangents, keep_graph: bool
     ) -> Statistics:
         """Return the sums of one batch over some columns of the root."""
         gradients: Gradients = {}
@@ -145,10 +141,8 @@ class GradientStructure(Structure):
         return self.reduce(task, {name: torch.cat(js) for name, js in gradients.items()})
 
     @abstractmethod
-    def reduce(
-        self, task: "CurvatureTask", gradients: dict[str, Float[Tensor, "cn p"]]
-    ) -> Statistics:
-        """Return the sums of per-sample gradients, by tensor."""
+    def reduce(self, task: "CurvatureTask", gradients: dict[str, Tensor]) -> Statistics:
+        """Return the sums of per-sample gradients [(c n), p], by tensor."""
 
     def build(self, task: "CurvatureTask", sums: Statistics, scale: float) -> list[Block]:
         """Build one block per tensor."""
@@ -160,9 +154,7 @@ class DiagonalStructure(GradientStructure):
 
     runs_in_threads = True
 
-    def reduce(
-        self, task: "CurvatureTask", gradients: dict[str, Float[Tensor, "cn p"]]
-    ) -> Statistics:
+    def reduce(self, task: "CurvatureTask", gradients: dict[str, Tensor]) -> Statistics:
         """Sum the squares of the gradients."""
         return {(name, "h"): j.double().square().sum(0) for name, j in gradients.items()}
 
@@ -170,9 +162,7 @@ class DiagonalStructure(GradientStructure):
 class BlockStructure(GradientStructure):
     """One dense block per tensor."""
 
-    def reduce(
-        self, task: "CurvatureTask", gradients: dict[str, Float[Tensor, "cn p"]]
-    ) -> Statistics:
+    def reduce(self, task: "CurvatureTask", gradients: dict[str, Tensor]) -> Statistics:
         """Sum the outer products of the gradients, by tensor."""
         return {(name, "H"): Factor.of_rows(j.unsqueeze(1)) for name, j in gradients.items()}
 
@@ -180,9 +170,7 @@ class BlockStructure(GradientStructure):
 class FullStructure(GradientStructure):
     """One dense block for all tensors."""
 
-    def reduce(
-        self, task: "CurvatureTask", gradients: dict[str, Float[Tensor, "cn p"]]
-    ) -> Statistics:
+    def reduce(self, task: "CurvatureTask", gradients: dict[str, Tensor]) -> Statistics:
         """Sum the outer products of the concatenated gradients."""
         theta, any_j = task.theta, next(iter(gradients.values()))
         rows = [  # zeros for a layer that does not act on the outputs: a path that is off
@@ -223,10 +211,7 @@ class KroneckerStructure(Structure):
         return first, last
 
     def collect(
-        self,
-        task: "CurvatureTask",
-        cotangents: Iterable[tuple[list[Use], list[Tensor]]],
-        keep_graph: bool,
+        self, task: "CurvatureTask", cotangents: Cotangents, keep_graph: bool
     ) -> Statistics:
         """Return the output factors G, and H or h of all other tensors."""
         sums: Statistics = {}
