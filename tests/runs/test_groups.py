@@ -61,5 +61,5 @@ epochs = 1
     found = run(small(tmp_path, text), tmp_path / "run")
     assert [p.path for p in found.reading.layers[0].paths] == ["Linear[ring]", "FC"]
     assert load_run(tmp_path / "run").reading.layers[0].paths[0].group == "ring"
-    with pytest.raises(ValueError, match="expected relax = false for 'fully-connected'"):
+    with pytest.raises(ValueError, match="'fully-connected' has no convolutions to relax"):
         small(tmp_path, text.replace("ring.json", "translation"))

@@ -145,8 +145,7 @@ class Answer:
         """How sure the answer is, the evidence for it, and the recommended network."""
         parts = [self._certainty(), *self.notes]
         if self._other_structure_leads:
-            statement = self._statement()
-            parts.append(f"For comparison, {self._label(self.subject)}: {_lowered(statement)}")
+            parts.append(self._comparison())
         parts += [self._layers(), self._evidence(), self._recommendation(), self._final_score()]
         if isinstance(self.invariances, LearnedInvariances):
             parts.append(self.invariances.verdict)
@@ -181,6 +180,13 @@ class Answer:
         wording = self.family.wording or NEUTRAL
         return wording.invariant if self.symmetric else wording.not_invariant
 
+    def _comparison(self) -> str:
+        """Return what the relaxed network says where another structure has more evidence."""
+        subject = self._label(self.subject)
+        if self.symmetric is None:
+            return f"For comparison, {subject} has not converged."
+        return f"For comparison, {subject} is {_lowered(self._statement())}"
+
     def _certainty(self) -> str:
         if len(self.candidates) < 2:
             return "Not compared: there was no time to train another network."
@@ -188,6 +194,8 @@ class Answer:
         if self.inseparable:
             labels = join_names([self._label(c) for c in self.inseparable])
             return f"The evidence does not separate {subject} from {labels}."
+        if self.notes:  # the gaps are clear, but not the result
+            return ""
         gaps = [abs(g) for g in self._gaps().values()]
         odds = f"{MIN_LOG_ODDS:g} nats are odds of 20 to 1"
         return f"The evidence is clear: at least {min(gaps):,d} nats ({odds})."

@@ -38,6 +38,8 @@ class Structure:
 class Wording:
     """Put the symmetry of a relaxed network in words.
 
+    Headlines start with an adjective, as in "Translation-invariant: position does not matter.".
+
     Args:
         invariant: headline if every relaxed layer keeps the symmetry.
         not_invariant: headline if a layer breaks the symmetry.
@@ -61,7 +63,8 @@ def slug(name: str) -> str:
 
 
 NEUTRAL = Wording(
-    "The symmetry of the layers is supported.", "The symmetry of the layers is broken."
+    "Equivariant: the data support the symmetry of the layers.",
+    "Not equivariant: a layer breaks the symmetry.",
 )
 
 

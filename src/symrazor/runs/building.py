@@ -1,4 +1,4 @@
-"""A run's configuration as the things it names: data, network, likelihood."""
+"""Build the data and the network that the configuration of a run names."""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -28,11 +28,11 @@ Split = Literal["train", "test"]
 
 
 def make_data(config: DataConfig) -> tuple[Tensors, Tensors | None]:
-    """Training and test data; None where there are none to test on.
+    """Return training and test data; None if there are no test data.
 
     Raises:
-        ValueError: files of another kind.
-        OSError: files that are not there.
+        ValueError: a file of another format.
+        OSError: a file that cannot be read.
     """
     train = _read(config, "train")
     test = None if config.name == "npz" and config.test is None else _read(config, "test")
@@ -40,7 +40,7 @@ def make_data(config: DataConfig) -> tuple[Tensors, Tensors | None]:
         train = (train[0][: config.limit], train[1][: config.limit])
     dtype = getattr(torch, config.dtype)
     _warn_if_rounded(train[0], dtype, str(config.path or config.name))
-    return _in(train, dtype), None if test is None else _in(test, dtype)
+    return _as_dtype(train, dtype), None if test is None else _as_dtype(test, dtype)
 
 
 def _warn_if_rounded(x: Tensor, dtype: torch.dtype, source: str) -> None:
@@ -53,13 +53,13 @@ def _warn_if_rounded(x: Tensor, dtype: torch.dtype, source: str) -> None:
     warn_if_coarse(mean, spread, dtype, names, source)
 
 
-def _in(data: Tensors, dtype: torch.dtype) -> Tensors:
+def _as_dtype(data: Tensors, dtype: torch.dtype) -> Tensors:
     x, y = (part.to(dtype) if part.is_floating_point() else part for part in data)
     return x, y
 
 
 def _read(config: DataConfig, split: Split) -> Tensors:
-    """One part; the canvas of the test part has a seed of its own."""
+    """Read one split; the test split places digits on the canvas with another seed."""
     seed = config.seed + (split == "test")
     if config.name == "digits":
         x, y = digits(split)
@@ -75,7 +75,7 @@ def _read(config: DataConfig, split: Split) -> Tensors:
 
 
 def outputs_for(likelihood: str, *targets: Tensor) -> int:
-    """How many outputs a network needs: the classes, or the columns of the targets."""
+    """Return the number of outputs of a network: classes, or columns of the targets."""
     if likelihood == "categorical":
         return 1 + max(int(y.max()) for y in targets)
     return targets[0].shape[1] if targets[0].dim() > 1 else 1
@@ -84,16 +84,16 @@ def outputs_for(likelihood: str, *targets: Tensor) -> int:
 def make_model(
     config: ModelConfig, shape: Sequence[int], outputs: int, dtype: torch.dtype
 ) -> nn.Module:
-    """The network, with fresh weights from torch's own generator.
+    """Build the network, with weights from torch's global random state.
 
-    This runs the code that "package.module:function" names: call it for configurations that the
-    user gave, and see `symrazor.runs.config.refuse_code` for others.
+    This runs the code that "package.module:function" names. Call it only for configurations that
+    the user gave; for others, see `symrazor.runs.config.refuse_code`.
 
     Args:
-        config: which one.
-        shape: of one input.
-        outputs: their number.
-        dtype: of its weights.
+        config: the network.
+        shape: shape of one input.
+        outputs: number of outputs.
+        dtype: number type of the weights.
 
     Raises:
         ValueError: an unknown network, one that does not fit the inputs, or one without layers to
@@ -111,12 +111,12 @@ def make_model(
             model = import_function(name)(**config.arguments)
         case name:
             raise ValueError(
-                "expected model.name 'convolutional', 'ella' (for inputs [channels, height, "
-                f"width]), 'fully-connected' or 'package.module:function', got {name!r} for inputs "
-                f"{list(shape)}"
+                f"model.name = {name!r} does not fit inputs {list(shape)}. Use 'convolutional' or "
+                "'ella' (inputs [channels, height, width]), 'fully-connected' or "
+                "'package.module:function'."
             )
     if not isinstance(model, nn.Module):
-        raise ValueError(f"expected a module from {config.name}, got {type(model).__name__}")
+        raise ValueError(f"{config.name} must return a torch module, got {type(model).__name__}.")
     model = model.to(dtype)
     if config.relax:
         groups = [from_file(g) if is_group_file(g) else g for g in config.groups]

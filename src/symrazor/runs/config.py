@@ -1,4 +1,4 @@
-"""A run as a file: which data, which network, how to train it. TOML in, TOML out.
+"""Describe a run in a TOML file: data, network and training options.
 
     [data]
     name = "digits"
@@ -15,8 +15,8 @@
     [razor]
     estimator = "mc"
 
-[fit] takes every field of `FitConfig`, [razor] every field of `RazorConfig`. What is left out keeps
-its default; what is not known is refused by name.
+[fit] takes every field of `FitConfig`, [razor] every field of `RazorConfig`. Missing keys have
+their default; unknown keys raise an error.
 
 A file can name code, "package.module:function", for the network and the augmentation. Reading a
 configuration imports nothing: names stay names until `import_function` is called for a
@@ -48,16 +48,16 @@ HIDDEN: dict[type[Any], tuple[str, ...]] = {
     FitConfig: ("save", "resume", "razor"),
     RazorConfig: ("burn_in", "seed"),
 }
-"""Fields that no section has: the folder of a run is given with it, [fit] has burn_in and seed."""
+"""Fields that are not keys of a file: the run folder is an option, [fit] has burn_in and seed."""
 
 AUGMENTATIONS: dict[str, Augment] = {
     "flip_and_crop": flip_and_crop,
 }
-"""Augmentations of this library, which are not code of a user."""
+"""Augmentations of this library; all others are code of the user."""
 
 
 class CodeName:
-    """Name of a function in a configuration, "package.module:function", which is not imported."""
+    """Name of a function in a configuration, "package.module:function", not imported."""
 
     def __init__(self, name: str) -> None:
         """Keep the name."""
@@ -80,26 +80,24 @@ class CodeName:
 
         The method makes the name acceptable as `FitConfig.augment`.
         """
-        raise ValueError(
-            f"{self.name!r} is not imported yet. Train with symrazor.runs.fit_run.run."
-        )
+        raise ValueError(f"{self.name!r} is not imported yet. Train with symrazor.runs.run.")
 
 
 @dataclass(frozen=True)
 class DataConfig:
-    """The data of a run.
+    """Data of a run.
 
     Args:
-        name: "digits" (embedded), "mnist", "fashion-mnist", "cifar-10" (folders of the official
-            files) or "npz" (NumPy archives with the keys x and y).
-        path: the folder, or the archive to train on; relative to the configuration file.
-        test: the archive to test on, for "npz".
-        task: "plain" takes images as they are; "digit" puts each in a quadrant of a canvas, and
-            "quadrant" also asks for which one ("digits" and "mnist").
-        likelihood: "categorical", "gaussian", "bernoulli" or "poisson".
-        dtype: of inputs, weights and float targets.
-        limit: train on the first so many data only.
-        seed: of the canvas.
+        name: digits (embedded), mnist, fashion-mnist, cifar-10 (folders of the official files) or
+            npz (a NumPy archive with the keys x and y).
+        path: folder of the official files, or archive with the training data.
+        test: archive with the test data (npz only).
+        task: plain for the images; digit to place them in a quadrant of a canvas; quadrant to
+            predict the quadrant, too (digits and mnist only).
+        likelihood: categorical, gaussian, bernoulli or poisson.
+        dtype: number type of inputs, weights and real targets.
+        limit: train on the first LIMIT samples.
+        seed: seed of the positions on the canvas.
     """
 
     name: Literal["digits", "mnist", "fashion-mnist", "cifar-10", "npz"] = "digits"
@@ -112,30 +110,29 @@ class DataConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        """Check what belongs together."""
+        """Check that the options fit together."""
         if self.name != "digits" and self.path is None:
-            raise ValueError(f"expected data.path for {self.name}, got none")
+            raise ValueError(f"data.name = {self.name!r} needs data.path, the place of its files.")
         if self.task != "plain" and self.name not in ("digits", "mnist"):
-            raise ValueError(f"expected data.task 'plain' for {self.name}, got {self.task!r}")
+            raise ValueError(f"data.task = {self.task!r} needs digits or mnist, got {self.name}.")
         if self.test is not None and self.name != "npz":
-            raise ValueError(f"expected data.test for npz alone, got {self.test} for {self.name}")
+            raise ValueError(f"data.test is only for npz; {self.name} has its own test data.")
         if self.limit is not None and self.limit < 1:
-            raise ValueError(f"expected data.limit of at least 1, got {self.limit}")
+            raise ValueError(f"data.limit must be at least 1, got {self.limit}.")
 
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """The network of a run.
+    """Network of a run.
 
     Args:
-        name: "convolutional", "fully-connected", "ella", or "package.module:function", which
-            `make_model` imports (the working directory counts) and calls for a module.
-        relax: put free paths beside every convolution, see `relax`.
-        groups: the symmetries to relax, by name, or files of groups that end with .json; relative
-            to the configuration file.
-        paths: what a relaxed layer is made of, see `relax`; for "ella" see `ella_network`.
-        width: of the built-in networks.
-        arguments: by name, for the function.
+        name: convolutional, fully-connected, ella, or package.module:function, which is imported
+            (the working directory is on the path) and must return a module.
+        relax: add a free path beside every convolution.
+        groups: symmetries to relax: names or .json files.
+        paths: paths of a relaxed layer, see `relax`; for ella see `ella_network`.
+        width: width of the built-in networks.
+        arguments: keyword arguments of the function.
     """
 
     name: str = "convolutional"
@@ -146,24 +143,23 @@ class ModelConfig:
     arguments: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Check what belongs together."""
+        """Check that the options fit together."""
         if self.arguments and ":" not in self.name:
-            raise ValueError(f"expected model.arguments for a function alone, got {self.name!r}")
-        convolved = not any(is_group_file(group) for group in self.groups)  # else dense layers, too
-        if self.relax and self.name in ("fully-connected", "ella") and convolved:
-            raise ValueError(
-                f"expected relax = false for {self.name!r}, which has no convolutions to relax"
-            )
+            raise ValueError(f"model.arguments has no effect on the network {self.name!r}.")
+        relaxes_dense_layers = any(is_group_file(group) for group in self.groups)
+        has_no_convolutions = self.name in ("fully-connected", "ella")
+        if self.relax and has_no_convolutions and not relaxes_dense_layers:
+            raise ValueError(f"{self.name!r} has no convolutions to relax. Set relax = false.")
 
 
 @dataclass(frozen=True)
 class RunConfig:
-    """Everything a run is made of.
+    """Configuration of a run.
 
     Args:
-        data: what to learn from.
+        data: the data.
         model: the network.
-        fit: how to train it; `fit.razor` is the section [razor].
+        fit: training options; `fit.razor` is the section [razor].
     """
 
     data: DataConfig = field(default_factory=DataConfig)
@@ -171,38 +167,38 @@ class RunConfig:
     fit: FitConfig = field(default_factory=FitConfig)
 
     def __post_init__(self) -> None:
-        """Refuse what no section has: it would be given and not be heard."""
+        """Reject options that have no effect in a run."""
         fixed = {
             "fit.save": (self.fit.save, "--out RUN"),
             "fit.resume": (self.fit.resume, "--out RUN --resume"),
         }
         for name, (value, instead) in fixed.items():
             if value is not None:
-                raise ValueError(f"expected no {name} in a run, got {value}; do: {instead}")
+                raise ValueError(f"{name} has no effect in a run. Use {instead}.")
 
     def beside(self, folder: str | Path) -> "RunConfig":
-        """The same with absolute paths; those that are not count from a folder."""
-        places = {
-            name: Path(folder).absolute() / place
+        """Return a copy with absolute paths; relative ones start at the folder."""
+        paths = {
+            name: Path(folder).absolute() / path
             for name in ("path", "test")
-            if (place := getattr(self.data, name)) is not None
+            if (path := getattr(self.data, name)) is not None
         }
         groups = tuple(
             str(Path(folder).absolute() / group) if is_group_file(group) else group
             for group in self.model.groups
         )
         model = replace(self.model, groups=groups)
-        return replace(self, data=replace(self.data, **places), model=model)
+        return replace(self, data=replace(self.data, **paths), model=model)
 
     def code(self) -> dict[str, str]:
         """Return the code that the configuration names: its key -> "package.module:function"."""
-        found = {"model.name": self.model.name} if ":" in self.model.name else {}
+        code = {"model.name": self.model.name} if ":" in self.model.name else {}
         if isinstance(self.fit.augment, CodeName):
-            found["fit.augment"] = self.fit.augment.name
-        return found
+            code["fit.augment"] = self.fit.augment.name
+        return code
 
     def to_toml(self) -> str:
-        """The configuration as a file that `read_config` takes."""
+        """Return the configuration as the text of a file for `read_config`."""
         parts: dict[str, Any] = {"data": self.data, "model": self.model}
         parts |= {"fit": self.fit, "razor": self.fit.razor}
         return "\n".join(_section(name, part) for name, part in parts.items())
@@ -214,36 +210,39 @@ SECTIONS: dict[str, type[Any]] = {
     "fit": FitConfig,
     "razor": RazorConfig,
 }
-"""The sections of a run file."""
+"""Sections of a file."""
 
 
 def read_config(file: str | Path) -> RunConfig:
-    """Read a configuration; paths in it count from the folder of the file.
+    """Read a configuration; relative paths start at the folder of the file.
 
     Raises:
-        ValueError: no file, no TOML, unknown sections or keys, values of another kind.
+        ValueError: no such file, invalid TOML, unknown sections or keys, or values of another type.
         OSError: a file that cannot be read.
     """
     path = Path(file)
     if not path.is_file():
-        raise ValueError(f"expected a TOML file with the run, got {path}, which is not a file")
+        raise ValueError(f"No such file: {path}")
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"expected a TOML file, got {path}: {error}") from error
+        raise ValueError(f"{path} is not a TOML file: {error}") from error
     return from_document(document).beside(path.parent)
 
 
 def from_document(document: Mapping[str, Any]) -> RunConfig:
-    """A configuration from nested dictionaries, as TOML and JSON give them."""
+    """Return a configuration from nested dictionaries, as TOML and JSON give them."""
     known = tuple(SECTIONS)
     for name, section in document.items():
         if name not in known:
-            raise ValueError(f"expected sections {known}, got [{name}]{_nearest(name, known)}")
+            raise ValueError(f"Unknown section [{name}]. {_known_names(name, known)}")
         if not isinstance(section, Mapping):
-            raise ValueError(f"expected a section [{name}], got {name} = {section!r}")
-    made = {name: _make(kind, name, document.get(name, {})) for name, kind in SECTIONS.items()}
-    return RunConfig(made["data"], made["model"], replace(made["fit"], razor=made["razor"]))
+            raise ValueError(f"{name} must be a section [{name}], got {name} = {section!r}.")
+    parts = {
+        name: _from_section(config_type, name, document.get(name, {}))
+        for name, config_type in SECTIONS.items()
+    }
+    return RunConfig(parts["data"], parts["model"], replace(parts["fit"], razor=parts["razor"]))
 
 
 def refuse_code(file: Path, code: Mapping[str, str]) -> None:
@@ -251,7 +250,7 @@ def refuse_code(file: Path, code: Mapping[str, str]) -> None:
 
     Args:
         file: the configuration.
-        code: what `RunConfig.code` returned, or the part of it that would be run.
+        code: result of `RunConfig.code`, or the part of it that would be run.
     """
     for key, name in code.items():
         raise ValueError(
@@ -267,70 +266,72 @@ def import_function(path: str) -> Callable[..., Any]:
         ValueError: no such module or function.
     """
     module, _, name = path.partition(":")
-    if (here := os.getcwd()) not in sys.path:
-        sys.path.insert(0, here)
+    if (working_directory := os.getcwd()) not in sys.path:
+        sys.path.insert(0, working_directory)
     try:
-        found: Callable[..., Any] = getattr(importlib.import_module(module), name)
+        function: Callable[..., Any] = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
-        raise ValueError(
-            f"expected 'package.module:function' that can be imported, got {path!r}: {error}"
-        ) from error
-    return found
+        raise ValueError(f"Cannot import {path!r} (package.module:function): {error}") from error
+    return function
 
 
-def _make(kind: type[Any], section: str, values: Mapping[str, Any]) -> Any:
-    """A dataclass from a section, every key and value checked."""
-    hints = get_type_hints(kind)
-    own = _keys(kind)
-    given: dict[str, Any] = {}
+def _from_section(config_type: type[Any], section: str, values: Mapping[str, Any]) -> Any:
+    """Return a dataclass from a section, with every key and value checked."""
+    hints = get_type_hints(config_type)
+    options: dict[str, Any] = {}
     reject_label_smoothing(values)
     for key, value in values.items():
-        if key not in own:
-            homes = [f"[{name}]" for name, other in SECTIONS.items() if key in _keys(other)]
-            if homes:
-                raise ValueError(
-                    f"[{section}] has no key {key!r}: it belongs to {' or '.join(homes)}. Move it "
-                    "there"
-                )
-            raise ValueError(
-                f"expected keys of [{section}] among {', '.join(own)}, got {key!r}"
-                f"{_nearest(key, own)}"
-            )
+        _check_key(key, config_type, section)
         if key == "augment":
-            given[key] = AUGMENTATIONS.get(str(value)) or _code_name(value)
+            options[key] = AUGMENTATIONS.get(str(value)) or _code_name(value)
         elif not matches_type(value, hints[key]):
-            raise ValueError(f"{section}.{key} must be {describe_type(hints[key])}, got {value!r}.")
+            expected = describe_type(hints[key])
+            raise ValueError(f"{section}.{key} must be {expected}, got {value!r}.")
         else:
-            given[key] = tuple(value) if isinstance(value, list) else value
-    for key in ("path", "test") if kind is DataConfig else ():
-        given |= {key: Path(given[key])} if key in given else {}
-    return kind(**given)
+            options[key] = tuple(value) if isinstance(value, list) else value
+    for key in ("path", "test") if config_type is DataConfig else ():
+        options |= {key: Path(options[key])} if key in options else {}
+    return config_type(**options)
 
 
-def _keys(kind: type[Any]) -> list[str]:
-    """Return the keys that a section of a run file takes."""
-    return [f.name for f in fields(kind) if f.name not in HIDDEN.get(kind, ())]
+def _check_key(key: str, config_type: type[Any], section: str) -> None:
+    """Raise ValueError for a key that the section does not have; name the right section."""
+    known = _keys(config_type)
+    if key in known:
+        return
+    sections = [f"[{name}]" for name, other in SECTIONS.items() if key in _keys(other)]
+    if sections:
+        raise ValueError(
+            f"[{section}] has no key {key!r}: it belongs to {' or '.join(sections)}. Move it there."
+        )
+    raise ValueError(f"[{section}] has no key {key!r}. {_known_names(key, known)}")
+
+
+def _keys(config_type: type[Any]) -> list[str]:
+    """Return the keys of a section."""
+    return [f.name for f in fields(config_type) if f.name not in HIDDEN.get(config_type, ())]
 
 
 def _code_name(value: Any) -> CodeName:
     if not isinstance(value, str) or ":" not in value:
         raise ValueError(
-            f"fit.augment is {value!r}, expected 'flip_and_crop' or 'package.module:function'"
+            f"fit.augment must be 'flip_and_crop' or 'package.module:function', got {value!r}."
         )
     return CodeName(value)
 
 
-def _nearest(word: str, known: Sequence[str]) -> str:
-    found = difflib.get_close_matches(word, known, 1, 0.5)
-    return f"; did you mean {found[0]!r}?" if found else ""
+def _known_names(word: str, known: Sequence[str]) -> str:
+    """Return the most similar known name as a question, or a list of all of them."""
+    similar = difflib.get_close_matches(word, known, 1, 0.6)
+    return f"Did you mean {similar[0]!r}?" if similar else f"Use one of {', '.join(known)}."
 
 
 def _section(name: str, part: Any) -> str:
     lines = [f"[{name}]"]
-    for entry in fields(part):
-        value = getattr(part, entry.name)
-        if value is not None and entry.name not in HIDDEN.get(type(part), ()):
-            lines.append(f"{entry.name} = {_value(value)}")
+    for option in fields(part):
+        value = getattr(part, option.name)
+        if value is not None and option.name not in HIDDEN.get(type(part), ()):
+            lines.append(f"{option.name} = {_value(value)}")
     return "\n".join(lines) + "\n"
 
 
@@ -338,12 +339,12 @@ def _function_name(function: Callable[..., Any]) -> str:
     """Return the name that a configuration gives to a function."""
     if isinstance(function, CodeName):
         return function.name
-    own = [name for name, known in AUGMENTATIONS.items() if known is function]
-    return own[0] if own else f"{function.__module__}:{function.__qualname__}"
+    names = [name for name, known in AUGMENTATIONS.items() if known is function]
+    return names[0] if names else f"{function.__module__}:{function.__qualname__}"
 
 
 def _value(value: Any) -> str:
-    """A value as TOML writes it; None inside of a list or table does not occur."""
+    """Return a value as TOML; None inside a list or table does not occur."""
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{json.dumps(k)} = {_value(v)}" for k, v in value.items()) + "}"
     if isinstance(value, list | tuple):

@@ -12,17 +12,17 @@ from symrazor.layers.path import traced
 
 @dataclass(frozen=True)
 class Preparation:
-    """Mean 0 and variance 1 for each input channel and each regression target; points last.
+    """Standardise each input channel and each regression target to mean 0 and variance 1.
 
-    All constants are float64. Data are centred and scaled in float64 and rounded to float32 after.
+    All constants are float64. Data are centred and scaled in float64 and then rounded to float32.
 
     Args:
-        mean: of each channel (features of a set or vector), over data and positions; one for all
-            features of a vector that groups exchange.
-        scale: their standard deviation, 1 where it is 0.
-        target_mean: of each target; 0 for classes.
-        target_scale: their standard deviation; 1 for classes.
-        points: whether inputs come as [n, points, features] and go in as [n, features, points].
+        mean: mean of each channel (or feature) over samples and positions; a single one for all
+            features of a vector that groups permute.
+        scale: standard deviation of each channel, 1 instead of 0.
+        target_mean: mean of each target; 0 for classes.
+        target_scale: standard deviation of each target; 1 for classes.
+        points: whether inputs [n, points, features] are transposed to [n, features, points].
     """
 
     mean: Tensor
@@ -36,10 +36,10 @@ class Preparation:
         x = x.transpose(1, 2) if self.points else x
         shape = (-1, *[1] * (x.ndim - 2))
         mean, scale = self.mean.reshape(shape), self.scale.reshape(shape)
-        found = torch.empty(x.shape, dtype=torch.float32)
-        for part, into in zip(chunks(x), chunks(found), strict=True):
-            into.copy_((part.double() - mean) / scale)
-        return found
+        standardised = torch.empty(x.shape, dtype=torch.float32)
+        for source, target in zip(chunks(x), chunks(standardised), strict=True):
+            target.copy_((source.double() - mean) / scale)
+        return standardised
 
     def targets(self, y: Tensor) -> Tensor:
         """Return standardised targets in float32; class labels are unchanged."""
@@ -52,20 +52,20 @@ class Preparation:
         return self.inputs(data[0]), self.targets(data[1])
 
     def attach(self, network: nn.Module, dims: int) -> nn.Module:
-        """Return the network with standardisation before and after it; plain torch modules.
+        """Return the network with standardisation before and after it, as plain torch modules.
 
-        It takes the data of the user, as float32 or float64. Targets come out as float64.
+        It takes float32 or float64 data that are not standardised, and returns targets in float64.
 
         Args:
-            network: on prepared inputs, made of torch's own modules.
-            dims: of an input, the data's included.
+            network: plain network on standardised inputs.
+            dims: dimensions of a batch of inputs.
         """
         plain = traced(_Attached(self, network, dims), "Network")
-        found = nn.Sequential(plain).eval()
-        for tensor in [*found.parameters(), *found.buffers()]:  # no views: files hold them whole
+        attached = nn.Sequential(plain).eval()
+        for tensor in [*attached.parameters(), *attached.buffers()]:  # files store no views
             tensor.data = tensor.data.clone(memory_format=torch.contiguous_format)
-        found.collapse_report = getattr(network, "collapse_report", None)  # type: ignore[assignment]
-        return found
+        attached.collapse_report = getattr(network, "collapse_report", None)  # type: ignore[assignment]
+        return attached
 
 
 class _Attached(nn.Module):
@@ -98,8 +98,8 @@ def prepare(data: Dataset, same_scale: bool = False) -> Preparation:
     """Return means and scales of the training data; warn about columns that are rounded away.
 
     Args:
-        data: of any kind but trajectories.
-        same_scale: one for all features of a vector, which are places of a group.
+        data: data of any kind but trajectories.
+        same_scale: whether the features of a vector share one scale, because groups permute them.
     """
     x = data.x.transpose(1, 2) if data.kind == "set" else data.x
     x = x.unsqueeze(1) if same_scale and data.kind == "vector" else x
@@ -115,7 +115,7 @@ def prepare(data: Dataset, same_scale: bool = False) -> Preparation:
 
 
 def _column_names(data: Dataset, count: int) -> list[str]:
-    """Return what messages call the columns that have a mean each."""
+    """Return the names of the standardised columns for messages."""
     if len(data.columns) == count:
         return [f"column {name!r}" for name in data.columns]
     if count == 1:
@@ -124,5 +124,4 @@ def _column_names(data: Dataset, count: int) -> list[str]:
 
 
 def _positive(scale: Tensor) -> Tensor:
-    """1 in place of 0."""
     return torch.where(scale > 0, scale, torch.ones_like(scale))
