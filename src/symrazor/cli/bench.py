@@ -14,7 +14,7 @@ from symrazor.bench import augment as augment_bench
 from symrazor.bench import evidence as evidence_bench
 from symrazor.bench import fit as fit_bench
 from symrazor.bench import layers as layers_bench
-from symrazor.cli.terminal import JsonFile, console
+from symrazor.cli.terminal import Flag, JsonFile, console
 
 
 @dataclass(frozen=True)
@@ -38,10 +38,10 @@ class Arguments:
     rounds: int = 5
     alphas: tuple[int, ...] = (10, 4)
     paddings: tuple[evidence_bench.Padding, ...] = ("zeros", "circular")
-    growth: bool = False
-    probes: bool = False
+    growth: Flag = False
+    probes: Flag = False
     device: str = "cpu"
-    quiet: bool = False
+    quiet: Flag = False
 
 
 def bench(arguments: Annotated[Arguments, tyro.conf.arg(name="")]) -> None:

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import Progress
 
-from symrazor.cli.terminal import JsonFile, console, write_json
+from symrazor.cli.terminal import Flag, JsonFile, OptionalName, console, write_json
 from symrazor.data.download import PUBLISHERS, download
 
 
@@ -16,9 +16,9 @@ def data(
     action: tyro.conf.Positional[Literal["get", "list"]],
     name: tyro.conf.Positional[Literal["mnist", "fashion-mnist", "cifar-10"] | None] = None,
     out: Path = Path("data"),
-    url: str | None = None,
+    url: OptionalName = None,
     json_file: JsonFile = None,
-    quiet: bool = False,
+    quiet: Flag = False,
 ) -> None:
     """List official data sets, or download one and check it by SHA-256.
 

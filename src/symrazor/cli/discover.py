@@ -13,7 +13,14 @@ import tyro
 from rich.markup import escape
 from rich.table import Table
 
-from symrazor.cli.terminal import JsonFile, console, print_verdict
+from symrazor.cli.terminal import (
+    Flag,
+    JsonFile,
+    OptionalFile,
+    OptionalInt,
+    console,
+    print_verdict,
+)
 from symrazor.core.files import check_writable_file, check_writable_folder
 from symrazor.data.datasets import Kind, Task
 from symrazor.discovery.answer import Answer, Candidate
@@ -22,47 +29,50 @@ from symrazor.discovery.api import discover_digits
 from symrazor.discovery.question import Options
 from symrazor.runs.folder import DOCUMENT
 
+_DataFile = Annotated[Path | None, tyro.conf.arg(metavar="[DATA]", help_behavior_hint="")]
+_Minutes = Annotated[float | None, tyro.conf.arg(metavar="MINUTES", help_behavior_hint="")]
+_Groups = Annotated[
+    tuple[str, ...] | None, tyro.conf.arg(metavar="GROUP [GROUP ...]", help_behavior_hint="")
+]
+
 
 @dataclass(frozen=True)
 class Arguments:
     """Arguments of the command.
 
     Args:
-        data: a .npz, .npy, .csv, IDX or CIFAR file, or a folder of images per class; without it,
-            the embedded digits are used.
-        minutes: training time of all networks together (2 by default; the digits need no limit).
+        data: .npz, .npy, .csv, IDX or CIFAR file, or folder of images; default: embedded digits.
+        minutes: training time of all networks together (default: 2; digits: no limit).
         out: run folder for numbers, report, figures and network.
-        report: write the report to this file, too.
-        json_file: write all numbers to this file, too.
-        groups: symmetries to relax: names (translation, p4, p4m, O, permutation, cyclic, ...) or
-            .json files.
-        kind: kind of the inputs; recognised by default.
-        task: kind of the labels; recognised by default.
+        report: also write the report to this file.
+        json_file: also write all numbers to this file.
+        groups: symmetries to relax, such as p4, p4m, O, permutation, cyclic, or .json files.
+        kind: kind of the inputs: image, volume, series, set, vector or trajectory.
+        task: classification or regression; recognised by the labels if not given.
         seed: seed of splits, initial weights and shuffling.
         device: auto, cpu or cuda.
-        epochs: passes over the data for each network; replaces --minutes.
-        invariances: learn invariances of images (rotations, shifts, scales, flips) also with
-            --epochs.
+        epochs: epochs of each network; replaces --minutes.
+        invariances: learn invariances of images also with --epochs.
         no_invariances: do not learn invariances of images.
-        positions: trajectories are positions only; momenta are estimated by finite differences.
+        positions: trajectories are positions only; estimate momenta by finite differences.
         quiet: print only the verdict.
     """
 
-    data: tyro.conf.Positional[Path | None] = None
-    minutes: float | None = None
+    data: tyro.conf.Positional[_DataFile] = None
+    minutes: _Minutes = None
     out: Path = Path("run")
-    report: Path | None = None
+    report: OptionalFile = None
     json_file: JsonFile = None
-    groups: tuple[str, ...] | None = None
-    kind: Kind | None = None
-    task: Task | None = None
+    groups: _Groups = None
+    kind: Annotated[Kind | None, tyro.conf.arg(metavar="KIND", help_behavior_hint="")] = None
+    task: Annotated[Task | None, tyro.conf.arg(metavar="TASK", help_behavior_hint="")] = None
     seed: int = 0
     device: str = "auto"
-    epochs: int | None = None
-    invariances: tyro.conf.FlagCreatePairsOff[bool] = False
-    no_invariances: tyro.conf.FlagCreatePairsOff[bool] = False
-    positions: tyro.conf.FlagCreatePairsOff[bool] = False
-    quiet: bool = False
+    epochs: OptionalInt = None
+    invariances: Flag = False
+    no_invariances: Flag = False
+    positions: Flag = False
+    quiet: Flag = False
 
     def options(self) -> Options:
         """Return the options of `discover`.

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from symrazor.accelerate import processes
-from symrazor.cli.terminal import JsonFile, write_json
+from symrazor.cli.terminal import Flag, JsonFile, write_json
 from symrazor.core.files import check_writable_file
 from symrazor.runs import run
 from symrazor.runs.config import RunConfig, read_config, refuse_code
@@ -22,18 +22,20 @@ from symrazor.runs.records import CHECKPOINTS, CONFIG, fit_document
 NEW_RUN_OPTIONS = ("--data.", "--model.", "--fit.", "--help", "-h")
 """Options that describe a new run or ask for help; --resume then needs no existing run."""
 
+_ConfigFile = Annotated[Path | None, tyro.conf.arg(metavar="[FILE]", help_behavior_hint="")]
+
 
 def fit_command(default: RunConfig) -> Callable[..., None]:
     """Return the command fit with options that default to a configuration."""
 
     def fit(
-        file: tyro.conf.Positional[Path | None] = None,
+        file: tyro.conf.Positional[_ConfigFile] = None,
         config: Annotated[RunConfig, tyro.conf.arg(name="")] = default,
         out: Path = Path("run"),
-        resume: bool = False,
-        trust_code: tyro.conf.FlagCreatePairsOff[bool] = False,
+        resume: Flag = False,
+        trust_code: Flag = False,
         json_file: JsonFile = None,
-        quiet: bool = False,
+        quiet: Flag = False,
     ) -> None:
         """Train one network as a TOML file says, and write a run folder.
 
@@ -45,10 +47,9 @@ def fit_command(default: RunConfig) -> Callable[..., None]:
             file: configuration, NAME.toml; without it, the options below are used.
             config: entries of the configuration; they override those of the file.
             out: run folder.
-            resume: resume the run in the run folder; its configuration is used if no file is given.
-            trust_code: allow --resume to run the code that the configuration in the run folder
-                names.
-            json_file: write all numbers to this file, as `symrazor report` does.
+            resume: resume the run in the run folder, with its own configuration.
+            trust_code: let --resume run code that the configuration in the run folder names.
+            json_file: write all numbers to this file.
             quiet: print nothing.
         """
         if file is not None and file.suffix != ".toml":

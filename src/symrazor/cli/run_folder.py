@@ -6,7 +6,15 @@ from typing import Annotated
 import tyro
 from rich.markup import escape
 
-from symrazor.cli.terminal import JsonFile, console, print_verdict, write_json
+from symrazor.cli.terminal import (
+    Flag,
+    JsonFile,
+    OptionalFile,
+    OptionalName,
+    console,
+    print_verdict,
+    write_json,
+)
 from symrazor.report.page import write_page
 from symrazor.runs.folder import (
     PAGE,
@@ -20,12 +28,11 @@ from symrazor.runs.predictions import predict as predict_with_run
 from symrazor.runs.predictions import write_predictions
 from symrazor.symmetry.export import SUFFIXES, Format
 
-RunFolder = tyro.conf.Positional[Path]
-TrustCode = tyro.conf.FlagCreatePairsOff[bool]
+RunFolder = Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RUN")]
 
 
 def report(
-    run: RunFolder, out: Path | None = None, json_file: JsonFile = None, quiet: bool = False
+    run: RunFolder, out: OptionalFile = None, json_file: JsonFile = None, quiet: Flag = False
 ) -> None:
     """Print the verdict of a run again, and write its report.
 
@@ -51,11 +58,11 @@ def report(
 def export(
     run: RunFolder,
     form: Annotated[Format, tyro.conf.arg(name="format")] = "torch",
-    out: Path | None = None,
-    question: str | None = None,
-    trust_code: TrustCode = False,
+    out: OptionalFile = None,
+    question: OptionalName = None,
+    trust_code: Flag = False,
     json_file: JsonFile = None,
-    quiet: bool = False,
+    quiet: Flag = False,
 ) -> None:
     """Export the network of a run, read the file back and compare the outputs.
 
@@ -80,12 +87,12 @@ def export(
 
 def predict(
     run: RunFolder,
-    data: tyro.conf.Positional[Path],
-    out: Path | None = None,
-    question: str | None = None,
-    trust_code: TrustCode = False,
+    data: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="DATA")],
+    out: OptionalFile = None,
+    question: OptionalName = None,
+    trust_code: Flag = False,
     json_file: JsonFile = None,
-    quiet: bool = False,
+    quiet: Flag = False,
 ) -> None:
     """Predict probabilities of classes, or targets, with the network of a run.
 

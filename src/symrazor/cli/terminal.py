@@ -11,8 +11,14 @@ from rich.text import Text
 
 from symrazor.core.files import write_atomically
 
-JsonFile = Annotated[Path | None, tyro.conf.arg(name="json")]
+# Optional arguments: a short placeholder, and no "(default: None)" in the help.
+OptionalFile = Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")]
+OptionalName = Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="")]
+OptionalInt = Annotated[int | None, tyro.conf.arg(metavar="N", help_behavior_hint="")]
+JsonFile = Annotated[Path | None, tyro.conf.arg(name="json", metavar="FILE", help_behavior_hint="")]
 """An option `--json FILE`."""
+Flag = Annotated[bool, tyro.conf.FlagCreatePairsOff, tyro.conf.arg(help_behavior_hint="")]
+"""An option `--name` that is off by default."""
 TABLE_WIDTH = 140
 """Columns of output that is not a terminal; wide enough for the tables."""
 
