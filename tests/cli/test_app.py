@@ -1,4 +1,4 @@
-"""The command, as a user runs it."""
+"""Run the command `symrazor`."""
 
 import json
 import math
@@ -10,6 +10,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
+import torch
 
 import symrazor as sr
 from symrazor.bench import evidence as evidence_bench
@@ -23,7 +24,7 @@ from symrazor.discovery.question import Options
 
 
 def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """In a process of its own."""
+    """Run the command in a new process."""
     command = [sys.executable, "-m", "symrazor", *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
@@ -33,7 +34,7 @@ Call = Callable[..., subprocess.CompletedProcess[str]]
 
 @pytest.fixture
 def call(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Call:
-    """The same in this process: torch is loaded already."""
+    """Run the command in this process, which has already imported torch."""
 
     def called(*arguments: str) -> subprocess.CompletedProcess[str]:
         monkeypatch.setattr(sys, "argv", ["symrazor", *arguments])
@@ -49,7 +50,7 @@ def call(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_discover_on_the_embedded_digits(tmp_path: Path) -> None:
-    """A short run: files are complete and the figures in them belong together."""
+    """Check files and numbers of a short run."""
     done = _run(
         "discover", "--epochs", "1", "--out", str(tmp_path), "--json", str(tmp_path / "a.json")
     )
@@ -70,8 +71,8 @@ def test_discover_on_the_embedded_digits(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1, 2])
-def test_the_evidence_picks_the_symmetry_that_is_there(seed: int) -> None:
-    """Full runs: translation symmetry is kept for digits and given up where position is asked."""
+def test_evidence_selects_the_right_symmetry(seed: int) -> None:
+    """Translation symmetry is kept for digits and broken for quadrants."""
     answers = [one.answer for one in discover_digits(Options(seed=seed, progress=False)).results]
     digit, quadrant = answers
     assert digit.symmetric
@@ -89,8 +90,10 @@ def test_the_evidence_picks_the_symmetry_that_is_there(seed: int) -> None:
         assert losses[0] < losses[-1]
 
 
-def test_bench_writes_its_rows(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On few data, and without the processes of their own that measure memory."""
+def test_bench_evidence_writes_its_rows(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Use few samples, and skip the processes that measure memory."""
     monkeypatch.setattr(evidence_bench, "data", lambda n, data=evidence_bench.data: data(n // 16))
     monkeypatch.setattr(evidence_bench, "fresh_peak", lambda *_: 1.0)
     file = tmp_path / "rows.json"
@@ -104,13 +107,13 @@ def test_bench_writes_its_rows(call: Call, tmp_path: Path, monkeypatch: pytest.M
     assert values["one probe"] == pytest.approx(values["exact"], rel=0.01)
 
 
-def test_memory_is_measured_in_a_process_of_its_own() -> None:
+def test_memory_is_measured_in_a_new_process() -> None:
     peak = fresh_peak("symrazor.bench.evidence", 1, "circular", "one probe", 64, 1)
     assert 1 < peak < 1000 or math.isnan(peak)
 
 
-def test_bench_of_layers_writes_its_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On two data, and without the processes of their own that measure memory."""
+def test_bench_layers_writes_its_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Use two samples, and skip the processes that measure memory."""
     monkeypatch.setitem(layers_bench.COMPARISONS, "layers", lambda: layers_bench.layers(batch=2))
     monkeypatch.setattr(layers_bench, "fresh_peak", lambda *_: 1.0)
     file = tmp_path / "rows.json"
@@ -125,8 +128,8 @@ def test_bench_of_layers_writes_its_rows(tmp_path: Path, monkeypatch: pytest.Mon
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_bench_of_layers_by_command(tmp_path: Path) -> None:
-    """The whole table; F-FC needs less time and memory than FC."""
+def test_bench_layers_as_a_command(tmp_path: Path) -> None:
+    """F-FC needs less time and memory than FC."""
     file = tmp_path / "rows.json"
     command = [sys.executable, "-m", "symrazor", "bench", "layers", "--rounds", "1"]
     subprocess.run([*command, "--json", str(file)], check=True)
@@ -144,7 +147,7 @@ def test_help_and_version(call: Call) -> None:
 
 
 @pytest.mark.parametrize("quiet", [True, False])
-def test_an_experiment_prints_its_table_unless_asked_not_to(call: Call, quiet: bool) -> None:
+def test_experiment_prints_its_table_unless_quiet(call: Call, quiet: bool) -> None:
     flags = ["--quiet"] if quiet else []
     done = call("experiment", *flags, "ella-table1", "--small", "--rows")
     assert done.returncode == 0
@@ -160,9 +163,7 @@ def test_an_experiment_prints_its_table_unless_asked_not_to(call: Call, quiet: b
         (("discover", "--epochs", "1", "--out", "/dev/null/x"), "Not a directory"),
     ],
 )
-def test_what_the_user_can_mend_ends_with_2(
-    call: Call, arguments: tuple[str, ...], message: str
-) -> None:
+def test_user_errors_exit_with_2(call: Call, arguments: tuple[str, ...], message: str) -> None:
     done = call(*arguments)
     assert done.returncode == 2
     assert message in done.stderr
@@ -177,7 +178,7 @@ def test_completion(call: Call, shell: str) -> None:
     assert "--minutes" in done.stdout
 
 
-def test_files_are_written_whole_or_not_at_all(tmp_path: Path) -> None:
+def test_files_are_written_atomically(tmp_path: Path) -> None:
     path = tmp_path / "file.json"
     write_atomically(path, b"first")
     with pytest.raises(TypeError):
@@ -186,15 +187,14 @@ def test_files_are_written_whole_or_not_at_all(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_files_are_for_others_too(tmp_path: Path) -> None:
-    """By the umask, as any program's: not for the owner alone."""
+def test_file_permissions_follow_the_umask(tmp_path: Path) -> None:
     plain = tmp_path / "plain"
     plain.write_bytes(b"")
     write_atomically(tmp_path / "file.json", b"{}")
     assert (tmp_path / "file.json").stat().st_mode == plain.stat().st_mode
 
 
-def test_links_and_pipes_stay_what_they_are(tmp_path: Path) -> None:
+def test_links_and_pipes_are_not_replaced(tmp_path: Path) -> None:
     """--json /dev/null must not replace the device by a file."""
     link, target, pipe = (tmp_path / name for name in ("link", "target", "pipe"))
     link.symlink_to(target)
@@ -210,8 +210,8 @@ def test_links_and_pipes_stay_what_they_are(tmp_path: Path) -> None:
     assert len(list(tmp_path.iterdir())) == 3
 
 
-def test_bench_of_fit_writes_its_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On few data, and without the processes of their own that measure memory and scaling."""
+def test_bench_fit_writes_its_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Use few samples, and skip the processes that measure memory and scaling."""
     monkeypatch.setattr(fit_bench, "memory", lambda o: [fit_bench.Row("peak", 1.6, "", "<= 1.5")])
     file = tmp_path / "rows.json"
     options = fit_bench.Options(alpha=1, images=8, batch=4, rounds=1, threads=1)
@@ -238,7 +238,7 @@ def test_bench_of_fit_writes_its_rows(tmp_path: Path, monkeypatch: pytest.Monkey
         (["--only", "speed"], "takes some of times, memory, scaling, got speed"),
     ],
 )
-def test_bench_of_fit_says_what_it_needs(
+def test_bench_fit_rejects_wrong_options(
     arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as stopped:
@@ -248,14 +248,14 @@ def test_bench_of_fit_says_what_it_needs(
 
 
 @pytest.mark.slow
-def test_bench_of_fit_counts_two_processes() -> None:
-    """The estimate by two: each does about half of the work (time is the bench's business)."""
+def test_bench_fit_measures_two_processes() -> None:
+    """Each of two processes does about half of the work."""
     rows = fit_bench.scaling(fit_bench.Options(alpha=2, images=1000, batch=100, rounds=1))
     assert rows[1].value > 1.3
 
 
-def test_a_reader_who_has_seen_enough_is_no_error() -> None:
-    """As with `symrazor --help | head -1`."""
+def test_a_closed_pipe_is_not_an_error() -> None:
+    """Behave as in `symrazor --help | head -1`."""
     process = subprocess.Popen(
         [sys.executable, "-m", "symrazor", "fit", "--help"],
         stdout=subprocess.PIPE,
@@ -269,10 +269,24 @@ def test_a_reader_who_has_seen_enough_is_no_error() -> None:
     assert said == b""
 
 
-def test_fit_says_all_as_json_and_nothing_else(tmp_path: Path) -> None:
+def test_quiet_fit_writes_only_json(tmp_path: Path) -> None:
     file = tmp_path / "fit.json"
     options = ["--fit.epochs", "1", "--out", str(tmp_path / "run"), "--json", str(file), "--quiet"]
     done = _run("fit", *options)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     question = json.loads(file.read_text())["questions"][0]
     assert question["verdict"] == question["candidates"][0]["reading"]["verdict"]
+
+
+def test_text_of_the_user_is_not_markup(call: Call, tmp_path: Path) -> None:
+    """Brackets in a document are printed; rich would reject "[/b]" as a closing tag."""
+    x = torch.randn(40, 3, generator=torch.Generator().manual_seed(0))
+    sr.discover(x, x[:, 0], epochs=1).save(tmp_path)
+    document = json.loads((tmp_path / "discover.json").read_text())
+    question = document["questions"][0]
+    question["question"], question["verdict"] = "what [/b] is it?", "A [red]linear[/] model."
+    question["headline"] = ""
+    (tmp_path / "discover.json").write_text(json.dumps(document))
+    done = call("report", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert "what [/b] is it?" in done.stdout and "A [red]linear[/] model." in done.stdout

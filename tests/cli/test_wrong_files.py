@@ -1,4 +1,4 @@
-"""Wrong files by the real command: one clear line, exit code 2, no memory taken for lies."""
+"""Pass wrong files to the command: one line, exit code 2, no memory for false headers."""
 
 import io
 import resource
@@ -20,7 +20,7 @@ MEMORY = 6 << 30  # address space of the command: a header that is believed woul
 
 
 def limited(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """The command in a process of its own that may not take much memory."""
+    """Run the command in a process with limited memory."""
     return subprocess.run(
         [sys.executable, "-m", "symrazor", *arguments],
         capture_output=True,
@@ -57,7 +57,7 @@ def _huge_header(folder: Path) -> Path:
 
 
 def _zip_bomb(folder: Path) -> Path:
-    """A small file that declares 8 GiB and unpacks to as many zeros as a test has time for."""
+    """Write a small file that declares 8 GiB and unpacks to many zeros."""
     with zipfile.ZipFile(folder / "data.npz", "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("x.npy", _npy_header("(2147483648,)") + b"\0" * (1 << 26))
         archive.writestr("y.npy", _npy_header("(16,)") + b"\0" * 64)
@@ -66,7 +66,7 @@ def _zip_bomb(folder: Path) -> Path:
 
 
 def _lying_archive(folder: Path) -> Path:
-    """An array of 1 GiB by its own header, in a member of a few bytes."""
+    """Write an archive member of a few bytes whose header declares 1 GiB."""
     with zipfile.ZipFile(folder / "data.npz", "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("x.npy", _npy_header("(268435456,)") + b"\0" * 1000)
     return folder / "data.npz"
@@ -166,7 +166,7 @@ def _write(path: Path, content: bytes) -> Path:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_wrong_files_get_one_line_and_exit_code_2(
+def test_wrong_files_give_one_line_and_exit_code_2(
     name: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -188,7 +188,7 @@ def test_wrong_files_get_one_line_and_exit_code_2(
 
 
 @pytest.mark.parametrize("name", ["zip bomb", "10 GB header"])
-def test_no_memory_is_taken_for_what_a_header_says(name: str, tmp_path: Path) -> None:
+def test_no_memory_is_allocated_for_a_false_header(name: str, tmp_path: Path) -> None:
     path = CASES[name][0](tmp_path)
     done = limited("discover", str(path), "--out", str(tmp_path / "run"))
     assert done.returncode == 2, done.stdout + done.stderr

@@ -1,4 +1,4 @@
-"""From data to a verdict, a document, a run folder and a plain network."""
+"""Run `discover` on all kinds of data; check verdicts, documents, run folders and networks."""
 
 import csv
 import json
@@ -62,7 +62,7 @@ def test_every_kind_gives_a_document_and_a_plain_network(kind: str, task: str) -
     torch.testing.assert_close(p, expected, rtol=1e-3, atol=1e-3)
 
 
-def test_the_run_folder_and_what_can_be_done_with_it(
+def test_report_export_and_predict_read_the_run_folder(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     data = some_data("image")
@@ -105,8 +105,10 @@ def test_the_run_folder_and_what_can_be_done_with_it(
         cli.run(["report", str(tmp_path)])
 
 
-def test_runs_of_fit_are_taken_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Report, export and predict, against the network as it was trained."""
+def test_report_export_and_predict_read_run_folders_of_fit(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Compare the commands with the trained network."""
     config = RunConfig(
         DataConfig(task="digit", limit=60),
         ModelConfig(width=2),
@@ -128,7 +130,7 @@ def test_runs_of_fit_are_taken_too(tmp_path: Path, capsys: pytest.CaptureFixture
 
 
 @pytest.mark.slow
-def test_a_run_as_an_onnx_file(tmp_path: Path) -> None:
+def test_onnx_export_matches_the_network(tmp_path: Path) -> None:
     onnxruntime = pytest.importorskip("onnxruntime")
     data = some_data("series", "regression")
     sr.discover(data, epochs=1).save(tmp_path)
@@ -139,7 +141,7 @@ def test_a_run_as_an_onnx_file(tmp_path: Path) -> None:
         np.testing.assert_allclose(got, load_network(tmp_path)(data.x), rtol=1e-3, atol=1e-3)
 
 
-def test_a_stopped_run_is_taken_up_and_ends_as_if_it_had_not_stopped(tmp_path: Path) -> None:
+def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path: Path) -> None:
     data = some_data("vector")
     whole = sr.discover(data, epochs=3)
 
@@ -163,7 +165,7 @@ def test_a_stopped_run_is_taken_up_and_ends_as_if_it_had_not_stopped(tmp_path: P
 
 
 @pytest.mark.slow
-def test_ctrl_c_ends_with_130_and_the_same_command_goes_on(tmp_path: Path) -> None:
+def test_ctrl_c_exits_with_130_and_the_same_command_resumes(tmp_path: Path) -> None:
     command = [
         sys.executable,
         "-m",
@@ -192,13 +194,13 @@ def test_ctrl_c_ends_with_130_and_the_same_command_goes_on(tmp_path: Path) -> No
 
 
 def _later(checkpoints: Iterable[Path]) -> list[Path]:
-    """Those that are not of the start; only the newest two are kept."""
+    """Return the checkpoints after the initial one; only the newest two are kept."""
     return [place for place in checkpoints if not place.name.endswith("epoch-0000")]
 
 
 @contextmanager
 def _running(command: list[str]) -> Iterator[subprocess.Popen[str]]:
-    """A process that does not outlive the test, however slow the machine is."""
+    """Start a process and end it with the test."""
     pipe = subprocess.PIPE
     process = subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True)
     try:
@@ -208,11 +210,11 @@ def _running(command: list[str]) -> Iterator[subprocess.Popen[str]]:
         process.communicate()
 
 
-# What verdicts say.
+# Verdicts.
 
 
 class _Known(Candidate):
-    """A candidate of known evidence."""
+    """Candidate with a given evidence."""
 
     values: ClassVar[dict[str, float]] = {}
 
@@ -252,7 +254,7 @@ def fitted() -> dict[str, sr.Fit]:
         ((0, 0, 70), 0, "A fully connected network has the highest evidence. ", "fewer"),
     ],
 )
-def test_verdicts(
+def test_verdict_for_given_evidence(
     fitted: dict[str, sr.Fit], values: tuple[float, ...], spread: float, said: str, not_said: str
 ) -> None:
     names = ("relaxed", "convolutional", "fully connected")
@@ -267,8 +269,8 @@ def test_verdicts(
 
 
 @pytest.mark.parametrize("error", [0.1, 1.06])
-def test_a_verdict_does_not_contradict_itself(fitted: dict[str, sr.Fit], error: float) -> None:
-    """Of a network that was hardly trained: no share in free paths, and yet a large error."""
+def test_headline_agrees_with_the_layers(fitted: dict[str, sr.Fit], error: float) -> None:
+    """Check networks with a small free share but a large equivariance error."""
     fit = fitted["relaxed"]
     layers = [
         replace(layer, equivariance_error={"translation": error}) if layer.relaxed else layer
@@ -289,7 +291,7 @@ def test_a_verdict_does_not_contradict_itself(fitted: dict[str, sr.Fit], error: 
     assert "on position" not in answer.verdict
 
 
-def test_one_candidate_and_an_early_verdict(fitted: dict[str, sr.Fit]) -> None:
+def test_verdict_of_a_single_candidate(fitted: dict[str, sr.Fit]) -> None:
     only = [Candidate("relaxed", fitted["relaxed"])]
     answer = Answer("digit", "?", digits.digit_family("digit"), only, ("Early.",))
     assert answer.margin is None
@@ -297,14 +299,11 @@ def test_one_candidate_and_an_early_verdict(fitted: dict[str, sr.Fit]) -> None:
     assert answer.details.startswith(certainty)
 
 
-# Time, splits, networks.
-
-
-# What is found where the truth is known.
+# Data with a known symmetry.
 
 
 def _bumps(n: int = 500) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Series with one of three shapes somewhere: the series, which shape, where."""
+    """Return series with one of three shapes at a random position, the shape and the position."""
     generator = torch.Generator().manual_seed(0)
     where = torch.randint(32, (n,), generator=generator)
     which = torch.randint(3, (n,), generator=generator)
@@ -316,7 +315,7 @@ def _bumps(n: int = 500) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 
 
 @pytest.mark.slow
-def test_series_what_and_when() -> None:
+def test_series_with_and_without_shift_invariance() -> None:
     x, what, when = _bumps()
     kept = sr.discover(x, what, kind="series", epochs=40)
     assert "Invariant to shifts in time" in kept.verdict
@@ -326,7 +325,7 @@ def test_series_what_and_when() -> None:
 
 
 @pytest.mark.slow
-def test_sets_with_and_without_order() -> None:
+def test_sets_with_and_without_permutation_invariance() -> None:
     x = torch.randn(600, 8, 2, generator=torch.Generator().manual_seed(0))
     kept = sr.discover(x, x.square().sum(2).mean(1), kind="set", epochs=60)
     assert "Permutation-invariant: the order of the points does not matter." in kept.verdict
@@ -336,7 +335,7 @@ def test_sets_with_and_without_order() -> None:
 
 
 @pytest.mark.slow
-def test_vectors_linear_and_not() -> None:
+def test_vectors_with_linear_and_nonlinear_targets() -> None:
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(400, 4, generator=generator)
     noise = 0.1 * torch.randn(400, generator=generator)

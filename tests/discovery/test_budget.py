@@ -1,4 +1,4 @@
-"""Plans of a discovery, its parts of the data, and what it refuses."""
+"""Plan comparisons, split data, and reject wrong options."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -24,7 +24,7 @@ from symrazor.runs.preparation import prepare
 
 @pytest.mark.parametrize("seconds", [0.1, 5.0, 60.0, 1e4])
 @pytest.mark.parametrize("n", [30, 1000, 60_000])
-def test_the_plan_is_the_longest_that_fits(n: int, seconds: float) -> None:
+def test_comparison_plan_has_the_most_epochs_that_fit(n: int, seconds: float) -> None:
     costs = {"a": Cost(1e-4, 2e-4, 0.5), "b": Cost(5e-5, 1e-4, 0.1)}
     found = plan_comparison(costs, n, seconds)
 
@@ -43,20 +43,20 @@ def test_the_plan_is_the_longest_that_fits(n: int, seconds: float) -> None:
     assert min(n, 500) <= found.samples <= most
 
 
-def test_time_is_kept(work_clock: Callable[[], float]) -> None:
-    """A short time, on few data: all is done within it, tries included."""
+def test_discover_stays_within_the_time(work_clock: Callable[[], float]) -> None:
+    """Include the timed trials in the time."""
     started = work_clock()
     found = sr.discover(some_data("vector", n=200), minutes=0.05)
     assert work_clock() - started < 2 * 60 * 0.05
     assert found.candidates
 
 
-def test_batches_and_evidence_steps() -> None:
+def test_batch_sizes_and_evidence_intervals() -> None:
     assert [batch_size(n) for n in (10, 400, 1437, 60_000)] == [16, 16, 64, 128]
     assert [default_evidence_interval(epochs) for epochs in (1, 9, 50, 400)] == [1, 1, 5, 40]
 
 
-def test_every_class_is_in_both_parts_and_no_datum_in_two() -> None:
+def test_held_out_split_is_stratified_and_disjoint() -> None:
     y = torch.tensor([0] * 50 + [1] * 20 + [2] * 10)
     data = dataset(torch.arange(80.0).reshape(-1, 1), y)
     train, test = split_held_out(data, 0.2, seed=0)
@@ -67,7 +67,7 @@ def test_every_class_is_in_both_parts_and_no_datum_in_two() -> None:
     assert split_held_out(data, 0.0, seed=0)[1] is None
 
 
-def test_scaling_of_constants_and_of_bytes() -> None:
+def test_constant_columns_are_standardised_to_zero() -> None:
     x = torch.ones(30, 2)
     x[:, 1] = torch.arange(30)
     prepared = prepare(dataset(x, torch.arange(30) % 2)).inputs(x)
@@ -75,7 +75,7 @@ def test_scaling_of_constants_and_of_bytes() -> None:
     assert float(prepared[:, 1].std(correction=0)) == pytest.approx(1)
 
 
-def test_what_is_refused() -> None:
+def test_wrong_options_raise_errors() -> None:
     with pytest.raises(ValueError, match="minutes must be positive, got 0"):
         sr.discover(some_data("vector"), minutes=0)
     with pytest.raises(ValueError, match="Unknown option minute. Options: "):
@@ -94,7 +94,7 @@ def test_what_is_refused() -> None:
     assert Options().change(groups="p4").groups == ("p4",)
 
 
-def test_family_names_its_members() -> None:
+def test_labels_of_a_family() -> None:
     family = Family([Structure("a", nn.Identity, "an a")])
     assert family.label("a") == "an a"
     assert [s.name for s in candidates_for(some_data("set")).structures][1] == "shared"

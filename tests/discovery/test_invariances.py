@@ -1,4 +1,4 @@
-"""What transformations of pictures may do, as a part of `discover`."""
+"""Learn invariances of images in `discover`."""
 
 import json
 from dataclasses import replace
@@ -27,7 +27,7 @@ from symrazor.symmetry.invariances import invariance_sentence
 from symrazor.training.checkpoint import Checkpoints, State
 
 
-def _pictures(n: int = 32, size: int = 8) -> Dataset:
+def _images(n: int = 32, size: int = 8) -> Dataset:
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(n, 1, size, size, generator=generator)
     y = (x[:, 0, : size // 2].sum((1, 2)) > 0).long()
@@ -36,10 +36,12 @@ def _pictures(n: int = 32, size: int = 8) -> Dataset:
 
 @pytest.fixture(scope="module")
 def found() -> sr.Discovery:
-    return sr.discover(_pictures(), epochs=12, invariances=True)
+    return sr.discover(_images(), epochs=12, invariances=True)
 
 
-def test_a_verdict_says_what_transformations_do(found: sr.Discovery, tmp_path: Path) -> None:
+def test_verdict_and_document_contain_learned_invariances(
+    found: sr.Discovery, tmp_path: Path
+) -> None:
     widths = found.results[0].answer.invariances
     assert widths is not None and widths.verdict in found.verdict
     assert widths.network == found.best.name
@@ -56,7 +58,7 @@ def test_a_verdict_says_what_transformations_do(found: sr.Discovery, tmp_path: P
 
 
 @pytest.mark.parametrize("supported", [False, True])
-def test_only_widths_with_evidence_are_shown(found: sr.Discovery, supported: bool) -> None:
+def test_only_supported_widths_are_shown(found: sr.Discovery, supported: bool) -> None:
     one = found.results[0]
     widths = one.answer.invariances
     assert widths is not None
@@ -81,14 +83,14 @@ def test_only_widths_with_evidence_are_shown(found: sr.Discovery, supported: boo
         )
 
 
-def test_relaxed_networks_are_averaged_too() -> None:
+def test_relaxed_networks_can_be_averaged() -> None:
     relaxed = next(s for s in grid_family((1, 8, 8), 2).structures if s.name == "relaxed")
     both = averaged_structure(relaxed)
     torch.manual_seed(0)
     model = both.make()
     assert isinstance(both, Structure) and isinstance(model, Augmented)
     assert any(isinstance(m, Relaxed) for m in model.modules())
-    data = _pictures(40).labelled
+    data = _images(40).labelled
     done = sr.fit(model, data, epochs=4, batch_size=20, burn_in=2, estimator="mc", keep="last")
     assert {p.group for x in done.reading.layers if x.relaxed for p in x.paths} >= {None}
     assert done.reading.invariances["rotation"].width > 0
@@ -97,10 +99,10 @@ def test_relaxed_networks_are_averaged_too() -> None:
 
 
 @pytest.mark.parametrize("place", ["widths", "no-widths"])
-def test_widths_that_were_stopped_are_taken_up(
+def test_interrupted_learning_of_widths_resumes(
     found: sr.Discovery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
-    """After a few epochs of one of the two trainings; the end is as if nothing had happened."""
+    """Stop after a few epochs of one of the two trainings; compare with an uninterrupted run."""
     made: list[Path] = []
     epoch = 4
 
@@ -115,15 +117,13 @@ def test_widths_that_were_stopped_are_taken_up(
     options = Options(epochs=12, invariances=True, out=tmp_path)
     monkeypatch.setattr(Checkpoints, "save", stopped)
     with pytest.raises(KeyboardInterrupt):
-        sr.discover(_pictures(), options=options)
+        sr.discover(_images(), options=options)
     monkeypatch.setattr(Checkpoints, "save", save)
     folder = made[-1]
     assert folder.name == place and (folder.parent / "widths.json").is_file()
     before = {path.name for path in folder.iterdir()}
     told: list[str] = []
-    again = (
-        sr.discover(_pictures(), options=options, tell=told.append).results[0].answer.invariances
-    )
+    again = sr.discover(_images(), options=options, tell=told.append).results[0].answer.invariances
     whole = found.results[0].answer.invariances
     assert any("resuming" in text for text in told)
     assert before - {path.name for path in folder.iterdir()}  # older checkpoints made room
@@ -133,8 +133,8 @@ def test_widths_that_were_stopped_are_taken_up(
     assert again.averaged.history[2]["nll"] == whole.averaged.history[2]["nll"]
 
 
-def test_when_it_is_done() -> None:
-    data, small = _pictures(), _pictures(size=6)
+def test_when_invariances_are_learned() -> None:
+    data, small = _images(), _images(size=6)
     assert wants_invariances(data, Options()) and not wants_invariances(data, Options(epochs=3))
     assert wants_invariances(data, Options(epochs=3, invariances=True))
     assert not wants_invariances(data, Options(invariances=False))
@@ -147,17 +147,17 @@ def test_when_it_is_done() -> None:
     ("flags", "expected"),
     [([], None), (["--invariances"], True), (["--no-invariances"], False)],
 )
-def test_flags_of_the_command(flags: list[str], expected: bool | None) -> None:
+def test_flags_set_the_option(flags: list[str], expected: bool | None) -> None:
     assert tyro.cli(Arguments, args=flags).options().invariances is expected
 
 
-def test_flags_that_exclude_each_other() -> None:
+def test_contradicting_flags_raise_an_error() -> None:
     both = tyro.cli(Arguments, args=["--invariances", "--no-invariances"])
     with pytest.raises(ValueError, match="--invariances and --no-invariances exclude each other"):
         both.options()
 
 
-def test_too_few_steps_say_nothing(found: sr.Discovery) -> None:
+def test_too_few_evidence_steps_give_no_result(found: sr.Discovery) -> None:
     widths = found.results[0].answer.invariances
     assert widths is not None and widths.converged
     early = replace(widths.averaged, history=widths.averaged.history[:5])
@@ -165,9 +165,9 @@ def test_too_few_steps_say_nothing(found: sr.Discovery) -> None:
     assert not changed.supported and "not tested (needs at least 10 evidence" in changed.verdict
 
 
-def test_no_time_is_a_note() -> None:
+def test_too_little_time_is_stated_in_the_verdict() -> None:
     told: list[str] = []
-    found = sr.discover(_pictures(), minutes=1e-4, tell=told.append)
+    found = sr.discover(_images(), minutes=1e-4, tell=told.append)
     text = found.results[0].answer.invariances
     assert isinstance(text, str) and text in found.verdict
     assert text.startswith("Invariances: not tested (needs about ")

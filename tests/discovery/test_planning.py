@@ -1,4 +1,4 @@
-"""What the time is spent on: a comparison, then the winner."""
+"""Choose the recommended network, and plan its final training."""
 
 import json
 from dataclasses import replace
@@ -48,7 +48,7 @@ def fitted() -> dict[str, sr.Fit]:
 
 
 class _Known(Candidate):
-    """A candidate of known evidence."""
+    """Candidate with a given evidence."""
 
     values: ClassVar[dict[str, float]] = {}
 
@@ -68,7 +68,7 @@ class _Known(Candidate):
         ((0, -1, 70), True, "convolutional"),
     ],
 )
-def test_the_recommend(
+def test_recommended_network(
     fitted: dict[str, sr.Fit], values: tuple[float, ...], early: bool, expected: str
 ) -> None:
     names = ("relaxed", "convolutional", "fully connected")
@@ -79,7 +79,7 @@ def test_the_recommend(
     assert recommend(answer, early) == expected
 
 
-def test_data_that_were_left_out_are_predicted_by_the_trained_weights(
+def test_log_scores_of_left_out_samples(
     fitted: dict[str, sr.Fit],
 ) -> None:
     (x, y), _ = digits.digits_on_canvas("digit")
@@ -105,10 +105,10 @@ def test_data_that_were_left_out_are_predicted_by_the_trained_weights(
         (-0.1, -0.3, True, "relaxed"),
     ],
 )
-def test_what_is_predicted_better_wins(
+def test_conditional_evidence_can_overrule_the_evidence(
     fitted: dict[str, sr.Fit], relaxed: float, plain: float, early: bool, expected: str
 ) -> None:
-    """Mean advantage per unseen datum over the network with the highest evidence."""
+    """Parameters are mean gains per left-out sample over the network with the highest evidence."""
     noise = torch.randn(200, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     gains = {"fully connected": 0.0, "relaxed": relaxed, "convolutional": plain}
     values = {"fully connected": 70.0, "relaxed": 0.0, "convolutional": -50.0}
@@ -132,10 +132,10 @@ def test_what_is_predicted_better_wins(
 
 
 @pytest.mark.parametrize(("spread", "expected"), [(0.1, True), (1.0, False)])
-def test_an_advantage_within_its_error_is_none(
+def test_a_gain_within_its_standard_error_does_not_count(
     fitted: dict[str, sr.Fit], spread: float, expected: bool
 ) -> None:
-    """400 data, 10 nats ahead in all; the standard error is 20 times the spread."""
+    """Use 400 samples and a gain of 10 nats; the standard error is 20 times the spread."""
     known = type("K", (_Known,), {"values": {"relaxed": 0.0, "convolutional": 0.0}})
     scatter = torch.tensor([spread, -spread], dtype=torch.float64).repeat(200)
     one = known("relaxed", fitted["relaxed"], left_out=-1 + 0.025 + scatter)
@@ -143,7 +143,7 @@ def test_an_advantage_within_its_error_is_none(
     assert predicts_better(one, other) is expected
 
 
-def test_a_longer_training_starts_with_the_prior_that_was_learned(
+def test_refit_starts_with_the_learned_precisions(
     fitted: dict[str, sr.Fit],
 ) -> None:
     razor = fitted["convolutional"].razor
@@ -153,7 +153,7 @@ def test_a_longer_training_starts_with_the_prior_that_was_learned(
     assert {k: float(v) for k, v in again.prior.precisions.items()} == pytest.approx(found)
 
 
-def test_a_longer_training_keeps_the_learned_precisions_of_free_paths(
+def test_refit_uses_the_precisions_of_its_plan(
     fitted: dict[str, sr.Fit], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (x, y), _ = digits.digits_on_canvas("digit")
@@ -180,7 +180,7 @@ def test_a_longer_training_keeps_the_learned_precisions_of_free_paths(
         (300.0, -700.0, None),  # it is ahead anyway
     ],
 )
-def test_a_gap_that_closes_is_not_settled(
+def test_a_closing_gap_is_not_converged(
     fitted: dict[str, sr.Fit], last: float, best: float, expected: str | None
 ) -> None:
     histories = {"relaxed": [-last, 0.0], "fully connected": [best - 1, best]}
@@ -194,8 +194,8 @@ def test_a_gap_that_closes_is_not_settled(
     assert (None if late is None else late.name) == expected
 
 
-def test_a_comparison_may_take_more_of_a_short_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A third of the time where that makes steps enough, else more than half."""
+def test_comparison_takes_a_larger_share_of_a_short_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Expect a third of the time if that gives enough steps, otherwise more than half."""
     x = torch.randn(300, 3, generator=torch.Generator().manual_seed(0))
     family = candidates_for(dataset(x, x[:, 0], kind="vector"))
     asked = Question("a", "?", family, (x, x[:, :1]), None, Gaussian)
@@ -210,7 +210,7 @@ def test_a_comparison_may_take_more_of_a_short_time(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("seconds", [5.0, 60.0, 1e4])
 @pytest.mark.parametrize("n", [30, 1000, 60_000])
-def test_the_longer_plan_is_the_longest_that_fits(n: int, seconds: float) -> None:
+def test_refit_plan_has_the_most_epochs_that_fit(n: int, seconds: float) -> None:
     cost = Cost(1e-4, 2e-4, 0.5)
     found = plan_refit("a", cost, n, seconds)
     assert found is not None
@@ -229,8 +229,8 @@ def test_the_longer_plan_is_the_longest_that_fits(n: int, seconds: float) -> Non
     assert plan_refit("a", cost, n, 0.3) is None
 
 
-def test_cost_is_that_of_the_run() -> None:
-    """By hand: 20 epochs measure the evidence at 4, 8, 12, 16 and 20, and once on all data."""
+def test_cost_of_a_run() -> None:
+    """Compute by hand: evidence steps at epochs 4, 8, 12, 16 and 20, and one on all data."""
     config = timed_config(FitConfig(), 20, 5000, 5)
     assert (config.every, config.subset, config.batch_size) == (4, EVIDENCE_SUBSET, 128)
     assert [evidence_interval(epochs, 10) for epochs in (1, 10, 11, 30)] == [1, 1, 2, 3]
@@ -246,7 +246,7 @@ def test_cost_is_that_of_the_run() -> None:
 
 
 @pytest.mark.usefixtures("work_clock")
-def test_the_final_network_is_the_one_that_is_saved(tmp_path: Path) -> None:
+def test_the_final_network_is_saved(tmp_path: Path) -> None:
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(120, 3, generator=generator)
     found = sr.discover(x, x[:, 0] + 0.1 * torch.randn(120, generator=generator), minutes=0.12)
@@ -267,7 +267,7 @@ def test_the_final_network_is_the_one_that_is_saved(tmp_path: Path) -> None:
     assert found.reading.train["epochs"] == len(answer.final.fit.history)
 
 
-def test_layers_are_counted(fitted: dict[str, sr.Fit]) -> None:
+def test_layers_are_numbered(fitted: dict[str, sr.Fit]) -> None:
     layers = numbered(fitted["relaxed"].reading.layers)
     assert [layer.name for layer in layers] == ["1", "2", "3"]
     assert [layer.name for layer in fitted["relaxed"].reading.layers][:3] == ["0", "3", "6"]

@@ -1,4 +1,4 @@
-"""Trajectories from a file to a run folder, and what is refused on the way."""
+"""Run `discover` on trajectories, and reject wrong files."""
 
 import logging
 import warnings
@@ -34,7 +34,7 @@ def _csv(states: np.ndarray, times: np.ndarray) -> list[str]:
     return rows
 
 
-def test_a_file_becomes_a_run_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_discover_writes_a_run_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     states, times = _oscillator()
     np.savez(tmp_path / "a.npz", states=states, times=times)
     (tmp_path / "a.csv").write_text("\n".join(_csv(states, times)))
@@ -65,7 +65,7 @@ def test_a_file_becomes_a_run_folder(tmp_path: Path, capsys: pytest.CaptureFixtu
         cli.run(["predict", str(run), str(tmp_path / "a.npz")])
 
 
-def test_a_run_that_was_stopped_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stopped_run_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     states, times = _oscillator()
     np.savez(tmp_path / "a.npz", states=states, times=times)
     run, kept = tmp_path / "run", []
@@ -93,8 +93,8 @@ def test_a_run_that_was_stopped_goes_on(tmp_path: Path, monkeypatch: pytest.Monk
     assert read_document(run)["dynamics"]["evidence"]
 
 
-def test_the_network_is_the_simulator() -> None:
-    """The plain step against `simulator`, which integrates with the same number of substeps."""
+def test_the_plain_network_equals_the_simulator() -> None:
+    """Both integrate with the same number of substeps."""
     states, times = _oscillator()
     data = sr.data.dataset(torch.from_numpy(states), times=torch.from_numpy(times))
     found = sr.discover(data, epochs=20)
@@ -104,7 +104,7 @@ def test_the_network_is_the_simulator() -> None:
         torch.testing.assert_close(found.network()(x), expected.double(), rtol=1e-4, atol=1e-5)
 
 
-def test_motion_shows_what_was_seen_whole(tmp_path: Path) -> None:
+def test_animation_shows_complete_trajectories(tmp_path: Path) -> None:
     data = simulate(oscillators(), 6, 9, 0.2, seed=0)
     states = data.states.clone()
     states[0, 3] = torch.nan
@@ -152,9 +152,7 @@ def test_missing_states_and_short_trajectories_are_read(tmp_path: Path) -> None:
     assert kept in (5 * 7 - 2, 5 * 7 - 3, 5 * 7 - 5)
 
 
-def test_positions_alone_are_enough_where_they_are_said_to_be(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_positions_only(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     states, times = _oscillator()
     np.savez(tmp_path / "a.npz", states=states[..., :1], times=times)
     run = tmp_path / "run"
@@ -168,7 +166,7 @@ def test_positions_alone_are_enough_where_they_are_said_to_be(
     assert "float64 [n, 2]" in (run / "README.txt").read_text()
 
 
-def test_states_without_times_are_taken_to_be_one_apart(tmp_path: Path) -> None:
+def test_states_without_times_are_one_apart(tmp_path: Path) -> None:
     states, _ = _oscillator()
     np.savez(tmp_path / "a.npz", states=states)
     with pytest.warns(UserWarning, match=r"a.npz has no times; states are assumed to be 1 apart"):
@@ -198,7 +196,7 @@ def test_states_without_times_are_taken_to_be_one_apart(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_archives_that_are_refused(tmp_path: Path, change: object, message: str) -> None:
+def test_wrong_archives_raise_errors(tmp_path: Path, change: object, message: str) -> None:
     states, times = change(*_oscillator())  # type: ignore[operator]
     np.savez(tmp_path / "a.npz", states=states, times=times)
     with pytest.raises(ValueError, match=message):
@@ -224,7 +222,7 @@ def test_archives_that_are_refused(tmp_path: Path, change: object, message: str)
         (lambda rows: [row.rsplit(",", 1)[0] for row in rows], "odd number of coordinates"),
     ],
 )
-def test_tables_that_are_refused(tmp_path: Path, change: object, message: str) -> None:
+def test_wrong_tables_raise_errors(tmp_path: Path, change: object, message: str) -> None:
     rows = change(_csv(*_oscillator()))  # type: ignore[operator]
     (tmp_path / "a.csv").write_text("\n".join(rows))
     with pytest.raises(ValueError, match=message):
@@ -242,9 +240,7 @@ def test_tables_that_are_refused(tmp_path: Path, change: object, message: str) -
         ("a,b,c,p", (0, 1, 2, 3)),
     ],
 )
-def test_names_of_columns_say_what_is_a_momentum(
-    tmp_path: Path, names: str, order: tuple[int, ...]
-) -> None:
+def test_column_names_identify_momenta(tmp_path: Path, names: str, order: tuple[int, ...]) -> None:
     rows = [f"{b},{t},{b + t},{2 * t},{3 + b},{4 - t}" for b in range(3) for t in range(4)]
     (tmp_path / "a.csv").write_text("\n".join([f"trajectory,time,{names}", *rows]))
     with warnings.catch_warnings(record=True) as said:
@@ -257,8 +253,8 @@ def test_names_of_columns_say_what_is_a_momentum(
     assert torch.equal(same.states, expected)
 
 
-def test_times_of_a_calendar_are_kept(tmp_path: Path) -> None:
-    """Beside 1.7e9 s two steps of 1 s and of 2 s are much the same."""
+def test_large_times_keep_their_differences(tmp_path: Path) -> None:
+    """In float32, 1.7e9 s plus 1 s and plus 2 s are equal."""
     rows = [f"{b},{1.7e9 + (b + 1) * t},{t},{b}" for b in range(2) for t in range(4)]
     (tmp_path / "a.csv").write_text("\n".join(["trajectory,time,q,p", *rows]))
     times = read(tmp_path / "a.csv").times
@@ -266,7 +262,7 @@ def test_times_of_a_calendar_are_kept(tmp_path: Path) -> None:
     assert times.diff(dim=-1).tolist() == [[1, 1, 1], [2, 2, 2]]
 
 
-def test_times_may_be_padded_as_states_are(tmp_path: Path) -> None:
+def test_times_can_be_padded_with_nan(tmp_path: Path) -> None:
     states, times = _oscillator()
     clock = np.tile(times, (len(states), 1))
     states[1, 5:], clock[1, 5:] = np.nan, np.nan

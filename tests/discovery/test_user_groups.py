@@ -1,4 +1,4 @@
-"""Groups that a user offers: by name, from a file, as they are."""
+"""Pass groups by name, as files and as `Group`s."""
 
 import json
 from dataclasses import replace
@@ -32,7 +32,7 @@ RINGS = [
 
 
 def written(folder: Path, group: Group) -> str:
-    """A group of permutations as a file."""
+    """Write a group of permutations to a file."""
     assert group.permutations is not None
     file = folder / f"{group.name.replace(' ', '-')}.json"
     document = {"name": group.name, "permutations": group.permutations.tolist()}
@@ -41,7 +41,7 @@ def written(folder: Path, group: Group) -> str:
 
 
 def neighbours(n: int = 240) -> tuple[Tensor, Tensor]:
-    """Six numbers, and products of neighbours on the second ring."""
+    """Return six numbers, and the sum of products of neighbours on the second ring."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(n, 6, generator=generator)
     along = x[:, [0, 2, 4, 1, 5, 3]]
@@ -50,8 +50,8 @@ def neighbours(n: int = 240) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.slow
-def test_the_right_one_of_two_files_is_found(tmp_path: Path) -> None:
-    """By the network that has it built in, or by the relaxed one, whichever has more evidence."""
+def test_the_right_group_of_two_is_found(tmp_path: Path) -> None:
+    """Either the network with the group built in or the relaxed network finds it."""
     given = [written(tmp_path, group) for group in RINGS]
     found = sr.discover(*neighbours(), groups=given, epochs=25, progress=False)
     headline = found.results[0].answer.headline
@@ -60,7 +60,7 @@ def test_the_right_one_of_two_files_is_found(tmp_path: Path) -> None:
     assert nats["ring 1"] > nats["ring 0"] + 20
 
 
-def test_a_group_from_a_file_reaches_the_files_of_a_run(tmp_path: Path) -> None:
+def test_a_group_from_a_file_is_built_into_the_saved_network(tmp_path: Path) -> None:
     x, y = neighbours(60)
     given = [written(tmp_path, group) for group in RINGS]
     found = sr.discover(x, y, groups=given, epochs=1, progress=False)
@@ -74,8 +74,8 @@ def test_a_group_from_a_file_reaches_the_files_of_a_run(tmp_path: Path) -> None:
     assert_close(again(x), found.network()(x), 1e-5)
 
 
-def test_candidates_of_any_kind_keep_their_group() -> None:
-    """Every network with a group built in is invariant to it; the relaxed one has all paths."""
+def test_candidates_are_invariant_under_their_group() -> None:
+    """The relaxed network has a path for every group."""
     flip = Group.from_permutations("flip", [[5, 4, 3, 2, 1, 0]])
     shapes = {"vector": (6,), "series": (2, 6), "set": (6, 2), "image": (2, 2, 3)}
     for kind, shape in shapes.items():
@@ -100,7 +100,7 @@ def test_candidates_of_any_kind_keep_their_group() -> None:
             )
 
 
-def test_features_that_a_group_exchanges_are_scaled_alike() -> None:
+def test_permuted_features_share_one_scale() -> None:
     x, y = neighbours()
     x = x * torch.tensor([1.0, 2, 3, 4, 5, 6])
     asked = replace(Options(epochs=1, progress=False), groups=("cyclic",))
@@ -110,15 +110,15 @@ def test_features_that_a_group_exchanges_are_scaled_alike() -> None:
     assert alone.preparation is not None and alone.preparation.scale.shape == (6,)
 
 
-def test_answers_may_have_as_many_numbers_as_there_are_places() -> None:
-    """They must not change; a map of places to places would move them."""
+def test_as_many_outputs_as_positions() -> None:
+    """Outputs are invariant, although a map of positions to positions would permute them."""
     x = torch.randn(60, 6, generator=torch.Generator().manual_seed(0))
     found = sr.discover(x, torch.arange(60) % 6, groups="cyclic", epochs=1, progress=False)
     kept = next(c for c in found.candidates if c.name == "Z6")
     assert kept.fit.reading.equivariance_error["Z6"] < 1e-5
 
 
-def test_what_a_relaxed_network_says() -> None:
+def test_headlines_of_a_relaxed_network() -> None:
     def about(**errors: float) -> str:
         reading = found.best.fit.reading
         return describe_invariance(
@@ -133,7 +133,7 @@ def test_what_a_relaxed_network_says() -> None:
     assert about(a=0.01, b=0.02) == f"Invariant under a and b ({change})."
 
 
-def test_an_unfinished_run_is_not_taken_up_with_another_group(tmp_path: Path) -> None:
+def test_an_unfinished_run_is_not_resumed_with_another_group(tmp_path: Path) -> None:
     told: list[str] = []
     for steps in ([[1, 2, 3, 4, 5, 0]], [[1, 2, 3, 4, 5, 0]], [[5, 4, 3, 2, 1, 0]]):
         group = Group.from_permutations("mine", steps)
@@ -144,7 +144,7 @@ def test_an_unfinished_run_is_not_taken_up_with_another_group(tmp_path: Path) ->
     assert again[1:] == ["  resuming an unfinished run of the same command", "next", "next"]
 
 
-def test_groups_of_the_grid_from_files(tmp_path: Path) -> None:
+def test_grid_groups_from_files(tmp_path: Path) -> None:
     file = tmp_path / "swap.json"
     file.write_text('{"name": "swap", "matrices": [[[0, 1], [1, 0]]]}')
     found = sr.discover(some_data("image"), groups=str(file), epochs=1, progress=False)
@@ -165,7 +165,7 @@ def test_groups_of_the_grid_from_files(tmp_path: Path) -> None:
     ] * len(paths)
 
 
-def test_digits_are_asked_for_the_groups_that_were_given(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_digits_use_the_groups_of_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[object] = []
 
     def note(task: object, given: object) -> object:
@@ -223,7 +223,7 @@ def test_digits_are_asked_for_the_groups_that_were_given(monkeypatch: pytest.Mon
         ("image", [3], "A group must be a name, .* or a Group, got int"),
     ],
 )
-def test_what_is_refused(kind: str, given: list[object], message: str | None) -> None:
+def test_wrong_groups_raise_errors(kind: str, given: list[object], message: str | None) -> None:
     data = some_data(kind)
     if message is None:
         assert candidates_for(data, given).structures  # type: ignore[arg-type]
@@ -232,7 +232,7 @@ def test_what_is_refused(kind: str, given: list[object], message: str | None) ->
         sr.discover(data, groups=given, epochs=1)
 
 
-def test_too_many_maps_and_trajectories_are_refused(tmp_path: Path) -> None:
+def test_large_groups_trajectories_and_wrong_files_raise_errors(tmp_path: Path) -> None:
     data = dataset(torch.randn(30, 100), torch.arange(30) % 2)
     with pytest.raises(ValueError, match="10,000 equivariant maps on 100 positions; at most 4,096"):
         candidates_for(data, [groups.trivial(100)])
@@ -251,7 +251,7 @@ def test_too_many_maps_and_trajectories_are_refused(tmp_path: Path) -> None:
         Options(groups=())
 
 
-def test_networks_of_vectors_are_measured_as_a_whole() -> None:
+def test_error_of_a_network_on_vectors() -> None:
     mlp = torch.nn.Sequential(torch.nn.Linear(6, 12), torch.nn.Tanh(), torch.nn.Linear(12, 2))
     x = torch.randn(20, 6)
     model = sr.relax(mlp, x, groups=[groups.cyclic_permutations(6)])

@@ -1,4 +1,4 @@
-"""A configuration in, a run folder out, and the same network back from it."""
+"""Train from a configuration, write a run folder and load the network from it."""
 
 import json
 import os
@@ -29,7 +29,7 @@ from symrazor.runs.config import DataConfig, ModelConfig, RunConfig, from_docume
 from symrazor.runs.records import fit_document
 
 
-def test_a_run_comes_back_from_its_folder(tmp_path: Path) -> None:
+def test_a_run_is_loaded_from_its_folder(tmp_path: Path) -> None:
     config = small(tmp_path)
     fit = run(config, tmp_path / "run")
     names = {path.name for path in (tmp_path / "run").iterdir()}
@@ -56,8 +56,8 @@ def test_a_run_comes_back_from_its_folder(tmp_path: Path) -> None:
     assert again.predict(x[:5], "probit").mean.shape == (5, 10)
 
 
-def test_regression_by_a_function_and_an_archive(tmp_path: Path) -> None:
-    """The noise that was learned comes back; relative paths count from the file."""
+def test_regression_with_a_user_function_and_an_archive(tmp_path: Path) -> None:
+    """The learned noise is restored; relative paths start at the configuration file."""
     x = torch.randn(40, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     np.savez(tmp_path / "some.npz", x=x.numpy(), y=x[:, :2].sin().numpy())
     config = small(
@@ -77,7 +77,7 @@ def test_regression_by_a_function_and_an_archive(tmp_path: Path) -> None:
     assert again.model[0].weight.dtype == torch.float64  # type: ignore[index, union-attr]
 
 
-def test_a_configuration_survives_its_file(tmp_path: Path) -> None:
+def test_a_configuration_is_written_and_read(tmp_path: Path) -> None:
     config = RunConfig(
         DataConfig("mnist", path=tmp_path / 'a "quoted" folder', task="quadrant", seed=3),
         ModelConfig(name="a.b:c", relax=False, arguments={"x": [1, 2.5], "y": {"z": True}}),
@@ -102,15 +102,13 @@ def test_a_configuration_survives_its_file(tmp_path: Path) -> None:
         ({"razor": RazorConfig(burn_in=3)}, r"RazorConfig\(burn_in=3\) .* FitConfig\(burn_in=3\)"),
     ],
 )
-def test_options_that_a_run_would_not_hear_are_refused(
-    changes: dict[str, Any], message: str
-) -> None:
+def test_options_without_effect_raise_errors(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         RunConfig(fit=replace(sr.FitConfig(), **changes))
 
 
-def test_a_file_of_another_name_is_refused(tmp_path: Path) -> None:
-    """It would not be read, and the defaults be trained."""
+def test_a_configuration_needs_the_suffix_toml(tmp_path: Path) -> None:
+    """Otherwise the defaults would be trained."""
     (tmp_path / "small.cfg").write_text(SMALL)
     out = tmp_path / "run"
     with pytest.raises(ValueError, match=r"small.cfg must have the suffix .toml"):
@@ -118,8 +116,8 @@ def test_a_file_of_another_name_is_refused(tmp_path: Path) -> None:
     assert not out.exists()
 
 
-def test_the_same_run_leaves_the_same_bytes(tmp_path: Path) -> None:
-    """Readable by others, too."""
+def test_equal_runs_write_equal_bytes(tmp_path: Path) -> None:
+    """The files have the permissions of other files."""
     config = small(tmp_path, SMALL.replace("epochs = 2", "epochs = 1"))
     for name in ("a", "b"):
         run(config, tmp_path / name)
@@ -158,12 +156,12 @@ def test_the_same_run_leaves_the_same_bytes(tmp_path: Path) -> None:
         ({"model": {"name": "ella"}}, "'ella' has no convolutions to relax. Set relax = false"),
     ],
 )
-def test_what_a_configuration_refuses(document: dict[str, Any], message: str) -> None:
+def test_wrong_configurations_raise_errors(document: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         from_document(document)
 
 
-def test_folders_that_are_refused(tmp_path: Path) -> None:
+def test_wrong_folders_raise_errors(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="it has no config.toml"):
         load_run(tmp_path)
     config = small(tmp_path)
@@ -184,7 +182,7 @@ def test_folders_that_are_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "other").exists()
 
 
-def test_a_refused_change_leaves_the_run_as_it_was(tmp_path: Path) -> None:
+def test_a_rejected_change_does_not_modify_the_run(tmp_path: Path) -> None:
     config, folder = small(tmp_path), tmp_path / "run"
     run(config, folder)
     before = (folder / "config.toml").read_text()
@@ -195,8 +193,8 @@ def test_a_refused_change_leaves_the_run_as_it_was(tmp_path: Path) -> None:
     assert read_config(folder / "config.toml").fit.save_every == 2
 
 
-def test_epochs_that_were_run_again_count_once(tmp_path: Path) -> None:
-    """In the page of a run that was killed; and those of an older run not at all."""
+def test_repeated_epochs_count_once(tmp_path: Path) -> None:
+    """A resumed run repeats epochs; a new run removes those of an older one."""
     config, folder = small(tmp_path), tmp_path / "run"
     run(config, folder)
     events = folder / runs.EVENTS
@@ -209,7 +207,7 @@ def test_epochs_that_were_run_again_count_once(tmp_path: Path) -> None:
     assert [record["epoch"] for record in sr.read_events(events)] == [1]
 
 
-def test_a_run_that_was_refused_does_not_take_the_folder(tmp_path: Path) -> None:
+def test_a_run_that_failed_to_start_leaves_no_files(tmp_path: Path) -> None:
     config, folder = small(tmp_path), tmp_path / "run"
     with pytest.raises(ValueError, match="is not available"):
         run(replace(config, fit=replace(config.fit, device="cuda:99")), folder)
@@ -222,29 +220,30 @@ def test_a_run_that_was_refused_does_not_take_the_folder(tmp_path: Path) -> None
     assert len(run(config, folder).history) == 2
 
 
-def test_a_process_group_of_the_user_stays(tmp_path: Path) -> None:
+def test_a_process_group_of_the_user_is_not_closed(tmp_path: Path) -> None:
     with job.group_of_one("gloo", tmp_path / "store"):
         run(small(tmp_path), tmp_path / "run")
         assert dist.is_initialized()
     assert not dist.is_initialized()
 
 
-def test_a_file_of_notepad_is_read(tmp_path: Path) -> None:
-    """It may begin with a byte order mark."""
+def test_a_byte_order_mark_is_accepted(tmp_path: Path) -> None:
     file = tmp_path / "a.toml"
     file.write_bytes(b"\xef\xbb\xbf[fit]\r\nepochs = 7\r\n")
     assert read_config(file).fit.epochs == 7
 
 
 @pytest.mark.parametrize("arguments", [("--out", "RUN"), ("--out=RUN",)])
-def test_the_configuration_of_a_run_to_resume(arguments: tuple[str, ...], tmp_path: Path) -> None:
+def test_resuming_uses_the_configuration_of_the_run(
+    arguments: tuple[str, ...], tmp_path: Path
+) -> None:
     write_atomically(tmp_path / "config.toml", b"[fit]\nepochs = 7\n")
     given = [part.replace("RUN", str(tmp_path)) for part in arguments]
     assert initial_config(["--resume", *given]).fit.epochs == 7
     assert initial_config(given).fit.epochs == 60
 
 
-def test_resuming_nothing_is_no_run_of_the_defaults(tmp_path: Path) -> None:
+def test_resuming_without_a_run_raises_an_error(tmp_path: Path) -> None:
     nothing = ["--resume", "--out", str(tmp_path / "typo")]
     with pytest.raises(ValueError, match="There is no run to resume in .*typo"):
         initial_config([*nothing, "--quiet"])
@@ -257,8 +256,8 @@ def command(*arguments: str) -> list[str]:
 
 
 @pytest.mark.slow
-def test_the_command_stops_and_goes_on(tmp_path: Path) -> None:
-    """Ctrl-C in the middle; then the same weights as a run that was left alone."""
+def test_the_command_stops_and_resumes(tmp_path: Path) -> None:
+    """After Ctrl-C and --resume the weights equal those of an uninterrupted run."""
     small(tmp_path, SMALL.replace("epochs = 2", 'epochs = 6\naugment = "run_case:impatient"'))
     file, out = str(tmp_path / "small.toml"), tmp_path / "run [bold] one"
 
@@ -287,8 +286,8 @@ def test_the_command_stops_and_goes_on(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_process_that_dies_is_started_again(tmp_path: Path) -> None:
-    """Two processes; the second kills itself once, in its 3rd epoch; torchrun starts both again."""
+def test_torchrun_restarts_a_dead_process(tmp_path: Path) -> None:
+    """The second of two processes kills itself in its third epoch; torchrun restarts both."""
     text = SMALL.replace("epochs = 2", 'epochs = 6\nsave_every = 1\naugment = "run_case:deadly"')
     small(tmp_path, text.replace('name = "digits"', 'name = "digits"\ndtype = "float64"'))
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
@@ -313,8 +312,8 @@ def test_a_process_that_dies_is_started_again(tmp_path: Path) -> None:
     assert mine == pytest.approx(theirs, rel=1e-9)
 
 
-def test_an_export_leaves_the_run_as_it_is(tmp_path: Path) -> None:
-    """Its own weights are called as an exported network would be."""
+def test_export_does_not_modify_the_run(tmp_path: Path) -> None:
+    """The weights of the run have the default name of an export."""
     run(small(tmp_path), tmp_path / "run")
     before = {file: file.read_bytes() for file in (tmp_path / "run").iterdir() if file.is_file()}
     export(tmp_path / "run", "safetensors", quiet=True)

@@ -1,4 +1,4 @@
-"""Groups that a run has from files."""
+"""Store groups from files in the run folder."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -13,8 +13,8 @@ from symrazor.runs.building import make_data
 from symrazor.runs.config import RunConfig
 
 
-def test_groups_from_files_stay_with_a_run(tmp_path: Path) -> None:
-    """A run names its groups by files of its own: it can be moved, and read without the others."""
+def test_group_files_are_copied_to_the_run_folder(tmp_path: Path) -> None:
+    """The run folder can be moved, and read without the original files."""
     place = tmp_path / "given"
     place.mkdir()
     mirror = place / "mirror.json"

@@ -1,4 +1,4 @@
-"""What the commands make of the folder of a fit: predictions of any likelihood, any precision."""
+"""Predict and export with the run folder of a fit."""
 
 from pathlib import Path
 
@@ -14,11 +14,11 @@ from symrazor.runs.folder import export_network
 from symrazor.runs.predictions import predict
 
 MEANS = {"poisson": torch.exp, "bernoulli": torch.sigmoid, "gaussian": torch.clone}
-"""Likelihood -> the mean of y at the outputs of the network."""
+"""Likelihood -> mean of y as a function of the outputs."""
 
 
 def _run(folder: Path, likelihood: str, dtype: str) -> tuple[sr.Fit, Tensor]:
-    """A run on ten pictures whose targets any likelihood takes."""
+    """Train on ten images with targets that are valid for every likelihood."""
     draws = np.random.default_rng(0)
     x = draws.normal(size=(10, 1, 8, 8)).astype(np.float32)
     y = (np.arange(10)[:, None] % 2).astype(np.float32)
@@ -32,7 +32,7 @@ def _run(folder: Path, likelihood: str, dtype: str) -> tuple[sr.Fit, Tensor]:
 @pytest.mark.parametrize("likelihood", MEANS)
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_predictions_are_means(tmp_path: Path, likelihood: str, dtype: str) -> None:
-    """Not logarithms of rates, and not log-odds."""
+    """Predictions are neither log rates nor log odds."""
     fit, x = _run(tmp_path, likelihood, dtype)
     expected = MEANS[likelihood](fit.model(x.to(getattr(torch, dtype))).detach())
     found = predict(tmp_path / "run", tmp_path / "new.npz")
@@ -40,7 +40,7 @@ def test_predictions_are_means(tmp_path: Path, likelihood: str, dtype: str) -> N
 
 
 @pytest.mark.parametrize("form", ["torch", "safetensors"])
-def test_a_network_in_double_precision_is_exported(tmp_path: Path, form: str) -> None:
+def test_export_in_double_precision(tmp_path: Path, form: str) -> None:
     fit, x = _run(tmp_path, "gaussian", "float64")
     file = export_network(tmp_path / "run", form, tmp_path / f"plain.{form}")  # type: ignore[arg-type]
     assert file.stat().st_size > 0

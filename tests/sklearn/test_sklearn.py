@@ -1,4 +1,4 @@
-"""The scikit-learn estimators: scikit-learn's own checks, and what is ours."""
+"""Check the estimators with scikit-learn's checks and on data."""
 
 import pickle
 from typing import Any
@@ -21,7 +21,7 @@ QUICK = {"epochs": 3, "random_state": 0}
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*:sklearn.exceptions.SkipTestWarning")
 @parametrize_with_checks([SymmetryClassifier(**QUICK), SymmetryRegressor(**QUICK)])
-def test_checks_of_scikit_learn(estimator: Any, check: Any) -> None:
+def test_scikit_learn_checks(estimator: Any, check: Any) -> None:
     check(estimator)
 
 
@@ -31,7 +31,7 @@ def _digits(n: int = 120) -> tuple[np.ndarray, np.ndarray]:
     return x[keep][:n], np.array(["zero", "one", "two"])[y[keep][:n]]
 
 
-def test_rows_as_images_pipelines_and_pickles() -> None:
+def test_images_pipelines_and_pickles() -> None:
     x, y = _digits()
     model = make_pipeline(StandardScaler(), SymmetryClassifier((8, 8), epochs=6, random_state=0))
     model.fit(x[:90], y[:90])
@@ -51,7 +51,7 @@ def test_rows_as_images_pipelines_and_pickles() -> None:
         SymmetryClassifier((8, 8), epochs=1).fit(x[:, :10], y)
 
 
-def test_clones_give_the_same_result_and_several_targets_are_fine() -> None:
+def test_clones_and_several_targets() -> None:
     rng = np.random.default_rng(0)
     x = rng.standard_normal((60, 3))
     y = np.stack([x[:, 0] + 5, 100 * x[:, 1]], 1)
