@@ -25,6 +25,9 @@ exclude_patterns = ["_ext", "tutorials/*.ipynb"]
 myst_enable_extensions = ["dollarmath", "amsmath", "attrs_inline"]
 myst_heading_anchors = 3
 
+# Copy the command, not the prompt or the output.
+copybutton_exclude = ".linenos, .gp, .go"
+
 autodoc_default_options = {"members": True, "show-inheritance": True}
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
