@@ -1,4 +1,4 @@
-"""Actions of groups on grids, positions, channels and vectors, against rolls and turns."""
+"""Actions of groups on grids, positions, channels and vectors."""
 
 import itertools
 import math
@@ -15,8 +15,8 @@ from symrazor.testing import assert_close
 # Actions
 
 
-def test_a_group_of_space_is_not_taken_for_one_of_the_plane() -> None:
-    """3 x 3 matrices act on images as homogeneous coordinates, if that is what they are."""
+def test_a_group_in_three_dimensions_does_not_act_on_the_plane() -> None:
+    """3 x 3 matrices act on images only as homogeneous coordinates."""
     for group in (groups.octahedral(), groups.so(3), groups.reflections(3)):
         with pytest.raises(ValueError, match="a grid of 2 dimensions, .* homogeneous coordinates"):
             groups.OnGrid(group, (4, 4))
@@ -67,7 +67,7 @@ def smooth(size: int) -> Tensor:
 
 
 @pytest.mark.parametrize("group", [groups.cyclic(8), groups.dihedral(3), groups.rotations()])
-def test_interpolation_error_falls_with_resolution(group: Group) -> None:
+def test_interpolation_error_decreases_with_resolution(group: Group) -> None:
     errors = [
         groups.OnGrid(group, (size, size)).interpolation_error(smooth(size), count=4)
         for size in (16, 32, 64)
@@ -106,8 +106,8 @@ def test_permutations_of_positions_are_rolls() -> None:
     assert torch.equal(action.act(x, group.permutations[1]), torch.roll(x, 1, 3))
 
 
-def test_wide_pictures_turn_and_move_as_a_group() -> None:
-    """A half-width is one length in both directions: else turns and shifts do not compose."""
+def test_actions_on_wide_images_compose() -> None:
+    """A half-width is the same length in both directions, so that rotations and shifts compose."""
     group, shape = groups.se2(), (48, 72)
     rows, columns = (torch.arange(m, dtype=torch.float64) - (m - 1) / 2 for m in shape)
     x = torch.exp(-((rows[:, None] + 2) ** 2 + (columns - 3) ** 2) / 40).reshape(1, 1, *shape)
@@ -120,28 +120,30 @@ def test_wide_pictures_turn_and_move_as_a_group() -> None:
 
 
 @pytest.mark.parametrize("make", [groups.se2, groups.scalings, groups.affine2])
-def test_what_leaves_the_picture_is_no_interpolation_error(make: Callable[[], Group]) -> None:
+def test_pixels_that_leave_the_image_are_ignored(
+    make: Callable[[], Group],
+) -> None:
     coarse, fine = (groups.OnGrid(make(), (n, n)).interpolation_error(smooth(n)) for n in (16, 64))
     assert 0 < fine < coarse / 6
 
 
-def test_an_error_needs_pixels_to_be_measured_on() -> None:
+def test_interpolation_error_needs_enough_pixels() -> None:
     for n in (2, 3):
         with pytest.raises(ValueError, match="at least 4 pixels along each axis"):
             groups.OnGrid(groups.cyclic(8), (n, n)).interpolation_error(torch.randn(2, 1, n, n))
     assert groups.OnGrid(groups.cyclic(4), (2, 2)).interpolation_error(torch.randn(1, 1, 2, 2)) == 0
 
 
-def test_whole_numbers_are_not_multiplied_by_fractions() -> None:
-    """They would all become zero."""
+def test_integer_data_is_not_multiplied_by_fractions() -> None:
+    """Casting the fractions to integers would make them all zero."""
     x = torch.ones(2, 2, dtype=torch.int32)
     with pytest.raises(ValueError, match=r"Use x.float\(\)"):
         groups.OnVectors(groups.cyclic(8)).act(x, 1)
     assert groups.OnVectors(groups.cyclic(4)).act(x, 1).tolist() == [[-1, 1], [-1, 1]]
 
 
-def test_channels_of_a_subgroup_turn_grids_of_a_larger_group() -> None:
-    """Elements are passed on as what they are: indices of the two groups differ."""
+def test_channels_of_a_subgroup_act_on_grids_of_a_larger_group() -> None:
+    """Elements are passed on as matrices, because indices of the two groups differ."""
     x = torch.randn(2, 3, 4, 5, 5)
     turns, every = groups.cyclic(4), groups.dihedral(4)
     own = groups.OnRegular(turns, groups.OnGrid(turns, (5, 5)))
@@ -150,7 +152,7 @@ def test_channels_of_a_subgroup_turn_grids_of_a_larger_group() -> None:
 
 
 @pytest.mark.parametrize("g", [-1, 4, True, 1.5, torch.tensor(1.0)])
-def test_indices_are_whole_and_inside(g: object) -> None:
+def test_indices_must_be_integers_in_range(g: object) -> None:
     for action in (groups.OnRegular(groups.cyclic(4)), groups.OnVectors(groups.cyclic(4))):
         x = torch.randn(2, 1, 4) if isinstance(action, groups.OnRegular) else torch.randn(2, 2)
         with pytest.raises(ValueError, match="indices 0 to 3|is an integer|an element of C4"):
@@ -166,12 +168,12 @@ def test_indices_are_whole_and_inside(g: object) -> None:
         (lambda: groups.OnGrid(groups.symmetric(2), (4, 4)), "Use OnPositions"),
     ],
 )
-def test_grids_that_are_none_are_refused(make: Callable[[], object], message: str) -> None:
+def test_invalid_grids_raise(make: Callable[[], object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make()
 
 
-def test_matrices_that_move_nothing_well_are_refused() -> None:
+def test_invalid_matrices_raise() -> None:
     action, x = groups.OnGrid(groups.cyclic(4), (4, 4)), torch.randn(1, 1, 4, 4)
     with pytest.raises(ValueError, match="has finite entries"):
         action.act(x, torch.full((2, 2), math.nan))
@@ -201,7 +203,7 @@ def test_vectors() -> None:
         assert_close(moved.norm(dim=1), x.norm(dim=1), 1e-12)
 
 
-def test_wrong_data_is_refused() -> None:
+def test_invalid_data_raises() -> None:
     x = torch.zeros(1, 1, 4, 4)
     with pytest.raises(ValueError, match=r"x must be \[n, c, 5, 5\], got \[1, 1, 4, 4\]"):
         groups.OnGrid(groups.cyclic(4), (5, 5)).act(x, 1)
@@ -246,7 +248,7 @@ def test_errors_of_any_group() -> None:
     assert equivariance_error(lambda x: x.sum((2, 3)), x, pair) < 1e-14
 
 
-def test_elements_that_do_not_fit_are_refused() -> None:
+def test_elements_of_another_size_raise() -> None:
     on_sets, x = groups.OnPositions(groups.symmetric(4)), torch.randn(2, 3, 4)
     for wrong in (torch.randperm(3), torch.zeros(4, dtype=torch.long), torch.tensor([1, 2, 3, 4])):
         with pytest.raises(ValueError, match="element of S4 is a permutation of 0 to 3"):
@@ -284,7 +286,7 @@ def test_sequences_are_grids_of_one_dimension() -> None:
     assert_close(doubled, ramp / 2, 1e-12)  # linear between pixels: exact for a ramp
 
 
-def test_what_is_no_symmetry_is_said_kindly() -> None:
+def test_invalid_symmetries_raise() -> None:
     conv, x = torch.nn.Conv2d(2, 2, 3, padding=1), torch.randn(3, 2, 5, 5)
     for wrong in (3, [3], [groups.cyclic(4)]):
         with pytest.raises(ValueError, match="actions must be a group or its name"):
@@ -301,7 +303,7 @@ def test_groups_of_the_grid_by_name() -> None:
         equivariance_error(conv, x, "p5")
 
 
-def test_what_cannot_be_measured_is_said_kindly() -> None:
+def test_invalid_equivariance_errors_raise() -> None:
     x = torch.randn(3, 2, 5, 5)
     with pytest.raises(ValueError, match="got ndarray"):
         equivariance_error(lambda x: x, x.numpy())  # type: ignore[arg-type]
@@ -310,7 +312,7 @@ def test_what_cannot_be_measured_is_said_kindly() -> None:
 
 
 @pytest.mark.parametrize("count", [0, -1, 2.5, True, "all"])
-def test_counts_are_whole_numbers(count: int) -> None:
+def test_counts_must_be_positive_integers(count: int) -> None:
     x = torch.randn(3, 2, 5, 5)
     for actions in (None, "p4"):
         with pytest.raises(ValueError, match="count must be a positive integer"):

@@ -81,7 +81,7 @@ def test_closures_of_permutations_are_groups(generators: list[list[int]]) -> Non
 
 
 def test_orbits_of_pairs_of_two_spaces_by_brute_force() -> None:
-    """A group of order 24 that moves four places, and pairs of them."""
+    """A group of order 24 acts on four positions and on their pairs."""
     rows = torch.tensor([[1, 0, 2, 3], [1, 2, 3, 0]])
     pairs = list(itertools.combinations(range(4), 2))
     moved = [[pairs.index((min(p[a], p[b]), max(p[a], p[b]))) for a, b in pairs] for p in rows]
@@ -104,7 +104,7 @@ def test_orbits_of_pairs_by_brute_force(generators: list[list[int]]) -> None:
         assert bool(labels[a] == labels[b]) == together
 
 
-def test_a_table_that_is_no_group_is_refused_by_name() -> None:
+def test_an_invalid_table_raises_and_names_the_element() -> None:
     with pytest.raises(ValueError, match=r"table of loop is not associative: \(.*\)·.* != "):
         # a loop of order 5: identity and unique division, not associative
         table = [
@@ -131,7 +131,7 @@ def test_a_table_that_is_no_group_is_refused_by_name() -> None:
             FiniteGroup("Z3", table, z3.names, z3.generators).check()
 
 
-def test_an_action_that_does_not_compose_is_refused_by_pair() -> None:
+def test_an_action_that_does_not_compose_raises_and_names_the_pair() -> None:
     z3 = groups.cyclic_permutations(3).finite()
     assert z3.permutations is not None
     wrong = z3.permutations.clone()
@@ -151,7 +151,7 @@ def test_generators_as_lists_of_arrays_or_tensors() -> None:
         Group.from_matrices("none", [torch.eye(2), torch.eye(3)])
 
 
-def test_products_and_reflections_of_something_else_are_refused() -> None:
+def test_products_with_other_types_raise() -> None:
     for product in (lambda: groups.cyclic(4) * 3, lambda: groups.cyclic(4) @ "C4"):
         with pytest.raises(TypeError, match="unsupported operand"):
             product()
@@ -160,7 +160,7 @@ def test_products_and_reflections_of_something_else_are_refused() -> None:
     assert groups.reflections(5).finite().order == 32
 
 
-def test_generators_that_are_none_are_refused() -> None:
+def test_invalid_generators_raise() -> None:
     with pytest.raises(ValueError, match=r"Row 1 is not a permutation of 0 to 2: \[0, 0, 1\]"):
         Group.from_permutations("bad", [[0, 1, 2], [0, 0, 1]])
     with pytest.raises(ValueError, match="Matrix 0 is not invertible"):
@@ -176,7 +176,7 @@ def test_generators_that_are_none_are_refused() -> None:
 
 
 @pytest.mark.parametrize("matrix", [[[2.0]], [[0.5]], [[2.0, 1.0], [1.0, 1.0]], [[2, 0], [0, 0.5]]])
-def test_groups_of_infinite_order_are_groups_all_the_same(matrix: list[list[float]]) -> None:
+def test_groups_of_infinite_order_are_supported(matrix: list[list[float]]) -> None:
     group = Group.from_matrices("powers", [matrix])
     group.check()
     with pytest.raises(ValueError, match="generators of powers must have finite order"):
@@ -184,7 +184,7 @@ def test_groups_of_infinite_order_are_groups_all_the_same(matrix: list[list[floa
 
 
 def test_large_groups_are_checked_with_little_work() -> None:
-    """Associativity of all triples of the 720 elements would be 373 million comparisons."""
+    """Checking all triples of the 720 elements would take 373 million comparisons."""
     every = groups.symmetric(6).finite()
     with Work() as work:
         every.check()
@@ -273,7 +273,7 @@ def test_exponentials_are_differentiable_and_batched() -> None:
     assert algebra.exp(c.float()).dtype == torch.float32
 
 
-def test_what_is_not_an_algebra_is_refused_by_name() -> None:
+def test_invalid_algebras_raise_and_name_the_generators() -> None:
     open_ones = lie.so3().masked(("x-rotation", "y-rotation"))
     with pytest.raises(ValueError, match=r"bracket \[x-rotation, y-rotation\] is outside"):
         open_ones.check()

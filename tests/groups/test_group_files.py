@@ -1,4 +1,4 @@
-"""Groups from files and from graphs, and what is refused."""
+"""Groups from files and from graphs, and invalid input."""
 
 import itertools
 import json
@@ -29,8 +29,8 @@ def test_a_group_from_a_file(tmp_path: Path) -> None:
     assert (found.name, found.finite().order) == ("group", 2)
 
 
-def test_numbers_of_a_file_are_not_rounded(tmp_path: Path) -> None:
-    """A sixth of a turn has order 6 in float64; in float32 it never closes."""
+def test_file_numbers_are_exact(tmp_path: Path) -> None:
+    """A rotation by 60 degrees has order 6 in float64, but does not close in float32."""
     cos, sin = math.cos(math.pi / 3), math.sin(math.pi / 3)
     turn = [[cos, -sin], [sin, cos]]
     assert groups.from_file(write(tmp_path, {"matrices": [turn]})).finite().order == 6
@@ -68,7 +68,9 @@ def test_numbers_of_a_file_are_not_rounded(tmp_path: Path) -> None:
         (" " * (1 << 20) + "{}", "at most 1,048,576 bytes"),
     ],
 )
-def test_a_bad_file_is_refused_by_row(tmp_path: Path, document: object, message: str) -> None:
+def test_an_invalid_file_raises_and_names_the_row(
+    tmp_path: Path, document: object, message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         groups.from_file(write(tmp_path, document))
 
@@ -120,7 +122,7 @@ def ring(n: int) -> torch.Tensor:
 
 
 def test_automorphisms_of_graphs_with_hidden_parts() -> None:
-    """Triangles and a hexagon, whose nodes look alike; a ring and a tree, relabelled."""
+    """Triangles and a hexagon, whose nodes have equal colours; a ring and a tree, relabelled."""
     parts = torch.block_diag(ring(3), ring(3), ring(6))
     tree = torch.zeros(15, 15)
     for child in range(1, 15):
@@ -159,7 +161,7 @@ def test_automorphisms_of_graphs_with_hidden_parts() -> None:
         (lambda: groups.OnRegular(groups.cyclic(4), (6, 6)), "an action"),  # type: ignore[arg-type]
     ],
 )
-def test_what_is_no_group_is_said_kindly(make: object, message: str) -> None:
+def test_invalid_groups_raise(make: object, message: str) -> None:
     assert callable(make)
     with pytest.raises(ValueError, match=message):
         make()

@@ -1,4 +1,4 @@
-"""Which elements a group has, what they are called, and what makes it none."""
+"""Membership in groups, names of elements, and invalid groups."""
 
 import math
 from collections.abc import Callable
@@ -22,7 +22,7 @@ def matrix(rows: list[list[float]]) -> Tensor:
     return torch.tensor(rows, dtype=F64)
 
 
-def test_what_is_no_permutation_belongs_to_no_group_of_them() -> None:
+def test_only_permutations_belong_to_permutation_groups() -> None:
     for group in (groups.symmetric(3), groups.symmetric(30), groups.alternating(3)):
         n = group.size
         assert not group.contains([0] * n)
@@ -37,7 +37,7 @@ def test_what_is_no_permutation_belongs_to_no_group_of_them() -> None:
 
 
 def test_translations_belong_to_the_motions_of_the_plane() -> None:
-    """Their matrices have too few eigenvectors to be diagonalised."""
+    """The matrices are not diagonalisable."""
     shift = matrix([[1, 0, 0.5], [0, 1, -2], [0, 0, 1]])
     assert groups.se2().contains(shift)
     assert groups.affine2().contains(shift)
@@ -48,7 +48,7 @@ def test_translations_belong_to_the_motions_of_the_plane() -> None:
         groups.se2().contains(sheared)
 
 
-def test_elements_of_a_flow_are_told_to_eight_digits() -> None:
+def test_elements_of_a_flow_are_recognised_to_eight_digits() -> None:
     flow = torch.zeros(1, 3, 3, dtype=F64)
     flow[0, 0, 2] = 1.0
     group = Group.from_matrices("shifts", lie=LieAlgebra.of(flow))
@@ -62,7 +62,7 @@ def test_elements_of_a_flow_are_told_to_eight_digits() -> None:
         group.contains(shift)
 
 
-def test_rotations_beside_magnifications_are_not_taken_for_rotations_alone() -> None:
+def test_rotations_with_scalings_are_not_confused_with_rotations() -> None:
     group = Group.from_matrices("similar", [[[2.0, 0.0], [0.0, 2.0]]], groups.so(2).lie)
     with pytest.raises(ValueError, match="cannot be decided"):
         group.contains(2 * torch.eye(2, dtype=F64))
@@ -70,7 +70,7 @@ def test_rotations_beside_magnifications_are_not_taken_for_rotations_alone() -> 
 
 
 def test_exponentials_and_logarithms_to_rounding() -> None:
-    """Of every size: that of torch is off by 2e-10 for one matrix of norm 0.05."""
+    """Errors are at rounding level for every size; torch's is 2e-10 for a matrix of norm 0.05."""
     turn = groups.so(3).lie.generators[0]
     for size in torch.logspace(-6, 1, 80).tolist():
         truth = torch.tensor(scipy.linalg.expm((size * turn).numpy()))
@@ -88,7 +88,7 @@ def test_exponentials_and_logarithms_to_rounding() -> None:
 
 
 def test_words_of_a_representation_commute_to_rounding() -> None:
-    """Forty words in small and large angles, for maps from matrices to vectors."""
+    """Forty words with small and large angles commute with maps from matrices to vectors."""
     vector = groups.defining(groups.so(3))
     layer = EquivariantLinear(1, 2, vector * vector + groups.invariant(groups.so(3)), vector)
     layer = layer.double()
@@ -104,8 +104,8 @@ def test_the_unit_of_a_flow_does_not_matter(unit: float) -> None:
     assert EquivariantLinear(1, 1, Group.from_matrices("turns", lie=turn)).maps.count == 2
 
 
-def test_a_group_is_its_own() -> None:
-    """What becomes of the numbers it was made of, or of those it gave away, changes nothing."""
+def test_equal_groups_are_recognised() -> None:
+    """Changing the input tensors or returned tensors does not change the group."""
     rows, matrices = np.array([[1, 2, 0]]), torch.tensor([[[0.0, -1], [1, 0]]], dtype=F64)
     flows = torch.tensor([[[0.0, -1], [1, 0]]], dtype=F64)
     places, plane = Group.from_permutations("a", rows), Group.from_matrices("b", matrices)
@@ -134,7 +134,7 @@ def test_a_group_is_its_own() -> None:
     ],
     ids=str,
 )  # fmt: skip
-def test_every_element_has_a_name_of_its_own(group: Group) -> None:
+def test_every_element_has_a_unique_name(group: Group) -> None:
     every = group.finite()
     assert len(set(every.names)) == every.order
     for g, name in enumerate(every.names):
@@ -172,19 +172,19 @@ def test_more_generators_than_letters() -> None:
         (lambda: groups.invariant(groups.so(3), -1), "size must be a positive integer"),
     ],
 )
-def test_what_is_ambiguous_is_refused(make: Callable[[], object], message: str) -> None:
+def test_ambiguous_names_raise(make: Callable[[], object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make()
 
 
-def test_sizes_of_numpy_are_whole_numbers() -> None:
+def test_numpy_integers_are_valid_sizes() -> None:
     assert groups.cyclic(np.int64(4)).name == "C4"  # type: ignore[arg-type]
 
 
 # Generators of both kinds
 
 
-def test_discrete_generators_must_keep_the_algebra() -> None:
+def test_discrete_generators_must_preserve_the_algebra() -> None:
     about_z = LieAlgebra.of([[[0.0, -1, 0], [1, 0, 0], [0, 0, 0]]], ["about z"])
     quarter_about_x = [[[1.0, 0, 0], [0, 0, -1], [0, 1, 0]]]
     group = Group.from_matrices("no group", quarter_about_x, about_z, "x")
@@ -205,14 +205,14 @@ def test_discrete_generators_must_keep_the_algebra() -> None:
         (groups.cyclic(3), torch.ones(1, 2, 3), None, r"got \[1, 2, 3\]"),
     ],
 )
-def test_images_that_do_not_compose_are_refused(
+def test_images_that_do_not_compose_raise(
     group: Group, discrete: object, flows: object, message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
         Representation.of(group, discrete, flows)
 
 
-def test_images_of_both_kinds_that_compose() -> None:
+def test_images_of_discrete_and_continuous_generators_compose() -> None:
     turn = 3 * groups.so(2).lie.generators  # type: ignore[union-attr]
     assert Representation.of(groups.o(2), [[[-1.0, 0], [0, 1]]], turn.tolist()).size == 2
     assert Representation.of(groups.o(2), [[[-1.0]]], [[[0.0]]]).size == 1

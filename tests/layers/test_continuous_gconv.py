@@ -1,4 +1,4 @@
-"""Filters on position and angle, position and scale: by their formula, turned and magnified."""
+"""Group convolutions with filters on position and angle, or position and scale."""
 
 import math
 
@@ -37,7 +37,7 @@ class TestScaleLift(PathSuite):
         return ScaleConv(1, 4, (4, 4), scales=(1.0, 1.5), kind="lift", anchors=3, kernel=5)
 
 
-def test_se2_is_its_formula() -> None:
+def test_se2_convolution_matches_its_formula() -> None:
     torch.manual_seed(0)
     n, k, omega, kappa = 6, 5, 0.7, 1.3
     path = SE2Conv(2 * n, 3 * n, (7, 7), angles=n, anchors=9, kernel=k, widths=(omega, kappa))
@@ -58,7 +58,7 @@ def test_se2_is_its_formula() -> None:
         assert abs(float(bank[g, o, h, c, i, j]) - expected) < 1e-12
 
 
-def test_scale_is_its_formula() -> None:
+def test_scale_convolution_matches_its_formula() -> None:
     torch.manual_seed(0)
     s, k, omega, sigma = (1.0, 1.4, 1.96), 7, 0.9, 0.6
     path = ScaleConv(6, 3, (9, 9), scales=s, anchors=5, kernel=k, widths=(omega, sigma)).double()
@@ -76,7 +76,7 @@ def test_scale_is_its_formula() -> None:
 
 
 def _bumps(size: int, factor: float, R: Tensor | None = None) -> Tensor:
-    """A smooth picture, magnified or turned about its middle."""
+    """Return a smooth image, magnified or rotated about its middle."""
     axis = (torch.arange(size, dtype=torch.float64) - (size - 1) / 2) / (size * factor)
     y, x = torch.meshgrid(axis, axis, indexing="ij")
     if R is not None:
@@ -86,8 +86,8 @@ def _bumps(size: int, factor: float, R: Tensor | None = None) -> Tensor:
     return torch.stack(parts).sum(0)[None, None]
 
 
-def test_magnified_pictures_move_along_the_scales() -> None:
-    """What scale 1 sees of a picture, scale 2 sees of the magnified one."""
+def test_magnified_images_move_along_the_scales() -> None:
+    """Scale 2 of a magnified image equals scale 1 of the image."""
     torch.manual_seed(0)
     step, size = 1.5, 48
     scales = (1.0, step, step**2)
@@ -119,8 +119,8 @@ def test_more_angles_cost_no_weights_and_collapse() -> None:
     assert layer.removable_paths() == [2]  # the convolution is looser than the two of p4
 
 
-def test_turns_by_other_angles_are_those_of_the_plane() -> None:
-    """A lifted picture that is turned by 45 degrees lifts to the turned map, up to pixels."""
+def test_rotations_by_other_angles_match_the_plane() -> None:
+    """Lifting an image rotated by 45 degrees rotates the lifted map, up to the pixel grid."""
     torch.manual_seed(0)
     size, n = 64, 8
     path = SE2Conv(1, n, (size, size), angles=n, kind="lift", kernel=11, anchors=12).double()

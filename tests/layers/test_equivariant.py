@@ -1,4 +1,4 @@
-"""Linear layers that commute with any group: paths, bases, sets, against brute force."""
+"""Linear layers that commute with any group, compared with brute force."""
 
 import itertools
 
@@ -49,7 +49,7 @@ class TestCirculant(PathSuite):
 
 
 class TestManyCoefficients(PathSuite):
-    """The matrix written out, and Kronecker curvature."""
+    """The whole matrix, and Kronecker curvature."""
 
     def make(self) -> Path:
         return Circulant(13, 6, 7)
@@ -81,7 +81,7 @@ class TestRegular(PathSuite):
 
 
 def reynolds(source: groups.Representation, target: groups.Representation) -> Tensor:
-    """The space of equivariant maps, by averaging over all elements: a projection matrix."""
+    """Return the projection onto equivariant maps, by averaging over all elements."""
     every = source.group.finite()
     images = [{every.identity: torch.eye(r.size).double()} for r in (source, target)]
     waiting = [every.identity]
@@ -112,7 +112,9 @@ def reynolds(source: groups.Representation, target: groups.Representation) -> Te
     ids=lambda g: g.name,
 )
 @pytest.mark.parametrize("kind", ["same", "to regular", "from scalars", "to tensors"])
-def test_the_basis_spans_what_averaging_projects_on(group: groups.Group, kind: str) -> None:
+def test_the_basis_spans_the_image_of_the_averaging_projection(
+    group: groups.Group, kind: str
+) -> None:
     source = target = groups.defining(group)
     if kind == "to regular":
         target = groups.regular(group)
@@ -159,7 +161,7 @@ def test_every_element_commutes(n: int) -> None:
         assert_close(layer(x[:, :, list(order)]), layer(x)[:, :, list(order)], 1e-12)
 
 
-def test_float32_in_between_loses_nothing() -> None:
+def test_converting_through_float32_loses_nothing() -> None:
     layer = EquivariantLinear(1, 1, groups.dihedral(5)).float().double()
     x = torch.randn(3, 1, 2, dtype=torch.float64)
     turn = groups.dihedral(5).discrete[0]
@@ -190,7 +192,7 @@ LARGE = {
 
 @pytest.mark.parametrize("name", LARGE)
 def test_construction_takes_little_work(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With nothing remembered, twice the largest count of today: 17,364 and 46 million."""
+    """The limits are twice the largest counts without a cache: 17,364 and 46 million."""
     monkeypatch.setattr(maps, "_cache", type(maps._cache)())
     with Work() as work:
         LARGE[name]()
@@ -209,7 +211,7 @@ def test_isotropic_tensors() -> None:
     assert groups.equivariant_maps(powers[2], powers[3]).count == 6
 
 
-def test_what_does_not_fit_is_refused() -> None:
+def test_representations_that_do_not_fit_raise() -> None:
     group, other = groups.so(3), groups.o(3)
     v = groups.defining(group)
     with pytest.raises(ValueError, match="representations of one group"):
@@ -238,7 +240,7 @@ def test_a_representation_must_compose() -> None:
         groups.Representation.of(groups.so(3), flows=2 * turned.generators)
 
 
-def test_pools_do_not_see_the_order() -> None:
+def test_pools_are_permutation_invariant() -> None:
     x = torch.randn(3, 2, 2, 3, dtype=torch.float64)
     flat = x.flatten(2)
     for reduction, expected in {
@@ -270,7 +272,7 @@ class TestBeyond(PathSuite):
 
 
 def test_every_map_belongs_to_one_path() -> None:
-    """Paths of a chain of groups are orthogonal, and span what the smallest group's maps do."""
+    """Paths of a chain of groups are orthogonal and span the maps of the smallest group."""
     ring, both, every = (
         groups.cyclic_permutations(6),
         groups.dihedral_permutations(6),
@@ -294,7 +296,7 @@ def test_every_map_belongs_to_one_path() -> None:
     ]  # the constant bias is that of the largest group
 
 
-def test_what_lies_beyond_must_be_something() -> None:
+def test_orthogonal_maps_must_exist() -> None:
     with pytest.raises(ValueError, match="no equivariant map from"):
         EquivariantLinear(1, 1, groups.alternating(4), orthogonal_to=[groups.symmetric(4)])
     with pytest.raises(ValueError, match="on the 4 positions of Z4, got S5"):
@@ -318,7 +320,7 @@ def test_a_graph_layer_commutes_with_its_symmetries() -> None:
 
 
 def _projection(rho: groups.Representation) -> Tensor:
-    """On the maps that commute with all generators: one null space of all constraints at once."""
+    """The basis spans the null space of all constraints together."""
     n, one = rho.size, torch.eye(rho.size, dtype=torch.float64)
     rows = [
         torch.kron(m.contiguous(), one) - torch.kron(one, m.T.contiguous())
@@ -353,8 +355,8 @@ def test_null_spaces_are_those_of_all_constraints_at_once(name: str) -> None:
     assert_close(flat.T @ flat, _projection(rho), 1e-9)
 
 
-def test_large_orthogonal_groups_are_no_burden(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A decomposition of all 900 x 900 constraints of one generator alone would be 729 million."""
+def test_large_orthogonal_groups_are_fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Decomposing the 900 x 900 constraints of one generator would take 729 million operations."""
     monkeypatch.setattr(maps, "_cache", type(maps._cache)())
     with Work() as work:
         rho = groups.defining(groups.so(30))
@@ -368,7 +370,7 @@ def test_large_orthogonal_groups_are_no_burden(monkeypatch: pytest.MonkeyPatch) 
         EquivariantLinear(1, 1, groups.Group.from_matrices("shear", shear.unsqueeze(0)))
 
 
-def test_groups_that_no_data_tell_apart_are_refused() -> None:
+def test_groups_with_the_same_maps_raise() -> None:
     for pair in ([groups.symmetric(4)] * 2, [groups.symmetric(4), groups.alternating(4)]):
         with pytest.raises(ValueError, match="have the same equivariant maps"):
             relaxed_over(1, 1, pair)
@@ -376,7 +378,7 @@ def test_groups_that_no_data_tell_apart_are_refused() -> None:
         relaxed_over(1, 1, ["p4"])  # type: ignore[list-item]
 
 
-def test_a_group_may_be_made_twice() -> None:
+def test_two_equal_groups_can_be_combined() -> None:
     one, two = groups.symmetric(4), groups.symmetric(4)
     assert one.is_same(two) and not one.is_same(groups.alternating(4))
     assert not groups.cyclic(4).is_same(groups.so(2)) and groups.so(3).is_same(groups.so(3))
@@ -386,7 +388,7 @@ def test_a_group_may_be_made_twice() -> None:
     assert path.maps.count == 5  # orbits of triples of places: Bell(3)
 
 
-def test_one_group_in_place_of_a_list_and_ragged_graphs_are_refused() -> None:
+def test_a_single_group_and_ragged_graphs_raise() -> None:
     with pytest.raises(ValueError, match="groups must be a list of groups, got <Group S8"):
         relaxed_over(1, 1, groups.symmetric(8))  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"Pass an adjacency matrix \[n, n\], got a list"):

@@ -1,4 +1,4 @@
-"""Filters that are convolved at once: the same sums, the same gradients; hooks hear every one."""
+"""Merged filters have the same sums and gradients; hooks see every filter."""
 
 import pytest
 import torch
@@ -44,8 +44,8 @@ def _gradients(layer: nn.Module, x: Tensor) -> tuple[Tensor, ...]:
 
 @pytest.mark.parametrize("stride", (1, 2))
 @pytest.mark.parametrize("case", _layers(1))
-def test_filters_convolved_at_once_or_one_by_one(case: str, stride: int) -> None:
-    """A hook on every module makes the layer call them all; nothing changes but rounding."""
+def test_merged_filters_equal_separate_convolutions(case: str, stride: int) -> None:
+    """With a hook on every module, the layer calls them all; the result is the same."""
     torch.manual_seed(0)
     if case not in _layers(stride):
         return
@@ -71,8 +71,8 @@ def test_one_convolution_for_a_convolution_and_a_group_convolution() -> None:
     assert len(calls) == 1
 
 
-def test_a_path_with_a_hook_is_called_itself() -> None:
-    """At stride 1, where the sum of the paths is that of their outputs."""
+def test_a_path_with_a_hook_is_called_separately() -> None:
+    """At stride 1 the output of the layer is the sum of the outputs of its paths."""
     layer, seen = Relaxed([Conv(*SIZES), GConv(*SIZES)]).double(), []
     x = torch.randn(2, 8, 6, 6, dtype=torch.float64)
     expected = layer(x)
@@ -84,7 +84,7 @@ def test_a_path_with_a_hook_is_called_itself() -> None:
 
 @pytest.mark.parametrize("dims", (1, 2, 3))
 def test_circular_padding_and_its_derivatives(dims: int) -> None:
-    """As F.pad, whose gradients of all orders and in all modes autograd knows."""
+    """Padding agrees with F.pad, in all derivatives and modes."""
     x = torch.randn(1, 1, *(4, 3, 3)[:dims], dtype=torch.float64, requires_grad=True)
     amounts = (1, 2, 0, 1, 2, 2)[: 2 * dims]
 

@@ -123,8 +123,8 @@ def test_every_element_commutes(group: str, kind: str, stride: int) -> None:
 
 
 @pytest.mark.parametrize("stride", (1, 2, 3))
-def test_the_whole_group_of_the_plane(stride: int) -> None:
-    """A rotation about any pixel is one about the middle and a shift, and both are followed."""
+def test_rotations_and_reflections_of_the_plane(stride: int) -> None:
+    """The path is equivariant to rotations about any pixel: a rotation and a shift."""
     torch.manual_seed(0)
     path, x = _random(GConv(4, 4, (6, 6), stride, group="p4"))
     with torch.no_grad():
@@ -140,7 +140,7 @@ def test_the_whole_group_of_the_plane(stride: int) -> None:
 
 
 def test_is_the_definition() -> None:
-    """Element by element, offset by offset, without a bank."""
+    """Compute the convolution with loops over elements and offsets."""
     torch.manual_seed(0)
     group = point_group("p4m")
     path, x = _random(GConv(8, 16, (5, 5), group="p4m"))
@@ -171,7 +171,7 @@ def test_the_table_is_that_of_the_matrices(rotations: int, mirrored: bool) -> No
             assert torch.equal(twice, group.act(int(group.table[a, b]), x))
 
 
-def test_interpolated_filters_get_better_with_resolution() -> None:
+def test_interpolation_error_of_filters_decreases_with_resolution() -> None:
     errors = [GConv(8, 8, (33, 33), group="C8", kernel=k).interpolation_error for k in (5, 9, 17)]
     assert errors[0] > 2 * errors[1] > 4 * errors[2] > 0
     assert f"group=C8, interpolation error {errors[0]:.2g})" in str(
@@ -182,7 +182,7 @@ def test_interpolated_filters_get_better_with_resolution() -> None:
     assert not GConv(8, 8, (8, 8), group="C8").strict
 
 
-def test_wrong_inputs_are_refused() -> None:
+def test_invalid_inputs_raise() -> None:
     with pytest.raises(ValueError, match="in_channels must be a multiple of 4"):
         GConv(6, 8, (4, 4))
     with pytest.raises(ValueError, match="out_channels must be a multiple of 4"):
@@ -209,7 +209,7 @@ def test_group_pool() -> None:
 
 
 def test_maps_of_a_larger_group_are_maps_of_its_subgroup() -> None:
-    """Channels of p4m are channels of p4 with twice the fields, those of p4 of p2."""
+    """Channels of p4m are channels of p4 with twice the fields; likewise p4 and p2."""
     x = torch.randn(2, 16, 4, 4, dtype=torch.float64)
     for large, small in (("p4m", "p4"), ("p4m", "p2"), ("p4", "p2"), ("D8", "C8"), ("C8", "p4")):
         one, two = point_group(large), point_group(small)
@@ -221,7 +221,7 @@ def test_maps_of_a_larger_group_are_maps_of_its_subgroup() -> None:
 
 
 def _blobs(size: int, angle: float) -> torch.Tensor:
-    """A smooth image in the disc, turned by an angle (as the group's elements turn) exactly."""
+    """Return a smooth image in the disc, rotated exactly by an angle."""
     turn = torch.tensor([[math.cos(angle), -math.sin(angle)], [math.sin(angle), math.cos(angle)]])
     places = (torch.arange(size) - (size - 1) / 2).double() / size
     grid = torch.stack(torch.meshgrid(places, places, indexing="ij"), -1)
@@ -233,7 +233,7 @@ def _blobs(size: int, angle: float) -> torch.Tensor:
 
 
 def _error_at_45_degrees(size: int, kernel: int) -> float:
-    """Of a continuous filter with a width that grows with the kernel, on images turned exactly."""
+    """Measure a continuous filter, as wide as the kernel, on exactly rotated images."""
     torch.manual_seed(0)
     anchors = 0.2 * kernel * torch.tensor([[0.5, 0.2], [-0.7, 0.4], [0.1, -0.9]])
     options = {"group": "C8", "kind": "lift", "anchors": anchors, "omega": 10 / kernel}
@@ -256,7 +256,7 @@ def _rotation(angle: float) -> torch.Tensor:
 
 
 def test_continuous_filters_turn_by_any_angle_as_far_as_pixels_allow() -> None:
-    """The norm of every channel moves to another one under 45 degrees, better on finer grids."""
+    """A rotation by 45 degrees permutes channel norms, more accurately on finer grids."""
     errors = [_error_at_45_degrees(size, kernel) for size, kernel in ((12, 5), (24, 9), (48, 17))]
     assert errors[0] > 2 * errors[1] and errors[2] < 1e-3, errors
     assert SGConv(4, 4, (4, 4)).interpolation_error == 0
@@ -268,7 +268,7 @@ def test_continuous_filters_turn_by_any_angle_as_far_as_pixels_allow() -> None:
 
 
 def test_factored_path_on_a_group() -> None:
-    """DC|G|(S + S') weights, and the two sums by einsum."""
+    """The path has DC|G|(S + S') weights and equals two sums by einsum."""
     torch.manual_seed(0)
     path, x = _random(GFFC(8, 12, (2, 3)))
     assert sum(p.numel() for p in path.parameters()) == 2 * 3 * 4 * (6 + 6)
@@ -279,7 +279,7 @@ def test_factored_path_on_a_group() -> None:
     assert_close(path(x), y.reshape(2, 12, 2, 3), 1e-12)
 
 
-def test_layers_are_made_where_torch_is_told() -> None:
+def test_layers_are_created_on_the_default_device() -> None:
     with torch.device("meta"):
         path = GConv(6, 6, (5, 5), group="C6", kernel=5)
     assert all(value.is_meta for value in (*path.parameters(), *path.buffers()))
@@ -287,7 +287,7 @@ def test_layers_are_made_where_torch_is_told() -> None:
 
 
 def test_any_finite_group_of_the_plane() -> None:
-    """A group of one's own: the mirror at the diagonal, which exchanges rows and columns."""
+    """A user-defined group: the reflection that swaps rows and columns."""
     swap = groups.Group.from_matrices("diagonal", [[[0.0, 1.0], [1.0, 0.0]]])
     path, x = _random(GConv(4, 6, (5, 5), group=swap))
     assert path.group == "diagonal" and path.strict
@@ -299,7 +299,7 @@ def test_any_finite_group_of_the_plane() -> None:
         GConv(4, 4, (4, 4), group=groups.symmetric(3))
 
 
-def test_group_pool_says_what_it_needs() -> None:
+def test_group_pool_checks_its_arguments() -> None:
     x = torch.randn(2, 8, 3, 3)
     assert torch.equal(GroupPool(groups.cyclic(4))(x), GroupPool("p4")(x))
     with pytest.raises(ValueError, match="4 group elements do not divide 6 channels"):
@@ -312,7 +312,7 @@ def test_group_pool_says_what_it_needs() -> None:
 
 @pytest.mark.parametrize("kind", ["separable", "depthwise-separable"])
 def test_separable_filters_are_balanced(kind: str) -> None:
-    """Sizes shared out evenly: the same map, and of all that are the same the likeliest."""
+    """Balanced filters give the same map, with the highest prior density."""
     torch.manual_seed(0)
     path = GConv(12, 8, (4, 4), kind=kind).double()  # type: ignore[arg-type]
     x = torch.randn(2, 12, 4, 4, dtype=torch.float64)
@@ -342,7 +342,7 @@ def test_separable_filters_are_balanced(kind: str) -> None:
 
 
 @pytest.mark.parametrize("group", ["p4", "p4m", "C3"])
-def test_learned_widths_turn_filters_as_fixed_ones(group: str) -> None:
+def test_learned_widths_rotate_filters_like_fixed_ones(group: str) -> None:
     torch.manual_seed(0)
     order = point_group(group).order
     fixed = SGConv(order, 2 * order, (5, 5), group=group, anchors=4).double()

@@ -1,4 +1,4 @@
-"""Group convolutions beside other paths: sums, collapse, networks relaxed to p4, readings."""
+"""Group convolutions in relaxed layers: sums, collapse, networks relaxed to p4, readings."""
 
 import itertools
 from typing import get_args
@@ -30,7 +30,7 @@ def _mixed(stride: int, group: str = "p4") -> Relaxed:
 @pytest.mark.parametrize("stride", (1, 2))
 @pytest.mark.parametrize("group", ("p4", "p4m"))
 def test_a_sum_without_its_free_paths_is_equivariant(stride: int, group: str) -> None:
-    """Conv and GConv shrink together: with choices of their own the sum would not follow shifts."""
+    """Conv and GConv share one subsampling; otherwise the sum is not equivariant to shifts."""
     torch.manual_seed(0)
     order = point_group(group).order
     convs = [GConv(order, order, (4, 4), stride, group=group) for _ in range(2)]
@@ -67,7 +67,7 @@ def test_mixed_layers_collapse(stride: int, kind: str) -> None:
         assert len(convs) == 1 and convs[0].weight.shape == (8, channels, 3, 3)
 
 
-def test_a_lone_group_convolution_is_a_plain_convolution() -> None:
+def test_a_single_group_convolution_is_a_plain_convolution() -> None:
     torch.manual_seed(0)
     for kind, parts in (("full", 1), ("pointwise", 4)):
         model = nn.Sequential(Relaxed([_mixed(1).path(0), GConv(4, 8, (4, 4), kind=kind)])).double()
@@ -105,7 +105,7 @@ def _cnn(padding_mode: str = "circular") -> nn.Sequential:
 
 
 def test_relax_with_rotations() -> None:
-    """The equivariant part of each convolution is a path; the network computes what it did."""
+    """The equivariant part of each convolution becomes a path; the outputs are unchanged."""
     cnn, x = _cnn(), torch.randn(3, 2, 8, 8, dtype=torch.float64)
     model = sr.relax(cnn, x, groups=["translation", "p4", "p4m"])
     assert_close(model(x), cnn(x), 1e-12)
@@ -127,7 +127,7 @@ def test_relax_with_rotations() -> None:
     assert {name for name in layer_errors(model, x).network} == {"translation", "p4", "p4m"}
 
 
-def test_groups_of_the_grid_may_be_groups() -> None:
+def test_point_groups_can_be_given_as_groups() -> None:
     cnn, x = _cnn(), torch.randn(3, 2, 8, 8, dtype=torch.float64)
     model = sr.relax(cnn, x, groups=["translation", groups.cyclic(4)])
     assert [path.label for path in model[0].paths] == ["Conv", "GConv p4", "FFC"]
@@ -135,7 +135,7 @@ def test_groups_of_the_grid_may_be_groups() -> None:
         sr.relax(cnn, x, groups=["translation", groups.symmetric(3)])
 
 
-def test_groups_of_the_grid_may_be_the_users_own() -> None:
+def test_point_groups_can_be_defined_by_the_user() -> None:
     cnn, x = _cnn(), torch.randn(3, 2, 8, 8, dtype=torch.float64)
     swap = groups.Group.from_matrices("swap", [[[0.0, 1.0], [1.0, 0.0]]])
     model = sr.relax(cnn, x, groups=["translation", swap, "p4"])
@@ -176,7 +176,7 @@ def test_relaxed_rotations_start_near_the_largest_group() -> None:
     assert errors["0"]["p4"] < 0.2 and errors["0"]["translation"] < 1e-12
 
 
-def test_frozen_convolutions_stay() -> None:
+def test_frozen_convolutions_are_unchanged() -> None:
     cnn, x = _cnn().requires_grad_(False), torch.randn(2, 2, 8, 8, dtype=torch.float64)
     model = sr.relax(cnn, x, groups=["translation", "p4"])
     assert torch.equal(model[0].path(0).conv.weight, cnn[0].weight)
@@ -185,7 +185,7 @@ def test_frozen_convolutions_stay() -> None:
     assert torch.equal(model[0].path(0).conv.weight, cnn[0].weight)
 
 
-def test_reading_names_the_groups() -> None:
+def test_reading_shows_the_groups() -> None:
     torch.manual_seed(0)
     x, y = torch.randn(12, 2, 8, 8), torch.arange(12) % 3
     cnn = nn.Sequential(
@@ -199,7 +199,7 @@ def test_reading_names_the_groups() -> None:
     assert "equivariant to" in found.verdict and "under p4" in found.verdict and "p4" in str(found)
 
 
-def test_which_groups_a_path_keeps() -> None:
+def test_groups_under_which_a_path_is_equivariant() -> None:
     p4, p4m, p2 = (GConv(8, 8, (4, 4), group=name) for name in ("p4", "p4m", "p2"))
     conv, free = Conv(8, 8, (4, 4)), FFC(8, 8, (4, 4))
     assert (
@@ -217,8 +217,8 @@ def test_which_groups_a_path_keeps() -> None:
 
 @pytest.mark.parametrize("small", ("p4m", "p4", "p2m", "p2", "pm"))
 @pytest.mark.parametrize("large", ("p4m", "p4", "p2m", "p2"))
-def test_paths_of_two_groups_add_up_where_one_keeps_the_other(large: str, small: str) -> None:
-    """Then their channels are the same, and the sum has the smaller group; otherwise it has not."""
+def test_paths_of_two_groups_can_be_added_if_one_contains_the_other(large: str, small: str) -> None:
+    """The sum is equivariant to the smaller group if the groups order channels alike."""
     torch.manual_seed(0)
     first, second = (GConv(8, 8, (4, 4), group=group) for group in (large, small))
     layer, x = Relaxed([first, second]).double(), torch.randn(2, 8, 4, 4, dtype=torch.float64)
@@ -232,8 +232,8 @@ def test_paths_of_two_groups_add_up_where_one_keeps_the_other(large: str, small:
 KEPT = {("p4m", "p4"), ("p4m", "p2"), ("p4", "p2"), ("p2m", "p2")}
 
 
-def test_a_group_has_one_order_of_channels_whoever_makes_it() -> None:
-    """By name, from the library, or from other generators."""
+def test_the_order_of_channels_does_not_depend_on_the_generators() -> None:
+    """The group is given by name, from the library, or by other generators."""
     torch.manual_seed(0)
     swap, mirror = [[0.0, 1.0], [1.0, 0.0]], [[1.0, 0.0], [0.0, -1.0]]
     mine = groups.Group.from_matrices("mine", [mirror, swap])

@@ -18,13 +18,13 @@ from symrazor.testing import Head, PathSuite, assert_close, dense_block, dense_g
 
 
 def _about_z() -> groups.Group:
-    """Quarter turns about one axis: a subgroup of the octahedral group."""
+    """Return quarter turns about one axis: a subgroup of the octahedral group."""
     turn = [[0.0, -1.0, 0.0], [1.0, 0.0, 0.0], [0.0, 0.0, 1.0]]
     return groups.Group.from_matrices("C4 about z", [turn])
 
 
 def _tetrahedral() -> groups.Group:
-    """Half turns about two axes and a third of a turn about a diagonal: 12 elements."""
+    """Return the tetrahedral group, with 12 elements."""
     half = torch.diag(torch.tensor([-1.0, -1.0, 1.0])).tolist()
     third = [[0.0, 0.0, 1.0], [1.0, 0.0, 0.0], [0.0, 1.0, 0.0]]
     return groups.Group.from_matrices("T", [half, third])
@@ -89,7 +89,7 @@ def test_every_element_of_the_octahedral_group_commutes(
 
 
 def test_elements_move_images_as_their_matrices_say() -> None:
-    """By hand: a quarter turn about z takes x to y; on a tensor [z, y, x] a turn of two axes."""
+    """A quarter turn about z maps x to y: on a tensor [z, y, x] it rotates two axes."""
     group = point_group(_about_z())
     x = torch.randn(1, 1, 3, 4, 4)
     turned = group.act(1, x, regular=False)
@@ -123,7 +123,7 @@ def test_a_whole_network_is_invariant_and_collapses() -> None:
     assert sr.equivariance_error(model, x, groups.octahedral(), count=23) < 1e-10
 
 
-def test_maps_of_another_shape_are_refused() -> None:
+def test_maps_of_another_shape_raise() -> None:
     with pytest.raises(ValueError, match=r"O needs cubic maps in 3 dimensions, got .*\(4, 4\)"):
         GConv(1, 24, (4, 4), group="O", kind="lift")
     with pytest.raises(ValueError, match=r"O needs cubic maps in 3 dimensions, got .*\(4, 4, 3\)"):
@@ -140,7 +140,7 @@ def test_maps_of_another_shape_are_refused() -> None:
 
 @pytest.mark.parametrize("group", ["O", groups.octahedral()], ids=["name", "group"])
 def test_a_network_on_volumes_is_relaxed(group: str | groups.Group) -> None:
-    """Of every convolution the part that turns with its input; outputs stay what they were."""
+    """The equivariant part of every convolution becomes a path; the outputs are unchanged."""
     torch.manual_seed(0)
     cnn = nn.Sequential(
         *(nn.Conv3d(1, 24, 3, padding=1), nn.ReLU(), nn.Conv3d(24, 24, 3, padding=1), nn.ReLU()),

@@ -1,4 +1,4 @@
-"""Paths: every one inherits the public suite; parameter counts are pinned."""
+"""Paths: each inherits the public suite, and parameter counts are fixed."""
 
 import inspect
 import itertools
@@ -80,7 +80,7 @@ class TestConvOnOnePixel(PathSuite):
 
 
 def test_factored_layer_by_equation_5() -> None:
-    """w[d, o, c, s] = theta_1[o, d, c] theta_2[d, c, s], summed by loops."""
+    """Compare with w[d, o, c, s] = theta_1[o, d, c] theta_2[d, c, s], summed by loops."""
     torch.manual_seed(0)
     path = FFC(2, 3, (2, 3), stride=1).double()
     theta_2, theta_1 = path.first.weight, path.second.weight  # [c, d, s], [d, o, c]
@@ -105,7 +105,7 @@ def test_convolution_by_loops(padding: str) -> None:
     assert_close(path(x)[0], y, 1e-12)
 
 
-def test_group_elements_choose_their_own_phase() -> None:
+def test_group_elements_can_choose_separate_components() -> None:
     torch.manual_seed(0)
     x = torch.randn(3, 8, 4, 4, dtype=torch.float64)
     apart = torch.cat([subsample(part, 2) for part in x.split(2, 1)], 1)
@@ -161,7 +161,7 @@ def test_any_convolution_can_be_a_path(conv: nn.Conv2d) -> None:
         (Conv.wrap(nn.Conv1d(2, 3, 3, 2, padding=3, padding_mode="circular"), (4,)), False),
     ],
 )
-def test_what_is_exactly_equivariant(path: Path, strict: bool) -> None:
+def test_exact_equivariance_is_reported(path: Path, strict: bool) -> None:
     assert path.strict is strict
 
 
@@ -220,7 +220,7 @@ def _twice() -> list[Path]:
 
 
 def _network(paths: list[Callable[..., Path]], alpha: int = 10) -> nn.Module:
-    """The eight-block network of ELLA section 6.2 for 32 x 32 colour images."""
+    """Return the eight-block network of ELLA section 6.2 for 32 x 32 colour images."""
     channels = [3, *(alpha * m for m in (1, 2, 2, 4, 4, 8, 8, 16))]
     size, blocks = 32, []
     for c, d, stride in zip(channels, channels[1:], (1, 2, 1, 2, 1, 2, 2, 2), strict=False):
@@ -242,13 +242,13 @@ def _network(paths: list[Callable[..., Path]], alpha: int = 10) -> nn.Module:
     ids=["FC", "CONV", "F-FC", "F-FC with pixel biases", "F-FC+CONV"],
 )
 def test_parameter_counts(paths: list[Callable[..., Path]], count: int) -> None:
-    """The reference's F-FC has 450 more: one bias per output channel inside the product."""
+    """The reference's F-FC has 450 more parameters: one bias per channel inside the product."""
     with torch.device("meta"):
         network = _network(paths)
     assert sum(p.numel() for p in network.parameters()) == count
 
 
-def test_a_convolutional_network_is_invariant_after_five_halvings() -> None:
+def test_a_convolutional_network_is_invariant_after_five_subsamplings() -> None:
     torch.manual_seed(0)
     network = _network([Conv], alpha=2).double()
     x = torch.randn(2, 3, 32, 32, dtype=torch.float64)

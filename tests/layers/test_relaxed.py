@@ -1,4 +1,4 @@
-"""Sums of paths: where free ones start, their priors, their shares, their balance."""
+"""Relaxed layers: the start of free paths, priors, shares and balancing."""
 
 import math
 from typing import Any
@@ -23,8 +23,8 @@ def test_sum_and_mean_of_paths() -> None:
     assert_close(Relaxed(paths, mean=True)(x), expected / 2, 1e-6)
 
 
-def test_one_choice_of_a_component_for_all_paths() -> None:
-    """Two would move by different steps, and the sum of equivariant paths would not be one."""
+def test_paths_of_a_layer_need_one_reduction() -> None:
+    """With two reductions, a shift moves outputs by different steps: the sum is not equivariant."""
     spaces = (2, 3, (4, 4), 2)
     with pytest.raises(ValueError, match="l2 and max. Use the same reduction"):
         Relaxed([Conv(*spaces), Conv(*spaces, reduction="max")])
@@ -68,7 +68,7 @@ def test_one_prior_group_per_path_and_its_share_in_the_reading() -> None:
     assert len(set(relaxed.paths[1].precision.values())) == 1
 
 
-def test_free_paths_have_a_start_of_their_own() -> None:
+def test_free_paths_have_their_own_initial_precision() -> None:
     layer = Relaxed([Conv(1, 2, (4, 4)), FFC(1, 2, (4, 4))])
     alone = Relaxed([FFC(2, 2, (4, 4))])
     model = nn.Sequential(layer, alone, nn.Flatten(), nn.Linear(32, 3))
@@ -110,7 +110,7 @@ def test_a_step_balances_factors_that_share_a_prior() -> None:
 
 
 @pytest.mark.parametrize("precision", [1e-4, 1.0, 1e6, math.inf])
-def test_free_paths_start_near_whatever_their_scale(precision: float) -> None:
+def test_the_start_of_free_paths_does_not_depend_on_their_scale(precision: float) -> None:
     torch.manual_seed(0)
     layers = [
         Relaxed([Conv(1, 3, (6, 6), stride=2), FFC(1, 3, (6, 6), stride=2)]),
@@ -143,10 +143,10 @@ def test_free_paths_start_near_whatever_their_scale(precision: float) -> None:
     ],
 )
 @pytest.mark.parametrize("start", ["near", "given"])
-def test_a_precision_of_free_paths_that_is_given_is_kept(
+def test_a_given_precision_of_free_paths_is_used(
     options: dict[str, Any], expected: float, start: str
 ) -> None:
-    """The free path is the dense one of two; only where no precision is given may `fit` choose."""
+    """The dense path is free; `fit` chooses its precision only if none is given."""
     layer = Relaxed([Conv(1, 2, (4, 4)), FC(1, 2, (4, 4))])
     model = nn.Sequential(layer, nn.Flatten(), nn.Linear(32, 3, bias=False))
     data = torch.randn(20, 1, 4, 4), torch.arange(20) % 3
@@ -156,7 +156,7 @@ def test_a_precision_of_free_paths_that_is_given_is_kept(
     assert float(fit.razor.prior.precisions["0.paths.1"]) == pytest.approx(expected)
 
 
-def test_fit_can_take_a_network_as_it_is() -> None:
+def test_fit_can_start_from_the_given_weights() -> None:
     torch.manual_seed(0)
     layer = Relaxed([Conv(1, 2, (4, 4)), FFC(1, 2, (4, 4))])
     model = nn.Sequential(layer, nn.Flatten(), nn.Linear(32, 3))

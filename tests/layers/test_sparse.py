@@ -1,4 +1,4 @@
-"""Sparse paths: the public suite, their basis, conversions, parameter counts, bad input."""
+"""Sparse paths: the public suite, basis, conversions, parameter counts, invalid input."""
 
 from collections.abc import Callable
 
@@ -81,7 +81,7 @@ def test_basis_by_its_definition(form: Form) -> None:
 
 
 def test_derivatives_of_an_interpolating_basis() -> None:
-    """First and second, in every mode, against those of an inverse written out."""
+    """First and second derivatives, in every mode, agree with those of an explicit inverse."""
     torch.manual_seed(0)
     z = spread_anchors(9, (5, 4))
 
@@ -114,13 +114,13 @@ def test_derivatives_of_an_interpolating_basis() -> None:
             assert_close(derivative(solved, i)(*at), expected, 1e-9)
 
 
-def test_an_interpolating_basis_goes_through_its_values() -> None:
+def test_an_interpolating_basis_passes_through_its_values() -> None:
     phi = Basis((4, 4), 16, form="interpolate").matrix()
     assert_close(phi, torch.eye(16), 1e-3)
 
 
 @pytest.mark.parametrize(("count", "shape"), [(1, (3, 3)), (4, (3, 3)), (7, (9,)), (40, (4, 5, 6))])
-def test_anchors_are_spread(count: int, shape: tuple[int, ...]) -> None:
+def test_anchors_are_spread_evenly(count: int, shape: tuple[int, ...]) -> None:
     z = spread_anchors(count, shape)
     assert z.shape == (count, len(shape))
     for d, size in enumerate(shape):
@@ -171,14 +171,14 @@ def test_reduction_is_the_nearest() -> None:
 
 
 def _smooth(shape: tuple[int, ...]) -> Tensor:
-    """A smooth image sampled at any resolution."""
+    """Return a smooth image sampled at any resolution."""
     t = grid_positions(shape) / torch.tensor(shape)
     return torch.stack([torch.cos(3 * t[:, 0]) + t[:, 1], torch.sin(4 * t[:, 1])]).reshape(
         1, 2, *shape
     )
 
 
-def test_resampling_keeps_the_function() -> None:
+def test_resampling_preserves_the_function() -> None:
     torch.manual_seed(0)
     path = SFC(2, 3, (8, 8), stride=2, anchors=5, omega=0.3, form="sum").double()
     fine = path.resample(4)
@@ -194,7 +194,7 @@ def test_resampling_keeps_the_function() -> None:
     assert_close(pooled, inner, 0.05)
 
 
-def test_resampling_finds_its_kernel() -> None:
+def test_resampling_chooses_the_kernel() -> None:
     torch.manual_seed(0)
     path = SConv(2, 3, (16, 16), anchors=4, omega=0.5, kernel=5, form="sum").double()
     assert path.resample((48, 48)).conv.basis.shape == (15, 15)
@@ -225,7 +225,7 @@ def test_learned_lengthscales_survive_conversions() -> None:
 
 
 def _ella(paths: Callable[[int, int, tuple[int, int], int], list[Path]]) -> int:
-    """Parameters of the eight-block network of ELLA section 6.2 with alpha = 10."""
+    """Count the parameters of the eight-block network of ELLA section 6.2 with alpha = 10."""
     channels, size, count = [3, 10, 20, 20, 40, 40, 80, 80, 160], 32, 0
     for c, d, stride in zip(channels[:-1], channels[1:], (1, 2, 1, 2, 1, 2, 2, 2), strict=True):
         layer = Relaxed(paths(c, d, (size, size), stride))
@@ -236,14 +236,14 @@ def _ella(paths: Callable[[int, int, tuple[int, int], int], list[Path]]) -> int:
 
 
 def test_parameter_counts() -> None:
-    """The reference's S-FC has 450 more: one bias per output channel inside the product."""
+    """The reference's S-FC has 450 more parameters: one bias per channel inside the product."""
     assert _ella(lambda *a: [SConv(*a, anchors=4)]) == 211_620  # 0.2 M
     assert _ella(lambda *a: [SConv(*a, anchors=7)]) == 287_910
     assert _ella(lambda *a: [SFC(*a)]) == 831_820 - 450  # 0.8 M
     assert _ella(lambda *a: [SFC(*a), SConv(*a, anchors=7)]) == 1_010_280 - 450  # 1.0 M
 
 
-def test_learned_anchors_cost_two_numbers_each() -> None:
+def test_learned_anchors_have_two_parameters_each() -> None:
     path = SConv(3, 5, (8, 8), anchors=4, learn_anchors="weight")
     assert sum(p.numel() for p in path.parameters()) == 5 * 3 * 4 + 2 * 4 + 5
 
@@ -298,7 +298,7 @@ def test_invalid_arguments_raise(make: Callable[[], object], message: str) -> No
         make()
 
 
-def test_layers_may_be_made_in_bfloat16() -> None:
+def test_layers_can_be_created_in_bfloat16() -> None:
     torch.set_default_dtype(torch.bfloat16)
     try:
         for path in (SConv(1, 2, (6, 6)), SFC(1, 2, (6, 6), anchors=3)):

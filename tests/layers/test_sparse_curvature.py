@@ -22,7 +22,7 @@ def _all_shifts(x: Tensor) -> list[tuple[int, ...]]:
 
 
 def _error_over_shifts(layer: Callable[[Tensor], Tensor], x: Tensor) -> float:
-    """Largest difference between layer(t x) and t layer(x), relative, over all t; stride 1."""
+    """Return the largest relative difference of layer(t x) and t layer(x) over all shifts t."""
     dims = list(range(2, x.dim()))
     with torch.no_grad():
         y = layer(x)
@@ -44,7 +44,7 @@ LAYERS: dict[str, Callable[[], Relaxed]] = {
 
 @pytest.mark.parametrize("name", LAYERS)
 def test_zero_variance_of_the_free_path_is_exact_equivariance(name: str) -> None:
-    """Priors on theta and on anchor values u."""
+    """The prior on theta, or on anchor values u, has zero variance."""
     torch.manual_seed(0)
     layer = LAYERS[name]().double()
     x = torch.randn(2, 2, *layer.paths[0].in_shape, dtype=torch.float64)
@@ -62,7 +62,7 @@ def test_zero_variance_of_the_free_path_is_exact_equivariance(name: str) -> None
 @pytest.mark.parametrize("form", ["sum", "interpolate"])
 @pytest.mark.parametrize("bias", [False, True])
 def test_zero_variance_of_the_lengthscale_is_exact_equivariance(form: Form, bias: bool) -> None:
-    """Prior on omega: at zero the functions of place are constant, whatever their values."""
+    """At omega = 0 the functions of position are constant for any values."""
     torch.manual_seed(0)
     layer = Relaxed(
         [
@@ -123,7 +123,7 @@ def test_random_lengthscales_have_exact_blocks(structure: str) -> None:
 def test_gradient_of_the_evidence_in_omega_and_anchors(
     make: type[SConv] | type[SFC], roles: tuple[Role, Role]
 ) -> None:
-    """Both routes against finite differences of the evidence itself."""
+    """Both gradients agree with finite differences of the evidence."""
     torch.manual_seed(0)
     model, x, y = _problem(make(2, 3, (4, 3), learn_omega=roles[0], learn_anchors=roles[1]), 36)
     razor = sr.Razor(model, "categorical", n_data=7)
@@ -144,7 +144,7 @@ def test_gradient_of_the_evidence_in_omega_and_anchors(
         assert float(gradient.reshape(-1)[0]) == pytest.approx(difference, rel=1e-5)
 
 
-def test_a_fit_moves_random_and_hyper_lengthscales() -> None:
+def test_fit_changes_random_and_hyperparameter_lengthscales() -> None:
     torch.manual_seed(0)
     x = torch.randn(60, 1, 4, 4)
     y = (x[:, 0, :2].sum((1, 2)) > 0).long()
@@ -168,7 +168,7 @@ def test_a_fit_moves_random_and_hyper_lengthscales() -> None:
 def test_posterior_of_random_lengthscales(
     make: type[SConv] | type[SFC], role: str, structure: str
 ) -> None:
-    """Predictive covariance against the dense posterior by automatic differentiation."""
+    """The predictive covariance agrees with the dense posterior by automatic differentiation."""
     torch.manual_seed(0)
     path = make(2, 2, (4, 3), anchors=3, learn_omega=role, learn_anchors=role)
     model, x, y = _problem(path, 24)
@@ -203,8 +203,8 @@ def _output_jacobian(model: nn.Module, one: Tensor, order: tuple[str, ...]) -> T
 # Kronecker factors of factored layers.
 
 
-def test_own_output_factors_are_nearer_to_the_truth_than_averaged_ones() -> None:
-    """log|I + H/delta| of both F-FC factors: exact, own factors per block, ELLA's average."""
+def test_separate_output_factors_are_more_accurate_than_averaged_ones() -> None:
+    """Compare log|I + H/delta| of F-FC factors: exact, factors per block, and ELLA's average."""
     torch.manual_seed(0)
     layer = FFC(3, 4, (4, 4)).double()
     model = Head(layer, 64)
@@ -225,7 +225,7 @@ def test_own_output_factors_are_nearer_to_the_truth_than_averaged_ones() -> None
 
 
 def test_averaged_factor_by_its_definition() -> None:
-    """H_k = A_k x (mean over k of G_k) / N (ELLA section 5.1, with blocks written as blocks)."""
+    """H_k = A_k x (mean over k of G_k) / N (ELLA section 5.1)."""
     torch.manual_seed(0)
     model = Head(FFC(2, 3, (3, 2)).double(), 18)
     x, y = torch.randn(5, 2, 3, 2, dtype=torch.float64), torch.arange(5) % 3

@@ -1,4 +1,4 @@
-"""S-FC and F-FC in both orders of their products and both layouts, against sums by definition."""
+"""S-FC and F-FC in both orders of products and both memory layouts."""
 
 import copy
 from collections.abc import Callable
@@ -57,7 +57,7 @@ def _orders(path: SFC, data: int) -> set[bool]:
 @pytest.mark.parametrize("options", ROLES)
 @pytest.mark.parametrize("channels_last", [False, True])
 def test_both_orders_by_definition(order: str, options: Any, channels_last: bool) -> None:
-    """Values, and gradients in the input, values, biases, lengthscales and anchors."""
+    """Outputs and all gradients agree with the definition."""
     data, channels = DATA[order]
     path = _path(channels, **options)
     assert _orders(path, data) == {order == "basis first"}
@@ -78,7 +78,7 @@ def test_both_orders_by_definition(order: str, options: Any, channels_last: bool
 @pytest.mark.parametrize(("data", "channels"), [(1, 4), (8, 1)])
 @pytest.mark.parametrize("options", ROLES)
 def test_gradients_by_finite_differences(data: int, channels: int, options: Any) -> None:
-    """First derivatives in both modes, and second ones, which the evidence needs."""
+    """First derivatives in both modes and second derivatives are correct."""
     torch.manual_seed(0)
     path = SFC(channels, channels, (4,), anchors=2, **options).double()
     assert _orders(path, data) == {channels == 4}
@@ -99,7 +99,7 @@ def test_gradients_by_finite_differences(data: int, channels: int, options: Any)
 @pytest.mark.parametrize("size", [2, 4, 8])
 @pytest.mark.parametrize("channels", [3, 24])
 def test_the_order_is_the_cheaper_one(data: int, size: int, channels: int) -> None:
-    """Multiply-adds that torch counts, against those of each order written by hand."""
+    """The order with fewer multiply-adds, as counted by torch, is chosen."""
     first = SFC(channels, channels, (size, size)).first
     u, phi, x = first.values, first.basis.matrix(), torch.randn(data, channels, size * size)
 
@@ -121,7 +121,7 @@ def test_the_order_is_the_cheaper_one(data: int, size: int, channels: int) -> No
 
 @pytest.mark.parametrize(("channels", "wide"), [(2, True), (6, True), (7, False)])
 def test_wide_products_by_definition(channels: int, wide: bool) -> None:
-    """F-FC with few channels and many pixels copies images in rows."""
+    """F-FC with few channels and many pixels copies images in contiguous rows."""
     torch.manual_seed(0)
     path = FFC(channels, 3, (4, 6), bias=True).double()
     assert (path.first.wide, path.second.wide) == (False, wide)
@@ -161,8 +161,8 @@ def test_transforms_of_functions(options: Any) -> None:
 
 
 @pytest.mark.parametrize("options", ROLES)
-def test_no_value_is_looked_at(options: Any) -> None:
-    """Tensors without values are enough for both passes: so a CUDA graph can record them."""
+def test_construction_reads_no_values_from_the_device(options: Any) -> None:
+    """Both passes run on meta tensors, so that a CUDA graph can record them."""
     path = SFC(2, 3, (4, 6), anchors=5, **options).to("meta")
     for data in (1, 200):
         y = path(torch.empty(data, 2, 4, 6, device="meta"))
@@ -170,7 +170,7 @@ def test_no_value_is_looked_at(options: Any) -> None:
         torch.autograd.grad(y.sum(), list(path.parameters()))
 
 
-def test_an_export_takes_any_number_of_data() -> None:
+def test_an_export_takes_any_batch_size() -> None:
     path = SFC(3, 2, (4, 4), learn_omega="weight")
     some = torch.randn(5, 3, 4, 4)
     exported = torch.export.export(path, (some,), dynamic_shapes=({0: torch.export.Dim("n")},))
@@ -179,8 +179,8 @@ def test_an_export_takes_any_number_of_data() -> None:
         assert_close(exported.module()(x), path(x), 1e-5)
 
 
-def test_moved_lengthscales_are_never_stale() -> None:
-    """Phi follows a change in place, also without gradients."""
+def test_changed_lengthscales_take_effect() -> None:
+    """Phi is recomputed after an in-place change, also without gradients."""
     path = _path(3, learn_omega="weight", learn_anchors="weight")
     x = torch.randn(4, 3, 4, 6, dtype=torch.float64)
     with torch.no_grad():
@@ -191,7 +191,7 @@ def test_moved_lengthscales_are_never_stale() -> None:
     assert_close(copy.deepcopy(path)(x), path(x), 1e-14)
 
 
-def test_the_state_is_what_it_was() -> None:
+def test_state_dictionaries_are_unchanged() -> None:
     path = SFC(2, 3, (4, 4), bias=True, learn_omega="weight")
     own = ("values", "basis.omega", "basis.start", "basis.offsets")
     names = {f"{part}.{name}" for part in ("first", "second") for name in own}

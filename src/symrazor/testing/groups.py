@@ -1,4 +1,4 @@
-"""The public test suite of groups; import it from `symrazor.testing`."""
+"""Provide the test suite of groups; import it from `symrazor.testing`."""
 
 from abc import ABC, abstractmethod
 
@@ -13,33 +13,33 @@ from symrazor.groups.representation import defining
 
 
 class GroupSuite(ABC):
-    """Tests that every group must pass; those with few elements are enumerated."""
+    """Tests that every group must pass; small groups are enumerated."""
 
     @abstractmethod
     def make(self) -> Group:
-        """The group under test."""
+        """Return the group under test."""
 
     def test_axioms(self) -> None:
-        """Closure, associativity, identity, inverses, brackets; see `Group.check`."""
+        """The group satisfies closure, associativity, identity, inverses and brackets."""
         self.make().check()
 
     def test_elements_compose_as_their_matrices(self) -> None:
-        """The table against products of matrices, and every element belongs to the group."""
+        """The table agrees with products of matrices, and every generator is in the group."""
         group = self.make()
         if not group.is_discrete:
             return
-        every = group.finite()
-        rows = torch.stack([every.matrix(g) for g in every.elements])
+        finite = group.finite()
+        rows = torch.stack([finite.matrix(g) for g in finite.elements])
         assert len({tuple(row.flatten().mul(1e6).round().tolist()) for row in rows}) == len(rows)
-        for a in range(0, every.order, max(1, every.order // 8)):
-            close(rows[a] @ rows, rows[every.table[a]], rtol=0, atol=1e-9)
-            close(rows[a] @ rows[every.inverse[a]], rows[every.identity], rtol=0, atol=1e-9)
+        for a in range(0, finite.order, max(1, finite.order // 8)):
+            close(rows[a] @ rows, rows[finite.table[a]], rtol=0, atol=1e-9)
+            close(rows[a] @ rows[finite.inverse[a]], rows[finite.identity], rtol=0, atol=1e-9)
         for generator in group.discrete:
             assert group.contains(generator)
         assert group.is_subgroup_of(group)
 
     def test_equivariant_maps_commute_with_random_elements(self) -> None:
-        """Maps found from the generators commute with elements that are none."""
+        """Maps computed from the generators commute with random elements."""
         group = self.make()
         rho = defining(group)
         Q = equivariant_maps(rho, rho).matrices()
@@ -48,8 +48,8 @@ class GroupSuite(ABC):
             matrix = permutation_matrix(g) if g.dim() == 1 else g
             close(matrix @ Q, Q @ matrix, rtol=0, atol=1e-9)
 
-    def test_every_generator_alone_acts(self) -> None:
-        """Acting on vectors by g and then by its inverse is nothing."""
+    def test_elements_are_inverted_by_their_inverses(self) -> None:
+        """Acting on vectors by g and then by its inverse changes nothing."""
         group = self.make()
         x = torch.randn(3, group.size, dtype=torch.float64)
         for g in group.sample(4):
