@@ -138,7 +138,7 @@ def test_pieces_of_a_batch_give_the_same_results(estimator: str) -> None:
     razor = sr.Razor(model, "categorical", 9, estimator=estimator)
     razor.step([(x, y)], subset=6)
     assert max(seen[-4:]) == 3  # cut once, not again for the second pass
-    with pytest.raises(ValueError, match="pieces of at least 1"):
+    with pytest.raises(ValueError, match="pieces must be at least 1"):
         sr.Razor(model, "categorical", 9, pieces=0)
 
 

@@ -306,7 +306,7 @@ def test_relaxing_an_averaged_network() -> None:
                 Augmented(small_network(36), Augment(Flips())),
                 (pictures().float(), torch.arange(5)),
             ),
-            "expected labels",
+            "Label 3 at position 3",
         ),
         (lambda: Augmented(small_network(4), Flips()), "Augment or a Mixture, got Flips"),  # type: ignore[arg-type]
         (lambda: Mixture([Flips(), Flips()]), "must be Augment, got Flips, Flips"),  # type: ignore[list-item]
@@ -328,9 +328,9 @@ def test_relaxing_an_averaged_network() -> None:
         (lambda: affine("rotation", 30.0), "below 3.142 .*in radians"),
         (lambda: affine("rotation", 0.0), "Use a mask for a width of 0"),
         (lambda: Contrast(-0.1), "Contrast needs a positive, finite width, got -0.1"),
-        (lambda: LikelihoodConfig(epochs=0), "epochs above 0, got 0"),
-        (lambda: LikelihoodConfig(strength=-1.0), "strength of at least 0"),
-        (lambda: LikelihoodConfig(lr="fast"), "expected lr as"),  # type: ignore[arg-type]
+        (lambda: LikelihoodConfig(epochs=0), "epochs must be positive, got 0"),
+        (lambda: LikelihoodConfig(strength=-1.0), "strength must be at least 0"),
+        (lambda: LikelihoodConfig(lr="fast"), "lr must be a number"),  # type: ignore[arg-type]
         (
             lambda: Augmented(nn.Linear(2, 2), Augment(Flips()), at="x"),
             "no module 'x' to average at",

@@ -229,17 +229,17 @@ def test_invalid_models_raise() -> None:
         model.evidence(torch.zeros(4, 36), labels(4), 4)
     with pytest.raises(ValueError, match="at least 1 transformation, got 0"):
         model.evidence(torch.zeros(4, 1, 6, 6), labels(4), 4, Sampling(0))
-    with pytest.raises(ValueError, match="the leading dimension 1, one place for each"):
+    with pytest.raises(ValueError, match="the leading dimension 1, one entry per member"):
         train(model, Data(torch.zeros(1, 4, 1, 6, 6), labels(4)[None]), [Member()])
     with pytest.raises(ValueError, match="Add nn.Flatten"):
         InvariantHead(nn.Conv2d(1, 2, 3), torch.zeros(2, 1, 6, 6), group, 3)
     with pytest.raises(ValueError, match="floating-point numbers, got torch.uint8. Use x.float"):
         InvariantHead(nn.Flatten(), torch.zeros(2, 1, 6, 6, dtype=torch.uint8), group, 3)
-    with pytest.raises(ValueError, match="data sets of the same shape"):
+    with pytest.raises(ValueError, match="data sets must have the same shape"):
         Data.of([(torch.zeros(3, 2), labels(3)), (torch.zeros(4, 2), labels(4))])
-    with pytest.raises(ValueError, match="expected as many x as y, got 3 and 4"):
+    with pytest.raises(ValueError, match="3 inputs but 4 labels"):
         Data.of([(torch.zeros(3, 2), labels(4))])
-    with pytest.raises(ValueError, match="at least one data set"):
+    with pytest.raises(ValueError, match="No data sets: pass at least one pair"):
         Data.of([])
     with pytest.raises(ValueError, match="at least 1 feature"):
         Rectified((2,), 0)
