@@ -58,7 +58,7 @@ def test_what_does_not_converge_is_left_to_torch() -> None:
 def test_a_status_is_an_error_and_torch_takes_over(monkeypatch: pytest.MonkeyPatch) -> None:
     broken = OnCPU(Library(status=6))
     matrices = _matrices(4, 5)
-    with pytest.raises(cusolver.CuSolverError, match="cusolverDnXsyevBatched, got status 6"):
+    with pytest.raises(cusolver.CuSolverError, match="cusolverDnXsyevBatched failed with status 6"):
         broken.eigenvalues(matrices)
     monkeypatch.setattr(cusolver, "solver", lambda device: broken)
     assert torch.equal(cusolver.eigvalsh(matrices), torch.linalg.eigvalsh(matrices))
@@ -76,7 +76,7 @@ def test_it_is_tried_out_on_known_eigenvalues() -> None:
         def eigenvalues(self, matrices: Tensor, workspace: int = 0) -> Tensor:
             return super().eigenvalues(matrices) + 1e-9
 
-    with pytest.raises(cusolver.CuSolverError, match="expected known eigenvalues of 20 rows"):
+    with pytest.raises(cusolver.CuSolverError, match="known eigenvalues of 20 rows have errors"):
         Wrong(Library()).try_out()
 
 

@@ -54,10 +54,15 @@ def test_exact_evidence_with_one_precision_per_weight() -> None:
     ("phi", "y", "options", "message"),
     [
         (torch.zeros(3, 2), torch.zeros(4), {}, "got .3, 2. and .4."),
-        (torch.zeros(3, 2), torch.zeros(3), {"precision": 0.0}, "positive precision"),
-        (torch.zeros(3, 2), torch.zeros(3), {"noise": -1.0}, "positive noise"),
-        (torch.full((3, 2), math.nan), torch.zeros(3), {}, "finite features"),
-        (torch.zeros(3, 2), torch.zeros(3), {"precision": torch.ones(3)}, "one precision or 2"),
+        (torch.zeros(3, 2), torch.zeros(3), {"precision": 0.0}, "precision must be positive"),
+        (torch.zeros(3, 2), torch.zeros(3), {"noise": -1.0}, "noise must be positive"),
+        (torch.full((3, 2), math.nan), torch.zeros(3), {}, "Features and targets must be finite"),
+        (
+            torch.zeros(3, 2),
+            torch.zeros(3),
+            {"precision": torch.ones(3)},
+            "precision must be one number or 2",
+        ),
     ],
 )
 def test_exact_evidence_refuses_nonsense(

@@ -1,9 +1,9 @@
-"""Eigenvalues of many symmetric matrices on an NVIDIA GPU, in one call.
+"""Compute eigenvalues of many symmetric matrices on an NVIDIA GPU in one call.
 
-torch hands matrices of more than 32 rows to cuSOLVER one by one, and each waits for a few kernels
-per column. cuSOLVER can take many of one size at once (`cusolverDnXsyevBatched`, since CUDA 12.6)
-and needs for a hundred about the time of one. It is called where torch has loaded it; where it is
-missing, or does not find eigenvalues that are known, torch does the work as ever.
+torch passes matrices of more than 32 rows to cuSOLVER one by one, and each waits for a few kernels
+per column. cuSOLVER can solve many matrices of one size at once (`cusolverDnXsyevBatched`, since
+CUDA 12.6), a hundred in about the time of one. The library that torch has loaded is used. If it is
+missing, or fails a test with known eigenvalues, torch is used instead.
 """
 
 import ctypes
@@ -21,7 +21,7 @@ from torch import Tensor
 log = logging.getLogger("symrazor")
 
 WORKSPACE_BYTES = 128 * 2**20
-"""Bytes that one call may take: half a megabyte for the smallest matrix, 33 for 1,024 rows."""
+"""Workspace of one call: half a megabyte for the smallest matrix, 33 MB for 1,024 rows."""
 
 _VALUES_ONLY, _LOWER, _FLOAT64 = 0, 0, 1  # of cusolverEigMode_t, cublasFillMode_t, cudaDataType
 _MATRICES = [c_void_p, c_void_p, c_int, c_int, c_int64, c_int, c_void_p, c_int64]
@@ -39,15 +39,15 @@ SIGNATURES: dict[str, list[Any]] = {
         *(c_void_p, c_size_t, c_void_p, c_size_t, c_void_p, c_int64),
     ],
 }
-"""Arguments of what is called; all return a status, 0 for success."""
+"""Argument types of the functions; all return a status, 0 for success."""
 
 
 class CuSolverError(RuntimeError):
-    """A call that did not succeed."""
+    """A call of cuSOLVER failed."""
 
 
 def eigvalsh(matrices: Float[Tensor, "*k n n"]) -> Float[Tensor, "*k n"]:
-    """`torch.linalg.eigvalsh` of symmetric matrices, many at once where that can be."""
+    """Return `torch.linalg.eigvalsh` of symmetric matrices, in one call where possible."""
     fits = matrices.dim() == 3 and matrices.dtype == torch.float64 and not matrices.requires_grad
     found = solver(matrices.device) if fits else None
     if found is not None:
@@ -61,7 +61,7 @@ def eigvalsh(matrices: Float[Tensor, "*k n n"]) -> Float[Tensor, "*k n"]:
 
 @cache
 def solver(device: torch.device) -> "Solver | None":
-    """The solver of a GPU, tried out; None where there is none."""
+    """Return the tested solver of a GPU, or None."""
     if device.type != "cuda":
         return None
     with _first:  # torch cannot load it for two threads at once
@@ -84,16 +84,16 @@ def _tried_out(device: torch.device) -> "Solver | None":
 
 
 def _loaded() -> ctypes.CDLL:
-    """The library that torch uses.
+    """Return the cuSOLVER library that torch has loaded.
 
     Raises:
-        OSError: it uses none, or this is not Linux.
-        AttributeError: it is too old.
+        OSError: torch has loaded none, or this is not Linux.
+        AttributeError: the library is too old.
     """
     lines = Path("/proc/self/maps").read_text().splitlines()
     paths = sorted({line.split()[-1] for line in lines if "/libcusolver.so" in line})
     if not paths:
-        raise OSError("expected torch to have loaded libcusolver.so, got none")
+        raise OSError("torch has not loaded libcusolver.so")
     library = ctypes.CDLL(paths[0])
     for name, arguments in SIGNATURES.items():
         getattr(library, name).argtypes = arguments
@@ -104,15 +104,14 @@ class Solver:
     """cuSOLVER on one GPU; one call at a time.
 
     Args:
-        library: with the functions of `SIGNATURES`.
-        device: the current one.
+        library: the library, with the functions of `SIGNATURES`.
+        device: the current GPU.
 
     Raises:
-        CuSolverError: it cannot be set up.
+        CuSolverError: cuSOLVER cannot be set up.
     """
 
     def __init__(self, library: Any, device: torch.device) -> None:
-        """Make a handle."""
         self.library, self.device, self.alone = library, device, threading.Lock()
         self.handle, self.options = c_void_p(), c_void_p()
         self._call("cusolverDnCreate", byref(self.handle))
@@ -121,14 +120,14 @@ class Solver:
     def eigenvalues(
         self, matrices: Float[Tensor, "k n n"], workspace: int = WORKSPACE_BYTES
     ) -> Float[Tensor, "k n"]:
-        """Ascending eigenvalues, on the current stream; what does not converge is left to torch.
+        """Return ascending eigenvalues; matrices that do not converge are solved by torch.
 
         Args:
-            matrices: symmetric, float64; they stay as they are.
-            workspace: bytes for each call; more matrices than these allow take several calls.
+            matrices: symmetric, float64; not modified.
+            workspace: bytes for each call; matrices that need more are split into several calls.
 
         Raises:
-            CuSolverError: a call did not succeed.
+            CuSolverError: a call failed.
         """
         k, n = matrices.shape[:2]
         values = matrices.new_empty(k, n)
@@ -146,35 +145,37 @@ class Solver:
         self._call("cusolverDnSetStream", self.handle, stream)
 
     def _at_once(self, matrices: Tensor, values: Tensor, workspace: int) -> int:
-        """How many of the matrices one call can take, at least one."""
+        """Return how many of the matrices fit into one call, at least one."""
         k = len(matrices)
         while k > 1 and (needed := self._workspace(matrices[:k], values[:k])[0]) > workspace:
             k = min(k - 1, max(1, k * workspace // needed))
         return k
 
     def _workspace(self, matrices: Tensor, values: Tensor) -> tuple[int, int]:
-        """Bytes on the GPU and on the host."""
-        there, here = c_size_t(), c_size_t()
-        given = (*self._given(matrices, values), byref(there), byref(here), len(matrices))
-        self._call("cusolverDnXsyevBatched_bufferSize", *given)
-        return there.value, here.value
+        """Return the bytes needed on the GPU and on the host."""
+        on_gpu, on_host = c_size_t(), c_size_t()
+        arguments = self._shared_arguments(matrices, values)
+        sizes = (byref(on_gpu), byref(on_host))
+        self._call("cusolverDnXsyevBatched_bufferSize", *arguments, *sizes, len(matrices))
+        return on_gpu.value, on_host.value
 
     def _solve(self, matrices: Tensor, values: Tensor) -> None:
-        """One call; waits for it."""
-        own = matrices.clone(memory_format=torch.contiguous_format)  # is overwritten
-        there, here = self._workspace(own, values)
-        scratch = torch.empty(max(there, 1), dtype=torch.uint8, device=own.device)
-        host = ctypes.create_string_buffer(max(here, 1))
-        info = torch.zeros(len(own), dtype=torch.int32, device=own.device)
-        work = (scratch.data_ptr(), there, ctypes.addressof(host), here)
-        given = (*self._given(own, values), *work, info.data_ptr(), len(own))
-        self._call("cusolverDnXsyevBatched", *given)
+        """Solve matrices in one call and wait for it."""
+        copy = matrices.clone(memory_format=torch.contiguous_format)  # cuSOLVER overwrites it
+        gpu_bytes, host_bytes = self._workspace(copy, values)
+        gpu_buffer = torch.empty(max(gpu_bytes, 1), dtype=torch.uint8, device=copy.device)
+        host_buffer = ctypes.create_string_buffer(max(host_bytes, 1))
+        info = torch.zeros(len(copy), dtype=torch.int32, device=copy.device)
+        host_pointer = ctypes.addressof(host_buffer)
+        buffers = (gpu_buffer.data_ptr(), gpu_bytes, host_pointer, host_bytes)
+        arguments = (*self._shared_arguments(copy, values), *buffers, info.data_ptr(), len(copy))
+        self._call("cusolverDnXsyevBatched", *arguments)
         failed = info != 0
         if bool(failed.any()):
             values[failed] = torch.linalg.eigvalsh(matrices[failed])
 
-    def _given(self, matrices: Tensor, values: Tensor) -> tuple[Any, ...]:
-        """Arguments that both functions take; both tensors are contiguous."""
+    def _shared_arguments(self, matrices: Tensor, values: Tensor) -> tuple[Any, ...]:
+        """Return the arguments that both functions take; both tensors are contiguous."""
         n, kind = matrices.shape[-1], (_VALUES_ONLY, _LOWER)
         place = (_FLOAT64, matrices.data_ptr(), n, _FLOAT64, values.data_ptr(), _FLOAT64)
         return self.handle, self.options, *kind, n, *place
@@ -182,24 +183,24 @@ class Solver:
     def _call(self, name: str, *arguments: Any) -> None:
         status = getattr(self.library, name)(*arguments)
         if status != 0:
-            raise CuSolverError(f"expected success from {name}, got status {status}")
+            raise CuSolverError(f"{name} failed with status {status}")
 
     def try_out(self) -> None:
-        """Find eigenvalues that are known: of few rows and of many, which take different ways.
+        """Check known eigenvalues of small and of large matrices, which use different algorithms.
 
         Raises:
-            CuSolverError: what is found is something else.
+            CuSolverError: the eigenvalues are wrong.
         """
         for n in (20, 150):
             matrices, expected = known(n)
             found = self.eigenvalues(matrices.to(self.device)).cpu()
             error = float((found - expected).abs().max())
             if not error < 1e-12:
-                raise CuSolverError(f"expected known eigenvalues of {n} rows, got errors {error}")
+                raise CuSolverError(f"known eigenvalues of {n} rows have errors of {error}")
 
 
 def known(n: int) -> tuple[Float[Tensor, "3 n n"], Float[Tensor, "3 n"]]:
-    r"""Three matrices $Q \Lambda Q$, Q a reflection, and their eigenvalues: 0, 1, 1 and more."""
+    r"""Return three matrices $Q \Lambda Q$, Q a reflection, and their eigenvalues."""
     values = torch.linspace(0, 1, n, dtype=torch.float64).square()
     values[-2:] = 1.0
     axis = torch.linspace(1, 2, n, dtype=torch.float64)

@@ -1,4 +1,4 @@
-r"""Exact evidence of the linear-Gaussian model, the closed form all estimators are tested against.
+r"""Compute the exact evidence of the linear-Gaussian model, the reference of all estimators.
 
 $$ y = \Phi w + \epsilon, \quad w \sim N(0, \delta^{-1} I), \quad \epsilon \sim N(0, \sigma^2 I) $$
 """
@@ -18,7 +18,7 @@ class LinearGaussian:
     """Exact evidence and posterior of a linear-Gaussian model.
 
     Args:
-        evidence: the exact log marginal likelihood and its parts at the posterior mean.
+        evidence: the exact log marginal likelihood and its terms at the posterior mean.
         mean: posterior mean of the weights.
     """
 
@@ -32,9 +32,10 @@ def exact_evidence(
     precision: float | Float[Tensor, ""] | Float[Tensor, " m"] = 1.0,
     noise: float | Float[Tensor, ""] = 1.0,
 ) -> LinearGaussian:
-    r"""$\log N(y \mid 0, \Phi \Delta^{-1} \Phi^\top + \sigma^2 I)$ in float64, differentiable.
+    r"""Return $\log N(y \mid 0, \Phi \Delta^{-1} \Phi^\top + \sigma^2 I)$ and its terms.
 
-    With $B = \sigma^{-1} \Phi \Delta^{-1/2}$ the answer needs the Cholesky factor of $I + B B^\top$
+    The result is in float64 and differentiable. With $B = \sigma^{-1} \Phi \Delta^{-1/2}$ it needs
+    the Cholesky factor of $I + B B^\top$
     (dense, for $n \le m$) or of $I + B^\top B$ (Woodbury, for $n > m$), whichever is smaller.
 
     Args:
@@ -44,7 +45,7 @@ def exact_evidence(
         noise: standard deviation of the noise.
 
     Raises:
-        ValueError: shapes that do not fit, or values that are not finite or not positive.
+        ValueError: shapes do not match, or values are not finite or not positive.
     """
     phi, y = phi.double(), y.double()
     delta = torch.as_tensor(precision, dtype=torch.float64, device=phi.device)
@@ -72,14 +73,14 @@ def exact_evidence(
 def _check(phi: Tensor, y: Tensor, delta: Tensor, sigma: Tensor) -> None:
     if phi.dim() != 2 or y.shape != phi.shape[:1] or not phi.numel():
         raise ValueError(
-            f"expected features [n, m] and targets [n], got {list(phi.shape)} and {list(y.shape)}"
+            f"Features must be [n, m] and targets [n], got {list(phi.shape)} and {list(y.shape)}."
         )
     if delta.dim() > 1 or (delta.dim() == 1 and len(delta) != phi.shape[1]):
         raise ValueError(
-            f"expected one precision or {phi.shape[1]}, got a tensor of shape {list(delta.shape)}"
+            f"precision must be one number or {phi.shape[1]}, got shape {list(delta.shape)}."
         )
     for name, value in (("precision", delta), ("noise", sigma)):
         if not bool((value > 0).all() & value.isfinite().all()):
-            raise ValueError(f"expected a positive {name}, got {value.tolist()}")
+            raise ValueError(f"{name} must be positive, got {value.tolist()}.")
     if not bool(phi.isfinite().all() & y.isfinite().all()):
-        raise ValueError("expected finite features and targets, got NaN or infinity")
+        raise ValueError("Features and targets must be finite, got NaN or infinity.")

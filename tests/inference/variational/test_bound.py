@@ -162,7 +162,7 @@ def test_gradient_in_precision_and_noise_is_that_of_the_exact_evidence() -> None
 def test_wrong_shapes_are_refused() -> None:
     phi, y = _case()
     for shape in ((4,), (2, 4), (1, 5)):
-        with pytest.raises(ValueError, match=r"a posterior over \[k, m\]"):
+        with pytest.raises(ValueError, match=r"the posterior over \[k, m\]"):
             linear_gaussian_bound(phi, y, Diagonal(shape, dtype=F64))
     with torch.no_grad():
         point = linear_gaussian_bound(phi, y, Point((1, 4), dtype=F64))

@@ -105,23 +105,23 @@ def test_bounds_are_below_the_exact_gain() -> None:
     assert 0 < sampled < all_of_them
 
 
-def test_other_tensors_are_refused() -> None:
+def test_tensors_of_other_units_raise() -> None:
     with pytest.raises(ValueError, match="the same hidden units"):
         permutation_gain([(Diagonal((3, 2)), 0), (Diagonal((4,)), 0)])
     with pytest.raises(ValueError, match="the same hidden units"):
         permutation_gain([(Diagonal((3,)), 1)])
-    with pytest.raises(ValueError, match="at least 1 draw"):
+    with pytest.raises(ValueError, match="draws and permutations must be at least 1"):
         permutation_gain([(Diagonal((3,)), 0)], draws=0)
 
 
-def test_layers_without_an_order_to_mix_are_refused() -> None:
-    """With one of the two layers left out, or fixed, another order is another network."""
+def test_layers_without_a_posterior_raise() -> None:
+    """If one of the two layers is missing or fixed, a permutation gives another network."""
     x, y = torch.zeros(4, 2), torch.zeros(4, dtype=torch.long)
     model = nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 2))
     vi = sr.Variational(model, "categorical", 4)
-    with pytest.raises(ValueError, match="there is no '7.weight'"):
+    with pytest.raises(ValueError, match="'7.weight' has no posterior"):
         vi.evidence([(x, y)], hidden=[("0", "7")])
     mixed = {"2.weight": "point", "*": "diagonal"}
     vi = sr.Variational(model, "categorical", 4, posterior=mixed)
-    with pytest.raises(ValueError, match="point estimates for \\['2.weight'\\]"):
+    with pytest.raises(ValueError, match="Point estimates of \\['2.weight'\\]"):
         vi.evidence([(x, y)], hidden=[("0", "2")])

@@ -169,7 +169,7 @@ def test_point_estimate_has_no_divergence() -> None:
     assert torch.allclose(q.linear(x, 2)[1], x @ q.mean.T)
 
 
-def test_scale_is_the_deviation_to_start_with() -> None:
+def test_scale_is_the_starting_standard_deviation() -> None:
     for kind, make in KINDS.items():
         spread = make((3, 4), scale=0.2).variance().sqrt()
         assert torch.allclose(spread, torch.full((3, 4), 0.2), rtol=0.02), kind
@@ -178,21 +178,24 @@ def test_scale_is_the_deviation_to_start_with() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: MatrixNormal((2, 3), mean=torch.zeros(3, 2)), r"mean of shape \[2, 3\]"),
-        (lambda: Diagonal((2, 3), scale=0.0), "positive scale"),
+        (lambda: MatrixNormal((2, 3), mean=torch.zeros(3, 2)), r"mean must have shape \[2, 3\]"),
+        (lambda: Diagonal((2, 3), scale=0.0), "scale must be positive"),
         (lambda: Diagonal((2, 0)), "at least one weight"),
-        (lambda: Full((2,), batch=0), "batch of at least 1"),
-        (lambda: LowRank((2,), rank=0), "rank of at least 1"),
-        (lambda: Diagonal((2, 3)).sample(0), "at least 1 draw"),
-        (lambda: Point((2, 3)).sample(0), "at least 1 draw"),
-        (lambda: Diagonal((2, 3)).linear(torch.zeros(4, 2)), r"inputs \[\.\.\., 3\]"),
-        (lambda: Diagonal((2, 3, 3)).linear(torch.zeros(4, 3)), "weight matrix"),
-        (lambda: kl(Diagonal((2, 3)), -1.0), "positive prior precision"),
-        (lambda: kl(Diagonal((2, 3)), torch.ones(3)), "one prior precision or"),
-        (lambda: Point((2,)).log_prob(torch.zeros(1, 2)), "a posterior with a density"),
+        (lambda: Full((2,), batch=0), "batch must be at least 1"),
+        (lambda: LowRank((2,), rank=0), "rank must be at least 1"),
+        (lambda: Diagonal((2, 3)).sample(0), "number of samples must be at least 1"),
+        (lambda: Point((2, 3)).sample(0), "number of samples must be at least 1"),
+        (lambda: Diagonal((2, 3)).linear(torch.zeros(4, 2)), r"Inputs must be \[\.\.\., 3\]"),
+        (lambda: Diagonal((2, 3, 3)).linear(torch.zeros(4, 3)), "must be a matrix"),
+        (lambda: kl(Diagonal((2, 3)), -1.0), "prior precision must be positive"),
+        (
+            lambda: kl(Diagonal((2, 3)), torch.ones(3)),
+            "must be one number or have shape",
+        ),
+        (lambda: Point((2,)).log_prob(torch.zeros(1, 2)), "A point estimate has no density"),
     ],
 )
-def test_what_makes_no_sense_is_refused(make: Callable[[], object], message: str) -> None:
+def test_invalid_arguments(make: Callable[[], object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make()
 

@@ -1,16 +1,16 @@
-r"""The evidence lower bound of Gaussian posteriors $q = \prod_l N(m_l, \Sigma_l)$.
+r"""Compute the evidence lower bound of Gaussian posteriors $q = \prod_l N(m_l, \Sigma_l)$.
 
 $$ \log p(D \mid \eta) \ge \mathrm{E}_q \log p(D \mid \theta, \eta) - \mathrm{KL}(q \,\|\, p) $$
 
 As an `Evidence`: `log_likelihood` is the expected one, `log_prior` is
-$-\tfrac12 m^\top \Delta m$, and `log_det` has the rest of twice the divergence,
+$-\tfrac12 m^\top \Delta m$, and `log_det` is the remainder of twice the divergence,
 
 $$ -\log |\Delta \Sigma| + \mathrm{tr}\, \Delta \Sigma - D . $$
 
-For the exact posterior of a linear-Gaussian model, $\Sigma = (H + \Delta)^{-1}$, its first part is
-the log-determinant of the exact evidence, and the other two are minus the effective parameters
-$\gamma = D - \mathrm{tr}\, \Delta \Sigma$, which the expected log likelihood is short of; the sums
-agree.
+For the exact posterior of a linear-Gaussian model, $\Sigma = (H + \Delta)^{-1}$, the first term is
+the log-determinant of the exact evidence. The other two are minus the effective parameters
+$\gamma = D - \mathrm{tr}\, \Delta \Sigma$, by which the expected log likelihood falls short, so
+the bound equals the evidence.
 """
 
 import math
@@ -32,22 +32,22 @@ def variational_evidence(
     n_data: int,
     effective: bool = True,
 ) -> Evidence:
-    """The bound, differentiable in posteriors, precisions and whatever made the likelihood.
+    """Return the bound, differentiable in posteriors, precisions and log likelihood.
 
     Args:
-        log_likelihood: expected under the posteriors, of all data.
-        posteriors: tensor name -> posterior; a `Point` pays no divergence.
-        prior: precision of every tensor that has a posterior.
+        log_likelihood: expectation under the posteriors, over all data.
+        posteriors: tensor name -> posterior; a `Point` has no divergence.
+        prior: the prior of every tensor that has a posterior.
         n_data: number of data.
-        effective: also count effective parameters; a point estimate has all of its weights.
+        effective: also compute effective parameters; all weights of a point estimate count.
     """
-    own = {name: q for name, q in posteriors.items() if not isinstance(q, Point)}
+    integrated = {name: q for name, q in posteriors.items() if not isinstance(q, Point)}
     zero = torch.zeros((), dtype=torch.float64, device=log_likelihood.device)
     log_prior, log_det = zero, zero
-    if own:
-        log_prior = -0.5 * prior.squared_norm({name: q.mean for name, q in own.items()})
-        paid = torch.stack([kl(q, prior.precision_of(name)) for name, q in own.items()]).sum()
-        log_det = 2 * (paid + log_prior)
+    if integrated:
+        log_prior = -0.5 * prior.squared_norm({name: q.mean for name, q in integrated.items()})
+        terms = [kl(q, prior.precision_of(name)) for name, q in integrated.items()]
+        log_det = 2 * (torch.stack(terms).sum() + log_prior)
     gamma = effective_parameters(posteriors, prior) if effective else {}
     return Evidence(log_likelihood.double(), log_prior, log_det, n_data, gamma)
 
@@ -56,14 +56,14 @@ def variational_evidence(
 def effective_parameters(
     posteriors: Mapping[str, GaussianPosterior], prior: GaussianPrior
 ) -> dict[str, float]:
-    r"""$\gamma = D - \mathrm{tr}\, \Delta \Sigma$ of each tensor."""
-    found = {}
+    r"""Return $\gamma = D - \mathrm{tr}\, \Delta \Sigma$ of each tensor."""
+    gamma = {}
     for name, q in posteriors.items():
         spread = 0.0
         if not isinstance(q, Point):
             spread = float((prior.precision_of(name) * q.variance().double()).sum())
-        found[name] = q.size - spread
-    return found
+        gamma[name] = q.size - spread
+    return gamma
 
 
 def linear_gaussian_bound(
@@ -73,7 +73,7 @@ def linear_gaussian_bound(
     precision: float | Tensor = 1.0,
     noise: float | Tensor = 1.0,
 ) -> Evidence:
-    r"""The bound of $y = \Phi W^\top + \epsilon$ without any sampling, in float64.
+    r"""Return the bound of $y = \Phi W^\top + \epsilon$ in closed form, in float64.
 
     $$ \mathrm{E}_q \log p(y \mid W) = -\tfrac{1}{2\sigma^2} \big[ \|y - \Phi M^\top\|^2
        + \sum_{n o} \mathrm{Var}_q(\Phi W^\top)_{no} \big] - \tfrac{nk}{2} \log 2\pi\sigma^2 $$
@@ -82,17 +82,17 @@ def linear_gaussian_bound(
         phi: features.
         y: targets, [n] or [n, k].
         q: posterior over the weights, of shape [1, m] or [k, m], in float64.
-        precision: of the prior, one for all weights.
+        precision: prior precision of all weights.
         noise: standard deviation of the noise.
 
     Raises:
-        ValueError: shapes that do not fit.
+        ValueError: the shapes do not match.
     """
     target = y.unsqueeze(1) if y.dim() == 1 else y
     if phi.dim() != 2 or len(target) != len(phi) or q.shape != (target.shape[1], phi.shape[1]):
         raise ValueError(
-            f"expected features [n, m], targets [n, k] and a posterior over [k, m], got "
-            f"{list(phi.shape)}, {list(y.shape)} and {list(q.shape)}"
+            "Features must be [n, m], targets [n, k] and the posterior over [k, m], got "
+            f"{list(phi.shape)}, {list(y.shape)} and {list(q.shape)}."
         )
     phi, target = phi.to(q.mean.dtype), target.to(q.mean.dtype)
     delta = torch.as_tensor(precision, dtype=torch.float64, device=phi.device)

@@ -1,8 +1,9 @@
-r"""Gaussian posteriors $q(w) = N(m, \Sigma)$ over one weight tensor, and their divergence.
+r"""Define Gaussian posteriors $q(w) = N(m, \Sigma)$ over one weight tensor, and their divergence.
 
-A posterior has all that the evidence lower bound needs: reparameterised draws, $\log|\Sigma|$,
-$\mathrm{E}\|w\|^2$, and draws of the outputs of a linear layer; `posteriors` has the structures of
-$\Sigma$. A tensor of shape [out, ...] is seen as the matrix [out, rest]; a vector as a single row.
+A posterior provides what the evidence lower bound needs: reparameterised draws, $\log|\Sigma|$,
+$\mathrm{E}\|w\|^2$, and draws of the outputs of a linear layer; `posteriors` defines the
+structures of $\Sigma$. A tensor of shape [out, ...] is treated as a matrix [out, -1], a vector as a
+single row.
 
 With `batch=b` one object holds the posteriors of b models at once: the mean is [b, *shape], draws
 are [n, b, *shape], and the scalars become vectors [b].
@@ -18,22 +19,22 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 Draw = Callable[[Sequence[int]], Tensor]
-"""Standard normal numbers of a shape."""
+"""Returns standard normal noise of a shape."""
 
 
 class GaussianPosterior(nn.Module, ABC):
-    """Base of all posteriors: a mean, and a covariance of some structure.
+    """Base class of all posteriors: a mean, and a covariance of some structure.
 
     Args:
-        shape: of the weight tensor.
-        scale: standard deviation of every weight to start with.
-        mean: to start with, [*shape] or [batch, *shape]; zero by default.
-        batch: number of models side by side, or None for one without a leading dimension.
-        dtype: of the parameters; by default that of `mean`.
-        device: of the parameters; by default that of `mean`.
+        shape: shape of the weight tensor.
+        scale: starting standard deviation of every weight.
+        mean: starting mean, [*shape] or [batch, *shape]; zero by default.
+        batch: number of models in one object, or None for one model without a leading dimension.
+        dtype: dtype of the parameters; by default that of `mean`.
+        device: device of the parameters; by default that of `mean`.
 
     Raises:
-        ValueError: a mean of another shape, a scale that is not positive, a batch below 1.
+        ValueError: the mean has another shape, the scale is not positive, or the batch is below 1.
     """
 
     mean: nn.Parameter
@@ -47,20 +48,19 @@ class GaussianPosterior(nn.Module, ABC):
         dtype: torch.dtype | None = None,
         device: torch.device | None = None,
     ) -> None:
-        """Start at `mean` with independent weights of deviation `scale`; see the class."""
         super().__init__()
         self.shape, self.batch = torch.Size(shape), batch
         if not self.shape.numel():
-            raise ValueError(f"expected at least one weight, got the shape {list(shape)}")
+            raise ValueError(f"A posterior needs at least one weight, got shape {list(shape)}.")
         if batch is not None and batch < 1:
-            raise ValueError(f"expected a batch of at least 1 model, got {batch}")
+            raise ValueError(f"batch must be at least 1, got {batch}.")
         if not 0 < scale < math.inf:
-            raise ValueError(f"expected a positive scale of the posterior, got {scale}")
+            raise ValueError(f"scale must be positive and finite, got {scale}.")
         self.lead = () if batch is None else (batch,)
         start = torch.zeros(self.shape) if mean is None else mean.detach()
         if start.shape not in (self.shape, self.lead + self.shape):
             raise ValueError(
-                f"expected a mean of shape {[*self.lead, *self.shape]}, got {list(start.shape)}"
+                f"mean must have shape {[*self.lead, *self.shape]}, got {list(start.shape)}."
             )
         dtype = dtype or (torch.get_default_dtype() if mean is None else start.dtype)
         start = start.to(dtype=dtype, device=device or start.device)
@@ -68,7 +68,7 @@ class GaussianPosterior(nn.Module, ABC):
         self.start(scale)
 
     def start(self, scale: float) -> None:
-        """Make the covariance: independent weights of this deviation, or nearly so."""
+        """Create the covariance: (nearly) independent weights of this standard deviation."""
 
     @property
     def size(self) -> int:
@@ -77,58 +77,58 @@ class GaussianPosterior(nn.Module, ABC):
 
     @property
     def matrix_shape(self) -> tuple[int, int]:
-        """Rows and columns of the tensor seen as a matrix."""
+        """Rows and columns of the tensor as a matrix."""
         rows = self.shape[0] if len(self.shape) > 1 else 1
         return rows, self.size // rows
 
     @abstractmethod
     def deviation_from(self, n: int, draw: Draw) -> Float[Tensor, "n *shape"]:
-        """Draws of w - m from a source of noise whose first dimension is n."""
+        """Return samples of w - m made of noise from `draw`, whose first dimension is n."""
 
     @abstractmethod
     def variance(self) -> Float[Tensor, "*shape"]:
-        r"""Diagonal of $\Sigma$."""
+        r"""Return the diagonal of $\Sigma$."""
 
     @abstractmethod
     def log_det(self) -> Tensor:
-        r"""$\log |\Sigma|$ in float64."""
+        r"""Return $\log |\Sigma|$ in float64."""
 
     @abstractmethod
     def mahalanobis(self, w: Float[Tensor, "n *shape"]) -> Float[Tensor, "n *batch"]:
-        r"""$(w - m)^\top \Sigma^{-1} (w - m)$ of each row."""
+        r"""Return $(w - m)^\top \Sigma^{-1} (w - m)$ of each row."""
 
     def sample(
         self, n: int, generator: torch.Generator | None = None, antithetic: bool = False
     ) -> Float[Tensor, "n *shape"]:
-        """Reparameterised draws: differentiable in the mean and the covariance.
+        """Return reparameterised samples, differentiable in mean and covariance.
 
         Args:
-            n: number of draws.
-            generator: of the noise.
-            antithetic: draw in pairs m + d, m - d: linear functions of w are then exact.
+            n: number of samples.
+            generator: random generator.
+            antithetic: sample in pairs m + d, m - d, for which linear functions of w are exact.
         """
         return self.mean + self.deviation(n, generator, antithetic)
 
     def deviation(
         self, n: int, generator: torch.Generator | None = None, antithetic: bool = False
     ) -> Float[Tensor, "n *shape"]:
-        """Draws of w - m; see `sample`."""
+        """Return samples of w - m; see `sample`."""
         if n < 1:
-            raise ValueError(f"expected at least 1 draw from a posterior, got {n}")
+            raise ValueError(f"The number of samples must be at least 1, got {n}.")
         return self.deviation_from(
             n, partial(self._noise, generator=generator, antithetic=antithetic)
         )
 
     def trace(self) -> Tensor:
-        r"""$\mathrm{tr}\, \Sigma$ in float64."""
+        r"""Return $\mathrm{tr}\, \Sigma$ in float64."""
         return self._sum(self.variance())
 
     def second_moment(self) -> Tensor:
-        r"""$\mathrm{E}\|w\|^2 = \mathrm{tr}\, \Sigma + m^\top m$ in float64."""
+        r"""Return $\mathrm{E}\|w\|^2 = \mathrm{tr}\, \Sigma + m^\top m$ in float64."""
         return self.trace() + self._sum(self.mean.square())
 
     def log_prob(self, w: Float[Tensor, "n *shape"]) -> Float[Tensor, "n *batch"]:
-        r"""$\log q(w)$ of each row."""
+        r"""Return $\log q(w)$ of each row."""
         constant = self.size * math.log(2 * math.pi) + self.log_det()
         return -0.5 * (self.mahalanobis(w) + constant)
 
@@ -139,17 +139,17 @@ class GaussianPosterior(nn.Module, ABC):
         generator: torch.Generator | None = None,
         antithetic: bool = False,
     ) -> Float[Tensor, "n *rows out"]:
-        """Draws of x W', row by row: the outputs themselves where their distribution is known.
+        """Return samples of x W', from the distribution of the outputs where it is known.
 
-        Local reparameterisation: each row of x gets noise of its own, with the exact distribution
-        of its output. Rows of one draw are then independent, which a sum over data does not see.
-        With `batch` the first dimension of x is the model.
+        Local reparameterisation: each row of x gets its own noise, with the exact distribution of
+        its output. Rows of one sample are then independent, which does not matter in a sum over
+        data. With `batch` the first dimension of x is the model.
 
         Args:
             x: inputs.
-            n: number of draws.
-            generator: of the noise.
-            antithetic: draw in pairs.
+            n: number of samples.
+            generator: random generator.
+            antithetic: sample in pairs.
         """
         mean = torch.einsum("...ni,...oi->...no", self._rows(x), self.mean)
         noise = self.linear_deviation(x, n, generator, antithetic)
@@ -162,7 +162,7 @@ class GaussianPosterior(nn.Module, ABC):
         generator: torch.Generator | None = None,
         antithetic: bool = False,
     ) -> Float[Tensor, "n *rows out"]:
-        """Draws of x (W - M)'; see `linear`."""
+        """Return samples of x (W - M)'; see `linear`."""
         draw = partial(self._noise, generator=generator, antithetic=antithetic)
         drawn = self.output_deviation(self._rows(x), n, draw)
         return drawn.reshape(n, *x.shape[:-1], self.shape[0])
@@ -170,31 +170,33 @@ class GaussianPosterior(nn.Module, ABC):
     def output_deviation(
         self, x: Float[Tensor, "*lead rows in"], n: int, draw: Draw
     ) -> Float[Tensor, "n *lead rows out"]:
-        """Draws of x (W - M)' from any source of noise; by drawn weights by default."""
+        """Return samples of x (W - M)'; by default from sampled weights."""
         return torch.einsum("...ni,s...oi->s...no", x, self.deviation_from(n, draw))
 
     @abstractmethod
     def output_variance(self, x: Float[Tensor, "*lead rows in"]) -> Float[Tensor, "*lead rows out"]:
-        """Variance of each output of x W', in closed form."""
+        """Return the variance of each output of x W', in closed form."""
 
     def _rows(self, x: Tensor) -> Tensor:
-        """Inputs as [*lead, rows, in]."""
+        """Reshape inputs to [*lead, rows, in]."""
         if len(self.shape) != 2:
-            raise ValueError(f"expected a weight matrix [out, in], got shape {list(self.shape)}")
+            raise ValueError(
+                f"The weight must be a matrix [out, in], got shape {list(self.shape)}."
+            )
         if x.shape[-1] != self.shape[1] or x.shape[: len(self.lead)] != self.lead:
             raise ValueError(
-                f"expected inputs [{', '.join(map(str, (*self.lead, '...', self.shape[1])))}], "
-                f"got {list(x.shape)}"
+                f"Inputs must be [{', '.join(map(str, (*self.lead, '...', self.shape[1])))}], "
+                f"got {list(x.shape)}."
             )
         return x.reshape(*self.lead, -1, x.shape[-1])
 
     def _noise(
         self, shape: Sequence[int], generator: torch.Generator | None, antithetic: bool
     ) -> Tensor:
-        """Standard normal numbers, the first dimension in pairs of opposite sign if wanted."""
+        """Draw standard normal noise, in pairs of opposite sign if antithetic."""
         n = shape[0]
         if n < 1:
-            raise ValueError(f"expected at least 1 draw from a posterior, got {n}")
+            raise ValueError(f"The number of samples must be at least 1, got {n}.")
         drawn = -(-n // 2) if antithetic else n
         device = generator.device if generator is not None else self.mean.device
         noise = torch.randn(
@@ -203,7 +205,7 @@ class GaussianPosterior(nn.Module, ABC):
         return torch.cat([noise, -noise])[:n] if antithetic else noise
 
     def _sum(self, values: Tensor) -> Tensor:
-        """Over the weights of each model, in float64."""
+        """Sum over the weights of each model, in float64."""
         return values.reshape(*self.lead, -1).sum(-1, dtype=torch.float64)
 
     def _matrices(self, w: Tensor) -> Tensor:
@@ -211,52 +213,52 @@ class GaussianPosterior(nn.Module, ABC):
         return w.reshape(len(w), *self.lead, *self.matrix_shape)
 
     def extra_repr(self) -> str:
-        """Shape and number of models, for `print(model)`."""
+        """Show the shape and number of models in `print(model)`."""
         return f"{list(self.shape)}" + ("" if self.batch is None else f", batch={self.batch}")
 
 
 class Point(GaussianPosterior):
-    """No posterior: the weight is a point estimate, and has no part in the divergence."""
+    """A point estimate, which has no part in the divergence."""
 
     def deviation_from(self, n: int, draw: Draw) -> Float[Tensor, "n *shape"]:
-        """Zero."""
+        """Return zeros."""
         return torch.zeros_like(self.mean).expand(n, *self.mean.shape)
 
     def variance(self) -> Float[Tensor, "*shape"]:
-        """Zero."""
+        """Return zeros."""
         return torch.zeros_like(self.mean)
 
     def log_det(self) -> Tensor:
-        """Zero."""
+        """Return zeros."""
         return self.mean.new_zeros(self.lead, dtype=torch.float64)
 
     def mahalanobis(self, w: Float[Tensor, "n *shape"]) -> Float[Tensor, "n *batch"]:
-        """Has no meaning for a point."""
-        raise ValueError("expected a posterior with a density, got a point estimate")
+        """Raise ValueError."""
+        raise ValueError("A point estimate has no density.")
 
     def output_variance(self, x: Float[Tensor, "*lead rows in"]) -> Float[Tensor, "*lead rows out"]:
-        """Zero."""
+        """Return zeros."""
         return x.new_zeros(*x.shape[:-1], self.shape[0])
 
     def output_deviation(
         self, x: Float[Tensor, "*lead rows in"], n: int, draw: Draw
     ) -> Float[Tensor, "n *lead rows out"]:
-        """Zero."""
+        """Return zeros."""
         return x.new_zeros(n, *x.shape[:-1], self.shape[0])
 
 
 def kl(q: GaussianPosterior, precision: float | Tensor) -> Tensor:
-    r"""$\mathrm{KL}(q \,\|\, N(0, \delta^{-1} I))$ in float64; 0 for a `Point`.
+    r"""Return $\mathrm{KL}(q \,\|\, N(0, \delta^{-1} I))$ in float64; 0 for a `Point`.
 
     $$ \tfrac12 \big[ \delta (\mathrm{tr}\,\Sigma + m^\top m) - D - D \log \delta
        - \log|\Sigma| \big] $$
 
     Args:
         q: the posterior.
-        precision: one, one per model of a batch, or one for every weight.
+        precision: one number, one per model of a batch, or one per weight.
     """
     if not isinstance(precision, Tensor) and not precision > 0:
-        raise ValueError(f"expected a positive prior precision, got {precision}")
+        raise ValueError(f"The prior precision must be positive, got {precision}.")
     delta = torch.as_tensor(precision, dtype=torch.float64, device=q.mean.device)
     if isinstance(q, Point):
         return q.log_det()
@@ -264,7 +266,8 @@ def kl(q: GaussianPosterior, precision: float | Tensor) -> Tensor:
         return 0.5 * (delta * q.second_moment() - q.size * (1 + delta.log()) - q.log_det())
     if delta.shape not in (q.shape, q.mean.shape):
         raise ValueError(
-            f"expected one prior precision or {list(q.shape)} of them, got {list(delta.shape)}"
+            f"The prior precision must be one number or have shape {list(q.shape)}, got "
+            f"{list(delta.shape)}."
         )
     moment = q._sum(delta * (q.variance() + q.mean.square()))
     logs = q._sum(delta.log().expand_as(q.mean))
@@ -272,12 +275,12 @@ def kl(q: GaussianPosterior, precision: float | Tensor) -> Tensor:
 
 
 def best_variance(q: GaussianPosterior) -> Tensor:
-    r"""$v^* = (\mathrm{tr}\,\Sigma + m^\top m) / D$, the prior variance of least divergence."""
+    r"""Return $v^* = (\mathrm{tr}\,\Sigma + m^\top m) / D$, the best prior variance."""
     return q.second_moment() / q.size
 
 
 def collapsed_kl(q: GaussianPosterior) -> Tensor:
-    r"""The divergence at the best prior variance, $\tfrac12 [D \log v^* - \log|\Sigma|]$."""
+    r"""Return the divergence at the best prior variance, $\tfrac12 [D \log v^* - \log|\Sigma|]$."""
     if isinstance(q, Point):
         return q.log_det()
     return 0.5 * (q.size * best_variance(q).log() - q.log_det())

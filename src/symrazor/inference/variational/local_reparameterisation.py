@@ -1,10 +1,10 @@
-r"""Where local reparameterisation is exact, and the hooks that do it.
+r"""Find layers where local reparameterisation is exact, and apply it by hooks.
 
 A linear layer that is called once per forward pass on one row per datum may add noise to its
-outputs instead of drawing its weights: each datum's output has the same distribution, and noise
-that is independent between data has less variance in the sum over them. A layer whose weight is
-used several times for one datum (tokens, shared modules, a transposed copy in a decoder) may not.
-What the layer does is found out by running it, not by looking at it: see `local_layers`.
+outputs instead of sampling its weights: each datum's output has the same distribution, and noise
+that is independent between data gives the sum over them less variance. A layer whose weight is used
+several times for one datum (tokens, shared modules, a transposed copy in a decoder) may not.
+`local_layers` tests this by running the model.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,10 +26,10 @@ from symrazor.inference.variational.posteriors import Full
 def local_layers(
     model: nn.Module, x: Input, posteriors: Mapping[str, GaussianPosterior]
 ) -> list[str]:
-    """Names of the linear layers whose weight acts once on each datum, measured on two data.
+    """Return the names of linear layers whose weight acts once on each datum.
 
-    The weight and bias of one layer after the other are replaced by NaN and its output by zeros: if
-    a NaN reaches the outputs of the network, the weight is used elsewhere, too.
+    For each layer, weight and bias are replaced by NaN and its output by zeros, on two data. If a
+    NaN reaches the outputs of the network, the weight is also used elsewhere.
     """
     candidates = _candidates(model, posteriors)
     if not candidates or any(isinstance(m, BatchNorm) for m in model.modules()):
@@ -41,7 +41,7 @@ def local_layers(
         twice = map_tensors(x, lambda part: part[[0, 0]])
         alone, beside = call(model, twice)[0], call(model, two)[0]
         if not torch.allclose(alone, beside, rtol=1e-4, atol=1e-6):
-            return []  # data are mixed
+            return []  # outputs depend on other data
         return [name for name in candidates if _acts_once(model, name, two)]
     finally:
         for module, training in modes.items():
@@ -92,12 +92,12 @@ def run_with_noise(
     local: Mapping[str, GaussianPosterior],
     draw: Draw,
 ) -> Tensor:
-    """Outputs of the network with some weights drawn, and noise from `draw` at its local layers.
+    """Return outputs with some weights sampled, and noise from `draw` at the local layers.
 
     Args:
         model: the network, whose weights are the means.
         x: inputs.
-        drawn: name -> weight to use in place of the mean.
+        drawn: name -> sampled weight to use in place of the mean.
         local: posteriors of the weights and biases of local layers.
         draw: source of the noise [1, data, ...], called in the order in which the layers run.
     """
@@ -137,35 +137,35 @@ def _add_noise(
 
 
 class RowNoise:
-    """Numbers for several draws whose data stand below each other, all in one pass.
+    """Noise for several samples of the weights in one pass, over repeated data.
 
     Args:
-        generator: of the numbers.
-        like: its dtype and device are theirs.
-        draws: how many times the data are repeated.
-        antithetic: whether the second half of the draws has the first one's noise, mirrored.
+        generator: random generator.
+        like: a tensor of the dtype and device of the noise.
+        draws: number of times that the data are repeated.
+        antithetic: whether the second half of the samples uses the noise of the first half with
+            the opposite sign.
     """
 
     def __init__(
         self, generator: torch.Generator, like: Tensor, draws: int = 1, antithetic: bool = False
     ) -> None:
-        """Nothing drawn yet."""
         self.generator, self.like, self.draws = generator, like, draws
         self.fresh = -(-draws // 2) if antithetic else draws
         self.kept: list[Tensor] = []
 
     def __call__(self, shape: Sequence[int]) -> Tensor:
-        """New numbers of shape [1, draws x data, ...]."""
-        one, rows, *rest = shape
+        """Draw noise of shape [1, draws x data, ...]."""
+        leading, rows, *trailing = shape
         device, dtype = self.generator.device, self.like.dtype
         count = rows // self.draws * self.fresh
         noise = torch.randn(
-            (one, count, *rest), generator=self.generator, device=device, dtype=dtype
+            (leading, count, *trailing), generator=self.generator, device=device, dtype=dtype
         ).to(self.like.device)
         self.kept.append(noise)
         return noise if count == rows else torch.cat([noise, -noise], 1)[:, :rows]
 
     def mirrored(self) -> Draw:
-        """The numbers drawn so far, in the same order, with the other sign."""
-        again = iter(self.kept)
-        return lambda shape: -next(again)
+        """Return the noise drawn so far, in the same order, with the opposite sign."""
+        replayed = iter(self.kept)
+        return lambda shape: -next(replayed)

@@ -1,22 +1,23 @@
-r"""The correction of the bound for permutations of hidden units.
+r"""Correct the bound for permutations of hidden units.
 
-Any order of the h units of a hidden layer gives the same network, so the posterior has h! modes for
-each one, and a Gaussian covers one. The mixture $q_s(\theta) = \frac{1}{h!} \sum_g q(g\theta)$
-covers all of them; likelihood and prior do not change with g, so its bound is higher by
+All permutations of the h units of a hidden layer give the same network, so the posterior has h!
+equivalent modes, of which a Gaussian covers one. The mixture
+$q_s(\theta) = \frac{1}{h!} \sum_g q(g\theta)$
+covers all of them. Likelihood and prior do not depend on g, so its bound is higher by
 
 $$ I = \mathrm{E}_q \Big[ \log q(\theta) - \log \tfrac{1}{h!} \sum_g q(g \theta) \Big] ,
    \qquad 0 \le I \le \log h! , $$
 
-the information that a draw has about its order (talk, reference [5]). Three lower bounds of I, of
-which the largest that is known counts:
+the information that a sample has about its permutation. The largest of three lower bounds of I is
+used:
 
-- all permutations, where there are few of them: exact but for the draws;
-- K of them, the identity and K - 1 at random: at most $\log K$;
+- all permutations, if they are few: exact up to sampling;
+- K permutations, the identity and K - 1 random ones: at most $\log K$;
 - posteriors whose units are independent, $q = \prod_i q_i$: the sum over permutations is the
   permanent of $Q_{ij} = q_i(\theta_j)$, at most the product of its row sums, so
   $I \ge \log h! - \sum_i \mathrm{E} \log \sum_j q_i(\theta_j) / q_i(\theta_i)$, which reaches
-  $\log h!$ where units lie apart. Incoming weights alone will do: less is known of the order from
-  them than from all weights.
+  $\log h!$ where units are well separated. The incoming weights alone give a valid bound, because
+  they have less information about the permutation than all weights.
 """
 
 import itertools
@@ -41,23 +42,25 @@ def permutation_gain(
     permutations: int = 720,
     generator: torch.Generator | None = None,
 ) -> Float[Tensor, ""]:
-    """Nats to add to the bound for the orders of the units of one hidden layer.
+    """Return the nats to add to the bound for permutations of the units of one hidden layer.
 
-    The prior must not tell the units apart: one precision for all weights of a tensor.
+    The prior must have one precision for all weights of a tensor.
 
     Args:
         parts: the tensors that the units are rows or columns of, as in
-            `[(q_in, 0), (q_bias, 0), (q_out, 1)]`; a part of them gives a smaller gain.
-        draws: of the weights.
-        permutations: how many to look at, at most.
-        generator: of draws and permutations.
+            `[(q_in, 0), (q_bias, 0), (q_out, 1)]`; some of them give a smaller gain.
+        draws: number of weight samples.
+        permutations: largest number of permutations.
+        generator: random generator.
 
     Raises:
-        ValueError: tensors that do not agree on the number of units, or nothing to draw.
+        ValueError: the tensors have different numbers of units, or nothing is sampled.
     """
     h = _units(parts)
     if draws < 1 or permutations < 1:
-        raise ValueError(f"expected at least 1 draw and permutation, got {draws}, {permutations}")
+        raise ValueError(
+            f"draws and permutations must be at least 1, got {draws} and {permutations}."
+        )
     gain = _by_orders(parts, _orders(h, permutations, generator, parts[0][0]), draws, generator)
     independent = [part for part in parts if _independent(*part)]
     if math.factorial(h) > permutations and independent:
@@ -68,28 +71,28 @@ def permutation_gain(
 def hidden_units(
     posteriors: Mapping[str, GaussianPosterior], first: str, second: str
 ) -> list[Part]:
-    """The tensors of the hidden units between two linear layers.
+    """Return the tensors of the hidden units between two linear layers.
 
     Args:
         posteriors: tensor name -> posterior.
-        first: name of the layer that the units are the outputs of.
-        second: name of the layer that they are the inputs of.
+        first: name of the layer whose outputs are the units.
+        second: name of the layer whose inputs are the units.
 
     Raises:
-        ValueError: layers without a posterior, or a point estimate: its units have an order.
+        ValueError: a layer has no posterior, or a point estimate, which fixes the order.
     """
     wanted = [(f"{first}.weight", 0), (f"{first}.bias", 0), (f"{second}.weight", 1)]
     for name in (f"{first}.weight", f"{second}.weight"):
         if name not in posteriors:
             raise ValueError(
-                f"expected two layers with a posterior among {list(posteriors)}, got {first!r} "
-                f"and {second!r}: there is no {name!r}"
+                f"{name!r} has no posterior. hidden=... must name two layers with posteriors "
+                f"among {', '.join(posteriors)}."
             )
     points = [n for n, _ in wanted if n in posteriors and isinstance(posteriors[n], Point)]
     if points:
         raise ValueError(
-            f"expected posteriors that the orders of units can mix, got point estimates for "
-            f"{points}: with them fixed, another order is another network"
+            f"Point estimates of {points} fix the order of the hidden units. Give these tensors "
+            "posteriors, or leave their layers out of hidden=...."
         )
     return [(posteriors[name], dim) for name, dim in wanted if name in posteriors]
 
@@ -102,7 +105,7 @@ def _units(parts: Sequence[Part]) -> int:
     sizes = {q.shape[dim] if dim < len(q.shape) else None for q, dim in parts}
     if len(sizes) != 1 or None in sizes or any(q.batch is not None for q, _ in parts):
         shapes = [(list(q.shape), dim) for q, dim in parts]
-        raise ValueError(f"expected posteriors over the same hidden units, got {shapes}")
+        raise ValueError(f"The posteriors must be over the same hidden units, got {shapes}.")
     (h,) = (size for size in sizes if size is not None)
     return h
 
@@ -110,7 +113,7 @@ def _units(parts: Sequence[Part]) -> int:
 def _orders(
     h: int, most: int, generator: torch.Generator | None, q: GaussianPosterior
 ) -> Int[Tensor, "k h"]:
-    """All permutations if they are at most so many, else the identity and random ones."""
+    """Return all permutations, or the identity and random ones if there are more than `most`."""
     device = q.mean.device
     if math.factorial(h) <= most:
         return torch.tensor(list(itertools.permutations(range(h))), device=device)
@@ -120,7 +123,7 @@ def _orders(
 
 
 def _independent(q: GaussianPosterior, dim: int) -> bool:
-    """Whether the posterior of a tensor is a product over hidden units."""
+    """Return whether the posterior of a tensor is a product over hidden units."""
     rows = isinstance(q, BlockCholesky) and not isinstance(q, Full) and len(q.shape) > 1
     return isinstance(q, Diagonal) or (rows and dim == 0)
 
@@ -148,7 +151,7 @@ def _by_row_sums(
 
 
 def _densities(q: GaussianPosterior, dim: int, w: Tensor) -> Float[Tensor, "s h h"]:
-    r"""$\log q_i(\theta_j)$: the weights of unit j in the place of unit i."""
+    r"""Return $\log q_i(\theta_j)$, the weights of unit j at the position of unit i."""
     h = q.shape[dim]
     units = w.movedim(dim + 1, 1).reshape(len(w), h, -1)
     mean = q.mean.movedim(dim, 0).reshape(h, -1)

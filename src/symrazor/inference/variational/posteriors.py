@@ -1,7 +1,7 @@
-r"""The structures of a posterior's covariance: diagonal, low rank, blocks, Kronecker, full.
+r"""Define the covariance structures: diagonal, low rank, blocks, Kronecker, full.
 
-Each overrides the draws of a linear layer's outputs where their distribution is known in closed
-form (local reparameterisation); the others draw weights.
+A structure overrides the sampling of a linear layer's outputs where their distribution is known in
+closed form (local reparameterisation); the others sample weights.
 """
 
 import math
@@ -41,34 +41,34 @@ class Diagonal(GaussianPosterior):
     log_scale: nn.Parameter
 
     def start(self, scale: float) -> None:
-        """Equal scales."""
+        """Create equal scales."""
         self.log_scale = _equal(self.mean, scale)
 
     def deviation_from(self, n: int, draw: Draw) -> Float[Tensor, "n *shape"]:
-        """Scale times noise."""
+        """Return scale times noise."""
         return self.log_scale.exp() * draw((n, *self.mean.shape))
 
     def variance(self) -> Float[Tensor, "*shape"]:
-        """Squared scales."""
+        """Return squared scales."""
         return (2 * self.log_scale).exp()
 
     def log_det(self) -> Tensor:
-        """Twice the sum of the log scales."""
+        """Return twice the sum of the log scales."""
         return 2 * self._sum(self.log_scale)
 
     def mahalanobis(self, w: Float[Tensor, "n *shape"]) -> Float[Tensor, "n *batch"]:
-        """Sum of squares over the scales."""
+        """Return the sum of squares over the scales."""
         z = ((w - self.mean) / self.log_scale.exp()).reshape(len(w), *self.lead, -1)
         return z.square().sum(-1, dtype=torch.float64)
 
     def output_variance(self, x: Float[Tensor, "*lead rows in"]) -> Float[Tensor, "*lead rows out"]:
-        """Squared inputs times the variances."""
+        """Return squared inputs times the variances."""
         return torch.einsum("...ni,...oi->...no", x.square(), self.variance())
 
     def output_deviation(
         self, x: Float[Tensor, "*lead rows in"], n: int, draw: Draw
     ) -> Float[Tensor, "n *lead rows out"]:
-        """Independent outputs."""
+        """Sample independent outputs."""
         spread = _root(self.output_variance(x))
         return spread * draw((n, *spread.shape))
 
@@ -76,7 +76,7 @@ class Diagonal(GaussianPosterior):
 class LowRank(GaussianPosterior):
     r"""$\Sigma = \mathrm{diag}(s^2) + U U^\top$ over all weights, U of `rank` columns.
 
-    U starts with small cosines, a tenth of the scale: at U = 0 its gradient would vanish.
+    U starts with small cosines, a tenth of the scale, because at U = 0 its gradient would vanish.
     """
 
     log_scale: nn.Parameter
@@ -92,14 +92,13 @@ class LowRank(GaussianPosterior):
         dtype: torch.dtype | None = None,
         device: torch.device | None = None,
     ) -> None:
-        """Start near independent weights of deviation `scale`; see the base class."""
         if rank < 1:
-            raise ValueError(f"expected a rank of at least 1, got {rank}")
+            raise ValueError(f"rank must be at least 1, got {rank}.")
         self.rank = rank  # `start` needs it
         super().__init__(shape, scale, mean, batch, dtype, device)
 
     def start(self, scale: float) -> None:
-        """Equal scales, and waves of a tenth of them."""
+        """Create equal scales, and cosines of a tenth of them."""
         self.log_scale = _equal(self.mean, scale)
         place = (torch.arange(self.size) + 0.5) / self.size
         waves = (math.pi * torch.arange(1, self.rank + 1).unsqueeze(1) * place).cos()
@@ -107,32 +106,32 @@ class LowRank(GaussianPosterior):
         self.factor = nn.Parameter(begin.clone())
 
     def deviation_from(self, n: int, draw: Draw) -> Float[Tensor, "n *shape"]:
-        """Scale times noise plus U times a few more numbers."""
-        own = draw((n, *self.mean.shape))
-        few = draw((n, *self.lead, self.rank))
-        shared = torch.einsum("s...r,...rd->s...d", few, self.factor)
-        return self.log_scale.exp() * own + shared.reshape(own.shape)
+        """Return scale times noise plus U times shared noise."""
+        noise = draw((n, *self.mean.shape))
+        shared_noise = draw((n, *self.lead, self.rank))
+        shared = torch.einsum("s...r,...rd->s...d", shared_noise, self.factor)
+        return self.log_scale.exp() * noise + shared.reshape(noise.shape)
 
     def variance(self) -> Float[Tensor, "*shape"]:
-        """Squared scales plus squared rows of U."""
+        """Return squared scales plus squared rows of U."""
         shared = self.factor.square().sum(-2).reshape(self.mean.shape)
         return (2 * self.log_scale).exp() + shared
 
     def log_det(self) -> Tensor:
-        r"""$\log|D| + \log|I + U^\top D^{-1} U|$, the matrix determinant lemma."""
+        r"""Return $\log|D| + \log|I + U^\top D^{-1} U|$, the matrix determinant lemma."""
         inner, _ = self._inner()
         return 2 * self._sum(self.log_scale) + 2 * inner.diagonal(dim1=-2, dim2=-1).log().sum(-1)
 
     def mahalanobis(self, w: Float[Tensor, "n *shape"]) -> Float[Tensor, "n *batch"]:
-        """By Woodbury's identity, with the same small matrix."""
+        """Use Woodbury's identity with the same small matrix."""
         inner, scaled = self._inner()
         z = ((w - self.mean) / self.log_scale.exp()).reshape(len(w), *self.lead, -1).double()
-        few = torch.einsum("...rd,s...d->s...r", scaled, z).unsqueeze(-1)
-        inside: Tensor = torch.linalg.solve_triangular(inner, few, upper=False)
+        projected = torch.einsum("...rd,s...d->s...r", scaled, z).unsqueeze(-1)
+        inside: Tensor = torch.linalg.solve_triangular(inner, projected, upper=False)
         return z.square().sum(-1) - inside.square().sum((-2, -1))
 
     def _inner(self) -> tuple[Tensor, Tensor]:
-        r"""Cholesky factor of $I + U^\top D^{-1} U$, and $D^{-1/2} U$, in float64."""
+        r"""Return the Cholesky factor of $I + U^\top D^{-1} U$, and $D^{-1/2} U$, in float64."""
         flat = self.log_scale.reshape(*self.lead, 1, -1)
         scaled = (self.factor / flat.exp()).double()
         eye = torch.eye(self.rank, dtype=scaled.dtype, device=scaled.device)
@@ -140,31 +139,31 @@ class LowRank(GaussianPosterior):
         return inner, scaled
 
     def output_variance(self, x: Float[Tensor, "*lead rows in"]) -> Float[Tensor, "*lead rows out"]:
-        """Of the independent part and of the shared one."""
-        own, seen = self._seen(x)
-        return own + seen.square().sum(-2)
+        """Return the variance of the independent and of the shared part."""
+        independent, shared = self._output_parts(x)
+        return independent + shared.square().sum(-2)
 
     def output_deviation(
         self, x: Float[Tensor, "*lead rows in"], n: int, draw: Draw
     ) -> Float[Tensor, "n *lead rows out"]:
-        """Independent noise for each output and a few numbers that all of a row's outputs share."""
-        own, seen = self._seen(x)
-        few = draw((n, *x.shape[:-1], self.rank))
-        shared = torch.einsum("s...nr,...nro->s...no", few, seen)
-        return _root(own) * draw((n, *own.shape)) + shared
+        """Sample noise per output, plus noise of low rank that the outputs of a row share."""
+        independent, shared = self._output_parts(x)
+        shared_noise = draw((n, *x.shape[:-1], self.rank))
+        deviation = torch.einsum("s...nr,...nro->s...no", shared_noise, shared)
+        return _root(independent) * draw((n, *independent.shape)) + deviation
 
-    def _seen(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Variances [rows, out] of the diagonal part; U as outputs see it, [rows, rank, out]."""
-        own = torch.einsum("...ni,...oi->...no", x.square(), (2 * self.log_scale).exp())
+    def _output_parts(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return variances [rows, out] of the diagonal part, and x U as [rows, rank, out]."""
+        independent = torch.einsum("...ni,...oi->...no", x.square(), (2 * self.log_scale).exp())
         factor = self.factor.reshape(*self.lead, self.rank, *self.shape)
-        return own, torch.einsum("...ni,...roi->...nro", x, factor)
+        return independent, torch.einsum("...ni,...roi->...nro", x, factor)
 
 
 class BlockCholesky(GaussianPosterior):
     r"""One full covariance $\Sigma_o = L_o L_o^\top$ for each output row of the weight matrix."""
 
     def start(self, scale: float) -> None:
-        """Diagonal factors."""
+        """Create diagonal factors."""
         rows, columns = self.blocks
         self.root = Cholesky((*self.lead, rows), columns, scale, self.mean.dtype, self.mean.device)
 
@@ -174,48 +173,48 @@ class BlockCholesky(GaussianPosterior):
         return self.matrix_shape
 
     def deviation_from(self, n: int, draw: Draw) -> Float[Tensor, "n *shape"]:
-        """The factor of each block times noise."""
+        """Return the factor of each block times noise."""
         noise = draw((n, *self.lead, *self.blocks))
         drawn = torch.einsum("...rij,s...rj->s...ri", self.root.matrix(), noise)
         return drawn.reshape(n, *self.mean.shape)
 
     def variance(self) -> Float[Tensor, "*shape"]:
-        """Squared rows of the factors."""
+        """Return squared rows of the factors."""
         return self.root.matrix().square().sum(-1).reshape(self.mean.shape)
 
     def trace(self) -> Tensor:
-        """Squared norms of the factors."""
+        """Return squared norms of the factors."""
         return self.root.squared_norm().sum(-1)
 
     def log_det(self) -> Tensor:
-        """Twice the sum of the log diagonals."""
+        """Return twice the sum of the log diagonals."""
         return self.root.log_det().sum(-1)
 
     def mahalanobis(self, w: Float[Tensor, "n *shape"]) -> Float[Tensor, "n *batch"]:
-        """Squared norm of what the factors leave of the deviation."""
+        """Return the squared norm of the whitened deviation."""
         apart = (w - self.mean).reshape(len(w), *self.lead, *self.blocks)
         white = self.root.whiten(apart.movedim(0, -1))
         return white.square().sum((-3, -2), dtype=torch.float64).movedim(-1, 0)
 
     def output_variance(self, x: Float[Tensor, "*lead rows in"]) -> Float[Tensor, "*lead rows out"]:
-        r"""$\|L_o^\top x\|^2$."""
+        r"""Return $\|L_o^\top x\|^2$."""
         return self._spread(x).square()
 
     def output_deviation(
         self, x: Float[Tensor, "*lead rows in"], n: int, draw: Draw
     ) -> Float[Tensor, "n *lead rows out"]:
-        """Independent outputs."""
+        """Sample independent outputs."""
         spread = self._spread(x)
         return spread * draw((n, *spread.shape))
 
     def _spread(self, x: Tensor) -> Tensor:
-        seen = torch.einsum("...ni,...oij->...noj", x, self.root.matrix())
-        spread: Tensor = torch.linalg.vector_norm(seen, dim=-1)
+        projected = torch.einsum("...ni,...oij->...noj", x, self.root.matrix())
+        spread: Tensor = torch.linalg.vector_norm(projected, dim=-1)
         return spread
 
 
 class Full(BlockCholesky):
-    r"""$\Sigma = L L^\top$ over all weights of the tensor: for small ones only."""
+    r"""$\Sigma = L L^\top$ over all weights of the tensor, for small tensors."""
 
     @property
     def blocks(self) -> tuple[int, int]:
@@ -223,80 +222,80 @@ class Full(BlockCholesky):
         return 1, self.size
 
     def output_variance(self, x: Float[Tensor, "*lead rows in"]) -> Float[Tensor, "*lead rows out"]:
-        r"""Rows of $L$ weighted by the inputs."""
+        r"""Return squared rows of $L$ weighted by the inputs."""
         root = self.root.matrix().reshape(*self.lead, *self.shape, self.size)
         return torch.einsum("...ni,...oid->...nod", x, root).square().sum(-1)
 
     def output_deviation(
         self, x: Float[Tensor, "*lead rows in"], n: int, draw: Draw
     ) -> Float[Tensor, "n *lead rows out"]:
-        """By drawn weights."""
+        """Sample weights."""
         return GaussianPosterior.output_deviation(self, x, n, draw)
 
 
 class MatrixNormal(GaussianPosterior):
     r"""$W = M + L_S E L_A^\top$, $\Sigma = S \otimes A$ (row-major), both factors learned.
 
-    The talk's posterior (avoid mean field): D log-diagonals and correlations between all inputs and
-    between all outputs at the price of two small triangles.
+    It has correlations between all inputs and between all outputs at the cost of two small
+    triangular factors.
     """
 
     def start(self, scale: float) -> None:
-        """Diagonal factors, each with half of the scale's logarithm."""
+        """Create diagonal factors, each with the square root of the scale."""
         half, (rows, columns) = math.sqrt(scale), self.matrix_shape
-        here = (self.mean.dtype, self.mean.device)
-        self.rows = Cholesky(self.lead, rows, half, *here)
-        self.columns = Cholesky(self.lead, columns, half, *here)
+        options = (self.mean.dtype, self.mean.device)
+        self.rows = Cholesky(self.lead, rows, half, *options)
+        self.columns = Cholesky(self.lead, columns, half, *options)
 
     def deviation_from(self, n: int, draw: Draw) -> Float[Tensor, "n *shape"]:
-        r"""$L_S E L_A^\top$."""
+        r"""Return $L_S E L_A^\top$."""
         noise = draw((n, *self.lead, *self.matrix_shape))
         drawn = self.rows.matrix() @ noise @ self.columns.matrix().mT
         return drawn.reshape(n, *self.mean.shape)
 
     def variance(self) -> Float[Tensor, "*shape"]:
-        r"""$S_{oo} A_{ii}$."""
+        r"""Return $S_{oo} A_{ii}$."""
         S, A = (root.matrix().square().sum(-1) for root in (self.rows, self.columns))
         return (S.unsqueeze(-1) * A.unsqueeze(-2)).reshape(self.mean.shape)
 
     def trace(self) -> Tensor:
-        r"""$\mathrm{tr} S \, \mathrm{tr} A$."""
+        r"""Return $\mathrm{tr} S \, \mathrm{tr} A$."""
         return self.rows.squared_norm() * self.columns.squared_norm()
 
     def log_det(self) -> Tensor:
-        r"""$\mathrm{in} \log|S| + \mathrm{out} \log|A|$."""
+        r"""Return $\mathrm{in} \log|S| + \mathrm{out} \log|A|$."""
         rows, columns = self.matrix_shape
         return columns * self.rows.log_det() + rows * self.columns.log_det()
 
     def mahalanobis(self, w: Float[Tensor, "n *shape"]) -> Float[Tensor, "n *batch"]:
-        r"""$\|L_S^{-1} (W - M) L_A^{-\top}\|^2$."""
+        r"""Return $\|L_S^{-1} (W - M) L_A^{-\top}\|^2$."""
         white = self.rows.whiten(self._matrices(w - self.mean))
         white = self.columns.whiten(white.mT)
         return white.square().sum((-2, -1), dtype=torch.float64)
 
     def output_variance(self, x: Float[Tensor, "*lead rows in"]) -> Float[Tensor, "*lead rows out"]:
-        r"""$S_{oo} \, x^\top A x$."""
+        r"""Return $S_{oo} \, x^\top A x$."""
         rows = self.rows.matrix().square().sum(-1).unsqueeze(-2)
         return self._spread(x).square() * rows
 
     def output_deviation(
         self, x: Float[Tensor, "*lead rows in"], n: int, draw: Draw
     ) -> Float[Tensor, "n *lead rows out"]:
-        r"""$\|L_A^\top x\| \, L_S e$ (Louizos and Welling 2016)."""
+        r"""Sample $\|L_A^\top x\| \, L_S e$ (Louizos and Welling 2016)."""
         noise = draw((n, *x.shape[:-1], self.shape[0]))
         return self._spread(x) * (noise @ self.rows.matrix().mT)
 
     def _spread(self, x: Tensor) -> Tensor:
-        seen = x @ self.columns.matrix()
-        spread: Tensor = torch.linalg.vector_norm(seen, dim=-1, keepdim=True)
+        projected = x @ self.columns.matrix()
+        spread: Tensor = torch.linalg.vector_norm(projected, dim=-1, keepdim=True)
         return spread
 
 
 def _equal(mean: Tensor, scale: float) -> nn.Parameter:
-    """Log scales, one for each weight."""
+    """Return equal log scales, one for each weight."""
     return nn.Parameter(torch.full_like(mean, math.log(scale)).detach())
 
 
 def _root(variance: Tensor) -> Tensor:
-    """Square root with a finite slope at zero."""
+    """Return the square root, with a finite slope at zero."""
     return variance.clamp_min(torch.finfo(variance.dtype).tiny).sqrt()
