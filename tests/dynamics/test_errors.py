@@ -41,7 +41,7 @@ CASES: list[tuple[Callable[[], Any], str]] = [
     (lambda: TrainConfig(target="derivatives"), "target must be rollout"),  # type: ignore[arg-type]
     (lambda: TrainConfig(batch_size=0), "batch_size must be at least 1"),
     (lambda: TrainConfig(minutes=-1.0), "minutes must be positive"),
-    (lambda: _train(width=4), "states of 4 entries.*got 2"),
+    (lambda: _train(width=4), "states of 4 entries, the data have 2"),
     (lambda: _train(horizon=3, target="derivative"), "windows of 3 steps"),
     (
         lambda: analysis.parallelness(unitary(1).generators(), unitary(2)),
