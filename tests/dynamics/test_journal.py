@@ -1,4 +1,4 @@
-"""Runs on trajectories that are stopped and taken up again: to the last bit."""
+"""Test that interrupted runs on trajectories continue bit for bit."""
 
 import os
 import signal
@@ -28,7 +28,7 @@ CONFIG = TrainConfig(
 
 
 def problem(noise: float = 1e-3) -> tuple[SymmetrisedNetwork, Transitions]:
-    """One oscillator, a narrow network, two quantities on offer."""
+    """Return an oscillator, a narrow network and two candidate quantities."""
     torch.set_num_threads(1)
     generator = torch.Generator().manual_seed(3)
     network = HamiltonianNetwork(2, None, 8, generator=generator)
@@ -39,7 +39,7 @@ def problem(noise: float = 1e-3) -> tuple[SymmetrisedNetwork, Transitions]:
 
 
 def stop_after(count: int, sent: int = signal.SIGINT) -> Progress:
-    """Progress that sends a signal with the `count`-th record."""
+    """Return a progress callback that sends a signal with record `count`."""
     seen: list[Record] = []
 
     def tell(record: Record) -> None:
@@ -51,7 +51,7 @@ def stop_after(count: int, sent: int = signal.SIGINT) -> Progress:
 
 
 def outcome(trained: Trained) -> dict[str, object]:
-    """All that has to be equal; seconds are not."""
+    """Return everything that must be equal, which excludes times."""
     return {
         "history": [{k: v for k, v in r.items() if k != "seconds"} for r in trained.history],
         "weights": {k: v.tolist() for k, v in trained.model.state_dict().items()},
@@ -62,7 +62,7 @@ def outcome(trained: Trained) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("records", [1, 3])
-def test_a_training_goes_on_bit_for_bit(records: int, tmp_path: Path) -> None:
+def test_training_resumes_bit_for_bit(records: int, tmp_path: Path) -> None:
     model, data = problem()
     whole = train(model, data, CONFIG)
     model, data = problem()
@@ -78,7 +78,7 @@ def test_a_training_goes_on_bit_for_bit(records: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("records", [1, 6, 12])
-def test_a_judged_run_goes_on_bit_for_bit(records: int, tmp_path: Path) -> None:
+def test_selection_resumes_bit_for_bit(records: int, tmp_path: Path) -> None:
     model, data = problem()
     whole = train_and_select(model, data, CONFIG)
     with pytest.raises(KeyboardInterrupt):
@@ -87,7 +87,7 @@ def test_a_judged_run_goes_on_bit_for_bit(records: int, tmp_path: Path) -> None:
     assert outcome(again) == outcome(whole)
 
 
-def test_checkpoints_in_between_survive_a_kill(
+def test_periodic_checkpoints_survive_a_kill(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(journals, "SAVE_INTERVAL", 0.0)  # after every step
@@ -110,7 +110,7 @@ def test_checkpoints_in_between_survive_a_kill(
     assert outcome(train(model, data, CONFIG, None, kept)) == outcome(whole)
 
 
-def test_sigterm_ends_a_process_with_its_checkpoint(tmp_path: Path) -> None:
+def test_sigterm_ends_a_process_after_a_checkpoint(tmp_path: Path) -> None:
     job = (
         "import signal, sys; sys.path[:0] = ['tests/dynamics', 'tests/support']\n"
         "from test_journal import *\n"
@@ -125,7 +125,7 @@ def test_sigterm_ends_a_process_with_its_checkpoint(tmp_path: Path) -> None:
     assert outcome(train(model, data, CONFIG, None, Journal(tmp_path))) == whole
 
 
-def test_a_diverged_training_is_remembered(tmp_path: Path) -> None:
+def test_diverged_training_is_stored(tmp_path: Path) -> None:
     def diverge() -> None:
         model, data = problem()
         with torch.no_grad():
@@ -138,7 +138,7 @@ def test_a_diverged_training_is_remembered(tmp_path: Path) -> None:
     assert "error" in Journal(tmp_path).trainings[0]["result"]
 
 
-def test_other_data_or_options_are_refused(tmp_path: Path) -> None:
+def test_other_data_or_options_are_rejected(tmp_path: Path) -> None:
     model, data = problem()
     train(model, data, CONFIG, None, Journal(tmp_path))
     with pytest.raises(ValueError, match=r"differ in the options: lr"):
@@ -148,7 +148,7 @@ def test_other_data_or_options_are_refused(tmp_path: Path) -> None:
         train(model, other, CONFIG, None, Journal(tmp_path))
 
 
-def test_discover_is_taken_up(tmp_path: Path) -> None:
+def test_discover_resumes(tmp_path: Path) -> None:
     data = simulate(oscillators(), 6, 5, 0.2, seed=0).with_noise(1e-4, seed=1)
 
     def told(share: float, line: str) -> None:

@@ -1,4 +1,4 @@
-"""Trainings that break off under Lightning, and what the evidence step refuses."""
+"""Test interrupted trainings under Lightning, and rejected options."""
 
 import importlib
 import sys
@@ -22,7 +22,7 @@ from symrazor.lightning import EvidenceCallback
 
 
 @pytest.mark.filterwarnings("ignore:.training_step. returned .None.")
-def test_a_skipped_batch_and_an_interrupted_training_leave_nothing_behind() -> None:
+def test_skipped_batches_and_exceptions_leave_no_hooks() -> None:
     class Skipping(Module):
         def training_step(self, batch: list[Tensor], index: int) -> Tensor | None:
             if index == 3 and self.current_epoch == 1:
@@ -40,7 +40,7 @@ def test_a_skipped_batch_and_an_interrupted_training_leave_nothing_behind() -> N
 
 
 class Manual(Module):
-    """Steps by itself."""
+    """A module with manual optimisation."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -59,12 +59,12 @@ class Manual(Module):
         ),
     ],
 )
-def test_what_is_refused(module: Module, message: str) -> None:
+def test_unsupported_trainings_are_rejected(module: Module, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make_trainer(evidence_step()).fit(module, make_loader())
 
 
-def test_misuse() -> None:
+def test_invalid_options_and_calls_are_rejected() -> None:
     with pytest.raises(ValueError, match="Only one process is supported, got world_size 2"):
         evidence_step().setup(make_trainer(devices=2), Module(), "fit")
     evidence_step().setup(make_trainer(devices=2), Module(), "test")
@@ -88,7 +88,7 @@ def test_misuse() -> None:
         make_trainer(evidence_step(structures="kron")).fit(Module(), make_loader())
 
 
-def test_lightning_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_lightning_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "symrazor.lightning")
     for name in ("lightning.pytorch", "pytorch_lightning"):
         monkeypatch.setitem(sys.modules, name, None)

@@ -1,4 +1,4 @@
-"""The evidence step in a LightningModule's own training, with the real Lightning."""
+"""Test evidence steps in Lightning's training."""
 
 import csv
 import math
@@ -37,7 +37,7 @@ from lightning_case import (
 from symrazor.lightning import EvidenceCallback
 
 
-def test_a_relaxed_network_learns(tmp_path: Path) -> None:
+def test_relaxed_network_learns(tmp_path: Path) -> None:
     torch.manual_seed(0)
     layer = Relaxed([Conv(1, 8, (8, 8), stride=2), FFC(1, 8, (8, 8), stride=2)])
     layer.scale_free_paths(30.0)
@@ -72,7 +72,7 @@ def test_a_relaxed_network_learns(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty")
-def test_a_checkpoint_goes_on_bit_for_bit(tmp_path: Path) -> None:
+def test_checkpoint_resumes_bit_for_bit(tmp_path: Path) -> None:
     def trainer(callback: EvidenceCallback) -> pl.Trainer:
         saver = ModelCheckpoint(tmp_path, "{epoch}", save_top_k=-1)
         return make_trainer(callback, saver, max_epochs=6, enable_checkpointing=True)
@@ -93,7 +93,7 @@ def test_a_checkpoint_goes_on_bit_for_bit(tmp_path: Path) -> None:
     assert same_weights(module.net, other.net, 0.0)
 
 
-def test_a_second_fit_goes_on() -> None:
+def test_second_fit_continues_the_first() -> None:
     callback, module = evidence_step(), Module()
     make_trainer(callback).fit(module, make_loader())
     learned = callback.history[-1]["precisions"]
@@ -115,7 +115,7 @@ def test_a_second_fit_goes_on() -> None:
     assert all(abs(math.log(now[group] / learned[group])) < 1 for group in now)
 
 
-def test_the_best_state_and_the_reading(tmp_path: Path) -> None:
+def test_best_state_and_reading(tmp_path: Path) -> None:
     callback, module = evidence_step(every=1), Module()
     make_trainer(callback).fit(module, make_loader())
     best = callback.restore_best()
@@ -129,28 +129,28 @@ def test_the_best_state_and_the_reading(tmp_path: Path) -> None:
 
 
 class Stream(torch.utils.data.IterableDataset[tuple[Tensor, Tensor]]):
-    """Data that do not say how many they are."""
+    """A dataset without a length."""
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         return zip(X, Y, strict=True)
 
 
 def test_data_without_a_length() -> None:
-    """No number of steps is known, and so no fifth of it."""
+    """The number of steps is unknown, so there is no burn-in."""
     callback = EvidenceCallback(every=1, network=lambda module: module.net, estimator="mc")
     make_trainer(callback, max_epochs=1).fit(Module(), DataLoader(Stream(), 40))
     assert callback.razor is not None
     assert (callback.razor.n_data, callback.razor.config.burn_in) == (len(X), 0)
 
 
-def test_the_last_epoch_has_an_evidence_step_however_it_ends() -> None:
+def test_last_epoch_always_has_an_evidence_step() -> None:
     callback = evidence_step(every=5)
     make_trainer(callback, max_epochs=-1, max_steps=7).fit(Module(), make_loader())
     assert [record["epoch"] for record in callback.history] == [2]
 
 
 @pytest.mark.filterwarnings("ignore:Found 1 module.s. in eval mode")
-def test_modes_come_back_and_transfer_hooks_are_used() -> None:
+def test_training_modes_are_restored_and_transfer_hooks_are_used() -> None:
     class Doubling(Module):
         def on_after_batch_transfer(self, batch: list[Tensor], index: int) -> list[Tensor]:
             return [2 * batch[0], batch[1]]
@@ -194,7 +194,7 @@ def test_loaders_of_all_kinds() -> None:
 
 
 @pytest.mark.parametrize("precision", ["bf16-mixed", "64-true"])
-def test_other_precisions_of_training(precision: Any) -> None:
+def test_reduced_precision_training(precision: Any) -> None:
     callback = evidence_step(network=None)
     make_trainer(callback, precision=precision).fit(Module(), make_loader())
     values = [record["log_evidence"] for record in callback.history]
@@ -204,7 +204,7 @@ def test_other_precisions_of_training(precision: Any) -> None:
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("precision", ["32-true", "16-mixed"])
-def test_on_a_gpu_and_read_after_lightning_took_the_module_off_it(precision: Any) -> None:
+def test_gpu_training_is_read_after_the_module_moved_to_the_cpu(precision: Any) -> None:
     callback, module = evidence_step(), Module(optimiser=with_adam)
     for _ in range(2):  # the second fit takes the razor back to the GPU
         make_trainer(callback, accelerator="gpu", devices=1, precision=precision).fit(

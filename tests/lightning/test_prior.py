@@ -1,4 +1,4 @@
-"""Where the prior acts in Lightning's loop: beside the optimiser, in the gradient, in the loss."""
+"""Test the ways in which the prior acts in Lightning's loop."""
 
 from functools import partial
 from typing import Any
@@ -35,7 +35,7 @@ from lightning_case import (
 @pytest.mark.parametrize("accumulate", [1, 3])
 @pytest.mark.parametrize("clip", [None, 0.3])
 @pytest.mark.parametrize("optimiser", [with_momentum, with_adam])
-def test_equals_the_same_loop_written_by_hand(
+def test_training_equals_a_handwritten_loop(
     optimiser: Optimiser, clip: float | None, accumulate: int
 ) -> None:
     callback, module = evidence_step(), Module(optimiser=optimiser)
@@ -70,7 +70,7 @@ def test_equals_the_same_loop_written_by_hand(
         assert float(learned) == pytest.approx(float(value), rel=1e-4)
 
 
-def test_the_prior_in_the_loss_is_the_prior_in_the_gradient() -> None:
+def test_prior_in_the_loss_equals_prior_in_the_gradient() -> None:
     ends = []
     for prior in ("gradient", "loss"):
         callback, module = evidence_step(prior=prior), Module(optimiser=with_adam)
@@ -92,13 +92,13 @@ def _convex() -> nn.Sequential:
 
 
 def _slopes(net: nn.Sequential, razor: sr.Razor) -> tuple[float, float]:
-    """At the posterior mode: 0, and the norm of the prior's pull."""
+    """Return the norms of the gradients of log posterior and prior."""
     parts = F.cross_entropy(net(X.double()), Y), razor.penalty()
     loss, prior = (torch.autograd.grad(part, net[1].weight)[0] for part in parts)
     return float((loss + prior).norm() / prior.norm()), float(loss.norm())
 
 
-def test_stationary_points() -> None:
+def test_stationary_points_of_all_modes() -> None:
     """SGD and Adam end at the posterior mode; decoupled decay with Adam does not."""
 
     class Plain(Module):

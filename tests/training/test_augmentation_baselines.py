@@ -1,4 +1,4 @@
-"""Widths from a grid on held-out data."""
+"""Test augmentation widths chosen by the training loss and on held-out data."""
 
 import math
 
@@ -26,7 +26,7 @@ def _model(width: float = 0.5) -> Augmented:
 
 
 def _rings(n: int = 60, quarter: bool = False) -> tuple[Tensor, Tensor]:
-    """Points whose label is their distance from the middle, or the half plane they are in."""
+    """Return points labelled by their distance from the centre, or by their half plane."""
     generator = torch.Generator().manual_seed(0)
     angle = 2 * math.pi * torch.rand(n, generator=generator)
     radius = 0.5 + torch.rand(n, generator=generator)
@@ -35,7 +35,7 @@ def _rings(n: int = 60, quarter: bool = False) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("folds", [1, 3])
-def test_the_labels_choose(folds: int) -> None:
+def test_validation_selects_the_width_that_suits_the_labels(folds: int) -> None:
     chosen = {}
     for quarter in (False, True):
         model = _model()
@@ -50,8 +50,8 @@ def test_the_labels_choose(folds: int) -> None:
 
 
 @pytest.mark.parametrize("folds", [1, 3])
-def test_scores_are_means_over_data(folds: int) -> None:
-    """Of a network that says nothing and learns nothing: a bit for each."""
+def test_scores_are_means_over_examples(folds: int) -> None:
+    """An untrained uniform classifier scores log 2 per example."""
     model = _model()
     nn.init.zeros_(model.network[2].weight)  # type: ignore[index, arg-type]
     nn.init.zeros_(model.network[2].bias)  # type: ignore[index, arg-type]
@@ -62,8 +62,8 @@ def test_scores_are_means_over_data(folds: int) -> None:
     assert found.scores == pytest.approx((math.log(2),) * 2)
 
 
-def test_scores_are_those_of_networks_that_never_saw_the_held_out_data() -> None:
-    """Labels at random: whoever sees them can fit them, whoever does not cannot."""
+def test_scores_use_networks_that_never_saw_the_held_out_data() -> None:
+    """Random labels can be fitted only by a network that has seen them."""
     x, _ = _rings(40)
     y = torch.randint(2, (40,), generator=torch.Generator().manual_seed(3))
     training = LikelihoodConfig(epochs=200, batch_size=40, lr=5e-2, progress=False)
@@ -71,7 +71,7 @@ def test_scores_are_those_of_networks_that_never_saw_the_held_out_data() -> None
     assert found.history[-1] < 0.55 and found.scores[0] > math.log(2)
 
 
-def test_widths_by_name() -> None:
+def test_widths_are_set_by_name() -> None:
     model = _model()
     both = Augmented(model.network, Augment([lie(so2(), 0.5), Flips((-1,), 0.2)], 4))
     set_widths_(both, {"choices.0.probability": 0.4})
@@ -83,7 +83,7 @@ def test_widths_by_name() -> None:
         set_widths_(nn.Linear(2, 2), 0.1)
 
 
-def test_quarter_turns_take_a_probability_and_shares_stay() -> None:
+def test_quarter_turns_take_a_probability_and_mixture_shares_are_unchanged() -> None:
     parts = [Augment(QuarterTurns(0.1)), Augment([lie(so2(), 0.5), Flips((-1,), 0.2)], 4)]
     model = Augmented(nn.Linear(2, 2), Mixture(parts, [0.8, 0.2]))
     set_widths_(model, 0.3)
@@ -98,7 +98,7 @@ def test_quarter_turns_take_a_probability_and_shares_stay() -> None:
 
 
 def test_augerino_opens_quarter_turns() -> None:
-    """Its regulariser rewards the whole group, and pulls at nothing but the augmentation."""
+    """The regulariser rewards the whole group and affects only the augmentation."""
     model = Augmented(nn.Sequential(nn.Flatten(), nn.Linear(4, 2)), Augment(QuarterTurns(0.1)))
     x, y = torch.zeros(8, 1, 2, 2), torch.arange(8) % 2
     config = LikelihoodConfig(strength=1.0, epochs=150, width_lr=0.1, progress=False)
@@ -117,11 +117,11 @@ def test_augerino_opens_quarter_turns() -> None:
         ({"held_out": 1.0}, "held_out must be in"),
     ],
 )
-def test_bad_options(changes: dict[str, object], words: str) -> None:
+def test_invalid_options_are_rejected(changes: dict[str, object], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         ValidationConfig(**changes)  # type: ignore[arg-type]
 
 
-def test_more_folds_than_data() -> None:
+def test_more_folds_than_examples_are_rejected() -> None:
     with pytest.raises(ValueError, match="more examples than folds"):
         fit_by_validation(_model(), _rings(3), config=ValidationConfig((0.1,), 5, 0.3, TRAINING))

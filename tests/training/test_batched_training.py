@@ -1,4 +1,4 @@
-"""Many invariant networks trained at once: widths, scales, starts."""
+"""Test the batched training of invariant networks: widths, scales and starting points."""
 
 import math
 
@@ -39,7 +39,7 @@ def _rings(starts: list[float], methods: list[str]) -> tuple[InvariantWeights, D
 PLAN = BatchedConfig(steps=120, batch=120, samples=8, width_rate=0.08, rates=(0.3, 0.1), every=8)
 
 
-def test_the_bound_learns_the_rotation_and_maximum_likelihood_does_not() -> None:
+def test_bound_learns_the_rotation_and_maximum_likelihood_does_not() -> None:
     model, data, members = _rings([5.0, 5.0, 90.0, 90.0], ["vi", "ml", "vi", "ml"])
     train(model, data, members, PLAN)
     vi, ml, vi_90, ml_90 = model.distribution.widths.rad2deg().squeeze(1).tolist()
@@ -52,7 +52,7 @@ def test_the_bound_learns_the_rotation_and_maximum_likelihood_does_not() -> None
     assert bound.per_datum[2] > bound.per_datum[0] - 0.02
 
 
-def test_fixed_widths_stay_and_notes_are_taken() -> None:
+def test_fixed_widths_are_unchanged_and_the_history_is_recorded() -> None:
     model, data, _ = _rings([30.0, 30.0], ["vi", "vi"])
     members = [Member(learn=False), Member()]
     plan = BatchedConfig(steps=21, batch=50, samples=4, note_every=5)
@@ -65,7 +65,7 @@ def test_fixed_widths_stay_and_notes_are_taken() -> None:
     assert abs(widths[1] - 30) > 0.1
 
 
-def test_the_closed_form_scale_leaves_outputs_and_raises_the_bound() -> None:
+def test_closed_form_scale_keeps_outputs_and_raises_the_bound() -> None:
     model, h, y = small(), noise(6, 2, seed=2), labels(6)
 
     def bound() -> Tensor:
@@ -84,7 +84,7 @@ def test_the_closed_form_scale_leaves_outputs_and_raises_the_bound() -> None:
     assert k.item() != pytest.approx(1.0, abs=0.01)
 
 
-def test_the_scale_learned_by_gradient_is_that_in_closed_form() -> None:
+def test_scale_learned_by_gradient_equals_the_closed_form() -> None:
     model, data, _ = _rings([60.0], ["vi"])
     model.features.requires_grad_(False)
     plan = BatchedConfig(150, 120, 4, scale_rate=0.1, rates=(0.3, 0.02), every=4)
@@ -93,7 +93,7 @@ def test_the_scale_learned_by_gradient_is_that_in_closed_form() -> None:
     assert model.rescale().item() == pytest.approx(1.0, abs=0.03)
 
 
-def test_same_seed_same_result() -> None:
+def test_same_seed_gives_the_same_result() -> None:
     found = []
     for _ in range(2):
         model, data, members = _rings([20.0], ["vi"])
@@ -102,8 +102,8 @@ def test_same_seed_same_result() -> None:
     assert torch.equal(*found)
 
 
-def test_starts_are_compared_by_the_bound() -> None:
-    """On whole rings a small rotation is worse than a large one; a fixed width keeps its model."""
+def test_starting_points_are_compared_by_the_bound() -> None:
+    """On full rings a small rotation is worse than a large one; fixed widths are not compared."""
     model, data, members = _rings([170.0, 170.0], ["vi", "vi"])
     members[1] = Member(learn=False)
     bounds = choose_starts(model, data, members, PLAN, (1.0, 0.1), steps=30)
@@ -120,8 +120,8 @@ def test_starts_are_compared_by_the_bound() -> None:
         choose_starts(model, data, members, PLAN, (2.0,))
 
 
-def test_starts_differ_by_generator_and_a_masked_one_is_no_new_trial() -> None:
-    """Classes by the second coordinate: the first may be moved, where that is not masked."""
+def test_starting_points_differ_by_generator_and_masked_ones_are_not_repeated() -> None:
+    """Classes depend on the second coordinate, so shifts of the first help unless masked."""
     x = 4 * torch.rand(120, 2, generator=torch.Generator().manual_seed(1)) - 2
     mask = torch.tensor([[1.0, 1.0], [0.0, 1.0]])
     names = ("x-translation", "y-translation")
@@ -142,7 +142,7 @@ def test_starts_differ_by_generator_and_a_masked_one_is_no_new_trial() -> None:
         choose_starts(model, data, [Member(), Member()], PLAN, ((1.0, 1.0, 1.0),))
 
 
-def test_models_are_taken_out_of_a_batch_and_put_back() -> None:
+def test_models_can_be_selected_from_a_batch_and_replaced() -> None:
     model, data, members = _rings([20.0, 60.0, 100.0], ["vi", "vi", "vi"])
     train(model, data, members, BatchedConfig(steps=10, batch=40, samples=4))
     part = model.select([2, 0, 2])
@@ -173,7 +173,7 @@ def test_learned_filters_raise_the_bound() -> None:
     assert found[0] > found[1] + 0.02
 
 
-def test_wrong_members_and_schedules_are_refused() -> None:
+def test_invalid_members_and_options_are_rejected() -> None:
     model, data, _ = _rings([30.0], ["vi"])
     plan = BatchedConfig(steps=2)
     with pytest.raises(ValueError, match="data must be between 0 and 0, got 3"):

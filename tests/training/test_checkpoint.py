@@ -1,4 +1,4 @@
-"""Runs that are stopped and go on bit for bit: what is on disk, and which signals stop them."""
+"""Test that interrupted runs continue bit for bit, the checkpoint files, and signals."""
 
 import itertools
 import json
@@ -39,7 +39,7 @@ def _uninterrupted(case: str) -> dict[str, Any]:
 
 
 def _stop(case: str, directory: Path, number: int, step: int, **options: Any) -> None:
-    """Run in this process until a signal ends it."""
+    """Run in this process until a signal stops it."""
     expected = KeyboardInterrupt if number == signal.SIGINT else SystemExit
     with pytest.raises(expected) as error:
         run(case, resume=directory, augment=Interrupted(number, step), **options)
@@ -47,11 +47,11 @@ def _stop(case: str, directory: Path, number: int, step: int, **options: Any) ->
         assert error.value.code == 143
 
 
-# Bit for bit.
+# Resumed runs.
 
 
 QUICK = [("relaxed", "SIGTERM"), ("adamw", "SIGKILL"), ("augmented", "SIGKILL")]
-"""Each is a process of its own; `test_stopped_again_and_again` has all cases in this one."""
+"""Cases in separate processes; `test_repeatedly_stopped_run` covers all cases in this process."""
 
 
 @pytest.mark.parametrize(
@@ -61,8 +61,8 @@ QUICK = [("relaxed", "SIGTERM"), ("adamw", "SIGKILL"), ("augmented", "SIGKILL")]
         for pair in itertools.product(CASES, ("SIGTERM", "SIGKILL"))
     ],
 )
-def test_killed_process_goes_on_bit_for_bit(case: str, name: str, tmp_path: Path) -> None:
-    """A real process and a real signal at a random step; what is lost is done again."""
+def test_killed_process_resumes_bit_for_bit(case: str, name: str, tmp_path: Path) -> None:
+    """Send a real signal to a real process at a random step."""
     step = random.Random(f"{case} {name}").randrange(16, STEPS)
     command = [sys.executable, str(JOB), case, str(tmp_path), name, str(step)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -79,7 +79,7 @@ def test_killed_process_goes_on_bit_for_bit(case: str, name: str, tmp_path: Path
     assert outcome(run(case, resume=tmp_path)) == _uninterrupted(case)
 
 
-def test_kill_in_the_middle_of_saving_leaves_the_checkpoint_before(tmp_path: Path) -> None:
+def test_kill_while_saving_keeps_the_previous_checkpoint(tmp_path: Path) -> None:
     command = [sys.executable, str(JOB), "adamw", str(tmp_path), "SIGKILL", "-3"]
     done = subprocess.run(command, capture_output=True, check=False)
     assert done.returncode == -signal.SIGKILL
@@ -92,8 +92,8 @@ def test_kill_in_the_middle_of_saving_leaves_the_checkpoint_before(tmp_path: Pat
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_stopped_again_and_again(case: str, tmp_path: Path) -> None:
-    """Every third step of the first 30, at the end and in the middle of epochs."""
+def test_repeatedly_stopped_run(case: str, tmp_path: Path) -> None:
+    """Stop at every third of the first 30 steps, at the end and within epochs."""
     for number in 5 * [signal.SIGTERM, signal.SIGINT]:
         _stop(case, tmp_path, number, 3)
     saved = Checkpoints(tmp_path).load()
@@ -102,7 +102,7 @@ def test_stopped_again_and_again(case: str, tmp_path: Path) -> None:
     assert outcome(run(case, resume=tmp_path)) == _uninterrupted(case)
 
 
-def test_saving_changes_nothing_and_a_finished_run_comes_back(tmp_path: Path) -> None:
+def test_saving_changes_nothing_and_a_finished_run_is_restored(tmp_path: Path) -> None:
     calls: list[dict[str, float]] = []
     first = run("sgd", save=tmp_path, callbacks=[calls.append])
     assert outcome(first) == _uninterrupted("sgd")
@@ -115,7 +115,7 @@ def test_saving_changes_nothing_and_a_finished_run_comes_back(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
-def test_weights_in_channels_last_go_on_bit_for_bit(optimizer: str, tmp_path: Path) -> None:
+def test_channels_last_weights_resume_bit_for_bit(optimizer: str, tmp_path: Path) -> None:
     def train(**options: Any) -> dict[str, Any]:
         torch.set_num_threads(1)
         torch.manual_seed(0)
@@ -135,7 +135,7 @@ def test_weights_in_channels_last_go_on_bit_for_bit(optimizer: str, tmp_path: Pa
     assert train(resume=tmp_path, **same) == train(**same)
 
 
-# What is on disk.
+# Files.
 
 
 def test_files_of_a_checkpoint(tmp_path: Path) -> None:
@@ -164,7 +164,7 @@ def test_files_of_a_checkpoint(tmp_path: Path) -> None:
     } <= set(tensors)
 
 
-def test_states_come_back_as_they_were(tmp_path: Path) -> None:
+def test_states_are_restored_exactly(tmp_path: Path) -> None:
     shared = torch.arange(6.0).reshape(2, 3)
     state = {
         "views": {"a": shared, "b": shared.T, "empty": torch.zeros(0, 2), "scalar": shared[0, 1]},
@@ -185,7 +185,7 @@ def test_states_come_back_as_they_were(tmp_path: Path) -> None:
     assert again["nothing"] == {}
 
 
-def test_fingerprint_sees_every_value_and_the_order() -> None:
+def test_fingerprint_depends_on_every_value_and_the_order() -> None:
     x, y = torch.randn(2000, 3), torch.randint(0, 2, (2000,))
     same = fingerprint(x, y)
     assert fingerprint(x.clone(), y.clone()) == same
@@ -201,7 +201,7 @@ def test_fingerprint_sees_every_value_and_the_order() -> None:
 # Signals.
 
 
-def test_handlers_are_put_back(tmp_path: Path) -> None:
+def test_signal_handlers_are_restored(tmp_path: Path) -> None:
     def mine(number: int, frame: object) -> None: ...
 
     before = signal.signal(signal.SIGTERM, mine)
@@ -215,7 +215,7 @@ def test_handlers_are_put_back(tmp_path: Path) -> None:
         signal.signal(signal.SIGTERM, before)
 
 
-def test_second_sigint_does_not_wait(tmp_path: Path) -> None:
+def test_second_sigint_takes_effect_at_once(tmp_path: Path) -> None:
     def impatient(x: Tensor, generator: torch.Generator) -> Tensor:
         os.kill(os.getpid(), signal.SIGINT)
         os.kill(os.getpid(), signal.SIGINT)
@@ -226,7 +226,7 @@ def test_second_sigint_does_not_wait(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["step-00000000-epoch-0000"]
 
 
-def test_without_a_directory_signals_are_left_alone() -> None:
+def test_signals_are_unchanged_without_checkpoints() -> None:
     seen = []
 
     def look(record: dict[str, float]) -> None:
@@ -236,7 +236,7 @@ def test_without_a_directory_signals_are_left_alone() -> None:
     assert seen == [signal.default_int_handler]
 
 
-def test_fit_in_another_thread_saves_without_handlers(tmp_path: Path) -> None:
+def test_fit_in_another_thread_saves_without_signal_handlers(tmp_path: Path) -> None:
     done = []
     thread = threading.Thread(target=lambda: done.append(short_fit(tmp_path)))
     thread.start()
@@ -245,7 +245,7 @@ def test_fit_in_another_thread_saves_without_handlers(tmp_path: Path) -> None:
     assert Checkpoints(tmp_path).load() is not None
 
 
-def test_sigterm_in_the_last_epoch_still_ends_the_program(
+def test_sigterm_in_the_last_epoch_ends_the_program(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     def last(record: dict[str, float]) -> None:

@@ -1,4 +1,4 @@
-"""Checkpoints that are refused with a reason, and what may change between two parts of a run."""
+"""Test rejected checkpoints, and the options that may change when a run is resumed."""
 
 import json
 import os
@@ -34,7 +34,7 @@ from symrazor.training.checkpoint import Checkpoints
         ({"n": 19}, r"the data: .*x was \[20, 3\] float32 and is \[19, 3\]"),
     ],
 )
-def test_checkpoint_of_another_run_is_refused(
+def test_checkpoint_of_another_run_is_rejected(
     change: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     short_fit(tmp_path)
@@ -42,7 +42,7 @@ def test_checkpoint_of_another_run_is_refused(
         short_fit(tmp_path, **change)
 
 
-def test_refused_checkpoint_leaves_the_model_untouched(tmp_path: Path) -> None:
+def test_rejected_checkpoint_leaves_the_model_unchanged(tmp_path: Path) -> None:
     short_fit(tmp_path)
     x, y = torch.randn(20, 3), torch.randint(0, 2, (20,))
     model = nn.Linear(3, 2)
@@ -52,14 +52,14 @@ def test_refused_checkpoint_leaves_the_model_untouched(tmp_path: Path) -> None:
     assert torch.equal(model.weight, before)
 
 
-def test_other_likelihood_is_refused(tmp_path: Path) -> None:
+def test_another_likelihood_is_rejected(tmp_path: Path) -> None:
     x, y = torch.randn(20, 3), torch.randint(0, 2, (20, 1)).float()
     sr.fit(nn.Linear(3, 1), (x, y), "bernoulli", epochs=1, save=tmp_path)
     with pytest.raises(ValueError, match="class was Bernoulli and is Poisson"):
         sr.fit(nn.Linear(3, 1), (x, y), "poisson", epochs=1, resume=tmp_path)
 
 
-def test_what_may_change(tmp_path: Path) -> None:
+def test_options_that_may_change_on_resume(tmp_path: Path) -> None:
     expected = outcome(small_fit(None, epochs=6, warmup=0.2))
     options = {"epochs": 6, "warmup": 0.2}
 
@@ -72,7 +72,7 @@ def test_what_may_change(tmp_path: Path) -> None:
     assert outcome(small_fit(tmp_path, **free, **options)) == expected
 
 
-def test_augmentation_need_not_be_copied(tmp_path: Path) -> None:
+def test_augmentation_is_not_copied(tmp_path: Path) -> None:
     class Flip:
         lock, own = threading.Lock(), torch.Generator()  # neither can be deep-copied or pickled
 
@@ -83,7 +83,7 @@ def test_augmentation_need_not_be_copied(tmp_path: Path) -> None:
     short_fit(tmp_path, augment=Flip())
 
 
-def test_mappings_of_prior_options_go_through_json(tmp_path: Path) -> None:
+def test_mappings_in_prior_options_are_stored_as_json(tmp_path: Path) -> None:
     options = {
         "prior_groups": MappingProxyType({"in": ("0.*",), "out": "2.*"}),
         "prior_precision": MappingProxyType({"in": 1.0, "out": torch.tensor(2.0)}),
@@ -112,7 +112,7 @@ def test_mappings_of_prior_options_go_through_json(tmp_path: Path) -> None:
         ("tensors.safetensors", lambda b: b"", "tensors.safetensors is damaged"),
     ],
 )
-def test_damaged_checkpoint_is_refused(
+def test_damaged_checkpoint_is_rejected(
     file: str, damage: Any, message: str, tmp_path: Path
 ) -> None:
     short_fit(tmp_path, save_every=1)
@@ -136,8 +136,10 @@ def test_damaged_checkpoint_is_refused(
         (lambda d: d.update(state=[1]), "state.json is incomplete"),
     ],
 )
-def test_checkpoint_of_something_else_is_refused(change: Any, message: str, tmp_path: Path) -> None:
-    """Files that are whole, and hold another state than that of a run."""
+def test_checkpoint_with_another_content_is_rejected(
+    change: Any, message: str, tmp_path: Path
+) -> None:
+    """The files are intact but do not contain the state of a run."""
     short_fit(tmp_path)
     file = Checkpoints(tmp_path).paths()[-1] / "state.json"
     document = json.loads(file.read_text())
@@ -148,13 +150,13 @@ def test_checkpoint_of_something_else_is_refused(change: Any, message: str, tmp_
         short_fit(tmp_path)
 
 
-def test_options_that_came_later_are_at_their_defaults(tmp_path: Path) -> None:
-    """A checkpoint of an older version can be resumed; not with another value of such an option."""
+def test_options_missing_in_a_checkpoint_have_their_defaults(tmp_path: Path) -> None:
+    """A checkpoint without a newer option resumes only with the default of that option."""
     short_fit(tmp_path)
     file = Checkpoints(tmp_path).paths()[-1] / "state.json"
     document = json.loads(file.read_text())
     assert document["state"]["belongs_to"]["options"].pop("sam_radius", 1) is None
-    document.pop("state_blake2b")  # came later too
+    document.pop("state_blake2b")
     file.write_text(json.dumps(document))
     with pytest.raises(ValueError, match="sam_radius was None and is 0.05"):
         short_fit(tmp_path, sam_radius=0.05)
@@ -162,7 +164,7 @@ def test_options_that_came_later_are_at_their_defaults(tmp_path: Path) -> None:
 
 
 class Noted(nn.Linear):
-    """A module with a state of its own, beside its tensors."""
+    """A module with extra state besides its tensors."""
 
     def __init__(self, note: Any) -> None:
         super().__init__(3, 2)
@@ -175,7 +177,7 @@ class Noted(nn.Linear):
         self.note = state
 
 
-def test_extra_state_of_a_module(tmp_path: Path) -> None:
+def test_extra_state_of_a_module_is_saved(tmp_path: Path) -> None:
     torch.manual_seed(0)
     data = (torch.randn(20, 3), torch.arange(20) % 2)
     options: dict[str, Any] = {"epochs": 1, "batch_size": 8}
@@ -188,7 +190,7 @@ def test_extra_state_of_a_module(tmp_path: Path) -> None:
         sr.fit(nn.Sequential(Noted(object())), data, resume=tmp_path / "not", **options)
 
 
-def test_wrong_directories(tmp_path: Path) -> None:
+def test_unsuitable_directories_are_rejected(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(ValueError, match="notes.txt.* and no checkpoints"):
         short_fit(tmp_path)
@@ -203,7 +205,7 @@ def test_wrong_directories(tmp_path: Path) -> None:
     short_fit(tmp_path / "run", save=tmp_path / "run")
 
 
-def test_place_that_cannot_be_written_to_costs_no_training(tmp_path: Path) -> None:
+def test_unwritable_directory_fails_before_training(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError, match="file"):
         short_fit(tmp_path / "file" / "run")
@@ -224,10 +226,10 @@ def test_full_disk_costs_the_checkpoint_and_not_the_run(
     assert [p.name for p in tmp_path.iterdir()] == ["step-00000000-epoch-0000"]
 
 
-def test_tensors_that_the_disk_does_not_take_cost_no_run_either(
+def test_file_size_limit_costs_the_checkpoint_and_not_the_run(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A real refusal by the system, of files above some size: safetensors has its own error."""
+    """The system rejects large files, for which safetensors raises its own error."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
 
     def limit(record: object) -> None:
@@ -242,7 +244,7 @@ def test_tensors_that_the_disk_does_not_take_cost_no_run_either(
     assert [p.name for p in tmp_path.iterdir()] == ["step-00000000-epoch-0000"]
 
 
-def test_other_torch_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_another_torch_version_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     short_fit(tmp_path)
     path = Checkpoints(tmp_path).paths()[-1] / "state.json"
     path.write_text(path.read_text().replace(f'"torch": "{torch.__version__}"', '"torch": "2.0"'))

@@ -1,4 +1,4 @@
-"""Records of training on the disk: JSON lines that survive a kill, TensorBoard scalars."""
+"""Test the writers of records: JSON lines that survive a kill, TensorBoard scalars."""
 
 import json
 import math
@@ -40,7 +40,7 @@ def test_record_of_an_evidence_step(fit: sr.Fit) -> None:
     assert fit.evidence.to_dict().items() <= record.items()
 
 
-def test_a_precision_for_every_weight_is_written_as_the_mean() -> None:
+def test_one_precision_per_weight_is_recorded_as_the_mean() -> None:
     razor = sr.Razor(nn.Linear(2, 2), "categorical", 5, structure="diag", prior_groups="diagonal")
     x, y = torch.eye(2).repeat(3, 1)[:5], torch.tensor([0, 1, 0, 1, 0])
     evidence = razor.step([(x, y)])
@@ -48,7 +48,7 @@ def test_a_precision_for_every_weight_is_written_as_the_mean() -> None:
     assert record_of(razor, evidence)["precisions"]["weight"] == expected
 
 
-def test_json_lines_hold_the_history(fit: sr.Fit, tmp_path: Path) -> None:
+def test_json_lines_contain_the_history(fit: sr.Fit, tmp_path: Path) -> None:
     path = tmp_path / "deep" / "er" / "events.jsonl"
     write = JsonLines(path)
     assert read_events(path) == []
@@ -59,7 +59,7 @@ def test_json_lines_hold_the_history(fit: sr.Fit, tmp_path: Path) -> None:
     assert [record["epoch"] for record in read_events(path)] == [1, 2, 3, 4, 5]
 
 
-def test_in_fit(tmp_path: Path) -> None:
+def test_writers_as_callbacks_of_fit(tmp_path: Path) -> None:
     x, y = digits("train")
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
     write = JsonLines(tmp_path / "events.jsonl")
@@ -67,13 +67,13 @@ def test_in_fit(tmp_path: Path) -> None:
     assert read_events(write.path) == fit.history
 
 
-def test_numbers_that_json_does_not_have(tmp_path: Path) -> None:
+def test_numbers_that_are_not_finite_are_written_as_null(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     JsonLines(path)({"epoch": 1, "nll": math.nan, "tensor": torch.tensor(2.0), "path": tmp_path})
     assert read_events(path) == [{"epoch": 1, "nll": None, "tensor": 2.0, "path": str(tmp_path)}]
 
 
-def test_a_line_cut_anywhere_is_completed_or_dropped(tmp_path: Path) -> None:
+def test_truncated_line_is_completed_or_removed(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     JsonLines(path)({"epoch": 2})
     first = path.read_bytes()
@@ -91,7 +91,7 @@ def test_a_line_cut_anywhere_is_completed_or_dropped(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="no SIGKILL on this system")
-def test_a_killed_writer_loses_nothing_that_it_had_finished(tmp_path: Path) -> None:
+def test_killed_writer_loses_no_finished_record(tmp_path: Path) -> None:
     path, done = tmp_path / "events.jsonl", tmp_path / "done"
     script = (
         "import itertools, pathlib; from symrazor.training.events import JsonLines\n"
@@ -116,7 +116,7 @@ def test_a_killed_writer_loses_nothing_that_it_had_finished(tmp_path: Path) -> N
     assert not finished or len(epochs) - 1 >= int(finished)
 
 
-def test_a_broken_line_is_named(tmp_path: Path) -> None:
+def test_invalid_line_is_reported_by_number(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     path.write_text('{"epoch": 1}\n[2]\n{"epoch": 3}\n')
     with pytest.raises(ValueError, match="line 2: not a JSON object"):
@@ -125,7 +125,7 @@ def test_a_broken_line_is_named(tmp_path: Path) -> None:
         JsonLines(tmp_path)
 
 
-def test_tags(fit: sr.Fit) -> None:
+def test_tags_of_scalars(fit: sr.Fit) -> None:
     found = scalars({**fit.history[-1], **record_of(fit.razor, fit.evidence), "note": "text"})
     assert found["evidence/fit"] == float(fit.evidence.log_likelihood)
     assert found["evidence/complexity"] == float(fit.evidence.complexity)
@@ -138,7 +138,7 @@ def test_tags(fit: sr.Fit) -> None:
     assert bare["evidence/complexity"] == pytest.approx(float(fit.evidence.complexity))
 
 
-def test_tensorboard_reads_what_was_written(fit: sr.Fit, tmp_path: Path) -> None:
+def test_tensorboard_reads_the_scalars(fit: sr.Fit, tmp_path: Path) -> None:
     pytest.importorskip("tensorboard", reason="the extra `tensorboard` is not installed")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -161,13 +161,13 @@ def test_tensorboard_reads_what_was_written(fit: sr.Fit, tmp_path: Path) -> None
     assert accuracy == pytest.approx(measured)
 
 
-def test_tensorboard_that_is_not_installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_missing_tensorboard_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     with pytest.raises(ValueError, match=r"pip install symrazor\[tensorboard\]"):
         TensorBoard(tmp_path)
 
 
-def test_tensorboard_is_refused_a_place_before_the_training(tmp_path: Path) -> None:
+def test_unwritable_tensorboard_directory_fails_before_training(tmp_path: Path) -> None:
     file = tmp_path / "a.txt"
     file.touch()
     with pytest.raises(ValueError, match="Cannot write to .*a.txt"):

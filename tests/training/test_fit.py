@@ -1,4 +1,4 @@
-"""The training loop we ship, on small data."""
+"""Test `fit` on small data."""
 
 import copy
 import json
@@ -14,7 +14,7 @@ from symrazor.training.evidence_training import evidence_batch
 
 
 def _blobs(n: int = 120, seed: int = 0) -> tuple[Tensor, Tensor]:
-    """Three classes that depend on the first two of eight inputs; six are noise."""
+    """Return three classes that depend on two of eight inputs; the others are noise."""
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(n, 8, generator=generator)
     angle = torch.atan2(x[:, 1], x[:, 0]) + 0.1 * torch.randn(n, generator=generator)
@@ -27,7 +27,7 @@ def _net(seed: int = 0) -> nn.Module:
 
 
 def _mislabelled(n: int, seed: int) -> tuple[Tensor, Tensor]:
-    """The same, with one label in ten wrong."""
+    """Return the same data with one wrong label in ten."""
     x, y = _blobs(n, seed)
     generator = torch.Generator().manual_seed(seed + 100)
     wrong = torch.rand(n, generator=generator) < 0.15
@@ -35,7 +35,7 @@ def _mislabelled(n: int, seed: int) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize(("optimizer", "lr"), [("adamw", 0.01), ("sgd", 0.1)])
-def test_evidence_rises_and_stops_overfitting(optimizer: str, lr: float) -> None:
+def test_evidence_increases_and_prevents_overfitting(optimizer: str, lr: float) -> None:
     options = {"epochs": 150, "batch_size": 20, "optimizer": optimizer, "lr": lr}
     data, test = _mislabelled(100, 0), _mislabelled(1000, 1)
     learned = sr.fit(_net(), data, test=test, **options)
@@ -48,8 +48,8 @@ def test_evidence_rises_and_stops_overfitting(optimizer: str, lr: float) -> None
     assert learned.reading.test["accuracy"] > free.reading.test["accuracy"] + 0.02
 
 
-def test_useless_inputs_are_switched_off_by_their_own_precisions() -> None:
-    """A network whose first layer is split by input: the prior closes the six noise inputs."""
+def test_precisions_switch_off_useless_inputs() -> None:
+    """The first layer is split by input, and the prior removes the six noise inputs."""
 
     class Split(nn.Module):
         def __init__(self) -> None:
@@ -68,14 +68,14 @@ def test_useless_inputs_are_switched_off_by_their_own_precisions() -> None:
     assert gamma["noise.weight"] < 0.5 * gamma["useful.weight"]
 
 
-def test_same_seed_same_result() -> None:
+def test_same_seed_gives_the_same_result() -> None:
     runs = [sr.fit(_net(), _blobs(), epochs=6, estimator="mc", seed=3) for _ in range(2)]
     assert runs[0].evidence.to_dict() == runs[1].evidence.to_dict()
     other = sr.fit(_net(), _blobs(), epochs=6, estimator="mc", seed=4)
     assert other.evidence.to_dict() != runs[0].evidence.to_dict()
 
 
-def test_augmentation_has_random_numbers_of_its_own() -> None:
+def test_augmentation_has_its_own_random_numbers() -> None:
     drawn: list[float] = []
 
     def augment(x: Tensor, generator: torch.Generator) -> Tensor:
@@ -151,14 +151,14 @@ def test_hyperparameters_do_not_follow_the_training_loss() -> None:
     assert float(model.scale.value.detach()) != 1.0
 
 
-def test_divergence_puts_the_model_back() -> None:
+def test_divergence_restores_the_model() -> None:
     model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU(), _net()[2])
     with pytest.raises(FloatingPointError, match="Lower the learning rate"):
         sr.fit(model, _blobs(), optimizer="sgd", lr=1e20, epochs=20)
     assert all(bool(torch.isfinite(p).all()) for p in model.parameters())
 
 
-def test_a_radius_that_is_too_large_is_named() -> None:
+def test_too_large_sam_radius_is_reported() -> None:
     with pytest.raises(FloatingPointError, match=r"or the radius \(sam_radius=1e\+38\)"):
         sr.fit(_net(), _blobs(), sam_radius=1e38, epochs=1)
 
@@ -174,12 +174,12 @@ def test_a_radius_that_is_too_large_is_named() -> None:
         ({"structure": "kronecker"}, "structure must be one of"),
     ],
 )
-def test_bad_options(change: dict[str, object], message: str) -> None:
+def test_invalid_options_are_rejected(change: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         sr.fit(_net(), _blobs(), **change)
 
 
-def test_bad_models_and_devices() -> None:
+def test_invalid_models_and_devices_are_rejected() -> None:
     with pytest.raises(ValueError, match="has no parameters"):
         sr.fit(nn.Flatten(), _blobs())
     if not torch.cuda.is_available():
@@ -187,7 +187,7 @@ def test_bad_models_and_devices() -> None:
             sr.fit(_net(), _blobs(), device="cuda")
 
 
-def test_bad_data_leave_the_model_untouched() -> None:
+def test_invalid_data_leave_the_model_unchanged() -> None:
     x, y = _blobs()
     model = _net()
     before = copy.deepcopy(model.state_dict())
@@ -208,7 +208,7 @@ def test_bad_data_leave_the_model_untouched() -> None:
 
 
 class _Wayward(nn.Module):
-    """A layer whose outputs no curvature explains, for one of several reasons."""
+    """A network whose curvature cannot be computed, for one of several reasons."""
 
     def __init__(self, how: str) -> None:
         super().__init__()
@@ -235,7 +235,7 @@ class _Wayward(nn.Module):
         ("", {"prior_groups": "diagonal"}, "first.weight has one prior precision per weight"),
     ],
 )
-def test_what_has_no_evidence_is_refused_before_any_training(
+def test_models_without_evidence_are_rejected_before_training(
     how: str, options: dict[str, str], message: str
 ) -> None:
     model, epochs = _Wayward(how), list[object]()
@@ -247,8 +247,8 @@ def test_what_has_no_evidence_is_refused_before_any_training(
 
 
 @pytest.mark.parametrize("spoil", ["outputs", "weights"])
-def test_weights_that_diverge_in_the_last_step_come_back(spoil: str) -> None:
-    """No loss has seen it yet: the evidence does, or the look at the weights."""
+def test_divergence_in_the_last_step_restores_the_model(spoil: str) -> None:
+    """No loss is computed afterwards; the evidence or the check of the weights detects it."""
     torch.manual_seed(0)
     x, y = _blobs()
     width = x.shape[1]
@@ -280,15 +280,15 @@ def test_progress_bar_shows_the_figures(capsys: pytest.CaptureFixture[str]) -> N
         ((3, 256, 256), 64, 16),
     ],
 )
-def test_batches_of_an_evidence_step(shape: tuple[int, ...], batch: int, expected: int) -> None:
-    """On a CPU: many data, but of large ones fewer."""
+def test_batch_size_of_an_evidence_step(shape: tuple[int, ...], batch: int, expected: int) -> None:
+    """On a CPU, large examples get smaller batches."""
     model = nn.Sequential(nn.Conv2d(shape[0], 2, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten())
     razor = sr.Razor(model, "categorical", 1000)
     data = TensorLoader(torch.zeros(1, *shape).expand(400, *shape), torch.zeros(400).long(), batch)
     assert evidence_batch(razor, data) == expected
 
 
-def test_the_evidence_of_large_data_is_taken_in_small_batches() -> None:
+def test_evidence_of_large_examples_uses_small_batches() -> None:
     x, y = torch.randn(20, 3, 256, 256), torch.arange(20) % 2
     model = nn.Sequential(nn.AvgPool2d(256), nn.Flatten(), nn.Linear(3, 2))
     assert sr.fit(model, (x, y), epochs=1, batch_size=20).data.batch_size == 16

@@ -1,4 +1,4 @@
-"""Pages of fits: what they hold, and what notebooks show."""
+"""Test the report of a fit and its notebook representation."""
 
 import copy
 import json
@@ -27,7 +27,7 @@ def fitted() -> sr.Fit:
     return sr.fit(model, (x, y), test=(x, y), epochs=6, batch_size=20, progress=False)
 
 
-def test_a_fit_writes_its_page(fitted: sr.Fit, tmp_path: Path) -> None:
+def test_fit_writes_a_report(fitted: sr.Fit, tmp_path: Path) -> None:
     file = fitted.report(tmp_path / "report.html", question="Left?", classes=["no", "yes"])
     data = Page(file.read_text("utf-8")).data
     question = data["questions"][0]
@@ -48,7 +48,7 @@ def test_a_fit_writes_its_page(fitted: sr.Fit, tmp_path: Path) -> None:
     assert set(last) == {"0.paths.0", "0.paths.1", "3"} and layer["relaxed"]
 
 
-def test_the_document_of_a_fit_is_plain(fitted: sr.Fit) -> None:
+def test_document_of_a_fit_is_plain_json(fitted: sr.Fit) -> None:
     document = document_of(fitted, test=(fitted.data.x[:9], fitted.data.y[:9]), command="mine")
     assert json.loads(json.dumps(document, allow_nan=False)) == document
     assert document["questions"][0]["calibration"]["on"] == "held-out data"
@@ -56,7 +56,7 @@ def test_the_document_of_a_fit_is_plain(fitted: sr.Fit) -> None:
     assert document["command"] == "mine" and document["versions"]["torch"] == torch.__version__
 
 
-def test_runs_of_an_experiment_have_a_page(fitted: sr.Fit) -> None:
+def test_document_of_an_experiment(fitted: sr.Fit) -> None:
     reading = fitted.reading.to_dict()
     runs: list[dict[str, Any]] = [
         {"row": "a", "seed": 0, "small": True, "reading": reading},
@@ -71,7 +71,7 @@ def test_runs_of_an_experiment_have_a_page(fitted: sr.Fit) -> None:
         document_of_runs("table", runs[2:3])
 
 
-def test_regression_on_vectors_has_a_page_too(tmp_path: Path) -> None:
+def test_regression_on_vectors_writes_a_report(tmp_path: Path) -> None:
     torch.manual_seed(0)
     x = torch.randn(30, 3)
     fit = sr.fit(nn.Linear(3, 1), (x, x[:, :1]), "gaussian", epochs=4, progress=False)

@@ -1,4 +1,4 @@
-"""Muon: polar factors against the SVD, steps by hand, and where it comes to rest."""
+"""Test Muon: polar factors against the SVD, steps by hand, and its stationary point."""
 
 from typing import Any
 
@@ -24,7 +24,7 @@ def _polar(X: Tensor) -> Tensor:
 
 @settings(deadline=None, max_examples=30)
 @given(st.lists(SIZES, min_size=1, max_size=5), st.integers(0, 1000))
-def test_polar_factors_are_those_of_the_svd(sizes: list[tuple[int, int, int]], seed: int) -> None:
+def test_polar_factors_match_the_svd(sizes: list[tuple[int, int, int]], seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     blocks = []
     for k, o, i in sizes:  # singular values between 0.05 and 1, as far as the sizes allow
@@ -38,8 +38,8 @@ def test_polar_factors_are_those_of_the_svd(sizes: list[tuple[int, int, int]], s
             torch.testing.assert_close(found, _polar(block), rtol=0, atol=6e-3)
 
 
-def test_small_singular_values_never_pass_one() -> None:
-    """Whatever the spectrum: the vectors of the SVD, and values between 0 and 1.006."""
+def test_singular_values_stay_at_most_one() -> None:
+    """For any spectrum, singular vectors match the SVD and values are between 0 and 1.006."""
     sigma = torch.logspace(-8, 0, 12, dtype=torch.float64)
     torch.manual_seed(0)
     U, V = (torch.linalg.qr(torch.randn(n, n).double())[0] for n in (12, 30))
@@ -55,7 +55,7 @@ def test_small_singular_values_never_pass_one() -> None:
 
 @pytest.mark.parametrize("scale", [1e-44, 1e-37, 1e-25, 1e-12, 1e15, 1e37])
 def test_polar_factors_of_any_scale(scale: float) -> None:
-    """In single precision, where the square of 1e-25 is zero; other matrices are beside it."""
+    """In single precision the square of 1e-25 is zero; other matrices are in the same batch."""
     torch.manual_seed(0)
     drawn = torch.randn(3, 5, 9)
     other = torch.randn(2, 4, 11)
@@ -65,8 +65,8 @@ def test_polar_factors_of_any_scale(scale: float) -> None:
         torch.testing.assert_close(got, _polar(block), rtol=0, atol=coarse)
 
 
-def test_a_path_that_dies_ends_at_zero() -> None:
-    """Both factors of a product, and their gradients with them, fall below all squares."""
+def test_vanishing_path_converges_to_zero() -> None:
+    """Both factors and their gradients become too small for their squares to be represented."""
     torch.manual_seed(0)
     layer = Relaxed([Conv(1, 2, (4, 4)), FFC(1, 2, (4, 4))])
     model = nn.Sequential(layer, nn.ReLU(), nn.Flatten(), nn.Linear(32, 2))
@@ -96,7 +96,7 @@ def test_zeros_and_large_matrices() -> None:
             torch.testing.assert_close(found[number], expected, rtol=0, atol=6e-3)
 
 
-def test_matrices_are_those_of_the_curvature() -> None:
+def test_matrices_are_the_blocks_of_the_curvature() -> None:
     layer = Relaxed([Conv(2, 3, (4, 4)), FFC(2, 3, (4, 4))])
     depthwise = nn.Conv1d(6, 6, 3, groups=3)
     model = nn.Sequential(layer, nn.GroupNorm(1, 3), depthwise, nn.BatchNorm1d(6), nn.Linear(5, 7))
@@ -120,7 +120,7 @@ def _stepper(model: nn.Module, n: int, precision: Any, **options: Any) -> Steppe
 
 
 @pytest.mark.parametrize("groups", ["path", "diagonal"])
-def test_two_steps_by_hand(groups: str) -> None:
+def test_two_steps_match_the_formula(groups: str) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(1, 3, 2), nn.Tanh(), nn.Flatten(), nn.Linear(27, 2)).double()
     x, y = torch.randn(9, 1, 4, 4).double(), torch.randint(0, 2, (9,))
@@ -146,8 +146,8 @@ def test_two_steps_by_hand(groups: str) -> None:
 
 
 @pytest.mark.parametrize("precision", [0.3, 30.0, 1e8])
-def test_rests_at_the_exact_mode_of_a_linear_gaussian_model(precision: float) -> None:
-    """(X'X + precision) W = X'Y, and no other weight decay has that as its place of rest."""
+def test_converges_to_the_mode_of_a_linear_gaussian_model(precision: float) -> None:
+    """The stationary point satisfies (X'X + precision) W = X'Y."""
     torch.manual_seed(0)
     x, truth = torch.randn(40, 6).double(), torch.randn(6, 3).double()
     y = x @ truth + 0.1 * torch.randn(40, 3).double()
@@ -161,7 +161,7 @@ def test_rests_at_the_exact_mode_of_a_linear_gaussian_model(precision: float) ->
 
 @pytest.mark.parametrize("precision", [1e2, 1e6, 1e12])
 def test_stable_for_any_precision(precision: float) -> None:
-    """Weights that the prior alone holds do not swing by the length of a step."""
+    """Weights that only the prior acts on do not oscillate."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 2)).double()
     x, y = torch.randn(24, 3).double(), torch.randint(0, 2, (24,))
@@ -173,7 +173,7 @@ def test_stable_for_any_precision(precision: float) -> None:
 
 
 class Unused(nn.Module):
-    """Two layers, of which the second is not asked."""
+    """Two layers, of which the second is not used."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -184,7 +184,7 @@ class Unused(nn.Module):
         return y
 
 
-def test_a_weight_without_gradient_follows_its_prior() -> None:
+def test_weight_without_gradient_follows_its_prior() -> None:
     torch.manual_seed(0)
     model = Unused().double()
     x, y = torch.randn(8, 3).double(), torch.randint(0, 2, (8,))

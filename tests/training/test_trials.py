@@ -1,4 +1,4 @@
-"""Free paths switched off on trial: which stay off, which come back, and what is left of them."""
+"""Test the trials that remove free paths."""
 
 import os
 import signal
@@ -24,7 +24,7 @@ PLACE: dict[str, Any] = OPTIONS | {"batch_size": 16, "free_precision": 1.0}
 
 
 def bars(task: str, n: int = 192, noise: float = 0.1) -> Tensors:
-    """A bar of three pixels anywhere: is it upright, is it in the upper half, or both questions?"""
+    """Return images of a bar, labelled by its orientation, its half of the image, or both."""
     generator = torch.Generator().manual_seed(0)
     x = noise * torch.randn(n, 1, SIZE, SIZE, generator=generator)
     upright = torch.randint(2, (n,), generator=generator).bool()
@@ -52,7 +52,7 @@ def free_path(model: nn.Module) -> LayerPath:
 
 
 def outcome(fit: sr.Fit) -> dict[str, Any]:
-    """What has to be the same to the last bit."""
+    """Return everything that must be bit-identical."""
     own = ("seconds", "off", "trial")
     return {
         "history": [{k: v for k, v in record.items() if k not in own} for record in fit.history],
@@ -87,7 +87,7 @@ def test_verdict(gaps: list[float], left: int, expected: bool | None) -> None:
 
 
 @pytest.mark.parametrize("free", [FFC, FC])
-def test_a_path_that_is_not_needed_is_switched_off(free: type[LayerPath]) -> None:
+def test_unneeded_path_is_switched_off(free: type[LayerPath]) -> None:
     kept = sr.fit(network(free), bars("content"), **OPTIONS)
     shaved = sr.fit(network(free), bars("content"), switch_off=True, **OPTIONS)
     assert kept.reading.layers[0].free_share > 0.05  # there is something to shave
@@ -106,8 +106,8 @@ def test_a_path_that_is_not_needed_is_switched_off(free: type[LayerPath]) -> Non
 
 
 @pytest.mark.parametrize("options", [{"learn_omega": "weight"}, {"learn_anchors": "weight"}, {}])
-def test_a_path_is_off_with_all_of_its_priors(options: dict[str, Any]) -> None:
-    """Biases of pixels belong to the lengthscales where these are random: they are off as well."""
+def test_all_priors_of_a_path_are_switched_off(options: dict[str, Any]) -> None:
+    """Pixel biases belong to the prior of the lengthscales if these are random."""
     model = network()
     path = SFC(1, 8, (SIZE, SIZE), bias=True, **options)
     nn.init.normal_(path.offset.bias, std=0.3)
@@ -119,8 +119,8 @@ def test_a_path_is_off_with_all_of_its_priors(options: dict[str, Any]) -> None:
     assert fit.reading.layers[0].free_share < 1e-6
 
 
-def test_a_path_that_is_off_has_no_part_in_a_full_curvature() -> None:
-    """The oracle is the network without the path, under the precisions that were learned."""
+def test_path_that_is_off_does_not_affect_a_full_curvature() -> None:
+    """The oracle is the network without the path, with the learned precisions."""
     x, y = bars("content")
     model, wide = network().double(), (x.double(), y)
     fit = sr.fit(model, wide, switch_off=True, structure="full", **OPTIONS | {"every": 5})
@@ -135,8 +135,8 @@ def test_a_path_that_is_off_has_no_part_in_a_full_curvature() -> None:
     assert float(fit.evidence.log_evidence) == pytest.approx(float(expected), rel=1e-9)
 
 
-def test_a_path_with_a_frozen_part_is_not_tried() -> None:
-    """It has an output at weights of zero."""
+def test_path_with_a_frozen_part_is_not_tried() -> None:
+    """It has an output even if its trainable weights are zero."""
     model = network()
     path = FFC(1, 8, (SIZE, SIZE), bias=True)
     nn.init.normal_(path.offset.bias, std=0.3).requires_grad_(False)
@@ -145,10 +145,10 @@ def test_a_path_with_a_frozen_part_is_not_tried() -> None:
     assert not any(record.get("off") for record in fit.history)
 
 
-def test_a_path_that_is_needed_stays_as_if_nothing_had_been_tried(
+def test_needed_path_is_unchanged_by_a_trial(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(trials, "AFFORDABLE", 100.0)
+    monkeypatch.setattr(trials, "MAX_INITIAL_LOSS", 100.0)
     plain = sr.fit(network(), bars("place"), **PLACE)
     told: list[dict[str, Any]] = []
     fit = sr.fit(network(), bars("place"), switch_off=True, callbacks=[told.append], **PLACE)
@@ -161,8 +161,8 @@ def test_a_path_that_is_needed_stays_as_if_nothing_had_been_tried(
     assert seconds == sorted(seconds)
 
 
-def test_of_paths_that_fail_together_each_is_tried_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trials, "AFFORDABLE", 100.0)
+def test_paths_that_fail_together_are_tried_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trials, "MAX_INITIAL_LOSS", 100.0)
     monkeypatch.setattr(trials, "verdict", lambda gaps, left: False)
     torch.manual_seed(1)
     sizes = [(c, 4, (SIZE, SIZE)) for c in (1, 4)]
@@ -175,11 +175,11 @@ def test_of_paths_that_fail_together_each_is_tried_alone(monkeypatch: pytest.Mon
     assert sorted(tried[1] + tried[2]) == sorted(tried[0])
 
 
-def test_progress_by_training_alone_does_not_count_for_a_trial(
+def test_gain_from_further_training_does_not_decide_a_trial(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The oracle is to take either decision, and to see where it leads."""
-    monkeypatch.setattr(trials, "AFFORDABLE", 100.0)
+    """The oracle takes both decisions and compares the results."""
+    monkeypatch.setattr(trials, "MAX_INITIAL_LOSS", 100.0)
     data, slow = bars("both", 600, 0.12), PLACE | {"lr": 0.0025, "switch_off": True}
     fit = sr.fit(network(classes=4), data, **slow)
     (trial,) = [record["trial"] for record in fit.history if "trial" in record]
@@ -188,14 +188,14 @@ def test_progress_by_training_alone_does_not_count_for_a_trial(
     assert trial["without"] > before  # more evidence than the network had with the path ...
     assert trial["with"] > trial["without"] + 0.05  # ... but not than it has now
     assert not trial["stay_off"]
-    monkeypatch.setattr(trials, "SAME", 100.0)  # whatever is tried stays off
+    monkeypatch.setattr(trials, "TOLERANCE", 100.0)  # whatever is tried stays off
     wrong = sr.fit(network(classes=4), data, **slow)
     assert not any(bool(weight.any()) for weight in free_path(wrong.model).parameters())
     assert wrong.evidence.per_datum < fit.evidence.per_datum - 0.05
 
 
-def test_a_branch_that_diverges_has_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trials, "AFFORDABLE", 100.0)
+def test_diverged_branch_loses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trials, "MAX_INITIAL_LOSS", 100.0)
     model = network()
 
     def spoil(x: Tensor, generator: torch.Generator) -> Tensor:
@@ -210,7 +210,7 @@ def test_a_branch_that_diverges_has_lost(monkeypatch: pytest.MonkeyPatch) -> Non
         sr.fit(network(), bars("content"), augment=lambda x, _: x * float("nan"), **OPTIONS)
 
 
-def test_a_path_that_cannot_be_afforded_is_not_tried() -> None:
+def test_path_with_a_large_initial_loss_is_not_tried() -> None:
     plain = sr.fit(network(), bars("place"), **PLACE)
     asked = sr.fit(network(), bars("place"), switch_off=True, **PLACE)
     assert float(plain.evidence.per_datum) > -0.5
@@ -233,11 +233,11 @@ class Stop:
 
 @pytest.mark.parametrize("task", ["content", "place"])
 @pytest.mark.parametrize("steps", [(65, 14, 5), (72, 1, 11)], ids=["inside epochs", "at their end"])
-def test_resumed_in_the_middle_of_a_trial_bit_for_bit(
+def test_run_resumed_within_a_trial_is_bit_identical(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, task: str, steps: tuple[int, ...]
 ) -> None:
-    """Stopped in the branch with the paths, in the one without, and again."""
-    monkeypatch.setattr(trials, "AFFORDABLE", 100.0)
+    """Stop in the branch with the paths, in the branch without, and again."""
+    monkeypatch.setattr(trials, "MAX_INITIAL_LOSS", 100.0)
     options = (OPTIONS if task == "content" else PLACE) | {"batch_size": 32, "estimator": "mc"}
     options |= {"switch_off": True, "save_every": 100}
     whole = sr.fit(network(), bars(task), augment=Stop(), **options)
@@ -262,7 +262,7 @@ def test_resumed_in_the_middle_of_a_trial_bit_for_bit(
 
 
 class Priced:
-    """A training in which paths have a price, paid where all of their weights are zero."""
+    """A training in which a path with zero weights costs a given loss."""
 
     def __init__(self, prices: list[float]) -> None:
         torch.manual_seed(1)
@@ -295,7 +295,7 @@ class Priced:
         ([0.6, 0.7], None),
     ],
 )
-def test_the_cheapest_paths_are_tried_as_far_as_they_can_be_afforded(
+def test_paths_with_the_smallest_loss_are_tried_first(
     prices: list[float], expected: list[int] | None
 ) -> None:
     run = Priced(prices)
@@ -308,7 +308,7 @@ def test_the_cheapest_paths_are_tried_as_far_as_they_can_be_afforded(
 
 
 @torch.no_grad()
-def test_a_silent_path_is_not_computed() -> None:
+def test_disabled_path_is_not_computed() -> None:
     layer = Relaxed([Conv(1, 2, (SIZE, SIZE)), FFC(1, 2, (SIZE, SIZE))])
     x = bars("place")[0][:5]
     layer.disabled = frozenset([1])
@@ -320,7 +320,7 @@ def test_a_silent_path_is_not_computed() -> None:
     assert torch.equal(layer(x), quiet)
 
 
-def test_a_network_without_free_paths_is_left_alone() -> None:
+def test_network_without_free_paths_is_unchanged() -> None:
     torch.manual_seed(0)
     x: Tensor = torch.randn(40, 3)
     y = (x.sum(1) > 0).long()

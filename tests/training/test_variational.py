@@ -1,4 +1,4 @@
-"""Variational networks: training and reading."""
+"""Test the training and reading of variational networks."""
 
 import math
 
@@ -10,7 +10,7 @@ from variational_case import F64, data, mlp
 import symrazor as sr
 
 
-def test_fit_learns_a_function_and_reads_it() -> None:
+def test_fit_learns_a_function_and_returns_a_reading() -> None:
     torch.manual_seed(0)
     x = torch.randn(400, 2)
     y = (x[:, 0] * x[:, 1] > 0).long()
@@ -45,12 +45,12 @@ def test_fit_learns_a_function_and_reads_it() -> None:
     assert 0 < float(one.complexity - two.complexity) <= math.lgamma(17)
 
 
-def test_unknown_options_of_fit_are_named() -> None:
+def test_unknown_options_are_reported() -> None:
     with pytest.raises(ValueError, match="Unknown options \\['epoch'\\].*epochs"):
         sr.fit_variational(mlp(), (torch.zeros(4, 2), torch.zeros(4).long()), epoch=3)
 
 
-def test_fit_is_reproducible_and_refuses_what_it_cannot_use() -> None:
+def test_fit_is_reproducible_and_rejects_invalid_options() -> None:
     x, y = data(12)
     runs = [
         sr.fit_variational(mlp(), (x, y), epochs=3, batch_size=5, seed=3, progress=False)
@@ -70,7 +70,7 @@ def test_fit_is_reproducible_and_refuses_what_it_cannot_use() -> None:
         sr.fit_variational(mlp(), (x, y), epochs=300, lr=1e30, progress=False)
 
 
-def test_convolutions_are_drawn_and_moved_between_dtypes() -> None:
+def test_convolutions_are_sampled_and_converted_between_dtypes() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8, 2))
     vi = sr.Variational(model, "categorical", 5).double()

@@ -1,5 +1,6 @@
-"""Train a network by alternating optimiser steps on the weights and evidence steps on the prior.
+"""Train networks: optimiser steps on the weights, evidence steps on the hyperparameters.
 
-`fit` is the entry point. May import: `symmetry`, `invariance`, `inference`, `report` and the
-packages below them.
+`fit` is the entry point. Every training is a `Task` run by the `Loop` of `loop.py`, with the
+learning rates of `schedule.py` and the checkpoints of `checkpoint.py`. May import: `symmetry`,
+`invariance`, `inference`, `report` and the packages below them.
 """
