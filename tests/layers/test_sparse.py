@@ -256,7 +256,7 @@ def test_learned_anchors_have_two_parameters_each() -> None:
         (lambda: SFC(2, 3, (4, 2), anchors=9), "int from 1 to 8, .* got 9"),
         (lambda: SFC(2, 3, (4, 2), anchors=1.5), "int from 1 to 8, .* got 1.5"),
         (lambda: SConv(2, 3, (4, 4), omega=-1.0), "omega must be at least 0, got -1.0"),
-        (lambda: SConv(2, 3, (4, 4), omega=0.0, learn_omega="hyper"), "positive value"),
+        (lambda: SConv(2, 3, (4, 4), omega=0.0, learn_omega="hyper"), "must be positive"),
         (lambda: SConv(2, 3, (4, 4), form="spline"), "form must be one of .*, got 'spline'"),
         (lambda: SConv(2, 3, (4, 4), learn_omega=True), "learn_omega must be one of .*, got True"),
         (lambda: SConv(2, 3, (4, 4), kernel=4), "odd positive integer, got 4"),
