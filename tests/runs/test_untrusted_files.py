@@ -70,7 +70,7 @@ def test_a_run_folder_runs_no_command(stranger: Path) -> None:
     with pytest.raises(ValueError, match="'os:system'"):
         load_run(stranger)
     assert not Path("ran").exists() and not Path("imported").exists()
-    with pytest.raises(ValueError, match="expected a module from os:system, got int"):
+    with pytest.raises(ValueError, match="os:system must return a torch module, got int"):
         load_run(stranger, trust_code=True)
     assert Path("ran").exists()
 
