@@ -61,7 +61,7 @@ def test_exact_evidence_with_one_precision_per_weight() -> None:
             torch.zeros(3, 2),
             torch.zeros(3),
             {"precision": torch.ones(3)},
-            "precision must be one number or 2",
+            "must be one number or 2",
         ),
     ],
 )

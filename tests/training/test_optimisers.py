@@ -218,7 +218,7 @@ def test_exceptions_in_callbacks_are_logged(caplog: pytest.LogCaptureFixture) ->
         ({"optimizer": "sam"}, "got 'sam'. Use optimizer='sgd', sam_radius=0.05"),
         ({"patience": 0}, "patience must be at least 1"),
         ({"save_every": 0}, "save_every must be at least 1"),
-        ({"augment": 3}, "augment as a function"),
+        ({"augment": 3}, "augment must be a function or None, got 3"),
         ({"label_smoothing": 0.1}, "not a likelihood"),
     ],
 )
