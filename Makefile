@@ -52,7 +52,7 @@ bench-peers: $(PEERS_READY) ## compare with laplace-torch and its backends, in .
 	$(PEERS_BIN)/python benchmarks/peers.py $(ARGS)
 	$(PEERS_BIN)/python benchmarks/peers_groups.py
 
-benchmarks: ## render docs/benchmarks.md and docs/benchmarks-all.md from benchmarks/results/
+benchmarks: ## render README.md and the benchmark pages from benchmarks/results/
 	$(PYTHON) tools/render_benchmarks.py $(ARGS)
 
 docs: $(DOCS_READY) ## build the documentation into site/

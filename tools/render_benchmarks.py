@@ -1,6 +1,6 @@
-"""Render docs/benchmarks.md and docs/benchmarks-all.md from the JSON files in benchmarks/results/.
+"""Render README.md and the benchmark pages of the docs from the JSON files in benchmarks/results/.
 
-    python tools/render_benchmarks.py            # write both pages
+    python tools/render_benchmarks.py            # write the pages
     python tools/render_benchmarks.py --check    # exit with 1 if a page is out of date
 
 Templates are benchmarks/*.md.in. They hold the prose; every figure comes from a placeholder:
@@ -27,6 +27,7 @@ RESULTS = ROOT / "benchmarks" / "results"
 TEMPLATES = {
     ROOT / "benchmarks" / "benchmarks.md.in": ROOT / "docs" / "benchmarks.md",
     ROOT / "benchmarks" / "benchmarks-all.md.in": ROOT / "docs" / "benchmarks-all.md",
+    ROOT / "benchmarks" / "readme.md.in": ROOT / "README.md",
 }
 REQUIRED = ("title", "question", "command", "machine", "columns", "rows", "notes")
 OPTIONAL = ("version", "goal", "summary")
