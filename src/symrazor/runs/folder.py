@@ -208,7 +208,8 @@ def _write_readme(folder: Path, files: Mapping[str, str], usage: str) -> None:
         for name, text in files.items()
         if (folder / name).exists() or name == READING  # written last
     }
-    lines = "\n".join(f"    {name:<28}{text}" for name, text in existing.items())
+    width = max(map(len, existing), default=0) + 2
+    lines = "\n".join(f"    {name:<{width}}{text}" for name, text in existing.items())
     text = _README.format(files=lines, folder=quote(str(folder)), usage=usage)
     write_atomically(folder / README, text.encode())
 
