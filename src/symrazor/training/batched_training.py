@@ -67,7 +67,7 @@ class BatchedConfig:
         steps: number of training steps.
         batch: examples per step.
         samples: transformations per step.
-        scheme: how transformations are drawn, see `symrazor.invariance.sampling.draw`.
+        scheme: how transformations are drawn, see `symrazor.invariance.draw`.
         settle: fraction, at the end, in which all learning rates decay.
         width_rate: peak learning rate of the raw widths (Adam).
         hold: fraction before widths and filters move; they reach their full rate after another
