@@ -167,9 +167,9 @@ def test_too_large_sam_radius_is_reported() -> None:
     ("change", "message"),
     [
         ({"epochs": 0}, "epochs must be at least 1"),
-        ({"optimizer": "lion"}, "optimizer must be one of"),
+        ({"optimizer": "lion"}, "optimizer must be .adamw"),
         ({"lr": -1.0}, "lr must be positive and finite"),
-        ({"keep": "all"}, "keep must be one of"),
+        ({"keep": "all"}, "keep must be .best"),
         ({"learning_rate": 0.1}, "Unknown options"),
         ({"structure": "kronecker"}, "structure must be one of"),
     ],
