@@ -1,13 +1,13 @@
-r"""Models $f(x) = w^\top \phi_\eta(x)$ with fixed features: everything about them is exact.
+r"""Linear models $f(x) = w^\top \phi_\eta(x)$ whose evidence and posterior are exact.
 
-The talk's first part. Features are bumps or random cosines, of a width that is learned; they can be
-made invariant to a finite group, entirely or by a learned amount $\lambda$,
+Features are Gaussian bumps or random cosines of a learned width. Averaging over a finite group
+makes them invariant, completely or by a learned amount $\lambda$,
 
 $$ \phi^\lambda(x) = (1 - \lambda)\, \phi(x) + \frac{\lambda}{|G|} \sum_{g \in G} \phi(g x) , $$
 
 which for the reflection $x \mapsto -x$ is $(1 - \tfrac\lambda2) \phi(x) + \tfrac\lambda2 \phi(-x)$.
-Weights have the prior $N(0, \sigma_w^2)$, so the evidence of $\omega^2$, $\lambda$, $\sigma_w^2$
-and the noise is known in closed form (`evidence.exact`), and its gradient, too.
+Weights have the prior $N(0, \sigma_w^2)$. The evidence is therefore a closed-form, differentiable
+function of $\omega^2$, $\lambda$, $\sigma_w^2$ and the noise (`symrazor.inference.exact`).
 """
 
 import math
@@ -27,15 +27,15 @@ INSIDE = interval(0.0, 1.0)
 
 
 def reflection(dim: int = 1) -> Float[Tensor, "2 d d"]:
-    r"""The group $\{1, -1\}$ of d-dimensional space: even functions are its invariants."""
+    r"""Return the group $\{1, -1\}$ of d-dimensional space, whose invariants are even functions."""
     eye = torch.eye(dim, dtype=F64)
     return torch.stack([eye, -eye])
 
 
 def rotations(n: int) -> Float[Tensor, "n 2 2"]:
-    """The n rotations of the plane by multiples of 360 / n degrees."""
+    """Return the n rotations of the plane by multiples of 360 / n degrees."""
     if n < 1:
-        raise ValueError(f"expected at least 1 rotation, got {n}")
+        raise ValueError(f"n must be at least 1, got {n}.")
     angle = 2 * math.pi * torch.arange(n, dtype=F64) / n
     c, s = angle.cos(), angle.sin()
     return torch.stack([torch.stack([c, -s], -1), torch.stack([s, c], -1)], -2)
@@ -48,7 +48,7 @@ class Features(nn.Module, ABC):
 
     @abstractmethod
     def forward(self, x: Float[Tensor, "n d"]) -> Float[Tensor, "n m"]:
-        """The features of each input."""
+        """Return the features of each input."""
 
 
 class RBF(Features):
@@ -56,21 +56,23 @@ class RBF(Features):
 
     Args:
         centres: $c_m$, [m, d].
-        omega2: $\omega^2$ to start with: large for narrow bumps.
+        omega2: initial $\omega^2$; large values give narrow bumps.
     """
 
     def __init__(self, centres: Float[Tensor, "m d"], omega2: float = 1.0) -> None:
         """Keep the centres in float64."""
         super().__init__()
         if centres.dim() != 2 or not len(centres):
-            raise ValueError(f"expected centres [m, d], got {list(centres.shape)}")
+            raise ValueError(
+                f"centres must have the shape [m, d] with m > 0, got {list(centres.shape)}."
+            )
         self.dim = centres.shape[1]
         self.centres: Tensor
         self.register_buffer("centres", centres.to(F64))
         self.omega2 = Hyper(torch.tensor(omega2, dtype=F64))
 
     def forward(self, x: Float[Tensor, "n d"]) -> Float[Tensor, "n m"]:
-        """Bumps around the centres."""
+        """Evaluate the bumps at the inputs."""
         squared = (x.unsqueeze(1) - self.centres).square().sum(-1)
         return (-0.5 * self.omega2.value * squared).exp() / math.sqrt(len(self.centres))
 
@@ -80,16 +82,16 @@ class Fourier(Features):
 
     Args:
         size: number M of features.
-        dim: of the inputs.
-        omega2: $\omega^2$ to start with: large for high frequencies.
-        seed: of $v_m \sim N(0, 1)$ and $b_m \sim U[0, 2\pi]$.
+        dim: dimension of the inputs.
+        omega2: initial $\omega^2$; large values give high frequencies.
+        seed: seed of $v_m \sim N(0, 1)$ and $b_m \sim U[0, 2\pi]$.
     """
 
     def __init__(self, size: int, dim: int = 1, omega2: float = 1.0, seed: int = 0) -> None:
         """Draw the frequencies."""
         super().__init__()
         if size < 1 or dim < 1:
-            raise ValueError(f"expected at least 1 feature and dimension, got {size} and {dim}")
+            raise ValueError(f"size and dim must be at least 1, got {size} and {dim}.")
         generator = torch.Generator().manual_seed(seed)
         self.dim = dim
         self.directions: Tensor
@@ -101,21 +103,21 @@ class Fourier(Features):
         self.omega2 = Hyper(torch.tensor(omega2, dtype=F64))
 
     def forward(self, x: Float[Tensor, "n d"]) -> Float[Tensor, "n m"]:
-        """Cosines of the inputs."""
+        """Evaluate the cosines at the inputs."""
         waves = (self.omega2.value * (x @ self.directions.T) + self.phases).cos()
         return math.sqrt(2 / len(self.phases)) * waves
 
 
 class Symmetrised(Features):
-    r"""Features averaged over a finite group, entirely or in part: $\phi^\lambda$ above.
+    r"""Features $\phi^\lambda$ averaged over a finite group, completely or in part.
 
     Args:
         features: the features to average.
-        group: one matrix for each element, [g, d, d]; by default the reflection.
-        amount: $\lambda$ to start with, learned; None for the invariant features, $\lambda = 1$.
+        group: one matrix per element, [g, d, d]; by default the reflection.
+        amount: initial $\lambda$, which is learned; None fixes $\lambda = 1$ (invariant features).
 
     Raises:
-        ValueError: matrices of another size or that are no group, an amount that is not inside.
+        ValueError: The matrices have a wrong shape or form no group, or `amount` is invalid.
     """
 
     def __init__(
@@ -130,21 +132,21 @@ class Symmetrised(Features):
         matrices = reflection(self.dim) if group is None else group.to(F64)
         if matrices.dim() != 3 or not len(matrices) or matrices.shape[1:] != (self.dim, self.dim):
             raise ValueError(
-                f"expected a group as matrices [g, {self.dim}, {self.dim}], got "
-                f"{list(matrices.shape)}"
+                f"group must have the shape [g, {self.dim}, {self.dim}], got "
+                f"{list(matrices.shape)}."
             )
         _check_group(matrices)
         if amount is not None and not 0 < amount < 1:
             raise ValueError(
-                f"expected an amount of symmetry above 0 and below 1 to start with, got {amount}; "
-                "do: amount=None for invariant features, or the features themselves for none"
+                f"amount must lie between 0 and 1 (exclusive), got {amount}. Use amount=None for "
+                "invariant features, or the features without Symmetrised for no symmetry."
             )
         self.group: Tensor
         self.register_buffer("group", matrices)
         self.amount = None if amount is None else Hyper(torch.tensor(amount, dtype=F64), INSIDE)
 
     def forward(self, x: Float[Tensor, "n d"]) -> Float[Tensor, "n m"]:
-        """The average over the group, mixed with the features themselves."""
+        """Interpolate between the features and their average over the group."""
         moved = torch.einsum("gij,nj->gni", self.group, x)
         average: Tensor = self.features(moved.flatten(0, 1))
         average = average.unflatten(0, (len(self.group), len(x))).mean(0)
@@ -154,14 +156,14 @@ class Symmetrised(Features):
 
 
 def _check_group(matrices: Float[Tensor, "g d d"]) -> None:
-    """Refuse matrices some of whose products are not among them."""
+    """Raise ValueError unless the matrices are closed under multiplication."""
     flat = matrices.flatten(1)
     products = torch.einsum("aij,bjk->abik", matrices, matrices).flatten(0, 1).flatten(1)
     apart = torch.cdist(products, flat).amin(1)
     if not bool((apart < 1e-6 * (1 + flat.norm(dim=1).amax())).all()):
         raise ValueError(
-            f"expected a group, got {len(flat)} matrices whose products are not all among them; "
-            "do add the missing ones"
+            f"The {len(flat)} matrices are not a group: some of their products are missing. Add "
+            "the missing matrices."
         )
 
 
@@ -169,9 +171,9 @@ class BasisModel(nn.Module):
     r"""$y = w^\top \phi(x) + \epsilon$, $w \sim N(0, \sigma_w^2)$, $\epsilon \sim N(0, \sigma^2)$.
 
     Args:
-        features: with hyperparameters of their own.
-        variance: $\sigma_w^2$ to start with.
-        noise: $\sigma$ to start with.
+        features: the feature map, with its hyperparameters.
+        variance: initial $\sigma_w^2$.
+        noise: initial $\sigma$.
     """
 
     def __init__(self, features: Features, variance: float = 1.0, noise: float = 0.1) -> None:
@@ -182,11 +184,11 @@ class BasisModel(nn.Module):
         self.noise = Hyper(torch.tensor(noise, dtype=F64))
 
     def posterior(self, x: Float[Tensor, "n d"], y: Float[Tensor, " n"]) -> LinearGaussian:
-        """Exact evidence and posterior mean, differentiable in every hyperparameter."""
+        """Compute the exact evidence and posterior mean, differentiable in all hyperparameters."""
         return exact_evidence(self._phi(x), y, 1 / self.variance.value, self.noise.value)
 
     def log_evidence(self, x: Float[Tensor, "n d"], y: Float[Tensor, " n"]) -> Float[Tensor, ""]:
-        r"""$\log N(y \mid 0, \sigma_w^2 \Phi \Phi^\top + \sigma^2 I)$."""
+        r"""Return $\log N(y \mid 0, \sigma_w^2 \Phi \Phi^\top + \sigma^2 I)$."""
         return self.posterior(x, y).evidence.log_evidence
 
     def learn(
@@ -197,36 +199,35 @@ class BasisModel(nn.Module):
         steps: int = 200,
         lr: float = 0.1,
     ) -> list[dict[str, float]]:
-        """Move all hyperparameters that are not frozen, by Adam on a cosine.
+        """Train all hyperparameters that are not frozen, by Adam with a cosine schedule.
 
         Args:
             x: inputs.
             y: targets.
-            objective: the evidence; or the likelihood of the best weights, which is what ordinary
-                training minimises the loss of, and which knows nothing of symmetry. It has no best
-                noise and weight variance: freeze them.
-            steps: of the optimiser.
-            lr: its first step size, in logarithms (and in the logit of the amount).
+            objective: "evidence", or "likelihood" for the likelihood at the posterior mean, which
+                corresponds to ordinary training. The likelihood has no optimum in the noise and the
+                weight variance: freeze both.
+            steps: number of optimiser steps.
+            lr: initial step size for the logarithms (for the amount: the logit).
 
         Returns:
-            For every step: the objective and the hyperparameters that it was taken at; then those
-            that came out.
+            The objective and the hyperparameters before every step and after the last one.
         """
         if objective not in ("evidence", "likelihood"):
-            raise ValueError(f"expected objective 'evidence' or 'likelihood', got {objective!r}")
-        moving = list(hyperparameters(self).values())
-        if not moving or steps < 0:
+            raise ValueError(f"objective must be 'evidence' or 'likelihood', got {objective!r}.")
+        trainable = list(hyperparameters(self).values())
+        if not trainable or steps < 0:
             raise ValueError(
-                f"expected hyperparameters to move and steps of at least 0, got {len(moving)} "
-                f"hyperparameters that are not frozen and {steps} steps"
+                "learn needs steps >= 0 and at least one hyperparameter that is not frozen, got "
+                f"{steps} steps and {len(trainable)} trainable hyperparameters."
             )
-        optimiser = torch.optim.Adam(moving, lr=lr)
+        optimiser = torch.optim.Adam(trainable, lr=lr)
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, steps)
         history = []
         for step in range(steps + 1):
             optimiser.zero_grad()
-            found = self.posterior(x, y).evidence
-            value = found.log_evidence if objective == "evidence" else found.log_likelihood
+            evidence = self.posterior(x, y).evidence
+            value = evidence.log_evidence if objective == "evidence" else evidence.log_likelihood
             history.append({"objective": float(value.detach()), **self.values()})
             if step < steps:
                 (-value).backward()
@@ -235,7 +236,7 @@ class BasisModel(nn.Module):
         return history
 
     def values(self) -> dict[str, float]:
-        """The hyperparameters by name."""
+        """Return the hyperparameters by name."""
         return {
             name: float(module.value.detach())
             for name, module in self.named_modules()
@@ -246,8 +247,8 @@ class BasisModel(nn.Module):
     def predict(
         self, x: Float[Tensor, "n d"], y: Float[Tensor, " n"], new: Float[Tensor, "k d"]
     ) -> Prediction:
-        """Predictive mean and variance at `new`, given data x, y; exact."""
-        found = self.posterior(x, y)
+        """Compute the exact predictive mean and variance at `new`, given the data x, y."""
+        posterior = self.posterior(x, y)
         phi, at = self._phi(x), self._phi(new)
         sigma2, prior = self.noise.value.square(), self.variance.value
         if len(phi) <= phi.shape[1]:
@@ -259,12 +260,12 @@ class BasisModel(nn.Module):
             eye = torch.eye(phi.shape[1], dtype=F64, device=phi.device)
             inverse = torch.linalg.inv(phi.T @ phi / sigma2 + eye / prior)
             spread = ((at @ inverse) * at).sum(1)
-        mean = (at @ found.mean).unsqueeze(1)
+        mean = (at @ posterior.mean).unsqueeze(1)
         return Prediction(mean, (spread.clamp_min(0) + sigma2).unsqueeze(1))
 
     def _phi(self, x: Tensor) -> Tensor:
         dim = self.features.dim
         if x.dim() != 2 or x.shape[1] != dim:
-            raise ValueError(f"expected inputs [n, {dim}], got {list(x.shape)}")
+            raise ValueError(f"x must have the shape [n, {dim}], got {list(x.shape)}.")
         phi: Tensor = self.features(x.to(F64))
         return phi

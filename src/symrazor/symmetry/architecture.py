@@ -166,7 +166,7 @@ def _parse(content: bytes) -> nn.Module:
 
 def _check_object(entry: Any, where: str) -> None:
     if not isinstance(entry, dict):
-        raise ValueError(f"{where}: expected an object, got {type(entry).__name__}.")
+        raise ValueError(f"{where}: not an object ({type(entry).__name__}).")
 
 
 def _check_keys(
@@ -175,7 +175,7 @@ def _check_keys(
     """Raise ValueError unless an entry is an object with these keys."""
     _check_object(entry, where)
     if not keys <= entry.keys() or not entry.keys() <= keys | optional:
-        raise ValueError(f"{where}: expected the keys {sorted(keys)}, got {sorted(entry)[:8]}.")
+        raise ValueError(f"{where}: the keys must be {sorted(keys)}, got {sorted(entry)[:8]}.")
 
 
 def _checked_name(name: object, where: str) -> str:
@@ -226,7 +226,7 @@ def _build_layer(kind: type[nn.Module], arguments: Any, where: str) -> nn.Module
 
 
 def _has_type(value: Any, kind: str) -> bool:
-    """Whether a JSON value has the type that the vocabulary asks for."""
+    """Return whether a JSON value has the type required by the vocabulary."""
     if isinstance(value, str):
         return value in CHOICES.get(kind, ())
     number = _is_integer(value) or (isinstance(value, float) and math.isfinite(value))
@@ -254,7 +254,9 @@ def _add_tensors(module: nn.Module, tensors: Any, where: str) -> None:
         kind, shape, dtype = tensor["kind"], tensor["shape"], tensor["dtype"]
         sizes = isinstance(shape, list) and len(shape) <= 16 and all(map(_is_integer, shape))
         if kind not in ("parameter", "buffer") or not sizes or dtype not in tuple(DTYPES):
-            raise ValueError(f"{place}: expected kind, shape and dtype, got {str(tensor)[:80]}.")
+            raise ValueError(
+                f"{place}: needs the keys kind, shape and dtype, got {str(tensor)[:80]}."
+            )
         value = torch.empty(shape, dtype=DTYPES[dtype], device="meta")
         if kind == "parameter":
             trains = value.is_floating_point()

@@ -49,7 +49,7 @@ class GroupSuite(ABC):
             close(matrix @ Q, Q @ matrix, rtol=0, atol=1e-9)
 
     def test_elements_are_inverted_by_their_inverses(self) -> None:
-        """Acting on vectors by g and then by its inverse changes nothing."""
+        """Acting on vectors by g and then by its inverse returns the vector."""
         group = self.make()
         x = torch.randn(3, group.size, dtype=torch.float64)
         for g in group.sample(4):

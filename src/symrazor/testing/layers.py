@@ -1,4 +1,4 @@
-"""The public test suite of layers; import it from `symrazor.testing`."""
+"""Provide the test suite of layers; import it from `symrazor.testing`."""
 
 import copy
 from abc import ABC, abstractmethod
@@ -23,11 +23,11 @@ class LayerSuite(ABC):
 
     @abstractmethod
     def make(self) -> nn.Module:
-        """A small layer of the type under test."""
+        """Return a small layer of the type under test."""
 
     @abstractmethod
     def inputs(self) -> Tensor:
-        """A batch for it, data along the first dimension."""
+        """Return a batch of inputs of the layer, samples along the first dimension."""
 
     def _case(self) -> tuple[Head, Tensor, Tensor]:
         torch.manual_seed(0)
@@ -41,7 +41,7 @@ class LayerSuite(ABC):
         return Head(layer, features), x, y
 
     def test_format_explains_gradient(self) -> None:
-        """The format's gradient of every weight is autograd's."""
+        """The format's gradient of every weight equals autograd's."""
         model, x, _ = self._case()
         verify(model, x)
 
@@ -56,7 +56,7 @@ class LayerSuite(ABC):
                 assert torch.equal(layer.form.from_blocks(there), weight)
 
     def test_forward_is_the_format(self) -> None:
-        """y[n, s, k, o] = sum_i W[k, o, i] a[n, s, k, i] + b[k, o] is what the layer computes."""
+        """The layer computes y[n, s, k, o] = sum_i W[k, o, i] a[n, s, k, i] + b[k, o]."""
         model, x, _ = self._case()
         for layer in layers(model):
             form, theta = layer.form, weights(model)
@@ -72,29 +72,30 @@ class LayerSuite(ABC):
             assert_close(y.detach(), form.outputs(layer.module(x)).detach(), 1e-12)
 
     def test_block_is_dense_ggn(self) -> None:
-        """Structures "block", "full" and "diag" against the dense Gauss-Newton matrix."""
+        """Structures "block", "full" and "diag" agree with the dense Gauss-Newton matrix."""
         model, x, y = self._case()
         batches = [(x[:2], y[:2]), (x[2:], y[2:])]
         for structure in ("block", "full", "diag"):
-            found = estimate_curvature(model, Categorical(), batches, Method(structure=structure))
-            for block in found.blocks:
+            method = Method(structure=structure)
+            curvature = estimate_curvature(model, Categorical(), batches, method)
+            for block in curvature.blocks:
                 expected = dense_ggn(model, Categorical(), x, y, block.names)
                 if structure == "diag":
                     expected = torch.diag(expected.diagonal())
                 assert_close(dense_block(block), expected, self.tolerance)
 
     def test_kron_of_one_datum_and_one_position_is_exact(self) -> None:
-        """Kronecker factors are exact where the sum has one term, and dense blocks always."""
+        """Dense blocks are exact; Kronecker factors are exact if the sum has one term."""
         model, x, y = self._case()
-        found = estimate_curvature(model, Categorical(), [(x[:1], y[:1])])
-        for block in found.blocks:
+        curvature = estimate_curvature(model, Categorical(), [(x[:1], y[:1])])
+        for block in curvature.blocks:
             expected = dense_ggn(model, Categorical(), x[:1], y[:1], block.names)
             one_term = not isinstance(block, Kron) or round(1 / block.scale) == 1
             if one_term:
                 assert_close(dense_block(block), expected, self.tolerance)
 
     def test_short_cut_is_the_gram_of_the_inputs(self) -> None:
-        """`input_factor`, where given, equals the sum over n and s of a a'."""
+        """`input_factor`, if defined, equals the sum over n and s of a a'."""
         model, x, _ = self._case()
         for layer in layers(model):
             if layer.form.input_factor is not None:
@@ -103,13 +104,13 @@ class LayerSuite(ABC):
                 assert_close(layer.form.input_factor(x), expected, 1e-10)
 
     def test_a_datum_does_not_depend_on_its_batch(self) -> None:
-        """The layer itself treats data independently, without which no curvature exists."""
+        """Samples do not interact, which the curvature requires."""
         model, x, _ = self._case()
         with torch.no_grad():
             assert_close(model(x[:1]), model(x)[:1], 1e-12)
 
     def test_nothing_is_changed(self) -> None:
-        """Curvature leaves weights, gradients, mode and hooks as they were."""
+        """Estimating the curvature does not change weights, gradients, mode or hooks."""
         model, x, y = self._case()
         before = copy.deepcopy(model.state_dict())
         estimate_curvature(model, Categorical(), [(x, y)])

@@ -1,4 +1,4 @@
-"""The public test suite of likelihoods; import it from `symrazor.testing`."""
+"""Provide the test suite of likelihoods; import it from `symrazor.testing`."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -18,11 +18,11 @@ class LikelihoodSuite(ABC):
 
     @abstractmethod
     def make(self) -> Likelihood:
-        """The likelihood under test."""
+        """Return the likelihood under test."""
 
     @abstractmethod
     def log_prob(self, f: Tensor, y: Tensor) -> Tensor:
-        """Log probability of each datum from an independent source (torch.distributions)."""
+        """Return the log probability of each sample from an independent source."""
 
     def _case(self, n: int = 6) -> tuple[Likelihood, Tensor, Tensor]:
         generator = torch.Generator().manual_seed(0)
@@ -31,20 +31,20 @@ class LikelihoodSuite(ABC):
         return likelihood, f, likelihood.sample(f, generator)
 
     def test_nll(self) -> None:
-        """Equal to the independent log probability, constants included."""
+        """`nll` equals the independent log probability, constants included."""
         likelihood, f, y = self._case()
         likelihood.check(f, y)
         assert_close(likelihood.nll(f, y), -self.log_prob(f, y), 1e-12)
 
     def test_residual(self) -> None:
-        """The gradient of nll by autograd."""
+        """`residual` equals the gradient of nll by autograd."""
         likelihood, f, y = self._case()
         f.requires_grad_()
         expected = torch.autograd.grad(likelihood.nll(f, y).sum(), f)[0]
         assert_close(likelihood.residual(f, y).detach(), expected, 1e-12)
 
     def test_root(self) -> None:
-        """R R' is the Hessian of nll by autodiff."""
+        """R R' equals the Hessian of nll by automatic differentiation."""
         likelihood, f, y = self._case()
         root = likelihood.hessian_root(f).detach()
         product = torch.einsum("cnk,cnl->nkl", root, root)
@@ -52,7 +52,7 @@ class LikelihoodSuite(ABC):
             assert_close(product[n], output_hessian(likelihood, f[n], y[n]).detach(), 1e-10)
 
     def test_sampled_roots_are_unbiased(self) -> None:
-        """The mean over many draws is the Hessian; spectral draws have its trace every time."""
+        """The mean over many draws is the Hessian; every spectral draw has its trace."""
         likelihood, f, y = self._case(2)
         generator = torch.Generator().manual_seed(1)
         for probe in ("spectral", "label"):

@@ -1,4 +1,4 @@
-"""Dense Gauss-Newton matrices by automatic differentiation, a network to hold a layer, a guard."""
+"""Compute reference values for the test suites: dense Gauss-Newton matrices and copy detection."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -17,36 +17,36 @@ from symrazor.linalg.blocks import Block, Dense, Diag, Kron
 def output_hessian(
     likelihood: Likelihood, f: Float[Tensor, " k"], y: Tensor
 ) -> Float[Tensor, "k k"]:
-    """Hessian of the negative log likelihood of one datum in its outputs, by autodiff."""
+    """Return the Hessian of the negative log likelihood of one sample in its outputs."""
 
     def nll(outputs: Tensor) -> Tensor:
         return likelihood.nll(outputs.unsqueeze(0), y.unsqueeze(0)).sum()
 
-    found: Tensor = hessian(nll)(f.detach())
-    return found
+    matrix: Tensor = hessian(nll)(f.detach())
+    return matrix
 
 
 def dense_ggn(
     model: nn.Module, likelihood: Likelihood, x: Tensor, y: Tensor, order: tuple[str, ...]
 ) -> Float[Tensor, "p p"]:
-    """Sum over data of J' Lambda J, weights in the given order, by jacrev and autodiff Hessians."""
+    """Return the sum over samples of J' Lambda J, with the weights in the given order."""
     theta = {name: value.detach() for name, value in weights(model).items()}
 
-    def outputs(parameters: Mapping[str, Tensor], one: Tensor) -> Tensor:
-        f: Tensor = functional_call(model, dict(parameters), (one.unsqueeze(0),))
+    def outputs(parameters: Mapping[str, Tensor], sample: Tensor) -> Tensor:
+        f: Tensor = functional_call(model, dict(parameters), (sample.unsqueeze(0),))
         return f.squeeze(0)
 
     total = torch.zeros((), dtype=torch.float64)
-    for one, label in zip(x, y, strict=True):
-        J = jacrev(outputs)(theta, one)
+    for sample, label in zip(x, y, strict=True):
+        J = jacrev(outputs)(theta, sample)
         rows = torch.cat([J[name].reshape(len(J[name]), -1) for name in order], 1)
-        Lambda = output_hessian(likelihood, outputs(theta, one), label)
+        Lambda = output_hessian(likelihood, outputs(theta, sample), label)
         total = total + rows.T @ Lambda @ rows
     return total.detach()
 
 
 def dense_block(block: Block) -> Float[Tensor, "p p"]:
-    """Any curvature block written out as a matrix, in the layout of its parameters."""
+    """Return a curvature block as a dense matrix, in the layout of its parameters."""
     match block:
         case Dense():
             dense: Tensor = block.H
@@ -64,11 +64,11 @@ def dense_block(block: Block) -> Float[Tensor, "p p"]:
             written: Tensor = blocked[place][:, place]
             return written
         case _:
-            raise ValueError(f"expected Dense, Diag or Kron, got {type(block).__name__}")
+            raise ValueError(f"block must be Dense, Diag or Kron, got {type(block).__name__}.")
 
 
 def assert_close(got: Tensor, expected: Tensor, tolerance: float) -> None:
-    """Largest difference at most `tolerance` times the largest entry expected."""
+    """Assert that no entry differs by more than `tolerance` times the largest expected entry."""
     scale = float(expected.detach().abs().max()) or 1.0
     error = float((got.detach() - expected.detach()).abs().max()) / scale
     assert error <= tolerance, f"relative error {error:.2e} exceeds {tolerance:.0e}"
@@ -88,22 +88,22 @@ class Head(nn.Module):
         self.register_buffer("readout", readout / features**0.5)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits."""
+        """Return logits."""
         hidden: Tensor = torch.tanh(self.layer(x)).flatten(1)
         return hidden @ self.readout
 
 
 class NoCopies(TorchDispatchMode):
-    """Refuses to copy a tensor to another kind of device."""
+    """Raise AssertionError if a tensor is copied to another type of device."""
 
     def __init__(self) -> None:
-        """Nothing to be told."""
+        """Create the mode; it is active inside a `with` block."""
         super().__init__()  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        """Look at where a copy goes, then make it."""
+        """Check the target of a copy, then run the operation."""
         kwargs = kwargs or {}
         if func in COPY_OPERATIONS:
             into = func is torch.ops.aten.copy_.default
@@ -111,7 +111,7 @@ class NoCopies(TorchDispatchMode):
             there = args[0].device if into else torch.device(kwargs.get("device") or what.device)
             if there.type != what.device.type:
                 raise AssertionError(
-                    f"expected no copy between devices, got one of {list(what.shape)} from "
-                    f"{what.device} to {there}; make it there, or keep it as a buffer"
+                    f"A tensor of shape {list(what.shape)} is copied from {what.device} to "
+                    f"{there}. Create it on the target device, or register it as a buffer."
                 )
         return func(*args, **kwargs)

@@ -1,4 +1,4 @@
-"""The public test suite of paths; import it from `symrazor.testing`."""
+"""Provide the test suite of paths; import it from `symrazor.testing`."""
 
 import copy
 import itertools
@@ -24,7 +24,7 @@ class PathSuite(ABC):
 
     @abstractmethod
     def make(self) -> Path:
-        """A small path of the type under test."""
+        """Return a small path of the type under test."""
 
     def _case(self) -> tuple[Path, Tensor]:
         torch.manual_seed(0)
@@ -35,14 +35,14 @@ class PathSuite(ABC):
         return path, torch.randn(3, path.in_channels, *path.in_shape, dtype=torch.float64)
 
     def test_shapes(self) -> None:
-        """The output is [n, d, *out_shape], also for one datum and in float32."""
+        """The output is [n, d, *out_shape], also for one sample and in float32."""
         path, x = self._case()
         expected = (3, path.out_channels, *path.out_shape)
         assert path(x).shape == expected
         assert path.float()(x[:1].float()).shape == (1, *expected[1:])
 
     def test_gradients(self) -> None:
-        """Gradients in input and parameters by finite differences."""
+        """Gradients in input and parameters agree with finite differences."""
         path, x = self._case()
         parameters = {name: value.detach() for name, value in path.named_parameters()}
         names = list(parameters)
@@ -55,7 +55,7 @@ class PathSuite(ABC):
         assert torch.autograd.gradcheck(run, inputs)
 
     def test_a_step_copies_nothing_from_the_host(self) -> None:
-        """Forward and backward on a device without memory: a CUDA graph could hold both."""
+        """Forward and backward run without host copies, as CUDA graphs require."""
         path, x = self._case()
         path(x)
         path = path.to("meta")
@@ -64,10 +64,10 @@ class PathSuite(ABC):
         assert all(value.grad is not None for value in path.parameters())
 
     def test_is_its_dense_matrix(self) -> None:
-        """At fixed places of subsampling the path is affine: a matrix of its own, and an offset."""
+        """Without adaptive subsampling, the path is an affine map."""
         path, x = self._case()
         if path.group is not None and path.stride > 1:
-            return  # an adaptive subsampling chooses its places by the input
+            return  # adaptive subsampling depends on the input
         with torch.no_grad():
             size = path.in_channels * path.pixels_in
             units = torch.eye(size, dtype=torch.float64).reshape(size, *x.shape[1:])
@@ -76,7 +76,7 @@ class PathSuite(ABC):
             assert_close(x.flatten(1) @ matrix + offset, path(x).flatten(1), 1e-12)
 
     def test_zero_scale_leaves_nothing(self) -> None:
-        """The limit of zero prior variance: no output, not even a bias, and no dead gradient."""
+        """At scale 0 the output is zero, biases included, and gradients are not zero."""
         path, x = self._case()
         half = copy.deepcopy(path)
         half.scale_(0.5)
@@ -89,7 +89,7 @@ class PathSuite(ABC):
         assert all(float(g.abs().max()) > 0 for g in gradients)
 
     def test_balancing_changes_nothing_but_the_prior(self) -> None:
-        """Factors of equal norm make the same map, with the smallest sum of squares."""
+        """Balanced factors have equal norms and the same product."""
         path, x = self._case()
         if path.factors is None:
             return
@@ -107,7 +107,7 @@ class PathSuite(ABC):
         assert torch.equal(path.factors[0].detach(), a)  # a zero product keeps its other factor
 
     def test_translations_commute_with_the_path(self) -> None:
-        """A path that claims the group of translations maps shifted inputs to shifted outputs."""
+        """A translation-equivariant path maps shifted inputs to shifted outputs."""
         path, x = self._case()
         shifts = path.group == "translation" or path.transformations()
         if not shifts or not path.strict:
@@ -123,7 +123,7 @@ class PathSuite(ABC):
                 assert error < 1e-12, f"shift {shift} changes the output by {error:.1e}"
 
     def test_its_group_commutes_with_the_path(self) -> None:
-        """A path with representations commutes with every generator, and with words in them."""
+        """A path with representations commutes with generators and products of generators."""
         path, x = self._case()
         if path.representations is None or not path.strict:
             return
@@ -133,20 +133,20 @@ class PathSuite(ABC):
                 assert_close(path(action.inputs(x)), action.outputs[0](y), 1e-11)
 
     def test_turns_commute_with_the_path(self) -> None:
-        """So does every rotation and reflection that a path on maps claims."""
+        """A path commutes with the rotations and reflections that it declares."""
         path, x = self._case()
         with torch.no_grad():
             for before, after in path.transformations() if path.strict else ():
                 assert_close(path(before(x)), after(path(x)), 1e-12)
 
     def test_a_datum_does_not_depend_on_its_batch(self) -> None:
-        """Alone or among others, a sample has the same output."""
+        """The output of a sample does not depend on the rest of its batch."""
         path, x = self._case()
         with torch.no_grad():
             assert_close(path(x[1:2]), path(x)[1:2], 1e-12)
 
     def test_curvature_is_the_dense_ggn(self) -> None:
-        """All weights of the path have exact blocks, in a tiny network."""
+        """In a small network, the block of every weight equals the dense Gauss-Newton matrix."""
         path, x = self._case()
         model = Head(path, path.out_channels * path.pixels_out)
         y = torch.arange(len(x)) % 3
@@ -158,17 +158,17 @@ class PathSuite(ABC):
             assert_close(dense_block(block), expected, 1e-8)
 
     def test_kronecker_factors_by_their_definition(self) -> None:
-        """A and G from recorded inputs and autograd's cotangents, with no help of the engine."""
+        """A and G equal their definitions in terms of recorded inputs and autograd's cotangents."""
         path, x = self._case()
         model = Head(path, path.out_channels * path.pixels_out)
         y = torch.arange(len(x)) % 3
-        seen: dict[str, tuple[Tensor, Tensor]] = {}
+        recorded: dict[str, tuple[Tensor, Tensor]] = {}
 
         def note(name: str) -> Callable[[nn.Module, tuple[Tensor], Tensor], None]:
-            return lambda module, args, out: seen.update({name: (args[0], out)})
+            return lambda module, args, out: recorded.update({name: (args[0], out)})
 
-        found = layers(model)
-        handles = [layer.module.register_forward_hook(note(layer.name)) for layer in found]
+        covered = layers(model)
+        handles = [layer.module.register_forward_hook(note(layer.name)) for layer in covered]
         f = model(x)
         for handle in handles:
             handle.remove()
@@ -177,11 +177,11 @@ class PathSuite(ABC):
             block.names: block
             for block in estimate_curvature(model, Categorical(), [(x, y)]).blocks
         }
-        for layer in found:
+        for layer in covered:
             block = blocks[(layer.weight or "",)] if layer.weight else None
             if not isinstance(block, Kron):
                 continue
-            inputs, output = seen[layer.name]
+            inputs, output = recorded[layer.name]
             a = layer.form.inputs(inputs)
             cotangents = [
                 torch.autograd.grad(f, output, root, retain_graph=True)[0] for root in roots
@@ -195,7 +195,7 @@ class PathSuite(ABC):
             assert block.scale == 1 / (gs[0].shape[0] * gs[0].shape[1])
 
     def test_copies_and_states(self) -> None:
-        """Deep copies and state dictionaries carry everything."""
+        """Deep copies and state dictionaries reproduce the path."""
         path, x = self._case()
         torch.manual_seed(1)
         other = self.make().double()
@@ -205,7 +205,7 @@ class PathSuite(ABC):
             assert torch.equal(copy.deepcopy(path)(x), path(x))
 
     def test_collapse(self) -> None:
-        """The plain network equals the path, at every batch size, without a class of ours."""
+        """The plain network has the same outputs and contains no symrazor module."""
         path, x = self._case()
         plain = path.plain()
         assert not [type(m).__name__ for m in plain.modules() if is_symrazor_module(m)]
@@ -214,7 +214,7 @@ class PathSuite(ABC):
                 assert_close(plain(x[:n]), path(x[:n]), 1e-10)
 
     def test_compiles_in_one_graph(self) -> None:
-        """No host synchronisation and no control flow on data: one graph for torch.compile."""
+        """torch.compile finds no graph break."""
         path, x = self._case()
         torch.compiler.reset()  # graphs of other paths with the same forward count to a limit
         compiled = torch.compile(path, fullgraph=True, backend="eager")
