@@ -27,6 +27,12 @@ def fitted() -> sr.Fit:
     return sr.fit(model, (x, y), test=(x, y), epochs=6, batch_size=20, progress=False)
 
 
+def test_repr_of_a_fit_is_one_short_line(fitted: sr.Fit) -> None:
+    text = repr(fitted)
+    assert text.startswith("Fit(6 epochs, Evidence(") and "Reading(" in text
+    assert len(text) < 400 and "\n" not in text
+
+
 def test_fit_writes_a_report(fitted: sr.Fit, tmp_path: Path) -> None:
     file = fitted.report(tmp_path / "report.html", question="Left?", classes=["no", "yes"])
     data = Page(file.read_text("utf-8")).data

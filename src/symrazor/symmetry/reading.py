@@ -171,6 +171,11 @@ class Reading:
         """Return the reading as a JSON document."""
         return json.dumps(self.to_dict(), indent=1, allow_nan=False)
 
+    def __repr__(self) -> str:
+        return (
+            f"Reading({self.verdict.partition('. ')[0].rstrip('.')!r}, {len(self.layers)} layers)"
+        )
+
     def __str__(self) -> str:
         """Return a table for the terminal, followed by the verdict."""
         lines = layer_table(self.layers, TABLE_WIDTH)

@@ -83,6 +83,9 @@ class Fit:
     history: list[Record]
     data: TensorLoader
 
+    def __repr__(self) -> str:
+        return f"Fit({len(self.history)} epochs, {self.evidence!r}, {self.reading!r})"
+
     def posterior(self) -> Posterior:
         """Compute the Laplace posterior over the weights, in each process by itself."""
         with single_process():
