@@ -169,5 +169,5 @@ def test_fit_can_start_from_the_given_weights() -> None:
     near = sr.fit(model, (x, y), **options)
     assert float(layer.paths[1].second.weight.detach().norm()) < 0.5 * float(before.norm())
     assert float(near.razor.prior.precisions["0.paths.1"]) == pytest.approx(20 / 15)
-    with pytest.raises(ValueError, match="start 'near' or 'given', got 'far'"):
+    with pytest.raises(ValueError, match="start must be 'near' or 'given', got 'far'"):
         sr.fit(model, (x, y), start="far")

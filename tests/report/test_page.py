@@ -343,7 +343,7 @@ def test_filters_of_every_kind_of_convolution() -> None:
             "point": nn.Conv2d(4, 4, 1),
         }
     )
-    result = filters_of(model, most=5)
+    result = filters_of(model, max_filters=5)
     assert {name: tuple(w.shape) for name, w in result.items()} == {
         "relaxed.paths.0": (5, 3, 3),
         "sparse": (2, 3, 3),

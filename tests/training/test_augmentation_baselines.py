@@ -112,7 +112,7 @@ def test_augerino_opens_quarter_turns() -> None:
     [
         ({"grid": ()}, "at least one entry"),
         ({"grid": ("a",)}, "numbers by name, got 'a'"),
-        ({"folds": 2.5}, "expected folds as"),
+        ({"folds": 2.5}, "folds must be an integer"),
         ({"folds": 0}, "folds must be at least 1"),
         ({"held_out": 1.0}, "held_out must be in"),
     ],

@@ -97,7 +97,7 @@ def test_bad_calls_are_refused() -> None:
         sr.Variational(mlp(), "categorical", 0)
     with pytest.raises(ValueError, match="no trainable weights"):
         sr.Variational(nn.ReLU(), "categorical", 6)
-    with pytest.raises(ValueError, match="layers with a posterior"):
+    with pytest.raises(ValueError, match="two layers with posteriors"):
         sr.Variational(mlp(), "categorical", 6).evidence([(x, y)], hidden=[("5", "6")])
     with pytest.raises(ValueError, match="the same for all hidden units"):
         diagonal = sr.Variational(mlp(), "categorical", 6, prior_groups="diagonal")
