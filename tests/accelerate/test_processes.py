@@ -90,7 +90,7 @@ def test_an_error_in_one_process_is_one_in_all(tmp_path: Path) -> None:
     assert first["huge"].startswith("diverged: Process 1 failed")
     assert second["huge"].startswith("diverged: The model outputs of sample")
     for said in (first, second):
-        assert "all processes gave 106 data, but n_data or subset is 53" in said["twice"]
+        assert "all processes yielded 106 samples, but n_data or subset is 53" in said["twice"]
         assert "A differentiable evidence needs one process" in said["graph"]
         assert "The data must be the same in every process" in said["data"]
         assert "The test data must be the same in every process" in said["test"]

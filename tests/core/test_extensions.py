@@ -137,7 +137,7 @@ def test_razor_trains_and_updates_with_another_prior() -> None:
     razor.load_state_dict(razor.state_dict())
     with pytest.raises(ValueError, match="ShiftedGaussian has no fixed-point update. Use Razor"):
         sr.Razor(model, sr.Gaussian(0.3), 40, prior=prior).step(batch)
-    with pytest.raises(ValueError, match="prior_precision has no effect beside prior="):
+    with pytest.raises(ValueError, match="prior_precision has no effect together with prior="):
         sr.Razor(model, "gaussian", 40, prior=prior, prior_precision=2.0)
 
 

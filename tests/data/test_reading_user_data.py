@@ -94,7 +94,7 @@ def test_no_numbers(x: Any) -> None:
 def test_a_dataset_says_what_it_is_itself() -> None:
     data = dataset(torch.from_numpy(X), torch.from_numpy(Y))
     assert repr(data) == "Dataset(x and y: 30 vectors of 4, 3 classes)"
-    with pytest.raises(ValueError, match="have no effect beside a Dataset"):
+    with pytest.raises(ValueError, match="have no effect together with a Dataset"):
         sr.discover(data, task="regression")
 
 

@@ -34,7 +34,7 @@ def test_dictionary_and_tuple_inputs() -> None:
     ("batches", "message"),
     [
         ([], "loader is empty"),
-        ([(X[:30], Y[:30])], "The loader gave 30 data, but n_data or subset is 40"),
+        ([(X[:30], Y[:30])], "The loader yielded 30 samples, but n_data or subset is 40"),
         ([(torch.full_like(X, math.nan), Y)], "NaN"),
         ([(X.index_fill(0, torch.tensor([7]), math.inf), Y)], "sample 7"),
         ([(X, Y + 1)], "not between 0 and 2"),

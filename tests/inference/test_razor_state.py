@@ -61,7 +61,7 @@ def test_state_of_another_model_is_refused() -> None:
         razor.load_state_dict(sr.Razor(other, "categorical", 40).state_dict())
     with pytest.raises(ValueError, match="not saved by Razor.state_dict"):
         razor.load_state_dict({})
-    with pytest.raises(ValueError, match="n_data=39, but this one has n_data=40"):
+    with pytest.raises(ValueError, match="n_data=39, but this Razor has n_data=40"):
         razor.load_state_dict(sr.Razor(mlp(), "categorical", 39).state_dict())
     with pytest.raises(ValueError, match="do not match the 4 of this Razor"):
         razor.load_state_dict(

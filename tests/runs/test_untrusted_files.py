@@ -184,7 +184,7 @@ INJECTED = 'x"),__import__("os").system("touch ran'
         ({"type": "Transformer", "arguments": {}}, "'Transformer' is not a module"),
         ({"type": ["Linear"]}, "is not a module"),
         ([], "'None' is not a module"),
-        (_linear(bias="no"), "argument bias is 'no', expected bool"),
+        (_linear(bias="no"), "argument bias must be bool"),
         (_linear(in_features=1.5), "argument in_features"),
         (_linear(in_features=2**60), "argument in_features"),
         (_linear(in_features=-4), "no network can be built"),
@@ -201,7 +201,7 @@ INJECTED = 'x"),__import__("os").system("touch ran'
         (_graph({"call": "module", "target": INJECTED}), "is not in the vocabulary"),
         (
             _graph({"call": "function", "target": "attribute", "arguments": [1, "__class__"]}),
-            "expected one of the attributes",
+            "the attribute must be one of",
         ),
         (
             _graph({"call": "method", "target": "sum", "keywords": {INJECTED: 1}}),
@@ -211,7 +211,7 @@ INJECTED = 'x"),__import__("os").system("touch ran'
             _graph({"call": "method", "target": "sum", "arguments": [{"step": 9}]}),
             "not allowed as an argument",
         ),
-        (_graph(steps=[{"call": "input", "target": "x"}]), "expected one output"),
+        (_graph(steps=[{"call": "input", "target": "x"}]), "there must be one output"),
         (
             _graph(tensors={"w": {"kind": "buffer", "shape": [2**30], "dtype": "float32"}}),
             "needs the keys kind, shape and dtype",

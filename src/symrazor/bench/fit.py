@@ -311,7 +311,7 @@ def main(options: Options) -> list[Row]:
 
 
 def markdown(rows: Sequence[Row]) -> str:
-    """Return one table, below a line that says what it was measured on."""
+    """Return one table, below a line with the device and the network."""
     lines = [rows[0].on, "", "| figure | | goal | reached |", "|---|---|---|---|"]
     for row in rows:
         reached = ("yes" if row.reached else "NO") if row.goal else ""

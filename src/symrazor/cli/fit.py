@@ -1,4 +1,4 @@
-"""Define `symrazor fit`: train a network as a TOML file says."""
+"""Define `symrazor fit`: train a network described by a TOML file."""
 
 import sys
 from collections.abc import Callable, Sequence
@@ -37,7 +37,7 @@ def fit_command(default: RunConfig) -> Callable[..., None]:
         json_file: JsonFile = None,
         quiet: Flag = False,
     ) -> None:
-        """Train one network as a TOML file says, and write a run folder.
+        """Train a network described by a TOML file, and write a run folder.
 
         Example: symrazor fit run.toml --out run
 

@@ -205,7 +205,9 @@ def register_likelihood(name: str) -> Callable[[L], L]:
     def register(likelihood: L) -> L:
         other = LIKELIHOODS.get(name, likelihood)
         if other.__qualname__ != likelihood.__qualname__:
-            raise ValueError(f"The likelihood name {name!r} belongs to {other.__qualname__}.")
+            raise ValueError(
+                f"The likelihood name {name!r} belongs to {other.__qualname__}. Choose another."
+            )
         LIKELIHOODS[name] = likelihood
         return likelihood
 

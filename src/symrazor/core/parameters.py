@@ -1,4 +1,4 @@
-r"""Tell the weights of a model from its hyperparameters.
+r"""Separate the weights of a model from its hyperparameters.
 
 Weights $\theta$ are integrated out; hyperparameters $\eta$ maximise the evidence. A tensor is a
 hyperparameter if and only if it lives in a `Hyper` module. Names of parameters play no role.

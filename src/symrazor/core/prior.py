@@ -140,7 +140,7 @@ class Prior(nn.Module, ABC):
             ValueError: the gradient is not proportional to the weight.
         """
         raise ValueError(
-            f"{type(self).__name__} is not a weight decay, which Muon needs. Use "
+            f"{type(self).__name__} cannot act as a weight decay, which Muon needs. Use "
             "optimizer='adamw' or 'sgd'."
         )
 

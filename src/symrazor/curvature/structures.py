@@ -6,8 +6,8 @@ $\sum_{n,c} J_{nc} J_{nc}^\top$ where
 
 $$ J_{nc}[k, o, i] = \sum_s g_c[n, s, k, o]\, a[n, s, k, i] . $$
 
-A structure says which sums one batch contributes (`collect`) and how blocks are made of the sums
-over all batches (`build`):
+A structure defines the sums that one batch contributes (`collect`), and how blocks are built from
+the sums over all batches (`build`):
 
 | key | sum over n (and c) | used by |
 |---|---|---|

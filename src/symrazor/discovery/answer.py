@@ -169,7 +169,7 @@ class Answer:
         return self.family.label(candidate.name)
 
     def _statement(self) -> str:
-        """Return what the subject says about the symmetry."""
+        """Return the sentence about the symmetry of the subject."""
         reading = self.subject_fit.reading
         if not any(layer.relaxed for layer in reading.layers):
             return f"Recommended network: {self._label(self.recommended)}."
@@ -181,7 +181,7 @@ class Answer:
         return wording.invariant if self.symmetric else wording.not_invariant
 
     def _comparison(self) -> str:
-        """Return what the relaxed network says where another structure has more evidence."""
+        """Return the sentence about the relaxed network if another structure has more evidence."""
         subject = self._label(self.subject)
         if self.symmetric is None:
             return f"For comparison, {subject} has not converged."

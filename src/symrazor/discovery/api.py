@@ -137,7 +137,7 @@ def as_dataset(x: Any, y: Any, test: Any, kind: str | None, task: Task | None) -
     if isinstance(x, Dataset):
         if y is not None or test is not None or task not in (None, x.task):
             raise ValueError(
-                "y, test and task have no effect beside a Dataset. Pass them to "
+                "y, test and task have no effect together with a Dataset. Pass them to "
                 "dataset(x, y, task=..., test=...)."
             )
         return x if kind is None else replace(x, x=as_kind(x.x, kind, x.source), kind=kind)

@@ -134,7 +134,7 @@ class DiscoverConfig:
             available = False
         if not available:
             raise ValueError(
-                f"Device {self.device!r} is not available. Leave out device= to use the CPU."
+                f"Device {self.device!r} is not available. Omit device= to use the CPU."
             )
 
     def change(self, **changes: Any) -> "DiscoverConfig":

@@ -99,7 +99,7 @@ def discover(
 
 
 def _without_long_gaps(data: Transitions) -> Transitions:
-    """Leave out transitions over long times, which cost much to integrate and say little."""
+    """Remove transitions over long times: costly to integrate, with little information."""
     use = data.gaps[:, 0] <= max(MAX_GAP, float(data.gaps.min()))
     return data.at(use.nonzero()[:, 0])
 

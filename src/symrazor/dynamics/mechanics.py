@@ -94,23 +94,23 @@ def is_symplectic(matrix: Float[Tensor, "*b d d"], tolerance: float = 1e-8) -> b
 
 
 def euler(field: Field, x: Tensor, h: Step) -> Tensor:
-    r"""Explicit Euler, $x + h f(x)$; order 1. It gains energy: for comparison with the paper."""
+    r"""Take an explicit Euler step, $x + h f(x)$; order 1, gains energy."""
     return x + h * field(x)
 
 
 def heun(field: Field, x: Tensor, h: Step) -> Tensor:
-    r"""Heun's method, $x + \tfrac h2 (f(x) + f(x + h f(x)))$; order 2."""
+    r"""Take a step of Heun's method, $x + \tfrac h2 (f(x) + f(x + h f(x)))$; order 2."""
     slope = field(x)
     return x + 0.5 * h * (slope + field(x + h * slope))
 
 
 def midpoint(field: Field, x: Tensor, h: Step) -> Tensor:
-    r"""Explicit midpoint rule, $x + h f(x + \tfrac h2 f(x))$; order 2, two evaluations."""
+    r"""Take an explicit midpoint step, $x + h f(x + \tfrac h2 f(x))$; order 2."""
     return x + h * field(x + 0.5 * h * field(x))
 
 
 def rk4(field: Field, x: Tensor, h: Step) -> Tensor:
-    """Classical Runge-Kutta method; order 4, four evaluations."""
+    """Take a step of the classical Runge-Kutta method; order 4, four evaluations."""
     k1 = field(x)
     k2 = field(x + 0.5 * h * k1)
     k3 = field(x + 0.5 * h * k2)
@@ -119,7 +119,7 @@ def rk4(field: Field, x: Tensor, h: Step) -> Tensor:
 
 
 def implicit_midpoint(field: Field, x: Tensor, h: Step) -> Tensor:
-    r"""Implicit midpoint rule, $x' = x + h f(\tfrac{x + x'}2)$, by fixed-point iteration; order 2.
+    r"""Solve $x' = x + h f(\tfrac{x + x'}2)$ (implicit midpoint) by fixed-point iteration; order 2.
 
     Symplectic for every Hamiltonian and exact for quadratic invariants, up to the convergence of
     the iteration.
@@ -131,7 +131,7 @@ def implicit_midpoint(field: Field, x: Tensor, h: Step) -> Tensor:
 
 
 def leapfrog(field: Field, x: Tensor, h: Step) -> Tensor:
-    """Leapfrog: half a kick, a drift, half a kick; order 2, symplectic for H = T(p) + V(q) only."""
+    """Take a leapfrog step (kick, drift, kick); order 2, symplectic for H = T(p) + V(q) only."""
     q, p = x.chunk(2, dim=-1)
     p = p + 0.5 * h * field(torch.cat([q, p], -1)).chunk(2, dim=-1)[1]
     q = q + h * field(torch.cat([q, p], -1)).chunk(2, dim=-1)[0]
@@ -140,7 +140,7 @@ def leapfrog(field: Field, x: Tensor, h: Step) -> Tensor:
 
 
 def yoshida4(field: Field, x: Tensor, h: Step) -> Tensor:
-    """Yoshida's composition of three leapfrog steps; order 4, symplectic for separable H."""
+    """Take Yoshida's composition of three leapfrog steps; order 4, symplectic for separable H."""
     outer = 1 / (2 - 2 ** (1 / 3))
     for fraction in (outer, 1 - 2 * outer, outer):
         x = leapfrog(field, x, fraction * h)

@@ -76,7 +76,7 @@ class System:
 
 
 def oscillators(frequencies: Sequence[float] = (1.0,)) -> System:
-    r"""Oscillators, $H = \tfrac12 \sum_i \omega_i (q_i^2 + p_i^2)$; U(n) symmetric if isotropic."""
+    r"""Return oscillators, $H = \tfrac12 \sum_i \omega_i (q_i^2 + p_i^2)$; U(n) if isotropic."""
     omega = torch.tensor(list(frequencies), dtype=torch.float64)
 
     def energy(x: Tensor) -> Tensor:
@@ -90,7 +90,7 @@ def oscillators(frequencies: Sequence[float] = (1.0,)) -> System:
 
 
 def pendulum(gravity: float = 1.0) -> System:
-    r"""Pendulum, $H = \tfrac12 p^2 - g\cos q$; it conserves no quadratic quantity."""
+    r"""Return a pendulum, $H = \tfrac12 p^2 - g\cos q$; it conserves no quadratic quantity."""
 
     def energy(x: Tensor) -> Tensor:
         return 0.5 * x[..., 1].square() - gravity * x[..., 0].cos()
@@ -99,7 +99,7 @@ def pendulum(gravity: float = 1.0) -> System:
 
 
 def double_pendulum(gravity: float = 1.0, lengths: tuple[float, float] = (1.0, 1.0)) -> System:
-    """Double pendulum: unit masses, angles from the vertical; chaotic at high energy."""
+    """Return a double pendulum: unit masses, angles from the vertical; chaotic at high energy."""
     l1, l2 = lengths
 
     def energy(x: Tensor) -> Tensor:
@@ -115,7 +115,7 @@ def double_pendulum(gravity: float = 1.0, lengths: tuple[float, float] = (1.0, 1
 
 
 def henon_heiles(strength: float = 1.0) -> System:
-    r"""Henon-Heiles, $H = \tfrac12|p|^2 + \tfrac12|q|^2 + \lambda (q_1^2 q_2 - q_2^3/3)$.
+    r"""Return Henon-Heiles, $H = \tfrac12|p|^2 + \tfrac12|q|^2 + \lambda (q_1^2 q_2 - q_2^3/3)$.
 
     Initial states lie well inside the bounded region $H < 1/(6\lambda^2)$.
     """
@@ -129,7 +129,7 @@ def henon_heiles(strength: float = 1.0) -> System:
 
 
 def kepler(dimension: int = 2, softening: float = 0.0, mass: float = 1.0) -> System:
-    r"""Kepler problem, $H = |p|^2/2m - 1/\sqrt{|q|^2 + \epsilon^2}$; bound orbits.
+    r"""Return the Kepler problem, $H = |p|^2/2m - 1/\sqrt{|q|^2 + \epsilon^2}$; bound orbits.
 
     It conserves the angular momentum, which is quadratic, and for $\epsilon = 0$ the Runge-Lenz
     vector, which is not. Orbits start at an apsis.
@@ -154,7 +154,7 @@ def kepler(dimension: int = 2, softening: float = 0.0, mass: float = 1.0) -> Sys
 
 
 def rigid_body(inertia: tuple[float, float, float] = (1.0, 2.0, 3.0)) -> System:
-    r"""Free rigid body in canonical coordinates: Euler angles (z-x-z) and their momenta.
+    r"""Return a free rigid body in canonical coordinates: Euler angles (z-x-z) and their momenta.
 
     $H = \tfrac12 \sum_i L_i^2 / I_i$ with the body components of the angular momentum,
     $L_{1,2} = \ell\,(\sin\psi, \cos\psi) + p_\theta (\cos\psi, -\sin\psi)$,
@@ -186,7 +186,7 @@ def nbody(
     softening: float = 1.0,
     gravity: float = 1.0,
 ) -> System:
-    r"""Point masses with softened gravity, in any dimension.
+    r"""Return point masses with softened gravity, in any dimension.
 
     $$ H = \sum_i \frac{|p_i|^2}{2 m_i}
        - G \sum_{i<j} \frac{m_i m_j}{\sqrt{|q_i-q_j|^2 + \epsilon^2}} $$

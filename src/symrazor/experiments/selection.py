@@ -147,7 +147,7 @@ def network(space: Space = PLANE) -> nn.Sequential:
 
 
 def loosened(model: nn.Sequential, data: Tensors, config: sr.FitConfig) -> sr.FitConfig:
-    """Shrink the paths as `fit` does, and return options that leave paths with a group loose."""
+    """Scale the paths as `fit` does; return options with a wide prior for paths with a group."""
     layer = model[0]
     assert isinstance(layer, Relaxed)
     start_near_(model, data[0][: config.batch_size])

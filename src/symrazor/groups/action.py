@@ -236,8 +236,8 @@ class OnGrid(GroupAction):
             has_pixels = has_pixels or int(inside.sum()) > 1  # the middle pixel does not count
         if inexact and not has_pixels:
             raise ValueError(
-                f"The grid needs at least 4 pixels along each axis, some of which "
-                f"{self.group.name} leaves inside, got {self.shape}."
+                f"The grid needs at least 4 pixels along each axis, and pixels that "
+                f"{self.group.name} does not move outside, got {self.shape}."
             )
         return math.sqrt(total / size) if total else 0.0
 

@@ -80,7 +80,7 @@ def hyper_gradient(
     """Return derivatives of log likelihood and -log_det/2 in hyperparameters of the forward pass.
 
     Args:
-        task: the task that `curvature` was computed by, with its generator reset.
+        task: the task that computed `curvature`, with its generator reset.
         curvature: a detached estimate over the same data.
         log_curvature: log curvature of the prior, by tensor.
         loader: the same data again.
@@ -131,7 +131,7 @@ def _sensitivities(
 
 
 def _view(key: Key, total: Tensor | Factor) -> View:
-    """Return a linear map of sums to tensors that keeps what the log-determinant depends on."""
+    """Return a linear map from a sum to a tensor that determines the log-determinant."""
     if not isinstance(total, Factor):
         return torch.Tensor.clone
     return total.projection() if key[1] in ("A", "G") else lambda factor: factor.matrix

@@ -1,4 +1,4 @@
-"""Read batches (x, y) from any loader: on one device, cut to a subset, repeatably."""
+"""Read batches (x, y) from any loader, limit them to a subset, and repeat a pass."""
 
 import math
 from collections.abc import Iterable, Iterator
@@ -47,7 +47,7 @@ def batches(
 
 
 def check_data_count(n_read: int, expected: int) -> None:
-    """Check that a loader gave as many data as an estimate stands for.
+    """Check that a loader yielded the expected number of samples.
 
     Raises:
         ValueError: gives both numbers.
@@ -56,17 +56,17 @@ def check_data_count(n_read: int, expected: int) -> None:
         return
     if world().size > 1:
         raise ValueError(
-            f"The loaders of all processes gave {n_read} data, but n_data or subset is {expected}. "
-            "Exactly one process must read each datum, once."
+            f"The loaders of all processes yielded {n_read} samples, but n_data or subset is "
+            f"{expected}. Every sample must be read once, by exactly one process."
         )
     raise ValueError(
-        f"The loader gave {n_read} data, but n_data or subset is {expected}. Set n_data to the "
-        "size of the data set, or pass subset=... to scale up a part of it."
+        f"The loader yielded {n_read} samples, but n_data or subset is {expected}. Set n_data to "
+        "the size of the data set, or pass subset=... to scale up a part of it."
     )
 
 
 class ReplayableBatches(list[tuple[Input, Tensor]]):
-    """Batches that were read from a loader, to be read again unchanged."""
+    """Batches of a loader, stored so that a second pass reads the same data."""
 
 
 class LoaderRNGState:
@@ -99,7 +99,7 @@ def _generators(loader: object) -> Iterator[torch.Generator]:
 
 
 def loader_sizes(loader: Iterable[Any]) -> tuple[int, int]:
-    """Return the number of data that a loader draws from, and the number that one pass gives.
+    """Return the size of a loader's data set, and the number of samples in one pass.
 
     The two differ if `drop_last` leaves out a remainder. A loader of unknown size (no `n_data`, no
     `sampler` with a length) is read once and counted.

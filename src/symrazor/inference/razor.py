@@ -98,7 +98,8 @@ class Razor:
             raise ValueError(f"n_data must be a positive integer, got {n_data}.")
         ignored = {"prior_precision", "free_precision", "prior_groups"} & set(changes)
         if prior is not None and ignored:
-            raise ValueError(f"{', '.join(sorted(ignored))} has no effect beside prior=....")
+            names = ", ".join(sorted(ignored))
+            raise ValueError(f"{names} has no effect together with prior=. Pass one or the other.")
         self.config = replace_options(config or RazorConfig(), changes)
         self.model = model = unwrap(model)
         self.n_data = n_data
@@ -152,7 +153,7 @@ class Razor:
         return self.prior.weight_decays(weights(self.model), self._penalty_scale)
 
     def shrink_(self, lr: float | Tensor | Mapping[str, float]) -> None:
-        r"""Take the prior's part of a gradient step implicitly: stable for any precision.
+        r"""Apply the prior by an implicit gradient step, which is stable for any precision.
 
         $\theta \leftarrow \theta / (1 + \text{lr}\, \delta / N)$ for a Gaussian prior. Call it in
         place of `penalty`, after the optimiser's step. With heavy-ball momentum m pass lr / (1 - m)
@@ -172,11 +173,11 @@ class Razor:
     def evidence(
         self, loader: Loader, subset: int | None = None, differentiable: bool = False
     ) -> Evidence:
-        """Return the log evidence of the present hyperparameters.
+        """Return the log evidence of the current hyperparameters.
 
         Args:
             loader: (x, y) batches of the training data.
-            subset: read only this many data and scale by n_data / subset.
+            subset: read only this number of samples and scale by n_data / subset.
             differentiable: keep the graph, so that `torch.autograd.grad` of `log_evidence` reaches
                 the prior and every hyperparameter; holds all batches in memory.
         """
@@ -191,8 +192,8 @@ class Razor:
     def step(self, loader: Loader, subset: int | None = None) -> Evidence:
         """Estimate the evidence, then update the hyperparameters (after the burn-in).
 
-        Factors of which only the product matters (`FFC`, `SFC`) are balanced first, which changes
-        only their prior density.
+        The factors of `FFC` and `SFC` paths are balanced first. This changes their prior density,
+        but not their product.
 
         Returns:
             The evidence of the hyperparameters before the update.
@@ -241,7 +242,7 @@ class Razor:
             return hyper_gradient(self._task(), curvature, log_curvature, data, self.eta)
 
     def posterior(self, loader: Loader, subset: int | None = None) -> Posterior:
-        """Return the Laplace posterior at the present weights."""
+        """Return the Laplace posterior at the current weights."""
         curvature = self._curvature(loader, subset)
         return Posterior(self.model, self.likelihood, self.layers, curvature, self.prior)
 
@@ -289,7 +290,7 @@ class Razor:
         self.layers = present
 
     def _batches(self, loader: Loader, subset: int | None) -> Iterator[tuple[Input, Tensor]]:
-        """Yield batches on the model's device; the very first one verifies the model."""
+        """Yield batches on the model's device; verify the model with the first batch."""
         device = next(iter(weights(self.model).values())).device
         for x, y in batches(loader, device, subset):
             if self._n_outputs is None:
@@ -297,10 +298,10 @@ class Razor:
             yield x, y
 
     def verify(self, x: Input) -> None:
-        """Check on two data that the layers explain every gradient; called once automatically.
+        """Check on two samples that the layers explain every gradient; called once automatically.
 
         Args:
-            x: inputs, of which the first two are used, for a model in eval mode.
+            x: inputs; the first two are used. The model must be in eval mode.
 
         Raises:
             UnsupportedParameterError: the gradient of some weights is not explained.
@@ -380,7 +381,7 @@ class Razor:
         """Continue from `state_dict()`.
 
         Raises:
-            ValueError: the state is of another data set or model; nothing is changed then.
+            ValueError: the state belongs to another data set or model; nothing is changed.
         """
         load_razor_state(self, state)
 

@@ -74,8 +74,8 @@ class RazorConfig(Method):
             raise ValueError(
                 f"free_precision={self.free_precision} conflicts with {other}="
                 f"{getattr(self, other)!r}, which sets the precision of every group. Give free "
-                "paths their precision in prior_precision={group: precision, ...} and leave "
-                "free_precision out"
+                "paths their precision in prior_precision={group: precision, ...} and omit "
+                "free_precision."
             )
         for name, least in (("pieces", 1), ("inner_steps", 0), ("burn_in", 0)):
             if getattr(self, name) < least:
@@ -105,7 +105,7 @@ def starting_prior(model: nn.Module, config: RazorConfig) -> GaussianPrior:
 
 
 def check_no_kronecker(layers: Iterable[Layer]) -> None:
-    """Check that no layer has a Kronecker block, which one precision per weight rules out.
+    """Check that no layer has a Kronecker block, which needs one precision per tensor.
 
     Raises:
         ValueError: names a weight with a Kronecker block.

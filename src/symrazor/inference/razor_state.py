@@ -53,7 +53,7 @@ def load_razor_state(razor: "Razor", state: State) -> None:
     """Load what `razor_state` returned.
 
     Raises:
-        ValueError: the state is of another data set or model; nothing is changed then.
+        ValueError: the state belongs to another data set or model; nothing is changed.
     """
     _check(razor, state)
     razor.likelihood.load_state_dict(state["likelihood"])
@@ -70,13 +70,13 @@ def load_razor_state(razor: "Razor", state: State) -> None:
 
 
 def _check(razor: "Razor", state: State) -> None:
-    """Check that a state is of this data set and this model."""
+    """Check that a state belongs to this data set and this model."""
     if "tensors" not in state:
         raise ValueError("The state was not saved by Razor.state_dict().")
     if state["n_data"] != razor.n_data:
         raise ValueError(
-            f"The state is of a Razor with n_data={state['n_data']}, but this one has "
-            f"n_data={razor.n_data}."
+            f"The state belongs to a Razor with n_data={state['n_data']}, but this Razor has "
+            f"n_data={razor.n_data}. Create the Razor with the same n_data."
         )
     prior, saved = razor.prior.state_dict(), state["prior"]
     if {k: v.shape for k, v in prior.items()} != {k: v.shape for k, v in saved.items()}:
@@ -86,7 +86,8 @@ def _check(razor: "Razor", state: State) -> None:
         )
     if state["tensors"] != _tensor_shapes(razor):
         raise ValueError(
-            f"The state is of a model with other weights or hyperparameters: {state['tensors']}."
+            "The state belongs to a model with other weights or hyperparameters: "
+            f"{state['tensors']}."
         )
 
 

@@ -75,7 +75,7 @@ class _OneWidth(Transformation):
 
 def _expect(x: Tensor, is_valid: bool, what: str) -> None:
     if not is_valid:
-        raise ValueError(f"Expected {what}, got {list(x.shape)}.")
+        raise ValueError(f"Inputs must be {what}, got {list(x.shape)}.")
 
 
 class Brightness(_OneWidth):

@@ -1,4 +1,4 @@
-r"""Define group convolutions with basis functions on the group: position and angle, or and scale.
+r"""Define group convolutions with basis functions of position and angle, or position and scale.
 
 A filter of a group convolution is a function $\psi(\delta, \theta)$ of an offset and of the element
 of an input field relative to that of the output. Here it is a sum over P anchors $(z_p, \tau_p)$ on

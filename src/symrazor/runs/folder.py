@@ -304,7 +304,9 @@ def input_dtype(document: dict[str, Any]) -> torch.dtype:
     """Return the type of inputs that the network of a discovery takes."""
     name = document["data"].get("dtype", "float32")
     if not isinstance(name, str) or name not in DTYPES:
-        raise ValueError(f"{DOCUMENT}: data.dtype is {name!r}, expected one of {', '.join(DTYPES)}")
+        raise ValueError(
+            f"{DOCUMENT}: data.dtype must be one of {', '.join(DTYPES)}, got {name!r}."
+        )
     return DTYPES[name]
 
 

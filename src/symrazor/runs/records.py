@@ -166,7 +166,9 @@ def fit_document(folder: Path) -> dict[str, Any]:
     """Return the document of a fit: one question with one candidate; builds no network."""
     run = read_run(folder)
     if len(run.shape) not in KINDS_BY_DIMS:
-        raise ValueError(f"{folder / NETWORK}: inputs of {len(run.shape)} dimensions, expected 1-4")
+        raise ValueError(
+            f"{folder / NETWORK}: inputs must have 1 to 4 dimensions, got {len(run.shape)}."
+        )
     by_epoch = {record["epoch"]: record for record in read_events(folder / EVENTS)}
     likelihood = run.config.data.likelihood
     is_classifier = likelihood in ("categorical", "bernoulli")

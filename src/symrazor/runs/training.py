@@ -1,4 +1,4 @@
-"""Train a network as a configuration says, and leave a run folder (`symrazor fit`)."""
+"""Train the network of a configuration, and write a run folder (`symrazor fit`)."""
 
 import os
 from collections.abc import Iterator, Mapping, Sequence

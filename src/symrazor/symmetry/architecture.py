@@ -217,8 +217,8 @@ def _build_layer(kind: type[nn.Module], arguments: Any, where: str) -> nn.Module
     for name, value in arguments.items():
         if not _has_type(value, expected[name]):
             raise ValueError(
-                f"{where} ({kind.__name__}): argument {name} is {str(value)[:80]!r}, expected "
-                f"{expected[name]}, with integers up to {MAX_INTEGER:,}."
+                f"{where} ({kind.__name__}): argument {name} must be {expected[name]}, with "
+                f"integers up to {MAX_INTEGER:,}, got {str(value)[:80]!r}."
             )
     given = {k: tuple(v) if isinstance(v, list) else v for k, v in arguments.items()}
     with torch.device("meta"):
@@ -273,7 +273,7 @@ def _build_graph(root: nn.Module, steps: Any, where: str) -> nn.Module:
     vocabulary; arguments are numbers, short strings (quoted by torch.fx) and earlier steps.
     """
     if not isinstance(steps, list) or not steps:
-        raise ValueError(f"{where}: expected a list of steps.")
+        raise ValueError(f"{where}: the steps must be a list.")
     tensors = {name for name, _ in (*root.named_parameters(), *root.named_buffers())}
     targets: dict[str, Any] = {
         "tensor": tensors,
@@ -289,7 +289,7 @@ def _build_graph(root: nn.Module, steps: Any, where: str) -> nn.Module:
         how, target = step["call"], step["target"]
         args, kwargs = step.get("arguments", []), step.get("keywords", {})
         if not isinstance(args, list) or not isinstance(kwargs, dict):
-            raise ValueError(f"{place}: expected a list of arguments and an object of keywords.")
+            raise ValueError(f"{place}: arguments must be a list and keywords an object.")
         if how == "input" and not args and not kwargs:
             nodes.append(graph.placeholder(_checked_name(target, place)))
             continue
@@ -299,7 +299,7 @@ def _build_graph(root: nn.Module, steps: Any, where: str) -> nn.Module:
                 "is not called. Do not use this file unless you know where it comes from."
             )
         if target == "attribute" and (len(args) != 2 or args[1] not in ATTRIBUTES or kwargs):
-            raise ValueError(f"{place}: expected one of the attributes {', '.join(ATTRIBUTES)}.")
+            raise ValueError(f"{place}: the attribute must be one of {', '.join(ATTRIBUTES)}.")
         given = tuple(_decode(value, nodes, place) for value in args)
         named = {
             _checked_name(key, place): _decode(value, nodes, place) for key, value in kwargs.items()
@@ -307,7 +307,7 @@ def _build_graph(root: nn.Module, steps: Any, where: str) -> nn.Module:
         function: str | Callable[..., Any] = FUNCTIONS[target] if how == "function" else target
         nodes.append(graph.create_node(_OPS[how], function, given, named))
     if [node.op == "output" for node in nodes] != [False] * (len(nodes) - 1) + [True]:
-        raise ValueError(f"{where}: expected one output, as the last step.")
+        raise ValueError(f"{where}: there must be one output, as the last step.")
     graph.lint()
     return fx.GraphModule(root, graph, "Graph")
 

@@ -137,8 +137,8 @@ class Training(Task):
     def _check_same_in_all_processes(self, saved: State | None) -> None:
         """Check that all processes run the same training, then copy the first one's weights.
 
-        Processes that end at different epochs, or only some of which ask whether to stop, would
-        wait for each other for ever.
+        Processes that end at different epochs would wait for each other forever. So would processes
+        of which only some check whether to stop.
         """
         options = self.options
         saves = options.save is not None or options.resume is not None

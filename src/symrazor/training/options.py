@@ -93,7 +93,7 @@ class FitConfig:
         if isinstance(self.device, torch.device):
             object.__setattr__(self, "device", str(self.device))
         if str(self.optimizer) == "sam":
-            raise ValueError("Unknown optimizer, got 'sam'. Use optimizer='sgd', sam_radius=0.05.")
+            raise ValueError("Unknown optimizer 'sam'. Use optimizer='sgd', sam_radius=0.05.")
         check_types(self)
         self._check_ranges()
         if self.sam_from and self.sam_radius is None:

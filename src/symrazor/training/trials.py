@@ -74,7 +74,7 @@ class Run(Protocol):
 
 @dataclass
 class Trial:
-    """Two branches of a training, one of which is active.
+    """Two branches of a training; one is active, the state of the other is stored.
 
     Args:
         paths: paths that one branch has and the other lacks.
@@ -176,7 +176,7 @@ class Trials:
                 layer.disabled = frozenset(i for i, path in enumerate(names) if path in self._off)
 
     def update(self, estimate: Evidence, progress: float, left: int) -> None:
-        """After an evidence step, switch branches, decide the trial, or begin one.
+        """Switch branches, decide the trial, or begin one, after an evidence step.
 
         Args:
             estimate: the evidence that the step returned.
@@ -205,9 +205,9 @@ class Trials:
             foreach_zero_(zero)
 
     def _hold_off_(self) -> None:
-        """Also set the largest precision for prior groups that are completely off.
+        """Set weights that are off to zero, and prior groups that are off to the largest precision.
 
-        That precision is not reported as touching its bound.
+        These groups are not reported as being at a bound.
         """
         self.hold_()
         switched_off = {name for path in self.off for name in self.members[path]}
@@ -230,7 +230,7 @@ class Trials:
         log.info("Trial without the free paths %s begins.", ", ".join(chosen))
 
     def _compare(self, trial: Trial, estimate: Evidence, left: int) -> Mapping[str, float] | None:
-        """After an evidence step of one branch, switch to the other or end the trial.
+        """Switch to the other branch or end the trial, after an evidence step of one branch.
 
         Returns:
             At the end, the effective parameters of the branch that continues; else None.

@@ -89,7 +89,7 @@ def test_bad_calls_are_refused() -> None:
     vi = sr.Variational(mlp(), "categorical", 7)
     with pytest.raises(ValueError, match="draws must be at least 1, got 0"):
         vi.outputs(x, 0)
-    with pytest.raises(ValueError, match="The loader gave 6 data, but n_data or subset is 7"):
+    with pytest.raises(ValueError, match="The loader yielded 6 samples, but n_data or subset is 7"):
         vi.evidence([(x, y)])
     with pytest.raises(ValueError, match="not between 0 and 1"):
         vi.bound(x, y + 1)

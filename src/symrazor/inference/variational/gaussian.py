@@ -209,7 +209,7 @@ class GaussianPosterior(nn.Module, ABC):
         return values.reshape(*self.lead, -1).sum(-1, dtype=torch.float64)
 
     def _matrices(self, w: Tensor) -> Tensor:
-        """[n, *lead, *shape] -> [n, *lead, rows, columns]."""
+        """Reshape [n, *lead, *shape] to [n, *lead, rows, columns]."""
         return w.reshape(len(w), *self.lead, *self.matrix_shape)
 
     def extra_repr(self) -> str:

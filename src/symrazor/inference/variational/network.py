@@ -114,7 +114,7 @@ class Variational(nn.Module):
         return GaussianPrior(theta, self.config.prior_precision, groups)
 
     def _freeze_closed_forms(self) -> None:
-        """Hide from optimisers what does not move by its gradient."""
+        """Freeze prior and noise if they are not updated by their gradient."""
         self.prior.requires_grad_(self.config.prior_update == "gradient")
         if isinstance(self.likelihood, Gaussian):
             self.likelihood.requires_grad_(self.config.noise_update == "gradient")
