@@ -1,6 +1,7 @@
 """Files of a stranger run no code: configurations, networks and run folders."""
 
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -94,6 +95,23 @@ def test_code_in_a_file_that_the_user_gave_is_run(
     x = torch.rand(4, 1, 16, 16)
     torch.testing.assert_close(load_network(folder)(x), expected(x))
     assert "plain/architecture.json" in (folder / "README.txt").read_text()
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("os:system", "the call with the arguments {} failed (TypeError: system() missing"),
+        ("broken:f", "Cannot import 'broken:f'"),
+    ],
+)
+def test_code_that_fails_is_a_user_error(
+    name: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "broken.py").write_text("def f(:\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    config = small(tmp_path, SMALL.replace("width = 2", f'name = "{name}"'))
+    with pytest.raises(ValueError, match=re.escape(message)):
+        run(config, tmp_path / "run")
 
 
 def test_a_network_of_an_own_class_needs_its_code(tmp_path: Path) -> None:

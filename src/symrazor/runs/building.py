@@ -1,7 +1,7 @@
 """Build the data and the network that the configuration of a run names."""
 
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -81,6 +81,22 @@ def outputs_for(likelihood: str, *targets: Tensor) -> int:
     return targets[0].shape[1] if targets[0].dim() > 1 else 1
 
 
+def _call(name: str, arguments: Mapping[str, Any]) -> object:
+    """Import a function and call it.
+
+    Raises:
+        ValueError: the function cannot be imported, or fails.
+    """
+    function = import_function(name)
+    try:
+        return function(**arguments)
+    except Exception as error:
+        raise ValueError(
+            f"model.name = {name!r}: the call with the arguments {dict(arguments)} failed "
+            f"({type(error).__name__}: {error}). Check the function and [model.arguments]."
+        ) from error
+
+
 def make_model(
     config: ModelConfig, shape: Sequence[int], outputs: int, dtype: torch.dtype
 ) -> nn.Module:
@@ -108,7 +124,7 @@ def make_model(
         case "ella" if len(shape) == 3:
             model = ella_network(config.paths, shape[0], outputs, config.width, shape[-1])
         case name if ":" in name:
-            model = import_function(name)(**config.arguments)
+            model = _call(name, config.arguments)
         case name:
             raise ValueError(
                 f"model.name = {name!r} does not fit inputs {list(shape)}. Use 'convolutional' or "

@@ -270,7 +270,7 @@ def import_function(path: str) -> Callable[..., Any]:
         sys.path.insert(0, working_directory)
     try:
         function: Callable[..., Any] = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
+    except Exception as error:  # the module may raise anything
         raise ValueError(f"Cannot import {path!r} (package.module:function): {error}") from error
     return function
 
