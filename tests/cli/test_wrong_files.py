@@ -137,6 +137,15 @@ CASES: dict[str, tuple[Case, str]] = {
         _csv("a,b,y\n1,two,0\n" * 1),
         "column 'b', data row 1: not a number ('two')",
     ),
+    "empty field": (
+        _csv("a,b,y\n1,2,0\n1,,0\n"),
+        "column 'b', data row 2: not a finite number ('')",
+    ),
+    "infinite field": (
+        _csv("set,b,y\n0,1,0\n0,inf,0\n"),
+        "column 'b', data row 2: not a finite number ('inf')",
+    ),
+    "one row": (_csv("a,b,y\n1,2,0\n"), "has 1 sample; at least 20 are needed"),
     "ragged series": (_ragged_series, "series '0' has 10 rows and series '4' has 9"),
     "NaN": (_nan, "1 NaN and 0 infinite values, the first in sample 7"),
     "one class": (lambda f: _saved(f, x=_x(), y=np.zeros(40, int)), "has only the class 0"),

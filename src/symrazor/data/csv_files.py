@@ -39,6 +39,7 @@ ID_COLUMNS: dict[str, Kind] = {"series": "series", "set": "set", "trajectory": "
 TIME_COLUMNS = ("time", "t")
 MIN_SERIES_STEPS = 8
 """Columns t0, t1, ... are read as one series if there are at least this many."""
+FIX_FIELD = "Remove the row, fill in the value, or drop the column."
 _STEP_NAME = re.compile(r"t_?\d+")
 
 Numbers = np.ndarray[Any, np.dtype[Any]]
@@ -93,14 +94,16 @@ def read_csv(path: str | Path, labelled: bool = True) -> Table:
         label = list(columns)[-1]
     y, names = (None, ()) if label is None else _parse_labels(columns.pop(label), path)
     if id_column is None:
-        values = torch.from_numpy(parse_numbers(columns, path))
+        values = torch.from_numpy(_parse_finite_numbers(columns, path))
         is_series = len(columns) >= MIN_SERIES_STEPS and all(map(_STEP_NAME.fullmatch, columns))
         if is_series:
             return Table(values, y, names, "series")
         return Table(values, y, names, "vector", columns=tuple(columns))
     ids = columns.pop(id_column)
     rows_of = _rows_by_id(ids, _pop_times(columns, path))
-    table = _group_rows(parse_numbers(columns, path), y, rows_of, ID_COLUMNS[id_column], path)
+    table = _group_rows(
+        _parse_finite_numbers(columns, path), y, rows_of, ID_COLUMNS[id_column], path
+    )
     return replace(table, names=names, columns=tuple(columns))
 
 
@@ -132,12 +135,13 @@ def _read_rows(path: Path) -> tuple[list[str], list[list[str]]]:
     except (UnicodeDecodeError, csv.Error) as error:
         raise ValueError(f"Cannot read {path} as a UTF-8 CSV file: {error}.") from error
     if len(rows) < 2:
-        raise ValueError(f"{path} has fewer than two rows.")
+        raise ValueError(f"{path} has fewer than two rows. Add data rows.")
     width = len(rows[0])
     for number, row in enumerate(rows, 1):
         if len(row) != width:
             raise ValueError(
-                f"{path}, row {number}: {len(row)} fields, but the first row has {width}."
+                f"{path}, row {number}: {len(row)} fields, but the first row has {width}. "
+                "Add or remove fields."
             )
     if any(not is_number(field) for field in rows[0][: max(1, width - 1)]):
         header = rows.pop(0)
@@ -177,11 +181,25 @@ def parse_numbers(columns: Mapping[str, tuple[str, ...]], path: Path) -> Numbers
             if is_number(field.replace(",", ".", 1)):
                 action = "Write numbers with a decimal point."
             else:
-                action = "Remove the row, fill in the value, or drop the column."
+                action = FIX_FIELD
             raise ValueError(
                 f"{path}, column {name!r}, data row {row}: not a number ({field!r}). {action}"
             ) from None
     return np.stack(arrays, 1)
+
+
+def _parse_finite_numbers(columns: Mapping[str, tuple[str, ...]], path: Path) -> Numbers:
+    """Return columns as a float64 array [rows, columns]; empty and infinite fields are errors."""
+    values = parse_numbers(columns, path)
+    not_finite = np.argwhere(~np.isfinite(values))
+    if len(not_finite):
+        row, column = not_finite[0]
+        name, fields = list(columns.items())[column]
+        raise ValueError(
+            f"{path}, column {name!r}, data row {row + 1}: not a finite number ({fields[row]!r}). "
+            f"{FIX_FIELD}"
+        )
+    return values
 
 
 def read_trajectories(columns: Columns, path: Path) -> tuple[Tensor, Tensor]:

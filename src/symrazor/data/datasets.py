@@ -181,7 +181,8 @@ def dataset(
         return Dataset(inputs, None, kind, task or "regression", times=times, source=source)
     check_lengths(x, y, source)
     if len(y) < MIN_SAMPLES:
-        raise ValueError(f"{source} has {len(y)} samples; at least {MIN_SAMPLES} are needed.")
+        samples = "1 sample" if len(y) == 1 else f"{len(y)} samples"
+        raise ValueError(f"{source} has {samples}; at least {MIN_SAMPLES} are needed.")
     if bool((inputs == inputs[:1]).all()):
         raise ValueError(f"All inputs in {source} are equal. Check x.")
     task = recognise_task(y) if task is None else _check(task, TASKS, "task")
@@ -248,7 +249,7 @@ def as_kind(x: Tensor, kind: str, source: str) -> Tensor:
     if values.ndim != _n_dimensions(kind) or 0 in values.shape[1:]:
         raise ValueError(
             f"x in {source} must have shape {SHAPES[kind]} for kind {kind!r}, got {list(x.shape)}. "
-            "Reshape it or choose another kind (--kind)."
+            "Reshape x, or change the kind if you set it."
         )
     return values
 
