@@ -161,6 +161,7 @@ def test_experiment_prints_its_table_unless_quiet(call: Call, quiet: bool) -> No
         (("discover", "--epochs", "0"), "epochs must be at least 1, got 0"),
         (("discover", "--epochs", "1", "--groups"), "groups is empty"),
         (("discover", "--epochs", "1", "--out", "/dev/null/x"), "Not a directory"),
+        (("report", "no-run"), "No such run folder: no-run"),
     ],
 )
 def test_user_errors_exit_with_2(call: Call, arguments: tuple[str, ...], message: str) -> None:
@@ -168,6 +169,25 @@ def test_user_errors_exit_with_2(call: Call, arguments: tuple[str, ...], message
     assert done.returncode == 2
     assert message in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--kind", "picture"), "one of ('image', 'volume', 'series', 'set', 'vector'"),
+        (("--task", "guess"), "one of ('classification', 'regression')"),
+        (("--epochs", "two"), "invalid literal for int() with base 10: 'two'"),
+        (("--minutes", "two"), "could not convert string to float: 'two'"),
+    ],
+)
+def test_wrong_options_are_explained_without_none(
+    call: Call, arguments: tuple[str, str], message: str
+) -> None:
+    done = call("discover", *arguments)
+    said = " ".join((done.stdout + done.stderr).replace("│", " ").split())
+    assert done.returncode == 2
+    assert message in said
+    assert "None" not in said
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh"])

@@ -19,10 +19,11 @@ from symrazor.cli.terminal import (
     OptionalFile,
     OptionalInt,
     console,
+    parsed_by,
     print_verdict,
 )
 from symrazor.core.files import check_writable_file, check_writable_folder
-from symrazor.data.datasets import Kind, Task
+from symrazor.data.datasets import KINDS, TASKS, Kind, Task
 from symrazor.discovery.answer import Answer, Candidate
 from symrazor.discovery.api import discover as run_discovery
 from symrazor.discovery.api import discover_digits
@@ -30,7 +31,15 @@ from symrazor.discovery.question import Options
 from symrazor.runs.folder import DOCUMENT
 
 _DataFile = Annotated[Path | None, tyro.conf.arg(metavar="[DATA]", help_behavior_hint="")]
-_Minutes = Annotated[float | None, tyro.conf.arg(metavar="MINUTES", help_behavior_hint="")]
+_Minutes = Annotated[
+    float | None, parsed_by(float), tyro.conf.arg(metavar="MINUTES", help_behavior_hint="")
+]
+_OptionalKind = Annotated[
+    Kind | None, parsed_by(str, KINDS), tyro.conf.arg(metavar="KIND", help_behavior_hint="")
+]
+_OptionalTask = Annotated[
+    Task | None, parsed_by(str, TASKS), tyro.conf.arg(metavar="TASK", help_behavior_hint="")
+]
 _Groups = Annotated[
     tuple[str, ...] | None, tyro.conf.arg(metavar="GROUP [GROUP ...]", help_behavior_hint="")
 ]
@@ -64,8 +73,8 @@ class Arguments:
     report: OptionalFile = None
     json_file: JsonFile = None
     groups: _Groups = None
-    kind: Annotated[Kind | None, tyro.conf.arg(metavar="KIND", help_behavior_hint="")] = None
-    task: Annotated[Task | None, tyro.conf.arg(metavar="TASK", help_behavior_hint="")] = None
+    kind: _OptionalKind = None
+    task: _OptionalTask = None
     seed: int = 0
     device: str = "auto"
     epochs: OptionalInt = None

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,10 +12,28 @@ from rich.text import Text
 
 from symrazor.core.files import write_atomically
 
+
+def parsed_by(parse: Callable[[str], Any], choices: tuple[str, ...] | None = None) -> Any:
+    """Return a parser of an optional argument, as an annotation.
+
+    Without it, tyro's error messages also list None, in an order that changes from run to run.
+    """
+    return tyro.constructors.PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="",  # every optional argument has its own
+        instance_from_str=lambda fields: parse(fields[0]),
+        is_instance=lambda value: True,
+        str_from_instance=lambda value: [str(value)],
+        choices=choices,
+    )
+
+
 # Optional arguments: a short placeholder, and no "(default: None)" in the help.
 OptionalFile = Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")]
 OptionalName = Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="")]
-OptionalInt = Annotated[int | None, tyro.conf.arg(metavar="N", help_behavior_hint="")]
+OptionalInt = Annotated[
+    int | None, parsed_by(int), tyro.conf.arg(metavar="N", help_behavior_hint="")
+]
 JsonFile = Annotated[Path | None, tyro.conf.arg(name="json", metavar="FILE", help_behavior_hint="")]
 """An option `--json FILE`."""
 Flag = Annotated[bool, tyro.conf.FlagCreatePairsOff, tyro.conf.arg(help_behavior_hint="")]

@@ -266,6 +266,8 @@ def read_document(run: Path) -> dict[str, Any]:
     file = run / DOCUMENT
     if not file.is_file() and is_fit_run(run):
         return fit_document(run)
+    if not run.is_dir():
+        raise ValueError(f"No such run folder: {run}")
     if not file.is_file():
         raise ValueError(f"{run} is not a run folder: it has no {DOCUMENT} and no {CONFIG}.")
     try:
@@ -296,7 +298,7 @@ def question_of(document: dict[str, Any], name: str | None) -> dict[str, Any]:
             f"The run has the questions {', '.join(names)}. Choose one: --question {names[0]}."
         )
     if name is not None and name not in names:
-        raise ValueError(f"Unknown question {name!r}. The run has {', '.join(names)}.")
+        raise ValueError(f"Unknown question {name!r}. Questions of the run: {', '.join(names)}.")
     return questions[0 if name is None else names.index(name)]
 
 
