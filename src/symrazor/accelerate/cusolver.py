@@ -49,12 +49,12 @@ class CuSolverError(RuntimeError):
 def eigvalsh(matrices: Float[Tensor, "*k n n"]) -> Float[Tensor, "*k n"]:
     """Return `torch.linalg.eigvalsh` of symmetric matrices, in one call where possible."""
     fits = matrices.dim() == 3 and matrices.dtype == torch.float64 and not matrices.requires_grad
-    found = solver(matrices.device) if fits else None
-    if found is not None:
+    batched = solver(matrices.device) if fits else None
+    if batched is not None:
         try:
-            return found.eigenvalues(matrices)
+            return batched.eigenvalues(matrices)
         except (CuSolverError, torch.cuda.OutOfMemoryError) as error:
-            log.debug("cuSOLVER did not take %s: %s", tuple(matrices.shape), error)
+            log.debug("cuSOLVER failed for matrices of shape %s: %s", tuple(matrices.shape), error)
     values: Tensor = torch.linalg.eigvalsh(matrices)
     return values
 
@@ -75,12 +75,12 @@ def _tried_out(device: torch.device) -> "Solver | None":
     try:
         torch.linalg.eigvalsh(torch.eye(2, dtype=torch.float64, device=device))  # loads cuSOLVER
         with torch.cuda.device(device):
-            found = Solver(_loaded(), device)
-        found.try_out()
+            tested = Solver(_loaded(), device)
+        tested.try_out()
     except (OSError, AttributeError, CuSolverError) as error:
-        log.debug("eigenvalues are found by torch, matrix by matrix: %s", error)
+        log.debug("Batched eigenvalues are not available, torch solves each matrix: %s", error)
         return None
-    return found
+    return tested
 
 
 def _loaded() -> ctypes.CDLL:
@@ -136,8 +136,8 @@ class Solver:
         with self.alone, torch.cuda.device_of(matrices):
             self._bind()
             calls = -(-k // self._at_once(matrices, values, workspace))
-            for some, found in zip(matrices.chunk(calls), values.chunk(calls), strict=True):
-                self._solve(some, found)
+            for inputs, outputs in zip(matrices.chunk(calls), values.chunk(calls), strict=True):
+                self._solve(inputs, outputs)
         return values
 
     def _bind(self) -> None:
@@ -193,8 +193,8 @@ class Solver:
         """
         for n in (20, 150):
             matrices, expected = known(n)
-            found = self.eigenvalues(matrices.to(self.device)).cpu()
-            error = float((found - expected).abs().max())
+            values = self.eigenvalues(matrices.to(self.device)).cpu()
+            error = float((values - expected).abs().max())
             if not error < 1e-12:
                 raise CuSolverError(f"known eigenvalues of {n} rows have errors of {error}")
 

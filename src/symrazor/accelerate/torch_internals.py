@@ -1,6 +1,6 @@
 """Collect the private and undocumented names of torch in one place.
 
-`tests/accelerate/test_torch_internals.py` checks each name and says what depends on it.
+`tests/accelerate/test_torch_internals.py` checks each name and lists the code that depends on it.
 """
 
 from collections.abc import Callable, Sequence

@@ -159,8 +159,8 @@ def fitting(options: Options) -> tuple[Callable[[], object], Callable[[], object
     model, data = network(options), loader(options)
     razor = Razor(model, "categorical", options.images, estimator="mc")
     stepper = Stepper(razor, FitConfig(lr=1e-4), 10**6)
-    many = evidence_batch(razor, data)
-    some = TensorLoader(data.x, data.y, many, True, data.generator)
+    batch_size = evidence_batch(razor, data)
+    evidence_data = TensorLoader(data.x, data.y, batch_size, True, data.generator)
     subset = min(options.images, EVIDENCE_SUBSET)
 
     def epoch() -> None:
@@ -172,7 +172,8 @@ def fitting(options: Options) -> tuple[Callable[[], object], Callable[[], object
 
     def estimate() -> None:
         model.eval()
-        razor.step(processes.ShardedLoader(some), None if subset == options.images else subset)
+        sharded = processes.ShardedLoader(evidence_data)
+        razor.step(sharded, None if subset == options.images else subset)
         _wait(options)
 
     return epoch, estimate

@@ -13,7 +13,7 @@ class UnsupportedParameterError(ValueError):
     without any sign of it, so no weight is skipped.
 
     Args:
-        reasons: parameter name -> what is wrong and what to do.
+        reasons: parameter name -> the problem and the next action.
     """
 
     def __init__(self, reasons: Mapping[str, str]) -> None:

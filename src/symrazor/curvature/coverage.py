@@ -231,7 +231,7 @@ def _jittered_copy(model: nn.Module) -> nn.Module:
 
 
 def _check_finite(theta: Mapping[str, Tensor], gradients: Sequence[Tensor | None]) -> None:
-    """Raise DivergenceError if a gradient overflows, which says nothing about formats."""
+    """Raise DivergenceError if a gradient overflows, since formats cannot be checked then."""
     for name, gradient in zip(theta, gradients, strict=True):
         if gradient is not None and not bool(torch.isfinite(gradient).all()):
             largest = max(float(value.detach().abs().max()) for value in theta.values())

@@ -97,8 +97,8 @@ def analyse(data: Dataset, options: Options, tell: Tell) -> QuestionResult:
         answer = answer_question(question, options, tell)
         return QuestionResult(data, answer, preparation, test)
     answer = answer_question(question, _share_of_time(options, 1 - TIME_SHARE), tell)
-    rest = _share_of_time(options, TIME_SHARE)
-    invariances = learn_invariances(question, answer.recommended.name, rest, tell)
+    remaining = _share_of_time(options, TIME_SHARE)
+    invariances = learn_invariances(question, answer.recommended.name, remaining, tell)
     answer = replace(answer, invariances=invariances)
     return QuestionResult(data, answer, preparation, test)
 

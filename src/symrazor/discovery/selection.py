@@ -1,7 +1,7 @@
 r"""Choose the network to recommend, by evidence and by conditional evidence.
 
-The evidence of all training data splits into the evidence of the samples compared on and that of
-the samples left out, given the first:
+The evidence of all training data splits into the evidence of the samples $D_1$ used for the
+comparison, and the conditional evidence of the held-out samples $D_2$:
 
 $$\log p(D) = \log p(D_1) + \log p(D_2 \mid D_1).$$
 

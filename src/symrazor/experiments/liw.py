@@ -86,8 +86,8 @@ class Options(OfTable):
     @property
     def frequency(self) -> float:
         """Standard deviation of the frequencies, at the start or fixed."""
-        own = SMALL_SIGMA if self.small else SIGMA
-        return own if self.sigma is None else self.sigma
+        default = SMALL_SIGMA if self.small else SIGMA
+        return default if self.sigma is None else self.sigma
 
     def named(self, row: str) -> str:
         """Return the name of a row in result files, which distinguishes models."""

@@ -123,7 +123,7 @@ def run_seed(options: Options, seed: int) -> list[Run]:
     progress = Progress(NAME, plan.steps, [i for i, new in enumerate(learned) if new])
     choose_starts(model, data[0], members, plan, TRIED)
     names = [f"{version}/{row}" for row, _, version in cells]
-    told = {"seed": seed, "small": options.small, "average": options.average}
+    settings = {"seed": seed, "small": options.small, "average": options.average}
     parts = 1
 
     def note(step: int, seen: InvariantWeights, history: History) -> None:
@@ -133,12 +133,12 @@ def run_seed(options: Options, seed: int) -> list[Run]:
             parts += 1
             seconds = {"seconds_together": progress.seconds}
             found = figures(seen, data, members, history, SUBSET)
-            save(NAME, options, _runs(options, names, found, told | seconds))
+            save(NAME, options, _runs(options, names, found, settings | seconds))
 
     history = train(model, data[0], members, plan, note)
     seconds = {"seconds_together": progress.seconds}
     found = figures(model, data, members, history)
-    runs = _runs(options, names, found, told | seconds)
+    runs = _runs(options, names, found, settings | seconds)
     save(NAME, options, runs)
     return runs
 
@@ -184,10 +184,10 @@ def figures(
 
 
 def _runs(
-    options: Options, names: Sequence[str], found: Sequence[Run], told: Mapping[str, Any]
+    options: Options, names: Sequence[str], found: Sequence[Run], settings: Mapping[str, Any]
 ) -> list[Run]:
     pairs = zip(names, found, strict=True)
-    return [{"row": options.named(name), **told, **figure} for name, figure in pairs]
+    return [{"row": options.named(name), **settings, **figure} for name, figure in pairs]
 
 
 def run(options: Options) -> str:

@@ -194,10 +194,10 @@ def _settings(runs: Sequence[Run]) -> list[tuple[Any, Run, Run]]:
 
 def _setting(run: Run) -> tuple[Any, Run, Run]:
     """Return the width of the network, the training options and the options of the evidence."""
-    told, learned = run.get("config", {}), run.get("reading", {}).get("config", {})
-    plain = json.loads(json.dumps([told, learned]))  # as it is read from a file
-    told, learned = ({k: v for k, v in part.items() if k not in OWN} for part in plain)
-    return run.get("alpha"), told, learned
+    training, learned = run.get("config", {}), run.get("reading", {}).get("config", {})
+    plain = json.loads(json.dumps([training, learned]))  # as it is read from a file
+    training, learned = ({k: v for k, v in part.items() if k not in OWN} for part in plain)
+    return run.get("alpha"), training, learned
 
 
 def _shares(shares: Sequence[Sequence[float]]) -> str:

@@ -67,7 +67,7 @@ def jacobians(
 
 
 class Posterior:
-    """A Gaussian over the weights, centred at the present ones.
+    """A Gaussian over the weights, centred at their current values.
 
     Args:
         model: the network; its present weights are copied as the mean.

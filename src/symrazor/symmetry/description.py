@@ -52,13 +52,14 @@ def describe(module: nn.Module, where: str = "") -> dict[str, Any]:
 
 def _constructor_arguments(module: nn.Module) -> dict[str, Any]:
     """Return constructor arguments as JSON values, read from the attributes of a layer."""
-    found: dict[str, Any] = {}
+    arguments: dict[str, Any] = {}
     for name, kind in MODULES[type(module)].items():
         value = getattr(module, name)
         if name == "bias":
             value = value is not None
-        found[name] = list(value) if kind in ("ints", "padding") and _is_list(value) else value
-    return found
+        is_list = kind in ("ints", "padding") and _is_list(value)
+        arguments[name] = list(value) if is_list else value
+    return arguments
 
 
 def _is_list(value: object) -> bool:

@@ -43,7 +43,7 @@ class Relaxation:
 
 
 def relaxation(model: nn.Module) -> Relaxation:
-    """Return what `relax` changed in a model and what it left unchanged.
+    """Return the modules of a model that `relax` changed and left unchanged.
 
     Raises:
         ValueError: if the model, or the model it is a copy of, was not made by `relax`.

@@ -61,8 +61,8 @@ class LikelihoodSuite(ABC):
             for n in range(len(f)):
                 assert_close(product[n], output_hessian(likelihood, f[n], y[n]).detach(), 0.05)
         trace = likelihood.hessian_root(f).square().sum((0, 2)).detach()
-        one = likelihood.sampled_root(f, 1, generator).detach()
-        assert_close(one.square().sum((0, 2)), trace, 1e-10)
+        draw = likelihood.sampled_root(f, 1, generator).detach()
+        assert_close(draw.square().sum((0, 2)), trace, 1e-10)
 
     def test_extremes_are_finite(self) -> None:
         """Values and gradients stay finite where probabilities reach 0 and 1."""

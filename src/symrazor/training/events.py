@@ -23,7 +23,7 @@ Record = Mapping[str, Any]
 
 
 def record_of(razor: Razor, evidence: Evidence) -> dict[str, Any]:
-    r"""Return what an evidence step adds to the record of its epoch, as plain numbers.
+    r"""Return the entries that an evidence step adds to the record of its epoch, as plain numbers.
 
     Args:
         razor: the razor after the step; its current precisions are recorded.

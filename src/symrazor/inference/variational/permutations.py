@@ -138,8 +138,8 @@ def _by_orders(
     densities = torch.stack(
         [_sum([q.log_prob(w.index_select(dim + 1, g)) for q, dim, w in drawn]) for g in orders]
     )
-    found = densities[0] - densities.logsumexp(0) + math.log(len(orders))
-    return found.mean()
+    gains = densities[0] - densities.logsumexp(0) + math.log(len(orders))
+    return gains.mean()
 
 
 def _by_row_sums(
