@@ -117,7 +117,7 @@ def test_report_export_and_predict_read_run_folders_of_fit(
     run = tmp_path / "run"
     model = fit_run(config, run).model
     cli.run(["report", str(run)])
-    assert "What did the network learn?" in capsys.readouterr().out
+    assert "What did the network learn?\nLayer" in capsys.readouterr().out
     assert "<html" in (run / "report.html").read_text()[:500]
     x, _ = digits.digits_on_canvas("digit")[1]
     np.savez(tmp_path / "x.npz", x=x[:5].numpy())

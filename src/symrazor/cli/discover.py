@@ -183,8 +183,8 @@ def _table(answer: Answer) -> Table:
         evidence, test = candidate.fit.evidence, candidate.fit.reading.test
         table.add_row(
             escape(candidate.name + epochs),
-            f"{float(evidence.log_evidence):,.0f}",
-            f"{float(evidence.log_likelihood):,.0f}",
+            f"{float(evidence.log_evidence):z,.0f}",
+            f"{float(evidence.log_likelihood):z,.0f}",
             f"{float(evidence.complexity):,.0f}",
             f"{sum(evidence.effective_parameters.values()):,.0f}",
             *([_left_out(candidate)] if has_left_out else []),
@@ -194,7 +194,7 @@ def _table(answer: Answer) -> Table:
 
 
 def _left_out(candidate: Candidate) -> str:
-    return "" if candidate.left_out is None else f"{float(candidate.left_out.sum()):,.0f}"
+    return "" if candidate.left_out is None else f"{float(candidate.left_out.sum()):z,.0f}"
 
 
 def _score(key: str, value: Any) -> str:

@@ -50,7 +50,8 @@ def console(quiet: bool = False) -> Console:
 def print_verdict(target: Console, headline: str, details: str) -> None:
     """Print a verdict with a bold headline; brackets in the text are not markup."""
     text = Text(headline, style="bold green")
-    text.append(f" {details}" if details else "", style="not bold default")
+    separator = " " if headline and details else ""
+    text.append(separator + details, style="not bold default")
     target.print(text, soft_wrap=True, highlight=False)
 
 

@@ -136,7 +136,8 @@ def _train_candidates(
         spent[structure.name] = max(seconds, time.perf_counter() - started)
         if expected:
             slowdown = max(1.0, sum(spent.values()) / sum(expected[name] for name in spent))
-        tell(f"  {position}: {candidate.name} done, {config.epochs} epochs in {seconds:.0f} s")
+        epochs = "1 epoch" if config.epochs == 1 else f"{config.epochs} epochs"
+        tell(f"  {position}: {candidate.name} done, {epochs} in {seconds:.0f} s")
     return candidates, spent
 
 
