@@ -40,7 +40,7 @@ that fits soonest. So epochs take precedence over samples.
 """
 MIN_SAMPLES = 500
 LEFT_OUT_SHARE, LEFT_OUT_MIN_SAMPLES = 0.2, 1000
-"""Held-out share of the training data, and the number of samples from which data are held out."""
+"""Held-out share of the training data, and the smallest data set that is split this way."""
 EVIDENCE_STEPS = 10
 EVIDENCE_SUBSET = 1000
 """Samples of an evidence step in a run with limited time."""
