@@ -215,7 +215,7 @@ def test_exceptions_in_callbacks_are_logged(caplog: pytest.LogCaptureFixture) ->
         ({"sam_radius": 0.0}, "sam_radius must be positive and finite"),
         ({"sam_radius": 0.1, "sam_from": 1.0}, r"sam_from must be in \[0, 1\)"),
         ({"sam_from": 0.5}, "sam_from=0.5 has no effect without a sam_radius"),
-        ({"optimizer": "sam"}, "got 'sam'. Use optimizer='sgd', sam_radius=0.05"),
+        ({"optimizer": "sam"}, "Unknown optimizer 'sam'. Use optimizer='sgd', sam_radius=0.05"),
         ({"patience": 0}, "patience must be at least 1"),
         ({"save_every": 0}, "save_every must be at least 1"),
         ({"augment": 3}, "augment must be a function or None, got 3"),
