@@ -125,7 +125,7 @@ def test_conditional_evidence_can_overrule_the_evidence(
     assert predicts_better(found[1], found[0]) is (relaxed > 0)
     assert recommend(answer, early) == expected
     said = replace(answer, recommended_name=recommend(answer, early)).verdict
-    predicts = "training samples left out of the comparison better than a fully"
+    predicts = "held-out training samples better than a fully"
     has_same_symmetry = expected == "convolutional"
     assert (predicts in said) is (not early and relaxed > 0 and not has_same_symmetry)
     assert said.count("Recommended network: ") == 1

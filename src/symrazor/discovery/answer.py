@@ -22,7 +22,7 @@ class Candidate:
         name: name of its structure.
         fit: the result of its training.
         spread: standard deviation of its log evidence over random probes; 0 if not measured.
-        left_out: log likelihood of each training sample that was left out of the comparison; None
+        left_out: log likelihood of each held-out training sample of the comparison; None
             if there is none (`symrazor.discovery.selection`).
     """
 
@@ -232,9 +232,7 @@ class Answer:
             if best.left_out is not None:
                 gain = float((recommended.left_out - best.left_out).sum())
             if gain > 0:  # otherwise recommended for its symmetry, or the comparison was too short
-                samples = (
-                    f"{len(recommended.left_out):,} training samples left out of the comparison"
-                )
+                samples = f"{len(recommended.left_out):,} held-out training samples"
                 reason = f", which predicts {samples} better than {self._label(best)}"
                 reason += f" (by {gain:,.0f} nats)"
         text = f"Recommended network: {self._label(recommended)}{reason}."

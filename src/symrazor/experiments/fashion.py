@@ -144,7 +144,7 @@ def _train(model: nn.Module, data: Tensors, seconds: float, seed: int) -> int:
 
 def markdown(rows: list[dict[str, Any]]) -> str:
     """Return the rows as a table."""
-    head = "| network | log evidence | data left out | test accuracy % | data | epochs | seconds |"
+    head = "| network | log evidence | held-out data | test accuracy % | data | epochs | seconds |"
     lines = [head, "|---|---|---|---|---|---|---|"]
     for row in rows:
         nats = (row.get("log_evidence"), row.get("unseen"))
