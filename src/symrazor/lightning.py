@@ -41,10 +41,11 @@ from symrazor.core.validation import matches_type
 from symrazor.curvature.tape import Input, map_tensors
 from symrazor.inference.loading import loader_sizes
 from symrazor.inference.razor import Razor
+from symrazor.inference.razor_config import record_of
 from symrazor.symmetry.reading import Reading, read
-from symrazor.training.events import record_of, scalars
+from symrazor.training.events import scalars
 from symrazor.training.optimisers import check_optimiser, step_sizes
-from symrazor.training.schedule import BURN_IN_FRACTION
+from symrazor.training.options import BURN_IN_FRACTION
 
 try:
     import lightning.pytorch as pl

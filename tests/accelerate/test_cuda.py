@@ -28,8 +28,7 @@ from symrazor.data import (
 )
 from symrazor.layers.ella import Prior, ella_network
 from symrazor.training.optimisers import Stepper
-from symrazor.training.options import FitConfig
-from symrazor.training.schedule import BurnIn
+from symrazor.training.options import BurnIn, FitConfig
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 

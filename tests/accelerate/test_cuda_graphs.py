@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import symrazor as sr
-from symrazor.accelerate.cuda_graphs import N_STREAMS, run_on_streams
+from symrazor.accelerate.devices import N_STREAMS, run_on_streams
 from symrazor.layers.ella import ella_network
 from symrazor.training.optimisers import Stepper
 from symrazor.training.options import FitConfig

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import symrazor as sr
-from symrazor.accelerate.plain import is_plain, plain_execution
+from symrazor.accelerate.devices import is_plain, plain_execution
 from symrazor.core.errors import CurvatureError, DivergenceError
 from symrazor.core.likelihood import Categorical
 from symrazor.curvature import accumulate

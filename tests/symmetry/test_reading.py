@@ -17,7 +17,7 @@ from torch import Tensor, nn
 import symrazor as sr
 from symrazor.core.evidence import Evidence
 from symrazor.data import digits
-from symrazor.inference.razor_state import latest_razor
+from symrazor.inference.razor_config import latest_razor
 from symrazor.layers import FC, FFC, Conv, Relaxed, path_groups
 from symrazor.symmetry.equivariance import layer_errors
 from symrazor.symmetry.reading import SCHEMA, Reading, read

@@ -9,8 +9,7 @@ from torch import Tensor, nn
 import symrazor as sr
 from symrazor.layers import FFC, Conv, Relaxed
 from symrazor.training.optimisers import Stepper
-from symrazor.training.options import FitConfig
-from symrazor.training.schedule import Schedule
+from symrazor.training.options import FitConfig, Schedule
 
 
 def _problem(seed: int = 0) -> tuple[nn.Module, Tensor, Tensor]:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import symrazor as sr
 from symrazor.data import Tensors
-from symrazor.inference.razor_state import copy_state
+from symrazor.inference.razor_config import copy_state
 from symrazor.layers import FC, FFC, SFC, Conv, Relaxed
 from symrazor.layers import Path as LayerPath
 from symrazor.training import trials

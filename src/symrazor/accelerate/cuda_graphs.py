@@ -28,13 +28,8 @@ WARM_UP_STEPS = 3
 MAX_BATCH_SHAPES = 2
 """Batch shapes that are captured: a full batch, and a smaller last one."""
 
-N_STREAMS = 4
-"""Branches of a graph, the current stream included."""
-
 CAPTURE_STREAM = 0
-"""Index of the side stream that captures; the branches use the indices from 2 on."""
-
-_FIRST_BRANCH_STREAM = 2
+"""Index of the side stream that captures."""
 
 Step = Callable[[Tensor, Tensor], Tensor]
 Shapes = tuple[torch.Size, torch.Size]
@@ -185,43 +180,3 @@ class CUDAGraphCall:
             self.step()
         self.graph = graph
         graph.replay()
-
-
-def run_on_streams(tasks: Sequence[Callable[[], T]], inputs: Sequence[Tensor]) -> list[T]:
-    """Return the results of all tasks, which become parallel branches of a graph being captured.
-
-    A small kernel keeps a tenth of a large GPU busy, and on one stream the next kernel waits for
-    it. Branches run at the same time. Outside a capture the launches take longest, and a CPU has
-    its own threads (`devices`), so the tasks then run one after the other.
-
-    Args:
-        tasks: no task writes what another task reads, and no task runs a backward pass through
-            branches: that would free memory on a branch while the caller's stream still reads it.
-        inputs: at least one tensor; all tensors that were made for this step and that tasks read.
-            A capture must not reuse their memory, because it does not know when the last branch has
-            finished with them.
-    """
-    if len(tasks) < 2 or not _is_capturing(inputs[0].device):
-        return [task() for task in tasks]
-    main = torch.cuda.current_stream(inputs[0].device)
-    n_branches = min(N_STREAMS, len(tasks)) - 1
-    branches = [side_stream(main.device, _FIRST_BRANCH_STREAM + i) for i in range(n_branches)]
-    for stream in branches:
-        stream.wait_stream(main)
-        for tensor in inputs:
-            tensor.record_stream(stream)
-    streams = [main, *branches]
-    results = []
-    for number, task in enumerate(tasks):
-        with torch.cuda.stream(streams[number % len(streams)]):
-            results.append(task())
-    for stream in branches:
-        main.wait_stream(stream)
-    return results
-
-
-def _is_capturing(device: torch.device) -> bool:
-    """Return whether a CUDA graph is being captured; False while a compiler traces."""
-    if device.type != "cuda" or torch.compiler.is_compiling():
-        return False
-    return torch.cuda.is_current_stream_capturing()

@@ -1,21 +1,50 @@
-"""Choose a device, its rounding mode and its streams, and run CPU work on several threads.
+"""Choose a device, its rounding mode and its streams, and run work on threads and streams.
 
 LAPACK eigenvalue routines, thin matrix products and small convolutions scale badly inside one call,
 and an OpenMP team that waits for its next call burns CPU time. Running several calls at once, each
 on one thread, is faster.
+
+`plain_execution` switches all accelerations off: no threads, CUDA graphs or batched GPU solvers.
+The results are the same up to rounding. Use it to locate the cause of a difference.
+
+    with plain_execution():
+        razor.evidence(loader)
 """
 
 import os
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cache
 from typing import TypeVar
 
 import torch
+from torch import Tensor
 
 T = TypeVar("T")
+
+N_STREAMS = 4
+"""Branches of a graph, the current stream included."""
+
+_FIRST_BRANCH_STREAM = 2  # the side streams before it capture graphs and solve eigenproblems
+_PLAIN = ContextVar("symrazor_plain", default=False)
+
+
+@contextmanager
+def plain_execution() -> Iterator[None]:
+    """Run one operation after the other in the calling thread."""
+    token = _PLAIN.set(True)
+    try:
+        yield
+    finally:
+        _PLAIN.reset(token)
+
+
+def is_plain() -> bool:
+    """Return whether accelerations are switched off."""
+    return _PLAIN.get()
 
 
 def resolve_device(name: str) -> str:
@@ -118,6 +147,46 @@ def _run_next(pending: deque[tuple[Callable[[], T], Future[T]]]) -> bool:
                 replacement.set_exception(error)
             return True
     return False
+
+
+def run_on_streams(tasks: Sequence[Callable[[], T]], inputs: Sequence[Tensor]) -> list[T]:
+    """Return the results of all tasks, which become parallel branches of a graph being captured.
+
+    A small kernel keeps a tenth of a large GPU busy, and on one stream the next kernel waits for
+    it. Branches run at the same time. Outside a capture the launches take longest, and a CPU has
+    its own threads (`run_in_threads`), so the tasks then run one after the other.
+
+    Args:
+        tasks: no task writes what another task reads, and no task runs a backward pass through
+            branches: that would free memory on a branch while the caller's stream still reads it.
+        inputs: at least one tensor; all tensors that were made for this step and that tasks read.
+            A capture must not reuse their memory, because it does not know when the last branch has
+            finished with them.
+    """
+    if len(tasks) < 2 or not _is_capturing(inputs[0].device):
+        return [task() for task in tasks]
+    main = torch.cuda.current_stream(inputs[0].device)
+    n_branches = min(N_STREAMS, len(tasks)) - 1
+    branches = [side_stream(main.device, _FIRST_BRANCH_STREAM + i) for i in range(n_branches)]
+    for stream in branches:
+        stream.wait_stream(main)
+        for tensor in inputs:
+            tensor.record_stream(stream)
+    streams = [main, *branches]
+    results = []
+    for number, task in enumerate(tasks):
+        with torch.cuda.stream(streams[number % len(streams)]):
+            results.append(task())
+    for stream in branches:
+        main.wait_stream(stream)
+    return results
+
+
+def _is_capturing(device: torch.device) -> bool:
+    """Return whether a CUDA graph is being captured; False while a compiler traces."""
+    if device.type != "cuda" or torch.compiler.is_compiling():
+        return False
+    return torch.cuda.is_current_stream_capturing()
 
 
 @cache

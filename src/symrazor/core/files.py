@@ -1,12 +1,9 @@
-"""Write files atomically, check that paths are writable, and convert values for JSON."""
+"""Write files atomically, and check that paths are writable."""
 
-import math
 import os
 import secrets
 import tempfile
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 
 def write_atomically(path: Path, content: bytes) -> None:
@@ -73,16 +70,3 @@ def check_writable_file(file: Path | None) -> None:
         raise ValueError(f"{file} is a folder. Give the name of a file in it.")
     if not file.exists() or file.is_file():  # pipes and devices are not checked
         check_writable_folder(file.parent)
-
-
-def json_ready(value: Any) -> Any:
-    """Convert a value to JSON types: arrays to lists, NaN and infinity to None, others to text."""
-    if isinstance(value, Mapping):
-        return {str(key): json_ready(part) for key, part in value.items()}
-    if isinstance(value, (list, tuple, set, frozenset)):
-        return [json_ready(part) for part in value]
-    if hasattr(value, "tolist"):  # numpy and torch
-        return json_ready(value.tolist())
-    if isinstance(value, float):
-        return float(value) if math.isfinite(value) else None
-    return value if isinstance(value, (str, int, type(None))) else str(value)

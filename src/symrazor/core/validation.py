@@ -1,9 +1,10 @@
-"""Check option values against the annotations of their dataclass.
+"""Check option values against the annotations of their dataclass, and convert values for JSON.
 
 Annotations are the only list of allowed types and choices: a `Literal` names its choices.
 """
 
 import difflib
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from numbers import Integral, Real
@@ -117,3 +118,16 @@ def _alternatives(expected: Any) -> list[str]:
 
 def _join_alternatives(texts: Sequence[str]) -> str:
     return " or ".join([", ".join(texts[:-1]), texts[-1]] if len(texts) > 1 else texts)
+
+
+def json_ready(value: Any) -> Any:
+    """Convert a value to JSON types: arrays to lists, NaN and infinity to None, others to text."""
+    if isinstance(value, Mapping):
+        return {str(key): json_ready(part) for key, part in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [json_ready(part) for part in value]
+    if hasattr(value, "tolist"):  # numpy and torch
+        return json_ready(value.tolist())
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else None
+    return value if isinstance(value, (str, int, type(None))) else str(value)

@@ -15,8 +15,7 @@ from operator import itemgetter
 import torch
 from torch import Tensor, nn
 
-from symrazor.accelerate.devices import keep_freed_memory
-from symrazor.accelerate.plain import is_plain
+from symrazor.accelerate.devices import is_plain, keep_freed_memory
 from symrazor.accelerate.processes import is_distributed, unwrap, world
 from symrazor.core.likelihood import Likelihood, as_likelihood
 from symrazor.curvature.accumulate import (
@@ -175,7 +174,7 @@ def _check_options(n_data: int | None, temperature: float, keep_graph: bool) -> 
 def choose_scheduler(task: CurvatureTask, keep_graph: bool = False) -> Scheduler:
     """Choose how the batches are computed; the result does not depend on it beyond rounding.
 
-    `accelerate.plain.plain_execution` forces the serial scheduler.
+    `accelerate.devices.plain_execution` forces the serial scheduler.
     """
     device = task.device
     on_cpu = all(w.device.type == "cpu" for w in task.theta.values())

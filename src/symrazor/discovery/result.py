@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from symrazor.core.files import json_ready
+from symrazor.core.validation import json_ready
 from symrazor.data import Dataset, Tensors
 from symrazor.data.datasets import as_kind, plural
 from symrazor.discovery.answer import Answer, Candidate

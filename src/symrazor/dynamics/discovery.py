@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from symrazor.core.progress import fraction_bar
 from symrazor.dynamics.config import DiscoverConfig, TrainConfig
 from symrazor.dynamics.conserved import Quadratic
 from symrazor.dynamics.hamiltonian import HamiltonianNetwork, SymmetrisedNetwork
@@ -30,6 +29,7 @@ from symrazor.dynamics.units import (
     interleave,
     split,
 )
+from symrazor.training.loop import fraction_bar
 
 Progress = Callable[[float, str], None]
 """Called with the fraction done and a status line."""

@@ -29,7 +29,7 @@ from symrazor.dynamics.trained import Record, Trained, evidence_bound, kl_diverg
 from symrazor.dynamics.trajectories import Transitions
 from symrazor.training.checkpoint import State
 from symrazor.training.loop import Loop, Task
-from symrazor.training.schedule import Schedule
+from symrazor.training.options import Schedule
 
 Progress = Callable[[Record], None]
 

@@ -47,13 +47,15 @@ from symrazor.inference.laplace import (
 )
 from symrazor.inference.loading import LoaderRNGState, ReplayableBatches, batches, check_data_count
 from symrazor.inference.posterior import Posterior
-from symrazor.inference.razor_config import RazorConfig, check_no_kronecker, starting_prior
-from symrazor.inference.razor_state import (
+from symrazor.inference.razor_config import (
+    RazorConfig,
     State,
+    check_no_kronecker,
     copy_state,
     load_razor_state,
     razor_state,
     remember_razor,
+    starting_prior,
 )
 from symrazor.layers.relaxed import balance_
 

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from symrazor.accelerate.cuda_graphs import run_on_streams
+from symrazor.accelerate.devices import run_on_streams
 from symrazor.accelerate.torch_internals import has_hooks
 from symrazor.core.parameters import weights
 from symrazor.layers.conv import FilterPath, sum_of_convolutions

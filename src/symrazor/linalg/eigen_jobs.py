@@ -26,8 +26,7 @@ from torch import Tensor
 
 from symrazor.accelerate import cusolver
 from symrazor.accelerate.cusolver import WORKSPACE_BYTES
-from symrazor.accelerate.devices import run_in_threads, side_stream
-from symrazor.accelerate.plain import is_plain
+from symrazor.accelerate.devices import is_plain, run_in_threads, side_stream
 from symrazor.accelerate.processes import all_reduce_, assign_owners, is_distributed, world
 from symrazor.core.errors import CurvatureError
 from symrazor.linalg.factor import Factor

@@ -20,7 +20,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from symrazor.accelerate.cuda_graphs import run_on_streams
+from symrazor.accelerate.devices import run_on_streams
 
 TAYLOR_DEGREE = 12
 SCALED_NORM = 0.5

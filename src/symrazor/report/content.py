@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from symrazor.core.files import json_ready
+from symrazor.core.validation import json_ready
 from symrazor.report import pictures
 
 SCHEMA = 1

@@ -24,12 +24,12 @@ from torch import Tensor, nn
 
 from symrazor.accelerate.processes import unwrap
 from symrazor.core.evidence import Evidence
-from symrazor.core.files import json_ready
 from symrazor.core.parameters import weights
 from symrazor.core.prior import Prior
+from symrazor.core.validation import json_ready
 from symrazor.curvature.tape import Input
 from symrazor.inference.razor import Razor
-from symrazor.inference.razor_state import latest_razor
+from symrazor.inference.razor_config import latest_razor
 from symrazor.layers.relaxed import Relaxed, spatial_layers
 from symrazor.report.page import verdict_html
 from symrazor.symmetry.equivariance import Errors, layer_errors

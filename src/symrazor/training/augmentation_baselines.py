@@ -35,7 +35,7 @@ from symrazor.invariance.copies import Augment
 from symrazor.invariance.transformation import Choice, QuarterTurns
 from symrazor.training.evidence_training import outputs
 from symrazor.training.loop import Loop, Task
-from symrazor.training.schedule import DEFAULT_WARMUP, Schedule
+from symrazor.training.options import DEFAULT_WARMUP, Schedule
 
 Entry = float | Mapping[str, float]
 """One value for all widths, or the name of a `Hyper` of the augmentation -> its value.

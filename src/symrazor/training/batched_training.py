@@ -23,7 +23,7 @@ from symrazor.invariance.invariant_weights import InvariantWeights, Sampling, ch
 from symrazor.invariance.lie_distributions import Nodes, Random
 from symrazor.invariance.natural_gradient import NaturalSteps
 from symrazor.training.loop import Loop, Task
-from symrazor.training.schedule import Schedule
+from symrazor.training.options import Schedule
 
 Method = Literal["vi", "map", "ml"]
 

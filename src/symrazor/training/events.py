@@ -15,34 +15,10 @@ from typing import Any, BinaryIO
 
 import torch
 
-from symrazor.core.evidence import Evidence
-from symrazor.core.files import check_writable_folder, json_ready
-from symrazor.inference.razor import Razor
+from symrazor.core.files import check_writable_folder
+from symrazor.core.validation import json_ready
 
 Record = Mapping[str, Any]
-
-
-def record_of(razor: Razor, evidence: Evidence) -> dict[str, Any]:
-    r"""Return the entries that an evidence step adds to the record of its epoch, as plain numbers.
-
-    Args:
-        razor: the razor after the step; its current precisions are recorded.
-        evidence: the evidence that the step returned, measured before precisions changed.
-
-    Returns:
-        The terms of the evidence ("log_evidence", "log_likelihood", "log_prior", "log_det",
-        "per_datum"), "complexity" $= \tfrac12$ log_det - log_prior, "precisions" {group: value} and
-        "effective_parameters" {tensor: value}. A group with one precision per weight is recorded as
-        their mean.
-    """
-    return {
-        **evidence.to_dict(),
-        "complexity": float(evidence.complexity.detach()),
-        "precisions": {
-            group: float(value.mean()) for group, value in razor.prior.precisions.items()
-        },
-        "effective_parameters": {k: float(v) for k, v in evidence.effective_parameters.items()},
-    }
 
 
 def scalars(record: Record) -> dict[str, float]:

@@ -35,16 +35,13 @@ from symrazor.accelerate.processes import (
 from symrazor.core.errors import CurvatureError, DivergenceError
 from symrazor.core.evidence import Evidence
 from symrazor.core.parameters import hyperparameters
-from symrazor.core.progress import Record
 from symrazor.data import TensorLoader, Tensors
 from symrazor.inference.razor import Razor
-from symrazor.inference.razor_state import copy_state
+from symrazor.inference.razor_config import copy_state, record_of
 from symrazor.training.checkpoint import Checkpoints, State, compare, describe_tensor, fingerprint
-from symrazor.training.events import record_of
-from symrazor.training.loop import Callback, Loop, Task
+from symrazor.training.loop import Callback, Loop, Record, Task
 from symrazor.training.optimisers import Stepper
-from symrazor.training.options import FitConfig
-from symrazor.training.schedule import BurnIn
+from symrazor.training.options import BurnIn, FitConfig
 from symrazor.training.trials import Trials
 
 log = logging.getLogger("symrazor")

@@ -1,6 +1,6 @@
 r"""Train a network and learn its hyperparameters by the evidence.
 
-`fit` alternates optimiser steps on the weights (`optimisers`, on the learning rate of `schedule`)
+`fit` alternates optimiser steps on the weights (`optimisers`, on the learning rate of `Schedule`)
 with evidence steps on prior precisions and other hyperparameters (`Razor.step`, every few epochs
 after a burn-in), and returns the state with the highest evidence. `evidence_training` is the
 training itself.
@@ -27,7 +27,6 @@ from symrazor.accelerate.processes import (
 from symrazor.core.evidence import Evidence
 from symrazor.core.likelihood import Likelihood, as_likelihood
 from symrazor.core.parameters import eval_mode
-from symrazor.core.progress import Record
 from symrazor.curvature.coverage import check_output_precision
 from symrazor.data import TensorLoader, Tensors, check_batch
 from symrazor.inference.posterior import How, Posterior, Prediction
@@ -48,7 +47,7 @@ from symrazor.training.evidence_training import (
     outputs,
     shared_outputs,
 )
-from symrazor.training.loop import Callback
+from symrazor.training.loop import Callback, Record
 from symrazor.training.options import FitConfig
 
 log = logging.getLogger("symrazor")

@@ -13,10 +13,12 @@ round it updates the progress bar and calls the callbacks.
 
 import logging
 import signal
+import sys
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType, TracebackType
@@ -24,10 +26,11 @@ from typing import Any, NoReturn, Protocol
 
 from symrazor.accelerate.processes import any_process, is_distributed, world
 from symrazor.core.errors import CurvatureError
-from symrazor.core.progress import Record, epoch_bar
 
 log = logging.getLogger("symrazor")
 
+Record = dict[str, Any]
+"""Figures of one round."""
 Callback = Callable[[Record], object]
 RECOVERABLE = (FloatingPointError, CurvatureError)
 """Errors that training can recover from."""
@@ -240,3 +243,63 @@ class Interruption:
         if self.received == signal.SIGINT:
             raise KeyboardInterrupt
         raise SystemExit(128 + signal.SIGTERM)
+
+
+@contextmanager
+def epoch_bar(epochs: int, enabled: bool | None = None) -> Iterator[Callable[[list[Record]], None]]:
+    """Show a bar with epoch, nll, evidence, test score and remaining time.
+
+    Args:
+        epochs: number of epochs.
+        enabled: None to show it only if standard error is a terminal.
+
+    Yields:
+        A function to call with the history after each epoch.
+    """
+    with _bar(epochs, enabled, "epoch {task.completed}/{task.total}") as update:
+        yield lambda history: update(len(history), lambda: _describe(history))
+
+
+@contextmanager
+def fraction_bar(enabled: bool | None = None) -> Iterator[Callable[[float, str], None]]:
+    """Show a bar for work without epochs.
+
+    Args:
+        enabled: None to show it only if standard error is a terminal.
+
+    Yields:
+        A function to call with the completed fraction and a description.
+    """
+    with _bar(1.0, enabled) as update:
+        yield lambda fraction, text: update(fraction, lambda: text)
+
+
+@contextmanager
+def _bar(
+    total: float, enabled: bool | None, label: str | None = None
+) -> Iterator[Callable[[float, Callable[[], str]], None]]:
+    if not (sys.stderr.isatty() if enabled is None else enabled):
+        yield lambda completed, describe: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    labels = [] if label is None else [TextColumn(label)]
+    columns = (*labels, BarColumn(), TextColumn("{task.description}"), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task("", total=total)
+        yield lambda completed, describe: bar.update(
+            task, completed=completed, description=describe()
+        )
+
+
+def _describe(history: list[Record]) -> str:
+    """Return the latest figures in one line."""
+    parts = [f"nll {history[-1]['nll']:.3f}"]
+    measured = [record["per_datum"] for record in history if "per_datum" in record]
+    if measured:
+        parts.append(f"evidence/n {measured[-1]:.3f}")
+    for key in ("test_accuracy", "test_mse"):
+        if key in history[-1]:
+            parts.append(f"{key.replace('_', ' ')} {history[-1][key]:.4f}")
+    return "  ".join(parts)

@@ -34,7 +34,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from symrazor.accelerate.cuda_graphs import CUDAGraphStep, run_on_streams
+from symrazor.accelerate.cuda_graphs import CUDAGraphStep
+from symrazor.accelerate.devices import run_on_streams
 from symrazor.accelerate.processes import all_reduce_, is_distributed, world
 from symrazor.accelerate.torch_internals import (
     foreach_add_,
@@ -48,10 +49,9 @@ from symrazor.accelerate.torch_internals import (
 from symrazor.core.parameters import weights
 from symrazor.curvature.weight_sharing import registered_type, sharing
 from symrazor.inference.razor import Razor
-from symrazor.inference.razor_state import copy_state
+from symrazor.inference.razor_config import copy_state
 from symrazor.linalg.matrix_functions import polar_factors
-from symrazor.training.options import DEFAULT_LR, FitConfig
-from symrazor.training.schedule import Schedule
+from symrazor.training.options import DEFAULT_LR, FitConfig, Schedule
 
 SGD_MOMENTUM = 0.9
 MUON_MOMENTUM = 0.95

@@ -37,11 +37,11 @@ from torch import Tensor, nn
 from symrazor.accelerate.torch_internals import foreach_zero_
 from symrazor.core.evidence import Evidence
 from symrazor.core.parameters import weights
-from symrazor.core.progress import Record
 from symrazor.inference.razor import Razor
-from symrazor.inference.razor_state import State, copy_state
+from symrazor.inference.razor_config import State, copy_state
 from symrazor.layers.path import Path
 from symrazor.layers.relaxed import Relaxed, free_groups, spatial_layers
+from symrazor.training.loop import Record
 
 log = logging.getLogger("symrazor")
 

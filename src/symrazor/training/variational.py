@@ -9,15 +9,14 @@ from torch import Tensor, nn
 
 from symrazor.core.evidence import Evidence
 from symrazor.core.likelihood import Likelihood
-from symrazor.core.progress import Record
 from symrazor.data import TensorLoader, Tensors, check_batch
 from symrazor.inference.posterior import Prediction
 from symrazor.inference.variational.config import VariationalConfig
 from symrazor.inference.variational.network import Variational
 from symrazor.symmetry.reading import Reading, read
 from symrazor.training.evidence_training import EVALUATION_BATCH
-from symrazor.training.loop import Callback, Loop, Task
-from symrazor.training.schedule import Schedule
+from symrazor.training.loop import Callback, Loop, Record, Task
+from symrazor.training.options import Schedule
 
 
 @dataclass(frozen=True)

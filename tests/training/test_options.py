@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import symrazor as sr
 from symrazor.training.batched_training import BatchedConfig
 from symrazor.training.checkpoint import Checkpoints
-from symrazor.training.schedule import (
+from symrazor.training.options import (
     N_INTERVALS,
     SETTLED_FRACTION,
     WINDOW,
