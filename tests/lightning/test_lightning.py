@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import symrazor as sr
 from symrazor.data import TensorLoader, digits
-from symrazor.inference.loading import loader_sizes
+from symrazor.data.batches import loader_sizes
 from symrazor.layers import FFC, Conv, Relaxed
 from symrazor.training.events import JsonLines, read_events
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from operator import methodcaller
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,7 +21,7 @@ from torch import Tensor
 from symrazor.accelerate.devices import iter_in_threads, iter_sequentially
 from symrazor.accelerate.processes import all_gather, all_gather_text, all_reduce_
 from symrazor.core.errors import CurvatureError, DivergenceError
-from symrazor.curvature.tape import Input
+from symrazor.data.batches import NumberedBatch
 from symrazor.linalg.factor import ROWS_PER_FEATURE, Factor, Symmetric
 
 Key = tuple[str, str]
@@ -48,19 +48,6 @@ class BatchSums:
 
 Job = Callable[[], BatchSums]
 Contributions = Generator[BatchSums, None, None]
-
-
-class NumberedBatch(NamedTuple):
-    """A batch with a number that is unique over all processes."""
-
-    number: int
-    x: Input
-    y: Tensor
-
-    @property
-    def name(self) -> str:
-        """Name of the batch in error messages."""
-        return f"batch {self.number}"
 
 
 class Total:

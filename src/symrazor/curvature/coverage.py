@@ -15,8 +15,9 @@ from symrazor.accelerate.processes import check_not_sharded
 from symrazor.accelerate.torch_internals import BatchNorm, Dropout, is_compiled
 from symrazor.core.errors import DivergenceError, UnsupportedParameterError
 from symrazor.core.parameters import weights
-from symrazor.curvature.tape import Input, Use, call, map_tensors, record, weight_gradients
+from symrazor.curvature.tape import Use, record, weight_gradients
 from symrazor.curvature.weight_sharing import Layer, Sharing, registered_type, sharing
+from symrazor.data.batches import Input, call, map_tensors
 
 
 def layers(model: nn.Module) -> list[Layer]:

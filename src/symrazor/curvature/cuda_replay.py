@@ -36,14 +36,14 @@ from symrazor.curvature.accumulate import (
     Contributions,
     Job,
     Key,
-    NumberedBatch,
     Scheduler,
     Statistics,
     Total,
     map_factors,
 )
-from symrazor.curvature.tape import Input, Tape, map_tensors
+from symrazor.curvature.tape import Tape
 from symrazor.curvature.task import CurvatureTask, check_inputs
+from symrazor.data.batches import Input, NumberedBatch, map_tensors
 from symrazor.linalg.factor import Factor, Symmetric
 
 log = logging.getLogger("symrazor")

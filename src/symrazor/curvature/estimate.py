@@ -6,11 +6,10 @@ so that batch size and order do not matter beyond rounding. `collect_curvature` 
 `Razor.step` to the blocks: one loop over batches that adds their contributions.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import cached_property
-from operator import itemgetter
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +19,6 @@ from symrazor.accelerate.processes import is_distributed, unwrap, world
 from symrazor.core.likelihood import Likelihood, as_likelihood
 from symrazor.curvature.accumulate import (
     Job,
-    NumberedBatch,
     ProcessScheduler,
     Scheduler,
     SerialScheduler,
@@ -30,12 +28,10 @@ from symrazor.curvature.accumulate import (
 )
 from symrazor.curvature.coverage import check_mode, layers, verify
 from symrazor.curvature.cuda_replay import GraphReplayScheduler
-from symrazor.curvature.tape import Input, call, map_tensors
 from symrazor.curvature.task import CurvatureTask, Method
+from symrazor.data.batches import Input, Loader, NumberedBatch, call, numbered_batches
 from symrazor.linalg.blocks import Block, StackedSpectra
 from symrazor.linalg.eigen_jobs import solve
-
-Loader = Iterable[tuple[Input, Tensor]]
 
 
 @dataclass
@@ -210,24 +206,6 @@ def _jobs_by_batch(task: CurvatureTask, keep_graph: bool) -> Callable[[NumberedB
         return task_of(batch.number).jobs(layout(batch.x), batch.y, batch.name, keep_graph)
 
     return jobs
-
-
-def numbered_batches(loader: Loader, pieces: int) -> Iterator[NumberedBatch]:
-    """Yield every batch, split into at most `pieces` parts, with numbers unique over processes.
-
-    Batches are numbered in the order in which `ShardedLoader` distributes them, and parts within
-    their batch. A part therefore has the same number whichever process works on it.
-    """
-    process = world()
-    for local_number, (x, y) in enumerate(loader):
-        first = (process.rank + process.size * local_number) * pieces
-        size = -(-len(y) // pieces)
-        if size == len(y):
-            yield NumberedBatch(first, x, y)
-            continue
-        for number, start in enumerate(range(0, len(y), size), first):
-            part = slice(start, start + size)
-            yield NumberedBatch(number, map_tensors(x, itemgetter(part)), y[part])
 
 
 def _unchanged(x: Input) -> Input:

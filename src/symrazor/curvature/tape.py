@@ -9,7 +9,7 @@ for any vectors $r_c$ at the output. Only gradients of layer outputs are compute
 """
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -24,8 +24,7 @@ from torch.func import functional_call, jacfwd
 
 from symrazor.accelerate.torch_internals import tensor_version
 from symrazor.curvature.weight_sharing import Layer
-
-Input = Tensor | Sequence[Tensor] | Mapping[str, Tensor]
+from symrazor.data.batches import Input, call
 
 
 @dataclass
@@ -158,28 +157,6 @@ class Tape:
             allow_unused=True,
         )
         return list(gradients)
-
-
-def map_tensors(x: Input, change: Callable[[Tensor], Any]) -> Any:
-    """Apply a function to every tensor of an input, which may be a sequence or a mapping."""
-    if isinstance(x, Tensor):
-        return change(x)
-    if isinstance(x, Mapping):
-        return {key: change(value) for key, value in x.items()}
-    return [change(part) for part in x]
-
-
-def call(model: Callable[..., Any], x: Input) -> Tensor:
-    """Return model(x), model(*x) or model(**x), depending on the type of x."""
-    if isinstance(x, Tensor):
-        f = model(x)
-    elif isinstance(x, Mapping):
-        f = model(**x)
-    else:
-        f = model(*x)
-    if not isinstance(f, Tensor):
-        raise ValueError(f"The model must return a tensor [n, k], got {type(f).__name__}.")
-    return f
 
 
 def record(model: Callable[..., Any], layers: Sequence[Layer], x: Input) -> Tape:

@@ -13,9 +13,10 @@ from symrazor.core.parameters import weights
 from symrazor.curvature.accumulate import BatchSums, Job, Total
 from symrazor.curvature.fast_backward import FastBackward
 from symrazor.curvature.structures import STRUCTURES, Structure
-from symrazor.curvature.tape import Input, Tape, map_tensors, record
+from symrazor.curvature.tape import Tape, record
 from symrazor.curvature.weight_sharing import Layer
 from symrazor.data import check_batch
+from symrazor.data.batches import Input, map_tensors
 
 
 @dataclass(frozen=True)

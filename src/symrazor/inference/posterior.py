@@ -21,8 +21,9 @@ from symrazor.core.parameters import weights
 from symrazor.core.prior import Prior
 from symrazor.core.validation import check_choice
 from symrazor.curvature.estimate import Curvature
-from symrazor.curvature.tape import Input, call, record, weight_gradients
+from symrazor.curvature.tape import record, weight_gradients
 from symrazor.curvature.weight_sharing import Layer
+from symrazor.data.batches import Input, call
 from symrazor.inference.laplace import log_curvatures
 
 How = Literal["probit", "bridge", "mc", "sampling"]

@@ -34,18 +34,26 @@ from symrazor.core.parameters import hyperparameters, weights
 from symrazor.core.prior import Prior
 from symrazor.core.validation import replace_options
 from symrazor.curvature.coverage import check_mode, layers, verify
-from symrazor.curvature.estimate import Curvature, Loader, collect_curvature
+from symrazor.curvature.estimate import Curvature, collect_curvature
 from symrazor.curvature.structures import STRUCTURES
-from symrazor.curvature.tape import Input, call, map_tensors
 from symrazor.curvature.task import CurvatureTask
 from symrazor.curvature.weight_sharing import Layer
+from symrazor.data.batches import (
+    Input,
+    Loader,
+    LoaderRNGState,
+    ReplayableBatches,
+    batches,
+    call,
+    check_data_count,
+    map_tensors,
+)
 from symrazor.inference.laplace import (
     hyper_gradient,
     laplace_evidence,
     log_curvatures,
     update_noise_,
 )
-from symrazor.inference.loading import LoaderRNGState, ReplayableBatches, batches, check_data_count
 from symrazor.inference.posterior import Posterior
 from symrazor.inference.razor_config import (
     RazorConfig,

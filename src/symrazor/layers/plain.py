@@ -20,7 +20,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from symrazor.accelerate.torch_internals import child_modules, conv_padding
 from symrazor.core.parameters import Hyper
-from symrazor.curvature.tape import Input, call
+from symrazor.data.batches import Input, call
 from symrazor.layers.conv import CONVOLUTIONS, AnyConv, Conv, FilterPath
 from symrazor.layers.fully_connected import FC
 from symrazor.layers.path import Path, is_symrazor_module, new_parameter, traced

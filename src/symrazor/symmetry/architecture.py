@@ -37,7 +37,7 @@ from safetensors.torch import load_file
 from torch import fx, nn
 
 from symrazor.core.files import write_atomically
-from symrazor.curvature.tape import Input, call
+from symrazor.data.batches import Input, call
 from symrazor.symmetry.description import UndescribedError, describe
 from symrazor.symmetry.vocabulary import (
     ATTRIBUTES,

@@ -19,7 +19,7 @@ from symrazor.accelerate.torch_internals import (
     uncompiled,
 )
 from symrazor.core.parameters import eval_mode
-from symrazor.curvature.tape import Input, call, map_tensors
+from symrazor.data.batches import Input, call, map_tensors
 
 FoldsInto = nn.Conv1d | nn.Conv2d | nn.Conv3d | nn.Linear
 MAX_GROUPS, MIN_CHANNELS_PER_GROUP = 32, 4  # of a GroupNorm

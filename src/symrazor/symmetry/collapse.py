@@ -22,8 +22,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from symrazor.accelerate.torch_internals import is_compiled, tree_leaves
 from symrazor.core.parameters import Hyper, weights
-from symrazor.curvature.estimate import Loader
-from symrazor.curvature.tape import Input, call
+from symrazor.data.batches import Input, Loader, call
 from symrazor.inference.razor import Razor
 from symrazor.invariance.averaged_network import Augmented
 from symrazor.layers.path import is_real, is_symrazor_module

@@ -25,7 +25,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from symrazor.core.parameters import eval_mode
-from symrazor.curvature.tape import Input, call, map_tensors
+from symrazor.data.batches import Input, call, map_tensors
 from symrazor.groups import Group, GroupAction, Representation, TrivialAction, action_on
 from symrazor.layers.gconv import GConv, GReadout
 from symrazor.layers.path import Path, Shape, is_integer

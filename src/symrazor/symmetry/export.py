@@ -32,7 +32,7 @@ import torch
 from torch import Tensor, nn
 
 from symrazor.core.version import __version__
-from symrazor.curvature.tape import Input, call, map_tensors
+from symrazor.data.batches import Input, call, map_tensors
 from symrazor.layers.path import is_symrazor_module
 
 Format = Literal["torch", "safetensors", "onnx"]

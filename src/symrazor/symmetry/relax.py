@@ -27,7 +27,7 @@ from symrazor.accelerate.torch_internals import (
 )
 from symrazor.core.parameters import Hyper
 from symrazor.curvature.coverage import unsupported_reason
-from symrazor.curvature.tape import Input
+from symrazor.data.batches import Input
 from symrazor.groups import Group
 from symrazor.layers.conv import AnyConv, Conv
 from symrazor.layers.fully_connected import FC, FFC

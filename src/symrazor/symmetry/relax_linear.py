@@ -18,7 +18,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from symrazor.accelerate.torch_internals import local_parameters
-from symrazor.curvature.tape import Input
+from symrazor.data.batches import Input
 from symrazor.groups import Group, defining, equivariant_maps, invariant
 from symrazor.layers.equivariant import EquivariantLinear, InvariantBias, relaxed_over
 from symrazor.layers.fully_connected import FC

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from symrazor.curvature.tape import Input, call, map_tensors
+from symrazor.data.batches import Input, call, map_tensors
 from symrazor.layers.conv import CONVOLUTIONS
 from symrazor.layers.relaxed import Relaxed
 from symrazor.symmetry.batchnorm import replace_modules

@@ -18,8 +18,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from symrazor.core.likelihood import Bernoulli, Categorical
 from symrazor.core.version import __version__
-from symrazor.curvature.tape import Input, call
 from symrazor.data import Tensors
+from symrazor.data.batches import Input, call
 from symrazor.invariance.averaged_network import Augmented
 from symrazor.layers import Basis, Conv, SConv
 from symrazor.layers.relaxed import Relaxed

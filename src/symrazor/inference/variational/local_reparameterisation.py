@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from symrazor.accelerate.torch_internals import BatchNorm
-from symrazor.curvature.tape import Input, call, map_tensors
+from symrazor.data.batches import Input, call, map_tensors
 from symrazor.inference.variational.gaussian import Draw, GaussianPosterior, Point
 from symrazor.inference.variational.posteriors import Full
 

@@ -32,8 +32,7 @@ from symrazor.core.evidence import Evidence
 from symrazor.core.likelihood import Gaussian, Likelihood, as_likelihood
 from symrazor.core.parameters import Hyper, hyperparameters, weights
 from symrazor.core.prior import GaussianPrior, PriorGroups
-from symrazor.curvature.tape import Input, map_tensors
-from symrazor.inference.loading import batches, check_data_count
+from symrazor.data.batches import Input, batches, check_data_count, map_tensors
 from symrazor.inference.posterior import Prediction, mixture_prediction
 from symrazor.inference.variational.assignment import assign_posteriors
 from symrazor.inference.variational.bound import variational_evidence
