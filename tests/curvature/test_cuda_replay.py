@@ -256,7 +256,7 @@ def test_replayed_batches_of_factored_layers() -> None:
             nn.init.normal_(theta, std=0.1, generator=generator)
         razor = sr.Razor(model, "categorical", 1500, estimator="mc")
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(replay, "EAGER", eager)
+            patch.setattr(replay, "MIN_EAGER_BATCHES", eager)
             values.append(numbers(razor.evidence(TensorLoader(x.cuda(), y.cuda(), 250))))
     assert values[0] == pytest.approx(values[1], rel=1e-9, abs=1e-6)
 
@@ -309,7 +309,7 @@ class _Slope(nn.Module):
 def _slow(x: Tensor, y: Tensor, model: nn.Module) -> list[float]:
     """Return the evidence computed kernel by kernel."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(replay, "EAGER", 10**9)
+        patch.setattr(replay, "MIN_EAGER_BATCHES", 10**9)
         patch.setattr(replay, "_last_recordings", replay.LastRecordings())
         patch.setattr(replay, "_recorded_shapes", {})
         razor = sr.Razor(model, "categorical", len(y))

@@ -26,8 +26,7 @@ from symrazor.core.likelihood import Categorical, Probe
 from symrazor.core.parameters import weights
 from symrazor.core.prior import GaussianPrior
 from symrazor.curvature.coverage import layers
-from symrazor.curvature.estimate import collect_curvature
-from symrazor.curvature.task import CurvatureTask, Method
+from symrazor.curvature.estimate import CurvatureTask, Method, collect_curvature
 from symrazor.data import TensorLoader, digits
 from symrazor.inference.laplace import laplace_evidence
 

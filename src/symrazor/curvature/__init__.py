@@ -4,13 +4,12 @@ Every supported layer is described in one weight-sharing format (`weight_sharing
 the package only sees that format. May import: `linalg`, `data`, `core`, `accelerate`.
 """
 
-from symrazor.curvature.estimate import Curvature, estimate_curvature
+from symrazor.curvature.estimate import Curvature, Method, estimate_curvature
 from symrazor.curvature.structures import (
     GradientStructure,
     Structure,
     register_structure,
 )
-from symrazor.curvature.task import Method
 from symrazor.curvature.weight_sharing import Sharing, sharing
 
 __all__ = [

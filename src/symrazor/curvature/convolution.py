@@ -11,7 +11,7 @@ from shift correlations of the padded input, otherwise from patches of a few sam
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from types import EllipsisType
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -19,7 +19,6 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from symrazor.accelerate.torch_internals import conv_padding, weight_gradient_of_conv2d
-from symrazor.curvature.weight_sharing import Sharing, sharing
 from symrazor.linalg.factor import gram
 
 Conv = nn.Conv1d | nn.Conv2d | nn.Conv3d
@@ -71,6 +70,48 @@ def pad_circular(x: Tensor, amounts: Sequence[int]) -> Tensor:
     return x
 
 
+class CircularPad(torch.autograd.Function):
+    """`pad_circular` whose backward pass adds the padded border to the other side.
+
+    Autograd would send the gradient through a chain of slice copies, about thirty kernels, which
+    cost more than the convolution that follows.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, amounts: tuple[int, ...]) -> Tensor:
+        """Pad the last axes."""
+        return pad_circular(x, amounts)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, tuple[int, ...]], output: Tensor) -> None:
+        """Store the amounts of padding."""
+        ctx.amounts = inputs[1]
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
+        """Add the gradient of the border to the pixels it was copied from."""
+        for axis in range(len(ctx.amounts) // 2):
+            low, high = ctx.amounts[2 * axis : 2 * axis + 2]
+            dim = g.dim() - 1 - axis
+            size = g.shape[dim] - low - high
+            inner = g.narrow(dim, low, size)
+            if low or high:
+                inner = inner.clone(memory_format=torch.preserve_format)
+            if high:
+                inner.narrow(dim, 0, high).add_(g.narrow(dim, low + size, high))
+            if low:
+                inner.narrow(dim, size - low, low).add_(g.narrow(dim, 0, low))
+            g = inner
+        return g, None
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor, _: None) -> Tensor:
+        """Pad the tangent: the operation is linear."""
+        return pad_circular(tangent, ctx.amounts)
+
+
 def windows(
     x: Float[Tensor, "n c *size"],
     kernel: Sequence[int],
@@ -102,6 +143,12 @@ def patches(
 def all_patches(x: Float[Tensor, "n c *size"], shape: Geometry) -> Float[Tensor, "n t k i"]:
     """Pad an input and return its patches."""
     return patches(pad(x, shape), shape.kernel_size, shape.stride, shape.dilation, shape.groups)
+
+
+def channels_to_features(groups: int, g: Tensor) -> Float[Tensor, "n t k o"]:
+    """Map a tensor [n, k*o, *positions] of the output shape to the format."""
+    last = g.movedim(1, -1)
+    return last.reshape(len(g), -1, groups, g.shape[1] // groups)
 
 
 PATCH_ENTRIES = 2**19
@@ -366,67 +413,3 @@ def _edge_rows(
         products = products.double().view(r, kx, c, r, kx, c).permute(0, 3, 1, 2, 4, 5)
         edges.append((products, skip))
     return _outside(ky, edges)
-
-
-ConvTranspose = nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d
-
-
-def channels_to_features(groups: int, g: Tensor) -> Float[Tensor, "n t k o"]:
-    """Map a tensor [n, k*o, *positions] of the output shape to the format."""
-    last = g.movedim(1, -1)
-    return last.reshape(len(g), -1, groups, g.shape[1] // groups)
-
-
-@sharing.register(nn.Conv1d)
-@sharing.register(nn.Conv2d)
-@sharing.register(nn.Conv3d)
-def _convolution(module: Conv) -> Sharing:
-    groups, shape, geometry = module.groups, module.weight.shape, Geometry.of(module)
-    return Sharing(
-        inputs=lambda x: all_patches(x, geometry),
-        outputs=lambda g: channels_to_features(groups, g),
-        to_blocks=lambda weight: weight.reshape(groups, shape[0] // groups, -1),
-        from_blocks=lambda blocks: blocks.reshape(shape),
-        input_factor=lambda x: input_factor(x, geometry),
-    )
-
-
-@sharing.register(nn.ConvTranspose1d)
-@sharing.register(nn.ConvTranspose2d)
-@sharing.register(nn.ConvTranspose3d)
-def _transposed(module: ConvTranspose) -> Sharing:
-    """Describe a transposed convolution: stride 1, flipped kernel, on the spread-out input."""
-    groups, (c_in, c_out, *kernel) = module.groups, module.weight.shape
-    dims = len(kernel)
-    flipped = list(range(-dims, 0))
-    before: Sequence[int] = module.padding  # type: ignore[assignment]
-    paddings = [
-        gap * (k - 1) - p for k, p, gap in zip(kernel, before, module.dilation, strict=True)
-    ]
-    steps = [int(step) for step in module.stride]
-
-    def inputs(x: Float[Tensor, "n c *size"]) -> Float[Tensor, "n t k i"]:
-        sizes = [(s - 1) * step + 1 for s, step in zip(x.shape[2:], steps, strict=True)]
-        spread = x.new_zeros(*x.shape[:2], *sizes)
-        every: list[slice | EllipsisType] = [slice(None, None, step) for step in steps]
-        spread[(..., *every)] = x
-        amounts: list[int] = []
-        for p, extra in zip(reversed(paddings), reversed(module.output_padding), strict=True):
-            amounts += [p, p + int(extra)]
-        ones = (1,) * dims
-        return patches(F.pad(spread, amounts), kernel, ones, module.dilation, groups)
-
-    def to_blocks(weight: Tensor) -> Float[Tensor, "k o i"]:
-        split = weight.reshape(groups, c_in // groups, c_out, *kernel)
-        return split.transpose(1, 2).flip(flipped).reshape(groups, c_out, -1)
-
-    def from_blocks(blocks: Float[Tensor, "k o i"]) -> Tensor:
-        split = blocks.reshape(groups, c_out, c_in // groups, *kernel).flip(flipped)
-        return split.transpose(1, 2).reshape(module.weight.shape)
-
-    return Sharing(
-        inputs=inputs,
-        outputs=lambda g: channels_to_features(groups, g),
-        to_blocks=to_blocks,
-        from_blocks=from_blocks,
-    )

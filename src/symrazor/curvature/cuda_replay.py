@@ -41,8 +41,8 @@ from symrazor.curvature.accumulate import (
     Total,
     map_factors,
 )
+from symrazor.curvature.estimate import CurvatureTask, check_inputs
 from symrazor.curvature.tape import Tape
-from symrazor.curvature.task import CurvatureTask, check_inputs
 from symrazor.data.batches import Input, NumberedBatch, map_tensors
 from symrazor.linalg.factor import Factor, Symmetric
 

@@ -2,22 +2,28 @@ r"""Estimate the curvature and the log likelihood of a model on a data set.
 
 The curvature is the generalised Gauss-Newton matrix of the whole data set,
 $H = \sum_n J_n^\top \Lambda_n J_n$, in the requested structure. Sums run over batches in float64,
-so that batch size and order do not matter beyond rounding. `collect_curvature` is the path from
-`Razor.step` to the blocks: one loop over batches that adds their contributions.
+so that batch size and order do not matter beyond rounding. `CurvatureTask` computes what one batch
+contributes. `collect_curvature` is the path from `Razor.step` to the blocks: one loop over batches
+that adds their contributions.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from symrazor.accelerate.devices import is_plain, keep_freed_memory
 from symrazor.accelerate.processes import is_distributed, unwrap, world
-from symrazor.core.likelihood import Likelihood, as_likelihood
+from symrazor.core.errors import DivergenceError
+from symrazor.core.likelihood import Likelihood, Probe, as_likelihood
+from symrazor.core.parameters import weights
+from symrazor.core.validation import check_types
 from symrazor.curvature.accumulate import (
+    BatchSums,
     Job,
     ProcessScheduler,
     Scheduler,
@@ -27,11 +33,176 @@ from symrazor.curvature.accumulate import (
     Total,
 )
 from symrazor.curvature.coverage import check_mode, layers, verify
-from symrazor.curvature.cuda_replay import GraphReplayScheduler
-from symrazor.curvature.task import CurvatureTask, Method
-from symrazor.data.batches import Input, Loader, NumberedBatch, call, numbered_batches
+from symrazor.curvature.structures import STRUCTURES, Structure
+from symrazor.curvature.tape import FastBackward, Tape, record
+from symrazor.curvature.weight_sharing import Layer
+from symrazor.data.batches import (
+    Input,
+    Loader,
+    NumberedBatch,
+    call,
+    check_batch,
+    map_tensors,
+    numbered_batches,
+)
 from symrazor.linalg.blocks import Block, StackedSpectra
 from symrazor.linalg.eigen_jobs import solve
+
+
+@dataclass(frozen=True)
+class Method:
+    """How curvature is computed.
+
+    Args:
+        structure: "kron", "diag", "block" (dense per tensor), "full", or a name given to
+            `register_structure`.
+        estimator: "exact" (GGN, all outputs), "mc" (random probes of the GGN) or "empirical"
+            (gradients at the true labels; cheap, but not the curvature: for comparison).
+        samples: probes per sample for "mc".
+        probe: "spectral" or "label", see `Likelihood.sampled_root`.
+        flavour: how "kron" treats the shared index s: "expand" or "reduce".
+        blocks: whether under "kron" each block k has its "own" output factor, or all have the
+            "averaged" one; the latter is ELLA's form for factored layers, and less accurate.
+        copies: whether "kron" treats copies over which a model averages as further positions
+            ("expand"), or averages inputs and sums cotangents over them ("reduce").
+    """
+
+    structure: str = "kron"
+    estimator: Literal["exact", "mc", "empirical"] = "exact"
+    samples: int = 1
+    probe: Probe = "spectral"
+    flavour: Literal["expand", "reduce"] = "expand"
+    blocks: Literal["own", "averaged"] = "own"
+    copies: Literal["reduce", "expand"] = "reduce"
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        if self.structure not in STRUCTURES:
+            raise ValueError(
+                f"structure must be one of {tuple(STRUCTURES)}, got {self.structure!r}."
+            )
+        if self.samples < 1:
+            raise ValueError(f"samples must be at least 1, got {self.samples}.")
+
+
+@dataclass(frozen=True)
+class CurvatureTask:
+    """Everything but the data.
+
+    Args:
+        model: the network.
+        layers: its layers, see `coverage.layers`.
+        likelihood: likelihood of the outputs.
+        method: structure and estimator.
+        generator: randomness of the "mc" estimator.
+        pieces: each batch is processed in at most this many parts.
+    """
+
+    model: nn.Module
+    layers: Sequence[Layer]
+    likelihood: Likelihood
+    method: Method
+    generator: torch.Generator | None = None
+    pieces: int = 1
+
+    @property
+    def structure(self) -> Structure:
+        """The structure of the blocks."""
+        return STRUCTURES[self.method.structure]
+
+    @property
+    def theta(self) -> dict[str, nn.Parameter]:
+        """Trainable weights by name."""
+        return weights(self.model)
+
+    @property
+    def tensors(self) -> list[str]:
+        """Names of all weight tensors, in the order of the rows of a full curvature matrix."""
+        return [name for layer in self.layers for name in layer.tensors]
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the weights."""
+        return next(iter(self.theta.values())).device
+
+    @property
+    def resolution(self) -> float:
+        """Machine epsilon of the weights' dtype."""
+        return torch.finfo(next(iter(self.theta.values())).dtype).eps
+
+    def by_batch(self) -> "Callable[[int], CurvatureTask]":
+        """Return the task of each batch, by its number, for one pass over the data.
+
+        Each batch draws its probes from its own generator, so that they do not depend on the
+        process that works on it.
+        """
+        if self.generator is None or self.method.estimator != "mc":
+            return lambda number: self
+        device = self.generator.device
+        base = int(torch.randint(2**62, (), generator=self.generator, device=device))
+        return lambda number: replace(
+            self, generator=torch.Generator(device).manual_seed(base + number)
+        )
+
+    def batch_sums(
+        self, x: Input, y: Tensor, batch_name: str, keep_graph: bool = False
+    ) -> BatchSums:
+        """Return the sums of one batch; `keep_graph` makes them differentiable."""
+        total = Total()
+        for job in self.jobs(x, y, batch_name, keep_graph):
+            total.add(job())
+        assert total.value is not None
+        return total.value
+
+    def jobs(self, x: Input, y: Tensor, batch_name: str, keep_graph: bool = False) -> list[Job]:
+        """Run the model on one batch and return the remaining work as independent jobs."""
+        check_inputs(x, y, batch_name)
+        tape = self.forward(x, keep_graph)
+        log_likelihood, roots = self.evaluate_outputs(tape.f, y, batch_name)
+        if not keep_graph:
+            log_likelihood, roots = log_likelihood.detach(), roots.detach()
+        fit = BatchSums(log_likelihood, len(y), {})
+        return [lambda: fit, *self.structure.jobs(self, tape, roots, keep_graph)]
+
+    def forward(self, x: Input, keep_graph: bool = False) -> Tape:
+        """Run the model and record its layers, so that cotangents can be computed."""
+        if keep_graph:
+            return record(self.model, self.layers, x)
+        with FastBackward():
+            return record(self.model, self.layers, x)
+
+    def evaluate_outputs(self, f: Tensor, y: Tensor, batch_name: str) -> tuple[Tensor, Tensor]:
+        """Check outputs; return their log likelihood and the columns [c, n, k] of the root."""
+        self.likelihood.check(f, y)
+        _check_outputs(f, batch_name)
+        labels = y.double() if y.is_floating_point() else y
+        log_likelihood = -self.likelihood.nll(f.double(), labels).sum()
+        return log_likelihood, self._roots(f, y)
+
+    def _roots(self, f: Tensor, y: Tensor) -> Tensor:
+        match self.method.estimator:
+            case "exact":
+                return self.likelihood.hessian_root(f)
+            case "mc":
+                return self.likelihood.sampled_root(
+                    f, self.method.samples, self.generator, self.method.probe
+                )
+            case _:
+                return self.likelihood.residual(f, y).unsqueeze(0)
+
+
+def check_inputs(x: Input, y: Tensor, batch_name: str) -> None:
+    """Check every tensor of a batch; raise ValueError for unusable data."""
+    map_tensors(x, lambda part: check_batch(part, y, batch_name))
+
+
+def _check_outputs(f: Tensor, batch_name: str) -> None:
+    if not bool(torch.isfinite(f).all()):
+        bad = int((~torch.isfinite(f)).flatten(1).any(1).nonzero()[0])
+        raise DivergenceError(
+            f"The model outputs of sample {bad} of {batch_name} are not finite: "
+            f"{f[bad].tolist()}. The weights have probably diverged: lower the learning rate."
+        )
 
 
 @dataclass
@@ -172,18 +343,18 @@ def choose_scheduler(task: CurvatureTask, keep_graph: bool = False) -> Scheduler
 
     `accelerate.devices.plain_execution` forces the serial scheduler.
     """
-    device = task.device
+    accelerated = not (keep_graph or is_plain())
     on_cpu = all(w.device.type == "cpu" for w in task.theta.values())
     scheduler: Scheduler
-    if keep_graph or is_plain():
-        scheduler = SerialScheduler(_jobs_by_batch(task, keep_graph))
-    elif device.type == "cuda":
+    if accelerated and task.device.type == "cuda":
+        from symrazor.curvature.cuda_replay import GraphReplayScheduler
+
         scheduler = GraphReplayScheduler(task)
-    elif on_cpu and task.structure.runs_in_threads:
+    elif accelerated and on_cpu and task.structure.runs_in_threads:
         scheduler = ThreadedScheduler(_jobs_by_batch(task, keep_graph))
     else:
         scheduler = SerialScheduler(_jobs_by_batch(task, keep_graph))
-    return ProcessScheduler(scheduler, device) if is_distributed() else scheduler
+    return ProcessScheduler(scheduler, task.device) if is_distributed() else scheduler
 
 
 def _expected_locally(task: CurvatureTask, keep_graph: bool, expected: int | None) -> int | None:

@@ -38,7 +38,7 @@ from symrazor.linalg.blocks import Block, Dense, Diag, Kron
 from symrazor.linalg.factor import Factor
 
 if TYPE_CHECKING:
-    from symrazor.curvature.task import CurvatureTask
+    from symrazor.curvature.estimate import CurvatureTask
 
 FULL_KEY: Key = ("", "H")
 MAX_DENSE_ENTRIES = 4096

@@ -15,21 +15,32 @@ new layer type is one function registered with `sharing`:
 | layer | s | k | i | o |
 |---|---|---|---|---|
 | Linear | leading dimensions | 1 | in | out |
-| Conv (convolution.py) | positions | groups | patch | channels |
+| Conv | positions | groups | patch | channels |
 | Embedding | tokens | vocabulary (a is one-hot) | 1 | width |
 | affine part of a norm | positions | features | 1 | 1 |
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from functools import singledispatch
+from types import EllipsisType
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from symrazor.curvature.convolution import (
+    Conv,
+    Geometry,
+    all_patches,
+    channels_to_features,
+    input_factor,
+    patches,
+)
+
 Map = Callable[[Tensor], Tensor]
+ConvTranspose = nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d
 
 
 def _add_block(weight: Tensor) -> Tensor:
@@ -89,6 +100,57 @@ def _linear(module: nn.Linear) -> Sharing:
 
 
 @sharing.register
+def _convolution(module: Conv) -> Sharing:
+    groups, shape, geometry = module.groups, module.weight.shape, Geometry.of(module)
+    return Sharing(
+        inputs=lambda x: all_patches(x, geometry),
+        outputs=lambda g: channels_to_features(groups, g),
+        to_blocks=lambda weight: weight.reshape(groups, shape[0] // groups, -1),
+        from_blocks=lambda blocks: blocks.reshape(shape),
+        input_factor=lambda x: input_factor(x, geometry),
+    )
+
+
+@sharing.register
+def _transposed(module: ConvTranspose) -> Sharing:
+    """Describe a transposed convolution: stride 1, flipped kernel, on the spread-out input."""
+    groups, (c_in, c_out, *kernel) = module.groups, module.weight.shape
+    dims = len(kernel)
+    flipped = list(range(-dims, 0))
+    before: Sequence[int] = module.padding  # type: ignore[assignment]
+    paddings = [
+        gap * (k - 1) - p for k, p, gap in zip(kernel, before, module.dilation, strict=True)
+    ]
+    steps = [int(step) for step in module.stride]
+
+    def inputs(x: Float[Tensor, "n c *size"]) -> Float[Tensor, "n t k i"]:
+        sizes = [(s - 1) * step + 1 for s, step in zip(x.shape[2:], steps, strict=True)]
+        spread = x.new_zeros(*x.shape[:2], *sizes)
+        every: list[slice | EllipsisType] = [slice(None, None, step) for step in steps]
+        spread[(..., *every)] = x
+        amounts: list[int] = []
+        for p, extra in zip(reversed(paddings), reversed(module.output_padding), strict=True):
+            amounts += [p, p + int(extra)]
+        ones = (1,) * dims
+        return patches(F.pad(spread, amounts), kernel, ones, module.dilation, groups)
+
+    def to_blocks(weight: Tensor) -> Float[Tensor, "k o i"]:
+        split = weight.reshape(groups, c_in // groups, c_out, *kernel)
+        return split.transpose(1, 2).flip(flipped).reshape(groups, c_out, -1)
+
+    def from_blocks(blocks: Float[Tensor, "k o i"]) -> Tensor:
+        split = blocks.reshape(groups, c_out, c_in // groups, *kernel).flip(flipped)
+        return split.transpose(1, 2).reshape(module.weight.shape)
+
+    return Sharing(
+        inputs=inputs,
+        outputs=lambda g: channels_to_features(groups, g),
+        to_blocks=to_blocks,
+        from_blocks=from_blocks,
+    )
+
+
+@sharing.register
 def _embedding(module: nn.Embedding) -> Sharing:
     vocabulary = module.num_embeddings
 
@@ -137,20 +199,14 @@ def _elementwise(normalise: Map, features_last: int | None, bias: str | None = "
 def _layer_norm(module: nn.LayerNorm) -> Sharing:
     shape = module.normalized_shape
     form = _elementwise(lambda x: F.layer_norm(x, shape, eps=module.eps), len(shape))
-    return _with_shape(form, torch.Size(shape))
+    return replace(form, from_blocks=lambda values: values.reshape(shape))
 
 
 @sharing.register
 def _rms_norm(module: nn.RMSNorm) -> Sharing:
     shape = list(module.normalized_shape)
     form = _elementwise(lambda x: F.rms_norm(x, shape, eps=module.eps), len(shape), bias=None)
-    return _with_shape(form, torch.Size(shape))
-
-
-def _with_shape(form: Sharing, shape: torch.Size) -> Sharing:
-    return Sharing(
-        **{**form.__dict__, "from_blocks": lambda values: values.reshape(shape)},
-    )
+    return replace(form, from_blocks=lambda values: values.reshape(shape))
 
 
 @sharing.register
@@ -158,9 +214,7 @@ def _group_norm(module: nn.GroupNorm) -> Sharing:
     return _elementwise(lambda x: F.group_norm(x, module.num_groups, eps=module.eps), None)
 
 
-@sharing.register(nn.BatchNorm1d)
-@sharing.register(nn.BatchNorm2d)
-@sharing.register(nn.BatchNorm3d)
+@sharing.register
 def _batch_norm(module: nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d) -> Sharing:
     """Describe a batch norm in eval mode, a fixed normalisation; see `coverage.check_mode`."""
 

@@ -29,8 +29,7 @@ from symrazor.accelerate.processes import all_reduce_
 from symrazor.core.evidence import Evidence
 from symrazor.core.prior import Prior
 from symrazor.curvature.accumulate import Key
-from symrazor.curvature.estimate import Curvature
-from symrazor.curvature.task import CurvatureTask
+from symrazor.curvature.estimate import Curvature, CurvatureTask
 from symrazor.data.batches import Loader, numbered_batches
 from symrazor.linalg.blocks import StackedSpectra
 from symrazor.linalg.factor import Factor

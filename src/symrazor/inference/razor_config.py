@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from symrazor.core.evidence import Evidence
 from symrazor.core.parameters import weights
 from symrazor.core.prior import GaussianPrior, PriorGroups
-from symrazor.core.validation import check_types
-from symrazor.curvature.task import Method
+from symrazor.curvature.estimate import Method
 from symrazor.curvature.weight_sharing import Layer
 from symrazor.layers.relaxed import free_groups, path_groups
 from symrazor.linalg.blocks import per_weight_precision_error
@@ -71,7 +70,6 @@ class RazorConfig(Method):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_types(self)
         super().__post_init__()
         if not 0 < self.damping <= 1:
             raise ValueError(f"damping must be above 0 and at most 1, got {self.damping}.")

@@ -16,8 +16,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from symrazor.accelerate.torch_internals import conv_padding, has_hooks
-from symrazor.curvature.convolution import pad_circular
-from symrazor.curvature.fast_backward import CircularPad
+from symrazor.curvature.convolution import CircularPad, pad_circular
 from symrazor.layers.path import Path, checked_shape, is_integer, is_symbolic
 from symrazor.layers.subsampling import ADAPTIVE_REDUCTIONS, Reduction, Subsample
 
