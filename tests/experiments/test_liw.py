@@ -12,7 +12,7 @@ from symrazor.data import rings
 from symrazor.experiments import liw_figures, liw_gp, liw_relu, liw_table1, liw_table2, liw_table3
 from symrazor.experiments.liw import Options, load, main, save
 from symrazor.experiments.results import read_runs
-from symrazor.inference.variational.posteriors import BlockCholesky, kl
+from symrazor.inference.variational import BlockCholesky, kl
 from symrazor.invariance import AffineLie
 
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from symrazor.core.parameters import hyperparameters, weights
 from symrazor.core.resampling import act, resample
 from symrazor.groups.lie import so2
-from symrazor.inference.variational.posteriors import kl
+from symrazor.inference.variational import kl
 from symrazor.invariance import (
     AffineLie,
     InvariantHead,

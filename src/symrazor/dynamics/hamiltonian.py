@@ -25,7 +25,7 @@ from torch.nn import functional as F
 from symrazor.dynamics.conserved import ConservedQuantities, Flows
 from symrazor.dynamics.measures import FlowTimes
 from symrazor.dynamics.mechanics import apply_symplectic_form, degrees_of_freedom
-from symrazor.inference.variational.posteriors import GaussianPosterior, MatrixNormal, Point
+from symrazor.inference.variational import GaussianPosterior, MatrixNormal, Point
 
 Activation = Literal["softplus", "tanh", "elu", "elu2", "silu", "sin"]
 ValueAndSlope = tuple[Tensor, Tensor]

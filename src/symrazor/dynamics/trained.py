@@ -17,7 +17,7 @@ from symrazor.dynamics.mechanics import Integrator, Scalar, advance, integrator_
 from symrazor.dynamics.observables import IntegratedFlows
 from symrazor.dynamics.trajectories import Transitions
 from symrazor.dynamics.units import Units
-from symrazor.inference.variational.posteriors import collapsed_kl
+from symrazor.inference.variational.gaussian import collapsed_kl
 
 Record = dict[str, float]
 TARGET_BOUND_EVALUATIONS = 1 << 19

@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from symrazor.inference.variational.posteriors import GaussianPosterior
+from symrazor.inference.variational.gaussian import GaussianPosterior
 
 
 def outputs(

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from symrazor.inference.exact import exact_evidence
-from symrazor.inference.variational.bound import linear_gaussian_bound
-from symrazor.inference.variational.posteriors import (
+from symrazor.inference.variational import (
     BlockCholesky,
     Diagonal,
     Full,
@@ -19,6 +18,7 @@ from symrazor.inference.variational.posteriors import (
     MatrixNormal,
     Point,
 )
+from symrazor.inference.variational.bound import linear_gaussian_bound
 
 F64 = torch.float64
 
@@ -62,7 +62,7 @@ def _optimise(q: GaussianPosterior, phi: Tensor, y: Tensor, delta: float, sigma:
 
 def _exact(phi: Tensor, y: Tensor, delta: float, sigma: float) -> float:
     columns = [exact_evidence(phi, column, delta, sigma) for column in y.T]
-    return sum(float(found.evidence.log_evidence) for found in columns)
+    return sum(float(result.evidence.log_evidence) for result in columns)
 
 
 @settings(max_examples=40, deadline=None)
@@ -98,14 +98,14 @@ def test_with_the_exact_posterior_the_bound_is_the_evidence() -> None:
     q = Full((1, 4), dtype=F64).requires_grad_(False)
     _set_mean(q, phi, y, delta, sigma)
     q.root.set_(torch.linalg.cholesky(torch.linalg.inv(P)).unsqueeze(0))
-    found = linear_gaussian_bound(phi, y, q, delta, sigma)
+    bound = linear_gaussian_bound(phi, y, q, delta, sigma)
     exact = exact_evidence(phi, y.squeeze(1), delta, sigma).evidence
-    assert float(found.log_evidence) == pytest.approx(float(exact.log_evidence), abs=1e-9)
+    assert float(bound.log_evidence) == pytest.approx(float(exact.log_evidence), abs=1e-9)
     H = P - delta * torch.eye(4, dtype=F64)
     gamma = float((H @ torch.linalg.inv(P)).trace())
-    assert found.effective_parameters["weights"] == pytest.approx(gamma, abs=1e-9)
-    assert float(found.log_prior) == pytest.approx(float(exact.log_prior), abs=1e-9)
-    assert float(found.log_det) == pytest.approx(float(exact.log_det) - gamma, abs=1e-9)
+    assert bound.effective_parameters["weights"] == pytest.approx(gamma, abs=1e-9)
+    assert float(bound.log_prior) == pytest.approx(float(exact.log_prior), abs=1e-9)
+    assert float(bound.log_det) == pytest.approx(float(exact.log_det) - gamma, abs=1e-9)
 
 
 @pytest.mark.parametrize("kind", [Full, BlockCholesky, MatrixNormal])
@@ -120,12 +120,12 @@ def test_diagonal_posterior_by_its_closed_form() -> None:
     delta, sigma = 0.7, 0.5
     phi, y = _case()
     q = Diagonal((1, 4), dtype=F64)
-    found = _optimise(q, phi, y, delta, sigma)
+    optimum = _optimise(q, phi, y, delta, sigma)
     P = _posterior_precision(phi, delta, sigma)
     assert torch.allclose(q.variance().detach(), 1 / P.diagonal(), rtol=1e-4)
     # The gap is KL(q || posterior) = (sum log P_ii - log |P|) / 2.
     gap = 0.5 * (P.diagonal().log().sum() - torch.logdet(P))
-    assert found == pytest.approx(_exact(phi, y, delta, sigma) - float(gap), abs=1e-6)
+    assert optimum == pytest.approx(_exact(phi, y, delta, sigma) - float(gap), abs=1e-6)
 
 
 def test_richer_posteriors_have_higher_bounds() -> None:
@@ -151,12 +151,12 @@ def test_gradient_in_precision_and_noise_is_that_of_the_exact_evidence() -> None
     _optimise(q, phi, y, 0.7, 0.5)
     bound = linear_gaussian_bound(phi, y, q, delta, sigma).log_evidence
     exact = exact_evidence(phi, y.squeeze(1), delta, sigma).evidence.log_evidence
-    for ours, theirs in zip(
+    for actual, expected in zip(
         torch.autograd.grad(bound, [delta, sigma]),
         torch.autograd.grad(exact, [delta, sigma]),
         strict=True,
     ):
-        assert float(ours) == pytest.approx(float(theirs), rel=1e-5)
+        assert float(actual) == pytest.approx(float(expected), rel=1e-5)
 
 
 def test_wrong_shapes_are_refused() -> None:

@@ -10,8 +10,7 @@ from variational_case import F64, data, mlp
 
 import symrazor as sr
 from symrazor.inference.exact import exact_evidence
-from symrazor.inference.variational.bound import linear_gaussian_bound
-from symrazor.inference.variational.posteriors import (
+from symrazor.inference.variational import (
     Diagonal,
     Full,
     LowRank,
@@ -20,17 +19,18 @@ from symrazor.inference.variational.posteriors import (
     collapsed_kl,
     kl,
 )
+from symrazor.inference.variational.bound import linear_gaussian_bound
 
 # ------------------------------------------------------------------------- which posterior is whose
 
 
 def test_any_mix_of_posteriors_over_layers() -> None:
     model = mlp()
-    ready = LowRank((2, 3), rank=1, scale=0.3, dtype=F64)
-    kinds = {"0.weight": "full", "0.bias": Diagonal, "2.weight": ready, "*": "point"}
+    posterior = LowRank((2, 3), rank=1, scale=0.3, dtype=F64)
+    kinds = {"0.weight": "full", "0.bias": Diagonal, "2.weight": posterior, "*": "point"}
     vi = sr.Variational(model, "categorical", 6, posterior=kinds)
-    found = {name: type(q) for name, q in vi.posteriors.items()}
-    assert found == {"0.weight": Full, "0.bias": Diagonal, "2.weight": LowRank, "2.bias": Point}
+    classes = {name: type(q) for name, q in vi.posteriors.items()}
+    assert classes == {"0.weight": Full, "0.bias": Diagonal, "2.weight": LowRank, "2.bias": Point}
     assert set(vi.prior.group_of) == {"0.weight", "0.bias", "2.weight"}
     for name, parameter in model.named_parameters():
         assert vi.posteriors[name].mean is parameter  # the model is the mean
@@ -49,9 +49,11 @@ def test_point_estimates_pay_nothing_and_do_not_vary() -> None:
     f = vi.outputs(x, 3)
     assert torch.equal(f[0], f[2]) and torch.equal(f[0], vi(x))
     with torch.no_grad():
-        found = vi.evidence([(x, y)])
-    assert float(found.complexity) == 0
-    assert sum(found.effective_parameters.values()) == sum(p.numel() for p in vi.model.parameters())
+        evidence = vi.evidence([(x, y)])
+    assert float(evidence.complexity) == 0
+    assert sum(evidence.effective_parameters.values()) == sum(
+        p.numel() for p in vi.model.parameters()
+    )
 
 
 @pytest.mark.parametrize(
@@ -108,16 +110,16 @@ def test_bad_calls_are_refused() -> None:
 
 
 class _Twice(nn.Module):
-    def __init__(self, how: str) -> None:
+    def __init__(self, use: str) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.inner, self.how = nn.Linear(2, 2), how
+        self.inner, self.use = nn.Linear(2, 2), use
         self.out = nn.Linear(2, 2)
-        self.norm = nn.BatchNorm1d(2) if how == "batchnorm" else nn.Identity()
+        self.norm = nn.BatchNorm1d(2) if use == "batchnorm" else nn.Identity()
         self.double()
 
     def forward(self, x: Tensor) -> Tensor:
-        match self.how:
+        match self.use:
             case "called twice":
                 return self.out(self.inner(self.inner(x)))
             case "transposed":
@@ -133,7 +135,7 @@ class _Twice(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("how", "local"),
+    ("use", "local"),
     [
         ("plain", ["inner", "out"]),
         ("called twice", ["out"]),
@@ -144,16 +146,16 @@ class _Twice(nn.Module):
         ("batchnorm", []),
     ],
 )
-def test_local_reparameterisation_only_where_it_is_exact(how: str, local: list[str]) -> None:
+def test_local_reparameterisation_only_where_it_is_exact(use: str, local: list[str]) -> None:
     x, _ = data()
-    model = _Twice(how).train()
+    model = _Twice(use).train()
     before = {name: value.clone() for name, value in model.state_dict().items()}
     vi = sr.Variational(model, "categorical", 6, scale=0.3)
-    if how == "batchnorm":
+    if use == "batchnorm":
         model.eval()
     vi.outputs(x)
     assert vi.local == local
-    assert model.training == (how != "batchnorm")
+    assert model.training == (use != "batchnorm")
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
@@ -244,18 +246,18 @@ def test_gradient_in_every_hyperparameter_by_finite_differences() -> None:
     vi.outputs(x)
     moved = {name: p for name, p in vi.named_parameters() if p.requires_grad}
     assert "model.scale.raw" in moved and "likelihood.noise.raw" in moved
-    found = torch.autograd.grad(value(), list(moved.values()), allow_unused=True)
+    gradients = torch.autograd.grad(value(), list(moved.values()), allow_unused=True)
     step = 1e-6
-    for (name, parameter), got in zip(moved.items(), found, strict=True):
+    for (name, parameter), got in zip(moved.items(), gradients, strict=True):
         gradient = torch.zeros_like(parameter) if got is None else got
         for index in range(0, parameter.numel(), 3):
-            ends = []
+            values = []
             for sign in (1, -1):
                 with torch.no_grad():
                     parameter.view(-1)[index] += sign * step
-                    ends.append(float(value()))
+                    values.append(float(value()))
                     parameter.view(-1)[index] -= sign * step
-            slope = (ends[0] - ends[1]) / (2 * step)
+            slope = (values[0] - values[1]) / (2 * step)
             assert float(gradient.reshape(-1)[index]) == pytest.approx(slope, rel=1e-4, abs=1e-6), (
                 name
             )
@@ -264,11 +266,13 @@ def test_gradient_in_every_hyperparameter_by_finite_differences() -> None:
 def test_collapsed_prior_has_value_and_gradient_of_the_collapsed_divergence() -> None:
     vi, x, y = _linear(prior_update="collapsed")
     q = vi.posteriors["weight"]
-    now = vi.bound(x, y)
-    assert float(now.complexity.detach()) == pytest.approx(float(collapsed_kl(q).detach()))
+    bound = vi.bound(x, y)
+    assert float(bound.complexity.detach()) == pytest.approx(float(collapsed_kl(q).detach()))
     parameters = list(q.parameters())
-    ours = torch.autograd.grad(now.complexity, parameters)
-    for got, expected in zip(ours, torch.autograd.grad(collapsed_kl(q), parameters), strict=True):
+    gradients = torch.autograd.grad(bound.complexity, parameters)
+    for got, expected in zip(
+        gradients, torch.autograd.grad(collapsed_kl(q), parameters), strict=True
+    ):
         assert torch.allclose(got, expected, atol=1e-10)
 
 
@@ -281,13 +285,13 @@ def test_prior_groups_share_a_best_variance() -> None:
     qs = [vi.posteriors[name] for name in ("0.weight", "2.weight")]
     best = sum(float(q.second_moment().detach()) for q in qs) / sum(q.size for q in qs)
     assert float(vi.prior.precisions["all"]) == pytest.approx(1 / best)
-    each = sr.Variational(mlp(), "categorical", 6, prior_groups="diagonal")
-    now = each.bound(x, y)
-    for name, q in each.posteriors.items():
+    diagonal = sr.Variational(mlp(), "categorical", 6, prior_groups="diagonal")
+    bound = diagonal.bound(x, y)
+    for name, q in diagonal.posteriors.items():
         moments = q.variance() + q.mean.square()
-        assert torch.allclose(each.prior.precision_of(name), 1 / moments.detach())
-    total = sum(kl(q, each.prior.precision_of(n)) for n, q in each.posteriors.items())
-    assert float(now.complexity.detach()) == pytest.approx(float(total.detach()))  # type: ignore[union-attr]
+        assert torch.allclose(diagonal.prior.precision_of(name), 1 / moments.detach())
+    total = sum(kl(q, diagonal.prior.precision_of(n)) for n, q in diagonal.posteriors.items())
+    assert float(bound.complexity.detach()) == pytest.approx(float(total.detach()))  # type: ignore[union-attr]
 
 
 def test_burn_in_and_damping_of_the_closed_form() -> None:
@@ -335,18 +339,18 @@ def test_three_ways_to_learn_prior_and_noise_agree_at_the_optimum(
         optimiser.step()
     with torch.no_grad():
         noise = float(vi.likelihood.noise.value)  # type: ignore[union-attr,operator,arg-type]
-        now = float(vi.prior.precisions["weight"])
-        found = linear_gaussian_bound(x, y, vi.posteriors["weight"], now, noise)
+        precision = float(vi.prior.precisions["weight"])
+        bound = linear_gaussian_bound(x, y, vi.posteriors["weight"], precision, noise)
     assert noise == pytest.approx(sigma, rel=0.05)
-    assert now == pytest.approx(delta, rel=0.05)
-    assert best - 0.03 < float(found.log_evidence) <= best + 1e-9
+    assert precision == pytest.approx(delta, rel=0.05)
+    assert best - 0.03 < float(bound.log_evidence) <= best + 1e-9
 
 
 def test_regression_predictive_has_the_exact_variance() -> None:
     vi, x, _ = _linear()
     q = vi.posteriors["weight"]
-    found: Callable[..., sr.Prediction] = vi.predict
-    prediction = found(x, draws=4000)
+    predict: Callable[..., sr.Prediction] = vi.predict
+    prediction = predict(x, draws=4000)
     assert prediction.variance is not None
     with torch.no_grad():
         expected = q.output_variance(x) + 0.25

@@ -9,14 +9,14 @@ from torch import Tensor, nn
 from torch.distributions import MultivariateNormal
 
 import symrazor as sr
-from symrazor.inference.variational.permutations import permutation_gain
-from symrazor.inference.variational.posteriors import (
+from symrazor.inference.variational import (
     BlockCholesky,
     Diagonal,
     Full,
     GaussianPosterior,
     MatrixNormal,
 )
+from symrazor.inference.variational.permutations import permutation_gain
 
 F64 = torch.float64
 KINDS = [Diagonal, BlockCholesky, Full, MatrixNormal]
@@ -64,8 +64,8 @@ def _brute_force(parts: list[tuple[GaussianPosterior, int]], n: int) -> tuple[fl
 def test_few_units_by_brute_force(kind: type, apart: float) -> None:
     parts = _parts(kind, 3, apart)
     expected, error = _brute_force(parts, 4000)
-    found = float(permutation_gain(parts, 4000, generator=torch.Generator().manual_seed(9)))
-    assert abs(found - expected) < 6 * error + 1e-9
+    gain = float(permutation_gain(parts, 4000, generator=torch.Generator().manual_seed(9)))
+    assert abs(gain - expected) < 6 * error + 1e-9
     assert 0 < expected < math.log(6)
 
 
@@ -78,11 +78,11 @@ def test_the_gain_lies_between_zero_and_the_logarithm_of_the_orders(kind: type, 
         float(permutation_gain(_parts(kind, h, apart)[::2], 500, 100, generator))
         for apart in (0.0, 0.2, 300.0)
     )
-    most = math.lgamma(h + 1)
+    largest = math.lgamma(h + 1)
     assert -0.1 < same < near + 0.1
-    assert near - 1e-9 <= far <= most + 1e-9
-    seen = kind in (Diagonal, BlockCholesky) or h < 5
-    assert far == pytest.approx(most if seen else math.log(100), abs=1e-6)
+    assert near - 1e-9 <= far <= largest + 1e-9
+    is_exact = kind in (Diagonal, BlockCholesky) or h < 5
+    assert far == pytest.approx(largest if is_exact else math.log(100), abs=1e-6)
 
 
 def test_bounds_are_below_the_exact_gain() -> None:
@@ -90,19 +90,19 @@ def test_bounds_are_below_the_exact_gain() -> None:
     parts = _parts(Diagonal, 5, 0.4)
     draws = 3000
     exact = float(permutation_gain(parts, draws, 120, torch.Generator().manual_seed(0)))
-    rows = float(permutation_gain(parts, draws, 1, torch.Generator().manual_seed(0)))
+    by_row_sums = float(permutation_gain(parts, draws, 1, torch.Generator().manual_seed(0)))
     sampled = float(
         permutation_gain(
             _parts(MatrixNormal, 5, 0.4)[:1], draws, 20, torch.Generator().manual_seed(0)
         )
     )
-    all_of_them = float(
+    by_all_permutations = float(
         permutation_gain(
             _parts(MatrixNormal, 5, 0.4)[:1], draws, 120, torch.Generator().manual_seed(0)
         )
     )
-    assert 0 < rows < exact < math.log(120)
-    assert 0 < sampled < all_of_them
+    assert 0 < by_row_sums < exact < math.log(120)
+    assert 0 < sampled < by_all_permutations
 
 
 def test_tensors_of_other_units_raise() -> None:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.distributions import MultivariateNormal, kl_divergence
 
-from symrazor.inference.variational.posteriors import (
+from symrazor.inference.variational import (
     BlockCholesky,
     Diagonal,
     Full,
@@ -54,8 +54,8 @@ def _dense(q: GaussianPosterior) -> Tensor:
         roots = zip(q.root.log_diagonal, q.root.lower, strict=True)
         return torch.block_diag(*[_triangle(*root) @ _triangle(*root).T for root in roots])
     assert isinstance(q, Diagonal | LowRank)
-    own = torch.diag((2 * q.log_scale).exp().reshape(-1))
-    return own + q.factor.T @ q.factor if isinstance(q, LowRank) else own
+    diagonal = torch.diag((2 * q.log_scale).exp().reshape(-1))
+    return diagonal + q.factor.T @ q.factor if isinstance(q, LowRank) else diagonal
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -102,11 +102,11 @@ def test_local_reparameterisation_has_the_exact_distribution_of_each_output(kind
     expected = torch.einsum("ni,oipj,nj->nop", x, dense, x)
     drawn = q.linear(x, n, torch.Generator().manual_seed(2)).detach()
     assert drawn.shape == (n, 2, 3)
-    each = torch.einsum("noo->no", expected)
-    assert torch.allclose(q.output_variance(x), each, rtol=1e-10)
+    variances = torch.einsum("noo->no", expected)
+    assert torch.allclose(q.output_variance(x), variances, rtol=1e-10)
     centred = drawn - x @ q.mean.detach().T
-    found = torch.einsum("sno,snp->nop", centred, centred) / n
-    assert (found - expected).abs().max() < 0.02 * expected.abs().max()
+    covariance = torch.einsum("sno,snp->nop", centred, centred) / n
+    assert (covariance - expected).abs().max() < 0.02 * expected.abs().max()
     assert centred.mean(0).abs().max() < 0.02 * expected.abs().max().sqrt()
     pair = q.linear(x, 2, antithetic=True)
     assert torch.allclose(pair.mean(0), x @ q.mean.T, atol=1e-12)
@@ -114,26 +114,26 @@ def test_local_reparameterisation_has_the_exact_distribution_of_each_output(kind
 
 @pytest.mark.parametrize("kind", list(KINDS))
 def test_models_side_by_side_are_the_models_one_by_one(kind: str) -> None:
-    many = _random(kind, (3, 2), batch=4)
+    batched = _random(kind, (3, 2), batch=4)
     deltas = torch.tensor([0.5, 1.0, 2.0, 4.0], dtype=F64)
     x = torch.randn(4, 5, 2, dtype=F64)
-    assert many.sample(7).shape == (7, 4, 3, 2)
-    assert many.linear(x, 7).shape == (7, 4, 5, 3)
-    assert many.log_prob(many.sample(7)).shape == (7, 4)
+    assert batched.sample(7).shape == (7, 4, 3, 2)
+    assert batched.linear(x, 7).shape == (7, 4, 5, 3)
+    assert batched.log_prob(batched.sample(7)).shape == (7, 4)
     for index in range(4):
-        one = KINDS[kind]((3, 2), dtype=F64).requires_grad_(False)
-        own = {name: value[index] for name, value in many.state_dict().items()}
-        one.load_state_dict(own)
-        assert float(kl(many, deltas)[index]) == pytest.approx(float(kl(one, deltas[index])))
-        assert float(collapsed_kl(many)[index]) == pytest.approx(float(collapsed_kl(one)))
+        single = KINDS[kind]((3, 2), dtype=F64).requires_grad_(False)
+        state = {name: value[index] for name, value in batched.state_dict().items()}
+        single.load_state_dict(state)
+        assert float(kl(batched, deltas)[index]) == pytest.approx(float(kl(single, deltas[index])))
+        assert float(collapsed_kl(batched)[index]) == pytest.approx(float(collapsed_kl(single)))
         w = torch.randn(2, 3, 2, dtype=F64)
         together = w.unsqueeze(1).expand(2, 4, 3, 2)
-        assert torch.allclose(many.log_prob(together)[:, index], one.log_prob(w))
-        assert torch.allclose(many.variance()[index], one.variance())
+        assert torch.allclose(batched.log_prob(together)[:, index], single.log_prob(w))
+        assert torch.allclose(batched.variance()[index], single.variance())
     # Local reparameterisation: the spread of each model's outputs, by the dense covariance.
-    drawn = many.linear_deviation(x, 20_000, torch.Generator().manual_seed(0)).detach()
-    one.load_state_dict({name: value[3] for name, value in many.state_dict().items()})
-    dense = _dense(one).detach().reshape(3, 2, 3, 2)
+    drawn = batched.linear_deviation(x, 20_000, torch.Generator().manual_seed(0)).detach()
+    single.load_state_dict({name: value[3] for name, value in batched.state_dict().items()})
+    dense = _dense(single).detach().reshape(3, 2, 3, 2)
     expected = torch.einsum("ni,oioj,nj->no", x[3], dense, x[3])
     assert torch.allclose(drawn[:, 3].square().mean(0), expected, rtol=0.06)
 

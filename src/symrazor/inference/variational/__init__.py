@@ -4,17 +4,19 @@
 computes the bound.
 """
 
-from symrazor.inference.variational.posteriors import (
-    BlockCholesky,
-    Diagonal,
-    Full,
+from symrazor.inference.variational.gaussian import (
     GaussianPosterior,
-    LowRank,
-    MatrixNormal,
     Point,
     best_variance,
     collapsed_kl,
     kl,
+)
+from symrazor.inference.variational.posteriors import (
+    BlockCholesky,
+    Diagonal,
+    Full,
+    LowRank,
+    MatrixNormal,
 )
 
 __all__ = [

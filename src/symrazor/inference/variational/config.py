@@ -1,13 +1,38 @@
-"""Options of a `Variational` network."""
+"""Options of a `Variational` network, and the posteriors that they give to its weights."""
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import Any, Literal
+
+from torch import nn
 
 from symrazor.core.prior import PriorGroups
 from symrazor.core.validation import check_choice, replace_options
-from symrazor.inference.variational.assignment import PosteriorSpec
+from symrazor.inference.variational.gaussian import GaussianPosterior, Point
+from symrazor.inference.variational.posteriors import (
+    BlockCholesky,
+    Diagonal,
+    Full,
+    LowRank,
+    MatrixNormal,
+)
 
+PosteriorFactory = Callable[..., GaussianPosterior]
+PosteriorSpec = str | PosteriorFactory | GaussianPosterior
+"""A name, a class (or a function of shape, scale and mean), or a posterior object."""
+
+POSTERIORS: dict[str, PosteriorFactory] = {
+    "matrix-normal": MatrixNormal,
+    "block": BlockCholesky,
+    "diagonal": Diagonal,
+    "low-rank": LowRank,
+    "full": Full,
+    "point": Point,
+}
+MATRIX_POSTERIORS = {"matrix-normal", "block"}
+"""Where one of these is chosen for all tensors, vectors get a diagonal posterior."""
 PriorUpdate = Literal["collapsed", "closed-form", "gradient", "fixed"]
 NoiseUpdate = Literal["closed-form", "gradient", "fixed"]
 
@@ -65,3 +90,56 @@ class VariationalConfig:
     def change(self, **changes: Any) -> "VariationalConfig":
         """Return a copy with some fields replaced; unknown fields raise ValueError."""
         return replace_options(self, changes)
+
+
+def assign_posteriors(
+    theta: Mapping[str, nn.Parameter], config: VariationalConfig
+) -> dict[str, GaussianPosterior]:
+    """Return a posterior for every tensor, whose mean is the parameter itself.
+
+    Raises:
+        ValueError: a pattern without a parameter, a parameter without a pattern, an unknown name,
+            or a posterior of another shape.
+    """
+    chosen = config.posterior
+    patterns = chosen if isinstance(chosen, Mapping) else {"*": chosen}
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for name in theta):
+            raise ValueError(
+                f"No parameter of the model matches {pattern!r} in posterior=.... Parameters: "
+                f"{', '.join(theta)}."
+            )
+    posteriors = {}
+    for name, parameter in theta.items():
+        spec = next((s for pattern, s in patterns.items() if fnmatchcase(name, pattern)), None)
+        if spec is None:
+            raise ValueError(
+                f"posterior=... has no pattern for {name!r}. Add one, or '*': 'point' at the end "
+                "for point estimates of all other weights."
+            )
+        if patterns is not chosen and spec in MATRIX_POSTERIORS and parameter.dim() < 2:
+            spec = "diagonal"
+        posteriors[name] = _make_posterior(name, parameter, spec, config.scale)
+    return posteriors
+
+
+def _make_posterior(
+    name: str, parameter: nn.Parameter, spec: PosteriorSpec, scale: float
+) -> GaussianPosterior:
+    if isinstance(spec, str):
+        if spec not in POSTERIORS:
+            names = ", ".join(repr(known) for known in POSTERIORS)
+            raise ValueError(f"Unknown posterior {spec!r} for {name!r}. Use one of {names}.")
+        spec = POSTERIORS[spec]
+    if not isinstance(spec, GaussianPosterior):
+        rms = float(parameter.detach().double().square().mean().sqrt())
+        size = rms if rms > 0 and math.isfinite(rms) else 1.0
+        spec = spec(parameter.shape, scale=scale * size, mean=parameter)
+    if spec.mean.shape != parameter.shape:
+        raise ValueError(
+            f"The posterior of {name!r} must have shape {list(parameter.shape)}, got "
+            f"{list(spec.mean.shape)}."
+        )
+    spec.to(device=parameter.device, dtype=parameter.dtype)
+    spec.mean = parameter
+    return spec

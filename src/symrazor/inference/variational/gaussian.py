@@ -12,7 +12,6 @@ are [n, b, *shape], and the scalars become vectors [b].
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from functools import partial
 
 import torch
 from jaxtyping import Float
@@ -20,6 +19,10 @@ from torch import Tensor, nn
 
 Draw = Callable[[Sequence[int]], Tensor]
 """Returns standard normal noise of a shape."""
+Samples = Float[Tensor, "n *shape"]
+Inputs = Float[Tensor, "*lead rows in"]
+Outputs = Float[Tensor, "*lead rows out"]
+OutputSamples = Float[Tensor, "n *lead rows out"]
 
 
 class GaussianPosterior(nn.Module, ABC):
@@ -82,7 +85,7 @@ class GaussianPosterior(nn.Module, ABC):
         return rows, self.size // rows
 
     @abstractmethod
-    def deviation_from(self, n: int, draw: Draw) -> Float[Tensor, "n *shape"]:
+    def deviation_from(self, n: int, draw: Draw) -> Samples:
         """Return samples of w - m made of noise from `draw`, whose first dimension is n."""
 
     @abstractmethod
@@ -94,12 +97,12 @@ class GaussianPosterior(nn.Module, ABC):
         r"""Return $\log |\Sigma|$ in float64."""
 
     @abstractmethod
-    def mahalanobis(self, w: Float[Tensor, "n *shape"]) -> Float[Tensor, "n *batch"]:
+    def mahalanobis(self, w: Samples) -> Float[Tensor, "n *batch"]:
         r"""Return $(w - m)^\top \Sigma^{-1} (w - m)$ of each row."""
 
     def sample(
         self, n: int, generator: torch.Generator | None = None, antithetic: bool = False
-    ) -> Float[Tensor, "n *shape"]:
+    ) -> Samples:
         """Return reparameterised samples, differentiable in mean and covariance.
 
         Args:
@@ -111,13 +114,9 @@ class GaussianPosterior(nn.Module, ABC):
 
     def deviation(
         self, n: int, generator: torch.Generator | None = None, antithetic: bool = False
-    ) -> Float[Tensor, "n *shape"]:
+    ) -> Samples:
         """Return samples of w - m; see `sample`."""
-        if n < 1:
-            raise ValueError(f"The number of samples must be at least 1, got {n}.")
-        return self.deviation_from(
-            n, partial(self._noise, generator=generator, antithetic=antithetic)
-        )
+        return self.deviation_from(n, self._draw(n, generator, antithetic))
 
     def trace(self) -> Tensor:
         r"""Return $\mathrm{tr}\, \Sigma$ in float64."""
@@ -143,38 +142,25 @@ class GaussianPosterior(nn.Module, ABC):
 
         Local reparameterisation: each row of x gets its own noise, with the exact distribution of
         its output. Rows of one sample are then independent, which does not matter in a sum over
-        data. With `batch` the first dimension of x is the model.
-
-        Args:
-            x: inputs.
-            n: number of samples.
-            generator: random generator.
-            antithetic: sample in pairs.
+        data. With `batch` the first dimension of x is the model. For the arguments see `sample`.
         """
         mean = torch.einsum("...ni,...oi->...no", self._rows(x), self.mean)
         noise = self.linear_deviation(x, n, generator, antithetic)
         return mean.reshape(*x.shape[:-1], -1) + noise
 
     def linear_deviation(
-        self,
-        x: Float[Tensor, "*rows in"],
-        n: int = 1,
-        generator: torch.Generator | None = None,
-        antithetic: bool = False,
-    ) -> Float[Tensor, "n *rows out"]:
+        self, x: Tensor, n: int, generator: torch.Generator | None = None, antithetic: bool = False
+    ) -> Tensor:
         """Return samples of x (W - M)'; see `linear`."""
-        draw = partial(self._noise, generator=generator, antithetic=antithetic)
-        drawn = self.output_deviation(self._rows(x), n, draw)
+        drawn = self.output_deviation(self._rows(x), n, self._draw(n, generator, antithetic))
         return drawn.reshape(n, *x.shape[:-1], self.shape[0])
 
-    def output_deviation(
-        self, x: Float[Tensor, "*lead rows in"], n: int, draw: Draw
-    ) -> Float[Tensor, "n *lead rows out"]:
+    def output_deviation(self, x: Inputs, n: int, draw: Draw) -> OutputSamples:
         """Return samples of x (W - M)'; by default from sampled weights."""
         return torch.einsum("...ni,s...oi->s...no", x, self.deviation_from(n, draw))
 
     @abstractmethod
-    def output_variance(self, x: Float[Tensor, "*lead rows in"]) -> Float[Tensor, "*lead rows out"]:
+    def output_variance(self, x: Inputs) -> Outputs:
         """Return the variance of each output of x W', in closed form."""
 
     def _rows(self, x: Tensor) -> Tensor:
@@ -190,27 +176,23 @@ class GaussianPosterior(nn.Module, ABC):
             )
         return x.reshape(*self.lead, -1, x.shape[-1])
 
-    def _noise(
-        self, shape: Sequence[int], generator: torch.Generator | None, antithetic: bool
-    ) -> Tensor:
-        """Draw standard normal noise, in pairs of opposite sign if antithetic."""
-        n = shape[0]
+    def _draw(self, n: int, generator: torch.Generator | None, antithetic: bool) -> Draw:
+        """Return the source of noise of n samples, in pairs of opposite sign if antithetic."""
         if n < 1:
             raise ValueError(f"The number of samples must be at least 1, got {n}.")
-        drawn = -(-n // 2) if antithetic else n
         device = generator.device if generator is not None else self.mean.device
-        noise = torch.randn(
-            (drawn, *shape[1:]), generator=generator, device=device, dtype=self.mean.dtype
-        ).to(self.mean.device)
-        return torch.cat([noise, -noise])[:n] if antithetic else noise
+
+        def draw(shape: Sequence[int]) -> Tensor:
+            fresh = (-(-n // 2) if antithetic else n, *shape[1:])
+            noise = torch.randn(fresh, generator=generator, device=device, dtype=self.mean.dtype)
+            noise = noise.to(self.mean.device)
+            return torch.cat([noise, -noise])[:n] if antithetic else noise
+
+        return draw
 
     def _sum(self, values: Tensor) -> Tensor:
         """Sum over the weights of each model, in float64."""
         return values.reshape(*self.lead, -1).sum(-1, dtype=torch.float64)
-
-    def _matrices(self, w: Tensor) -> Tensor:
-        """Reshape [n, *lead, *shape] to [n, *lead, rows, columns]."""
-        return w.reshape(len(w), *self.lead, *self.matrix_shape)
 
     def extra_repr(self) -> str:
         """Show the shape and number of models in `print(model)`."""
@@ -220,7 +202,7 @@ class GaussianPosterior(nn.Module, ABC):
 class Point(GaussianPosterior):
     """A point estimate, which has no part in the divergence."""
 
-    def deviation_from(self, n: int, draw: Draw) -> Float[Tensor, "n *shape"]:
+    def deviation_from(self, n: int, draw: Draw) -> Samples:
         """Return zeros."""
         return torch.zeros_like(self.mean).expand(n, *self.mean.shape)
 
@@ -232,17 +214,15 @@ class Point(GaussianPosterior):
         """Return zeros."""
         return self.mean.new_zeros(self.lead, dtype=torch.float64)
 
-    def mahalanobis(self, w: Float[Tensor, "n *shape"]) -> Float[Tensor, "n *batch"]:
+    def mahalanobis(self, w: Samples) -> Float[Tensor, "n *batch"]:
         """Raise ValueError."""
         raise ValueError("A point estimate has no density.")
 
-    def output_variance(self, x: Float[Tensor, "*lead rows in"]) -> Float[Tensor, "*lead rows out"]:
+    def output_variance(self, x: Inputs) -> Outputs:
         """Return zeros."""
         return x.new_zeros(*x.shape[:-1], self.shape[0])
 
-    def output_deviation(
-        self, x: Float[Tensor, "*lead rows in"], n: int, draw: Draw
-    ) -> Float[Tensor, "n *lead rows out"]:
+    def output_deviation(self, x: Inputs, n: int, draw: Draw) -> OutputSamples:
         """Return zeros."""
         return x.new_zeros(n, *x.shape[:-1], self.shape[0])
 

@@ -7,8 +7,8 @@ several times for one datum (tokens, shared modules, a transposed copy in a deco
 `local_layers` tests this by running the model.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -31,7 +31,12 @@ def local_layers(
     For each layer, weight and bias are replaced by NaN and its output by zeros, on two data. If a
     NaN reaches the outputs of the network, the weight is also used elsewhere.
     """
-    candidates = _candidates(model, posteriors)
+    candidates = [
+        name
+        for name, module in model.named_modules()
+        if type(module).forward is nn.Linear.forward
+        and not isinstance(posteriors.get(_join(name, "weight")), Point | Full | None)
+    ]
     if not candidates or any(isinstance(m, BatchNorm) for m in model.modules()):
         return []
     modes = {module: module.training for module in model.modules()}
@@ -48,15 +53,6 @@ def local_layers(
             module.training = training
 
 
-def _candidates(model: nn.Module, posteriors: Mapping[str, GaussianPosterior]) -> list[str]:
-    return [
-        name
-        for name, module in model.named_modules()
-        if type(module).forward is nn.Linear.forward
-        and not isinstance(posteriors.get(_join(name, "weight")), Point | Full | None)
-    ]
-
-
 def _acts_once(model: nn.Module, name: str, two: Input) -> bool:
     layer = model.get_submodule(name)
     shapes: list[torch.Size] = []
@@ -65,15 +61,10 @@ def _acts_once(model: nn.Module, name: str, two: Input) -> bool:
         shapes.append(args[0].shape)
         return torch.zeros_like(output)
 
-    bad = {
-        _join(name, part): torch.full_like(tensor, torch.nan)
-        for part, tensor in layer.named_parameters(recurse=False)
-    }
-    handle = layer.register_forward_hook(cut)
-    try:
+    parameters = layer.named_parameters(recurse=False)
+    bad = {_join(name, part): torch.full_like(value, torch.nan) for part, value in parameters}
+    with layer.register_forward_hook(cut):
         f = call(partial(_call_with, model, bad), two)
-    finally:
-        handle.remove()
     return len(shapes) == 1 and shapes[0][:-1] == (2,) and not bool(f.isnan().any())
 
 
@@ -101,39 +92,22 @@ def run_with_noise(
         local: posteriors of the weights and biases of local layers.
         draw: source of the noise [1, data, ...], called in the order in which the layers run.
     """
-    with _noisy(model, local, draw):
-        return call(partial(_call_with, model, drawn), x)
 
+    def add_noise(name: str, module: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
+        x: Tensor = args[0]
+        output = output + local[_join(name, "weight")].output_deviation(x, 1, draw).squeeze(0)
+        bias = local.get(_join(name, "bias"))
+        if bias is None:
+            return output
+        return output + bias.deviation_from(len(x), lambda shape: draw((1, *shape)).squeeze(0))
 
-@contextmanager
-def _noisy(model: nn.Module, local: Mapping[str, GaussianPosterior], draw: Draw) -> Iterator[None]:
-    owners = dict.fromkeys(name.rpartition(".")[0] for name in local)
-    handles = []
-    try:
-        for owner in owners:
-            hook = partial(
-                _add_noise, local[_join(owner, "weight")], local.get(_join(owner, "bias")), draw
+    layers = dict.fromkeys(name.rpartition(".")[0] for name in local)
+    with ExitStack() as hooks:
+        for name in layers:
+            hooks.enter_context(
+                model.get_submodule(name).register_forward_hook(partial(add_noise, name))
             )
-            handles.append(model.get_submodule(owner).register_forward_hook(hook))
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-def _add_noise(
-    weight: GaussianPosterior,
-    bias: GaussianPosterior | None,
-    draw: Draw,
-    module: nn.Module,
-    args: tuple[Any, ...],
-    output: Tensor,
-) -> Tensor:
-    x: Tensor = args[0]
-    output = output + weight.output_deviation(x, 1, draw).squeeze(0)
-    if bias is None:
-        return output
-    return output + bias.deviation_from(len(x), lambda shape: draw((1, *shape)).squeeze(0))
+        return call(partial(_call_with, model, drawn), x)
 
 
 class RowNoise:

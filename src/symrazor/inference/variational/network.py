@@ -34,9 +34,8 @@ from symrazor.core.parameters import Hyper, hyperparameters, weights
 from symrazor.core.prior import GaussianPrior, PriorGroups
 from symrazor.data.batches import Input, batches, check_data_count, map_tensors
 from symrazor.inference.posterior import Prediction, mixture_prediction
-from symrazor.inference.variational.assignment import assign_posteriors
 from symrazor.inference.variational.bound import variational_evidence
-from symrazor.inference.variational.config import VariationalConfig
+from symrazor.inference.variational.config import VariationalConfig, assign_posteriors
 from symrazor.inference.variational.gaussian import GaussianPosterior, Point
 from symrazor.inference.variational.local_reparameterisation import (
     RowNoise,
@@ -91,11 +90,12 @@ class Variational(nn.Module):
             raise ValueError("The model has no trainable weights.")
         self.model, self.n_data = model, n_data
         self.names = list(theta)
-        posteriors = assign_posteriors(theta, self.config.posterior, self.config.scale)
-        self._posteriors = nn.ModuleList(posteriors.values())
+        self._posteriors = nn.ModuleList(assign_posteriors(theta, self.config).values())
         self.likelihood = as_likelihood(likelihood).to(self.device)
         self.prior = self._make_prior()
-        self._freeze_closed_forms()
+        self.prior.requires_grad_(self.config.prior_update == "gradient")
+        if isinstance(self.likelihood, Gaussian):
+            self.likelihood.requires_grad_(self.config.noise_update == "gradient")
         self.generator = torch.Generator(self.device).manual_seed(self.config.seed)
         self.at_bound: list[str] = []
         self.steps = 0
@@ -105,18 +105,12 @@ class Variational(nn.Module):
         theta = {n: q.mean for n, q in self.posteriors.items() if not isinstance(q, Point)}
         groups: PriorGroups = self.config.prior_groups
         if groups == "path":
-            members = path_groups(self.model)
-            kept = {g: [n for n in names if n in theta] for g, names in members.items()}
-            groups = {g: names for g, names in kept.items() if names}
+            paths = path_groups(self.model).items()
+            members = {group: [n for n in names if n in theta] for group, names in paths}
+            groups = {group: names for group, names in members.items() if names}
         if not theta:  # nothing to integrate: the prior does not enter the bound
             theta, groups = {n: q.mean for n, q in self.posteriors.items()}, "tensor"
         return GaussianPrior(theta, self.config.prior_precision, groups)
-
-    def _freeze_closed_forms(self) -> None:
-        """Freeze prior and noise if they are not updated by their gradient."""
-        self.prior.requires_grad_(self.config.prior_update == "gradient")
-        if isinstance(self.likelihood, Gaussian):
-            self.likelihood.requires_grad_(self.config.noise_update == "gradient")
 
     @property
     def device(self) -> torch.device:

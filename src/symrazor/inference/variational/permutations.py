@@ -97,17 +97,12 @@ def hidden_units(
     return [(posteriors[name], dim) for name, dim in wanted if name in posteriors]
 
 
-def _sum(values: list[Tensor]) -> Tensor:
-    return torch.stack(values).sum(0)
-
-
 def _units(parts: Sequence[Part]) -> int:
     sizes = {q.shape[dim] if dim < len(q.shape) else None for q, dim in parts}
     if len(sizes) != 1 or None in sizes or any(q.batch is not None for q, _ in parts):
         shapes = [(list(q.shape), dim) for q, dim in parts]
         raise ValueError(f"The posteriors must be over the same hidden units, got {shapes}.")
-    (h,) = (size for size in sizes if size is not None)
-    return h
+    return parts[0][0].shape[parts[0][1]]
 
 
 def _orders(
@@ -129,14 +124,14 @@ def _independent(q: GaussianPosterior, dim: int) -> bool:
 
 
 def _by_orders(
-    parts: Sequence[Part],
-    orders: Int[Tensor, "k h"],
-    draws: int,
-    generator: torch.Generator | None,
+    parts: Sequence[Part], orders: Int[Tensor, "k h"], draws: int, generator: torch.Generator | None
 ) -> Tensor:
     drawn = [(q, dim, q.sample(draws, generator)) for q, dim in parts]
     densities = torch.stack(
-        [_sum([q.log_prob(w.index_select(dim + 1, g)) for q, dim, w in drawn]) for g in orders]
+        [
+            torch.stack([q.log_prob(w.index_select(dim + 1, order)) for q, dim, w in drawn]).sum(0)
+            for order in orders
+        ]
     )
     gains = densities[0] - densities.logsumexp(0) + math.log(len(orders))
     return gains.mean()
@@ -145,7 +140,8 @@ def _by_orders(
 def _by_row_sums(
     parts: Sequence[Part], h: int, draws: int, generator: torch.Generator | None
 ) -> Tensor:
-    table = _sum([_densities(q, dim, q.sample(draws, generator)) for q, dim in parts])
+    tables = [_densities(q, dim, q.sample(draws, generator)) for q, dim in parts]
+    table = torch.stack(tables).sum(0)
     excess = table.logsumexp(-1) - table.diagonal(dim1=-2, dim2=-1)
     return math.lgamma(h + 1) - excess.sum(-1).mean()
 

@@ -11,28 +11,54 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from symrazor.inference.variational.cholesky import Cholesky
 from symrazor.inference.variational.gaussian import (
     Draw,
     GaussianPosterior,
-    Point,
-    best_variance,
-    collapsed_kl,
-    kl,
+    Inputs,
+    Outputs,
+    OutputSamples,
+    Samples,
 )
 
-__all__ = [
-    "BlockCholesky",
-    "Diagonal",
-    "Full",
-    "GaussianPosterior",
-    "LowRank",
-    "MatrixNormal",
-    "Point",
-    "best_variance",
-    "collapsed_kl",
-    "kl",
-]
+
+class Cholesky(nn.Module):
+    r"""A triangular factor $L = \mathrm{tril}(R, -1) + \mathrm{diag}(e^{r})$ with free R and r.
+
+    Args:
+        shape: leading dimensions of independent factors, then the number of rows d of each.
+        scale: starting value of the diagonal.
+        like: tensor with the dtype and device of the parameters.
+    """
+
+    def __init__(self, shape: Sequence[int], scale: float, like: Tensor) -> None:
+        super().__init__()
+        self.log_diagonal = nn.Parameter(like.new_full(shape, math.log(scale)))
+        self.lower = nn.Parameter(like.new_zeros(*shape, shape[-1]))
+
+    def matrix(self) -> Float[Tensor, "*lead d d"]:
+        """Return L."""
+        below = self.lower.tril(-1)
+        return torch.diagonal_scatter(below, self.log_diagonal.exp(), dim1=-2, dim2=-1)
+
+    def log_det(self) -> Float[Tensor, "*lead"]:
+        r"""Return $\log |L L^\top|$ of each factor, in float64."""
+        return 2 * self.log_diagonal.sum(-1, dtype=torch.float64)
+
+    def squared_norm(self) -> Float[Tensor, "*lead"]:
+        r"""Return $\|L\|_F^2 = \mathrm{tr}\, L L^\top$ of each factor, in float64."""
+        below = self.lower.tril(-1).square().sum((-2, -1), dtype=torch.float64)
+        return below + (2 * self.log_diagonal).exp().sum(-1, dtype=torch.float64)
+
+    def whiten(self, x: Float[Tensor, "*lead d m"]) -> Float[Tensor, "*lead d m"]:
+        r"""Return $L^{-1} x$."""
+        white: Tensor = torch.linalg.solve_triangular(self.matrix(), x, upper=False)
+        return white
+
+    @torch.no_grad()
+    def set_(self, matrix: Float[Tensor, "*lead d d"]) -> None:
+        """Set L to a lower triangular matrix with a positive diagonal."""
+        self.log_diagonal.copy_(matrix.diagonal(dim1=-2, dim2=-1).log())
+        self.lower.copy_(matrix.tril(-1))
 
 
 class Diagonal(GaussianPosterior):
@@ -44,7 +70,7 @@ class Diagonal(GaussianPosterior):
         """Create equal scales."""
         self.log_scale = _equal(self.mean, scale)
 
-    def deviation_from(self, n: int, draw: Draw) -> Float[Tensor, "n *shape"]:
+    def deviation_from(self, n: int, draw: Draw) -> Samples:
         """Return scale times noise."""
         return self.log_scale.exp() * draw((n, *self.mean.shape))
 
@@ -56,18 +82,16 @@ class Diagonal(GaussianPosterior):
         """Return twice the sum of the log scales."""
         return 2 * self._sum(self.log_scale)
 
-    def mahalanobis(self, w: Float[Tensor, "n *shape"]) -> Float[Tensor, "n *batch"]:
+    def mahalanobis(self, w: Samples) -> Float[Tensor, "n *batch"]:
         """Return the sum of squares over the scales."""
         z = ((w - self.mean) / self.log_scale.exp()).reshape(len(w), *self.lead, -1)
         return z.square().sum(-1, dtype=torch.float64)
 
-    def output_variance(self, x: Float[Tensor, "*lead rows in"]) -> Float[Tensor, "*lead rows out"]:
+    def output_variance(self, x: Inputs) -> Outputs:
         """Return squared inputs times the variances."""
         return torch.einsum("...ni,...oi->...no", x.square(), self.variance())
 
-    def output_deviation(
-        self, x: Float[Tensor, "*lead rows in"], n: int, draw: Draw
-    ) -> Float[Tensor, "n *lead rows out"]:
+    def output_deviation(self, x: Inputs, n: int, draw: Draw) -> OutputSamples:
         """Sample independent outputs."""
         spread = _root(self.output_variance(x))
         return spread * draw((n, *spread.shape))
@@ -105,7 +129,7 @@ class LowRank(GaussianPosterior):
         begin = (0.1 * scale * waves).to(self.mean).expand(*self.lead, self.rank, self.size)
         self.factor = nn.Parameter(begin.clone())
 
-    def deviation_from(self, n: int, draw: Draw) -> Float[Tensor, "n *shape"]:
+    def deviation_from(self, n: int, draw: Draw) -> Samples:
         """Return scale times noise plus U times shared noise."""
         noise = draw((n, *self.mean.shape))
         shared_noise = draw((n, *self.lead, self.rank))
@@ -122,7 +146,7 @@ class LowRank(GaussianPosterior):
         inner, _ = self._inner()
         return 2 * self._sum(self.log_scale) + 2 * inner.diagonal(dim1=-2, dim2=-1).log().sum(-1)
 
-    def mahalanobis(self, w: Float[Tensor, "n *shape"]) -> Float[Tensor, "n *batch"]:
+    def mahalanobis(self, w: Samples) -> Float[Tensor, "n *batch"]:
         """Use Woodbury's identity with the same small matrix."""
         inner, scaled = self._inner()
         z = ((w - self.mean) / self.log_scale.exp()).reshape(len(w), *self.lead, -1).double()
@@ -138,14 +162,12 @@ class LowRank(GaussianPosterior):
         inner: Tensor = torch.linalg.cholesky(eye + scaled @ scaled.mT)
         return inner, scaled
 
-    def output_variance(self, x: Float[Tensor, "*lead rows in"]) -> Float[Tensor, "*lead rows out"]:
+    def output_variance(self, x: Inputs) -> Outputs:
         """Return the variance of the independent and of the shared part."""
         independent, shared = self._output_parts(x)
         return independent + shared.square().sum(-2)
 
-    def output_deviation(
-        self, x: Float[Tensor, "*lead rows in"], n: int, draw: Draw
-    ) -> Float[Tensor, "n *lead rows out"]:
+    def output_deviation(self, x: Inputs, n: int, draw: Draw) -> OutputSamples:
         """Sample noise per output, plus noise of low rank that the outputs of a row share."""
         independent, shared = self._output_parts(x)
         shared_noise = draw((n, *x.shape[:-1], self.rank))
@@ -164,15 +186,14 @@ class BlockCholesky(GaussianPosterior):
 
     def start(self, scale: float) -> None:
         """Create diagonal factors."""
-        rows, columns = self.blocks
-        self.root = Cholesky((*self.lead, rows), columns, scale, self.mean.dtype, self.mean.device)
+        self.root = Cholesky((*self.lead, *self.blocks), scale, self.mean)
 
     @property
     def blocks(self) -> tuple[int, int]:
         """Number of blocks, and weights in each."""
         return self.matrix_shape
 
-    def deviation_from(self, n: int, draw: Draw) -> Float[Tensor, "n *shape"]:
+    def deviation_from(self, n: int, draw: Draw) -> Samples:
         """Return the factor of each block times noise."""
         noise = draw((n, *self.lead, *self.blocks))
         drawn = torch.einsum("...rij,s...rj->s...ri", self.root.matrix(), noise)
@@ -190,19 +211,17 @@ class BlockCholesky(GaussianPosterior):
         """Return twice the sum of the log diagonals."""
         return self.root.log_det().sum(-1)
 
-    def mahalanobis(self, w: Float[Tensor, "n *shape"]) -> Float[Tensor, "n *batch"]:
+    def mahalanobis(self, w: Samples) -> Float[Tensor, "n *batch"]:
         """Return the squared norm of the whitened deviation."""
         apart = (w - self.mean).reshape(len(w), *self.lead, *self.blocks)
         white = self.root.whiten(apart.movedim(0, -1))
         return white.square().sum((-3, -2), dtype=torch.float64).movedim(-1, 0)
 
-    def output_variance(self, x: Float[Tensor, "*lead rows in"]) -> Float[Tensor, "*lead rows out"]:
+    def output_variance(self, x: Inputs) -> Outputs:
         r"""Return $\|L_o^\top x\|^2$."""
         return self._spread(x).square()
 
-    def output_deviation(
-        self, x: Float[Tensor, "*lead rows in"], n: int, draw: Draw
-    ) -> Float[Tensor, "n *lead rows out"]:
+    def output_deviation(self, x: Inputs, n: int, draw: Draw) -> OutputSamples:
         """Sample independent outputs."""
         spread = self._spread(x)
         return spread * draw((n, *spread.shape))
@@ -221,14 +240,12 @@ class Full(BlockCholesky):
         """One block with all weights."""
         return 1, self.size
 
-    def output_variance(self, x: Float[Tensor, "*lead rows in"]) -> Float[Tensor, "*lead rows out"]:
+    def output_variance(self, x: Inputs) -> Outputs:
         r"""Return squared rows of $L$ weighted by the inputs."""
         root = self.root.matrix().reshape(*self.lead, *self.shape, self.size)
         return torch.einsum("...ni,...oid->...nod", x, root).square().sum(-1)
 
-    def output_deviation(
-        self, x: Float[Tensor, "*lead rows in"], n: int, draw: Draw
-    ) -> Float[Tensor, "n *lead rows out"]:
+    def output_deviation(self, x: Inputs, n: int, draw: Draw) -> OutputSamples:
         """Sample weights."""
         return GaussianPosterior.output_deviation(self, x, n, draw)
 
@@ -242,12 +259,11 @@ class MatrixNormal(GaussianPosterior):
 
     def start(self, scale: float) -> None:
         """Create diagonal factors, each with the square root of the scale."""
-        half, (rows, columns) = math.sqrt(scale), self.matrix_shape
-        options = (self.mean.dtype, self.mean.device)
-        self.rows = Cholesky(self.lead, rows, half, *options)
-        self.columns = Cholesky(self.lead, columns, half, *options)
+        rows, columns = self.matrix_shape
+        self.rows = Cholesky((*self.lead, rows), math.sqrt(scale), self.mean)
+        self.columns = Cholesky((*self.lead, columns), math.sqrt(scale), self.mean)
 
-    def deviation_from(self, n: int, draw: Draw) -> Float[Tensor, "n *shape"]:
+    def deviation_from(self, n: int, draw: Draw) -> Samples:
         r"""Return $L_S E L_A^\top$."""
         noise = draw((n, *self.lead, *self.matrix_shape))
         drawn = self.rows.matrix() @ noise @ self.columns.matrix().mT
@@ -267,20 +283,18 @@ class MatrixNormal(GaussianPosterior):
         rows, columns = self.matrix_shape
         return columns * self.rows.log_det() + rows * self.columns.log_det()
 
-    def mahalanobis(self, w: Float[Tensor, "n *shape"]) -> Float[Tensor, "n *batch"]:
+    def mahalanobis(self, w: Samples) -> Float[Tensor, "n *batch"]:
         r"""Return $\|L_S^{-1} (W - M) L_A^{-\top}\|^2$."""
-        white = self.rows.whiten(self._matrices(w - self.mean))
-        white = self.columns.whiten(white.mT)
+        apart = (w - self.mean).reshape(len(w), *self.lead, *self.matrix_shape)
+        white = self.columns.whiten(self.rows.whiten(apart).mT)
         return white.square().sum((-2, -1), dtype=torch.float64)
 
-    def output_variance(self, x: Float[Tensor, "*lead rows in"]) -> Float[Tensor, "*lead rows out"]:
+    def output_variance(self, x: Inputs) -> Outputs:
         r"""Return $S_{oo} \, x^\top A x$."""
         rows = self.rows.matrix().square().sum(-1).unsqueeze(-2)
         return self._spread(x).square() * rows
 
-    def output_deviation(
-        self, x: Float[Tensor, "*lead rows in"], n: int, draw: Draw
-    ) -> Float[Tensor, "n *lead rows out"]:
+    def output_deviation(self, x: Inputs, n: int, draw: Draw) -> OutputSamples:
         r"""Sample $\|L_A^\top x\| \, L_S e$ (Louizos and Welling 2016)."""
         noise = draw((n, *x.shape[:-1], self.shape[0]))
         return self._spread(x) * (noise @ self.rows.matrix().mT)
