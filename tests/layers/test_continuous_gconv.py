@@ -43,7 +43,7 @@ def test_se2_convolution_matches_its_formula() -> None:
     path = SE2Conv(2 * n, 3 * n, (7, 7), angles=n, anchors=9, kernel=k, widths=(omega, kappa))
     assert isinstance(path.conv, BankFilter)
     u = path.conv.weight.detach().double()
-    bank = path.double().conv.kernels().detach().reshape(n, 3, n, 2, k, k)  # type: ignore[operator]
+    bank = path.double().conv.as_filter().weight.detach().reshape(n, 3, n, 2, k, k)  # type: ignore[operator]
     z, at = path.anchors
     assert float(z.norm(dim=1).max()) <= 2.0
     for g, o, h, c, i, j in [(0, 0, 0, 0, 0, 0), (1, 2, 4, 1, 3, 2), (5, 1, 1, 0, 4, 1)]:
@@ -63,7 +63,7 @@ def test_scale_convolution_matches_its_formula() -> None:
     s, k, omega, sigma = (1.0, 1.4, 1.96), 7, 0.9, 0.6
     path = ScaleConv(6, 3, (9, 9), scales=s, anchors=5, kernel=k, widths=(omega, sigma)).double()
     assert isinstance(path.conv, BankFilter)
-    bank = path.conv.kernels().detach().reshape(3, 1, 3, 2, k, k)
+    bank = path.conv.as_filter().weight.detach().reshape(3, 1, 3, 2, k, k)
     z, at = path.anchors
     for g, h, c, i, j in [(0, 0, 0, 3, 3), (2, 1, 1, 0, 4), (1, 2, 0, 6, 2)]:
         delta = torch.tensor([i - 3.0, j - 3.0], dtype=torch.float64)

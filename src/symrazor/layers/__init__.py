@@ -30,13 +30,12 @@ from symrazor.layers.equivariant import (
     GraphLinear,
     relaxed_over,
 )
+from symrazor.layers.factored import GFFC, SFC, SGFFC
 from symrazor.layers.fully_connected import FC, FFC, BlockLinear
 from symrazor.layers.gconv import GConv, GReadout, SGConv
-from symrazor.layers.group_factored import GFFC, SGFFC
 from symrazor.layers.path import Path
 from symrazor.layers.relaxed import Relaxed, path_groups
 from symrazor.layers.sparse_conv import SConv
-from symrazor.layers.sparse_factored import SFC
 from symrazor.layers.subsampling import GroupPool, SetPool, Subsample, subsample
 
 __all__ = [

@@ -249,11 +249,13 @@ class Basis(nn.Module):
 
 
 def make_basis(shape: Sequence[int], anchors: Any, **options: Any) -> Basis:
-    """Return a basis with no more anchors than pixels.
+    """Return a basis with no more anchors than pixels, or `anchors` itself if it is a `Basis`.
 
     Raises:
         ValueError: an unknown option, too many anchors, or invalid arguments of `Basis`.
     """
+    if isinstance(anchors, Basis):
+        return anchors
     unknown = sorted(set(options) - set(BASIS_OPTIONS))
     if unknown:
         raise ValueError(f"Unknown options {unknown}. Available: {list(BASIS_OPTIONS)}.")
@@ -273,24 +275,3 @@ def fit_values(phi: Float[Tensor, "p s"], dense: Float[Tensor, "... s"]) -> Floa
     flat = dense.detach().double().reshape(-1, dense.shape[-1])
     values: Tensor = torch.linalg.lstsq(phi.detach().double().T, flat.T, driver="gelsd").solution
     return values.T.reshape(*dense.shape[:-1], -1).to(dense)
-
-
-def basis_prior_groups(path: nn.Module) -> dict[str, list[str]]:
-    """Return the parameter names of each prior of a path with bases.
-
-    "" holds anchor values and channel biases, "omega" lengthscales, "anchors" the anchors' offsets.
-    If lengthscales are random, pixel biases share their prior: only the two together break the
-    symmetry, the anchor values cannot.
-    """
-    groups: dict[str, list[str]] = {}
-    names = [name for name, _ in path.named_parameters()]
-    random_omega = any(name.endswith("basis.omega") for name in names)
-    for name in names:
-        if name.endswith("basis.offsets"):
-            group = "anchors"
-        elif random_omega and (name.endswith("basis.omega") or name.startswith("offset.")):
-            group = "omega"
-        else:
-            group = ""
-        groups.setdefault(group, []).append(name)
-    return groups

@@ -31,20 +31,18 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from symrazor.curvature.convolution import Geometry, all_patches, input_factor
+from symrazor.curvature.convolution import all_patches, input_factor
 from symrazor.curvature.weight_sharing import Sharing, sharing
 from symrazor.layers.basis import anchor_count, evaluate_basis, spread_anchors
-from symrazor.layers.conv import AnyConv, Conv, Filter, FilterPath, Padding, check_kernel, is_strict
+from symrazor.layers.conv import ComputedFilter, Filter, FilterPath, Padding
 from symrazor.layers.gconv import GConv
-from symrazor.layers.group_filter import same_size_convolution
 from symrazor.layers.path import is_integer, is_real
-from symrazor.layers.subsampling import Subsample
 
 Lifting = Literal["full", "lift"]
 MAX_ANGLES = 999
 
 
-class BankFilter(nn.Module):
+class BankFilter(ComputedFilter):
     """Convolve with the bank of filters u B; see the module.
 
     The values u are drawn such that the filters have the variance of He's initialisation.
@@ -63,38 +61,23 @@ class BankFilter(nn.Module):
     def __init__(
         self, inputs: int, outputs: int, basis: Float[Tensor, "g p h s"], padding: Padding
     ) -> None:
-        super().__init__()
         elements, anchors, relatives, offsets = basis.shape
+        kernel = math.isqrt(offsets)
+        super().__init__((kernel, kernel), padding)
         basis_power = float(basis.square().sum(1).mean())
         bound = math.sqrt(6 / (inputs * relatives * offsets * max(basis_power, 1e-12)))
         values = torch.empty(outputs, inputs, anchors).uniform_(-bound, bound)
         self.weight, self.bias = nn.Parameter(values), nn.Parameter(torch.zeros(outputs))
         # In float64, and cast where used.
         self.register_buffer("basis", basis.to(values.device), persistent=False)
-        self.elements, self.relatives, self.inputs = elements, relatives, inputs
-        self.kernel, self.padding = math.isqrt(offsets), padding
-        margins = (self.kernel // 2,) * 4
-        self.geometry = Geometry((self.kernel,) * 2, (1, 1), (1, 1), padding, margins)
-
-    def kernels(self) -> Float[Tensor, "d c k k"]:
-        """Return the bank in the layout of conv2d, with channels (element, field)."""
-        bank = torch.einsum("ocp,gphs->gohcs", self.weight, self.basis.to(self.weight))
-        channels = self.relatives * self.inputs
-        return bank.reshape(-1, channels, self.kernel, self.kernel)
+        self.kernel, self.inputs = kernel, inputs
+        self.elements, self.relatives = elements, relatives
 
     def as_filter(self) -> Filter:
-        """Return the bank as one filter."""
-        return Filter(self.kernels(), self.bias.repeat(self.elements), self.padding)
-
-    def forward(self, x: Float[Tensor, "n c h w"]) -> Float[Tensor, "n d h w"]:
-        """Convolve with the bank."""
-        return self.as_filter()(x)
-
-    @torch.no_grad()
-    def convolution(self) -> AnyConv:
-        """Return the same map as one torch convolution."""
-        bias = self.bias.repeat(self.elements)
-        return same_size_convolution(self.kernels(), bias, self.padding, 1, like=self.weight)
+        """Return the bank as one filter, with channels (element, field)."""
+        bank = torch.einsum("ocp,gphs->gohcs", self.weight, self.basis.to(self.weight))
+        weight = bank.reshape(-1, self.relatives * self.inputs, self.kernel, self.kernel)
+        return Filter(weight, self.bias.repeat(self.elements), self.padding)
 
     def extra_repr(self) -> str:
         """Return the sizes."""
@@ -152,6 +135,11 @@ def _reach(half: float, omega: float) -> float:
     return max(half - 1 / omega, half / 2)
 
 
+def _check_kind(kind: Lifting) -> None:
+    if kind not in get_args(Lifting):
+        raise ValueError(f"kind must be 'full' or 'lift', got {kind!r}.")
+
+
 def _checked_widths(widths: Sequence[float]) -> tuple[float, float]:
     values = tuple(widths) if isinstance(widths, list | tuple) else ()
     if len(values) != 2 or not all(is_real(width) and width > 0 for width in values):
@@ -183,6 +171,8 @@ class SE2Conv(GConv):
             itself, the z_p are in a disc, so that the filter holds every rotation of its functions.
     """
 
+    interpolates = False  # filters are functions of position and angle
+
     def _build(  # type: ignore[override]
         self,
         *,
@@ -193,8 +183,7 @@ class SE2Conv(GConv):
         padding: Padding = "circular",
         widths: tuple[float, float] = (0.8, 2.0),
     ) -> None:
-        if kind not in get_args(Lifting):
-            raise ValueError(f"kind must be 'full' or 'lift', got {kind!r}.")
+        _check_kind(kind)
         if not is_integer(angles) or angles > MAX_ANGLES:
             raise ValueError(f"angles must be an integer from 1 to {MAX_ANGLES}, got {angles!r}.")
         omega, kappa = _checked_widths(widths)
@@ -219,25 +208,6 @@ class SE2Conv(GConv):
         order = self.point_group.order
         relative = self.point_group.relative if relatives > 1 else torch.zeros(order, 1).int()
         return angular[:, relative.long()].transpose(0, 1).unsqueeze(3) * space.unsqueeze(2)
-
-    @property
-    def interpolation_error(self) -> float:
-        """0: filters are functions of position and angle and rotate exactly."""
-        return 0.0
-
-    @property
-    def output_weights(self) -> list[nn.Parameter]:
-        """Anchor values and bias."""
-        return list(self.conv.parameters())
-
-    def dense(self) -> Conv:
-        """Return the same map as a `Conv`."""
-        return Conv.from_filters(self, self.without_subsampling())
-
-    def without_subsampling(self) -> AnyConv:
-        """Return the bank alone, as a torch convolution."""
-        assert isinstance(self.conv, BankFilter)
-        return self.conv.convolution()
 
 
 class ScaleConv(FilterPath):
@@ -274,9 +244,8 @@ class ScaleConv(FilterPath):
         padding: Padding = "circular",
         widths: tuple[float, float] = (1.2, 0.7),
     ) -> None:
-        check_kernel(kernel, self.in_shape, padding)
-        if kind not in get_args(Lifting):
-            raise ValueError(f"kind must be 'full' or 'lift', got {kind!r}.")
+        self._set_filter(kernel, padding)
+        _check_kind(kind)
         if len(self.in_shape) != 2:
             raise ValueError(f"ScaleConv needs maps in 2 dimensions, got {self.in_shape}.")
         omega, sigma = _checked_widths(widths)
@@ -288,7 +257,6 @@ class ScaleConv(FilterPath):
                 f"{self.in_channels} in and {self.out_channels} out."
             )
         self.scales, self.kind, self.kernel = s, kind, kernel
-        self.strict = is_strict(padding, self.stride, "l2", kernel)
         with torch.device("cpu"):
             reach = _reach((kernel - 1) / 2 / s[-1], omega)
             smallest = 2 * math.ceil(reach) + 1
@@ -297,7 +265,6 @@ class ScaleConv(FilterPath):
             basis = self._basis(relatives, omega, sigma)
         inputs, outputs = self.in_channels // relatives, self.out_channels // count
         self.conv = BankFilter(inputs, outputs, basis, padding)
-        self.subsampling = Subsample(self.stride, "l2")
 
     def _basis(self, relatives: int, omega: float, sigma: float) -> Float[Tensor, "g p h s"]:
         (z, tau), size = self.anchors, (self.kernel, self.kernel)
@@ -310,10 +277,6 @@ class ScaleConv(FilterPath):
             along_scale = torch.exp(-difference.square() / (2 * sigma**2))
             per_scale.append(along_scale.unsqueeze(2) * space.unsqueeze(1))
         return torch.stack(per_scale)
-
-    def dense(self) -> Conv:
-        """Return the same map as a `Conv`."""
-        return Conv.from_filters(self, self.conv.convolution())
 
 
 def _checked_scales(scales: Sequence[float]) -> tuple[float, ...]:

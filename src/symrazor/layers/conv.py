@@ -8,7 +8,7 @@ by the curvature, are applied separately; the result is the same up to rounding.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol, runtime_checkable
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -16,8 +16,15 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from symrazor.accelerate.torch_internals import conv_padding, has_hooks
-from symrazor.curvature.convolution import CircularPad, pad_circular
-from symrazor.layers.path import Path, checked_shape, is_integer, is_symbolic
+from symrazor.curvature.convolution import CircularPad, Geometry, pad_circular
+from symrazor.layers.path import (
+    Path,
+    Shape,
+    checked_shape,
+    is_integer,
+    is_symbolic,
+    new_parameter,
+)
 from symrazor.layers.subsampling import ADAPTIVE_REDUCTIONS, Reduction, Subsample
 
 AnyConv = nn.Conv1d | nn.Conv2d | nn.Conv3d
@@ -61,6 +68,25 @@ class Filter:
             x, margins = _pad_circular(x, amounts), [0] * len(margins)
         return convolve(x, self.weight, self.bias, padding=margins, groups=self.groups)
 
+    @torch.no_grad()
+    def as_convolution(self, like: nn.Parameter) -> AnyConv:
+        """Return the same map as a torch convolution, with parameters like another one."""
+        kernel = self.weight.shape[2]
+        conv = CONVOLUTIONS[self.weight.dim() - 2](
+            self.weight.shape[1] * self.groups,
+            len(self.weight),
+            kernel,
+            padding=kernel // 2,
+            padding_mode=self.padding if kernel > 1 else "zeros",
+            groups=self.groups,
+            bias=self.bias is not None,
+            device="meta",
+        )
+        conv.weight = new_parameter(self.weight, like)
+        if self.bias is not None:
+            conv.bias = new_parameter(self.bias.clone(), like)
+        return conv
+
 
 def _pad_circular(x: Tensor, amounts: tuple[int, ...]) -> Tensor:
     if is_symbolic(x):
@@ -71,17 +97,42 @@ def _pad_circular(x: Tensor, amounts: tuple[int, ...]) -> Tensor:
     return padded
 
 
-@runtime_checkable
-class OneFilter(Protocol):
-    """A module that convolves with one filter."""
+class ComputedFilter(nn.Module):
+    """Base class of convolutions whose filter is computed from the first of their parameters.
+
+    Args:
+        kernel: size of the filter in each dimension; odd.
+        padding: "circular" or "zeros".
+    """
+
+    def __init__(self, kernel: Shape, padding: Padding) -> None:
+        super().__init__()
+        self.padding: Padding = padding
+        ones = (1,) * len(kernel)
+        margins = tuple(k // 2 for k in reversed(kernel) for _ in range(2))
+        self.geometry = Geometry(kernel, ones, ones, padding, margins)
 
     def as_filter(self) -> Filter | None:
         """Return the filter, differentiable in its parameters, or None if there are several."""
+        raise NotImplementedError
+
+    def forward(self, x: Float[Tensor, "n c *size"]) -> Float[Tensor, "n d *size"]:
+        """Convolve with the filter."""
+        computed = self.as_filter()
+        assert computed is not None
+        return computed(x)
+
+    @torch.no_grad()
+    def convolution(self) -> AnyConv:
+        """Return the same map as one torch convolution."""
+        computed = self.as_filter()
+        assert computed is not None
+        return computed.as_convolution(next(self.parameters()))
 
 
 def _filter_of(conv: nn.Module) -> Filter | None:
     """Return the filter of a module, or None if it has none that preserves the shape."""
-    if isinstance(conv, OneFilter):
+    if isinstance(conv, ComputedFilter):
         return conv.as_filter()
     if type(conv) not in CONVOLUTIONS.values():
         return None
@@ -102,17 +153,14 @@ def sum_of_convolutions(convs: Sequence[nn.Module], x: Float[Tensor, "n c *size"
     merged: dict[object, Filter] = {}
     terms: list[Tensor] = []
     for conv in convs:
-        own_filter = None if is_symbolic(x) or has_hooks(conv) else _filter_of(conv)
-        if own_filter is None:
+        addend = None if is_symbolic(x) or has_hooks(conv) else _filter_of(conv)
+        if addend is None:
             terms.append(conv(x))
             continue
-        key = own_filter.padding, own_filter.groups, own_filter.weight.shape
-        merged[key] = merged[key] + own_filter if key in merged else own_filter
+        key = addend.padding, addend.groups, addend.weight.shape
+        merged[key] = merged[key] + addend if key in merged else addend
     terms += [summed(x) for summed in merged.values()]
-    total = terms[0]
-    for term in terms[1:]:
-        total = total + term
-    return total
+    return sum(terms[1:], terms[0])
 
 
 def check_kernel(kernel: int, in_shape: Sequence[int], padding: Padding) -> None:
@@ -145,6 +193,12 @@ class FilterPath(Path):
     conv: nn.Module
     subsampling: Subsample
 
+    def _set_filter(self, kernel: int, padding: Padding, reduction: Reduction = "l2") -> None:
+        """Check the options of a filter; set the subsampling and `strict`."""
+        check_kernel(kernel, self.in_shape, padding)
+        self.strict = is_strict(padding, self.stride, reduction, kernel)
+        self.subsampling = Subsample(self.stride, reduction)
+
     def forward(self, x: Float[Tensor, "n c *size"]) -> Float[Tensor, "n d *small"]:
         """Convolve, then subsample."""
         self.check(x)
@@ -153,7 +207,13 @@ class FilterPath(Path):
 
     def without_subsampling(self) -> nn.Module:
         """Return the filter alone, at stride 1, as torch.nn modules."""
-        return self.conv
+        return self.conv.convolution() if isinstance(self.conv, ComputedFilter) else self.conv
+
+    def dense(self) -> "FilterPath":
+        """Return the same map as a `Conv`, if its filter is computed from other parameters."""
+        if not isinstance(self.conv, ComputedFilter):
+            return self
+        return Conv.from_filters(self, self.conv.convolution())
 
     def _plain(self) -> nn.Module:
         if self.stride == 1:
@@ -180,18 +240,12 @@ class Conv(FilterPath):
     conv: AnyConv
 
     def _build(
-        self,
-        *,
-        kernel: int = 3,
-        padding: Padding = "circular",
-        reduction: Reduction = "l2",
+        self, *, kernel: int = 3, padding: Padding = "circular", reduction: Reduction = "l2"
     ) -> None:
-        check_kernel(kernel, self.in_shape, padding)
-        self.strict = is_strict(padding, self.stride, reduction, kernel)
+        self._set_filter(kernel, padding, reduction)
         self.conv = CONVOLUTIONS[len(self.in_shape)](
             self.in_channels, self.out_channels, kernel, padding=kernel // 2, padding_mode=padding
         )
-        self.subsampling = Subsample(self.stride, reduction)
         nn.init.kaiming_uniform_(self.conv.weight, nonlinearity="relu")
         assert self.conv.bias is not None
         nn.init.zeros_(self.conv.bias)
@@ -217,18 +271,17 @@ class Conv(FilterPath):
         amounts = conv_padding(conv)
         paddings = [low + high for low, high in zip(amounts[-2::-2], amounts[-1::-2], strict=True)]
         sizes = zip(in_shape, paddings, conv.kernel_size, conv.dilation, conv.stride, strict=True)
-        out_shape = [
+        out_shape = tuple(
             (size + padding - dilation * (k - 1) - 1) // step + 1
             for size, padding, k, dilation, step in sizes
-        ]
+        )
         if min(out_shape) < 1:
             raise ValueError(
                 f"The kernel of {conv} is larger than the padded input of shape {in_shape}."
             )
         path = cls.__new__(cls)
-        path._set_spaces(conv.in_channels, conv.out_channels, in_shape, out_shape=out_shape)
-        path.conv = conv
-        path.subsampling = Subsample(1)
+        path._set_spaces((conv.in_channels, in_shape, conv.out_channels, out_shape))
+        path.conv, path.subsampling = conv, Subsample(1)
         borderless = conv.padding_mode == "circular" or not any(paddings)
         moves = zip(path.in_shape, path.out_shape, conv.stride, strict=True)
         path.strict = borderless and all(m == n and 1 in (m, step) for m, n, step in moves)
@@ -240,6 +293,8 @@ class Conv(FilterPath):
         dense = cls.wrap(conv, path.in_shape)
         dense.subsampling, dense.stride = path.subsampling, path.stride
         dense.out_shape = path.out_shape
+        reduction, kernel = path.subsampling.reduction, conv.kernel_size[0]
+        dense.strict = is_strict(conv.padding_mode, path.stride, reduction, kernel)
         return dense
 
     @property

@@ -189,6 +189,7 @@ class EquivariantLinear(Path):
         ValueError: no map remains, or the representations do not fit the shapes.
     """
 
+    affine = True
     map: EquivariantMap
     offset: nn.Module
 
@@ -262,11 +263,6 @@ class EquivariantLinear(Path):
     def label(self) -> str:
         """Type and group, because a layer may have paths of several groups."""
         return f"Linear[{self.group}]"
-
-    @property
-    def affine(self) -> bool:
-        """True."""
-        return True
 
     def is_equivariant_under(self, other: Path) -> bool:
         """Return whether every map of this path commutes with the group of another path."""

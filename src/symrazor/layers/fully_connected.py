@@ -33,17 +33,14 @@ class FC(Path):
         bias: add one bias per output channel and pixel.
     """
 
+    affine = True
+
     def _build(self, *, bias: bool = True) -> None:
         features = self.in_channels * self.pixels_in, self.out_channels * self.pixels_out
         self.linear = nn.Linear(*features, bias=bias)
         nn.init.kaiming_uniform_(self.linear.weight, nonlinearity="relu")
         if bias:
             nn.init.zeros_(self.linear.bias)
-
-    @property
-    def affine(self) -> bool:
-        """True."""
-        return True
 
     def _plain(self) -> nn.Module:
         return nn.Sequential(
@@ -170,6 +167,7 @@ class BlockProduct(Protocol):
 class FactoredPath(Path):
     """Base class of factored paths: two block-wise products and a bias per pixel."""
 
+    affine = True
     first: BlockProduct
     second: BlockProduct
     offset: nn.Module
@@ -185,11 +183,6 @@ class FactoredPath(Path):
     def has_bias(self) -> bool:
         """Whether the path has pixel biases."""
         return isinstance(self.offset, PixelBias)
-
-    @property
-    def affine(self) -> bool:
-        """True."""
-        return True
 
     @property
     def factors(self) -> tuple[nn.Parameter, nn.Parameter]:

@@ -8,8 +8,8 @@ subsampling for all elements of a sample is equivariant to translations and rota
 """
 
 from collections.abc import Sequence
-from functools import partial
-from typing import Any, Literal, get_args
+from dataclasses import replace
+from typing import Any, ClassVar, Literal, get_args
 
 import torch
 from jaxtyping import Float
@@ -17,20 +17,12 @@ from torch import Tensor, nn
 
 from symrazor.accelerate.torch_internals import conv_padding
 from symrazor.groups import Group
-from symrazor.layers.basis import basis_prior_groups, make_basis
-from symrazor.layers.conv import (
-    CONVOLUTIONS,
-    AnyConv,
-    Conv,
-    FilterPath,
-    Padding,
-    check_kernel,
-    is_strict,
-)
+from symrazor.layers.basis import make_basis
+from symrazor.layers.conv import CONVOLUTIONS, AnyConv, FilterPath, Padding
 from symrazor.layers.group_filter import Fields, GroupFilter
 from symrazor.layers.path import Map, Path
-from symrazor.layers.point_group import PointGroup, interpolation_error, point_group
-from symrazor.layers.subsampling import GroupPool, Reduction, Subsample
+from symrazor.layers.point_group import interpolation_error, point_group
+from symrazor.layers.subsampling import GroupPool, Reduction
 
 Kind = Literal["full", "lift", "pointwise", "separable", "depthwise-separable"]
 """Connections of a group convolution.
@@ -87,7 +79,7 @@ class GConv(FilterPath):
         ValueError: |G| does not divide the channels, or the map is not square (or cubic).
     """
 
-    conv: nn.Module
+    interpolates: ClassVar[bool] = True
 
     def _build(
         self,
@@ -98,17 +90,14 @@ class GConv(FilterPath):
         padding: Padding = "circular",
         reduction: Reduction = "l2",
     ) -> None:
-        check_kernel(kernel, self.in_shape, padding)
+        self._set_filter(kernel, padding, reduction)
         if kind not in get_args(Kind):
             raise ValueError(f"kind must be one of {get_args(Kind)}, got {kind!r}.")
         self.point_group, self.kind = point_group(group), kind
         self.point_group.check_map(self.in_shape)
-        self.group = self.point_group.name
-        exact = self.point_group.exact
-        self.strict = exact and is_strict(padding, self.stride, reduction, kernel)
-        self.kernel = kernel
+        self.group, self.kernel = self.point_group.name, kernel
+        self.strict = self.strict and self.point_group.exact
         self.conv = filters_of_kind(kind, self._fields(), kernel, padding)
-        self.subsampling = Subsample(self.stride, reduction)
 
     @classmethod
     @torch.no_grad()
@@ -195,8 +184,8 @@ class GConv(FilterPath):
 
     @property
     def interpolation_error(self) -> float:
-        """Relative error of a smooth filter at the worst angle; 0 if the group is exact."""
-        exact = self.point_group.exact
+        """Relative error of a smooth filter at the worst angle; 0 if filters rotate exactly."""
+        exact = self.point_group.exact or not self.interpolates
         return 0.0 if exact else interpolation_error(self.point_group, self.kernel)
 
     def extra_repr(self) -> str:
@@ -206,8 +195,9 @@ class GConv(FilterPath):
 
     @property
     def output_weights(self) -> list[nn.Parameter]:
-        """The last filter and its bias."""
-        return list(self.stages[-1].parameters())
+        """The last filter and its bias, without the parameters of a basis."""
+        last = self.conv[-1] if isinstance(self.conv, nn.Sequential) else self.conv
+        return [p for name, p in last.named_parameters() if not name.startswith("basis.")]
 
     @property
     def balanced_parameters(self) -> tuple[nn.Parameter, ...]:
@@ -231,26 +221,18 @@ class GConv(FilterPath):
 
     def transformations(self) -> list[tuple[Map, Map]]:
         """Return how each element but the identity acts on inputs and on outputs."""
-        group: PointGroup = self.point_group
-        lifts = self.kind == "lift"
-        return [
-            (partial(group.act, g, regular=not lifts), partial(group.act, g))
-            for g in range(1, group.order)
-        ]
+        return self.point_group.transformations(regular_in=self.kind != "lift")
 
-    @torch.no_grad()
-    def dense(self) -> "Conv | GConv":
-        """Return the same map as a `Conv` with all rotated filters, unless it is separable."""
-        if self.kind not in ("full", "lift"):
-            return self
-        return Conv.from_filters(self, self.stages[0].convolution())
+    def dense(self) -> FilterPath:
+        """Return the same map as a `Conv` with all rotated filters, if it mixes all channels."""
+        return super().dense() if self.kind in ("full", "lift") else self
 
     @torch.no_grad()
     def without_subsampling(self) -> nn.Module:
         """Return the filters alone, as torch convolutions."""
+        if not isinstance(self.conv, nn.Sequential):
+            return super().without_subsampling()
         first, *others = self.stages
-        if not others:
-            return first.convolution()
         # All later stages act at one position: together they are one filter of one pixel.
         mixed: Tensor = others[0].weight
         if self.kind == "depthwise-separable":
@@ -279,6 +261,8 @@ class SGConv(GConv):
         **basis: options of `symrazor.layers.basis.Basis`: omega, form, learn_omega, learn_anchors.
     """
 
+    interpolates = False  # filters are functions of position
+
     def _build(
         self,
         *,
@@ -296,25 +280,9 @@ class SGConv(GConv):
         R = self.point_group.matrices
         if not bool(((R @ R.mT - R[0]).abs() < 1e-9).all()):
             raise ValueError(f"SGConv needs rotations and reflections, got {self.group}.")
-        fields = self._fields()
         filter_basis = make_basis((kernel,) * self.point_group.dims, anchors, **basis)
-        fields = Fields(fields.inputs, fields.outputs, fields.group, kind)
+        fields = replace(self._fields(), mixing=kind)
         self.conv = GroupFilter(fields, kernel, padding, basis=filter_basis)
-
-    @property
-    def interpolation_error(self) -> float:
-        """0: filters are functions of position and rotate exactly."""
-        return 0.0
-
-    @property
-    def output_weights(self) -> list[nn.Parameter]:
-        """Anchor values and bias."""
-        (stage,) = self.stages
-        return [stage.weight, *([] if stage.bias is None else [stage.bias])]
-
-    def prior_groups(self) -> dict[str, list[str]]:
-        """Return separate priors for values and bias, lengthscale, and anchor positions."""
-        return basis_prior_groups(self)
 
 
 class GReadout(Path):
@@ -333,6 +301,7 @@ class GReadout(Path):
         group: as for `GConv`.
     """
 
+    affine = True
     conv: AnyConv
 
     def __init__(
@@ -358,9 +327,8 @@ class GReadout(Path):
         self.conv = CONVOLUTIONS[len(self.in_shape)](
             self.in_channels // order, self.out_channels, 1
         )
-        with torch.no_grad():
-            assert self.conv.bias is not None
-            self.conv.bias.zero_()
+        assert self.conv.bias is not None
+        nn.init.zeros_(self.conv.bias)
 
     def forward(self, x: Float[Tensor, "n c *size"]) -> Float[Tensor, "n d *size"]:
         """Average over the elements, then mix the fields."""
@@ -368,18 +336,9 @@ class GReadout(Path):
         y: Tensor = self.conv(self.pool(x))
         return y
 
-    @property
-    def affine(self) -> bool:
-        """True."""
-        return True
-
     def transformations(self) -> list[tuple[Map, Map]]:
         """Return how each element but the identity acts on inputs and on outputs."""
-        act = self.point_group.act
-        return [
-            (partial(act, g), partial(act, g, regular=False))
-            for g in range(1, self.point_group.order)
-        ]
+        return self.point_group.transformations(regular_out=False)
 
     def is_equivariant_under(self, other: Path) -> bool:
         """Return whether its group, translations included, contains the group of another path."""

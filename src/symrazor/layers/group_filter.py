@@ -22,17 +22,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from symrazor.curvature.convolution import Geometry, all_patches, input_factor
+from symrazor.curvature.convolution import all_patches, input_factor
 from symrazor.curvature.weight_sharing import Sharing, sharing
 from symrazor.layers.basis import Basis
-from symrazor.layers.conv import CONVOLUTIONS, AnyConv, Filter, Padding
-from symrazor.layers.path import new_parameter
-from symrazor.layers.point_group import (
-    FilterRotation,
-    PointGroup,
-    filter_rotation,
-    rotated_basis,
-)
+from symrazor.layers.conv import AnyConv, ComputedFilter, Filter, Padding
+from symrazor.layers.point_group import PointGroup, interpolation, rotated_basis
 
 Mixing = Literal["lift", "full", "pointwise"]
 
@@ -72,7 +66,7 @@ class Fields:
         return elements * (self.inputs if self.depthwise else 1)
 
 
-class GroupFilter(nn.Module):
+class GroupFilter(ComputedFilter):
     """Apply one convolution with the filters of all group elements; see the module.
 
     Weights are drawn such that the filter has the variance of He's initialisation.
@@ -101,13 +95,17 @@ class GroupFilter(nn.Module):
         bias: bool = True,
         basis: Basis | None = None,
     ) -> None:
-        super().__init__()
-        self.fields, self.kernel, self.padding = fields, kernel, padding
-        with torch.device("cpu"):
-            rotation = filter_rotation(fields.group, kernel)
+        super().__init__((kernel,) * fields.group.dims, padding)
+        self.fields, self.kernel = fields, kernel
+        index: Tensor | None = None
+        matrices: Tensor | None = None
         if basis is not None:
-            rotation = FilterRotation(matrices=rotated_basis(fields.group.matrices, basis).detach())
-        matrices = rotation.matrices
+            matrices = rotated_basis(fields.group.matrices, basis).detach()
+        else:
+            with torch.device("cpu"):
+                matrices = interpolation(fields.group, kernel)
+            if fields.group.exact:  # the maps T_g are permutations: psi_g = v[index_g]
+                index, matrices = matrices.argmax(1), None
         learned = basis is not None and basis.fixed is None
         self.basis = basis if learned else None
         self.filter_entries: int = kernel**fields.group.dims
@@ -119,17 +117,15 @@ class GroupFilter(nn.Module):
         self.weight = nn.Parameter(torch.empty(shape).uniform_(-bound, bound))
         self.bias = nn.Parameter(torch.zeros(fields.outputs)) if bias else None
         constants = {
-            "index_back": None if rotation.index is None else rotation.index.argsort(1),
+            "index_back": None if index is None else index.argsort(1),
             "matrices": None if learned else matrices,  # in float64, and cast where used
             "rotations": fields.group.matrices if learned else None,
-            "sources": self._bank_sources(rotation.index),
+            "sources": self._bank_sources(index),
             "table": fields.group.table,
         }
         for name, value in constants.items():
             on_device = None if value is None else value.to(self.weight.device)
             self.register_buffer(name, on_device, persistent=False)
-        ones, margins = (1,) * fields.group.dims, (kernel // 2,) * (2 * fields.group.dims)
-        self.geometry = Geometry((kernel,) * len(ones), ones, ones, padding, margins)
 
     def _bank_sources(self, index: Tensor | None) -> Int[Tensor, " f"]:
         """Return for every entry (g, h, offset) of the bank the index of its value.
@@ -167,8 +163,7 @@ class GroupFilter(nn.Module):
     def kernels(self) -> Float[Tensor, "d c *k"]:
         """Return the bank in the layout of torch convolutions, fields first if depthwise."""
         bank = self.bank().transpose(0, 1) if self._fields_first else self.bank()
-        size = (self.kernel,) * self.fields.group.dims
-        return bank.reshape(-1, bank.shape[2] * bank.shape[3], *size)
+        return bank.reshape(-1, bank.shape[2] * bank.shape[3], *self.geometry.kernel_size)
 
     @property
     def _fields_first(self) -> bool:
@@ -224,14 +219,14 @@ class GroupFilter(nn.Module):
     @torch.no_grad()
     def convolution(self) -> AnyConv:
         """Return the same map as one torch convolution."""
-        fields, order = self.fields, self.fields.group.order
-        bank, groups = self.bank(), fields.blocks
-        if self._fields_first:  # all elements are mixed, fields are not: zeros between fields
-            eye = torch.eye(fields.inputs).to(bank).reshape(1, fields.inputs, 1, -1, 1)
-            bank, groups = bank * eye, 1
-        weight = bank.reshape(order * fields.outputs, -1, *(self.kernel,) * fields.group.dims)
+        if not self._fields_first:
+            return super().convolution()
+        # All elements are mixed, fields are not: zeros between fields.
+        fields, order, bank = self.fields, self.fields.group.order, self.bank()
+        bank = bank * torch.eye(fields.inputs).to(bank).reshape(1, fields.inputs, 1, -1, 1)
+        weight = bank.reshape(order * fields.outputs, -1, *self.geometry.kernel_size)
         bias = None if self.bias is None else self.bias.repeat(order)
-        return same_size_convolution(weight, bias, self.padding, groups, like=self.weight)
+        return Filter(weight, bias, self.padding).as_convolution(self.weight)
 
     def extra_repr(self) -> str:
         """Return the sizes."""
@@ -241,31 +236,6 @@ class GroupFilter(nn.Module):
             f"{f.inputs} -> {f.outputs} fields of {f.group.name}, {f.mixing}{depth}, "
             f"kernel={self.kernel}, padding={self.padding!r}"
         )
-
-
-def same_size_convolution(
-    weight: Float[Tensor, "d c *k"],
-    bias: Float[Tensor, " d"] | None,
-    padding: Padding,
-    groups: int,
-    like: nn.Parameter,
-) -> AnyConv:
-    """Return a torch convolution that preserves the shape, with parameters like another one."""
-    margin = weight.shape[2] // 2
-    conv = CONVOLUTIONS[weight.dim() - 2](
-        weight.shape[1] * groups,
-        len(weight),
-        weight.shape[2],
-        padding=margin,
-        padding_mode=padding if margin else "zeros",
-        groups=groups,
-        bias=bias is not None,
-        device="meta",
-    )
-    conv.weight = new_parameter(weight, like)
-    if bias is not None:
-        conv.bias = new_parameter(bias, like)
-    return conv
 
 
 def swap_channels(x: Float[Tensor, "n ab *size"], a: int) -> Float[Tensor, "n ba *size"]:

@@ -138,7 +138,19 @@ class Path(nn.Module):
     ) -> None:
         if out_shape is not None and not self.takes_out_shape:
             raise TypeError(f"{type(self).__name__} takes a stride, not an out_shape.")
-        self._set_spaces(in_channels, out_channels, in_shape, stride, out_shape)
+        sizes = {"in_channels": in_channels, "out_channels": out_channels, "stride": stride}
+        for name, value in sizes.items():
+            if not is_integer(value):
+                raise ValueError(f"{name} must be a positive integer, got {value!r}.")
+        in_shape = checked_shape(in_shape)
+        if out_shape is None:
+            out_shape = subsampled_shape(in_shape, stride)
+        elif stride != 1:
+            raise ValueError(f"Pass a stride or an out_shape, not both: {stride}, {out_shape}.")
+        out_shape = checked_shape(out_shape)
+        if len(out_shape) != len(in_shape):
+            raise ValueError(f"out_shape must have {len(in_shape)} sizes, got {out_shape}.")
+        self._set_spaces((in_channels, in_shape, out_channels, out_shape), stride)
         self._build(**options)
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -151,33 +163,10 @@ class Path(nn.Module):
             parameters = [*common, *built]
         cls.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
 
-    def _set_spaces(
-        self,
-        in_channels: int,
-        out_channels: int,
-        in_shape: Sequence[int],
-        stride: int = 1,
-        out_shape: Sequence[int] | None = None,
-    ) -> None:
+    def _set_spaces(self, spaces: Spaces, stride: int = 1) -> None:
         super().__init__()
-        for name, value in (
-            ("in_channels", in_channels),
-            ("out_channels", out_channels),
-            ("stride", stride),
-        ):
-            if not is_integer(value):
-                raise ValueError(f"{name} must be a positive integer, got {value!r}.")
-        in_shape = checked_shape(in_shape)
-        if out_shape is None:
-            out_shape = subsampled_shape(in_shape, stride)
-        elif stride != 1:
-            raise ValueError(f"Pass a stride or an out_shape, not both: {stride}, {out_shape}.")
-        self.in_channels, self.out_channels = in_channels, out_channels
-        self.in_shape: Shape = in_shape
-        self.out_shape: Shape = checked_shape(out_shape)
+        self.in_channels, self.in_shape, self.out_channels, self.out_shape = spaces
         self.stride = stride
-        if len(self.out_shape) != len(in_shape):
-            raise ValueError(f"out_shape must have {len(in_shape)} sizes, got {self.out_shape}.")
 
     def _build(self, *args: Any, **options: Any) -> None:
         """Make the weights; the spaces are set. Override with keyword-only options."""
@@ -206,8 +195,8 @@ class Path(nn.Module):
 
     @property
     def output_weights(self) -> list[nn.Parameter]:
-        """Parameters that the output is proportional to, biases included."""
-        return list(self.parameters())
+        """Parameters that the output is proportional to: all but those of a basis."""
+        return [p for name, p in self.named_parameters() if "basis." not in name]
 
     @torch.no_grad()
     def scale_(self, factor: float) -> None:
@@ -242,8 +231,21 @@ class Path(nn.Module):
         b.div_(scale.T.unsqueeze(1))
 
     def prior_groups(self) -> dict[str, list[str]]:
-        """Return the parameter names of each prior; by default all share one, called ""."""
-        return {"": [name for name, _ in self.named_parameters()]}
+        """Return the parameter names of each prior; without a `Basis` all share one, called "".
+
+        Lengthscales of a basis have the prior "omega", the anchors' offsets "anchors". If
+        lengthscales are random, pixel biases share their prior: only the two together break the
+        symmetry, the anchor values cannot.
+        """
+        groups: dict[str, list[str]] = {}
+        names = [name for name, _ in self.named_parameters()]
+        random_omega = any(name.endswith("basis.omega") for name in names)
+        for name in names:
+            group = "anchors" if name.endswith("basis.offsets") else ""
+            if random_omega and (name.endswith("basis.omega") or name.startswith("offset.")):
+                group = "omega"
+            groups.setdefault(group, []).append(name)
+        return groups
 
     def transformations(self) -> list[tuple[Map, Map]]:
         """Return how each group element, translations excepted, acts on inputs and on outputs."""

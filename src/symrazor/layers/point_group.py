@@ -28,7 +28,7 @@ $\psi_g(\delta) = \psi(R_g^{-1} \delta)$.
 import math
 import re
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 
 import torch
 from jaxtyping import Float, Int
@@ -36,7 +36,7 @@ from torch import Tensor
 
 from symrazor.groups import Group, OnGrid, cyclic, dihedral, octahedral
 from symrazor.layers.basis import Basis, evaluate_basis, grid_positions
-from symrazor.layers.path import Shape
+from symrazor.layers.path import Map, Shape
 
 WALLPAPER_NAMES = {
     "C1": "translation",
@@ -178,6 +178,15 @@ class PointGroup:
         y: Tensor = moved.unflatten(1, (self.order, -1)).index_select(1, source).flatten(1, 2)
         return y
 
+    def transformations(
+        self, regular_in: bool = True, regular_out: bool = True
+    ) -> list[tuple[Map, Map]]:
+        """Return how each element but the identity acts on inputs and on outputs of a layer."""
+        return [
+            (partial(self.act, g, regular=regular_in), partial(self.act, g, regular=regular_out))
+            for g in range(1, self.order)
+        ]
+
 
 def _sort_key(matrix: Float[Tensor, "d d"]) -> tuple[float, ...]:
     """Return a key that sorts the identity first, then by rotation, then reflections last."""
@@ -216,22 +225,6 @@ def point_group(group: str | Group) -> PointGroup:
         ValueError: an unknown name, or not a finite group of 2 x 2 or 3 x 3 matrices.
     """
     return PointGroup(group) if isinstance(group, Group) else _by_name(str(group))
-
-
-@dataclass(frozen=True)
-class FilterRotation:
-    """The maps T_g: an index if they are permutations, psi_g = v[index_g], else matrices."""
-
-    index: Int[Tensor, "g s"] | None = None
-    matrices: Float[Tensor, "g p s"] | None = None
-
-
-def filter_rotation(group: PointGroup, kernel: int) -> FilterRotation:
-    """Return the maps that rotate a filter with `kernel` entries in every dimension."""
-    matrices = interpolation(group, kernel)
-    if group.exact:
-        return FilterRotation(index=matrices.argmax(1))
-    return FilterRotation(matrices=matrices)
 
 
 def interpolation(group: PointGroup, kernel: int) -> Float[Tensor, "g p s"]:

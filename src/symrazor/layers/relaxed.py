@@ -108,9 +108,7 @@ class Relaxed(nn.Module):
         enabled = [path for i, path in enumerate(self.paths) if i not in self.disabled]
         groups = paths_by_subsampling(enabled, min_stride=1)
         terms = run_on_streams([partial(_sum_of_paths, paths, x) for paths in groups], [x])
-        total = terms[0]
-        for term in terms[1:]:
-            total = total + term
+        total = sum(terms[1:], terms[0])
         return total / len(self.paths) if self.mean else total
 
     def path(self, i: int) -> Path:

@@ -15,21 +15,22 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from symrazor.accelerate.torch_internals import conv_padding
-from symrazor.curvature.convolution import Geometry, all_patches, channels_to_features, input_factor
+from symrazor.curvature.convolution import all_patches, channels_to_features, input_factor
 from symrazor.curvature.weight_sharing import Sharing, sharing
-from symrazor.layers.basis import (
-    Basis,
-    basis_prior_groups,
-    fit_values,
-    make_basis,
-    value_deviation,
+from symrazor.layers.basis import Basis, fit_values, make_basis, value_deviation
+from symrazor.layers.conv import (
+    ComputedFilter,
+    Conv,
+    Filter,
+    FilterPath,
+    Padding,
+    check_kernel,
 )
-from symrazor.layers.conv import Conv, Filter, FilterPath, Padding, check_kernel, is_strict
 from symrazor.layers.path import checked_shape
-from symrazor.layers.subsampling import Reduction, Subsample
+from symrazor.layers.subsampling import Reduction
 
 
-class SparseFilter(nn.Module):
+class SparseFilter(ComputedFilter):
     r"""Convolve with the filter $K[o, c, \delta] = \sum_p u[o, c, p]\, \Phi[p, \delta]$.
 
     The values u are drawn such that the filter has the variance of He's initialisation.
@@ -39,30 +40,20 @@ class SparseFilter(nn.Module):
     bias: nn.Parameter
 
     def __init__(self, in_channels: int, out_channels: int, basis: Basis, padding: Padding) -> None:
-        super().__init__()
+        super().__init__(basis.shape, padding)
         fan_in = in_channels * math.prod(basis.shape)
         with torch.no_grad():
             bound = math.sqrt(3) * value_deviation(basis.matrix(), 2 / fan_in)
         values = torch.empty(out_channels, in_channels, basis.count).uniform_(-bound, bound)
         self.values = nn.Parameter(values)
         self.bias = nn.Parameter(torch.zeros(out_channels))
-        self.basis, self.padding = basis, padding
-        margins = [k // 2 for k in reversed(basis.shape) for _ in range(2)]
-        ones = (1,) * len(basis.shape)
-        self.geometry = Geometry(basis.shape, ones, ones, padding, tuple(margins))
-
-    def filter(self) -> Float[Tensor, "o c *kernel"]:
-        """Return the dense filter."""
-        flat = self.values @ self.basis.matrix()
-        return flat.reshape(*self.values.shape[:2], *self.basis.shape)
+        self.basis = basis
 
     def as_filter(self) -> Filter:
         """Return the dense filter with its bias and padding."""
-        return Filter(self.filter(), self.bias, self.padding)
-
-    def forward(self, x: Float[Tensor, "n c *size"]) -> Float[Tensor, "n o *size"]:
-        """Convolve with the dense filter."""
-        return self.as_filter()(x)
+        flat = self.values @ self.basis.matrix()
+        weight = flat.reshape(*self.values.shape[:2], *self.basis.shape)
+        return Filter(weight, self.bias, self.padding)
 
     def extra_repr(self) -> str:
         """Return the sizes."""
@@ -104,7 +95,7 @@ class SConv(FilterPath):
     The first four arguments are those of `Path`.
 
     Args:
-        anchors: number of anchors, or as a float their fraction of the filter's entries.
+        anchors: their number, or as a float their fraction of the filter's entries; or a `Basis`.
         kernel: size of the filter in every dimension; odd.
         padding: "circular" or "zeros".
         reduction: how a stride shrinks the map, see `symrazor.layers.subsampling.Reduction`.
@@ -116,17 +107,15 @@ class SConv(FilterPath):
     def _build(
         self,
         *,
-        anchors: float = 0.5,
+        anchors: float | Basis = 0.5,
         kernel: int = 3,
         padding: Padding = "circular",
         reduction: Reduction = "l2",
         **basis: Any,
     ) -> None:
-        check_kernel(kernel, self.in_shape, padding)
-        self.strict = is_strict(padding, self.stride, reduction, kernel)
+        self._set_filter(kernel, padding, reduction)
         filter_basis = make_basis((kernel,) * len(self.in_shape), anchors, **basis)
         self.conv = SparseFilter(self.in_channels, self.out_channels, filter_basis, padding)
-        self.subsampling = Subsample(self.stride, reduction)
 
     @staticmethod
     def can_fit(conv: Conv) -> bool:
@@ -177,26 +166,10 @@ class SConv(FilterPath):
             path.conv.bias.copy_(inner.bias)
         return path
 
-    @torch.no_grad()
-    def dense(self) -> Conv:
-        """Return the same map as a `Conv` with the dense filter."""
-        path = Conv(
-            self.in_channels,
-            self.out_channels,
-            self.in_shape,
-            self.stride,
-            kernel=self.conv.basis.shape[0],
-            padding=self.conv.padding,
-            reduction=self.subsampling.reduction,
-        ).to(self.conv.values)
-        path.conv.weight.copy_(self.conv.filter())
-        assert path.conv.bias is not None
-        path.conv.bias.copy_(self.conv.bias)
-        return path
-
     def reduce(self, anchors: float) -> "SConv":
         """Return the nearest map with another number of anchors, spread evenly."""
-        return SConv.from_conv(self.dense(), anchors, **self.conv.basis.options)
+        dense = Conv.from_filters(self, self.conv.convolution())
+        return SConv.from_conv(dense, anchors, **self.conv.basis.options)
 
     @torch.no_grad()
     def resample(self, in_shape: Sequence[int], kernel: int | None = None) -> "SConv":
@@ -235,23 +208,11 @@ class SConv(FilterPath):
             self.out_channels,
             in_shape,
             self.stride,
-            anchors=1,
+            anchors=basis.stretched((kernel,) * dims, ratio),
             kernel=kernel,
             padding=self.conv.padding,
             reduction=self.subsampling.reduction,
-        )
-        finer = basis.stretched((kernel,) * dims, ratio)
-        path.conv = SparseFilter(self.in_channels, self.out_channels, finer, self.conv.padding)
-        path.to(self.conv.values)
+        ).to(self.conv.values)
         path.conv.values.copy_(self.conv.values / ratio**dims)
         path.conv.bias.copy_(self.conv.bias)
         return path
-
-    @property
-    def output_weights(self) -> list[nn.Parameter]:
-        """Anchor values and bias."""
-        return [self.conv.values, self.conv.bias]
-
-    def prior_groups(self) -> dict[str, list[str]]:
-        """Return separate priors for values and bias, lengthscale, and anchor positions."""
-        return basis_prior_groups(self)

@@ -13,7 +13,7 @@ If several components have the largest norm, the first is kept. Such ties occur 
 invariant under an element of the group; no choice of one component is equivariant to it.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from math import prod
 from typing import Literal, get_args
 
@@ -39,16 +39,8 @@ ADAPTIVE_REDUCTIONS = ("l2", "max")
 
 SetReduction = Literal["sum", "mean", "max"]
 
-AVERAGE_POOLS: dict[int, Callable[[int], nn.Module]] = {
-    1: nn.AvgPool1d,
-    2: nn.AvgPool2d,
-    3: nn.AvgPool3d,
-}
-MAX_POOLS: dict[int, Callable[[int], nn.Module]] = {
-    1: nn.MaxPool1d,
-    2: nn.MaxPool2d,
-    3: nn.MaxPool3d,
-}
+AVERAGE_POOLS = (nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d)
+MAX_POOLS = (nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d)
 
 
 def _check_options(stride: object, reduction: object, elements: object) -> None:
@@ -171,9 +163,9 @@ class Subsample(nn.Module):
             case _ if stride == 1:
                 return nn.Identity()
             case "average-pool":
-                return AVERAGE_POOLS[dims](stride)
+                return AVERAGE_POOLS[dims - 1](stride)
             case "max-pool":
-                return MAX_POOLS[dims](stride)
+                return MAX_POOLS[dims - 1](stride)
             case "first":
                 return traced(lambda x: x[every], "First")
             case "l2" | "max" as norm:

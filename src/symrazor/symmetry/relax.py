@@ -30,13 +30,13 @@ from symrazor.curvature.coverage import unsupported_reason
 from symrazor.data.batches import Input
 from symrazor.groups import Group
 from symrazor.layers.conv import AnyConv, Conv
+from symrazor.layers.factored import SFC
 from symrazor.layers.fully_connected import FC, FFC
 from symrazor.layers.gconv import GConv
 from symrazor.layers.path import Path
 from symrazor.layers.point_group import PointGroup, point_group
 from symrazor.layers.relaxed import Relaxed, spatial_layers
 from symrazor.layers.sparse_conv import SConv
-from symrazor.layers.sparse_factored import SFC
 from symrazor.symmetry.batchnorm import copy_model
 from symrazor.symmetry.relax_linear import relax_linear
 from symrazor.symmetry.relaxation import (

@@ -1,27 +1,45 @@
-r"""Define the sparse fully connected layer S-FC: both factors of `FFC` come from a few anchors.
+r"""Define factored paths with anchors, and factored paths between maps of a regular representation.
 
-A factor $u \Phi$ is computed before use, or the basis is applied to the data, whichever takes fewer
-operations (ELLA Eq. 7). In the weight-sharing format the anchor values receive the inputs of a
-dense factor, or send its cotangents, projected by the basis.
+Both factors of the sparse path S-FC come from a few anchors. A factor $u \Phi$ is computed before
+use, or the basis is applied to the data, whichever takes fewer operations (ELLA Eq. 7). In the
+weight-sharing format the anchor values receive the inputs of a dense factor, or send its
+cotangents, projected by the basis.
+
+On a group, positions and elements are treated alike (ELLA App. A),
+
+$$ h[n, d, c] = \sum_{g, s} \theta_2[d, c, g, s]\, x[n, g, c, s], \qquad
+   y[n, g, d, o] = \sum_c \theta_1[g, o, d, c]\, h[n, d, c] , $$
+
+between maps of C and D fields, with DC|G|(S + S') weights. `FFC` on C|G| and D|G| channels has |G|
+times as many. The sparse version has anchors in position with separate values per element,
+
+$$ \theta_2[d, c, g, s] = \sum_p u[d, c, g, p]\, \Phi[p, s], \qquad
+   \theta_1[g, o, d, c] = \sum_p \Phi'[p, o]\, u'[g, p, d, c] . $$
+
+All are equivariant to nothing.
 """
 
 import math
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from symrazor.curvature.weight_sharing import Sharing, sharing
-from symrazor.layers.basis import (
-    Basis,
-    basis_prior_groups,
-    fit_values,
-    make_basis,
-    value_deviation,
+from symrazor.groups import Group
+from symrazor.layers.basis import Basis, fit_values, make_basis, value_deviation
+from symrazor.layers.fully_connected import (
+    FFC,
+    BlockLinear,
+    FactoredPath,
+    PixelBias,
+    block_product,
+    is_wide,
 )
-from symrazor.layers.fully_connected import FFC, FactoredPath, PixelBias, block_product, is_wide
-from symrazor.layers.path import Spaces
+from symrazor.layers.point_group import point_group
+
+P = TypeVar("P", bound=FactoredPath)
 
 
 def _multiply_last(x: Float[Tensor, "a b p"], M: Float[Tensor, "p q"]) -> Float[Tensor, "a b q"]:
@@ -125,12 +143,16 @@ def _anchors_per_side(anchors: Any) -> tuple[Any, Any]:
 
 
 @torch.no_grad()
-def copy_dense_factors_(sparse: FactoredPath, dense: FactoredPath) -> None:
-    """Copy the dense factors and the biases of a sparse path into a dense path of the same form."""
-    for name in ("first", "second"):
-        blocks = getattr(sparse, name)
-        getattr(dense, name).weight.copy_(blocks.weight())
+def _with_dense_factors(sparse: FactoredPath, dense_class: type[P], **options: Any) -> P:
+    """Return the map of a sparse path as a path of a class with dense factors."""
+    in_channels, in_shape, out_channels, out_shape = sparse.spaces
+    options |= {"out_shape": out_shape, "bias": sparse.has_bias}
+    dense = dense_class(in_channels, out_channels, in_shape, **options).to(sparse.first.factor)
+    for factor, blocks in ((dense.first, sparse.first), (dense.second, sparse.second)):
+        assert isinstance(blocks, SparseBlocks)
+        factor.factor.copy_(blocks.weight())
     dense.offset.load_state_dict(sparse.offset.state_dict())
+    return dense
 
 
 class SFC(FactoredPath):
@@ -139,8 +161,8 @@ class SFC(FactoredPath):
     The first five arguments are those of `Path`.
 
     Args:
-        anchors: their number, or as a float their fraction of the pixels; or a pair of these for
-            input and output.
+        anchors: their number, or as a float their fraction of the pixels, or a `Basis`; or a pair
+            of these for input and output.
         bias: add one bias per output pixel.
         **basis: options of `symrazor.layers.basis.Basis`: omega, form, learn_omega, learn_anchors.
     """
@@ -148,64 +170,39 @@ class SFC(FactoredPath):
     first: SparseBlocks
     second: SparseBlocks
 
-    def _build(
-        self, *, anchors: float | tuple[float, float] = 0.5, bias: bool = False, **basis: Any
-    ) -> None:
+    def _build(self, *, anchors: Any = 0.5, bias: bool = False, **basis: Any) -> None:
         before, after = _anchors_per_side(anchors)
         in_basis = make_basis(self.in_shape, before, **basis)
         out_basis = make_basis(self.out_shape, after, **basis)
-        self._build_on(in_basis, out_basis, bias)
-
-    def _build_on(self, in_basis: Basis, out_basis: Basis, bias: bool) -> None:
         self.first = SparseBlocks(self.in_channels, self.out_channels, in_basis, "in")
         self.second = SparseBlocks(self.out_channels, self.in_channels, out_basis, "out")
         self.offset = PixelBias(self.pixels_out) if bias else nn.Identity()
 
     @classmethod
     @torch.no_grad()
-    def from_ffc(cls, ffc: FFC, anchors: float | tuple[float, float] = 0.5, **basis: Any) -> "SFC":
+    def from_ffc(cls, ffc: FFC, anchors: Any = 0.5, **basis: Any) -> "SFC":
         """Return the sparse path whose factors are nearest to those of an `FFC`."""
         if not isinstance(ffc, FFC):
             raise ValueError(f"ffc must be an FFC, got {type(ffc).__name__}.")
-        before, after = _anchors_per_side(anchors)
-        in_basis = make_basis(ffc.in_shape, before, **basis)
-        out_basis = make_basis(ffc.out_shape, after, **basis)
-        return cls._fitted(ffc, in_basis, out_basis)
-
-    @classmethod
-    def _fitted(cls, ffc: FFC, in_basis: Basis, out_basis: Basis) -> "SFC":
-        path = cls._on_bases(ffc.spaces, in_basis, out_basis, ffc.has_bias)
-        path.to(ffc.first.weight)
+        in_channels, in_shape, out_channels, out_shape = ffc.spaces
+        options = {"out_shape": out_shape, "anchors": anchors, "bias": ffc.has_bias, **basis}
+        path = cls(in_channels, out_channels, in_shape, **options).to(ffc.first.weight)
         first, second = path.first.basis.matrix(), path.second.basis.matrix()
         path.first.values.copy_(fit_values(first, ffc.first.weight))
         path.second.values.copy_(fit_values(second, ffc.second.weight.mT).mT)
         path.offset.load_state_dict(ffc.offset.state_dict())
         return path
 
-    @classmethod
-    def _on_bases(cls, spaces: Spaces, in_basis: Basis, out_basis: Basis, bias: bool) -> "SFC":
-        path = cls.__new__(cls)
-        in_channels, in_shape, out_channels, out_shape = spaces
-        path._set_spaces(in_channels, out_channels, in_shape, out_shape=out_shape)
-        path._build_on(in_basis, out_basis, bias)
-        return path
-
-    @torch.no_grad()
     def dense(self) -> FFC:
         """Return the same map as an `FFC` with dense factors."""
-        channels, shape, out_channels, out_shape = self.spaces
-        path = FFC(channels, out_channels, shape, bias=self.has_bias, out_shape=out_shape)
-        path.to(self.first.values)
-        copy_dense_factors_(self, path)
-        return path
+        return _with_dense_factors(self, FFC)
 
-    @torch.no_grad()
     def reduce(self, anchors: float | tuple[float, float]) -> "SFC":
         """Return the nearest map with another number of anchors, spread evenly."""
         before, after = _anchors_per_side(anchors)
         in_basis = make_basis(self.in_shape, before, **self.first.basis.options)
         out_basis = make_basis(self.out_shape, after, **self.second.basis.options)
-        return SFC._fitted(self.dense(), in_basis, out_basis)
+        return SFC.from_ffc(self.dense(), (in_basis, out_basis))
 
     @torch.no_grad()
     def resample(self, ratio: float) -> "SFC":
@@ -227,12 +224,109 @@ class SFC(FactoredPath):
             )
         before, after = (tuple(int(size * ratio) for size in s) for s in (shape, out_shape))
         bases = self.first.basis.stretched(before, ratio), self.second.basis.stretched(after, ratio)
-        path = SFC._on_bases((channels, before, out_channels, after), *bases, bias=False)
+        path = SFC(channels, out_channels, before, out_shape=after, anchors=bases)
         path.to(self.first.values)
         path.first.values.copy_(self.first.values / ratio ** len(before))
         path.second.values.copy_(self.second.values)
         return path
 
-    def prior_groups(self) -> dict[str, list[str]]:
-        """Return separate priors for values, lengthscales and pixel biases, and positions."""
-        return basis_prior_groups(self)
+
+class GFFC(FactoredPath):
+    """Factored fully connected layer on a group (F-GFC, ELLA App. A).
+
+    The first five arguments are those of `Path`, with channels counted as in the map.
+
+    Args:
+        group: as for `GConv`.
+        lift: whether the input is an image.
+        bias: add one bias per output element and pixel.
+    """
+
+    first: BlockLinear
+    second: BlockLinear
+
+    def _build(self, *, group: str | Group = "p4", lift: bool = False, bias: bool = False) -> None:
+        elements = point_group(group)
+        if elements.dims != len(self.in_shape):
+            raise ValueError(
+                f"{elements.name} acts on maps in {elements.dims} dimensions, got {self.in_shape}."
+            )
+        order = elements.order
+        self._group_options = {"group": group, "lift": lift}
+        self.in_elements, self.out_elements = 1 if lift else order, order
+        if self.in_channels % self.in_elements or self.out_channels % order:
+            raise ValueError(
+                f"The {order} elements of {group} must divide the number of channels, got "
+                f"{self.in_channels} in and {self.out_channels} out."
+            )
+        c, d = self.fields
+        positions = self.in_elements * self.pixels_in, order * self.pixels_out
+        self.first = BlockLinear(c, positions[0], d)
+        self.second = BlockLinear(d, c, positions[1], last=True)
+        self.offset = PixelBias(positions[1]) if bias else nn.Identity()
+
+    @property
+    def fields(self) -> tuple[int, int]:
+        """Number of input and output fields."""
+        return self.in_channels // self.in_elements, self.out_channels // self.out_elements
+
+    def forward(self, x: Float[Tensor, "n c *size"]) -> Float[Tensor, "n d *small"]:
+        """Apply both products over elements and positions, and add the bias."""
+        self.check(x)
+        fields = x.flatten(2).unflatten(1, (self.in_elements, -1)).transpose(1, 2).flatten(2)
+        y: Tensor = self.offset(self.second(self.first(fields).transpose(1, 2)))
+        y = y.unflatten(2, (self.out_elements, -1)).transpose(1, 2).flatten(1, 2)
+        image: Tensor = y.contiguous().unflatten(2, self.out_shape)
+        return image
+
+
+class ElementBasis(Basis):
+    r"""A copy of a basis for every group element: $1 \otimes \Phi$, on (element, position)."""
+
+    def __init__(self, elements: int, basis: Basis) -> None:
+        super().__init__(basis.shape, basis.anchors.detach(), **basis.options)
+        self.elements = elements
+
+    @property
+    def count(self) -> int:
+        """Number of anchors of all elements together."""
+        return self.elements * len(self.start)
+
+    def matrix(self) -> Float[Tensor, "p s"]:
+        """Return the block-diagonal matrix, differentiable in whatever is learned."""
+        phi = super().matrix().contiguous()
+        return torch.kron(torch.eye(self.elements, dtype=phi.dtype, device=phi.device), phi)
+
+
+class SGFFC(GFFC):
+    """Sparse factored layer on a group (S-GFC): `GFFC` with DC|G|(P + P') parameters.
+
+    The arguments are those of `GFFC`, and:
+
+    Args:
+        anchors: their number on each side, or as a float their fraction of the pixels.
+        **basis: options of `symrazor.layers.basis.Basis`: omega, form, learn_omega, learn_anchors.
+    """
+
+    first: SparseBlocks  # type: ignore[assignment]
+    second: SparseBlocks  # type: ignore[assignment]
+
+    def _build(
+        self,
+        *,
+        group: str | Group = "p4",
+        lift: bool = False,
+        anchors: float = 0.5,
+        bias: bool = False,
+        **basis: Any,
+    ) -> None:
+        super()._build(group=group, lift=lift, bias=bias)
+        in_basis = make_basis(self.in_shape, anchors, **basis)
+        out_basis = make_basis(self.out_shape, anchors, **basis)
+        c, d = self.fields
+        self.first = SparseBlocks(c, d, ElementBasis(self.in_elements, in_basis), "in")
+        self.second = SparseBlocks(d, c, ElementBasis(self.out_elements, out_basis), "out")
+
+    def dense(self) -> GFFC:
+        """Return the same map as a `GFFC` with dense factors."""
+        return _with_dense_factors(self, GFFC, **self._group_options)

@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from symrazor.layers import FFC, SFC
 from symrazor.layers.basis import evaluate_basis
-from symrazor.layers.sparse_factored import SparseBlocks, basis_first
+from symrazor.layers.factored import SparseBlocks, basis_first
 from symrazor.testing import assert_close
 
 ROLES: list[dict[str, Any]] = [
