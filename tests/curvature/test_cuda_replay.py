@@ -16,9 +16,10 @@ from symrazor.curvature import cuda_replay as replay
 from symrazor.curvature.convolution import Geometry, input_factor
 from symrazor.data import TensorLoader, digits
 from symrazor.layers.ella import ella_network
-from symrazor.linalg import eigen_jobs as work
-from symrazor.linalg.eigen_jobs import EigenJob, EigenSchedule
+from symrazor.linalg import eigen_jobs, gpu_eigenvalues
+from symrazor.linalg.eigen_jobs import EigenJob
 from symrazor.linalg.factor import Factor
+from symrazor.linalg.gpu_eigenvalues import EigenSchedule
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -44,7 +45,7 @@ def test_eigenvalues_by_gpu_and_by_threads(
     if who == "without cuSOLVER":
         monkeypatch.setattr(cusolver, "solver", lambda device: None)
     elif who != "as planned":
-        monkeypatch.setattr(work, "schedule", lambda pieces, *_: _all_by(who, pieces))
+        monkeypatch.setattr(gpu_eigenvalues, "schedule", lambda pieces, *_: _all_by(who, pieces))
     generator = torch.Generator().manual_seed(0)
     sizes = [(30, 7), (12, 33), (80, 80), (3, 300), (1, 1), (40, 160), (2, 1030)]
     rows = [
@@ -55,7 +56,7 @@ def test_eigenvalues_by_gpu_and_by_threads(
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        found = work.solve(pieces)
+        found = eigen_jobs.solve(pieces)
     finally:
         torch.set_num_threads(before)
     assert all(value.is_cuda for value in found)
@@ -137,7 +138,7 @@ def test_an_error_in_a_thread_is_raised() -> None:
     bad = torch.full((2, 90, 90), float("nan"), dtype=torch.float64, device="cuda")
     piece = EigenJob("layer", (2, 90), bad.device, lambda: bad, 1e-16)
     with pytest.raises(sr.CurvatureError, match="layer"):
-        work.solve([piece] * 3)
+        eigen_jobs.solve([piece] * 3)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -162,10 +163,10 @@ def test_eigenvalues_need_the_memory_of_few_matrices() -> None:
     rows = torch.randn(1024, 12, 1024, device="cuda")
     pieces = EigenJob.of_factor(Factor.of_rows(rows), "w", 1e-7)
     del rows
-    work.solve(pieces[:1])
+    eigen_jobs.solve(pieces[:1])
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
-    work.solve(pieces)
+    eigen_jobs.solve(pieces)
     matrix = 8 * 1024**2
     assert torch.cuda.max_memory_allocated() - before < 14 * matrix
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from symrazor import CurvatureError
 from symrazor.accelerate.devices import run_in_threads
-from symrazor.linalg import spectra
+from symrazor.linalg import eigen_jobs
 from symrazor.linalg.blocks import Dense, Diag, Kron
 from symrazor.linalg.factor import Factor, gram
 from symrazor.testing import assert_close, dense_block
@@ -98,7 +98,7 @@ def test_draws_and_covariance_match_the_dense_posterior(kind: str) -> None:
 def test_zero_rows_and_singular_factors() -> None:
     H = torch.zeros(6, 6, dtype=F64)
     H[1:4, 1:4] = _psd(1, 3, 5, rank=2)[0]
-    values = spectra.eigenvalues(H, "w", EPS)
+    values = eigen_jobs.eigenvalues(H, "w", EPS)
     assert values.shape == (6,)
     assert int((values > 1e-9).sum()) == 2
     assert float(values.sum()) == pytest.approx(float(H.trace()))
@@ -106,14 +106,14 @@ def test_zero_rows_and_singular_factors() -> None:
 
 def test_non_finite_factor_names_the_layer() -> None:
     with pytest.raises(CurvatureError, match=r"conv1\.weight .input side.*NaN"):
-        spectra.eigenvalues(torch.full((2, 2), math.nan), "conv1.weight (input side)", EPS)
+        eigen_jobs.eigenvalues(torch.full((2, 2), math.nan), "conv1.weight (input side)", EPS)
 
 
 def test_negative_eigenvalue_beyond_rounding_is_an_error() -> None:
     with pytest.raises(CurvatureError, match="factor of w is not positive semi-definite"):
-        spectra.eigenvalues(torch.diag(torch.tensor([1.0, -1e-3], dtype=F64)), "w", EPS)
+        eigen_jobs.eigenvalues(torch.diag(torch.tensor([1.0, -1e-3], dtype=F64)), "w", EPS)
     rounding = torch.diag(torch.tensor([1.0, -1e-9], dtype=F64))
-    assert spectra.eigenvalues(rounding, "w", torch.finfo(torch.float32).eps).min() == 0
+    assert eigen_jobs.eigenvalues(rounding, "w", torch.finfo(torch.float32).eps).min() == 0
 
 
 def test_failing_solver_is_retried_and_then_reported(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,7 +128,7 @@ def test_failing_solver_is_retried_and_then_reported(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(torch.linalg, "eigvalsh", fails_once)
     H = _psd(1, 4, 0)[0]
-    assert_close(spectra.eigenvalues(H, "w", EPS), true_solver(H), 1e-12)
+    assert_close(eigen_jobs.eigenvalues(H, "w", EPS), true_solver(H), 1e-12)
     assert len(calls) == 2
 
     def fails(matrix: torch.Tensor) -> torch.Tensor:
@@ -136,7 +136,7 @@ def test_failing_solver_is_retried_and_then_reported(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(torch.linalg, "eigvalsh", fails)
     with pytest.raises(CurvatureError, match="factor of fc: failed to converge"):
-        spectra.eigenvalues(H, "fc", EPS)
+        eigen_jobs.eigenvalues(H, "fc", EPS)
 
 
 def test_kron_rejects_one_precision_per_weight() -> None:
@@ -165,8 +165,8 @@ def test_factors_of_a_dead_layer_are_zero() -> None:
     """Products of tiny float32 numbers underflow and are then not symmetric up to rounding."""
     noise = 1e-42 * torch.tensor([[1.0, 3.0], [3.0, 1.0]], dtype=torch.float64)
     eps = torch.finfo(torch.float32).eps
-    assert not spectra.eigenvalues(noise, "dead", eps).any()
-    assert not spectra.eigenvalues(torch.stack([noise, 2 * noise]), "dead", eps).any()
-    assert not spectra.eigenvalues(1e-40 * torch.eye(2, dtype=torch.float64), "dead", eps).any()
+    assert not eigen_jobs.eigenvalues(noise, "dead", eps).any()
+    assert not eigen_jobs.eigenvalues(torch.stack([noise, 2 * noise]), "dead", eps).any()
+    assert not eigen_jobs.eigenvalues(1e-40 * torch.eye(2, dtype=torch.float64), "dead", eps).any()
     with pytest.raises(CurvatureError, match="semi-definite"):
-        spectra.eigenvalues(1e16 * noise, "alive", eps)
+        eigen_jobs.eigenvalues(1e16 * noise, "alive", eps)

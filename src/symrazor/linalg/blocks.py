@@ -19,9 +19,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from symrazor.core.errors import CurvatureError
-from symrazor.linalg.eigen_jobs import EigenJob, Spectrum
+from symrazor.linalg.eigen_jobs import EigenJob, LinAlgError, Spectrum, eigenvalues, symmetric_part
 from symrazor.linalg.factor import Factor
-from symrazor.linalg.spectra import LinAlgError, eigenvalues, symmetric_part
 
 LogPrecisions = Mapping[str, Tensor]
 

@@ -1,41 +1,148 @@
-"""Compute the eigenvalues of all factors: on all processes, and in each on its GPU and CPU threads.
+"""Compute eigenvalues of positive semi-definite matrices in float64, checked and without noise.
 
-Eigenvalue problems are split into jobs (`EigenJob`). `schedule` assigns every job to a solver
-before any is started, by the time that the solver should take:
-
-| solver | seconds for k matrices of d rows, about (H200, torch 2.11, CUDA 13) |
-|---|---|
-| GPU, batched | 3e-4 + 1e-7 k d up to 80 rows, 0.015 up to 256, then 1e-4 d |
-| GPU, one by one | 1.05e-5 k d |
-| one CPU thread, while other threads work | k (4e-6 d + 1.2e-10 d^3) |
-
-One batched call is slow for a single matrix but hardly slower for a hundred, and the other GPU
-solver can run beside it. Sizes that occur often therefore go to the batched solver; of the others,
-large matrices go to the GPU and to threads, small ones to threads. The schedule depends on sizes
-and on the number of threads, never on timing.
+The eigenvalue problems of all factors are split into jobs (`EigenJob`), which `solve` distributes
+over all processes, and in each over CPU threads and GPUs (`gpu_eigenvalues`).
 """
 
-import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from typing import TYPE_CHECKING, TypeVar, cast
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from symrazor.accelerate import cusolver
-from symrazor.accelerate.cusolver import WORKSPACE_BYTES
-from symrazor.accelerate.devices import is_plain, run_in_threads, side_stream
+from symrazor.accelerate.devices import is_plain, run_in_threads
 from symrazor.accelerate.processes import all_reduce_, assign_owners, is_distributed, world
 from symrazor.core.errors import CurvatureError
-from symrazor.linalg.factor import Factor
-from symrazor.linalg.spectra import MIN_ROWS_UNBATCHED, eigenvalues_of_symmetric, symmetric_part
 
+if TYPE_CHECKING:
+    from symrazor.linalg.factor import Factor
+
+T = TypeVar("T")
+Solver = Callable[[Tensor], Tensor]
+LinAlgError: type[RuntimeError] = torch.linalg.LinAlgError  # type: ignore[attr-defined]
+Shape = tuple[int, int]
+
+MIN_ROWS_UNBATCHED = 64
+"""On a CPU, matrices with at least this many rows are solved one by one to stay in the cache."""
 MIN_JOB_WORK = 2**24
 """Smallest work of one job, in cubes of sizes: one matrix of 256 rows, or 64 of 64 rows."""
-HOST = torch.device("cpu")
-Shape = tuple[int, int]
+
+
+def eigenvalues(
+    matrix: Float[Tensor, "*k d d"], name: str, resolution: float
+) -> Float[Tensor, "*k d"]:
+    """Return the eigenvalues of positive semi-definite matrices in float64, without rounding noise.
+
+    The most negative eigenvalue measures the noise. Eigenvalues below twice its size, or below
+    machine epsilon times the largest eigenvalue, are set to zero. (A float32 product of fewer rows
+    than columns has many of them, and a small prior precision would count them as information.)
+
+    Args:
+        matrix: symmetric up to rounding.
+        name: the tensor that the matrix belongs to, for error messages.
+        resolution: machine epsilon of the arithmetic that computed the matrix. A negative
+            eigenvalue larger than this rounding error is reported, not clamped.
+
+    Raises:
+        CurvatureError: if entries are not finite or the matrix is not positive semi-definite.
+    """
+    return eigenvalues_of_symmetric(symmetric_part(matrix, name), name, resolution)
+
+
+def eigenvalues_of_symmetric(
+    matrix: Float[Tensor, "*k d d"], name: str, resolution: float, solver: Solver | None = None
+) -> Float[Tensor, "*k d"]:
+    """Return `eigenvalues` of the output of `symmetric_part`, by torch or another solver."""
+    solver = solver or torch.linalg.eigvalsh
+    on_cpu = matrix.device.type == "cpu"
+    if on_cpu and matrix.dim() > 2 and matrix.shape[-1] >= MIN_ROWS_UNBATCHED:
+        values = torch.stack([_solve(single, name, solver) for single in matrix])
+    else:
+        values = _solve(matrix, name, solver)
+    return _without_noise(values, name, resolution)
+
+
+def _solve(matrix: Float[Tensor, "*k d d"], name: str, solver: Solver) -> Float[Tensor, "*k d"]:
+    # A zero on the diagonal of a positive semi-definite matrix means a zero row: leave it out.
+    if not matrix.requires_grad and matrix.dim() == 2:
+        nonzero = matrix.diagonal().nonzero().squeeze(1)
+        if len(nonzero) < len(matrix):
+            values = matrix.new_zeros(len(matrix))
+            if len(nonzero):
+                part = matrix.index_select(0, nonzero).index_select(1, nonzero)
+                values[-len(nonzero) :] = _solve_robustly(solver, part, name)
+            return values
+    return _solve_robustly(solver, matrix, name)
+
+
+def eigenvectors(
+    matrix: Float[Tensor, "*k d d"], name: str, resolution: float
+) -> tuple[Float[Tensor, "*k d"], Float[Tensor, "*k d d"]]:
+    """Return eigenvalues as `eigenvalues` does, and the eigenvectors in columns."""
+    values, vectors = _solve_robustly(torch.linalg.eigh, symmetric_part(matrix, name), name)
+    return _without_noise(values, name, resolution), vectors
+
+
+def symmetric_part(matrix: Tensor, name: str) -> Tensor:
+    """Return the symmetric part in float64; raise CurvatureError if entries are not finite."""
+    if not bool(torch.isfinite(matrix).all()):
+        raise CurvatureError(
+            f"The curvature factor of {name} contains NaN or infinity. The weights or activations "
+            "of this layer have probably diverged: lower the learning rate."
+        )
+    matrix = matrix.double()
+    return (matrix + matrix.mT).mul_(0.5)
+
+
+def _solve_robustly(solver: Callable[[Tensor], T], matrix: Tensor, name: str) -> T:
+    """Run an eigenvalue solver; if it does not converge, retry on the CPU with unit scale."""
+    try:
+        return solver(matrix)
+    except LinAlgError as first_error:
+        try:
+            scale = matrix.abs().amax().clamp(min=torch.finfo(matrix.dtype).tiny)
+            result = solver((matrix / scale).cpu())
+        except LinAlgError:
+            raise CurvatureError(
+                f"The eigenvalue solver failed for the curvature factor of {name}: {first_error}"
+            ) from first_error
+    device = matrix.device
+    if isinstance(result, Tensor):
+        return result.to(device) * scale  # type: ignore[return-value]
+    values, vectors = cast(tuple[Tensor, Tensor], result)
+    return values.to(device) * scale, vectors.to(device)  # type: ignore[return-value]
+
+
+def _without_noise(values: Float[Tensor, "*k d"], name: str, resolution: float) -> Tensor:
+    """Set eigenvalues to zero that are negative, or no larger than the negative ones."""
+    if values.numel() == 0:
+        return values
+    low, high = (end(values.detach(), -1, keepdim=True) for end in (torch.amin, torch.amax))
+    _check_positive_semidefinite(low, high, values.shape[-1], name, resolution)
+    noise = (-2 * low).clamp(min=_underflow(resolution))
+    return torch.where(values > torch.maximum(noise, resolution * high), values, 0.0)
+
+
+def _underflow(resolution: float) -> float:
+    """Return the magnitude below which numbers lose digits: factors of a dead layer are there."""
+    info = torch.finfo(torch.float32 if resolution > 1e-10 else torch.float64)
+    return info.tiny / info.eps
+
+
+def _check_positive_semidefinite(
+    low: Tensor, high: Tensor, rows: int, name: str, resolution: float
+) -> None:
+    rounding = 16 * rows * (resolution * high).clamp(min=_underflow(resolution))
+    negative = low < -rounding
+    if bool(negative.any()):
+        worst = int(low[negative].argmin())
+        raise CurvatureError(
+            f"The curvature factor of {name} is not positive semi-definite: its smallest "
+            f"eigenvalue is {float(low[negative][worst]):.3e}, its largest "
+            f"{float(high[negative][worst]):.3e}."
+        )
 
 
 @dataclass(frozen=True)
@@ -57,7 +164,7 @@ class EigenJob:
     resolution: float
 
     @classmethod
-    def of_factor(cls, factor: Factor, name: str, resolution: float) -> "list[EigenJob]":
+    def of_factor(cls, factor: "Factor", name: str, resolution: float) -> "list[EigenJob]":
         """Split the blocks of a factor into jobs: large matrices alone, small ones in groups."""
         step = factor.blocks
         if factor.size >= MIN_ROWS_UNBATCHED:
@@ -81,15 +188,6 @@ class EigenJob:
         # The unsymmetrised matrices are not bound to a name: they are freed before the solver runs.
         symmetric = symmetric_part(self.matrices(), self.name)
         return eigenvalues_of_symmetric(symmetric, self.name, self.resolution)
-
-    def on_host(self) -> Callable[[], Tensor]:
-        """Return the remaining CPU work, for any thread; matrices on a GPU are copied now."""
-        if self.device.type == "cpu":
-            return self.solve
-        matrices = symmetric_part(self.matrices(), self.name)
-        host = torch.empty(matrices.shape, dtype=matrices.dtype, pin_memory=True)
-        host.copy_(matrices)  # 30 times as fast as a copy to memory that is not pinned
-        return partial(eigenvalues_of_symmetric, host, self.name, self.resolution)
 
 
 @dataclass(frozen=True)
@@ -125,66 +223,13 @@ def _solve_locally(jobs: Sequence[EigenJob]) -> list[Tensor]:
     """Solve the jobs of this process on threads and GPUs, largest first."""
     if is_plain():
         return [job.solve() for job in jobs]
-    gpus = {job.device for job in jobs if job.device.type == "cuda"}
-    has_batched_solver = all(cusolver.solver(gpu) is not None for gpu in gpus)
-    plan = schedule(jobs, torch.get_num_threads(), has_batched_solver)
+    if any(job.device.type == "cuda" for job in jobs):
+        from symrazor.linalg.gpu_eigenvalues import solve_on_gpus
 
-    def tasks() -> Iterator[Callable[[], list[Tensor]]]:
-        if plan.one_by_one:
-            yield partial(_solve_one_by_one, [jobs[number] for number in plan.one_by_one])
-        if plan.batched:
-            yield partial(_solve_groups, [[jobs[n] for n in group] for group in plan.batched])
-        for number in plan.host:  # only this thread reads the generator and copies from a GPU
-            yield partial(_as_list, jobs[number].on_host())
-
-    for gpu in gpus:
-        torch.cuda.synchronize(gpu)  # other threads use other streams
-    values = [value for part in run_in_threads(tasks()) for value in part]
-    numbers = [*plan.one_by_one, *(n for group in plan.batched for n in group), *plan.host]
-    by_number = dict(zip(numbers, values, strict=True))
-    return _to_devices(jobs, [by_number[number] for number in range(len(jobs))])
-
-
-def _as_list(task: Callable[[], Tensor]) -> list[Tensor]:
-    return [task()]
-
-
-def _solve_one_by_one(jobs: Sequence[EigenJob]) -> list[Tensor]:
-    """Solve on the GPU's second stream, so that no copy to the host waits for it."""
-    with torch.cuda.stream(side_stream(jobs[0].device, 0)):
-        return [job.solve().to(HOST) for job in jobs]
-
-
-def _solve_groups(groups: Sequence[Sequence[EigenJob]]) -> list[Tensor]:
-    """Solve each group by one batched call on the GPU's third stream."""
-    with torch.cuda.stream(side_stream(groups[0][0].device, 1)):
-        return [value for group in groups for value in solve_batched(group)]
-
-
-def solve_batched(jobs: Sequence[EigenJob]) -> list[Tensor]:
-    """Return the eigenvalues of jobs of one size, as `EigenJob.solve` does, on the host."""
-    resolution = jobs[0].resolution
-    try:
-        matrices = torch.cat([job.matrices() for job in jobs])
-        matrices = symmetric_part(matrices, "one of several tensors")
-        values = eigenvalues_of_symmetric(
-            matrices, "one of several tensors", resolution, cusolver.eigvalsh
-        )
-    except CurvatureError:
-        return [job.solve().to(HOST) for job in jobs]  # raises an error that names the tensor
-    return list(values.to(HOST).split([job.shape[0] for job in jobs]))
-
-
-def _to_devices(jobs: Sequence[EigenJob], values: Sequence[Tensor]) -> list[Tensor]:
-    """Copy the values to the devices of the jobs, in one copy if there is one device."""
-    devices = {job.device for job in jobs}
-    if devices <= {HOST}:
-        return list(values)
-    if len(devices) > 1:
-        return [value.to(job.device) for job, value in zip(jobs, values, strict=True)]
-    flat = torch.cat([value.flatten() for value in values]).to(devices.pop())
-    parts = flat.split([value.numel() for value in values])
-    return [part.view(job.shape) for job, part in zip(jobs, parts, strict=True)]
+        return solve_on_gpus(jobs)
+    order = sorted(range(len(jobs)), key=lambda number: -jobs[number].work)
+    values = dict(zip(order, run_in_threads(jobs[number].solve for number in order), strict=True))
+    return [values[number] for number in range(len(jobs))]
 
 
 def _all_reduce(
@@ -211,110 +256,3 @@ def _all_reduce(
                 "failed. The message of that process names the factor."
             )
     return values
-
-
-@dataclass(frozen=True)
-class EigenSchedule:
-    """Numbers of jobs by solver.
-
-    Args:
-        batched: for the GPU's batched solver; each group has one size and is one call.
-        one_by_one: for the GPU's solver of single matrices.
-        host: for CPU threads.
-    """
-
-    batched: list[list[int]]
-    one_by_one: list[int]
-    host: list[int]
-
-
-def schedule(jobs: Sequence[EigenJob], threads: int, has_batched_solver: bool) -> EigenSchedule:
-    """Assign sizes that occur often to the batched solver, every other job to the first free one.
-
-    One thread keeps each GPU solver busy, the others solve themselves; a single thread does all.
-
-    Args:
-        jobs: in any order; each list of the result has the largest first.
-        threads: number of CPU threads.
-        has_batched_solver: whether the GPU has one.
-    """
-    order = sorted(range(len(jobs)), key=lambda number: -jobs[number].work)
-    groups: list[list[int]] = []
-    if has_batched_solver:
-        groups = _batched_groups([n for n in order if jobs[n].device.type == "cuda"], jobs)
-    assigned = {number for group in groups for number in group}
-    gpu_seconds, thread_seconds = 0.0, [0.0] * max(0, threads - (2 if groups else 1))
-    plan = EigenSchedule(groups, [], [])
-    for number in order:
-        if number in assigned:
-            continue
-        job = jobs[number]
-        on_cpu, on_gpu = seconds_on_cpu(job.shape), seconds_on_gpu(job.shape)
-        first_free = min(range(len(thread_seconds)), key=thread_seconds.__getitem__, default=None)
-        wait = 0.0 if first_free is None else thread_seconds[first_free] - gpu_seconds
-        if job.device.type == "cuda" and on_gpu < wait + on_cpu:
-            plan.one_by_one.append(number)
-            gpu_seconds += on_gpu
-        else:
-            plan.host.append(number)
-            if first_free is not None:
-                thread_seconds[first_free] += on_cpu
-    return plan
-
-
-def _batched_groups(numbers: Sequence[int], jobs: Sequence[EigenJob]) -> list[list[int]]:
-    """Return the groups of equal size for which the batched solver is the fastest."""
-    by_size: dict[tuple[object, ...], list[int]] = {}
-    for number in numbers:
-        job = jobs[number]
-        by_size.setdefault((job.device, job.resolution, job.shape[1]), []).append(number)
-    chosen = []
-    for same_size in by_size.values():
-        calls = _split_by_workspace(same_size, jobs)
-        shapes = [(sum(jobs[n].shape[0] for n in call), jobs[call[0]].shape[1]) for call in calls]
-        total = (sum(k for k, _ in shapes), shapes[0][1])
-        if sum(map(seconds_batched, shapes)) < min(seconds_on_gpu(total), seconds_on_cpu(total)):
-            chosen += calls
-    return chosen
-
-
-def _split_by_workspace(numbers: Sequence[int], jobs: Sequence[EigenJob]) -> list[list[int]]:
-    calls, used = list[list[int]](), 0
-    for number in numbers:
-        k, d = jobs[number].shape
-        needed = k * workspace_bytes(d)
-        if not calls or used + needed > WORKSPACE_BYTES:
-            calls.append([])
-            used = 0
-        calls[-1].append(number)
-        used += needed
-    return calls
-
-
-def workspace_bytes(d: int) -> int:
-    """Return an upper estimate of the batched solver's workspace for one matrix of d rows."""
-    return 2**19 + 6000 * d + 32 * d * d
-
-
-def seconds_batched(shape: Shape) -> float:
-    """Return the estimated time of one call of the batched GPU solver."""
-    k, d = shape
-    if d <= 80:
-        return 3e-4 + 1e-7 * k * d
-    return 0.015 if d <= 256 else 1e-4 * d
-
-
-def seconds_on_gpu(shape: Shape) -> float:
-    """Return the estimated time of the GPU, one by one: a few launches per row.
-
-    Infinite for small matrices. (Up to 32 rows torch solves many in one call, but with half a
-    megabyte of workspace for each.)
-    """
-    k, d = shape
-    return k * 1.05e-5 * d if d >= MIN_ROWS_UNBATCHED else math.inf
-
-
-def seconds_on_cpu(shape: Shape) -> float:
-    """Return the estimated time on one CPU thread."""
-    k, d = shape
-    return k * (4e-6 * d + 1.2e-10 * d**3)

@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from symrazor.linalg.spectra import eigenvalues, eigenvectors
+from symrazor.linalg.eigen_jobs import eigenvalues, eigenvectors
 
 PANEL = 128
 """Rows of a panel of `Symmetric`."""

@@ -8,8 +8,9 @@ from torch import Tensor
 
 from symrazor.accelerate.cusolver import WORKSPACE_BYTES
 from symrazor.core.errors import CurvatureError
-from symrazor.linalg.eigen_jobs import (
-    EigenJob,
+from symrazor.linalg.eigen_jobs import EigenJob
+from symrazor.linalg.factor import Factor
+from symrazor.linalg.gpu_eigenvalues import (
     EigenSchedule,
     schedule,
     seconds_batched,
@@ -18,7 +19,6 @@ from symrazor.linalg.eigen_jobs import (
     solve_batched,
     workspace_bytes,
 )
-from symrazor.linalg.factor import Factor
 
 EPS = torch.finfo(torch.float64).eps
 CUDA, CPU = torch.device("cuda"), torch.device("cpu")
