@@ -11,8 +11,7 @@ from work import Work
 
 from symrazor import groups
 from symrazor.groups import FiniteGroup, Group, lie
-from symrazor.groups.generators import permutation_matrix
-from symrazor.groups.orbits import pair_orbits
+from symrazor.groups.generators import pair_orbits, permutation_matrix
 from symrazor.testing import GroupSuite, assert_close
 
 ORDERS = {

@@ -29,7 +29,7 @@ from symrazor.groups import (
     symmetric,
     translations,
 )
-from symrazor.groups.group_files import is_group_file
+from symrazor.groups.constructors import is_group_file
 from symrazor.layers import FC, FFC, Relaxed, SetPool, relaxed_over
 from symrazor.layers.networks import fully_connected
 from symrazor.symmetry.reading import Reading

@@ -18,13 +18,14 @@ from symrazor.groups.action import (
     TrivialAction,
     action_on,
 )
-from symrazor.groups.builtin import (
+from symrazor.groups.constructors import (
     affine2,
     alternating,
     cyclic,
     cyclic_permutations,
     dihedral,
     dihedral_permutations,
+    from_file,
     o,
     octahedral,
     reflections,
@@ -39,7 +40,6 @@ from symrazor.groups.builtin import (
 from symrazor.groups.finite import FiniteGroup
 from symrazor.groups.graph import automorphisms
 from symrazor.groups.group import Element, Group
-from symrazor.groups.group_files import from_file
 from symrazor.groups.lie import LieAlgebra
 from symrazor.groups.maps import MapBasis, equivariant_maps
 from symrazor.groups.representation import Representation, defining, invariant, regular

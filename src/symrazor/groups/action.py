@@ -27,10 +27,17 @@ PIXEL_TOLERANCE = 1e-9
 """A position at most this far from a pixel, in pixels, is on it."""
 
 
+def grid_positions(shape: Sequence[int]) -> Float[Tensor, "s dims"]:
+    """Return the positions of all pixels in row-major order, with the origin in the middle."""
+    axes = [torch.arange(size, dtype=torch.float64) - (size - 1) / 2 for size in shape]
+    return torch.stack(torch.meshgrid(*axes, indexing="ij"), -1).reshape(-1, len(shape))
+
+
 class GroupAction(ABC):
     """Base class of actions of a group on data."""
 
-    group: Group
+    def __init__(self, group: Group) -> None:
+        self.group = group
 
     @abstractmethod
     def act(self, x: Tensor, g: Element) -> Tensor:
@@ -48,9 +55,6 @@ class GroupAction(ABC):
 class TrivialAction(GroupAction):
     """The trivial action, which changes nothing: on the outputs of an invariant map."""
 
-    def __init__(self, group: Group) -> None:
-        self.group = group
-
     def act(self, x: Tensor, g: Element) -> Tensor:
         """Return the data unchanged."""
         return x
@@ -58,9 +62,6 @@ class TrivialAction(GroupAction):
 
 class OnVectors(GroupAction):
     """Matrices or permutations acting on the last dimension."""
-
-    def __init__(self, group: Group) -> None:
-        self.group = group
 
     def act(self, x: Shaped[Tensor, "... d"], g: Element) -> Shaped[Tensor, "... d"]:
         """Multiply by the matrix, or permute."""
@@ -152,11 +153,8 @@ class OnGrid(GroupAction):
         if bool((matrix == matrix.round()).all()):  # remove rounding errors of exact elements
             near = (inverse - inverse.round()).abs() < PIXEL_TOLERANCE
             inverse = torch.where(near, inverse.round(), inverse)
-        axes = [torch.arange(m, dtype=torch.float64) - (m - 1) / 2 for m in self.shape]
-        grid = torch.stack(torch.meshgrid(*axes, indexing="ij"), -1).reshape(-1, len(self.shape))
         dims = len(self.shape)
-        linear = inverse[:dims, :dims].flip(0, 1)
-        moved = grid @ linear.T
+        moved = grid_positions(self.shape) @ inverse[:dims, :dims].flip(0, 1).T
         if len(inverse) > dims:
             moved = moved + inverse[:dims, dims].flip(0) * self.shape[-1] / 2
         sources: Tensor = moved + (torch.tensor(self.shape, dtype=torch.float64) - 1) / 2
@@ -194,9 +192,7 @@ class OnGrid(GroupAction):
         sizes = torch.tensor(self.shape, dtype=torch.float64)
         unit = (2 * self._sources(g) + 1) / sizes - 1
         shape = self.shape
-        if (
-            len(shape) == 1
-        ):  # torch interpolates in 2 and 3 dimensions only: use an image of one row
+        if len(shape) == 1:  # torch interpolates in 2 and 3 dimensions: use an image of one row
             shape, unit = (1, *shape), F.pad(unit, (1, 0))
         grid = unit.flip(1).reshape(1, *shape, -1).expand(len(x), *shape, -1).to(x)
         rows = x.reshape(*x.shape[:2], *shape)
@@ -215,12 +211,7 @@ class OnGrid(GroupAction):
         Raises:
             ValueError: fewer than 4 pixels along an axis, or no pixel stays inside.
         """
-        radius = torch.stack(
-            torch.meshgrid(
-                *[torch.arange(m, dtype=torch.float64) - (m - 1) / 2 for m in self.shape],
-                indexing="ij",
-            )
-        ).norm(dim=0)
+        radius = grid_positions(self.shape).norm(dim=1).reshape(self.shape)
         ball = radius < min(self.shape) / 2 - 1
         total, size, has_pixels = 0.0, 0.0, False
         elements = [self.group.element(g) for g in self.sample(count)]

@@ -38,12 +38,13 @@ class _Closure:
     parents: list[tuple[int, int]]
     right: list[list[int]]
 
-    def generators(self) -> tuple[int, ...]:
-        """Return the indices of the generators."""
-        return tuple(products[0] for products in self.right)
+    def structure(self, letters: Sequence[str]) -> tuple[Tensor, tuple[str, ...], tuple[int, ...]]:
+        """Return the multiplication table, names of the elements, and indices of the generators."""
+        generators = tuple(products[0] for products in self.right)
+        return self._table(), self._words(letters), generators
 
-    def table(self) -> Int[Tensor, "g g"]:
-        """Return the multiplication table, column by column: a·b = (a·parent of b)·generator."""
+    def _table(self) -> Int[Tensor, "g g"]:
+        # Column by column: a·b = (a·parent of b)·generator.
         order = len(self.parents)
         right = torch.tensor(self.right).reshape(-1, order)
         columns = torch.empty(order, order, dtype=torch.long)  # [b, a]
@@ -53,9 +54,9 @@ class _Closure:
             columns[b] = right[k][columns[parent]]
         return columns.T.contiguous()
 
-    def words(self, names: Sequence[str]) -> tuple[str, ...]:
+    def _words(self, letters: Sequence[str]) -> tuple[str, ...]:
         """Return every element as a word in the generators, "e" for the identity."""
-        letters = [*names] or [_letter(k) for k in range(len(self.right))]
+        letters = letters or [_letter(k) for k in range(len(self.right))]
         words: list[tuple[str, ...]] = [()]
         for parent, k in self.parents[1:]:
             words.append((*words[parent], letters[k]))
@@ -130,11 +131,7 @@ class FiniteGroup:
 
     @classmethod
     def from_table(cls, name: str, table: object, names: Sequence[str] = ()) -> "FiniteGroup":
-        """Return a group with a given multiplication table, after checking the axioms.
-
-        Raises:
-            ValueError: the table violates an axiom.
-        """
+        """Return a group with a given multiplication table; ValueError if it violates an axiom."""
         entries = as_numbers(table, "a square table of indices")
         _check_table(entries, name)
         order = len(entries)
@@ -156,11 +153,7 @@ class FiniteGroup:
         names: Sequence[str] = (),
         limit: int = MAX_ELEMENTS,
     ) -> "FiniteGroup":
-        """Return the group that permutations generate.
-
-        Raises:
-            ValueError: rows that are not permutations, or more than `limit` elements.
-        """
+        """Return the group that permutations generate, at most `limit` elements."""
         rows = check_permutations(generators)
         identity = torch.arange(rows.shape[1])
         index = {identity.numpy().tobytes(): 0}
@@ -169,8 +162,7 @@ class FiniteGroup:
             return [index.setdefault(row.numpy().tobytes(), len(index)) for row in products]
 
         closure = _close(identity, rows, lambda elements, g: elements[:, g], find, limit, name)
-        words, generating = closure.words(names), closure.generators()
-        return cls(name, closure.table(), words, generating, permutations=closure.elements)
+        return cls(name, *closure.structure(names), permutations=closure.elements)
 
     @classmethod
     def from_matrices(
@@ -191,7 +183,8 @@ class FiniteGroup:
             raise ValueError(
                 f"The generators of {name} must have finite order, but one changes volumes."
             )
-        known = torch.eye(matrices.shape[-1], dtype=torch.float64).reshape(1, -1)
+        identity = torch.eye(matrices.shape[-1], dtype=torch.float64)
+        known = identity.reshape(1, -1)
 
         def find(products: Tensor) -> list[int]:
             nonlocal known
@@ -211,10 +204,8 @@ class FiniteGroup:
                 indices.append(nearest)
             return indices
 
-        unit = torch.eye(matrices.shape[-1], dtype=torch.float64)
-        closure = _close(unit, matrices, torch.matmul, find, limit, name)
-        words, generating = closure.words(names), closure.generators()
-        return cls(name, closure.table(), words, generating, matrices=closure.elements)
+        closure = _close(identity, matrices, torch.matmul, find, limit, name)
+        return cls(name, *closure.structure(names), matrices=closure.elements)
 
     def __repr__(self) -> str:
         space = "abstract" if self.space is None else f"on {self.space} dimensions"
@@ -232,11 +223,7 @@ class FiniteGroup:
 
     @cached_property
     def identity(self) -> int:
-        """Index of the identity.
-
-        Raises:
-            ValueError: the table has none.
-        """
+        """Index of the identity; ValueError if the table has none."""
         indices = torch.arange(self.order)
         left = (self.table == indices).all(1)
         right = (self.table == indices.unsqueeze(1)).all(0)
@@ -247,11 +234,7 @@ class FiniteGroup:
 
     @cached_property
     def inverse(self) -> Int[Tensor, " g"]:
-        """Index of the inverse of every element.
-
-        Raises:
-            ValueError: an element has none.
-        """
+        """Index of the inverse of every element; ValueError if an element has none."""
         both = (self.table == self.identity) & (self.table.T == self.identity)
         without = (~both.any(1)).nonzero().flatten().tolist()
         if without:
@@ -297,25 +280,30 @@ class FiniteGroup:
         wrong = [g for g in generators if not 0 <= g < self.order]
         if wrong:
             raise ValueError(f"Elements have indices 0 to {self.order - 1}, got {wrong}.")
-        members = {self.identity: 0}
-        waiting = [self.identity]
-        for a in waiting:
-            for g in generators:
-                product = int(self.table[a, g])
-                if product not in members:
-                    members[product] = len(members)
-                    waiting.append(product)
-        kept = torch.tensor(list(members))
+        members = self._reached([self.identity], generators)
+        kept = torch.tensor(members)
         place = torch.full((self.order,), -1)
         place[kept] = torch.arange(len(kept))
         return FiniteGroup(
             name or f"subgroup of order {len(kept)} of {self.name}",
             place[self.table[kept][:, kept]],
             tuple(self.names[a] for a in members),
-            tuple(members[g] for g in generators),
+            tuple(members.index(g) for g in generators),
             None if self.permutations is None else self.permutations[kept],
             None if self.matrices is None else self.matrices[kept],
         )
+
+    def _reached(self, start: Sequence[int], generators: Sequence[int]) -> list[int]:
+        """Return products of `start` with generators from the right, breadth first."""
+        reached = [*dict.fromkeys(start)]
+        known = {*reached}
+        for a in reached:
+            for g in generators:
+                product = int(self.table[a, g])
+                if product not in known:
+                    known.add(product)
+                    reached.append(product)
+        return reached
 
     def find(self, element: Tensor) -> int | None:
         """Return the index of a permutation or matrix, or None if it is not an element."""
@@ -337,9 +325,9 @@ class FiniteGroup:
         """Return whether every element belongs to the other group; both act on the same space."""
         if self.space is None or self.space != other.space:
             return False
-        if self.permutations is not None and other.permutations is not None:
-            return all(other.find(self.permutations[g]) is not None for g in self.generators)
-        return all(other.find(self.matrix(g)) is not None for g in self.generators)
+        permutations = None if other.permutations is None else self.permutations
+        element = self.matrix if permutations is None else permutations.__getitem__
+        return all(other.find(element(g)) is not None for g in self.generators)
 
     def check(self) -> None:
         """Check the axioms, and that the action composes as the table does.
@@ -371,11 +359,7 @@ class FiniteGroup:
         Elements that pass are closed under products (Light's test), so that generators suffice. The
         same holds for rho(a b) = rho(a) rho(b).
         """
-        reached, waiting = {*self.generators}, [*self.generators]
-        for a in waiting:
-            new = {int(self.table[a, g]) for g in self.generators} - reached
-            reached |= new
-            waiting += sorted(new)
+        reached = self._reached(self.generators, self.generators)
         return self.generators if len(reached) == self.order else self.elements
 
     def _check_action(self) -> None:

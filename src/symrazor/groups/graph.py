@@ -13,9 +13,8 @@ import torch
 from jaxtyping import Bool, Int, Shaped
 from torch import Tensor
 
-from symrazor.groups.generators import as_numbers
+from symrazor.groups.generators import as_numbers, connected_labels
 from symrazor.groups.group import Group
-from symrazor.groups.orbits import connected_labels
 
 MAX_SEARCH_STEPS = 10_000
 """Largest number of steps of one search."""

@@ -5,7 +5,7 @@ group. Groups may therefore be infinite, or as large as the permutations of a hu
 cost. `finite()` lists the elements of small groups.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -23,12 +23,16 @@ from symrazor.groups.generators import (
     check_matrices,
     check_name,
     check_permutations,
+    no_matrices,
+    pair_orbits,
     permutation_matrices,
     permutation_matrix,
     product_letters,
+    product_of_permutations,
+    stack_matrices,
+    sum_of_permutations,
 )
 from symrazor.groups.lie import LieAlgebra
-from symrazor.groups.orbits import pair_orbits
 
 Element = int | str | Tensor | Sequence[Any]
 """Index or name of an element of a finite group, or a permutation [n], or a matrix [d, d], as a
@@ -133,9 +137,7 @@ class Group:
         """Discrete generators as matrices."""
         if self.permutations is not None:
             return permutation_matrices(self.permutations)
-        if self.matrices is not None:
-            return self.matrices
-        return torch.empty(0, self.size, self.size, dtype=torch.float64)
+        return no_matrices(self.size) if self.matrices is None else self.matrices
 
     @cached_property
     def _cache(self) -> dict[str, FiniteGroup]:
@@ -240,41 +242,47 @@ class Group:
 
     def __mul__(self, other: "Group") -> "Group":
         """Return the direct product, acting on the sum of both spaces: n + n' dimensions."""
-        if not isinstance(other, Group):
-            return NotImplemented
-        name, size = f"{self.name} x {other.name}", self.size + other.size
-        letters = product_letters(self.letters, other.letters)
-        if self.permutations is not None and other.permutations is not None:
-            left = torch.arange(size).repeat(len(self.permutations), 1)
-            right = torch.arange(size).repeat(len(other.permutations), 1)
-            left[:, : self.size] = self.permutations
-            right[:, self.size :] = other.permutations + self.size
-            return Group(name, size, permutations=torch.cat([left, right]), letters=letters)
-        left, right = _unit(self.size), _unit(other.size)
-        blocks = [torch.block_diag(m, right) for m in self.discrete]
-        blocks += [torch.block_diag(left, m) for m in other.discrete]
-        zeros = (torch.zeros_like(left), torch.zeros_like(right))
-        flows = [torch.block_diag(A, zeros[1]) for A in _flows(self)]
-        flows += [torch.block_diag(zeros[0], A) for A in _flows(other)]
-        return _matrix_group(name, size, blocks, _product_algebra(self, other, flows), letters)
+        return self._product(other, sum_of_permutations, torch.block_diag)
 
     def __matmul__(self, other: "Group") -> "Group":
         """Return the direct product, acting on pairs of positions or tensor products: n n'."""
+        return self._product(other, product_of_permutations, torch.kron)
+
+    def _product(
+        self,
+        other: "Group",
+        join_permutations: Callable[[Tensor, Tensor], Tensor],
+        join_matrices: Callable[[Tensor, Tensor], Tensor],
+    ) -> "Group":
         if not isinstance(other, Group):
             return NotImplemented
-        name, size = f"{self.name} x {other.name}", self.size * other.size
-        letters = product_letters(self.letters, other.letters)
+        name, letters = f"{self.name} x {other.name}", product_letters(self.letters, other.letters)
         if self.permutations is not None and other.permutations is not None:
-            grid = torch.arange(size).reshape(self.size, other.size)
-            rows = [grid[p].reshape(-1) for p in self.permutations]
-            rows += [grid[:, p].reshape(-1) for p in other.permutations]
-            return Group(name, size, permutations=torch.stack(rows), letters=letters)
-        left, right = _unit(self.size), _unit(other.size)
-        products = [torch.kron(m, right) for m in self.discrete]
-        products += [torch.kron(left, m) for m in other.discrete]
-        flows = [torch.kron(A, right) for A in _flows(self)]
-        flows += [torch.kron(left, A) for A in _flows(other)]
-        return _matrix_group(name, size, products, _product_algebra(self, other, flows), letters)
+            left, right = torch.arange(self.size), torch.arange(other.size)
+            first = right.expand(len(self.permutations), -1)
+            second = left.expand(len(other.permutations), -1)
+            rows = [
+                join_permutations(self.permutations, first),
+                join_permutations(second, other.permutations),
+            ]
+            return Group.from_permutations(name, torch.cat(rows), letters)
+        left, right = (torch.eye(g.size, dtype=torch.float64) for g in (self, other))
+        size = len(join_matrices(left, right))
+        matrices = [join_matrices(m, right) for m in self.discrete]
+        matrices += [join_matrices(left, m) for m in other.discrete]
+        if join_matrices is torch.block_diag:  # a flow on a sum does not move the other space
+            left, right = torch.zeros_like(left), torch.zeros_like(right)
+        parts = [g.lie or LieAlgebra.of(no_matrices(g.size)) for g in (self, other)]
+        flows = [join_matrices(A, right) for A in parts[0].generators]
+        flows += [join_matrices(left, A) for A in parts[1].generators]
+        first_names = parts[0].names
+        names = [f"{name}'" if name in first_names else name for name in parts[1].names]
+        algebra = LieAlgebra(
+            (*first_names, *names), parts[0].units + parts[1].units, stack_matrices(flows, size)
+        )
+        return Group(
+            name, size, None, stack_matrices(matrices, size), algebra if flows else None, letters
+        )
 
     @property
     def is_symmetric(self) -> bool:
@@ -352,34 +360,3 @@ def _check_lie(lie: object, name: str) -> None:
             f"lie of {name} must be a LieAlgebra, got {type(lie).__name__}. Use "
             "LieAlgebra.of(generators)."
         )
-
-
-def _unit(size: int) -> Float[Tensor, "n n"]:
-    return torch.eye(size, dtype=torch.float64)
-
-
-def _flows(group: Group) -> Sequence[Tensor]:
-    return [] if group.lie is None else list(group.lie.generators)
-
-
-def _product_algebra(first: Group, second: Group, flows: Sequence[Tensor]) -> LieAlgebra | None:
-    """Return the Lie algebra of a product; equal names are distinguished by a prime."""
-    if not flows:
-        return None
-    taken = () if first.lie is None else first.lie.names
-    others = () if second.lie is None else second.lie.names
-    units = tuple(u for g in (first, second) if g.lie is not None for u in g.lie.units)
-    names = taken + tuple(f"{name}'" if name in taken else name for name in others)
-    return LieAlgebra(names, units, torch.stack(list(flows)))
-
-
-def _matrix_group(
-    name: str,
-    size: int,
-    matrices: Sequence[Tensor],
-    lie: LieAlgebra | None,
-    letters: tuple[str, ...],
-) -> Group:
-    empty = torch.empty(0, size, size, dtype=torch.float64)
-    rows = torch.stack(list(matrices)) if matrices else empty
-    return Group(name, size, matrices=rows, lie=lie, letters=letters)

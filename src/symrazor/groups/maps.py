@@ -3,7 +3,7 @@ r"""Find all linear maps that commute with a group: $\rho'(g)\, W = W \rho(g)$ f
 The maps are a vector space, whose basis is computed from the generators alone:
 
 - If both representations permute coordinates, W is constant on the orbits of pairs (t, s), and the
-  basis consists of the indicators of the orbits (`symrazor.groups.orbits`).
+  basis consists of the indicators of the orbits (`symrazor.groups.generators`).
 - Otherwise the basis is a null space (`null_space`).
 
 Basis maps are orthogonal, with a squared Frobenius norm of the number t of outputs, so that each
@@ -32,7 +32,7 @@ import torch
 from jaxtyping import Complex, Float, Int
 from torch import Tensor
 
-from symrazor.groups.orbits import pair_orbits
+from symrazor.groups.generators import pair_orbits
 from symrazor.groups.representation import Representation
 
 MAX_MAP_ENTRIES = 1024

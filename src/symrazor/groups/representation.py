@@ -4,7 +4,7 @@ A homomorphism is determined by the images of the generators, and only these are
 acts on the direct sum of two spaces, `a * b` on their tensor product.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,7 +15,11 @@ from symrazor.groups.generators import (
     ELEMENT_TOLERANCE,
     as_numbers,
     check_permutations,
+    no_matrices,
     permutation_matrices,
+    product_of_permutations,
+    stack_matrices,
+    sum_of_permutations,
 )
 from symrazor.groups.group import Group
 from symrazor.linalg.matrix_functions import matrix_exponential
@@ -73,16 +77,15 @@ class Representation:
         moves = None if flows is None else as_numbers(flows, "flows [k, d, d]").double()
         if images is not None and images.dim() == 2:
             rows = check_permutations(images)
-            empty = torch.empty(0, rows.shape[1], rows.shape[1], dtype=torch.float64)
-            representation = cls(group, rows.shape[1], rows, None, empty)
+            size = rows.shape[1]
+            representation = cls(group, size, rows, None, no_matrices(size))
         else:
             first = moves if images is None else images
             if first is None:
                 raise ValueError(f"Pass images of the generators of {group.name}.")
             size = first.shape[-1] if first.dim() else 0
-            empty = torch.empty(0, size, size, dtype=torch.float64)
-            matrices = empty if images is None else images.double()
-            flow_images = empty if moves is None else moves
+            matrices = no_matrices(size) if images is None else images.double()
+            flow_images = no_matrices(size) if moves is None else moves
             representation = cls(group, size, None, matrices, flow_images)
         representation.check()
         return representation
@@ -105,11 +108,8 @@ class Representation:
             f = lie.structure_constants()
             brackets = lie.bracket(self.flows[:, None], self.flows[None])
             expected = torch.einsum("ijl,lab->ijab", f, self.flows)
-            wrong = (
-                ((brackets - expected).abs().amax((2, 3)) > 1e3 * ELEMENT_TOLERANCE)
-                .nonzero()
-                .tolist()
-            )
+            difference = (brackets - expected).abs().amax((2, 3))
+            wrong = (difference > 1e3 * ELEMENT_TOLERANCE).nonzero().tolist()
             if wrong:
                 i, j = (lie.names[k] for k in wrong[0])
                 raise ValueError(
@@ -155,37 +155,37 @@ class Representation:
 
     def __add__(self, other: "Representation") -> "Representation":
         """Return the representation on the direct sum."""
-        self._same_group(other)
-        size = self.size + other.size
-        flows = _pairs(torch.block_diag, self.flows, other.flows, size)
-        if self.permutations is not None and other.permutations is not None:
-            rows = torch.cat([self.permutations, other.permutations + self.size], 1)
-            return Representation(self.group, size, rows, None, flows)
-        blocks = _pairs(torch.block_diag, self.discrete, other.discrete, size)
-        return Representation(self.group, size, None, blocks, flows)
+        flows = map(torch.block_diag, self.flows, other.flows)
+        return self._combined(other, sum_of_permutations, torch.block_diag, flows)
 
     def __mul__(self, other: "Representation") -> "Representation":
         """Return the representation on the tensor product, coordinates in row-major order."""
-        self._same_group(other)
-        size = self.size * other.size
         left, right = (torch.eye(r.size, dtype=torch.float64) for r in (self, other))
-        flows = [
-            torch.kron(a, right) + torch.kron(left, b)
-            for a, b in zip(self.flows, other.flows, strict=True)
-        ]
-        stacked = torch.stack(flows) if flows else torch.empty(0, size, size, dtype=torch.float64)
-        if self.permutations is not None and other.permutations is not None:
-            pairs = self.permutations.unsqueeze(2) * other.size + other.permutations.unsqueeze(1)
-            return Representation(self.group, size, pairs.flatten(1), None, stacked)
-        products = _pairs(torch.kron, self.discrete, other.discrete, size)
-        return Representation(self.group, size, None, products, stacked)
+        pairs = zip(self.flows, other.flows, strict=False)
+        flows = (torch.kron(a, right) + torch.kron(left, b) for a, b in pairs)
+        return self._combined(other, product_of_permutations, torch.kron, flows)
 
-    def _same_group(self, other: "Representation") -> None:
+    def _combined(
+        self,
+        other: "Representation",
+        join_permutations: Callable[[Tensor, Tensor], Tensor],
+        join_matrices: Callable[[Tensor, Tensor], Tensor],
+        flows: Iterable[Tensor],
+    ) -> "Representation":
         if not other.group.is_same(self.group):
             raise ValueError(
                 f"The generators of {self.group.name} and {other.group.name} differ. Use "
                 "representations of one group."
             )
+        size = len(join_matrices(torch.eye(self.size), torch.eye(other.size)))
+        rows: Tensor | None = None
+        matrices: Tensor | None = None
+        if self.permutations is not None and other.permutations is not None:
+            rows = join_permutations(self.permutations, other.permutations)
+        else:
+            joined = list(map(join_matrices, self.discrete, other.discrete))
+            matrices = stack_matrices(joined, size)
+        return Representation(self.group, size, rows, matrices, stack_matrices(list(flows), size))
 
     def moves(self, count: int = 16, seed: int = 0) -> list[Tensor]:
         """Return images of the generators, then of random words, as permutations or matrices.
@@ -210,8 +210,7 @@ class Representation:
 
 def defining(group: Group) -> Representation:
     """Return the representation on the space on which the group is defined."""
-    none = torch.empty(0, group.size, group.size, dtype=torch.float64)
-    flows = none if group.lie is None else group.lie.generators
+    flows = no_matrices(group.size) if group.lie is None else group.lie.generators
     return Representation(group, group.size, group.permutations, group.matrices, flows)
 
 
@@ -230,15 +229,7 @@ def regular(group: Group) -> Representation:
     """Return the regular representation of a finite group: element h moves to g·h."""
     finite = group.finite()
     rows = finite.table[list(finite.generators)]
-    empty = torch.empty(0, finite.order, finite.order, dtype=torch.float64)
-    return Representation(group, finite.order, rows, None, empty)
-
-
-def _pairs(
-    combine: Callable[[Tensor, Tensor], Tensor], first: Tensor, second: Tensor, size: int
-) -> Float[Tensor, "m d d"]:
-    rows = [combine(a, b) for a, b in zip(first, second, strict=True)]
-    return torch.stack(rows) if rows else torch.empty(0, size, size, dtype=torch.float64)
+    return Representation(group, finite.order, rows, None, no_matrices(finite.order))
 
 
 def _product(letters: Sequence[Tensor]) -> Tensor:

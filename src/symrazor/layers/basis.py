@@ -21,6 +21,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from symrazor.core.parameters import Hyper, positive, real
+from symrazor.groups.action import grid_positions
 from symrazor.layers.path import is_integer, is_real
 
 Form = Literal["sum", "interpolate"]
@@ -40,16 +41,6 @@ CACHE_SIZE = 16
 BASIS_OPTIONS = ("omega", "form", "learn_omega", "learn_anchors")
 
 _cache: OrderedDict[tuple[object, ...], Tensor] = OrderedDict()
-
-
-def grid_positions(shape: Sequence[int]) -> Float[Tensor, "s dims"]:
-    """Return the positions of all pixels in row-major order, with the origin in the middle."""
-    axes = [_axis(size) for size in shape]
-    return torch.stack(torch.meshgrid(*axes, indexing="ij"), -1).reshape(-1, len(shape))
-
-
-def _axis(size: int, device: torch.device | None = None) -> Float[Tensor, " size"]:
-    return torch.arange(size, dtype=torch.float64, device=device) - (size - 1) / 2
 
 
 def spread_anchors(count: int, shape: Sequence[int]) -> Float[Tensor, "p dims"]:
@@ -102,7 +93,8 @@ def _kernel_to_grid(
     """Evaluate the kernel at the pixels of a grid, as a product over its axes."""
     total = z.new_ones(len(z), 1)
     for d, size in enumerate(shape):
-        difference = z[:, d : d + 1] - _axis(size, z.device).to(z)
+        axis = torch.arange(size, dtype=torch.float64, device=z.device) - (size - 1) / 2
+        difference = z[:, d : d + 1] - axis.to(z)
         along_axis = torch.exp(-(omega * difference).square())
         total = (total.unsqueeze(2) * along_axis.unsqueeze(1)).flatten(1)
     return total

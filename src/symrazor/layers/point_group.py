@@ -35,7 +35,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from symrazor.groups import Group, OnGrid, cyclic, dihedral, octahedral
-from symrazor.layers.basis import Basis, evaluate_basis, grid_positions
+from symrazor.groups.action import grid_positions
+from symrazor.layers.basis import Basis, evaluate_basis
 from symrazor.layers.path import Map, Shape
 
 WALLPAPER_NAMES = {

@@ -18,7 +18,7 @@ from symrazor.data import (
     read_npz,
 )
 from symrazor.data.resolution import moments, warn_if_coarse
-from symrazor.groups.group_files import from_file, is_group_file
+from symrazor.groups.constructors import from_file, is_group_file
 from symrazor.layers.ella import ella_network
 from symrazor.layers.networks import convolutional, fully_connected
 from symrazor.runs.config import DataConfig, ModelConfig, import_function

@@ -40,7 +40,7 @@ from torch import Tensor
 
 from symrazor.core.validation import describe_type, matches_type
 from symrazor.data import flip_and_crop
-from symrazor.groups.group_files import is_group_file
+from symrazor.groups.constructors import is_group_file
 from symrazor.inference.razor_config import RazorConfig
 from symrazor.training.options import Augment, FitConfig, reject_label_smoothing
 

@@ -10,7 +10,7 @@ import torch
 
 from symrazor.accelerate import processes
 from symrazor.core.files import write_atomically
-from symrazor.groups.group_files import is_group_file
+from symrazor.groups.constructors import is_group_file
 from symrazor.runs.building import make_data, make_model, outputs_for
 from symrazor.runs.config import CodeName, RunConfig, import_function
 from symrazor.runs.folder import write_fit
