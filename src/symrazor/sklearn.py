@@ -23,7 +23,7 @@ from symrazor.data import Dataset
 from symrazor.data.arrays import as_inputs
 from symrazor.data.datasets import Task, as_kind, recognise_kind
 from symrazor.discovery.api import discover
-from symrazor.discovery.candidates import registered_kinds
+from symrazor.discovery.families import registered_kinds
 from symrazor.groups import Group
 
 Array = np.ndarray[Any, np.dtype[Any]]

@@ -19,7 +19,7 @@ from symrazor.bench import layers as layers_bench
 from symrazor.bench.measure import fresh_peak
 from symrazor.cli import app as cli
 from symrazor.core.files import check_writable_file, write_atomically
-from symrazor.discovery.api import discover_digits
+from symrazor.discovery.digits import discover_digits
 from symrazor.discovery.question import Options
 
 

@@ -15,12 +15,12 @@ from torch import Tensor, nn
 
 import symrazor as sr
 from symrazor.data import Dataset, dataset, read
-from symrazor.data.resolution import MIN_LEVELS, moments
+from symrazor.data.arrays import MIN_LEVELS, moments, prepare
 from symrazor.discovery.api import as_dataset
+from symrazor.discovery.result import with_standardisation
 from symrazor.discovery.trajectories import _warn_if_coarse
 from symrazor.dynamics.result import formula
 from symrazor.runs.predictions import predict
-from symrazor.runs.preparation import prepare
 
 N = 40
 EPS32, EPS64 = torch.finfo(torch.float32).eps, torch.finfo(torch.float64).eps
@@ -112,7 +112,7 @@ def test_constant_columns_become_zero(value: float) -> None:
 def test_moments_are_exact_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     x = BASE.repeat(1, 2).reshape(N, 3, 2) * SCALES[:, None]
     expected = [column.flatten().tolist() for column in x.transpose(0, 1)]
-    monkeypatch.setattr("symrazor.data.resolution.CHUNK_ELEMENTS", 20)
+    monkeypatch.setattr("symrazor.data.arrays.CHUNK_ELEMENTS", 20)
     mean, spread = moments(x)
     for k, column in enumerate(expected):
         assert float(mean[k]) == pytest.approx(statistics.mean(column), rel=1e-12)
@@ -215,7 +215,7 @@ def test_attached_networks_standardise_in_float64() -> None:
     far = dataset(x + 1e8, (y + 1e12)[:, None])
     near = dataset(x, y[:, None])
     inner = nn.Linear(3, 1)
-    networks = [prepare(data).attach(inner, 2) for data in (near, far)]
+    networks = [with_standardisation(inner, prepare(data), 2) for data in (near, far)]
     with torch.no_grad():
         expected, found = networks[0](near.x), networks[1](far.x) - 1e12
     torch.testing.assert_close(found, expected, rtol=0, atol=2e-4)

@@ -19,9 +19,9 @@ from discover_data import some_data
 
 import symrazor as sr
 from symrazor.cli import app as cli
-from symrazor.discovery import api as digits
+from symrazor.discovery import digits
 from symrazor.discovery.answer import Answer, Candidate
-from symrazor.discovery.candidates import registered_kinds
+from symrazor.discovery.families import registered_kinds
 from symrazor.runs import run as fit_run
 from symrazor.runs.config import DataConfig, ModelConfig, RunConfig
 from symrazor.runs.folder import export_network, load_network, read_document

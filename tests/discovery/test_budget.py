@@ -10,6 +10,7 @@ from torch import nn
 
 import symrazor as sr
 from symrazor.data import dataset
+from symrazor.data.arrays import prepare
 from symrazor.discovery.api import split_held_out
 from symrazor.discovery.budget import (
     Cost,
@@ -17,9 +18,8 @@ from symrazor.discovery.budget import (
     default_evidence_interval,
     plan_comparison,
 )
-from symrazor.discovery.candidates import Family, Structure, candidates_for
-from symrazor.discovery.question import Options
-from symrazor.runs.preparation import prepare
+from symrazor.discovery.families import candidates_for
+from symrazor.discovery.question import Family, Options, Structure
 
 
 @pytest.mark.parametrize("seconds", [0.1, 5.0, 60.0, 1e4])

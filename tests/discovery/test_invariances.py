@@ -12,18 +12,17 @@ import symrazor as sr
 from symrazor.cli.discover import Arguments
 from symrazor.data import Dataset, dataset
 from symrazor.discovery import invariances
-from symrazor.discovery.candidates import Structure
-from symrazor.discovery.grids import grid_family
+from symrazor.discovery.families import grid_family
 from symrazor.discovery.invariances import (
     LearnedInvariances,
     averaged_structure,
     not_tested,
     wants_invariances,
 )
-from symrazor.discovery.question import Options
+from symrazor.discovery.question import Options, Structure
 from symrazor.invariance import Augmented
 from symrazor.layers import Relaxed
-from symrazor.symmetry.invariances import invariance_sentence
+from symrazor.symmetry.verdict import invariance_sentence
 from symrazor.training.checkpoint import Checkpoints, State
 
 

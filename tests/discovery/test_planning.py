@@ -11,9 +11,18 @@ import torch
 import symrazor as sr
 from symrazor.core.likelihood import Categorical, Gaussian
 from symrazor.data import dataset
-from symrazor.discovery import api as digits
-from symrazor.discovery import budget, comparison
-from symrazor.discovery.answer import Answer, Candidate, numbered
+from symrazor.discovery import budget, comparison, digits
+from symrazor.discovery.answer import (
+    Answer,
+    Candidate,
+    conditional_gain,
+    left_out_samples,
+    log_scores,
+    numbered,
+    predicts_better,
+    recommend,
+    unconverged_rival,
+)
 from symrazor.discovery.budget import (
     EVIDENCE_SUBSET,
     Cost,
@@ -25,16 +34,8 @@ from symrazor.discovery.budget import (
     plan_refit,
     timed_config,
 )
-from symrazor.discovery.candidates import candidates_for
+from symrazor.discovery.families import candidates_for
 from symrazor.discovery.question import Options, Question
-from symrazor.discovery.selection import (
-    conditional_gain,
-    left_out_samples,
-    log_scores,
-    predicts_better,
-    recommend,
-    unconverged_rival,
-)
 from symrazor.training.options import FitConfig
 
 

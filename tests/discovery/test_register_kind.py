@@ -12,7 +12,7 @@ from torch import nn
 import symrazor as sr
 from symrazor.data import Dataset, dataset, datasets
 from symrazor.discovery import DataKind, Family, Structure, Wording, candidates, register_kind
-from symrazor.discovery.candidates import UserGroup
+from symrazor.discovery.question import UserGroup
 from symrazor.layers import FC, Circulant, Relaxed
 from symrazor.runs.predictions import predict
 

@@ -13,15 +13,15 @@ from torch import Tensor
 import symrazor as sr
 from symrazor import groups
 from symrazor.data import dataset
-from symrazor.discovery import api as digits
-from symrazor.discovery.api import analyse, discover_digits
-from symrazor.discovery.candidates import candidates_for
-from symrazor.discovery.groups import describe_invariance
+from symrazor.data.arrays import prepare
+from symrazor.discovery import digits
+from symrazor.discovery.api import analyse
+from symrazor.discovery.digits import discover_digits
+from symrazor.discovery.families import candidates_for, describe_invariance
 from symrazor.discovery.question import Options
 from symrazor.experiments.hidden_symmetry import ring
 from symrazor.groups import Group
 from symrazor.layers import Relaxed
-from symrazor.runs.preparation import prepare
 from symrazor.symmetry.equivariance import layer_errors
 from symrazor.testing.oracles import assert_close
 

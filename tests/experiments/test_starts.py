@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from symrazor.data import Tensors
-from symrazor.discovery import api as digits
+from symrazor.discovery import digits
 from symrazor.experiments import starts
 
 

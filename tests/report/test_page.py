@@ -20,13 +20,17 @@ from torch import nn
 
 from symrazor.core.likelihood import calibration_error
 from symrazor.layers import FFC, Conv, Relaxed, SConv
-from symrazor.report import pictures
+from symrazor.report.conserved import add_flow, flow
 from symrazor.report.content import (
     LEVELS,
-    add_flow,
-    flow,
+    NEGATIVE,
+    POSITIVE,
+    checked_data_url,
+    data_url,
+    downsample,
     history_columns,
     page_content,
+    signed_data_url,
     visible_text,
 )
 from symrazor.report.page import MAX_PAGE_BYTES, page_html, write_page
@@ -198,24 +202,17 @@ def test_images_round_trip() -> None:
     generator = np.random.default_rng(1)
     for shape in ((5, 7), (4, 3, 3), (2, 2, 4)):
         pixels = generator.integers(0, 256, shape, np.uint8)
-        assert np.array_equal(decoded(pictures.data_url(pixels)), pixels)
-    result = decoded(pictures.signed_data_url(np.array([[1.0, -2.0], [0.0, 2.0]]), 2.0))
+        assert np.array_equal(decoded(data_url(pixels)), pixels)
+    result = decoded(signed_data_url(np.array([[1.0, -2.0], [0.0, 2.0]]), 2.0))
     assert result[..., 3].tolist() == [[128, 255], [0, 255]]
-    assert (
-        tuple(result[0, 1, :3]) == pictures.NEGATIVE
-        and tuple(result[1, 1, :3]) == pictures.POSITIVE
-    )
-    assert pictures.downsample(np.arange(16.0).reshape(4, 4), 2).tolist() == [
+    assert tuple(result[0, 1, :3]) == NEGATIVE and tuple(result[1, 1, :3]) == POSITIVE
+    assert downsample(np.arange(16.0).reshape(4, 4), 2).tolist() == [
         [2.5, 4.5],
         [10.5, 12.5],
     ]
-    assert pictures.downsample(np.ones((130, 33)), 64).shape == (44, 11)
-    address = pictures.data_url(np.zeros((2, 2), np.uint8))
-    assert (
-        pictures.checked_data_url(address)
-        == pictures.checked_data_url(address.partition(",")[2])
-        == address
-    )
+    assert downsample(np.ones((130, 33)), 64).shape == (44, 11)
+    address = data_url(np.zeros((2, 2), np.uint8))
+    assert checked_data_url(address) == checked_data_url(address.partition(",")[2]) == address
 
 
 def test_images_share_one_scale_and_keep_their_colours() -> None:

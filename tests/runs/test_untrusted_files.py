@@ -27,7 +27,7 @@ from symrazor.symmetry.architecture import (
     read_network,
     write_architecture,
 )
-from symrazor.symmetry.description import UndescribedError
+from symrazor.symmetry.export import UndescribedError
 
 ORDINARY = 'name = "run_case:ordinary"\nrelax = false'
 

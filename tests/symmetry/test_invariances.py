@@ -12,13 +12,13 @@ import symrazor as sr
 from symrazor.groups.lie import so2
 from symrazor.invariance import Augment, Augmented, Flips, affine, lie
 from symrazor.layers import FFC, Conv, Relaxed
-from symrazor.symmetry.invariances import (
+from symrazor.symmetry.reading import Reading
+from symrazor.symmetry.verdict import (
     MIN_OPEN_WIDTH,
     Invariance,
     invariance_sentence,
     invariances_of,
 )
-from symrazor.symmetry.reading import Reading
 from symrazor.training.augmentation_baselines import LikelihoodConfig, fit_by_likelihood
 from symrazor.training.fit_document import document_of
 

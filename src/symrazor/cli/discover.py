@@ -26,7 +26,7 @@ from symrazor.core.files import check_writable_file, check_writable_folder
 from symrazor.data.datasets import KINDS, TASKS, Kind, Task
 from symrazor.discovery.answer import Answer, Candidate
 from symrazor.discovery.api import discover as run_discovery
-from symrazor.discovery.api import discover_digits
+from symrazor.discovery.digits import discover_digits
 from symrazor.discovery.question import Options
 from symrazor.runs.folder import DOCUMENT
 

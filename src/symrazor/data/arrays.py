@@ -1,118 +1,31 @@
-"""Read NumPy files without unpickling: header first, then a check of sizes, then the elements."""
+"""Convert arrays to tensors, and standardise them in float64.
 
-import math
-import zipfile
-import zlib
+A warning names columns whose variation is lost to the rounding of their number type.
+"""
+
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from symrazor.data.batches import Tensors, check_batch
-
-MAX_BYTES = 4 << 30
-"""Memory that the data of one file may take, in bytes, as float32."""
+from symrazor.data.batches import Tensors
+from symrazor.data.datasets import Dataset
 
 Array = np.ndarray[Any, np.dtype[Any]]
-_NUMBER_KINDS = "biuf"
-_TEXT_KINDS = "US"
-_READ_ERRORS = (ValueError, EOFError, OSError, zipfile.BadZipFile, zlib.error, MemoryError)
-_HEADER_READERS = {
-    (1, 0): np.lib.format.read_array_header_1_0,
-    (2, 0): np.lib.format.read_array_header_2_0,
-}
-
-
-def check_size(elements: int, path: str | Path) -> None:
-    """Check that an array fits into memory before any memory is allocated for it.
-
-    Raises:
-        ValueError: The elements take more than `MAX_BYTES` as float32.
-    """
-    if 4 * elements > MAX_BYTES:
-        raise ValueError(
-            f"{path} declares {4 * elements / 2**30:,.1f} GiB of float32, more than the limit of "
-            f"{MAX_BYTES / 2**30:g} GiB. Use a part of the data."
-        )
-
-
-def read_npy(path: str | Path) -> Array:
-    """Read one array of numbers or text from an .npy file.
-
-    Raises:
-        ValueError: The file is damaged, contains objects, or is larger than `MAX_BYTES`.
-    """
-    path = Path(path)
-    with path.open("rb") as file:
-        try:
-            return _read_array(file, path.stat().st_size, path, "the array")
-        except _READ_ERRORS as error:
-            if isinstance(error, OSError) and error.errno:
-                raise
-            raise ValueError(
-                f"Cannot read {path} as an .npy file with plain numbers: {error}. "
-                "Save it with numpy.save(path, x)."
-            ) from error
-
-
-def read_archive(
-    path: str | Path, required: tuple[str, ...], optional: tuple[str, ...] = ()
-) -> dict[str, Array]:
-    """Read arrays from an .npz file: all required keys, and the optional keys that exist.
-
-    The sizes in the archive's directory bound what is unpacked, and they are compared with
-    `MAX_BYTES` first.
-
-    Raises:
-        ValueError: The file is damaged, lacks a key, contains objects, or is too large.
-    """
-    path = Path(path)
-    arrays: dict[str, Array] = {}
-    with path.open("rb") as file:
-        try:
-            if file.read(6) == b"\x93NUMPY":
-                raise ValueError("it holds one array without a name")
-            with zipfile.ZipFile(file) as archive:
-                members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
-                if not set(required) <= set(members):
-                    raise ValueError(f"it has only the keys {sorted(members)}")
-                for key in (k for k in (*required, *optional) if k in members):
-                    with archive.open(members[key]) as member:
-                        arrays[key] = _read_array(member, members[key].file_size, path, key)
-        except _READ_ERRORS as error:
-            if isinstance(error, OSError) and error.errno:
-                raise
-            raise ValueError(
-                f"Cannot read {path} as an .npz file with plain numbers under the keys x and y: "
-                f"{error}. Save it with numpy.savez(path, x=x, y=y), or with states=states, "
-                "times=times for trajectories."
-            ) from error
-    return arrays
-
-
-def _read_array(file: IO[bytes] | zipfile.ZipExtFile, size: int, path: Path, name: str) -> Array:
-    version = np.lib.format.read_magic(file)
-    if version not in _HEADER_READERS:
-        raise ValueError(f"unsupported format version {version}")
-    shape, fortran_order, dtype = _HEADER_READERS[version](file)
-    if dtype.kind not in _NUMBER_KINDS + _TEXT_KINDS:
-        hint = " (lists of unequal length? pad them with NaN)" if dtype.kind == "O" else ""
-        raise ValueError(f"{name} has type {dtype}{hint}")
-    if any(length < 0 for length in shape):
-        raise ValueError(f"{name} has shape {list(shape)}")
-    elements = math.prod(shape)
-    check_size(elements if dtype.kind in _NUMBER_KINDS else elements * dtype.itemsize, path)
-    n_bytes = elements * dtype.itemsize
-    if n_bytes > size:
-        raise ValueError(f"{name} needs {n_bytes:,} bytes, but the file has {size:,}")
-    data = file.read(n_bytes)
-    if len(data) < n_bytes:
-        raise ValueError(f"{name} ends after {len(data):,} of {n_bytes:,} bytes")
-    flat = np.frombuffer(data, dtype)
-    array = flat.reshape(shape[::-1]).T if fortran_order else flat.reshape(shape)
-    return array.astype(dtype.newbyteorder("="), order="C")
+NUMBER_KINDS, TEXT_KINDS = "biuf", "US"
+"""Kinds of NumPy types."""
+MIN_LEVELS = 32
+"""Smallest spread of a column, in units of the gap between neighbouring numbers at its mean. With
+32 gaps, rounding contributes 1 % of the spread."""
+NAMED_COLUMNS = 5
+"""Columns that a warning names."""
+CHUNK_ELEMENTS = 1 << 22
+"""Numbers that are converted to float64 at a time."""
 
 
 def as_labels(values: Array, source: str | Path) -> tuple[Tensor, tuple[str, ...]]:
@@ -122,7 +35,7 @@ def as_labels(values: Array, source: str | Path) -> tuple[Tensor, tuple[str, ...
     if values.dtype.kind == "U":
         names, index = np.unique(values, return_inverse=True)
         return torch.from_numpy(index.reshape(values.shape).astype(np.int64)), tuple(names.tolist())
-    if values.dtype.kind not in _NUMBER_KINDS:
+    if values.dtype.kind not in NUMBER_KINDS:
         raise ValueError(f"y in {source} must be numbers or text, got type {values.dtype}.")
     dtype = np.int64 if values.dtype.kind in "biu" else np.float64
     return torch.from_numpy(values.astype(dtype)), ()
@@ -132,10 +45,10 @@ def as_both_labels(
     values: Array, test: Array, source: str | Path
 ) -> tuple[Tensor, Tensor, tuple[str, ...]]:
     """Return training and test labels; text is numbered over both together."""
-    if values.dtype.kind not in _TEXT_KINDS and test.dtype.kind not in _TEXT_KINDS:
+    if values.dtype.kind not in TEXT_KINDS and test.dtype.kind not in TEXT_KINDS:
         y, names = as_labels(values, source)
         return y, as_labels(test, source)[0], names
-    if (values.dtype.kind in _TEXT_KINDS) != (test.dtype.kind in _TEXT_KINDS):
+    if (values.dtype.kind in TEXT_KINDS) != (test.dtype.kind in TEXT_KINDS):
         raise ValueError(
             f"Training and test labels in {source} have different types, {values.dtype} and "
             f"{test.dtype}. Convert the test labels."
@@ -150,32 +63,148 @@ def as_inputs(values: Array, source: str | Path) -> Tensor:
     The type is float32 if that represents every value of the array's type exactly, so that nothing
     is rounded before the data are centred.
     """
-    if values.dtype.kind not in _NUMBER_KINDS:
+    if values.dtype.kind not in NUMBER_KINDS:
         raise ValueError(f"x in {source} must be numbers, got type {values.dtype}.")
     is_exact = np.can_cast(values.dtype, np.float32)
     dtype = values.dtype if values.dtype == np.uint8 else np.float32 if is_exact else np.float64
     return torch.from_numpy(np.require(values, dtype, ["C", "W"]))
 
 
-def read_npz(path: str | Path) -> Tensors:
-    """Read x and y from a NumPy archive, without unpickling.
+def chunks(x: Tensor) -> Iterator[Tensor]:
+    """Yield x in consecutive parts, so that a float64 copy of each part is small."""
+    yield from x.split(max(1, CHUNK_ELEMENTS // max(1, x[:1].numel())))
+
+
+def moments(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return mean and standard deviation of each column in float64.
+
+    The mean is corrected by the mean of the residuals: it is then exact for a constant column,
+    whose standard deviation is 0 whatever its value.
 
     Args:
-        path: The file. x holds numbers with the samples along the first dimension; uint8 is taken
-            as an image and divided by 255. y holds integer labels or float targets.
-
-    Returns:
-        x as float32 if that is exact, otherwise as float64; y as int64 or float64.
-
-    Raises:
-        ValueError: A key is missing, a value is not a finite number, or the lengths differ.
+        x: [n, columns, ...]; the moments are over all dimensions but the second.
     """
-    arrays = read_archive(path, ("x", "y"))
-    if arrays["y"].dtype.kind not in _NUMBER_KINDS:
-        raise ValueError(
-            f"y in {path} must be plain numbers, got type {arrays['y'].dtype}. Save it with "
-            "numpy.savez(path, x=x, y=y), or read it with symrazor.data.read(path)."
-        )
-    x, (y, _) = as_inputs(arrays["x"], path), as_labels(arrays["y"], path)
-    check_batch(x, y, str(path))
-    return (x.float() / 255 if x.dtype == torch.uint8 else x), y
+    axes = [0, *range(2, x.ndim)]
+    count = x.numel() / x.shape[1]
+    shape = (-1, *[1] * (x.ndim - 2))
+    mean = torch.zeros(x.shape[1], dtype=torch.float64)
+    for _ in range(2):
+        centre = mean.reshape(shape)
+        mean = mean + sum(((part.double() - centre) / count).sum(axes) for part in chunks(x))
+    centre = mean.reshape(shape)
+    largest = torch.zeros_like(mean)
+    for part in chunks(x):
+        largest = torch.maximum(largest, (part.double() - centre).abs().amax(axes))
+    unit = torch.where(largest > 0, largest, 1.0)  # squares neither overflow nor underflow
+    residuals = ((part.double() - centre) / unit.reshape(shape) for part in chunks(x))
+    variance = sum((part.square() / count).sum(axes) for part in residuals)
+    return mean, unit * torch.as_tensor(variance).sqrt()
+
+
+def warn_if_coarse(
+    mean: Tensor, spread: Tensor, dtype: torch.dtype, names: Sequence[str], source: str
+) -> None:
+    """Warn about columns whose variation is lost to the rounding of their number type.
+
+    Constant columns are not reported.
+
+    Args:
+        mean: of each column, float64.
+        spread: size of the variation of each column, float64.
+        dtype: number type of the columns.
+        names: of the columns.
+        source: of the data, for the message.
+    """
+    if not dtype.is_floating_point:
+        return
+    gap = torch.finfo(dtype).eps * mean.abs()
+    coarse = ((spread > 0) & (spread < MIN_LEVELS * gap)).nonzero().flatten().tolist()
+    if not coarse:
+        return
+    listed = [
+        f"{names[k]} (spread {spread[k]:.3g} around {mean[k]:.6g}, resolution {gap[k]:.3g})"
+        for k in coarse[:NAMED_COLUMNS]
+    ]
+    more = f" and {len(coarse) - NAMED_COLUMNS} more" if len(coarse) > NAMED_COLUMNS else ""
+    name = str(dtype).removeprefix("torch.")
+    action = "Subtract" if dtype == torch.float64 else "Store the values as float64, or subtract"
+    warnings.warn(
+        f"{source}: {name} rounds away the variation of {', '.join(listed)}{more}. "
+        f"{action} a constant near the mean before storing them.",
+        stacklevel=3,
+    )
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """Standardise each input channel and each regression target to mean 0 and variance 1.
+
+    All constants are float64. Data are centred and scaled in float64 and then rounded to float32.
+
+    Args:
+        mean: mean of each channel (or feature) over samples and positions; a single one for all
+            features of a vector that groups permute.
+        scale: standard deviation of each channel, 1 instead of 0.
+        target_mean: mean of each target; 0 for classes.
+        target_scale: standard deviation of each target; 1 for classes.
+        points: whether inputs [n, points, features] are transposed to [n, features, points].
+    """
+
+    mean: Tensor
+    scale: Tensor
+    target_mean: Tensor
+    target_scale: Tensor
+    points: bool = False
+
+    def inputs(self, x: Tensor) -> Tensor:
+        """Return standardised inputs in float32, converted in chunks to save memory."""
+        x = x.transpose(1, 2) if self.points else x
+        shape = (-1, *[1] * (x.ndim - 2))
+        mean, scale = self.mean.reshape(shape), self.scale.reshape(shape)
+        standardised = torch.empty(x.shape, dtype=torch.float32)
+        for source, target in zip(chunks(x), chunks(standardised), strict=True):
+            target.copy_((source.double() - mean) / scale)
+        return standardised
+
+    def targets(self, y: Tensor) -> Tensor:
+        """Return standardised targets in float32; class labels are unchanged."""
+        if not y.is_floating_point():
+            return y
+        return ((y.double() - self.target_mean) / self.target_scale).float()
+
+    def data(self, data: Tensors) -> Tensors:
+        """Return standardised inputs and targets."""
+        return self.inputs(data[0]), self.targets(data[1])
+
+
+def prepare(data: Dataset, same_scale: bool = False) -> Preparation:
+    """Return means and scales of the training data; warn about columns that are rounded away.
+
+    Args:
+        data: data of any kind but trajectories.
+        same_scale: whether the features of a vector share one scale, because groups permute them.
+    """
+    x = data.x.transpose(1, 2) if data.kind == "set" else data.x
+    x = x.unsqueeze(1) if same_scale and data.kind == "vector" else x
+    mean, scale = moments(x)
+    warn_if_coarse(mean, scale, x.dtype, _column_names(data, len(mean)), data.source)
+    target_mean, target_scale = torch.zeros(1).double(), torch.ones(1).double()
+    if data.task == "regression" and data.y is not None:
+        target_mean, target_scale = moments(data.y)
+        names = [f"y[:, {k}]" for k in range(len(target_mean))]
+        warn_if_coarse(target_mean, target_scale, data.y.dtype, names, data.source)
+    points = data.kind == "set"
+    return Preparation(mean, _positive(scale), target_mean, _positive(target_scale), points)
+
+
+def _column_names(data: Dataset, count: int) -> list[str]:
+    """Return the names of the standardised columns for messages."""
+    if len(data.columns) == count:
+        return [f"column {name!r}" for name in data.columns]
+    if count == 1:
+        return ["x"]
+    return [f"x[:, :, {k}]" if data.kind == "set" else f"x[:, {k}]" for k in range(count)]
+
+
+def _positive(scale: Tensor) -> Tensor:
+    return torch.where(scale > 0, scale, torch.ones_like(scale))

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Int64, Shaped, UInt8
 from torch import Tensor
 
-from symrazor.data.arrays import check_size
+from symrazor.data.numpy_files import check_size
 
 # Third byte of an IDX file -> element type. IDX is big-endian.
 _IDX_TYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}

@@ -7,8 +7,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from symrazor.data.arrays import Array, as_inputs, as_labels, check_size
+from symrazor.data.arrays import Array, as_inputs, as_labels
 from symrazor.data.batches import Tensors
+from symrazor.data.numpy_files import check_size
 
 _MARKER_FILES = ("dataset_info.json", "dataset_dict.json")
 _LABEL_COLUMNS = ("label", "labels", "y", "target", "fine_label")

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Int64, UInt8
 from torch import Tensor
 
-from symrazor.data.arrays import check_size
+from symrazor.data.numpy_files import check_size
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp")
 _GREY_MODES = ("1", "L")

@@ -19,13 +19,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from symrazor.data.arrays import Array, as_both_labels, as_inputs, as_labels, read_archive, read_npy
+from symrazor.data.arrays import Array, as_both_labels, as_inputs, as_labels
 from symrazor.data.batches import Tensors
 from symrazor.data.binary_files import read_cifar, read_idx
 from symrazor.data.csv_files import read_csv
 from symrazor.data.datasets import SHAPES, Dataset, Task, dataset, plural
 from symrazor.data.hugging_face import is_saved_dataset, read_saved_dataset
 from symrazor.data.image_folders import SUFFIXES, class_folders, read_files, read_images
+from symrazor.data.numpy_files import read_archive, read_npy
 
 TABLE_SUFFIXES = (".csv", ".tsv")
 _STATE_KEYS, _TIME_KEYS = ("states", "trajectories"), ("times", "time")

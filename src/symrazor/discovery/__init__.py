@@ -5,9 +5,10 @@
 """
 
 from symrazor.discovery.answer import Answer, Candidate
-from symrazor.discovery.api import discover, discover_digits
-from symrazor.discovery.candidates import DataKind, Family, Structure, Wording, register_kind
-from symrazor.discovery.question import Options
+from symrazor.discovery.api import discover
+from symrazor.discovery.digits import discover_digits
+from symrazor.discovery.families import DataKind, register_kind
+from symrazor.discovery.question import Family, Options, Structure, Wording
 from symrazor.discovery.result import Discovery
 
 __all__ = [

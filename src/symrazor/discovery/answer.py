@@ -1,17 +1,43 @@
-"""Rank the candidates of one question by evidence, and state the result in words."""
+r"""Rank the candidates of one question by evidence, recommend one, and state the result in words.
+
+The evidence of all training data splits into the evidence of the samples $D_1$ used for the
+comparison, and the conditional evidence of the held-out samples $D_2$:
+
+$$\log p(D) = \log p(D_1) + \log p(D_2 \mid D_1).$$
+
+The first term includes the cost of learning $D_1$ from nothing. The network that learns most from a
+few samples is not always the one that predicts best after thousands. The second term is the
+conditional evidence (Lotfi et al. 2022, eq. 5). It measures how well a network predicts from then
+on, and needs no curvature. Here it is evaluated at the trained weights, sample by sample:
+$\sum_{i \in D_2} \log p(y_i \mid x_i, \theta)$. $D_2$ is training data; the recommended network
+is then trained on $D_1$ and $D_2$.
+"""
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from symrazor.discovery.candidates import NEUTRAL, Family
+from symrazor.data import Tensors
 from symrazor.discovery.invariances import LearnedInvariances
-from symrazor.discovery.question import MIN_LOG_ODDS
-from symrazor.symmetry.verdict import LayerReading, join_names, layer_verdict, percent
+from symrazor.discovery.question import MIN_LOG_ODDS, NEUTRAL, Family, select
+from symrazor.symmetry.verdict import (
+    LayerReading,
+    capitalize,
+    join_names,
+    layer_verdict,
+    percent,
+)
+from symrazor.training.evidence_training import outputs
 from symrazor.training.fit import Fit
+
+MAX_LEFT_OUT = 5000
+"""Largest number of left-out samples that are predicted."""
+UNCONVERGED_RISE = 0.25
+"""A gap is unconverged if the last evidence step alone closed more than this share of it."""
 
 
 @dataclass(frozen=True)
@@ -23,7 +49,7 @@ class Candidate:
         fit: the result of its training.
         spread: standard deviation of its log evidence over random probes; 0 if not measured.
         left_out: log likelihood of each held-out training sample of the comparison; None
-            if there is none (`symrazor.discovery.selection`).
+            if there is none (`log_scores`).
     """
 
     name: str
@@ -137,7 +163,7 @@ class Answer:
     def headline(self) -> str:
         """The answer in one sentence."""
         if self._other_structure_leads:
-            return f"{_capitalised(self._label(self.best))} has the highest evidence."
+            return f"{capitalize(self._label(self.best))} has the highest evidence."
         return self._statement()
 
     @property
@@ -147,10 +173,8 @@ class Answer:
         if self._other_structure_leads:
             parts.append(self._comparison())
         parts += [self._layers(), self._evidence(), self._recommendation(), self._final_score()]
-        if isinstance(self.invariances, LearnedInvariances):
-            parts.append(self.invariances.verdict)
-        elif self.invariances:
-            parts.append(self.invariances)
+        learned = self.invariances
+        parts.append(learned.verdict if isinstance(learned, LearnedInvariances) else learned or "")
         return " ".join(part for part in parts if part)
 
     @property
@@ -185,7 +209,8 @@ class Answer:
         subject = self._label(self.subject)
         if self.symmetric is None:
             return f"For comparison, {subject} has not converged."
-        return f"For comparison, {subject} is {_lowered(self._statement())}"
+        statement = self._statement()
+        return f"For comparison, {subject} is {statement[0].lower()}{statement[1:]}"
 
     def _certainty(self) -> str:
         if len(self.candidates) < 2:
@@ -228,9 +253,7 @@ class Answer:
         if recommended.name == self.family.built_in and self.symmetric:
             reason = ", which has the same symmetry and fewer parameters"
         elif recommended is not best and recommended.left_out is not None:
-            gain = 0.0
-            if best.left_out is not None:
-                gain = float((recommended.left_out - best.left_out).sum())
+            gain, _ = conditional_gain(recommended, best) or (0.0, 0.0)
             if gain > 0:  # otherwise recommended for its symmetry, or the comparison was too short
                 samples = f"{len(recommended.left_out):,} held-out training samples"
                 reason = f", which predicts {samples} better than {self._label(best)}"
@@ -251,20 +274,19 @@ class Answer:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain numbers for JSON."""
-        invariances = {}
-        if isinstance(self.invariances, LearnedInvariances):
-            invariances = {"invariances": self.invariances.to_dict()}
-        return {
+        document = {
             "name": self.name,
             "question": self.question,
             "headline": self.headline,
             "verdict": self.verdict,
             "margin": self.margin,
             "chosen": self.recommended.name,
-            **invariances,
             "candidates": [c.to_dict() for c in self.candidates],
             "final": None if self.final is None else self.final.to_dict(),
         }
+        if isinstance(self.invariances, LearnedInvariances):
+            document["invariances"] = self.invariances.to_dict()
+        return document
 
 
 def separated(first: Candidate, second: Candidate) -> bool:
@@ -282,9 +304,82 @@ def numbered(layers: Sequence[LayerReading]) -> list[LayerReading]:
     return [replace(layer, name=str(number)) for number, layer in enumerate(relaxed, 1)]
 
 
-def _capitalised(text: str) -> str:
-    return text[0].upper() + text[1:]
+def left_out_samples(train: Tensors, used: Tensor) -> Tensors | None:
+    """Return at most `MAX_LEFT_OUT` samples that are not used; None if all are used."""
+    unused = torch.ones(len(train[1]), dtype=torch.bool)
+    unused[used] = False
+    index = unused.nonzero().flatten()[:MAX_LEFT_OUT]
+    return select(train, index) if len(index) else None
 
 
-def _lowered(text: str) -> str:
-    return text[0].lower() + text[1:]
+@torch.no_grad()
+def log_scores(fit: Fit, data: Tensors) -> Tensor:
+    """Return the log likelihood of each sample at the trained weights, in float64 on the CPU."""
+    f = outputs(fit.model, data[0])
+    return -fit.razor.likelihood.nll(f, data[1].to(f.device)).double().cpu()
+
+
+def conditional_gain(first: Candidate, second: Candidate) -> tuple[float, float] | None:
+    """Return the nats by which the first candidate predicts better, and their standard error.
+
+    None if no samples were left out.
+    """
+    if first.left_out is None or second.left_out is None or len(first.left_out) < 2:
+        return None
+    gap = first.left_out - second.left_out
+    return float(gap.sum()), float(gap.std()) * math.sqrt(len(gap))
+
+
+def predicts_better(first: Candidate, second: Candidate) -> bool:
+    """Return whether the conditional gain exceeds `MIN_LOG_ODDS` and two standard errors."""
+    gain = conditional_gain(first, second)
+    return gain is not None and gain[0] >= max(MIN_LOG_ODDS, 2 * gain[1])
+
+
+def best_predictor(ranked: Sequence[Candidate]) -> Candidate:
+    """Return the first candidate, or the best of those that clearly predict better.
+
+    Args:
+        ranked: candidates, highest evidence first.
+    """
+    first = ranked[0]
+    better = [c for c in ranked[1:] if predicts_better(c, first)]
+    return max(better, key=lambda c: float(c.left_out.sum()), default=first)  # type: ignore[union-attr]
+
+
+def last_rise(candidate: Candidate) -> float:
+    """Return the nats gained at the last evidence step; 0 if the evidence fell."""
+    values = [r["log_evidence"] for r in candidate.fit.history if "log_evidence" in r]
+    return max(0.0, values[-1] - values[-2]) if len(values) > 1 else 0.0
+
+
+def unconverged_rival(answer: Answer) -> Candidate | None:
+    """Return a relaxed or symmetric network that may still overtake a best one that is neither."""
+    best, names = answer.best, (answer.family.relaxed, answer.family.built_in)
+    behind = [c for c in answer.candidates if c.name in names and best.name not in names]
+    rising = [
+        c for c in behind if last_rise(c) > UNCONVERGED_RISE * (best.log_evidence - c.log_evidence)
+    ]
+    return max(rising, key=lambda c: c.log_evidence, default=None)
+
+
+def recommend(answer: Answer, provisional: bool = False) -> str:
+    """Return the name of the structure to recommend.
+
+    It is the one with the highest evidence, unless another one clearly predicts left-out training
+    samples better (`best_predictor`). If it is the relaxed network and all its layers kept their
+    symmetry, or if it is not separated from the network with the symmetry built in, the latter is
+    recommended. After a provisional comparison only these two are considered.
+    """
+    relaxed, built_in = answer.family.relaxed, answer.family.built_in
+    eligible = [c for c in answer.candidates if not provisional or c.name in (relaxed, built_in)]
+    best = best_predictor(eligible or answer.candidates)
+    if best.name != relaxed or built_in not in [c.name for c in eligible]:
+        return best.name
+    layers = [layer for layer in best.fit.reading.layers if layer.relaxed]
+    all_equivariant = answer.symmetric and all(layer.kind == "equivariant" for layer in layers)
+    plain = answer.named(built_in)
+    inseparable = not separated(best, plain) and not predicts_better(best, plain)
+    if all_equivariant or (inseparable and (answer.symmetric or provisional)):
+        return built_in
+    return best.name

@@ -6,6 +6,7 @@ network, trained again for the remaining time). With a run folder, the plan is s
 checkpoints, so that an interrupted run resumes with the same plan.
 """
 
+import contextlib
 import json
 import math
 import shutil
@@ -17,18 +18,23 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from symrazor.core.files import write_atomically
 from symrazor.data import Tensors
-from symrazor.discovery.candidates import Structure
-from symrazor.discovery.groups import groups_as_json
-from symrazor.discovery.question import MakeLikelihood, Options, Question, Tell, subsample
+from symrazor.discovery.question import (
+    MakeLikelihood,
+    Options,
+    Question,
+    Structure,
+    Tell,
+    groups_as_json,
+)
 from symrazor.inference.razor import Razor
 from symrazor.training.checkpoint import fingerprint
 from symrazor.training.fit import fit
 from symrazor.training.options import FitConfig
 
+PLAN = "plan.json"
 TRIAL_SAMPLES = 512
 PLANNED_SHARE = 0.8
 """Share of the available time that is planned; the rest covers what a short trial does not show."""
@@ -263,11 +269,11 @@ def plan_question(question: Question, options: Options, tell: Tell) -> tuple[Fit
     n = len(question.train[1])
     default = FitConfig(lr=1e-2, batch_size=batch_size(n)).change(estimator="mc")
     config = replace(question.config or default, seed=options.seed, progress=options.progress)
-    key, folder = _plan_key(question, options), options.unfinished_folder(question.name)
-    file = None if folder is None else folder / "plan.json"
-    stored = _read_plan(file, key)
-    if stored is None and file is not None:
-        shutil.rmtree(file.parent, ignore_errors=True)  # checkpoints of another run
+    folder = options.unfinished_folder(question.name)
+    key = None if folder is None else _plan_key(question, options)
+    stored = None if folder is None else _read_plan(folder / PLAN, key)
+    if stored is None and folder is not None:
+        shutil.rmtree(folder, ignore_errors=True)  # checkpoints of another run
     if options.epochs is not None or question.config is not None:
         epochs = options.epochs or config.epochs
         plan = Plan(epochs, n)
@@ -278,8 +284,8 @@ def plan_question(question: Question, options: Options, tell: Tell) -> tuple[Fit
         config = timed_config(config, plan.epochs, plan.samples)
     if stored is not None:
         tell("  resuming an unfinished run of the same command")
-    elif file is not None:
-        write_atomically(file, json.dumps({"key": key, **asdict(plan)}).encode())
+    elif folder is not None:
+        write_atomically(folder / PLAN, json.dumps({"key": key, **asdict(plan)}).encode())
     if plan.samples < n:
         limit = f"to stay within {options.minutes:g} minutes"
         tell(f"  comparing on {plan.samples:,} of {n:,} training samples, {limit}")
@@ -299,11 +305,6 @@ def _plan_by_time(question: Question, options: Options, config: FitConfig, tell:
     return plan
 
 
-def used_samples(question: Question, plan: Plan, options: Options) -> Tensor:
-    """Return the indices of the training samples of a comparison."""
-    return subsample(len(question.train[1]), plan.samples, options.seed)
-
-
 def _plan_key(question: Question, options: Options) -> dict[str, Any]:
     """Return what two runs must share for one to resume the other."""
     return {
@@ -317,15 +318,12 @@ def _plan_key(question: Question, options: Options) -> dict[str, Any]:
     }
 
 
-def _read_plan(file: Path | None, key: dict[str, Any]) -> Plan | None:
+def _read_plan(file: Path, key: dict[str, Any] | None) -> Plan | None:
     """Return the stored plan; None if there is none, or one of another run."""
-    if file is None or not file.is_file():
-        return None
-    try:
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         stored = json.loads(file.read_text())
-        if stored["key"] != key:
-            return None
-        costs = {name: Cost(**parts) for name, parts in stored["costs"].items()}
-        return Plan(int(stored["epochs"]), int(stored["samples"]), dict(stored["seconds"]), costs)
-    except (ValueError, KeyError, TypeError):
-        return None
+        if stored["key"] == key:
+            costs = {name: Cost(**parts) for name, parts in stored["costs"].items()}
+            epochs, samples = int(stored["epochs"]), int(stored["samples"])
+            return Plan(epochs, samples, dict(stored["seconds"]), costs)
+    return None

@@ -19,11 +19,11 @@ from symrazor.core.files import write_atomically
 from symrazor.core.likelihood import Categorical
 from symrazor.data import Dataset
 from symrazor.discovery.budget import EVIDENCE_SUBSET, PLANNED_SHARE, batch_size, measure_costs
-from symrazor.discovery.candidates import Structure
 from symrazor.discovery.question import (
     MIN_LOG_ODDS,
     Options,
     Question,
+    Structure,
     Tell,
     select,
     subsample,
@@ -31,7 +31,7 @@ from symrazor.discovery.question import (
 from symrazor.invariance.averaged_network import Augmented, Average
 from symrazor.invariance.copies import Augment
 from symrazor.invariance.transformation import Flips, affine
-from symrazor.symmetry.invariances import invariance_sentence
+from symrazor.symmetry.verdict import invariance_sentence
 from symrazor.training.fit import Fit, fit
 from symrazor.training.options import FitConfig
 

@@ -1,24 +1,149 @@
-"""Define a question: its data, its candidates, and the options of `discover`."""
+"""Define a question of `discover`: its data, its candidate networks and its options."""
 
-from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from symrazor.accelerate.devices import resolve_device
 from symrazor.core.likelihood import Likelihood
 from symrazor.data import Tensors
-from symrazor.discovery.candidates import Family, UserGroup, slug
-from symrazor.discovery.groups import as_groups
+from symrazor.groups import Group, from_file
+from symrazor.groups.constructors import is_group_file
+from symrazor.symmetry.reading import Reading
 from symrazor.training.options import FitConfig
 
 Tell = Callable[[str], object]
 MakeLikelihood = Callable[[], Likelihood]
 MIN_LOG_ODDS = 3.0
 """Nats of evidence below which two networks are not separated: odds of 20 to 1."""
+UserGroup = str | Group
+"""A group as users pass it: its name or the group itself."""
+
+
+@dataclass(frozen=True)
+class Structure:
+    """One candidate network.
+
+    Args:
+        name: name in tables and documents.
+        make: builds the network with weights from torch's global random state.
+        label: name in sentences, with its article ("a plain CNN").
+    """
+
+    name: str
+    make: Callable[[], nn.Module]
+    label: str
+
+
+@dataclass(frozen=True)
+class Wording:
+    """Put the symmetry of a relaxed network in words.
+
+    Headlines start with an adjective, as in "Translation-invariant: position does not matter.".
+
+    Args:
+        invariant: headline if every relaxed layer keeps the symmetry.
+        not_invariant: headline if a layer breaks the symmetry.
+        terms: regular expression -> replacement, applied to the sentence about the layers.
+    """
+
+    invariant: str
+    not_invariant: str
+    terms: Mapping[str, str] = field(default_factory=dict)
+
+    def apply_terms(self, text: str) -> str:
+        """Replace general terms by those of this kind of data."""
+        for pattern, replacement in self.terms.items():
+            text = re.sub(pattern, replacement, text)
+        return text
+
+
+def slug(name: str) -> str:
+    """Return a name as a folder name: lower-case letters, digits and hyphens."""
+    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+
+
+NEUTRAL = Wording(
+    "Equivariant: the data support the symmetry of the layers.",
+    "Not equivariant: a layer breaks the symmetry.",
+)
+
+
+@dataclass(frozen=True)
+class Family:
+    """All candidates for one data set.
+
+    Args:
+        structures: the networks; the first is always trained, the others if time allows.
+        relaxed: name of the structure whose symmetry is learned; "" if all are fixed.
+        built_in: name of the structure that has the symmetry of `relaxed` built in.
+        wording: headlines for the relaxed structure; by default those of the kind of data.
+        describe: returns a headline from the name and the reading of a candidate, where `wording`
+            cannot say enough.
+        groups: name -> group that permutes the positions of the data. Its equivariance error is
+            measured for every candidate, and features of vectors share one scale.
+        permutes_points: whether to measure the effect of permuting the points of a set.
+    """
+
+    structures: Sequence[Structure]
+    relaxed: str = ""
+    built_in: str = ""
+    wording: Wording | None = None
+    describe: Callable[[str, Reading], str] | None = None
+    groups: Mapping[str, Group] = field(default_factory=dict)
+    permutes_points: bool = False
+
+    def structure(self, name: str) -> Structure:
+        """Return the structure of a name."""
+        return next(structure for structure in self.structures if structure.name == name)
+
+    def label(self, name: str) -> str:
+        """Return the name of a candidate in sentences."""
+        return self.structure(name).label
+
+
+def as_groups(groups: object) -> tuple[UserGroup, ...]:
+    """Return names and groups as a tuple, and read groups that are files.
+
+    Args:
+        groups: a name, a file that ends with .json, a `Group`, or a sequence of these.
+
+    Raises:
+        ValueError: no group, a value of another type, or a file without a valid group.
+        OSError: a file that cannot be read.
+    """
+    is_sequence = isinstance(groups, Sequence) and not isinstance(groups, str)
+    given: Sequence[object] = groups if is_sequence else [groups]  # type: ignore[assignment]
+    if not given:
+        raise ValueError("groups is empty. Name at least one group, or omit the option.")
+    return tuple(_as_group(str(group) if isinstance(group, Path) else group) for group in given)
+
+
+def _as_group(group: object) -> UserGroup:
+    if not isinstance(group, str | Group):
+        raise ValueError(
+            "A group must be a name, a file that ends with .json, or a Group, got "
+            f"{type(group).__name__}."
+        )
+    return from_file(str(group)) if is_group_file(group) else group
+
+
+def groups_as_json(groups: Sequence[UserGroup] | None) -> list[Any] | None:
+    """Return names and generators as lists; two groups of one name can differ."""
+    return None if groups is None else [_group_as_json(group) for group in groups]
+
+
+def _group_as_json(group: UserGroup) -> Any:
+    if isinstance(group, str):
+        return group
+    lie_generators = None if group.lie is None else group.lie.generators
+    parts = (group.permutations, group.matrices, lie_generators)
+    return [group.name, *(None if part is None else part.tolist() for part in parts)]
 
 
 @dataclass(frozen=True)
@@ -92,8 +217,6 @@ class Options:
             )
         if changes.get("out") is not None:
             changes["out"] = Path(changes["out"])
-        if changes.get("groups") is not None:
-            changes["groups"] = as_groups(changes["groups"])
         return replace(self, **changes)
 
     def unfinished_folder(self, question: str) -> Path | None:

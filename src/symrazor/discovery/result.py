@@ -2,6 +2,7 @@
 
 import copy
 import html
+import io
 import shlex
 import sys
 from collections.abc import Sequence
@@ -13,23 +14,27 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from symrazor.core.files import write_atomically
 from symrazor.core.validation import json_ready
 from symrazor.data import Dataset, Tensors
+from symrazor.data.arrays import Preparation
 from symrazor.data.datasets import as_kind, plural
 from symrazor.discovery.answer import Answer, Candidate
-from symrazor.discovery.evidence_figure import save_evidence_figure
 from symrazor.discovery.invariances import LearnedInvariances
 from symrazor.discovery.trajectories import Dynamics
+from symrazor.layers.path import traced
 from symrazor.layers.relaxed import spatial_layers
 from symrazor.report.content import SCHEMA
 from symrazor.report.page import write_page
 from symrazor.runs.folder import ANIMATION, FIGURE, write_discovery
-from symrazor.runs.preparation import Preparation
 from symrazor.symmetry.reading import Reading
+from symrazor.symmetry.verdict import LayerReading
 from symrazor.training.fit_document import orbits_of, parts_of, versions
 
 BATCH_SIZE = 500
 MAX_LISTED_CLASSES = 12
+BLUE, GREEN, RED = "#33518f", "#1b7f79", "#c8553d"
+"""Colours of the relaxed, the symmetric and the free structure."""
 
 
 @dataclass(frozen=True)
@@ -55,11 +60,7 @@ class QuestionResult:
         plain = fit.collapse() if spatial_layers(fit.model) else copy.deepcopy(fit.model).eval()
         if self.preparation is None:
             return plain.cpu()
-        return self.preparation.attach(plain.cpu(), self.data.x.ndim)
-
-    def prepared(self, x: Tensor) -> Tensor:
-        """Return inputs as the trained networks take them."""
-        return x if self.preparation is None else self.preparation.inputs(x)
+        return with_standardisation(plain.cpu(), self.preparation, self.data.x.ndim)
 
     def prepared_test(self) -> Tensors | None:
         """Return held-out data as the trained networks take them."""
@@ -203,6 +204,49 @@ class Discovery:
         return "".join(parts) or f"<p>{html.escape(self.verdict)}</p>"
 
 
+def with_standardisation(network: nn.Module, preparation: Preparation, dims: int) -> nn.Module:
+    """Return a network with standardisation before and after it, as plain torch modules.
+
+    It takes float32 or float64 data that are not standardised, and returns targets in float64.
+
+    Args:
+        network: plain network on standardised inputs.
+        preparation: means and scales of inputs and targets.
+        dims: dimensions of a batch of inputs.
+    """
+    plain = nn.Sequential(traced(_Standardised(preparation, network, dims), "Network")).eval()
+    for tensor in [*plain.parameters(), *plain.buffers()]:  # files store no views
+        tensor.data = tensor.data.clone(memory_format=torch.contiguous_format)
+    plain.collapse_report = getattr(network, "collapse_report", None)  # type: ignore[assignment]
+    return plain
+
+
+class _Standardised(nn.Module):
+    mean: Tensor
+    scale: Tensor
+    target_mean: Tensor
+    target_scale: Tensor
+
+    def __init__(self, preparation: Preparation, network: nn.Module, dims: int) -> None:
+        super().__init__()
+        shape = (-1, *[1] * (dims - 2))
+        self.points = preparation.points
+        self.network = network
+        target_mean, target_scale = preparation.target_mean, preparation.target_scale
+        self.real = bool((target_scale != 1).any() or (target_mean != 0).any())
+        self.register_buffer("mean", preparation.mean.reshape(shape).clone())
+        self.register_buffer("scale", preparation.scale.reshape(shape).clone())
+        if self.real:
+            self.register_buffer("target_mean", target_mean.clone())
+            self.register_buffer("target_scale", target_scale.clone())
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.points:
+            x = x.transpose(1, 2)
+        f: Tensor = self.network(((x.double() - self.mean) / self.scale).float())
+        return f.double() * self.target_scale + self.target_mean if self.real else f
+
+
 def _answer_html(answer: Answer) -> str:
     rows = "".join(
         f"<tr><td>{html.escape(c.name)}</td><td>{c.log_evidence:,.0f}</td><td>"
@@ -254,8 +298,7 @@ def _class_names(data: Dataset) -> list[str] | None:
 def _loading_code(discovery: Discovery) -> str:
     """Return Python code that loads the networks of a run folder."""
     parts = ["import torch  # in the run folder"]
-    if discovery.dynamics is not None:
-        dynamics = discovery.dynamics
+    if (dynamics := discovery.dynamics) is not None:
         comment = f"float64 [n, {dynamics.size}] -> the same after a time of {dynamics.dt:g}"
         parts.append(
             f'step = torch.export.load("network.pt2").module()\nlater = step(states)  # {comment}'
@@ -271,7 +314,8 @@ def _question_document(result: QuestionResult) -> dict[str, Any]:
     parts = parts_of(answer.subject_fit, test=test, classes=names)
     if answer.recommended_fit is not answer.subject_fit:  # calibration of the network to use
         recommended = parts_of(answer.recommended_fit, test=test, classes=names)
-        parts |= {key: recommended[key] for key in ("calibration",) if key in recommended}
+        if "calibration" in recommended:
+            parts["calibration"] = recommended["calibration"]
     if "calibration" in parts:
         final = answer.final  # the page calls its training "longer"
         network = answer.recommended.name if final is None else f"{final.name}, longer"
@@ -310,3 +354,65 @@ def _add_invariances(
             candidate["reading"]["invariances"] = reading["invariances"]
     orbits = orbits_of(invariances.averaged, parts["examples"]["images"])
     parts["examples"]["transformed"] = orbits.tolist()
+
+
+def save_evidence_figure(answers: Sequence[Answer], path: Path) -> Path:
+    """Write a PNG with one row per question.
+
+    Training loss and evidence of each candidate are shown side by side: where several networks fit
+    the data, the training loss does not say which of them generalises, but the evidence does. The
+    bars are the shares of the paths in the effective parameters of each layer (ELLA Fig. 3).
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(11.5, 3.1 * len(answers)), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots(len(answers), 3, squeeze=False, width_ratios=(1, 1, 0.8))
+    for (loss, evidence, shares), answer in zip(axes, answers, strict=True):
+        _draw_shares(shares, answer.subject_fit.reading.layers)
+        _draw_curves(loss, evidence, answer)
+        loss.set_title(answer.question.partition(" (")[0], loc="left", fontsize=10, weight="bold")
+        evidence.set_title(answer.headline.partition(":")[0], loc="left", fontsize=10)
+        for ax in (loss, evidence, shares):
+            ax.spines[["top", "right"]].set_visible(False)
+            ax.grid(alpha=0.25)
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=130)
+    write_atomically(path, buffer.getvalue())
+    return path
+
+
+def _draw_curves(loss: Any, evidence: Any, answer: Answer) -> None:
+    names = [structure.name for structure in answer.family.structures]
+    colours = dict(zip(names, (BLUE, GREEN, RED), strict=False))
+    for candidate in answer.candidates:
+        history = candidate.fit.history
+        measured = [record for record in history if "per_datum" in record]
+        style = {"color": colours.get(candidate.name), "label": candidate.name, "lw": 2}
+        loss.plot([r["epoch"] for r in history], [r["nll"] for r in history], **style)
+        points = [r["epoch"] for r in measured], [r["per_datum"] for r in measured]
+        evidence.plot(*points, marker="o", ms=4, **style)
+    is_positive = all(r["nll"] > 0 for c in answer.candidates for r in c.fit.history)
+    scale = "log" if is_positive else "linear"
+    loss.set(ylabel="training loss (nats)", xlabel="epoch", yscale=scale)
+    evidence.set(ylabel="log evidence / n", xlabel="epoch")
+    evidence.legend(frameon=False, fontsize=9)
+
+
+def _draw_shares(ax: Any, layers: Sequence[LayerReading]) -> None:
+    """Draw a bar per relaxed layer: the share of equivariant paths, then that of free paths."""
+    relaxed = [layer for layer in layers if layer.relaxed]
+    if not relaxed:
+        ax.set_axis_off()
+        return
+    names = [f"layer {number}" for number in range(1, len(relaxed) + 1)]
+    free = [layer.free_share for layer in relaxed]
+    equivariant = [1 - share for share in free]
+    ax.barh(names, equivariant, color=GREEN, height=0.6)
+    ax.barh(names, free, left=equivariant, color=RED, height=0.6)
+    for name, share in zip(names, free, strict=True):
+        ax.text(0.02, name, f"free {100 * share:.0f} %", va="center", color="white", fontsize=8)
+    ax.invert_yaxis()
+    ax.set(xlim=(0, 1), xlabel="share of effective parameters", xticks=(0, 0.5, 1))
+    ax.set_title("Symmetry of the relaxed layers", loc="left", fontsize=10)

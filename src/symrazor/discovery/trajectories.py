@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from symrazor.data import Dataset
-from symrazor.data.resolution import moments, warn_if_coarse
+from symrazor.data.arrays import moments, warn_if_coarse
 from symrazor.discovery.question import Options
 from symrazor.dynamics.config import DiscoverConfig
 from symrazor.dynamics.discovery import discover as discover_dynamics
@@ -115,6 +115,8 @@ def _warn_if_coarse(data: Dataset, times: Tensor, gaps: Tensor) -> None:
 
 def _resume_folder(states: Tensor, times: Tensor, options: Options) -> Path | None:
     """Return the folder of the unfinished run; it depends on data and options."""
+    if options.out is None:
+        return None
     key = [options.minutes, options.seed, options.epochs, options.positions, options.device]
     characters = torch.tensor([ord(c) for c in repr(key)])
     return options.unfinished_folder(f"trajectories {fingerprint(states, times, characters)[:12]}")

@@ -25,7 +25,7 @@ from symrazor.accelerate.devices import resolve_device
 from symrazor.core.files import write_atomically
 from symrazor.data import Tensors, digits, fashion_mnist
 from symrazor.experiments.command import command
-from symrazor.layers.networks import convolutional
+from symrazor.layers.plain import convolutional
 
 
 @dataclass(frozen=True)

@@ -21,11 +21,11 @@ import torch
 import symrazor as sr
 from symrazor.core.files import check_writable_file
 from symrazor.data import Tensors, mnist, quadrants
-from symrazor.discovery import api as digits
+from symrazor.discovery import digits
 from symrazor.experiments.command import command
 from symrazor.experiments.options import Common
 from symrazor.experiments.results import add_runs, merged
-from symrazor.layers.networks import convolutional
+from symrazor.layers.plain import convolutional
 
 STARTS = (1.0, 10.0, 100.0, 1e4)
 NATS, PERCENT = 0.05, 1.0

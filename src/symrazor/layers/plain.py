@@ -1,4 +1,7 @@
-r"""Convert the layers of this library to plain torch modules, merging paths where possible.
+r"""Build plain torch networks, and convert the layers of this library to plain torch modules.
+
+`convolutional`, `fully_connected` and `perceptron` return networks with fresh weights from torch's
+global random state. `Rewriter` converts a network; paths of a layer are merged where possible:
 
 1. Convolutions without subsampling, or subsampled at fixed positions, add up to one convolution;
    smaller kernels are padded with zeros. They must agree in stride, dilation, groups and padding.
@@ -12,7 +15,8 @@ others. They do not merge with free paths, because the kept pixels are chosen fr
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import prod
+from itertools import pairwise
+from math import log2, prod
 
 import torch
 from torch import Tensor, nn
@@ -27,8 +31,66 @@ from symrazor.layers.path import Path, is_symrazor_module, new_parameter, traced
 from symrazor.layers.relaxed import Relaxed, paths_by_subsampling
 from symrazor.layers.subsampling import Subsample
 
+MAX_CONVOLUTIONS = 3
+CONV_CHANNELS = {1: 16, 2: 8, 3: 4}
+"""Spatial dimensions -> channels of the first convolution; each further one has twice as many."""
+LARGE_IMAGE_SIDE = 20
+"""Images whose smaller side exceeds this many pixels get twice as many channels."""
+PERCEPTRON_WIDTH = 64
+_MAX_POOLS = {1: nn.MaxPool1d, 2: nn.MaxPool2d, 3: nn.MaxPool3d}
+_GLOBAL_POOLS = {1: nn.AdaptiveMaxPool1d, 2: nn.AdaptiveMaxPool2d, 3: nn.AdaptiveMaxPool3d}
 BASIS_BATCH_SIZE = 256
 """Unit inputs evaluated at a time when a path is converted to a matrix."""
+
+
+def conv_channels(shape: Sequence[int]) -> int:
+    """Return the default number of channels of the first convolution.
+
+    Args:
+        shape: shape of one input, [channels, *size].
+    """
+    dims = len(shape) - 1
+    is_large_image = dims == 2 and min(shape[1:]) > LARGE_IMAGE_SIDE
+    return CONV_CHANNELS[dims] * (2 if is_large_image else 1)
+
+
+def convolutional(shape: Sequence[int], outputs: int, width: int | None = None) -> nn.Module:
+    """Return convolutions with max pooling in between, a global max pool and a linear layer.
+
+    There are as many convolutions as leave four positions per side, at most `MAX_CONVOLUTIONS`.
+    Circular padding makes each of them exactly equivariant to circular shifts.
+
+    Args:
+        shape: shape of one input, [channels, *size] in 1 to 3 dimensions.
+        outputs: number of outputs.
+        width: channels of the first convolution; by default `conv_channels(shape)`.
+    """
+    dims, smallest_side = len(shape) - 1, min(shape[1:])
+    width = conv_channels(shape) if width is None else width
+    convolutions = min(MAX_CONVOLUTIONS, max(1, int(log2(smallest_side)) - 1))
+    kernel = 5 if dims == 1 and smallest_side >= 16 else 3
+    channels = [shape[0], *(width * 2**index for index in range(convolutions))]
+    layers: list[nn.Module] = []
+    for c_in, c_out in pairwise(channels):
+        conv = CONVOLUTIONS[dims](c_in, c_out, kernel, padding=kernel // 2, padding_mode="circular")
+        layers += [conv, nn.ReLU(), _MAX_POOLS[dims](2)]
+    head = [_GLOBAL_POOLS[dims](1), nn.Flatten(), nn.Linear(channels[-1], outputs)]
+    return nn.Sequential(*layers[:-1], *head)
+
+
+def fully_connected(shape: Sequence[int], outputs: int, width: int = 64) -> nn.Module:
+    """Return two hidden layers on the flattened input; no symmetry is built in."""
+    body = [nn.Flatten(), nn.Linear(prod(shape), width), nn.ReLU()]
+    return nn.Sequential(*body, nn.Linear(width, width), nn.ReLU(), nn.Linear(width, outputs))
+
+
+def perceptron(features: int, outputs: int, hidden_layers: int) -> nn.Module:
+    """Return a linear model, or one with hidden layers of `PERCEPTRON_WIDTH` tanh units."""
+    widths = [features, *[PERCEPTRON_WIDTH] * hidden_layers, outputs]
+    layers: list[nn.Module] = []
+    for c_in, c_out in pairwise(widths):
+        layers += [nn.Linear(c_in, c_out), nn.Tanh()]
+    return nn.Sequential(*layers[:-1])
 
 
 @dataclass(frozen=True)

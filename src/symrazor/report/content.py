@@ -1,26 +1,29 @@
-r"""Select and clean the parts of a document that the page embeds.
+"""Select and clean the parts of a document that the page embeds.
 
-Records of a training history become columns, images become data URLs. Conserved quantities become a
-question with the flows that they generate: a quadratic quantity
-$C(x) = \tfrac12 x^\top A x + b^\top x$ of states $x = (q, p)$ generates the flow
-$\dot x = J \nabla C = J (A x + b)$, along which the dynamics are invariant (Noether).
+Records of a training history become columns, and arrays become small PNG images in data URLs,
+without an image library.
 """
 
+import base64
 import re
+import struct
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
-from jaxtyping import Float
-from torch import Tensor
+from jaxtyping import Float, UInt8
 
 from symrazor.core.validation import json_ready
-from symrazor.report import pictures
+from symrazor.report.conserved import dynamics_question
 
 SCHEMA = 1
 """Version of the document."""
+
+POSITIVE = (22, 138, 130)
+NEGATIVE = (205, 88, 62)
+"""Colours of signed values. Opacity is the magnitude, so zero shows the page background."""
 
 Content = dict[str, Any]
 _READING_KEYS = (
@@ -34,13 +37,11 @@ _QUESTION_KEYS = (
 _INVISIBLE = re.compile(
     r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ufeff]"
 )
+_BASE64_IMAGE = re.compile(r"(data:image/(png|jpeg|gif|webp);base64,)?[A-Za-z0-9+/\s]+={0,2}\s*")
+_MAGIC = {b"\x89PNG": "png", b"\xff\xd8\xff": "jpeg", b"GIF8": "gif", b"RIFF": "webp"}
 _COLUMNS_BY_NAME = ("precisions", "effective_parameters")
 _SCALAR_COLUMNS = (
-    "nll",
-    "log_evidence",
-    "log_likelihood",
-    "complexity",
-    "per_datum",
+    *("nll", "log_evidence", "log_likelihood", "complexity", "per_datum"),
     "test_accuracy",
 )
 
@@ -223,19 +224,17 @@ def _examples(examples: Mapping[str, Any], detail: Detail) -> Content:
             visible_text(clean(label), 60) for label in list(labels)[: detail.images]
         ]
     if isinstance(values[0], str):
-        entry["images"] = [pictures.checked_data_url(text) for text in values[: detail.images]]
+        entry["images"] = [checked_data_url(text) for text in values[: detail.images]]
         return entry
-    array = pictures.as_array(values[: detail.images])
+    array = as_array(values[: detail.images])
     if array.ndim == 2:
         step = -(-array.shape[1] // 200)
         entry["lines"] = clean(array[:, ::step].tolist())
         return entry
-    images = pictures.as_images(array)
-    levels = pictures.grey_levels(images)
-    entry["images"] = [pictures.image_data_url(image, detail.pixels) for image in levels]
-    moved = examples.get("transformed")
-    if moved is not None:
-        orbits = pictures.as_array(moved)
+    images = as_images(array)
+    entry["images"] = image_data_urls(images, detail.pixels)
+    if examples.get("transformed") is not None:
+        orbits = as_array(examples["transformed"])
         orbits = orbits[None] if orbits.ndim == array.ndim else orbits
         if orbits.ndim != array.ndim + 1:
             raise ValueError(
@@ -244,10 +243,7 @@ def _examples(examples: Mapping[str, Any], detail: Detail) -> Content:
             )
         limits = None if images.dtype == np.uint8 else (float(images.min()), float(images.max()))
         entry["transformed"] = [
-            [
-                pictures.image_data_url(image, detail.pixels)
-                for image in pictures.grey_levels(pictures.as_images(orbit), limits)
-            ]
+            image_data_urls(as_images(orbit), detail.pixels, limits)
             for orbit in orbits[: max(2, detail.images // 4), : detail.images // 2]
         ]
     return entry
@@ -264,119 +260,112 @@ def _filters(values: Any, count: int) -> list[str]:
         raise ValueError(f"Filters must have shape [..., h, w], got {list(array.shape)}.")
     flat = np.nan_to_num(array.reshape(-1, *array.shape[-2:])[:count])
     scale = float(np.abs(flat).max())
-    return [pictures.signed_data_url(pictures.downsample(image, 64), scale) for image in flat]
+    return [signed_data_url(downsample(image, 64), scale) for image in flat]
 
 
-CURVES, POINTS_PER_CURVE = 3, 60  # of the flow of a conserved quantity
+def data_url(pixels: UInt8[np.ndarray, "h w *channels"]) -> str:
+    """Return an image as a data URL: grey [h, w], colour [h, w, 3], or with opacity [h, w, 4]."""
+    kind = {(): 0, (3,): 2, (4,): 6}[pixels.shape[2:]]
+    height, width = pixels.shape[:2]
+    rows = np.concatenate([np.zeros((height, 1), np.uint8), pixels.reshape(height, -1)], 1)
+    parts = (
+        (b"IHDR", struct.pack(">IIBBBBB", width, height, 8, kind, 0, 0, 0)),
+        (b"IDAT", zlib.compress(rows.tobytes(), 9)),
+        (b"IEND", b""),
+    )
+    chunks = (
+        struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + body))
+        for name, body in parts
+    )
+    content = b"\x89PNG\r\n\x1a\n" + b"".join(chunks)
+    return f"data:image/png;base64,{base64.b64encode(content).decode()}"
 
 
-def dynamics_question(dynamics: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the question for the "dynamics" of a document: with and without conserved quantities.
+def downsample(image: Float[np.ndarray, "h w *channels"], largest: int) -> Any:
+    """Average over blocks until neither side is longer than `largest` pixels."""
+    step = -(-max(image.shape[:2]) // largest)
+    if step <= 1:
+        return image
+    height, width = (-(-size // step) for size in image.shape[:2])
+    around = [(0, height * step - image.shape[0]), (0, width * step - image.shape[1])]
+    full = np.pad(image, [*around, *[(0, 0)] * (image.ndim - 2)], mode="edge")
+    return full.reshape(height, step, width, step, *image.shape[2:]).mean((1, 3))
 
-    Bounds per data point, "neg_elbo" and "nll", become evidence and fit of all data.
+
+def signed_data_url(values: Float[np.ndarray, "h w"], scale: float) -> str:
+    """Return signed values as a data URL: one colour per sign, with opacity |value| / scale."""
+    strength = np.clip(np.abs(values) / (scale or 1.0), 0, 1)
+    colours = np.where((values >= 0)[..., None], POSITIVE, NEGATIVE)
+    pixels = np.concatenate([colours, np.round(255 * strength)[..., None]], -1)
+    return data_url(pixels.astype(np.uint8))
+
+
+def as_array(values: Any) -> Any:
+    """Convert examples to an array.
+
+    Raises:
+        ValueError: if the examples differ in size, are empty, or are not numbers.
     """
-    n = dynamics.get("n_data") or 1
-    evidence = dynamics.get("evidence") or {}
-    errors = dynamics.get("held_out_mse") or {}
-    histories = dynamics.get("history") or {}
-    units = (dynamics.get("scale"), dynamics.get("centre"))
-    conserved = [add_flow(entry, *units) for entry in dynamics.get("conserved") or ()]
-    return {
-        "name": "dynamics",
-        "question": "Which quantities are conserved?",
-        "verdict": dynamics.get("verdict", ""),
-        "margin": evidence.get("margin"),
-        "candidates": [
-            {
-                "name": title,
-                "reading": {
-                    "evidence": _evidence(evidence.get(key) or {}, n),
-                    "train": {"n": n},
-                    "test": {"mse": errors[key]} if key in errors else {},
-                    "layers": [],
-                    "conserved": conserved if key == "learned" else None,
-                },
-                "history": [
-                    {**record, **_evidence(record, n)} for record in histories.get(key) or ()
-                ],
-            }
-            for key, title in (
-                ("learned", "with conserved quantities"),
-                ("plain", "without conserved quantities"),
-            )
-        ],
-    }
+    try:
+        array = np.asarray(values)
+    except ValueError as error:
+        raise ValueError(f"The examples differ in size: {error}") from error
+    if array.dtype.kind not in "buif" or 0 in array.shape:
+        raise ValueError(
+            f"The examples must be numbers, got {array.dtype} of shape {list(array.shape)}."
+        )
+    return array
 
 
-def _evidence(bound: Mapping[str, float], n: int) -> dict[str, float]:
-    if "neg_elbo" not in bound or "nll" not in bound:
-        return {}
-    return {
-        "log_evidence": -n * bound["neg_elbo"],
-        "log_likelihood": -n * bound["nll"],
-        "per_datum": -bound["neg_elbo"],
-    }
+def as_images(array: Any) -> Any:
+    """Convert images [n, h, w], [n, c, h, w] or [n, h, w, 3] to [n, h, w] or [n, h, w, 3].
+
+    Raises:
+        ValueError: for other shapes.
+    """
+    if array.ndim == 4 and array.shape[-1] != 3:
+        if array.shape[1] not in (1, 2, 3, 4):
+            array = array[:, :1]
+        array = array[:, 0] if array.shape[1] in (1, 2) else np.moveaxis(array[:, :3], 1, -1)
+    if array.ndim not in (3, 4):
+        raise ValueError(
+            f"Images must have shape [n, h, w], [n, c, h, w] or [n, h, w, 3], got "
+            f"{list(array.shape)}."
+        )
+    return array
 
 
-def add_flow(
-    entry: Mapping[str, Any],
-    scale: Sequence[float] | None = None,
-    centre: Sequence[float] | None = None,
-) -> dict[str, Any]:
-    """Return a conserved quantity with its flow, unless it has a flow or is not quadratic.
+def image_data_urls(
+    images: Any, largest: int, limits: tuple[float, float] | None = None
+) -> list[str]:
+    """Return images as data URLs: bytes unchanged, other values scaled to the range 0 to 255.
 
     Args:
-        entry: the quantity, with "matrix" A and optionally "linear" b.
-        scale: typical size of each entry of a state.
-        centre: state around which the flow is drawn; zero by default.
+        images: [n, h, w] or [n, h, w, 3].
+        largest: longest side in pixels.
+        limits: values that become 0 and 255; by default the minimum and the maximum.
     """
-    A = torch.as_tensor(entry.get("matrix", []), dtype=torch.float64)
-    if "flow" in entry or A.dim() != 2 or A.shape[0] != A.shape[1] or len(A) % 2 or not len(A):
-        return dict(entry)
-    b = torch.as_tensor(entry.get("linear", [0.0] * len(A)), dtype=torch.float64)
-    if centre is not None:
-        b = b + A @ torch.as_tensor(centre, dtype=torch.float64)
-    size = torch.ones(len(A), dtype=torch.float64) if scale is None else torch.as_tensor(scale)
-    states = flow(A, b, size.to(A))
-    if not bool(states.isfinite().all()):
-        return dict(entry)
-    plane = largest_plane(states)
-    n = len(A) // 2
-    names = [f"{'qp'[i // n]}{i % n + 1 if n > 1 else ''}" for i in plane]
-    return {**entry, "flow": states[..., plane].tolist(), "axes": names}
+    levels = images.astype(float)
+    if images.dtype != np.uint8:
+        levels = np.nan_to_num(levels, posinf=0.0, neginf=0.0)
+        low, high = limits or (float(levels.min()), float(levels.max()))
+        levels = np.clip(255 * (levels - low) / ((high - low) or 1.0), 0, 255)
+    return [data_url(np.round(downsample(image, largest)).astype(np.uint8)) for image in levels]
 
 
-def flow(
-    A: Float[Tensor, "d d"], b: Float[Tensor, " d"], scale: Float[Tensor, " d"]
-) -> Float[Tensor, "curves points d"]:
-    """Return states along the flow, in units of the scale.
+def checked_data_url(text: str, max_length: int = 200_000) -> str:
+    """Check an image that is encoded in base64, with or without "data:image/png;base64,".
 
-    The curves start at three sizes and cover about one period of the fastest rotation.
+    Raises:
+        ValueError: for anything else; a page accepts no other URLs.
     """
-    n = len(A) // 2
-    rows = torch.cat([A[n:], -A[:n]]) * scale / scale.unsqueeze(1)  # J A in scaled units
-    drift = torch.cat([b[n:], -b[:n]]) / scale
-    affine = torch.zeros(2 * n + 1, 2 * n + 1, dtype=A.dtype)
-    affine[:-1, :-1], affine[:-1, -1] = rows, drift
-    speed = float(torch.linalg.eigvals(rows).abs().max())
-    turn = 2 * torch.pi / speed if speed > 1e-6 else 1 / max(float(drift.abs().max()), 1e-12)
-    grows = float(torch.linalg.eigvals(rows).real.max()) * turn
-    times = torch.linspace(
-        0, turn * min(1.0, 1.5 / max(grows, 1e-12)), POINTS_PER_CURVE, dtype=A.dtype
-    )
-    maps = torch.linalg.matrix_exp(times.view(-1, 1, 1) * affine)
-    start = torch.ones(2 * n + 1, CURVES, dtype=A.dtype)
-    start[:-1] = torch.linspace(0.4, 1.0, CURVES, dtype=A.dtype)
-    states: Tensor = (maps @ start)[:, :-1].permute(2, 0, 1)
-    return states
-
-
-def largest_plane(states: Float[Tensor, "curves points d"]) -> list[int]:
-    """Return the two state entries in whose plane the curves enclose or move most."""
-    centred, steps = states[:, :-1] - states.mean(1, keepdim=True), states.diff(dim=1)
-    area = torch.einsum("cti,ctj->ij", centred, steps)
-    area = (area - area.T).abs()
-    if float(area.max()) > 1e-9:
-        return sorted(divmod(int(area.argmax()), len(area)))
-    moves = (states.amax(1) - states.amin(1)).sum(0)
-    return sorted(moves.topk(2).indices.tolist())
+    if len(text) > max_length or not _BASE64_IMAGE.fullmatch(text):
+        raise ValueError(
+            f"An image must be base64 of at most {max_length:,} characters, got {text[:40]!r}."
+        )
+    body = text.rpartition(",")[2]
+    start = base64.b64decode("".join(body.split())[:16] + "==", validate=False)
+    kind = next((name for magic, name in _MAGIC.items() if start.startswith(magic)), None)
+    if kind is None:
+        raise ValueError(f"An image must be PNG, JPEG, GIF or WebP, got {text[:40]!r}.")
+    return f"data:image/{kind};base64,{''.join(body.split())}"

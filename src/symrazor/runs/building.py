@@ -17,10 +17,10 @@ from symrazor.data import (
     quadrants,
     read_npz,
 )
-from symrazor.data.resolution import moments, warn_if_coarse
+from symrazor.data.arrays import moments, warn_if_coarse
 from symrazor.groups.constructors import from_file, is_group_file
 from symrazor.layers.ella import ella_network
-from symrazor.layers.networks import convolutional, fully_connected
+from symrazor.layers.plain import convolutional, fully_connected
 from symrazor.runs.config import DataConfig, ModelConfig, import_function
 from symrazor.symmetry.relax import relax
 

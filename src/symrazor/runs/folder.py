@@ -61,8 +61,7 @@ from symrazor.symmetry.architecture import (
     write_architecture,
 )
 from symrazor.symmetry.collapse import collapse
-from symrazor.symmetry.description import UndescribedError
-from symrazor.symmetry.export import Format, save_network
+from symrazor.symmetry.export import Format, UndescribedError, save_network
 from symrazor.symmetry.reading import Reading
 from symrazor.symmetry.vocabulary import DTYPES
 from symrazor.training.evidence_training import outputs

@@ -38,7 +38,7 @@ from torch import fx, nn
 
 from symrazor.core.files import write_atomically
 from symrazor.data.batches import Input, call
-from symrazor.symmetry.description import UndescribedError, describe
+from symrazor.symmetry.export import UndescribedError, describe
 from symrazor.symmetry.vocabulary import (
     ATTRIBUTES,
     CALLS,

@@ -37,12 +37,12 @@ from symrazor.layers.path import Path
 from symrazor.layers.point_group import PointGroup, point_group
 from symrazor.layers.relaxed import Relaxed, spatial_layers
 from symrazor.layers.sparse_conv import SConv
-from symrazor.symmetry.batchnorm import copy_model
 from symrazor.symmetry.relax_linear import relax_linear
-from symrazor.symmetry.relaxation import (
+from symrazor.symmetry.replacement import (
     CONVS,
     ModuleCall,
     Relaxation,
+    copy_model,
     record_calls,
     replace_and_check,
 )

@@ -23,8 +23,7 @@ from symrazor.groups import Group, defining, equivariant_maps, invariant
 from symrazor.layers.equivariant import EquivariantLinear, InvariantBias, relaxed_over
 from symrazor.layers.fully_connected import FC
 from symrazor.layers.relaxed import Relaxed
-from symrazor.symmetry.batchnorm import copy_model
-from symrazor.symmetry.relaxation import Relaxation, record_calls, replace_and_check
+from symrazor.symmetry.replacement import Relaxation, copy_model, record_calls, replace_and_check
 
 
 @torch.no_grad()

@@ -1,4 +1,4 @@
-r"""Turn the measurements of layers into a table and into verdict sentences.
+r"""Turn the measured symmetry of layers, and learned invariances, into verdict sentences.
 
 A layer is classified by its measured equivariance error and by the share of its effective
 parameters that is in free paths (`LayerReading.kind`). All thresholds of this classification are in
@@ -9,15 +9,23 @@ also equivariant to its subgroups, so the sum of paths is equivariant to H up to
 group does not contain H. The layer supports H if its measured error under H is small or, where no
 error was measured, if these paths hold a small share of its effective parameters. Verdicts name the
 largest supported groups.
+
+The learned width of a transformation counts as open from `MIN_OPEN_WIDTH` and as full invariance
+from `FULL_WIDTH`. A width below `MIN_OPEN_WIDTH` is reported as "no evidence for invariance"; it
+never means that the transformation changes the label.
 """
 
 import math
-import textwrap
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Literal, get_args
 
+from torch import nn
+
+from symrazor.invariance.averaged_network import Augmented
+from symrazor.invariance.copies import MIN_WIDTH
 from symrazor.layers.relaxed import Relaxed
 
 FREE_SHARE = 0.05
@@ -43,6 +51,53 @@ not determine the weights that cause it, as in a network after little training.
 
 TRANSLATION = "translation"
 """Name of the translation group, which describes the layers of image networks."""
+
+MIN_OPEN_WIDTH: dict[str, float] = {
+    "degrees": 5.0,
+    "pixels": 0.5,
+    "half-widths": 0.05,
+    "factor": 1.1,
+    "probability": 0.25,
+    "probability of 1/4": 0.125,
+    "deviations": 0.05,
+    "steps": 0.5,
+}
+"""Unit -> smallest width that is reported as an invariance; other units: any width above 0.
+
+Full invariance to a flip has probability 0.5, to quarter turns 0.25 each; the thresholds are half
+of these. The other thresholds are barely visible to a person: images that are never transformed
+still give widths slightly above 0.
+"""
+
+FULL_WIDTH: dict[str, float] = {"degrees": 170.0, "probability": 0.45, "probability of 1/4": 0.22}
+"""Unit -> width from which the network counts as invariant to the whole group."""
+
+_NOUNS = {
+    "rotation": "rotations",
+    "x-translation": "horizontal shifts",
+    "y-translation": "vertical shifts",
+    "x-scale": "horizontal scaling",
+    "y-scale": "vertical scaling",
+    "shear": "shear",
+    "x-rotation": "rotations about x",
+    "y-rotation": "rotations about y",
+    "z-rotation": "rotations about z",
+    "left-right flip": "left-right flips",
+    "up-down flip": "up-down flips",
+    "turn by 90 degrees": "rotations by 90 degrees",
+    "turn by 180 degrees": "rotations by 180 degrees",
+    "turn by 270 degrees": "rotations by 270 degrees",
+    "scale": "scaling",
+    "brightness": "changes of brightness",
+    "contrast": "changes of contrast",
+    "saturation": "changes of saturation",
+    "blur": "blur",
+    "noise": "noise",
+    "jitter": "jitter",
+    "time shift": "time shifts",
+    "time scale": "changes of speed",
+}
+"""Generator -> its name in a sentence; other generators keep their name."""
 
 Kind = Literal["equivariant", "approximate", "unused freedom", "borders", "broken", "undetermined"]
 
@@ -301,40 +356,82 @@ def _layer_names(kind: Kind, layers: Sequence[LayerReading]) -> str:
     return f"layer{'' if count == 1 else 's'} {join_names(parts)}"
 
 
-def layer_table(layers: Sequence[LayerReading], width: int) -> list[str]:
-    """Return the lines of a table with one row per path; precisions wrap at the width."""
-    short = [n if len(n) <= 24 else f"...{n[-21:]}" for n in (layer.name for layer in layers)]
-    name_width = max([5, *map(len, short)])
-    path_width = max([10, *(len(path.path) for layer in layers for path in layer.paths)])
-    error_width = 15 if any(layer.error is not None for layer in layers) else 0
-    head = f"{'layer':<{name_width}}  {'path':<{path_width}}  share  effective         of"
-    head += f"{'error' if error_width else '':>{error_width}}   "
-    lines = [head + "precision"]
-    for layer, name in zip(layers, short, strict=True):
-        for number, path in enumerate(layer.paths):
-            error = _error_cell(layer, number)
-            row = f"{name:<{name_width}}  {path.path:<{path_width}}{100 * path.share:>5.0f} %"
-            row += f"{path.effective_parameters:>11.1f}{path.parameters:>11,}"
-            row += f"{error:>{error_width}}   "
-            for text in textwrap.wrap(_precision_cell(path), max(20, width - len(head))):
-                lines.append(row + text)
-                row = " " * len(head)
-    return lines
+@dataclass(frozen=True)
+class Invariance:
+    """The learned width of one transformation.
+
+    Args:
+        width: largest transformation in either direction, or probability of a discrete element.
+        unit: degrees, pixels, half-widths, factor, probability, or the unit of the data.
+    """
+
+    width: float
+    unit: str
+
+    @property
+    def open(self) -> bool:
+        """Return whether the width is large enough to be reported as an invariance."""
+        return self.width >= MIN_OPEN_WIDTH.get(self.unit, 2 * MIN_WIDTH)
+
+    def __str__(self) -> str:
+        """Return width and unit."""
+        amount = f"{self.width:.3g}"
+        return f"factor {amount}" if self.unit == "factor" else f"{amount} {self.unit}".strip()
 
 
-def _error_cell(layer: LayerReading, number: int) -> str:
-    """Return the error under the path's group, or under the layer's; each group only once."""
-    errors = layer.equivariance_error
-    groups = [path.group if path.group in errors else layer.group for path in layer.paths]
-    group = groups[number]
-    return "" if group is None or group in groups[:number] else percent(errors[group])
+def invariances_of(model: nn.Module, shape: Sequence[int]) -> dict[str, Invariance]:
+    """Return the learned widths of all `Augmented` networks in a model, by generator.
+
+    Args:
+        model: any module; the result is empty if it contains no `Augmented` network.
+        shape: shape of one input, to convert widths to pixels.
+    """
+    invariances: dict[str, Invariance] = {}
+    for module_name, module in model.named_modules():
+        if isinstance(module, Augmented):
+            prefix = f"{module_name}: " if module_name else ""
+            for label, width in module.invariances(shape).items():
+                name, unit = _split_unit(label)
+                invariances[prefix + name] = Invariance(width, unit)
+    return invariances
 
 
-def _precision_cell(path: PathReading) -> str:
-    """Return the precision of each tensor, or a single number if all are equal."""
-    values = {name: f"{value:.3g}" for name, value in path.precision.items()}
-    if not values:
-        return "frozen"
-    if len(values) > 1 and len(set(values.values())) == 1:
-        return next(iter(values.values()))
-    return ", ".join(f"{name} {value}" for name, value in values.items())
+def _split_unit(label: str) -> tuple[str, str]:
+    """Split a label such as "rotation (degrees)" into name and unit."""
+    match = re.fullmatch(r"(.*) \(([^()]*)\)", label)
+    name, unit = match.groups() if match else (label, "")
+    return name, {"px": "pixels"}.get(unit, unit)
+
+
+def invariance_sentence(invariances: Mapping[str, Invariance]) -> str:
+    """Return sentences such as "Invariant to rotations up to 34 degrees."."""
+    known = {
+        name: entry
+        for name, entry in invariances.items()
+        if math.isfinite(entry.width) and entry.unit != "share"
+    }
+    opened = [_phrase(name, entry) for name, entry in known.items() if entry.open]
+    closed = [_noun(name) for name, entry in known.items() if not entry.open]
+    sentences = [f"Invariant to {join_names(opened)}."] if opened else []
+    if closed:
+        sentences.append(f"No evidence for invariance to {join_names(closed, 'or')}.")
+    return " ".join(sentences)
+
+
+def _phrase(name: str, entry: Invariance) -> str:
+    """Return a transformation with its range, as in "rotations up to 34 degrees"."""
+    noun = _noun(name)
+    if entry.width >= FULL_WIDTH.get(entry.unit, math.inf):
+        return noun if "probability" in entry.unit else f"all {noun}"
+    if "probability" in entry.unit:
+        return f"{noun} (probability {entry.width:.2g})"
+    amount = f"{entry.width:.0f}" if entry.width >= 10 else f"{entry.width:.2g}"
+    if entry.unit == "factor":
+        return f"{noun} by factors up to {amount}"
+    return f"{noun} up to {amount} {entry.unit}".rstrip()
+
+
+def _noun(name: str) -> str:
+    """Return the plural of a generator; a prefix such as "mode 1: " stays in front."""
+    prefix, colon, generator = name.rpartition(": ")
+    return prefix + colon + _NOUNS.get(generator, generator)

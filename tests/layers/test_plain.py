@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import symrazor as sr
-from symrazor.layers.networks import convolutional
+from symrazor.layers.plain import convolutional
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,409 @@
+"""Define the kinds of data that `discover` accepts, and the candidates for each of them.
+
+A kind of data is one `DataKind`: its name, how it is recognised, which networks are compared, and
+how the result is put in words. `register_kind` makes it known to `discover`. The built-in kinds:
+
+- Images, volumes and series: a relaxed CNN, whose convolutions have free paths beside them with
+  weights that depend on position; a plain CNN; and a fully connected network. The evidence decides
+  layer by layer how much of a free path is used.
+- Sets of points: layers that are equivariant to every permutation of the points, followed by a mean
+  over the points, are permutation-invariant. The relaxed network has a free path beside each of
+  these layers. Networks take sets as [n, features, points].
+- Vectors have no geometry: the candidates differ in the number of hidden layers.
+- Groups of the user that permute positions: the relaxed network has a path for each group and a
+  free path in every layer (`relaxed_over`). Each group also has a network that is exactly
+  equivariant to it. These networks average over positions at the end, so that a symmetry of the
+  layers is an invariance of the output. Inputs reach the layers as [n, channels, *positions].
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from symrazor.data import Dataset
+from symrazor.data.datasets import plural, register_shape
+from symrazor.discovery.question import NEUTRAL, Family, Structure, UserGroup, Wording, slug
+from symrazor.groups import (
+    Group,
+    cyclic_permutations,
+    defining,
+    dihedral_permutations,
+    equivariant_maps,
+    symmetric,
+    translations,
+)
+from symrazor.layers import FC, FFC, DeepSets, Relaxed, SetPool, relaxed_over
+from symrazor.layers.path import Path
+from symrazor.layers.plain import conv_channels, convolutional, fully_connected, perceptron
+from symrazor.layers.point_group import point_group
+from symrazor.symmetry.reading import Reading
+from symrazor.symmetry.relax import POINT_GROUPS, TRANSLATIONS, relax
+from symrazor.symmetry.replacement import relaxation
+from symrazor.symmetry.verdict import SMALL_ERROR, join_names, percent
+
+MIN_POSITIONS = 4
+SET_WIDTH = 32
+PERMUTATION_WIDTH = 16
+"""Channels of the layers of a permutation network."""
+MAX_DENSE_POSITIONS = 64
+"""Free paths on more positions are factored instead of dense."""
+MAX_PATH_WEIGHTS = 1 << 20
+POSITION_GROUPS: dict[str, Callable[[int], Group]] = {
+    "permutation": symmetric,
+    "cyclic": cyclic_permutations,
+    "dihedral": dihedral_permutations,
+}
+"""Name -> group on n positions: all permutations; cyclic shifts; cyclic shifts and reversals."""
+PERCEPTRONS = {
+    "linear model": "a linear model",
+    "one hidden layer": "a network with one hidden layer",
+    "two hidden layers": "a network with two hidden layers",
+}
+"""Name -> label of the candidates for vectors, by number of hidden layers."""
+
+
+Candidates = Callable[[Dataset, Sequence[UserGroup] | None], Family]
+
+
+@dataclass(frozen=True)
+class DataKind:
+    """A kind of data that `discover` accepts.
+
+    Args:
+        name: singular noun; the value of `kind` and `--kind`.
+        candidates: returns the networks to compare on a data set, given the groups of the user
+            (None if the user named none).
+        wording: headlines for the relaxed network.
+        axes: axes of the array of inputs, such as "[n, channels, time]". Inputs are standardised
+            along the second axis.
+        recognise: returns whether inputs x with labels y are of this kind. None if `symrazor.data`
+            recognises the kind, or if it always has to be named.
+    """
+
+    name: str
+    candidates: Candidates
+    wording: Wording = NEUTRAL
+    axes: str = ""
+    recognise: Callable[[Tensor, Tensor | None], bool] | None = None
+
+
+_KINDS: dict[str, DataKind] = {}
+
+
+def register_kind(kind: DataKind) -> None:
+    """Make a kind of data known to `discover` and to `symrazor.data`; replaces one of this name."""
+    _KINDS[kind.name] = kind
+    if kind.axes:
+        register_shape(kind.name, kind.axes, kind.recognise)
+
+
+def registered_kinds() -> tuple[str, ...]:
+    """Return the names of the kinds for which there are candidates."""
+    return tuple(_KINDS)
+
+
+def candidates_for(data: Dataset, groups: Sequence[UserGroup] | None = None) -> Family:
+    """Return the networks to compare on a data set.
+
+    Args:
+        data: data of a registered kind.
+        groups: symmetries to relax; None for the default of the kind.
+    """
+    kind = _KINDS[data.kind]
+    family = kind.candidates(data, groups)
+    return family if family.wording else replace(family, wording=kind.wording)
+
+
+def _fully_connected(shape: Sequence[int], outputs: int) -> Structure:
+    make = partial(fully_connected, shape, outputs)
+    return Structure("fully connected", make, "a fully connected network")
+
+
+def _free_path(channels: int, width: int, positions: Sequence[int]) -> Path:
+    free = FC if math.prod(positions) <= MAX_DENSE_POSITIONS else FFC
+    return free(channels, width, positions, out_shape=positions)
+
+
+# Images, volumes and series
+
+
+def relaxed_cnn(
+    shape: Sequence[int], outputs: int, width: int | None, groups: Sequence[UserGroup]
+) -> nn.Module:
+    """Return the convolutional network with a free path beside every convolution."""
+    return relax(convolutional(shape, outputs, width), torch.zeros(2, *shape), groups)
+
+
+def channels_for(shape: Sequence[int], groups: Sequence[UserGroup]) -> int:
+    """Return the channels of the first convolution: a multiple of the order of every group."""
+    orders = (point_group(group).order for group in groups if group not in TRANSLATIONS)
+    multiple = math.lcm(*orders)
+    return multiple * math.ceil(conv_channels(shape) / multiple)
+
+
+def grid_family(
+    shape: Sequence[int], outputs: int, groups: Sequence[UserGroup] | None = None
+) -> Family:
+    """Return the three networks for grids of a shape.
+
+    Raises:
+        ValueError: a group that is unknown or does not fit the grid.
+    """
+    groups = tuple(dict.fromkeys([*TRANSLATIONS, *(groups or ())]))  # all layers are convolutional
+    known = (*TRANSLATIONS, *POINT_GROUPS)
+    unknown = [group for group in groups if isinstance(group, str) and group not in known]
+    if unknown:
+        raise ValueError(
+            f"Unknown group {unknown[0]!r}. Use {', '.join(known)}, or a file that ends with .json."
+        )
+    width = channels_for(shape, groups)
+    relaxed = partial(relaxed_cnn, shape, outputs, width, groups)
+    with torch.random.fork_rng([]):
+        _check_paths(relaxed(), groups)
+    structures = [
+        Structure("relaxed", relaxed, "a relaxed CNN"),
+        Structure("convolutional", partial(convolutional, shape, outputs, width), "a plain CNN"),
+        _fully_connected(shape, outputs),
+    ]
+    return Family(structures, "relaxed", "convolutional")
+
+
+def _check_paths(model: nn.Module, groups: Sequence[UserGroup]) -> None:
+    """Raise ValueError for a group of which no layer has a path; the message gives the reason."""
+    paths = [path for m in model.modules() if isinstance(m, Relaxed) for path in m.paths]
+    for group in groups:
+        name = group if group in TRANSLATIONS else point_group(group).name
+        if name not in [path.group for path in paths]:
+            reason = next(iter(relaxation(model).changed.values())).partition(f"no {name}: ")[2]
+            raise ValueError(f"Group {name} does not fit the data: {reason}")
+
+
+def _grid_candidates(data: Dataset, groups: Sequence[UserGroup] | None = None) -> Family:
+    if permutes_positions(groups):
+        return permutation_family(data, groups or ())
+    shape = tuple(data.x.shape[1:])
+    if math.prod(shape[1:]) < MIN_POSITIONS:
+        raise ValueError(
+            f"{data.source}: {plural(data.kind)} need at least {MIN_POSITIONS} positions, got "
+            f"{list(shape[1:])}. Use --kind vector."
+        )
+    return grid_family(shape, data.outputs, groups)
+
+
+# Sets and vectors
+
+
+def deep_sets(features: int, points: int, outputs: int, free: bool = False) -> nn.Module:
+    """Return a network for sets [n, features, points], which is permutation-invariant.
+
+    Args:
+        features: numbers per point.
+        points: points per set.
+        outputs: number of outputs.
+        free: whether to add a free path beside each layer on points, which breaks the symmetry.
+    """
+    layers: list[nn.Module] = []
+    for channels in (features, SET_WIDTH):
+        paths: list[Path] = [DeepSets(channels, SET_WIDTH, points)]
+        if free:
+            paths.append(_free_path(channels, SET_WIDTH, (points,)))
+        layers += [Relaxed(paths), nn.ReLU()]
+    head = [nn.Linear(SET_WIDTH, SET_WIDTH), nn.ReLU(), nn.Linear(SET_WIDTH, outputs)]
+    return nn.Sequential(*layers, SetPool("mean"), *head)
+
+
+def _set_candidates(data: Dataset, groups: Sequence[UserGroup] | None = None) -> Family:
+    if groups is not None and set(groups) != {"permutation"}:
+        _check_positions(data.kind, groups)
+        return permutation_family(data, groups)
+    points, features = data.x.shape[1:]
+    make = partial(deep_sets, features, points, data.outputs)
+    structures = [
+        Structure("relaxed", partial(make, free=True), "a relaxed Deep Sets network"),
+        Structure("shared", make, "a Deep Sets network"),
+        _fully_connected((features, points), data.outputs),
+    ]
+    return Family(structures, "relaxed", "shared", permutes_points=True)
+
+
+def _vector_candidates(data: Dataset, groups: Sequence[UserGroup] | None = None) -> Family:
+    if groups is not None:
+        _check_positions(data.kind, groups)
+        return permutation_family(data, groups)
+    structures = [
+        Structure(name, partial(perceptron, data.x.shape[1], data.outputs, hidden_layers), label)
+        for hidden_layers, (name, label) in enumerate(PERCEPTRONS.items())
+    ]
+    return Family(structures)
+
+
+def _check_positions(kind: str, groups: Sequence[UserGroup]) -> None:
+    if not permutes_positions(groups):
+        names = ", ".join(group if isinstance(group, str) else group.name for group in groups)
+        raise ValueError(
+            f"Groups for {kind}s must permute positions, got {names}. Use "
+            f"{', '.join(POSITION_GROUPS)}, or a file of permutations."
+        )
+
+
+# Groups of the user that permute positions
+
+
+def permutes_positions(groups: Sequence[UserGroup] | None) -> bool:
+    """Return whether a group permutes positions instead of transforming a grid."""
+    return any(
+        group in POSITION_GROUPS if isinstance(group, str) else group.permutations is not None
+        for group in groups or ()
+    )
+
+
+def permutation_network(
+    shape: Sequence[int], outputs: int, groups: Sequence[Group], free: bool, add_channel: bool
+) -> nn.Module:
+    """Return two layers with a path per group, a mean over positions, and two dense layers.
+
+    Args:
+        shape: [channels, *positions].
+        outputs: number of outputs.
+        groups: groups on the positions.
+        free: whether to add a free path to each of the two layers.
+        add_channel: whether the inputs lack the channel dimension.
+    """
+    channels, *positions = shape
+    layers: list[nn.Module] = [nn.Unflatten(1, (1, *positions))] if add_channel else []
+    width = PERMUTATION_WIDTH
+    for c in (channels, width):
+        equivariant = relaxed_over(c, width, groups, positions, free=False)
+        paths = [equivariant.path(i) for i in range(len(groups))]
+        if free:
+            paths.append(_free_path(c, width, positions))
+        layers += [Relaxed(paths), nn.Tanh()]
+    head = [nn.Linear(width, width), nn.Tanh(), nn.Linear(width, outputs)]
+    return nn.Sequential(*layers, SetPool("mean"), *head)
+
+
+def describe_invariance(names: Sequence[str], network: str, reading: Reading) -> str:
+    """Return a headline: the groups under which a candidate is invariant.
+
+    Args:
+        names: names of the groups.
+        network: name of the candidate; the name of a group if that is built in.
+        reading: its reading, with an equivariance error for every group.
+    """
+    if network in names:
+        return f"Invariant under {network}: {_label(network)} has the highest evidence."
+    errors = {name: reading.equivariance_error[name] for name in names}
+    kept = [name for name in names if errors[name] < SMALL_ERROR]
+    if not kept:
+        nearest = min(errors, key=lambda name: errors[name])
+        change = f"{nearest} changes the output by {percent(errors[nearest])}"
+        return f"Not invariant under {' or '.join(names)} ({change})."
+    supports = [support for layer in reading.layers for support in layer.symmetry]
+    largest = {support.group for support in supports if support.largest} & {*kept} or {*kept}
+    named = [name for name in kept if name in largest]
+    change = percent(max(errors[name] for name in named))
+    effect = f"transforming the input changes the output by {change}"
+    return f"Invariant under {join_names(named)} ({effect})."
+
+
+def _label(group: str) -> str:
+    return f"a network with {group} built in"
+
+
+def permutation_family(data: Dataset, groups: Sequence[UserGroup]) -> Family:
+    """Return the networks for data whose positions are permuted by groups.
+
+    The equivariant maps of two groups overlap, and both paths would share the overlap. So with
+    several groups, the relaxed network also has a path for the symmetric group: it contains every
+    other group, and its maps are the ones they have in common.
+
+    Raises:
+        ValueError: groups that do not act on the positions of the data, groups with the same name,
+            or a group whose path has too many weights.
+    """
+    shape = tuple(data.x.shape[1:])
+    shape = {"vector": (1, *shape), "set": shape[::-1]}.get(data.kind, shape)
+    position_groups = [_on_positions(group, data, shape[1:]) for group in groups]
+    needs_symmetric = len(groups) > 1 and not any(g.is_symmetric for g in position_groups)
+    common = [symmetric(position_groups[0].size)] if needs_symmetric else []
+    by_name = {group.name: group for group in (*position_groups, *common)}
+    _check_candidate_names([group.name for group in (*position_groups, *common)])
+    build = partial(permutation_network, shape, data.outputs, add_channel=data.kind == "vector")
+    relaxed = partial(build, [*common, *position_groups], free=True)
+    with torch.random.fork_rng([]):
+        relaxed()  # raises if the paths cannot be combined
+    structures = [
+        Structure("relaxed", relaxed, "a relaxed network"),
+        *(
+            Structure(g.name, partial(build, [g], free=False), _label(g.name))
+            for g in position_groups
+        ),
+        _fully_connected(shape, data.outputs),
+    ]
+    return Family(structures, describe=partial(describe_invariance, [*by_name]), groups=by_name)
+
+
+def _check_candidate_names(names: Sequence[str]) -> None:
+    """Raise ValueError unless the folder names of all candidates differ."""
+    reserved = ("relaxed", "fully connected")
+    if len({slug(name) for name in (*reserved, *names)} - {""}) < len(names) + len(reserved):
+        raise ValueError(
+            "Groups need different names with letters or digits, other than "
+            f"{join_names(reserved)}; got {join_names(names)}. Rename a group."
+        )
+
+
+def _on_positions(group: UserGroup, data: Dataset, positions: Sequence[int]) -> Group:
+    """Return a group on the positions of the data.
+
+    Raises:
+        ValueError: an unknown name, a group on another number of positions, or too many weights.
+    """
+    n = math.prod(positions)
+    if isinstance(group, str):
+        known = [*POSITION_GROUPS, "translation"]
+        if group not in known:
+            raise ValueError(
+                f"{data.source}: unknown group {group!r} for {plural(data.kind)}. Use "
+                f"{', '.join(known)}, or a file of permutations."
+            )
+        group = POSITION_GROUPS[group](n) if group in POSITION_GROUPS else translations(positions)
+    if group.permutations is None or group.size != n:
+        acts = f"{'matrices' if group.permutations is None else 'permutations'} of {group.size}"
+        raise ValueError(
+            f"Group {group.name} consists of {acts}, but {plural(data.kind)} of "
+            f"{' x '.join(map(str, data.x.shape[1:]))} need permutations of {n} positions."
+        )
+    maps = equivariant_maps(defining(group), defining(group)).count
+    max_maps = MAX_PATH_WEIGHTS // PERMUTATION_WIDTH**2
+    if maps > max_maps:
+        raise ValueError(
+            f"Group {group.name} has {maps:,} equivariant maps on {n} positions; at most "
+            f"{max_maps:,} are supported. Add generators, or remove positions."
+        )
+    return group
+
+
+IMAGE_WORDING = Wording(
+    "Translation-invariant: position does not matter.",
+    "Not translation-invariant: position matters.",
+)
+_SERIES_WORDING = Wording(
+    "Invariant to shifts in time: it does not matter when something happens.",
+    "Not invariant to shifts in time: it matters when something happens.",
+    {r"\bon position\b": "on time"},
+)
+_SET_WORDING = Wording(
+    "Permutation-invariant: the order of the points does not matter.",
+    "Not permutation-invariant: the order of the points matters.",
+    {r"\bS\d+-equivariant": "permutation-equivariant"},
+)
+register_kind(DataKind("image", _grid_candidates, IMAGE_WORDING))
+register_kind(DataKind("volume", _grid_candidates, IMAGE_WORDING))
+register_kind(DataKind("series", _grid_candidates, _SERIES_WORDING))
+register_kind(DataKind("set", _set_candidates, _SET_WORDING))
+register_kind(DataKind("vector", _vector_candidates))
