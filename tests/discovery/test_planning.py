@@ -11,7 +11,7 @@ import torch
 import symrazor as sr
 from symrazor.core.likelihood import Categorical, Gaussian
 from symrazor.data import dataset
-from symrazor.discovery import budget, comparison, digits
+from symrazor.discovery import api, budget, digits
 from symrazor.discovery.answer import (
     Answer,
     Candidate,
@@ -164,9 +164,9 @@ def test_refit_uses_the_precisions_of_its_plan(
     learned = {name: 0.5 + 0.25 * number for number, name in enumerate(names)}
     # No evidence step, which would change the precisions.
     never = {"epochs": 1, "burn_in": 10**9}
-    monkeypatch.setattr(comparison, "timed_config", lambda config, *_: config.change(**never))
+    monkeypatch.setattr(api, "timed_config", lambda config, *_: config.change(**never))
     plan = RefitPlan("relaxed", 1, 64, 1, learned)
-    found = comparison._refit(asked, plan, FitConfig(), Options(device="cpu"))
+    found = api._refit(asked, plan, FitConfig(), Options(device="cpu"))
     assert {k: float(v) for k, v in found.fit.razor.prior.precisions.items()} == pytest.approx(
         learned
     )
@@ -256,9 +256,10 @@ def test_the_final_network_is_saved(tmp_path: Path) -> None:
     assert answer.final.name == answer.best.name
     assert len(answer.final.fit.history) > len(answer.best.fit.history)
     assert "After the final training its mean squared error on held-out data is" in found.verdict
+    preparation = found.results[0].preparation
+    assert preparation is not None
     with torch.no_grad():
-        prepared = found.results[0].prepared(x[:5])
-        expected = answer.final.fit.model(prepared)
+        expected = answer.final.fit.model(preparation.inputs(x[:5]))
         y = found.results[0].data.y
         assert y is not None
         expected = expected * y.std(0, correction=0) + y.mean(0)

@@ -11,7 +11,7 @@ from torch import nn
 
 import symrazor as sr
 from symrazor.data import Dataset, dataset, datasets
-from symrazor.discovery import DataKind, Family, Structure, Wording, candidates, register_kind
+from symrazor.discovery import DataKind, Family, Structure, Wording, families, register_kind
 from symrazor.discovery.question import UserGroup
 from symrazor.layers import FC, Circulant, Relaxed
 from symrazor.runs.predictions import predict
@@ -40,7 +40,7 @@ def _candidates(data: Dataset, groups: Sequence[UserGroup] | None) -> Family:
 @pytest.fixture
 def ring(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Register rings of seven sites for one test."""
-    monkeypatch.setattr(candidates, "_KINDS", dict(candidates._KINDS))
+    monkeypatch.setattr(families, "_KINDS", dict(families._KINDS))
     monkeypatch.setattr(datasets, "SHAPES", dict(datasets.SHAPES))
     monkeypatch.setattr(datasets, "_RECOGNISERS", {})
     axes = "[n, channels, sites]"
