@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from symrazor.invariance import Augment, Augmented, Blur, TimeShift, Transformation, affine
-from symrazor.invariance.copies import lattice
+from symrazor.invariance.averaged_network import lattice
 from symrazor.invariance.pose_energies import (
     POSES_PER_GENERATOR,
     energy_profiles,

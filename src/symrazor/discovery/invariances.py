@@ -28,8 +28,7 @@ from symrazor.discovery.question import (
     select,
     subsample,
 )
-from symrazor.invariance.averaged_network import Augmented, Average
-from symrazor.invariance.copies import Augment
+from symrazor.invariance.averaged_network import Augment, Augmented, Average
 from symrazor.invariance.transformation import Flips, affine
 from symrazor.symmetry.verdict import invariance_sentence
 from symrazor.training.fit import Fit, fit

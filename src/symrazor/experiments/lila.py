@@ -16,7 +16,7 @@ from symrazor.experiments.options import OfTable
 from symrazor.experiments.results import Run
 from symrazor.groups.lie import affine2
 from symrazor.invariance import Augment, Augmented, Average, Flips, affine
-from symrazor.invariance.copies import UNMEASURED
+from symrazor.invariance.averaged_network import UNMEASURED
 from symrazor.invariance.lie_distributions import Widths
 from symrazor.training.augmentation_baselines import (
     LikelihoodConfig,

@@ -5,8 +5,7 @@
 hyperparameters. May import: `inference`, `groups`, `data` and the packages below them.
 """
 
-from symrazor.invariance.averaged_network import Augmented, Average
-from symrazor.invariance.copies import Augment, Mixture
+from symrazor.invariance.averaged_network import Augment, Augmented, Average, Mixture
 from symrazor.invariance.features import (
     Averaged,
     Features,

@@ -20,8 +20,7 @@ from torch import Tensor
 
 from symrazor.data import Tensors
 from symrazor.data.batches import check_lengths
-from symrazor.invariance.averaged_network import Augmented
-from symrazor.invariance.copies import Augment, lattice
+from symrazor.invariance.averaged_network import Augment, Augmented, lattice
 from symrazor.invariance.transformation import Choice, Lie, Transformation
 
 POSES_PER_GENERATOR, SWEEPS = 64, 2

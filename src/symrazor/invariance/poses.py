@@ -35,8 +35,7 @@ from jaxtyping import Float, Int, Int64
 from torch import Tensor
 
 from symrazor.data import Tensors
-from symrazor.invariance.averaged_network import Augmented
-from symrazor.invariance.copies import UNMEASURED, Augment
+from symrazor.invariance.averaged_network import UNMEASURED, Augment, Augmented
 from symrazor.invariance.pose_energies import (
     POSES_PER_GENERATOR,
     SWEEPS,

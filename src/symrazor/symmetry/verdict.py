@@ -24,8 +24,7 @@ from typing import Literal, get_args
 
 from torch import nn
 
-from symrazor.invariance.averaged_network import Augmented
-from symrazor.invariance.copies import MIN_WIDTH
+from symrazor.invariance.averaged_network import MIN_WIDTH, Augmented
 from symrazor.layers.relaxed import Relaxed
 
 FREE_SHARE = 0.05

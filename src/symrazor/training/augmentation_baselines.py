@@ -30,8 +30,7 @@ from symrazor.core.likelihood import Likelihood, as_likelihood, check_compatible
 from symrazor.core.parameters import Hyper, eval_mode, hyperparameters, real, weights
 from symrazor.core.validation import check_types
 from symrazor.data import TensorLoader, Tensors, check_batch
-from symrazor.invariance.averaged_network import Augmented
-from symrazor.invariance.copies import Augment
+from symrazor.invariance.averaged_network import Augment, Augmented
 from symrazor.invariance.transformation import Choice, QuarterTurns
 from symrazor.training.evidence_training import outputs
 from symrazor.training.loop import Loop, Task

@@ -32,8 +32,7 @@ from symrazor.data import TensorLoader, Tensors, check_batch
 from symrazor.inference.posterior import How, Posterior, Prediction
 from symrazor.inference.razor import Razor
 from symrazor.inference.razor_config import RazorConfig
-from symrazor.invariance.averaged_network import Augmented
-from symrazor.invariance.copies import Augment
+from symrazor.invariance.averaged_network import Augment, Augmented
 from symrazor.invariance.poses import MAX_POSE_DATA, find_reach_
 from symrazor.layers.path import is_symrazor_module
 from symrazor.layers.relaxed import FREE_PATH_PRECISION, spatial_layers, start_near_
