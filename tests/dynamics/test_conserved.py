@@ -1,6 +1,7 @@
 """Networks, flows and averages, against automatic differentiation and exact flows."""
 
 import math
+from typing import get_args
 
 import pytest
 import torch
@@ -8,16 +9,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from symrazor.dynamics import measures
 from symrazor.dynamics.algebra import Algebra, rotations, unitary
 from symrazor.dynamics.analysis import parallelness
 from symrazor.dynamics.conserved import ConservedQuantities, Quadratic, cap_norm
 from symrazor.dynamics.hamiltonian import (
     ACTIVATIONS,
     Activation,
+    Draws,
     Energy,
+    FlowTimes,
     Hamiltonian,
     HamiltonianNetwork,
+    Measure,
     SymmetrisedNetwork,
 )
 from symrazor.dynamics.mechanics import gradient, is_symplectic, poisson_bracket
@@ -148,7 +151,7 @@ def test_symmetrised_gradient_matches_autograd_of_the_average(C: ConservedQuanti
 def test_average_over_rotations_conserves_their_generator() -> None:
     """Check Noether's theorem for an average over a full turn, up to rounding errors."""
     C = unitary(1).quadratic().double()
-    tau = measures.FlowTimes(1, "cube", "quasi")(1, 64, torch.Generator().manual_seed(0))
+    tau = FlowTimes(1, "cube", "quasi")(1, 64, torch.Generator().manual_seed(0))
     H = Hamiltonian(_energy(draws=1, phase=2), C.flows(tau.double()))
     x = torch.randn(6, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
 
@@ -163,13 +166,11 @@ def test_average_over_rotations_conserves_their_generator() -> None:
     assert poisson_bracket(quantity, lambda x: plain(x[None])[0], x).abs().max() > 1e-2
 
 
-@pytest.mark.parametrize("measure", measures.MEASURES)
+@pytest.mark.parametrize("measure", get_args(Measure))
 @pytest.mark.parametrize("draws", ["independent", "antithetic", "quasi"])
 @pytest.mark.parametrize("K", [1, 3])
-def test_measures_have_expected_moments(
-    measure: measures.Measure, draws: measures.Draws, K: int
-) -> None:
-    tau = measures.FlowTimes(K, measure, draws)(20, 1024, torch.Generator().manual_seed(0)).double()
+def test_measures_have_expected_moments(measure: Measure, draws: Draws, K: int) -> None:
+    tau = FlowTimes(K, measure, draws)(20, 1024, torch.Generator().manual_seed(0)).double()
     variance = {
         "cube": 1 / 3,
         "ball": 1 / (K + 2),
@@ -190,8 +191,8 @@ def test_measures_have_expected_moments(
 
 
 def test_quasi_monte_carlo_reduces_integration_error() -> None:
-    def spread(draws: measures.Draws) -> float:
-        tau = measures.FlowTimes(1, "cube", draws)(200, 16, torch.Generator().manual_seed(0))
+    def spread(draws: Draws) -> float:
+        tau = FlowTimes(1, "cube", draws)(200, 16, torch.Generator().manual_seed(0))
         return float((math.pi * tau).cos().square().mean((1, 2)).std())
 
     assert spread("quasi") < 1e-5 < spread("antithetic")
@@ -199,8 +200,8 @@ def test_quasi_monte_carlo_reduces_integration_error() -> None:
 
 def test_invalid_arguments_raise() -> None:
     with pytest.raises(ValueError, match="Unknown measure 'sphere'. Choose one of cube"):
-        measures.FlowTimes(1, "sphere")  # type: ignore[arg-type]
+        FlowTimes(1, "sphere")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="needs count >= 1 and std > 0"):
         Quadratic(2, 1, std=0.0)
     with pytest.raises(ValueError, match="have 1 flows, but the flow times have dimension 2"):
-        SymmetrisedNetwork(HamiltonianNetwork(2), Quadratic(2, 1), measures.FlowTimes(2))
+        SymmetrisedNetwork(HamiltonianNetwork(2), Quadratic(2, 1), FlowTimes(2))

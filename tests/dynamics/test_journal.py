@@ -13,9 +13,8 @@ from symrazor import dynamics
 from symrazor.dynamics import journal as journals
 from symrazor.dynamics.config import TrainConfig
 from symrazor.dynamics.conserved import Quadratic
-from symrazor.dynamics.hamiltonian import HamiltonianNetwork, SymmetrisedNetwork
+from symrazor.dynamics.hamiltonian import FlowTimes, HamiltonianNetwork, SymmetrisedNetwork
 from symrazor.dynamics.journal import Journal
-from symrazor.dynamics.measures import FlowTimes
 from symrazor.dynamics.selection import train_and_select
 from symrazor.dynamics.systems import oscillators
 from symrazor.dynamics.trained import Record, Trained

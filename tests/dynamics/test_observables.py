@@ -5,8 +5,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from symrazor.dynamics.hamiltonian import Hamiltonian, HamiltonianNetwork, SymmetrisedNetwork
-from symrazor.dynamics.measures import FlowTimes
+from symrazor.dynamics.hamiltonian import (
+    FlowTimes,
+    Hamiltonian,
+    HamiltonianNetwork,
+    SymmetrisedNetwork,
+)
 from symrazor.dynamics.observables import (
     AnyFunctions,
     Combination,

@@ -16,8 +16,8 @@ from symrazor.dynamics.conserved import (
     monomial_gradients,
     orthonormalise,
 )
-from symrazor.dynamics.hamiltonian import HamiltonianNetwork, SymmetrisedNetwork
-from symrazor.dynamics.measures import FlowTimes
+from symrazor.dynamics.hamiltonian import FlowTimes, HamiltonianNetwork, SymmetrisedNetwork
+from symrazor.dynamics.mechanics import symplectic_form
 from symrazor.dynamics.observables import Combination
 from symrazor.dynamics.proposals import (
     RELATIVE_FLOW_LENGTH,
@@ -62,19 +62,19 @@ def test_most_conserved_ranks_true_invariants_first(
 
 @pytest.mark.parametrize("m", [1, 2, 9])
 def test_free_span_has_orthogonal_gradients_of_fixed_length(m: int) -> None:
-    """Check it for perturbed coefficients."""
+    """Check that for perturbed coefficients."""
     g = torch.Generator().manual_seed(0)
     x = 2 * torch.randn(300, 6, generator=g, dtype=torch.float64) + 0.5
-    rounded = FreeSpan(torch.randn(m, 27, generator=g), x, 0.7, Quadratic(6, 1))
+    span = FreeSpan(torch.randn(m, 27, generator=g), x, 0.7, Quadratic(6, 1))
     with torch.no_grad():
-        rounded.coefficients.add_(0.2 * torch.randn(rounded.coefficients.shape, generator=g))
-    slopes = torch.einsum("kij,nj->nki", rounded.A.double(), x) + rounded.b.double()
+        span.coefficients.add_(0.2 * torch.randn(span.coefficients.shape, generator=g))
+    slopes = torch.einsum("kij,nj->nki", span.A.double(), x) + span.b.double()
     inner = torch.einsum("nki,nli->kl", slopes, slopes) / len(x)
     expected = 0.49 * torch.eye(m, dtype=torch.float64)
     torch.testing.assert_close(inner.detach(), expected, rtol=0, atol=2e-4)
-    parts = torch.cat([rounded.A, rounded.b[..., None]], dim=-1)
-    torch.testing.assert_close(rounded.generators(), rounded.J @ parts)
-    assert rounded.count == m and rounded.flow_count == m
+    parts = torch.cat([span.A, span.b[..., None]], dim=-1)
+    torch.testing.assert_close(span.generators(), symplectic_form(3).float() @ parts)
+    assert span.count == m and span.flow_count == m
 
 
 def test_orthonormalise_matches_eigendecomposition() -> None:

@@ -9,13 +9,11 @@ import torch
 from dynamics_case import proposal_template
 
 from symrazor.dynamics import analysis, proposals, selection, systems
-from symrazor.dynamics.algebra import energies, generators, nbody_invariants, unitary
+from symrazor.dynamics.algebra import energies, full_group, generators, nbody_invariants, unitary
 from symrazor.dynamics.config import TrainConfig
 from symrazor.dynamics.conserved import FreeSpan, Quadratic
-from symrazor.dynamics.group import full_group
-from symrazor.dynamics.hamiltonian import HamiltonianNetwork, SymmetrisedNetwork
+from symrazor.dynamics.hamiltonian import FlowTimes, HamiltonianNetwork, SymmetrisedNetwork
 from symrazor.dynamics.likelihoods import Noise
-from symrazor.dynamics.measures import FlowTimes
 from symrazor.dynamics.observables import Combination
 from symrazor.dynamics.proposals import (
     canonical_span,

@@ -4,16 +4,14 @@
 May import: `training`, `inference`, `data` and the packages below them.
 """
 
-from symrazor.dynamics.algebra import Algebra
+from symrazor.dynamics.algebra import Algebra, full_group
 from symrazor.dynamics.analysis import describe, parallelness, quadratic_invariants, spectrum
 from symrazor.dynamics.config import DiscoverConfig, TrainConfig
 from symrazor.dynamics.conserved import FreeSpan, Quadratic
 from symrazor.dynamics.discovery import discover
-from symrazor.dynamics.group import full_group
-from symrazor.dynamics.hamiltonian import HamiltonianNetwork, SymmetrisedNetwork
+from symrazor.dynamics.hamiltonian import FlowTimes, HamiltonianNetwork, SymmetrisedNetwork
 from symrazor.dynamics.journal import Journal
 from symrazor.dynamics.likelihoods import velocities
-from symrazor.dynamics.measures import FlowTimes
 from symrazor.dynamics.observables import (
     Combination,
     Network,

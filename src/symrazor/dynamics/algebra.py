@@ -1,23 +1,44 @@
-r"""Lie algebras of quadratic conserved quantities: known ones, and closure under commutators.
+r"""Lie algebras of quadratic conserved quantities, and the groups that they generate.
 
 Quadratic functions of the state are closed under Poisson brackets. As generators $(JA \mid Jb)$
 they form a matrix algebra; the inner product is the Frobenius product.
+
+Quantities that are closed under the Poisson bracket generate a group. The generator matrices
+determine how long the flows have to be. A generator with an imaginary spectrum rotates the state
+and has a period. A nilpotent generator translates or shears it without bound; its flow covers the
+spread of the data. A shear along directions that are translated anyway, such as the flow of a
+product of two conserved momenta, reaches no new state and is left out of the average.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations, combinations_with_replacement
+from typing import Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from symrazor.dynamics.conserved import Quadratic
-from symrazor.dynamics.mechanics import degrees_of_freedom, symplectic_form
+from symrazor.dynamics.conserved import FixedSpan, Quadratic
+from symrazor.dynamics.hamiltonian import FlowTimes, SymmetrisedNetwork
+from symrazor.dynamics.mechanics import apply_symplectic_form
 
+FlowKind = Literal["rotation", "translation", "shear"]
+FLOW_ORDER: tuple[FlowKind, ...] = ("rotation", "translation", "shear")
+CLOSURE_TOLERANCE = 1e-9
+"""Largest fraction of the commutators outside the span, for matrices with integer entries."""
+DOUBLINGS = 20
+"""Doublings of half a turn: a rotation is still bounded after a million half turns."""
+MAX_ROTATION_NORM = 1e3
+"""Largest norm of a rotation; even linear growth leads far above after `DOUBLINGS`."""
+MAX_PERIODS = 6
+"""Periods of the lowest frequency after which all other frequencies must be periodic too."""
 MIN_COMMUTATOR_NORM = 0.2
 """Lower bound of the denominator of `Closure.outside`, for generators that nearly commute."""
 AXES = "xyzwuv"
+Term = tuple[str, Sequence[tuple[Tensor, Tensor]], Tensor | None]
+"""A quantity: its name, its products of linear forms, and its linear part."""
 
 
 @dataclass(frozen=True)
@@ -52,17 +73,13 @@ class Algebra:
 
 def generators(A: Float[Tensor, "k d d"], b: Float[Tensor, "k d"]) -> Float[Tensor, "k d e"]:
     r"""Return $(J A \mid J b)$ in float64 on the CPU."""
-    A, b = A.detach().double().cpu(), b.detach().double().cpu()
-    J = symplectic_form(degrees_of_freedom(A.shape[-1]))
-    return torch.cat([J @ A, (b @ J.mT)[..., None]], dim=-1)
+    A_and_b = torch.cat([A, b[..., None]], dim=-1).detach().double().cpu()
+    return apply_symplectic_form(A_and_b, dim=-2)
 
 
-def from_generators(
-    generator: Float[Tensor, "k d e"],
-) -> tuple[Float[Tensor, "k d d"], Float[Tensor, "k d"]]:
-    r"""Return A and b from $(JA \mid Jb)$, by $J^{-1} = -J$."""
-    J = symplectic_form(degrees_of_freedom(generator.shape[-2]))
-    A_and_b = -J @ generator
+def from_generators(generator: Float[Tensor, "k d e"]) -> tuple[Tensor, Tensor]:
+    r"""Return A [k, d, d] and b [k, d] from $(JA \mid Jb)$, by $J^{-1} = -J$."""
+    A_and_b = -apply_symplectic_form(generator, dim=-2)
     return A_and_b[..., :-1], A_and_b[..., -1]
 
 
@@ -94,9 +111,14 @@ class Closure:
         return bool(self.constants.abs().max() < 1e-6) if self.constants.numel() else True
 
 
+def square_generators(generator: Float[Tensor, "*m d e"]) -> Float[Tensor, "*m e e"]:
+    """Append a row of zeros: the generators of affine flows as matrices that act on (x, 1)."""
+    return torch.nn.functional.pad(generator, (0, 0, 0, 1))
+
+
 def commutators(directions: Float[Tensor, "m d e"]) -> Float[Tensor, "m m d e"]:
     """Return all commutators of affine generators."""
-    square = torch.nn.functional.pad(directions, (0, 0, 0, 1))
+    square = square_generators(directions)
     products = square[:, None] @ square[None]
     return (products - products.transpose(0, 1))[..., :-1, :]
 
@@ -115,31 +137,17 @@ def closure(directions: Float[Tensor, "m d e"]) -> Closure:
 # ---------------------------------------------------------------------------------- known algebras
 
 
-class _Builder:
-    """Collects named sums of products of coordinates."""
-
-    def __init__(self, phase: int) -> None:
-        self.phase = phase
-        self.names: list[str] = []
-        self.A: list[Tensor] = []
-        self.b: list[Tensor] = []
-
-    def add(
-        self,
-        name: str,
-        products: Sequence[tuple[Tensor, Tensor]] = (),
-        linear: Tensor | None = None,
-    ) -> None:
-        r"""Add the quantity $\sum (u \cdot x)(v \cdot x) + b \cdot x$."""
-        A = torch.zeros(self.phase, self.phase, dtype=torch.float64)
+def _algebra(phase: int, terms: Sequence[Term]) -> Algebra:
+    r"""Return the quantities $\sum (u \cdot x)(v \cdot x) + b \cdot x$."""
+    zero = torch.zeros(phase, dtype=torch.float64)
+    matrices, linear = [], []
+    for _, products, b in terms:
+        A = torch.zeros(phase, phase, dtype=torch.float64)
         for u, v in products:
             A = A + torch.outer(u, v) + torch.outer(v, u)
-        self.names.append(name)
-        self.A.append(A)
-        self.b.append(torch.zeros(self.phase, dtype=torch.float64) if linear is None else linear)
-
-    def build(self) -> Algebra:
-        return Algebra(tuple(self.names), torch.stack(self.A), torch.stack(self.b))
+        matrices.append(A)
+        linear.append(zero if b is None else b)
+    return Algebra(tuple(name for name, *_ in terms), torch.stack(matrices), torch.stack(linear))
 
 
 def unitary(n: int) -> Algebra:
@@ -148,16 +156,15 @@ def unitary(n: int) -> Algebra:
     These are the energies $\tfrac12(q_i^2 + p_i^2)$, the exchanges $q_i q_j + p_i p_j$ and the
     angular momenta $q_i p_j - q_j p_i$.
     """
-    unit = torch.eye(2 * n, dtype=torch.float64)
-    q, p = unit[:n], unit[n:]
-    builder = _Builder(2 * n)
+    q, p = torch.eye(2 * n, dtype=torch.float64).chunk(2)
+    terms: list[Term] = []
     for i in range(n):
         name = f"energy {i + 1}" if n > 1 else "energy (rotation of phase space)"
-        builder.add(name, [(q[i] / 2, q[i]), (p[i] / 2, p[i])])
+        terms.append((name, [(q[i] / 2, q[i]), (p[i] / 2, p[i])], None))
     for i, j in combinations(range(n), 2):
-        builder.add(f"exchange {i + 1}{j + 1}", [(q[i], q[j]), (p[i], p[j])])
-        builder.add(f"angular momentum {i + 1}{j + 1}", [(q[i], p[j]), (-q[j], p[i])])
-    return builder.build()
+        terms.append((f"exchange {i + 1}{j + 1}", [(q[i], q[j]), (p[i], p[j])], None))
+        terms.append((f"angular momentum {i + 1}{j + 1}", [(q[i], p[j]), (-q[j], p[i])], None))
+    return _algebra(2 * n, terms)
 
 
 def energies(n: int) -> Algebra:
@@ -168,17 +175,18 @@ def energies(n: int) -> Algebra:
 
 def translations(bodies: int, dimension: int) -> Algebra:
     """Return the algebra of T(d): the total momentum."""
-    builder = _Builder(2 * bodies * dimension)
-    _add_momenta(builder, _centre_and_momentum(bodies, dimension)[1])
-    return builder.build()
+    return _algebra(2 * bodies * dimension, _momenta(bodies, dimension))
+
+
+def rotations(dimension: int) -> Algebra:
+    """Return the algebra of SO(d) about the origin: the angular momentum of one body."""
+    return _algebra(2 * dimension, _angular_momenta(1, dimension))
 
 
 def euclidean(bodies: int, dimension: int) -> Algebra:
     """Return the algebra of SE(d): total momentum and total angular momentum."""
-    builder = _Builder(2 * bodies * dimension)
-    _add_momenta(builder, _centre_and_momentum(bodies, dimension)[1])
-    _add_angular_momenta(builder, bodies, dimension)
-    return builder.build()
+    terms = _momenta(bodies, dimension) + _angular_momenta(bodies, dimension)
+    return _algebra(2 * bodies * dimension, terms)
 
 
 def nbody_invariants(bodies: int, dimension: int, masses: Sequence[float] | None = None) -> Algebra:
@@ -187,23 +195,14 @@ def nbody_invariants(bodies: int, dimension: int, masses: Sequence[float] | None
     These are the total momenta, the total angular momenta, the angular momenta of the centre of
     mass, and the products of total momenta: $2d + 3d(d-1)/2$ in d dimensions, 7 in the plane.
     """
-    builder = _Builder(2 * bodies * dimension)
     X, P = _centre_and_momentum(bodies, dimension, masses)
-    _add_momenta(builder, P)
-    _add_angular_momenta(builder, bodies, dimension)
+    terms = _momenta(bodies, dimension) + _angular_momenta(bodies, dimension)
     for i, j in combinations(range(dimension), 2):
         name = f"angular momentum of the centre of mass {_plane(i, j, dimension)}".rstrip()
-        builder.add(name, [(X[i], P[j]), (-X[j], P[i])])
+        terms.append((name, [(X[i], P[j]), (-X[j], P[i])], None))
     for i, j in combinations_with_replacement(range(dimension), 2):
-        builder.add(f"momentum {AXES[i]} x momentum {AXES[j]}", [(P[i], P[j])])
-    return builder.build()
-
-
-def rotations(dimension: int) -> Algebra:
-    """Return the algebra of SO(d) about the origin: the angular momentum of one body."""
-    builder = _Builder(2 * dimension)
-    _add_angular_momenta(builder, 1, dimension)
-    return builder.build()
+        terms.append((f"momentum {AXES[i]} x momentum {AXES[j]}", [(P[i], P[j])], None))
+    return _algebra(2 * bodies * dimension, terms)
 
 
 def _centre_and_momentum(
@@ -218,21 +217,144 @@ def _centre_and_momentum(
     return torch.cat([X.view(dimension, -1), zero], 1), torch.cat([zero, P.view(dimension, -1)], 1)
 
 
-def _add_momenta(builder: _Builder, P: Float[Tensor, "axes d"]) -> None:
-    for axis, row in enumerate(P):
-        builder.add(f"momentum {AXES[axis]}", linear=row)
+def _momenta(bodies: int, dimension: int) -> list[Term]:
+    _, P = _centre_and_momentum(bodies, dimension)
+    return [(f"momentum {AXES[axis]}", [], row) for axis, row in enumerate(P)]
 
 
-def _add_angular_momenta(builder: _Builder, bodies: int, dimension: int) -> None:
-    n = bodies * dimension
-    unit = torch.eye(2 * n, dtype=torch.float64)
+def _angular_momenta(bodies: int, dimension: int) -> list[Term]:
+    q, p = torch.eye(2 * bodies * dimension, dtype=torch.float64).chunk(2)
+    terms: list[Term] = []
     for i, j in combinations(range(dimension), 2):
         products = []
-        for body in range(bodies):
-            a, b = body * dimension + i, body * dimension + j
-            products += [(unit[a], unit[n + b]), (-unit[b], unit[n + a])]
-        builder.add(f"angular momentum {_plane(i, j, dimension)}".rstrip(), products)
+        for first in range(0, bodies * dimension, dimension):
+            products += [(q[first + i], p[first + j]), (-q[first + j], p[first + i])]
+        terms.append((f"angular momentum {_plane(i, j, dimension)}".rstrip(), products, None))
+    return terms
 
 
 def _plane(i: int, j: int, dimension: int) -> str:
     return AXES[i] + AXES[j] if dimension > 2 else ""
+
+
+# ------------------------------------------------------------------------------------------- group
+
+
+class GroupOrbits(FixedSpan):
+    """Quantities of an algebra, averaged over the flows of the first few.
+
+    Args:
+        span: the quantities, and the flow time scale.
+        order: permutation of the quantities; those to average over come first.
+        lengths: flow lengths, in the order of `span`.
+        times: flow times; their dimension is the number of flows.
+    """
+
+    def __init__(
+        self, span: FixedSpan, order: Sequence[int], lengths: Float[Tensor, "k"], times: FlowTimes
+    ) -> None:
+        index = torch.tensor(order, device=span.A_basis.device)
+        mix = torch.diag(lengths.to(span.mix)[index])
+        super().__init__(span.A_basis[index], span.b_basis[index], mix, span)
+        self.flow_count = times.dimension
+        # Raise the cap to the longest possible flow, so that none is cut short.
+        stacked = self.flow_generators().detach().double().flatten(1)
+        longest = self.scale * float(torch.linalg.matrix_norm(stacked, 2))
+        if times.measure in ("cube", "gaussian"):
+            longest *= math.sqrt(self.flow_count)
+        self.norm_cap = max(span.norm_cap, longest)
+
+    def flow_generators(self) -> Float[Tensor, "m e e"]:
+        """Return square generators on (x, 1) of the quantities that are averaged over."""
+        return super().flow_generators()[: self.flow_count]
+
+
+@torch.no_grad()
+def full_group(
+    model: SymmetrisedNetwork, x: Float[Tensor, "n d"]
+) -> tuple[GroupOrbits, FlowTimes] | None:
+    """Return the group that the rounded quantities of a model generate, and its flow times.
+
+    Args:
+        model: with rounded quantities (`FixedSpan`).
+        x: states of the data.
+
+    Returns:
+        Quantities with flows over full periods, or over the spread of the data. None if the
+        quantities are not rounded, not closed, or have unbounded flows that are not translations
+        or shears, as of an indefinite energy.
+    """
+    span, times = model.conserved, model.times
+    if not isinstance(span, FixedSpan) or times is None:
+        return None
+    G = generators(span.A_basis, span.b_basis)
+    kinds = [classify_flow(g) for g in G]
+    if None in kinds or closure(G).outside > CLOSURE_TOLERANCE:
+        return None
+    order = sorted(range(len(G)), key=lambda k: FLOW_ORDER.index(kinds[k] or "shear"))
+    averaged = [k for k in order if kinds[k] != "shear"]
+    if not generate_same_orbits(G, averaged):
+        averaged = order
+    states = x.detach().double().cpu()
+    lengths = [half_range(g, states, kind == "rotation") for g, kind in zip(G, kinds, strict=True)]
+    group_times = FlowTimes(len(averaged), times.measure, times.draws)
+    if len(averaged) == 1:
+        group_times = FlowTimes(1, "cube", "quasi")
+    group = GroupOrbits(span, order, torch.tensor(lengths) / span.scale, group_times)
+    return group.requires_grad_(False), group_times
+
+
+def classify_flow(generator: Float[Tensor, "d e"]) -> FlowKind | None:
+    r"""Classify the flow of $(JA \mid Jb)$; None if states may grow without bound."""
+    G = square_generators(generator)
+    G = G / G.norm().clamp_min(1e-300)
+    if torch.linalg.matrix_power(G, len(G)).norm() < CLOSURE_TOLERANCE:
+        return "shear" if bool(generator[:, :-1].any()) else "translation"
+    flow = torch.linalg.matrix_exp(math.pi * G / torch.linalg.eigvals(G).abs().max())
+    for _ in range(DOUBLINGS):
+        flow = flow @ flow
+    return "rotation" if float(flow.norm()) < MAX_ROTATION_NORM else None
+
+
+def half_range(generator: Float[Tensor, "d e"], x: Float[Tensor, "n d"], rotation: bool) -> float:
+    """Return half the range of flow times.
+
+    For a rotation it is half a period, else the spread of the coordinates that move divided by
+    their root mean square speed.
+    """
+    if rotation:
+        return period(square_generators(generator)) / 2
+    moving = generator.abs().sum(dim=1) > 0
+    spread = x[:, moving].var(dim=0, correction=0).sum()
+    speed = (x @ generator[:, :-1].mT + generator[:, -1]).square().sum(dim=1).mean()
+    return float((spread / speed).sqrt())
+
+
+def period(square: Float[Tensor, "e e"]) -> float:
+    """Return the period of a rotation, or that of its lowest frequency if it is not periodic."""
+    rates = torch.linalg.eigvals(square).imag.abs()
+    rates = rates[rates > 1e-6 * rates.max()]
+    lowest = rates.min()
+    for periods in range(1, MAX_PERIODS + 1):
+        turns = periods * rates / lowest
+        if float((turns - turns.round()).abs().max()) < 1e-4:
+            return 2 * math.pi * periods / float(lowest)
+    return 2 * math.pi / float(lowest)
+
+
+def generate_same_orbits(G: Float[Tensor, "k d e"], subset: Sequence[int]) -> bool:
+    """Return whether a subset of generators is closed and spans the same directions at each state.
+
+    Checked at random states, where both must have tangent spaces of the same rank.
+    """
+    few = G[list(subset)]
+    if not len(few) or closure(few).outside > CLOSURE_TOLERANCE:
+        return False
+    random = torch.Generator().manual_seed(0)
+    x = torch.randn(8, G.shape[1], generator=random, dtype=G.dtype)
+
+    ranks = []
+    for generator in (few, G):
+        tangents = torch.einsum("kij,nj->nki", generator[..., :-1], x) + generator[..., -1]
+        ranks.append(torch.linalg.matrix_rank(tangents))
+    return torch.equal(*ranks)

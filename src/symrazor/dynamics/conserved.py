@@ -23,7 +23,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from symrazor.dynamics.mechanics import degrees_of_freedom, symplectic_form
+from symrazor.dynamics.mechanics import apply_symplectic_form, degrees_of_freedom
 from symrazor.linalg.matrix_functions import exponential
 
 Transported = tuple[
@@ -49,19 +49,20 @@ class Flows(ABC):
 
 
 class ConservedQuantities(nn.Module, ABC):
-    """K functions of the state with flows."""
+    r"""K functions of the state with flows.
 
-    scale: float
+    Args:
+        count: K.
+        scale: flow time at $\tau = 1$.
 
-    @property
-    @abstractmethod
-    def count(self) -> int:
-        """K, the number of quantities."""
+    Attributes:
+        flow_count: dimension of the flow times; K unless the model adds or leaves out flows.
+    """
 
-    @property
-    def flow_count(self) -> int:
-        """Dimension of the flow times; K unless the model adds or leaves out flows."""
-        return self.count
+    def __init__(self, count: int, scale: float) -> None:
+        super().__init__()
+        self.count = self.flow_count = count
+        self.scale = scale
 
     @abstractmethod
     def forward(self, x: Float[Tensor, "*n d"]) -> Float[Tensor, "*n k"]:
@@ -118,9 +119,7 @@ class Quadratic(ConservedQuantities):
         generator: for the initial values.
     """
 
-    A_raw: nn.Parameter
     b: nn.Parameter
-    J: Tensor
 
     def __init__(
         self,
@@ -132,18 +131,19 @@ class Quadratic(ConservedQuantities):
         commutators: bool = False,
         generator: torch.Generator | None = None,
     ) -> None:
-        super().__init__()
-        n = degrees_of_freedom(phase)
+        super().__init__(count, scale)
+        degrees_of_freedom(phase)
         std = 0.1 / phase if std is None else std
         if count < 1 or std <= 0:
             raise ValueError(
                 f"Quadratic needs count >= 1 and std > 0, got count={count} and std={std}. Exactly "
                 "zero is a saddle point from which nothing is learned."
             )
-        self.scale, self.norm_cap, self.commutators = scale, norm_cap, commutators
+        self.norm_cap, self.commutators = norm_cap, commutators
+        if commutators:
+            self.flow_count = count * (count + 1) // 2
         self.A_raw = nn.Parameter(std * torch.randn(count, phase, phase, generator=generator))
         self.b = nn.Parameter(std * torch.randn(count, phase, generator=generator))
-        self.register_buffer("J", symplectic_form(n).float(), persistent=False)
 
     @classmethod
     def fixed(cls, A: Float[Tensor, "k d d"], b: Float[Tensor, "k d"] | None = None) -> "Quadratic":
@@ -155,24 +155,17 @@ class Quadratic(ConservedQuantities):
         return quantities.requires_grad_(False)
 
     @property
-    def count(self) -> int:
-        """K."""
-        return len(self.b)
-
-    @property
     def A(self) -> Float[Tensor, "k d d"]:
         """Symmetric matrices of the quadratic parts."""
         return 0.5 * (self.A_raw + self.A_raw.mT)
 
-    def generators(self) -> Float[Tensor, "k d e"]:
-        r"""Return $(J A_k \mid J b_k)$, of shape [K, 2n, 2n + 1]."""
-        J = self.J.to(self.b)
-        return torch.cat([J @ self.A, (self.b @ J.mT)[..., None]], dim=-1)
+    def A_and_b(self) -> Float[Tensor, "k d e"]:
+        r"""Return $(A_k \mid b_k)$, of shape [K, 2n, 2n + 1]."""
+        return torch.cat([self.A, self.b[..., None]], dim=-1)
 
-    @property
-    def flow_count(self) -> int:
-        """K, or K (K + 1) / 2 with commutators."""
-        return self.count * (self.count + 1) // 2 if self.commutators else self.count
+    def generators(self) -> Float[Tensor, "k d e"]:
+        r"""Return $(J A_k \mid J b_k)$."""
+        return apply_symplectic_form(self.A_and_b(), dim=-2)
 
     def flow_generators(self) -> Float[Tensor, "m e e"]:
         """Return square generators on (x, 1): those of the K quantities, then their commutators."""
@@ -190,8 +183,7 @@ class Quadratic(ConservedQuantities):
     def flows(self, tau: Float[Tensor, "r s k"]) -> AffineFlows:
         """Return the flows at these times, by a matrix exponential in float64."""
         Z = torch.einsum("rsk,kij->rsij", tau.to(self.b), self.flow_generators())
-        Z = self.scale * Z.double()
-        Z, over = cap_norm(Z, self.norm_cap)
+        Z, over = cap_norm(self.scale * Z.double(), self.norm_cap)
         E = exponential(Z, self.norm_cap)
         d = Z.shape[-1] - 1
         return AffineFlows(E[..., :d, :d].to(self.b), E[..., :d, d].to(self.b), over.sum().detach())
@@ -226,51 +218,32 @@ class FreeSpan(Quadratic):
         length: float,
         template: Quadratic,
     ) -> None:
-        nn.Module.__init__(self)
-        self.scale, self.norm_cap = template.scale, template.norm_cap
-        self.commutators = False
-        self.length, self.phase = length, x.shape[1]
+        ConservedQuantities.__init__(self, len(coefficients), template.scale)
+        self.norm_cap, self.commutators, self.length = template.norm_cap, False, length
         slopes = monomial_gradients(x.double().cpu())
         metric = torch.einsum("nfd,ngd->fg", slopes, slopes) / len(x)
         start = orthonormalise(coefficients.double().cpu(), metric)
         self.coefficients = nn.Parameter(start.float())
         self.register_buffer("metric", metric.float())
-        A, b = matrices(torch.eye(len(metric)), self.phase)
+        A, b = matrices(torch.eye(len(metric)), x.shape[1])
         # A and b are linear in the coefficients: store (A | b) of every monomial.
-        self.register_buffer(
-            "monomial_matrices", torch.cat([A, b[..., None]], -1), persistent=False
-        )
-        form = symplectic_form(degrees_of_freedom(self.phase)).float()
-        self.register_buffer("J", form, persistent=False)
-
-    @property
-    def normalised(self) -> Float[Tensor, "m f"]:
-        r"""The orthonormalised coefficients $\hat c$."""
-        return self.length * orthonormalise(self.coefficients, self.metric)
-
-    @property
-    def count(self) -> int:
-        """M."""
-        return len(self.coefficients)
+        A_and_b = torch.cat([A, b[..., None]], dim=-1)
+        self.register_buffer("monomial_matrices", A_and_b, persistent=False)
 
     @property
     def A(self) -> Float[Tensor, "m d d"]:
         """Symmetric matrices of the quadratic parts."""
-        return self._A_and_b()[..., :-1]
+        return self.A_and_b()[..., :-1]
 
     @property
     def b(self) -> Float[Tensor, "m d"]:  # type: ignore[override]
         """Linear parts."""
-        return self._A_and_b()[..., -1]
+        return self.A_and_b()[..., -1]
 
-    def generators(self) -> Float[Tensor, "m d e"]:
-        r"""Return $(J A_k \mid J b_k)$."""
-        A_and_b = self._A_and_b()
-        return self.J.to(A_and_b) @ A_and_b
-
-    def _A_and_b(self) -> Float[Tensor, "m d e"]:
+    def A_and_b(self) -> Float[Tensor, "m d e"]:
         r"""Return $(A_k \mid b_k)$ without indexing, which CUDA graphs cannot capture."""
-        return torch.einsum("mf,fij->mij", self.normalised, self.monomial_matrices)
+        normalised = self.length * orthonormalise(self.coefficients, self.metric)
+        return torch.einsum("mf,fij->mij", normalised, self.monomial_matrices)
 
 
 class FixedSpan(Quadratic):
@@ -287,14 +260,11 @@ class FixedSpan(Quadratic):
     b_basis: Tensor
 
     def __init__(self, A: Tensor, b: Tensor, mix: Tensor, template: Quadratic) -> None:
-        nn.Module.__init__(self)
-        self.scale, self.norm_cap = template.scale, template.norm_cap
-        self.commutators = False
+        ConservedQuantities.__init__(self, len(mix), template.scale)
+        self.norm_cap, self.commutators = template.norm_cap, False
         self.mix = nn.Parameter(mix.clone())
         self.register_buffer("A_basis", A)
         self.register_buffer("b_basis", b)
-        form = symplectic_form(degrees_of_freedom(A.shape[-1])).to(mix)
-        self.register_buffer("J", form, persistent=False)
 
     @property
     def A(self) -> Float[Tensor, "k d d"]:

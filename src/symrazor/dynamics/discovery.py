@@ -13,9 +13,8 @@ from torch import Tensor
 
 from symrazor.dynamics.config import DiscoverConfig, TrainConfig
 from symrazor.dynamics.conserved import Quadratic
-from symrazor.dynamics.hamiltonian import HamiltonianNetwork, SymmetrisedNetwork
+from symrazor.dynamics.hamiltonian import FlowTimes, HamiltonianNetwork, SymmetrisedNetwork
 from symrazor.dynamics.journal import Journal
-from symrazor.dynamics.measures import FlowTimes
 from symrazor.dynamics.result import Discovered, describe_quantities
 from symrazor.dynamics.selection import train_and_select
 from symrazor.dynamics.trained import Record, Trained, mean_squared_error

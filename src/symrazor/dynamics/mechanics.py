@@ -54,10 +54,10 @@ def symplectic_form(n: int) -> Float[Tensor, "d d"]:
     return torch.cat([torch.cat([zero, identity], 1), torch.cat([-identity, zero], 1)])
 
 
-def apply_symplectic_form(gradient: Float[Tensor, "*b d"]) -> Float[Tensor, "*b d"]:
+def apply_symplectic_form(gradient: Tensor, dim: int = -1) -> Tensor:
     r"""Return $J \nabla H$: $\dot q = \partial H/\partial p$, $\dot p = -\partial H/\partial q$."""
-    dq, dp = gradient.chunk(2, dim=-1)
-    return torch.cat([dp, -dq], dim=-1)
+    dq, dp = gradient.chunk(2, dim)
+    return torch.cat([dp, -dq], dim)
 
 
 def gradient(scalar: Scalar, x: Float[Tensor, "*b d"]) -> Float[Tensor, "*b d"]:

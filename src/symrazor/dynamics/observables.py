@@ -25,6 +25,7 @@ from symrazor.dynamics.mechanics import apply_symplectic_form, degrees_of_freedo
 
 Function = Callable[[Tensor], Tensor]
 """States [..., d] -> values [...]."""
+States = Float[Tensor, "*n d"]
 FunctionWithGradient = Callable[[Tensor], tuple[Tensor, Tensor]]
 """States [..., d] -> values [...] and gradients [..., d]."""
 
@@ -42,13 +43,11 @@ class Functions(ABC):
         """Return f."""
 
     @abstractmethod
-    def __call__(self, x: Float[Tensor, "*n d"]) -> Float[Tensor, "*n f"]:
+    def __call__(self, x: States) -> Float[Tensor, "*n f"]:
         """Return the values."""
 
     @abstractmethod
-    def gradient(
-        self, x: Float[Tensor, "*n d"], weights: Float[Tensor, "*n f"]
-    ) -> Float[Tensor, "*n d"]:
+    def gradient(self, x: States, weights: Float[Tensor, "*n f"]) -> States:
         r"""Return $\sum_j w_j \nabla f_j(x)$, differentiable in x and w."""
 
     def gradients(self, x: Float[Tensor, "m d"]) -> Float[Tensor, "m f d"]:
@@ -73,7 +72,7 @@ class AnyFunctions(Functions):
     def __len__(self) -> int:
         return len(self.functions)
 
-    def __call__(self, x: Float[Tensor, "*n d"]) -> Float[Tensor, "*n f"]:
+    def __call__(self, x: States) -> Float[Tensor, "*n f"]:
         """Return the values.
 
         Raises:
@@ -88,9 +87,7 @@ class AnyFunctions(Functions):
                 )
         return torch.stack(values, dim=-1)
 
-    def gradient(
-        self, x: Float[Tensor, "*n d"], weights: Float[Tensor, "*n f"]
-    ) -> Float[Tensor, "*n d"]:
+    def gradient(self, x: States, weights: Float[Tensor, "*n f"]) -> States:
         """Return the weighted gradient, keeping the graph."""
         with torch.enable_grad():
             states = x if x.requires_grad else x.detach().requires_grad_()
@@ -146,13 +143,11 @@ class Products(Functions):
     def __len__(self) -> int:
         return len(self.terms)
 
-    def __call__(self, x: Float[Tensor, "*n d"]) -> Float[Tensor, "*n f"]:
+    def __call__(self, x: States) -> Float[Tensor, "*n f"]:
         """Return the products."""
         return reduce(mul, self._factors(x)[0])
 
-    def gradient(
-        self, x: Float[Tensor, "*n d"], weights: Float[Tensor, "*n f"]
-    ) -> Float[Tensor, "*n d"]:
+    def gradient(self, x: States, weights: Float[Tensor, "*n f"]) -> States:
         """Return the weighted gradient by the product rule."""
         factors, extra_gradients = self._factors(x)
         partials = [
@@ -190,20 +185,19 @@ class Observable(ConservedQuantities):
     r"""Base class of quantities whose flow is integrated numerically.
 
     Args:
+        count: K.
         scale: flow time at $\tau = 1$.
         steps: Runge-Kutta steps along a flow.
     """
 
-    def __init__(self, scale: float = pi, steps: int = 8) -> None:
-        super().__init__()
+    def __init__(self, count: int, scale: float = pi, steps: int = 8) -> None:
+        super().__init__(count, scale)
         if steps < 1:
             raise ValueError(f"steps along a flow must be at least 1, got {steps}.")
-        self.scale, self.steps = scale, steps
+        self.steps = steps
 
     @abstractmethod
-    def gradient(
-        self, x: Float[Tensor, "*n d"], tau: Float[Tensor, "*n k"]
-    ) -> Float[Tensor, "*n d"]:
+    def gradient(self, x: States, tau: Float[Tensor, "*n k"]) -> States:
         r"""Return $\sum_k \tau_k \nabla C_k(x)$, differentiable in x and in the parameters."""
 
     def flows(self, tau: Float[Tensor, "r s k"]) -> Flows:
@@ -236,13 +230,13 @@ class IntegratedFlows(Flows):
         return (moved if grad else moved.detach()), pull_back
 
     def _integrate(self, x: Tensor, tau: Tensor) -> Tensor:
-        observable = self.observable
+        steps = self.observable.steps
 
         def field(state: Tensor) -> Tensor:
-            return apply_symplectic_form(observable.gradient(state, tau))
+            return apply_symplectic_form(self.observable.gradient(state, tau))
 
-        for _ in range(observable.steps):
-            x = rk4(field, x, observable.scale / observable.steps)
+        for _ in range(steps):
+            x = rk4(field, x, self.observable.scale / steps)
             self.capped = self.capped + (x.detach().abs() > MAX_STATE).any(-1).sum()
             x = torch.nan_to_num(x, 0.0, MAX_STATE, -MAX_STATE).clamp(-MAX_STATE, MAX_STATE)
         return x
@@ -271,34 +265,29 @@ class Network(Observable):
         steps: int = 8,
         generator: torch.Generator | None = None,
     ) -> None:
-        super().__init__(scale, steps)
+        super().__init__(count, scale, steps)
         degrees_of_freedom(phase)
         self.activation: Activation = activation
         self.inner = nn.Parameter(torch.randn(count * width, phase, generator=generator))
         self.bias = nn.Parameter(torch.randn(count * width, generator=generator))
-        outer = INITIAL_OUTER_STD * torch.randn(count, width, generator=generator)
-        self.outer = nn.Parameter(outer)
+        outer = torch.randn(count, width, generator=generator)
+        self.outer = nn.Parameter(INITIAL_OUTER_STD * outer)
 
-    @property
-    def count(self) -> int:
-        """K."""
-        return len(self.outer)
-
-    def forward(self, x: Float[Tensor, "*n d"]) -> Float[Tensor, "*n k"]:
+    def forward(self, x: States) -> Float[Tensor, "*n k"]:
         """Return the values of the K perceptrons."""
         weights = torch.block_diag(*self.outer[:, None]).to(x)
-        hidden = ACTIVATIONS[self.activation](x @ self.inner.mT.to(x) + self.bias.to(x))[0]
-        values: Tensor = hidden @ weights.mT
+        values: Tensor = self._hidden(x)[0] @ weights.mT
         return values
 
-    def gradient(
-        self, x: Float[Tensor, "*n d"], tau: Float[Tensor, "*n k"]
-    ) -> Float[Tensor, "*n d"]:
+    def gradient(self, x: States, tau: Float[Tensor, "*n k"]) -> States:
         """Return the weighted gradient in closed form."""
-        slope = ACTIVATIONS[self.activation](x @ self.inner.mT.to(x) + self.bias.to(x))[1]
         outer = (tau[..., None] * self.outer.to(x)).flatten(-2)
-        gradient: Tensor = (slope * outer) @ self.inner.to(x)
+        gradient: Tensor = (self._hidden(x)[1] * outer) @ self.inner.to(x)
         return gradient
+
+    def _hidden(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return activations of the hidden units and their slopes."""
+        return ACTIVATIONS[self.activation](x @ self.inner.mT.to(x) + self.bias.to(x))
 
 
 class Combination(Observable):
@@ -322,17 +311,12 @@ class Combination(Observable):
         steps: int = 8,
         generator: torch.Generator | None = None,
     ) -> None:
-        super().__init__(scale, steps)
+        super().__init__(count, scale, steps)
         if not isinstance(functions, Functions):
             functions = AnyFunctions(functions)
         self.functions, self.rounded = functions, False
-        start = std * torch.randn(count, len(functions), generator=generator)
-        self.coefficients = nn.Parameter(start)
-
-    @property
-    def count(self) -> int:
-        """K."""
-        return len(self.coefficients)
+        start = torch.randn(count, len(functions), generator=generator)
+        self.coefficients = nn.Parameter(std * start)
 
     def with_coefficients(
         self, coefficients: Float[Tensor, "k j"], rounded: bool = False
@@ -344,13 +328,11 @@ class Combination(Observable):
         fixed.rounded = rounded
         return fixed.requires_grad_(False)
 
-    def forward(self, x: Float[Tensor, "*n d"]) -> Float[Tensor, "*n k"]:
+    def forward(self, x: States) -> Float[Tensor, "*n k"]:
         """Return the values of the K combinations."""
         return self.functions(x) @ self.coefficients.mT.to(x)
 
-    def gradient(
-        self, x: Float[Tensor, "*n d"], tau: Float[Tensor, "*n k"]
-    ) -> Float[Tensor, "*n d"]:
+    def gradient(self, x: States, tau: Float[Tensor, "*n k"]) -> States:
         """Return the weighted gradient of the functions."""
         return self.functions.gradient(x, tau @ self.coefficients.to(x))
 

@@ -29,8 +29,7 @@ from symrazor.dynamics.conserved import (
     Quadratic,
     monomial_gradients,
 )
-from symrazor.dynamics.hamiltonian import SymmetrisedNetwork
-from symrazor.dynamics.measures import FlowTimes
+from symrazor.dynamics.hamiltonian import FlowTimes, SymmetrisedNetwork
 from symrazor.dynamics.observables import Combination
 
 RELATIVE_FLOW_LENGTH = 1.0

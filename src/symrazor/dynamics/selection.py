@@ -12,7 +12,7 @@ r"""Selection of conserved quantities by the evidence.
    a nearby span with integer coefficients is tried too, and pays nothing.
 4. Propose one more count from the dynamics of the best trial.
 5. Train fresh networks in full: with the selected quantities, and with the group that they generate
-   if they are closed under the Poisson bracket (`symrazor.dynamics.group`).
+   if they are closed under the Poisson bracket (`symrazor.dynamics.algebra`).
 6. Select among these by the rule of `select_trial`.
 
 **The rule.** The cost of a trial is $-\mathrm{ELBO}$ plus the cost of free coefficients. It is
@@ -38,10 +38,15 @@ from dataclasses import astuple, dataclass, field, replace
 
 import torch
 
-from symrazor.dynamics.algebra import closure, generators
+from symrazor.dynamics.algebra import (
+    CLOSURE_TOLERANCE,
+    GroupOrbits,
+    closure,
+    full_group,
+    generators,
+)
 from symrazor.dynamics.config import TrainConfig
 from symrazor.dynamics.conserved import FixedSpan, Quadratic
-from symrazor.dynamics.group import CLOSURE_TOLERANCE, GroupOrbits, full_group
 from symrazor.dynamics.hamiltonian import SymmetrisedNetwork
 from symrazor.dynamics.journal import Journal
 from symrazor.dynamics.proposals import Proposals, coefficient_cost, is_rounded, round_quantities

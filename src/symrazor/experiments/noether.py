@@ -8,12 +8,17 @@ from typing import Any, Literal
 import torch
 
 from symrazor.dynamics import analysis
-from symrazor.dynamics.algebra import Algebra
+from symrazor.dynamics.algebra import Algebra, full_group
 from symrazor.dynamics.config import TrainConfig
 from symrazor.dynamics.conserved import FixedSpan, Quadratic
-from symrazor.dynamics.group import full_group
-from symrazor.dynamics.hamiltonian import HamiltonianNetwork, SymmetrisedNetwork, point_posterior
-from symrazor.dynamics.measures import Draws, FlowTimes, Measure
+from symrazor.dynamics.hamiltonian import (
+    Draws,
+    FlowTimes,
+    HamiltonianNetwork,
+    Measure,
+    SymmetrisedNetwork,
+    point_posterior,
+)
 from symrazor.dynamics.mechanics import Scalar
 from symrazor.dynamics.proposals import canonical_span
 from symrazor.dynamics.selection import train_and_select

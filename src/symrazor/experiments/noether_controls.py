@@ -21,9 +21,8 @@ import torch
 
 from symrazor.dynamics.algebra import Algebra, energies, unitary
 from symrazor.dynamics.config import TrainConfig
-from symrazor.dynamics.hamiltonian import HamiltonianNetwork, SymmetrisedNetwork
+from symrazor.dynamics.hamiltonian import FlowTimes, HamiltonianNetwork, SymmetrisedNetwork
 from symrazor.dynamics.likelihoods import velocities
-from symrazor.dynamics.measures import FlowTimes
 from symrazor.dynamics.observables import (
     AnyFunctions,
     Combination,

@@ -9,17 +9,19 @@ import torch
 from symrazor.dynamics import analysis
 from symrazor.dynamics.algebra import (
     Algebra,
+    GroupOrbits,
+    classify_flow,
     euclidean,
+    full_group,
     generators,
     nbody_invariants,
+    period,
     rotations,
     unitary,
 )
 from symrazor.dynamics.config import TrainConfig
 from symrazor.dynamics.conserved import Quadratic
-from symrazor.dynamics.group import GroupOrbits, classify_flow, full_group, period
-from symrazor.dynamics.hamiltonian import HamiltonianNetwork, SymmetrisedNetwork
-from symrazor.dynamics.measures import FlowTimes, Measure
+from symrazor.dynamics.hamiltonian import FlowTimes, HamiltonianNetwork, Measure, SymmetrisedNetwork
 from symrazor.dynamics.proposals import round_quadratic
 from symrazor.dynamics.systems import nbody
 from symrazor.dynamics.trained import mean_squared_error
