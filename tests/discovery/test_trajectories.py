@@ -13,10 +13,10 @@ import symrazor as sr
 from symrazor.cli import app as cli
 from symrazor.data import read
 from symrazor.discovery.trajectories import save_animation
+from symrazor.dynamics.discovery import as_trajectories
 from symrazor.dynamics.journal import Journal
 from symrazor.dynamics.systems import oscillators
 from symrazor.dynamics.trajectories import Trajectories, read_trajectories, simulate
-from symrazor.dynamics.units import as_trajectories
 from symrazor.runs.folder import export_network, load_network, read_document
 
 

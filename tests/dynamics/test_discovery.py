@@ -12,20 +12,30 @@ from PIL import Image
 from symrazor.dynamics import figures, systems
 from symrazor.dynamics.algebra import Algebra, euclidean, nbody_invariants, unitary
 from symrazor.dynamics.config import DiscoverConfig, TrainConfig
-from symrazor.dynamics.discovery import discover
+from symrazor.dynamics.discovery import (
+    as_trajectories,
+    choose_stride,
+    choose_units,
+    discover,
+    interleave,
+)
 from symrazor.dynamics.hamiltonian import HamiltonianNetwork, SymmetrisedNetwork
-from symrazor.dynamics.likelihoods import Noise
 from symrazor.dynamics.mechanics import solve
-from symrazor.dynamics.result import Discovered, describe_quantities, formula, name_quantities
+from symrazor.dynamics.result import (
+    Discovered,
+    Units,
+    describe_quantities,
+    formula,
+    name_quantities,
+)
 from symrazor.dynamics.systems import nbody
-from symrazor.dynamics.trained import Trained
+from symrazor.dynamics.trained import Noise, Trained
 from symrazor.dynamics.trajectories import (
     Trajectories,
     read_trajectories,
     simulate,
     with_velocities,
 )
-from symrazor.dynamics.units import Units, as_trajectories, choose_stride, choose_units, interleave
 
 
 def test_npz_and_csv_give_equal_trajectories(tmp_path: Path) -> None:
@@ -326,7 +336,7 @@ def test_discover_warns_about_positions_and_validates_its_input() -> None:
         discover(data, device="tpu")
     with pytest.raises(ValueError, match="count must be at least 1"):
         discover(data, count=0)
-    with pytest.raises(ValueError, match="Unknown option hours. The options are minutes"):
+    with pytest.raises(ValueError, match="Unknown option .hours.. Options: minutes"):
         discover(data, hours=1)
     with pytest.raises(ValueError, match="steps must be at least 1, got 0"):
         discover(data, config=DiscoverConfig(minutes=1), steps=0)

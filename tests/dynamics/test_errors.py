@@ -9,13 +9,13 @@ import torch
 from symrazor.dynamics import analysis, systems
 from symrazor.dynamics.algebra import translations, unitary
 from symrazor.dynamics.config import TrainConfig
+from symrazor.dynamics.discovery import as_trajectories, choose_units
 from symrazor.dynamics.hamiltonian import HamiltonianNetwork, SymmetrisedNetwork
 from symrazor.dynamics.observables import AnyFunctions
-from symrazor.dynamics.result import describe_quantities
-from symrazor.dynamics.trained import ScaledSimulator, Simulator, long_rollout
+from symrazor.dynamics.result import ScaledSimulator, describe_quantities
+from symrazor.dynamics.trained import Simulator, long_rollout
 from symrazor.dynamics.training import train
 from symrazor.dynamics.trajectories import Trajectories, simulate, transitions
-from symrazor.dynamics.units import as_trajectories, choose_units
 
 OSCILLATOR = systems.oscillators()
 DATA = simulate(OSCILLATOR, 5, 4, 0.2, seed=0)
@@ -38,7 +38,7 @@ CASES: list[tuple[Callable[[], Any], str]] = [
     (lambda: DATA.with_noise(-1e-3, seed=0), "noise variance must not be negative"),
     (lambda: simulate(OSCILLATOR, 0, 4, 0.2, seed=0), "needs count >= 1"),
     (lambda: simulate(OSCILLATOR, 1, 4, -0.2, seed=0), "dt > 0"),
-    (lambda: TrainConfig(target="derivatives"), "target must be rollout"),  # type: ignore[arg-type]
+    (lambda: TrainConfig(target="derivatives"), "target must be .rollout"),  # type: ignore[arg-type]
     (lambda: TrainConfig(batch_size=0), "batch_size must be at least 1"),
     (lambda: TrainConfig(minutes=-1.0), "minutes must be positive"),
     (lambda: _train(width=4), "states of 4 entries, the data have 2"),

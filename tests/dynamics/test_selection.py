@@ -13,7 +13,6 @@ from symrazor.dynamics.algebra import energies, full_group, generators, nbody_in
 from symrazor.dynamics.config import TrainConfig
 from symrazor.dynamics.conserved import FreeSpan, Quadratic
 from symrazor.dynamics.hamiltonian import FlowTimes, HamiltonianNetwork, SymmetrisedNetwork
-from symrazor.dynamics.likelihoods import Noise
 from symrazor.dynamics.observables import Combination
 from symrazor.dynamics.proposals import (
     canonical_span,
@@ -29,7 +28,7 @@ from symrazor.dynamics.selection import (
     select_trial,
     train_and_select,
 )
-from symrazor.dynamics.trained import Trained
+from symrazor.dynamics.trained import Noise, Trained
 from symrazor.dynamics.trajectories import simulate, transitions
 
 

@@ -10,19 +10,20 @@ from symrazor.dynamics.algebra import unitary
 from symrazor.dynamics.config import TrainConfig
 from symrazor.dynamics.conserved import Quadratic
 from symrazor.dynamics.hamiltonian import HamiltonianNetwork, SymmetrisedNetwork
-from symrazor.dynamics.likelihoods import Noise, rollout, velocities
 from symrazor.dynamics.mechanics import rk4
 from symrazor.dynamics.observables import Combination
 from symrazor.dynamics.trained import (
+    Noise,
     Simulator,
     evidence_bound,
     kl_divergence,
     long_rollout,
     mean_squared_error,
     relative_drift,
+    rollout,
 )
 from symrazor.dynamics.training import train
-from symrazor.dynamics.trajectories import Trajectories, simulate, transitions
+from symrazor.dynamics.trajectories import Trajectories, simulate, transitions, velocities
 
 OSCILLATOR = systems.oscillators()
 DATA = simulate(OSCILLATOR, 7, 4, 0.2, seed=1)
@@ -167,7 +168,7 @@ def test_invalid_options_raise() -> None:
         ({"lr": 0.0}, "lr must be positive"),
         ({"burn_in": 1.0}, "burn_in must be in"),
         ({"integrator": "rk5"}, "Unknown integrator"),
-        ({"objective": "map"}, "objective must be elbo"),
+        ({"objective": "map"}, "objective must be .elbo"),
     ):
         with pytest.raises(ValueError, match=message):
             TrainConfig(**change)  # type: ignore[arg-type]

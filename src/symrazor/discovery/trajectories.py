@@ -14,13 +14,12 @@ from symrazor.data import Dataset
 from symrazor.data.arrays import moments, warn_if_coarse
 from symrazor.discovery.question import Options
 from symrazor.dynamics.config import DiscoverConfig
+from symrazor.dynamics.discovery import as_trajectories
 from symrazor.dynamics.discovery import discover as discover_dynamics
 from symrazor.dynamics.figures import ANIMATION_FRAMES, motion_animation
 from symrazor.dynamics.mechanics import advance
-from symrazor.dynamics.result import Discovered
-from symrazor.dynamics.trained import ScaledSimulator
+from symrazor.dynamics.result import Discovered, ScaledSimulator
 from symrazor.dynamics.trajectories import Trajectories
-from symrazor.dynamics.units import as_trajectories
 from symrazor.layers.path import traced
 from symrazor.training.checkpoint import fingerprint
 

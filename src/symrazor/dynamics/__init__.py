@@ -11,7 +11,6 @@ from symrazor.dynamics.conserved import FreeSpan, Quadratic
 from symrazor.dynamics.discovery import discover
 from symrazor.dynamics.hamiltonian import FlowTimes, HamiltonianNetwork, SymmetrisedNetwork
 from symrazor.dynamics.journal import Journal
-from symrazor.dynamics.likelihoods import velocities
 from symrazor.dynamics.observables import (
     Combination,
     Network,
@@ -24,7 +23,13 @@ from symrazor.dynamics.selection import train_and_select
 from symrazor.dynamics.systems import System, nbody
 from symrazor.dynamics.trained import Simulator, Trained
 from symrazor.dynamics.training import train
-from symrazor.dynamics.trajectories import Trajectories, read_trajectories, simulate, transitions
+from symrazor.dynamics.trajectories import (
+    Trajectories,
+    read_trajectories,
+    simulate,
+    transitions,
+    velocities,
+)
 
 __all__ = [
     "Algebra",

@@ -1,14 +1,16 @@
 """Options of training and of the discovery of conserved quantities."""
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 
-from symrazor.dynamics.likelihoods import NoiseKind, Target
+from symrazor.core.validation import check_choice, replace_options
 from symrazor.dynamics.mechanics import IntegratorName, integrator_by_name
 
+Target = Literal["rollout", "derivative"]
+NoiseKind = Literal["fixed", "learned", "closed"]
 Objective = Literal["elbo", "likelihood"]
 
 
@@ -86,14 +88,13 @@ class TrainConfig:
             raise ValueError(f"batch_size must be at least 1 or None, got {self.batch_size}.")
         if self.minutes is not None and not self.minutes > 0:
             raise ValueError(f"minutes must be positive or None, got {self.minutes}.")
-        if self.target not in ("rollout", "derivative"):
-            raise ValueError(f"target must be rollout or derivative, got {self.target!r}.")
-        if self.objective not in ("elbo", "likelihood"):
-            raise ValueError(f"objective must be elbo or likelihood, got {self.objective!r}.")
+        check_choice("target", self.target, Target)
+        check_choice("noise_kind", self.noise_kind, NoiseKind)
+        check_choice("objective", self.objective, Objective)
 
     def change(self, **changes: Any) -> "TrainConfig":
-        """Return a copy with some options changed."""
-        return replace(self, **changes)
+        """Return a copy with some options changed; unknown options raise ValueError."""
+        return replace_options(self, changes)
 
 
 @dataclass(frozen=True)
@@ -138,15 +139,5 @@ class DiscoverConfig:
             )
 
     def change(self, **changes: Any) -> "DiscoverConfig":
-        """Return a copy with some options changed.
-
-        Raises:
-            ValueError: an option does not exist.
-        """
-        names = [field.name for field in fields(self)]
-        unknown = sorted(set(changes) - set(names))
-        if unknown:
-            raise ValueError(
-                f"Unknown option {', '.join(unknown)}. The options are {', '.join(names)}."
-            )
-        return replace(self, **changes)
+        """Return a copy with some options changed; unknown options raise ValueError."""
+        return replace_options(self, changes)

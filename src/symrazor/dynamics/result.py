@@ -1,4 +1,4 @@
-"""The result of `discover`: conserved quantities with names and formulas, and a simulator."""
+"""The result of `discover`, in the user's units: names, formulas, and a simulator."""
 
 import math
 from dataclasses import dataclass
@@ -20,9 +20,8 @@ from symrazor.dynamics.algebra import (
 )
 from symrazor.dynamics.conserved import Quadratic, span_basis
 from symrazor.dynamics.observables import coordinate_names
-from symrazor.dynamics.trained import ScaledSimulator, Simulator, Trained
+from symrazor.dynamics.trained import Simulator, Trained, cast_like, register_frozen
 from symrazor.dynamics.trajectories import Trajectories
-from symrazor.dynamics.units import Units
 
 MAX_DRIFT = 0.15
 """Quantities that drift less on held-out trajectories are accepted."""
@@ -34,6 +33,66 @@ MIN_NAMED_OVERLAP = 0.98
 """Fraction of a known quantity that must lie in the span for its name to be used."""
 SIGN_TOLERANCE = 0.1
 """Eigenvalues below this fraction of the largest count as zero."""
+
+
+@dataclass(frozen=True)
+class Units:
+    """Units in which states and their rates of change are about 1.
+
+    There is one unit for all positions and one for all momenta, so that scaling is canonical up to
+    a change of the unit of time.
+
+    Args:
+        centre: [2n], the state that is mapped to zero.
+        scale: [2n], the unit of each entry of a state.
+        time: the unit of time.
+    """
+
+    centre: Float[Tensor, "d"]
+    scale: Float[Tensor, "d"]
+    time: float
+
+    def to_scaled(self, data: Trajectories) -> Trajectories:
+        """Return trajectories in these units."""
+        states = (data.states - self.centre) / self.scale
+        return Trajectories(states, data.times / self.time, data.observed)
+
+    def to_user(
+        self, A: Float[Tensor, "d d"], b: Float[Tensor, "d"]
+    ) -> tuple[Float[Tensor, "d d"], Float[Tensor, "d"]]:
+        """Return a quadratic quantity of scaled states as one of the user's states, of norm 1."""
+        A = A / self.scale[:, None] / self.scale
+        b = b / self.scale - A @ self.centre
+        norm = (A.square().sum() + b.square().sum()).sqrt()
+        return A / norm, b / norm
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain numbers for JSON."""
+        return {"centre": self.centre.tolist(), "scale": self.scale.tolist(), "clock": self.time}
+
+
+class ScaledSimulator(nn.Module):
+    """A simulator in the user's units: `simulator(state, t)`.
+
+    Args:
+        simulator: in scaled units.
+        units: of the user.
+    """
+
+    centre: Tensor
+    scale: Tensor
+
+    def __init__(self, simulator: Simulator, units: Units) -> None:
+        super().__init__()
+        self.simulator, self.time_unit = simulator, units.time
+        register_frozen(self, {"centre": units.centre, "scale": units.scale})
+
+    def forward(self, state: Float[Tensor, "*b d"], t: float) -> Float[Tensor, "*b d"]:
+        """Return the states after a time t."""
+        scale, centre = self.scale.to(state.device), self.centre.to(state.device)
+        scaled = (state.double() - centre) / scale
+        moved: Tensor = self.simulator(scaled, float(t) / self.time_unit)
+        return cast_like(moved * scale + centre, state)
 
 
 @dataclass

@@ -1,22 +1,30 @@
-"""A trained model: its evidence bound, its predictions, and a simulator as a plain module."""
+r"""A trained model: its likelihood, evidence bound and predictions, and a simulator.
+
+The Gaussian likelihoods of trajectories under a Hamiltonian are:
+
+- rollout: the state after each of H steps from an initial state,
+  $N(y_h \mid \hat x_h, \sigma^2 I)$; H = 1 is the one-step likelihood of Noether's razor.
+- derivative: the velocity, $N(\dot x \mid J\nabla H(x), \sigma^2 I)$.
+
+Time steps may be irregular, and missing states are left out.
+"""
 
 import copy
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from symrazor.dynamics.config import TrainConfig
+from symrazor.core.validation import check_choice
+from symrazor.dynamics.config import NoiseKind, TrainConfig
 from symrazor.dynamics.conserved import AffineFlows, Flows, Quadratic
 from symrazor.dynamics.hamiltonian import Energy, Hamiltonian, SymmetrisedNetwork
-from symrazor.dynamics.likelihoods import Noise, predict, rollout
-from symrazor.dynamics.mechanics import Integrator, Scalar, advance, integrator_by_name
+from symrazor.dynamics.mechanics import Field, Integrator, Scalar, advance, integrator_by_name
 from symrazor.dynamics.observables import IntegratedFlows
 from symrazor.dynamics.trajectories import Transitions
-from symrazor.dynamics.units import Units
 from symrazor.inference.variational.gaussian import collapsed_kl
 
 Record = dict[str, float]
@@ -24,6 +32,83 @@ TARGET_BOUND_EVALUATIONS = 1 << 19
 """States x flows x draws from which `evidence_bound` estimates a bound."""
 MAX_CHUNK_EVALUATIONS = 1 << 17
 """States x flows x draws that `predictions` evaluates at once, to limit memory."""
+
+
+class Noise(nn.Module):
+    r"""Observation noise with one variance $\sigma^2$ for all entries of a state.
+
+    Args:
+        variance: initial variance.
+        kind: "fixed", "learned" by gradient, or "closed": a running mean of the squared residuals,
+            $\sigma^2 \leftarrow (1 - r)\sigma^2 + r \overline{|y - \hat x|^2}$.
+        rate: r.
+        floor: smallest variance.
+    """
+
+    rate: Tensor
+
+    def __init__(
+        self,
+        variance: float = 1e-3,
+        kind: NoiseKind = "fixed",
+        rate: float = 0.05,
+        floor: float = 1e-9,
+    ) -> None:
+        super().__init__()
+        check_choice("kind", kind, NoiseKind)
+        if not variance > 0:
+            raise ValueError(f"The noise variance must be positive, got {variance}.")
+        self.kind, self.closed_form_rate, self.floor = kind, rate, floor
+        self.register_buffer("rate", torch.tensor(rate), persistent=False)
+        self.log_variance = nn.Parameter(torch.tensor(math.log(variance)), kind == "learned")
+
+    @property
+    def variance(self) -> Tensor:
+        r"""The variance $\sigma^2$."""
+        return self.log_variance.exp().clamp_min(self.floor)
+
+    def hold(self, frozen: bool) -> None:
+        """Freeze a closed-form variance, or let it move again."""
+        if self.kind == "closed":  # the rate is a tensor because CUDA graphs replay its value
+            self.rate.fill_(0.0 if frozen else self.closed_form_rate)
+
+    def nll(self, predicted: Float[Tensor, "r n h d"], data: Transitions) -> Float[Tensor, "r n"]:
+        """Return the negative log-likelihood of each datum, with all constants."""
+        error = (predicted - data.y).square().sum(-1)
+        constant = predicted.shape[-1] * torch.log(2 * math.pi * self.variance)
+        per_state = 0.5 * (error / self.variance + constant)
+        return (per_state * data.observed).sum(-1)
+
+    @torch.no_grad()
+    def observe(self, predicted: Float[Tensor, "r n h d"], data: Transitions) -> None:
+        """Update a closed-form variance with the residuals of a batch."""
+        if self.kind == "closed":
+            error = (predicted - data.y).square().mean(-1) * data.observed
+            mean = error.sum((1, 2)).mean() / data.observed.sum()
+            new = (1 - self.rate) * self.variance + self.rate * torch.nan_to_num(mean, 0.0, 0.0)
+            moved = new.clamp_min(self.floor).log()
+            self.log_variance.copy_(torch.where(self.rate > 0, moved, self.log_variance))
+
+
+def rollout(
+    field: Field, data: Transitions, draws: int, integrator: Integrator, substeps: int = 1
+) -> Float[Tensor, "r n h d"]:
+    """Predict the state at every step of every window, for each of R draws of the weights."""
+    x = data.x.expand(draws, *data.x.shape)
+    states = []
+    for gap in data.gaps.unbind(dim=1):
+        x = advance(integrator, field, x, gap[:, None], substeps)
+        states.append(x)
+    return torch.stack(states, dim=2)
+
+
+def predict(
+    field: Field, data: Transitions, draws: int, config: TrainConfig
+) -> Float[Tensor, "r n h d"]:
+    """Predict the target of the data, states or velocities, for each draw of the weights."""
+    if config.target == "derivative":
+        return field(data.x.expand(draws, *data.x.shape)).unsqueeze(2)
+    return rollout(field, data, draws, integrator_by_name(config.integrator), config.substeps)
 
 
 @dataclass
@@ -120,13 +205,10 @@ def predictions(
     generator = torch.Generator(mean.device).manual_seed(seed)
     energy = model.mean(flows, generator) if mean_weights else model.draw(draws, flows, generator)
     per_state = draws * flows if model.conserved is not None else draws
-    integrator = integrator_by_name(config.integrator)
-    for index in torch.arange(len(data), device=mean.device).split(
-        max(1, MAX_CHUNK_EVALUATIONS // per_state)
-    ):
+    chunk_size = max(1, MAX_CHUNK_EVALUATIONS // per_state)
+    for index in torch.arange(len(data), device=mean.device).split(chunk_size):
         chunk = data.at(index)
-        predicted = predict(energy.field, chunk, draws, integrator, config.substeps, config.target)
-        yield chunk, predicted
+        yield chunk, predict(energy.field, chunk, draws, config)
 
 
 @torch.no_grad()
@@ -197,17 +279,13 @@ def long_rollout(
             f"long_rollout needs initial states [b, 2n] and steps >= 1, got shape "
             f"{list(start.shape)} and {steps} steps."
         )
-    model, config = trained.model, trained.config
-    mean = model.network.posteriors[0].mean
-    x = start.to(mean)
+    x = start.to(trained.model.network.posteriors[0].mean)
     gaps = torch.full((len(x), steps), dt, dtype=x.dtype, device=x.device)
     data = Transitions(x, x[:, None].expand(-1, steps, -1), gaps, torch.ones_like(gaps))
-    generator = torch.Generator(mean.device).manual_seed(config.seed)
-    flows, draws = 2 * config.flows, 1 if mean_weights else draws
-    energy = model.mean(flows, generator) if mean_weights else model.draw(draws, flows, generator)
-    integrator = integrator_by_name(config.integrator)
-    states = rollout(energy.field, data, draws, integrator, config.substeps)
-    return torch.cat([x[:, None], states.mean(0)], dim=1)
+    of_states = replace(trained, config=trained.config.change(target="rollout"))
+    chunks = predictions(of_states, data, draws, trained.config.seed, mean_weights)
+    states = torch.cat([predicted.mean(0) for _, predicted in chunks])
+    return torch.cat([x[:, None], states], dim=1)
 
 
 # --------------------------------------------------------------------------------------- simulator
@@ -242,13 +320,13 @@ class Simulator(nn.Module):
             drawn = model.mean(flows, torch.Generator(device).manual_seed(seed))
         self.activation = model.network.activation
         self.hidden = len(drawn.energy.biases)
-        _register_frozen(self, {f"weight{k}": w for k, w in enumerate(drawn.energy.weights)})
-        _register_frozen(self, {f"bias{k}": b for k, b in enumerate(drawn.energy.biases)})
+        register_frozen(self, {f"weight{k}": w for k, w in enumerate(drawn.energy.weights)})
+        register_frozen(self, {f"bias{k}": b for k, b in enumerate(drawn.energy.biases)})
         if isinstance(drawn.flows, AffineFlows):
-            _register_frozen(self, {"linear": drawn.flows.linear, "shift": drawn.flows.shift})
+            register_frozen(self, {"linear": drawn.flows.linear, "shift": drawn.flows.shift})
         elif isinstance(drawn.flows, IntegratedFlows):
             self.observable = copy.deepcopy(drawn.flows.observable).requires_grad_(False)
-            _register_frozen(self, {"tau": drawn.flows.tau})
+            register_frozen(self, {"tau": drawn.flows.tau})
         self.integrator: Integrator = integrator_by_name(trained.config.integrator)
         self.max_step = max_step
 
@@ -276,13 +354,13 @@ class Simulator(nn.Module):
             raise ValueError(f"The time must be finite, got {t}.")
         steps = max(1, round(abs(t) / self.max_step + 0.5))
         x = advance(self.integrator, self.hamiltonian.field, self._flatten(state), t, steps)
-        return _cast_like(x.reshape(state.shape), state)
+        return cast_like(x.reshape(state.shape), state)
 
     @torch.no_grad()
     def energy(self, state: Float[Tensor, "*b d"]) -> Float[Tensor, "*b"]:
         """Return the learned energy."""
         values = self.hamiltonian.value(self._flatten(state))
-        return _cast_like(values.reshape(state.shape[:-1]), state)
+        return cast_like(values.reshape(state.shape[:-1]), state)
 
     def _flatten(self, state: Tensor) -> Float[Tensor, "one m d"]:
         phase = self.weight0.shape[-1]
@@ -291,36 +369,12 @@ class Simulator(nn.Module):
         return state.reshape(1, -1, state.shape[-1]).to(self.weight0)
 
 
-class ScaledSimulator(nn.Module):
-    """A simulator in the user's units: `simulator(state, t)`.
-
-    Args:
-        simulator: in scaled units.
-        units: of the user.
-    """
-
-    centre: Tensor
-    scale: Tensor
-
-    def __init__(self, simulator: Simulator, units: Units) -> None:
-        super().__init__()
-        self.simulator, self.time_unit = simulator, units.time
-        _register_frozen(self, {"centre": units.centre, "scale": units.scale})
-
-    def forward(self, state: Float[Tensor, "*b d"], t: float) -> Float[Tensor, "*b d"]:
-        """Return the states after a time t."""
-        scale, centre = self.scale.to(state.device), self.centre.to(state.device)
-        scaled = (state.double() - centre) / scale
-        moved: Tensor = self.simulator(scaled, float(t) / self.time_unit)
-        return _cast_like(moved * scale + centre, state)
-
-
-def _cast_like(values: Tensor, like: Tensor) -> Tensor:
+def cast_like(values: Tensor, like: Tensor) -> Tensor:
     """Return values with dtype and device of `like`, but never as integers."""
     return values.to(like) if like.is_floating_point() else values.to(like.device)
 
 
-def _register_frozen(module: nn.Module, tensors: dict[str, Tensor]) -> None:
+def register_frozen(module: nn.Module, tensors: dict[str, Tensor]) -> None:
     """Register copies of tensors as parameters without gradients."""
     for name, value in tensors.items():
         parameter = nn.Parameter(value.detach().clone(), requires_grad=False)

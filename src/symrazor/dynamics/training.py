@@ -23,9 +23,14 @@ from symrazor.accelerate.processes import single_process
 from symrazor.dynamics.config import TrainConfig
 from symrazor.dynamics.hamiltonian import Hamiltonian, SymmetrisedNetwork
 from symrazor.dynamics.journal import Journal
-from symrazor.dynamics.likelihoods import Noise, predict
-from symrazor.dynamics.mechanics import integrator_by_name
-from symrazor.dynamics.trained import Record, Trained, evidence_bound, kl_divergence
+from symrazor.dynamics.trained import (
+    Noise,
+    Record,
+    Trained,
+    evidence_bound,
+    kl_divergence,
+    predict,
+)
 from symrazor.dynamics.trajectories import Transitions
 from symrazor.training.checkpoint import State
 from symrazor.training.loop import Loop, Task
@@ -251,14 +256,7 @@ class DynamicsTask(Task):
     def _loss(self, energy: Hamiltonian, batch: Transitions) -> tuple[Tensor, Tensor, Tensor]:
         """Return the negative bound per datum, its negative log likelihood, and predictions."""
         config = self.config
-        predicted = predict(
-            energy.field,
-            batch,
-            config.draws,
-            integrator_by_name(config.integrator),
-            config.substeps,
-            config.target,
-        )
+        predicted = predict(energy.field, batch, config.draws, config)
         nll = self.noise.nll(predicted, batch).mean()
         if config.objective == "likelihood":
             return nll, nll, predicted.detach()

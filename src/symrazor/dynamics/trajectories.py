@@ -1,6 +1,7 @@
 """Trajectories and their transitions: in memory, from NPZ and CSV files, or simulated."""
 
 import zipfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -92,6 +93,10 @@ class Trajectories:
         noise = torch.randn(self.states.shape, generator=generator, dtype=torch.float64)
         return Trajectories(self.states + variance**0.5 * noise, self.times, self.observed)
 
+    def map(self, function: Callable[[Tensor], Tensor]) -> "Trajectories":
+        """Apply a function to states, times and mask."""
+        return Trajectories(*(function(part) for part in (self.states, self.times, self.observed)))
+
 
 def _check_variance(variance: float) -> None:
     if not variance >= 0:
@@ -131,12 +136,10 @@ class Transitions:
         """Return the transitions with these indices."""
         return Transitions(self.x[index], self.y[index], self.gaps[index], self.observed[index])
 
-    def to(self, *targets: torch.device | torch.dtype | str) -> "Transitions":
-        """Convert to a device, a dtype or both."""
-        tensors = [self.x, self.y, self.gaps, self.observed]
-        for target in targets:
-            tensors = [tensor.to(target) for tensor in tensors]
-        return Transitions(*tensors)
+    def to(self, device: torch.device | str, dtype: torch.dtype) -> "Transitions":
+        """Convert to a device and a dtype."""
+        tensors = (self.x, self.y, self.gaps, self.observed)
+        return Transitions(*(tensor.to(device, dtype) for tensor in tensors))
 
 
 def transitions(
@@ -171,13 +174,40 @@ def transitions(
     return Transitions(x[use], torch.nan_to_num(y)[use], gaps[use], observed.to(y)[use])
 
 
+def velocities(data: Trajectories, velocity: Tensor | None = None) -> Transitions:
+    """Return states and their velocities, the data of derivative matching.
+
+    Args:
+        data: the trajectories.
+        velocity: measured velocities [B, T, 2n]. By default second-order central differences on
+            the (possibly irregular) times, which leave out the first and the last state.
+
+    Raises:
+        ValueError: no state has a velocity.
+    """
+    states, observed = data.states, data.observed
+    if velocity is None:
+        velocity, _ = _central_differences(states, data.times)
+        observed = observed[:, 1:-1] & observed[:, :-2] & observed[:, 2:]
+        states = states[:, 1:-1]
+    use = observed.flatten() & torch.isfinite(velocity).all(-1).flatten()
+    if not use.any():
+        raise ValueError("No three consecutive states are observed: there is no velocity to learn.")
+    x, y = states.flatten(0, 1)[use], velocity.flatten(0, 1)[use]
+    ones = torch.ones(len(x), 1, dtype=x.dtype, device=x.device)
+    return Transitions(x, y[:, None], ones, ones)
+
+
+def _central_differences(states: Tensor, times: Tensor) -> tuple[Tensor, Tensor]:
+    """Return second-order differences at all inner times, and the rates between two times."""
+    gaps = times.diff(dim=1)[..., None]
+    rates = states.diff(dim=1) / gaps
+    before, after = gaps[:, :-1], gaps[:, 1:]
+    return (rates[:, :-1] * after + rates[:, 1:] * before) / (before + after), rates
+
+
 def simulate(
-    system: System,
-    count: int,
-    steps: int,
-    dt: float,
-    seed: int,
-    tolerance: float = 1e-10,
+    system: System, count: int, steps: int, dt: float, seed: int, tolerance: float = 1e-10
 ) -> Trajectories:
     """Simulate `count` trajectories of `steps` steps from the system's initial states.
 
@@ -272,10 +302,7 @@ def with_velocities(states: Tensor, times: Tensor) -> Tensor:
             f"{list(states.shape)}."
         )
     q = states.double()
-    clock = times.double().expand(len(q), -1)
-    gaps, rates = clock.diff(dim=1)[..., None], q.diff(dim=1) / clock.diff(dim=1)[..., None]
-    before, after = gaps[:, :-1], gaps[:, 1:]
-    inner = (rates[:, :-1] * after + rates[:, 1:] * before) / (before + after)
+    inner, rates = _central_differences(q, times.double().expand(len(q), -1))
     first = rates[:, :1] + (rates[:, :1] - inner[:, :1])
     last = rates[:, -1:] + (rates[:, -1:] - inner[:, -1:])
     return torch.cat([q, torch.cat([first, inner, last], dim=1)], dim=2)

@@ -22,7 +22,6 @@ import torch
 from symrazor.dynamics.algebra import Algebra, energies, unitary
 from symrazor.dynamics.config import TrainConfig
 from symrazor.dynamics.hamiltonian import FlowTimes, HamiltonianNetwork, SymmetrisedNetwork
-from symrazor.dynamics.likelihoods import velocities
 from symrazor.dynamics.observables import (
     AnyFunctions,
     Combination,
@@ -33,7 +32,13 @@ from symrazor.dynamics.observables import (
 from symrazor.dynamics.selection import train_and_select
 from symrazor.dynamics.systems import System, kepler, oscillators, pendulum
 from symrazor.dynamics.trained import Trained, mean_squared_error
-from symrazor.dynamics.trajectories import Trajectories, Transitions, simulate, transitions
+from symrazor.dynamics.trajectories import (
+    Trajectories,
+    Transitions,
+    simulate,
+    transitions,
+    velocities,
+)
 from symrazor.experiments import noether, noether_oscillator
 from symrazor.experiments.noether_results import cell, document, save
 
