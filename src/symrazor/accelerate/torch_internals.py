@@ -14,8 +14,10 @@ from torch.nn.modules.conv import _ConvTransposeNd
 from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.utils.stateless import _reparametrize_module
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch.utils import _python_dispatch, _pytree
+
+TorchDispatchMode = _python_dispatch.TorchDispatchMode
+tree_leaves = _pytree.tree_leaves
 
 BatchNorm = _BatchNorm
 ConvTranspose = _ConvTransposeNd
@@ -41,37 +43,6 @@ foreach_lerp_ = torch._foreach_lerp_
 foreach_mul = torch._foreach_mul
 foreach_norm = torch._foreach_norm
 foreach_zero_ = torch._foreach_zero_
-
-__all__ = [
-    "COPY_OPERATIONS",
-    "PAD_FUNCTIONS",
-    "BatchNorm",
-    "ConvTranspose",
-    "Dropout",
-    "InstanceNorm",
-    "TorchDispatchMode",
-    "child_modules",
-    "conv_padding",
-    "foreach_add_",
-    "foreach_copy_",
-    "foreach_div",
-    "foreach_lerp",
-    "foreach_lerp_",
-    "foreach_mul",
-    "foreach_norm",
-    "foreach_zero_",
-    "has_forward_hooks",
-    "has_forward_pre_hooks",
-    "has_hooks",
-    "is_compiled",
-    "local_buffers",
-    "local_parameters",
-    "reparametrize_module",
-    "tensor_version",
-    "tree_leaves",
-    "uncompiled",
-    "weight_gradient_of_conv2d",
-]
 
 
 def tensor_version(x: Tensor) -> int:

@@ -15,7 +15,7 @@ from symrazor.accelerate.processes import check_not_sharded
 from symrazor.accelerate.torch_internals import BatchNorm, Dropout, is_compiled
 from symrazor.core.errors import DivergenceError, UnsupportedParameterError
 from symrazor.core.parameters import weights
-from symrazor.curvature.tape import Use, record, weight_gradients
+from symrazor.curvature.tape import Use, record
 from symrazor.curvature.weight_sharing import Layer, Sharing, registered_type, sharing
 from symrazor.data.batches import Input, call, map_tensors
 
@@ -250,20 +250,10 @@ def _gradients_by_format(
     for use, g in zip(uses, cotangents, strict=True):
         if g is None:
             continue
-        layer, formed = use.layer, use.outputs(g)
-        parts: dict[str, Tensor | None] = {}
-        per_sample = len(formed) == n
-        if layer.bias is not None:
-            parts[layer.bias] = formed.sum(1).flatten(1) if per_sample else None
-        if layer.weight is not None:
-            inputs = use.input.detach()
-            j = weight_gradients([use], [inputs], [formed]).detach() if per_sample else None
-            parts[layer.weight] = j
-        for name in layer.shaping.values():
-            parts[name] = use.shaping_gradient(name, g).detach() if per_sample else None
-        for name, j in parts.items():
-            before = total.get(name, torch.zeros(()))
-            total[name] = None if j is None or before is None else before.to(j) + j
+        parts = use.gradients(g) if len(use.outputs(g)) == n else {}
+        for name in use.layer.tensors:
+            j, before = parts.get(name), total.get(name, torch.zeros(()))
+            total[name] = None if j is None or before is None else before.to(j) + j.detach()
     return total
 
 

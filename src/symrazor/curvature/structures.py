@@ -32,7 +32,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from symrazor.curvature.accumulate import BatchSums, Job, Key, Statistics, add
-from symrazor.curvature.tape import Tape, Use, weight_gradients
+from symrazor.curvature.tape import Tape, Use
 from symrazor.curvature.weight_sharing import Layer
 from symrazor.linalg.blocks import Block, Dense, Diag, Kron
 from symrazor.linalg.factor import Factor
@@ -132,12 +132,8 @@ class GradientStructure(Structure):
         """Return the sums of one batch over some columns of the root."""
         gradients: Gradients = {}
         for uses, gs in cotangents:
-            layer, formed = uses[0].layer, _formed(uses, gs)
-            _add_shaping_gradients(gradients, uses, gs)
-            if layer.bias is not None:
-                gradients.setdefault(layer.bias, []).append(_over_uses(formed).flatten(1))
-            if layer.weight is not None:
-                _add_weight_gradient(gradients, uses, formed, keep_graph)
+            formed = [use.outputs(g) for use, g in zip(uses, gs, strict=True)]
+            _add_gradients(gradients, uses, gs, formed, uses[0].layer.tensors, keep_graph)
         return self.reduce(task, {name: torch.cat(js) for name, js in gradients.items()})
 
     @abstractmethod
@@ -219,23 +215,21 @@ class KroneckerStructure(Structure):
         small: dict[str, list[Tensor]] = {}  # rows of G, one entry per column
         shared: dict[str, str] = {}  # biases whose H is the G of their weight
         for uses, gs in cotangents:
-            layer, formed = uses[0].layer, _formed(uses, gs)
-            _add_shaping_gradients(gradients, uses, gs)
-            if layer.bias is not None and _bias_shares_factor(layer, formed):
-                shared[layer.bias] = str(layer.weight)
-            elif layer.bias is not None:
-                gradients.setdefault(layer.bias, []).append(_over_uses(formed).flatten(1))
-            if layer.weight is None:
-                continue
-            if layer.form.dense:
-                _add_weight_gradient(gradients, uses, formed, keep_graph)
+            layer, weight = uses[0].layer, uses[0].layer.factored_weight
+            formed = [use.outputs(g) for use, g in zip(uses, gs, strict=True)]
+            exact = [name for name in layer.tensors if name != weight]
+            if weight is not None and layer.bias is not None and _used_once(formed):
+                shared[layer.bias] = weight
+                exact.remove(layer.bias)
+            _add_gradients(gradients, uses, gs, formed, exact, keep_graph)
+            if weight is None:
                 continue
             for rows in _rows_of_G(task, uses, gs, formed):
                 flat = rows.reshape(-1, *rows.shape[-2:])
                 if rows.numel() <= MAX_COLLECTED_ENTRIES:
-                    small.setdefault(layer.weight, []).append(flat)
+                    small.setdefault(weight, []).append(flat)
                 else:
-                    add(sums, (layer.weight, "G"), Factor.of_rows(flat))
+                    add(sums, (weight, "G"), Factor.of_rows(flat))
         for name, parts in small.items():
             add(sums, (name, "G"), Factor(parts))
         sums |= _dense_or_diagonal(gradients)
@@ -248,7 +242,7 @@ class KroneckerStructure(Structure):
         blocks: list[Block] = []
         for layer in task.layers:
             for name in layer.tensors:
-                if name != layer.weight or layer.form.dense:
+                if name != layer.factored_weight:
                     blocks.append(tensor_block(task, sums, name, scale))
                     continue
                 block = _kronecker_block(task, sums, layer, scale)
@@ -348,10 +342,6 @@ def _layer_cotangents(
         yield from by_layer.values()
 
 
-def _formed(uses: Sequence[Use], gs: Sequence[Tensor]) -> list[Float[Tensor, "n s k o"]]:
-    return [use.outputs(g) for use, g in zip(uses, gs, strict=True)]
-
-
 def _over_uses(formed: Sequence[Tensor]) -> Float[Tensor, "n k o"]:
     """Sum over all calls and all positions."""
     total = formed[0].sum(1) if formed[0].shape[1] > 1 else formed[0].squeeze(1)
@@ -360,19 +350,20 @@ def _over_uses(formed: Sequence[Tensor]) -> Float[Tensor, "n k o"]:
     return total
 
 
-def _add_shaping_gradients(gradients: Gradients, uses: Sequence[Use], gs: Sequence[Tensor]) -> None:
-    for name in uses[0].layer.shaping.values():
-        j = [use.shaping_gradient(name, g) for use, g in zip(uses, gs, strict=True)]
-        gradients.setdefault(name, []).append(torch.stack(j).sum(0))
-
-
-def _add_weight_gradient(
-    gradients: Gradients, uses: Sequence[Use], formed: Sequence[Tensor], keep_graph: bool
+def _add_gradients(
+    gradients: Gradients,
+    uses: Sequence[Use],
+    gs: Sequence[Tensor],
+    formed: Sequence[Tensor],
+    names: Sequence[str],
+    keep_graph: bool,
 ) -> None:
-    inputs = [use.input if keep_graph else use.input.detach() for use in uses]
-    name = uses[0].layer.weight
-    assert name is not None
-    gradients.setdefault(name, []).append(weight_gradients(uses, inputs, formed))
+    """Add the gradients of some tensors of a layer, summed over its calls."""
+    calls = zip(uses, gs, formed, strict=True)
+    parts = [use.gradients(g, y, names, keep_graph) for use, g, y in calls]
+    for name in names:
+        j = torch.stack([part[name] for part in parts]).sum(0)
+        gradients.setdefault(name, []).append(j)
 
 
 def _rows_of_G(
@@ -386,10 +377,8 @@ def _rows_of_G(
     return [use.summed_output(g) for use, g in zip(uses, gs, strict=True)]
 
 
-def _bias_shares_factor(layer: Layer, formed: Sequence[Tensor]) -> bool:
-    """Return whether the weight is used once per sample, so that G is also H of the bias."""
-    if layer.form.dense or layer.weight is None:
-        return False
+def _used_once(formed: Sequence[Tensor]) -> bool:
+    """Return whether a weight is used once per sample, so that G is also H of the bias."""
     positions, blocks, features = formed[0].shape[1:]
     return len(formed) == positions == blocks == 1 and features <= MAX_DENSE_ENTRIES
 
@@ -397,7 +386,7 @@ def _bias_shares_factor(layer: Layer, formed: Sequence[Tensor]) -> bool:
 def _input_exceeds_factor(uses: Sequence[Use]) -> bool:
     """Return whether the inputs take more memory than A and are needed for nothing else."""
     layer, form = uses[0].layer, uses[0].layer.form
-    if layer.weight is None or form.weight is None or form.dense:
+    if layer.factored_weight is None or form.weight is None:
         return False
     if form.input_factor is not None or layer.shaping:
         return False
@@ -409,8 +398,8 @@ def _input_sums(
     task: "CurvatureTask", uses: list[Use], release: bool, keep_graph: bool
 ) -> Statistics:
     """Return A and its count for one layer, then release the inputs if nothing else needs them."""
-    layer, method = uses[0].layer, task.method
-    if layer.weight is None or layer.form.dense:
+    layer, method, weight = uses[0].layer, task.method, uses[0].layer.factored_weight
+    if weight is None:
         return {}
     inputs = [use.input if keep_graph else use.input.detach() for use in uses]
     form, input_factor = layer.form, layer.form.input_factor
@@ -428,9 +417,9 @@ def _input_sums(
             for x in inputs
         ]
         count = sum(use.rows // (use.copies if reduced and use.averaged else 1) for use in uses)
-    sums: Statistics = {(layer.weight, "count"): torch.tensor(float(count), dtype=torch.float64)}
+    sums: Statistics = {(weight, "count"): torch.tensor(float(count), dtype=torch.float64)}
     for factor in factors:
-        add(sums, (layer.weight, "A"), factor)
+        add(sums, (weight, "A"), factor)
     if release:
         for use in uses:
             use.release_input()

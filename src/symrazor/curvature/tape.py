@@ -99,6 +99,34 @@ class Use:
         gradient = torch.einsum("ny,nyp->np", g.flatten(1), self._tangents[name])
         return gradient if self.copies == 1 else gradient.unflatten(0, (-1, self.copies)).sum(1)
 
+    def gradients(
+        self,
+        g: Tensor,
+        formed: Tensor | None = None,
+        names: Sequence[str] | None = None,
+        keep_graph: bool = False,
+    ) -> dict[str, Float[Tensor, "n p"]]:
+        """Return the gradients of the layer's tensors, by sample, in the parameters' layouts.
+
+        Args:
+            g: cotangent of the layer's output.
+            formed: `outputs(g)`, if it is known.
+            names: the tensors; by default all.
+            keep_graph: whether the gradients are differentiated afterwards.
+        """
+        layer, result = self.layer, dict[str, Tensor]()
+        formed = self.outputs(g) if formed is None else formed
+        for name in layer.tensors if names is None else names:
+            if name == layer.bias:
+                result[name] = formed.sum(1).flatten(1)
+            elif name == layer.weight:
+                a = self.inputs(self.input if keep_graph else self.input.detach())
+                blocks = torch.einsum("nsko,nski->nkoi", formed, a)
+                result[name] = torch.vmap(layer.form.from_blocks)(blocks).flatten(1)
+            else:
+                result[name] = self.shaping_gradient(name, g)
+        return result
+
     def _fold(self, formed: Tensor) -> Tensor:
         split: Tensor = formed.unflatten(0, (-1, self.copies))
         return formed if self.copies == 1 else split.flatten(1, 2)
@@ -237,15 +265,6 @@ def _recording_hooks(layers: Sequence[Layer], uses: list[Use]) -> Iterator[None]
     finally:
         for handle in handles:
             handle.remove()
-
-
-def weight_gradients(
-    uses: Sequence[Use], inputs: Sequence[Tensor], formed: Sequence[Tensor]
-) -> Float[Tensor, "n p"]:
-    """Return per-sample gradients of a layer's weight, flattened in the parameter's layout."""
-    triples = zip(uses, inputs, formed, strict=True)
-    parts = [torch.einsum("nsko,nski->nkoi", g, use.inputs(x)) for use, x, g in triples]
-    return torch.vmap(uses[0].layer.form.from_blocks)(torch.stack(parts).sum(0)).flatten(1)
 
 
 class FastBackward(TorchFunctionMode):

@@ -240,6 +240,11 @@ class Layer:
     shaping: dict[str, str] = field(default_factory=dict)
 
     @property
+    def factored_weight(self) -> str | None:
+        """Full name of its weight if that has Kronecker factors, not an exact block."""
+        return None if self.form.dense else self.weight
+
+    @property
     def tensors(self) -> list[str]:
         """Full names of all its trainable tensors: bias, weight, shaping parameters."""
         return [n for n in (self.bias, self.weight, *self.shaping.values()) if n is not None]

@@ -21,7 +21,7 @@ from symrazor.core.parameters import weights
 from symrazor.core.prior import Prior
 from symrazor.core.validation import check_choice
 from symrazor.curvature.estimate import Curvature
-from symrazor.curvature.tape import record, weight_gradients
+from symrazor.curvature.tape import record
 from symrazor.curvature.weight_sharing import Layer
 from symrazor.data.batches import Input, call
 from symrazor.inference.laplace import log_curvatures
@@ -48,18 +48,9 @@ def jacobians(
         root[:, output] = 1
         gradients: dict[str, Tensor] = {}
         for use, cotangent in zip(tape.uses, tape.cotangents(root), strict=True):
-            layer = use.layer
             g = tape.f.new_zeros(use.y_shape) if cotangent is None else cotangent
-            formed = use.outputs(g)
-            parts: list[tuple[str, Tensor]] = []
-            if layer.bias is not None:
-                parts.append((layer.bias, formed.sum(1).flatten(1)))
-            if layer.weight is not None:
-                inputs = [use.input.detach()]
-                parts.append((layer.weight, weight_gradients([use], inputs, [formed])))
-            for name in layer.shaping.values():
-                parts.append((name, use.shaping_gradient(name, g).detach()))
-            for name, gradient in parts:  # a weight that is used twice has the sum of both
+            # A weight that is used twice has the sum of both gradients.
+            for name, gradient in use.gradients(g).items():
                 gradients[name] = gradients[name] + gradient if name in gradients else gradient
         for name, gradient in gradients.items():
             columns.setdefault(name, []).append(gradient)

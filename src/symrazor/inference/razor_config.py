@@ -119,8 +119,8 @@ def check_no_kronecker(layers: Iterable[Layer]) -> None:
         ValueError: names a weight with a Kronecker block.
     """
     for layer in layers:
-        if layer.weight is not None and not layer.form.dense:
-            raise per_weight_precision_error(layer.weight)
+        if layer.factored_weight is not None:
+            raise per_weight_precision_error(layer.factored_weight)
 
 
 def remember_razor(model: nn.Module, razor: "Razor") -> None:
