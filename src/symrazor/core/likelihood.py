@@ -13,6 +13,7 @@ registered name: see docs/how-to/add-a-likelihood.md.
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Literal, TypeVar
 
@@ -25,6 +26,10 @@ from symrazor.accelerate.devices import run_in_threads
 from symrazor.core.parameters import Hyper
 
 Probe = Literal["spectral", "label"]
+Outputs = Float[Tensor, "n k"]
+Columns = Float[Tensor, "c n k"]
+Covariances = Float[Tensor, "n k k"]
+MeanAndVariance = tuple[Tensor, Tensor | None]
 
 MAX_SPECTRAL_COLUMNS = 64
 """Largest root for which spectral probes are computed; a larger eigenproblem costs too much."""
@@ -37,23 +42,23 @@ class Likelihood(nn.Module, ABC):
     """Base class of all likelihoods. Five methods are required; the others have defaults."""
 
     @abstractmethod
-    def nll(self, f: Float[Tensor, "n k"], y: Tensor) -> Float[Tensor, " n"]:
+    def nll(self, f: Outputs, y: Tensor) -> Float[Tensor, " n"]:
         """Return the negative log likelihood of each datum, with all normalising constants."""
 
     @abstractmethod
-    def residual(self, f: Float[Tensor, "n k"], y: Tensor) -> Float[Tensor, "n k"]:
+    def residual(self, f: Outputs, y: Tensor) -> Outputs:
         """Return the gradient of `nll` in `f`."""
 
     @abstractmethod
-    def hessian_root(self, f: Float[Tensor, "n k"]) -> Float[Tensor, "c n k"]:
+    def hessian_root(self, f: Outputs) -> Columns:
         r"""Return vectors $r_c$ with $\sum_c r_c r_c^\top = \Lambda(f)$, differentiable in `f`."""
 
     @abstractmethod
-    def sample(self, f: Float[Tensor, "n k"], generator: torch.Generator | None) -> Tensor:
+    def sample(self, f: Outputs, generator: torch.Generator | None) -> Tensor:
         r"""Draw one label per datum from $p(y \mid f)$."""
 
     @abstractmethod
-    def mean(self, f: Float[Tensor, "n k"]) -> Float[Tensor, "n k"]:
+    def mean(self, f: Outputs) -> Outputs:
         """Return the mean of y given f (class probabilities for a categorical)."""
 
     def check(self, f: Tensor, y: Tensor) -> None:
@@ -63,13 +68,11 @@ class Likelihood(nn.Module, ABC):
         if len(y) != len(f):
             raise ValueError(f"There are {len(f)} outputs but {len(y)} labels.")
 
-    def noise_variance(self, mean: Float[Tensor, "n k"]) -> Float[Tensor, "n k"] | None:
+    def noise_variance(self, mean: Outputs) -> Outputs | None:
         """Return the variance of y given its mean, or None for class labels."""
         return None
 
-    def closed_form_prediction(
-        self, f: Float[Tensor, "n k"], covariance: Float[Tensor, "n k k"]
-    ) -> tuple[Tensor, Tensor | None]:
+    def closed_form_prediction(self, f: Outputs, covariance: Covariances) -> MeanAndVariance:
         """Return mean and variance of y (None for class labels) for Gaussian outputs.
 
         Raises:
@@ -79,9 +82,7 @@ class Likelihood(nn.Module, ABC):
             f"{type(self).__name__} has no closed-form prediction. Use how='mc' or 'sampling'."
         )
 
-    def scores(
-        self, f: Float[Tensor, "n k"] | Float[Tensor, "s n k"], y: Tensor
-    ) -> dict[str, float]:
+    def scores(self, f: Outputs | Float[Tensor, "s n k"], y: Tensor) -> dict[str, float]:
         """Return test scores of outputs f: the negative log likelihood, and those of `_scores`.
 
         Outputs under several draws of the weights, [s, n, k], are scored as one mixture.
@@ -100,7 +101,7 @@ class Likelihood(nn.Module, ABC):
 
     def sampled_root(
         self,
-        f: Float[Tensor, "n k"],
+        f: Outputs,
         samples: int,
         generator: torch.Generator | None = None,
         probe: Probe = "spectral",
@@ -132,29 +133,22 @@ def _device(generator: torch.Generator | None, like: Tensor) -> torch.device:
     return generator.device if generator is not None else like.device
 
 
-def _right_singular_vectors(root: Float[Tensor, "c n k"]) -> Float[Tensor, "n c c"]:
+def _right_singular_vectors(root: Columns) -> Float[Tensor, "n c c"]:
     """Return, for each datum, the orthogonal V that makes the columns of R V orthogonal.
 
     Large roots and failed eigenproblems get V = I (plain Rademacher mixing), which is unbiased and
     less precise.
     """
-    if len(root) > MAX_SPECTRAL_COLUMNS:
-        return _identity(root)
-    gram = _gram(root.double())
-    scale = gram.diagonal(dim1=1, dim2=2).sum(1).clamp(min=torch.finfo(gram.dtype).tiny)
-    try:
-        vectors = _eigenvectors(gram / scale.reshape(-1, 1, 1))
-    except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
-        return _identity(root)
-    return _fix_signs(vectors).to(root.dtype)
-
-
-def _identity(root: Float[Tensor, "c n k"]) -> Float[Tensor, "n c c"]:
     c, n = root.shape[:2]
+    if c <= MAX_SPECTRAL_COLUMNS:
+        gram = _gram(root.double())
+        scale = gram.diagonal(dim1=1, dim2=2).sum(1).clamp(min=torch.finfo(gram.dtype).tiny)
+        with suppress(torch.linalg.LinAlgError):  # type: ignore[attr-defined]
+            return _fix_signs(_eigenvectors(gram / scale.reshape(-1, 1, 1))).to(root.dtype)
     return torch.eye(c, dtype=root.dtype, device=root.device).expand(n, c, c)
 
 
-def _gram(root: Float[Tensor, "c n k"]) -> Float[Tensor, "n c c"]:
+def _gram(root: Columns) -> Float[Tensor, "n c c"]:
     """Return the inner products of the columns of each datum."""
     if root.shape[0] * root.numel() > MAX_ELEMENTWISE_PRODUCTS:
         return torch.einsum("cnk,dnk->ncd", root, root)
@@ -239,15 +233,15 @@ def check_compatible(model: nn.Module, likelihood: Likelihood) -> None:
 class Categorical(Likelihood):
     r"""$y \in \{0..K-1\}$, $p = \mathrm{softmax}(f)$, $\Lambda = \mathrm{diag}(p) - p p^\top$."""
 
-    def nll(self, f: Float[Tensor, "n k"], y: Tensor) -> Float[Tensor, " n"]:
+    def nll(self, f: Outputs, y: Tensor) -> Float[Tensor, " n"]:
         """Return the cross entropy of each datum."""
         return F.cross_entropy(f, y.long(), reduction="none")
 
-    def residual(self, f: Float[Tensor, "n k"], y: Tensor) -> Float[Tensor, "n k"]:
+    def residual(self, f: Outputs, y: Tensor) -> Outputs:
         """Return softmax minus one-hot."""
         return f.softmax(-1) - F.one_hot(y.long(), f.shape[-1]).to(f.dtype)
 
-    def hessian_root(self, f: Float[Tensor, "n k"]) -> Float[Tensor, "c n k"]:
+    def hessian_root(self, f: Outputs) -> Columns:
         r"""Return the closed-form Cholesky factor of $\mathrm{diag}(p) - pp^\top$: K-1 columns.
 
         With tail sums $s_j = \sum_{i \ge j} p_i$,
@@ -270,18 +264,16 @@ class Categorical(Likelihood):
         columns = below + F.pad(embedded, (0, 1))
         return columns.transpose(0, 1)
 
-    def sample(self, f: Float[Tensor, "n k"], generator: torch.Generator | None) -> Tensor:
+    def sample(self, f: Outputs, generator: torch.Generator | None) -> Tensor:
         """Draw a class per datum."""
         p = f.detach().softmax(-1).to(_device(generator, f))
         return torch.multinomial(p, 1, generator=generator).squeeze(1).to(f.device)
 
-    def mean(self, f: Float[Tensor, "n k"]) -> Float[Tensor, "n k"]:
+    def mean(self, f: Outputs) -> Outputs:
         """Return class probabilities."""
         return f.softmax(-1)
 
-    def closed_form_prediction(
-        self, f: Float[Tensor, "n k"], covariance: Float[Tensor, "n k k"]
-    ) -> tuple[Tensor, None]:
+    def closed_form_prediction(self, f: Outputs, covariance: Covariances) -> MeanAndVariance:
         """Return class probabilities by the probit approximation.
 
         A shift common to all logits changes no probability, so its variance is removed first.
@@ -330,39 +322,37 @@ class Gaussian(Likelihood):
         shape = () if outputs is None else (outputs,)
         self.noise = Hyper(torch.full(shape, noise, dtype=torch.float64))
 
-    def nll(self, f: Float[Tensor, "n k"], y: Tensor) -> Float[Tensor, " n"]:
+    def nll(self, f: Outputs, y: Tensor) -> Float[Tensor, " n"]:
         r"""Return $\tfrac12 z^2 + \log \sigma + \tfrac12 \log 2\pi$, summed over outputs."""
         sigma = self.noise.value.to(f.dtype)
         z = (f - y.reshape(f.shape)) / sigma
         return (0.5 * z.square() + sigma.log() + 0.5 * math.log(2 * math.pi)).sum(-1)
 
-    def residual(self, f: Float[Tensor, "n k"], y: Tensor) -> Float[Tensor, "n k"]:
+    def residual(self, f: Outputs, y: Tensor) -> Outputs:
         r"""Return $(f - y) / \sigma^2$."""
         return (f - y.reshape(f.shape)) / self.noise.value.to(f.dtype).square()
 
-    def hessian_root(self, f: Float[Tensor, "n k"]) -> Float[Tensor, "c n k"]:
+    def hessian_root(self, f: Outputs) -> Columns:
         r"""Return the unit vectors divided by $\sigma$."""
         n, k = f.shape
         inverse = (1 / self.noise.value.to(f.dtype)).expand(k)
         return torch.diag(inverse).unsqueeze(1).expand(k, n, k)
 
-    def sample(self, f: Float[Tensor, "n k"], generator: torch.Generator | None) -> Tensor:
+    def sample(self, f: Outputs, generator: torch.Generator | None) -> Tensor:
         """Draw the output plus noise."""
         noise = torch.randn(f.shape, generator=generator, device=_device(generator, f))
         scale = self.noise.value.detach().to(f.dtype)
         return f.detach() + scale * noise.to(device=f.device, dtype=f.dtype)
 
-    def mean(self, f: Float[Tensor, "n k"]) -> Float[Tensor, "n k"]:
+    def mean(self, f: Outputs) -> Outputs:
         """Return the output itself."""
         return f
 
-    def noise_variance(self, mean: Float[Tensor, "n k"]) -> Float[Tensor, "n k"]:
+    def noise_variance(self, mean: Outputs) -> Outputs:
         r"""Return $\sigma^2$."""
         return self.noise.value.detach().square().expand_as(mean)
 
-    def closed_form_prediction(
-        self, f: Float[Tensor, "n k"], covariance: Float[Tensor, "n k k"]
-    ) -> tuple[Tensor, Tensor]:
+    def closed_form_prediction(self, f: Outputs, covariance: Covariances) -> MeanAndVariance:
         """Return the exact mean and variance."""
         return f, covariance.diagonal(dim1=1, dim2=2) + self.noise_variance(f)
 
@@ -382,32 +372,30 @@ class Gaussian(Likelihood):
 class Bernoulli(Likelihood):
     r"""$y_k \in \{0, 1\}$ with logit $f_k$, $\Lambda = \mathrm{diag}(p(1-p))$."""
 
-    def nll(self, f: Float[Tensor, "n k"], y: Tensor) -> Float[Tensor, " n"]:
+    def nll(self, f: Outputs, y: Tensor) -> Float[Tensor, " n"]:
         """Return the binary cross entropy, summed over outputs."""
         target = y.reshape(f.shape).to(f.dtype)
         return F.binary_cross_entropy_with_logits(f, target, reduction="none").sum(-1)
 
-    def residual(self, f: Float[Tensor, "n k"], y: Tensor) -> Float[Tensor, "n k"]:
+    def residual(self, f: Outputs, y: Tensor) -> Outputs:
         """Return probability minus label."""
         return f.sigmoid() - y.reshape(f.shape).to(f.dtype)
 
-    def hessian_root(self, f: Float[Tensor, "n k"]) -> Float[Tensor, "c n k"]:
+    def hessian_root(self, f: Outputs) -> Columns:
         r"""Return $\sqrt{p (1-p)} = \exp \tfrac12 (\log p + \log(1-p))$, finite at p = 0 and 1."""
         root = (0.5 * (F.logsigmoid(f) + F.logsigmoid(-f))).exp()
         return torch.diag_embed(root).transpose(0, 1)
 
-    def sample(self, f: Float[Tensor, "n k"], generator: torch.Generator | None) -> Tensor:
+    def sample(self, f: Outputs, generator: torch.Generator | None) -> Tensor:
         """Draw 0 or 1 per output."""
         p = f.detach().sigmoid().to(_device(generator, f))
         return torch.bernoulli(p, generator=generator).to(f.device)
 
-    def mean(self, f: Float[Tensor, "n k"]) -> Float[Tensor, "n k"]:
+    def mean(self, f: Outputs) -> Outputs:
         """Return the probability of 1."""
         return f.sigmoid()
 
-    def closed_form_prediction(
-        self, f: Float[Tensor, "n k"], covariance: Float[Tensor, "n k k"]
-    ) -> tuple[Tensor, None]:
+    def closed_form_prediction(self, f: Outputs, covariance: Covariances) -> MeanAndVariance:
         """Return probabilities by the probit approximation."""
         variance = covariance.diagonal(dim1=1, dim2=2)
         return self.mean(f * (1 + math.pi / 8 * variance).rsqrt()), None
@@ -427,35 +415,33 @@ class Bernoulli(Likelihood):
 class Poisson(Likelihood):
     r"""Counts with log rate $f_k$, $\Lambda = \mathrm{diag}(e^{f})$."""
 
-    def nll(self, f: Float[Tensor, "n k"], y: Tensor) -> Float[Tensor, " n"]:
+    def nll(self, f: Outputs, y: Tensor) -> Float[Tensor, " n"]:
         r"""Return $e^f - y f + \log y!$, summed over outputs."""
         count = y.reshape(f.shape).to(f.dtype)
         return (f.exp() - count * f + torch.lgamma(count + 1)).sum(-1)
 
-    def residual(self, f: Float[Tensor, "n k"], y: Tensor) -> Float[Tensor, "n k"]:
+    def residual(self, f: Outputs, y: Tensor) -> Outputs:
         """Return rate minus count."""
         return f.exp() - y.reshape(f.shape).to(f.dtype)
 
-    def hessian_root(self, f: Float[Tensor, "n k"]) -> Float[Tensor, "c n k"]:
+    def hessian_root(self, f: Outputs) -> Columns:
         """Return the square root of the rate."""
         return torch.diag_embed((0.5 * f).exp()).transpose(0, 1)
 
-    def sample(self, f: Float[Tensor, "n k"], generator: torch.Generator | None) -> Tensor:
+    def sample(self, f: Outputs, generator: torch.Generator | None) -> Tensor:
         """Draw a count per output."""
         rate = f.detach().exp().to(_device(generator, f))
         return torch.poisson(rate, generator=generator).to(f.device)
 
-    def mean(self, f: Float[Tensor, "n k"]) -> Float[Tensor, "n k"]:
+    def mean(self, f: Outputs) -> Outputs:
         """Return the rate."""
         return f.exp()
 
-    def noise_variance(self, mean: Float[Tensor, "n k"]) -> Float[Tensor, "n k"]:
+    def noise_variance(self, mean: Outputs) -> Outputs:
         """Return the mean."""
         return mean
 
-    def closed_form_prediction(
-        self, f: Float[Tensor, "n k"], covariance: Float[Tensor, "n k k"]
-    ) -> tuple[Tensor, Tensor]:
+    def closed_form_prediction(self, f: Outputs, covariance: Covariances) -> MeanAndVariance:
         """Return the exact mean and variance for a log-normal rate."""
         variance = covariance.diagonal(dim1=1, dim2=2)
         rate = (f + 0.5 * variance).exp()
@@ -482,9 +468,7 @@ def _check_values(y: Tensor, wrong: Tensor, rule: str) -> None:
         raise ValueError(f"{rule}, got {y[first].tolist()} at position {first} of the batch.")
 
 
-def calibration_error(
-    probabilities: Float[Tensor, "n k"], labels: Int[Tensor, " n"], bins: int = 15
-) -> float:
+def calibration_error(probabilities: Outputs, labels: Int[Tensor, " n"], bins: int = 15) -> float:
     r"""Return the expected calibration error.
 
     $\sum_b \frac{n_b}{n} |\mathrm{accuracy}_b - \mathrm{confidence}_b|$ over bins b of equal width

@@ -112,18 +112,6 @@ class CircularPad(torch.autograd.Function):
         return pad_circular(tangent, ctx.amounts)
 
 
-def windows(
-    x: Float[Tensor, "n c *size"],
-    kernel: Sequence[int],
-    stride: Sequence[int],
-    dilation: Sequence[int],
-) -> Float[Tensor, "n c *out_and_kernel"]:
-    """Return a view of all windows, [n, c, *positions, *offsets], without copying."""
-    for d, (k, step, gap) in enumerate(zip(kernel, stride, dilation, strict=True)):
-        x = x.unfold(2 + d, gap * (k - 1) + 1, step)[..., ::gap]
-    return x
-
-
 def patches(
     x: Float[Tensor, "n c *size"],
     kernel: Sequence[int],
@@ -132,9 +120,10 @@ def patches(
     groups: int,
 ) -> Float[Tensor, "n t k i"]:
     """Return the patches of a padded input; features are ordered as in a convolution weight."""
-    view = windows(x, kernel, stride, dilation)
     n, c, dims = len(x), x.shape[1], len(kernel)
-    split = view.reshape(n, groups, c // groups, *view.shape[2:])
+    for d, (k, step, gap) in enumerate(zip(kernel, stride, dilation, strict=True)):
+        x = x.unfold(2 + d, gap * (k - 1) + 1, step)[..., ::gap]
+    split = x.reshape(n, groups, c // groups, *x.shape[2:])  # [..., *positions, *offsets]
     order = [0, *range(3, 3 + dims), 1, 2, *range(3 + dims, 3 + 2 * dims)]
     features = c // groups * math.prod(kernel)
     return split.permute(order).reshape(n, -1, groups, features)
@@ -165,9 +154,7 @@ def input_factor(x: Float[Tensor, "n c *size"], shape: Geometry) -> Float[Tensor
     r"""Return $\sum_{n,t} a a^\top$ over patches, by the cheapest way for this shape."""
     if shape.groups > 1:
         return gram(all_patches(x, shape))
-    if _worth_correlating(x, shape):
-        return _by_correlation(x, shape)
-    return _by_patches(x, shape)
+    return _by_correlation(x, shape) if _worth_correlating(x, shape) else _by_patches(x, shape)
 
 
 def _by_patches(x: Float[Tensor, "n c *size"], shape: Geometry) -> Float[Tensor, "1 i i"]:
@@ -233,16 +220,13 @@ def _channels_first(
     A: Float[Tensor, "*kernel_c_kernel_c"], full: Sequence[int], live: Sequence[range]
 ) -> Float[Tensor, "1 i i"]:
     """Map [*offsets, c, *offsets, c] of live offsets to [(c, offsets), (c, offsets)] of all."""
-    dims, channels = len(full), A.shape[len(full)]
-    order = [dims, *range(dims), 2 * dims + 1, *range(dims + 1, 2 * dims + 1)]
-    A = A.permute(order)
-    features = channels * math.prod(full)
-    if all(len(span) == k for span, k in zip(live, full, strict=True)):
-        return A.reshape(1, features, features)
+    dims, features = len(full), A.shape[len(full)] * math.prod(full)
+    A = A.permute([dims, *range(dims), 2 * dims + 1, *range(dims + 1, 2 * dims + 1)])
     amounts: list[int] = []
     for span, k in zip(reversed(live), reversed(full), strict=True):
         amounts += [span.start, k - span.stop]
-    return F.pad(A, [*amounts, 0, 0, *amounts]).reshape(1, features, features)
+    padded = F.pad(A, [*amounts, 0, 0, *amounts]) if any(amounts) else A
+    return padded.reshape(1, features, features)
 
 
 def _worth_correlating(x: Tensor, shape: Geometry) -> bool:
@@ -367,15 +351,12 @@ def _outside(k: int, edges: Sequence[tuple[Float[Tensor, "_ _ *s"], int]]) -> Te
     total = first.new_zeros(k, k, *first.shape[2:])
     for j in range(1, k):
         low = skip + j
-        r = min(len(first), k - low)
-        if r > 0:
-            total[low : low + r, low : low + r] += first[:r, :r]
+        r = max(0, min(len(first), k - low))
+        total[low : low + r, low : low + r] += first[:r, :r]
     for j in range(k - 1):
-        drop = max(0, j - skip_last)
-        low = max(0, skip_last - j)
-        r = len(last) - drop
-        if r > 0:
-            total[low : low + r, low : low + r] += last[drop:, drop:]
+        drop, low = max(0, j - skip_last), max(0, skip_last - j)
+        r = max(0, len(last) - drop)
+        total[low : low + r, low : low + r] += last[drop:, drop:]
     return total
 
 

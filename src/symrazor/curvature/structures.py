@@ -28,7 +28,6 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from symrazor.curvature.accumulate import BatchSums, Job, Key, Statistics, add
@@ -197,13 +196,14 @@ class KroneckerStructure(Structure):
         """Return the jobs of the input factors A."""
         by_layer: dict[str, list[Use]] = {}
         for use in tape.uses:
-            by_layer.setdefault(use.layer.name, []).append(use)
+            if use.layer.factored_weight is not None:
+                by_layer.setdefault(use.layer.factored_weight, []).append(use)
         first: list[Job] = []
         last: list[Job] = []
-        for uses in by_layer.values():
+        for weight, uses in by_layer.items():
             release = not keep_graph and _input_exceeds_factor(uses)
-            job = as_job(partial(_input_sums, task, uses, release, keep_graph), keep_graph)
-            (first if release else last).append(job)
+            sums = partial(_input_sums, task, weight, uses, release, keep_graph)
+            (first if release else last).append(as_job(sums, keep_graph))
         return first, last
 
     def collect(
@@ -342,14 +342,6 @@ def _layer_cotangents(
         yield from by_layer.values()
 
 
-def _over_uses(formed: Sequence[Tensor]) -> Float[Tensor, "n k o"]:
-    """Sum over all calls and all positions."""
-    total = formed[0].sum(1) if formed[0].shape[1] > 1 else formed[0].squeeze(1)
-    for g in formed[1:]:
-        total = total + g.sum(1)
-    return total
-
-
 def _add_gradients(
     gradients: Gradients,
     uses: Sequence[Use],
@@ -371,7 +363,7 @@ def _rows_of_G(
 ) -> list[Tensor]:
     """Return cotangents as the method's flavour needs them, [n, ..., k, o] each."""
     if task.method.flavour == "reduce":
-        return [_over_uses(formed)]
+        return [torch.stack([g.sum(1) for g in formed]).sum(0)]
     if task.method.copies == "expand":
         return formed
     return [use.summed_output(g) for use, g in zip(uses, gs, strict=True)]
@@ -386,23 +378,18 @@ def _used_once(formed: Sequence[Tensor]) -> bool:
 def _input_exceeds_factor(uses: Sequence[Use]) -> bool:
     """Return whether the inputs take more memory than A and are needed for nothing else."""
     layer, form = uses[0].layer, uses[0].layer.form
-    if layer.factored_weight is None or form.weight is None:
-        return False
-    if form.input_factor is not None or layer.shaping:
+    if form.weight is None or form.input_factor is not None or layer.shaping:
         return False
     k, _, i = form.to_blocks(getattr(layer.module, form.weight).detach()).shape
     return sum(use.x.nbytes for use in uses) >= 8 * k * i * i
 
 
 def _input_sums(
-    task: "CurvatureTask", uses: list[Use], release: bool, keep_graph: bool
+    task: "CurvatureTask", weight: str, uses: list[Use], release: bool, keep_graph: bool
 ) -> Statistics:
-    """Return A and its count for one layer, then release the inputs if nothing else needs them."""
-    layer, method, weight = uses[0].layer, task.method, uses[0].layer.factored_weight
-    if weight is None:
-        return {}
+    """Return A and its count for one weight, then release the inputs if nothing else needs them."""
+    form, method = uses[0].layer.form, task.method
     inputs = [use.input if keep_graph else use.input.detach() for use in uses]
-    form, input_factor = layer.form, layer.form.input_factor
     if method.flavour == "reduce":
         parts = [use.inputs(x) for use, x in zip(uses, inputs, strict=True)]
         positions = sum(a.shape[1] for a in parts)
@@ -413,7 +400,9 @@ def _input_sums(
         if reduced:
             inputs = [use.mean_input(x) for use, x in zip(uses, inputs, strict=True)]
         factors = [
-            Factor.of_matrix(input_factor(x)) if input_factor else Factor.of_rows(form.inputs(x))
+            Factor.of_matrix(form.input_factor(x))
+            if form.input_factor
+            else Factor.of_rows(form.inputs(x))
             for x in inputs
         ]
         count = sum(use.rows // (use.copies if reduced and use.averaged else 1) for use in uses)

@@ -23,6 +23,10 @@ from symrazor.linalg.eigen_jobs import EigenJob, LinAlgError, Spectrum, eigenval
 from symrazor.linalg.factor import Factor
 
 LogPrecisions = Mapping[str, Tensor]
+Rows = Float[Tensor, "s p"]
+"""Vectors over all weights of a block."""
+Jacobians = Float[Tensor, "n c p"]
+Covariances = Float[Tensor, "n c c"]
 
 STACKED_ROW = 256
 """Entries of a row of `StackedSpectra`; the last row of a block is padded with zeros."""
@@ -51,15 +55,11 @@ class Block(ABC):
         """Return the eigenvalue jobs that `logdet` depends on."""
 
     @abstractmethod
-    def draw(
-        self, log_precision: LogPrecisions, noise: Float[Tensor, "s p"]
-    ) -> Float[Tensor, "s p"]:
+    def draw(self, log_precision: LogPrecisions, noise: Rows) -> Rows:
         r"""Turn white noise into draws from $N(0, (H + \Delta)^{-1})$, tensors flattened."""
 
     @abstractmethod
-    def covariance(
-        self, log_precision: LogPrecisions, jacobian: Float[Tensor, "n c p"]
-    ) -> Float[Tensor, "n c c"]:
+    def covariance(self, log_precision: LogPrecisions, jacobian: Jacobians) -> Covariances:
         r"""Return $J (H + \Delta)^{-1} J^\top$ for each sample."""
 
 
@@ -147,9 +147,7 @@ class Kron(Block):
         values_g, vectors_g = self.G.eigenvectors(self.name, self.resolution)
         return self.scale * values_g.unsqueeze(2) * values_a.unsqueeze(1), vectors_g, vectors_a
 
-    def _whiten(
-        self, log_precision: LogPrecisions, flat: Float[Tensor, "m p"]
-    ) -> Float[Tensor, "m p"]:
+    def _whiten(self, log_precision: LogPrecisions, flat: Rows) -> Rows:
         r"""Return $(H + \Delta)^{-1/2} v$ for every row v, a matrix V in each block.
 
         $U_G\, [(\lambda + \delta)^{-1/2} \circ (U_G^\top V U_A)]\, U_A^\top$ for the part of V in
@@ -168,15 +166,11 @@ class Kron(Block):
         k = max(self.A.blocks, self.G.blocks)
         return self.from_blocks(torch.empty(k, self.G.features, self.A.features)).shape
 
-    def draw(
-        self, log_precision: LogPrecisions, noise: Float[Tensor, "s p"]
-    ) -> Float[Tensor, "s p"]:
+    def draw(self, log_precision: LogPrecisions, noise: Rows) -> Rows:
         """Multiply the noise by the symmetric root of the covariance."""
         return self._whiten(log_precision, noise)
 
-    def covariance(
-        self, log_precision: LogPrecisions, jacobian: Float[Tensor, "n c p"]
-    ) -> Float[Tensor, "n c c"]:
+    def covariance(self, log_precision: LogPrecisions, jacobian: Jacobians) -> Covariances:
         """Multiply the whitened Jacobian by its transpose."""
         white = self._whiten(log_precision, jacobian.flatten(0, 1)).reshape(jacobian.shape)
         return white @ white.mT
@@ -253,17 +247,13 @@ class Dense(Block):
             ) from error
         return factor
 
-    def draw(
-        self, log_precision: LogPrecisions, noise: Float[Tensor, "s p"]
-    ) -> Float[Tensor, "s p"]:
+    def draw(self, log_precision: LogPrecisions, noise: Rows) -> Rows:
         r"""Return $L^{-\top} e$ with $L L^\top = H + \Delta$."""
         L = self._cholesky(log_precision)
         draws: Tensor = torch.linalg.solve_triangular(L.mT, noise.double().T, upper=True).T
         return draws
 
-    def covariance(
-        self, log_precision: LogPrecisions, jacobian: Float[Tensor, "n c p"]
-    ) -> Float[Tensor, "n c c"]:
+    def covariance(self, log_precision: LogPrecisions, jacobian: Jacobians) -> Covariances:
         r"""Return $(L^{-1} J^\top)^\top (L^{-1} J^\top)$."""
         L = self._cholesky(log_precision)
         half: Tensor = torch.linalg.solve_triangular(L, jacobian.double().mT, upper=False)
@@ -305,15 +295,11 @@ class Diag(Block):
     def _deviation(self, log_precision: LogPrecisions) -> Tensor:
         return (self.h.double() + log_precision[self.name].exp()).rsqrt().reshape(-1)
 
-    def draw(
-        self, log_precision: LogPrecisions, noise: Float[Tensor, "s p"]
-    ) -> Float[Tensor, "s p"]:
+    def draw(self, log_precision: LogPrecisions, noise: Rows) -> Rows:
         """Scale the noise by the standard deviations."""
         return noise.double() * self._deviation(log_precision)
 
-    def covariance(
-        self, log_precision: LogPrecisions, jacobian: Float[Tensor, "n c p"]
-    ) -> Float[Tensor, "n c c"]:
+    def covariance(self, log_precision: LogPrecisions, jacobian: Jacobians) -> Covariances:
         """Multiply the Jacobian, scaled by the standard deviations, by its transpose."""
         weighted = jacobian.double() * self._deviation(log_precision)
         return weighted @ weighted.mT
