@@ -57,6 +57,7 @@ def test_cosine_in_fractions_of_the_training_after_a_hold(hold: float) -> None:
 def test_rates_of_batched_training(config: dict[str, float]) -> None:
     """Hold, linear rise and decay at the end; equal up to rounding."""
     options = BatchedConfig(steps=200, **config)  # type: ignore[arg-type]
+    widths, scale, filters = options.schedules()
     for step in range(options.steps):
         done = step / options.steps
         hold, settle = max(options.hold, 1e-9), options.settle
@@ -65,9 +66,9 @@ def test_rates_of_batched_training(config: dict[str, float]) -> None:
         decay = 0.5 * (1 + math.cos(math.pi * settling))
         cosine = 0.5 * (1 + math.cos(math.pi * done))
         start, end = options.rates
-        assert options.width_schedule()(done) == pytest.approx(rise * decay, rel=1e-12, abs=1e-15)
-        assert options.scale_schedule()(done) == pytest.approx(decay, rel=1e-12, abs=1e-15)
-        assert options.filter_schedule()(done) == pytest.approx(rise * cosine, rel=1e-12, abs=1e-15)
+        assert widths(done) == pytest.approx(rise * decay, rel=1e-12, abs=1e-15)
+        assert scale(done) == pytest.approx(decay, rel=1e-12, abs=1e-15)
+        assert filters(done) == pytest.approx(rise * cosine, rel=1e-12, abs=1e-15)
         assert options.posterior_rate(done) == pytest.approx(start * (end / start) ** settling)
 
 

@@ -45,6 +45,18 @@ def check_types(options: Any) -> None:
             object.__setattr__(options, field.name, value.item())  # the dataclass may be frozen
 
 
+def check_at_least(options: Any, minimum: float, *names: str) -> None:
+    """Check that the named fields of a dataclass are None or at least `minimum`.
+
+    Raises:
+        ValueError: names the first field that is smaller.
+    """
+    for name in names:
+        value = getattr(options, name)
+        if value is not None and not value >= minimum:
+            raise ValueError(f"{name} must be at least {minimum}, got {value}.")
+
+
 def check_choice(name: str, value: Any, choices: Any) -> None:
     """Check that a value is one of the choices of a `Literal`.
 
@@ -67,6 +79,25 @@ def replace_options(options: T, changes: Mapping[str, Any]) -> T:
             close = difflib.get_close_matches(name, known, 1)
             hint = f"Did you mean {close[0]!r}?" if close else f"Options: {', '.join(known)}."
             raise ValueError(f"Unknown option {name!r}. {hint}")
+    return replace(options, **changes)  # type: ignore[type-var]
+
+
+def replace_nested(options: T, inner: str, changes: Mapping[str, Any]) -> T:
+    """Return a copy of a dataclass with fields replaced in it, or in its field `inner`.
+
+    Raises:
+        ValueError: neither dataclass has such a field.
+    """
+    changes = dict(changes)
+    outer_names = {field.name for field in fields(options)}  # type: ignore[arg-type]
+    inner_options = changes.pop(inner, getattr(options, inner))
+    inner_names = {field.name for field in fields(inner_options)} - outer_names
+    unknown = sorted(set(changes) - outer_names - inner_names)
+    if unknown:
+        known = ", ".join(sorted(outer_names | inner_names))
+        raise ValueError(f"Unknown options {unknown}. Known options: {known}.")
+    inner_changes = {name: changes.pop(name) for name in list(changes) if name in inner_names}
+    changes[inner] = replace(inner_options, **inner_changes)
     return replace(options, **changes)  # type: ignore[type-var]
 
 

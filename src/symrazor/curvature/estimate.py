@@ -21,7 +21,7 @@ from symrazor.accelerate.processes import is_distributed, unwrap, world
 from symrazor.core.errors import DivergenceError
 from symrazor.core.likelihood import Likelihood, Probe, as_likelihood
 from symrazor.core.parameters import weights
-from symrazor.core.validation import check_types
+from symrazor.core.validation import check_at_least, check_types
 from symrazor.curvature.accumulate import (
     BatchSums,
     Job,
@@ -81,8 +81,7 @@ class Method:
             raise ValueError(
                 f"structure must be one of {tuple(STRUCTURES)}, got {self.structure!r}."
             )
-        if self.samples < 1:
-            raise ValueError(f"samples must be at least 1, got {self.samples}.")
+        check_at_least(self, 1, "samples")
 
 
 @dataclass(frozen=True)

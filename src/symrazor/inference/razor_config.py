@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from symrazor.core.evidence import Evidence
 from symrazor.core.parameters import weights
 from symrazor.core.prior import GaussianPrior, PriorGroups
+from symrazor.core.validation import check_at_least
 from symrazor.curvature.estimate import Method
 from symrazor.curvature.weight_sharing import Layer
 from symrazor.layers.relaxed import free_groups, path_groups
@@ -85,9 +86,8 @@ class RazorConfig(Method):
                 "paths their precision in prior_precision={group: precision, ...} and omit "
                 "free_precision."
             )
-        for name, least in (("pieces", 1), ("inner_steps", 0), ("burn_in", 0)):
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}.")
+        check_at_least(self, 1, "pieces")
+        check_at_least(self, 0, "inner_steps", "burn_in")
 
     @property
     def has_free_precision(self) -> bool:

@@ -12,7 +12,7 @@ probabilities has no width; $1 - \sum_e p_e^2$, which is largest for the whole g
 **Held-out data** (`fit_by_validation`): a cross-validated grid search, then a fit on all data,
 
 $$ \hat\eta = \arg\min_{\eta \in \text{grid}} \sum_k
-   \all_reduce_{n \in D_k} -\log p(y_n \mid f(x_n; \hat\theta_{-k}(\eta), \eta)). $$
+   \sum_{n \in D_k} -\log p(y_n \mid f(x_n; \hat\theta_{-k}(\eta), \eta)). $$
 
 It trains one network per grid entry and fold, and a grid over several widths grows exponentially
 with their number. The gradient of the evidence avoids both costs.
@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 from symrazor.core.likelihood import Likelihood, as_likelihood, check_compatible
 from symrazor.core.parameters import Hyper, eval_mode, hyperparameters, real, weights
-from symrazor.core.validation import check_types
+from symrazor.core.validation import check_at_least, check_types
 from symrazor.data import TensorLoader, Tensors, check_batch
 from symrazor.invariance.averaged_network import Augment, Augmented
 from symrazor.invariance.transformation import Choice, QuarterTurns
@@ -67,14 +67,11 @@ class LikelihoodConfig:
     progress: bool | None = None
 
     def __post_init__(self) -> None:
-        """Check types and ranges."""
         check_types(self)
         for name in ("epochs", "batch_size", "lr"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be positive, got {getattr(self, name)}.")
-        for name in ("strength", "width_lr", "decay"):
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}.")
+        check_at_least(self, 0, "strength", "width_lr", "decay")
 
 
 def fit_by_likelihood(
@@ -189,7 +186,6 @@ class ValidationConfig:
     training: LikelihoodConfig = field(default_factory=LikelihoodConfig)
 
     def __post_init__(self) -> None:
-        """Check types and ranges."""
         check_types(self)
         if not self.grid:
             raise ValueError("grid must have at least one entry.")
@@ -197,8 +193,7 @@ class ValidationConfig:
             numbers = entry.values() if isinstance(entry, Mapping) else [entry]
             if not all(isinstance(number, int | float) for number in numbers):
                 raise ValueError(f"grid must have numbers, or numbers by name, got {entry!r}.")
-        if self.folds < 1:
-            raise ValueError(f"folds must be at least 1, got {self.folds}.")
+        check_at_least(self, 1, "folds")
         if not 0 < self.held_out < 1:
             raise ValueError(f"held_out must be in (0, 1), got {self.held_out}.")
 

@@ -18,6 +18,7 @@ from torch import Tensor
 from symrazor.accelerate.devices import tf32
 from symrazor.core.evidence import Evidence
 from symrazor.core.parameters import hyperparameters, weights
+from symrazor.core.validation import check_at_least
 from symrazor.invariance import mixture
 from symrazor.invariance.invariant_weights import InvariantWeights, Sampling, check_labels
 from symrazor.invariance.lie_distributions import Nodes, Random
@@ -97,30 +98,20 @@ class BatchedConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        """Check ranges."""
-        for name in ("steps", "batch", "samples", "every", "note_every"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
+        check_at_least(self, 1, "steps", "batch", "samples", "every", "note_every")
         if not all(0 < rate <= 1 for rate in self.rates):
             raise ValueError(f"rates must be above 0 and at most 1, got {self.rates}.")
 
-    def width_schedule(self) -> Schedule:
-        """Return the schedule of the transformation widths, over fractions of the training."""
+    def schedules(self) -> tuple[Schedule, Schedule, Schedule]:
+        """Return the schedules of widths, output scale and filters, over training fractions."""
         hold = max(self.hold, MIN_HOLD)
-        return Schedule(hold=hold, rise=hold, decay_from=1 - self.settle)
-
-    def scale_schedule(self) -> Schedule:
-        """Return the schedule of the output scale, over fractions of the training."""
-        return Schedule(decay_from=1 - self.settle)
-
-    def filter_schedule(self) -> Schedule:
-        """Return the schedule of learned filters, over fractions of the training."""
-        return replace(self.width_schedule(), decay_from=0.0)
+        widths = Schedule(hold=hold, rise=hold, decay_from=1 - self.settle)
+        return widths, Schedule(decay_from=1 - self.settle), replace(widths, decay_from=0.0)
 
     def posterior_rate(self, progress: float) -> float:
         """Return the rate of the natural gradient at a fraction of the training."""
         start, end = self.rates
-        return float(start * (end / start) ** self.scale_schedule().decay(progress))
+        return float(start * (end / start) ** Schedule(decay_from=1 - self.settle).decay(progress))
 
 
 @dataclass
@@ -229,8 +220,7 @@ class _BatchedTask(Task):
         if filters:
             groups.append({"params": filters, "peak": config.weight_rate})
         self.adam = torch.optim.Adam(groups, lr=config.width_rate, betas=(0.9, 0.99))
-        schedules = (config.width_schedule, config.scale_schedule, config.filter_schedule)
-        self.schedules = [schedule() for schedule in schedules]
+        self.schedules = config.schedules()
 
     def finished(self) -> bool:
         return self.done == self.config.steps

@@ -104,7 +104,6 @@ class Training(Task):
         callbacks: Sequence[Callback] = (),
         checkpoints: Checkpoints | None = None,
     ) -> None:
-        """Start a new run, or load the newest checkpoint."""
         super().__init__()
         self.razor, self.data, self.options, self.test = razor, data, options, test
         self.callbacks, self.checkpoints = callbacks, checkpoints
@@ -127,9 +126,8 @@ class Training(Task):
             self._check_same_in_all_processes(saved)
         if saved is not None:
             self._load(saved)
-        elif checkpoints is not None and world().is_main:
-            # At once: a directory that cannot be written to must not cost a run.
-            checkpoints.save(self.state_dict(), 0, 0)
+        else:  # at once: a directory that cannot be written to must not cost a run
+            self.save()
 
     def _check_same_in_all_processes(self, saved: State | None) -> None:
         """Check that all processes run the same training, then copy the first one's weights.
@@ -156,16 +154,12 @@ class Training(Task):
             KeyboardInterrupt: on SIGINT, after a checkpoint.
             SystemExit: on SIGTERM, after a checkpoint.
         """
-        first = world().is_main
-        loop = Loop(
-            self,
-            self.callbacks if first else (),
-            None if self.checkpoints is None else _EpochSaver(self, self.checkpoints),
-            self.options.epochs,
-            self.options.progress if first else False,
+        callbacks, progress = (
+            (self.callbacks, self.options.progress) if world().is_main else ((), False)
         )
+        saver = None if self.checkpoints is None else self
         try:
-            return loop.run()
+            return Loop(self, callbacks, saver, self.options.epochs, progress).run()
         finally:
             if self.trials is not None:
                 self.trials.finish()
@@ -174,12 +168,11 @@ class Training(Task):
 
     def finished(self) -> bool:
         """Return whether all epochs are done, or the patience is exhausted, with no open trial."""
-        patience = self.options.patience
         if self.trials is not None and self.trials.trial is not None:
             return False
-        return len(self.history) >= self.options.epochs or (
-            patience is not None and self.stale >= patience
-        )
+        patience = self.options.patience
+        out_of_patience = patience is not None and self.stale >= patience
+        return len(self.history) >= self.options.epochs or out_of_patience
 
     def batches(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Return the remaining batches of the current epoch."""
@@ -318,6 +311,21 @@ class Training(Task):
 
     # Checkpoints.
 
+    @property
+    def directory(self) -> Path:
+        """Directory of the checkpoints."""
+        assert self.checkpoints is not None
+        return self.checkpoints.directory
+
+    def due(self, round_ended: bool) -> bool:
+        """Return whether to save: every `save_every` epochs and at the end."""
+        return round_ended and (self.finished() or len(self.history) % self.options.save_every == 0)
+
+    def save(self) -> None:
+        """Write a checkpoint, in the first process only."""
+        if world().is_main and self.checkpoints is not None:
+            self.checkpoints.save(self.state_dict(), self.taken, len(self.history))
+
     def state_dict(self) -> State:
         """Return the whole state of the run, for a checkpoint."""
         return {
@@ -370,26 +378,6 @@ class Training(Task):
             seed = self.options.seed + AUGMENTATION_SEED_OFFSET + self.stepper.done
             self.augmentation_rng.manual_seed(seed)
             log.warning("The run continues with other random augmentations on %s.", device.type)
-
-
-class _EpochSaver:
-    """Save a checkpoint every `save_every` epochs and at the end, in the first process only."""
-
-    def __init__(self, run: Training, checkpoints: Checkpoints) -> None:
-        self.run, self.checkpoints = run, checkpoints
-
-    @property
-    def directory(self) -> Path:
-        return self.checkpoints.directory
-
-    def due(self, round_ended: bool) -> bool:
-        epochs = len(self.run.history)
-        return round_ended and (self.run.finished() or epochs % self.run.options.save_every == 0)
-
-    def save(self) -> None:
-        if world().is_main:
-            run = self.run
-            self.checkpoints.save(run.state_dict(), run.taken, len(run.history))
 
 
 def _identity(run: Training) -> dict[str, dict[str, Any]]:

@@ -74,7 +74,6 @@ class Stepper:
     """
 
     def __init__(self, razor: Razor, options: FitConfig, total: int) -> None:
-        """Create the optimiser."""
         self.razor, self.options, self.total, self.done = razor, options, total, 0
         self.peak = options.lr or DEFAULT_LR[options.optimizer]
         self.schedule = Schedule.with_warmup(total, options.warmup)
@@ -92,15 +91,14 @@ class Stepper:
         self.last_good = self._snapshot()
 
     def _make_optimiser(self) -> Optimizer:
-        name, fused = self.options.optimizer, not self.on_cpu
-        if name == "muon":
-            forms = matrix_forms(self.razor.model)
-            return Muon(self.theta, forms, self.razor.weight_decays, self.lr)
-        if name == "adamw":
-            return torch.optim.AdamW(
-                self.theta, lr=self.lr, weight_decay=0.0, capturable=fused, fused=fused
-            )
-        return torch.optim.SGD(self.theta, lr=self.lr, momentum=SGD_MOMENTUM, fused=fused)
+        theta, lr, fused = self.theta, self.lr, not self.on_cpu
+        match self.options.optimizer:
+            case "muon":
+                return Muon(theta, matrix_forms(self.razor.model), self.razor.weight_decays, lr)
+            case "adamw":
+                return torch.optim.AdamW(theta, lr, weight_decay=0.0, capturable=fused, fused=fused)
+            case "sgd":
+                return torch.optim.SGD(theta, lr, momentum=SGD_MOMENTUM, fused=fused)
 
     def step(self, x: Tensor, y: Tensor) -> Float[Tensor, ""]:
         """Train on one batch and return its mean negative log likelihood.
@@ -110,17 +108,19 @@ class Stepper:
                 checked every `SNAPSHOT_INTERVAL` steps only, because a check waits for the device.
         """
         self._set_lr(self.peak * self.schedule(self.done))
-        self._set_radius()
+        sharpness_aware = self.done >= self.options.sam_from * self.total
+        radius = self.options.sam_radius if sharpness_aware else None
+        if radius != self.radius:
+            self.radius = radius
+            self.discard_recording()
         check = self.done % SNAPSHOT_INTERVAL == 0
-        if check:
-            snapshot = self._snapshot()
+        snapshot = self._snapshot() if check else self.last_good
         training_steps = self.razor.training_steps
         nll = self.run(x, y)
         self.razor.training_steps = training_steps + 1
         if self.on_cpu or check:
             self._check(nll)
-        if check:
-            self.last_good = snapshot
+        self.last_good = snapshot
         self.done += 1
         return nll
 
@@ -141,13 +141,6 @@ class Stepper:
     def restore_last_good_(self) -> None:
         """Restore the last model whose loss was checked and finite."""
         self.razor.model.load_state_dict(self.last_good)
-
-    def _set_radius(self) -> None:
-        sharpness_aware = self.done >= self.options.sam_from * self.total
-        radius = self.options.sam_radius if sharpness_aware else None
-        if radius != self.radius:
-            self.radius = radius
-            self.discard_recording()
 
     def _set_lr(self, lr: float) -> None:
         if isinstance(self.lr, Tensor):
@@ -274,12 +267,8 @@ def matrix_forms(model: nn.Module) -> list[MatrixForm]:
 
 
 def _row_form(theta: Tensor) -> MatrixForm:
-    shape = theta.shape
-    return MatrixForm(
-        lambda value: value.reshape(1, 1, -1),
-        lambda row: row.reshape(shape),
-        MUON_BIAS_STEP * sqrt(theta.numel()),
-    )
+    shape, step_size = theta.shape, MUON_BIAS_STEP * sqrt(theta.numel())
+    return MatrixForm(lambda t: t.reshape(1, 1, -1), lambda row: row.reshape(shape), step_size)
 
 
 class Muon(Optimizer):
@@ -320,7 +309,6 @@ class Muon(Optimizer):
         decay: Callable[[], list[Tensor]],
         lr: float | Tensor,
     ) -> None:
-        """Start without momentum."""
         super().__init__(theta, {"lr": lr})
         self.forms, self.decay = forms, decay
         blocks = [form.to_blocks(t.detach()) for form, t in zip(forms, theta, strict=True)]

@@ -27,7 +27,7 @@ import json
 import logging
 import math
 from collections.abc import Callable, Container, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from statistics import median
 from typing import Any, Literal
@@ -36,7 +36,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from symrazor.core.validation import check_types
+from symrazor.core.validation import check_at_least, check_types, replace_nested
 from symrazor.inference.razor_config import RazorConfig, State
 
 log = logging.getLogger("symrazor")
@@ -126,7 +126,6 @@ class FitConfig:
     razor: RazorConfig = field(default_factory=RazorConfig)
 
     def __post_init__(self) -> None:
-        """Check types and ranges."""
         if isinstance(self.device, torch.device):
             object.__setattr__(self, "device", str(self.device))
         if str(self.optimizer) == "sam":
@@ -150,12 +149,9 @@ class FitConfig:
             )
 
     def _check_ranges(self) -> None:
-        minimum = dict.fromkeys(("epochs", "batch_size", "every", "save_every", "patience"), 1)
-        minimum |= {"evidence_batch": 1, "subset": 1, "burn_in": 0, "burn_in_most": 0}
-        for name, bound in minimum.items():
-            value = getattr(self, name)
-            if value is not None and value < bound:
-                raise ValueError(f"{name} must be at least {bound}, got {value}.")
+        check_at_least(self, 1, "epochs", "batch_size", "every", "save_every", "patience")
+        check_at_least(self, 1, "evidence_batch", "subset")
+        check_at_least(self, 0, "burn_in", "burn_in_most")
         for name in ("lr", "sam_radius"):
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
@@ -172,20 +168,10 @@ class FitConfig:
         Raises:
             ValueError: neither config has such a field.
         """
-        fit_names = {f.name for f in fields(self)}
-        razor_names = {f.name for f in fields(self.razor)} - fit_names
-        unknown = set(changes) - fit_names - razor_names
-        reject_label_smoothing(unknown)
-        if unknown:
-            raise ValueError(
-                f"Unknown options {sorted(unknown)}. Known options: "
-                f"{', '.join(sorted(fit_names | razor_names))}."
-            )
-        razor = changes.pop("razor", self.razor)
-        if not isinstance(razor, RazorConfig):
-            raise ValueError(f"razor must be a RazorConfig, got {razor!r}.")
-        razor_changes = {k: changes.pop(k) for k in list(changes) if k in razor_names}
-        return replace(self, razor=replace(razor, **razor_changes), **changes)
+        reject_label_smoothing(changes)
+        if not isinstance(changes.get("razor", self.razor), RazorConfig):
+            raise ValueError(f"razor must be a RazorConfig, got {changes['razor']!r}.")
+        return replace_nested(self, "razor", changes)
 
     def burn_in_steps(self, total: int) -> tuple[int, int]:
         """Return the minimum and maximum number of burn-in steps of `total` training steps."""
@@ -298,12 +284,9 @@ class BurnIn:
     """
 
     def __init__(self, min_steps: int, max_steps: int, n_steps: int, device: torch.device) -> None:
-        """Start with no steps."""
         self.min_steps, self.max_steps, self.n_steps = min_steps, max_steps, n_steps
         self.n_intervals = min(N_INTERVALS, n_steps)
-        self.sums: Float[Tensor, "intervals"] = torch.zeros(
-            self.n_intervals, dtype=torch.float64, device=device
-        )
+        self.sums = torch.zeros(self.n_intervals, dtype=torch.float64, device=device)
         self.ended = False
 
     def add(self, loss: Float[Tensor, ""], step: int) -> None:

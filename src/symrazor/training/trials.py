@@ -27,7 +27,7 @@ computed either, so training and evidence become faster.
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from statistics import linear_regression
 from typing import Protocol, runtime_checkable
 
@@ -94,10 +94,6 @@ class Trial:
     rival: float = 0.0
     gamma: Mapping[str, float] | None = None
 
-    def state_dict(self) -> State:
-        """Return the fields for a checkpoint."""
-        return {f.name: getattr(self, f.name) for f in fields(self)}
-
 
 def verdict(gaps: Sequence[float], left: int) -> bool | None:
     """Return whether paths stay off, or None to continue both branches.
@@ -152,7 +148,6 @@ class Trials:
     """
 
     def __init__(self, run: Run) -> None:
-        """Start with all paths on."""
         self.run, self.razor = run, run.razor
         theta = weights(self.razor.model)
         self.members = _path_weights(self.razor.model, theta)
@@ -306,27 +301,27 @@ class Trials:
     def _affordable(self, candidates: Sequence[str]) -> list[str]:
         """Return paths that can be switched off together, those that matter least first."""
         start, theta = self.run.nll(), copy_state(self.theta)
-        nll_without = {}
+
+        def nll_without(path: str) -> float:
+            foreach_zero_([self.theta[name] for name in self.members[path]])
+            return self.run.nll()
+
+        def restore(path: str) -> None:
+            for name in self.members[path]:
+                self.theta[name].copy_(theta[name])
+
+        losses = {}
         for path in candidates:
-            self._zero(path)
-            nll_without[path] = self.run.nll()
-            self._restore(path, theta)
+            losses[path] = nll_without(path)
+            restore(path)
         chosen: list[str] = []
-        for path in sorted(nll_without, key=lambda path: nll_without[path])[: self.max_paths]:
-            self._zero(path)
-            if not self.run.nll() <= start + MAX_INITIAL_LOSS:
+        for path in sorted(losses, key=losses.__getitem__)[: self.max_paths]:
+            if not nll_without(path) <= start + MAX_INITIAL_LOSS:
                 break
             chosen.append(path)
         for path in candidates:
-            self._restore(path, theta)
+            restore(path)
         return chosen
-
-    def _zero(self, path: str) -> None:
-        foreach_zero_([self.theta[name] for name in self.members[path]])
-
-    def _restore(self, path: str, theta: dict[str, Tensor]) -> None:
-        for name in self.members[path]:
-            self.theta[name].copy_(theta[name])
 
     def state_dict(self) -> State:
         """Return everything that further trials depend on."""
@@ -334,7 +329,7 @@ class Trials:
             "off": self.off,
             "needed": list(self.needed),
             "max_paths": self.max_paths,
-            "trial": None if self.trial is None else self.trial.state_dict(),
+            "trial": None if self.trial is None else dict(vars(self.trial)),
         }
 
     def load_state_dict(self, state: State) -> None:

@@ -1,7 +1,7 @@
 """Train a variational network: Adam on the evidence lower bound."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from symrazor.core.evidence import Evidence
 from symrazor.core.likelihood import Likelihood
+from symrazor.core.validation import check_at_least, replace_nested
 from symrazor.data import TensorLoader, Tensors, check_batch
 from symrazor.inference.posterior import Prediction
 from symrazor.inference.variational.config import VariationalConfig
@@ -54,10 +55,7 @@ class VariationalFitConfig:
     variational: VariationalConfig = field(default_factory=VariationalConfig)
 
     def __post_init__(self) -> None:
-        """Check ranges."""
-        for name in ("epochs", "batch_size", "every", "draws"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
+        check_at_least(self, 1, "epochs", "batch_size", "every", "draws")
         for name in ("lr", "hyper_lr", "clip"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be positive, got {getattr(self, name)}.")
@@ -73,16 +71,7 @@ class VariationalFitConfig:
         Raises:
             ValueError: neither config has such a field.
         """
-        fit_names = {f.name for f in fields(self)}
-        known = fit_names | {f.name for f in fields(VariationalConfig)}
-        unknown = sorted(set(changes) - known)
-        if unknown:
-            raise ValueError(
-                f"Unknown options {unknown}. Known options: {', '.join(sorted(known))}."
-            )
-        inner = {key: changes.pop(key) for key in list(changes) if key not in fit_names}
-        base = changes.pop("variational", self.variational)
-        return replace(self, variational=base.change(**inner), **changes)
+        return replace_nested(self, "variational", changes)
 
 
 @dataclass
