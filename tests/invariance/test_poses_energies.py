@@ -9,13 +9,13 @@ from torch import Tensor, nn
 
 from symrazor.invariance import Augment, Augmented, Blur, TimeShift, Transformation, affine
 from symrazor.invariance.averaged_network import lattice
-from symrazor.invariance.pose_energies import (
+from symrazor.invariance.poses import (
     POSES_PER_GENERATOR,
+    _accumulates_at_end,
     energy_profiles,
+    generators_of,
     narrow_range_fails,
-    search_ranges,
 )
-from symrazor.invariance.poses import _accumulates_at_end
 
 F64 = torch.float64
 
@@ -82,7 +82,8 @@ def test_profiles_sweep_every_generator_twice() -> None:
 
 def test_search_ranges_of_rotations_and_of_transformations_without_poses() -> None:
     moves = [affine("rotation", 0.5), affine("translation", 0.2), TimeShift(0.1), Blur(1.0)]
-    assert search_ranges(Augment(moves, 4)) == [1.0, 2.0, 2.0, 2.0, 1.0]
+    generators = generators_of(Augment(moves, 4))
+    assert [g.search_range for g in generators] == [1.0, 2.0, 2.0, 2.0, 1.0]
 
 
 @pytest.mark.parametrize("end", [slice(0, 6), slice(90, 96)])
