@@ -34,6 +34,8 @@ from symrazor.symmetry.replacement import relaxation, replace_batchnorm
 from symrazor.training.events import JsonLines, TensorBoard, read_events
 from symrazor.training.fit import Fit, fit
 from symrazor.training.options import FitConfig
+from symrazor.training.prequential import prequential
+from symrazor.training.prequential_result import Prequential
 from symrazor.training.variational import VariationalFitConfig, fit_variational
 
 __all__ = [
@@ -53,6 +55,7 @@ __all__ = [
     "Poisson",
     "Posterior",
     "Prediction",
+    "Prequential",
     "Prior",
     "Razor",
     "RazorConfig",
@@ -78,6 +81,7 @@ __all__ = [
     "invariance",
     "layers",
     "positive",
+    "prequential",
     "read_events",
     "reading",
     "register_likelihood",
