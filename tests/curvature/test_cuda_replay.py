@@ -3,6 +3,7 @@
 import gc
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from weakref import WeakKeyDictionary
 
 import pytest
 import torch
@@ -242,7 +243,7 @@ def test_streams_wait_for_each_other() -> None:
     razor = sr.Razor(model, _Slow(), 1280)
     for _ in range(3):
         assert numbers(razor.evidence(_Late(x, y))) == pytest.approx(expected, rel=1e-9)
-    assert replay._last_recordings.of(model) is not None
+    assert replay._last_recordings.get(model) is not None
 
 
 def test_replayed_batches_of_factored_layers() -> None:
@@ -311,7 +312,7 @@ def _slow(x: Tensor, y: Tensor, model: nn.Module) -> list[float]:
     """Return the evidence computed kernel by kernel."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(replay, "MIN_EAGER_BATCHES", 10**9)
-        patch.setattr(replay, "_last_recordings", replay.LastRecordings())
+        patch.setattr(replay, "_last_recordings", WeakKeyDictionary())
         patch.setattr(replay, "_recorded_shapes", {})
         razor = sr.Razor(model, "categorical", len(y))
         return numbers(razor.evidence(TensorLoader(x, y, 128)))
@@ -328,7 +329,7 @@ def test_a_valid_recording_is_reused(change: str) -> None:
     model = model.double().cuda()
     loader = TensorLoader(x, y, 128)
     sr.Razor(model, "categorical", 1280).evidence(loader)
-    recorded = replay._last_recordings.of(model)
+    recorded = replay._last_recordings.get(model)
     assert recorded is not None
     middle = model[4]
     assert isinstance(middle, nn.Linear) and isinstance(model[2], _Slope)
@@ -344,7 +345,7 @@ def test_a_valid_recording_is_reused(change: str) -> None:
         elif change == "replaced":
             model[5] = nn.Sigmoid()
     found = numbers(sr.Razor(model, "categorical", 1280).evidence(loader))
-    assert (replay._last_recordings.of(model) is recorded) == (change in ("nothing", "weights"))
+    assert (replay._last_recordings.get(model) is recorded) == (change in ("nothing", "weights"))
     assert found == pytest.approx(_slow(x, y, model), rel=1e-9)
 
 
@@ -353,13 +354,13 @@ def test_a_result_does_not_change_with_the_next_estimate() -> None:
     x, y = (part[:1280].cuda() for part in digits("train"))
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 30), nn.Tanh(), nn.Linear(30, 10)).cuda()
     posterior = sr.Razor(model, "categorical", 1280).posterior(TensorLoader(x, y, 128))
-    recorded = [replay._last_recordings.of(model)]
+    recorded = [replay._last_recordings.get(model)]
     before = posterior.functional(x[:5])[1]
     with torch.no_grad():
         next(model.parameters()).mul_(0.1)
     for _ in range(2):
         sr.Razor(model, "categorical", 1280).evidence(TensorLoader(x, y, 128))
-        recorded.append(replay._last_recordings.of(model))
+        recorded.append(replay._last_recordings.get(model))
     assert None not in recorded and recorded[0] is not recorded[1] is recorded[2]
     with torch.no_grad():
         next(model.parameters()).mul_(10.0)
@@ -370,8 +371,8 @@ def test_a_recording_is_freed_with_its_model() -> None:
     x, y = (part[:1280].cuda() for part in digits("train"))
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 100), nn.Tanh(), nn.Linear(100, 10)).cuda()
     sr.Razor(model, "categorical", 1280).evidence(TensorLoader(x, y, 128))
-    assert replay._last_recordings.of(model) is not None
+    assert replay._last_recordings.get(model) is not None
     held = torch.cuda.memory_allocated()
     del model
     gc.collect()
-    assert not replay._last_recordings.kept and torch.cuda.memory_allocated() < held
+    assert not replay._last_recordings and torch.cuda.memory_allocated() < held

@@ -31,6 +31,7 @@ MAX_BATCH_SHAPES = 2
 CAPTURE_STREAM = 0
 """Index of the side stream that captures."""
 
+Graph = torch.cuda.CUDAGraph
 Step = Callable[[Tensor, Tensor], Tensor]
 Shapes = tuple[torch.Size, torch.Size]
 
@@ -49,9 +50,7 @@ def pause_garbage_collection() -> Iterator[None]:
 
 @contextmanager
 def capture(
-    graph: torch.cuda.CUDAGraph,
-    device: torch.device,
-    share_memory_with: torch.cuda.CUDAGraph | None = None,
+    graph: Graph, device: torch.device, share_memory_with: Graph | None = None
 ) -> Iterator[None]:
     """Capture the kernels launched inside, after freeing graphs that are no longer referenced.
 
@@ -80,13 +79,7 @@ def _run_on_capture_stream(device: torch.device, step: Callable[[], T]) -> T:
 class CapturedStep:
     """A step captured for batches of one shape, and not run yet; see `CUDAGraphStep`."""
 
-    def __init__(
-        self,
-        step: Step,
-        x: Tensor,
-        y: Tensor,
-        share_memory_with: torch.cuda.CUDAGraph | None,
-    ) -> None:
+    def __init__(self, step: Step, x: Tensor, y: Tensor, share_memory_with: Graph | None) -> None:
         self.x, self.y, self.graph = x.clone(), y.clone(), torch.cuda.CUDAGraph()
         with capture(self.graph, x.device, share_memory_with):
             self.result = step(self.x, self.y)

@@ -23,6 +23,7 @@ log = logging.getLogger("symrazor")
 WORKSPACE_BYTES = 128 * 2**20
 """Workspace of one call: half a megabyte for the smallest matrix, 33 MB for 1,024 rows."""
 
+_LOADING = threading.Lock()  # torch cannot load cuSOLVER for two threads at once
 _VALUES_ONLY, _LOWER, _FLOAT64 = 0, 0, 1  # of cusolverEigMode_t, cublasFillMode_t, cudaDataType
 _MATRICES = [c_void_p, c_void_p, c_int, c_int, c_int64, c_int, c_void_p, c_int64]
 _MATRICES += [c_int, c_void_p, c_int]
@@ -64,19 +65,11 @@ def solver(device: torch.device) -> "Solver | None":
     """Return the tested solver of a GPU, or None."""
     if device.type != "cuda":
         return None
-    with _first:  # torch cannot load it for two threads at once
-        return _tried_out(device)
-
-
-_first = threading.Lock()
-
-
-def _tried_out(device: torch.device) -> "Solver | None":
     try:
-        torch.linalg.eigvalsh(torch.eye(2, dtype=torch.float64, device=device))  # loads cuSOLVER
-        with torch.cuda.device(device):
+        with _LOADING, torch.cuda.device(device):
+            torch.linalg.eigvalsh(torch.eye(2, dtype=torch.float64, device=device))  # loads it
             tested = Solver(_loaded(), device)
-        tested.try_out()
+            tested.try_out()
     except (OSError, AttributeError, CuSolverError) as error:
         log.debug("Batched eigenvalues are not available, torch solves each matrix: %s", error)
         return None

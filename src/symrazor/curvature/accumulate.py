@@ -80,14 +80,7 @@ class Total:
 
 def add(sums: Statistics, key: Key, value: Tensor | Factor) -> None:
     """Add a value to the sum of a key, or start the sum."""
-    sums[key] = _plus(sums[key], value) if key in sums else value
-
-
-def _plus(left: Tensor | Factor, right: Tensor | Factor) -> Tensor | Factor:
-    if isinstance(left, Factor) and isinstance(right, Factor):
-        return left + right
-    assert isinstance(left, Tensor) and isinstance(right, Tensor)
-    return left + right
+    sums[key] = sums[key] + value if key in sums else value  # type: ignore[operator]
 
 
 def map_factors(sums: Statistics, change: Callable[[Factor], Factor]) -> None:
@@ -112,7 +105,7 @@ def absorb(left: Statistics, right: Statistics) -> Statistics:
         if isinstance(a, Factor) and isinstance(b, Factor) and users[left_id] == len(keys):
             result: Tensor | Factor = a.absorb(b)
         else:  # another key still needs the left value unchanged
-            result = _plus(a, b)
+            result = a + b  # type: ignore[operator]
         total |= dict.fromkeys(keys, result)
     return total
 

@@ -75,7 +75,7 @@ class GraphReplayScheduler(Scheduler):
     ) -> Contributions:
         """Yield contributions computed on the current stream; record nothing without a caller."""
         task_of = self.task.by_batch()
-        kept = _last_recordings.of(self.task.model)
+        kept = _last_recordings.get(self.task.model)
         replay: Replay | None = None
         eager_batches, tried = 0, False
         while (batch := _next(batches, None if replay is None else caller)) is not None:
@@ -259,37 +259,21 @@ def _premises(task: CurvatureTask, tape: Tape) -> tuple[object, ...]:
     return task.method, tape.f.shape, tape.f.dtype, addresses, calls
 
 
-class LastRecordings:
-    """The last recording of each GPU, as long as its model lives."""
-
-    def __init__(self) -> None:
-        self.kept: dict[torch.device, tuple[ref[nn.Module], Replay]] = {}
-
-    def of(self, model: nn.Module) -> Replay | None:
-        """Return the recording of this model, if it is the last one of a GPU."""
-        return next((replay for owner, replay in self.kept.values() if owner() is model), None)
-
-    def keep(self, model: nn.Module, replay: Replay) -> None:
-        """Replace the recording of the GPU."""
-        device = replay.x.device
-        self.kept[device] = ref(model, lambda gone: self._forget(device, gone)), replay
-
-    def drop(self, device: torch.device) -> None:
-        """Free the recording of a GPU: the next one is made in its memory."""
-        self.kept.pop(device, None)
-
-    def _forget(self, device: torch.device, gone: object) -> None:
-        if device in self.kept and self.kept[device][0] is gone:
-            del self.kept[device]
+_last_recordings: WeakKeyDictionary[nn.Module, Replay] = WeakKeyDictionary()
+"""The last recording of each GPU, by model."""
 
 
-_last_recordings = LastRecordings()
+def _drop_recordings(device: torch.device) -> None:
+    """Free the recording of a GPU: the next one is made in its memory."""
+    for model, replay in list(_last_recordings.items()):
+        if replay.x.device == device:
+            del _last_recordings[model]
 
 
 def _record(task: CurvatureTask, total: BatchSums, batch: NumberedBatch) -> Replay | None:
     """Return a recording of a batch, or None if it cannot be recorded."""
     assert isinstance(batch.x, Tensor)
-    _last_recordings.drop(batch.x.device)
+    _drop_recordings(batch.x.device)
     try:
         replay = Replay(task, total, batch)
     except RuntimeError as error:
@@ -297,7 +281,7 @@ def _record(task: CurvatureTask, total: BatchSums, batch: NumberedBatch) -> Repl
         _memory_pool.cache_clear()  # torch considers its memory to be in use
         return None
     _recorded_shapes.setdefault(task.model, set()).add(batch.x.shape)
-    _last_recordings.keep(task.model, replay)
+    _last_recordings[task.model] = replay
     return replay
 
 

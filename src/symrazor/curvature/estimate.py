@@ -8,7 +8,7 @@ that adds their contributions.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal
@@ -338,10 +338,7 @@ def _check_options(n_data: int | None, temperature: float, keep_graph: bool) -> 
 
 
 def choose_scheduler(task: CurvatureTask, keep_graph: bool = False) -> Scheduler:
-    """Choose how the batches are computed; the result does not depend on it beyond rounding.
-
-    `accelerate.devices.plain_execution` forces the serial scheduler.
-    """
+    """Choose how the batches are computed; the result does not depend on it beyond rounding."""
     accelerated = not (keep_graph or is_plain())
     on_cpu = all(w.device.type == "cpu" for w in task.theta.values())
     scheduler: Scheduler
@@ -367,34 +364,26 @@ def _expected_locally(task: CurvatureTask, keep_graph: bool, expected: int | Non
 def _jobs_by_batch(task: CurvatureTask, keep_graph: bool) -> Callable[[NumberedBatch], list[Job]]:
     """Return the function that runs the model on a batch and returns the remaining jobs."""
     task_of = task.by_batch()
-    layout: Callable[[Input], Input] | None = None
+    channels_last: bool | None = None  # decided on the first batch
 
     def jobs(batch: NumberedBatch) -> list[Job]:
-        nonlocal layout
-        if layout is None:
-            layout = _unchanged if keep_graph else _fastest_layout(task, batch.x)
-        return task_of(batch.number).jobs(layout(batch.x), batch.y, batch.name, keep_graph)
+        nonlocal channels_last
+        x = batch.x
+        if channels_last is None:
+            channels_last = not keep_graph and _accepts_channels_last(task, x)
+        if channels_last and isinstance(x, Tensor):
+            x = x.contiguous(memory_format=torch.channels_last)
+        return task_of(batch.number).jobs(x, batch.y, batch.name, keep_graph)
 
     return jobs
 
 
-def _unchanged(x: Input) -> Input:
-    return x
-
-
-def _channels_last(x: Input) -> Input:
-    assert isinstance(x, Tensor)
-    return x.contiguous(memory_format=torch.channels_last)
-
-
-def _fastest_layout(task: CurvatureTask, x: Input) -> Callable[[Input], Input]:
-    """Return channels-last, faster for convolutions on a CPU, unless the model cannot take it."""
+def _accepts_channels_last(task: CurvatureTask, x: Input) -> bool:
+    """Return whether a model convolves images on a CPU, faster in that layout, and accepts it."""
     convolves = any(isinstance(layer.module, nn.Conv2d) for layer in task.layers)
     if not (convolves and isinstance(x, Tensor) and x.dim() == 4 and x.device.type == "cpu"):
-        return _unchanged
-    try:
-        with torch.no_grad():
-            call(task.model, _channels_last(x[:2]))
-    except RuntimeError:  # view() does not accept every memory layout
-        return _unchanged
-    return _channels_last
+        return False
+    with suppress(RuntimeError), torch.no_grad():  # view() does not accept every memory layout
+        call(task.model, x[:2].contiguous(memory_format=torch.channels_last))
+        return True
+    return False

@@ -180,15 +180,8 @@ class Tape:
         edges = [use.edge for use in self.uses]
         if not edges:
             return []
-        gradients = torch.autograd.grad(
-            self.f,
-            edges,
-            root,
-            retain_graph=retain_graph,
-            create_graph=create_graph,
-            allow_unused=True,
-        )
-        return list(gradients)
+        options = {"retain_graph": retain_graph, "create_graph": create_graph}
+        return list(torch.autograd.grad(self.f, edges, root, allow_unused=True, **options))
 
 
 def record(model: Callable[..., Any], layers: Sequence[Layer], x: Input) -> Tape:
@@ -305,31 +298,20 @@ def _address(x: Tensor) -> int | None:
         return None
 
 
-@dataclass(frozen=True)
-class _Layout:
-    """Shape and memory layout of a tensor whose values are not stored."""
-
-    size: torch.Size
-    stride: tuple[int, ...]
-    dtype: torch.dtype
-    device: torch.device
-
-
-def _pack(address: int, size: torch.Size, saved: Tensor) -> Tensor | _Layout:
+def _pack(address: int, size: torch.Size, saved: Tensor) -> Tensor | Callable[[], Tensor]:
     """Store only the layout of a convolution's input, recognised by its address.
 
-    (A reference to the input itself would be kept alive by the hooks, which autograd stores.)
+    The backward pass reads no more than its shape. (A reference to the input itself would be kept
+    alive by the hooks, which autograd stores.)
     """
     if saved.shape != size or saved.data_ptr() != address:
         return saved
-    return _Layout(saved.shape, saved.stride(), saved.dtype, saved.device)
+    layout = saved.shape, saved.stride()
+    return partial(torch.empty_strided, *layout, dtype=saved.dtype, device=saved.device)
 
 
-def _unpack(stored: Tensor | _Layout) -> Tensor:
-    """Return a tensor for the backward pass, which only reads the shape of the input."""
-    if isinstance(stored, Tensor):
-        return stored
-    return torch.empty_strided(stored.size, stored.stride, dtype=stored.dtype, device=stored.device)
+def _unpack(stored: Tensor | Callable[[], Tensor]) -> Tensor:
+    return stored if isinstance(stored, Tensor) else stored()
 
 
 def _is_faster(

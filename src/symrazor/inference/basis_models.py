@@ -60,7 +60,6 @@ class RBF(Features):
     """
 
     def __init__(self, centres: Float[Tensor, "m d"], omega2: float = 1.0) -> None:
-        """Keep the centres in float64."""
         super().__init__()
         if centres.dim() != 2 or not len(centres):
             raise ValueError(
@@ -88,7 +87,6 @@ class Fourier(Features):
     """
 
     def __init__(self, size: int, dim: int = 1, omega2: float = 1.0, seed: int = 0) -> None:
-        """Draw the frequencies."""
         super().__init__()
         if size < 1 or dim < 1:
             raise ValueError(f"size and dim must be at least 1, got {size} and {dim}.")
@@ -126,7 +124,6 @@ class Symmetrised(Features):
         group: Float[Tensor, "g d d"] | None = None,
         amount: float | None = None,
     ) -> None:
-        """Keep the group's matrices in float64."""
         super().__init__()
         self.features, self.dim = features, features.dim
         matrices = reflection(self.dim) if group is None else group.to(F64)
@@ -177,7 +174,6 @@ class BasisModel(nn.Module):
     """
 
     def __init__(self, features: Features, variance: float = 1.0, noise: float = 0.1) -> None:
-        """Make variance and noise hyperparameters."""
         super().__init__()
         self.features = features
         self.variance = Hyper(torch.tensor(variance, dtype=F64))

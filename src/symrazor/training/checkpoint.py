@@ -52,7 +52,6 @@ class Checkpoints:
     """
 
     def __init__(self, directory: str | Path) -> None:
-        """Inspect the directory."""
         self.directory = Path(directory)
         if self.directory.exists() and not self.directory.is_dir():
             raise ValueError(f"{directory} is a file. Pass a directory for the checkpoints.")

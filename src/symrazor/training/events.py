@@ -72,7 +72,7 @@ class JsonLines:
     """
 
     def __init__(self, path: str | Path) -> None:
-        """Open the file once, so that a path that cannot be written to fails before training."""
+        # Now, so that a path that cannot be written to fails before training.
         self.path = Path(path)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self.path.touch()
@@ -151,7 +151,6 @@ class TensorBoard:
     """
 
     def __init__(self, directory: str | Path) -> None:
-        """Import the writer and check the directory before training."""
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:

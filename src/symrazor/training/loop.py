@@ -47,7 +47,6 @@ class Task(ABC):
     """
 
     def __init__(self) -> None:
-        """Start with an empty history."""
         self.history: list[Record] = []
         self.seconds = 0.0
         self._clock_origin = time.monotonic()
@@ -207,7 +206,6 @@ class Interruption:
     """
 
     def __init__(self, active: bool = True) -> None:
-        """Install no handler yet."""
         self.active = active
         self.received: signal.Signals | None = None
         self._previous_handlers: dict[signal.Signals, Any] = {}
