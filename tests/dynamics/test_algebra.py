@@ -27,7 +27,7 @@ from symrazor.dynamics.systems import nbody
 from symrazor.dynamics.trained import mean_squared_error
 from symrazor.dynamics.training import train
 from symrazor.dynamics.trajectories import simulate, transitions
-from symrazor.experiments import noether, noether_n_oscillators
+from symrazor.experiments import noether, noether_systems
 
 
 def _rounded(algebra: Algebra, measure: Measure = "ball") -> SymmetrisedNetwork:
@@ -101,7 +101,7 @@ def test_group_of_oscillators_matches_the_unitary_algebra(n: int) -> None:
 @pytest.mark.parametrize("n", [1, 2, 3])
 def test_built_in_group_equals_learned_group(n: int) -> None:
     """Quantities and order are equal, so that training is bit-identical."""
-    setting = noether_n_oscillators.setting(noether.Options(small=True), seed=0, n=n)
+    setting = noether_systems.n_oscillators(noether.Options(small=True), seed=0, n=n)
     oracle_model = noether.build(setting, "oracle", seed=0)
     result = full_group(_rounded(unitary(n)), setting.data.x)
     assert (
@@ -164,7 +164,7 @@ def test_full_group_is_none_without_a_closed_rounded_span() -> None:
 @pytest.mark.slow
 def test_learned_group_predicts_like_the_built_in_group() -> None:
     options = noether.Options(small=True, device="cpu")
-    setting = noether_n_oscillators.setting(options, seed=0, n=2)
+    setting = noether_systems.n_oscillators(options, seed=0, n=2)
     config = TrainConfig(steps=500, batch_size=100, draws=2, flows=8, noise=1e-3, burn_in=0.4)
     learned, oracle = (noether.run_model(setting, model, config) for model in ("learned", "oracle"))
     assert learned["span"] == 4 and min(learned["recovered"]) > 0.9999

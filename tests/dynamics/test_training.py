@@ -212,9 +212,9 @@ def test_simulator_state_dict_and_dtype(kind: str) -> None:
 
 @pytest.mark.slow
 def test_bound_learns_the_rotation_but_likelihood_does_not() -> None:
-    from symrazor.experiments import noether, noether_oscillator
+    from symrazor.experiments import noether, noether_systems
 
-    problem = noether_oscillator.setting(noether.Options(small=True), 0)
+    problem = noether_systems.oscillator(noether.Options(small=True), 0)
     config = problem.config.change(steps=500, burn_in=0.2)
     row = noether.metrics(
         train(noether.build(problem, "learned", 0), problem.data, config), problem

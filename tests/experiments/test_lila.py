@@ -9,6 +9,7 @@ import torch
 from symrazor.bench import augment as augment_bench
 from symrazor.cli import app as cli
 from symrazor.experiments import lila, lila_recovery, lila_resnet, lila_small_data
+from symrazor.experiments.__main__ import main
 
 
 def _command(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
@@ -59,10 +60,10 @@ def test_no_data(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(ValueError, match="Use --data DIR"):
         lila_small_data.run(lila.Options(rows=("mnist/312/none",)))
     with pytest.raises(SystemExit, match="2"):
-        lila.main("lila-resnet", lila_resnet.run, ["--rows", "none"])
+        main(["lila-resnet", "--rows", "none"])
     assert "Use --data DIR" in capsys.readouterr().err
     with pytest.raises(SystemExit, match="2"):
-        lila.main("lila-resnet", lila_resnet.run, ["--average", "medians"])
+        main(["lila-resnet", "--average", "medians"])
 
 
 def test_bench_of_widths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from symrazor.data import rings
-from symrazor.experiments import liw_figures, liw_gp, liw_relu, liw_table1, liw_table2, liw_table3
-from symrazor.experiments.liw import Options, load, main, save
+from symrazor.experiments import liw_figures, liw_gp, liw_table1, liw_tables
+from symrazor.experiments.__main__ import main
+from symrazor.experiments.liw import Options, load, save
 from symrazor.experiments.results import read_runs
 from symrazor.inference.variational import BlockCholesky, kl
 from symrazor.invariance import AffineLie
@@ -34,15 +35,15 @@ def test_table_1_writes_rows_beside_the_papers(tmp_path: Path) -> None:
 def test_table_2_opens_only_what_a_row_may_use(tmp_path: Path) -> None:
     file = tmp_path / "table2.json"
     rows = ("scaled/MLP", "scaled/translation")
-    text = liw_table2.run(Options(small=True, device="cpu", json=file, rows=rows, steps=6))
+    text = liw_tables.TABLE_2.run(Options(small=True, device="cpu", json=file, rows=rows, steps=6))
     assert "| translation |" in text
     plain, moving = read_runs("liw-table2", file)
     assert plain["widths"]["x-translation (px)"] == 0
     assert moving["widths"]["x-translation (px)"] > 0
     assert moving["widths"]["rotation (degrees)"] == 0
-    assert liw_relu.masks(["MLP", "scale", "affine"]).sum(1).tolist() == [0, 2, 6]
-    assert set(liw_table3.TABLE.paper) == set(liw_relu.ROWS)
-    assert AffineLie("affine").algebra.names == liw_relu.NAMES
+    assert liw_tables.masks(["MLP", "scale", "affine"]).sum(1).tolist() == [0, 2, 6]
+    assert set(liw_tables.TABLE_3.paper) == set(liw_tables.ROWS)
+    assert AffineLie("affine").algebra.names == liw_tables.NAMES
 
 
 def test_figures_are_drawn(tmp_path: Path) -> None:
@@ -82,7 +83,7 @@ def test_scales_are_kept_as_in_the_paper(tmp_path: Path) -> None:
     file = tmp_path / "table1.json"
     told = ["--small", "--device", "cpu", "--rows", "regular/fixed 5", "--steps", "8"]
     told += ["--average", "probs", "--kept-scale", "3", "--sigma", "0.4", "--json", str(file)]
-    main("liw-table1", liw_table1.run, told)
+    main(["liw-table1", *told])
     (run,) = read_runs("liw-table1", file)
     assert run["row"] == "regular/fixed 5 (probs, kept scale 3, sigma 0.4)"
     assert run["scale"] == pytest.approx(3.0)
@@ -141,7 +142,9 @@ def test_the_best_fixed_angle_is_the_papers(tmp_path: Path) -> None:
 def test_table_2_opens_the_rotation_of_rotated_digits_and_nothing_else(tmp_path: Path) -> None:
     """From a little of everything alone it stops at 89 degrees."""
     file = tmp_path / "table2.json"
-    liw_table2.run(Options(small=True, device="cpu", json=file, rows=("fully rotated/affine",)))
+    liw_tables.TABLE_2.run(
+        Options(small=True, device="cpu", json=file, rows=("fully rotated/affine",))
+    )
     (run,) = read_runs("liw-table2", file)
     assert max(run["tried"]) == run["tried"][2]
     widths = run["widths"]
@@ -197,16 +200,16 @@ def test_rings_have_their_radii() -> None:
 
 def test_wrong_options_end_with_a_word(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stop:
-        main("liw-table1", liw_table1.run, ["--rows", "regular/fixed 7", "--small"])
+        main(["liw-table1", "--rows", "regular/fixed 7", "--small"])
     assert stop.value.code == 2
-    assert "Rows look like 'regular/learned'" in capsys.readouterr().err
+    assert "Rows: fully rotated/fixed 5, " in capsys.readouterr().err
     with pytest.raises(ValueError, match="--kept-scale and --sigma have an effect on Table 1"):
-        liw_table2.run(Options(small=True, device="cpu", kept_scale=3.0))
+        liw_tables.TABLE_2.run(Options(small=True, device="cpu", kept_scale=3.0))
     with pytest.raises(ValueError, match="must be positive, got 0"):
         Options(kept_scale=0.0)
     with pytest.raises(ValueError, match="--kept-scale and --learn-scales exclude each other"):
         Options(kept_scale=3.0, learn_scales=True)
     with pytest.raises(ValueError, match="Use --data DIR"):
-        liw_table2.run(Options(device="cpu"))
+        liw_tables.TABLE_2.run(Options(device="cpu"))
     with pytest.raises(ValueError, match="Rows: rings, recovery"):
         liw_figures.run(Options(small=True, rows=("figure 9",)))

@@ -3,7 +3,10 @@
 import json
 import subprocess
 import sys
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,10 +14,8 @@ from symrazor.experiments import (
     noether,
     noether_controls,
     noether_discover,
-    noether_n_oscillators,
-    noether_nbody,
-    noether_oscillator,
     noether_results,
+    noether_systems,
 )
 
 KEYS = ("parallelness", "singular_values", "test_mse", "neg_elbo_per_datum")
@@ -62,7 +63,7 @@ def test_missing_drift_is_left_out_of_the_mean() -> None:
 
 def test_quantity_drift_is_none_without_conserved_quantities() -> None:
     options = noether.Options(small=True, device="cpu", steps=2, set=("flows=2",))
-    problem = noether_oscillator.setting(options, 0)
+    problem = noether_systems.oscillator(options, 0)
     trained = noether.train_model(problem, "hnn", noether.with_options(problem.config, options, 0))
     assert noether_controls.quantity_drift(trained, problem.held_out) is None
 
@@ -70,7 +71,7 @@ def test_quantity_drift_is_none_without_conserved_quantities() -> None:
 def test_oscillator_results_have_all_keys(tmp_path: Path) -> None:
     file = tmp_path / "a.json"
     options = noether.Options(small=True, device="cpu", json=file, steps=4)
-    text = noether_oscillator.run(options)
+    text = noether_systems.run_oscillator(options)
     document = json.loads(file.read_text())
     assert all(key in document for key in KEYS)
     assert set(document["models"]) == {"hnn", "learned", "oracle"}
@@ -84,15 +85,19 @@ def test_oscillator_results_have_all_keys(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_other_experiments_run(tmp_path: Path) -> None:
-    common = {"small": True, "device": "cpu", "steps": 2, "set": ("draws=2", "flows=2")}
-    options = noether.Options(**common, models=("learned",), json=tmp_path / "n.json")  # type: ignore[arg-type]
-    noether_n_oscillators.run(options, (1, 2))
+    common: Any = {"small": True, "device": "cpu", "steps": 2, "set": ("draws=2", "flows=2")}
+    noether_systems.run_n_oscillators(
+        noether_systems.OscillatorsOptions(
+            **common, models=("learned",), json=tmp_path / "n.json", n=(1, 2)
+        )
+    )
     document = json.loads((tmp_path / "n-2.json").read_text())
     assert len(document["runs"][0]["recovered"]) == 4
-    options = noether.Options(**common, models=("oracle",), json=tmp_path / "b.json")  # type: ignore[arg-type]
-    assert "moved" in noether_nbody.run(options, noise=1e-2)
-    options = noether.Options(**common, json=tmp_path / "c.json")  # type: ignore[arg-type]
-    text = noether_controls.run(options)
+    bodies = noether_systems.BodiesOptions(
+        **common, models=("oracle",), json=tmp_path / "b.json", noise=1e-2
+    )
+    assert "moved" in noether_systems.run_bodies(bodies)
+    text = noether_controls.run(noether_controls.Options(**common, json=tmp_path / "c.json"))
     assert all(row in text for row in noether_controls.ROWS)
     document = json.loads((tmp_path / "c.json").read_text())
     assert set(document["models"]) == set(noether_controls.ROWS) and "test_mse" not in document
@@ -100,40 +105,42 @@ def test_other_experiments_run(tmp_path: Path) -> None:
 
 def test_single_control_has_its_results_at_the_top_level(tmp_path: Path) -> None:
     file = tmp_path / "c.json"
-    options = noether.Options(small=True, device="cpu", steps=2, set=("flows=2",), json=file)
-    noether_controls.run(options, ("likelihood",))
+    common: Any = {"small": True, "device": "cpu", "steps": 2, "set": ("flows=2",)}
+    noether_controls.run(noether_controls.Options(**common, json=file, rows=("likelihood",)))
     document = json.loads(file.read_text())
     assert all(key in document for key in KEYS)
 
 
 def test_discover_experiment_has_a_row_per_system(tmp_path: Path) -> None:
     file = tmp_path / "d.json"
-    options = noether.Options(small=True, device="cpu", steps=2, json=file)
-    text = noether_discover.run(options, ("pendulum",), minutes=0.02)
+    options = noether_discover.Options(
+        small=True, device="cpu", steps=2, json=file, rows=("pendulum",), minutes=0.02
+    )
+    text = noether_discover.run(options)
     document = json.loads(file.read_text())
     assert all(key in document for key in KEYS) and "| pendulum | 0 |" in text
-    noether_discover.run(options, ("anisotropic", "two-bodies"), minutes=0.02)
+    noether_discover.run(replace(options, rows=("anisotropic", "two-bodies")))
     document = json.loads(file.read_text())
     assert [(run["model"], run["known"]) for run in document["runs"]] == [
-        ("anisotropic", 2),
         ("two-bodies", 7),
+        ("anisotropic", 2),
     ]
     for model in document["models"].values():
         assert all(key in model["seeds"]["0"] for key in KEYS)
 
 
 @pytest.mark.parametrize(
-    ("module", "extra"),
+    ("name", "extra"),
     [
-        ("noether_nbody", "--noise"),
-        ("noether_n_oscillators", "--n"),
-        ("noether_controls", "--rows"),
-        ("noether_discover", "--minutes"),
+        ("noether-nbody", "--noise"),
+        ("noether-n-oscillators", "--n"),
+        ("noether-controls", "--rows"),
+        ("noether-discover", "--minutes"),
     ],
 )
-def test_help_lists_every_option(module: str, extra: str) -> None:
+def test_help_lists_every_option(name: str, extra: str) -> None:
     help_text = subprocess.run(
-        [sys.executable, "-m", f"symrazor.experiments.{module}", "--help"],
+        [sys.executable, "-m", "symrazor.experiments", name, "--help"],
         capture_output=True,
         text=True,
         check=True,
@@ -152,23 +159,35 @@ def test_help_lists_every_option(module: str, extra: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("run", "message"),
+    ("run", "options", "message"),
     [
         (
-            lambda o: noether_oscillator.run(noether.Options(models=("gp",))),
+            noether_systems.run_oscillator,
+            noether.Options(models=("gp",)),
             "Unknown model .gp.. Choose from",
         ),
-        (lambda o: noether_oscillator.run(noether.Options(set=("lr",))), "must be name=value"),
         (
-            lambda o: noether_controls.run(o, ("planets",)),
-            "Unknown row .planets.. Choose from pendulum",
+            noether_systems.run_oscillator,
+            noether.Options(set=("lr",)),
+            "--set takes name=value, got 'lr'",
         ),
         (
-            lambda o: noether_discover.run(o, ("planets",)),
-            "Unknown row .planets.. Choose from two-bodies",
+            noether_systems.run_oscillator,
+            noether.Options(set=("speed=1",)),
+            "--set speed: TrainConfig has no such option",
+        ),
+        (
+            noether_controls.run,
+            noether_controls.Options(rows=("planets",)),
+            "No row matches planets. Rows: pendulum",
+        ),
+        (
+            noether_discover.run,
+            noether_discover.Options(rows=("planets",)),
+            "No row matches planets. Rows: two-bodies",
         ),
     ],
 )
-def test_invalid_options_raise(run: object, message: str) -> None:
+def test_invalid_options_raise(run: Callable[..., str], options: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        run(noether.Options(small=True, steps=1, device="cpu"))  # type: ignore[operator]
+        run(replace(options, small=True, steps=1, device="cpu"))

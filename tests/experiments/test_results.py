@@ -8,18 +8,18 @@ from typing import Any
 import pytest
 
 import symrazor as sr
-from symrazor.experiments import ella_table1, starts, tables
+from symrazor.experiments import ella_tables, starts
+from symrazor.experiments.ella import Options
 from symrazor.experiments.results import check_figures, markdown, read_runs
-from symrazor.experiments.tables import Options
 
 ROW = "digit/conv/map"
 
 
 def _table(told: Options) -> str:
     """A table of few images."""
-    (x, y), (xt, yt) = ella_table1.data("digit", told)
+    (x, y), (xt, yt) = ella_tables.data_1("digit", told)
     few = (x[:150], y[:150]), (xt[:50], yt[:50])
-    return tables.run(replace(ella_table1.EXPERIMENT, data=lambda *_: few), told)
+    return replace(ella_tables.TABLE_1, data=lambda *_: few).run(told)
 
 
 def _options(**told: Any) -> Options:
@@ -66,7 +66,7 @@ def test_results_that_make_no_table(runs: Any, message: str, option: str, tmp_pa
     before = file.read_text()
     told = {"json": file} if option == "json" else {"merge": (file,), "json": tmp_path / "b.json"}
     with pytest.raises(ValueError, match=message):
-        tables.run(ella_table1.EXPERIMENT, _options(rows=(), **told))
+        ella_tables.TABLE_1.run(_options(rows=(), **told))
     assert file.read_text() == before
     assert not (tmp_path / "b.json").exists()
 
@@ -108,7 +108,7 @@ def test_events_of_a_resumed_run_go_on(tmp_path: Path) -> None:
 )
 def test_many_runs_and_none(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        tables.run(ella_table1.EXPERIMENT, _options(**change))
+        ella_tables.TABLE_1.run(_options(**change))
 
 
 def test_a_folder_is_no_file_for_results(tmp_path: Path) -> None:

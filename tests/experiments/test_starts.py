@@ -9,6 +9,7 @@ import pytest
 from symrazor.data import Tensors
 from symrazor.discovery import digits
 from symrazor.experiments import starts
+from symrazor.experiments.__main__ import main
 
 
 @pytest.fixture
@@ -77,7 +78,7 @@ def test_one_start_or_two_settings_show_nothing() -> None:
 def test_starts_by_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(digits, "DIGIT_CONFIG", digits.DIGIT_CONFIG.change(epochs=1))
     file = tmp_path / "starts.json"
-    starts.main(["--small", "--seed", "0", "--json", str(file), "--device", "cpu"])
+    main(["starts", "--small", "--seed", "0", "--json", str(file), "--device", "cpu"])
     document = json.loads(file.read_text())
     assert len(document["runs"]) == 4 and len(document["comparisons"]) == 2
 
@@ -91,10 +92,10 @@ def test_starts_merge(
     monkeypatch.setattr(digits, "DIGIT_CONFIG", digits.DIGIT_CONFIG.change(epochs=1))
     file = tmp_path / "starts.json"
     common = ["--task", "digit", "--json", str(file), "--device", "cpu"]
-    starts.main(["--seed", "1", "--small", *common])
-    starts.main(["--seed", "1", *common])
+    main(["starts", "--seed", "1", "--small", *common])
+    main(["starts", "--seed", "1", *common])
     capsys.readouterr()
-    starts.main(["--seed", "0", *common])
+    main(["starts", "--seed", "0", *common])
     document = json.loads(file.read_text())
     keys = [(run["small"], run["seed"], run["precision"]) for run in document["runs"]]
     assert sorted(keys) == [(s, k, p) for s, k in ((0, 0), (0, 1), (1, 1)) for p in (1.0, 10.0)]
@@ -105,10 +106,10 @@ def test_starts_merge(
         [precision, seed] for seed in "01" for precision in ("1", "10")
     ]
     assert sum("pass" in line or "FAIL" in line for line in table) == 2
-    starts.main(["--seed", "0", "--limit", "40", *common])  # other data: rows of their own
+    main(["starts", "--seed", "0", "--limit", "40", *common])  # other data: rows of their own
     document = json.loads(file.read_text())
     assert sorted(run["images"] for run in document["runs"]) == 6 * ["digits"] + 2 * ["digits[:40]"]
     capsys.readouterr()
     with pytest.raises(SystemExit):
-        starts.main(["--epochs", "0", *common])
+        main(["starts", "--epochs", "0", *common])
     assert "epochs must be at least 1, got 0" in capsys.readouterr().err

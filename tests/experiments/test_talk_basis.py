@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from symrazor.experiments import talk_basis
+from symrazor.experiments.__main__ import main
 from symrazor.experiments.talk_basis import Options, Results, same_order
 
 
@@ -40,7 +41,7 @@ def test_command_writes_tables_json_and_figure(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file, figure = tmp_path / "new" / "a.json", tmp_path / "a.png"
-    talk_basis.main(["--small", "--seed", "1", "--json", str(file), "--figure", str(figure)])
+    main(["talk-basis", "--small", "--seed", "1", "--json", str(file), "--figure", str(figure)])
     text = capsys.readouterr().out
     assert "| medium, symmetric | " in text and "-16.97" in text
     assert "The order by evidence equals the order by test error." in text

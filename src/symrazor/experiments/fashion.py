@@ -1,19 +1,14 @@
 """Compare `discover` on Fashion-MNIST with a plain CNN that is trained for the same time.
 
-    python -m symrazor.experiments.fashion --data DIR [--minutes 10] [--json FILE]
-
 10,000 training images. `discover` spends its time on all candidates: a third to compare them by
 evidence and by the log likelihood of held-out training data, the rest to train the winner. The
 plain CNN is the convolutional candidate trained by AdamW with weight decay and a cosine schedule
 over the whole time. Accuracies are on the 10,000 test images.
 """
 
-import json
 import math
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,31 +17,27 @@ from torch import nn
 
 import symrazor as sr
 from symrazor.accelerate.devices import resolve_device
-from symrazor.core.files import write_atomically
-from symrazor.data import Tensors, digits, fashion_mnist
-from symrazor.experiments.command import command
+from symrazor.data import Tensors
+from symrazor.discovery.answer import Candidate
+from symrazor.experiments.images import Images, embedded, official
+from symrazor.experiments.options import Common
+from symrazor.experiments.results import table, write_json
 from symrazor.layers.plain import convolutional
 
 
 @dataclass(frozen=True)
-class Options:
+class Options(Common):
     """Options of the experiment.
 
     Args:
         small: Use the embedded digits instead.
-        data: Folder with the official files (not needed with small).
-        device: "auto" uses a GPU if there is one.
         seed: Seed of initial weights, shuffling and probes.
         json: File for the figures.
         minutes: Time for `discover`, and again for the plain CNN.
         images: Number of training images.
     """
 
-    small: bool = False
-    data: Path | None = None
-    device: str = "auto"
     seed: int = 0
-    json: Path | None = None
     minutes: float = 10.0
     images: int = 10_000
 
@@ -54,55 +45,49 @@ class Options:
 def run(options: Options) -> str:
     """Run `discover`, train the plain CNN, and return their accuracies as markdown."""
     train, test = _data(options)
-    found = sr.discover(
+    seed, seconds = options.seed, 60 * options.minutes
+    discovery = sr.discover(
         *train,
         test=test,
         minutes=options.minutes,
         invariances=False,
-        seed=options.seed,
+        seed=seed,
         device=options.device,
         kind="image",
     )
-    rows: list[dict[str, Any]] = [
-        {
-            "network": c.name,
-            "log_evidence": c.log_evidence,
-            "unseen": None if c.left_out is None else float(c.left_out.sum()),
-            "accuracy": c.fit.reading.test["accuracy"],
-            "data": c.fit.data.n_data,
-            "epochs": len(c.fit.history),
-            "seconds": c.fit.history[-1]["seconds"],
+    rows = [
+        _row(candidate)
+        | {
+            "log_evidence": candidate.log_evidence,
+            "unseen": None if candidate.left_out is None else float(candidate.left_out.sum()),
         }
-        for c in found.candidates
+        for candidate in discovery.candidates
     ]
-    final = found.results[0].answer.final
+    final = discovery.results[0].answer.final
     if final is not None:
-        rows.append(
-            {
-                "network": f"{final.name}, the rest of the time",
-                "accuracy": final.fit.reading.test["accuracy"],
-                "data": final.fit.data.n_data,
-                "epochs": len(final.fit.history),
-                "seconds": final.fit.history[-1]["seconds"],
-            }
-        )
-    accuracy, epochs = plain_cnn(train, test, 60 * options.minutes, options.seed, options.device)
-    seconds = 60 * options.minutes
-    same = {"data": len(train[1]), "epochs": epochs, "seconds": seconds}
-    rows.append({"network": "plain CNN", "accuracy": accuracy, **same})
-    if options.json is not None:
-        document = {"verdict": found.verdict, "rows": rows}
-        write_atomically(options.json, (json.dumps(document, indent=1) + "\n").encode())
-    return f"{markdown(rows)}\n\n{found.verdict}"
+        rows.append(_row(final) | {"network": f"{final.name}, the rest of the time"})
+    accuracy, epochs = plain_cnn(train, test, seconds, seed, options.device)
+    plain = {"network": "plain CNN", "accuracy": accuracy, "data": len(train[1])}
+    rows.append(plain | {"epochs": epochs, "seconds": seconds})
+    write_json(options.json, {"verdict": discovery.verdict, "rows": rows})
+    return f"{markdown(rows)}\n\n{discovery.verdict}"
 
 
-def _data(options: Options) -> tuple[Tensors, Tensors]:
+def _row(candidate: Candidate) -> dict[str, Any]:
+    return {
+        "network": candidate.name,
+        "accuracy": candidate.fit.reading.test["accuracy"],
+        "data": candidate.fit.data.n_data,
+        "epochs": len(candidate.fit.history),
+        "seconds": candidate.fit.history[-1]["seconds"],
+    }
+
+
+def _data(options: Options) -> Images:
     if options.small:
-        return digits("train"), digits("test")
-    if options.data is None:
-        raise ValueError("No data. Use --data DIR with the files of Fashion-MNIST, or --small.")
-    x, y = fashion_mnist(options.data, "train")
-    return (x[: options.images], y[: options.images]), fashion_mnist(options.data, "test")
+        return embedded()
+    (x, y), test = official("fashion-mnist", options)
+    return (x[: options.images], y[: options.images]), test
 
 
 def plain_cnn(
@@ -144,22 +129,11 @@ def _train(model: nn.Module, data: Tensors, seconds: float, seed: int) -> int:
 
 def markdown(rows: list[dict[str, Any]]) -> str:
     """Return the rows as a table."""
-    head = "| network | log evidence | held-out data | test accuracy % | data | epochs | seconds |"
-    lines = [head, "|---|---|---|---|---|---|---|"]
+    lines = []
     for row in rows:
         nats = (row.get("log_evidence"), row.get("unseen"))
-        evidence, unseen = ("" if value is None else f"{value:,.0f}" for value in nats)
-        lines.append(
-            f"| {row['network']} | {evidence} | {unseen} | {100 * row['accuracy']:.2f} | "
-            f"{row['data']:,} | {row['epochs']} | {row['seconds']:.0f} |"
-        )
-    return "\n".join(lines)
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the experiment as a command."""
-    command("fashion", run, Options, arguments)
-
-
-if __name__ == "__main__":
-    main()
+        cells = [row["network"], *("" if value is None else f"{value:,.0f}" for value in nats)]
+        cells += [f"{100 * row['accuracy']:.2f}", f"{row['data']:,}"]
+        lines.append([*cells, row["epochs"], f"{row['seconds']:.0f}"])
+    head = ["network", "log evidence", "held-out data", "test accuracy %", "data", "epochs"]
+    return table([*head, "seconds"], lines)

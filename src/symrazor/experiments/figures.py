@@ -1,182 +1,35 @@
-"""Draw figures of ELLA's tables from their JSON results: Fig. 3 and the curves of App. D.
+"""Create and save matplotlib figures without a display."""
 
-    symrazor experiment ella-table2 --rows --json FILE --figure DIR     # from existing results
-    python -m symrazor.experiments.figures FILE DIR
-
-For every row with relaxed layers, as PNG and SVG:
-
-- ROW-shares: the share of each layer's effective parameters by path (Fig. 3). Mean over seeds,
-  whiskers from the smallest to the largest.
-- ROW-training: prior precision (App. D.1) and effective parameters (App. D.2) of each path at every
-  evidence step. One colour per path, from light (first layer) to dark (last layer); one seed.
-"""
-
-import argparse
 import io
-import json
-import sys
-from collections.abc import Iterator, Sequence
 from pathlib import Path
-from statistics import mean
 from typing import Any
 
 from symrazor.core.files import write_atomically
-from symrazor.experiments.results import Run
-
-MAPS = {
-    "Conv": "Blues",
-    "SConv": "GnBu",
-    "FFC": "Oranges",
-    "FC": "Reds",
-    "SFC": "RdPu",
-}
-"""Type of path -> colour map."""
-FORMATS = ("png", "svg")
 
 
-def draw(runs: Sequence[Run], folder: Path) -> list[Path]:
-    """Draw every row that has relaxed layers and return the files."""
-    files = []
-    for row, row_runs in _rows(runs):
-        name = row.replace("/", "-").replace("+", "_")
-        files += _save(shares_figure(row, row_runs), folder / f"{name}-shares")
-        if any("precisions" in record for record in row_runs[0].get("history", ())):
-            files += _save(training_figure(row, row_runs[0]), folder / f"{name}-training")
-    return files
-
-
-def _rows(runs: Sequence[Run]) -> Iterator[tuple[str, list[Run]]]:
-    """Yield rows with relaxed layers and their runs sorted by seed, without diverged runs."""
-    for row in dict.fromkeys(run["row"] for run in runs):
-        row_runs = [run for run in runs if run["row"] == row and "reading" in run]
-        row_runs.sort(key=lambda run: run["seed"])
-        if row_runs and any(len(layer["paths"]) > 1 for layer in relaxed(row_runs[0])):
-            yield row, row_runs
-
-
-def relaxed(run: Run) -> list[dict[str, Any]]:
-    """Return the relaxed layers in the reading of a run."""
-    return [layer for layer in run["reading"]["layers"] if layer["relaxed"]]
-
-
-def shares(runs: Sequence[Run]) -> dict[str, list[list[float]]]:
-    """Return, for each type of path and each relaxed layer, the shares over seeds."""
-    kinds = [path["path"] for path in relaxed(runs[0])[0]["paths"]]
-    return {
-        kind: [
-            [layer["paths"][place]["share"] for layer in layers]
-            for layers in zip(*map(relaxed, runs), strict=True)
-        ]
-        for place, kind in enumerate(kinds)
-    }
-
-
-def curves(run: Run, what: str) -> dict[tuple[str, int], list[tuple[int, float]]]:
-    """Return (epoch, value) at every evidence step, by type of path and relaxed layer.
-
-    Args:
-        run: A run with a history.
-        what: "precisions": the mean over the prior groups of a path, without paths that are
-            switched off. "effective_parameters": the sum over the tensors of a path.
-    """
-    found: dict[tuple[str, int], list[tuple[int, float]]] = {}
-    for number, layer in enumerate(relaxed(run), 1):
-        for place, path in enumerate(layer["paths"]):
-            prefix = f"{layer['name']}.paths.{place}".lstrip(".")
-            for record in run["history"]:
-                values = [
-                    value
-                    for name, value in record.get(what, {}).items()
-                    if f"{name}.".startswith(f"{prefix}.")
-                ]
-                off = what == "precisions" and prefix in record.get("off", ())
-                if values and not off:
-                    value = mean(values) if what == "precisions" else sum(values)
-                    found.setdefault((path["path"], number), []).append((record["epoch"], value))
-    return found
-
-
-def shares_figure(row: str, runs: Sequence[Run]) -> Any:
-    """Draw one bar per layer, split by path."""
-    found = shares(runs)
-    layers = range(1, 1 + len(relaxed(runs[0])))
-    figure, ax = _figure(1, (1.6 + 0.55 * len(layers), 3.0))
-    bottom = [0.0] * len(layers)
-    for kind, by_layer in found.items():
-        heights = [mean(values) for values in by_layer]
-        ax.bar(layers, heights, 0.75, bottom, color=_colour(kind, 0.7), label=kind)
-        bottom = [b + h for b, h in zip(bottom, heights, strict=True)]
-    if len(runs) > 1:  # whiskers at the upper end of the first path
-        first = next(iter(found.values()))
-        middle = [mean(values) for values in first]
-        below = [m - min(values) for m, values in zip(middle, first, strict=True)]
-        above = [max(values) - m for m, values in zip(middle, first, strict=True)]
-        ax.errorbar(layers, middle, [below, above], fmt="none", color="black", capsize=3, lw=1)
-    ax.set(ylim=(0, 1), xlabel="layer", ylabel="share of effective parameters", xticks=list(layers))
-    seeds = f"{len(runs)} seeds" if len(runs) > 1 else "one seed"
-    ax.set_title(f"{row}, {seeds}", loc="left", fontsize=10)
-    ax.legend(frameon=False, fontsize=9, loc="lower left", bbox_to_anchor=(1.0, 0.0))
-    return figure
-
-
-def training_figure(row: str, run: Run) -> Any:
-    """Draw precisions and effective parameters of every path over training, on logarithmic axes."""
-    figure, (left, right) = _figure(2, (9.5, 3.4))
-    count = max(1, len(relaxed(run)) - 1)
-    for ax, what in ((left, "precisions"), (right, "effective_parameters")):
-        for (kind, number), points in curves(run, what).items():
-            epochs, values = zip(*points, strict=True)
-            shown = [max(value, 1e-3) for value in values] if ax is right else values
-            colour = _colour(kind, 0.35 + 0.6 * (number - 1) / count)
-            ax.plot(epochs, shown, color=colour, lw=1.6, label=f"{kind} {number}")
-        ax.set(xlabel="epoch", ylabel=what.replace("_", " "), yscale="log")
-        ax.grid(alpha=0.25)
-    left.set_title(f"{row}, seed {run['seed']}", loc="left", fontsize=10)
-    right.legend(frameon=False, fontsize=7, ncols=2, loc="upper left", bbox_to_anchor=(1.0, 1.0))
-    return figure
-
-
-def _colour(kind: str, depth: float) -> Any:
-    import matplotlib
-
-    return matplotlib.colormaps[MAPS.get(kind, "Greys")](depth)
-
-
-def _figure(columns: int, size: tuple[float, float]) -> tuple[Any, Any]:
-    """Create a figure that needs no display, with its axes."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
+def new_figure(
+    size: tuple[float, float],
+    rows: int = 1,
+    columns: int = 1,
+    share_y: bool = False,
+    frame: bool = False,
+) -> tuple[Any, list[Any]]:
+    """Return a figure and its axes, row by row; `frame` keeps the lines at the top and right."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=size, layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.subplots(1, columns)
-    for ax in [axes] if columns == 1 else axes:
+    axes = list(figure.subplots(rows, columns, squeeze=False, sharey=share_y).flat)
+    for ax in [] if frame else axes:
         ax.spines[["top", "right"]].set_visible(False)
     return figure, axes
 
 
-def _save(figure: Any, stem: Path) -> list[Path]:
-    files = [stem.with_name(f"{stem.name}.{kind}") for kind in FORMATS]
-    for file, kind in zip(files, FORMATS, strict=True):
-        buffer = io.BytesIO()
-        figure.savefig(buffer, format=kind, dpi=150)
-        write_atomically(file, buffer.getvalue())
-    return files
+def save_figure(figure: Any, file: Path, dpi: int = 130) -> Path:
+    """Save a figure in the format of the file name and return the file."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Draw the runs of a result file."""
-    parser = argparse.ArgumentParser(prog="symrazor.experiments.figures")
-    parser.add_argument("file", type=Path, help="JSON of ella-table1 or ella-table2")
-    parser.add_argument("folder", type=Path, help="for the pictures")
-    given = parser.parse_args(arguments)
-    try:
-        runs = json.loads(given.file.read_text())["runs"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        parser.exit(2, f"{parser.prog}: {given.file} has no results of a table: {error}\n")
-    for file in draw(runs, given.folder):
-        sys.stdout.write(f"{file}\n")
-
-
-if __name__ == "__main__":
-    main()
+    FigureCanvasAgg(figure)
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format=file.suffix[1:] or "png", dpi=dpi)
+    write_atomically(file, buffer.getvalue())
+    return file

@@ -1,7 +1,5 @@
 r"""Find the symmetry of sets, of periodic signals, and a hidden one, by the evidence.
 
-    python -m symrazor.experiments.hidden_symmetry [--seed 0 1 2 3 4] [--json FILE]
-
 Regressions on eight numbers, by networks of two relaxed layers and a mean over positions:
 
 | row | target | paths next to the free one | correct if |
@@ -31,9 +29,8 @@ from torch import Tensor, nn
 import symrazor as sr
 from symrazor import groups
 from symrazor.data import Tensors
-from symrazor.experiments.command import command
-from symrazor.experiments.options import Common
-from symrazor.experiments.results import Run, gather
+from symrazor.experiments.options import OfTable
+from symrazor.experiments.results import Run, gather, table
 from symrazor.groups import Group
 from symrazor.layers import SetPool, relaxed_over
 from symrazor.symmetry.verdict import SMALL_ERROR
@@ -47,20 +44,16 @@ ROWS = ("set", "order", "periodic", "position", "hidden", "at once")
 
 
 @dataclass(frozen=True)
-class Options(Common):
+class Options(OfTable):
     """Options of the experiment.
 
     Args:
         small: Train for a third of the time.
         data: Not used; the data are generated.
-        device: "auto" uses a GPU if there is one.
-        seed: One or more seeds of the data, the relabelling and the networks.
-        json: File to merge the results into after each run.
-        rows: Names of tasks, see the module.
+        rows: Patterns of tasks, see the module.
     """
 
     seed: tuple[int, ...] = (0, 1, 2, 3, 4)
-    rows: tuple[str, ...] = ROWS
 
 
 @dataclass(frozen=True)
@@ -124,7 +117,7 @@ def train(task: Task, candidates: Sequence[Group], seed: int, options: Options) 
     """Train one network with the given candidate groups and return its reading."""
     epochs = CONFIG.epochs // 3 if options.small else CONFIG.epochs
     torch.manual_seed(seed)
-    config = CONFIG.change(seed=seed, device=options.place, epochs=epochs, progress=False)
+    config = CONFIG.change(seed=seed, device=options.resolved_device, epochs=epochs, progress=False)
     data: Tensors = (task.x, task.y)
     return sr.fit(network(candidates), data, "gaussian", config=config).reading
 
@@ -139,7 +132,7 @@ def run_row(row: str, seed: int, options: Options) -> Run:
         "at once": [[everything, *task.candidates]],
     }.get(row, [task.candidates])
     readings = [train(task, candidates, seed, options) for candidates in choices]
-    evidences = [one.evidence["log_evidence"] for one in readings]
+    evidences = [reading.evidence["log_evidence"] for reading in readings]
     best = evidences.index(max(evidences))
     reading = readings[best]
     names = [group.name for group in choices[best] if group is not everything]
@@ -167,14 +160,15 @@ def run_row(row: str, seed: int, options: Options) -> Run:
         "network_error": reading.equivariance_error,
         "evidence": -reading.evidence["per_datum"],
         "seconds": time.process_time() - started,
-        "readings": [one.to_dict() for one in readings],
+        "readings": [trained.to_dict() for trained in readings],
     }
 
 
 def _supported(name: str, reading: sr.Reading) -> bool:
     """Return whether all layers and the network are equivariant to a group."""
-    found = [one for layer in reading.layers for one in layer.symmetry if one.group == name]
-    return all(one.supported for one in found) and reading.equivariance_error[name] < SMALL_ERROR
+    symmetries = (entry for layer in reading.layers for entry in layer.symmetry)
+    supported = all(entry.supported for entry in symmetries if entry.group == name)
+    return supported and reading.equivariance_error[name] < SMALL_ERROR
 
 
 def run(options: Options) -> str:
@@ -183,41 +177,32 @@ def run(options: Options) -> str:
     Raises:
         ValueError: A row is unknown.
     """
-    unknown = [row for row in options.rows if row not in ROWS]
-    if unknown:
-        raise ValueError(f"Unknown rows {', '.join(unknown)}. Rows: {', '.join(ROWS)}.")
-    jobs = [partial(run_row, row, seed, options) for row in options.rows for seed in options.seed]
+    rows = options.choose(ROWS)
+    jobs = [partial(run_row, row, seed, options) for row in rows for seed in options.seed]
     runs = gather(NAME, options.json, jobs)
-    return markdown([one for one in runs if one["small"] == options.small])
+    return markdown([run for run in runs if run["small"] == options.small])
 
 
 def markdown(runs: Sequence[Run]) -> str:
     """Return one line per row: number of correct results, shares, errors, evidence."""
-    head = ["row", "truth", "right", "free share by layer %", "network error %", "-log ev/N"]
-    head += ["margin, nats", "CPU seconds"]
-    lines = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
-    for row in sorted({one["row"] for one in runs}, key=ROWS.index):
-        row_runs = [one for one in runs if one["row"] == row]
-        layers = zip(*(one["free_shares"] for one in row_runs), strict=True)
+    rows = []
+    for row in sorted({run["row"] for run in runs}, key=ROWS.index):
+        row_runs = [run for run in runs if run["row"] == row]
+        layers = zip(*(run["free_shares"] for run in row_runs), strict=True)
         free = " / ".join(f"{100 * min(s):.0f} to {100 * max(s):.0f}" for s in layers)
-        errors = [100 * min(one["network_error"].values()) for one in row_runs]
-        truth = {one["truth"] or "none" for one in row_runs}
-        margins = [one["margin"] for one in row_runs if one["margin"] is not None]
-        lines.append(
-            f"| {row} | {truth.pop() if row in ROWS[:4] else 'one of three'} | "
-            f"{sum(one['right'] for one in row_runs)} of {len(row_runs)} | {free} | "
-            f"{min(errors):.1f} to {max(errors):.1f} | "
-            f"{mean(one['evidence'] for one in row_runs):.3f} | "
-            f"{f'{min(margins):.0f} to {max(margins):.0f}' if margins else ''} | "
-            f"{mean(one['seconds'] for one in row_runs):.0f} |"
-        )
-    return "\n".join(lines)
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the experiment as a command."""
-    command(NAME, run, Options, arguments)
-
-
-if __name__ == "__main__":
-    main()
+        errors = [100 * min(run["network_error"].values()) for run in row_runs]
+        truth = {run["truth"] or "none" for run in row_runs}
+        margins = [run["margin"] for run in row_runs if run["margin"] is not None]
+        cells = [
+            row,
+            truth.pop() if row in ROWS[:4] else "one of three",
+            f"{sum(run['right'] for run in row_runs)} of {len(row_runs)}",
+            free,
+            f"{min(errors):.1f} to {max(errors):.1f}",
+            f"{mean(run['evidence'] for run in row_runs):.3f}",
+            f"{min(margins):.0f} to {max(margins):.0f}" if margins else "",
+            f"{mean(run['seconds'] for run in row_runs):.0f}",
+        ]
+        rows.append(cells)
+    head = ["row", "truth", "right", "free share by layer %", "network error %", "-log ev/N"]
+    return table([*head, "margin, nats", "CPU seconds"], rows)

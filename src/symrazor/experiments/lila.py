@@ -2,18 +2,19 @@
 
 import copy
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 import symrazor as sr
-from symrazor.data import Tensors, cifar10, digits, mnist, normalised, resized
-from symrazor.experiments.command import command
+from symrazor.data import Tensors, normalised, resized
+from symrazor.experiments.images import Images, embedded, official, on_device, transformed
 from symrazor.experiments.options import OfTable
-from symrazor.experiments.results import Run
+from symrazor.experiments.results import Run, gather
 from symrazor.groups.lie import affine2
 from symrazor.invariance import Augment, Augmented, Average, Flips, affine
 from symrazor.invariance.averaged_network import UNMEASURED
@@ -44,8 +45,8 @@ GRID: dict[str, tuple[float, ...]] = {
     "rotation": (0.1, 0.4, 0.8, 1.6, 3.1),
     "flip": (0.05, 0.25, 0.45),
 }
-"""Widths that are tried on held-out data; `OTHERS` for all other kinds."""
-OTHERS = (0.05, 0.15, 0.4)
+"""Widths that are tried on held-out data."""
+DEFAULT_GRID = (0.05, 0.15, 0.4)
 
 
 @dataclass(frozen=True)
@@ -54,11 +55,6 @@ class Options(OfTable):
 
     Args:
         small: Use few images of 14 x 14 (the embedded digits without data), minutes on two cores.
-        data: Folder with the official files.
-        device: "auto" uses a GPU if there is one.
-        seed: One or more seeds of the subset, initial weights and shuffling.
-        json: File to merge the results into after each run.
-        rows: Patterns of the rows to run, for example "rotation 90/*"; empty to show the file only.
         epochs: Number of epochs, if not the experiment's default.
         n: Number of training images, if not the experiment's default.
         average: Average over "outputs", "probabilities" or "joint"; None for "joint".
@@ -69,22 +65,19 @@ class Options(OfTable):
     average: Average | None = None
 
 
-def pictures(name: str, options: Options, n: int, seed: int) -> tuple[Tensors, Tensors]:
-    """Return a random subset of the training data, and the test data."""
-    if options.data is None:
-        if not options.small or name != "mnist":
-            raise ValueError("No data. Use --data DIR with the official files, or --small.")
-        train, test = digits("train"), digits("test")
+def pictures(name: str, options: Options, n: int, seed: int) -> Images:
+    """Return a random subset of the training data, and the test data, on the device."""
+    if options.data is None and options.small and name == "mnist":
+        train, test = embedded()
     else:
-        read = cifar10 if name == "cifar-10" else mnist
-        train, test = read(options.data, "train"), read(options.data, "test")
+        train, test = official(name, options)
     chosen = torch.randperm(len(train[1]), generator=torch.Generator().manual_seed(seed))[:n]
-    pairs = [(train[0][chosen], train[1][chosen]), test]
+    sets = (train[0][chosen], train[1][chosen]), test
     if name == "cifar-10":
-        pairs = [(normalised(x, name), y) for x, y in pairs]
+        sets = transformed(sets, lambda x, _: normalised(x, name))
     if options.small:
-        pairs = [(_small(x), y) for x, y in (pairs[0], (test[0][:500], test[1][:500]))]
-    return pairs[0], pairs[1]
+        sets = transformed((sets[0], (test[0][:500], test[1][:500])), lambda x, _: _small(x))
+    return on_device(sets, options.resolved_device)
 
 
 def _small(x: Tensor) -> Tensor:
@@ -115,6 +108,43 @@ def augmentation(kind: str, wide: bool, samples: int = SAMPLES) -> Augment:
     return Augment([moves, flips] if kind == FLIPPED else moves, samples)
 
 
+def fit_config(options: Options, epochs: int, every: int, lr: float, batch: int) -> sr.FitConfig:
+    """Return training options with evidence estimates by Monte Carlo in large batches."""
+    base = sr.FitConfig(epochs=epochs, batch_size=batch, lr=lr, every=every)
+    base = base.change(evidence_batch=500, pieces=1, device=options.resolved_device)
+    return base.change(estimator="mc", subset=1000, progress=False)
+
+
+def run_rows(
+    name: str, options: Options, rows: Iterable[str], run_row: Callable[[str, Options, int], Run]
+) -> list[Run]:
+    """Train the requested rows for every seed; return these runs and those in the file.
+
+    Args:
+        name: Name of the experiment.
+        options: Options of the experiment.
+        rows: All rows.
+        run_row: Function from row, options and seed to figures; a run that diverges does not end
+            the others.
+
+    Raises:
+        ValueError: A pattern matches no row.
+    """
+
+    def run_one(row: str, seed: int) -> Run:
+        result: Run = {"row": row, "seed": seed, "small": options.small}
+        result |= {"average": options.average or "joint"}
+        try:
+            return result | run_row(row, options, seed)
+        except FloatingPointError as error:
+            return result | {"error": str(error)}
+
+    chosen = options.choose(rows)
+    jobs = [partial(run_one, row, seed) for seed in options.seed for row in chosen]
+    runs = gather(name, options.json, jobs)
+    return [run for run in runs if run["small"] == options.small and "error" not in run]
+
+
 @dataclass(frozen=True)
 class Job:
     """One network to train.
@@ -142,20 +172,20 @@ class Job:
     starts: tuple[bool, ...] = (False, True)
 
 
-def run(job: Job, network: Callable[[Tensor], nn.Module] = convolutional) -> Run:
+def train(job: Job, network: Callable[[Tensor], nn.Module] = convolutional) -> Run:
     """Train a network; with several starts, return the one with the highest evidence."""
     began = time.perf_counter()
     if job.method == "learned":
         fits = [_learned(job, network, wide) for wide in job.starts]
-        found = max(fits, key=lambda fit: float(fit["log_evidence"]))
+        best = max(fits, key=lambda fit: float(fit["log_evidence"]))
         kept = ("log_evidence", "nll", "widths", "averaged")
         starts = [{k: fit[k] for k in kept if k in fit} for fit in fits]
-        return found | {"starts": starts, "seconds": time.perf_counter() - began}
+        return best | {"starts": starts, "seconds": time.perf_counter() - began}
     if job.method == "none":
-        found = _with_evidence(job, _seeded(network, job), ())
+        result = _with_evidence(job, _seeded(network, job), ())
     else:
-        found = _by_likelihood(job, network)
-    return found | {"seconds": time.perf_counter() - began}
+        result = _by_likelihood(job, network)
+    return result | {"seconds": time.perf_counter() - began}
 
 
 def _seeded(network: Callable[[Tensor], nn.Module], job: Job) -> nn.Module:
@@ -184,8 +214,8 @@ def _with_evidence(job: Job, model: nn.Module, shape: tuple[int, ...]) -> Run:
 
 def tested(model: nn.Module, test: Tensors) -> dict[str, float]:
     """Return test figures, computed once at the end."""
-    found = sr.Categorical().scores(outputs(model, test[0]), test[1])
-    return {"accuracy": 100 * found["accuracy"], "nll": found["nll"]}
+    scores = sr.Categorical().scores(outputs(model, test[0]), test[1])
+    return {"accuracy": 100 * scores["accuracy"], "nll": scores["nll"]}
 
 
 def of_copies(model: nn.Module, shape: tuple[int, ...]) -> dict[str, float]:
@@ -212,14 +242,9 @@ def _by_likelihood(job: Job, network: Callable[[Tensor], nn.Module]) -> Run:
         progress=job.config.progress,
     )
     if job.method == "grid":
-        grid = GRID.get(job.kind, OTHERS)
+        grid = GRID.get(job.kind, DEFAULT_GRID)
         fit_by_validation(model, job.train, config=ValidationConfig(grid, training=config))
     else:
         fit_by_likelihood(model, job.train, config=config)
     widths = model.invariances(tuple(job.train[0].shape[1:]))
     return tested(model, job.test) | {"widths": widths}
-
-
-def main(name: str, run: Callable[[Options], str], arguments: Sequence[str] | None = None) -> None:
-    """Run an experiment as a command."""
-    command(name, run, Options, arguments)

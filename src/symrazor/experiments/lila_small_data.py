@@ -1,7 +1,5 @@
 """Measure the benefit of learned augmentation for small data sets.
 
-    python -m symrazor.experiments.lila_small_data --data DIR --json FILE [--rows "mnist/*"]
-
 312, 1,250 and 5,000 images of MNIST or CIFAR-10. All six affine generators, for CIFAR-10 also
 flips, are learned by the evidence (for CIFAR-10 from two starts, of which the evidence chooses
 one), by Augerino's regularised training loss, with one width for all from a grid on held-out data,
@@ -9,14 +7,13 @@ or there is no augmentation. Test figures are for the whole test set. With `--js
 drawn next to the file.
 """
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from statistics import mean
 
-import symrazor as sr
 from symrazor.experiments import lila
-from symrazor.experiments.results import Run, add_runs, merged
+from symrazor.experiments.figures import new_figure, save_figure
+from symrazor.experiments.results import Run, table
 
 NAME = "lila-small-data"
 SIZES = (312, 1250, 5000)
@@ -29,96 +26,66 @@ STEPS = 1500
 """Training steps of every network, for any number of images."""
 
 
-def config(n: int, options: lila.Options) -> sr.FitConfig:
-    """Return training options with equal numbers of training and evidence steps."""
+def run_row(row: str, options: lila.Options, seed: int) -> Run:
+    """Train one network, with equal numbers of training and evidence steps for any data."""
+    name, size, method = row.split("/")
+    n = int(size)
+    train, test = lila.pictures(name, options, n, seed)
     batch = min(128, max(16, n // 8))
     steps = 400 if options.small else STEPS
     epochs = options.epochs or max(20, steps * batch // n)
-    every = max(1, epochs // 40)
-    base = sr.FitConfig(epochs=epochs, batch_size=batch, lr=4e-3, every=every)
-    large = base.change(evidence_batch=500, pieces=1, device=options.place)
-    return large.change(estimator="mc", subset=1000, progress=False)
+    config = lila.fit_config(options, epochs, every=max(1, epochs // 40), lr=4e-3, batch=batch)
+    job = lila.Job(FAMILIES[name], method, train, test, seed, config)
+    return lila.train(replace(job, average=options.average or "joint", starts=STARTS[name]))
 
 
 def run(options: lila.Options) -> str:
     """Train the requested rows and return the table as markdown."""
-    runs: list[Run] = add_runs(NAME, options.json, []) if options.json is not None else []
-    sets = ("mnist",) if options.small else ("mnist", "cifar-10")
+    names = ("mnist",) if options.small else ("mnist", "cifar-10")
     sizes = (100, 300) if options.small else SIZES
-    rows = [(s, n, m) for s in sets for n in sizes for m in METHODS]
-    for name, n, method in rows:
-        row = f"{name}/{n}/{method}"
-        for seed in options.seed if options.wants(row) else ():
-            train, test = (
-                (x.to(options.place), y.to(options.place))
-                for x, y in lila.pictures(name, options, n, seed)
-            )
-            average = options.average or "joint"
-            job = lila.Job(FAMILIES[name], method, train, test, seed, config(n, options))
-            job = replace(job, average=average, starts=STARTS[name])
-            found = {"row": row, "seed": seed, "small": options.small, "average": average}
-            found |= lila.run(job)
-            runs = merged(runs, [found])
-            if options.json is not None:
-                runs = merged(runs, add_runs(NAME, options.json, [found]))
+    rows = (f"{name}/{n}/{method}" for name in names for n in sizes for method in METHODS)
+    runs = lila.run_rows(NAME, options, rows, run_row)
     if options.json is not None and runs:
-        figure(runs, options.json.with_suffix(".png"))
-    return markdown([r for r in runs if r["small"] == options.small])
+        draw(runs, options.json.with_suffix(".png"))
+    return markdown(runs)
 
 
-def _rows(runs: list[Run]) -> dict[str, list[Run]]:
-    found: dict[str, list[Run]] = {}
-    for one in runs:
-        found.setdefault(one["row"], []).append(one)
-    return dict(sorted(found.items(), key=lambda item: _key(item[0])))
-
-
-def _key(row: str) -> tuple[str, int, int]:
-    name, n, method = row.split("/")
-    return name, int(n), METHODS.index(method)
+def _by_row(runs: list[Run]) -> dict[tuple[str, int, str], list[Run]]:
+    """Return the runs by data set, number of images and method."""
+    rows: dict[tuple[str, int, str], list[Run]] = {}
+    for run in runs:
+        name, n, method = run["row"].split("/")
+        rows.setdefault((name, int(n), method), []).append(run)
+    return dict(sorted(rows.items(), key=lambda item: (*item[0][:2], METHODS.index(item[0][2]))))
 
 
 def markdown(runs: list[Run]) -> str:
     """Return accuracy and NLL by number of images and method."""
-    lines = [
-        "| data | pictures | method | accuracy % | test NLL | seeds |",
-        "|---|---|---|---|---|---|",
-    ]
-    for row, found in _rows(runs).items():
-        name, n, method = row.split("/")
-        lines.append(
-            f"| {name} | {n} | {method} | {mean(r['accuracy'] for r in found):.2f} | "
-            f"{mean(r['nll'] for r in found):.4f} | {len(found)} |"
-        )
-    return "\n".join(lines)
+    rows = []
+    for row, row_runs in _by_row(runs).items():
+        accuracy, nll = (mean(r[key] for r in row_runs) for key in ("accuracy", "nll"))
+        rows.append((*row, f"{accuracy:.2f}", f"{nll:.4f}", len(row_runs)))
+    return table(["data", "pictures", "method", "accuracy %", "test NLL", "seeds"], rows)
 
 
-def figure(runs: list[Run], file: Path) -> None:
+def draw(runs: list[Run], file: Path) -> None:
     """Draw test NLL against the number of images, one panel for each data set."""
-    import matplotlib.pyplot as plt
     from matplotlib.ticker import NullLocator
 
-    rows = _rows(runs)
-    names = sorted({row.split("/")[0] for row in rows})
-    panels, axes = plt.subplots(1, len(names), figsize=(4.5 * len(names), 3.5), squeeze=False)
-    value: Callable[[list[Run]], float] = lambda found: mean(r["nll"] for r in found)  # noqa: E731
-    for axis, name in zip(axes[0], names, strict=True):
+    rows = _by_row(runs)
+    names, sizes = (sorted({row[i] for row in rows}) for i in range(2))
+    figure, axes = new_figure((4.5 * len(names), 3.5), columns=len(names), frame=True)
+    for ax, name in zip(axes, names, strict=True):
         for method in METHODS:
-            points = [
-                (_key(r)[1], value(f))
-                for r, f in rows.items()
-                if r.startswith(name) and r.endswith(method)
-            ]
-            axis.loglog(*zip(*points, strict=True), "o-", label=method) if points else None
-        axis.set(title=name, xlabel="training pictures", ylabel="test NLL")
-        sizes = sorted({_key(row)[1] for row in rows})
-        axis.set_xticks(sizes, labels=[f"{n:,}" for n in sizes], minor=False)
-        axis.xaxis.set_minor_locator(NullLocator())
-        axis.legend(frameon=False)
-    panels.tight_layout()
-    panels.savefig(file, dpi=120)
-    plt.close(panels)
-
-
-if __name__ == "__main__":
-    lila.main(NAME, run)
+            points = {
+                row[1]: mean(r["nll"] for r in row_runs)
+                for row, row_runs in rows.items()
+                if (row[0], row[2]) == (name, method)
+            }
+            if points:
+                ax.loglog(points.keys(), points.values(), "o-", label=method)
+        ax.set(title=name, xlabel="training pictures", ylabel="test NLL")
+        ax.set_xticks(sizes, labels=[f"{n:,}" for n in sizes], minor=False)
+        ax.xaxis.set_minor_locator(NullLocator())
+        ax.legend(frameon=False)
+    save_figure(figure, file, dpi=120)

@@ -5,24 +5,14 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor
 
-from symrazor.data import (
-    Tensors,
-    cifar10,
-    digits,
-    mnist,
-    normalised,
-    resized,
-    rotated,
-    scaled,
-    translated,
-)
+from symrazor.core.files import json_ready
+from symrazor.data import normalised, rotated, scaled, translated
 from symrazor.data.transforms import MAX_SHIFT_PIXELS
-from symrazor.experiments.command import command
+from symrazor.experiments.images import Images, embedded, official
 from symrazor.experiments.options import OfTable
 from symrazor.experiments.results import Run, add_runs
 from symrazor.invariance import InvariantWeights
@@ -44,11 +34,7 @@ class Options(OfTable):
     Args:
         small: Use images of 14 x 14 and a small network, a minute or two on two cores; the embedded
             digits if there is no data folder.
-        data: Folder with the official files.
-        device: "auto" uses a GPU if there is one.
-        seed: One or more seeds of features, batches and transformations.
         json: File to merge the results into; figures are saved next to it.
-        rows: Patterns of the rows to run.
         steps: Number of steps, if not the experiment's default.
         batch: Batch size, if not the experiment's default.
         samples: Transformations in a step, if not the experiment's default.
@@ -113,30 +99,28 @@ def load(name: str, versions: Sequence[str], options: Options) -> tuple[Data, Da
 
     Every image is transformed once: training data with seed 1, test data with seed 0.
     """
+    device = options.resolved_device
     parts = []
-    for split, seed in (("train", 1), ("test", 0)):
-        x, y = _pictures(name, split, options)
+    for (x, y), seed in zip(_images(name, options), (1, 0), strict=True):
         shift = MAX_SHIFT_PIXELS[name] * x.shape[-1] / (32 if name == "cifar-10" else 28)
-        sets: list[Tensors] = []
-        for version in versions:
-            moved = VERSIONS[version](x.to(options.place), seed, shift)
-            moved = normalised(moved, name) if name == "cifar-10" else moved
-            sets.append((moved, y))
-        parts.append(Data.of(sets, options.place))
+        sets = [VERSIONS[version](x.to(device), seed, shift) for version in versions]
+        if name == "cifar-10":
+            sets = [normalised(images, name) for images in sets]
+        parts.append(Data.of([(images, y) for images in sets], device))
     return parts[0], parts[1]
 
 
-def _pictures(name: str, split: Any, options: Options) -> Tensors:
-    if options.data is None and not options.small:
-        raise ValueError("No data. Use --data DIR with the official files, or --small.")
-    if options.data is None:
-        x, y = digits(split)
-        return resized(x, SMALL_SIZE), y
-    x, y = (cifar10 if name == "cifar-10" else mnist)(options.data, split)
-    if options.small:
-        n = SMALL_TRAIN if split == "train" else SMALL_TEST
-        x, y = F.adaptive_avg_pool2d(x[:n], SMALL_SIZE), y[:n]
-    return x, y
+def _images(name: str, options: Options) -> Images:
+    if options.small and options.data is None:
+        return embedded(SMALL_SIZE)
+    (x, y), (x_test, y_test) = official(name, options)
+    if not options.small:
+        return (x, y), (x_test, y_test)
+    x, x_test = (
+        F.adaptive_avg_pool2d(images, SMALL_SIZE)
+        for images in (x[:SMALL_TRAIN], x_test[:SMALL_TEST])
+    )
+    return (x, y[:SMALL_TRAIN]), (x_test, y_test[:SMALL_TEST])
 
 
 class Progress:
@@ -168,35 +152,23 @@ class Progress:
 
 
 def check(experiment: str, options: Options) -> None:
-    """Check the result file before the work, not after it."""
-    if options.json is not None:
-        add_runs(experiment, options.json, [])
+    """Check rows and result file before the work, not after it."""
+    if not options.rows:
+        raise ValueError("No rows given. For example: --rows 'regular/*'")
+    save(experiment, options, [])
 
 
 def save(experiment: str, options: Options, runs: Sequence[Run]) -> None:
     """Merge runs into the file, if there is one; figures that are not finite become null."""
     if options.json is not None:
-        add_runs(experiment, options.json, [_finite(run) for run in runs])
+        add_runs(experiment, options.json, json_ready(runs))
 
 
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _finite(part) for key, part in value.items()}
-    if isinstance(value, list):
-        return [_finite(part) for part in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def widths_of(model: InvariantWeights, place: int, pixels: float) -> dict[str, float]:
+def widths_of(model: InvariantWeights, index: int, pixels: float) -> dict[str, float]:
     """Return the ranges of one model by name, with units."""
-    return {k: round(v[place].item(), 4) for k, v in model.distribution.describe(pixels).items()}
+    return {k: round(v[index].item(), 4) for k, v in model.distribution.describe(pixels).items()}
 
 
-def degrees(history: History, place: int) -> list[float]:
+def degrees(history: History, index: int) -> list[float]:
     """Return the rotation range of one model over training."""
-    return [round(math.degrees(w[place, 0].item()), 2) for w in history.widths]
-
-
-def main(name: str, run: Callable[[Options], str], arguments: Sequence[str] | None = None) -> None:
-    """Run an experiment as a command."""
-    command(name, run, Options, arguments)
+    return [round(math.degrees(w[index, 0].item()), 2) for w in history.widths]

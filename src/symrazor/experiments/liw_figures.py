@@ -1,8 +1,5 @@
 """Figures 2, 3 and 5 of Learning Invariant Weights: rotations learned over training.
 
-    python -m symrazor.experiments.liw_figures --data DIR --json DIR2/figures.json [--device cuda]
-    python -m symrazor.experiments.liw_figures --small --json DIR2/figures.json
-
 Rows: `recovery` (Figure 2: five starting angles, three versions of MNIST, scales fixed as in
 Table 1; the other rows learn them), `escape` (the start from which the paper's method fails, 175
 degrees on partially rotated images with averaged probabilities: by the gradient alone, and after
@@ -20,9 +17,9 @@ from torch import Tensor
 
 from symrazor.data import rings
 from symrazor.experiments import liw_table1
-from symrazor.experiments.liw import Options, Progress, check, degrees, load, main, save
-from symrazor.experiments.liw_drawing import draw, draw_bank
-from symrazor.experiments.results import Run
+from symrazor.experiments.figures import new_figure, save_figure
+from symrazor.experiments.liw import Options, Progress, check, degrees, load, save
+from symrazor.experiments.results import Run, table
 from symrazor.groups.lie import so2
 from symrazor.invariance import (
     AffineLie,
@@ -44,8 +41,11 @@ from symrazor.training.batched_training import (
 )
 
 NAME = "liw-figures"
-ROWS = ("rings", "recovery", "escape", "methods", "relu", "bank")
-METHODS: tuple[Method, ...] = ("vi", "map", "ml")
+METHODS: dict[Method, str] = {
+    "vi": "variational",
+    "map": "point estimate, prior",
+    "ml": "maximum likelihood",
+}
 FILTERS = 7
 RESTARTS = (1.0, 0.5, 0.25)
 """Fractions of the starting angle that are tried before the training, see `choose_starts`."""
@@ -53,24 +53,25 @@ RESTARTS = (1.0, 0.5, 0.25)
 STEPS, BATCH, SAMPLES = 800, 500, 16
 """A shorter training than for Table 1: a figure only shows where the ranges go."""
 
-BY_HEART = 1000
+MEMORISED_IMAGES = 1000
 """Training images where methods are compared: few enough for maximum likelihood to memorise them.
 With 60,000 images 1,024 features cannot fit all, and averages improve the fit as well.
 """
 
-FEW, FEW_AT_ONCE, SHORT = 300, 100, 60
+SMALL_IMAGES, SMALL_BATCH, SMALL_TRIAL_STEPS = 300, 100, 60
 """With `--small`: training images, images in a batch, steps of a trial."""
 
 Cells = Sequence[tuple[str, float, Method]]
 """Version of the data, starting angle in degrees, method."""
 
+Panels = Sequence[tuple[str, Sequence[Run]]]
+"""Title and runs of each panel of a figure."""
+
 
 def run(options: Options) -> str:
     """Train the requested rows, draw figures, and return a table of starts and results."""
     check(NAME, options)
-    if not any(options.wants(row) for row in ROWS):
-        raise ValueError(f"No row matches {' '.join(options.rows)}. Rows: {', '.join(ROWS)}.")
-    makers = {
+    experiments = {
         "rings": _rings,
         "recovery": _recovery,
         "escape": _escape,
@@ -78,13 +79,13 @@ def run(options: Options) -> str:
         "relu": _relu,
         "bank": _bank,
     }
+    rows = options.choose(experiments)
     runs: list[Run] = []
     for seed in options.seed:
-        for row, make in makers.items():
-            if options.wants(row):
-                new = make(options, seed)
-                save(NAME, options, new)
-                runs += new
+        for row in rows:
+            new = experiments[row](options, seed)
+            save(NAME, options, new)
+            runs += new
     return markdown(runs)
 
 
@@ -97,22 +98,24 @@ def _angles(
     restarts: Sequence[float] = (),
 ) -> list[Run]:
     """Train Table 1's network, or one of rectified units, for all cells at once."""
-    training, test = _pictures(versions, options, BY_HEART if name in ("methods", "relu") else None)
+    most = MEMORISED_IMAGES if name in ("methods", "relu") else None
+    training, test = _pictures(versions, options, most)
     members = [Member(versions.index(version), True, method) for version, _, method in cells]
-    how = options if name == "recovery" else _free(options)
-    plan = _plan(how, seed)
+    scaled = options if name == "recovery" else _learn_scales(options)
+    plan = _plan(scaled, seed)
     starts = [start for _, start, _ in cells]
-    model = liw_table1.network(training.x.shape[-1], starts, how, seed, name == "relu")
+    model = liw_table1.network(training.x.shape[-1], starts, scaled, seed, name == "relu")
     if restarts:
-        choose_starts(model, training, members, plan, restarts, SHORT if options.small else None)
-    history = train(
-        model, training, members, plan, Progress(f"{NAME} {name}", plan.steps, range(len(cells)))
-    )
+        choose_starts(
+            model, training, members, plan, restarts, SMALL_TRIAL_STEPS if options.small else None
+        )
+    progress = Progress(f"{NAME} {name}", plan.steps, range(len(cells)))
+    history = train(model, training, members, plan, progress)
     return _runs(name, options, seed, cells, (model, history, training, test, members))
 
 
-def _free(options: Options) -> Options:
-    """Return whether scales are learned: fixed in Figure 2 as in Table 1, learned in the others."""
+def _learn_scales(options: Options) -> Options:
+    """Learn the scales unless they are given: all figures but Figure 2 do so."""
     return options if options.kept_scale is not None else replace(options, learn_scales=True)
 
 
@@ -120,19 +123,20 @@ def _pictures(
     versions: Sequence[str], options: Options, most: int | None = None
 ) -> tuple[Data, Data]:
     training, test = load("mnist", versions, options)
-    most = FEW if options.small else most
+    most = SMALL_IMAGES if options.small else most
     return Data(training.x[:, :most], training.y[:, :most]), test
 
 
 def _plan(options: Options, seed: int) -> BatchedConfig:
     """Return Table 1's training, shortened, with a learning rate for the filters."""
     if options.small:
-        options = replace(options, batch=options.batch or FEW_AT_ONCE)
+        options = replace(options, batch=options.batch or SMALL_BATCH)
     else:
         steps, batch = options.steps or STEPS, options.batch or BATCH
         samples = options.samples or SAMPLES
         options = replace(options, steps=steps, batch=batch, samples=samples)
-    return replace(liw_table1.schedule(options, seed), weight_rate=_weight_rate(options))
+    weight_rate = 3e-3 if options.small else 1e-3
+    return replace(liw_table1.schedule(options, seed), weight_rate=weight_rate)
 
 
 def _runs(
@@ -140,9 +144,9 @@ def _runs(
     options: Options,
     seed: int,
     cells: Cells,
-    found: tuple[InvariantWeights, History, Data, Data, Sequence[Member]],
+    trained: tuple[InvariantWeights, History, Data, Data, Sequence[Member]],
 ) -> list[Run]:
-    model, history, training, test, members = found
+    model, history, training, test, members = trained
     bound, _ = evaluate(model, training, members)
     _, accuracy = evaluate(model, test, members)
     return [
@@ -167,56 +171,55 @@ def _recovery(options: Options, seed: int) -> list[Run]:
     starts = liw_table1.ANGLES[::2] if options.small else liw_table1.ANGLES
     cells: Cells = [(version, start, "vi") for version in versions for start in starts]
     runs = _angles("recovery", options, seed, versions, cells, RESTARTS)
-    panels = [[r for r in runs if r["row"].split("/")[1] == version] for version in versions]
-    draw(options, "figure2.png", list(zip(versions, panels, strict=True)))
+    panels = [(v, [r for r in runs if r["row"].split("/")[1] == v]) for v in versions]
+    draw(options, "figure2.png", panels)
     return runs
 
 
 def _escape(options: Options, seed: int) -> list[Run]:
     """Start at 175 degrees on partially rotated images, with and without trying other starts."""
     options = replace(options, average="probs")
-    cells: Cells = [("partially rotated", 175.0, "vi")]
-    ways = {"gradient": (), "chosen start": RESTARTS}
+    version = "partially rotated"
     runs: list[Run] = []
-    for way, shares in ways.items():
-        (run_,) = _angles("escape", options, seed, ("partially rotated",), cells, shares)
-        runs.append(run_ | {"row": options.named(f"escape/{way}/175/vi")})
-    draw(options, "escape.png", [(way, [r]) for way, r in zip(ways, runs, strict=True)])
+    for name, shares in (("gradient", ()), ("chosen start", RESTARTS)):
+        (new,) = _angles("escape", options, seed, (version,), [(version, 175.0, "vi")], shares)
+        runs.append(new | {"row": options.named(f"escape/{name}/175/vi")})
+    draw(options, "escape.png", [("gradient", runs[:1]), ("chosen start", runs[1:])])
     return runs
 
 
 def _methods(options: Options, seed: int) -> list[Run]:
     """Run Figure 5."""
     starts = (5.0, 90.0) if options.small else liw_table1.ANGLES
-    cells: Cells = [("fully rotated", start, method) for method in METHODS for start in starts]
-    runs = _angles("methods", options, seed, ("fully rotated",), cells)
-    titles = {"vi": "variational", "map": "point estimate, prior", "ml": "maximum likelihood"}
-    panels = [(titles[m], [r for r in runs if r["method"] == m]) for m in METHODS]
-    draw(options, "figure5.png", panels)
-    return runs
+    return _compare(options, seed, "methods", tuple(METHODS), starts, "figure5.png")
 
 
 def _relu(options: Options, seed: int) -> list[Run]:
     """Run Figure 5 with a network that learns its filters and can fit anything."""
-    methods: tuple[Method, ...] = ("vi", "ml")
     starts = (5.0, 90.0) if options.small else (5.0, 45.0, 90.0)
+    return _compare(options, seed, "relu", ("vi", "ml"), starts, "figure5-relu.png")
+
+
+def _compare(
+    options: Options,
+    seed: int,
+    row: str,
+    methods: Sequence[Method],
+    starts: Sequence[float],
+    file: str,
+) -> list[Run]:
+    """Train on fully rotated images by several methods and draw one panel for each."""
     cells: Cells = [("fully rotated", start, method) for method in methods for start in starts]
-    runs = _angles("relu", options, seed, ("fully rotated",), cells)
-    titles = {"vi": "variational", "ml": "maximum likelihood"}
-    panels = [(titles[m], [r for r in runs if r["method"] == m]) for m in methods]
-    draw(options, "figure5-relu.png", panels)
+    runs = _angles(row, options, seed, ("fully rotated",), cells)
+    draw(options, file, [(METHODS[m], [r for r in runs if r["method"] == m]) for m in methods])
     return runs
-
-
-def _weight_rate(options: Options) -> float:
-    return 3e-3 if options.small else 1e-3
 
 
 def _rings(options: Options, seed: int) -> list[Run]:
     """Run Figure 5 in the plane: whole rings, and arcs of 120 degrees."""
     sets = ("rings", "arcs")
     data, test = (
-        Data.of([rings(n, angle, seed=seed + s) for angle in (360, 120)], options.place)
+        Data.of([rings(n, angle, seed=seed + s) for angle in (360, 120)], options.resolved_device)
         for n, s in ((120, 0), (400, 1000))
     )
     starts = (5.0, 90.0)
@@ -226,22 +229,24 @@ def _rings(options: Options, seed: int) -> list[Run]:
     generator = torch.Generator().manual_seed(seed)
     features = RandomFourier((2,), 128, 5.0, (len(cells),), generator)
     widths = torch.tensor([start for _, start, _ in cells]).deg2rad().unsqueeze(1)
-    free = _free(options)
+    scaled = _learn_scales(options)
     model = InvariantWeights(
-        features, LieDistribution(so2(), widths), 2, options.average, free.scale
-    ).to(options.place)
+        features, LieDistribution(so2(), widths), 2, options.average, scaled.scale
+    ).to(options.resolved_device)
     plan = BatchedConfig(
         steps=250, batch=120, samples=16, width_rate=0.03, rates=(0.3, 0.1), every=8, note_every=5
     )
-    rate = plan.scale_rate if free.learn_scales else 0.0
+    rate = plan.scale_rate if scaled.learn_scales else 0.0
     history = train(model, data, members, replace(plan, seed=seed, scale_rate=rate))
     runs = _runs("rings", options, seed, cells, (model, history, data, test, members))
-    panels = []
-    for version in sets:
-        for method in methods:
-            chosen = [r for r in runs if f"/{version}/" in r["row"] and r["method"] == method]
-            panels.append((f"{version}, {method}", chosen))
-    draw(options, "rings.png", panels)
+    panels = {
+        f"{version}, {method}": [
+            r for r in runs if f"/{version}/" in r["row"] and r["method"] == method
+        ]
+        for version in sets
+        for method in methods
+    }
+    draw(options, "rings.png", list(panels.items()))
     return runs
 
 
@@ -251,20 +256,19 @@ def _bank(options: Options, seed: int) -> list[Run]:
     size, width = training.x.shape[-1], 96 if options.small else 1024
     generator = torch.Generator().manual_seed(seed)
     features = Rectified((1, size, size), width, (1,), generator, where="weights")
-    start = torch.tensor([[5.0]]).deg2rad()
-    rotation = AffineLie("rotation", start)
-    free = _free(options)
-    model = InvariantWeights(features, rotation, 10, options.average, free.scale)
-    model = model.to(options.place)
-    plan = _plan(free, seed)
+    rotation = AffineLie("rotation", torch.tensor([[5.0]]).deg2rad())
+    scaled = _learn_scales(options)
+    model = InvariantWeights(features, rotation, 10, options.average, scaled.scale)
+    model = model.to(options.resolved_device)
+    plan = _plan(scaled, seed)
     banks: list[Tensor] = []
     times: list[int] = []
     progress = Progress(f"{NAME} bank", plan.steps, [0])
 
-    def note(step: int, seen: InvariantWeights, history: History) -> None:
-        progress(step, seen, history)
+    def note(step: int, model: InvariantWeights, history: History) -> None:
+        progress(step, model, history)
         if step >= len(banks) * plan.steps / 5 or step == plan.steps - 1:
-            banks.append(_filters(seen))
+            banks.append(_filters(model))
             times.append(step)
 
     members = [Member()]
@@ -283,17 +287,47 @@ def _filters(model: InvariantWeights) -> Tensor:
     return banks[0, :, :, 0].cpu()
 
 
+def draw(options: Options, name: str, panels: Panels) -> None:
+    """Draw the learned angle against the step, one panel for each group of runs."""
+    if options.json is None:
+        return
+    figure, axes = new_figure((3.6 * len(panels), 3.0), columns=len(panels), share_y=True)
+    for ax, (title, runs) in zip(axes, panels, strict=True):
+        for run in runs:
+            ax.plot(run["steps"], run["degrees"], lw=2, label=f"from {run['start']:g}°")
+        ax.set_title(title, loc="left", fontsize=10)
+        ax.set(xlabel="step", ylim=(0, 185), yticks=(0, 45, 90, 135, 180))
+        ax.grid(alpha=0.25)
+    axes[0].set_ylabel("rotation, ± degrees")
+    handles, texts = axes[0].get_legend_handles_labels()
+    figure.legend(handles, texts, loc="outside right center", frameon=False, fontsize=8)
+    save_figure(figure, options.json.parent / name)
+
+
+def draw_bank(options: Options, banks: Sequence[Tensor], times: Sequence[int]) -> None:
+    """Draw the two filters of largest norm: seven rotations across, training time down."""
+    if options.json is None:
+        return
+    count = len(banks[-1])
+    largest = banks[-1][count // 2].flatten(1).norm(dim=1).topk(2).indices.tolist()
+    size = (2 * count * 0.62, 0.7 * len(banks) + 0.4)
+    figure, axes = new_figure(size, len(banks), 2 * count, frame=True)
+    for number, ax in enumerate(axes):
+        row, column = divmod(number, 2 * count)
+        picture = banks[row][column % count, largest[column // count]]
+        bound = float(picture.abs().max())
+        ax.imshow(picture, cmap="RdBu", vmin=-bound, vmax=bound)
+        ax.set(xticks=(), yticks=())
+        if column == 0:
+            ax.set_ylabel(f"{times[row]}", fontsize=8)
+    save_figure(figure, options.json.parent / "figure3.png")
+
+
 def markdown(runs: Sequence[Run]) -> str:
     """Return the start and the result of every run."""
-    lines = ["| run | start | end | bound / n | accuracy % |", "|---|---|---|---|---|"]
+    rows = []
     for r in runs:
         bound = "" if r["elbo_per_datum"] is None else f"{r['elbo_per_datum']:.3f}"
-        lines.append(
-            f"| {r['row']} | {r['start']:g}° | {r['degrees'][-1]:.0f}° | {bound} | "
-            f"{r['accuracy']:.2f} |"
-        )
-    return "\n".join(lines)
-
-
-if __name__ == "__main__":
-    main(NAME, run)
+        ends = f"{r['start']:g}°", f"{r['degrees'][-1]:.0f}°"
+        rows.append((r["row"], *ends, bound, f"{r['accuracy']:.2f}"))
+    return table(["run", "start", "end", "bound / n", "accuracy %"], rows)

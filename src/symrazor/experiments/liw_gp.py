@@ -1,8 +1,5 @@
 """Fit a sparse Gaussian process, for comparison with Table 2 of Learning Invariant Weights.
 
-    python -m symrazor.experiments.liw_gp --small
-    python -m symrazor.experiments.liw_gp --data DIR --device cuda --json FILE
-
 A reference without transformations: a Gaussian kernel with one lengthscale, learned inducing
 points, one latent function per class under a softmax, and a variational bound on the evidence. The
 paper's row is also a sparse Gaussian process, but regresses on labels. Needs `pip install
@@ -15,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from symrazor.experiments.liw import Options, check, load, main, save
-from symrazor.experiments.liw_relu import VERSIONS
-from symrazor.experiments.results import Run
+from symrazor.experiments.liw import Options, check, load, save
+from symrazor.experiments.liw_tables import VERSIONS
+from symrazor.experiments.results import Run, table
 
 NAME = "liw-gp"
 PAPER = (91.19, 89.22, 72.10, 97.52)
@@ -95,9 +92,9 @@ def fit(x: Tensor, y: Tensor, options: Options, seed: int) -> Any:
 
 
 @torch.no_grad()
-def scores(found: Any, x: Tensor, y: Tensor, batch: int = 500) -> tuple[float, float]:
+def scores(fitted: Any, x: Tensor, y: Tensor, batch: int = 500) -> tuple[float, float]:
     """Return the bound per sample, if x and y are all training data, and the accuracy."""
-    latent, likelihood, objective = found
+    latent, likelihood, objective = fitted
     bound, right = 0.0, 0
     for part, target in zip(x.split(batch), y.split(batch), strict=True):
         at = latent(part)
@@ -109,16 +106,14 @@ def scores(found: Any, x: Tensor, y: Tensor, batch: int = 500) -> tuple[float, f
 def run(options: Options) -> str:
     """Fit the requested versions and return a table as markdown."""
     check(NAME, options)
-    versions = [version for version in VERSIONS if options.wants(version)]
-    if not versions:
-        raise ValueError(f"No row matches {' '.join(options.rows)}. Rows: {', '.join(VERSIONS)}.")
     runs: list[Run] = []
-    for version in versions:
-        train, test = (part for part in load("mnist", (version,), options))
-        x, seen = train.x[0].flatten(1), test.x[0].flatten(1)
+    for version in options.choose(VERSIONS):
+        train, test = load("mnist", (version,), options)
+        x, x_test = train.x[0].flatten(1), test.x[0].flatten(1)
         for seed in options.seed:
-            found = fit(x, train.y[0], options, seed)
-            bound, accuracy = scores(found, x, train.y[0])[0], scores(found, seen, test.y[0])[1]
+            fitted = fit(x, train.y[0], options, seed)
+            bound, _ = scores(fitted, x, train.y[0])
+            _, accuracy = scores(fitted, x_test, test.y[0])
             new: Run = {"row": version, "seed": seed, "small": options.small}
             new |= {"elbo_per_datum": bound, "accuracy": 100 * accuracy}
             save(NAME, options, [new])
@@ -129,14 +124,14 @@ def run(options: Options) -> str:
 def markdown(runs: Sequence[Run]) -> str:
     """Return accuracy next to the paper's, and the bound."""
     paper = dict(zip(VERSIONS, PAPER, strict=True))
-    lines = ["| version | seed | accuracy % | paper (SGPR) | bound / n |", "|---|---|---|---|---|"]
-    for r in runs:
-        lines.append(
-            f"| {r['row']} | {r['seed']} | {r['accuracy']:.2f} | {paper[r['row']]:.2f} | "
-            f"{r['elbo_per_datum']:.3f} |"
+    rows = [
+        (
+            r["row"],
+            r["seed"],
+            f"{r['accuracy']:.2f}",
+            f"{paper[r['row']]:.2f}",
+            f"{r['elbo_per_datum']:.3f}",
         )
-    return "\n".join(lines)
-
-
-if __name__ == "__main__":
-    main(NAME, run)
+        for r in runs
+    ]
+    return table(["version", "seed", "accuracy %", "paper (SGPR)", "bound / n"], rows)

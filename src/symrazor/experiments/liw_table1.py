@@ -1,9 +1,5 @@
 """Table 1 of Learning Invariant Weights: learn how much rotation the data have.
 
-    python -m symrazor.experiments.liw_table1 --data DIR --json FILE [--device cuda]
-    python -m symrazor.experiments.liw_table1 --small
-    python -m symrazor.experiments.liw_table1 --data DIR --learn-scales [--average probs]
-
 1,024 random Fourier features averaged over rotations, on fully rotated, partially rotated and
 regular MNIST, with the range fixed at five angles or learned. A learned range starts at the best of
 the same five angles by the bound after a short training of the posterior. The prior scale of the
@@ -13,13 +9,13 @@ higher and tolerates a range that is too large. All eighteen models are trained 
 unfinished models are written to the file every quarter of the steps.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from statistics import mean
 
 import torch
 
-from symrazor.experiments.liw import Options, Progress, check, degrees, load, main, save, widths_of
-from symrazor.experiments.results import Run
+from symrazor.experiments.liw import Options, Progress, check, degrees, load, save, widths_of
+from symrazor.experiments.results import Run, table
 from symrazor.invariance import AffineLie, Features, InvariantWeights, RandomFourier, Rectified
 from symrazor.training.batched_training import (
     BatchedConfig,
@@ -62,7 +58,6 @@ SMALL = BatchedConfig(
     note_every=3,
 )
 
-
 PROBS = {"batch": 500, "samples": 16}
 SMALL_PROBS = {"batch": 125, "samples": 8}
 """Settings for averaged probabilities, where a step costs several times as much."""
@@ -79,9 +74,9 @@ def schedule(options: Options, seed: int) -> BatchedConfig:
         base = base | (SMALL_PROBS if options.small else PROBS)
     if not options.learn_scales:
         base = base | {"scale_rate": 0.0}
-    given = {"steps": options.steps, "batch": options.batch, "samples": options.samples}
-    changed = {key: value for key, value in given.items() if value is not None}
-    return BatchedConfig(**(base | changed | {"seed": seed}))
+    options_given = {"steps": options.steps, "batch": options.batch, "samples": options.samples}
+    changes = {key: value for key, value in options_given.items() if value is not None}
+    return BatchedConfig(**(base | changes | {"seed": seed}))
 
 
 def network(
@@ -97,50 +92,42 @@ def network(
     start = torch.tensor(angles).deg2rad().unsqueeze(1)
     rotation = AffineLie("rotation", start)
     model = InvariantWeights(features, rotation, 10, options.average, options.scale)
-    return model.to(options.place)
+    return model.to(options.resolved_device)
 
 
 def run_seed(options: Options, seed: int) -> list[Run]:
     """Train the requested rows, all at once."""
-    cells = [
-        (row, place, version)
-        for row in PAPER
-        for place, version in enumerate(VERSIONS)
-        if options.wants(f"{version}/{row}")
-    ]
-    if not cells:
-        raise ValueError(
-            f"No row matches {' '.join(options.rows)}. Rows look like 'regular/learned'."
-        )
+    names = options.choose(f"{version}/{row}" for row in PAPER for version in VERSIONS)
+    cells = [name.split("/") for name in names]
     data = load("mnist", VERSIONS, options)
-    learned = [row == "learned" for row, _, _ in cells]
-    angles = [
-        START if new else float(row[6:]) for (row, _, _), new in zip(cells, learned, strict=True)
-    ]
-    members = [Member(place, new) for (_, place, _), new in zip(cells, learned, strict=True)]
+    angles = [START if row == "learned" else float(row.split()[1]) for _, row in cells]
+    members = [Member(VERSIONS.index(version), row == "learned") for version, row in cells]
     plan = schedule(options, seed)
     model = network(data[0].x.shape[-1], angles, options, seed)
-    progress = Progress(NAME, plan.steps, [i for i, new in enumerate(learned) if new])
+    progress = Progress(NAME, plan.steps, [i for i, member in enumerate(members) if member.learn])
     choose_starts(model, data[0], members, plan, TRIED)
-    names = [f"{version}/{row}" for row, _, version in cells]
-    settings = {"seed": seed, "small": options.small, "average": options.average}
     parts = 1
 
-    def note(step: int, seen: InvariantWeights, history: History) -> None:
+    def runs(history: History, most: int | None = None) -> list[Run]:
+        """Return and save the figures of all models."""
+        settings = {"seed": seed, "small": options.small, "average": options.average}
+        settings |= {"seconds_together": progress.seconds}
+        results = figures(model, data, members, history, most)
+        new = [
+            {"row": options.named(name), **settings, **result}
+            for name, result in zip(names, results, strict=True)
+        ]
+        save(NAME, options, new)
+        return new
+
+    def note(step: int, model: InvariantWeights, history: History) -> None:
         nonlocal parts
-        progress(step, seen, history)
+        progress(step, model, history)
         if options.json is not None and parts < PARTS and step >= parts * plan.steps / PARTS:
             parts += 1
-            seconds = {"seconds_together": progress.seconds}
-            found = figures(seen, data, members, history, SUBSET)
-            save(NAME, options, _runs(options, names, found, settings | seconds))
+            runs(history, SUBSET)
 
-    history = train(model, data[0], members, plan, note)
-    seconds = {"seconds_together": progress.seconds}
-    found = figures(model, data, members, history)
-    runs = _runs(options, names, found, settings | seconds)
-    save(NAME, options, runs)
-    return runs
+    return runs(train(model, data[0], members, plan, note))
 
 
 def figures(
@@ -183,44 +170,29 @@ def figures(
     ]
 
 
-def _runs(
-    options: Options, names: Sequence[str], found: Sequence[Run], settings: Mapping[str, Any]
-) -> list[Run]:
-    pairs = zip(names, found, strict=True)
-    return [{"row": options.named(name), **settings, **figure} for name, figure in pairs]
-
-
 def run(options: Options) -> str:
     """Train, and return the table as markdown."""
     check(NAME, options)
-    runs = [new for seed in options.seed for new in run_seed(options, seed)]
-    return markdown(runs)
+    return markdown([new for seed in options.seed for new in run_seed(options, seed)])
 
 
 def markdown(runs: list[Run]) -> str:
     """Return accuracy and bound of every row next to the paper's, mean over seeds."""
-    head = ["row"]
-    for version in VERSIONS:
-        head += [f"{version} %", "paper", "bound / n", "paper"]
-    lines = [f"| {' | '.join(head)} | learned degrees |", "|" + "---|" * (len(head) + 1)]
-    for row, figures in PAPER.items():
+    head = [t for v in VERSIONS for t in (f"{v} %", "paper", "bound / n", "paper")]
+    rows = []
+    for row, paper in PAPER.items():
         cells, angles = [row], []
-        for version, (accuracy, bound) in zip(VERSIONS, figures, strict=True):
-            found = [r for r in runs if r["row"].split(" (")[0] == f"{version}/{row}"]
-            cells.append(_mean([r["accuracy"] for r in found], 2))
-            cells.append(f"{accuracy:.2f}")
-            cells.append(_mean([r["elbo_per_datum"] for r in found], 3))
-            cells.append(f"{bound:.2f}")
-            angles.append(_mean([r["widths"]["rotation (degrees)"] for r in found], 0))
-        lines.append(f"| {' | '.join(cells)} | {' / '.join(angles)} |")
+        for version, (accuracy, bound) in zip(VERSIONS, paper, strict=True):
+            cell_runs = [r for r in runs if r["row"].split(" (")[0] == f"{version}/{row}"]
+            cells += [_mean([r["accuracy"] for r in cell_runs], 2), f"{accuracy:.2f}"]
+            cells += [_mean([r["elbo_per_datum"] for r in cell_runs], 3), f"{bound:.2f}"]
+            angles.append(_mean([r["widths"]["rotation (degrees)"] for r in cell_runs], 0))
+        rows.append([*cells, " / ".join(angles)])
     seconds = {r["seed"]: r["seconds_together"] for r in runs}
     total = ", ".join(f"{value:.0f}" for value in seconds.values())
-    return "\n".join(lines) + f"\n\nrows trained together: {len(runs)}, in {total} s"
+    text = table(["row", *head, "learned degrees"], rows)
+    return f"{text}\n\nrows trained together: {len(runs)}, in {total} s"
 
 
 def _mean(values: list[float], digits: int) -> str:
-    return f"{sum(values) / len(values):.{digits}f}" if values else ""
-
-
-if __name__ == "__main__":
-    main(NAME, run)
+    return f"{mean(values):.{digits}f}" if values else ""

@@ -1,6 +1,5 @@
-"""Shared code of the experiments on conserved quantities: models, metrics and the command line."""
+"""Shared code of the experiments on conserved quantities: models, metrics and runs."""
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -22,12 +21,12 @@ from symrazor.dynamics.hamiltonian import (
 from symrazor.dynamics.mechanics import Scalar
 from symrazor.dynamics.proposals import canonical_span
 from symrazor.dynamics.selection import train_and_select
+from symrazor.dynamics.systems import System
 from symrazor.dynamics.trained import Trained, long_rollout, mean_squared_error, relative_drift
 from symrazor.dynamics.training import train
-from symrazor.dynamics.trajectories import Trajectories, Transitions
-from symrazor.experiments.command import Arguments, command
-from symrazor.experiments.noether_results import Row, document, markdown, save
-from symrazor.experiments.options import Common
+from symrazor.dynamics.trajectories import Trajectories, Transitions, simulate, transitions
+from symrazor.experiments.noether_results import Row, markdown, save
+from symrazor.experiments.options import OfSeeds, parse_settings
 
 Model = Literal["hnn", "learned", "oracle", "bound", "likelihood"]
 MODELS: tuple[Model, ...] = ("hnn", "learned", "oracle")
@@ -35,20 +34,19 @@ MODELS: tuple[Model, ...] = ("hnn", "learned", "oracle")
 CONTROLS: tuple[Model, ...] = ("bound", "likelihood")
 """Quantities learned by gradient from a random start, without selection: by the evidence bound, and
 by maximum likelihood, which has no posterior and is otherwise the same."""
+NOISE = 1e-3
+"""Variance of the noise on the targets, as in the paper."""
 ROLLOUT_STEPS = 50
 GPU_TEST_FLOWS_FACTOR = 16
 """Flows for a test error on a GPU, relative to those of a training step."""
 
 
 @dataclass(frozen=True)
-class Options(Common):
+class Options(OfSeeds):
     """Options of an experiment.
 
     Args:
-        small: run a smaller version, which takes minutes on two cores.
         data: has no effect; the data are simulated.
-        device: "cpu", "cuda", ..., or "auto" for a GPU if there is one.
-        seed: one or more seeds of data, initial weights and draws.
         json: file for all results, written after every model.
         models: any of hnn, learned, oracle, and of the controls bound and likelihood.
         steps: training steps; each experiment has its own default.
@@ -93,6 +91,46 @@ class Setting:
     hidden: int = 2
     activation: Literal["softplus", "tanh", "elu", "elu2", "silu", "sin"] = "elu"
     energy: Scalar | None = None
+
+
+def simulated(
+    system: System,
+    known: Algebra,
+    config: TrainConfig,
+    seed: int,
+    train: tuple[int, int],
+    test: tuple[int, int] = (100, 20),
+    **sizes: Any,
+) -> Setting:
+    """Return noisy transitions and noise-free tests of a system, simulated in steps of 0.2.
+
+    Args:
+        system: the system.
+        known: every quadratic invariant.
+        config: training options, without the noise.
+        seed: of the data.
+        train: number of trajectories and of their steps.
+        test: the same for tests.
+        sizes: further fields of `Setting`.
+    """
+    data = simulate(system, *train, dt=0.2, seed=10_000 + seed)
+    held_out = simulate(system, *test, dt=0.2, seed=20_000 + seed)
+    return setting_of(data, held_out, known, config, seed, **{"energy": system.energy, **sizes})
+
+
+def setting_of(
+    data: Trajectories,
+    held_out: Trajectories,
+    known: Algebra,
+    config: TrainConfig,
+    seed: int,
+    **sizes: Any,
+) -> Setting:
+    """Return the setting of training and test trajectories, with noise on the training targets."""
+    pairs = transitions(data, NOISE, seed=30_000 + seed)
+    tests = {"test": transitions(held_out)}
+    config = config.change(noise=NOISE)
+    return Setting(pairs, tests, known, known, held_out, config, **{"measure": "ball", **sizes})
 
 
 def build(setting: Setting, model: Model, seed: int) -> SymmetrisedNetwork:
@@ -169,7 +207,7 @@ def metrics(trained: Trained, setting: Setting) -> Row:
 
 
 def run(
-    name: str, setting: Callable[[Options, int], Setting], options: Options, paper: Sequence[str]
+    name: str, setting: Callable[[Any, int], Setting], options: Options, paper: Sequence[str]
 ) -> str:
     """Train the models for every seed and return a markdown table, the paper's results below.
 
@@ -186,7 +224,7 @@ def run(
         config = with_options(problem.config, options, seed)
         for model in options.models:
             rows.append({"model": model, "seed": seed} | run_model(problem, model, config))
-            save(options.json, document(name, rows, options.small, options.place))
+            save(options, name, rows)
     return markdown(rows, paper)
 
 
@@ -213,32 +251,10 @@ def with_options(config: TrainConfig, options: Options, seed: int) -> TrainConfi
     Raises:
         ValueError: a change is not of the form name=value.
     """
-    changes: dict[str, Any] = {"seed": seed, "device": options.place}
+    changes = parse_settings(options.set)
+    unknown = sorted(changes.keys() - TrainConfig.__dataclass_fields__)
+    if unknown:
+        raise ValueError(f"--set {unknown[0]}: TrainConfig has no such option.")
     if options.steps is not None:
-        changes["steps"] = options.steps
-    for text in options.set:
-        key, equals, value = text.partition("=")
-        if not equals or key not in TrainConfig.__dataclass_fields__:
-            raise ValueError(f"--set {text!r} must be name=value with an option of TrainConfig.")
-        try:
-            changes[key] = json.loads(value)
-        except ValueError:
-            changes[key] = value
-    return config.change(**changes)
-
-
-def main(
-    name: str,
-    run_options: Callable[..., str],
-    extra: Arguments | None = None,
-    arguments: Sequence[str] | None = None,
-) -> None:
-    """Run an experiment as a command that needs no optional packages.
-
-    Args:
-        name: of the experiment.
-        run_options: function of `Options`, and of the extra options by keyword, to markdown.
-        extra: options of this experiment only.
-        arguments: of the command line, by default those of the process.
-    """
-    command(name, run_options, Options, arguments, extra)
+        changes = {"steps": options.steps} | changes
+    return config.change(**{"seed": seed, "device": options.resolved_device, **changes})

@@ -1,7 +1,5 @@
 """Controls: no quantity is selected where none is conserved, and the evidence is what selects.
 
-    python -m symrazor.experiments.noether_controls [--rows pendulum likelihood] [--json FILE]
-
 - pendulum: no quadratic quantity is conserved; up to three may be selected.
 - anisotropic: two oscillators with incommensurate frequencies; only their energies are conserved.
 - bound, likelihood: the oscillator, with three quantities learned from a random start without
@@ -15,11 +13,12 @@ All rows but bound and likelihood select quantities by `train_and_select`.
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from symrazor.dynamics.algebra import Algebra, energies, unitary
+from symrazor.dynamics.algebra import energies, unitary
 from symrazor.dynamics.config import TrainConfig
 from symrazor.dynamics.hamiltonian import FlowTimes, HamiltonianNetwork, SymmetrisedNetwork
 from symrazor.dynamics.observables import (
@@ -39,12 +38,13 @@ from symrazor.dynamics.trajectories import (
     transitions,
     velocities,
 )
-from symrazor.experiments import noether, noether_oscillator
-from symrazor.experiments.noether_results import cell, document, save
+from symrazor.experiments import noether, noether_systems
+from symrazor.experiments.noether_results import cell, save
+from symrazor.experiments.options import OfTable
+from symrazor.experiments.results import table
 
 NAME = "noether-controls"
 ROWS = ("pendulum", "anisotropic", "bound", "likelihood", "pendulum-energy", "kepler")
-NOISE = 1e-3
 RANDOM_START_BURN_IN = 0.2
 """Fraction of the steps before quantities from a random start are updated."""
 KEPLER_NOISE = 1e-2
@@ -70,6 +70,16 @@ KEPLER_KNOWN = (
 )
 
 
+@dataclass(frozen=True)
+class Options(noether.Options, OfTable):
+    """Options of the experiment.
+
+    Args:
+        models: have no effect.
+        rows: patterns of the controls to run, see the module.
+    """
+
+
 def _large_swings(small: bool) -> tuple[Trajectories, Trajectories]:
     """Return training and test trajectories of a pendulum far from the harmonic regime."""
     system = pendulum().with_normal_start(1.5, 1.0)
@@ -78,37 +88,33 @@ def _large_swings(small: bool) -> tuple[Trajectories, Trajectories]:
     return train_set, simulate(system, 50, 20, 0.3, seed=20_000)
 
 
-def pendulum_setting(options: noether.Options, seed: int) -> noether.Setting:
+def _config(small: bool, steps: int) -> TrainConfig:
+    steps = 800 if small else steps
+    return TrainConfig(steps=steps, batch_size=200, draws=2, flows=16, burn_in=0.5)
+
+
+def pendulum_setting(options: Options, seed: int) -> noether.Setting:
     """Return the setting of a pendulum with up to three quadratic quantities."""
-    steps = 800 if options.small else 3000
-    return _setting(*_large_swings(options.small), unitary(1), seed, steps, count=3)
+    data, config = _large_swings(options.small), _config(options.small, 3000)
+    return noether.setting_of(*data, unitary(1), config, seed, count=3, draws="antithetic")
 
 
-def anisotropic_setting(options: noether.Options, seed: int) -> noether.Setting:
+def anisotropic_setting(options: Options, seed: int) -> noether.Setting:
     """Return the setting of two incommensurate oscillators with up to six quadratic quantities."""
-    system = oscillators((1.0, math.sqrt(3)))
-    data = simulate(system, 60 if options.small else 200, 10, 0.2, seed=10_000 + seed)
-    test = simulate(system, 50, 20, 0.2, seed=20_000 + seed)
-    return _setting(data, test, energies(2), seed, 800 if options.small else 4000, count=6)
-
-
-def _setting(
-    data: Trajectories, test: Trajectories, known: Algebra, seed: int, steps: int, count: int
-) -> noether.Setting:
-    return noether.Setting(
-        transitions(data, NOISE, seed=30_000 + seed),
-        {"test": transitions(test)},
-        known,
-        known,
-        test,
-        TrainConfig(steps=steps, batch_size=200, draws=2, flows=16, burn_in=0.5, noise=NOISE),
-        count=count,
-        measure="ball",
+    return noether.simulated(
+        oscillators((1.0, math.sqrt(3))),
+        energies(2),
+        _config(options.small, 4000),
+        seed,
+        (60 if options.small else 200, 10),
+        (50, 20),
+        count=6,
         draws="antithetic",
+        energy=None,
     )
 
 
-def pendulum_energy(options: noether.Options, seed: int) -> dict[str, Any]:
+def pendulum_energy(options: Options, seed: int) -> dict[str, Any]:
     """Return results for the energy of a pendulum, as a combination of five functions."""
     data, test = _large_swings(options.small)
     config = TrainConfig(
@@ -118,15 +124,15 @@ def pendulum_energy(options: noether.Options, seed: int) -> dict[str, Any]:
         flows=8,
         integrator="rk4",
         burn_in=0.4,
-        noise=NOISE,
+        noise=noether.NOISE,
     )
-    pairs = transitions(data, NOISE, seed=30_000 + seed)
+    pairs = transitions(data, noether.NOISE, seed=30_000 + seed)
     functions = AnyFunctions(list(PENDULUM_FUNCTIONS.values()))
     config = noether.with_options(config, options, seed)
     return functions_row(functions, (PENDULUM_FUNCTIONS, PENDULUM_KNOWN), (pairs, test), config)
 
 
-def kepler_row(options: noether.Options, seed: int) -> dict[str, Any]:
+def kepler_row(options: Options, seed: int) -> dict[str, Any]:
     """Return results for angular momentum, energy and Runge-Lenz vector, from nineteen functions.
 
     The targets are velocities: flows then start at the data and not at predicted states, so that
@@ -230,68 +236,54 @@ def quantity_drift(trained: Trained, data: Trajectories) -> float | None:
     return float((along / values.flatten(0, 1).var(0, correction=0)).sqrt().max())
 
 
-def _row(name: str, options: noether.Options, seed: int) -> dict[str, Any]:
+def _row(name: str, options: Options, seed: int) -> dict[str, Any]:
     if name == "pendulum-energy":
         return pendulum_energy(options, seed)
     if name == "kepler":
         return kepler_row(options, seed)
     if name in noether.CONTROLS:
-        problem = noether_oscillator.setting(options, seed)
-        config = noether.with_options(
-            problem.config.change(burn_in=RANDOM_START_BURN_IN), options, seed
-        )
-        return noether.run_model(problem, name, config)
-    setting = pendulum_setting if name == "pendulum" else anisotropic_setting
-    problem = setting(options, seed)
-    config = noether.with_options(problem.config, options, seed)
-    return noether.run_model(problem, "learned", config)
+        model, problem = name, noether_systems.oscillator(options, seed)
+        base = problem.config.change(burn_in=RANDOM_START_BURN_IN)
+    else:
+        setting = pendulum_setting if name == "pendulum" else anisotropic_setting
+        model, problem = "learned", setting(options, seed)
+        base = problem.config
+    return noether.run_model(problem, model, noether.with_options(base, options, seed))
 
 
-def run(options: noether.Options, rows: tuple[str, ...] = ROWS) -> str:
+def run(options: Options) -> str:
     """Run the experiment and return a markdown table.
-
-    Args:
-        options: of the experiment; `models` has no effect.
-        rows: names of controls.
 
     Raises:
         ValueError: an unknown row.
     """
     results: list[dict[str, Any]] = []
-    for name in rows:
-        if name not in ROWS:
-            raise ValueError(f"Unknown row {name!r}. Choose from {', '.join(ROWS)}.")
+    for name in options.choose(ROWS):
         for seed in options.seed:
             results.append({"model": name, "seed": seed} | _row(name, options, seed))
-            save(options.json, document(NAME, results, options.small, options.place, top=None))
+            save(options, NAME, results, top=None)
     return markdown(results)
 
 
 def markdown(rows: Sequence[dict[str, Any]]) -> str:
     """Return a table of all runs."""
-    lines = [
-        "| control | seed | used | conserved | singular values | parallelness | drift | s |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
-    for row in rows:
-        if "error" in row:
-            lines.append(f"| {row['model']} | {row['seed']} | {row['error']} | | | | | |")
-            continue
-        values, inside = (
+    head = ["control", "seed", "used", "conserved", "singular values", "parallelness", "drift", "s"]
+    return table(head, map(_cells, rows))
+
+
+def _cells(row: dict[str, Any]) -> list[str]:
+    start = [row["model"], str(row["seed"])]
+    if "error" in row:
+        return [*start, row["error"], *[""] * 5]
+    drifts = row.get("drift", [])
+    drift = max(drifts, default=None) if isinstance(drifts, list) else drifts
+    return [
+        *start,
+        *(cell(row.get(key)) for key in ("dimension", "conserved")),
+        *(
             " ".join(f"{v:.3f}" for v in row[key]) or "none"
             for key in ("singular_values", "parallelness")
-        )
-        drifts = row.get("drift", [])
-        drift = max(drifts, default=None) if isinstance(drifts, list) else drifts
-        lines.append(
-            f"| {row['model']} | {row['seed']} | {cell(row.get('dimension'))} | "
-            f"{cell(row.get('conserved'))} | {values} | {inside} | "
-            f"{cell(drift, '.3f')} | {row['seconds']:.0f} |"
-        )
-    return "\n".join(lines)
-
-
-if __name__ == "__main__":
-    noether.main(
-        NAME, run, {"--rows": {"nargs": "+", "default": list(ROWS), "help": "rows to run"}}
-    )
+        ),
+        cell(drift, ".3f"),
+        f"{row['seconds']:.0f}",
+    ]

@@ -1,7 +1,5 @@
 """Conserved quantities that `dynamics.discover` finds in noisy simulated trajectories.
 
-    python -m symrazor.experiments.noether_discover [--rows pendulum] [--minutes 2] [--json FILE]
-
 - two-bodies: in the plane; momenta, angular momenta and products of momenta, seven in all.
 - kepler: angular momentum is the only quadratic quantity.
 - anisotropic: two oscillators of different frequencies conserve their two energies.
@@ -27,10 +25,26 @@ from symrazor.dynamics.result import Discovered
 from symrazor.dynamics.systems import System, kepler, nbody, oscillators, pendulum
 from symrazor.dynamics.trajectories import simulate
 from symrazor.experiments import noether
-from symrazor.experiments.noether_results import Row, cell, document, save
+from symrazor.experiments.noether_results import Row, cell, save
+from symrazor.experiments.options import OfTable
+from symrazor.experiments.results import table
 
 NAME = "noether-discover"
-MINUTES = 2.0
+
+
+@dataclass(frozen=True)
+class Options(noether.Options, OfTable):
+    """Options of the experiment.
+
+    Args:
+        models: have no effect.
+        set: has no effect.
+        steps: maximum number of training steps.
+        rows: patterns of the systems, see the module.
+        minutes: training time of each system.
+    """
+
+    minutes: float = 2.0
 
 
 @dataclass(frozen=True)
@@ -52,7 +66,8 @@ class Case:
     noise: float = 4e-4
 
 
-def _cases() -> dict[str, Case]:
+def cases() -> dict[str, Case]:
+    """Return the systems by name."""
     return {
         "two-bodies": Case(nbody(2, 2), 80, 12, 0.4),
         "kepler": Case(kepler(), 60, 20, noise=1e-4),
@@ -61,98 +76,75 @@ def _cases() -> dict[str, Case]:
     }
 
 
-ROWS = tuple(_cases())
-
-
-def metrics(found: Discovered, known: Algebra) -> Row:
+def metrics(result: Discovered, known: Algebra) -> Row:
     """Return all results of one discovery, compared with the true algebra."""
     row: Row = {
-        "neg_elbo_per_datum": found.learned.bound["neg_elbo"],
-        "test_mse": found.held_out["learned"],
-        "plain_neg_elbo_per_datum": found.plain.bound["neg_elbo"],
-        "plain_test_mse": found.held_out["plain"],
+        "neg_elbo_per_datum": result.learned.bound["neg_elbo"],
+        "test_mse": result.held_out["learned"],
+        "plain_neg_elbo_per_datum": result.plain.bound["neg_elbo"],
+        "plain_test_mse": result.held_out["plain"],
         "known": len(known),
-        "span": len(found.conserved),
-        "conserved": len(found.conserved),
-        "singular_values": [entry["singular_value"] for entry in found.conserved],
+        "span": len(result.conserved),
+        "conserved": len(result.conserved),
+        "singular_values": [entry["singular_value"] for entry in result.conserved],
         "parallelness": [],
         "recovered": [0.0] * len(known),
     }
-    if found.conserved:
+    if result.conserved:
         A, b = (
-            torch.tensor([entry[key] for entry in found.conserved], dtype=torch.float64)
+            torch.tensor([entry[key] for entry in result.conserved], dtype=torch.float64)
             for key in ("matrix", "linear")
         )
-        names = tuple(entry["name"] for entry in found.conserved)
+        names = tuple(entry["name"] for entry in result.conserved)
         row["parallelness"] = analysis.parallelness(generators(A, b), known).tolist()
         learned = Algebra(names, A, b)
         row["recovered"] = analysis.parallelness(known.generators(), learned).tolist()
-    discovered = found.to_dict()
+    discovered = result.to_dict()
     return row | {"seconds": discovered["seconds"], "discovered": discovered}
 
 
-def run(options: noether.Options, rows: tuple[str, ...] = ROWS, minutes: float = MINUTES) -> str:
+def run(options: Options) -> str:
     """Run the experiment and return a markdown table.
-
-    Args:
-        options: of the experiment; `models` and `set` have no effect, `steps` is a maximum.
-        rows: names of systems.
-        minutes: for each system.
 
     Raises:
         ValueError: an unknown row.
     """
-    cases, results = _cases(), []
-    for name in rows:
-        if name not in cases:
-            raise ValueError(f"Unknown row {name!r}. Choose from {', '.join(ROWS)}.")
-        case = cases[name]
+    systems, rows = cases(), []
+    for name in options.choose(systems):
+        case = systems[name]
         known = quadratic_invariants(case.system).algebra
         for seed in options.seed:
             data = simulate(case.system, case.count, case.steps, case.dt, seed=10_000 + seed)
-            found = discover(
+            result = discover(
                 data.with_noise(case.noise, seed=30_000 + seed),
-                minutes=minutes / 10 if options.small else minutes,
+                minutes=options.minutes / 10 if options.small else options.minutes,
                 seed=seed,
                 progress=False,
-                device=options.place,
+                device=options.resolved_device,
                 steps=options.steps or DiscoverConfig.steps,
             )
-            results.append({"model": name, "seed": seed} | metrics(found, known))
-            save(options.json, document(NAME, results, options.small, options.place, top=None))
-    return markdown(results)
+            rows.append({"model": name, "seed": seed} | metrics(result, known))
+            save(options, NAME, rows, top=None)
+    return markdown(rows)
 
 
 def markdown(rows: Sequence[dict[str, Any]]) -> str:
     """Return a table of all runs."""
-    lines = [
-        "| system | seed | found / true | parallelness | names | cost without / with, nats "
-        "| largest drift | s |",
-        "|---|---|---|---|---|---|---|---|",
+    head = ["system", "seed", "found / true", "parallelness", "names"]
+    head += ["cost without / with, nats", "largest drift", "s"]
+    return table(head, map(_cells, rows))
+
+
+def _cells(row: dict[str, Any]) -> list[str]:
+    entries, n_data = row["discovered"]["conserved"], row["discovered"]["n_data"]
+    costs = (n_data * row[f"{model}neg_elbo_per_datum"] for model in ("plain_", ""))
+    return [
+        row["model"],
+        str(row["seed"]),
+        f"{row['span']} / {row['known']}",
+        cell(min(row["parallelness"], default=None), ".4f"),
+        ", ".join(entry["name"] for entry in entries) or "none",
+        " / ".join(f"{cost:,.0f}" for cost in costs),
+        f"{100 * max(entry['drift'] for entry in entries):.1f} %" if entries else "none",
+        f"{row['seconds']:.0f}",
     ]
-    for row in rows:
-        smallest = cell(min(row["parallelness"], default=None), ".4f")
-        entries = row["discovered"]["conserved"]
-        names = ", ".join(entry["name"] for entry in entries) or "none"
-        drift = f"{100 * max(entry['drift'] for entry in entries):.1f} %" if entries else "none"
-        without, with_quantities = (
-            row["discovered"]["n_data"] * row[key]
-            for key in ("plain_neg_elbo_per_datum", "neg_elbo_per_datum")
-        )
-        lines.append(
-            f"| {row['model']} | {row['seed']} | {row['span']} / {row['known']} | {smallest} | "
-            f"{names} | {without:,.0f} / {with_quantities:,.0f} | "
-            f"{drift} | {row['seconds']:.0f} |"
-        )
-    return "\n".join(lines)
-
-
-if __name__ == "__main__":
-    noether.main(
-        NAME,
-        run,
-        {
-            "--rows": {"nargs": "+", "default": list(ROWS), "help": "systems to run"},
-            "--minutes": {"type": float, "default": MINUTES, "help": "minutes for each system"},
-        },
-    )

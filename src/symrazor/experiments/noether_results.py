@@ -1,12 +1,11 @@
 """Results of the experiments on conserved quantities, as JSON and as markdown tables."""
 
-import json
 from collections.abc import Sequence
-from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from symrazor.core.files import write_atomically
+from symrazor.experiments.options import Common
+from symrazor.experiments.results import table, write_json
 
 Row = dict[str, Any]
 HEADLINE_KEYS = (
@@ -52,37 +51,39 @@ def _headline(row: Row) -> Row:
     return {key: row[key] for key in HEADLINE_KEYS if key in row}
 
 
-def save(file: Path | None, results: Row) -> None:
-    """Write results as JSON, unless the file is None."""
-    if file is not None:
-        write_atomically(file, (json.dumps(results, indent=1) + "\n").encode())
+def save(options: Common, name: str, rows: Sequence[Row], top: str | None = "learned") -> None:
+    """Write the results to the file of the options, if there is one; see `document`."""
+    write_json(options.json, document(name, rows, options.small, options.resolved_device, top))
+
+
+HEAD = (
+    *("model", "seed", "-ELBO/N", "NLL/N", "KL/N", "test MSE", "other MSE", "energy drift"),
+    *("found", "parallelness", "recovered", "s"),
+)
 
 
 def markdown(rows: Sequence[Row], paper: Sequence[str]) -> str:
     """Return a table of all runs, with ratios between models and lines about the paper below."""
-    lines = [
-        "| model | seed | -ELBO/N | NLL/N | KL/N | test MSE | other MSE "
-        "| energy drift | found | parallelness | recovered | s |",
-        "|---|---|---|---|---|---|---|---|---|---|---|---|",
+    return "\n".join([table(HEAD, map(_cells, rows)), "", *_ratios(rows), *paper])
+
+
+def _cells(row: Row) -> list[str]:
+    start = [row["model"], str(row["seed"])]
+    if "error" in row:
+        return [*start, row["error"], *[""] * 9]
+    others = [f"{k[:-4]} {v:.3g}" for k, v in row.items() if k in ("moved_mse", "wider_mse")]
+    inside = row.get("parallelness", [])[: row.get("dimension", 0)]
+    return [
+        *start,
+        *(f"{row[f'{key}_per_datum']:.3f}" for key in ("neg_elbo", "nll", "kl")),
+        f"{row['test_mse']:.3g}",
+        ", ".join(others) or "none",
+        cell(row.get("energy_drift"), ".2g"),
+        cell(row.get("span")),
+        f"{min(inside):.4f} to {max(inside):.4f}" if inside else "none",
+        cell(min(row.get("recovered", []), default=None), ".4f"),
+        f"{row['seconds']:.0f}",
     ]
-    for row in rows:
-        if "error" in row:
-            cells = " |" * 9
-            lines.append(f"| {row['model']} | {row['seed']} | {row['error']} |{cells}")
-            continue
-        others = [f"{k[:-4]} {v:.3g}" for k, v in row.items() if k in ("moved_mse", "wider_mse")]
-        inside = row.get("parallelness", [])[: row.get("dimension", 0)]
-        range_inside = f"{min(inside):.4f} to {max(inside):.4f}" if inside else "none"
-        lines.append(
-            f"| {row['model']} | {row['seed']} | {row['neg_elbo_per_datum']:.3f} | "
-            f"{row['nll_per_datum']:.3f} | {row['kl_per_datum']:.3f} | {row['test_mse']:.3g} | "
-            f"{', '.join(others) or 'none'} | {cell(row.get('energy_drift'), '.2g')} | "
-            f"{cell(row.get('span'))} | {range_inside} | "
-            f"{cell(min(row.get('recovered', []), default=None), '.4f')} | "
-            f"{row['seconds']:.0f} |"
-        )
-    ratios = _ratios(rows)
-    return "\n".join([*lines, "", *ratios, *paper])
 
 
 def cell(value: float | None, form: str = "") -> str:
@@ -92,21 +93,16 @@ def cell(value: float | None, form: str = "") -> str:
 
 def _ratios(rows: Sequence[Row]) -> list[str]:
     """Return ratios of mean errors between the learned model and the other two."""
-
-    def ratio(model: str, other: str, key: str) -> float | None:
-        errors = [
-            [row[key] for row in rows if row["model"] == name and key in row]
-            for name in (model, other)
-        ]
-        return mean(errors[0]) / mean(errors[1]) if all(errors) else None
-
     lines = []
     for key in (key for key in ("test_mse", "moved_mse", "wider_mse") if key in rows[0]):
-        ratios = {
-            "learned / oracle": ratio("learned", "oracle", key),
-            "hnn / learned": ratio("hnn", "learned", key),
-        }
-        parts = [f"{name} {value:.3f}" for name, value in ratios.items() if value is not None]
+        parts = []
+        for model, other in (("learned", "oracle"), ("hnn", "learned")):
+            errors, other_errors = (
+                [row[key] for row in rows if row["model"] == name and key in row]
+                for name in (model, other)
+            )
+            if errors and other_errors:
+                parts.append(f"{model} / {other} {mean(errors) / mean(other_errors):.3f}")
         if parts:
             lines.append(f"{key[:-4]} MSE: {', '.join(parts)}")
     return lines

@@ -8,13 +8,16 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from symrazor.core.files import write_atomically
+from symrazor.core.files import check_writable_file, write_atomically
 
 Run = dict[str, Any]
 """One training run: "row", "seed", "small", its figures or "error", and its reading."""
 
+Document = Callable[[list[Run]], Mapping[str, Any]]
+"""Function from all runs to further entries of their file."""
+
 SCHEMA = 1
-OWN = ("seed", "device")
+VARIABLE_OPTIONS = ("seed", "device")
 """Options in which runs of the same row may differ."""
 FIGURES = ("accuracy", "nll", "evidence", "free_shares", "seconds", "reading")
 """Keys of a run that did not diverge."""
@@ -33,8 +36,8 @@ def read_runs(experiment: str, file: Path) -> list[Run]:
     except ValueError as error:
         raise ValueError(f"{file} has no results of {experiment}: {error}") from error
     if not isinstance(document, dict) or document.get("experiment") != experiment:
-        found = document.get("experiment") if isinstance(document, dict) else type(document)
-        raise ValueError(f"{file} has results of {found!r}, not of {experiment}.")
+        content = document.get("experiment") if isinstance(document, dict) else type(document)
+        raise ValueError(f"{file} has results of {content!r}, not of {experiment}.")
     if (schema := document.get("schema", SCHEMA)) != SCHEMA:
         raise ValueError(
             f"{file} has schema {schema}; this version reads {SCHEMA}. Use a newer version."
@@ -47,9 +50,9 @@ def read_runs(experiment: str, file: Path) -> list[Run]:
         )
     for run in runs:
         if not isinstance(run, dict) or not _is_named(run):
-            found = sorted(run)[:8] if isinstance(run, dict) else repr(run)[:40]
+            content = sorted(run)[:8] if isinstance(run, dict) else repr(run)[:40]
             raise ValueError(
-                f"{file} is damaged: a run needs row, seed and small, but one has {found}. "
+                f"{file} is damaged: a run needs row, seed and small, but one has {content}. "
                 "Choose another file."
             )
     return runs
@@ -84,10 +87,7 @@ def merged(old: Sequence[Run], new: Sequence[Run]) -> list[Run]:
 
 
 def add_runs(
-    experiment: str,
-    file: Path,
-    new: Sequence[Run],
-    also: Callable[[list[Run]], Mapping[str, Any]] = lambda runs: {},
+    experiment: str, file: Path, new: Sequence[Run], also: Document = lambda runs: {}
 ) -> list[Run]:
     """Merge runs into a file. The file is always complete, and several processes may write to it.
 
@@ -101,30 +101,53 @@ def add_runs(
         All runs in the file.
     """
     file.parent.mkdir(parents=True, exist_ok=True)
-    with _alone(file.parent):
+    with _locked(file.parent):
         runs = merged(read_runs(experiment, file), new)
         document = {"experiment": experiment, "schema": SCHEMA, "runs": runs, **also(runs)}
         write_atomically(file, (json.dumps(document, indent=1, allow_nan=False) + "\n").encode())
     return runs
 
 
-def gather(experiment: str, file: Path | None, jobs: Iterable[Callable[[], Run]]) -> list[Run]:
+def gather(
+    experiment: str,
+    file: Path | None,
+    jobs: Iterable[Callable[[], Run]],
+    runs: Sequence[Run] = (),
+    also: Document = lambda runs: {},
+) -> list[Run]:
     """Run jobs one after the other and save each result as soon as it is available.
 
+    The file is checked before the first job: no result is lost to a path that cannot be written.
+
+    Args:
+        experiment: Name of the experiment.
+        file: File for the results; None to save nothing.
+        jobs: Functions that return one run each.
+        runs: Earlier runs to add to the file.
+        also: Function from all runs to further entries of the file.
+
     Returns:
-        The new runs and those that were in the file.
+        The new runs, earlier runs and those that were in the file.
     """
-    runs: list[Run] = [] if file is None else read_runs(experiment, file)
+    check_writable_file(file)
+
+    def add(old: Sequence[Run], new: Sequence[Run]) -> list[Run]:
+        return merged(old, new if file is None else add_runs(experiment, file, new, also))
+
+    runs = add([], runs)
     for job in jobs:
-        new = job()
-        runs = merged(runs, [new])
-        if file is not None:
-            runs = merged(runs, add_runs(experiment, file, [new]))
+        runs = add(runs, [job()])
     return runs
 
 
+def write_json(file: Path | None, document: Any) -> None:
+    """Write a document as JSON, unless the file is None."""
+    if file is not None:
+        write_atomically(file, (json.dumps(document, indent=1) + "\n").encode())
+
+
 @contextmanager
-def _alone(folder: Path) -> Iterator[None]:
+def _locked(folder: Path) -> Iterator[None]:
     """Hold a lock on the folder while writing, if the system supports it."""
     try:
         import fcntl
@@ -139,6 +162,12 @@ def _alone(folder: Path) -> Iterator[None]:
         os.close(handle)
 
 
+def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """Return rows of cells as a markdown table."""
+    lines = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
+    return "\n".join([*lines, *(f"| {' | '.join(map(str, cells))} |" for cells in rows)])
+
+
 def markdown(runs: Sequence[Run], paper: Mapping[str, Mapping[str, float]]) -> str:
     """Return a table: mean and standard deviation over seeds, and the paper's figures.
 
@@ -149,7 +178,7 @@ def markdown(runs: Sequence[Run], paper: Mapping[str, Mapping[str, float]]) -> s
     """
     head = ["row", "accuracy %", "paper", "NLL", "paper", "-log ev/N", "paper"]
     head += ["free share by layer %", "epochs", "seconds", "seeds"]
-    lines = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
+    rows = []
     for row, figures in paper.items():
         row_runs = [run for run in runs if run["row"] == row]
         done = [run for run in row_runs if "error" not in run]
@@ -166,8 +195,8 @@ def markdown(runs: Sequence[Run], paper: Mapping[str, Mapping[str, float]]) -> s
         settings = len(_settings(row_runs))
         mixed = f", of {settings} settings" if settings > 1 else ""
         cells.append(f"{len(row_runs)}{failed}{mixed}")
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+        rows.append(cells)
+    return table(head, rows)
 
 
 def _spread(values: Sequence[float], digits: int) -> str:
@@ -196,7 +225,9 @@ def _setting(run: Run) -> tuple[Any, Run, Run]:
     """Return the width of the network, the training options and the options of the evidence."""
     training, learned = run.get("config", {}), run.get("reading", {}).get("config", {})
     plain = json.loads(json.dumps([training, learned]))  # as it is read from a file
-    training, learned = ({k: v for k, v in part.items() if k not in OWN} for part in plain)
+    training, learned = (
+        {k: v for k, v in part.items() if k not in VARIABLE_OPTIONS} for part in plain
+    )
     return run.get("alpha"), training, learned
 
 

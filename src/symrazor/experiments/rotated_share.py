@@ -1,14 +1,11 @@
 """Test whether the rotation path grows when the data are rotated, and only then.
 
-    python -m symrazor.experiments.rotated_share --small --seed 0 1 2 3 4
-
 The same network, CONV + GCONV(p4) in every layer, is trained on upright digits and on digits
 rotated by random quarter turns. The share of the rotation path in the effective parameters,
 averaged over layers, should be higher on the rotated digits for every seed. Images are rotated
 once, with seeds 1 (training) and 0 (test).
 """
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,22 +14,19 @@ import torch
 from torch import Tensor, nn
 
 import symrazor as sr
-from symrazor.core.files import write_atomically
-from symrazor.data import Tensors, digits, mnist, normalised, resized
-from symrazor.experiments.command import command
-from symrazor.experiments.options import Common
+from symrazor.data import normalised, resized
+from symrazor.experiments.images import Images, embedded, official, transformed
+from symrazor.experiments.options import OfSeeds
+from symrazor.experiments.results import table, write_json
 from symrazor.layers import Conv, GConv, GroupPool, Relaxed
 
 
 @dataclass(frozen=True)
-class Options(Common):
+class Options(OfSeeds):
     """Options of the experiment.
 
     Args:
         small: Use the embedded digits of 8 x 8; otherwise MNIST at 16 x 16.
-        data: Folder with MNIST's files (not needed with small).
-        device: "auto" uses a GPU if there is one.
-        seed: One or more seeds of initial weights, shuffling and probes.
         json: File for the rows.
         epochs: Number of epochs, if not the experiment's default.
         images: Number of training images and of test images; by default all.
@@ -80,27 +74,23 @@ def network(size: int, width: int) -> nn.Sequential:
     return nn.Sequential(*blocks, *head)
 
 
-def data(options: Options) -> tuple[Tensors, Tensors]:
+def data(options: Options) -> Images:
     """Return upright training and test images."""
     if options.small:
-        return digits("train"), digits("test")
-    if options.data is None:
-        raise ValueError("No data. Use --data DIR with the files of MNIST, or --small.")
-    (x, y), (xt, yt) = mnist(options.data, "train"), mnist(options.data, "test")
-    kept = slice(options.images)
-    x, y, xt, yt = x[kept], y[kept], xt[kept], yt[kept]
-    return (resized(normalised(x, "mnist"), 16), y), (resized(normalised(xt, "mnist"), 16), yt)
+        return embedded()
+    train, test = (
+        (x[: options.images], y[: options.images]) for x, y in official("mnist", options)
+    )
+    return transformed((train, test), lambda x, _: resized(normalised(x, "mnist"), 16))
 
 
-def row(options: Options, seed: int, turn: bool, sets: tuple[Tensors, Tensors]) -> dict[str, Any]:
+def row(options: Options, seed: int, turn: bool, sets: Images) -> dict[str, Any]:
     """Train one network and return the share of the rotation path."""
-    (x, y), (xt, yt) = sets
-    if turn:
-        x, xt = turned(x, 1), turned(xt, 0)
-    config = options.config.change(seed=seed, device=options.place)
+    (x, y), test = transformed(sets, turned) if turn else sets
+    config = options.config.change(seed=seed, device=options.resolved_device)
     torch.manual_seed(seed)
     model = network(x.shape[-1], options.width)
-    reading = sr.fit(model, (x, y), test=(xt, yt), config=config).reading
+    reading = sr.fit(model, (x, y), test=test, config=config).reading
     return {
         "seed": seed,
         "data": "turned" if turn else "upright",
@@ -115,18 +105,16 @@ def row(options: Options, seed: int, turn: bool, sets: tuple[Tensors, Tensors]) 
 
 def markdown(rows: Sequence[dict[str, Any]]) -> str:
     """Return a table of both data sets, and for how many seeds the share is higher."""
-    head = ["seed", "share of p4 %, upright", "turned", "error under p4 %, upright", "turned"]
-    head += ["accuracy %, upright", "turned"]
-    lines = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
-    higher, seeds = 0, list(dict.fromkeys(row["seed"] for row in rows))
+    higher, lines = 0, []
+    seeds = list(dict.fromkeys(row["seed"] for row in rows))
     for seed in seeds:
         both = {row["data"]: row for row in rows if row["seed"] == seed}
         pair = both["upright"], both["turned"]
-        cells = [f"{r[key]:.1f}" for key in ("share", "error", "accuracy") for r in pair]
-        lines.append(f"| {' | '.join([str(seed), *cells])} |")
+        lines.append([seed, *(f"{r[k]:.1f}" for k in ("share", "error", "accuracy") for r in pair)])
         higher += both["turned"]["share"] > both["upright"]["share"]
-    lines.append(f"\nThe share is higher on turned data in {higher} of {len(seeds)} seeds.")
-    return "\n".join(lines)
+    head = ["seed", "share of p4 %, upright", "turned", "error under p4 %, upright", "turned"]
+    text = table([*head, "accuracy %, upright", "turned"], lines)
+    return f"{text}\n\nThe share is higher on turned data in {higher} of {len(seeds)} seeds."
 
 
 def run(options: Options) -> str:
@@ -135,15 +123,5 @@ def run(options: Options) -> str:
     rows: list[dict[str, Any]] = []
     for seed in options.seed:
         rows += [row(options, seed, turn, sets) for turn in (False, True)]
-        if options.json is not None:
-            write_atomically(options.json, (json.dumps(rows, indent=1) + "\n").encode())
+        write_json(options.json, rows)
     return markdown(rows)
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the experiment as a command."""
-    command("rotated-share", run, Options, arguments)
-
-
-if __name__ == "__main__":
-    main()

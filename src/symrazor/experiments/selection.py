@@ -1,7 +1,5 @@
 r"""Choose among several symmetries of one layer, for images and for volumes.
 
-    python -m symrazor.experiments.selection [--seed 0 1 2 3 4] [--json FILE]
-
 One relaxed layer with GCONV(p4m), GCONV(p4), CONV and F-FC, each with its own prior, then tanh and
 a mean over everything. The images are noise. The targets are made by a filter K in these ways:
 
@@ -36,9 +34,8 @@ from torch import Tensor, nn
 
 import symrazor as sr
 from symrazor.data import Tensors
-from symrazor.experiments.command import command
 from symrazor.experiments.options import OfTable
-from symrazor.experiments.results import Run, gather
+from symrazor.experiments.results import Run, gather, table
 from symrazor.groups import OnGrid, cyclic, dihedral, octahedral
 from symrazor.layers import FFC, Conv, GConv, GroupPool, Relaxed, path_groups
 from symrazor.layers.relaxed import FREE_PATH_PRECISION, start_near_
@@ -90,9 +87,6 @@ class Options(OfTable):
     Args:
         small: Use half of the images and of the training.
         data: Not used; the images are generated.
-        device: "auto" uses a GPU if there is one.
-        seed: One or more seeds of images, filter and network.
-        json: File to merge the results into after each run.
         rows: Patterns of rows, see the module.
         starts: How the paths of smaller groups start, see the module. Of several, the one with
             the highest evidence counts.
@@ -119,10 +113,10 @@ def target(x: Tensor, row: str, generator: torch.Generator) -> Tensor:
     around = F.pad(x, (1, 1) * dims, mode="circular")
     convolve = F.conv2d if dims == 2 else F.conv3d
     size = 2 / 3 ** (dims / 2 - 1)  # of sums over a filter: the same in all dimensions
-    found = torch.tanh(size * convolve(around, torch.cat(filters))).sum(1)
+    responses = torch.tanh(size * convolve(around, torch.cat(filters))).sum(1)
     if name == "none":
-        found = found * (1 + torch.randn(found.shape[1:], generator=generator))
-    y = found.flatten(1).mean(1)
+        responses = responses * (1 + torch.randn(responses.shape[1:], generator=generator))
+    y = responses.flatten(1).mean(1)
     return (y - y.mean()) / y.std()
 
 
@@ -163,7 +157,7 @@ def train(row: str, seed: int, start: Start, options: Options) -> sr.Reading:
     data = make_task(row, seed, 600 if options.small else 1200)
     epochs = CONFIG.epochs // 2 if options.small else CONFIG.epochs
     torch.manual_seed(seed)
-    config = CONFIG.change(seed=seed, device=options.place, epochs=epochs, progress=False)
+    config = CONFIG.change(seed=seed, device=options.resolved_device, epochs=epochs, progress=False)
     model = network(space_of(row))
     if start == "loose":
         config = loosened(model, data, config)
@@ -173,23 +167,23 @@ def train(row: str, seed: int, start: Start, options: Options) -> sr.Reading:
 def run_row(row: str, seed: int, options: Options) -> Run:
     """Train one network, or one from each start, and return what its layer supports."""
     readings = {start: train(row, seed, start, options) for start in options.starts}
-    evidences = {start: one.evidence["per_datum"] for start, one in readings.items()}
+    evidences = {start: reading.evidence["per_datum"] for start, reading in readings.items()}
     best = max(evidences, key=lambda start: evidences[start])
     layer = readings[best].layers[0]
-    largest = [one.group for one in layer.symmetry if one.largest]
-    found = largest[0] if len(largest) == 1 else "none"
+    largest = [symmetry.group for symmetry in layer.symmetry if symmetry.largest]
+    group = largest[0] if len(largest) == 1 else "none"
     return {
         "row": _named(row, options.starts),
         "seed": seed,
         "small": options.small,
         "start": best,
         "evidences": {start: -value for start, value in evidences.items()},
-        "found": found,
-        "right": found == row.rpartition("/")[2],
+        "found": group,
+        "right": group == row.rpartition("/")[2],
         "errors": layer.equivariance_error,
         "shares": [path.share for path in layer.paths],
         "evidence": -evidences[best],
-        "seconds": sum(one.train["seconds"] for one in readings.values()),
+        "seconds": sum(reading.train["seconds"] for reading in readings.values()),
     }
 
 
@@ -204,52 +198,35 @@ def run(options: Options) -> str:
     Raises:
         ValueError: No row matches the patterns.
     """
-    rows = [row for row in ROWS if options.wants(row)]
-    if options.rows and not rows:
-        raise ValueError(f"No row matches {' '.join(options.rows)}. Rows: {', '.join(ROWS)}.")
+    rows = options.choose(ROWS)
     jobs = [partial(run_row, row, seed, options) for row in rows for seed in options.seed]
     runs = gather(NAME, options.json, jobs)
-    return markdown([one for one in runs if one["small"] == options.small])
+    return markdown([run for run in runs if run["small"] == options.small])
 
 
 def markdown(runs: Sequence[Run]) -> str:
     """Return a table of images and one of volumes."""
-    tables = [
-        _table([one for one in runs if space_of(one["row"]) is space], space)
-        for space in (PLANE, CUBE)
-        if any(space_of(one["row"]) is space for one in runs)
-    ]
-    return "\n\n".join(tables)
+    by_space = {
+        space: [run for run in runs if space_of(run["row"]) is space] for space in (PLANE, CUBE)
+    }
+    return "\n\n".join(_table(part, space) for space, part in by_space.items() if part)
 
 
 def _table(runs: Sequence[Run], space: Space) -> str:
     """Return one line per row: number of correct results, errors by group, shares by path."""
-    names = (*space.groups, "translation")
-    head = ["largest group of the data", "found", *(f"error under {name} %" for name in names)]
+    groups = (*space.groups, "translation")
+    head = ["largest group of the data", "found", *(f"error under {group} %" for group in groups)]
     head += [f"share of GCONV {' / '.join((*space.groups, 'CONV', 'F-FC'))} %", "-log ev/N"]
-    lines = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
-    order = {row: number for number, row in enumerate(ROWS)}
-    rows = {one["row"]: order[one["row"].partition(", ")[0]] for one in runs}
-    for row in sorted(rows, key=lambda row: (row.partition(", ")[2], rows[row])):
-        row_runs = [one for one in runs if one["row"] == row]
-        cells = [
-            row.rpartition("/")[2],
-            f"{sum(one['right'] for one in row_runs)} of {len(row_runs)}",
-        ]
-        for name in names:
-            errors = [100 * one["errors"][name] for one in row_runs]
+    names = {run["row"]: run["row"].partition(", ") for run in runs}
+    lines = []
+    for row in sorted(names, key=lambda row: (names[row][2], ROWS.index(names[row][0]))):
+        row_runs = [run for run in runs if run["row"] == row]
+        right = f"{sum(run['right'] for run in row_runs)} of {len(row_runs)}"
+        cells = [row.rpartition("/")[2], right]
+        for group in groups:
+            errors = [100 * run["errors"][group] for run in row_runs]
             cells.append(f"{min(errors):.1f} to {max(errors):.1f}")
-        shares = zip(*(one["shares"] for one in row_runs), strict=True)
+        shares = zip(*(run["shares"] for run in row_runs), strict=True)
         cells.append(" / ".join(f"{100 * mean(path):.0f}" for path in shares))
-        cells.append(f"{mean(one['evidence'] for one in row_runs):.3f}")
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the experiment as a command."""
-    command(NAME, run, Options, arguments)
-
-
-if __name__ == "__main__":
-    main()
+        lines.append([*cells, f"{mean(run['evidence'] for run in row_runs):.3f}"])
+    return table(head, lines)

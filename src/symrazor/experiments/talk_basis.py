@@ -6,7 +6,6 @@ symmetry that evidence and likelihood select, and a deep network. The talk does 
 so only the order of its results can be compared.
 """
 
-import json
 import math
 import time
 from collections.abc import Sequence
@@ -18,8 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from symrazor.core.files import write_atomically
-from symrazor.experiments.command import command
+from symrazor.experiments.options import Common
+from symrazor.experiments.results import table, write_json
 from symrazor.experiments.talk_deep import METHODS
 from symrazor.inference.basis_models import BasisModel, Features, Fourier, Symmetrised
 
@@ -38,7 +37,7 @@ DEEP_INITIAL_OMEGA2 = 20.0
 
 
 @dataclass(frozen=True)
-class Options:
+class Options(Common):
     """Options of the experiment.
 
     Args:
@@ -50,11 +49,8 @@ class Options:
         figure: draw the figure into this PNG file.
     """
 
-    small: bool = False
-    data: Path | None = None
     device: str = "cpu"
     seed: int = 0
-    json: Path | None = None
     figure: Path | None = None
 
 
@@ -174,16 +170,14 @@ def run(options: Options) -> str:
         OSError: a file cannot be written.
     """
     started = time.perf_counter()
-    results = Results()
-    four_panels(results, options.seed)
-    error_by_size(results, options.seed)
-    amounts_of_symmetry(results, options.seed)
+    results, seed = Results(), options.seed
+    four_panels(results, seed)
+    error_by_size(results, seed)
+    amounts_of_symmetry(results, seed)
     if not options.small:
-        deep_demo(results, options.seed)
+        deep_demo(results, seed)
     results.seconds = time.perf_counter() - started
-    if options.json is not None:
-        document = {"experiment": "talk-basis", "seed": options.seed, **vars(results)}
-        write_atomically(options.json, (json.dumps(document, indent=1) + "\n").encode())
+    write_json(options.json, {"experiment": "talk-basis", "seed": seed, **vars(results)})
     if options.figure is not None:
         from symrazor.experiments.talk_figure import draw
 
@@ -193,42 +187,38 @@ def run(options: Options) -> str:
 
 def markdown(results: Results) -> str:
     """Return the results as tables, with those of the talk."""
-    lines = ["| panel | log evidence | talk | train | talk | test | talk |", "|" + "---|" * 7]
+    panels = []
     for row in results.panels:
-        talk = PANELS[row["model"]][2]
-        cells = [f"{row[key]:.3f}" for key in ("train", "test")]
-        lines.append(
-            f"| {row['model']} | {row['log_evidence']:.2f} | {talk[0]:.2f} | {cells[0]} | "
-            f"{talk[1]:.2f} | {cells[1]} | {talk[2]:.2f} |"
-        )
+        cells = [row["model"]]
+        keys = (("log_evidence", 2), ("train", 3), ("test", 3))
+        for (key, digits), talk in zip(keys, PANELS[row["model"]][2], strict=True):
+            cells += [f"{row[key]:.{digits}f}", f"{talk:.2f}"]
+        panels.append(cells)
     comparison = "equals" if same_order(results.panels) else "differs from"
-    lines += ["", f"The order by evidence {comparison} the order by test error.", ""]
-    lines += ["| features | train | test | train, symmetric | test, symmetric |", "|" + "---|" * 5]
     half = len(results.sizes) // 2
-    for plain, symmetric in zip(results.sizes[:half], results.sizes[half:], strict=True):
-        cells = [f"{row[key]:.3f}" for row in (plain, symmetric) for key in ("train", "test")]
-        lines.append(f"| {plain['features']} | {' | '.join(cells)} |")
+    sizes = [
+        [pair[0]["features"], *(f"{row[key]:.3f}" for row in pair for key in ("train", "test"))]
+        for pair in zip(results.sizes[:half], results.sizes[half:], strict=True)
+    ]
     ends = {key: values[-1] for key, values in results.amounts.items()}
-    lines += ["", "| learned by | amount of symmetry | omega^2 |", "|---|---|---|"]
-    for objective in ("evidence", "likelihood"):
-        pair = (ends[f"{objective} amount"], ends[f"{objective} omega2"])
-        lines.append(f"| {objective} | {pair[0]:.3f} | {pair[1]:.2f} |")
+    amounts = [
+        (objective, f"{ends[f'{objective} amount']:.3f}", f"{ends[f'{objective} omega2']:.2f}")
+        for objective in ("evidence", "likelihood")
+    ]
+    parts = [
+        table(["panel", "log evidence", "talk", "train", "talk", "test", "talk"], panels),
+        f"The order by evidence {comparison} the order by test error.",
+        table(["features", "train", "test", "train, symmetric", "test, symmetric"], sizes),
+        table(["learned by", "amount of symmetry", "omega^2"], amounts),
+    ]
     if results.deep:
-        lines += ["", "| deep network | omega^2 | log evidence | train | test |", "|" + "---|" * 5]
-        for row in results.deep:
-            value = row["log_evidence"]
-            evidence = "" if value is None or not math.isfinite(value) else f"{value:.1f}"
-            lines.append(
-                f"| {row['method']} | {DEEP_INITIAL_OMEGA2:g} to {row['omega2']:.2f} | "
-                f"{evidence} | {row['train']:.3f} | {row['test']:.3f} |"
-            )
-    return "\n".join([*lines, "", f"{results.seconds:.1f} s"])
+        head = ["deep network", "omega^2", "log evidence", "train", "test"]
+        parts.append(table(head, map(_deep_cells, results.deep)))
+    return "\n\n".join([*parts, f"{results.seconds:.1f} s"])
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the experiment as a command that needs no optional packages."""
-    command("talk-basis", run, Options, arguments)
-
-
-if __name__ == "__main__":
-    main()
+def _deep_cells(row: dict[str, Any]) -> list[str]:
+    value = row["log_evidence"]
+    evidence = "" if value is None or not math.isfinite(value) else f"{value:.1f}"
+    frequency = f"{DEEP_INITIAL_OMEGA2:g} to {row['omega2']:.2f}"
+    return [row["method"], frequency, evidence, f"{row['train']:.3f}", f"{row['test']:.3f}"]

@@ -1,10 +1,9 @@
 """The figure of `talk_basis`: four models above, learned hyperparameters below."""
 
-import io
 from pathlib import Path
 from typing import Any
 
-from symrazor.core.files import write_atomically
+from symrazor.experiments.figures import new_figure, save_figure
 from symrazor.experiments.talk_basis import PANELS, Results
 
 BLUE, TEAL, RED = "#33518f", "#1b7f79", "#c8553d"
@@ -12,25 +11,16 @@ BLUE, TEAL, RED = "#33518f", "#1b7f79", "#c8553d"
 
 def draw(results: Results, path: Path) -> Path:
     """Draw all results into a PNG file."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(14, 6.6), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.subplots(2, 4)
-    for ax, row in zip(axes[0], results.panels, strict=True):
+    figure, axes = new_figure((14, 6.6), rows=2, columns=4)
+    for ax, row in zip(axes[:4], results.panels, strict=True):
         _fit(ax, results, row)
-    _sizes(axes[1][0], results)
-    _amount(axes[1][1], results, "amount", "symmetry $\\lambda$")
-    _amount(axes[1][2], results, "omega2", "frequency $\\omega^2$")
-    _deep(axes[1][3], results)
-    for ax in axes.flat:
-        ax.spines[["top", "right"]].set_visible(False)
+    _sizes(axes[4], results)
+    _amount(axes[5], results, "amount", "symmetry $\\lambda$")
+    _amount(axes[6], results, "omega2", "frequency $\\omega^2$")
+    _deep(axes[7], results)
+    for ax in axes:
         ax.grid(alpha=0.25)
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=130)
-    write_atomically(path, buffer.getvalue())
-    return path
+    return save_figure(figure, path)
 
 
 def _fit(ax: Any, results: Results, row: dict[str, Any]) -> None:

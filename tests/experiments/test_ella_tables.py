@@ -6,9 +6,10 @@ import pytest
 import torch
 
 from symrazor.data import digits as embedded
-from symrazor.experiments import ella_table3, rotated_share, tables
+from symrazor.experiments import ella, ella_tables, rotated_share
+from symrazor.experiments.__main__ import main
+from symrazor.experiments.ella import Options
 from symrazor.experiments.results import add_runs, read_runs
-from symrazor.experiments.tables import Options
 from symrazor.layers.ella import ella_network
 
 
@@ -16,10 +17,10 @@ def test_table_3_has_the_papers_size_and_a_tenth_of_its_epochs() -> None:
     network = ella_network("f-fc+conv+gconv", 3, 10, alpha=2)
     # the reference has 1,237,527: its first block sees four turned copies of the image
     assert sum(p.numel() for p in network.parameters()) == 1_114_810
-    rows = ella_table3.EXPERIMENT.rows
+    rows = ella_tables.TABLE_3.rows
     assert len(rows) == 10 and sum(row.small for row in rows) == 6
     for row in rows:
-        epochs = ella_table3.config(row, small=False).epochs
+        epochs = ella_tables.config_3(row, small=False).epochs
         assert epochs <= (100 if "mnist" in row.task else 400)
     (row,) = (row for row in rows if row.name == "rotated-mnist/laplace")
     assert row.paper == {"accuracy": 95.55, "nll": 0.136, "evidence": 0.896}
@@ -27,9 +28,9 @@ def test_table_3_has_the_papers_size_and_a_tenth_of_its_epochs() -> None:
 
 def test_moved_digits_are_moved_once_and_for_all() -> None:
     options = Options(small=True)
-    (x, y), (xt, _) = ella_table3.data("mnist", options)
+    (x, y), (xt, _) = ella_tables.data_3("mnist", options)
     for task in ("translated-mnist", "rotated-mnist"):
-        (moved, labels), (again, _) = (ella_table3.data(task, options)[0] for _ in range(2))
+        (moved, labels), (again, _) = (ella_tables.data_3(task, options)[0] for _ in range(2))
         assert torch.equal(moved, again) and torch.equal(labels, y)
         assert moved.shape == x.shape == (len(y), 1, 16, 16)
         assert not torch.allclose(moved, x)
@@ -43,7 +44,7 @@ def test_shares_stand_beside_the_papers() -> None:
         {"row": "mnist/laplace", "reading": {"relative_effective_parameters": relative}},
         {"row": "cifar-10/laplace", "error": "diverged"},
     ]
-    lines = ella_table3.shares(runs).splitlines()
+    lines = ella_tables.shares(runs).splitlines()
     assert lines[2:] == [
         "| mnist | 10 (5-90) | 10 (0-46) | 30 (15-90) | 15 (0-98) | 60 (30-90) | 75 (1-100) | 1 |"
     ]
@@ -53,7 +54,7 @@ def test_seeds_of_several_machines_become_one_table(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Two files, three seeds: mean and deviation beside the paper, shares below."""
-    relative = {k: {"mean": 0.3, "min": 0.1, "max": 0.5} for k in ella_table3.KINDS}
+    relative = {k: {"mean": 0.3, "min": 0.1, "max": 0.5} for k in ella_tables.PATHS_3}
     for name, seeds in (("a", (0, 1)), ("b", (1, 2))):
         runs = [
             {
@@ -66,7 +67,7 @@ def test_seeds_of_several_machines_become_one_table(
         ]
         add_runs("ella-table3", tmp_path / f"{name}.json", runs)
     files = [str(tmp_path / f"{name}.json") for name in "ab"]
-    tables.main(ella_table3.EXPERIMENT, ["--rows", "--merge", *files])
+    main(["ella-table3", "--rows", "--merge", *files])
     said = capsys.readouterr().out
     assert "| rotated-mnist/laplace | 98.00 ± 1.00 | 95.55 | 0.100 | 0.136 |" in said
     assert "| rotated-mnist | 30 (10-50) | 8 (0-20) |" in said and said.strip().endswith("| 3 |")
@@ -74,8 +75,8 @@ def test_seeds_of_several_machines_become_one_table(
 
 def test_every_row_takes_changes_of_its_training() -> None:
     changed = Options(set=("optimizer=sgd", "lr=0.02"), epochs=7)
-    for row in ella_table3.EXPERIMENT.rows:
-        config = tables._config(ella_table3.config(row, False), row, changed, 1000)
+    for row in ella_tables.TABLE_3.rows:
+        config = ella._config(ella_tables.config_3(row, False), row, changed, 1000)
         assert (config.optimizer, config.lr, config.epochs) == ("sgd", 0.02, 7)
 
 
@@ -85,7 +86,7 @@ def test_table_3_on_the_digits(tmp_path: Path) -> None:
     options = Options(
         small=True, device="cpu", rows=("rotated-mnist/laplace",), epochs=2, json=file
     )
-    text = tables.run(ella_table3.EXPERIMENT, options)
+    text = ella_tables.TABLE_3.run(options)
     assert "| rotated-mnist | " in text
     (found,) = read_runs("ella-table3", file)
     errors = found["reading"]["layers"][0]["equivariance_error"]

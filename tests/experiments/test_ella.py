@@ -13,9 +13,11 @@ import torch
 import symrazor as sr
 from symrazor.cli import app as cli
 from symrazor.data import flip_and_crop
-from symrazor.experiments import ella_table1, ella_table2, fashion, figures, tables
+from symrazor.experiments import ella, ella_figures, ella_tables, fashion
+from symrazor.experiments.__main__ import main
+from symrazor.experiments.ella import Options
+from symrazor.experiments.registry import EXPERIMENTS
 from symrazor.experiments.results import add_runs, markdown, merged, read_runs
-from symrazor.experiments.tables import Options
 from symrazor.layers.ella import PATHS, ella_network
 
 PLAIN_BIASES = 450  # of the reference's F-FC and S-FC inside their product: ours have none
@@ -172,12 +174,12 @@ def test_runs_that_were_not_trained_alike_are_no_secret() -> None:
 
 
 def test_rows_are_those_of_the_paper() -> None:
-    assert len(ella_table1.EXPERIMENT.rows) == 10
-    assert len(ella_table2.EXPERIMENT.rows) == 22
-    for experiment in (ella_table1.EXPERIMENT, ella_table2.EXPERIMENT):
+    assert len(ella_tables.TABLE_1.rows) == 10
+    assert len(ella_tables.TABLE_2.rows) == 22
+    for experiment in (ella_tables.TABLE_1, ella_tables.TABLE_2):
         assert len({row.name for row in experiment.rows}) == len(experiment.rows)
         assert all("accuracy" in row.paper for row in experiment.rows)
-    by_name = {row.name: row for row in ella_table2.EXPERIMENT.rows}
+    by_name = {row.name: row for row in ella_tables.TABLE_2.rows}
     row = by_name["s-fc+s-conv-omega/laplace"]
     assert (row.paths, row.prior, row.method) == ("s-fc+s-conv", "omega", "laplace")
     assert row.paper == {"accuracy": 80.63, "nll": 0.564, "evidence": 1.067}
@@ -185,9 +187,9 @@ def test_rows_are_those_of_the_paper() -> None:
 
 def test_map_rows_never_move_a_precision(tmp_path: Path) -> None:
     options = Options(small=True, device="cpu", rows=("f-fc+conv/map",), epochs=1)
-    (row,) = (row for row in ella_table2.EXPERIMENT.rows if row.name == "f-fc+conv/map")
-    data = ella_table2.data("images", options)
-    found = tables.run_row(ella_table2.EXPERIMENT, row, options, 0, data)
+    (row,) = (row for row in ella_tables.TABLE_2.rows if row.name == "f-fc+conv/map")
+    data = ella_tables.data_2("images", options)
+    found = ella.run_row(ella_tables.TABLE_2, row, options, 0, data)
     assert "error" not in found
     for layer in found["reading"]["layers"]:
         for path in layer["paths"]:
@@ -195,16 +197,16 @@ def test_map_rows_never_move_a_precision(tmp_path: Path) -> None:
 
 
 def test_real_rows_of_table_2_are_augmented() -> None:
-    row = ella_table2.EXPERIMENT.rows[0]
-    assert ella_table2.config(row, small=False).augment is flip_and_crop
-    assert ella_table2.config(row, small=True).augment is None
+    row = ella_tables.TABLE_2.rows[0]
+    assert ella_tables.config_2(row, small=False).augment is flip_and_crop
+    assert ella_tables.config_2(row, small=True).augment is None
 
 
 def test_both_tasks_of_table_1_have_the_same_images() -> None:
     options = Options(small=True)
     (digit, where), tests = (
-        ella_table1.data("digit", options),
-        ella_table1.data("quadrant", options),
+        ella_tables.data_1("digit", options),
+        ella_tables.data_1("quadrant", options),
     )
     assert torch.equal(digit[0], tests[0][0])
     assert torch.equal(where[0], tests[1][0])
@@ -217,7 +219,7 @@ def test_a_run_that_diverges_is_written_down(tmp_path: Path) -> None:
     options = Options(
         small=True, rows=("conv/*",), epochs=1, json=file, set=("lr=1e30", "optimizer=sgd")
     )
-    text = tables.run(ella_table2.EXPERIMENT, options)
+    text = ella_tables.TABLE_2.run(options)
     assert "diverged" in text
     assert "The training loss is nan" in read_runs("ella-table2", file)[0]["error"]
 
@@ -226,22 +228,22 @@ def test_a_run_that_diverges_in_its_last_step_is_written_down() -> None:
     """No loss has seen it yet, but the evidence would."""
     told = ("batch_size=1437", "lr=1e20")
     options = Options(small=True, rows=("conv/laplace",), epochs=1, set=told)
-    assert "1, 1 diverged" in tables.run(ella_table2.EXPERIMENT, options)
+    assert "1, 1 diverged" in ella_tables.TABLE_2.run(options)
 
 
 def test_weights_beyond_gradients_are_written_down() -> None:
     """Outputs are finite, their gradients are not: diverged, and no fault of the layers."""
     told = ("lr=1e6", "optimizer=sgd", "every=1")
     options = Options(small=True, rows=("digit/conv/laplace",), epochs=3, set=told)
-    assert "1, 1 diverged" in tables.run(ella_table1.EXPERIMENT, options)
+    assert "1, 1 diverged" in ella_tables.TABLE_1.run(options)
 
 
 def test_epochs_may_be_set_either_way() -> None:
     """The burn-in follows: half of a short run."""
-    row = ella_table1.EXPERIMENT.rows[2]
-    base = ella_table1.config(row, small=True)
-    given = tables._config(base, row, Options(small=True, epochs=4), 1437)
-    assert given == tables._config(base, row, Options(small=True, set=("epochs=4",)), 1437)
+    row = ella_tables.TABLE_1.rows[2]
+    base = ella_tables.config_1(row, small=True)
+    given = ella._config(base, row, Options(small=True, epochs=4), 1437)
+    assert given == ella._config(base, row, Options(small=True, set=("epochs=4",)), 1437)
     assert (given.epochs, given.burn_in) == (4, 2 * 23)
 
 
@@ -256,7 +258,7 @@ def test_epochs_may_be_set_either_way() -> None:
         ({"set": ("batch_size=x",)}, "batch_size"),
         ({"set": ("seed=3",)}, "Use --seed 3 instead"),
         ({"rows": ("*/fc/map", "fcc/*")}, "No row matches fcc"),
-        ({"figure": Path(__file__)}, "Cannot write to .*test_tables.py"),
+        ({"figure": Path(__file__)}, "Cannot write to .*test_ella.py"),
         ({"events": Path(__file__) / "x"}, "Cannot write to"),
         ({"json": Path(__file__) / "x"}, "Cannot write to"),
         ({"merge": (Path("none.json"),)}, "No such result files: none"),
@@ -265,7 +267,7 @@ def test_epochs_may_be_set_either_way() -> None:
 )
 def test_options_that_fit_nothing(change: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        tables.run(ella_table1.EXPERIMENT, Options(**{"small": True, **change}))  # type: ignore[arg-type]
+        ella_tables.TABLE_1.run(Options(**{"small": True, **change}))  # type: ignore[arg-type]
 
 
 def test_tiny_tables_as_commands(
@@ -274,13 +276,16 @@ def test_tiny_tables_as_commands(
     """One epoch of two rows by each of the two ways in; the second only adds to the first."""
     told = ["--small", "--epochs", "1", "--json", str(tmp_path / "a.json")]
     told += ["--events", str(tmp_path), "--rows"]
-    start = [sys.executable, "-m", "symrazor.experiments.ella_table1", *told, "quadrant/conv/map"]
-    done = subprocess.run(start, capture_output=True, text=True, check=False)
+    command = [sys.executable, "-m", "symrazor.experiments", "ella-table1", *told]
+    done = subprocess.run(
+        [*command, "quadrant/conv/map"], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     assert "| quadrant/conv/map | " in done.stdout
-    (x, y), test = ella_table1.data("digit", Options(small=True))
-    few = replace(ella_table1.EXPERIMENT, data=lambda *_: ((x[:150], y[:150]), test))
-    monkeypatch.setattr(ella_table1, "EXPERIMENT", few)
+    (x, y), test = ella_tables.data_1("digit", Options(small=True))
+    few = replace(ella_tables.TABLE_1, data=lambda *_: ((x[:150], y[:150]), test))
+    entry = replace(EXPERIMENTS["ella-table1"], run=few.run)
+    monkeypatch.setitem(EXPERIMENTS, "ella-table1", entry)
     cli.run(["experiment", "ella-table1", *told, "digit/f-fc+conv/laplace"])
     said = capsys.readouterr().out
     assert "| quadrant/conv/map | " in said and "| digit/f-fc+conv/laplace | " in said
@@ -295,22 +300,22 @@ def test_tiny_tables_as_commands(
 
 def test_a_command_without_data_ends_with_2(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stopped:
-        tables.main(ella_table2.EXPERIMENT, [])
+        main(["ella-table2"])
     assert stopped.value.code == 2
     assert "Use --data DIR with the files of CIFAR-10" in capsys.readouterr().err
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("table", [ella_table1, ella_table2], ids=["1", "2"])
+@pytest.mark.parametrize("table", [ella_tables.TABLE_1, ella_tables.TABLE_2], ids=["1", "2"])
 def test_small_tables(table, tmp_path: Path) -> None:
     """Every row, minutes in all; what is learned on table 1 is what the paper says."""
     file = tmp_path / "a.json"
-    text = tables.run(table.EXPERIMENT, Options(small=True, json=file))
-    runs = {run["row"]: run for run in read_runs(table.EXPERIMENT.name, file)}
-    assert list(runs) == sorted(row.name for row in table.EXPERIMENT.rows)
+    text = table.run(Options(small=True, json=file))
+    runs = {run["row"]: run for run in read_runs(table.name, file)}
+    assert list(runs) == sorted(row.name for row in table.rows)
     assert not [run for run in runs.values() if "error" in run], text
-    if table is ella_table1:
+    if table is ella_tables.TABLE_1:
         assert runs["quadrant/conv/laplace"]["accuracy"] < 35
         assert runs["digit/f-fc+conv/laplace"]["accuracy"] > 70
         assert runs["quadrant/f-fc+conv/laplace"]["accuracy"] > 50
@@ -321,23 +326,23 @@ def test_figures_show_the_shares_and_curves_of_a_run(tmp_path: Path) -> None:
     file, row = tmp_path / "runs.json", "digit/f-fc+conv/laplace"
     told = ("every=1", "burn_in=0", "switch_off=false")
     options = Options(small=True, rows=(row,), json=file, epochs=2, set=told)
-    (x, y), test = ella_table1.data("digit", options)
-    few = replace(ella_table1.EXPERIMENT, data=lambda *_: ((x[:150], y[:150]), test))
-    tables.run(few, replace(options, device="cpu", figure=tmp_path))
+    (x, y), test = ella_tables.data_1("digit", options)
+    few = replace(ella_tables.TABLE_1, data=lambda *_: ((x[:150], y[:150]), test))
+    few.run(replace(options, device="cpu", figure=tmp_path))
     run = read_runs("ella-table1", file)[0]
-    found = figures.shares([run, run])
+    found = ella_figures.shares([run, run])
     assert list(found) == ["Conv", "FFC"] and len(found["Conv"]) == 5
     assert [1 - conv[0] for conv in found["Conv"]] == pytest.approx(run["free_shares"])
-    gamma = figures.curves(run, "effective_parameters")
+    gamma = ella_figures.curves(run, "effective_parameters")
     assert gamma.keys() == {(kind, n) for kind in ("Conv", "FFC") for n in range(1, 6)}
     last = run["history"][-1]["effective_parameters"]
     heads = [value for name, value in last.items() if ".paths." not in name]
     assert sum(c[-1][1] for c in gamma.values()) + sum(heads) == pytest.approx(sum(last.values()))
-    precision = figures.curves(run, "precisions")["FFC", 1]
+    precision = ella_figures.curves(run, "precisions")["FFC", 1]
     assert precision[-1] == (2, run["history"][-1]["precisions"]["0.paths.1"])
     run["history"][-1]["off"] = ["0.paths.1"]
-    assert figures.curves(run, "precisions")["FFC", 1] == precision[:-1]
-    assert figures.curves(run, "effective_parameters") == gamma
+    assert ella_figures.curves(run, "precisions")["FFC", 1] == precision[:-1]
+    assert ella_figures.curves(run, "effective_parameters") == gamma
     names = ("digit-f-fc_conv-laplace-shares", "digit-f-fc_conv-laplace-training")
     for name in names:
         assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
