@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch.nn.functional as F
 from torch import Tensor
 
-from symrazor.core.files import json_ready
+from symrazor.core.validation import json_ready
 from symrazor.data import normalised, rotated, scaled, translated
 from symrazor.data.transforms import MAX_SHIFT_PIXELS
 from symrazor.experiments.images import Images, embedded, official
