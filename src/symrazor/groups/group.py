@@ -68,15 +68,13 @@ class Group:
             object.__setattr__(self, "permutations", check_permutations(self.permutations))
         if self.matrices is not None:
             object.__setattr__(self, "matrices", check_matrices(self.matrices))
-        sizes = {
-            "permutations": None if self.permutations is None else self.permutations.shape[1],
-            "matrices": None if self.matrices is None else self.matrices.shape[1],
-            "lie": None if self.lie is None else self.lie.size,
-        }
-        wrong = {k: size for k, size in sizes.items() if size not in (None, self.size)}
+        generators = self.matrices if self.permutations is None else self.permutations
+        kind = "matrices" if self.permutations is None else "permutations"
+        sizes = {} if generators is None else {kind: generators.shape[1]}
+        sizes |= {} if self.lie is None else {"lie": self.lie.size}
+        wrong = {kind: size for kind, size in sizes.items() if size != self.size}
         if wrong:
             raise ValueError(f"Generators of {self.name} must have size {self.size}, got {wrong}.")
-        generators = self.matrices if self.permutations is None else self.permutations
         check_letters(self.letters, generators, self.name)
 
     def __repr__(self) -> str:
@@ -152,13 +150,10 @@ class Group:
         if not self.is_discrete:
             raise ValueError(f"{self.name} is continuous: its elements cannot be enumerated.")
         if "finite" not in self._cache:
+            enumerate_group, generators = FiniteGroup.from_matrices, self.discrete
             if self.permutations is not None:
-                finite = FiniteGroup.from_permutations(
-                    self.name, self.permutations, self.letters, limit
-                )
-            else:
-                finite = FiniteGroup.from_matrices(self.name, self.discrete, self.letters, limit)
-            self._cache["finite"] = finite
+                enumerate_group, generators = FiniteGroup.from_permutations, self.permutations
+            self._cache["finite"] = enumerate_group(self.name, generators, self.letters, limit)
         return self._cache["finite"]
 
     def element(self, g: Element) -> Tensor:
@@ -171,18 +166,17 @@ class Group:
         """
         if (not isinstance(g, str) and not hasattr(g, "__index__")) or isinstance(g, Tensor):
             g = as_numbers(g, f"an element of {self.name}")
-        if isinstance(g, Tensor) and g.dim() > 0:
-            n = self.size
-            if g.dim() == 1 and sorted(g.tolist()) == list(range(n)):
-                return g
-            if g.dim() == 1 or tuple(g.shape) != (n, n):
-                form = f"a permutation of 0 to {n - 1}" if g.dim() == 1 else f"a {n} x {n} matrix"
-                raise ValueError(
-                    f"An element of {self.name} is {form}, got "
-                    f"{g[:12].tolist() if g.dim() == 1 else list(g.shape)}."
-                )
+        n, element = self.size, f"An element of {self.name}"
+        if isinstance(g, Tensor) and g.dim() == 1:
+            if sorted(g.tolist()) != list(range(n)):
+                got = g[:12].tolist()
+                raise ValueError(f"{element} is a permutation of 0 to {n - 1}, got {got}.")
+            return g
+        if isinstance(g, Tensor) and g.dim() > 1:
+            if tuple(g.shape) != (n, n):
+                raise ValueError(f"{element} is a {n} x {n} matrix, got {list(g.shape)}.")
             if not bool(g.isfinite().all()):
-                raise ValueError(f"An element of {self.name} has finite entries, got nan.")
+                raise ValueError(f"{element} has finite entries, got nan.")
             return g
         not_integer = isinstance(g, Tensor) and (g.is_floating_point() or g.dtype == torch.bool)
         if isinstance(g, bool) or not_integer:

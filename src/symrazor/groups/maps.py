@@ -92,21 +92,20 @@ def null_space(
 def _normal_combinations(discrete: Sequence[Pair], flows: Sequence[Pair]) -> list[Pair]:
     """Return two random combinations of the flows and one of the discrete generators, if normal."""
     seed = torch.Generator().manual_seed(0)
-    pairs: list[Pair] = []
+    combinations: list[Pair] = []
 
-    def combined(c: Tensor, matrices: Sequence[Tensor]) -> Tensor:
-        return torch.einsum("k,kij->ij", c, torch.stack(list(matrices)))
+    def combine(count: int, pairs: Sequence[Pair]) -> None:
+        coefficients = torch.randn(count, len(pairs), generator=seed, dtype=torch.float64)
+        sides = [torch.stack(side) for side in zip(*pairs, strict=True)]
+        for c in coefficients:
+            left, right = (torch.einsum("k,kij->ij", c, side) for side in sides)
+            combinations.append((left, right))
 
     if len(flows) > 2:
-        c = torch.randn(2, len(flows), generator=seed, dtype=torch.float64)
-        left, right = zip(*flows, strict=True)
-        pairs += [(combined(row, left), combined(row, right)) for row in c]
+        combine(2, flows)
     if len(discrete) > 1 and all(_orthogonal(m) for pair in discrete for m in pair):
-        row = torch.randn(len(discrete), generator=seed, dtype=torch.float64)
-        sums = [(B + B.T, A + A.T) for B, A in discrete]
-        left, right = zip(*sums, strict=True)
-        pairs.append((combined(row, left), combined(row, right)))
-    return pairs
+        combine(1, [(B + B.T, A + A.T) for B, A in discrete])
+    return combinations
 
 
 def _scaled(pair: Pair) -> Pair:
@@ -252,10 +251,18 @@ def equivariant_maps(source: Representation, target: Representation) -> MapBasis
     if key in _cache:
         _cache.move_to_end(key)
         return _cache[key]
+    shape = (target.size, source.size)
     if source.permutations is not None and target.permutations is not None:
-        basis = _orbit_basis(source, target)
+        if bool(source.flows.any()) or bool(target.flows.any()):
+            raise ValueError("A representation has permutations or flows, not both. Use matrices.")
+        labels = pair_orbits(target.permutations, source.permutations)
+        sizes = labels.flatten().bincount().double()
+        basis = MapBasis(shape, labels, (target.size / sizes).sqrt(), None)
     else:
-        basis = _null_space_basis(source, target)
+        discrete = list(zip(target.discrete, source.discrete, strict=True))
+        flows = list(zip(target.flows, source.flows, strict=True))
+        maps = null_space(discrete, flows, shape) * target.size**0.5
+        basis = MapBasis(shape, None, None, maps)
     _cache[key] = basis
     if len(_cache) > CACHE_SIZE:
         _cache.popitem(last=False)
@@ -270,19 +277,3 @@ def _key(source: Representation, target: Representation) -> bytes:
             if part is not None:
                 digest.update(part.contiguous().numpy().tobytes())
     return digest.digest()
-
-
-def _orbit_basis(source: Representation, target: Representation) -> MapBasis:
-    assert source.permutations is not None and target.permutations is not None
-    if bool(source.flows.any()) or bool(target.flows.any()):
-        raise ValueError("A representation has permutations or flows, not both. Use matrices.")
-    labels = pair_orbits(target.permutations, source.permutations)
-    sizes = labels.flatten().bincount().double()
-    return MapBasis((target.size, source.size), labels, (target.size / sizes).sqrt(), None)
-
-
-def _null_space_basis(source: Representation, target: Representation) -> MapBasis:
-    shape = (target.size, source.size)
-    discrete = list(zip(target.discrete, source.discrete, strict=True))
-    flows = list(zip(target.flows, source.flows, strict=True))
-    return MapBasis(shape, None, None, null_space(discrete, flows, shape) * target.size**0.5)

@@ -120,10 +120,8 @@ class Features(Averaged):
         self, x: Tensor, maps: Float[Tensor, "*lead s d d"]
     ) -> Float[Tensor, "*lead n s width"]:
         """Return $W_1 T_s x + b$ for every input and map."""
-        if (
-            x.shape[len(self.lead) + 1 :] != self.shape
-            or tuple(x.shape[: len(self.lead)]) != self.lead
-        ):
+        dims = len(self.lead)
+        if x.shape[dims + 1 :] != self.shape or tuple(x.shape[:dims]) != self.lead:
             raise ValueError(
                 f"Inputs must have shape {[*self.lead, 'n', *self.shape]}, got {list(x.shape)}."
             )
@@ -137,8 +135,7 @@ class Features(Averaged):
 
     def filters(self, maps: Float[Tensor, "*lead s d d"]) -> Float[Tensor, "*lead s width c h w"]:
         r"""Return the filter banks $W_1 \circ T_s$ of images."""
-        bank = adjoint_resample(self.weight, maps, self.blur)
-        return bank.transpose(-5, -4)
+        return adjoint_resample(self.weight, maps, self.blur).transpose(-5, -4)
 
     def _by_weights(self, x: Tensor, weight: Tensor, maps: Tensor) -> Tensor:
         """Multiply all inputs with one filter bank per map, [*lead, width * s, pixels]."""
@@ -151,13 +148,10 @@ class Features(Averaged):
         return products.reshape(*products.shape[:-1], self.width, s).mT
 
     def _by_input(self, x: Tensor, weight: Tensor, maps: Tensor) -> Tensor:
-        transformed = (
-            act(x, maps) if len(self.shape) == 1 else resample(x, maps, self.blur).flatten(-3)
-        )
-        flat = weight.flatten(len(self.lead) + 1)
-        products: Tensor = (
-            transformed.flatten(-3, -2) @ flat.mT
-        )  # one matrix product, without a repeated batch
+        vectors = len(self.shape) == 1
+        transformed = act(x, maps) if vectors else resample(x, maps, self.blur).flatten(-3)
+        # One matrix product, without a repeated batch.
+        products: Tensor = transformed.flatten(-3, -2) @ weight.flatten(len(self.lead) + 1).mT
         return products.reshape(*transformed.shape[:-1], self.width)
 
     def _vectors(self, x: Tensor, weight: Tensor, maps: Tensor) -> Tensor:
@@ -248,6 +242,11 @@ def _repeated(weight: Tensor, bias: Tensor, lead: Sequence[int]) -> tuple[Tensor
     return weight.expand(*lead, *weight.shape).clone(), bias.expand(*lead, *bias.shape).clone()
 
 
+def _check_floating(x: Tensor) -> None:
+    if not x.is_floating_point():
+        raise ValueError(f"Inputs must be floating-point numbers, got {x.dtype}. Use x.float().")
+
+
 class NetworkFeatures(Averaged):
     """Features of any network under transformations of its input.
 
@@ -261,10 +260,7 @@ class NetworkFeatures(Averaged):
 
     def __init__(self, network: nn.Module, example: Tensor) -> None:
         super().__init__()
-        if not example.is_floating_point():
-            raise ValueError(
-                f"Inputs must be floating-point numbers, got {example.dtype}. Use x.float()."
-            )
+        _check_floating(example)
         with torch.no_grad(), eval_mode(network):  # BatchNorm keeps its statistics
             output = network(example)
         if output.dim() != 2 or len(output) != len(example):
@@ -283,10 +279,7 @@ class NetworkFeatures(Averaged):
         """Pass each input under each map through the network, as one large batch."""
         if x.dim() != self.dim:
             raise ValueError(f"Inputs must have {self.dim} dimensions, got {list(x.shape)}.")
-        if not x.is_floating_point():
-            raise ValueError(
-                f"Inputs must be floating-point numbers, got {x.dtype}. Use x.float()."
-            )
+        _check_floating(x)
         transformed = act(x, maps) if self.dim == 2 else resample(x, maps)
         features: Tensor = self.network(transformed.flatten(0, 1))
         return features.reshape(*transformed.shape[:2], self.width)

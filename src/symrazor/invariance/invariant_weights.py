@@ -44,11 +44,7 @@ class Sampling(NamedTuple):
 
 
 def check_labels(y: Tensor, classes: int, shape: tuple[int, ...]) -> None:
-    """Raise ValueError unless y holds labels 0..classes-1 of the given shape.
-
-    Raises:
-        ValueError: if y has another dtype or shape, is empty, or holds a label that is not a class.
-    """
+    """Raise ValueError unless y holds labels 0..classes-1 of the given shape, at least one."""
     if y.is_floating_point() or y.is_complex() or y.dtype == torch.bool or y.shape != shape:
         raise ValueError(
             f"y must hold integer class labels of shape {list(shape)}, got {y.dtype} of shape "
@@ -95,32 +91,36 @@ class InvariantWeights(nn.Module):
         self.lead = tuple(features.lead)
         if len(self.lead) > 1:
             raise ValueError(f"There can be at most one leading dimension, got {list(self.lead)}.")
-        batch = self.lead[0] if self.lead else None
-        like = features.like
+        batch, like = self.lead[0] if self.lead else None, features.like
         self.posterior = BlockCholesky(
             (classes, features.width), 1.0, batch=batch, dtype=like.dtype, device=like.device
         )
-        self.scale = Hyper(torch.full(self.lead, scale, dtype=like.dtype, device=like.device))
+        self.scale = Hyper(like.new_full(self.lead, scale))
 
     def averaged(self, x: Tensor, how: Sampling) -> Float[Tensor, "*lead n width"]:
         r"""Return $\alpha \bar\phi(x)$ at newly drawn transformations."""
-        maps, _ = self.distribution.draw(how.samples, how.scheme, how.generator)
-        averaged: Tensor = self.scale.value[..., None, None] * self.features(x, maps)
-        return averaged
+        maps, _ = self._drawn(how)
+        return self._scaled(self.features(x, maps))
 
     def features_per_map(
         self, x: Tensor, how: Sampling
     ) -> tuple[Float[Tensor, "*lead n s width"], Float[Tensor, " s"]]:
         r"""Return $\alpha \phi(T_s x)$ for newly drawn transformations, and their weights."""
-        maps, weights = self.distribution.draw(how.samples, how.scheme, how.generator)
-        return self.scale.value[..., None, None, None] * self.features.per_map(x, maps), weights
+        maps, weights = self._drawn(how)
+        return self._scaled(self.features.per_map(x, maps)), weights
+
+    def _drawn(self, how: Sampling) -> tuple[Tensor, Tensor]:
+        return self.distribution.draw(how.samples, how.scheme, how.generator)
+
+    def _scaled(self, features: Tensor) -> Tensor:
+        ones = [1] * (features.dim() - len(self.lead))
+        return self.scale.value.reshape(*self.lead, *ones) * features
 
     def log_likelihood(
         self, x: Tensor, y: Int64[Tensor, "*lead n"], how: Sampling
     ) -> Float[Tensor, "*lead n"]:
         """Estimate the expected log probability of each label by sampling."""
-        drawn = self.distribution.draw(how.samples, how.scheme, how.generator)
-        log_p = self.log_probabilities(x, drawn, how.draws, how.generator)
+        log_p = self.log_probabilities(x, self._drawn(how), how.draws, how.generator)
         picked = log_p.gather(-1, y.expand(log_p.shape[:-1]).unsqueeze(-1)).squeeze(-1)
         return picked.mean(0)
 
@@ -141,12 +141,11 @@ class InvariantWeights(nn.Module):
         """
         maps, weights = transformations
         if self.average == "logits":
-            h = self.scale.value[..., None, None] * self.features(x, maps, weights)
+            h = self._scaled(self.features(x, maps, weights))
             return self.posterior.linear(h, draws, generator, draws > 1).log_softmax(-1)
-        per_map = self.scale.value[..., None, None, None] * self.features.per_map(x, maps)
-        return mixture.log_mixture(
-            mixture.outputs(self.posterior, per_map, draws, generator), weights
-        )[0]
+        per_map = self._scaled(self.features.per_map(x, maps))
+        outputs = mixture.outputs(self.posterior, per_map, draws, generator)
+        return mixture.log_mixture(outputs, weights)[0]
 
     def evidence(
         self, x: Tensor, y: Int64[Tensor, "*lead n"], n_data: int, how: Sampling | None = None
@@ -232,10 +231,9 @@ class InvariantWeights(nn.Module):
 
     def _batched(self) -> list[Tensor]:
         """Return every tensor with the leading dimension of the models, in fixed order."""
-        unbatched = [self.distribution.generators]
+        shared = {id(self.distribution.generators)}
         if self.distribution.mask.dim() == 1:
-            unbatched.append(self.distribution.mask)
-        shared = {id(values) for values in unbatched}
+            shared.add(id(self.distribution.mask))
         return [v for v in (*self.parameters(), *self.buffers()) if id(v) not in shared]
 
     @torch.no_grad()
@@ -264,8 +262,7 @@ class InvariantHead(InvariantWeights):
     """`InvariantWeights` on the features of any network.
 
     Features are averaged, output weights integrated out, and the network's weights are point
-    estimates. Any torch optimiser can maximise `evidence` in all
-    parameters.
+    estimates. Any torch optimiser can maximise `evidence` in all parameters.
 
     Args:
         network: inputs -> features, see `NetworkFeatures`.

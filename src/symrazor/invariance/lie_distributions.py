@@ -72,19 +72,17 @@ def draw(
     _check(n, k, scheme, get_args(Random))
     lead = tuple(lead)
     device = _device(generator)
+    in_pairs = scheme in ("antithetic", "mirrored")
+    count = (n + 1) // 2 if in_pairs else n
     if scheme == "sobol":
         points = _scrambled(n, k, lead, generator).to(device)
     elif scheme in ("shifted", "mirrored"):
-        count = n if scheme == "shifted" else -(-n // 2)
         shift = torch.rand(*lead, 1, k, generator=generator, device=device)
         points = 2 * (_sobol(count, k).to(device) + shift).frac() - 1
-        if scheme == "mirrored":
-            points = torch.cat([points, -points], -2)[..., :n, :]
-    elif scheme == "antithetic":
-        half = 2 * torch.rand(*lead, -(-n // 2), k, generator=generator, device=device) - 1
-        points = torch.cat([half, -half], -2)[..., :n, :]
     else:
-        points = 2 * torch.rand(*lead, n, k, generator=generator, device=device) - 1
+        points = 2 * torch.rand(*lead, count, k, generator=generator, device=device) - 1
+    if in_pairs:
+        points = torch.cat([points, -points], -2)[..., :n, :]
     return Nodes(points, torch.full((n,), 1 / n, device=device))
 
 
@@ -283,8 +281,17 @@ class LieDistribution(nn.Module):
         per half-width are given (half the width of the image), else in half-widths.
         """
         widths = self.widths.detach().unbind(-1)
-        units = zip(self.algebra.names, self.algebra.units, widths, strict=True)
-        return {_named(name, unit, pixels): _converted(v, unit, pixels) for name, unit, v in units}
+        description: dict[str, Tensor] = {}
+        for name, unit, width in zip(self.algebra.names, self.algebra.units, widths, strict=True):
+            shown, value = unit, width
+            if unit == RADIANS:
+                shown, value = "degrees", width.rad2deg()
+            elif unit == LOG_FACTOR:
+                shown, value = "factor", width.exp()
+            elif unit == HALF_WIDTHS and pixels is not None:
+                shown, value = "px", width * pixels
+            description[f"{name} ({shown})" if shown else name] = value
+        return description
 
     def extra_repr(self) -> str:
         """Return the generators, for `print(model)`."""
@@ -382,20 +389,3 @@ def _widths(algebra: LieAlgebra, widths: Widths) -> Tensor:
             f"{', '.join(algebra.names)}, got shape {list(start.shape)}."
         )
     return start if start.dim() else start.expand(algebra.dim).clone()
-
-
-def _named(name: str, unit: str, pixels: float | None) -> str:
-    short = {
-        RADIANS: "degrees",
-        LOG_FACTOR: "factor",
-        HALF_WIDTHS: "half-widths" if pixels is None else "px",
-    }
-    return f"{name} ({short.get(unit, unit)})" if short.get(unit, unit) else name
-
-
-def _converted(value: Tensor, unit: str, pixels: float | None) -> Tensor:
-    if unit == RADIANS:
-        return value.rad2deg()
-    if unit == LOG_FACTOR:
-        return value.exp()
-    return value * pixels if unit == HALF_WIDTHS and pixels is not None else value

@@ -39,9 +39,7 @@ def outputs(
     """
     n, lead = h.shape[-3], len(q.lead)
     pairs = (draws + 1) // 2
-    deviations = q.deviation(pairs * n, generator).unflatten(
-        0, (pairs, n)
-    )  # [pairs, n, *lead, c, d]
+    deviations = q.deviation(pairs * n, generator).unflatten(0, (pairs, n))  # [.., n, *lead, c, d]
     deviations = deviations.movedim((0, 1), (lead + 1, lead)).flatten(lead + 1, lead + 2)
     mean: Tensor = (h.flatten(-3, -2) @ q.mean.mT).unflatten(-2, h.shape[-3:-1])
     spread = (h @ deviations.mT).unflatten(-1, (pairs, -1)).movedim(-2, 0)

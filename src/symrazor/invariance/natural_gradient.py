@@ -42,12 +42,9 @@ class NaturalSteps:
     def __init__(self, q: BlockCholesky, prior: float | Tensor = 1.0, every: int = 20) -> None:
         self.q, self.every, self.taken = q, every, 0
         self.prior = torch.as_tensor(prior).to(q.mean)[..., None, None]
-        width = q.shape[1]
-        eye = torch.eye(width, dtype=q.mean.dtype, device=q.mean.device)
-        self._eye = eye
-        self.precision = (
-            (self.prior.unsqueeze(-1) * eye).expand(*q.lead, q.shape[0], -1, -1).clone()
-        )
+        self._eye = torch.eye(q.shape[1], dtype=q.mean.dtype, device=q.mean.device)
+        block = self.prior.unsqueeze(-1) * self._eye
+        self.precision = block.expand(*q.lead, q.shape[0], -1, -1).clone()
 
     @torch.no_grad()
     def step(
@@ -91,14 +88,11 @@ class NaturalSteps:
         self.taken += 1
         new = information + self.prior.unsqueeze(-1) * self._eye
         self.precision.lerp_(new, max(rate, MIN_BATCH_WEIGHT, 1 / self.taken))
-        if self.taken >= WARM_UP_BATCHES and (
-            self.taken % self.every == 0 or (self.taken & (self.taken - 1)) == 0
-        ):
+        if self.taken < WARM_UP_BATCHES:
+            return
+        is_power_of_two = self.taken & (self.taken - 1) == 0
+        if self.taken % self.every == 0 or is_power_of_two:
             self.renew()
-        if self.taken >= WARM_UP_BATCHES:
-            self._move(h, gradient, rate)
-
-    def _move(self, h: Tensor, gradient: Tensor, rate: float) -> None:
         root = self.q.root.matrix()
         gradient = (gradient - self.prior * self.q.mean).unsqueeze(-1)
         change = rate * (root @ (root.mT @ gradient)).squeeze(-1)

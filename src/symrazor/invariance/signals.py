@@ -68,9 +68,8 @@ class _OneWidth(Transformation):
     def describe(self, shape: Sequence[int]) -> dict[str, float]:
         """Return the width by name and unit."""
         width = self.width.value.detach()
-        return {
-            f"{self.label} ({self.unit})": float(width.exp() if "factor" in self.unit else width)
-        }
+        shown = float(width.exp() if self.unit == "factor" else width)
+        return {f"{self.label} ({self.unit})": shown}
 
 
 def _expect(x: Tensor, is_valid: bool, what: str) -> None:
@@ -172,13 +171,15 @@ class _Time(_OneWidth):
         is_valid = x.dim() == 3 and x.shape[-1] > 1
         _expect(x, is_valid, "series [n, channels, time] of two steps or more")
 
-    def _times(self, x: Tensor, amount: Tensor) -> Tensor:
+    def _times(self, steps: Tensor, amount: Tensor) -> Tensor:
+        """Return where each step is read; 0 is the middle of the series."""
         raise NotImplementedError
 
     def _move(self, x: Tensor, amount: Tensor) -> Tensor:
         t = x.shape[-1]
         middle = (t - 1) / 2
-        times = (self._times(x, amount.flatten(1)) + middle).clamp(0, t - 1)
+        steps = torch.arange(t, device=x.device, dtype=x.dtype) - middle
+        times = (self._times(steps, amount.flatten(1)) + middle).clamp(0, t - 1)
         low = times.detach().floor().clamp(max=t - 2).long()
         fraction = (times - low).unsqueeze(1)
         index = low.unsqueeze(1).expand(-1, x.shape[1], -1)
@@ -190,8 +191,8 @@ class TimeShift(_Time):
 
     label, unit = "time shift", "steps"
 
-    def _times(self, x: Tensor, amount: Tensor) -> Tensor:
-        return _steps(x) + amount
+    def _times(self, steps: Tensor, amount: Tensor) -> Tensor:
+        return steps + amount
 
 
 class TimeScale(_Time):
@@ -199,10 +200,5 @@ class TimeScale(_Time):
 
     label, unit = "time scale", "factor"
 
-    def _times(self, x: Tensor, amount: Tensor) -> Tensor:
-        return _steps(x) * amount.exp()
-
-
-def _steps(x: Tensor) -> Tensor:
-    t = x.shape[-1]
-    return torch.arange(t, device=x.device, dtype=x.dtype) - (t - 1) / 2
+    def _times(self, steps: Tensor, amount: Tensor) -> Tensor:
+        return steps * amount.exp()

@@ -7,7 +7,7 @@ used.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
@@ -106,12 +106,11 @@ class Lie(Transformation):
         """Transform each input by its own group element."""
         self._check(x)
         matrices = self.distribution.matrices(points).unsqueeze(1)
-        if x.dim() == 4:
-            return resample(x.unsqueeze(1), matrices).squeeze(2).squeeze(1)
-        if x.dim() == 2:
-            return act(x.unsqueeze(1), matrices).squeeze(2).squeeze(1)
         if x.dim() == 3:
             return act(x, matrices).squeeze(2)
+        if x.dim() in (2, 4):
+            moved = (act if x.dim() == 2 else resample)(x.unsqueeze(1), matrices)
+            return moved.squeeze(2).squeeze(1)
         raise ValueError(
             "Inputs must be images [n, c, h, w], sets of points [n, s, d] or vectors [n, d], got "
             f"{list(x.shape)}."
@@ -130,18 +129,14 @@ class Lie(Transformation):
     def describe(self, shape: Sequence[int]) -> dict[str, float]:
         """Return widths in degrees, pixels and factors; shifts of points in the data's unit."""
         pixels = shape[-1] / 2 if len(shape) == 3 else None
-        widths = self.distribution.describe(pixels)
-        units = {"half-widths": "in the unit of the data"}
-        return {_renamed(name, units): float(width) for name, width in widths.items()}
+        return {
+            name.replace("(half-widths)", "(in the unit of the data)"): float(width)
+            for name, width in self.distribution.describe(pixels).items()
+        }
 
 
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float)
-
-
-def _renamed(name: str, units: Mapping[str, str]) -> str:
-    label, _, unit = name.removesuffix(")").rpartition(" (")
-    return f"{label} ({units[unit]})" if unit in units else name
 
 
 def affine(group: Group | Sequence[str] = "affine", widths: Widths = 0.1) -> Lie:

@@ -12,6 +12,7 @@ their curvature is exact.
 
 import math
 from collections.abc import Callable, Sequence
+from itertools import combinations
 from typing import Any
 
 import torch
@@ -331,31 +332,16 @@ def relaxed_over(
     if not listed or others:
         got = repr(others[0]) if others else "none"
         raise ValueError(f"groups must contain at least one symrazor.groups.Group, got {got}.")
-    for i, group in enumerate(groups):
-        for other in groups[:i]:
-            same_size = group.size == other.size
-            if same_size and _maps_commute(group, other) and _maps_commute(other, group):
-                raise ValueError(
-                    f"{other.name} and {group.name} have the same equivariant maps. Remove one of "
-                    "them."
-                )
+    for other, group in combinations(groups, 2):
+        if _maps_commute(group, other) and _maps_commute(other, group):
+            raise ValueError(
+                f"{other.name} and {group.name} have the same equivariant maps. Remove one of them."
+            )
     paths: list[Path] = []
     for group in groups:
-        larger = [
-            other
-            for other in groups
-            if _maps_commute(other, group) and not _maps_commute(group, other)
-        ]
-        paths.append(
-            EquivariantLinear(
-                in_channels,
-                out_channels,
-                group,
-                in_shape=shape,
-                out_shape=shape,
-                orthogonal_to=larger,
-            )
-        )
+        larger = [g for g in groups if _maps_commute(g, group) and not _maps_commute(group, g)]
+        options: dict[str, Any] = {"in_shape": shape, "out_shape": shape, "orthogonal_to": larger}
+        paths.append(EquivariantLinear(in_channels, out_channels, group, **options))
     if free:
         positions = (groups[0].size,) if shape is None else shape
         paths.append(FC(in_channels, out_channels, positions, out_shape=positions))

@@ -36,6 +36,7 @@ from symrazor.layers.fully_connected import (
     PixelBias,
     block_product,
     is_wide,
+    with_one_use,
 )
 from symrazor.layers.point_group import point_group
 
@@ -117,17 +118,14 @@ class SparseBlocks(nn.Module):
 
 @sharing.register
 def _sparse_blocks(module: SparseBlocks) -> Sharing:
-    def identity(x: Float[Tensor, "n k f"]) -> Float[Tensor, "n 1 k f"]:
-        return x.unsqueeze(1)
-
     def projected(x: Float[Tensor, "n k f"]) -> Float[Tensor, "n 1 k p"]:
-        return (x @ module.basis.matrix().T).unsqueeze(1)
+        return with_one_use(x @ module.basis.matrix().T)
 
     return Sharing(
         weight="values",
         bias=None,
-        inputs=projected if module.side == "in" else identity,
-        outputs=identity if module.side == "in" else projected,
+        inputs=projected if module.side == "in" else with_one_use,
+        outputs=with_one_use if module.side == "in" else projected,
         to_blocks=torch.clone,
         from_blocks=torch.clone,
         shaping=tuple(f"basis.{name}" for name in module.basis.shaping),

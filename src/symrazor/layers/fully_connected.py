@@ -111,11 +111,13 @@ class BlockLinear(nn.Module):
         return f"{blocks} blocks, {inputs} -> {outputs}"
 
 
+def with_one_use(x: Float[Tensor, "n k f"]) -> Float[Tensor, "n 1 k f"]:
+    """Add the dimension of shared uses: every sample uses a weight once."""
+    return x.unsqueeze(1)
+
+
 @sharing.register
 def _block_linear(module: BlockLinear) -> Sharing:
-    def with_one_use(x: Float[Tensor, "n k f"]) -> Float[Tensor, "n 1 k f"]:
-        return x.unsqueeze(1)
-
     return Sharing(
         inputs=with_one_use,
         outputs=with_one_use,

@@ -263,25 +263,19 @@ def _group_filter(module: GroupFilter) -> Sharing:
         return split.unsqueeze(3 if fields.depthwise else 2)
 
     def factor(x: Float[Tensor, "n c *size"]) -> Float[Tensor, "1 i i"]:
-        width = (fields.inputs, module.filter_entries)
+        def rotated_rows(g: int, A: Float[Tensor, "i j"]) -> Float[Tensor, "i k"]:
+            rows = A.reshape(len(A), -1, fields.inputs, module.filter_entries)
+            if fields.mixing == "pointwise":
+                rows = rows.expand(-1, order, -1, -1)
+            return module.rotate_back(g, rows).flatten(1)
+
         if fields.mixing == "pointwise":
             parts = x.unflatten(1, (order, -1)).unbind(1)
             factors = [input_factor(part, module.geometry)[0] for part in parts]
         else:
             factors = [input_factor(x, module.geometry)[0]] * order
-        total: Tensor | None = None
-        for g, A in enumerate(factors):
-            rows = A.reshape(len(A), -1, *width)
-            if fields.mixing == "pointwise":
-                rows = rows.expand(-1, order, -1, -1)
-            half = module.rotate_back(g, rows).flatten(1).T
-            columns = half.reshape(len(half), -1, *width)
-            if fields.mixing == "pointwise":
-                columns = columns.expand(-1, order, -1, -1)
-            rotated = module.rotate_back(g, columns).flatten(1)
-            total = rotated if total is None else total + rotated
-        assert total is not None
-        return total.unsqueeze(0)
+        terms = [rotated_rows(g, rotated_rows(g, A).T) for g, A in enumerate(factors)]
+        return sum(terms[1:], terms[0]).unsqueeze(0)
 
     shaping = () if module.basis is None else module.basis.shaping
     features = math.prod(shape[1:])

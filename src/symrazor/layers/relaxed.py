@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from functools import partial
+from itertools import combinations
 
 import torch
 from jaxtyping import Float
@@ -113,20 +114,22 @@ class Relaxed(nn.Module):
 
     def path(self, i: int) -> Path:
         """Return the i-th path."""
-        path = self.paths[i]
-        assert isinstance(path, Path)
-        return path
+        return self.path_list[i]
+
+    @property
+    def path_list(self) -> list[Path]:
+        """All paths, in order."""
+        return [path for path in self.paths if isinstance(path, Path)]
 
     def removable_paths(self) -> list[int]:
         """Return the indices of paths with less symmetry than another path of the layer.
 
         These are free paths beside an equivariant path, and paths of a subgroup of another's group.
         """
-        paths = [self.path(i) for i in range(len(self.paths))]
         return [
             i
-            for i, path in enumerate(paths)
-            if any(_has_more_symmetry(other, path) for other in paths)
+            for i, path in enumerate(self.path_list)
+            if any(_has_more_symmetry(other, path) for other in self.path_list)
         ]
 
     @torch.no_grad()
@@ -139,12 +142,12 @@ class Relaxed(nn.Module):
         """
         if not precision > 0:
             raise ValueError(f"precision must be positive, got {precision}.")
-        for path in self.paths:
+        for path in self.path_list:
             if path.group is None:
                 path.scale_(precision**-0.5)
 
     def __repr__(self) -> str:
-        labels = " + ".join(self.path(i).label for i in range(len(self.paths)))
+        labels = " + ".join(path.label for path in self.path_list)
         return f"Relaxed({self.path(0).describe_spaces()}: {labels})"
 
 
@@ -158,25 +161,19 @@ def _has_more_symmetry(path: Path, other: Path) -> bool:
 
 def _check_group_names(paths: Sequence[Path]) -> None:
     """Raise ValueError if two different groups have the same name, which readings would confuse."""
-    for i, path in enumerate(paths):
-        for other in paths[:i]:
-            if path.group is None or path.group != other.group:
-                continue
-            if not (path.is_equivariant_under(other) and other.is_equivariant_under(path)):
-                raise ValueError(
-                    f"Two different groups of the layer are called {path.group!r}. Rename one of "
-                    "them."
-                )
+    for other, path in combinations(paths, 2):
+        if path.group is None or path.group != other.group:
+            continue
+        if not (path.is_equivariant_under(other) and other.is_equivariant_under(path)):
+            raise ValueError(
+                f"Two different groups of the layer are called {path.group!r}. Rename one of them."
+            )
 
 
 def _check_reductions(paths: Sequence[Path]) -> None:
     """Raise ValueError for two adaptive reductions, whose outputs a shift moves differently."""
-    subsamplings = [path.subsampling for path in paths if isinstance(path, FilterPath)]
-    adaptive = {
-        subsampling.reduction
-        for subsampling in subsamplings
-        if subsampling.stride > 1 and subsampling.reduction in ADAPTIVE_REDUCTIONS
-    }
+    strided = [p.subsampling for p in paths if isinstance(p, FilterPath) and p.stride > 1]
+    adaptive = {s.reduction for s in strided if s.reduction in ADAPTIVE_REDUCTIONS}
     if len(adaptive) > 1:
         raise ValueError(
             f"Paths with different reductions are equivariant, but their sum is not: "
@@ -251,22 +248,22 @@ def start_near_(model: nn.Module, x: Tensor) -> None:
 
     def scale(layer: nn.Module, args: tuple[Tensor]) -> None:
         assert isinstance(layer, Relaxed)
-        outputs = [layer.path(i)(args[0]) for i in range(len(layer.paths))]
-        removable = layer.removable_paths()
-        remaining = [i for i in range(len(outputs)) if i not in removable]
+        paths, removable = layer.path_list, layer.removable_paths()
+        outputs = [path(args[0]) for path in paths]
+        remaining = [i for i in range(len(paths)) if i not in removable]
         target = _root_mean_square(torch.stack([outputs[i] for i in remaining]).sum(0))
         if not removable or not target:
             return
-        if any(layer.path(i).group for i in removable):
-            with_group = [y for i, y in enumerate(outputs) if layer.path(i).group]
+        if any(paths[i].group for i in removable):
+            with_group = [y for path, y in zip(paths, outputs, strict=True) if path.group]
             largest = max(map(_root_mean_square, with_group))
             for i in remaining:
-                layer.path(i).scale_(largest / target)
+                paths[i].scale_(largest / target)
             target = largest
         for i in removable:
             size = _root_mean_square(outputs[i])
             if size > 0:
-                layer.path(i).scale_(target * START_RATIO / size)
+                paths[i].scale_(target * START_RATIO / size)
 
     layers = [module for module in model.modules() if isinstance(module, Relaxed)]
     handles = [layer.register_forward_pre_hook(scale) for layer in layers]

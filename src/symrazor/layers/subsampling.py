@@ -54,12 +54,10 @@ def _check_options(stride: object, reduction: object, elements: object) -> None:
 def polyphase(x: Float[Tensor, "n c *size"], stride: int) -> Float[Tensor, "n p c *small"]:
     """Return all components x[..., i::stride, j::stride], phases in row-major order."""
     n, c, *shape = x.shape
-    small = subsampled_shape(shape, stride)
-    dims = len(shape)
+    small, dims = subsampled_shape(shape, stride), len(shape)
     split = x.reshape(n, c, *(part for size in small for part in (size, stride)))
-    sizes = [2 + 2 * d for d in range(dims)]
-    phases = [3 + 2 * d for d in range(dims)]
-    return split.permute(0, *phases, 1, *sizes).reshape(n, stride**dims, c, *small)
+    order = [0, *range(3, 3 + 2 * dims, 2), 1, *range(2, 2 + 2 * dims, 2)]
+    return split.permute(order).reshape(n, stride**dims, c, *small)
 
 
 def keep_largest(
