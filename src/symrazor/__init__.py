@@ -25,12 +25,13 @@ from symrazor.inference.razor import Razor
 from symrazor.inference.razor_config import RazorConfig
 from symrazor.inference.variational.config import VariationalConfig
 from symrazor.inference.variational.network import Variational
-from symrazor.symmetry.collapse import collapse, collapse_table
+from symrazor.symmetry.collapse import collapse
 from symrazor.symmetry.equivariance import equivariance_error
 from symrazor.symmetry.export import save_network
 from symrazor.symmetry.reading import Reading, reading
 from symrazor.symmetry.relax import relax
 from symrazor.symmetry.replacement import relaxation, replace_batchnorm
+from symrazor.symmetry.tables import collapse_table
 from symrazor.training.events import JsonLines, TensorBoard, read_events
 from symrazor.training.fit import Fit, fit
 from symrazor.training.options import FitConfig

@@ -28,24 +28,19 @@ from symrazor.invariance.averaged_network import Augmented
 from symrazor.layers.path import is_real, is_symrazor_module
 from symrazor.layers.plain import Rewriter
 from symrazor.layers.relaxed import Relaxed
-from symrazor.symmetry.reading import Reading
+from symrazor.symmetry.reading import Reading, path_names
 
 Report = dict[str, Any]
 Shares = Mapping[str, Sequence[float | None]]
 """Layer name -> share of each path in the layer's effective parameters; None for a frozen path."""
-
 Dropped = dict[str, set[int]]
 """Layer name -> paths to drop."""
-
 PROGRESS_BAR_DELAY_SECONDS = 2.0
 """Time before a progress bar appears."""
-
 ROUNDING_TOLERANCE = 1e-6
 """Amount by which rounding may move a share out of [0, 1]."""
-
 DEFAULT_THRESHOLD = 0.01
 """Default share below which a path is dropped."""
-
 MIN_TIMED_PASSES = 5
 """Minimal number of forward passes that are timed per model."""
 
@@ -96,10 +91,15 @@ def collapse(
         ValueError: if the model has no relaxed layers, the shares do not match them, a threshold is
             given without shares, or a layer cannot be written in plain torch.
     """
-    before = copy.deepcopy(_checked(model)).eval()
+    _check_model(model)
+    before = copy.deepcopy(model).eval()
     relaxed = {name: m for name, m in before.named_modules() if isinstance(m, Relaxed)}
     if threshold == "evidence":
-        razor, loader = _check_training(model, razor, loader)
+        if razor is None or loader is None or razor.model is not model:
+            raise ValueError(
+                'threshold="evidence" needs razor=, the razor of this model, and loader=, its '
+                "training data. Pass both, or a number as threshold."
+            )
         if shares is None:
             shares = path_shares(model, razor.evidence(loader).effective_parameters)
         known = match_shares(shares, relaxed)
@@ -120,15 +120,7 @@ def collapse(
     return plain
 
 
-def collapse_table(plain: nn.Module) -> str:
-    """Return the report of a collapsed network as a table for the terminal."""
-    report = getattr(plain, "collapse_report", None)
-    if not isinstance(report, dict):
-        raise ValueError(f"This {type(plain).__name__} was not made by collapse().")
-    return _table(report)
-
-
-def _checked(model: nn.Module) -> nn.Module:
+def _check_model(model: nn.Module) -> None:
     if not isinstance(model, nn.Module):
         raise ValueError(f"model must be a torch.nn.Module, got {type(model).__name__}.")
     if is_compiled(model):
@@ -146,19 +138,6 @@ def _checked(model: nn.Module) -> nn.Module:
             f"This {type(model).__name__} is a plain network already: it has no layers of "
             "symrazor.layers to collapse."
         )
-    return model
-
-
-def _check_training(
-    model: nn.Module, razor: Razor | None, loader: Loader | None
-) -> tuple[Razor, Loader]:
-    """Check that the razor and the loader can measure the evidence of the model."""
-    if razor is None or loader is None or razor.model is not model:
-        raise ValueError(
-            'threshold="evidence" needs razor=, the razor of this model, and loader=, its training '
-            "data. Pass both, or a number as threshold."
-        )
-    return razor, loader
 
 
 def _fixed_threshold(threshold: float | None, shares: Shares | Reading | None) -> Choice:
@@ -168,8 +147,8 @@ def _fixed_threshold(threshold: float | None, shares: Shares | Reading | None) -
         raise ValueError(f'threshold must be between 0 and 1 or "evidence", got {threshold!r}.')
     if threshold is not None and shares is None:
         raise ValueError(f"A threshold of {threshold} needs the shares of the paths. Pass shares=.")
-    by = "by default" if threshold is None else "as given"
-    return Choice(None if shares is None else float(number), by)
+    chosen_by = "by default" if threshold is None else "as given"
+    return Choice(None if shares is None else float(number), chosen_by)
 
 
 def _rewrite(before: nn.Module, rewriter: Rewriter) -> nn.Module:
@@ -213,10 +192,9 @@ def path_shares(model: nn.Module, effective_parameters: Mapping[str, float]) -> 
     for name, layer in model.named_modules():
         if not isinstance(layer, Relaxed):
             continue
-        prefixes = [f"{name}.paths.{i}.".removeprefix(".") for i in range(len(layer.paths))]
         gamma = [
-            [g for key, g in effective_parameters.items() if key.startswith(prefix)]
-            for prefix in prefixes
+            [g for key, g in effective_parameters.items() if key.startswith(f"{path}.")]
+            for path in path_names(name, layer)
         ]
         total = sum(map(sum, gamma))
         equal_share = 1 / max(1, sum(map(bool, gamma)))
@@ -247,12 +225,7 @@ def match_shares(shares: Shares | Reading | None, relaxed: Mapping[str, Relaxed]
     ):
         raise ValueError(f"shares must be {{layer name: [share of each path]}}, got {value!r}.")
     out_of_range = {
-        name: list(values)
-        for name, values in shares.items()
-        if not all(
-            s is None or (is_real(s) and -ROUNDING_TOLERANCE <= s <= 1 + ROUNDING_TOLERANCE)
-            for s in values
-        )
+        name: list(values) for name, values in shares.items() if not all(map(_is_share, values))
     }
     if out_of_range:
         raise ValueError(
@@ -267,6 +240,10 @@ def match_shares(shares: Shares | Reading | None, relaxed: Mapping[str, Relaxed]
             f"model has {sizes} paths, shares has {got} entries."
         )
     return shares
+
+
+def _is_share(value: float | None) -> bool:
+    return value is None or (is_real(value) and abs(value - 0.5) <= 0.5 + ROUNDING_TOLERANCE)
 
 
 def dropped_paths(relaxed: Mapping[str, Relaxed], shares: Shares, threshold: float) -> Dropped:
@@ -295,12 +272,10 @@ def choose_by_evidence(
 ) -> Choice:
     """Return the threshold with the highest evidence, the largest one of equals."""
     distinct = sorted({s for values in shares.values() for s in values if s is not None})
-    trials: list[tuple[float, Dropped]] = []
-    for threshold in (0.0, *(math.nextafter(share, math.inf) for share in distinct)):
+    trials: list[tuple[float, Dropped]] = [(0.0, {name: set() for name in relaxed})]
+    for threshold in (math.nextafter(share, math.inf) for share in distinct):
         drop = dropped_paths(relaxed, shares, threshold)
-        if threshold == 0:
-            drop = {name: set() for name in relaxed}
-        if not trials or drop != trials[-1][1]:
+        if drop != trials[-1][1]:
             trials.append((threshold, drop))
     pruned = copy.deepcopy(model)  # every trial drops the paths of the previous trial, and more
     layers = {name: pruned.get_submodule(name) for name in relaxed}
@@ -311,18 +286,17 @@ def choose_by_evidence(
                 assert isinstance(layer, Relaxed)
                 for i in drop[name]:
                     layer.paths[i] = _DroppedPath()
-            value = float(_same_prior(razor, pruned).evidence(loader).log_evidence)
+            prior, likelihood = (
+                razor.prior.restrict(weights(pruned)),
+                copy.deepcopy(razor.likelihood),
+            )
+            trial = Razor(pruned, likelihood, razor.n_data, razor.config, prior)
+            value = float(trial.evidence(loader).log_evidence)
             dropped = sum(map(len, drop.values()))
             candidates.append({"threshold": threshold, "dropped": dropped, "log_evidence": value})
             advance()
     best = max(candidates, key=lambda c: (c["log_evidence"], c["threshold"]))
     return Choice(best["threshold"], "chosen by evidence", candidates)
-
-
-def _same_prior(razor: Razor, model: nn.Module) -> Razor:
-    """Return a razor for some of another razor's weights, with the same prior precisions."""
-    prior, likelihood = razor.prior.restrict(weights(model)), copy.deepcopy(razor.likelihood)
-    return Razor(model, likelihood, razor.n_data, razor.config, prior)
 
 
 @contextmanager
@@ -331,14 +305,12 @@ def _progress(total: int) -> Iterator[Callable[[], None]]:
     from rich.console import Console
     from rich.progress import Progress
 
-    start, done = time.perf_counter(), 0
+    start = time.perf_counter()
     bar = Progress(console=Console(stderr=True), disable=not sys.stderr.isatty(), transient=True)
     task = bar.add_task("evidence without each path", total=total)
 
     def advance() -> None:
-        nonlocal done
-        done += 1
-        bar.update(task, completed=done)
+        bar.advance(task)
         if time.perf_counter() - start > PROGRESS_BAR_DELAY_SECONDS:
             bar.start()
 
@@ -351,11 +323,6 @@ def _progress(total: int) -> Iterator[Callable[[], None]]:
 def batch_length(x: Input) -> int:
     """Return the number of inputs in a batch."""
     return len(next(part for part in tree_leaves(x) if isinstance(part, Tensor)))
-
-
-def parameters(model: nn.Module) -> int:
-    """Return the number of parameters; shared ones count once."""
-    return sum(p.numel() for p in model.parameters())
 
 
 @torch.no_grad()
@@ -409,46 +376,12 @@ def change(before: Tensor, after: Tensor) -> dict[str, float]:
 @torch.no_grad()
 def compare(before: nn.Module, after: nn.Module, x: Input) -> Report:
     """Return the change of the outputs, and parameters, FLOPs and latency of both models."""
-    slow, fast = latencies([before, after], x)
+    models = {"before": before, "after": after}
+    seconds = zip(models, latencies([before, after], x), strict=True)
     return {
         "data": batch_length(x),
         "change": change(call(before, x), call(after, x)),
-        "parameters": {"before": parameters(before), "after": parameters(after)},
-        "flops": {"before": flops(before, x), "after": flops(after, x)},
-        "latency_ms": {"before": 1e3 * slow, "after": 1e3 * fast},
+        "parameters": {k: sum(p.numel() for p in m.parameters()) for k, m in models.items()},
+        "flops": {k: flops(m, x) for k, m in models.items()},
+        "latency_ms": {k: 1e3 * duration for k, duration in seconds},
     }
-
-
-def _table(report: Report) -> str:
-    """Format a collapse report for the terminal."""
-    width = max([5, *(len(layer["name"]) for layer in report["layers"])])
-    lines = [f"{'layer':<{width}}  {'path':<12}{'share':>8}   fate"] if report["layers"] else []
-    for layer in report["layers"]:
-        for path in layer["paths"]:
-            share = "" if path["share"] is None else f"{100 * path['share']:.1f} %"
-            name = f"{layer['name']:<{width}}  {path['path']:<12}"
-            lines.append(f"{name}{share:>8}   {path['fate']}")
-    lines.append(f"{'':<26}{'before':>14}{'after':>14}")
-    for key, title, form in (
-        ("parameters", "parameters", ",d"),
-        ("flops", "FLOPs per input", ",d"),
-        ("latency_ms", f"ms for {report['data']} inputs", ",.3f"),
-    ):
-        pair = report[key]
-        lines.append(f"{title:<26}{pair['before']:>14{form}}{pair['after']:>14{form}}")
-    moved = report["change"]
-    lines.append(
-        f"outputs change by {moved['rms']:.1e} (rms), at most {moved['largest']:.1e} for one input"
-    )
-    return "\n".join([*lines, _threshold(report["threshold"])])
-
-
-def _threshold(chosen: Report) -> str:
-    """Say how the dropped paths were chosen."""
-    if chosen["value"] is None:
-        return "only paths with zero output were dropped, because no shares were given"
-    text = f"threshold on shares: {chosen['value']:.3g}, {chosen['chosen_by']}"
-    if chosen["candidates"]:
-        full, best = chosen["candidates"][0], max(c["log_evidence"] for c in chosen["candidates"])
-        text += f": {full['log_evidence']:,.1f} with all paths, {best:,.1f} with the kept paths"
-    return text

@@ -24,7 +24,7 @@ from symrazor.inference.razor import Razor
 from symrazor.inference.razor_config import latest_razor
 from symrazor.layers.relaxed import Relaxed, spatial_layers
 from symrazor.symmetry.equivariance import Errors, layer_errors
-from symrazor.symmetry.notebook import reading_html
+from symrazor.symmetry.tables import reading_html
 from symrazor.symmetry.verdict import (
     TRANSLATION,
     Invariance,
@@ -327,7 +327,7 @@ def _layer_readings(
     """Return one entry per relaxed layer, with its paths, and per plain layer, with one path."""
     modules = dict(razor.model.named_modules())
     tensors = {
-        name: {path: list[str]() for path in _path_names(name, layer)}
+        name: {path: list[str]() for path in path_names(name, layer)}
         for name, layer in spatial_layers(razor.model).items()
     }
     for weight_layer in razor.layers:
@@ -346,7 +346,7 @@ def _layer_readings(
     return readings
 
 
-def _path_names(name: str, layer: nn.Module) -> list[str]:
+def path_names(name: str, layer: nn.Module) -> list[str]:
     """Return the module names of a layer's paths; a plain layer is its own path."""
     if not isinstance(layer, Relaxed):
         return [name]

@@ -18,7 +18,7 @@ never means that the transformation changes the label.
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Literal, get_args
 
@@ -77,22 +77,15 @@ _NOUNS = {
     "y-translation": "vertical shifts",
     "x-scale": "horizontal scaling",
     "y-scale": "vertical scaling",
-    "shear": "shear",
     "x-rotation": "rotations about x",
     "y-rotation": "rotations about y",
     "z-rotation": "rotations about z",
     "left-right flip": "left-right flips",
     "up-down flip": "up-down flips",
-    "turn by 90 degrees": "rotations by 90 degrees",
-    "turn by 180 degrees": "rotations by 180 degrees",
-    "turn by 270 degrees": "rotations by 270 degrees",
     "scale": "scaling",
     "brightness": "changes of brightness",
     "contrast": "changes of contrast",
     "saturation": "changes of saturation",
-    "blur": "blur",
-    "noise": "noise",
-    "jitter": "jitter",
     "time shift": "time shifts",
     "time scale": "changes of speed",
 }
@@ -130,27 +123,24 @@ def support(layer: Relaxed, shares: Sequence[float], errors: Mapping[str, float]
     """
     paths = [layer.path(i) for i in range(len(layer.paths))]
     path_of = {path.group: path for path in paths if path.group is not None}
-    supports: dict[str, Support] = {}
-    for name, path in path_of.items():
-        outside = sum(
-            s for p, s in zip(paths, shares, strict=True) if not p.is_equivariant_under(path)
-        )
-        error = errors.get(name)
-        supported = outside < FREE_SHARE if error is None else error < SMALL_ERROR
-        supports[name] = Support(name, outside, error, supported)
+    outside = {
+        name: sum(s for p, s in zip(paths, shares, strict=True) if not p.is_equivariant_under(path))
+        for name, path in path_of.items()
+    }
+    supported = [
+        name
+        for name in path_of
+        if (errors[name] < SMALL_ERROR if name in errors else outside[name] < FREE_SHARE)
+    ]
 
     def strictly_contains(larger: str, smaller: str) -> bool:
-        one, other = path_of[larger], path_of[smaller]
-        return one.is_equivariant_under(other) and not other.is_equivariant_under(one)
+        large, small = path_of[larger], path_of[smaller]
+        return large.is_equivariant_under(small) and not small.is_equivariant_under(large)
 
-    supported_names = [name for name, entry in supports.items() if entry.supported]
+    largest = [n for n in supported if not any(strictly_contains(other, n) for other in supported)]
     return [
-        replace(
-            entry,
-            largest=entry.supported
-            and not any(strictly_contains(other, name) for other in supported_names),
-        )
-        for name, entry in supports.items()
+        Support(name, outside[name], errors.get(name), name in supported, name in largest)
+        for name in path_of
     ]
 
 
@@ -390,16 +380,11 @@ def invariances_of(model: nn.Module, shape: Sequence[int]) -> dict[str, Invarian
         if isinstance(module, Augmented):
             prefix = f"{module_name}: " if module_name else ""
             for label, width in module.invariances(shape).items():
-                name, unit = _split_unit(label)
+                match = re.fullmatch(r"(.*) \(([^()]*)\)", label)  # such as "rotation (degrees)"
+                name, unit = match.groups() if match else (label, "")
+                unit = {"px": "pixels"}.get(unit, unit)
                 invariances[prefix + name] = Invariance(width, unit)
     return invariances
-
-
-def _split_unit(label: str) -> tuple[str, str]:
-    """Split a label such as "rotation (degrees)" into name and unit."""
-    match = re.fullmatch(r"(.*) \(([^()]*)\)", label)
-    name, unit = match.groups() if match else (label, "")
-    return name, {"px": "pixels"}.get(unit, unit)
 
 
 def invariance_sentence(invariances: Mapping[str, Invariance]) -> str:
@@ -433,4 +418,5 @@ def _phrase(name: str, entry: Invariance) -> str:
 def _noun(name: str) -> str:
     """Return the plural of a generator; a prefix such as "mode 1: " stays in front."""
     prefix, colon, generator = name.rpartition(": ")
-    return prefix + colon + _NOUNS.get(generator, generator)
+    plural = generator.replace("turn by", "rotations by")  # "turn by 90 degrees"
+    return prefix + colon + _NOUNS.get(generator, plural)

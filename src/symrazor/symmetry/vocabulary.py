@@ -28,74 +28,40 @@ CHOICES: dict[str, tuple[str, ...]] = {
 }
 
 _CONV: dict[str, Argument] = {
-    "in_channels": "int",
-    "out_channels": "int",
-    "kernel_size": "ints",
-    "stride": "ints",
-    "padding": "padding",
-    "dilation": "ints",
-    "groups": "int",
-    "bias": "bool",
+    **{"in_channels": "int", "out_channels": "int", "kernel_size": "ints", "stride": "ints"},
+    **{"padding": "padding", "dilation": "ints", "groups": "int", "bias": "bool"},
     "padding_mode": "mode",
 }
-_MAX_POOL: dict[str, Argument] = {
-    "kernel_size": "ints",
-    "stride": "ints",
-    "padding": "ints",
-    "dilation": "ints",
-    "ceil_mode": "bool",
+_POOL: dict[str, Argument] = {
+    **{"kernel_size": "ints", "stride": "ints", "padding": "ints", "ceil_mode": "bool"}
 }
-_AVERAGE_POOL: dict[str, Argument] = {
-    "kernel_size": "ints",
-    "stride": "ints",
-    "padding": "ints",
-    "ceil_mode": "bool",
-    "count_include_pad": "bool",
-}
+_MAX_POOL: dict[str, Argument] = {**_POOL, "dilation": "ints"}
+_AVERAGE_POOL: dict[str, Argument] = {**_POOL, "count_include_pad": "bool"}
 _BATCH_NORM: dict[str, Argument] = {
-    "num_features": "int",
-    "eps": "float",
-    "momentum": "float?",
-    "affine": "bool",
+    **{"num_features": "int", "eps": "float", "momentum": "float?", "affine": "bool"},
     "track_running_stats": "bool",
 }
+_LAYER_NORM: dict[str, Argument] = {
+    **{"normalized_shape": "ints", "eps": "float", "elementwise_affine": "bool", "bias": "bool"}
+}
+_NOTHING: dict[str, Argument] = {}
+_PROBABILITY: dict[str, Argument] = {"p": "float"}
+_SIZE: dict[str, Argument] = {"output_size": "ints"}
 
 MODULES: dict[type[nn.Module], dict[str, Argument]] = {
-    nn.Identity: {},
+    **dict.fromkeys((nn.Identity, nn.ReLU, nn.Tanh, nn.Sigmoid, nn.SiLU), _NOTHING),
     nn.Linear: {"in_features": "int", "out_features": "int", "bias": "bool"},
-    nn.Conv1d: _CONV,
-    nn.Conv2d: _CONV,
-    nn.Conv3d: _CONV,
-    nn.MaxPool1d: _MAX_POOL,
-    nn.MaxPool2d: _MAX_POOL,
-    nn.MaxPool3d: _MAX_POOL,
-    nn.AvgPool1d: _AVERAGE_POOL,
-    nn.AvgPool2d: _AVERAGE_POOL,
-    nn.AvgPool3d: _AVERAGE_POOL,
-    nn.AdaptiveMaxPool1d: {"output_size": "ints"},
-    nn.AdaptiveMaxPool2d: {"output_size": "ints"},
-    nn.AdaptiveMaxPool3d: {"output_size": "ints"},
-    nn.AdaptiveAvgPool1d: {"output_size": "ints"},
-    nn.AdaptiveAvgPool2d: {"output_size": "ints"},
-    nn.AdaptiveAvgPool3d: {"output_size": "ints"},
+    **dict.fromkeys((nn.Conv1d, nn.Conv2d, nn.Conv3d), _CONV),
+    **dict.fromkeys((nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d), _MAX_POOL),
+    **dict.fromkeys((nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d), _AVERAGE_POOL),
+    **dict.fromkeys((nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d, nn.AdaptiveMaxPool3d), _SIZE),
+    **dict.fromkeys((nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d), _SIZE),
     nn.Flatten: {"start_dim": "int", "end_dim": "int"},
     nn.Unflatten: {"dim": "int", "unflattened_size": "ints"},
-    nn.BatchNorm1d: _BATCH_NORM,
-    nn.BatchNorm2d: _BATCH_NORM,
-    nn.BatchNorm3d: _BATCH_NORM,
+    **dict.fromkeys((nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d), _BATCH_NORM),
     nn.GroupNorm: {"num_groups": "int", "num_channels": "int", "eps": "float", "affine": "bool"},
-    nn.LayerNorm: {
-        "normalized_shape": "ints",
-        "eps": "float",
-        "elementwise_affine": "bool",
-        "bias": "bool",
-    },
-    nn.Dropout: {"p": "float"},
-    nn.Dropout2d: {"p": "float"},
-    nn.ReLU: {},
-    nn.Tanh: {},
-    nn.Sigmoid: {},
-    nn.SiLU: {},
+    nn.LayerNorm: _LAYER_NORM,
+    **dict.fromkeys((nn.Dropout, nn.Dropout2d), _PROBABILITY),
     nn.GELU: {"approximate": "approximate"},
     nn.ELU: {"alpha": "float"},
     nn.LeakyReLU: {"negative_slope": "float"},
@@ -103,33 +69,13 @@ MODULES: dict[type[nn.Module], dict[str, Argument]] = {
 }
 """Layers and their constructor arguments, which are also names of their attributes."""
 
+_OPERATORS = ("add", "sub", "mul", "truediv", "neg", "matmul", "gt", "getitem")
+_TORCH = "arange bmm cat einsum gather stack where exp sin cos tanh sigmoid relu".split()
 FUNCTIONS: dict[str, Callable[..., Any]] = {
-    "add": operator.add,
-    "sub": operator.sub,
-    "mul": operator.mul,
-    "truediv": operator.truediv,
-    "neg": operator.neg,
-    "matmul": operator.matmul,
-    "gt": operator.gt,
-    "getitem": operator.getitem,
+    **{name: getattr(operator, name) for name in _OPERATORS},
     "attribute": builtins.getattr,  # of `ATTRIBUTES` only
-    "arange": torch.arange,
-    "bmm": torch.bmm,
-    "cat": torch.cat,
-    "einsum": torch.einsum,
-    "gather": torch.gather,
-    "stack": torch.stack,
-    "where": torch.where,
-    "exp": torch.exp,
-    "sin": torch.sin,
-    "cos": torch.cos,
-    "tanh": torch.tanh,
-    "sigmoid": torch.sigmoid,
-    "relu": torch.relu,
-    "elu": F.elu,
-    "softplus": F.softplus,
-    "linear": F.linear,
-    "pad": F.pad,
+    **{name: getattr(torch, name) for name in _TORCH},
+    **{name: getattr(F, name) for name in ("elu", "softplus", "linear", "pad")},
 }
 """Functions that a step of a graph may call."""
 
@@ -137,25 +83,9 @@ ATTRIBUTES = ("device", "mT", "shape")
 """Attributes of a tensor that a step may read."""
 
 METHODS = (
-    "abs",
-    "amax",
-    "argmax",
-    "chunk",
-    "contiguous",
-    "detach",
-    "double",
-    "expand",
-    "flatten",
-    "float",
-    "mean",
-    "permute",
-    "reshape",
-    "square",
-    "squeeze",
-    "sum",
-    "transpose",
-    "unflatten",
-    "unsqueeze",
+    *("abs", "amax", "argmax", "chunk", "contiguous", "detach", "double", "expand", "flatten"),
+    *("float", "mean", "permute", "reshape", "square", "squeeze", "sum", "transpose"),
+    *("unflatten", "unsqueeze"),
 )
 """Methods of a tensor that a step may call."""
 

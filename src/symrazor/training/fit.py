@@ -37,8 +37,8 @@ from symrazor.invariance.poses import MAX_POSE_DATA, find_reach_
 from symrazor.layers.path import is_symrazor_module
 from symrazor.layers.relaxed import FREE_PATH_PRECISION, spatial_layers, start_near_
 from symrazor.symmetry.collapse import collapse, path_shares
-from symrazor.symmetry.notebook import fit_html
 from symrazor.symmetry.reading import Reading, read
+from symrazor.symmetry.tables import fit_html
 from symrazor.training.checkpoint import Checkpoints
 from symrazor.training.evidence_training import (
     EVALUATION_BATCH,

@@ -1,9 +1,11 @@
-"""Show readings in notebooks, as HTML."""
+"""Show readings in notebooks, as HTML, and collapsed networks in the terminal."""
 
 import html
 import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
+
+from torch import nn
 
 from symrazor.report.page import verdict_html
 from symrazor.symmetry.verdict import LayerReading, percent
@@ -88,3 +90,41 @@ def _sparkline(curve: Sequence[tuple[Any, float]], width: int = 240, height: int
         f'stroke="{EQUIVARIANT_COLOUR}" stroke-width="2"/></svg>'
         f'<div style="font-family:system-ui,sans-serif;font-size:.9em">{label}</div>'
     )
+
+
+def collapse_table(plain: nn.Module) -> str:
+    """Return the report of a collapsed network as a table for the terminal."""
+    report = getattr(plain, "collapse_report", None)
+    if not isinstance(report, dict):
+        raise ValueError(f"This {type(plain).__name__} was not made by collapse().")
+    width = max([5, *(len(layer["name"]) for layer in report["layers"])])
+    lines = [f"{'layer':<{width}}  {'path':<12}{'share':>8}   fate"] if report["layers"] else []
+    for layer in report["layers"]:
+        for path in layer["paths"]:
+            share = "" if path["share"] is None else f"{100 * path['share']:.1f} %"
+            name = f"{layer['name']:<{width}}  {path['path']:<12}"
+            lines.append(f"{name}{share:>8}   {path['fate']}")
+    lines.append(f"{'':<26}{'before':>14}{'after':>14}")
+    for key, title, form in (
+        ("parameters", "parameters", ",d"),
+        ("flops", "FLOPs per input", ",d"),
+        ("latency_ms", f"ms for {report['data']} inputs", ",.3f"),
+    ):
+        pair = report[key]
+        lines.append(f"{title:<26}{pair['before']:>14{form}}{pair['after']:>14{form}}")
+    moved = report["change"]
+    lines.append(
+        f"outputs change by {moved['rms']:.1e} (rms), at most {moved['largest']:.1e} for one input"
+    )
+    return "\n".join([*lines, _threshold(report["threshold"])])
+
+
+def _threshold(chosen: dict[str, Any]) -> str:
+    """Say how the dropped paths were chosen."""
+    if chosen["value"] is None:
+        return "only paths with zero output were dropped, because no shares were given"
+    text = f"threshold on shares: {chosen['value']:.3g}, {chosen['chosen_by']}"
+    if chosen["candidates"]:
+        full, best = chosen["candidates"][0], max(c["log_evidence"] for c in chosen["candidates"])
+        text += f": {full['log_evidence']:,.1f} with all paths, {best:,.1f} with the kept paths"
+    return text
