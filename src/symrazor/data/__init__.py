@@ -7,11 +7,16 @@ standardisation. Random functions take a seed and never touch the global random 
 """
 
 from symrazor.data.batches import TensorLoader, Tensors, check_batch
-from symrazor.data.binary_files import read_cifar, read_idx
+from symrazor.data.binary_files import (
+    cifar10,
+    fashion_mnist,
+    mnist,
+    read_cifar,
+    read_idx,
+    read_npz,
+)
 from symrazor.data.datasets import Dataset, dataset
 from symrazor.data.embedded import digits, on_canvas, rings
-from symrazor.data.numpy_files import read_npz
-from symrazor.data.official import cifar10, fashion_mnist, mnist
 from symrazor.data.sources import read
 from symrazor.data.transforms import (
     flip_and_crop,

@@ -28,6 +28,19 @@ CHUNK_ELEMENTS = 1 << 22
 """Numbers that are converted to float64 at a time."""
 
 
+@dataclass(frozen=True)
+class FileContents:
+    """Arrays of a file, before kind and task are recognised; the fields are those of `Dataset`."""
+
+    x: Tensor
+    y: Tensor | None = None
+    names: tuple[str, ...] = ()
+    kind: str | None = None
+    times: Tensor | None = None
+    test: Tensors | None = None
+    columns: tuple[str, ...] = ()
+
+
 def as_labels(values: Array, source: str | Path) -> tuple[Tensor, tuple[str, ...]]:
     """Return labels as a tensor with the class names; text becomes classes in sorted order."""
     if values.dtype.kind == "S":

@@ -1,24 +1,160 @@
-"""Read IDX files (the format of MNIST) and binary batches of CIFAR."""
+"""Read binary files: NumPy (.npy, .npz), IDX (the format of MNIST) and binary batches of CIFAR.
+
+Headers are checked before memory is allocated for the elements, and nothing is unpickled. `mnist`,
+`fashion_mnist` and `cifar10` read the official files from a folder, as float32 in [0, 1], not
+normalised (see `symrazor.data.transforms`).
+"""
 
 import gzip
 import io
 import math
 import struct
+import zipfile
 import zlib
 from pathlib import Path
+from typing import IO, Literal
 
 import numpy as np
 import torch
-from jaxtyping import Int64, Shaped, UInt8
+from jaxtyping import Float, Int64, Shaped, UInt8
 from torch import Tensor
 
-from symrazor.data.numpy_files import check_size
+from symrazor.data.arrays import NUMBER_KINDS, TEXT_KINDS, Array, as_inputs, as_labels
+from symrazor.data.batches import Tensors, check_batch
 
+MAX_BYTES = 4 << 30
+"""Memory that the data of one file may take, in bytes, as float32."""
+
+_READ_ERRORS = (ValueError, EOFError, OSError, zipfile.BadZipFile, zlib.error, MemoryError)
+_HEADER_READERS = {
+    (1, 0): np.lib.format.read_array_header_1_0,
+    (2, 0): np.lib.format.read_array_header_2_0,
+}
 # Third byte of an IDX file -> element type. IDX is big-endian.
 _IDX_TYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 _IDX_MAX_DIMENSIONS = 8
 _DEFLATE_MAX_RATIO = 1032  # no gzip stream expands further than this
 _CIFAR_IMAGE_BYTES = 3 * 32 * 32
+Split = Literal["train", "test"]
+_IDX_COUNT = {"train": 60_000, "test": 10_000}
+_IDX_PREFIX = {"train": "train", "test": "t10k"}
+_CIFAR_FILES = {"train": [f"data_batch_{i}.bin" for i in range(1, 6)], "test": ["test_batch.bin"]}
+_CIFAR_BATCH = 10_000
+Images = tuple[Float[Tensor, "n c h w"], Int64[Tensor, "n"]]
+
+
+def check_size(elements: int, path: str | Path) -> None:
+    """Check that an array fits into memory before any memory is allocated for it.
+
+    Raises:
+        ValueError: The elements take more than `MAX_BYTES` as float32.
+    """
+    if 4 * elements > MAX_BYTES:
+        raise ValueError(
+            f"{path} declares {4 * elements / 2**30:,.1f} GiB of float32, more than the limit of "
+            f"{MAX_BYTES / 2**30:g} GiB. Use a part of the data."
+        )
+
+
+def read_npy(path: str | Path) -> Array:
+    """Read one array of numbers or text from an .npy file.
+
+    Raises:
+        ValueError: The file is damaged, contains objects, or is larger than `MAX_BYTES`.
+    """
+    path = Path(path)
+    with path.open("rb") as file:
+        try:
+            return _read_array(file, path.stat().st_size, path, "the array")
+        except _READ_ERRORS as error:
+            if isinstance(error, OSError) and error.errno:
+                raise
+            raise ValueError(
+                f"Cannot read {path} as an .npy file with plain numbers: {error}. "
+                "Save it with numpy.save(path, x)."
+            ) from error
+
+
+def read_archive(
+    path: str | Path, required: tuple[str, ...], optional: tuple[str, ...] = ()
+) -> dict[str, Array]:
+    """Read arrays from an .npz file: all required keys, and the optional keys that exist.
+
+    The sizes in the archive's directory bound what is unpacked, and they are compared with
+    `MAX_BYTES` first.
+
+    Raises:
+        ValueError: The file is damaged, lacks a key, contains objects, or is too large.
+    """
+    path = Path(path)
+    arrays: dict[str, Array] = {}
+    with path.open("rb") as file:
+        try:
+            if file.read(6) == b"\x93NUMPY":
+                raise ValueError("it holds one array without a name")
+            with zipfile.ZipFile(file) as archive:
+                members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
+                if not set(required) <= set(members):
+                    raise ValueError(f"it has only the keys {sorted(members)}")
+                for key in (k for k in (*required, *optional) if k in members):
+                    with archive.open(members[key]) as member:
+                        arrays[key] = _read_array(member, members[key].file_size, path, key)
+        except _READ_ERRORS as error:
+            if isinstance(error, OSError) and error.errno:
+                raise
+            raise ValueError(
+                f"Cannot read {path} as an .npz file with plain numbers under the keys x and y: "
+                f"{error}. Save it with numpy.savez(path, x=x, y=y), or with states=states, "
+                "times=times for trajectories."
+            ) from error
+    return arrays
+
+
+def _read_array(file: IO[bytes] | zipfile.ZipExtFile, size: int, path: Path, name: str) -> Array:
+    version = np.lib.format.read_magic(file)
+    if version not in _HEADER_READERS:
+        raise ValueError(f"unsupported format version {version}")
+    shape, fortran_order, dtype = _HEADER_READERS[version](file)
+    if dtype.kind not in NUMBER_KINDS + TEXT_KINDS:
+        hint = " (lists of unequal length? pad them with NaN)" if dtype.kind == "O" else ""
+        raise ValueError(f"{name} has type {dtype}{hint}")
+    if any(length < 0 for length in shape):
+        raise ValueError(f"{name} has shape {list(shape)}")
+    elements = math.prod(shape)
+    check_size(elements if dtype.kind in NUMBER_KINDS else elements * dtype.itemsize, path)
+    n_bytes = elements * dtype.itemsize
+    if n_bytes > size:
+        raise ValueError(f"{name} needs {n_bytes:,} bytes, but the file has {size:,}")
+    data = file.read(n_bytes)
+    if len(data) < n_bytes:
+        raise ValueError(f"{name} ends after {len(data):,} of {n_bytes:,} bytes")
+    flat = np.frombuffer(data, dtype)
+    array = flat.reshape(shape[::-1]).T if fortran_order else flat.reshape(shape)
+    return array.astype(dtype.newbyteorder("="), order="C")
+
+
+def read_npz(path: str | Path) -> Tensors:
+    """Read x and y from a NumPy archive, without unpickling.
+
+    Args:
+        path: The file. x holds numbers with the samples along the first dimension; uint8 is taken
+            as an image and divided by 255. y holds integer labels or float targets.
+
+    Returns:
+        x as float32 if that is exact, otherwise as float64; y as int64 or float64.
+
+    Raises:
+        ValueError: A key is missing, a value is not a finite number, or the lengths differ.
+    """
+    arrays = read_archive(path, ("x", "y"))
+    if arrays["y"].dtype.kind not in NUMBER_KINDS:
+        raise ValueError(
+            f"y in {path} must be plain numbers, got type {arrays['y'].dtype}. Save it with "
+            "numpy.savez(path, x=x, y=y), or read it with symrazor.data.read(path)."
+        )
+    x, (y, _) = as_inputs(arrays["x"], path), as_labels(arrays["y"], path)
+    check_batch(x, y, str(path))
+    return (x.float() / 255 if x.dtype == torch.uint8 else x), y
 
 
 def read_idx(path: str | Path) -> Shaped[Tensor, "..."]:
@@ -120,3 +256,93 @@ def read_cifar(
             f"{classes - 1}."
         )
     return records[:, label_bytes:].reshape(-1, 3, 32, 32), labels
+
+
+def mnist(folder: str | Path, split: Split = "train") -> Images:
+    """Read MNIST: 60,000 training and 10,000 test images, grey, 28 x 28.
+
+    Args:
+        folder: Folder with `train-images-idx3-ubyte` and the three other IDX files, with or without
+            `.gz`, or with a subfolder `mnist` that has them.
+        split: "train" or "test".
+
+    Returns:
+        Images [n, 1, 28, 28] in [0, 1] and labels 0 to 9, in the order of the files.
+
+    Raises:
+        FileNotFoundError: A file is missing.
+        ValueError: A file is damaged or has another shape.
+    """
+    return _read_idx_split(Path(folder), "mnist", split)
+
+
+def fashion_mnist(folder: str | Path, split: Split = "train") -> Images:
+    """Read Fashion-MNIST from a folder or its subfolder `fashion-mnist`; otherwise as `mnist`."""
+    return _read_idx_split(Path(folder), "fashion-mnist", split)
+
+
+def cifar10(folder: str | Path, split: Split = "train") -> Images:
+    """Read CIFAR-10: 50,000 training and 10,000 test images in colour, 32 x 32.
+
+    Args:
+        folder: Folder with the six `.bin` files of the binary version, or with a subfolder
+            `cifar-10-batches-bin`, `cifar-10` or `cifar-10/cifar-10-batches-bin` that has them.
+        split: "train" or "test".
+
+    Returns:
+        Images [n, 3, 32, 32] in [0, 1] and labels 0 to 9, in the order of the files.
+
+    Raises:
+        FileNotFoundError: A file is missing.
+        ValueError: A file is damaged or has another number of images.
+    """
+    _check_split(split)
+    subfolders = ("", "cifar-10-batches-bin", "cifar-10", "cifar-10/cifar-10-batches-bin")
+    images, labels = [], []
+    for name in _CIFAR_FILES[split]:
+        path = _first_file([Path(folder) / subfolder / name for subfolder in subfolders])
+        x, y = read_cifar(path)
+        if len(y) != _CIFAR_BATCH:
+            raise ValueError(
+                f"{path} has {len(y):,} images instead of {_CIFAR_BATCH:,}. Download it again."
+            )
+        images.append(x)
+        labels.append(y)
+    return torch.cat(images).float().div_(255), torch.cat(labels)
+
+
+def _read_idx_split(folder: Path, name: str, split: Split) -> Images:
+    _check_split(split)
+    arrays = []
+    for content in ("images-idx3-ubyte", "labels-idx1-ubyte"):
+        file = f"{_IDX_PREFIX[split]}-{content}"
+        paths = [folder / name / file, folder / file]
+        path = _first_file([p.with_name(p.name + end) for p in paths for end in ("", ".gz")])
+        values = read_idx(path)
+        shape = [_IDX_COUNT[split], 28, 28][: values.ndim]
+        if values.dtype != torch.uint8 or values.ndim not in (1, 3) or list(values.shape) != shape:
+            raise ValueError(
+                f"{path} holds {values.dtype} of shape {list(values.shape)}; {name} ({split}) has "
+                f"bytes of shape {shape}. Download it again."
+            )
+        arrays.append(values)
+    x, y = arrays
+    if x.ndim != 3 or y.ndim != 1 or int(y.max()) > 9:
+        raise ValueError(
+            f"The images and labels in {folder} do not match: shapes {list(x.shape)} and "
+            f"{list(y.shape)}, labels up to {int(y.max())}. Check which file is which."
+        )
+    return x.unsqueeze(1).float().div_(255), y.long()
+
+
+def _check_split(split: str) -> None:
+    if split not in ("train", "test"):
+        raise ValueError(f"split must be 'train' or 'test', got {split!r}.")
+
+
+def _first_file(paths: list[Path]) -> Path:
+    """Return the first path that is a file."""
+    for path in paths:
+        if path.is_file():
+            return path
+    raise FileNotFoundError(f"None of these files exists: {', '.join(map(str, paths))}")

@@ -16,7 +16,7 @@ import csv
 import re
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from symrazor.data.arrays import FileContents
 from symrazor.data.datasets import MAX_INFERRED_CLASSES, Kind
 
 MAX_CSV_BYTES = 200_000_000
@@ -47,29 +48,8 @@ Columns = dict[str, tuple[str, ...]]
 """Column name in lower case -> text of every row."""
 
 
-@dataclass(frozen=True)
-class Table:
-    """The contents of a CSV file.
-
-    Args:
-        x: Inputs, float64.
-        y: Classes or targets; None if there are none.
-        names: Names of the classes.
-        kind: Kind of the inputs.
-        times: Times of trajectories.
-        columns: Names of the columns of x, if each is a feature or a channel.
-    """
-
-    x: Tensor
-    y: Tensor | None
-    names: tuple[str, ...]
-    kind: Kind
-    times: Tensor | None = None
-    columns: tuple[str, ...] = ()
-
-
-def read_csv(path: str | Path, labelled: bool = True) -> Table:
-    """Read a CSV file; the module docstring lists what is recognised.
+def read_csv(path: str | Path, labelled: bool = True) -> FileContents:
+    """Read a CSV file; the module docstring lists what is recognised. Numbers are float64.
 
     Args:
         path: UTF-8 file with commas, semicolons or tabs between the fields.
@@ -89,7 +69,7 @@ def read_csv(path: str | Path, labelled: bool = True) -> Table:
         x, times = read_trajectories(states, path)
         # Exact comparison: calendar times are large compared with their steps.
         share_times = bool((times == times[:1]).all())
-        return Table(x, None, (), "trajectory", times[0] if share_times else times)
+        return FileContents(x, None, (), "trajectory", times[0] if share_times else times)
     if label is None and labelled:
         label = list(columns)[-1]
     y, names = (None, ()) if label is None else _parse_labels(columns.pop(label), path)
@@ -97,8 +77,8 @@ def read_csv(path: str | Path, labelled: bool = True) -> Table:
         values = torch.from_numpy(_parse_finite_numbers(columns, path))
         is_series = len(columns) >= MIN_SERIES_STEPS and all(map(_STEP_NAME.fullmatch, columns))
         if is_series:
-            return Table(values, y, names, "series")
-        return Table(values, y, names, "vector", columns=tuple(columns))
+            return FileContents(values, y, names, "series")
+        return FileContents(values, y, names, "vector", columns=tuple(columns))
     ids = columns.pop(id_column)
     rows_of = _rows_by_id(ids, _pop_times(columns, path))
     table = _group_rows(
@@ -296,7 +276,7 @@ def _parse_labels(fields: tuple[str, ...], path: Path) -> tuple[Tensor, tuple[st
 
 def _group_rows(
     values: Numbers, y: Tensor | None, rows_of: dict[str, list[int]], kind: Kind, path: Path
-) -> Table:
+) -> FileContents:
     """Combine the rows of each id into one sample."""
     lengths = {name: len(rows) for name, rows in rows_of.items()}
     first = next(iter(lengths))
@@ -319,7 +299,7 @@ def _group_rows(
         y = row_labels[:, 0]
     if kind == "series":
         x = x.transpose(1, 2).contiguous()
-    return Table(x, y, (), kind)
+    return FileContents(x, y, (), kind)
 
 
 def _check_trajectory_rows(

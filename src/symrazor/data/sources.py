@@ -12,21 +12,26 @@
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from symrazor.data.arrays import Array, as_both_labels, as_inputs, as_labels
+from symrazor.data.arrays import Array, FileContents, as_both_labels, as_inputs, as_labels
 from symrazor.data.batches import Tensors
-from symrazor.data.binary_files import read_cifar, read_idx
+from symrazor.data.binary_files import read_archive, read_cifar, read_idx, read_npy
 from symrazor.data.csv_files import read_csv
 from symrazor.data.datasets import SHAPES, Dataset, Task, dataset, plural
-from symrazor.data.hugging_face import is_saved_dataset, read_saved_dataset
-from symrazor.data.image_folders import SUFFIXES, class_folders, read_files, read_images
-from symrazor.data.numpy_files import read_archive, read_npy
+from symrazor.data.folders import (
+    SUFFIXES,
+    class_folders,
+    is_saved_dataset,
+    read_files,
+    read_images,
+    read_saved_dataset,
+)
 
 TABLE_SUFFIXES = (".csv", ".tsv")
 _STATE_KEYS, _TIME_KEYS = ("states", "trajectories"), ("times", "time")
@@ -35,19 +40,6 @@ _ALTERNATIVE_KEYS = {
     **{"Y": "y", "y_train": "y", "Y_train": "y", "Y_test": "y_test"},
 }
 """Alternative keys of arrays in an .npz file -> the usual key."""
-
-
-@dataclass(frozen=True)
-class FileContents:
-    """Arrays of a file, before kind and task are recognised; the fields are those of `Dataset`."""
-
-    x: Tensor
-    y: Tensor | None = None
-    names: tuple[str, ...] = ()
-    kind: str | None = None
-    times: Tensor | None = None
-    test: Tensors | None = None
-    columns: tuple[str, ...] = ()
 
 
 def read(
@@ -132,7 +124,7 @@ def _read_file(path: Path, labelled: bool) -> FileContents:
         ".npz": _read_npz,
         ".npy": _read_npy,
         ".bin": _read_cifar,
-        **dict.fromkeys(TABLE_SUFFIXES, lambda p: _read_table(p, labelled)),
+        **dict.fromkeys(TABLE_SUFFIXES, lambda p: read_csv(p, labelled)),
     }
     if path.suffix.lower() in readers:
         return readers[path.suffix.lower()](path)
@@ -148,8 +140,7 @@ def _read_file(path: Path, labelled: bool) -> FileContents:
 
 def _read_folder(path: Path, labelled: bool) -> FileContents:
     if is_saved_dataset(path):
-        x, y, names, test = read_saved_dataset(path)
-        return FileContents(x, y, names, test=test)
+        return read_saved_dataset(path)
     if (path / "x.npy").is_file():
         return _read_npy(path / "x.npy")
     train_images, test_images = _find_idx_images(path)
@@ -170,8 +161,7 @@ def _read_folder(path: Path, labelled: bool) -> FileContents:
     if images and not labelled and not has_classes:
         return FileContents(read_files(images), kind="image")
     if has_classes:
-        x, y, names = read_images(path)
-        return FileContents(x, y, names, "image")
+        return read_images(path)
     contents = sorted(p.name for p in path.iterdir())[:6]
     raise ValueError(
         f"No data found in {path} ({contents or 'the folder is empty'}). Supported are x.npy and "
@@ -239,13 +229,6 @@ def _read_npy(path: Path) -> FileContents:
             y, names = as_labels(read_npy(label_file), label_file)
             return FileContents(x, y, names)
     return FileContents(x)
-
-
-def _read_table(path: Path, labelled: bool) -> FileContents:
-    table = read_csv(path, labelled)
-    return FileContents(
-        table.x, table.y, table.names, table.kind, table.times, columns=table.columns
-    )
 
 
 def _read_cifar(path: Path) -> FileContents:

@@ -4,13 +4,11 @@ The candidates are trained within the available time, ranked by their evidence, 
 network is trained for the remaining time.
 """
 
-import contextlib
-import json
 import math
 import statistics
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,7 +17,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from symrazor.core.files import write_atomically
 from symrazor.core.likelihood import Categorical, Gaussian
 from symrazor.data import Dataset, Tensors, dataset, read
 from symrazor.data.arrays import Array, as_both_labels, as_inputs, as_labels, prepare
@@ -40,6 +37,7 @@ from symrazor.discovery.budget import (
     initial_precisions,
     plan_question,
     plan_refit,
+    stored_plan,
     timed_config,
 )
 from symrazor.discovery.families import candidates_for
@@ -230,7 +228,9 @@ def answer_question(question: Question, options: Options, tell: Tell) -> Answer:
     name = recommend(answer, provisional=steps < MIN_STEPS or rival is not None)
     answer = replace(answer, notes=notes, recommended_name=name)
     left = 60 * options.minutes - (time.perf_counter() - started)
-    refit = _refit_plan(question, answer, plan, seconds[name], left, options)
+    folder = options.unfinished_folder(question.name)
+    make = partial(_refit_plan, question, answer, plan, seconds[name], left)
+    refit = stored_plan(folder and folder / "refit.json", make)
     if refit is None or refit.epochs * refit.samples < plan.epochs * plan.samples:
         return answer  # too little time is left to do better
     tell(
@@ -292,9 +292,9 @@ def _train_candidates(
 
 
 def _refit_plan(
-    question: Question, answer: Answer, plan: Plan, seconds: float, left: float, options: Options
+    question: Question, answer: Answer, plan: Plan, seconds: float, left: float
 ) -> RefitPlan | None:
-    """Return the plan of the final training: the stored one of an interrupted run, or a new one.
+    """Return the plan of the final training; None if no epoch fits.
 
     `seconds` is the time that the recommended candidate took, `left` the time that is left.
     """
@@ -302,17 +302,9 @@ def _refit_plan(
     loop = trained.history[-1]["seconds"]
     cost = plan.costs[name].corrected(plan.samples, plan.epochs, loop, seconds - loop)
     refit = plan_refit(name, cost, len(question.train[1]), left)
-    if refit is not None:
-        refit = replace(refit, precisions=initial_precisions(trained.razor, refit.samples))
-    folder = options.unfinished_folder(question.name)
-    if folder is None:
-        return refit
-    file = folder / "refit.json"
-    with contextlib.suppress(OSError, ValueError, TypeError):
-        return RefitPlan(**json.loads(file.read_text()))
-    if refit is not None:
-        write_atomically(file, json.dumps(asdict(refit)).encode())
-    return refit
+    if refit is None:
+        return None
+    return replace(refit, precisions=initial_precisions(trained.razor, refit.samples))
 
 
 def _refit(question: Question, plan: RefitPlan, config: FitConfig, options: Options) -> Candidate:

@@ -11,11 +11,11 @@ import json
 import math
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -129,7 +129,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class RefitPlan:
-    """Plan of the final training of one network.
+    """Plan of another training of one network.
 
     Args:
         name: name of the structure.
@@ -212,6 +212,14 @@ def _measure_cost(
     return Cost(training / len(y), evidence / len(y), once)
 
 
+def most_samples(n: int, fits: Callable[[int], bool], min_samples: int, step: float = 0.9) -> int:
+    """Return n, or the first of n `step`, n `step`^2, ... that fits, but at least `min_samples`."""
+    samples, min_samples = n, min(n, min_samples)
+    while samples > min_samples and not fits(samples):
+        samples = max(min_samples, int(step * samples))
+    return samples
+
+
 def plan_comparison(costs: dict[str, Cost], n: int, seconds: float) -> Plan:
     """Return the plan with the most epochs that fit, the same for all candidates.
 
@@ -222,10 +230,8 @@ def plan_comparison(costs: dict[str, Cost], n: int, seconds: float) -> Plan:
         return sum(cost.total_seconds(samples, epochs) for cost in costs.values())
 
     limit = PLANNED_SHARE * seconds
-    min_samples = min(n, MIN_SAMPLES)
     samples = n if n < LEFT_OUT_MIN_SAMPLES else int((1 - LEFT_OUT_SHARE) * n)
-    while samples > min_samples and total(samples, MIN_EPOCHS) > limit:
-        samples = max(min_samples, int(0.9 * samples))
+    samples = most_samples(samples, lambda n: total(n, MIN_EPOCHS) <= limit, MIN_SAMPLES)
     max_epochs = min(MAX_EPOCHS, max(50, math.ceil(MAX_STEPS * batch_size(samples) / samples)))
     epochs = max((e for e in range(1, max_epochs + 1) if total(samples, e) <= limit), default=1)
     each = {name: cost.total_seconds(samples, epochs) for name, cost in costs.items()}
@@ -245,9 +251,7 @@ def plan_refit(name: str, cost: Cost, n: int, seconds: float) -> RefitPlan | Non
     def fits(samples: int, epochs: int) -> bool:
         return cost.total_seconds(samples, epochs, evidence_steps) <= limit
 
-    samples, min_samples = n, min(n, MIN_SAMPLES)
-    while samples > min_samples and not fits(samples, MIN_REFIT_EPOCHS):
-        samples = max(min_samples, int(0.9 * samples))
+    samples = most_samples(n, lambda n: fits(n, MIN_REFIT_EPOCHS), MIN_SAMPLES)
     wanted = max(100, math.ceil(MAX_REFIT_STEPS * batch_size(samples) / samples))
     max_epochs = min(MAX_REFIT_EPOCHS, wanted)
     epochs = max((e for e in range(1, max_epochs + 1) if fits(samples, e)), default=0)
@@ -290,6 +294,21 @@ def plan_question(question: Question, options: Options, tell: Tell) -> tuple[Fit
         limit = f"to stay within {options.minutes:g} minutes"
         tell(f"  comparing on {plan.samples:,} of {n:,} training samples, {limit}")
     return config, plan
+
+
+P = TypeVar("P")
+
+
+def stored_plan(file: Path | None, make: Callable[[], P]) -> RefitPlan | P:
+    """Return the plan of an interrupted run from a file, or else make and store a new one."""
+    if file is None:
+        return make()
+    with contextlib.suppress(OSError, ValueError, TypeError):
+        return RefitPlan(**json.loads(file.read_text()))
+    plan = make()
+    if isinstance(plan, RefitPlan):
+        write_atomically(file, json.dumps(asdict(plan)).encode())
+    return plan
 
 
 def _plan_by_time(question: Question, options: Options, config: FitConfig, tell: Tell) -> Plan:

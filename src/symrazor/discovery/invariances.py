@@ -5,20 +5,26 @@ input; the evidence learns the widths of these transformations. The same network
 copies, on the same data for as many epochs, and the two evidences are compared.
 """
 
-import contextlib
-import json
 import math
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
-from symrazor.core.files import write_atomically
 from symrazor.core.likelihood import Categorical
 from symrazor.data import Dataset
-from symrazor.discovery.budget import EVIDENCE_SUBSET, PLANNED_SHARE, batch_size, measure_costs
+from symrazor.discovery.budget import (
+    EVIDENCE_SUBSET,
+    PLANNED_SHARE,
+    RefitPlan,
+    batch_size,
+    measure_costs,
+    most_samples,
+    stored_plan,
+)
 from symrazor.discovery.question import (
     MIN_LOG_ODDS,
     Options,
@@ -151,7 +157,9 @@ def learn_invariances(
     n = len(question.train[1])
     config = FitConfig(lr=1e-2, batch_size=batch_size(n), seed=options.seed, progress=False)
     config = replace(config.change(estimator="mc"), device=options.resolved_device())
-    plan = _read_or_make_plan(question, network, options, config)
+    folder = options.unfinished_folder(question.name)
+    make = partial(_make_plan, question, network, options, config)
+    plan = stored_plan(folder and folder / "widths.json", make)
     if isinstance(plan, str):
         return plan
     config = replace(
@@ -162,10 +170,9 @@ def learn_invariances(
         subset=min(plan.samples, EVIDENCE_SUBSET),
     )
     train = select(question.train, subsample(n, plan.samples, options.seed))
-    folder = options.unfinished_folder(question.name)
     started, fits = time.perf_counter(), []
     for place, structure in zip(
-        ("widths", "no-widths"), _structures(question, plan.network, options.seed), strict=True
+        ("widths", "no-widths"), _structures(question, plan.name, options.seed), strict=True
     ):
         with torch.random.fork_rng([]):
             torch.manual_seed(options.seed)
@@ -175,7 +182,7 @@ def learn_invariances(
     seconds = time.perf_counter() - started
     size = f"{plan.samples:,} samples, {plan.epochs} epochs"
     tell(f"  invariances to transformations: {size} in {seconds:.0f} s")
-    return LearnedInvariances(plan.network, *fits)
+    return LearnedInvariances(plan.name, *fits)
 
 
 def _structures(question: Question, name: str, seed: int) -> list[Structure]:
@@ -185,37 +192,13 @@ def _structures(question: Question, name: str, seed: int) -> list[Structure]:
     return [averaged_structure(plain, seed, "joint" if is_classifier else "outputs"), plain]
 
 
-@dataclass(frozen=True)
-class _Plan:
-    """A network, its epochs and its number of samples."""
-
-    network: str
-    epochs: int
-    samples: int
-
-
-def _read_or_make_plan(
-    question: Question, network: str, options: Options, config: FitConfig
-) -> _Plan | str:
-    """Return the stored plan of an interrupted run, or a new one, or why there is none."""
-    folder = options.unfinished_folder(question.name)
-    file = folder and folder / "widths.json"
-    if file is not None:
-        with contextlib.suppress(OSError, ValueError, TypeError):
-            return _Plan(**json.loads(file.read_text()))
-    plan = _make_plan(question, network, options, config)
-    if file is not None and isinstance(plan, _Plan):
-        write_atomically(file, json.dumps(asdict(plan)).encode())
-    return plan
-
-
 def _make_plan(
     question: Question, network: str, options: Options, config: FitConfig
-) -> _Plan | str:
+) -> RefitPlan | str:
     """Plan the most samples for which `MIN_EPOCHS` fit, or say how much time is missing."""
     n = min(len(question.train[1]), MAX_SAMPLES)
     if options.epochs is not None:
-        return _Plan(network, options.epochs, n)
+        return RefitPlan(network, options.epochs, n)
     started = time.perf_counter()
     trial = (question.train[0][:TRIAL_SAMPLES], question.train[1][:TRIAL_SAMPLES])
     structures = _structures(question, network, options.seed)
@@ -226,14 +209,13 @@ def _make_plan(
     def seconds(samples: int, epochs: int) -> float:
         return sum(cost.total_seconds(samples, epochs, EVIDENCE_STEPS) for cost in costs)
 
-    min_samples, samples = min(n, MIN_SAMPLES), n
-    while seconds(samples, MIN_EPOCHS) > limit:
-        if samples <= min_samples:
-            needed = (seconds(min_samples, MIN_EPOCHS) / PLANNED_SHARE + spent) / 60
-            return not_tested(options.minutes / TIME_SHARE, needed / TIME_SHARE)
-        samples = max(min_samples, int(0.8 * samples))
+    samples = most_samples(n, lambda n: seconds(n, MIN_EPOCHS) <= limit, MIN_SAMPLES, 0.8)
+    shortest = seconds(samples, MIN_EPOCHS)
+    if shortest > limit:
+        needed = (shortest / PLANNED_SHARE + spent) / 60
+        return not_tested(options.minutes / TIME_SHARE, needed / TIME_SHARE)
     epochs = max(e for e in range(MIN_EPOCHS, MAX_EPOCHS + 1) if seconds(samples, e) <= limit)
-    return _Plan(network, epochs, samples)
+    return RefitPlan(network, epochs, samples)
 
 
 def not_tested(minutes: float, needed: float) -> str:

@@ -50,30 +50,18 @@ HIDDEN: dict[type[Any], tuple[str, ...]] = {
 }
 """Fields that are not keys of a file: the run folder is an option, [fit] has burn_in and seed."""
 
-AUGMENTATIONS: dict[str, Augment] = {
-    "flip_and_crop": flip_and_crop,
-}
+AUGMENTATIONS: dict[str, Augment] = {"flip_and_crop": flip_and_crop}
 """Augmentations of this library; all others are code of the user."""
 
 
+@dataclass(frozen=True)
 class CodeName:
     """Name of a function in a configuration, "package.module:function", not imported."""
 
-    def __init__(self, name: str) -> None:
-        """Keep the name."""
-        self.name = name
+    name: str
 
     def __repr__(self) -> str:
-        """Return the name in quotes."""
         return repr(self.name)
-
-    def __eq__(self, other: object) -> bool:
-        """Compare names."""
-        return isinstance(other, CodeName) and other.name == self.name
-
-    def __hash__(self) -> int:
-        """Hash the name."""
-        return hash(self.name)
 
     def __call__(self, x: Tensor, generator: torch.Generator) -> Tensor:
         """Raise ValueError: a name cannot be called.
@@ -168,25 +156,19 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         """Reject options that have no effect in a run."""
-        fixed = {
-            "fit.save": (self.fit.save, "--out RUN"),
-            "fit.resume": (self.fit.resume, "--out RUN --resume"),
-        }
-        for name, (value, instead) in fixed.items():
-            if value is not None:
-                raise ValueError(f"{name} has no effect in a run. Use {instead}.")
+        for name, instead in (("save", "--out RUN"), ("resume", "--out RUN --resume")):
+            if getattr(self.fit, name) is not None:
+                raise ValueError(f"fit.{name} has no effect in a run. Use {instead}.")
 
     def beside(self, folder: str | Path) -> "RunConfig":
         """Return a copy with absolute paths; relative ones start at the folder."""
+        folder = Path(folder).absolute()
         paths = {
-            name: Path(folder).absolute() / path
+            name: folder / path
             for name in ("path", "test")
             if (path := getattr(self.data, name)) is not None
         }
-        groups = tuple(
-            str(Path(folder).absolute() / group) if is_group_file(group) else group
-            for group in self.model.groups
-        )
+        groups = tuple(str(folder / g) if is_group_file(g) else g for g in self.model.groups)
         model = replace(self.model, groups=groups)
         return replace(self, data=replace(self.data, **paths), model=model)
 
@@ -308,7 +290,6 @@ def _check_key(key: str, config_type: type[Any], section: str) -> None:
 
 
 def _keys(config_type: type[Any]) -> list[str]:
-    """Return the keys of a section."""
     return [f.name for f in fields(config_type) if f.name not in HIDDEN.get(config_type, ())]
 
 

@@ -60,24 +60,16 @@ class RunRecord:
 
 
 @dataclass(frozen=True)
-class Run:
+class Run(RunRecord):
     """A finished fit with its network.
 
     Args:
-        folder: the run folder.
-        config: its configuration.
         model: the trained network, in eval mode, on the CPU.
         razor: the learned prior and likelihood.
-        reading: what was learned.
-        shape: shape of one input.
     """
 
-    folder: Path
-    config: RunConfig
     model: nn.Module
     razor: Razor
-    reading: Reading
-    shape: tuple[int, ...]
 
     def data(self) -> tuple[Tensors, Tensors | None]:
         """Read training and test data from their files."""
@@ -139,8 +131,7 @@ def load_run(folder: str | Path, trust_code: bool = False) -> Run:
     record = read_run(folder)
     run, config = record.folder, record.config
     if not trust_code:
-        code = config.code()
-        refuse_code(run / CONFIG, {k: v for k, v in code.items() if k == "model.name"})
+        refuse_code(run / CONFIG, {k: v for k, v in config.code().items() if k == "model.name"})
     try:
         weights, learned = load_file(run / NETWORK), load_file(run / RAZOR)
     except (OSError, SafetensorError) as error:
@@ -159,7 +150,7 @@ def load_run(folder: str | Path, trust_code: bool = False) -> Run:
         raise ValueError(
             f"{run / NETWORK} does not hold the network of {CONFIG}: {error}"
         ) from error
-    return Run(run, config, model, razor, record.reading, record.shape)
+    return Run(**vars(record), model=model, razor=razor)
 
 
 def fit_document(folder: Path) -> dict[str, Any]:

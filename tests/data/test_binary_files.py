@@ -12,13 +12,13 @@ import torch
 from work import Work
 
 from symrazor.data import (
+    binary_files,
     cifar10,
     digits,
     fashion_mnist,
     flip_and_crop,
     mnist,
     normalised,
-    official,
     on_canvas,
     quadrants,
     read_cifar,
@@ -75,7 +75,7 @@ def test_cifar_of_other_classes_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("inner", ["", "cifar-10-batches-bin", "cifar-10/cifar-10-batches-bin"])
 def test_cifar_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, inner: str) -> None:
-    monkeypatch.setattr(official, "_CIFAR_BATCH", 4)
+    monkeypatch.setattr(binary_files, "_CIFAR_BATCH", 4)
     folder = tmp_path / inner
     folder.mkdir(parents=True, exist_ok=True)
     for seed, name in enumerate([*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin"]):
@@ -120,7 +120,7 @@ def _idx_folder(folder: Path, n: int = 6, zipped: bool = False) -> dict[str, np.
 
 @pytest.fixture
 def six(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(official, "_IDX_COUNT", {"train": 6, "test": 6})
+    monkeypatch.setattr(binary_files, "_IDX_COUNT", {"train": 6, "test": 6})
 
 
 @pytest.mark.usefixtures("six")
