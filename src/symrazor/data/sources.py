@@ -101,7 +101,7 @@ def read_inputs(path: str | Path, kind: str, shape: Sequence[int]) -> Tensor:
         if not is_table:
             raise
     if is_table and (x is None or list(x.shape[1:]) != list(shape)):
-        x = dataset(_read_table(path, labelled=True).x, kind=kind, source=str(path)).x
+        x = dataset(read_csv(path).x, kind=kind, source=str(path)).x
     assert x is not None
     if list(x.shape[1:]) != list(shape):
         raise ValueError(
