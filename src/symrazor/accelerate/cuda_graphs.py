@@ -54,10 +54,7 @@ def capture(
 ) -> Iterator[None]:
     """Capture the kernels launched inside, after freeing graphs that are no longer referenced.
 
-    Args:
-        graph: the graph to fill.
-        device: the GPU.
-        share_memory_with: a graph whose memory is reused; never replay both at once.
+    The memory of `share_memory_with` is reused: never replay both graphs at once.
     """
     gc.collect()
     pool = None if share_memory_with is None else share_memory_with.pool()

@@ -154,12 +154,7 @@ def broadcast_(tensors: Iterable[Tensor]) -> None:
 
 
 def all_gather(rows: Tensor, counts: Sequence[int]) -> list[Tensor]:
-    """Return the rows of every process.
-
-    Args:
-        rows: rows of this process, [counts[rank], ...].
-        counts: number of rows of each process.
-    """
+    """Return the rows of every process; process `rank` passes counts[rank] of them."""
     if not is_distributed():
         return [rows]
     device = _message_device(rows.device, reduces=False)
@@ -182,11 +177,7 @@ def all_gather_text(text: str) -> list[str]:
 
 
 def check_same(description: str, text: str) -> None:
-    """Check that `text` is the same in every process.
-
-    Raises:
-        ValueError: names the process that differs from the main one, and the difference.
-    """
+    """Raise ValueError, naming process and difference, unless all processes have this text."""
     texts = all_gather_text(text)
     for rank, other in enumerate(texts):
         if other != texts[0]:
@@ -256,9 +247,7 @@ def _buckets(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
 def _message_device(device: torch.device, reduces: bool = True) -> torch.device:
     """Return where a message has to be: NCCL sends between GPUs, gloo between CPUs.
 
-    Args:
-        device: device of the tensors.
-        reduces: whether the message is a sum or a broadcast, which gloo also does on a GPU.
+    A message that `reduces` is a sum or a broadcast, which gloo also does on a GPU.
     """
     backend = dist.get_backend()
     if device.type == "cpu" and backend == "nccl":
@@ -297,11 +286,7 @@ class ShardedLoader:
 
 
 def unwrap(model: nn.Module) -> nn.Module:
-    """Return the module inside DistributedDataParallel, or the module itself.
-
-    Raises:
-        ValueError: `model` is not a module.
-    """
+    """Return the module inside DistributedDataParallel, or the module itself."""
     inner = model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
     if not isinstance(inner, nn.Module):
         raise ValueError(f"The model must be a torch.nn.Module, got {type(inner).__name__}.")
@@ -309,11 +294,7 @@ def unwrap(model: nn.Module) -> nn.Module:
 
 
 def check_not_sharded(model: nn.Module) -> None:
-    """Check that this process holds every parameter entirely.
-
-    Raises:
-        ValueError: a parameter is sharded (FSDP, fully_shard, tensor parallel).
-    """
+    """Raise ValueError if a parameter is sharded (FSDP, fully_shard, tensor parallel)."""
     sharded = [
         name
         for name, parameter in model.named_parameters()

@@ -43,11 +43,7 @@ def temporary_path(folder: Path, prefix: str) -> Path:
 
 
 def check_writable_folder(folder: Path) -> None:
-    """Create a folder and check that it can be written to, before a long run starts.
-
-    Raises:
-        ValueError: the folder cannot be created or written to.
-    """
+    """Create a folder; raise ValueError, before a long run starts, if it cannot be written to."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
@@ -59,11 +55,7 @@ def check_writable_folder(folder: Path) -> None:
 
 
 def check_writable_file(file: Path | None) -> None:
-    """Check that a file can be written; None is accepted.
-
-    Raises:
-        ValueError: the path is a folder, or its folder cannot be written to.
-    """
+    """Raise ValueError if a path is a folder, or its folder cannot be written to."""
     if file is None:
         return
     if file.is_dir():

@@ -73,11 +73,7 @@ class Likelihood(nn.Module, ABC):
         return None
 
     def closed_form_prediction(self, f: Outputs, covariance: Covariances) -> MeanAndVariance:
-        """Return mean and variance of y (None for class labels) for Gaussian outputs.
-
-        Raises:
-            ValueError: the likelihood has no closed form.
-        """
+        """Return mean and variance of y (None for class labels) for Gaussian outputs."""
         raise ValueError(
             f"{type(self).__name__} has no closed-form prediction. Use how='mc' or 'sampling'."
         )
@@ -209,11 +205,7 @@ def register_likelihood(name: str) -> Callable[[L], L]:
 
 
 def as_likelihood(likelihood: str | Likelihood) -> Likelihood:
-    """Return the likelihood itself, or the registered one of that name with its defaults.
-
-    Raises:
-        ValueError: an unknown name.
-    """
+    """Return the likelihood itself, or the registered one of that name with its defaults."""
     if isinstance(likelihood, Likelihood):
         return likelihood
     if likelihood not in LIKELIHOODS:

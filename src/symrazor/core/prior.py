@@ -136,8 +136,7 @@ class Prior(nn.Module, ABC):
     def weight_decays(self, theta: Theta, scale: float) -> list[Tensor]:
         """Return, for each tensor, the gradient of `scale * penalty` divided by the weight.
 
-        Raises:
-            ValueError: the gradient is not proportional to the weight.
+        A family whose gradient is not proportional to the weight raises ValueError.
         """
         raise ValueError(
             f"{type(self).__name__} cannot act as a weight decay, which Muon needs. Use "
@@ -171,11 +170,7 @@ class Prior(nn.Module, ABC):
         return []
 
     def restrict(self, theta: Theta) -> "Prior":
-        """Return the same prior for a subset of the weights.
-
-        Raises:
-            ValueError: the family does not support this.
-        """
+        """Return the same prior for a subset of the weights, if the family supports this."""
         raise ValueError(f"{type(self).__name__} cannot be restricted to some of its weights.")
 
     def __repr__(self) -> str:

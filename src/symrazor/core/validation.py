@@ -29,12 +29,9 @@ _DESCRIPTIONS: dict[Any, str] = {
 
 
 def check_types(options: Any) -> None:
-    """Check every field of a dataclass against its annotation.
+    """Raise ValueError for the first field of a dataclass that does not match its annotation.
 
     Integers count as numbers. NumPy scalars are converted to Python scalars.
-
-    Raises:
-        ValueError: names the first field whose value has another type or is no choice.
     """
     hints = get_type_hints(type(options))
     for field in fields(options):
@@ -46,11 +43,7 @@ def check_types(options: Any) -> None:
 
 
 def check_at_least(options: Any, minimum: float, *names: str) -> None:
-    """Check that the named fields of a dataclass are None or at least `minimum`.
-
-    Raises:
-        ValueError: names the first field that is smaller.
-    """
+    """Raise ValueError unless the named fields of a dataclass are None or at least `minimum`."""
     for name in names:
         value = getattr(options, name)
         if value is not None and not value >= minimum:
@@ -58,21 +51,13 @@ def check_at_least(options: Any, minimum: float, *names: str) -> None:
 
 
 def check_choice(name: str, value: Any, choices: Any) -> None:
-    """Check that a value is one of the choices of a `Literal`.
-
-    Raises:
-        ValueError: names the choices.
-    """
+    """Raise ValueError unless a value is one of the choices of a `Literal`."""
     if value not in get_args(choices):
         raise ValueError(f"{name} must be {describe_type(choices)}, got {value!r}.")
 
 
 def replace_options(options: T, changes: Mapping[str, Any]) -> T:
-    """Return a copy of a dataclass with some fields replaced.
-
-    Raises:
-        ValueError: names the first change that is no field, and the closest field.
-    """
+    """Return a copy of a dataclass with some fields replaced; raise ValueError for other names."""
     known = [field.name for field in fields(options)]  # type: ignore[arg-type]
     for name in changes:
         if name not in known:
@@ -83,11 +68,7 @@ def replace_options(options: T, changes: Mapping[str, Any]) -> T:
 
 
 def replace_nested(options: T, inner: str, changes: Mapping[str, Any]) -> T:
-    """Return a copy of a dataclass with fields replaced in it, or in its field `inner`.
-
-    Raises:
-        ValueError: neither dataclass has such a field.
-    """
+    """Return a copy of a dataclass with fields replaced in it, or in its field `inner`."""
     changes = dict(changes)
     outer_names = {field.name for field in fields(options)}  # type: ignore[arg-type]
     inner_options = changes.pop(inner, getattr(options, inner))

@@ -115,12 +115,10 @@ class Scheduler(ABC):
 
     @abstractmethod
     def contributions(self, batches: Iterable[NumberedBatch], total: Total) -> Contributions:
-        """Yield the contributions of all batches, in order.
+        """Yield the contributions of all batches, which are read lazily, in order.
 
-        Args:
-            batches: read lazily, by the calling thread.
-            total: the caller adds each contribution to it before it asks for the next. Only graph
-                replay uses it: replayed batches are added to its sums in place.
+        The caller adds each contribution to `total` before it asks for the next. Only graph replay
+        uses `total`: replayed batches are added to its sums in place.
         """
 
     def sharing_errors(self) -> AbstractContextManager[None]:
@@ -136,11 +134,7 @@ class Scheduler(ABC):
 
 @dataclass(frozen=True)
 class SerialScheduler(Scheduler):
-    """Run the jobs of every batch one after the other.
-
-    Args:
-        jobs: runs the model on a batch and returns the remaining work.
-    """
+    """Run the jobs of every batch, which `jobs` returns after a forward pass, one by one."""
 
     jobs: Callable[[NumberedBatch], list[Job]]
 
@@ -193,12 +187,7 @@ class ProcessScheduler(Scheduler):
             raise
 
     def reduce(self, local: BatchSums | None) -> BatchSums:
-        """Return the sums of all processes.
-
-        Raises:
-            ValueError: if no process has data, or another process failed.
-            DivergenceError, CurvatureError: if another process raised it.
-        """
+        """Return the sums of all processes; raise the error of another process, if it failed."""
         announced = _announce(local, None)
         n = sum(entry["n"] for entry in announced)
         if n == 0:

@@ -54,11 +54,7 @@ _recorded_shapes: WeakKeyDictionary[nn.Module, set[torch.Size]] = WeakKeyDiction
 
 
 class GraphReplayScheduler(Scheduler):
-    """Record one batch as CUDA graphs and replay it for all others.
-
-    Args:
-        task: model, likelihood and method; the model is on a GPU.
-    """
+    """Record one batch of a task on a GPU as CUDA graphs and replay it for all others."""
 
     def __init__(self, task: CurvatureTask) -> None:
         self.task = task
@@ -137,15 +133,10 @@ def can_record(task: CurvatureTask, total: BatchSums, x: Input) -> bool:
 
 
 class Replay:
-    """One recorded batch, and the sums that it is added to.
+    """One recorded batch, and the sums that it is added to, whose factors must not move.
 
-    Args:
-        task: task of the recorded batch.
-        total: sums that batches are added to; its factors must stay where they are.
-        batch: the batch to record; all replayed batches have the same shape.
-
-    Raises:
-        RuntimeError: if the batch cannot be recorded; nothing has been added then.
+    All replayed batches have the same shape. If the batch cannot be recorded, RuntimeError is
+    raised and nothing has been added.
     """
 
     def __init__(self, task: CurvatureTask, total: BatchSums, batch: NumberedBatch) -> None:
@@ -288,8 +279,7 @@ def _record(task: CurvatureTask, total: BatchSums, batch: NumberedBatch) -> Repl
 def add_in_place(total: Statistics, sums: Statistics, counts: dict[Key, Tensor]) -> None:
     """Add factors in place; collect numbers on the host, which a graph cannot add, in `counts`.
 
-    Raises:
-        RuntimeError: for a new key, or for rows that cannot be multiplied yet.
+    New keys, and rows that cannot be multiplied yet, raise RuntimeError.
     """
     done: set[int] = set()
     for key, value in sums.items():

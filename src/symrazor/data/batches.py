@@ -168,11 +168,7 @@ def batches(
 
 
 def check_data_count(n_read: int, expected: int) -> None:
-    """Check that a loader yielded the expected number of samples.
-
-    Raises:
-        ValueError: gives both numbers.
-    """
+    """Raise ValueError unless a loader yielded the expected number of samples."""
     if n_read == expected:
         return
     if world().size > 1:

@@ -162,15 +162,8 @@ def update_noise_(
     There the evidence is stationary in the noise of a Gaussian likelihood: $n - \gamma$ targets are
     left to determine the noise once $\gamma$ parameters are determined. As
     $T\, \partial_{\log\sigma} \log p = \mathrm{SSE}/\sigma^2 - n$ and
-    $-\tfrac12 \partial_{\log\sigma} \log\det = \gamma$, the two gradients suffice.
-
-    Args:
-        log_sigma: one value, or one per output.
-        fit: derivative of the log likelihood.
-        occam: derivative of -log_det / 2.
-        n_targets: number of targets behind each noise scale.
-        temperature: T.
-        damping: fraction of the way.
+    $-\tfrac12 \partial_{\log\sigma} \log\det = \gamma$, the two gradients `fit` and `occam` of
+    `hyper_gradient` suffice. `n_targets` counts the targets behind each noise scale.
     """
     errors = (n_targets + temperature * fit).clamp(min=torch.finfo(torch.float64).tiny)
     free = (n_targets - temperature * occam).clamp(min=1e-3 * n_targets)

@@ -369,11 +369,7 @@ class Razor:
             }
 
     def restore_best(self) -> Evidence:
-        """Restore model, prior and likelihood of the highest evidence.
-
-        Raises:
-            ValueError: `step` has not been called after the burn-in.
-        """
+        """Restore model, prior and likelihood of the highest evidence that `step` has found."""
         if self.best is None or self.best_state is None:
             raise ValueError("There is no best state yet: call step() after the burn-in first.")
         self.model.load_state_dict(self.best_state["model"])
@@ -387,11 +383,7 @@ class Razor:
         return razor_state(self)
 
     def load_state_dict(self, state: State) -> None:
-        """Continue from `state_dict()`.
-
-        Raises:
-            ValueError: the state belongs to another data set or model; nothing is changed.
-        """
+        """Continue from `state_dict()` of the same model and data set."""
         load_razor_state(self, state)
 
 

@@ -113,11 +113,7 @@ def starting_prior(model: nn.Module, config: RazorConfig) -> GaussianPrior:
 
 
 def check_no_kronecker(layers: Iterable[Layer]) -> None:
-    """Check that no layer has a Kronecker block, which needs one precision per tensor.
-
-    Raises:
-        ValueError: names a weight with a Kronecker block.
-    """
+    """Raise ValueError if a layer has a Kronecker block, which needs one precision per tensor."""
     for layer in layers:
         if layer.factored_weight is not None:
             raise per_weight_precision_error(layer.factored_weight)
@@ -155,11 +151,7 @@ def razor_state(razor: "Razor") -> State:
 
 
 def load_razor_state(razor: "Razor", state: State) -> None:
-    """Load what `razor_state` returned.
-
-    Raises:
-        ValueError: the state belongs to another data set or model; nothing is changed.
-    """
+    """Load what `razor_state` returned; a state of another model or data set changes nothing."""
     _check(razor, state)
     razor.likelihood.load_state_dict(state["likelihood"])
     razor.prior.load_state_dict(state["prior"])
@@ -175,7 +167,6 @@ def load_razor_state(razor: "Razor", state: State) -> None:
 
 
 def _check(razor: "Razor", state: State) -> None:
-    """Check that a state belongs to this data set and this model."""
     if "tensors" not in state:
         raise ValueError("The state was not saved by Razor.state_dict().")
     if state["n_data"] != razor.n_data:

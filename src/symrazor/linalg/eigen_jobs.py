@@ -192,12 +192,7 @@ class EigenJob:
 
 @dataclass(frozen=True)
 class Spectrum:
-    """Eigenvalues that a block needs, as independent jobs.
-
-    Args:
-        jobs: all jobs.
-        store: receives their results, in order.
-    """
+    """Eigenvalues that a block needs, as independent jobs; `store` receives their results."""
 
     jobs: list[EigenJob]
     store: Callable[[list[Tensor]], None]

@@ -112,13 +112,7 @@ def _to_devices(jobs: Sequence[EigenJob], values: Sequence[Tensor]) -> list[Tens
 
 @dataclass(frozen=True)
 class EigenSchedule:
-    """Numbers of jobs by solver.
-
-    Args:
-        batched: for the GPU's batched solver; each group has one size and is one call.
-        one_by_one: for the GPU's solver of single matrices.
-        host: for CPU threads.
-    """
+    """Numbers of jobs by solver; each batched group has matrices of one size and is one call."""
 
     batched: list[list[int]]
     one_by_one: list[int]

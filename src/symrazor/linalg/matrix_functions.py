@@ -122,10 +122,7 @@ def polar_factors(
 
     Products of small matrices on a GPU are bound by launches. Matrices of similar size are
     therefore padded with zeros, which change no polar factor, and multiplied in one batch.
-
-    Args:
-        blocks: matrices [k, o, i] of any sizes, all on one device and of one dtype.
-        fill: whether to pad matrices of different sizes; None pads on a GPU only.
+    `fill` says whether to pad; None pads on a GPU only.
     """
     fill = bool(blocks) and blocks[0].is_cuda if fill is None else fill
     wide = [block.mT if block.shape[1] > block.shape[2] else block for block in blocks]

@@ -247,11 +247,7 @@ def fit_by_validation(
 
 
 def set_widths_(model: nn.Module, entry: Entry) -> None:
-    """Set and freeze the widths of every augmentation in a model.
-
-    Raises:
-        ValueError: the model has no such width.
-    """
+    """Set and freeze the widths of every augmentation in a model."""
     parts = {
         name: part
         for module in model.modules()

@@ -260,16 +260,7 @@ def describe_tensor(value: object) -> str:
 
 
 def compare(name: str, saved: Mapping[str, Any], current: Mapping[str, Any]) -> None:
-    """Check that a checkpoint belongs to the run that continues from it.
-
-    Args:
-        name: what is compared, for the message.
-        saved: values of the checkpoint.
-        current: values of the run.
-
-    Raises:
-        ValueError: lists the first differences.
-    """
+    """Raise ValueError, listing the first differences, unless a checkpoint belongs to this run."""
     missing = "nothing"
     differences = [
         f"{key} was {saved.get(key, missing)} and is {current.get(key, missing)}"

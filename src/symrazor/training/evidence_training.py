@@ -89,10 +89,7 @@ class Training(Task):
         options: options of `fit`.
         test: held-out data for the records.
         callbacks: each is called with a copy of an epoch's record; exceptions are logged.
-        checkpoints: where to save and what to continue from; None for neither.
-
-    Raises:
-        ValueError: the checkpoint is damaged, or belongs to another model, data or options.
+        checkpoints: where to save and what to continue from, which must belong to this run.
     """
 
     def __init__(
@@ -147,13 +144,7 @@ class Training(Task):
         broadcast_(part for part in state if isinstance(part, Tensor))
 
     def run(self) -> list[Record]:
-        """Train the remaining epochs and return one record per epoch.
-
-        Raises:
-            FloatingPointError: training diverged; the model is restored to its last good state.
-            KeyboardInterrupt: on SIGINT, after a checkpoint.
-            SystemExit: on SIGTERM, after a checkpoint.
-        """
+        """Train the remaining epochs and return one record per epoch; raises what `fit` raises."""
         callbacks, progress = (
             (self.callbacks, self.options.progress) if world().is_main else ((), False)
         )
@@ -338,11 +329,7 @@ class Training(Task):
         }
 
     def _load(self, state: State) -> None:
-        """Continue from `state_dict()`.
-
-        Raises:
-            ValueError: the state is of another model, data or options; nothing is changed then.
-        """
+        """Continue from `state_dict()`; nothing changes for another model, data or options."""
         missing = sorted(set(self.state_dict()) - set(state))
         if missing:
             raise ValueError(

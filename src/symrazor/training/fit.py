@@ -297,11 +297,7 @@ def _check_outputs(model: nn.Module, likelihood: Likelihood, data: Tensors, name
 
 
 def _forward_first(model: nn.Module, x: Tensor, name: str) -> object:
-    """Return the model output for the first example.
-
-    Raises:
-        ValueError: the model cannot process it.
-    """
+    """Return the model output for the first example, or raise ValueError."""
     try:
         with eval_mode(model), torch.no_grad():
             f: object = model(x[:1])

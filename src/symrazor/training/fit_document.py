@@ -138,13 +138,7 @@ def versions() -> dict[str, str]:
 def parts_of(
     fit: "Fit", *, test: Tensors | None = None, classes: Sequence[str] | None = None
 ) -> dict[str, Any]:
-    """Return what a question shows about its network, besides the candidates.
-
-    Args:
-        fit: result of `fit`.
-        test: held-out data for the calibration.
-        classes: names of the classes.
-    """
+    """Return what a question shows about its network; for the arguments see `document_of`."""
     parts: dict[str, Any] = {
         "examples": examples_of(fit, classes),
         "filters": {name: w.tolist() for name, w in filters_of(fit.model).items()},
@@ -195,16 +189,10 @@ def _label(value: Tensor, classes: Sequence[str] | None) -> str:
 def calibration_bins(
     probabilities: Float[Tensor, "n k"], labels: Int[Tensor, " n"], bins: int = 10
 ) -> dict[str, list[float]]:
-    """Compare the confidence of a classifier with its accuracy, in bins of equal width.
+    """Return mean confidence, accuracy and count of each bin of confidence that is not empty.
 
-    Args:
-        probabilities: probability of each class.
-        labels: true classes.
-        bins: number of bins of the confidence, the probability of the predicted class.
-
-    Returns:
-        Mean confidence, accuracy and count of each bin that is not empty. The gaps, weighted by the
-        counts, sum to `calibration_error` with the same number of bins.
+    Confidence is the probability of the predicted class; bins have equal width. The gaps, weighted
+    by the counts, sum to `calibration_error` with the same number of bins.
     """
     confidence, predicted = probabilities.detach().double().max(1)
     correct = (predicted == labels.to(predicted.device)).double()
@@ -230,10 +218,6 @@ def filters_of(
 
     Covers `Conv` and `SConv` paths and torch's convolutions, in the order of (output, input) pairs.
     Filters of one dimension have height 1; of three dimensions, the middle slice is returned.
-
-    Args:
-        model: the network.
-        max_filters: filters per layer.
     """
     filters: dict[str, Tensor] = {}
     visited_paths: list[str] = []

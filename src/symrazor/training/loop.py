@@ -126,10 +126,8 @@ class Loop:
     def run(self) -> list[Record]:
         """Run the remaining rounds and return the history.
 
-        Raises:
-            FloatingPointError, CurvatureError: training diverged and the task cannot recover.
-            KeyboardInterrupt: on SIGINT, after a checkpoint if there is a saver.
-            SystemExit: on SIGTERM, after a checkpoint if there is a saver.
+        SIGINT and SIGTERM raise KeyboardInterrupt and SystemExit, after a checkpoint if there is a
+        saver. A divergence from which the task cannot recover raises its error.
         """
         task = self.task
         n_published = task.n_confirmed()
@@ -232,12 +230,7 @@ class Interruption:
         self.received = signal.Signals(number)
 
     def leave(self) -> NoReturn:
-        """End the run as the received signal would.
-
-        Raises:
-            KeyboardInterrupt: after SIGINT.
-            SystemExit: after SIGTERM, with the exit code 143 that shells expect.
-        """
+        """End the run as the received signal would; after SIGTERM with exit code 143."""
         if self.received == signal.SIGINT:
             raise KeyboardInterrupt
         raise SystemExit(128 + signal.SIGTERM)
@@ -245,14 +238,9 @@ class Interruption:
 
 @contextmanager
 def epoch_bar(epochs: int, enabled: bool | None = None) -> Iterator[Callable[[list[Record]], None]]:
-    """Show a bar with epoch, nll, evidence, test score and remaining time.
+    """Show a bar with epoch and figures; yield a function to call with the history of each epoch.
 
-    Args:
-        epochs: number of epochs.
-        enabled: None to show it only if standard error is a terminal.
-
-    Yields:
-        A function to call with the history after each epoch.
+    Without a value of `enabled`, bars are shown only if standard error is a terminal.
     """
     with _bar(epochs, enabled, "epoch {task.completed}/{task.total}") as update:
         yield lambda history: update(len(history), lambda: _describe(history))
@@ -260,14 +248,7 @@ def epoch_bar(epochs: int, enabled: bool | None = None) -> Iterator[Callable[[li
 
 @contextmanager
 def fraction_bar(enabled: bool | None = None) -> Iterator[Callable[[float, str], None]]:
-    """Show a bar for work without epochs.
-
-    Args:
-        enabled: None to show it only if standard error is a terminal.
-
-    Yields:
-        A function to call with the completed fraction and a description.
-    """
+    """Show a bar for other work; yield a function of the completed fraction and a description."""
     with _bar(1.0, enabled) as update:
         yield lambda fraction, text: update(fraction, lambda: text)
 

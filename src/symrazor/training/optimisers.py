@@ -62,15 +62,9 @@ SNAPSHOT_INTERVAL = 50
 
 
 class Stepper:
-    """Take optimiser steps on the weights of a Razor's model.
+    """Take optimiser steps on the weights of a Razor's model: `done` of `total` so far.
 
-    Args:
-        razor: model, likelihood and prior.
-        options: `optimizer`, `lr`, `warmup`, `sam_radius` and `sam_from` are used.
-        total: steps of the whole run.
-
-    Attributes:
-        done: steps taken.
+    The options `optimizer`, `lr`, `warmup`, `sam_radius` and `sam_from` are used.
     """
 
     def __init__(self, razor: Razor, options: FitConfig, total: int) -> None:
@@ -125,11 +119,7 @@ class Stepper:
         return nll
 
     def check_finite(self, nll: Tensor) -> None:
-        """Check the weights and the summed loss of an epoch.
-
-        Raises:
-            FloatingPointError: one of them is not finite; the model is restored.
-        """
+        """Restore the model and raise FloatingPointError if a weight or this loss is not finite."""
         finite = torch.stack([torch.isfinite(theta).all() for theta in self.theta]).all()
         self._check(torch.where(finite, nll, torch.nan))
 

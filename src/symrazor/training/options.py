@@ -163,11 +163,7 @@ class FitConfig:
             raise ValueError(f"seed must be between -2^63 and 2^63 - 1, got {self.seed}.")
 
     def change(self, **changes: Any) -> "FitConfig":
-        """Return a copy with changed fields, of this config or of its `razor`.
-
-        Raises:
-            ValueError: neither config has such a field.
-        """
+        """Return a copy with changed fields, of this config or of its `razor`."""
         reject_label_smoothing(changes)
         if not isinstance(changes.get("razor", self.razor), RazorConfig):
             raise ValueError(f"razor must be a RazorConfig, got {changes['razor']!r}.")

@@ -29,7 +29,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import linear_regression
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -37,11 +37,12 @@ from torch import Tensor, nn
 from symrazor.accelerate.torch_internals import foreach_zero_
 from symrazor.core.evidence import Evidence
 from symrazor.core.parameters import weights
-from symrazor.inference.razor import Razor
 from symrazor.inference.razor_config import State, copy_state
 from symrazor.layers.path import Path
 from symrazor.layers.relaxed import Relaxed, free_groups, spatial_layers
-from symrazor.training.loop import Record
+
+if TYPE_CHECKING:
+    from symrazor.training.evidence_training import Training
 
 log = logging.getLogger("symrazor")
 
@@ -53,23 +54,6 @@ DEAD_SHARE = 0.01
 """Share of a layer's effective parameters up to which a path counts as off."""
 EARLIEST, LATEST = 0.5, 0.85
 """Fractions of the training between which a trial may begin."""
-
-
-@runtime_checkable
-class Run(Protocol):
-    """The part of a training that trials need."""
-
-    razor: Razor
-    history: list[Record]
-
-    def nll(self) -> float:
-        """Return the mean negative log likelihood of fixed data, equal in all processes."""
-
-    def branch(self) -> State:
-        """Copy everything that further training depends on."""
-
-    def load_branch_(self, state: State) -> None:
-        """Continue from `branch()`."""
 
 
 @dataclass
@@ -147,7 +131,7 @@ class Trials:
         max_paths: largest number of paths in the next trial.
     """
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: "Training") -> None:
         self.run, self.razor = run, run.razor
         theta = weights(self.razor.model)
         self.members = _path_weights(self.razor.model, theta)
@@ -173,10 +157,7 @@ class Trials:
     def update(self, estimate: Evidence, progress: float, left: int) -> None:
         """Switch branches, decide the trial, or begin one, after an evidence step.
 
-        Args:
-            estimate: the evidence that the step returned.
-            progress: fraction of the training that is done.
-            left: remaining evidence steps.
+        `progress` is the fraction of the training that is done, `left` counts later evidence steps.
         """
         self._hold_off_()
         gamma: Mapping[str, float] | None = estimate.effective_parameters
@@ -225,11 +206,7 @@ class Trials:
         log.info("Trial without the free paths %s begins.", ", ".join(chosen))
 
     def _compare(self, trial: Trial, estimate: Evidence, left: int) -> Mapping[str, float] | None:
-        """Switch to the other branch or end the trial, after an evidence step of one branch.
-
-        Returns:
-            At the end, the effective parameters of the branch that continues; else None.
-        """
+        """Switch to the other branch, or end the trial and return the survivor's gamma."""
         per_datum, gamma = float(estimate.per_datum), estimate.effective_parameters
         if not trial.without:
             trial.rival, trial.gamma = per_datum, dict(gamma)
@@ -245,11 +222,7 @@ class Trials:
         return gamma if stay_off else trial.gamma
 
     def give_up(self) -> bool:
-        """Continue with the other branch if the one without the paths diverged.
-
-        Returns:
-            Whether that was the case.
-        """
+        """If the branch without the paths diverged, continue with the other one; return whether."""
         if self.trial is None or not self.trial.without:
             return False
         self._switch_branch(self.trial)
@@ -257,12 +230,7 @@ class Trials:
         return True
 
     def _end(self, trial: Trial, evidence_without: float | None) -> None:
-        """End a trial; the active branch continues.
-
-        Args:
-            trial: the trial.
-            evidence_without: evidence per datum without the paths, None if that branch diverged.
-        """
+        """End a trial; `evidence_without` is per datum, None if that branch diverged."""
         if trial.without:
             self.max_paths = len(self.members)
         else:

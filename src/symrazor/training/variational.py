@@ -67,9 +67,6 @@ class VariationalFitConfig:
 
         `draws`, `burn_in` and `seed` belong to this config; the draws of a training step are
         `variational.draws`.
-
-        Raises:
-            ValueError: neither config has such a field.
         """
         return replace_nested(self, "variational", changes)
 
