@@ -22,7 +22,7 @@ from symrazor.dynamics.algebra import (
 from symrazor.dynamics.config import TrainConfig
 from symrazor.dynamics.conserved import Quadratic
 from symrazor.dynamics.hamiltonian import FlowTimes, HamiltonianNetwork, Measure, SymmetrisedNetwork
-from symrazor.dynamics.proposals import round_quadratic
+from symrazor.dynamics.proposals import round_quantities
 from symrazor.dynamics.systems import nbody
 from symrazor.dynamics.trained import mean_squared_error
 from symrazor.dynamics.training import train
@@ -38,7 +38,7 @@ def _rounded(algebra: Algebra, measure: Measure = "ball") -> SymmetrisedNetwork:
     model = SymmetrisedNetwork(
         HamiltonianNetwork(d, width=4), Quadratic.fixed(A, b), FlowTimes(m, measure, "antithetic")
     )
-    result = round_quadratic(model)
+    result = round_quantities(model)
     assert result is not None
     return result
 

@@ -104,7 +104,7 @@ def test_spectrum_recovers_mixed_quantities() -> None:
     assert result.dimension == 4
     inside = analysis.parallelness(result.directions, known)
     assert inside[:4].min() > 0.999 and inside[4:].max() < 0.1
-    assert analysis.recovered(result, known).min() > 0.999
+    assert analysis.recovered(result.learned(), known).min() > 0.999
     assert analysis.weighted_parallelness(result, known) > 0.999
     report = analysis.describe(
         learned, known, simulate(systems.oscillators([1.0] * 2), 5, 5, 0.3, 0)
@@ -131,7 +131,7 @@ def test_tiny_quantities_have_dimension_zero() -> None:
     nothing = Quadratic(2, 2, std=1e-4)
     result = analysis.spectrum(nothing)
     assert result.dimension == 0 and len(result.learned()) == 0
-    assert analysis.recovered(result, unitary(1)).tolist() == [0.0]
+    assert analysis.recovered(result.learned(), unitary(1)).tolist() == [0.0]
     assert math.isclose(closure(result.directions[:0]).outside, 0.0)
 
 

@@ -382,20 +382,20 @@ def test_animations_are_gif_files_that_move(tmp_path: Path) -> None:
 def test_animation_panels_share_axis_limits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = []
-    blank = figures._figure
-    monkeypatch.setattr(figures, "_figure", lambda size: made.append(blank(size)) or made[-1])
+    drawn = []
+    panels = figures._panels
+    monkeypatch.setattr(figures, "_panels", lambda *size: drawn.append(panels(*size)) or drawn[-1])
     angle = torch.linspace(0.0, 3.0, 4)[:, None]
-    seen = torch.stack([100 + angle.cos(), angle.sin()], dim=-1)  # centred far from zero
-    for other, widest in ((seen / 1.001, 2.5), (50 * seen, 4.5), (seen[:1].expand(4, 1, 2), 2.3)):
-        figures.motion_animation({"seen": seen, "learned": other}, tmp_path / "m.gif")
-        one, two = made[-1].axes
-        assert one.get_xlim() == two.get_xlim() and one.get_ylim() == two.get_ylim()
-        low, high = one.get_xlim()
+    true = torch.stack([100 + angle.cos(), angle.sin()], dim=-1)  # centred far from zero
+    for other, widest in ((true / 1.001, 2.5), (50 * true, 4.5), (true[:1].expand(4, 1, 2), 2.3)):
+        figures.motion_animation({"true": true, "learned": other}, tmp_path / "m.gif")
+        left, right = drawn[-1][1]
+        assert left.get_xlim() == right.get_xlim() and left.get_ylim() == right.get_ylim()
+        low, high = left.get_xlim()
         assert low < 99.01 and high > 101 and high - low < widest
     still = torch.ones(3, 1, 2)
-    figures.motion_animation({"seen": still}, tmp_path / "m.gif")
-    low, high = made[-1].axes[0].get_xlim()
+    figures.motion_animation({"true": still}, tmp_path / "m.gif")
+    low, high = drawn[-1][1][0].get_xlim()
     assert low < 1 < high
 
 

@@ -16,7 +16,7 @@ from symrazor.dynamics.trained import (
     Noise,
     Simulator,
     evidence_bound,
-    kl_divergence,
+    kl_per_datum,
     long_rollout,
     mean_squared_error,
     relative_drift,
@@ -146,7 +146,9 @@ def test_bound_is_nll_plus_kl() -> None:
     data = transitions(DATA, 1e-3)
     trained = train(_model(), data, TrainConfig(steps=3, draws=2))
     value = evidence_bound(trained, data, draws=64)
-    assert value["kl"] == pytest.approx(float(kl_divergence(trained.model).detach()) / len(data))
+    assert value["kl"] == pytest.approx(
+        float(kl_per_datum(trained.model, trained.config, len(data)).detach())
+    )
     assert value["neg_elbo"] == pytest.approx(value["nll"] + value["kl"])
 
 

@@ -297,9 +297,7 @@ def full_group(
         averaged = order
     states = x.detach().double().cpu()
     lengths = [half_range(g, states, kind == "rotation") for g, kind in zip(G, kinds, strict=True)]
-    group_times = FlowTimes(len(averaged), times.measure, times.draws)
-    if len(averaged) == 1:
-        group_times = FlowTimes(1, "cube", "quasi")
+    group_times = times.with_dimension(len(averaged))
     group = GroupOrbits(span, order, torch.tensor(lengths) / span.scale, group_times)
     return group.requires_grad_(False), group_times
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from symrazor.dynamics.algebra import Algebra, closure, from_generators, generators
@@ -93,11 +93,11 @@ def parallelness(directions: Float[Tensor, "m d e"], known: Algebra) -> Float[Te
     return inside
 
 
-def recovered(learned: Spectrum, known: Algebra) -> Float[Tensor, "k"]:
-    """Return the fraction of each known quantity that lies in the learned span."""
-    if learned.dimension == 0:
+def recovered(quantities: Algebra, known: Algebra) -> Float[Tensor, "k"]:
+    """Return the fraction of each known quantity that lies in the span of the quantities."""
+    if not len(quantities):
         return torch.zeros(len(known), dtype=torch.float64)
-    return parallelness(known.generators(), learned.learned())
+    return parallelness(known.generators(), quantities)
 
 
 def weighted_parallelness(learned: Spectrum, known: Algebra) -> float:
@@ -133,13 +133,18 @@ def drift(quantity: Algebra, data: Trajectories) -> Float[Tensor, "k"]:
 
     It is 0 for a conserved quantity and about 1 for any other.
     """
-    x = torch.nan_to_num(data.states.cpu())
-    values = _values(quantity, x)
-    observed = data.observed.cpu()[..., None].to(values)
-    mean = (values * observed).sum(1, keepdim=True) / observed.sum(1, keepdim=True).clamp_min(1)
-    along = ((values - mean).square() * observed).sum((0, 1)) / observed.sum((0, 1))
-    overall = values[data.observed.cpu()].var(dim=0, correction=0)
+    values = _values(quantity, torch.nan_to_num(data.states.cpu()))
+    observed = data.observed.cpu()
+    along = _centred(values, observed)[observed].square().mean(0)
+    overall = values[observed].var(dim=0, correction=0)
     return (along / overall.clamp_min(1e-300)).sqrt()
+
+
+def _centred(values: Float[Tensor, "b t k"], observed: Bool[Tensor, "b t"]) -> Tensor:
+    """Subtract the mean over the observed states of each trajectory."""
+    weights = observed[..., None].to(values)
+    mean = (values * weights).sum(1, keepdim=True) / weights.sum(1, keepdim=True).clamp_min(1)
+    return values - mean
 
 
 def drift_by_noise(quantity: Algebra, data: Trajectories) -> Float[Tensor, "k"]:
@@ -169,34 +174,25 @@ def describe(
     "recovered" refers to the span.
     """
     learned = spectrum(conserved)
-    quantities = learned.learned()
-    has_span = isinstance(conserved, FixedSpan | FreeSpan)
+    quantities = selected = learned.learned()
+    if isinstance(conserved, FixedSpan | FreeSpan):
+        A, b = span_basis(conserved)
+        selected = Algebra(("",) * len(b), A.double().cpu(), b.double().cpu())
+    directions = learned.directions[: learned.dimension]
     report: dict[str, Any] = {
         "singular_values": learned.values.tolist(),
         "dimension": learned.dimension,
-        "span": len(span_basis(conserved)[1]) if has_span else learned.dimension,
-        "closure": closure(learned.directions[: learned.dimension]).outside,
+        "span": len(selected),
+        "closure": closure(directions).outside,
     }
     if known is not None:
         report["parallelness"] = parallelness(learned.directions, known).tolist()
-        report["recovered"] = _recovered_by_span(conserved, learned, known).tolist()
-        report["names"] = best_names(learned.directions[: learned.dimension], known)
+        report["recovered"] = recovered(selected, known).tolist()
+        report["names"] = best_names(directions, known)
     if held_out is not None:
-        drifts = drift(quantities, held_out).tolist() if len(quantities) else []
-        report["drift"] = drifts
-        report["conserved"] = sum(value <= MAX_DRIFT for value in drifts)
+        report["drift"] = drift(quantities, held_out).tolist() if len(quantities) else []
+        report["conserved"] = sum(value <= MAX_DRIFT for value in report["drift"])
     return report
-
-
-def _recovered_by_span(
-    conserved: Quadratic, learned: Spectrum, known: Algebra
-) -> Float[Tensor, "k"]:
-    """Return the fraction of each known quantity in the selected span, else in the learned one."""
-    if not isinstance(conserved, FixedSpan | FreeSpan):
-        return recovered(learned, known)
-    A, b = span_basis(conserved)
-    selected = Algebra(("",) * len(b), A.double().cpu(), b.double().cpu())
-    return parallelness(known.generators(), selected)
 
 
 # -------------------------------------------------------------------------------- exact invariants
@@ -241,21 +237,20 @@ def quadratic_invariants(
     Raises:
         ValueError: an energy function without `phase`, or too few states.
     """
+    generator = torch.Generator().manual_seed(seed)
     if isinstance(source, Trajectories):
-        rows, default_tolerance = _centred_monomials(source), 1e-4
-        d = source.phase
+        rows, default_tolerance, d = _centred_monomials(source), 1e-4, source.phase
     else:
         if isinstance(source, System):
-            energy, d = source.energy, 2 * source.n
-            x = _random_states(source, samples, torch.Generator().manual_seed(seed))
+            energy, x = source.energy, _random_states(source, samples, generator)
         elif phase is None:
             raise ValueError("Pass phase=..., the number of entries of a state, with an energy.")
         else:
             energy, d = source, 2 * degrees_of_freedom(phase)
-            generator = torch.Generator().manual_seed(seed)
             x = torch.randn(samples, d, generator=generator, dtype=torch.float64)
         field = apply_symplectic_form(gradient(energy, x))
         rows, default_tolerance = (monomial_gradients(x) * field[:, None]).sum(-1), 1e-8
+        d = x.shape[1]
     n_monomials = d * (d + 1) // 2 + d
     if len(rows) < n_monomials:
         raise ValueError(
@@ -283,7 +278,4 @@ def _random_states(
 
 def _centred_monomials(data: Trajectories) -> Float[Tensor, "m f"]:
     """Return the monomials at observed states, minus their mean along each trajectory."""
-    values = monomials(torch.nan_to_num(data.states))
-    observed = data.observed[..., None].to(values)
-    mean = (values * observed).sum(1, keepdim=True) / observed.sum(1, keepdim=True).clamp_min(1)
-    return (values - mean)[data.observed]
+    return _centred(monomials(torch.nan_to_num(data.states)), data.observed)[data.observed]

@@ -57,7 +57,10 @@ class ConservedQuantities(nn.Module, ABC):
 
     Attributes:
         flow_count: dimension of the flow times; K unless the model adds or leaves out flows.
+        rounded: whether the quantities span a space with integer coefficients.
     """
+
+    rounded = False
 
     def __init__(self, count: int, scale: float) -> None:
         super().__init__()
@@ -256,6 +259,7 @@ class FixedSpan(Quadratic):
         template: quantities that define the flow time scale and the norm cap.
     """
 
+    rounded = True
     A_basis: Tensor
     b_basis: Tensor
 

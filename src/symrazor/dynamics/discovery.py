@@ -3,8 +3,8 @@
 import copy
 import math
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -93,7 +93,7 @@ def discover(
     )
     train_set = _without_long_gaps(transitions(training))
     test_set = _without_long_gaps(transitions(held_out))
-    with _progress_callback(progress) as report:
+    with nullcontext(progress) if callable(progress) else fraction_bar(progress) as report:
         journal = None if config.resume is None else Journal(config.resume)
         model = _model(data.phase, config.count or _default_count(data.phase), config.seed)
         options = _train_config(train_set, config)
@@ -110,15 +110,6 @@ def _without_long_gaps(data: Transitions) -> Transitions:
     """Remove transitions over long times: costly to integrate, with little information."""
     use = data.gaps[:, 0] <= max(MAX_GAP, float(data.gaps.min()))
     return data.at(use.nonzero()[:, 0])
-
-
-@contextmanager
-def _progress_callback(progress: Progress | bool | None) -> Iterator[Progress]:
-    if callable(progress):
-        yield progress
-        return
-    with fraction_bar(progress) as bar:
-        yield bar
 
 
 def _train_both(

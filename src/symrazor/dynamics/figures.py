@@ -10,7 +10,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from symrazor.core.files import write_atomically
-from symrazor.dynamics.analysis import Spectrum, spectrum
+from symrazor.dynamics.algebra import square_generators
+from symrazor.dynamics.analysis import spectrum
 from symrazor.dynamics.conserved import Quadratic
 from symrazor.dynamics.mechanics import Field
 
@@ -31,25 +32,20 @@ def generators_figure(conserved: Quadratic, path: Path | str, max_shown: int = 8
     """
     learned = spectrum(conserved)
     shown = min(max_shown, len(learned.values))
-    figure = _figure((2.2 * (shown + 1), 2.4))
-    axes = figure.subplots(1, shown + 1, squeeze=False)[0]
-    _draw_values(axes[0], learned)
-    for k in range(shown):
-        G = learned.directions[k]
-        size = float(G.abs().max())
-        axes[k + 1].imshow(G, cmap="RdBu", vmin=-size, vmax=size)
-        axes[k + 1].set_title(f"G{k + 1}: {float(learned.values[k]):.2f}", fontsize=9)
-        axes[k + 1].set(xticks=(), yticks=())
-    return _save(figure, path)
-
-
-def _draw_values(ax: Any, learned: Spectrum) -> None:
+    figure, (values_axis, *axes) = _panels(shown + 1, 2.2, 2.4)
     numbers = range(1, len(learned.values) + 1)
     colours = [COLOURS[0 if k <= learned.dimension else 3] for k in numbers]
-    ax.bar(list(numbers), learned.values.tolist(), color=colours)
-    ax.set_title(f"{learned.dimension} learned", fontsize=9)
-    ax.set(ylabel="singular value")
-    ax.spines[["top", "right"]].set_visible(False)
+    values_axis.bar(list(numbers), learned.values.tolist(), color=colours)
+    values_axis.set_title(f"{learned.dimension} learned", fontsize=9)
+    values_axis.set(ylabel="singular value")
+    values_axis.spines[["top", "right"]].set_visible(False)
+    for k, ax in enumerate(axes):
+        G = learned.directions[k]
+        size = float(G.abs().max())
+        ax.imshow(G, cmap="RdBu", vmin=-size, vmax=size)
+        ax.set_title(f"G{k + 1}: {float(learned.values[k]):.2f}", fontsize=9)
+        ax.set(xticks=(), yticks=())
+    return _save(figure, path)
 
 
 def phase_portrait(
@@ -63,8 +59,8 @@ def phase_portrait(
         extent: largest position and momentum.
         states: [B, T, 2], trajectories to plot on top.
     """
-    figure = _figure((3.2 * len(fields), 3.2))
-    axes = figure.subplots(1, len(fields), squeeze=False)[0]
+    figure, axes = _panels(len(fields), 3.2, 3.2)
+    limits = (-extent, extent)
     line = torch.linspace(-extent, extent, 30, dtype=torch.float64)
     q, p = torch.meshgrid(line, line, indexing="xy")
     for ax, (name, field) in zip(axes, fields.items(), strict=True):
@@ -73,9 +69,7 @@ def phase_portrait(
         ax.streamplot(q.numpy(), p.numpy(), dq, dp, color=COLOURS[0], linewidth=0.6, density=0.9)
         for trajectory in () if states is None else states.cpu().numpy():
             ax.plot(trajectory[:, 0], trajectory[:, 1], "o-", ms=2.5, lw=1.5, color=COLOURS[1])
-        ax.set(
-            xlim=(-extent, extent), ylim=(-extent, extent), xlabel="q", ylabel="p", aspect="equal"
-        )
+        ax.set(xlim=limits, ylim=limits, xlabel="q", ylabel="p", aspect="equal")
         ax.set_title(name, fontsize=10)
     return _save(figure, path)
 
@@ -92,9 +86,8 @@ def flow_figure(
         axes_shown: the two entries of a state to plot.
     """
     orbits = _orbits(conserved, start, torch.linspace(-1.5, 1.5, 121, dtype=torch.float64))
-    figure = _figure((3.0 * len(orbits), 3.0))
+    figure, axes = _panels(len(orbits), 3.0, 3.0)
     i, j = axes_shown
-    axes = figure.subplots(1, len(orbits), squeeze=False)[0]
     starts = start.cpu().numpy()
     for ax, (name, moved) in zip(axes, orbits.items(), strict=True):
         for orbit in moved.transpose(0, 1).numpy():
@@ -112,8 +105,8 @@ def _orbits(
     states = torch.nn.functional.pad(start.double().cpu(), (0, 1), value=1.0)
     orbits = {}
     for k in range(max(1, learned.dimension)):
-        square = torch.nn.functional.pad(learned.directions[k], (0, 0, 0, 1))
-        maps = torch.linalg.matrix_exp(times[:, None, None] * square)
+        generator = square_generators(learned.directions[k])
+        maps = torch.linalg.matrix_exp(times[:, None, None] * generator)
         orbits[f"flow of C{k + 1}"] = (states @ maps.mT)[..., :-1]
     return orbits
 
@@ -153,12 +146,10 @@ def motion_animation(
     """
     lengths = sorted({len(states) for states in motions.values()})
     if len(lengths) != 1:
-        lengths_text = lengths or "no motion"
-        raise ValueError(f"All motions must have the same length, got {lengths_text}.")
-    figure = _figure((3.0 * len(motions), 3.0))
+        raise ValueError(f"All motions must have the same length, got {lengths or 'no motion'}.")
+    figure, axes = _panels(len(motions), 3.0, 3.0)
     shown = [states.detach().cpu()[..., list(axes_shown)].double() for states in motions.values()]
     lines = []
-    axes = figure.subplots(1, len(motions), squeeze=False)[0]
     xlim, ylim = _axis_limits(shown)
     for ax, name in zip(axes, motions, strict=True):
         ax.set(xlim=xlim, ylim=ylim, aspect="equal")
@@ -177,7 +168,10 @@ def motion_animation(
             tails.set_data(*separated.transpose(0, 1).flatten(0, 1).unbind(1))
             heads.set_data(*recent[-1].unbind(1))
         frames.append(_render(figure))
-    return _save_frames(frames, path)
+    buffer = io.BytesIO()
+    options = {"append_images": frames[1:], "duration": FRAME_MILLISECONDS, "loop": 0}
+    frames[0].save(buffer, format="GIF", save_all=True, **options)
+    return _write(buffer, path)
 
 
 def _axis_limits(shown: Sequence[Float[Tensor, "t m 2"]]) -> list[tuple[float, float]]:
@@ -200,26 +194,22 @@ def _render(figure: Any) -> Any:
     return Image.frombytes("RGBA", size, bytes(pixels)).convert("RGB").quantize(32)
 
 
-def _save_frames(frames: Sequence[Any], path: Path | str) -> Path:
-    buffer = io.BytesIO()
-    first, *others = frames
-    options = {"append_images": others, "duration": FRAME_MILLISECONDS, "loop": 0}
-    first.save(buffer, format="GIF", save_all=True, **options)
-    write_atomically(Path(path), buffer.getvalue())
-    return Path(path)
-
-
-def _figure(size: tuple[float, float]) -> Any:
+def _panels(count: int, width: float, height: float) -> tuple[Any, Any]:
+    """Return a figure and its panels side by side, each of this size in inches."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=size, layout="constrained")
+    figure = Figure(figsize=(width * count, height), layout="constrained")
     FigureCanvasAgg(figure)
-    return figure
+    return figure, figure.subplots(1, count, squeeze=False)[0]
 
 
 def _save(figure: Any, path: Path | str) -> Path:
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=130)
+    return _write(buffer, path)
+
+
+def _write(buffer: io.BytesIO, path: Path | str) -> Path:
     write_atomically(Path(path), buffer.getvalue())
     return Path(path)

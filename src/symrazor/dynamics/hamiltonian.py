@@ -17,7 +17,7 @@ antithetic pairs are unbiased.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Literal, get_args
 
 import torch
@@ -75,7 +75,7 @@ class Energy:
     """
 
     def __init__(
-        self, weights: Weights, biases: Sequence[Tensor], activation: Activation = "softplus"
+        self, weights: Weights, biases: Iterable[Tensor], activation: Activation = "softplus"
     ) -> None:
         self.weights, self.biases = list(weights), list(biases)
         self.activation = ACTIVATIONS[activation]
@@ -96,11 +96,6 @@ class Energy:
         for W, slope in zip(reversed(self.weights[:-1]), reversed(slopes), strict=True):
             g = (slope * g) @ W
         return g
-
-
-def matrix_normal_posterior(mean: Tensor, std: float) -> GaussianPosterior:
-    """Return a matrix normal posterior, as in the paper."""
-    return MatrixNormal(mean.shape, std, mean)
 
 
 def point_posterior(mean: Tensor, std: float) -> GaussianPosterior:
@@ -144,10 +139,11 @@ class HamiltonianNetwork(nn.Module):
         self.phase, self.activation = phase, activation
         sizes = [phase, *[width] * hidden, 1]
         scales = [1.0] + [1 / fan_in**0.5 for fan_in in sizes[1:-1]]
+        make = posterior or (lambda mean, std: MatrixNormal(mean.shape, std, mean))
         layers, biases = [], []
         for fan_in, fan_out, scale in zip(sizes, sizes[1:], scales, strict=False):
             mean = scale * torch.randn(fan_out, fan_in, generator=generator)
-            layers.append((posterior or matrix_normal_posterior)(mean, std * scale))
+            layers.append(make(mean, std * scale))
             biases.append(torch.randn(fan_out, generator=generator))
         self.layers = nn.ModuleList(layers)
         self.biases = nn.ParameterList([nn.Parameter(b) for b in biases[:-1]])
@@ -160,12 +156,11 @@ class HamiltonianNetwork(nn.Module):
     def draw(self, count: int, generator: torch.Generator | None = None) -> Energy:
         """Draw R networks from the posterior, in pairs of opposite deviation from the mean."""
         weights = [q.sample(count, generator, antithetic=count > 1) for q in self.posteriors]
-        return Energy(weights, list(self.biases), self.activation)
+        return Energy(weights, self.biases, self.activation)
 
     def mean(self) -> Energy:
         """Return the network with mean weights, R = 1."""
-        weights = [q.mean[None] for q in self.posteriors]
-        return Energy(weights, list(self.biases), self.activation)
+        return Energy([q.mean[None] for q in self.posteriors], self.biases, self.activation)
 
 
 class Hamiltonian:
@@ -228,6 +223,12 @@ class FlowTimes:
         if dimension < 1:
             raise ValueError(f"dimension must be at least 1 flow, got {dimension}.")
         self.dimension, self.measure, self.draws = dimension, measure, draws
+
+    def with_dimension(self, dimension: int) -> "FlowTimes":
+        """Return the measure in another dimension; a grid for a single flow."""
+        if dimension == 1:
+            return FlowTimes(1, "cube", "quasi")
+        return FlowTimes(dimension, self.measure, self.draws)
 
     @property
     def variance(self) -> float:

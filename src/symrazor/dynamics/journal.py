@@ -55,8 +55,14 @@ class Journal:
             self.decisions[name] = make()
         return self.decisions[name]
 
-    def next(self, model: SymmetrisedNetwork, data: Transitions, config: TrainConfig) -> "Entry":
-        """Return the entry of the next training.
+    def next(
+        self,
+        model: SymmetrisedNetwork,
+        data: Transitions,
+        config: TrainConfig,
+        current_state: Callable[[], State],
+    ) -> "Entry":
+        """Return the entry of the next training, whose checkpoints contain `current_state()`.
 
         Raises:
             ValueError: the stored training has other data, another model or other options.
@@ -73,7 +79,7 @@ class Journal:
         else:
             for name, saved in self.trainings[number]["belongs_to"].items():
                 compare(name, saved, belongs_to[name])
-        return Entry(self, number)
+        return Entry(self, self.trainings[number], current_state)
 
     def save(self) -> None:
         """Write a checkpoint."""
@@ -88,34 +94,27 @@ class Entry:
 
     Args:
         journal: the journal.
-        number: index of the training.
+        training: identity, state and result of the training.
+        current_state: returns the state to be saved.
     """
 
-    def __init__(self, journal: Journal, number: int) -> None:
-        """Start the time to the first checkpoint."""
-        self.journal, self.number, self.saved_at = journal, number, time.monotonic()
-        self._current_state: Callable[[], State] = dict
-
-    @property
-    def directory(self) -> Path:
-        """Directory to resume from."""
-        return self.journal.checkpoints.directory
+    def __init__(
+        self, journal: Journal, training: State, current_state: Callable[[], State]
+    ) -> None:
+        self.journal, self.training, self.current_state = journal, training, current_state
+        self.directory = journal.checkpoints.directory
+        self.saved_at = time.monotonic()
 
     @property
     def state(self) -> State | None:
         """The stored state of the training, or None if it has not started."""
-        state: State = self.journal.trainings[self.number]["state"]
+        state: State = self.training["state"]
         return state if "done" in state else None
 
     @property
     def result(self) -> dict[str, Any] | None:
         """The result of a finished training ("bound" or "error"), or None."""
-        result: dict[str, Any] | None = self.journal.trainings[self.number].get("result")
-        return result
-
-    def track(self, current_state: Callable[[], State]) -> None:
-        """Set the function that returns the state to be saved."""
-        self._current_state = current_state
+        return self.training.get("result")
 
     def due(self, round_ended: bool) -> bool:
         """Return whether the last checkpoint is older than `SAVE_INTERVAL`."""
@@ -123,13 +122,13 @@ class Entry:
 
     def save(self) -> None:
         """Write a checkpoint of the current state."""
-        self.journal.trainings[self.number]["state"] = self._current_state()
+        self.training["state"] = self.current_state()
         self.journal.save()
         self.saved_at = time.monotonic()
 
     def finish(self, result: dict[str, Any]) -> None:
         """Store the result and the final state, without the optimiser."""
-        state = self._current_state()
+        state = self.current_state()
         state.pop("optimiser", None)
-        self.journal.trainings[self.number] |= {"state": state, "result": result}
+        self.training |= {"state": state, "result": result}
         self.journal.save()

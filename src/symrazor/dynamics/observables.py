@@ -314,7 +314,7 @@ class Combination(Observable):
         super().__init__(count, scale, steps)
         if not isinstance(functions, Functions):
             functions = AnyFunctions(functions)
-        self.functions, self.rounded = functions, False
+        self.functions = functions
         start = torch.randn(count, len(functions), generator=generator)
         self.coefficients = nn.Parameter(std * start)
 

@@ -29,7 +29,7 @@ from symrazor.dynamics.conserved import (
     Quadratic,
     monomial_gradients,
 )
-from symrazor.dynamics.hamiltonian import FlowTimes, SymmetrisedNetwork
+from symrazor.dynamics.hamiltonian import SymmetrisedNetwork
 from symrazor.dynamics.observables import Combination
 
 RELATIVE_FLOW_LENGTH = 1.0
@@ -88,7 +88,7 @@ class Proposals:
 
     def best_counts(self, number: int) -> list[int]:
         """Return the counts m with the largest gaps between consecutive rates, largest first."""
-        counts = largest_gaps(self.rates, self.max_count, self.max_count)
+        counts = largest_gaps(self.rates, self.max_count)
         if self.max_count <= MAX_COUNT_ALWAYS_TRY_ONE:
             counts = [1, *(m for m in counts if m > 1)]
         return counts[:number]
@@ -111,18 +111,14 @@ class Proposals:
 
         Quadratic candidates become a `FreeSpan`; combinations of functions are fixed.
         """
-        times = FlowTimes(m, self.times.measure, self.times.draws)
-        if m == 1:
-            times = FlowTimes(1, "cube", "quasi")
+        times = self.times.with_dimension(m)
         template, rows = self.conserved, self.rows[:m]
-        relative = RELATIVE_FLOW_LENGTH
-        if not isinstance(template, Quadratic):
-            relative = RELATIVE_INTEGRATED_FLOW_LENGTH
-        length = relative * self.size / (template.scale * times.variance**0.5 * m**0.5)
+        length = self.size / (template.scale * times.variance**0.5 * m**0.5)
         candidates: ConservedQuantities
         if isinstance(template, Quadratic):
-            candidates = FreeSpan(rows, self.states, length, template)
+            candidates = FreeSpan(rows, self.states, RELATIVE_FLOW_LENGTH * length, template)
         else:
+            length *= RELATIVE_INTEGRATED_FLOW_LENGTH
             candidates = template.with_coefficients(length * rows)
         candidates.to(next(template.parameters()))
         return SymmetrisedNetwork(self.network, candidates, times)
@@ -161,10 +157,7 @@ def mean_weight_field(
 ) -> tuple[Float[Tensor, "m d"], Float[Tensor, "m d"]]:
     """Return up to `MAX_STATES` of the states and the model's vector field there, on the CPU.
 
-    Args:
-        model: evaluated with mean weights and averaged over its flows, if it has any.
-        x: states of the data.
-        flows: number of flows of that average.
+    The model has its mean weights and is averaged over so many flows, if it has any.
     """
     mean = model.network.posteriors[0].mean
     x = x[:: -(-len(x) // MAX_STATES)].to(mean)
@@ -173,56 +166,48 @@ def mean_weight_field(
     return x.cpu(), field.cpu()
 
 
-def largest_gaps(rates: Float[Tensor, "f"], max_count: int, number: int) -> list[int]:
-    """Return the m of 1..max_count with the largest ratio of rate m + 1 to rate m, best first."""
+def largest_gaps(rates: Float[Tensor, "f"], max_count: int) -> list[int]:
+    """Return the m of 1..max_count by the ratio of rate m + 1 to rate m, largest first."""
     positive = rates.clamp_min(1e-12)
     ratio = positive[1 : max_count + 1] / positive[:-1][:max_count]
-    return [int(m) + 1 for m in ratio.argsort(descending=True)[:number]]
+    return [int(m) + 1 for m in ratio.argsort(descending=True)]
 
 
 # ---------------------------------------------------------------------------------------- rounding
 
 
+@torch.no_grad()
 def round_quantities(model: SymmetrisedNetwork) -> SymmetrisedNetwork | None:
     """Return the network (shared) with its quantities projected on a span of integer coefficients.
 
     The quantities are fixed. Returns None if there is no such span nearby.
     """
-    conserved, rounded = model.conserved, None
-    if isinstance(conserved, Quadratic):
-        rounded = round_quadratic(model)
-    elif isinstance(conserved, Combination):
+    conserved = model.conserved
+    rounded: ConservedQuantities
+    if isinstance(conserved, Combination):
         rows = conserved.coefficients.detach().double().cpu()
         basis = integer_rows(rows, (1, 2))  # halves for energies such as p^2 / 2 - 1 / r
-        if basis is not None:
-            projected = torch.linalg.lstsq(basis.mT, rows.mT).solution.mT @ basis
-            combination = conserved.with_coefficients(projected, rounded=True)
-            combination = combination.to(conserved.coefficients)
-            rounded = SymmetrisedNetwork(model.network, combination, model.times)
-    if rounded is not None and rounded.conserved is not None:
-        rounded.conserved.requires_grad_(False)
-    return rounded
-
-
-@torch.no_grad()
-def round_quadratic(model: SymmetrisedNetwork) -> SymmetrisedNetwork | None:
-    """Return the network with quadratic quantities in the rounded span, or None.
-
-    The new quantities are the projections of the learned ones.
-    """
-    conserved = model.conserved
-    if not isinstance(conserved, Quadratic) or conserved.commutators:
+        if basis is None:
+            return None
+        rounded = conserved.with_coefficients(_coordinates(rows, basis) @ basis, rounded=True)
+        rounded.to(conserved.coefficients)
+    elif isinstance(conserved, Quadratic) and not conserved.commutators:
+        span = integer_span(conserved)
+        if span is None:
+            return None
+        learned = generators(conserved.A, conserved.b).flatten(1)
+        mix = _coordinates(learned, generators(*span).flatten(1))
+        A, b, mix = (part.to(conserved.A) for part in (*span, mix))
+        rounded = FixedSpan(A, b, mix, conserved)
+    else:
         return None
-    basis = integer_span(conserved)
-    if basis is None:
-        return None
-    A, b = basis
-    rows = generators(A, b).flatten(1)
-    learned = generators(conserved.A, conserved.b).flatten(1)
-    mix = torch.linalg.lstsq(rows.mT, learned.mT).solution.mT
-    like = conserved.A
-    rounded = FixedSpan(A.to(like), b.to(like), mix.to(like), conserved)
-    return SymmetrisedNetwork(model.network, rounded, model.times)
+    return SymmetrisedNetwork(model.network, rounded.requires_grad_(False), model.times)
+
+
+def _coordinates(rows: Float[Tensor, "k f"], basis: Float[Tensor, "m f"]) -> Float[Tensor, "k m"]:
+    """Return the coordinates of the projections of rows on the span of a basis."""
+    coordinates: Tensor = torch.linalg.lstsq(basis.mT, rows.mT).solution.mT
+    return coordinates
 
 
 @torch.no_grad()
@@ -316,22 +301,15 @@ def _symmetric(rows: Float[Tensor, "m f"], d: int) -> tuple[Tensor, Tensor]:
     return A, rows[:, len(i) :]
 
 
-def is_rounded(conserved: ConservedQuantities | None) -> bool:
-    """Return whether the quantities span a space with integer coefficients."""
-    return isinstance(conserved, FixedSpan) or (
-        isinstance(conserved, Combination) and conserved.rounded
-    )
-
-
 def coefficient_cost(conserved: ConservedQuantities | None, n_data: int) -> float:
     """Return the BIC cost in nats of the free coefficients; 0 for a rounded span."""
-    if conserved is None or is_rounded(conserved):
+    if conserved is None or conserved.rounded:
         return 0.0
-    if isinstance(conserved, Quadratic):
-        d = conserved.A.shape[-1]
-        return bic_cost(conserved.count, d * (d + 3) // 2, n_data)
-    assert isinstance(conserved, Combination)
-    return bic_cost(conserved.count, len(conserved.functions), n_data)
+    if isinstance(conserved, Combination):
+        return bic_cost(conserved.count, len(conserved.functions), n_data)
+    assert isinstance(conserved, Quadratic)
+    d = conserved.A.shape[-1]
+    return bic_cost(conserved.count, d * (d + 3) // 2, n_data)
 
 
 def bic_cost(m: int, f: int, n_data: int) -> float:

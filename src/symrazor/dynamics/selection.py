@@ -34,7 +34,9 @@ import copy
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import astuple, dataclass, field, replace
+from dataclasses import dataclass, field
+from functools import reduce
+from typing import NamedTuple
 
 import torch
 
@@ -49,7 +51,7 @@ from symrazor.dynamics.config import TrainConfig
 from symrazor.dynamics.conserved import FixedSpan, Quadratic
 from symrazor.dynamics.hamiltonian import SymmetrisedNetwork
 from symrazor.dynamics.journal import Journal
-from symrazor.dynamics.proposals import Proposals, coefficient_cost, is_rounded, round_quantities
+from symrazor.dynamics.proposals import Proposals, coefficient_cost, round_quantities
 from symrazor.dynamics.trained import Record, Trained
 from symrazor.dynamics.training import Progress, seconds_per_step, train
 from symrazor.dynamics.trajectories import Transitions
@@ -113,7 +115,7 @@ def train_and_select(
         trials.run_proposal(proposals.model_with(m))
     _propose_from_winner(trials, template)
     winner = select_trial(trials.done)
-    report.skip_to(report.total - 2 * plan.last)
+    report.done = report.total - 2 * plan.last  # some trials may not have taken place
     candidate = finalist(trials.done, winner, len(data))
     models = [] if candidate is None else _final_models(trials.done, candidate, model, data)
     if winner.count == 0:
@@ -121,12 +123,11 @@ def train_and_select(
     timed = (candidate or winner).trained  # its speed tells how many final steps fit
     if config.minutes is not None and timed is not None:
         seconds_left = 60 * config.minutes - (time.monotonic() - started)
-        per_step, planned = timed.seconds / plan.trial, plan
-        plan = _journalled(
-            journal,
-            "last",
-            lambda: planned.fit_last(seconds_left, per_step, len(models), config.steps),
-        )
+        per_step = timed.seconds / plan.trial
+        fits = int(PLANNED_TIME_FRACTION * seconds_left / (len(models) * per_step))
+        last = max(plan.trial, min(config.steps, fits))
+        final_plan = plan._replace(last=last)
+        plan = _journalled(journal, "last", lambda: final_plan)
     finals = _TrialRunner(data, untimed.change(steps=plan.last), report, journal)
     for number, final in enumerate(models):
         finals.run(final, (report.total - report.done) / (len(models) - number))
@@ -161,7 +162,9 @@ class Trial:
     def exactness(self) -> int:
         """2 for a full group, 1 for integer coefficients, 0 for learned ones."""
         conserved = self.model.conserved
-        return 2 if isinstance(conserved, GroupOrbits) else int(is_rounded(conserved))
+        if isinstance(conserved, GroupOrbits):
+            return 2
+        return int(conserved is not None and conserved.rounded)
 
     @property
     def is_closed(self) -> bool:
@@ -205,12 +208,8 @@ def finalist(trials: Sequence[Trial], winner: Trial, n_data: int) -> Trial | Non
     """Return the trial whose quantities are trained in full, or None.
 
     It is the winner, or the best trial with quantities if it lost narrowly to none: a network with
-    flows takes more steps to reach its bound, so short trials favour none.
-
-    Args:
-        trials: all trials, with equally many steps.
-        winner: `select_trial(trials)`.
-        n_data: number of training transitions.
+    flows takes more steps to reach its bound, so short trials favour none. All trials must have
+    equally many steps.
     """
     if winner.count:
         return winner
@@ -251,10 +250,6 @@ class _ProgressReport:
 
         return report
 
-    def skip_to(self, done: float) -> None:
-        """Skip trainings that do not take place."""
-        self.done = done
-
 
 @dataclass
 class _TrialRunner:
@@ -271,15 +266,16 @@ class _TrialRunner:
         candidate = SymmetrisedNetwork(copy.deepcopy(model.network), model.conserved, model.times)
         progress = self.report.stage(self.config.steps if width is None else width)
         n = len(self.data)
+        trial = Trial(math.inf, candidate, None)
         try:
             trained = train(candidate, self.data, self.config, progress, self.journal)
+            cost = trained.bound["neg_elbo"] * n + coefficient_cost(candidate.conserved, n)
+            cost = cost if math.isfinite(cost) else math.inf
+            trial = Trial(cost, candidate, trained, trained.bound["error"] * n)
         except FloatingPointError:
-            self.done.append(Trial(math.inf, candidate, None))
-            return self.done[-1]
-        cost = trained.bound["neg_elbo"] * n + coefficient_cost(candidate.conserved, n)
-        cost = cost if math.isfinite(cost) else math.inf
-        self.done.append(Trial(cost, candidate, trained, trained.bound["error"] * n))
-        return self.done[-1]
+            pass
+        self.done.append(trial)
+        return trial
 
     def run_proposal(self, free: SymmetrisedNetwork) -> None:
         """Try a proposal rounded, learned, and rounded again after learning."""
@@ -350,14 +346,11 @@ def _combine(first: Trained, trials: list[Trial], finals: list[Trial], winner: T
             f"All {len(finals)} trainings with {best.count} conserved quantities diverged. Lower "
             "lr, or scale the states to about 1."
         )
-    records = [t.to_record() for t in (*trials, *finals)]
     if best is winner:
         best.trained.plain = trials[0].trained
-    result = first
-    for trial in (*(t for t in (*trials, *finals) if t is not best), best):
-        if trial.trained is not None:
-            result = _append_history(result, trial.trained)
-    result.trials = records
+    others = [t.trained for t in (*trials, *finals) if t is not best and t.trained is not None]
+    result = reduce(_append_history, [first, *others, best.trained])
+    result.trials = [t.to_record() for t in (*trials, *finals)]
     return result
 
 
@@ -376,15 +369,8 @@ def _append_history(first: Trained, second: Trained) -> Trained:
 # ------------------------------------------------------------------------------------ step planning
 
 
-@dataclass(frozen=True)
-class Plan:
-    """Number of steps of each training.
-
-    Args:
-        first: of the network without quantities.
-        trial: of each trial.
-        last: of each final network.
-    """
+class Plan(NamedTuple):
+    """Number of steps of the network without quantities, of each trial, of each final network."""
 
     first: int
     trial: int
@@ -396,36 +382,27 @@ class Plan:
         trials = 1 + PROPOSALS * TRIALS_PER_PROPOSAL
         return self.first + self.trial * trials + 2 * self.last
 
-    def fit_last(self, seconds: float, per_step: float, trainings: int, max_steps: int) -> "Plan":
-        """Return the plan with as many last steps as fit in the time, at least those of a trial."""
-        steps = int(PLANNED_TIME_FRACTION * seconds / (trainings * per_step))
-        return replace(self, last=max(self.trial, min(max_steps, steps)))
-
 
 def plan_steps(model: SymmetrisedNetwork, data: Transitions, config: TrainConfig) -> Plan:
     """Divide the steps among the trainings; with `minutes`, take no more than fit in the time."""
     burn_in, steps = config.burn_in, config.steps
-    plan = Plan(
-        max(1, round(burn_in * steps)), max(1, round((1 - burn_in) / 2 * steps)), max(1, steps)
-    )
-    if config.minutes is None:
-        return plan
-    plain = seconds_per_step(SymmetrisedNetwork(model.network), data, config)
-    flows = seconds_per_step(model, data, config)
-    seconds = PLANNED_TIME_FRACTION * 60 * config.minutes
-    trials_cost = plain + PROPOSALS * TRIALS_PER_PROPOSAL * flows
-    first = int(FIRST_TIME_FRACTION * seconds / plain)
-    trial = int(TRIALS_TIME_FRACTION * seconds / trials_cost)
-    last = int((1 - FIRST_TIME_FRACTION - TRIALS_TIME_FRACTION) * seconds / (2 * flows))
-    return Plan(
-        max(1, min(plan.first, first)),
-        max(1, min(plan.trial, trial)),
-        max(1, min(plan.last, last)),
-    )
+    plan = Plan(round(burn_in * steps), round((1 - burn_in) / 2 * steps), steps)
+    if config.minutes is not None:
+        plain = seconds_per_step(SymmetrisedNetwork(model.network), data, config)
+        flows = seconds_per_step(model, data, config)
+        seconds = PLANNED_TIME_FRACTION * 60 * config.minutes
+        trials_cost = plain + PROPOSALS * TRIALS_PER_PROPOSAL * flows
+        last_fraction = 1 - FIRST_TIME_FRACTION - TRIALS_TIME_FRACTION
+        plan = Plan(
+            min(plan.first, int(FIRST_TIME_FRACTION * seconds / plain)),
+            min(plan.trial, int(TRIALS_TIME_FRACTION * seconds / trials_cost)),
+            min(plan.last, int(last_fraction * seconds / (2 * flows))),
+        )
+    return Plan(*(max(1, steps) for steps in plan))
 
 
 def _journalled(journal: Journal | None, name: str, make: Callable[[], Plan]) -> Plan:
     """Return a plan, which a resumed run repeats although the machine's speed may differ."""
     if journal is None:
         return make()
-    return Plan(*journal.remember(name, lambda: list(astuple(make()))))
+    return Plan(*journal.remember(name, lambda: list(make())))

@@ -139,9 +139,14 @@ class Trained:
     plain: "Trained | None" = None
 
 
-def kl_divergence(model: SymmetrisedNetwork) -> Tensor:
-    r"""Return $\sum_l \min_v \mathrm{KL}(q_l \,\|\, N(0, v))$ over all layers, in float64."""
-    return torch.stack([collapsed_kl(q) for q in model.network.posteriors]).sum()
+def kl_per_datum(model: SymmetrisedNetwork, config: TrainConfig, n_data: int) -> Tensor:
+    r"""Return $\tfrac1N \sum_l \min_v \mathrm{KL}(q_l \,\|\, N(0, v))$ over all layers, in float64.
+
+    It is zero for maximum likelihood.
+    """
+    if config.objective == "likelihood":
+        return torch.zeros((), dtype=torch.float64)
+    return torch.stack([collapsed_kl(q) for q in model.network.posteriors]).sum() / n_data
 
 
 @torch.no_grad()
@@ -172,9 +177,7 @@ def evidence_bound(
     independent = per_draw[: draws // 2 * 2].view(-1, 2).mean(1) if draws > 3 else per_draw
     nll = float(per_draw.mean())
     error = float(independent.std(correction=0)) / len(independent) ** 0.5
-    kl = 0.0
-    if trained.config.objective == "elbo":
-        kl = float(kl_divergence(trained.model)) / len(data)
+    kl = float(kl_per_datum(trained.model, trained.config, len(data)))
     return {"nll": nll, "kl": kl, "neg_elbo": nll + kl, "error": error}
 
 

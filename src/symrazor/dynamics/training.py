@@ -28,7 +28,7 @@ from symrazor.dynamics.trained import (
     Record,
     Trained,
     evidence_bound,
-    kl_divergence,
+    kl_per_datum,
     predict,
 )
 from symrazor.dynamics.trajectories import Transitions
@@ -75,10 +75,9 @@ def train(
     """
     config = config or TrainConfig()
     _check(model, data, config)
-    entry = None if journal is None else journal.next(model, data, config)
     task = DynamicsTask(model, data, config)
+    entry = None if journal is None else journal.next(model, data, config, task.state_dict)
     if entry is not None:
-        entry.track(task.state_dict)
         if entry.state is not None:
             task.load_state_dict(entry.state)
         if entry.result is not None:
@@ -199,12 +198,8 @@ class DynamicsTask(Task):
 
     def batches(self) -> Iterator[None]:
         """Yield once per step until a record is due; steps draw their own batches."""
-        while not self._record_due():
+        while self.n_since_record == 0 or (self.done % self.config.record and self.share < 1):
             yield None
-
-    def _record_due(self) -> bool:
-        due = self.done % self.config.record == 0 or self.share >= 1
-        return due and self.n_since_record > 0
 
     def step(self, batch: None) -> None:
         """Take the next step."""
@@ -255,12 +250,10 @@ class DynamicsTask(Task):
 
     def _loss(self, energy: Hamiltonian, batch: Transitions) -> tuple[Tensor, Tensor, Tensor]:
         """Return the negative bound per datum, its negative log likelihood, and predictions."""
-        config = self.config
-        predicted = predict(energy.field, batch, config.draws, config)
+        predicted = predict(energy.field, batch, self.config.draws, self.config)
         nll = self.noise.nll(predicted, batch).mean()
-        if config.objective == "likelihood":
-            return nll, nll, predicted.detach()
-        return nll + kl_divergence(self.model) / len(self.data), nll, predicted.detach()
+        kl = kl_per_datum(self.model, self.config, len(self.data))
+        return nll + kl, nll, predicted.detach()
 
     def _clip(self, parameters: list[Tensor]) -> Tensor:
         """Clip gradients, zero non-finite ones, and return whether all were finite."""
@@ -294,8 +287,7 @@ class DynamicsTask(Task):
                 "or conserved_lr, or scale the states to about 1."
             )
         nll = float(self.nll) / self.n_since_record
-        kl = 0.0 if self.config.objective == "likelihood" else float(kl_divergence(self.model))
-        kl /= len(self.data)
+        kl = float(kl_per_datum(self.model, self.config, len(self.data)))
         record = {"step": self.done, "share": min(self.share, 1.0), "seconds": self.seconds}
         record |= {"nll": nll, "kl": kl, "neg_elbo": nll + kl, "noise": float(self.noise.variance)}
         record |= {"skipped": float(self.n_skipped), "capped": float(self.n_capped)}
