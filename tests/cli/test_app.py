@@ -146,6 +146,24 @@ def test_help_and_version(call: Call) -> None:
     assert _run("version").stdout.strip() == sr.__version__
 
 
+def test_help_of_fit_shows_each_default_once(call: Call) -> None:
+    said = call("fit", "--help").stdout
+    assert "(default: 60)" in said
+    assert said.count("default") == said.count("(default:")
+
+
+def test_predictions_have_the_name_of_the_target_column(call: Call, tmp_path: Path) -> None:
+    draws = torch.randn(40, 2, generator=torch.Generator().manual_seed(0)).tolist()
+    rows = [f"{a},{b},{a - b}" for a, b in draws]
+    data, new, run = tmp_path / "data.csv", tmp_path / "new.csv", str(tmp_path / "run")
+    data.write_text("\n".join(["width,height,price", *rows]))
+    new.write_text("\n".join(["width,height", *(row.rpartition(",")[0] for row in rows)]))
+    assert call("discover", str(data), "--epochs", "1", "--out", run).returncode == 0
+    done = call("predict", run, str(new))
+    assert done.stdout.splitlines()[0] == "price", done.stderr
+    assert len(done.stdout.splitlines()) == 41
+
+
 @pytest.mark.parametrize("quiet", [True, False])
 def test_experiment_prints_its_table_unless_quiet(call: Call, quiet: bool) -> None:
     flags = ["--quiet"] if quiet else []

@@ -194,6 +194,7 @@ def test_wrong_files_give_one_line_and_exit_code_2(
     assert message in said
     assert said.startswith("symrazor: ")
     assert said.count("\n") == 1, said
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("name", ["zip bomb", "10 GB header"])

@@ -4,7 +4,7 @@ import logging
 import shutil
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -114,7 +114,6 @@ def discover(arguments: Annotated[Arguments, tyro.conf.arg(name="")]) -> None:
     the same command resumes the run.
     """
     options, out = arguments.options(), arguments.out
-    check_writable_folder(out)
     check_writable_file(arguments.report)
     check_writable_file(arguments.json_file)
     terminal = console(arguments.quiet)
@@ -126,7 +125,7 @@ def discover(arguments: Annotated[Arguments, tyro.conf.arg(name="")]) -> None:
         terminal.print(_table(answer))
         print_verdict(console(), answer.headline, answer.details)
 
-    with _one_line_warnings():
+    with _one_line_warnings(), _run_folder(out):
         try:
             if arguments.data is None:
                 discovery = discover_digits(options, tell, show_answer)
@@ -148,6 +147,20 @@ def discover(arguments: Annotated[Arguments, tyro.conf.arg(name="")]) -> None:
     if arguments.json_file is not None:
         shutil.copyfile(out / DOCUMENT, arguments.json_file)
     tell(f"\nRun folder: {out} ({', '.join(sorted(p.name for p in out.iterdir()))})")
+
+
+@contextmanager
+def _run_folder(folder: Path) -> Iterator[None]:
+    """Create a folder before the work; remove it if the work fails and leaves it empty."""
+    created = [path for path in (folder, *folder.parents) if not path.exists()]
+    check_writable_folder(folder)
+    try:
+        yield
+    except BaseException:
+        with suppress(OSError):  # a folder with files stays
+            for path in created:
+                path.rmdir()
+        raise
 
 
 @contextmanager

@@ -16,7 +16,8 @@ def _command(name: str) -> Callable[..., str]:
     def run(options: Any) -> str:
         return EXPERIMENTS[name].run(options)
 
-    options = Annotated[experiment.options, tyro.conf.arg(name="")]
+    annotated: Any = Annotated  # mypy accepts no variable as the type of an Annotated
+    options = annotated[experiment.options, tyro.conf.arg(name="")]
     run.__annotations__ = {"options": options, "return": str}
     run.__doc__ = experiment.summary
     return run

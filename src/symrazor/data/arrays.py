@@ -30,7 +30,10 @@ CHUNK_ELEMENTS = 1 << 22
 
 @dataclass(frozen=True)
 class FileContents:
-    """Arrays of a file, before kind and task are recognised; the fields are those of `Dataset`."""
+    """Arrays of a file, before kind and task are recognised; the fields are those of `Dataset`.
+
+    `target` is the name of the column of labels.
+    """
 
     x: Tensor
     y: Tensor | None = None
@@ -39,6 +42,7 @@ class FileContents:
     times: Tensor | None = None
     test: Tensors | None = None
     columns: tuple[str, ...] = ()
+    target: str | None = None
 
 
 def as_labels(values: Array, source: str | Path) -> tuple[Tensor, tuple[str, ...]]:

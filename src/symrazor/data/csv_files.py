@@ -77,14 +77,14 @@ def read_csv(path: str | Path, labelled: bool = True) -> FileContents:
         values = torch.from_numpy(_parse_finite_numbers(columns, path))
         is_series = len(columns) >= MIN_SERIES_STEPS and all(map(_STEP_NAME.fullmatch, columns))
         if is_series:
-            return FileContents(values, y, names, "series")
-        return FileContents(values, y, names, "vector", columns=tuple(columns))
+            return FileContents(values, y, names, "series", target=label)
+        return FileContents(values, y, names, "vector", columns=tuple(columns), target=label)
     ids = columns.pop(id_column)
     rows_of = _rows_by_id(ids, _pop_times(columns, path))
     table = _group_rows(
         _parse_finite_numbers(columns, path), y, rows_of, ID_COLUMNS[id_column], path
     )
-    return replace(table, names=names, columns=tuple(columns))
+    return replace(table, names=names, columns=tuple(columns), target=label)
 
 
 def read_columns(path: Path) -> Columns:

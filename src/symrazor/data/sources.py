@@ -78,6 +78,8 @@ def read(
         test=contents.test if labelled else None,
         source=str(path),
     )
+    if data.task == "regression" and data.y is not None and contents.target is not None:
+        data = replace(data, names=(contents.target,))
     return replace(data, columns=contents.columns)
 
 

@@ -310,7 +310,7 @@ def _loading_code(discovery: Discovery) -> str:
 
 
 def _question_document(result: QuestionResult) -> dict[str, Any]:
-    answer, test, names = result.answer, result.prepared_test(), result.data.names or None
+    answer, test, names = result.answer, result.prepared_test(), _class_names(result.data)
     parts = parts_of(answer.subject_fit, test=test, classes=names)
     if answer.recommended_fit is not answer.subject_fit:  # calibration of the network to use
         recommended = parts_of(answer.recommended_fit, test=test, classes=names)
@@ -330,6 +330,7 @@ def _question_document(result: QuestionResult) -> dict[str, Any]:
         "best": answer.best.name,
         "symmetric": answer.symmetric,
         "classes": _class_names(result.data),
+        "targets": list(result.data.names) if result.data.task == "regression" else None,
         **parts,
     }
 

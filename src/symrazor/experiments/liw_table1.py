@@ -110,7 +110,7 @@ def run_seed(options: Options, seed: int) -> list[Run]:
 
     def runs(history: History, most: int | None = None) -> list[Run]:
         """Return and save the figures of all models."""
-        settings = {"seed": seed, "small": options.small, "average": options.average}
+        settings: Run = {"seed": seed, "small": options.small, "average": options.average}
         settings |= {"seconds_together": progress.seconds}
         results = figures(model, data, members, history, most)
         new = [

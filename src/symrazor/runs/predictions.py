@@ -35,10 +35,12 @@ class Predictions:
     Args:
         values: probabilities of the classes, or means of the targets.
         classes: names of the classes; empty for regression.
+        targets: names of the targets, if they are known; empty for classification.
     """
 
     values: Float[Tensor, "n k"]
     classes: tuple[str, ...]
+    targets: tuple[str, ...] = ()
 
     @property
     def labels(self) -> list[str]:
@@ -70,12 +72,13 @@ def predict(
         ValueError: no such run, inputs of another kind or shape, or code without `trust_code`.
     """
     document = read_document(run)
-    classes = tuple(question_of(document, question).get("classes") or ())
+    entry = question_of(document, question)
+    classes, targets = (tuple(entry.get(key) or ()) for key in ("classes", "targets"))
     network = load_network(run, question, trust_code)
     x = read_inputs(data, document["kind"], document["data"]["shape"])
     if not is_fit_run(run):
         f = _batched(network, x.to(input_dtype(document)))
-        return Predictions(f.softmax(-1) if classes else f, classes)
+        return Predictions(f.softmax(-1) if classes else f, classes, targets)
     config = read_run(run).config.data
     x = x.to(getattr(torch, config.dtype))
     if config.name in NORMALISATION:
@@ -121,7 +124,8 @@ def _as_csv(predictions: Predictions) -> str:
     if predictions.classes:
         table.writerow(["label", *(f"p({name})" for name in predictions.classes)])
     else:
-        table.writerow([f"target {k}" for k in range(1, predictions.values.shape[1] + 1)])
+        numbered = [f"target {k}" for k in range(1, predictions.values.shape[1] + 1)]
+        table.writerow(predictions.targets or numbered)
     labels = [[label] for label in predictions.labels] or [[] for _ in predictions.values]
     for label, row in zip(labels, predictions.values.tolist(), strict=True):
         # Targets may be small differences of large numbers: all digits of float64 are written.

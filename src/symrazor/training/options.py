@@ -65,38 +65,38 @@ class FitConfig:
     entropy with smoothed labels is not a negative log likelihood.
 
     Args:
-        epochs: passes over the training data; default 60.
-        batch_size: examples per training step; default 128.
-        optimizer: "adamw" (default), "sgd" (momentum 0.9) or "muon"; see `optimisers`.
-        lr: peak learning rate; default 0.002 (adamw), 0.03 (sgd) or 0.01 (muon).
-        warmup: fraction of all steps with a rising learning rate, then a cosine; default 0.05.
-        sam_radius: radius of sharpness-aware steps (0.05 is common, twice the cost); default None.
-        sam_from: fraction of all steps before the first sharpness-aware step; default 0.
-        augment: function (x, generator) -> x applied to each training batch; default None.
+        epochs: passes over the training data.
+        batch_size: examples per training step.
+        optimizer: "adamw", "sgd" (momentum 0.9) or "muon"; see `optimisers`.
+        lr: peak learning rate; None for 0.002 (adamw), 0.03 (sgd) or 0.01 (muon).
+        warmup: fraction of all steps with a rising learning rate, then a cosine.
+        sam_radius: radius of sharpness-aware steps (0.05 is common, twice the cost); None for none.
+        sam_from: fraction of all steps before the first sharpness-aware step.
+        augment: function (x, generator) -> x applied to each training batch.
             All its randomness must come from the generator. Evidence and test figures use the
             data without augmentation.
-        start: "near" (default) starts close to the equivariant network; "given" keeps the weights.
+        start: "near" starts close to the equivariant network; "given" keeps the weights.
             "near" scales down the free paths (`symrazor.layers.relaxed.start_near_`) and gives them
             a prior precision of 30, or a fifteenth of the number of examples if that is less.
             `free_precision`, or `prior_precision` by group, replaces that precision.
-        switch_off: whether to try to remove free paths from mid-training on; default False.
+        switch_off: whether to try to remove free paths from mid-training on.
             A path stays off if the evidence recovers without it; see `trials`.
-        every: epochs between evidence steps; default 5.
-        burn_in: training steps before the first update of hyperparameters; default a fifth of all.
-        burn_in_most: training steps after which updates start in any case; default `burn_in`.
+        every: epochs between evidence steps.
+        burn_in: training steps before the first update of hyperparameters; None for a fifth of all.
+        burn_in_most: training steps after which updates start in any case; None for `burn_in`.
             Between the two, updates wait until the training loss has settled; see `BurnIn`.
-        subset: examples per evidence step, scaled up to all; default all, at most 5,000.
-        evidence_batch: examples per batch of an evidence step; default chosen by memory.
+        subset: examples per evidence step, scaled up to all; None for all, at most 5,000.
+        evidence_batch: examples per batch of an evidence step; None: chosen by memory.
             That is `batch_size` if the network has hyperparameters, else 250 on a GPU, and at least
             250 with at most 400,000 input numbers on a CPU.
-        patience: evidence steps without a new best before stopping, after burn-in; default None.
-        keep: return the state with the "best" evidence (default) or the "last" state.
-        seed: seed of shuffling, augmentation and probes; default 0.
-        save: directory for the checkpoints of a new run; default None.
-        resume: directory to continue from and save to, may be missing or empty; default None.
-        save_every: epochs between checkpoints; default 5.
-        device: "auto" (default, the device of the model), "cpu", "cuda", ...
-        progress: whether to show a progress bar; default None, if standard error is a terminal.
+        patience: evidence steps without a new best before stopping, after burn-in; None: no limit.
+        keep: return the state with the "best" evidence or the "last" state.
+        seed: seed of shuffling, augmentation and probes.
+        save: directory for the checkpoints of a new run.
+        resume: directory to continue from and save to, may be missing or empty.
+        save_every: epochs between checkpoints.
+        device: "auto" (the device of the model), "cpu", "cuda", ...
+        progress: whether to show a progress bar; None: if standard error is a terminal.
         razor: options of the evidence step. `seed` and `burn_in` are set here instead.
     """
 
