@@ -92,16 +92,9 @@ class CapturedStep:
 class CUDAGraphStep:
     """A step (x, y) -> statistic that is replayed as a CUDA graph.
 
-    Batches of more than `max_shapes` shapes, and steps that cannot be captured, are launched kernel
-    by kernel.
-
-    Args:
-        step: trains on one batch and returns a tensor. It must set gradients to None before it
-            computes them. A step that reads values on the host cannot be captured.
-
-    Attributes:
-        captured: shapes of x and y -> captured step.
-        max_shapes: number of shapes that are captured; 0 after a failed capture.
+    It must set gradients to None before it computes them. Batches of more than `max_shapes` shapes
+    (0 after a failed capture), and steps that read values on the host, are launched kernel by
+    kernel.
     """
 
     def __init__(self, step: Step) -> None:
@@ -140,10 +133,8 @@ class CUDAGraphStep:
 class CUDAGraphCall:
     """A step without arguments that is replayed as a CUDA graph; its inputs live in tensors.
 
-    Args:
-        step: must not read values on the host, and must set gradients to None before it computes
-            them.
-        generators: generators of the random numbers that the step draws on the device.
+    It must not read values on the host, and must set gradients to None before it computes them.
+    `generators` draw the random numbers of the step on the device.
     """
 
     def __init__(

@@ -94,15 +94,7 @@ def _loaded() -> ctypes.CDLL:
 
 
 class Solver:
-    """cuSOLVER on one GPU; one call at a time.
-
-    Args:
-        library: the library, with the functions of `SIGNATURES`.
-        device: the current GPU.
-
-    Raises:
-        CuSolverError: cuSOLVER cannot be set up.
-    """
+    """cuSOLVER on the current GPU, by a library with the `SIGNATURES`; one call at a time."""
 
     def __init__(self, library: Any, device: torch.device) -> None:
         self.library, self.device, self.alone = library, device, threading.Lock()

@@ -95,13 +95,8 @@ def was_restarted() -> bool:
 def start(device: str = "auto") -> World:
     """Join the processes that torchrun started; does nothing for a single process.
 
-    GPUs communicate by NCCL and CPUs by gloo. Each process uses the GPU of its local rank.
-
-    Args:
-        device: "auto" for GPUs if there are any, "cuda" or "cpu".
-
-    Raises:
-        ValueError: there are more processes on this machine than GPUs.
+    GPUs communicate by NCCL and CPUs by gloo. Each process uses the GPU of its local rank: a
+    machine must not have more processes than GPUs. `device` "auto" means GPUs if there are any.
     """
     if not started_by_torchrun() or is_initialized():
         return world()
@@ -272,9 +267,6 @@ class ShardedLoader:
 
     For data that every process holds in memory. A loader of one process's own data needs no
     wrapper.
-
-    Args:
-        loader: iterable of (x, y) batches, identical in every process.
     """
 
     def __init__(self, loader: Iterable[Any]) -> None:

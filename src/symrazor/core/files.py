@@ -11,9 +11,6 @@ def write_atomically(path: Path, content: bytes) -> None:
 
     Permissions follow the umask. The target of a symbolic link is replaced and the link kept; a
     pipe or a device such as /dev/stdout is written to.
-
-    Raises:
-        OSError: the folder cannot be written to.
     """
     if path.exists() and not path.is_file() and not path.is_dir():
         with path.open("wb") as file:

@@ -35,9 +35,6 @@ def resample(
         images: floating-point images.
         matrices: homogeneous maps, with the leading dimensions of `images` or none.
         blur: standard deviation in pixels of a Gaussian filter applied first; 0 for none.
-
-    Raises:
-        ValueError: if the images or maps have another shape, or if the blur is negative.
     """
     check_images(images)
     if not blur >= 0:
@@ -70,11 +67,7 @@ def adjoint_resample(
 def act(
     x: Float[Tensor, "*lead n d"], matrices: Float[Tensor, "*lead s e e"]
 ) -> Float[Tensor, "*lead n s d"]:
-    """Return every vector under every map: linear (e = d) or affine (e = d + 1, homogeneous).
-
-    Raises:
-        ValueError: if the maps have another size.
-    """
+    """Return every vector under every map: linear (e = d) or affine (e = d + 1, homogeneous)."""
     d, e = x.shape[-1], matrices.shape[-1]
     if matrices.shape[-2] != e or e not in (d, d + 1):
         raise ValueError(

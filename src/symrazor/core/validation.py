@@ -109,7 +109,8 @@ def _matches_generic(value: Any, expected: Any, origin: Any) -> bool:
 
 def describe_type(expected: Any) -> str:
     """Return an annotation in words, such as "an integer or None"."""
-    return _join_alternatives(_alternatives(expected))
+    texts = _alternatives(expected)
+    return " or ".join([", ".join(texts[:-1]), texts[-1]] if len(texts) > 1 else texts)
 
 
 def _alternatives(expected: Any) -> list[str]:
@@ -126,10 +127,6 @@ def _alternatives(expected: Any) -> list[str]:
         return [_DESCRIPTIONS[expected]]
     name = str(expected).replace("typing.", "").replace("collections.abc.", "")
     return [name if "[" in name else getattr(expected, "__name__", name)]
-
-
-def _join_alternatives(texts: Sequence[str]) -> str:
-    return " or ".join([", ".join(texts[:-1]), texts[-1]] if len(texts) > 1 else texts)
 
 
 def json_ready(value: Any) -> Any:

@@ -154,7 +154,11 @@ class Replay:
         first, last = task.structure.input_jobs(task, tape)
         self._record(self.inputs, [*first, *last], total)
         self._record(self.backward, task.structure.output_jobs(task, tape, self.roots), total)
-        self.panels = {key: _panels(value) for key, value in total.sums.items()}
+        # Memory of each factor; none for a number on the host.
+        self.panels = {
+            key: value.total.panels if isinstance(value, Factor) and value.total else []
+            for key, value in total.sums.items()
+        }
         self._lend(total.sums)
 
     def _record(self, graph: torch.cuda.CUDAGraph, jobs: list[Job], total: BatchSums) -> None:
@@ -232,11 +236,6 @@ class Replay:
 
 class _Loan:
     """Held by factors whose memory belongs to a recording."""
-
-
-def _panels(value: Tensor | Factor) -> list[Tensor]:
-    """Return the memory of a factor; none for a number on the host."""
-    return value.total.panels if isinstance(value, Factor) and value.total is not None else []
 
 
 def _premises(task: CurvatureTask, tape: Tape) -> tuple[object, ...]:

@@ -92,15 +92,9 @@ class TensorLoader:
 
 
 def check_batch(x: Tensor, y: Tensor, where: str) -> None:
-    """Check that a batch is dense, non-empty, paired and finite.
+    """Raise ValueError, naming the first bad sample, unless a batch is dense, paired and finite.
 
-    Args:
-        x: Inputs, samples along the first dimension.
-        y: Targets, one for each input.
-        where: Name of the batch in error messages, for example "training data, batch 3".
-
-    Raises:
-        ValueError: The batch fails a check; the message names the first offending sample.
+    `where` names the batch in error messages, for example "training data, batch 3".
     """
     check_lengths(x, y, where)
     for name, values in (("x", x), ("y", y)):

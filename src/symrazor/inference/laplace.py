@@ -77,17 +77,14 @@ def hyper_gradient(
     loader: Loader,
     eta: Mapping[str, Tensor],
 ) -> dict[str, tuple[Tensor, Tensor]]:
-    """Return derivatives of log likelihood and -log_det/2 in hyperparameters of the forward pass.
+    """Return derivatives of log likelihood and -log_det/2 in each hyperparameter, by name.
 
     Args:
         task: the task that computed `curvature`, with its generator reset.
         curvature: a detached estimate over the same data.
         log_curvature: log curvature of the prior, by tensor.
         loader: the same data again.
-        eta: hyperparameters, by name.
-
-    Returns:
-        name -> (d log_likelihood, d (-log_det / 2)).
+        eta: hyperparameters of the forward pass, by name.
     """
     views, sensitivities = _sensitivities(curvature, log_curvature)
     parameters = list(eta.values())

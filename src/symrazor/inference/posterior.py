@@ -5,15 +5,13 @@ the Gauss-Newton curvature is exact. The likelihood's mean is then averaged over
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from symrazor.accelerate.torch_internals import reparametrize_module
 from symrazor.core.likelihood import Categorical, Likelihood
@@ -156,12 +154,11 @@ class Posterior:
         return Prediction(laplace_bridge(f, covariance))
 
     def _sampling(self, x: Input, samples: int, generator: torch.Generator | None) -> Prediction:
-        draws = self.sample(samples, generator)
-        with torch.no_grad():
-            means = [
-                self.likelihood.mean(call(partial(_run_draw, self.model, draws, s), x).double())
-                for s in range(samples)
-            ]
+        draws, means = self.sample(samples, generator), list[Tensor]()
+        for s in range(samples):
+            theta = {name: value[s] for name, value in draws.items()}
+            with torch.no_grad(), reparametrize_module(self.model, theta):
+                means.append(self.likelihood.mean(call(self.model, x).double()))
         return mixture_prediction(self.likelihood, torch.stack(means))
 
 
@@ -170,13 +167,6 @@ def mixture_prediction(likelihood: Likelihood, means: Float[Tensor, "s n k"]) ->
     mean = means.mean(0)
     noise = likelihood.noise_variance(mean)
     return Prediction(mean, None if noise is None else means.var(0, correction=0) + noise)
-
-
-def _run_draw(
-    model: nn.Module, draws: Mapping[str, Tensor], s: int, *args: Any, **kwargs: Any
-) -> Any:
-    """Run the model with one sample of its weights."""
-    return functional_call(model, {name: value[s] for name, value in draws.items()}, args, kwargs)
 
 
 def laplace_bridge(

@@ -202,15 +202,10 @@ def copy_state(state: Mapping[str, Any]) -> dict[str, Any]:
 def record_of(razor: "Razor", evidence: Evidence) -> dict[str, Any]:
     r"""Return the entries that an evidence step adds to the record of its epoch, as plain numbers.
 
-    Args:
-        razor: the razor after the step; its current precisions are recorded.
-        evidence: the evidence that the step returned, measured before precisions changed.
-
-    Returns:
-        The terms of the evidence ("log_evidence", "log_likelihood", "log_prior", "log_det",
-        "per_datum"), "complexity" $= \tfrac12$ log_det - log_prior, "precisions" {group: value} and
-        "effective_parameters" {tensor: value}. A group with one precision per weight is recorded as
-        their mean.
+    The terms of the evidence ("log_evidence", "log_likelihood", "log_prior", "log_det",
+    "per_datum"), "complexity" $= \tfrac12$ log_det - log_prior, "precisions" {group: value} after
+    the step, and "effective_parameters" {tensor: value}. A group with one precision per weight is
+    recorded as their mean.
     """
     return {
         **evidence.to_dict(),

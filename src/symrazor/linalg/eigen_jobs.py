@@ -120,21 +120,7 @@ def _without_noise(values: Float[Tensor, "*k d"], name: str, resolution: float) 
     if values.numel() == 0:
         return values
     low, high = (end(values.detach(), -1, keepdim=True) for end in (torch.amin, torch.amax))
-    _check_positive_semidefinite(low, high, values.shape[-1], name, resolution)
-    noise = (-2 * low).clamp(min=_underflow(resolution))
-    return torch.where(values > torch.maximum(noise, resolution * high), values, 0.0)
-
-
-def _underflow(resolution: float) -> float:
-    """Return the magnitude below which numbers lose digits: factors of a dead layer are there."""
-    info = torch.finfo(torch.float32 if resolution > 1e-10 else torch.float64)
-    return info.tiny / info.eps
-
-
-def _check_positive_semidefinite(
-    low: Tensor, high: Tensor, rows: int, name: str, resolution: float
-) -> None:
-    rounding = 16 * rows * (resolution * high).clamp(min=_underflow(resolution))
+    rounding = 16 * values.shape[-1] * (resolution * high).clamp(min=_underflow(resolution))
     negative = low < -rounding
     if bool(negative.any()):
         worst = int(low[negative].argmin())
@@ -143,6 +129,14 @@ def _check_positive_semidefinite(
             f"eigenvalue is {float(low[negative][worst]):.3e}, its largest "
             f"{float(high[negative][worst]):.3e}."
         )
+    noise = (-2 * low).clamp(min=_underflow(resolution))
+    return torch.where(values > torch.maximum(noise, resolution * high), values, 0.0)
+
+
+def _underflow(resolution: float) -> float:
+    """Return the magnitude below which numbers lose digits: factors of a dead layer are there."""
+    info = torch.finfo(torch.float32 if resolution > 1e-10 else torch.float64)
+    return info.tiny / info.eps
 
 
 @dataclass(frozen=True)

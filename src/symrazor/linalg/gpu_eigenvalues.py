@@ -50,7 +50,7 @@ def solve_on_gpus(jobs: Sequence[EigenJob]) -> list[Tensor]:
         if plan.batched:
             yield partial(_solve_groups, [[jobs[n] for n in group] for group in plan.batched])
         for number in plan.host:  # only this thread reads the generator and copies from a GPU
-            yield partial(_as_list, _on_host(jobs[number]))
+            yield _on_host(jobs[number])
 
     for gpu in gpus:
         torch.cuda.synchronize(gpu)  # other threads use other streams
@@ -60,18 +60,14 @@ def solve_on_gpus(jobs: Sequence[EigenJob]) -> list[Tensor]:
     return _to_devices(jobs, [by_number[number] for number in range(len(jobs))])
 
 
-def _on_host(job: EigenJob) -> Callable[[], Tensor]:
+def _on_host(job: EigenJob) -> Callable[[], list[Tensor]]:
     """Return the remaining CPU work, for any thread; matrices on a GPU are copied now."""
     if job.device.type == "cpu":
-        return job.solve
+        return lambda: [job.solve()]
     matrices = symmetric_part(job.matrices(), job.name)
     host = torch.empty(matrices.shape, dtype=matrices.dtype, pin_memory=True)
     host.copy_(matrices)  # 30 times as fast as a copy to memory that is not pinned
-    return partial(eigenvalues_of_symmetric, host, job.name, job.resolution)
-
-
-def _as_list(task: Callable[[], Tensor]) -> list[Tensor]:
-    return [task()]
+    return lambda: [eigenvalues_of_symmetric(host, job.name, job.resolution)]
 
 
 def _solve_one_by_one(jobs: Sequence[EigenJob]) -> list[Tensor]:

@@ -80,19 +80,13 @@ def fit_by_likelihood(
     likelihood: str | Likelihood = "categorical",
     config: LikelihoodConfig | None = None,
 ) -> list[float]:
-    """Train weights and widths together on the training loss; the model ends in eval mode.
+    """Train weights and widths together; return the mean negative log likelihood of every epoch.
 
     Args:
-        model: an `Augmented` network, trained in place.
+        model: an `Augmented` network, trained in place; it ends in eval mode.
         data: inputs and labels, on the model's device.
         likelihood: a `Likelihood` or its name.
         config: options.
-
-    Returns:
-        The mean negative log likelihood of every epoch.
-
-    Raises:
-        ValueError: invalid data or config, or labels that do not suit the outputs.
     """
     options: object = config or LikelihoodConfig()
     if not isinstance(options, LikelihoodConfig):

@@ -174,10 +174,6 @@ def train(
         members: data set, method and learned widths of each model.
         config: options of the training.
         note: called after every entry of the history, with step, model and history.
-
-    Raises:
-        ValueError: the model does not have one leading dimension of the right size, a member has
-            an unknown data set or method, or the labels are not classes of the model.
     """
     task = _BatchedTask(model, data, members, config or BatchedConfig(), note)
     with tf32(allowed=True):
@@ -351,12 +347,8 @@ def evaluate(
 ) -> tuple[Evidence, Float[Tensor, " models"]]:
     """Return the evidence lower bound and the accuracy of every model at fixed transformations.
 
-    Args:
-        model: a model with a leading dimension.
-        data: training data for the bound, or test data for the accuracy.
-        members: the models.
-        nodes: transformations; by default about 64.
-        batch: examples per forward pass.
+    Use training data for the bound, test data for the accuracy. By default there are about 64
+    transformations.
     """
     device = data.y.device
     sets = torch.tensor([m.data for m in members], device=device)

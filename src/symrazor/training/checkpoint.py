@@ -74,13 +74,8 @@ class Checkpoints:
     def save(self, state: State, step: int, epoch: int) -> Path:
         """Write a checkpoint, then remove all but the last two.
 
-        An existing checkpoint of this step and epoch is kept: it has the same content.
-
-        Returns:
-            The directory of the checkpoint.
-
-        Raises:
-            OSError: the directory cannot be written to; earlier checkpoints are unchanged.
+        An existing checkpoint of this step and epoch is kept: it has the same content. If the
+        directory cannot be written to, OSError is raised and earlier checkpoints are unchanged.
         """
         target = self.directory / f"step-{step:08d}-epoch-{epoch:04d}"
         self.directory.mkdir(parents=True, exist_ok=True)
@@ -101,11 +96,7 @@ class Checkpoints:
         return target
 
     def load(self) -> State | None:
-        """Return the newest state with all tensors on the CPU, or None if there is none.
-
-        Raises:
-            ValueError: the newest checkpoint is damaged or has another schema.
-        """
+        """Return the newest state with all tensors on the CPU, or None if there is none."""
         paths = self.paths()
         if not paths:
             return None
@@ -226,11 +217,7 @@ def _insert_tensors(value: Any, tensors: Mapping[str, Tensor]) -> Any:
 
 
 def _check_serialisable(value: Any, name: str = "") -> None:
-    """Check that JSON can represent a value; the extra state of a module can be any object.
-
-    Raises:
-        ValueError: names the value.
-    """
+    """Raise ValueError unless JSON can represent a value, such as a module's extra state."""
     if isinstance(value, Mapping | list):
         parts = value.items() if isinstance(value, Mapping) else enumerate(value)
         for key, part in parts:

@@ -237,13 +237,9 @@ def filters_of(
 
 def _planes(weight: Float[Tensor, "d c *size"]) -> Float[Tensor, "m h w"]:
     flat = weight.flatten(0, 1)
-    match flat.dim():
-        case 2:
-            return flat.unsqueeze(1)
-        case 4:
-            return flat[:, flat.shape[1] // 2]
-        case _:
-            return flat
+    if flat.dim() == 2:
+        return flat.unsqueeze(1)
+    return flat[:, flat.shape[1] // 2] if flat.dim() == 4 else flat
 
 
 @torch.no_grad()
@@ -267,15 +263,26 @@ def costs_of(fit: "Fit") -> dict[str, Any]:
     """
     x = fit.data.x[:COST_SAMPLES]
     names = [layer.name for layer in fit.reading.layers]
-    before = layer_costs(fit.model, x, names)
-    if not any(isinstance(module, Relaxed) for module in fit.model.modules()):
-        return {"costs": _cost_rows(fit.model, before, {})}
-    try:
-        plain = collapse(fit.model, x, shares=fit.reading)
-    except ValueError as error:
-        return {"collapse": {"refused": str(error)}, "costs": _cost_rows(fit.model, before, {})}
-    after = layer_costs(plain, x, names)
-    return {"collapse": plain.collapse_report, "costs": _cost_rows(fit.model, before, after)}
+    modules = dict(fit.model.named_modules())
+    after: dict[str, dict[str, int]] = {}
+    outcome: dict[str, Any] = {}
+    if any(isinstance(module, Relaxed) for module in modules.values()):
+        try:
+            plain = collapse(fit.model, x, shares=fit.reading)
+        except ValueError as error:
+            outcome["collapse"] = {"refused": str(error)}
+        else:
+            outcome["collapse"], after = plain.collapse_report, layer_costs(plain, x, names)
+    outcome["costs"] = [
+        {
+            "layer": name,
+            "type": type(modules[name]).__name__,
+            **costs,
+            **{f"{key}_after": value for key, value in after.get(name, {}).items()},
+        }
+        for name, costs in layer_costs(fit.model, x, names).items()
+    ]
+    return outcome
 
 
 @torch.no_grad()
@@ -298,18 +305,3 @@ def layer_costs(model: nn.Module, x: Input, names: list[str]) -> dict[str, dict[
         for name in names
         if name in modules
     }
-
-
-def _cost_rows(
-    model: nn.Module, before: dict[str, dict[str, int]], after: dict[str, dict[str, int]]
-) -> list[dict[str, Any]]:
-    modules = dict(model.named_modules())
-    return [
-        {
-            "layer": name,
-            "type": type(modules[name]).__name__,
-            **costs,
-            **{f"{key}_after": value for key, value in after.get(name, {}).items()},
-        }
-        for name, costs in before.items()
-    ]

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, NoReturn, Protocol
 
 from symrazor.accelerate.processes import any_process, is_distributed, world
@@ -191,16 +191,10 @@ class Loop:
 
 
 class Interruption:
-    """Turn SIGTERM and SIGINT into a flag while the context is active.
+    """Turn SIGTERM and SIGINT into a flag, `received`, while the context is active.
 
     Python allows signal handlers in the main thread only; in other threads signals keep their
     effect. A signal that was ignored before stays ignored. A second SIGINT takes effect at once.
-
-    Args:
-        active: False to leave all signals alone.
-
-    Attributes:
-        received: the signal, or None.
     """
 
     def __init__(self, active: bool = True) -> None:
@@ -215,12 +209,7 @@ class Interruption:
                     self._previous_handlers[number] = signal.signal(number, self._receive)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for number, handler in self._previous_handlers.items():
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
 

@@ -361,11 +361,7 @@ def step_sizes(optimiser: Optimizer, theta: Mapping[str, nn.Parameter]) -> dict[
     $-\text{lr}\, g (1 - d) / (1 - m)$, with or without Nesterov's form. With
     $s = \text{lr} (1 - d) / (1 - m)$ the stationary point of both steps is the posterior mode. Any
     other optimiser has $s = \text{lr}$ (decoupled weight decay), whose stationary point differs
-    from the mode, see `symrazor.lightning`.
-
-    Args:
-        optimiser: an optimiser with the learning rates that the step has just used.
-        theta: the weights by name; each is in one of the optimiser's groups.
+    from the mode, see `symrazor.lightning`. The learning rates are those that the step has used.
     """
     sizes: dict[int, float] = {}
     for group in optimiser.param_groups:
@@ -379,16 +375,10 @@ def step_sizes(optimiser: Optimizer, theta: Mapping[str, nn.Parameter]) -> dict[
 def check_optimiser(
     optimiser: Optimizer, theta: Mapping[str, nn.Parameter], prior_in_loss: bool = False
 ) -> None:
-    """Check that an optimiser moves the weights towards their posterior mode.
+    """Raise ValueError unless an optimiser moves the weights towards their posterior mode.
 
-    Args:
-        optimiser: the optimiser of the training.
-        theta: the weights that have a prior, by name.
-        prior_in_loss: whether the loss includes the prior, as a line search requires.
-
-    Raises:
-        ValueError: the optimiser has a weight decay, which would be a second prior; it lacks some
-            weights; or it is LBFGS and the prior is not in the loss.
+    It does not if it has a weight decay, which would be a second prior; if it lacks some weights;
+    or if it is LBFGS, whose line search requires the prior in the loss.
     """
     names = {id(weight): name for name, weight in theta.items()}
     for group in optimiser.param_groups:

@@ -230,13 +230,9 @@ class Schedule:
     def with_warmup(cls, n_steps: int, warmup: float = 0.0) -> "Schedule":
         r"""Return the schedule of `fit`: a warm-up, then a cosine decay over the other steps.
 
-        With $W = \lfloor \text{warmup} \cdot T \rfloor$, step $t = 0, 1, \ldots, T - 1$ has the
-        rate $(t + 1) / (W + 1)$ for $t < W$ and $\tfrac12 (1 + \cos \pi \tfrac{t - W}{T - W})$
-        afterwards.
-
-        Args:
-            n_steps: number of training steps T.
-            warmup: fraction of the steps in the warm-up.
+        With $T$ steps and $W = \lfloor \text{warmup} \cdot T \rfloor$, step
+        $t = 0, 1, \ldots, T - 1$ has the rate $(t + 1) / (W + 1)$ for $t < W$ and
+        $\tfrac12 (1 + \cos \pi \tfrac{t - W}{T - W})$ afterwards.
         """
         n_warmup = int(warmup * n_steps)
         # The rise starts one step early, so that the first step has a positive rate.

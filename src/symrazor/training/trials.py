@@ -86,11 +86,8 @@ def verdict(gaps: Sequence[float], left: int) -> bool | None:
     evidence step on, now and also at the end by linear extrapolation of all gaps. A lead alone is
     not enough: the branch without the paths has fewer parameters to pay for at once, while
     precisions of the other branch still rise, so the lead can shrink. Paths stay on if the gap
-    exceeds `TOLERANCE` and does not shrink, or shrinks too slowly.
-
-    Args:
-        gaps: evidence per datum by which the branch without the paths was behind.
-        left: remaining evidence steps.
+    exceeds `TOLERANCE` and does not shrink, or shrinks too slowly. Gaps are evidences per datum;
+    `left` evidence steps remain.
     """
     gap = gaps[-1]
     if left == 0:
