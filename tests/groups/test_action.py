@@ -164,7 +164,7 @@ def test_indices_must_be_integers_in_range(g: object) -> None:
     [
         (lambda: groups.OnGrid(groups.cyclic(4), (0, 4)), "The shape of a grid"),
         (lambda: groups.OnGrid(groups.cyclic(4), 4), "The shape of a grid"),  # type: ignore[arg-type]
-        (lambda: groups.OnGrid(groups.cyclic(4), (4, 4), "zero"), "outside must be one of"),  # type: ignore[arg-type]
+        (lambda: groups.OnGrid(groups.cyclic(4), (4, 4), "zero"), "outside must be 'zeros', 'border'"),  # type: ignore[arg-type]
         (lambda: groups.OnGrid(groups.symmetric(2), (4, 4)), "Use OnPositions"),
     ],
 )

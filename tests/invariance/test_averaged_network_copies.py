@@ -283,14 +283,14 @@ def test_relaxing_an_averaged_network() -> None:
         (lambda: Augment([]), "one or more transformations"),
         (lambda: Augment("rotation"), "choices, got 'rotation'. Example: Augment"),  # type: ignore[arg-type]
         (lambda: Augment(Flips), "one or more transformations"),  # type: ignore[arg-type]
-        (lambda: Augment(affine(), 2.0), "n_samples must be an integer"),  # type: ignore[arg-type]
-        (lambda: Augment(affine(), True), "n_samples must be an integer"),
+        (lambda: Augment(affine(), 2.0), "n_samples must be a positive integer"),  # type: ignore[arg-type]
+        (lambda: Augment(affine(), True), "n_samples must be a positive integer"),
         (lambda: affine("rotation", "a"), "widths must be numbers such as 0.1, got 'a'"),  # type: ignore[arg-type]
         (lambda: Augment(affine(), 2).copies([1.0]), "as a tensor, got list"),  # type: ignore[arg-type]
         (lambda: Augment(affine(), 2).copies(torch.tensor(1.0)), "got a scalar"),
         (lambda: Augment(Contrast(), 2).copies(pictures().byte()), "got torch.uint8. Use x.float"),
         (lambda: find_reach_(_joint(), (pictures(0), torch.arange(0))), "No samples in the data"),
-        (lambda: Augment(affine(), 2).refined(2.5), "n_samples must be an integer"),  # type: ignore[arg-type]
+        (lambda: Augment(affine(), 2).refined(2.5), "n_samples must be a positive integer"),  # type: ignore[arg-type]
         (lambda: Augmented(abs, Augment(Flips())), "torch.nn.Module, got builtin"),  # type: ignore[arg-type]
         (lambda: Mixture(Augment(Flips())), "two or more"),  # type: ignore[arg-type]
         (lambda: Flips((-1,), "a"), "below 1/2, got 'a'"),  # type: ignore[arg-type]
@@ -324,7 +324,7 @@ def test_relaxing_an_averaged_network() -> None:
             lambda: fit_by_likelihood(_joint(), (pictures(), torch.zeros(5, 1)), "gaussian"),
             "needs a categorical likelihood",
         ),
-        (lambda: Augment(affine(), 0), "n_samples must be an integer of at least 1, got 0"),
+        (lambda: Augment(affine(), 0), "n_samples must be a positive integer, got 0"),
         (lambda: affine("rotation", 30.0), "below 3.142 .*in radians"),
         (lambda: affine("rotation", 0.0), "Use a mask for a width of 0"),
         (lambda: Contrast(-0.1), "Contrast needs a positive, finite width, got -0.1"),

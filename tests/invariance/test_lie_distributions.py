@@ -86,7 +86,7 @@ def test_invalid_numbers_of_points_raise() -> None:
         draw(0, 1)
     with pytest.raises(ValueError, match="at least 1 generator"):
         draw(4, 0)
-    with pytest.raises(ValueError, match="scheme must be one of .* got 'halton'"):
+    with pytest.raises(ValueError, match="scheme must be 'stochastic', .* got 'halton'"):
         draw(4, 1, "halton")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="at most 100,000 nodes, got 10 \\*\\* 6"):
         fixed(10, 6)
@@ -220,7 +220,7 @@ def test_invalid_distributions_raise() -> None:
         AffineLie("rotation", 4.0)
     with pytest.raises(ValueError, match="above 0"):
         AffineLie("scale", 0.0)
-    with pytest.raises(ValueError, match="form must be one of sharp, softplus, tanh, got 'relu'"):
+    with pytest.raises(ValueError, match="form must be 'sharp', 'softplus' or 'tanh', got 'relu'"):
         AffineLie("scale", form="relu")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="mask must hold zeros and ones, got"):
         AffineLie("scale", mask=torch.tensor([1.0, -1.0]))

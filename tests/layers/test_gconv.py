@@ -191,7 +191,7 @@ def test_invalid_inputs_raise() -> None:
         GConv(4, 4, (4, 6))
     with pytest.raises(ValueError, match="Unknown group"):
         GConv(4, 4, (4, 4), group="p5")
-    with pytest.raises(ValueError, match="kind must be one of"):
+    with pytest.raises(ValueError, match="kind must be 'full', 'lift'"):
         GConv(4, 4, (4, 4), kind="half")
     with pytest.raises(ValueError, match="'max' or 'mean'"):
         GroupPool(4, "sum")

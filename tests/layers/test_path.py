@@ -284,7 +284,7 @@ def test_subsampling_by_brute_force(norm: str) -> None:
             lambda: subsample(torch.zeros(1, 3, 4, 4), elements=2),
             "does not divide 3 channels",
         ),
-        (lambda: Subsample(2, "mean"), "reduction must be one of .*, got 'mean'"),
+        (lambda: Subsample(2, "mean"), "reduction must be 'l2', .* or 'max-pool', got 'mean'"),
         (lambda: Relaxed([]), "at least one path"),
         (lambda: Relaxed([FC(2, 3, (4,)), FC(2, 4, (4,))]), "the same spaces"),
         (lambda: Relaxed([FC(2, 3, (4,))]).scale_free_paths(0.0), "precision must be positive"),
@@ -295,7 +295,7 @@ def test_subsampling_by_brute_force(norm: str) -> None:
         (lambda: FC(2, 3, (4, 4))(torch.zeros(1, 3, 4, 4)), r"\[n, 2, 4, 4\], got \[1, 3, 4, 4\]"),
         (
             lambda: subsample(torch.zeros(1, 1, 4, 4), 2, "l1"),
-            "must be one of .*, got 'l1'",
+            "reduction must be 'l2', .*, got 'l1'",
         ),
         (lambda: subsample(torch.zeros(2, 4)), r"maps \[n, c, \*size\], got \[2, 4\]"),
         (

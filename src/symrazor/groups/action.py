@@ -13,13 +13,14 @@ An element is an index (of a finite group), or a permutation or matrix.
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
+from symrazor.core.validation import check_choice
 from symrazor.groups.group import Element, Group
 
 Outside = Literal["zeros", "border", "reflection"]
@@ -122,8 +123,7 @@ class OnGrid(GroupAction):
 
     def __init__(self, group: Group, shape: Sequence[int], outside: Outside = "zeros") -> None:
         self.shape = _sizes(shape)
-        if outside not in get_args(Outside):
-            raise ValueError(f"outside must be one of {get_args(Outside)}, got {outside!r}.")
+        check_choice("outside", outside, Outside)
         self.group, self.outside = group, outside
         dims = len(self.shape)
         if group.permutations is not None:

@@ -16,7 +16,6 @@ import itertools
 import json
 import math
 from collections.abc import Sequence
-from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ import torch
 from torch import Tensor
 
 from symrazor.groups import lie
+from symrazor.groups.generators import check_positive_integer
 from symrazor.groups.group import Group
 
 FILE_SUFFIX = ".json"
@@ -34,21 +34,15 @@ MAX_GROUP_SIZE = 4096
 """Largest number of positions or dimensions."""
 
 
-def _positive_integer(name: str, value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < 1:
-        raise ValueError(f"{name} must be a positive integer, got {value!r}.")
-    return int(value)
-
-
 def trivial(n: int) -> Group:
     """Return the trivial group on n positions."""
-    identity = torch.arange(_positive_integer("n", n)).unsqueeze(0)
+    identity = torch.arange(check_positive_integer("n", n)).unsqueeze(0)
     return Group.from_permutations("1", identity, ("e",))
 
 
 def symmetric(n: int) -> Group:
     """Return all permutations of n positions, from a transposition and a cycle."""
-    _positive_integer("n", n)
+    check_positive_integer("n", n)
     if n == 1:
         return Group.from_permutations("S1", torch.zeros(1, 1, dtype=torch.long), ("e",))
     swap = torch.arange(n)
@@ -58,7 +52,7 @@ def symmetric(n: int) -> Group:
 
 def alternating(n: int) -> Group:
     """Return the even permutations of n >= 3 positions, from cycles of three."""
-    if _positive_integer("n", n) < 3:
+    if check_positive_integer("n", n) < 3:
         raise ValueError(f"n must be at least 3, got {n}.")
     rows = torch.arange(n).repeat(n - 2, 1)
     for k in range(n - 2):
@@ -71,7 +65,7 @@ def translations(shape: Sequence[int]) -> Group:
     value: object = shape
     if not isinstance(value, Sequence) or isinstance(value, str):
         raise ValueError(f"The shape of a grid is a tuple such as (8, 8), got {value!r}.")
-    sizes = [_positive_integer("size", size) for size in shape]
+    sizes = [check_positive_integer("size", size) for size in shape]
     if not sizes:
         raise ValueError("The shape of a grid needs at least one size.")
     grid = torch.arange(math.prod(sizes)).reshape(sizes)
@@ -83,13 +77,13 @@ def translations(shape: Sequence[int]) -> Group:
 
 def cyclic_permutations(n: int) -> Group:
     """Return the circular shifts of n positions."""
-    rows = _shift(_positive_integer("n", n)).unsqueeze(0)
+    rows = _shift(check_positive_integer("n", n)).unsqueeze(0)
     return Group.from_permutations(f"Z{n}", rows, ("t",))
 
 
 def dihedral_permutations(n: int) -> Group:
     """Return circular shifts and reversals of n positions: symmetries of a polygon's corners."""
-    flip = torch.arange(_positive_integer("n", n)).flip(0)
+    flip = torch.arange(check_positive_integer("n", n)).flip(0)
     return Group.from_permutations(f"Dih{n}", torch.stack([_shift(n), flip]), ("t", "f"))
 
 
@@ -112,19 +106,19 @@ def _mirror() -> Tensor:
 def cyclic(n: int) -> Group:
     """Return rotations of the plane by multiples of 360/n degrees; exact on grids for 1, 2, 4."""
     return Group.from_matrices(
-        f"C{_positive_integer('n', n)}", _rotation(n).unsqueeze(0), letters=("r",)
+        f"C{check_positive_integer('n', n)}", _rotation(n).unsqueeze(0), letters=("r",)
     )
 
 
 def dihedral(n: int) -> Group:
     """Return the rotations of `cyclic(n)` and the reflection of x; exact on grids for 1, 2, 4."""
-    rows = torch.stack([_rotation(_positive_integer("n", n)), _mirror()])
+    rows = torch.stack([_rotation(check_positive_integer("n", n)), _mirror()])
     return Group.from_matrices(f"D{n}", rows, letters=("r", "m"))
 
 
 def reflections(dims: int = 2) -> Group:
     """Return the reflections of each coordinate."""
-    _positive_integer("dims", dims)
+    check_positive_integer("dims", dims)
     unit = torch.ones(dims, dims, dtype=torch.float64) - 2 * torch.eye(dims, dtype=torch.float64)
     letters = [f"m{axis}" for axis in ("xyzw" if dims <= 4 else range(dims))][:dims]
     name = " x ".join(["reflection"] * dims)
@@ -143,7 +137,7 @@ def octahedral(reflected: bool = False) -> Group:
 
 def so(n: int) -> Group:
     """Return the rotations of vectors in n >= 2 dimensions."""
-    if _positive_integer("n", n) < 2:
+    if check_positive_integer("n", n) < 2:
         raise ValueError(f"n must be at least 2, got {n}.")
     known = {2: lie.so2, 3: lie.so3}
     if n in known:
@@ -156,7 +150,7 @@ def so(n: int) -> Group:
 
 def o(n: int) -> Group:
     """Return the rotations and reflections of vectors in n dimensions."""
-    mirror = torch.eye(_positive_integer("n", n), dtype=torch.float64)
+    mirror = torch.eye(check_positive_integer("n", n), dtype=torch.float64)
     mirror[0, 0] = -1
     algebra = so(n).lie if n > 1 else None
     return Group.from_matrices(f"O({n})", mirror.unsqueeze(0), algebra, ("m",))

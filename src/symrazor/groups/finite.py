@@ -330,11 +330,7 @@ class FiniteGroup:
         return all(other.find(element(g)) is not None for g in self.generators)
 
     def check(self) -> None:
-        """Check the axioms, and that the action composes as the table does.
-
-        Raises:
-            ValueError: names the entry, pair or triple that fails.
-        """
+        """Raise ValueError, naming the elements, if an axiom or the action of the table fails."""
         _check_table(self.table, self.name)
         outside = ((self.table < 0) | (self.table >= self.order)).nonzero().tolist()
         if outside:

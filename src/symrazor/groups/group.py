@@ -23,6 +23,7 @@ from symrazor.groups.generators import (
     check_matrices,
     check_name,
     check_permutations,
+    check_positive_integer,
     no_matrices,
     pair_orbits,
     permutation_matrices,
@@ -142,11 +143,7 @@ class Group:
         return {}
 
     def finite(self, limit: int = MAX_ELEMENTS) -> FiniteGroup:
-        """Return all elements.
-
-        Raises:
-            ValueError: a continuous group, or more than `limit` elements.
-        """
+        """Return all elements; ValueError for continuous groups or more than `limit` elements."""
         if not self.is_discrete:
             raise ValueError(f"{self.name} is continuous: its elements cannot be enumerated.")
         if "finite" not in self._cache:
@@ -200,9 +197,7 @@ class Group:
         A random element is a product of random generators and their inverses, and of exponentials
         of coefficients between -reach and reach.
         """
-        number: object = count
-        if isinstance(number, bool) or not isinstance(number, int) or count < 1:
-            raise ValueError(f"count must be a positive integer, got {count!r}.")
+        check_positive_integer("count", count)
         generator = torch.Generator().manual_seed(seed)
         finite = self.finite_or_none()
         if finite is not None:
@@ -335,11 +330,7 @@ class Group:
         return all(other.contains(element) for element in generators)
 
     def check(self) -> None:
-        """Check the axioms of a group; small groups are enumerated.
-
-        Raises:
-            ValueError: names the pair or triple that fails.
-        """
+        """Raise ValueError, naming the elements, if an axiom fails; small groups are enumerated."""
         if self.lie is not None:
             self.lie.check()
             self.lie.check_normalised_by(self.discrete, self.letters, self.name)

@@ -99,11 +99,7 @@ class LieAlgebra:
         return self.coordinates(self.bracket(A[:, None], A[None]))[0]
 
     def check(self) -> None:
-        """Check that generators are independent and the algebra is closed under brackets.
-
-        Raises:
-            ValueError: names the pair whose bracket is outside.
-        """
+        """Raise ValueError if generators are dependent, or a bracket is outside of the algebra."""
         rank = int(torch.linalg.matrix_rank(self.generators.flatten(1))) if self.dim else 0
         if rank < self.dim:
             raise ValueError(f"The generators {self.names} are linearly dependent: rank {rank}.")
@@ -121,11 +117,7 @@ class LieAlgebra:
     def check_normalised_by(
         self, discrete: Float[Tensor, "m n n"], letters: Sequence[str], group: str
     ) -> None:
-        """Check that g A g^-1 is in the algebra for every discrete generator g of a group.
-
-        Raises:
-            ValueError: names the pair g, A.
-        """
+        """Raise ValueError if g A g^-1 is not in the algebra for a discrete generator g."""
         named = letters or tuple(f"generator {k}" for k in range(len(discrete)))
         for letter, g in zip(named, discrete, strict=True):
             inverse = torch.linalg.inv(g)
@@ -173,11 +165,7 @@ class LieAlgebra:
         )
 
     def masked(self, names: Sequence[str]) -> "LieAlgebra":
-        """Return the span of some generators, which need not be closed under brackets.
-
-        Raises:
-            ValueError: an unknown name.
-        """
+        """Return the span of some generators, which need not be closed under brackets."""
         unknown = [name for name in names if name not in self.names]
         if unknown:
             raise ValueError(f"Unknown generators {unknown}. Available: {self.names}.")

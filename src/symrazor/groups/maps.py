@@ -120,9 +120,7 @@ def _orthogonal(matrix: Float[Tensor, "d d"]) -> bool:
     return bool(((matrix @ matrix.T - unit).abs() < SINGULAR_TOLERANCE).all())
 
 
-def _eigen(
-    A: Float[Tensor, "d d"],
-) -> tuple[Complex[Tensor, " d"], Complex[Tensor, "d d"]] | None:
+def _eigen(A: Float[Tensor, "d d"]) -> tuple[Complex[Tensor, " d"], Complex[Tensor, "d d"]] | None:
     r"""Return eigenvalues and orthonormal eigenvectors of a normal matrix, or None.
 
     $\frac12 (A + A^\top) + \frac{c}{2i} (A - A^\top)$ is Hermitian and has the same eigenvectors,

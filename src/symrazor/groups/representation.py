@@ -15,6 +15,7 @@ from symrazor.groups.generators import (
     ELEMENT_TOLERANCE,
     as_numbers,
     check_permutations,
+    check_positive_integer,
     no_matrices,
     permutation_matrices,
     product_of_permutations,
@@ -68,10 +69,7 @@ class Representation:
     def of(cls, group: Group, discrete: object = None, flows: object = None) -> "Representation":
         """Return a representation by permutations [m, d] or matrices [m, d, d], and flows.
 
-        For small groups it is checked to be a homomorphism.
-
-        Raises:
-            ValueError: the images do not compose as the group does.
+        `check` raises ValueError if it is not a homomorphism.
         """
         images = None if discrete is None else as_numbers(discrete, "matrices [m, d, d]")
         moves = None if flows is None else as_numbers(flows, "flows [k, d, d]").double()
@@ -98,10 +96,9 @@ class Representation:
         return self.flows[:0] if self.matrices is None else self.matrices
 
     def check(self) -> None:
-        """Check that images compose as elements do, for small groups and Lie algebras.
+        """Raise ValueError, naming the pair, if images do not compose as elements do.
 
-        Raises:
-            ValueError: names the pair that fails.
+        Elements of small groups and generators of Lie algebras are checked.
         """
         lie = self.group.lie
         if lie is not None and lie.dim:
@@ -216,9 +213,7 @@ def defining(group: Group) -> Representation:
 
 def invariant(group: Group, size: int = 1) -> Representation:
     """Return the trivial representation on `size` numbers, which no element changes."""
-    value: object = size
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ValueError(f"size must be a positive integer, got {size!r}.")
+    check_positive_integer("size", size)
     lie = 0 if group.lie is None else group.lie.dim
     flows = torch.zeros(lie, size, size, dtype=torch.float64)
     rows = torch.arange(size).repeat(group.counts[0], 1)

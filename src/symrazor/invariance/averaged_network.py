@@ -17,7 +17,7 @@ raises the evidence; the widths grow until they contradict the labels.
 
 import copy
 from collections.abc import Iterable, Sequence
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float, Shaped
@@ -25,7 +25,9 @@ from torch import Tensor, nn
 
 from symrazor.core.likelihood import Categorical, Likelihood
 from symrazor.core.parameters import Hyper, real
+from symrazor.core.validation import check_choice
 from symrazor.curvature.tape import announce_copies
+from symrazor.groups.generators import check_positive_integer
 from symrazor.invariance.lie_distributions import LieDistribution
 from symrazor.invariance.transformation import Choice, Lie, Transformation
 
@@ -62,14 +64,11 @@ class Augment(nn.Module):
     shares: Tensor
 
     def __init__(
-        self,
-        transformations: Part | Sequence[Part],
-        n_samples: int = 20,
-        seed: int = 0,
+        self, transformations: Part | Sequence[Part], n_samples: int = 20, seed: int = 0
     ) -> None:
         super().__init__()
         parts = _parts(transformations)
-        _check_samples(n_samples)
+        check_positive_integer("n_samples", n_samples)
         self.moves = nn.ModuleList(part for part in parts if isinstance(part, Transformation))
         self.choices = nn.ModuleList(part for part in parts if isinstance(part, Choice))
         dim = sum(self._dims)
@@ -140,7 +139,7 @@ class Augment(nn.Module):
 
     def refined(self, n_samples: int) -> "Augment":
         """Return a copy with another number of points, for a finer average after training."""
-        _check_samples(n_samples)
+        check_positive_integer("n_samples", n_samples)
         refined = copy.deepcopy(self)
         dim = self.lattice.shape[1]
         refined.n_samples = n_samples if dim else 1
@@ -237,11 +236,6 @@ class Mixture(nn.Module):
         return description
 
 
-def _check_samples(value: object) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ValueError(f"n_samples must be an integer of at least 1, got {value!r}.")
-
-
 def _parts(value: object) -> list[Transformation | Choice]:
     """Return transformations and choices as a list; wrap distributions in `Lie`."""
     is_sequence = isinstance(value, Iterable) and not isinstance(value, str)
@@ -259,15 +253,15 @@ def _parts(value: object) -> list[Transformation | Choice]:
 
 def _narrowed(move: Transformation, reach: Float[Tensor, " k"]) -> Transformation:
     """Multiply the widths by the measured reach, if there is one width per dimension."""
-    move = move if bool((reach == 1).all()) else copy.deepcopy(move)
-    widths = [part for part in move.modules() if isinstance(part, Hyper)]
+    narrowed = copy.deepcopy(move)
+    widths = [part for part in narrowed.modules() if isinstance(part, Hyper)]
     sizes = [width.raw.numel() for width in widths]
-    if bool((reach == 1).all()) or sum(sizes) != move.dim:
+    if sum(sizes) != move.dim or bool((reach == 1).all()):
         return move
     for width, part_reach in zip(widths, reach.split(sizes), strict=True):
         narrow = width.value.detach().double() * part_reach.double().view_as(width.raw)
         width.value = narrow.clamp(min=MIN_WIDTH)
-    return move
+    return narrowed
 
 
 def lattice(n: int, dim: int) -> Float[Tensor, "n k"]:
@@ -320,10 +314,7 @@ class Augmented(nn.Module):
             raise ValueError(
                 f"augment must be an Augment or a Mixture, got {kind}. Use Augment(...)."
             )
-        if average not in get_args(Average):
-            raise ValueError(
-                f"average must be 'outputs', 'probabilities' or 'joint', got {average!r}."
-            )
+        check_choice("average", average, Average)
         if average != "outputs" and at is not None:
             raise ValueError(
                 f"Probabilities are averaged at the end of the network; use at=None, not {at!r}."

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from symrazor.core.parameters import Hyper, eval_mode
 from symrazor.core.resampling import act, adjoint_resample, resample
+from symrazor.core.validation import check_choice
 
 Where = Literal["weights", "input"]
 
@@ -83,8 +84,7 @@ class Features(Averaged):
         self, weight: Tensor, bias: Tensor, where: Where = "weights", blur: float = 0.0
     ) -> None:
         super().__init__()
-        if where not in ("weights", "input"):
-            raise ValueError(f"where must be 'weights' or 'input', got {where!r}.")
+        check_choice("where", where, Where)
         self.lead = tuple(bias.shape[:-1])
         self.shape = weight.shape[bias.dim() :]
         if weight.shape[: bias.dim()] != bias.shape or len(self.shape) not in (1, 3):

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from symrazor.core.evidence import Evidence
 from symrazor.core.parameters import Hyper
+from symrazor.core.validation import check_choice
 from symrazor.inference.variational.posteriors import BlockCholesky
 from symrazor.invariance import mixture
 from symrazor.invariance.features import Averaged, NetworkFeatures
@@ -83,8 +84,7 @@ class InvariantWeights(nn.Module):
         scale: float = 10.0,
     ) -> None:
         super().__init__()
-        if average not in ("logits", "probs"):
-            raise ValueError(f"average must be 'logits' or 'probs', got {average!r}.")
+        check_choice("average", average, Average)
         if classes < 2:
             raise ValueError(f"There must be at least 2 classes, got {classes}.")
         self.features, self.distribution, self.average = features, distribution, average
@@ -201,14 +201,7 @@ class InvariantWeights(nn.Module):
 
     @torch.no_grad()
     def select(self, places: Sequence[int]) -> "InvariantWeights":
-        """Return some of the models side by side as a new model; an index may appear twice.
-
-        Args:
-            places: indices of the models.
-
-        Raises:
-            ValueError: if the model has no leading dimension or no such index.
-        """
+        """Return the models at some indices as a new model; an index may appear twice."""
         count = self.lead[0] if self.lead else 0
         if not places or not all(0 <= place < count for place in places):
             raise ValueError(f"places must be between 0 and {count - 1}, got {list(places)}.")

@@ -23,7 +23,7 @@ gradient. Use `mirrored` for several generators and `shifted` on a whole circle.
 import math
 from collections.abc import Mapping, Sequence
 from functools import lru_cache, partial
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -32,6 +32,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from symrazor.core.parameters import Hyper, Transform
+from symrazor.core.validation import check_choice
 from symrazor.groups.lie import HALF_WIDTHS, LOG_FACTOR, RADIANS, LieAlgebra, affine2
 from symrazor.linalg.matrix_functions import exponential
 
@@ -69,7 +70,7 @@ def draw(
     Raises:
         ValueError: if n or k is below 1, or the scheme is unknown.
     """
-    _check(n, k, scheme, get_args(Random))
+    _check(n, k, scheme, Random)
     lead = tuple(lead)
     device = _device(generator)
     in_pairs = scheme in ("antithetic", "mirrored")
@@ -99,7 +100,7 @@ def fixed(n: int, k: int, scheme: Fixed = "grid", periodic: Sequence[bool] | Non
         scheme: "grid" or "gauss".
         periodic: which directions are periodic; none by default. Gauss-Legendre has no end points.
     """
-    _check(n, k, scheme, get_args(Fixed))
+    _check(n, k, scheme, Fixed)
     if n**k > 100_000:
         raise ValueError(
             f"A fixed rule can have at most 100,000 nodes, got {n} ** {k}. Draw random nodes with "
@@ -148,13 +149,12 @@ def _device(generator: torch.Generator | None) -> torch.device:
     return torch.device("cpu") if generator is None else generator.device
 
 
-def _check(n: int, k: int, scheme: str, known: tuple[str, ...]) -> None:
+def _check(n: int, k: int, scheme: str, schemes: object) -> None:
     if n < 1:
         raise ValueError(f"An average needs at least 1 transformation, got {n}.")
     if k < 1:
         raise ValueError(f"There must be at least 1 generator, got {k}.")
-    if scheme not in known:
-        raise ValueError(f"scheme must be one of {', '.join(known)}, got {scheme!r}.")
+    check_choice("scheme", scheme, schemes)
 
 
 Widths = float | Mapping[str, float] | Tensor
@@ -204,8 +204,7 @@ class LieDistribution(nn.Module):
         form: Form = "sharp",
     ) -> None:
         super().__init__()
-        if form not in get_args(Form):
-            raise ValueError(f"form must be one of {', '.join(get_args(Form))}, got {form!r}.")
+        check_choice("form", form, Form)
         algebra = LieAlgebra.of(algebra) if isinstance(algebra, Tensor) else algebra
         self.algebra = algebra
         start = _widths(algebra, widths)

@@ -206,10 +206,7 @@ def pose_grid(points: int, k: int) -> Float[Tensor, "s k"]:
 
 
 def pose_energies(
-    model: Augmented,
-    x: Tensor,
-    y: Tensor,
-    points: Float[Tensor, "s k"] | Float[Tensor, "n s k"],
+    model: Augmented, x: Tensor, y: Tensor, points: Float[Tensor, "s k"] | Float[Tensor, "n s k"]
 ) -> Float[Tensor, "n s e"]:
     """Return $g_y(T_e x)$ at the label of each input, for every point and combination of choices.
 
@@ -248,11 +245,7 @@ def averaged_energies(
 
 
 def energy_profiles(
-    model: Augmented,
-    x: Tensor,
-    y: Tensor,
-    best: Float[Tensor, "n k"],
-    ends: Mapping[int, float],
+    model: Augmented, x: Tensor, y: Tensor, best: Float[Tensor, "n k"], ends: Mapping[int, float]
 ) -> list[Float[Tensor, "n along"]]:
     """Return energies along some generators, with the others at the likeliest pose of the input.
 

@@ -237,11 +237,7 @@ class QuarterTurns(Choice):
         self.set_probability_(probability)
 
     def set_probability_(self, probability: float) -> None:
-        """Set the total probability of the three rotations, equal for each.
-
-        Raises:
-            ValueError: if the probability is not between 0 and 1.
-        """
+        """Set the total probability of the three rotations, equal for each, between 0 and 1."""
         if not _is_number(probability) or not 0 < probability < 1:
             raise ValueError(f"probability must be between 0 and 1, got {probability!r}.")
         p = torch.tensor([1 - probability, *(probability / 3,) * 3])

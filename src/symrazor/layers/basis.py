@@ -14,13 +14,14 @@ such functions does not distinguish positions.
 import math
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from symrazor.core.parameters import Hyper, positive, real
+from symrazor.core.validation import check_choice
 from symrazor.groups.action import grid_positions
 from symrazor.layers.path import is_integer, is_real
 
@@ -101,10 +102,7 @@ def _kernel_to_grid(
 
 
 def evaluate_basis(
-    anchors: Float[Tensor, "p dims"],
-    shape: Sequence[int],
-    omega: Float[Tensor, ""],
-    form: Form,
+    anchors: Float[Tensor, "p dims"], shape: Sequence[int], omega: Float[Tensor, ""], form: Form
 ) -> Float[Tensor, "p s"]:
     """Return Phi on a grid in the dtype of the anchors; linear systems are solved in float64."""
     if form == "sum":
@@ -142,13 +140,9 @@ class Basis(nn.Module):
         learn_anchors: Role = "fixed",
     ) -> None:
         super().__init__()
-        for name, value, allowed in (
-            ("form", form, get_args(Form)),
-            ("learn_omega", learn_omega, get_args(Role)),
-            ("learn_anchors", learn_anchors, get_args(Role)),
-        ):
-            if value not in allowed:
-                raise ValueError(f"{name} must be one of {allowed}, got {value!r}.")
+        check_choice("form", form, Form)
+        check_choice("learn_omega", learn_omega, Role)
+        check_choice("learn_anchors", learn_anchors, Role)
         if not is_real(omega) or omega < 0:
             raise ValueError(f"omega must be at least 0, got {omega!r}.")
         self.shape, self.form = tuple(shape), form
@@ -241,11 +235,7 @@ class Basis(nn.Module):
 
 
 def make_basis(shape: Sequence[int], anchors: Any, **options: Any) -> Basis:
-    """Return a basis with no more anchors than pixels, or `anchors` itself if it is a `Basis`.
-
-    Raises:
-        ValueError: an unknown option, too many anchors, or invalid arguments of `Basis`.
-    """
+    """Return a basis with no more anchors than pixels, or `anchors` itself if it is a `Basis`."""
     if isinstance(anchors, Basis):
         return anchors
     unknown = sorted(set(options) - set(BASIS_OPTIONS))

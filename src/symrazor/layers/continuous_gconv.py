@@ -25,12 +25,13 @@ $a[n, (g, t), (c, p)] = \sum_{h, \delta} B[g, p, h, \delta]\, x[n, h, c](t + \de
 import math
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from symrazor.core.validation import check_choice
 from symrazor.curvature.convolution import all_patches, input_factor
 from symrazor.curvature.weight_sharing import Sharing, sharing
 from symrazor.layers.basis import anchor_count, evaluate_basis, spread_anchors
@@ -135,11 +136,6 @@ def _reach(half: float, omega: float) -> float:
     return max(half - 1 / omega, half / 2)
 
 
-def _check_kind(kind: Lifting) -> None:
-    if kind not in get_args(Lifting):
-        raise ValueError(f"kind must be 'full' or 'lift', got {kind!r}.")
-
-
 def _checked_widths(widths: Sequence[float]) -> tuple[float, float]:
     values = tuple(widths) if isinstance(widths, list | tuple) else ()
     if len(values) != 2 or not all(is_real(width) and width > 0 for width in values):
@@ -183,7 +179,7 @@ class SE2Conv(GConv):
         padding: Padding = "circular",
         widths: tuple[float, float] = (0.8, 2.0),
     ) -> None:
-        _check_kind(kind)
+        check_choice("kind", kind, Lifting)
         if not is_integer(angles) or angles > MAX_ANGLES:
             raise ValueError(f"angles must be an integer from 1 to {MAX_ANGLES}, got {angles!r}.")
         omega, kappa = _checked_widths(widths)
@@ -245,7 +241,7 @@ class ScaleConv(FilterPath):
         widths: tuple[float, float] = (1.2, 0.7),
     ) -> None:
         self._set_filter(kernel, padding)
-        _check_kind(kind)
+        check_choice("kind", kind, Lifting)
         if len(self.in_shape) != 2:
             raise ValueError(f"ScaleConv needs maps in 2 dimensions, got {self.in_shape}.")
         omega, sigma = _checked_widths(widths)

@@ -16,15 +16,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from symrazor.accelerate.torch_internals import conv_padding, has_hooks
+from symrazor.core.validation import check_choice
 from symrazor.curvature.convolution import CircularPad, Geometry, pad_circular
-from symrazor.layers.path import (
-    Path,
-    Shape,
-    checked_shape,
-    is_integer,
-    is_symbolic,
-    new_parameter,
-)
+from symrazor.layers.path import Path, Shape, checked_shape, is_integer, is_symbolic, new_parameter
 from symrazor.layers.subsampling import ADAPTIVE_REDUCTIONS, Reduction, Subsample
 
 AnyConv = nn.Conv1d | nn.Conv2d | nn.Conv3d
@@ -130,6 +124,13 @@ class ComputedFilter(nn.Module):
         return computed.as_convolution(next(self.parameters()))
 
 
+def is_padded_to_same_size(conv: AnyConv) -> bool:
+    """Return whether a filter is odd, not dilated, and padded such that stride 1 keeps the size."""
+    margins = [k // 2 for k in reversed(conv.kernel_size) for _ in range(2)]
+    undilated, odd = set(conv.dilation) == {1}, all(k % 2 for k in conv.kernel_size)
+    return undilated and odd and list(conv_padding(conv)) == margins
+
+
 def _filter_of(conv: nn.Module) -> Filter | None:
     """Return the filter of a module, or None if it has none that preserves the shape."""
     if isinstance(conv, ComputedFilter):
@@ -137,10 +138,7 @@ def _filter_of(conv: nn.Module) -> Filter | None:
     if type(conv) not in CONVOLUTIONS.values():
         return None
     assert isinstance(conv, AnyConv)
-    margins = [k // 2 for k in reversed(conv.kernel_size) for _ in range(2)]
-    unit = set(conv.stride) | set(conv.dilation) == {1}
-    odd = all(k % 2 for k in conv.kernel_size)
-    if not unit or not odd or list(conv_padding(conv)) != margins:
+    if set(conv.stride) != {1} or not is_padded_to_same_size(conv):
         return None
     match conv.padding_mode:
         case "circular" | "zeros" as padding:
@@ -167,8 +165,7 @@ def check_kernel(kernel: int, in_shape: Sequence[int], padding: Padding) -> None
     """Raise ValueError for a kernel that is even or wraps around the map more than once."""
     if not is_integer(kernel) or kernel % 2 == 0:
         raise ValueError(f"kernel must be an odd positive integer, got {kernel!r}.")
-    if padding not in ("circular", "zeros"):
-        raise ValueError(f"padding must be 'circular' or 'zeros', got {padding!r}.")
+    check_choice("padding", padding, Padding)
     if kernel // 2 > min(in_shape):
         raise ValueError(
             f"kernel must be at most {2 * min(in_shape) + 1} for maps of shape {tuple(in_shape)}, "

@@ -9,16 +9,16 @@ subsampling for all elements of a sample is equivariant to translations and rota
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from symrazor.accelerate.torch_internals import conv_padding
+from symrazor.core.validation import check_choice
 from symrazor.groups import Group
 from symrazor.layers.basis import make_basis
-from symrazor.layers.conv import CONVOLUTIONS, AnyConv, FilterPath, Padding
+from symrazor.layers.conv import CONVOLUTIONS, AnyConv, FilterPath, Padding, is_padded_to_same_size
 from symrazor.layers.group_filter import Fields, GroupFilter
 from symrazor.layers.path import Map, Path
 from symrazor.layers.point_group import interpolation_error, point_group
@@ -91,8 +91,7 @@ class GConv(FilterPath):
         reduction: Reduction = "l2",
     ) -> None:
         self._set_filter(kernel, padding, reduction)
-        if kind not in get_args(Kind):
-            raise ValueError(f"kind must be one of {get_args(Kind)}, got {kind!r}.")
+        check_choice("kind", kind, Kind)
         self.point_group, self.kind = point_group(group), kind
         self.point_group.check_map(self.in_shape)
         self.group, self.kernel = self.point_group.name, kernel
@@ -119,10 +118,8 @@ class GConv(FilterPath):
         Raises:
             ValueError: another convolution, or channels or maps that do not fit the group.
         """
-        margins = [k // 2 for k in conv.kernel_size for _ in range(2)]
-        square = len(set(conv.kernel_size)) == 1 and len(set(conv.stride)) == 1
-        same_size = list(conv_padding(conv)) == margins
-        if not square or not same_size or set(conv.dilation) | {conv.groups} != {1}:
+        square = len(set(conv.kernel_size)) == len(set(conv.stride)) == 1
+        if not square or conv.groups != 1 or not is_padded_to_same_size(conv):
             raise ValueError(f"The convolution must be padded to the same size, got {conv}.")
         path = cls(
             conv.in_channels,
@@ -149,18 +146,11 @@ class GConv(FilterPath):
         return path
 
     def _fields(self) -> Fields:
-        order = self.point_group.order
-        sides = [("out_channels", self.out_channels)]
+        outputs = self.point_group.fields("out_channels", self.out_channels)
+        inputs = self.in_channels
         if self.kind != "lift":
-            sides.append(("in_channels", self.in_channels))
-        for name, channels in sides:
-            if channels % order:
-                raise ValueError(
-                    f"{name} must be a multiple of {order}, the number of elements of "
-                    f"{self.group}, got {channels}."
-                )
-        inputs = self.in_channels if self.kind == "lift" else self.in_channels // order
-        return Fields(inputs, self.out_channels // order, self.point_group)
+            inputs = self.point_group.fields("in_channels", inputs)
+        return Fields(inputs, outputs, self.point_group)
 
     def is_equivariant_under(self, other: Path) -> bool:
         """Return whether its group, translations included, contains the group of another path.
@@ -316,17 +306,10 @@ class GReadout(Path):
     def _build(self, *, group: str | Group) -> None:
         self.point_group = point_group(group)
         self.point_group.check_map(self.in_shape)
-        self.group, order = self.point_group.name, self.point_group.order
-        self.strict = self.point_group.exact
-        if self.in_channels % order:
-            raise ValueError(
-                f"in_channels must be a multiple of {order}, the number of elements of "
-                f"{self.group}, got {self.in_channels}."
-            )
-        self.pool = GroupPool(order, "mean")
-        self.conv = CONVOLUTIONS[len(self.in_shape)](
-            self.in_channels // order, self.out_channels, 1
-        )
+        self.group, self.strict = self.point_group.name, self.point_group.exact
+        fields = self.point_group.fields("in_channels", self.in_channels)
+        self.pool = GroupPool(self.point_group.order, "mean")
+        self.conv = CONVOLUTIONS[len(self.in_shape)](fields, self.out_channels, 1)
         assert self.conv.bias is not None
         nn.init.zeros_(self.conv.bias)
 

@@ -28,7 +28,7 @@ from symrazor.layers.basis import Basis
 from symrazor.layers.conv import AnyConv, ComputedFilter, Filter, Padding
 from symrazor.layers.point_group import PointGroup, interpolation, rotated_basis
 
-Mixing = Literal["lift", "full", "pointwise"]
+Mixing = Literal["full", "lift", "pointwise"]
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, fx, nn
 
+from symrazor.groups.generators import check_positive_integer
 from symrazor.groups.representation import Representation
 
 Map = Callable[[Tensor], Tensor]
@@ -140,8 +141,7 @@ class Path(nn.Module):
             raise TypeError(f"{type(self).__name__} takes a stride, not an out_shape.")
         sizes = {"in_channels": in_channels, "out_channels": out_channels, "stride": stride}
         for name, value in sizes.items():
-            if not is_integer(value):
-                raise ValueError(f"{name} must be a positive integer, got {value!r}.")
+            check_positive_integer(name, value)
         in_shape = checked_shape(in_shape)
         if out_shape is None:
             out_shape = subsampled_shape(in_shape, stride)

@@ -48,6 +48,7 @@ WALLPAPER_NAMES = {
     "D4": "p4m",
 }
 """Point group that maps a square grid to itself -> its name together with translations."""
+POINT_GROUPS = {name: point for point, name in WALLPAPER_NAMES.items()}
 CUBE_NAMES = ("O", "Oh")
 """Rotations of a cube, without and with reflections."""
 
@@ -77,8 +78,7 @@ class PointGroup:
                 'SGConv(..., group="C16"), SE2Conv and ScaleConv.'
             )
         _ = self.element_order
-        reserved = {known: key for key, known in WALLPAPER_NAMES.items()}
-        reserved |= {name: name for name in CUBE_NAMES}
+        reserved = POINT_GROUPS | {name: name for name in CUBE_NAMES}
         if self.group.name in reserved and not self._equals_builtin(reserved[self.group.name]):
             raise ValueError(
                 f"The name {self.group.name} is reserved for another group. Rename the group."
@@ -103,9 +103,8 @@ class PointGroup:
         return known if known and self._equals_builtin(self.group.name) else self.group.name
 
     def _equals_builtin(self, name: str) -> bool:
-        builtin = octahedral(reflected=name == "Oh")
-        if name not in CUBE_NAMES:
-            builtin = (cyclic if name[0] == "C" else dihedral)(int(name[1:]))
+        builtin = _builtin(name)
+        assert builtin is not None
         same_size = self.group.size == builtin.size and self.order == builtin.finite().order
         return same_size and self.group.is_subgroup_of(builtin)
 
@@ -168,6 +167,15 @@ class PointGroup:
                 f"{self.name} needs {kind}maps in {self.dims} dimensions, got the shape {shape}."
             )
 
+    def fields(self, name: str, channels: int) -> int:
+        """Return the number of fields in `channels` channels, or raise ValueError."""
+        if channels % self.order:
+            raise ValueError(
+                f"{name} must be a multiple of {self.order}, the number of elements of "
+                f"{self.name}, got {channels}."
+            )
+        return channels // self.order
+
     def act(
         self, g: int, x: Float[Tensor, "n c *size"], regular: bool = True
     ) -> Float[Tensor, "n c *size"]:
@@ -204,19 +212,22 @@ def _sort_key(matrix: Float[Tensor, "d d"]) -> tuple[float, ...]:
     return round(angle, 9) % 1, reflected
 
 
+def _builtin(name: str) -> Group | None:
+    """Return C_n, D_n, O or Oh by name."""
+    if name in CUBE_NAMES:
+        return octahedral(reflected=name == "Oh")
+    letters = re.fullmatch(r"([CcDd])_?([1-9]\d{0,2})", name)
+    return letters and (cyclic if letters[1] in "Cc" else dihedral)(int(letters[2]))
+
+
 @lru_cache
 def _by_name(name: str) -> PointGroup:
-    short = {known: key for key, known in WALLPAPER_NAMES.items()}.get(name, name)
-    if name in CUBE_NAMES:
-        with torch.device("cpu"):
-            return PointGroup(octahedral(reflected=name == "Oh"))
-    letters = re.fullmatch(r"([CcDd])_?([1-9]\d{0,2})", short)
-    if letters is None:
-        known = [*WALLPAPER_NAMES.values(), *CUBE_NAMES]
-        raise ValueError(f"Unknown group {name!r}. Available: {known}, C_n and D_n.")
-    n, reflected = int(letters[2]), letters[1] in "Dd"
     with torch.device("cpu"):
-        return PointGroup(dihedral(n) if reflected else cyclic(n))
+        group = _builtin(POINT_GROUPS.get(name, name))
+        if group is None:
+            known = [*WALLPAPER_NAMES.values(), *CUBE_NAMES]
+            raise ValueError(f"Unknown group {name!r}. Available: {known}, C_n and D_n.")
+        return PointGroup(group)
 
 
 def point_group(group: str | Group) -> PointGroup:

@@ -14,7 +14,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from symrazor.accelerate.torch_internals import conv_padding
 from symrazor.curvature.convolution import all_patches, channels_to_features, input_factor
 from symrazor.curvature.weight_sharing import Sharing, sharing
 from symrazor.layers.basis import Basis, fit_values, make_basis, value_deviation
@@ -25,6 +24,7 @@ from symrazor.layers.conv import (
     FilterPath,
     Padding,
     check_kernel,
+    is_padded_to_same_size,
 )
 from symrazor.layers.path import checked_shape
 from symrazor.layers.subsampling import Reduction
@@ -121,14 +121,11 @@ class SConv(FilterPath):
     def can_fit(conv: Conv) -> bool:
         """Return whether a sparse filter can replace the filter of a convolution."""
         inner = conv.conv
-        kernel = inner.kernel_size[0]
-        margins = [kernel // 2] * (2 * len(inner.kernel_size))
         return (
-            set(inner.stride) | set(inner.dilation) | {inner.groups} == {1}
-            and set(inner.kernel_size) == {kernel}
-            and kernel % 2 == 1
+            is_padded_to_same_size(inner)
+            and {*inner.stride, inner.groups} == {1}
+            and len(set(inner.kernel_size)) == 1
             and inner.padding_mode in ("circular", "zeros")
-            and list(conv_padding(inner)) == margins
         )
 
     @classmethod

@@ -15,13 +15,15 @@ invariant under an element of the group; no choice of one component is equivaria
 
 from collections.abc import Sequence
 from math import prod
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from symrazor.core.validation import check_choice
 from symrazor.groups import Group
+from symrazor.groups.generators import check_positive_integer
 from symrazor.layers.path import is_integer, is_symbolic, subsampled_shape, traced
 from symrazor.layers.point_group import point_group
 
@@ -44,11 +46,9 @@ MAX_POOLS = (nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d)
 
 
 def _check_options(stride: object, reduction: object, elements: object) -> None:
-    if reduction not in get_args(Reduction):
-        raise ValueError(f"reduction must be one of {get_args(Reduction)}, got {reduction!r}.")
-    for name, value in (("stride", stride), ("elements", elements)):
-        if not is_integer(value):
-            raise ValueError(f"{name} must be a positive integer, got {value!r}.")
+    check_choice("reduction", reduction, Reduction)
+    check_positive_integer("stride", stride)
+    check_positive_integer("elements", elements)
 
 
 def polyphase(x: Float[Tensor, "n c *size"], stride: int) -> Float[Tensor, "n p c *small"]:
@@ -188,8 +188,7 @@ class SetPool(nn.Module):
 
     def __init__(self, reduction: SetReduction = "mean") -> None:
         super().__init__()
-        if reduction not in get_args(SetReduction):
-            raise ValueError(f"reduction must be 'sum', 'mean' or 'max', got {reduction!r}.")
+        check_choice("reduction", reduction, SetReduction)
         self.reduction = reduction
 
     def forward(self, x: Float[Tensor, "n c *size"]) -> Float[Tensor, "n c"]:
@@ -218,8 +217,7 @@ class GroupPool(nn.Module):
 
     def __init__(self, elements: int | str | Group, how: Literal["max", "mean"] = "max") -> None:
         super().__init__()
-        if how not in ("max", "mean"):
-            raise ValueError(f"how must be 'max' or 'mean', got {how!r}.")
+        check_choice("how", how, Literal["max", "mean"])
         order: object = elements
         if isinstance(elements, Group):
             order = elements.finite().order
