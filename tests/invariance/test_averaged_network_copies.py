@@ -186,7 +186,7 @@ def test_a_refined_average_uses_more_points() -> None:
     much = model.refined(2000)(x)
     assert (finer(x) - much).abs().max() < (model(x) - much).abs().max()
     assert Augment(Flips()).refined(7).n_samples == 1
-    with pytest.raises(ValueError, match="at least 1, got 0"):
+    with pytest.raises(ValueError, match="positive integer, got 0"):
         model.refined(0)
 
 
