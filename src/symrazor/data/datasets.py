@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 from typing import Literal, TypeVar, get_args
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from symrazor.data.batches import Tensors, check_batch, check_lengths
@@ -188,7 +187,12 @@ def dataset(
     task = recognise_task(y) if task is None else _check(task, TASKS, "task")
     test_inputs = None if test is None else _test_inputs(test[0], inputs, kind, source)
     if task == "regression":
-        targets = _targets(y, names, source)
+        if names and not y.is_floating_point():
+            raise ValueError(
+                f"Regression needs numbers as targets, but {source} has the classes "
+                f"{', '.join(list(names)[:3])}, ... Use --task classification."
+            )
+        targets = _columns(y)
         check_batch(inputs, targets, source)
         if bool((targets == targets[:1]).all(0).any()):
             raise ValueError(f"A target in {source} is constant. Check the label column.")
@@ -278,20 +282,14 @@ def extrapolate_times(states: Tensor, times: Tensor) -> Tensor:
         return times
     extended = times.clone()
     for row, path in zip(extended, states, strict=True):
-        _extrapolate_row(row, path)
+        known = (~row.isnan()).nonzero()[:, 0].tolist()
+        if not known or not path[known[-1] + 1 :].isnan().any(1).all():
+            continue
+        first, last = known[0], known[-1]
+        step = (row[last] - row[first]) / (last - first) if last > first else 1.0
+        for number in range(last + 1, len(row)):
+            row[number] = row[number - 1] + step
     return extended
-
-
-def _extrapolate_row(times: Float[Tensor, "t"], path: Tensor) -> None:
-    known = (~times.isnan()).nonzero()[:, 0]
-    if len(known) == 0:
-        return
-    first, last = int(known[0]), int(known[-1])
-    if not path[last + 1 :].isnan().any(1).all():
-        return
-    step = (times[last] - times[first]) / (last - first) if last > first else 1.0
-    for row in range(last + 1, len(times)):
-        times[row] = times[row - 1] + step
 
 
 def _test_inputs(x: Tensor, train: Tensor, kind: str, source: str) -> Tensor:
@@ -352,15 +350,6 @@ def _check(value: _T, choices: tuple[_T, ...], option: str) -> _T:
 
 def _columns(y: Tensor) -> Tensor:
     return y.reshape(len(y), -1).double()
-
-
-def _targets(y: Tensor, names: Sequence[str], source: str) -> Tensor:
-    if names and not y.is_floating_point():
-        raise ValueError(
-            f"Regression needs numbers as targets, but {source} has the classes "
-            f"{', '.join(list(names)[:3])}, ... Use --task classification."
-        )
-    return _columns(y)
 
 
 def _classes(

@@ -67,7 +67,11 @@ def read(
     contents = _read_folder(path, labelled) if path.is_dir() else _read_file(path, labelled)
     chosen_kind = contents.kind if kind is None else kind
     if contents.y is None and chosen_kind is None and contents.times is None and labelled:
-        _check_is_trajectory(contents.x, path)
+        shape = contents.x.shape
+        if len(shape) != 3 or shape[2] % 2 or shape[1] <= shape[2]:  # not a trajectory
+            raise ValueError(
+                f"{path} has no labels, only x of shape {list(shape)}. Save the labels as y."
+            )
     data = dataset(
         contents.x,
         contents.y if labelled else None,
@@ -111,14 +115,6 @@ def read_inputs(path: str | Path, kind: str, shape: Sequence[int]) -> Tensor:
             f"{list(x.shape[1:])}. Convert the data like the training data."
         )
     return x
-
-
-def _check_is_trajectory(x: Tensor, path: Path) -> None:
-    """Check that data without labels have the shape [n, time, even number of coordinates]."""
-    if x.ndim != 3 or x.shape[2] % 2 or x.shape[1] <= x.shape[2]:
-        raise ValueError(
-            f"{path} has no labels, only x of shape {list(x.shape)}. Save the labels as y."
-        )
 
 
 def _read_file(path: Path, labelled: bool) -> FileContents:

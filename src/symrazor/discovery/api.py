@@ -371,18 +371,15 @@ def random_permutations(points: int, seed: int) -> list[Action]:
 
 
 def _with_spread(candidates: list[Candidate]) -> Iterator[Candidate]:
-    """Add the spread of the evidence where another candidate is close."""
+    """Add the spread of the evidence over random probes where another candidate is close."""
     for candidate in candidates:
         is_close = any(
             other is not candidate and abs(other.log_evidence - candidate.log_evidence) < CLOSE_NATS
             for other in candidates
         )
-        yield replace(candidate, spread=_spread(candidate.fit)) if is_close else candidate
-
-
-def _spread(trained: Fit) -> float:
-    """Return the standard deviation of the evidence over probes; 0 for an exact curvature."""
-    if trained.razor.config.estimator != "mc":
-        return 0.0
-    values = [float(trained.razor.evidence(trained.data).log_evidence) for _ in range(EXTRA_PROBES)]
-    return statistics.stdev([float(trained.evidence.log_evidence), *values])
+        razor, data = candidate.fit.razor, candidate.fit.data
+        if not is_close or razor.config.estimator != "mc":  # an exact curvature has no spread
+            yield candidate
+            continue
+        values = [float(razor.evidence(data).log_evidence) for _ in range(EXTRA_PROBES)]
+        yield replace(candidate, spread=statistics.stdev([candidate.log_evidence, *values]))

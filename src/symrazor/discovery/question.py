@@ -121,29 +121,31 @@ def as_groups(groups: object) -> tuple[UserGroup, ...]:
     given: Sequence[object] = groups if is_sequence else [groups]  # type: ignore[assignment]
     if not given:
         raise ValueError("groups is empty. Name at least one group, or omit the option.")
-    return tuple(_as_group(str(group) if isinstance(group, Path) else group) for group in given)
-
-
-def _as_group(group: object) -> UserGroup:
-    if not isinstance(group, str | Group):
-        raise ValueError(
-            "A group must be a name, a file that ends with .json, or a Group, got "
-            f"{type(group).__name__}."
-        )
-    return from_file(str(group)) if is_group_file(group) else group
+    parsed: list[UserGroup] = []
+    for entry in given:
+        group = str(entry) if isinstance(entry, Path) else entry
+        if not isinstance(group, str | Group):
+            raise ValueError(
+                "A group must be a name, a file that ends with .json, or a Group, got "
+                f"{type(group).__name__}."
+            )
+        parsed.append(from_file(str(group)) if is_group_file(group) else group)
+    return tuple(parsed)
 
 
 def groups_as_json(groups: Sequence[UserGroup] | None) -> list[Any] | None:
     """Return names and generators as lists; two groups of one name can differ."""
-    return None if groups is None else [_group_as_json(group) for group in groups]
-
-
-def _group_as_json(group: UserGroup) -> Any:
-    if isinstance(group, str):
-        return group
-    lie_generators = None if group.lie is None else group.lie.generators
-    parts = (group.permutations, group.matrices, lie_generators)
-    return [group.name, *(None if part is None else part.tolist() for part in parts)]
+    if groups is None:
+        return None
+    entries: list[Any] = []
+    for group in groups:
+        if isinstance(group, str):
+            entries.append(group)
+        else:
+            lie_generators = None if group.lie is None else group.lie.generators
+            parts = (group.permutations, group.matrices, lie_generators)
+            entries.append([group.name, *(None if p is None else p.tolist() for p in parts)])
+    return entries
 
 
 @dataclass(frozen=True)

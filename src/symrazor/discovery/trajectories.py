@@ -155,24 +155,18 @@ def save_animation(simulator: nn.Module, observed: Trajectories, path: Path) -> 
         trajectories that stay finite.
     """
     complete = observed.observed[:, :ANIMATION_FRAMES].all(dim=1).nonzero()[:MAX_ANIMATED, 0]
-    states, times = (
-        observed.states[complete, :ANIMATION_FRAMES],
-        observed.times[complete, :ANIMATION_FRAMES],
-    )
+    states = observed.states[complete, :ANIMATION_FRAMES]
+    times = observed.times[complete, :ANIMATION_FRAMES]
     if not len(states):
         return False
-    learned = torch.stack([_simulate(simulator, s, t) for s, t in zip(states, times, strict=True)])
+    trajectories = []
+    for start, gaps in zip(states[:, 0], times.diff(dim=1).tolist(), strict=True):
+        trajectory = [start]
+        for gap in gaps:
+            trajectory.append(simulator(trajectory[-1], gap))
+        trajectories.append(torch.stack(trajectory))
+    learned = torch.stack(trajectories)
     if not bool(learned.isfinite().all()):
         return False
     motion_animation({"seen": states.transpose(0, 1), "learned": learned.transpose(0, 1)}, path)
     return True
-
-
-def _simulate(
-    simulator: nn.Module, states: Float[Tensor, "t d"], times: Float[Tensor, "t"]
-) -> Float[Tensor, "t d"]:
-    """Return the learned trajectory from the first state, at the same times."""
-    trajectory = [states[0]]
-    for gap in times.diff().tolist():
-        trajectory.append(simulator(trajectory[-1], gap))
-    return torch.stack(trajectory)

@@ -136,21 +136,17 @@ def _candidate(candidate: Mapping[str, Any], detail: Detail) -> Content:
     if not isinstance(reading, Mapping):
         raise ValueError(f"A candidate must have a reading; this one has only {sorted(candidate)}.")
     kept = {key: clean(reading[key]) for key in _READING_KEYS if reading.get(key) is not None}
-    if isinstance(kept.get("conserved"), list):
-        kept["conserved"] = [_thin_flow(part, detail.points) for part in kept["conserved"]]
+    quantities = kept.get("conserved")
+    for quantity in quantities if isinstance(quantities, list) else ():
+        flow = quantity.get("flow") if isinstance(quantity, dict) else None
+        if isinstance(flow, list) and len(flow) > 4 * detail.points:
+            quantity["flow"] = flow[:: -(-len(flow) // (4 * detail.points))]
     paths = [place for layer in kept.get("layers", []) for place in path_names(layer)]
     history = candidate.get("history") or []
     entry: Content = {"name": visible_text(candidate.get("name", "network"), 200), "reading": kept}
     if history:
         entry["series"] = history_columns(history, paths, detail.points)
     return entry
-
-
-def _thin_flow(part: Any, points: int) -> Any:
-    flow = part.get("flow") if isinstance(part, dict) else None
-    if isinstance(flow, list) and len(flow) > 4 * points:
-        part["flow"] = flow[:: -(-len(flow) // (4 * points))]
-    return part
 
 
 def path_names(layer: Mapping[str, Any]) -> list[str]:
@@ -185,7 +181,13 @@ def history_columns(history: Sequence[Mapping[str, Any]], paths: list[str], poin
             columns[key] = [record.get(key) for record in kept]
     precisions: dict[str, dict[str, list[Any]]] = {}
     names = {name for record in kept for key in _COLUMNS_BY_NAME for name in record.get(key) or ()}
-    owner = {name: _owning_path(name, paths) for name in names}
+    # The owner of a tensor or prior group is the longest path name that it belongs to.
+    owner = {
+        name: max(
+            (p for p in paths if not p or f"{name}.".startswith(f"{p}.")), key=len, default=name
+        )
+        for name in names
+    }
     effective: dict[str, list[Any]] = {}
     for row, record in enumerate(kept):
         for name, value in (record.get("precisions") or {}).items():
@@ -198,12 +200,6 @@ def history_columns(history: Sequence[Mapping[str, Any]], paths: list[str], poin
         {**columns, "precisions": precisions, "effective_parameters": effective}
     )
     return cleaned
-
-
-def _owning_path(name: str, paths: list[str]) -> str:
-    """Return the longest path name that a tensor or prior group belongs to, else its own name."""
-    owners = [p for p in paths if not p or f"{name}.".startswith(f"{p}.")]
-    return max(owners, key=len, default=name)
 
 
 def _thinned(records: Sequence[Any], count: int) -> list[Any]:

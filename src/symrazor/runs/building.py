@@ -39,18 +39,11 @@ def make_data(config: DataConfig) -> tuple[Tensors, Tensors | None]:
     if config.limit is not None:
         train = (train[0][: config.limit], train[1][: config.limit])
     dtype = getattr(torch, config.dtype)
-    _warn_if_rounded(train[0], dtype, str(config.path or config.name))
+    if train[0].dtype != dtype:
+        columns = train[0].unsqueeze(1) if train[0].ndim == 1 else train[0]
+        names = [f"x[:, {k}]" for k in range(columns.shape[1])]
+        warn_if_coarse(*moments(columns), dtype, names, str(config.path or config.name))
     return _as_dtype(train, dtype), None if test is None else _as_dtype(test, dtype)
-
-
-def _warn_if_rounded(x: Tensor, dtype: torch.dtype, source: str) -> None:
-    """Warn about columns of x that the number type of the run rounds away."""
-    if x.dtype == dtype:
-        return
-    columns = x.unsqueeze(1) if x.ndim == 1 else x
-    mean, spread = moments(columns)
-    names = [f"x[:, {k}]" for k in range(len(mean))]
-    warn_if_coarse(mean, spread, dtype, names, source)
 
 
 def _as_dtype(data: Tensors, dtype: torch.dtype) -> Tensors:

@@ -265,7 +265,12 @@ def _from_section(config_type: type[Any], section: str, values: Mapping[str, Any
     for key, value in values.items():
         _check_key(key, config_type, section)
         if key == "augment":
-            options[key] = AUGMENTATIONS.get(str(value)) or _code_name(value)
+            if not isinstance(value, str) or not (value in AUGMENTATIONS or ":" in value):
+                raise ValueError(
+                    "fit.augment must be 'flip_and_crop' or 'package.module:function', got "
+                    f"{value!r}."
+                )
+            options[key] = AUGMENTATIONS.get(value) or CodeName(value)
         elif not matches_type(value, hints[key]):
             expected = describe_type(hints[key])
             raise ValueError(f"{section}.{key} must be {expected}, got {value!r}.")
@@ -293,14 +298,6 @@ def _keys(config_type: type[Any]) -> list[str]:
     return [f.name for f in fields(config_type) if f.name not in HIDDEN.get(config_type, ())]
 
 
-def _code_name(value: Any) -> CodeName:
-    if not isinstance(value, str) or ":" not in value:
-        raise ValueError(
-            f"fit.augment must be 'flip_and_crop' or 'package.module:function', got {value!r}."
-        )
-    return CodeName(value)
-
-
 def _known_names(word: str, known: Sequence[str]) -> str:
     """Return the most similar known name as a question, or a list of all of them."""
     similar = difflib.get_close_matches(word, known, 1, 0.6)
@@ -316,14 +313,6 @@ def _section(name: str, part: Any) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _function_name(function: Callable[..., Any]) -> str:
-    """Return the name that a configuration gives to a function."""
-    if isinstance(function, CodeName):
-        return function.name
-    names = [name for name, known in AUGMENTATIONS.items() if known is function]
-    return names[0] if names else f"{function.__module__}:{function.__qualname__}"
-
-
 def _value(value: Any) -> str:
     """Return a value as TOML; None inside a list or table does not occur."""
     if isinstance(value, Mapping):
@@ -334,6 +323,8 @@ def _value(value: Any) -> str:
         return str(value).lower()
     if isinstance(value, int | float):
         return repr(value)
-    if callable(value):
-        return json.dumps(_function_name(value))
-    return json.dumps(str(value), ensure_ascii=False)
+    text = value.name if isinstance(value, CodeName) else str(value)
+    if callable(value) and not isinstance(value, CodeName):
+        names = {function: name for name, function in AUGMENTATIONS.items()}
+        text = names.get(value) or f"{value.__module__}:{value.__qualname__}"
+    return json.dumps(text, ensure_ascii=False)

@@ -60,7 +60,9 @@ def run(
         model = make_model(config.model, train[0].shape[1:], n_outputs, train[0].dtype)
         files = _group_files(config)
         _check_groups(folder, files)
-        stored_config = _with_group_files(config, files).to_toml().encode()
+        groups = tuple(files[g][0] if g in files else g for g in config.model.groups)
+        stored = replace(config, model=replace(config.model, groups=groups))
+        stored_config = stored.to_toml().encode()
         if world.is_main and not has_checkpoints:
             if (folder / CONFIG).exists():  # resumed without checkpoints: starts at epoch 1
                 (folder / EVENTS).unlink(missing_ok=True)
@@ -123,12 +125,6 @@ def _group_files(config: RunConfig) -> dict[str, tuple[str, bytes]]:
         file: (GROUP_FILE.format(number), Path(file).read_bytes())
         for number, file in enumerate(files)
     }
-
-
-def _with_group_files(config: RunConfig, files: GroupFiles) -> RunConfig:
-    """Return the configuration with the group files of the run folder."""
-    groups = [files[group][0] if group in files else group for group in config.model.groups]
-    return replace(config, model=replace(config.model, groups=tuple(groups)))
 
 
 def _check_groups(folder: Path, files: GroupFiles) -> None:

@@ -108,7 +108,12 @@ def collapse(
         choice = _fixed_threshold(threshold, shares)
         known = match_shares(shares, relaxed)
     rewriter = Rewriter(before, example_input, dropped_paths(relaxed, known, choice.value or 0.0))
-    plain = _rewrite(before, rewriter)
+    plain = rewriter.rewrite(copy.deepcopy(before), "").eval()
+    remaining = sorted({type(m).__name__ for m in plain.modules() if is_symrazor_module(m)})
+    if remaining:
+        raise ValueError(f"These layers cannot be written in plain torch: {remaining}.")
+    if isinstance(plain, torch.fx.GraphModule):  # a copied GraphModule loses its attributes
+        plain = nn.Sequential(plain).eval()
     plain.collapse_report = {  # type: ignore[assignment]
         "layers": [
             _layer_report(name, layer, known[name], rewriter.terms[name])
@@ -149,17 +154,6 @@ def _fixed_threshold(threshold: float | None, shares: Shares | Reading | None) -
         raise ValueError(f"A threshold of {threshold} needs the shares of the paths. Pass shares=.")
     chosen_by = "by default" if threshold is None else "as given"
     return Choice(None if shares is None else float(number), chosen_by)
-
-
-def _rewrite(before: nn.Module, rewriter: Rewriter) -> nn.Module:
-    """Return a copy in plain torch, in eval mode, that can hold attributes."""
-    plain = rewriter.rewrite(copy.deepcopy(before), "")
-    remaining = sorted({type(m).__name__ for m in plain.modules() if is_symrazor_module(m)})
-    if remaining:
-        raise ValueError(f"These layers cannot be written in plain torch: {remaining}.")
-    if isinstance(plain, torch.fx.GraphModule):  # a copied GraphModule loses its attributes
-        plain = nn.Sequential(plain)
-    return plain.eval()
 
 
 def _layer_report(

@@ -310,7 +310,11 @@ def layer_errors(model: nn.Module, x: Input, *, count: int = 16, seed: int = 0) 
     claims = {name: _claims(layer) for name, layer in layers.items()}
     errors = {
         name: {
-            group: measure(layer, torch.cat(layer_inputs[layer]), _elements(claim, count, seed))
+            group: measure(
+                layer,
+                torch.cat(layer_inputs[layer]),
+                representation_actions(*claim, count, seed) if isinstance(claim, tuple) else claim,
+            )
             for group, claim in claims[name].items()
         }
         for name, layer in layers.items()
@@ -349,12 +353,6 @@ def _claims(layer: Relaxed | Path) -> Claims:
         elif path.group is not None and path.transformations():
             claims[path.group] = [Action(g, (h,)) for g, h in path.transformations()]
     return claims or {"translation": None}
-
-
-def _elements(
-    claim: tuple[Representation, Representation] | list[Action] | None, count: int, seed: int
-) -> list[Action] | None:
-    return representation_actions(*claim, count, seed) if isinstance(claim, tuple) else claim
 
 
 def _acts_on(group: Group, x: Tensor) -> bool:

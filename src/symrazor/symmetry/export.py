@@ -18,6 +18,7 @@ another runtime may keep the other one, and the outputs for this input are then 
 map.
 """
 
+import copy
 import importlib.util
 import json
 import logging
@@ -30,6 +31,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from safetensors.torch import load_model, save_model
 from torch import Tensor, fx, nn
 
 from symrazor.accelerate.torch_internals import (
@@ -103,7 +105,15 @@ def save_network(
         temporary = Path(folder) / file.name
         reloaded = write(plain, temporary, example_input)
         with torch.no_grad():
-            _compare(reloaded(example_input), expected, tolerance, chosen_format)
+            outputs = reloaded(example_input).to(expected)
+        scale = float(expected.abs().max()) or 1.0
+        error = float((outputs - expected).abs().max()) / scale
+        if not error <= tolerance:
+            raise ValueError(
+                f"The outputs of the {chosen_format} file differ from those of the network by "
+                f"{error:.1e} (relative), more than tolerance={tolerance:g}; nothing was written. "
+                "Pass a larger tolerance to accept this."
+            )
         os.replace(temporary, file)
     return file
 
@@ -123,17 +133,6 @@ def _target(path: Path, format: str | None) -> tuple[str, Path]:
             f"No such folder: {file.parent}. Create it with: mkdir -p {file.parent}"
         )
     return chosen, file
-
-
-def _compare(got: Tensor, expected: Tensor, tolerance: float, format: str) -> None:
-    scale = float(expected.abs().max()) or 1.0
-    error = float((got.to(expected) - expected).abs().max()) / scale
-    if not error <= tolerance:
-        raise ValueError(
-            f"The outputs of the {format} file differ from those of the network by {error:.1e} "
-            f"(relative), more than tolerance={tolerance:g}; nothing was written. Pass a larger "
-            "tolerance to accept this."
-        )
 
 
 Run = Callable[[Input], Tensor]
@@ -175,12 +174,8 @@ def _write_program(plain: nn.Module, file: Path, x: Input) -> Run:
 
 
 def _write_weights(plain: nn.Module, file: Path, x: Input) -> Run:
-    from copy import deepcopy
-
-    from safetensors.torch import load_model, save_model
-
     save_model(plain, str(file), metadata={"format": "pt", "network": _describe(plain, x)})
-    reloaded = deepcopy(plain)
+    reloaded = copy.deepcopy(plain)
     with torch.no_grad():
         for tensor in reloaded.state_dict().values():
             tensor.zero_()
@@ -287,17 +282,12 @@ def describe(module: nn.Module, where: str = "") -> dict[str, Any]:
 def _constructor_arguments(module: nn.Module) -> dict[str, Any]:
     """Return constructor arguments as JSON values, read from the attributes of a layer."""
     arguments: dict[str, Any] = {}
-    for name, kind in MODULES[type(module)].items():
+    for name in MODULES[type(module)]:
         value = getattr(module, name)
         if name == "bias":
             value = value is not None
-        is_list = kind in ("ints", "padding") and _is_list(value)
-        arguments[name] = list(value) if is_list else value
+        arguments[name] = list(value) if isinstance(value, list | tuple) else value
     return arguments
-
-
-def _is_list(value: object) -> bool:
-    return isinstance(value, list | tuple)
 
 
 def _held_tensors(module: nn.Module) -> dict[str, Any]:

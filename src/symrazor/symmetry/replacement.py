@@ -277,9 +277,10 @@ def record_calls(model: nn.Module, x: Input) -> tuple[Tensor, dict[int, list[Mod
             last_map = tuple(y.shape[1:])
 
     modes = {module: module.training for module in model.modules()}
+    cuda = list({p.device for p in model.parameters() if p.device.type == "cuda"})
     handles = [module.register_forward_hook(record) for module in modes]
     try:
-        with torch.no_grad(), torch.random.fork_rng(_cuda(model)):
+        with torch.no_grad(), torch.random.fork_rng(cuda):
             copied = map_tensors(x, torch.clone)
             map_tensors(copied, images.append)
             for module in modes:  # not model.eval(), which draws new copies in `Augment`
@@ -296,10 +297,6 @@ def record_calls(model: nn.Module, x: Input) -> tuple[Tensor, dict[int, list[Mod
             handle.remove()
         for module, mode in modes.items():
             module.training = mode
-
-
-def _cuda(model: nn.Module) -> list[torch.device]:
-    return list({p.device for p in model.parameters() if p.device.type == "cuda"})
 
 
 def check_outputs(
