@@ -227,23 +227,21 @@ def test_name_quantities_recovers_the_names_of_a_mixed_algebra(known: Algebra) -
     g = torch.Generator().manual_seed(0)
     mix = torch.randn(len(known), len(known), generator=g, dtype=torch.float64)
     A, b = torch.einsum("km,mij->kij", mix, known.A), mix @ known.b
-    named = name_quantities(A, b)
-    assert [quantity.name for quantity in named] == list(known.names)
-    for quantity, a in zip(named, known.A, strict=True):
-        assert quantity.parallelness == pytest.approx(1.0)
-        torch.testing.assert_close(quantity.A * a.norm(), a * quantity.A.norm())
+    named, overlaps = name_quantities(A, b)
+    assert named.names == known.names
+    assert overlaps == pytest.approx([1.0] * len(known))
+    for matrix, expected in zip(named.A, known.A, strict=True):
+        torch.testing.assert_close(matrix * expected.norm(), expected * matrix.norm())
 
 
 def test_unknown_quantities_get_a_formula() -> None:
     zero = torch.zeros(1, 2, dtype=torch.float64)
-    (quantity,) = name_quantities(torch.diag(torch.tensor([1.0, -1.0]).double())[None], zero)
-    assert quantity.name == "" and formula(quantity.A, quantity.b) == "0.35 q1^2 - 0.35 p1^2"
-    assert quantity.parallelness == 0.0
-    (quantity,) = name_quantities(torch.diag(torch.tensor([-1.0, -4.0]).double())[None], zero)
-    assert (
-        quantity.name == "energy-like"
-        and formula(quantity.A, quantity.b) == "0.49 p1^2 + 0.12 q1^2"
-    )
+    named, overlaps = name_quantities(torch.diag(torch.tensor([1.0, -1.0]).double())[None], zero)
+    assert named.names == ("",) and overlaps == [0.0]
+    assert formula(named.A[0], named.b[0]) == "0.35 q1^2 - 0.35 p1^2"
+    named, _ = name_quantities(torch.diag(torch.tensor([-1.0, -4.0]).double())[None], zero)
+    assert named.names == ("energy-like",)
+    assert formula(named.A[0], named.b[0]) == "0.49 p1^2 + 0.12 q1^2"
 
 
 def test_described_quantities_are_in_user_units() -> None:

@@ -77,19 +77,14 @@ def spectrum(conserved: Quadratic) -> Spectrum:
 
 
 def parallelness(directions: Float[Tensor, "m d e"], known: Algebra) -> Float[Tensor, "m"]:
-    r"""Return $\|P_g v\| / \|v\|$: 1 for a direction inside the known algebra, 0 if orthogonal.
-
-    Raises:
-        ValueError: directions and algebra have different numbers of variables.
-    """
+    r"""Return $\|P_g v\| / \|v\|$: 1 for a direction inside the known algebra, 0 if orthogonal."""
     flat, basis = directions.flatten(1), known.basis()
     if flat.shape[1] != basis.shape[1]:
         raise ValueError(
             f"The directions have {directions.shape[1]} variables, but the known quantities have "
             f"{known.A.shape[-1]}."
         )
-    norm = flat.norm(dim=1).clamp_min(1e-300)
-    inside: Tensor = (flat @ basis.mT).norm(dim=1) / norm
+    inside: Tensor = (flat @ basis.mT).norm(dim=1) / flat.norm(dim=1).clamp_min(1e-300)
     return inside
 
 

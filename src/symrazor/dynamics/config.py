@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import torch
 
-from symrazor.core.validation import check_choice, replace_options
+from symrazor.core.validation import check_at_least, check_choice, replace_options
 from symrazor.dynamics.mechanics import IntegratorName, integrator_by_name
 
 Target = Literal["rollout", "derivative"]
@@ -16,7 +16,7 @@ Objective = Literal["elbo", "likelihood"]
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """Options of training a (symmetrised) Hamiltonian network.
+    """Options of training a (symmetrised) Hamiltonian network, checked for their range.
 
     Args:
         steps: optimiser steps.
@@ -46,9 +46,6 @@ class TrainConfig:
         seed: of draws and batches.
         device: "cpu", "cuda", ...
         record: steps between two records of the history.
-
-    Raises:
-        ValueError: an option is out of range.
     """
 
     steps: int = 1200
@@ -75,19 +72,15 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         integrator_by_name(self.integrator)
-        for name in ("steps", "draws", "flows", "late_flows", "substeps", "record"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
-        for name in ("lr", "spread_lr", "conserved_lr", "clip", "noise"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} must be positive, got {getattr(self, name)}.")
+        counts = ("steps", "batch_size", "draws", "flows", "late_flows", "substeps", "record")
+        check_at_least(self, 1, *counts)
+        for name in ("minutes", "lr", "spread_lr", "conserved_lr", "clip", "noise"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise ValueError(f"{name} must be positive, got {value}.")
         for name in ("burn_in", "noise_hold"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name} must be in [0, 1), got {getattr(self, name)}.")
-        if self.batch_size is not None and self.batch_size < 1:
-            raise ValueError(f"batch_size must be at least 1 or None, got {self.batch_size}.")
-        if self.minutes is not None and not self.minutes > 0:
-            raise ValueError(f"minutes must be positive or None, got {self.minutes}.")
         check_choice("target", self.target, Target)
         check_choice("noise_kind", self.noise_kind, NoiseKind)
         check_choice("objective", self.objective, Objective)
@@ -99,7 +92,7 @@ class TrainConfig:
 
 @dataclass(frozen=True)
 class DiscoverConfig:
-    """Options of `discover`.
+    """Options of `discover`, checked for their range.
 
     Args:
         minutes: approximate run time.
@@ -109,9 +102,6 @@ class DiscoverConfig:
         steps: maximum steps of each training.
         count: maximum number of quantities to propose; None for more than common systems have.
         resume: directory for checkpoints; an interrupted run continues from there.
-
-    Raises:
-        ValueError: an option is out of range.
     """
 
     minutes: float = 5.0
@@ -125,10 +115,7 @@ class DiscoverConfig:
     def __post_init__(self) -> None:
         if not self.minutes > 0:
             raise ValueError(f"minutes must be positive, got {self.minutes}.")
-        if self.steps < 1:
-            raise ValueError(f"steps must be at least 1, got {self.steps}.")
-        if self.count is not None and self.count < 1:
-            raise ValueError(f"count must be at least 1 quantity or None, got {self.count}.")
+        check_at_least(self, 1, "steps", "count")
         try:
             available = torch.device(self.device).type != "cuda" or torch.cuda.is_available()
         except RuntimeError:

@@ -184,8 +184,7 @@ def _stage(report: Progress, start: float, end: float) -> Callable[[Record], Non
 def choose_units(data: Trajectories) -> Units:
     """Choose units in which states and their rates of change are about 1.
 
-    Raises:
-        ValueError: no state is observed, or the states are constant.
+    Raise ValueError if no state is observed, or if the states are constant.
     """
     centre, scale = _centre_and_scale(data)
     return Units(centre, scale, _time_unit(data, scale))

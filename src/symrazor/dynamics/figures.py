@@ -140,9 +140,6 @@ def motion_animation(
         motions: name -> states at T times, such as true and learned trajectories, with equal T.
         path: of the GIF file.
         axes_shown: the two entries of a state to plot.
-
-    Raises:
-        ValueError: no motion, or motions of different lengths.
     """
     lengths = sorted({len(states) for states in motions.values()})
     if len(lengths) != 1:

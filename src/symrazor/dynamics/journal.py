@@ -37,7 +37,6 @@ class Journal:
     """
 
     def __init__(self, directory: str | Path) -> None:
-        """Read the newest checkpoint, if there is one."""
         self.checkpoints = Checkpoints(directory)
         saved = self.checkpoints.load() or {}
         self.decisions: dict[str, Any] = saved.get("decisions", {})
@@ -64,8 +63,7 @@ class Journal:
     ) -> "Entry":
         """Return the entry of the next training, whose checkpoints contain `current_state()`.
 
-        Raises:
-            ValueError: the stored training has other data, another model or other options.
+        Raise ValueError if the stored training has other data, another model or other options.
         """
         number, self.n_started = self.n_started, self.n_started + 1
         options = {key: value for key, value in asdict(config).items() if key != "device"}

@@ -34,11 +34,7 @@ MAX_HALVINGS = 12
 
 
 def degrees_of_freedom(phase: int) -> int:
-    """Return n for states with `phase` = 2n entries.
-
-    Raises:
-        ValueError: `phase` is odd or below 2.
-    """
+    """Return n for states with `phase` = 2n entries; raise ValueError if it is odd or below 2."""
     if phase < 2 or phase % 2:
         raise ValueError(
             f"States (q, p) need an even number of entries, got {phase}. Add a momentum for every "
@@ -159,11 +155,7 @@ INTEGRATORS: dict[IntegratorName, Integrator] = {
 
 
 def integrator_by_name(name: IntegratorName) -> Integrator:
-    """Return the integrator with this name.
-
-    Raises:
-        ValueError: there is no such integrator.
-    """
+    """Return the integrator with this name; raise ValueError if there is none."""
     if name not in INTEGRATORS:
         raise ValueError(f"Unknown integrator {name!r}. Choose one of {', '.join(INTEGRATORS)}.")
     return INTEGRATORS[name]
@@ -203,10 +195,8 @@ def solve(
     states = [x]
     steps = 1
     for gap in clock.diff(dim=1).unbind(dim=1):
-        min_steps = max(1, int(torch.ceil(gap.max() / max_step)))
-        x, steps = _advance_to_tolerance(
-            field, x, gap[:, None], max(min_steps, steps // 2), tolerance
-        )
+        steps = max(1, int(torch.ceil(gap.max() / max_step)), steps // 2)
+        x, steps = _advance_to_tolerance(field, x, gap[:, None], steps, tolerance)
         states.append(x)
     return torch.stack(states, dim=1)
 

@@ -73,11 +73,7 @@ class AnyFunctions(Functions):
         return len(self.functions)
 
     def __call__(self, x: States) -> Float[Tensor, "*n f"]:
-        """Return the values.
-
-        Raises:
-            ValueError: a function does not return one number per state.
-        """
+        """Return the values; raise ValueError if a function returns other shapes."""
         values = [function(x) for function in self.functions]
         for number, value in enumerate(values):
             if value.shape != x.shape[:-1]:

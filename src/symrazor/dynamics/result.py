@@ -206,13 +206,8 @@ def describe_quantities(
     """
     if not isinstance(conserved, Quadratic):
         return [], [], {"closure": 0.0, "structure_constants": []}
-    basis = name_quantities(*span_basis(conserved))
-    algebra = Algebra(
-        tuple(quantity.name for quantity in basis),
-        torch.stack([quantity.A for quantity in basis]),
-        torch.stack([quantity.b for quantity in basis]),
-    )
-    values = [*analysis.spectrum(conserved).values.tolist(), *[0.0] * len(basis)]
+    algebra, overlaps = name_quantities(*span_basis(conserved))
+    values = [*analysis.spectrum(conserved).values.tolist(), *[0.0] * len(algebra)]
     drifts = analysis.drift(algebra, held_out)
     noise = 0 * drifts
     if held_out.states.shape[1] > 2:  # noise and motion cannot be told apart from two states
@@ -220,15 +215,14 @@ def describe_quantities(
     confirmed = drifts <= (MAX_DRIFT_OVER_NOISE * noise).clamp_min(MAX_DRIFT)
     accepted: list[dict[str, Any]] = []
     doubtful: list[dict[str, Any]] = []
-    for k, quantity in enumerate(basis):
-        matrix, linear = units.to_user(quantity.A, quantity.b)
+    for k, name in enumerate(algebra.names):
+        matrix, linear = units.to_user(algebra.A[k], algebra.b[k])
         terms = formula(matrix, linear, units.centre, units.scale)
-        name = quantity.name
         entry = {
-            "name": name if quantity.parallelness else ": ".join(filter(None, (name, terms))),
+            "name": name if overlaps[k] else ": ".join(filter(None, (name, terms))),
             "formula": terms,
             "singular_value": values[k],
-            "parallelness": quantity.parallelness,
+            "parallelness": overlaps[k],
             "drift": float(drifts[k]),
             "matrix": matrix.tolist(),
             "linear": linear.tolist(),
@@ -242,39 +236,36 @@ def describe_quantities(
 # --------------------------------------------------------------------------- names and formulas
 
 
-@dataclass(frozen=True)
-class NamedQuantity:
-    """A quantity of a span.
-
-    Args:
-        name: of the known quantity whose projection it is, "energy-like", or "" if unknown.
-        A: its matrix, of norm 1 together with b.
-        b: its linear part.
-        parallelness: fraction of the known quantity inside the span; 0 for an unknown quantity.
-    """
-
-    name: str
-    A: Float[Tensor, "d d"]
-    b: Float[Tensor, "d"]
-    parallelness: float
-
-
-def name_quantities(A: Float[Tensor, "k d d"], b: Float[Tensor, "k d"]) -> list[NamedQuantity]:
+def name_quantities(
+    A: Float[Tensor, "k d d"], b: Float[Tensor, "k d"]
+) -> tuple[Algebra, list[float]]:
     """Return a basis of the span: known quantities as far as they lie in it, then the remainder.
+
+    Quantities of the remainder are called "energy-like" or "". All have norm 1.
 
     Args:
         A: symmetric matrices, in units in which states are about 1.
         b: linear parts.
+
+    Returns:
+        The basis, and the fraction of each known quantity inside the span; 0 for the remainder.
     """
     rows = span(generators(A, b))
-    shape = (A.shape[-1], A.shape[-1] + 1)
     choices = [_inside(rows, known) for known in candidate_algebras(A.shape[-1] // 2)]
     matched = max(choices, key=lambda choice: sum(overlap for *_, overlap in choice))
     projections = torch.stack([row for _, row, _ in matched]) if matched else rows[:0]
-    named = [_quantity(row.view(shape), name, overlap) for name, row, overlap in matched]
-    for row in _complement(rows, projections):
-        named.append(_quantity(row.view(shape), None, 0.0))
-    return named
+    remainder = _complement(rows, projections)
+    generator = torch.cat([projections, remainder]).unflatten(1, (A.shape[-1], -1))
+    A, b = from_generators(generator)
+    norm = (A.square().sum((1, 2)) + b.square().sum(1)).sqrt()
+    A, b = A / norm[:, None, None], b / norm[:, None]
+    names = [name for name, *_ in matched]
+    for k in range(len(matched), len(A)):
+        if float(A[k].trace()) < 0:
+            A[k], b[k] = -A[k], -b[k]
+        names.append("energy-like" if _is_energy_like(torch.linalg.eigvalsh(A[k])) else "")
+    overlaps = [overlap for *_, overlap in matched] + [0.0] * len(remainder)
+    return Algebra(tuple(names), A, b), overlaps
 
 
 def candidate_algebras(n: int) -> list[Algebra]:
@@ -309,16 +300,6 @@ def _complement(rows: Float[Tensor, "m f"], others: Float[Tensor, "t f"]) -> Flo
     _, s, vectors = torch.linalg.svd(rows, full_matrices=False)
     remainder: Tensor = vectors[s > 0.1]
     return remainder
-
-
-def _quantity(generator: Float[Tensor, "d e"], name: str | None, overlap: float) -> NamedQuantity:
-    A, b = (part[0] for part in from_generators(generator[None]))
-    norm = (A.square().sum() + b.square().sum()).sqrt()
-    A, b = A / norm, b / norm
-    if name is None:
-        A, b = (-A, -b) if float(A.trace()) < 0 else (A, b)
-        name = "energy-like" if _is_energy_like(torch.linalg.eigvalsh(A)) else ""
-    return NamedQuantity(name, A, b, overlap)
 
 
 def _is_energy_like(eigenvalues: Float[Tensor, "d"]) -> bool:

@@ -335,11 +335,7 @@ def _with_frozen_quantities(trial: Trial, initial: SymmetrisedNetwork) -> Symmet
 
 
 def _combine(first: Trained, trials: list[Trial], finals: list[Trial], winner: Trial) -> Trained:
-    """Return the best of the final networks and the winning trial, with the history of all.
-
-    Raises:
-        FloatingPointError: all of them diverged.
-    """
+    """Return the best of the final networks and the winning trial, with the history of all."""
     best = select_trial((*finals, winner))
     if best.trained is None:
         raise FloatingPointError(

@@ -194,9 +194,6 @@ def nbody(
     States are all positions, body by body, then all momenta. Equal masses in the plane conserve
     seven quadratic quantities: $P_x$, $P_y$, the total angular momentum, the angular momentum of
     the centre of mass, and the three products of $P_x$ and $P_y$.
-
-    Raises:
-        ValueError: fewer than two bodies, or masses that are not positive or not one per body.
     """
     mass = [1.0] * bodies if masses is None else list(masses)
     if bodies < 2 or dimension < 1:

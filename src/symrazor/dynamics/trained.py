@@ -140,10 +140,7 @@ class Trained:
 
 
 def kl_per_datum(model: SymmetrisedNetwork, config: TrainConfig, n_data: int) -> Tensor:
-    r"""Return $\tfrac1N \sum_l \min_v \mathrm{KL}(q_l \,\|\, N(0, v))$ over all layers, in float64.
-
-    It is zero for maximum likelihood.
-    """
+    r"""Return $\frac1N \sum_l \min_v \mathrm{KL}(q_l \,\|\, N(0, v))$; 0 for maximum likelihood."""
     if config.objective == "likelihood":
         return torch.zeros((), dtype=torch.float64)
     return torch.stack([collapsed_kl(q) for q in model.network.posteriors]).sum() / n_data
@@ -153,13 +150,10 @@ def kl_per_datum(model: SymmetrisedNetwork, config: TrainConfig, n_data: int) ->
 def evidence_bound(
     trained: Trained, data: Transitions, draws: int | None = None
 ) -> dict[str, float]:
-    """Estimate the evidence lower bound per datum with many draws of the weights.
+    """Estimate the evidence lower bound per datum of the training data.
 
-    Args:
-        trained: the model.
-        data: its training data.
-        draws: from the posterior. By default 16 to 256, fewer for more data, and an eighth of that
-            (at least 4) for flows that are integrated numerically.
+    By default 16 to 256 sets of weights are drawn, fewer for more data, and an eighth of that (at
+    least 4) for flows that are integrated numerically.
 
     Returns:
         "nll", "kl", their sum "neg_elbo", and its standard "error".
@@ -222,14 +216,9 @@ def mean_squared_error(
     mean_weights: bool = False,
     flows: int | None = None,
 ) -> float:
-    """Return the mean squared error of the posterior-mean prediction.
+    """Return the mean squared error of the posterior-mean prediction on noise-free data.
 
-    Args:
-        trained: the model.
-        data: noise-free transitions.
-        draws: from the posterior.
-        mean_weights: predict with the mean weights instead.
-        flows: of the average over flows; by default twice that of training.
+    For the arguments see `predictions`.
     """
     total, count = 0.0, 0.0
     for chunk, states in predictions(trained, data, draws, 0, mean_weights, flows):
@@ -243,10 +232,9 @@ def mean_squared_error(
 def relative_drift(
     energy: Scalar, states: Float[Tensor, "b t d"]
 ) -> tuple[float, Float[Tensor, "b"]]:
-    """Return the largest change of a quantity along trajectories, divided by its spread.
+    """Return the largest change of a quantity, over all trajectories and for each.
 
-    Returns:
-        The largest value over all trajectories, and the value of each.
+    Changes are relative to the spread of the quantity.
     """
     values = energy(states.double())
     change = (values - values[:, :1]).abs().amax(1)
@@ -347,11 +335,7 @@ class Simulator(nn.Module):
 
     @torch.no_grad()
     def forward(self, state: Float[Tensor, "*b d"], t: float) -> Float[Tensor, "*b d"]:
-        """Return the states after a time t, which may be negative.
-
-        Raises:
-            ValueError: states of another dimension, or a time that is not finite.
-        """
+        """Return the states after a time t, which may be negative but must be finite."""
         t = float(t)
         if not math.isfinite(t):
             raise ValueError(f"The time must be finite, got {t}.")

@@ -116,14 +116,7 @@ def _check(model: SymmetrisedNetwork, data: Transitions, config: TrainConfig) ->
 def seconds_per_step(
     model: SymmetrisedNetwork, data: Transitions, config: TrainConfig, steps: int = 8
 ) -> float:
-    """Measure the duration of a training step on this machine.
-
-    Args:
-        model: a copy of it is trained.
-        data: transitions.
-        config: options of the training.
-        steps: steps that are timed, after as many that are not.
-    """
+    """Measure the duration of a training step: `steps` are timed, after as many that are not."""
     started = 0.0
     with closing(DynamicsTask(copy.deepcopy(model), data, config)) as task:
         for step in range(2 * steps):
@@ -144,7 +137,6 @@ class DynamicsTask(Task):
     """
 
     def __init__(self, model: SymmetrisedNetwork, data: Transitions, config: TrainConfig) -> None:
-        """Create the optimiser."""
         super().__init__()
         self.model, self.config = model.to(config.device), config
         dtype = model.network.posteriors[0].mean.dtype
@@ -160,14 +152,8 @@ class DynamicsTask(Task):
             groups = [g | {"lr": torch.tensor(g["lr"], device=config.device)} for g in groups]
         self.optimiser = torch.optim.Adam(groups, capturable=on_gpu)
         self.graphs: dict[int, CUDAGraphCall] = {}
-        for name in COUNTERS:
-            setattr(self, name, torch.zeros((), device=config.device))
+        self.counters = {name: torch.zeros((), device=config.device) for name in COUNTERS}
         self.done = self.n_since_record = 0
-
-    nll: Tensor
-    n_skipped: Tensor
-    n_skipped_in_a_row: Tensor
-    n_capped: Tensor
 
     def _parameter_groups(self) -> list[dict[str, Any]]:
         """Return weights, posterior scales and conserved quantities with rate and hold."""
@@ -267,32 +253,30 @@ class DynamicsTask(Task):
         return finite
 
     def _count(self, finite: Tensor, nll: Tensor, energy: Hamiltonian) -> None:
-        self.n_skipped.add_((~finite).to(self.n_skipped))
-        in_a_row = torch.where(finite, 0.0, self.n_skipped_in_a_row + 1)
-        self.n_skipped_in_a_row.copy_(in_a_row)
-        self.nll.add_(torch.where(finite, nll, 0.0).to(self.nll))
+        counters = self.counters
+        counters["n_skipped"].add_((~finite).to(nll))
+        in_a_row = counters["n_skipped_in_a_row"]
+        in_a_row.copy_(torch.where(finite, 0.0, in_a_row + 1))
+        counters["nll"].add_(torch.where(finite, nll, 0.0))
         if energy.flows is not None and energy.flows.capped is not None:
-            self.n_capped.add_(energy.flows.capped)
+            counters["n_capped"].add_(energy.flows.capped)
 
     @torch.no_grad()
     def evaluate(self) -> None:
-        """Append a record of the averages since the last one.
-
-        Raises:
-            FloatingPointError: too many consecutive steps were skipped.
-        """
-        if self.n_skipped_in_a_row >= min(MAX_SKIPPED_STEPS, self.config.record):
+        """Append a record; raise FloatingPointError if too many steps in a row were skipped."""
+        counters = {name: float(value) for name, value in self.counters.items()}
+        if counters["n_skipped_in_a_row"] >= min(MAX_SKIPPED_STEPS, self.config.record):
             raise FloatingPointError(
-                f"The last {int(self.n_skipped_in_a_row)} steps had no finite gradients. Lower lr "
-                "or conserved_lr, or scale the states to about 1."
+                f"The last {counters['n_skipped_in_a_row']:.0f} steps had no finite gradients. "
+                "Lower lr or conserved_lr, or scale the states to about 1."
             )
-        nll = float(self.nll) / self.n_since_record
+        nll = counters["nll"] / self.n_since_record
         kl = float(kl_per_datum(self.model, self.config, len(self.data)))
         record = {"step": self.done, "share": min(self.share, 1.0), "seconds": self.seconds}
         record |= {"nll": nll, "kl": kl, "neg_elbo": nll + kl, "noise": float(self.noise.variance)}
-        record |= {"skipped": float(self.n_skipped), "capped": float(self.n_capped)}
+        record |= {"skipped": counters["n_skipped"], "capped": counters["n_capped"]}
         self.history.append(record)
-        self.nll.zero_()
+        self.counters["nll"].zero_()
         self.n_since_record = 0
 
     def position(self) -> str:
@@ -302,12 +286,12 @@ class DynamicsTask(Task):
     def result(self) -> Trained:
         """Return the trained model, without its final bound."""
         return Trained(
-            self.model, self.noise, self.config, self.history, self.seconds, int(self.n_skipped)
+            self.model, self.noise, self.config, self.history, self.seconds, self.synchronise()
         )
 
-    def synchronise(self) -> None:
-        """Wait until the device has finished all steps."""
-        int(self.n_skipped)
+    def synchronise(self) -> int:
+        """Wait until the device has finished all steps; return how many were skipped."""
+        return int(self.counters["n_skipped"])
 
     def close(self) -> None:
         """Free recorded graphs now, not while another task records its own."""
@@ -321,7 +305,7 @@ class DynamicsTask(Task):
             "noise": self.noise.state_dict(),
             "optimiser": self.optimiser.state_dict()["state"],
             f"generator_{self.generator.device.type}": self.generator.get_state(),
-            "counters": {name: getattr(self, name) for name in COUNTERS},
+            "counters": self.counters,
             **{name: getattr(self, name) for name in ("n_since_record", "done", "seconds")},
             "history": self.history,
         }
@@ -337,7 +321,7 @@ class DynamicsTask(Task):
         if generator is not None:  # generators of other device types draw other numbers
             self.generator.set_state(generator)
         for name, value in state["counters"].items():
-            getattr(self, name).copy_(value)
+            self.counters[name].copy_(value)
         for name in ("n_since_record", "done", "seconds"):
             setattr(self, name, state[name])
         self.history = [dict(record) for record in state["history"]]

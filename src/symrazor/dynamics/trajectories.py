@@ -83,11 +83,7 @@ class Trajectories:
         return len(self.states)
 
     def with_noise(self, variance: float, seed: int) -> "Trajectories":
-        """Return a copy with independent normal noise on every state.
-
-        Raises:
-            ValueError: the variance is negative.
-        """
+        """Return a copy with independent normal noise on every state; `variance` is at least 0."""
         _check_variance(variance)
         generator = torch.Generator().manual_seed(seed)
         noise = torch.randn(self.states.shape, generator=generator, dtype=torch.float64)
@@ -211,9 +207,7 @@ def simulate(
 ) -> Trajectories:
     """Simulate `count` trajectories of `steps` steps from the system's initial states.
 
-    Raises:
-        ValueError: `count` or `steps` is below 1, or `dt` is not positive.
-        FloatingPointError: the tolerance is not reached.
+    Raises FloatingPointError if the tolerance is not reached.
     """
     if count < 1 or steps < 1 or not dt > 0:
         raise ValueError(
@@ -279,7 +273,14 @@ def read_trajectories(path: Path | str, positions: bool = False) -> Trajectories
         states, times = _read_npz(path)
         times = extrapolate_times(states, times)
     elif path.suffix.lower() == ".csv":
-        states, times = _read_csv(path)
+        columns = read_columns(path)
+        if FIRST_UNNAMED_COLUMN in columns:
+            first = ",".join(fields[0] for fields in columns.values())
+            raise ValueError(
+                f"{path.name} needs a header trajectory,time,q1,...,p1,... but starts with "
+                f"{first!r}."
+            )
+        states, times = parse_trajectories(columns, path)
     else:
         raise ValueError(f"{path.name}: trajectories must be in a .npz or .csv file.")
     if positions:
@@ -291,10 +292,7 @@ def with_velocities(states: Tensor, times: Tensor) -> Tensor:
     """Append second-order finite differences: positions [B, T, n] -> (q, dq/dt) [B, T, 2n].
 
     Velocities equal momenta only for unit masses, and differences amplify noise; callers should
-    warn about both.
-
-    Raises:
-        ValueError: fewer than three times.
+    warn about both. Fewer than three times raise ValueError.
     """
     if states.ndim != 3 or states.shape[1] < 3:
         raise ValueError(
@@ -325,13 +323,3 @@ def _read_npz(path: Path) -> tuple[Tensor, Tensor]:
         if array.dtype.kind not in "fiu":
             raise ValueError(f"{path.name}: {name!r} must hold numbers, got {array.dtype}.")
     return torch.from_numpy(states.astype(np.float64)), torch.from_numpy(times.astype(np.float64))
-
-
-def _read_csv(path: Path) -> tuple[Tensor, Tensor]:
-    columns = read_columns(path)
-    if FIRST_UNNAMED_COLUMN in columns:
-        first = ",".join(fields[0] for fields in columns.values())
-        raise ValueError(
-            f"{path.name} needs a header trajectory,time,q1,...,p1,... but starts with {first!r}."
-        )
-    return parse_trajectories(columns, path)
