@@ -25,7 +25,7 @@ from symrazor.dynamics.hamiltonian import (
 )
 from symrazor.dynamics.mechanics import gradient, is_symplectic, poisson_bracket
 from symrazor.dynamics.observables import Combination, Network, Observable, Polynomial
-from symrazor.linalg.matrix_functions import exponential
+from symrazor.groups.lie import exponential
 
 
 def _energy(activation: Activation = "softplus", draws: int = 2, phase: int = 4) -> Energy:

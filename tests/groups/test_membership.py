@@ -11,8 +11,8 @@ from torch import Tensor
 
 from symrazor import groups
 from symrazor.groups import FiniteGroup, Group, LieAlgebra, Representation
+from symrazor.groups.lie import matrix_exponential, matrix_logarithm
 from symrazor.layers import EquivariantLinear
-from symrazor.linalg.matrix_functions import matrix_exponential, matrix_logarithm
 from symrazor.testing import assert_close
 
 F64 = torch.float64

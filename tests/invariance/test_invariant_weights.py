@@ -8,7 +8,6 @@ from invariant_model import DOUBLE, labels, noise, small
 from torch import Tensor, nn
 
 from symrazor.core.parameters import hyperparameters, weights
-from symrazor.core.resampling import act, resample
 from symrazor.groups.lie import so2
 from symrazor.inference.variational import kl
 from symrazor.invariance import (
@@ -20,6 +19,7 @@ from symrazor.invariance import (
     Rectified,
     Sampling,
 )
+from symrazor.invariance.transformation import act, resample
 from symrazor.training.batched_training import Data, Member, train
 
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import symrazor as sr
 from symrazor.layers import FFC, Conv, Relaxed
-from symrazor.linalg.matrix_functions import polar_factors
+from symrazor.linalg.polar import polar_factors
 from symrazor.training.optimisers import MUON_BIAS_STEP, MUON_MOMENTUM, Stepper, matrix_forms
 from symrazor.training.options import FitConfig
 

@@ -50,6 +50,13 @@ def check_at_least(options: Any, minimum: float, *names: str) -> None:
             raise ValueError(f"{name} must be at least {minimum}, got {value}.")
 
 
+def check_positive_integer(name: str, value: object) -> int:
+    """Return an integer of at least 1, or raise ValueError that calls it `name`."""
+    if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < 1:
+        raise ValueError(f"{name} must be a positive integer, got {value!r}.")
+    return int(value)
+
+
 def check_choice(name: str, value: Any, choices: Any) -> None:
     """Raise ValueError unless a value is one of the choices of a `Literal`."""
     if value not in get_args(choices):

@@ -26,7 +26,6 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from symrazor.core.resampling import resample
 from symrazor.data.embedded import on_canvas
 
 NORMALISATION: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
@@ -140,17 +139,19 @@ def _resampled(
             f"x must be floating point of shape [n, c, h, w], got {x.dtype} of shape "
             f"{list(x.shape)}. For bytes use x.float() / 255."
         )
-    half_width = x.shape[3] / 2  # the unit in which `resample` takes shifts
-    maps = torch.eye(3, dtype=x.dtype, device=x.device).repeat(len(x), 1, 1)
-    maps[:, :2, :2] = matrix
+    n, _, h, w = x.shape
+    maps = x.new_zeros(n, 2, 3)
+    maps[:, :, :2] = matrix
     if shift is not None:
-        maps[:, :2, 2] = shift / half_width
-    parts = [
-        resample(images.unsqueeze(1), image_maps.unsqueeze(1)).flatten(0, 2)
-        for images, image_maps in zip(
-            x.split(_IMAGES_PER_CHUNK), maps.split(_IMAGES_PER_CHUNK), strict=True
-        )
-    ]
+        maps[:, :, 2] = shift / (w / 2)
+    if h != w:  # torch's vertical unit is half the height; shifts are in half widths
+        maps = maps * maps.new_tensor([[1, h / w, 1], [w / h, 1, w / h]])
+    parts = []
+    for images, affine in zip(
+        x.split(_IMAGES_PER_CHUNK), maps.split(_IMAGES_PER_CHUNK), strict=True
+    ):
+        grid = F.affine_grid(affine, [len(images), 1, h, w], align_corners=False)
+        parts.append(F.grid_sample(images, grid, padding_mode="zeros", align_corners=False))
     return torch.cat(parts)
 
 

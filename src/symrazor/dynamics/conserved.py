@@ -24,7 +24,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from symrazor.dynamics.mechanics import apply_symplectic_form, degrees_of_freedom
-from symrazor.linalg.matrix_functions import exponential
+from symrazor.groups.lie import exponential
 
 Transported = tuple[
     Float[Tensor, "r s n d"],

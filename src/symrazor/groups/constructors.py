@@ -22,8 +22,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from symrazor.core.validation import check_positive_integer
 from symrazor.groups import lie
-from symrazor.groups.generators import check_positive_integer
 from symrazor.groups.group import Group
 
 FILE_SUFFIX = ".json"

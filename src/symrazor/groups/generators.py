@@ -8,7 +8,6 @@ generators g. The labels of one row of pairs therefore determine all labels.
 """
 
 from collections.abc import Sequence
-from numbers import Integral
 
 import numpy as np
 import torch
@@ -124,13 +123,6 @@ def as_permutation(element: Tensor) -> Int[Tensor, " n"] | None:
     p = p.long()
     same = element.dim() == 1 or torch.equal(permutation_matrix(p), element.double())
     return p if same else None
-
-
-def check_positive_integer(name: str, value: object) -> int:
-    """Return an integer of at least 1, or raise ValueError that calls it `name`."""
-    if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < 1:
-        raise ValueError(f"{name} must be a positive integer, got {value!r}.")
-    return int(value)
 
 
 def check_name(name: object) -> None:

@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from symrazor.core.validation import check_positive_integer
 from symrazor.groups.finite import MAX_ELEMENTS, FiniteGroup
 from symrazor.groups.generators import (
     ELEMENT_TOLERANCE,
@@ -23,7 +24,6 @@ from symrazor.groups.generators import (
     check_matrices,
     check_name,
     check_permutations,
-    check_positive_integer,
     no_matrices,
     pair_orbits,
     permutation_matrices,

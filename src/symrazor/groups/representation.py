@@ -11,11 +11,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from symrazor.core.validation import check_positive_integer
 from symrazor.groups.generators import (
     ELEMENT_TOLERANCE,
     as_numbers,
     check_permutations,
-    check_positive_integer,
     no_matrices,
     permutation_matrices,
     product_of_permutations,
@@ -23,7 +23,7 @@ from symrazor.groups.generators import (
     sum_of_permutations,
 )
 from symrazor.groups.group import Group
-from symrazor.linalg.matrix_functions import matrix_exponential
+from symrazor.groups.lie import matrix_exponential
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -25,9 +25,8 @@ from torch import Tensor, nn
 
 from symrazor.core.likelihood import Categorical, Likelihood
 from symrazor.core.parameters import Hyper, real
-from symrazor.core.validation import check_choice
+from symrazor.core.validation import check_choice, check_positive_integer
 from symrazor.curvature.tape import announce_copies
-from symrazor.groups.generators import check_positive_integer
 from symrazor.invariance.lie_distributions import LieDistribution
 from symrazor.invariance.transformation import Choice, Lie, Transformation
 

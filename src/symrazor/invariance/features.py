@@ -16,8 +16,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from symrazor.core.parameters import Hyper, eval_mode
-from symrazor.core.resampling import act, adjoint_resample, resample
 from symrazor.core.validation import check_choice
+from symrazor.invariance.transformation import act, adjoint_resample, resample
 
 Where = Literal["weights", "input"]
 
@@ -74,7 +74,7 @@ class Features(Averaged):
         weight: [*lead, width, *shape], a filter for each feature.
         bias: [*lead, width].
         where: whether the maps act on the "weights" or on the "input".
-        blur: see `symrazor.core.resampling.resample`.
+        blur: see `symrazor.invariance.transformation.resample`.
     """
 
     weight: nn.Parameter

@@ -33,8 +33,7 @@ from torch import Tensor, nn
 
 from symrazor.core.parameters import Hyper, Transform
 from symrazor.core.validation import check_choice
-from symrazor.groups.lie import HALF_WIDTHS, LOG_FACTOR, RADIANS, LieAlgebra, affine2
-from symrazor.linalg.matrix_functions import exponential
+from symrazor.groups.lie import HALF_WIDTHS, LOG_FACTOR, RADIANS, LieAlgebra, affine2, exponential
 
 Random = Literal["stochastic", "antithetic", "sobol", "shifted", "mirrored"]
 Fixed = Literal["grid", "gauss"]

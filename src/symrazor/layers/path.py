@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, fx, nn
 
-from symrazor.groups.generators import check_positive_integer
+from symrazor.core.validation import check_positive_integer
 from symrazor.groups.representation import Representation
 
 Map = Callable[[Tensor], Tensor]

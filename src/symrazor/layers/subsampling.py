@@ -21,9 +21,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from symrazor.core.validation import check_choice
+from symrazor.core.validation import check_choice, check_positive_integer
 from symrazor.groups import Group
-from symrazor.groups.generators import check_positive_integer
 from symrazor.layers.path import is_integer, is_symbolic, subsampled_shape, traced
 from symrazor.layers.point_group import point_group
 

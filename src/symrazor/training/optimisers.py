@@ -50,7 +50,7 @@ from symrazor.core.parameters import weights
 from symrazor.curvature.weight_sharing import registered_type, sharing
 from symrazor.inference.razor import Razor
 from symrazor.inference.razor_config import copy_state
-from symrazor.linalg.matrix_functions import polar_factors
+from symrazor.linalg.polar import polar_factors
 from symrazor.training.options import DEFAULT_LR, FitConfig, Schedule
 
 SGD_MOMENTUM = 0.9

@@ -1,9 +1,4 @@
-r"""Compute exponentials, logarithms and polar factors of many small matrices.
-
-`torch.linalg.matrix_exp` chooses its work from the norm of each matrix, which makes a GPU wait for
-the host. `exponential` takes a bound of the norm instead, so that the number of squarings is known
-beforehand. (torch also uses too few terms for a single float64 matrix of norm 0.02 to 0.05: its
-error there is 1e-12 to 2e-10.)
+r"""Compute polar factors of many small matrices.
 
 The polar factor of X with singular values $\sigma$ and vectors U, V is $U V^\top$. The polynomial
 $p(X) = a X + b X X^\top X + c (X X^\top)^2 X$ has the same singular vectors and the singular values
@@ -12,7 +7,6 @@ $p(\sigma)$. Five polynomials in sequence take every $\sigma$ between 0.003 and 
 same products suffice for every matrix; singular values below 0.003 of the norm end between 0 and 1.
 """
 
-import math
 from collections.abc import Sequence
 from functools import partial
 
@@ -22,17 +16,6 @@ from torch import Tensor
 
 from symrazor.accelerate.devices import run_on_streams
 
-TAYLOR_DEGREE = 12
-SCALED_NORM = 0.5
-"""Norm after scaling: the remainder of the Taylor series is below 0.5^13 / 13! = 2e-14."""
-MAX_NORM = 1e4
-"""Larger norms are scaled as if they were this large: their exponentials overflow anyway."""
-MAX_SQUARE_ROOTS = 40
-"""Square roots taken by `matrix_logarithm` before it gives up."""
-MAX_ROOT_STEPS = 60
-"""Iterations of one square root."""
-LOG_SERIES_RADIUS = 0.1
-"""Distance from the identity at which the series of the logarithm starts."""
 POLAR_POLYNOMIALS = (
     (8.3837, -24.7659, 18.3571),
     (4.0434, -3.0114, 0.5695),
@@ -45,74 +28,6 @@ NORM_MARGIN = 1.01
 """Singular values start below 1 by this factor: products may be rounded to few digits."""
 PADDED_SIZES = ((16, 256), (64, 256), (64, 1024), (256, 1024))
 """Rows and columns that matrices are padded to on a GPU; larger ones are not padded."""
-
-
-def exponential(matrix: Float[Tensor, "*b d d"], cap: float) -> Float[Tensor, "*b d d"]:
-    r"""Return $e^M$ in float64 for norms up to `cap`: $(\sum_{k \le 12} (M/2^s)^k/k!)^{2^s}$."""
-    squarings = max(0, math.ceil(math.log2(max(cap, 1e-12) / SCALED_NORM)))
-    M = matrix.double() / 2**squarings
-    identity = torch.eye(M.shape[-1], dtype=M.dtype, device=M.device)
-    M2 = M @ M
-    M3 = M2 @ M
-    # Paterson and Stockmeyer: a polynomial of degree 12 in four blocks of M^3, five products.
-    c = [1 / math.factorial(k) for k in range(TAYLOR_DEGREE + 1)]
-    total: Tensor = c[12] * M3
-    for block in (9, 6, 3, 0):
-        total = total + c[block] * identity + c[block + 1] * M + c[block + 2] * M2
-        if block:
-            total = total @ M3
-    for _ in range(squarings):
-        total = total @ total
-    return total
-
-
-def matrix_exponential(matrix: Float[Tensor, "*b d d"]) -> Float[Tensor, "*b d d"]:
-    """Return $e^M$ of matrices of any norm, in their dtype; synchronises with the device."""
-    if not matrix.numel():
-        return matrix.clone()
-    norm = float(matrix.detach().abs().sum(-2).max())
-    # Twice the norm: one more squaring, and the remainder of the series is below rounding.
-    cap = 2 * min(norm, MAX_NORM) if norm >= 0 else 1.0
-    return exponential(matrix, cap).to(matrix.dtype)
-
-
-def matrix_logarithm(matrix: Float[Tensor, "d d"]) -> Float[Tensor, "d d"] | None:
-    r"""Return the real principal logarithm, $2^k \ln M^{1/2^k}$, or None if there is none.
-
-    It exists unless an eigenvalue is zero or negative. Square roots are computed by the iteration
-    of Denman and Beavers (1976), which needs no eigenvectors: a translation has too few of them.
-    """
-    identity = torch.eye(len(matrix), dtype=torch.float64, device=matrix.device)
-    root, k = matrix.double(), 0
-    while float((root - identity).abs().sum(0).max()) > LOG_SERIES_RADIUS:
-        next_root = _square_root(root, identity)
-        if next_root is None or k == MAX_SQUARE_ROOTS:
-            return None
-        root, k = next_root, k + 1
-    E, power = root - identity, root - identity
-    total = E.clone()
-    for j in range(2, 18):  # the remainder is below 0.1^18 / 18
-        power = power @ E
-        total = total - (-1) ** j * power / j
-    log: Tensor = total * 2**k
-    return log
-
-
-def _square_root(matrix: Float[Tensor, "d d"], identity: Float[Tensor, "d d"]) -> Tensor | None:
-    """Iterate Y and Z, which converge to the root and to its inverse."""
-    Y: Tensor = matrix
-    Z: Tensor = identity
-    for _ in range(MAX_ROOT_STEPS):
-        inverse_Y, Y_is_singular = torch.linalg.inv_ex(Y)
-        inverse_Z, Z_is_singular = torch.linalg.inv_ex(Z)
-        if bool(Y_is_singular) or bool(Z_is_singular):
-            return None
-        Y, Z, previous = (Y + inverse_Z) / 2, (Z + inverse_Y) / 2, Y
-        if float((Y - previous).abs().max()) < 1e-15 * max(1.0, float(Y.abs().max())):
-            break
-    residual = float((Y @ Y - matrix).abs().max())
-    root: Tensor = Y
-    return root if residual < 1e-10 * max(1.0, float(matrix.abs().max())) else None
 
 
 def polar_factors(

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from symrazor.core.resampling import act, adjoint_resample, resample
+from symrazor.invariance.transformation import act, adjoint_resample, resample
 
 DOUBLE = torch.float64
 
