@@ -50,12 +50,12 @@ def test_grid_actions_are_rot90_and_flips() -> None:
     ids=["D4", "D2", "Oh", "mirrors"],
 )
 def test_exact_grid_actions_compose(group: Group, shape: tuple[int, ...]) -> None:
-    every, action = group.finite(), groups.OnGrid(group, shape)
+    finite, action = group.finite(), groups.OnGrid(group, shape)
     x = torch.randn(1, 1, *shape)
-    images = [action.act(x, g) for g in every.elements]
-    assert all(action.is_exact(g) for g in every.elements)
-    for a, b in itertools.product(every.elements, repeat=2):
-        assert torch.equal(action.act(images[b], a), images[int(every.table[a, b])])
+    images = [action.act(x, g) for g in finite.elements]
+    assert all(action.is_exact(g) for g in finite.elements)
+    for a, b in itertools.product(finite.elements, repeat=2):
+        assert torch.equal(action.act(images[b], a), images[int(finite.table[a, b])])
     assert action.interpolation_error(x) == 0
 
 
@@ -91,8 +91,8 @@ def test_interpolated_rotations_are_those_of_the_function() -> None:
 
 def test_translations_in_half_widths_move_pixels() -> None:
     x = torch.randn(1, 1, 8, 8, dtype=torch.float64)
-    one = lie.translation2().exp(torch.tensor([0.25, 0.0], dtype=torch.float64))  # a pixel of 8
-    got = groups.OnGrid(groups.se2(), (8, 8)).act(x, one)
+    shift = lie.translation2().exp(torch.tensor([0.25, 0.0], dtype=torch.float64))  # a pixel of 8
+    got = groups.OnGrid(groups.se2(), (8, 8)).act(x, shift)
     assert_close(got[..., 1:], x[..., :-1], 1e-12)
     assert float(got[..., 0].abs().max()) < 1e-12
 
@@ -145,10 +145,10 @@ def test_integer_data_is_not_multiplied_by_fractions() -> None:
 def test_channels_of_a_subgroup_act_on_grids_of_a_larger_group() -> None:
     """Elements are passed on as matrices, because indices of the two groups differ."""
     x = torch.randn(2, 3, 4, 5, 5)
-    turns, every = groups.cyclic(4), groups.dihedral(4)
-    own = groups.OnRegular(turns, groups.OnGrid(turns, (5, 5)))
-    larger = groups.OnRegular(turns, groups.OnGrid(every, (5, 5)))
-    assert all(torch.equal(own.act(x, g), larger.act(x, g)) for g in range(4))
+    turns, square = groups.cyclic(4), groups.dihedral(4)
+    same = groups.OnRegular(turns, groups.OnGrid(turns, (5, 5)))
+    larger = groups.OnRegular(turns, groups.OnGrid(square, (5, 5)))
+    assert all(torch.equal(same.act(x, g), larger.act(x, g)) for g in range(4))
 
 
 @pytest.mark.parametrize("g", [-1, 4, True, 1.5, torch.tensor(1.0)])
@@ -164,7 +164,10 @@ def test_indices_must_be_integers_in_range(g: object) -> None:
     [
         (lambda: groups.OnGrid(groups.cyclic(4), (0, 4)), "The shape of a grid"),
         (lambda: groups.OnGrid(groups.cyclic(4), 4), "The shape of a grid"),  # type: ignore[arg-type]
-        (lambda: groups.OnGrid(groups.cyclic(4), (4, 4), "zero"), "outside must be 'zeros', 'border'"),  # type: ignore[arg-type]
+        (
+            lambda: groups.OnGrid(groups.cyclic(4), (4, 4), "zero"),
+            "outside must be 'zeros', 'border'",
+        ),  # type: ignore[arg-type]
         (lambda: groups.OnGrid(groups.symmetric(2), (4, 4)), "Use OnPositions"),
     ],
 )
@@ -185,13 +188,13 @@ def test_invalid_matrices_raise() -> None:
 
 def test_regular_channels_compose_with_their_grids() -> None:
     group = groups.dihedral(4)
-    every = group.finite()
+    finite = group.finite()
     action = groups.OnRegular(group, groups.OnGrid(group, (3, 3)))
     x = torch.randn(1, 2, 8, 3, 3)
-    for a, b in itertools.product(every.elements, repeat=2):
+    for a, b in itertools.product(finite.elements, repeat=2):
         twice = action.act(action.act(x, b), a)
-        assert torch.equal(twice, action.act(x, int(every.table[a, b])))
-    assert torch.equal(action.act(x, every.identity), x)
+        assert torch.equal(twice, action.act(x, int(finite.table[a, b])))
+    assert torch.equal(action.act(x, finite.identity), x)
 
 
 def test_vectors() -> None:
@@ -261,10 +264,10 @@ def test_elements_of_another_size_raise() -> None:
 
 def test_elements_by_name_and_from_lists() -> None:
     on_grid, x = groups.OnGrid(groups.dihedral(4), (4, 4)), torch.randn(2, 3, 4, 4)
-    every = on_grid.group.finite()
+    finite = on_grid.group.finite()
     assert torch.equal(on_grid.act(x, "r"), torch.rot90(x, -1, (-2, -1)))
-    for g in every.elements:
-        assert torch.equal(on_grid.act(x, every.names[g]), on_grid.act(x, g))
+    for g in finite.elements:
+        assert torch.equal(on_grid.act(x, finite.names[g]), on_grid.act(x, g))
     regular = groups.OnRegular(groups.cyclic(4))
     assert torch.equal(regular.act(x, "r"), x.roll(1, 2))
     sets = groups.OnPositions(groups.symmetric(3))

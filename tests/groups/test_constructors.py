@@ -23,10 +23,10 @@ def write(folder: Path, document: object) -> Path:
 
 
 def test_a_group_from_a_file(tmp_path: Path) -> None:
-    found = groups.from_file(write(tmp_path, {"name": "square", "permutations": [[1, 2, 3, 0]]}))
-    assert (found.name, found.finite().order) == ("square", 4)
-    found = groups.from_file(write(tmp_path, {"matrices": [[[-1, 0], [0, 1.0]]]}))
-    assert (found.name, found.finite().order) == ("group", 2)
+    group = groups.from_file(write(tmp_path, {"name": "square", "permutations": [[1, 2, 3, 0]]}))
+    assert (group.name, group.finite().order) == ("square", 4)
+    group = groups.from_file(write(tmp_path, {"matrices": [[[-1, 0], [0, 1.0]]]}))
+    assert (group.name, group.finite().order) == ("group", 2)
 
 
 def test_file_numbers_are_exact(tmp_path: Path) -> None:
@@ -93,12 +93,12 @@ def test_automorphisms_by_brute_force(bits: int, symmetric: bool) -> None:
     n = 5
     A = torch.tensor([bits >> k & 1 for k in range(n * n)]).reshape(n, n)
     A = A | A.T if symmetric else A
-    every = itertools.permutations(range(n))
-    count = sum(torch.equal(A[list(p)][:, list(p)], A) for p in every)
-    found = groups.automorphisms(A)
-    assert found.finite().order == count
-    assert found.permutations is not None
-    for p in found.permutations:
+    permutations = itertools.permutations(range(n))
+    count = sum(torch.equal(A[list(p)][:, list(p)], A) for p in permutations)
+    group = groups.automorphisms(A)
+    assert group.finite().order == count
+    assert group.permutations is not None
+    for p in group.permutations:
         assert torch.equal(A[p][:, p], A)
 
 
@@ -132,10 +132,10 @@ def test_automorphisms_of_graphs_with_hidden_parts() -> None:
     for A, order in cases:
         shuffle = torch.randperm(len(A), generator=torch.Generator().manual_seed(0))
         hidden = A[shuffle][:, shuffle]
-        found = groups.automorphisms(hidden)
-        assert found.finite().order == order
-        assert found.permutations is not None
-        assert all(torch.equal(hidden[p][:, p], hidden) for p in found.permutations)
+        group = groups.automorphisms(hidden)
+        assert group.finite().order == order
+        assert group.permutations is not None
+        assert all(torch.equal(hidden[p][:, p], hidden) for p in group.permutations)
 
 
 @pytest.mark.parametrize(

@@ -65,18 +65,18 @@ class TestContinuous(GroupSuite):
 @given(st.lists(st.permutations(range(4)), min_size=1, max_size=3))
 @settings(max_examples=20, deadline=None)
 def test_closures_of_permutations_are_groups(generators: list[list[int]]) -> None:
-    every = FiniteGroup.from_permutations("any", torch.tensor(generators))
-    every.check()
-    assert math.factorial(4) % every.order == 0  # Lagrange
-    assert every.permutations is not None
-    rows = {tuple(p) for p in every.permutations.tolist()}
+    group = FiniteGroup.from_permutations("any", torch.tensor(generators))
+    group.check()
+    assert math.factorial(4) % group.order == 0  # Lagrange
+    assert group.permutations is not None
+    rows = {tuple(p) for p in group.permutations.tolist()}
     assert rows >= {tuple(p) for p in generators}
     products = {tuple(a[i] for i in b) for a, b in itertools.product(rows, rows)}
     assert products == rows
     matrices = torch.stack([permutation_matrix(torch.tensor(p)) for p in generators])
     twin = FiniteGroup.from_matrices("any", matrices)
-    assert twin.order == every.order
-    assert twin.is_subgroup_of(every) and every.is_subgroup_of(twin)
+    assert twin.order == group.order
+    assert twin.is_subgroup_of(group) and group.is_subgroup_of(twin)
 
 
 def test_orbits_of_pairs_of_two_spaces_by_brute_force() -> None:
@@ -95,11 +95,11 @@ def test_orbits_of_pairs_of_two_spaces_by_brute_force() -> None:
 @settings(max_examples=20, deadline=None)
 def test_orbits_of_pairs_by_brute_force(generators: list[list[int]]) -> None:
     rows = torch.tensor(generators)
-    every = FiniteGroup.from_permutations("any", rows).permutations
-    assert every is not None
+    elements = FiniteGroup.from_permutations("any", rows).permutations
+    assert elements is not None
     labels = pair_orbits(rows)
     for a, b in itertools.product(itertools.product(range(4), repeat=2), repeat=2):
-        together = any((int(p[a[0]]), int(p[a[1]])) == b for p in every)
+        together = any((int(p[a[0]]), int(p[a[1]])) == b for p in elements)
         assert bool(labels[a] == labels[b]) == together
 
 
@@ -184,16 +184,16 @@ def test_groups_of_infinite_order_are_supported(matrix: list[list[float]]) -> No
 
 def test_large_groups_are_checked_with_little_work() -> None:
     """Checking all triples of the 720 elements would take 373 million comparisons."""
-    every = groups.symmetric(6).finite()
+    s6 = groups.symmetric(6).finite()
     with Work() as work:
-        every.check()
+        s6.check()
     assert work.numbers < 720**3 / 10
-    table = every.table.clone()
+    table = s6.table.clone()
     table[[40, 41]] = table[[41, 40]]
     with pytest.raises(ValueError, match=r"S6 is not associative: \("):
-        FiniteGroup("S6", table, every.names, every.generators).check()
-    few = FiniteGroup("S6", every.table, every.names, every.generators[:1], every.permutations)
-    assert few._sufficient_elements() == every.elements  # one generator does not reach all
+        FiniteGroup("S6", table, s6.names, s6.generators).check()
+    part = FiniteGroup("S6", s6.table, s6.names, s6.generators[:1], s6.permutations)
+    assert part._sufficient_elements() == s6.elements  # one generator does not reach all
 
 
 def test_subgroups() -> None:
@@ -208,8 +208,8 @@ def test_subgroups() -> None:
     assert groups.cyclic_permutations(100).is_subgroup_of(groups.symmetric(100))
     assert groups.symmetric(100).is_symmetric and not groups.alternating(6).is_symmetric
     assert not groups.cyclic_permutations(5).is_subgroup_of(s6)
-    every = d4.finite()
-    halves = every.subgroup([every.table[1, 1].item()])  # r^2
+    finite = d4.finite()
+    halves = finite.subgroup([finite.table[1, 1].item()])  # r^2
     halves.check()
     assert halves.order == 2 and halves.is_subgroup_of(c4.finite())
 

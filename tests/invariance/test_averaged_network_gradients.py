@@ -67,7 +67,7 @@ def test_gradient_equals_finite_differences(case: str, copies: str) -> None:
             assert float(exact[i]) == pytest.approx(slope, rel=1e-5, abs=1e-7)
 
 
-def _one(estimator: str = "exact", n: int = 5) -> tuple[Augmented, sr.Razor]:
+def _model_and_razor(estimator: str = "exact", n: int = 5) -> tuple[Augmented, sr.Razor]:
     torch.manual_seed(0)
     network = nn.Sequential(nn.Flatten(), nn.Linear(25, 6), nn.Tanh(), nn.Linear(6, 3))
     parts = [affine("affine", 0.2), Flips((-1,), 0.2)]
@@ -80,7 +80,7 @@ def test_the_gradient_of_a_monte_carlo_estimate(
 ) -> None:
     """Use the same probes at every width, in a basis that does not depend on the width."""
     monkeypatch.setattr(symrazor.core.likelihood, "MAX_SPECTRAL_COLUMNS", 0)
-    model, razor = _one("mc")
+    model, razor = _model_and_razor("mc")
     batches, state = [(_data(1, 5, 5), torch.tensor([0, 1, 2, 0, 1]))], razor.generator.get_state()
     slopes, exact = [], []
     collected = razor._curvature(batches, None)
@@ -102,11 +102,11 @@ def test_the_gradient_of_a_monte_carlo_estimate(
 @pytest.mark.parametrize("parts", [1, 2, 3])
 def test_the_gradient_is_independent_of_the_number_of_batches(parts: int) -> None:
     """One of three equal parts of the data, or all of them, represent the same N."""
-    _, razor = _one(n=15)
+    _, razor = _model_and_razor(n=15)
     batch = (_data(1, 5, 5), torch.tensor([0, 1, 2, 0, 1]))
     whole = razor.hyper_gradient([batch] * 3, razor._curvature([batch] * 3, None))
     used = ([batch] * parts, 5 * parts)
-    some = razor.hyper_gradient(used[0], razor._curvature(*used), used[1])
+    subset_gradient = razor.hyper_gradient(used[0], razor._curvature(*used), used[1])
     for key, (fit, occam) in whole.items():
-        torch.testing.assert_close(some[key][0], fit, rtol=1e-8, atol=1e-10)
-        torch.testing.assert_close(some[key][1], occam, rtol=1e-8, atol=1e-10)
+        torch.testing.assert_close(subset_gradient[key][0], fit, rtol=1e-8, atol=1e-10)
+        torch.testing.assert_close(subset_gradient[key][1], occam, rtol=1e-8, atol=1e-10)

@@ -140,11 +140,11 @@ def test_complexity_is_the_divergence() -> None:
     model, q = small(), small().posterior
     result = model.evidence(noise(6, 2), labels(6), 50).complexity
     root = q.root.matrix()
-    mine = torch.distributions.MultivariateNormal(q.mean, scale_tril=root)
+    posterior = torch.distributions.MultivariateNormal(q.mean, scale_tril=root)
     prior = torch.distributions.MultivariateNormal(
         torch.zeros(3, 7, dtype=DOUBLE), torch.eye(7, dtype=DOUBLE).expand(3, 7, 7)
     )
-    expected = torch.distributions.kl_divergence(mine, prior).sum()
+    expected = torch.distributions.kl_divergence(posterior, prior).sum()
     assert result.item() == pytest.approx(expected.item(), rel=1e-10)
     assert kl(q, 1.0).item() == pytest.approx(expected.item(), rel=1e-10)
 

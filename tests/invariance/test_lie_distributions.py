@@ -45,13 +45,13 @@ def test_schemes_have_less_variance(scheme: str) -> None:
 
 def test_same_generator_same_points_and_leading_dimensions() -> None:
     for scheme in ("stochastic", "antithetic", "sobol", "shifted", "mirrored"):
-        one, two = (
+        first, second = (
             draw(8, 2, scheme, torch.Generator().manual_seed(3), (5,)).points  # type: ignore[arg-type]
             for _ in range(2)
         )
-        assert one.shape == (5, 8, 2)
-        assert torch.equal(one, two)
-        assert not torch.equal(one[0], one[1])
+        assert first.shape == (5, 8, 2)
+        assert torch.equal(first, second)
+        assert not torch.equal(first[0], first[1])
 
 
 @pytest.mark.parametrize("scheme", ["antithetic", "mirrored"])
@@ -204,9 +204,9 @@ def test_widths_in_common_units() -> None:
 
 
 def test_custom_generators() -> None:
-    own = LieDistribution(so2().generators, 0.3)
+    unnamed = LieDistribution(so2().generators, 0.3)
     points = torch.tensor([[0.5]])
-    assert torch.allclose(own.matrices(points), LieDistribution(so2(), 0.3).matrices(points))
+    assert torch.allclose(unnamed.matrices(points), LieDistribution(so2(), 0.3).matrices(points))
 
 
 def test_invalid_distributions_raise() -> None:

@@ -37,9 +37,9 @@ def _turned(n: int, degrees: float, seed: int = 0) -> tuple[Tensor, Tensor]:
     """Draw from that density, rotated by a uniform angle."""
     generator = torch.Generator().manual_seed(seed)
     y = torch.randint(2, (n,), generator=generator)
-    own = torch.randn(n, generator=generator) / math.sqrt(20)
+    noise = torch.randn(n, generator=generator) / math.sqrt(20)
     turn = math.radians(degrees) * (2 * torch.rand(n, generator=generator) - 1)
-    angle = own + turn + math.pi * y
+    angle = noise + turn + math.pi * y
     return torch.stack([angle.cos(), angle.sin()], 1), y
 
 
@@ -210,8 +210,8 @@ def test_a_standard_pose_near_the_end_of_the_width(
 ) -> None:
     """Large digits are the standard pose, so small ones are further away than the width."""
     generator, shape = torch.Generator().manual_seed(0), (300, directions)
-    own = torch.randn(shape, generator=generator) / math.sqrt(200)
-    x = (own + spread * (2 * torch.rand(shape, generator=generator) - 1)).exp()
+    noise = torch.randn(shape, generator=generator) / math.sqrt(200)
+    x = (noise + spread * (2 * torch.rand(shape, generator=generator) - 1)).exp()
     stretches = LieAlgebra.of(torch.diag_embed(torch.eye(directions)))
     model = Augmented(Large(middle), Augment(lie(stretches, 0.6), 4), average="joint").eval()
     result = 0.6 * find_reach_(model, (x, torch.zeros(300, dtype=torch.long)))
@@ -284,7 +284,7 @@ def test_closed_generators_are_skipped() -> None:
             pole = 0.2 * torch.arange(10)
             return 100 * (torch.atan2(-x[:, 1:2], x[:, 2:]) - pole).cos()
 
-    turns = [j for j, one in enumerate(so3().generators) if not bool(one[0].any())]
+    turns = [j for j, generator in enumerate(so3().generators) if not bool(generator[0].any())]
     widths = torch.full((3,), 0.01)
     widths[turns] = 2.0
     augment = Augment([lie(so3(), widths), Flips((-1,), 1e-3)], 4)
@@ -307,9 +307,9 @@ def test_fit_measures_and_saves_poses() -> None:
     assert 0 <= float(model.augment.reach) <= 1  # type: ignore[arg-type]
     (reported,) = fit.reading.invariances.values()
     assert [reported.width] == pytest.approx(list(model.invariances((2,)).values()))
-    again = Augmented(nn.Linear(2, 2), Augment(lie(so2(), 0.5), 4), average="joint")
-    again.load_state_dict(model.state_dict())
-    assert again.invariances((2,)) == model.invariances((2,))
+    restored = Augmented(nn.Linear(2, 2), Augment(lie(so2(), 0.5), 4), average="joint")
+    restored.load_state_dict(model.state_dict())
+    assert restored.invariances((2,)) == model.invariances((2,))
 
 
 @pytest.mark.parametrize("width", [1e-6, 0.3, 3.1])

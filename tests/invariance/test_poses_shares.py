@@ -115,10 +115,10 @@ def test_shares_are_bounded_by_the_probabilities_and_saved() -> None:
     (result,) = model.invariances((1, 2, 2)).values()
     assert result == pytest.approx(0.1)
     find_reach_(model, _posed(flips, [1.0, 0.0]))
-    again = Augmented(Corner(), Augment(Flips((-1,), 0.4)), average="joint")
-    again.load_state_dict(model.state_dict())
-    assert again.invariances((1, 2, 2)) == model.invariances((1, 2, 2))
-    assert next(iter(again.invariances((1, 2, 2)).values())) < 0.02
+    restored = Augmented(Corner(), Augment(Flips((-1,), 0.4)), average="joint")
+    restored.load_state_dict(model.state_dict())
+    assert restored.invariances((1, 2, 2)) == model.invariances((1, 2, 2))
+    assert next(iter(restored.invariances((1, 2, 2)).values())) < 0.02
 
 
 def test_a_choice_without_products_keeps_its_probabilities() -> None:

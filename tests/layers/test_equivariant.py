@@ -82,19 +82,19 @@ class TestRegular(PathSuite):
 
 def reynolds(source: groups.Representation, target: groups.Representation) -> Tensor:
     """Return the projection onto equivariant maps, by averaging over all elements."""
-    every = source.group.finite()
-    images = [{every.identity: torch.eye(r.size).double()} for r in (source, target)]
-    waiting = [every.identity]
+    finite = source.group.finite()
+    images = [{finite.identity: torch.eye(r.size).double()} for r in (source, target)]
+    waiting = [finite.identity]
     for a in waiting:
-        for k, g in enumerate(every.generators):
-            b = int(every.table[a, g])
+        for k, g in enumerate(finite.generators):
+            b = int(finite.table[a, g])
             if b not in images[0]:
                 for image, r in zip(images, (source, target), strict=True):
                     image[b] = image[a] @ r.discrete[k]
                 waiting.append(b)
-    total = sum(torch.kron(images[1][g], torch.linalg.inv(images[0][g]).T) for g in every.elements)
+    total = sum(torch.kron(images[1][g], torch.linalg.inv(images[0][g]).T) for g in finite.elements)
     assert isinstance(total, Tensor)
-    return total / every.order
+    return total / finite.order
 
 
 @pytest.mark.parametrize(
@@ -273,15 +273,17 @@ class TestBeyond(PathSuite):
 
 def test_every_map_belongs_to_one_path() -> None:
     """Paths of a chain of groups are orthogonal and span the maps of the smallest group."""
-    ring, both, every = (
+    ring, both, all_permutations = (
         groups.cyclic_permutations(6),
         groups.dihedral_permutations(6),
         groups.symmetric(6),
     )
-    layer = relaxed_over(1, 1, [ring, every, both])
+    layer = relaxed_over(1, 1, [ring, all_permutations, both])
     maps = [layer.path(i).map._exact.get("basis") for i in range(3)]  # type: ignore[union-attr]
     whole = groups.equivariant_maps(groups.defining(ring), groups.defining(ring)).matrices()
-    largest = groups.equivariant_maps(groups.defining(every), groups.defining(every)).matrices()
+    largest = groups.equivariant_maps(
+        groups.defining(all_permutations), groups.defining(all_permutations)
+    ).matrices()
     spans = [largest, maps[0], maps[2]]
     assert [len(Q) for Q in spans if Q is not None] == [2, 2, 2]  # 6 in all: Z6 has 6 maps
     stacked = torch.cat([Q.flatten(1) for Q in spans if Q is not None]) / 6**0.5
@@ -321,9 +323,9 @@ def test_a_graph_layer_commutes_with_its_symmetries() -> None:
 
 def _projection(rho: groups.Representation) -> Tensor:
     """The basis spans the null space of all constraints together."""
-    n, one = rho.size, torch.eye(rho.size, dtype=torch.float64)
+    n, identity = rho.size, torch.eye(rho.size, dtype=torch.float64)
     rows = [
-        torch.kron(m.contiguous(), one) - torch.kron(one, m.T.contiguous())
+        torch.kron(m.contiguous(), identity) - torch.kron(identity, m.T.contiguous())
         for m in (*rho.discrete, *rho.flows)
     ]
     _, sigma, V = torch.linalg.svd(torch.cat(rows))
@@ -349,9 +351,9 @@ SPACES = {
 @pytest.mark.parametrize("name", SPACES)
 def test_null_spaces_are_those_of_all_constraints_at_once(name: str) -> None:
     rho = SPACES[name]
-    found = groups.equivariant_maps(rho, rho)
-    flat = found.matrices().flatten(1) / rho.size**0.5
-    assert_close(flat @ flat.T, torch.eye(found.count, dtype=torch.float64), 1e-10)
+    basis = groups.equivariant_maps(rho, rho)
+    flat = basis.matrices().flatten(1) / rho.size**0.5
+    assert_close(flat @ flat.T, torch.eye(basis.count, dtype=torch.float64), 1e-10)
     assert_close(flat.T @ flat, _projection(rho), 1e-9)
 
 
@@ -360,9 +362,9 @@ def test_large_orthogonal_groups_are_fast(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(maps, "_cache", type(maps._cache)())
     with Work() as work:
         rho = groups.defining(groups.so(30))
-        found = groups.equivariant_maps(rho, rho)
+        basis = groups.equivariant_maps(rho, rho)
     assert work.numbers < 50e6
-    assert_close(found.matrices()[0].abs(), torch.eye(30, dtype=torch.float64), 1e-9)
+    assert_close(basis.matrices()[0].abs(), torch.eye(30, dtype=torch.float64), 1e-9)
     assert EquivariantLinear(1, 1, groups.o(40)).map.count == 1  # no limit of 32 x 32 any more
     shear = torch.eye(33, dtype=torch.float64)
     shear[0, 1] = 1.0
@@ -379,11 +381,11 @@ def test_groups_with_the_same_maps_raise() -> None:
 
 
 def test_two_equal_groups_can_be_combined() -> None:
-    one, two = groups.symmetric(4), groups.symmetric(4)
-    assert one.is_same(two) and not one.is_same(groups.alternating(4))
+    first, second = groups.symmetric(4), groups.symmetric(4)
+    assert first.is_same(second) and not first.is_same(groups.alternating(4))
     assert not groups.cyclic(4).is_same(groups.so(2)) and groups.so(3).is_same(groups.so(3))
     path = EquivariantLinear(
-        1, 1, groups.defining(one) * groups.defining(two), groups.defining(two)
+        1, 1, groups.defining(first) * groups.defining(second), groups.defining(second)
     )
     assert path.maps.count == 5  # orbits of triples of places: Bell(3)
 

@@ -70,9 +70,11 @@ def test_both_orders_by_definition(order: str, options: Any, channels_last: bool
     assert y.is_contiguous()
     assert_close(y, expected, tolerance)
     g = torch.randn_like(expected)
-    found = torch.autograd.grad(y, wanted, g)
-    for mine, theirs in zip(found, torch.autograd.grad(expected, wanted, g), strict=True):
-        assert_close(mine, theirs, 100 * tolerance)
+    gradients = torch.autograd.grad(y, wanted, g)
+    for gradient, reference in zip(
+        gradients, torch.autograd.grad(expected, wanted, g), strict=True
+    ):
+        assert_close(gradient, reference, 100 * tolerance)
 
 
 @pytest.mark.parametrize(("data", "channels"), [(1, 4), (8, 1)])
@@ -133,10 +135,10 @@ def test_wide_products_by_definition(channels: int, wide: bool) -> None:
     assert y.is_contiguous()
     assert_close(y.flatten(2), expected, 1e-12)
     g = torch.randn_like(y)
-    found = torch.autograd.grad(y, wanted, g)
+    gradients = torch.autograd.grad(y, wanted, g)
     truth = torch.autograd.grad(expected, wanted, g.flatten(2))
-    for mine, theirs in zip(found, truth, strict=True):
-        assert_close(mine, theirs, 1e-12)
+    for gradient, reference in zip(gradients, truth, strict=True):
+        assert_close(gradient, reference, 1e-12)
 
 
 @pytest.mark.parametrize("options", ROLES)
@@ -146,12 +148,12 @@ def test_transforms_of_functions(options: Any) -> None:
     x = torch.randn(6, 5, 3, 4, 6, dtype=torch.float64)
     whole = path(x.flatten(0, 1)).unflatten(0, (6, 5))
     assert_close(vmap(path)(x), whole, 1e-11)
-    assert_close(vmap(lambda one: path(one.unsqueeze(0))[0])(x[0]), whole[0], 1e-11)
+    assert_close(vmap(lambda image: path(image.unsqueeze(0))[0])(x[0]), whole[0], 1e-11)
     theta = {k: torch.stack([v.detach(), 2 * v.detach()]) for k, v in path.named_parameters()}
-    many = vmap(lambda values: functional_call(path, values, (x[0],)))(theta)
-    assert_close(many[0], whole[0], 1e-11)
+    outputs = vmap(lambda values: functional_call(path, values, (x[0],)))(theta)
+    assert_close(outputs[0], whole[0], 1e-11)
     single = {k: v[1] for k, v in theta.items()}
-    assert_close(many[1], functional_call(path, single, (x[0],)), 1e-11)
+    assert_close(outputs[1], functional_call(path, single, (x[0],)), 1e-11)
     forward, reverse = (
         jac(lambda values: functional_call(path, values, (x[0],)))(single)
         for jac in (jacfwd, jacrev)
@@ -172,8 +174,8 @@ def test_construction_reads_no_values_from_the_device(options: Any) -> None:
 
 def test_an_export_takes_any_batch_size() -> None:
     path = SFC(3, 2, (4, 4), learn_omega="weight")
-    some = torch.randn(5, 3, 4, 4)
-    exported = torch.export.export(path, (some,), dynamic_shapes=({0: torch.export.Dim("n")},))
+    example = torch.randn(5, 3, 4, 4)
+    exported = torch.export.export(path, (example,), dynamic_shapes=({0: torch.export.Dim("n")},))
     for data in (2, 300):
         x = torch.randn(data, 3, 4, 4)
         assert_close(exported.module()(x), path(x), 1e-5)
@@ -193,7 +195,7 @@ def test_changed_lengthscales_take_effect() -> None:
 
 def test_state_dictionaries_are_unchanged() -> None:
     path = SFC(2, 3, (4, 4), bias=True, learn_omega="weight")
-    own = ("values", "basis.omega", "basis.start", "basis.offsets")
-    names = {f"{part}.{name}" for part in ("first", "second") for name in own}
+    tensors = ("values", "basis.omega", "basis.start", "basis.offsets")
+    names = {f"{part}.{name}" for part in ("first", "second") for name in tensors}
     assert set(path.state_dict()) == names | {"offset.bias"}
     assert set(FFC(2, 3, (4, 4)).state_dict()) == {"first.weight", "second.weight"}

@@ -212,12 +212,16 @@ def test_maps_of_a_larger_group_are_maps_of_its_subgroup() -> None:
     """Channels of p4m are channels of p4 with twice the fields; likewise p4 and p2."""
     x = torch.randn(2, 16, 4, 4, dtype=torch.float64)
     for large, small in (("p4m", "p4"), ("p4m", "p2"), ("p4", "p2"), ("D8", "C8"), ("C8", "p4")):
-        one, two = point_group(large), point_group(small)
-        if not one.exact:
+        larger, smaller = point_group(large), point_group(small)
+        if not larger.exact:
             continue
-        for g in range(two.order):
-            same = [h for h in range(one.order) if torch.equal(one.matrices[h], two.matrices[g])]
-            assert torch.equal(two.act(g, x), one.act(same[0], x))
+        for g in range(smaller.order):
+            same = [
+                h
+                for h in range(larger.order)
+                if torch.equal(larger.matrices[h], smaller.matrices[g])
+            ]
+            assert torch.equal(smaller.act(g, x), larger.act(same[0], x))
 
 
 def _blobs(size: int, angle: float) -> torch.Tensor:
@@ -323,8 +327,10 @@ def test_separable_filters_are_balanced(kind: str) -> None:
     groups_of = {name: "all" for name, _ in path.named_parameters()}
     balance_(path, groups_of)
     assert_close(path(x), before, 1e-12)
-    *own, last = (stage.weight.detach() for stage in path.stages)
-    norms = [w.flatten(1).norm(dim=1) for w in own] + [last.transpose(0, 2).flatten(1).norm(dim=1)]
+    *first, last = (stage.weight.detach() for stage in path.stages)
+    norms = [w.flatten(1).norm(dim=1) for w in first] + [
+        last.transpose(0, 2).flatten(1).norm(dim=1)
+    ]
     for norm in norms[1:]:
         assert_close(norm, norms[0], 1e-12)
     weights = [stage.weight.detach().clone() for stage in path.stages]

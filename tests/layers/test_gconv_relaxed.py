@@ -117,11 +117,11 @@ def test_relax_with_rotations() -> None:
     assert "no p4: out_channels must be a multiple of 4" in account["6"]
     for layer in (first, second):  # orthogonal parts: nothing equivariant is left in the others
         conv, p4, p4m = (layer.path(i) for i in range(3))
-        rest = [conv.conv.weight, p4.stages[0].convolution().weight]
-        for some in rest:
+        remainders = [conv.conv.weight, p4.stages[0].convolution().weight]
+        for remainder in remainders:
             sizes = p4m.in_channels, p4m.out_channels, p4m.in_shape
             left = GConv(*sizes, group="p4m", kind=p4m.kind).double()
-            left.stages[0].project_(some.detach(), None)
+            left.stages[0].project_(remainder.detach(), None)
             assert float(left.stages[0].weight.detach().abs().max()) < 1e-12
     assert {name for name in layer_errors(model, x).network} == {"translation", "p4", "p4m"}
 
@@ -191,11 +191,15 @@ def test_reading_shows_the_groups() -> None:
         *list(_cnn().float())[:2], nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 3)
     )
     model = sr.relax(cnn, x, groups=["translation", "p4"])
-    found = sr.fit(model, (x, y), epochs=2, batch_size=12).reading
-    layer = found.layers[0]
-    assert set(layer.equivariance_error) == {"translation", "p4"} == set(found.equivariance_error)
-    assert set(found.relative_effective_parameters()) == {"Conv", "GConv p4", "FFC"}
-    assert "equivariant to" in found.verdict and "under p4" in found.verdict and "p4" in str(found)
+    reading = sr.fit(model, (x, y), epochs=2, batch_size=12).reading
+    layer = reading.layers[0]
+    assert set(layer.equivariance_error) == {"translation", "p4"} == set(reading.equivariance_error)
+    assert set(reading.relative_effective_parameters()) == {"Conv", "GConv p4", "FFC"}
+    assert (
+        "equivariant to" in reading.verdict
+        and "under p4" in reading.verdict
+        and "p4" in str(reading)
+    )
 
 
 def test_groups_under_which_a_path_is_equivariant() -> None:
@@ -235,9 +239,11 @@ def test_the_order_of_channels_does_not_depend_on_the_generators() -> None:
     """The group is given by name, from the library, or by other generators."""
     torch.manual_seed(0)
     swap, mirror = [[0.0, 1.0], [1.0, 0.0]], [[1.0, 0.0], [0.0, -1.0]]
-    mine = groups.Group.from_matrices("mine", [mirror, swap])
+    group_of_matrices = groups.Group.from_matrices("mine", [mirror, swap])
     x = torch.randn(2, 8, 4, 4)
-    first, *others = (GConv(8, 8, (4, 4), group=g) for g in ("p4m", groups.dihedral(4), mine))
+    first, *others = (
+        GConv(8, 8, (4, 4), group=g) for g in ("p4m", groups.dihedral(4), group_of_matrices)
+    )
     for other in others:
         other.load_state_dict(first.state_dict())
         assert_close(other(x), first(x), 1e-6)

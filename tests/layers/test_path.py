@@ -111,8 +111,8 @@ def test_group_elements_can_choose_separate_components() -> None:
     apart = torch.cat([subsample(part, 2) for part in x.split(2, 1)], 1)
     assert torch.equal(subsample(x, 2, elements=4), apart)
     moved = torch.cat([torch.roll(part, k, 2) for k, part in enumerate(x.split(2, 1))], 1)
-    found = subsample(moved, 2, elements=4)
-    for a, b in zip(found.split(2, 1), apart.split(2, 1), strict=True):
+    joint = subsample(moved, 2, elements=4)
+    for a, b in zip(joint.split(2, 1), apart.split(2, 1), strict=True):
         shifts = [torch.roll(b, s, 2) for s in range(2)]
         for n in range(3):
             assert any(torch.equal(a[n], s[n]) for s in shifts)

@@ -83,12 +83,12 @@ def test_free_paths_have_their_own_initial_precision() -> None:
     given = sr.Razor(model, "categorical", 10, prior_precision=2.0, free_precision=7.0)
     assert float(given.prior.precisions["0.paths.1"]) == pytest.approx(7.0)
     assert float(given.prior.precisions["3.bias"]) == pytest.approx(2.0)
-    for own in ({"prior_groups": "layer"}, {"prior_precision": dict.fromkeys(start, 2.0)}):
+    for options in ({"prior_groups": "layer"}, {"prior_precision": dict.fromkeys(start, 2.0)}):
         for free in (7.0, 30.0):  # 30 is the precision without the option
             with pytest.raises(
-                ValueError, match=f"free_precision={free} conflicts with {next(iter(own))}"
+                ValueError, match=f"free_precision={free} conflicts with {next(iter(options))}"
             ):
-                sr.Razor(model, "categorical", 10, free_precision=free, **own)
+                sr.Razor(model, "categorical", 10, free_precision=free, **options)
 
 
 def test_a_step_balances_factors_that_share_a_prior() -> None:

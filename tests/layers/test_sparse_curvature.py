@@ -102,9 +102,9 @@ def test_random_lengthscales_have_exact_blocks(structure: str) -> None:
     )
     model, x, y = _problem(layer, 36)
     batches = [(x[:3], y[:3]), (x[3:], y[3:])]
-    found = estimate_curvature(model, "categorical", batches, Method(structure=structure))
+    curvature = estimate_curvature(model, "categorical", batches, Method(structure=structure))
     seen = set()
-    for block in found.blocks:
+    for block in curvature.blocks:
         seen |= set(block.names)
         if structure == "full" or any("basis" in name for name in block.names):
             expected = dense_ggn(model, sr.Categorical(), x, y, block.names)
@@ -129,8 +129,8 @@ def test_gradient_of_the_evidence_in_omega_and_anchors(
     loader = [(x[:4], y[:4]), (x[4:], y[4:])]
     evidence = razor.evidence(loader, differentiable=True)
     kept = torch.autograd.grad(evidence.log_evidence, list(razor.eta.values()))
-    found = razor._curvature(loader, None).prepare()
-    batchwise = razor.hyper_gradient(loader, found)
+    curvature = razor._curvature(loader, None).prepare()
+    batchwise = razor.hyper_gradient(loader, curvature)
     for (name, raw), gradient in zip(razor.eta.items(), kept, strict=True):
         assert_close(sum(batchwise[name]), gradient, 1e-8)
         with torch.no_grad():
@@ -191,12 +191,12 @@ def test_posterior_of_random_lengthscales(
         assert_close(covariance[0], expected, 1e-8)
 
 
-def _output_jacobian(model: nn.Module, one: Tensor, order: tuple[str, ...]) -> Tensor:
+def _output_jacobian(model: nn.Module, image: Tensor, order: tuple[str, ...]) -> Tensor:
     theta = {name: value.detach() for name, value in sr.weights(model).items()}
-    found = torch.func.jacrev(
-        lambda values: torch.func.functional_call(model, values, (one.unsqueeze(0),))[0]
+    jacobians = torch.func.jacrev(
+        lambda values: torch.func.functional_call(model, values, (image.unsqueeze(0),))[0]
     )(theta)
-    return torch.cat([found[name].reshape(3, -1) for name in order], 1)
+    return torch.cat([jacobians[name].reshape(3, -1) for name in order], 1)
 
 
 # Kronecker factors of factored layers.
@@ -210,17 +210,17 @@ def test_separate_output_factors_are_more_accurate_than_averaged_ones() -> None:
     x = torch.randn(60, 3, 4, 4, dtype=torch.float64)
     x = x * torch.tensor([0.5, 1.0, 2.0], dtype=torch.float64).view(3, 1, 1)
     y = torch.arange(60) % 3
-    one = torch.zeros((), dtype=torch.float64)
+    log_precision = torch.zeros((), dtype=torch.float64)
 
     def logdets(method: Method) -> list[float]:
         blocks = estimate_curvature(model, "categorical", [(x, y)], method).blocks
-        return [float(block.logdet({block.names[0]: one})) for block in blocks]
+        return [float(block.logdet({block.names[0]: log_precision})) for block in blocks]
 
     exact = logdets(Method(structure="block"))
-    own, averaged = logdets(Method()), logdets(Method(blocks="averaged"))
-    for truth, ours, theirs in zip(exact, own, averaged, strict=True):
-        assert truth < ours < theirs  # both overestimate here, as in the paper's setting
-        assert ours - truth < 0.9 * (theirs - truth)
+    separate, averaged = logdets(Method()), logdets(Method(blocks="averaged"))
+    for truth, separately, pooled in zip(exact, separate, averaged, strict=True):
+        assert truth < separately < pooled  # both overestimate here, as in the paper's setting
+        assert separately - truth < 0.9 * (pooled - truth)
 
 
 def test_averaged_factor_by_its_definition() -> None:
@@ -228,9 +228,9 @@ def test_averaged_factor_by_its_definition() -> None:
     torch.manual_seed(0)
     model = Head(FFC(2, 3, (3, 2)).double(), 18)
     x, y = torch.randn(5, 2, 3, 2, dtype=torch.float64), torch.arange(5) % 3
-    own = estimate_curvature(model, "categorical", [(x, y)]).blocks
+    separate = estimate_curvature(model, "categorical", [(x, y)]).blocks
     averaged = estimate_curvature(model, "categorical", [(x, y)], Method(blocks="averaged")).blocks
-    for mine, theirs in zip(own, averaged, strict=True):
-        assert_close(theirs.A.matrix, mine.A.matrix, 1e-14)
-        assert_close(theirs.G.matrix, mine.G.matrix.mean(0, keepdim=True), 1e-14)
-        assert theirs.scale == mine.scale == pytest.approx(1 / 5)
+    for block, pooled in zip(separate, averaged, strict=True):
+        assert_close(pooled.A.matrix, block.A.matrix, 1e-14)
+        assert_close(pooled.G.matrix, block.G.matrix.mean(0, keepdim=True), 1e-14)
+        assert pooled.scale == block.scale == pytest.approx(1 / 5)

@@ -162,9 +162,9 @@ def test_dense_counterparts(path: SConv | SFC) -> None:
 def test_reduction_is_the_nearest() -> None:
     torch.manual_seed(0)
     conv = Conv(2, 3, (5, 5)).double()
-    few = SConv.from_conv(conv, 4)
-    phi = few.conv.basis.matrix()
-    residual = conv.conv.weight.flatten(2) - few.conv.values @ phi
+    sparse = SConv.from_conv(conv, 4)
+    phi = sparse.conv.basis.matrix()
+    residual = conv.conv.weight.flatten(2) - sparse.conv.values @ phi
     assert_close(residual @ phi.T, torch.zeros(3, 2, 4, dtype=torch.float64), 1e-8)
     lost = float((residual.norm() / conv.conv.weight.norm()).detach())
     assert lost == pytest.approx((5 / 9) ** 0.5, abs=0.1)  # 5 of 9 dimensions are out of reach
@@ -257,8 +257,14 @@ def test_learned_anchors_have_two_parameters_each() -> None:
         (lambda: SFC(2, 3, (4, 2), anchors=1.5), "int from 1 to 8, .* got 1.5"),
         (lambda: SConv(2, 3, (4, 4), omega=-1.0), "omega must be at least 0, got -1.0"),
         (lambda: SConv(2, 3, (4, 4), omega=0.0, learn_omega="hyper"), "must be positive"),
-        (lambda: SConv(2, 3, (4, 4), form="spline"), "form must be 'sum' or 'interpolate', got 'spline'"),
-        (lambda: SConv(2, 3, (4, 4), learn_omega=True), "learn_omega must be 'fixed', .*, got True"),
+        (
+            lambda: SConv(2, 3, (4, 4), form="spline"),
+            "form must be 'sum' or 'interpolate', got 'spline'",
+        ),
+        (
+            lambda: SConv(2, 3, (4, 4), learn_omega=True),
+            "learn_omega must be 'fixed', .*, got True",
+        ),
         (lambda: SConv(2, 3, (4, 4), kernel=4), "odd positive integer, got 4"),
         (lambda: SConv(2, 3, (2, 2), kernel=7), "at most 5"),
         (lambda: SFC(2, 3, (5, 4), stride=2), r"stride 2 does not divide the shape \(5, 4\)"),

@@ -135,9 +135,9 @@ def test_equal_groups_are_recognised() -> None:
     ids=str,
 )  # fmt: skip
 def test_every_element_has_a_unique_name(group: Group) -> None:
-    every = group.finite()
-    assert len(set(every.names)) == every.order
-    for g, name in enumerate(every.names):
+    finite = group.finite()
+    assert len(set(finite.names)) == finite.order
+    for g, name in enumerate(finite.names):
         assert torch.equal(group.element(name), group.element(g))
 
 

@@ -16,7 +16,7 @@ def _layers(stride: int) -> dict[str, list[Path]]:
     sizes = (*SIZES, stride)
     wide = nn.Conv2d(8, 8, 3, 1, 2, 2, padding_mode="circular", bias=False)  # dilated
     other = [GConv(*sizes, kind=k) for k in ("pointwise", "separable", "depthwise-separable")]
-    found: dict[str, list[Path]] = {
+    layers: dict[str, list[Path]] = {
         "one": [Conv(*sizes)],
         "two": [Conv(*sizes), GConv(*sizes)],
         "several groups": [GConv(*sizes, group="p4m"), GConv(*sizes), Conv(*sizes), FFC(*sizes)],
@@ -26,14 +26,14 @@ def _layers(stride: int) -> dict[str, list[Path]]:
         "parts": [*other, GConv(*sizes, kind="pointwise"), Conv(*sizes)],
     }
     if stride == 1:
-        found["others"] = [Conv.wrap(wide, (6, 6)), Conv(*sizes), GConv(*sizes)]
+        layers["others"] = [Conv.wrap(wide, (6, 6)), Conv(*sizes), GConv(*sizes)]
         images = (2, 12, (6, 6))
-        found["functions"] = [
+        layers["functions"] = [
             SE2Conv(*images, angles=4, kind="lift"),
             ScaleConv(*images, scales=(1.0, 1.4), kind="lift", kernel=5),
             GConv(*images, kind="lift", kernel=5),
         ]
-    return found
+    return layers
 
 
 def _gradients(layer: nn.Module, x: Tensor) -> tuple[Tensor, ...]:
@@ -52,15 +52,15 @@ def test_merged_filters_equal_separate_convolutions(case: str, stride: int) -> N
     layer = Relaxed(_layers(stride)[case]).double()
     x = torch.randn(3, layer.path(0).in_channels, 6, 6, dtype=torch.float64, requires_grad=True)
     at_once = _gradients(layer, x)
-    heard: list[nn.Module] = []
+    called: list[nn.Module] = []
     for path in layer.paths:
         for module in path.conv.modules() if hasattr(path, "conv") else ():
-            module.register_forward_hook(lambda m, args, y: heard.append(m))
+            module.register_forward_hook(lambda m, args, y: called.append(m))
     one_by_one = _gradients(layer, x)
     filters = [path.conv for path in layer.paths if hasattr(path, "conv")]
-    assert all(sum(m is conv for m in heard) == 1 for conv in filters)
-    for one, other in zip(at_once, one_by_one, strict=True):
-        assert_close(one, other, 1e-12)
+    assert all(sum(m is conv for m in called) == 1 for conv in filters)
+    for merged, separate in zip(at_once, one_by_one, strict=True):
+        assert_close(merged, separate, 1e-12)
 
 
 def test_one_convolution_for_a_convolution_and_a_group_convolution() -> None:
@@ -88,16 +88,16 @@ def test_circular_padding_and_its_derivatives(dims: int) -> None:
     x = torch.randn(1, 1, *(4, 3, 3)[:dims], dtype=torch.float64, requires_grad=True)
     amounts = (1, 2, 0, 1, 2, 2)[: 2 * dims]
 
-    def ours(x: Tensor) -> Tensor:
+    def pad(x: Tensor) -> Tensor:
         y: Tensor = CircularPad.apply(x, amounts)  # type: ignore[no-untyped-call]
         return y
 
     expected = F.pad(x, amounts, mode="circular")
-    assert torch.equal(ours(x), expected)
-    assert torch.autograd.gradcheck(ours, (x,), check_forward_ad=True, check_batched_grad=True)
-    assert torch.autograd.gradgradcheck(lambda x: ours(x).square(), (x,))
-    many = torch.func.vmap(ours)(torch.stack([x.detach(), 2 * x.detach()]))
-    assert_close(many[1], 2 * expected, 1e-12)
+    assert torch.equal(pad(x), expected)
+    assert torch.autograd.gradcheck(pad, (x,), check_forward_ad=True, check_batched_grad=True)
+    assert torch.autograd.gradgradcheck(lambda x: pad(x).square(), (x,))
+    padded = torch.func.vmap(pad)(torch.stack([x.detach(), 2 * x.detach()]))
+    assert_close(padded[1], 2 * expected, 1e-12)
 
 
 def test_a_sum_of_filters_compiles_in_one_graph_with_its_gradient() -> None:
@@ -105,5 +105,5 @@ def test_a_sum_of_filters_compiles_in_one_graph_with_its_gradient() -> None:
     x = torch.randn(2, 8, 6, 6, dtype=torch.float64, requires_grad=True)
     torch.compiler.reset()
     compiled = torch.compile(layer, fullgraph=True, backend="eager")
-    for one, other in zip(_gradients(compiled, x), _gradients(layer, x), strict=True):
-        assert_close(one, other, 1e-12)
+    for merged, separate in zip(_gradients(compiled, x), _gradients(layer, x), strict=True):
+        assert_close(merged, separate, 1e-12)
