@@ -27,6 +27,7 @@ PriorGroups = Literal["path"] | Groups
 
 Theta = Mapping[str, Tensor]
 """Weights by name."""
+Parameters = Mapping[str, nn.Parameter]
 
 LogDeterminant = Callable[[Mapping[str, Tensor]], Tensor]
 r"""Maps log curvatures of the prior, by tensor, to $\log |I + \Lambda^{-1} H|$."""
@@ -107,15 +108,13 @@ class Prior(nn.Module, ABC):
         r"""Return $-\log p(\theta)$ up to a constant, differentiable in the weights."""
         return -self.log_prob(theta)
 
-    def add_penalty_gradient_(self, theta: Mapping[str, nn.Parameter], scale: float) -> None:
+    def add_penalty_gradient_(self, theta: Parameters, scale: float) -> None:
         """Add the gradient of `scale * penalty` to the `.grad` of each weight."""
         for value, gradient in zip(theta.values(), self._gradients(theta), strict=True):
             scaled = gradient * scale
             value.grad = scaled if value.grad is None else value.grad.add_(scaled)
 
-    def shrink_(
-        self, theta: Mapping[str, nn.Parameter], scale: float, step_sizes: Mapping[str, Any]
-    ) -> None:
+    def shrink_(self, theta: Parameters, scale: float, step_sizes: Mapping[str, Any]) -> None:
         r"""Take an implicit gradient step on `scale * penalty`, stable for any curvature.
 
         $$ \theta \leftarrow \theta - \frac{r s\, g}{1 + r s\, \Lambda} , $$
@@ -129,7 +128,7 @@ class Prior(nn.Module, ABC):
             curvature = log_curvature[name].detach().exp().to(value.dtype)
             value.data.sub_(rate * gradient / (1 + rate * curvature))
 
-    def _gradients(self, theta: Mapping[str, nn.Parameter]) -> tuple[Tensor, ...]:
+    def _gradients(self, theta: Parameters) -> tuple[Tensor, ...]:
         with torch.enable_grad():
             return torch.autograd.grad(self.penalty(theta), list(theta.values()))
 
@@ -194,10 +193,7 @@ class GaussianPrior(Prior):
     log_precision: nn.ParameterList
 
     def __init__(
-        self,
-        theta: Theta,
-        precision: float | Mapping[str, float] = 1.0,
-        groups: Groups = "tensor",
+        self, theta: Theta, precision: float | Mapping[str, float] = 1.0, groups: Groups = "tensor"
     ) -> None:
         super().__init__(theta, groups)
         self.log_precision = nn.ParameterList()
@@ -273,7 +269,7 @@ class GaussianPrior(Prior):
         return [by_group[index[self.group_of[k]]].to(v.dtype) for k, v in theta.items()]
 
     @torch.no_grad()
-    def add_penalty_gradient_(self, theta: Mapping[str, nn.Parameter], scale: float) -> None:
+    def add_penalty_gradient_(self, theta: Parameters, scale: float) -> None:
         r"""Add $s \Delta \theta$ to each `.grad`, with one kernel per tensor."""
         for value, decay in zip(theta.values(), self.weight_decays(theta, scale), strict=True):
             if value.grad is None:
@@ -282,9 +278,7 @@ class GaussianPrior(Prior):
                 value.grad.addcmul_(value, decay)
 
     @torch.no_grad()
-    def shrink_(
-        self, theta: Mapping[str, nn.Parameter], scale: float, step_sizes: Mapping[str, Any]
-    ) -> None:
+    def shrink_(self, theta: Parameters, scale: float, step_sizes: Mapping[str, Any]) -> None:
         r"""Replace $\theta$ by $\theta / (1 + r s \delta)$, the exact implicit step."""
         decays = self.weight_decays(theta, scale)
         for (name, value), decay in zip(theta.items(), decays, strict=True):

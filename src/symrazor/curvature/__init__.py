@@ -5,11 +5,7 @@ the package only sees that format. May import: `linalg`, `data`, `core`, `accele
 """
 
 from symrazor.curvature.estimate import Curvature, Method, estimate_curvature
-from symrazor.curvature.structures import (
-    GradientStructure,
-    Structure,
-    register_structure,
-)
+from symrazor.curvature.structures import GradientStructure, Structure, register_structure
 from symrazor.curvature.weight_sharing import Sharing, sharing
 
 __all__ = [

@@ -22,6 +22,8 @@ from symrazor.accelerate.torch_internals import conv_padding, weight_gradient_of
 from symrazor.linalg.factor import gram
 
 Conv = nn.Conv1d | nn.Conv2d | nn.Conv3d
+Maps = Float[Tensor, "n c *size"]
+Images = Float[Tensor, "n c h w"]
 
 
 @dataclass(frozen=True)
@@ -113,7 +115,7 @@ class CircularPad(torch.autograd.Function):
 
 
 def patches(
-    x: Float[Tensor, "n c *size"],
+    x: Maps,
     kernel: Sequence[int],
     stride: Sequence[int],
     dilation: Sequence[int],
@@ -129,7 +131,7 @@ def patches(
     return split.permute(order).reshape(n, -1, groups, features)
 
 
-def all_patches(x: Float[Tensor, "n c *size"], shape: Geometry) -> Float[Tensor, "n t k i"]:
+def all_patches(x: Maps, shape: Geometry) -> Float[Tensor, "n t k i"]:
     """Pad an input and return its patches."""
     return patches(pad(x, shape), shape.kernel_size, shape.stride, shape.dilation, shape.groups)
 
@@ -150,14 +152,14 @@ MAX_FLOAT32_TERMS = 2**12
 """Terms that a weight gradient may sum in float32; longer sums are split and added in float64."""
 
 
-def input_factor(x: Float[Tensor, "n c *size"], shape: Geometry) -> Float[Tensor, "k i i"]:
+def input_factor(x: Maps, shape: Geometry) -> Float[Tensor, "k i i"]:
     r"""Return $\sum_{n,t} a a^\top$ over patches, by the cheapest way for this shape."""
     if shape.groups > 1:
         return gram(all_patches(x, shape))
     return _by_correlation(x, shape) if _worth_correlating(x, shape) else _by_patches(x, shape)
 
 
-def _by_patches(x: Float[Tensor, "n c *size"], shape: Geometry) -> Float[Tensor, "1 i i"]:
+def _by_patches(x: Maps, shape: Geometry) -> Float[Tensor, "1 i i"]:
     """Compute the factor from patches ordered (offset, channel), so that whole pixels are copied.
 
     On maps no larger than the kernel, some offsets lie in the zero padding for every position.
@@ -176,7 +178,7 @@ def _by_patches(x: Float[Tensor, "n c *size"], shape: Geometry) -> Float[Tensor,
 
 
 def _pixel_patches(
-    x: Float[Tensor, "n c *size"], shape: Geometry, live: Sequence[range], positions: Sequence[int]
+    x: Maps, shape: Geometry, live: Sequence[range], positions: Sequence[int]
 ) -> Float[Tensor, "r 1 i"]:
     """Return patches of the live offsets, features ordered (offset, channel)."""
     rows, dims = pad(x, shape).movedim(1, -1).contiguous(), len(live)
@@ -242,7 +244,7 @@ def _worth_correlating(x: Tensor, shape: Geometry) -> bool:
     return shifts * area < 0.4 * math.prod(kernel) ** 2 * math.prod(positions)
 
 
-def _by_correlation(x: Float[Tensor, "n c *size"], shape: Geometry) -> Float[Tensor, "1 i i"]:
+def _by_correlation(x: Maps, shape: Geometry) -> Float[Tensor, "1 i i"]:
     r"""Compute the factor at stride 1, on one or two axes, from correlations of the padded input z.
 
     With offsets d, e and $\delta = e - d$, the sum $\sum_t z[t + d]\, z[t + e]^\top$ runs over all
@@ -287,9 +289,7 @@ def _by_correlation(x: Float[Tensor, "n c *size"], shape: Geometry) -> Float[Ten
     return _channels_first(A, kernel, [range(ky), range(kx)])
 
 
-def _correlations(
-    x: Float[Tensor, "n c h w"], wide: Float[Tensor, "n c tall broad"]
-) -> Float[Tensor, "_ ky c c"]:
+def _correlations(x: Images, wide: Images) -> Float[Tensor, "_ ky c c"]:
     """Return C[dx, dy] over all positions of x in float64; `wide` is x with its surroundings."""
     c, ky, span = x.shape[1], wide.shape[2] - x.shape[2] + 1, wide.shape[3] - x.shape[3] + 1
     like = x.new_empty(c, c, ky, span)
@@ -301,16 +301,14 @@ def _correlations(
     return torch.stack(parts).sum(0, dtype=torch.float64).permute(3, 2, 0, 1)
 
 
-def _fold(x: Float[Tensor, "n c h w"], kx: int) -> int:
+def _fold(x: Images, kx: int) -> int:
     """Return how many neighbouring pixels to treat as one, so that few channels fill a register."""
     c, w = x.shape[1], x.shape[3]
     folds = [f for f in range(max(kx - 1, 2), w + 1) if w % f == 0 and f * c <= 16]
     return max(folds, default=1)
 
 
-def _folded_correlations(
-    x: Float[Tensor, "n c h w"], wide: Float[Tensor, "n c tall broad"], fold: int, kx: int
-) -> Float[Tensor, "_ ky c c"]:
+def _folded_correlations(x: Images, wide: Images, fold: int, kx: int) -> Float[Tensor, "_ ky c c"]:
     """Return `_correlations` from rows split into blocks of f pixels, with f times the channels.
 
     Pixels i and i + d of a row are (i + d) // f blocks apart, at indices i and (i + d) mod f.
@@ -361,7 +359,7 @@ def _outside(k: int, edges: Sequence[tuple[Float[Tensor, "_ _ *s"], int]]) -> Te
 
 
 def _edge_columns(
-    x: Float[Tensor, "n c h w"], kernel: Sequence[int], positions: int, before: int
+    x: Images, kernel: Sequence[int], positions: int, before: int
 ) -> Float[Tensor, "kx kx ky c c"]:
     """Return products of pairs of columns outside of the windows, for rows 0 .. ky-1 apart."""
     (ky, kx), (n, c, h, w) = kernel, x.shape
@@ -377,7 +375,7 @@ def _edge_columns(
 
 
 def _edge_rows(
-    x: Float[Tensor, "n c h w"],
+    x: Images,
     kernel: Sequence[int],
     positions: Sequence[int],
     before: Sequence[int],

@@ -48,6 +48,8 @@ from symrazor.linalg.factor import Factor, Symmetric
 
 log = logging.getLogger("symrazor")
 
+Stream = torch.cuda.Stream
+
 MIN_EAGER_BATCHES = 3
 """Batches before a recording; one is enough if a batch of this shape was recorded before."""
 _recorded_shapes: WeakKeyDictionary[nn.Module, set[torch.Size]] = WeakKeyDictionary()
@@ -67,7 +69,7 @@ class GraphReplayScheduler(Scheduler):
                 map_factors(total.value.sums, Factor.multiplied)
 
     def contributions_on(
-        self, caller: torch.cuda.Stream | None, batches: Iterator[NumberedBatch], total: Total
+        self, caller: Stream | None, batches: Iterator[NumberedBatch], total: Total
     ) -> Contributions:
         """Yield contributions computed on the current stream; record nothing without a caller."""
         task_of = self.task.by_batch()
@@ -94,9 +96,7 @@ class GraphReplayScheduler(Scheduler):
                 total.prepare_for_more()
 
 
-def _next(
-    batches: Iterator[NumberedBatch], reader: torch.cuda.Stream | None
-) -> NumberedBatch | None:
+def _next(batches: Iterator[NumberedBatch], reader: Stream | None) -> NumberedBatch | None:
     """Return the next batch, read on the reader's stream if there is one, for the current one."""
     if reader is None:
         return next(batches, None)
@@ -109,7 +109,7 @@ def _next(
     return batch
 
 
-def _mark_used_on(stream: torch.cuda.Stream, *parts: Input) -> None:
+def _mark_used_on(stream: Stream, *parts: Input) -> None:
     """Keep the memory of tensors of another stream until this stream has used them."""
     for part in parts:
         map_tensors(part, lambda t: t.record_stream(stream) if t.is_cuda else None)
@@ -209,9 +209,7 @@ class Replay:
         self._lend(sums)
         return BatchSums(torch.zeros((), dtype=torch.float64, device=self.x.device), 0, sums)
 
-    def add(
-        self, task: CurvatureTask, batch: NumberedBatch, caller: torch.cuda.Stream
-    ) -> BatchSums:
+    def add(self, task: CurvatureTask, batch: NumberedBatch, caller: Stream) -> BatchSums:
         """Add the factors of a batch in place and return the rest of its contribution.
 
         The graphs run on the current stream; outputs are evaluated on the caller's stream.
@@ -296,7 +294,7 @@ def add_in_place(total: Statistics, sums: Statistics, counts: dict[Key, Tensor])
 
 
 @contextmanager
-def _on_side_stream(device: torch.device) -> Iterator[torch.cuda.Stream]:
+def _on_side_stream(device: torch.device) -> Iterator[Stream]:
     """Work on the stream of the recordings; yield the caller's stream, which waits for it."""
     stream, caller = side_stream(device, 0), torch.cuda.current_stream(device)
     stream.wait_stream(caller)

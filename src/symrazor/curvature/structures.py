@@ -294,11 +294,10 @@ def tensor_block(task: "CurvatureTask", sums: Statistics, name: str, scale: floa
 
 
 def _kronecker_block(task: "CurvatureTask", sums: Statistics, layer: Layer, scale: float) -> Block:
-    name, form = layer.weight, layer.form
-    assert name is not None
+    name, form = str(layer.weight), layer.form
     A, G = sums.get((name, "A")), sums.get((name, "G"))
     if not (isinstance(A, Factor) and isinstance(G, Factor)):  # the layer was never used
-        return Diag(name, torch.zeros_like(task.theta[name], dtype=torch.float64))
+        return tensor_block(task, sums, name, scale)
     if task.method.blocks == "averaged":
         G = G.averaged()
     count = sums[name, "count"]

@@ -113,9 +113,6 @@ class Symmetrised(Features):
         features: the features to average.
         group: one matrix per element, [g, d, d]; by default the reflection.
         amount: initial $\lambda$, which is learned; None fixes $\lambda = 1$ (invariant features).
-
-    Raises:
-        ValueError: The matrices have a wrong shape or form no group, or `amount` is invalid.
     """
 
     def __init__(

@@ -34,16 +34,16 @@ from symrazor.data.batches import Loader, numbered_batches
 from symrazor.linalg.blocks import StackedSpectra
 from symrazor.linalg.factor import Factor
 
+ByName = Mapping[str, Tensor]
 
-def log_curvatures(
-    prior: Prior, curvature: Curvature, theta: Mapping[str, Tensor]
-) -> dict[str, Tensor]:
+
+def log_curvatures(prior: Prior, curvature: Curvature, theta: ByName) -> dict[str, Tensor]:
     """Return the prior's log curvature of every tensor that has a curvature block."""
     names = [name for block in curvature.blocks for name in block.names]
     return prior.log_curvature({name: theta[name] for name in names})
 
 
-def laplace_evidence(curvature: Curvature, prior: Prior, theta: Mapping[str, Tensor]) -> Evidence:
+def laplace_evidence(curvature: Curvature, prior: Prior, theta: ByName) -> Evidence:
     """Return the Laplace evidence, differentiable in prior, weights and curvature blocks."""
     log_curvature = log_curvatures(prior, curvature, theta)
     return Evidence(
@@ -55,9 +55,7 @@ def laplace_evidence(curvature: Curvature, prior: Prior, theta: Mapping[str, Ten
     )
 
 
-def effective_parameters(
-    curvature: Curvature, log_curvature: Mapping[str, Tensor]
-) -> dict[str, float]:
+def effective_parameters(curvature: Curvature, log_curvature: ByName) -> dict[str, float]:
     r"""Return $\gamma = \mathrm{tr}\, H (H + \Delta)^{-1}$ of each tensor.
 
     $\gamma$ is minus the derivative of the log-determinant in the log curvature of the prior, so
@@ -73,9 +71,9 @@ def effective_parameters(
 def hyper_gradient(
     task: CurvatureTask,
     curvature: Curvature,
-    log_curvature: Mapping[str, Tensor],
+    log_curvature: ByName,
     loader: Loader,
-    eta: Mapping[str, Tensor],
+    eta: ByName,
 ) -> dict[str, tuple[Tensor, Tensor]]:
     """Return derivatives of log likelihood and -log_det/2 in each hyperparameter, by name.
 
@@ -108,7 +106,7 @@ View = Callable[[Any], Tensor]
 
 
 def _sensitivities(
-    curvature: Curvature, log_curvature: Mapping[str, Tensor]
+    curvature: Curvature, log_curvature: ByName
 ) -> tuple[dict[Key, View], dict[Key, Tensor]]:
     r"""Return a linear view of each sum Q, and $V_Q$ in the coordinates of that view."""
     views = {key: _view(key, Q) for key, Q in curvature.sums.items() if key[1] != "count"}

@@ -11,10 +11,10 @@ from typing import Any, Literal
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Generator, Tensor, nn
 
 from symrazor.accelerate.torch_internals import reparametrize_module
-from symrazor.core.likelihood import Categorical, Likelihood
+from symrazor.core.likelihood import Categorical, Covariances, Likelihood, Outputs
 from symrazor.core.parameters import weights
 from symrazor.core.prior import Prior
 from symrazor.core.validation import check_choice
@@ -89,7 +89,7 @@ class Posterior:
             f"{'/'.join(blocks)} curvature of {self.curvature.n_data:,} data)"
         )
 
-    def sample(self, n: int, generator: torch.Generator | None = None) -> dict[str, Tensor]:
+    def sample(self, n: int, generator: Generator | None = None) -> dict[str, Tensor]:
         """Draw n samples of all weights: tensor name -> [n, *shape]."""
         if n < 1:
             raise ValueError(f"The number of samples must be at least 1, got {n}.")
@@ -105,14 +105,12 @@ class Posterior:
         return draws
 
     @torch.enable_grad()
-    def functional(self, x: Input) -> tuple[Float[Tensor, "n k"], Float[Tensor, "n k k"]]:
+    def functional(self, x: Input) -> tuple[Outputs, Covariances]:
         r"""Return mean $f_*(x)$ and covariance $J \Sigma J^\top$ of the linearised outputs."""
         mean = {name: value.requires_grad_() for name, value in self.mean.items()}
         with reparametrize_module(self.model, mean):  # layer formats may read the weights
             f, J = jacobians(self.model, self.layers, x)
-        covariance = torch.zeros(
-            len(f), f.shape[1], f.shape[1], dtype=torch.float64, device=f.device
-        )
+        covariance = torch.zeros(*f.shape, f.shape[1], dtype=torch.float64, device=f.device)
         for block in self.curvature.blocks:
             if any(name in J for name in block.names):  # a disabled path does not act on f
                 parts = [
@@ -123,11 +121,7 @@ class Posterior:
         return f.double(), covariance
 
     def predict(
-        self,
-        x: Input,
-        how: How = "probit",
-        samples: int = 100,
-        generator: torch.Generator | None = None,
+        self, x: Input, how: How = "probit", samples: int = 100, generator: Generator | None = None
     ) -> Prediction:
         """Return the predictive distribution at x.
 
@@ -153,7 +147,7 @@ class Posterior:
             raise ValueError("how='bridge' needs a categorical likelihood. Use how='probit'.")
         return Prediction(laplace_bridge(f, covariance))
 
-    def _sampling(self, x: Input, samples: int, generator: torch.Generator | None) -> Prediction:
+    def _sampling(self, x: Input, samples: int, generator: Generator | None) -> Prediction:
         draws, means = self.sample(samples, generator), list[Tensor]()
         for s in range(samples):
             theta = {name: value[s] for name, value in draws.items()}
@@ -169,9 +163,7 @@ def mixture_prediction(likelihood: Likelihood, means: Float[Tensor, "s n k"]) ->
     return Prediction(mean, None if noise is None else means.var(0, correction=0) + noise)
 
 
-def laplace_bridge(
-    f: Float[Tensor, "n k"], covariance: Float[Tensor, "n k k"]
-) -> Float[Tensor, "n k"]:
+def laplace_bridge(f: Outputs, covariance: Covariances) -> Float[Tensor, "n k"]:
     r"""Return class probabilities of the Dirichlet that matches a Gaussian over logits.
 
     The Gaussian is conditioned on logits that add up to zero and rescaled to a typical variance of
@@ -193,7 +185,7 @@ def laplace_bridge(
 
 
 def _gaussian_draws(
-    f: Tensor, covariance: Tensor, samples: int, generator: torch.Generator | None
+    f: Tensor, covariance: Tensor, samples: int, generator: Generator | None
 ) -> Float[Tensor, "s n k"]:
     """Draw from N(f, covariance) by eigenvectors, as the covariance may be singular."""
     values, vectors = torch.linalg.eigh(covariance)

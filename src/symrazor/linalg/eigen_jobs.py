@@ -23,6 +23,8 @@ T = TypeVar("T")
 Solver = Callable[[Tensor], Tensor]
 LinAlgError: type[RuntimeError] = torch.linalg.LinAlgError  # type: ignore[attr-defined]
 Shape = tuple[int, int]
+Matrices = Float[Tensor, "*k d d"]
+Values = Float[Tensor, "*k d"]
 
 MIN_ROWS_UNBATCHED = 64
 """On a CPU, matrices with at least this many rows are solved one by one to stay in the cache."""
@@ -30,9 +32,7 @@ MIN_JOB_WORK = 2**24
 """Smallest work of one job, in cubes of sizes: one matrix of 256 rows, or 64 of 64 rows."""
 
 
-def eigenvalues(
-    matrix: Float[Tensor, "*k d d"], name: str, resolution: float
-) -> Float[Tensor, "*k d"]:
+def eigenvalues(matrix: Matrices, name: str, resolution: float) -> Values:
     """Return the eigenvalues of positive semi-definite matrices in float64, without rounding noise.
 
     The most negative eigenvalue measures the noise. Eigenvalues below twice its size, or below
@@ -52,8 +52,8 @@ def eigenvalues(
 
 
 def eigenvalues_of_symmetric(
-    matrix: Float[Tensor, "*k d d"], name: str, resolution: float, solver: Solver | None = None
-) -> Float[Tensor, "*k d"]:
+    matrix: Matrices, name: str, resolution: float, solver: Solver | None = None
+) -> Values:
     """Return `eigenvalues` of the output of `symmetric_part`, by torch or another solver."""
     solver = solver or torch.linalg.eigvalsh
     on_cpu = matrix.device.type == "cpu"
@@ -64,7 +64,7 @@ def eigenvalues_of_symmetric(
     return _without_noise(values, name, resolution)
 
 
-def _solve(matrix: Float[Tensor, "*k d d"], name: str, solver: Solver) -> Float[Tensor, "*k d"]:
+def _solve(matrix: Matrices, name: str, solver: Solver) -> Values:
     # A zero on the diagonal of a positive semi-definite matrix means a zero row: leave it out.
     if not matrix.requires_grad and matrix.dim() == 2:
         nonzero = matrix.diagonal().nonzero().squeeze(1)
@@ -77,9 +77,7 @@ def _solve(matrix: Float[Tensor, "*k d d"], name: str, solver: Solver) -> Float[
     return _solve_robustly(solver, matrix, name)
 
 
-def eigenvectors(
-    matrix: Float[Tensor, "*k d d"], name: str, resolution: float
-) -> tuple[Float[Tensor, "*k d"], Float[Tensor, "*k d d"]]:
+def eigenvectors(matrix: Matrices, name: str, resolution: float) -> tuple[Values, Matrices]:
     """Return eigenvalues as `eigenvalues` does, and the eigenvectors in columns."""
     values, vectors = _solve_robustly(torch.linalg.eigh, symmetric_part(matrix, name), name)
     return _without_noise(values, name, resolution), vectors
@@ -115,7 +113,7 @@ def _solve_robustly(solver: Callable[[Tensor], T], matrix: Tensor, name: str) ->
     return values.to(device) * scale, vectors.to(device)  # type: ignore[return-value]
 
 
-def _without_noise(values: Float[Tensor, "*k d"], name: str, resolution: float) -> Tensor:
+def _without_noise(values: Values, name: str, resolution: float) -> Tensor:
     """Set eigenvalues to zero that are negative, or no larger than the negative ones."""
     if values.numel() == 0:
         return values
@@ -163,10 +161,7 @@ class EigenJob:
         step = factor.blocks
         if factor.size >= MIN_ROWS_UNBATCHED:
             step = max(1, MIN_JOB_WORK // factor.size**3)
-        if step >= factor.blocks:
-            parts = [factor]
-        else:
-            parts = [factor.select(i, i + step) for i in range(0, factor.blocks, step)]
+        parts = [factor.select(i, i + step) for i in range(0, factor.blocks, step)]
         return [
             cls(name, (part.blocks, part.size), part.device, part.smaller_matrix, resolution)
             for part in parts

@@ -45,9 +45,7 @@ class Symmetric:
             of that memory.
     """
 
-    def __init__(
-        self, panels: Sequence[Float[Tensor, "k _ _"]], loan: object | None = None
-    ) -> None:
+    def __init__(self, panels: Sequence[Tensor], loan: object | None = None) -> None:
         self.panels, self.loan = list(panels), loan
 
     @classmethod

@@ -16,6 +16,9 @@ from torch import Tensor
 
 from symrazor.accelerate.devices import run_on_streams
 
+Block = Float[Tensor, "_ _ _"]
+"""Matrices [k, rows, columns]."""
+
 POLAR_POLYNOMIALS = (
     (8.3837, -24.7659, 18.3571),
     (4.0434, -3.0114, 0.5695),
@@ -30,9 +33,7 @@ PADDED_SIZES = ((16, 256), (64, 256), (64, 1024), (256, 1024))
 """Rows and columns that matrices are padded to on a GPU; larger ones are not padded."""
 
 
-def polar_factors(
-    blocks: Sequence[Float[Tensor, "_ _ _"]], fill: bool | None = None
-) -> list[Float[Tensor, "_ _ _"]]:
+def polar_factors(blocks: Sequence[Block], fill: bool | None = None) -> list[Block]:
     """Return the polar factor of every matrix blocks[t][k]; that of a zero matrix is zero.
 
     Products of small matrices on a GPU are bound by launches. Matrices of similar size are
@@ -58,9 +59,7 @@ def polar_factors(
     ]
 
 
-def _polar_factors_of_group(
-    wide: Sequence[Float[Tensor, "_ _ _"]], size: tuple[int, int]
-) -> list[Float[Tensor, "_ _ _"]]:
+def _polar_factors_of_group(wide: Sequence[Block], size: tuple[int, int]) -> list[Block]:
     parts = _orthogonalise(_stack_padded(wide, size)).split([len(block) for block in wide])
     sizes = [block.shape[1:] for block in wide]
     return [part[:, :r, :c] for part, (r, c) in zip(parts, sizes, strict=True)]
@@ -73,9 +72,7 @@ def _padded_size(rows: int, columns: int, fill: bool) -> tuple[int, int]:
     return fitting[0] if fill and fitting else (rows, columns)
 
 
-def _stack_padded(
-    wide: Sequence[Float[Tensor, "_ _ _"]], size: tuple[int, int]
-) -> Float[Tensor, "k rows columns"]:
+def _stack_padded(wide: Sequence[Block], size: tuple[int, int]) -> Float[Tensor, "k rows columns"]:
     if len({block.shape[1:] for block in wide}) == 1:
         return torch.cat(list(wide))
     stacked = wide[0].new_zeros(sum(map(len, wide)), *size)

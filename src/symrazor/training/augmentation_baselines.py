@@ -93,7 +93,11 @@ def fit_by_likelihood(
         raise ValueError(f"config must be a LikelihoodConfig, got {type(options).__name__}.")
     rule = as_likelihood(likelihood).to(next(iter(weights(model).values())).device)
     check_compatible(model, rule)
-    _check_data(model, rule, data)
+    x, y = data
+    check_batch(x, y, "the training data")
+    with eval_mode(model), torch.no_grad():
+        f = model(x[:1])
+    rule.check(f.expand(len(y), *f.shape[1:]), y)
     model.train()
     task = _LikelihoodTask(model, data, rule, options)
     history = Loop(task, n_rounds=options.epochs, show_progress=options.progress).run()
@@ -139,15 +143,6 @@ class _LikelihoodTask(Task):
 
     def evaluate(self) -> None:
         self.history.append({"nll": self.summed_nll / len(self.loader.y)})
-
-
-def _check_data(model: nn.Module, rule: Likelihood, data: Tensors) -> None:
-    """Check that data are finite and that labels suit the outputs."""
-    x, y = data
-    check_batch(x, y, "the training data")
-    with eval_mode(model), torch.no_grad():
-        f = model(x[:1])
-    rule.check(f.expand(len(y), *f.shape[1:]), y)
 
 
 def _squared_widths(model: nn.Module) -> Tensor:

@@ -250,9 +250,8 @@ class _BatchedTask(Task):
         model, sampling = self.model, self.sampling
         h = model.averaged(x, sampling)
         mean = h @ model.posterior.mean.mT
-        spread = model.posterior.linear_deviation(
-            h, sampling.draws, sampling.generator, antithetic=True
-        )
+        draws, generator = sampling.draws, sampling.generator
+        spread = model.posterior.linear_deviation(h, draws, generator, antithetic=True)
         log_p = (mean + self.noise * spread).log_softmax(-1)
         log_likelihood = self._step_adam(log_p, y)
         p = log_p.detach().exp()
@@ -402,9 +401,6 @@ def choose_starts(
 
     Returns:
         The bounds per datum; nan for models with fixed widths and for repeated candidates.
-
-    Raises:
-        ValueError: no candidates, or a width at its cap.
     """
     start = model.distribution.width.value.detach().clone()
     widths = _factors(shares, start)[:, None] * start

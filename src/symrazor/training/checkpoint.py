@@ -69,7 +69,9 @@ class Checkpoints:
 
     def paths(self) -> list[Path]:
         """Return the checkpoints, oldest first."""
-        return sorted((p for p in self._entries() if NAME.fullmatch(p.name)), key=_step_and_epoch)
+        matches = [match for p in self._entries() if (match := NAME.fullmatch(p.name))]
+        matches.sort(key=lambda match: [int(number) for number in match.groups()])
+        return [self.directory / match.string for match in matches]
 
     def save(self, state: State, step: int, epoch: int) -> Path:
         """Write a checkpoint, then remove all but the last two.
@@ -105,12 +107,6 @@ class Checkpoints:
         except ValueError as error:
             older = f" to continue from {paths[-2].name}" if len(paths) > 1 else ""
             raise ValueError(f"{error} Remove {paths[-1]}{older}.") from error
-
-
-def _step_and_epoch(path: Path) -> tuple[int, ...]:
-    match = NAME.fullmatch(path.name)
-    assert match is not None
-    return tuple(map(int, match.groups()))
 
 
 def _write(folder: Path, state: State) -> None:

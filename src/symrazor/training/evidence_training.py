@@ -145,10 +145,9 @@ class Training(Task):
 
     def run(self) -> list[Record]:
         """Train the remaining epochs and return one record per epoch; raises what `fit` raises."""
-        callbacks, progress = (
-            (self.callbacks, self.options.progress) if world().is_main else ((), False)
-        )
-        saver = None if self.checkpoints is None else self
+        is_main, saver = world().is_main, None if self.checkpoints is None else self
+        callbacks = self.callbacks if is_main else ()
+        progress = self.options.progress if is_main else False
         try:
             return Loop(self, callbacks, saver, self.options.epochs, progress).run()
         finally:
@@ -398,12 +397,8 @@ def _check_identity(saved: State, current: State) -> None:
 
 
 def evidence_batch(razor: Razor, data: TensorLoader) -> int:
-    """Return the default batch size of evidence steps.
-
-    Gradients of hyperparameters in the network need memory, so the batch size stays that of
-    training if there are any.
-    """
-    if hyperparameters(razor.model):
+    """Return the default batch size of evidence steps."""
+    if hyperparameters(razor.model):  # their gradients need memory
         return data.batch_size
     if data.x.is_cuda:
         return MIN_CURVATURE_BATCH
@@ -411,8 +406,5 @@ def evidence_batch(razor: Razor, data: TensorLoader) -> int:
 
 
 def max_curvature_batch(x: Tensor) -> int:
-    """Return the largest useful batch size of curvatures on a CPU.
-
-    Larger batches need more memory and are not faster.
-    """
+    """Return the batch size of curvatures on a CPU beyond which batches are not faster."""
     return max(16, MAX_CURVATURE_NUMBERS // x[0].numel())

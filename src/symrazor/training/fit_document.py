@@ -16,7 +16,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from symrazor.core.likelihood import Bernoulli, Categorical
+from symrazor.core.likelihood import Bernoulli, Categorical, confidence_sums
 from symrazor.core.version import __version__
 from symrazor.data import Tensors
 from symrazor.data.batches import Input, call
@@ -194,19 +194,12 @@ def calibration_bins(
     Confidence is the probability of the predicted class; bins have equal width. The gaps, weighted
     by the counts, sum to `calibration_error` with the same number of bins.
     """
-    confidence, predicted = probabilities.detach().double().max(1)
-    correct = (predicted == labels.to(predicted.device)).double()
-    index = (confidence * bins).long().clamp(max=bins - 1)
-    sums = [
-        torch.zeros(bins, dtype=torch.float64, device=confidence.device).index_add_(0, index, v)
-        for v in (confidence, correct, torch.ones_like(correct))
-    ]
-    count = sums[2]
-    filled = count > 0
+    sums = confidence_sums(probabilities, labels, bins)
+    confidence, correct, count = sums[:, sums[2] > 0]
     return {
-        "confidence": (sums[0] / count)[filled].tolist(),
-        "accuracy": (sums[1] / count)[filled].tolist(),
-        "count": [int(value) for value in count[filled].tolist()],
+        "confidence": (confidence / count).tolist(),
+        "accuracy": (correct / count).tolist(),
+        "count": count.int().tolist(),
     }
 
 

@@ -265,14 +265,9 @@ def has_settled(losses: Sequence[float]) -> bool:
 class BurnIn:
     """Decide when hyperparameters may start to change.
 
-    Losses are accumulated on their own device and read only when `over` is called, so the burn-in
-    does not synchronise a GPU at every step.
-
-    Args:
-        min_steps: steps before the burn-in can end.
-        max_steps: steps after which it ends even if the loss has not settled.
-        n_steps: steps of the whole training.
-        device: device of the losses.
+    The burn-in ends after `min_steps` once the loss has settled, at the latest after `max_steps`,
+    of `n_steps` in the whole training. Losses are accumulated on their own device and read only
+    when `over` is called, so the burn-in does not synchronise a GPU at every step.
     """
 
     def __init__(self, min_steps: int, max_steps: int, n_steps: int, device: torch.device) -> None:
