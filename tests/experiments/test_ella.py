@@ -16,7 +16,6 @@ from symrazor.data import flip_and_crop
 from symrazor.experiments import ella, ella_figures, ella_tables, fashion
 from symrazor.experiments.__main__ import main
 from symrazor.experiments.ella import Options
-from symrazor.experiments.registry import EXPERIMENTS
 from symrazor.experiments.results import add_runs, markdown, merged, read_runs
 from symrazor.layers.ella import PATHS, ella_network
 
@@ -284,8 +283,7 @@ def test_tiny_tables_as_commands(
     assert "| quadrant/conv/map | " in done.stdout
     (x, y), test = ella_tables.data_1("digit", Options(small=True))
     few = replace(ella_tables.TABLE_1, data=lambda *_: ((x[:150], y[:150]), test))
-    entry = replace(EXPERIMENTS["ella-table1"], run=few.run)
-    monkeypatch.setitem(EXPERIMENTS, "ella-table1", entry)
+    monkeypatch.setattr(ella_tables, "TABLE_1", few)
     cli.run(["experiment", "ella-table1", *told, "digit/f-fc+conv/laplace"])
     said = capsys.readouterr().out
     assert "| quadrant/conv/map | " in said and "| digit/f-fc+conv/laplace | " in said

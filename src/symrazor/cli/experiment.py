@@ -6,20 +6,19 @@ from typing import Annotated, Any, Union
 
 import tyro
 
-from symrazor.experiments.registry import EXPERIMENTS
+from symrazor.experiments.registry import EXPERIMENTS, options_type, summary
 
 
 def _command(name: str) -> Callable[..., str]:
     """Return a function whose signature and docstring define a subcommand."""
-    experiment = EXPERIMENTS[name]
 
     def run(options: Any) -> str:
-        return EXPERIMENTS[name].run(options)
+        return EXPERIMENTS[name](options)
 
     annotated: Any = Annotated  # mypy accepts no variable as the type of an Annotated
-    options = annotated[experiment.options, tyro.conf.arg(name="")]
+    options = annotated[options_type(name), tyro.conf.arg(name="")]
     run.__annotations__ = {"options": options, "return": str}
-    run.__doc__ = experiment.summary
+    run.__doc__ = summary(name)
     return run
 
 

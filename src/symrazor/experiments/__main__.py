@@ -12,7 +12,7 @@ from dataclasses import MISSING, fields
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from symrazor.experiments.registry import EXPERIMENTS
+from symrazor.experiments.registry import EXPERIMENTS, options_type, summary
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -23,25 +23,24 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """
     parser = argparse.ArgumentParser(prog="symrazor experiment")
     names = parser.add_subparsers(dest="experiment", required=True, metavar="NAME")
-    for name, experiment in EXPERIMENTS.items():
-        subparser = names.add_parser(
-            name, help=experiment.summary, description=experiment.summary, allow_abbrev=False
-        )
-        _add_options(subparser, experiment.options)
+    for name in EXPERIMENTS:
+        text = summary(name)
+        subparser = names.add_parser(name, help=text, description=text, allow_abbrev=False)
+        _add_options(subparser, options_type(name))
     values = vars(parser.parse_args(arguments))
     name = values.pop("experiment")
     values |= {key: tuple(value) for key, value in values.items() if isinstance(value, list)}
     try:
-        text = EXPERIMENTS[name].run(EXPERIMENTS[name].options(**values))
+        text = EXPERIMENTS[name](options_type(name)(**values))
     except (ValueError, OSError) as error:
         parser.exit(2, f"{parser.prog} {name}: {error}\n")
     sys.stdout.write(f"{text}\n")
 
 
-def _add_options(parser: argparse.ArgumentParser, options_type: type[Any]) -> None:
+def _add_options(parser: argparse.ArgumentParser, options: type[Any]) -> None:
     """Add an option for every field of a dataclass."""
-    hints, descriptions = get_type_hints(options_type), _descriptions(options_type)
-    for field in fields(options_type):
+    hints, descriptions = get_type_hints(options), _descriptions(options)
+    for field in fields(options):
         keywords = {**_keywords(hints[field.name]), "help": descriptions.get(field.name)}
         if field.default is not MISSING:
             is_tuple = isinstance(field.default, tuple)
@@ -60,10 +59,10 @@ def _keywords(hint: Any) -> dict[str, Any]:
     return {"action": "store_true"} if hint is bool else {"type": hint}
 
 
-def _descriptions(options_type: type[Any]) -> dict[str, str]:
+def _descriptions(options: type[Any]) -> dict[str, str]:
     """Return the description of each argument in the docstrings of a class and its bases."""
     descriptions: dict[str, str] = {}
-    for base in reversed(options_type.__mro__[:-1]):
+    for base in reversed(options.__mro__[:-1]):
         text = inspect.cleandoc(base.__doc__ or "").partition("Args:\n")[2]
         entries = re.findall(r"^    (\w+): (.*?)(?=^    \w+: |\Z)", text, re.MULTILINE | re.DOTALL)
         descriptions |= {name: " ".join(words.split()) for name, words in entries}

@@ -18,13 +18,7 @@ from typing import Any
 from symrazor.experiments.figures import new_figure, save_figure
 from symrazor.experiments.results import Run
 
-MAPS = {
-    "Conv": "Blues",
-    "SConv": "GnBu",
-    "FFC": "Oranges",
-    "FC": "Reds",
-    "SFC": "RdPu",
-}
+MAPS = {"Conv": "Blues", "SConv": "GnBu", "FFC": "Oranges", "FC": "Reds", "SFC": "RdPu"}
 """Type of path -> colour map."""
 
 

@@ -239,3 +239,18 @@ TABLE_3 = Table(
     alpha=(2, 2),
     more=shares,
 )
+
+
+def run_table1(options: Options) -> str:
+    """Reproduce ELLA table 1: is position used where the task needs it?"""
+    return TABLE_1.run(options)
+
+
+def run_table2(options: Options) -> str:
+    """Reproduce ELLA table 2: eleven networks on CIFAR-10."""
+    return TABLE_2.run(options)
+
+
+def run_table3(options: Options) -> str:
+    """Reproduce ELLA table 3: no symmetry, translations or rotations in each layer."""
+    return TABLE_3.run(options)

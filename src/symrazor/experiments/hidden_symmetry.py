@@ -20,7 +20,6 @@ is one network (`symrazor.layers.relaxed_over`), and the ring with the largest s
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from statistics import mean
 
 import torch
@@ -30,7 +29,7 @@ import symrazor as sr
 from symrazor import groups
 from symrazor.data import Tensors
 from symrazor.experiments.options import OfTable
-from symrazor.experiments.results import Run, gather, table
+from symrazor.experiments.results import Run, run_rows, table
 from symrazor.groups import Group
 from symrazor.layers import SetPool, relaxed_over
 from symrazor.symmetry.verdict import SMALL_ERROR
@@ -146,9 +145,6 @@ def run_row(row: str, seed: int, options: Options) -> Run:
     picked = likeliest if len(task.candidates) > 1 or likeliest in supported else None
     others = [value for i, value in enumerate(evidences) if i != best]
     return {
-        "row": row,
-        "seed": seed,
-        "small": options.small,
         "truth": task.truth,
         "picked": picked,
         "right": picked == task.truth,
@@ -172,15 +168,12 @@ def _supported(name: str, reading: sr.Reading) -> bool:
 
 
 def run(options: Options) -> str:
-    """Run all rows and seeds and return a table as markdown.
+    """Find the symmetry of sets, of periodic signals and of a hidden group.
 
     Raises:
         ValueError: A row is unknown.
     """
-    rows = options.choose(ROWS)
-    jobs = [partial(run_row, row, seed, options) for row in rows for seed in options.seed]
-    runs = gather(NAME, options.json, jobs)
-    return markdown([run for run in runs if run["small"] == options.small])
+    return markdown(run_rows(NAME, options, ROWS, run_row))
 
 
 def markdown(runs: Sequence[Run]) -> str:

@@ -2,9 +2,8 @@
 
 import copy
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -14,7 +13,7 @@ import symrazor as sr
 from symrazor.data import Tensors, normalised, resized
 from symrazor.experiments.images import Images, embedded, official, on_device, transformed
 from symrazor.experiments.options import OfTable
-from symrazor.experiments.results import Run, gather
+from symrazor.experiments.results import Run
 from symrazor.groups.lie import affine2
 from symrazor.invariance import Augment, Augmented, Average, Flips, affine
 from symrazor.invariance.averaged_network import UNMEASURED
@@ -113,36 +112,6 @@ def fit_config(options: Options, epochs: int, every: int, lr: float, batch: int)
     base = sr.FitConfig(epochs=epochs, batch_size=batch, lr=lr, every=every)
     base = base.change(evidence_batch=500, pieces=1, device=options.resolved_device)
     return base.change(estimator="mc", subset=1000, progress=False)
-
-
-def run_rows(
-    name: str, options: Options, rows: Iterable[str], run_row: Callable[[str, Options, int], Run]
-) -> list[Run]:
-    """Train the requested rows for every seed; return these runs and those in the file.
-
-    Args:
-        name: Name of the experiment.
-        options: Options of the experiment.
-        rows: All rows.
-        run_row: Function from row, options and seed to figures; a run that diverges does not end
-            the others.
-
-    Raises:
-        ValueError: A pattern matches no row.
-    """
-
-    def run_one(row: str, seed: int) -> Run:
-        result: Run = {"row": row, "seed": seed, "small": options.small}
-        result |= {"average": options.average or "joint"}
-        try:
-            return result | run_row(row, options, seed)
-        except FloatingPointError as error:
-            return result | {"error": str(error)}
-
-    chosen = options.choose(rows)
-    jobs = [partial(run_one, row, seed) for seed in options.seed for row in chosen]
-    runs = gather(name, options.json, jobs)
-    return [run for run in runs if run["small"] == options.small and "error" not in run]
 
 
 @dataclass(frozen=True)

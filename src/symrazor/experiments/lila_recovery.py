@@ -15,7 +15,7 @@ import torch
 from symrazor.data import rotated, scaled, translated
 from symrazor.experiments import lila
 from symrazor.experiments.images import Images, transformed
-from symrazor.experiments.results import Run, table
+from symrazor.experiments.results import Run, run_rows, table
 
 NAME = "lila-recovery"
 METHODS = ("learned", "likelihood", "grid", "none")
@@ -54,7 +54,7 @@ def data(task: str, options: lila.Options, seed: int) -> Images:
     return transformed(sets, lambda x, s: moved(x, kind, amount, s), (2 * seed, 2 * seed + 1))
 
 
-def run_row(row: str, options: lila.Options, seed: int) -> Run:
+def run_row(row: str, seed: int, options: lila.Options) -> Run:
     """Train one network, with an evidence step after every epoch."""
     task, method = row.split("/")
     train, test = data(task, options, seed)
@@ -63,13 +63,13 @@ def run_row(row: str, options: lila.Options, seed: int) -> Run:
     job = lila.Job(TASKS[task][0], method, train, test, seed, config)
     samples = lila.SAMPLES if options.small else SAMPLES
     job = replace(job, average=options.average or "joint", samples=samples)
-    return {"n": len(train[1])} | lila.train(job)
+    return {"n": len(train[1]), "average": job.average} | lila.train(job)
 
 
 def run(options: lila.Options) -> str:
-    """Train the requested rows and return the table as markdown."""
+    """Test whether learned augmentation recovers the width that generated the data."""
     rows = (f"{task}/{method}" for task in TASKS for method in METHODS)
-    return markdown(lila.run_rows(NAME, options, rows, run_row))
+    return markdown(run_rows(NAME, options, rows, run_row))
 
 
 def markdown(runs: list[Run]) -> str:

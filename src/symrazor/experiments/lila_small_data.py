@@ -13,7 +13,7 @@ from statistics import mean
 
 from symrazor.experiments import lila
 from symrazor.experiments.figures import new_figure, save_figure
-from symrazor.experiments.results import Run, table
+from symrazor.experiments.results import Run, run_rows, table
 
 NAME = "lila-small-data"
 SIZES = (312, 1250, 5000)
@@ -26,7 +26,7 @@ STEPS = 1500
 """Training steps of every network, for any number of images."""
 
 
-def run_row(row: str, options: lila.Options, seed: int) -> Run:
+def run_row(row: str, seed: int, options: lila.Options) -> Run:
     """Train one network, with equal numbers of training and evidence steps for any data."""
     name, size, method = row.split("/")
     n = int(size)
@@ -36,15 +36,16 @@ def run_row(row: str, options: lila.Options, seed: int) -> Run:
     epochs = options.epochs or max(20, steps * batch // n)
     config = lila.fit_config(options, epochs, every=max(1, epochs // 40), lr=4e-3, batch=batch)
     job = lila.Job(FAMILIES[name], method, train, test, seed, config)
-    return lila.train(replace(job, average=options.average or "joint", starts=STARTS[name]))
+    job = replace(job, average=options.average or "joint", starts=STARTS[name])
+    return {"average": job.average} | lila.train(job)
 
 
 def run(options: lila.Options) -> str:
-    """Train the requested rows and return the table as markdown."""
+    """Compare learned augmentation with Augerino and no augmentation on small data sets."""
     names = ("mnist",) if options.small else ("mnist", "cifar-10")
     sizes = (100, 300) if options.small else SIZES
     rows = (f"{name}/{n}/{method}" for name in names for n in sizes for method in METHODS)
-    runs = lila.run_rows(NAME, options, rows, run_row)
+    runs = run_rows(NAME, options, rows, run_row)
     if options.json is not None and runs:
         draw(runs, options.json.with_suffix(".png"))
     return markdown(runs)

@@ -69,7 +69,7 @@ Panels = Sequence[tuple[str, Sequence[Run]]]
 
 
 def run(options: Options) -> str:
-    """Train the requested rows, draw figures, and return a table of starts and results."""
+    """Reproduce Learning Invariant Weights figures 2, 3 and 5: rotations during training."""
     check(NAME, options)
     experiments = {
         "rings": _rings,

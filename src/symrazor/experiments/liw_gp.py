@@ -104,7 +104,7 @@ def scores(fitted: Any, x: Tensor, y: Tensor, batch: int = 500) -> tuple[float, 
 
 
 def run(options: Options) -> str:
-    """Fit the requested versions and return a table as markdown."""
+    """Compare table 2 with a sparse Gaussian process (needs gpytorch)."""
     check(NAME, options)
     runs: list[Run] = []
     for version in options.choose(VERSIONS):

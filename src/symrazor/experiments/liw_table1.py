@@ -171,7 +171,7 @@ def figures(
 
 
 def run(options: Options) -> str:
-    """Train, and return the table as markdown."""
+    """Reproduce Learning Invariant Weights table 1: does the bound find the range of rotations?"""
     check(NAME, options)
     return markdown([new for seed in options.seed for new in run_seed(options, seed)])
 

@@ -215,3 +215,13 @@ TABLE_3 = Table(
     },
     6000,
 )
+
+
+def run_table2(options: Options) -> str:
+    """Reproduce Learning Invariant Weights table 2: transformations of four versions of MNIST."""
+    return TABLE_2.run(options)
+
+
+def run_table3(options: Options) -> str:
+    """Reproduce Learning Invariant Weights table 3: transformations of CIFAR-10."""
+    return TABLE_3.run(options)

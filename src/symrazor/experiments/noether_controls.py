@@ -252,7 +252,7 @@ def _row(name: str, options: Options, seed: int) -> dict[str, Any]:
 
 
 def run(options: Options) -> str:
-    """Run the experiment and return a markdown table.
+    """Run the controls of Noether's razor: no symmetry, maximum likelihood, not quadratic.
 
     Raises:
         ValueError: an unknown row.

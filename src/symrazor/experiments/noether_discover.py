@@ -104,7 +104,7 @@ def metrics(result: Discovered, known: Algebra) -> Row:
 
 
 def run(options: Options) -> str:
-    """Run the experiment and return a markdown table.
+    """Run discover on noisy trajectories of four systems (Noether's razor).
 
     Raises:
         ValueError: an unknown row.

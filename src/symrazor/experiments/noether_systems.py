@@ -31,7 +31,7 @@ def oscillator(options: noether.Options, seed: int) -> noether.Setting:
 
 
 def run_oscillator(options: noether.Options) -> str:
-    """Run the experiment and return a markdown table."""
+    """Find the rotation of an oscillator's phase space from 28 transitions (Noether's razor)."""
     threads = torch.get_num_threads()
     # The matrices are tiny: one thread is faster than several.
     torch.set_num_threads(1 if options.resolved_device == "cpu" else threads)
@@ -84,7 +84,7 @@ def n_oscillators(options: noether.Options, seed: int, n: int) -> noether.Settin
 
 
 def run_n_oscillators(options: OscillatorsOptions) -> str:
-    """Run the experiment and return a markdown table for each number of oscillators."""
+    """Find the unitary group of n equal oscillators (Noether's razor)."""
     texts = []
     for n in options.n or ((2,) if options.small else (3,)):
         run_options, file = options, options.json
@@ -153,5 +153,5 @@ def bodies(options: BodiesOptions, seed: int) -> noether.Setting:
 
 
 def run_bodies(options: BodiesOptions) -> str:
-    """Run the experiment and return a markdown table."""
+    """Find the invariants of three bodies in the plane (Noether's razor)."""
     return noether.run("noether-nbody", bodies, options, PAPER_BODIES)

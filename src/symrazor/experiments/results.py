@@ -4,11 +4,13 @@ import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
 from symrazor.core.files import check_writable_file, write_atomically
+from symrazor.experiments.options import OfTable
 
 Run = dict[str, Any]
 """One training run: "row", "seed", "small", its figures or "error", and its reading."""
@@ -17,6 +19,8 @@ Document = Callable[[list[Run]], Mapping[str, Any]]
 """Function from all runs to further entries of their file."""
 
 SCHEMA = 1
+IDENTITY = {"row": str, "seed": int, "small": bool}
+"""Keys that identify a run, with their types."""
 VARIABLE_OPTIONS = ("seed", "device")
 """Options in which runs of the same row may differ."""
 FIGURES = ("accuracy", "nll", "evidence", "free_shares", "seconds", "reading")
@@ -35,8 +39,8 @@ def read_runs(experiment: str, file: Path) -> list[Run]:
         document = json.loads(file.read_text())
     except ValueError as error:
         raise ValueError(f"{file} has no results of {experiment}: {error}") from error
-    if not isinstance(document, dict) or document.get("experiment") != experiment:
-        content = document.get("experiment") if isinstance(document, dict) else type(document)
+    content = document.get("experiment") if isinstance(document, dict) else type(document)
+    if content != experiment:
         raise ValueError(f"{file} has results of {content!r}, not of {experiment}.")
     if (schema := document.get("schema", SCHEMA)) != SCHEMA:
         raise ValueError(
@@ -49,19 +53,14 @@ def read_runs(experiment: str, file: Path) -> list[Run]:
             f"{file} is damaged: its runs are a {kind}, not a list. Choose another file."
         )
     for run in runs:
-        if not isinstance(run, dict) or not _is_named(run):
-            content = sorted(run)[:8] if isinstance(run, dict) else repr(run)[:40]
+        entries = run if isinstance(run, dict) else {}
+        if not all(isinstance(entries.get(key), kind) for key, kind in IDENTITY.items()):
+            shown = sorted(run)[:8] if isinstance(run, dict) else repr(run)[:40]
             raise ValueError(
-                f"{file} is damaged: a run needs row, seed and small, but one has {content}. "
+                f"{file} is damaged: a run needs row, seed and small, but one has {shown}. "
                 "Choose another file."
             )
     return runs
-
-
-def _is_named(run: Run) -> bool:
-    """Return whether a run has the keys that identify it."""
-    kinds = {"row": str, "seed": int, "small": bool}
-    return all(isinstance(run.get(key), kind) for key, kind in kinds.items())
 
 
 def check_figures(runs: Sequence[Run]) -> None:
@@ -138,6 +137,39 @@ def gather(
     for job in jobs:
         runs = add(runs, [job()])
     return runs
+
+
+def run_rows(
+    experiment: str,
+    options: OfTable,
+    rows: Iterable[str],
+    run_row: Callable[[str, int, Any], Run],
+) -> list[Run]:
+    """Train the requested rows for every seed; return these runs and those in the file.
+
+    A run that diverges is saved with its error, and is not returned.
+
+    Args:
+        experiment: Name of the experiment.
+        options: Options of the experiment.
+        rows: All rows.
+        run_row: Function from row, seed and options to the figures of a run.
+
+    Raises:
+        ValueError: A pattern matches no row.
+    """
+
+    def run_one(row: str, seed: int) -> Run:
+        identity: Run = {"row": row, "seed": seed, "small": options.small}
+        try:
+            return identity | run_row(row, seed, options)
+        except FloatingPointError as error:
+            return identity | {"error": str(error)}
+
+    chosen = options.choose(rows)
+    jobs = [partial(run_one, row, seed) for seed in options.seed for row in chosen]
+    runs = gather(experiment, options.json, jobs)
+    return [run for run in runs if run["small"] == options.small and "error" not in run]
 
 
 def write_json(file: Path | None, document: Any) -> None:

@@ -118,7 +118,7 @@ def markdown(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def run(options: Options) -> str:
-    """Train two networks for every seed and return the table as markdown."""
+    """Compare the share of the rotation path on upright and rotated digits."""
     sets = data(options)
     rows: list[dict[str, Any]] = []
     for seed in options.seed:

@@ -24,7 +24,6 @@ measured equivariance error under it is below 5 %.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from statistics import mean
 from typing import Literal
 
@@ -35,7 +34,7 @@ from torch import Tensor, nn
 import symrazor as sr
 from symrazor.data import Tensors
 from symrazor.experiments.options import OfTable
-from symrazor.experiments.results import Run, gather, table
+from symrazor.experiments.results import Run, run_rows, table
 from symrazor.groups import OnGrid, cyclic, dihedral, octahedral
 from symrazor.layers import FFC, Conv, GConv, GroupPool, Relaxed, path_groups
 from symrazor.layers.relaxed import FREE_PATH_PRECISION, start_near_
@@ -174,8 +173,6 @@ def run_row(row: str, seed: int, options: Options) -> Run:
     group = largest[0] if len(largest) == 1 else "none"
     return {
         "row": _named(row, options.starts),
-        "seed": seed,
-        "small": options.small,
         "start": best,
         "evidences": {start: -value for start, value in evidences.items()},
         "found": group,
@@ -193,15 +190,12 @@ def _named(row: str, starts: Sequence[Start]) -> str:
 
 
 def run(options: Options) -> str:
-    """Run all rows and seeds and return a table as markdown.
+    """Choose among four symmetries of one layer on images.
 
     Raises:
         ValueError: No row matches the patterns.
     """
-    rows = options.choose(ROWS)
-    jobs = [partial(run_row, row, seed, options) for row in rows for seed in options.seed]
-    runs = gather(NAME, options.json, jobs)
-    return markdown([run for run in runs if run["small"] == options.small])
+    return markdown(run_rows(NAME, options, ROWS, run_row))
 
 
 def markdown(runs: Sequence[Run]) -> str:

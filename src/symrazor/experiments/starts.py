@@ -205,7 +205,7 @@ def _outcome(pair: Row) -> str:
 
 
 def run(options: Options) -> str:
-    """Train from every start and return the tables as markdown, including earlier runs in the file.
+    """Test whether the result depends on the initial weights of free paths.
 
     The file is complete after every run, and other processes may add to it.
     """

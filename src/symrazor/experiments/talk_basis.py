@@ -164,7 +164,7 @@ def same_order(panels: Sequence[dict[str, Any]]) -> bool:
 
 
 def run(options: Options) -> str:
-    """Run the experiment and return markdown tables.
+    """Compare basis functions and a deep network by evidence and by loss.
 
     Raises:
         OSError: a file cannot be written.
