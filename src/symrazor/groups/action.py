@@ -21,6 +21,7 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
 from symrazor.core.validation import check_choice
+from symrazor.groups.generators import grid_shape
 from symrazor.groups.group import Element, Group
 
 Outside = Literal["zeros", "border", "reflection"]
@@ -122,7 +123,7 @@ class OnGrid(GroupAction):
     """
 
     def __init__(self, group: Group, shape: Sequence[int], outside: Outside = "zeros") -> None:
-        self.shape = _sizes(shape)
+        self.shape = grid_shape(shape)
         check_choice("outside", outside, Outside)
         self.group, self.outside = group, outside
         dims = len(self.shape)
@@ -313,11 +314,3 @@ def _check_data(is_valid: bool, shape: str, x: object) -> None:
         )
     if not is_valid:
         raise ValueError(f"x must be {shape}, got {list(x.shape)}.")
-
-
-def _sizes(shape: object) -> tuple[int, ...]:
-    """Return a shape as a tuple of positive integers, or raise ValueError."""
-    sizes = tuple(shape) if isinstance(shape, Sequence) and not isinstance(shape, str) else ()
-    if not sizes or not all(hasattr(m, "__index__") and m >= 1 for m in sizes):
-        raise ValueError(f"The shape of a grid is a tuple such as (8, 8), got {shape!r}.")
-    return tuple(int(m) for m in sizes)

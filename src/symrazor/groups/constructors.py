@@ -24,6 +24,7 @@ from torch import Tensor
 
 from symrazor.core.validation import check_positive_integer
 from symrazor.groups import lie
+from symrazor.groups.generators import grid_shape
 from symrazor.groups.group import Group
 
 FILE_SUFFIX = ".json"
@@ -62,12 +63,7 @@ def alternating(n: int) -> Group:
 
 def translations(shape: Sequence[int]) -> Group:
     """Return the circular shifts of a grid, on its positions in row-major order."""
-    value: object = shape
-    if not isinstance(value, Sequence) or isinstance(value, str):
-        raise ValueError(f"The shape of a grid is a tuple such as (8, 8), got {value!r}.")
-    sizes = [check_positive_integer("size", size) for size in shape]
-    if not sizes:
-        raise ValueError("The shape of a grid needs at least one size.")
+    sizes = grid_shape(shape)
     grid = torch.arange(math.prod(sizes)).reshape(sizes)
     rows = [torch.roll(grid, -1, axis).reshape(-1) for axis in range(len(sizes))]
     name = f"translations of {' x '.join(map(str, sizes))}"

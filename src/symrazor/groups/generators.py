@@ -125,6 +125,14 @@ def as_permutation(element: Tensor) -> Int[Tensor, " n"] | None:
     return p if same else None
 
 
+def grid_shape(shape: object) -> tuple[int, ...]:
+    """Return a shape as a tuple of positive integers, or raise ValueError."""
+    sizes = tuple(shape) if isinstance(shape, Sequence) and not isinstance(shape, str) else ()
+    if not sizes or not all(hasattr(m, "__index__") and m >= 1 for m in sizes):
+        raise ValueError(f"The shape of a grid is a tuple such as (8, 8), got {shape!r}.")
+    return tuple(int(m) for m in sizes)
+
+
 def check_name(name: object) -> None:
     """Raise ValueError unless the name of a group is a non-empty string."""
     if not isinstance(name, str) or not name:

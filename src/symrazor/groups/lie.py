@@ -233,10 +233,10 @@ class LieAlgebra:
         """
         n = len(matrix)
         antisymmetric = bool((self.generators == -self.generators.mT).all())
-        if antisymmetric and self.dim == n * (n - 1) // 2 and all(map(_is_orthogonal, discrete)):
+        if antisymmetric and self.dim == n * (n - 1) // 2 and all(map(is_orthogonal, discrete)):
             has_reflections = any(float(torch.det(m)) < 0 for m in discrete)
             allowed = float(torch.det(matrix)) > 0 or has_reflections
-            return _is_orthogonal(matrix) and allowed
+            return is_orthogonal(matrix) and allowed
         log = matrix_logarithm(matrix)
         if log is not None:
             coefficients, distance = self.coordinates(log)
@@ -259,9 +259,10 @@ class LieAlgebra:
         return LieAlgebra(tuple(names), units, self.generators[kept])
 
 
-def _is_orthogonal(matrix: Float[Tensor, "n n"]) -> bool:
+def is_orthogonal(matrix: Float[Tensor, "n n"], tolerance: float = 10 * ELEMENT_TOLERANCE) -> bool:
+    """Return whether the inverse of a matrix is its transpose, up to a tolerance."""
     unit = torch.eye(len(matrix), dtype=torch.float64)
-    return bool(((matrix.T @ matrix - unit).abs() < 10 * ELEMENT_TOLERANCE).all())
+    return bool(((matrix.T @ matrix - unit).abs() < tolerance).all())
 
 
 HALF_WIDTHS, RADIANS, LOG_FACTOR = "half-widths", "radians", "log factor"

@@ -33,6 +33,7 @@ from jaxtyping import Complex, Float, Int
 from torch import Tensor
 
 from symrazor.groups.generators import pair_orbits
+from symrazor.groups.lie import is_orthogonal
 from symrazor.groups.representation import Representation
 
 MAX_MAP_ENTRIES = 1024
@@ -103,7 +104,9 @@ def _normal_combinations(discrete: Sequence[Pair], flows: Sequence[Pair]) -> lis
 
     if len(flows) > 2:
         combine(2, flows)
-    if len(discrete) > 1 and all(_orthogonal(m) for pair in discrete for m in pair):
+    if len(discrete) > 1 and all(
+        is_orthogonal(m, SINGULAR_TOLERANCE) for pair in discrete for m in pair
+    ):
         combine(1, [(B + B.T, A + A.T) for B, A in discrete])
     return combinations
 
@@ -113,11 +116,6 @@ def _scaled(pair: Pair) -> Pair:
     left, right = pair
     largest = max(float(left.abs().max()), float(right.abs().max()))
     return (left / largest, right / largest) if largest > 0 else pair
-
-
-def _orthogonal(matrix: Float[Tensor, "d d"]) -> bool:
-    unit = torch.eye(len(matrix), dtype=matrix.dtype)
-    return bool(((matrix @ matrix.T - unit).abs() < SINGULAR_TOLERANCE).all())
 
 
 def _eigen(A: Float[Tensor, "d d"]) -> tuple[Complex[Tensor, " d"], Complex[Tensor, "d d"]] | None:

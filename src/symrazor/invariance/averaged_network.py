@@ -329,7 +329,7 @@ class Augmented(nn.Module):
         """Return the outputs, averaged at the end or at `at`."""
         copies, weights = self.augment.copies(x)
         announce_copies(weights)
-        calls = 0
+        rows, calls = len(x) * len(weights), 0
 
         def average(f: Tensor) -> Tensor:
             split: Tensor = f.unflatten(0, (len(x), len(weights)))
@@ -343,7 +343,12 @@ class Augmented(nn.Module):
         def hook(module: nn.Module, args: Any, f: Any) -> Tensor:
             nonlocal calls
             calls += 1
-            self._check_place(f, len(x) * len(weights), calls)
+            if calls > 1 or not isinstance(f, Tensor) or not f.dim() or len(f) != rows:
+                got = list(f.shape) if isinstance(f, Tensor) else type(f).__name__
+                raise ValueError(
+                    f"Module {self.at!r} must be called once and return a tensor with {rows} rows, "
+                    f"one for each copy, got {got} in call {calls}. Average at another module."
+                )
             return average(f)
 
         if self.at is None:
@@ -359,16 +364,6 @@ class Augmented(nn.Module):
                 "the name of a module that is called."
             )
         return outputs
-
-    def _check_place(self, f: object, rows: int, calls: int) -> None:
-        """Check that the module returned one tensor with a row per copy, once per pass."""
-        is_valid = isinstance(f, Tensor) and f.dim() > 0 and len(f) == rows
-        if not is_valid or calls > 1:
-            got = list(f.shape) if isinstance(f, Tensor) else type(f).__name__
-            raise ValueError(
-                f"Module {self.at!r} must be called once and return a tensor with {rows} rows, one "
-                f"for each copy, got {got} in call {calls}. Average at another module."
-            )
 
     def check_likelihood(self, likelihood: Likelihood) -> None:
         """Raise ValueError if probabilities are averaged but the outputs are not logits."""

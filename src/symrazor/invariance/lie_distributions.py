@@ -71,11 +71,14 @@ def draw(
     """
     _check(n, k, scheme, Random)
     lead = tuple(lead)
-    device = _device(generator)
+    device = torch.device("cpu") if generator is None else generator.device
     in_pairs = scheme in ("antithetic", "mirrored")
     count = (n + 1) // 2 if in_pairs else n
     if scheme == "sobol":
-        points = _scrambled(n, k, lead, generator).to(device)
+        seed = int(torch.randint(2**31, (), generator=generator, device=device))
+        engine = torch.quasirandom.SobolEngine(k, scramble=True, seed=seed)
+        drawn = engine.draw(n * math.prod(lead)).reshape(*lead, n, k)
+        points = (2 * drawn - 1).to(device)
     elif scheme in ("shifted", "mirrored"):
         shift = torch.rand(*lead, 1, k, generator=generator, device=device)
         points = 2 * (_sobol(count, k).to(device) + shift).frac() - 1
@@ -129,23 +132,12 @@ def periodic_line(n: int) -> Float[Tensor, "n"]:
     return midpoints(n) if n % 2 else midpoints(n) + 1 / n
 
 
-def _scrambled(n: int, k: int, lead: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
-    seed = int(torch.randint(2**31, (), generator=generator, device=_device(generator)))
-    engine = torch.quasirandom.SobolEngine(k, scramble=True, seed=seed)
-    count = n * int(np.prod(lead, dtype=int))
-    return 2 * engine.draw(count).reshape(*lead, n, k) - 1
-
-
 @lru_cache(maxsize=32)
 def _sobol(n: int, k: int) -> Tensor:
     """Return Sobol points; in one dimension an even grid for every n."""
     if k == 1:
         return torch.arange(n, dtype=torch.float32).unsqueeze(1) / n
     return torch.quasirandom.SobolEngine(k).draw(n)
-
-
-def _device(generator: torch.Generator | None) -> torch.device:
-    return torch.device("cpu") if generator is None else generator.device
 
 
 def _check(n: int, k: int, scheme: str, schemes: object) -> None:

@@ -256,9 +256,7 @@ class EquivariantLinear(Path):
         self.offset = nn.Identity()
         if bias and biases.count:
             self.offset = InvariantBias(self.out_channels, biases)
-        self.maps = maps
-        self.group = group.name
-        self.representations = (before, after)
+        self.maps, self.group, self.representations = maps, group.name, (before, after)
 
     @property
     def label(self) -> str:
