@@ -168,13 +168,13 @@ class _Looks(nn.Module):
 def test_steps_that_no_graph_holds(caplog: pytest.LogCaptureFixture) -> None:
     """They are taken kernel by kernel, with a word about it, and come to the same end."""
     x, y = digits("train")
-    found = []
+    results = []
     for layer in (nn.Identity(), _Looks()):
         model = small_net().double()
         model.insert(1, layer)
         fit = sr.fit(model, (x.double(), y), epochs=3, every=3, device="cuda")
-        found.append(numbers(fit.evidence))
-    assert found[1] == pytest.approx(found[0], rel=1e-6)
+        results.append(numbers(fit.evidence))
+    assert results[1] == pytest.approx(results[0], rel=1e-6)
     told = [record.message for record in caplog.records if "CUDA graph" in record.message]
     assert len(told) == 1
 
@@ -194,9 +194,9 @@ def test_transforms_are_the_same_on_the_device() -> None:
         lambda x: scaled(x, 2.0, seed=1),
         lambda x: quadrants(x, y.to(x.device), "digit", seed=1, size=16)[0],
     ):
-        found = make(x.cuda())
-        assert found.is_cuda
-        torch.testing.assert_close(found.cpu(), make(x), atol=1e-4, rtol=0)
+        result = make(x.cuda())
+        assert result.is_cuda
+        torch.testing.assert_close(result.cpu(), make(x), atol=1e-4, rtol=0)
 
 
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
@@ -214,11 +214,11 @@ def test_burn_in_notes_losses_without_waiting_for_them() -> None:
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd", "muon"])
 def test_trials_take_turns_on_the_device(optimizer: str) -> None:
     """A recorded step must not go on with the optimiser's memory of the other branch."""
-    data, found = job.images(), {}
+    data, results = job.images(), {}
     options = {"epochs": 10, "batch_size": 16, "every": 2, "burn_in": 4, "optimizer": optimizer}
     for device in ("cpu", "cuda"):
         fit = sr.fit(job.network(), data, switch_off=True, device=device, **options)
-        found[device] = (
+        results[device] = (
             [record["nll"] for record in fit.history],
             [
                 (record["trial"]["paths"], record["trial"]["stay_off"])
@@ -226,8 +226,8 @@ def test_trials_take_turns_on_the_device(optimizer: str) -> None:
                 if "trial" in record
             ],
         )
-    assert found["cuda"][1] == found["cpu"][1] != []
-    assert found["cuda"][0] == pytest.approx(found["cpu"][0], rel=1e-3)
+    assert results["cuda"][1] == results["cpu"][1] != []
+    assert results["cuda"][0] == pytest.approx(results["cpu"][0], rel=1e-3)
 
 
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
@@ -238,11 +238,11 @@ def test_augmentation_on_the_device_waits_for_nothing() -> None:
     batch, generator = x.cuda(), torch.Generator("cuda").manual_seed(0)
     torch.cuda.set_sync_debug_mode("error")
     try:
-        found = flip_and_crop(batch, generator)
+        result = flip_and_crop(batch, generator)
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    assert found.shape == x.shape
-    assert not torch.equal(found, flip_and_crop(batch, generator))
+    assert result.shape == x.shape
+    assert not torch.equal(result, flip_and_crop(batch, generator))
 
 
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
@@ -266,8 +266,8 @@ def test_group_convolutions_on_the_device() -> None:
     x, y = digits("test")
     x = torch.nn.functional.interpolate(x, (16, 16))
     model = ella_network("f-fc+conv+gconv", 1, 10, alpha=1, size=16)
-    found = sr.fit(model, (x, y), epochs=3, batch_size=60, device="cuda", estimator="mc")
-    assert set(found.reading.equivariance_error) == {"translation", "p4"}
+    fitted = sr.fit(model, (x, y), epochs=3, batch_size=60, device="cuda", estimator="mc")
+    assert set(fitted.reading.equivariance_error) == {"translation", "p4"}
     values = []
     for device in ("cpu", "cuda"):
         razor = sr.Razor(model.double().to(device), "categorical", 360)
@@ -306,7 +306,7 @@ def test_steps_as_a_graph_are_those_of_the_cpu(
 ) -> None:
     """In float64, with a learning rate that changes from step to step, and a radius once."""
     x, y = digits("train")
-    found = []
+    results = []
     for device in ("cpu", "cuda"):
         torch.manual_seed(0)
         names, _, omega = paths.partition(" ")
@@ -316,9 +316,9 @@ def test_steps_as_a_graph_are_those_of_the_cpu(
         razor = sr.Razor(model, "categorical", 120)
         config = FitConfig(optimizer=optimizer, lr=0.003, **sharp)
         stepper = Stepper(razor, config, 30)
-        for some in [120, 120, 70] * 10:  # the last batch of an epoch is smaller
-            stepper.step(large[:some], y[:some].to(device))
+        for size in [120, 120, 70] * 10:  # the last batch of an epoch is smaller
+            stepper.step(large[:size], y[:size].to(device))
         assert device == "cpu" or len(stepper.run.captured) == 2  # type: ignore[attr-defined]
-        found.append({name: value.cpu() for name, value in model.state_dict().items()})
-    for name, value in found[0].items():
-        torch.testing.assert_close(found[1][name], value, rtol=1e-6, atol=1e-8)
+        results.append({name: value.cpu() for name, value in model.state_dict().items()})
+    for name, value in results[0].items():
+        torch.testing.assert_close(results[1][name], value, rtol=1e-6, atol=1e-8)

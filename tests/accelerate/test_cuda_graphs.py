@@ -21,9 +21,9 @@ def test_results_come_in_order_and_are_differentiable() -> None:
     """More pieces than lanes; none at all."""
     x = torch.arange(3.0, requires_grad=True)
     pieces = [partial(torch.mul, x, float(n)) for n in range(2 * N_STREAMS + 1)]
-    found = run_on_streams(pieces, [x])
-    assert [float(y.detach()[1]) for y in found] == list(range(2 * N_STREAMS + 1))
-    torch.stack(found).sum().backward()
+    result = run_on_streams(pieces, [x])
+    assert [float(y.detach()[1]) for y in result] == list(range(2 * N_STREAMS + 1))
+    torch.stack(result).sum().backward()
     torch.testing.assert_close(x.grad, torch.full((3,), float(sum(range(2 * N_STREAMS + 1)))))
     assert run_on_streams([], []) == []
 
@@ -49,11 +49,11 @@ def test_a_recording_has_branches() -> None:
 def _tried(stepper: Stepper) -> Iterator[None]:
     """Weights and moments are put back at the end."""
     moments = [value for state in stepper.optimiser.state.values() for value in state.values()]
-    own = [*stepper.theta, *(value for value in moments if isinstance(value, Tensor))]
-    before = [value.detach().clone() for value in own]
+    tensors = [*stepper.theta, *(value for value in moments if isinstance(value, Tensor))]
+    before = [value.detach().clone() for value in tensors]
     yield
     with torch.no_grad():
-        for value, old in zip(own, before, strict=True):
+        for value, old in zip(tensors, before, strict=True):
             value.copy_(old)
 
 
@@ -85,5 +85,5 @@ def test_replayed_steps_are_those_taken_kernel_by_kernel(
         with _tried(stepper):
             replayed = [stepper.step(x, y), *(theta.detach().clone() for theta in stepper.theta)]
         assert stepper.run.captured  # type: ignore[attr-defined]
-        for found, value in zip(replayed, [stepper._run(x, y), *stepper.theta], strict=True):
-            torch.testing.assert_close(found, value.detach(), rtol=1e-8, atol=1e-10)
+        for result, value in zip(replayed, [stepper._run(x, y), *stepper.theta], strict=True):
+            torch.testing.assert_close(result, value.detach(), rtol=1e-8, atol=1e-10)

@@ -26,16 +26,16 @@ def test_chunks_are_as_large_as_the_workspace_allows(workspace: int, batches: li
     library = Library(bytes_each=100)
     matrices = _matrices(7, 5)
     before = matrices.clone()
-    found = OnCPU(library).eigenvalues(matrices, workspace)
+    eigenvalues = OnCPU(library).eigenvalues(matrices, workspace)
     assert library.batches == batches
     assert torch.equal(matrices, before)
-    torch.testing.assert_close(found, torch.linalg.eigvalsh(matrices), rtol=1e-13, atol=1e-13)
+    torch.testing.assert_close(eigenvalues, torch.linalg.eigvalsh(matrices), rtol=1e-13, atol=1e-13)
 
 
 def test_slices_are_taken_as_they_are() -> None:
     matrices = _matrices(9, 8)[::2, 1:6, 1:6]
-    found = OnCPU(Library()).eigenvalues(matrices)
-    torch.testing.assert_close(found, torch.linalg.eigvalsh(matrices), rtol=1e-13, atol=1e-13)
+    eigenvalues = OnCPU(Library()).eigenvalues(matrices)
+    torch.testing.assert_close(eigenvalues, torch.linalg.eigvalsh(matrices), rtol=1e-13, atol=1e-13)
 
 
 @pytest.mark.parametrize("shape", [(0, 4), (3, 0)])
@@ -50,9 +50,9 @@ def test_nothing_to_do(shape: tuple[int, int]) -> None:
 def test_what_does_not_converge_is_left_to_torch() -> None:
     matrices = _matrices(7, 5)
     library = Library(not_converged=(0, 2))
-    found = OnCPU(library).eigenvalues(matrices, 300)
+    eigenvalues = OnCPU(library).eigenvalues(matrices, 300)
     assert library.batches == [3, 3, 1]
-    torch.testing.assert_close(found, torch.linalg.eigvalsh(matrices), rtol=1e-13, atol=1e-13)
+    torch.testing.assert_close(eigenvalues, torch.linalg.eigvalsh(matrices), rtol=1e-13, atol=1e-13)
 
 
 def test_a_status_is_an_error_and_torch_takes_over(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,8 +68,8 @@ def test_it_is_tried_out_on_known_eigenvalues() -> None:
     for n in (20, 150):
         matrices, expected = cusolver.known(n)
         assert torch.equal(matrices, matrices.mT)
-        found = torch.linalg.eigvalsh(matrices)
-        torch.testing.assert_close(found, expected, rtol=0, atol=1e-13)
+        result = torch.linalg.eigvalsh(matrices)
+        torch.testing.assert_close(result, expected, rtol=0, atol=1e-13)
     OnCPU(Library()).try_out()
 
     class Wrong(OnCPU):

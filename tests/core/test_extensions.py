@@ -109,9 +109,11 @@ def test_evidence_under_a_shifted_prior_is_exact() -> None:
     with torch.no_grad():
         model.weight.copy_(2.0 + exact.mean.unsqueeze(0))
     razor = sr.Razor(model, sr.Gaussian(0.3), 40, prior=prior, structure="full")
-    found = razor.evidence([(x, y.unsqueeze(1))])
-    assert float(found.log_evidence) == pytest.approx(float(exact.evidence.log_evidence), rel=1e-9)
-    assert float(found.log_prior) == pytest.approx(float(exact.evidence.log_prior), rel=1e-9)
+    evidence = razor.evidence([(x, y.unsqueeze(1))])
+    assert float(evidence.log_evidence) == pytest.approx(
+        float(exact.evidence.log_evidence), rel=1e-9
+    )
+    assert float(evidence.log_prior) == pytest.approx(float(exact.evidence.log_prior), rel=1e-9)
 
 
 def test_razor_trains_and_updates_with_another_prior() -> None:

@@ -76,8 +76,8 @@ def test_options_of_the_wrong_type(options: dict[str, Any], message: str) -> Non
 
 def test_numpy_numbers_and_torch_devices_are_accepted() -> None:
     options = {"epochs": np.int64(1), "lr": np.float32(0.01), "seed": np.int32(3)}
-    found = sr.fit(_model(), _data(), device=torch.device("cpu"), prior_precision=2, **options)
-    assert len(found.history) == 1
+    fitted = sr.fit(_model(), _data(), device=torch.device("cpu"), prior_precision=2, **options)
+    assert len(fitted.history) == 1
 
 
 X, Y = _data()

@@ -125,11 +125,11 @@ def test_factor_is_differentiable_in_the_input(mode: str, stride: int) -> None:
     module = nn.Conv2d(2, 1, 3, stride, 1, padding_mode=mode, dtype=F64)
     x = torch.randn(2, 2, 8, 8, dtype=F64, requires_grad=True)
     vector = torch.randn(18, 18, dtype=F64)
-    found = torch.autograd.grad(
+    gradients = torch.autograd.grad(
         (convolution.input_factor(x, Geometry.of(module))[0] * vector).sum(), x
     )
     truth = torch.autograd.grad((_expected(module, x)[0] * vector).sum(), x)
-    torch.testing.assert_close(found, truth)
+    torch.testing.assert_close(gradients, truth)
 
 
 @settings(deadline=None, max_examples=150)
@@ -153,8 +153,8 @@ def test_fast_backward_matches_autograd(
     y = F.conv2d(x, w, None, stride, padding)
     g = torch.randn_like(y)
     (truth,) = torch.autograd.grad(y, x, g)
-    found = tape._input_gradient(g, w.detach(), x.shape, stride, padding)
-    torch.testing.assert_close(found.permute(0, 3, 1, 2), truth)
+    gradients = tape._input_gradient(g, w.detach(), x.shape, stride, padding)
+    torch.testing.assert_close(gradients.permute(0, 3, 1, 2), truth)
     with tape.FastBackward():
         y = F.conv2d(x, w, None, stride, padding, (1, 1), 1)
     torch.testing.assert_close(torch.autograd.grad(y, x, g)[0], truth)
@@ -178,12 +178,12 @@ def test_fast_backward_does_not_replace_dilation_and_groups(
 def test_fast_backward_keeps_gradients_of_computed_weights(stride: int) -> None:
     source = torch.randn(3, 2, 2, 2, dtype=F64, requires_grad=True)
     x = torch.randn(2, 2, 4, 4, dtype=F64, requires_grad=True)
-    rest = None, (stride, stride), (0, 0), (1, 1), 1
-    (expected,) = torch.autograd.grad(F.conv2d(x * 1, source * 2, *rest).sum(), source)
+    options = None, (stride, stride), (0, 0), (1, 1), 1
+    (expected,) = torch.autograd.grad(F.conv2d(x * 1, source * 2, *options).sum(), source)
     with tape.FastBackward():
-        y = F.conv2d(x * 1, source * 2, *rest)
-    (found,) = torch.autograd.grad(y.sum(), source)
-    torch.testing.assert_close(found, expected)
+        y = F.conv2d(x * 1, source * 2, *options)
+    (gradients,) = torch.autograd.grad(y.sum(), source)
+    torch.testing.assert_close(gradients, expected)
 
 
 @pytest.mark.parametrize("last", [False, True])
@@ -203,13 +203,13 @@ def test_fast_backward_does_not_store_the_input(dims: int, last: bool) -> None:
     with tape.FastBackward():
         y = convolve(made, w, b, padding=1)
     assert torch.equal(y, plain)
-    for found, kept in ((plain, True), (y, False)):
-        saved = found.grad_fn._saved_input  # type: ignore[union-attr]
+    for output, kept in ((plain, True), (y, False)):
+        saved = output.grad_fn._saved_input  # type: ignore[union-attr]
         assert (saved.data_ptr() == made.data_ptr()) == kept
         assert saved.shape == made.shape and saved.stride() == made.stride()
     g = torch.randn_like(y)
-    (found,) = torch.autograd.grad(y, x, g, retain_graph=True)
-    assert torch.equal(found, torch.autograd.grad(plain, x, g)[0])
+    (gradients,) = torch.autograd.grad(y, x, g, retain_graph=True)
+    assert torch.equal(gradients, torch.autograd.grad(plain, x, g)[0])
 
 
 def test_fast_backward_under_vmap() -> None:

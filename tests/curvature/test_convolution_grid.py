@@ -62,9 +62,9 @@ def _check_factors(shapes: Iterable[Shape]) -> None:
             patches = patches.unfold(2 + axis, k, 1)
         rows = patches.movedim(1, 1 + dims).flatten(1 + dims).flatten(0, dims)
         expected = rows.T @ rows
-        found = input_factor(x, Geometry.of(module))[0]
-        error = float((found - expected).abs().max() / expected.abs().max())
-        assert found.shape == expected.shape and error < 1e-10, (kernel, padding, size, channels)
+        factor = input_factor(x, Geometry.of(module))[0]
+        error = float((factor - expected).abs().max() / expected.abs().max())
+        assert factor.shape == expected.shape and error < 1e-10, (kernel, padding, size, channels)
 
 
 def test_factors_of_sampled_convolutions() -> None:
@@ -89,8 +89,8 @@ def _expected_log_det(model: nn.Module, x: Tensor, precision: float) -> float:
     theta = dict(model.named_parameters())
 
     def outputs(parameters: dict[str, Tensor]) -> Tensor:
-        found: Tensor = torch.func.functional_call(model, parameters, (x,))
-        return found.flatten()
+        result: Tensor = torch.func.functional_call(model, parameters, (x,))
+        return result.flatten()
 
     parts = torch.func.jacrev(outputs)(theta).values()
     J = torch.cat([part.flatten(1) for part in parts], 1)
@@ -113,9 +113,9 @@ def test_curvature_of_a_convolution_is_the_dense_gauss_newton_matrix(dims: int) 
         x = torch.randn(n, channels, *size, generator=generator, dtype=F64)
         y = torch.zeros(n, model(x[:1]).shape[1], dtype=F64)
         razor = sr.Razor(model, sr.Gaussian(1.0), n, structure="kron", prior_precision=3.0)
-        found = float(razor.evidence([(x, y)]).log_det)
+        evidence = float(razor.evidence([(x, y)]).log_det)
         expected = _expected_log_det(model, x, 3.0)
-        assert found == pytest.approx(expected, rel=1e-9), (dims, kernel, channels, length)
+        assert evidence == pytest.approx(expected, rel=1e-9), (dims, kernel, channels, length)
 
 
 def test_fit_of_a_convolution_of_one_channel_and_one_axis() -> None:
@@ -123,5 +123,5 @@ def test_fit_of_a_convolution_of_one_channel_and_one_axis() -> None:
     head = [nn.AdaptiveAvgPool1d(1), nn.Flatten(), nn.Linear(8, 3)]
     model = nn.Sequential(nn.Conv1d(1, 8, 5, padding=2), nn.ReLU(), *head)
     data = torch.randn(64, 1, 64), torch.arange(64) % 3
-    found = sr.fit(model, data, epochs=2, every=1, burn_in=1)
-    assert math.isfinite(float(found.evidence.log_evidence))
+    fitted = sr.fit(model, data, epochs=2, every=1, burn_in=1)
+    assert math.isfinite(float(fitted.evidence.log_evidence))

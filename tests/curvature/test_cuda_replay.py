@@ -57,11 +57,11 @@ def test_eigenvalues_by_gpu_and_by_threads(
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        found = eigen_jobs.solve(pieces)
+        eigenvalues = eigen_jobs.solve(pieces)
     finally:
         torch.set_num_threads(before)
-    assert all(value.is_cuda for value in found)
-    for piece, value in zip(pieces, found, strict=True):
+    assert all(value.is_cuda for value in eigenvalues)
+    for piece, value in zip(pieces, eigenvalues, strict=True):
         expected = torch.linalg.eigvalsh(piece.matrices().cpu())
         torch.testing.assert_close(value.cpu(), expected, rtol=1e-9, atol=1e-9)
 
@@ -154,8 +154,8 @@ def test_input_factor_of_a_convolution(
     x = torch.randn(40, channels, size, size, generator=generator, dtype=torch.float64)
     expected = input_factor(x, Geometry.of(conv))
     with tf32(False):
-        found = input_factor(x.to(dtype).cuda(), Geometry.of(conv)).cpu().double()
-    error = (found - expected).abs().max() / expected.abs().max()
+        factor = input_factor(x.to(dtype).cuda(), Geometry.of(conv)).cpu().double()
+    error = (factor - expected).abs().max() / expected.abs().max()
     assert float(error) < 100 * torch.finfo(dtype).eps
 
 
@@ -202,8 +202,8 @@ def test_replayed_batches_match_the_cpu(
         razor = sr.Razor(model, "categorical", 1320, estimator=estimator)
         loader = TensorLoader(x.to(device), y.to(device), 128)
         for _ in range(2):
-            found = razor.step(loader)
-            values.append(numbers(found))
+            evidence = razor.step(loader)
+            values.append(numbers(evidence))
     assert len(added) == (0 if reads_on_host else 7 + 10)
     assert values[2:] == [pytest.approx(value, rel=1e-8, abs=1e-8) for value in values[:2]]
 
@@ -344,9 +344,9 @@ def test_a_valid_recording_is_reused(change: str) -> None:
             middle.weight.data = middle.weight.detach().clone()
         elif change == "replaced":
             model[5] = nn.Sigmoid()
-    found = numbers(sr.Razor(model, "categorical", 1280).evidence(loader))
+    evidence = numbers(sr.Razor(model, "categorical", 1280).evidence(loader))
     assert (replay._last_recordings.get(model) is recorded) == (change in ("nothing", "weights"))
-    assert found == pytest.approx(_slow(x, y, model), rel=1e-9)
+    assert evidence == pytest.approx(_slow(x, y, model), rel=1e-9)
 
 
 def test_a_result_does_not_change_with_the_next_estimate() -> None:

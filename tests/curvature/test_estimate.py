@@ -44,9 +44,9 @@ def test_jobs_of_a_factor_yield_its_spectrum(
     elif grain == 1:
         assert len(pieces) == k
     expected = torch.linalg.eigvalsh(factor.matrix)
-    found = solve(pieces)
-    assert [tuple(part.shape) for part in found] == [piece.shape for piece in pieces]
-    torch.testing.assert_close(torch.cat(found), expected, rtol=1e-10, atol=1e-9)
+    eigenvalues = solve(pieces)
+    assert [tuple(part.shape) for part in eigenvalues] == [piece.shape for piece in pieces]
+    torch.testing.assert_close(torch.cat(eigenvalues), expected, rtol=1e-10, atol=1e-9)
 
 
 def test_rounding_noise_is_removed_matrix_by_matrix() -> None:
@@ -62,14 +62,14 @@ def test_rounding_noise_is_removed_matrix_by_matrix() -> None:
 
 def test_an_error_names_the_factor_and_its_side() -> None:
     model = nn.Linear(70, 70)
-    found = estimate_curvature(
+    estimate = estimate_curvature(
         model, "categorical", [(torch.randn(200, 70), torch.arange(200) % 70)]
     )
-    (kron,) = [block for block in found.blocks if isinstance(block, Kron)]
+    (kron,) = [block for block in estimate.blocks if isinstance(block, Kron)]
     assert kron.G.total is not None
     kron.G.total.panels[0][0, 0, 0] = math.nan
     with pytest.raises(CurvatureError, match=r"weight \(output side\)"):
-        found.prepare()
+        estimate.prepare()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, F64])
@@ -111,10 +111,10 @@ def test_stacked_log_determinants_match_the_sum(shape: tuple[int, ...]) -> None:
     expected = torch.stack([block.logdet(deltas) for block in blocks]).sum()
     joined = StackedSpectra(blocks)
     for _ in range(2):
-        found = joined.logdet(deltas)
-        assert found.item() == pytest.approx(expected.item(), rel=1e-13)
+        result = joined.logdet(deltas)
+        assert result.item() == pytest.approx(expected.item(), rel=1e-13)
     wanted = torch.autograd.grad(expected, list(deltas.values()))
-    got = torch.autograd.grad(found, list(deltas.values()))
+    got = torch.autograd.grad(result, list(deltas.values()))
     torch.testing.assert_close(got, wanted, rtol=1e-12, atol=1e-12)
 
 
@@ -152,7 +152,7 @@ def test_fixed_point_of_all_groups_at_once(groups: str) -> None:
     h = {block.names[0]: block.spectrum for block in curved.blocks}
     theta = {name: value.detach() for name, value in model.named_parameters()}
     gamma = {name: (value / (value + 1)).reshape(theta[name].shape) for name, value in h.items()}
-    for group, found in razor.prior.precisions.items():
+    for group, result in razor.prior.precisions.items():
         names = razor.prior.members(group)
         if groups == "diagonal":
             wanted = gamma[names[0]] / theta[names[0]].square()
@@ -160,7 +160,7 @@ def test_fixed_point_of_all_groups_at_once(groups: str) -> None:
             size = sum(theta[name].square().sum() for name in names)
             wanted = sum(gamma[name].sum() for name in names) / size
         low, high = (math.exp(bound) for bound in LOG_PRECISION_BOUNDS)
-        torch.testing.assert_close(found, wanted.clamp(low, high), rtol=1e-8, atol=0)
+        torch.testing.assert_close(result, wanted.clamp(low, high), rtol=1e-8, atol=0)
 
 
 def _batches(n: int) -> tuple[nn.Module, list[tuple[Tensor, Tensor]]]:
@@ -182,11 +182,11 @@ def test_sums_of_a_batch_are_added_in_place() -> None:
     assert {key for key in counts} == {("0.weight", "count"), ("3.weight", "count")}
     together = estimate_curvature(model, "categorical", batches)
     for key, value in together.sums.items():
-        own = first.sums[key]
-        if isinstance(value, Factor) and isinstance(own, Factor):
-            torch.testing.assert_close(own.matrix, value.matrix, rtol=1e-12, atol=1e-12)
+        actual = first.sums[key]
+        if isinstance(value, Factor) and isinstance(actual, Factor):
+            torch.testing.assert_close(actual.matrix, value.matrix, rtol=1e-12, atol=1e-12)
         else:
-            assert own + counts[key] == value
+            assert actual + counts[key] == value
 
 
 def _place(value: Tensor | Factor) -> list[int]:
@@ -225,9 +225,9 @@ def test_inputs_larger_than_their_factor_are_released_first(keep_graph: bool, ma
         order.append({kind for _, kind in sums} - {"count"})
         for key in sums:
             if key[1] == "A":
-                found, own = sums[key], expected[key]
-                assert isinstance(found, Factor) and isinstance(own, Factor)
-                torch.testing.assert_close(found.matrix, own.matrix, rtol=1e-12, atol=1e-12)
+                result, reference = sums[key], expected[key]
+                assert isinstance(result, Factor) and isinstance(reference, Factor)
+                torch.testing.assert_close(result.matrix, reference.matrix, rtol=1e-12, atol=1e-12)
     inputs = [number for number, kinds in enumerate(order) if kinds == {"A"}]
     conv, linear = (use.x.numel() for use in tape.uses)
     if keep_graph or not many:
@@ -247,9 +247,9 @@ def test_pending_rows_are_multiplied_once_for_all_keys() -> None:
     map_factors(total.sums, Factor.multiplied)
     assert total.sums["3.bias", "H"] is total.sums["3.weight", "G"]
     for key, value in before.items():
-        own = total.sums[key]
-        assert isinstance(own, Factor) and not own.parts
-        torch.testing.assert_close(own.matrix, value.matrix, rtol=1e-14, atol=0)
+        actual = total.sums[key]
+        assert isinstance(actual, Factor) and not actual.parts
+        torch.testing.assert_close(actual.matrix, value.matrix, rtol=1e-14, atol=0)
 
 
 @pytest.mark.parametrize("i", [40, 300])
@@ -280,14 +280,14 @@ def test_factors_become_matrices_at_once_if_many_samples_are_expected(expected: 
     assert before["3.weight", "A"].is_rows
     map_factors(total.sums, methodcaller("prepared_for", expected / total.n))
     for key, value in before.items():
-        own = total.sums[key]
-        assert isinstance(own, Factor)
-        assert own.is_rows == (
+        actual = total.sums[key]
+        assert isinstance(actual, Factor)
+        assert actual.is_rows == (
             value.is_rows and expected * value.size < 0.75 * few * value.features
         )
-        torch.testing.assert_close(own.matrix, value.matrix, rtol=1e-13, atol=1e-13)
-    assert isinstance(found := total.sums["3.weight", "A"], Factor)
-    assert found.is_rows == (expected == 40)
+        torch.testing.assert_close(actual.matrix, value.matrix, rtol=1e-13, atol=1e-13)
+    assert isinstance(result := total.sums["3.weight", "A"], Factor)
+    assert result.is_rows == (expected == 40)
     assert total.sums["3.bias", "H"] is total.sums["3.weight", "G"]
 
 
@@ -304,11 +304,11 @@ def test_no_rows_are_pending_after_the_first_batch_if_more_follow(
         for job in task.jobs(x[i : i + 10], y[i : i + 10], "here"):
             total.add(job())
     assert total.value is not None
-    found = total.value.sums["3.weight", "A"]
-    assert isinstance(found, Factor) and found.is_rows == (expected != 1000)
+    result = total.value.sums["3.weight", "A"]
+    assert isinstance(result, Factor) and result.is_rows == (expected != 1000)
     truth = task.batch_sums(x[:20], y[:20], "here").sums["3.weight", "A"]
     assert isinstance(truth, Factor)
-    torch.testing.assert_close(found.matrix, truth.matrix, rtol=1e-12, atol=1e-13)
+    torch.testing.assert_close(result.matrix, truth.matrix, rtol=1e-12, atol=1e-13)
 
 
 def test_sums_do_not_depend_on_the_expected_number() -> None:
@@ -316,18 +316,18 @@ def test_sums_do_not_depend_on_the_expected_number() -> None:
     task = CurvatureTask(model, layers(model), Categorical(), Method())
     cut = [(x[i : i + 25], y[i : i + 25]) for x, y in batches for i in (0, 25)]
     numbered = [NumberedBatch(number, x, y) for number, (x, y) in enumerate(cut)]
-    found = []
+    results = []
     for expected in (None, 30, 100):
         running = Total(expected)
         scheduler = replay.GraphReplayScheduler(task)
         for contribution in scheduler.contributions_on(None, iter(numbered), running):
             running.add(contribution)
-        found.append(running.value)
-    for total in found[1:]:
-        assert total is not None and found[0] is not None and total.n == found[0].n == 100
-        for key, value in found[0].sums.items():
-            own = total.sums[key]
-            if isinstance(value, Factor) and isinstance(own, Factor):
-                torch.testing.assert_close(own.matrix, value.matrix, rtol=1e-12, atol=1e-13)
+        results.append(running.value)
+    for total in results[1:]:
+        assert total is not None and results[0] is not None and total.n == results[0].n == 100
+        for key, value in results[0].sums.items():
+            actual = total.sums[key]
+            if isinstance(value, Factor) and isinstance(actual, Factor):
+                torch.testing.assert_close(actual.matrix, value.matrix, rtol=1e-12, atol=1e-13)
             else:
-                assert own == value
+                assert actual == value

@@ -45,14 +45,14 @@ def test_factors_of_rows_in_any_number_of_parts(
     assert total.is_rows == (rows < factor.ROWS_PER_FEATURE * features)
     assert_close(total.matrix, expected, 1e-12)
     values = torch.linalg.eigvalsh(expected)
-    found = total.spectrum("w", EPS)
-    assert_close(found, values[:, -found.shape[1] :], 1e-11)
-    assert not bool((values[:, : -found.shape[1]].abs() > 1e-11 * values.max()).any())
+    eigenvalues = total.spectrum("w", EPS)
+    assert_close(eigenvalues, values[:, -eigenvalues.shape[1] :], 1e-11)
+    assert not bool((values[:, : -eigenvalues.shape[1]].abs() > 1e-11 * values.max()).any())
     values, vectors = total.eigenvectors("w", EPS)
     assert_close(vectors * values.unsqueeze(1) @ vectors.mT, expected, 1e-11)
     identity = torch.eye(vectors.shape[2], dtype=F64).expand(blocks, -1, -1)
     assert_close(vectors.mT @ vectors, identity, 1e-12)
-    assert_close(torch.linalg.eigvalsh(total.projection()(total)), found, 1e-11)
+    assert_close(torch.linalg.eigvalsh(total.projection()(total)), eigenvalues, 1e-11)
 
 
 @settings(max_examples=60, deadline=None)
@@ -74,9 +74,9 @@ def test_a_factor_shared_by_two_keys_is_added_once_or_out_of_place() -> None:
     left: Statistics = {("w", "G"): shared, ("b", "H"): shared, ("v", "G"): shared}
     total = absorb(left, {("w", "G"): first, ("b", "H"): second})
     for key, added in ((("w", "G"), first.matrix), (("b", "H"), second.matrix), (("v", "G"), 0)):
-        found = total[key]
-        assert isinstance(found, Factor)
-        assert torch.equal(found.matrix, before + added)
+        result = total[key]
+        assert isinstance(result, Factor)
+        assert torch.equal(result.matrix, before + added)
     same = absorb({("w", "G"): shared, ("b", "H"): shared}, {("w", "G"): first, ("b", "H"): first})
     assert same["w", "G"] is same["b", "H"]
     assert torch.equal(shared.matrix, before + first.matrix)
@@ -183,13 +183,13 @@ def test_evidence_and_gradients_do_not_depend_on_the_form(
         kept = torch.autograd.grad(evidence.log_evidence, moved)
         razor, batches = _case(n, batch, **options)
         start = razor.generator.get_state()
-        found = razor._curvature(batches, None)
-        small = {name: f.is_rows for name, f in _factors(found).items()}
+        estimate = razor._curvature(batches, None)
+        small = {name: f.is_rows for name, f in _factors(estimate).items()}
         assert any(small.values()) == (enough > 0)
         assert not all(small.values())
         razor.generator.set_state(start)
         again = batches if "estimator" in options else batches[::-1]
-        fit, occam = razor.hyper_gradient(again, found)["width.raw"]
+        fit, occam = razor.hyper_gradient(again, estimate)["width.raw"]
         assert float(fit + occam) == pytest.approx(float(kept[-1]), rel=1e-8)
         gammas = list(evidence.effective_parameters.values())
         values = [evidence.log_det, *gammas, *kept, fit, occam]
@@ -213,9 +213,9 @@ def test_derivative_in_a_hyperparameter_by_finite_differences() -> None:
 def test_scaling_a_subset_up_scales_the_eigenvalues() -> None:
     razor, batches = _case(6, 3)
     razor.n_data = 60
-    found = razor._curvature(batches, 6)
+    estimate = razor._curvature(batches, 6)
     whole = _case(6, 6)[0]._curvature(batches, None)
-    for big, little in zip(found.blocks, whole.blocks, strict=True):
+    for big, little in zip(estimate.blocks, whole.blocks, strict=True):
         if isinstance(big, Kron) and isinstance(little, Kron):
             assert_close(big.spectrum, 10 * little.spectrum, 1e-12)
 
@@ -226,25 +226,25 @@ def test_blocks_against_the_dense_curvature(n: int) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(9, 12), nn.Tanh(), nn.Linear(12, 3)).double()
     x, y = torch.randn(n, 9, dtype=F64), torch.arange(n) % 3
-    found = estimate_curvature(model, "categorical", [(x, y)], Method())
-    assert _factors(found)["0.weight A"].is_rows
-    assert _factors(found)["0.weight G"].is_rows
+    estimate = estimate_curvature(model, "categorical", [(x, y)], Method())
+    assert _factors(estimate)["0.weight A"].is_rows
+    assert _factors(estimate)["0.weight G"].is_rows
     exact = dense_ggn(model, sr.Categorical(), x, y, ("0.weight", "0.bias"))
-    blocks = {block.names[0]: block for block in found.blocks}
+    blocks = {block.names[0]: block for block in estimate.blocks}
     bias = blocks["0.bias"]
     assert isinstance(bias, Dense)
     assert_close(dense_block(bias), exact[108:, 108:], 1e-12)
-    one = torch.tensor(0.3, dtype=F64)
-    expected = torch.logdet(torch.eye(12) + exact[108:, 108:] / one.exp())
-    assert float(bias.logdet({"0.bias": one})) == pytest.approx(float(expected), rel=1e-9)
+    entry = torch.tensor(0.3, dtype=F64)
+    expected = torch.logdet(torch.eye(12) + exact[108:, 108:] / entry.exp())
+    assert float(bias.logdet({"0.bias": entry})) == pytest.approx(float(expected), rel=1e-9)
     if n == 1:
         weight = exact[:108, :108]
-        expected = torch.logdet(torch.eye(108) + weight / one.exp())
-        got = blocks["0.weight"].logdet({"0.weight": one})
+        expected = torch.logdet(torch.eye(108) + weight / entry.exp())
+        got = blocks["0.weight"].logdet({"0.weight": entry})
         assert float(got) == pytest.approx(float(expected), rel=1e-9)
         J = _normal(2, 3, 108)
-        posterior = torch.linalg.inv(weight + one.exp() * torch.eye(108, dtype=F64))
-        covariance = blocks["0.weight"].covariance({"0.weight": one}, J)
+        posterior = torch.linalg.inv(weight + entry.exp() * torch.eye(108, dtype=F64))
+        covariance = blocks["0.weight"].covariance({"0.weight": entry}, J)
         assert_close(covariance, J @ posterior @ J.mT, 1e-9)
 
 
@@ -253,15 +253,15 @@ def test_a_dense_path_of_ten_thousand_features_needs_no_matrix_of_that_size() ->
     torch.manual_seed(0)
     model = nn.Sequential(FC(3, 10, (32, 32)), nn.Tanh(), nn.Flatten(), nn.Linear(10_240, 4))
     x, y = torch.randn(4, 3, 32, 32), torch.arange(4)
-    found = estimate_curvature(model, "categorical", [(x[:3], y[:3]), (x[3:], y[3:])])
-    sizes = {name: f.size for name, f in _factors(found).items()}
+    estimate = estimate_curvature(model, "categorical", [(x[:3], y[:3]), (x[3:], y[3:])])
+    sizes = {name: f.size for name, f in _factors(estimate).items()}
     assert sizes == {
         "0.linear.weight A": 4,
         "0.linear.weight G": 12,
         "3.weight A": 4,
         "3.weight G": 4,
     }
-    block = next(b for b in found.blocks if b.names == ("0.linear.weight",))
+    block = next(b for b in estimate.blocks if b.names == ("0.linear.weight",))
     assert isinstance(block, Kron)
     A = torch.linalg.eigvalsh(x.flatten(1).double() @ x.flatten(1).double().T)
     assert_close(block.spectrum_A[0], A, 1e-9)

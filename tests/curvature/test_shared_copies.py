@@ -56,11 +56,11 @@ def test_blocks_match_autodiff(kind: type[nn.Module]) -> None:
     model = kind().double()
     x = torch.randn((6, 2, 4, 4) if isinstance(model, Films) else (6, 4), dtype=torch.float64)
     likelihood = sr.Gaussian(noise=1.0)
-    found = estimate_curvature(
+    estimate = estimate_curvature(
         model, likelihood, [(x, x.new_zeros(6, 3))], Method(structure="block")
     )
     expected = _dense(model, x)
-    seen = {block.names[0]: block for block in found.blocks}
+    seen = {block.names[0]: block for block in estimate.blocks}
     assert set(seen) == set(expected)
     for name, H in expected.items():
         torch.testing.assert_close(seen[name].H, H, rtol=1e-9, atol=1e-12)

@@ -170,10 +170,10 @@ def test_module_used_twice_in_place_activation_residual() -> None:
     torch.manual_seed(0)
     model, x, y = Twice().double(), torch.randn(6, 4).double(), torch.arange(6) % 3
     for structure in ("block", "full"):
-        found = curvature.estimate_curvature(
+        estimate = curvature.estimate_curvature(
             model, "categorical", [(x, y)], curvature.Method(structure=structure)
         )
-        for block in found.blocks:
+        for block in estimate.blocks:
             expected = dense_ggn(model, sr.Categorical(), x, y, block.names)
             assert_close(dense_block(block), expected, 1e-8)
 
@@ -222,10 +222,10 @@ def test_residual_network_in_every_memory_layout(flatten_by_view: bool) -> None:
     torch.manual_seed(0)
     model = ResNet(flatten_by_view).double()
     x, y = torch.randn(5, 1, 4, 4).double(), torch.arange(5) % 3
-    found = curvature.estimate_curvature(
+    estimate = curvature.estimate_curvature(
         model, "categorical", [(x, y)], curvature.Method(structure="full")
     )
-    (block,) = found.blocks
+    (block,) = estimate.blocks
     assert_close(dense_block(block), dense_ggn(model, sr.Categorical(), x, y, block.names), 1e-8)
 
 
@@ -241,10 +241,10 @@ def _small() -> tuple[nn.Module, Tensor, Tensor]:
 def test_kron_flavours_match_their_definition(flavour: str) -> None:
     """Compare the two Kronecker flavours with brute-force sums."""
     model, x, y = _small()
-    found = curvature.estimate_curvature(
+    estimate = curvature.estimate_curvature(
         model, "categorical", [(x, y)], curvature.Method(flavour=flavour)
     )
-    kron = next(block for block in found.blocks if block.names == ("0.weight",))
+    kron = next(block for block in estimate.blocks if block.names == ("0.weight",))
     conv = model[0]
     patches = nn.functional.unfold(x, 3, padding=1).transpose(1, 2)
     A, G, terms = 0.0, 0.0, 0
@@ -270,10 +270,10 @@ def test_kron_flavours_match_their_definition(flavour: str) -> None:
 def test_kron_is_exact_on_the_last_layer_of_a_linear_gaussian_model() -> None:
     torch.manual_seed(0)
     model, x = nn.Linear(5, 3).double(), torch.randn(20, 5).double()
-    found = curvature.estimate_curvature(
+    estimate = curvature.estimate_curvature(
         model, sr.Gaussian(0.7), [(x, torch.zeros(20, 3).double())]
     )
-    for block in found.blocks:
+    for block in estimate.blocks:
         y = torch.zeros(20, 3).double()
         expected = dense_ggn(model, sr.Gaussian(0.7), x, y, block.names)
         assert_close(dense_block(block), expected, 1e-10)
@@ -323,10 +323,10 @@ def test_partly_frozen_layers() -> None:
     model, x, y = _small()
     model[0].weight.requires_grad_(False)
     model[3].bias.requires_grad_(False)
-    found = curvature.estimate_curvature(
+    estimate = curvature.estimate_curvature(
         model, "categorical", [(x, y)], curvature.Method(structure="full")
     )
-    (block,) = found.blocks
+    (block,) = estimate.blocks
     assert set(block.names) == {"0.bias", "3.weight"}
     assert_close(dense_block(block), dense_ggn(model, sr.Categorical(), x, y, block.names), 1e-8)
 
@@ -363,5 +363,5 @@ class TestUsersOwnLayer(LayerSuite):
 
 def test_layers_are_listed_with_their_parameters() -> None:
     model, _, _ = _small()
-    found = [(layer.name, layer.weight, layer.bias) for layer in layers(model)]
-    assert found == [("0", "0.weight", "0.bias"), ("3", "3.weight", "3.bias")]
+    results = [(layer.name, layer.weight, layer.bias) for layer in layers(model)]
+    assert results == [("0", "0.weight", "0.bias"), ("3", "3.weight", "3.bias")]

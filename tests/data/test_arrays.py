@@ -58,12 +58,12 @@ def test_shift_and_scale_do_not_change_what_networks_see(
     before, after = prepare(plain), prepare(moved)
     assert plain.y is not None and moved.y is not None
     tolerance = 4 * EPS32 + 8 * EPS64 * abs(shift)
-    for expected, found in (
+    for expected, result in (
         (before.inputs(plain.x), after.inputs(moved.x)),
         (before.targets(plain.y), after.targets(moved.y)),
     ):
-        assert found.dtype == torch.float32
-        torch.testing.assert_close(sign * found, expected, rtol=4 * EPS32, atol=tolerance)
+        assert result.dtype == torch.float32
+        torch.testing.assert_close(sign * result, expected, rtol=4 * EPS32, atol=tolerance)
 
 
 def _read_all(x: np.ndarray, folder: Path) -> dict[str, Dataset]:
@@ -74,11 +74,11 @@ def _read_all(x: np.ndarray, folder: Path) -> dict[str, Dataset]:
     np.save(folder / "y.npy", y)
     with (folder / "a.csv").open("w", newline="") as file:
         csv.writer(file).writerows([["day", "metre", "y"], *np.column_stack([x, y]).tolist()])
-    found = {name: read(folder / name) for name in ("a.npz", "x.npy", "a.csv")}
-    found["array"] = as_dataset(x, y, None, None, None)
-    found["lists"] = as_dataset(x.tolist(), y.tolist(), None, None, None)
-    found["tensor"] = as_dataset(torch.from_numpy(x), torch.from_numpy(y), None, None, None)
-    return found
+    results = {name: read(folder / name) for name in ("a.npz", "x.npy", "a.csv")}
+    results["array"] = as_dataset(x, y, None, None, None)
+    results["lists"] = as_dataset(x.tolist(), y.tolist(), None, None, None)
+    results["tensor"] = as_dataset(torch.from_numpy(x), torch.from_numpy(y), None, None, None)
+    return results
 
 
 def test_every_reader_keeps_julian_dates(tmp_path: Path) -> None:
@@ -94,10 +94,10 @@ def test_saved_hugging_face_folders_keep_julian_dates(tmp_path: Path) -> None:
     datasets = pytest.importorskip("datasets")
     columns = {"day": JULIAN[:, 0], "metre": JULIAN[:, 1], "label": JULIAN[:, 0]}
     datasets.Dataset.from_dict(columns).save_to_disk(tmp_path / "hub")
-    found = read(tmp_path / "hub")
-    assert torch.equal(found.x, torch.from_numpy(JULIAN))
-    assert found.y is not None
-    assert torch.equal(found.y[:, 0], torch.from_numpy(JULIAN[:, 0]))
+    result = read(tmp_path / "hub")
+    assert torch.equal(result.x, torch.from_numpy(JULIAN))
+    assert result.y is not None
+    assert torch.equal(result.y[:, 0], torch.from_numpy(JULIAN[:, 0]))
 
 
 @pytest.mark.parametrize("value", [0.0, 0.1, 1e8 + 0.1, -1e300, 1e-300])
@@ -105,8 +105,8 @@ def test_constant_columns_become_zero(value: float) -> None:
     x = torch.cat([BASE, torch.full((N, 1), value, dtype=torch.float64)], 1)
     mean, spread = moments(x)
     assert mean[3] == value and spread[3] == 0
-    found = prepare(dataset(x, BASE[:, 0])).inputs(x)
-    assert (found[:, 3] == 0).all() and found.isfinite().all()
+    result = prepare(dataset(x, BASE[:, 0])).inputs(x)
+    assert (result[:, 3] == 0).all() and result.isfinite().all()
 
 
 def test_moments_are_exact_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,7 +156,7 @@ def test_times_and_coordinates_that_are_rounded_away_are_named() -> None:
         _warn_if_coarse(dataset(states + 1e8, kind="trajectory"), 1.7e9 + t, gaps)
     with pytest.warns(UserWarning) as said:
         _warn_if_coarse(dataset(states.float() + 1e7, kind="trajectory"), (1.7e6 + t).float(), gaps)
-    text = "\n".join(str(one.message) for one in said)
+    text = "\n".join(str(entry.message) for entry in said)
     assert "the times" in text and "x[:, :, 0]" in text
 
 
@@ -165,13 +165,13 @@ def test_steps_of_trajectories_do_not_depend_on_the_origin() -> None:
     t = torch.arange(16).double() * 0.25
     states = torch.stack([torch.stack([(t + b).cos(), -(t + b).sin()], -1) for b in range(6)])
     states = (states * 2**20).round() / 2**20  # exact, also beside 1e8
-    found = []
+    results = []
     for shift, start in ((64.0, 0.0), (1e8, 1.7e9)):
         data = dataset(states + shift, kind="trajectory", times=t + start)
         network = sr.discover(data, epochs=2).network()
-        found.append(network(states[0] + shift) - shift)
-        assert found[-1].dtype == torch.float64
-    torch.testing.assert_close(found[1], found[0], rtol=0, atol=1e-4)
+        results.append(network(states[0] + shift) - shift)
+        assert results[-1].dtype == torch.float64
+    torch.testing.assert_close(results[1], results[0], rtol=0, atol=1e-4)
 
 
 def test_formulas_write_centres_to_a_hundredth_of_the_scale() -> None:
@@ -196,11 +196,11 @@ def test_discover_gives_the_same_answer_far_from_zero(tmp_path: Path) -> None:
     far = sr.discover(x + 1e8, y + 1e12, epochs=8, held_out=0.2)
     assert far.chosen.name == near.chosen.name
     assert [c.name for c in far.candidates] == [c.name for c in near.candidates]
-    for one, other in zip(far.candidates, near.candidates, strict=True):
-        assert one.log_evidence == pytest.approx(other.log_evidence, abs=0.1)
+    for entry, other in zip(far.candidates, near.candidates, strict=True):
+        assert entry.log_evidence == pytest.approx(other.log_evidence, abs=0.1)
     expected = near.predict(x)
-    found = far.predict(x + 1e8) - 1e12
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-3)
+    prediction = far.predict(x + 1e8) - 1e12
+    torch.testing.assert_close(prediction, expected, rtol=0, atol=1e-3)
     run = far.save(tmp_path / "run")
     np.savez(tmp_path / "x.npz", x=x + 1e8)
     loaded = predict(run, tmp_path / "x.npz").values
@@ -217,8 +217,8 @@ def test_attached_networks_standardise_in_float64() -> None:
     inner = nn.Linear(3, 1)
     networks = [with_standardisation(inner, prepare(data), 2) for data in (near, far)]
     with torch.no_grad():
-        expected, found = networks[0](near.x), networks[1](far.x) - 1e12
-    torch.testing.assert_close(found, expected, rtol=0, atol=2e-4)
+        expected, result = networks[0](near.x), networks[1](far.x) - 1e12
+    torch.testing.assert_close(result, expected, rtol=0, atol=2e-4)
 
 
 def test_estimators_predict_far_from_zero() -> None:

@@ -355,7 +355,7 @@ def test_work_on_images_is_proportional_to_their_number() -> None:
 def test_flips_and_crops_by_loops(shape: tuple[int, ...]) -> None:
     x = torch.rand(shape, generator=torch.Generator().manual_seed(0))
     n, channels, h, w = shape
-    found = flip_and_crop(x, torch.Generator().manual_seed(1))
+    result = flip_and_crop(x, torch.Generator().manual_seed(1))
     again = torch.Generator().manual_seed(1)
     top, left = torch.randint(0, 9, (2, n, 1), generator=again)[..., 0].tolist()
     flip = torch.randint(0, 2, (n, 1), generator=again)[:, 0].tolist()
@@ -367,7 +367,7 @@ def test_flips_and_crops_by_loops(shape: tuple[int, ...]) -> None:
                     # Cropping a frame that was flipped is cropping and reading the other way.
                     row, column = i + top[k] - 4, (w - 1 - j if flip[k] else j) + left[k] - 4
                     inside = 0 <= row < h and 0 <= column < w
-                    assert found[k, c, i, j] == (x[k, c, row, column] if inside else 0)
+                    assert result[k, c, i, j] == (x[k, c, row, column] if inside else 0)
 
 
 def test_flips_and_crops_are_uniform_and_per_image() -> None:

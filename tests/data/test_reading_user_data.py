@@ -22,9 +22,9 @@ TEXT = np.array(["ant", "bee", "cow"])[Y]
 def test_text_labels_of_test_data_are_numbered_with_those_of_training(tmp_path: Path) -> None:
     late = Y > 0  # without the first class, whose number would otherwise be given to the second
     np.savez(tmp_path / "a.npz", x=X, y=TEXT, x_test=X[late], y_test=TEXT[late])
-    found = read(tmp_path / "a.npz")
-    assert found.test is not None
-    assert found.test[1].tolist() == Y[late].tolist()
+    result = read(tmp_path / "a.npz")
+    assert result.test is not None
+    assert result.test[1].tolist() == Y[late].tolist()
     given = sr.discover(X, TEXT.tolist(), test=(X[late], TEXT[late].tolist()), epochs=1)
     held = given.results[0].test
     assert held is not None
@@ -38,10 +38,10 @@ def test_text_labels_of_test_data_are_numbered_with_those_of_training(tmp_path: 
 @pytest.mark.parametrize("names", [("X", "Y"), ("x_train", "y_train"), ("X_train", "y_train")])
 def test_other_names_of_arrays(names: tuple[str, str], tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", **{names[0]: X, names[1]: TEXT.astype("S")}, x_test=X, y_test=TEXT)
-    found = read(tmp_path / "a.npz")
-    assert torch.equal(found.x, torch.from_numpy(X))
-    assert found.names == ("ant", "bee", "cow")
-    assert found.test is not None
+    result = read(tmp_path / "a.npz")
+    assert torch.equal(result.x, torch.from_numpy(X))
+    assert result.names == ("ant", "bee", "cow")
+    assert result.test is not None
 
 
 @pytest.mark.parametrize(
@@ -117,8 +117,8 @@ def test_inputs_to_predict_may_come_with_labels(
 ) -> None:
     rows = [",".join(map(str, [*row, label])) for row, label in zip(X, labels, strict=True)]
     (tmp_path / "a.csv").write_text(header + "\n".join(rows))
-    found = read_inputs(tmp_path / "a.csv", "vector", [4])
-    assert torch.equal(found.float(), torch.from_numpy(X))
+    result = read_inputs(tmp_path / "a.csv", "vector", [4])
+    assert torch.equal(result.float(), torch.from_numpy(X))
     with pytest.raises(ValueError, match=r"vectors of shape \[7\], but .* \[4\]"):
         read_inputs(tmp_path / "a.csv", "vector", [7])
 
@@ -136,32 +136,32 @@ def pictures() -> tuple[np.ndarray, sr.Discovery]:
 
 
 def test_predictions_take_data_as_they_came(pictures: tuple[np.ndarray, sr.Discovery]) -> None:
-    x, found = pictures
+    x, result = pictures
     first = torch.from_numpy(x).permute(0, 3, 1, 2) / 255
-    expected = found.network()(first).softmax(-1)
-    assert torch.allclose(found.predict(x), expected, atol=1e-6)
-    assert torch.allclose(found.predict(first.double()), expected, atol=1e-6)
+    expected = result.network()(first).softmax(-1)
+    assert torch.allclose(result.predict(x), expected, atol=1e-6)
+    assert torch.allclose(result.predict(first.double()), expected, atol=1e-6)
     with pytest.raises(ValueError, match=r"shape \[3, 7, 9\], the training data \[3, 8, 9\]"):
-        found.predict(x[:, :7])
-    assert repr(found) == f"Discovery(x and y: {found.chosen.name})"
+        result.predict(x[:, :7])
+    assert repr(result) == f"Discovery(x and y: {result.chosen.name})"
 
 
 def test_the_document_names_layers_and_networks_as_the_verdict_does(
     pictures: tuple[np.ndarray, sr.Discovery],
 ) -> None:
-    found = pictures[1].to_dict()
-    question = found["questions"][0]
+    result = pictures[1].to_dict()
+    question = result["questions"][0]
     relaxed = next(c for c in question["candidates"] if c["name"] == question["network"])
     assert [layer["number"] for layer in relaxed["reading"]["layers"]] == [1, 2, 3]
     assert question["calibration"]["network"] == question["chosen"]
-    assert "x: float32 [n, 3, 8, 9], bytes divided by 255" in found["load"]
-    compile(found["load"], "load", "exec")
+    assert "x: float32 [n, 3, 8, 9], bytes divided by 255" in result["load"]
+    compile(result["load"], "load", "exec")
 
 
 def test_targets_of_variance_one_keep_their_mean() -> None:
     y = 100.0 + 2 * (np.arange(N) % 2)
-    found = sr.discover(X, y, task="regression", epochs=1, held_out=0)
-    assert 95 < float(found.predict(X).mean()) < 107
+    result = sr.discover(X, y, task="regression", epochs=1, held_out=0)
+    assert 95 < float(result.predict(X).mean()) < 107
 
 
 @pytest.mark.parametrize(

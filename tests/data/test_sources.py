@@ -34,13 +34,13 @@ def test_kinds_are_recognised(
 ) -> None:
     x = (RNG.random((N, *shape)) * 200).astype(dtype)
     np.savez(tmp_path / "data.npz", x=x, y=LABELS)
-    found = read(tmp_path / "data.npz")
-    assert (found.kind, found.task, found.x.shape[1:]) == (kind, "classification", read_as)
+    result = read(tmp_path / "data.npz")
+    assert (result.kind, result.task, result.x.shape[1:]) == (kind, "classification", read_as)
     scale = 255 if dtype is np.uint8 else 1
-    assert float(found.x.sum()) == pytest.approx(
+    assert float(result.x.sum()) == pytest.approx(
         float(x.astype(np.float64).sum()) / scale, rel=1e-5
     )
-    assert found.names == ("0", "1", "2")
+    assert result.names == ("0", "1", "2")
     as_vectors = read(tmp_path / "data.npz", kind="vector", task="regression")
     assert as_vectors.x.shape == (N, x[0].size)
     assert as_vectors.y is not None
@@ -58,13 +58,13 @@ def test_npz_with_test_data_names_and_kind(tmp_path: Path) -> None:
         names=["-", "a", "b", "c"],
         kind="series",
     )
-    found = read(tmp_path / "a.npz")
-    assert found.kind == "series"
-    assert found.names == ("a", "b", "c")
-    assert found.test is not None
-    assert torch.equal(found.test[0], torch.from_numpy(x[:5]))
-    assert found.test[1].tolist() == LABELS[:5].tolist()
-    assert found.describe() == "24 series of 10 x 4, 3 classes"
+    result = read(tmp_path / "a.npz")
+    assert result.kind == "series"
+    assert result.names == ("a", "b", "c")
+    assert result.test is not None
+    assert torch.equal(result.test[0], torch.from_numpy(x[:5]))
+    assert result.test[1].tolist() == LABELS[:5].tolist()
+    assert result.describe() == "24 series of 10 x 4, 3 classes"
 
 
 def test_npy_pairs_fortran_order_and_text_labels(tmp_path: Path) -> None:
@@ -72,11 +72,11 @@ def test_npy_pairs_fortran_order_and_text_labels(tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", x)
     np.save(tmp_path / "y.npy", np.array(["red", "blue"])[LABELS % 2])
     for path in (tmp_path, tmp_path / "x.npy"):
-        found = read(path)
-        assert torch.equal(found.x, torch.from_numpy(x))
-        assert found.names == ("blue", "red")
-        assert found.y is not None
-        assert found.y.tolist() == (1 - LABELS % 2).tolist()
+        result = read(path)
+        assert torch.equal(result.x, torch.from_numpy(x))
+        assert result.names == ("blue", "red")
+        assert result.y is not None
+        assert result.y.tolist() == (1 - LABELS % 2).tolist()
 
 
 def test_csv_tables(tmp_path: Path) -> None:
@@ -86,14 +86,14 @@ def test_csv_tables(tmp_path: Path) -> None:
         for (a, b, c), y in zip(x.tolist(), LABELS % 2, strict=True)
     ]
     (tmp_path / "a.csv").write_text("a;b;label;c\n" + "\n".join(rows) + "\n")
-    found = read(tmp_path / "a.csv")
-    assert (found.kind, found.task, found.names) == ("vector", "classification", ("no", "yes"))
-    assert torch.equal(found.x, torch.from_numpy(x))
+    result = read(tmp_path / "a.csv")
+    assert (result.kind, result.task, result.names) == ("vector", "classification", ("no", "yes"))
+    assert torch.equal(result.x, torch.from_numpy(x))
     np.savetxt(tmp_path / "b.csv", np.c_[x, x.sum(1)], delimiter=",")
-    found = read(tmp_path / "b.csv")
-    assert found.task == "regression"
-    assert found.y is not None
-    assert torch.allclose(found.y[:, 0], torch.from_numpy(x.sum(1)).double())
+    result = read(tmp_path / "b.csv")
+    assert result.task == "regression"
+    assert result.y is not None
+    assert torch.allclose(result.y[:, 0], torch.from_numpy(x.sum(1)).double())
     steps = ",".join(f"t{i}" for i in range(10))
     np.savetxt(
         tmp_path / "c.csv",
@@ -102,8 +102,8 @@ def test_csv_tables(tmp_path: Path) -> None:
         header=f"{steps},y",
         comments="",
     )
-    found = read(tmp_path / "c.csv")
-    assert (found.kind, found.x.shape, found.task) == ("series", (N, 1, 10), "classification")
+    result = read(tmp_path / "c.csv")
+    assert (result.kind, result.x.shape, result.task) == ("series", (N, 1, 10), "classification")
 
 
 @pytest.mark.parametrize("kind", ["series", "set", "trajectory"])
@@ -124,17 +124,17 @@ def test_csv_of_groups(kind: str, tmp_path: Path) -> None:
     )
     head = f"{kind},time,q,p{label}"
     (tmp_path / "a.csv").write_text("\n".join([head, *shuffled]))
-    found = read(tmp_path / "a.csv")
-    assert found.kind == kind
+    result = read(tmp_path / "a.csv")
+    assert result.kind == kind
     expected = torch.from_numpy(values)
-    assert torch.equal(found.x, expected.transpose(1, 2) if kind == "series" else expected)
+    assert torch.equal(result.x, expected.transpose(1, 2) if kind == "series" else expected)
     if kind == "trajectory":
-        assert found.times is not None
-        assert found.times.tolist() == [0, 1, 2, 3, 4, 5]
-        assert found.y is None
+        assert result.times is not None
+        assert result.times.tolist() == [0, 1, 2, 3, 4, 5]
+        assert result.y is None
     else:
-        assert found.y is not None
-        assert found.y.tolist() == LABELS.tolist()
+        assert result.y is not None
+        assert result.y.tolist() == LABELS.tolist()
 
 
 @pytest.mark.parametrize("mode", ["L", "RGB"])
@@ -144,11 +144,11 @@ def test_folders_of_images(mode: str, tmp_path: Path) -> None:
         inner = tmp_path / f"class {number % 2}"
         inner.mkdir(exist_ok=True)
         Image.fromarray(image[:, :, 0] if mode == "L" else image).save(inner / f"{number:03}.png")
-    found = read(tmp_path)
-    assert found.names == ("class 0", "class 1")
+    result = read(tmp_path)
+    assert result.names == ("class 0", "class 1")
     order = [*range(0, N, 2), *range(1, N, 2)]
     expected = torch.from_numpy(pixels[order]).permute(0, 3, 1, 2) / 255
-    assert torch.equal(found.x, expected)
+    assert torch.equal(result.x, expected)
     flat = read(tmp_path / "class 0", kind="image", labelled=False)
     assert torch.equal(flat.x, expected[: N // 2])
 
@@ -160,20 +160,20 @@ def test_idx_and_cifar_folders(tmp_path: Path) -> None:
         (tmp_path / f"{part}-images-idx3-ubyte").write_bytes(head + x.tobytes())
         labels = b"\0\0\x08\x01" + struct.pack(">I", N) + LABELS.astype(np.uint8).tobytes()
         (tmp_path / f"{part}-labels-idx1-ubyte").write_bytes(labels)
-    found = read(tmp_path)
-    assert torch.equal(found.x, torch.from_numpy(x).unsqueeze(1) / 255)
-    assert found.test is not None
-    assert torch.equal(found.test[0], found.x)
+    result = read(tmp_path)
+    assert torch.equal(result.x, torch.from_numpy(x).unsqueeze(1) / 255)
+    assert result.test is not None
+    assert torch.equal(result.test[0], result.x)
     cifar = tmp_path / "cifar"
     cifar.mkdir()
     records = RNG.integers(0, 256, (N, 3073), dtype=np.uint8)
     records[:, 0] = LABELS
     for name in ("data_batch_1.bin", "data_batch_2.bin", "test_batch.bin"):
         (cifar / name).write_bytes(records.tobytes())
-    found = read(cifar)
-    assert found.x.shape == (2 * N, 3, 32, 32)
-    assert found.test is not None
-    assert found.test[1].tolist() == LABELS.tolist()
+    result = read(cifar)
+    assert result.x.shape == (2 * N, 3, 32, 32)
+    assert result.test is not None
+    assert result.test[1].tolist() == LABELS.tolist()
 
 
 def test_hugging_face_folders(tmp_path: Path) -> None:
@@ -181,10 +181,10 @@ def test_hugging_face_folders(tmp_path: Path) -> None:
     x = RNG.random((N, 3)).astype(np.float32)
     columns = {"a": x[:, 0], "b": x[:, 1], "c": x[:, 2], "label": LABELS}
     datasets.Dataset.from_dict(columns).save_to_disk(tmp_path / "hub")
-    found = read(tmp_path / "hub")
-    assert torch.equal(found.x, torch.from_numpy(x))
-    assert found.y is not None
-    assert found.y.tolist() == LABELS.tolist()
+    result = read(tmp_path / "hub")
+    assert torch.equal(result.x, torch.from_numpy(x))
+    assert result.y is not None
+    assert result.y.tolist() == LABELS.tolist()
 
 
 def test_hugging_face_pictures_in_parts_and_text_as_labels(tmp_path: Path) -> None:
@@ -197,12 +197,12 @@ def test_hugging_face_pictures_in_parts_and_text_as_labels(tmp_path: Path) -> No
     whole = datasets.Dataset.from_dict(columns, features=datasets.Features(kinds))
     parts = datasets.DatasetDict({"train": whole, "test": whole.select(range(N - 5, N))})
     parts.save_to_disk(tmp_path / "hub")
-    found = read(tmp_path / "hub")
-    assert found.kind == "image" and found.names == ("ant", "bee", "cat")
-    assert torch.equal(found.x[:, 0], torch.from_numpy(pixels) / 255)
-    assert found.y is not None and found.y.tolist() == LABELS.tolist()
-    assert found.test is not None and torch.equal(found.test[0], found.x[-5:])
-    assert found.test[1].tolist() == LABELS[-5:].tolist()
+    result = read(tmp_path / "hub")
+    assert result.kind == "image" and result.names == ("ant", "bee", "cat")
+    assert torch.equal(result.x[:, 0], torch.from_numpy(pixels) / 255)
+    assert result.y is not None and result.y.tolist() == LABELS.tolist()
+    assert result.test is not None and torch.equal(result.test[0], result.x[-5:])
+    assert result.test[1].tolist() == LABELS[-5:].tolist()
 
 
 def test_hugging_face_folders_that_are_refused(tmp_path: Path) -> None:
@@ -219,9 +219,9 @@ def test_hugging_face_folders_that_are_refused(tmp_path: Path) -> None:
 
 def test_classes_are_numbered_and_unknown_ones_of_the_test_data_refused() -> None:
     x = torch.rand(N, 3)
-    found = dataset(x, torch.from_numpy(10 + 5 * LABELS), names=[str(i) for i in range(21)])
-    assert found.names == ("10", "15", "20")
-    assert found.outputs == 3
+    result = dataset(x, torch.from_numpy(10 + 5 * LABELS), names=[str(i) for i in range(21)])
+    assert result.names == ("10", "15", "20")
+    assert result.outputs == 3
     with pytest.raises(ValueError, match="the class 7, which the training data do not have"):
         dataset(x, torch.from_numpy(LABELS), test=(x[:1], torch.tensor([7])))
     with pytest.raises(ValueError, match="classes for .* samples"):

@@ -74,12 +74,14 @@ def test_evidence_and_predictions_of_the_dense_gaussian(kind: str, n: int) -> No
     K, cross = joint[:n, :n], joint[n:, :n]
     dense = MultivariateNormal(torch.zeros(n, dtype=F64), K).log_prob(y)
     assert float(model.log_evidence(x, y)) == pytest.approx(float(dense), abs=1e-9)
-    found = model.predict(x, y, new)
-    assert found.variance is not None
+    prediction = model.predict(x, y, new)
+    assert prediction.variance is not None
     solved = torch.linalg.solve(K, cross.T)
-    assert torch.allclose(found.mean.squeeze(1), y @ solved, atol=1e-8)
+    assert torch.allclose(prediction.mean.squeeze(1), y @ solved, atol=1e-8)
     assert torch.allclose(
-        found.variance.squeeze(1), joint[n:, n:].diagonal() - (cross.T * solved).sum(0), atol=1e-8
+        prediction.variance.squeeze(1),
+        joint[n:, n:].diagonal() - (cross.T * solved).sum(0),
+        atol=1e-8,
     )
 
 

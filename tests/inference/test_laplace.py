@@ -137,8 +137,8 @@ def test_gradient_in_every_hyperparameter_by_finite_differences(
     evidence = razor.evidence(batches, differentiable=True)
     moved = [*razor.prior.log_precision, *razor.eta.values()]
     kept = torch.autograd.grad(evidence.log_evidence, moved)
-    found = razor._curvature(batches, None)
-    products = razor.hyper_gradient(batches, found)
+    estimate = razor._curvature(batches, None)
+    products = razor.hyper_gradient(batches, estimate)
     for (name, parameter), got in zip(
         razor.eta.items(), kept[len(razor.prior.names) :], strict=True
     ):
@@ -167,10 +167,10 @@ def test_both_routes_agree_for_every_estimator(estimator: str, flavour: str) -> 
     evidence = razor.evidence(batches, differentiable=True)
     kept = torch.autograd.grad(evidence.log_evidence, list(razor.eta.values()))
     razor.generator.set_state(start)
-    found = razor._curvature(batches, None)
+    estimate = razor._curvature(batches, None)
     razor.generator.set_state(start)
-    products = razor.hyper_gradient(batches, found)
-    assert float(found.log_likelihood) == pytest.approx(float(evidence.log_likelihood.detach()))
+    products = razor.hyper_gradient(batches, estimate)
+    assert float(estimate.log_likelihood) == pytest.approx(float(evidence.log_likelihood.detach()))
     for (fit, occam), got in zip(products.values(), kept, strict=True):
         assert torch.allclose(fit + occam, got, rtol=1e-8, atol=1e-10)
 
@@ -195,10 +195,10 @@ def test_vector_products_hold_one_batch_at_a_time() -> None:
     torch.manual_seed(0)
     batches = [(torch.randn(4, 3, dtype=F64), torch.arange(4) % 3) for _ in range(8)]
     razor = sr.Razor(Watched(), "categorical", 32)
-    found = razor._curvature(batches, None)
+    estimate = razor._curvature(batches, None)
     alive.clear()
     seen.clear()
-    razor.hyper_gradient(batches, found)
+    razor.hyper_gradient(batches, estimate)
     assert max(alive) == 0
     razor.evidence(batches, differentiable=True)
     assert max(alive) >= 7

@@ -182,11 +182,11 @@ class _Spare(nn.Module):
 def test_a_layer_that_does_not_act_changes_no_prediction(structure: str) -> None:
     torch.manual_seed(0)
     model, x = _Spare().double(), torch.randn(9, 2, dtype=F64)
-    pair, found = (x, torch.arange(9) % 3), []
+    pair, results = (x, torch.arange(9) % 3), []
     for part in (model, model.used):
         razor = sr.Razor(part, "categorical", 9, structure=structure)
         evidence = razor.evidence([pair])
         covariance = razor.posterior([pair]).functional(x)[1]
-        found.append((evidence.log_likelihood, evidence.log_det, covariance))
-    for ours, expected in zip(*found, strict=True):
+        results.append((evidence.log_likelihood, evidence.log_det, covariance))
+    for ours, expected in zip(*results, strict=True):
         assert_close(ours, expected, 1e-10)

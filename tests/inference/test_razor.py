@@ -280,8 +280,8 @@ def test_a_step_differentiates_the_estimate_that_it_found(kind: str) -> None:
         loader, raw = SHUFFLED[kind](dataset), model.width.raw
         if route is kept:
             iter(loader)  # a step looks whether it can be read twice
-            found = razor.evidence(loader, differentiable=True).log_evidence
-            kept.append(float(torch.autograd.grad(found, raw)[0]))
+            evidence = razor.evidence(loader, differentiable=True).log_evidence
+            kept.append(float(torch.autograd.grad(evidence, raw)[0]))
         else:
             before = float(raw.detach())
             razor.eta_optimiser = torch.optim.SGD([raw], lr=1.0)

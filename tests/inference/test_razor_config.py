@@ -76,8 +76,8 @@ def test_threads_do_not_disturb_each_other() -> None:
     razors = [sr.Razor(model, "categorical", 200) for _ in range(4)]
     alone = float(razors[0].evidence([(x, y)]).log_evidence)
     with ThreadPoolExecutor(4) as pool:
-        found = list(pool.map(lambda r: float(r.evidence([(x, y)]).log_evidence), razors))
-    assert found == pytest.approx([alone] * 4, rel=1e-12)
+        evidence = list(pool.map(lambda r: float(r.evidence([(x, y)]).log_evidence), razors))
+    assert evidence == pytest.approx([alone] * 4, rel=1e-12)
 
 
 @pytest.mark.parametrize("structure", ["kron", "diag", "full"])

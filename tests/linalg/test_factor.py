@@ -61,8 +61,8 @@ def test_small_matrices_and_those_with_a_gradient_are_stored_whole() -> None:
     kept, other = Symmetric.of(large), Symmetric.of(large.detach())
     assert kept.whole and not other.whole and not kept.mutable
     both = (other + kept).matrix
-    (found,) = torch.autograd.grad(both[0].trace(), large)
-    assert torch.equal(found[0], torch.eye(2 * PANEL, dtype=torch.float64))
+    (gradients,) = torch.autograd.grad(both[0].trace(), large)
+    assert torch.equal(gradients[0], torch.eye(2 * PANEL, dtype=torch.float64))
     assert torch.allclose(both.detach(), 2 * large.detach(), rtol=0, atol=1e-13)
 
 
@@ -70,9 +70,9 @@ def test_eigenvalues_of_panels() -> None:
     a = rows(600, 2, 2 * PANEL + 40, dtype=torch.float32)
     factor = Factor.of_rows(a[:300]) + Factor.of_rows(a[300:])
     assert factor.total is not None and not factor.total.whole
-    found = factor.spectrum("a factor", torch.finfo(torch.float32).eps)
+    eigenvalues = factor.spectrum("a factor", torch.finfo(torch.float32).eps)
     expected = torch.linalg.eigvalsh(dense(a))
-    assert torch.allclose(found, expected, rtol=1e-4, atol=1e-6 * float(expected.max()))
+    assert torch.allclose(eigenvalues, expected, rtol=1e-4, atol=1e-6 * float(expected.max()))
 
 
 @pytest.mark.parametrize("i", [40, 300])

@@ -135,8 +135,8 @@ def test_batched_matrices_are_solved_independently(d: int) -> None:
     """Rounding noise of one matrix does not affect one that is a million times smaller."""
     factors = [_factor(2, d, 1.0), _factor(3, d, 1e-6)]
     jobs = [job for f in factors for job in EigenJob.of_factor(f, "w", 1e-7)]
-    found = solve_batched(jobs)
-    for job, value in zip(jobs, found, strict=True):
+    eigenvalues = solve_batched(jobs)
+    for job, value in zip(jobs, eigenvalues, strict=True):
         assert value.shape == job.shape
         torch.testing.assert_close(value, job.solve(), rtol=1e-12, atol=0)
         assert torch.count_nonzero(value) == value.numel()

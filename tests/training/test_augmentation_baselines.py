@@ -40,12 +40,12 @@ def test_validation_selects_the_width_that_suits_the_labels(folds: int) -> None:
     for quarter in (False, True):
         model = _model()
         options = ValidationConfig((0.02, 3.1), folds, 0.3, TRAINING)
-        found = fit_by_validation(model, _rings(quarter=quarter), config=options)
-        chosen[quarter] = found.chosen
-        assert found.scores.index(min(found.scores)) == (0.02, 3.1).index(float(found.chosen))  # type: ignore[arg-type]
+        fitted = fit_by_validation(model, _rings(quarter=quarter), config=options)
+        chosen[quarter] = fitted.chosen
+        assert fitted.scores.index(min(fitted.scores)) == (0.02, 3.1).index(float(fitted.chosen))  # type: ignore[arg-type]
         (width,) = model.invariances((2,)).values()
-        assert width == pytest.approx(math.degrees(float(found.chosen)))  # type: ignore[arg-type]
-        assert not model.training and len(found.history) == 25
+        assert width == pytest.approx(math.degrees(float(fitted.chosen)))  # type: ignore[arg-type]
+        assert not model.training and len(fitted.history) == 25
     assert chosen == {False: 3.1, True: 0.02}
 
 
@@ -56,10 +56,10 @@ def test_scores_are_means_over_examples(folds: int) -> None:
     nn.init.zeros_(model.network[2].weight)  # type: ignore[index, arg-type]
     nn.init.zeros_(model.network[2].bias)  # type: ignore[index, arg-type]
     slow = LikelihoodConfig(epochs=1, batch_size=30, lr=1e-9, progress=False)
-    found = fit_by_validation(
+    fitted = fit_by_validation(
         model, _rings(), config=ValidationConfig((0.1, 3.0), folds, 0.3, slow)
     )
-    assert found.scores == pytest.approx((math.log(2),) * 2)
+    assert fitted.scores == pytest.approx((math.log(2),) * 2)
 
 
 def test_scores_use_networks_that_never_saw_the_held_out_data() -> None:
@@ -67,16 +67,16 @@ def test_scores_use_networks_that_never_saw_the_held_out_data() -> None:
     x, _ = _rings(40)
     y = torch.randint(2, (40,), generator=torch.Generator().manual_seed(3))
     training = LikelihoodConfig(epochs=200, batch_size=40, lr=5e-2, progress=False)
-    found = fit_by_validation(_model(), (x, y), config=ValidationConfig((0.01,), 2, 0.3, training))
-    assert found.history[-1] < 0.55 and found.scores[0] > math.log(2)
+    fitted = fit_by_validation(_model(), (x, y), config=ValidationConfig((0.01,), 2, 0.3, training))
+    assert fitted.history[-1] < 0.55 and fitted.scores[0] > math.log(2)
 
 
 def test_widths_are_set_by_name() -> None:
     model = _model()
     both = Augmented(model.network, Augment([lie(so2(), 0.5), Flips((-1,), 0.2)], 4))
     set_widths_(both, {"choices.0.probability": 0.4})
-    found = both.invariances((2,))
-    assert list(found.values()) == pytest.approx([math.degrees(0.5), 0.4])
+    result = both.invariances((2,))
+    assert list(result.values()) == pytest.approx([math.degrees(0.5), 0.4])
     with pytest.raises(ValueError, match="Unknown widths"):
         set_widths_(both, {"nonsense": 0.4})
     with pytest.raises(ValueError, match="Unknown widths"):

@@ -94,12 +94,12 @@ def test_scale_learned_by_gradient_equals_the_closed_form() -> None:
 
 
 def test_same_seed_gives_the_same_result() -> None:
-    found = []
+    results = []
     for _ in range(2):
         model, data, members = _rings([20.0], ["vi"])
         train(model, data, members, BatchedConfig(steps=10, batch=40, samples=4))
-        found.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
-    assert torch.equal(*found)
+        results.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
+    assert torch.equal(*results)
 
 
 def test_starting_points_are_compared_by_the_bound() -> None:
@@ -163,14 +163,14 @@ def test_models_can_be_selected_from_a_batch_and_replaced() -> None:
 
 
 def test_learned_filters_raise_the_bound() -> None:
-    data, found = Data.of([rings(120, seed=1)]), []
+    data, results = Data.of([rings(120, seed=1)]), []
     for rate in (0.03, 0.0):
         features = Rectified((2,), 32, (1,), torch.Generator().manual_seed(0))
         model = InvariantWeights(features, LieDistribution(so2(), torch.full((1, 1), 0.1)), 2)
         plan = BatchedConfig(80, 120, 4, weight_rate=rate, rates=(0.3, 0.1), every=8)
         train(model, data, [Member()], plan)
-        found.append(evaluate(model, data, [Member()])[0].per_datum.item())
-    assert found[0] > found[1] + 0.02
+        results.append(evaluate(model, data, [Member()])[0].per_datum.item())
+    assert results[0] > results[1] + 0.02
 
 
 def test_invalid_members_and_options_are_rejected() -> None:

@@ -74,7 +74,7 @@ def test_options_that_may_change_on_resume(tmp_path: Path) -> None:
 
 def test_augmentation_is_not_copied(tmp_path: Path) -> None:
     class Flip:
-        lock, own = threading.Lock(), torch.Generator()  # neither can be deep-copied or pickled
+        lock, actual = threading.Lock(), torch.Generator()  # neither can be deep-copied or pickled
 
         def __call__(self, x: Tensor, generator: torch.Generator) -> Tensor:
             return -x

@@ -127,14 +127,14 @@ def test_invalid_line_is_reported_by_number(tmp_path: Path) -> None:
 
 
 def test_tags_of_scalars(fit: sr.Fit) -> None:
-    found = scalars({**fit.history[-1], **record_of(fit.razor, fit.evidence), "note": "text"})
-    assert found["evidence/fit"] == float(fit.evidence.log_likelihood)
-    assert found["evidence/complexity"] == float(fit.evidence.complexity)
-    assert found["train/nll"] == fit.history[-1]["nll"]
-    assert found["test/accuracy"] == fit.history[-1]["test_accuracy"]
-    assert found["precision/1.bias"] == float(fit.razor.prior.precisions["1.bias"])
-    assert found["effective_parameters/1.weight"] > 0
-    assert not {"train/epoch", "train/note", "train/log_det", "train/log_prior"} & set(found)
+    result = scalars({**fit.history[-1], **record_of(fit.razor, fit.evidence), "note": "text"})
+    assert result["evidence/fit"] == float(fit.evidence.log_likelihood)
+    assert result["evidence/complexity"] == float(fit.evidence.complexity)
+    assert result["train/nll"] == fit.history[-1]["nll"]
+    assert result["test/accuracy"] == fit.history[-1]["test_accuracy"]
+    assert result["precision/1.bias"] == float(fit.razor.prior.precisions["1.bias"])
+    assert result["effective_parameters/1.weight"] > 0
+    assert not {"train/epoch", "train/note", "train/log_det", "train/log_prior"} & set(result)
     bare = scalars(fit.evidence.to_dict())
     assert bare["evidence/complexity"] == pytest.approx(float(fit.evidence.complexity))
 

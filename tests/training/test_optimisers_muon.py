@@ -33,9 +33,9 @@ def test_polar_factors_match_the_svd(sizes: list[tuple[int, int, int]], seed: in
         values = 0.05 + 0.95 * torch.rand(sigma.shape, generator=generator, dtype=torch.float64)
         blocks.append(U * values.unsqueeze(1) @ Vh * 10.0 ** (seed % 7 - 3))
     for fill in (False, True):
-        for found, block in zip(polar_factors(blocks, fill), blocks, strict=True):
-            assert found.shape == block.shape
-            torch.testing.assert_close(found, _polar(block), rtol=0, atol=6e-3)
+        for result, block in zip(polar_factors(blocks, fill), blocks, strict=True):
+            assert result.shape == block.shape
+            torch.testing.assert_close(result, _polar(block), rtol=0, atol=6e-3)
 
 
 def test_singular_values_stay_at_most_one() -> None:
@@ -44,8 +44,8 @@ def test_singular_values_stay_at_most_one() -> None:
     torch.manual_seed(0)
     U, V = (torch.linalg.qr(torch.randn(n, n).double())[0] for n in (12, 30))
     X = (U * sigma) @ V[:12]
-    (found,) = polar_factors([X.unsqueeze(0)])
-    inner = U.T @ found[0] @ V[:12].T
+    (result,) = polar_factors([X.unsqueeze(0)])
+    inner = U.T @ result[0] @ V[:12].T
     values = inner.diagonal()
     torch.testing.assert_close(inner, torch.diag(values), rtol=0, atol=1e-12)
     assert (values > 0).all()
@@ -59,8 +59,8 @@ def test_polar_factors_of_any_scale(scale: float) -> None:
     torch.manual_seed(0)
     drawn = torch.randn(3, 5, 9)
     other = torch.randn(2, 4, 11)
-    found = polar_factors([drawn * scale, other], fill=True)
-    for got, block in zip(found, (drawn, other), strict=True):
+    result = polar_factors([drawn * scale, other], fill=True)
+    for got, block in zip(result, (drawn, other), strict=True):
         coarse = 0.3 if block is drawn and scale < 1e-40 else 6e-3  # one digit is all it has
         torch.testing.assert_close(got, _polar(block), rtol=0, atol=coarse)
 
@@ -88,12 +88,12 @@ def test_zeros_and_large_matrices() -> None:
     blocks = [torch.randn(*s).double() for s in ((1, 260, 100), (2, 3, 4), (1, 1, 1500), (3, 1, 2))]
     blocks[1][1] = 0
     for fill in (False, True):
-        found = polar_factors(blocks, fill)
-        assert not found[1][1].any()
-        torch.testing.assert_close(found[1][0], _polar(blocks[1][0]), rtol=0, atol=6e-3)
+        result = polar_factors(blocks, fill)
+        assert not result[1][1].any()
+        torch.testing.assert_close(result[1][0], _polar(blocks[1][0]), rtol=0, atol=6e-3)
         for number in (0, 2, 3):
             expected = _polar(blocks[number])
-            torch.testing.assert_close(found[number], expected, rtol=0, atol=6e-3)
+            torch.testing.assert_close(result[number], expected, rtol=0, atol=6e-3)
 
 
 def test_matrices_are_the_blocks_of_the_curvature() -> None:

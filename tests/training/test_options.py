@@ -132,9 +132,9 @@ def test_intervals_have_the_mean_loss_of_their_steps(total: int) -> None:
     for done in range(total + 1):
         expected = []
         for part in range(parts):
-            own = [t for t in range(total) if t * parts // total == part]
-            if own[-1] < done:
-                expected.append(float(losses[own].mean()))
+            actual = [t for t in range(total) if t * parts // total == part]
+            if actual[-1] < done:
+                expected.append(float(losses[actual].mean()))
         assert burn_in.mean_losses(done) == pytest.approx(expected, rel=1e-12)
         if done < total:
             burn_in.add(losses[done], done)

@@ -53,9 +53,9 @@ def free_path(model: nn.Module) -> LayerPath:
 
 def outcome(fit: sr.Fit) -> dict[str, Any]:
     """Return everything that must be bit-identical."""
-    own = ("seconds", "off", "trial")
+    actual = ("seconds", "off", "trial")
     return {
-        "history": [{k: v for k, v in record.items() if k not in own} for record in fit.history],
+        "history": [{k: v for k, v in record.items() if k not in actual} for record in fit.history],
         "weights": {k: v.tolist() for k, v in fit.model.state_dict().items()},
         "precisions": {k: v.tolist() for k, v in fit.razor.prior.precisions.items()},
         "evidence": fit.evidence.to_dict(),
@@ -96,10 +96,10 @@ def test_unneeded_path_is_switched_off(free: type[LayerPath]) -> None:
     assert shaved.reading.layers[0].error == pytest.approx(0, abs=1e-5)
     assert "bound" not in shaved.reading.verdict
     assert not any(m.disabled for m in shaved.model.modules() if isinstance(m, Relaxed))
-    found = [record["trial"] for record in shaved.history if "trial" in record]
-    assert [(one["paths"], one["stay_off"]) for one in found] == [(["0.paths.1"], True)]
-    assert found[0]["without"] >= found[0]["with"] - trials.TOLERANCE
-    assert shaved.evidence.per_datum >= found[0]["with"] - 2 * trials.TOLERANCE
+    results = [record["trial"] for record in shaved.history if "trial" in record]
+    assert [(entry["paths"], entry["stay_off"]) for entry in results] == [(["0.paths.1"], True)]
+    assert results[0]["without"] >= results[0]["with"] - trials.TOLERANCE
+    assert shaved.evidence.per_datum >= results[0]["with"] - 2 * trials.TOLERANCE
     plain = shaved.collapse(0.0)
     x = bars("content")[0]
     assert torch.allclose(plain(x), shaved.model(x), atol=1e-5)
@@ -152,8 +152,8 @@ def test_needed_path_is_unchanged_by_a_trial(
     plain = sr.fit(network(), bars("place"), **PLACE)
     told: list[dict[str, Any]] = []
     fit = sr.fit(network(), bars("place"), switch_off=True, callbacks=[told.append], **PLACE)
-    found = [record["trial"] for record in fit.history if "trial" in record]
-    assert [(one["paths"], one["stay_off"]) for one in found] == [(["0.paths.1"], False)]
+    results = [record["trial"] for record in fit.history if "trial" in record]
+    assert [(entry["paths"], entry["stay_off"]) for entry in results] == [(["0.paths.1"], False)]
     assert not any(record.get("off") for record in fit.history)
     assert outcome(fit) == outcome(plain)  # a trial that failed leaves no trace
     assert told == fit.history  # each epoch once, of the network that went on
@@ -257,8 +257,8 @@ def test_run_resumed_within_a_trial_is_bit_identical(
     )
     assert outcome(whole) == outcome(resumed)
     assert [record["epoch"] for record in told] == list(range(11, 21))
-    found = [record["trial"] for record in resumed.history if "trial" in record]
-    assert [one["stay_off"] for one in found] == [task == "content"]
+    results = [record["trial"] for record in resumed.history if "trial" in record]
+    assert [entry["stay_off"] for entry in results] == [task == "content"]
 
 
 class Priced:
@@ -302,8 +302,8 @@ def test_paths_with_the_smallest_loss_are_tried_first(
     before = run.branch()
     several = trials.Trials(run)
     several.update(run.latest, 0.6, 5)
-    found = None if several.trial is None else several.trial.paths
-    assert found == (None if expected is None else [f"{k}.paths.1" for k in expected])
+    result = None if several.trial is None else several.trial.paths
+    assert result == (None if expected is None else [f"{k}.paths.1" for k in expected])
     assert all(torch.equal(value, before[name]) for name, value in run.branch().items())
 
 

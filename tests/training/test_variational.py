@@ -38,11 +38,11 @@ def test_fit_learns_a_function_and_returns_a_reading() -> None:
     p = fit.predict(x[350:]).mean
     assert torch.allclose(p.sum(1), torch.ones(50))
     assert float((p.argmax(1) == y[350:]).float().mean()) > 0.85
-    one, two = (
+    entry, two = (
         fit.variational.evidence([(x[:350], y[:350])], draws=32, hidden=hidden)
         for hidden in ((), [("0", "2")])
     )
-    assert 0 < float(one.complexity - two.complexity) <= math.lgamma(17)
+    assert 0 < float(entry.complexity - two.complexity) <= math.lgamma(17)
 
 
 def test_unknown_options_are_reported() -> None:
