@@ -43,13 +43,7 @@ Term = tuple[str, Sequence[tuple[Tensor, Tensor]], Tensor | None]
 
 @dataclass(frozen=True)
 class Algebra:
-    r"""Named quantities $\tfrac12 x^\top A_k x + b_k^\top x$, in float64.
-
-    Args:
-        names: of the quantities.
-        A: symmetric matrices.
-        b: linear parts.
-    """
+    r"""Named quantities $\tfrac12 x^\top A_k x + b_k^\top x$ with symmetric $A_k$, in float64."""
 
     names: tuple[str, ...]
     A: Float[Tensor, "k d d"]
@@ -237,9 +231,6 @@ def _plane(i: int, j: int, dimension: int) -> str:
     return AXES[i] + AXES[j] if dimension > 2 else ""
 
 
-# ------------------------------------------------------------------------------------------- group
-
-
 class GroupOrbits(FixedSpan):
     """Quantities of an algebra, averaged over the flows of the first few.
 
@@ -275,14 +266,9 @@ def full_group(
 ) -> tuple[GroupOrbits, FlowTimes] | None:
     """Return the group that the rounded quantities of a model generate, and its flow times.
 
-    Args:
-        model: with rounded quantities (`FixedSpan`).
-        x: states of the data.
-
-    Returns:
-        Quantities with flows over full periods, or over the spread of the data. None if the
-        quantities are not rounded, not closed, or have unbounded flows that are not translations
-        or shears, as of an indefinite energy.
+    Flows cover full periods, or the spread of the states x of the data. Returns None if the
+    quantities are not rounded (`FixedSpan`), not closed, or have unbounded flows that are not
+    translations or shears, as of an indefinite energy.
     """
     span, times = model.conserved, model.times
     if not isinstance(span, FixedSpan) or times is None:

@@ -45,12 +45,7 @@ START_JITTER = 0.1
 
 @dataclass(frozen=True)
 class Spectrum:
-    """Singular values and directions of learned generators.
-
-    Args:
-        values: singular values, descending.
-        directions: [m, 2n, 2n + 1], unit generators.
-    """
+    """Singular values of learned generators, descending, and their directions: unit generators."""
 
     values: Float[Tensor, "m"]
     directions: Float[Tensor, "m d e"]
@@ -234,10 +229,14 @@ def quadratic_invariants(
     """
     generator = torch.Generator().manual_seed(seed)
     if isinstance(source, Trajectories):
-        rows, default_tolerance, d = _centred_monomials(source), 1e-4, source.phase
+        values, default_tolerance = monomials(torch.nan_to_num(source.states)), 1e-4
+        rows, d = _centred(values, source.observed)[source.observed], source.phase
     else:
         if isinstance(source, System):
-            energy, x = source.energy, _random_states(source, samples, generator)
+            # Initial states may be special, such as the apsides of orbits: add noise to them.
+            energy, x = source.energy, source.start(samples, generator)
+            noise = torch.randn(x.shape, generator=generator, dtype=x.dtype)
+            x = x + START_JITTER * x.std(dim=0) * noise
         elif phase is None:
             raise ValueError("Pass phase=..., the number of entries of a state, with an energy.")
         else:
@@ -260,17 +259,3 @@ def quadratic_invariants(
     A, b = A / norm[:, None, None], b / norm[:, None]
     names = tuple(f"invariant {k + 1}" for k in range(len(A)))
     return Invariants(Algebra(names, A, b), (s / s.max()).flip(0))
-
-
-def _random_states(
-    system: System, samples: int, generator: torch.Generator
-) -> Float[Tensor, "m d"]:
-    """Draw states near the initial ones, which may be special, such as the apsides of orbits."""
-    x = system.start(samples, generator)
-    noise = torch.randn(x.shape, generator=generator, dtype=x.dtype)
-    return x + START_JITTER * x.std(dim=0) * noise
-
-
-def _centred_monomials(data: Trajectories) -> Float[Tensor, "m f"]:
-    """Return the monomials at observed states, minus their mean along each trajectory."""
-    return _centred(monomials(torch.nan_to_num(data.states)), data.observed)[data.observed]

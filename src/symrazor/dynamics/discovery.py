@@ -95,7 +95,7 @@ def discover(
     test_set = _without_long_gaps(transitions(held_out))
     with nullcontext(progress) if callable(progress) else fraction_bar(progress) as report:
         journal = None if config.resume is None else Journal(config.resume)
-        model = _model(data.phase, config.count or _default_count(data.phase), config.seed)
+        model = _model(data.phase, config.count, config.seed)
         options = _train_config(train_set, config)
         learned, plain = _train_both(model, train_set, options, report, journal)
     errors = {
@@ -134,12 +134,6 @@ def _train_both(
     return learned, train(network, data, comparison, stage, journal)
 
 
-def _default_count(phase: int) -> int:
-    """Return a count of quantities above that of u(n) and of any number of bodies."""
-    n_monomials = phase * (phase + 1) // 2 + phase
-    return min(n_monomials - 1, max(3, (phase // 2) ** 2 + 2))
-
-
 def _train_config(data: Transitions, config: DiscoverConfig) -> TrainConfig:
     step_variance = float((data.y[:, 0] - data.x).square().mean())
     longest = float(data.gaps.max())
@@ -160,7 +154,10 @@ def _train_config(data: Transitions, config: DiscoverConfig) -> TrainConfig:
     )
 
 
-def _model(phase: int, count: int, seed: int) -> SymmetrisedNetwork:
+def _model(phase: int, count: int | None, seed: int) -> SymmetrisedNetwork:
+    if count is None:  # more than u(n) and any number of bodies have
+        n_monomials = phase * (phase + 1) // 2 + phase
+        count = min(n_monomials - 1, max(3, (phase // 2) ** 2 + 2))
     generator = torch.Generator().manual_seed(seed)
     width = 32 if phase <= 4 else 64
     network = HamiltonianNetwork(phase, None, width, activation="elu", generator=generator)
@@ -261,15 +258,10 @@ def interleave(data: Trajectories, stride: int) -> Trajectories:
 
 
 def as_trajectories(trajectories: TrajectoryInput, times: Any, positions: bool) -> Trajectories:
-    """Validate a user's states and times.
+    """Validate a user's states and times; the latter are None for `Trajectories`.
 
-    Args:
-        trajectories: states, or `Trajectories`.
-        times: of the states; None for `Trajectories`.
-        positions: whether states are positions only; velocities are appended.
-
-    Raises:
-        ValueError: invalid states or times, or times that are missing or given twice.
+    With `positions`, the states are positions only, and velocities are appended. Invalid values,
+    and times that are missing or given twice, raise ValueError.
     """
     if isinstance(trajectories, Trajectories):
         if times is not None:

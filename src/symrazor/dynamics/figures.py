@@ -25,10 +25,7 @@ COLOURS = ("#33518f", "#c8553d", "#1b7f79", "#8a6d3b")
 def generators_figure(conserved: Quadratic, path: Path | str, max_shown: int = 8) -> Path:
     """Plot the singular values of the learned generators, and the main directions as matrices.
 
-    Args:
-        conserved: learned quantities.
-        path: of the PNG file.
-        max_shown: number of directions to show, at most.
+    Writes a PNG file with at most `max_shown` directions.
     """
     learned = spectrum(conserved)
     shown = min(max_shown, len(learned.values))
@@ -77,13 +74,9 @@ def phase_portrait(
 def flow_figure(
     conserved: Quadratic, start: Tensor, path: Path | str, axes_shown: tuple[int, int] = (0, 1)
 ) -> Path:
-    """Plot orbits of states under the flow of each learned direction.
+    """Plot orbits of states [m, 2n] under the flow of each learned direction, as a PNG file.
 
-    Args:
-        conserved: learned quantities.
-        start: [m, 2n], initial states of the orbits.
-        path: of the PNG file.
-        axes_shown: the two entries of a state to plot.
+    `axes_shown` are the two entries of a state to plot.
     """
     orbits = _orbits(conserved, start, torch.linspace(-1.5, 1.5, 121, dtype=torch.float64))
     figure, axes = _panels(len(orbits), 3.0, 3.0)
@@ -114,13 +107,9 @@ def _orbits(
 def flow_animation(
     conserved: Quadratic, start: Tensor, path: Path | str, axes_shown: tuple[int, int] = (0, 1)
 ) -> Path:
-    """Animate states that move along the flow of each learned direction, as a GIF.
+    """Animate states [m, 2n] that move along the flow of each learned direction, as a GIF.
 
-    Args:
-        conserved: learned quantities.
-        start: [m, 2n], initial states.
-        path: of the GIF file.
-        axes_shown: the two entries of a state to plot.
+    `axes_shown` are the two entries of a state to plot.
     """
     times = torch.linspace(0.0, 2 * torch.pi, ANIMATION_FRAMES, dtype=torch.float64)
     return motion_animation(_orbits(conserved, start, times), path, axes_shown)

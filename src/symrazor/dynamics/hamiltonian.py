@@ -166,9 +166,7 @@ class HamiltonianNetwork(nn.Module):
 class Hamiltonian:
     """A symmetrised Hamiltonian for R draws of the weights, at states [r, n, 2n].
 
-    Args:
-        energy: R draws of the network F.
-        flows: S flows for each draw, or None for F itself.
+    It averages the network F over S flows for each draw, or is F itself if `flows` is None.
     """
 
     def __init__(self, energy: Energy, flows: Flows | None = None) -> None:
@@ -250,23 +248,29 @@ class FlowTimes:
         Antithetic pairs are adjacent: entry 2i + 1 is minus entry 2i.
         """
         if self.draws == "quasi" and self.dimension == 1 and self.measure != "gaussian":
-            return self._stratified(sets, count, generator)
+            # A randomly shifted grid on [-1, 1) is accurate for periodic integrands.
+            device = "cpu" if generator is None else generator.device
+            shift = torch.rand(sets, 1, 1, generator=generator, device=device)
+            grid = torch.arange(count, device=device).view(1, -1, 1)
+            return 2 * (grid + shift) / count - 1
         if self.draws == "independent":
             return self._draw(sets, count, generator)
         half = self._draw(sets, -(-count // 2), generator)
         return torch.stack([half, -half], dim=2).flatten(1, 2)[:, :count]
 
-    def _stratified(self, sets: int, count: int, generator: torch.Generator | None) -> Tensor:
-        """Return a randomly shifted grid on [-1, 1), accurate for periodic integrands."""
-        device = "cpu" if generator is None else generator.device
-        shift = torch.rand(sets, 1, 1, generator=generator, device=device)
-        grid = torch.arange(count, device=device).view(1, -1, 1)
-        return 2 * (grid + shift) / count - 1
-
     def _draw(self, sets: int, count: int, generator: torch.Generator | None) -> Tensor:
         K = self.dimension
         extra = 0 if self.measure in ("cube", "gaussian") else 1
-        u = self._uniforms(sets, count, K + extra, generator)
+        device = "cpu" if generator is None else generator.device
+        if self.draws == "quasi":
+            # A random shift makes each point of the Sobol sequence uniform.
+            points = torch.quasirandom.SobolEngine(K + extra).draw(count).to(device)
+            shift = torch.rand(sets, 1, K + extra, generator=generator, device=device)
+            u = (points + shift) % 1.0
+        else:
+            u = torch.rand(sets, count, K + extra, generator=generator, device=device)
+        tiny = torch.finfo(u.dtype).eps
+        u = u.clamp(tiny, 1 - tiny)
         if self.measure == "cube":
             return 2 * u - 1
         if self.measure == "one-hot":
@@ -283,21 +287,6 @@ class FlowTimes:
         radius = u[..., K:] ** (1 / K)
         direction: Tensor = normal / normal.norm(dim=-1, keepdim=True)
         return radius * direction
-
-    def _uniforms(
-        self, sets: int, count: int, dimension: int, generator: torch.Generator | None
-    ) -> Tensor:
-        """Return uniform numbers strictly between 0 and 1."""
-        device = "cpu" if generator is None else generator.device
-        if self.draws == "quasi":
-            # A random shift makes each point of the Sobol sequence uniform.
-            points = torch.quasirandom.SobolEngine(dimension).draw(count).to(device)
-            shift = torch.rand(sets, 1, dimension, generator=generator, device=device)
-            u = (points + shift) % 1.0
-        else:
-            u = torch.rand(sets, count, dimension, generator=generator, device=device)
-        tiny = torch.finfo(u.dtype).eps
-        return u.clamp(tiny, 1 - tiny)
 
 
 class SymmetrisedNetwork(nn.Module):

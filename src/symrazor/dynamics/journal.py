@@ -25,15 +25,13 @@ class Journal:
     """The trainings and decisions of a run, stored in one directory.
 
     Args:
-        directory: directory of the checkpoints; existing ones are continued.
+        directory: directory of the checkpoints; existing ones are continued. Other files in it, or
+            a damaged checkpoint, raise ValueError.
 
     Attributes:
         trainings: identity, state and result of each training.
         decisions: values of `remember`, by name.
         n_started: trainings that this process has started or read back.
-
-    Raises:
-        ValueError: the directory contains other files, or a damaged checkpoint.
     """
 
     def __init__(self, directory: str | Path) -> None:
@@ -88,13 +86,7 @@ class Journal:
 
 
 class Entry:
-    """One training in a journal; saves its checkpoints.
-
-    Args:
-        journal: the journal.
-        training: identity, state and result of the training.
-        current_state: returns the state to be saved.
-    """
+    """One training in a journal; saves checkpoints of `current_state()`."""
 
     def __init__(
         self, journal: Journal, training: State, current_state: Callable[[], State]

@@ -58,11 +58,7 @@ class Functions(ABC):
 
 
 class AnyFunctions(Functions):
-    """Differentiable functions, with gradients by reverse-mode differentiation.
-
-    Args:
-        functions: each [..., d] -> [...].
-    """
+    """Differentiable functions [..., d] -> [...], with gradients by automatic differentiation."""
 
     def __init__(self, functions: Sequence[Function]) -> None:
         if not functions:
@@ -172,9 +168,6 @@ def inverse_distance(x: Float[Tensor, "*n d"]) -> tuple[Float[Tensor, "*n"], Flo
     value = q.square().sum(-1).rsqrt()
     gradient = -q * value[..., None] ** 3
     return value, torch.cat([gradient, torch.zeros_like(gradient)], dim=-1)
-
-
-# ------------------------------------------------------------------------------------- observables
 
 
 class Observable(ConservedQuantities):

@@ -50,13 +50,10 @@ class Proposals:
     """Candidate quantities, in the order in which a model conserves them.
 
     Args:
-        template: a model with `Quadratic` or `Combination` quantities, which define the candidates;
-            their values are not used.
+        template: a model with `Quadratic` or `Combination` quantities (others raise ValueError),
+            which define the candidates; their values are not used.
         reference: the model whose dynamics rank the candidates.
         x: states of the data.
-
-    Raises:
-        ValueError: the template has other quantities.
     """
 
     rates: Float[Tensor, "f"]
@@ -157,7 +154,7 @@ def mean_weight_field(
 ) -> tuple[Float[Tensor, "m d"], Float[Tensor, "m d"]]:
     """Return up to `MAX_STATES` of the states and the model's vector field there, on the CPU.
 
-    The model has its mean weights and is averaged over so many flows, if it has any.
+    The model has its mean weights, and is averaged over its flows if it has any.
     """
     mean = model.network.posteriors[0].mean
     x = x[:: -(-len(x) // MAX_STATES)].to(mean)
@@ -226,10 +223,7 @@ def canonical_span(
 ) -> FixedSpan:
     """Return known quantities in the basis that rounding the same span would give.
 
-    Args:
-        A: matrices of the known quantities.
-        b: their linear parts.
-        template: quantities that define dtype, flow time scale and norm cap.
+    The template defines dtype, flow time scale and norm cap.
     """
     basis = _symmetric(canonical_rows(_upper_triangle(A, b)), A.shape[-1])
     A, b = (part.to(template.A) for part in basis)
@@ -239,11 +233,9 @@ def canonical_span(
 def integer_rows(
     rows: Float[Tensor, "m f"], denominators: Sequence[int] = (1,)
 ) -> Float[Tensor, "m f"] | None:
-    """Return rows with integer entries and nearly the same span, or None.
+    """Return rows with integer entries and nearly the same span, or None if there are none.
 
-    Args:
-        rows: of full rank.
-        denominators: tried in this order; 1 for integers, 2 for halves, and so on.
+    Denominators are tried in order; with 2, entries are multiples of 1/2. The rank must be full.
     """
     entries = echelon(rows)
     for denominator in denominators:

@@ -72,12 +72,7 @@ class Units:
 
 
 class ScaledSimulator(nn.Module):
-    """A simulator in the user's units: `simulator(state, t)`.
-
-    Args:
-        simulator: in scaled units.
-        units: of the user.
-    """
+    """A simulator in the user's units, `simulator(state, t)`, made of one in scaled units."""
 
     centre: Tensor
     scale: Tensor
@@ -199,10 +194,7 @@ def describe_quantities(
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]], dict[str, Any]]:
     """Return entries for confirmed and doubtful quantities, and their algebra.
 
-    Args:
-        conserved: quantities of a model, in scaled units.
-        units: of the user.
-        held_out: scaled trajectories along which the drift is measured.
+    The quantities and the trajectories, along which the drift is measured, have scaled units.
     """
     if not isinstance(conserved, Quadratic):
         return [], [], {"closure": 0.0, "structure_constants": []}

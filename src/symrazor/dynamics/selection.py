@@ -125,16 +125,12 @@ def train_and_select(
         seconds_left = 60 * config.minutes - (time.monotonic() - started)
         per_step = timed.seconds / plan.trial
         fits = int(PLANNED_TIME_FRACTION * seconds_left / (len(models) * per_step))
-        last = max(plan.trial, min(config.steps, fits))
-        final_plan = plan._replace(last=last)
+        final_plan = plan._replace(last=max(plan.trial, min(config.steps, fits)))
         plan = _journalled(journal, "last", lambda: final_plan)
     finals = _TrialRunner(data, untimed.change(steps=plan.last), report, journal)
     for number, final in enumerate(models):
         finals.run(final, (report.total - report.done) / (len(models) - number))
     return _combine(first, trials.done, finals.done, winner)
-
-
-# ------------------------------------------------------------------------------------------ trials
 
 
 @dataclass
@@ -296,9 +292,9 @@ def _propose_from_winner(trials: _TrialRunner, template: SymmetrisedNetwork) -> 
     These are closer to the truth than those of the first network, so further conserved quantities
     stand out. Left out for numerically integrated flows, whose trials are expensive.
     """
-    winner = select_trial(trials.done)
     if not isinstance(template.conserved, Quadratic):
         return
+    winner = select_trial(trials.done)
     proposals = Proposals(template, winner.model, trials.data.x)
     m = proposals.next_count(winner.count, {trial.count for trial in trials.done})
     if m is not None:
@@ -360,9 +356,6 @@ def _append_history(first: Trained, second: Trained) -> Trained:
     second.seconds += first.seconds
     second.skipped += first.skipped
     return second
-
-
-# ------------------------------------------------------------------------------------ step planning
 
 
 class Plan(NamedTuple):

@@ -18,13 +18,9 @@ Start = Callable[[int, torch.Generator], Tensor]
 
 @dataclass(frozen=True)
 class NormalStart:
-    """Initial states with independent normal positions and momenta.
+    """Initial states of n degrees of freedom with independent normal entries.
 
-    Args:
-        n: degrees of freedom.
-        q: standard deviation of positions.
-        p: standard deviation of momenta.
-        shift: mean of every position.
+    Positions have mean `shift` and standard deviation q, momenta have mean 0 and deviation p.
     """
 
     n: int
@@ -221,16 +217,10 @@ def nbody(
 def from_energy(
     energy: Scalar, phase: int, name: str = "user-defined", start: Start | None = None
 ) -> System:
-    """Return a system with any differentiable energy, after checking its shape.
+    """Return a system with any differentiable energy [..., phase] -> [...].
 
-    Args:
-        energy: [..., phase] -> [...].
-        phase: number of entries of a state, twice the degrees of freedom.
-        name: for reports.
-        start: (count, generator) -> states; standard normal by default.
-
-    Raises:
-        ValueError: `phase` is odd, or the energy does not return one number per state.
+    `phase` is the number of entries of a state. By default states start as in `NormalStart`. An odd
+    `phase`, or an energy that does not return one number per state, raises ValueError.
     """
     n = degrees_of_freedom(phase)
     probe = energy(torch.zeros(3, phase, dtype=torch.float64).uniform_(0.5, 1.0))

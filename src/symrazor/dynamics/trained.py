@@ -186,13 +186,8 @@ def predictions(
 ) -> Iterator[tuple[Transitions, Tensor]]:
     """Yield chunks of the data with predicted states [R, N, H, 2n], all from the same draws.
 
-    Args:
-        trained: the model.
-        data: initial states and time steps.
-        draws: R, from the posterior.
-        seed: of draws and flows.
-        mean_weights: predict once with the mean weights instead.
-        flows: S; by default twice that of training.
+    With `mean_weights`, predict once with the mean weights instead of R = `draws` of the posterior.
+    By default twice as many flows are drawn as in training.
     """
     model, config = trained.model, trained.config
     mean = model.network.posteriors[0].mean
@@ -257,13 +252,10 @@ def long_rollout(
         trained: the model.
         start: initial states.
         dt: time between two states.
-        steps: number of steps.
+        steps: number of steps, at least 1.
         draws: posterior draws whose trajectories are averaged. The average drifts even if every
             draw conserves the energy, because their phases separate.
         mean_weights: predict one trajectory with the mean weights instead.
-
-    Raises:
-        ValueError: `start` is not [b, 2n], or `steps` is below 1.
     """
     if start.ndim != 2 or steps < 1:
         raise ValueError(
@@ -277,9 +269,6 @@ def long_rollout(
     chunks = predictions(of_states, data, draws, trained.config.seed, mean_weights)
     states = torch.cat([predicted.mean(0) for _, predicted in chunks])
     return torch.cat([x[:, None], states], dim=1)
-
-
-# --------------------------------------------------------------------------------------- simulator
 
 
 class Simulator(nn.Module):

@@ -215,14 +215,16 @@ class DynamicsTask(Task):
         """Take one step without reading any value on the host."""
         batch = self._draw_batch()
         energy = self.model.draw(self.config.draws, flows, self.generator)
-        loss, nll, predicted = self._loss(energy, batch)
+        predicted = predict(energy.field, batch, self.config.draws, self.config)
+        nll = self.noise.nll(predicted, batch).mean()
+        loss = nll + kl_per_datum(self.model, self.config, len(self.data))
         self.optimiser.zero_grad(set_to_none=True)
         loss.backward(inputs=self.parameters)  # not to the states where flows start
         finite = torch.isfinite(loss.detach())
         for group in self.optimiser.param_groups:
             finite = finite & self._clip(group["params"])
         self.optimiser.step()
-        self.noise.observe(predicted, batch)
+        self.noise.observe(predicted.detach(), batch)
         self._count(finite, nll.detach(), energy)
 
     def _draw_batch(self) -> Transitions:
@@ -233,13 +235,6 @@ class DynamicsTask(Task):
             len(self.data), (size,), generator=self.generator, device=self.config.device
         )
         return self.data.at(index)
-
-    def _loss(self, energy: Hamiltonian, batch: Transitions) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the negative bound per datum, its negative log likelihood, and predictions."""
-        predicted = predict(energy.field, batch, self.config.draws, self.config)
-        nll = self.noise.nll(predicted, batch).mean()
-        kl = kl_per_datum(self.model, self.config, len(self.data))
-        return nll + kl, nll, predicted.detach()
 
     def _clip(self, parameters: list[Tensor]) -> Tensor:
         """Clip gradients, zero non-finite ones, and return whether all were finite."""

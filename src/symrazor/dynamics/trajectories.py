@@ -39,9 +39,8 @@ class Trajectories:
     def of(cls, states: Tensor, times: Tensor, observed: Tensor | None = None) -> "Trajectories":
         """Check states and times; repeat shared times and mark NaN states as missing.
 
-        Raises:
-            ValueError: shapes that do not fit, times that do not increase, or infinite states. The
-                message names the trajectory and the row.
+        Raise ValueError for shapes that do not fit, times that do not increase, or infinite states.
+        The message names the trajectory and the row.
         """
         if states.ndim != 3 or states.shape[1] < 2:
             raise ValueError(
@@ -244,9 +243,7 @@ def _divided_difference_weights(times: Float[Tensor, "*b k"]) -> Float[Tensor, "
     gaps = times[..., :, None] - times[..., None, :]
     gaps = gaps / gaps.abs().amax((-2, -1), keepdim=True)
     gaps = gaps + torch.eye(times.shape[-1], dtype=times.dtype)  # skip the factor j = i
-    weights: Tensor = 1 / gaps.prod(-1)
-    unit: Tensor = weights / weights.norm(dim=-1, keepdim=True)
-    return unit
+    return torch.nn.functional.normalize(1 / gaps.prod(-1), dim=-1)
 
 
 # ------------------------------------------------------------------------------------------- files

@@ -32,14 +32,15 @@ def variational_evidence(
     n_data: int,
     effective: bool = True,
 ) -> Evidence:
-    """Return the bound, differentiable in posteriors, precisions and log likelihood.
+    r"""Return the bound, differentiable in posteriors, precisions and log likelihood.
 
     Args:
         log_likelihood: expectation under the posteriors, over all data.
         posteriors: tensor name -> posterior; a `Point` has no divergence.
         prior: the prior of every tensor that has a posterior.
         n_data: number of data.
-        effective: also compute effective parameters; all weights of a point estimate count.
+        effective: also compute effective parameters, $\gamma = D - \mathrm{tr}\, \Delta \Sigma$ of
+            each tensor; all weights of a point estimate count.
     """
     integrated = {name: q for name, q in posteriors.items() if not isinstance(q, Point)}
     zero = torch.zeros((), dtype=torch.float64, device=log_likelihood.device)
@@ -48,22 +49,13 @@ def variational_evidence(
         log_prior = -0.5 * prior.squared_norm({name: q.mean for name, q in integrated.items()})
         terms = [kl(q, prior.precision_of(name)) for name, q in integrated.items()]
         log_det = 2 * (torch.stack(terms).sum() + log_prior)
-    gamma = effective_parameters(posteriors, prior) if effective else {}
+    gamma: dict[str, float] = {}
+    if effective:
+        gamma = {name: float(q.size) for name, q in posteriors.items()}
+        with torch.no_grad():
+            for name, q in integrated.items():
+                gamma[name] -= float((prior.precision_of(name) * q.variance().double()).sum())
     return Evidence(log_likelihood.double(), log_prior, log_det, n_data, gamma)
-
-
-@torch.no_grad()
-def effective_parameters(
-    posteriors: Mapping[str, GaussianPosterior], prior: GaussianPrior
-) -> dict[str, float]:
-    r"""Return $\gamma = D - \mathrm{tr}\, \Delta \Sigma$ of each tensor."""
-    gamma = {}
-    for name, q in posteriors.items():
-        spread = 0.0
-        if not isinstance(q, Point):
-            spread = float((prior.precision_of(name) * q.variance().double()).sum())
-        gamma[name] = q.size - spread
-    return gamma
 
 
 def linear_gaussian_bound(

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from torch import nn
 
 from symrazor.core.prior import PriorGroups
-from symrazor.core.validation import check_choice, replace_options
+from symrazor.core.validation import check_at_least, check_choice, replace_options
 from symrazor.inference.variational.gaussian import GaussianPosterior, Point
 from symrazor.inference.variational.posteriors import (
     BlockCholesky,
@@ -80,8 +80,7 @@ class VariationalConfig:
     def __post_init__(self) -> None:
         check_choice("prior_update", self.prior_update, PriorUpdate)
         check_choice("noise_update", self.noise_update, NoiseUpdate)
-        if self.draws < 1:
-            raise ValueError(f"draws must be at least 1, got {self.draws}.")
+        check_at_least(self, 1, "draws")
         if not 0 < self.damping <= 1:
             raise ValueError(f"damping must be above 0 and at most 1, got {self.damping}.")
         if not self.scale > 0:
@@ -97,9 +96,8 @@ def assign_posteriors(
 ) -> dict[str, GaussianPosterior]:
     """Return a posterior for every tensor, whose mean is the parameter itself.
 
-    Raises:
-        ValueError: a pattern without a parameter, a parameter without a pattern, an unknown name,
-            or a posterior of another shape.
+    Raise ValueError for a pattern without a parameter, a parameter without a pattern, an unknown
+    name, or a posterior of another shape.
     """
     chosen = config.posterior
     patterns = chosen if isinstance(chosen, Mapping) else {"*": chosen}

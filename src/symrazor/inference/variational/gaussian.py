@@ -222,10 +222,6 @@ class Point(GaussianPosterior):
         """Return zeros."""
         return x.new_zeros(*x.shape[:-1], self.shape[0])
 
-    def output_deviation(self, x: Inputs, n: int, draw: Draw) -> OutputSamples:
-        """Return zeros."""
-        return x.new_zeros(n, *x.shape[:-1], self.shape[0])
-
 
 def kl(q: GaussianPosterior, precision: float | Tensor) -> Tensor:
     r"""Return $\mathrm{KL}(q \,\|\, N(0, \delta^{-1} I))$ in float64; 0 for a `Point`.

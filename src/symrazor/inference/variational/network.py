@@ -154,13 +154,7 @@ class Variational(nn.Module):
         return output
 
     def outputs(self, x: Input, draws: int = 1, antithetic: bool = False) -> Float[Tensor, "s n k"]:
-        """Return outputs under samples of the weights, differentiable.
-
-        Args:
-            x: inputs.
-            draws: number of samples.
-            antithetic: sample in pairs of opposite deviation.
-        """
+        """Return outputs under samples of the weights, in pairs if antithetic; differentiable."""
         if draws < 1:
             raise ValueError(f"draws must be at least 1, got {draws}.")
         if self._local is None:
@@ -208,9 +202,6 @@ class Variational(nn.Module):
 
         The estimate is scaled to all data. Precisions and noise with closed-form updates are
         updated first; `evidence` updates nothing.
-
-        Raises:
-            ValueError: the labels do not suit the likelihood.
         """
         f = self.outputs(x, self.config.draws, self.config.antithetic and self.config.draws > 1)
         self.likelihood.check(f[0], y)

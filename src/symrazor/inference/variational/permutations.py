@@ -48,13 +48,11 @@ def permutation_gain(
 
     Args:
         parts: the tensors that the units are rows or columns of, as in
-            `[(q_in, 0), (q_bias, 0), (q_out, 1)]`; some of them give a smaller gain.
+            `[(q_in, 0), (q_bias, 0), (q_out, 1)]`; some of them give a smaller gain. Different
+            numbers of units raise ValueError.
         draws: number of weight samples.
         permutations: largest number of permutations.
         generator: random generator.
-
-    Raises:
-        ValueError: the tensors have different numbers of units, or nothing is sampled.
     """
     h = _units(parts)
     if draws < 1 or permutations < 1:
@@ -71,15 +69,9 @@ def permutation_gain(
 def hidden_units(
     posteriors: Mapping[str, GaussianPosterior], first: str, second: str
 ) -> list[Part]:
-    """Return the tensors of the hidden units between two linear layers.
+    """Return the tensors of the units that are outputs of one linear layer, inputs of another.
 
-    Args:
-        posteriors: tensor name -> posterior.
-        first: name of the layer whose outputs are the units.
-        second: name of the layer whose inputs are the units.
-
-    Raises:
-        ValueError: a layer has no posterior, or a point estimate, which fixes the order.
+    Layers without a posterior, or with a point estimate, which fixes the order, raise ValueError.
     """
     wanted = [(f"{first}.weight", 0), (f"{first}.bias", 0), (f"{second}.weight", 1)]
     for name in (f"{first}.weight", f"{second}.weight"):
