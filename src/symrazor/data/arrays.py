@@ -93,13 +93,10 @@ def chunks(x: Tensor) -> Iterator[Tensor]:
 
 
 def moments(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return mean and standard deviation of each column in float64.
+    """Return mean and standard deviation in float64, over all dimensions of x but the second.
 
     The mean is corrected by the mean of the residuals: it is then exact for a constant column,
     whose standard deviation is 0 whatever its value.
-
-    Args:
-        x: [n, columns, ...]; the moments are over all dimensions but the second.
     """
     axes = [0, *range(2, x.ndim)]
     count = x.numel() / x.shape[1]
@@ -121,16 +118,10 @@ def moments(x: Tensor) -> tuple[Tensor, Tensor]:
 def warn_if_coarse(
     mean: Tensor, spread: Tensor, dtype: torch.dtype, names: Sequence[str], source: str
 ) -> None:
-    """Warn about columns whose variation is lost to the rounding of their number type.
+    """Warn about columns, not constant, whose variation is lost to rounding.
 
-    Constant columns are not reported.
-
-    Args:
-        mean: of each column, float64.
-        spread: size of the variation of each column, float64.
-        dtype: number type of the columns.
-        names: of the columns.
-        source: of the data, for the message.
+    Mean and spread (the size of the variation) of each column are float64; dtype is the number
+    type of the columns. The message names them and the source of the data.
     """
     if not dtype.is_floating_point:
         return
@@ -197,9 +188,7 @@ class Preparation:
 def prepare(data: Dataset, same_scale: bool = False) -> Preparation:
     """Return means and scales of the training data; warn about columns that are rounded away.
 
-    Args:
-        data: data of any kind but trajectories.
-        same_scale: whether the features of a vector share one scale, because groups permute them.
+    With `same_scale`, the features of a vector share one scale, because groups permute them.
     """
     x = data.x.transpose(1, 2) if data.kind == "set" else data.x
     x = x.unsqueeze(1) if same_scale and data.kind == "vector" else x

@@ -44,11 +44,7 @@ Images = tuple[Float[Tensor, "n c h w"], Int64[Tensor, "n"]]
 
 
 def check_size(elements: int, path: str | Path) -> None:
-    """Check that an array fits into memory before any memory is allocated for it.
-
-    Raises:
-        ValueError: The elements take more than `MAX_BYTES` as float32.
-    """
+    """Raise ValueError if an array takes more than `MAX_BYTES` as float32, before it is read."""
     if 4 * elements > MAX_BYTES:
         raise ValueError(
             f"{path} declares {4 * elements / 2**30:,.1f} GiB of float32, more than the limit of "
@@ -57,11 +53,7 @@ def check_size(elements: int, path: str | Path) -> None:
 
 
 def read_npy(path: str | Path) -> Array:
-    """Read one array of numbers or text from an .npy file.
-
-    Raises:
-        ValueError: The file is damaged, contains objects, or is larger than `MAX_BYTES`.
-    """
+    """Read numbers or text from an .npy file; ValueError if it is damaged, large or has objects."""
     path = Path(path)
     with path.open("rb") as file:
         try:
@@ -81,10 +73,7 @@ def read_archive(
     """Read arrays from an .npz file: all required keys, and the optional keys that exist.
 
     The sizes in the archive's directory bound what is unpacked, and they are compared with
-    `MAX_BYTES` first.
-
-    Raises:
-        ValueError: The file is damaged, lacks a key, contains objects, or is too large.
+    `MAX_BYTES` first. ValueError if the file is damaged, lacks a key, has objects, or is too large.
     """
     path = Path(path)
     arrays: dict[str, Array] = {}

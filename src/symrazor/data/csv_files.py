@@ -90,9 +90,7 @@ def read_csv(path: str | Path, labelled: bool = True) -> FileContents:
 def read_columns(path: Path) -> Columns:
     """Return the text of every column; without a header they are "column 1", "column 2", ...
 
-    Raises:
-        ValueError: The file is empty, too large or not UTF-8, a row has another number of fields,
-            or two columns have the same name.
+    Raises ValueError for a file that is empty, too large or not UTF-8, or whose columns do not fit.
     """
     header, rows = _read_rows(path)
     names = [name.strip().lower() for name in header]
@@ -144,8 +142,7 @@ def is_number(field: str) -> bool:
 def parse_numbers(columns: Mapping[str, tuple[str, ...]], path: Path) -> Numbers:
     """Return columns as a float64 array [rows, columns]; empty fields are NaN.
 
-    Raises:
-        ValueError: There are no columns, or a field is not a number; the message names it.
+    Raises ValueError if there are no columns, or names a field that is not a number.
     """
     if not columns:
         raise ValueError(
@@ -185,12 +182,9 @@ def _parse_finite_numbers(columns: Mapping[str, tuple[str, ...]], path: Path) ->
 def read_trajectories(columns: Columns, path: Path) -> tuple[Tensor, Tensor]:
     """Return states [n, time, d] and times [n, time] from an id, a time and coordinates.
 
-    Rows are sorted by time. Shorter trajectories are padded with NaN. If all coordinates form pairs
-    such as q1 and p1, or x and px, positions come first, with a warning if that changes the order.
-
-    Args:
-        columns: The id is "trajectory", otherwise the first column; the time is "time" or "t".
-        path: The file, for error messages.
+    The id is "trajectory", otherwise the first column; the time is "time" or "t". Rows are sorted
+    by time. Shorter trajectories are padded with NaN. If all coordinates form pairs such as q1 and
+    p1, or x and px, positions come first, with a warning if that changes the order.
 
     Raises:
         ValueError: There is no id or time, a state is infinite, or a time occurs twice; the message

@@ -94,11 +94,7 @@ class Dataset:
 
     @property
     def labelled(self) -> Tensors:
-        """Inputs and labels.
-
-        Raises:
-            ValueError: The data have no labels.
-        """
+        """Inputs and labels; ValueError if the data have no labels."""
         if self.y is None:
             raise ValueError(f"{self.source} has no labels. Save them next to x, as y.")
         return self.x, self.y
@@ -269,14 +265,10 @@ def recognise_task(y: Tensor) -> Task:
 
 
 def extrapolate_times(states: Tensor, times: Tensor) -> Tensor:
-    """Continue the times of trajectories that are padded with NaN at the end.
+    """Continue the times [n, time] of trajectories that are padded with NaN at the end.
 
-    Args:
-        states: [n, time, d], NaN where a state is missing.
-        times: [n, time]; times of any other shape are returned unchanged.
-
-    Returns:
-        The times. A time that is still NaN belongs to an observed state, or precedes one.
+    Times of another shape are unchanged. A time that is still NaN belongs to an observed state, or
+    precedes one.
     """
     if times.ndim != 2 or times.shape != states.shape[:2] or not times.isnan().any():
         return times

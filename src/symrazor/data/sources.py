@@ -88,12 +88,9 @@ def read(
 
 
 def read_inputs(path: str | Path, kind: str, shape: Sequence[int]) -> Tensor:
-    """Read inputs to predict. A CSV file may also have the label column of the training data.
+    """Read inputs to predict: data of a kind, each sample with the given shape.
 
-    Args:
-        path: A file or a folder, as for `read`.
-        kind: Kind of the inputs.
-        shape: Shape of one input.
+    A CSV file may also have the label column of the training data.
 
     Raises:
         ValueError: The inputs have another shape, or `read` fails.

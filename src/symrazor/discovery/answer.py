@@ -337,11 +337,7 @@ def predicts_better(first: Candidate, second: Candidate) -> bool:
 
 
 def best_predictor(ranked: Sequence[Candidate]) -> Candidate:
-    """Return the first candidate, or the best of those that clearly predict better.
-
-    Args:
-        ranked: candidates, highest evidence first.
-    """
+    """Return the first candidate, or the best of the others that clearly predict better."""
     first = ranked[0]
     better = [c for c in ranked[1:] if predicts_better(c, first)]
     return max(better, key=lambda c: float(c.left_out.sum()), default=first)  # type: ignore[union-attr]

@@ -93,13 +93,9 @@ class Cost:
         return self.loop_seconds(n, epochs, evidence_steps) + n * self.evidence + self.once
 
     def corrected(self, n: int, epochs: int, loop: float, after: float) -> "Cost":
-        """Return the cost after a run was timed; the correction is at most `MAX_SLOWDOWN`.
+        """Return the cost after a run on n samples was timed; corrected by at most `MAX_SLOWDOWN`.
 
-        Args:
-            n: samples of the run.
-            epochs: its epochs.
-            loop: seconds that they took.
-            after: further seconds of the run.
+        Its epochs took `loop` seconds, the rest of the run `after` seconds.
         """
         factor = min(MAX_SLOWDOWN, loop / self.loop_seconds(n, epochs))
         return Cost(factor * self.training, factor * self.evidence, after)

@@ -107,12 +107,7 @@ def registered_kinds() -> tuple[str, ...]:
 
 
 def candidates_for(data: Dataset, groups: Sequence[UserGroup] | None = None) -> Family:
-    """Return the networks to compare on a data set.
-
-    Args:
-        data: data of a registered kind.
-        groups: symmetries to relax; None for the default of the kind.
-    """
+    """Return the networks to compare; without groups, the default symmetries of the kind."""
     kind = _KINDS[data.kind]
     family = kind.candidates(data, groups)
     return family if family.wording else replace(family, wording=kind.wording)
@@ -148,11 +143,7 @@ def channels_for(shape: Sequence[int], groups: Sequence[UserGroup]) -> int:
 def grid_family(
     shape: Sequence[int], outputs: int, groups: Sequence[UserGroup] | None = None
 ) -> Family:
-    """Return the three networks for grids of a shape.
-
-    Raises:
-        ValueError: a group that is unknown or does not fit the grid.
-    """
+    """Return the three networks for grids of a shape; ValueError if a group does not fit."""
     groups = tuple(dict.fromkeys([*TRANSLATIONS, *(groups or ())]))  # all layers are convolutional
     known = (*TRANSLATIONS, *POINT_GROUPS)
     unknown = [group for group in groups if isinstance(group, str) and group not in known]
@@ -198,13 +189,9 @@ def _grid_candidates(data: Dataset, groups: Sequence[UserGroup] | None = None) -
 
 
 def deep_sets(features: int, points: int, outputs: int, free: bool = False) -> nn.Module:
-    """Return a network for sets [n, features, points], which is permutation-invariant.
+    """Return a permutation-invariant network for sets [n, features, points].
 
-    Args:
-        features: numbers per point.
-        points: points per set.
-        outputs: number of outputs.
-        free: whether to add a free path beside each layer on points, which breaks the symmetry.
+    With `free`, each layer on points has a free path beside it, which breaks the symmetry.
     """
     layers: list[nn.Module] = []
     for channels in (features, SET_WIDTH):
@@ -266,12 +253,8 @@ def permutation_network(
 ) -> nn.Module:
     """Return two layers with a path per group, a mean over positions, and two dense layers.
 
-    Args:
-        shape: [channels, *positions].
-        outputs: number of outputs.
-        groups: groups on the positions.
-        free: whether to add a free path to each of the two layers.
-        add_channel: whether the inputs lack the channel dimension.
+    The shape is [channels, *positions]; with `add_channel`, inputs lack the channel dimension.
+    With `free`, each of the two layers also has a free path.
     """
     channels, *positions = shape
     layers: list[nn.Module] = [nn.Unflatten(1, (1, *positions))] if add_channel else []
@@ -289,10 +272,8 @@ def permutation_network(
 def describe_invariance(names: Sequence[str], network: str, reading: Reading) -> str:
     """Return a headline: the groups under which a candidate is invariant.
 
-    Args:
-        names: names of the groups.
-        network: name of the candidate; the name of a group if that is built in.
-        reading: its reading, with an equivariance error for every group.
+    The name of the candidate (`network`) is that of a group if the group is built in. Its reading
+    has an equivariance error for every group.
     """
     if network in names:
         return f"Invariant under {network}: {_label(network)} has the highest evidence."
@@ -320,10 +301,6 @@ def permutation_family(data: Dataset, groups: Sequence[UserGroup]) -> Family:
     The equivariant maps of two groups overlap, and both paths would share the overlap. So with
     several groups, the relaxed network also has a path for the symmetric group: it contains every
     other group, and its maps are the ones they have in common.
-
-    Raises:
-        ValueError: groups that do not act on the positions of the data, groups with the same name,
-            or a group whose path has too many weights.
     """
     shape = tuple(data.x.shape[1:])
     shape = {"vector": (1, *shape), "set": shape[::-1]}.get(data.kind, shape)
@@ -358,11 +335,7 @@ def _check_candidate_names(names: Sequence[str]) -> None:
 
 
 def _on_positions(group: UserGroup, data: Dataset, positions: Sequence[int]) -> Group:
-    """Return a group on the positions of the data.
-
-    Raises:
-        ValueError: an unknown name, a group on another number of positions, or too many weights.
-    """
+    """Return a group on the positions of the data; ValueError if it does not act on them."""
     n = math.prod(positions)
     if isinstance(group, str):
         known = [*POSITION_GROUPS, "translation"]

@@ -143,16 +143,9 @@ def averaged_structure(
 def learn_invariances(
     question: Question, network: str, options: Options, tell: Tell
 ) -> LearnedInvariances | str:
-    """Train the chosen network again, with and without copies.
+    """Train the chosen network again, with and without copies, within `options.minutes`.
 
-    Args:
-        question: the question.
-        network: name of the structure to train.
-        options: `minutes` is the time for this step; an interrupted run resumes from `out`.
-        tell: called with progress messages.
-
-    Returns:
-        The learned invariances, or a sentence that says how much time is missing.
+    Returns the learned invariances, or a sentence that says how much time is missing.
     """
     n = len(question.train[1])
     config = FitConfig(lr=1e-2, batch_size=batch_size(n), seed=options.seed, progress=False)
@@ -219,12 +212,7 @@ def _make_plan(
 
 
 def not_tested(minutes: float, needed: float) -> str:
-    """Return a sentence on invariances that did not fit into the time of a run.
-
-    Args:
-        minutes: time of the run.
-        needed: time that it would need.
-    """
+    """Say that invariances did not fit into the minutes of a run, and how many would be needed."""
     total = max(math.ceil(needed), math.floor(minutes) + 1)
     missing = f"needs about {total - minutes:.2g} more minutes"
     return f"Invariances: not tested ({missing}; run with `--minutes {total}`)."

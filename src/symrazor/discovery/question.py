@@ -206,11 +206,7 @@ class Options:
             )
 
     def change(self, **changes: Any) -> "Options":
-        """Return a copy with some options replaced.
-
-        Raises:
-            ValueError: an unknown option.
-        """
+        """Return a copy with some options replaced; ValueError for an unknown option."""
         known = {f.name for f in fields(self)}
         unknown = sorted(set(changes) - known)
         if unknown:

@@ -207,12 +207,8 @@ class Discovery:
 def with_standardisation(network: nn.Module, preparation: Preparation, dims: int) -> nn.Module:
     """Return a network with standardisation before and after it, as plain torch modules.
 
-    It takes float32 or float64 data that are not standardised, and returns targets in float64.
-
-    Args:
-        network: plain network on standardised inputs.
-        preparation: means and scales of inputs and targets.
-        dims: dimensions of a batch of inputs.
+    It takes float32 or float64 data that are not standardised, batches with `dims` dimensions, and
+    returns targets in float64.
     """
     plain = nn.Sequential(traced(_Standardised(preparation, network, dims), "Network")).eval()
     for tensor in [*plain.parameters(), *plain.buffers()]:  # files store no views

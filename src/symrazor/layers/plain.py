@@ -44,11 +44,7 @@ BASIS_BATCH_SIZE = 256
 
 
 def conv_channels(shape: Sequence[int]) -> int:
-    """Return the default number of channels of the first convolution.
-
-    Args:
-        shape: shape of one input, [channels, *size].
-    """
+    """Return the default channels of the first convolution on inputs of shape [channels, *size]."""
     dims = len(shape) - 1
     is_large_image = dims == 2 and min(shape[1:]) > LARGE_IMAGE_SIDE
     return CONV_CHANNELS[dims] * (2 if is_large_image else 1)

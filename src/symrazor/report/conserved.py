@@ -70,10 +70,8 @@ def add_flow(
 ) -> dict[str, Any]:
     """Return a conserved quantity with its flow, unless it has a flow or is not quadratic.
 
-    Args:
-        entry: the quantity, with "matrix" A and optionally "linear" b.
-        scale: typical size of each entry of a state.
-        centre: state around which the flow is drawn; zero by default.
+    The quantity has "matrix" A and optionally "linear" b. The scale is the typical size of each
+    entry of a state; the flow is drawn around the centre, by default zero.
     """
     A = torch.as_tensor(entry.get("matrix", []), dtype=torch.float64)
     if "flow" in entry or A.dim() != 2 or A.shape[0] != A.shape[1] or len(A) % 2 or not len(A):

@@ -87,11 +87,7 @@ def clean(value: Any) -> Any:
 
 
 def page_content(document: Mapping[str, Any], detail: Detail) -> Content:
-    """Return the parts of a document that the page embeds.
-
-    Raises:
-        ValueError: if the document has no questions, another schema, or malformed parts.
-    """
+    """Return the parts of a document that the page embeds; ValueError if they are malformed."""
     questions = list(document.get("questions") or ())
     if document.get("dynamics"):
         questions.append(dynamics_question(document["dynamics"]))
@@ -246,11 +242,7 @@ def _examples(examples: Mapping[str, Any], detail: Detail) -> Content:
 
 
 def _filters(values: Any, count: int) -> list[str]:
-    """Return filters [..., h, w] as data URLs.
-
-    Raises:
-        ValueError: if the array has fewer than two dimensions or is empty.
-    """
+    """Return filters [..., h, w] as data URLs."""
     array = np.asarray(values, dtype=float)
     if array.ndim < 2 or 0 in array.shape:
         raise ValueError(f"Filters must have shape [..., h, w], got {list(array.shape)}.")
@@ -297,11 +289,7 @@ def signed_data_url(values: Float[np.ndarray, "h w"], scale: float) -> str:
 
 
 def as_array(values: Any) -> Any:
-    """Convert examples to an array.
-
-    Raises:
-        ValueError: if the examples differ in size, are empty, or are not numbers.
-    """
+    """Return examples as an array; ValueError if they differ in size or are not numbers."""
     try:
         array = np.asarray(values)
     except ValueError as error:
@@ -314,11 +302,7 @@ def as_array(values: Any) -> Any:
 
 
 def as_images(array: Any) -> Any:
-    """Convert images [n, h, w], [n, c, h, w] or [n, h, w, 3] to [n, h, w] or [n, h, w, 3].
-
-    Raises:
-        ValueError: for other shapes.
-    """
+    """Convert images [n, h, w], [n, c, h, w] or [n, h, w, 3] to [n, h, w] or [n, h, w, 3]."""
     if array.ndim == 4 and array.shape[-1] != 3:
         if array.shape[1] not in (1, 2, 3, 4):
             array = array[:, :1]
@@ -334,12 +318,10 @@ def as_images(array: Any) -> Any:
 def image_data_urls(
     images: Any, largest: int, limits: tuple[float, float] | None = None
 ) -> list[str]:
-    """Return images as data URLs: bytes unchanged, other values scaled to the range 0 to 255.
+    """Return images [n, h, w] or [n, h, w, 3] as data URLs of at most `largest` pixels per side.
 
-    Args:
-        images: [n, h, w] or [n, h, w, 3].
-        largest: longest side in pixels.
-        limits: values that become 0 and 255; by default the minimum and the maximum.
+    Bytes are unchanged. Other values are scaled: the limits, by default the minimum and the
+    maximum, become 0 and 255.
     """
     levels = images.astype(float)
     if images.dtype != np.uint8:
@@ -352,8 +334,7 @@ def image_data_urls(
 def checked_data_url(text: str, max_length: int = 200_000) -> str:
     """Check an image that is encoded in base64, with or without "data:image/png;base64,".
 
-    Raises:
-        ValueError: for anything else; a page accepts no other URLs.
+    Raises ValueError for anything else: a page accepts no other URLs.
     """
     if len(text) > max_length or not _BASE64_IMAGE.fullmatch(text):
         raise ValueError(

@@ -28,12 +28,7 @@ Split = Literal["train", "test"]
 
 
 def make_data(config: DataConfig) -> tuple[Tensors, Tensors | None]:
-    """Return training and test data; None if there are no test data.
-
-    Raises:
-        ValueError: a file of another format.
-        OSError: a file that cannot be read.
-    """
+    """Return training and test data; None if there are no test data."""
     train = _read(config, "train")
     test = None if config.name == "npz" and config.test is None else _read(config, "test")
     if config.limit is not None:
@@ -75,11 +70,7 @@ def outputs_for(likelihood: str, *targets: Tensor) -> int:
 
 
 def _call(name: str, arguments: Mapping[str, Any]) -> object:
-    """Import a function and call it.
-
-    Raises:
-        ValueError: the function cannot be imported, or fails.
-    """
+    """Import a function and call it; ValueError if that fails."""
     function = import_function(name)
     try:
         return function(**arguments)

@@ -228,12 +228,7 @@ def from_document(document: Mapping[str, Any]) -> RunConfig:
 
 
 def refuse_code(file: Path, code: Mapping[str, str]) -> None:
-    """Raise ValueError if a configuration in a run folder names code.
-
-    Args:
-        file: the configuration.
-        code: result of `RunConfig.code`, or the part of it that would be run.
-    """
+    """Raise ValueError if a configuration in a run folder names code that would be run."""
     for key, name in code.items():
         raise ValueError(
             f"{file}: {key} names the code {name!r}. Code named in a run folder is not run. If you "
@@ -242,11 +237,7 @@ def refuse_code(file: Path, code: Mapping[str, str]) -> None:
 
 
 def import_function(path: str) -> Callable[..., Any]:
-    """Import the function that "package.module:function" names. This runs code.
-
-    Raises:
-        ValueError: no such module or function.
-    """
+    """Import the function that "package.module:function" names, which runs code; or ValueError."""
     module, _, name = path.partition(":")
     if (working_directory := os.getcwd()) not in sys.path:
         sys.path.insert(0, working_directory)

@@ -153,15 +153,7 @@ def _write_network(network: nn.Module, folder: Path, example: Tensor) -> str:
 
 
 def write_fit(folder: Path, fit: Fit, config: RunConfig, x: Tensor, n_outputs: int) -> None:
-    """Write the files of a finished fit.
-
-    Args:
-        folder: the run folder.
-        fit: the result of the training.
-        config: its configuration.
-        x: training inputs.
-        n_outputs: classes, or columns of the targets.
-    """
+    """Write the files of a finished fit on inputs x; `n_outputs` are classes or target columns."""
     model, example = copy.deepcopy(fit.model).cpu().eval(), x[:8].cpu()
     width = outputs(model, example).shape[1]
     record = {"input": list(x.shape[1:]), "outputs": n_outputs, "width": width}
@@ -257,11 +249,7 @@ def is_run_file(folder: Path, file: Path) -> bool:
 
 
 def read_document(run: Path) -> dict[str, Any]:
-    """Return the document of a run folder of either command.
-
-    Raises:
-        ValueError: not a run folder, or a document of another version.
-    """
+    """Return the document of a run folder of either command; ValueError if it has none."""
     file = run / DOCUMENT
     if not file.is_file() and is_fit_run(run):
         return fit_document(run)
@@ -280,11 +268,7 @@ def read_document(run: Path) -> dict[str, Any]:
 
 
 def question_of(document: dict[str, Any], name: str | None) -> dict[str, Any]:
-    """Return the question of a name; without a name, the only question.
-
-    Raises:
-        ValueError: an unknown name, several questions and no name, or a run on trajectories.
-    """
+    """Return the question of a name; without a name, the only question; else raise ValueError."""
     questions: list[dict[str, Any]] = document["questions"]
     names = [question["name"] for question in questions]
     if not questions:
@@ -312,11 +296,7 @@ def input_dtype(document: dict[str, Any]) -> torch.dtype:
 
 
 def network_folder(run: Path, question: str | None = None) -> Path:
-    """Return the folder of a network of a discovery.
-
-    Raises:
-        ValueError: no such run or question, or a question that is not the name of a folder.
-    """
+    """Return the folder of a network of a discovery; ValueError if there is no such question."""
     document = read_document(run)
     if "dynamics" in document:
         return run

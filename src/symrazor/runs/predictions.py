@@ -91,11 +91,7 @@ def _batched(network: torch.nn.Module, x: Tensor) -> Tensor:
 
 
 def write_predictions(predictions: Predictions, out: Path | None) -> None:
-    """Write predictions as .npz or .csv; as CSV to standard output if `out` is None.
-
-    Raises:
-        ValueError: a file with another suffix.
-    """
+    """Write predictions as .npz or .csv; as CSV to standard output if `out` is None."""
     if out is not None and out.suffix not in (".npz", ".csv"):
         raise ValueError(f"Predictions are written as .csv or .npz, got {out}.")
     if out is not None and out.suffix == ".npz":

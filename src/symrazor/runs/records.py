@@ -91,8 +91,7 @@ class Run(RunRecord):
 def read_run(folder: str | Path) -> RunRecord:
     """Read the record of a finished fit; imports nothing and builds no network.
 
-    Raises:
-        ValueError: not a run, an unfinished run, or damaged files.
+    Raises ValueError for a folder that is not a run, an unfinished run, and damaged files.
     """
     run = Path(folder)
     if not (run / CONFIG).is_file():

@@ -72,13 +72,9 @@ _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*|_(?:tensor|param)_constant[0-9]+|[0-9
 def write_architecture(plain: nn.Module, folder: Path, example: Input) -> None:
     """Write `architecture.json` beside the weights of a network in `network.safetensors`.
 
-    The network is rebuilt and its outputs are compared before `architecture.json` is written. A
-    description of an earlier network is removed if this one cannot be described.
-
-    Args:
-        plain: the network, in eval mode.
-        folder: holds its weights already.
-        example: a batch of inputs, for the comparison.
+    The network, in eval mode, is rebuilt and its outputs on the example are compared before
+    `architecture.json` is written. A description of an earlier network is removed if this one
+    cannot be described.
 
     Raises:
         UndescribedError: a network that the vocabulary cannot describe.

@@ -199,12 +199,7 @@ def path_shares(model: nn.Module, effective_parameters: Mapping[str, float]) -> 
 
 
 def match_shares(shares: Shares | Reading | None, relaxed: Mapping[str, Relaxed]) -> Shares:
-    """Return shares for exactly the given layers.
-
-    Raises:
-        ValueError: if the shares are not a mapping, name other layers or numbers of paths, or are
-            outside [0, 1].
-    """
+    """Return shares for exactly the given layers; ValueError if they do not match."""
     if shares is None:
         return {name: [None] * len(layer.paths) for name, layer in relaxed.items()}
     if isinstance(shares, Reading):

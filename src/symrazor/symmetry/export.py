@@ -252,12 +252,7 @@ class UndescribedError(ValueError):
 def describe(module: nn.Module, where: str = "") -> dict[str, Any]:
     """Return the description of a module, as `symrazor.symmetry.architecture` specifies it.
 
-    Args:
-        module: the network, or a part of it.
-        where: name of the part, for errors.
-
-    Raises:
-        UndescribedError: a class, function or argument outside the vocabulary.
+    Raises `UndescribedError`, with the name `where` of the module, outside of the vocabulary.
     """
     kind, place = type(module), where or "the network"
     if has_forward_hooks(module):

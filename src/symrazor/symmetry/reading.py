@@ -138,12 +138,9 @@ class Reading:
 
     @classmethod
     def from_dict(cls, document: Mapping[str, Any]) -> "Reading":
-        """Restore a reading from `to_dict` or from its JSON document.
+        """Restore a reading from `to_dict` or from its JSON document, unless its schema is unknown.
 
         Numbers that were not finite, null in JSON, become nan.
-
-        Raises:
-            ValueError: if the document has an unknown schema.
         """
         schema = document.get("schema")
         if schema not in READABLE_SCHEMAS:

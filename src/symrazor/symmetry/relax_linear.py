@@ -105,13 +105,7 @@ def _relaxed(
 
 
 def relax_linear(model: nn.Module, example_input: Input, groups: Sequence[Group]) -> nn.Module:
-    """Return a copy of a network in which dense layers have a path for each group.
-
-    `symrazor.relax` calls this function.
-
-    Raises:
-        ValueError: if the groups act on different numbers of places, or if no layer can be relaxed.
-    """
+    """Return a copy of a network in which dense layers have a path for each group, for `relax`."""
     sizes = sorted({group.size for group in groups})
     if len(sizes) > 1:
         raise ValueError(f"The groups act on different numbers of places: {sizes}.")

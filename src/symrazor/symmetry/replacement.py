@@ -254,11 +254,7 @@ class ModuleCall:
 
 
 def record_calls(model: nn.Module, x: Input) -> tuple[Tensor, dict[int, list[ModuleCall]]]:
-    """Run a model in eval mode and record all calls of its modules.
-
-    Returns:
-        The outputs, and the calls by id of the module.
-    """
+    """Run a model in eval mode; return its outputs and all calls of its modules, by module id."""
     calls: dict[int, list[ModuleCall]] = {}
     last_map: tuple[int, ...] = ()
     images: list[Tensor] = []
@@ -336,10 +332,6 @@ def replace_and_check(
         example_input: inputs for the check.
         before: outputs that must stay the same; None if they may change.
         report: what `relaxation` returns.
-
-    Raises:
-        ValueError: if there is no module to replace, if the forward pass bypasses a new layer, or
-            if the outputs changed.
     """
     if not new:
         reasons = "".join(f"\n  {name or '(root)'}: {why}" for name, why in report.left.items())

@@ -116,10 +116,8 @@ class Support:
 def support(layer: Relaxed, shares: Sequence[float], errors: Mapping[str, float]) -> list[Support]:
     """Return the support for the group of every path of a layer.
 
-    Args:
-        layer: the relaxed layer.
-        shares: share of the layer's effective parameters, for each path.
-        errors: group name -> measured equivariance error.
+    The share of each path is its part of the layer's effective parameters; errors are measured
+    equivariance errors by group.
     """
     paths = [layer.path(i) for i in range(len(layer.paths))]
     path_of = {path.group: path for path in paths if path.group is not None}
@@ -278,9 +276,7 @@ def percent_range(values: Sequence[float]) -> str:
 def layer_verdict(layers: Sequence[LayerReading], network_error: float | None) -> str:
     """Return sentences that say which layers have the symmetry and which break it.
 
-    Args:
-        layers: the layers; those without a measured error are left out.
-        network_error: equivariance error of the whole network, if measured.
+    Layers without a measured error are left out, and so is a network error of None.
     """
     measured = [layer for layer in layers if layer.kind is not None]
     if not measured:
@@ -371,9 +367,7 @@ class Invariance:
 def invariances_of(model: nn.Module, shape: Sequence[int]) -> dict[str, Invariance]:
     """Return the learned widths of all `Augmented` networks in a model, by generator.
 
-    Args:
-        model: any module; the result is empty if it contains no `Augmented` network.
-        shape: shape of one input, to convert widths to pixels.
+    The shape of one input converts widths to pixels.
     """
     invariances: dict[str, Invariance] = {}
     for module_name, module in model.named_modules():
