@@ -92,12 +92,6 @@ def read_columns(path: Path) -> Columns:
 
     Raises ValueError for a file that is empty, too large or not UTF-8, or whose columns do not fit.
     """
-    header, rows = _read_rows(path)
-    names = [name.strip().lower() for name in header]
-    return dict(zip(names, zip(*rows, strict=True), strict=True))
-
-
-def _read_rows(path: Path) -> tuple[list[str], list[list[str]]]:
     if path.stat().st_size > MAX_CSV_BYTES:
         raise ValueError(
             f"{path} has {path.stat().st_size / 1e6:,.0f} MB, more than the limit of "
@@ -125,9 +119,10 @@ def _read_rows(path: Path) -> tuple[list[str], list[list[str]]]:
         header = rows.pop(0)
     else:
         header = [f"column {number}" for number in range(1, width + 1)]
-    if len({name.strip().lower() for name in header}) < width:
+    names = [name.strip().lower() for name in header]
+    if len(set(names)) < width:
         raise ValueError(f"{path} has two columns with the same name: {header[:8]}. Rename one.")
-    return header, rows
+    return dict(zip(names, zip(*rows, strict=True), strict=True))
 
 
 def is_number(field: str) -> bool:

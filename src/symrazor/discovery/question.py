@@ -187,16 +187,8 @@ class Options:
             raise ValueError(f"epochs must be at least 1, got {self.epochs}.")
         if not -(2**63) <= self.seed < 2**63:
             raise ValueError(f"seed must fit into 64 bits, got {self.seed}.")
-        if self.device != "auto":
-            self._check_device()
-        if not 0 <= self.held_out < 1:
-            raise ValueError(f"held_out must be in [0, 1), got {self.held_out}.")
-        if self.groups is not None:
-            object.__setattr__(self, "groups", as_groups(self.groups))
-
-    def _check_device(self) -> None:
         try:
-            device_type = torch.device(self.device).type
+            device_type = "auto" if self.device == "auto" else torch.device(self.device).type
         except RuntimeError:
             raise ValueError(f"Unknown device {self.device!r}. Use auto, cpu or cuda.") from None
         if device_type == "cuda" and not torch.cuda.is_available():
@@ -204,6 +196,10 @@ class Options:
                 f"Device {self.device!r} is not available: no CUDA on this machine. Use --device "
                 "auto."
             )
+        if not 0 <= self.held_out < 1:
+            raise ValueError(f"held_out must be in [0, 1), got {self.held_out}.")
+        if self.groups is not None:
+            object.__setattr__(self, "groups", as_groups(self.groups))
 
     def change(self, **changes: Any) -> "Options":
         """Return a copy with some options replaced; ValueError for an unknown option."""

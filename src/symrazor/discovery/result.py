@@ -21,7 +21,7 @@ from symrazor.data.arrays import Preparation
 from symrazor.data.datasets import as_kind, plural
 from symrazor.discovery.answer import Answer, Candidate
 from symrazor.discovery.invariances import LearnedInvariances
-from symrazor.discovery.trajectories import Dynamics
+from symrazor.discovery.trajectories import Dynamics, save_animation
 from symrazor.layers.path import traced
 from symrazor.layers.relaxed import spatial_layers
 from symrazor.report.content import SCHEMA
@@ -178,7 +178,8 @@ class Discovery:
         folder.mkdir(parents=True, exist_ok=True)
         networks: dict[str, tuple[nn.Module, Tensor]] = {}
         if self.dynamics is not None:
-            self.dynamics.save_animation(folder / ANIMATION)
+            simulator = self.dynamics.discovered.simulator()
+            save_animation(simulator, self.dynamics.observed, folder / ANIMATION)
             generator = torch.Generator().manual_seed(0)
             states = torch.rand(8, self.dynamics.size, generator=generator, dtype=torch.float64)
             networks[""] = (self.network(), states)
@@ -190,12 +191,10 @@ class Discovery:
         return write_discovery(folder, self.to_dict(), networks)
 
     def __repr__(self) -> str:
-        """Return the questions and their recommended networks."""
         names = [f"{r.answer.name}: {r.answer.recommended.name}" for r in self.results]
         return f"Discovery({', '.join(names) or self.verdict})"
 
     def __str__(self) -> str:
-        """Return the verdict."""
         return self.verdict
 
     def _repr_html_(self) -> str:

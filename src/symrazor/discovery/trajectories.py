@@ -62,10 +62,6 @@ class Dynamics:
         step = _Step(self.discovered.simulator(), self.dt)
         return nn.Sequential(traced(step, "Step")).eval()
 
-    def save_animation(self, file: Path) -> bool:
-        """Write observed and learned trajectories as a GIF, see `save_animation`."""
-        return save_animation(self.discovered.simulator(), self.observed, file)
-
 
 def learn_dynamics(data: Dataset, options: Options) -> Dynamics:
     """Learn the dynamics of trajectories and their conserved quantities.
@@ -145,14 +141,8 @@ class _Step(nn.Module):
 def save_animation(simulator: nn.Module, observed: Trajectories, path: Path) -> bool:
     """Write observed trajectories and learned ones from the same initial states as a GIF.
 
-    Args:
-        simulator: maps a state and a time to a state.
-        observed: the data.
-        path: the GIF file.
-
-    Returns:
-        Whether the file was written: it needs a trajectory without missing states, and learned
-        trajectories that stay finite.
+    The simulator maps a state and a time to a state. Returns whether the file was written: it needs
+    a trajectory without missing states, and learned trajectories that stay finite.
     """
     complete = observed.observed[:, :ANIMATION_FRAMES].all(dim=1).nonzero()[:MAX_ANIMATED, 0]
     states = observed.states[complete, :ANIMATION_FRAMES]

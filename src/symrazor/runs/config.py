@@ -98,7 +98,6 @@ class DataConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        """Check that the options fit together."""
         if self.name != "digits" and self.path is None:
             raise ValueError(f"data.name = {self.name!r} needs data.path, the place of its files.")
         if self.task != "plain" and self.name not in ("digits", "mnist"):
@@ -131,7 +130,6 @@ class ModelConfig:
     arguments: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Check that the options fit together."""
         if self.arguments and ":" not in self.name:
             raise ValueError(f"model.arguments has no effect on the network {self.name!r}.")
         relaxes_dense_layers = any(is_group_file(group) for group in self.groups)

@@ -25,10 +25,11 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from symrazor.core.parameters import eval_mode
+from symrazor.core.validation import check_positive_integer
 from symrazor.data.batches import Input, call, map_tensors
 from symrazor.groups import Group, GroupAction, Representation, TrivialAction, action_on
 from symrazor.layers.gconv import GConv, GReadout
-from symrazor.layers.path import Path, Shape, is_integer
+from symrazor.layers.path import Path, Shape
 from symrazor.layers.point_group import point_group
 from symrazor.layers.relaxed import Relaxed, spatial_layers
 
@@ -64,8 +65,7 @@ def translations(
 
     A map of one position has no shifts. `out_shape` is None for vectors, which must not change.
     """
-    if not is_integer(count):
-        raise ValueError(f"count must be a positive integer, got {count!r}.")
+    check_positive_integer("count", count)
     total = math.prod(in_shape)
     chosen = dict.fromkeys(range(1, total) if total - 1 <= count else ())
     generator = torch.Generator().manual_seed(seed)

@@ -161,7 +161,6 @@ class Reading:
         )
 
     def __str__(self) -> str:
-        """Return a table for the terminal, followed by the verdict."""
         lines = layer_table(self.layers, TABLE_WIDTH)
         if any(layer.error is not None for layer in self.layers):
             only_shifts = all(layer.group in (None, TRANSLATION) for layer in self.layers)
@@ -187,7 +186,6 @@ class Reading:
         return "\n".join([*lines, verdict.replace("\0%", " %")])
 
     def _repr_html_(self) -> str:
-        """Return what a notebook shows."""
         return reading_html(self)
 
 

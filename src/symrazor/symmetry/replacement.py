@@ -8,7 +8,8 @@ all modules on an example input, replace modules, and check that the outputs sta
 import copy
 import logging
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from math import prod
 from typing import Any, cast, get_args
@@ -217,7 +218,6 @@ class Relaxation:
     left: dict[str, str]
 
     def __str__(self) -> str:
-        """Return a table for the terminal."""
         width = max([6, *(len(name) for name in (*self.changed, *self.left))])
         rows = [(name, "relaxed", text) for name, text in self.changed.items()]
         rows += [(name, "left", text) for name, text in self.left.items()]
@@ -272,15 +272,13 @@ def record_calls(model: nn.Module, x: Input) -> tuple[Tensor, dict[int, list[Mod
         elif isinstance(y, Tensor) and y.dim() > 2:
             last_map = tuple(y.shape[1:])
 
-    modes = {module: module.training for module in model.modules()}
     cuda = list({p.device for p in model.parameters() if p.device.type == "cuda"})
-    handles = [module.register_forward_hook(record) for module in modes]
     try:
-        with torch.no_grad(), torch.random.fork_rng(cuda):
+        with ExitStack() as hooks, eval_mode(model), torch.no_grad(), torch.random.fork_rng(cuda):
+            for module in model.modules():
+                hooks.enter_context(module.register_forward_hook(record))
             copied = map_tensors(x, torch.clone)
             map_tensors(copied, images.append)
-            for module in modes:  # not model.eval(), which draws new copies in `Augment`
-                module.training = False
             return call(model, copied), calls
     except Exception as error:
         shapes = map_tensors(x, lambda part: list(getattr(part, "shape", [])))
@@ -288,33 +286,6 @@ def record_calls(model: nn.Module, x: Input) -> tuple[Tensor, dict[int, list[Mod
             f"The model does not run on the example input of shape {shapes}: "
             f"{type(error).__name__}: {error}"
         ) from error
-    finally:
-        for handle in handles:
-            handle.remove()
-        for module, mode in modes.items():
-            module.training = mode
-
-
-def check_outputs(
-    model: nn.Module, x: Input, before: Tensor | None, new: Iterable[Relaxed]
-) -> None:
-    """Check that the relaxed model calls its new layers and gives the outputs `before`."""
-    names = {id(layer): name for name, layer in model.named_modules()}
-    advice = "A forward pass may use a layer other than by calling self.<name>(x)."
-    try:
-        f, calls = record_calls(model, x)
-    except ValueError as error:
-        raise ValueError(
-            f"The model does not run with its layers replaced: {error.__cause__!r}. {advice}"
-        ) from error
-    unused = [names[id(layer)] for layer in new if id(layer) not in calls]
-    if unused:
-        raise ValueError(f"The model does not call its new layers {unused}. {advice}")
-    if before is not None:
-        try:
-            torch.testing.assert_close(f, before, equal_nan=True)
-        except AssertionError as error:
-            raise ValueError(f"The outputs changed. {advice}") from error
 
 
 def replace_and_check(
@@ -340,7 +311,21 @@ def replace_and_check(
             + (f":{reasons}" if reasons else ": it has no layers with weights.")
         )
     model = replace_modules(model, new)
-    layers = [m for module in new.values() for m in module.modules() if isinstance(m, Relaxed)]
-    check_outputs(model, example_input, before, layers)
+    advice = "A forward pass may use a layer other than by calling self.<name>(x)."
+    try:
+        f, calls = record_calls(model, example_input)
+    except ValueError as error:
+        raise ValueError(
+            f"The model does not run with its layers replaced: {error.__cause__!r}. {advice}"
+        ) from error
+    layers = {id(m) for part in new.values() for m in part.modules() if isinstance(m, Relaxed)}
+    unused = [name for name, m in model.named_modules() if id(m) in layers - calls.keys()]
+    if unused:
+        raise ValueError(f"The model does not call its new layers {unused}. {advice}")
+    if before is not None:
+        try:
+            torch.testing.assert_close(f, before, equal_nan=True)
+        except AssertionError as error:
+            raise ValueError(f"The outputs changed. {advice}") from error
     model._relaxation = report  # type: ignore[assignment]
     return model

@@ -359,7 +359,6 @@ class Invariance:
         return self.width >= MIN_OPEN_WIDTH.get(self.unit, 2 * MIN_WIDTH)
 
     def __str__(self) -> str:
-        """Return width and unit."""
         amount = f"{self.width:.3g}"
         return f"factor {amount}" if self.unit == "factor" else f"{amount} {self.unit}".strip()
 
