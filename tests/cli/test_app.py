@@ -43,20 +43,20 @@ def call(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) ->
             cli.main()
         except SystemExit as stopped:
             code = stopped.code if isinstance(stopped.code, int) else 0
-        said = capsys.readouterr()
-        return subprocess.CompletedProcess(arguments, code, said.out, said.err)
+        text = capsys.readouterr()
+        return subprocess.CompletedProcess(arguments, code, text.out, text.err)
 
     return called
 
 
 def test_discover_on_the_embedded_digits(tmp_path: Path) -> None:
     """Check files and numbers of a short run."""
-    done = _run(
+    process = _run(
         "discover", "--epochs", "1", "--out", str(tmp_path), "--json", str(tmp_path / "a.json")
     )
-    assert done.returncode == 0, done.stderr
-    assert "Which digit is it?" in done.stdout
-    assert "nats" in done.stdout
+    assert process.returncode == 0, process.stderr
+    assert "Which digit is it?" in process.stdout
+    assert "nats" in process.stdout
     assert (tmp_path / "evidence.png").read_bytes().startswith(b"\x89PNG")
     document = json.loads((tmp_path / "a.json").read_text())
     assert document == json.loads((tmp_path / "discover.json").read_text())
@@ -98,8 +98,8 @@ def test_bench_evidence_writes_its_rows(
     monkeypatch.setattr(evidence_bench, "fresh_peak", lambda *_: 1.0)
     file = tmp_path / "rows.json"
     sizes = ["--alphas", "1", "--rounds", "1", "--paddings", "circular"]
-    done = call("bench", "evidence", *sizes, "--json", str(file))
-    assert done.returncode == 0, done.stderr
+    process = call("bench", "evidence", *sizes, "--json", str(file))
+    assert process.returncode == 0, process.stderr
     rows = json.loads(file.read_text())
     keys = ["net", "alpha", "padding", "estimator", "ratio_cpu", "ratio_wall", "peak_mb"]
     assert all(list(row) == [*keys, "log_evidence"] for row in rows)
@@ -140,16 +140,16 @@ def test_bench_layers_as_a_command(tmp_path: Path) -> None:
 
 
 def test_help_and_version(call: Call) -> None:
-    said = call("--help").stdout
+    text = call("--help").stdout
     verbs = ("discover", "report", "export", "predict", "data", "bench", "experiment", "completion")
-    assert all(verb in said for verb in verbs)
+    assert all(verb in text for verb in verbs)
     assert _run("version").stdout.strip() == sr.__version__
 
 
 def test_help_of_fit_shows_each_default_once(call: Call) -> None:
-    said = call("fit", "--help").stdout
-    assert "(default: 60)" in said
-    assert said.count("default") == said.count("(default:")
+    text = call("fit", "--help").stdout
+    assert "(default: 60)" in text
+    assert text.count("default") == text.count("(default:")
 
 
 def test_predictions_have_the_name_of_the_target_column(call: Call, tmp_path: Path) -> None:
@@ -159,18 +159,18 @@ def test_predictions_have_the_name_of_the_target_column(call: Call, tmp_path: Pa
     data.write_text("\n".join(["width,height,price", *rows]))
     new.write_text("\n".join(["width,height", *(row.rpartition(",")[0] for row in rows)]))
     assert call("discover", str(data), "--epochs", "1", "--out", run).returncode == 0
-    done = call("predict", run, str(new))
-    assert done.stdout.splitlines()[0] == "price", done.stderr
-    assert len(done.stdout.splitlines()) == 41
+    process = call("predict", run, str(new))
+    assert process.stdout.splitlines()[0] == "price", process.stderr
+    assert len(process.stdout.splitlines()) == 41
 
 
 @pytest.mark.parametrize("quiet", [True, False])
 def test_experiment_prints_its_table_unless_quiet(call: Call, quiet: bool) -> None:
     flags = ["--quiet"] if quiet else []
-    done = call("experiment", *flags, "ella-table1", "--small", "--rows")
-    assert done.returncode == 0
-    assert done.stdout.startswith("" if quiet else "| row |")
-    assert bool(done.stdout) != quiet
+    process = call("experiment", *flags, "ella-table1", "--small", "--rows")
+    assert process.returncode == 0
+    assert process.stdout.startswith("" if quiet else "| row |")
+    assert bool(process.stdout) != quiet
 
 
 @pytest.mark.parametrize(
@@ -183,10 +183,10 @@ def test_experiment_prints_its_table_unless_quiet(call: Call, quiet: bool) -> No
     ],
 )
 def test_user_errors_exit_with_2(call: Call, arguments: tuple[str, ...], message: str) -> None:
-    done = call(*arguments)
-    assert done.returncode == 2
-    assert message in done.stderr
-    assert "Traceback" not in done.stderr
+    process = call(*arguments)
+    assert process.returncode == 2
+    assert message in process.stderr
+    assert "Traceback" not in process.stderr
 
 
 @pytest.mark.parametrize(
@@ -201,19 +201,19 @@ def test_user_errors_exit_with_2(call: Call, arguments: tuple[str, ...], message
 def test_wrong_options_are_explained_without_none(
     call: Call, arguments: tuple[str, str], message: str
 ) -> None:
-    done = call("discover", *arguments)
-    said = " ".join((done.stdout + done.stderr).replace("│", " ").split())
-    assert done.returncode == 2
-    assert message in said
-    assert "None" not in said
+    process = call("discover", *arguments)
+    text = " ".join((process.stdout + process.stderr).replace("│", " ").split())
+    assert process.returncode == 2
+    assert message in text
+    assert "None" not in text
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh"])
 def test_completion(call: Call, shell: str) -> None:
-    done = call("completion", shell)
-    assert done.returncode == 0, done.stderr
-    assert "discover" in done.stdout
-    assert "--minutes" in done.stdout
+    process = call("completion", shell)
+    assert process.returncode == 0, process.stderr
+    assert "discover" in process.stdout
+    assert "--minutes" in process.stdout
 
 
 def test_files_are_written_atomically(tmp_path: Path) -> None:
@@ -301,17 +301,17 @@ def test_a_closed_pipe_is_not_an_error() -> None:
     )
     assert process.stdout is not None and process.stderr is not None
     process.stdout.close()
-    said = process.stderr.read()
+    text = process.stderr.read()
     process.wait()
     process.stderr.close()
-    assert said == b""
+    assert text == b""
 
 
 def test_quiet_fit_writes_only_json(tmp_path: Path) -> None:
     file = tmp_path / "fit.json"
     options = ["--fit.epochs", "1", "--out", str(tmp_path / "run"), "--json", str(file), "--quiet"]
-    done = _run("fit", *options)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    process = _run("fit", *options)
+    assert (process.returncode, process.stdout, process.stderr) == (0, "", "")
     question = json.loads(file.read_text())["questions"][0]
     assert question["verdict"] == question["candidates"][0]["reading"]["verdict"]
 
@@ -325,6 +325,6 @@ def test_text_of_the_user_is_not_markup(call: Call, tmp_path: Path) -> None:
     question["question"], question["verdict"] = "what [/b] is it?", "A [red]linear[/] model."
     question["headline"] = ""
     (tmp_path / "discover.json").write_text(json.dumps(document))
-    done = call("report", str(tmp_path))
-    assert done.returncode == 0, done.stderr
-    assert "what [/b] is it?" in done.stdout and "A [red]linear[/] model." in done.stdout
+    process = call("report", str(tmp_path))
+    assert process.returncode == 0, process.stderr
+    assert "what [/b] is it?" in process.stdout and "A [red]linear[/] model." in process.stdout

@@ -189,18 +189,18 @@ def test_wrong_files_give_one_line_and_exit_code_2(
     monkeypatch.setattr(sys, "argv", arguments)
     with pytest.raises(SystemExit) as left:
         cli.main()
-    said = capsys.readouterr().err
+    text = capsys.readouterr().err
     assert left.value.code == 2
-    assert message in said
-    assert said.startswith("symrazor: ")
-    assert said.count("\n") == 1, said
+    assert message in text
+    assert text.startswith("symrazor: ")
+    assert text.count("\n") == 1, text
     assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("name", ["zip bomb", "10 GB header"])
 def test_no_memory_is_allocated_for_a_false_header(name: str, tmp_path: Path) -> None:
     path = CASES[name][0](tmp_path)
-    done = limited("discover", str(path), "--out", str(tmp_path / "run"))
-    assert done.returncode == 2, done.stdout + done.stderr
-    assert "the limit of 4 GiB" in done.stderr
-    assert done.stderr.count("\n") == 1
+    process = limited("discover", str(path), "--out", str(tmp_path / "run"))
+    assert process.returncode == 2, process.stdout + process.stderr
+    assert "the limit of 4 GiB" in process.stderr
+    assert process.stderr.count("\n") == 1

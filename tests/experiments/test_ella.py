@@ -99,11 +99,11 @@ def test_results_merge_by_row_seed_and_size(tmp_path: Path) -> None:
     file = tmp_path / "new" / "a.json"
     add_runs("t", file, [_run("b", 0), _run("a", 1)])
     add_runs("t", file, [_run("a", 1, 95.0), _run("a", 0), _run("a", 1, small=False)])
-    found = read_runs("t", file)
-    keys = [(run["small"], run["row"], run["seed"]) for run in found]
+    result = read_runs("t", file)
+    keys = [(run["small"], run["row"], run["seed"]) for run in result]
     assert keys == [(False, "a", 1), (True, "a", 0), (True, "a", 1), (True, "b", 0)]
-    assert found[2]["accuracy"] == 95.0
-    assert merged(found, []) == found
+    assert result[2]["accuracy"] == 95.0
+    assert merged(result, []) == result
     assert [path.name for path in file.parent.iterdir()] == ["a.json"]
 
 
@@ -161,12 +161,12 @@ def test_markdown_has_mean_and_spread_beside_the_paper() -> None:
     assert "| 1 (0-2) / 50 |" in markdown([*runs, other], paper)
 
 
-def test_runs_that_were_not_trained_alike_are_no_secret() -> None:
-    one = {**_run("a", 0), "config": {"optimizer": "adamw", "seed": 0, "device": "cpu"}}
-    two = {**_run("a", 1), "config": {"optimizer": "adamw", "seed": 1, "device": "cuda"}}
+def test_table_counts_different_settings() -> None:
+    first = {**_run("a", 0), "config": {"optimizer": "adamw", "seed": 0, "device": "cpu"}}
+    second = {**_run("a", 1), "config": {"optimizer": "adamw", "seed": 1, "device": "cuda"}}
     other = {**_run("a", 2), "config": {"optimizer": "sgd", "seed": 2, "device": "cuda"}}
-    assert markdown([one, two], {"a": {}}).endswith("| 2 |")
-    assert markdown([one, two, other], {"a": {}}).endswith("| 3, of 2 settings |")
+    assert markdown([first, second], {"a": {}}).endswith("| 2 |")
+    assert markdown([first, second, other], {"a": {}}).endswith("| 3, of 2 settings |")
 
 
 # ---------------------------------------------------------------------------------------- tables
@@ -188,9 +188,9 @@ def test_map_rows_never_move_a_precision(tmp_path: Path) -> None:
     options = Options(small=True, device="cpu", rows=("f-fc+conv/map",), epochs=1)
     (row,) = (row for row in ella_tables.TABLE_2.rows if row.name == "f-fc+conv/map")
     data = ella_tables.data_2("images", options)
-    found = ella.run_row(ella_tables.TABLE_2, row, options, 0, data)
-    assert "error" not in found
-    for layer in found["reading"]["layers"]:
+    result = ella.run_row(ella_tables.TABLE_2, row, options, 0, data)
+    assert "error" not in result
+    for layer in result["reading"]["layers"]:
         for path in layer["paths"]:
             assert set(path["precision"].values()) == {1.0}
 
@@ -203,17 +203,17 @@ def test_real_rows_of_table_2_are_augmented() -> None:
 
 def test_both_tasks_of_table_1_have_the_same_images() -> None:
     options = Options(small=True)
-    (digit, where), tests = (
+    (digit, quadrants), tests = (
         ella_tables.data_1("digit", options),
         ella_tables.data_1("quadrant", options),
     )
     assert torch.equal(digit[0], tests[0][0])
-    assert torch.equal(where[0], tests[1][0])
+    assert torch.equal(quadrants[0], tests[1][0])
     assert torch.equal(tests[0][1] % 10, digit[1])
     assert int(tests[0][1].max()) == 39
 
 
-def test_a_run_that_diverges_is_written_down(tmp_path: Path) -> None:
+def test_diverged_run_is_saved(tmp_path: Path) -> None:
     file = tmp_path / "a.json"
     options = Options(
         small=True, rows=("conv/*",), epochs=1, json=file, set=("lr=1e30", "optimizer=sgd")
@@ -223,17 +223,17 @@ def test_a_run_that_diverges_is_written_down(tmp_path: Path) -> None:
     assert "The training loss is nan" in read_runs("ella-table2", file)[0]["error"]
 
 
-def test_a_run_that_diverges_in_its_last_step_is_written_down() -> None:
+def test_run_that_diverges_in_its_last_step_is_saved() -> None:
     """No loss has seen it yet, but the evidence would."""
-    told = ("batch_size=1437", "lr=1e20")
-    options = Options(small=True, rows=("conv/laplace",), epochs=1, set=told)
+    arguments = ("batch_size=1437", "lr=1e20")
+    options = Options(small=True, rows=("conv/laplace",), epochs=1, set=arguments)
     assert "1, 1 diverged" in ella_tables.TABLE_2.run(options)
 
 
-def test_weights_beyond_gradients_are_written_down() -> None:
+def test_run_with_infinite_gradients_is_saved() -> None:
     """Outputs are finite, their gradients are not: diverged, and no fault of the layers."""
-    told = ("lr=1e6", "optimizer=sgd", "every=1")
-    options = Options(small=True, rows=("digit/conv/laplace",), epochs=3, set=told)
+    arguments = ("lr=1e6", "optimizer=sgd", "every=1")
+    options = Options(small=True, rows=("digit/conv/laplace",), epochs=3, set=arguments)
     assert "1, 1 diverged" in ella_tables.TABLE_1.run(options)
 
 
@@ -241,9 +241,9 @@ def test_epochs_may_be_set_either_way() -> None:
     """The burn-in follows: half of a short run."""
     row = ella_tables.TABLE_1.rows[2]
     base = ella_tables.config_1(row, small=True)
-    given = ella._config(base, row, Options(small=True, epochs=4), 1437)
-    assert given == ella._config(base, row, Options(small=True, set=("epochs=4",)), 1437)
-    assert (given.epochs, given.burn_in) == (4, 2 * 23)
+    config = ella._config(base, row, Options(small=True, epochs=4), 1437)
+    assert config == ella._config(base, row, Options(small=True, set=("epochs=4",)), 1437)
+    assert (config.epochs, config.burn_in) == (4, 2 * 23)
 
 
 @pytest.mark.parametrize(
@@ -264,7 +264,7 @@ def test_epochs_may_be_set_either_way() -> None:
         ({"device": "cuda:99", "rows": ("*/fc/map",)}, "Device 'cuda:99' is not available"),
     ],
 )
-def test_options_that_fit_nothing(change: dict[str, object], message: str) -> None:
+def test_options_that_match_nothing_raise(change: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         ella_tables.TABLE_1.run(Options(**{"small": True, **change}))  # type: ignore[arg-type]
 
@@ -273,20 +273,20 @@ def test_tiny_tables_as_commands(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """One epoch of two rows by each of the two ways in; the second only adds to the first."""
-    told = ["--small", "--epochs", "1", "--json", str(tmp_path / "a.json")]
-    told += ["--events", str(tmp_path), "--rows"]
-    command = [sys.executable, "-m", "symrazor.experiments", "ella-table1", *told]
-    done = subprocess.run(
+    arguments = ["--small", "--epochs", "1", "--json", str(tmp_path / "a.json")]
+    arguments += ["--events", str(tmp_path), "--rows"]
+    command = [sys.executable, "-m", "symrazor.experiments", "ella-table1", *arguments]
+    process = subprocess.run(
         [*command, "quadrant/conv/map"], capture_output=True, text=True, check=False
     )
-    assert done.returncode == 0, done.stderr
-    assert "| quadrant/conv/map | " in done.stdout
+    assert process.returncode == 0, process.stderr
+    assert "| quadrant/conv/map | " in process.stdout
     (x, y), test = ella_tables.data_1("digit", Options(small=True))
-    few = replace(ella_tables.TABLE_1, data=lambda *_: ((x[:150], y[:150]), test))
-    monkeypatch.setattr(ella_tables, "TABLE_1", few)
-    cli.run(["experiment", "ella-table1", *told, "digit/f-fc+conv/laplace"])
-    said = capsys.readouterr().out
-    assert "| quadrant/conv/map | " in said and "| digit/f-fc+conv/laplace | " in said
+    small_table = replace(ella_tables.TABLE_1, data=lambda *_: ((x[:150], y[:150]), test))
+    monkeypatch.setattr(ella_tables, "TABLE_1", small_table)
+    cli.run(["experiment", "ella-table1", *arguments, "digit/f-fc+conv/laplace"])
+    text = capsys.readouterr().out
+    assert "| quadrant/conv/map | " in text and "| digit/f-fc+conv/laplace | " in text
     runs = json.loads((tmp_path / "a.json").read_text())["runs"]
     assert [run["row"] for run in runs] == ["digit/f-fc+conv/laplace", "quadrant/conv/map"]
     assert [len(run["free_shares"]) for run in runs] == [5, 5]
@@ -296,7 +296,7 @@ def test_tiny_tables_as_commands(
     assert event == runs[0]["history"][0]
 
 
-def test_a_command_without_data_ends_with_2(capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_without_data_exits_with_2(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stopped:
         main(["ella-table2"])
     assert stopped.value.code == 2
@@ -322,15 +322,15 @@ def test_small_tables(table, tmp_path: Path) -> None:
 def test_figures_show_the_shares_and_curves_of_a_run(tmp_path: Path) -> None:
     """A real run of two epochs: curves add up to the reading, files are pictures."""
     file, row = tmp_path / "runs.json", "digit/f-fc+conv/laplace"
-    told = ("every=1", "burn_in=0", "switch_off=false")
-    options = Options(small=True, rows=(row,), json=file, epochs=2, set=told)
+    arguments = ("every=1", "burn_in=0", "switch_off=false")
+    options = Options(small=True, rows=(row,), json=file, epochs=2, set=arguments)
     (x, y), test = ella_tables.data_1("digit", options)
-    few = replace(ella_tables.TABLE_1, data=lambda *_: ((x[:150], y[:150]), test))
-    few.run(replace(options, device="cpu", figure=tmp_path))
+    small_table = replace(ella_tables.TABLE_1, data=lambda *_: ((x[:150], y[:150]), test))
+    small_table.run(replace(options, device="cpu", figure=tmp_path))
     run = read_runs("ella-table1", file)[0]
-    found = ella_figures.shares([run, run])
-    assert list(found) == ["Conv", "FFC"] and len(found["Conv"]) == 5
-    assert [1 - conv[0] for conv in found["Conv"]] == pytest.approx(run["free_shares"])
+    result = ella_figures.shares([run, run])
+    assert list(result) == ["Conv", "FFC"] and len(result["Conv"]) == 5
+    assert [1 - conv[0] for conv in result["Conv"]] == pytest.approx(run["free_shares"])
     gamma = ella_figures.curves(run, "effective_parameters")
     assert gamma.keys() == {(kind, n) for kind in ("Conv", "FFC") for n in range(1, 6)}
     last = run["history"][-1]["effective_parameters"]
@@ -351,13 +351,13 @@ def test_figures_show_the_shares_and_curves_of_a_run(tmp_path: Path) -> None:
 def test_fashion_experiment_small(tmp_path: Path) -> None:
     """A few seconds of it on the embedded digits: four rows, and a verdict."""
     file = tmp_path / "a.json"
-    said = fashion.run(fashion.Options(small=True, minutes=0.03, json=file))
+    text = fashion.run(fashion.Options(small=True, minutes=0.03, json=file))
     rows = json.loads(file.read_text())["rows"]
     assert rows[-1]["network"] == "plain CNN"
     assert rows[-1]["accuracy"] > 0.5
     assert rows[-1]["data"] == 1437
-    assert "translation" in said
-    assert said.count("\n| ") == len(rows)
+    assert "translation" in text
+    assert text.count("\n| ") == len(rows)
     with pytest.raises(ValueError, match="files of Fashion-MNIST"):
         fashion.run(fashion.Options())
 
@@ -369,8 +369,8 @@ def test_fashion_experiment_small(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("work_clock")
 def test_fashion_experiment_for_a_minute() -> None:
     """On the embedded digits: what discovery delivers is no worse."""
-    said = fashion.run(fashion.Options(small=True, minutes=1))
-    rows = [line.split("|") for line in said.splitlines()[2:] if line.startswith("|")]
+    text = fashion.run(fashion.Options(small=True, minutes=1))
+    rows = [line.split("|") for line in text.splitlines()[2:] if line.startswith("|")]
     longer = [row for row in rows if "the rest of the time" in row[1]]
     delivered, plain = (float(row[4]) for row in ((longer or rows)[0], rows[-1]))
-    assert delivered > plain - 2, said
+    assert delivered > plain - 2, text

@@ -26,20 +26,22 @@ def test_table_3_has_the_papers_size_and_a_tenth_of_its_epochs() -> None:
     assert row.paper == {"accuracy": 95.55, "nll": 0.136, "evidence": 0.896}
 
 
-def test_moved_digits_are_moved_once_and_for_all() -> None:
+def test_transformed_digits_are_the_same_in_every_run() -> None:
     options = Options(small=True)
     (x, y), (xt, _) = ella_tables.data_3("mnist", options)
     for task in ("translated-mnist", "rotated-mnist"):
-        (moved, labels), (again, _) = (ella_tables.data_3(task, options)[0] for _ in range(2))
-        assert torch.equal(moved, again) and torch.equal(labels, y)
-        assert moved.shape == x.shape == (len(y), 1, 16, 16)
-        assert not torch.allclose(moved, x)
+        (transformed, labels), (repeated, _) = (
+            ella_tables.data_3(task, options)[0] for _ in range(2)
+        )
+        assert torch.equal(transformed, repeated) and torch.equal(labels, y)
+        assert transformed.shape == x.shape == (len(y), 1, 16, 16)
+        assert not torch.allclose(transformed, x)
     assert xt.shape[1:] == x.shape[1:]
 
 
-def test_shares_stand_beside_the_papers() -> None:
-    kinds = {"FFC": 0.1, "Conv": 0.3, "GConv p4": 0.6}
-    relative = {k: {"mean": v, "min": v / 2, "max": 0.9} for k, v in kinds.items()}
+def test_shares_are_shown_with_the_papers() -> None:
+    shares_by_path = {"FFC": 0.1, "Conv": 0.3, "GConv p4": 0.6}
+    relative = {k: {"mean": v, "min": v / 2, "max": 0.9} for k, v in shares_by_path.items()}
     runs = [
         {"row": "mnist/laplace", "reading": {"relative_effective_parameters": relative}},
         {"row": "cifar-10/laplace", "error": "diverged"},
@@ -50,7 +52,7 @@ def test_shares_stand_beside_the_papers() -> None:
     ]
 
 
-def test_seeds_of_several_machines_become_one_table(
+def test_files_of_several_machines_are_merged_into_one_table(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Two files, three seeds: mean and deviation beside the paper, shares below."""
@@ -68,9 +70,9 @@ def test_seeds_of_several_machines_become_one_table(
         add_runs("ella-table3", tmp_path / f"{name}.json", runs)
     files = [str(tmp_path / f"{name}.json") for name in "ab"]
     main(["ella-table3", "--rows", "--merge", *files])
-    said = capsys.readouterr().out
-    assert "| rotated-mnist/laplace | 98.00 ± 1.00 | 95.55 | 0.100 | 0.136 |" in said
-    assert "| rotated-mnist | 30 (10-50) | 8 (0-20) |" in said and said.strip().endswith("| 3 |")
+    text = capsys.readouterr().out
+    assert "| rotated-mnist/laplace | 98.00 ± 1.00 | 95.55 | 0.100 | 0.136 |" in text
+    assert "| rotated-mnist | 30 (10-50) | 8 (0-20) |" in text and text.strip().endswith("| 3 |")
 
 
 def test_every_row_takes_changes_of_its_training() -> None:
@@ -88,15 +90,15 @@ def test_table_3_on_the_digits(tmp_path: Path) -> None:
     )
     text = ella_tables.TABLE_3.run(options)
     assert "| rotated-mnist | " in text
-    (found,) = read_runs("ella-table3", file)
-    errors = found["reading"]["layers"][0]["equivariance_error"]
+    (run,) = read_runs("ella-table3", file)
+    errors = run["reading"]["layers"][0]["equivariance_error"]
     assert set(errors) == {"translation", "p4"}
 
 
 def test_turned_digits_and_their_table() -> None:
     x, _ = embedded("train")
-    moved = rotated_share.turned(x, 1)
-    back = torch.stack([torch.rot90(moved, k, (2, 3)) for k in range(4)])
+    transformed = rotated_share.turned(x, 1)
+    back = torch.stack([torch.rot90(transformed, k, (2, 3)) for k in range(4)])
     assert bool((back == x).flatten(2).all(2).any(0).all())
     rows = [
         {"seed": 0, "data": kind, "share": share, "error": 1.0, "accuracy": 90.0}
@@ -105,7 +107,7 @@ def test_turned_digits_and_their_table() -> None:
     assert rotated_share.markdown(rows).endswith("in 1 of 1 seeds.")
     network = rotated_share.network(8, 1)
     assert network(x[:2]).shape == (2, 10)
-    few = rotated_share.Options(images=1000)
-    assert (few.width, few.config.epochs, few.config.batch_size) == (4, 40, 64)
+    options = rotated_share.Options(images=1000)
+    assert (options.width, options.config.epochs, options.config.batch_size) == (4, 40, 64)
     assert rotated_share.Options(small=True, epochs=3).config.epochs == 3
     assert rotated_share.Options().config.batch_size == 256

@@ -22,8 +22,8 @@ def test_recovery_by_command(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     small = ("lila-recovery", "--small", "--n", "40", "--epochs", "2", "--json", str(file))
     text = _command(capsys, *small, "--rows", "flip 1/*", "--average", "probabilities")
     assert [line.split(" | ")[1] for line in text.splitlines()[2:]] == [*lila_recovery.METHODS]
-    again = _command(capsys, *small, "--rows", "rotation 0/none")
-    assert "| flip 1 | learned | left-right flip (probability)" in again
+    second_text = _command(capsys, *small, "--rows", "rotation 0/none")
+    assert "| flip 1 | learned | left-right flip (probability)" in second_text
     runs = json.loads(file.read_text())["runs"]
     assert [r["average"] for r in runs if r["row"] == "flip 1/learned"] == ["probabilities"]
     assert len(runs) == 5 and all(len(r["starts"]) == 2 for r in runs if "starts" in r)
@@ -50,13 +50,13 @@ def test_resnet_by_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
 
 
 @pytest.mark.parametrize("name", ["lila_recovery", "lila_resnet"])
-def test_rows_that_are_not_there(name: str) -> None:
+def test_unknown_rows_raise(name: str) -> None:
     module = {"lila_recovery": lila_recovery, "lila_resnet": lila_resnet}[name]
     with pytest.raises(ValueError, match="No row matches"):
         module.run(lila.Options(small=True, rows=("nonsense",)))
 
 
-def test_no_data(capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_data_raises(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(ValueError, match="Use --data DIR"):
         lila_small_data.run(lila.Options(rows=("mnist/312/none",)))
     with pytest.raises(SystemExit, match="2"):

@@ -17,7 +17,7 @@ from symrazor.inference.variational import BlockCholesky, kl
 from symrazor.invariance import AffineLie
 
 
-def test_table_1_writes_rows_beside_the_papers(tmp_path: Path) -> None:
+def test_table_1_shows_the_papers_figures(tmp_path: Path) -> None:
     file = tmp_path / "table1.json"
     rows = ("regular/learned", "regular/fixed 45")
     options = Options(small=True, device="cpu", json=file, rows=rows, steps=12)
@@ -26,13 +26,13 @@ def test_table_1_writes_rows_beside_the_papers(tmp_path: Path) -> None:
     assert "| 96.40 |" in text
     fixed, learned = read_runs("liw-table1", file)
     assert fixed["widths"]["rotation (degrees)"] == pytest.approx(45, abs=1e-3)
-    begun = learned["degrees"][0]
-    assert any(begun == pytest.approx(angle, abs=0.01) for angle in liw_table1.ANGLES)
-    assert learned["degrees"][-1] != pytest.approx(begun, abs=0.1)
+    start = learned["degrees"][0]
+    assert any(start == pytest.approx(angle, abs=0.01) for angle in liw_table1.ANGLES)
+    assert learned["degrees"][-1] != pytest.approx(start, abs=0.1)
     assert learned["elbo_per_datum"] < learned["fit_per_datum"] < 0
 
 
-def test_table_2_opens_only_what_a_row_may_use(tmp_path: Path) -> None:
+def test_table_2_opens_only_the_generators_of_a_row(tmp_path: Path) -> None:
     file = tmp_path / "table2.json"
     rows = ("scaled/MLP", "scaled/translation")
     text = liw_tables.TABLE_2.run(Options(small=True, device="cpu", json=file, rows=rows, steps=6))
@@ -55,14 +55,16 @@ def test_figures_are_drawn(tmp_path: Path) -> None:
     json.dumps(run, allow_nan=False)
 
 
-def test_table_1_keeps_what_a_cut_run_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupted_table_1_keeps_its_results(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = tmp_path / "table1.json"
-    seen: list[int] = []
+    saved_steps: list[int] = []
 
     def cut(name: str, options: Options, runs: list[dict[str, object]]) -> None:
         save(name, options, runs)
-        seen.append(int(str(runs[0]["trained_steps"])))
-        if len(seen) == 2:
+        saved_steps.append(int(str(runs[0]["trained_steps"])))
+        if len(saved_steps) == 2:
             raise KeyboardInterrupt
 
     monkeypatch.setattr(liw_table1, "save", cut)
@@ -73,17 +75,17 @@ def test_table_1_keeps_what_a_cut_run_has(tmp_path: Path, monkeypatch: pytest.Mo
     with pytest.raises(KeyboardInterrupt):
         liw_table1.run(options)
     (run,) = read_runs("liw-table1", file)
-    assert seen == [4, 7]
+    assert saved_steps == [4, 7]
     assert run["row"] == "regular/learned (probs)"
     assert run["trained_steps"] == 7
     assert run["elbo_per_datum"] < run["fit_per_datum"] < 0
 
 
-def test_scales_are_kept_as_in_the_paper(tmp_path: Path) -> None:
+def test_fixed_scales(tmp_path: Path) -> None:
     file = tmp_path / "table1.json"
-    told = ["--small", "--device", "cpu", "--rows", "regular/fixed 5", "--steps", "8"]
-    told += ["--average", "probs", "--kept-scale", "3", "--sigma", "0.4", "--json", str(file)]
-    main(["liw-table1", *told])
+    arguments = ["--small", "--device", "cpu", "--rows", "regular/fixed 5", "--steps", "8"]
+    arguments += ["--average", "probs", "--kept-scale", "3", "--sigma", "0.4", "--json", str(file)]
+    main(["liw-table1", *arguments])
     (run,) = read_runs("liw-table1", file)
     assert run["row"] == "regular/fixed 5 (probs, kept scale 3, sigma 0.4)"
     assert run["scale"] == pytest.approx(3.0)
@@ -91,7 +93,7 @@ def test_scales_are_kept_as_in_the_paper(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_a_sparse_gaussian_process_pays_the_same_divergence() -> None:
+def test_kl_of_the_sparse_gaussian_process_equals_ours() -> None:
     pytest.importorskip("gpytorch", reason="a development extra")
     latent, _ = liw_gp.gaussian_process(torch.rand(5, 3), 2)
     latent(torch.rand(4, 3))  # the first call sets q to the prior, and a little noise
@@ -100,13 +102,13 @@ def test_a_sparse_gaussian_process_pays_the_same_divergence() -> None:
         q.chol_variational_covar.copy_(torch.eye(5) + 0.2 * torch.rand(2, 5, 5).tril())
         q.variational_mean.copy_(torch.rand(2, 5))
     latent(torch.rand(4, 3))  # and the second one forgets what it was
-    ours = BlockCholesky((2, 5), 1.0, mean=q.variational_mean)
-    ours.root.set_(q.chol_variational_covar.detach().tril())
-    theirs = latent.variational_strategy.kl_divergence()
-    assert theirs.item() == pytest.approx(kl(ours, 1.0).item(), rel=1e-4)
+    posterior = BlockCholesky((2, 5), 1.0, mean=q.variational_mean)
+    posterior.root.set_(q.chol_variational_covar.detach().tril())
+    gpytorch_kl = latent.variational_strategy.kl_divergence()
+    assert gpytorch_kl.item() == pytest.approx(kl(posterior, 1.0).item(), rel=1e-4)
 
 
-def test_without_gpytorch_there_is_a_word(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_gpytorch_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "gpytorch", None)
     with pytest.raises(ValueError, match="pip install gpytorch"):
         liw_gp.gaussian_process(torch.rand(5, 3), 2)
@@ -119,8 +121,8 @@ def test_learned_widths_are_no_worse_than_the_best_fixed_one(tmp_path: Path) -> 
     """From 5 degrees alone this one stops half way; see `choose_starts`."""
     file = tmp_path / "table1.json"
     rows = ("fully rotated/fixed 175", "fully rotated/learned")
-    told = Options(small=True, device="cpu", json=file, rows=rows, steps=100)
-    liw_table1.run(replace(told, average="probs", learn_scales=True))
+    arguments = Options(small=True, device="cpu", json=file, rows=rows, steps=100)
+    liw_table1.run(replace(arguments, average="probs", learn_scales=True))
     best, learned = (run["elbo_per_datum"] for run in read_runs("liw-table1", file))
     assert learned >= best - 0.01
 
@@ -133,9 +135,9 @@ def test_the_best_fixed_angle_is_the_papers(tmp_path: Path) -> None:
     liw_table1.run(Options(small=True, device="cpu", json=file, rows=rows, steps=80))
     runs = read_runs("liw-table1", file)
     for version, angle in (("partially rotated", 90), ("regular", 45)):
-        found = {r["row"]: r["elbo_per_datum"] for r in runs if r["row"].startswith(version)}
-        assert len(found) == len(liw_table1.ANGLES)
-        assert max(found, key=found.__getitem__) == f"{version}/fixed {angle}"
+        bounds = {r["row"]: r["elbo_per_datum"] for r in runs if r["row"].startswith(version)}
+        assert len(bounds) == len(liw_table1.ANGLES)
+        assert max(bounds, key=bounds.__getitem__) == f"{version}/fixed {angle}"
 
 
 @pytest.mark.slow
@@ -173,7 +175,7 @@ def test_rings_tell_the_bound_from_maximum_likelihood(tmp_path: Path) -> None:
     assert (tmp_path / "rings.png").exists()
 
 
-def test_a_diverged_run_is_written_down_too(tmp_path: Path) -> None:
+def test_diverged_run_is_saved_with_null(tmp_path: Path) -> None:
     file = tmp_path / "table1.json"
     run = {"row": "a", "seed": 0, "small": True, "accuracy": float("nan"), "degrees": [1.0]}
     save("liw-table1", Options(json=file), [run])
@@ -198,7 +200,7 @@ def test_rings_have_their_radii() -> None:
         rings(10, 400)
 
 
-def test_wrong_options_end_with_a_word(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_options_are_explained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stop:
         main(["liw-table1", "--rows", "regular/fixed 7", "--small"])
     assert stop.value.code == 2

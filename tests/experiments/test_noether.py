@@ -26,7 +26,7 @@ def test_ratios_only_between_models_that_were_run() -> None:
     row = {"seed": 0, "neg_elbo_per_datum": 0.0, "nll_per_datum": 0.0, "kl_per_datum": 0.0}
     row |= {"seconds": 1.0}
     errors = {"learned": [1.0, 3.0], "hnn": [6.0, 4.0]}
-    rows = [row | {"model": m, "test_mse": e} for m, two in errors.items() for e in two]
+    rows = [row | {"model": m, "test_mse": e} for m, pair in errors.items() for e in pair]
     text = noether_results.markdown(rows, [])
     assert text.splitlines()[-1] == "test MSE: hnn / learned 2.500"
     rows = [entry for entry in rows if entry["model"] == "learned"]

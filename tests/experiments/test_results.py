@@ -15,15 +15,15 @@ from symrazor.experiments.results import check_figures, markdown, read_runs
 ROW = "digit/conv/map"
 
 
-def _table(told: Options) -> str:
+def _table(changes: Options) -> str:
     """A table of few images."""
-    (x, y), (xt, yt) = ella_tables.data_1("digit", told)
-    few = (x[:150], y[:150]), (xt[:50], yt[:50])
-    return replace(ella_tables.TABLE_1, data=lambda *_: few).run(told)
+    (x, y), (xt, yt) = ella_tables.data_1("digit", changes)
+    subset = (x[:150], y[:150]), (xt[:50], yt[:50])
+    return replace(ella_tables.TABLE_1, data=lambda *_: subset).run(changes)
 
 
-def _options(**told: Any) -> Options:
-    return Options(**{"small": True, "device": "cpu", "rows": (ROW,), "epochs": 1, **told})
+def _options(**changes: Any) -> Options:
+    return Options(**{"small": True, "device": "cpu", "rows": (ROW,), "epochs": 1, **changes})
 
 
 def test_other_options_of_the_evidence_are_another_setting(tmp_path: Path) -> None:
@@ -31,19 +31,19 @@ def test_other_options_of_the_evidence_are_another_setting(tmp_path: Path) -> No
     assert _table(_options(json=file, seed=(0, 1))).endswith("| 2 |")
     same = ("prior_precision=1", "samples=1")  # as they are, whole numbers or not
     assert _table(_options(json=file, seed=(2,), set=same)).endswith("| 3 |")
-    said = _table(_options(json=file, seed=(3,), set=("prior_precision=50",)))
-    assert said.endswith("| 4, of 2 settings |")
+    text = _table(_options(json=file, seed=(3,), set=("prior_precision=50",)))
+    assert text.endswith("| 4, of 2 settings |")
 
 
 def test_a_run_that_diverged_has_the_setting_of_the_others() -> None:
     figures = {"accuracy": 1.0, "nll": 1.0, "evidence": 1.0, "seconds": 1.0, "free_shares": []}
     base = {"row": "a", "small": True, "epochs": 1, "config": {"lr": 0.1}}
-    done = {**base, **figures, "seed": 0, "reading": {"config": {"damping": 0.5, "seed": 0}}}
-    other = {**done, "seed": 1, "reading": {"config": {"damping": 1.0, "seed": 1}}}
-    older = {**done, "seed": 2, "reading": {"config": {}}}
+    finished = {**base, **figures, "seed": 0, "reading": {"config": {"damping": 0.5, "seed": 0}}}
+    other = {**finished, "seed": 1, "reading": {"config": {"damping": 1.0, "seed": 1}}}
+    older = {**finished, "seed": 2, "reading": {"config": {}}}
     diverged = {**base, "seed": 3, "error": "diverged"}
-    assert markdown([diverged, done, older], {"a": {}}).endswith("| 3, 1 diverged |")
-    assert markdown([diverged, done, other], {"a": {}}).endswith("1 diverged, of 2 settings |")
+    assert markdown([diverged, finished, older], {"a": {}}).endswith("| 3, 1 diverged |")
+    assert markdown([diverged, finished, other], {"a": {}}).endswith("1 diverged, of 2 settings |")
 
 
 @pytest.mark.parametrize(
@@ -59,19 +59,21 @@ def test_a_run_that_diverged_has_the_setting_of_the_others() -> None:
     ],
 )
 @pytest.mark.parametrize("option", ["json", "merge"])
-def test_results_that_make_no_table(runs: Any, message: str, option: str, tmp_path: Path) -> None:
+def test_incomplete_results_raise(runs: Any, message: str, option: str, tmp_path: Path) -> None:
     file, named = tmp_path / "a.json", {"row": ROW, "seed": 0, "small": True}
     listed = [named | run for run in runs] if isinstance(runs, list) else runs
     file.write_text(json.dumps({"experiment": "ella-table1", "runs": listed}))
     before = file.read_text()
-    told = {"json": file} if option == "json" else {"merge": (file,), "json": tmp_path / "b.json"}
+    changes = (
+        {"json": file} if option == "json" else {"merge": (file,), "json": tmp_path / "b.json"}
+    )
     with pytest.raises(ValueError, match=message):
-        ella_tables.TABLE_1.run(_options(rows=(), **told))
+        ella_tables.TABLE_1.run(_options(rows=(), **changes))
     assert file.read_text() == before
     assert not (tmp_path / "b.json").exists()
 
 
-def test_what_a_table_writes_it_can_read(tmp_path: Path) -> None:
+def test_saved_results_can_be_read(tmp_path: Path) -> None:
     file = tmp_path / "a.json"
     _table(_options(json=file))
     _table(_options(json=file, seed=(1,), set=("lr=1e20",)))
@@ -106,11 +108,11 @@ def test_events_of_a_resumed_run_go_on(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_many_runs_and_none(change: dict[str, Any], message: str) -> None:
+def test_no_seeds_and_shared_checkpoint_folders_raise(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         ella_tables.TABLE_1.run(_options(**change))
 
 
-def test_a_folder_is_no_file_for_results(tmp_path: Path) -> None:
+def test_folder_as_result_file_raises(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="is a folder. Give the name of a file"):
         starts.run(starts.Options(small=True, json=tmp_path))

@@ -29,27 +29,27 @@ def seeded(x: torch.Tensor, row: str) -> torch.Tensor:
 def test_targets_have_the_symmetry_they_claim(row: str) -> None:
     x, y = make_task(row, 3, 100)
     assert x.dim() == 2 + space_of(row).dims
-    again: Tensors = make_task(row, 3, 100)
-    assert torch.equal(x, again[0]) and torch.equal(y, again[1])
-    moved = {
+    repeated: Tensors = make_task(row, 3, 100)
+    assert torch.equal(x, repeated[0]) and torch.equal(y, repeated[1])
+    transformed = {
         "translation": x.roll((1, 2), (2, 3)),
         "p4": torch.rot90(x, 1, (2, 3)),
         "p4m": x.flip(3),
     }
-    kept = {"none": [], "translation": ["translation"], "p4": ["translation", "p4"]}
+    symmetries = {"none": [], "translation": ["translation"], "p4": ["translation", "p4"]}
     if x.dim() == 5:  # one more axis to turn about; a mirror is no rotation
-        moved |= {"O": torch.rot90(x, 1, (3, 4))}
-        kept |= {"O": ["translation", "p4", "O"]}
-    row_kept = kept.get(row.rpartition("/")[2], list(moved))
-    for name, other in moved.items():
+        transformed |= {"O": torch.rot90(x, 1, (3, 4))}
+        symmetries |= {"O": ["translation", "p4", "O"]}
+    row_kept = symmetries.get(row.rpartition("/")[2], list(transformed))
+    for name, other in transformed.items():
         change = float((seeded(other, row) - seeded(x, row)).abs().max())
         assert (change < 1e-4) == (name in row_kept)
 
 
 def test_the_layer_chooses_quarter_turns_without_reflections() -> None:
-    found = run_row("p4", 0, Options(small=True, device="cpu"))
-    assert found["right"] and found["errors"]["p4m"] > 0.2
-    assert found["shares"][0] + found["shares"][1] > 0.8
+    result = run_row("p4", 0, Options(small=True, device="cpu"))
+    assert result["right"] and result["errors"]["p4m"] > 0.2
+    assert result["shares"][0] + result["shares"][1] > 0.8
 
 
 @pytest.mark.slow
@@ -68,14 +68,14 @@ def test_of_two_starts_the_one_with_more_evidence_counts(
     common = Options(seed=(0,), json=file, rows=("none",), small=True, device="cpu")
     for starts in STARTS[:1], STARTS[1:], STARTS:
         text = run(replace(common, starts=starts))
-    near, loose, both = read_runs("selection", file)
+    near, loose, two_starts = read_runs("selection", file)
     names = ["none", "none, loose", "none, near or loose"]
-    assert [one["row"] for one in (near, loose, both)] == names
+    assert [result["row"] for result in (near, loose, two_starts)] == names
     assert [line.split(" |")[0] for line in text.splitlines()[2:]] == [f"| {n}" for n in names]
-    assert both["evidences"] == {"near": near["evidence"], "loose": loose["evidence"]}
+    assert two_starts["evidences"] == {"near": near["evidence"], "loose": loose["evidence"]}
     assert near["evidence"] != loose["evidence"]
-    assert both["evidence"] == min(near["evidence"], loose["evidence"])
-    assert both["errors"] == {"near": near, "loose": loose}[both["start"]]["errors"]
+    assert two_starts["evidence"] == min(near["evidence"], loose["evidence"])
+    assert two_starts["errors"] == {"near": near, "loose": loose}[two_starts["start"]]["errors"]
     with pytest.raises(ValueError, match="Unknown starts .'far',"):
         replace(common, starts=("far",))  # type: ignore[arg-type]
 
@@ -98,7 +98,7 @@ def test_results_merge_and_print(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     file = tmp_path / "s.json"
     for seed in (0, 1):
         text = run(Options(seed=(seed,), json=file, rows=("none",), small=True, device="cpu"))
-    assert [one["seed"] for one in read_runs("selection", file)] == [0, 1]
+    assert [result["seed"] for result in read_runs("selection", file)] == [0, 1]
     assert "| none | " in text and "of 2 |" in text
     with pytest.raises(ValueError, match="Rows: p4m, p4"):
         run(Options(rows=("sets",)))

@@ -62,7 +62,7 @@ def test_starts_are_compared_by_their_ends(tmp_path: Path) -> None:
     assert not [c for c in starts.compare([*rows, rival]) if c["passed"] and c["start"] == "near"]
 
 
-def test_one_start_or_two_settings_show_nothing() -> None:
+def test_one_start_or_two_settings_are_not_compared() -> None:
     """What a command leaves that was stopped, and one that was told other epochs."""
     row: dict[str, Any] = {"task": "digit", "start": "near", "precision": 1.0, "seed": 0}
     row |= {"evidence": 0.5, "accuracy": 99.0, "verdicts": ["equivariant"], "free_shares": [0.0]}

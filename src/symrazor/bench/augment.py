@@ -11,7 +11,6 @@ Variants are timed in turn, and medians are compared. Memory is that of a fresh 
 are counted in float64.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -53,17 +52,17 @@ def variants(alpha: int, n: int, batch: int) -> Runs:
     model = Augmented(network(alpha), Augment(affine("affine", 0.1), SAMPLES)).eval()
     x, y = data(n)
     loader = TensorLoader(x, y, batch)
-    ways = {
+    methods = {
         "one probe": {"estimator": "mc"},
         "exact": {},
         "one probe, whole batches": {"estimator": "mc", "pieces": 1},
     }
-    razors = {name: sr.Razor(model, "categorical", n, **way) for name, way in ways.items()}  # type: ignore[arg-type]
-    found: dict[str, Callable[[], object]] = {"SGD epoch": lambda: _epoch(model, loader)}
+    razors = {name: sr.Razor(model, "categorical", n, **method) for name, method in methods.items()}  # type: ignore[arg-type]
+    runs: Runs = {"SGD epoch": lambda: _epoch(model, loader)}
     for name, razor in razors.items():
-        found[f"evidence, {name}"] = lambda razor=razor: razor.evidence(loader)  # type: ignore[misc]
-        found[f"evidence and gradient, {name}"] = lambda razor=razor: _gradient(razor, loader)  # type: ignore[misc]
-    return found
+        runs[f"evidence, {name}"] = lambda razor=razor: razor.evidence(loader)  # type: ignore[misc]
+        runs[f"evidence and gradient, {name}"] = lambda razor=razor: _gradient(razor, loader)  # type: ignore[misc]
+    return runs
 
 
 def _epoch(model: nn.Module, loader: TensorLoader) -> None:
@@ -77,9 +76,9 @@ def _epoch(model: nn.Module, loader: TensorLoader) -> None:
 
 def _gradient(razor: sr.Razor, loader: TensorLoader) -> object:
     state = razor.generator.get_state()
-    found = razor._curvature(loader, None).prepare()
+    curvature = razor._curvature(loader, None).prepare()
     razor.generator.set_state(state)
-    return razor.hyper_gradient(loader, found)
+    return razor.hyper_gradient(loader, curvature)
 
 
 def factors_mb(alpha: int) -> float:

@@ -90,9 +90,9 @@ def estimate(model: nn.Module, loader: TensorLoader, method: Method) -> Callable
     generator = torch.Generator().manual_seed(0)
 
     def run() -> Evidence:
-        source = CurvatureTask(model, layers(model), Categorical(), method, generator)
-        found = collect_curvature(source, loader).prepare()
-        evidence = laplace_evidence(found, prior, theta)
+        task = CurvatureTask(model, layers(model), Categorical(), method, generator)
+        curvature = collect_curvature(task, loader).prepare()
+        evidence = laplace_evidence(curvature, prior, theta)
         torch.autograd.grad(evidence.log_evidence, list(prior.parameters()))
         return evidence.detach()
 
@@ -136,8 +136,8 @@ def compare(alpha: int, padding: Padding, n: int = 1000, rounds: int = 5) -> lis
     for name, run in runs.items():
         cpu, wall = times[name].cpu / base.cpu, times[name].wall / base.wall
         peak = fresh_peak(__name__, alpha, padding, name, n, threads)
-        found = run()
-        value = float(found.log_evidence) if isinstance(found, Evidence) else None
+        result = run()
+        value = float(result.log_evidence) if isinstance(result, Evidence) else None
         rows.append(Row("8-conv", alpha, padding, name, cpu, wall, peak, value))
     return rows
 
@@ -170,8 +170,8 @@ def growth(alpha: int = 4, rounds: int = 5) -> list[Growth]:
     for varies, value, *_ in cases:
         least = next(v for other, v, *_ in cases if other == varies)
         for name in ("exact", "one probe"):
-            own, base = times[f"{varies} {value} {name}"], times[f"{varies} {least} {name}"]
-            rows.append(Growth(varies, value, name, own.cpu / base.cpu, own.wall / base.wall))
+            time, base = times[f"{varies} {value} {name}"], times[f"{varies} {least} {name}"]
+            rows.append(Growth(varies, value, name, time.cpu / base.cpu, time.wall / base.wall))
     return rows
 
 
@@ -220,9 +220,9 @@ def probes(seeds: int = 20, samples: tuple[int, ...] = (1, 2, 4)) -> list[ProbeE
 
     def measure(method: Method, seed: int) -> tuple[float, float, Tensor]:
         generator = torch.Generator().manual_seed(seed)
-        source = CurvatureTask(model, layers(model), Categorical(), method, generator)
-        found = collect_curvature(source, loader).prepare()
-        evidence = laplace_evidence(found, prior, theta)
+        task = CurvatureTask(model, layers(model), Categorical(), method, generator)
+        curvature = collect_curvature(task, loader).prepare()
+        evidence = laplace_evidence(curvature, prior, theta)
         gradient = torch.autograd.grad(evidence.log_det, list(prior.parameters()))
         flat = torch.cat([g.reshape(-1) for g in gradient])
         evidence = evidence.detach()
@@ -233,11 +233,11 @@ def probes(seeds: int = 20, samples: tuple[int, ...] = (1, 2, 4)) -> list[ProbeE
     for probe in PROBES:
         for count in samples:
             method = Method(estimator="mc", probe=probe, samples=count)
-            found = [measure(method, seed) for seed in range(seeds)]
+            estimates = [measure(method, seed) for seed in range(seeds)]
             errors = (
-                [(v - value) / abs(value) for v, _, _ in found],
-                [(d - log_det) / log_det for _, d, _ in found],
-                [float((g - gradient).norm() / gradient.norm()) for *_, g in found],
+                [(v - value) / abs(value) for v, _, _ in estimates],
+                [(d - log_det) / log_det for _, d, _ in estimates],
+                [float((g - gradient).norm() / gradient.norm()) for *_, g in estimates],
             )
             summary = [f(e) for e in errors for f in (statistics.mean, statistics.stdev)]
             rows.append(ProbeError(probe, count, *summary))

@@ -190,26 +190,26 @@ def times(options: Options) -> list[Row]:
     runs: Runs = {"plain": plain_epoch(options), "epoch": epoch, "estimate": estimate}
     alone = options.threads == 1 and not options.device.startswith("cuda")  # others may work, too
     timed = interleave(runs, options.rounds)
-    found = {name: t.cpu if alone else t.wall for name, t in timed.items()}
-    total = (EVERY * found["epoch"] + found["estimate"]) / (EVERY * found["plain"])
-    share = found["estimate"] / (EVERY * found["epoch"])
+    seconds = {name: t.cpu if alone else t.wall for name, t in timed.items()}
+    total = (EVERY * seconds["epoch"] + seconds["estimate"]) / (EVERY * seconds["plain"])
+    share = seconds["estimate"] / (EVERY * seconds["epoch"])
     gpu = options.device.startswith("cuda")
     return [
-        Row("plain epoch", found["plain"], "s"),
-        Row("epoch of fit", found["epoch"], "s"),
-        Row("estimate", found["estimate"], "s"),
-        Row("epoch of fit / plain epoch", found["epoch"] / found["plain"]),
-        Row("estimate / plain epoch", found["estimate"] / found["plain"]),
+        Row("plain epoch", seconds["plain"], "s"),
+        Row("epoch of fit", seconds["epoch"], "s"),
+        Row("estimate", seconds["estimate"], "s"),
+        Row("epoch of fit / plain epoch", seconds["epoch"] / seconds["plain"]),
+        Row("estimate / plain epoch", seconds["estimate"] / seconds["plain"]),
         Row(f"fit / plain, an estimate in {EVERY} epochs", total, goal="<= 1.25"),
         Row("estimates / training", share, goal="<= 0.15" if gpu else ""),
     ]
 
 
-def first_peak(options: Options, what: str) -> float:
+def first_peak(options: Options, part: str) -> float:
     """Return the peak memory of a plain epoch, or of an epoch and an estimate, in megabytes."""
     if not options.device.startswith("cuda"):
         torch.set_num_threads(options.threads)
-    if what == "plain":
+    if part == "plain":
         run = plain_epoch(options)
     else:
         epoch, estimate = fitting(options)
@@ -228,8 +228,8 @@ def first_peak(options: Options, what: str) -> float:
 def memory(options: Options) -> list[Row]:
     """Measure both peaks, each in a new process: an old one has memory to reuse."""
     plain, fit = (
-        fresh_peak("symrazor.bench.fit", replace(options, json=None), what)
-        for what in ("plain", "fit")
+        fresh_peak("symrazor.bench.fit", replace(options, json=None), part)
+        for part in ("plain", "fit")
     )
     return [
         Row("peak memory, plain", plain, "MB"),
@@ -248,8 +248,8 @@ def scaling(options: Options) -> list[Row]:
     sizes = ("alpha", "images", "batch", "rounds")
     launch += [part for name in sizes for part in (f"--{name}", str(getattr(options, name)))]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(launch, check=True, stdout=subprocess.PIPE, text=True, env=environment)
-    wall, cpu = map(float, done.stdout.split()[-2:])
+    process = subprocess.run(launch, check=True, stdout=subprocess.PIPE, text=True, env=environment)
+    wall, cpu = map(float, process.stdout.split()[-2:])
     return [
         Row("estimate, 1 process / 2", wall, goal=">= 1.7"),
         Row("its CPU time, 1 process / the busier of 2", cpu),
@@ -273,17 +273,17 @@ def worker(options: Options) -> None:
     for _ in range(options.rounds + 1):  # the first round warms up
         processes.barrier()
         wall, cpu = _timed(estimate)
-        both = torch.zeros(here.size, dtype=torch.float64)
-        both[here.rank] = cpu
-        processes.all_reduce_([both])
-        together.append((wall, float(both.max())))
+        cpu_seconds = torch.zeros(here.size, dtype=torch.float64)
+        cpu_seconds[here.rank] = cpu
+        processes.all_reduce_([cpu_seconds])
+        together.append((wall, float(cpu_seconds.max())))
         if here.is_main:
             with processes.single_process():
                 single.append(_timed(estimate))
     processes.barrier()
     if here.is_main:
         rounds = list(zip(single, together, strict=True))[1:]
-        wall, cpu = (median(one[i] / two[i] for one, two in rounds) for i in (0, 1))
+        wall, cpu = (median(alone[i] / shared[i] for alone, shared in rounds) for i in (0, 1))
         sys.stdout.write(f"{wall} {cpu}\n")
     processes.finish()
 
@@ -330,10 +330,10 @@ def command(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--only", nargs="+", default=PARTS, metavar="PART", help=", ".join(PARTS))
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
-    given = {k: v for k, v in vars(parser.parse_args(arguments)).items() if v is not None}
-    as_worker, only = given.pop("worker"), tuple(given.pop("only"))
+    values = {k: v for k, v in vars(parser.parse_args(arguments)).items() if v is not None}
+    as_worker, only = values.pop("worker"), tuple(values.pop("only"))
     try:
-        options = Options.on(given.pop("device"), **given, only=only)
+        options = Options.on(values.pop("device"), **values, only=only)
     except ValueError as error:
         parser.exit(2, f"{parser.prog}: {error}\n")
     if as_worker:

@@ -71,8 +71,8 @@ class Comparison:
         repeated: Runs = {
             name: partial(_repeat, run, self.inner) for name, run in self.runs.items()
         }
-        found = interleave(repeated, rounds, self.runs if self.inner > 1 else None)
-        return {n: Timing(t.cpu / self.inner, t.wall / self.inner) for n, t in found.items()}
+        times = interleave(repeated, rounds, self.runs if self.inner > 1 else None)
+        return {n: Timing(t.cpu / self.inner, t.wall / self.inner) for n, t in times.items()}
 
 
 def _repeat(run: Callable[[], object], times: int) -> None:
@@ -250,13 +250,13 @@ def measure(key: str, rounds: int, threads: int) -> list[Row]:
         Row(
             comparison.name,
             variant,
-            own.cpu / base.cpu,
-            own.wall / base.wall,
+            time.cpu / base.cpu,
+            time.wall / base.wall,
             comparison.goals.get(variant),
-            1000 * own.wall,
+            1000 * time.wall,
             fresh_peak(__name__, key, variant, threads),
         )
-        for variant, own in times.items()
+        for variant, time in times.items()
     ]
 
 

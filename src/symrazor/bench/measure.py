@@ -73,10 +73,10 @@ def fresh_peak(module: str, *args: object) -> float:
         *args: Arguments of its `first_peak`, which `repr` must represent.
     """
     code = f"from {module} import *; print(first_peak{args})"
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", code], check=True, stdout=subprocess.PIPE, text=True
     )
-    return float(done.stdout)
+    return float(process.stdout)
 
 
 def write_rows(rows: Sequence[Any], file: Path | None) -> None:

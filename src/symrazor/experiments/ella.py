@@ -113,11 +113,11 @@ class Table:
             if folder is not None:
                 check_writable_folder(folder)
         runs = gather(self.name, options.json, _jobs(self, chosen, options), runs)
-        shown = [run for run in runs if run["small"] == options.small]
-        text = markdown(shown, {row.name: row.paper for row in self.rows})
-        if options.figure is not None and not draw(shown, options.figure):
+        size_runs = [run for run in runs if run["small"] == options.small]
+        text = markdown(size_runs, {row.name: row.paper for row in self.rows})
+        if options.figure is not None and not draw(size_runs, options.figure):
             text += "\n\nNo pictures: none of these rows has a layer of several paths."
-        return text if self.more is None else f"{text}\n\n{self.more(shown)}"
+        return text if self.more is None else f"{text}\n\n{self.more(size_runs)}"
 
 
 def _check_checkpoints(options: Options, runs: int) -> None:

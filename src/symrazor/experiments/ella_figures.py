@@ -52,37 +52,37 @@ def relaxed(run: Run) -> list[dict[str, Any]]:
 
 def shares(runs: Sequence[Run]) -> dict[str, list[list[float]]]:
     """Return, for each type of path and each relaxed layer, the shares over seeds."""
-    kinds = [path["path"] for path in relaxed(runs[0])[0]["paths"]]
+    path_types = [path["path"] for path in relaxed(runs[0])[0]["paths"]]
     return {
         kind: [
-            [layer["paths"][place]["share"] for layer in layers]
+            [layer["paths"][index]["share"] for layer in layers]
             for layers in zip(*map(relaxed, runs), strict=True)
         ]
-        for place, kind in enumerate(kinds)
+        for index, kind in enumerate(path_types)
     }
 
 
-def curves(run: Run, what: str) -> dict[tuple[str, int], list[tuple[int, float]]]:
+def curves(run: Run, quantity: str) -> dict[tuple[str, int], list[tuple[int, float]]]:
     """Return (epoch, value) at every evidence step, by type of path and relaxed layer.
 
     Args:
         run: A run with a history.
-        what: "precisions": the mean over the prior groups of a path, without paths that are
+        quantity: "precisions": the mean over the prior groups of a path, without paths that are
             switched off. "effective_parameters": the sum over the tensors of a path.
     """
     points: dict[tuple[str, int], list[tuple[int, float]]] = {}
     for number, layer in enumerate(relaxed(run), 1):
-        for place, path in enumerate(layer["paths"]):
-            prefix = f"{layer['name']}.paths.{place}".lstrip(".")
+        for index, path in enumerate(layer["paths"]):
+            prefix = f"{layer['name']}.paths.{index}".lstrip(".")
             for record in run["history"]:
                 values = [
                     value
-                    for name, value in record.get(what, {}).items()
+                    for name, value in record.get(quantity, {}).items()
                     if f"{name}.".startswith(f"{prefix}.")
                 ]
-                off = what == "precisions" and prefix in record.get("off", ())
+                off = quantity == "precisions" and prefix in record.get("off", ())
                 if values and not off:
-                    value = mean(values) if what == "precisions" else sum(values)
+                    value = mean(values) if quantity == "precisions" else sum(values)
                     points.setdefault((path["path"], number), []).append((record["epoch"], value))
     return points
 
@@ -114,13 +114,13 @@ def training_figure(row: str, run: Run) -> Any:
     """Draw precisions and effective parameters of every path over training, on logarithmic axes."""
     figure, (left, right) = new_figure((9.5, 3.4), columns=2)
     count = max(1, len(relaxed(run)) - 1)
-    for ax, what in ((left, "precisions"), (right, "effective_parameters")):
-        for (kind, number), points in curves(run, what).items():
+    for ax, quantity in ((left, "precisions"), (right, "effective_parameters")):
+        for (kind, number), points in curves(run, quantity).items():
             epochs, values = zip(*points, strict=True)
-            shown = [max(value, 1e-3) for value in values] if ax is right else values
+            drawn = [max(value, 1e-3) for value in values] if ax is right else values
             colour = _colour(kind, 0.35 + 0.6 * (number - 1) / count)
-            ax.plot(epochs, shown, color=colour, lw=1.6, label=f"{kind} {number}")
-        ax.set(xlabel="epoch", ylabel=what.replace("_", " "), yscale="log")
+            ax.plot(epochs, drawn, color=colour, lw=1.6, label=f"{kind} {number}")
+        ax.set(xlabel="epoch", ylabel=quantity.replace("_", " "), yscale="log")
         ax.grid(alpha=0.25)
     left.set_title(f"{row}, seed {run['seed']}", loc="left", fontsize=10)
     right.legend(frameon=False, fontsize=7, ncols=2, loc="upper left", bbox_to_anchor=(1.0, 1.0))

@@ -215,15 +215,15 @@ def shares(runs: Sequence[Run]) -> str:
     """Return a table of effective parameters by path, mean (min-max) over layers."""
     rows = []
     for task, paper_shares in SHARES_3.items():
-        done = [r for r in runs if r["row"] == f"{task}/laplace" and "error" not in r]
-        if not done:
+        row_runs = [r for r in runs if r["row"] == f"{task}/laplace" and "error" not in r]
+        if not row_runs:
             continue
         cells = [task]
         for path, paper in zip(PATHS_3, paper_shares, strict=True):
-            values = [r["reading"]["relative_effective_parameters"][path] for r in done]
+            values = [r["reading"]["relative_effective_parameters"][path] for r in row_runs]
             average, low, high = (100 * mean(v[k] for v in values) for k in ("mean", "min", "max"))
             cells += [f"{average:.0f} ({low:.0f}-{high:.0f})", paper]
-        rows.append([*cells, len(done)])
+        rows.append([*cells, len(row_runs)])
     return table(["data", "F-FC %", "paper", "CONV %", "paper", "GCONV %", "paper", "seeds"], rows)
 
 

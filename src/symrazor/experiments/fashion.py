@@ -117,10 +117,10 @@ def _train(model: nn.Module, data: Tensors, seconds: float, seed: int) -> int:
     while True:
         order = torch.randperm(len(data[1]), generator=generator).to(data[1].device)
         for index in order.split(128):
-            done = (time.perf_counter() - started) / seconds
-            if done >= 1:
+            progress = (time.perf_counter() - started) / seconds
+            if progress >= 1:
                 return epochs
-            optimizer.param_groups[0]["lr"] = 1e-2 * 0.5 * (1 + math.cos(math.pi * done))
+            optimizer.param_groups[0]["lr"] = 1e-2 * 0.5 * (1 + math.cos(math.pi * progress))
             optimizer.zero_grad()
             F.cross_entropy(model(data[0][index]), data[1][index]).backward()
             optimizer.step()

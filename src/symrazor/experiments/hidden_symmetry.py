@@ -68,8 +68,8 @@ class Task:
 def ring(order: Sequence[int], name: str) -> Group:
     """Return the circular shifts along a ring that visits positions in the given order."""
     step = torch.empty(len(order), dtype=torch.long)
-    places = torch.tensor(order)
-    step[places] = places.roll(-1)
+    positions = torch.tensor(order)
+    step[positions] = positions.roll(-1)
     return Group.from_permutations(name, step.unsqueeze(0), ("t",))
 
 
@@ -81,28 +81,28 @@ def make_task(row: str, seed: int, n: int = 512) -> Task:
     """
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(n, 1, PLACES, generator=generator)
-    places = x[:, 0]
+    positions = x[:, 0]
     weights = torch.randn(PLACES, generator=generator) if row in ("order", "position") else 1.0
     candidates, truth = [groups.symmetric(PLACES)], "S8"
     match row:
         case "set" | "order":
-            f = (torch.sin(2 * places) * weights).sum(1)
+            f = (torch.sin(2 * positions) * weights).sum(1)
         case "periodic" | "position":
             candidates, truth = [groups.cyclic_permutations(PLACES)], "Z8"
-            f = (places * places.roll(-1, 1) * weights).sum(1)
+            f = (positions * positions.roll(-1, 1) * weights).sum(1)
         case "hidden" | "at once":
             orders = [torch.randperm(PLACES, generator=generator) for _ in range(3)]
             candidates = [ring(o.tolist(), f"ring {i}") for i, o in enumerate(orders)]
             right = int(torch.randint(3, (), generator=generator))
             truth = f"ring {right}"
-            along = places[:, orders[right]]
+            along = positions[:, orders[right]]
             f = (along * along.roll(-1, 1)).sum(1)
         case _:
             raise ValueError(f"Unknown row {row!r}. Rows: {ROWS}.")
     f = (f - f.mean()) / f.std()
     y = f + NOISE * torch.randn(n, generator=generator)
-    kept = None if row in ("order", "position") else truth
-    return Task(x, y.unsqueeze(1), candidates, kept)
+    supported_group = None if row in ("order", "position") else truth
+    return Task(x, y.unsqueeze(1), candidates, supported_group)
 
 
 def network(candidates: Sequence[Group]) -> nn.Module:

@@ -2,7 +2,6 @@
 
 import copy
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -83,17 +82,14 @@ def _small(x: Tensor) -> Tensor:
     return F.avg_pool2d(x, 2) if x.shape[-1] == 28 else resized(x, 14)
 
 
-def convolutional(x: Tensor, classes: int = 10, width: int = 8) -> nn.Module:
-    """Return two or three convolutions with max pooling, then one dense layer."""
+def convolutional(x: Tensor) -> nn.Module:
+    """Return convolutions with max pooling down to at most 3 x 3 pixels, then one dense layer."""
     blocks: list[nn.Module] = []
-    channels, size = x.shape[1], x.shape[-1]
-    while size > 7:
-        out = width * 2 ** (len(blocks) // 3)
+    channels, size, out = x.shape[1], x.shape[-1], 8
+    while size > 3:
         blocks += [nn.Conv2d(channels, out, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)]
-        channels, size = out, size // 2
-    head = [nn.Conv2d(channels, 2 * channels, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)]
-    flat = nn.Linear(2 * channels * (size // 2) ** 2, classes)
-    return nn.Sequential(*blocks, *head, nn.Flatten(), flat)
+        channels, size, out = out, size // 2, 2 * out
+    return nn.Sequential(*blocks, nn.Flatten(), nn.Linear(channels * size**2, 10))
 
 
 def augmentation(kind: str, wide: bool, samples: int = SAMPLES) -> Augment:
@@ -141,44 +137,60 @@ class Job:
     starts: tuple[bool, ...] = (False, True)
 
 
-def train(job: Job, network: Callable[[Tensor], nn.Module] = convolutional) -> Run:
+def train(job: Job) -> Run:
     """Train a network; with several starts, return the one with the highest evidence."""
     began = time.perf_counter()
-    if job.method == "learned":
-        fits = [_learned(job, network, wide) for wide in job.starts]
-        best = max(fits, key=lambda fit: float(fit["log_evidence"]))
-        kept = ("log_evidence", "nll", "widths", "averaged")
-        starts = [{k: fit[k] for k in kept if k in fit} for fit in fits]
-        return best | {"starts": starts, "seconds": time.perf_counter() - began}
     if job.method == "none":
-        result = _with_evidence(job, _seeded(network, job), ())
+        result = _by_evidence(job, _network(job))
+    elif job.method == "learned":
+        fits = [_by_evidence(job, _augmented(job, wide)) for wide in job.starts]
+        keys = ("log_evidence", "nll", "widths", "averaged")
+        result = max(fits, key=lambda fit: float(fit["log_evidence"]))
+        result = result | {"starts": [{key: fit[key] for key in keys} for fit in fits]}
     else:
-        result = _by_likelihood(job, network)
+        result = _by_likelihood(job, _augmented(job, wide=False))
     return result | {"seconds": time.perf_counter() - began}
 
 
-def _seeded(network: Callable[[Tensor], nn.Module], job: Job) -> nn.Module:
+def _network(job: Job) -> nn.Module:
     torch.manual_seed(job.seed)
-    return network(job.train[0]).to(job.train[0].device)
+    return convolutional(job.train[0]).to(job.train[0].device)
 
 
-def _learned(job: Job, network: Callable[[Tensor], nn.Module], wide: bool) -> Run:
-    inner = _seeded(network, job)
+def _augmented(job: Job, wide: bool) -> Augmented:
     augment = augmentation(job.kind, wide, job.samples)
-    model = Augmented(inner, augment, average=job.average).to(job.train[0].device)
-    return _with_evidence(job, model, tuple(job.train[0].shape[1:]))
+    model = Augmented(_network(job), augment, average=job.average)
+    return model.to(job.train[0].device)
 
 
-def _with_evidence(job: Job, model: nn.Module, shape: tuple[int, ...]) -> Run:
+def _by_evidence(job: Job, model: nn.Module) -> Run:
     fit = sr.fit(model, job.train, config=job.config.change(seed=job.seed))
-    widths = model.invariances(shape) if isinstance(model, Augmented) else {}
+    shape = tuple(job.train[0].shape[1:])
     return {
         "log_evidence": float(fit.evidence.log_evidence),
         "evidence": -float(fit.evidence.per_datum),
         **tested(model, job.test),
-        "widths": widths,
+        "widths": model.invariances(shape) if isinstance(model, Augmented) else {},
         "averaged": of_copies(model, shape),
     }
+
+
+def _by_likelihood(job: Job, model: Augmented) -> Run:
+    config = LikelihoodConfig(
+        strength=STRENGTH if job.method == "augerino" else 0.0,
+        epochs=job.config.epochs,
+        batch_size=job.config.batch_size,
+        lr=job.config.lr or 2e-3,
+        seed=job.seed,
+        progress=job.config.progress,
+    )
+    if job.method == "grid":
+        grid = GRID.get(job.kind, DEFAULT_GRID)
+        fit_by_validation(model, job.train, config=ValidationConfig(grid, training=config))
+    else:
+        fit_by_likelihood(model, job.train, config=config)
+    widths = model.invariances(tuple(job.train[0].shape[1:]))
+    return tested(model, job.test) | {"widths": widths}
 
 
 def tested(model: nn.Module, test: Tensors) -> dict[str, float]:
@@ -196,24 +208,3 @@ def of_copies(model: nn.Module, shape: tuple[int, ...]) -> dict[str, float]:
         whole.reach.fill_(1)
         whole.shares.fill_(UNMEASURED)
     return whole.describe(shape)
-
-
-def _by_likelihood(job: Job, network: Callable[[Tensor], nn.Module]) -> Run:
-    augment = augmentation(job.kind, False, job.samples)
-    model = Augmented(_seeded(network, job), augment, average=job.average)
-    model = model.to(job.train[0].device)
-    config = LikelihoodConfig(
-        strength=STRENGTH if job.method == "augerino" else 0.0,
-        epochs=job.config.epochs,
-        batch_size=job.config.batch_size,
-        lr=job.config.lr or 2e-3,
-        seed=job.seed,
-        progress=job.config.progress,
-    )
-    if job.method == "grid":
-        grid = GRID.get(job.kind, DEFAULT_GRID)
-        fit_by_validation(model, job.train, config=ValidationConfig(grid, training=config))
-    else:
-        fit_by_likelihood(model, job.train, config=config)
-    widths = model.invariances(tuple(job.train[0].shape[1:]))
-    return tested(model, job.test) | {"widths": widths}

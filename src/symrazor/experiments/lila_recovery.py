@@ -32,7 +32,7 @@ AMOUNTS: dict[str, tuple[float, ...]] = {
 TASKS = {f"{kind} {amount:g}": (kind, amount) for kind in AMOUNTS for amount in AMOUNTS[kind]}
 
 
-def moved(x: torch.Tensor, kind: str, amount: float, seed: int) -> torch.Tensor:
+def transform(x: torch.Tensor, kind: str, amount: float, seed: int) -> torch.Tensor:
     """Return images, each transformed once."""
     if kind in ("rotation", "affine"):
         return rotated(x, amount, seed) if amount else x
@@ -51,7 +51,7 @@ def data(task: str, options: lila.Options, seed: int) -> Images:
     if options.small and kind == "translation":
         amount /= 2  # the images are half as large
     sets = lila.pictures("mnist", options, n, seed)
-    return transformed(sets, lambda x, s: moved(x, kind, amount, s), (2 * seed, 2 * seed + 1))
+    return transformed(sets, lambda x, s: transform(x, kind, amount, s), (2 * seed, 2 * seed + 1))
 
 
 def run_row(row: str, seed: int, options: lila.Options) -> Run:

@@ -38,7 +38,6 @@ class Block(nn.Module):
     """Two convolutions with group norms and a residual connection."""
 
     def __init__(self, channels: int, out_channels: int, stride: int, groups: int) -> None:
-        """Create the layers."""
         super().__init__()
         self.first = nn.Conv2d(channels, out_channels, 3, stride, 1, bias=False)
         self.second = nn.Conv2d(out_channels, out_channels, 3, 1, 1, bias=False)
@@ -104,13 +103,13 @@ def run_row(row: str, seed: int, options: lila.Options) -> Run:
 
 def _costs(fit: sr.Fit) -> dict[str, float]:
     """Return the median seconds of an epoch and of an evidence step."""
-    plain, both, before = list[float](), list[float](), 0.0
+    plain, with_evidence, before = list[float](), list[float](), 0.0
     for record in fit.history:
-        kind = both if "log_evidence" in record else plain
+        kind = with_evidence if "log_evidence" in record else plain
         kind.append(record["seconds"] - before)
         before = record["seconds"]
-    epoch = median(plain or both)
-    return {"epoch_seconds": epoch, "estimate_seconds": median(both) - epoch}
+    epoch = median(plain or with_evidence)
+    return {"epoch_seconds": epoch, "estimate_seconds": median(with_evidence) - epoch}
 
 
 def run(options: lila.Options) -> str:

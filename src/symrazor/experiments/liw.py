@@ -55,7 +55,6 @@ class Options(OfTable):
     learn_scales: bool = False
 
     def __post_init__(self) -> None:
-        """Check the scales."""
         for name, value in (("kept scale", self.kept_scale), ("sigma", self.sigma)):
             if value is not None and not value > 0:
                 raise ValueError(f"{name} must be positive, got {value}.")
@@ -127,7 +126,6 @@ class Progress:
     """Print step, seconds, fit and ranges of some models to standard error from time to time."""
 
     def __init__(self, name: str, steps: int, show: Sequence[int], lines: int = 10) -> None:
-        """Start the clock."""
         self.name, self.steps, self.start = name, steps, time.perf_counter()
         self.show = list(show)
         self.gap, self.next = max(1, steps // lines), 0

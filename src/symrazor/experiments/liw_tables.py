@@ -116,8 +116,8 @@ class Table:
 
 def masks(rows: Sequence[str]) -> Tensor:
     """Return which of the six generators each row may use; none for an MLP."""
-    kept = [AFFINE_SUBGROUPS.get(row, ()) for row in rows]
-    return torch.tensor([[float(name in names) for name in NAMES] for names in kept])
+    generators = [AFFINE_SUBGROUPS.get(row, ()) for row in rows]
+    return torch.tensor([[float(name in names) for name in NAMES] for names in generators])
 
 
 def _train(

@@ -14,7 +14,6 @@ from symrazor.dynamics.hamiltonian import (
     Draws,
     FlowTimes,
     HamiltonianNetwork,
-    Measure,
     SymmetrisedNetwork,
     point_posterior,
 )
@@ -70,11 +69,8 @@ class Setting:
         held_out: noise-free trajectories, for the drift of learned quantities.
         config: training options.
         count: K, the maximum number of quantities.
-        measure: over flow times.
         draws: sampling of flow times.
         width: hidden units per layer.
-        hidden: number of hidden layers.
-        activation: of the network.
         energy: true energy, for its drift along a long rollout.
     """
 
@@ -84,12 +80,9 @@ class Setting:
     oracle: Algebra
     held_out: Trajectories
     config: TrainConfig
-    count: int = 1
-    measure: Measure = "cube"
+    count: int
     draws: Draws = "quasi"
     width: int = 32
-    hidden: int = 2
-    activation: Literal["softplus", "tanh", "elu", "elu2", "silu", "sin"] = "elu"
     energy: Scalar | None = None
 
 
@@ -130,30 +123,26 @@ def setting_of(
     pairs = transitions(data, NOISE, seed=30_000 + seed)
     tests = {"test": transitions(held_out)}
     config = config.change(noise=NOISE)
-    return Setting(pairs, tests, known, known, held_out, config, **{"measure": "ball", **sizes})
+    return Setting(pairs, tests, known, known, held_out, config, **sizes)
 
 
 def build(setting: Setting, model: Model, seed: int) -> SymmetrisedNetwork:
     """Return the network and conserved quantities of a model."""
     generator = torch.Generator().manual_seed(seed)
     phase = setting.data.x.shape[1]
+    posterior = point_posterior if model == "likelihood" else None
     network = HamiltonianNetwork(
-        phase,
-        point_posterior if model == "likelihood" else None,
-        setting.width,
-        setting.hidden,
-        setting.activation,
-        generator=generator,
+        phase, posterior, setting.width, activation="elu", generator=generator
     )
     if model == "hnn":
         return SymmetrisedNetwork(network)
     if model == "oracle":
-        return _with_oracle_group(setting, network)
+        return _average_over_group(setting, network)
     conserved = Quadratic(phase, setting.count, generator=generator)
     return SymmetrisedNetwork(network, conserved, _flow_times(setting, setting.count))
 
 
-def _with_oracle_group(setting: Setting, network: HamiltonianNetwork) -> SymmetrisedNetwork:
+def _average_over_group(setting: Setting, network: HamiltonianNetwork) -> SymmetrisedNetwork:
     """Return a network averaged over the true group, exactly as if the group had been learned."""
     known, fixed = setting.oracle, setting.oracle.quadratic()
     times = _flow_times(setting, len(known))
@@ -166,7 +155,7 @@ def _flow_times(setting: Setting, count: int) -> FlowTimes:
     """Return the flow times; a single quantity has a stratified grid, as in `train_and_select`."""
     if count == 1:
         return FlowTimes(1, "cube", "quasi")
-    return FlowTimes(count, setting.measure, setting.draws)
+    return FlowTimes(count, "ball", setting.draws)
 
 
 def metrics(trained: Trained, setting: Setting) -> Row:

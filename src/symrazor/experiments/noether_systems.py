@@ -145,7 +145,6 @@ def bodies(options: BodiesOptions, seed: int) -> noether.Setting:
         tests["test"],
         config.change(noise=options.noise),
         count=10,
-        measure="ball",
         draws="antithetic",
         width=64 if options.small else 128,
         energy=system.energy,

@@ -55,9 +55,9 @@ def read_runs(experiment: str, file: Path) -> list[Run]:
     for run in runs:
         entries = run if isinstance(run, dict) else {}
         if not all(isinstance(entries.get(key), kind) for key, kind in IDENTITY.items()):
-            shown = sorted(run)[:8] if isinstance(run, dict) else repr(run)[:40]
+            content = sorted(run)[:8] if isinstance(run, dict) else repr(run)[:40]
             raise ValueError(
-                f"{file} is damaged: a run needs row, seed and small, but one has {shown}. "
+                f"{file} is damaged: a run needs row, seed and small, but one has {content}. "
                 "Choose another file."
             )
     return runs
@@ -213,17 +213,19 @@ def markdown(runs: Sequence[Run], paper: Mapping[str, Mapping[str, float]]) -> s
     rows = []
     for row, figures in paper.items():
         row_runs = [run for run in runs if run["row"] == row]
-        done = [run for run in row_runs if "error" not in run]
+        finished = [run for run in row_runs if "error" not in run]
         if not row_runs:
             continue
         cells = [row]
         for key, digits in (("accuracy", 2), ("nll", 3), ("evidence", 3)):
-            cells.append(_spread([run[key] for run in done], digits) if done else "diverged")
+            values = [run[key] for run in finished]
+            cells.append(_spread(values, digits) if values else "diverged")
             cells.append(f"{figures[key]:.{digits}f}" if key in figures else "")
-        cells.append(_shares([run["free_shares"] for run in done]))
+        cells.append(_shares([run["free_shares"] for run in finished]))
         cells.append(_spread([run["epochs"] for run in row_runs], 0))
-        cells.append(_spread([run["seconds"] for run in done], 0) if done else "")
-        failed = f", {len(row_runs) - len(done)} diverged" if len(done) < len(row_runs) else ""
+        cells.append(_spread([run["seconds"] for run in finished], 0) if finished else "")
+        diverged = len(row_runs) - len(finished)
+        failed = f", {diverged} diverged" if diverged else ""
         settings = len(_settings(row_runs))
         mixed = f", of {settings} settings" if settings > 1 else ""
         cells.append(f"{len(row_runs)}{failed}{mixed}")
@@ -243,14 +245,14 @@ def _settings(runs: Sequence[Run]) -> list[tuple[Any, Run, Run]]:
     The options of the evidence are in the reading, which a diverged run does not have. Two runs
     differ only in options that both have.
     """
-    ways: list[tuple[Any, Run, Run]] = []
+    settings_seen: list[tuple[Any, Run, Run]] = []
     for run in sorted(runs, key=lambda run: "reading" not in run):
-        way = _setting(run)
-        learned = way[2]
-        same = (known for known in ways if known[:2] == way[:2])
+        setting = _setting(run)
+        learned = setting[2]
+        same = (known for known in settings_seen if known[:2] == setting[:2])
         if not any(all(of[k] == learned[k] for k in of.keys() & learned) for *_, of in same):
-            ways.append(way)
-    return ways
+            settings_seen.append(setting)
+    return settings_seen
 
 
 def _setting(run: Run) -> tuple[Any, Run, Run]:

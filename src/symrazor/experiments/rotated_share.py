@@ -108,10 +108,10 @@ def markdown(rows: Sequence[dict[str, Any]]) -> str:
     higher, lines = 0, []
     seeds = list(dict.fromkeys(row["seed"] for row in rows))
     for seed in seeds:
-        both = {row["data"]: row for row in rows if row["seed"] == seed}
-        pair = both["upright"], both["turned"]
+        by_data = {row["data"]: row for row in rows if row["seed"] == seed}
+        pair = by_data["upright"], by_data["turned"]
         lines.append([seed, *(f"{r[k]:.1f}" for k in ("share", "error", "accuracy") for r in pair)])
-        higher += both["turned"]["share"] > both["upright"]["share"]
+        higher += by_data["turned"]["share"] > by_data["upright"]["share"]
     head = ["seed", "share of p4 %, upright", "turned", "error under p4 %, upright", "turned"]
     text = table([*head, "accuracy %, upright", "turned"], lines)
     return f"{text}\n\nThe share is higher on turned data in {higher} of {len(seeds)} seeds."

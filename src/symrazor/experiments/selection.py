@@ -95,7 +95,6 @@ class Options(OfTable):
     starts: tuple[Start, ...] = STARTS[:1]
 
     def __post_init__(self) -> None:
-        """Check the names of starts."""
         if not self.starts or set(self.starts) - {*STARTS}:
             raise ValueError(f"Unknown starts {self.starts}. Choose from {STARTS}.")
 

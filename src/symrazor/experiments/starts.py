@@ -57,7 +57,6 @@ class Options(OfSeeds):
     limit: int | None = None
 
     def __post_init__(self) -> None:
-        """Check the numbers and the tasks."""
         for name, value in (("epochs", self.epochs), ("limit", self.limit)):
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}.")
@@ -155,8 +154,8 @@ def compare(rows: Sequence[Row]) -> list[Row]:
         tested = ends[0].get("tested")
         images = None if tested is None else round(spread * tested / 100)
         settings = len({(row.get("epochs"), row.get("switch_off")) for row in ends})
-        shown = len(ends) > 1 and settings == 1
-        passed = shown and gap <= MAX_GAP_NATS and same and spread <= MAX_SPREAD_PERCENT
+        comparable = len(ends) > 1 and settings == 1
+        passed = comparable and gap <= MAX_GAP_NATS and same and spread <= MAX_SPREAD_PERCENT
         comparisons.append(
             {"task": task, "seed": seed, "start": start, "evidence_gap": gap}
             | {"same_verdicts": same, "accuracy_spread": spread, "passed": passed}

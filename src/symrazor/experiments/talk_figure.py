@@ -59,11 +59,11 @@ def _sizes(ax: Any, results: Results) -> None:
     ax.legend(frameon=False, fontsize=8, loc="upper left", ncols=2)
 
 
-def _amount(ax: Any, results: Results, what: str, label: str) -> None:
+def _amount(ax: Any, results: Results, quantity: str, label: str) -> None:
     for objective, colour in (("evidence", TEAL), ("likelihood", RED)):
-        ax.plot(results.amounts[f"{objective} {what}"], color=colour, lw=2, label=objective)
+        ax.plot(results.amounts[f"{objective} {quantity}"], color=colour, lw=2, label=objective)
     ax.set(xlabel="step", ylabel=label)
-    if what == "amount":
+    if quantity == "amount":
         ax.set(ylim=(-0.02, 1.02))
         ax.set_title("The truth is even: $\\lambda$ should be 1", loc="left", fontsize=10)
     else:

@@ -50,9 +50,9 @@ class LayerSuite(ABC):
         for layer in layers(model):
             if layer.weight is not None:
                 weight = weights(model)[layer.weight].detach()
-                there = layer.form.to_blocks(weight)
-                assert there.dim() == 3
-                assert torch.equal(layer.form.from_blocks(there), weight)
+                blocks = layer.form.to_blocks(weight)
+                assert blocks.dim() == 3
+                assert torch.equal(layer.form.from_blocks(blocks), weight)
 
     def test_forward_is_the_format(self) -> None:
         """The layer computes y[n, s, k, o] = sum_i W[k, o, i] a[n, s, k, i] + b[k, o]."""

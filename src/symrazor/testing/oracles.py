@@ -60,8 +60,8 @@ def dense_block(block: Block) -> Float[Tensor, "p p"]:
                 *(torch.kron(g, a) * block.scale for g, a in zip(G, A, strict=True))
             )
             shape = (k, G.shape[1], A.shape[1])
-            place = block.from_blocks(torch.arange(blocked.shape[0]).reshape(shape)).reshape(-1)
-            written: Tensor = blocked[place][:, place]
+            index = block.from_blocks(torch.arange(blocked.shape[0]).reshape(shape)).reshape(-1)
+            written: Tensor = blocked[index][:, index]
             return written
         case _:
             raise ValueError(f"block must be Dense, Diag or Kron, got {type(block).__name__}.")
@@ -107,11 +107,11 @@ class NoCopies(TorchDispatchMode):
         kwargs = kwargs or {}
         if func in COPY_OPERATIONS:
             into = func is torch.ops.aten.copy_.default
-            what = args[1] if into else args[0]
-            there = args[0].device if into else torch.device(kwargs.get("device") or what.device)
-            if there.type != what.device.type:
+            tensor = args[1] if into else args[0]
+            target = args[0].device if into else torch.device(kwargs.get("device") or tensor.device)
+            if target.type != tensor.device.type:
                 raise AssertionError(
-                    f"A tensor of shape {list(what.shape)} is copied from {what.device} to "
-                    f"{there}. Create it on the target device, or register it as a buffer."
+                    f"A tensor of shape {list(tensor.shape)} is copied from {tensor.device} to "
+                    f"{target}. Create it on the target device, or register it as a buffer."
                 )
         return func(*args, **kwargs)

@@ -115,9 +115,10 @@ class PathSuite(ABC):
         with torch.no_grad():
             y = path(x)
             for shift in itertools.product(*(range(size) for size in path.in_shape)):
-                moved = path(torch.roll(x, shift, dims))
+                shifted = path(torch.roll(x, shift, dims))
                 backs = itertools.product(*(range(size) for size in path.out_shape))
-                errors = [(moved - torch.roll(y, b, dims)).flatten(1).abs().amax(1) for b in backs]
+                differences = [shifted - torch.roll(y, back, dims) for back in backs]
+                errors = [difference.flatten(1).abs().amax(1) for difference in differences]
                 error = float(torch.stack(errors).amin(0).max())
                 assert error < 1e-12, f"shift {shift} changes the output by {error:.1e}"
 
