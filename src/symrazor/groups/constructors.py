@@ -95,10 +95,6 @@ def _rotation(n: int) -> Tensor:
     return torch.tensor([[cosine, -sine], [sine, cosine]], dtype=torch.float64)
 
 
-def _mirror() -> Tensor:
-    return torch.diag(torch.tensor([-1.0, 1.0], dtype=torch.float64))
-
-
 def cyclic(n: int) -> Group:
     """Return rotations of the plane by multiples of 360/n degrees; exact on grids for 1, 2, 4."""
     return Group.from_matrices(
@@ -108,7 +104,8 @@ def cyclic(n: int) -> Group:
 
 def dihedral(n: int) -> Group:
     """Return the rotations of `cyclic(n)` and the reflection of x; exact on grids for 1, 2, 4."""
-    rows = torch.stack([_rotation(check_positive_integer("n", n)), _mirror()])
+    mirror = torch.tensor([[-1, 0], [0, 1]], dtype=torch.float64)
+    rows = torch.stack([_rotation(check_positive_integer("n", n)), mirror])
     return Group.from_matrices(f"D{n}", rows, letters=("r", "m"))
 
 

@@ -55,25 +55,21 @@ class _Closure:
         return columns.T.contiguous()
 
     def _words(self, letters: Sequence[str]) -> tuple[str, ...]:
-        """Return every element as a word in the generators, "e" for the identity."""
-        letters = letters or [_letter(k) for k in range(len(self.right))]
+        """Return every element as a word in the generators, as in r^2·m; "e" for the identity.
+
+        By default the letters are a, b, ..., z, a1, b1, ..., without e.
+        """
+        alphabet = "abcdfghijklmnopqrstuvwxyz"
+        letters = letters or [f"{alphabet[k % 25]}{k // 25 or ''}" for k in range(len(self.right))]
         words: list[tuple[str, ...]] = [()]
         for parent, k in self.parents[1:]:
             words.append((*words[parent], letters[k]))
-        return tuple(_spell(word) for word in words)
-
-
-def _letter(k: int) -> str:
-    """Return a, b, ..., z, a1, b1, ..., without e, which is the identity."""
-    alphabet = "abcdfghijklmnopqrstuvwxyz"
-    return alphabet[k % 25] + (str(k // 25) if k >= 25 else "")
-
-
-def _spell(word: Sequence[str]) -> str:
-    """Return a word with powers, as in r^2·m."""
-    runs = [(letter, len(list(run))) for letter, run in itertools.groupby(word)]
-    powers = [letter if count == 1 else f"{letter}^{count}" for letter, count in runs]
-    return "·".join(powers) or "e"
+        names = []
+        for word in words:
+            runs = [(letter, len(list(run))) for letter, run in itertools.groupby(word)]
+            powers = [letter if count == 1 else f"{letter}^{count}" for letter, count in runs]
+            names.append("·".join(powers) or "e")
+        return tuple(names)
 
 
 def _close(

@@ -113,13 +113,7 @@ class Features(Averaged):
         raise NotImplementedError
 
     def raw(self, x: Tensor, maps: Tensor) -> Float[Tensor, "*lead n s width"]:
-        """Return the activations."""
-        return self.activation(self.preactivations(x, maps))
-
-    def preactivations(
-        self, x: Tensor, maps: Float[Tensor, "*lead s d d"]
-    ) -> Float[Tensor, "*lead n s width"]:
-        """Return $W_1 T_s x + b$ for every input and map."""
+        r"""Return the activations $\phi(W_1 T_s x + b)$ for every input and map."""
         dims = len(self.lead)
         if x.shape[dims + 1 :] != self.shape or tuple(x.shape[:dims]) != self.lead:
             raise ValueError(
@@ -131,7 +125,7 @@ class Features(Averaged):
             x, weight = (x, weight * factor) if len(self.shape) == 1 else (x * factor, weight)
         product = self._by_input if self.where == "input" else self._by_weights
         linear = product(x, weight, maps)
-        return linear.add_(self.bias[..., None, None, :])
+        return self.activation(linear.add_(self.bias[..., None, None, :]))
 
     def filters(self, maps: Float[Tensor, "*lead s d d"]) -> Float[Tensor, "*lead s width c h w"]:
         r"""Return the filter banks $W_1 \circ T_s$ of images."""
