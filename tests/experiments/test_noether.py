@@ -14,7 +14,6 @@ from symrazor.experiments import (
     noether,
     noether_controls,
     noether_discover,
-    noether_results,
     noether_systems,
 )
 
@@ -27,10 +26,10 @@ def test_ratios_only_between_models_that_were_run() -> None:
     row |= {"seconds": 1.0}
     errors = {"learned": [1.0, 3.0], "hnn": [6.0, 4.0]}
     rows = [row | {"model": m, "test_mse": e} for m, pair in errors.items() for e in pair]
-    text = noether_results.markdown(rows, [])
+    text = noether.markdown(rows, [])
     assert text.splitlines()[-1] == "test MSE: hnn / learned 2.500"
     rows = [entry for entry in rows if entry["model"] == "learned"]
-    assert "MSE:" not in noether_results.markdown(rows, [])
+    assert "MSE:" not in noether.markdown(rows, [])
 
 
 def _cells(table: str) -> list[str]:
@@ -46,10 +45,10 @@ def test_tables_show_none_for_missing_values() -> None:
     row |= {"span": 0, "known": 1, "discovered": {"conserved": [], "n_data": 10}}
     row |= {"plain_neg_elbo_per_datum": 0.1}
     known = ["hnn", "0", "0.100", "0.200", "0.300", "0.5"]
-    cells = _cells(noether_results.markdown([row], []))
+    cells = _cells(noether.markdown([row], []))
     assert cells == [*known, "none", "none", "0", "none", "none", "1"]
     bare = {key: value for key, value in row.items() if key != "span"}
-    assert _cells(noether_results.markdown([bare], []))[8] == "none"
+    assert _cells(noether.markdown([bare], []))[8] == "none"
     cells = _cells(noether_controls.markdown([row]))
     assert cells == ["hnn", "0", "0", "0", "none", "none", "none", "1"]
     cells = _cells(noether_discover.markdown([row]))
@@ -58,7 +57,7 @@ def test_tables_show_none_for_missing_values() -> None:
 
 def test_missing_drift_is_left_out_of_the_mean() -> None:
     rows = [{"model": "a", "seed": seed, "drift": d} for seed, d in enumerate((None, 0.5, 1.5))]
-    assert noether_results.document("x", rows, True, "cpu")["models"]["a"]["drift"] == 1.0
+    assert noether.document("x", rows, True, "cpu")["models"]["a"]["drift"] == 1.0
 
 
 def test_quantity_drift_is_none_without_conserved_quantities() -> None:

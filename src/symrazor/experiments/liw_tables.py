@@ -91,20 +91,15 @@ class Table:
             raise ValueError("--kept-scale and --sigma have an effect on Table 1 and figures only.")
         names = options.choose(f"{version}/{row}" for version in VERSIONS for row in ROWS)
         runs: list[Run] = []
-        for version in VERSIONS:
+        for version in dict.fromkeys(name.split("/")[0] for name in names):
             rows = [row for row in ROWS if f"{version}/{row}" in names]
-            if rows:
-                runs += self._version(version, rows, options)
+            # The MLP needs no transformations and is trained on its own.
+            groups = [[row for row in rows if (row == "MLP") == plain] for plain in (True, False)]
+            data = load(self.data, (version,), options)
+            for seed in options.seed:
+                for group in filter(None, groups):
+                    runs += _train(self, options, version, group, seed, data)
         return markdown(self, runs)
-
-    def _version(self, version: str, rows: Sequence[str], options: Options) -> list[Run]:
-        """Train the rows of one version of the data: the MLP on its own, the others together."""
-        data = load(self.data, (version,), options)
-        groups = [[row for row in rows if (row == "MLP") == plain] for plain in (True, False)]
-        pairs = [(seed, group) for seed in options.seed for group in groups if group]
-        return [
-            r for seed, group in pairs for r in _train(self, options, version, group, seed, data)
-        ]
 
     def schedule(self, options: Options, rows: Sequence[str], seed: int) -> BatchedConfig:
         """Return the training of some rows with the changes of the options."""

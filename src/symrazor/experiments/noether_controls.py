@@ -39,7 +39,7 @@ from symrazor.dynamics.trajectories import (
     velocities,
 )
 from symrazor.experiments import noether, noether_systems
-from symrazor.experiments.noether_results import cell, save
+from symrazor.experiments.noether import cell, save
 from symrazor.experiments.options import OfTable
 from symrazor.experiments.results import table
 

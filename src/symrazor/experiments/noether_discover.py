@@ -25,7 +25,7 @@ from symrazor.dynamics.result import Discovered
 from symrazor.dynamics.systems import System, kepler, nbody, oscillators, pendulum
 from symrazor.dynamics.trajectories import simulate
 from symrazor.experiments import noether
-from symrazor.experiments.noether_results import Row, cell, save
+from symrazor.experiments.noether import Row, cell, save
 from symrazor.experiments.options import OfTable
 from symrazor.experiments.results import table
 

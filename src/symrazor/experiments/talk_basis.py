@@ -1,29 +1,35 @@
-"""Basis functions and their evidence: the first part of the talk.
+r"""Basis functions and their evidence: the first part of the talk.
 
 An even function is learned from few noisy data. The output has four parts: four models (low
 frequencies, medium and symmetric, medium, high), the error by number of features, the amount of
 symmetry that evidence and likelihood select, and a deep network. The talk does not give its data,
 so only the order of its results can be compared.
+
+In the deep network $W_3\, \mathrm{relu}(W_2 \cos(\omega^2 W_1 x))$, $W_1$ is fixed, so that
+$\omega^2$ alone sets the frequencies; $W_2$ and $W_3$ are weights. The frequency follows the
+gradient of the training loss (maximum likelihood), of the Laplace evidence (a `Razor`), or of the
+evidence lower bound (a `Variational` network).
 """
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+import symrazor as sr
 from symrazor.experiments.options import Common
 from symrazor.experiments.results import table, write_json
-from symrazor.experiments.talk_deep import METHODS
 from symrazor.inference.basis_models import BasisModel, Features, Fourier, Symmetrised
 
 F64 = torch.float64
 NOISE = 0.2
+"""Noise standard deviation. The lower bound keeps it fixed: it would explain all data by noise."""
 N_FEATURES = 300
 FEATURE_COUNTS = (5, 10, 20, 40, 100, 300, 1000)
 PANELS = {  # name -> omega^2, symmetric, (log evidence, train error, test error) of the talk
@@ -34,6 +40,10 @@ PANELS = {  # name -> omega^2, symmetric, (log evidence, train error, test error
 }
 DEEP_INITIAL_OMEGA2 = 20.0
 """Initial frequency of the deep network, far too high."""
+DEEP_STEPS = 400
+EVIDENCE_EVERY = 10
+HYPER_LR = 0.3
+"""Learning rate of the logarithm of omega^2, if it is updated at every step."""
 
 
 @dataclass(frozen=True)
@@ -142,11 +152,109 @@ def amounts_of_symmetry(results: Results, seed: int) -> None:
             results.amounts[key] = [step[name] for step in history]
 
 
+class CosineNetwork(nn.Module):
+    r"""$W_3\, \mathrm{relu}(W_2 \cos(\omega^2 W_1 x))$ with a learned $\omega^2$.
+
+    Args:
+        omega2: initial $\omega^2$.
+        width: of both hidden layers.
+        seed: of the three matrices.
+    """
+
+    def __init__(self, omega2: float, width: int = 32, seed: int = 0) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(seed)
+        self.W1: Tensor
+        self.register_buffer("W1", torch.randn(width, 1, generator=generator))
+        self.omega2 = sr.Hyper(omega2)
+        self.W2, self.W3 = nn.Linear(width, width, bias=False), nn.Linear(width, 1, bias=False)
+        for layer in (self.W2, self.W3):
+            drawn = torch.randn(layer.weight.shape, generator=generator)
+            layer.weight.data = drawn * (2 / width) ** 0.5
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the outputs."""
+        hidden = torch.cos(self.omega2.value * (x @ self.W1.T))
+        output: Tensor = self.W3(torch.relu(self.W2(hidden)))
+        return output
+
+
+def maximum_likelihood(omega2: float, x: Tensor, y: Tensor, seed: int) -> dict[str, Any]:
+    """Learn weights and frequency by the training loss."""
+    model = CosineNetwork(omega2, seed=seed)
+    theta, eta = sr.weights(model).values(), sr.hyperparameters(model).values()
+    groups = [{"params": list(theta), "lr": 1e-2}, {"params": list(eta), "lr": HYPER_LR}]
+    optimiser = torch.optim.Adam(groups)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, DEEP_STEPS)
+    path = [omega2]
+    for _ in range(DEEP_STEPS):
+        optimiser.zero_grad()
+        nn.functional.mse_loss(model(x), y).backward()
+        optimiser.step()
+        schedule.step()
+        path.append(float(model.omega2.value.detach()))
+    return {"path": path, "log_evidence": None, "predict": model}
+
+
+def laplace(omega2: float, x: Tensor, y: Tensor, seed: int) -> dict[str, Any]:
+    """Learn weights by their posterior; frequency, precisions and noise by the Laplace evidence."""
+    model = CosineNetwork(omega2, seed=seed)
+    likelihood = sr.Gaussian(NOISE)
+    razor = sr.Razor(model, likelihood, len(y), burn_in=DEEP_STEPS // 8, damping=0.3, lr=0.2)
+    theta = list(sr.weights(model).values())
+    optimiser = torch.optim.Adam(theta, lr=1e-2)
+    path = [omega2]
+    for step in range(DEEP_STEPS):
+        optimiser.zero_grad()
+        loss = likelihood.nll(model(x), y).mean() + razor.penalty()
+        loss.backward()
+        optimiser.step()
+        if (step + 1) % EVIDENCE_EVERY == 0:
+            razor.step([(x, y)])
+        path.append(float(model.omega2.value.detach()))
+    log_evidence = float(razor.evidence([(x, y)]).log_evidence)
+    return {"path": path, "log_evidence": log_evidence, "predict": model}
+
+
+def bound(omega2: float, x: Tensor, y: Tensor, seed: int) -> dict[str, Any]:
+    """Learn posteriors, frequency and precisions by the evidence lower bound."""
+    model = CosineNetwork(omega2, seed=seed)
+    path = [omega2]
+    fit = sr.fit_variational(
+        model,
+        (x, y),
+        sr.Gaussian(NOISE),
+        epochs=DEEP_STEPS,
+        batch_size=len(y),
+        every=DEEP_STEPS,
+        lr=2e-2,
+        hyper_lr=HYPER_LR,
+        noise_update="fixed",
+        prior_precision=16.0,
+        seed=seed,
+        progress=False,
+        callbacks=[lambda record: path.append(float(model.omega2.value.detach()))],
+    )
+    log_evidence = float(fit.evidence.log_evidence)
+    return {
+        "path": path,
+        "log_evidence": log_evidence,
+        "predict": lambda new: fit.predict(new).mean,
+    }
+
+
+DEEP_METHODS: dict[str, Callable[[float, Tensor, Tensor, int], dict[str, Any]]] = {
+    "maximum likelihood": maximum_likelihood,
+    "Laplace evidence": laplace,
+    "lower bound": bound,
+}
+
+
 def deep_demo(results: Results, seed: int) -> None:
     """Learn the frequency of a deep network by three objectives."""
     x, y = (part.float() for part in sample(40, seed))
     new, target = (part.float() for part in grid(2.5))
-    for name, learn in METHODS.items():
+    for name, learn in DEEP_METHODS.items():
         run = learn(DEEP_INITIAL_OMEGA2, x, y.unsqueeze(1), seed)
         with torch.no_grad():
             train = run["predict"](x).squeeze(1) - y
