@@ -30,21 +30,21 @@ from symrazor.runs.folder import export_network, load_network, read_document
 @pytest.mark.parametrize("task", ["classification", "regression"])
 @pytest.mark.parametrize("kind", registered_kinds())
 def test_every_kind_gives_a_document_and_a_plain_network(kind: str, task: str) -> None:
-    found = sr.discover(some_data(kind, task), epochs=1)
-    document = json.loads(json.dumps(found.to_dict(), allow_nan=False))
+    discovery = sr.discover(some_data(kind, task), epochs=1)
+    document = json.loads(json.dumps(discovery.to_dict(), allow_nan=False))
     assert (document["schema"], document["kind"], document["task"]) == (1, kind, task)
     (question,) = document["questions"]
     values = [c["reading"]["evidence"]["log_evidence"] for c in question["candidates"]]
     assert values == sorted(values, reverse=True)
     assert question["margin"] == pytest.approx(values[0] - values[1])
-    assert question["verdict"] == found.verdict
-    assert "nats" in found.verdict
+    assert question["verdict"] == discovery.verdict
+    assert "nats" in discovery.verdict
     assert len(question["candidates"][0]["history"]) == 1
-    assert found.verdict.split(".")[0] in found._repr_html_()
-    network = found.network()
+    assert discovery.verdict.split(".")[0] in discovery._repr_html_()
+    network = discovery.network()
     assert not any(type(m).__module__.startswith("symrazor") for m in network.modules())
     # the plain network takes data as they came: against scaling by hand and the trained model
-    data = found.results[0].data
+    data = discovery.results[0].data
     x = some_data(kind, task).x[:7]
     moved = x.transpose(1, 2) if kind == "set" else x
     train = data.x.transpose(1, 2) if kind == "set" else data.x
@@ -52,12 +52,12 @@ def test_every_kind_gives_a_document_and_a_plain_network(kind: str, task: str) -
     mean = train.double().mean(over, keepdim=True)
     std = train.double().std(over, correction=0, keepdim=True)
     with torch.no_grad():
-        f = found.best.fit.model(((moved - mean) / std).float())
+        f = discovery.best.fit.model(((moved - mean) / std).float())
         if task == "regression":
             assert data.y is not None
             f = f * data.y.std(0, correction=0) + data.y.mean(0)
         torch.testing.assert_close(network(x), f, rtol=1e-3, atol=1e-3)
-    p = found.predict(x.numpy())
+    p = discovery.predict(x.numpy())
     expected = f.softmax(1) if task == "classification" else f
     torch.testing.assert_close(p, expected, rtol=1e-3, atol=1e-3)
 
@@ -259,8 +259,8 @@ def test_verdict_for_given_evidence(
 ) -> None:
     names = ("relaxed", "convolutional", "fully connected")
     known = type("K", (_Known,), {"values": dict(zip(names, values, strict=True))})
-    found = sorted((known(n, fitted[n], spread) for n in names), key=lambda c: -c.log_evidence)
-    answer = Answer("digit", "?", digits.digit_family("digit"), found)
+    candidates = sorted((known(n, fitted[n], spread) for n in names), key=lambda c: -c.log_evidence)
+    answer = Answer("digit", "?", digits.digit_family("digit"), candidates)
     assert said in answer.verdict
     assert not_said not in answer.verdict
     assert "ranslation-invariant: position does not matter." in answer.verdict

@@ -26,29 +26,29 @@ from symrazor.discovery.question import Family, Options, Structure
 @pytest.mark.parametrize("n", [30, 1000, 60_000])
 def test_comparison_plan_has_the_most_epochs_that_fit(n: int, seconds: float) -> None:
     costs = {"a": Cost(1e-4, 2e-4, 0.5), "b": Cost(5e-5, 1e-4, 0.1)}
-    found = plan_comparison(costs, n, seconds)
+    plan = plan_comparison(costs, n, seconds)
 
     def total(epochs: int) -> float:
-        return sum(c.total_seconds(found.samples, epochs) for c in costs.values())
+        return sum(c.total_seconds(plan.samples, epochs) for c in costs.values())
 
-    assert 1 <= found.epochs <= 400
-    assert found.seconds == {
-        name: c.total_seconds(found.samples, found.epochs) for name, c in costs.items()
+    assert 1 <= plan.epochs <= 400
+    assert plan.seconds == {
+        name: c.total_seconds(plan.samples, plan.epochs) for name, c in costs.items()
     }
-    if found.epochs > 1:
-        assert total(found.epochs) <= 0.8 * seconds
+    if plan.epochs > 1:
+        assert total(plan.epochs) <= 0.8 * seconds
     most = n if n < 1000 else int(0.8 * n)  # the rest is to be predicted
-    if found.samples < most:  # fewer data only where thirty passes over them would be too long
+    if plan.samples < most:  # fewer data only where thirty passes over them would be too long
         assert sum(c.total_seconds(most, 30) for c in costs.values()) > 0.8 * seconds
-    assert min(n, 500) <= found.samples <= most
+    assert min(n, 500) <= plan.samples <= most
 
 
 def test_discover_stays_within_the_time(work_clock: Callable[[], float]) -> None:
     """Include the timed trials in the time."""
     started = work_clock()
-    found = sr.discover(some_data("vector", n=200), minutes=0.05)
+    discovery = sr.discover(some_data("vector", n=200), minutes=0.05)
     assert work_clock() - started < 2 * 60 * 0.05
-    assert found.candidates
+    assert discovery.candidates
 
 
 def test_batch_sizes_and_evidence_intervals() -> None:

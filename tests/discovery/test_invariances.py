@@ -34,32 +34,32 @@ def _images(n: int = 32, size: int = 8) -> Dataset:
 
 
 @pytest.fixture(scope="module")
-def found() -> sr.Discovery:
+def discovery() -> sr.Discovery:
     return sr.discover(_images(), epochs=12, invariances=True)
 
 
 def test_verdict_and_document_contain_learned_invariances(
-    found: sr.Discovery, tmp_path: Path
+    discovery: sr.Discovery, tmp_path: Path
 ) -> None:
-    widths = found.results[0].answer.invariances
-    assert widths is not None and widths.verdict in found.verdict
-    assert widths.network == found.best.name
+    widths = discovery.results[0].answer.invariances
+    assert widths is not None and widths.verdict in discovery.verdict
+    assert widths.network == discovery.best.name
     a, b = widths.averaged, widths.without
     assert widths.gain == float(a.evidence.log_evidence) - float(b.evidence.log_evidence)
     assert torch.equal(a.data.x, b.data.x) and len(a.history) == len(b.history) == 12
     assert set(a.reading.invariances) == {*invariances.INITIAL_WIDTHS, "left-right flip"}
-    document = json.loads(json.dumps(found.to_dict()))
+    document = json.loads(json.dumps(discovery.to_dict()))
     told = document["questions"][0]["invariances"]
     assert told["gain"] == pytest.approx(widths.gain)
     assert told["reading"]["invariances"]["rotation"]["unit"] == "degrees"
-    found.save(tmp_path)
+    discovery.save(tmp_path)
     assert (tmp_path / "network.pt2").is_file()
 
 
 @pytest.mark.parametrize("supported", [False, True])
-def test_only_supported_widths_are_shown(found: sr.Discovery, supported: bool) -> None:
-    one = found.results[0]
-    widths = one.answer.invariances
+def test_only_supported_widths_are_shown(discovery: sr.Discovery, supported: bool) -> None:
+    result = discovery.results[0]
+    widths = result.answer.invariances
     assert widths is not None
     shift = 10.0 if supported else -10.0
     other = widths.averaged.evidence.log_likelihood - widths.gain + shift
@@ -67,8 +67,8 @@ def test_only_supported_widths_are_shown(found: sr.Discovery, supported: bool) -
     fit = replace(widths.averaged, evidence=evidence)
     changed = LearnedInvariances(widths.network, fit, widths.without)
     assert changed.gain == pytest.approx(shift) and changed.supported is supported
-    answer = replace(one.answer, invariances=changed)
-    page = sr.Discovery([replace(one, answer=answer)]).to_dict()["questions"][0]
+    answer = replace(result.answer, invariances=changed)
+    page = sr.Discovery([replace(result, answer=answer)]).to_dict()["questions"][0]
     readings = [c["reading"]["invariances"] for c in page["candidates"]]
     assert any(readings) is supported
     assert ("transformed" in page["examples"]) is supported
@@ -99,7 +99,7 @@ def test_relaxed_networks_can_be_averaged() -> None:
 
 @pytest.mark.parametrize("place", ["widths", "no-widths"])
 def test_interrupted_learning_of_widths_resumes(
-    found: sr.Discovery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+    discovery: sr.Discovery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
     """Stop after a few epochs of one of the two trainings; compare with an uninterrupted run."""
     made: list[Path] = []
@@ -123,7 +123,7 @@ def test_interrupted_learning_of_widths_resumes(
     before = {path.name for path in folder.iterdir()}
     told: list[str] = []
     again = sr.discover(_images(), options=options, tell=told.append).results[0].answer.invariances
-    whole = found.results[0].answer.invariances
+    whole = discovery.results[0].answer.invariances
     assert any("resuming" in text for text in told)
     assert before - {path.name for path in folder.iterdir()}  # older checkpoints made room
     assert again is not None and whole is not None
@@ -156,8 +156,8 @@ def test_contradicting_flags_raise_an_error() -> None:
         both.options()
 
 
-def test_too_few_evidence_steps_give_no_result(found: sr.Discovery) -> None:
-    widths = found.results[0].answer.invariances
+def test_too_few_evidence_steps_give_no_result(discovery: sr.Discovery) -> None:
+    widths = discovery.results[0].answer.invariances
     assert widths is not None and widths.converged
     early = replace(widths.averaged, history=widths.averaged.history[:5])
     changed = LearnedInvariances(widths.network, early, widths.without)
@@ -166,9 +166,9 @@ def test_too_few_evidence_steps_give_no_result(found: sr.Discovery) -> None:
 
 def test_too_little_time_is_stated_in_the_verdict() -> None:
     told: list[str] = []
-    found = sr.discover(_images(), minutes=1e-4, tell=told.append)
-    text = found.results[0].answer.invariances
-    assert isinstance(text, str) and text in found.verdict
+    discovery = sr.discover(_images(), minutes=1e-4, tell=told.append)
+    text = discovery.results[0].answer.invariances
+    assert isinstance(text, str) and text in discovery.verdict
     assert text.startswith("Invariances: not tested (needs about ")
     assert not any("invariances" in line for line in told)
 

@@ -74,8 +74,8 @@ def test_recommended_network(
 ) -> None:
     names = ("relaxed", "convolutional", "fully connected")
     known = type("K", (_Known,), {"values": dict(zip(names, values, strict=True))})
-    found = sorted((known(n, fitted[n]) for n in names), key=lambda c: -c.log_evidence)
-    answer = Answer("digit", "?", digits.digit_family("digit"), found)
+    candidates = sorted((known(n, fitted[n]) for n in names), key=lambda c: -c.log_evidence)
+    answer = Answer("digit", "?", digits.digit_family("digit"), candidates)
     assert answer.symmetric
     assert recommend(answer, early) == expected
 
@@ -89,11 +89,11 @@ def test_log_scores_of_left_out_samples(
     assert left_out is not None and torch.equal(left_out[0], x[1::2])
     assert left_out_samples((x, y), torch.arange(len(y))) is None
     fit = fitted["convolutional"]
-    found = log_scores(fit, left_out)
+    scores = log_scores(fit, left_out)
     with torch.no_grad():
         p = fit.model(left_out[0]).double().softmax(1)
     expected = p[torch.arange(len(p)), left_out[1]].log()
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(scores, expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -114,16 +114,16 @@ def test_conditional_evidence_can_overrule_the_evidence(
     gains = {"fully connected": 0.0, "relaxed": relaxed, "convolutional": plain}
     values = {"fully connected": 70.0, "relaxed": 0.0, "convolutional": -50.0}
     known = type("K", (_Known,), {"values": values})
-    found = [
+    candidates = [
         known(name, fitted[name], left_out=-2 + gain + 0.01 * noise.roll(number))
         for number, (name, gain) in enumerate(gains.items())
     ]
-    answer = Answer("digit", "?", digits.digit_family("digit"), found)
-    gap = conditional_gain(found[1], found[0])
+    answer = Answer("digit", "?", digits.digit_family("digit"), candidates)
+    gap = conditional_gain(candidates[1], candidates[0])
     assert gap is not None and gap[0] == pytest.approx(200 * relaxed, abs=0.5)
     difference = 0.01 * (noise.roll(1) - noise)
     assert gap[1] == pytest.approx(float(difference.std()) * 200**0.5)
-    assert predicts_better(found[1], found[0]) is (relaxed > 0)
+    assert predicts_better(candidates[1], candidates[0]) is (relaxed > 0)
     assert recommend(answer, early) == expected
     said = replace(answer, recommended_name=recommend(answer, early)).verdict
     predicts = "held-out training samples better than a fully"
@@ -148,10 +148,10 @@ def test_refit_starts_with_the_learned_precisions(
     fitted: dict[str, sr.Fit],
 ) -> None:
     razor = fitted["convolutional"].razor
-    found = initial_precisions(razor, 64)
-    assert found == {k: min(float(v), 64 / 15) for k, v in razor.prior.precisions.items()}
-    again = sr.Razor(fitted["convolutional"].model, "categorical", 64, prior_precision=found)
-    assert {k: float(v) for k, v in again.prior.precisions.items()} == pytest.approx(found)
+    precisions = initial_precisions(razor, 64)
+    assert precisions == {k: min(float(v), 64 / 15) for k, v in razor.prior.precisions.items()}
+    again = sr.Razor(fitted["convolutional"].model, "categorical", 64, prior_precision=precisions)
+    assert {k: float(v) for k, v in again.prior.precisions.items()} == pytest.approx(precisions)
 
 
 def test_refit_uses_the_precisions_of_its_plan(
@@ -159,15 +159,15 @@ def test_refit_uses_the_precisions_of_its_plan(
 ) -> None:
     (x, y), _ = digits.digits_on_canvas("digit")
     family = digits.digit_family("digit")
-    asked = Question("digit", "?", family, (x[:64], y[:64]), None, Categorical)
+    question = Question("digit", "?", family, (x[:64], y[:64]), None, Categorical)
     names = fitted["relaxed"].razor.prior.names
     learned = {name: 0.5 + 0.25 * number for number, name in enumerate(names)}
     # No evidence step, which would change the precisions.
     never = {"epochs": 1, "burn_in": 10**9}
     monkeypatch.setattr(api, "timed_config", lambda config, *_: config.change(**never))
     plan = RefitPlan("relaxed", 1, 64, 1, learned)
-    found = api._refit(asked, plan, FitConfig(), Options(device="cpu"))
-    assert {k: float(v) for k, v in found.fit.razor.prior.precisions.items()} == pytest.approx(
+    candidate = api._refit(question, plan, FitConfig(), Options(device="cpu"))
+    assert {k: float(v) for k, v in candidate.fit.razor.prior.precisions.items()} == pytest.approx(
         learned
     )
 
@@ -185,13 +185,13 @@ def test_a_closing_gap_is_not_converged(
     fitted: dict[str, sr.Fit], last: float, best: float, expected: str | None
 ) -> None:
     histories = {"relaxed": [-last, 0.0], "fully connected": [best - 1, best]}
-    found = []
+    candidates = []
     for name, values in histories.items():
         records = [{"log_evidence": value} for value in values]
         known = type("K", (_Known,), {"values": {name: values[-1]}})
-        found.append(known(name, replace(fitted[name], history=records)))
-    found.sort(key=lambda c: -c.log_evidence)
-    late = unconverged_rival(Answer("digit", "?", digits.digit_family("digit"), found))
+        candidates.append(known(name, replace(fitted[name], history=records)))
+    candidates.sort(key=lambda c: -c.log_evidence)
+    late = unconverged_rival(Answer("digit", "?", digits.digit_family("digit"), candidates))
     assert (None if late is None else late.name) == expected
 
 
@@ -199,13 +199,13 @@ def test_comparison_takes_a_larger_share_of_a_short_time(monkeypatch: pytest.Mon
     """Expect a third of the time if that gives enough steps, otherwise more than half."""
     x = torch.randn(300, 3, generator=torch.Generator().manual_seed(0))
     family = candidates_for(dataset(x, x[:, 0], kind="vector"))
-    asked = Question("a", "?", family, (x, x[:, :1]), None, Gaussian)
+    question = Question("a", "?", family, (x, x[:, :1]), None, Gaussian)
     cost = {s.name: Cost(1e-4, 0.0, 0.0) for s in family.structures}
     monkeypatch.setattr(budget, "measure_costs", lambda *given: cost)
     for minutes, part in ((0.1, 0.55), (1.0, 1 / 3)):
-        found = plan_question(asked, Options(minutes=minutes), lambda text: None)[1]
+        plan = plan_question(question, Options(minutes=minutes), lambda text: None)[1]
         expected = plan_comparison(cost, 300, part * 60 * minutes)
-        assert abs(found.epochs - expected.epochs) <= 1, minutes
+        assert abs(plan.epochs - expected.epochs) <= 1, minutes
         assert (plan_comparison(cost, 300, 20 * minutes).steps < 400) is (part > 0.5)
 
 
@@ -213,19 +213,18 @@ def test_comparison_takes_a_larger_share_of_a_short_time(monkeypatch: pytest.Mon
 @pytest.mark.parametrize("n", [30, 1000, 60_000])
 def test_refit_plan_has_the_most_epochs_that_fit(n: int, seconds: float) -> None:
     cost = Cost(1e-4, 2e-4, 0.5)
-    found = plan_refit("a", cost, n, seconds)
-    assert found is not None
-    assert cost.total_seconds(found.samples, found.epochs, found.evidence_steps) <= 0.95 * seconds
+    plan = plan_refit("a", cost, n, seconds)
+    assert plan is not None
+    assert cost.total_seconds(plan.samples, plan.epochs, plan.evidence_steps) <= 0.95 * seconds
     steps = min(n, EVIDENCE_SUBSET) * 2e-4  # seconds of an evidence step
-    assert found.evidence_steps == 20 or (found.evidence_steps + 1) * steps > 0.2 * 0.95 * seconds
-    assert found.evidence_steps == 6 or found.evidence_steps * steps <= 0.2 * 0.95 * seconds
-    if found.samples < n:
-        assert cost.total_seconds(n, 3, found.evidence_steps) > 0.95 * seconds
-    most = found.epochs == 1000 or found.steps >= 10_000 or found.epochs == 100
+    assert plan.evidence_steps == 20 or (plan.evidence_steps + 1) * steps > 0.2 * 0.95 * seconds
+    assert plan.evidence_steps == 6 or plan.evidence_steps * steps <= 0.2 * 0.95 * seconds
+    if plan.samples < n:
+        assert cost.total_seconds(n, 3, plan.evidence_steps) > 0.95 * seconds
+    most = plan.epochs == 1000 or plan.steps >= 10_000 or plan.epochs == 100
     assert (
         most
-        or cost.total_seconds(found.samples, found.epochs + 1, found.evidence_steps)
-        > 0.95 * seconds
+        or cost.total_seconds(plan.samples, plan.epochs + 1, plan.evidence_steps) > 0.95 * seconds
     )
     assert plan_refit("a", cost, n, 0.3) is None
 
@@ -250,23 +249,25 @@ def test_cost_of_a_run() -> None:
 def test_the_final_network_is_saved(tmp_path: Path) -> None:
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(120, 3, generator=generator)
-    found = sr.discover(x, x[:, 0] + 0.1 * torch.randn(120, generator=generator), minutes=0.12)
-    answer = found.results[0].answer
+    discovery = sr.discover(x, x[:, 0] + 0.1 * torch.randn(120, generator=generator), minutes=0.12)
+    answer = discovery.results[0].answer
     assert answer.final is not None
     assert answer.final.name == answer.best.name
     assert len(answer.final.fit.history) > len(answer.best.fit.history)
-    assert "After the final training its mean squared error on held-out data is" in found.verdict
-    preparation = found.results[0].preparation
+    assert (
+        "After the final training its mean squared error on held-out data is" in discovery.verdict
+    )
+    preparation = discovery.results[0].preparation
     assert preparation is not None
     with torch.no_grad():
         expected = answer.final.fit.model(preparation.inputs(x[:5]))
-        y = found.results[0].data.y
+        y = discovery.results[0].data.y
         assert y is not None
         expected = expected * y.std(0, correction=0) + y.mean(0)
-        torch.testing.assert_close(found.predict(x[:5]), expected, rtol=1e-4, atol=1e-4)
-    document = json.loads(json.dumps(found.to_dict()))
+        torch.testing.assert_close(discovery.predict(x[:5]), expected, rtol=1e-4, atol=1e-4)
+    document = json.loads(json.dumps(discovery.to_dict()))
     assert document["questions"][0]["final"]["name"] == answer.final.name
-    assert found.reading.train["epochs"] == len(answer.final.fit.history)
+    assert discovery.reading.train["epochs"] == len(answer.final.fit.history)
 
 
 def test_layers_are_numbered(fitted: dict[str, sr.Fit]) -> None:

@@ -97,11 +97,11 @@ def test_the_plain_network_equals_the_simulator() -> None:
     """Both integrate with the same number of substeps."""
     states, times = _oscillator()
     data = sr.data.dataset(torch.from_numpy(states), times=torch.from_numpy(times))
-    found = sr.discover(data, epochs=20)
+    discovery = sr.discover(data, epochs=20)
     x = data.x[:, 0]
-    expected = found.dynamics.discovered.simulator()(x, found.dynamics.dt)
+    expected = discovery.dynamics.discovered.simulator()(x, discovery.dynamics.dt)
     with torch.no_grad():
-        torch.testing.assert_close(found.network()(x), expected.double(), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(discovery.network()(x), expected.double(), rtol=1e-4, atol=1e-5)
 
 
 def test_animation_shows_complete_trajectories(tmp_path: Path) -> None:
@@ -145,9 +145,9 @@ def test_missing_states_and_short_trajectories_are_read(tmp_path: Path) -> None:
     )
     missing = data.x.isnan().any(2)
     assert missing.nonzero().tolist() == [[0, 3], [5, 5], [5, 6], [5, 7]]
-    found = sr.discover(data, epochs=2)
+    discovery = sr.discover(data, epochs=2)
     kept = (
-        found.dynamics.discovered.n_data
+        discovery.dynamics.discovered.n_data
     )  # five of six trajectories: 7 steps each, 2 or 3 missing
     assert kept in (5 * 7 - 2, 5 * 7 - 3, 5 * 7 - 5)
 
@@ -170,8 +170,8 @@ def test_states_without_times_are_one_apart(tmp_path: Path) -> None:
     states, _ = _oscillator()
     np.savez(tmp_path / "a.npz", states=states)
     with pytest.warns(UserWarning, match=r"a.npz has no times; states are assumed to be 1 apart"):
-        found = sr.discover(tmp_path / "a.npz", epochs=2)
-    assert found.dynamics.dt == 1
+        discovery = sr.discover(tmp_path / "a.npz", epochs=2)
+    assert discovery.dynamics.dt == 1
 
 
 @pytest.mark.parametrize(
@@ -245,11 +245,11 @@ def test_column_names_identify_momenta(tmp_path: Path, names: str, order: tuple[
     (tmp_path / "a.csv").write_text("\n".join([f"trajectory,time,{names}", *rows]))
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        found, same = read(tmp_path / "a.csv"), read_trajectories(tmp_path / "a.csv")
+        data, same = read(tmp_path / "a.csv"), read_trajectories(tmp_path / "a.csv")
     assert len(said) == (0 if order == (0, 1, 2, 3) else 2)
     plain = [[[b + t, 2 * t, 3 + b, 4 - t] for t in range(4)] for b in range(3)]
     expected = torch.tensor(plain, dtype=torch.float64)[..., list(order)]
-    assert torch.equal(found.x, expected)
+    assert torch.equal(data.x, expected)
     assert torch.equal(same.states, expected)
 
 
@@ -267,10 +267,10 @@ def test_times_can_be_padded_with_nan(tmp_path: Path) -> None:
     clock = np.tile(times, (len(states), 1))
     states[1, 5:], clock[1, 5:] = np.nan, np.nan
     np.savez(tmp_path / "a.npz", trajectories=states, time=clock)
-    found = read(tmp_path / "a.npz")
-    assert found.kind == "trajectory"
+    data = read(tmp_path / "a.npz")
+    assert data.kind == "trajectory"
     expected = torch.from_numpy(np.tile(times, (len(states), 1))).double()
-    for got in (found.times, read_trajectories(tmp_path / "a.npz").times):
+    for got in (data.times, read_trajectories(tmp_path / "a.npz").times):
         torch.testing.assert_close(got, expected)
     torch.testing.assert_close(as_trajectories(states, clock, False).times, expected)
     clock[2, 3] = np.nan  # there is a state

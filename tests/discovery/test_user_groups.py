@@ -53,25 +53,27 @@ def neighbours(n: int = 240) -> tuple[Tensor, Tensor]:
 def test_the_right_group_of_two_is_found(tmp_path: Path) -> None:
     """Either the network with the group built in or the relaxed network finds it."""
     given = [written(tmp_path, group) for group in RINGS]
-    found = sr.discover(*neighbours(), groups=given, epochs=25, progress=False)
-    headline = found.results[0].answer.headline
+    discovery = sr.discover(*neighbours(), groups=given, epochs=25, progress=False)
+    headline = discovery.results[0].answer.headline
     assert headline.startswith("Invariant under ring 1") and "ring 0" not in headline
-    nats = {c.name: c.log_evidence for c in found.candidates}
+    nats = {c.name: c.log_evidence for c in discovery.candidates}
     assert nats["ring 1"] > nats["ring 0"] + 20
 
 
 def test_a_group_from_a_file_is_built_into_the_saved_network(tmp_path: Path) -> None:
     x, y = neighbours(60)
     given = [written(tmp_path, group) for group in RINGS]
-    found = sr.discover(x, y, groups=given, epochs=1, progress=False)
-    kept = found.results[0].answer.named("ring 1").fit
-    assert found.results[0].answer.named("ring 1").fit.reading.equivariance_error["ring 1"] < 1e-5
-    assert found.results[0].answer.named("ring 1").fit.reading.equivariance_error["S6"] > 1e-3
+    discovery = sr.discover(x, y, groups=given, epochs=1, progress=False)
+    kept = discovery.results[0].answer.named("ring 1").fit
+    assert (
+        discovery.results[0].answer.named("ring 1").fit.reading.equivariance_error["ring 1"] < 1e-5
+    )
+    assert discovery.results[0].answer.named("ring 1").fit.reading.equivariance_error["S6"] > 1e-3
     moved = x[:, RINGS[1].element(2).argsort()]
     assert_close(kept.model.cpu()(moved), kept.model(x), 1e-5)
-    found.save(tmp_path / "run")
+    discovery.save(tmp_path / "run")
     again = torch.export.load(tmp_path / "run" / "network.pt2").module()
-    assert_close(again(x), found.network()(x), 1e-5)
+    assert_close(again(x), discovery.network()(x), 1e-5)
 
 
 def test_candidates_are_invariant_under_their_group() -> None:
@@ -103,9 +105,9 @@ def test_candidates_are_invariant_under_their_group() -> None:
 def test_permuted_features_share_one_scale() -> None:
     x, y = neighbours()
     x = x * torch.tensor([1.0, 2, 3, 4, 5, 6])
-    asked = replace(Options(epochs=1, progress=False), groups=("cyclic",))
-    found = analyse(dataset(x, y), asked, lambda text: None)
-    assert found.preparation is not None and found.preparation.scale.shape == (1,)
+    options = replace(Options(epochs=1, progress=False), groups=("cyclic",))
+    result = analyse(dataset(x, y), options, lambda text: None)
+    assert result.preparation is not None and result.preparation.scale.shape == (1,)
     alone = analyse(dataset(x, y), Options(epochs=1, progress=False), lambda text: None)
     assert alone.preparation is not None and alone.preparation.scale.shape == (6,)
 
@@ -113,19 +115,19 @@ def test_permuted_features_share_one_scale() -> None:
 def test_as_many_outputs_as_positions() -> None:
     """Outputs are invariant, although a map of positions to positions would permute them."""
     x = torch.randn(60, 6, generator=torch.Generator().manual_seed(0))
-    found = sr.discover(x, torch.arange(60) % 6, groups="cyclic", epochs=1, progress=False)
-    kept = next(c for c in found.candidates if c.name == "Z6")
+    discovery = sr.discover(x, torch.arange(60) % 6, groups="cyclic", epochs=1, progress=False)
+    kept = next(c for c in discovery.candidates if c.name == "Z6")
     assert kept.fit.reading.equivariance_error["Z6"] < 1e-5
 
 
 def test_headlines_of_a_relaxed_network() -> None:
     def about(**errors: float) -> str:
-        reading = found.best.fit.reading
+        reading = discovery.best.fit.reading
         return describe_invariance(
             [*errors], "relaxed", replace(reading, equivariance_error=errors)
         )
 
-    found = sr.discover(*neighbours(40), groups="cyclic", epochs=1, progress=False)
+    discovery = sr.discover(*neighbours(40), groups="cyclic", epochs=1, progress=False)
     change = "transforming the input changes the output by 2 %"
     assert about(a=0.3) == "Not invariant under a (a changes the output by 30 %)."
     assert about(a=0.3, b=0.2) == "Not invariant under a or b (b changes the output by 20 %)."
@@ -147,10 +149,10 @@ def test_an_unfinished_run_is_not_resumed_with_another_group(tmp_path: Path) -> 
 def test_grid_groups_from_files(tmp_path: Path) -> None:
     file = tmp_path / "swap.json"
     file.write_text('{"name": "swap", "matrices": [[[0, 1], [1, 0]]]}')
-    found = sr.discover(some_data("image"), groups=str(file), epochs=1, progress=False)
+    discovery = sr.discover(some_data("image"), groups=str(file), epochs=1, progress=False)
     layers = [
         layer
-        for layer in found.results[0].answer.named("relaxed").fit.reading.layers
+        for layer in discovery.results[0].answer.named("relaxed").fit.reading.layers
         if layer.relaxed
     ]
     assert all({"swap", "translation"} == {*layer.equivariance_error} for layer in layers)
@@ -160,22 +162,22 @@ def test_grid_groups_from_files(tmp_path: Path) -> None:
         convolution = next(m for m in structure.make().modules() if hasattr(m, "kernel_size"))
         assert convolution.out_channels == 24
     paths = [m.paths for m in family.structures[0].make().modules() if isinstance(m, Relaxed)]
-    assert [[p.group for p in some] for some in paths] == [
+    assert [[p.group for p in layer_paths] for layer_paths in paths] == [
         ["translation", "about z", "O", None]
     ] * len(paths)
 
 
 def test_digits_use_the_groups_of_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[object] = []
+    passed_groups: list[object] = []
 
     def note(task: object, given: object) -> object:
-        asked.append(given)
+        passed_groups.append(given)
         raise InterruptedError
 
     monkeypatch.setattr(digits, "digit_family", note)
     with pytest.raises(InterruptedError):
         discover_digits(Options(groups=("p4",)))
-    assert asked == [("p4",)]
+    assert passed_groups == [("p4",)]
     monkeypatch.undo()
     names = {
         p.group

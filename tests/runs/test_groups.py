@@ -22,15 +22,15 @@ def test_group_files_are_copied_to_the_run_folder(tmp_path: Path) -> None:
     text = SMALL.replace("width = 2", 'width = 2\ngroups = ["translation", "mirror.json"]')
     config = small(place, text)
     assert config.model.groups == ("translation", str(mirror))
-    found = run(config, tmp_path / "run")
-    assert "mirror" in found.reading.layers[0].equivariance_error
+    trained = run(config, tmp_path / "run")
+    assert "mirror" in trained.reading.layers[0].equivariance_error
     written = (tmp_path / "run" / "config.toml").read_text()
     assert 'groups = ["translation", "group-0.json"]' in written
     mirror.unlink()
     (tmp_path / "run").rename(tmp_path / "moved")
     again = load_run(tmp_path / "moved")
     x = config_data(config)
-    assert torch.equal(again.model(x), found.model.eval()(x))
+    assert torch.equal(again.model(x), trained.model.eval()(x))
     mirror.write_text('{"name": "mirror", "matrices": [[[1, 0], [0, -1]]]}')
     with pytest.raises(ValueError, match="differs from .*group-0.json, with which the run began"):
         run(config, tmp_path / "moved", resume=True)
@@ -58,8 +58,8 @@ groups = ["ring.json"]
 [fit]
 epochs = 1
 """
-    found = run(small(tmp_path, text), tmp_path / "run")
-    assert [p.path for p in found.reading.layers[0].paths] == ["Linear[ring]", "FC"]
+    trained = run(small(tmp_path, text), tmp_path / "run")
+    assert [p.path for p in trained.reading.layers[0].paths] == ["Linear[ring]", "FC"]
     assert load_run(tmp_path / "run").reading.layers[0].paths[0].group == "ring"
     with pytest.raises(ValueError, match="'fully-connected' has no convolutions to relax"):
         small(tmp_path, text.replace("ring.json", "translation"))

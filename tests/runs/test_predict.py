@@ -35,8 +35,8 @@ def test_predictions_are_means(tmp_path: Path, likelihood: str, dtype: str) -> N
     """Predictions are neither log rates nor log odds."""
     fit, x = _run(tmp_path, likelihood, dtype)
     expected = MEANS[likelihood](fit.model(x.to(getattr(torch, dtype))).detach())
-    found = predict(tmp_path / "run", tmp_path / "new.npz")
-    torch.testing.assert_close(found.values, expected)
+    predictions = predict(tmp_path / "run", tmp_path / "new.npz")
+    torch.testing.assert_close(predictions.values, expected)
 
 
 @pytest.mark.parametrize("form", ["torch", "safetensors"])

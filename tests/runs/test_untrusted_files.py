@@ -131,8 +131,8 @@ def test_a_program_in_a_run_folder_is_never_read(
     """`torch.export.load` unpickles."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(60, 3, generator=generator)
-    found = sr.discover(x, x.sum(1, keepdim=True).sin(), epochs=1)
-    folder = found.save(tmp_path / "run")
+    discovery = sr.discover(x, x.sum(1, keepdim=True).sin(), epochs=1)
+    folder = discovery.save(tmp_path / "run")
     np.savez(tmp_path / "new.npz", x=x.numpy())
     (folder / "network.pt2").write_bytes(b"a pickle of a stranger")
     with monkeypatch.context() as patch:
@@ -140,9 +140,9 @@ def test_a_program_in_a_run_folder_is_never_read(
         patch.setattr(torch, "load", None)
         values = predict(folder, tmp_path / "new.npz").values
         export_network(folder, "safetensors", tmp_path / "n.safetensors")
-    torch.testing.assert_close(values, found.predict(x))
+    torch.testing.assert_close(values, discovery.predict(x))
     file = export_network(folder, "torch", folder / "network.pt2")
-    torch.testing.assert_close(torch.export.load(file).module()(x), found.predict(x))
+    torch.testing.assert_close(torch.export.load(file).module()(x), discovery.predict(x))
     assert "symrazor never reads a .pt2 file" in (folder / "README.txt").read_text()
     (folder / ARCHITECTURE).unlink()
     with pytest.raises(ValueError, match=r"No such file: .*architecture.json"):

@@ -97,8 +97,8 @@ def test_the_largest_supported_group(
     words: str,
 ) -> None:
     result = support(layer(), shares, errors)
-    assert [one.group for one in result if one.supported] == supported
-    assert [one.group for one in result if one.largest] == largest
+    assert [entry.group for entry in result if entry.supported] == supported
+    assert [entry.group for entry in result if entry.largest] == largest
     assert words in supported_groups("3", result)
     assert result[0].outside == pytest.approx(shares[1] + shares[2])
     assert result[1].outside == pytest.approx(shares[2])

@@ -205,7 +205,6 @@ def deep_sets(features: int, points: int, outputs: int, free: bool = False) -> n
 
 def _set_candidates(data: Dataset, groups: Sequence[UserGroup] | None = None) -> Family:
     if groups is not None and set(groups) != {"permutation"}:
-        _check_positions(data.kind, groups)
         return permutation_family(data, groups)
     points, features = data.x.shape[1:]
     make = partial(deep_sets, features, points, data.outputs)
@@ -219,22 +218,12 @@ def _set_candidates(data: Dataset, groups: Sequence[UserGroup] | None = None) ->
 
 def _vector_candidates(data: Dataset, groups: Sequence[UserGroup] | None = None) -> Family:
     if groups is not None:
-        _check_positions(data.kind, groups)
         return permutation_family(data, groups)
     structures = [
         Structure(name, partial(perceptron, data.x.shape[1], data.outputs, hidden_layers), label)
         for hidden_layers, (name, label) in enumerate(PERCEPTRONS.items())
     ]
     return Family(structures)
-
-
-def _check_positions(kind: str, groups: Sequence[UserGroup]) -> None:
-    if not permutes_positions(groups):
-        names = ", ".join(group if isinstance(group, str) else group.name for group in groups)
-        raise ValueError(
-            f"Groups for {kind}s must permute positions, got {names}. Use "
-            f"{', '.join(POSITION_GROUPS)}, or a file of permutations."
-        )
 
 
 # Groups of the user that permute positions
@@ -302,6 +291,12 @@ def permutation_family(data: Dataset, groups: Sequence[UserGroup]) -> Family:
     several groups, the relaxed network also has a path for the symmetric group: it contains every
     other group, and its maps are the ones they have in common.
     """
+    if not permutes_positions(groups):
+        names = ", ".join(group if isinstance(group, str) else group.name for group in groups)
+        raise ValueError(
+            f"Groups for {plural(data.kind)} must permute positions, got {names}. Use "
+            f"{', '.join(POSITION_GROUPS)}, or a file of permutations."
+        )
     shape = tuple(data.x.shape[1:])
     shape = {"vector": (1, *shape), "set": shape[::-1]}.get(data.kind, shape)
     position_groups = [_on_positions(group, data, shape[1:]) for group in groups]
