@@ -178,7 +178,7 @@ def test_invalid_members_and_options_are_rejected() -> None:
     plan = BatchedConfig(steps=2)
     with pytest.raises(ValueError, match="data must be between 0 and 0, got 3"):
         train(model, data, [Member(data=3)], plan)
-    with pytest.raises(ValueError, match="method must be one of .*, got 'mle'"):
+    with pytest.raises(ValueError, match="method of member 0 must be 'vi', .*, got 'mle'"):
         train(model, data, [Member(method="mle")], plan)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="Labels must be between 0 and 1, got 2"):
         train(model, Data(data.x, data.y + 1), [Member()], plan)

@@ -9,7 +9,7 @@ Transformation widths, the output scale and learned filters follow Adam.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from jaxtyping import Float, Int64
@@ -18,7 +18,8 @@ from torch import Tensor
 from symrazor.accelerate.devices import tf32
 from symrazor.core.evidence import Evidence
 from symrazor.core.parameters import hyperparameters, weights
-from symrazor.core.validation import check_at_least
+from symrazor.core.validation import check_at_least, check_choice
+from symrazor.data.batches import check_lengths
 from symrazor.invariance import mixture
 from symrazor.invariance.invariant_weights import InvariantWeights, Sampling, check_labels
 from symrazor.invariance.lie_distributions import Nodes, Random
@@ -136,8 +137,7 @@ class Data:
         if not sets:
             raise ValueError("No data sets: pass at least one pair (x, y).")
         for number, (x, y) in enumerate(sets):
-            if len(x) != len(y):
-                raise ValueError(f"Data set {number}: {len(x)} inputs but {len(y)} labels.")
+            check_lengths(x, y, f"data set {number}")
         shapes = {(x.shape, y.shape) for x, y in sets}
         if len(shapes) != 1:
             raise ValueError(
@@ -310,10 +310,7 @@ def _check(model: InvariantWeights, data: Data, members: Sequence[Member]) -> No
             raise ValueError(
                 f"Member {number}: data must be between 0 and {len(data.y) - 1}, got {member.data}."
             )
-        if member.method not in get_args(Method):
-            raise ValueError(
-                f"Member {number}: method must be one of {get_args(Method)}, got {member.method!r}."
-            )
+        check_choice(f"The method of member {number}", member.method, Method)
     check_labels(data.y, model.posterior.shape[0], tuple(data.x.shape[:2]))
     widths = model.distribution.width.value
     if widths.dim() != 2 or len(widths) != count:
