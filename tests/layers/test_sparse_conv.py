@@ -255,6 +255,8 @@ def test_learned_anchors_have_two_parameters_each() -> None:
         (lambda: SConv(2, 3, (4, 4), anchors=0), "int from 1 to 9, .* got 0"),
         (lambda: SFC(2, 3, (4, 2), anchors=9), "int from 1 to 8, .* got 9"),
         (lambda: SFC(2, 3, (4, 2), anchors=1.5), "int from 1 to 8, .* got 1.5"),
+        (lambda: SConv(2, 3, (4, 4), anchors=Basis((5, 5), 4)), r"shape \(3, 3\) .*\(5, 5\)"),
+        (lambda: SConv(2, 3, (4, 4), anchors=Basis((3, 3), 4), omega=2.0), "options .'omega'"),
         (lambda: SConv(2, 3, (4, 4), omega=-1.0), "omega must be at least 0, got -1.0"),
         (lambda: SConv(2, 3, (4, 4), omega=0.0, learn_omega="hyper"), "must be positive"),
         (

@@ -237,6 +237,11 @@ class Basis(nn.Module):
 def make_basis(shape: Sequence[int], anchors: Any, **options: Any) -> Basis:
     """Return a basis with no more anchors than pixels, or `anchors` itself if it is a `Basis`."""
     if isinstance(anchors, Basis):
+        if options or anchors.shape != tuple(shape):
+            raise ValueError(
+                f"Pass a basis of shape {tuple(shape)} without further options, got the shape "
+                f"{anchors.shape} and the options {sorted(options)}."
+            )
         return anchors
     unknown = sorted(set(options) - set(BASIS_OPTIONS))
     if unknown:
