@@ -7,7 +7,7 @@ from typing import Any, Literal
 import torch
 
 from symrazor.core.validation import check_at_least, check_choice, replace_options
-from symrazor.dynamics.mechanics import IntegratorName, integrator_by_name
+from symrazor.dynamics.mechanics import IntegratorName
 
 Target = Literal["rollout", "derivative"]
 NoiseKind = Literal["fixed", "learned", "closed"]
@@ -71,7 +71,7 @@ class TrainConfig:
     record: int = 100
 
     def __post_init__(self) -> None:
-        integrator_by_name(self.integrator)
+        check_choice("integrator", self.integrator, IntegratorName)
         counts = ("steps", "batch_size", "draws", "flows", "late_flows", "substeps", "record")
         check_at_least(self, 1, *counts)
         for name in ("minutes", "lr", "spread_lr", "conserved_lr", "clip", "noise"):

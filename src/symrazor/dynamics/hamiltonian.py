@@ -18,13 +18,14 @@ antithetic pairs are unbiased.
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from symrazor.core.validation import check_choice
 from symrazor.dynamics.conserved import ConservedQuantities, Flows
 from symrazor.dynamics.mechanics import apply_symplectic_form, degrees_of_freedom
 from symrazor.inference.variational import GaussianPosterior, MatrixNormal, Point
@@ -133,9 +134,7 @@ class HamiltonianNetwork(nn.Module):
     ) -> None:
         super().__init__()
         degrees_of_freedom(phase)
-        if activation not in ACTIVATIONS:
-            names = ", ".join(ACTIVATIONS)
-            raise ValueError(f"Unknown activation {activation!r}. Choose one of {names}.")
+        check_choice("activation", activation, Activation)
         self.phase, self.activation = phase, activation
         sizes = [phase, *[width] * hidden, 1]
         scales = [1.0] + [1 / fan_in**0.5 for fan_in in sizes[1:-1]]
@@ -213,11 +212,8 @@ class FlowTimes:
     def __init__(
         self, dimension: int, measure: Measure = "cube", draws: Draws = "antithetic"
     ) -> None:
-        measures = get_args(Measure)
-        if measure not in measures:
-            raise ValueError(f"Unknown measure {measure!r}. Choose one of {', '.join(measures)}.")
-        if draws not in ("independent", "antithetic", "quasi"):
-            raise ValueError(f"draws must be independent, antithetic or quasi, got {draws!r}.")
+        check_choice("measure", measure, Measure)
+        check_choice("draws", draws, Draws)
         if dimension < 1:
             raise ValueError(f"dimension must be at least 1 flow, got {dimension}.")
         self.dimension, self.measure, self.draws = dimension, measure, draws

@@ -154,13 +154,6 @@ INTEGRATORS: dict[IntegratorName, Integrator] = {
 }
 
 
-def integrator_by_name(name: IntegratorName) -> Integrator:
-    """Return the integrator with this name; raise ValueError if there is none."""
-    if name not in INTEGRATORS:
-        raise ValueError(f"Unknown integrator {name!r}. Choose one of {', '.join(INTEGRATORS)}.")
-    return INTEGRATORS[name]
-
-
 def advance(integrator: Integrator, field: Field, x: Tensor, h: Step, substeps: int = 1) -> Tensor:
     """Advance x by the time h in equal substeps."""
     for _ in range(substeps):

@@ -329,14 +329,7 @@ class Combination(Observable):
 class Polynomial(Combination):
     r"""Polynomials $C_k(x) = \sum_j c_{kj} m_j(x)$ over all monomials of degree 1 to `degree`.
 
-    Args:
-        phase: number of entries of a state.
-        count: K.
-        degree: largest degree.
-        std: standard deviation of the initial coefficients.
-        scale: see `Observable`.
-        steps: see `Observable`.
-        generator: for the initial coefficients.
+    States have `phase` entries. For the other arguments see `Combination`.
     """
 
     def __init__(

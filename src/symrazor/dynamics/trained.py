@@ -22,7 +22,7 @@ from symrazor.core.validation import check_choice
 from symrazor.dynamics.config import NoiseKind, TrainConfig
 from symrazor.dynamics.conserved import AffineFlows, Flows, Quadratic
 from symrazor.dynamics.hamiltonian import Energy, Hamiltonian, SymmetrisedNetwork
-from symrazor.dynamics.mechanics import Field, Integrator, Scalar, advance, integrator_by_name
+from symrazor.dynamics.mechanics import INTEGRATORS, Field, Integrator, Scalar, advance
 from symrazor.dynamics.observables import IntegratedFlows
 from symrazor.dynamics.trajectories import Transitions
 from symrazor.inference.variational.gaussian import collapsed_kl
@@ -108,7 +108,7 @@ def predict(
     """Predict the target of the data, states or velocities, for each draw of the weights."""
     if config.target == "derivative":
         return field(data.x.expand(draws, *data.x.shape)).unsqueeze(2)
-    return rollout(field, data, draws, integrator_by_name(config.integrator), config.substeps)
+    return rollout(field, data, draws, INTEGRATORS[config.integrator], config.substeps)
 
 
 @dataclass
@@ -307,7 +307,7 @@ class Simulator(nn.Module):
         elif isinstance(drawn.flows, IntegratedFlows):
             self.observable = copy.deepcopy(drawn.flows.observable).requires_grad_(False)
             register_frozen(self, {"tau": drawn.flows.tau})
-        self.integrator: Integrator = integrator_by_name(trained.config.integrator)
+        self.integrator: Integrator = INTEGRATORS[trained.config.integrator]
         self.max_step = max_step
 
     @property

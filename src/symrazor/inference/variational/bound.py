@@ -76,9 +76,6 @@ def linear_gaussian_bound(
         q: posterior over the weights, of shape [1, m] or [k, m], in float64.
         precision: prior precision of all weights.
         noise: standard deviation of the noise.
-
-    Raises:
-        ValueError: the shapes do not match.
     """
     target = y.unsqueeze(1) if y.dim() == 1 else y
     if phi.dim() != 2 or len(target) != len(phi) or q.shape != (target.shape[1], phi.shape[1]):

@@ -30,14 +30,11 @@ class GaussianPosterior(nn.Module, ABC):
 
     Args:
         shape: shape of the weight tensor.
-        scale: starting standard deviation of every weight.
+        scale: starting standard deviation of every weight, positive.
         mean: starting mean, [*shape] or [batch, *shape]; zero by default.
         batch: number of models in one object, or None for one model without a leading dimension.
         dtype: dtype of the parameters; by default that of `mean`.
         device: device of the parameters; by default that of `mean`.
-
-    Raises:
-        ValueError: the mean has another shape, the scale is not positive, or the batch is below 1.
     """
 
     mean: nn.Parameter
