@@ -51,9 +51,9 @@ def _algebra(*A: list[list[float]], b: list[list[float]] | None = None) -> Algeb
 
 def test_classify_flow() -> None:
     energy, free = [[1.0, 0.0], [0.0, 1.0]], [[0.0, 0.0], [0.0, 1.0]]
-    saddle, none = [[1.0, 0.0], [0.0, -1.0]], [[0.0, 0.0], [0.0, 0.0]]
+    saddle, zero = [[1.0, 0.0], [0.0, -1.0]], [[0.0, 0.0], [0.0, 0.0]]
     b = [[0.0, 0.0]] * 3 + [[0.0, 1.0], [3.0, 0.0]]  # the last rotates around another point
-    matrices = _algebra(energy, free, saddle, none, energy, b=b).generators()
+    matrices = _algebra(energy, free, saddle, zero, energy, b=b).generators()
     assert [classify_flow(g) for g in matrices] == [
         "rotation",
         "shear",
@@ -151,9 +151,9 @@ def test_flows_of_a_group_are_not_capped(measure: Measure) -> None:
 def test_full_group_is_none_without_a_closed_rounded_span() -> None:
     x = torch.randn(50, 6, generator=torch.Generator().manual_seed(0))
     turns = rotations(3)
-    two = replace(turns, names=turns.names[:2], A=turns.A[:2], b=turns.b[:2])
+    two_rotations = replace(turns, names=turns.names[:2], A=turns.A[:2], b=turns.b[:2])
     assert full_group(_rounded(turns), x) is not None
-    assert full_group(_rounded(two), x) is None  # two rotations are not closed
+    assert full_group(_rounded(two_rotations), x) is None  # two rotations are not closed
     saddle = _algebra([[1.0, 0.0], [0.0, -1.0]])
     assert full_group(_rounded(saddle), x[:, :2]) is None
     network = HamiltonianNetwork(6, width=4)

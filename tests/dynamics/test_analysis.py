@@ -82,10 +82,10 @@ def test_structure_constants_of_so3() -> None:
 
 
 def test_closure_of_se2_and_of_an_incomplete_subset() -> None:
-    whole = euclidean(3, 2)
-    assert closure(whole.generators()).outside < 1e-12
-    keep = [name != "momentum y" for name in whole.names]
-    assert closure(whole.generators()[keep]).outside > 0.5
+    algebra = euclidean(3, 2)
+    assert closure(algebra.generators()).outside < 1e-12
+    kept = [name != "momentum y" for name in algebra.names]
+    assert closure(algebra.generators()[kept]).outside > 0.5
     assert closure(translations(3, 2).generators()).commutes
 
 
@@ -117,8 +117,8 @@ def test_best_names() -> None:
     known = nbody_invariants(3, 2)
     spin = known.generators()[[known.names.index("angular momentum")]]
     assert analysis.best_names(spin, known) == ["angular momentum"]
-    both = known.generators()[:1] + known.generators()[1:2]
-    assert analysis.best_names(both, known) == ["mix of momentum x, momentum y"]
+    momenta = known.generators()[:1] + known.generators()[1:2]
+    assert analysis.best_names(momenta, known) == ["mix of momentum x, momentum y"]
     other = torch.zeros(1, 12, 13, dtype=torch.float64)
     other[0, 0, 0] = 1.0
     assert analysis.best_names(other, known) == ["unknown"]
@@ -128,8 +128,8 @@ def test_best_names() -> None:
 
 
 def test_tiny_quantities_have_dimension_zero() -> None:
-    nothing = Quadratic(2, 2, std=1e-4)
-    result = analysis.spectrum(nothing)
+    unlearned = Quadratic(2, 2, std=1e-4)
+    result = analysis.spectrum(unlearned)
     assert result.dimension == 0 and len(result.learned()) == 0
     assert analysis.recovered(result.learned(), unitary(1)).tolist() == [0.0]
     assert math.isclose(closure(result.directions[:0]).outside, 0.0)
@@ -143,12 +143,12 @@ def test_noise_variance_from_divided_differences() -> None:
     assert float(clean.max()) < 1e-5
     sizes = torch.tensor([0.1, 0.02, 0.3, 0.05], dtype=torch.float64)
     noise = torch.randn(data.states.shape, generator=torch.Generator().manual_seed(1)).double()
-    seen = torch.rand(data.observed.shape, generator=torch.Generator().manual_seed(2)) > 0.1
-    noisy = Trajectories(data.states + sizes * noise, data.times, seen)
+    observed = torch.rand(data.observed.shape, generator=torch.Generator().manual_seed(2)) > 0.1
+    noisy = Trajectories(data.states + sizes * noise, data.times, observed)
     result = noise_variance(noisy)
     torch.testing.assert_close(result, sizes.square(), rtol=0.1, atol=1e-5)
-    two = Trajectories(noisy.states[:, :2], data.times[:, :2], seen[:, :2])
-    assert (noise_variance(two) > sizes.square()).all()  # overestimates
+    pairs = Trajectories(noisy.states[:, :2], data.times[:, :2], observed[:, :2])
+    assert (noise_variance(pairs) > sizes.square()).all()  # overestimates
 
 
 def test_noise_variance_with_irregular_time_steps() -> None:

@@ -81,15 +81,15 @@ def test_quadratic_flow_is_symplectic_and_conserves_its_quantity() -> None:
 def test_commutators_add_the_missing_rotation() -> None:
     """Check that angular momenta about x and y generate the one about z."""
     known = rotations(3)
-    two = Quadratic(6, 2, commutators=True)
+    quantities = Quadratic(6, 2, commutators=True)
     with torch.no_grad():
-        two.A_raw.copy_(known.A[:2])
-        two.b.zero_()
-    assert two.flow_count == 3
-    third = two.flow_generators().detach()[2, :6, :7].double()[None]
+        quantities.A_raw.copy_(known.A[:2])
+        quantities.b.zero_()
+    assert quantities.flow_count == 3
+    third = quantities.flow_generators().detach()[2, :6, :7].double()[None]
     assert float(parallelness(third, known)) == pytest.approx(1.0)
     assert float(parallelness(third, Algebra(known.names[:2], known.A[:2], known.b[:2]))) < 1e-6
-    flows = two.double().flows(torch.tensor([[[0.1, 0.2, 0.3]]]))
+    flows = quantities.double().flows(torch.tensor([[[0.1, 0.2, 0.3]]]))
     assert is_symplectic(flows.linear, 1e-10)
 
 

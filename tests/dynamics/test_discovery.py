@@ -170,10 +170,10 @@ def test_formula_is_relative_to_centre_and_weighted_by_scale() -> None:
 def test_quantities_of_centred_states_in_user_coordinates() -> None:
     """The energy of an oscillator around q = 10 is constant up to scale in user coordinates."""
     data = simulate(systems.oscillators(), 8, 6, 0.2, seed=0)
-    away = data.states + torch.tensor([10.0, 0.0])
-    units = choose_units(as_trajectories(away, data.times[0], False))
+    shifted = data.states + torch.tensor([10.0, 0.0])
+    units = choose_units(as_trajectories(shifted, data.times[0], False))
     assert float(units.centre[0]) == pytest.approx(10, abs=0.5) and float(units.centre[1]) == 0
-    x = units.to_scaled(as_trajectories(away, data.times[0], False)).states
+    x = units.to_scaled(as_trajectories(shifted, data.times[0], False)).states
     centre, scale = units.centre[0], units.scale
     q, p = (x * scale + units.centre).unbind(-1)
     A = torch.diag(scale.square())  # of ((q - 10)^2 + p^2) / 2, scaled
@@ -306,8 +306,15 @@ def test_discover_result_progress_and_simulator() -> None:
         scaled, data.times[0], minutes=0.05, seed=0, progress=lambda share, _: shares.append(share)
     )
     text = json.dumps(result.to_dict())
-    wanted = {"verdict", "conserved", "evidence", "held_out_mse", "trials", "structure_constants"}
-    assert wanted <= set(json.loads(text))
+    expected_keys = {
+        "verdict",
+        "conserved",
+        "evidence",
+        "held_out_mse",
+        "trials",
+        "structure_constants",
+    }
+    assert expected_keys <= set(json.loads(text))
     assert shares == sorted(shares) and shares[-1] == pytest.approx(1.0)
     moved = result.simulator()(scaled[:, 0], 0.2)
     assert moved.shape == (10, 2) and moved.dtype == torch.float64

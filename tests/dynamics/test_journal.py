@@ -63,27 +63,29 @@ def outcome(trained: Trained) -> dict[str, object]:
 @pytest.mark.parametrize("records", [1, 3])
 def test_training_resumes_bit_for_bit(records: int, tmp_path: Path) -> None:
     model, data = problem()
-    whole = train(model, data, CONFIG)
+    uninterrupted = train(model, data, CONFIG)
     model, data = problem()
     with pytest.raises(KeyboardInterrupt):
         train(model, data, CONFIG, stop_after(records), Journal(tmp_path))
     model, data = problem()
-    again = train(model, data, CONFIG, None, Journal(tmp_path))
-    assert outcome(again) == outcome(whole)
+    resumed = train(model, data, CONFIG, None, Journal(tmp_path))
+    assert outcome(resumed) == outcome(uninterrupted)
     model, data = problem()  # and what is finished is there at once
     steps: list[Record] = []
-    assert outcome(train(model, data, CONFIG, steps.append, Journal(tmp_path))) == outcome(whole)
+    assert outcome(train(model, data, CONFIG, steps.append, Journal(tmp_path))) == outcome(
+        uninterrupted
+    )
     assert not steps
 
 
 @pytest.mark.parametrize("records", [1, 6, 12])
 def test_selection_resumes_bit_for_bit(records: int, tmp_path: Path) -> None:
     model, data = problem()
-    whole = train_and_select(model, data, CONFIG)
+    uninterrupted = train_and_select(model, data, CONFIG)
     with pytest.raises(KeyboardInterrupt):
         train_and_select(model, data, CONFIG, stop_after(records), Journal(tmp_path))
-    again = train_and_select(model, data, CONFIG, None, Journal(tmp_path))
-    assert outcome(again) == outcome(whole)
+    resumed = train_and_select(model, data, CONFIG, None, Journal(tmp_path))
+    assert outcome(resumed) == outcome(uninterrupted)
 
 
 def test_periodic_checkpoints_survive_a_kill(
@@ -99,14 +101,14 @@ def test_periodic_checkpoints_survive_a_kill(
             raise Killed
 
     model, data = problem()
-    whole = train(model, data, CONFIG)
+    uninterrupted = train(model, data, CONFIG)
     model, data = problem()
     with pytest.raises(Killed):
         train(model, data, CONFIG, kill, Journal(tmp_path))
     model, data = problem()
-    kept = Journal(tmp_path)
-    assert kept.trainings[0]["state"]["done"] == 12  # before its record
-    assert outcome(train(model, data, CONFIG, None, kept)) == outcome(whole)
+    journal = Journal(tmp_path)
+    assert journal.trainings[0]["state"]["done"] == 12  # before its record
+    assert outcome(train(model, data, CONFIG, None, journal)) == outcome(uninterrupted)
 
 
 def test_sigterm_ends_a_process_after_a_checkpoint(tmp_path: Path) -> None:
@@ -119,9 +121,9 @@ def test_sigterm_ends_a_process_after_a_checkpoint(tmp_path: Path) -> None:
     ended = subprocess.run([sys.executable, "-c", job], check=False, cwd=Path(__file__).parents[2])
     assert ended.returncode == 128 + signal.SIGTERM
     model, data = problem()
-    whole = outcome(train(model, data, CONFIG))
+    uninterrupted = outcome(train(model, data, CONFIG))
     model, data = problem()
-    assert outcome(train(model, data, CONFIG, None, Journal(tmp_path))) == whole
+    assert outcome(train(model, data, CONFIG, None, Journal(tmp_path))) == uninterrupted
 
 
 def test_diverged_training_is_stored(tmp_path: Path) -> None:
@@ -158,8 +160,8 @@ def test_discover_resumes(tmp_path: Path) -> None:
         dynamics.discover(data, minutes=0.05, steps=30, progress=told, resume=tmp_path)
     before = Journal(tmp_path)
     assert before.trainings and before.decisions["plan"]
-    found = dynamics.discover(data, minutes=0.05, steps=30, progress=False, resume=tmp_path)
+    result = dynamics.discover(data, minutes=0.05, steps=30, progress=False, resume=tmp_path)
     after = Journal(tmp_path)
     assert after.decisions["plan"] == before.decisions["plan"]
     assert len(after.trainings) >= len(before.trainings)
-    assert found.verdict
+    assert result.verdict

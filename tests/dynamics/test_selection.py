@@ -284,7 +284,8 @@ def test_finalist_includes_a_narrow_loser_to_no_quantities(
     free = models["learned"]
     plain_trial = Trial(50.0, models["none"], _trained(models["none"]))
     near, far = (
-        Trial(50 + 100 * MAX_DEFICIT_PER_DATUM + by, free, _trained(free)) for by in (-1, 1)
+        Trial(50 + 100 * MAX_DEFICIT_PER_DATUM + difference, free, _trained(free))
+        for difference in (-1, 1)
     )
     assert finalist([plain_trial, near], plain_trial, 100) is near
     assert finalist([plain_trial, far], plain_trial, 100) is None

@@ -162,16 +162,16 @@ def test_transitions_leave_out_missing_states() -> None:
     assert len(data) == 6  # of eight, two touch the missing state
     torch.testing.assert_close(data.y[:, 0] - data.x, torch.full((6, 2), 2.0, dtype=torch.float64))
     assert data.gaps[:, 0].tolist() == [1.0, 2.0, 1.0, 2.0, 1.0, 2.0]
-    two = transitions(Trajectories.of(x, torch.arange(5.0)), horizon=2)
-    assert two.observed.tolist()[:2] == [[1.0, 0.0], [0.0, 1.0]]
+    windows = transitions(Trajectories.of(x, torch.arange(5.0)), horizon=2)
+    assert windows.observed.tolist()[:2] == [[1.0, 0.0], [0.0, 1.0]]
     with pytest.raises(ValueError, match="No two consecutive states"):
         transitions(Trajectories.of(torch.full((1, 2, 2), torch.nan), torch.arange(2.0)))
 
 
 def test_seeds_of_simulation_and_noise() -> None:
     system = systems.oscillators()
-    a, again, b = (simulate(system, 3, 2, 0.2, seed) for seed in (1, 1, 2))
-    assert torch.equal(a.states, again.states)
+    a, repeated, b = (simulate(system, 3, 2, 0.2, seed) for seed in (1, 1, 2))
+    assert torch.equal(a.states, repeated.states)
     assert (a.states[:, 0] - b.states[:, 0]).abs().min() > 1e-4
     first, second = (transitions(a, 1e-2, seed=5) for _ in range(2))
     assert torch.equal(first.y, second.y)

@@ -183,10 +183,10 @@ def test_simulator_is_reversible_and_conserves_energy() -> None:
     trained = train(_model(conserved=unitary(1).quadratic()), data, config)
     simulator = Simulator(trained)
     x = DATA.states[:3, 0].float()
-    there = simulator(x, 2.0)
-    torch.testing.assert_close(simulator(there, -2.0), x, rtol=0, atol=1e-3)
-    torch.testing.assert_close(there.norm(dim=1), x.norm(dim=1), rtol=1e-3, atol=1e-3)
-    torch.testing.assert_close(simulator.energy(there), simulator.energy(x), rtol=1e-2, atol=1e-3)
+    moved = simulator(x, 2.0)
+    torch.testing.assert_close(simulator(moved, -2.0), x, rtol=0, atol=1e-3)
+    torch.testing.assert_close(moved.norm(dim=1), x.norm(dim=1), rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(simulator.energy(moved), simulator.energy(x), rtol=1e-2, atol=1e-3)
     assert long_rollout(trained, x, 0.2, 5).shape == (3, 6, 2)
     path = long_rollout(trained, x, 0.2, 5, mean_weights=True)
     assert relative_drift(lambda x: x.norm(dim=-1), path)[0] < 0.05
@@ -198,18 +198,18 @@ def test_simulator_state_dict_and_dtype(kind: str) -> None:
     """The state dict holds weights and flows, and states may have any dtype."""
     solved = Combination([lambda x: x.square().sum(-1)], 1, std=0.5, steps=2)
     conserved = {"none": None, "affine": unitary(1).quadratic(), "solved": solved}[kind]
-    one, other = (
+    first, other = (
         Simulator(train(_model(seed, conserved), transitions(DATA), TrainConfig(steps=1)), 4)
         for seed in (0, 1)
     )
     x = DATA.states[:3, 0]
-    moved = one(x, 0.3)
-    assert moved.dtype == one.energy(x).dtype == torch.float64
+    moved = first(x, 0.3)
+    assert moved.dtype == first.energy(x).dtype == torch.float64
     assert not torch.allclose(other(x, 0.3), moved, rtol=1e-3)
-    other.load_state_dict(one.state_dict())
+    other.load_state_dict(first.state_dict())
     assert torch.equal(other(x, 0.3), moved)
     torch.testing.assert_close(other.double()(x, 0.3), moved, rtol=1e-4, atol=1e-5)
-    assert not any(p.requires_grad for p in one.parameters())
+    assert not any(p.requires_grad for p in first.parameters())
 
 
 @pytest.mark.slow
