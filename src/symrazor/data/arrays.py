@@ -204,7 +204,6 @@ def prepare(data: Dataset, same_scale: bool = False) -> Preparation:
 
 
 def _column_names(data: Dataset, count: int) -> list[str]:
-    """Return the names of the standardised columns for messages."""
     if len(data.columns) == count:
         return [f"column {name!r}" for name in data.columns]
     if count == 1:

@@ -330,7 +330,6 @@ def _check_split(split: str) -> None:
 
 
 def _first_file(paths: list[Path]) -> Path:
-    """Return the first path that is a file."""
     for path in paths:
         if path.is_file():
             return path

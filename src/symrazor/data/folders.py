@@ -187,7 +187,6 @@ def _read_column(split: Any, name: str) -> Array:
 
 
 def _read_images(column: Any, folder: Path) -> Tensor:
-    """Return images as bytes; each is decoded once."""
     pixels: list[Any] = []
     first: Any = None
     for image in column:

@@ -183,29 +183,26 @@ def timed_config(
 def measure_costs(
     structures: Sequence[Structure], data: Tensors, likelihood: MakeLikelihood, config: FitConfig
 ) -> dict[str, Cost]:
-    """Return the cost of each candidate, by name."""
-    with torch.random.fork_rng([]):
-        return {s.name: _measure_cost(s, data, likelihood, config) for s in structures}
+    """Return the cost of each candidate, by name.
 
-
-def _measure_cost(
-    structure: Structure, data: Tensors, likelihood: MakeLikelihood, config: FitConfig
-) -> Cost:
-    """Time four epochs on a few samples, with an evidence step after every second one.
-
-    The cheaper epoch of each sort counts, which leaves out one-time work (imports, threads).
+    Four epochs on a few samples are timed, with an evidence step after every second one. The
+    cheaper epoch of each sort counts, which leaves out one-time work (imports, threads).
     """
     x, y = data[0][:TRIAL_SAMPLES], data[1][:TRIAL_SAMPLES]
     trial = config.change(epochs=4, every=2, burn_in=0, progress=False)
-    started = time.perf_counter()
-    history = fit(structure.make(), (x, y), likelihood(), config=trial).history
-    total = time.perf_counter() - started
-    ends = [0.0, *(record["seconds"] for record in history)]
-    epochs = [after - before for before, after in pairwise(ends)]
-    training = min(epochs[0::2])
-    evidence = max(min(epochs[1::2]) - training, 0.0)
-    once = max(total - ends[-1] - evidence, 0.0)
-    return Cost(training / len(y), evidence / len(y), once)
+    costs: dict[str, Cost] = {}
+    with torch.random.fork_rng([]):
+        for structure in structures:
+            started = time.perf_counter()
+            history = fit(structure.make(), (x, y), likelihood(), config=trial).history
+            total = time.perf_counter() - started
+            ends = [0.0, *(record["seconds"] for record in history)]
+            epochs = [after - before for before, after in pairwise(ends)]
+            training = min(epochs[0::2])
+            evidence = max(min(epochs[1::2]) - training, 0.0)
+            once = max(total - ends[-1] - evidence, 0.0)
+            costs[structure.name] = Cost(training / len(y), evidence / len(y), once)
+    return costs
 
 
 def most_samples(n: int, fits: Callable[[int], bool], min_samples: int, step: float = 0.9) -> int:
@@ -334,7 +331,6 @@ def _plan_key(question: Question, options: Options) -> dict[str, Any]:
 
 
 def _read_plan(file: Path, key: dict[str, Any] | None) -> Plan | None:
-    """Return the stored plan; None if there is none, or one of another run."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         stored = json.loads(file.read_text())
         if stored["key"] == key:

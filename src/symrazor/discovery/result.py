@@ -291,7 +291,6 @@ def _class_names(data: Dataset) -> list[str] | None:
 
 
 def _loading_code(discovery: Discovery) -> str:
-    """Return Python code that loads the networks of a run folder."""
     parts = ["import torch  # in the run folder"]
     if (dynamics := discovery.dynamics) is not None:
         comment = f"float64 [n, {dynamics.size}] -> the same after a time of {dynamics.dt:g}"

@@ -1,7 +1,7 @@
 """Build the data and the network that the configuration of a run names."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Sequence
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -69,18 +69,6 @@ def outputs_for(likelihood: str, *targets: Tensor) -> int:
     return targets[0].shape[1] if targets[0].dim() > 1 else 1
 
 
-def _call(name: str, arguments: Mapping[str, Any]) -> object:
-    """Import a function and call it; ValueError if that fails."""
-    function = import_function(name)
-    try:
-        return function(**arguments)
-    except Exception as error:
-        raise ValueError(
-            f"model.name = {name!r}: the call with the arguments {dict(arguments)} failed "
-            f"({type(error).__name__}: {error}). Check the function and [model.arguments]."
-        ) from error
-
-
 def make_model(
     config: ModelConfig, shape: Sequence[int], outputs: int, dtype: torch.dtype
 ) -> nn.Module:
@@ -108,7 +96,15 @@ def make_model(
         case "ella" if len(shape) == 3:
             model = ella_network(config.paths, shape[0], outputs, config.width, shape[-1])
         case name if ":" in name:
-            model = _call(name, config.arguments)
+            function = import_function(name)
+            try:
+                model = function(**config.arguments)
+            except Exception as error:
+                raise ValueError(
+                    f"model.name = {name!r}: the call with the arguments {dict(config.arguments)} "
+                    f"failed ({type(error).__name__}: {error}). Check the function and "
+                    "[model.arguments]."
+                ) from error
         case name:
             raise ValueError(
                 f"model.name = {name!r} does not fit inputs {list(shape)}. Use 'convolutional' or "

@@ -303,7 +303,6 @@ def _section(name: str, part: Any) -> str:
 
 
 def _value(value: Any) -> str:
-    """Return a value as TOML; None inside a list or table does not occur."""
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{json.dumps(k)} = {_value(v)}" for k, v in value.items()) + "}"
     if isinstance(value, list | tuple):

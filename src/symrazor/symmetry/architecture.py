@@ -181,7 +181,6 @@ def _checked_name(name: object, where: str) -> str:
 
 
 def _build(entry: Any, where: str, depth: int) -> nn.Module:
-    """Build a module on the meta device from its description."""
     if depth > MAX_DEPTH:
         raise ValueError(f"{where}: nested deeper than {MAX_DEPTH} modules.")
     kind = entry.get("type") if isinstance(entry, dict) else None
@@ -309,7 +308,6 @@ def _build_graph(root: nn.Module, steps: Any, where: str) -> nn.Module:
 
 
 def _decode(value: Any, nodes: list[fx.Node], place: str, depth: int = 0) -> Any:
-    """Return an argument of a step from its JSON value."""
     if value is None or isinstance(value, bool | float) or _is_integer(value):
         return value
     if isinstance(value, str) and len(value) <= MAX_STRING and value.isascii():

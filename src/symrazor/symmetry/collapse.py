@@ -146,7 +146,6 @@ def _check_model(model: nn.Module) -> None:
 
 
 def _fixed_threshold(threshold: float | None, shares: Shares | Reading | None) -> Choice:
-    """Return the given or the default threshold."""
     number = DEFAULT_THRESHOLD if threshold is None else threshold
     if not is_real(number) or not 0 <= number <= 1:
         raise ValueError(f'threshold must be between 0 and 1 or "evidence", got {threshold!r}.')

@@ -25,8 +25,7 @@ import logging
 import os
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -119,7 +118,6 @@ def save_network(
 
 
 def _target(path: Path, format: str | None) -> tuple[str, Path]:
-    """Return the format and the file."""
     known = {suffix: name for name, suffix in SUFFIXES.items()}
     chosen = known.get(path.suffix) if format is None else format
     if chosen not in SUFFIXES:
@@ -197,29 +195,22 @@ def _write_onnx(plain: nn.Module, file: Path, x: Input) -> Run:
             f"ONNX files are limited to 2 GiB; this network has {size:,} bytes. Use format='torch'."
         )
     args, kwargs, dynamic = _arguments(x)
-    with _quiet():
-        program = torch.onnx.export(
-            plain, args, kwargs=kwargs, dynamic_shapes=dynamic, dynamo=True, verbose=False
-        )
+    log = logging.getLogger("torch.onnx")
+    level = log.level
+    log.setLevel(logging.ERROR)  # the exporter reports its own parts, such as a missing torchvision
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            program = torch.onnx.export(
+                plain, args, kwargs=kwargs, dynamic_shapes=dynamic, dynamo=True, verbose=False
+            )
+    finally:
+        log.setLevel(level)
     assert program is not None
     program.model.metadata_props["network"] = _describe(plain, x)
     program.save(str(file))
     dtypes = sorted({str(tensor.dtype) for tensor in plain.state_dict().values()})
     return _onnx_session(file, dtypes)
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Silence the exporter's messages about its own parts, such as a missing torchvision."""
-    log = logging.getLogger("torch.onnx")
-    level = log.level
-    log.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        log.setLevel(level)
 
 
 def _onnx_session(file: Path, dtypes: list[str]) -> Run:
@@ -302,7 +293,6 @@ def _held_tensors(module: nn.Module) -> dict[str, Any]:
 
 
 def _steps(graph: fx.Graph, place: str) -> list[dict[str, Any]]:
-    """Return the nodes of a graph as steps."""
     numbers: dict[fx.Node, int] = {}
     steps: list[dict[str, Any]] = []
     for node in graph.nodes:
@@ -323,7 +313,6 @@ def _steps(graph: fx.Graph, place: str) -> list[dict[str, Any]]:
 
 
 def _encode(value: Any, numbers: Mapping[fx.Node, int]) -> Any:
-    """Return an argument of a step as a JSON value."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, fx.Node):

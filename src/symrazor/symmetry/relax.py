@@ -227,7 +227,6 @@ def _convolutions(
 
 
 def _check_options(model: object, example_input: object, groups: object, precision: Any) -> None:
-    """Raise ValueError for invalid options."""
     if not isinstance(model, nn.Module):
         raise ValueError(f"model must be a torch.nn.Module, got {type(model).__name__}.")
     check_groups(groups)

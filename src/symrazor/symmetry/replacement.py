@@ -82,7 +82,6 @@ def replace_batchnorm(
 
 @torch.no_grad()
 def _check_same(before: nn.Module, after: nn.Module, x: Input) -> None:
-    """Raise ValueError unless both models have the same outputs on x in eval mode."""
     with eval_mode(before), eval_mode(after):
         f, g = (call(model, map_tensors(x, torch.clone)) for model in (before, after))
     error = float((f - g).abs().max()) / (float(f.abs().max()) or 1.0)
@@ -130,7 +129,6 @@ def replace_modules(model: nn.Module, new: Mapping[int, Any]) -> nn.Module:
 
 
 def _group_norm(norm: BatchNorm) -> nn.GroupNorm:
-    """Return a GroupNorm with the scale and shift of a BatchNorm."""
     c = norm.num_features
     most = max(1, min(MAX_GROUPS, c // MIN_CHANNELS_PER_GROUP))
     groups = max(g for g in range(1, most + 1) if c % g == 0)

@@ -120,7 +120,6 @@ def collapse_table(plain: nn.Module) -> str:
 
 
 def _threshold(chosen: dict[str, Any]) -> str:
-    """Say how the dropped paths were chosen."""
     if chosen["value"] is None:
         return "only paths with zero output were dropped, because no shares were given"
     text = f"threshold on shares: {chosen['value']:.3g}, {chosen['chosen_by']}"

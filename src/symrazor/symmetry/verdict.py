@@ -299,7 +299,6 @@ def layer_verdict(layers: Sequence[LayerReading], network_error: float | None) -
 
 
 def _clause(kind: Kind, layers: Sequence[LayerReading]) -> str:
-    """Return the clause of the verdict about the layers of one kind."""
     of_kind = [layer for layer in layers if layer.kind == kind]
     single = len(of_kind) == 1
     names = _layer_names(kind, layers)
