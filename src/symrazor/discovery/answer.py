@@ -262,7 +262,7 @@ class Answer:
         return "" if text == self.headline else text
 
     def _final_score(self) -> str:
-            test = {} if self.final is None else self.final.fit.reading.test
+        test = {} if self.final is None else self.final.fit.reading.test
         if "accuracy" in test:
             share = f"{100 * test['accuracy']:.1f} %"
             return f"After the final training it classifies {share} of the held-out data correctly."
