@@ -19,16 +19,9 @@ ELEMENT_TOLERANCE = 1e-8
 
 
 def as_numbers(value: object, expected: str) -> Tensor:
-    """Convert nested lists, arrays, a tensor or several tensors to a tensor.
+    """Convert nested lists, arrays, a tensor or several tensors to a tensor of real numbers.
 
-    Python floats become float64.
-
-    Args:
-        value: the numbers.
-        expected: what they should be, for the error message.
-
-    Raises:
-        ValueError: lists of different lengths, or entries that are not real numbers.
+    Python floats become float64. `expected` says in the error message what the numbers should be.
     """
     try:
         sequence = value if isinstance(value, list | tuple) else ()
@@ -141,15 +134,9 @@ def check_name(name: object) -> None:
 
 
 def check_letters(letters: Sequence[str], generators: Tensor | None, name: str) -> None:
-    """Check the letters of the generators, of which the names of elements are composed.
+    """Raise ValueError unless there are no letters, or a different one for each generator.
 
-    Args:
-        letters: none, or one per generator; "e" is reserved for the identity.
-        generators: permutations [m, n] or matrices [m, n, n].
-        name: name of the group.
-
-    Raises:
-        ValueError: a wrong number of letters, or two elements with the same letter.
+    The names of elements are composed of them; "e" is reserved for the identity.
     """
     listed = ", ".join(map(str, letters))
     count = 0 if generators is None else len(generators)
@@ -191,11 +178,8 @@ def pair_orbits(
 ) -> Int[Tensor, "t s"]:
     """Return a label for every pair of positions, equal for pairs in the same orbit.
 
-    Labels are numbered in the order of appearance, row by row.
-
-    Args:
-        out_rows: permutations of the first position, one per generator.
-        in_rows: permutations of the second position; by default the same.
+    Labels are numbered in the order of appearance, row by row. Each generator permutes the first
+    position by a row of `out_rows`, the second by a row of `in_rows` (by default the same).
     """
     in_rows = out_rows if in_rows is None else in_rows
     t, s = out_rows.shape[1], in_rows.shape[1]

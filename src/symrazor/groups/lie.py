@@ -221,15 +221,7 @@ class LieAlgebra:
         """Return whether a matrix is in the group of this algebra and discrete generators.
 
         SO(n) and O(n) are recognised; otherwise the matrix must be the exponential of its principal
-        logarithm.
-
-        Args:
-            matrix: finite numbers in float64.
-            discrete: discrete generators of the group.
-            group: name of the group.
-
-        Raises:
-            ValueError: membership cannot be decided.
+        logarithm. If this does not decide, raise ValueError with the name of the group.
         """
         n = len(matrix)
         antisymmetric = bool((self.generators == -self.generators.mT).all())

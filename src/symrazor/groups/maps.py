@@ -55,15 +55,9 @@ Pair = tuple[Float[Tensor, "t t"], Float[Tensor, "s s"]]
 def null_space(
     discrete: Sequence[Pair], flows: Sequence[Pair], shape: tuple[int, int]
 ) -> Float[Tensor, "b t s"]:
-    """Return an orthonormal basis of the maps that commute with all pairs (target, source).
+    """Return an orthonormal basis of the maps of shape (t, s) that commute with all pairs.
 
-    Args:
-        discrete: images of discrete generators.
-        flows: images of continuous generators.
-        shape: (t, s).
-
-    Raises:
-        ValueError: the null space is too large.
+    A pair holds the images of a discrete generator, or of a flow, on the target and the source.
     """
     flows = [_scaled(pair) for pair in flows]
     generators = [*discrete, *flows]

@@ -133,11 +133,7 @@ class InvariantWeights(nn.Module):
     ) -> Float[Tensor, "draws *lead n classes"]:
         """Return log probabilities of classes, for draws from the posterior in antithetic pairs.
 
-        Args:
-            x: inputs [*lead, n, ...].
-            transformations: maps and their weights.
-            draws: number of draws from the posterior, independent for each input.
-            generator: random generator of the draws.
+        Draws are independent for each input; `transformations` are maps and their weights.
         """
         maps, weights = transformations
         if self.average == "logits":

@@ -29,13 +29,8 @@ def outputs(
 ) -> Float[Tensor, "draws *lead n s classes"]:
     """Return outputs under every map, with weights drawn for each input, in antithetic pairs.
 
-    Args:
-        q: posterior of the output weights.
-        h: features under every map.
-        draws: number of draws per input.
-        generator: random generator of the noise.
-        noise: factor of the weights' deviation, [*lead, 1, 1]; 1 by default, 0 for a point
-            estimate.
+    `noise` is a factor of the weights' deviation, [*lead, 1, 1]: 1 by default, 0 for a point
+    estimate.
     """
     n, lead = h.shape[-3], len(q.lead)
     pairs = (draws + 1) // 2

@@ -55,14 +55,9 @@ class NaturalSteps:
         n_data: int,
         rate: float,
     ) -> None:
-        r"""Update the posterior with one batch.
+        r"""Update the posterior at rate $\rho$ with one batch that represents `n_data` data.
 
-        Args:
-            h: features.
-            residual: $y - \mathrm{E}_q p$.
-            curvature: $\mathrm{E}_q[p (1 - p)]$.
-            n_data: number of data that the batch represents.
-            rate: $\rho$, between 0 and 1.
+        The residual is $y - \mathrm{E}_q p$, the curvature $\mathrm{E}_q[p (1 - p)]$.
         """
         scale = n_data / h.shape[-2]
         # A product of a matrix with its transpose is positive semidefinite despite rounding.
@@ -77,13 +72,10 @@ class NaturalSteps:
         h: Float[Tensor, "*lead rows width"],
         rate: float,
     ) -> None:
-        r"""Update the posterior with the curvature and gradient of the expected fit of all data.
+        r"""Update the posterior at rate $\rho$ with derivatives of the expected fit of all data.
 
-        Args:
-            information: the negative second derivatives, or the Fisher information.
-            gradient: gradient in the means.
-            h: features whose outputs may change by at most 1; see the class docstring.
-            rate: $\rho$, between 0 and 1.
+        `information` holds the negative second derivatives or the Fisher information, `gradient`
+        the first derivatives in the means. Outputs of h change by at most 1, see the class.
         """
         self.taken += 1
         new = information + self.prior.unsqueeze(-1) * self._eye

@@ -129,12 +129,8 @@ def likeliest_shares(
     penalise shares that are too even; this density does. EM maximises it: posteriors of $h$ for
     each class and of $e$ for each input, then $q$ is their mean. Shares that are not equal cost
     half the logarithm of the number of data for each free share (Schwarz's criterion). The largest
-    share is assigned to the identity, since a common factor of all h changes nothing.
-
-    Args:
-        energies: log density of each input under each element, up to a constant.
-        y: classes.
-        products: index of the element h e, for each h and e; the identity is element 0.
+    share is assigned to the identity, element 0, since a common factor of all h changes nothing.
+    Energies are log densities up to a constant; `products` holds the index of h e for each h and e.
     """
     n, e = energies.shape
     pair_energies = energies.double()[:, products.to(energies.device)]

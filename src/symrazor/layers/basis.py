@@ -63,11 +63,7 @@ def spread_anchors(count: int, shape: Sequence[int]) -> Float[Tensor, "p dims"]:
 
 
 def anchor_count(anchors: int | float, pixels: int) -> int:
-    """Return a number of anchors, given as an int or, as a float, as a fraction of the pixels.
-
-    Raises:
-        ValueError: fewer than one anchor, or more anchors than pixels.
-    """
+    """Return a number of anchors, given as an int or, as a float, as a fraction of the pixels."""
     count = 0
     if is_real(anchors) and anchors > 0:
         count = int(anchors) if is_integer(anchors) else max(round(float(anchors) * pixels), 1)

@@ -56,14 +56,8 @@ def traced(root: nn.Module | Callable[..., Tensor], name: str = "Plain") -> fx.G
     """Convert a module to a torch.fx graph that loads and runs without this library.
 
     The graph shares the parameters of the root. It contains torch.nn modules and tensor calls only:
-    modules of other classes are traced through.
-
-    Args:
-        root: a module or function that neither branches on values nor iterates over shapes.
-        name: class name of the graph in its `repr`.
-
-    Raises:
-        ValueError: torch.fx cannot trace the code.
+    modules of other classes are traced through. The root may neither branch on values nor iterate
+    over shapes. `name` is the class name of the graph in its `repr`.
     """
     tracer = fx.Tracer()
     try:

@@ -55,14 +55,7 @@ CUBE_NAMES = ("O", "Oh")
 
 @dataclass(frozen=True, eq=False, repr=False)
 class PointGroup:
-    """A finite group of matrices on the plane or on three-dimensional space.
-
-    Args:
-        group: its matrices act on coordinates (x, y) or (x, y, z), as for `OnGrid`.
-
-    Raises:
-        ValueError: a group of another dimension, or an infinite group.
-    """
+    """A finite group of matrices on coordinates (x, y) or (x, y, z), as for `OnGrid`."""
 
     group: Group
 
@@ -231,11 +224,7 @@ def _by_name(name: str) -> PointGroup:
 
 
 def point_group(group: str | Group) -> PointGroup:
-    """Return a point group by name ("p4", "p4m", "pm", "C8", "D8", "O", "Oh") or from a `Group`.
-
-    Raises:
-        ValueError: an unknown name, or not a finite group of 2 x 2 or 3 x 3 matrices.
-    """
+    """Return a point group by name ("p4", "p4m", "pm", "C8", "D8", "O", "Oh") or from a `Group`."""
     return PointGroup(group) if isinstance(group, Group) else _by_name(str(group))
 
 

@@ -31,11 +31,7 @@ def paths_by_subsampling(paths: Sequence[nn.Module], min_stride: int = 2) -> lis
 
     Separately, each path would keep the component with its own largest norm. A shift could then
     move the outputs by different steps, and the sum would not be equivariant although every term
-    is.
-
-    Args:
-        paths: paths of one layer.
-        min_stride: filter paths with a smaller stride are not grouped.
+    is. Filter paths with a stride below `min_stride` are not grouped.
     """
     groups: dict[object, list[nn.Module]] = {}
     for i, path in enumerate(paths):

@@ -68,15 +68,9 @@ def keep_largest(
 ) -> Float[Tensor, "n c *small"]:
     """Return the polyphase component with the largest norm, per sample and group element.
 
-    Only the kept pixels are copied. All sizes but the batch size are constants, so that torch.fx
-    can trace the function (see `Subsample.plain`).
-
-    Args:
-        x: maps.
-        space: (c, *size), the shape of x without its first dimension.
-        stride: subsampling factor.
-        norm: "l2" or "max".
-        elements: number of group elements, each with c / elements channels.
+    Only the kept pixels are copied. `space` is (c, *size), the shape of x without its first
+    dimension: all sizes but the batch size are constants, so that torch.fx can trace the function
+    (see `Subsample.plain`). Each of the group elements has c / elements channels.
     """
     channels, *shape = space
     small, dims = subsampled_shape(shape, stride), len(shape)
@@ -149,11 +143,7 @@ class Subsample(nn.Module):
         return subsample(x, self.stride, self.reduction, self.elements)
 
     def plain(self, space: Sequence[int]) -> nn.Module:
-        """Return the same map as a torch.nn module or plain tensor code.
-
-        Args:
-            space: (c, *size), the shape of the input without its first dimension.
-        """
+        """Return the same map of inputs of shape [n, *space] as torch.nn or plain tensor code."""
         dims, stride = len(space) - 1, self.stride
         every = (..., *(slice(None, None, stride),) * dims)
         match self.reduction:
