@@ -77,12 +77,7 @@ def solver(device: torch.device) -> "Solver | None":
 
 
 def _loaded() -> ctypes.CDLL:
-    """Return the cuSOLVER library that torch has loaded.
-
-    Raises:
-        OSError: torch has loaded none, or this is not Linux.
-        AttributeError: the library is too old.
-    """
+    """Return the cuSOLVER that torch has loaded on Linux; AttributeError means it is too old."""
     lines = Path("/proc/self/maps").read_text().splitlines()
     paths = sorted({line.split()[-1] for line in lines if "/libcusolver.so" in line})
     if not paths:
@@ -107,12 +102,8 @@ class Solver:
     ) -> Float[Tensor, "k n"]:
         """Return ascending eigenvalues; matrices that do not converge are solved by torch.
 
-        Args:
-            matrices: symmetric, float64; not modified.
-            workspace: bytes for each call; matrices that need more are split into several calls.
-
-        Raises:
-            CuSolverError: a call failed.
+        The matrices are symmetric and not modified. If they need more bytes than `workspace`, they
+        are split into several calls.
         """
         k, n = matrices.shape[:2]
         values = matrices.new_empty(k, n)

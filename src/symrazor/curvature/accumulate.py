@@ -53,9 +53,8 @@ Contributions = Generator[BatchSums, None, None]
 class Total:
     """Running sum of contributions.
 
-    Args:
-        expected: number of samples in all batches, if known. Factors that will become matrices
-            are then multiplied after the first batch, and no rows wait for later batches.
+    If the number of samples in all batches is `expected`, factors that will become matrices are
+    multiplied after the first batch, and no rows wait for later batches.
     """
 
     def __init__(self, expected: int | None = None) -> None:
@@ -164,10 +163,6 @@ class ProcessScheduler(Scheduler):
 
     A factor is sent in the smaller of its two forms. Rows are gathered while the rows of all
     processes together are clearly fewer than the features; otherwise matrices are summed.
-
-    Args:
-        local: the scheduler of this process.
-        device: device of the sums.
     """
 
     local: Scheduler

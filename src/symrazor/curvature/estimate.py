@@ -262,10 +262,6 @@ def estimate_curvature(
         n_data: the figures are scaled by n_data / n_seen; default n_seen.
         temperature: T of the tempered likelihood p^(1/T).
         generator: randomness of the "mc" estimator.
-
-    Raises:
-        UnsupportedParameterError: if weights have no curvature.
-        ValueError: for bad data or options, an empty loader, or a model in the wrong mode.
     """
     model = unwrap(model)
     model_layers = layers(model)

@@ -232,7 +232,12 @@ class KroneckerStructure(Structure):
                     add(sums, (weight, "G"), Factor.of_rows(flat))
         for name, parts in small.items():
             add(sums, (name, "G"), Factor(parts))
-        sums |= _dense_or_diagonal(gradients)
+        for name, parts in gradients.items():
+            j = torch.cat(parts)
+            if j.shape[1] > MAX_DENSE_ENTRIES:
+                sums[name, "h"] = j.double().square().sum(0)
+            else:
+                sums[name, "H"] = Factor.of_rows(j.unsqueeze(1))
         for bias, weight in shared.items():
             sums[bias, "H"] = sums[weight, "G"]
         return sums
@@ -309,17 +314,6 @@ def _share_spectrum(sums: Statistics, bias: Dense, weight: Kron, scale: float) -
     """Reuse the eigenvalues of a weight's G for its bias if both have the same factor."""
     if sums[bias.names[0], "H"] is sums[weight.name, "G"]:
         bias.known_spectrum = lambda: scale * weight.spectrum_G[0]
-
-
-def _dense_or_diagonal(gradients: Gradients) -> Statistics:
-    sums: Statistics = {}
-    for name, parts in gradients.items():
-        j = torch.cat(parts)
-        if j.shape[1] > MAX_DENSE_ENTRIES:
-            sums[name, "h"] = j.double().square().sum(0)
-        else:
-            sums[name, "H"] = Factor.of_rows(j.unsqueeze(1))
-    return sums
 
 
 def _layer_cotangents(

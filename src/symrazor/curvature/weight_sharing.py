@@ -22,7 +22,7 @@ new layer type is one function registered with `sharing`:
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import singledispatch
+from functools import partial, singledispatch
 from types import EllipsisType
 
 import torch
@@ -41,14 +41,6 @@ from symrazor.curvature.convolution import (
 
 Map = Callable[[Tensor], Tensor]
 ConvTranspose = nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d
-
-
-def _add_block(weight: Tensor) -> Tensor:
-    return weight.unsqueeze(0)
-
-
-def _drop_block(blocks: Tensor) -> Tensor:
-    return blocks.squeeze(0)
 
 
 @dataclass(frozen=True)
@@ -73,8 +65,8 @@ class Sharing:
     outputs: Map
     weight: str | None = "weight"
     bias: str | None = "bias"
-    to_blocks: Map = field(default=_add_block)
-    from_blocks: Map = field(default=_drop_block)
+    to_blocks: Map = field(default=partial(torch.unsqueeze, dim=0))
+    from_blocks: Map = field(default=partial(torch.squeeze, dim=0))
     input_factor: Map | None = None
     dense: bool = False
     shaping: tuple[str, ...] = ()

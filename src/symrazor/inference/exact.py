@@ -15,12 +15,7 @@ from symrazor.core.evidence import Evidence
 
 @dataclass(frozen=True)
 class LinearGaussian:
-    """Exact evidence and posterior of a linear-Gaussian model.
-
-    Args:
-        evidence: the exact log marginal likelihood and its terms at the posterior mean.
-        mean: posterior mean of the weights.
-    """
+    """Exact evidence, with its terms at the posterior mean of the weights, and that mean."""
 
     evidence: Evidence
     mean: Float[Tensor, " m"]

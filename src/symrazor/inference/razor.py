@@ -307,15 +307,11 @@ class Razor:
             yield x, y
 
     def verify(self, x: Input) -> None:
-        """Check on two samples that the layers explain every gradient; called once automatically.
+        """Check on the first two inputs, in eval mode, that the layers explain every gradient.
 
-        Args:
-            x: inputs; the first two are used. The model must be in eval mode.
-
-        Raises:
-            UnsupportedParameterError: the gradient of some weights is not explained.
-            ValueError: outputs are random or depend on other data; or the structure has no
-                determinant for this prior.
+        Called once automatically. Raises UnsupportedParameterError for weights that are not
+        explained, and ValueError if outputs are random or depend on other data, or if the structure
+        has no determinant for this prior.
         """
         check_mode(self.model)
         structure = STRUCTURES[self.config.structure]

@@ -266,12 +266,7 @@ class Factor:
         return _products(self._double_rows().mT) if self.is_rows else self.matrix
 
     def spectrum(self, name: str, resolution: float) -> Float[Tensor, "k d"]:
-        """Return d = `size` eigenvalues without rounding noise; all others are zero.
-
-        Args:
-            name: the tensor that the factor belongs to, for error messages.
-            resolution: machine epsilon of the arithmetic that computed the rows.
-        """
+        """Return d = `size` eigenvalues without rounding noise (`eigenvalues`); others are zero."""
         return eigenvalues(self.smaller_matrix(), name, resolution)
 
     def eigenvectors(

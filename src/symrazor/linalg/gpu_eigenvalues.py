@@ -119,11 +119,7 @@ def schedule(jobs: Sequence[EigenJob], threads: int, has_batched_solver: bool) -
     """Assign sizes that occur often to the batched solver, every other job to the first free one.
 
     One thread keeps each GPU solver busy, the others solve themselves; a single thread does all.
-
-    Args:
-        jobs: in any order; each list of the result has the largest first.
-        threads: number of CPU threads.
-        has_batched_solver: whether the GPU has one.
+    Each list of the result has the largest job first.
     """
     order = sorted(range(len(jobs)), key=lambda number: -jobs[number].work)
     groups: list[list[int]] = []

@@ -189,12 +189,9 @@ class ValidationConfig:
 
 @dataclass(frozen=True)
 class Validated:
-    """Result of `fit_by_validation`.
+    """Grid entry with the lowest score, scores of all entries, and the final training's history.
 
-    Args:
-        chosen: the grid entry with the lowest score.
-        scores: mean negative log likelihood of the held-out data, by entry.
-        history: mean negative log likelihood of every epoch of the final training.
+    Scores and history are mean negative log likelihoods, of held-out data and of every epoch.
     """
 
     chosen: Entry
@@ -215,10 +212,6 @@ def fit_by_validation(
         data: inputs and labels, on the model's device.
         likelihood: a `Likelihood` or its name.
         config: options.
-
-    Raises:
-        ValueError: the model has no widths, a name is unknown, there are fewer examples than folds,
-            or no entry has a finite score.
     """
     options = config or ValidationConfig()
     check_batch(*data, "the training data")

@@ -44,11 +44,7 @@ State = dict[str, Any]
 class Checkpoints:
     """The checkpoints of one run in one directory; one process at a time may write to it.
 
-    Args:
-        directory: created when the first checkpoint is written.
-
-    Raises:
-        ValueError: the path is not a directory, or a directory with other files and no checkpoint.
+    The directory, which must not have other files, is created with the first checkpoint.
     """
 
     def __init__(self, directory: str | Path) -> None:

@@ -250,7 +250,9 @@ def _summarise(training: Training, history: list[Record]) -> Fit:
     about = {"n": len(y), "epochs": len(history), "seconds": history[-1]["seconds"]}
     inputs = x[_subsample(x, EQUIVARIANCE_SAMPLES, seed)] if spatial_layers(model) else None
     if isinstance(model, Augmented) and model.average == "joint":
-        _find_poses(model, x, y, seed)
+        index = _subsample(x, MAX_POSE_DATA, seed)
+        if isinstance(model.augment, Augment) and not y.is_floating_point():  # a classifier
+            find_reach_(model, (x[index], y[index]))
     reading = read(razor, evidence, about, figures, inputs, x.shape[1:])
     return Fit(model, razor, evidence, reading, history, unshuffled)
 
@@ -309,13 +311,6 @@ def _forward_first(model: nn.Module, x: Tensor, name: str) -> object:
             f"weights are {weight_dtype}): {error}. Check shape and dtype."
         ) from error
     return f
-
-
-def _find_poses(model: Augmented, x: Tensor, y: Tensor, seed: int) -> None:
-    """Estimate the range of poses in the training data of a classifier."""
-    index = _subsample(x, MAX_POSE_DATA, seed)
-    if isinstance(model.augment, Augment) and not y.is_floating_point():
-        find_reach_(model, (x[index], y[index]))
 
 
 def _starting_prior(options: FitConfig, n_data: int) -> RazorConfig:

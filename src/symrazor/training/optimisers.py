@@ -97,9 +97,8 @@ class Stepper:
     def step(self, x: Tensor, y: Tensor) -> Float[Tensor, ""]:
         """Train on one batch and return its mean negative log likelihood.
 
-        Raises:
-            FloatingPointError: the loss is not finite; the model is restored. On a GPU the loss is
-                checked every `SNAPSHOT_INTERVAL` steps only, because a check waits for the device.
+        If that is not finite, the model is restored and FloatingPointError raised. On a GPU it is
+        checked every `SNAPSHOT_INTERVAL` steps only, because a check waits for the device.
         """
         self._set_lr(self.peak * self.schedule(self.done))
         sharpness_aware = self.done >= self.options.sam_from * self.total

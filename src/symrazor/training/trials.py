@@ -119,9 +119,6 @@ def _path_weights(model: nn.Module, theta: Mapping[str, Tensor]) -> dict[str, li
 class Trials:
     """Track which free paths of a model are off, and which are on trial.
 
-    Args:
-        run: the training.
-
     Attributes:
         trial: the current trial, or None.
         needed: paths that failed alone.
