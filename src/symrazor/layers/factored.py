@@ -32,6 +32,7 @@ from symrazor.layers.basis import Basis, fit_values, make_basis, value_deviation
 from symrazor.layers.fully_connected import (
     FFC,
     BlockLinear,
+    BlockProduct,
     FactoredPath,
     PixelBias,
     block_product,
@@ -59,7 +60,7 @@ def basis_first(data: int, features: int, anchors: int, positions: int) -> bool:
     return data * anchors * (positions + features) < features * positions * (anchors + data)
 
 
-class SparseBlocks(nn.Module):
+class SparseBlocks(BlockProduct):
     r"""Multiply by one matrix per block, with $u \Phi$ along its inputs or its outputs.
 
     $W[k, o, i] = \sum_p u[k, o, p]\, \Phi[p, i]$ for side "in", and
@@ -80,11 +81,6 @@ class SparseBlocks(nn.Module):
             bound = math.sqrt(3) * value_deviation(phi, 1 / inputs)
         shape = (features, basis.count) if side == "in" else (basis.count, features)
         self.values = nn.Parameter(torch.empty(blocks, *shape).uniform_(-bound, bound))
-
-    @property
-    def factor(self) -> nn.Parameter:
-        """u, as a factor of a path."""
-        return self.values
 
     @property
     def features(self) -> int:

@@ -11,7 +11,6 @@ per output channel.
 """
 
 import math
-from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -72,7 +71,16 @@ def block_product(
     return torch.bmm(W, x.permute(1, 2, 0)).permute(2, 0, 1)
 
 
-class BlockLinear(nn.Module):
+class BlockProduct(nn.Module):
+    """Base class of block-wise products [n, k, i] -> [n, k, o], linear in their first parameter."""
+
+    @property
+    def factor(self) -> nn.Parameter:
+        """The first parameter, as a factor of a path."""
+        return next(self.parameters())
+
+
+class BlockLinear(BlockProduct):
     r"""Multiply by one matrix per block: $y[n, k, o] = \sum_i W[k, o, i]\, x[n, k, i]$.
 
     W is drawn uniformly with variance 1 / in_features.
@@ -95,11 +103,6 @@ class BlockLinear(nn.Module):
         bound = math.sqrt(3 / in_features)
         weight = torch.empty(blocks, out_features, in_features).uniform_(-bound, bound)
         self.weight = nn.Parameter(weight)
-
-    @property
-    def factor(self) -> nn.Parameter:
-        """W, as a factor of a path."""
-        return self.weight
 
     def forward(self, x: Float[Tensor, "n k i"]) -> Float[Tensor, "n k o"]:
         """Multiply each block."""
@@ -152,18 +155,6 @@ def _pixel_bias(module: PixelBias) -> Sharing:
         outputs=lambda g: g.unsqueeze(2),
         weight=None,
     )
-
-
-@runtime_checkable
-class BlockProduct(Protocol):
-    """A block-wise product that is linear in one parameter."""
-
-    @property
-    def factor(self) -> nn.Parameter:
-        """The parameter."""
-
-    def __call__(self, x: Float[Tensor, "n k i"]) -> Float[Tensor, "n k o"]:
-        """Multiply each block."""
 
 
 class FactoredPath(Path):
